@@ -309,6 +309,7 @@ inline float __int_as_float(int x) { return bits<int, float>(x); }
 inline int __float_as_int(float x) { return bits<float, int>(x); }
 inline uint32_t __umulhi(uint32_t x, uint32_t y) { return static_cast<uint32_t>(static_cast<uint64_t>(x) * y >> 32); }
 inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
+inline float __log2f(float x) { return std::log2(x); }
 inline float __fdividef(float x, float y) { return std::isinf(y) ? 0.f : x / y; }
 inline float __expf(float x) { return expf(x); }
 inline int min(int x, int y) { return x < y ? x : y; }
@@ -338,6 +339,16 @@ inline uint32_t atomicAdd(uint32_t* p, uint32_t x) {
   *p += x;
   return before;
 }
+inline unsigned long long atomicAdd(unsigned long long* p, unsigned long long x) {
+  const unsigned long long before = *p;
+  *p += x;
+  return before;
+}
+inline unsigned long long atomicCAS(unsigned long long* p, unsigned long long expected, unsigned long long x) {
+  const unsigned long long before = *p;
+  if (before == expected) *p = x;
+  return before;
+}
 inline uint32_t atomicMax(uint32_t* p, uint32_t x) {
   const uint32_t before = *p;
   if (x > before) *p = x;
@@ -359,6 +370,8 @@ inline uint32_t __ballot_sync(uint32_t, bool x) {
   }).out[0];
 }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
+inline int __ffs(uint32_t x) { return __builtin_ffs(static_cast<int>(x)); }
+inline int __clz(uint32_t x) { return x ? __builtin_clz(x) : 32; }
 inline float __shfl_sync(uint32_t, float x, int from, int width = 32) {
   return __uint_as_float(emulated::exchange(__float_as_uint(x), emulated::me->lane / width * width + from % width));
 }

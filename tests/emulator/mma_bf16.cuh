@@ -51,6 +51,13 @@ void named_barrier_sync(int barrier) {
   emulated::wait(b, emulated::arrive(b));
 }
 
+template <int THREADS>
+void named_barrier_arrive(int barrier) {
+  emulated::Barrier& b = emulated::me->cta->named[barrier];
+  b.expected = THREADS;
+  emulated::arrive(b);
+}
+
 constexpr int ARRIVALS = 1;
 
 class Barrier {

@@ -12,7 +12,7 @@ import torch
 from emulator import emulation
 
 OUTPUTS, LAST, SLOTS, BUFFER = range(4)  # what is kept: mtp_verify's modes
-CUTS = [(8, 4, 1), (16, 1, 4), (16, 2, 2), (8, 8, 1)]  # rows, warps of a row, groups of rows
+CUTS = [(8, 4, 1), (16, 1, 4), (16, 2, 2), (16, 4, 1), (8, 1, 2)]  # rows, warps of a row, groups of rows
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2.5e-3, torch.float16: 4e-4}  # 16 bits: one rounding of a new state
 
@@ -26,7 +26,7 @@ struct Call {
 };
 template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS>
 void launch(const gdn::MtpArguments& p, uint32_t heads) {
-  emulated::launch(heads * (128 / (ROWS * GROUPS)), SPLIT * GROUPS * 32,
+  emulated::launch(heads * (128 / (ROWS * GROUPS)), (SPLIT * GROUPS + 1) * 32,
                    [&] { gdn::gdn_mtp<T, TOKENS, WRITES, ROWS, SPLIT, GROUPS, 0, 0, 1>(p); });
 }
 template <typename T, int TOKENS, int ROWS, int SPLIT, int GROUPS>
@@ -54,9 +54,8 @@ int run(int cut, const Call& c) {
 #define CUT(r, s, g)                                                                               \\
   if (i++ == cut)                                                                                  \\
   if constexpr (!std::is_same_v<T, __half> || s == 1) { /* one is enough */                        \\
-    constexpr int S = sizeof(T) == 2 && s > 4 ? 4 : s;                                             \\
-    if (c.tokens <= 4) return launch<T, 4, r, S, g>(p, c.B * c.HV);                                \\
-    return launch<T, 8, r, S, g>(p, c.B * c.HV);                                                   \\
+    if (c.tokens <= 4) return launch<T, 4, r, s, g>(p, c.B * c.HV);                                \\
+    return launch<T, 8, r, s, g>(p, c.B * c.HV);                                                   \\
   }
   @CUTS@
   return 1;
@@ -293,7 +292,7 @@ def test_a_nan_in_a_later_token_does_not_reach_the_earlier_ones(library, name):
         assert torch.equal(problem.pool[slot], clean.pool[slot])
 
 
-@pytest.mark.parametrize("cut", [1, 2])
+@pytest.mark.parametrize("cut", [1, 2, 3])
 @pytest.mark.parametrize("mode", [2, 4, 6])  # emulated::Mode
 def test_the_same_bits_in_every_order_of_warps(library, mode, cut):
     expected, problem = Problem(1, 1, 2, 4), Problem(1, 1, 2, 4)

@@ -84,6 +84,52 @@ inline void tma_load_state(uint32_t to, const CUtensorMap& map, int row, uint32_
   flashcore::copy_boxes(to, map, {row, 0, 0}, barrier);
 }
 
+// A cluster's CTAs differ in x. An address of a peer has its number, plus one, in its upper bits.
+inline int cluster_rank() { return static_cast<int>(emulated::me->block.x % emulated::ctas.size()); }
+inline uint32_t at_peer(uint32_t at, int rank) { return at | uint32_t(rank + 1) << 24; }
+inline emulated::Cta& cta_of(uint32_t at) {
+  emulated::Cta& there = emulated::ctas.at((at >> 24) - 1);
+  if (there.running == 0) emulated::fail("a peer that has ended");
+  return there;
+}
+inline emulated::Transaction& peer_transaction(uint32_t barrier) {
+  auto& all = cta_of(barrier).transactions;
+  if (!all.count(barrier & 0xffffff)) emulated::fail("a barrier that nobody has initialised");
+  return all[barrier & 0xffffff];
+}
+inline void mbarrier_arrive_at_peer(uint32_t barrier) {
+  emulated::Transaction& t = peer_transaction(barrier);
+  ++t.barrier.arrived;
+  flashcore::check_phase(t);
+}
+inline void write_to_peer(uint32_t to, std::vector<char> data, uint32_t barrier) {
+  emulated::Transaction& t = peer_transaction(barrier);
+  emulated::Cta& there = cta_of(to);
+  const uint32_t offset = (to & 0xffffff) - emulated::FIRST_ADDRESS;
+  if (offset + data.size() > there.bytes) emulated::fail("an address outside of a peer's memory");
+  std::memcpy(there.base + offset, data.data(), data.size());
+  t.bytes -= long(data.size());
+  flashcore::check_phase(t);
+}
+inline void store_at_peer(uint32_t to, uint32_t x, uint32_t barrier) {
+  std::vector<char> data(4);
+  std::memcpy(data.data(), &x, 4);
+  write_to_peer(to, data, barrier);
+}
+inline void copy_to_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+  if (bytes % 16 || to % 16 || from % 16) emulated::fail("a copy of odd bytes");
+  emulated::Transaction& t = peer_transaction(barrier);
+  cta_of(to);
+  const char* const source = static_cast<const char*>(flashcore::at(from));
+  const auto land = [=] { write_to_peer(to, std::vector<char>(source, source + bytes), barrier); };
+  if (emulated::mode & emulated::EARLY || t.waiting) land();
+  else t.copies.push_back(land);
+}
+inline void cluster_sync() {
+  const unsigned generation = emulated::arrive(emulated::cluster_barrier);
+  emulated::wait(emulated::cluster_barrier, generation);
+}
+
 inline bool elect_one() {
   static const char tag = 0;
   emulated::together(&tag, [](emulated::Lane*) {});
@@ -124,6 +170,24 @@ inline void bulk_store(void* to, uint32_t from, uint32_t bytes) {
   if (emulated::mode & emulated::EARLY) store();
   else stores[emulated::me].push_back(store);
 }
+inline void tma_store_box(const CUtensorMap& map, int row, int half, int head, uint32_t from) {
+  if (from % 1024) emulated::fail("a tile that is not aligned");
+  const std::array<int, 3> first{row, half, head};
+  for (int i = 0; i < 3; ++i)
+    if (first[i] < 0 || first[i] + map.box[i + 1] > map.sizes[i + 1]) emulated::fail("a tile outside of the matrix");
+  const auto store = [=] {
+    for (int r = 0; r < map.box[1] * map.box[2] * map.box[3]; ++r) {
+      char* const to = static_cast<char*>(const_cast<void*>(map.base)) + (row + r % map.box[1]) * map.strides[1] +
+                       (half + r / map.box[1] % map.box[2]) * map.strides[2] +
+                       (head + r / map.box[1] / map.box[2]) * map.strides[3];
+      for (int piece = 0; piece < 8; ++piece)
+        std::memcpy(to + piece * 16, flashcore::at(flashcore::swizzled(from + r * 128 + piece * 16)), 16);
+    }
+  };
+  if (emulated::mode & emulated::EARLY) store();
+  else stores[emulated::me].push_back(store);
+}
+inline void tma_store_state(const CUtensorMap& map, int row, uint32_t from) { tma_store_box(map, row, 0, 0, from); }
 inline void bulk_stores_read() {
   for (const auto& store : stores[emulated::me]) store();
   stores.erase(emulated::me);

@@ -19,10 +19,13 @@ SHARED = emulation.CUDA / "prefill"
 # For both layouts of tensors (tensors.cuh); a test gives `state_map`.
 LAUNCHES = """
 #include "inter_chunk_sm90.cuh"
+#include "inter_chunk_sm90_fused.cuh"
 #include "inter_chunk_sm90_tiles.cuh"
+#include "inter_chunk_tma.cuh"
 #include "intra_chunk_sm90.cuh"
 #include "intra_chunk_sm80.cuh"
 #include "context_parallel_scan.cuh"
+#include "context_parallel_sm90.cuh"
 #include "dispatch_rule.h"
 #include "context_parallel.cuh"
 using namespace gdn;
@@ -31,6 +34,7 @@ CUtensorMap map(const Prefill& p, const void* base, int64_t heads, int64_t strid
   return {base, {64, p.num_tokens, 2, heads}, {2, stride * 2, 128, HEAD_DIM * 2}, {64, CHUNK, halves, 1}};
 }
 template <int GROUPS> CUtensorMap state_map(const Prefill& p);
+CUtensorMap new_state_map(const Prefill& p);
 // The intra-chunk kernel. wide: sm_90a's, T and the gates; else M, too. Where there is room for a plan: that, too. With
 // more chunks than `resident` CTAs, a CTA goes through several.
 int resident = 1 << 30;
@@ -38,8 +42,8 @@ extern "C" void fit(int ctas) { resident = ctas; }
 void prepare(const Prefill& p, int parts, bool wide) {
   const CUtensorMap keys = map(p, p.k, p.H, p.qk_stride(), 2);
   const uint32_t sorts = p.plan != nullptr;
-  const auto kernel = sorts ? gdn_prefill_intra_chunk_sm90<true>
-                            : wide ? gdn_prefill_intra_chunk_sm90<false> : gdn_prefill_intra_chunk_sm80;
+  const auto kernel = wide ? sorts ? gdn_prefill_intra_chunk_sm90<true> : gdn_prefill_intra_chunk_sm90<false>
+                           : sorts ? gdn_prefill_intra_chunk_sm80<true> : gdn_prefill_intra_chunk_sm80<false>;
   const IntraSchedule schedule = intra_schedule(p.num_tokens, p.N, p.H, wide ? resident : 1 << 30);
   if (schedule.each && parts > 1) emulated::fail("parts of a group of heads where a CTA has several chunks");
   const dim grid = schedule.each ? dim{resident + sorts, 1, 1}
@@ -50,8 +54,7 @@ uint32_t parts(const Prefill& p) {
   return p.segment ? p.num_tokens / (p.segment * CHUNK) + p.N : p.N;
 }
 void scan(const Prefill& p) {
-  emulated::launch({HEAD_DIM / 16, uint32_t(p.HV), uint32_t(p.N)}, SCAN_THREADS, sizeof(ScanShared), 1,
-                   [&] { gdn_prefill_scan(p); });
+  emulated::launch({5, 1, 1}, SCAN_THREADS, sizeof(ScanShared), 1, [&] { gdn_prefill_scan(p); });
 }
 template <int WARPS, int STAGES>
 void transfer(const Prefill& p) {
@@ -79,21 +82,27 @@ template <int GROUPS, int STAGES>
 void groups(const Prefill& p, int members, uint32_t ctas = 1) {
   constexpr int SHARED = group_shared<GROUPS, STAGES>();
   static_assert(SHARED <= 227 * 1024);
-  const auto launch = [&](dim grid, bool outputs, const std::function<void()>& kernel) {
-    const int threads = group_threads(GROUPS, outputs);
+  const auto launch = [&](dim grid, int threads, int shared, const std::function<void()>& kernel) {
     emulated::registers = 65536 / threads / 8 * 8;
-    emulated::launch(grid, threads, SHARED, 1, kernel);
+    emulated::launch(grid, threads, shared, 1, kernel);
   };
   const Maps m = maps<GROUPS>(p);
   prepare(p, members, true);
   if (p.segment) {
     const uint32_t units = p.num_tokens / (p.segment * CHUNK);
-    launch({4 / GROUPS, uint32_t(p.HV), units}, false, [&] { gdn_prefill_transfer_sm90<GROUPS, STAGES>(p, m); });
+    static_assert(recall_shared() <= 227 * 1024);
+    const Maps one = maps<1>(p), two = maps<2>(p);
+    if (p.bounds)
+      launch({4, uint32_t(p.HV), units}, RECALL_THREADS, recall_shared(),
+             [&] { gdn_prefill_recall_sm90(p, one, two); });
+    else
+      launch({4 / GROUPS, uint32_t(p.HV), units}, group_threads(GROUPS, false), SHARED,
+             [&] { gdn_prefill_transfer_sm90<GROUPS, STAGES>(p, m); });
     scan(p);
   }
   const uint32_t tiles = p.HV * parts(p), many = tiles < ctas ? tiles : ctas;
   const dim grid = GROUPS > 1 ? dim{many, 1, 1} : dim{2, uint32_t(p.HV), parts(p)};
-  launch(grid, true, [&] {
+  launch(grid, group_threads(GROUPS, true), SHARED, [&] {
     if (POOL && p.has_checkpoints()) gdn_prefill_inter_chunk_sm90<GROUPS, STAGES, POOL>(p, m, int(tiles));
     else gdn_prefill_inter_chunk_sm90<GROUPS, STAGES>(p, m, int(tiles));
   });
@@ -107,13 +116,59 @@ void ordered(const Prefill& p, int members, uint32_t ctas) {
   emulated::launch({ctas, 1, 1}, TILES_THREADS, tiles_shared(), 1,
                    [&] { gdn_prefill_inter_chunk_sm90_tiles(p, one, two); });
 }
+// The kernels of inter_chunk_tma.cuh: WARPS consumer warps, or work tiles in order of length for `ctas` CTAs.
+template <int WARPS>
+void boxes(const Prefill& p, int members) {
+  constexpr int SHARED = sizeof(TmaTile<WARPS>);
+  const Maps m = maps<1>(p);
+  prepare(p, members, false);
+  if (p.segment) {
+    const uint32_t units = p.num_tokens / (p.segment * CHUNK);
+    emulated::launch({4, uint32_t(p.HV), units}, tma_threads(4, false), SHARED, 1,
+                     [&] { gdn_prefill_transfer_tma(p, m); });
+    scan(p);
+  }
+  emulated::launch({uint32_t(8 / WARPS), uint32_t(p.HV), parts(p)}, tma_threads(WARPS, true), SHARED, 1, [&] {
+    if (POOL && p.has_checkpoints()) gdn_prefill_inter_chunk_tma<WARPS, POOL>(p, m);
+    else gdn_prefill_inter_chunk_tma<WARPS>(p, m);
+  });
+}
+void ordered_boxes(Prefill p, int members, int ctas) {
+  static_assert(sizeof(TmaTiles<4>) <= 227 * 1024);
+  p.ctas = ctas;
+  const Maps m = maps<1>(p);
+  Maps quarters = m;
+  quarters.state.box[1] = 32;
+  prepare(p, members, false);
+  states_asked.clear();
+  emulated::launch({uint32_t(ctas), 1, 1}, tma_threads(4, true), sizeof(TmaTiles<4>), 1,
+                   [&] { gdn_prefill_inter_chunk_tma_tiles(p, m, quarters); });
+}
+// What gdn_prefill_recall_sm90 needs; halves: as if it had many SMs.
+void forget(Prefill& p, float* bounds, int* linked, int window, bool halves) {
+  p.bounds = bounds, p.linked = linked, p.window = window, p.sms = halves ? 1000 : 0;
+}
+constexpr int ONE = 14;
+// One launch, in `clusters` pairs of CTAs.
+void fused(Prefill p, uint32_t clusters) {
+  const Maps m = maps<1>(p);
+  const uint32_t tiles = p.N * p.HV;
+  p.tickets = (unsigned long long*)p.plan, p.launch = 7;
+  emulated::registers = 65536 / FUSED_THREADS / 8 * 8;
+  emulated::launch({2 * (tiles < clusters ? tiles : clusters), 1, 1}, FUSED_THREADS, sizeof(FusedShared), 2,
+                   [&] { gdn_prefill_fused_sm90(p, m, new_state_map(p)); });
+}
 void run(const Prefill& p, int warps, int members) {
   const bool segment = p.segment;
+  if (warps < -100) return ordered_boxes(p, members, -warps - 100);
   if (warps < 0) return ordered(p, members, -warps);
-  if (warps == 14) return groups<1, 4>(p, members);
+  if (warps > 40) return fused(p, warps == 41 ? 1 << 30 : warps - 41);
+  if (warps == ONE) return groups<1, 4>(p, members);
   if (warps == 12) return groups<1, 2>(p, members);
   if (warps == 23) return groups<2, 3>(p, members);
   if (warps == 22) return groups<2, 2>(p, members, 2);
+  if (warps == 32) return boxes<2>(p, members);
+  if (warps == 34) return boxes<4>(p, members);
   prepare(p, members, false);
   if (segment && warps < 4) transfer<4, 2>(p);
   else if (segment) transfer<8, 3>(p);
@@ -133,8 +188,14 @@ template <int GROUPS>
 CUtensorMap state_map(const Prefill& p) {
   return {p.state, {64, int64_t{p.N} * p.HV * HEAD_DIM, 4, 1}, {2, HEAD_DIM * 4, 128, 0}, {64, GROUPS * 64, 4, 1}};
 }
-extern "C" int way(int longest, int shortest, int chunks, int N, int HV, int ctas) {
-  return Load{uint32_t(longest), uint32_t(shortest), uint32_t(chunks)}.schedule(N, HV, ctas);
+CUtensorMap new_state_map(const Prefill& p) {
+  CUtensorMap map = state_map<1>(p);
+  map.base = p.new_state;
+  return map;
+}
+extern "C" int way(int mma, int longest, int shortest, int chunks, int N, int HV, int ctas) {
+  const Load load{uint32_t(longest), uint32_t(shortest), uint32_t(chunks)};
+  return mma ? load.mma_schedule(N, HV, ctas) : load.schedule(N, HV, ctas);
 }
 extern "C" int state_asked(int i) { return i < int(states_asked.size()) ? states_asked[i] : -1; }
 // The plan alone.
@@ -145,14 +206,15 @@ extern "C" void order(int mode, void** t, int N, int64_t T, int ctas) {
   emulated::launch({1, 2, 2}, INTRA_THREADS, sizeof(IntraShared), 1,
                    [&] { gdn_prefill_intra_chunk_sm90<true>(p, CUtensorMap{}, IntraSchedule{}); });
 }
-extern "C" int prefill(int warps, int mode, int members, int segment, void** t, float scale, int H, int HV, int N,
-                       int T) {
+extern "C" int prefill(int warps, int mode, int members, int segment, int window, void** t, float scale, int H,
+                       int HV, int N, int T) {
   using bf = __nv_bfloat16;
   Prefill p{{(bf*)t[0], (bf*)t[1], (bf*)t[2], (float*)t[3], (float*)t[4], (bf*)t[5], (float*)t[6], (bf*)t[7],
              (int64_t*)t[8], (bf*)t[9], (float*)t[10], scale, H, HV, N, T},
             (char*)t[11], (float*)t[12], (float*)t[13], segment, -warps, nullptr};
+  if (segment && warps > 8 && window >= 0) forget(p, (float*)t[15], (int*)t[16], window, warps == ONE);
   emulated::mode = mode;
-  if (warps < 0) p.plan = (Plan*)t[14];
+  p.plan = warps < 0 || warps > 40 ? (Plan*)t[14] : nullptr;
   return run(p, warps, members), 0;
 }
 extern "C" void prepare(int wide, int mode, int members, void** t, float scale, int H, int HV, int N, int T) {
@@ -167,7 +229,10 @@ extern "C" void prepare(int wide, int mode, int members, void** t, float scale, 
 extern "C" int by_tokens(int64_t T, int64_t N, int64_t HV, int64_t tokens) {
   return use_recurrent(T, N, HV, tokens, 132);
 }
-extern "C" int cut(int64_t T, int64_t N, int64_t HV, int segments) { return segment_chunks(T, N, HV, segments, 132); }
+extern "C" int in_one(int64_t T, int64_t HV) { return in_one_launch(T, HV, 132); }
+extern "C" int cut(int64_t T, int64_t N, int64_t HV, int segments) {
+  return segment_chunks(T, N, HV, segments, 132, true);
+}
 extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segment) {
   Prefill p{};
   p.cu_seqlens = (int64_t*)t[0], p.state = (float*)t[1], p.ends = (float*)t[2], p.transfers = (float*)t[3];
@@ -212,8 +277,9 @@ def inputs(lengths, H, HV, *, seed=0, state_scale=1.0):
     return [q, k, v, state, A_log, a, dt_bias, b, cu]
 
 
-def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_place=False):
+def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_place=False, window=-1, seen=None):
     q, k, v, state, A_log, a, dt_bias, b, cu = given
+    segment = 0 if warps in FUSED else segment  # it takes whole sequences
     T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
     guarded = torch.full((T + 64, HV, 128), float("nan"), dtype=torch.bfloat16)
     output, state = guarded[:T], state.clone()
@@ -222,29 +288,54 @@ def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_p
     segments = T // (64 * segment) + N if segment else 0
     ends, transfers = (torch.full((segments, HV, 128, 128), float("nan")) for _ in range(2))
     plan = torch.full((4 + 4 * N + 16,), -1, dtype=torch.int32)
-    pointers = [q, k, v, state, A_log, a, dt_bias, b, cu, output, new_state, prepared, ends, transfers, plan]
+    bounds = torch.full((HV, T // 64 + N), float("nan"))
+    linked = torch.full((segments, HV), -1, dtype=torch.int32)
+    pointers = [
+        q,
+        k,
+        v,
+        state,
+        A_log,
+        a,
+        dt_bias,
+        b,
+        cu,
+        output,
+        new_state,
+        prepared,
+        ends,
+        transfers,
+        plan,
+        bounds,
+        linked,
+    ]
     table = (ctypes.c_void_p * len(pointers))(*(x.data_ptr() for x in pointers))
-    assert library.prefill(warps, mode, members, segment, table, ctypes.c_float(scale), H, HV, N, T) == 0
+    assert library.prefill(warps, mode, members, segment, window, table, ctypes.c_float(scale), H, HV, N, T) == 0
     assert guarded[T:].isnan().all(), "a write behind the output"
     assert (plan[4 + 4 * N :] == -1).all(), "a write behind the plan"
     if warps < 0:
-        check_tiles(library, plan, cu, HV, -warps)
+        check_tiles(library, plan, cu, HV, -warps % 100, mma=warps < TMA)
+    if seen is not None:
+        seen.update(bounds=bounds, linked=linked, transfers=transfers)
+    if warps in FUSED and N * HV > warps - FUSED[0] > 0:
+        assert (plan[:2] == 0).all(), "tickets that a graph's next replay would not find"
     return output, new_state
 
 
-STATIC, LONGEST_FIRST, HALVES = 0, 1, 2
+STATIC, LONGEST_FIRST, HALVES, QUARTERS = 0, 1, 2, 3
+TMA = -100  # and, less than that, the number of CTAs: inter_chunk_tma.cuh's work tiles in order of length
 
 
-def way(library, lengths, HV, ctas):
+def way(library, lengths, HV, ctas, mma=False):
     chunks = [-(-int(x) // 64) for x in lengths]
-    return library.way(max(chunks), min(chunks), sum(chunks), len(chunks), HV, ctas)
+    return library.way(mma, max(chunks), min(chunks), sum(chunks), len(chunks), HV, ctas)
 
 
-def check_order(library, plan, cu, HV, ctas):
+def check_order(library, plan, cu, HV, ctas, mma=False):
     """Which sequence comes when; and all that is said of it is so."""
     lengths = cu.diff()
     order, first, tokens, _ = plan[4 : 4 + 4 * len(lengths)].reshape(-1, 4).long().T
-    assert plan[1] == way(library, lengths, HV, ctas)
+    assert plan[1] == way(library, lengths, HV, ctas, mma)
     assert order.sort().values.tolist() == list(range(len(lengths)))
     assert torch.equal(first, cu[order]) and torch.equal(tokens, lengths[order])
     assert plan[1] != STATIC or torch.equal(order, order.sort().values)
@@ -252,11 +343,11 @@ def check_order(library, plan, cu, HV, ctas):
     return order
 
 
-def check_tiles(library, plan, cu, HV, ctas):
+def check_tiles(library, plan, cu, HV, ctas, mma=False):
     """Each work tile is taken once, and in order: in the emulator one CTA comes after the other."""
-    order = check_order(library, plan, cu, HV, ctas).tolist()
-    pieces = 2 if plan[1] == HALVES else 1
-    rows = [(n * HV + hv) * 128 + 64 * half for n in order for hv in range(HV) for half in range(pieces)]
+    order = check_order(library, plan, cu, HV, ctas, mma).tolist()
+    tiles = {HALVES: 2, QUARTERS: 4}.get(int(plan[1]), 1)
+    rows = [(n * HV + hv) * 128 + 128 // tiles * i for n in order for hv in range(HV) for i in range(tiles)]
     first, later = range(min(ctas, len(rows))), range(ctas, len(rows))  # of first ones TMA brings no state
     assert plan[0] == (0 if plan[1] == STATIC else len(rows))  # each CTA has asked once in vain
     if plan[1] == STATIC:
@@ -392,9 +483,11 @@ def test_chunk_after_chunk_beside_a_plan(library, room):
 
 
 SPLIT = 0  # four warps share 16 rows
+FUSED = [41, 42, 43]  # inter_chunk_sm90_fused.cuh: a cluster for each tile; one and two for all of them
 ONE, TWO = 14, 23  # warpgroups, and stages: inter_chunk_sm90.cuh as launch_sm90.cu launches it
-CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO]
-EACH = [SPLIT, 8, ONE, TWO]
+QUARTER, HALF = 32, 34  # of V: inter_chunk_tma.cuh
+CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO, QUARTER, HALF, *FUSED]
+EACH = [SPLIT, 8, ONE, TWO, QUARTER, HALF, *FUSED]
 
 
 @pytest.mark.parametrize("warps", CUTS)
@@ -417,7 +510,7 @@ def test_lengths(library, warps, lengths):
         assert length or torch.equal(new_state[n], given[3][n]), "an empty sequence keeps its state to the bit"
 
 
-@pytest.mark.parametrize("warps", [8, TWO])
+@pytest.mark.parametrize("warps", [8, TWO, QUARTER])
 def test_heads_and_a_large_state(library, warps):
     given = inputs([70, 5], 2, 6, state_scale=1e3)
     given[4] -= 3.0  # slow decay: the second chunk counts
@@ -438,6 +531,23 @@ def test_one_warpgroup_or_two_that_go_from_tile_to_tile(library):
                 assert all(map(torch.equal, one, two)), mode
 
 
+def test_one_launch_is_for_few_chunks_per_sm(library):
+    assert library.in_one(8192, 8) and library.in_one(16384, 8) and library.in_one(2048, 32)
+    assert not library.in_one(8192, 32)
+
+
+def test_one_launch_has_the_bits_of_two(library):
+    """Also where a CTA goes from tile to tile, with an odd number of chunks in between."""
+    for lengths in ([64 * 3 + 5, 0, 20, 64], [64 * 4 + 5, 0, 64]):
+        given = inputs(lengths, 1, 2)
+        given[4][:] = -3.0
+        two = prefill(library, ONE, given)
+        for warps in FUSED:
+            for mode in (*MODES, 4, 5, 7):
+                one = prefill(library, warps, given, mode=mode)
+                assert all(map(torch.equal, one, two)), (warps, mode)
+
+
 @pytest.mark.parametrize("warps", EACH)
 def test_in_place(library, warps):
     given = inputs([70], 1, 1)
@@ -445,7 +555,7 @@ def test_in_place(library, warps):
     assert all(map(torch.equal, prefill(library, warps, given, in_place=True), apart))
 
 
-@pytest.mark.parametrize("warps", [ONE, TWO])
+@pytest.mark.parametrize("warps", [ONE, TWO, QUARTER, HALF, *FUSED])
 def test_the_order_of_threads_and_of_copies_changes_nothing(library, warps):
     """A barrier or a wait too little shows as a bit that depends on who was first; stages return, in segments too."""
     given = inputs([64 * 6 + 5], 1, 1)
@@ -479,7 +589,7 @@ HARD = {
 }
 
 
-@pytest.mark.parametrize("warps", [SPLIT, TWO])
+@pytest.mark.parametrize("warps", [SPLIT, TWO, HALF])
 @pytest.mark.parametrize("case", HARD)
 def test_hard_cases(library, case, warps):
     given = inputs([150], 1, 1)
@@ -523,10 +633,22 @@ CUT = [
     ((2857, 3, 8, 40), 9),
     ((8192, 3, 8, 40), 26),  # three do not have so many SMs that the mean of 42 counts
     ((3028, 5, 8, 40), 10),  # the mean is short
-    ((8192, 4, 8, 40), 32),  # the mean
+    ((8192, 4, 8, 40), 16),  # half of the mean
     ((8192, 9, 8, 64), 0),  # launch_sm90_tiles.cu's
-    ((8192, 1, 16, 64), 32),
-    ((8192, 1, 32, 64), 0),  # in two: as long as the whole
+    ((16384, 1, 16, 64), 32),  # so long that eight parts, of all of V, fill the GPU
+    ((8192, 1, 16, 64), 32),  # four
+    ((16384, 1, 8, 64), 32),
+    ((32768, 1, 8, 64), 32),
+    ((65536, 1, 8, 64), 64),
+    ((65536, 1, 8, 0), 0),
+    ((8192, 1, 32, 40), 32),
+    ((8128, 1, 32, 40), 64),  # in two
+    ((3072, 1, 32, 40), 24),
+    ((3008, 1, 32, 40), 0),
+    ((8192, 2, 16, 40), 32),
+    ((4096, 4, 8, 40), 16),
+    ((8192, 2, 32, 40), 0),
+    ((65536, 1, 64, 64), 0),
 ]
 
 
@@ -576,7 +698,74 @@ def test_scan(library, mode, count):
     table = (ctypes.c_void_p * 4)(*(x.data_ptr() for x in (cu, state, ends, fragments)))
     library.scan_segments(mode, table, 2, 1, 64 * count, 1)
     assert error(ends[:-1], torch.stack(expected).numpy()) < 3e-5
-    assert torch.equal(ends[-1], state[0])  # for the first segment to start from
+
+
+def decays(given, bits):
+    """Gates that take 2^-bits[hv] off a head's state in 64 tokens."""
+    softplus = torch.tensor(bits, dtype=torch.float64) * np.log(2) / 64
+    given[4].zero_(), given[5].zero_()
+    given[6].copy_(torch.log(torch.expm1(softplus)))
+    return given
+
+
+def test_bounds_of_chunks(library):
+    """The sum of log2 g_t and of log2 max(1, |1 - beta_t |k_t|^2|): with keys of any length."""
+    given = decays(inputs([64 * 2 + 20, 70], 1, 2, seed=8), [8.0, 70.0])
+    given[1][40:90] *= 1.8
+    beta, square = torch.sigmoid(given[7].double()), given[1].double().square().sum(-1)
+    grows = torch.log2((1 - beta * square).abs().clamp(min=1))
+    assert (grows > 0).any() and (grows == 0).any()
+    log2_g = -torch.nn.functional.softplus(given[6].double()) / np.log(2)
+    expected = {0: (0, 64), 1: (64, 128), 2: (128, 148), 3: (148, 212), 4: (212, 218)}  # 148 / 64 + 1 is 3
+    for window, members in ((0, 1), (3, 2)):
+        seen = {}
+        prefill(library, TWO, given, members=members, segment=1, window=window, seen=seen)
+        for number, (begin, end) in expected.items():
+            right = grows[begin:end].sum(0) + (end - begin) * log2_g
+            assert torch.allclose(seen["bounds"][:, number].double(), right, rtol=1e-5, atol=1e-5), number
+
+
+@pytest.mark.parametrize("warps", [ONE, TWO])
+def test_segments_that_forget(library, warps):
+    """The first head forgets within a chunk, the second in three, the third never: other chunks, the same values."""
+    given = decays(inputs([64 * 7 + 5, 130], 1, 3, state_scale=3.0, seed=9), [50.0, 15.0, 0.5])
+    expected = right(given)
+    for window, mode, forgets in ((0, 0, ""), (1, 2, "0"), (2, 1, "0"), (3, 3, "01"), (4, 5, "01")):
+        seen = {}
+        found = prefill(library, warps, given, segment=2, window=window, mode=mode, seen=seen)
+        assert close(found, expected, USUAL), window
+        linked = seen["linked"]  # of the first sequence 0 to 3, the last
+        assert linked[0].tolist() == [0, 0, 0], "from the state"
+        for hv in range(3):
+            here = [int(str(hv) not in forgets)] * 2
+            if window == 4:
+                here[0] = 0  # the window reaches the sequence's state
+            assert linked[1:3, hv].tolist() == here, (window, hv)
+            written = ~seen["transfers"][1:3, hv].isnan().flatten(1).all(1)
+            assert written.tolist() == [bool(x) for x in here], "Phi where it is not needed, or none"
+        for in_place in (False, True):
+            again = prefill(library, warps, given, segment=2, window=window, mode=7, in_place=in_place)
+            assert all(map(torch.equal, again, found))
+
+
+def test_a_segment_that_grows_is_linked(library):
+    """Gates that forget, but keys so long that the state may grow."""
+    given = decays(inputs([64 * 4], 1, 1, seed=10), [50.0])
+    given[1][64:192] *= 1.9
+    given[7][:] = 3.0
+    seen = {}
+    prefill(library, TWO, given, segment=1, window=1, seen=seen)
+    assert seen["linked"][:3, 0].tolist() == [0, 1, 1]
+
+
+def test_links_between_segments_that_forget(library):
+    """One segment of many forgets: the scan begins again behind it."""
+    given = decays(inputs([64 * 9 - 3], 1, 2, state_scale=3.0, seed=11), [0.5, 50.0])
+    given[5][64 * 3 : 64 * 4, 0] = given[5][64 * 6 : 64 * 7, 0] = 6.0  # head 0 forgets in chunks 3 and 6
+    seen = {}
+    found = prefill(library, ONE, given, segment=1, window=1, seen=seen)
+    assert seen["linked"][:8, 0].tolist() == [0, 1, 1, 0, 1, 1, 0, 1]
+    assert close(found, right(given), USUAL)
 
 
 @pytest.mark.parametrize("warps", [SPLIT, TWO])
@@ -588,12 +777,12 @@ def test_a_segment_for_all_is_no_segment(library, warps):
 
 # Work tiles in order of length (inter_chunk_sm90_tiles.cuh): lengths, value heads, and which schedule for each of CTAS
 ORDERS = {
-    "one": ([70], 1, (STATIC, HALVES, HALVES)),
-    "one very long": ([20, 64 * 4 + 5, 0, 64], 2, (LONGEST_FIRST, LONGEST_FIRST, HALVES)),
-    "even": ([64, 50, 1, 64, 33], 2, (STATIC, STATIC, STATIC)),
-    "even, of several chunks": ([130, 192, 150], 1, (STATIC, STATIC, HALVES)),
-    "empty ones": ([0, 129, 0, 0, 3, 70, 0], 1, (LONGEST_FIRST, LONGEST_FIRST, HALVES)),
-    "nothing": ([0, 0, 0, 0, 0, 0], 2, (STATIC, STATIC, STATIC)),
+    "one": ([70], 1, (STATIC, HALVES, HALVES), (HALVES, HALVES, QUARTERS)),
+    "one very long": ([20, 64 * 4 + 5, 0, 64], 2, (LONGEST_FIRST, LONGEST_FIRST, HALVES), (HALVES, HALVES, QUARTERS)),
+    "even": ([64, 50, 1, 64, 33], 2, (STATIC, STATIC, STATIC), (HALVES,) * 3),
+    "even, of several chunks": ([130, 192, 150], 1, (STATIC, STATIC, HALVES), (HALVES,) * 3),
+    "empty ones": ([0, 129, 0, 0, 3, 70, 0], 1, (LONGEST_FIRST, LONGEST_FIRST, HALVES), (HALVES, HALVES, QUARTERS)),
+    "nothing": ([0, 0, 0, 0, 0, 0], 2, (STATIC, STATIC, STATIC), (HALVES,) * 3),
 }
 CTAS = (1, 2, 9)
 
@@ -601,18 +790,20 @@ CTAS = (1, 2, 9)
 @pytest.mark.parametrize("case", ORDERS)
 def test_tiles_in_order_of_length(library, case):
     """The same arithmetic as with a static schedule, whichever CTA has which tile, whole or half."""
-    lengths, HV, ways = ORDERS[case]
+    lengths, HV, ways, mma_ways = ORDERS[case]
     given = inputs(lengths, 1, HV)
     given[4][:] = -3.0  # slow decay: no chunk is forgotten
-    expected = prefill(library, TWO, given)
-    for ctas, expected_way in zip(CTAS, ways, strict=True):
-        assert way(library, lengths, HV, ctas) == expected_way
-        for mode, in_place in ((0, False), (1, True), (2, False), (3, True), (4, False), (5, True), (7, False)):
-            found = prefill(library, -ctas, given, mode=mode, in_place=in_place)
-            assert all(map(torch.equal, found, expected)), (ctas, mode)
+    mma = prefill(library, HALF, given)
+    assert all(map(torch.equal, prefill(library, QUARTER, given), mma))
+    for expected, first, expected_ways in ((prefill(library, TWO, given), 0, ways), (mma, TMA, mma_ways)):
+        for ctas, expected_way in zip(CTAS, expected_ways, strict=True):
+            assert way(library, lengths, HV, ctas, first == TMA) == expected_way
+            for mode, in_place in ((0, False), (1, True), (2, False), (3, True), (4, False), (5, True), (7, False)):
+                found = prefill(library, first - ctas, given, mode=mode, in_place=in_place)
+                assert all(map(torch.equal, found, expected)), (first, ctas, mode)
 
 
-@pytest.mark.parametrize("ctas", [1, 9])
+@pytest.mark.parametrize("ctas", [1, 9, 101, 109])
 def test_ordered_tiles_do_not_depend_on_their_neighbours(library, ctas):
     lengths = [10, 70, 10, 65]
     clean, given = (inputs(lengths, 1, 1) for _ in range(2))
@@ -630,7 +821,7 @@ def test_heads_in_order(library):
     """Several heads of q and k, groups of value heads, and more work tiles than CTAs."""
     given = inputs([70, 5, 130], 2, 6)
     expected = right(given)
-    for ctas, members in ((4, 1), (100, 3)):
+    for ctas, members in ((4, 1), (99, 3), (104, 3)):
         assert close(prefill(library, -ctas, given, mode=5, members=members), expected)
 
 

@@ -37,6 +37,7 @@ GATES = {
     "keep": (-9.0, -6.0, 8.0),  # no decay, every value is written in full: errors add up
     "forget": (4.0, 60.0, 0.0),  # only the current update is left; e^(-G) is infinite
     "deaf": (-1.0, -1.0, -95.0),  # nothing is written
+    "slow": (-4.0, -1.0, 0.0),  # 2^-40 of a state is left after 40 to 80 chunks
     "sudden": (8.0, -10.0, 0.0),  # full decay at every tenth token: a sum of log g loses the other terms
 }
 KEYS = ("usual", "same", "signs")  # each its own; all of a head alike; alike but for their signs
@@ -74,6 +75,9 @@ LARGE = {
     "65536, same keys": case(65536, heads=(2, 8), gates="keep", keys="same"),
     "65536, signs": case(65536, heads=(16, 16), gates="keep", keys="signs", state="none"),
     "65536, sudden": case(65536, heads=(4, 8), gates="sudden"),
+    "32768, slow, large states": case(32000, 768, heads=(4, 8), gates="slow", state="large"),
+    "four of 2048": case(2048, 2048, 2048, 2048, heads=(4, 8), gates="keep"),
+    "one of four is long": case(7000, 400, 400, 392, heads=(4, 8), gates="slow"),
     "500 sequences": case(*[7 * n % 131 for n in range(500)], heads=(4, 8)),
     "500 sequences, large states": case(*[n % 67 for n in range(500)], heads=(16, 32), state="large"),
     "500 of one token": case(*[1] * 500, heads=(16, 64)),
@@ -337,6 +341,33 @@ def test_every_constant_that_can_be_tuned_is_right_on_the_gpu(algo):
         kernel = build_here(algo, tuned_table.candidate(algo, OP, constants).solution, "cuda")
         found[tuned_table.label(constants)] = judge(kernel, case(1, 70, 200, heads=(4, 8)), "cuda")
     assert wrong(found) == {}
+
+
+@pytest.mark.gpu
+def test_a_graph_of_many_sequences_takes_its_work_tiles_again():
+    """Where CTAs take work tiles from a counter, each replay begins with the first; the order follows the lengths."""
+    algo = REGISTRY.find("gdn_prefill/cuda-chunk")
+    on_gpu(algo.full_name)  # skips where it cannot run
+    solution = tuned_table.candidate(algo, OP, {"recurrent": 0, "segments": 0}).solution
+    kernel = build_here(algo, solution, "cuda", True)
+    equal, ragged = [100] * 40, [1, 0, 3000, *[20] * 36, 279]
+    args = inputs(tuple(equal), (4, 8), device="cuda")
+    results = [torch.empty_like(args[2]), torch.empty_like(args[3])]
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        kernel(args, results)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel(args, results)
+    for lengths in (equal, equal, ragged, ragged, equal):
+        args[8].copy_(torch.tensor([0, *lengths]).cumsum(0))
+        for x in results:
+            x.fill_(math.nan)
+        graph.replay()
+        right = exact(*args)
+        assert all(error(x, y) <= limit for x, y, limit in zip(results, right, OP.tolerance.values(), strict=True))
 
 
 @pytest.mark.gpu

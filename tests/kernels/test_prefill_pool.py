@@ -23,6 +23,7 @@ CUtensorMap state_map(const Prefill& p) {
   return {p.pool, {64, int64_t{p.HV} * HEAD_DIM, blocks, p.slots},
           {2, blocks * 128, 128, p.slot_stride * (p.half_pool ? 2 : 4)}, {64, GROUPS * 64, blocks, 1}};
 }
+CUtensorMap new_state_map(const Prefill& p) { return state_map<1>(p); }
 struct Given {
   void *q, *k, *v, *a, *b, *A_log, *dt_bias, *pool, *indices, *has_state, *cu_seqlens, *output, *checkpoints, *starts;
   int64_t qk_row, v_row, a_row, b_row, slot_stride, slots, num_tokens, num_checkpoints;
@@ -41,7 +42,8 @@ extern "C" void prefill(int warps, int mode, int members, int segment, const Giv
   Prefill p{};
   static_cast<Call&>(p) = call(*g);
   p.prepared = (char*)t[0], p.ends = (float*)t[1], p.transfers = (float*)t[2], p.segment = segment;
-  if (warps < 0) p.plan = (Plan*)t[3], p.ctas = -warps;
+  if (segment && warps > 8 && warps < 30) forget(p, (float*)t[4], (int*)t[5], 2 * segment, warps == ONE);
+  if (warps < 0 || warps > 40) p.plan = (Plan*)t[3], p.ctas = -warps;
   emulated::mode = mode;
   run(p, warps, members);
 }
@@ -99,8 +101,11 @@ def recurrent(tmp_path_factory):
 
 
 SPLIT, SYNC, ONE, TWO = chunk.SPLIT, 8, chunk.ONE, chunk.TWO  # and -3: work tiles in order of length, by 3 CTAs
+QUARTER, HALF = chunk.QUARTER, chunk.HALF
 PATHS = {"recurrent, split": 0, "recurrent": 1, "recurrent, four": 2,
-         "mma.sync, split": SPLIT, "mma.sync": SYNC, "one warpgroup": ONE, "two": TWO, "ordered": -3}  # fmt: skip
+         "mma.sync, split": SPLIT, "mma.sync": SYNC, "one warpgroup": ONE, "two": TWO, "ordered": -3,
+         "TMA, quarter": QUARTER, "TMA": HALF, "TMA, ordered": chunk.TMA - 3,
+         "one launch": chunk.FUSED[0], "one launch, ordered": chunk.FUSED[2]}  # fmt: skip
 
 
 @pytest.fixture(params=PATHS)
@@ -129,7 +134,9 @@ def call(path, args: list, *, mode=0, segment=0, members=1, first_slot=1, epsilo
     ends, transfers = (torch.full((segments, HV, D, D), math.nan) for _ in range(2))
     plan = torch.full((4 + 4 * N + 16,), -1, dtype=torch.int32)
     q, k, v = rows.data_ptr(), rows.data_ptr() + 2 * H * D, rows.data_ptr() + 4 * H * D
-    table = (ctypes.c_void_p * 4)(*(x.data_ptr() for x in (prepared, ends, transfers, plan)))
+    bounds, linked = torch.full((HV, T // 64 + N), math.nan), torch.full((segments, HV), -1, dtype=torch.int32)
+    memory = (prepared, ends, transfers, plan, bounds, linked)
+    table = (ctypes.c_void_p * len(memory))(*(x.data_ptr() for x in memory))
     places, starts, every = kept or (torch.empty(0), torch.empty(0), 0)
     given = Given(
         q, k, v, *(x.data_ptr() for x in (a, b, A_log, dt_bias, pool, slots)),
@@ -227,7 +234,7 @@ def test_keys_of_zeros_divide_by_no_zero(path):
     assert not bits(call(path, args)).any() and args[5][1:].isfinite().all()
 
 
-@pytest.mark.parametrize("how", [SPLIT, SYNC, ONE, TWO])
+@pytest.mark.parametrize("how", [SPLIT, SYNC, ONE, TWO, HALF])
 @pytest.mark.parametrize(("segment", "half", "mode"), [(1, False, 2), (2, True, 1)])
 def test_segments(chunked, how, segment, half, mode):
     """The other two pairs of lengths and types are those of test_states_within_sequences."""
@@ -248,14 +255,14 @@ def test_a_sequence_does_not_depend_on_its_neighbours(path):
 
 def test_groups_of_heads_and_many_tiles(chunked):
     lengths, slots = [70, 5, 130, 64, 0, 33], [6, 2, 9, 1, 0, 3]
-    for how in (-1, -4, TWO):
+    for how in (-1, -4, TWO, chunk.TMA - 4):
         assert faults((chunked, how), slow(lengths, slots, 10, 2, 6, fresh=(0,)), members=3, mode=5) == []
 
 
 _SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in ((0, False), (2, False))]
 
 
-@pytest.mark.parametrize("how", [SYNC, ONE, TWO])
+@pytest.mark.parametrize("how", [SYNC, ONE, TWO, QUARTER])
 @pytest.mark.parametrize(("segment", "half"), [(1, True), *_SLOW])
 def test_states_within_sequences(chunked, how, half, segment):
     """After each `every` chunks that are full, and nowhere else."""

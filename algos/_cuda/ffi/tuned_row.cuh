@@ -40,15 +40,21 @@ inline size_t first_row(const Row (&table)[ROWS], int sms, Holds holds) {
   return at;
 }
 
+// A size on a GPU with `sms` SMs as a GPU with `tuned` SMs would have it (0: nobody has tuned): with as much work for an SM, rounded up.
+inline int64_t as_tuned(int64_t size, int tuned, int sms) {
+  return tuned == 0 || tuned == sms ? size : (size * tuned + sms - 1) / sms;
+}
+
 // The row for a size, in a table without lengths.
 template <typename Row, size_t ROWS>
 inline size_t chosen(const Row (&table)[ROWS], int sms, int64_t size) {
-  return first_row(table, sms, [=](const Row& row) { return size <= row.up_to; });
+  return first_row(table, sms, [=](const Row& row) { return as_tuned(size, row.sms, sms) <= row.up_to; });
 }
 // The row for a length and a size, as algo.toml defines them.
 template <typename Row, size_t ROWS>
 inline size_t chosen(const Row (&table)[ROWS], int sms, int64_t length, int64_t size) {
-  return first_row(table, sms, [=](const Row& row) { return length <= row.length_up_to && size <= row.up_to; });
+  return first_row(
+      table, sms, [=](const Row& row) { return length <= row.length_up_to && as_tuned(size, row.sms, sms) <= row.up_to; });
 }
 
 }  // namespace gdn

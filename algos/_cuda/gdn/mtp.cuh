@@ -12,15 +12,18 @@
 // M = (I + A)^-1, W = P M. M and W are the same for all rows of a head, and are made while S is on its way; after it
 // has arrived, a row needs x, y and two short sums.
 //
-// Steps, as in docs/kernels/mtp.md: 1 load slots and the rest, 2 load S, 3 M and W, 4 x and y, 5 sums and outputs,
-// 6 states.
+// Steps, as in docs/kernels/mtp.md: 1 load slots, 2 load S, 3 M and W, 4 x and y, 5 sums and outputs, 6 states.
 //
 // Why so:
 //   - x and y are one product of matrices, S times [k_0 q_0 k_1 q_1 ...]^T, on the tensor cores (mma.sync, 8 columns for 4
 //     tokens). Multiply-adds and shuffles would be 8 and more instructions for each element of S with 4 tokens. k and q are
 //     bf16, so nothing is lost: S in bf16 is multiplied as it is; S in f32 as two parts of 11 bits each (tf32), which
 //     leaves an error of 2^-21; S in f16 fits one part.
-//   - The order of K in a product is free: lane c of the four of a row takes the 16 bytes that it has loaded.
+//   - S comes first. A warp that loads it has nothing else to do before: the slot, the address, the loads, and then v. One
+//     more warp of the CTA loads k, q and the gates, makes M and W, and leaves these and k and q in shared memory.
+//   - The order of K in a product is free: lane c of the four of a row takes 16 bytes side by side.
+//   - A warp stores 512 bytes side by side. For that S is loaded by rows where states are written, and gets to the products
+//     through shared memory.
 //   - Dots of k and q with each other are such a product too, of the same registers with themselves: k_t.k_s, q_t.k_s and
 //     the norms. The norms are factors of M, W, x and y, so k and q stay as they are.
 //   - D is a product of gates, never G_t / G_s: with strong decay G is 0.
@@ -44,51 +47,39 @@ enum Mode { OUTPUTS, LAST, SLOTS, BUFFER };  // which states are written, and wh
 
 // Strides are of elements, and have 32 bits: their products with an index have 64. With cu_seqlens, those of the batch
 // are 0. Indices are int32 or int64 as their shifts say (log2 of their bytes); a pool has less than 2^31 slots. The order
-// is that of use, for the constant cache is cold: its first line ends before `pool`, the next ones before `v` and `epsilon`.
+// is that of use, for the constant cache is cold: the state's address needs the first two lines, which end before `k`.
 struct MtpArguments {
   const void* slots;           // [B] or [B, columns]
+  const void* pool;            // [slots, HV, V, K] of T, each slot dense
   const void* accepted;        // [B]: the state is read from column accepted - 1; null: from column 0
-  const int32_t* cu_seqlens;   // [B + 1]; null: each sequence has `tokens` tokens
   Divisor by_HV{1};
-  int32_t slots_stride, columns, tokens;
+  uint32_t HV;
+  int32_t slots_stride, columns;
   uint8_t slot_shift, accepted_shift, rows_shift, dt_bias_bf16;
 
-  const void* pool;            // [slots, HV, V, K] of T, each slot dense
+  const int32_t* cu_seqlens;   // [B + 1]; null: each sequence has `tokens` tokens
+  int32_t tokens, slot_stride, first_slot, v_batch, v_token;
+  float scale;
+  const __nv_bfloat16* v;      // [.., HV, V]
+  __nv_bfloat16* output;       // [.., HV, V], dense
+  int32_t mode;
+  Divisor by_group{1};         // value heads of one query/key head
+
   const __nv_bfloat16* k;      // [B, tokens, H, K], or [all tokens, H, K] with cu_seqlens; the others likewise
   const __nv_bfloat16* q;
-  Divisor by_group{1};         // value heads of one query/key head
-  uint32_t HV;
-  int32_t slot_stride, first_slot, k_batch, k_token, q_batch, q_token, a_batch;
-
-  const __nv_bfloat16* v;      // [.., HV, V]
+  int32_t k_batch, k_token, q_batch, q_token;
   const __nv_bfloat16* a;      // [.., HV]
   const __nv_bfloat16* b;
+  int32_t a_batch, a_token, b_batch, b_token;
   const float* A_log;          // [HV]
   const void* dt_bias;         // [HV] float or bfloat16
-  int32_t a_token, b_batch, b_token, v_batch, v_token;
-  float scale;
-
   float epsilon;               // of the norm, under the root; below 0: q and k are taken as they are
-  int32_t mode;
-  __nv_bfloat16* output;       // [.., HV, V], dense
   void* states;                // where states go: the pool, or [N, >= tokens, HV, V, K] of T
   const void* states_rows;     // [B], the row of `states`; null: the sequence's number
   int32_t states_stride, state_stride;  // of a row of `states` (0 for the pool), and of a state in it (or a slot)
 };
 
 #ifdef __CUDACC__
-
-// N words (2 or 4) of q or k: through L1, since the CTAs of a head share them.
-template <int N>
-__device__ __forceinline__ void load_words(uint32_t* to, const __nv_bfloat16* from) {
-  if constexpr (N == 2) {
-    const uint2 u = __ldg(reinterpret_cast<const uint2*>(from));
-    to[0] = u.x, to[1] = u.y;
-  } else {
-    const uint4 u = __ldg(reinterpret_cast<const uint4*>(from));
-    to[0] = u.x, to[1] = u.y, to[2] = u.z, to[3] = u.w;
-  }
-}
 
 // What the rows of a head need of token t: its rows of W (with scale) and of M (with the norm of k_t), and factors of v_t,
 // x_t and y_t. Written by one warp.
@@ -200,158 +191,219 @@ __device__ __forceinline__ void multiply_block(float (&d)[2][4], const uint32_t 
   }
 }
 
-// A warp has ROWS rows (8 or 16) of S, or, if SPLIT of them share rows, a part of their columns; a CTA has GROUPS such
-// groups of warps, all of one head. TOKENS: room for 4 or 8. Four lanes have a row, and lane c of them tokens c and c + 4.
-template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS, int LOAD, int STORE, int RESIDENT>
-__global__ void __launch_bounds__(SPLIT * GROUPS * 32, RESIDENT > SPLIT * GROUPS ? RESIDENT / (SPLIT * GROUPS) : 1)
-gdn_mtp(const __grid_constant__ MtpArguments p) {
-  constexpr int EACH = 16 / sizeof(T), BLOCK = 4 * EACH, BLOCKS = K / SPLIT / BLOCK;  // a lane's, a row's of one access
-  constexpr int HALVES = ROWS / 8, N = TOKENS / 4, WARPS = SPLIT * GROUPS, TILE = ROWS * GROUPS, TILES = V / TILE;
-  constexpr uint32_t ALL = 0xffffffffu;
-  static_assert((ROWS == 8 || ROWS == 16) && (TOKENS == 4 || TOKENS == 8) && BLOCKS > 0 && V % TILE == 0);
-  const uint32_t lane = threadIdx.x % 32, warp = WARPS == 1 ? 0 : threadIdx.x / 32;
-  const uint32_t part = warp % SPLIT, group = warp / SPLIT, c = lane % 4;
-  __shared__ Coefficients<TOKENS> coefficients;
-  __shared__ float2 partial[SPLIT > 1 ? GROUPS : 1][SPLIT][N][HALVES][32];
+// Element `i` of token `t` (of all) of sequence i_b, with 64 bits.
+__device__ __forceinline__ const __nv_bfloat16* of_token(const __nv_bfloat16* from, uint32_t i_b, int32_t batch,
+                                                         int32_t token, int t, uint32_t i) {
+  return from + (static_cast<int64_t>(static_cast<int32_t>(i_b)) * batch + static_cast<int64_t>(t) * token + i);
+}
 
-  // 1. Load slots, then all that needs no slot. A token that is not there is the last one again: nothing reads its results.
-  const uint32_t i_bh = blockIdx.x / TILES, i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
-  const uint32_t i_h = p.by_group.divide(i_hv);
-  const auto index = [](const void* of, uint32_t i, uint8_t shift) {  // the low word is enough, and -1 is -1 in it
-    uint32_t word;
-    ptx::load_now<4>(&word, static_cast<const char*>(of) + (static_cast<uint64_t>(i) << shift));
-    return static_cast<int32_t>(word);
-  };
-  int32_t accepted = 1, begin = 0, count = p.tokens;
-  const int32_t slot = index(p.slots, i_b * p.slots_stride + min(int(lane), p.columns - 1), p.slot_shift);
-  if (p.accepted != nullptr) accepted = index(p.accepted, i_b, p.accepted_shift);
+// The low word is enough, and -1 is -1 in it.
+__device__ __forceinline__ int32_t load_index(const void* of, uint32_t i, uint8_t shift) {
+  uint32_t word;
+  ptx::load_now<4>(&word, static_cast<const char*>(of) + (static_cast<uint64_t>(i) << shift));
+  return static_cast<int32_t>(word);
+}
+
+// What a CTA's last warp makes for the others, while S is on its way: first the vectors, then M and W.
+template <int TOKENS, int PAD>
+struct OfHead {
+  Coefficients<TOKENS> coefficients;
+  alignas(16) char vectors[2 * TOKENS][K * 2 + PAD];  // k_0 q_0 k_1 .. in bf16
+};
+
+// The work of that warp; `vectors_ready` is called once they are. Vector lane / 4 (and + 8): k or q of token lane / 8 (and
+// + 4), columns 8 (lane % 4) + 32 n and the next 7.
+template <int TOKENS, int PAD, typename Ready>
+__device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArguments& p, uint32_t i_b, uint32_t i_hv,
+                                          uint32_t lane, Ready vectors_ready) {
+  constexpr int N = TOKENS / 4;
+  const uint32_t i_h = p.by_group.divide(i_hv), c = lane % 4;
+  const bool is_q = lane & 4;
+  int32_t begin = 0, count = p.tokens;
   if (p.cu_seqlens != nullptr) {
-    begin = index(p.cu_seqlens, i_b, 2);
-    count = min(index(p.cu_seqlens, i_b + 1, 2) - begin, count);
+    begin = load_index(p.cu_seqlens, i_b, 2);
+    count = min(load_index(p.cu_seqlens, i_b + 1, 2) - begin, count);
   }
-  const auto token = [&](int t) { return max(begin + min(t, count - 1), 0); };  // any, if the sequence has none
-  // Element `i` of token `t` (of all) of sequence i_b, with 64 bits
-  const auto of_token = [&](const __nv_bfloat16* from, int32_t batch, int32_t token, int t, uint32_t i) {
-    return from + (static_cast<int64_t>(static_cast<int32_t>(i_b)) * batch + static_cast<int64_t>(t) * token + i);
-  };
-  const uint32_t column = part * (K / SPLIT) + c * EACH;  // the lane's first
-  const uint32_t i_row = blockIdx.x % TILES * TILE + group * ROWS + lane / 4;  // of the head; + 8 h
-  uint32_t vectors[N][BLOCKS][EACH / 2];                  // vector lane / 4 (and + 8) at the columns of the lane
-  uint32_t whole[N][SPLIT == 1 ? 1 : 4][4];               // and at columns of all warps, for its dots with the others
-  uint32_t v[HALVES][N], a[N], b[N];                      // bf16; v of token c (and + 4), a and b of the vector's token
+  uint32_t words[N][4][4], a[N], b[N], A_log, bias, bias_low;
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    const int t = token(4 * j + lane / 8);
-    const bool is_q = lane & 4;
+    // A token that is not there is the last one again, or any: nothing reads its results.
+    const int t = max(begin + min(int(4 * j + lane / 8), count - 1), 0);
     const __nv_bfloat16* from =
-        of_token(is_q ? p.q : p.k, is_q ? p.q_batch : p.k_batch, is_q ? p.q_token : p.k_token, t, i_h * K);
-    ptx::load_now<2>(&a[j], of_token(p.a, p.a_batch, p.a_token, t, i_hv));
-    ptx::load_now<2>(&b[j], of_token(p.b, p.b_batch, p.b_token, t, i_hv));
+        of_token(is_q ? p.q : p.k, i_b, is_q ? p.q_batch : p.k_batch, is_q ? p.q_token : p.k_token, t, i_h * K);
 #pragma unroll
-    for (int i = 0; i < BLOCKS; ++i) ptx::load_now<EACH * 2>(vectors[j][i], from + column + i * BLOCK);
-    if constexpr (SPLIT > 1) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) ptx::load_now<16>(whole[j][i], from + c * 8 + i * 32);
-    }
-#pragma unroll
-    for (int h = 0; h < HALVES; ++h)
-      ptx::load_now<2>(&v[h][j], of_token(p.v, p.v_batch, p.v_token, token(4 * j + c), i_hv * V + (i_row + 8 * h)));
+    for (int n = 0; n < 4; ++n) ptx::load_now<16>(words[j][n], from + c * 8 + n * 32);
+    ptx::load_now<2>(&a[j], of_token(p.a, i_b, p.a_batch, p.a_token, t, i_hv));
+    ptx::load_now<2>(&b[j], of_token(p.b, i_b, p.b_batch, p.b_token, t, i_hv));
   }
-  uint32_t A_log, bias, bias_low;
   ptx::load_now<4>(&A_log, p.A_log + i_hv);
   const char* bias_at = static_cast<const char*>(p.dt_bias) + (i_hv << (p.dt_bias_bf16 ? 1 : 2));
   ptx::load_now<2>(&bias, bias_at + (p.dt_bias_bf16 ? 0 : 2));  // a bfloat16 is the upper half of a float
   ptx::load_now<2>(&bias_low, bias_at);
-  const auto k_at = [&](int t, int i) { return of_token(p.k, p.k_batch, p.k_token, t, i_h * K + column) + i * BLOCK; };
-  // For the new states; with many elements a lane would run out of registers
-  constexpr bool READY = WRITES && BLOCKS * HALVES * EACH <= 8;
-  [[maybe_unused]] uint32_t ready[READY ? TOKENS : 1][BLOCKS][EACH / 2];
-  if constexpr (READY) {
 #pragma unroll
-    for (int t = 0; t < TOKENS; ++t)
+  for (int j = 0; j < N; ++j)
 #pragma unroll
-      for (int i = 0; i < BLOCKS; ++i) ptx::load_now<EACH * 2>(ready[t][i], k_at(token(t), i));
+    for (int n = 0; n < 4; ++n)
+      *reinterpret_cast<uint4*>(&to.vectors[8 * j + lane / 4][c * 16 + n * 64]) = {words[j][n][0], words[j][n][1],
+                                                                                  words[j][n][2], words[j][n][3]};
+  vectors_ready();
+  float dots[4][N][4] = {};  // four sums, for a quarter of the latency
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const uint32_t *first = &words[0][n / 2][n % 2 * 2], *second = &words[N - 1][n / 2][n % 2 * 2];
+    const uint32_t x[4] = {first[0], N == 2 ? second[0] : 0, first[1], N == 2 ? second[1] : 0};
+    multiply_add(dots[n % 4][0], x, first[0], first[1]);
+    if constexpr (N == 2) multiply_add(dots[n % 4][1], x, second[0], second[1]);
   }
-  int32_t states_row = i_b;
-  if (WRITES && p.states_rows != nullptr) states_row = index(p.states_rows, i_b, p.rows_shift);
-  __nv_bfloat16* output = p.output + ((static_cast<int64_t>(p.cu_seqlens ? 0 : i_b * p.tokens) + begin) * p.HV + i_hv) * V;
-  const uint32_t at = ((i_hv * V + i_row) * K + column) * sizeof(T);  // bytes in a slot
-  const char* from = static_cast<const char*>(p.pool) + at;
-  ptx::pin(from);
+  float gate[N], beta[N];
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+      dots[0][j][n] = (dots[0][j][n] + dots[1][j][n]) + (dots[2][j][n] + dots[3][j][n]);
+    gate[j] = decay(__uint_as_float(A_log), low(a[j]) + __uint_as_float(bias << 16 | (p.dt_bias_bf16 ? 0 : bias_low)));
+    beta[j] = sigmoid(low(b[j]));
+  }
+  make_coefficients<TOKENS>(to.coefficients, dots[0], gate, beta, p.scale, p.epsilon, lane);
+}
 
-  // Never. ptxas issues strong loads before a branch, but may wait for the slot before it issues others.
-  if (static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.pool)) < 0) return;
+// A CTA has GROUPS groups of SPLIT warps, all of one head, and one more warp for M and W. A group has ROWS rows (8 or 16)
+// of S; each of its warps multiplies a part of their columns. Four lanes have a row of the product, and lane c of them
+// tokens c and c + 4. TOKENS: room for 4 or 8.
+template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS, int LOAD, int STORE, int RESIDENT>
+__global__ void __launch_bounds__((SPLIT * GROUPS + 1) * 32,
+                                  RESIDENT > SPLIT * GROUPS + 1 ? RESIDENT / (SPLIT * GROUPS + 1) : 1)
+gdn_mtp(const __grid_constant__ MtpArguments p) {
+  constexpr int EACH = 16 / sizeof(T), ROW = K * sizeof(T), CHUNKS = ROW / 16;  // elements and bytes; accesses of a row
+  constexpr int HALVES = ROWS / 8, N = TOKENS / 4, WARPS = SPLIT * GROUPS, TILE = ROWS * GROUPS, TILES = V / TILE;
+  // Without writes a lane has rows lane / 4 and + 8, and 16 bytes of each BLOCK columns of the warp's part, as the product
+  // takes them. With writes it has 16 bytes of each row of the warp's share (of each second row, if 16 lanes have one), so
+  // that a store is of 512 bytes side by side; the product takes them from shared memory.
+  constexpr int BLOCK = 4 * EACH, BLOCKS = K / SPLIT / BLOCK, SHARE = ROWS / SPLIT;
+  constexpr int LOADS = WRITES ? SHARE * CHUNKS / 32 : BLOCKS * HALVES;
+  constexpr int PAD = WRITES ? 64 : 8 * EACH;  // spreads a product's operands over the banks
+  constexpr uint32_t ALL = 0xffffffffu;
+  static_assert((ROWS == 8 || ROWS == 16) && (TOKENS == 4 || TOKENS == 8) && V % TILE == 0);
+  static_assert(LOADS > 0 && K / SPLIT >= 32);
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = lane % 4;
+  const uint32_t part = SPLIT == 1 ? 0 : GROUPS == 1 ? warp : warp % SPLIT, group = GROUPS == 1 ? 0 : warp / SPLIT;
+  __shared__ OfHead<TOKENS, PAD> head;
+  __shared__ float2 partial[SPLIT > 1 ? GROUPS : 1][SPLIT][N][HALVES][32];
+  alignas(128) __shared__ char tiles[WRITES ? GROUPS : 1][WRITES ? ROWS * ROW : 16];
+  alignas(16) __shared__ float deltas[WRITES ? WARPS : 1][TOKENS][ROWS];
+
+  const uint32_t i_bh = blockIdx.x / TILES, i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
+  // Barriers: 0 for the vectors; one of each group for M and W, and for x and y in parts; one of each for its tile.
+  if (warp == WARPS) {  // 3. M and W
+    make_head<TOKENS>(head, p, i_b, i_hv, lane, [] { named_barrier_arrive<(WARPS + 1) * 32>(0); });
+#pragma unroll
+    for (int i = 0; i < GROUPS; ++i) named_barrier_arrive<SPLIT * 32 + 32>(1 + i);
+    return;
+  }
+
+  // 1. Load slots
+  int32_t accepted = 1, begin = 0, count = p.tokens;
+  const int32_t slot = load_index(p.slots, i_b * p.slots_stride + min(int(lane), p.columns - 1), p.slot_shift);
+  if (p.accepted != nullptr) accepted = load_index(p.accepted, i_b, p.accepted_shift);
+  if (p.cu_seqlens != nullptr) {
+    begin = load_index(p.cu_seqlens, i_b, 2);
+    count = min(load_index(p.cu_seqlens, i_b + 1, 2) - begin, count);
+  }
+  const uint32_t tile = blockIdx.x % TILES * TILE + group * ROWS;       // its first row, of the head
+  const uint32_t column = part * (K / SPLIT) + c * EACH;                // the lane's first, without writes
+  const uint32_t share = ((i_hv * V + tile + part * SHARE) * K) * sizeof(T) + lane * 16;  // bytes in a slot, with writes
+  const uint32_t in_slot = WRITES ? share : ((i_hv * V + tile + lane / 4) * K + column) * sizeof(T);
+  const char* from = static_cast<const char*>(p.pool) + in_slot;
+  ptx::pin(from);
 
   // 2. Load S
   const int32_t start = __shfl_sync(ALL, slot, p.columns > 1 ? accepted - 1 & 31 : 0);
-  if (accepted < 1 || accepted > p.tokens || start < p.first_slot || count < 1) {  // padding: zeros, and no state
-    for (int i = threadIdx.x; i < count * TILE; i += WARPS * 32)
-      output[static_cast<int64_t>(i / TILE) * p.HV * V + (blockIdx.x % TILES * TILE + i % TILE)] = __float2bfloat16(0.f);
+  const bool padding = accepted < 1 || accepted > p.tokens || start < p.first_slot || count < 1;
+  uint32_t w[LOADS][4];
+  from += static_cast<int64_t>(start) * p.slot_stride * int64_t(sizeof(T));
+  if (!padding) {
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i)
+      load<16, LOAD>(w[i], from + (WRITES ? i * 512 : (i % HALVES * 8 * K + i / HALVES * BLOCK) * int(sizeof(T))));
+  }
+  uint32_t v[HALVES][N];  // bf16; of token c (and + 4)
+#pragma unroll
+  for (int j = 0; j < N; ++j)
+#pragma unroll
+    for (int h = 0; h < HALVES; ++h)
+      ptx::load_now<2>(&v[h][j], of_token(p.v, i_b, p.v_batch, p.v_token, max(begin + min(int(4 * j + c), count - 1), 0),
+                                          i_hv * V + tile + lane / 4 + 8 * h));
+  int32_t states_row = i_b;
+  if (WRITES && p.states_rows != nullptr) states_row = load_index(p.states_rows, i_b, p.rows_shift);
+  __nv_bfloat16* output =
+      p.output + ((static_cast<int64_t>(p.cu_seqlens ? 0 : i_b * p.tokens) + begin) * p.HV + i_hv) * V + tile;
+
+  if (padding) {  // zeros, and no state
+    if (part == 0)
+#pragma unroll 1
+      for (int i = lane; i < count * ROWS; i += 32)
+        output[static_cast<int64_t>(i / ROWS) * p.HV * V + i % ROWS] = __float2bfloat16(0.f);
     return;
   }
-  uint32_t w[BLOCKS][HALVES][4];
-  from += static_cast<int64_t>(start) * p.slot_stride * int64_t(sizeof(T));
-#pragma unroll
-  for (int i = 0; i < BLOCKS; ++i)
-#pragma unroll
-    for (int h = 0; h < HALVES; ++h) load<16, LOAD>(w[i][h], from + (h * 8 * K + i * BLOCK) * sizeof(T));
-
-  // Where lane t's token has its state written to; below 0: nowhere
-  [[maybe_unused]] int32_t to_slot = lane;
-  if (p.mode == LAST) to_slot = int(lane) + 1 == count ? start : -1;
-  if (p.mode == SLOTS) to_slot = slot < p.first_slot ? -1 : slot;
-  if (int(lane) >= count || states_row < 0) to_slot = -1;
-  [[maybe_unused]] char* const states =
-      static_cast<char*>(p.states) + static_cast<int64_t>(states_row) * p.states_stride * int64_t(sizeof(T)) + at;
-
-  // 3. M and W
-  if (warp == 0) {
-    float dots[2][N][4] = {};  // two sums, for half the latency
-    const auto add = [&](float (&to)[N][4], const uint32_t* low, const uint32_t* high) {  // two words of each vector
-      const uint32_t x[4] = {low[0], N == 2 ? high[0] : 0, low[1], N == 2 ? high[1] : 0};
-      multiply_add(to[0], x, low[0], low[1]);
-      if constexpr (N == 2) multiply_add(to[1], x, high[0], high[1]);
-    };
-    if constexpr (SPLIT == 1) {
-#pragma unroll
-      for (int i = 0; i < BLOCKS; ++i)
-#pragma unroll
-        for (int n = 0; n < EACH / 2; n += 2)
-          add(dots[(i * EACH / 4 + n / 2) % 2], &vectors[0][i][n], &vectors[N - 1][i][n]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) add(dots[i % 2], &whole[0][i / 2][i % 2 * 2], &whole[N - 1][i / 2][i % 2 * 2]);
-    }
-    float gate[N], beta[N];
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) dots[0][j][i] += dots[1][j][i];
-      gate[j] = decay(__uint_as_float(A_log), low(a[j]) + __uint_as_float(bias << 16 | (p.dt_bias_bf16 ? 0 : bias_low)));
-      beta[j] = sigmoid(low(b[j]));
-    }
-    make_coefficients<TOKENS>(coefficients, dots[0], gate, beta, p.scale, p.epsilon, lane);
-  }
-
-  if constexpr (WARPS == 1) __syncwarp();
-  else __syncthreads();
 
   // 4. x and y
-  float d[N][2][4] = {};
+  named_barrier_sync<(WARPS + 1) * 32>(0);
+  float d[N][2][2][4] = {};
+  [[maybe_unused]] char* const at = tiles[group];
+  // Access i of the lane's share. Chunks of odd rows are in another order, so that two rows are in different banks.
+  [[maybe_unused]] const auto own = [&](int i) {
+    const uint32_t row = part * SHARE + (CHUNKS == 32 ? i : 2 * i + lane / 16);
+    return at + row * ROW + (lane % CHUNKS ^ (CHUNKS == 32 ? row & 1 : (row & 1) * 4)) * 16;
+  };
+  if constexpr (WRITES) {
 #pragma unroll
-  for (int i = 0; i < BLOCKS; ++i)
+    for (int i = 0; i < LOADS; ++i) *reinterpret_cast<uint4*>(own(i)) = {w[i][0], w[i][1], w[i][2], w[i][3]};
+    if constexpr (SPLIT == 1) __syncwarp();
+    else named_barrier_sync<SPLIT * 32>(1 + GROUPS + group);
 #pragma unroll
-    for (int j = 0; j < N; ++j) multiply_block<ROWS>(d[j], w[i], vectors[j][i], static_cast<const T*>(nullptr));
+    for (int i = 0; i < K / SPLIT / 32; ++i) {
+      const uint32_t block = part * (K / SPLIT / 32) + i, g = lane / 4;
+      uint32_t of_vectors[N][4];
+#pragma unroll
+      for (int j = 0; j < N; ++j) read<16>(of_vectors[j], &head.vectors[8 * j + g][c * 16 + block * 64]);
+#pragma unroll
+      for (int n = 0; n < int(sizeof(T)) / 2; ++n) {
+        const uint32_t chunk = sizeof(T) == 4 ? (block * 8 + c * 2 + n) ^ (g & 1) : (block * 4 + c) ^ (g & 1) * 4;
+        uint32_t s[HALVES][4];
+#pragma unroll
+        for (int h = 0; h < HALVES; ++h) read<16>(s[h], at + (g + 8 * h) * ROW + chunk * 16);
+#pragma unroll
+        for (int j = 0; j < N; ++j)
+          multiply_block<ROWS>(d[j][sizeof(T) == 4 ? n : i % 2], s, of_vectors[j] + n * 2, static_cast<const T*>(nullptr));
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < BLOCKS; ++i) {
+      uint32_t s[HALVES][4];
+#pragma unroll
+      for (int h = 0; h < HALVES; ++h)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) s[h][n] = w[i * HALVES + h][n];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        uint32_t of_vectors[EACH / 2];
+        read<EACH * 2>(of_vectors, &head.vectors[8 * j + lane / 4][(column + i * BLOCK) * 2]);
+        multiply_block<ROWS>(d[j][i % 2], s, of_vectors, static_cast<const T*>(nullptr));
+      }
+    }
+  }
   float2 xy[N][HALVES];
 #pragma unroll
   for (int j = 0; j < N; ++j)
 #pragma unroll
     for (int h = 0; h < HALVES; ++h) {
-      xy[j][h] = {d[j][0][2 * h] + d[j][1][2 * h], d[j][0][2 * h + 1] + d[j][1][2 * h + 1]};
+      const auto sum = [&](int n) { return (d[j][0][0][n] + d[j][0][1][n]) + (d[j][1][0][n] + d[j][1][1][n]); };
+      xy[j][h] = {sum(2 * h), sum(2 * h + 1)};
       if constexpr (SPLIT > 1) partial[group][part][j][h][lane] = xy[j][h];
     }
+  named_barrier_sync<SPLIT * 32 + 32>(1 + group);
   if constexpr (SPLIT > 1) {
-    __syncthreads();
     if (!WRITES && part != 0) return;
 #pragma unroll
     for (int j = 0; j < N; ++j)
@@ -367,7 +419,8 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   }
 
   // 5. Sums and outputs
-  float r[N][HALVES], delta[N][HALVES] = {};
+  const auto& coefficients = head.coefficients;
+  float r[N][HALVES];
   float4 factors[N];
 #pragma unroll
   for (int j = 0; j < N; ++j) {
@@ -378,7 +431,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     const int t = 4 * j + c;
-    float o[HALVES];
+    float o[HALVES], delta[HALVES] = {};
 #pragma unroll
     for (int h = 0; h < HALVES; ++h) o[h] = factors[j].z * xy[j][h].y;
 #pragma unroll
@@ -389,56 +442,55 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
         const float r_s = __shfl_sync(ALL, r[s / 4][h], (lane & ~3u) + s % 4);
         if (s <= t) {
           o[h] = fmaf(W, r_s, o[h]);
-          if constexpr (WRITES) delta[j][h] = fmaf(M, r_s, delta[j][h]);
+          if constexpr (WRITES) delta[h] = fmaf(M, r_s, delta[h]);
         }
       }
     }
 #pragma unroll
-    for (int h = 0; h < HALVES; ++h)
-      if (t < count) output[t * static_cast<int64_t>(p.HV * V) + (i_row + 8 * h)] = __float2bfloat16(o[h]);
+    for (int h = 0; h < HALVES; ++h) {
+      const uint32_t row = lane / 4 + 8 * h;
+      if (t < count && (SPLIT == 1 || part == 0))
+        output[t * static_cast<int64_t>(p.HV * V) + row] = __float2bfloat16(o[h]);
+      // In the order of step 6: rows of the warp's share; of each pair the first ones before the others
+      const uint32_t pairs = row / SHARE * SHARE + row % 2 * (SHARE / 2) + row % SHARE / 2;
+      if constexpr (WRITES) deltas[warp][t][CHUNKS == 32 ? row : pairs] = delta[h];
+    }
   }
 
   // 6. States
   if constexpr (WRITES) {
-    float s[BLOCKS][HALVES][EACH];
+    int32_t to_slot = lane;  // where lane t's token has its state written to; below 0: nowhere
+    if (p.mode == LAST) to_slot = int(lane) + 1 == count ? start : -1;
+    if (p.mode == SLOTS) to_slot = slot < p.first_slot ? -1 : slot;
+    if (int(lane) >= count || states_row < 0) to_slot = -1;
+    char* const states =
+        static_cast<char*>(p.states) + static_cast<int64_t>(states_row) * p.states_stride * int64_t(sizeof(T)) + share;
+    float s[LOADS][EACH];
 #pragma unroll
-    for (int i = 0; i < BLOCKS; ++i)
-#pragma unroll
-      for (int h = 0; h < HALVES; ++h) unpack<EACH>(s[i][h], w[i][h], static_cast<const T*>(nullptr));
-    const auto advance = [&](int t, const auto& k_words) {
+    for (int i = 0; i < LOADS; ++i) {
+      uint32_t words[4];
+      read<16>(words, own(i)), unpack<EACH>(s[i], words, static_cast<const T*>(nullptr));
+    }
+    __syncwarp();
+    // A loop: what does not fit into the instruction cache is slower.
+#pragma unroll 1
+    for (int t = 0; t < count; ++t) {
       const int32_t i_state = __shfl_sync(ALL, to_slot, t);
       char* to = states + static_cast<int64_t>(i_state) * p.state_stride * int64_t(sizeof(T));
       const float g = coefficients.factors[t].w;
-      float d_t[HALVES];
+      float k[EACH];
+      uint32_t k_words[EACH / 2];
+      read<EACH * 2>(k_words, &head.vectors[2 * t][lane % CHUNKS * EACH * 2]);
+      unpack<EACH>(k, k_words, static_cast<const __nv_bfloat16*>(nullptr));
+      const float* d_t = &deltas[warp][t][part * SHARE + (CHUNKS == 32 ? 0 : lane / 16 * (SHARE / 2))];
 #pragma unroll
-      for (int h = 0; h < HALVES; ++h)
-        d_t[h] = __shfl_sync(ALL, t < 4 ? delta[0][h] : delta[N - 1][h], (lane & ~3u) + t % 4);
+      for (int i = 0; i < LOADS; ++i) {
+        const float d_row = d_t[i];
 #pragma unroll
-      for (int i = 0; i < BLOCKS; ++i) {
-        float k[EACH];
-        unpack<EACH>(k, k_words[i], static_cast<const __nv_bfloat16*>(nullptr));
-#pragma unroll
-        for (int h = 0; h < HALVES; ++h) {
-#pragma unroll
-          for (int n = 0; n < EACH; ++n) s[i][h][n] = fmaf(d_t[h], k[n], g * s[i][h][n]);
-          uint32_t packed[4];
-          pack<EACH>(packed, s[i][h], static_cast<const T*>(nullptr));
-          if (i_state >= 0) store<16, STORE>(to + (h * 8 * K + i * BLOCK) * sizeof(T), packed);
-        }
-      }
-    };
-    if constexpr (READY) {
-#pragma unroll
-      for (int t = 0; t < TOKENS; ++t)
-        if (t < count) advance(t, ready[t]);
-    } else {
-      // A loop: what does not fit into the instruction cache is slower.
-#pragma unroll 1
-      for (int t = 0; t < count; ++t) {
-        uint32_t k_words[BLOCKS][EACH / 2];
-#pragma unroll
-        for (int i = 0; i < BLOCKS; ++i) load_words<EACH / 2>(k_words[i], k_at(begin + t, i));
-        advance(t, k_words);
+        for (int n = 0; n < EACH; ++n) s[i][n] = fmaf(d_row, k[n], g * s[i][n]);
+        uint32_t packed[4];
+        pack<EACH>(packed, s[i], static_cast<const T*>(nullptr));
+        if (i_state >= 0) store<16, STORE>(to + i * 512, packed);
       }
     }
   }

@@ -2,7 +2,6 @@
 // size.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -14,10 +13,12 @@ namespace gdn {
 template <typename T, int TOKENS, bool WRITES, size_t I>
 void launch_mtp_row(const MtpArguments& p, int64_t heads, cudaStream_t stream) {
   constexpr Tuned t = TUNED[I];
-  constexpr int SPLIT = sizeof(T) == 4 ? t.split : std::min(t.split, 4);  // at least an access for each lane
-  constexpr int RESIDENT = TOKENS == 4 ? t.resident : t.resident * 3 / 4;  // 8 tokens need more registers
-  constexpr auto kernel = gdn_mtp<T, TOKENS, WRITES, t.rows, SPLIT, t.groups, t.load, t.store, RESIDENT>;
-  kernel<<<static_cast<uint32_t>(heads * (V / (t.rows * t.groups))), SPLIT * t.groups * 32, 0, stream>>>(p);
+  // 8 tokens need more registers, so warps share rows; and they have more products, which 8 rows would leave half empty.
+  constexpr int ROWS = TOKENS == 4 ? t.rows : 16, SPLIT = TOKENS == 4 || t.split > 2 ? t.split : 2;
+  constexpr int GROUPS = t.groups * t.rows > ROWS ? t.groups * t.rows / ROWS : 1;
+  constexpr int RESIDENT = TOKENS == 4 ? t.resident : 1;
+  constexpr auto kernel = gdn_mtp<T, TOKENS, WRITES, ROWS, SPLIT, GROUPS, t.load, t.store, RESIDENT>;
+  kernel<<<static_cast<uint32_t>(heads * (V / (ROWS * GROUPS))), (SPLIT * GROUPS + 1) * 32, 0, stream>>>(p);
 }
 
 template <typename T, int TOKENS, bool WRITES, size_t... I>

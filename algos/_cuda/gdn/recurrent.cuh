@@ -10,6 +10,10 @@
 //
 // So D = T (V - e^G x), where T = (I + A)^-1 diag(beta) comes from k, g and beta alone.
 //
+// Where k and q are normalised here, k and q above are raw and d_t is divided by |k_t|. Then the norms are factors of rows alone:
+// with b_t = beta_t / |k_t|, d_t = b_t (v_t - e^(G_t) / |k_t| x_t) - sum of b_t / |k_t| e^(G_t - G_s) k_t.k_s d_s, so that T = (I +
+// A)^-1 diag(b); and 1 / |q_t| is a factor of scale. S' is as above.
+//
 // A warp has 16 rows of S as the f32 accumulators of m16n8k16 products, which are, pair by pair, the left operand of the
 // next product: S for x and y, x for d, d for S', without shuffles or shared memory in between. k and q are bf16 by
 // definition. T and v - e^G x are used as sums of two bf16 (16 bits); S in x and y, d and M as one bf16. The
@@ -97,8 +101,7 @@ struct Layout {
   static constexpr int ROW = K_DIM * 2 + 16, V_ROW = WARPS * ROWS * 2 + 16;
   // a tile: k, q and v of a block; later its output replaces v
   static constexpr int Q_AT = BLOCK * ROW, V_AT = 2 * BLOCK * ROW, TILE = V_AT + BLOCK * V_ROW;
-  // the prepared block: T as two bf16 and M as one; e^(G_t), e^(G_15 - G_s). With NORMS the latter over |k_s|, and then
-  // e^(G_t) / |k_t| and e^(G_t) / |q_t|
+  // the prepared block: T as two bf16 and M as one; e^(G_t), e^(G_15 - G_s). With NORMS then e^(G_t) / |k_t| and e^(G_t) / |q_t|
   static constexpr int SMALL_ROW = BLOCK * 2 + 16, SMALL = BLOCK * SMALL_ROW;
   static constexpr int T_HIGH = 0, T_LOW = SMALL, M_AT = 2 * SMALL, DECAYS = 3 * SMALL, MADE = DECAYS + (NORMS ? 4 : 2) * BLOCK * 4;
   // private to a preparing warp, for each of its two blocks: A, beta; the two blocks are 4 banks apart
@@ -292,7 +295,7 @@ __device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* til
 
 // The row warps: SPLIT neighbours share 16 rows, with K / SPLIT columns each.
 template <int WARPS, int SPLIT, int AHEAD, typename Call>
-__device__ __forceinline__ void advance(const Call& p, uint32_t number) {
+__device__ __forceinline__ void advance(const Call& p, uint32_t number, [[maybe_unused]] int of) {
   using L = Layout<WARPS, SPLIT, AHEAD, Call::POOL>;
   const uint32_t lane = threadIdx.x % 32, warp = number / SPLIT, part = SPLIT == 2 ? number % 2 : 0;
   const auto state_at = [](uint32_t thread) {  // its first element: row g, column 2t of its warp's
@@ -302,9 +305,8 @@ __device__ __forceinline__ void advance(const Call& p, uint32_t number) {
   };
   float s[K_DIM / 8 / SPLIT][4];
   Place<WARPS> place;
-  int of = 0;  // POOL: which state
   if constexpr (Call::POOL) {
-    place = Place<WARPS>(p), of = p.state_of(place.sequence);
+    place = Place<WARPS>(p);
     load_state(s, p.original(of, place.value_head), place.row + warp * ROWS, part * (K_DIM / 8 / SPLIT), lane);
   } else {
     const float* const from = p.state + state_at(threadIdx.x);
@@ -404,7 +406,8 @@ __device__ __forceinline__ void make(const Call& p, const char* tiles, char* bot
   float* const betas = own + half * (L::OWN / 4) + BLOCK * L::A_ROW;
   {
     float* const decays = reinterpret_cast<float*>(both_made + half * L::MADE + L::DECAYS);
-    decays[token] = exp2_approx(sum), decays[BLOCK + token] = exp2_approx(end - sum), betas[token] = beta;
+    decays[token] = exp2_approx(sum), decays[BLOCK + token] = exp2_approx(end - sum);
+    if (!L::NORMS) betas[token] = beta;
   }
 
   // for one block or both together: they are independent
@@ -424,38 +427,38 @@ __device__ __forceinline__ void make(const Call& p, const char* tiles, char* bot
         load_matrices(keys, right_at + at), load_matrices(k, left_at + at), load_matrices(q, left_at + L::Q_AT + at);
         multiply_add(kk[of], k, keys), multiply_add(qk[of], q, keys);
         if constexpr (L::NORMS) {
-          uint32_t queries[4];
+          uint32_t queries[4];  // q's words, but four moves into pairs of registers cost more
           load_matrices(queries, right_at + L::Q_AT + at);
           multiply_add(qq[of], q, queries);
         }
       }
+    [[maybe_unused]] float factor = scale;  // NORMS: of the lane's token, scale / |q|; and beta becomes beta / |k|^2
+    if constexpr (L::NORMS) {
+      const uint32_t row = lane % 8, holder = 4 * row + row / 2;  // the lane with rows `row` and `row` + 8 of the diagonals
+      float of_k = 0.f, of_q = 0.f;
+#pragma unroll
+      for (int of = 0; of < COUNT; ++of)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float k = __shfl_sync(0xffffffffu, g % 2 ? kk[of][h][2 * h + 1] : kk[of][h][2 * h], holder);
+          const float q = __shfl_sync(0xffffffffu, g % 2 ? qq[of][h][2 * h + 1] : qq[of][h][2 * h], holder);
+          if (lane / 8 == of * 2 + h) of_k = k, of_q = q;
+        }
+      of_k = p.inverse_norm(of_k), of_q = p.inverse_norm(of_q);
+      float* const decays = reinterpret_cast<float*>(both_made + half * L::MADE + L::DECAYS) + token;
+      const float in = exp2_approx(sum);
+      decays[2 * BLOCK] = of_k * in, decays[3 * BLOCK] = of_q * in;
+      beta *= of_k, betas[token] = beta, beta *= of_k, factor *= of_q;
+    }
 #pragma unroll
     for (int of = 0; of < COUNT; ++of) {
       float* const A = own + of * (L::OWN / 4);
       char* const M = both_made + of * L::MADE + L::M_AT;
-      // NORMS: 1 / |k| and 1 / |q| of rows g and g + 8, and of columns
-      [[maybe_unused]] float of_k[2], of_q[2], of_column[2][2];
-      if constexpr (L::NORMS) {
-        const uint32_t holder = 4 * g + g / 2;  // the lane with rows g and g + 8 of the diagonal
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const float k = p.inverse_norm(g % 2 ? kk[of][h][2 * h + 1] : kk[of][h][2 * h]);
-          const float q = p.inverse_norm(g % 2 ? qq[of][h][2 * h + 1] : qq[of][h][2 * h]);
-          of_k[h] = __shfl_sync(0xffffffffu, k, holder), of_q[h] = __shfl_sync(0xffffffffu, q, holder);
-#pragma unroll
-          for (int i = 0; i < 2; ++i) of_column[h][i] = __shfl_sync(0xffffffffu, of_k[h], 4 * (2 * t + i));
-        }
-      }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {  // rows g and g + 8
         const uint32_t row = g + 8 * h, first = of * BLOCK;
         const float sum_t = __shfl_sync(0xffffffffu, sum, first + row), beta_t = __shfl_sync(0xffffffffu, beta, first + row);
-        if constexpr (L::NORMS) {
-          const float rest = __shfl_sync(0xffffffffu, sum, first + BLOCK - 1) - sum_t, in = exp2_approx(sum_t);
-          float* const decays = reinterpret_cast<float*>(both_made + of * L::MADE + L::DECAYS) + row;
-          __syncwarp();  // of_k is a factor of what was written above
-          if (t == 0) decays[BLOCK] = of_k[h] * exp2_approx(rest), decays[2 * BLOCK] = of_k[h] * in, decays[3 * BLOCK] = of_q[h] * in;
-        }
+        const float factor_t = L::NORMS ? __shfl_sync(0xffffffffu, factor, first + row) : scale;
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
           float of_T[2], of_M[2];
@@ -463,9 +466,8 @@ __device__ __forceinline__ void make(const Call& p, const char* tiles, char* bot
           for (int i = 0; i < 2; ++i) {
             const uint32_t column = 8 * n + 2 * t + i;
             const float decay_ts = exp2_approx(sum_t - __shfl_sync(0xffffffffu, sum, first + column));
-            if constexpr (L::NORMS) kk[of][n][2 * h + i] *= of_k[h] * of_column[n][i], qk[of][n][2 * h + i] *= of_q[h] * of_column[n][i];
             of_T[i] = column < row ? beta_t * decay_ts * kk[of][n][2 * h + i] : 0.f;
-            of_M[i] = column <= row ? scale * decay_ts * qk[of][n][2 * h + i] : 0.f;
+            of_M[i] = column <= row ? factor_t * decay_ts * qk[of][n][2 * h + i] : 0.f;
           }
           *reinterpret_cast<float2*>(A + row * L::A_ROW + 8 * n + 2 * t) = make_float2(of_T[0], of_T[1]);
           *reinterpret_cast<uint32_t*>(M + row * L::SMALL_ROW + (8 * n + 2 * t) * 2) = rounded(of_M[0], of_M[1]);
@@ -577,6 +579,10 @@ gdn_prefill_recurrent(const __grid_constant__ Call p) {
   using L = Layout<WARPS, SPLIT, AHEAD, Call::POOL>;
   const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // tells the compiler that it is the same in all lanes
   Preparation<WARPS, SPLIT, AHEAD, Call> ahead;
+  [[maybe_unused]] int of = 0;  // POOL: which state, which waits for it
+  if constexpr (Call::POOL) {
+    if (warp < WARPS * SPLIT) of = p.state_of(Place<WARPS>(p).sequence);
+  }
   if (warp >= WARPS * SPLIT) {
     ahead.guess(p, warp - WARPS * SPLIT);
   } else if (threadIdx.x == 0) {
@@ -587,7 +593,7 @@ gdn_prefill_recurrent(const __grid_constant__ Call p) {
     }
   }
   __syncthreads();  // for the barriers; and small loads have been issued by now: after the state they would arrive last
-  if (warp < WARPS * SPLIT) advance<WARPS, SPLIT, AHEAD>(p, warp);
+  if (warp < WARPS * SPLIT) advance<WARPS, SPLIT, AHEAD>(p, warp, of);
   else ahead.prepare(p);
 }
 

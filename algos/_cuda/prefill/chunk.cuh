@@ -47,6 +47,13 @@ struct Prefill : Tensors {
   int segment;                   // chunks of a segment; 0: a sequence is one
   int ctas;                      // that share the plan's work tiles
   Plan* plan;                    // work tiles in order of length; see tile_scheduler.cuh
+  // On sm_90a, if sequences are split (context_parallel.cuh); else null:
+  float* bounds;                 // [HV, numbers of chunks], log2 of a bound of ||Phi|| of a chunk
+  int* linked;                   // [numbers of segments, HV]: whether a segment has Phi
+  int window;                    // chunks that are looked through for one where the state is forgotten
+  int sms;                       // for the transfers of all heads' segments with one number
+  __host__ __device__ __forceinline__ int64_t chunk_numbers() const { return num_tokens / CHUNK + N; }
+  unsigned long long *tickets, launch;  // inter_chunk_sm90_fused.cuh: the counter of work tiles, and the launch's number in it
 
   // Sequence n has the tokens from its border to the next. Clamped: wrong values in cu_seqlens cause no access outside.
   // q of 2^31 tokens would be 512 GiB. The first and the last border are known without a load: a single sequence never waits.
@@ -71,7 +78,7 @@ enum Gate {
   // Only where q and k are normalised here (POOL); OUT then has 1 / |k_t| as a factor:
   IN_TIMES_KEY,    // e^(G_t) / |k_t|
   IN_TIMES_QUERY,  // e^(G_t) / |q_t|, on sm_90a from the maker of M
-  KEY,             // 1 / |k_t|
+  SUM_KEY,         // G_t + log2 |k_t|: e^(G_t - G_s) / |k_s| is one exp2 for the maker of M
 };
 constexpr int IN_K = POOL ? IN_TIMES_KEY : IN, IN_Q = POOL ? IN_TIMES_QUERY : IN;  // with K S^T and with Q S^T
 constexpr int GATE_ROWS = POOL ? 32 : 16;                                          // of T's upper right quarter
@@ -127,10 +134,13 @@ struct Segment {
   // By all lanes of a warp.
   __device__ __forceinline__ Segment(const Prefill& p_, int hv_) : Segment(p_, hv_, blockIdx.z) {}
   __device__ __forceinline__ Segment(const Prefill& p_, int hv_, int slot_)
-      : p(p_), hv(hv_), h(hv_ / (p_.HV / p_.H)), slot(slot_) {
-    const int unit = p.segment * CHUNK;
-    n = p.segment ? sequence_of(p, slot, unit, threadIdx.x % 32) : slot;
-    const int begin = p.border(n), end = max(p.border(n + 1), begin);
+      : Segment(p_, hv_, slot_, span_of(p_, p_.segment ? sequence_of(p_, slot_, p_.segment * CHUNK, threadIdx.x % 32) : slot_)) {}
+  // Of a sequence whose borders are known.
+  struct Span { int n, begin, end; };
+  static __device__ __forceinline__ Span span_of(const Prefill& p, int n) { return {n, p.border(n), p.border(n + 1)}; }
+  __device__ __forceinline__ Segment(const Prefill& p_, int hv_, int slot_, const Span& span)
+      : p(p_), hv(hv_), h(hv_ / (p_.HV / p_.H)), n(span.n), slot(slot_) {
+    const int unit = p.segment * CHUNK, begin = span.begin, end = max(span.end, begin);
     const int index = p.segment ? slot - (begin / unit + n) : 0;
     first = begin + index * unit, tokens = end - first;
     number = begin / CHUNK + n + index * p.segment;
@@ -160,6 +170,32 @@ struct Segment {
   __device__ __forceinline__ NewStateRows kept(int chunk) const { return p.checkpoint(n, hv, chunks_before + chunk + 1); }
   __device__ __forceinline__ bool padding() const { return p.padding(state); }
 };
+
+// Segment number `number` of those that there are, in the sequences' order; `less`: of each sequence that many are left out. So CTAs with
+// work come first: 4x2048 47.6 us instead of 48.4 (ladder, "Cheap launches without work", this kernel alone). Up to 31 sequences in one
+// access. By all lanes of a warp.
+__device__ __forceinline__ Segment segment_of(const Prefill& p, int hv, int number, int less) {
+  const int unit = p.segment * CHUNK, lane = threadIdx.x % 32;
+  if (!p.segment || (p.N > 31 && less == 0)) return {p, hv, number};
+  if (p.N > 31) {
+    // A sequence that begins in unit u of all tokens, and has m segments before its last, ends in unit u + m or later: so units can serve
+    // as numbers of segments that are no last ones.
+    const int n = sequence_of<0>(p, number, unit, lane);
+    return {p, hv, number + n, Segment::span_of(p, n)};
+  }
+  const int begin = p.border(min(lane, p.N)), end = __shfl_sync(0xffffffffu, begin, lane < 31 ? lane + 1 : 31);
+  const int own = lane < p.N ? (max(end - begin, 1) - 1) / unit + 1 - less : 0;
+  int up_to = own;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const int more = __shfl_sync(0xffffffffu, up_to, lane - (lane < d ? 0 : d));
+    if (lane >= d) up_to += more;
+  }
+  const int n = min(__popc(__ballot_sync(0xffffffffu, lane < p.N && up_to <= number)), p.N - 1);  // else it has too few
+  const Segment::Span span = {n, __shfl_sync(0xffffffffu, begin, n), __shfl_sync(0xffffffffu, end, n)};
+  const int slot = span.begin / unit + n + number - __shfl_sync(0xffffffffu, up_to - own, n);
+  return {p, hv, slot, span};
+}
 
 // The accumulators of 8 N columns from 8 j on, from or to a state: rows g and g + 8 after `row`.
 template <int N>

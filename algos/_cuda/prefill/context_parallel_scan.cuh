@@ -20,28 +20,15 @@ struct ScanShared {
 };
 static_assert(sizeof(ScanShared) <= 163 * 1024, "what sm_80 has");
 
-// grid (8, HV, N)
-__global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid_constant__ Prefill p) {
-  ScanShared& s = *reinterpret_cast<ScanShared*>(shared_memory());
+// Steps 1 to `steps` - 1 of 16 rows from `row` on; `begin` and `transfers` are of the segment before the first step.
+__device__ __forceinline__ void scan_steps(const Prefill& p, ScanShared& s, float* begin, const float* transfers, int row, int steps) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int row = blockIdx.x * 16, hv = blockIdx.y, n = blockIdx.z;
-  const int unit = p.segment * CHUNK, begin = p.border(n);
-  const int first = begin / unit + n, steps = (p.border(n + 1) - begin + unit - 1) / unit - 1;
-  if (steps < 1) return;
-  const int64_t stride = static_cast<int64_t>(p.HV) * HEAD_DIM * HEAD_DIM, at = first * stride + hv * HEAD_DIM * HEAD_DIM;
-  float* end = p.ends + at;  // of the first segment the state after it; of the others L, and then the state
-  float S[4][4], original[4][4];
-  load_state(S, StateRows(end), row, warp * 4, lane);
-  load_state(original, p.original(p.state_of(n), hv), row, warp * 4, lane);
-  // Copies the state before the first segment to the last one's place, which is unused: new_state may be state, and the
-  // inter-chunk CTA that writes it could be done before the one that reads it begins.
-  const auto keep = [&] {
-    store_state(end + (steps - 1) * stride, original, row, warp * 4, lane);
-  };
-  end += stride;
-  if (steps == 1) return keep();
+  const int64_t stride = static_cast<int64_t>(p.HV) * HEAD_DIM * HEAD_DIM;
+  float* end = begin + stride;
+  float S[4][4];
+  load_state(S, StateRows(begin), row, warp * 4, lane);
 
-  const uint4* transfer = reinterpret_cast<const uint4*>(p.transfers + at + stride) + warp * 4 * 32 + lane;
+  const uint4* transfer = reinterpret_cast<const uint4*>(transfers + stride) + warp * 4 * 32 + lane;
   const float* addend = end + (row + lane / 8) * HEAD_DIM + warp * 32 + lane % 8 * 4;
   // Loads one k-step of a quarter of Phi for step `step`, from `transfer`; with the last one also L, from `addend`.
   const auto load = [&](int step, int quarter, int k) {
@@ -62,10 +49,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
 #pragma unroll
   for (int step = 1; step <= SCAN_AHEAD; ++step)
 #pragma unroll
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      load(step, quarter, 0), load(step, quarter, 1);
-      if (step == 1 && quarter == 1) keep();  // it waits, so it comes after the loads
-    }
+    for (int quarter = 0; quarter < 4; ++quarter) load(step, quarter, 0), load(step, quarter, 1);
 
   uint4 phi[2][2][4];  // of this quarter and the next
   const auto take_phi = [&](int step, int quarter) {
@@ -128,6 +112,43 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
     }
     store_state(end, S, row, warp * 4, lane);
     end += stride;
+  }
+}
+
+// The first segment from `step` on that has Phi or, if not `linked`, has none; else `steps`. By all lanes of a warp.
+__device__ __forceinline__ int next_segment(const Prefill& p, int first, int hv, int step, int steps, bool linked) {
+  if (!p.linked) return linked ? step : steps;
+#pragma unroll 1
+  for (; step < steps; step += 32) {
+    const int i = step + threadIdx.x % 32;
+    const bool found = i < steps && (p.linked[static_cast<int64_t>(first + i) * p.HV + hv] != 0) == linked;
+    const uint32_t where = __ballot_sync(0xffffffffu, found);
+    if (where) return step + __ffs(where) - 1;
+  }
+  return steps;
+}
+
+// A CTA takes 16 rows of a sequence and value head, then those `gridDim.x` further. With a CTA for each, 4x2048 had 256 of them, two
+// waves, although no sequence was split.
+__global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid_constant__ Prefill p) {
+  constexpr int SLICES = HEAD_DIM / 16;
+  ScanShared& s = *reinterpret_cast<ScanShared*>(shared_memory());
+  const int unit = p.segment * CHUNK, items = p.N * p.HV * SLICES;
+#pragma unroll 1
+  for (int item = blockIdx.x; item < items; item += gridDim.x) {
+    const int row = item % SLICES * 16, hv = item / SLICES % p.HV, n = item / SLICES / p.HV;
+    const int begin = p.border(n), tokens = p.border(n + 1) - begin;
+    if (tokens <= 2 * unit) continue;  // at most the first and the last segment
+    const int first = begin / unit + n, steps = (tokens + unit - 1) / unit - 1;
+    const int64_t at = (static_cast<int64_t>(first) * p.HV + hv) * HEAD_DIM * HEAD_DIM;
+#pragma unroll 1
+    for (int step = 1; (step = next_segment(p, first, hv, step, steps, true)) < steps;) {
+      const int to = next_segment(p, first, hv, step, steps, false);
+      const int64_t before = at + (step - 1) * static_cast<int64_t>(p.HV) * HEAD_DIM * HEAD_DIM;
+      __syncthreads();  // S in shared memory has been read
+      scan_steps(p, s, p.ends + before, p.transfers + before, row, to - step + 1);
+      step = to;
+    }
   }
 }
 

@@ -10,7 +10,9 @@
 //                                  the steps of both kernels, _sm90 and _sm80
 //   inter_chunk_sm90*.cuh          launch 2 on sm_90a: from chunk to chunk with wgmma and TMA, M computed at the same time;
 //                                  _tiles: many sequences of different lengths, in the order of tile_scheduler.cuh
-//   inter_chunk_sm80*.cuh          launch 2 elsewhere: with mma.sync
+//                                  _fused: launches 1 and 2 in one, by pairs of CTAs
+//   inter_chunk_tma.cuh            launch 2 with TMA and mma.sync, where there is no wgmma: Blackwell, sm_90 without "a"
+//   inter_chunk_sm80*.cuh          launch 2 elsewhere: with mma.sync and cp.async
 //   context_parallel*.cuh          two more launches for few heads and long sequences: segments in parallel
 //   launch*.cu, launch.cuh         grids, shared memory, tensor_maps.cuh
 //
@@ -44,7 +46,8 @@ void prefill(const Call& call, const Allocate& allocate, int device, void* on) {
   const Tuned& row = TUNED[chosen(TUNED, count, int64_t{p.N} * p.HV)];
   const bool whole = !p.has_checkpoints() || p.num_tokens < CHUNK;  // cuda-recurrent's kernel keeps no states in between
   if (whole && use_recurrent(p.num_tokens, p.N, p.HV, row.recurrent, count)) return launch_recurrent(p, device, stream);
-  if (!launch_sm90(p, row.segments, allocate, device, stream)) launch_sm80(p, row.segments, allocate, device, stream);
+  if (launch_sm90(p, row.segments, allocate, device, stream) || launch_tma(p, row.segments, allocate, device, stream)) return;
+  launch_sm80(p, row.segments, allocate, device, stream);
 }
 
 }  // namespace gdn

@@ -10,7 +10,9 @@ namespace gdn {
 
 // wgmma and TMA (launch_sm90.cu). Returns false, without a launch, if this build or this GPU has no wgmma.
 bool launch_sm90(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream);
-// mma.sync (launch_sm80.cu), which every GPU from sm_80 on has.
+// mma.sync and TMA (launch_tma.cu). Returns false, without a launch, if this build or this GPU has no TMA.
+bool launch_tma(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream);
+// mma.sync and cp.async (launch_sm80.cu), which every GPU from sm_80 on has.
 void launch_sm80(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream);
 // cuda-recurrent's kernel (launch_recurrent.cu).
 void launch_recurrent(const Prefill& p, int device, cudaStream_t stream);
@@ -21,7 +23,7 @@ void check(cudaError_t error);
 void check(CUresult error);
 int sms_of(int device);
 
-// The state after each segment (context_parallel_scan.cuh, in launch_sm80.cu), for launch_sm90 and launch_sm80.
+// The state after each segment (context_parallel_scan.cuh, in launch_sm80.cu), for all three.
 void launch_scan(const Prefill& p, int device, cudaStream_t stream);
 
 }  // namespace gdn

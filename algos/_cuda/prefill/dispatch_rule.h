@@ -37,6 +37,12 @@ inline bool use_recurrent(int64_t num_tokens, int64_t N, int64_t HV, int64_t tok
 // whole tile 2.0 (ladder, "Longest first"). The border not measured alone.
 inline bool more_than_one_wave(int64_t N, int64_t HV, int64_t sms) { return 2 * N * HV > sms; }
 
+// Whether whole sequences are done in one launch (inter_chunk_sm90_fused.cuh). It saves the intra-chunk launch's time, but a chunk
+// and value head keeps two SMs busy for 1.4 to 1.6 us, and one for 2.0 otherwise: with many of them per SM two launches are
+// faster. 16 per SM: 128x128 (15.5) 83.9 us in one launch, 85.7 in two; 4x2048 and 8x1024 with 16/32 heads (31) 111 and 113 in one, 102
+// and 108 in two (ladder, "One launch"). Between those not measured.
+inline bool in_one_launch(int64_t num_tokens, int64_t HV, int64_t sms) { return num_tokens / CHUNK * HV <= 16 * sms; }
+
 // Segment length in chunks; 0: no sequence is split. Splits all tokens, as if they were one sequence, into `segments` / HV parts.
 // 1x8192 in 8 parts 70.0, in 5 77.4, unsplit 172.5; 3028 in 5 sequences in 5 parts 44.5, unsplit 64.6.
 //
@@ -52,12 +58,24 @@ inline bool more_than_one_wave(int64_t N, int64_t HV, int64_t sms) { return 2 * 
 //   work (4x2048 61.2, without them 55.5), and 7000 + 400 + 400 + 392 tokens take 91.2 instead of 153.8. 12 and 5 not measured
 //   alone.
 //
+// And only with wgmma (`forgets`), since there gates that forget save most of the products (context_parallel.cuh):
+//
+// full: as many parts as SMs can have a whole tile each, if those are not short: one sequence, or few heads.
+// two: at least two parts for equally long sequences, if half tiles of them all fit on the SMs. A chunk of the transfer takes 0.85 us and
+//   one of the inter-chunk kernel 1.4, and with two parts there is no Phi.
+//
 // Memory: 8 KB per chunk and value head, 16 with mma.sync, and 128 KB per segment and value head.
 constexpr int SHORTEST_SEGMENT = 8, SOME_LENGTH = 12, SHORTEST_CUT = 20;  // chunks
-inline int segment_chunks(int64_t num_tokens, int64_t N, int64_t HV, int segments, int64_t sms) {
-  const int64_t chunks = num_tokens / CHUNK, mean = chunks / N, parts = segments / HV;
-  if (parts < 3 || chunks < SHORTEST_CUT || more_than_one_wave(N, HV, sms)) return 0;
-  const int64_t whole = mean >= SOME_LENGTH && 5 * N * HV > sms ? mean : SHORTEST_SEGMENT;
+constexpr int FULL_SEGMENT = 32;  // 16: 1x16384 91 instead of 114 us with usual gates, but 126 where nothing decays
+inline int segment_chunks(int64_t num_tokens, int64_t N, int64_t HV, int segments, int64_t sms, bool forgets) {
+  const int64_t chunks = num_tokens / CHUNK, mean = chunks / N, usual = segments / HV, wave = sms / HV;
+  const bool few = N == 1 || 5 * N * HV <= sms, split = usual >= 3;
+  forgets = forgets && segments > 0;
+  const bool full = forgets && few && wave >= 3 && chunks >= FULL_SEGMENT * wave;
+  const bool two = forgets && !full && (N == 1 ? !split : !few) && 4 * N * HV <= sms && mean >= (split ? 32 : 48);  // 4x1024: 42 instead of 39 us
+  const int64_t parts = std::max(usual, full ? wave : two ? 2 * N : 0);
+  if (parts < (two ? 2 : 3) || chunks < SHORTEST_CUT || more_than_one_wave(N, HV, sms)) return 0;
+  const int64_t whole = few || mean < SOME_LENGTH ? SHORTEST_SEGMENT : two ? (mean + 1) / 2 : mean;
   return static_cast<int>(std::max(whole, (chunks + parts - 1) / parts));
 }
 

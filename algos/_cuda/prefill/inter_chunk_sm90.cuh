@@ -50,16 +50,22 @@ template <int GROUPS_, int STAGES_>
 struct GroupShared {
   static constexpr int GROUPS = GROUPS_, STAGES = STAGES_;
   static constexpr bool LOOPS = GROUPS > 1;  // a CTA has several tiles
+  static constexpr int WARPS = GROUPS * 4;   // of consumers
+  static constexpr int UNIT_ROWS = GROUP_ROWS, TILES = 2 / GROUPS;  // TileSegment; tiles of a sequence and value head
+  static constexpr int PIECES = 8;           // of 16 bytes, of a token's outputs in v[0]
+  static constexpr bool MAKES_M = true;      // else M comes with T (inter_chunk_tma.cuh)
+  static constexpr int PREPARED = MATRIX;    // bytes that come from the intra-chunk kernel
   GroupStage<GROUPS> stages[STAGES];
   uint64_t full[STAGES], outputs_ready[STAGES], empty[STAGES];  // a stage's tiles have arrived; its outputs are written; it is free
   uint64_t m_ready[STAGES];                               // M is ready, or the maker does not need this state's stage
 };
-template <int GROUPS> constexpr int STATE_BLOCK = GROUPS * GROUP_ROWS * 128;  // bytes
-static_assert(4 * STATE_BLOCK<1> <= sizeof(GroupStage<1>) && 4 * STATE_BLOCK<2> <= sizeof(GroupStage<2>));
+constexpr int state_block(int rows) { return rows * 128; }  // bytes
+template <typename Shared> constexpr int STATE_BLOCK = state_block(HEAD_DIM / Shared::TILES);
+static_assert(HEAD_DIM / 2 * 128 * 4 <= sizeof(GroupStage<1>) && HEAD_DIM * 128 * 4 <= sizeof(GroupStage<2>));
 template <int GROUPS, int STAGES>
-constexpr int group_shared() { return sizeof(GroupShared<GROUPS, STAGES>); }
+__host__ __device__ constexpr int group_shared() { return sizeof(GroupShared<GROUPS, STAGES>); }
 
-#if FLASHCORE_WGMMA
+#if FLASHCORE_COPY_ENGINE
 
 // The next stage, and the parity of its barriers' phase, `i` after those that are done. Every role waits
 // for each stage's `full` before the stage can be freed, because parity only distinguishes a phase from the next one. `made` is
@@ -92,11 +98,11 @@ template <bool OUTPUTS, typename Shared, typename Last = Nothing>
 __device__ __forceinline__ void produce(const Prefill& p, const Maps& maps, Shared& s, PipelineState<Shared::STAGES>& pipe,
                                     const Segment& at, int half, bool values, const Last& last = {}) {
   constexpr int GROUPS = Shared::GROUPS;
-  const uint32_t bytes = QK_TILE + (OUTPUTS ? QK_TILE : 0) + (values ? GROUPS * V_TILE : 0) + MATRIX;
-  const char* prepared = p.prepared + (static_cast<int64_t>(at.number) * p.HV + at.hv) * MATRIX;
+  const uint32_t bytes = QK_TILE + (OUTPUTS ? QK_TILE : 0) + (values ? GROUPS * V_TILE : 0) + Shared::PREPARED;
+  const char* prepared = p.prepared + (static_cast<int64_t>(at.number) * p.HV + at.hv) * Shared::PREPARED;
   int token = at.first;
 #pragma unroll 1
-  for (int chunk = 0; chunk < at.count; ++chunk, token += CHUNK, prepared += int64_t{p.HV} * MATRIX) {
+  for (int chunk = 0; chunk < at.count; ++chunk, token += CHUNK, prepared += int64_t{p.HV} * Shared::PREPARED) {
     auto& stage = s.stages[pipe.stage(chunk)];
     const uint32_t full = shared_address(&s.full[pipe.stage(chunk)]);
     // 6. Load
@@ -105,7 +111,7 @@ __device__ __forceinline__ void produce(const Prefill& p, const Maps& maps, Shar
     mbarrier_arrive_expect_tx(full, bytes);
     tma_load_box(shared_address(stage.k), maps.k, token, 0, at.h, full);
     if (values) tma_load_box(shared_address(stage.v), maps.v, token, half, at.hv, full);
-    bulk_load(shared_address(stage.prepared.T), prepared, MATRIX, full);
+    bulk_load(shared_address(stage.prepared.T), prepared, Shared::PREPARED, full);
     if constexpr (OUTPUTS) tma_load_box(shared_address(stage.q), maps.q, token, 0, at.h, full);
   }
   pipe.begun += at.count;
@@ -121,10 +127,10 @@ __device__ __forceinline__ void release_stage(uint64_t& empty) {
 }
 template <typename Shared>
 __device__ __forceinline__ void store_outputs(const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe, const Segment& at,
-                                              int half, int thread) {
-  constexpr int GROUPS = Shared::GROUPS;
-  const int first = thread / 8, piece = thread % 8;
-  const uint32_t own = in_matrix(first, piece);  // 8 rows further are 1024 bytes further: STORE_WARPS warps take a multiple of 8
+                                              int half, int thread, int first_piece = 0) {
+  constexpr int GROUPS = Shared::GROUPS, PIECES = Shared::PIECES, ROWS = STORE_WARPS * 32 / PIECES;
+  const int first = thread / PIECES, piece = first_piece + thread % PIECES;
+  const uint32_t own = in_matrix(first, piece);  // 8 rows further are 1024 bytes further: ROWS is a multiple of 8
   const int64_t row = static_cast<int64_t>(p.HV) * HEAD_DIM;
   __nv_bfloat16* to = p.output + (at.first + first) * row + at.hv * HEAD_DIM + half * GROUP_ROWS + piece * 8;
   int left = at.tokens - first;
@@ -134,18 +140,20 @@ __device__ __forceinline__ void store_outputs(const Prefill& p, Shared& s, Pipel
     const int stage = pipe.stage(chunk);
     mbarrier_wait(shared_address(&s.outputs_ready[stage]), pipe.parity(chunk));
 #pragma unroll 1
-    for (int i = 0; i < CHUNK; i += STORE_WARPS * 4) {
+    for (int i = 0; i < CHUNK; i += ROWS) {
 #pragma unroll
       for (int group = 0; group < GROUPS; ++group)
         if (i < left)
           store16(to + group * GROUP_ROWS,
                   at.padding() ? uint4{} : *reinterpret_cast<const uint4*>(s.stages[stage].v[group] + own + i * 128));
-      to += STORE_WARPS * 4 * row;
+      to += ROWS * row;
     }
     release_stage(s.empty[stage]);
   }
   pipe.begun += at.count;
 }
+
+#if FLASHCORE_WGMMA
 
 // d += X M^T, for all of M; X as left operands of 16 tokens each.
 __device__ __forceinline__ void square_times(float (&d)[8][4], const uint32_t (&X)[4][4], uint32_t M) {
@@ -163,17 +171,22 @@ __device__ __forceinline__ void triangle_times(float (&d)[2][4][4], const uint32
   }
 }
 
+#endif  // FLASHCORE_WGMMA
+
 // Gate `which` of token 8 i + 2t and of the next one.
 __device__ __forceinline__ float2 gates_of(const char* prepared, int which, int i, int t) {
   return *reinterpret_cast<const float2*>(prepared + gate_at(which, 8 * i + 2 * t));
 }
 
-// Zeros in the rows of a tile from `count` on, by a warpgroup.
+// Zeros in the rows of a tile from `count` on, by THREADS threads.
+template <int THREADS = 128>
 __device__ __forceinline__ void clear_rows(char* tile, int count, int thread) {
 #pragma unroll 1
-  for (int i = thread; i < CHUNK * 8; i += 128)
+  for (int i = thread; i < CHUNK * 8; i += THREADS)
     if (i / 8 >= count) reinterpret_cast<uint4*>(tile)[i] = {0, 0, 0, 0};
 }
+
+#if FLASHCORE_WGMMA
 
 // `row`: the warp's first of the state's, for CHECKPOINTS alone.
 template <bool OUTPUTS, bool CHECKPOINTS = false, typename Shared>
@@ -358,9 +371,11 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
   }
 }
 
+#endif  // FLASHCORE_WGMMA
+
 template <bool OUTPUTS, typename Shared>
 __device__ __forceinline__ void group_begin(Shared& s) {
-  constexpr int CONSUMER_ARRIVALS = Shared::GROUPS * 4 * ARRIVALS, MAKER_ARRIVALS = 4 * ARRIVALS;
+  constexpr int CONSUMER_ARRIVALS = Shared::WARPS * ARRIVALS, MAKER_ARRIVALS = 4 * ARRIVALS;
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int i = 0; i < Shared::STAGES; ++i) {
@@ -373,6 +388,36 @@ __device__ __forceinline__ void group_begin(Shared& s) {
   __syncthreads();
 }
 
+// A state's accumulators from a stage of the pipeline, in blocks of BLOCK bytes as tma_load_state brings them; rows `row` and `row` + 8.
+template <int BLOCK>
+__device__ __forceinline__ void read_state(float (&S)[16][4], const Prefill& p, const char* tile, StateOf state, int row, int lane) {
+  if (POOL && state < 0) {
+#pragma unroll
+    for (int j = 0; j < 16; ++j)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) S[j][c] = 0.f;
+  } else if (POOL && p.state_blocks() == 2) {  // bf16, two blocks of 64 columns
+#pragma unroll
+    for (int j = 0; j < 16; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int at = j / 8 * BLOCK + in_matrix(row + half * 8, j % 8) + lane % 4 * 4;
+        const uint32_t word = *reinterpret_cast<const uint32_t*>(tile + at);
+        S[j][2 * half] = __uint_as_float(word << 16), S[j][2 * half + 1] = __uint_as_float(word & 0xffff0000u);
+      }
+  } else
+#pragma unroll
+  for (int j = 0; j < 16; ++j)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = j / 4 * BLOCK + in_matrix(row + half * 8, j % 4 * 2 + lane % 4 / 2) + lane % 2 * 8;
+      const float2 pair = *reinterpret_cast<const float2*>(tile + at);
+      S[j][2 * half] = pair.x, S[j][2 * half + 1] = pair.y;
+    }
+}
+
+#if FLASHCORE_WGMMA
+
 // The maker: computes M of all chunks of a work tile, from K and Q in the stages, up to STAGES - 1 chunks ahead of the
 // consumers. A warp has 16 rows. Rows of K and Q that belong to another sequence have no effect: columns after the diagonal are
 // zeros, and rows past the end give outputs that are not stored.
@@ -383,24 +428,34 @@ __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineStat
   const auto own = pipe.template take<Shared::LOOPS>(count);
 #pragma unroll 1
   for (int chunk = 0; chunk < count; ++chunk) {
-    // again, where the norms take registers
-    const int lane = POOL ? static_cast<int>(thread_again() % 32) : first_lane, g = lane / 4, t = lane % 4;
+    // again, where the norms take registers and there are few
+    const int lane = POOL && Shared::GROUPS > 1 ? static_cast<int>(thread_again() % 32) : first_lane, g = lane / 4, t = lane % 4;
     auto& stage = s.stages[own.stage(chunk)];
     // 7. M
     const KMajor queries(shared_address(stage.q)), keys(shared_address(stage.k));
     mbarrier_wait(shared_address(&s.full[own.stage(chunk)]), own.parity(chunk));
     float by[2] = {p.scale, p.scale};
-    if constexpr (POOL) {  // two lanes have a row of Q
-      const int row = warp * 16 + lane / 2;
+    if constexpr (POOL) {  // |q|^2, the diagonal of Q Q^T
       char* const prepared = reinterpret_cast<char*>(&stage.prepared);
-      float sum = 0.f;
+      const uint32_t own = shared_address(stage.q) + warp * 16 * 128;
+      const uint32_t left_at = own + in_matrix(lane % 16, lane / 16), right_at = own + in_matrix(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+      float squares[2][4] = {}, norm[2];
 #pragma unroll
-      for (int i = 0; i < 8; ++i)  // in an order in which eight lanes read from different banks
-        sum = add_squares(sum, *reinterpret_cast<const uint4*>(stage.q + lane % 2 * (QK_TILE / 2) + in_matrix(row, i ^ lane % 2 * 4)));
-      const float norm = p.inverse_norm(sum + __shfl_xor_sync(0xffffffffu, sum, 1));
-      if (lane % 2 == 0)
-        *reinterpret_cast<float*>(prepared + gate_at(IN_Q, row)) = norm * *reinterpret_cast<const float*>(prepared + gate_at(IN, row));
-      by[0] *= __shfl_sync(0xffffffffu, norm, 2 * g), by[1] *= __shfl_sync(0xffffffffu, norm, 2 * g + 16);
+      for (int step = 0; step < 8; ++step) {
+        uint32_t left[4], right[4];
+        load_matrices(left, (left_at ^ step % 4 << 5) + step / 4 * (QK_TILE / 2));
+        load_matrices(right, (right_at ^ step % 4 << 5) + step / 4 * (QK_TILE / 2));
+        multiply_add(squares[0], left, right[0], right[1]), multiply_add(squares[1], left, right[2], right[3]);
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {  // rows g and g + 8, from the lane that has them
+        norm[h] = p.inverse_norm(__shfl_sync(0xffffffffu, g % 2 ? squares[h][2 * h + 1] : squares[h][2 * h], 4 * g + g / 2));
+        by[h] *= norm[h];
+      }
+      const int row = warp * 16 + g + 8 * t;
+      if (t < 2)
+        *reinterpret_cast<float*>(prepared + gate_at(IN_Q, row)) =
+            (t ? norm[1] : norm[0]) * *reinterpret_cast<const float*>(prepared + gate_at(IN, row));
     }
     float d[8][4];
     warpgroup_arrive();
@@ -422,14 +477,11 @@ __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineStat
       if (j <= warp) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const float2 before = gates_of(prepared, SUM, 2 * j + e, t);
-          float2 key{1.f, 1.f};
-          if (POOL) key = gates_of(prepared, KEY, 2 * j + e, t);
+          const float2 before = gates_of(prepared, POOL ? SUM_KEY : SUM, 2 * j + e, t);
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
             const int row = warp * 16 + g + c / 2 * 8, column = j * 16 + e * 8 + 2 * t + c % 2;
-            float value = by[c / 2] * exp2_approx(G[c / 2] - (c % 2 ? before.y : before.x)) * d[2 * j + e][c];
-            if (POOL) value *= c % 2 ? key.y : key.x;
+            const float value = by[c / 2] * exp2_approx(G[c / 2] - (c % 2 ? before.y : before.x)) * d[2 * j + e][c];
             d[2 * j + e][c] = column <= row ? value : 0.f;
           }
         }
@@ -444,6 +496,7 @@ __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineStat
 }
 
 #endif  // FLASHCORE_WGMMA
+#endif  // FLASHCORE_COPY_ENGINE
 
 // GROUPS consumer warpgroups, the maker's if there are outputs, and the producer's with the epilogue. They redistribute their
 // registers, in multiples of 8: if the sum is more than the launch has, the kernel hangs.
@@ -460,6 +513,10 @@ struct WorkTile {
   __device__ __forceinline__ WorkTile(const Prefill& p, int number) {
     if constexpr (GROUPS > 1) half = 0, slot = number / p.HV, hv = number - slot * p.HV;
     else half = blockIdx.x, hv = blockIdx.y, slot = blockIdx.z;
+  }
+  __device__ __forceinline__ Segment segment(const Prefill& p) const {
+    if constexpr (GROUPS > 1) return {p, hv, slot};  // CTAs without work do not matter here, and this takes fewer registers
+    else return segment_of(p, hv, slot, 0);
   }
   // In the matrix of all states' rows.
   __device__ __forceinline__ int row(const Prefill& p) const { return (slot * p.HV + hv) * HEAD_DIM + half * GROUP_ROWS; }
@@ -501,7 +558,7 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     const int other = warp - PRODUCER;
     const bool produces = other == 0 && elect_one();
     for_each_static_tile<GROUPS>(p, tiles, [&](const WorkTile<GROUPS>& of, bool) {
-      const Segment at(p, of.hv, of.slot);
+      const Segment at = of.segment(p);
       if (produces) produce<true>(p, maps, s, pipe, at, of.half, true);
       if (other > 0 && other <= STORE_WARPS) store_outputs(p, s, pipe, at, of.half, threadIdx.x - (PRODUCER + 1) * 32);
     });
@@ -510,12 +567,12 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
   if (warp >= MAKER) {
     warpgroup_reg_dealloc<maker_registers(GROUPS)>();
     for_each_static_tile<GROUPS>(p, tiles,
-                                 [&](const WorkTile<GROUPS>& of, bool) { make_m(p, s, pipe, Segment(p, of.hv, of.slot)); });
+                                 [&](const WorkTile<GROUPS>& of, bool) { make_m(p, s, pipe, of.segment(p)); });
     return;
   }
   warpgroup_reg_alloc<consumer_registers(GROUPS, true)>();
   for_each_static_tile<GROUPS>(p, tiles, [&](const WorkTile<GROUPS>& of, bool first) {
-    const Segment at(p, of.hv, of.slot);
+    const Segment at = of.segment(p);
     if (!at.there()) return;
     const int row = of.half * GROUP_ROWS + warp * 16;
     if (p.segment || !first) load_state(S, at.start(), row, 0, lane);
@@ -524,41 +581,6 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     if (!at.last) return;
     store_state(at.end(), S, row, 0, lane);
   });
-#endif
-}
-
-// grid (4 / GROUPS, HV, num_tokens / tokens of a segment): the first half makes L, the second Phi. A sequence that begins in unit
-// u of all tokens, and has m segments before its last, ends in unit u + m or later: so units can serve as segment numbers.
-template <int GROUPS, int STAGES>
-__global__ void __launch_bounds__(group_threads(GROUPS, false), 1)
-gdn_prefill_transfer_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
-#if FLASHCORE_WGMMA
-  auto& s = *reinterpret_cast<GroupShared<GROUPS, STAGES>*>(tile_memory());
-  constexpr int HALF = 2 / GROUPS;
-  constexpr bool GIVES = GROUPS > 1;  // else each thread has enough registers from the launch
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = blockIdx.x % HALF * GROUPS;
-  const int row = half * GROUP_ROWS + warp * 16;
-  const bool values = blockIdx.x < HALF;
-  if (warp == GROUPS * 4 && elect_one()) prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v);
-  const Segment at(p, blockIdx.y, blockIdx.z + sequence_of<0>(p, blockIdx.z, p.segment * CHUNK, lane));
-  if (!at.there() || at.last || (at.opens && !values)) return;
-  group_begin<false>(s);
-  PipelineState<STAGES> pipe;
-  if (warp >= GROUPS * 4) {
-    if constexpr (GIVES) warpgroup_reg_dealloc<producer_registers(false)>();
-    if (warp == GROUPS * 4 && elect_one()) produce<false>(p, maps, s, pipe, at, half, values);
-    return;
-  }
-  if constexpr (GIVES) warpgroup_reg_alloc<consumer_registers(GROUPS, false)>();
-  float S[16][4];
-  begin_transfer(S, at, values, row, lane);
-  consume<false>(S, p, s, pipe, at, values);
-  const int64_t to = at.state_at(at.slot);
-  if (values) {
-    store_state(p.ends + to, S, row, 0, lane);
-  } else {
-    store_transfer(reinterpret_cast<uint4*>(p.transfers + to), S, row / 16, lane);
-  }
 #endif
 }
 

@@ -30,24 +30,29 @@ constexpr int tiles_shared() {
   return full > half ? full : half;
 }
 
-#if FLASHCORE_WGMMA
+#if FLASHCORE_COPY_ENGINE
 
-// Work tile `index` in the plan's order, where each sequence has HALVES tiles for each value head. `what` encodes the sequence,
-// value head and half of V: its rows of all states begin at GROUP_ROWS * what. It is less than NO_TILE: there
-// are at most 32767 sequences and 65535 value heads.
-template <uint32_t HALVES>
+// Work tile `index` in the plan's order, where each sequence has TILES tiles for each value head. `what` encodes the sequence,
+// value head and unit (half or quarter) of V: its rows of all states begin at UNIT_ROWS * what. It is less than NO_TILE: there
+// are at most 32767 sequences and 65535 value heads, and quarters of so many states would be 128 TiB.
+template <uint32_t TILES, int UNIT_ROWS = GROUP_ROWS>
 __device__ __forceinline__ ScheduledTile tile_of(const Prefill& p, uint32_t index) {
-  const uint32_t number = index / HALVES, place = number / p.HV;
+  const uint32_t number = index / TILES, place = number / p.HV;
   const uint4 x = *reinterpret_cast<const uint4*>(p.plan->tiles() + place);
-  return {(x.x * p.HV + number - place * p.HV) * 2 + index % HALVES, static_cast<int>(x.y), static_cast<int>(x.z),
-          POOL ? static_cast<int>(x.w) : 0};
+  return {(x.x * p.HV + number - place * p.HV) * (HEAD_DIM / UNIT_ROWS) + index % TILES, static_cast<int>(x.y),
+          static_cast<int>(x.z), POOL ? static_cast<int>(x.w) : 0};
 }
-struct TileSegment : Segment {
-  int half;
-  __device__ __forceinline__ TileSegment(const Prefill& p, const ScheduledTile& tile) : TileSegment(p, tile, tile.what / 2 / p.HV) {}
-  __device__ __forceinline__ TileSegment(const Prefill& p, const ScheduledTile& tile, int n)
-      : Segment(p, tile.what / 2 - n * p.HV, n, tile.first, tile.tokens, POOL ? tile.state : n), half(tile.what & 1) {}
+template <int UNIT_ROWS>
+struct UnitSegment : Segment {
+  static constexpr int UNITS = HEAD_DIM / UNIT_ROWS;
+  int unit, half;  // of V
+  __device__ __forceinline__ UnitSegment(const Prefill& p, const ScheduledTile& tile)
+      : UnitSegment(p, tile, tile.what / UNITS / p.HV) {}
+  __device__ __forceinline__ UnitSegment(const Prefill& p, const ScheduledTile& tile, int n)
+      : Segment(p, tile.what / UNITS - n * p.HV, n, tile.first, tile.tokens, POOL ? tile.state : n),
+        unit(tile.what % UNITS), half(unit * UNIT_ROWS / GROUP_ROWS) {}
 };
+using TileSegment = UnitSegment<GROUP_ROWS>;
 
 // A state passes through the pipeline: the producer loads it,
 template <typename Shared>
@@ -60,13 +65,14 @@ __device__ __forceinline__ void produce_state(const Prefill& p, const Maps& maps
     if (tile.state < 0) {  // zeros
       mbarrier_arrive(full);
     } else {
-      mbarrier_arrive_expect_tx(full, p.state_blocks() * STATE_BLOCK<Shared::GROUPS>);
-      const int row = tile.what / 2 % p.HV * HEAD_DIM + tile.what % 2 * GROUP_ROWS;
+      constexpr int ROWS = Shared::UNIT_ROWS, UNITS = HEAD_DIM / ROWS;
+      mbarrier_arrive_expect_tx(full, p.state_blocks() * STATE_BLOCK<Shared>);
+      const int row = tile.what / UNITS % p.HV * HEAD_DIM + tile.what % UNITS * ROWS;
       tma_load_box(shared_address(&s.stages[stage]), maps.state, row, 0, tile.state, full);
     }
   } else {
-    mbarrier_arrive_expect_tx(full, 4 * STATE_BLOCK<Shared::GROUPS>);
-    tma_load_state(shared_address(&s.stages[stage]), maps.state, static_cast<int>(tile.what * GROUP_ROWS), full);
+    mbarrier_arrive_expect_tx(full, 4 * STATE_BLOCK<Shared>);
+    tma_load_state(shared_address(&s.stages[stage]), maps.state, static_cast<int>(tile.what * Shared::UNIT_ROWS), full);
   }
   ++pipe.begun;
 }
@@ -77,30 +83,7 @@ __device__ __forceinline__ void consume_state(float (&S)[16][4], const Prefill& 
   const int stage = pipe.stage();
   mbarrier_wait(shared_address(&s.full[stage]), pipe.parity());
   const char* const tile = reinterpret_cast<const char*>(&s.stages[stage]);
-  row += lane / 4;
-  if (POOL && s.announced[stage].state < 0) {
-#pragma unroll
-    for (int j = 0; j < 16; ++j)
-#pragma unroll
-      for (int c = 0; c < 4; ++c) S[j][c] = 0.f;
-  } else if (POOL && p.state_blocks() == 2) {  // bf16, two blocks of 64 columns
-#pragma unroll
-    for (int j = 0; j < 16; ++j)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int at = j / 8 * STATE_BLOCK<Shared::GROUPS> + in_matrix(row + half * 8, j % 8) + lane % 4 * 4;
-        const uint32_t word = *reinterpret_cast<const uint32_t*>(tile + at);
-        S[j][2 * half] = __uint_as_float(word << 16), S[j][2 * half + 1] = __uint_as_float(word & 0xffff0000u);
-      }
-  } else
-#pragma unroll
-  for (int j = 0; j < 16; ++j)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int at = j / 4 * STATE_BLOCK<Shared::GROUPS> + in_matrix(row + half * 8, j % 4 * 2 + lane % 4 / 2) + lane % 2 * 8;
-      const float2 pair = *reinterpret_cast<const float2*>(tile + at);
-      S[j][2 * half] = pair.x, S[j][2 * half + 1] = pair.y;
-    }
+  read_state<STATE_BLOCK<Shared>>(S, p, tile, POOL ? s.announced[stage].state : 0, row + lane / 4, lane);
   __syncwarp();
   if (lane < ARRIVALS) mbarrier_arrive(shared_address(&s.outputs_ready[stage]));
   ++pipe.begun, ++pipe.made;
@@ -116,7 +99,7 @@ __device__ __forceinline__ void pass_state(Shared& s, PipelineState<Shared::STAG
 template <typename Shared>
 __device__ __forceinline__ void free_state(Shared& s, PipelineState<Shared::STAGES>& pipe) {
   mbarrier_wait(shared_address(&s.outputs_ready[pipe.stage()]), pipe.parity());
-  mbarrier_wait(shared_address(&s.m_ready[pipe.stage()]), pipe.parity());
+  if constexpr (Shared::MAKES_M) mbarrier_wait(shared_address(&s.m_ready[pipe.stage()]), pipe.parity());
   release_stage(s.empty[pipe.stage()]);
   ++pipe.begun;
 }
@@ -156,24 +139,25 @@ __device__ __forceinline__ void for_each_scheduled_tile(Shared& s, PipelineState
 template <typename Shared>
 __device__ __forceinline__ void produce_tiles(const Prefill& p, const Maps& maps, Shared& s, PipelineState<Shared::STAGES>& pipe,
                                               Schedule schedule) {
-  constexpr uint32_t HALVES = 2 / Shared::GROUPS;
-  const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV * HALVES;
+  const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV * Shared::TILES;
   uint32_t index = blockIdx.x;
   ScheduledTile tile = s.first;
 #pragma unroll 1
   for (;;) {
-    const TileSegment at(p, tile);
+    const UnitSegment<Shared::UNIT_ROWS> at(p, tile);
     const auto take = [&] { index = schedule == STATIC ? index + gridDim.x : gridDim.x + atomicAdd(&p.plan->taken, 1u); };
     if (at.count == 0) take();
     produce<true>(p, maps, s, pipe, at, at.half, true, take);
     if (index >= tiles) break;
-    tile = tile_of<HALVES>(p, index);
+    tile = tile_of<Shared::TILES, Shared::UNIT_ROWS>(p, index);
     announce(s, pipe, tile);
     produce_state(p, maps, s, pipe, tile);
   }
   announce(s, pipe, {NO_TILE, 0, 0, 0});
   mbarrier_arrive(shared_address(&s.full[pipe.stage()]));
 }
+
+#if FLASHCORE_WGMMA
 
 // Each role does its first tile's chunks, then reads which tile is next, handles its state's stage, and so on.
 template <int GROUPS, int STAGES>
@@ -235,8 +219,11 @@ __device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, co
 }
 
 #endif  // FLASHCORE_WGMMA
+#endif  // FLASHCORE_COPY_ENGINE
 
 // p.ctas CTAs, as many as can be resident; `one` and `two` have the boxes for one consumer warpgroup and for two. p.segment is 0.
+// A template, so that it is not compiled again for inter_chunk_tma.cuh, which uses the steps above.
+template <typename = void>
 __global__ void __launch_bounds__(TILES_THREADS, 1)
 gdn_prefill_inter_chunk_sm90_tiles(const __grid_constant__ Prefill p, const __grid_constant__ Maps one,
                                    const __grid_constant__ Maps two) {

@@ -108,12 +108,17 @@ __device__ __forceinline__ void store_results(char* to, const Prepared& results,
   }
 }
 
-// The tensor map is unused: both kernels have the same arguments.
+// The tensor map is unused: both kernels have the same arguments. SORTS: as in intra_chunk_sm90.cuh.
+template <bool SORTS>
 __global__ void __launch_bounds__(INTRA_THREADS, INTRA_CTAS)
 gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_constant__ CUtensorMap,
                              const __grid_constant__ IntraSchedule schedule) {
   IntraShared& s = *reinterpret_cast<IntraShared*>(shared_memory());
   const int thread = threadIdx.x, warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32;
+  if (SORTS && blockIdx.x == 0) {
+    if (blockIdx.y == 0 && blockIdx.z == 0) sort_tiles<true>(p, reinterpret_cast<SortShared&>(s));
+    return;
+  }
   const ValueHeads heads(p);
   // Which of two heads' gates a warp computes; less than 0: none.
   const auto gates_of_warp = [](int warp) { return warp == 0 ? 0 : warp == 7 ? 1 : -1; };
@@ -124,7 +129,7 @@ gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_con
     prefetch(p.A_log + hv), prefetch(p.bias_at(hv));
   }
   // 1. Find the chunk, load K and Q
-  const ChunkTile tile = first_chunk(p, schedule, static_cast<int>(blockIdx.x), lane);
+  const ChunkTile tile = first_chunk(p, schedule, static_cast<int>(blockIdx.x) - SORTS, lane);
   if (tile.numbers == 0) return;
   RawGates raw;
   if (gating) raw.load_tokens(p, tile, heads.head(tile, gated), lane);
@@ -168,7 +173,7 @@ gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_con
       char* const T = s.results[m].T;
       // 4. Inverse
       if (makes_T) {
-        invert_row<StoreByLane>(T, s.results[both ? m : 1].M, s, s.gates[m], row, barrier, lane);
+        invert_row<StoreByLane>(T, s.results[both ? m : 1].M, SharedRow{s}, s.gates[m], row, barrier, lane);
         if (row == 0) store_gates(T, s.gates[m], s, thread_again() % 32, true);  // it has no other work there
       }
       // 7. M

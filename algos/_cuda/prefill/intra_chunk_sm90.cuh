@@ -39,14 +39,20 @@ __device__ __forceinline__ void clear_k(IntraShared& s, int count, int thread) {
 }
 
 // Step 3: K K^T of normalised keys, by the four warps that have it; the squares of their norms are its diagonal.
-__device__ __forceinline__ void normalise(IntraShared& s, const Prefill& p, float (&d)[8][4], int row, int lane) {
+template <typename Norms>
+__device__ __forceinline__ void normalise(Norms& s, const Prefill& p, float (&d)[8][4], int row, int lane) {
   const int g = lane / 4;
+  float squares[2] = {};
 #pragma unroll
   for (int j = 0; j < 4; ++j)
-    if (j == row && lane % 4 == g / 2) {
-      s.key[row * SIDE + g] = p.inverse_norm(g % 2 ? d[2 * j][1] : d[2 * j][0]);
-      s.key[row * SIDE + g + 8] = p.inverse_norm(g % 2 ? d[2 * j + 1][3] : d[2 * j + 1][2]);
+    if (j == row) squares[0] = g % 2 ? d[2 * j][1] : d[2 * j][0], squares[1] = g % 2 ? d[2 * j + 1][3] : d[2 * j + 1][2];
+  if (lane % 4 == g / 2) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float key = p.inverse_norm(squares[h]);
+      s.key[row * SIDE + g + 8 * h] = key, s.query[row * SIDE + g + 8 * h] = -__log2f(key);
     }
+  }
   named_barrier_sync<128>(3);
 #pragma unroll
   for (int j = 0; j < 4; ++j)
@@ -65,7 +71,7 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
   const int thread = threadIdx.x, warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32;
   if (SORTS && blockIdx.x == 0) {
     static_assert(BINS == INTRA_THREADS && sizeof(SortShared) <= sizeof(IntraShared));
-    if (blockIdx.y == 0 && blockIdx.z == 0) sort_tiles(p, reinterpret_cast<SortShared&>(s));
+    if (blockIdx.y == 0 && blockIdx.z == 0) sort_tiles<false>(p, reinterpret_cast<SortShared&>(s));
     return;
   }
   const ValueHeads heads(p);
@@ -149,8 +155,11 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
       char* const T = s.T[m];
       // 4. Inverse
       if (makes_T) {
-        invert_row<StoreMatrix>(T, s.operands[m], s, s.gates[m], row, barrier, lane);
-        if (row == 0) store_gates(T, s.gates[m], s, thread_again() % 32, false);  // it has no other work there
+        invert_row<StoreMatrix>(T, s.operands[m], SharedRow{s}, s.gates[m], row, barrier, lane);
+        if (row == 0) {  // it has no other work there
+          store_gates(T, s.gates[m], s, thread_again() % 32, false);
+          if (p.bounds) store_bound(heads.bound(tile, first + m), s.gates[m], s, thread_again() % 32);
+        }
       }
       // 5. Store T - I and the gates
       if (makes_T) {

@@ -90,7 +90,7 @@ struct IntraShared {
   Gates gates[PAIR];
   ChunkTile tiles[2];                     // sm90: this one and the next, alternating
   uint64_t full;                          // sm90: K has arrived
-  float key[POOL ? CHUNK : 1], query[POOL ? CHUNK : 1];  // 1 / |k_t|; sm80: 1 / |q_t|
+  float key[POOL ? CHUNK : 1], query[POOL ? CHUNK : 1];  // 1 / |k_t|; sm80: 1 / |q_t|, sm90: log2 |k_t|
 };
 static_assert(INTRA_CTAS * (sizeof(IntraShared) + 1024) <= 228 * 1024);
 
@@ -143,7 +143,9 @@ __device__ __forceinline__ void compute_gates(Gates& to, const RawGates& raw, in
 }
 
 // Step 5, the gates for the inter-chunk kernel, of tokens 2 lane and 2 lane + 1: to the upper right quarter of T.
-__device__ __forceinline__ void store_gates(char* T, const Gates& gates, const IntraShared& s, int lane, bool queries) {
+// `s` has the keys' norms, and the queries'.
+template <typename Norms>
+__device__ __forceinline__ void store_gates(char* T, const Gates& gates, const Norms& s, int lane, bool queries) {
   const float2 G = *reinterpret_cast<const float2*>(gates.G + 2 * lane);
   const float end = gates.G[CHUNK - 1];
   const float in[2] = {exp2_approx(G.x), exp2_approx(G.y)};
@@ -151,12 +153,30 @@ __device__ __forceinline__ void store_gates(char* T, const Gates& gates, const I
   store_pair(T + gate_at(IN, 2 * lane), in[0], in[1]);
   if constexpr (POOL) {
     key = *reinterpret_cast<const float2*>(s.key + 2 * lane);
-    store_pair(T + gate_at(IN_K, 2 * lane), in[0] * key.x, in[1] * key.y), store_pair(T + gate_at(KEY, 2 * lane), key.x, key.y);
+    store_pair(T + gate_at(IN_K, 2 * lane), in[0] * key.x, in[1] * key.y);
     if (queries) store_pair(T + gate_at(IN_Q, 2 * lane), in[0] * s.query[2 * lane], in[1] * s.query[2 * lane + 1]);
+    else store_pair(T + gate_at(SUM_KEY, 2 * lane), G.x + s.query[2 * lane], G.y + s.query[2 * lane + 1]);
   }
   store_pair(T + gate_at(OUT, 2 * lane), key.x * exp2_approx(end - G.x), key.y * exp2_approx(end - G.y));
   store_pair(T + gate_at(BETA, 2 * lane), gates.beta[2 * lane], gates.beta[2 * lane + 1]);
   store_pair(T + gate_at(SUM, 2 * lane), G.x, G.y);
+}
+
+// Step 5, for segments: log2 of a bound of ||Phi|| of the chunk (context_parallel.cuh), by a warp. K K^T has |k_t|^2 on its diagonal.
+__device__ __forceinline__ void store_bound(float* to, const Gates& gates, const IntraShared& s, int lane) {
+  float grows = 0.f;  // above 0 only if beta |k_t|^2 is above 2
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int token = 2 * lane + i, half = token % SIDE / 8, g = token % 8;
+    const float square = reinterpret_cast<const float*>(&s.k_diagonal[token / SIDE][half][g * 4 + g / 2])[2 * half + i];
+    const float factor = fabsf(1.f - gates.beta[token] * square);
+    if (!(factor <= 1.f)) grows += log2f(factor);  // NaN as well: then nothing counts as forgotten
+  }
+  if (__ballot_sync(0xffffffffu, grows != 0.f)) {
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) grows += __shfl_xor_sync(0xffffffffu, grows, d);
+  }
+  if (lane == 0) *to = gates.G[CHUNK - 1] + grows;
 }
 
 // A block as accumulators, and as a left operand of 16-bit numbers.
@@ -302,9 +322,18 @@ __device__ __forceinline__ void store_diagonal(char* T, const Block& x, int i, i
   store_block<Store>(T, rest, i, i, lane);
 }
 
-// Step 4: row i of T by one of four warps.
-template <typename Store>
-__device__ __forceinline__ void invert_row(char* T, char* operands, const IntraShared& s, const Gates& gates, int i, int barrier,
+// Row i of K K^T, up to the diagonal: in shared memory, from step 3. In registers: inter_chunk_sm90_fused.cuh.
+struct SharedRow {
+  const IntraShared& s;
+  __device__ __forceinline__ void diagonal(Block& x, int i, int lane) const { load_products(x, s.k_diagonal[i], lane); }
+  __device__ __forceinline__ void below_diagonal(Words& w, int i, int j, int lane) const {
+    const uint4 k = s.k_below[below(i, j)][lane];
+    w[0] = k.x, w[1] = k.y, w[2] = k.z, w[3] = k.w;
+  }
+};
+// Step 4: row i of T by one of four warps, from its row of K K^T.
+template <typename Store, typename Row>
+__device__ __forceinline__ void invert_row(char* T, char* operands, const Row& k, const Gates& gates, int i, int barrier,
                                            int lane) {
   // 4. Inverse: E, the block on the diagonal, and n
   Block n[3] = {};
@@ -312,7 +341,7 @@ __device__ __forceinline__ void invert_row(char* T, char* operands, const IntraS
     Block x, own;
     Words left;
     const float by[2] = {-gates.beta[i * SIDE + lane / 4], -gates.beta[i * SIDE + lane / 4 + 8]};
-    load_products(x, s.k_diagonal[i], lane);
+    k.diagonal(x, i, lane);
     weigh_diagonal(x, gates, by, i, 1, lane);
     invert_block(own, x, lane);
     if (i < 3) {
@@ -326,8 +355,8 @@ __device__ __forceinline__ void invert_row(char* T, char* operands, const IntraS
 #pragma unroll
     for (int j = 0; j < 3; ++j)
       if (j < i) {
-        const uint4 k = s.k_below[below(i, j)][lane];
-        const Words right = {k.x, k.y, k.z, k.w};
+        Words right;
+        k.below_diagonal(right, i, j, lane);
         add_product(n[j], left, right);
         scale_columns(n[j], gates.right[i - 1] + j * SIDE, lane);
         if (i < 3) {
@@ -399,6 +428,9 @@ struct ValueHeads {
   // Where the `bytes` of a chunk and value head go.
   __device__ __forceinline__ char* result(const ChunkTile& tile, int i, int bytes) const {
     return p.prepared + (static_cast<int64_t>(tile.number) * p.HV + head(tile, i)) * bytes;
+  }
+  __device__ __forceinline__ float* bound(const ChunkTile& tile, int i) const {
+    return p.bounds + head(tile, i) * p.chunk_numbers() + tile.number;
   }
 };
 

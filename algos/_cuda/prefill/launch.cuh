@@ -44,15 +44,16 @@ static void launch_intra_chunk(const Prefill& p, const CUtensorMap& keys, int de
 }
 
 // Splits the sequences, in place: see segment_chunks. Returns the maximum number of parts of all sequences.
-inline uint32_t cut(Prefill& p, int segments, int device) {
-  p.segment = segment_chunks(p.num_tokens, p.N, p.HV, segments, sms_of(device));
+inline uint32_t cut(Prefill& p, int segments, int device, bool forgets) {
+  p.segment = segment_chunks(p.num_tokens, p.N, p.HV, segments, sms_of(device), forgets);
   return p.N + (p.segment ? static_cast<uint32_t>(p.num_tokens / (p.segment * CHUNK)) : 0);
 }
 
 // Memory for the intra-chunk kernel's results, and for segments. For the number of parts see cut.
-static uint32_t allocate_workspace(Prefill& p, int segments, int64_t prepared, int device, const Allocate& allocate) {
+static uint32_t allocate_workspace(Prefill& p, int segments, int64_t prepared, int device, const Allocate& allocate,
+                                   bool forgets = false) {
   p.prepared = static_cast<char*>(allocate((p.num_tokens / CHUNK + p.N) * p.HV * prepared));
-  const uint32_t parts = cut(p, segments, device);
+  const uint32_t parts = cut(p, segments, device, forgets);
   if (p.segment) {
     const int64_t bytes = int64_t{parts} * p.HV * HEAD_DIM * HEAD_DIM * sizeof(float);
     p.ends = static_cast<float*>(allocate(bytes)), p.transfers = static_cast<float*>(allocate(bytes));

@@ -2,6 +2,8 @@
 // the scan, which sm_90a uses as well.
 #include "tuned.h"
 
+#include <algorithm>
+
 #include "intra_chunk_sm80.cuh"
 #include "launch.cuh"
 #include "context_parallel_scan.cuh"
@@ -12,7 +14,8 @@
 namespace gdn {
 
 void launch_scan(const Prefill& p, int device, cudaStream_t stream) {
-  launch<gdn_prefill_scan>(dim3(HEAD_DIM / 16, p.HV, p.N), SCAN_THREADS, sizeof(ScanShared), device, stream, p);
+  const int items = HEAD_DIM / 16 * p.HV * p.N;
+  launch<gdn_prefill_scan>(dim3(std::min(items, sms_of(device))), SCAN_THREADS, sizeof(ScanShared), device, stream, p);
 }
 
 // Up to this many sequences times value heads, unsplit, four warps share 16 rows: 8 CTAs for each, up to 384, three per SM of an
@@ -27,7 +30,7 @@ constexpr int64_t SPLIT_UP_TO = 48;
 // WARPS tiles of 16 rows of S per CTA, two stages: 112 KB, so that one CTA fits the 163 KB of sm_80. Not measured alone.
 void launch_sm80(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream) {
   const uint32_t parts = allocate_workspace(p, segments, sizeof(Prepared), device, allocate);
-  launch_intra_chunk<gdn_prefill_intra_chunk_sm80, false>(p, {}, device, stream);
+  launch_intra_chunk<gdn_prefill_intra_chunk_sm80<false>, false>(p, {}, device, stream);
   constexpr int WARPS = 4, STAGES = 2, SHARED = state_shared<WARPS, STAGES>();
   const dim3 split_grid(HEAD_DIM / 16, p.HV, parts), grid(HEAD_DIM / 16 / WARPS, p.HV, parts);
   if (p.segment) {

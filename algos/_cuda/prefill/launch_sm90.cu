@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "context_parallel_sm90.cuh"
 #include "intra_chunk_sm90.cuh"
 #include "launch.cuh"
 #include "tensor_maps.cuh"
@@ -46,25 +47,32 @@ static void launch_inter_chunk(const Prefill& p, const Maps& maps, uint32_t part
   if (p.has_checkpoints()) with(std::bool_constant<POOL>{});
   else with(std::false_type{});
 }
+// The number of segments if one sequence has nearly all tokens; its last has no transfer.
+static int64_t likely_segments(const Prefill& p) {
+  const int64_t unit = int64_t{p.segment} * CHUNK;
+  return (p.num_tokens + unit - 1) / unit;
+}
 template <int GROUPS, int STAGES>
-static void launch_transfer(const Prefill& p, const Maps& maps, int device, cudaStream_t stream) {
-  const dim3 grid(4 / GROUPS, p.HV, static_cast<uint32_t>(p.num_tokens / (p.segment * CHUNK)));
-  launch<gdn_prefill_transfer_sm90<GROUPS, STAGES>>(grid, group_threads(GROUPS, false), group_shared<GROUPS, STAGES>(), device,
-                                                     stream, p, maps);
+static void launch_transfer(const Prefill& p, const Maps& maps, uint32_t segments, int device, cudaStream_t stream) {
+  launch<gdn_prefill_transfer_sm90<GROUPS, STAGES>>(dim3(4 / GROUPS, p.HV, segments), group_threads(GROUPS, false),
+                                                     group_shared<GROUPS, STAGES>(), device, stream, p, maps);
+}
+static void launch_segments(const Prefill& p, const Maps& one, const Maps& two, int64_t likely, int device, cudaStream_t stream) {
+  const uint32_t segments = static_cast<uint32_t>(p.num_tokens / (p.segment * CHUNK));  // the most that are not a sequence's last
+  // Without bounds one warpgroup per CTA while all of them (two halves, each for L and for Phi) can have an SM.
+  // Choosing by the actual number of segments came with two other changes: together 1x8192 71 us instead of 83 (ladder,
+  // "Fewer products", H200). Not measured alone.
+  if (p.bounds)
+    launch<gdn_prefill_recall_sm90>(dim3(4, p.HV, segments), RECALL_THREADS, recall_shared(), device, stream, p, one, two);
+  else if (4 * (likely - 1) * p.HV <= sms_of(device)) launch_transfer<1, 4>(p, one, segments, device, stream);
+  else launch_transfer<2, 3>(p, two, segments, device, stream);
+  launch_scan(p, device, stream);
 }
 static void launch_inter_chunk_sm90(const Prefill& p, const Maps& one, const Maps& two, uint32_t parts, int device,
                                     cudaStream_t stream) {
-  // The number of segments if one sequence has nearly all tokens; its last has no transfer. `parts` is the maximum.
-  // One warpgroup per CTA of the transfer while all of them (two halves, each for L and for Phi) can have an SM.
-  // Choosing by the actual number of segments came with two other changes: together 1x8192 71 us instead of 83 (ladder,
-  // "Fewer products", H200). Not measured alone.
-  const int64_t unit = int64_t{p.segment} * CHUNK, likely = p.segment ? (p.num_tokens + unit - 1) / unit : p.N;
-  const int64_t moved = (likely - 1) * p.HV, count = sms_of(device);
-  if (p.segment) {
-    if (4 * moved <= count) launch_transfer<1, 4>(p, one, device, stream);
-    else launch_transfer<2, 3>(p, two, device, stream);
-    launch_scan(p, device, stream);
-  }
+  // `parts` is the maximum; likely are those of one sequence with nearly all tokens.
+  const int64_t likely = p.segment ? likely_segments(p) : p.N, count = sms_of(device);
+  if (p.segment) launch_segments(p, one, two, likely, device, stream);
   if (more_than_one_wave(likely, p.HV, count)) launch_inter_chunk<2, 3>(p, two, parts, device, stream);
   else launch_inter_chunk<1, 4>(p, one, parts, device, stream);
 }
@@ -73,8 +81,21 @@ bool launch_sm90(Prefill p, int segments, const Allocate& allocate, int device, 
   if (!has_wgmma(device)) return false;
   Maps one{}, two{};
   make_maps(p, one, two);
-  const uint32_t parts = allocate_workspace(p, segments, MATRIX, device, allocate);
-  if (!p.segment && !p.has_checkpoints() && launch_sm90_tiles(p, one, two, allocate, device, stream)) return true;
+  cut(p, segments, device, true);
+  const bool whole = !p.segment && !p.has_checkpoints();
+  // A pool's kernel in one launch is tested in the emulator; it has not run on a GPU, so pools keep two launches.
+  if (!POOL && whole && in_one_launch(p.num_tokens, p.HV, sms_of(device)) && launch_sm90_fused(p, one, allocate, device, stream)) return true;
+  const uint32_t parts = allocate_workspace(p, segments, MATRIX, device, allocate, true);
+  // Gates are looked at where that is why there are more segments. Elsewhere it gains less than it loses where nothing decays: 1x8192 71 to
+  // 68 us, and 71 to 76.
+  if (p.segment != segment_chunks(p.num_tokens, p.N, p.HV, segments, sms_of(device), false)) {
+    // A step of the scan takes about as long as a chunk of a transfer: so long a detour is as good as Phi and the scan.
+    const int segments = static_cast<int>(likely_segments(p));
+    p.window = p.segment + segments, p.sms = std::max(sms_of(device) / std::max(segments - 1, 1), 1);
+    p.bounds = static_cast<float*>(allocate(p.chunk_numbers() * p.HV * sizeof(float)));
+    p.linked = static_cast<int*>(allocate(int64_t{parts} * p.HV * sizeof(int)));
+  }
+  if (whole && launch_sm90_tiles(p, one, two, allocate, device, stream)) return true;
   launch_intra_chunk<gdn_prefill_intra_chunk_sm90<false>, true>(p, one.k, device, stream);
   launch_inter_chunk_sm90(p, one, two, parts, device, stream);
   return true;

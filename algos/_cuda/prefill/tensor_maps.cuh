@@ -18,9 +18,9 @@ inline void make_map(CUtensorMap& map, const void* base, int64_t num_tokens, int
 }
 
 // All states' rows for tma_load_state: 64 or 128 of them, in four blocks of 32 columns. Or those of a pool's slot for
-// tma_load_box, of bf16 in two blocks of 64.
+// tma_load_box, of bf16 in two blocks of 64. `states`: the dense ones, before or after.
 template <typename Problem>
-void make_state_map(CUtensorMap& map, const Problem& p, uint32_t rows) {
+void make_state_map(CUtensorMap& map, const Problem& p, uint32_t rows, const float* states) {
   if constexpr (POOL) {
     const bool half = p.state_blocks() == 2;
     const cuuint32_t columns = half ? 64 : 32, blocks = half ? 2 : 4;
@@ -30,7 +30,7 @@ void make_state_map(CUtensorMap& map, const Problem& p, uint32_t rows) {
         {columns, static_cast<cuuint64_t>(p.HV) * HEAD_DIM, blocks, slots},
         {row, 128, static_cast<cuuint64_t>(p.slot_stride) * (half ? 2 : 4)}, {columns, rows, blocks, 1}));
   } else
-  check(flashcore::make_tensor_map<3>(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.rows(0),
+  check(flashcore::make_tensor_map<3>(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, states,
                                       {32, static_cast<cuuint64_t>(p.N) * p.HV * HEAD_DIM, HEAD_DIM / 32}, {HEAD_DIM * 4, 128},
                                       {32, rows, HEAD_DIM / 32}));
 }
@@ -50,6 +50,10 @@ namespace gdn {
 // launch_sm90_tiles.cu: both kernels with the tile scheduler, no sequence split. Returns false, without a launch, if the half tiles
 // are at most one wave.
 bool launch_sm90_tiles(Prefill p, Maps one, Maps two, const Allocate& allocate, int device, cudaStream_t stream);
+
+// launch_sm90_fused.cu: one kernel instead of two, no sequence split. Returns false, without a launch, if there are more
+// sequences than it can sort.
+bool launch_sm90_fused(Prefill p, Maps one, const Allocate& allocate, int device, cudaStream_t stream);
 
 }  // namespace gdn
 #pragma GCC visibility pop

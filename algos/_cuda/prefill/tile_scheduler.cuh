@@ -12,6 +12,7 @@ enum Schedule : uint32_t {
   STATIC,         // whole tiles in the sequences' order: CTA i has tiles i, i + CTAs, i + 2 CTAs, ...
   LONGEST_FIRST,  // whole tiles, longest first: a CTA that is free takes the next one
   HALVES,         // the same with tiles of half of V
+  QUARTERS,       // of a quarter: only with mma.sync
 };
 
 // The amount of work, and the schedule that ends first. An SM needs FULL for a chunk of a whole tile and HALF for one of a half
@@ -21,6 +22,9 @@ enum Schedule : uint32_t {
 struct Load {
   uint32_t longest, shortest, chunks;  // chunks: of the longest sequence, of the shortest, of all
   static constexpr float FULL = 20, HALF = 13, TAKING = 10;
+  // The same with mma.sync (inter_chunk_tma.cuh), for a half and a quarter: 33.7 us for 16 chunks at 8x1024, 92.5 for 60 (ladder,
+  // "Half of V or a quarter", H200). Always longest first.
+  static constexpr float MMA_HALF = 20, MMA_QUARTER = 15;
 
   // A lower bound for the chunks of the CTA that ends last, the largest of: the longest tile; the mean per CTA; the mean number of
   // tiles per CTA, rounded up, times the shortest. Longest first comes near this. `each`: tiles per sequence.
@@ -33,6 +37,10 @@ struct Load {
     const float in_turn = FULL * longest * rounds;  // at most
     const float first = FULL * least(N * HV, HV, ctas) + TAKING, halves = HALF * least(2 * N * HV, 2 * HV, ctas) + TAKING;
     return in_turn <= fminf(first, halves) ? STATIC : halves < first ? HALVES : LONGEST_FIRST;
+  }
+  __host__ __device__ Schedule mma_schedule(uint32_t N, uint32_t HV, uint32_t ctas) const {
+    const float halves = MMA_HALF * least(2 * N * HV, 2 * HV, ctas), quarters = MMA_QUARTER * least(4 * N * HV, 4 * HV, ctas);
+    return halves <= quarters ? HALVES : QUARTERS;
   }
 };
 
@@ -58,7 +66,8 @@ struct SortShared {
   Load load;
 };
 
-// A counting sort by all threads of a CTA.
+// A counting sort by all threads of a CTA, for inter_chunk_sm90_tiles.cuh or (MMA) for inter_chunk_tma.cuh.
+template <bool MMA>
 __device__ __forceinline__ void sort_tiles(const Prefill& p, SortShared& s) {
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const auto tokens_of = [&](int n) { return max(p.border(n + 1) - p.border(n), 0); };
@@ -91,7 +100,7 @@ __device__ __forceinline__ void sort_tiles(const Prefill& p, SortShared& s) {
   for (int w = 0; w < BINS / 32 - 1; ++w)
     if (w < warp) to += s.before[w];
   s.bins[thread] = to - here;
-  const Schedule schedule = s.load.schedule(p.N, p.HV, p.ctas);
+  const Schedule schedule = MMA ? s.load.mma_schedule(p.N, p.HV, p.ctas) : s.load.schedule(p.N, p.HV, p.ctas);
   __syncthreads();
 #pragma unroll 1
   for (int n = thread; n < p.N; n += BINS) {

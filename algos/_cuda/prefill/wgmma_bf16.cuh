@@ -1,5 +1,5 @@
 // For gdn's prefill, in addition to flashcore-v4's warpgroup.cuh: products of bf16 with the left operand in registers, boxes of
-// four dimensions, plain copies by TMA, and a few more instructions. Only if that file has wgmma.
+// four dimensions, plain copies by TMA, and a few more instructions. The products only if that file has wgmma, all else if it has TMA.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,19 +8,24 @@
 
 namespace gdn {
 
-#if FLASHCORE_WGMMA
+#if FLASHCORE_COPY_ENGINE
 
 using flashcore::mbarrier_arrive;
 using flashcore::mbarrier_arrive_expect_tx;
 using flashcore::mbarrier_init_fence;
-using flashcore::warpgroup_commit;
-using flashcore::warpgroup_fence_operand;
 using flashcore::mbarrier_init;
-using flashcore::warpgroup_sync;
-using flashcore::warpgroup_arrive;
 using flashcore::prefetch_tensor_map;
 using flashcore::tile_memory;
 using flashcore::mbarrier_wait;
+
+#endif  // FLASHCORE_COPY_ENGINE
+
+#if FLASHCORE_WGMMA
+
+using flashcore::warpgroup_commit;
+using flashcore::warpgroup_fence_operand;
+using flashcore::warpgroup_sync;
+using flashcore::warpgroup_arrive;
 using flashcore::warpgroup_wait;
 
 // --- products ---------------------------------------------------------------------------------------------------------
@@ -111,6 +116,10 @@ __device__ __forceinline__ void warpgroup_reg_alloc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
+#endif  // FLASHCORE_WGMMA
+
+#if FLASHCORE_COPY_ENGINE
+
 // --- copies -----------------------------------------------------------------------------------------------------------
 
 // `bytes` from global to shared memory, addresses and size multiples of 16; they count for the barrier.
@@ -134,6 +143,17 @@ __device__ __forceinline__ void tma_load_state(uint32_t to, const CUtensorMap& m
       "l"(&map), "r"(0), "r"(row), "r"(0), "r"(barrier)
       : "memory");
 }
+// The opposite way: see bulk_store for the wait.
+__device__ __forceinline__ void tma_store_box(const CUtensorMap& map, int row, int half, int head, uint32_t from) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];\n"
+               "cp.async.bulk.commit_group;" ::"l"(&map), "r"(0), "r"(row), "r"(half), "r"(head), "r"(from)
+               : "memory");
+}
+__device__ __forceinline__ void tma_store_state(const CUtensorMap& map, int row, uint32_t from) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];\n"
+               "cp.async.bulk.commit_group;" ::"l"(&map), "r"(0), "r"(row), "r"(0), "r"(from)
+               : "memory");
+}
 // Tells L2 to fetch `bytes`; size and address are multiples of 16.
 __device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
@@ -145,6 +165,42 @@ __device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t byt
                : "memory");
 }
 __device__ __forceinline__ void bulk_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// --- clusters ---------------------------------------------------------------------------------------------------------
+
+// This CTA's number in its cluster; and a shared memory address of it, in the memory of CTA number `rank`.
+__device__ __forceinline__ int cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+__device__ __forceinline__ uint32_t at_peer(uint32_t at, int rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+  return there;
+}
+// Says that what a peer writes next is no longer read here. Of cluster scope, the release would be two fences of the whole GPU.
+__device__ __forceinline__ void mbarrier_arrive_at_peer(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// `bytes` from this CTA's shared memory to a peer's; they count for the peer's barrier.
+__device__ __forceinline__ void copy_to_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "r"(from),
+               "r"(bytes), "r"(barrier)
+               : "memory");
+}
+// A number to a peer's shared memory; its 4 bytes count for the peer's barrier.
+__device__ __forceinline__ void store_at_peer(uint32_t to, uint32_t x, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to), "r"(x), "r"(barrier)
+               : "memory");
+}
+// A barrier of all threads of the cluster. It orders no accesses but those to barriers (mbarrier_init_fence): a release of all
+// would wait for stores to memory.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// --- others -----------------------------------------------------------------------------------------------------------
+
 // Elects one lane of a converged warp, the same one each time.
 __device__ __forceinline__ bool elect_one() {
   uint32_t one;
@@ -172,6 +228,6 @@ __device__ __forceinline__ void store16(void* to, const uint4& words) {
                : "memory");
 }
 
-#endif  // FLASHCORE_WGMMA
+#endif  // FLASHCORE_COPY_ENGINE
 
 }  // namespace gdn

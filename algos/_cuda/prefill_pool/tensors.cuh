@@ -62,8 +62,8 @@ struct Tensors : Call {
     return {padding(of) ? nullptr : at(of < 0 ? ~of : of, hv), half_pool};
   }
   // Only a dense call has all states side by side.
-  __device__ __forceinline__ static const float* rows(int64_t) { return nullptr; }
-  __device__ __forceinline__ static float* new_rows(int64_t) { return nullptr; }
+  __host__ __device__ __forceinline__ static const float* rows(int64_t) { return nullptr; }
+  __host__ __device__ __forceinline__ static float* new_rows(int64_t) { return nullptr; }
 
   // States within a sequence, for prefix caches: whether there are any; whether there is one after so many of a sequence's chunks; and
   // where it goes.
@@ -77,8 +77,12 @@ struct Tensors : Call {
 
   // How many blocks of 128 bytes side by side TMA brings of a state's rows.
   __host__ __device__ __forceinline__ int state_blocks() const { return half_pool ? 2 : 4; }
-  // The factor of a row of q or k whose elements have this sum of squares.
-  __device__ __forceinline__ float inverse_norm(float squares) const { return epsilon < 0.f ? 1.f : rsqrtf(squares + epsilon); }
+  // The factor of a row of q or k whose elements have this sum of squares. Without norms 1 / sqrt(0 * squares + 1): ptxas would make
+  // two branches of a condition around rsqrtf, each of which waits for the other rows' norms.
+  __device__ __forceinline__ float inverse_norm(float squares) const {
+    const bool plain = epsilon < 0.f;
+    return rsqrtf(fmaf(squares, plain ? 0.f : 1.f, plain ? 1.f : epsilon));
+  }
 
  private:
   __device__ __forceinline__ char* at(int slot, int hv) const {

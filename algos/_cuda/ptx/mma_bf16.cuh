@@ -46,6 +46,11 @@ template <int THREADS>
 __device__ __forceinline__ void named_barrier_sync(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
 }
+// The same without waiting: what this warp wrote before is there for those that wait.
+template <int THREADS>
+__device__ __forceinline__ void named_barrier_arrive(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
+}
 
 // How many lanes of a warp arrive at a barrier for the whole warp, after a __syncwarp, which orders the other lanes' accesses.
 // Use 32 for compute-sanitizer: its racecheck counts a lane's arrival for that lane only.

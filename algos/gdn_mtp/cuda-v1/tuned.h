@@ -4,6 +4,7 @@
 struct Tuned { const char* gpu; int sms; int64_t up_to; int rows, split, groups, load, store, resident; };   // constants in the order of algo.toml
 constexpr Tuned TUNED[] = {
     {"NVIDIA H200", 132, 16, 16, 4, 1, 2, 0, 1},
-    {"NVIDIA H200", 132, 256, 16, 2, 2, 1, 0, 16},
-    {"NVIDIA H200", 132, 9223372036854775807, 16, 2, 1, 2, 0, 1},
+    {"NVIDIA H200", 132, 64, 16, 4, 2, 2, 0, 1},
+    {"NVIDIA H200", 132, 256, 8, 2, 4, 2, 0, 40},
+    {"NVIDIA H200", 132, 9223372036854775807, 8, 1, 8, 2, 0, 1},
 };

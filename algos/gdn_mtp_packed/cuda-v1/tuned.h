@@ -3,8 +3,7 @@
 #include <cstdint>
 struct Tuned { const char* gpu; int sms; int64_t up_to; int rows, split, groups, load, store, resident; };   // constants in the order of algo.toml
 constexpr Tuned TUNED[] = {
-    {"NVIDIA H200", 132, 16, 8, 4, 1, 2, 0, 1},
-    {"NVIDIA H200", 132, 64, 8, 2, 1, 2, 0, 1},
-    {"NVIDIA H200", 132, 256, 16, 2, 1, 2, 0, 1},
-    {"NVIDIA H200", 132, 9223372036854775807, 8, 2, 1, 2, 0, 1},
+    {"NVIDIA H200", 132, 64, 8, 4, 1, 2, 0, 1},
+    {"NVIDIA H200", 132, 256, 8, 2, 4, 2, 0, 40},
+    {"NVIDIA H200", 132, 9223372036854775807, 16, 2, 1, 2, 0, 1},
 };

@@ -37,7 +37,7 @@ struct Tensors : Call {
   __device__ __forceinline__ float* final(StateOf of, int hv) const { return new_state + at(of, hv); }
   // All of them, rows of 128.
   __host__ __device__ __forceinline__ const float* rows(int64_t row) const { return state + row * HEAD_DIM; }
-  __device__ __forceinline__ float* new_rows(int64_t row) const { return new_state + row * HEAD_DIM; }
+  __host__ __device__ __forceinline__ float* new_rows(int64_t row) const { return new_state + row * HEAD_DIM; }
 
   // States within a sequence, for prefix caches: only of a pool.
   __host__ __device__ __forceinline__ static bool has_checkpoints() { return false; }
