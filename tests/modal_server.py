@@ -342,7 +342,10 @@ class _Answers:
         if id not in s.results:
             s.results[id] = asyncio.create_task(asyncio.to_thread(s.carry_out, id))
         done, _ = await asyncio.wait([s.results[id]], timeout=max(r.timeout, 0.3))
-        result = s.results[id].result() if done else None
+        if done and (e := s.results[id].exception()):  # a test's own answer: the client would ask until its limit
+            result = failure("FAILURE", f"the test's answer failed: {e!r}")
+        else:
+            result = s.results[id].result() if done else None
         if done and result is None:  # to be asked again
             del s.results[id]
         if result is None:

@@ -458,7 +458,7 @@ def test_a_progress_bar_names_an_algo_as_it_is(monkeypatch):
 
 
 def test_modal_s_lines_are_shown(monkeypatch, capsys):
-    from gdn_cli.cli import modal
+    from gdn_cli.cli import modal_account as modal
 
     monkeypatch.setattr(resume, "logs", lambda *_: ["\x1b]0;t\x07 [/]"])
     modal.logs()

@@ -542,7 +542,7 @@ def test_setup_makes_the_volumes_and_uploads_missing_files(tmp_path):
     (tmp_path / "traces").mkdir()
     with Server() as s:
         first = rent(s, "setup", "--dataset", tmp_path)
-        again = rent(s, "setup", "--dataset", tmp_path, "--json")
+        again = rent(s, "setup", "--dataset", tmp_path, "--no-image", "--json")
         bare = rent(s, "setup", "--no-data", "--json")
         volume = s.volumes["flashinfer-trace"]
         assert volume.pop(setup.DATASET) and volume == files and s.volumes["gdn-cache"] == {}
@@ -551,7 +551,10 @@ def test_setup_makes_the_volumes_and_uploads_missing_files(tmp_path):
     assert "gdn: volume flashinfer-trace has files that `gdn modal setup` did not put there (blob, definitions, " in (
         words(refused.err)
     )
-    for step in ("token: Modal accepts it", "volume flashinfer-trace: there", "uploading 1 to 3 of 3 files"):
+    assert not s.calls and not any(f.resources.gpu_config.count for f in s.functions)  # the image costs no GPU's time
+    assert (bare.json["image"], again.json["image"], len(s.functions)) == ("gdn", None, 2)
+    steps = ("token: Modal accepts it", "volume flashinfer-trace: there", "image gdn: there", "1 to 3 of 3 files")
+    for step in steps:
         assert step in first.err
     assert again.json["kept"] == 1 and again.json["uploaded"] == 2  # texts again, tensors not
     assert bare.json["uploaded"] == 0 and bare.code == 0

@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 import gdn_cli
 from gdn_cli import errors, paths
 from gdn_cli.catalog import pack, registry
+from gdn_cli.catalog.tiers import TIERS
 from gdn_cli.catalog.workloads import embedded
 from gdn_cli.errors import RemoteError, UsageError
 from gdn_cli.machine import inventory
@@ -771,7 +772,9 @@ def test_a_rented_gpu_is_not_paid_for_work_on_a_cpu():
     assert alone.jobs == [cpu] and alone.missing == []
 
 
-def test_a_tier_that_the_image_does_not_have_is_refused_before_the_start():
+def test_a_tier_that_the_image_does_not_have_is_refused_before_the_start(monkeypatch):
+    assert all(tier.package in {None} | settings.pinned() for tier in TIERS.values())
+    monkeypatch.setattr(costs, "pinned", lambda: settings.pinned() - {"cuda-bench"})
     many = job("cuda-v4", "cuda", command="bench", tiers=("cupti", "nvbench", "fib"))
     with pytest.raises(UsageError, match="tier 'nvbench' needs cuda-bench, which is not in the image"):
         costs.affordable(planning.Plan([many], [], []), False)

@@ -314,4 +314,4 @@ def test_tune_asks_for_them_and_keeps_what_it_measured_apart(in_place, monkeypat
     monkeypatch.setattr(race, "execute", lambda job, *_, **__: jobs.append(job))
     race._time(work, race.FIRST, {1: ["a"]}, [], "a group")
     assert [job.in_place for job in jobs] == [in_place] * 2 and [job.command for job in jobs] == ["check", "compare"]
-    assert search._key(plan, settings, None).in_place == in_place
+    assert search.key_of(plan, settings, None).in_place == in_place

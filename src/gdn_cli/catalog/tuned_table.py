@@ -213,7 +213,7 @@ def candidates(algo: Algo) -> tuple[list[Constants], int]:
 
     Raises UsageError if none are left, or far too many.
     """
-    tune, path = algo.tune, algo.folder / "algo.toml"
+    tune, path = algo.tune, f"{algo.folder or algo.full_name}/algo.toml"
     count = math.prod(map(len, tune.constants.values()))
     if count > 100 * MOST:
         raise UsageError(f"{path}: [tune.constants] gives {count} candidates", hint="name fewer values")

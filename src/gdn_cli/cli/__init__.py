@@ -17,7 +17,7 @@ from . import (
     data,
     doctor,
     history,
-    modal,
+    modal_tune,
     options,
     pack,
     profile,
@@ -36,9 +36,9 @@ app = App(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 for command in (
-    bench.run, bench.bench, bench.floors, compare.compare, tune.tune, profile.profile, modal.modal, history.history,
-    report.report, algos.list_, algos.show, algos.new, pack.pack, submit.submit, data.data, doctor.doctor,
-    schema.schema, worker.worker,
+    bench.run, bench.bench, bench.floors, compare.compare, tune.tune, profile.profile, modal_tune.modal,
+    history.history, report.report, algos.list_, algos.show, algos.new, pack.pack, submit.submit, data.data,
+    doctor.doctor, schema.schema, worker.worker,
 ):  # fmt: skip
     if isinstance(command, typer.Typer):
         app.add_typer(command)

@@ -12,6 +12,8 @@ import typer
 
 from .. import errors
 from . import options as o
+from .elsewhere import EngineName
+from .elsewhere import elsewhere as engine_of
 from .judge import Judge
 
 
@@ -27,6 +29,7 @@ def run(
     gpus: o.Gpus = None,
     in_place: o.InPlace = False,
     batch_invariant: o.BatchInvariant = False,
+    engine: EngineName = None,
 ) -> None:
     """Check algos on workloads: are they right? With --official the contest's own harness judges them too.
 
@@ -53,7 +56,7 @@ def run(
         official=bool(harness),
         harness=harness,
     )
-    raise typer.Exit(carry_out(work, output))
+    raise typer.Exit(carry_out(work, output, engine_of(engine, gpus, trust)))
 
 
 @o.grouped
@@ -71,6 +74,7 @@ def bench(
     save: Annotated[
         Optional[str], typer.Option("--save", metavar="NAME", help="Save the records as a baseline for `gdn compare`.")
     ] = None,
+    engine: EngineName = None,
 ) -> None:
     """Check algos, then time them, the reference and a plain copy of the same bytes.
 
@@ -78,7 +82,7 @@ def bench(
     """
     algos, files = algos.also(solutions)
     work = Work("bench", algos, which, sampling, place, trust, files, gpus, in_place, batch_invariant)
-    raise typer.Exit(carry_out(replace(work, save=save), output))
+    raise typer.Exit(carry_out(replace(work, save=save), output, engine_of(engine, gpus, trust)))
 
 
 @o.grouped
@@ -109,7 +113,7 @@ class Work:
 def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     """Run a command, save and show its document. Returns the exit code.
 
-    `elsewhere` runs it on another machine (remote.engine.Engine).
+    `elsewhere` runs it on another machine (a run.elsewhere.Elsewhere).
     """
     from ..catalog import official
     from ..records import baselines, store
@@ -144,8 +148,8 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
         work.in_place, work.batch_invariant, machine,
     )  # fmt: skip
     harness = work.harness
-    if harness and not elsewhere:
-        harness = official.here(harness)
+    if harness and not harness.folder:
+        harness = elsewhere.harness(harness) if elsewhere else official.here(harness)
     plan = planning.prepare(known, parts, settings)
     if harness:
         planning.judged(plan, harness)

@@ -138,10 +138,9 @@ def _carried(command: str, ctx: typer.Context, asked: Asked, errand: Errand, out
     if errand.resume:
         old, asked = _resumed(ctx, errand.resume, Asked, "run", "bench")
         command, output = old.modal.command, replace(output, out=output.out or errand.resume)
-    elsewhere = _engine(asked, errand, command, asked, old)
+    elsewhere = engine_of(asked, errand, command, asked, old)
     trust, official = o.Trust(strict=asked.strict), command == "run"
-    judge = asked.judge.harness_for()
-    harness = judge and elsewhere.harness(judge)
+    harness = asked.judge.harness_for()
     work = Work("bench", asked, asked, asked, asked, trust, list(asked.solutions), official=official, harness=harness)
     try:
         code = carry_out(work, output, elsewhere)
@@ -190,7 +189,7 @@ def _left(writer: Any, code: int, detached: bool) -> bool:
     return False
 
 
-def _engine(rented: Containers, errand: Errand, command: str, asked: Asked | AskedProfiles, old: Any = None) -> Any:
+def engine_of(rented: Containers, errand: Errand, command: str, asked: Asked | AskedProfiles, old: Any = None) -> Any:
     from ..remote import engine, settings
     from ..report import screen
 
@@ -250,7 +249,7 @@ def profile(
     settings = here.Look(**asdict(look)).settings(o.Place("cuda", timeout), folder)
     names = here.named(names, algos.algo)
     asked = AskedProfiles(names, folder.absolute())
-    work = _engine(Containers(rented.gpu, rented.image, together=True), errand, "profile", asked)
+    work = engine_of(Containers(rented.gpu, rented.image, together=True), errand, "profile", asked)
 
     def profiled(live: list[str]) -> Any:
         known = algos.known()
@@ -304,7 +303,7 @@ def _fetched(ctx: typer.Context, errand: Errand, out: Path | None, json: bool) -
     document, asked = _resumed(ctx, file, AskedProfiles, "profile")
     old, folder = document.modal, out or asked.folder
     rented = Containers(old.gpu, old.image, together=True)
-    work = _engine(rented, Errand(errand.max_minutes), "profile", asked)
+    work = engine_of(rented, Errand(errand.max_minutes), "profile", asked)
     (call,) = old.calls
     try:
         code = looked_at(asked.names, folder, json, lambda _: profiles.fetched(work, call, folder))
@@ -315,61 +314,3 @@ def _fetched(ctx: typer.Context, errand: Errand, out: Path | None, json: bool) -
     if code != errors.MISSING:  # otherwise they could not be saved here
         file.unlink(missing_ok=True)
     return code
-
-
-@modal.command()
-def setup(
-    dataset: o.Dataset = None,
-    op: o.OpName = None,
-    preset: o.PresetName = None,
-    n: o.First = None,
-    no_data: Annotated[bool, typer.Option("--no-data", help="Only the token and the volumes.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Upload everything, over what the volume has.")] = False,
-    json: o.AsJson = False,
-) -> None:
-    """Check the token, make the volumes, upload the data set (the twins, or --dataset DIR). Safe to repeat.
-
-    Only --dataset and the contest's tools need the data set; twins are otherwise generated in the container.
-    """
-    import tempfile
-
-    from ..remote import settings, setup
-    from ..report import screen
-    from .data import written
-
-    found = settings.load()
-    with tempfile.TemporaryDirectory(prefix="gdn-twins-") as folder:
-
-        def twins() -> Path:
-            screen.say("data set: generating the twins")
-            written(Path(folder), o.Algos(op=op), o.Workloads(preset=preset, n=n))
-            return Path(folder)
-
-        data = (None, None) if no_data else (dataset, twins)
-        done = setup.setup(found, *data, screen.say, force)
-    if json:
-        screen.show_json(msgspec.to_builtins(done))
-    else:
-        screen.say(f"ready: {done.uploaded} files uploaded, {done.kept} already there")
-
-
-@modal.command()
-def status(json: o.AsJson = False) -> None:
-    """Show the apps that are running at Modal, and the runs left there."""
-    from ..remote import resume, settings
-    from ..report import terminal
-
-    terminal.show_remote(resume.status(settings.load()), json)
-
-
-@modal.command()
-def logs(
-    app: Annotated[Optional[str], typer.Argument(metavar="[APP]", help="An app's id; the newest without it.")] = None,
-    lines: Annotated[int, typer.Option("-n", metavar="N", min=1, help="The last N lines.")] = 100,
-) -> None:
-    """Show the output of an app's containers."""
-    from ..remote import resume, settings
-    from ..report import screen
-
-    for line in resume.logs(settings.load(), app, lines):
-        screen.put(line)

@@ -12,8 +12,17 @@ def worker(
     events: Annotated[
         Optional[Path], typer.Option(metavar="FILE", help="Append each record to FILE as soon as it is made.")
     ] = None,
+    parcel: Annotated[
+        bool, typer.Option("--parcel", help="Serve what `--engine` sends, instead of a request.")
+    ] = False,
 ) -> None:
     """Serve one request: JSON on stdin, the reply on stdout."""
+    if parcel:
+        import sys
+
+        from ..remote import through
+
+        raise typer.Exit(through.serve(sys.stdin.buffer))
     from ..worker import serve as w
 
     w.end(w.main(events))

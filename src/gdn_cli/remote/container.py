@@ -11,6 +11,7 @@ import contextlib
 import math
 import os
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +23,15 @@ from msgspec import structs
 from .. import errors
 from ..errors import GdnError, one_line
 from ..machine.inventory import HERE, Machine
-from ..run import jobs, worker_process
+from ..run import doctor, jobs, worker_process
 from ..schema.record_types import Environment, GpuName, Record, Status
+from ..tune import away
 from . import build_cache, wire
 from .settings import CACHE
 from .wire import Cache, Made, Parcel, Profile, Refusal, Reply, Wanted
 
 _RESERVE_S = 15.0  # of the container's time, to send back what there is
+_PROFILE_S = 60.0  # that must be left to begin a profile after other work
 _FILES_MIB = 64  # of a profile's files; the ones to open first have priority
 Commit = Callable[[str], None]  # makes changes on a volume permanent
 
@@ -60,7 +63,9 @@ def _served(
     with _built(content.cache, commit) as env, _environment(env | content.env):
         return Reply(
             outcomes=[_outcome(i, content, machine, end, keep, had.get(i, [])) for i in range(len(content.jobs))],
-            profiles=[_profile(wanted, content, machine) for wanted in content.profiles],
+            profiles=[_profile(wanted, content, machine, end) for wanted in content.profiles],
+            tuned=[_tuned(asked, machine, end, keep, before) for asked in content.tunings],
+            findings=doctor.installed(machine) if content.examine else [],
         )
 
 
@@ -115,15 +120,17 @@ def _outcome(
 
 def _label(environment: Environment, content: Parcel, machine: Machine) -> None:
     """Note where the numbers come from: measured at Modal, in which image, on which of its GPUs."""
-    environment.where, environment.image = "modal", content.image
+    environment.where, environment.image = content.where, content.image
     if content.gpu and environment.gpu:
         environment.asked, environment.gpus = str(content.gpu), [gpu.name for gpu in machine.gpus()]
 
 
-def _profile(wanted: Wanted, content: Parcel, machine: Machine) -> Profile:
+def _profile(wanted: Wanted, content: Parcel, machine: Machine, end: float) -> Profile:
     """A profile made as `gdn profile` makes it here: its document, and the files of its folder."""
     from ..profile import session
 
+    if content.jobs and time.monotonic() > end - _PROFILE_S:
+        return Profile(refused=Refusal("no time was left for it", "--max-minutes gives more", errors.REMOTE))
     with tempfile.TemporaryDirectory(prefix="gdn-profiles-") as folder:
         try:
             subject, settings = session.received(wanted, Path(folder))
@@ -134,6 +141,20 @@ def _profile(wanted: Wanted, content: Parcel, machine: Machine) -> Profile:
         files, left = _files(Path(made.folder), made.reading.files)
         made.folder = msgspec.UNSET
     return Profile(made, files, left)
+
+
+def _tuned(
+    asked: away.Wanted, machine: Machine, end: float, keep: Callable[[bytes], None], before: Sequence[bytes]
+) -> away.Measured:
+    """A tuning's measurements, as many as can be made until `end`."""
+    over = threading.Event()
+    alarm = threading.Timer(min(end - time.monotonic(), threading.TIMEOUT_MAX), over.set)
+    alarm.daemon = True
+    alarm.start()
+    try:
+        return away.measure(asked, machine, lambda note: keep(wire.encode(note)), wire.notes(before), over)
+    finally:
+        alarm.cancel()
 
 
 def _files(folder: Path, first: Sequence[str]) -> tuple[dict[str, bytes], list[str]]:
@@ -151,8 +172,11 @@ def _files(folder: Path, first: Sequence[str]) -> tuple[dict[str, bytes], list[s
 
 
 @contextlib.contextmanager
-def _built(cache: Cache, commit: Commit) -> Iterator[dict[str, str]]:
+def _built(cache: Cache | None, commit: Commit) -> Iterator[dict[str, str]]:
     """The builders' folders on the local disk, restored from an earlier container's builds; new builds are kept."""
+    if cache is None:
+        yield {}
+        return
     with tempfile.TemporaryDirectory(prefix="gdn-built-") as folder:
         root, mounted = Path(folder), Path(CACHE)
         if mounted.is_dir():

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,18 +19,20 @@ import msgspec
 from .. import units
 from ..catalog import official
 from ..catalog.official import Harness
+from ..catalog.registry import Algo
 from ..catalog.workloads import Workload
 from ..errors import RemoteError
-from ..machine import environment
+from ..machine import environment, inventory
 from ..records import comparison, statistics
 from ..records.store import Writer
 from ..run import planning
+from ..run.elsewhere import Elsewhere
 from ..run.execute import Came
 from ..run.jobs import Job, Outcome
 from ..schema.record_types import Document, RemoteCall, Rented
 from . import costs, modal_client, modal_errors, replies, resume, setup, wire
 from .settings import DATA, Gpu, Settings, pins
-from .wire import Cache, Parcel, Piece, Reply
+from .wire import Cache, Parcel, Piece, Reply, Wanted
 from .work import Rent, Work, key, place, together
 
 _SAY_S = 10.0  # between two lines about the progress of a call
@@ -42,7 +44,7 @@ _SEVERAL = (
 
 
 @dataclass
-class Engine:
+class Engine(Elsewhere):
     """Runs jobs at Modal. `sent` are the calls that have not returned: their ids, the keys of their jobs, their time
     there. `earlier` are those of the command that this one resumes.
     """
@@ -56,11 +58,14 @@ class Engine:
     earlier: list[RemoteCall] = field(default_factory=list)
     sent: list[RemoteCall] = field(default_factory=list)
     writer: Writer | None = None
+    wanted: list[Wanted] | None = None  # for `gdn modal check`: profiles besides the jobs, and what is installed there
+    reply: Reply | None = None  # the last one that came
     dataset_at: Path = Path(DATA)  # in the container
 
-    place = staticmethod(place)
+    def place(self, algo: Algo, device: str = "auto") -> inventory.Place:
+        return place(algo, device)
 
-    def __call__(self, jobs: list[Job], came: Came = lambda *_: None) -> Iterator[tuple[Job, Outcome]]:
+    def __call__(self, jobs: list[Job], came: Came = lambda *_: None) -> Generator[tuple[Job, Outcome], None, None]:
         self._came = came
         if jobs:
             with contextlib.closing(self.carry(self._split(jobs))) as answers:
@@ -118,7 +123,8 @@ class Engine:
         taken = {k for call in sent for k in call.keys}
         fresh = [job for job in jobs if key(job) not in taken]
         for part in [fresh] if self.rent.together and fresh else [[job] for job in fresh]:
-            work.append(Work(part, self.bounded(sum(job.timeout_s for job in part))))
+            seconds = sum(job.timeout_s for job in part)
+            work.append(Work(part, self.bounded(seconds), profiles=self.wanted or []))
         return work
 
     def bounded(self, seconds: float) -> int:
@@ -206,6 +212,8 @@ class Engine:
             env={name: str(value) for name, value in self.settings.environment.items()} | self.commit,
             jobs=[piece(job, self.dataset_at) for job in work.jobs],
             profiles=work.profiles,
+            tunings=work.tunings,
+            examine=self.wanted is not None,
         )
         return wire.encode(content)
 
@@ -238,6 +246,9 @@ class Engine:
     def _live(self, work: Work) -> None:
         """Pass on the records that a call has made since the last look, and say now and then how many there are."""
         new, work.seen = work.call.made[work.seen :], len(work.call.made)
+        if work.tunings and new and time.monotonic() >= work.said + _SAY_S:
+            work.said = time.monotonic()
+            self.say(f"{work.tunings[0].algo.full_name}: {units.count(work.seen, 'measurement')} so far")
         for made in replies.usable(work.jobs, new, self.rent.gpu):
             job, work.came[made.piece] = work.jobs[made.piece], work.came[made.piece] + 1
             self._came(job, made.record, made.environment)
@@ -264,7 +275,10 @@ class Engine:
         self._ended(work)
         if not (reply.lost or reply.wrong_gpu):
             wanted = None if work.earlier else len(work.profiles)
-            reply.lost = replies.fault(work.jobs, wanted, reply, self.rent.gpu)
+            if work.tunings:
+                reply.lost = replies.untuned(len(work.tunings), reply, self.rent.gpu)
+            else:
+                reply.lost = replies.fault(work.jobs, wanted, reply, self.rent.gpu)
         return reply
 
     def _late(self, work: Work, patience: float) -> Reply:
@@ -284,6 +298,7 @@ class Engine:
         return rounds * max(w.limit_s for w in waiting) + self.settings.limits.queue
 
     def _outcomes(self, work: Work, reply: Reply) -> Iterator[tuple[Job, Outcome]]:
+        self.reply = reply
         if reply.lost:
             unheard = work.call is None or any(call.id == work.call.id for call in self.sent)
             found = [] if unheard else modal_client.kept(work.call.id)  # the run that fetches it will ask

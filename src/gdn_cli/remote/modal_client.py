@@ -85,6 +85,7 @@ def declare(settings: Settings, image: Image, gpu: Gpu | None, timeout_s: int, c
     import modal
 
     built = modal.Image.from_registry(image.base, add_python=image.python or None).entrypoint([])
+    built = built.run_commands(*image.first) if image.first else built
     built = built.uv_pip_install(*packages(image)).run_commands(image.smoke, *image.then)
     # mounted last, so that a change rebuilds nothing; by default only .py files would be included
     built = built.add_local_python_source("gdn_cli", ignore=_IGNORED)

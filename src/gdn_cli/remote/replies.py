@@ -35,7 +35,15 @@ def fault(jobs: Sequence[Job], profiles: int | None, reply: Reply, gpu: Gpu) -> 
     return None
 
 
-def kept(jobs: Sequence[Job], found: Sequence[bytes], gpu: Gpu) -> list[Outcome]:
+def untuned(tunings: int, reply: Reply, gpu: Gpu) -> str | None:
+    """The same for a reply to tunings."""
+    if len(reply.tuned) != tunings:
+        return f"{_NOT}: it has {units.count(len(reply.tuned), 'tuning')} for {tunings}"
+    names = [found.gpu["name"] for found in reply.tuned if found.gpu]
+    return next((why for name in names if (why := gpu.mismatch([name] * gpu.count))), None)
+
+
+def kept(jobs: Sequence[Job], found: Sequence[bytes], gpu: Gpu | None) -> list[Outcome]:
     """What a call without a reply has left of each job: the records that its container kept, each once though Modal may
     have started it again."""
     outcomes = [Outcome(Status.REMOTE_FAILED, code=errors.REMOTE) for _ in jobs]
@@ -49,13 +57,17 @@ def kept(jobs: Sequence[Job], found: Sequence[bytes], gpu: Gpu) -> list[Outcome]
     return outcomes
 
 
-def usable(jobs: Sequence[Job], found: Sequence[bytes], gpu: Gpu) -> Iterator[Made]:
-    """Those of the records kept at Modal that belong to these jobs and were made on the GPU that was asked for."""
+def usable(jobs: Sequence[Job], found: Sequence[bytes], gpu: Gpu | None) -> Iterator[Made]:
+    """Those of these records that belong to the jobs and were made on the GPU that was asked for (None: any)."""
     for data in found:
         with contextlib.suppress(RemoteError):
             made = wire.decode(data, Made)
             job = jobs[made.piece] if 0 <= made.piece < len(jobs) else None
-            if job and job.asked(made.record) and not (job.mode == "cuda" and _elsewhere(made.environment, gpu)):
+            if (
+                job
+                and job.asked(made.record)
+                and not (job.mode == "cuda" and gpu and _elsewhere(made.environment, gpu))
+            ):
                 yield made
 
 

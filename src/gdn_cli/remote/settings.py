@@ -49,6 +49,7 @@ class ImageTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     base: Text
     python: Annotated[str, Meta(description="a version such as '3.12', or ''")]  # "": the base has its own
+    first: tuple[str, ...] = ()  # commands at the beginning of the build
     keeps: tuple[str, ...] = ()  # packages of the base that are not replaced
     smoke: Text
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from ..errors import MissingError, UsageError
-from .settings import Settings
+from .settings import Image, Settings
 
 _BATCH = 32  # files per upload: uploaded files are not sent again after an interrupt
 _KINDS = ("definitions", "workloads", "blob", "solutions")  # folders of a FlashInfer-Trace data set that a worker reads
@@ -25,6 +25,7 @@ class Stocked(Struct):
     uploaded: int = 0
     kept: int = 0
     bytes: int = 0
+    image: str | None = None  # that was built, or was there
 
 
 def setup(
@@ -33,9 +34,11 @@ def setup(
     twins: Callable[[], Path] | None,
     say: Callable[[str], None],
     force: bool = False,
+    image: Image | None = None,
 ) -> Stocked:
-    """Check the login, make both volumes, and upload the files of `dataset` that are not on the data set's volume; else
-    those of the folder `twins()`, made once Modal has answered; neither without both.
+    """Check the login, make both volumes, build `image` (a minute or more of a CPU's time), and upload the files of
+    `dataset` that are not on the data set's volume; else those of the folder `twins()`, made once Modal has answered;
+    neither without both.
 
     UsageError if the volume has anything that was not put there by this command, or data of the other kind, as their
     files have the same names and sizes. With `force` everything is uploaded over it.
@@ -50,12 +53,17 @@ def setup(
         volumes[use] = modal_client.Volume(name)
         say(f"volume {name}: there ({use})")
     done = Stocked(list(names.values()))
-    if not (dataset or twins):
-        return done
     volume, mark = volumes["dataset"], DATASET if dataset else TWINS
-    there = volume.files()
+    there = volume.files() if dataset or twins else {}
     if there and not force:
         _refuse_others(settings.volumes.dataset, there, mark)
+    if image:
+        say(f"image {image.name}: building it, unless Modal has it; the first time takes minutes")
+        with modal_client.session(*modal_client.declare(settings, image, None, 60, 1), False):
+            done.image = image.name
+        say(f"image {image.name}: there")
+    if not (dataset or twins):
+        return done
     if dataset is None:
         files = _files(twins())
     volume.upload({mark: io.BytesIO(_MARK)})

@@ -5,8 +5,11 @@ JSON with a schema number, so that the two sides may have different Python versi
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import zlib
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,14 +17,17 @@ from msgspec import Struct
 
 from ..errors import RemoteError
 from ..records.request import Request
+from ..run.doctor import Finding
 from ..run.jobs import Outcome
 from ..schema import profile_types
 from ..schema.record_types import Environment, Record
+from ..tune import away
 from .settings import Gpu
 
 SCHEMA = 3
+_ALONE = threading.Lock()  # msgspec 0.22 crashes if several threads are the first to read a type
 OTHER = "the other side speaks schema"
-T = TypeVar("T", "Parcel", "Reply", "Made")
+T = TypeVar("T", "Parcel", "Reply", "Made", away.Noted)
 Wanted = dict[str, Any]  # a profile to be made: what profiling.sent gives
 
 
@@ -42,13 +48,16 @@ class Cache(Struct):
 class Parcel(Struct, kw_only=True):
     """The work of one container: jobs, or profiles to make."""
 
-    image: str
+    where: str = "modal"  # noted in each environment
+    image: str | None = None
     gpu: Gpu | None  # that the container must have; None for work on a CPU
-    cache: Cache
+    cache: Cache | None  # None: compiled code stays where gdn keeps it on that machine
     limit_s: float | None = None  # of --max-minutes, after which the container is ended, and all that it has is lost
     env: dict[str, str]  # variables for the workers, and this gdn's commit
     jobs: list[Piece] = []
     profiles: list[Wanted] = []
+    tunings: list[away.Wanted] = []
+    examine: bool = False  # whether to say what is installed
 
 
 class Refusal(Struct):
@@ -73,6 +82,8 @@ class Reply(Struct, kw_only=True):
 
     outcomes: list[Outcome] = []
     profiles: list[Profile] = []
+    findings: list[Finding] = []  # what is installed
+    tuned: list[away.Measured] = []
     wrong_gpu: str | None = None
     lost: str | None = None  # why there is no other result
 
@@ -85,9 +96,18 @@ class Made(Struct):
     environment: Environment | None
 
 
-def encode(content: Parcel | Reply | Made) -> bytes:
+def notes(found: Iterable[bytes]) -> list[away.Noted]:
+    """The lines of a tuning among what a container has kept at Modal."""
+    noted = []
+    for data in found:
+        with contextlib.suppress(RemoteError):
+            noted.append(decode(data, away.Noted))
+    return [note for note in noted if note.key or note.line]
+
+
+def encode(content: Parcel | Reply | Made | away.Noted) -> bytes:
     # not msgspec's own JSON, which cannot hold half a surrogate pair or NaN, and an algo may have written either
-    return zlib.compress(json.dumps({"schema": SCHEMA} | msgspec.to_builtins(content)).encode(), 1)
+    return zlib.compress(json.dumps({"schema": SCHEMA} | msgspec.to_builtins(content, enc_hook=str)).encode(), 1)
 
 
 def decode(data: bytes, form: type[T]) -> T:
@@ -96,7 +116,8 @@ def decode(data: bytes, form: type[T]) -> T:
         content = json.loads(zlib.decompress(data))
         schema = content["schema"]
         if schema == SCHEMA:
-            return msgspec.convert(content, form)
+            with _ALONE:
+                return msgspec.convert(content, form, dec_hook=lambda kind, value: kind(value))  # paths
     except msgspec.ValidationError as e:
         raise RemoteError(f"what came back from Modal is not a reply of gdn: {e}") from None
     except (zlib.error, ValueError, LookupError, TypeError, RecursionError):

@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..machine import inventory
 from ..run.jobs import Job
 from ..schema.record_types import RemoteCall
+from ..tune import away
 from . import modal_client
 from .settings import Gpu, Image, pinned
 from .wire import Wanted
@@ -37,6 +38,7 @@ class Work:
     jobs: list[Job]
     limit_s: int
     profiles: list[Wanted] = field(default_factory=list)  # to make: profiling.sent of each
+    tunings: list[away.Wanted] = field(default_factory=list)
     earlier: RemoteCall | None = None  # if another command has sent it
     call: modal_client.Call | None = None
     seen: int = 0  # so many of the records that it has kept at Modal are passed on
@@ -45,13 +47,15 @@ class Work:
 
     @property
     def cuda(self) -> bool:
-        return "cuda" in [*(job.mode for job in self.jobs), *(wanted["subject"]["mode"] for wanted in self.profiles)]
+        modes = [job.mode for job in self.jobs] + [wanted["subject"]["mode"] for wanted in self.profiles]
+        return "cuda" in [*modes, *(asked.mode for asked in self.tunings)]
 
     @property
     def sources(self) -> list[str]:
         """The hashes of the algos to build."""
         solutions = [solution for job in self.jobs for solution in (job.solution, *(s for _, s in job.rivals))]
         solutions += [wanted["subject"]["solution"] for wanted in self.profiles]
+        solutions += [asked.algo.solution for asked in self.tunings]
         return sorted(source_hash(solution) for solution in solutions if solution)
 
 

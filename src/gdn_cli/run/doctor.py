@@ -25,18 +25,25 @@ Finding = dict[str, str | None]  # state, what, found, for and mend
 def examine(dataset: Path | None = None, machine: Machine = HERE) -> list[Finding]:
     """All findings, in the order in which a new user needs them."""
     return [
-        *_python(),
-        *(_package(machine, *p) for p in _PACKAGES),
-        _there("C++ compiler", machine.cxx(), "C++ and CUDA algos", "apt-get install g++, or set CXX"),
-        _gpu(machine),
-        _there("nvcc", str(machine.cuda_home() or ""), "CUDA algos, pack --prove", inventory.GET_NVCC),
-        *(_profiler(machine, name) for name in profilers.TOOLS),
+        *installed(machine),
         _dataset(dataset),
         _modal_token(),
         _writable("records", paths.runs_dir),
         _writable("builds", paths.builds_dir),
         _writable("Triton's cache", _triton_cache),
         *_algos(),
+    ]
+
+
+def installed(machine: Machine = HERE) -> list[Finding]:
+    """Those that need none of gdn's own files: a container has no algos and no configs."""
+    return [
+        *_python(),
+        *(_package(machine, *p) for p in _PACKAGES),
+        _there("C++ compiler", machine.cxx(), "C++ and CUDA algos", "apt-get install g++, or set CXX"),
+        _gpu(machine),
+        _there("nvcc", str(machine.cuda_home() or ""), "CUDA algos, pack --prove", inventory.GET_NVCC),
+        *(_profiler(machine, name) for name in profilers.TOOLS),
     ]
 
 
@@ -53,14 +60,14 @@ def summary(findings: list[Finding]) -> str:
     return f"ready for algos on the CPU; a GPU's need {', '.join(gpu)}" if gpu else "ready for algos on the CPU and GPU"
 
 
-def _finding(state: str, what: str, found: str, purpose: str, mend: str | None = None) -> Finding:
+def finding(state: str, what: str, found: str, purpose: str, mend: str | None = None) -> Finding:
     return {"state": state, "what": what, "found": found, "for": purpose, "mend": mend}
 
 
 def _python() -> list[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     fits = (3, 10) <= sys.version_info[:2] <= (3, 13)
-    return [_finding("ok" if fits else "bad", "Python", version, "all", None if fits else "use Python 3.10 to 3.13")]
+    return [finding("ok" if fits else "bad", "Python", version, "all", None if fits else "use Python 3.10 to 3.13")]
 
 
 # distribution, import name, what it is for, how to install it
@@ -81,7 +88,7 @@ _PACKAGES = [
 
 def _there(what: str, found: str | None, purpose: str, mend: str, absent: str = "none") -> Finding:
     """A finding for something that is here, or is missing and can be installed."""
-    return _finding("ok", what, found, purpose) if found else _finding("missing", what, absent, purpose, mend)
+    return finding("ok", what, found, purpose) if found else finding("missing", what, absent, purpose, mend)
 
 
 def _package(machine: Machine, name: str, module: str, purpose: str, mend: str) -> Finding:
@@ -105,14 +112,14 @@ def _profiler(machine: Machine, name: str) -> Finding:
     try:
         profilers.module(name).find(machine)
     except GdnError as e:
-        return _finding("missing", f"--tool {name}", e.message, "profile", e.hint)
-    return _finding("ok", f"--tool {name}", "here", "profile")
+        return finding("missing", f"--tool {name}", e.message, "profile", e.hint)
+    return finding("ok", f"--tool {name}", "here", "profile")
 
 
 def _dataset(folder: Path | None) -> Finding:
     purpose = "--dataset (the twins need none)"
     if folder is None:
-        return _finding("missing", "dataset", "none chosen", purpose, "set FIB_DATASET_PATH, or `gdn data build DIR`")
+        return finding("missing", "dataset", "none chosen", purpose, "set FIB_DATASET_PATH, or `gdn data build DIR`")
     counts, problems = [], []
     for op in registry.load().ops.values():
         try:
@@ -120,8 +127,8 @@ def _dataset(folder: Path | None) -> Finding:
         except GdnError as e:
             problems.append(e)
     if counts:
-        return _finding("ok", "dataset", f"{', '.join(counts)} workloads", purpose)
-    return _finding("bad", "dataset", problems[0].message, purpose, problems[0].hint)
+        return finding("ok", "dataset", f"{', '.join(counts)} workloads", purpose)
+    return finding("bad", "dataset", problems[0].message, purpose, problems[0].hint)
 
 
 def _modal_token() -> Finding:
@@ -141,11 +148,11 @@ def _writable(what: str, place: Callable[[], Path]) -> Finding:
     try:
         folder = paths.make(place())
         with tempfile.TemporaryFile(dir=folder):
-            return _finding("ok", what, str(folder), "run, bench")
+            return finding("ok", what, str(folder), "run, bench")
     except MissingError as e:
-        return _finding("bad", what, e.message, "run, bench", e.hint)
+        return finding("bad", what, e.message, "run, bench", e.hint)
     except OSError as e:
-        return _finding("bad", what, f"{folder}: {e.strerror}", "run, bench", "chmod it, or set GDN_HOME elsewhere")
+        return finding("bad", what, f"{folder}: {e.strerror}", "run, bench", "chmod it, or set GDN_HOME elsewhere")
 
 
 def _triton_cache() -> Path:
@@ -156,5 +163,5 @@ def _algos() -> list[Finding]:
     try:
         broken = registry.load(os.environ.get("GDN_ALGOS")).broken
     except GdnError as e:
-        return [_finding("bad", "GDN_ALGOS", e.message, "your own algos", e.hint)]
-    return [_finding("bad", "algo.toml", str(b.error), f"{b.op}/{b.name}", "correct that key") for b in broken]
+        return [finding("bad", "GDN_ALGOS", e.message, "your own algos", e.hint)]
+    return [finding("bad", "algo.toml", str(b.error), f"{b.op}/{b.name}", "correct that key") for b in broken]

@@ -219,6 +219,11 @@ def prepare(registry: Registry, work: list[Part], settings: Settings) -> Plan:
     return plan
 
 
+def added(job: Job) -> Job:
+    """The same job as one that the user did not ask for."""
+    return replace(job, added=True)
+
+
 def judged(plan: Plan, harness: Harness) -> None:
     """Add to the plan of a bench that the contest's harness judges each algo that was asked for. UsageError for none
     that it could judge."""

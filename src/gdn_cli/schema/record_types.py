@@ -211,7 +211,7 @@ class Environment(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Where records were made."""
 
     versions: dict[str, str] = {}  # package -> version
-    where: str | None = None  # modal for a rented GPU; None for this machine
+    where: str | None = None  # modal for a rented GPU, else the engine's name; None for this machine
     image: str | None = None  # the container's, at Modal
     asked: str | None = None  # the GPU that was asked for at Modal
     gpus: list[str] | None = None  # the GPUs that the container had
@@ -362,9 +362,7 @@ class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
     commit: str | None = None  # of the checkout
     dirty: bool | None = None  # whether it had uncommitted changes
     interrupted: bool | msgspec.UnsetType = msgspec.UNSET  # the command was stopped; it has the measurements until then
-    environments: dict[str, Environment] = msgspec.field(
-        default_factory=lambda: {}
-    )  # where records were made; the keys are cuda:0, cuda or cpu
+    environments: dict[str, Environment] = msgspec.field(default_factory=dict)  # of records: cuda:0, cuda or cpu
     missing: list[Missing] = msgspec.field(default_factory=lambda: [])  # algos that could not run here
     warnings: list[str] | None = None  # the command's warnings
     modal: Rented | None = None  # if it is a run at Modal
@@ -375,6 +373,7 @@ class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
     largest: list[Largest] | None = None  # `gdn run --stress`
     scores: list[Score] | None = None  # `gdn bench --preset contest`
     official: list[Judged] | None = None  # `gdn run --official`, one per algo
+    findings: list[dict[str, str | None]] | None = None  # `gdn modal check`: what works there
     records: list[Record]  # the measurements
 
     def environment(self, record: Record) -> Environment:

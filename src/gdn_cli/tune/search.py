@@ -109,13 +109,20 @@ def plan(
             "  [tune.constants] with the values to try, such as rows = [1, 2, 4]",
         )
     algo = tuned_table.narrowed(algo, only, where)
+    return made(op, algo, entry.place.mode, definition(op, registry), workloads, preset)
+
+
+def made(
+    op: Op, algo: Algo, mode: str | None, described: Definition, workloads: Sequence[Workload], preset: str | None
+) -> Plan:
+    """All candidates of an algo, and the sizes of these workloads."""
     space, excluded = tuned_table.candidates(algo)
     algos = {c.name: c for c in (tuned_table.candidate(algo, op, constants) for constants in space)}
     constants = dict(zip(algos, space, strict=True))
     sizes: dict[Size, list[Workload]] = {}
     for workload in sorted(workloads, key=lambda w: tuned_table.size_of(op, algo.tune, w)):
         sizes.setdefault(tuned_table.size_of(op, algo.tune, workload), []).append(workload)
-    return Plan(op, algo, entry.place.mode, definition(op, registry), constants, algos, excluded, sizes, preset)
+    return Plan(op, algo, mode, described, constants, algos, excluded, sizes, preset)
 
 
 @dataclass(frozen=True)
@@ -169,11 +176,12 @@ def begin(plan: Plan, settings: Settings, progress: Progress, say: Callable[[str
         raise UsageError(f"tune takes GPUs of one kind, not {kinds}", hint="--gpus names those of one kind")
     gpus = ((settings.gpus or settings.machine.gpus()[:1]) if plan.mode == "cuda" else ()) or (None,)
     held = check_folder(plan.algo)
-    journal = Journal(_key(plan, settings, gpus[0]), settings.fresh)
+    journal = Journal(key_of(plan, settings, gpus[0]), settings.fresh)
     return State(plan, settings, progress, say, gpus, held, journal, {size: [] for size in plan.sizes})
 
 
-def _key(plan: Plan, settings: Settings, gpu: Gpu | None) -> Key:
+def key_of(plan: Plan, settings: Settings, gpu: Gpu | None) -> Key:
+    """What the measurements of this plan depend on, on that GPU; None: on this machine's CPU."""
     found = environment.versions()
     return Key(
         op=plan.op.name,
