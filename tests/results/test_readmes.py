@@ -23,7 +23,7 @@ H200 = ROOT / "results" / "h200"
 FI, FLA = "fi-baseline", "fla-upstream"
 READY = ("fi-ready", "fi-ready-cp", "fla-ready", "flashqla-ready")
 # README's row for each op: the record with the time at a size, the one with the peers, and those.
-PACKED = ("vllm-packed", "sglang-packed", "attn-gym")
+PACKED = ("vllm-packed", "sglang-packed", "fi-pool", "attn-gym")
 ROWS = [
     ("gdn_decode", "decode-sweep", "cuda-v5", {"batch_size": 64}, "decode-sweep", (FI, FLA)),
     ("gdn_decode", "decode-in-place", "cuda-v5", {"batch_size": 64}, "decode-in-place", (FI,)),
