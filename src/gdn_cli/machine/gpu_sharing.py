@@ -37,15 +37,26 @@ def side_by_side(work: Sequence[Callable[[], None]], stop: threading.Event) -> N
         for only in work:
             only()
         return
-    pool = ThreadPoolExecutor(len(work), "gdn-lane")
+    pool, lanes = ThreadPoolExecutor(len(work), "gdn-lane"), [(threading.Event(), threading.Event()) for _ in work]
+
+    def lane(each: Callable[[], None], begun: threading.Event, ended: threading.Event) -> None:
+        begun.set()
+        try:
+            each()
+        finally:
+            ended.set()
+
     try:
-        for done in as_completed([pool.submit(each) for each in work]):
+        for done in as_completed([pool.submit(lane, each, *events) for each, events in zip(work, lanes, strict=True)]):
             done.result()
     except BaseException:
         stop.set()
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        for begun, ended in lanes:  # Ctrl-C in `submit` can leave a thread that runs out of the pool's list
+            if begun.is_set():
+                ended.wait()
 
 
 # --- the host's share -----------------------------------------------------------------------------------------------
