@@ -179,7 +179,7 @@ __device__ __forceinline__ Segment segment_of(const Prefill& p, int hv, int numb
   if (!p.segment || (p.N > 31 && less == 0)) return {p, hv, number};
   if (p.N > 31) {
     // A sequence that begins in unit u of all tokens, and has m segments before its last, ends in unit u + m or later: so units can serve
-    // as numbers of segments that are no last ones.
+    // as numbers of segments that are not the last.
     const int n = sequence_of<0>(p, number, unit, lane);
     return {p, hv, number + n, Segment::span_of(p, n)};
   }

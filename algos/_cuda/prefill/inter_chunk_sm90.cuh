@@ -418,6 +418,32 @@ __device__ __forceinline__ void read_state(float (&S)[16][4], const Prefill& p, 
 
 #if FLASHCORE_WGMMA
 
+// Step 7 from the accumulators of Q K^T: weighted, masked, and to `to`. before_of(j, t): G of columns 8 j + 2 t and the next, with POOL
+// plus log2 |k|.
+template <typename Before>
+__device__ __forceinline__ void store_m(float (&d)[8][4], const float (&by)[2], const float (&G)[2], int warp, int lane, uint32_t to,
+                                        const Before& before_of) {
+  const int g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    uint32_t words[4] = {};
+    if (j <= warp) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float2 before = before_of(2 * j + e, t);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          const int row = warp * 16 + g + c / 2 * 8, column = j * 16 + e * 8 + 2 * t + c % 2;
+          const float value = by[c / 2] * exp2_approx(G[c / 2] - (c % 2 ? before.y : before.x)) * d[2 * j + e][c];
+          d[2 * j + e][c] = column <= row ? value : 0.f;
+        }
+      }
+      as_left(words, d[2 * j], d[2 * j + 1]);
+    }
+    store_matrices(to ^ (2 * j + lane / 16) << 4, words);
+  }
+}
+
 // The maker: computes M of all chunks of a work tile, from K and Q in the stages, up to STAGES - 1 chunks ahead of the
 // consumers. A warp has 16 rows. Rows of K and Q that belong to another sequence have no effect: columns after the diagonal are
 // zeros, and rows past the end give outputs that are not stored.
@@ -471,24 +497,7 @@ __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineStat
     const uint32_t to = shared_address(stage.prepared.M) + in_matrix(warp * 16 + lane % 16, 0);
     warpgroup_wait<0>();
     warpgroup_fence_operand(d);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      uint32_t words[4] = {};
-      if (j <= warp) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const float2 before = gates_of(prepared, POOL ? SUM_KEY : SUM, 2 * j + e, t);
-#pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            const int row = warp * 16 + g + c / 2 * 8, column = j * 16 + e * 8 + 2 * t + c % 2;
-            const float value = by[c / 2] * exp2_approx(G[c / 2] - (c % 2 ? before.y : before.x)) * d[2 * j + e][c];
-            d[2 * j + e][c] = column <= row ? value : 0.f;
-          }
-        }
-        as_left(words, d[2 * j], d[2 * j + 1]);
-      }
-      store_matrices(to ^ (2 * j + lane / 16) << 4, words);
-    }
+    store_m(d, by, G, warp, lane, to, [&](int j, int t) { return gates_of(prepared, POOL ? SUM_KEY : SUM, j, t); });
     fence_proxy_async();
     __syncwarp();
     if (lane < ARRIVALS) mbarrier_arrive(own.m_ready_at(s.m_ready, chunk));

@@ -244,25 +244,9 @@ __device__ __forceinline__ void make_m_fused(const Prefill& p, FusedShared& s, i
     const uint32_t to = shared_address(stage.M) + in_matrix(warp * 16 + lane % 16, 0);
     warpgroup_wait<0>();
     warpgroup_fence_operand(d);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      uint32_t words[4] = {};
-      if (j <= warp) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const float2 before = POOL ? gates_of(s.keys[key_stage].T, SUM_KEY, 2 * j + e, t)
-                                     : *reinterpret_cast<const float2*>(sums + 16 * j + 8 * e + 2 * t);
-#pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            const int row = warp * 16 + g + c / 2 * 8, column = j * 16 + e * 8 + 2 * t + c % 2;
-            const float value = by[c / 2] * exp2_approx(G[c / 2] - (c % 2 ? before.y : before.x)) * d[2 * j + e][c];
-            d[2 * j + e][c] = column <= row ? value : 0.f;
-          }
-        }
-        as_left(words, d[2 * j], d[2 * j + 1]);
-      }
-      store_matrices(to ^ (2 * j + lane / 16) << 4, words);
-    }
+    store_m(d, by, G, warp, lane, to, [&](int j, int t) {
+      return POOL ? gates_of(s.keys[key_stage].T, SUM_KEY, j, t) : *reinterpret_cast<const float2*>(sums + 8 * j + 2 * t);
+    });
     share(stage.M, s.m_ready[ring.stage(chunk)], MAKER_BARRIER);
   }
 }

@@ -178,7 +178,7 @@ __device__ __forceinline__ uint32_t at_peer(uint32_t at, int rank) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
   return there;
 }
-// Says that what a peer writes next is no longer read here. Of cluster scope, the release would be two fences of the whole GPU.
+// Tells the peer that the stage it writes next is not read here any more. With .release.cluster this would compile to two GPU-wide fences.
 __device__ __forceinline__ void mbarrier_arrive_at_peer(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
