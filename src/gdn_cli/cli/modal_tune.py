@@ -11,6 +11,7 @@ from .. import errors
 from . import options as o
 from .modal import Containers, Errand, Machine, engine_of
 from .modal_account import modal
+from .tune import Only, Where
 
 
 @modal.command()
@@ -21,14 +22,8 @@ def tune(
     sampling: o.Sampling,
     rented: Machine,
     in_place: o.InPlace = False,
-    only: Annotated[
-        Optional[list[str]],
-        typer.Option("--only", metavar="C=V[,V...]", help="Try only these values of a constant. Repeatable."),
-    ] = None,
-    where: Annotated[
-        Optional[str],
-        typer.Option("--where", metavar="EXPR", help='Try only if this is true, such as "rows * warps <= 16".'),
-    ] = None,
+    only: Only = None,
+    where: Where = None,
     max_minutes: Annotated[
         float, typer.Option("--max-minutes", metavar="MINUTES", min=1, help="Stop after that; the next call goes on.")
     ] = 60.0,

@@ -10,6 +10,15 @@ import typer
 from .. import errors
 from . import options as o
 
+Only = Annotated[
+    Optional[list[str]],
+    typer.Option("--only", metavar="C=V[,V...]", help="Try only these values of a constant. Repeatable."),
+]
+Where = Annotated[
+    Optional[str],
+    typer.Option("--where", metavar="EXPR", help='Try only if this is true, such as "rows * warps <= 16".'),
+]
+
 
 @o.grouped
 def tune(
@@ -19,14 +28,8 @@ def tune(
     place: o.Place,
     gpus: o.Gpus = None,
     in_place: o.InPlace = False,
-    only: Annotated[
-        Optional[list[str]],
-        typer.Option("--only", metavar="C=V[,V...]", help="Try only these values of a constant. Repeatable."),
-    ] = None,
-    where: Annotated[
-        Optional[str],
-        typer.Option("--where", metavar="EXPR", help='Try only if this is true, such as "rows * warps <= 16".'),
-    ] = None,
+    only: Only = None,
+    where: Where = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what an earlier run has measured.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the candidates; run and write nothing.")] = False,
     json: o.AsJson = False,

@@ -50,7 +50,9 @@ def plan(registry: Registry, op: str | None, timeout_s: float) -> tuple[planning
 def findings(document: Document, installed: list[Finding], profiles: list[Profile]) -> list[Finding]:
     """What was found, for a table; the records are in the document besides."""
     records = document.records
-    found = [row | {"mend": None} for row in installed if row["what"] not in _NOT_THERE]  # the image has what it has
+    found = [
+        row | {"mend": None} for row in installed if row["what"] not in _NOT_THERE
+    ]  # nobody can install anything there
     for record in (r for r in records if r.algo == COPY):
         if record.median_us:
             text = (
