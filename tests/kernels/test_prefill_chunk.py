@@ -229,7 +229,7 @@ extern "C" void prepare(int wide, int mode, int members, void** t, float scale, 
 extern "C" int by_tokens(int64_t T, int64_t N, int64_t HV, int64_t tokens) {
   return use_recurrent(T, N, HV, tokens, 132);
 }
-extern "C" int in_one(int64_t T, int64_t HV) { return in_one_launch(T, HV, 132); }
+extern "C" int in_one(int64_t T, int64_t N, int64_t HV) { return in_one_launch(T, N, HV, 132); }
 extern "C" int cut(int64_t T, int64_t N, int64_t HV, int segments) {
   return segment_chunks(T, N, HV, segments, 132, true);
 }
@@ -531,9 +531,28 @@ def test_one_warpgroup_or_two_that_go_from_tile_to_tile(library):
                 assert all(map(torch.equal, one, two)), mode
 
 
-def test_one_launch_is_for_few_chunks_per_sm(library):
-    assert library.in_one(8192, 8) and library.in_one(16384, 8) and library.in_one(2048, 32)
-    assert not library.in_one(8192, 32)
+@pytest.mark.parametrize(
+    ("shape", "one"),  # N sequences of T / N tokens, value heads: faster in one launch than in two (README's log, H200)
+    [
+        *(
+            ((n * t, n, hv), True)
+            for n, t, hv in [(8, 1024, 8), (8, 2048, 8), (16, 512, 8), (24, 512, 8), (32, 256, 8)]
+        ),
+        *(((n * t, n, hv), True) for n, t, hv in [(64, 64, 8), (12, 512, 16), (4, 512, 32), (1, 1024, 64)]),
+        *(
+            ((n * t, n, hv), False)
+            for n, t, hv in [(12, 768, 8), (12, 1024, 8), (16, 1024, 8), (6, 1024, 16), (8, 1024, 16)]
+        ),
+        *(((n * t, n, hv), False) for n, t, hv in [(16, 512, 16), (4, 2048, 32), (8, 1024, 32), (4, 512, 64)]),
+        ((8192, 24, 8), True),
+        ((8192, 57, 8), True),
+        ((8192, 24, 16), False),  # ragged
+        ((8192, 57, 16), False),
+        ((8192, 24, 32), False),
+    ],
+)
+def test_one_launch_or_two(library, shape, one):
+    assert library.in_one(*shape) == one
 
 
 def test_one_launch_has_the_bits_of_two(library):

@@ -37,11 +37,22 @@ inline bool use_recurrent(int64_t num_tokens, int64_t N, int64_t HV, int64_t tok
 // whole tile 2.0 (ladder, "Longest first"). The border not measured alone.
 inline bool more_than_one_wave(int64_t N, int64_t HV, int64_t sms) { return 2 * N * HV > sms; }
 
-// Whether whole sequences are done in one launch (inter_chunk_sm90_fused.cuh). It saves the intra-chunk launch's time, but a chunk
-// and value head keeps two SMs busy for 1.4 to 1.6 us, and one for 2.0 otherwise: with many of them per SM two launches are
-// faster. 16 per SM: 128x128 (15.5) 83.9 us in one launch, 85.7 in two; 4x2048 and 8x1024 with 16/32 heads (31) 111 and 113 in one, 102
-// and 108 in two (ladder, "One launch"). Between those not measured.
-inline bool in_one_launch(int64_t num_tokens, int64_t HV, int64_t sms) { return num_tokens / CHUNK * HV <= 16 * sms; }
+// Whether whole sequences are done in one launch (inter_chunk_sm90_fused.cuh), where two SMs share a tile, or in two, where one has
+// it. By an estimate of both times in us, if all sequences have the mean length; it is within 5 % of most of 40 measured shapes, and
+// of 6 where the other way is more than 1 % faster, none by more than 3 (ladder, "Which of the two").
+//
+// As many tiles as pairs of SMs: two launches then have half tiles, and it is a question of the intra-chunk kernel's share: 8x2048
+//   56.7 and 59.5, but 16/32 heads 1x2048 (half as many tiles) 55.4 and 55.0. More than 16 chunks per SM not measured.
+// ONE_* and TWO_*: what a call costs anyway, a chunk of a tile, another tile; PREPARED: a chunk in the intra-chunk kernel, with all SMs.
+inline bool in_one_launch(int64_t num_tokens, int64_t N, int64_t HV, int64_t sms) {
+  constexpr double ONE_CALL = 5, ONE_CHUNK = 1.65, ONE_TILE = 1.7, TWO_CALL = 14, TWO_CHUNK = 2.07, TWO_TILE = 4.4, PREPARED = 0.48;
+  const int64_t tiles = N * HV, pairs = sms / 2;
+  if (tiles <= pairs) return num_tokens / CHUNK * HV <= 16 * sms;
+  const double chunks = static_cast<double>(num_tokens) / CHUNK / N + 0.5;  // the last is partly filled
+  const int64_t rounds = (tiles + pairs - 1) / pairs, whole = (tiles + sms - 1) / sms;
+  const double one = ONE_CALL + ONE_CHUNK * chunks * rounds + ONE_TILE * (rounds - 1);
+  return one < TWO_CALL + PREPARED * chunks * tiles / sms + TWO_CHUNK * chunks * whole + TWO_TILE * (whole - 1);
+}
 
 // Segment length in chunks; 0: no sequence is split. Splits all tokens, as if they were one sequence, into `segments` / HV parts.
 // 1x8192 in 8 parts 70.0, in 5 77.4, unsplit 172.5; 3028 in 5 sequences in 5 parts 44.5, unsplit 64.6.

@@ -90,6 +90,10 @@ struct PipelineState {
   }
 };
 
+// So many of a CTA's first chunks are loaded one after the other: all CTAs begin at once, and what is needed first would arrive
+// together with the rest.
+constexpr int IN_TURN = 3;
+
 // The producer: one thread loads all chunks' tiles; before the last of them, `last`.
 struct Nothing {
   __device__ __forceinline__ void operator()() const {}
@@ -107,6 +111,7 @@ __device__ __forceinline__ void produce(const Prefill& p, const Maps& maps, Shar
     const uint32_t full = shared_address(&s.full[pipe.stage(chunk)]);
     // 6. Load
     if (chunk == at.count - 1) last();
+    if (pipe.begun == 0 && chunk > 0 && chunk < IN_TURN) mbarrier_wait(shared_address(&s.full[pipe.stage(chunk - 1)]), 0);
     mbarrier_wait(shared_address(&s.empty[pipe.stage(chunk)]), pipe.parity(chunk) ^ 1);  // a new barrier counts as if a phase had ended
     mbarrier_arrive_expect_tx(full, bytes);
     tma_load_box(shared_address(stage.k), maps.k, token, 0, at.h, full);

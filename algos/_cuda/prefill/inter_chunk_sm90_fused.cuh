@@ -114,6 +114,7 @@ __device__ __forceinline__ void make_gates(const Prefill& p, const Maps& maps, F
 #pragma unroll 1
   for (int chunk = 0; chunk < at.count; ++chunk, tile.begin += CHUNK, tile.left -= CHUNK) {
     const int stage = ring.stage(chunk);
+    if (done == 0 && chunk == 2) wait_for(s.keys_full[0], 0);  // the first loads in turn: see produce
     wait_for(s.keys_empty[stage], ring.parity(chunk) ^ 1);
     const bool makes_t = makes(done + chunk);
     if (elect_one()) {
@@ -262,6 +263,9 @@ __device__ __forceinline__ void load_values(const Maps& maps, FusedShared& s, in
     const int stage = ring.stage(chunk);
     const uint32_t full = shared_address(&s.full[stage]);
     if (chunk == at.count - 1) last();
+    // The first loads in turn, see produce: first of all K. With single chunks the states are more, and nothing waits for K.
+    if (done + states == 0 && chunk == 0 && at.count > 1) wait_for(s.keys_full[0], 0);
+    if (done + states == 0 && chunk == 1) wait_for(s.full[0], 0);
     wait_for(s.empty[stage], ring.parity(chunk) ^ 1);
     if (!makes(done + chunk)) expect_matrix(s.m_ready[stage]);
     mbarrier_arrive_expect_tx(full, QK_TILE + V_TILE);
