@@ -29,7 +29,15 @@ ROWS = [
     ("gdn_decode", "decode-in-place", "cuda-v5", {"batch_size": 64}, "decode-in-place", (FI,)),
     ("gdn_decode_bf16", "decode-bf16-in-place", "cuda-v5-bf16", {"batch_size": 64}, "decode-bf16-in-place", (FI,)),
     ("gdn_prefill", "prefill-sweep", "cuda-chunk", {"total_seq_len": 8192, "num_seqs": 1}, "prefill-peers", READY),
-    ("gdn_decode_packed", "decode-packed-peers", "cuda-v5-packed", {"batch_size": 64}, "decode-packed-peers", PACKED),
+    *(
+        (op, f"{name}-peers", algo, {"batch_size": 64}, f"{name}-peers", peers)
+        for op, name, algo, peers in (
+            ("gdn_decode_packed", "decode-packed", "cuda-v5-packed", PACKED),
+            ("gdn_decode_packed", "decode-packed-tp1", "cuda-v5-packed", PACKED),
+            ("gdn_mtp", "mtp", "cuda-v1", ("fi-mtp",)),
+            ("gdn_mtp_packed", "mtp-packed", "cuda-v1", ("fi-mtp", "vllm-mtp")),
+        )
+    ),
     *(
         (op, name, algo, {"batch_size": 1, "seq_len": 4096}, name, (f"sdpa-cudnn{mask}", f"sdpa-flash{mask}"))
         for op, name, algo, mask in (
