@@ -297,7 +297,10 @@ def test_a_call_that_is_lost_costs_its_own_algo(tmp_path):
 
 def put_off(run: helpers.Done) -> None:
     assert run.code == 0 and re.search(r"cuda-v4( \*)? +2\.00 us", run.out), run.err
-    assert run.err.count("the calls go on there; asking again") == 1 and "Traceback" not in run.err
+    # each interruption once: how many there are depends on when the calls' threads ask
+    said = re.findall("the calls go on there; asking again|Modal answers again", run.err)
+    assert said and all(("asking" in line) == (i % 2 == 0) for i, line in enumerate(said)), run.err
+    assert "Traceback" not in run.err
 
 
 def test_a_refusal_of_modals_servers_costs_no_call():

@@ -43,7 +43,8 @@ namespace emulated {
 
 // EARLY: copies land when they are asked for, else when waited for. TURNS: no warp runs ahead, each gives way to the next
 // one at each instruction that its lanes do together, and a lane to all other warps when it arrives at a barrier of bytes.
-enum Mode { PLAIN = 0, EARLY = 1, REVERSED = 2, TURNS = 4 };
+// n * BEHIND: each CTA's warpgroup number n, from 1 on, runs only while no other can.
+enum Mode { PLAIN = 0, EARLY = 1, REVERSED = 2, TURNS = 4, BEHIND = 8 };
 inline int mode = PLAIN;
 
 [[noreturn]] inline void fail(const char* what) {
@@ -193,25 +194,33 @@ inline uint32_t exchange(uint32_t value, int from) {
 }
 
 // A warp runs until all of its lanes wait for others, then the next: as far ahead of them as it can be, but for TURNS.
+inline bool run_warp(int warp, size_t& left) {
+  bool any = false;
+  for (bool again = true; again;) {
+    again = false;
+    for (int lane = 0; lane < 32; ++lane) {
+      Fiber* fiber = fibers[warp * 32 + (mode & REVERSED ? 31 - lane : lane)].get();
+      if (fiber->done || (fiber->waits && fiber->waits->generation == fiber->generation)) continue;
+      fiber->waits = nullptr, again = any = true;
+      resume(fiber);
+      left -= fiber->done;
+      if (turn_over) break;
+    }
+    if (mode & TURNS) again = turn_over = false;
+  }
+  return any;
+}
 inline void run_cluster() {
-  const int warps = static_cast<int>(fibers.size()) / 32;
+  const int warps = static_cast<int>(fibers.size()) / 32, each = warps / static_cast<int>(ctas.size());
+  const auto held_back = [&](int warp) { return warp % each / 4 == mode / BEHIND - 1; };
   for (size_t left = fibers.size(); left > 0;) {
     bool any = false;
     for (int i = 0; i < warps; ++i) {
       const int warp = mode & REVERSED ? warps - 1 - i : i;
-      for (bool again = true; again;) {
-        again = false;
-        for (int lane = 0; lane < 32; ++lane) {
-          Fiber* fiber = fibers[warp * 32 + (mode & REVERSED ? 31 - lane : lane)].get();
-          if (fiber->done || (fiber->waits && fiber->waits->generation == fiber->generation)) continue;
-          fiber->waits = nullptr, again = any = true;
-          resume(fiber);
-          left -= fiber->done;
-          if (turn_over) break;
-        }
-        if (mode & TURNS) again = turn_over = false;
-      }
+      if (!held_back(warp)) any |= run_warp(warp, left);
     }
+    for (int warp = 0; warp < warps && !any; ++warp)
+      if (held_back(warp)) any = run_warp(warp, left);
     if (!any) fail("a barrier that not all threads reach");
   }
 }

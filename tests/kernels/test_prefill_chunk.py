@@ -429,6 +429,7 @@ def room(library):
 
 
 MODES = [0, 1, 2, 3]  # emulated::Mode: which warp is ahead, and when copies land
+BEHIND = 8
 
 
 @pytest.mark.parametrize(
@@ -565,6 +566,20 @@ def test_one_launch_has_the_bits_of_two(library):
             for mode in (*MODES, 4, 5, 7):
                 one = prefill(library, warps, given, mode=mode)
                 assert all(map(torch.equal, one, two)), (warps, mode)
+
+
+@pytest.mark.parametrize("behind", [1, 2, 3, 4])  # consumers, maker, team, producer
+def test_one_launch_waits_for_each_warpgroup(library, behind):
+    """One that runs only while no other can misses no phase: the maker did, where the peer makes M, and at a state."""
+    given = inputs([64 * 4 + 5, 0, 64], 1, 2)
+    given[4][:] = -3.0
+    for warps in (41, 43):
+        expected = prefill(library, warps, given)
+        for mode in (0, 1, 7):
+            assert all(map(torch.equal, prefill(library, warps, given, mode=BEHIND * behind + mode), expected)), (
+                warps,
+                mode,
+            )
 
 
 @pytest.mark.parametrize("warps", EACH)

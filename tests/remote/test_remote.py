@@ -539,6 +539,7 @@ class Cloud:
                 raise call.got
             return call.got
 
+        call.look = lambda: call.trouble
         call.result, call.cancel = result, lambda: self.deaf or (self.cancelled.append(number), True)[1]
         if self.deaf:
             call.cancel = lambda: False

@@ -10,6 +10,10 @@
 // `t_ready` team, or the peer's -> consumers; `keys_empty` consumers of both CTAs -> K and gates. `full` TMA -> maker, consumers;
 // `m_ready` maker, or the peer's -> consumers; `outputs_ready` consumers -> epilogue; `empty` epilogues of both -> Q and V.
 //
+// The maker's warps also arrive at `m_ready` when they have waited for `full`, at each use of a stage. Otherwise, at a state or a chunk
+// whose M the peer makes, nothing would keep the stage from being filled again before that wait, which would then be for a later
+// phase of the same parity, and never end.
+//
 // With more tiles than clusters, each CTA sorts the sequences by length, and clusters take tiles in this order, longest first, from
 // a counter.
 //
@@ -88,17 +92,28 @@ __device__ __forceinline__ void warp_arrives_at_both(const uint64_t& barrier) {
 }
 // A CTA makes T and M of every other chunk of those that have gone through, and gets the others from its peer.
 __device__ __forceinline__ bool makes(int number) { return number % 2 == cluster_rank(); }
+// A warpgroup's arrivals after a named barrier, which orders the other threads' accesses. For compute-sanitizer, of all threads:
+// see ARRIVALS.
+constexpr int GROUP_ARRIVALS = ARRIVALS > 1 ? 4 * ARRIVALS : 1;
+// As many by one thread, where the matrix comes from the peer, or where there is none.
+__device__ __forceinline__ void arrive_for_group(const uint64_t& ready, int done = 0) {
+#pragma unroll 1
+  for (int i = done; i < GROUP_ARRIVALS; ++i) mbarrier_arrive(shared_address(&ready));
+}
 // The warpgroup that has made `matrix` says so here, and sends it to the peer; there a thread has announced the bytes.
 __device__ __forceinline__ void share(const char* matrix, const uint64_t& ready, int barrier) {
   fence_proxy_async();
   named_barrier_sync<128>(barrier);
+  if (threadIdx.x % 128 < GROUP_ARRIVALS) mbarrier_arrive(shared_address(&ready));
   if (threadIdx.x % 128 == 0) {
-    mbarrier_arrive(shared_address(&ready));
     const int peer = cluster_rank() ^ 1;
     copy_to_peer(at_peer(shared_address(matrix), peer), shared_address(matrix), MATRIX, at_peer(shared_address(&ready), peer));
   }
 }
-__device__ __forceinline__ void expect_matrix(const uint64_t& ready) { mbarrier_arrive_expect_tx(shared_address(&ready), MATRIX); }
+__device__ __forceinline__ void expect_matrix(const uint64_t& ready) {
+  mbarrier_arrive_expect_tx(shared_address(&ready), MATRIX);
+  arrive_for_group(ready, 1);
+}
 
 // Steps 1 and 2: a warp loads K and computes the gates. Raw gates of the next chunk are loaded meanwhile.
 __device__ __forceinline__ void make_gates(const Prefill& p, const Maps& maps, FusedShared& s, int done, const Segment& at) {
@@ -225,8 +240,8 @@ __device__ __forceinline__ void make_m_fused(const Prefill& p, FusedShared& s, i
       if (lane % 2 == 0)
         *reinterpret_cast<float*>(prepared + gate_at(IN_Q, row)) = norm * *reinterpret_cast<const float*>(prepared + gate_at(IN, row));
       by[0] *= __shfl_sync(0xffffffffu, norm, 2 * g), by[1] *= __shfl_sync(0xffffffffu, norm, 2 * g + 16);
-      warp_arrives(s.m_ready[ring.stage(chunk)]);
     }
+    warp_arrives(s.m_ready[ring.stage(chunk)]);
     if (!makes(done + chunk)) continue;
     ValueStage& stage = s.stages[ring.stage(chunk)];
     const KMajor queries(shared_address(stage.q)), keys(shared_address(s.keys[key_stage].k));
@@ -291,7 +306,7 @@ __device__ __forceinline__ void load_state_stage(const Prefill& p, const Maps& m
   const int stage = ring.stage(0), row = TileState(p, at, half).row;
   const uint32_t full = shared_address(&s.full[stage]), to = shared_address(&s.stages[stage]);
   wait_for(s.empty[stage], ring.parity(0) ^ 1);
-  mbarrier_arrive(shared_address(&s.m_ready[stage]));  // a phase for each use of the stage
+  arrive_for_group(s.m_ready[stage]);  // a phase for each use of the stage
   if (POOL && at.state < 0) return mbarrier_arrive(full);  // zeros
   mbarrier_arrive_expect_tx(full, p.state_blocks() * HALF_STATE_BLOCK);
   if constexpr (POOL) tma_load_box(to, maps.state, row, 0, at.state, full);
@@ -302,6 +317,7 @@ __device__ __forceinline__ void exchange_state(float (&S)[16][4], const Prefill&
   const Ring<FusedShared::STAGES> ring{index};
   const int stage = ring.stage(0);
   wait_for(s.full[stage], ring.parity(0));
+  wait_for(s.m_ready[stage], ring.parity(0));  // the maker has waited for `full`
   char* const tile = reinterpret_cast<char*>(&s.stages[stage]);
   float next[16][4];
   read_state<HALF_STATE_BLOCK>(next, p, tile, state, row + lane / 4, lane);
@@ -592,11 +608,11 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
 #pragma unroll
     for (int i = 0; i < FusedShared::KEYS; ++i) {
       mbarrier_init(shared_address(&s.keys_full[i]), 1), mbarrier_init(shared_address(&s.gates_ready[i]), ARRIVALS);
-      mbarrier_init(shared_address(&s.t_ready[i]), 1), mbarrier_init(shared_address(&s.keys_empty[i]), 2 * 4 * ARRIVALS);
+      mbarrier_init(shared_address(&s.t_ready[i]), GROUP_ARRIVALS), mbarrier_init(shared_address(&s.keys_empty[i]), 2 * 4 * ARRIVALS);
     }
 #pragma unroll
     for (int i = 0; i < FusedShared::STAGES; ++i) {
-      mbarrier_init(shared_address(&s.full[i]), 1), mbarrier_init(shared_address(&s.m_ready[i]), POOL ? 1 + 4 * ARRIVALS : 1);
+      mbarrier_init(shared_address(&s.full[i]), 1), mbarrier_init(shared_address(&s.m_ready[i]), GROUP_ARRIVALS + 4 * ARRIVALS);
       mbarrier_init(shared_address(&s.outputs_ready[i]), 4 * ARRIVALS);
       mbarrier_init(shared_address(&s.empty[i]), 2 * STORE_WARPS * ARRIVALS);
     }
@@ -668,7 +684,7 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
       if (states > 0) {
         const Ring<FusedShared::STAGES> ring{done + states - 1};
         wait_for(s.full[ring.stage(0)], ring.parity(0));  // the state: no phase without a wait
-        if constexpr (POOL) warp_arrives(s.m_ready[ring.stage(0)]);
+        warp_arrives(s.m_ready[ring.stage(0)]);
       }
       make_m_fused(p, s, done, states, at);
     }, nothing);

@@ -225,6 +225,12 @@ class Engine(Elsewhere):
         while waiting:
             left = deadline - time.monotonic()
             done = modal_client.first([w.call for w in waiting], max(0.0, min(_LOOK_S, left)))
+            trouble = next(filter(None, [w.call.look() for w in waiting]), None)
+            if trouble and not cut:
+                self.say(f"{trouble.message}: the calls go on there; asking again for up to {_minutes(max(0, left))}")
+            elif cut and not trouble:
+                self.say("Modal answers again")
+            cut = trouble is not None
             for work in [w for w in waiting if w.call in done]:
                 waiting.remove(work)
                 reply = self._reply(work)
@@ -233,12 +239,6 @@ class Engine(Elsewhere):
                 yield work, reply
             for work in waiting:
                 self._live(work)
-            trouble = next((w.call.trouble for w in waiting if w.call.trouble), None)
-            if trouble and not cut:
-                self.say(f"{trouble.message}: the calls go on there; asking again for up to {_minutes(max(0, left))}")
-            elif cut and not trouble:
-                self.say("Modal answers again")
-            cut = trouble is not None
             if left <= 0:
                 yield from ((w, self._late(w, patience)) for w in waiting)
                 return

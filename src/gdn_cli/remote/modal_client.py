@@ -141,11 +141,17 @@ class Call:
         self._call = call
         self._answer: futures.Future[bytes] | None = None
         self.trouble: Unreachable | None = None
+        self._unseen: deque[Unreachable] = deque(maxlen=1)
         self.made: list[bytes] = []  # the records that its container has kept so far, from `listen` on
 
     @property
     def id(self) -> str:
         return self._call.object_id
+
+    def look(self) -> Unreachable | None:
+        """`trouble`, or one that came and went since the last look: a look may be late, and a pause is short."""
+        unseen = self._unseen.pop() if self._unseen else None
+        return self.trouble or unseen
 
     def wait(self, seconds: float) -> bytes | None:
         """The reply, or None if there is none within `seconds`. Raises CallFailed if this call has failed, Unreachable
@@ -187,16 +193,15 @@ class Call:
                 data = self.wait(_PAUSE_S if self.trouble else _POLL_S)
             except Unreachable as e:
                 self.trouble = e
+                self._unseen.append(e)
                 sleep(pause)
                 pause = min(2 * pause, _LONGEST_S)
                 continue
             except BaseException as e:
-                answer.set_exception(e)
-                return
+                return answer.set_exception(e)
             self.trouble, pause = None, _PAUSE_S
             if data is not None:
-                answer.set_result(data)
-                return
+                return answer.set_result(data)
 
     def result(self) -> bytes:
         """What `listen` has got; raises what `wait` does."""
@@ -381,10 +386,7 @@ def apps(name: str) -> list[App]:
 
     with translated():
         found = [app.info() for app in modal.Environment.from_context().apps.list() if app.description == name]
-    rows = [
-        App(info.app_id, info.lifecycle.state.value, info.lifecycle.created_at.strftime("%Y-%m-%dT%H:%M:%SZ"))
-        for info in found
-    ]
+    rows = [App(i.app_id, i.lifecycle.state.value, f"{i.lifecycle.created_at:%Y-%m-%dT%H:%M:%SZ}") for i in found]
     return sorted(rows, key=lambda row: row.created, reverse=True)
 
 
