@@ -38,11 +38,11 @@ inline bool use_recurrent(int64_t num_tokens, int64_t N, int64_t HV, int64_t tok
 inline bool more_than_one_wave(int64_t N, int64_t HV, int64_t sms) { return 2 * N * HV > sms; }
 
 // Whether whole sequences are done in one launch (inter_chunk_sm90_fused.cuh), where two SMs share a tile, or in two, where one has
-// it. By an estimate of both times in us, if all sequences have the mean length; it is within 5 % of most of 40 measured shapes, and
-// of 6 where the other way is more than 1 % faster, none by more than 3 (ladder, "Which of the two").
+// it. By an estimate of both times in us, as if all sequences had the mean length. Of 44 measured shapes it chooses the slower way at
+// six, which costs 0.7 to 2.9 %; the rule before, by chunks per SM alone, cost 5 to 10 % at five (ladder, "Which of the two").
 //
-// As many tiles as pairs of SMs: two launches then have half tiles, and it is a question of the intra-chunk kernel's share: 8x2048
-//   56.7 and 59.5, but 16/32 heads 1x2048 (half as many tiles) 55.4 and 55.0. More than 16 chunks per SM not measured.
+// As many tiles as pairs of SMs: two launches then have half tiles, and both ways take about the same for a chunk: 8x2048 56.7 in
+//   one and 59.5 in two, 16/32 heads 1x2048 (half as many tiles) 55.4 and 55.0. More than 16 chunks per SM not measured.
 // ONE_* and TWO_*: what a call costs anyway, a chunk of a tile, another tile; PREPARED: a chunk in the intra-chunk kernel, with all SMs.
 inline bool in_one_launch(int64_t num_tokens, int64_t N, int64_t HV, int64_t sms) {
   constexpr double ONE_CALL = 5, ONE_CHUNK = 1.65, ONE_TILE = 1.7, TWO_CALL = 14, TWO_CHUNK = 2.07, TWO_TILE = 4.4, PREPARED = 0.48;
