@@ -11,6 +11,7 @@
 //   inter_chunk_sm90*.cuh          launch 2 on sm_90a: from chunk to chunk with wgmma and TMA, M computed at the same time;
 //                                  _tiles: many sequences of different lengths, in the order of tile_scheduler.cuh
 //                                  _fused: launches 1 and 2 in one, by pairs of CTAs
+//   row_products.cuh               Q K^T and K K^T, in the kernels for sm_90a
 //   inter_chunk_tma.cuh            launch 2 with TMA and mma.sync, where there is no wgmma: Blackwell, sm_90 without "a"
 //   inter_chunk_sm80*.cuh          launch 2 elsewhere: with mma.sync and cp.async
 //   context_parallel*.cuh          two more launches for few heads and long sequences: segments in parallel

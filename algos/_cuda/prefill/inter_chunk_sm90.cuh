@@ -27,6 +27,7 @@
 
 #include "gates.cuh"
 #include "context_parallel.cuh"
+#include "row_products.cuh"
 #include "wgmma_bf16.cuh"
 
 namespace gdn {
@@ -489,13 +490,7 @@ __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineStat
             (t ? norm[1] : norm[0]) * *reinterpret_cast<const float*>(prepared + gate_at(IN, row));
     }
     float d[8][4];
-    warpgroup_arrive();
-#pragma unroll
-    for (int step = 0; step < 8; ++step) {
-      const uint32_t bytes = step / 4 * (QK_TILE / 2) + step % 4 * 32;
-      product(d, advance(queries, bytes), advance(keys, bytes), step > 0);
-    }
-    warpgroup_commit();
+    begin_row_products(d, queries, keys);
     const char* const prepared = reinterpret_cast<const char*>(&stage.prepared);
     const float G[2] = {*reinterpret_cast<const float*>(prepared + gate_at(SUM, warp * 16 + g)),
                         *reinterpret_cast<const float*>(prepared + gate_at(SUM, warp * 16 + g + 8))};

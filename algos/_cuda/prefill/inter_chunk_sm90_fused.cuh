@@ -197,13 +197,7 @@ __device__ __forceinline__ void make_t(const Prefill& p, FusedShared& s, int don
     // 3. K K^T
     float d[8][4];
     const KMajor k(shared_address(here.k));
-    warpgroup_arrive();
-#pragma unroll
-    for (int step = 0; step < 8; ++step) {
-      const uint64_t columns = advance(k, step / 4 * (QK_TILE / 2) + step % 4 * 32);
-      product(d, columns, columns, step > 0);
-    }
-    warpgroup_commit();
+    begin_row_products(d, k, k);
     wait_for(s.gates_ready[stage], ring.parity(chunk));
     warpgroup_wait<0>();
     warpgroup_fence_operand(d);
@@ -247,13 +241,7 @@ __device__ __forceinline__ void make_m_fused(const Prefill& p, FusedShared& s, i
     const KMajor queries(shared_address(stage.q)), keys(shared_address(s.keys[key_stage].k));
     wait_for(s.keys_full[key_stage], keys_ring.parity(chunk));
     float d[8][4];
-    warpgroup_arrive();
-#pragma unroll
-    for (int step = 0; step < 8; ++step) {
-      const uint32_t bytes = step / 4 * (QK_TILE / 2) + step % 4 * 32;
-      product(d, advance(queries, bytes), advance(keys, bytes), step > 0);
-    }
-    warpgroup_commit();
+    begin_row_products(d, queries, keys);
     wait_for(s.gates_ready[key_stage], keys_ring.parity(chunk));
     const float* const sums = s.gates[key_stage].G;
     const float G[2] = {sums[warp * 16 + g], sums[warp * 16 + g + 8]};

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "intra_chunk_steps.cuh"
+#include "row_products.cuh"
 
 namespace gdn {
 
@@ -118,13 +119,7 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     if (half == 0) {
       float d[8][4];
       const KMajor k(shared_address(s.k));
-      warpgroup_arrive();
-#pragma unroll
-      for (int step = 0; step < 8; ++step) {
-        const uint64_t columns = advance(k, step / 4 * (QK_TILE / 2) + step % 4 * 32);
-        product(d, columns, columns, step > 0);
-      }
-      warpgroup_commit();
+      begin_row_products(d, k, k);
       warpgroup_wait<0>();
       warpgroup_fence_operand(d);
       if constexpr (POOL) normalise(s, p, d, row, lane);
