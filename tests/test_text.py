@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import SimpleNamespace
@@ -455,6 +456,18 @@ def test_a_progress_bar_names_an_algo_as_it_is(monkeypatch):
     with screen.progress() as progress:
         progress("x[/red]\x1b]0;t\x07\n", 1, 2)
     assert r"x[/red]\x1b]0;t\x07\n" in out.getvalue() and "\x1b]" not in out.getvalue() and "\x07" not in out.getvalue()
+
+
+def test_without_a_terminal_a_line_says_from_time_to_time_how_far_it_is(monkeypatch):
+    said, more = [], threading.Event()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(screen, "_STILL_S", 0.001)
+    monkeypatch.setattr(screen, "say", lambda line: (said.append(re.sub(r" after .*", "", line)), more.set()))
+    with screen.progress() as progress:
+        progress("x", 1, 2)
+        assert more.wait(60)
+        progress("x", 2, 2, True)
+    assert set(said) == {"x: 1 of 2", "x: done, 2 of 2"}
 
 
 def test_modal_s_lines_are_shown(monkeypatch, capsys):

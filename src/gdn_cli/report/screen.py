@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -24,6 +25,7 @@ from .table import Cell, Column, Mark, Table
 
 _WIDE = 1000  # without a terminal (a file, CI) nothing is wrapped
 _HANG = 2  # indent of a sentence's further lines
+_STILL_S = 30.0  # between lines of progress, where there is no bar
 _NARROW = 20  # a column that wraps is at least this wide if it has words that long
 
 
@@ -259,18 +261,30 @@ def say(line: str) -> None:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr if it is a terminal, otherwise a line for each finished algo.
+    """A progress bar on stderr if it is a terminal; otherwise a line for each finished algo, and one each 30 s.
 
     Yields a function of a name, the number done, the total, and whether this name has just finished.
     """
     if not sys.stderr.isatty():
-        begun = time.monotonic()
+        begun, now, over = time.monotonic(), [""], threading.Event()
 
         def line(name: str, done: int, total: int, ended: bool = False) -> None:
+            now[0] = "" if ended else f"{name}: {done} of {total}"
             if ended:
                 say(f"{name}: done, {done} of {total} after {time.monotonic() - begun:.0f} s")
 
-        yield line
+        def go_on() -> None:
+            while not over.wait(_STILL_S):
+                if state := now[0]:
+                    say(f"{state} after {time.monotonic() - begun:.0f} s")
+
+        thread = threading.Thread(target=go_on, daemon=True)
+        thread.start()
+        try:
+            yield line
+        finally:
+            over.set()
+            thread.join()
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
