@@ -777,9 +777,8 @@ def test_segments_that_forget(library, warps):
             assert linked[1:3, hv].tolist() == here, (window, hv)
             written = ~seen["transfers"][1:3, hv].isnan().flatten(1).all(1)
             assert written.tolist() == [bool(x) for x in here], "Phi where it is not needed, or none"
-        for in_place in (False, True):
-            again = prefill(library, warps, given, segment=2, window=window, mode=7, in_place=in_place)
-            assert all(map(torch.equal, again, found))
+        again = prefill(library, warps, given, segment=2, window=window, mode=7, in_place=window % 2 == 0)
+        assert all(map(torch.equal, again, found))
 
 
 def test_a_segment_that_grows_is_linked(library):
@@ -832,7 +831,8 @@ def test_tiles_in_order_of_length(library, case):
     for expected, first, expected_ways in ((prefill(library, TWO, given), 0, ways), (mma, TMA, mma_ways)):
         for ctas, expected_way in zip(CTAS, expected_ways, strict=True):
             assert way(library, lengths, HV, ctas, first == TMA) == expected_way
-            for mode, in_place in ((0, False), (1, True), (2, False), (3, True), (4, False), (5, True), (7, False)):
+            modes = ((0, False), (1, True), (2, False), (3, True), (4, False), (5, True), (7, False))
+            for mode, in_place in modes if case in ("one very long", "empty ones") else modes[3:5]:
                 found = prefill(library, first - ctas, given, mode=mode, in_place=in_place)
                 assert all(map(torch.equal, found, expected)), (first, ctas, mode)
 
