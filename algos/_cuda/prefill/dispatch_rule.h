@@ -39,15 +39,17 @@ inline bool more_than_one_wave(int64_t N, int64_t HV, int64_t sms) { return 2 * 
 
 // Whether whole sequences are done in one launch (inter_chunk_sm90_fused.cuh), where two SMs share a tile, or in two, where one has
 // it. By an estimate of both times in us, as if all sequences had the mean length. Of 44 measured shapes it chooses the slower way at
-// six, which costs 0.7 to 2.9 %; the rule before, by chunks per SM alone, cost 5 to 10 % at five (ladder, "Which of the two").
+// six, which costs 0.7 to 2.9 %; the rule before, by chunks per SM alone, cost 4 to 10 % at seven (ladder, "Which of the two").
 //
-// As many tiles as pairs of SMs: two launches then have half tiles, and both ways take about the same for a chunk: 8x2048 56.7 in
-//   one and 59.5 in two, 16/32 heads 1x2048 (half as many tiles) 55.4 and 55.0. More than 16 chunks per SM not measured.
+// More than 16 chunks times value heads per SM: two launches, since what the estimate would choose one for (24x1024) is not measured.
+// Not more tiles than pairs of SMs: two launches then have half tiles, and both ways take about the same for a chunk: 8x2048 56.7 in
+//   one and 59.5 in two, 16/32 heads 1x2048 (half as many tiles) 55.4 and 55.0.
 // ONE_* and TWO_*: what a call costs anyway, a chunk of a tile, another tile; PREPARED: a chunk in the intra-chunk kernel, with all SMs.
 inline bool in_one_launch(int64_t num_tokens, int64_t N, int64_t HV, int64_t sms) {
   constexpr double ONE_CALL = 5, ONE_CHUNK = 1.65, ONE_TILE = 1.7, TWO_CALL = 14, TWO_CHUNK = 2.07, TWO_TILE = 4.4, PREPARED = 0.48;
   const int64_t tiles = N * HV, pairs = sms / 2;
-  if (tiles <= pairs) return num_tokens / CHUNK * HV <= 16 * sms;
+  if (num_tokens / CHUNK * HV > 16 * sms) return false;
+  if (tiles <= pairs) return true;
   const double chunks = static_cast<double>(num_tokens) / CHUNK / N + 0.5;  // the last is partly filled
   const int64_t rounds = (tiles + pairs - 1) / pairs, whole = (tiles + sms - 1) / sms;
   const double one = ONE_CALL + ONE_CHUNK * chunks * rounds + ONE_TILE * (rounds - 1);
