@@ -194,6 +194,26 @@ __device__ __forceinline__ void clear_rows(char* tile, int count, int thread) {
 
 #if FLASHCORE_WGMMA
 
+// Steps 11 and 12 of both consumers (this one and inter_chunk_sm90_fused.cuh): S, decayed; S as left operands; O, decayed.
+__device__ __forceinline__ void decay_state(float (&S)[16][4], float by) {
+#pragma unroll
+  for (int j = 0; j < 16; ++j)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) S[j][c] *= by;
+}
+__device__ __forceinline__ void pack_state(uint32_t (&to)[8][4], const float (&S)[16][4]) {
+#pragma unroll
+  for (int step = 0; step < 8; ++step) as_left(to[step], S[2 * step], S[2 * step + 1]);
+}
+__device__ __forceinline__ void decay_outputs(float (&o)[8][4], const char* prepared, float scale, int t) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float2 in = gates_of(prepared, IN_Q, i, t);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) o[i][c] *= scale * (c % 2 ? in.y : in.x);
+  }
+}
+
 // `row`: the warp's first of the state's, for CHECKPOINTS alone.
 template <bool OUTPUTS, bool CHECKPOINTS = false, typename Shared>
 __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe,
@@ -216,8 +236,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
   };
 
   uint32_t before[8][4];  // S before a chunk, as left operands
-#pragma unroll
-  for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
+  pack_state(before, S);
 
 #pragma unroll 1
   for (int chunk = 0; chunk < count; ++chunk) {
@@ -312,10 +331,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
       warpgroup_commit();
     }
     // 11. S' = e^(G_C) S + D^T K: the decay, under 10
-#pragma unroll
-    for (int j = 0; j < 16; ++j)
-#pragma unroll
-      for (int c = 0; c < 4; ++c) S[j][c] *= kept;
+    decay_state(S, kept);
 #pragma unroll
     for (int i = 0; i < 8 && !OUTPUTS; ++i) out[i] = gates_of(prepared, OUT, i, t);
     warpgroup_wait<OUTPUTS ? 1 : 0>();
@@ -345,12 +361,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
       warpgroup_wait<1>();
       warpgroup_fence_operand(o);
       if (POOL) own.wait_for_m(s.m_ready, chunk);  // the maker has IN_Q
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const float2 in = gates_of(prepared, IN_Q, i, t);
-#pragma unroll
-        for (int c = 0; c < 4; ++c) o[i][c] *= p.scale * (c % 2 ? in.y : in.x);
-      }
+      decay_outputs(o, prepared, p.scale, t);
       if (!POOL) own.wait_for_m(s.m_ready, chunk);
       warpgroup_arrive();
       square_times(o, plain, M);
@@ -360,8 +371,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
     warpgroup_wait<OUTPUTS ? 1 : 0>();
     warpgroup_fence_operand(S);
     if (!OUTPUTS && lane < ARRIVALS) mbarrier_arrive(shared_address(&s.empty[own.stage(chunk)]));
-#pragma unroll
-    for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
+    pack_state(before, S);
     if constexpr (CHECKPOINTS) {
       if (at.keeps(chunk)) store_state(at.kept(chunk), S, row, 0, lane);
     }

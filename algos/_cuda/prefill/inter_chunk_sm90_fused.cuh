@@ -383,8 +383,7 @@ __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& 
   };
 
   uint32_t before[8][4];
-#pragma unroll
-  for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
+  pack_state(before, S);
 
 #pragma unroll 1
   for (int chunk = 0; chunk < count; ++chunk) {
@@ -460,10 +459,7 @@ __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& 
     for (int step = 4; step < 8; ++step) product(o, before[step], advance(queries, QK_TILE / 2 + (step - 4) * 32), 1);
     warpgroup_commit();
     // 11. S' = e^(G_C) S + D^T K: the decay, under 10
-#pragma unroll
-    for (int j = 0; j < 16; ++j)
-#pragma unroll
-      for (int c = 0; c < 4; ++c) S[j][c] *= kept;
+    decay_state(S, kept);
     warpgroup_wait<1>();
     warpgroup_fence_operand(d[0]), warpgroup_fence_operand(d[1]);
     uint32_t plain[4][4], decayed[4][4];
@@ -489,12 +485,7 @@ __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& 
     warpgroup_wait<1>();
     warpgroup_fence_operand(o);
     if (POOL) wait_for(s.m_ready[value_stage], ring.parity(chunk));  // the maker has IN_Q
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float2 gate = gates_of(prepared, IN_Q, i, t);
-#pragma unroll
-      for (int c = 0; c < 4; ++c) o[i][c] *= p.scale * (c % 2 ? gate.y : gate.x);
-    }
+    decay_outputs(o, prepared, p.scale, t);
     if (!POOL) wait_for(s.m_ready[value_stage], ring.parity(chunk));
     warpgroup_arrive();
     square_times(o, plain, shared_address(stage.M));
@@ -503,8 +494,7 @@ __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& 
     warpgroup_wait<1>();
     warpgroup_fence_operand(S);
     warp_arrives_at_both(s.keys_empty[key_stage]);
-#pragma unroll
-    for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
+    pack_state(before, S);
     warpgroup_wait<0>();
     warpgroup_fence_operand(o);
 #pragma unroll
