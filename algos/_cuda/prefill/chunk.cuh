@@ -32,9 +32,12 @@
 #include <cstdint>
 
 #include "tensors.cuh"
+#include "dependent_launch.cuh"
 #include "mma_bf16.cuh"
 
 namespace gdn {
+
+using ptx::wait_for_kernel_before;
 
 constexpr int CHUNK = 64;       // tokens
 constexpr int SIDE = 16;        // of a block of the CHUNK x CHUNK matrices

@@ -134,6 +134,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
   constexpr int SLICES = HEAD_DIM / 16;
   ScanShared& s = *reinterpret_cast<ScanShared*>(shared_memory());
   const int unit = p.segment * CHUNK, items = p.N * p.HV * SLICES;
+  wait_for_kernel_before();
 #pragma unroll 1
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
     const int row = item % SLICES * 16, hv = item / SLICES % p.HV, n = item / SLICES / p.HV;

@@ -49,10 +49,12 @@ __global__ void __launch_bounds__(group_threads(GROUPS, false), 1)
 gdn_prefill_transfer_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
 #if FLASHCORE_WGMMA
   constexpr int HALF = 2 / GROUPS;
-  const int warp = threadIdx.x / 32, half = blockIdx.x % HALF * GROUPS;
+  // Uniform: else ptxas keeps addresses of products in vector registers, and the kernel is 370 instructions longer.
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), half = blockIdx.x % HALF * GROUPS;
   const bool values = blockIdx.x < HALF;
   if (warp == GROUPS * 4 && elect_one()) prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v);
   const Segment at = segment_of(p, blockIdx.y, blockIdx.z, 1);
+  wait_for_kernel_before();  // all CTAs do, so that the kernels after this one come after the one before, too
   if (!at.there() || at.last) return;
   if (at.opens && !values) {
     if (warp < GROUPS * 4) keep_original(at, half * GROUP_ROWS + warp * 16, threadIdx.x % 32);
@@ -80,9 +82,10 @@ constexpr int recall_shared() { return recall_plan_at() + sizeof(RecallPlan); }
 __global__ void __launch_bounds__(RECALL_THREADS, 1)
 gdn_prefill_recall_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps one, const __grid_constant__ Maps two) {
 #if FLASHCORE_WGMMA
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = blockIdx.x % 2, hv = blockIdx.y;
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32, half = blockIdx.x % 2, hv = blockIdx.y;
   const bool values = blockIdx.x < 2;
   Segment at = segment_of(p, hv, blockIdx.z, 1);
+  wait_for_kernel_before();  // as above
   if (!at.there() || at.last) return;
   if (at.opens && !values) {
     if (warp < 4) keep_original(at, half * GROUP_ROWS + warp * 16, lane);

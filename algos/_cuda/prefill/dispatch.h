@@ -23,8 +23,12 @@ void check(cudaError_t error);
 void check(CUresult error);
 int sms_of(int device);
 
+// When a kernel's first CTAs may begin: when the kernel before has ended, or while it ends (dependent_launch.cuh; sm_90 on). In the
+// latter case each CTA waits before it reads what the kernel before writes.
+enum class Begin { AFTER, WHILE_ENDING };
+
 // The state after each segment (context_parallel_scan.cuh, in launch_sm80.cu), for all three.
-void launch_scan(const Prefill& p, int device, cudaStream_t stream);
+void launch_scan(Begin begin, const Prefill& p, int device, cudaStream_t stream);
 
 }  // namespace gdn
 #pragma GCC visibility pop

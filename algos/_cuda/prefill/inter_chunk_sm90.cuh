@@ -54,6 +54,7 @@ struct GroupShared {
   static constexpr int WARPS = GROUPS * 4;   // of consumers
   static constexpr int UNIT_ROWS = GROUP_ROWS, TILES = 2 / GROUPS;  // TileSegment; tiles of a sequence and value head
   static constexpr int PIECES = 8;           // of 16 bytes, of a token's outputs in v[0]
+  static constexpr bool PLANNED = false;     // whether all threads have waited for the kernel before, whose plan they read
   static constexpr bool MAKES_M = true;      // else M comes with T (inter_chunk_tma.cuh)
   static constexpr int PREPARED = MATRIX;    // bytes that come from the intra-chunk kernel
   GroupStage<GROUPS> stages[STAGES];
@@ -117,6 +118,9 @@ __device__ __forceinline__ void produce(const Prefill& p, const Maps& maps, Shar
     mbarrier_arrive_expect_tx(full, bytes);
     tma_load_box(shared_address(stage.k), maps.k, token, 0, at.h, full);
     if (values) tma_load_box(shared_address(stage.v), maps.v, token, half, at.hv, full);
+    if constexpr (!Shared::PLANNED) {  // of what is loaded only T and the gates come from the kernel before
+      if (pipe.begun == 0 && chunk == 0) wait_for_kernel_before();
+    }
     bulk_load(shared_address(stage.prepared.T), prepared, Shared::PREPARED, full);
     if constexpr (OUTPUTS) tma_load_box(shared_address(stage.q), maps.q, token, 0, at.h, full);
   }
@@ -590,6 +594,7 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     return;
   }
   warpgroup_reg_alloc<consumer_registers(GROUPS, true)>();
+  if (p.segment) wait_for_kernel_before();  // for the segments' states
   for_each_static_tile<GROUPS>(p, tiles, [&](const WorkTile<GROUPS>& of, bool first) {
     const Segment at = of.segment(p);
     if (!at.there()) return;

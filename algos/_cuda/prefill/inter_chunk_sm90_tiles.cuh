@@ -15,7 +15,7 @@ namespace gdn {
 
 template <int GROUPS, int STAGES>
 struct TilesShared : GroupShared<GROUPS, STAGES> {
-  static constexpr bool LOOPS = true;
+  static constexpr bool LOOPS = true, PLANNED = true;
   ScheduledTile announced[STAGES];  // of a stage with a state: the state's tile
   ScheduledTile first;              // the CTA's first tile, whose state takes no stage
   uint32_t current[POOL ? 2 : 1][GROUPS * 4];  // `what` of each consumer warp's tile, kept here to save a register; its state
@@ -228,18 +228,21 @@ __global__ void __launch_bounds__(TILES_THREADS, 1)
 gdn_prefill_inter_chunk_sm90_tiles(const __grid_constant__ Prefill p, const __grid_constant__ Maps one,
                                    const __grid_constant__ Maps two) {
 #if FLASHCORE_WGMMA
+  constexpr int STATE = HEAD_DIM * HEAD_DIM;
+  // The warp's number is uniform: as in gdn_prefill_transfer_sm90.
+  if (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0) == TILES_PRODUCER && elect_one()) {
+    prefetch_tensor_map(two.k), prefetch_tensor_map(two.v), prefetch_tensor_map(two.q), prefetch_tensor_map(two.state);
+    prefetch_tensor_map(one.k), prefetch_tensor_map(one.v), prefetch_tensor_map(one.q), prefetch_tensor_map(one.state);
+    // prefetches the first state of a static schedule before the schedule is there
+    if (!POOL && blockIdx.x < static_cast<uint32_t>(p.N) * p.HV)
+      prefetch_l2(p.rows(static_cast<int64_t>(blockIdx.x) * HEAD_DIM), STATE * sizeof(float));
+  }
+  wait_for_kernel_before();
   // Reads the first tile both as a whole and as a half one, together with the schedule that decides: three loads at once.
   const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV;
   ScheduledTile half, whole;
   if (threadIdx.x == 0) half = tile_of<2>(p, min(blockIdx.x, 2 * tiles - 1)), whole = tile_of<1>(p, min(blockIdx.x, tiles - 1));
   const uint32_t said = p.plan->schedule;
-  if (threadIdx.x / 32 == TILES_PRODUCER && elect_one()) {
-    prefetch_tensor_map(two.k), prefetch_tensor_map(two.v), prefetch_tensor_map(two.q), prefetch_tensor_map(two.state);
-    prefetch_tensor_map(one.k), prefetch_tensor_map(one.v), prefetch_tensor_map(one.q), prefetch_tensor_map(one.state);
-    // prefetches the first state of a static schedule while the schedule is read
-    constexpr int STATE = HEAD_DIM * HEAD_DIM;
-    if (!POOL && blockIdx.x < tiles) prefetch_l2(p.rows(static_cast<int64_t>(blockIdx.x) * HEAD_DIM), STATE * sizeof(float));
-  }
   const Schedule schedule = static_cast<Schedule>(__shfl_sync(0xffffffffu, said, 0));
   if (schedule == HALVES) {
     if (blockIdx.x < 2 * tiles) run_tiles<1, HALF_STAGES>(p, one, half, schedule);

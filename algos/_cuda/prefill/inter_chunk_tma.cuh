@@ -218,7 +218,10 @@ gdn_prefill_inter_chunk_tma(const __grid_constant__ Prefill p, const __grid_cons
     return;
   }
   if (warp >= STORER) return store_outputs(p, s, pipe, at, half, threadIdx.x - STORER * 32, first % 4 * 2);
-  if (p.segment) load_state(S, at.start(), row, 0, lane);
+  if (p.segment) {
+    wait_for_kernel_before();  // for the segment's state
+    load_state(S, at.start(), row, 0, lane);
+  }
   consume_mma<true, CHECKPOINTS>(S, p, s, pipe, at, true, (first % 4 + warp) * 2, row);
   if (at.last) store_state(at.end(), S, row, 0, lane);
 #endif
@@ -271,10 +274,11 @@ __global__ void __launch_bounds__(tma_threads(4, true), 1)
 gdn_prefill_inter_chunk_tma_tiles(const __grid_constant__ Prefill p, const __grid_constant__ Maps halves,
                                   const __grid_constant__ Maps quarters) {
 #if FLASHCORE_COPY_ENGINE
-  const uint32_t said = p.plan->schedule;
   if (threadIdx.x / 32 == TMA_PRODUCER && elect_one()) {
     prefetch_tensor_map(halves.k), prefetch_tensor_map(halves.v), prefetch_tensor_map(halves.q), prefetch_tensor_map(halves.state);
   }
+  wait_for_kernel_before();
+  const uint32_t said = p.plan->schedule;
   const Schedule schedule = static_cast<Schedule>(__shfl_sync(0xffffffffu, said, 0));
   if (schedule == QUARTERS) run_boxes<2>(p, quarters, schedule);
   else run_boxes<4>(p, halves, schedule);
@@ -290,6 +294,7 @@ gdn_prefill_transfer_tma(const __grid_constant__ Prefill p, const __grid_constan
   const int row = half * GROUP_ROWS + warp * 16;
   const bool values = blockIdx.x < 2;
   const Segment at(p, blockIdx.y, blockIdx.z + sequence_of<0>(p, blockIdx.z, p.segment * CHUNK, lane));
+  wait_for_kernel_before();  // all CTAs do, so that the kernels after this one come after the one before, too
   if (!at.there() || at.last) return;
   if (at.opens && !values) {
     if (warp < 4) keep_original(at, row, lane);

@@ -16,15 +16,19 @@ namespace gdn {
 // each time. 64 is simply more GPUs than a host has.
 // static: a process may have several builds of this library, and each must set the attributes of its own kernels.
 template <auto KERNEL, typename... Arguments>
-static void launch(dim3 grid, int threads, int shared, int device, cudaStream_t stream, const Arguments&... arguments) {
+static void launch(Begin begin, dim3 grid, int threads, int shared, int device, cudaStream_t stream, const Arguments&... arguments) {
   static std::array<std::atomic<bool>, 64> ready{};
   const bool kept = device >= 0 && device < 64;
   if (!kept || !ready[device].load(std::memory_order_relaxed)) {
     check(cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     if (kept) ready[device].store(true, std::memory_order_relaxed);
   }
-  KERNEL<<<grid, threads, shared, stream>>>(arguments...);
-  check(cudaGetLastError());
+  cudaLaunchAttribute overlaps{};
+  overlaps.id = cudaLaunchAttributeProgrammaticStreamSerialization, overlaps.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = dim3(threads), config.dynamicSmemBytes = shared, config.stream = stream;
+  config.attrs = &overlaps, config.numAttrs = begin == Begin::WHILE_ENDING;
+  check(cudaLaunchKernelEx(&config, KERNEL, arguments...));
 }
 
 // KERNEL: gdn_prefill_intra_chunk_sm90 or _sm80. PERSISTENT (sm90): with more chunks than resident CTAs, a CTA has several:
@@ -40,7 +44,7 @@ static void launch_intra_chunk(const Prefill& p, const CUtensorMap& keys, int de
   // that fit, not measured alone.
   const int parts = int64_t{schedule.numbers} * p.H < 2 * sms_of(device) ? group : 1;
   const dim3 grid = schedule.each > 0 ? dim3(resident + SORTS) : dim3(schedule.numbers + SORTS, p.H, parts);
-  launch<KERNEL>(grid, INTRA_THREADS, sizeof(IntraShared), device, stream, p, keys, schedule);
+  launch<KERNEL>(Begin::AFTER, grid, INTRA_THREADS, sizeof(IntraShared), device, stream, p, keys, schedule);
 }
 
 // Splits the sequences, in place: see segment_chunks. Returns the maximum number of parts of all sequences.

@@ -13,9 +13,9 @@
 
 namespace gdn {
 
-void launch_scan(const Prefill& p, int device, cudaStream_t stream) {
+void launch_scan(Begin begin, const Prefill& p, int device, cudaStream_t stream) {
   const int items = HEAD_DIM / 16 * p.HV * p.N;
-  launch<gdn_prefill_scan>(dim3(std::min(items, sms_of(device))), SCAN_THREADS, sizeof(ScanShared), device, stream, p);
+  launch<gdn_prefill_scan>(begin, dim3(std::min(items, sms_of(device))), SCAN_THREADS, sizeof(ScanShared), device, stream, p);
 }
 
 // Up to this many sequences times value heads, unsplit, four warps share 16 rows: 8 CTAs for each, up to 384, three per SM of an
@@ -34,14 +34,14 @@ void launch_sm80(Prefill p, int segments, const Allocate& allocate, int device, 
   constexpr int WARPS = 4, STAGES = 2, SHARED = state_shared<WARPS, STAGES>();
   const dim3 split_grid(HEAD_DIM / 16, p.HV, parts), grid(HEAD_DIM / 16 / WARPS, p.HV, parts);
   if (p.segment) {
-    launch<gdn_prefill_transfer_sm80<WARPS, STAGES>>(dim3(2 * HEAD_DIM / 16 / WARPS, p.HV, parts), WARPS * 32, SHARED, device, stream,
-                                                     p);
-    launch_scan(p, device, stream);
+    launch<gdn_prefill_transfer_sm80<WARPS, STAGES>>(Begin::AFTER, dim3(2 * HEAD_DIM / 16 / WARPS, p.HV, parts), WARPS * 32, SHARED,
+                                                     device, stream, p);
+    launch_scan(Begin::AFTER, p, device, stream);
   }
   if (!p.segment && int64_t{p.N} * p.HV <= SPLIT_UP_TO && !p.has_checkpoints())
-    launch<gdn_prefill_inter_chunk_sm80_split<2>>(split_grid, SPLIT_THREADS, split_shared<2>(), device, stream, p);
+    launch<gdn_prefill_inter_chunk_sm80_split<2>>(Begin::AFTER, split_grid, SPLIT_THREADS, split_shared<2>(), device, stream, p);
   else
-    launch<gdn_prefill_inter_chunk_sm80<WARPS, STAGES>>(grid, WARPS * 32, SHARED, device, stream, p);
+    launch<gdn_prefill_inter_chunk_sm80<WARPS, STAGES>>(Begin::AFTER, grid, WARPS * 32, SHARED, device, stream, p);
 }
 
 }  // namespace gdn
