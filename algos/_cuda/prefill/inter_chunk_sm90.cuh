@@ -56,10 +56,12 @@ struct GroupShared {
   static constexpr int PIECES = 8;           // of 16 bytes, of a token's outputs in v[0]
   static constexpr bool PLANNED = false;     // whether all threads have waited for the kernel before, whose plan they read
   static constexpr bool MAKES_M = true;      // else M comes with T (inter_chunk_tma.cuh)
+  static constexpr bool PACED = GROUPS == 1;  // whether the maker waits for `packing`
   static constexpr int PREPARED = MATRIX;    // bytes that come from the intra-chunk kernel
   GroupStage<GROUPS> stages[STAGES];
   uint64_t full[STAGES], outputs_ready[STAGES], empty[STAGES];  // a stage's tiles have arrived; its outputs are written; it is free
   uint64_t m_ready[STAGES];                               // M is ready, or the maker does not need this state's stage
+  uint64_t packing[STAGES];  // the consumers have S' of this stage's chunk and pack it: a good time for the next chunk's Q K^T
 };
 constexpr int state_block(int rows) { return rows * 128; }  // bytes
 template <typename Shared> constexpr int STATE_BLOCK = state_block(HEAD_DIM / Shared::TILES);
@@ -375,6 +377,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
     warpgroup_wait<OUTPUTS ? 1 : 0>();
     warpgroup_fence_operand(S);
     if (!OUTPUTS && lane < ARRIVALS) mbarrier_arrive(shared_address(&s.empty[own.stage(chunk)]));
+    if (OUTPUTS && Shared::PACED && lane < ARRIVALS) mbarrier_arrive(shared_address(&s.packing[own.stage(chunk)]));
     pack_state(before, S);
     if constexpr (CHECKPOINTS) {
       if (at.keeps(chunk)) store_state(at.kept(chunk), S, row, 0, lane);
@@ -401,7 +404,7 @@ __device__ __forceinline__ void group_begin(Shared& s) {
     for (int i = 0; i < Shared::STAGES; ++i) {
       mbarrier_init(shared_address(&s.full[i]), 1), mbarrier_init(shared_address(&s.outputs_ready[i]), CONSUMER_ARRIVALS);
       mbarrier_init(shared_address(&s.empty[i]), OUTPUTS ? STORE_WARPS * ARRIVALS : CONSUMER_ARRIVALS);
-      mbarrier_init(shared_address(&s.m_ready[i]), MAKER_ARRIVALS);
+      mbarrier_init(shared_address(&s.m_ready[i]), MAKER_ARRIVALS), mbarrier_init(shared_address(&s.packing[i]), CONSUMER_ARRIVALS);
     }
     mbarrier_init_fence();
   }
@@ -504,6 +507,8 @@ __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineStat
             (t ? norm[1] : norm[0]) * *reinterpret_cast<const float*>(prepared + gate_at(IN, row));
     }
     float d[8][4];
+    // At any other time Q K^T would delay the consumers' products (ladder, "The maker's products in the consumers' pause").
+    if (Shared::PACED && chunk > 0) mbarrier_wait(shared_address(&s.packing[own.stage(chunk - 1)]), own.parity(chunk - 1));
     begin_row_products(d, queries, keys);
     const char* const prepared = reinterpret_cast<const char*>(&stage.prepared);
     const float G[2] = {*reinterpret_cast<const float*>(prepared + gate_at(SUM, warp * 16 + g)),
