@@ -47,6 +47,7 @@ extern "C" void prefill(int warps, int mode, int members, int segment, const Giv
   emulated::mode = mode;
   run(p, warps, members);
 }
+extern "C" int in_one(int64_t T, int64_t N, int64_t HV) { return in_one_launch(T, N, HV, 132); }
 """
 
 RECURRENT = (
@@ -98,6 +99,13 @@ def recurrent(tmp_path_factory):
     for name in ("call.h", "tensors.cuh", "recurrent_call.cuh"):
         (folder / name).write_text((FOLDER / name).read_text())
     return emulation.library(folder, RECURRENT, emulation.CUDA / "gdn" / "recurrent.cuh")
+
+
+@pytest.mark.parametrize(("shape", "one"), [("8x1024", True), ("16x512", False), ("32x256", False), ("64x64", False)])
+def test_one_launch_or_two(chunked, shape, one):
+    """Sequences and tokens of each, 8 value heads: which was faster (before-after-cuda-chunk-packed.json)."""
+    N, tokens = map(int, shape.split("x"))
+    assert chunked.in_one(N * tokens, N, 8) == one
 
 
 SPLIT, SYNC, ONE, TWO = chunk.SPLIT, 8, chunk.ONE, chunk.TWO  # and -3: work tiles in order of length, by 3 CTAs

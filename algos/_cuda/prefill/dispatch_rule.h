@@ -44,12 +44,15 @@ inline bool more_than_one_wave(int64_t N, int64_t HV, int64_t sms) { return 2 * 
 // More than 16 chunks times value heads per SM: two launches, since what the estimate would choose one for (24x1024) is not measured.
 // Not more tiles than pairs of SMs: two launches then have half tiles, and both ways take about the same for a chunk: 8x2048 56.7 in
 //   one and 59.5 in two, 16/32 heads 1x2048 (half as many tiles) 55.4 and 55.0.
+// From and to a pool two launches as soon as there are more: 64x64 38.8 us and 46.4 in one, 32x256 43.5 and 46.1, 16x512 40.0 and 41.0; but
+//   8x1024 41.3 and 38.6 in one (ladder of gdn_prefill_packed).
 // ONE_* and TWO_*: what a call costs anyway, a chunk of a tile, another tile; PREPARED: a chunk in the intra-chunk kernel, with all SMs.
 inline bool in_one_launch(int64_t num_tokens, int64_t N, int64_t HV, int64_t sms) {
   constexpr double ONE_CALL = 5, ONE_CHUNK = 1.65, ONE_TILE = 1.7, TWO_CALL = 14, TWO_CHUNK = 2.07, TWO_TILE = 4.4, PREPARED = 0.48;
   const int64_t tiles = N * HV, pairs = sms / 2;
   if (num_tokens / CHUNK * HV > 16 * sms) return false;
   if (tiles <= pairs) return true;
+  if (POOL) return false;
   const double chunks = static_cast<double>(num_tokens) / CHUNK / N + 0.5;  // the last is partly filled
   const int64_t rounds = (tiles + pairs - 1) / pairs, whole = (tiles + sms - 1) / sms;
   const double one = ONE_CALL + ONE_CHUNK * chunks * rounds + ONE_TILE * (rounds - 1);

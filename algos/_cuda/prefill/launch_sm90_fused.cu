@@ -48,6 +48,8 @@ bool launch_sm90_fused(Prefill p, Maps one, const Allocate& allocate, int device
     if (p.N > FUSED_SEQUENCES) return false;
     make_state_map(one.state, p, GROUP_ROWS, p.rows(0)), make_state_map(new_states, p, GROUP_ROWS, p.new_rows(0));
     p.tickets = static_cast<unsigned long long*>(allocate(sizeof *p.tickets)), p.launch = launch_number();
+    // Anything may be there (open_tickets). compute-sanitizer reports that it is read all the same, so a build for it clears it first.
+    if (ARRIVALS > 1) check(cudaMemsetAsync(p.tickets, 0, sizeof *p.tickets, stream));
   }
   const PairLaunch pairs(std::min(tiles, clusters), stream);
   check(cudaLaunchKernelEx(&pairs.config, gdn_prefill_fused_sm90, p, one, new_states));
