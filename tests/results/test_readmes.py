@@ -86,6 +86,14 @@ def test_readme_says_how_long_the_peers_of_its_figure_take(peer):
 
 
 @pytest.mark.records
+def test_readme_says_how_long_prefill_with_16_32_heads_takes_flashinfer():
+    ratios = over_peers("prefill-tp1-peers", "cuda-chunk", ("fi-ready", "fi-ready-cp"))
+    mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
+    said = f"{min(ratios):.2f} to {max(ratios):.2f} times as long as `cuda-chunk`, {mean:.2f} in the geometric mean"
+    assert len(ratios) == 10 and said in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.records
 def test_readme_shows_a_bench_that_was_run():
     run = times("decode-quick", H200.parent / "epyc-2cpu")
     made = {(axes["batch_size"], algo): us for axes, at in run for algo, us in at.items()}
