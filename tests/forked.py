@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import json
 import os
 import runpy
@@ -31,6 +32,7 @@ from pathlib import Path
 from gdn_cli.runner import process
 
 _STATUS = struct.Struct("<i")
+_PR_SET_NAME = 15
 _WITH_WORKERS = ("run", "bench", "compare", "profile", "tune", "prove", "pack")  # commands that start some
 _servers: dict[bool, tuple[int, socket.socket, subprocess.Popen]] = {}  # whether it has torch -> of which process, it
 _Popen = subprocess.Popen
@@ -211,6 +213,7 @@ def _start(command: list[str], **how) -> subprocess.Popen | _Child:
 
     def keeper() -> None:
         os.setsid()
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, b"keeper", 0, 0, 0)  # its command line is this file's
         for number, descriptor in enumerate((how["stdin"].fileno(), out_in, err_in)):
             os.dup2(descriptor, number)
         _close_all_but(how["pass_fds"])

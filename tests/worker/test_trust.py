@@ -78,8 +78,8 @@ ALGOS = {
                             os.write(fd, line.encode())
                     except OSError:
                         pass
-            if b"keeper" in open(f"/proc/{{ancestor}}/cmdline", "rb").read():
-                break
+            if any("keeper" in open(f"/proc/{{ancestor}}/{{file}}").read() for file in ("cmdline", "comm")):
+                break  # not further: the command's own output, and that of the tests
             ancestor = int(open(f"/proc/{{ancestor}}/stat").read().rsplit(")", 1)[1].split()[1])
         for word in sys.argv + open("/proc/self/cmdline").read().split("\\0"):
             if os.path.exists(word) and not os.path.isdir(word) and not word.endswith((".py", "python")):
