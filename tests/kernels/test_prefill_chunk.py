@@ -577,6 +577,15 @@ def test_one_launch_waits_for_each_warpgroup(library, behind):
             )
 
 
+@pytest.mark.parametrize(("warps", "behind"), [(ONE, 1), (ONE, 2), (ONE, 3), (TWO, 1), (TWO, 2), (TWO, 3), (TWO, 4)])
+def test_inter_chunk_kernel_waits_for_each_warpgroup(library, warps, behind):
+    """The same of the second of two launches: with one consumer warpgroup, the first, the maker waits for it."""
+    given = inputs([64 * 5 + 5], 1, 1)
+    expected = prefill(library, warps, given)
+    for mode in (0, 1):
+        assert all(map(torch.equal, prefill(library, warps, given, mode=BEHIND * behind + mode), expected)), mode
+
+
 @pytest.mark.parametrize("warps", EACH)
 def test_in_place(library, warps):
     given = inputs([70], 1, 1)
