@@ -6,6 +6,7 @@ Anything wrong with a file is one MissingError line that names it, raised before
 from __future__ import annotations
 
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,13 @@ def load_inputs(op: Op, workload: Workload, device: str = "cpu", root: Path | No
     (`drawn`), come from the twin: blindly drawn ones would make an invalid call, or one that overflows.
     """
     blobs: dict[Path, dict] = {}  # headers; several inputs share a file
-    values = []
+    random, values = drawn(op, workload), []
+    with ThreadPoolExecutor(len(random) or 1) as pool:  # 65536 tokens of 16/32 heads take seconds, most in numpy
+        made = dict(zip(random, pool.map(lambda name: synthetic.draw(op, workload, name), random), strict=True))
     for name in op.inputs:
-        spec = (workload.inputs or {}).get(name, {"type": "random"})
-        if workload.origin == "twin" or spec["type"] == "random":
-            value = synthetic.draw(op, workload, name)
+        spec = (workload.inputs or {}).get(name)
+        if name in made:
+            value = made.pop(name)
         elif spec["type"] == "scalar":
             if op.inputs[name].shape is not None:
                 there = f"{op.definition} has a tensor there"
