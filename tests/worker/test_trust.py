@@ -40,6 +40,8 @@ def who_asks():
     return names
 """
 SECRET = "hunter2-correct-horse"
+# how long the processes sleep that must not outlive their command: nobody else's on this machine do, nor another run's
+*SLEEPS, HANGS = [str(10**6 + 10 * os.getpid() + i) for i in range(6)]
 
 # each is all zeros, and makes of what judges whatever it can reach
 PATCHES = {
@@ -100,14 +102,16 @@ def run({helpers.DECODE_ARGS}, output, new_state):
 """,
     "makes-its-own-clock": _TOP + "now = time.perf_counter_ns\ntime.perf_counter_ns = lambda: now() // 100\n" + _RIGHT,
     "stays-behind": _TOP
-    + textwrap.dedent("""
-        for command in ("sleep 300", "sh -c 'sleep 301 & sleep 302 & exit 0'", "setsid -f sleep 303"):
+    + textwrap.dedent(f"""
+        one, two, three, four, five = {SLEEPS}
+        two_more = f"sh -c 'sleep {{two}} & sleep {{three}} & exit 0'"
+        for command in (f"sleep {{one}}", two_more, f"setsid -f sleep {{four}}"):
             command = shlex.split(command)
             subprocess.Popen(command, start_new_session=True, stdin=-3, stdout=-3, stderr=-3)
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
-                os.execvp("sleep", ["sleep", "304"])
+                os.execvp("sleep", ["sleep", five])
             os._exit(0)
         open(os.path.join(os.environ["TMPDIR"], "left.txt"), "w").write("x")
         """)
@@ -149,7 +153,7 @@ def _sleepers() -> list[int]:
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError, ValueError):
             words = open(f"/proc/{int(name)}/cmdline").read().split("\0")
-            if words[0] == "sleep" and words[1] in ("300", "301", "302", "303", "304"):
+            if words[0] == "sleep" and words[1] in SLEEPS:
                 found.append(int(name))
     return found
 
@@ -296,7 +300,7 @@ def test_a_time_below_the_copy_is_in_doubt(us, in_doubt):
 def test_processes_of_a_killed_command_end_with_it(tmp_path, write_algo):
     """SIGKILL gives the command no time to clean up: its keeper ends the processes and deletes the folder."""
     mark = tmp_path / "pid"
-    hang = f"open({str(mark)!r}, 'w').write(str(os.getpid()))\nsubprocess.Popen(['setsid', '-f', 'sleep', '305'])\n"
+    hang = f"open({str(mark)!r}, 'w').write(str(os.getpid()))\nsubprocess.Popen(['setsid', '-f', 'sleep', '{HANGS}'])\n"
     write_algo(tmp_path, "hangs", f"{_TOP}{hang}while True: time.sleep(1)\n{_RIGHT}")
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -305,15 +309,15 @@ def test_processes_of_a_killed_command_end_with_it(tmp_path, write_algo):
         env=helpers.environment(TMPDIR=str(temporary)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        _until(lambda: mark.exists() and mark.read_text() and _sleeping("305"))
+        _until(lambda: mark.exists() and mark.read_text() and _sleeping(HANGS))
         process.kill()
         process.wait()
         _until(
-            lambda: not helpers.alive(int(mark.read_text())) and not _sleeping("305") and not any(temporary.iterdir())
+            lambda: not helpers.alive(int(mark.read_text())) and not _sleeping(HANGS) and not any(temporary.iterdir())
         )
     finally:
         process.kill()
-        for pid in _sleeping("305"):
+        for pid in _sleeping(HANGS):
             os.kill(pid, signal.SIGKILL)
 
 
