@@ -213,7 +213,8 @@ def _start(command: list[str], **how) -> subprocess.Popen | _Child:
 
     def keeper() -> None:
         os.setsid()
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, b"keeper", 0, 0, 0)  # its command line is this file's
+        if sys.platform == "linux":  # its command line is this file's
+            ctypes.CDLL(None).prctl(_PR_SET_NAME, b"keeper", 0, 0, 0)
         for number, descriptor in enumerate((how["stdin"].fileno(), out_in, err_in)):
             os.dup2(descriptor, number)
         _close_all_but(how["pass_fds"])

@@ -67,7 +67,7 @@ def prefill_chunk() -> None:
 
     # Of chunk i, where a chunk takes 150 and the consumers begin at `origin`: begin, length, y, colour, step and role.
     origin = 430
-    roles = [(-336, 96, 44, "memory", "6 producer"), (-220, 66, 104, "compute", "7 maker of M")]
+    roles = [(-336, 96, 44, "memory", "6 producer"), (-20, 66, 104, "compute", "7 maker of M")]
     roles += [(0, 148, 164, "compute", "8-12 consumers"), (166, 36, 224, "store", "13 epilogue")]
     for begin, wide, y, kind, role in roles:
         parts += [text(10, y + 17, role, "small")]
@@ -76,9 +76,11 @@ def prefill_chunk() -> None:
             if 94 <= x and x + wide <= 860:
                 chunk = f"i {number:+d}".replace("+", "+ ").replace("-", "- ") if number else "i"
                 parts += [f'<g opacity="{0.5 if number % 4 else 1}">{box(x, y, wide, 26, kind, chunk)}</g>']
-    full, ready, staged, free = origin - 240, origin - 154, origin + 158, origin + 202
-    parts += [arrow("full", (full, 70), (full, 90), (full + 20, 90), (full + 20, 103), label=(full + 25, 88))]
+    full, ready, packs, staged, free = origin - 240, origin + 46, origin + 135, origin + 158, origin + 202
+    begins = origin - 14
+    parts += [arrow("full", (full, 70), (full, 90), (begins, 90), (begins, 103), label=(full + 5, 86))]
     last = origin + 100
+    parts += [arrow("packing", (packs, 164), (packs, 131), label=(packs + 5, 152))]
     parts += [arrow("m_ready", (ready, 130), (ready, 147), (last, 147), (last, 163), label=(ready + 6, 143))]
     bend = (staged, 208), (staged + 16, 208)
     parts += [arrow("outputs_ready", (staged, 190), *bend, (staged + 16, 223), label=(staged - 84, 206))]

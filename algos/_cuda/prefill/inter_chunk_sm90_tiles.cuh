@@ -15,7 +15,7 @@ namespace gdn {
 
 template <int GROUPS, int STAGES>
 struct TilesShared : GroupShared<GROUPS, STAGES> {
-  static constexpr bool LOOPS = true, PLANNED = true, PACED = false;
+  static constexpr bool LOOPS = true, PLANNED = true, PACED = false;  // PACED is not timed here with one group
   ScheduledTile announced[STAGES];  // of a stage with a state: the state's tile
   ScheduledTile first;              // the CTA's first tile, whose state takes no stage
   uint32_t current[POOL ? 2 : 1][GROUPS * 4];  // `what` of each consumer warp's tile, kept here to save a register; its state

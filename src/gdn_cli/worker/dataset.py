@@ -32,9 +32,9 @@ def load_inputs(op: Op, workload: Workload, device: str = "cpu", root: Path | No
     (`drawn`), come from the twin: blindly drawn ones would make an invalid call, or one that overflows.
     """
     blobs: dict[Path, dict] = {}  # headers; several inputs share a file
-    random, values = drawn(op, workload), []
-    with ThreadPoolExecutor(len(random) or 1) as pool:  # 65536 tokens of 16/32 heads take seconds, most in numpy
-        made = dict(zip(random, pool.map(lambda name: synthetic.draw(op, workload, name), random), strict=True))
+    names, values = drawn(op, workload), []
+    with ThreadPoolExecutor(len(names) or 1) as pool:  # 65536 tokens of 16/32 heads take seconds, most in numpy
+        made = dict(zip(names, pool.map(lambda name: synthetic.draw(op, workload, name), names), strict=True))
     for name in op.inputs:
         spec = (workload.inputs or {}).get(name)
         if name in made:
