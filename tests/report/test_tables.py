@@ -174,6 +174,24 @@ def test_comparisons_and_scores():
     assert any(note.startswith("SAME: ") and note.endswith("at most 1.0%.") for note in turns.notes)
 
 
+def test_the_mean_of_a_pair_whose_workloads_are_in_several_files():
+    ratios = {8: (1.25, 1.2, 1.3, "FASTER"), 64: (0.9, 0.8, 0.95, "SLOWER"), 1: (0.8, 0.7, 0.9, "SLOWER")}
+    peer = {"op": "gdn_decode", "mode": "cuda", "tier": "cupti", "algo": "cuda-v1"}
+    files = []
+    for at in ((8, 64), (1, 8)):  # the later file's B=8 counts
+        more = reports.compared({b: ratios[b] for b in at})
+        rows = [{"workload": reports.workload(b), "us": 2.0, "peer": "fi-baseline", "peer_us": 2.0 * b} for b in at]
+        more["best_peers"] = [peer | row | {"ratio": row["peer_us"] / 2, "low": 0.5, "high": 99.0} for row in rows]
+        more["best_peers_overall"] = [peer | {"workloads": 2, "ratio": 9.0, "least": 9.0, "slower": 0}]
+        files.append(reports.source(f"{at[0]}.json", reports.document(few(), **more)))
+    book = merge.gather(files, REGISTRY)
+    ((name, speedup, _, verdict, *counts),) = texts(tables.overall(book, "gdn_decode"))
+    assert name == "cuda-v4 against cuda-v1, cupti" and speedup == f"{(1.25 * 0.9 * 0.8) ** (1 / 3):.3f}x"
+    assert (verdict, *counts) == ("SLOWER", "1", "0", "2")
+    ((_, peers),) = book.best_peers_overall("gdn_decode")
+    assert (peers.workloads, peers.ratio, peers.least) == (3, pytest.approx(8.0), 1.0)
+
+
 # --- renderers ------------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ The statistics are in statistics.py; this module applies them to records.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import structs
@@ -132,10 +132,15 @@ def best_peers(document: Document, is_peer: Callable[[str, str], bool]) -> None:
         )
         for c in fastest.values()
     ]  # fmt: skip
+    document.best_peers_overall = best_peers_over_all(document.best_peers)
+
+
+def best_peers_over_all(rows: Iterable[BestPeer]) -> list[BestPeers]:
+    """The geometric means over workloads, one for each op, mode, tier and first algo."""
     together: dict[tuple, list[float]] = {}
-    for row in document.best_peers:
+    for row in rows:
         together.setdefault((row.op, row.mode, row.tier, row.algo), []).append(row.ratio)
-    document.best_peers_overall = [
+    return [
         BestPeers(
             op=op, mode=mode, tier=tier, algo=algo, workloads=len(ratios),
             ratio=math.exp(math.fsum(map(math.log, ratios)) / len(ratios)),
@@ -205,17 +210,23 @@ def _differs(name: str, what: str, there: Any, here: Any) -> list[str]:
 
 
 def _finish(document: Document, found: list[Compared], threshold: float) -> None:
-    document.comparisons, document.overall = found, []
+    document.comparisons, document.overall = found, over_all(found, threshold)
+
+
+def over_all(found: Iterable[Compared], threshold: float) -> list[Overall]:
+    """The geometric means over workloads, one for each op, mode, tier and pair of algos."""
     sets: dict[tuple, list[Compared]] = {}
     for each in found:
         sets.setdefault((each.op, each.mode, each.tier, each.baseline, each.algo), []).append(each)
+    means, names = [], (statistics.FASTER, statistics.SAME, statistics.SLOWER)
     for (op, mode, tier, baseline, algo), each in sets.items():
         whole = statistics.geometric(each, threshold=threshold)
-        found = [one.verdict for one in each]
-        document.overall.append(
+        verdicts = [one.verdict for one in each]
+        means.append(
             Overall(
                 op=op, mode=mode, tier=tier, baseline=baseline, algo=algo, **structs.asdict(whole), workloads=len(each),
-                verdicts={name: found.count(name) for name in (statistics.FASTER, statistics.SAME, statistics.SLOWER)},
+                verdicts={name: verdicts.count(name) for name in names},
                 doubted=any(one.doubted for one in each), same_sources=all(one.same_sources for one in each),
             )
         )  # fmt: skip
+    return means

@@ -15,6 +15,7 @@ from typing import Any
 from ..catalog.ops import Op
 from ..catalog.registry import Registry
 from ..catalog.tiers import COPY, FLOORS
+from ..records import comparison
 from ..schema.record_types import BestPeer, BestPeers, Compared, Document, Environment, Overall, Record, Timing
 from ..schema.scores import Judged, Score
 
@@ -276,13 +277,23 @@ class Book:
         return self._latest(op, lambda document: document.comparisons)
 
     def overall(self, op: str) -> list[tuple[Source, Overall]]:
-        return self._latest(op, lambda document: document.overall)
+        """Computed anew where a pair's workloads are in several files."""
+        found = []
+        for source, item in self._latest(op, lambda document: document.overall):
+            again = comparison.over_all(self._parts(source, item, self.comparisons(op)), item.threshold)
+            found.append((source, again[0] if again else item))
+        return found
 
     def best_peers(self, op: str) -> list[tuple[Source, BestPeer]]:
         return self._latest(op, lambda document: document.best_peers)
 
     def best_peers_overall(self, op: str) -> list[tuple[Source, BestPeers]]:
-        return self._latest(op, lambda document: document.best_peers_overall)
+        """Computed anew where the workloads are in several files."""
+        found = []
+        for source, item in self._latest(op, lambda document: document.best_peers_overall):
+            again = comparison.best_peers_over_all(self._parts(source, item, self.best_peers(op)))
+            found.append((source, again[0] if again else item))
+        return found
 
     def judged(self, op: str) -> list[tuple[Source, Judged]]:
         return self._latest(op, lambda document: document.official)
@@ -301,6 +312,15 @@ class Book:
                     which = workload and (workload.uuid or repr(workload.axes))
                     found[(source.device(item.mode), *same, which)] = source, item
         return list(found.values())
+
+    def _parts(self, source: Source, whole: Any, each: list[tuple[Source, Any]]) -> list[Any]:
+        """The items that are summed up in `whole`, if they come from several files; else none."""
+
+        def pair(source: Source, item: Any) -> tuple:
+            return source.device(item.mode), item.mode, item.tier, getattr(item, "baseline", None), item.algo
+
+        own = [(s, item) for s, item in each if pair(s, item) == pair(source, whole)]
+        return [item for _, item in own] if len({id(s) for s, _ in own}) > 1 else []
 
     def _wanted(self, item: Compared | BestPeer | BestPeers | Score) -> bool:
         return (not self.tiers or item.tier in self.tiers) and (not self.algos or item.algo in self.algos)

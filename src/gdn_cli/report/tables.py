@@ -160,10 +160,8 @@ def ratio(item: Compared) -> tuple[Cell, Cell, Cell]:
 def overall(book: Book, op: str) -> Table | None:
     columns = [*words("pair"), *numbers("speedup"), *words("interval", "verdict"), *numbers("faster", "same", "slower")]
     made = Table("Over all workloads, geometric means", columns, notes=turn_notes(book, op))
-    each = book.comparisons(op)
-    for source, item in book.overall(op):
-        own = [c for s, c in each if (s, pair_name(c)) == (source, pair_name(item))]
-        counts = [str(sum(c.verdict == v for c in own)) for v in ("FASTER", "SAME", "SLOWER")]
+    for _, item in book.overall(op):
+        counts = [str(item.verdicts.get(verdict, 0)) for verdict in ("FASTER", "SAME", "SLOWER")]
         made.add(pair_name(item), *ratio(item), *counts)
     return made if made.rows else None
 
