@@ -13,7 +13,16 @@ RESULTS = Path(__file__).parents[2] / "results" / "h200"
 
 
 @pytest.mark.parametrize(
-    ("name", "workloads", "mean"), [("prefill-peers", 10, 1.4), ("prefill-peers-contest", 100, 1.7)]
+    ("name", "workloads", "mean"),
+    [
+        ("prefill-peers", 17, 1.5),
+        ("prefill-tp2-peers", 17, 1.46),
+        ("prefill-tp1-peers", 17, 1.39),
+        ("prefill-tp1-ratio4-peers", 13, 1.34),
+        ("prefill-tp1-ratio4-peers-2", 2, 1.36),
+        ("prefill-tp1-ratio4-peers-3", 2, 1.29),
+        ("prefill-peers-contest", 100, 1.79),
+    ],
 )
 def test_no_peer_is_faster(name, workloads, mean):
     (overall,) = store.load(RESULTS / f"{name}.json").best_peers_overall
