@@ -23,6 +23,8 @@
 #include <memory>
 #include <vector>
 
+#include "races.h"
+
 #define __CUDACC__ 1
 #define __global__
 #define __device__
@@ -71,6 +73,7 @@ struct Product {
   int n;                    // registers of d
   bool add, turned;
   float (*value)(const uint32_t* words, int i);  // number i of words of two
+  int other = 0;            // for races.h
 };
 struct Held {               // d of products under way: its value so far; the registers themselves are NaN
   int n = 0, products = 0;
@@ -121,6 +124,11 @@ struct Fiber {
   std::vector<std::vector<Copy>> copies;  // the last is the open group
 };
 
+#ifdef EMULATED_RACES
+constexpr size_t STACK = 1 << 20;  // code that calls for each access needs more of it
+#else
+constexpr size_t STACK = 64 * 1024;
+#endif
 constexpr size_t GUARD = 64;
 constexpr uint32_t FIRST_ADDRESS = 1024;  // of shared memory, as on sm_90
 
@@ -131,17 +139,23 @@ inline std::vector<Cta> ctas;  // of the running cluster
 inline Barrier cluster_barrier{0};
 inline Fiber* me;
 inline jmp_buf scheduler;
+inline int first_lane() { return static_cast<int>(me->thread.x) / 32 * 32; }  // of the running warp
 inline bool turn_over = false;  // of the warp that runs
 inline std::function<void()> body;
 
 __attribute__((noinline)) inline void yield() {
+  const int kept = races::set_aside();
+  races::switch_to(-1);
   if (_setjmp(me->here) == 0) _longjmp(scheduler, 1);
+  races::switch_to(static_cast<int>(me->thread.x));
+  races::set_back(kept);
 }
 
 inline void enter() {
   body();
   me->done = true;
   --me->cta->running;
+  races::switch_to(-1);
   _longjmp(scheduler, 1);
 }
 
@@ -155,18 +169,28 @@ __attribute__((noinline)) inline void resume(Fiber* fiber) {
   if (_setjmp(scheduler) != 0) return;
   if (me->started) _longjmp(me->here, 1);
   me->started = true;
+  races::switch_to(static_cast<int>(me->thread.x));
   setcontext(&me->context);
 }
 
-inline unsigned arrive(Barrier& barrier) {
+// As a warp's instruction does it, which orders no memory; and as a barrier does.
+inline unsigned arrive_only(Barrier& barrier) {
   const unsigned generation = barrier.generation;
   if (++barrier.arrived == barrier.expected) barrier.arrived = 0, ++barrier.generation;
   return generation;
 }
-inline void wait(Barrier& barrier, unsigned generation) {
+inline void wait_only(Barrier& barrier, unsigned generation) {
   if (barrier.generation != generation) return;
   me->waits = &barrier, me->generation = generation;
   yield();
+}
+inline unsigned arrive(Barrier& barrier) {
+  races::release(&barrier, barrier.generation);
+  return arrive_only(barrier);
+}
+inline void wait(Barrier& barrier, unsigned generation) {
+  wait_only(barrier, generation);
+  races::acquire(&barrier, generation);
 }
 
 // `work(lanes)` once for the warp, by its last lane, from every Lane::in to every Lane::out. `instruction` tells which.
@@ -178,9 +202,10 @@ Lane& together(const void* instruction, const Work& work) {
   if (warp.barrier.arrived == 31) {
     for (const Lane& lane : warp.lanes)
       if (lane.instruction != instruction) fail("lanes of a warp meet in different instructions");
+    const races::Ignored own;
     work(warp.lanes);
   }
-  wait(warp.barrier, arrive(warp.barrier));
+  wait_only(warp.barrier, arrive_only(warp.barrier));
   return mine;
 }
 
@@ -234,7 +259,7 @@ inline void launch(dim grid_, uint32_t threads, size_t shared, uint32_t cluster,
   std::vector<Warp> warps(cluster * threads / 32);
   while (fibers.size() < cluster * threads) {
     fibers.push_back(std::make_unique<Fiber>());
-    fibers.back()->stack.resize(64 * 1024);
+    fibers.back()->stack.resize(STACK);
   }
   fibers.resize(cluster * threads);
   for (uint32_t z = 0; z < grid.z; ++z)
@@ -262,6 +287,8 @@ inline void launch(dim grid_, uint32_t threads, size_t shared, uint32_t cluster,
           f.warp = &warps[i / 32], f.cta = &ctas[i / threads];
           f.copies.assign(1, {});
         }
+        if (races::SEARCHED && cluster > 1) fail("races are not looked for in clusters");
+        races::begin(ctas[0].base, shared, static_cast<int>(threads));
         run_cluster();
         for (const Cta& cta : ctas)
           for (size_t i = 0; i < GUARD; ++i)
@@ -274,6 +301,7 @@ inline void launch(uint32_t blocks, uint32_t threads, const std::function<void()
 
 // Asynchronous copies of a thread (cp.async), in groups.
 inline void land(const Copy& copy) {
+  races::access(copy.to, copy.bytes, true);  // by its thread when it waits, not between
   if (copy.from) std::memcpy(copy.to, copy.from, copy.bytes);
   else std::memset(copy.to, 0, copy.bytes);
 }
@@ -302,7 +330,11 @@ inline void __syncthreads() {
 }
 inline void __syncwarp() {
   static const char tag = 0;
+  emulated::Barrier& barrier = emulated::me->warp->barrier;
+  const unsigned generation = barrier.generation;
+  emulated::races::release(&barrier, generation);
   emulated::together(&tag, [](emulated::Lane*) {});
+  emulated::races::acquire(&barrier, generation);
 }
 
 template <typename A, typename B>
@@ -344,26 +376,36 @@ inline int __shfl_sync(uint32_t, int x, int from, int width = 32) {
 }
 // Threads run one after the other, CTAs too.
 inline uint32_t atomicAdd(uint32_t* p, uint32_t x) {
+  emulated::races::atomic(p, sizeof *p);
+  const emulated::races::Ignored own;
   const uint32_t before = *p;
   *p += x;
   return before;
 }
 inline unsigned long long atomicAdd(unsigned long long* p, unsigned long long x) {
+  emulated::races::atomic(p, sizeof *p);
+  const emulated::races::Ignored own;
   const unsigned long long before = *p;
   *p += x;
   return before;
 }
 inline unsigned long long atomicCAS(unsigned long long* p, unsigned long long expected, unsigned long long x) {
+  emulated::races::atomic(p, sizeof *p);
+  const emulated::races::Ignored own;
   const unsigned long long before = *p;
   if (before == expected) *p = x;
   return before;
 }
 inline uint32_t atomicMax(uint32_t* p, uint32_t x) {
+  emulated::races::atomic(p, sizeof *p);
+  const emulated::races::Ignored own;
   const uint32_t before = *p;
   if (x > before) *p = x;
   return before;
 }
 inline uint32_t atomicMin(uint32_t* p, uint32_t x) {
+  emulated::races::atomic(p, sizeof *p);
+  const emulated::races::Ignored own;
   const uint32_t before = *p;
   if (x < before) *p = x;
   return before;

@@ -25,7 +25,12 @@ void matrices(uint32_t (&r)[4], uint32_t row) {
   const emulated::Lane& mine = emulated::together(&tag, [](emulated::Lane* lanes) {
     for (int matrix = 0; matrix < 4; ++matrix) {
       uint16_t x[8][8];
-      for (int i = 0; i < 8; ++i) std::memcpy(x[i], at(lanes[matrix * 8 + i].in[0]), 16);
+      for (int i = 0; i < 8; ++i) {
+        const int lane = matrix * 8 + i;
+        const char* const from = at(lanes[lane].in[0]);
+        emulated::races::access(from, 16, false, emulated::first_lane() + lane);
+        std::memcpy(x[i], from, 16);
+      }
       for (int i = 0; i < 32; ++i) {
         const int g = i / 4, t = i % 4;
         const uint16_t low = TRANSPOSED ? x[2 * t][g] : x[g][2 * t], high = TRANSPOSED ? x[2 * t + 1][g] : x[g][2 * t + 1];

@@ -49,6 +49,7 @@ inline void mbarrier_init(uint32_t barrier, int count) {
 inline void mbarrier_init_fence() {}
 inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   auto& t = transaction(barrier);
+  emulated::races::release(&t.barrier, t.barrier.generation);
   t.bytes += bytes;
   ++t.barrier.arrived;
   check_phase(t);
@@ -66,6 +67,7 @@ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   if ((t.barrier.generation & 1) == parity) emulated::wait(t.barrier, t.barrier.generation);
   --t.waiting;
   if ((t.barrier.generation & 1) == parity) emulated::fail("a barrier that is two phases ahead of who waits for it");
+  emulated::races::acquire(&t.barrier, t.barrier.generation - 1);
 }
 
 inline void prefetch_tensor_map(const CUtensorMap&) {}
@@ -74,8 +76,11 @@ inline void prefetch_tensor_map(const CUtensorMap&) {}
 template <typename Copy>
 void bring(uint32_t barrier, long bytes, const Copy& copy) {
   emulated::Transaction& t = transaction(barrier);
+  const int other = emulated::races::start();
   const auto land = [=, &t] {
+    const emulated::races::As by(other);
     copy();
+    emulated::races::release(&t.barrier, t.barrier.generation);
     t.bytes -= bytes;
     check_phase(t);
   };
@@ -98,6 +103,7 @@ inline void copy_boxes(uint32_t to, const CUtensorMap& map, const std::array<int
                          at_last * map.strides[3];
       for (int piece = 0; piece < 8; ++piece) {
         char* place = at(swizzled(to + r * 128 + piece * 16));
+        emulated::races::access(place, 16, true);
         if (there) std::memcpy(place, from + piece * 16, 16);
         else std::memset(place, 0, 16);
       }
@@ -139,12 +145,14 @@ inline float element(const emulated::Product& p, uint64_t matrix, int y, int x, 
   const int row = turned ? x : y, column = turned ? y : x;
   const uint32_t address = start + row / 8 * eight + row % 8 * 128 + column / 64 * leading + column % 64 * 2;
   const char* piece = at(swizzled(address) / 16 * 16);
+  emulated::races::access(piece + address % 16, 2, false);
   uint32_t word = 0;
   std::memcpy(&word, piece + address % 16, 2);
   return p.value(&word, 0);
 }
 
 inline void make(emulated::Warp& warp, int rows, const emulated::Product& p) {
+  const emulated::races::As by(p.other);
   emulated::Held& held = warp.held.at(p.d[0]);
   const int N = p.n * 2;                    // columns: 4 registers a lane are 16 x 8
   std::vector<float> a(16 * 16), b(N * 16);
@@ -176,6 +184,7 @@ void ask(float* d, int n, const uint32_t* a, uint64_t a_matrix, uint64_t b_matri
   emulated::together(&tag, [&](Lane* lanes) {
     emulated::Warp& warp = *emulated::me->warp;
     emulated::Product p{{}, {}, a_matrix, b_matrix, n, add, turned, value};
+    p.other = emulated::races::start_of_warp(emulated::first_lane());
     std::vector<uint32_t> left;
     for (int lane = 0; lane < 32; ++lane) {
       uint64_t of[4];
@@ -222,6 +231,7 @@ void warpgroup_wait() {
     while (warp.products.size() > N + 1) {  // the last one is not ended
       for (const emulated::Product& p : warp.products.front()) {
         if (!(emulated::mode & emulated::EARLY)) make(warp, rows, p);
+        emulated::races::end_of_warp(emulated::first_lane(), p.other);
         emulated::Held& held = warp.held.at(p.d[0]);
         if (--held.products > 0) continue;
         for (int lane = 0; lane < 32; ++lane) {

@@ -154,7 +154,10 @@ void store_to(uint32_t row, const uint32_t (&r)[4]) {
           const int g = TRANSPOSED ? j : i, of = TRANSPOSED ? i : j;
           x[j] = static_cast<uint16_t>(lanes[g * 4 + of / 2].in[matrix] >> of % 2 * 16);
         }
-        std::memcpy(flashcore::at(lanes[matrix * 8 + i].in[4]), x, 16);
+        const int lane = matrix * 8 + i;
+        char* const to = flashcore::at(lanes[lane].in[4]);
+        emulated::races::access(to, 16, true, emulated::first_lane() + lane);
+        std::memcpy(to, x, 16);
       }
   });
 }
@@ -162,9 +165,17 @@ inline void store_transposed(uint32_t row, const uint32_t (&r)[4]) { store_to<tr
 inline void store_matrices(uint32_t row, const uint32_t (&r)[4]) { store_to<false>(row, r); }
 // TMA reads when it is asked (EARLY), or when its thread waits for that: who writes there before shows.
 inline std::map<const void*, std::vector<std::function<void()>>> stores;  // of each thread
+inline std::map<const void*, std::vector<int>> readers;                   // the same, for races.h
+inline int reader() {
+  readers[emulated::me].push_back(emulated::races::start());
+  return readers[emulated::me].back();
+}
 inline void bulk_store(void* to, uint32_t from, uint32_t bytes) {
   if (bytes % 16 || reinterpret_cast<uintptr_t>(to) % 16) emulated::fail("a copy of odd bytes");
+  const int other = reader();
   const auto store = [=] {
+    const emulated::races::As by(other);
+    emulated::races::access(flashcore::at(from), bytes, false);
     for (uint32_t i = 0; i < bytes; i += 16) std::memcpy(static_cast<char*>(to) + i, flashcore::at(from + i), 16);
   };
   if (emulated::mode & emulated::EARLY) store();
@@ -175,13 +186,18 @@ inline void tma_store_box(const CUtensorMap& map, int row, int half, int head, u
   const std::array<int, 3> first{row, half, head};
   for (int i = 0; i < 3; ++i)
     if (first[i] < 0 || first[i] + map.box[i + 1] > map.sizes[i + 1]) emulated::fail("a tile outside of the matrix");
+  const int other = reader();
   const auto store = [=] {
+    const emulated::races::As by(other);
     for (int r = 0; r < map.box[1] * map.box[2] * map.box[3]; ++r) {
       char* const to = static_cast<char*>(const_cast<void*>(map.base)) + (row + r % map.box[1]) * map.strides[1] +
                        (half + r / map.box[1] % map.box[2]) * map.strides[2] +
                        (head + r / map.box[1] / map.box[2]) * map.strides[3];
-      for (int piece = 0; piece < 8; ++piece)
-        std::memcpy(to + piece * 16, flashcore::at(flashcore::swizzled(from + r * 128 + piece * 16)), 16);
+      for (int piece = 0; piece < 8; ++piece) {
+        const char* const place = flashcore::at(flashcore::swizzled(from + r * 128 + piece * 16));
+        emulated::races::access(place, 16, false);
+        std::memcpy(to + piece * 16, place, 16);
+      }
     }
   };
   if (emulated::mode & emulated::EARLY) store();
@@ -191,6 +207,8 @@ inline void tma_store_state(const CUtensorMap& map, int row, uint32_t from) { tm
 inline void bulk_stores_read() {
   for (const auto& store : stores[emulated::me]) store();
   stores.erase(emulated::me);
+  for (int other : readers[emulated::me]) emulated::races::end(other);
+  readers.erase(emulated::me);
 }
 
 inline void store16(void* to, const uint4& words) { *static_cast<uint4*>(to) = words; }

@@ -243,8 +243,9 @@ extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segm
 """
 
 
-def library_of(folder, driver, *own):
-    """The library of a driver; `own` are files of another rung that take the places of cuda-chunk's."""
+def library_of(folder, driver, *own, races=False):
+    """The library of a driver; `own` are files of another rung that take the places of cuda-chunk's. With `races` it
+    looks for them (emulation.races_in)."""
     names = {"wgmma_bf16.cuh", "tensor_maps.cuh", "launch.cuh", "tuned.h"}  # emulated, or of the host
     for file in [*FOLDER.glob("*.*h"), *SHARED.glob("*.*h"), *own]:
         if file.name not in names:
@@ -257,7 +258,7 @@ def library_of(folder, driver, *own):
     descriptors = re.search(r"struct KMajor .*?\n(?=\n#define)", (SHARED / "wgmma_bf16.cuh").read_text(), re.S)[0]
     assert "further" in descriptors and "asm" not in descriptors
     (folder / "descriptors.cuh").write_text(descriptors)  # for emulator/wgmma.cuh
-    return emulation.library(folder, LAUNCHES + driver, SHARED / "intra_chunk_steps.cuh")
+    return emulation.library(folder, LAUNCHES + driver, SHARED / "intra_chunk_steps.cuh", races=races)
 
 
 @pytest.fixture(scope="module")

@@ -187,6 +187,24 @@ def slow(lengths, slots, P, H=1, HV=2, **how) -> list:
     return packed.inputs(lengths, slots, P, H, HV, decay=-4.0, **how)
 
 
+@pytest.mark.parametrize("how", [ONE, TWO, -3])
+def test_chunk_after_chunk(chunked, how):
+    """A CTA of the intra-chunk kernel that goes through chunks gives the same bits as one CTA for each."""
+
+    def bits_of(ctas, mode):
+        args = slow([20, 64 * 4 + 5, 0, 64], [4, 2, 3, 1], 5)
+        chunked.fit(ctas)
+        return (*(bits(x) for x in (call((chunked, how), args, mode=mode), args[5])),)
+
+    try:
+        expected = bits_of(1 << 30, 0)
+        for ctas, modes in ((1, (0, 3, 7)), (3, (0, 1, 2, 4, 5, 8, 16))):
+            for mode in modes:
+                assert all(map(torch.equal, bits_of(ctas, mode), expected)), (ctas, mode)
+    finally:
+        chunked.fit(1 << 30)
+
+
 @pytest.mark.parametrize("mode", [0, 3])
 def test_slots_padding_fresh_sequences_and_norms(path, mode):
     args = slow([70, 3, 0, 129, 20, 0], [4, 0, 2, 6, -1, 1], 8, fresh=(2, 3))

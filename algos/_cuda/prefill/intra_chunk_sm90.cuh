@@ -140,6 +140,8 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
       }
       if (thread_again() % 128 == 0) bulk_stores_read();
       __syncthreads();  // the products and the gates are ready, and no thread reads the tiles or T any more
+      // Once more for compute-sanitizer, whose racecheck else reports what this barrier orders (docs/profiling.md).
+      if constexpr (ARRIVALS > 1) __syncthreads();
       // 1. Load the next chunk's K and gates, during 4 and 5
       if (next.numbers > 0) {
         if (warp == K_PRODUCER && first == 0 && elect_one()) load_k(s.next_k, keys, next, s.full);

@@ -1,0 +1,58 @@
+// Which accesses to shared memory nothing orders: what orders threads is told to races.cpp here. Without EMULATED_RACES all of this
+// is empty.
+#pragma once
+
+#include <cstddef>
+
+namespace emulated::races {
+
+#ifdef EMULATED_RACES
+
+constexpr bool SEARCHED = true;
+void begin(char* memory, size_t bytes, int threads);  // of a CTA
+void switch_to(int thread);                           // -1: none, the scheduler runs
+void release(const void* barrier, unsigned generation);
+void acquire(const void* barrier, unsigned generation);
+int start();                       // a copy by the running thread, for which it does not wait
+int start_of_warp(int first);      // a product by the warp of this thread, after what is before all of its lanes
+void end(int other);               // the running thread has waited for the copy
+void end_of_warp(int first, int other);
+void access(const void* p, size_t bytes, bool write, int thread = -1);  // -1: the running one
+void atomic(const void* p, size_t bytes);
+int set_aside();                   // counts the thread's accesses again; returns what set_back needs
+void set_back(int);
+struct As {                        // accesses in its scope are by that copy or product
+  int before;
+  explicit As(int other);
+  ~As();
+};
+struct Ignored {                   // accesses in its scope are the emulator's
+  Ignored();
+  ~Ignored();
+};
+
+#else
+
+constexpr bool SEARCHED = false;
+inline void begin(char*, size_t, int) {}
+inline void switch_to(int) {}
+inline void release(const void*, unsigned) {}
+inline void acquire(const void*, unsigned) {}
+inline int start() { return 0; }
+inline int start_of_warp(int) { return 0; }
+inline void end(int) {}
+inline void end_of_warp(int, int) {}
+inline void access(const void*, size_t, bool, int = -1) {}
+inline void atomic(const void*, size_t) {}
+inline int set_aside() { return 0; }
+inline void set_back(int) {}
+struct As {
+  explicit As(int) {}
+};
+struct Ignored {
+  Ignored() {}
+};
+
+#endif
+
+}  // namespace emulated::races
