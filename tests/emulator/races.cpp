@@ -26,7 +26,7 @@ struct Word {
   std::vector<Access> reads, atomics;
 };
 enum How { READ, WRITE, ATOMIC };
-constexpr size_t WORD = 4;
+constexpr size_t WORD = 2;  // the smallest number that kernels here store
 
 std::vector<Word> words;
 std::vector<Clock> clocks;

@@ -93,6 +93,22 @@ def chunked(tmp_path_factory):
     return folder, chunk.library_of(folder, pool.DRIVER, *own, races=True)
 
 
+# Where two warps share 16 rows, the upper half of a warp's lanes loads its partner's outputs, and stores nothing.
+UNUSED = frozenset((
+    "uint4 o = *reinterpret_cast<const uint4*>(tile + L::V_AT + token * L::V_ROW + (warp * ROWS + half * 8) * 2);",
+    "*reinterpret_cast<__nv_bfloat16*>(tile + v_at + token * L::V_ROW + of_warp * 2) = __float2bfloat16(y[n][i]);",
+))  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [0, 1, 2])
+def test_prefill_token_by_token(tmp_path_factory, how):
+    folder = tmp_path_factory.mktemp("recurrent")
+    library = pool.recurrent_of(folder, races=True)
+    args = pool.slow([20, 0, 33, 1], [3, 1, 2, 4], 5, 1, 2)
+    assert pool.faults((library, how), args, mode=4) == []
+    assert {frozenset(pair) for pair in emulation.races_in(library, folder)} <= ({UNUSED} if how == 0 else set())
+
+
 @pytest.mark.parametrize("mode", [0, 4])
 @pytest.mark.parametrize(
     ("how", "ctas"),

@@ -93,12 +93,16 @@ def chunked(tmp_path_factory):
     return chunk.library_of(tmp_path_factory.mktemp("pool"), DRIVER, *own)
 
 
-@pytest.fixture(scope="module")
-def recurrent(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recurrent")
+def recurrent_of(folder, *, races=False):
+    """The library of cuda-recurrent's kernel."""
     for name in ("call.h", "tensors.cuh", "recurrent_call.cuh"):
         (folder / name).write_text((FOLDER / name).read_text())
-    return emulation.library(folder, RECURRENT, emulation.CUDA / "gdn" / "recurrent.cuh")
+    return emulation.library(folder, RECURRENT, emulation.CUDA / "gdn" / "recurrent.cuh", races=races)
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory):
+    return recurrent_of(tmp_path_factory.mktemp("recurrent"))
 
 
 @pytest.mark.parametrize(("shape", "one"), [("8x1024", True), ("16x512", False), ("32x256", False), ("64x64", False)])
