@@ -220,6 +220,19 @@ def test_a_kernel_that_compiled_is_counted_without_a_flush_all_the_same(traced):
     assert (t.samples, t.stopped, t.note) == (20, "target", None)
 
 
+def test_a_trace_that_takes_long_to_open_does_not_make_a_call_slow(traced, clock, monkeypatch):
+    log, of = traced
+    quick = cupti.Trace.open
+
+    def opened():
+        clock[0] += 1.0
+        return quick()
+
+    monkeypatch.setattr(cupti.Trace, "open", opened)
+    t = timing.measure("cupti", of(9.0, 1e-4), Plan(seconds=0.3, warmup=2))
+    assert (t.samples, t.stopped, t.note) == (20, "target", None)
+
+
 def test_a_slow_call_is_a_graph_of_one(clock, monkeypatch):
     log, warm = [], []
     monkeypatch.setattr(graph, "_on_the_side", lambda subjects: [warm.append(1), *(s.call() for s in subjects)])

@@ -111,6 +111,9 @@ class Warmed:
     def _open(self) -> None:
         """What a tier needs before the first call."""
 
+    def open_late(self) -> None:
+        """What a tier needs before the first sample, but not before the first call, which may compile."""
+
     def _warm_up(self, plan: Plan) -> None:
         self._rounds = plan.warmup
         if self._rounds:

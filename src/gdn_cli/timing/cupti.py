@@ -24,6 +24,10 @@ class Sampler(Flushed):
     trace: Trace | None = None
     alone: Sequence[int] = ()  # each subject's number of kernels without a flush; empty if a call is too slow for that
 
+    def open_late(self) -> None:
+        if self.trace is None:  # a trace must not include compiling and loading in a first call
+            self.trace = Trace.open()
+
     def _prepare(self) -> None:
         # a flush could be taken for an algo's kernel, or hide one: without a flush a call must run as many kernels
         self.alone = [sample.kernels for sample in self._trace(range(len(self.subjects)), begin)]
@@ -55,8 +59,7 @@ class Sampler(Flushed):
             torch.cuda.synchronize()
             self.busy_s += perf_counter() - began
 
-        if self.trace is None:  # after the warm-up: a trace must not include compiling and loading in a first call
-            self.trace = Trace.open()
+        self.open_late()
         return cut(self.trace.kernels(loop), len(order))
 
     def about(self, i: int, samples: list[Sample]) -> dict[str, str]:

@@ -62,6 +62,7 @@ def collect(
     enough = enough or (lambda columns: known(plan.target, columns[0]))
     on_cpu = on_cpu and not plan.in_a_row
     if sampler.slow:
+        sampler.open_late()
         began = time.perf_counter()
         witness = Witness()
         taken = _host(witness, [witness.look_on(lambda: take(1))], "time") if on_cpu else Taken(take(1), "time")
