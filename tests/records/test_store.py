@@ -171,6 +171,8 @@ R, T = "records.0.", "records.0.timing."
         ("modal.calls.0.limit_s", -1, "$.modal.calls[0].limit_s: expected"),
         ("comparisons.0.ratio", 0, "$.comparisons[0].ratio: expected float > 0.0"),
         ("comparisons.0.verdict", None, "$.comparisons[0].verdict: expected str"),
+        ("comparisons.0.df", 0, "$.comparisons[0].df: expected int >= 1"),
+        ("comparisons.0.log_sd", 1e300, "$.comparisons[0].log_sd: expected float <= 1000000.0"),
         ("records.0", None, "$.records[0]: expected object, got null"),
         ("records.0", [], "$.records[0]: expected object, got array"),
         (R + "op", _DELETE, "$.records[0]: object missing required field op"),

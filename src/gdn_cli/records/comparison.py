@@ -40,7 +40,7 @@ def between(document: Document, baselines: dict[str, str], threshold: float) -> 
             found.append(_pair(base, record, baselines[op], times, compared))
     for record in document.records:
         record.rounds_us = None
-    _finish(document, found, threshold)
+    _finish(document, found)
 
 
 def against(document: Document, saved: Document, name: str, algo: str | None, threshold: float) -> None:
@@ -65,7 +65,7 @@ def against(document: Document, saved: Document, name: str, algo: str | None, th
         text = f"{one} has the same sources in both runs, but times that differ by up to {units.times(most)}: {_ALIKE}"
         warnings[text] = None
     document.warnings = list(warnings)
-    _finish(document, found, threshold)
+    _finish(document, found)
 
 
 _ALIKE = "the sessions differ (load, clocks, drivers, builds), not the code"
@@ -209,18 +209,18 @@ def _differs(name: str, what: str, there: Any, here: Any) -> list[str]:
     return [f"{what} differs: {there or 'not known'} in {name}, {here or 'not known'} here"]
 
 
-def _finish(document: Document, found: list[Compared], threshold: float) -> None:
-    document.comparisons, document.overall = found, over_all(found, threshold)
+def _finish(document: Document, found: list[Compared]) -> None:
+    document.comparisons, document.overall = found, over_all(found)
 
 
-def over_all(found: Iterable[Compared], threshold: float) -> list[Overall]:
+def over_all(found: Iterable[Compared]) -> list[Overall]:
     """The geometric means over workloads, one for each op, mode, tier and pair of algos."""
     sets: dict[tuple, list[Compared]] = {}
     for each in found:
         sets.setdefault((each.op, each.mode, each.tier, each.baseline, each.algo), []).append(each)
     means, names = [], (statistics.FASTER, statistics.SAME, statistics.SLOWER)
     for (op, mode, tier, baseline, algo), each in sets.items():
-        whole = statistics.geometric(each, threshold=threshold)
+        whole = statistics.geometric(each, threshold=each[0].threshold)
         verdicts = [one.verdict for one in each]
         means.append(
             Overall(

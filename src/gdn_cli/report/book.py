@@ -276,24 +276,16 @@ class Book:
     def comparisons(self, op: str) -> list[tuple[Source, Compared]]:
         return self._latest(op, lambda document: document.comparisons)
 
-    def overall(self, op: str) -> list[tuple[Source, Overall]]:
-        """Computed anew where a pair's workloads are in several files."""
-        found = []
-        for source, item in self._latest(op, lambda document: document.overall):
-            again = comparison.over_all(self._parts(source, item, self.comparisons(op)), item.threshold)
-            found.append((source, again[0] if again else item))
-        return found
+    def overall(self, op: str) -> list[Overall]:
+        """The means of `comparisons`, so over the workloads of all files; the means in the files are over their own."""
+        return self._means(self.comparisons(op), comparison.over_all)
 
     def best_peers(self, op: str) -> list[tuple[Source, BestPeer]]:
         return self._latest(op, lambda document: document.best_peers)
 
-    def best_peers_overall(self, op: str) -> list[tuple[Source, BestPeers]]:
-        """Computed anew where the workloads are in several files."""
-        found = []
-        for source, item in self._latest(op, lambda document: document.best_peers_overall):
-            again = comparison.best_peers_over_all(self._parts(source, item, self.best_peers(op)))
-            found.append((source, again[0] if again else item))
-        return found
+    def best_peers_overall(self, op: str) -> list[BestPeers]:
+        """The means of `best_peers`, as above."""
+        return self._means(self.best_peers(op), comparison.best_peers_over_all)
 
     def judged(self, op: str) -> list[tuple[Source, Judged]]:
         return self._latest(op, lambda document: document.official)
@@ -313,14 +305,12 @@ class Book:
                     found[(source.device(item.mode), *same, which)] = source, item
         return list(found.values())
 
-    def _parts(self, source: Source, whole: Any, each: list[tuple[Source, Any]]) -> list[Any]:
-        """The items that are summed up in `whole`, if they come from several files; else none."""
-
-        def pair(source: Source, item: Any) -> tuple:
-            return source.device(item.mode), item.mode, item.tier, getattr(item, "baseline", None), item.algo
-
-        own = [(s, item) for s, item in each if pair(s, item) == pair(source, whole)]
-        return [item for _, item in own] if len({id(s) for s, _ in own}) > 1 else []
+    def _means(self, each: list[tuple[Source, Any]], means: Callable[[list[Any]], list[Any]]) -> list[Any]:
+        """Means of the items of each device."""
+        by_device: dict[str, list[Any]] = {}
+        for source, item in each:
+            by_device.setdefault(source.device(item.mode), []).append(item)
+        return [mean for items in by_device.values() for mean in means(items)]
 
     def _wanted(self, item: Compared | BestPeer | BestPeers | Score) -> bool:
         return (not self.tiers or item.tier in self.tiers) and (not self.algos or item.algo in self.algos)

@@ -267,7 +267,7 @@ def _compare(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
 
 def _turns(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
     """A table for each algo that took turns with the baseline of its op."""
-    for _, item in book.overall(op):
+    for item in book.overall(op):
         mine = [p for p in rows if (p.first.record.mode, p.first.tier) == (item.mode, item.tier)]
         made = tables.turns(book, op, item)
         made.title = _title(op, mine, f"{item.algo} against {item.baseline}")
@@ -341,7 +341,7 @@ def _best_peers(book: Book, op: str, tier: str) -> Table | None:
     for b in best:
         label, _ = label_of(book.registry.ops.get(op), b.workload.axes)
         made.add(label, b.peer, f"{b.ratio:.3f}x", doubtful(f"{b.low:.3f} to {b.high:.3f}", b.doubted))
-    for _, b in book.best_peers_overall(op):
+    for b in book.best_peers_overall(op):
         if b.tier == tier:
             said = f"least {b.least:.3f}x, below 1 at {b.slower} of {b.workloads}"
             made.add("all", "", f"{b.ratio:.3f}x", said, gap=True)

@@ -329,7 +329,7 @@ def to_json(book: Book) -> dict[str, Any]:
         ],
         "checks": [{"op": op} | vars(c) for op in book.ops for c in notes.checks(book, op)],
         "comparisons": [_whole(item) for op in book.ops for _, item in book.comparisons(op)],
-        "overall": [_whole(item) for op in book.ops for _, item in book.overall(op)],
+        "overall": [_whole(item) for op in book.ops for item in book.overall(op)],
         "scores": [_whole(item) for op in book.ops for _, item in book.scores(op)],
         "notes": [
             {"op": op, "kind": n.kind, "text": n.text, "lines": n.tail}

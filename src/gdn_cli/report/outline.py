@@ -81,7 +81,7 @@ def _op(book: Book, op: str, parts: tuple[str, ...], unit: str, drawn: bool) -> 
             Section(
                 "Compared",
                 (Name(op), ", compared: speedup over the baseline, geometric means:"),
-                tables=[tables.overall(book, op), *(tables.turns(book, op, item) for _, item in book.overall(op))],
+                tables=[tables.overall(book, op), *(tables.turns(book, op, item) for item in book.overall(op))],
                 drawings=figures.compare(book, op) if drawn else [],
             )
         )

@@ -160,7 +160,7 @@ def ratio(item: Compared) -> tuple[Cell, Cell, Cell]:
 def overall(book: Book, op: str) -> Table | None:
     columns = [*words("pair"), *numbers("speedup"), *words("interval", "verdict"), *numbers("faster", "same", "slower")]
     made = Table("Over all workloads, geometric means", columns, notes=turn_notes(book, op))
-    for _, item in book.overall(op):
+    for item in book.overall(op):
         counts = [str(item.verdicts.get(verdict, 0)) for verdict in ("FASTER", "SAME", "SLOWER")]
         made.add(pair_name(item), *ratio(item), *counts)
     return made if made.rows else None

@@ -13,3 +13,5 @@ Positive = Annotated[float, Meta(gt=0, le=_LARGEST)]
 NotNegative = Annotated[float, Meta(ge=0, le=_LARGEST)]
 Number = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
 Count = Annotated[int, Meta(ge=0)]
+Deviation = Annotated[float, Meta(ge=0, le=1e6)]  # of a logarithm; what is squared must not overflow
+Degrees = Annotated[int, Meta(gt=0)] | Positive  # of freedom

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from ..parsing import Json
-from .numbers import Count, NotNegative, Number, Positive
+from .numbers import Count, Degrees, Deviation, NotNegative, Number, Positive
 from .scores import Judged, Score
 from .statuses import Blame, Status, blame
 
@@ -257,9 +257,9 @@ class Comparison(msgspec.Struct, kw_only=True, omit_defaults=True):
     high: Positive  # high end
     verdict: str  # of the candidate: FASTER, SLOWER or SAME
     rounds: Count  # samples of each; if they were not paired, of the one with fewer
-    log_sd: NotNegative  # the standard error of log(ratio)
-    df: int | Number  # degrees of freedom of that error
-    run_sd: NotNegative = _written(0.0)  # the part of the error shared by all workloads of a saved file
+    log_sd: Deviation  # the standard error of log(ratio)
+    df: Degrees  # degrees of freedom of that error
+    run_sd: Deviation = _written(0.0)  # the part of the error shared by all workloads of a saved file
     level: Number  # confidence level of the interval: 0.99
     threshold: Number  # differences below this share are SAME
     method: str  # the statistical method, in words
