@@ -73,7 +73,7 @@ struct Product {
   int n;                    // registers of d
   bool add, turned;
   float (*value)(const uint32_t* words, int i);  // number i of words of two
-  int other = 0;            // for races.h
+  int who = 0;              // its number in races.h
 };
 struct Held {               // d of products under way: its value so far; the registers themselves are NaN
   int n = 0, products = 0;
@@ -173,7 +173,7 @@ __attribute__((noinline)) inline void resume(Fiber* fiber) {
   setcontext(&me->context);
 }
 
-// As a warp's instruction does it, which orders no memory; and as a barrier does.
+// The two of a warp's instruction, which orders no memory, and of a barrier.
 inline unsigned arrive_only(Barrier& barrier) {
   const unsigned generation = barrier.generation;
   if (++barrier.arrived == barrier.expected) barrier.arrived = 0, ++barrier.generation;
@@ -194,8 +194,9 @@ inline void wait(Barrier& barrier, unsigned generation) {
 }
 
 // `work(lanes)` once for the warp, by its last lane, from every Lane::in to every Lane::out. `instruction` tells which.
+// `orders`: the lanes' accesses to memory, as __syncwarp does.
 template <typename Work>
-Lane& together(const void* instruction, const Work& work) {
+Lane& together(const void* instruction, const Work& work, bool orders = false) {
   Warp& warp = *me->warp;
   Lane& mine = warp.lanes[me->lane];
   mine.instruction = instruction;
@@ -205,7 +206,8 @@ Lane& together(const void* instruction, const Work& work) {
     const races::Ignored own;
     work(warp.lanes);
   }
-  wait_only(warp.barrier, arrive_only(warp.barrier));
+  if (orders) wait(warp.barrier, arrive(warp.barrier));
+  else wait_only(warp.barrier, arrive_only(warp.barrier));
   return mine;
 }
 
@@ -301,7 +303,7 @@ inline void launch(uint32_t blocks, uint32_t threads, const std::function<void()
 
 // Asynchronous copies of a thread (cp.async), in groups.
 inline void land(const Copy& copy) {
-  races::access(copy.to, copy.bytes, true);  // by its thread when it waits, not between
+  races::access(copy.to, copy.bytes, true);  // its thread's, when it waits for the copy
   if (copy.from) std::memcpy(copy.to, copy.from, copy.bytes);
   else std::memset(copy.to, 0, copy.bytes);
 }
@@ -330,11 +332,7 @@ inline void __syncthreads() {
 }
 inline void __syncwarp() {
   static const char tag = 0;
-  emulated::Barrier& barrier = emulated::me->warp->barrier;
-  const unsigned generation = barrier.generation;
-  emulated::races::release(&barrier, generation);
-  emulated::together(&tag, [](emulated::Lane*) {});
-  emulated::races::acquire(&barrier, generation);
+  emulated::together(&tag, [](emulated::Lane*) {}, true);
 }
 
 template <typename A, typename B>
@@ -374,41 +372,29 @@ inline uint32_t __shfl_sync(uint32_t, uint32_t x, int from, int width = 32) {
 inline int __shfl_sync(uint32_t, int x, int from, int width = 32) {
   return static_cast<int>(__shfl_sync(0, static_cast<uint32_t>(x), from, width));
 }
-// Threads run one after the other, CTAs too.
-inline uint32_t atomicAdd(uint32_t* p, uint32_t x) {
+// Threads run one after the other, CTAs too. Each returns what was there before.
+template <typename T, typename Next>
+T atomically(T* p, const Next& next) {
   emulated::races::atomic(p, sizeof *p);
   const emulated::races::Ignored own;
-  const uint32_t before = *p;
-  *p += x;
+  const T before = *p;
+  *p = next(before);
   return before;
+}
+inline uint32_t atomicAdd(uint32_t* p, uint32_t x) {
+  return atomically(p, [=](uint32_t before) { return before + x; });
 }
 inline unsigned long long atomicAdd(unsigned long long* p, unsigned long long x) {
-  emulated::races::atomic(p, sizeof *p);
-  const emulated::races::Ignored own;
-  const unsigned long long before = *p;
-  *p += x;
-  return before;
+  return atomically(p, [=](unsigned long long before) { return before + x; });
 }
 inline unsigned long long atomicCAS(unsigned long long* p, unsigned long long expected, unsigned long long x) {
-  emulated::races::atomic(p, sizeof *p);
-  const emulated::races::Ignored own;
-  const unsigned long long before = *p;
-  if (before == expected) *p = x;
-  return before;
+  return atomically(p, [=](unsigned long long before) { return before == expected ? x : before; });
 }
 inline uint32_t atomicMax(uint32_t* p, uint32_t x) {
-  emulated::races::atomic(p, sizeof *p);
-  const emulated::races::Ignored own;
-  const uint32_t before = *p;
-  if (x > before) *p = x;
-  return before;
+  return atomically(p, [=](uint32_t before) { return x > before ? x : before; });
 }
 inline uint32_t atomicMin(uint32_t* p, uint32_t x) {
-  emulated::races::atomic(p, sizeof *p);
-  const emulated::races::Ignored own;
-  const uint32_t before = *p;
-  if (x < before) *p = x;
-  return before;
+  return atomically(p, [=](uint32_t before) { return x < before ? x : before; });
 }
 inline uint32_t __ballot_sync(uint32_t, bool x) {
   static const char tag = 0;

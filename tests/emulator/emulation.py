@@ -73,10 +73,10 @@ def compiled(folder: Path, *flags: str, races: bool = False) -> ctypes.CDLL:
 def races_in(library: ctypes.CDLL, folder: Path) -> set[tuple[str, str]]:
     """The pairs of source lines, the earlier access first, that raced in shared memory since the last call. The sources
     are in `folder`. Raises AssertionError if no two threads used the same word."""
-    pairs, checked = (ctypes.c_uint64 * 3 * 256)(), ctypes.c_long()
+    pairs, checked = (ctypes.c_uint64 * 2 * 256)(), ctypes.c_long()
     n = min(library.races(pairs, len(pairs), ctypes.byref(checked)), len(pairs))
     assert checked.value > 0, "no two threads have used the same word"
-    codes = [hex(code) for pair in pairs[:n] for code in pair[:2]]
+    codes = [hex(code) for pair in pairs[:n] for code in pair]
     if not codes:
         return set()
     command = ["addr2line", "-s", "-e", library._name, *codes]

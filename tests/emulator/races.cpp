@@ -8,8 +8,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -31,7 +31,7 @@ constexpr size_t WORD = 2;  // the smallest number that kernels here store
 std::vector<Word> words;
 std::vector<Clock> clocks;
 std::map<std::pair<const void*, unsigned>, Clock> barriers;
-std::map<std::pair<uintptr_t, uintptr_t>, long> found;  // the code of two accesses -> how often they raced
+std::set<std::pair<uintptr_t, uintptr_t>> found;  // the code of two accesses that raced, the earlier one first
 uintptr_t first = 0, last = 0;
 int me = -1, ignored = 0;
 long checked = 0;
@@ -44,7 +44,7 @@ void merge(Clock& to, const Clock& from) {
 void check(const Access& before, const Access& now) {
   if (before.thread < 0 || before.thread == now.thread) return;
   ++checked;
-  if (before.time > time_of(clocks[now.thread], before.thread)) ++found[{before.code, now.code}];
+  if (before.time > time_of(clocks[now.thread], before.thread)) found.insert({before.code, now.code});
 }
 void put(std::vector<Access>& all, const Access& now) {
   for (Access& own : all)
@@ -64,18 +64,18 @@ void touch(const void* p, size_t bytes, How how, int thread, void* code) {
     if (how != READ)
       for (const Access& read : word.reads) check(read, now);
     if (how != ATOMIC)
-      for (const Access& other : word.atomics) check(other, now);
+      for (const Access& atomic : word.atomics) check(atomic, now);
     if (how == READ) put(word.reads, now);
     else if (how == ATOMIC) put(word.atomics, now);
     else word.write = now, word.reads.clear(), word.atomics.clear();
   }
 }
 int another(Clock clock) {
-  const int other = static_cast<int>(clocks.size());
-  clock.resize(other + 1);
-  clock[other] = 1;
+  const int who = static_cast<int>(clocks.size());
+  clock.resize(who + 1);
+  clock[who] = 1;
   clocks.push_back(std::move(clock));
-  return other;
+  return who;
 }
 
 }  // namespace
@@ -112,12 +112,12 @@ int start_of_warp(int lane0) {
   for (int lane = lane0; lane < lane0 + 32; ++lane) ++clocks[lane][lane];
   return another(std::move(before));
 }
-void end(int other) { merge(clocks[me], clocks[other]); }
-void end_of_warp(int lane0, int other) {
+void end(int who) { merge(clocks[me], clocks[who]); }
+void end_of_warp(int lane0, int who) {
   for (int lane = lane0; lane < lane0 + 32; ++lane) {
     Clock& clock = clocks[lane];
-    if (clock.size() <= size_t(other)) clock.resize(other + 1);
-    clock[other] = clocks[other][other];
+    if (clock.size() <= size_t(who)) clock.resize(who + 1);
+    clock[who] = clocks[who][who];
   }
 }
 
@@ -128,40 +128,37 @@ void atomic(const void* p, size_t bytes) { touch(p, bytes, ATOMIC, me, __builtin
 
 int set_aside() { return std::exchange(ignored, 0); }
 void set_back(int before) { ignored = before; }
-As::As(int other) : before(me) { me = other, ++ignored; }
+As::As(int who) : before(me) { me = who, ++ignored; }
 As::~As() { me = before, --ignored; }
 Ignored::Ignored() { ++ignored; }
 Ignored::~Ignored() { --ignored; }
 
 }  // namespace emulated::races
 
-// Of up to `size` pairs that raced: where in the library's file the calls for both accesses are, and how often. Returns how many
-// pairs there are, and begins anew.
-extern "C" int races(uintptr_t (*pairs)[3], int size, long* checks) {
+// Up to `size` pairs of accesses that raced: where in the library's file their calls are. Returns how many, and begins anew.
+extern "C" int races(uintptr_t (*pairs)[2], int size, long* checks) {
   Dl_info library{};
   dladdr(reinterpret_cast<void*>(&races), &library);
   const uintptr_t before = reinterpret_cast<uintptr_t>(library.dli_fbase) + 1;  // the call is before where it returns to
   int n = 0;
-  for (const auto& [codes, count] : found)
-    if (n++ < size) pairs[n - 1][0] = codes.first - before, pairs[n - 1][1] = codes.second - before, pairs[n - 1][2] = count;
+  for (const auto& [earlier, later] : found)
+    if (n++ < size) pairs[n - 1][0] = earlier - before, pairs[n - 1][1] = later - before;
   *checks = std::exchange(checked, 0), found.clear();
   return n;
 }
 
 extern "C" {
-#define CALLS(name, bytes, how) \
+#define ACCESS(name, how, bytes) \
   void name(void* p) { if (!ignored) touch(p, bytes, how, me, __builtin_return_address(0)); }
 #define OF_SIZE(n) \
-  CALLS(__tsan_read##n, n, READ) CALLS(__tsan_write##n, n, WRITE) \
-  CALLS(__tsan_unaligned_read##n, n, READ) CALLS(__tsan_unaligned_write##n, n, WRITE) \
-  CALLS(__tsan_volatile_read##n, n, READ) CALLS(__tsan_volatile_write##n, n, WRITE)
+  ACCESS(__tsan_read##n, READ, n) ACCESS(__tsan_unaligned_read##n, READ, n) \
+  ACCESS(__tsan_write##n, WRITE, n) ACCESS(__tsan_unaligned_write##n, WRITE, n)
 OF_SIZE(1) OF_SIZE(2) OF_SIZE(4) OF_SIZE(8) OF_SIZE(16)
 void __tsan_read_range(void* p, size_t n) { if (!ignored) touch(p, n, READ, me, __builtin_return_address(0)); }
 void __tsan_write_range(void* p, size_t n) { if (!ignored) touch(p, n, WRITE, me, __builtin_return_address(0)); }
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
-void __tsan_vptr_read(void**) {}
 void __tsan_vptr_update(void**, void*) {}
 char __tsan_atomic8_load(const volatile char* p, int) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 }

@@ -1,5 +1,5 @@
-// Which accesses to shared memory nothing orders: what orders threads is told to races.cpp here. Without EMULATED_RACES all of this
-// is empty.
+// Which accesses to shared memory nothing orders: the emulator tells races.cpp here what orders them. Threads, copies by TMA and
+// products have a number. Without EMULATED_RACES all of this is empty.
 #pragma once
 
 #include <cstddef>
@@ -10,23 +10,23 @@ namespace emulated::races {
 
 constexpr bool SEARCHED = true;
 void begin(char* memory, size_t bytes, int threads);  // of a CTA
-void switch_to(int thread);                           // -1: none, the scheduler runs
+void switch_to(int thread);             // -1: the scheduler
 void release(const void* barrier, unsigned generation);
 void acquire(const void* barrier, unsigned generation);
-int start();                       // a copy by the running thread, for which it does not wait
-int start_of_warp(int first);      // a product by the warp of this thread, after what is before all of its lanes
-void end(int other);               // the running thread has waited for the copy
-void end_of_warp(int first, int other);
+int start();                            // of a copy, by the running thread; returns its number
+void end(int who);                      // the running thread has waited for it
+int start_of_warp(int first);           // of a product; it comes after what is before all lanes of the warp
+void end_of_warp(int first, int who);
 void access(const void* p, size_t bytes, bool write, int thread = -1);  // -1: the running one
 void atomic(const void* p, size_t bytes);
-int set_aside();                   // counts the thread's accesses again; returns what set_back needs
+int set_aside();                        // ends Ignored for another thread; returns what set_back needs
 void set_back(int);
-struct As {                        // accesses in its scope are by that copy or product
+struct As {                             // accesses in its scope are of that copy or product
   int before;
-  explicit As(int other);
+  explicit As(int who);
   ~As();
 };
-struct Ignored {                   // accesses in its scope are the emulator's
+struct Ignored {                        // accesses in its scope are the emulator's own
   Ignored();
   ~Ignored();
 };

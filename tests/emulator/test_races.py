@@ -89,8 +89,13 @@ HARMLESS = {
 @pytest.fixture(scope="module")
 def chunked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pool")
-    own = [pool.FOLDER / "call.h", pool.FOLDER / "tensors.cuh"]
-    return folder, chunk.library_of(folder, pool.DRIVER, *own, races=True)
+    return folder, pool.chunked_of(folder, races=True)
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recurrent")
+    return folder, pool.recurrent_of(folder, races=True)
 
 
 # Where two warps share 16 rows, the upper half of a warp's lanes loads its partner's outputs, and stores nothing.
@@ -101,9 +106,8 @@ UNUSED = frozenset((
 
 
 @pytest.mark.parametrize("how", [0, 1, 2])
-def test_prefill_token_by_token(tmp_path_factory, how):
-    folder = tmp_path_factory.mktemp("recurrent")
-    library = pool.recurrent_of(folder, races=True)
+def test_prefill_token_by_token(recurrent, how):
+    folder, library = recurrent
     args = pool.slow([20, 0, 33, 1], [3, 1, 2, 4], 5, 1, 2)
     assert pool.faults((library, how), args, mode=4) == []
     assert {frozenset(pair) for pair in emulation.races_in(library, folder)} <= ({UNUSED} if how == 0 else set())

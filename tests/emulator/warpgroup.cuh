@@ -76,9 +76,9 @@ inline void prefetch_tensor_map(const CUtensorMap&) {}
 template <typename Copy>
 void bring(uint32_t barrier, long bytes, const Copy& copy) {
   emulated::Transaction& t = transaction(barrier);
-  const int other = emulated::races::start();
+  const int who = emulated::races::start();
   const auto land = [=, &t] {
-    const emulated::races::As by(other);
+    const emulated::races::As by(who);
     copy();
     emulated::races::release(&t.barrier, t.barrier.generation);
     t.bytes -= bytes;
@@ -152,7 +152,7 @@ inline float element(const emulated::Product& p, uint64_t matrix, int y, int x, 
 }
 
 inline void make(emulated::Warp& warp, int rows, const emulated::Product& p) {
-  const emulated::races::As by(p.other);
+  const emulated::races::As by(p.who);
   emulated::Held& held = warp.held.at(p.d[0]);
   const int N = p.n * 2;                    // columns: 4 registers a lane are 16 x 8
   std::vector<float> a(16 * 16), b(N * 16);
@@ -184,7 +184,7 @@ void ask(float* d, int n, const uint32_t* a, uint64_t a_matrix, uint64_t b_matri
   emulated::together(&tag, [&](Lane* lanes) {
     emulated::Warp& warp = *emulated::me->warp;
     emulated::Product p{{}, {}, a_matrix, b_matrix, n, add, turned, value};
-    p.other = emulated::races::start_of_warp(emulated::first_lane());
+    p.who = emulated::races::start_of_warp(emulated::first_lane());
     std::vector<uint32_t> left;
     for (int lane = 0; lane < 32; ++lane) {
       uint64_t of[4];
@@ -231,7 +231,7 @@ void warpgroup_wait() {
     while (warp.products.size() > N + 1) {  // the last one is not ended
       for (const emulated::Product& p : warp.products.front()) {
         if (!(emulated::mode & emulated::EARLY)) make(warp, rows, p);
-        emulated::races::end_of_warp(emulated::first_lane(), p.other);
+        emulated::races::end_of_warp(emulated::first_lane(), p.who);
         emulated::Held& held = warp.held.at(p.d[0]);
         if (--held.products > 0) continue;
         for (int lane = 0; lane < 32; ++lane) {

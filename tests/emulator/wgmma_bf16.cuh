@@ -164,51 +164,51 @@ void store_to(uint32_t row, const uint32_t (&r)[4]) {
 inline void store_transposed(uint32_t row, const uint32_t (&r)[4]) { store_to<true>(row, r); }
 inline void store_matrices(uint32_t row, const uint32_t (&r)[4]) { store_to<false>(row, r); }
 // TMA reads when it is asked (EARLY), or when its thread waits for that: who writes there before shows.
-inline std::map<const void*, std::vector<std::function<void()>>> stores;  // of each thread
-inline std::map<const void*, std::vector<int>> readers;                   // the same, for races.h
-inline int reader() {
-  readers[emulated::me].push_back(emulated::races::start());
-  return readers[emulated::me].back();
+struct Store {
+  std::function<void()> read;
+  int who;  // its number in races.h
+};
+inline std::map<const void*, std::vector<Store>> stores;  // of each thread
+inline void store(const std::function<void()>& copy) {
+  const int who = emulated::races::start();
+  const auto read = [=] {
+    const emulated::races::As by(who);
+    copy();
+  };
+  if (emulated::mode & emulated::EARLY) read();
+  stores[emulated::me].push_back({emulated::mode & emulated::EARLY ? [] {} : std::function<void()>(read), who});
+}
+// 16 bytes of shared memory.
+inline void store_piece(char* to, uint32_t from) {
+  const char* const piece = flashcore::at(from);
+  emulated::races::access(piece, 16, false);
+  std::memcpy(to, piece, 16);
 }
 inline void bulk_store(void* to, uint32_t from, uint32_t bytes) {
   if (bytes % 16 || reinterpret_cast<uintptr_t>(to) % 16) emulated::fail("a copy of odd bytes");
-  const int other = reader();
-  const auto store = [=] {
-    const emulated::races::As by(other);
-    emulated::races::access(flashcore::at(from), bytes, false);
-    for (uint32_t i = 0; i < bytes; i += 16) std::memcpy(static_cast<char*>(to) + i, flashcore::at(from + i), 16);
-  };
-  if (emulated::mode & emulated::EARLY) store();
-  else stores[emulated::me].push_back(store);
+  store([=] {
+    for (uint32_t i = 0; i < bytes; i += 16) store_piece(static_cast<char*>(to) + i, from + i);
+  });
 }
 inline void tma_store_box(const CUtensorMap& map, int row, int half, int head, uint32_t from) {
   if (from % 1024) emulated::fail("a tile that is not aligned");
   const std::array<int, 3> first{row, half, head};
   for (int i = 0; i < 3; ++i)
     if (first[i] < 0 || first[i] + map.box[i + 1] > map.sizes[i + 1]) emulated::fail("a tile outside of the matrix");
-  const int other = reader();
-  const auto store = [=] {
-    const emulated::races::As by(other);
+  store([=] {
     for (int r = 0; r < map.box[1] * map.box[2] * map.box[3]; ++r) {
       char* const to = static_cast<char*>(const_cast<void*>(map.base)) + (row + r % map.box[1]) * map.strides[1] +
                        (half + r / map.box[1] % map.box[2]) * map.strides[2] +
                        (head + r / map.box[1] / map.box[2]) * map.strides[3];
-      for (int piece = 0; piece < 8; ++piece) {
-        const char* const place = flashcore::at(flashcore::swizzled(from + r * 128 + piece * 16));
-        emulated::races::access(place, 16, false);
-        std::memcpy(to + piece * 16, place, 16);
-      }
+      for (int piece = 0; piece < 8; ++piece)
+        store_piece(to + piece * 16, flashcore::swizzled(from + r * 128 + piece * 16));
     }
-  };
-  if (emulated::mode & emulated::EARLY) store();
-  else stores[emulated::me].push_back(store);
+  });
 }
 inline void tma_store_state(const CUtensorMap& map, int row, uint32_t from) { tma_store_box(map, row, 0, 0, from); }
 inline void bulk_stores_read() {
-  for (const auto& store : stores[emulated::me]) store();
+  for (const Store& store : stores[emulated::me]) store.read(), emulated::races::end(store.who);
   stores.erase(emulated::me);
-  for (int other : readers[emulated::me]) emulated::races::end(other);
-  readers.erase(emulated::me);
 }
 
 inline void store16(void* to, const uint4& words) { *static_cast<uint4*>(to) = words; }

@@ -87,10 +87,14 @@ class Given(ctypes.Structure):
     ]  # fmt: skip
 
 
+def chunked_of(folder, *, races=False):
+    """The library of cuda-chunk's kernels."""
+    return chunk.library_of(folder, DRIVER, FOLDER / "call.h", FOLDER / "tensors.cuh", races=races)
+
+
 @pytest.fixture(scope="module")
 def chunked(tmp_path_factory):
-    own = [FOLDER / "call.h", FOLDER / "tensors.cuh"]
-    return chunk.library_of(tmp_path_factory.mktemp("pool"), DRIVER, *own)
+    return chunked_of(tmp_path_factory.mktemp("pool"))
 
 
 def recurrent_of(folder, *, races=False):
