@@ -14,6 +14,10 @@
 // whose M the peer makes, nothing would keep the stage from being filled again before that wait, which would then be for a later
 // phase of the same parity, and never end.
 //
+// A CTA ends when all that its peer sends it has arrived: the two threads that fill the rings wait for their last phases. A barrier
+// of the cluster at the end would not do: it is relaxed, and orders no arrival at the peer before it; one that released would also
+// wait for the stores to memory.
+//
 // With more tiles than clusters, each CTA sorts the sequences by length, and clusters take tiles in this order, longest first, from
 // a counter.
 //
@@ -89,6 +93,13 @@ __device__ __forceinline__ void warp_arrives_at_both(const uint64_t& barrier) {
 #pragma unroll
     for (int rank = 0; rank < 2; ++rank) mbarrier_arrive_at_peer(at_peer(shared_address(&barrier), rank));
   }
+}
+// Before a CTA ends: waits until the last `N` of the `used` uses of a ring have been freed by both CTAs. An arrival from the peer
+// may still be under way when the peer's threads have gone on, and one that finds no CTA is the end of the context.
+template <int N>
+__device__ __forceinline__ void wait_for_the_last(const uint64_t (&freed)[N], int used) {
+#pragma unroll 1
+  for (int i = used; i < used + N; ++i) wait_for(freed[i % N], (i / N & 1) ^ 1);
 }
 // A CTA makes T and M of every other chunk of those that have gone through, and gets the others from its peer.
 __device__ __forceinline__ bool makes(int number) { return number % 2 == cluster_rank(); }
@@ -641,10 +652,14 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
           if (at_once) open();
           if (at.count == 0) take();
           load_values(maps, s, done, states, at, half, [&] { if (!at_once) open(); }, take);
-        }, nothing);
+        }, [&](const Segment& at) {
+          wait_for_the_last(s.empty, done + states + at.count);
+          if (ordered && half == 0) wait_for_the_last(s.tile_free, states + 1);
+        });
       }
     } else if (other == STORE_WARPS + 1) {
-      for_each_tile(true, [&](const Segment& at) { make_gates(p, maps, s, done, at); }, nothing);
+      for_each_tile(true, [&](const Segment& at) { make_gates(p, maps, s, done, at); },
+                    [&](const Segment& at) { wait_for_the_last(s.keys_empty, done + at.count); });
     } else {
       const int thread = threadIdx.x - (PRODUCER + 1) * 32;
       TileState before(p, segment_of(blockIdx.x / 2), half);
@@ -678,8 +693,6 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
       store_state(at.end(), S, half * GROUP_ROWS + thread_again() / 32 * 16, 0, thread_again() % 32);
     });
   }
-  __syncwarp();
-  cluster_sync();  // the peer still arrives at this CTA's barriers
 #endif
 }
 
