@@ -18,6 +18,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -62,9 +63,9 @@ struct Barrier {
 // What warpgroup.cuh works with: barriers that count bytes too, and products that are under way.
 struct Transaction {
   Barrier barrier;
-  long bytes = 0;                            // announced, and not there yet
-  int waiting = 0;                           // threads
-  std::vector<std::function<void()>> copies;  // that will bring them
+  long bytes = 0;                              // announced, and not there yet
+  int waiting = 0;                             // threads, for the phase that is not complete
+  std::deque<std::function<void()>> under_way;  // copies, and arrivals from another CTA
 };
 struct Product {
   float* d[32];             // each lane's registers
@@ -84,7 +85,8 @@ struct Cta {
   std::vector<char> memory;
   char* base = nullptr;  // 128-byte aligned, in memory; GUARD bytes stand behind its `bytes`
   size_t bytes = 0;
-  int running = 0;
+  int running = 0;       // threads
+  int under_way = 0;     // accesses to its memory that nothing orders before its end
   Barrier barrier{0};
   std::map<uint32_t, Transaction> transactions;  // by address
   std::map<int, Barrier> named;
@@ -122,6 +124,7 @@ struct Fiber {
   Warp* warp;
   Cta* cta;
   std::vector<std::vector<Copy>> copies;  // the last is the open group
+  std::vector<Cta*> reached;              // through pointers, since its last release to the cluster
 };
 
 #ifdef EMULATED_RACES
@@ -151,10 +154,16 @@ __attribute__((noinline)) inline void yield() {
   races::set_back(kept);
 }
 
+// On a GPU an access to a CTA that has ended is an "unspecified launch failure" and the end of the context. It may arrive
+// late, even if its thread ran long before: so it must have been waited for in that CTA, or be released to the cluster.
+inline void end_thread() {
+  me->done = true;
+  if (--me->cta->running == 0 && me->cta->under_way) fail("a CTA that ends while accesses to it are under way");
+}
+
 inline void enter() {
   body();
-  me->done = true;
-  --me->cta->running;
+  end_thread();
   races::switch_to(-1);
   _longjmp(scheduler, 1);
 }
@@ -274,7 +283,7 @@ inline void launch(dim grid_, uint32_t threads, size_t shared, uint32_t cluster,
         for (Cta& cta : ctas) {
           cta.memory.assign(shared + GUARD + 128, '\xff');  // NaN in every format
           cta.base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(cta.memory.data()) + 127) / 128 * 128);
-          cta.bytes = shared, cta.running = static_cast<int>(threads);
+          cta.bytes = shared, cta.running = static_cast<int>(threads), cta.under_way = 0;
           cta.barrier = {static_cast<int>(threads)};
           cta.transactions.clear(), cta.named.clear(), cta.spare = 0;
         }
@@ -287,7 +296,7 @@ inline void launch(dim grid_, uint32_t threads, size_t shared, uint32_t cluster,
           f.started = f.done = false, f.waits = nullptr;
           f.thread = {i % threads, 0, 0}, f.block = {x + i / threads, y, z}, f.lane = static_cast<int>(i % 32);
           f.warp = &warps[i / 32], f.cta = &ctas[i / threads];
-          f.copies.assign(1, {});
+          f.copies.assign(1, {}), f.reached.clear();
         }
         if (races::SEARCHED && cluster > 1) fail("races are not looked for in clusters");
         races::begin(ctas[0].base, shared, static_cast<int>(threads));

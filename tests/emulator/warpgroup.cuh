@@ -40,7 +40,13 @@ inline emulated::Transaction& transaction(uint32_t barrier) {
 }
 inline void check_phase(emulated::Transaction& t) {
   if (t.barrier.arrived > t.barrier.expected) emulated::fail("more threads arrive at a barrier than it counts");
-  if (t.barrier.arrived == t.barrier.expected && t.bytes == 0) t.barrier.arrived = 0, ++t.barrier.generation;
+  if (t.barrier.arrived == t.barrier.expected && t.bytes == 0) t.barrier.arrived = t.waiting = 0, ++t.barrier.generation;
+}
+// What lands at `cta` and counts for its barrier `t`: at once (EARLY), or when a thread waits for the phase that it belongs to.
+inline void send(emulated::Cta& cta, emulated::Transaction& t, const std::function<void()>& land) {
+  if (emulated::mode & emulated::EARLY || t.waiting) return land();
+  ++cta.under_way;
+  t.under_way.push_back([&cta, land] { --cta.under_way, land(); });
 }
 inline void mbarrier_init(uint32_t barrier, int count) {
   if (barrier % 8 || barrier - emulated::FIRST_ADDRESS + 8 > emulated::me->cta->bytes) emulated::fail("a barrier elsewhere");
@@ -60,12 +66,12 @@ inline void mbarrier_arrive(uint32_t barrier) {
 }
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   auto& t = transaction(barrier);
-  const auto copies = std::move(t.copies);
-  t.copies.clear();
-  for (const auto& land : copies) land();
-  ++t.waiting;
-  if ((t.barrier.generation & 1) == parity) emulated::wait(t.barrier, t.barrier.generation);
-  --t.waiting;
+  while ((t.barrier.generation & 1) == parity && !t.under_way.empty()) {
+    const auto land = t.under_way.front();
+    t.under_way.pop_front();
+    land();
+  }
+  if ((t.barrier.generation & 1) == parity) ++t.waiting, emulated::wait(t.barrier, t.barrier.generation);
   if ((t.barrier.generation & 1) == parity) emulated::fail("a barrier that is two phases ahead of who waits for it");
   emulated::races::acquire(&t.barrier, t.barrier.generation - 1);
 }
@@ -84,8 +90,7 @@ void bring(uint32_t barrier, long bytes, const Copy& copy) {
     t.bytes -= bytes;
     check_phase(t);
   };
-  if (emulated::mode & emulated::EARLY || t.waiting) land();
-  else t.copies.push_back(land);
+  send(*emulated::me->cta, t, land);
 }
 
 // The box of `map` that begins at `first` of its dimensions but the first one; zeros where the tensor ends.

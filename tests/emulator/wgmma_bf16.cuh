@@ -99,31 +99,31 @@ inline emulated::Transaction& peer_transaction(uint32_t barrier) {
 }
 inline void mbarrier_arrive_at_peer(uint32_t barrier) {
   emulated::Transaction& t = peer_transaction(barrier);
-  ++t.barrier.arrived;
-  flashcore::check_phase(t);
+  flashcore::send(cta_of(barrier), t, [&t] {
+    ++t.barrier.arrived;
+    flashcore::check_phase(t);
+  });
 }
-inline void write_to_peer(uint32_t to, std::vector<char> data, uint32_t barrier) {
+inline void write_to_peer(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   emulated::Transaction& t = peer_transaction(barrier);
   emulated::Cta& there = cta_of(to);
   const uint32_t offset = (to & 0xffffff) - emulated::FIRST_ADDRESS;
-  if (offset + data.size() > there.bytes) emulated::fail("an address outside of a peer's memory");
-  std::memcpy(there.base + offset, data.data(), data.size());
-  t.bytes -= long(data.size());
+  if (offset + bytes > there.bytes) emulated::fail("an address outside of a peer's memory");
+  std::memcpy(there.base + offset, from, bytes);
+  t.bytes -= bytes;
   flashcore::check_phase(t);
 }
 inline void store_at_peer(uint32_t to, uint32_t x, uint32_t barrier) {
-  std::vector<char> data(4);
-  std::memcpy(data.data(), &x, 4);
-  write_to_peer(to, data, barrier);
+  flashcore::send(cta_of(to), peer_transaction(barrier), [=] { write_to_peer(to, &x, 4, barrier); });
 }
 inline void copy_to_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
   if (bytes % 16 || to % 16 || from % 16) emulated::fail("a copy of odd bytes");
-  emulated::Transaction& t = peer_transaction(barrier);
-  cta_of(to);
+  const emulated::Cta* const sender = emulated::me->cta;
   const char* const source = static_cast<const char*>(flashcore::at(from));
-  const auto land = [=] { write_to_peer(to, std::vector<char>(source, source + bytes), barrier); };
-  if (emulated::mode & emulated::EARLY || t.waiting) land();
-  else t.copies.push_back(land);
+  flashcore::send(cta_of(to), peer_transaction(barrier), [=] {
+    if (sender->running == 0) emulated::fail("a copy from a CTA that has ended");
+    write_to_peer(to, source, bytes, barrier);
+  });
 }
 inline void cluster_sync() {
   const unsigned generation = emulated::arrive(emulated::cluster_barrier);
