@@ -2,7 +2,7 @@
 # make test    the same set-up, then the tests that take no longer than they must: under four minutes on two cores
 # make test-all   those that are marked slow, too
 # make verify-results   whether README's tables are what the committed records say
-# make test-gpu   the tests that need a GPU, on a machine that has one
+# make test-gpu   the tests that need a GPU, on a machine that has one; CALLS=1000 calls each launch path so often, on a busy GPU
 # make docs    the documentation as a site, to be opened at site/index.html
 # make pages   writes the generated parts of docs/cli.md and docs/records.md again
 # make compile_commands.json   where the kernels' headers lie, for editors
@@ -10,6 +10,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 STAMP := .venv/.installed-$(shell cat pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
 
+CALLS ?= 20
 # a file is one process's work; conftest.py puts the long ones first
 XDIST := -n auto --dist loadfile --no-loadscope-reorder
 
@@ -29,7 +30,7 @@ verify-results: $(STAMP)
 	.venv/bin/python -m pytest -m records
 
 test-gpu: $(STAMP)
-	.venv/bin/python -m pytest -m gpu -n auto --dist worksteal
+	.venv/bin/python -m pytest -m gpu -n auto --dist worksteal --calls $(CALLS)
 
 docs: $(STAMP)
 	test -x .venv/bin/mkdocs || .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'

@@ -18,6 +18,15 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TOR
     os.environ.setdefault(_name, "1")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--calls", type=int, default=20, help="calls of each launch path in test_gpu_stress.py")
+
+
+@pytest.fixture(scope="session")
+def calls(request) -> int:
+    return request.config.getoption("--calls")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def home(tmp_path_factory):
     """GDN_HOME for the whole session, in this process too: records and builds stay out of the user's folders.
