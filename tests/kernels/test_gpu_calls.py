@@ -196,6 +196,34 @@ def test_a_binding_launches_where_its_tensors_are(algo):
         right(op, outputs, case)
 
 
+@pytest.mark.parametrize("algo", RUNGS)
+def test_every_rung_on_another_gpu(algo):
+    """From the main thread, from new ones, and from a CUDA graph; the first GPU is current, and stays so."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU only")
+    call, op = rung(algo), REGISTRY.ops[algo.op]
+    for case in CASES[algo.op]:
+        given = oracle.inputs(algo.op, **case)
+        there = on("cuda:1", given)
+        here_first = called(call, on("cuda:0", given))
+        calls = [call(*there), *in_new_threads(lambda _, there=there: call(*there))]
+        assert torch.cuda.current_device() == 0
+        if not algo.packages and algo.language != "python":  # others may wait, which no graph can
+            stream, graph = torch.cuda.Stream("cuda:1"), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                captured = call(*there)
+            for x in captured:
+                x.fill_(float("nan"))
+            with torch.cuda.device(1):  # replay is on the current device's stream
+                graph.replay()
+            calls.append(captured)
+        torch.cuda.synchronize("cuda:1")
+        for outputs in calls:
+            assert {x.device.index for x in outputs} == {1}
+            right(op, outputs, case)
+        right(op, here_first, case)
+
+
 # --- addresses --------------------------------------------------------------------------------------------------
 
 
