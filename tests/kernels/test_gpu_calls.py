@@ -16,9 +16,10 @@ import helpers
 import oracle
 import pytest
 import torch
+from kernels.prompts import Prompt, error
 from operators.test_call_checks import shifted
 
-from gdn_cli import load
+from gdn_cli import load, serving
 from gdn_cli.machine import inventory
 from gdn_cli.worker import check
 
@@ -224,6 +225,53 @@ def test_every_rung_on_another_gpu(algo):
         right(op, here_first, case)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_serving_on_another_gpu(dtype):
+    """The three functions, from the main thread, from new ones, and from a CUDA graph; the first GPU is current."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU only")
+    x = Prompt(4, 8, (1,) * 3, dtype, "cuda:1")
+    gates = x.A_log, x.a, x.b, x.dt_bias
+    mixed = torch.cat([y.flatten(1) for y in (x.q, x.k, x.v)], dim=1)
+    cu = x.cu_seqlens.int()
+
+    def decode(pool):
+        args = mixed, x.a, x.b, x.A_log, x.dt_bias, None, pool, None, x.slots
+        return serving.packed_decode(*args, use_qk_l2norm_in_kernel=True)
+
+    def verify(pool):
+        return serving.mtp_verify(
+            *gates, x.q[None], x.k[None], x.v[None], initial_state=pool, cu_seqlens=cu, ssm_state_indices=x.slots,
+            use_qk_l2norm_in_kernel=True,
+        )  # fmt: skip
+
+    def prefill(pool):
+        return serving.chunk_prefill(x.q, x.k, x.v, x.a, x.b, x.A_log, x.dt_bias, pool, x.slots, cu)
+
+    exact = [x.exact(i) for i in range(3)]
+
+    def faults(output, pool) -> list:
+        assert output.device.index == pool.device.index == 1
+        wrong = []
+        for i, (o, state) in enumerate(exact):
+            wrong += [error(output.reshape(3, 8, 128)[i], o[0]), error(pool[i + 1], state)]
+        return [y for y in wrong if not y < 1e-2]
+
+    for function in (decode, verify, prefill):
+        assert faults(*function(x.pool.clone())) == []
+        for output, pool in in_new_threads(lambda _, function=function: function(x.pool.clone())):
+            assert faults(output, pool) == []
+        assert torch.cuda.current_device() == 0
+        pool, stream, graph = x.pool.clone(), torch.cuda.Stream("cuda:1"), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            output, _ = function(pool)
+        pool.copy_(x.pool)
+        with torch.cuda.device(1):
+            graph.replay()
+        torch.cuda.synchronize("cuda:1")
+        assert faults(output, pool) == []
+
+
 # --- addresses --------------------------------------------------------------------------------------------------
 
 
@@ -287,7 +335,7 @@ def test_autocast_around_a_call_changes_nothing_in_it(algo):
 WITH_WGMMA = ["gdn_prefill/cuda-chunk", "attention_fwd/flashcore-v4", "attention_fwd_causal/flashcore-v4-causal"]
 LOADED = """
 import sys, warnings
-from gdn_cli import load
+from gdn_cli import load, serving
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     load(sys.argv[1]), load(sys.argv[1])
