@@ -420,3 +420,38 @@ def test_prepare_refuses_what_it_does_not_know():
     ):
         with pytest.raises(UsageError, match=f"^{says}$"):
             serving.prepare(*functions, **more)
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@once
+@everything
+def test_on_a_gpu_a_call_goes_past_the_dispatcher_also_in_a_capture(name, way, monkeypatch):
+    def made() -> dict:
+        x = CALLS[name]()
+        return {key: v.cuda() if isinstance(v, torch.Tensor) else v for key, v in x.items()}
+
+    def never(*args):
+        raise AssertionError("the operator was called")
+
+    call, through, x, captured = getattr(serving, name), made(), made(), made()
+    serving.prepare(call)
+    with monkeypatch.context() as patch:
+        patch.setattr(straight_call, "module", None)
+        out, pool = call(**through)
+    run = {"packed_decode": "_run_decode", "mtp_verify": "_run_verify"}.get(name, "_run_prefill")
+    monkeypatch.setattr(getattr(serving, run), "operator", never)
+    versions = x["initial_state"]._version, x["out"]._version
+    call(**x)
+    assert same(x["out"], out) and same(x["initial_state"], pool)
+    assert (x["initial_state"]._version, x["out"]._version) == (versions[0] + 1, versions[1] + 1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call(**captured)
+    graph.replay()
+    assert same(captured["out"], out) and same(captured["initial_state"], pool)
+    x["a"] = x["a"].cpu()
+    with pytest.raises(ValueError, match="device"):
+        call(**x)

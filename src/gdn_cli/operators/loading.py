@@ -13,7 +13,8 @@ driver calls other than launches fail without one, so each thread gets the devic
 Autocast is off inside a call: an algo's own products have the precision that its definition says.
 
 The host's time matters when a kernel takes 2 us: an eager call with `out=` of a C++ or CUDA algo, on tensors with
-shapes, types and devices seen before, goes straight to the library (straight_call.py) without torch's dispatcher.
+shapes, strides, types and devices seen before, goes straight to the library (straight_call.py) without torch's
+dispatcher.
 """
 
 from __future__ import annotations
@@ -58,16 +59,17 @@ def load(
            algo.toml says how. It costs time: `gdn compare NAME --batch-invariant` shows how much
 
     The function takes the inputs by position or by name. All must be contiguous and on one device; on a GPU their
-    addresses must be multiples of 16 bytes, as torch's are. Scalars are Python or NumPy numbers, and may be left out
-    (None: the definition's default). It returns a tuple with the outputs as new tensors, even for one output. With
-    `out=` (a tuple of tensors in the order of the outputs) it writes into those and returns them. They are passed on
-    unchanged: `out=(output, state)`, with the state updated in place, is only for algos that read each element before
-    they write it; see the algo's source. The function's docstring has the shapes and dtypes, and what the values must
-    be.
+    addresses must be multiples of 16 bytes, as torch's are, or of what a CUDA algo needs. Scalars are Python or NumPy
+    numbers, and may be left out (None: the definition's default). It returns a tuple with the outputs as new tensors,
+    even for one output. With `out=` (a tuple of tensors in the order of the outputs) it writes into those and returns
+    them. They are passed on unchanged: `out=(output, state)`, with the state updated in place, is only for algos that
+    read each element before they write it; see the algo's source. Any other output must have memory of its own. The
+    function's docstring has the shapes and dtypes, and what the values must be.
 
     A call raises TypeError or ValueError before anything runs if its inputs do not fit the op. That includes
     `cu_seqlens` on a CPU; on a GPU reading it would wait for the device, so the caller is responsible for it. There is
-    no backward: inputs that require grad are refused, unless under torch.no_grad(). Call it once before capturing a
+    no backward: inputs that require grad are refused, unless under torch.no_grad(). So are tensors with the negative
+    or conjugate bit, and those whose storage was freed or shrunk. Call it once before capturing a
     CUDA graph: Triton compiles at its first call, and CUDA loads a kernel at its first launch. Under torch.compile the
     sizes may be dynamic; another scale compiles again.
 
