@@ -39,7 +39,7 @@ import torch
 from ..errors import UsageError
 from ..operators import tensor_checks
 from .library import Exported
-from .operator import BF16, F32, WHOLE, Fixed, Number, Operator, Tensor
+from .operator import BF16, F32, POOLS, WHOLE, Fixed, Number, Operator, Tensor
 
 NORM_EPSILON = 1e-6  # under the root: x / sqrt(sum(x^2) + 1e-6), as in vLLM, SGLang and FlashInfer
 OUTPUTS, LAST, SLOTS, BUFFER = range(4)  # mode of mtp_verify in the library: which states are written, and where
@@ -90,7 +90,7 @@ _run_verify = Operator(
         "cu_seqlens": Tensor((1,), WHOLE, optional=True),
         "scale": Number("float?"),
         "out": Tensor((3, 4), BF16, written=True),
-        "states": Tensor((5,), written=True, optional=True),
+        "states": Tensor((5,), POOLS, written=True, optional=True),
         "states_rows": Tensor((1,), WHOLE, optional=True),
         "state_mode": Number("int"),  # torch has a name of its own for "mode"
         "first_slot": Number("int"),
