@@ -91,8 +91,13 @@ class Done:
 
     @property
     def complaints(self) -> str:
-        """Stderr without the lines that say how far it is."""
+        """Stderr without the lines that say how far it is: a slow machine has more of these."""
         return complaints(self.err)
+
+    @property
+    def finished(self) -> list[str]:
+        """What stderr says of each algo that is done, such as "gdn_decode/cpp-v1: done, 3 of 6"."""
+        return [m[1] for line in self.err.splitlines(keepends=True) if (m := _PROGRESS.fullmatch(line)) and m["done"]]
 
     @property
     def json(self) -> Any:
@@ -100,9 +105,11 @@ class Done:
         return json.loads(self.out, parse_constant=_no_constant)
 
 
+_PROGRESS = re.compile(r"gdn: (.*: (?P<done>done, )?[0-9]+ of [0-9]+) after [0-9]+ s\n")  # at each end, and each 30 s
+
+
 def complaints(err: str) -> str:
-    progress = re.compile(r"gdn: .*: done, [0-9]+ of [0-9]+ after [0-9]+ s\n")
-    return "".join(line for line in err.splitlines(keepends=True) if not progress.fullmatch(line))
+    return "".join(line for line in err.splitlines(keepends=True) if not _PROGRESS.fullmatch(line))
 
 
 def _no_constant(name: str) -> Any:
@@ -110,7 +117,7 @@ def _no_constant(name: str) -> Any:
 
 
 def environment(gpu: bool = False, **more: str) -> dict[str, str]:
-    env = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED} | {"COLUMNS": "80"}
+    env = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED} | {"COLUMNS": "80"} | forked.QUIET
     if not gpu:
         env["CUDA_VISIBLE_DEVICES"] = ""  # a machine with a GPU must pass the CPU tests as well
     return env | more
