@@ -35,8 +35,8 @@ from gdn_cli.runner import process
 _STATUS = struct.Struct("<i")
 _PR_SET_NAME = 15
 _WITH_WORKERS = ("run", "bench", "compare", "profile", "tune", "prove", "pack")  # commands that start some
-# Python and libraries warn of different things in each version (of os.fork beside threads from 3.12 on), and tests
-# compare all that is on stderr.
+# Each version of Python or of a library warns of other things, such as os.fork beside threads from
+# 3.12 on, and tests compare all that is on stderr.
 QUIET = {"PYTHONWARNINGS": "ignore"}
 _servers: dict[bool, tuple[int, socket.socket, subprocess.Popen]] = {}  # whether it has torch -> of which process, it
 _Popen = subprocess.Popen

@@ -97,7 +97,8 @@ class Done:
     @property
     def finished(self) -> list[str]:
         """What stderr says of each algo that is done, such as "gdn_decode/cpp-v1: done, 3 of 6"."""
-        return [m[1] for line in self.err.splitlines(keepends=True) if (m := _PROGRESS.fullmatch(line)) and m["done"]]
+        matches = map(_PROGRESS.fullmatch, self.err.splitlines(keepends=True))
+        return [match[1] for match in matches if match and match["done"]]
 
     @property
     def json(self) -> Any:
@@ -105,7 +106,8 @@ class Done:
         return json.loads(self.out, parse_constant=_no_constant)
 
 
-_PROGRESS = re.compile(r"gdn: (.*: (?P<done>done, )?[0-9]+ of [0-9]+) after [0-9]+ s\n")  # at each end, and each 30 s
+# at the end of each algo, and each 30 s
+_PROGRESS = re.compile(r"gdn: (.*: (?P<done>done, )?[0-9]+ of [0-9]+) after [0-9]+ s\n")
 
 
 def complaints(err: str) -> str:
@@ -117,7 +119,8 @@ def _no_constant(name: str) -> Any:
 
 
 def environment(gpu: bool = False, **more: str) -> dict[str, str]:
-    env = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED} | {"COLUMNS": "80"} | forked.QUIET
+    env = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
+    env |= {"COLUMNS": "80"} | forked.QUIET
     if not gpu:
         env["CUDA_VISIBLE_DEVICES"] = ""  # a machine with a GPU must pass the CPU tests as well
     return env | more

@@ -466,7 +466,8 @@ def test_without_a_terminal_a_line_says_from_time_to_time_how_far_it_is(monkeypa
         progress("x", 1, 2)
         assert more.wait(60)
         progress("x", 2, 2, True)
-    assert {re.sub(r" after .*\n", "", line) for line in said} == {"gdn: x: 1 of 2", "gdn: x: done, 2 of 2"}
+    kinds = {re.sub(r" after .*\n", "", line) for line in said}
+    assert kinds == {"gdn: x: 1 of 2", "gdn: x: done, 2 of 2"}
     done = helpers.Done(0, "", "".join(said) + "gdn: else\n")  # no test sees how many there were
     assert (done.complaints, done.finished) == ("gdn: else\n", ["x: done, 2 of 2"])
 

@@ -43,15 +43,18 @@ def test_an_option_whose_default_is_none_is_one_on_every_python(monkeypatch):
     def as_in_3_10(of, *args, **more):
         hints = real(of, *args, **more)
         if inspect.isfunction(of):
-            none = [name for name, p in inspect.signature(of).parameters.items() if p.default is None]
-            hints |= {name: hints[name] | None for name in none}
+            for parameter in inspect.signature(of).parameters.values():
+                if parameter.default is None:
+                    hints[parameter.name] |= None
         return hints
 
     for module in (typing, options):
         monkeypatch.setattr(module, "get_type_hints", as_in_3_10)
 
+    out_option = Annotated[str | None, typer.Option("-o")]
+
     @options.grouped
-    def command(which: options.Selection, out: Annotated[str | None, typer.Option("-o")] = None) -> None: ...
+    def command(which: options.Selection, out: out_option = None) -> None: ...
 
     found = inspect.signature(command).parameters
     assert list(found) == ["workload", "n", "preset", "dataset", "out"]
@@ -109,6 +112,7 @@ def test_names_complete(line, found):
     assert (done.stdout.split(), done.stderr) == (found, "")
 
 
+@pytest.mark.torch
 def test_new_proposes_where_to_start():
     done = gdn("new", "my-x")
     assert (done.code, done.err) == (

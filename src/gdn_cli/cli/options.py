@@ -368,8 +368,8 @@ def listed(text: str | None) -> tuple[str, ...]:
 def grouped(command: Callable[..., R]) -> Callable[..., R]:
     """The command for typer: each parameter that is a dataclass becomes an option per field."""
     parameters, groups = [], {}
-    # not get_type_hints: up to Python 3.10 it wraps an option whose default is None in another Optional, and typer
-    # does not look for the option inside
+    # not get_type_hints: up to Python 3.10 it wraps an option whose default is None in another
+    # Optional, and typer does not look for the option inside
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
         kind = parameter.annotation
         if not dataclasses.is_dataclass(kind):
