@@ -1,7 +1,7 @@
 # make bench   sets up what is needed, then runs the main job: `gdn bench`
 # make test    the same set-up, then the tests that take no longer than they must: under four minutes on two cores
 # make test-all   those that are marked slow, too
-# make test-lowest   what `make test` runs, with the lowest versions that pyproject.toml allows, in .ci/venvs/lowest
+# make test-lowest   `make test` with the lowest versions that pyproject.toml allows, in .ci/venvs
 # make verify-results   whether README's tables are what the committed records say
 # make test-gpu   the tests that need a GPU, on a machine that has one
 # make docs    the documentation as a site, to be opened at site/index.html
@@ -10,6 +10,7 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
+PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
 
 # a file is one process's work; conftest.py puts the long ones first
@@ -44,7 +45,7 @@ test-gpu: $(STAMP)
 	$(VENV)/bin/python -m pytest -m gpu -n auto --dist worksteal
 
 docs: $(STAMP)
-	test -x $(VENV)/bin/mkdocs || $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	test -x $(VENV)/bin/mkdocs || $(PIP) --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 pages: $(STAMP)
@@ -61,7 +62,7 @@ $(STAMP):
 	@test -n "$(PYTHON)" || { echo "gdn needs Python 3.10 to 3.13; set PYTHON=..." >&2; exit 3; }
 	@echo "installing gdn and PyTorch into $(VENV): several GB, some minutes, once"
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(PIP) --editable '.[dev]'
 	@rm -f $(VENV)/.installed-*; touch $@
 
 clean:

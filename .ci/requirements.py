@@ -15,7 +15,8 @@ try:
 except ModuleNotFoundError:  # Python 3.10; pip is in every new venv and has one
     from pip._vendor import tomli as tomllib
 
-PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+FILE = Path(__file__).parent.parent / "pyproject.toml"
+PROJECT = tomllib.loads(FILE.read_text(encoding="utf-8"))["project"]
 ALL = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
 
 
