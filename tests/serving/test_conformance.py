@@ -137,16 +137,6 @@ def test_no_row(device):
     assert serving.packed_decode(**x)[0].shape == (0, 1, 6, D) and same(x["initial_state"], before)
 
 
-@pytest.mark.skipif(not inventory.cxx(), reason="no C++ compiler here")
-@pytest.mark.parametrize("changed", [{"first_slot": 0}, {"use_qk_l2norm_in_kernel": False}])
-def test_what_the_cpu_s_rung_cannot_do_is_refused(changed):
-    x = call([1, 2], 3, 2, 6, "cpu") | changed
-    before = x["initial_state"].clone()
-    with pytest.raises(ValueError, match="on a CPU slots <= 0 are padding, and q and k are normalised"):
-        serving.packed_decode(**x)
-    assert same(x["initial_state"], before)
-
-
 # --- on a GPU -------------------------------------------------------------------------------------------------------
 
 

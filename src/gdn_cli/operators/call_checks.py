@@ -6,7 +6,6 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from numbers import Real
 from typing import Any
 
 import torch
@@ -16,8 +15,9 @@ from ..catalog.dtypes import torch_dtype
 from ..catalog.expression import condition
 from ..catalog.ops import Op
 from ..catalog.registry import Algo, Registry
+from . import tensor_checks
 
-ALIGNMENT = 16  # bytes: of every address on a GPU; wide loads and TMA need it (tensor.cuh)
+ALIGNMENT = 16  # bytes: of every address on a GPU; wide loads need it, and Triton compiles for it
 
 
 class Contract:
@@ -36,6 +36,8 @@ class Contract:
             device for device in ("cuda", "cpu") if device in algo.modes or (device == "cpu" and interpreted)
         )
         self.constraints = tuple(_over_axes(op))
+        # a library's binding knows what its kernel needs of each address
+        self.alignment = 1 if algo.language in ("cpp", "cuda") else ALIGNMENT
         self._agreed: set[tuple] = set()  # shapes that passed: checking costs the host more than the call costs the GPU
 
     def schema(self, *, into: bool) -> str:
@@ -84,15 +86,24 @@ class Contract:
             *(f"It updates {i} in place, given as {o} too; without out= it works on a copy of all of {i}."
               for o, i in self.op.in_place.items() if self.op.in_place_only),
             f"Runs on {' and '.join(self.devices)}; all tensors contiguous and on one device. No backward.",
-            *([f"On a GPU every tensor begins at a multiple of {ALIGNMENT} bytes; one of .clone() does."]
-              if "cuda" in self.devices else []),
+            *self._about_addresses(),
             f"As an operator: torch.ops.{operator}, torch.ops.{operator}_out.",
         ])  # fmt: skip
+
+    def _about_addresses(self) -> list[str]:
+        if "cuda" not in self.devices:
+            return []
+        if self.alignment == 1:
+            return ["On a GPU addresses are as its kernel needs them; those of .clone() are."]
+        multiple = f"a multiple of {self.alignment} bytes"
+        return [f"On a GPU every tensor begins at {multiple}; one of .clone() does."]
 
     def inputs(self, inputs: Sequence[Any]) -> None:
         """Check a call's inputs; raises TypeError or ValueError. Not `cu_seqlens` on a GPU: reading it would wait for
         it."""
         self.kinds(inputs)
+        for name, x in self._tensors(inputs).items():
+            tensor_checks.stored(name, x)
         self.sizes(inputs)
         if "cu_seqlens" in self.names:
             ends = inputs[self.names.index("cu_seqlens")]
@@ -100,23 +111,23 @@ class Contract:
                 raise ValueError(f"cu_seqlens: {wrong}")
 
     def kinds(self, inputs: Sequence[Any]) -> None:
-        """Check ranks, dtypes and devices: all that is known of fake tensors without a guard on their sizes. Also check
-        that no gradients are wanted: an operator without a backward would skip them with only a warning."""
-        where, grad = None, torch.is_grad_enabled()
-        for name, x in zip(self.names, inputs, strict=True):
-            if name in self.tensors:
-                self._kind(name, self.op.inputs[name], x)
-                if grad and x.requires_grad:
-                    raise RuntimeError(
-                        f"{name}: requires grad, and {self.algo.name} has no backward; call it under torch.no_grad()"
-                    )
-                where = where or (name, x.device)
-                if x.device != where[1]:
-                    raise ValueError(f"{name}: expected on {where[1]}, where {where[0]} is, got {x.device}")
+        """Check ranks, dtypes and devices: all that is known of fake tensors without a guard on
+        their sizes."""
+        where = None
+        for name, x in self._tensors(inputs).items():
+            self._kind(name, self.op.inputs[name], x)
+            where = where or (name, x.device)
+            if x.device != where[1]:
+                first, device = where
+                raise ValueError(f"{name}: expected on {device}, where {first} is, got {x.device}")
         if where and where[1].type not in (*self.devices, "meta"):
             raise ValueError(f"{self.algo.name} runs on {' and '.join(self.devices)}, got tensors on {where[1]}")
 
+    def _tensors(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        return {name: x for name, x in zip(self.names, inputs, strict=True) if name in self.tensors}
+
     def _kind(self, name: str, spec: Any, x: torch.Tensor) -> None:
+        tensor_checks.plain(name, x)
         if x.dtype != torch_dtype(spec.dtype):
             got = str(x.dtype).removeprefix("torch.")
             raise TypeError(f"{name}: expected {spec.dtype}, got {got}{self._cure(name, spec, x.dtype)}")
@@ -140,15 +151,8 @@ class Contract:
         return ""
 
     def number(self, name: str, x: Any) -> int | float | None:
-        """A scalar as the operator takes it: a Python or NumPy number, never a tensor, which could mean a wait."""
-        if x is None or isinstance(x, (int, float)):
-            return x
-        if isinstance(x, Real):  # NumPy's
-            return self._scalar(name)(x)
-        kind, cure = type(x).__name__, ""
-        if getattr(x, "ndim", None) == 0:
-            cure = "; call .item() on it" + (", which waits for the GPU" if getattr(x, "is_cuda", False) else "")
-        raise TypeError(f"{name}: expected a number or None, got {kind}{cure}")
+        """A scalar as the operator takes it."""
+        return tensor_checks.number(name, x, self._scalar(name))
 
     def sizes(self, inputs: Sequence[Any]) -> None:
         """Check that every tensor is contiguous and aligned, and that sizes agree with each other and the op's
@@ -157,16 +161,16 @@ class Contract:
         An axis that the definition fixes at 1 must be 1 (a second token would be ignored); other fixed axes, such as
         head counts, are up to the algo.
         """
-        tensors = [(name, x) for name, x in zip(self.names, inputs, strict=True) if name in self.tensors]
-        for name, x in tensors:
+        tensors = self._tensors(inputs)
+        for name, x in tensors.items():
             if not x.is_contiguous():
                 raise ValueError(f"{name}: expected contiguous; call .contiguous() on it")
-            _aligned(name, x, "call .clone() on it")
-        shapes = tuple([x.shape for _, x in tensors])
+            self.aligned(name, x, "call .clone() on it")
+        shapes = tuple([x.shape for x in tensors.values()])
         if shapes in self._agreed:
             return
         axes: dict[str, tuple[int, str]] = {}
-        for name, x in tensors:
+        for name, x in tensors.items():
             for axis, size in zip(self.op.inputs[name].shape, x.shape, strict=True):
                 first, owner = axes.setdefault(axis, (size, name))
                 if size != first:
@@ -188,14 +192,13 @@ class Contract:
     def shapes(self, inputs: Sequence[Any]) -> list[list[int]]:
         """The outputs' shapes from the inputs' sizes (symbolic if those are)."""
         axes: dict[str, int | torch.SymInt] = {}
-        for name, x in zip(self.names, inputs, strict=True):
-            if name in self.tensors:
-                for axis, size in zip(self.op.inputs[name].shape, x.shape, strict=True):
-                    axes.setdefault(axis, size)
+        for name, x in self._tensors(inputs).items():
+            for axis, size in zip(self.op.inputs[name].shape, x.shape, strict=True):
+                axes.setdefault(axis, size)
         return [[axes[axis] for axis in spec.shape] for spec in self.op.outputs.values()]
 
     def empty(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        like = next(x for name, x in zip(self.names, inputs, strict=True) if name in self.tensors)
+        like = next(iter(self._tensors(inputs).values()))
         dtypes = [torch_dtype(spec.dtype) for spec in self.op.outputs.values()]
         return [like.new_empty(shape, dtype=dtype) for shape, dtype in zip(self.shapes(inputs), dtypes, strict=True)]
 
@@ -211,7 +214,7 @@ class Contract:
         """Check that `outputs`, given or returned as `whose` says, match the op for these inputs."""
         if len(outputs) != len(self.outputs):
             raise ValueError(f"{whose}: expected {len(self.outputs)} outputs, got {len(outputs)}")
-        device = next(x.device for name, x in zip(self.names, inputs, strict=True) if name in self.tensors)
+        device = next(iter(self._tensors(inputs).values())).device
         for (name, spec), shape, x in zip(self.op.outputs.items(), self.shapes(inputs), outputs, strict=True):
             self._kind(f"{whose}: {name}", spec, x)
             if x.device != device:
@@ -221,10 +224,26 @@ class Contract:
             if sizes and not x.is_contiguous():
                 raise ValueError(f"{whose}: {name}: expected contiguous")
 
-    def places(self, outputs: Sequence[Any]) -> None:
-        """Check that given outputs are aligned."""
-        for name, x in zip(self.outputs, outputs, strict=True):
-            _aligned(f"out: {name}", x, "pass one made by torch.empty")
+    def places(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Check that given outputs have memory, aligned and of their own: not an input's, but where
+        the op is in place, and the output is that input as a whole."""
+        named = {f"out: {name}": x for name, x in zip(self.outputs, outputs, strict=True)}
+        for name, x in named.items():
+            tensor_checks.stored(name, x)
+            self.aligned(name, x, "pass one made by torch.empty")
+        in_place = {f"out: {output}": source for output, source in self.op.in_place.items()}
+        tensor_checks.outputs_apart(named, self._tensors(inputs), in_place)
+
+    def aligned(self, name: str, x: torch.Tensor, cure: str) -> None:
+        """On a GPU, a 16-byte load from an unaligned address destroys the context and everything in
+        it.
+
+        A CPU's loads take any address, and tensors in safetensors files begin at multiples of 8
+        bytes.
+        """
+        if x.is_cuda and x.data_ptr() % self.alignment:
+            expected = f"expected a pointer aligned to {self.alignment} bytes"
+            raise ValueError(f"{name}: {expected}; {cure}")
 
 
 _WHOLE = (torch.int32, torch.int64)
@@ -232,15 +251,6 @@ _WHOLE = (torch.int32, torch.int64)
 
 def _shapes(op: Op) -> list[tuple]:
     return [(name, spec.shape) for name, spec in op.inputs.items()]
-
-
-def _aligned(name: str, x: torch.Tensor, cure: str) -> None:
-    """On a GPU, a 16-byte load from an unaligned address destroys the context and everything in it.
-
-    A CPU's loads take any address, and tensors in safetensors files begin at multiples of 8 bytes.
-    """
-    if x.data_ptr() % ALIGNMENT and x.is_cuda:
-        raise ValueError(f"{name}: expected a pointer aligned to {ALIGNMENT} bytes; {cure}")
 
 
 def _over_axes(op: Op) -> Iterator[tuple[str, Callable[[dict[str, int]], bool]]]:

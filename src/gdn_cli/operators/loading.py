@@ -13,7 +13,8 @@ driver calls other than launches fail without one, so each thread gets the devic
 Autocast is off inside a call: an algo's own products have the precision that its definition says.
 
 The host's time matters when a kernel takes 2 us: an eager call with `out=` of a C++ or CUDA algo, on tensors with
-shapes, types and devices seen before, goes straight to the library (straight_call.py) without torch's dispatcher.
+shapes, strides, types and devices seen before, goes straight to the library (straight_call.py) without torch's
+dispatcher.
 """
 
 from __future__ import annotations
@@ -31,20 +32,18 @@ import torch
 
 from ..catalog import batch_invariance, pack, registry
 from ..catalog.registry import Algo
-from ..errors import GdnError, MissingError
+from ..errors import GdnError, MissingError, UsageError
 from ..machine import inventory
 from ..machine.builders import environment, with_builders
 from ..parsing import Json
 from ..runner import build, prepared
+from . import tensor_checks
 from .call_checks import Contract
+from .registration import NAMESPACE, is_registered, register
 from .straight_call import FOR_BUILDING, StraightCall, this_thread
 
-NAMESPACE = "gdn"
 _lock = threading.Lock()
 _loaded: dict[tuple, Callable[..., tuple[torch.Tensor, ...]]] = {}
-_operators: set[str] = set()
-# Not torch.library.custom_op: its first call imports torch._dynamo, 3 to 6 s, and an eager call does not need it.
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 def load(
@@ -60,16 +59,17 @@ def load(
            algo.toml says how. It costs time: `gdn compare NAME --batch-invariant` shows how much
 
     The function takes the inputs by position or by name. All must be contiguous and on one device; on a GPU their
-    addresses must be multiples of 16 bytes, as torch's are. Scalars are Python or NumPy numbers, and may be left out
-    (None: the definition's default). It returns a tuple with the outputs as new tensors, even for one output. With
-    `out=` (a tuple of tensors in the order of the outputs) it writes into those and returns them. They are passed on
-    unchanged: `out=(output, state)`, with the state updated in place, is only for algos that read each element before
-    they write it; see the algo's source. The function's docstring has the shapes and dtypes, and what the values must
-    be.
+    addresses must be multiples of 16 bytes, as torch's are, or of what a CUDA algo needs. Scalars are Python or NumPy
+    numbers, and may be left out (None: the definition's default). It returns a tuple with the outputs as new tensors,
+    even for one output. With `out=` (a tuple of tensors in the order of the outputs) it writes into those and returns
+    them. They are passed on unchanged: `out=(output, state)`, with the state updated in place, is only for algos that
+    read each element before they write it; see the algo's source. Any other output must have memory of its own. The
+    function's docstring has the shapes and dtypes, and what the values must be.
 
     A call raises TypeError or ValueError before anything runs if its inputs do not fit the op. That includes
     `cu_seqlens` on a CPU; on a GPU reading it would wait for the device, so the caller is responsible for it. There is
-    no backward: inputs that require grad are refused, unless under torch.no_grad(). Call it once before capturing a
+    no backward: inputs that require grad are refused, unless under torch.no_grad(). So are tensors with the negative
+    or conjugate bit, and those whose storage was freed or shrunk. Call it once before capturing a
     CUDA graph: Triton compiles at its first call, and CUDA loads a kernel at its first launch. Under torch.compile the
     sizes may be dynamic; another scale compiles again.
 
@@ -91,6 +91,13 @@ def on(
     batch_invariant: bool = False,
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """`load` for the given machine."""
+    if not isinstance(name, str):
+        got = type(name).__name__
+        raise UsageError(f"load: name: expected a text such as 'cuda-v5', got {got}")
+    if not isinstance(op, (str, type(None))):
+        raise UsageError(f"load: op: expected a text such as 'gdn_decode', got {type(op).__name__}")
+    if not isinstance(algos, (str, os.PathLike, type(None))):
+        raise UsageError(f"load: algos: expected a folder's path, got {type(algos).__name__}")
     known = registry.load(os.fspath(algos) if algos is not None else os.environ.get("GDN_ALGOS"))
     algo = known.find(name, op)
     of = known.ops[algo.op]
@@ -136,12 +143,13 @@ def _operator_name(algo: Algo, digest: str) -> str:
     plain = re.sub(r"\W", "_", f"{algo.op}__{algo.name}")
     hashed = f"{plain}__{digest}"
     for name in itertools.chain((plain, hashed), (f"{hashed}_{i}" for i in itertools.count(2))):
-        if not {name, f"{name}_out"} & _operators:
+        if not is_registered(name) and not is_registered(f"{name}_out"):
             return name
     raise AssertionError("there is always another number")
 
 
-def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
+def _registered(contract: Contract, kernel: build.Kernel, name: str) -> tuple[Any, Any]:
+    """The operators that return new outputs and that write into given ones."""
     takes = len(contract.names)
 
     def returning(*inputs: Any) -> Any:
@@ -158,14 +166,13 @@ def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
         inputs, outputs = arguments[:takes], arguments[takes:]
         contract.inputs(inputs)
         contract.results(inputs, outputs, "out")
-        contract.places(outputs)
+        contract.places(inputs, outputs)
         with _around(inputs):
             if kernel.destination_passing:
                 kernel(list(inputs), list(outputs))
             else:
                 for given, result in zip(outputs, _returned(inputs), strict=True):
                     given.copy_(result)
-        torch.autograd.graph.increment_version(outputs)
 
     def _returned(inputs: tuple) -> list[torch.Tensor]:
         outputs = [x.contiguous() for x in kernel.returns(list(inputs))]
@@ -182,14 +189,11 @@ def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
         contract.kinds(inputs)
         contract.results(inputs, outputs, "out", sizes=False)
 
-    for operator, real, fake, into in (
-        (name, returning, fake_returning, False),
-        (f"{name}_out", writing, fake_writing, True),
-    ):
-        _library.define(operator + contract.schema(into=into), tags=(torch.Tag.pt2_compliant_tag,))
-        _library.impl(operator, real, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{NAMESPACE}::{operator}", fake, lib=_library)
-        _operators.add(operator)
+    whose = contract.algo.name
+    return (
+        register(name, contract.schema(into=False), returning, fake_returning, whose),
+        register(f"{name}_out", contract.schema(into=True), writing, fake_writing, whose),
+    )
 
 
 _NOTHING = contextlib.nullcontext()
@@ -221,25 +225,29 @@ def _function(
     algo: Algo, contract: Contract, kernel: build.Kernel, machine: inventory.Machine, operator: str
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """The function that load returns. It checks arguments first, so that errors are ours and not the dispatcher's."""
-    _register(contract, kernel, operator)
-    returning = getattr(getattr(torch.ops, NAMESPACE), operator).default
-    writing = getattr(getattr(torch.ops, NAMESPACE), f"{operator}_out").default
+    returning, writing = _registered(contract, kernel, operator)
     names, outputs, tensors = contract.names, contract.outputs, frozenset(contract.tensors)
     taken = contract.of_python()
     inputs_only = [parameter for parameter in taken.parameters.values() if parameter.name != "out"]
     bind = taken.replace(parameters=inputs_only).bind
     straight = StraightCall(contract, kernel, machine)
+    count = len(names) + len(outputs)
 
     def call(*args: Any, out: Any = None, **named: Any) -> tuple[torch.Tensor, ...]:
         inputs = args if len(args) == len(names) and not named else _bound(args, named)
-        may = type(out) is tuple and not torch.compiler.is_compiling() and straight.may(inputs, out)
-        if may and straight.call(False, *inputs, *out):
-            torch.autograd.graph.increment_version(out)
-            return out
+        compiling = torch.compiler.is_compiling()
+        kind = None
+        if type(out) is tuple and not compiling:
+            arguments = (*inputs, *out)
+            kind = straight.kind(arguments) if len(arguments) == count else None
+            if kind in straight.known:
+                straight(arguments)
+                return out
         for i, (name, x) in enumerate(zip(names, inputs, strict=True)):
             if name in tensors:
-                if not isinstance(x, torch.Tensor):
-                    raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+                tensor_checks.tensor(name, x)
+                if not compiling:
+                    tensor_checks.plain(name, x)
             elif x is not None and not isinstance(x, (int, float)):
                 inputs = (*inputs[:i], contract.number(name, x), *inputs[i + 1 :])
         if out is None:
@@ -249,9 +257,11 @@ def _function(
             raise TypeError(f"out: expected a tuple of tensors {contract.tuple}")
         if len(out) != len(outputs):
             raise ValueError(f"out: expected a tuple of tensors {contract.tuple}, got {len(out)}")
+        if not compiling:
+            for name, x in zip(outputs, out, strict=True):
+                tensor_checks.plain(f"out: {name}", x)
         writing(*inputs, *out)
-        if may:
-            straight.call(True, *inputs, *out)
+        straight.learn(kind)
         return tuple(out)
 
     def _bound(args: tuple, named: dict[str, Any]) -> list[Any]:

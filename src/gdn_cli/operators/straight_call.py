@@ -1,91 +1,130 @@
-"""A repeated call of a library with `out=`, without torch's dispatcher and without Python: the host's time matters when
-a kernel takes 2 us."""
+"""A call of a library without torch's dispatcher: the host's time matters when a kernel takes 2 us.
+
+straight_call.cpp looks at all tensors of a call at once: for ten of them checks in Python take
+longer than everything else. It says yes only where nothing traces, compiles, watches or
+differentiates, and where every tensor has memory that a kernel may use as it is: no negative bit,
+a storage that is large enough, outputs apart from inputs. It looks at every call. For everything
+else there is the operator, and tensor_checks.py has the words.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import operator
+import hashlib
+import importlib.machinery
+import importlib.util
 import os
+import sysconfig
+import tempfile
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from ..catalog import pack, registry
+from ..errors import MissingError
 from ..machine import inventory
 from ..machine.builders import environment, with_builders
-from ..runner import build
+from ..runner import build, build_cache
 from .call_checks import Contract
 
-# Variables that with_builders sets and a build in this process needs; the caller's other variables stay unchanged.
+# Variables that with_builders sets and a build in this process needs; the caller's others stay.
 FOR_BUILDING = ("CUDA_HOME", "PATH", "FIB_CACHE_PATH")
 this_thread = threading.local()  # .bound: it has called a kernel, and so has the device's context
-_PLAIN, _NUMBERS = {torch.Tensor}, (float, int, type(None))
-_REQUIRES_GRAD = operator.attrgetter("requires_grad")
-_STRAIGHT_CALL = Path(__file__).with_name("straight_call.cpp")
+module: Any = None  # straight_call.cpp's, once `native` has been called and it works here
+_SOURCE = Path(__file__).with_suffix(".cpp")
+_KINDS = 1000  # limits the memory of a program with ever new sizes
 
 
 class StraightCall:
     """Calls of a library with `out=` that need no operator: their tensors are like those of a call that passed its
-    checks, and nothing traces, compiles, watches or differentiates. Shapes, dtypes, devices and addresses are checked
-    each time, in C++ (straight_call.cpp): for ten tensors the checks in Python take longer than everything else."""
+    checks, in shapes, strides, dtypes, devices and alignments."""
 
     def __init__(self, contract: Contract, kernel: build.Kernel, machine: inventory.Machine) -> None:
-        self.scalars = tuple(i for i, name in enumerate(contract.names) if name not in contract.tensors)
         self.first = next(i for i, name in enumerate(contract.names) if name in contract.tensors)
         self.on_cpu = "cu_seqlens" not in contract.names  # the contract must check its values at every call
-        self.call = None
-        if kernel.destination_passing and kernel.is_library:
-            with contextlib.suppress(build.BuildFailed):  # then every call goes through the operator
-                self.call = _straight_calls(machine)(kernel.entry_point)
+        self.roles = _roles(contract)
+        self.run = kernel.entry_point
+        library = kernel.destination_passing and kernel.is_library
+        self.native = native(machine) if library else None
+        self.known: set[bytes] = set()
 
-    def may(self, inputs: Sequence[Any], out: tuple) -> bool:
-        """Whether the call may skip the operators, if its tensors are known."""
-        if (
-            self.call is None
-            or torch._C._len_torch_dispatch_stack()
-            or torch._C._len_torch_function_stack()
-            or torch._C._functorch.peek_interpreter_stack() is not None
-            or torch._C._get_tracing_state() is not None
-        ):
-            return False
-        tensors = [*inputs, *out]
-        for i in reversed(self.scalars):
-            if type(tensors.pop(i)) not in _NUMBERS:
-                return False
-        if set(map(type, tensors)) != _PLAIN or torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, tensors)):
-            return False
-        device = inputs[self.first].get_device()
+    def kind(self, arguments: tuple) -> bytes | None:
+        """What this call's checks depend on; None if it must go through the operator."""
+        kind = self.native and self.native.kind(self.roles, arguments)
+        if kind is None:
+            return None
+        device = arguments[self.first].get_device()
         if device < 0:
-            return self.on_cpu and inputs[self.first].is_cpu
-        return device == torch._C._cuda_getDevice() and getattr(this_thread, "bound", False)
+            return kind if self.on_cpu else None
+        bound = hasattr(this_thread, "bound") and device == torch._C._cuda_getDevice()
+        return kind if bound else None
+
+    def __call__(self, arguments: tuple) -> None:
+        self.run(*arguments)
+        self.native.wrote(self.roles, arguments)
+
+    def learn(self, kind: bytes | None) -> None:
+        """A call of this kind has passed its checks."""
+        if kind is not None and len(self.known) < _KINDS:
+            self.known.add(kind)
+
+
+def _roles(contract: Contract) -> bytes:
+    """As straight_call.cpp has them: what is read, what is written, and what may be the same."""
+    roles = ["r" if name in contract.tensors else "F" for name in contract.names]
+    roles += "w" * len(contract.outputs)
+    for i, (output, source) in enumerate(contract.op.overwrites.items()):
+        roles[source], roles[len(contract.names) + output] = chr(ord("a") + i), chr(ord("0") + i)
+    return "".join(roles).encode()
 
 
 @functools.cache
-def _straight_calls(machine: inventory.Machine) -> Callable[[Any], Any]:
-    """straight_call.cpp's function, compiled like an algo's C++ and stored with those builds."""
-    import tvm_ffi
+def native(machine: inventory.Machine = inventory.HERE) -> Any:
+    """straight_call.cpp as a Python module, compiled for this torch once on a machine (a few
+    seconds); None if that does not work here: then every call goes through its operator."""
+    global module
+    try:
+        built = _loaded(machine)
+    except Exception:  # no compiler, no Python.h, a full disk, headers of another torch
+        return None
+    parameter = torch.nn.Parameter(torch.empty(1))
+    if built.setup(torch.Tensor, type(parameter), torch.empty(1), parameter, vars(forward_ad)):
+        module = built
+    return module
 
-    known = registry.load()
-    definition = pack.definition(known.ops[registry.DEFAULT_OP], known)
-    solution = {
-        "name": "gdn-straight-call",
-        "definition": definition["name"],
-        "author": pack.AUTHOR,
-        "spec": {
-            "language": "cpp",
-            "target_hardware": ["cpu"],
-            "entry_point": f"{_STRAIGHT_CALL.name}::straight",
-            "dependencies": [],
-            "destination_passing_style": True,
-            "binding": "tvm-ffi",
-        },
-        "sources": [{"path": _STRAIGHT_CALL.name, "content": _STRAIGHT_CALL.read_text(encoding="utf-8")}],
-    }
+
+def _loaded(machine: inventory.Machine) -> Any:
+    source = _SOURCE.read_bytes()
+    key = hashlib.sha256(source + torch.__version__.encode()).hexdigest()[:16]
     wanted = with_builders(os.environ, "cpu", machine=machine)
     with environment({name: wanted[name] for name in FOR_BUILDING if name in wanted}):
-        built = build.build(definition, solution)
-    return tvm_ffi.load_module(str(built.runnable.metadata.misc["binary"])).get_function("straight")
+        cache = Path(wanted["FIB_CACHE_PATH"])
+        if wrong := build_cache.unusable(cache):
+            raise MissingError(wrong)
+        library = cache / _SOURCE.stem / f"{key}.so"
+        if not library.exists():
+            _compile(library)
+    loader = importlib.machinery.ExtensionFileLoader(_SOURCE.stem, str(library))
+    spec = importlib.util.spec_from_file_location(_SOURCE.stem, library, loader=loader)
+    built = importlib.util.module_from_spec(spec)
+    loader.exec_module(built)
+    return built
+
+
+def _compile(library: Path) -> None:
+    import tvm_ffi.cpp
+
+    torch_folder = Path(torch.__file__).parent
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        built = tvm_ffi.cpp.build(
+            library.stem,
+            cpp_files=[str(_SOURCE)],
+            extra_cflags=["-w"],  # torch's headers warn
+            extra_include_paths=[str(torch_folder / "include"), sysconfig.get_path("include")],
+            extra_ldflags=[f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu"],
+            build_directory=folder,
+        )
+        os.replace(built, library)  # whole or not at all, whoever compiles at the same time

@@ -11,7 +11,7 @@ import torch
 from ..catalog import pack, registry
 from ..errors import GdnError, MissingError
 from ..machine import inventory
-from ..operators import loading
+from ..operators import loading, straight_call
 
 _SUFFIX = {torch.float32: "", torch.bfloat16: "_bf16", torch.float16: "_f16"}  # where a library has one name per dtype
 _lock = threading.RLock()
@@ -20,22 +20,14 @@ _lock = threading.RLock()
 class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
     """A function by (dtype of the pool, whether it is on a GPU). No lock is taken for one that has been looked up.
 
-    name      the function's name in its library
-    cuda      the rung for a GPU, "op/name"
-    cpu       the rung for a CPU
-    from_run  makes this function of the CPU rung's `run`, where that library has no function of this name
-    halves    the rung for a GPU and a pool of bfloat16 or float16, if that is another
+    name    the function's name in its library
+    cuda    the rung for a GPU, "op/name"
+    cpu     the rung for a CPU
+    halves  the rung for a GPU and a pool of bfloat16 or float16, if that is another
     """
 
-    def __init__(
-        self,
-        name: str,
-        cuda: str,
-        cpu: str | None = None,
-        from_run: Callable[[Any], Any] | None = None,
-        halves: str | None = None,
-    ):
-        self.name, self.cuda, self.cpu, self.from_run, self.halves = name, cuda, cpu, from_run, halves
+    def __init__(self, name: str, cuda: str, cpu: str | None = None, halves: str | None = None) -> None:
+        self.name, self.cuda, self.cpu, self.halves = name, cuda, cpu, halves
         self.failed: dict[tuple[torch.dtype, bool], GdnError] = {}  # a build that fails takes as long as one that works
 
     def __missing__(self, kind: tuple[torch.dtype, bool]) -> Callable[..., None]:
@@ -48,6 +40,7 @@ class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
             if kind not in self:
                 try:
                     self[kind] = self._found(*kind)
+                    straight_call.native()  # with the library, not later in a capture
                 except GdnError as e:
                     self.failed[kind] = e
                     raise
@@ -58,15 +51,16 @@ class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
             raise MissingError(
                 f"{self.name}: no function for a pool of {dtype}", hint="use float32, bfloat16 or float16"
             )
-        if not cuda:
-            if self.cpu is None or dtype != torch.float32:
-                raise MissingError(f"{self.name}: no function for a pool of {dtype} on a CPU", hint="move it to a GPU")
-            kernel = _kernel(self.cpu)
-            return self.from_run(kernel.exported("run")) if self.from_run else kernel.exported(self.name)
-        kernel = _kernel(self.cuda if dtype == torch.float32 else self.halves or self.cuda)
+        rung = self.cpu
+        if cuda:
+            rung = self.cuda if dtype == torch.float32 else self.halves or self.cuda
+        if rung is None:
+            hint = "move the tensors to a GPU"
+            raise MissingError(f"{self.name}: no function for a CPU", hint=hint)
+        kernel = _kernel(rung)
         if found := kernel.exported(self.name + _SUFFIX[dtype]) or kernel.exported(self.name):
             return found
-        raise MissingError(f"{self.cuda}: its library has no function {self.name}", hint="update gdn")
+        raise MissingError(f"{rung}: its library has no function {self.name}", hint="update gdn")
 
 
 def _kernel(name: str) -> Any:
