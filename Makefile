@@ -1,6 +1,7 @@
 # make bench   sets up what is needed, then runs the main job: `gdn bench`
 # make test    the same set-up, then the tests that take no longer than they must: under four minutes on two cores
 # make test-all   those that are marked slow, too
+# make test-lowest   `make test` with the lowest versions that pyproject.toml allows, in .ci/venvs
 # make verify-results   whether README's tables are what the committed records say
 # make test-gpu   the tests that need a GPU, on a machine that has one; CALLS=1000 calls each launch path so often, on a busy GPU
 # make docs    the documentation as a site, to be opened at site/index.html
@@ -8,50 +9,62 @@
 # make compile_commands.json   where the kernels' headers lie, for editors
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
-STAMP := .venv/.installed-$(shell cat pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
+VENV ?= .venv
+PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+STAMP := $(VENV)/.installed-$(shell cat pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
 
 CALLS ?= 20
 # a file is one process's work; conftest.py puts the long ones first
 XDIST := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: bench test test-all test-gpu verify-results docs pages lint clean
+.PHONY: bench test test-all test-lowest test-gpu which-python verify-results docs pages lint clean
 
 bench: $(STAMP)
-	.venv/bin/gdn bench
-	@echo "next: '. .venv/bin/activate', then 'gdn new my-v1 --from cpp-v1' begins a kernel of yours"
+	$(VENV)/bin/gdn bench
+	@echo "next: '. $(VENV)/bin/activate', then 'gdn new my-v1 --from cpp-v1' begins a kernel of yours"
 
 test: $(STAMP)
-	.venv/bin/python -m pytest $(XDIST) -m "not slow and not records"
+	$(VENV)/bin/python -m pytest $(XDIST) -m "not slow and not records"
 
 test-all: $(STAMP)
-	.venv/bin/python -m pytest $(XDIST) -m "not records"
+	$(VENV)/bin/python -m pytest $(XDIST) -m "not records"
+
+test-lowest:
+	@test -n "$(PYTHON)" || { echo "gdn needs Python 3.10 to 3.13; set PYTHON=..." >&2; exit 3; }
+	@mkdir -p .ci/venvs
+	@$(PYTHON) -m venv .ci/venvs/lowest
+	.ci/venvs/lowest/bin/python .ci/requirements.py lowest > .ci/venvs/lowest.txt
+	PIP_CONSTRAINT=$(CURDIR)/.ci/venvs/lowest.txt $(MAKE) test VENV=.ci/venvs/lowest
+
+which-python:
+	@echo $(PYTHON)
 
 verify-results: $(STAMP)
-	.venv/bin/python -m pytest -m records
+	$(VENV)/bin/python -m pytest -m records
 
 test-gpu: $(STAMP)
-	.venv/bin/python -m pytest -m gpu -n auto --dist worksteal --calls $(CALLS)
+	$(VENV)/bin/python -m pytest -m gpu -n auto --dist worksteal --calls $(CALLS)
 
 docs: $(STAMP)
-	test -x .venv/bin/mkdocs || .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
-	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
+	test -x $(VENV)/bin/mkdocs || $(PIP) --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 pages: $(STAMP)
-	.venv/bin/python docs/generate.py
+	$(VENV)/bin/python docs/generate.py
 
 compile_commands.json: $(STAMP) algos/_cuda/compile_commands.py
-	.venv/bin/python algos/_cuda/compile_commands.py > $@
+	$(VENV)/bin/python algos/_cuda/compile_commands.py > $@
 
 lint: $(STAMP)
-	.venv/bin/ruff check .
-	.venv/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "gdn needs Python 3.10 to 3.13; set PYTHON=..." >&2; exit 3; }
-	@echo "installing gdn and PyTorch into .venv: several GB, some minutes, once"
-	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@rm -f .venv/.installed-*; touch $@
+	@echo "installing gdn and PyTorch into $(VENV): several GB, some minutes, once"
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) --editable '.[dev]'
+	@rm -f $(VENV)/.installed-*; touch $@
 
 clean:
-	rm -rf .venv site
+	rm -rf .venv .ci/venvs site

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -85,6 +86,10 @@ LONG = (
 def pytest_collection_modifyitems(items):
     order = {name: i for i, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
+    if not importlib.util.find_spec("torch"):  # .ci/other_pythons.py
+        for item in items:
+            if item.get_closest_marker("torch"):
+                item.add_marker(pytest.mark.skip(reason="torch is not installed"))
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu and (reason := _no_gpu()):
         for item in gpu:

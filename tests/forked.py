@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import importlib.util
 import json
 import os
 import runpy
@@ -34,6 +35,9 @@ from gdn_cli.runner import process
 _STATUS = struct.Struct("<i")
 _PR_SET_NAME = 15
 _WITH_WORKERS = ("run", "bench", "compare", "profile", "tune", "prove", "pack")  # commands that start some
+# Each version of Python or of a library warns of other things, such as os.fork beside threads from
+# 3.12 on, and tests compare all that is on stderr.
+QUIET = {"PYTHONWARNINGS": "ignore"}
 _servers: dict[bool, tuple[int, socket.socket, subprocess.Popen]] = {}  # whether it has torch -> of which process, it
 _Popen = subprocess.Popen
 _old_streams = []  # never collected: their buffers belong to the parent
@@ -76,7 +80,7 @@ def _connection(torch: bool) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, __file__, str(theirs.fileno()), *(["torch"] if torch else [])]
         with theirs:
-            server = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            server = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=os.environ | QUIET)
         _servers[torch] = os.getpid(), ours, server
         atexit.register(_end, ours, server)
     return _servers[torch][1]
@@ -94,7 +98,7 @@ def serve(line: socket.socket, torch: bool) -> None:
     """Until the other end is closed: a child for each command, which is not waited for here."""
     from gdn_cli import cli  # noqa: F401
 
-    if torch:
+    if torch and importlib.util.find_spec("torch"):  # .ci/other_pythons.py does without
         import flashinfer_bench  # noqa: F401  # and torch
 
         from gdn_cli.run import worker_process

@@ -91,8 +91,14 @@ class Done:
 
     @property
     def complaints(self) -> str:
-        """Stderr without the lines that say how far it is."""
+        """Stderr without the lines that say how far it is: a slow machine has more of these."""
         return complaints(self.err)
+
+    @property
+    def finished(self) -> list[str]:
+        """What stderr says of each algo that is done, such as "gdn_decode/cpp-v1: done, 3 of 6"."""
+        matches = map(_PROGRESS.fullmatch, self.err.splitlines(keepends=True))
+        return [match[1] for match in matches if match and match["done"]]
 
     @property
     def json(self) -> Any:
@@ -100,9 +106,12 @@ class Done:
         return json.loads(self.out, parse_constant=_no_constant)
 
 
+# at the end of each algo, and each 30 s
+_PROGRESS = re.compile(r"gdn: (.*: (?P<done>done, )?[0-9]+ of [0-9]+) after [0-9]+ s\n")
+
+
 def complaints(err: str) -> str:
-    progress = re.compile(r"gdn: .*: done, [0-9]+ of [0-9]+ after [0-9]+ s\n")
-    return "".join(line for line in err.splitlines(keepends=True) if not progress.fullmatch(line))
+    return "".join(line for line in err.splitlines(keepends=True) if not _PROGRESS.fullmatch(line))
 
 
 def _no_constant(name: str) -> Any:
@@ -110,7 +119,8 @@ def _no_constant(name: str) -> Any:
 
 
 def environment(gpu: bool = False, **more: str) -> dict[str, str]:
-    env = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED} | {"COLUMNS": "80"}
+    env = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
+    env |= {"COLUMNS": "80"} | forked.QUIET
     if not gpu:
         env["CUDA_VISIBLE_DEVICES"] = ""  # a machine with a GPU must pass the CPU tests as well
     return env | more

@@ -52,6 +52,23 @@ def between(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided((len(x) - 1, x.stride(0) - row), (x.stride(0), 1), x.storage_offset() + row)
 
 
+def heads_apart(pool: torch.Tensor, gap: int) -> torch.Tensor:
+    """The same slots, whose heads lie `gap` elements apart; NaN between."""
+    slots, HV = pool.shape[:2]
+    wide = pool.new_full((slots, HV, D * D + gap), torch.nan)
+    return wide[:, :, : D * D].unflatten(2, (D, D)).copy_(pool)
+
+
+def between_heads(pool: torch.Tensor) -> torch.Tensor:
+    """What lies between the heads of `heads_apart`."""
+    size = (*pool.shape[:2], pool.stride(1) - D * D)
+    return pool.as_strided(size, (*pool.stride()[:2], 1), pool.storage_offset() + D * D)
+
+
+# Numbers of int64 that name a slot by their low words, and slots beyond any pool.
+NO_SLOTS = (2**31, 2**32 + 1, -(2**32) + 2, -(2**63) + 3, 2**63 - 1, 1000)
+
+
 def tokens(n: int, H: int, HV: int, device: str, seed: int = 0) -> dict[str, torch.Tensor]:
     """q, k, v, a, b of n tokens (bfloat16), A_log and dt_bias (float32); one key is as short as what the norm adds."""
     g = torch.Generator().manual_seed(seed * 1000 + n * 100 + HV)

@@ -433,9 +433,8 @@ def test_whatever_is_written_past_the_gates_meets_the_last_one():
         "assert not hasattr(sys.stdout, 'buffer') and text.unguarded(sys.stdout).buffer\n"
         "raise ValueError('bug \\x1b]0;t\\x07')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=helpers.environment(PYTHONIOENCODING="latin-1"), capture_output=True
-    )
+    env = helpers.environment(PYTHONIOENCODING="latin-1", PYTHONWARNINGS="default")
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True)
     assert done.stdout.decode("latin-1") == "out \\x1b[2J\\ufffd\\u20ac\n\tx\na\\x07b\n"
     err = done.stderr.decode("latin-1")
     assert harmless(err) and r"w \x1b[2J" in err and err.endswith("ValueError: bug \\x1b]0;t\\x07\n")
@@ -462,12 +461,15 @@ def test_without_a_terminal_a_line_says_from_time_to_time_how_far_it_is(monkeypa
     said, more = [], threading.Event()
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     monkeypatch.setattr(screen, "_STILL_S", 0.001)
-    monkeypatch.setattr(screen, "say", lambda line: (said.append(re.sub(r" after .*", "", line)), more.set()))
+    monkeypatch.setattr(screen, "say", lambda line: (said.append(f"gdn: {line}\n"), more.set()))
     with screen.progress() as progress:
         progress("x", 1, 2)
         assert more.wait(60)
         progress("x", 2, 2, True)
-    assert set(said) == {"x: 1 of 2", "x: done, 2 of 2"}
+    kinds = {re.sub(r" after .*\n", "", line) for line in said}
+    assert kinds == {"gdn: x: 1 of 2", "gdn: x: done, 2 of 2"}
+    done = helpers.Done(0, "", "".join(said) + "gdn: else\n")  # no test sees how many there were
+    assert (done.complaints, done.finished) == ("gdn: else\n", ["x: done, 2 of 2"])
 
 
 def test_modal_s_lines_are_shown(monkeypatch, capsys):

@@ -96,6 +96,7 @@ def test_version_and_help(gdn):
     )
 
 
+@pytest.mark.torch
 def test_list_says_where_each_runs_and_why_not(gdn):
     done = gdn("list", "--json")
     assert done.code == 0
@@ -147,9 +148,10 @@ def terminal(columns: int, *args: str) -> str:
         ("bench --op gdn_prefil", "gdn: unknown op 'gdn_prefil' did you mean gdn_prefill"),
         ("run --device gpu", "gdn: unknown device 'gpu' "),
         ("bench --algo pt-reference -w 0 --tier cuptti", "gdn: unknown tier 'cuptti' did you mean cupti?"),
-        (
+        pytest.param(
             "bench --algo pt-reference -w 0 --tier events",
             "gdn: tier 'events' cannot time algos on the CPU use wall",
+            marks=pytest.mark.torch,
         ),
         ("bench --l2 hot", "gdn: unknown l2 state 'hot' "),
         ("run --algo pt-referense", "gdn: unknown algo 'pt-referense' did you mean pt-reference?"),
@@ -180,9 +182,10 @@ def test_wrong_usage_is_exit_2_and_one_clear_line(args, says, tmp_path, gdn):
     [
         ("run --algo cuda-v4", "not run cuda-v4: no GPU here (`gdn modal run` "),
         ("bench --algo cuda-v1,cuda-v4", "not run cuda-v1, cuda-v4: no GPU here (`gdn modal run` "),
-        (
+        pytest.param(
             "bench --algo fla-recurrent",
             "not run fla-recurrent: no GPU here, and Triton's interpreter is for checks, not for",
+            marks=pytest.mark.torch,
         ),
         (
             "run --algo cpp-v1 --device cuda",
@@ -234,6 +237,7 @@ def test_an_algo_that_gdn_added_and_that_fails_is_not_a_failure_of_those_asked_f
 # --- which algos ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.torch
 def test_all_means_what_can_run_here():
     place = inventory.Machine(gpus=lambda: ()).place
     entries, named = planning.choose(REGISTRY, None, None, [], "auto", timed=True, place=place)
@@ -275,7 +279,8 @@ def test_two_files_of_the_same_name_are_two_algos(tmp_path):
 
 @pytest.mark.parametrize(("have", "need", "fits"), [("9.0", "9.0", True), ("8.9", "9.0", False), ("10.0", "9.0", True)])
 def test_capabilities_compare_as_numbers(have, need, fits):
-    machine = inventory.Machine(gpus=lambda: (inventory.Gpu("GPU", have, "1"),))
+    gpus = (inventory.Gpu("GPU", have, "1"),)
+    machine = inventory.Machine(gpus=lambda: gpus, has_package=lambda module: True)
     algo = registry.Algo(
         op="gdn_decode",
         name="x",
@@ -356,6 +361,7 @@ def test_a_tier_that_cannot_take_turns_compares_nothing():
         planning.tiers_for("cuda", ("nvbench",), "compare")
 
 
+@pytest.mark.torch
 def test_heads_choose_the_op_of_other_models(gdn, tmp_path):
     done = gdn("run", "cpp-v1", "--heads", "2/6", "-w", "batch_size=3", "--json")
     (record,) = done.json["records"]
@@ -431,6 +437,7 @@ def test_new_refuses(args, says, tmp_path, gdn):
 # --- gdn doctor -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.torch
 def test_doctor_finds_what_is_here_and_what_is_not(tmp_path, gdn):
     secret = "as-0123456789abcdef"
     env = {
@@ -498,11 +505,12 @@ def bench(tmp_path_factory, gdn, write_algo):
     return SimpleNamespace(done=done, document=json.loads(done.out), records=json.loads(done.out)["records"])
 
 
+@pytest.mark.torch
 def test_bench_checks_and_times(bench):
     assert bench.done.code == errors.FAILED and bench.done.complaints == ""  # `wrong` is wrong
-    ends = [line.split(" after ")[0] for line in bench.done.err.splitlines()]  # a line for each algo that is done
     names = [f"gdn_decode{name}: done" for name in (", floors", "/pt-reference", "/copycat", "/wrong")]
-    assert ends == [f"gdn: {name}, {done} of 14" for name, done in zip(names, (5, 8, 11, 14), strict=True)]
+    ends = [f"{name}, {count} of 14" for name, count in zip(names, (5, 8, 11, 14), strict=True)]
+    assert bench.done.finished == ends  # a line for each algo that is done
     labels = [(r["algo"], (r["workload"] or NONE)["axes"]["batch_size"], r["status"]) for r in bench.records]
     sizes = (1, 1, 3)
     assert labels == [
@@ -529,6 +537,7 @@ def test_bench_checks_and_times(bench):
         assert r["algo"] in FLOORS or r["check"]["passed"]
 
 
+@pytest.mark.torch
 def test_bytes_moved_are_each_input_and_output_once(bench):
     per_sequence = 2 * 8 * 128 * 128 * 4 + 2 * 4 * 128 * 2 + 2 * 8 * 128 * 2 + 2 * 8 * 2
     for r in bench.records:
@@ -537,6 +546,7 @@ def test_bytes_moved_are_each_input_and_output_once(bench):
             assert r["bytes_moved"] == r["workload"]["axes"]["batch_size"] * per_sequence + scalars
 
 
+@pytest.mark.torch
 def test_rows_of_the_table_derive_from_the_records(bench):
     placed = [r for r in bench.records if r["workload"]]
     book = merge.gather([reports.source("", bench.document)], REGISTRY)
@@ -699,6 +709,7 @@ def folder(tmp_path_factory, gdn):
     return folder
 
 
+@pytest.mark.torch
 def test_data_build_then_run_on_it(folder, gdn):
     done = gdn("run", "--algo", "pt-reference", "--json", env={"FIB_DATASET_PATH": str(folder)})
     assert done.code == 0
@@ -725,6 +736,7 @@ def test_a_data_set_that_is_not_there_is_exit_3(tmp_path, gdn):
         assert done.code == errors.MISSING and says in words(done.err) and done.out == ""
 
 
+@pytest.mark.torch
 def test_a_broken_tensor_file_is_exit_3_and_one_clear_line(folder, tmp_path, gdn):
     """The worker finds it when it reads the workload: earlier measurements are kept."""
     broken = tmp_path / "set"

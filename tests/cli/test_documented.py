@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 
-import click
 import helpers
 import pytest
+import typer
 from typer.main import get_command
 
-from gdn_cli.cli import app
+from gdn_cli.cli import app, help
 
 ROOT = helpers.TESTS.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = {algo.name for algo in helpers.REGISTRY.algos} | {algo.full_name for algo in helpers.REGISTRY.algos} | {"all"}
-STAND_IN = re.compile(r"(my|base|old|solution|baseline)\b.*|NAME.*|[A-Z]|\.\.\.|\$.*|.*\.json(:ALGO)?")
+STAND_IN = re.compile(r"(my|base|old|solution|baseline|main)\b.*|NAME.*|[A-Z]|\.\.\.|\$.*|.*\.json(:ALGO)?")
 
 
 def commands(text: str) -> list[str]:
@@ -28,20 +28,22 @@ def commands(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_command_line_takes_what_a_page_shows(page):
-    top = click.Context(get_command(app), info_name="gdn")
+    top = typer.Context(get_command(app), info_name="gdn")
     for line in commands(page.read_text(encoding="utf-8")):
         words = shlex.split(line.replace("...", "NAME"))[1:]
         if not words[0].isalpha():  # gdn --help
             continue
         command, context = top.command, top
-        while isinstance(command, click.Group) and words:
+        while hasattr(command, "commands") and words:
             name, command, words = command.resolve_command(context, words)
-            context = click.Context(command, info_name=name, parent=context)
+            context = typer.Context(command, info_name=name, parent=context)
         try:
             options, _, _ = command.make_parser(context).parse_args(list(words))
-        except click.MissingParameter:  # a command's name in a sentence
-            continue
-        except click.UsageError as e:
+        except typer.BadParameter as e:
+            if type(e).__name__ == "MissingParameter":  # a command's name in a sentence
+                continue
+            pytest.fail(f"{page.name}: {line}: {e.format_message()}")
+        except help._Unreadable as e:
             pytest.fail(f"{page.name}: {line}: {e.format_message()}")
         named = [options[key] for key in ("algo", "source", "from_") if isinstance(options.get(key), str)]
         if context.info_name in ("compare", "profile"):

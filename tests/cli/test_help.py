@@ -1,16 +1,19 @@
 """`--help`: groups, examples, whole summaries; `gdn help`, completion."""
 
+import inspect
 import re
 import shlex
 import subprocess
 import sys
+import typing
+from typing import Annotated
 
 import pytest
 import typer
 from helpers import environment, gdn
 from typer.main import get_command
 
-from gdn_cli.cli import app, help
+from gdn_cli.cli import app, help, options
 
 TOP = get_command(app)
 
@@ -31,6 +34,32 @@ def test_every_command_has_an_example_that_it_takes(path):
             name, command, words = command.resolve_command(context, words)
             context = typer.Context(command, info_name=name, parent=context)
         command.make_context(command.name, words)  # raises where it does not take them
+
+
+def test_an_option_whose_default_is_none_is_one_on_every_python(monkeypatch):
+    """Up to Python 3.10 get_type_hints wraps it in an Optional, and typer then sees no option."""
+    real = typing.get_type_hints
+
+    def as_in_3_10(of, *args, **more):
+        hints = real(of, *args, **more)
+        if inspect.isfunction(of):
+            for parameter in inspect.signature(of).parameters.values():
+                if parameter.default is None:
+                    hints[parameter.name] |= None
+        return hints
+
+    for module in (typing, options):
+        monkeypatch.setattr(module, "get_type_hints", as_in_3_10)
+
+    out_option = Annotated[str | None, typer.Option("-o")]
+
+    @options.grouped
+    def command(which: options.Selection, out: out_option = None) -> None: ...
+
+    found = inspect.signature(command).parameters
+    assert list(found) == ["workload", "n", "preset", "dataset", "out"]
+    for name, parameter in found.items():
+        assert typing.get_origin(parameter.annotation) is Annotated, name
 
 
 def test_the_front_page_has_whole_summaries_in_groups():
@@ -83,6 +112,7 @@ def test_names_complete(line, found):
     assert (done.stdout.split(), done.stderr) == (found, "")
 
 
+@pytest.mark.torch
 def test_new_proposes_where_to_start():
     done = gdn("new", "my-x")
     assert (done.code, done.err) == (

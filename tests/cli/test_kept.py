@@ -116,6 +116,7 @@ def test_a_history_that_cannot_take_it_is_exit_3(performed, tmp_path, capfd):
 _RUN = "run", "--algo", "pt-reference", "-w", "0", "-w", "1"
 
 
+@pytest.mark.torch
 def test_a_stream_gets_one_document_at_the_end(tmp_path, gdn):
     done = gdn(*_RUN, "--out", "/dev/stdout")
     document, end = json.JSONDecoder().raw_decode(done.out)
@@ -125,6 +126,7 @@ def test_a_stream_gets_one_document_at_the_end(tmp_path, gdn):
     assert refused.code == errors.USAGE and refused.no_result and "--json has stdout to itself" in refused.err
 
 
+@pytest.mark.torch
 def test_a_device_as_out_stays_one_and_a_full_one_is_exit_3(gdn):
     assert gdn(*_RUN, "--out", "/dev/null").code == 0
     done = gdn(*_RUN, "--out", "/dev/full")
@@ -404,8 +406,12 @@ def test_a_recorded_profile_is_read_and_written_without_loss(file):
 
 @pytest.mark.parametrize("value", ["", ",", " , "])
 @pytest.mark.parametrize(
-    "command", ["run", "bench", "tune", "pack", "profile", "history", "report a.json", "data build d"]
-)
+    "command",
+    [
+        "run", "bench", "tune", "pack", "profile", "history", "report a.json",
+        pytest.param("data build d", marks=pytest.mark.torch),
+    ],
+)  # fmt: skip
 def test_an_algo_that_names_nothing_is_wrong_usage(command, value, tmp_path, gdn):
     reports.write(tmp_path, reports.bench(), "a.json")
     done = gdn(*command.split(), "--algo", value, cwd=tmp_path)

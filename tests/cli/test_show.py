@@ -9,6 +9,7 @@ from gdn_cli.errors import UsageError
 from gdn_cli.paths import PACKAGE
 
 
+@pytest.mark.torch
 def test_list_shows_the_summaries_in_one_line_each(gdn):
     lines = gdn("list").out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -42,6 +43,7 @@ def test_show_says_what_is_known(gdn):
     assert result["file"] == "results/h200/decode-sweep.json" and result["medians_us"]["B=1"] == 1.824
 
 
+@pytest.mark.torch
 def test_show_on_a_screen(gdn, tmp_path):
     # a home without runs: without a terminal a title is not wrapped, and that of another test's run is long
     done = gdn("show", "cpp-v1", env={"COLUMNS": "60", "GDN_HOME": str(tmp_path)})
@@ -71,6 +73,7 @@ def test_an_algo_of_ones_own_has_no_log_and_no_times(tmp_path, gdn):
 # --- names where files may stand, and files of another kind -----------------------------------------------------------
 
 
+@pytest.mark.torch
 def test_names_of_algos_stand_where_files_do(gdn):
     done = gdn("run", "cpp-v1", "pt-reference", "-w", "0", "--json")
     assert done.code == 0 and {r["algo"] for r in done.json["records"]} == {"cpp-v1", "pt-reference"}
@@ -117,6 +120,7 @@ def test_suggestions_are_of_things_that_exist(gdn):
     assert done.err == "gdn: unknown algo 'nope'\n  `gdn list` shows all\n"
 
 
+@pytest.mark.torch
 def test_what_could_not_run_is_an_error_where_nothing_ran(gdn):
     done = gdn("run", "cuda-v5")
     assert done.code == 3 and done.out == "" and "not run cuda-v5: no GPU here" in done.err

@@ -10,6 +10,11 @@ void load_now(uint32_t* w, const void* p) {
   if (BYTES == 2) w[0] = 0;
   std::memcpy(w, p, BYTES);
 }
+inline uint32_t load_now_if(bool there, const void* p) {
+  uint32_t w = 0;
+  if (there) load_now<4>(&w, p);
+  return w;
+}
 inline void pin(const char*&) {}
 
 }  // namespace ptx

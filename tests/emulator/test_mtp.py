@@ -22,7 +22,8 @@ struct Call {
   void *slots, *accepted, *cu_seqlens, *pool, *k, *q, *v, *a, *b, *A_log, *dt_bias, *output, *states, *states_rows;
   int64_t slot_stride, states_stride, state_stride, batch[5], token[5];  // strides of k, q, v, a, b
   float scale, epsilon;
-  int32_t B, H, HV, tokens, slots_stride, columns, first_slot, mode, shift, dt_bias_bf16;
+  int32_t B, H, HV, tokens, slots_step, columns, first_slot, mode, shift, rows_shift, dt_bias_bf16, slots_end;
+  uint32_t head_bytes;
 };
 template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS>
 void launch(const gdn::MtpArguments& p, uint32_t heads) {
@@ -46,9 +47,10 @@ int run(int cut, const Call& c) {
   p.k_batch = c.batch[0], p.q_batch = c.batch[1], p.v_batch = c.batch[2], p.a_batch = c.batch[3];
   p.k_token = c.token[0], p.q_token = c.token[1], p.v_token = c.token[2], p.a_token = c.token[3];
   p.b_batch = c.batch[4], p.b_token = c.token[4];
-  p.scale = c.scale, p.epsilon = c.epsilon, p.HV = c.HV, p.slots_stride = c.slots_stride, p.tokens = c.tokens;
+  p.scale = c.scale, p.epsilon = c.epsilon, p.HV = c.HV, p.slots_step = c.slots_step, p.tokens = c.tokens;
   p.columns = c.columns, p.first_slot = c.first_slot, p.mode = c.mode, p.dt_bias_bf16 = c.dt_bias_bf16;
-  p.slot_shift = p.accepted_shift = p.rows_shift = c.shift;
+  p.slot_shift = p.accepted_shift = c.shift, p.rows_shift = c.rows_shift, p.slots_end = c.slots_end;
+  p.head_bytes = c.head_bytes;
   p.by_HV = gdn::Divisor(c.HV), p.by_group = gdn::Divisor(c.HV / c.H);
   int i = 0;
 #define CUT(r, s, g)                                                                               \\
@@ -74,7 +76,8 @@ class Call(ctypes.Structure):
         ("batch", ctypes.c_int64 * 5), ("token", ctypes.c_int64 * 5),
         ("scale", ctypes.c_float), ("epsilon", ctypes.c_float),
         *((name, ctypes.c_int32) for name in (
-            "B H HV tokens slots_stride columns first_slot mode shift dt_bias_bf16".split())),
+            "B H HV tokens slots_step columns first_slot mode shift rows_shift dt_bias_bf16 slots_end".split())),
+        ("head_bytes", ctypes.c_uint32),
     ]  # fmt: skip
 
 
@@ -128,8 +131,10 @@ class Problem:
             where.stride(1) if mode == BUFFER else where.stride(0),
             (ctypes.c_int64 * 5)(*(0 if packed else self.T * x.stride(0) for x in five)),
             (ctypes.c_int64 * 5)(*(x.stride(0) for x in five)), scale, epsilon, self.B, self.H, self.HV, self.T,
-            self.slots.stride(0), 1 if self.slots.ndim == 1 else self.T, first_slot, mode,
-            self.slots.element_size().bit_length() - 1, int(self.dt_bias.dtype == torch.bfloat16),
+            self.slots.stride(0) * self.slots.element_size(), 1 if self.slots.ndim == 1 else self.T, first_slot, mode,
+            self.slots.element_size().bit_length() - 1,
+            3 if self.states_rows is not None and self.states_rows.dtype == torch.int64 else 2,
+            int(self.dt_bias.dtype == torch.bfloat16), len(self.pool), self.pool.stride(1) * self.pool.element_size(),
         )  # fmt: skip
         assert library.verify(DTYPES.index(self.pool.dtype), cut, ctypes.byref(given)) == 0
 
@@ -147,7 +152,7 @@ class Problem:
             if not 1 <= accepted <= self.T:
                 continue
             start = int(self.slots[i] if self.slots.ndim == 1 else self.slots[i, accepted - 1])
-            if start < first_slot:
+            if not first_slot <= start < len(self.pool):
                 continue
             S = self.pool[start].double()
             for t in range(self.lengths[i]):
@@ -156,7 +161,7 @@ class Problem:
                 d = beta[n][:, None] * (v[n] - torch.einsum("hvk,hk->hv", S, k[n]))
                 S = S + torch.einsum("hv,hk->hvk", d, k[n])
                 output[n] = scale * torch.einsum("hvk,hk->hv", S, q[n])
-                if mode == SLOTS and int(self.slots[i, t]) >= first_slot:
+                if mode == SLOTS and first_slot <= int(self.slots[i, t]) < len(self.pool):
                     pool[int(self.slots[i, t])] = S
                 if mode == BUFFER:
                     states[(i if self.states_rows is None else int(self.states_rows[i])), t] = S
@@ -228,6 +233,57 @@ def test_padding_and_counts_out_of_range_are_zeros_and_touch_no_state(library, m
     check(library, problem, 0, mode)
 
 
+FAR = [2**31, 2**32 + 1, -(2**32) + 2, -(2**63) + 3, 2**63 - 1]
+
+
+@pytest.mark.parametrize("mode", [OUTPUTS, SLOTS])
+def test_numbers_of_64_bits_are_no_slots_and_no_counts_by_their_low_words(library, mode):
+    problem = Problem(1, 1, 2 * len(FAR) + 1, 2)
+    problem.slots, problem.accepted = problem.slots.long(), torch.ones(problem.B, dtype=torch.int64)
+    for i, far in enumerate(FAR):  # where a sequence starts, or where it only writes; then counts
+        problem.slots[i, i % 2] = far
+        problem.accepted[len(FAR) + i] = 2**32 + 1 if i % 2 else -(2**32) + 1
+    check(library, problem, 0, mode)
+
+
+def test_a_row_of_64_bits_is_none_by_its_low_word(library):
+    problem = Problem(1, 1, 3, 2)
+    problem.states_rows = torch.tensor([2**32, 1, -(2**63) + 3])
+    problem.slots, problem.accepted = problem.slots.long(), problem.accepted.long()
+    problem.call(library, 1, BUFFER)
+    assert problem.states[1].isfinite().all() and problem.states[[0, 2, 3]].isnan().all()
+
+
+@pytest.mark.parametrize("mode", [OUTPUTS, SLOTS])
+def test_a_slot_that_the_pool_does_not_have_is_padding(library, mode):
+    problem = Problem(1, 2, 3, 2)
+    problem.accepted.fill_(1)
+    problem.slots[0, 0], problem.slots[1, 1] = len(problem.pool), 2**31 - 1
+    check(library, problem, 0, mode)
+
+
+def test_slots_in_a_column_of_a_table(library):
+    problem = Problem(1, 2, 3, 2)
+    problem.slots = torch.stack([problem.slots[:, 0], torch.full((3,), 99, dtype=torch.int32)], dim=1)[:, 0]
+    problem.accepted = None
+    check(library, problem, 1, LAST)
+
+
+@pytest.mark.parametrize("mode", [OUTPUTS, LAST, SLOTS, BUFFER])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_of_a_slot_may_lie_apart(library, mode, dtype):
+    dense, apart = Problem(1, 3, 2, 3, dtype), Problem(1, 3, 2, 3, dtype)
+    whole, buffer = (torch.full((*x.shape[:-2], 128 * 128 + 96), math.nan, dtype=dtype)
+                     for x in (dense.pool, dense.states))  # fmt: skip
+    apart.pool = whole[:, :, : 128 * 128].unflatten(2, (128, 128)).copy_(dense.pool)
+    apart.states = buffer[..., : 128 * 128].unflatten(3, (128, 128))
+    for problem in (dense, apart):
+        problem.call(library, 1, mode)
+    assert torch.equal(dense.output, apart.output) and torch.equal(dense.pool[1:], apart.pool[1:])
+    assert mode != BUFFER or torch.equal(dense.states[:2], apart.states[:2])
+    assert whole[:, :, 128 * 128 :].isnan().all() and buffer[..., 128 * 128 :].isnan().all()
+
+
 def test_slot_0_is_a_state_where_only_negative_slots_are_padding(library):
     problem = Problem(1, 1, 2, 2)
     problem.pool[0] = 0.5
@@ -243,6 +299,19 @@ def test_sequences_of_different_lengths(library, lengths, T, mode):
 
 def test_a_sequence_without_tokens_does_nothing(library):
     check(library, Problem(1, 1, 3, 2, lengths=[1, 0, 2]), 0, LAST)
+
+
+def test_rows_of_slots_may_lie_4_gib_apart(library):
+    """Two rows with nothing but address space in between: a product of 32 bits would wrap to the first one."""
+    problem = Problem(1, 1, 3, 1)
+    try:
+        table = torch.empty(2 * (2**29 + 8) + 8, dtype=torch.int32)
+    except RuntimeError:
+        pytest.skip("no 4 GiB of address space")
+    slots = problem.slots[:, 0]
+    problem.slots, problem.accepted = table.as_strided((3, 1), (2**29 + 8, 1)), None
+    problem.slots.copy_(slots[:, None])
+    check(library, problem, 0, SLOTS)
 
 
 @pytest.mark.parametrize("cut", [0, 1])
@@ -274,10 +343,11 @@ def test_a_decay_of_0_forgets_everything_and_divides_by_nothing(library, T):
     assert problem.output.isfinite().all()
 
 
-def test_keys_of_zeros_divide_by_no_zero(library):
+@pytest.mark.parametrize("epsilon", [1e-6, torch.finfo(torch.float32).tiny])  # the binding's for 0
+def test_keys_of_zeros_divide_by_no_zero(library, epsilon):
     problem = Problem(1, 1, 2, 4)
     problem.q[:], problem.k[:] = 0, 0
-    check(library, problem, 2, SLOTS)
+    check(library, problem, 2, SLOTS, epsilon=epsilon)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "a", "b"])

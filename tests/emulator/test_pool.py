@@ -21,7 +21,8 @@ struct Call {
   void *slots, *qkv, *pool, *a, *b, *A_log, *dt_bias, *new_pool, *new_slots, *has_state, *output;
   int64_t slot_stride, new_slot_stride, qkv_stride, a_stride, b_stride;
   float scale, epsilon;
-  int32_t B, H, HV, first_slot, slots_step, new_slots_step, dt_bias_bf16;
+  int32_t B, H, HV, first_slot, slots_step, new_slots_step, dt_bias_bf16, slots_wide, new_slots_wide, slots_end;
+  uint32_t head_bytes;
 };
 template <typename T, int LANES, int ROWS, int PASSES, int WARPS>
 void launch(const gdn::PoolArguments<T>& p, uint32_t heads) {
@@ -35,6 +36,8 @@ int run(int cut, const Call& c) {
   p.slots = c.slots, p.pool = (T*)c.pool, p.slot_stride = c.slot_stride, p.first_slot = c.first_slot;
   p.by_HV = gdn::Divisor(c.HV), p.by_group = gdn::Divisor(c.HV / c.H), p.HV = c.HV, p.H = c.H;
   p.slots_step = c.slots_step, p.new_slots_step = c.new_slots_step, p.dt_bias_bf16 = c.dt_bias_bf16;
+  p.slots_wide = c.slots_wide, p.new_slots_wide = c.new_slots_wide, p.slots_end = p.new_slots_end = c.slots_end;
+  p.head_bytes = c.head_bytes;
   p.has_state = (bool*)c.has_state, p.qkv = (bf*)c.qkv, p.a = (bf*)c.a, p.b = (bf*)c.b, p.A_log = (float*)c.A_log;
   p.dt_bias = c.dt_bias, p.qkv_stride = c.qkv_stride, p.a_stride = c.a_stride, p.b_stride = c.b_stride;
   p.scale = c.scale, p.epsilon = c.epsilon, p.new_pool = (T*)c.new_pool, p.new_slots = c.new_slots;
@@ -56,7 +59,9 @@ class Call(ctypes.Structure):
             "slots qkv pool a b A_log dt_bias new_pool new_slots has_state output".split())),
         *((name, ctypes.c_int64) for name in "slot_stride new_slot_stride qkv_stride a_stride b_stride".split()),
         ("scale", ctypes.c_float), ("epsilon", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in "B H HV first_slot slots_step new_slots_step dt_bias_bf16".split()),
+        *((name, ctypes.c_int32) for name in (
+            "B H HV first_slot slots_step new_slots_step dt_bias_bf16 slots_wide new_slots_wide slots_end".split())),
+        ("head_bytes", ctypes.c_uint32),
     ]  # fmt: skip
 
 
@@ -95,7 +100,8 @@ class Problem:
             new_slots.data_ptr(), None if has_state is None else has_state.data_ptr(), self.output.data_ptr(),
             pool.stride(0), pool.stride(0), self.qkv.stride(0), self.a.stride(0), self.b.stride(0), scale, epsilon,
             len(self.slots), self.H, self.HV, first_slot, _step(self.slots),
-            _step(new_slots), int(self.dt_bias.dtype == torch.bfloat16),
+            _step(new_slots), int(self.dt_bias.dtype == torch.bfloat16), self.slots.dtype == torch.int64,
+            new_slots.dtype == torch.int64, len(pool), pool.stride(1) * pool.element_size(),
         )  # fmt: skip
         assert library.decode(DTYPES.index(pool.dtype), cut, ctypes.byref(given)) == 0
 
@@ -107,7 +113,7 @@ class Problem:
         if epsilon >= 0:
             q, k = (x / (x.square().sum(-1, keepdim=True) + epsilon).sqrt() for x in (q, k))
         for i, slot in enumerate(self.slots.tolist()):
-            if slot < first_slot:
+            if not first_slot <= slot < len(self.pool):
                 continue
             state = self.pool[slot].double()
             if has_state is not None and not has_state[i]:
@@ -117,7 +123,7 @@ class Problem:
             found = oracle.gdn_decode(*one, state[None], *gates, self.b[i][None, None].double(), scale)
             output[i] = torch.as_tensor(found[0]).reshape(self.HV, 128)
             target = slot if new_slots is None else int(new_slots[i])
-            if target >= first_slot:
+            if first_slot <= target < len(self.pool):
                 states[target] = torch.as_tensor(found[1])[0]
         return output, states
 
@@ -141,7 +147,7 @@ def check(library, problem: Problem, cut: int, **how) -> None:
             assert off(problem.pool[slot], states[slot]) < TOLERANCE[before.dtype]
         else:
             assert torch.equal(problem.pool[slot], before[slot])
-    padding = problem.slots < how.get("first_slot", 1)
+    padding = (problem.slots < how.get("first_slot", 1)) | (problem.slots >= len(before))
     assert torch.equal(problem.output[padding], torch.zeros_like(problem.output[padding]))
 
 
@@ -179,6 +185,37 @@ def test_slots_of_64_bits_and_a_bias_in_bfloat16(library):
     check(library, problem, 3)
 
 
+FAR = [2**31, 2**32, 2**32 + 1, -(2**32) + 2, -(2**63) + 3, -3 - 2**32, 2**63 - 1]
+
+
+@pytest.mark.parametrize("cut", [0, 4])
+def test_numbers_of_64_bits_are_no_slots_by_their_low_words(library, cut):
+    problem = Problem(1, 2, [0] * (len(FAR) + 1), 4)
+    problem.slots = torch.tensor([*FAR, 2])
+    check(library, problem, cut)
+    check(library, problem, cut, first_slot=0)
+    problem.slots = torch.arange(len(FAR) + 1) % 4
+    check(library, problem, cut, first_slot=0, new_slots=torch.tensor([*FAR, 2]))
+
+
+def test_a_slot_that_the_pool_does_not_have_is_padding(library):
+    problem = Problem(1, 2, [4, 2, 2**31 - 1, 5, 1], 4)
+    check(library, problem, 1)
+    check(library, Problem(1, 2, [1, 2], 4), 2, new_slots=torch.tensor([4, 3], dtype=torch.int32))
+
+
+@pytest.mark.parametrize("cut", [0, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_of_a_slot_may_lie_apart(library, cut, dtype):
+    dense, apart = Problem(1, 3, [3, 1], 5, dtype), Problem(1, 3, [3, 1], 5, dtype)
+    whole = torch.full((5, 3, 128 * 128 + 96), math.nan, dtype=dtype)
+    apart.pool = whole[:, :, : 128 * 128].unflatten(2, (128, 128)).copy_(dense.pool)
+    for problem in (dense, apart):
+        problem.call(library, cut)
+    assert torch.equal(dense.output, apart.output) and torch.equal(dense.pool, apart.pool)
+    assert whole[:, :, 128 * 128 :].isnan().all()
+
+
 def test_slots_in_a_column_of_a_table(library):
     problem = Problem(2, 4, [3, 0, 1], 5)
     problem.slots = torch.stack([problem.slots, torch.full((3,), 99, dtype=torch.int32)], dim=1)[:, 0]
@@ -203,8 +240,9 @@ def test_without_the_norm_q_and_k_are_taken_as_they_are(library):
     check(library, problem, 2, epsilon=-1.0)
 
 
-def test_keys_of_zeros_divide_by_no_zero(library):
+@pytest.mark.parametrize("epsilon", [1e-6, torch.finfo(torch.float32).tiny])  # the binding's for 0
+def test_keys_of_zeros_divide_by_no_zero(library, epsilon):
     problem = Problem(1, 2, [1, 2], 3)
     problem.qkv[:, :256] = 0
-    problem.call(library, 2)
+    problem.call(library, 2, epsilon=epsilon)
     assert torch.equal(problem.output, torch.zeros_like(problem.output)) and problem.pool.isfinite().all()

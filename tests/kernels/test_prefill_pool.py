@@ -20,23 +20,23 @@ DRIVER = """
 template <int GROUPS>
 CUtensorMap state_map(const Prefill& p) {
   const int blocks = p.half_pool ? 2 : 4;
-  return {p.pool, {64, int64_t{p.HV} * HEAD_DIM, blocks, p.slots},
+  return {p.pool, {64, int64_t{p.state_row(p.HV - 1)} + HEAD_DIM, blocks, p.slots},
           {2, blocks * 128, 128, p.slot_stride * (p.half_pool ? 2 : 4)}, {64, GROUPS * 64, blocks, 1}};
 }
 CUtensorMap new_state_map(const Prefill& p) { return state_map<1>(p); }
 struct Given {
   void *q, *k, *v, *a, *b, *A_log, *dt_bias, *pool, *indices, *has_state, *cu_seqlens, *output, *checkpoints, *starts;
-  int64_t qk_row, v_row, a_row, b_row, slot_stride, slots, num_tokens, num_checkpoints;
+  int64_t qk_row, v_row, a_row, b_row, slot_stride, head_stride, slots, num_tokens, num_checkpoints;
   float scale, epsilon;
-  int H, HV, N, first_slot, long_indices, long_lengths, half_pool, half_bias, every;
+  int H, HV, N, first_slot, long_indices, long_lengths, half_pool, half_bias, every, indices_step;
 };
 using bf = __nv_bfloat16;
 Call call(const Given& g) {
   return {(bf*)g.q, (bf*)g.k, (bf*)g.v, (bf*)g.a, (bf*)g.b, (float*)g.A_log, g.dt_bias, g.pool, g.indices,
           (bool*)g.has_state, g.cu_seqlens, (bf*)g.output, g.checkpoints, g.starts, g.num_checkpoints, g.every,
-          g.qk_row, g.v_row, g.a_row, g.b_row, g.slot_stride, g.slots,
-          g.num_tokens, g.scale, g.epsilon, g.H, g.HV, g.N, g.first_slot, bool(g.long_indices), bool(g.long_lengths),
-          bool(g.long_lengths), bool(g.half_pool), bool(g.half_bias)};
+          g.qk_row, g.v_row, g.a_row, g.b_row, g.slot_stride, g.head_stride, g.slots, g.num_tokens,
+          g.scale, g.epsilon, g.H, g.HV, g.N, g.first_slot, uint32_t(g.indices_step), bool(g.long_indices),
+          bool(g.long_lengths), bool(g.long_lengths), bool(g.half_pool), bool(g.half_bias)};
 }
 extern "C" void prefill(int warps, int mode, int members, int segment, const Given* g, void** t) {
   Prefill p{};
@@ -80,10 +80,10 @@ class Given(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in (
             "q k v a b A_log dt_bias pool indices has_state cu_seqlens output checkpoints starts").split()),
         *((name, ctypes.c_int64) for name in (
-            "qk_row v_row a_row b_row slot_stride slots num_tokens num_checkpoints").split()),
+            "qk_row v_row a_row b_row slot_stride head_stride slots num_tokens num_checkpoints").split()),
         ("scale", ctypes.c_float), ("epsilon", ctypes.c_float),
         *((name, ctypes.c_int) for name in (
-            "H HV N first_slot long_indices long_lengths half_pool half_bias every").split()),
+            "H HV N first_slot long_indices long_lengths half_pool half_bias every indices_step").split()),
     ]  # fmt: skip
 
 
@@ -158,9 +158,9 @@ def call(path, args: list, *, mode=0, segment=0, members=1, first_slot=1, epsilo
         q, k, v, *(x.data_ptr() for x in (a, b, A_log, dt_bias, pool, slots)),
         None if has_state is None else has_state.data_ptr(), cu.data_ptr(), guarded.data_ptr(),
         places.data_ptr(), starts.data_ptr(), rows.stride(0), rows.stride(0), a.stride(0), b.stride(0), pool.stride(0),
-        len(pool), T, len(places), scale or D**-0.5, epsilon, H, HV, N,
+        pool.stride(1), len(pool), T, len(places), scale or D**-0.5, epsilon, H, HV, N,
         first_slot, slots.dtype == torch.int64, cu.dtype == torch.int64, pool.dtype == torch.bfloat16,
-        dt_bias.dtype == torch.bfloat16, every,
+        dt_bias.dtype == torch.bfloat16, every, slots.stride(0) * slots.element_size(),
     )  # fmt: skip
     library.prefill(how, mode, members, segment, ctypes.byref(given), table)
     assert guarded[T:].isnan().all(), "a write behind the output"
@@ -173,6 +173,10 @@ def chunk_bytes(library) -> int:
 
 def bits(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().view(torch.int16 if x.element_size() == 2 else torch.int32)
+
+
+def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return torch.equal(bits(x), bits(y))
 
 
 def faults(path, args: list, output=4.5e-3, state=3e-3, right=None, **how) -> list[str]:
@@ -193,6 +197,84 @@ def faults(path, args: list, output=4.5e-3, state=3e-3, right=None, **how) -> li
 def slow(lengths, slots, P, H=1, HV=2, **how) -> list:
     """Inputs in which no chunk is forgotten."""
     return packed.inputs(lengths, slots, P, H, HV, decay=-4.0, **how)
+
+
+def outside(args: list, before: int, after: int) -> None:
+    """Rows before the first and after the last sequence, NaN in all that they hold."""
+    for i in range(3):
+        rows = args[i].new_full((before + len(args[i]) + after, args[i].shape[1]), math.nan)
+        rows[before : before + len(args[i])] = args[i]
+        args[i] = rows
+    args[8] += before
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 50), (70, 0), (5, 130)])
+@pytest.mark.parametrize(("lengths", "slots"), [([70], [2]), ([3, 65, 20], [4, 2, 1])])
+def test_rows_outside_of_the_sequences_enter_no_state(path, lengths, slots, before, after):
+    """Engines pad their rows. The outputs there are not written: they keep the NaN that `call` puts there."""
+    args = slow(lengths, slots, 5)
+    outside(args, before, after)
+    output, states = packed.exact(*args)
+    inside = slice(before, before + sum(lengths))
+    old, found = args[5].clone(), call(path, args)
+    assert packed.off(found[inside], output[inside]) < 4.5e-3
+    assert found[:before].isnan().all() and found[inside.stop :].isnan().all()
+    for slot in range(5):
+        off = packed.off(args[5][slot], states[slot]) if slot in states else not same_bits(args[5][slot], old[slot])
+        assert off < 3e-3, slot
+
+
+@pytest.mark.parametrize("how", [SPLIT, SYNC, ONE, TWO, HALF])
+@pytest.mark.parametrize("before", [0, 70])
+def test_rows_outside_of_the_sequences_enter_no_state_in_segments(chunked, how, before):
+    args = slow([200, 130], [1, 3], 4)
+    outside(args, before, 140)
+    right = packed.exact(*args)
+    inside = slice(before, before + 330)
+    found = call((chunked, how), args, segment=1)
+    assert packed.off(found[inside], right[0][inside]) < 4.5e-3
+    assert found[:before].isnan().all() and found[inside.stop :].isnan().all()
+    assert max(packed.off(args[5][slot], x) for slot, x in right[1].items()) < 3e-3
+
+
+def test_a_gate_of_nan_is_not_forgotten(path):
+    """As in the reference: NaN in all outputs of its head from its token on, and in the head's state."""
+    clean, given = (slow([70, 20], [1, 2], 3) for _ in range(2))
+    given[1][66, 1] = math.nan
+    expected, found = call(path, clean), call(path, given)
+    assert found[66:70, 1].isnan().all() and given[5][1, 1].isnan().all()
+    assert torch.equal(found[:, 0], expected[:, 0]) and torch.equal(found[70:], expected[70:])
+    assert torch.equal(given[5][1, 0], clean[5][1, 0]) and torch.equal(given[5][2], clean[5][2])
+    assert torch.equal(found[:64], expected[:64])  # back to the begin of its chunk, or of its 16 tokens, at most
+
+
+@pytest.mark.parametrize("how", [SYNC, ONE, TWO, HALF])
+def test_a_gate_of_nan_is_not_forgotten_in_segments(chunked, how):
+    args = slow([300], [1], 2)
+    args[1][70, 0] = math.nan
+    found = call((chunked, how), args, segment=1)
+    assert found[70:, 0].isnan().all() and args[5][1, 0].isnan().all()
+    assert found[:64, 0].isfinite().all() and found[:, 1].isfinite().all() and args[5][1, 1].isfinite().all()
+
+
+def test_slots_in_a_column_of_a_table_and_heads_that_lie_apart(path):
+    dense, apart = (slow([70, 17], [3, 1], 4, 1, 3) for _ in range(2))
+    whole = torch.full((4, 3, D * D + 2 * D), math.nan)
+    apart[5] = whole[:, :, : D * D].unflatten(2, (D, D)).copy_(dense[5])
+    apart[6] = torch.stack([apart[6], torch.full((2,), 99, dtype=torch.int32)], dim=1)[:, 0]
+    expected, found = call(path, dense), call(path, apart)
+    assert torch.equal(found, expected) and torch.equal(bits(apart[5]), bits(dense[5]))
+    assert whole[:, :, D * D :].isnan().all()
+    assert packed.off(found, packed.exact(*slow([70, 17], [3, 1], 4, 1, 3))[0]) < 4.5e-3
+
+
+def test_numbers_of_64_bits_are_no_slots_by_their_low_words(path):
+    args = slow([5, 20, 3], [1, 2, 3], 4)
+    args[6] = torch.tensor([2**32 + 1, 2, -(2**63) + 3])
+    before = args[5].clone()
+    found = call(path, args)
+    assert not bits(found[:5]).any() and not bits(found[25:]).any() and found[5:25].isfinite().all()
+    assert same_bits(args[5][[0, 1, 3]], before[[0, 1, 3]]) and not same_bits(args[5][2], before[2])
 
 
 @pytest.mark.parametrize("how", [ONE, TWO, -3])
@@ -262,10 +344,11 @@ def test_without_the_norm_and_without_has_initial_state(path):
     assert faults(path, args, right=(output, states), epsilon=-1.0, output=6e-3, state=6e-3) == []
 
 
-def test_keys_of_zeros_divide_by_no_zero(path):
+@pytest.mark.parametrize("epsilon", [1e-6, torch.finfo(torch.float32).tiny])  # the binding's for 0
+def test_keys_of_zeros_divide_by_no_zero(path, epsilon):
     args = slow([70, 3], [1, 2], 3)
     args[0][:, : 2 * D] = 0
-    assert not bits(call(path, args)).any() and args[5][1:].isfinite().all()
+    assert not bits(call(path, args, epsilon=epsilon)).any() and args[5][1:].isfinite().all()
 
 
 @pytest.mark.parametrize("how", [SPLIT, SYNC, ONE, TWO, HALF])

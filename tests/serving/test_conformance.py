@@ -213,3 +213,25 @@ def test_nothing_is_allocated():
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     serving.packed_decode(**x)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_heads_that_lie_apart_give_the_same_bits(dtype):
+    dense, x = (call([2, 0, 4], 6, 2, 6, "cuda", dtype) for _ in range(2))
+    x["initial_state"] = steps.heads_apart(x["initial_state"], 96)
+    (out, pool), (got, gaps) = serving.packed_decode(**dense), serving.packed_decode(**x)
+    assert same(got, out) and same(gaps, pool)
+    assert steps.between_heads(x["initial_state"]).isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("first_slot", [0, 1, -5])
+def test_what_is_no_slot_of_the_pool_is_padding(first_slot):
+    x = call([2] + [0] * len(steps.NO_SLOTS), 6, 2, 6, "cuda")
+    x["ssm_state_indices"] = torch.tensor([2, *steps.NO_SLOTS]).cuda()
+    before = x["initial_state"].clone()
+    out, pool = serving.packed_decode(**x, first_slot=first_slot)
+    assert not steps.bits(out[1:]).any() and out[0].isfinite().all()
+    others = [0, 1, 3, 4, 5]
+    assert same(pool[others], before[others]) and not same(pool[2], before[2])

@@ -19,7 +19,7 @@ from gdn_cli import serving
 from gdn_cli.errors import GdnError, MissingError
 from gdn_cli.machine import inventory
 from gdn_cli.serving import library, sglang, vllm
-from gdn_cli.serving.engine import Engine
+from gdn_cli.serving.engine import Engine, _kind
 
 SIGNATURES = json.loads((Path(__file__).parent / "signatures.json").read_text(encoding="utf-8"))
 ENGINES = {"vllm 0.33.0": vllm.ENGINE, "sglang 0.5.23": sglang.ENGINE}
@@ -189,45 +189,186 @@ def test_a_call_goes_to_the_library_and_else_to_the_engine(release, engine, stub
             assert replaced(**decode_call(initial_state=torch.zeros(5, 6, 128, 128).double())) == "own"
     assert len(calls) == of.fallbacks[name] == 3 and len(stub) == 1
     assert [r.getMessage() for r in caplog.records] == [
-        f"{name} falls back to {of.package}'s own (said once): packed_decode: no function for a pool of torch.float64; "
-        "use float32, bfloat16 or float16"
+        f"{name} falls back to {of.package}'s own (1 call so far): packed_decode: no function for "
+        "a pool of torch.float64; use float32, bfloat16 or float16"
     ]
 
 
-@pytest.mark.parametrize("release", ["vllm 0.33.0"])
-def test_what_the_library_refused_is_not_tried_again(engine, monkeypatch):
-    of, calls = engine
-    of.install()
-    tried = []
+# --- fallbacks ----------------------------------------------------------------------------------
 
-    def refuses(*args):
-        tried.append(args)
-        if args[6].stride(0) != 1:
-            raise ValueError("state_indices: expected contiguous")
 
-    monkeypatch.setitem(serving._decode, KIND, refuses)
-    replaced = sys.modules["vllm.layer"].fused_recurrent_gated_delta_rule_packed_decode
-    wide = torch.ones(3, 4, dtype=torch.int32)
+class Calls:
+    """An engine of one function, in whose place ours is called: what each of the two got."""
+
+    def __init__(self) -> None:
+        self.own: list[tuple] = []
+        self.ours: list[tuple] = []
+        self.refuses = lambda *args: None  # the error that ours raises
+        self.engine = Engine("some_engine", {"some_engine:update": self.our_update})
+
+    def own_update(self, x, initial_state, slots=None):
+        self.own.append((x, initial_state, slots))
+        return "own"
+
+    def our_update(self, x, initial_state, slots=None):
+        self.ours.append((x, initial_state, slots))
+        if error := self.refuses(x, initial_state, slots):
+            raise error
+        return "ours"
+
+    def __call__(self, *args, **named) -> str:
+        return sys.modules["some_engine"].update(*args, **named)
+
+    @property
+    def counted(self) -> int:
+        return self.engine.fallbacks["update"]
+
+
+@pytest.fixture
+def calls(monkeypatch, caplog):
+    """Fallbacks are in the log."""
+    made = Calls()
+    module = types.ModuleType("some_engine")
+    module.update = made.own_update
+    monkeypatch.setitem(sys.modules, "some_engine", module)
+    caplog.set_level(logging.WARNING, "gdn_cli.serving")
+    assert made.engine.install() == ["update"]
+    yield made
+    made.engine.uninstall()
+
+
+def lines(caplog) -> list[str]:
+    prefix = "update falls back to some_engine's own "
+    return [record.getMessage().removeprefix(prefix) for record in caplog.records]
+
+
+def meta(*shape: int, **options) -> torch.Tensor:
+    """A tensor that is not on a CPU, where nothing is remembered."""
+    return torch.empty(*shape, device="meta", **options)
+
+
+POOL = meta(5, 2, 128, 128)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_call_with_a_pool_of_two_axes_is_the_engine_s_own_and_not_counted(calls, caplog, by_name):
+    """vLLM's warm-up."""
+    calls.refuses = lambda *args: ValueError("pool: expected four axes")
+    x, pool = meta(3), meta(4, 128)
+    assert (calls(x, initial_state=pool) if by_name else calls(x, pool)) == "own"
+    assert calls.own == [(x, pool, None)] and calls.ours == []
+    assert calls.counted == 0 and "update" not in calls.engine.fallbacks and lines(caplog) == []
+    assert calls(x, meta(4, 128, 128)) == "own" and calls.counted == 1
+
+
+def test_fallbacks_are_told_each_time_they_have_grown_tenfold(calls, caplog):
+    calls.refuses = lambda x, pool, slots: ValueError(f"x: expected [2], got [{x.shape[0]}]")
+    for n in range(1, 1001):
+        assert calls(meta(2 + n % 7), POOL) == "own"
+    assert calls.counted == len(calls.own) == 1000
+    assert lines(caplog) == [
+        "(1 call so far): x: expected [2], got [3]",
+        "(10 calls so far): x: expected [2], got [5]",
+        "(100 calls so far): x: expected [2], got [4]",
+        "(1000 calls so far): x: expected [2], got [8]",
+    ]
+    assert len(calls.ours) == 7  # each kind once
+
+
+def test_each_reason_is_told_for_itself(calls, caplog):
+    reasons = {None: "slots: expected some", 1: "x: expected more"}
+    calls.refuses = lambda x, pool, slots: ValueError(reasons[slots])
+    for slots in (None, 1, None, 1):
+        calls(meta(2), POOL, slots)
+    assert lines(caplog) == [f"(1 call so far): {reason}" for reason in reasons.values()]
+    assert calls.counted == 4
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+def test_what_is_refused_is_not_tried_again(calls, error):
+    calls.refuses = lambda x, *_: None if x.is_contiguous() else error("x: expected contiguous")
     for _ in range(3):
-        assert replaced(*decode_call(ssm_state_indices=wide[:, 0]).values()) == "own"
-    assert len(tried) == 1 and len(calls) == 3
-    assert replaced(**decode_call()) != "own"  # another kind of call
-    assert len(tried) == 2 and len(calls) == 3
+        assert calls(meta(4, 3).T, POOL) == "own"
+    assert len(calls.ours) == 1 and len(calls.own) == calls.counted == 3
+    assert calls(meta(3, 4), POOL) == "ours"
 
 
+def test_a_library_that_does_not_build_is_asked_for_again(calls):
+    """Not for good: `prepare` may have built it."""
+    calls.refuses = lambda *args: GdnError("it does not build")
+    for _ in range(2):
+        assert calls(meta(2), POOL) == "own"
+    assert len(calls.ours) == calls.counted == 2
+
+
+KINDS = {
+    "a gradient": lambda: meta(4, requires_grad=True),
+    "another dtype": lambda: meta(4, dtype=torch.bfloat16),
+    "another length": lambda: meta(5),
+    "a list": lambda: [1, 2],
+    "nothing": lambda: None,
+}
+
+
+@pytest.mark.parametrize("refused", KINDS)
+def test_a_refusal_is_of_one_kind_of_call(calls, refused):
+    """Others of the same strides are tried; an argument that has no hash is no fault."""
+    other = KINDS[refused]()
+    calls.refuses = lambda x, pool, slots: ValueError("x: no") if x is other else None
+    assert calls(other, POOL) == "own"
+    assert calls(meta(4), POOL) == "ours"
+    assert calls(other, POOL) == "own" and len(calls.ours) == 2
+
+
+def test_tensors_that_share_memory_are_another_kind_of_call():
+    """As an output is that lies in the pool."""
+    pool, apart = torch.zeros(2, 1, 128, 128), torch.zeros(128)
+    shared, other, again = (_kind(x, {}) for x in ((pool[0, 0, 0], pool), (apart, pool), (apart, pool)))
+    assert shared != other == again
+
+
+def test_a_gradient_is_refused_only_where_gradients_are_taken(calls):
+    refusal = ValueError("x: requires grad")
+    calls.refuses = lambda *args: refusal if torch.is_grad_enabled() else None
+    x = meta(4, requires_grad=True)
+    assert calls(x, POOL) == "own"
+    with torch.no_grad():
+        assert calls(x, POOL) == "ours"
+
+
+def test_on_a_cpu_a_refusal_may_be_of_values_and_is_not_remembered(calls):
+    calls.refuses = lambda x, *_: ValueError("x: never falls") if x[0] > x[1] else None
+    pool = torch.zeros(2, 1, 128, 128)
+    assert calls(torch.tensor([2, 1]), pool) == "own"
+    assert calls(torch.tensor([1, 2]), pool) == "ours"
+
+
+def test_errors_that_may_come_after_a_launch_are_raised(calls, caplog):
+    """The pool may have changed: the engine's function must not run on top of that."""
+    calls.refuses = lambda *args: RuntimeError("CUDA error: an illegal memory access")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        calls(meta(2), POOL)
+    assert calls.own == [] and calls.counted == 0 and lines(caplog) == []
+
+
+@pytest.mark.skipif(not inventory.cxx(), reason="no C++ compiler here")
 @pytest.mark.parametrize("release", ["vllm 0.33.0"])
-def test_other_errors_are_not_the_engine_s_business(engine, monkeypatch):
-    """After a launch the pool may have changed: the engine's function must not run on top of that."""
-    of, calls = engine
+def test_a_mixed_batch_of_vllm_is_not_a_fallback(engine):
+    """Decodes and prompts in one step: the slots are those of the whole batch, decodes first;
+    cu_seqlens and tokens are the decodes'."""
+    of, own = engine
     of.install()
-
-    def fails(*args):
-        raise RuntimeError("CUDA error")
-
-    monkeypatch.setitem(serving._decode, KIND, fails)
-    with pytest.raises(RuntimeError, match="CUDA error"):
-        sys.modules["vllm.layer"].fused_recurrent_gated_delta_rule_packed_decode(**decode_call())
-    assert calls == []
+    update = sys.modules["vllm.layer"].fused_sigmoid_gating_delta_rule_update
+    decodes = verify_call(3, 1, num_accepted_tokens=None)
+    decodes["ssm_state_indices"] = torch.tensor([3, 0, 1, 2, 2], dtype=torch.int32)
+    alone = decodes | {"ssm_state_indices": decodes["ssm_state_indices"][:3]}
+    alone["initial_state"] = decodes["initial_state"].clone()
+    before = decodes["initial_state"].clone()
+    out, pool = update(**decodes)
+    expected, states = serving.mtp_verify(**alone)
+    assert own == [] and of.fallbacks == {}
+    assert steps.same(out, expected) and steps.same(pool, states)
+    assert steps.same(pool[2], before[2]) and not steps.same(pool[3], before[3])
 
 
 # --- what the library gets ------------------------------------------------------------------------------------------
@@ -428,10 +569,8 @@ def test_no_library_is_loaded_during_a_capture(monkeypatch):
 
 
 def test_what_a_cpu_has_no_function_for():
-    with pytest.raises(MissingError, match="no function for a pool of torch.float32 on a CPU; move it to a GPU"):
-        serving.prepare(serving.chunk_prefill, device="cpu")
-    with pytest.raises(MissingError, match="no function for a pool of torch.bfloat16 on a CPU"):
-        serving.prepare(serving.packed_decode, dtype=torch.bfloat16, device="cpu")
+    with pytest.raises(MissingError, match="f: no function for .*CPU; move .* to a GPU"):
+        library.Exported("f", "op/rung")[KIND]
 
 
 # --- beside the engines' own functions --------------------------------------------------------------------------------

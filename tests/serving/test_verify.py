@@ -242,3 +242,26 @@ def test_a_graph_is_replayed_with_fewer_sequences(device, N):
     assert same(x["initial_state"], eager["initial_state"])
     assert same(x["out"][:, : used * T], eager["out"][:, : used * T])
     assert not x["out"][:, : used * T].isnan().any()
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", STATE, ids=str)
+def test_heads_that_lie_apart_give_the_same_bits(device, dtype):
+    slots = [[1, 2, 3], [4, 5, 6]]
+    dense, x = (call(slots, [3, 2], [1, 3], 8, 2, 6, device, dtype) for _ in range(2))
+    x["initial_state"] = steps.heads_apart(x["initial_state"], 96)
+    (out, pool), (got, gaps) = serving.mtp_verify(**dense), serving.mtp_verify(**x)
+    assert same(got, out) and same(gaps, pool)
+    assert steps.between_heads(x["initial_state"]).isnan().all()
+
+
+@on_a_gpu
+def test_what_is_no_slot_of_the_pool_is_padding(device):
+    many = len(steps.NO_SLOTS)
+    x = call([[0, 0]] * many + [[2, 3]], [2] * (many + 1), [1] * (many + 1), 5, 2, 6, device)
+    x["ssm_state_indices"] = x["ssm_state_indices"].long()
+    x["ssm_state_indices"][:many, 0] = torch.tensor(steps.NO_SLOTS).cuda()
+    before = x["initial_state"].clone()
+    out, pool = serving.mtp_verify(**x)
+    assert not steps.bits(out[0, : 2 * many]).any() and out[0, 2 * many :].isfinite().all()
+    assert same(pool[[0, 1, 4]], before[[0, 1, 4]]) and not same(pool[2], before[2])

@@ -33,10 +33,10 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
       TVM_FFI_THROW(ValueError) << name << ": expected on the device of q";
   }
   const DLDataType f16{kDLFloat, 16, 1};
-  const auto* p_q = gdn::data<const __half>(q, "q", f16, {B, H, S, D}, device);
-  const auto* p_k = gdn::data<const __half>(k, "k", f16, {B, H, S, D}, device);
-  const auto* p_v = gdn::data<const __half>(v, "v", f16, {B, H, S, D}, device);
-  auto* p_o = gdn::data<__half>(output, "output", f16, {B, H, S, D}, device);
+  const auto* p_q = gdn::data<const __half>(q, "q", f16, {B, H, S, D}, device, gdn::ALIGNMENT);
+  const auto* p_k = gdn::data<const __half>(k, "k", f16, {B, H, S, D}, device, gdn::ALIGNMENT);
+  const auto* p_v = gdn::data<const __half>(v, "v", f16, {B, H, S, D}, device, gdn::ALIGNMENT);
+  auto* p_o = gdn::data<__half>(output, "output", f16, {B, H, S, D}, device, gdn::ALIGNMENT);
   // the kernels count rows, and bytes within a head, in 32 bits, and blocks of rows in a dimension of the grid
   if (S > int64_t{1} << 20) TVM_FFI_THROW(ValueError) << "S = " << S << ": expected at most 2^20";
   if (S == 0) return;

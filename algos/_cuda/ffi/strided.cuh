@@ -1,12 +1,16 @@
 // Checks of tensors of which the first axes may be strided: rows of a wider tensor, slots of a pool that lie apart.
 #pragma once
 
+#include <algorithm>
+#include <cfloat>
+
 #include "tensor.cuh"
 
 namespace gdn {
 
 // The pointer of a tensor whose first LEADING axes may have any strides that are multiples of `align` bytes; the others are
-// dense. strides[LEADING], of elements. Throws ValueError if the tensor is different.
+// dense. An axis of one element has no stride: any is taken. strides[LEADING], of elements. Throws ValueError if the tensor
+// is different.
 template <typename T, int LEADING = 1>
 T* strided(const ffi::TensorView& t, const char* name, DLDataType dtype, std::initializer_list<int64_t> shape,
            DLDevice device, size_t align, int64_t* strides) {
@@ -28,7 +32,8 @@ T* strided(const ffi::TensorView& t, const char* name, DLDataType dtype, std::in
       aligned = aligned && strides[i] * (dtype.bits / 8) % static_cast<int64_t>(align) == 0;
     } else if (t.size(i) != 1 && t.stride(i) != dense) {
       TVM_FFI_THROW(ValueError) << name << ": expected dense but for its first "
-                                << (LEADING == 1 ? "axis" : "two axes") << "; call .contiguous() on it";
+                                << (LEADING == 1 ? "axis" : LEADING == 2 ? "two axes" : "three axes") << ", got strides " << t.strides()
+                                << "; call .contiguous() on it";
     }
     dense *= t.size(i);
   }
@@ -36,6 +41,15 @@ T* strided(const ffi::TensorView& t, const char* name, DLDataType dtype, std::in
     TVM_FFI_THROW(ValueError) << name << ": expected rows aligned to " << align << " bytes; call .contiguous() on it";
   }
   return reinterpret_cast<T*>(p);
+}
+
+// A stride that a kernel takes in fewer bits than 64.
+inline int64_t within(const char* name, int64_t stride, int64_t least, int64_t most) {
+  if (stride < least || stride > most) {
+    TVM_FFI_THROW(ValueError) << name << ": expected strides of " << least << " to " << most << " elements, got " << stride
+                              << "; call .contiguous() on it";
+  }
+  return stride;
 }
 
 // int32 or int64 [B], dense; *shift is log2 of an element's bytes.
@@ -46,14 +60,38 @@ inline const void* slots_of(const ffi::TensorView& t, const char* name, int64_t 
 }
 
 // int32 or int64 [B], with any stride that is not negative: a column of a table. *step is in bytes.
-inline const void* strided_slots(const ffi::TensorView& t, const char* name, int64_t B, DLDevice device, uint32_t* step) {
+inline const void* strided_slots(const ffi::TensorView& t, const char* name, int64_t B, DLDevice device, uint32_t* step,
+                                 bool* wide) {
   const DLDataType i32{kDLInt, 32, 1}, i64{kDLInt, 64, 1};
   int64_t stride;
-  const bool wide = t.dtype() == i64;
-  const void* at = strided<const char>(t, name, wide ? i64 : i32, {B}, device, wide ? 8 : 4, &stride);
-  if (stride < 0 || stride >= int64_t{1} << 28) TVM_FFI_THROW(ValueError) << name << ": expected a smaller stride";
-  *step = static_cast<uint32_t>(stride * (wide ? 8 : 4));
+  *wide = t.dtype() == i64;
+  const void* at = strided<const char>(t, name, *wide ? i64 : i32, {B}, device, *wide ? 8 : 4, &stride);
+  *step = static_cast<uint32_t>(within(name, stride, 0, (1 << 28) - 1) * (*wide ? 8 : 4));
   return at;
+}
+
+// A pool's number of slots, and the first one that is not padding, in a kernel's 32 bits. A kernel compares with both: a slot
+// that the pool does not have is padding, too.
+inline int32_t slots_end(const char* name, int64_t slots) {
+  if (slots >= (int64_t{1} << 31) - 1) TVM_FFI_THROW(ValueError) << name << ": expected less than 2^31 - 1 slots";
+  return static_cast<int32_t>(slots);
+}
+inline int32_t first_live(int64_t slot) { return static_cast<int32_t>(std::clamp<int64_t>(slot, 0, INT32_MAX)); }
+
+// The bytes from a head's state to the next one's, for kernels that have 32 bits for an offset in a slot.
+inline uint32_t head_bytes(const char* name, int64_t stride, int64_t heads, int64_t element) {
+  constexpr int64_t STATE = 128 * 128;
+  if (stride < 0 || stride > UINT32_MAX || ((heads - 1) * stride + STATE) * element > UINT32_MAX) {
+    TVM_FFI_THROW(ValueError) << name << ": expected the " << heads << " heads of a slot within 4 GiB, got " << stride
+                              << " elements from one to the next";
+  }
+  return static_cast<uint32_t>(stride * element);
+}
+
+// What is added below the root of a norm, in float; below 0: no norm. Never 0, so that a row of zeros stays one: it would
+// be 0 x inf.
+inline float under_root(double epsilon) {
+  return epsilon < 0 ? -1.f : std::max(static_cast<float>(epsilon), FLT_MIN);
 }
 
 // `heads` heads of WIDTH elements, from head `first` on, of packed rows [B, T, any heads * WIDTH], as [B, T, heads, WIDTH].

@@ -10,14 +10,15 @@ namespace gdn {
 
 namespace ffi = tvm::ffi;
 
-// Required alignment on a GPU, in bytes, for wide loads and TMA. gdn_cli.load requires the same.
+// Required alignment on a GPU, in bytes, of what wide loads, cp.async or TMA read or write. What a kernel reads one
+// element at a time needs no more than an element's.
 constexpr size_t ALIGNMENT = 16;
 
-// The pointer of a contiguous tensor of this dtype and shape on this device, aligned to `align` bytes (on a CPU to its element).
-// Throws ValueError if the tensor is different.
+// The pointer of a contiguous tensor of this dtype and shape on this device. It is aligned to its element, and on a GPU to
+// `align` bytes. Throws ValueError if the tensor is different.
 template <typename T>
 T* data(const ffi::TensorView& t, const char* name, DLDataType dtype, std::initializer_list<int64_t> shape,
-        DLDevice device, size_t align = ALIGNMENT) {
+        DLDevice device, size_t align = 1) {
   if (t.dtype() != dtype) {
     TVM_FFI_THROW(ValueError) << name << ": expected " << ffi::DLDataTypeToString(dtype) << ", got "
                               << ffi::DLDataTypeToString(t.dtype());
@@ -30,7 +31,8 @@ T* data(const ffi::TensorView& t, const char* name, DLDataType dtype, std::initi
   }
   if (!t.IsContiguous()) TVM_FFI_THROW(ValueError) << name << ": expected contiguous; call .contiguous() on it";
   char* p = static_cast<char*>(t.data_ptr()) + t.byte_offset();
-  if (device.device_type == kDLCPU) align = dtype.bits / 8;
+  const size_t element = dtype.bits / 8;
+  if (device.device_type == kDLCPU || align < element) align = element;
   if (reinterpret_cast<uintptr_t>(p) % align) {
     TVM_FFI_THROW(ValueError) << name << ": expected a pointer aligned to " << align << " bytes; call .clone() on it";
   }

@@ -71,16 +71,18 @@ struct PoolArguments {
   using State = T;
   static constexpr bool POOLED = true;
   // What the state's address needs comes first: the constant cache is cold too.
-  const void* slots;         // [B] int32 or int64: a row's slot of the pool; one below first_slot is padding
-  const T* pool;             // [slots, HV, V, K], each slot dense
+  const void* slots;         // [B] int32 or int64: a row's slot of the pool
+  const T* pool;             // [slots, HV, V, K], the state of each head dense
   int64_t slot_stride;
   Divisor by_HV{1};
   uint32_t HV;
-  int32_t first_slot;
+  int32_t first_slot;        // from this one on, up to slots_end; all other slots are padding
   uint32_t slots_step, new_slots_step;  // bytes from a row's to the next row's
-  uint8_t dt_bias_bf16;
+  bool dt_bias_bf16, slots_wide, new_slots_wide;  // wide: int64
   Divisor by_group{1};       // group: value heads of one query/key head
   uint32_t H;
+  int32_t slots_end;
+  uint32_t head_bytes;       // from a head's state to the next, in new_pool too; a slot has less than 4 GiB
   const bool* has_state;     // [B]; null: all have one. A row without starts from a state of zeros
   const __nv_bfloat16* qkv;  // [B, 2 H K + HV V]
   const __nv_bfloat16* a;    // [B, HV]
@@ -92,13 +94,18 @@ struct PoolArguments {
   T* new_pool;               // like pool, and may be pool itself
   const void* new_slots;     // like slots: where the new states go; may be slots itself
   int64_t new_slot_stride;
+  int32_t new_slots_end;
   __nv_bfloat16* output;     // [B, HV, V]
 
 #ifdef __CUDACC__
-  // The low word is enough: a pool has less than 2^31 slots, and -1 is -1 in it.
-  static __device__ __forceinline__ int32_t slot(const void* of, uint32_t i, uint32_t step) {
-    return __ldg(reinterpret_cast<const int32_t*>(static_cast<const char*>(of) + static_cast<uint64_t>(i) * step));
+  // A pool has less than 2^31 slots: a number of 64 bits that needs its high word is none of them. -1 stands for all those.
+  static __device__ __forceinline__ int32_t slot(const void* of, uint32_t i, uint32_t step, bool wide) {
+    const int32_t* const at =
+        reinterpret_cast<const int32_t*>(static_cast<const char*>(of) + static_cast<uint64_t>(i) * step);
+    const int32_t low = __ldg(at), high = wide ? __ldg(at + 1) : 0;  // little-endian
+    return high == 0 ? low : -1;
   }
+  __device__ __forceinline__ bool live(int32_t slot, int32_t end) const { return slot >= first_slot && slot < end; }
 #endif
 };
 
@@ -228,7 +235,7 @@ struct PoolRow {
   __device__ __forceinline__ void load(const PoolArguments<T>& p, uint32_t i_bh, uint32_t lane, uint32_t own,
                                        uint32_t PASS) {
     i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
-    slot = p.slot(p.slots, i_b, p.slots_step);
+    slot = p.slot(p.slots, i_b, p.slots_step, p.slots_wide);
     has_state = p.has_state == nullptr || p.has_state[i_b];
     const __nv_bfloat16* row = p.qkv + static_cast<int64_t>(i_b) * p.qkv_stride;
     const uint32_t i_h = p.by_group.divide(i_hv);
@@ -243,8 +250,9 @@ struct PoolRow {
     row += 2 * p.H * K;
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) v[pass] = row[own + pass * PASS - i_b * p.HV * V];
-    new_slot = p.slot(p.new_slots, i_b, p.new_slots_step);
-    live = slot >= p.first_slot;
+    new_slot = p.slot(p.new_slots, i_b, p.new_slots_step, p.new_slots_wide);
+    live = p.live(slot, p.slots_end);
+    if (!p.live(new_slot, p.new_slots_end)) new_slot = -1;  // here, for few registers
   }
 };
 
@@ -266,13 +274,13 @@ gdn_decode_v5(const __grid_constant__ Call p) {
   constexpr uint32_t COPIES = ROWS == 1 ? LANES : LANES / (2 * ROWS);
   [[maybe_unused]] PoolRow<T, LANES, EACH, PASSES> row;
 
-  // 1. Load S. Row r of a lane is r * STRIDE rows after its first. All offsets after the state's have 32 bits.
+  // 1. Load S. Row r of a lane is r * STRIDE rows after its first. All offsets after the state's, or after the slot's, have 32 bits.
   uint64_t at;
   const char* from;
   if constexpr (Call::POOLED) {
     const uint32_t r_own = ROWS == 1 ? 0 : lane % (LANES / 2) / COPIES;
     row.load(p, blockIdx.x / TILES, lane, blockIdx.x * TILE + first + r_own * STRIDE, PASS);
-    at = (row.i_hv * V + blockIdx.x % TILES * TILE + first) * ROW + lane * EACH * sizeof(T);
+    at = row.i_hv * p.head_bytes + (blockIdx.x % TILES * TILE + first) * ROW + lane * EACH * static_cast<uint32_t>(sizeof(T));
     from = reinterpret_cast<const char*>(p.pool + row.slot * p.slot_stride) + at;
   } else {
     at = static_cast<uint64_t>(blockIdx.x) * (TILE * ROW) + (first * ROW + lane * EACH * sizeof(T));
@@ -409,7 +417,7 @@ gdn_decode_v5(const __grid_constant__ Call p) {
     // 6. Update and store
     char* to;
     if constexpr (Call::POOLED) {
-      if (!row.live || row.new_slot < p.first_slot) continue;
+      if (!row.live || row.new_slot < 0) continue;
       to = reinterpret_cast<char*>(p.new_pool + row.new_slot * p.new_slot_stride) + at + pass * PASS * ROW;
     } else {
       to = reinterpret_cast<char*>(p.new_state) + at + pass * PASS * ROW;

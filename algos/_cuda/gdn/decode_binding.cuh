@@ -62,8 +62,8 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   const double s = scale.value_or(0.0);
   const Arguments<T> p = {
       data<const T>(state, "state", of_state, {B, HV, V, K}, device, 32),
-      data<const bf>(k, "k", bf16, {B, 1, H, K}, device),
-      data<const bf>(q, "q", bf16, {B, 1, H, K}, device),
+      data<const bf>(k, "k", bf16, {B, 1, H, K}, device, ALIGNMENT),
+      data<const bf>(q, "q", bf16, {B, 1, H, K}, device, ALIGNMENT),
       data<const bf>(v, "v", bf16, {B, 1, HV, V}, device),
       data<const bf>(a, "a", bf16, {B, 1, HV}, device),
       data<const bf>(b, "b", bf16, {B, 1, HV}, device),

@@ -37,6 +37,9 @@ __device__ __forceinline__ float log2_decay(float A_log, float x) {
 }
 __device__ __forceinline__ float decay(float A_log, float x) { return exp2_approx(log2_decay(A_log, x)); }
 
+// A log of a decay, but no less than `least`. NaN stays: fmaxf would forget it, and the state with it.
+__device__ __forceinline__ float at_least(float log, float least) { return log < least ? least : log; }
+
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.f, 1.f + exp2_approx(-x * LOG2E)); }
 
 }  // namespace gdn

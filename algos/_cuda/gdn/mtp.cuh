@@ -32,6 +32,7 @@
 // the WY form of DeltaNet (arXiv 2406.06484), here for one short chunk. Written here.
 #pragma once
 
+#include <cstddef>
 #include <type_traits>
 
 #include "decode.cuh"
@@ -50,20 +51,20 @@ enum Mode { OUTPUTS, LAST, SLOTS, BUFFER };  // which states are written, and wh
 // is that of use, for the constant cache is cold: the state's address needs the first two lines, which end before `k`.
 struct MtpArguments {
   const void* slots;           // [B] or [B, columns]
-  const void* pool;            // [slots, HV, V, K] of T, each slot dense
+  const void* pool;            // [slots, HV, V, K] of T, the state of each head dense
   const void* accepted;        // [B]: the state is read from column accepted - 1; null: from column 0
   Divisor by_HV{1};
-  uint32_t HV;
-  int32_t slots_stride, columns;
-  uint8_t slot_shift, accepted_shift, rows_shift, dt_bias_bf16;
+  uint32_t HV, head_bytes;     // head_bytes: from a head's state to the next, in `states` too; a slot has less than 4 GiB
+  uint32_t slots_step;         // bytes from a sequence's slots to the next one's
+  uint8_t slot_shift, accepted_shift, rows_shift, columns;
 
   const int32_t* cu_seqlens;   // [B + 1]; null: each sequence has `tokens` tokens
-  int32_t tokens, slot_stride, first_slot, v_batch, v_token;
-  float scale;
+  int32_t tokens, slot_stride, first_slot, slots_end, v_batch, v_token;  // slots below first_slot or from slots_end on: padding
   const __nv_bfloat16* v;      // [.., HV, V]
   __nv_bfloat16* output;       // [.., HV, V], dense
-  int32_t mode;
+  float scale;
   Divisor by_group{1};         // value heads of one query/key head
+  uint8_t mode, dt_bias_bf16;
 
   const __nv_bfloat16* k;      // [B, tokens, H, K], or [all tokens, H, K] with cu_seqlens; the others likewise
   const __nv_bfloat16* q;
@@ -78,6 +79,7 @@ struct MtpArguments {
   const void* states_rows;     // [B], the row of `states`; null: the sequence's number
   int32_t states_stride, state_stride;  // of a row of `states` (0 for the pool), and of a state in it (or a slot)
 };
+static_assert(offsetof(MtpArguments, k) == 112);  // parameters begin 16 bytes into a line of 64
 
 #ifdef __CUDACC__
 
@@ -197,11 +199,20 @@ __device__ __forceinline__ const __nv_bfloat16* of_token(const __nv_bfloat16* fr
   return from + (static_cast<int64_t>(static_cast<int32_t>(i_b)) * batch + static_cast<int64_t>(t) * token + i);
 }
 
-// The low word is enough, and -1 is -1 in it.
-__device__ __forceinline__ int32_t load_index(const void* of, uint32_t i, uint8_t shift) {
+__device__ __forceinline__ int32_t load_int(const int32_t* from) {
   uint32_t word;
-  ptx::load_now<4>(&word, static_cast<const char*>(of) + (static_cast<uint64_t>(i) << shift));
+  ptx::load_now<4>(&word, from);
   return static_cast<int32_t>(word);
+}
+// Number i of `of`, fewer than 2^29; OPTIONAL: or 0 if there is none. One of 64 bits that needs its high word is below 0, or
+// beyond all that is counted here: -1 stands for it.
+template <bool OPTIONAL = false>
+__device__ __forceinline__ int32_t load_index(const void* of, uint32_t i, uint8_t shift) {
+  const int32_t* const at = reinterpret_cast<const int32_t*>(static_cast<const char*>(of) + (i << shift));
+  const bool there = !OPTIONAL || of != nullptr;
+  const uint32_t low = OPTIONAL ? ptx::load_now_if(there, at) : load_int(at);
+  const uint32_t high = ptx::load_now_if(there && shift == 3, at + 1);  // little-endian
+  return high == 0 ? static_cast<int32_t>(low) : -1;
 }
 
 // What a CTA's last warp makes for the others, while S is on its way: first the vectors, then M and W.
@@ -221,8 +232,8 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
   const bool is_q = lane & 4;
   int32_t begin = 0, count = p.tokens;
   if (p.cu_seqlens != nullptr) {
-    begin = load_index(p.cu_seqlens, i_b, 2);
-    count = min(load_index(p.cu_seqlens, i_b + 1, 2) - begin, count);
+    begin = load_int(p.cu_seqlens + i_b);
+    count = min(load_int(p.cu_seqlens + i_b + 1) - begin, count);
   }
   uint32_t words[N][4][4], a[N], b[N], A_log, bias, bias_low;
 #pragma unroll
@@ -302,23 +313,26 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   }
 
   // 1. Load slots
-  int32_t accepted = 1, begin = 0, count = p.tokens;
-  const int32_t slot = load_index(p.slots, i_b * p.slots_stride + min(int(lane), p.columns - 1), p.slot_shift);
-  if (p.accepted != nullptr) accepted = load_index(p.accepted, i_b, p.accepted_shift);
+  int32_t begin = 0, count = p.tokens;
+  const char* const slots = static_cast<const char*>(p.slots) + static_cast<uint64_t>(i_b) * p.slots_step;
+  const int32_t slot = load_index(slots, min(lane, uint32_t{p.columns} - 1), p.slot_shift);
+  const int32_t counted = load_index<true>(p.accepted, i_b, p.accepted_shift);
+  const int32_t accepted = p.accepted != nullptr ? counted : 1;
   if (p.cu_seqlens != nullptr) {
-    begin = load_index(p.cu_seqlens, i_b, 2);
-    count = min(load_index(p.cu_seqlens, i_b + 1, 2) - begin, count);
+    begin = load_int(p.cu_seqlens + i_b);
+    count = min(load_int(p.cu_seqlens + i_b + 1) - begin, count);
   }
   const uint32_t tile = blockIdx.x % TILES * TILE + group * ROWS;       // its first row, of the head
   const uint32_t column = part * (K / SPLIT) + c * EACH;                // the lane's first, without writes
-  const uint32_t share = ((i_hv * V + tile + part * SHARE) * K) * sizeof(T) + lane * 16;  // bytes in a slot, with writes
-  const uint32_t in_slot = WRITES ? share : ((i_hv * V + tile + lane / 4) * K + column) * sizeof(T);
+  const uint32_t in_head = WRITES ? (tile + part * SHARE) * K * sizeof(T) + lane * 16
+                                  : ((tile + lane / 4) * K + column) * sizeof(T);
+  const uint32_t in_slot = i_hv * p.head_bytes + in_head;  // bytes; with writes, of the warp's share
   const char* from = static_cast<const char*>(p.pool) + in_slot;
   ptx::pin(from);
 
   // 2. Load S
   const int32_t start = __shfl_sync(ALL, slot, p.columns > 1 ? accepted - 1 & 31 : 0);
-  const bool padding = accepted < 1 || accepted > p.tokens || start < p.first_slot || count < 1;
+  const bool padding = accepted < 1 || accepted > p.tokens || start < p.first_slot || start >= p.slots_end || count < 1;
   uint32_t w[LOADS][4];
   from += static_cast<int64_t>(start) * p.slot_stride * int64_t(sizeof(T));
   if (!padding) {
@@ -461,10 +475,10 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   if constexpr (WRITES) {
     int32_t to_slot = lane;  // where lane t's token has its state written to; below 0: nowhere
     if (p.mode == LAST) to_slot = int(lane) + 1 == count ? start : -1;
-    if (p.mode == SLOTS) to_slot = slot < p.first_slot ? -1 : slot;
+    if (p.mode == SLOTS) to_slot = slot < p.first_slot || slot >= p.slots_end ? -1 : slot;
     if (int(lane) >= count || states_row < 0) to_slot = -1;
     char* const states =
-        static_cast<char*>(p.states) + static_cast<int64_t>(states_row) * p.states_stride * int64_t(sizeof(T)) + share;
+        static_cast<char*>(p.states) + static_cast<int64_t>(states_row) * p.states_stride * int64_t(sizeof(T)) + in_slot;
     float s[LOADS][EACH];
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {

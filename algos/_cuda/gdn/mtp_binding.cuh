@@ -24,27 +24,24 @@ void launch_mtp(const MtpArguments& p, int64_t heads, int device, cudaStream_t s
 
 // A stride in the 32 bits that the kernel has for it.
 inline int32_t narrow(const char* name, int64_t stride) {
-  if (stride < 0 || stride > INT32_MAX) {
-    TVM_FFI_THROW(ValueError) << name << ": expected strides of 0 to 2^31 - 1 elements, got " << stride;
-  }
-  return static_cast<int32_t>(stride);
+  return static_cast<int32_t>(within(name, stride, 0, INT32_MAX));
 }
 
-// Several tokens of each sequence, for an engine that verifies drafts. The first two axes of q, k, v, a, b and states, and
-// the first one of state_indices and pool may be strided.
+// Several tokens of each sequence, for an engine that verifies drafts. The first two axes of q, k, v, a, b and pool, three of
+// states and the first one of state_indices may be strided.
 //
 // q, k [B, T, H, 128], v [B, T, HV, 128], a, b [B, T, HV] bf16, 1 <= T <= 8, HV a multiple of H; with cu_seqlens [B + 1]
 // int32 they are [total, ...], and a sequence has up to T tokens, the columns of state_indices (8 if it has one axis). Without
 // it they may be [total, ...], with total / B tokens for each sequence. [total, ...] may have a leading axis of 1.
 // A_log [HV] f32, dt_bias [HV] f32 or bf16. pool [slots, HV, 128, 128] f32 or bf16, k-last. state_indices [B] or [B, T],
 // int32 or int64: a sequence starts from the state in its slot, or in that of column num_accepted_tokens - 1 ([B], int32 or
-// int64; none: column 0). If its count is not in 1..T, or its start slot is below first_slot, it is padding: outputs 0, no
-// state is read or written. Slots must be below the pool's size, those that are written distinct. scale: none or 0 for
+// int64; none: column 0). If its count is not in 1..T, or its start slot is below first_slot (or 0), or not the pool's, it
+// is padding: outputs 0, no state is read or written. Slots that are written are distinct. scale: none or 0 for
 // 1/sqrt(128). epsilon: q and k are multiplied by 1/sqrt(sum(x^2) + epsilon); below 0: taken as they are.
 // output [B, T, HV, 128] bf16, or [total, HV, 128].
 // mode 0: no state is written (without STATES the only one); 1: the one after the last token, to the start slot; 2: the one
-// after token t to slot state_indices[b, t], unless that is below first_slot; 3: to states[states_rows[b] or b, t], of
-// states [N, >= T, HV, 128, 128] like the pool, unless the row is below 0.
+// after token t to slot state_indices[b, t], unless that is below first_slot, or not the pool's; 3: to states[states_rows[b]
+// or b, t], of states [N, >= T, HV, 128, 128] like the pool, its heads as far apart, unless the row is below 0.
 // Throws ValueError if an argument is different.
 template <bool STATES>
 void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
@@ -83,7 +80,6 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
   const DLDevice device = pool.device();
   if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "pool: expected on a CUDA device";
   const int64_t slots = pool.size(0);
-  if (slots >= int64_t{1} << 31) TVM_FFI_THROW(ValueError) << "pool: expected less than 2^31 slots";
   if (B * HV >= int64_t{1} << 25) TVM_FFI_THROW(ValueError) << "B * HV = " << B * HV << ": expected less than 2^25";
   const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1}, i32{kDLInt, 32, 1}, i64{kDLInt, 64, 1};
   const DLDataType of_state = pool.dtype();
@@ -108,41 +104,40 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
     *batch = narrow(name, axes == 1 && !cu_seqlens ? T * strides[1] : strides[0]), *token = narrow(name, strides[1]);
     return at;
   };
-  p.q = tokens(q, "q", H, 16, &p.q_batch, &p.q_token), p.k = tokens(k, "k", H, 16, &p.k_batch, &p.k_token);
+  p.q = tokens(q, "q", H, ALIGNMENT, &p.q_batch, &p.q_token), p.k = tokens(k, "k", H, ALIGNMENT, &p.k_batch, &p.k_token);
   p.v = tokens(v, "v", HV, 2, &p.v_batch, &p.v_token);
   p.a = tokens(a, "a", HV, 2, &p.a_batch, &p.a_token), p.b = tokens(b, "b", HV, 2, &p.b_batch, &p.b_token);
-  int64_t stride;
-  p.pool = p.states = strided<char>(pool, "pool", of_state, {slots, HV, V, K}, device, 16, &stride);
-  p.slot_stride = p.state_stride = narrow("pool", stride);
+  int64_t strides[2];
+  p.pool = p.states = strided<char, 2>(pool, "pool", of_state, {slots, HV, V, K}, device, ALIGNMENT, strides);
+  p.slot_stride = p.state_stride = narrow("pool", strides[0]);
+  p.head_bytes = head_bytes("pool", strides[1], HV, of_state.bits / 8);
   if (buffer) {
-    int64_t strides[2];
-    p.states = strided<char, 2>(*buffer, "states", of_state, {buffer->size(0), buffer->size(1), HV, V, K}, device, 16,
-                                strides);
-    p.states_stride = narrow("states", strides[0]), p.state_stride = narrow("states", strides[1]);
+    int64_t buffers[3];
+    p.states = strided<char, 3>(*buffer, "states", of_state, {buffer->size(0), buffer->size(1), HV, V, K}, device, ALIGNMENT,
+                                buffers);
+    p.states_stride = narrow("states", buffers[0]), p.state_stride = narrow("states", buffers[1]);
+    if (buffers[2] != strides[1]) TVM_FFI_THROW(ValueError) << "states: expected its heads as far apart as pool's, " << strides[1];
   }
-  p.output = axes == 1 ? data<bf>(output, "output", bf16, {total, HV, V}, device, 2)
-                        : data<bf>(output, "output", bf16, {B, T, HV, V}, device, 2);
-  p.A_log = data<const float>(A_log, "A_log", f32, {HV}, device, 4);
+  p.output = axes == 1 ? data<bf>(output, "output", bf16, {total, HV, V}, device)
+                        : data<bf>(output, "output", bf16, {B, T, HV, V}, device);
+  p.A_log = data<const float>(A_log, "A_log", f32, {HV}, device);
   p.dt_bias_bf16 = dt_bias.dtype() == bf16;
-  p.dt_bias = data<const char>(dt_bias, "dt_bias", p.dt_bias_bf16 ? bf16 : f32, {HV}, device, p.dt_bias_bf16 ? 2 : 4);
-  if (columns) {
-    const bool wide = state_indices.dtype() == i64;
-    p.slot_shift = wide ? 3 : 2, p.columns = static_cast<int32_t>(T);
-    p.slots = strided<const char>(state_indices, "state_indices", wide ? i64 : i32, {B, T}, device, wide ? 8 : 4, &stride);
-    p.slots_stride = narrow("state_indices", stride);
-  } else {
-    p.slots = slots_of(state_indices, "state_indices", B, device, &p.slot_shift);
-    p.columns = p.slots_stride = 1;
-  }
+  p.dt_bias = data<const char>(dt_bias, "dt_bias", p.dt_bias_bf16 ? bf16 : f32, {HV}, device);
+  const bool wide = state_indices.dtype() == i64;
+  p.slot_shift = wide ? 3 : 2, p.columns = static_cast<uint8_t>(columns ? T : 1);
+  const size_t index = wide ? 8 : 4;
+  p.slots = columns ? strided<const char>(state_indices, "state_indices", wide ? i64 : i32, {B, T}, device, index, strides)
+                    : strided<const char>(state_indices, "state_indices", wide ? i64 : i32, {B}, device, index, strides);
+  p.slots_step = static_cast<uint32_t>(within("state_indices", strides[0], 0, (1 << 28) - 1) * index);
   if (num_accepted_tokens) {
     p.accepted = slots_of(num_accepted_tokens.value(), "num_accepted_tokens", B, device, &p.accepted_shift);
   }
-  if (cu_seqlens) p.cu_seqlens = data<const int32_t>(cu_seqlens.value(), "cu_seqlens", i32, {B + 1}, device, 4);
+  if (cu_seqlens) p.cu_seqlens = data<const int32_t>(cu_seqlens.value(), "cu_seqlens", i32, {B + 1}, device);
   if (buffer && states_rows) p.states_rows = slots_of(states_rows.value(), "states_rows", B, device, &p.rows_shift);
   const double s = scale.value_or(0.0);
-  p.scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s), p.epsilon = static_cast<float>(epsilon);
-  p.HV = static_cast<uint32_t>(HV), p.tokens = static_cast<int32_t>(T), p.mode = static_cast<int32_t>(mode);
-  p.first_slot = static_cast<int32_t>(std::clamp<int64_t>(first_slot, 0, INT32_MAX));
+  p.scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s), p.epsilon = under_root(epsilon);
+  p.HV = static_cast<uint32_t>(HV), p.tokens = static_cast<int32_t>(T), p.mode = static_cast<uint8_t>(mode);
+  p.first_slot = first_live(first_slot), p.slots_end = slots_end("pool", slots);
   p.by_HV = Divisor(p.HV), p.by_group = Divisor(static_cast<uint32_t>(HV / H));
   if (B == 0 || total == 0) return;
   const CurrentDevice current(device.device_id);

@@ -10,18 +10,18 @@ namespace gdn {
 constexpr double NORM_EPSILON = 1e-6;  // under the root, as in vLLM, SGLang and FlashInfer
 
 // mixed_qkv [B, 2 H 128 + HV 128] bf16: q of all heads, k, then v; a, b [B, HV] bf16; A_log [HV] f32; dt_bias [HV] f32 or
-// bf16; pool [slots, HV, 128, 128] of T, k-last; state_indices [B] int32 or int64. A row's slot must be below the pool's
-// size; one below first_slot is padding: zeros out, and no state is touched. Slots of the other rows are distinct.
-// new_pool is pool or like it, new_indices the slots to write (those of state_indices if null); has_initial_state [B] bool:
-// rows without one start from zeros. epsilon below 0: q and k are taken as they are. Writes output [B, HV, 128] or
-// [B, 1, HV, 128] bf16.
+// bf16; pool [slots, HV, 128, 128] of T, k-last, slots and heads with any strides; state_indices [B] int32 or int64. A row
+// whose slot is below first_slot (or 0), or that the pool does not have, is padding: zeros out, and no state is touched.
+// Slots of the other rows are distinct. new_pool is pool or like it, with its heads as far apart; new_indices the slots to
+// write (those of state_indices if null); has_initial_state [B] bool: rows without one start from zeros. epsilon below 0: q
+// and k are taken as they are. Writes output [B, HV, 128] or [B, 1, HV, 128] bf16.
 template <typename T>
 void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log,
                    ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
                    ffi::Optional<double> scale, ffi::TensorView output, ffi::TensorView new_pool,
                    ffi::Optional<ffi::TensorView> new_indices, ffi::Optional<ffi::TensorView> has_initial_state,
                    int64_t first_slot, double epsilon) {
-  if (pool.ndim() != 4 || mixed_qkv.ndim() != 2) {
+  if (pool.ndim() != 4 || new_pool.ndim() != 4 || mixed_qkv.ndim() != 2) {
     TVM_FFI_THROW(ValueError) << "expected mixed_qkv [B, 2 H 128 + HV 128] and pool [slots, HV, 128, 128]";
   }
   const int64_t B = mixed_qkv.size(0), width = mixed_qkv.size(1), HV = pool.size(1), H = (width - HV * V) / (2 * K);
@@ -32,30 +32,35 @@ void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView
   const DLDevice device = pool.device();
   if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "pool: expected on a CUDA device";
   const int64_t slots = pool.size(0), new_slots = new_pool.size(0);
-  if (slots >= int64_t{1} << 31 || new_slots >= int64_t{1} << 31) TVM_FFI_THROW(ValueError) << "a pool has less than 2^31 slots";
   const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1}, f16{kDLFloat, 16, 1}, boolean{kDLBool, 8, 1};
   const DLDataType of_state = sizeof(T) == 4 ? f32 : std::is_same_v<T, __half> ? f16 : bf16;
   using bf = __nv_bfloat16;
   const double s = scale.value_or(0.0);
   PoolArguments<T> p{};
-  p.slots = strided_slots(state_indices, "state_indices", B, device, &p.slots_step);
-  p.new_slots = p.slots, p.new_slots_step = p.slots_step;
-  if (new_indices) p.new_slots = strided_slots(new_indices.value(), "new_indices", B, device, &p.new_slots_step);
-  if (has_initial_state) p.has_state = data<const bool>(has_initial_state.value(), "has_initial_state", boolean, {B}, device, 1);
-  p.qkv = strided<const bf>(mixed_qkv, "mixed_qkv", bf16, {B, width}, device, 16, &p.qkv_stride);
+  p.slots = strided_slots(state_indices, "state_indices", B, device, &p.slots_step, &p.slots_wide);
+  p.new_slots = p.slots, p.new_slots_step = p.slots_step, p.new_slots_wide = p.slots_wide;
+  if (new_indices)
+    p.new_slots = strided_slots(new_indices.value(), "new_indices", B, device, &p.new_slots_step, &p.new_slots_wide);
+  if (has_initial_state) p.has_state = data<const bool>(has_initial_state.value(), "has_initial_state", boolean, {B}, device);
+  p.qkv = strided<const bf>(mixed_qkv, "mixed_qkv", bf16, {B, width}, device, ALIGNMENT, &p.qkv_stride);
   p.a = strided<const bf>(a, "a", bf16, {B, HV}, device, 2, &p.a_stride);
   p.b = strided<const bf>(b, "b", bf16, {B, HV}, device, 2, &p.b_stride);
-  p.A_log = data<const float>(A_log, "A_log", f32, {HV}, device, 4);
+  p.A_log = data<const float>(A_log, "A_log", f32, {HV}, device);
   p.dt_bias_bf16 = dt_bias.dtype() == bf16;
-  p.dt_bias = data<const char>(dt_bias, "dt_bias", p.dt_bias_bf16 ? bf16 : f32, {HV}, device, p.dt_bias_bf16 ? 2 : 4);
-  p.pool = strided<const T>(pool, "pool", of_state, {slots, HV, V, K}, device, 32, &p.slot_stride);
-  p.new_pool = strided<T>(new_pool, "new_pool", of_state, {new_slots, HV, V, K}, device, 32, &p.new_slot_stride);
-  p.output = output.ndim() == 4 ? data<bf>(output, "output", bf16, {B, 1, HV, V}, device, 2)
-                                : data<bf>(output, "output", bf16, {B, HV, V}, device, 2);
+  p.dt_bias = data<const char>(dt_bias, "dt_bias", p.dt_bias_bf16 ? bf16 : f32, {HV}, device);
+  int64_t strides[2], new_strides[2];
+  p.pool = strided<const T, 2>(pool, "pool", of_state, {slots, HV, V, K}, device, 32, strides);
+  p.new_pool = strided<T, 2>(new_pool, "new_pool", of_state, {new_slots, HV, V, K}, device, 32, new_strides);
+  p.slot_stride = strides[0], p.new_slot_stride = new_strides[0];
+  p.head_bytes = head_bytes("pool", strides[1], HV, sizeof(T));
+  if (strides[1] != new_strides[1]) TVM_FFI_THROW(ValueError) << "new_pool: expected its heads as far apart as pool's";
+  p.output = output.ndim() == 4 ? data<bf>(output, "output", bf16, {B, 1, HV, V}, device)
+                                : data<bf>(output, "output", bf16, {B, HV, V}, device);
   p.scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s);
-  p.epsilon = static_cast<float>(epsilon);
+  p.epsilon = under_root(epsilon);
   p.HV = static_cast<uint32_t>(HV), p.H = static_cast<uint32_t>(H);
-  p.first_slot = static_cast<int32_t>(first_slot);
+  p.first_slot = first_live(first_slot), p.slots_end = slots_end("pool", slots);
+  p.new_slots_end = slots_end("new_pool", new_slots);
   p.by_HV = Divisor(p.HV), p.by_group = Divisor(static_cast<uint32_t>(HV / H));
   if (B > 0) launch(p, B * HV, device);
 }

@@ -553,7 +553,7 @@ class Preparation {
     for (int round = place.guessed(p) ? 0 : -1, tiles = 0; round * L::ROUND < place.blocks; ++round) {
       const int block = round * L::ROUND + static_cast<int>(2 * warp), next = tiles == 2 ? 0 : tiles + 1, made = round % 2;
       const bool there = round >= 0 && block * BLOCK + static_cast<int>(lane) < place.length;
-      const float log2_g = there ? fmaxf(log2_decay(A_log, __bfloat162float(a) + dt_bias), LEAST) : 0.f;
+      const float log2_g = there ? at_least(log2_decay(A_log, __bfloat162float(a) + dt_bias), LEAST) : 0.f;
       const float beta = there ? sigmoid(__bfloat162float(b)) : 0.f;
       const uint32_t barriers = shared_address(memory) + made * 8;
       if (round >= 2) Barrier(barriers + L::DONE_AT).wait(round / 2 - 1);

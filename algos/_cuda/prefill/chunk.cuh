@@ -58,11 +58,12 @@ struct Prefill : Tensors {
   __host__ __device__ __forceinline__ int64_t chunk_numbers() const { return num_tokens / CHUNK + N; }
   unsigned long long *tickets, launch;  // inter_chunk_sm90_fused.cuh: the counter of work tiles, and the launch's number in it
 
-  // Sequence n has the tokens from its border to the next. Clamped: wrong values in cu_seqlens cause no access outside.
-  // q of 2^31 tokens would be 512 GiB. The first and the last border are known without a load: a single sequence never waits.
+  // Sequence n has the tokens from its border to the next. Clamped: wrong values in cu_seqlens cause no access outside. There are
+  // fewer than 2^31 tokens. The first and the last border of a dense call are known without a load, so that a single sequence never
+  // waits. Those of an engine are loaded: it pads its rows, and what lies outside of the sequences must not enter a state.
   __device__ __forceinline__ int border(int n) const {
-    if (n == 0) return 0;
-    if (n == N) return static_cast<int>(num_tokens);
+    if (!POOL && n == 0) return 0;
+    if (!POOL && n == N) return static_cast<int>(num_tokens);
     const int64_t x = ends_at(n);
     return static_cast<int>(x < 0 ? 0 : x < num_tokens ? x : num_tokens);
   }

@@ -34,7 +34,9 @@ namespace gdn {
 
 void check(cudaError_t error) { TVM_FFI_CHECK_CUDA_ERROR(error); }
 void check(CUresult error) {
-  if (error != CUDA_SUCCESS) TVM_FFI_THROW(RuntimeError) << "the driver makes no tensor map of q, k, v or state: CUresult " << error;
+  constexpr const char* WHAT = "the driver makes no tensor map of q, k, v or state: CUresult ";
+  if (error == CUDA_ERROR_INVALID_VALUE) TVM_FFI_THROW(ValueError) << WHAT << error;  // sizes or strides: engines fall back
+  if (error != CUDA_SUCCESS) TVM_FFI_THROW(RuntimeError) << WHAT << error;
 }
 int sms_of(int device) { return sms(device); }
 

@@ -294,7 +294,7 @@ struct TileState {
   int row;  // of the head's or of all states' rows
   StateOf state;
   __device__ __forceinline__ TileState(const Prefill& p, const Segment& at, int half)
-      : row((POOL ? 0 : at.n * p.HV * HEAD_DIM) + at.hv * HEAD_DIM + half * GROUP_ROWS), state(at.state) {}
+      : row((POOL ? 0 : at.n * p.HV * HEAD_DIM) + p.state_row(at.hv) + half * GROUP_ROWS), state(at.state) {}
 };
 
 // The state before a tile comes through the ring of values, in a stage of its own, but for a CTA's first tile: the producer loads

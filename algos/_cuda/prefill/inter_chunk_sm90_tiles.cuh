@@ -67,7 +67,7 @@ __device__ __forceinline__ void produce_state(const Prefill& p, const Maps& maps
     } else {
       constexpr int ROWS = Shared::UNIT_ROWS, UNITS = HEAD_DIM / ROWS;
       mbarrier_arrive_expect_tx(full, p.state_blocks() * STATE_BLOCK<Shared>);
-      const int row = tile.what / UNITS % p.HV * HEAD_DIM + tile.what % UNITS * ROWS;
+      const int row = p.state_row(tile.what / UNITS % p.HV) + tile.what % UNITS * ROWS;
       tma_load_box(shared_address(&s.stages[stage]), maps.state, row, 0, tile.state, full);
     }
   } else {

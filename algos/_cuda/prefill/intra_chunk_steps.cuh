@@ -121,7 +121,7 @@ __device__ __forceinline__ void compute_gates(Gates& to, const RawGates& raw, in
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const bool inside = 2 * lane + i < count;
-    G[i] = inside ? fmaxf(log2_decay(raw.A_log, __bfloat162float(raw.a[i]) + raw.dt_bias), LEAST_LOG2) : 0.f;
+    G[i] = inside ? at_least(log2_decay(raw.A_log, __bfloat162float(raw.a[i]) + raw.dt_bias), LEAST_LOG2) : 0.f;
     beta[i] = inside ? sigmoid(__bfloat162float(raw.b[i])) : 0.f;
   }
   G[1] += G[0];

@@ -18,7 +18,7 @@ inline void make_map(CUtensorMap& map, const void* base, int64_t num_tokens, int
 }
 
 // All states' rows for tma_load_state: 64 or 128 of them, in four blocks of 32 columns. Or those of a pool's slot for
-// tma_load_box, of bf16 in two blocks of 64. `states`: the dense ones, before or after.
+// tma_load_box, of bf16 in two blocks of 64; heads may lie apart by any number of rows. `states`: the dense ones, before or after.
 template <typename Problem>
 void make_state_map(CUtensorMap& map, const Problem& p, uint32_t rows, const float* states) {
   if constexpr (POOL) {
@@ -27,7 +27,7 @@ void make_state_map(CUtensorMap& map, const Problem& p, uint32_t rows, const flo
     const cuuint64_t row = half ? HEAD_DIM * 2 : HEAD_DIM * 4, slots = static_cast<cuuint64_t>(p.slots);
     return check(flashcore::make_tensor_map<4>(
         map, half ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.pool,
-        {columns, static_cast<cuuint64_t>(p.HV) * HEAD_DIM, blocks, slots},
+        {columns, static_cast<cuuint64_t>(p.state_row(p.HV - 1)) + HEAD_DIM, blocks, slots},
         {row, 128, static_cast<cuuint64_t>(p.slot_stride) * (half ? 2 : 4)}, {columns, rows, blocks, 1}));
   } else
   check(flashcore::make_tensor_map<3>(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, states,

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "call.h"
@@ -16,6 +17,18 @@ namespace gdn {
 
 constexpr double NORM_EPSILON = 1e-6;  // under the root, as in vLLM, SGLang and FlashInfer
 constexpr DLDataType BF16{kDLBfloat, 16, 1}, F32{kDLFloat, 32, 1}, BOOL{kDLBool, 8, 1};
+
+// The limits of the kernels' integers: tokens and tiles are counted in 32 bits, N and HV in a dimension of a grid.
+void check_sizes(int64_t num_tokens, int64_t N, int64_t HV) {
+  if (N > 32767 || HV > 65535) TVM_FFI_THROW(ValueError) << "N = " << N << ", HV = " << HV << ": expected at most 32767 and 65535";
+  if (N * HV >= int64_t{1} << 25) TVM_FFI_THROW(ValueError) << "N * HV = " << N * HV << ": expected less than 2^25";
+  if (num_tokens >= int64_t{1} << 31) TVM_FFI_THROW(ValueError) << num_tokens << " tokens: expected less than 2^31";
+}
+
+// A stride from a token of q, k or v to the next: cuda-recurrent's kernel has 32 bits for 16 of them, and TMA takes none of 0.
+int64_t row_of(const char* name, int64_t num_tokens, int64_t stride) {
+  return num_tokens > 1 ? within(name, stride, 1, (1 << 28) - 1) : stride;
+}
 
 // int32 or int64 [count], dense; and which.
 const void* numbers(const ffi::TensorView& t, const char* name, int64_t count, DLDevice device, bool& wide) {
@@ -32,21 +45,26 @@ void checked(Call call, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_
   const DLDevice device = pool.device();
   const int64_t T = call.num_tokens, H = call.H, HV = call.HV, N = state_indices.size(0), slots = pool.size(0);
   if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is not a multiple of H = " << H;
-  if (slots >= (int64_t{1} << 31) - 1) TVM_FFI_THROW(ValueError) << "pool: expected less than 2^31 - 1 slots";
-  if (N > 32767 || HV > 65535) TVM_FFI_THROW(ValueError) << "N = " << N << ", HV = " << HV << ": expected at most 32767 and 65535";
+  check_sizes(T, N, HV);
   const double s = scale.value_or(0.0);
   call.half_pool = pool.dtype() == BF16, call.half_bias = dt_bias.dtype() == BF16;
   call.a = strided<const __nv_bfloat16>(a, "a", BF16, {T, HV}, device, 2, &call.a_row);
   call.b = strided<const __nv_bfloat16>(b, "b", BF16, {T, HV}, device, 2, &call.b_row);
-  call.A_log = data<const float>(A_log, "A_log", F32, {HV}, device, 4);
-  call.dt_bias = data<const char>(dt_bias, "dt_bias", call.half_bias ? BF16 : F32, {HV}, device, call.half_bias ? 2 : 4);
-  call.pool = strided<char>(pool, "pool", call.half_pool ? BF16 : F32, {slots, HV, HEAD_DIM, HEAD_DIM}, device, 16, &call.slot_stride);
-  call.state_indices = numbers(state_indices, "state_indices", N, device, call.long_indices);
+  call.A_log = data<const float>(A_log, "A_log", F32, {HV}, device);
+  call.dt_bias = data<const char>(dt_bias, "dt_bias", call.half_bias ? BF16 : F32, {HV}, device);
+  int64_t strides[2];
+  call.pool = strided<char, 2>(pool, "pool", call.half_pool ? BF16 : F32, {slots, HV, HEAD_DIM, HEAD_DIM}, device, ALIGNMENT, strides);
+  call.slot_stride = strides[0], call.head_stride = strides[1];
+  if (strides[1] % HEAD_DIM || strides[1] < 0 || strides[1] / HEAD_DIM * HV >= int64_t{1} << 31) {  // rows of a slot, for TMA
+    TVM_FFI_THROW(ValueError) << "pool: expected heads a multiple of 128 elements apart, and a slot of less than 2^31 such rows, got "
+                              << strides[1] << " from one of " << HV << " to the next";
+  }
+  call.state_indices = strided_slots(state_indices, "state_indices", N, device, &call.indices_step, &call.long_indices);
   call.cu_seqlens = numbers(cu_seqlens, "cu_seqlens", N + 1, device, call.long_lengths);
-  if (has_initial_state) call.has_state = data<const bool>(has_initial_state.value(), "has_initial_state", BOOL, {N}, device, 1);
-  call.output = data<__nv_bfloat16>(output, "output", BF16, {T, HV, HEAD_DIM}, device);
-  call.slots = slots, call.N = static_cast<int>(N), call.first_slot = static_cast<int>(first_slot);
-  call.scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(HEAD_DIM)) : s), call.epsilon = static_cast<float>(epsilon);
+  if (has_initial_state) call.has_state = data<const bool>(has_initial_state.value(), "has_initial_state", BOOL, {N}, device);
+  call.output = data<__nv_bfloat16>(output, "output", BF16, {T, HV, HEAD_DIM}, device, ALIGNMENT);
+  call.slots = slots_end("pool", slots), call.N = static_cast<int>(N), call.first_slot = first_live(first_slot);
+  call.scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(HEAD_DIM)) : s), call.epsilon = under_root(epsilon);
   if (N == 0) return;
 
   // torch's caching allocator if the caller is torch: no synchronisation, and freed as soon as the launches are queued
@@ -65,9 +83,14 @@ void check_ranks(const ffi::TensorView& pool, const ffi::TensorView& state_indic
 }
 
 // A call's q, k and v, with H, HV, num_tokens and their rows.
-Call of_engine(const ffi::TensorView& q, const ffi::TensorView& k, const ffi::TensorView& v, const ffi::TensorView& pool,
+Call of_engine(const ffi::TensorView& q_, const ffi::TensorView& k_, const ffi::TensorView& v_, const ffi::TensorView& pool,
                const ffi::TensorView& state_indices) {
-  if (q.ndim() != 3 || v.ndim() != 3) TVM_FFI_THROW(ValueError) << "q and v: expected 3 dimensions [num_tokens, heads, 128]";
+  const ffi::TensorView q = flat(q_, 3), k = flat(k_, 3), v = flat(v_, 3);
+  for (const auto& [t, name] : {std::pair{&q, "q"}, {&v, "v"}}) {
+    if (t->ndim() != 3) {
+      TVM_FFI_THROW(ValueError) << name << ": expected [num_tokens, heads, 128] or [1, num_tokens, heads, 128], got " << t->shape();
+    }
+  }
   check_ranks(pool, state_indices);
   Call call{};
   const int64_t T = q.size(0), H = q.size(1), HV = v.size(1);
@@ -75,23 +98,29 @@ Call of_engine(const ffi::TensorView& q, const ffi::TensorView& k, const ffi::Te
   call.q = strided<const __nv_bfloat16>(q, "q", BF16, {T, H, HEAD_DIM}, pool.device(), ALIGNMENT, &call.qk_row);
   call.k = strided<const __nv_bfloat16>(k, "k", BF16, {T, H, HEAD_DIM}, pool.device(), ALIGNMENT, &k_row);
   call.v = strided<const __nv_bfloat16>(v, "v", BF16, {T, HV, HEAD_DIM}, pool.device(), ALIGNMENT, &call.v_row);
-  if (k_row != call.qk_row) TVM_FFI_THROW(ValueError) << "k: expected the stride of q, " << call.qk_row << ", got " << k_row;
+  if (k_row != call.qk_row) {
+    TVM_FFI_THROW(ValueError) << "k: expected the stride of q, " << call.qk_row << ", got " << k_row << "; call .contiguous() on both";
+  }
+  row_of("q", T, call.qk_row), row_of("v", T, call.v_row);
   call.num_tokens = T, call.H = static_cast<int>(H), call.HV = static_cast<int>(HV);
   return call;
 }
 
 // q, k [num_tokens, H, 128], v [num_tokens, HV, 128] and a, b [num_tokens, HV] bf16, each with any stride from a token to the next
 // (q's and k's is one), such as views of packed rows; A_log [HV] f32; dt_bias [HV] f32 or bf16; pool [slots, HV, 128, 128] f32 or
-// bf16, k-last, slots with any stride, updated in place; state_indices [N] int32 or int64: the slot of each sequence, distinct; one
-// below first_slot, or not of the pool, is padding: zeros out, and no state is touched; has_initial_state [N] bool: sequences without
-// one start from zeros; cu_seqlens [N + 1] int32 or int64, from 0 on, never falling, num_tokens at the end; scale None or 0:
+// bf16, k-last, slots with any stride and heads with any multiple of 128 elements, updated in place; state_indices [N] int32 or int64,
+// with any stride: the slot of each sequence, distinct; one below first_slot (or 0), or not of the pool, is padding: zeros out, and no
+// state is touched; has_initial_state [N] bool: sequences without one start from zeros; cu_seqlens [N + 1] int32 or int64, never
+// falling: rows before the first and after the last of these are in no sequence, and their outputs are not written; scale None or 0:
 // 1/sqrt(128). epsilon: q and k become x / sqrt(sum x^2 + epsilon); below 0 they stay. Writes output [num_tokens, HV, 128] bf16.
+// [num_tokens, ...] may have a leading axis of 1.
 void chunk_prefill(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
                    ffi::TensorView A_log, ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
                    ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens, ffi::Optional<double> scale,
                    ffi::TensorView output, int64_t first_slot, double epsilon) {
   const Call call = of_engine(q, k, v, pool, state_indices);
-  checked(call, a, b, A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens, scale, output, first_slot, epsilon);
+  checked(call, flat(a, 2), flat(b, 2), A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens, scale, flat(output, 3), first_slot,
+          epsilon);
 }
 
 // As chunk_prefill, and keeps states within sequences, for prefix caches: checkpoints [any, HV, 128, 128] like pool, dense; sequence n's
@@ -108,10 +137,12 @@ void chunk_prefill_checkpoints(ffi::TensorView q, ffi::TensorView k, ffi::Tensor
     TVM_FFI_THROW(ValueError) << "expected checkpoints [any, HV, 128, 128] and checkpoint_starts [N]";
   }
   call.num_checkpoints = checkpoints.size(0), call.checkpoint_chunks = static_cast<int>(every_n_tokens / 64);
-  call.checkpoints = data<char>(checkpoints, "checkpoints", half ? BF16 : F32, {call.num_checkpoints, call.HV, HEAD_DIM, HEAD_DIM}, pool.device());
+  call.checkpoints = data<char>(checkpoints, "checkpoints", half ? BF16 : F32, {call.num_checkpoints, call.HV, HEAD_DIM, HEAD_DIM},
+                                pool.device(), 8);  // written as pairs
   const int64_t N = state_indices.size(0), starts = checkpoint_starts.size(0);
   call.checkpoint_starts = numbers(checkpoint_starts, "checkpoint_starts", starts == N + 1 ? starts : N, pool.device(), call.long_starts);
-  checked(call, a, b, A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens, scale, output, first_slot, epsilon);
+  checked(call, flat(a, 2), flat(b, 2), A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens, scale, flat(output, 3), first_slot,
+          epsilon);
 }
 
 // The op: mixed_qkv [num_tokens, 2 H 128 + HV 128] bf16, q of all heads, then k, then v; the rest as above. new_pool is pool.
@@ -129,7 +160,7 @@ void run(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::T
   call.q = strided<const __nv_bfloat16>(mixed_qkv, "mixed_qkv", BF16, {T, width}, pool.device(), ALIGNMENT, &call.qk_row);
   call.k = reinterpret_cast<const __nv_bfloat16*>(reinterpret_cast<const char*>(call.q) + H * HEAD_DIM * 2);
   call.v = reinterpret_cast<const __nv_bfloat16*>(reinterpret_cast<const char*>(call.q) + H * HEAD_DIM * 4);
-  call.v_row = call.qk_row, call.num_tokens = T, call.H = static_cast<int>(H), call.HV = static_cast<int>(HV);
+  call.v_row = row_of("mixed_qkv", T, call.qk_row), call.num_tokens = T, call.H = static_cast<int>(H), call.HV = static_cast<int>(HV);
   checked(call, a, b, A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens, scale, output, 1, NORM_EPSILON);
 }
 

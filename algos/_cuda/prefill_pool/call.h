@@ -19,20 +19,21 @@ struct Call {
   const __nv_bfloat16* b;        // [num_tokens, HV], b_row
   const float* A_log;            // [HV]
   const void* dt_bias;           // [HV], float, or bf16
-  void* pool;                    // [slots, HV, 128, 128], k-last, float or bf16, slot_stride elements from a slot to the next
-  const void* state_indices;     // [N], int32 or int64
+  void* pool;                    // [slots, HV, 128, 128], k-last, float or bf16, slot_stride and head_stride elements from one to the next
+  const void* state_indices;     // [N], int32 or int64, indices_step bytes from one to the next
   const bool* has_state;         // [N]; null: all have
-  const void* cu_seqlens;        // [N + 1], int32 or int64
+  const void* cu_seqlens;        // [N + 1], int32 or int64; the rows before the first and after the last are in no sequence
   __nv_bfloat16* output;         // [num_tokens, HV, 128]
   void* checkpoints;             // [num_checkpoints, HV, 128, 128] like pool, dense; null: none
   const void* checkpoint_starts; // [N], int32 or int64: where a sequence's are, one after each checkpoint_chunks chunks of 64 tokens
   int64_t num_checkpoints;
   int checkpoint_chunks;
-  int64_t qk_row, v_row, a_row, b_row, slot_stride, slots, num_tokens;
+  int64_t qk_row, v_row, a_row, b_row, slot_stride, head_stride, slots, num_tokens;
   float scale;
   float epsilon;                 // of the norms, under the root; below 0: q and k are as they should be
   int H, HV, N;
-  int first_slot;                // slots below this are padding
+  int first_slot;                // slots below this are padding, and those that the pool does not have
+  uint32_t indices_step;
   bool long_indices, long_lengths, long_starts, half_pool, half_bias;
 };
 

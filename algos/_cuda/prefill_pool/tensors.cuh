@@ -49,9 +49,9 @@ struct Tensors : Call {
   }
 
   __device__ __forceinline__ StateOf state_of(int n) const {
-    const int64_t slot = number(state_indices, long_indices, n);
+    const int64_t slot = number(static_cast<const char*>(state_indices) + static_cast<int64_t>(n) * indices_step, long_indices, 0);
     const bool there = !has_state || has_state[n];
-    if (slot < first_slot || slot < 0 || slot >= slots) return PADDING;
+    if (slot < first_slot || slot >= slots) return PADDING;  // first_slot is 0 or more
     return there ? static_cast<int>(slot) : ~static_cast<int>(slot);
   }
   // Whether outputs are zeros and no state is touched.
@@ -61,6 +61,8 @@ struct Tensors : Call {
   __device__ __forceinline__ NewStateRows final(StateOf of, int hv) const {
     return {padding(of) ? nullptr : at(of < 0 ? ~of : of, hv), half_pool};
   }
+  // Where a head's rows begin among those of a slot, for TMA (make_state_map).
+  __host__ __device__ __forceinline__ int state_row(int hv) const { return hv * static_cast<int>(head_stride / HEAD_DIM); }
   // Only a dense call has all states side by side.
   __host__ __device__ __forceinline__ static const float* rows(int64_t) { return nullptr; }
   __host__ __device__ __forceinline__ static float* new_rows(int64_t) { return nullptr; }
@@ -86,7 +88,7 @@ struct Tensors : Call {
 
  private:
   __device__ __forceinline__ char* at(int slot, int hv) const {
-    return static_cast<char*>(pool) + (slot * slot_stride + hv * (HEAD_DIM * HEAD_DIM)) * (half_pool ? 2 : 4);
+    return static_cast<char*>(pool) + (slot * slot_stride + hv * head_stride) * (half_pool ? 2 : 4);
   }
   __device__ __forceinline__ static int64_t number(const void* of, bool wide, int n) {
     return wide ? static_cast<const int64_t*>(of)[n] : static_cast<const int32_t*>(of)[n];

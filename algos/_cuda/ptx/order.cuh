@@ -24,6 +24,21 @@ __device__ __forceinline__ void load_now(uint32_t* w, const void* p) {
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
 }
 
+// Four bytes where `there`, else 0: with a predicate, not a branch.
+__device__ __forceinline__ uint32_t load_now_if(bool there, const void* p) {
+  uint32_t w;
+  asm volatile(
+      "{\n"
+      ".reg .pred there;\n"
+      "setp.ne.b32 there, %2, 0;\n"
+      "mov.b32 %0, 0;\n"
+      "@there ld.relaxed.cta.global.b32 %0, [%1];\n"
+      "}"
+      : "=r"(w)
+      : "l"(p), "r"(static_cast<int>(there)));
+  return w;
+}
+
 // An address that is computed before this line. No instruction.
 __device__ __forceinline__ void pin(const char*& x) { asm volatile("" : "+l"(x)); }
 

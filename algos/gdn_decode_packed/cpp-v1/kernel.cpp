@@ -1,166 +1,94 @@
 // GDN decode on the CPU as servers call it: packed rows, states in a pool, in place.
 //
-//   q, k = q / sqrt(q.q + 1e-6), k / sqrt(k.k + 1e-6)
-//   g = exp(-exp(A_log) * softplus(a + dt_bias)),  beta = sigmoid(b)        one pair per (row, value head)
-//   S = g S;  d = beta (v - S k);  S = S + d k^T;  o = scale * S q          S = pool[slot] [V, K], k-last, K = V = 128
+//   q, k = q / sqrt(q.q + epsilon), k / sqrt(k.k + epsilon)     not if epsilon < 0
+//   g = exp(-exp(A_log) * softplus(a + dt_bias)),  beta = sigmoid(b)    for each row and head
+//   S = g S;  d = beta (v - S k);  S = S + d k^T;  o = scale * S q      S = pool[slot]
 //
-// Changed from gdn_decode/cpp-v1: q, k and v are parts of a row, the state is a slot's, q and k are normalised here, and
-// no store goes past the cache: the lines that are written have just been read. Its rows.h and pool.h are shared.
+// Changed from gdn_decode/cpp-v1: q, k and v are parts of a row, the state is a slot's, q and k are
+// normalised here, and no store goes past the cache: the lines that are written have just been
+// read. A row is a sequence of one token (walk.h).
 //
-// Grid: B * HV value heads, each in one chunk or, when there are few, in up to eight chunks of 16 rows of the state.
+// Grid: B * HV value heads, each in one chunk or, when there are few, in up to eight chunks of 16
+// rows of the state.
 // Provenance: the recurrence is Gated DeltaNet's (arXiv 2412.06464). Written here.
 
-#include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/function.h>
-#include <tvm/ffi/optional.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
+#include "walk.h"
 
-#include "pool.h"
-#include "rows.h"
-#include "tensor.cuh"
+namespace gdn {
 
-namespace ffi = tvm::ffi;
-using gdn::data;
+struct Decode : Walk {
+  States pool, new_pool;
+  Whole slots, new_slots;
+  const bool* has_state;  // null: all have one
+  int64_t first_slot;
 
-namespace {
-
-constexpr int K = gdn::K, V = 128;
-constexpr float EPS = 1e-6f;  // below the root of the norm
-
-// Rows whose elements lie side by side; the rows themselves may lie apart.
-struct Strided {
-  const uint16_t* data;
-  int64_t stride;  // elements from one row to the next
-  const uint16_t* operator[](int64_t i) const { return data + i * stride; }
+  bool known(int64_t slot, const States& of) const { return slot >= first_slot && slot < of.slots; }
+  bool padding(int64_t n) const { return !known(slots[n], pool); }
+  const char* origin(int64_t n, int64_t i_hv) const {
+    return !has_state || has_state[n] ? pool.at(slots[n], i_hv) : nullptr;
+  }
+  char* target(int64_t n, int64_t, int64_t i_hv) const {
+    const int64_t slot = new_slots[n];
+    return known(slot, new_pool) ? new_pool.at(slot, i_hv) : nullptr;
+  }
 };
 
-struct Job {
-  Strided mixed_qkv, a, b;
-  const float *A_log, *dt_bias;
-  float* pool;
-  int64_t slot;  // elements from one slot to the next
-  const int32_t* state_indices;
-  float scale;
-  uint16_t* output;
-  int64_t H, HV;
-  int chunk_rows;  // divides V
-  gdn::Rows rows;
-};
-
-// Without overflow at either end.
-float softplus(float x) { return std::fmax(x, 0.f) + std::log1p(std::exp(-std::fabs(x))); }
-
-// The dot of two vectors in eight sums, whatever the compiler makes of them.
-float dot(const float* x, const float* y) {
-  float s[8] = {};
-  for (int c = 0; c < K; ++c) s[c % 8] += x[c] * y[c];
-  return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+// The call of a serving engine; the CUDA rungs export the same one.
+//
+// mixed_qkv [B, 2 H 128 + HV 128] bf16: q of all heads, k, then v; a, b [B, HV] bf16; rows of these
+// may lie apart. A_log [HV] f32; dt_bias [HV] f32 or bf16. pool [slots, HV, 128, 128] f32, bf16 or
+// f16, k-last; slots and heads may lie apart. state_indices [B] int32 or int64, with any stride
+// that is not negative. A row whose slot is below first_slot (at least 0), or not below the pool's
+// size, is padding: zeros out, and no state is touched. Slots of the other rows are distinct.
+// new_pool is pool or like it, new_indices the slots to write (those of state_indices if null);
+// has_initial_state [B] bool: rows without one start from zeros. scale: none or 0 for 1/sqrt(128).
+// epsilon: q and k are divided by sqrt(sum(x^2) + epsilon); below 0: taken as they are. Writes
+// output [B, HV, 128] or [B, 1, HV, 128] bf16. ValueError before anything is written.
+void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b,
+                   ffi::TensorView A_log, ffi::TensorView dt_bias, ffi::TensorView pool,
+                   ffi::TensorView state_indices, ffi::Optional<double> scale,
+                   ffi::TensorView output, ffi::TensorView new_pool,
+                   ffi::Optional<ffi::TensorView> new_indices,
+                   ffi::Optional<ffi::TensorView> has_initial_state, int64_t first_slot,
+                   double epsilon) {
+  if (pool.ndim() != 4 || mixed_qkv.ndim() != 2) {
+    TVM_FFI_THROW(ValueError) << "expected mixed_qkv [B, 2 H 128 + HV 128] and pool [slots, HV, "
+                              << "128, 128], got " << mixed_qkv.shape() << " and " << pool.shape();
+  }
+  Decode j{};
+  const int64_t B = mixed_qkv.size(0), HV = pool.size(1);
+  j.T = 1, j.HV = HV, j.H = query_heads(mixed_qkv.size(1), HV);
+  j.pool = states_of(pool, "pool", true), j.type = j.pool.type;
+  j.new_pool = states_of(new_pool, "new_pool", true);
+  if (j.new_pool.type != j.type || new_pool.size(1) != HV) {
+    TVM_FFI_THROW(ValueError) << "new_pool: expected the dtype and the heads of pool";
+  }
+  take_rows(j, mixed_qkv);
+  j.a = rows_of(a, "a", {B, HV}), j.b = rows_of(b, "b", {B, HV});
+  take_constants(j, A_log, dt_bias, scale, epsilon);
+  j.slots = j.new_slots = whole(state_indices, "state_indices", {B});
+  if (new_indices) j.new_slots = whole(new_indices.value(), "new_indices", {B});
+  if (has_initial_state) {
+    j.has_state = data<const bool>(has_initial_state.value(), "has_initial_state", BOOL, {B}, CPU);
+  }
+  j.output = output.ndim() == 4 ? data<uint16_t>(output, "output", BF16, {B, 1, HV, V}, CPU)
+                                : data<uint16_t>(output, "output", BF16, {B, HV, V}, CPU);
+  j.first_slot = std::max<int64_t>(first_slot, 0);
+  walk(j, B);
 }
 
-void normalised(const uint16_t* x, float* to) {
-  for (int c = 0; c < K; ++c) to[c] = gdn::from_bf16(x[c]);
-  const float norm = std::sqrt(dot(to, to) + EPS);
-  for (int c = 0; c < K; ++c) to[c] /= norm;
+// The op's call: in place, the norm of q and k inside, slots 0 and below are padding.
+void run(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log,
+         ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
+         ffi::Optional<double> scale, ffi::TensorView output, ffi::TensorView new_pool) {
+  check_in_place(pool, new_pool);
+  packed_decode(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, output, new_pool, {},
+                {}, 1, NORM_EPSILON);
 }
 
-void run_chunk(const void* p, int64_t chunk) {
-  const Job& j = *static_cast<const Job*>(p);
-  const int64_t row = chunk * j.chunk_rows;  // of all B * HV * V rows
-  const int64_t i_b = row / V / j.HV, i_hv = row / V % j.HV, i_v = row % V;
-  const int64_t i_h = i_hv / (j.HV / j.H), slot = j.state_indices[i_b];
-  uint16_t* output = j.output + row;
-  if (slot <= 0) {
-    std::fill(output, output + j.chunk_rows, uint16_t{0});
-    return;
-  }
-  const uint16_t* x = j.mixed_qkv[i_b];
-  gdn::Head h;
-  normalised(x + i_h * K, h.q);
-  normalised(x + (j.H + i_h) * K, h.k);
-  h.kq = dot(h.k, h.q);
-  h.g = std::exp(-std::exp(j.A_log[i_hv]) * softplus(gdn::from_bf16(j.a[i_b][i_hv]) + j.dt_bias[i_hv]));
-  h.beta = 1.f / (1.f + std::exp(-gdn::from_bf16(j.b[i_b][i_hv])));
-  h.scale = j.scale;
-  float* state = j.pool + slot * j.slot + (i_hv * V + i_v) * K;
-  j.rows(h, state, x + 2 * j.H * K + i_hv * V + i_v, state, output, j.chunk_rows);
-}
+}  // namespace gdn
 
-// A [B, columns] bf16 tensor on the CPU whose rows may lie apart.
-Strided strided(const ffi::TensorView& t, const char* name, int64_t B, int64_t columns) {
-  const DLDataType bf16{kDLBfloat, 16, 1};
-  if (t.dtype() != bf16) TVM_FFI_THROW(ValueError) << name << ": expected bfloat16";
-  if (t.ndim() != 2 || t.size(0) != B || t.size(1) != columns) {
-    TVM_FFI_THROW(ValueError) << name << ": expected shape [" << B << ", " << columns << "], got " << t.shape();
-  }
-  if (t.device().device_type != kDLCPU) TVM_FFI_THROW(ValueError) << name << ": expected on the CPU";
-  if (columns > 1 && t.stride(1) != 1) TVM_FFI_THROW(ValueError) << name << ": expected rows without gaps";
-  return {reinterpret_cast<const uint16_t*>(static_cast<char*>(t.data_ptr()) + t.byte_offset()), t.stride(0)};
-}
-
-// Where the pool begins; its slots may lie apart, each is [HV, V, K] without gaps.
-float* slots(const ffi::TensorView& t, const char* name) {
-  const DLDataType f32{kDLFloat, 32, 1};
-  if (t.dtype() != f32) TVM_FFI_THROW(ValueError) << name << ": expected float32";
-  if (t.ndim() != 4 || t.size(2) != V || t.size(3) != K) {
-    TVM_FFI_THROW(ValueError) << name << ": expected shape [slots, HV, 128, 128], got " << t.shape();
-  }
-  if (t.device().device_type != kDLCPU) TVM_FFI_THROW(ValueError) << name << ": expected on the CPU";
-  const bool packed = t.stride(3) == 1 && t.stride(2) == K && (t.size(1) == 1 || t.stride(1) == V * K);
-  if (!packed || (t.size(0) > 1 && t.stride(0) < t.size(1) * V * K)) {
-    TVM_FFI_THROW(ValueError) << name << ": expected slots [HV, 128, 128] without gaps";
-  }
-  return reinterpret_cast<float*>(static_cast<char*>(t.data_ptr()) + t.byte_offset());
-}
-
-}  // namespace
-
-// mixed_qkv [B, 2 H K + HV V] bf16, a, b [B, HV] bf16, all with rows that may lie apart; A_log, dt_bias [HV] f32; pool
-// [P, HV, 128, 128] f32, its slots may lie apart; state_indices [B] int32, 0 or less: padding; scale None or 0:
-// 1/sqrt(128). Writes output [B, HV, 128] bf16 and the pool's slots; new_pool is the pool.
-void Run(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log,
-         ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices, ffi::Optional<double> scale,
-         ffi::TensorView output, ffi::TensorView new_pool) {
-  Job j{};
-  j.pool = slots(pool, "pool");
-  j.slot = pool.stride(0);
-  j.HV = pool.size(1);
-  if (slots(new_pool, "new_pool") != j.pool || new_pool.size(0) != pool.size(0) || new_pool.size(1) != j.HV ||
-      new_pool.stride(0) != j.slot) {
-    TVM_FFI_THROW(ValueError) << "new_pool: expected the pool itself, which is updated in place";
-  }
-  if (mixed_qkv.ndim() != 2) TVM_FFI_THROW(ValueError) << "mixed_qkv: expected 2 dimensions";
-  const int64_t B = mixed_qkv.size(0), columns = mixed_qkv.size(1), qk = columns - j.HV * V;
-  j.H = qk / (2 * K);
-  if (j.H < 1 || qk % (2 * K) || j.HV % j.H) {
-    TVM_FFI_THROW(ValueError) << "mixed_qkv: " << columns << " columns are no rows of q, k and v of 128 for " << j.HV
-                              << " value heads";
-  }
-  const DLDevice device = pool.device();
-  const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1}, i32{kDLInt, 32, 1};
-  const double s = scale.value_or(0.0);
-  j.mixed_qkv = strided(mixed_qkv, "mixed_qkv", B, columns);
-  j.a = strided(a, "a", B, j.HV);
-  j.b = strided(b, "b", B, j.HV);
-  j.A_log = data<float>(A_log, "A_log", f32, {j.HV}, device);
-  j.dt_bias = data<float>(dt_bias, "dt_bias", f32, {j.HV}, device);
-  j.state_indices = data<int32_t>(state_indices, "state_indices", i32, {B}, device);
-  j.scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s);
-  j.output = data<uint16_t>(output, "output", bf16, {B, j.HV, V}, device);
-  for (int64_t i = 0; i < B; ++i) {  // before anything is written
-    if (j.state_indices[i] >= pool.size(0)) {
-      TVM_FFI_THROW(ValueError) << "state_indices: row " << i << " names slot " << j.state_indices[i] << " of a pool of "
-                                << pool.size(0);
-    }
-  }
-  const int64_t rows = B * j.HV * V;
-  gdn::Pool& threads = gdn::Pool::get();
-  j.chunk_rows = V;
-  while (j.chunk_rows > 16 && rows / j.chunk_rows < 4 * threads.threads()) j.chunk_rows /= 2;
-  j.rows = gdn::pick_rows(false);
-  threads.run(rows / j.chunk_rows, run_chunk, &j);
-}
-
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, Run);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, gdn::run);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_decode, gdn::packed_decode);

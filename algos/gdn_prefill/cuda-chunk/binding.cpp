@@ -30,17 +30,17 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   using bf = __nv_bfloat16;
   const double s = scale.value_or(0.0);
   const Call call = {
-      data<const bf>(q, "q", bf16, {num_tokens, H, HEAD_DIM}, device),
-      data<const bf>(k, "k", bf16, {num_tokens, H, HEAD_DIM}, device),
-      data<const bf>(v, "v", bf16, {num_tokens, HV, HEAD_DIM}, device),
-      data<const float>(state, "state", f32, {N, HV, HEAD_DIM, HEAD_DIM}, device),
+      data<const bf>(q, "q", bf16, {num_tokens, H, HEAD_DIM}, device, ALIGNMENT),
+      data<const bf>(k, "k", bf16, {num_tokens, H, HEAD_DIM}, device, ALIGNMENT),
+      data<const bf>(v, "v", bf16, {num_tokens, HV, HEAD_DIM}, device, ALIGNMENT),
+      data<const float>(state, "state", f32, {N, HV, HEAD_DIM, HEAD_DIM}, device, ALIGNMENT),
       data<const float>(A_log, "A_log", f32, {HV}, device),
       data<const bf>(a, "a", bf16, {num_tokens, HV}, device),
       data<const float>(dt_bias, "dt_bias", f32, {HV}, device),
       data<const bf>(b, "b", bf16, {num_tokens, HV}, device),
       data<const int64_t>(cu_seqlens, "cu_seqlens", i64, {N + 1}, device),
-      data<bf>(output, "output", bf16, {num_tokens, HV, HEAD_DIM}, device),
-      data<float>(new_state, "new_state", f32, {N, HV, HEAD_DIM, HEAD_DIM}, device),
+      data<bf>(output, "output", bf16, {num_tokens, HV, HEAD_DIM}, device, ALIGNMENT),
+      data<float>(new_state, "new_state", f32, {N, HV, HEAD_DIM, HEAD_DIM}, device, ALIGNMENT),
       static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(HEAD_DIM)) : s),
       static_cast<int>(H),
       static_cast<int>(HV),
@@ -49,6 +49,8 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   };
   if (N == 0) return;
   if (N > 32767 || HV > 65535) TVM_FFI_THROW(ValueError) << "N = " << N << ", HV = " << HV << ": expected at most 32767 and 65535";
+  if (N * HV >= int64_t{1} << 25) TVM_FFI_THROW(ValueError) << "N * HV = " << N * HV << ": expected less than 2^25";
+  if (num_tokens >= int64_t{1} << 31) TVM_FFI_THROW(ValueError) << num_tokens << " tokens: expected less than 2^31";
 
   // torch's caching allocator if the caller is torch: no synchronisation, and freed as soon as the launches are queued
   std::vector<ffi::Tensor> buffers;

@@ -35,6 +35,8 @@ struct Tensors : Call {
   // The state before and after a sequence.
   __device__ __forceinline__ const float* original(StateOf of, int hv) const { return state + at(of, hv); }
   __device__ __forceinline__ float* final(StateOf of, int hv) const { return new_state + at(of, hv); }
+  // Where a head's rows begin among a sequence's.
+  __host__ __device__ __forceinline__ static int state_row(int hv) { return hv * HEAD_DIM; }
   // All of them, rows of 128.
   __host__ __device__ __forceinline__ const float* rows(int64_t row) const { return state + row * HEAD_DIM; }
   __host__ __device__ __forceinline__ float* new_rows(int64_t row) const { return new_state + row * HEAD_DIM; }

@@ -38,17 +38,17 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   using bf = __nv_bfloat16;
   const double s = scale.value_or(0.0);
   const Arguments p = {
-      data<const float>(state, "state", f32, {N, HV, V_DIM, K_DIM}, device),
+      data<const float>(state, "state", f32, {N, HV, V_DIM, K_DIM}, device, 8),
       data<const int64_t>(cu_seqlens, "cu_seqlens", i64, {N + 1}, device),
-      data<const bf>(k, "k", bf16, {num_tokens, H, K_DIM}, device),
-      data<const bf>(q, "q", bf16, {num_tokens, H, K_DIM}, device),
-      data<const bf>(v, "v", bf16, {num_tokens, HV, V_DIM}, device),
+      data<const bf>(k, "k", bf16, {num_tokens, H, K_DIM}, device, ALIGNMENT),
+      data<const bf>(q, "q", bf16, {num_tokens, H, K_DIM}, device, ALIGNMENT),
+      data<const bf>(v, "v", bf16, {num_tokens, HV, V_DIM}, device, ALIGNMENT),
       data<const bf>(a, "a", bf16, {num_tokens, HV}, device),
       data<const bf>(b, "b", bf16, {num_tokens, HV}, device),
       data<const float>(A_log, "A_log", f32, {HV}, device),
       data<const float>(dt_bias, "dt_bias", f32, {HV}, device),
-      data<float>(new_state, "new_state", f32, {N, HV, V_DIM, K_DIM}, device),
-      data<bf>(output, "output", bf16, {num_tokens, HV, V_DIM}, device),
+      data<float>(new_state, "new_state", f32, {N, HV, V_DIM, K_DIM}, device, 8),
+      data<bf>(output, "output", bf16, {num_tokens, HV, V_DIM}, device, ALIGNMENT),
       static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K_DIM)) : s),
       static_cast<uint32_t>(H),
       static_cast<uint32_t>(HV),

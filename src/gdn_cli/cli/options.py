@@ -367,12 +367,13 @@ def listed(text: str | None) -> tuple[str, ...]:
 
 def grouped(command: Callable[..., R]) -> Callable[..., R]:
     """The command for typer: each parameter that is a dataclass becomes an option per field."""
-    hints = get_type_hints(command, include_extras=True)
     parameters, groups = [], {}
-    for name, parameter in inspect.signature(command).parameters.items():
-        kind = hints[name]
+    # not get_type_hints: up to Python 3.10 it wraps an option whose default is None in another
+    # Optional, and typer does not look for the option inside
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        kind = parameter.annotation
         if not dataclasses.is_dataclass(kind):
-            parameters.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
         groups[name] = kind
         types = get_type_hints(kind, include_extras=True)

@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import inspect
 import logging
+import re
 import sys
 import threading
 from collections import Counter
@@ -19,7 +20,8 @@ from ..errors import GdnError, MissingError, one_line
 from ..text import folded_for
 
 _log = logging.getLogger("gdn_cli.serving")
-_REMEMBERED = 1000  # strides of calls: limits the memory of a program with ever new sizes
+_REMEMBERED = 1000  # strides of calls, reasons: limits the memory of a program with ever new sizes
+_POOLS = ("initial_state", "initial_state_source")  # how the engines' functions call the pool
 
 
 class Engine:
@@ -27,7 +29,8 @@ class Engine:
 
     package    its import name
     functions  "module:function" of the engine -> ours, of the same signature; keyword-only parameters are our own
-    fallbacks  how often a replaced function called the engine's own, because ours does not take its arguments
+    fallbacks  how often a replaced function called the engine's own, because ours does not take its
+               arguments. A call with a pool of two axes, vLLM's warm-up, is not counted
     """
 
     def __init__(self, package: str, functions: dict[str, Callable[..., Any]]) -> None:
@@ -100,38 +103,93 @@ class Engine:
                         setattr(module, attribute, new)
 
     def _replacement(self, name: str, own: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-        # kinds of calls, as a library's refusal takes longer than a call; by what is quicker to look at
-        refused: dict[tuple, set[tuple]] = {}
-        said: set[str] = set()  # what the refused argument was
+        # kinds of calls -> why, as a library's refusal takes longer than a call; by what is
+        # quicker to look at
+        refused: dict[tuple, dict[tuple, str]] = {}
+        reports = _Reports(name, self.package)
+        place = _place_of_pool(ours)
 
         @functools.wraps(own)
         def call(*args: Any, **named: Any) -> Any:
+            pool = _pool(place, args, named)
+            if pool is not None and pool.dim() == 2:  # vLLM's warm-up, which is none of states
+                return own(*args, **named)
             kinds = refused.get(_strides(args, named)) if refused else None
-            if kinds is None or _kind(args, named) not in kinds:
+            why = kinds.get(_kind(args, named)) if kinds else None
+            if why is None:
                 try:
                     return ours(*args, **named)
                 except (ValueError, TypeError, GdnError) as e:  # before anything was launched
-                    if (about := str(e).partition(":")[0]) not in said:
-                        said.add(about)
-                        _log.warning("%s falls back to %s's own (said once): %s", name, self.package, e)
-                    if not isinstance(e, GdnError) and len(refused) < _REMEMBERED:
-                        refused.setdefault(_strides(args, named), set()).add(_kind(args, named))
-            self.fallbacks[name] += 1
+                    why = str(e)
+                    # on a CPU values are looked at too: the next call of the kind may be right
+                    lasting = not isinstance(e, GdnError) and (pool is None or not pool.is_cpu)
+                    if lasting and len(refused) < _REMEMBERED:
+                        refused.setdefault(_strides(args, named), {})[_kind(args, named)] = why
+            with self._lock:
+                self.fallbacks[name] += 1
+                reports.add(why)
             return own(*args, **named)
 
         return call
 
 
+class _Reports:
+    """A line in the log for a function's 1st, 10th, 100th, ... fallback for the same reason."""
+
+    def __init__(self, name: str, package: str) -> None:
+        self.name, self.package = name, package
+        self.counts: Counter[str] = Counter()
+
+    def add(self, why: str) -> None:
+        reason = re.sub(r"\d+", "", why)  # the same whatever the sizes
+        if reason not in self.counts and len(self.counts) >= _REMEMBERED:
+            reason = "other reasons"
+        self.counts[reason] += 1
+        count = self.counts[reason]
+        if str(count).rstrip("0") == "1":
+            calls = f"{count} call" + "s" * (count > 1)
+            line = "%s falls back to %s's own (%s so far): %s"
+            _log.warning(line, self.name, self.package, calls, why)
+
+
+def _place_of_pool(ours: Callable[..., Any]) -> tuple[str, int] | None:
+    """The name and position of the pool among a function's parameters."""
+    names = list(inspect.signature(ours).parameters)
+    return next(((name, names.index(name)) for name in _POOLS if name in names), None)
+
+
+def _pool(place: tuple[str, int] | None, args: tuple, named: dict[str, Any]) -> torch.Tensor | None:
+    if place is None:
+        return None
+    name, position = place
+    pool = args[position] if position < len(args) else named.get(name)
+    return pool if isinstance(pool, torch.Tensor) else None
+
+
+def _plain(x: Any) -> Any:
+    """What stands for an argument that is no tensor: itself, if it can be compared."""
+    return x if x is None or isinstance(x, (bool, int, float, str)) else type(x)
+
+
 def _strides(args: tuple, named: dict[str, Any]) -> tuple:
-    return tuple([x.stride() if isinstance(x, torch.Tensor) else x for x in (*args, *named.values())])
+    values = (*args, *named.values())
+    return tuple([x.stride() if isinstance(x, torch.Tensor) else _plain(x) for x in values])
 
 
 def _kind(args: tuple, named: dict[str, Any]) -> tuple:
-    """What a library's checks look at: alignments up to 32 bytes, and everything but values."""
-    return tuple(
-        (x.dtype, x.shape, x.stride(), x.device, x.data_ptr() % 32) if isinstance(x, torch.Tensor) else x
-        for x in (*args, *named, *named.values())
-    )
+    """What the checks of a call on a GPU look at: alignments up to 32 bytes, which tensors share
+    memory, gradients, and everything but values."""
+    values = (*args, *named.values())
+    tensors = [x for x in values if isinstance(x, torch.Tensor)]
+    memory = [x.untyped_storage().data_ptr() for x in tensors]
+    shared = tuple(memory.index(address) for address in memory)
+    described = tuple([_described(x) if isinstance(x, torch.Tensor) else _plain(x) for x in values])
+    return torch.is_grad_enabled(), shared, tuple(named), described
+
+
+def _described(x: torch.Tensor) -> tuple:
+    layout = x.dtype, x.shape, x.stride(), x.device, x.data_ptr() % 32, x.data_ptr() == 0
+    return *layout, x.requires_grad, x.is_neg(), x.is_conj()
 
 
 def _signature(function: Callable[..., Any]) -> str:

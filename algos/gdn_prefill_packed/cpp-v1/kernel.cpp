@@ -1,0 +1,114 @@
+// GDN prefill on the CPU as servers call it: packed sequences, states in a pool, in place.
+//
+//   q, k = q / sqrt(q.q + epsilon), k / sqrt(k.k + epsilon)     not if epsilon < 0
+//   g = exp(-exp(A_log) * softplus(a + dt_bias)),  beta = sigmoid(b)
+//   S = g S;  d = beta (v - S k);  S = S + d k^T;  o = scale * S q          token after token
+//
+// The recurrence itself, not chunks of tokens: gdn_mtp_packed/cpp-v1's walk (walk.h) with as many
+// tokens as a sequence has. The state stays in the thread's scratch until the last token.
+//
+// Grid: N * HV value heads, each in one chunk or, when there are few, in up to eight chunks of 16
+// rows of the state.
+// Provenance: the recurrence is Gated DeltaNet's (arXiv 2412.06464). Written here.
+
+#include <tvm/ffi/function.h>
+
+#include "walk.h"
+
+namespace gdn {
+
+struct Prefill : Walk {
+  States pool;
+  Whole slots;
+  const bool* has_state;  // null: all have one
+  int64_t first_slot;
+
+  bool padding(int64_t n) const { return slots[n] < first_slot || slots[n] >= pool.slots; }
+  const char* origin(int64_t n, int64_t i_hv) const {
+    return !has_state || has_state[n] ? pool.at(slots[n], i_hv) : nullptr;
+  }
+  char* target(int64_t n, int64_t t, int64_t i_hv) const {
+    return t == count(n) - 1 ? pool.at(slots[n], i_hv) : nullptr;
+  }
+};
+
+// Checks all but q, k and v, which j has, with H and HV; and runs.
+void checked(Prefill& j, int64_t total, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log,
+             ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
+             ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens,
+             ffi::Optional<double> scale, ffi::TensorView output, int64_t first_slot,
+             double epsilon) {
+  const int64_t N = state_indices.size(0), HV = j.HV;
+  j.pool = states_of(pool, "pool"), j.type = j.pool.type;
+  j.a = rows_of(a, "a", {total, HV}), j.b = rows_of(b, "b", {total, HV});
+  take_constants(j, A_log, dt_bias, scale, epsilon);
+  j.slots = whole(state_indices, "state_indices", {N});
+  if (has_initial_state) {
+    j.has_state = data<const bool>(has_initial_state.value(), "has_initial_state", BOOL, {N}, CPU);
+  }
+  j.output = data<uint16_t>(output, "output", BF16, {total, HV, V}, CPU);
+  j.first_slot = std::max<int64_t>(first_slot, 0);
+  take_lengths(j, cu_seqlens, N, total, -1);
+  walk(j, N);
+}
+
+void check_ranks(const ffi::TensorView& pool, const ffi::TensorView& state_indices) {
+  if (pool.ndim() != 4 || state_indices.ndim() != 1) {
+    TVM_FFI_THROW(ValueError) << "expected pool [slots, HV, 128, 128] and state_indices [N], got "
+                              << pool.shape() << " and " << state_indices.shape();
+  }
+}
+
+// The call of a serving engine; the CUDA rungs export the same one.
+//
+// q, k [total, H, 128], v [total, HV, 128] and a, b [total, HV] bf16, each with any stride from a
+// token to the next; A_log [HV] f32; dt_bias [HV] f32 or bf16; pool [slots, HV, 128, 128] f32 or
+// bf16, k-last, slots and heads may lie apart, updated in place; state_indices [N] int32 or int64,
+// with any stride that is not negative: the slot of each sequence, distinct. One below first_slot
+// (at least 0), or not below the pool's size, is padding: zeros out, and no state is touched.
+// has_initial_state [N] bool: sequences without one start from zeros. cu_seqlens [N + 1] int32 or
+// int64, never falling; tokens before the first and after the last sequence belong to none, and
+// their outputs are not written. scale None or 0: 1/sqrt(128). epsilon: q and k are divided by
+// sqrt(sum(x^2) + epsilon); below 0: taken as they are. Writes output [total, HV, 128] bf16.
+// ValueError before anything is written.
+void chunk_prefill(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a,
+                   ffi::TensorView b, ffi::TensorView A_log, ffi::TensorView dt_bias,
+                   ffi::TensorView pool, ffi::TensorView state_indices,
+                   ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens,
+                   ffi::Optional<double> scale, ffi::TensorView output, int64_t first_slot,
+                   double epsilon) {
+  if (q.ndim() != 3) TVM_FFI_THROW(ValueError) << "q: expected [total, H, 128], got " << q.shape();
+  check_ranks(pool, state_indices);
+  Prefill j{};
+  const int64_t total = q.size(0);
+  j.H = q.size(1), j.HV = pool.size(1);
+  check_heads(j.H, j.HV);
+  j.q = rows_of(q, "q", {total, j.H, K}), j.k = rows_of(k, "k", {total, j.H, K});
+  j.v = rows_of(v, "v", {total, j.HV, V});
+  checked(j, total, a, b, A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens, scale,
+          output, first_slot, epsilon);
+}
+
+// The op: mixed_qkv [total, 2 H 128 + HV 128] bf16, q of all heads, then k, then v; the rest as
+// above. new_pool is pool.
+void run(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log,
+         ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
+         ffi::TensorView has_initial_state, ffi::TensorView cu_seqlens, ffi::Optional<double> scale,
+         ffi::TensorView output, ffi::TensorView new_pool) {
+  check_in_place(pool, new_pool);
+  check_ranks(pool, state_indices);
+  if (mixed_qkv.ndim() != 2) {
+    TVM_FFI_THROW(ValueError) << "mixed_qkv: expected [total, 2 H 128 + HV 128], got "
+                              << mixed_qkv.shape();
+  }
+  Prefill j{};
+  j.HV = pool.size(1), j.H = query_heads(mixed_qkv.size(1), j.HV);
+  take_rows(j, mixed_qkv);
+  checked(j, mixed_qkv.size(0), a, b, A_log, dt_bias, pool, state_indices, has_initial_state,
+          cu_seqlens, scale, output, 1, NORM_EPSILON);
+}
+
+}  // namespace gdn
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, gdn::run);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(chunk_prefill, gdn::chunk_prefill);

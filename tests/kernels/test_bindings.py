@@ -1,0 +1,408 @@
+"""What the bindings of CUDA kernels take and refuse, without a GPU: compiled as C++ with a launch
+that only keeps its arguments. Tensors are a CPU's, which the sources here take for a GPU's."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+
+import pytest
+import torch
+from emulator import emulation
+
+from gdn_cli.machine import inventory
+
+CUDA, D = emulation.CUDA, 128
+TINY = torch.finfo(torch.float32).tiny
+
+HEAD = """
+#include <map>
+#include <string>
+std::map<std::string, double> seen;
+extern "C" double seen_at(const char* name) { return seen.at(name); }
+"""
+
+PREFILL = """
+#include "binding.cpp"
+namespace gdn {
+void prefill(const Call& call, const Allocate&, int, void*) {
+  seen = {{"first_slot", call.first_slot}, {"epsilon", call.epsilon},
+          {"slots_step", call.indices_step}, {"slots_end", call.slots},
+          {"head_bytes", call.head_stride * 4}, {"qk_row", call.qk_row},
+          {"num_tokens", call.num_tokens}};
+}
+const char* fallback() { return ""; }
+}  // namespace gdn
+"""
+
+DENSE = """
+#include "binding.cpp"
+namespace gdn {
+void prefill(const Call& call, const Allocate&, int, void*) {
+  seen = {{"num_tokens", call.num_tokens}};
+}
+const char* fallback() { return ""; }
+}  // namespace gdn
+"""
+
+ON_A_GPU = """
+#include <cstdlib>
+#include "cuda_runtime.h"
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/function.h>
+#define TVM_FFI_CHECK_CUDA_ERROR(call) (void)0
+using cudaStream_t = void*;
+namespace gdn {
+struct CurrentDevice { explicit CurrentDevice(int) {} };
+template <typename Call> void launched(const Call& p);
+}  // namespace gdn
+"""
+
+DECODE = (
+    ON_A_GPU
+    + """
+struct Tuned {
+  const char* gpu;
+  int sms;
+  int64_t up_to;
+  int lanes, rows, passes, warps, load, store, resident;
+};
+constexpr Tuned TUNED[] = {{"", 132, INT64_MAX, 16, 2, 1, 4, 0, 0, 1}};
+#include "pool_binding.cuh"
+namespace gdn {
+template <> void launched(const Arguments<float>& p) { seen = {{"HV", p.HV}}; }
+template <> void launched(const PoolArguments<float>& p) {
+  seen = {{"first_slot", p.first_slot}, {"slots_end", p.slots_end},
+          {"new_slots_end", p.new_slots_end}, {"epsilon", p.epsilon}, {"head_bytes", p.head_bytes},
+          {"slots_step", p.slots_step}, {"slots_wide", p.slots_wide},
+          {"new_slots_wide", p.new_slots_wide}};
+}
+}  // namespace gdn
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, gdn::run<float>);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_decode, gdn::packed_decode<float>);
+"""
+)
+
+VERIFY = (
+    ON_A_GPU
+    + """
+#include "mtp_binding.cuh"
+namespace gdn {
+template <typename T, bool WRITES>
+void launch_mtp(const MtpArguments& p, int64_t, int, cudaStream_t) {
+  seen = {{"first_slot", p.first_slot}, {"slots_end", p.slots_end}, {"epsilon", p.epsilon},
+          {"slots_step", p.slots_step}, {"head_bytes", p.head_bytes}};
+}
+}  // namespace gdn
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(mtp_verify, gdn::mtp_verify<true>);
+"""
+)
+
+
+def without_a_gpu(text: str) -> str:
+    """A source that takes a CPU's tensors for a GPU's, and hands its arguments to `launched`."""
+    text = text.replace("device.device_type == kDLCPU", "false").replace("kDLCUDA", "kDLCPU")
+    for pattern, to in (
+        (r'#include (<tvm/ffi/extra/cuda/base.h>|"device.cuh")\n', ""),
+        (r"  constexpr auto kernel = .*?;\n  kernel<<<.*?>>>\(p\);\n", "  launched(p);\n"),
+        (r"  TVM_FFI_CHECK_CUDA_ERROR\(cuda\w+\(.*?\)\);\n", ""),
+    ):
+        text = re.sub(pattern, to, text, flags=re.S)
+    return text
+
+
+class Binding:
+    """The functions of a library, by name; seen(name): an argument of its last launch."""
+
+    def __init__(self, folder, driver: str, *sources):
+        import tvm_ffi
+
+        for path in (CUDA / "ffi" / "strided.cuh", CUDA / "ffi" / "tensor.cuh", *sources):
+            (folder / path.name).write_text(without_a_gpu(path.read_text()))
+        for file in ("access.cuh", "gates.cuh"):
+            source = next(CUDA.glob(f"*/{file}")).read_text()
+            (folder / file).write_text(emulation.without_ptx(source))
+        (folder / "driver.cpp").write_text(HEAD + driver)
+        include = [flag for path in tvm_ffi.libinfo.include_paths() for flag in ("-I", str(path))]
+        self.library = emulation.compiled(folder, *include)
+        self.library.seen_at.restype = ctypes.c_double
+        self.module = tvm_ffi.load_module(self.library._name)
+
+    def __getitem__(self, name: str):
+        return self.module[name]
+
+    def seen(self, name: str) -> float:
+        return self.library.seen_at(name.encode())
+
+
+@pytest.fixture(scope="module")
+def binding(tmp_path_factory):
+    if not inventory.cxx():
+        pytest.skip("no C++ compiler here")
+    pool, chunk = CUDA / "prefill_pool", CUDA.parent / "gdn_prefill" / "cuda-chunk"
+    gdn = {path.stem: path for path in (CUDA / "gdn").glob("*.cuh")}
+    decode = (gdn["pool_binding"], gdn["decode_binding"], CUDA / "ffi" / "tuned_row.cuh")
+    folders = {
+        "prefill": (PREFILL, pool / "binding.cpp", pool / "call.h"),
+        "dense": (DENSE, chunk / "binding.cpp", chunk / "call.h"),
+        "decode": (DECODE, *decode, gdn["decode"]),
+        "verify": (VERIFY, gdn["mtp_binding"], gdn["mtp"], gdn["decode"]),
+    }
+    made: dict[str, Binding] = {}
+
+    def get(name: str) -> Binding:
+        if name not in made:
+            made[name] = Binding(tmp_path_factory.mktemp(name), *folders[name])
+        return made[name]
+
+    return get
+
+
+def bf(*shape: int) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=torch.bfloat16)
+
+
+# The arguments of each function, and the bytes that the address of each tensor is a multiple of:
+# those of an element where a kernel reads one element at a time.
+
+
+def decode(B: int = 3, HV: int = 2) -> dict:
+    return dict(
+        q=bf(B, 1, 1, D), k=bf(B, 1, 1, D), v=bf(B, 1, HV, D), state=torch.zeros(B, HV, D, D),
+        A_log=torch.zeros(HV), a=bf(B, 1, HV), dt_bias=torch.zeros(HV), b=bf(B, 1, HV), scale=None,
+        output=bf(B, 1, HV, D), new_state=torch.zeros(B, HV, D, D),
+    )  # fmt: skip
+
+
+def packed_decode(B: int = 3, HV: int = 2) -> dict:
+    pool = torch.zeros(4, HV, D, D)
+    return dict(
+        mixed_qkv=bf(B, (2 + HV) * D), a=bf(B, HV), b=bf(B, HV), A_log=torch.zeros(HV),
+        dt_bias=torch.zeros(HV), pool=pool, state_indices=torch.zeros(B, dtype=torch.int32),
+        scale=None, output=bf(B, HV, D), new_pool=pool, new_indices=None,
+        has_initial_state=torch.ones(B, dtype=torch.bool), first_slot=1, epsilon=1e-6,
+    )  # fmt: skip
+
+
+def verify(N: int = 3, T: int = 2, HV: int = 2) -> dict:
+    return dict(
+        q=bf(N, T, 1, D), k=bf(N, T, 1, D), v=bf(N, T, HV, D), a=bf(N, T, HV), b=bf(N, T, HV),
+        A_log=torch.zeros(HV), dt_bias=torch.zeros(HV), pool=torch.zeros(4, HV, D, D),
+        state_indices=torch.zeros(N, dtype=torch.int32), num_accepted_tokens=None, cu_seqlens=None,
+        scale=None, output=bf(N, T, HV, D), states=None, states_rows=None, mode=1, first_slot=1,
+        epsilon=1e-6,
+    )  # fmt: skip
+
+
+def dense(T: int = 9, HV: int = 2) -> dict:
+    return dict(
+        q=bf(T, 1, D), k=bf(T, 1, D), v=bf(T, HV, D), state=torch.zeros(2, HV, D, D),
+        A_log=torch.zeros(HV), a=bf(T, HV), dt_bias=torch.zeros(HV), b=bf(T, HV),
+        cu_seqlens=torch.tensor([0, 4, T]), scale=None, output=bf(T, HV, D),
+        new_state=torch.zeros(2, HV, D, D),
+    )  # fmt: skip
+
+
+def prefill(T: int = 9, HV: int = 2, N: int = 3) -> dict:
+    return dict(
+        q=bf(T, 1, D), k=bf(T, 1, D), v=bf(T, HV, D), a=bf(T, HV), b=bf(T, HV),
+        A_log=torch.zeros(HV), dt_bias=torch.zeros(HV), pool=torch.zeros(4, HV, D, D),
+        state_indices=torch.zeros(N, dtype=torch.int32),
+        has_initial_state=torch.ones(N, dtype=torch.bool),
+        cu_seqlens=torch.zeros(N + 1, dtype=torch.int32), scale=None, output=bf(T, HV, D),
+        first_slot=1, epsilon=1e-6,
+    )  # fmt: skip
+
+
+GATES = dict(a=2, b=2, A_log=4, dt_bias=4)
+ENGINE = GATES | dict(state_indices=4)
+WIDE = dict(q=16, k=16)
+ALIGNED = {
+    ("decode", "run"): (decode, GATES | WIDE | dict(v=2, state=32, output=2, new_state=32)),
+    ("decode", "packed_decode"): (
+        packed_decode,
+        ENGINE | dict(mixed_qkv=16, pool=32, output=2, new_pool=32, has_initial_state=1),
+    ),
+    ("verify", "mtp_verify"): (verify, ENGINE | WIDE | dict(v=2, pool=16, output=2)),
+    ("dense", "run"): (
+        dense,
+        GATES | WIDE | dict(v=16, state=16, cu_seqlens=8, output=16, new_state=16),
+    ),
+    ("prefill", "chunk_prefill"): (
+        prefill,
+        ENGINE | WIDE | dict(v=16, pool=16, has_initial_state=1, cu_seqlens=4, output=16),
+    ),
+}
+
+
+def placed(x: torch.Tensor, at: int) -> torch.Tensor:
+    """The same tensor, `at` bytes after a multiple of 64."""
+    memory = torch.zeros(x.numel() * x.element_size() + 128, dtype=torch.uint8)
+    begin = -memory.data_ptr() % 64 + at
+    return memory[begin : begin + x.numel() * x.element_size()].view(x.dtype).view(x.shape)
+
+
+@pytest.mark.parametrize("which", ALIGNED, ids="-".join)
+def test_an_address_is_aligned_as_its_kernel_needs_it_and_no_more(binding, which):
+    library, name = which
+    given, aligned = ALIGNED[which]
+    function = binding(library)[name]
+    args = given()
+    assert {n for n, x in args.items() if isinstance(x, torch.Tensor)} == set(aligned)
+    for tensor, align in aligned.items():
+        function(*(args | {tensor: placed(args[tensor], align)}).values())
+        if align > args[tensor].element_size():
+            said = rf"^{tensor}: expected .* aligned to {align} bytes"
+            with pytest.raises(ValueError, match=said):
+                function(*(args | {tensor: placed(args[tensor], align // 2)}).values())
+
+
+# --- a pool --------------------------------------------------------------------------------
+
+POOLS = {("decode", "packed_decode"): packed_decode, ("verify", "mtp_verify"): verify,
+         ("prefill", "chunk_prefill"): prefill}  # fmt: skip
+
+
+@pytest.fixture(params=POOLS, ids="-".join)
+def engine(request, binding):
+    """A function that takes a pool: call(**changed arguments), and the binding."""
+    library = binding(request.param[0])
+
+    def call(**changed) -> Binding:
+        args = POOLS[request.param]() | changed
+        if "new_pool" in args and "pool" in changed:
+            args["new_pool"] = changed["pool"]
+        library[request.param[1]](*args.values())
+        return library
+
+    call.takes_far_heads = request.param[0] == "prefill"
+    return call
+
+
+def test_the_first_slot_is_0_or_more_and_something_is_added_below_the_root(engine):
+    found = engine(first_slot=-3, epsilon=0.0)
+    assert found.seen("first_slot") == 0 and found.seen("epsilon") == TINY
+    found = engine(first_slot=2**40, epsilon=-1.0)
+    assert found.seen("first_slot") == 2**31 - 1 and found.seen("epsilon") == -1
+    assert engine(epsilon=1e-6).seen("epsilon") == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_slots_are_a_column_of_a_table(engine, dtype):
+    table = torch.zeros(3, 5, dtype=dtype)
+    assert engine(state_indices=table[:, 1]).seen("slots_step") == 5 * table.element_size()
+
+
+def test_heads_of_a_slot_may_lie_apart(engine):
+    whole = torch.zeros(4, 2, D * D + D)
+    found = engine(pool=whole[:, :, : D * D].unflatten(2, (D, D)))
+    assert found.seen("head_bytes") == (D * D + D) * 4 and found.seen("slots_end") == 4
+    said = "^pool: expected dense but for its first two axes, got strides"
+    with pytest.raises(ValueError, match=said):
+        engine(pool=torch.zeros(4, 2, D, D).mT)
+
+
+def empty(*shape: int, dtype=torch.float32) -> torch.Tensor:
+    """Address space that nothing touches."""
+    try:
+        return torch.empty(*shape, dtype=dtype)
+    except RuntimeError:
+        pytest.skip(f"no {math.prod(shape) * dtype.itemsize >> 30} GiB of address space")
+
+
+def test_heads_beyond_what_the_offsets_in_a_slot_count_are_refused_by_name(engine):
+    """Decode and verify have 32 bits for bytes, prefill for rows of 128."""
+    far = empty(2**31 + D * D).as_strided((1, 2, D, D), (1, 2**31, D, 1))
+    if engine.takes_far_heads:
+        assert engine(pool=far).seen("head_bytes") == 2**33
+        return
+    said = "^pool: expected the 2 heads of a slot within 4 GiB, got 2147483648 elements"
+    with pytest.raises(ValueError, match=said):
+        engine(pool=far)
+
+
+def test_65536_value_heads_are_refused_by_name(binding):
+    pool, gates = empty(1, 2**16, D, D), torch.zeros(2**16)
+    args = packed_decode(B=0) | dict(
+        mixed_qkv=bf(0, (2 + 2**16) * D), a=bf(0, 2**16), b=bf(0, 2**16), A_log=gates,
+        dt_bias=gates, output=bf(0, 2**16, D), pool=pool, new_pool=pool,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="^pool: expected the 65536 heads of a slot within 4 GiB"):
+        binding("decode")["packed_decode"](*args.values())
+    said = "^pool: expected at most 1024 heads, a multiple of q's 1, got 1025"
+    with pytest.raises(ValueError, match=said):
+        binding("verify")["mtp_verify"](*verify(1, 1, 1025).values())
+    args = prefill(T=0, HV=1) | dict(v=bf(0, 2**16, D), a=bf(0, 2**16), b=bf(0, 2**16))
+    with pytest.raises(ValueError, match="^N = 3, HV = 65536: expected at most 32767 and 65535"):
+        binding("prefill")["chunk_prefill"](*args.values())
+
+
+# --- strides --------------------------------------------------------------------------------
+
+
+def test_what_has_one_element_has_no_stride(binding):
+    """A view of one batch of a wider tensor; and heads of a call with one of them."""
+    call = binding("prefill")["chunk_prefill"]
+    wide = torch.zeros(4, 12, 1, 3 * D, dtype=torch.bfloat16)[:, :9]
+    q, k = wide[2:3, :, :, :D], wide[2:3, :, :, D : 2 * D]
+    assert q.stride(0) != 9 * q.stride(1)
+    args = prefill() | dict(q=q, k=k, v=bf(1, 9, 2, D), output=bf(1, 9, 2, D))
+    call(*(args | dict(a=bf(1, 9, 2), b=bf(1, 9, 2))).values())
+    assert binding("prefill").seen("num_tokens") == 9 and binding("prefill").seen("qk_row") == 3 * D
+
+
+EXPECTED = r"expected \[num_tokens, heads, 128\] or \[1, num_tokens, heads, 128\], got \[2, 9, "
+REFUSED = [
+    ("q", bf(2, 9, 1, D), f"q: {EXPECTED}1, 128"),
+    ("v", bf(2, 9, 2, D), f"v: {EXPECTED}2, 128"),
+    ("k", bf(2, 9, 1, D), r"k: expected bfloat16 \[9, 1, 128\], got"),
+    # what a convolution along the tokens leaves for one batch: its output transposed
+    ("q", bf(1, D, 9).mT.unflatten(2, (1, D)), "q: expected dense but for its first axis, got"),
+    ("q", bf(1, D).expand(9, 1, D), "k: expected the stride of q, 0, got 128; call .contiguous"),
+]
+
+
+@pytest.mark.parametrize(("name", "x", "said"), REFUSED, ids=range(5))
+def test_prefill_refuses_rows_by_name(binding, name, x, said):
+    with pytest.raises(ValueError, match=f"^{said}"):
+        binding("prefill")["chunk_prefill"](*(prefill() | {name: x}).values())
+
+
+def test_rows_that_no_kernel_or_tma_counts_are_refused_by_name(binding):
+    call = binding("prefill")["chunk_prefill"]
+    same = bf(1, D).expand(9, 1, D)
+    said = "expected strides of 1 to 268435455 elements, got"
+    with pytest.raises(ValueError, match=f"^q: {said} 0; call .contiguous"):
+        call(*(prefill() | dict(q=same, k=same)).values())
+    far = empty(8 * 2**28 + 2 * D, dtype=torch.bfloat16).as_strided((9, 2, D), (2**28, D, 1))
+    with pytest.raises(ValueError, match=f"^v: {said} 268435456"):
+        call(*(prefill() | dict(v=far)).values())
+    same = bf(4 * D).expand(9, 4 * D)  # decode reads such rows
+    args = packed_decode(B=9) | dict(mixed_qkv=same)
+    binding("decode")["packed_decode"](*args.values())
+
+
+def test_slots_far_apart_are_refused_by_name(engine):
+    table = empty(2 * 2**28 + 1, dtype=torch.int32)
+    said = "^state_indices: expected strides of 0 to 268435455 elements, got 268435456"
+    with pytest.raises(ValueError, match=said):
+        engine(state_indices=table.as_strided((3,), (2**28,)))
+
+
+def test_more_tiles_than_a_launch_counts_are_refused_by_name(binding):
+    HV = 1025
+    args = prefill(T=0, HV=1, N=32767) | dict(v=bf(0, HV, D), a=bf(0, HV), b=bf(0, HV))
+    with pytest.raises(ValueError, match=r"^N \* HV = 33586175: expected less than 2\^25"):
+        binding("prefill")["chunk_prefill"](*args.values())
+    with pytest.raises(ValueError, match=r"^B \* HV = 33554432: expected less than 2\^25"):
+        binding("decode")["packed_decode"](*packed_rows(2**24).values())
+
+
+def packed_rows(B: int) -> dict:
+    """Rows that are all the same one."""
+    return packed_decode() | dict(
+        mixed_qkv=bf(1, 4 * D).expand(B, 4 * D), a=bf(1, 2).expand(B, 2), b=bf(1, 2).expand(B, 2),
+        state_indices=torch.zeros(1, dtype=torch.int32).expand(B), has_initial_state=None,
+        output=empty(B, 2, D, dtype=torch.bfloat16),
+    )  # fmt: skip
