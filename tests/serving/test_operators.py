@@ -377,6 +377,9 @@ def test_a_pool_of_two_axes_is_refused(name, given):
     call = getattr(serving, name)
     with pytest.raises(ValueError, match="pool|initial_state: expected 4 dim"):
         call(**x if given else x | {"out": None})
+    x |= {"initial_state": None, "out": x["out"] if given else None}
+    with pytest.raises((TypeError, ValueError), match="initial_state: expected a tensor|expected a pool"):
+        call(**x)
 
 
 # --- what callers give ------------------------------------------------------------------------------------------
