@@ -173,6 +173,7 @@ def test_roles():
         (b"i", (1.0,)), (b"i", (None,)), (b"i", (True,)), (b"a0", (x[:3], x[1:])), (b"ab01", (x, y, y, x)),
         (b"a0", (x[:2], x)), (b"rw", (x[:3], x[2:])), (b"w", (x[:1].expand(4),)), (b"ab0", (x, x[1:], x)),
         (b"r", (torch._neg_view(x),)), (b"r", (x.to_sparse(),)), (b"r", (x.to("meta"),)), (b"r", ([],)),
+        (b"r", (torch.zeros(4, dtype=torch.cfloat),)),
         (b"r", (torch.zeros(1, requires_grad=True),)), (b"r", (torch.zeros(4, dtype=torch.cfloat).conj(),)),
     ):  # fmt: skip
         assert not fits(roles, arguments), (roles, arguments)

@@ -330,6 +330,10 @@ ODD = {
         lambda x: torch.quantize_per_tensor(x.float(), 1.0, 0, torch.quint8), TypeError, "a: expected bfloat16, got qu"
     ),
     "complex": (lambda x: x.to(torch.complex64).conj(), ValueError, "a: has the conjugate bit; call .resolve_conj"),
+    "complex without the bit": (
+        lambda x: x.to(torch.complex64), TypeError, "a: expected bfloat16, got complex64"
+    ),
+    "of 8 bits": (lambda x: x.to(torch.float8_e4m3fn), TypeError, "a: expected bfloat16, got float8"),
     "on another device": (
         lambda x: x.to("meta"), ValueError, "a: expected on cpu, where initial_state is, got meta"
     ),
@@ -373,6 +377,9 @@ def test_a_pool_of_two_axes_is_refused(name, given):
     call = getattr(serving, name)
     with pytest.raises(ValueError, match="pool|initial_state: expected 4 dim"):
         call(**x if given else x | {"out": None})
+    x |= {"initial_state": None, "out": x["out"] if given else None}
+    with pytest.raises((TypeError, ValueError), match="initial_state: expected a tensor|expected a pool"):
+        call(**x)
 
 
 # --- what callers give ------------------------------------------------------------------------------------------

@@ -52,6 +52,12 @@ struct Tensor {
   size_t argument;
 };
 
+// A library's refusal names the dtype, and TVM-FFI ends the process over the name of a complex one.
+bool has_name(c10::ScalarType type) {
+  return (type >= c10::ScalarType::Byte && type <= c10::ScalarType::Double) ||
+         type == c10::ScalarType::Bool || type == c10::ScalarType::BFloat16;
+}
+
 // False unless a kernel may use this tensor's memory as it is.
 bool add(std::vector<Tensor>& tensors, PyObject* object, size_t argument, bool grad) {
   if (Py_TYPE(object) != tensor_type && Py_TYPE(object) != parameter_type) return false;
@@ -59,6 +65,7 @@ bool add(std::vector<Tensor>& tensors, PyObject* object, size_t argument, bool g
   if (x->key_set().raw_repr() & ~PLAIN.raw_repr()) return false;
   if (x->has_symbolic_sizes_strides() || !x->has_storage()) return false;
   if (grad && x->requires_grad()) return false;
+  if (!has_name(c10::typeMetaToScalarType(x->dtype()))) return false;
   const c10::IntArrayRef sizes = x->sizes(), strides = x->strides();
   int64_t elements = 1;  // from the first to the last
   for (size_t i = 0; i < sizes.size(); ++i) elements += (sizes[i] - 1) * strides[i];

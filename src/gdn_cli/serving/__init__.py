@@ -39,7 +39,7 @@ import torch
 from ..errors import UsageError
 from ..operators import tensor_checks
 from .library import Exported
-from .operator import BF16, F32, WHOLE, Fixed, Number, Operator, Tensor
+from .operator import BF16, F32, POOLS, WHOLE, Fixed, Number, Operator, Tensor
 
 NORM_EPSILON = 1e-6  # under the root: x / sqrt(sum(x^2) + 1e-6), as in vLLM, SGLang and FlashInfer
 OUTPUTS, LAST, SLOTS, BUFFER = range(4)  # mode of mtp_verify in the library: which states are written, and where
@@ -90,7 +90,7 @@ _run_verify = Operator(
         "cu_seqlens": Tensor((1,), WHOLE, optional=True),
         "scale": Number("float?"),
         "out": Tensor((3, 4), BF16, written=True),
-        "states": Tensor((5,), written=True, optional=True),
+        "states": Tensor((5,), POOLS, written=True, optional=True),
         "states_rows": Tensor((1,), WHOLE, optional=True),
         "state_mode": Number("int"),  # torch has a name of its own for "mode"
         "first_slot": Number("int"),
@@ -149,9 +149,12 @@ def packed_decode(
     Returns (out, initial_state).
     """
     if out is None:
-        tensor_checks.tensor("mixed_qkv", mixed_qkv, 2)
-        tensor_checks.tensor("initial_state", initial_state, 4)
-        out = mixed_qkv.new_empty(mixed_qkv.shape[0], 1, *initial_state.shape[1:3])
+        try:  # to ask before takes half a microsecond
+            out = mixed_qkv.new_empty(mixed_qkv.shape[0], 1, *initial_state.shape[1:3])
+        except (AttributeError, IndexError):
+            tensor_checks.tensor("mixed_qkv", mixed_qkv, 2)
+            tensor_checks.tensor("initial_state", initial_state, 4)
+            raise
     _run_decode(
         mixed_qkv, a, b, A_log, dt_bias, initial_state, ssm_state_indices, scale, out, initial_state, None, None,
         first_slot, NORM_EPSILON if use_qk_l2norm_in_kernel else -1.0,

@@ -18,6 +18,7 @@ from ..operators.registration import register
 from .library import Exported
 
 BF16, F32 = (torch.bfloat16,), (torch.float32,)
+POOLS = (torch.float32, torch.bfloat16, torch.float16)
 WHOLE = (torch.int32, torch.int64)
 
 
@@ -102,7 +103,7 @@ class Operator:
 
     def _real(self, *own: Any) -> None:
         args = dict(zip(self.takes, own, strict=True))
-        pool = args["initial_state"]
+        pool = tensor_checks.tensor("initial_state", args["initial_state"])
         # first of all: where there is none, the reason is more than a dtype
         function = self.exported[pool.dtype, pool.is_cuda]
         fixed = {name: args.get(of.of) for name, of in self.arguments.items() if name not in args}
@@ -131,7 +132,7 @@ class Operator:
         device, tensors = args["initial_state"].device, {}
         for name, of in self.takes.items():
             x = args[name]
-            if isinstance(of, Number) or x is None:
+            if isinstance(of, Number) or (x is None and of.optional):
                 continue
             tensor_checks.tensor(name, x, *of.ranks)
             tensor_checks.plain(name, x)
