@@ -98,14 +98,20 @@ struct PoolArguments {
   __nv_bfloat16* output;     // [B, HV, V]
 
 #ifdef __CUDACC__
-  // A pool has less than 2^31 slots: a number of 64 bits that needs its high word is none of them. -1 stands for all those.
-  static __device__ __forceinline__ int32_t slot(const void* of, uint32_t i, uint32_t step, bool wide) {
-    const int32_t* const at =
-        reinterpret_cast<const int32_t*>(static_cast<const char*>(of) + static_cast<uint64_t>(i) * step);
-    const int32_t low = __ldg(at), high = wide ? __ldg(at + 1) : 0;  // little-endian
-    return high == 0 ? low : -1;
+  // A pool has less than 2^31 slots: a number of 64 bits that needs its high word is none of them.
+  static __device__ __forceinline__ const int32_t* slot_at(const void* of, uint32_t i, uint32_t step) {
+    return reinterpret_cast<const int32_t*>(static_cast<const char*>(of) + static_cast<uint64_t>(i) * step);
   }
-  __device__ __forceinline__ bool live(int32_t slot, int32_t end) const { return slot >= first_slot && slot < end; }
+  static __device__ __forceinline__ int32_t high_word(const void* of, uint32_t i, uint32_t step, bool wide) {
+    return wide ? __ldg(slot_at(of, i, step) + 1) : 0;  // little-endian
+  }
+  // High words: float looks at them first, 16 bits once the state is asked for, of the low word's slot. And two comparisons, or one
+  // that is unsigned: each is up to 7 % slower with what is best for the other (H100, B = 24 to 64), as ptxas orders its loads then.
+  static constexpr bool HIGH_FIRST = sizeof(T) == 4;
+  __device__ __forceinline__ bool live(int32_t slot, int32_t end) const {
+    if (HIGH_FIRST) return slot >= first_slot && slot < end;
+    return static_cast<uint32_t>(slot) - first_slot < static_cast<uint32_t>(end) - first_slot;
+  }
 #endif
 };
 
@@ -235,7 +241,7 @@ struct PoolRow {
   __device__ __forceinline__ void load(const PoolArguments<T>& p, uint32_t i_bh, uint32_t lane, uint32_t own,
                                        uint32_t PASS) {
     i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
-    slot = p.slot(p.slots, i_b, p.slots_step, p.slots_wide);
+    slot = slot_of(p, p.slots, p.slots_step, p.slots_wide);
     has_state = p.has_state == nullptr || p.has_state[i_b];
     const __nv_bfloat16* row = p.qkv + static_cast<int64_t>(i_b) * p.qkv_stride;
     const uint32_t i_h = p.by_group.divide(i_hv);
@@ -250,9 +256,20 @@ struct PoolRow {
     row += 2 * p.H * K;
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) v[pass] = row[own + pass * PASS - i_b * p.HV * V];
-    new_slot = p.slot(p.new_slots, i_b, p.new_slots_step, p.new_slots_wide);
+    new_slot = slot_of(p, p.new_slots, p.new_slots_step, p.new_slots_wide);
     live = p.live(slot, p.slots_end);
     if (!p.live(new_slot, p.new_slots_end)) new_slot = -1;  // here, for few registers
+  }
+  using Pool = PoolArguments<T>;
+  // -1 for a slot that needs its high word, if HIGH_FIRST; else see drop_high.
+  __device__ __forceinline__ int32_t slot_of(const Pool& p, const void* of, uint32_t step, bool wide) const {
+    const int32_t low = __ldg(p.slot_at(of, i_b, step));
+    return Pool::HIGH_FIRST && p.high_word(of, i_b, step, wide) != 0 ? -1 : low;
+  }
+  __device__ __forceinline__ void drop_high(const Pool& p) {
+    if (Pool::HIGH_FIRST) return;
+    if (p.high_word(p.slots, i_b, p.slots_step, p.slots_wide) != 0) live = false;
+    if (p.high_word(p.new_slots, i_b, p.new_slots_step, p.new_slots_wide) != 0) new_slot = -1;
   }
 };
 
@@ -294,6 +311,7 @@ gdn_decode_v5(const __grid_constant__ Call p) {
 #pragma unroll
     for (int j = 0; j < ACCESSES; ++j)
       if (there) load<WORDS * 4, LOAD>(w[r][j], from + r * STRIDE * ROW + j * ACCESS);
+  if constexpr (Call::POOLED) row.drop_high(p);
   // A thread's PIECES of an access in the later passes, PIECE bytes each, the threads of a warp side by side.
   constexpr int PIECE = WORDS * 4 < 16 ? WORDS * 4 : 16, PIECES = WORDS * 4 / PIECE;
   alignas(16) __shared__ char ahead[PASSES > 1 ? PASSES - 1 : 1][ROWS][ACCESSES][PIECES][WARPS * 32][PIECE];

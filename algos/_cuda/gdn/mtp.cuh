@@ -56,7 +56,7 @@ struct MtpArguments {
   Divisor by_HV{1};
   uint32_t HV, head_bytes;     // head_bytes: from a head's state to the next, in `states` too; a slot has less than 4 GiB
   uint32_t slots_step;         // bytes from a sequence's slots to the next one's
-  uint8_t slot_shift, accepted_shift, rows_shift, columns;
+  uint32_t slot_shift : 4, accepted_shift : 4, rows_shift : 4, columns : 4;  // not bytes, which are loads of their own; shift 0: no tensor
 
   const int32_t* cu_seqlens;   // [B + 1]; null: each sequence has `tokens` tokens
   int32_t tokens, slot_stride, first_slot, slots_end, v_batch, v_token;  // slots below first_slot or from slots_end on: padding
@@ -204,15 +204,13 @@ __device__ __forceinline__ int32_t load_int(const int32_t* from) {
   ptx::load_now<4>(&word, from);
   return static_cast<int32_t>(word);
 }
-// Number i of `of`, fewer than 2^29; OPTIONAL: or 0 if there is none. One of 64 bits that needs its high word is below 0, or
-// beyond all that is counted here: -1 stands for it.
-template <bool OPTIONAL = false>
-__device__ __forceinline__ int32_t load_index(const void* of, uint32_t i, uint8_t shift) {
-  const int32_t* const at = reinterpret_cast<const int32_t*>(static_cast<const char*>(of) + (i << shift));
-  const bool there = !OPTIONAL || of != nullptr;
-  const uint32_t low = OPTIONAL ? ptx::load_now_if(there, at) : load_int(at);
-  const uint32_t high = ptx::load_now_if(there && shift == 3, at + 1);  // little-endian
-  return high == 0 ? static_cast<int32_t>(low) : -1;
+// The low word of number i of `of`, fewer than 2^29: all of it, unless it has 64 bits and is below 0 or beyond all that is counted.
+__device__ __forceinline__ const int32_t* index_at(const void* of, uint32_t i, uint32_t shift) {
+  return reinterpret_cast<const int32_t*>(static_cast<const char*>(of) + (i << shift));  // little-endian
+}
+// Whether it is so.
+__device__ __forceinline__ bool is_beyond(const void* of, uint32_t i, uint32_t shift) {
+  return shift == 3 && load_int(index_at(of, i, shift) + 1) != 0;
 }
 
 // What a CTA's last warp makes for the others, while S is on its way: first the vectors, then M and W.
@@ -315,9 +313,9 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   // 1. Load slots
   int32_t begin = 0, count = p.tokens;
   const char* const slots = static_cast<const char*>(p.slots) + static_cast<uint64_t>(i_b) * p.slots_step;
-  const int32_t slot = load_index(slots, min(lane, uint32_t{p.columns} - 1), p.slot_shift);
-  const int32_t counted = load_index<true>(p.accepted, i_b, p.accepted_shift);
-  const int32_t accepted = p.accepted != nullptr ? counted : 1;
+  const uint32_t own_column = min(lane, uint32_t{p.columns} - 1);
+  int32_t slot = load_int(index_at(slots, own_column, p.slot_shift)), accepted = 1;
+  if (p.accepted != nullptr) accepted = load_int(index_at(p.accepted, i_b, p.accepted_shift));
   if (p.cu_seqlens != nullptr) {
     begin = load_int(p.cu_seqlens + i_b);
     count = min(load_int(p.cu_seqlens + i_b + 1) - begin, count);
@@ -331,8 +329,9 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   ptx::pin(from);
 
   // 2. Load S
-  const int32_t start = __shfl_sync(ALL, slot, p.columns > 1 ? accepted - 1 & 31 : 0);
-  const bool padding = accepted < 1 || accepted > p.tokens || start < p.first_slot || start >= p.slots_end || count < 1;
+  const int start_column = p.columns > 1 ? accepted - 1 & 31 : 0;
+  const int32_t start = __shfl_sync(ALL, slot, start_column);
+  bool padding = accepted < 1 || accepted > p.tokens || start < p.first_slot || start >= p.slots_end || count < 1;
   uint32_t w[LOADS][4];
   from += static_cast<int64_t>(start) * p.slot_stride * int64_t(sizeof(T));
   if (!padding) {
@@ -347,8 +346,18 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
     for (int h = 0; h < HALVES; ++h)
       ptx::load_now<2>(&v[h][j], of_token(p.v, i_b, p.v_batch, p.v_token, max(begin + min(int(4 * j + c), count - 1), 0),
                                           i_hv * V + tile + lane / 4 + 8 * h));
+  // High words once the state of the low word's slot is asked for, which is in the pool: its address must not wait for them.
+  if (p.slot_shift == 3) {
+    if (is_beyond(slots, own_column, 3)) slot = -1;
+    const int32_t exact = __shfl_sync(ALL, slot, start_column);
+    padding |= exact < 0;
+  }
+  padding |= is_beyond(p.accepted, i_b, p.accepted_shift);
   int32_t states_row = i_b;
-  if (WRITES && p.states_rows != nullptr) states_row = load_index(p.states_rows, i_b, p.rows_shift);
+  if (WRITES && p.states_rows != nullptr) {
+    states_row = load_int(index_at(p.states_rows, i_b, p.rows_shift));
+    if (is_beyond(p.states_rows, i_b, p.rows_shift)) states_row = -1;
+  }
   __nv_bfloat16* output =
       p.output + ((static_cast<int64_t>(p.cu_seqlens ? 0 : i_b * p.tokens) + begin) * p.HV + i_hv) * V + tile;
 

@@ -124,16 +124,21 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
   p.dt_bias_bf16 = dt_bias.dtype() == bf16;
   p.dt_bias = data<const char>(dt_bias, "dt_bias", p.dt_bias_bf16 ? bf16 : f32, {HV}, device);
   const bool wide = state_indices.dtype() == i64;
-  p.slot_shift = wide ? 3 : 2, p.columns = static_cast<uint8_t>(columns ? T : 1);
+  p.slot_shift = wide ? 3 : 2, p.columns = static_cast<uint32_t>(columns ? T : 1);
   const size_t index = wide ? 8 : 4;
   p.slots = columns ? strided<const char>(state_indices, "state_indices", wide ? i64 : i32, {B, T}, device, index, strides)
                     : strided<const char>(state_indices, "state_indices", wide ? i64 : i32, {B}, device, index, strides);
   p.slots_step = static_cast<uint32_t>(within("state_indices", strides[0], 0, (1 << 28) - 1) * index);
+  uint8_t shift;
   if (num_accepted_tokens) {
-    p.accepted = slots_of(num_accepted_tokens.value(), "num_accepted_tokens", B, device, &p.accepted_shift);
+    p.accepted = slots_of(num_accepted_tokens.value(), "num_accepted_tokens", B, device, &shift);
+    p.accepted_shift = shift;
   }
   if (cu_seqlens) p.cu_seqlens = data<const int32_t>(cu_seqlens.value(), "cu_seqlens", i32, {B + 1}, device);
-  if (buffer && states_rows) p.states_rows = slots_of(states_rows.value(), "states_rows", B, device, &p.rows_shift);
+  if (buffer && states_rows) {
+    p.states_rows = slots_of(states_rows.value(), "states_rows", B, device, &shift);
+    p.rows_shift = shift;
+  }
   const double s = scale.value_or(0.0);
   p.scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s), p.epsilon = under_root(epsilon);
   p.HV = static_cast<uint32_t>(HV), p.tokens = static_cast<int32_t>(T), p.mode = static_cast<uint8_t>(mode);
