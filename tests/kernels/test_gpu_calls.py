@@ -276,23 +276,30 @@ def test_serving_on_another_gpu(dtype):
 
 
 @pytest.mark.parametrize("algo", RUNGS)
-def test_load_refuses_an_odd_address_of_any_tensor(algo):
+def test_load_takes_or_refuses_an_odd_address_of_any_tensor(algo):
+    """One element after an aligned address. Bindings ask what their kernels need; for other rungs it is 16 bytes."""
     call, op = rung(algo), REGISTRY.ops[algo.op]
     case = CASES[algo.op][-1]
     inputs = on("cuda", oracle.inputs(algo.op, **case))
     first = called(call, inputs)
-    for i, (name, x) in enumerate(zip(op.inputs, inputs, strict=True)):
-        if isinstance(x, torch.Tensor):
-            odd = [*inputs[:i], shifted(x), *inputs[i + 1 :]]
-            with pytest.raises(ValueError, match=f"^{name}: expected a pointer aligned to 16 bytes; call .clone"):
-                call(*odd)
-            odd[i] = odd[i].clone()
-            right(op, call(*odd), case)
-    for i, name in enumerate(op.outputs):
-        out = [torch.empty_like(x) for x in first]
-        out[i] = shifted(out[i])
-        with pytest.raises(ValueError, match=f"^out: {name}: expected a pointer aligned to 16 bytes"):
-            call(*inputs, out=tuple(out))
+    made = [torch.empty_like(x) for x in first]
+    tensors = [*inputs, *made]
+    compiled = algo.language == "cuda"
+    names = [*op.inputs, *(name if compiled else f"out: {name}" for name in op.outputs)]
+    for i, (name, x) in enumerate(zip(names, tensors, strict=True)):
+        if not isinstance(x, torch.Tensor) or (op.in_place_only and i >= len(inputs)):
+            continue
+        odd = [*tensors[:i], shifted(x), *tensors[i + 1 :]]
+        given, out = odd[: len(inputs)], tuple(odd[len(inputs) :])
+        bytes_ = "(4|8|16|32)" if compiled else "16"
+        try:
+            outputs = call(*given, out=out) if i >= len(inputs) else call(*given)
+        except ValueError as e:
+            assert re.match(rf"{name}: expected .*aligned to {bytes_} bytes; call \.|{name}: .*; pass one", str(e)), e
+            assert not compiled or name not in ("a", "b", "A_log", "dt_bias")
+        else:
+            assert compiled
+            right(op, outputs, case)
     torch.cuda.synchronize()  # the context lives
     right(op, call(*inputs), case)
 

@@ -212,6 +212,13 @@ __device__ __forceinline__ const int32_t* index_at(const void* of, uint32_t i, u
 __device__ __forceinline__ bool is_beyond(const void* of, uint32_t i, uint32_t shift) {
   return shift == 3 && load_int(index_at(of, i, shift) + 1) != 0;
 }
+// -1 for such a number. There is none without a tensor: `otherwise`.
+__device__ __forceinline__ int32_t load_index(const void* of, uint32_t i, uint32_t shift, int32_t otherwise) {
+  const int32_t* const at = index_at(of, i, shift);
+  const bool there = of != nullptr;
+  const uint32_t low = ptx::load_now_if(there, at), high = ptx::load_now_if(there && shift == 3, at + 1);
+  return high != 0 ? -1 : there ? static_cast<int32_t>(low) : otherwise;
+}
 
 // What a CTA's last warp makes for the others, while S is on its way: first the vectors, then M and W.
 template <int TOKENS, int PAD>
@@ -313,9 +320,16 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   // 1. Load slots
   int32_t begin = 0, count = p.tokens;
   const char* const slots = static_cast<const char*>(p.slots) + static_cast<uint64_t>(i_b) * p.slots_step;
+  // High words: before the state is asked for where states are written; else afterwards, since it is the low word's slot that is
+  // read, and its address need not wait. Either is slower where the other is used (T = 8: 8 %, H100).
   const uint32_t own_column = min(lane, uint32_t{p.columns} - 1);
-  int32_t slot = load_int(index_at(slots, own_column, p.slot_shift)), accepted = 1;
-  if (p.accepted != nullptr) accepted = load_int(index_at(p.accepted, i_b, p.accepted_shift));
+  int32_t slot, accepted;
+  if constexpr (WRITES) {
+    slot = load_index(slots, own_column, p.slot_shift, 0), accepted = load_index(p.accepted, i_b, p.accepted_shift, 1);
+  } else {
+    slot = load_int(index_at(slots, own_column, p.slot_shift)), accepted = 1;
+    if (p.accepted != nullptr) accepted = load_int(index_at(p.accepted, i_b, p.accepted_shift));
+  }
   if (p.cu_seqlens != nullptr) {
     begin = load_int(p.cu_seqlens + i_b);
     count = min(load_int(p.cu_seqlens + i_b + 1) - begin, count);
@@ -346,17 +360,17 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
     for (int h = 0; h < HALVES; ++h)
       ptx::load_now<2>(&v[h][j], of_token(p.v, i_b, p.v_batch, p.v_token, max(begin + min(int(4 * j + c), count - 1), 0),
                                           i_hv * V + tile + lane / 4 + 8 * h));
-  // High words once the state of the low word's slot is asked for, which is in the pool: its address must not wait for them.
-  if (p.slot_shift == 3) {
-    if (is_beyond(slots, own_column, 3)) slot = -1;
-    const int32_t exact = __shfl_sync(ALL, slot, start_column);
-    padding |= exact < 0;
+  if constexpr (!WRITES) {
+    if (p.slot_shift == 3) {
+      if (is_beyond(slots, own_column, 3)) slot = -1;
+      const int32_t exact = __shfl_sync(ALL, slot, start_column);
+      padding |= exact < 0;
+    }
+    padding |= is_beyond(p.accepted, i_b, p.accepted_shift);
   }
-  padding |= is_beyond(p.accepted, i_b, p.accepted_shift);
   int32_t states_row = i_b;
   if (WRITES && p.states_rows != nullptr) {
-    states_row = load_int(index_at(p.states_rows, i_b, p.rows_shift));
-    if (is_beyond(p.states_rows, i_b, p.rows_shift)) states_row = -1;
+    states_row = load_index(p.states_rows, i_b, p.rows_shift, 0);
   }
   __nv_bfloat16* output =
       p.output + ((static_cast<int64_t>(p.cu_seqlens ? 0 : i_b * p.tokens) + begin) * p.HV + i_hv) * V + tile;
