@@ -25,6 +25,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -192,9 +193,13 @@ class _Child(process.Forked):
         os.kill(self.pid, signal.SIGTERM)
 
 
+_one_at_a_time = threading.Lock()  # filelock refuses a fork while another thread's is under way
+
+
 def _fork(work: Callable[[], None]) -> _Child:
     """A child that does this work, with the parts of Popen's interface that its starter uses."""
-    pid = os.fork()
+    with _one_at_a_time:
+        pid = os.fork()
     if pid == 0:
         code = 1
         try:

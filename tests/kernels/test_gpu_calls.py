@@ -172,7 +172,7 @@ def test_the_first_calls_of_a_process_come_from_four_new_threads(algo):
     assert (done.code, done.out) == (0, "right\n"), done.err
 
 
-@pytest.mark.parametrize("algo", [p for p in OURS if p.values[0].language == "cuda"])
+@pytest.mark.parametrize("algo", [p for p in APART if p.values[0].language == "cuda"])
 def test_a_binding_launches_where_its_tensors_are(algo):
     """From the main thread and from a new one, with another device current, which stays so."""
     if torch.cuda.device_count() < 2:
