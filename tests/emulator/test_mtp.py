@@ -49,8 +49,8 @@ int run(int cut, const Call& c) {
   p.b_batch = c.batch[4], p.b_token = c.token[4];
   p.scale = c.scale, p.epsilon = c.epsilon, p.HV = c.HV, p.slots_step = c.slots_step, p.tokens = c.tokens;
   p.columns = c.columns, p.first_slot = c.first_slot, p.mode = c.mode, p.dt_bias_bf16 = c.dt_bias_bf16;
-  p.slot_shift = c.shift, p.accepted_shift = c.accepted ? c.shift : 0, p.rows_shift = c.rows_shift, p.slots_end = c.slots_end;
-  p.head_bytes = c.head_bytes;
+  p.slot_shift = c.shift, p.accepted_shift = c.accepted ? c.shift : 0, p.rows_shift = c.rows_shift;
+  p.slots_end = c.slots_end, p.head_bytes = c.head_bytes;
   p.by_HV = gdn::Divisor(c.HV), p.by_group = gdn::Divisor(c.HV / c.H);
   int i = 0;
 #define CUT(r, s, g)                                                                               \\

@@ -87,7 +87,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_decode, gdn::packed_decode<float>);
 VERIFY = (
     ON_A_GPU
     + """
-#include "mtp_binding.cuh"
+#include "mtp_run.cuh"
 namespace gdn {
 template <typename T, bool WRITES>
 void launch_mtp(const MtpArguments& p, int64_t, int, cudaStream_t) {
@@ -96,6 +96,7 @@ void launch_mtp(const MtpArguments& p, int64_t, int, cudaStream_t) {
 }
 }  // namespace gdn
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(mtp_verify, gdn::mtp_verify<true>);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_slots, gdn::run_slots);
 """
 )
 
@@ -147,7 +148,7 @@ def binding(tmp_path_factory):
         "prefill": (PREFILL, pool / "binding.cpp", pool / "call.h"),
         "dense": (DENSE, chunk / "binding.cpp", chunk / "call.h"),
         "decode": (DECODE, *decode, gdn["decode"]),
-        "verify": (VERIFY, gdn["mtp_binding"], gdn["mtp"], gdn["decode"]),
+        "verify": (VERIFY, gdn["mtp_run"], gdn["mtp_binding"], gdn["mtp"], gdn["decode"]),
     }
     made: dict[str, Binding] = {}
 
@@ -256,6 +257,19 @@ def test_an_address_is_aligned_as_its_kernel_needs_it_and_no_more(binding, which
             said = rf"^{tensor}: expected .* aligned to {align} bytes"
             with pytest.raises(ValueError, match=said):
                 function(*(args | {tensor: placed(args[tensor], align // 2)}).values())
+
+
+def test_packed_rows_are_named_as_they_are_given(binding):
+    """Not q, k or v, which verify's binding makes of them."""
+    run, rows, pool = binding("verify")["run_slots"], bf(2, 3, 4 * D), torch.zeros(9, 2, D, D)
+    slots, accepted = torch.ones(2, 3, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    gates = bf(2, 3, 2), bf(2, 3, 2), torch.zeros(2), torch.zeros(2)
+    rest = (*gates, pool, slots, accepted, None, bf(2, 3, 2, D), pool)
+    run(rows, *rest)
+    with pytest.raises(ValueError, match="^mixed_qkv: expected rows aligned to 16 bytes"):
+        run(placed(rows, 8), *rest)
+    with pytest.raises(ValueError, match="^mixed_qkv: expected dense but for its first two axes"):
+        run(bf(2, 4 * D, 3).mT, *rest)
 
 
 # --- a pool --------------------------------------------------------------------------------

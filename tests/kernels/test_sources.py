@@ -71,5 +71,5 @@ def test_a_ladder_names_records_that_there_are(ladder):
     """But for those that it calls old, which only the history has."""
     text = " ".join(ladder.read_text(encoding="utf-8").split())
     names = {Path(name).name for name in re.findall(r"(?<!old record )`([\w/-]+\.json)`", text)} - {"tuning.json"}
-    there = {path.name for path in (helpers.TESTS.parent / "results" / "h200").rglob("*.json")}
+    there = {path.name for path in (helpers.TESTS.parent / "results").rglob("*.json")}
     assert names and names <= there

@@ -38,7 +38,7 @@ T* strided(const ffi::TensorView& t, const char* name, DLDataType dtype, std::in
     dense *= t.size(i);
   }
   if (!aligned) {
-    TVM_FFI_THROW(ValueError) << name << ": expected rows aligned to " << align << " bytes; call .contiguous() on it";
+    TVM_FFI_THROW(ValueError) << name << ": expected rows aligned to " << align << " bytes; call .clone() on it";
   }
   return reinterpret_cast<T*>(p);
 }

@@ -40,6 +40,10 @@ inline void run_slots(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorV
     TVM_FFI_THROW(ValueError) << "mixed_qkv: " << width << " columns are not 2 H 128 + HV 128 with HV = " << HV
                               << ", a multiple of H";
   }
+  // here, where it has its own name: mtp_verify knows its parts alone
+  int64_t strides[2];
+  strided<const char, 2>(mixed_qkv, "mixed_qkv", {kDLBfloat, 16, 1}, {mixed_qkv.size(0), mixed_qkv.size(1), width}, pool.device(), 16,
+                         strides);
   const Heads<K> q(mixed_qkv, 0, H), k(mixed_qkv, H, H), v(mixed_qkv, 2 * H, HV);
   mtp_verify<true>(q, k, v, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens, {}, scale, output, {}, {},
                    SLOTS, 1, 1e-6);
