@@ -377,6 +377,8 @@ def test_a_build_without_wgmma_says_so(name, built_for):
 
 @pytest.mark.parametrize("name", WITH_WGMMA)
 def test_gdns_own_build_takes_what_its_gpu_has(name):
+    if "TVM_FFI_CUDA_ARCH_LIST" in os.environ:
+        pytest.skip("TVM_FFI_CUDA_ARCH_LIST says what to build for")
     algo = REGISTRY.find(name)
     here(algo)
     _, kernel = helpers.built(name, "cuda")
