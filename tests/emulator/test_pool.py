@@ -21,29 +21,31 @@ struct Call {
   void *slots, *qkv, *pool, *a, *b, *A_log, *dt_bias, *new_pool, *new_slots, *has_state, *output;
   int64_t slot_stride, new_slot_stride, qkv_stride, a_stride, b_stride;
   float scale, epsilon;
-  int32_t B, H, HV, first_slot, slots_step, new_slots_step, dt_bias_bf16, slots_wide, new_slots_wide, slots_end;
+  int32_t B, H, HV, first_slot, slots_step, new_slots_step, dt_bias_bf16, slots_wide, new_slots_wide, live_slots;
   uint32_t head_bytes;
 };
-template <typename T, int LANES, int ROWS, int PASSES, int WARPS>
-void launch(const gdn::PoolArguments<T>& p, uint32_t heads) {
+template <int LANES, int ROWS, int PASSES, int WARPS, typename Pool>
+void launch(const Pool& p, uint32_t heads) {
   emulated::launch(heads * (128 / (WARPS * (32 / LANES) * ROWS * PASSES)), WARPS * 32,
-                   [&] { gdn::gdn_decode_v5<gdn::PoolArguments<T>, LANES, ROWS, PASSES, WARPS, 0, 0, 1>(p); });
+                   [&] { gdn::gdn_decode_v5<Pool, LANES, ROWS, PASSES, WARPS, 0, 0, 1>(p); });
 }
 template <typename T>
 int run(int cut, const Call& c) {
   using bf = __nv_bfloat16;
-  gdn::PoolArguments<T> p{};
+  gdn::PlainPool<T> p{};
+  const gdn::PoolArguments<T>& any = p;
   p.slots = c.slots, p.pool = (T*)c.pool, p.slot_stride = c.slot_stride, p.first_slot = c.first_slot;
   p.by_HV = gdn::Divisor(c.HV), p.by_group = gdn::Divisor(c.HV / c.H), p.HV = c.HV, p.H = c.H;
   p.slots_step = c.slots_step, p.new_slots_step = c.new_slots_step, p.dt_bias_bf16 = c.dt_bias_bf16;
-  p.slots_wide = c.slots_wide, p.new_slots_wide = c.new_slots_wide, p.slots_end = p.new_slots_end = c.slots_end;
+  p.slots_wide = c.slots_wide, p.new_slots_wide = c.new_slots_wide, p.live_slots = p.new_live_slots = c.live_slots;
   p.head_bytes = c.head_bytes;
   p.has_state = (bool*)c.has_state, p.qkv = (bf*)c.qkv, p.a = (bf*)c.a, p.b = (bf*)c.b, p.A_log = (float*)c.A_log;
   p.dt_bias = c.dt_bias, p.qkv_stride = c.qkv_stride, p.a_stride = c.a_stride, p.b_stride = c.b_stride;
   p.scale = c.scale, p.epsilon = c.epsilon, p.new_pool = (T*)c.new_pool, p.new_slots = c.new_slots;
   p.new_slot_stride = c.new_slot_stride, p.output = (bf*)c.output;
   int i = 0;
-#define CUT(l, r, n, w) if (i++ == cut) return launch<T, l, r, n, w>(p, c.B * c.HV), 0;
+#define CUT(l, r, n, w) \\
+  if (i++ == cut) return p.plain() ? launch<l, r, n, w>(p, c.B * c.HV) : launch<l, r, n, w>(any, c.B * c.HV), 0;
   @CUTS@
   return 1;
 }
@@ -60,7 +62,7 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in "slot_stride new_slot_stride qkv_stride a_stride b_stride".split()),
         ("scale", ctypes.c_float), ("epsilon", ctypes.c_float),
         *((name, ctypes.c_int32) for name in (
-            "B H HV first_slot slots_step new_slots_step dt_bias_bf16 slots_wide new_slots_wide slots_end".split())),
+            "B H HV first_slot slots_step new_slots_step dt_bias_bf16 slots_wide new_slots_wide live_slots".split())),
         ("head_bytes", ctypes.c_uint32),
     ]  # fmt: skip
 
@@ -101,7 +103,7 @@ class Problem:
             pool.stride(0), pool.stride(0), self.qkv.stride(0), self.a.stride(0), self.b.stride(0), scale, epsilon,
             len(self.slots), self.H, self.HV, first_slot, _step(self.slots),
             _step(new_slots), int(self.dt_bias.dtype == torch.bfloat16), self.slots.dtype == torch.int64,
-            new_slots.dtype == torch.int64, len(pool), pool.stride(1) * pool.element_size(),
+            new_slots.dtype == torch.int64, max(len(pool) - first_slot, 0), pool.stride(1) * pool.element_size(),
         )  # fmt: skip
         assert library.decode(DTYPES.index(pool.dtype), cut, ctypes.byref(given)) == 0
 
@@ -177,6 +179,7 @@ def test_padding_is_zeros_and_touches_no_state(library, slots):
 
 def test_slot_0_is_a_state_where_only_negative_slots_are_padding(library):
     check(library, Problem(1, 2, [0, -1, 2], 3), 1, first_slot=0)
+    check(library, Problem(1, 2, [0, -1, 2], 3), 1, first_slot=9)
 
 
 def test_slots_of_64_bits_and_a_bias_in_bfloat16(library):

@@ -73,10 +73,13 @@ constexpr Tuned TUNED[] = {{"", 132, INT64_MAX, 16, 2, 1, 4, 0, 0, 1}};
 namespace gdn {
 template <> void launched(const Arguments<float>& p) { seen = {{"HV", p.HV}}; }
 template <> void launched(const PoolArguments<float>& p) {
-  seen = {{"first_slot", p.first_slot}, {"slots_end", p.slots_end},
-          {"new_slots_end", p.new_slots_end}, {"epsilon", p.epsilon}, {"head_bytes", p.head_bytes},
-          {"slots_step", p.slots_step}, {"slots_wide", p.slots_wide},
-          {"new_slots_wide", p.new_slots_wide}};
+  seen = {{"plain", 0}, {"first_slot", p.first_slot}, {"live_slots", p.live_slots},
+          {"slots_end", double(p.first_slot) + p.live_slots}, {"new_live_slots", p.new_live_slots},
+          {"epsilon", p.epsilon}, {"head_bytes", p.head_bytes}, {"slots_step", p.slots_step}};
+}
+template <> void launched(const PlainPool<float>& p) {
+  launched<PoolArguments<float>>(p);
+  seen["plain"] = 1;
 }
 }  // namespace gdn
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, gdn::run<float>);
@@ -315,6 +318,30 @@ def test_heads_of_a_slot_may_lie_apart(engine):
     said = "^pool: expected dense but for its first two axes, got strides"
     with pytest.raises(ValueError, match=said):
         engine(pool=torch.zeros(4, 2, D, D).mT)
+
+
+def test_decode_has_a_kernel_of_its_own_for_int32_slots_and_dense_heads(binding):
+    run = binding("decode")["packed_decode"]
+    apart = torch.zeros(4, 2, D * D + D)[:, :, : D * D].unflatten(2, (D, D))
+    wide = torch.zeros(3, dtype=torch.int64)
+    cases = [
+        ({}, 1),
+        ({"new_indices": wide.int()}, 1),
+        ({"state_indices": wide}, 0),
+        ({"new_indices": wide}, 0),
+        ({"pool": apart, "new_pool": apart}, 0),
+    ]
+    for changed, plain in cases:
+        run(*(packed_decode() | changed).values())
+        assert binding("decode").seen("plain") == plain, changed
+
+
+def test_a_first_slot_beyond_the_pool_leaves_no_slot(binding):
+    given = packed_decode() | {"new_pool": torch.zeros(9, 2, D, D)}
+    for first, live, new in ((0, 4, 9), (1, 3, 8), (6, 0, 3), (2**40, 0, 0)):
+        binding("decode")["packed_decode"](*(given | {"first_slot": first}).values())
+        seen = binding("decode").seen
+        assert (seen("live_slots"), seen("new_live_slots")) == (live, new), first
 
 
 def empty(*shape: int, dtype=torch.float32) -> torch.Tensor:

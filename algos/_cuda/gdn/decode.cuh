@@ -48,7 +48,7 @@ constexpr int K = 128, V = 128;
 template <typename T>
 struct Arguments {
   using State = T;
-  static constexpr bool POOLED = false;
+  static constexpr bool POOLED = false, PLAIN = false;
   const T* state;            // [B, HV, V, K]
   const __nv_bfloat16* k;    // [B, H, K]
   const __nv_bfloat16* q;    // [B, H, K]
@@ -69,19 +69,19 @@ struct Arguments {
 template <typename T>
 struct PoolArguments {
   using State = T;
-  static constexpr bool POOLED = true;
+  static constexpr bool POOLED = true, PLAIN = false;
   // What the state's address needs comes first: the constant cache is cold too.
   const void* slots;         // [B] int32 or int64: a row's slot of the pool
   const T* pool;             // [slots, HV, V, K], the state of each head dense
   int64_t slot_stride;
   Divisor by_HV{1};
   uint32_t HV;
-  int32_t first_slot;        // from this one on, up to slots_end; all other slots are padding
+  int32_t first_slot;        // live_slots from this one on are live; all other slots are padding
   uint32_t slots_step, new_slots_step;  // bytes from a row's to the next row's
   bool dt_bias_bf16, slots_wide, new_slots_wide;  // wide: int64
   Divisor by_group{1};       // group: value heads of one query/key head
   uint32_t H;
-  int32_t slots_end;
+  uint32_t live_slots;
   uint32_t head_bytes;       // from a head's state to the next, in new_pool too; a slot has less than 4 GiB
   const bool* has_state;     // [B]; null: all have one. A row without starts from a state of zeros
   const __nv_bfloat16* qkv;  // [B, 2 H K + HV V]
@@ -94,8 +94,10 @@ struct PoolArguments {
   T* new_pool;               // like pool, and may be pool itself
   const void* new_slots;     // like slots: where the new states go; may be slots itself
   int64_t new_slot_stride;
-  int32_t new_slots_end;
+  uint32_t new_live_slots;
   __nv_bfloat16* output;     // [B, HV, V]
+
+  bool plain() const { return !slots_wide && !new_slots_wide && head_bytes == V * K * sizeof(T); }
 
 #ifdef __CUDACC__
   // A pool has less than 2^31 slots: a number of 64 bits that needs its high word is none of them.
@@ -105,14 +107,17 @@ struct PoolArguments {
   static __device__ __forceinline__ int32_t high_word(const void* of, uint32_t i, uint32_t step, bool wide) {
     return wide ? __ldg(slot_at(of, i, step) + 1) : 0;  // little-endian
   }
-  // High words: float looks at them first, 16 bits once the state is asked for, of the low word's slot. And two comparisons, or one
-  // that is unsigned: each is up to 7 % slower with what is best for the other (H100, B = 24 to 64), as ptxas orders its loads then.
-  static constexpr bool HIGH_FIRST = sizeof(T) == 4;
-  __device__ __forceinline__ bool live(int32_t slot, int32_t end) const {
-    if (HIGH_FIRST) return slot >= first_slot && slot < end;
-    return static_cast<uint32_t>(slot) - first_slot < static_cast<uint32_t>(end) - first_slot;
+  __device__ __forceinline__ bool live(int32_t slot, uint32_t count) const {
+    return static_cast<uint32_t>(slot) - first_slot < count;
   }
 #endif
+};
+
+// A call that is plain(), as servers make it: slots of int32, the heads of a slot dense. An instance of its own, since the state's
+// address waits neither for high words nor for a stride.
+template <typename T>
+struct PlainPool : PoolArguments<T> {
+  static constexpr bool PLAIN = true;
 };
 
 #ifdef __CUDACC__
@@ -228,7 +233,7 @@ __device__ __forceinline__ void reduce_scatter(float* v, uint32_t lane) {
 // A call by slots: what a thread needs of its row besides the state, as it comes from memory. The state's address depends
 // on the slot, which has to be loaded first: everything else is asked for meanwhile, and not used before the state is
 // asked for too. A padding row has no branch: ptxas moves loads past one.
-template <typename T, int LANES, int EACH, int PASSES>
+template <typename Pool, int LANES, int EACH, int PASSES>
 struct PoolRow {
   static constexpr int CHUNK = K / LANES;
   uint32_t i_b, i_hv, k_pairs[CHUNK / 2], q_pairs[CHUNK / 2], dt_bias;
@@ -238,8 +243,7 @@ struct PoolRow {
   float A_log;
 
   // of value head i_bh of all B * HV; v of rows own, own + PASS, ... of all B * HV * V.
-  __device__ __forceinline__ void load(const PoolArguments<T>& p, uint32_t i_bh, uint32_t lane, uint32_t own,
-                                       uint32_t PASS) {
+  __device__ __forceinline__ void load(const Pool& p, uint32_t i_bh, uint32_t lane, uint32_t own, uint32_t PASS) {
     i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
     slot = slot_of(p, p.slots, p.slots_step, p.slots_wide);
     has_state = p.has_state == nullptr || p.has_state[i_b];
@@ -257,19 +261,12 @@ struct PoolRow {
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) v[pass] = row[own + pass * PASS - i_b * p.HV * V];
     new_slot = slot_of(p, p.new_slots, p.new_slots_step, p.new_slots_wide);
-    live = p.live(slot, p.slots_end);
-    if (!p.live(new_slot, p.new_slots_end)) new_slot = -1;  // here, for few registers
+    live = p.live(slot, p.live_slots);
   }
-  using Pool = PoolArguments<T>;
-  // -1 for a slot that needs its high word, if HIGH_FIRST; else see drop_high.
+  // -1 for a slot that needs its high word.
   __device__ __forceinline__ int32_t slot_of(const Pool& p, const void* of, uint32_t step, bool wide) const {
     const int32_t low = __ldg(p.slot_at(of, i_b, step));
-    return Pool::HIGH_FIRST && p.high_word(of, i_b, step, wide) != 0 ? -1 : low;
-  }
-  __device__ __forceinline__ void drop_high(const Pool& p) {
-    if (Pool::HIGH_FIRST) return;
-    if (p.high_word(p.slots, i_b, p.slots_step, p.slots_wide) != 0) live = false;
-    if (p.high_word(p.new_slots, i_b, p.new_slots_step, p.new_slots_wide) != 0) new_slot = -1;
+    return !Pool::PLAIN && p.high_word(of, i_b, step, wide) != 0 ? -1 : low;
   }
 };
 
@@ -289,7 +286,7 @@ gdn_decode_v5(const __grid_constant__ Call p) {
   // Several rows: after the reduce-scatter lane r * COPIES of the lower half has x of row r; it also has its v, d and o.
   // One row: all lanes have all of them.
   constexpr uint32_t COPIES = ROWS == 1 ? LANES : LANES / (2 * ROWS);
-  [[maybe_unused]] PoolRow<T, LANES, EACH, PASSES> row;
+  [[maybe_unused]] PoolRow<Call, LANES, EACH, PASSES> row;
 
   // 1. Load S. Row r of a lane is r * STRIDE rows after its first. All offsets after the state's, or after the slot's, have 32 bits.
   uint64_t at;
@@ -297,7 +294,8 @@ gdn_decode_v5(const __grid_constant__ Call p) {
   if constexpr (Call::POOLED) {
     const uint32_t r_own = ROWS == 1 ? 0 : lane % (LANES / 2) / COPIES;
     row.load(p, blockIdx.x / TILES, lane, blockIdx.x * TILE + first + r_own * STRIDE, PASS);
-    at = row.i_hv * p.head_bytes + (blockIdx.x % TILES * TILE + first) * ROW + lane * EACH * static_cast<uint32_t>(sizeof(T));
+    const uint32_t head_bytes = Call::PLAIN ? V * ROW : p.head_bytes;
+    at = row.i_hv * head_bytes + (blockIdx.x % TILES * TILE + first) * ROW + lane * EACH * static_cast<uint32_t>(sizeof(T));
     from = reinterpret_cast<const char*>(p.pool + row.slot * p.slot_stride) + at;
   } else {
     at = static_cast<uint64_t>(blockIdx.x) * (TILE * ROW) + (first * ROW + lane * EACH * sizeof(T));
@@ -311,7 +309,6 @@ gdn_decode_v5(const __grid_constant__ Call p) {
 #pragma unroll
     for (int j = 0; j < ACCESSES; ++j)
       if (there) load<WORDS * 4, LOAD>(w[r][j], from + r * STRIDE * ROW + j * ACCESS);
-  if constexpr (Call::POOLED) row.drop_high(p);
   // A thread's PIECES of an access in the later passes, PIECE bytes each, the threads of a warp side by side.
   constexpr int PIECE = WORDS * 4 < 16 ? WORDS * 4 : 16, PIECES = WORDS * 4 / PIECE;
   alignas(16) __shared__ char ahead[PASSES > 1 ? PASSES - 1 : 1][ROWS][ACCESSES][PIECES][WARPS * 32][PIECE];
@@ -435,7 +432,7 @@ gdn_decode_v5(const __grid_constant__ Call p) {
     // 6. Update and store
     char* to;
     if constexpr (Call::POOLED) {
-      if (!row.live || row.new_slot < 0) continue;
+      if (!row.live || !p.live(row.new_slot, p.new_live_slots)) continue;
       to = reinterpret_cast<char*>(p.new_pool + row.new_slot * p.new_slot_stride) + at + pass * PASS * ROW;
     } else {
       to = reinterpret_cast<char*>(p.new_state) + at + pass * PASS * ROW;

@@ -2,6 +2,8 @@
 // a and b, and slots of the pool, may be strided. No allocation, no synchronisation.
 #pragma once
 
+#include <algorithm>
+
 #include "decode_binding.cuh"
 #include "strided.cuh"
 
@@ -36,7 +38,7 @@ void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView
   const DLDataType of_state = sizeof(T) == 4 ? f32 : std::is_same_v<T, __half> ? f16 : bf16;
   using bf = __nv_bfloat16;
   const double s = scale.value_or(0.0);
-  PoolArguments<T> p{};
+  PlainPool<T> p{};
   p.slots = strided_slots(state_indices, "state_indices", B, device, &p.slots_step, &p.slots_wide);
   p.new_slots = p.slots, p.new_slots_step = p.slots_step, p.new_slots_wide = p.slots_wide;
   if (new_indices)
@@ -59,10 +61,12 @@ void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView
   p.scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s);
   p.epsilon = under_root(epsilon);
   p.HV = static_cast<uint32_t>(HV), p.H = static_cast<uint32_t>(H);
-  p.first_slot = first_live(first_slot), p.slots_end = slots_end("pool", slots);
-  p.new_slots_end = slots_end("new_pool", new_slots);
+  p.first_slot = first_live(first_slot);
+  p.live_slots = std::max(slots_end("pool", slots) - p.first_slot, 0);
+  p.new_live_slots = std::max(slots_end("new_pool", new_slots) - p.first_slot, 0);
   p.by_HV = Divisor(p.HV), p.by_group = Divisor(static_cast<uint32_t>(HV / H));
-  if (B > 0) launch(p, B * HV, device);
+  if (B > 0 && p.plain()) launch(p, B * HV, device);
+  if (B > 0 && !p.plain()) launch<PoolArguments<T>>(p, B * HV, device);
 }
 
 // The op's call: in place, the norm of q and k inside, slots 0 and below are padding.

@@ -4,9 +4,9 @@
 struct Tuned { const char* gpu; int sms; int64_t up_to; int lanes, rows, passes, warps, load, store, resident; };   // constants in the order of algo.toml
 constexpr Tuned TUNED[] = {
     {"NVIDIA H200", 132, 45, 8, 1, 1, 4, 2, 0, 1},
-    {"NVIDIA H200", 132, 181, 16, 4, 1, 2, 1, 0, 24},
-    {"NVIDIA H200", 132, 313, 16, 4, 2, 2, 2, 0, 16},
-    {"NVIDIA H200", 132, 443, 16, 4, 2, 2, 2, 0, 24},
-    {"NVIDIA H200", 132, 1448, 16, 2, 4, 2, 2, 0, 24},
+    {"NVIDIA H200", 132, 181, 16, 4, 1, 4, 2, 0, 24},
+    {"NVIDIA H200", 132, 239, 16, 4, 1, 4, 2, 0, 32},
+    {"NVIDIA H200", 132, 470, 16, 4, 2, 2, 2, 0, 32},
+    {"NVIDIA H200", 132, 1448, 16, 2, 4, 2, 2, 0, 16},
     {"NVIDIA H200", 132, 9223372036854775807, 16, 4, 1, 1, 1, 0, 32},
 };
