@@ -21,7 +21,7 @@ struct Call {
   void *slots, *qkv, *pool, *a, *b, *A_log, *dt_bias, *new_pool, *new_slots, *has_state, *output;
   int64_t slot_stride, new_slot_stride, qkv_stride, a_stride, b_stride;
   float scale, epsilon;
-  int32_t B, H, HV, first_slot, slots_step, new_slots_step, dt_bias_bf16, slots_wide, new_slots_wide, live_slots;
+  int32_t B, H, HV, first_slot, slots_step, new_slots_step, dt_bias_bf16, slots_wide, new_slots_wide, slots_end;
   uint32_t head_bytes;
 };
 template <int LANES, int ROWS, int PASSES, int WARPS, typename Pool>
@@ -37,7 +37,7 @@ int run(int cut, const Call& c) {
   p.slots = c.slots, p.pool = (T*)c.pool, p.slot_stride = c.slot_stride, p.first_slot = c.first_slot;
   p.by_HV = gdn::Divisor(c.HV), p.by_group = gdn::Divisor(c.HV / c.H), p.HV = c.HV, p.H = c.H;
   p.slots_step = c.slots_step, p.new_slots_step = c.new_slots_step, p.dt_bias_bf16 = c.dt_bias_bf16;
-  p.slots_wide = c.slots_wide, p.new_slots_wide = c.new_slots_wide, p.live_slots = p.new_live_slots = c.live_slots;
+  p.slots_wide = c.slots_wide, p.new_slots_wide = c.new_slots_wide, p.slots_end = p.new_slots_end = c.slots_end;
   p.head_bytes = c.head_bytes;
   p.has_state = (bool*)c.has_state, p.qkv = (bf*)c.qkv, p.a = (bf*)c.a, p.b = (bf*)c.b, p.A_log = (float*)c.A_log;
   p.dt_bias = c.dt_bias, p.qkv_stride = c.qkv_stride, p.a_stride = c.a_stride, p.b_stride = c.b_stride;
@@ -62,7 +62,7 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in "slot_stride new_slot_stride qkv_stride a_stride b_stride".split()),
         ("scale", ctypes.c_float), ("epsilon", ctypes.c_float),
         *((name, ctypes.c_int32) for name in (
-            "B H HV first_slot slots_step new_slots_step dt_bias_bf16 slots_wide new_slots_wide live_slots".split())),
+            "B H HV first_slot slots_step new_slots_step dt_bias_bf16 slots_wide new_slots_wide slots_end".split())),
         ("head_bytes", ctypes.c_uint32),
     ]  # fmt: skip
 
@@ -103,7 +103,7 @@ class Problem:
             pool.stride(0), pool.stride(0), self.qkv.stride(0), self.a.stride(0), self.b.stride(0), scale, epsilon,
             len(self.slots), self.H, self.HV, first_slot, _step(self.slots),
             _step(new_slots), int(self.dt_bias.dtype == torch.bfloat16), self.slots.dtype == torch.int64,
-            new_slots.dtype == torch.int64, max(len(pool) - first_slot, 0), pool.stride(1) * pool.element_size(),
+            new_slots.dtype == torch.int64, max(len(pool), first_slot), pool.stride(1) * pool.element_size(),
         )  # fmt: skip
         assert library.decode(DTYPES.index(pool.dtype), cut, ctypes.byref(given)) == 0
 

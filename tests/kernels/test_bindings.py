@@ -73,9 +73,9 @@ constexpr Tuned TUNED[] = {{"", 132, INT64_MAX, 16, 2, 1, 4, 0, 0, 1}};
 namespace gdn {
 template <> void launched(const Arguments<float>& p) { seen = {{"HV", p.HV}}; }
 template <> void launched(const PoolArguments<float>& p) {
-  seen = {{"plain", 0}, {"first_slot", p.first_slot}, {"live_slots", p.live_slots},
-          {"slots_end", double(p.first_slot) + p.live_slots}, {"new_live_slots", p.new_live_slots},
-          {"epsilon", p.epsilon}, {"head_bytes", p.head_bytes}, {"slots_step", p.slots_step}};
+  seen = {{"plain", 0}, {"first_slot", p.first_slot}, {"slots_end", p.slots_end},
+          {"new_slots_end", p.new_slots_end}, {"epsilon", p.epsilon}, {"head_bytes", p.head_bytes},
+          {"slots_step", p.slots_step}};
 }
 template <> void launched(const PlainPool<float>& p) {
   launched<PoolArguments<float>>(p);
@@ -338,10 +338,10 @@ def test_decode_has_a_kernel_of_its_own_for_int32_slots_and_dense_heads(binding)
 
 def test_a_first_slot_beyond_the_pool_leaves_no_slot(binding):
     given = packed_decode() | {"new_pool": torch.zeros(9, 2, D, D)}
-    for first, live, new in ((0, 4, 9), (1, 3, 8), (6, 0, 3), (2**40, 0, 0)):
+    for first, end, new_end in ((0, 4, 9), (1, 4, 9), (6, 6, 9), (2**40, 2**31 - 1, 2**31 - 1)):
         binding("decode")["packed_decode"](*(given | {"first_slot": first}).values())
         seen = binding("decode").seen
-        assert (seen("live_slots"), seen("new_live_slots")) == (live, new), first
+        assert (seen("slots_end"), seen("new_slots_end")) == (end, new_end), first
 
 
 def empty(*shape: int, dtype=torch.float32) -> torch.Tensor:

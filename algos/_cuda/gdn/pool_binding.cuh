@@ -62,8 +62,8 @@ void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView
   p.epsilon = under_root(epsilon);
   p.HV = static_cast<uint32_t>(HV), p.H = static_cast<uint32_t>(H);
   p.first_slot = first_live(first_slot);
-  p.live_slots = std::max(slots_end("pool", slots) - p.first_slot, 0);
-  p.new_live_slots = std::max(slots_end("new_pool", new_slots) - p.first_slot, 0);
+  p.slots_end = std::max(slots_end("pool", slots), p.first_slot);
+  p.new_slots_end = std::max(slots_end("new_pool", new_slots), p.first_slot);
   p.by_HV = Divisor(p.HV), p.by_group = Divisor(static_cast<uint32_t>(HV / H));
   if (B > 0 && p.plain()) launch(p, B * HV, device);
   if (B > 0 && !p.plain()) launch<PoolArguments<T>>(p, B * HV, device);
