@@ -1,5 +1,5 @@
 # make bench   sets up what is needed, then runs the main job: `gdn bench`
-# make test    the same set-up, then the tests that take no longer than they must: under four minutes on two cores
+# make test    the same set-up, then the tests that take no longer than they must: minutes on two cores
 # make test-all   those that are marked slow, too
 # make test-lowest   `make test` with the lowest versions that pyproject.toml allows, in .ci/venvs
 # make verify-results   whether README's tables are what the committed records say

@@ -113,7 +113,8 @@ def test_prefill_of_short_sequences(recurrent, how):
     assert {frozenset(pair) for pair in emulation.races_in(library, folder)} <= ({UNUSED} if how == 0 else set())
 
 
-@pytest.mark.parametrize("mode", [pytest.param(0, marks=pytest.mark.slow), 4])  # races do not depend on it
+@pytest.mark.slow  # with the detector all of prefill compiles for half a minute
+@pytest.mark.parametrize("mode", [0, 4])
 @pytest.mark.parametrize(
     ("how", "ctas"),
     [

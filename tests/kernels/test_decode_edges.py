@@ -215,6 +215,7 @@ def test_at_the_edges_below_the_interpreter(algo, interpreter):
 
 
 @pytest.mark.parametrize("algo", named([a for a in TRITON if a.tune]))
+@pytest.mark.slow
 def test_every_constant_that_can_be_tuned_is_right(algo, interpreter):
     skip_old_interpreters(algo)
     chosen = covering(algo)

@@ -764,7 +764,7 @@ def test_bounds_of_chunks(library):
             assert torch.allclose(seen["bounds"][:, number].double(), right, rtol=1e-5, atol=1e-5), number
 
 
-@pytest.mark.parametrize("warps", [ONE, TWO])
+@pytest.mark.parametrize("warps", [pytest.param(ONE, marks=pytest.mark.slow), TWO])
 def test_segments_that_forget(library, warps):
     """The first head forgets within a chunk, the second in three, the third never: other chunks, the same values."""
     given = decays(inputs([64 * 7 + 5, 130], 1, 3, state_scale=3.0, seed=9), [50.0, 15.0, 0.5])
@@ -825,7 +825,7 @@ ORDERS = {
 CTAS = (1, 2, 9)
 
 
-@pytest.mark.parametrize("case", ORDERS)
+@pytest.mark.parametrize("case", [pytest.param(x, marks=pytest.mark.slow if x == "one very long" else ()) for x in ORDERS])
 def test_tiles_in_order_of_length(library, case):
     """The same arithmetic as with a static schedule, whichever CTA has which tile, whole or half."""
     lengths, HV, ways, mma_ways = ORDERS[case]
