@@ -129,7 +129,7 @@ class Binding:
             (folder / file).write_text(emulation.without_ptx(source))
         (folder / "driver.cpp").write_text(HEAD + driver)
         include = [flag for path in tvm_ffi.libinfo.include_paths() for flag in ("-I", str(path))]
-        self.library = emulation.compiled(folder, "-O0", *include)  # it computes nothing
+        self.library = emulation.compiled(folder, *include)
         self.library.seen_at.restype = ctypes.c_double
         self.module = tvm_ffi.load_module(self.library._name)
 

@@ -825,7 +825,9 @@ ORDERS = {
 CTAS = (1, 2, 9)
 
 
-@pytest.mark.parametrize("case", [pytest.param(x, marks=pytest.mark.slow if x == "one very long" else ()) for x in ORDERS])
+@pytest.mark.parametrize(
+    "case", [pytest.param(x, marks=pytest.mark.slow if x == "one very long" else ()) for x in ORDERS]
+)
 def test_tiles_in_order_of_length(library, case):
     """The same arithmetic as with a static schedule, whichever CTA has which tile, whole or half."""
     lengths, HV, ways, mma_ways = ORDERS[case]
