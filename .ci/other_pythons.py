@@ -22,9 +22,7 @@ ROOT = HERE.parent
 NEED_TORCH = "torch", "triton", "flashinfer-bench"
 UNUSED = "ncu-report", "ruff"  # by the tests of the command
 OFFLINE = "NewConnectionError", "Max retries exceeded", "timed out", "name resolution", "ProxyError"
-# two thirds of the time, and nothing of Python's version that the others do not have
-LONG = "--ignore=tests/cli/test_modal.py", "--ignore=tests/cli/test_kept.py"
-PYTEST = "-m", "pytest", "tests/cli", *LONG, "-n", "2", "--dist", "loadfile"
+PYTEST = "-m", "pytest", "tests/cli", "-n", "2", "--dist", "loadfile"
 QUICK = "-m", "not slow and not records"
 
 

@@ -179,7 +179,11 @@ def test_padding_is_zeros_and_touches_no_state(library, slots):
 
 def test_slot_0_is_a_state_where_only_negative_slots_are_padding(library):
     check(library, Problem(1, 2, [0, -1, 2], 3), 1, first_slot=0)
-    check(library, Problem(1, 2, [0, -1, 2], 3), 1, first_slot=9)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_slot_is_live_where_the_first_is_beyond_the_pool(library, dtype):
+    check(library, Problem(1, 2, [0, -1, 2], 3, dtype), 1, first_slot=9)
 
 
 def test_slots_of_64_bits_and_a_bias_in_bfloat16(library):
