@@ -11,6 +11,7 @@ import torch
 
 from gdn_cli.catalog import pack, registry
 from gdn_cli.catalog.workloads import embedded, select
+from gdn_cli.records.messages import Answer
 from gdn_cli.runner import channel, client, process, shared_memory
 from gdn_cli.runner.calls import Strange
 from gdn_cli.schema.record_types import Status
@@ -92,11 +93,11 @@ def test_anything_but_an_answer_ends_the_runner():
 TIME = {"tier": "wall", "median_us": 1.0, "low_us": 1.0, "high_us": 1.0, "samples": 1}
 
 
-def timed(*records: dict) -> tuple:
+def timed(*records: dict, replaced: tuple[str, ...] | list[str] = ()) -> Answer:
     """The worker's result if the runner sends these for a time."""
     runner = object.__new__(client.Runner)
     runner.line, runner.process, runner.dropped = mock.Mock(), mock.Mock(), []
-    runner.line.receive.return_value = {"records": list(records), "replaced": ["time:perf_counter"]}
+    runner.line.receive.return_value = {"records": list(records), "replaced": list(replaced)}
     return client.Kernel(runner, "a", True).time([], [])
 
 
@@ -109,11 +110,12 @@ def test_a_time_is_a_positive_number(key, value):
 
 
 def test_a_runner_sends_a_time_or_why_there_is_none():
-    found, replaced = timed({"tier": "wall", "timing": TIME, "doubts": [], "status": "wrong", "reason": "a lie"})
-    assert (found.status, found.reason, found.timing.median_us) == (Status.PASSED, None, 1.0)
-    assert replaced == ["time:perf_counter"]
-    found, _ = timed({"tier": "wall", "status": "tier_unavailable", "reason": "no"})
-    assert (found.status, found.timing) == (Status.TIER_UNAVAILABLE, None)
+    answer = timed({"tier": "wall", "timing": TIME, "doubts": [], "status": "wrong", "reason": "a lie"})
+    record = answer.records[0]
+    assert (record.status, record.reason, record.timing.median_us) == (Status.PASSED, None, 1.0)
+    record = timed({"tier": "wall", "status": "tier_unavailable", "reason": "no"}).records[0]
+    assert (record.status, record.timing) == (Status.TIER_UNAVAILABLE, None)
+    assert timed(replaced=["time:perf_counter"]).replaced == ["time:perf_counter"]
     for records in ([], [{"tier": "wall"}], [{"tier": "wall", "timing": TIME}], [{"tier": "wall", "status": "fine"}]):
         with pytest.raises(client.Died, match="sent no time|an invalid answer"):
             timed(*records)

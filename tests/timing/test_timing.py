@@ -240,7 +240,7 @@ def test_a_slow_call_is_a_graph_of_one(clock, monkeypatch):
     def capture(copies, nodes):
         for _ in range(nodes):
             copies[0].call()
-        return SimpleNamespace(replay=lambda: log.append("replay"), reset=lambda: None), []
+        return SimpleNamespace(replay=lambda: log.append("replay"), reset=lambda: None)
 
     monkeypatch.setattr(graph, "_capture", capture)
     event = SimpleNamespace(record=lambda: None, elapsed_time=lambda _: 600.0)
@@ -354,7 +354,7 @@ def placed(monkeypatch):
     class Sampler(timing.Warmed):
         def __init__(self, subjects, plan):
             self.busy_s = 0.0
-            given[:] = subjects
+            self.subjects = given[:] = subjects
 
         def take(self, order):
             return [Sample([33.8, 35.1, 35.1, 33.8][i], 40.0 + i, 2) for i in order]
@@ -466,9 +466,15 @@ def test_the_count_of_kernels_is_compared_with_a_run_without_a_flush():
 
 @pytest.mark.parametrize(("nbytes", "sets"), [(1_000_000, 121), (70_000_000, 3), (10**9, 2), (0, 400)])
 def test_rotating_buffers_are_larger_than_twice_l2(monkeypatch, nbytes, sets):
+    free = [0]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=60_000_000))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free[0], 0))
     assert graph._sets(nbytes) == sets
     assert nbytes == 0 or (sets - 1) * nbytes >= 2 * 60_000_000 or sets == 2
+    free[0] = 80 * nbytes  # an eighth of it for more sets
+    assert graph._sets(nbytes) == max(sets, 10)
+    free[0] = 10**13
+    assert graph._sets(nbytes) == max(sets, 20)  # one for each call
 
 
 def test_wall_keeps_the_order_that_it_is_given():

@@ -63,6 +63,14 @@ class Heads(NamedTuple):
         return f"{self.qk}/{self.v}"
 
 
+class Part(NamedTuple):
+    """An input's number, and where a part of it begins and ends on the last axis (None and None for all of it)."""
+
+    input: int
+    begin: int | None = None
+    end: int | None = None
+
+
 _AXIS = "a positive whole number or 'var', or an expression of axes that are numbers"
 
 
@@ -85,6 +93,9 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reference: Text  # the algo whose source is the definition's reference
     baseline: Text | None = None  # the algo that the contest ranks against
     linear_in: tuple[str, ...]  # inputs whose joint negation negates every output; "input.part" for a part
+    # inputs whose elements may have either sign, "input.part" for a part: the timer changes some before each call, so
+    # that no timed call has the values of another. One of them must change every output
+    flips: tuple[str, ...] = ()
     label: Text  # a workload's name in a table: "B={batch_size}"
     in_place: dict[str, Text] = {}  # output -> the input that it may overwrite
     in_place_only: bool = False  # every call does so, except for algos that return their results
@@ -117,10 +128,11 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 self._check_tensor(kind, name, spec, fixed)
         if set(self.tolerance) != set(self.outputs):
             raise Wrong(("tolerance",), f"a positive number for each of {', '.join(self.outputs)}", self.tolerance)
-        linear = [*self.inputs, *(f"{name}.{part}" for name, spec in self.inputs.items() for part in spec.parts)]
-        for name in self.linear_in:
-            if name not in linear:
-                raise Wrong(("linear_in",), f"inputs: {', '.join(linear)}", name)
+        named = [*self.inputs, *(f"{name}.{part}" for name, spec in self.inputs.items() for part in spec.parts)]
+        for key in ("linear_in", "flips"):
+            for name in getattr(self, key):
+                if name not in named:
+                    raise Wrong((key,), f"inputs: {', '.join(named)}", name)
         if (self.flops is None) != (self.peak is None):
             raise Wrong(("flops" if self.flops is None else "peak",), "a value, as flops and peak go together")
         if self.flops is not None:
@@ -247,15 +259,24 @@ class Op(OpFile, frozen=True, kw_only=True):
         return {outputs.index(output): inputs.index(source) for output, source in self.in_place.items()}
 
     @property
-    def linear(self) -> list[tuple[int, int | None, int | None]]:
-        """The inputs and parts in `linear_in`: the input's number, and the part's begin and end on the last axis (None
-        and None for all of it)."""
-        found = []
+    def linear(self) -> list[Part]:
+        """The inputs and parts in `linear_in`."""
+        return self._located(self.linear_in)
+
+    @property
+    def flipped(self) -> list[Part]:
+        """The inputs and parts in `flips`."""
+        return self._located(self.flips)
+
+    def _located(self, names: tuple[str, ...]) -> list[Part]:
+        places = []
         for i, name in enumerate(self.inputs):
-            if name in self.linear_in:
-                found.append((i, None, None))
-            found += [(i, *where) for part, where in self.parts(name).items() if f"{name}.{part}" in self.linear_in]
-        return found
+            if name in names:
+                places.append(Part(i))
+            for part, (begin, end) in self.parts(name).items():
+                if f"{name}.{part}" in names:
+                    places.append(Part(i, begin, end))
+        return places
 
 
 def read_op(path: Path) -> Op:

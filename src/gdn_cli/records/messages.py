@@ -88,6 +88,7 @@ class Answer(msgspec.Struct):
     backend: str | None = None
     results: list[Result] = []
     seen: list[Result] = []
+    last: list[list[Result]] = []  # the results of the timed calls that are checked
 
 
 class Reply(msgspec.Struct, kw_only=True, omit_defaults=True):

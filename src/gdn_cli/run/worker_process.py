@@ -21,6 +21,7 @@ import msgspec
 from msgspec import structs
 
 from .. import bounded
+from ..machine import linux
 from ..records import exit_reasons
 from ..records.messages import Event, Reply
 from ..records.request import Request
@@ -79,6 +80,7 @@ class Worker:
         self.secrets = redaction.values()
         self.log, self.reply, self.partial = bounded.Output(bounded.EDGE + 4096), bytearray(), bytearray()
         self.garbled: str | None = None
+        linux.hide_memory()  # from here on this process holds the seal
         self.seal = os.urandom(16).hex()  # precedes each record: only the worker knows it, not the algo's code
         self.waits = False
         self.ooms = exit_reasons.ooms()

@@ -16,6 +16,7 @@ from ..errors import MissingError
 from ..machine import inventory, locks
 from ..machine.builders import environment
 from ..parsing import Json
+from ..timing.subject import listed
 from . import build_cache
 
 _ERRORS = 5  # of a compiler: the later ones often follow from the first
@@ -41,6 +42,7 @@ class Kernel:
         self.entry_point = runnable._callable  # flashinfer-bench wraps it in a variadic one
         self.destination_passing = runnable.metadata.destination_passing_style
         self.module = _module_of(runnable)
+        self.last: Any = None  # what the last call returned
 
     @property
     def is_library(self) -> bool:
@@ -77,11 +79,11 @@ class Kernel:
         if self.destination_passing:
             self.runnable(*inputs, *outputs)
         else:
-            self.runnable(*inputs)
+            self.last = None  # freed first: a call finds as much free memory as if nothing were kept
+            self.last = self.runnable(*inputs)
 
     def returns(self, inputs: list) -> list:
-        result = self.runnable(*inputs)
-        return list(result) if isinstance(result, (tuple, list)) else [result]
+        return listed(self.runnable(*inputs))
 
 
 def _module_of(runnable: Any) -> Any:

@@ -40,11 +40,6 @@ def described(x: Any) -> str | tuple[tuple[int, ...], str, str]:
     return type(x).__name__
 
 
-def part(x: torch.Tensor, begin: int | None, end: int | None) -> torch.Tensor:
-    """A view of part of the last axis (see `Op.linear`); the tensor itself, not a view, if `begin` is None."""
-    return x if begin is None else x[..., begin:end]
-
-
 def out_of_memory(e: BaseException) -> bool:
     """Whether memory ran out; torch's CPU allocator raises a plain RuntimeError."""
     return isinstance(e, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(e)
@@ -161,24 +156,17 @@ class Here:
 
 
 class Scaling:
-    """Other values in the same buffers: the linear inputs times -1, 1/2, -1/2, 1, ...; inputs overwritten in place get
-    their original values first. Never more than 1: the contest's rule has an absolute part, which a result twice as
-    large would fail at half the error."""
+    """Other values in the same buffers: the linear inputs times -1, 1/2, -1/2, 1, ... Never more than 1: the contest's
+    rule has an absolute part, which a result twice as large would fail at half the error."""
 
-    def __init__(self, linear: list[Any], overwritten: Sequence[Any] = ()) -> None:
-        self.kept = [(x, x.clone(), any(x is y for y in linear)) for x in overwritten]
-        self.linear = [x for x in linear if not any(x is y for y in overwritten)]
-        self.scale, self.turn = 1.0, 0
+    def __init__(self, linear: list[Any]) -> None:
+        self.linear, self.scale, self.turn = linear, 1.0, 0
 
     def __call__(self) -> None:
         scale = (-1.0, 0.5, -0.5, 1.0)[self.turn % 4]
         self.turn += 1
         for x in self.linear:
             x.mul_(scale / self.scale)
-        for x, was, scaled in self.kept:
-            x.copy_(was)
-            if scaled:
-                x.mul_(scale)
         self.scale = scale
 
 

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from ..records import exit_reasons
-from ..records.messages import Answer, Measured, Result, Said
+from ..records.messages import Answer, Result, Said
 from ..schema.record_types import Status
 from . import channel, process, shared_memory
 from .calls import Strange
@@ -205,9 +205,11 @@ class Runner:
         self.mark.bytes[0] = 255
 
     def turns(self, kernels: list[str], inputs: list, outputs: list, **how: Any) -> Answer:
-        """Several kernels' times on the same buffers, their calls taking turns."""
+        """Several kernels' times on the same buffers, their calls taking turns, and the results of each one's last
+        call."""
         said = self.ask("turns", kernels=kernels, inputs=self.forms(inputs), outputs=self.forms(outputs), **how)
-        if not len(kernels) == len(said.records) == len(said.rounds) and not said.replaced:
+        complete = len(kernels) == len(said.records) == len(said.rounds) == len(said.last)
+        if not complete and not said.replaced:
             raise Died(Status.CRASHED, "the process that ran it sent no time", None)
         return said if said.replaced else _measured(said)
 
@@ -228,6 +230,12 @@ class Kernel:
 
     def pull(self, tensors: Sequence[Any]) -> None:
         self.runner.pull(tensors)
+
+    def pulled(self, results: Sequence[Result], wanted: Sequence[tuple]) -> list[Any]:
+        """The results that the runner described, with their bytes."""
+        tensors = self.runner.received(results, wanted)
+        self.pull(tensors)
+        return tensors
 
     def ask(self, do: str, inputs: list, outputs: list, **more: Any) -> Answer:
         forms = self.runner.forms
@@ -269,12 +277,12 @@ class Kernel:
         said = self.ask("trace", inputs, outputs)
         return Counter(said.counts), int(said.ns)
 
-    def time(self, inputs: list, outputs: list, **how: Any) -> tuple[Measured, list[str]]:
-        """A tier's part of a record, and which parts of the timer had been replaced."""
+    def time(self, inputs: list, outputs: list, **how: Any) -> Answer:
+        """A tier's part of a record, which parts of the timer had been replaced, and the results of the last calls."""
         said = _measured(self.ask("time", inputs, outputs, **how))
-        if len(said.records) != 1:
+        if len(said.records) != 1 and not said.replaced:
             raise Died(Status.CRASHED, "the process that ran it sent no time", None)
-        return said.records[0], said.replaced
+        return said
 
     def seconds_outside(self, inputs: list, outputs: list, times: int) -> float:
         """The time of a call by the worker's clock, over `times` calls in a row."""

@@ -7,9 +7,7 @@ right results. Whatever fails here counts against the algo.
 
 from __future__ import annotations
 
-import importlib
 import os
-import signal
 import sys
 import time
 import traceback
@@ -20,8 +18,10 @@ import msgspec
 
 from .. import bounded
 from ..errors import GdnError, one_line
+from ..machine import linux
 from ..parsing import Json
 from ..records.messages import Answer, Form, Result, Said
+from ..timing import integrity
 from . import channel
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Runner:
         self.results: dict[int, Any] = {}
         self.count = 0
         self.turn = shared_memory.Region(8)  # which kernel is at work, for a worker that finds this process dead
-        self.as_it_was: dict[str, object] = {}
+        self.as_it_was: integrity.State = ()  # the timer's parts before any of an algo's code has run
 
     def serve(self, line: channel.Channel) -> None:
         """Serve until the worker closes the connection."""
@@ -61,8 +61,10 @@ class Runner:
                     for number, storage in message.pop("dropped", ()):
                         self.results.pop(number, None)
                         self.storages.pop(storage, None)
-                    do = getattr(self, message.pop("do"))
-                    answer = do(*descriptors, **self._meant(message)) or Answer()
+                    do = getattr(type(self), message.pop("do"))  # an attribute of the instance cannot hide it
+                    answer = do(self, *descriptors, **self._meant(message)) or Answer()
+                except integrity.Tampered as e:
+                    answer = Answer(replaced=e.names)
                 except Exception as e:
                     answer = Answer(raised=self._raised(e))
                 line.send(bounded.clipped(msgspec.to_builtins(answer)))
@@ -103,6 +105,8 @@ class Runner:
         self.storages.clear()
         self.tensors.clear()
         self.results.clear()
+        for kernel in self.kernels.values():
+            kernel.last = None
         if self.device == "cuda":
             self.torch.cuda.empty_cache()
 
@@ -170,7 +174,7 @@ class Runner:
     ) -> Answer:
         from . import prepared, signature
 
-        self._remember()
+        self.as_it_was = self.as_it_was or integrity.state(self.device)
         began = time.perf_counter()
         kernel = prepared.built(definition, solution, setup, specific=specific)
         self.kernels[name] = kernel
@@ -207,14 +211,33 @@ class Runner:
 
     # --- times
 
-    def time(self, kernel: Any, inputs: list, outputs: list, definition: dict, tier: str, **how: Any) -> Answer:
-        """One tier's part of a record, for calls on these buffers."""
+    def time(
+        self,
+        kernel: Any,
+        inputs: list,
+        outputs: list,
+        definition: dict,
+        tier: str,
+        flipped: list[list],
+        seed: int,
+        **how: Any,
+    ) -> Answer:
+        """One tier's part of a record, for calls on these buffers; `flipped` (see `Op.flipped`) gets new values for
+        each."""
         from ..timing import Plan, Subject
+        from ..timing.flips import Flips
         from . import measuring
 
-        subject = Subject.of(kernel, inputs, outputs, definition=definition)
-        found = measuring.timed(tier, subject, Plan(**how.pop("plan")), gpu=self.device == "cuda", **how)
-        return Answer(records=[found], replaced=self._replaced())
+        self._intact()
+        results: list[list[Result]] = []
+        flips = Flips(inputs, flipped, seed) if flipped else None
+        subject = Subject.of(kernel, inputs, outputs, flips, definition=definition)
+        found = measuring.timed(
+            tier, subject, Plan(**how.pop("plan")), gpu=self.device == "cuda",
+            last=lambda tensors: results.append(self._described(tensors)), **how,
+        )  # fmt: skip
+        self._intact()
+        return Answer(records=[found], last=results)
 
     def again(self, kernel: Any, inputs: list, outputs: list, times: int) -> None:
         """`times` calls in a row, for a clock outside."""
@@ -226,28 +249,41 @@ class Runner:
         self._settle()
 
     def turns(
-        self, kernels: list[str], inputs: list, outputs: list, linear: list[list], tier: str, plan: dict, own: int
+        self,
+        kernels: list[str],
+        inputs: list,
+        outputs: list,
+        flipped: list[list],
+        seed: int,
+        tier: str,
+        plan: dict,
+        own: int,
     ) -> Answer:
-        """Several kernels on the same buffers, their calls taking turns; `linear` (see `Op.linear`) gets new values
-        each time."""
+        """Several kernels on the same buffers, their calls taking turns; `flipped` (see `Op.flipped`) gets new values
+        for each."""
         from .. import timing
         from ..records import statistics
         from ..timing import Plan, Subject
-        from ..timing.subject import overwritten
+        from ..timing.flips import Flips
+        from ..timing.subject import values
         from . import measuring
 
-        plan, again = Plan(**plan), overwritten(inputs, outputs)
-        scaled = [self.calls.part(inputs[i], begin, end) for i, begin, end in linear]
-        refresh = self.calls.Scaling(scaled, again) if scaled or again else None
+        self._intact()
+        plan = Plan(**plan)
+        results: list[list[Result]] = []
+        refresh = values(inputs, outputs, Flips(inputs, flipped, seed) if flipped else None)
         subjects = [
             Subject.of(_Marked(self.turn, i, self.kernels[name]), inputs, outputs, refresh=refresh)
             for i, name in enumerate(kernels)
         ]
         enough = (lambda each: statistics.enough(*each, target=plan.target)) if len(kernels) > 1 else None
         with measuring.Watch(plan, self.device == "cuda", own) as watch:
-            timings, rounds = timing.interleave(tier, subjects, plan, watch, enough)
+            timings, rounds = timing.interleave(
+                tier, subjects, plan, watch, enough, lambda tensors: results.append(self._described(tensors))
+            )
         records = [watch.measured(timed) for timed in timings]
-        return Answer(records=records, rounds=rounds, replaced=self._replaced())
+        self._intact()
+        return Answer(records=records, rounds=rounds, last=results)
 
     def survey(self, kernel: Any, inputs: list, outputs: list, definition: dict, l2: str) -> Answer:
         """What one call puts on the GPU."""
@@ -262,34 +298,11 @@ class Runner:
         self.turn = self.shared.Region(8, descriptor)
         self.turn.close()
 
-    # --- protection of the timers
-
-    def _remember(self) -> None:
-        """Remember the timers' parts before any of the algo's code has run."""
-        if not self.as_it_was:
-            self.as_it_was = {name: _found(name) for name in _TIMED_WITH}
-
-    def _replaced(self) -> list[str]:
-        """Which of the timers' parts were replaced: an algo that supplies its own clock."""
-        return [name for name, was in self.as_it_was.items() if _found(name) is not was]
-
-
-# --- the timers' parts, which an algo must not replace
-_TIMED_WITH = (
-    "time:perf_counter", "time:perf_counter_ns", "time:monotonic", "statistics:median", "statistics:quantiles",
-    "torch.cuda:Event", "torch.cuda:Event.record", "torch.cuda:Event.elapsed_time", "torch.cuda:synchronize",
-    "torch.cuda:CUDAGraph.replay", "gdn_cli.timing:measure", "gdn_cli.timing:interleave", "gdn_cli.timing:summarise",
-    "gdn_cli.timing:Subject.of", "gdn_cli.timing.wall:Sampler", "gdn_cli.timing.wall:Sampler.take",
-    "gdn_cli.timing.wall:perf_counter_ns", "gdn_cli.runner.build:Kernel.__call__", "gdn_cli.runner.measuring:timed",
-)  # fmt: skip
-
-
-def _found(name: str) -> Any:
-    module, path = name.split(":")
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = found.__dict__.get(part) if isinstance(found, type) else getattr(found, part, None)
-    return found
+    def _intact(self) -> None:
+        """Raises Tampered if an algo has changed a part of the timer."""
+        hidden = [name for each in (self, *self.kernels.values()) for name in integrity.hidden(each)]
+        if names := integrity.changed(self.as_it_was) + hidden:
+            raise integrity.Tampered(names)
 
 
 class _Marked:
@@ -297,6 +310,11 @@ class _Marked:
 
     def __init__(self, turn: Any, i: int, kernel: Any) -> None:
         self.turn, self.i, self.kernel = memoryview(turn.bytes.numpy()), i, kernel
+        self.destination_passing = kernel.destination_passing
+
+    @property
+    def last(self) -> Any:
+        return self.kernel.last
 
     def bind(self, inputs: list, outputs: list) -> Callable[[], None]:
         from ..timing.subject import bound
@@ -311,18 +329,9 @@ class _Marked:
         return call
 
 
-def _die_with_parent(worker: int) -> None:
-    """Let Linux end this process if its worker dies without cleaning up."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if worker and os.getppid() != worker:  # it died before the line above
-            os._exit(1)
-
-
 def main(descriptor: int, device: str, worker: int = 0) -> None:
-    _die_with_parent(worker)
+    linux.end_with_parent(worker)
+    linux.confine()
     line = channel.inherited(descriptor)
     code = 0
     try:

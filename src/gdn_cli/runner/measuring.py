@@ -10,28 +10,31 @@ from .. import timing
 from ..machine import environment
 from ..records.messages import Measured
 from ..schema.record_types import GpuState, GpuStates, Status, Timing
-from ..timing import Plan, Subject
+from ..timing import Last, Plan, Subject
 
 _NOISY = 0.01  # a median with a wider interval is in doubt, whatever precision was asked for
 
 
-def timed(tier: str, subject: Subject, plan: Plan, *, gpu: bool, fallback: bool, own: int = 1) -> Measured:
+def timed(
+    tier: str, subject: Subject, plan: Plan, *, gpu: bool, fallback: bool, own: int = 1, last: Last | None = None
+) -> Measured:
     """Time a subject in a tier.
 
     gpu       whether it runs on a GPU, whose state is then read before, during and after
     fallback  whether events may replace cupti
     own       how many of gdn's own processes are on the GPU
+    last      gets the results of the calls that are checked (timing.measure)
     """
     with Watch(plan, gpu, own) as watch:
         try:
-            found = timing.measure(tier, subject, plan, watch)
+            found = timing.measure(tier, subject, plan, watch, last)
         except torch.cuda.OutOfMemoryError as e:  # of this tier's buffers: the other tiers may have room
             torch.cuda.empty_cache()
             return Measured(tier=tier, status=Status.OUT_OF_MEMORY, reason=f"{tier}: {str(e).splitlines()[0]}")
         except timing.TierUnavailable as e:
             if not fallback or tier != "cupti":
                 return Measured(tier=tier, status=Status.TIER_UNAVAILABLE, reason=f"{tier}: {e}")
-            found = timing.measure("events", subject, plan, watch)
+            found = timing.measure("events", subject, plan, watch, last)
             found.note = f"cupti not available ({e}): timed with CUDA events instead"
     return watch.measured(found)
 

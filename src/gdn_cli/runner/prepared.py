@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import one_line
 from ..parsing import Json
+from ..timing.subject import listed
 from . import build
 from .build import BuildFailed, Kernel
 
@@ -43,14 +44,18 @@ class Prepared(Kernel):
     def bind(self, inputs: list, outputs: list) -> Callable[[], Any]:
         """The call on these buffers alone, its setup already done."""
         given = [*self._ready(inputs), *(outputs if self.destination_passing else [])]
-        return lambda: self.entry(*given)
+
+        def call() -> None:
+            self.last = None
+            self.last = self.entry(*given)
+
+        return call
 
     def __call__(self, inputs: list, outputs: list) -> None:
         self.bind(inputs, outputs)()
 
     def returns(self, inputs: list) -> list:
-        result = self.entry(*self._ready(inputs))
-        return list(result) if isinstance(result, (tuple, list)) else [result]
+        return listed(self.entry(*self._ready(inputs)))
 
     def backend(self, inputs: list) -> str | None:
         return super().backend(self._ready(inputs))

@@ -19,13 +19,14 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..catalog.tiers import TIERS
 from ..records.statistics import median_interval
 from ..schema.record_types import HostLoad, Timing
+from . import integrity
 from .clock import Clock
 from .sampling import Enough, Row, Taken, Watch, collect
 from .subject import Subject
@@ -114,6 +115,15 @@ class Warmed:
     def open_late(self) -> None:
         """What a tier needs before the first sample, but not before the first call, which may compile."""
 
+    def hold(self, held: bool = True) -> None:
+        """Give every call the values whose results are checked (Subject.hold), or other values again."""
+        for subject in self.subjects:
+            subject.hold(held)
+
+    def results(self, i: int) -> list[Any]:
+        """Copies of the results of a subject's last call."""
+        return self.subjects[i].results()
+
     def _warm_up(self, plan: Plan) -> None:
         self._rounds = plan.warmup
         if self._rounds:
@@ -126,6 +136,7 @@ class Warmed:
 
     def get_ready(self) -> None:
         """The rest of the warm-up."""
+        self.hold(False)
         for _ in range(self._rounds):
             self._round()
         self.slow = False
@@ -153,8 +164,15 @@ class Warmed:
 # --- measuring ----------------------------------------------------------------------------------------------------
 
 
-def measure(tier: str, subject: Subject, plan: Plan, watch: Watch = lambda: None) -> Timing:
-    """Time one subject in a tier. Raises TierUnavailable, with what to install."""
+Last = Callable[[list[Any]], None]  # gets the results of a subject's last call
+
+
+def measure(tier: str, subject: Subject, plan: Plan, watch: Watch = lambda: None, last: Last | None = None) -> Timing:
+    """Time one subject in a tier. Raises TierUnavailable, with what to install.
+
+    `last` gets the results of one more call in each place of the subject's buffers, made as the timed ones are, for
+    values that are known (Subject.hold). It is not called in tier fib.
+    """
     module, clock = _module(tier, plan, [subject]), Clock(TIERS[tier].mode)
     began = time.perf_counter()
     if not hasattr(module, "Sampler"):  # a tier with its own loop
@@ -164,8 +182,11 @@ def measure(tier: str, subject: Subject, plan: Plan, watch: Watch = lambda: None
         return timed
     places, sampler = [subject], module.Sampler([subject], plan)
 
+    def samples_of(order: list[int]) -> list[Sample]:
+        return clock.during(lambda: sampler.take(order))
+
     def take(count: int) -> list[Row]:
-        taken = clock.during(lambda: sampler.take([*range(len(places))] * count))
+        taken = samples_of([*range(len(places))] * count)
         return [(_mean(taken[i : i + len(places)]),) for i in range(0, len(taken), len(places))]
 
     try:
@@ -175,9 +196,24 @@ def measure(tier: str, subject: Subject, plan: Plan, watch: Watch = lambda: None
         taken = collect(sampler, take, plan, watch, on_cpu=TIERS[tier].mode == "cpu")
         samples = [sample for (sample,) in taken.rows]
         about = _about(sampler, 0, samples, plan)
+        if last:
+            _call_once_more(sampler, samples_of, last)
     finally:
         sampler.close()
     return _timing(tier, samples, plan, places=len(places), **about, **_took(sampler, taken, began, clock))
+
+
+def _call_once_more(sampler: Warmed, samples_of: Callable[[list[int]], Any], last: Last) -> None:
+    """A last call of each subject, on known values; `last` gets its results."""
+    if names := integrity.hidden(sampler):
+        raise integrity.Tampered(names)
+    known = sampler.slow and len(sampler.subjects) == 1  # its only sample had these values (sampling.collect)
+    if not known:
+        sampler.hold()
+    for i in range(len(sampler.subjects)):
+        if not known:
+            samples_of([i])
+        last(sampler.results(i))
 
 
 _PLACES = 4
@@ -189,11 +225,10 @@ def _places(subject: Subject, plan: Plan) -> list[Subject]:
     """The subject, and copies of it whose large buffers lie elsewhere in memory.
 
     Where they lie can change a kernel's time by 4 %: one process after the other took 33.8 or 35.1 us for the same 64
-    MiB on an H200 (results/h200/decode-128-bench-1.json to -4). Not used if a number of calls is asked for, nor with
-    fresh values, which exist in one set of buffers only. Small buffers are not copied: some kernels plan by the
-    identity of a tensor of lengths.
+    MiB on an H200 (results/h200/decode-128-bench-1.json to -4). Not used if a number of calls is asked for. Small
+    buffers are not copied: some kernels plan by the identity of a tensor of lengths.
     """
-    if plan.iterations or (subject.refresh and not subject.in_place) or not subject.rebuild:
+    if plan.iterations or not subject.rebuild:
         return [subject]
     large = sum(x.nbytes for x in [*subject.inputs, *subject.outputs] if getattr(x, "nbytes", 0) >= _PAGE)
     if not large or large * (_PLACES - 1) > _ROOM * _free_bytes():
@@ -222,11 +257,12 @@ def interleave(
     plan: Plan,
     watch: Watch = lambda: None,
     enough: Enough | None = None,
+    last: Last | None = None,
 ) -> tuple[list[Timing], list[list[float]]]:
     """Time several subjects in turns, A B B A and so on: their records, and each one's samples in order.
 
     The n-th samples of all were taken next to each other, so drift affects all alike. `enough` says whether the samples
-    so far suffice; without it, the first subject's median decides.
+    so far suffice; without it, the first subject's median decides. `last` is as in `measure`.
     """
     if not TIERS[tier].interleaves:
         able = ", ".join(name for name, t in TIERS.items() if t.interleaves and t.mode == TIERS[tier].mode)
@@ -236,11 +272,14 @@ def interleave(
     sampler = _module(tier, plan, subjects).Sampler(subjects, plan)
     turns = _turns(len(subjects))
 
+    def samples_of(order: list[int]) -> list[Sample]:
+        return clock.during(lambda: sampler.take(order))
+
     def take(count: int) -> list[Row]:
         """`count` rows (made even)."""
         order = [i for _ in range(0, count, 2) for i in next(turns)]
         columns: list[list[Sample]] = [[] for _ in subjects]
-        for i, sample in zip(order, clock.during(lambda: sampler.take(order)), strict=True):
+        for i, sample in zip(order, samples_of(order), strict=True):
             columns[i].append(sample)
         return list(zip(*columns, strict=True))
 
@@ -248,6 +287,8 @@ def interleave(
         taken = collect(sampler, take, plan, watch, enough, on_cpu=TIERS[tier].mode == "cpu", step=2)
         each = [list(column) for column in zip(*taken.rows, strict=True)]
         notes = [_about(sampler, i, samples, plan) for i, samples in enumerate(each)]
+        if last:
+            _call_once_more(sampler, samples_of, last)
     finally:
         sampler.close()
     took = _took(sampler, taken, began, clock)

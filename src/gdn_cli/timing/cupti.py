@@ -52,7 +52,7 @@ class Sampler(Flushed):
                 if self.warm:
                     rest()
                     subject.call()
-                    if subject.in_place:
+                    if subject.refresh:
                         subject.refresh()
                 before()
                 subject.call()

@@ -41,7 +41,7 @@ class Sampler(Flushed):
                 subject.refresh()
             if self.warm:
                 subject.call()  # warms L2 for the timed call
-                if subject.in_place:
+                if subject.refresh:
                     subject.refresh()
             else:
                 self.flush()

@@ -1,11 +1,13 @@
 """Tier `graph`: a call's share of a CUDA graph of many calls, replayed between two CUDA events.
 
 It includes the gap between two nodes but no host time: the cost of a call in a server that replays graphs. With L2 cold
-the calls rotate over buffer sets that together are larger than twice L2, so that none finds its own data there.
+the calls rotate over buffer sets that together are larger than twice L2, so that none finds its own data there. Each
+replay gets other values. Only where there is no room for 20 sets, or with L2 warm, do calls of one replay repeat a set.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from time import perf_counter
 
@@ -13,9 +15,12 @@ import torch
 
 from ..errors import one_line
 from . import Sample, Subject, TierUnavailable, Warmed
+from .kernels import Flush
+from .subject import listed
 
 _NODES = 20  # the least number of calls in a graph, so that launching it is a small part
 _MOST_SETS = 400
+_ROOM = 1 / 8  # of the memory that is free, for the sets that L2 does not need
 _BATCH = 50  # replays in flight
 
 
@@ -24,6 +29,7 @@ class Sampler(Warmed):
 
     def _open(self) -> None:
         self.graphs, self.kept = [], []
+        self.flush: Flush | None = None
 
     def _round(self) -> None:
         _on_the_side(self.subjects)
@@ -41,12 +47,14 @@ class Sampler(Warmed):
     def _build(self, sets: list[int], nodes: list[int]) -> None:
         """A graph for each subject: its `nodes` calls over its `sets` of buffers."""
         self.close()
+        changing = any(subject.refresh for subject in self.subjects)
+        self.flush = Flush() if changing and not self.warm else None
         self.sets, self.nodes = sets, nodes
         for subject, n, calls in zip(self.subjects, sets, nodes, strict=True):
             copies = [subject, *(subject.copy() for _ in range(n - 1))]
-            graph, results = _capture(copies, calls)
-            self.graphs.append(graph)
-            self.kept.append((copies, results))  # a graph holds addresses, so the buffers must be kept
+            self.graphs.append(_capture(copies, calls))
+            returned = None if subject.kernel is None else subject.kernel.last
+            self.kept.append((copies, returned))  # a graph holds addresses, so the buffers must be kept
 
     def take(self, order: Sequence[int]) -> list[Sample]:
         if not self.graphs:  # slow calls: one each is long compared with the graph's launch and with L2
@@ -57,6 +65,7 @@ class Sampler(Warmed):
             batch = order[start : start + _BATCH]
             pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in batch]
             for i, (first, last) in zip(batch, pairs, strict=True):
+                self._renew(i)
                 first.record()
                 self.graphs[i].replay()
                 last.record()
@@ -65,6 +74,29 @@ class Sampler(Warmed):
                 samples.append(Sample(first.elapsed_time(last) * 1e3 / self.nodes[i]))
         self.busy_s += perf_counter() - began
         return samples
+
+    def _renew(self, i: int) -> None:
+        """Other values in all sets. What that left in L2 is removed, and meanwhile the host gets ahead of the GPU."""
+        copies, _ = self.kept[i]
+        for copy in copies:
+            if copy.refresh:
+                copy.refresh()
+        if self.flush:
+            self.flush()
+
+    def hold(self, held: bool = True) -> None:
+        super().hold(held)
+        for copies, _ in self.kept:
+            for copy in copies:
+                copy.hold(held)
+
+    def results(self, i: int) -> list:
+        """Of a random set of buffers; of what is returned, the last call's."""
+        copies, returned = self.kept[i]
+        chosen = random.choice(copies)
+        if returned is None:
+            return chosen.results()
+        return [x.clone() for x in listed(returned)]
 
     def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
         sets = f"{self.sets[i]} sets of buffers" if self.sets[i] > 1 else "one set of buffers"
@@ -75,12 +107,17 @@ class Sampler(Warmed):
         for graph in self.graphs:
             graph.reset()
         self.graphs, self.kept = [], []
+        self.flush = None
 
 
 def _sets(nbytes: int) -> int:
-    """The number of buffer sets that together are larger than twice L2, so that a call finds none of its data there."""
+    """The number of buffer sets that together are larger than twice L2, so that a call finds none of its data there;
+    and a set for each call of a graph, if there is room."""
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
-    return min(_MOST_SETS, max(2, -(-2 * l2 // max(nbytes, 1)) + 1))
+    each = max(nbytes, 1)
+    cold = max(2, -(-2 * l2 // each) + 1)
+    room = int(torch.cuda.mem_get_info()[0] * _ROOM) // each
+    return min(_MOST_SETS, max(cold, min(_NODES, room)))
 
 
 def _on_the_side(subjects: list[Subject]) -> None:
@@ -93,15 +130,15 @@ def _on_the_side(subjects: list[Subject]) -> None:
     torch.cuda.synchronize()
 
 
-def _capture(copies: list[Subject], nodes: int) -> tuple[torch.cuda.CUDAGraph, list]:
+def _capture(copies: list[Subject], nodes: int) -> torch.cuda.CUDAGraph:
     """A graph of calls; the first of them has been called before."""
     _on_the_side(copies[1:])
-    graph, results = torch.cuda.CUDAGraph(), []
+    graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
             for n in range(nodes):
-                results.append(copies[n % len(copies)].call())  # keeps the memory of what it returns
+                copies[n % len(copies)].call()
     except Exception as e:
         torch.cuda.synchronize()
         raise TierUnavailable(f"a call cannot be captured in a CUDA graph: {one_line(e)[:120]}") from None
-    return graph, results
+    return graph

@@ -121,6 +121,8 @@ def _cold(subject: Subject, count: int, waits: bool, state: Any, folder: Path) -
     def plain(launch: Any) -> None:
         subject.call()
 
+    if subject.refresh:
+        subject.refresh()  # nothing can be done between the calls of a measurement
     state.set_min_samples(count)
     state.set_timeout(_NEVER_S)
     state.set_blocking_kernel_timeout(_HELD_S)

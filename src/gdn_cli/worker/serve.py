@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -24,6 +23,7 @@ import msgspec
 from msgspec import structs
 
 from ..errors import USAGE, GdnError
+from ..machine import linux
 from ..parsing import decode, json_of
 from ..records.messages import Event, Reply
 from ..records.request import Request, Serving
@@ -91,7 +91,7 @@ def serve(asked: Request, emit: Callable[[Event | Record], None], started: proce
     request = Serving(**structs.asdict(asked), builds=os.environ.get("FIB_CACHE_PATH"), started=started)
     try:
         if request.judges:
-            _prctl(_PR_SET_DUMPABLE, 0)
+            linux.hide_memory()
             if not request.started:
                 request.started = process.of(request)  # first, so that it imports torch while this process does
             # the reference is built in a folder that no algo's code has written to
@@ -145,22 +145,7 @@ def _emitter(events: Path | None, seal: str) -> Callable[[Event | Record], None]
     return emit
 
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
-
-
-def _prctl(option: int, value: int) -> None:
-    """Call Linux's prctl for this process; does nothing on other systems.
-
-    PR_SET_PDEATHSIG ends the process if its parent dies without cleaning up. PR_SET_DUMPABLE = 0 keeps this user's
-    other processes, such as the runner, out of its memory and its descriptors (root's can still read them).
-    """
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(option, value)
-
-
 if __name__ == "__main__":  # started by run/worker_process.py
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    linux.end_with_parent()
     given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
     end(main(Path(given["--events"]), given["--mode"], given.get("--runner"), int(given["--go"])))

@@ -9,7 +9,7 @@ from collections import Counter
 
 import torch
 
-from ...runner import calls
+from ...timing.flips import part
 from .. import check
 from .harness import FACTOR, Case
 
@@ -82,8 +82,9 @@ def _fingerprint(case: Case, old: list[torch.Tensor]) -> str | None:
         return None
     outliers = {i: case.original[i].clone() for i in case.linear}
     for i, x in outliers.items():
-        for part in (calls.part(x, *where) for where in case.parts[i]):
-            part.copy_(_outlier(part.contiguous()))
+        for where in case.parts[i]:
+            linear = part(x, *where)
+            linear.copy_(_outlier(linear.contiguous()))
     swapped = {i: _swapped(case.original[i]) for i in case.other}
     for changed, factor in zip((outliers, swapped), _UNSEEN, strict=True):
         if not changed:

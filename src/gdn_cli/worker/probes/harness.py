@@ -11,6 +11,7 @@ import torch
 from ...catalog.ops import Op
 from ...errors import one_line
 from ...runner import calls, client
+from ...timing.flips import part
 from .. import check
 
 FACTOR = -0.5  # new values with known results; a power of two, so that nothing is rounded
@@ -109,7 +110,7 @@ class Case:
         for i, parts in self.parts.items():
             values[i] = values[i].clone()
             for where in parts:
-                calls.part(values[i], *where).mul_(factor)
+                part(values[i], *where).mul_(factor)
         return values
 
     def refresh(self, k: int) -> None:
@@ -120,7 +121,7 @@ class Case:
         """
         for i in self.linear or self.other:
             for where in self.parts.get(i, [(None, None)]):
-                old, new = (calls.part(x, *where) for x in (self.original[i], self.inputs[i].data))
+                old, new = (part(x, *where) for x in (self.original[i], self.inputs[i].data))
                 torch.mul(old, 1 + k / 128, out=new)
             if i in self.held:
                 self.held[i].copy_(self.inputs[i])

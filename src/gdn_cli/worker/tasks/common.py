@@ -4,8 +4,10 @@ made whatever happens."""
 from __future__ import annotations
 
 import contextlib
+import functools
+import secrets
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -14,14 +16,15 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from ... import errors
-from ...catalog.ops import Op
+from ...catalog.ops import Op, Part
 from ...catalog.workloads import Workload
 from ...errors import GdnError, MissingError
-from ...records.messages import Answer, Measured
+from ...records.messages import Answer, Measured, Result
 from ...records.request import Rival, Serving
 from ...runner import calls, client, prepared, process
 from ...schema.record_types import Call, Check, Record, Status
 from ...timing import floor
+from ...timing.flips import Flips, part
 from .. import check, dataset, probes
 
 
@@ -133,6 +136,13 @@ def wrong(record: Record, reason: str, **more: Any) -> Record:
     return replace(record, status=Status.WRONG, reason=reason, **more)
 
 
+class Changing(TypedDict):
+    """How a runner changes the inputs' values before each timed call."""
+
+    flipped: list[Part]
+    seed: int
+
+
 class Case:
     """A workload's tensors, the right results, and a way to other values with known results: scaling the inputs in
     which the op is linear by a power of two scales every output by exactly that.
@@ -147,17 +157,40 @@ class Case:
         self.in_place = self.op.overwrites if request.in_place else {}
         root = Path(request.dataset) if request.dataset else None
         self.inputs = dataset.load_inputs(self.op, workload, "cuda" if request.mode == "cuda" else "cpu", root)
+        self.reference = reference
         self.expected = check.oracle(reference, self.inputs)
         if not check.finite(self.expected):
             raise MissingError(
                 f"workload {workload.uuid}: the reference gives NaN or Inf on it, so its inputs cannot be used"
             )
-        self.refresh = calls.Scaling([calls.part(self.inputs[i], *where) for i, *where in self.op.linear])
+        self.refresh = calls.Scaling([part(self.inputs[i], *where) for i, *where in self.op.linear])
+        self.seed = secrets.randbits(64)  # of the values that timed calls get
 
     @property
     def right(self) -> list:
         """The right results for the values that are in the buffers now."""
         return [x * self.refresh.scale for x in self.expected]
+
+    @functools.cached_property
+    def right_last(self) -> list:
+        """The right results of the timed calls that are checked: those for `Flips.last`'s values."""
+        changing = {i for i, *_ in self.op.flipped}
+        inputs = [x.clone() if i in changing else x for i, x in enumerate(self.inputs)]
+        Flips(inputs, self.op.flipped, self.seed).last()
+        return check.oracle(self.reference, inputs)
+
+    def changing(self, kernels: Iterable[client.Kernel]) -> Changing:
+        """What `time` and `turns` need to change the inputs' values. What a setup made of them would not follow."""
+        fixed = any(kernel.setup for kernel in kernels)
+        return {"flipped": [] if fixed else self.op.flipped, "seed": self.seed}
+
+    def wrong_when_timed(self, kernel: client.Kernel, results: Sequence[Result], changed: bool) -> Check | None:
+        """The check of a timed call's results, if they are wrong."""
+        tensors = kernel.pulled(results, check.wanted(self.op, self.axes))
+        right = self.right_last if changed else self.right
+        by_element = self.stress is None
+        verdict = check.results(self.op, self.axes, tensors, right, kernel.destination_passing, by_element)
+        return None if verdict.passed else verdict
 
     def check(self, kernel: Any) -> Check:
         """Check the kernel. The contest's rule has an absolute part: it says little about hard inputs, whose results
@@ -176,16 +209,6 @@ class Case:
         """The outputs, filled with the marked NaN unless they are inputs too."""
         return [x if i in self.in_place else check.poison(x) for i, x in enumerate(outputs)]
 
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Restore what is overwritten in place at the end."""
-        before = {i: self.inputs[i].clone() for i in self.in_place.values()}
-        try:
-            yield
-        finally:
-            for i, was in before.items():
-                self.inputs[i].copy_(was)
-
 
 def judged(record: Record, case: Case, kernel: client.Kernel, probed: bool) -> Record:
     """The record with the check, and with the probes if they are asked for."""
@@ -200,6 +223,12 @@ def judged(record: Record, case: Case, kernel: client.Kernel, probed: bool) -> R
             record = wrong(record, caught[0])
     record.backend = kernel.backend(case.inputs)
     return record
+
+
+def wrong_when_timed(record: Record, verdict: Check, tier: str) -> Record:
+    """The record of an algo that was right when it was checked and wrong while it was timed."""
+    reason = f"right when it was checked, wrong while it was timed: {verdict.reason}"
+    return wrong(record, reason, tier=tier, check=verdict)
 
 
 def stale(record: Record, verdict: Check) -> Record:

@@ -28,6 +28,7 @@ from .common import (
     stale,
     with_time,
     wrong,
+    wrong_when_timed,
 )
 
 
@@ -171,9 +172,9 @@ class _Field:
         self.runner.watched()
         try:
             plan = request.timing.plan
-            said = self.runner.turns(
-                self.meeting, case.inputs, outputs, linear=case.op.linear, tier=tier, plan=plan, own=1 + gpu
-            )
+            kernels = [self.kernels[name] for name in right]
+            changing = case.changing(kernels)
+            said = self.runner.turns(self.meeting, case.inputs, outputs, tier=tier, plan=plan, own=1 + gpu, **changing)
         except client.Raised as e:
             if e.kind != "tier_unavailable":
                 self.turn(self._guilty(case, outputs, self.meeting))
@@ -184,10 +185,12 @@ class _Field:
         if said.replaced:
             reason = f"probe timer: replaced {', '.join(said.replaced[:3])}"
             return [wrong(record, reason, tier=tier) for record in right.values()]
-        return [
-            replace(with_time(record, found, self.kernels[name]), rounds_us=samples)
-            for (name, record), found, samples in zip(right.items(), said.records, said.rounds, strict=True)
-        ]
+        records = []
+        for i, (kernel, record) in enumerate(zip(kernels, right.values(), strict=True)):
+            timed = replace(with_time(record, said.records[i], kernel), rounds_us=said.rounds[i])
+            verdict = case.wrong_when_timed(kernel, said.last[i], bool(changing["flipped"]))
+            records.append(wrong_when_timed(record, verdict, tier) if verdict else timed)
+        return records
 
 
 _OFTEN = 300  # calls

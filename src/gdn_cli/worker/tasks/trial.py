@@ -13,10 +13,22 @@ from ...catalog.workloads import Workload
 from ...records.messages import Reply
 from ...records.request import Serving
 from ...runner import build, client
-from ...schema.record_types import Record
+from ...schema.record_types import Record, Status
 from ...timing import floor
-from .. import check
-from .common import Case, begun, built, each_tier, guarded, judged, runner_of, smallest, stale, with_time, wrong
+from .common import (
+    Case,
+    begun,
+    built,
+    each_tier,
+    guarded,
+    judged,
+    runner_of,
+    smallest,
+    stale,
+    with_time,
+    wrong,
+    wrong_when_timed,
+)
 
 
 def algo(request: Serving, reply: Reply) -> Iterator[Record]:
@@ -47,30 +59,27 @@ def _measured(
     return records if again.passed else each_tier(request, stale(record, again))
 
 
-_IN_PLACE = ("wall", "events", "cupti")  # in these tiers the last call writes the given buffers
-
-
 def timed(request: Serving, record: Record, tier: str, case: Case, kernel: client.Kernel, outputs: list) -> Record:
     """The record with one tier's time: the runner's measurement, and what checks from outside say about it."""
     kernel.push([*case.inputs, *case.poison(outputs)])
     gpu = request.mode == "cuda"
     if gpu:
         torch.cuda.empty_cache()  # the runner needs the room
-    found, replaced = kernel.time(
+    changing = case.changing([kernel])
+    said = kernel.time(
         case.inputs, outputs, definition=request.definition, tier=tier, plan=request.timing.plan,
-        fallback=request.timing.fallback, own=1 + gpu,
+        fallback=request.timing.fallback, own=1 + gpu, **changing,
     )  # fmt: skip
-    if replaced:
-        return wrong(record, f"probe timer: replaced {', '.join(replaced[:3])}", tier=tier)
+    if said.replaced:
+        return wrong(record, f"probe timer: replaced {', '.join(said.replaced[:3])}", tier=tier)
+    found = said.records[0]
     if found.timing is None:
         return with_time(record, found, kernel)
-    if kernel.destination_passing and found.tier in _IN_PLACE:
-        with case.kept():
-            kernel.pull(outputs)
-            verdict = check.results(case.op, case.axes, outputs, case.right)
-        if not verdict.passed:
-            reason = f"right when it was checked, wrong while it was timed: {verdict.reason}"
-            return wrong(record, reason, tier=tier, check=verdict)
+    if not said.last and tier != "fib":
+        raise client.Died(Status.CRASHED, "the process that ran it sent no results of its timed calls", None)
+    for results in said.last:
+        if verdict := case.wrong_when_timed(kernel, results, bool(changing["flipped"])):
+            return wrong_when_timed(record, verdict, tier)
     own_clock = tier == "wall" and not kernel.setup  # a clock outside would time the setup as well
     if own_clock and (doubt := _outside(kernel, case.inputs, outputs, found.timing.median_us)):
         found.doubts.append(doubt)
