@@ -21,9 +21,9 @@ from gdn_cli.machine import inventory
 from gdn_cli.records.messages import Reply
 from gdn_cli.records.request import Serving, Timing
 from gdn_cli.run import planning
-from gdn_cli.runner import calls
 from gdn_cli.schema.record_types import Status
 from gdn_cli.timing import floor
+from gdn_cli.timing.flips import part
 from gdn_cli.worker import tasks
 
 REGISTRY = helpers.REGISTRY
@@ -85,7 +85,7 @@ def test_negating_what_an_op_is_linear_in_negates_its_outputs(op):
     once = getattr(oracle, op.name)(*inputs)
     turned = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
     for i, *where in op.linear:
-        calls.part(turned[i], *where).neg_()
+        part(turned[i], *where).neg_()
     again = getattr(oracle, op.name)(*turned)
     pairs = zip(once, again, strict=True) if isinstance(once, tuple) else [(once, again)]
     assert op.linear_in and all(abs(a + b).max() < 1e-12 and abs(a).max() > 1e-3 for a, b in pairs)

@@ -17,6 +17,7 @@ from gdn_cli.run import eligibility, planning
 from gdn_cli.run.jobs import Job
 from gdn_cli.runner import build, calls
 from gdn_cli.timing import floor
+from gdn_cli.timing.flips import part
 from gdn_cli.worker import check, dataset, probes, trace_set_writer
 
 REGISTRY = helpers.REGISTRY
@@ -196,7 +197,7 @@ def test_a_cheat_is_caught_in_place(probe, old, new, says, make, work):
 def test_new_values_are_those_of_the_part_and_the_pool():
     x = drawn(SMALL, batch_size=2)
     before = {name: x[name].clone() for name in ("mixed_qkv", "pool")}
-    refresh = calls.Scaling([calls.part(list(x.values())[i], *where) for i, *where in SMALL.linear])
+    refresh = calls.Scaling([part(list(x.values())[i], *where) for i, *where in SMALL.linear])
     refresh()
     assert torch.equal(x["mixed_qkv"][:, :256], before["mixed_qkv"][:, :256])
     assert torch.equal(x["mixed_qkv"][:, 256:], -before["mixed_qkv"][:, 256:]) and refresh.scale == -1

@@ -29,6 +29,7 @@ class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True):
            slots (indices on the first axis) that a call may change. A number below 1 is padding and names none. All
            other slots must come back bit for bit. Twins name each slot once
     between  of an input of whole numbers: the least and the greatest of a twin's, expressions of axes
+    unset  of a scalar: the values that stand for its default, such as ["None", 0]
     """
 
     dtype: Text
@@ -37,6 +38,7 @@ class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True):
     parts: dict[str, Text] = {}
     moves: tuple[str, ...] | None = None
     keeps: Text | None = None
+    unset: tuple[Literal["None"] | float, ...] = ()
     between: tuple[Text, Text] | None = None
 
 
@@ -174,6 +176,8 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise Wrong((kind, name, "parts"), f"expressions of fixed axes ({e})", spec.parts) from None
             if found != whole:
                 raise Wrong((kind, name, "parts"), f"parts that add up to {spec.shape[-1]} = {whole}", found)
+        if spec.unset and (kind != "inputs" or spec.shape is not None):
+            raise Wrong((kind, name, "unset"), "nothing, except for a scalar input", list(spec.unset))
         if spec.keeps:
             by = self.inputs.get(spec.keeps)
             if name not in self.in_place or not by or "int" not in by.dtype or not by.shape:
@@ -238,6 +242,12 @@ class Op(OpFile, frozen=True, kw_only=True):
         if spec.moves == ():
             return (0,)
         return tuple(known[axis] for axis in spec.moves or spec.shape or ())
+
+    @property
+    def unset(self) -> list[tuple[int, float | None]]:
+        """Scalar inputs by number, each with a value that stands for its default."""
+        values = enumerate(spec.unset for spec in self.inputs.values())
+        return [(i, None if value == "None" else value) for i, many in values for value in many]
 
     @property
     def slots(self) -> dict[str, str]:

@@ -26,29 +26,31 @@ class Flips:
     def __init__(self, inputs: Sequence[Any], where: Sequence[Sequence[Any]], seed: int) -> None:
         self.where, self.seed = where, seed
         self.numbers = {i for i, *_ in where}
-        self.tensors = [_flippable(part(inputs[i], *ends)) for i, *ends in where]
-        self.originals = [_copied(x) for x in self.tensors]
+        self.tables = [_Signs(part(inputs[i], *ends)) for i, *ends in where]
         self.draw = random.Random(seed)
 
     def on(self, inputs: Sequence[Any]) -> Flips:
-        """The same for copies of the inputs, with other blocks."""
-        return Flips(inputs, self.where, self.draw.getrandbits(64))
+        """The same for copies of the inputs: other values before each call, but the same last ones."""
+        other = Flips(inputs, self.where, self.seed)
+        other.draw = random.Random(self.draw.getrandbits(64))
+        return other
 
     def __call__(self) -> None:
-        for x in self.tensors:
-            for rows, columns in ((1, 4), (2, 2)):  # all rows, so that every result changes; and half of them again
-                _negate(x[self._span(x.shape[0], rows)][..., self._span(x.shape[-1], columns)])
+        for table in self.tables:
+            rows, columns = table.shape
+            everywhere = self._span(columns, 4)  # in all rows, so that every result changes
+            table.flip(everywhere, self._span(rows, 2), self._span(columns, 2))
 
-    def _span(self, size: int, share: int) -> slice:
-        """A random part of an axis, of 1/share of its length."""
+    def _span(self, size: int, share: int) -> tuple[int, int]:
+        """Where a random part of an axis begins and ends, of 1/share of its length."""
         width = -(-size // share)
         begin = self.draw.randrange(size - width + 1)
-        return slice(begin, begin + width)
+        return begin, begin + width
 
     def restore(self) -> None:
         """Write the original values."""
-        for x, original in zip(self.tensors, self.originals, strict=True):
-            x[...] = original
+        for table in self.tables:
+            table.restore()
 
     def last(self) -> None:
         """Write the values of the calls whose results are checked: they depend on nothing but the seed."""
@@ -59,23 +61,41 @@ class Flips:
 
 
 _BLOCKS = 5
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by element size in bytes
 
 
-def _flippable(x: torch.Tensor) -> Any:
-    """On a GPU the tensor itself; on a CPU a NumPy view of its bits: torch would start threads for a large one, which
-    would still be spinning when the next call begins."""
-    if x.is_cuda:
-        return x
-    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
-    return x.view(bits).numpy()
+class _Signs:
+    """The bits of a tensor as rows and columns, whose signs can change.
 
+    On a GPU a small kernel does it: a larger one's code would take the next call's out of the instruction cache, which
+    made a call of 6 us 2 % slower on an H100. On a CPU NumPy does it: torch starts threads for a large tensor, which
+    still spin when the next call begins.
+    """
 
-def _copied(x: Any) -> Any:
-    return x.clone() if isinstance(x, torch.Tensor) else x.copy()
+    def __init__(self, x: torch.Tensor) -> None:
+        columns = x.shape[-1]
+        stride = x.stride(-2) if x.dim() > 1 else columns
+        rows = x.numel() // max(columns, 1)
+        bits = x.view(_BITS[x.element_size()]).as_strided((rows, columns), (stride, 1))
+        self.bits = bits if x.is_cuda else bits.numpy()
+        self.shape = rows, columns
+        self.original = bits.clone()
+        if x.is_cuda:
+            from .kernels import flip
 
+            self._flip = flip
 
-def _negate(x: Any) -> None:
-    if isinstance(x, torch.Tensor):
-        x.neg_()
-    else:
-        x ^= np.iinfo(x.dtype).min  # the sign bit
+    def flip(self, everywhere: tuple[int, int], rows: tuple[int, int], columns: tuple[int, int]) -> None:
+        """Negate some columns of all rows, and then some columns of some rows."""
+        if isinstance(self.bits, torch.Tensor):
+            self._flip(self.bits, everywhere, rows, columns)
+            return
+        sign = np.iinfo(self.bits.dtype).min
+        self.bits[:, slice(*everywhere)] ^= sign
+        self.bits[slice(*rows), slice(*columns)] ^= sign
+
+    def restore(self) -> None:
+        if isinstance(self.bits, torch.Tensor):
+            self.bits.copy_(self.original)
+        else:
+            self.bits[...] = self.original.numpy()

@@ -57,6 +57,30 @@ def gdn_copy_floor(p_source, p_target, BLOCK: tl.constexpr, STREAM: tl.constexpr
         tl.store(p_target + offsets, tl.load(p_source + offsets))
 
 
+@triton.jit(do_not_specialize=["size", "width", "stride", "a", "b", "row", "end", "c", "d"])  # else compiled again
+def gdn_flip(p_bits, size, width, stride, a, b, row, end, c, d, SIGN: tl.constexpr, BLOCK: tl.constexpr):
+    """Changes the sign bits of columns a to b, and of columns c to d in rows `row` to `end`."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    y = i // width
+    x = i % width
+    everywhere = (x >= a) & (x < b)
+    there = (x >= c) & (x < d) & (y >= row) & (y < end)
+    chosen = (everywhere ^ there) & (i < size)
+    p = p_bits + y * stride + x
+    bits = tl.load(p, mask=chosen)
+    tl.store(p, bits ^ tl.full([BLOCK], SIGN, bits.dtype), mask=chosen)
+
+
+def flip(bits: torch.Tensor, everywhere: tuple[int, int], rows: tuple[int, int], columns: tuple[int, int]) -> None:
+    """Negate some columns of all rows, and then some columns of some rows, of the bits [rows, columns] of floats."""
+    height, width = bits.shape
+    if not bits.numel():
+        return
+    sign = torch.iinfo(bits.dtype).min
+    grid = (triton.cdiv(height * width, 1024),)
+    gdn_flip[grid](bits, height * width, width, bits.stride(0), *everywhere, *rows, *columns, sign, 1024)
+
+
 def begin() -> None:
     gdn_begin[(1,)]()
 

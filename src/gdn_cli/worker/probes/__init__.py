@@ -6,11 +6,11 @@
 | out-of-bounds       | writes next to an output: guard bytes lie on both sides of each                            |
 | late-work           | work that is not done, or not ordered, when the call returns: another stream, a thread, a  |
 |                     | lazy tensor; no timer sees it                                                              |
+| nondeterminism      | equal calls whose results differ by more than a tenth of the tolerance: a race             |
 | overwritten-results | a result that changes after it was returned: by the next call, or with the inputs          |
 | pointer-cache       | results remembered by address: new values in the same buffers give the old results         |
 | content-cache       | results remembered by value, or by a fingerprint of a few elements                         |
 | zero-outputs        | results that are right only where the outputs were full of NaN before the call             |
-| nondeterminism      | equal calls whose results differ by more than a tenth of the tolerance: a race             |
 | neighbours          | only with `--batch-invariant`: a sequence with different bits alone than in its batch      |
 
 No second oracle is needed: an op is linear in some of its inputs together (`Op.linear_in`), and scaling those by -1/2
@@ -41,11 +41,11 @@ PROBES: dict[str, Callable[[Case], str | None]] = {
     "inputs-changed": buffers.inputs_changed,
     "out-of-bounds": buffers.out_of_bounds,
     "late-work": async_work.late_work,
+    "nondeterminism": buffers.nondeterminism,  # before what it would look like: results of other calls, other buffers
     "overwritten-results": buffers.overwritten_results,
     "pointer-cache": caching.pointer_cache,
     "content-cache": caching.content_cache,
     "zero-outputs": buffers.zero_outputs,
-    "nondeterminism": buffers.nondeterminism,
     "neighbours": neighbours.other_bits,
 }
 USUAL = tuple(name for name in PROBES if name != "neighbours")
@@ -59,6 +59,7 @@ def run(
     expected: list[torch.Tensor],
     names: Iterable[str] | None = None,
     in_place: Mapping[int, int] | None = None,
+    hard: bool = False,
 ) -> dict[str, str | None]:
     """Probe a kernel that `check.check` has passed: probe -> None, or one line that says what was found.
 
@@ -66,6 +67,7 @@ def run(
     expected  the float64 oracle's outputs for them
     names     the probes to run, of PROBES; None for the usual ones
     in_place  number of an output -> number of the input that it overwrites in each call
+    hard      look longer for races: many equal calls while the machine is busy
 
     An exception from the kernel counts as that probe's finding. Running out of memory does not: it is raised, as from
     any other call.
@@ -73,7 +75,7 @@ def run(
     chosen = list(USUAL if names is None else names)
     found: dict[str, str | None] = {}
     with torch.no_grad():
-        case = Case(kernel, op, axes, inputs, expected, in_place)
+        case = Case(kernel, op, axes, inputs, expected, in_place, hard)
         for name in chosen:
             try:
                 found[name] = _probed(case, PROBES[name])

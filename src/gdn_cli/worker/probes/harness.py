@@ -29,6 +29,7 @@ class Case:
 
     in_place  number of an output -> number of the input that it overwrites. The kernel gets a buffer with guards for
               this input too, and before each call the values in `held` are written to it
+    hard      look longer for races
     """
 
     def __init__(
@@ -39,9 +40,11 @@ class Case:
         inputs: list,
         expected: list[torch.Tensor],
         in_place: Mapping[int, int] | None = None,
+        hard: bool = False,
     ) -> None:
         self.kernel, self.op, self.axes, self.inputs, self.expected = kernel, op, axes, list(inputs), expected
         self.in_place = dict(in_place or {})
+        self.hard = hard
         self.wanted = check.wanted(op, axes)
         self.device = expected[0].device
         self.gpu = self.device.type == "cuda"

@@ -9,7 +9,7 @@ import secrets
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from msgspec import UNSET
@@ -179,6 +179,21 @@ class Case:
         Flips(inputs, self.op.flipped, self.seed).last()
         return check.oracle(self.reference, inputs)
 
+    def wrong_by_default(self, kernel: client.Kernel) -> str | None:
+        """What is wrong if a scalar is not set: one call for each value that stands for its default."""
+        for i, value in self.op.unset:
+            inputs = [value if i == j else x for j, x in enumerate(self.inputs)]
+            right = check.oracle(self.reference, inputs)
+            verdict = check.check(kernel, self.op, self.axes, inputs, right, in_place=self.in_place, by_element=False)
+            if not verdict.passed:
+                return f"with {list(self.op.inputs)[i]} = {value}, its default: {verdict.reason}"
+        return None
+
+    def probe(self, kernel: client.Kernel, names: list[str], hard: bool) -> dict[str, str | None]:
+        """What these probes find."""
+        in_place = self.in_place if self.op.in_place_only else None
+        return probes.run(kernel, self.op, self.axes, self.inputs, self.expected, names, in_place, hard)
+
     def changing(self, kernels: Iterable[client.Kernel]) -> Changing:
         """What `time` and `turns` need to change the inputs' values. What a setup made of them would not follow."""
         fixed = any(kernel.setup for kernel in kernels)
@@ -210,19 +225,50 @@ class Case:
         return [x if i in self.in_place else check.poison(x) for i, x in enumerate(outputs)]
 
 
-def judged(record: Record, case: Case, kernel: client.Kernel, probed: bool) -> Record:
-    """The record with the check, and with the probes if they are asked for."""
+class Depth(NamedTuple):
+    """How closely a workload's results are looked at.
+
+    unset   call also with the values that stand for a scalar's default
+    probed  all probes
+    hard    look for races: equal calls while the machine is busy
+    """
+
+    unset: bool = False
+    probed: bool = False
+    hard: bool = False
+
+
+def judged(record: Record, case: Case, kernel: client.Kernel, depth: Depth) -> Record:
+    """The record with the check, and with the probes that are asked for."""
     verdict = case.check(kernel)
     record = replace(record, check=verdict)
     if not verdict.passed:
-        record = wrong(record, verdict.reason)
-    elif names := [*(probes.USUAL if probed else ()), *(["neighbours"] if case.batch_invariant else ())]:
-        in_place = case.in_place if case.op.in_place_only else None
-        record.probes = probes.run(kernel, case.op, case.axes, case.inputs, case.expected, names, in_place)
+        record = wrong(record, _unsteady(case, kernel) or verdict.reason)
+    elif reason := case.wrong_by_default(kernel) if depth.unset else None:
+        record = wrong(record, reason)
+    elif names := _probes(case, depth):
+        record.probes = case.probe(kernel, names, depth.hard)
         if caught := [f"probe {name}: {what}" for name, what in record.probes.items() if what]:
             record = wrong(record, caught[0])
     record.backend = kernel.backend(case.inputs)
     return record
+
+
+def _probes(case: Case, depth: Depth) -> list[str]:
+    names = list(probes.USUAL if depth.probed else ())
+    if depth.hard and not depth.probed:
+        names.append("nondeterminism")
+    if case.batch_invariant:
+        names.append("neighbours")
+    return names
+
+
+def _unsteady(case: Case, kernel: client.Kernel) -> str | None:
+    """Whether a wrong result is another one in an equal call."""
+    try:
+        return case.probe(kernel, ["nondeterminism"], hard=False)["nondeterminism"]
+    except client.Raised:  # the first call did not
+        return None
 
 
 def wrong_when_timed(record: Record, verdict: Check, tier: str) -> Record:

@@ -17,6 +17,7 @@ from ...timing import floor
 from .common import (
     BuildFailed,
     Case,
+    Depth,
     befell,
     begun,
     built,
@@ -38,10 +39,11 @@ def compare(request: Serving, reply: Reply) -> Iterator[Record]:
     field = _Field(request)
     yield from field.built()
     for i, workload in enumerate(request.workloads):
-        probed = request.strict or smallest(request, i)
+        first = smallest(request, i)
+        depth = Depth(unset=first, probed=request.strict or first)
         while True:
             try:
-                meet = field.meet, reference, probed
+                meet = field.meet, reference, depth
                 yield from guarded(request, workload, field.kernels, *meet, runner=field.runner)
                 break
             except client.Died as e:
@@ -106,7 +108,7 @@ class _Field:
                 failed = replace(begun(self.request, workload, name), status=status, reason=reason, code=code)
                 yield from each_tier(self.request, failed)
 
-    def meet(self, request: Serving, workload: Workload, reference: Any, probed: bool) -> list[Record]:
+    def meet(self, request: Serving, workload: Workload, reference: Any, depth: Depth) -> list[Record]:
         """One workload's records: each algo's timing, and its samples in the order in which they were taken."""
         named = request.turns.get(workload.uuid, self.kernels)
         kernels = {name: self.kernels[name] for name in named if name in self.kernels}
@@ -115,7 +117,7 @@ class _Field:
         case, found = Case(request, workload, reference), {}
         for name, kernel in kernels.items():
             record = begun(request, workload, name)
-            found[name] = self._of_one(record, judged, case, kernel, probed)
+            found[name] = self._of_one(record, judged, case, kernel, depth)
             if found[name].passed:
                 found[name].bytes_moved = floor.bytes_moved(case.op, workload.axes)
         self.turn(None)

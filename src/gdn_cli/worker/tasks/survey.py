@@ -16,7 +16,7 @@ from ...runner import build, prepared
 from ...schema.record_types import Record
 from ...timing import Subject, floor
 from .. import check, dataset
-from .common import BuildFailed, Case, begun, built, guarded, judged, runner_of
+from .common import BuildFailed, Case, Depth, begun, built, guarded, judged, runner_of
 from .floors import timed_floor
 from .trial import timed
 
@@ -80,7 +80,7 @@ def _surveyed(request: Serving, workload: Workload) -> list[Record]:
     reference = build.reference(request.definition)
     kernel, _ = built(runner, request, request)
     case, op, l2 = Case(request, workload, reference), request.op, request.profile.l2
-    record = judged(begun(request, workload, request.name), case, kernel, probed=False)
+    record = judged(begun(request, workload, request.name), case, kernel, Depth())
     sizes = (floor.bytes_of(op, names, case.axes) for names in (op.inputs, op.outputs))
     record.answer = survey = Survey(bytes_in=next(sizes), bytes_out=next(sizes))
     if not request.timing.tiers:

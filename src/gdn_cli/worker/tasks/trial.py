@@ -17,6 +17,7 @@ from ...schema.record_types import Record, Status
 from ...timing import floor
 from .common import (
     Case,
+    Depth,
     begun,
     built,
     each_tier,
@@ -38,17 +39,22 @@ def algo(request: Serving, reply: Reply) -> Iterator[Record]:
     kernel, said = built(runner, request, request, prove=request.command == "prove")
     reply.build_s, reply.proof = said.build_s, said.proof
     for i, workload in enumerate(request.workloads):
-        probed = request.strict or (request.command == "bench" and smallest(request, i))
-        yield from guarded(request, workload, [request.name], _measured, kernel, reference, probed, runner=runner)
+        first = smallest(request, i)
+        depth = Depth(
+            unset=first,
+            probed=request.strict or (request.command == "bench" and first),
+            hard=request.command != "bench" and request.mode != "interpreter",  # that is one thread
+        )
+        yield from guarded(request, workload, [request.name], _measured, kernel, reference, depth, runner=runner)
 
 
 def _measured(
-    request: Serving, workload: Workload, kernel: client.Kernel, reference: Any, probed: bool
+    request: Serving, workload: Workload, kernel: client.Kernel, reference: Any, depth: Depth
 ) -> list[Record]:
     """Check; if the algo is right and a time is asked for, time it in each tier and check again on new values, so that
     a kernel that remembers its results, or that is right only once, gets no time."""
     case = Case(request, workload, reference)
-    record = judged(begun(request, workload, request.name), case, kernel, probed)
+    record = judged(begun(request, workload, request.name), case, kernel, depth)
     if request.command != "bench" or not record.passed:
         return each_tier(request, record)
     record.bytes_moved = floor.bytes_moved(case.op, workload.axes)
