@@ -276,7 +276,7 @@ CHEATS: dict[str, Cheat] = {
     ),
     # --- nondeterminism
     "races": returns(
-        "nondeterminism", "new_state: equal calls differ by 2e-06, over a tenth of the tolerance 1e-05",
+        "nondeterminism", "new_state: differs between equal calls by 2e-06, over a tenth of the tolerance 1e-05",
         """
         out, new = CALL
         calls.append(1)

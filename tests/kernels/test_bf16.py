@@ -236,7 +236,7 @@ def test_elements_that_nothing_wrote_are_counted(work, make):
 CAUGHT = {c.probe: c for c in reversed(cheats.CHEATS.values()) if c.language == "python"}
 CAUGHT["nondeterminism"] = cheats.returns(
     "nondeterminism",
-    "new_state: equal calls differ by 0.0",
+    "new_state differs between equal calls by 0.0",
     "out, new = CALL\nreturn out, new * (1 + (torch.rand(new.shape) < 0.02) / 128).bfloat16()",
 )
 

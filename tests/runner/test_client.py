@@ -96,8 +96,8 @@ TIME = {"tier": "wall", "median_us": 1.0, "low_us": 1.0, "high_us": 1.0, "sample
 def timed(*records: dict, replaced: tuple[str, ...] | list[str] = ()) -> Answer:
     """The worker's result if the runner sends these for a time."""
     runner = object.__new__(client.Runner)
-    runner.line, runner.process, runner.dropped = mock.Mock(), mock.Mock(), []
-    runner.line.receive.return_value = {"records": list(records), "replaced": list(replaced)}
+    runner.line, runner.process, runner.dropped, runner.asked = mock.Mock(), mock.Mock(), [], 0
+    runner.line.receive.return_value = {"number": 1, "records": list(records), "replaced": list(replaced)}
     return client.Kernel(runner, "a", True).time([], [])
 
 

@@ -185,7 +185,7 @@ def test_an_honest_algo_is_not_caught_in_place(make, work):
     y, s = kept[mixed_qkv.data_ptr()] = right""", "output stayed the same when the same buffers got new values"),
     ("zero-outputs", "output.copy_(y)", "output.copy_(y * output.isnan().any())", "output is all zeros if"),
     ("nondeterminism", END, f"kept[0] = kept.get(0, 0) + 1; s *= 1 + 1e-5 * kept[0]; {END}",
-     "new_pool: equal calls differ"),
+     "new_pool differs between equal calls"),
     ("neighbours", END, f"s[state_indices.long()] *= 1 + 1e-7 * len(state_indices); {END}",
      "new_pool of sequence 0 has other bits alone than among 3"),
 ])  # fmt: skip

@@ -12,7 +12,8 @@ _SHARE = 0.97  # of the copy's time: a faster call may not have moved all bytes
 def doubt(records: list[Record], new: Record) -> None:
     """Put `new` in doubt if it is more than 3 % faster than the copy; if `new` is the copy, do that to `records`.
 
-    The time may be right, if L2 still held the bytes; but a call that does its work outside the timer looks alike."""
+    The time may be right, if L2 still held the bytes; but a call that does its work outside the timer looks alike. So
+    it is where the copy itself is in doubt: no such time may be the fastest."""
     place = _place(new)
     if place is None:
         return
@@ -36,9 +37,10 @@ def _place(record: Record) -> tuple | None:
 
 def _compare(record: Record, floor: Record) -> None:
     us, copy = record.timing.median_us, floor.timing.median_us
-    if us < _SHARE * copy and not floor.doubts:  # a copy in doubt proves nothing
-        record.doubts = [
-            *(record.doubts or []),
-            f"{1 - us / copy:.0%} faster than the fastest plain copy of the bytes that must move "
-            f"({duration(copy)}): check in a profile that the call does all of its work",
-        ]
+    if us >= _SHARE * copy:
+        return
+    advice = "check in a profile that the call does all of its work"
+    if floor.doubts:
+        advice = f"the copy's time is in doubt too, so measure both again, or {advice}"
+    reason = f"{1 - us / copy:.0%} faster than the fastest plain copy of the bytes that must move ({duration(copy)})"
+    record.doubts = [*(record.doubts or []), f"{reason}: {advice}"]

@@ -74,6 +74,7 @@ class Said(msgspec.Struct):
 class Answer(msgspec.Struct):
     """A runner's answer. Each field answers certain commands; anything else is invalid."""
 
+    number: int = 0  # of the command that it answers
     raised: Said | None = None
     destination_passing: bool = False  # of a build
     build_s: NotNegative | None = None

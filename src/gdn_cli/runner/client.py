@@ -18,6 +18,7 @@ from ..schema.record_types import Status
 from . import channel, process, shared_memory
 from .calls import Strange
 
+_BACKEND = 200  # characters of an algo's own words that are kept
 _PATIENCE_S = 10.0  # how long a runner that closed its connection may take to end
 
 
@@ -54,6 +55,7 @@ class Runner:
         self.numbers: dict[int, int] = {}  # a storage's address here -> its number
         self.regions: dict[int, tuple[Any, shared_memory.Region, Any]] = {}  # number -> tensor kept, region, bytes
         self.count = 0
+        self.asked = 0
         self.dropped: list[tuple[int, int]] = []  # results no longer needed, and their storages
         self.mark: shared_memory.Region | None = None
 
@@ -63,9 +65,12 @@ class Runner:
         """Send a command and wait for its answer. Raises Died, or Raised with the algo's exception."""
         if self.dropped:
             fields["dropped"], self.dropped = self.dropped, []
+        self.asked += 1
         try:
-            self.line.send({"do": do} | fields, _descriptors)
+            self.line.send({"do": do, "number": self.asked} | fields, _descriptors)
             answer = msgspec.convert(self.line.receive(), Answer)
+            if answer.number != self.asked:
+                raise channel.Garbled("an answer that was not asked for")
         except (EOFError, OSError):
             raise self._death() from None
         except (channel.Garbled, msgspec.ValidationError) as e:
@@ -291,7 +296,8 @@ class Kernel:
         return (time.perf_counter() - began) / times
 
     def backend(self, inputs: list) -> str | None:
-        return self.runner.ask("backend", kernel=self.name, inputs=self.runner.forms(inputs)).backend
+        told = self.runner.ask("backend", kernel=self.name, inputs=self.runner.forms(inputs)).backend
+        return told and told[:_BACKEND]
 
 
 def _measured(answer: Answer) -> Answer:

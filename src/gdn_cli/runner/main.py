@@ -7,6 +7,7 @@ right results. Whatever fails here counts against the algo.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -57,16 +58,20 @@ class Runner:
                     message, descriptors = line.receive_with(1)
                 except (EOFError, OSError, channel.Garbled):
                     return
+                number = message.pop("number", 0)
                 try:
-                    for number, storage in message.pop("dropped", ()):
-                        self.results.pop(number, None)
+                    for result, storage in message.pop("dropped", ()):
+                        self.results.pop(result, None)
                         self.storages.pop(storage, None)
                     do = getattr(type(self), message.pop("do"))  # an attribute of the instance cannot hide it
+                    if do in (Runner.share, Runner.watch) and not descriptors:
+                        raise OSError(errno.EMFILE, "no file descriptor is left for the harness")
                     answer = do(self, *descriptors, **self._meant(message)) or Answer()
                 except integrity.Tampered as e:
                     answer = Answer(replaced=e.names)
                 except Exception as e:
                     answer = Answer(raised=self._raised(e))
+                answer.number = number
                 line.send(bounded.clipped(msgspec.to_builtins(answer)))
 
     def _raised(self, e: Exception) -> Said:
