@@ -280,7 +280,7 @@ def with_peers() -> Document:
     return d
 
 
-def test_the_best_peer_is_the_fastest_that_is_not_a_rung():
+def test_the_best_peer_is_the_fastest_of_those_declared():
     d = with_peers()
     found = {b.workload.uuid: b for b in d.best_peers}
     assert {uuid: (b.algo, b.peer, b.doubted) for uuid, b in found.items()} == {

@@ -53,6 +53,7 @@ class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     capability: Annotated[str, _CAPABILITY] | None = None  # the lowest CUDA compute capability
     specific: bool = False  # built for its GPU's own features (sm_90a), not for what later GPUs have too (sm_90)
     after: Text | None = None  # the rung below it
+    peer: bool = False  # another project's kernel, which ours are compared with
     heads: tuple[str, ...] = ()  # the only numbers of heads that it supports, "4/8"; empty: any
     batch_invariant: bool = False  # a sequence's bits do not depend on its neighbours, whatever the sizes
     setup: Annotated[str, _SETUP] | None = (
@@ -64,6 +65,8 @@ class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise Wrong(("devices",), "'interpreter' only where language is triton", list(self.modes))
         if self.setup and self.language not in ("python", "triton"):
             raise Wrong(("setup",), _SETUP.description, self.setup)
+        if self.peer and self.after:
+            raise Wrong(("peer",), "either this or after", True)
         if self.batch_invariant and self.tune and self.tune.invariant:
             raise Wrong(("batch_invariant",), "either this or [tune.invariant]", True)
 
@@ -217,7 +220,7 @@ def named(name: str, op: str | None, known: Iterable[tuple[str, str]], hint: str
 
 
 def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
-    """Climb each ladder from its lowest rung; algos that are on no ladder (peers, baselines) come last, by name.
+    """Climb each ladder from its lowest rung; algos that are on no ladder come last, by name.
 
     The reference is the lowest rung of all, even if nothing is above it yet.
     """
