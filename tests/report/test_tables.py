@@ -199,7 +199,24 @@ def test_comparisons_and_scores():
         ["all", "", "", *row[1:]],
     ]
     assert marks(turns, Mark.GOOD) == ["FASTER"] and marks(turns, Mark.BAD) == ["SLOWER"]
-    assert any(note.startswith("SAME: ") and note.endswith("at most 1.0%.") for note in turns.notes)
+    assert not any("SAME" in note or "UNCLEAR" in note for note in turns.notes)
+
+
+def test_the_legend_explains_the_verdicts_that_occur():
+    """Of records that were made before there was UNCLEAR it says what SAME meant there."""
+    same, unclear = {8: (1.0, 0.99, 1.01, "SAME")}, {64: (1.0, 0.7, 1.4, "UNCLEAR")}
+    quiet, few_rounds = "SAME: the whole interval is within ±2.0% of 1.", "UNCLEAR: no difference is seen, but"
+    cases = [(same, 0.02, [quiet]), (unclear, 0.02, [few_rounds]), (same | unclear, 0.02, [quiet, few_rounds])]
+    cases.append((same, None, ["SAME: the interval includes 1, or the difference is below --threshold"]))
+    for ratios, effect, legend in cases:
+        more = reports.compared(ratios)
+        for one in more["comparisons"]:
+            one |= {"effect": effect, "log_sd": 0.001 if one["verdict"] == "SAME" else 0.1}
+        book = book_of(*few(), **more)
+        notes = [note for note in tables.turn_notes(book, "gdn_decode") if not note.startswith("speedup")]
+        assert len(notes) == len(legend) and all(map(str.startswith, notes, legend))
+        columns = [c.name for c in tables.overall(book, "gdn_decode").columns]
+        assert ("unclear" in columns) is (64 in ratios)
 
 
 def test_the_mean_of_a_pair_whose_workloads_are_in_several_files():
