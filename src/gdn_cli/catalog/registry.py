@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from .. import files, paths
 from ..errors import UsageError, one_line, unknown
 from ..parsing import Text, Wrong, decode, read_toml, wrong
+from . import file_kinds
 from .formats import Language, Solution
 from .ops import Heads, Op, Ops
 from .tune_section import Tune
@@ -175,9 +176,12 @@ class Registry:
     def find(self, name: str, op: str | None = None) -> Algo:
         """By full name, or by short name: the one in `op`; without `op` decode's, else the only op that has it."""
         given, _, short = name.rpartition("/")
+        there = {(a.op, a.name): a for a in (*self.algos, *self.broken)}
+        known = short in [algo for _, algo in there] and (not given or given in self.ops)
+        if not known and (other := file_kinds.kind(Path(name))):
+            raise UsageError(f"{name}: an algo's name was expected, and this is {other[0]}", hint=other[1])
         wanted = self.op(given or op) if given or op else None
         family = self.op(op).family if op else None
-        there = {(a.op, a.name): a for a in (*self.algos, *self.broken)}
         full = f"{wanted.family}/{short}" if given and wanted else short
         found = there[named(full, family, there, hint="`gdn list` shows all")]
         if isinstance(found, Broken):
