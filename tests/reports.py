@@ -118,7 +118,7 @@ def compared(ratios: dict[int, tuple[float, float, float, str]], algo: str = "cu
     mean = statistics.geometric_mean(r for r, *_ in ratios.values())
     overall = head | {"ratio": mean, "low": mean - 0.004, "high": mean + 0.004, "verdict": "SLOWER"}
     verdicts = [v for *_, v in ratios.values()]
-    overall |= {"workloads": len(each), "verdicts": {v: verdicts.count(v) for v in ("FASTER", "SAME", "SLOWER")}}
+    overall |= {"workloads": len(each), "verdicts": {v: verdicts.count(v) for v in dict.fromkeys(verdicts)}}
     return {"command": "compare", "comparisons": each, "overall": [overall]}
 
 

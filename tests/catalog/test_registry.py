@@ -8,9 +8,10 @@ import re
 import pytest
 
 from gdn_cli import paths
-from gdn_cli.catalog import ops, registry
+from gdn_cli.catalog import ops, registry, scaffold
 from gdn_cli.catalog.registry import Algo, Registry
 from gdn_cli.errors import UsageError
+from gdn_cli.report.book import ladder
 
 OPS = registry.load().ops
 
@@ -111,6 +112,26 @@ def test_the_shipped_ladders_have_no_missing_rung():
             assert a.after is None or names.index(a.after) < names.index(a.name), a.full_name
 
 
+def test_each_shipped_algo_is_a_rung_or_says_that_it_is_a_peer():
+    r = registry.load()
+    for op in r.ops:
+        known = ladder(r, op)
+        rungs = {r.ops[op].reference, *known.after}
+        assert rungs | known.peers == set(known.order) and not rungs & known.peers, op
+
+
+def test_only_what_is_declared_is_a_peer(tmp_path, write_algo):
+    """Neither an algo without `after`, nor one after an algo that is not there; and a copy of a peer is none, while the
+    peer stays one."""
+    for name, keys in {"alone": {}, "lost": {"after": "gone"}, "theirs": {"peer": True}}.items():
+        write_algo(tmp_path, name, "def run(): ...", **keys)
+    known = registry.load(str(tmp_path))
+    scaffold.new(known, "copy", known.find("fi-baseline"), tmp_path)
+    found = ladder(registry.load(str(tmp_path)), "gdn_decode")
+    assert found.peers == {"fi-baseline", "fla-upstream", "theirs"} and found.after["copy"] == "fi-baseline"
+    assert set(found.order[-3:]) == found.peers and found.order[0] == "pt-reference"
+
+
 # --- what ships -------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +216,8 @@ BROKEN = {
     "capability": (dict(capability="sm_90"), "$.capability: expected a compute capability such as '9.0', got 'sm_90'"),
     "specific": (dict(specific="sm_90a"), "$.specific: expected true or false, got 'sm_90a'"),
     "package-list": (dict(extra="[packages]\nfla = ['fla-core']"), "$.packages.fla: expected text, got ['fla-core']"),
+    "peer-text": (dict(peer="yes"), "$.peer: expected true or false, got 'yes'"),
+    "peer-rung": (dict(peer=True, after="cpp-v1"), "$.peer: expected either this or after, got True"),
     "after-list": (dict(after=["a"]), "$.after: expected text, got ['a']"),
     "Upper": ({}, "folder name 'Upper': expected lower case letters, digits, '.', '_' or '-'"),
 }  # fmt: skip

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gdn_cli import parsing, paths
-from gdn_cli.catalog import presets, registry
+from gdn_cli.catalog import ops, presets, registry
 from gdn_cli.catalog.presets import Preset
 from gdn_cli.catalog.trace_set import from_folder
 from gdn_cli.catalog.workloads import Workload, embedded, select
@@ -134,6 +134,11 @@ def test_first_few():
         (DECODE, "batch_size=5", {"batch_size": 5}, None),
         (ATTENTION, "seq_len=300", {"batch_size": 1, "seq_len": 300}, None),
         (ATTENTION, "seq_len=512,batch_size=4", {"batch_size": 4, "seq_len": 512}, None),
+        (DECODE, "B=5", {"batch_size": 5}, None),  # as tables have it
+        (DECODE, " B = 5 ", {"batch_size": 5}, None),
+        (ATTENTION, "B=4 S=512", {"batch_size": 4, "seq_len": 512}, None),
+        (PREFILL, "T=70 N=9", {"total_seq_len": 70, "num_seqs": 9, "len_cu_seqlens": 10}, None),
+        (PREFILL, "T=70,num_seqs=9", {"total_seq_len": 70, "num_seqs": 9, "len_cu_seqlens": 10}, None),
         (PREFILL, "total_seq_len=70,num_seqs=9", {"total_seq_len": 70, "num_seqs": 9, "len_cu_seqlens": 10}, None),
         (PREFILL, "total_seq_len=70,len_cu_seqlens=3", {"total_seq_len": 70, "num_seqs": 2, "len_cu_seqlens": 3}, None),
         (PREFILL, "seq_lens=2x3+64", {"total_seq_len": 70, "num_seqs": 3, "len_cu_seqlens": 4}, (3, 3, 64)),
@@ -146,6 +151,14 @@ def test_axes_that_no_workload_has_give_a_twin(op, chosen, axes, seq_lens):
     assert select(op, [], chosen=[chosen]) == [w]  # the same one whatever it is beside
     assert list(w.axes) == list(op.var_axes)
     assert w.uuid not in {e.uuid for e in embedded(op)}
+
+
+def test_every_size_can_be_chosen_by_the_label_that_tables_give_it():
+    for op in registry.load().ops.values():
+        for w in embedded(op)[:3]:
+            label, _ = ops.label_of(op, w.axes)
+            found = select(op, embedded(op), chosen=[label])
+            assert w in found and {ops.label_of(op, f.axes)[0] for f in found} == {label}, (op.name, label)
 
 
 def test_twins_come_after_the_data_set_and_once():
@@ -173,6 +186,8 @@ def test_other_lengths_of_the_same_axes_are_another_twin():
         (DECODE, "ffff", "no workload 'ffff' of gdn_decode; expected an index 0-53, a range such as 0-9"),
         (DECODE, "", "no workload ''"),
         (DECODE, "batchsize=4", "unknown axis of gdn_decode 'batchsize'; did you mean batch_size?"),
+        (DECODE, "S=4", "unknown axis of gdn_decode 'S'; there are: batch_size"),
+        (DECODE, "B=0", "axis batch_size='0'; expected a positive whole number"),
         (DECODE, "head_size=64", "axis 'head_size' of gdn_decode is always 128; choose by batch_size"),
         (DECODE, "batch_size=many", "axis batch_size='many'; expected a positive whole number"),
         (DECODE, "batch_size=0", "axis batch_size='0'; expected a positive whole number"),

@@ -92,12 +92,22 @@ def test_a_file_of_another_kind_says_what_it_is(tmp_path, gdn):
     root = PACKAGE.parent.parent
     page, packed = tmp_path / "report.html", tmp_path / "s.json"
     page.write_text("<!doctype html><html></html>")
+    (source := tmp_path / "kernel.cu").write_text("//")
+    own = "examples/algos/gdn_decode/my-decode"
     assert gdn("pack", "--algo", "cpp-v1", "-o", packed).code == 0
     for args, said, hint in (
         (["run", "results/h200/decode-sweep.json"], "this is records", "`gdn report results/h200/decode-sweep.json`"),
         (["bench", "algos/gdn_decode/cpp-v1/algo.toml"], "this is an algo.toml", "--algo cpp-v1"),
         (["run", "algos/gdn_decode/cuda-v5/tuning.json"], "what `gdn tune` measured", "reads the file beside it"),
         (["run", page], "this is a page", "browser"),
+        (["run", source], "this is a source file", "`gdn new NAME --from ALGO` begins an algo"),
+        (["run", f"{own}/kernel.cpp"], "this is a source file", f"--algo my-decode --algos {root}/examples/algos"),
+        (["run", own], "this is an algo's folder", f"--algo my-decode --algos {root}/examples/algos"),
+        (["bench", f"./{own}"], "this is an algo's folder", f"--algo my-decode --algos {root}/examples/algos"),
+        (["compare", "cpp-v1", f"{own}/kernel.cpp"], "this is a source file", "--algo my-decode"),
+        (["pack", "--algo", own], "this is an algo's folder", "--algo my-decode"),
+        (["run", "./examples/algos"], "this is a folder of algos", "--algos examples/algos"),
+        (["profile", "examples/algos/gdn_decode"], "this is an op's folder", f"--algos {root}/examples/algos"),
         (["report", packed], "it is a packed solution", "gdn run"),
         (["report", page], "it is a page", "browser"),
     ):

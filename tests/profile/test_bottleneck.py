@@ -153,6 +153,41 @@ def test_bytes_in_a_cache_are_measured_by_the_copy_of_the_same_bytes():
     assert verdict.bound == "bandwidth" and verdict.why[0].endswith("95 % of a copy's rate in the same cache")
 
 
+def test_far_above_its_copy_nothing_is_bandwidth_bound():
+    """A scalar loop on a busy machine, as it was seen: 4.7 GB/s beside a large copy's 6, and 19.6 times its copy."""
+    seen = {"tier": "wall", "time_us": 1800.0, "copy_us": 91.7, "empty_us": 0.08, "large_rate": 6.4, "launches": 1}
+    seen |= {"bytes_in": 4_219_136, "bytes_out": 4_210_688, "bytes_moved": 8_429_824}
+    columns = (("function", ""), ("library", ""), ("share", "%"), ("samples", "count"))
+    functions = Table("functions", "functions", columns, (("run", "k.so", 97.0, 900),))
+    verdict = judge(seen, (Found("", (), (functions,)),))
+    assert verdict.bound == "unclear"
+    assert verdict.why[0].startswith("bytes at 5 % of a copy's rate in the same cache")
+    assert verdict.next == ["start with what takes the most time"]
+    for times in (3.1, 5, 20, 100):
+        for large in (0.1, 1.0, 6.4, 92.0, 1000.0):
+            verdict = judge(seen | {"time_us": 91.7 * times, "large_rate": large}, ())
+            assert verdict.bound != "bandwidth", (times, large)
+
+
+@pytest.mark.parametrize(
+    ("counters", "summary", "advice"),
+    [
+        ({"dram_rate": 3700.0, "dram_read": 19 * B64["bytes_in"]}, "bytes move", "read each byte once"),
+        ({"dram_rate": 3700.0}, "bytes move", "fewer bytes: keep what is read again"),
+        ({"dram_rate": 900.0, "l2_peak": 91.0}, "L2 move", "fewer sectors"),
+    ],
+)
+def test_a_bus_that_is_full_of_other_bytes_has_a_name_of_its_own(counters, summary, advice):
+    verdict = judge(B64 | {"time_us": 360.0}, (kernel(time_us=360.0, issue=30.0, pipe=10.0, **counters),))
+    assert verdict.bound == "traffic" and verdict.summary.startswith(f"traffic-bound: {summary}")
+    assert verdict.next[0].startswith(advice) and not any("in flight" in text for text in verdict.next)
+
+
+def test_nothing_is_left_to_a_copy_that_takes_longer():
+    verdict = judge(B64 | {"copy_us": 24.0}, ())
+    assert verdict.bound == "bandwidth" and verdict.next == ["only fewer bytes help (a 16-bit state, fusing)"]
+
+
 def test_a_floor_far_above_the_algo_is_not_believed():
     verdict = judge(B64 | {"copy_us": 40.0}, (V4_B64,))
     assert verdict.bound == "unclear" and verdict.next == ["measure again, alone"]

@@ -13,7 +13,7 @@ import pytest
 
 from gdn_cli.parsing import to_json
 from gdn_cli.records import statistics as stats
-from gdn_cli.records.statistics import FASTER, SAME, SLOWER
+from gdn_cli.records.statistics import FASTER, SAME, SLOWER, UNCLEAR
 from gdn_cli.schema.record_types import Timing
 
 TICK = 0.032  # CUPTI's clock on an H200, in microseconds
@@ -145,7 +145,7 @@ def test_drift_of_both_cancels():
     b = [20.2 * c * rng.gauss(1, 0.01) for c in clock]
     assert stats.compare(a, b).verdict == SLOWER
     rng.shuffle(b)
-    assert stats.compare(a, b).verdict == SAME
+    assert stats.compare(a, b).verdict == UNCLEAR
 
 
 def test_standard_error_of_two_rounds_by_hand():
@@ -186,7 +186,34 @@ def test_few_rounds_have_students_interval(n, t):
 
 def test_few_rounds_still_find_a_large_difference():
     assert stats.compare([100, 102, 101, 99], [10, 10.2, 9.9, 10.1]).verdict == FASTER
-    assert stats.compare([100, 140, 101, 99], [95, 90, 103, 120]).verdict == SAME
+    assert stats.compare([100, 140, 101, 99], [95, 90, 103, 120]).verdict == UNCLEAR
+
+
+def test_the_same_is_only_what_is_known_to_be_within_the_effect():
+    """Equal times of a noisy machine, and of a quiet one; a threshold beyond the effect is the effect."""
+    for noise, verdict in ((0.3, UNCLEAR), (0.1, UNCLEAR), (0.01, SAME)):
+        a, b = rounds(random.Random(5), 100, 20, noise=noise)
+        c = stats.compare(a, b)
+        assert c.low < 1 < c.high and c.verdict == verdict
+        assert (max(c.high, 1 / c.low) - 1 <= c.effect == stats.EFFECT) is (verdict == SAME)
+    a, b = rounds(random.Random(5), 100, 20, noise=0.1)
+    wide = stats.compare(a, b, threshold=0.1)
+    assert (wide.verdict, wide.effect) == (SAME, 0.1)
+
+
+def test_one_end_of_an_interval_beyond_the_effect_is_enough():
+    for log_ratio in (0.015, -0.015):
+        assert stats._judged(log_ratio, 0.006, 1000, 9, 0.005, "", 0.02).verdict == UNCLEAR
+        assert stats._judged(log_ratio, 0.006, 1000, 9, 0.005, "", 0.05).verdict == SAME
+        assert stats._judged(log_ratio, 0.006, 1000, 9, 0.005, "", None).verdict == SAME
+
+
+def test_equal_runs_can_be_the_same():
+    a, b = rounds(random.Random(11), 5000, 20, slower=0.01)
+    apart = stats.unpaired(record(a), record(b))
+    assert (apart.verdict, apart.effect) == (SAME, stats.EFFECT_OF_RUNS)
+    whole = stats.geometric([apart, stats.compare(a[:100], a[:100])])
+    assert (whole.verdict, whole.effect) == (SAME, stats.EFFECT_OF_RUNS)
 
 
 def test_threshold_and_level_decide_the_verdict(monkeypatch):
@@ -200,7 +227,7 @@ def test_threshold_and_level_decide_the_verdict(monkeypatch):
         monkeypatch.setattr(stats, "LEVEL", level)
         found.append(stats.compare(a, b))
     wide, narrow = found
-    assert (wide.verdict, narrow.verdict) == (SAME, SLOWER)
+    assert (wide.verdict, narrow.verdict) == (UNCLEAR, SLOWER)
     assert wide.low < narrow.low < narrow.ratio < narrow.high < wide.high
     assert wide.resolution == pytest.approx(math.exp(wide.half_width) - 1)
     assert stats.compare(a, a).resolution == stats.THRESHOLD
@@ -298,7 +325,7 @@ def test_geometric_mean_and_its_error():
     whole = stats.geometric([comparison(2.0, 0.03), comparison(0.5, 0.04)])
     assert whole.ratio == pytest.approx(1.0)
     assert whole.log_sd == pytest.approx(0.025)  # half of hypot(0.03, 0.04)
-    assert (whole.verdict, whole.rounds) == (SAME, 200)
+    assert (whole.verdict, whole.rounds) == (SAME, 200)  # records of before UNCLEAR keep their verdicts
     three = stats.geometric([comparison(1.02, 0.004), comparison(1.03, 0.004), comparison(1.04, 0.004)])
     assert three.ratio == pytest.approx((1.02 * 1.03 * 1.04) ** (1 / 3))
     assert three.half_width == pytest.approx(2.576 * 0.004 / math.sqrt(3), rel=0.01)

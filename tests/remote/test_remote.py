@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import io
 import json
 import os
 import re
@@ -996,9 +997,45 @@ def test_a_wrong_profile_is_refused_in_one_line(made, says, tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_message_has_a_limit_and_so_has_each_text_in_it(monkeypatch):
+    """Of one that comes back: a parcel has the sources, and a profile its files, which are texts in JSON as well."""
+    long = "<" + "x" * 1_000_000 + ">"
+    profile = Profile(refused=wire.Refusal(long, None, 1), files={"big": b"x" * 1_000_000})
+    got = answered(wire.encode(Reply(lost=long, profiles=[profile])))
+    for text in (got.lost, got.profiles[0].refused.message):
+        assert len(text) < 140_000 and text[0] + text[-1] == "<>" and "characters left out" in text
+    assert got.profiles[0].files == profile.files
+    parcel = Parcel(gpu=None, cache=None, env={"long": long})
+    assert opened(wire.encode(parcel)).env["long"] == long
+    monkeypatch.setattr(wire, "MOST", 1 << 20)
+    answered(wire.encode(Reply(lost="x" * 1_000_000)))
+    for data in (wire.encode(Reply(lost="x" * 1_100_000)), wire.encode(Reply(lost="x"))[:-4], "text", None):
+        with pytest.raises(RemoteError, match="is not a reply of gdn"):
+            answered(data)
+
+
+def test_what_modal_says_has_a_limit():
+    assert len(modal_errors.scrub("<" + "x" * 20_000_000 + ">")) < 140_000
+    tee = modal_client._Tee(io.StringIO())
+    for _ in range(100):
+        tee.write("x" * 1000)
+    tee.write("y\nlast")
+    assert [len(text) for text in tee.last()] == [2000, 4] and tee.last()[0].endswith("xy")
+
+
+@pytest.mark.parametrize("profiles", [None, 1, [1], [None], {"a": 1}, [[]]])
+def test_profiles_of_another_shape_are_no_reply(profiles):
+    data = wire.zlib.compress(json.dumps({"schema": wire.SCHEMA, "profiles": profiles}).encode())
+    with pytest.raises(RemoteError, match="is not a reply of gdn"):
+        answered(data)
+
+
 def test_a_damaged_file_of_a_profile_costs_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(profiles, "_FILE", 1 << 20)
     b200 = documents.v4(environment=documents.GPU | {"gpu": "NVIDIA B200"})
-    sent = Profile(documents.typed(b200), {"a.txt": b"no zlib", "../b.txt": wire.zlib.compress(b"B")})
+    files = {"a.txt": b"no zlib", "../b.txt": wire.zlib.compress(b"B")}
+    files |= {"c.txt": wire.zlib.compress(bytes(2 << 20)), "d\0.txt": wire.zlib.compress(b"D"), "..": b""}
+    sent = Profile(documents.typed(b200), files)
     Cloud([wire.encode(Reply(profiles=[sent]))]).install(monkeypatch)
     tool, subjects = session.subjects(REGISTRY, ["cuda-v4"], None, "torch", "0", None, "cuda", place=engine.place)
     (made,) = profiles.made(rented(), subjects, session.Settings(tool, tmp_path / "p"))

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 
 import building
 import helpers
 import pytest
+from msgspec import structs
 from remote.test_remote import job, opened
 
 from gdn_cli import errors
@@ -87,6 +89,131 @@ def test_a_command_that_does_not_answer_keeps_what_came(script, why, tmp_path):
     assert (kept.uuid, kept.gpu.uuid, lost.status, lost.code) == (first.uuid, "GPU-7", "remote_failed", errors.REMOTE)
     assert why in lost.reason and lost.unfinished == 1
     assert execute.exit_code(writer.document, True) == errors.REMOTE
+
+
+# --- a command that does not end, or says too much ------------------------------------------------------------------
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(through, "_GRACE_S", 0.05)
+    monkeypatch.setattr(through, "_END_S", 0.05)
+
+
+def passing(tmp_path, name="cuda-v4") -> tuple[jobs.Job, str]:
+    """A job, and a file with the reply to it."""
+    mine = job(name, "cuda", 2)
+    records = [building.record(name, 2.0, w.uuid) for w in mine.workloads]
+    reply = wire.Reply(outcomes=[jobs.Outcome(Status.DONE, None, records, WHERE)])
+    (tmp_path / "answer").write_text(line(reply) + "\n")
+    return mine, f"cat {tmp_path}/answer"
+
+
+@pytest.mark.parametrize("then", ["sleep 20", "trap '' TERM; sleep 20 & wait", "exec >&- 2>&-; sleep 20", "yes"])
+def test_after_its_reply_a_command_has_a_moment_to_end(then, tmp_path, hasty):
+    mine, answer = passing(tmp_path)
+    said = []
+    ((_, outcome),) = list(engine_of(tmp_path, f"{answer}\n{then}", said)([mine]))
+    assert (outcome.status, len(outcome.records)) == ("done", 2)
+    assert f"slurm: {tmp_path}/srun did not end after its reply, and was ended" in said
+
+
+def test_what_a_command_leaves_behind_is_not_waited_for(tmp_path, hasty):
+    """It holds both pipes open, and even talks on."""
+    mine, answer = passing(tmp_path)
+    ((_, outcome),) = list(engine_of(tmp_path, f"{answer}\nsleep 20 &\nyes >&2 &")([mine]))
+    assert (outcome.status, len(outcome.records)) == ("done", 2)
+
+
+def test_a_command_without_a_reply_is_ended_at_the_limit(tmp_path, hasty):
+    """The limit is the sum of the time limits, and counts again from the first record: until then it may queue."""
+    mine = replace(job("cuda-v4", "cuda", 2), timeout_s=0.05)
+    first = building.record("cuda-v4", 2.0, mine.workloads[0].uuid)
+    (tmp_path / "answer").write_text(line(wire.Made(0, first, WHERE)) + "\n")
+    engine = engine_of(tmp_path, f"cat {tmp_path}/answer\nsleep 20")
+    engine.how = structs.replace(engine.how, start_s=0, queue_s=3600)
+    ((_, outcome),) = list(engine([mine]))
+    assert (outcome.status, outcome.code) == ("remote_failed", errors.REMOTE)
+    assert [r.uuid for r in outcome.records] == [first.uuid]
+    assert outcome.reason.endswith("srun was ended: no reply after 3600.05 s; --timeout gives more")
+    mute = engine_of(tmp_path, "sleep 20")
+    mute.how = structs.replace(mute.how, start_s=0)
+    ((_, outcome),) = list(mute([mine]))
+    assert outcome.reason.endswith("no reply after 0.05 s; --timeout gives more")
+
+
+def heard(*parts: bytes) -> tuple[through.Heard, list[bytes]]:
+    found: list[bytes] = []
+    one = through.Heard(found.append)
+    for part in parts:
+        one.out(part)
+    return one, found
+
+
+def test_a_line_without_an_end_is_not_kept():
+    one, found = heard(*[b"x" * 65536] * 50, b"\n" + line(wire.Made(0, building.record(), None)).encode(), b"\n")
+    assert len(found) == len(one.made) == 1
+    one, _ = heard(*[b"gdn-parcel" * 6553] * 50)
+    assert len(one._line) <= len(through._MARK) and one.size == 0
+
+
+def test_messages_are_found_wherever_the_stream_is_cut():
+    record = line(wire.Made(0, building.record(), None)).encode()
+    reply = line(wire.Reply(lost="gone")).encode()
+    stream = b"gdn: talk\n" + record + b"\n\ngdn-par\n" + reply + b"\n" + record + b"\n"
+    for size in (1, 7, len(stream)):
+        one, found = heard(*[stream[i : i + size] for i in range(0, len(stream), size)])
+        assert len(found) == 1 and one.reply.lost == "gone"
+
+
+def test_more_messages_than_can_be_are_not_read(tmp_path, hasty, monkeypatch):
+    monkeypatch.setattr(wire, "MOST", 1 << 20)
+    engine = engine_of(tmp_path, "printf 'gdn-parcel: '; yes | tr -d '\\n'")
+    ((_, outcome),) = list(engine([job("cuda-v4", "cuda", 2)]))
+    assert outcome.reason.endswith("srun was ended: its messages are longer than 1 MiB")
+
+
+def test_of_many_words_the_ends_are_kept(tmp_path, hasty):
+    engine = engine_of(tmp_path, "yes error | head -c 3000000 >&2; printf '\\033[2Jthe last' >&2; exit 7")
+    ((_, outcome),) = list(engine([job("cuda-v4", "cuda", 2)]))
+    assert outcome.reason.endswith("srun ended with 7 and without a reply: \x1b[2Jthe last")
+    assert len(outcome.reason) < 500
+
+
+def test_a_reply_of_megabytes_of_text_is_a_few_on_the_screen(tmp_path):
+    """And nothing in it moves the cursor."""
+    reply = wire.Reply(lost="begin\x1b[2J" + "x" * 5_000_000 + "end")
+    (tmp_path / "answer").write_text(line(reply) + "\n")
+    engine_of(tmp_path, f"cat {tmp_path}/answer")
+    env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = helpers.gdn("run", "pt-reference", "--device", "cpu", "-w", "0", "--engine", "slurm", env=env)
+    shown = done.out + done.err
+    assert done.code == errors.REMOTE and len(shown) < 300_000
+    assert "\x1b" not in shown and "begin\\x1b[2Jxxx" in shown and "characters left out" in shown
+
+
+# --- configs/engines.toml -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "word", ["{nope}", "{", "}", "a{}", "{0}", "{python!r}", "{minutes:d}", "{python.x}", "{python[0]}", "a\\u0000b"]
+)
+def test_a_word_that_cannot_be_filled_in_names_file_and_key(word, tmp_path, monkeypatch):
+    file = tmp_path / "engines.toml"
+    file.write_text(f'[mine]\ncommand = ["ssh", "{word}"]\ncuda = true\nstart_s = 1\n')
+    monkeypatch.setattr(through.paths, "CONFIGS_DIR", tmp_path)
+    with pytest.raises(UsageError) as e:
+        through.settings("mine")
+    assert str(e.value).startswith(f"{file}: $.mine.command[1]: expected text without NUL, with {{python}}")
+
+
+def test_braces_can_be_written_twice(tmp_path, monkeypatch):
+    (tmp_path / "engines.toml").write_text(
+        '[mine]\ncommand = ["a", "{{x}} {python} {minutes}"]\ncuda = true\nstart_s = 1\n'
+    )
+    monkeypatch.setattr(through.paths, "CONFIGS_DIR", tmp_path)
+    how = through.settings("mine")
+    assert how.command[1].format(python="p", minutes="1") == "{x} p 1" and how.queue_s == 0
 
 
 def test_what_the_file_of_engines_has_and_what_it_lacks(tmp_path):

@@ -115,7 +115,8 @@ def test_one_profile_at_80_columns(capsys, monkeypatch):
         "",
         "gdn_decode_v4",
         "time",
-        "  duration                 2.85 us",
+        "  duration                 2.85 us  1.36x the time above, which gdn took without",
+        "                                    ncu",
         "memory",
         "  DRAM read                 535 KB  1.01x what must be read",
         "  DRAM written                 0 B",
@@ -249,6 +250,19 @@ def test_a_kernel_that_the_tool_saw_is_not_named_again(capsys, width):
     assert "runs     3 kernels" in shown(capsys, counted)
     whole = profiles.document("x", Found("", profiles.facts({"time_us": 5.1})), survey=other["survey"])
     assert not [line for line in shown(capsys, whole) if line.startswith("runs")]  # it names no kernels itself
+
+
+@pytest.mark.parametrize(
+    ("us", "note"),
+    [(6480.0, "wall; 3.60x the time above, which gdn took without ncu"), (1900.0, "wall"), (900.0, "wall; 0.500x the")],
+)
+def test_a_second_time_says_how_it_differs_from_the_first(us, note, capsys, width):
+    fact = msgspec.structs.replace(profiles.facts({"time_us": us})[0], note="wall")
+    said = shown(capsys, profiles.document("x", Found("", (fact,)), survey=profiles.survey(1800.0)))
+    (line,) = [line for line in said if "duration" in line]
+    assert note in line and ("above" in line) is ("above" in note or "the" in note)
+    several = profiles.document("x", profiles.kernel("a", {"time_us": us}), profiles.kernel("b", {"time_us": us}))
+    assert not any("above" in line for line in shown(capsys, several))
 
 
 def test_kernels_of_one_name_are_told_apart_by_their_parameters(capsys, width):

@@ -15,6 +15,7 @@ import reports
 from rich.console import Console
 
 from gdn_cli import units
+from gdn_cli.catalog import registry
 from gdn_cli.errors import UsageError
 from gdn_cli.report import command_tables, headlines, html, markdown, merge, notes, screen, table, tables
 from gdn_cli.report.book import Book
@@ -85,6 +86,28 @@ def test_a_peer_is_what_bench_compares_with():
         book_of(*few()[:-1], peers[0], reports.record("fla-upstream", 8, 6.0, doubts=["x"])), "bench"
     )
     assert marks(doubted, Mark.DOUBTED)[:3] == ["0.200x", "1.20x", "1.50x"]
+
+
+def test_an_own_algo_is_no_peer_and_changes_no_column():
+    """The example has no `after`: it stands between ours and is compared with the reference, as they are."""
+    known = registry.load(str(helpers.TESTS.parent / "examples" / "algos"))
+    records = [*few()[:-1], reports.record("my-decode", 8, 3.0)]
+    book = merge.gather([reports.source("x.json", reports.document(records))], known)
+    (made,) = command_tables.of(book, "bench")
+    assert [c.name for c in made.columns][4] == "speedup"
+    assert [row[4] for row in texts(made)] == ["", "1.00x", "6.00x", "7.50x", "10.0x"]
+    assert headlines.of_algos(book, book.groups[0]).startswith("my-decode takes 3.00 us: 10.0x as fast as the ref")
+
+
+def test_a_column_needs_something_to_compare_with():
+    """A peer without a time is none, and without the reference's time there is no speedup."""
+    failed = reports.record("fi-baseline", 8, None, status="wrong", reason="off")
+    (made,) = command_tables.of(book_of(*few()[:-1], failed), "bench")
+    assert [c.name for c in made.columns][4] == "speedup" and texts(made)[3][4] == "7.50x"
+    alone = [r for r in few() if r["algo"] != "pt-reference"]
+    (made,) = command_tables.of(book_of(*alone), "bench")
+    assert [c.name for c in made.columns] == ["workload", "algo", "median", "spread", "GB/s", "x copy"]
+    assert texts(made)[1] == ["", "cuda-v1", "5.00 us", "±1%", "1600", "2.50"]
 
 
 def test_what_computes_more_than_it_moves_has_its_rate_on_the_screen():
@@ -176,7 +199,24 @@ def test_comparisons_and_scores():
         ["all", "", "", *row[1:]],
     ]
     assert marks(turns, Mark.GOOD) == ["FASTER"] and marks(turns, Mark.BAD) == ["SLOWER"]
-    assert any(note.startswith("SAME: ") and note.endswith("at most 1.0%.") for note in turns.notes)
+    assert not any("SAME" in note or "UNCLEAR" in note for note in turns.notes)
+
+
+def test_the_legend_explains_the_verdicts_that_occur():
+    """Of records that were made before there was UNCLEAR it says what SAME meant there."""
+    same, unclear = {8: (1.0, 0.99, 1.01, "SAME")}, {64: (1.0, 0.7, 1.4, "UNCLEAR")}
+    quiet, few_rounds = "SAME: the whole interval is within ±2.0% of 1.", "UNCLEAR: no difference is seen, but"
+    cases = [(same, 0.02, [quiet]), (unclear, 0.02, [few_rounds]), (same | unclear, 0.02, [quiet, few_rounds])]
+    cases.append((same, None, ["SAME: the interval includes 1, or the difference is below --threshold"]))
+    for ratios, effect, legend in cases:
+        more = reports.compared(ratios)
+        for one in more["comparisons"]:
+            one |= {"effect": effect, "log_sd": 0.001 if one["verdict"] == "SAME" else 0.1}
+        book = book_of(*few(), **more)
+        notes = [note for note in tables.turn_notes(book, "gdn_decode") if not note.startswith("speedup")]
+        assert len(notes) == len(legend) and all(map(str.startswith, notes, legend))
+        columns = [c.name for c in tables.overall(book, "gdn_decode").columns]
+        assert ("unclear" in columns) is (64 in ratios)
 
 
 def test_the_mean_of_a_pair_whose_workloads_are_in_several_files():

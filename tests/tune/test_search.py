@@ -395,11 +395,18 @@ def test_the_fastest_is_chosen_or_the_smaller_sizes_constants_where_these_are_as
     assert found[1].behind.ratio == pytest.approx(1.002) and found[2].behind is None
 
 
+def test_little_time_keeps_the_row_where_the_times_are_equal():
+    noisy = {"b": [10, 14, 8, 10], "a": [10.1, 8, 14, 10.1]}
+    final = Meeting(FINAL, ("b", "a"), {"w": {"b": 10.0, "a": 10.1}}, {"w": noisy})
+    assert tournament.against(final, "a", "b").verdict == "UNCLEAR"
+    assert [c.chosen for c in tournament.choose({8: [met(FINAL, a=10, b=11)], 16: [final]})] == ["a", "a"]
+
+
 def test_little_time_does_not_make_different_times_the_same():
     """Four samples that scatter: the interval holds 1, and yet 4 % are no reason to keep the slower one."""
     noisy = {"b": [10, 14, 8, 10], "a": [10.4, 8, 14, 10.4]}
     final = Meeting(FINAL, ("b", "a"), {"w": {"b": 10.0, "a": 10.4}}, {"w": noisy})
-    assert tournament.against(final, "a", "b").verdict == "SAME"
+    assert tournament.against(final, "a", "b").verdict == "UNCLEAR"
     assert [c.chosen for c in tournament.choose({8: [met(FINAL, a=10, b=11)], 16: [final]})] == ["a", "b"]
 
 

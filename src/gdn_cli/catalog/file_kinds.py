@@ -1,23 +1,33 @@
-"""Which of gdn's files a file is, for the error that says that another was expected."""
+"""Which of gdn's files or folders something is, for the error that says that another was expected."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any
 
+SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".cxx", ".cc", ".c", ".h", ".hpp")  # of the sources of an algo
+
 
 def kind(path: Path) -> tuple[str, str] | None:
-    """What a file is and the command that takes it; None where that is not known, or the file cannot be read."""
+    """What it is and the command that takes it; None where that is not known, or it cannot be read."""
+    if os.path.isdir(path):
+        return _folder(path)
+    if not os.path.isfile(path):  # nothing, a NUL in its name, or a pipe, which must not be read
+        return None
+    if path.name == "algo.toml":
+        return "an algo.toml", _its_algo(path.parent)
+    if path.suffix in SUFFIXES:
+        own = os.path.isfile(path.parent / "algo.toml")
+        new = "`gdn new NAME --from ALGO` begins an algo, whose sources you can replace"
+        return "a source file", _its_algo(path.parent) if own else new
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
     file = shlex.quote(str(path))
-    if path.name == "algo.toml":
-        name, folder = path.absolute().parent.name, path.absolute().parent.parent.parent
-        return "an algo.toml", f"its algo is `--algo {name} --algos {shlex.quote(str(folder))}`"
     if text.lstrip()[:15].lower().startswith(("<!doctype html", "<html")):
         return "a page", "open it in a browser"
     try:
@@ -36,6 +46,22 @@ def kind(path: Path) -> tuple[str, str] | None:
         if keys <= found.keys():
             return what, how
     return None
+
+
+def _folder(path: Path) -> tuple[str, str] | None:
+    if os.path.isfile(path / "algo.toml"):
+        return "an algo's folder", _its_algo(path)
+    for depth, what in ((2, "a folder of algos"), (1, "an op's folder of algos")):
+        if next(path.glob("*/" * depth + "algo.toml"), None):
+            root = path if depth == 2 else path.absolute().parent
+            return what, f"name one of its algos, and `--algos {shlex.quote(str(root))}`"
+    return None
+
+
+def _its_algo(folder: Path) -> str:
+    folder = folder.absolute()
+    name, root = shlex.quote(folder.name), shlex.quote(str(folder.parent.parent))
+    return f"name the algo: {name} (`--algo {name} --algos {root}`)"
 
 
 def _name(profile: dict[str, Any]) -> str:

@@ -379,6 +379,12 @@ def label_axes(op: Op | None, axes: dict[str, int]) -> list[str]:
     return named if all(name in axes for name in named) else list(axes)
 
 
+def label_names(op: Op) -> dict[str, str]:
+    """What this op's label calls its axes: {"B": "batch_size"} for "B={batch_size}"."""
+    parts = [(text.strip(" ="), name) for text, name, _, _ in string.Formatter().parse(op.label)]
+    return {text: name for text, name in parts if text and name}
+
+
 def label_of(op: Op | None, axes: dict[str, int]) -> tuple[str, tuple[float, ...]]:
     """A workload's label, and a key that sorts by size."""
     shown = label_axes(op, axes)

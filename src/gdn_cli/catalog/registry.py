@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from .. import files, paths
 from ..errors import UsageError, one_line, unknown
 from ..parsing import Text, Wrong, decode, read_toml, wrong
+from . import file_kinds
 from .formats import Language, Solution
 from .ops import Heads, Op, Ops
 from .tune_section import Tune
@@ -53,6 +54,7 @@ class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     capability: Annotated[str, _CAPABILITY] | None = None  # the lowest CUDA compute capability
     specific: bool = False  # built for its GPU's own features (sm_90a), not for what later GPUs have too (sm_90)
     after: Text | None = None  # the rung below it
+    peer: bool = False  # another project's kernel, which ours are compared with
     heads: tuple[str, ...] = ()  # the only numbers of heads that it supports, "4/8"; empty: any
     batch_invariant: bool = False  # a sequence's bits do not depend on its neighbours, whatever the sizes
     setup: Annotated[str, _SETUP] | None = (
@@ -64,6 +66,8 @@ class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise Wrong(("devices",), "'interpreter' only where language is triton", list(self.modes))
         if self.setup and self.language not in ("python", "triton"):
             raise Wrong(("setup",), _SETUP.description, self.setup)
+        if self.peer and self.after:
+            raise Wrong(("peer",), "either this or after", True)
         if self.batch_invariant and self.tune and self.tune.invariant:
             raise Wrong(("batch_invariant",), "either this or [tune.invariant]", True)
 
@@ -172,9 +176,12 @@ class Registry:
     def find(self, name: str, op: str | None = None) -> Algo:
         """By full name, or by short name: the one in `op`; without `op` decode's, else the only op that has it."""
         given, _, short = name.rpartition("/")
+        there = {(a.op, a.name): a for a in (*self.algos, *self.broken)}
+        known = short in [algo for _, algo in there] and (not given or given in self.ops)
+        if not known and (other := file_kinds.kind(Path(name))):
+            raise UsageError(f"{name}: an algo's name was expected, and this is {other[0]}", hint=other[1])
         wanted = self.op(given or op) if given or op else None
         family = self.op(op).family if op else None
-        there = {(a.op, a.name): a for a in (*self.algos, *self.broken)}
         full = f"{wanted.family}/{short}" if given and wanted else short
         found = there[named(full, family, there, hint="`gdn list` shows all")]
         if isinstance(found, Broken):
@@ -217,7 +224,7 @@ def named(name: str, op: str | None, known: Iterable[tuple[str, str]], hint: str
 
 
 def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
-    """Climb each ladder from its lowest rung; algos that are on no ladder (peers, baselines) come last, by name.
+    """Climb each ladder from its lowest rung; algos that are on no ladder come last, by name.
 
     The reference is the lowest rung of all, even if nothing is above it yet.
     """

@@ -28,7 +28,7 @@ def new(registry: Registry, name: str, source: Algo, into: Path | None) -> Path:
     folder = (into or paths.ALGOS_DIR) / op / name
     if folder.exists() or any(a.name == name and a.op == op for a in registry.algos):
         raise UsageError(f"{op}/{name} exists already", hint="choose another name, or delete its folder first")
-    text = re.sub(r"(?m)^after *=.*\n", "", (source.folder / "algo.toml").read_text(encoding="utf-8"))
+    text = re.sub(r"(?m)^(after|peer) *=.*\n", "", (source.folder / "algo.toml").read_text(encoding="utf-8"))
     text = re.sub(r"(?m)^shares *= *\[[^\]]*\].*\n", "", text)
     # after `summary`, so that it stays in the top table whatever tables follow
     head = f'summary = "a copy of {source.name}: say here what it does differently"\nafter = "{source.name}"\n'

@@ -23,7 +23,7 @@ from ..errors import UsageError, unknown
 from ..parsing import Json, Positive, read_json
 from .expression import condition, size
 from .formats import Input
-from .ops import Op
+from .ops import Op, label_names
 from .presets import Preset, parse_seq_lens, presets_file
 
 # The axes of ops that are not in the contest: one workload for each size along one axis.
@@ -174,7 +174,8 @@ def select(
     """The workloads that `--workload`, `-n` and `--preset` select; a UsageError says what exists instead.
 
     chosen  each one of: an index ("12"), a range of them ("0-9"), a uuid prefix of at least 4 hex digits, or an axis
-            filter ("batch_size=64", "total_seq_len=8192,num_seqs=1"). Digits that are a valid index are an index.
+            filter ("batch_size=64", "total_seq_len=8192,num_seqs=1", or as tables have it: "B=64", "T=8192 N=1").
+            Digits that are a valid index are an index.
             The result is the union in the order of the data set. Axes that no workload has, but that leave none
             open (decode: batch_size; attention: seq_len, batch_size is 1 if not given; prefill: total_seq_len and
             num_seqs, or "seq_lens=4x2048"), give a twin drawn at those axes, after the others; also with a data set
@@ -242,8 +243,10 @@ def _named(op: Op, workloads: Sequence[Workload], token: str) -> list[int]:
 def _parse_filter(op: Op, token: str) -> tuple[dict[str, int], tuple[int, ...] | None]:
     wanted: dict[str, int] = {}
     seq_lens = None
-    for part in token.split(","):
-        axis, _, text = (s.strip() for s in part.partition("="))
+    named = label_names(op)
+    for part in re.split(r"[,\s]+", re.sub(r"\s*=\s*", "=", token)):
+        axis, _, text = part.partition("=")
+        axis = axis if axis in op.axes else named.get(axis, axis)
         if axis == "seq_lens" and "num_seqs" in op.var_axes:
             if not (seq_lens := parse_seq_lens(text)):
                 raise UsageError(f"seq_lens='{text}'", hint="expected lengths such as seq_lens=4x2048 or 1024+7168")

@@ -23,7 +23,6 @@ from . import (
     profile,
     report,
     schema,
-    submit,
     tune,
     worker,
 )
@@ -37,7 +36,7 @@ app = App(
 )
 for command in (
     bench.run, bench.bench, bench.floors, compare.compare, tune.tune, profile.profile, modal_tune.modal,
-    history.history, report.report, algos.list_, algos.show, algos.new, pack.pack, submit.submit, data.data,
+    history.history, report.report, algos.list_, algos.show, algos.new, pack.pack, data.data,
     doctor.doctor, schema.schema, worker.worker,
 ):  # fmt: skip
     if isinstance(command, typer.Typer):

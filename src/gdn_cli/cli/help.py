@@ -39,7 +39,6 @@ _EXAMPLES = {
     "show": ["gdn show cuda-v5"],
     "new": ["gdn new my-v1 --from cpp-v1"],
     "pack": ["gdn pack --algo my-v1 --author me --prove"],
-    "submit": ["gdn submit ~/our-entry", "gdn submit ~/our-entry --algo my-v1 --author us"],
     "doctor": ["gdn doctor"],
     "schema": ["gdn schema algo"],
     "worker": ["gdn worker < request.json > reply.json"],
@@ -58,7 +57,7 @@ _KINDS = {
     "Write": "new list show",
     "Check and time": "run bench compare floors history report",
     "Understand and improve": "profile tune",
-    "Ship": "pack submit data modal",
+    "Ship": "pack data modal",
     "This machine, and other programs": "doctor schema worker",
 }
 

@@ -75,7 +75,7 @@ Gpus = Annotated[
 ]
 OneWorkload = Annotated[
     Optional[str],
-    typer.Option("--workload", "-w", metavar="WHICH", help="An index, a uuid prefix, or axes (batch_size=64)."),
+    typer.Option("--workload", "-w", metavar="WHICH", help="An index, a uuid prefix, or axes (batch_size=64, B=64)."),
 ]
 Dataset = Annotated[
     Optional[Path],
@@ -144,16 +144,14 @@ class Algos:
         """These with the algos named as arguments (which replace those in the variable ALGO), and the packed files."""
         files = [Path(name) for name in given or [] if _is_file(name)]
         named = [name for name in given or [] if not _is_file(name)]
-        for name in named:
-            if (Path(name) / "algo.toml").is_file() and "/" in name.strip("/"):
-                raise UsageError(f"{name} is an algo's folder", hint=f"name the algo: {Path(name).resolve().name}")
         if named and self.algo and self.algo != os.environ.get("ALGO"):
             named.append(self.algo)
         return (dataclasses.replace(self, algo=",".join(named)) if named else self), files
 
 
 def _is_file(name: str) -> bool:
-    return name.endswith((".json", ".toml", ".html")) or name[:1] in "./~" or Path(name).is_file()
+    folder = "/" in name.strip("/") and os.path.isfile(f"{name}/algo.toml")
+    return name.endswith((".json", ".toml", ".html")) or name[:1] in "./~" or os.path.isfile(name) or folder
 
 
 @dataclass(frozen=True)
@@ -184,7 +182,7 @@ class Workloads:
             "--workload",
             "-w",
             metavar="WHICH",
-            help="An index, a range (0-9), a uuid prefix, or axes (batch_size=64). Repeatable.",
+            help="An index, a range (0-9), a uuid prefix, or axes (batch_size=64, B=64). Repeatable.",
         ),
     ] = None
     n: First = None

@@ -2,6 +2,7 @@
 
     launch       the time goes into starting kernels, not into running them
     bandwidth    bytes move about as fast as this machine can move them
+    traffic      they do by the counters, but it moves many times the bytes that it must
     instruction  the SMs issue about as much as they can, or one pipe does
     latency      none of these is near its limit: warps wait, and too few others have work
     unclear      the figures do not decide it, and the verdict says so
@@ -24,6 +25,7 @@ LOW = 0.5  # of a peak: below this it does not; in between there is no verdict
 _AT_FLOOR = 0.8  # a copy's time over the kernel's: too little is left for another limit to matter
 _FLOOR_OFF = 1.25  # a copy this much slower than the algo was disturbed by something else
 _CACHED = 1.1  # of the large copy's rate
+_FAR = 1 / 3  # a copy's time over the kernel's: below this it is not limited by the bytes that must move
 _LAUNCHES = 3.0  # a kernel shorter than this many empty launches is mostly start and end
 _IDLE = 0.4  # share of a call's span without any kernel
 _MANY = 4  # launches a call
@@ -72,20 +74,22 @@ class _Case:
         self.parts = Counter()  # what a call runs -> its microseconds
         for each in ran:
             self.parts[each.name] += each.us
-        # GB/s of the bytes that must move; if that is above a large copy's rate, they come from a cache, and the only
-        # measure is the copy of the same bytes, which finds them there too
-        self.useful = self.moved / self.time_us / 1e3
-        self.cached = bool(self.large_rate) and self.useful > _CACHED * self.large_rate
+        self.useful = self.moved / self.time_us / 1e3  # GB/s of the bytes that must move
         self.at_floor = self.copy_us / self.time_us if self.copy_us else None
         # the small copy's rate as a share of a large one's
         self.floor_rate = None
         if self.copy_us and self.large_rate:
             self.floor_rate = self.moved / self.copy_us / 1e3 / self.large_rate
+        # if the kernel or the copy moves them faster than a large copy does, they come from a cache, and the only
+        # measure is the copy of the same bytes, which finds them there too
+        shares = (self.useful / self.large_rate, self.floor_rate or 0.0) if self.large_rate else ()
+        self.cached = max(shares, default=0.0) > _CACHED
         # the share of this machine's copy rate; if that is not known, of DRAM's peak
         self.bandwidth = self.dram_peak or 0.0
         if self.large_rate:
             near = max(self.useful, self.traffic or 0.0) / self.large_rate
             self.bandwidth = (self.at_floor or 0.0) if self.cached else near
+        self.against = "a copy's rate in the same cache" if self.cached else "the large copy's rate"
 
 
 def judge(survey: Survey | None, found: tuple[Found, ...]) -> Verdict | None:
@@ -168,6 +172,7 @@ def _bandwidth(c: _Case) -> Verdict | None:
     in_l2 = bool(c.l2_peak) and c.l2_peak >= 0.8 and not at_floor and c.bandwidth < HIGH
     if not in_l2 and not (c.bandwidth >= HIGH and (at_floor or c.bandwidth >= work)):
         return None
+    far = 0 < floor < _FAR  # then it was the counters that say so: what must move is that much slower than a copy
     why = []
     l2 = f"L2 at {_pc(c.l2_peak)} of its peak, DRAM far below its own ({_pc(c.bandwidth)})" if in_l2 else ""
     why.append(l2 or _rate(c))
@@ -179,15 +184,19 @@ def _bandwidth(c: _Case) -> Verdict | None:
     if c.read_excess > 1.1:
         more.append("read each byte once: a second read costs as much as the first")
     if at_floor:
-        left = 1 - floor
-        more.append(f"{_pc(left)} is left to a plain copy; beyond that only fewer bytes help (a 16-bit state, fusing)")
-        if work >= HIGH:
+        left, fewer = 1 - floor, "only fewer bytes help (a 16-bit state, fusing)"
+        more.append(f"{_pc(left)} is left to a plain copy; beyond that {fewer}" if left > 0 else fewer)
+        if work >= HIGH and left > 0:
             more.append(f"for these {_pc(left)}: {what} {_pc(work)} busy as well, so fewer instructions per byte")
     elif in_l2:
         more.append("fewer sectors: wider and aligned accesses, reuse in registers or shared memory")
+    elif far:
+        more.append("fewer bytes: keep what is read again in registers or shared memory")
     else:
         more.append("more bytes in flight: wider loads, several per thread before the first use, bulk copies")
     fast = "L2 move about as fast as it can" if in_l2 else "bytes move about as fast as this machine moves any"
+    if far:
+        return Verdict("traffic", f"traffic-bound: {fast}, many more than the op must move", why, more)
     return Verdict("bandwidth", f"bandwidth-bound: {fast}", why, more)
 
 
@@ -195,7 +204,7 @@ def _instruction(c: _Case) -> Verdict | None:
     work, what = c.work
     if work < HIGH or (c.bandwidth >= HIGH and c.bandwidth >= work):
         return None
-    why = [f"{what} {_pc(work)} busy while an SM is active; bytes at {_pc(c.bandwidth)} of the large copy's rate"]
+    why = [f"{what} {_pc(work)} busy while an SM is active; bytes at {_pc(c.bandwidth)} of {c.against}"]
     if c.at_floor:
         why.append(_copy(c))
     if c.spills:
@@ -213,7 +222,7 @@ def _latency(c: _Case) -> Verdict | None:
     work, what = c.work
     if not c.counters or c.bandwidth >= LOW or work >= LOW:
         return None
-    why = [f"nothing is near its limit: bytes at {_pc(c.bandwidth)} of the large copy's rate, {what} {_pc(work)} busy"]
+    why = [f"nothing is near its limit: bytes at {_pc(c.bandwidth)} of {c.against}, {what} {_pc(work)} busy"]
     if c.occupancy is not None:
         grid = f", {c.waves:.2f} waves of CTAs" if c.waves is not None else ""
         why.append(f"{_pc(c.occupancy)} of the warps that an SM can hold are there{grid}")
@@ -241,11 +250,10 @@ def _latency(c: _Case) -> Verdict | None:
 def _unclear(c: _Case) -> Verdict:
     work, what = c.work
     if c.counters:
-        why = [f"bytes at {_pc(c.bandwidth)} of the large copy's rate, {what} {_pc(work)} busy: neither decides it"]
+        why = [f"bytes at {_pc(c.bandwidth)} of {c.against}, {what} {_pc(work)} busy: neither decides it"]
         more = ["gdn profile A B: compare with a variant with fewer bytes, and one with fewer instructions"]
     else:
-        against = "a copy's rate in the same cache" if c.cached else "the large copy's rate"
-        why = [f"bytes at {_pc(c.bandwidth)} of {against}; there are no counters of what else is busy"]
+        why = [f"bytes at {_pc(c.bandwidth)} of {c.against}; there are no counters of what else is busy"]
         more = (
             ["--tool ncu has the counters"] if c.on_gpu else [] if c.most else ["--tool cpu shows where the time goes"]
         )
@@ -261,7 +269,7 @@ def _rate(c: _Case) -> str:
     """The useful rate, and the counters' rate if they differ."""
     against = f"the large copy's {c.large_rate:.0f} GB/s" if c.large_rate else "DRAM's peak"
     if c.cached:
-        against = "a copy's rate in the same cache"
+        against = c.against
     text = f"{c.useful:.0f} GB/s of bytes that must move"
     if c.traffic:
         text += f", {c.traffic:.0f} GB/s in DRAM by the counters"

@@ -164,11 +164,12 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
             notes.append("no samples fell into the calls")
     if answer.ops:
         tables += torch_profiler.ops_table(answer.ops)
-    return Reading((Found("", _facts(ask, answer), tuple(tables)),), tuple(notes), kept(folder, perf.DATA))
+    watched = "" if why else ", under perf"
+    return Reading((Found("", _facts(ask, answer, watched), tuple(tables)),), tuple(notes), kept(folder, perf.DATA))
 
 
-def _facts(ask: Ask, answer: Answer) -> tuple[Fact, ...]:
-    """Figures per call."""
+def _facts(ask: Ask, answer: Answer, watched: str) -> tuple[Fact, ...]:
+    """Figures per call. `watched`: by whom, in words."""
     seen = answer.counted
     calls, cpu_us = seen.calls, seen.user_us + seen.system_us
     moved = ask.bytes_in + ask.bytes_out
@@ -176,7 +177,7 @@ def _facts(ask: Ask, answer: Answer) -> tuple[Fact, ...]:
     if ask.language != "cpp":
         threads += f"; torch uses {answer.torch_threads} threads"
     return (
-        facts.fact("time_us", seen.median_us, f"wall, median of {calls} calls"),
+        facts.fact("time_us", seen.median_us, f"wall, median of {calls} calls{watched}"),
         facts.fact("cpu_us", cpu_us / calls),
         facts.fact("system_us", seen.system_us / calls),
         facts.fact("threads_busy", cpu_us / seen.wall_us, threads),

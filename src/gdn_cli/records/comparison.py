@@ -56,7 +56,7 @@ def against(document: Document, saved: Document, name: str, algo: str | None, th
             times = base.timing.median_us, record.timing.median_us
             pair = _pair(base, record, f"{base.algo} of {name}", times, compared)
             pair.same_sources = record.source_hash is not None and record.source_hash == base.source_hash
-            if pair.same_sources and pair.verdict != statistics.SAME:
+            if pair.same_sources and pair.verdict in (statistics.FASTER, statistics.SLOWER):
                 pair.doubted = True  # the machine or the build differs, not the code
                 alike.setdefault(record.algo, []).append(pair.ratio)
             found.append(pair)
@@ -218,7 +218,7 @@ def over_all(found: Iterable[Compared]) -> list[Overall]:
     sets: dict[tuple, list[Compared]] = {}
     for each in found:
         sets.setdefault((each.op, each.mode, each.tier, each.baseline, each.algo), []).append(each)
-    means, names = [], (statistics.FASTER, statistics.SAME, statistics.SLOWER)
+    means, names = [], (statistics.FASTER, statistics.SAME, statistics.SLOWER, statistics.UNCLEAR)
     for (op, mode, tier, baseline, algo), each in sets.items():
         whole = statistics.geometric(each, threshold=each[0].threshold)
         verdicts = [one.verdict for one in each]

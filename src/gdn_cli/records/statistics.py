@@ -23,8 +23,8 @@ from statistics import NormalDist, quantiles
 
 from ..schema.record_types import Comparison, Timing
 
-FASTER, SLOWER, SAME = "FASTER", "SLOWER", "SAME"
-LEVEL = 0.99  # of a comparison's interval: an algo against itself gives SAME in more than 19 of 20
+FASTER, SLOWER, SAME, UNCLEAR = "FASTER", "SLOWER", "SAME", "UNCLEAR"
+LEVEL = 0.99  # of a comparison's interval: an algo against itself gives FASTER or SLOWER in less than 1 of 20
 # A smaller difference gains nothing, and equal code differs as much by drift and buffer addresses: 0.1 to 0.6 %
 # (standard deviation over the workloads of one size in results/h200/decode-contest.json).
 THRESHOLD = 0.005
@@ -32,6 +32,11 @@ ROUNDS = 400  # enough for most comparisons: at 2 % noise the interval is +-0.5 
 # The standard deviation of log(time) between two runs of one kernel on one kind of GPU. Measured: 0.7 % root mean
 # square, over results/h200/decode-sweep.json and decode-contest.json (three algos of one kernel, B = 1 to 64).
 BETWEEN_RUNS = 0.01
+# SAME: the whole interval lies within this share of 1. Of equal times in turns, in all files of results/ but those of a
+# machine that was busy, the interval reached 1.7 % at most; the other is for two runs, whose interval has +-2.6 % of
+# BETWEEN_RUNS alone.
+EFFECT = 0.02
+EFFECT_OF_RUNS = 0.05
 
 _RESAMPLES = 2000
 _BLOCKS_FROM = 16  # rounds; fewer are resampled one by one
@@ -100,9 +105,11 @@ def compare(
 ) -> Comparison:
     """The ratio of midmeans of two algos, whose n-th samples were taken next to each other (A B B A ...).
 
-    SAME: the interval includes 1, or the ratio is less than `threshold` away from it. The same samples give the same
-    result (fixed seed). Raises ValueError if the lengths differ, for fewer than two rounds, and for times that are not
-    positive. Do not use the verdict to stop sampling, which would find a difference sooner or later: see `enough`.
+    Without a difference (the interval includes 1, or the ratio is less than `threshold` away from it) it is SAME if the
+    whole interval lies within EFFECT of 1, or within `threshold` if that is more; else UNCLEAR. The same samples give
+    the same result (fixed seed). Raises ValueError if the lengths differ, for fewer than two rounds, and for times that
+    are not positive. Do not use the verdict to stop sampling, which would find a difference sooner or later: see
+    `enough`.
     """
     a, b = list(map(float, baseline)), list(map(float, candidate))
     if len(a) != len(b):
@@ -113,7 +120,7 @@ def compare(
         raise ValueError("times must be positive numbers")
     log_sd, df = _bootstrap(a, b, resamples)
     method = f"paired rounds, bootstrap of {resamples}"
-    return _judged(math.log(centre(a) / centre(b)), log_sd, df, len(a), threshold, method)
+    return _judged(math.log(centre(a) / centre(b)), log_sd, df, len(a), threshold, method, EFFECT)
 
 
 def _bootstrap(a: list[float], b: list[float], resamples: int) -> tuple[float, float]:
@@ -168,7 +175,7 @@ def unpaired(baseline: Timing, candidate: Timing, *, threshold: float = THRESHOL
     rounds = min(a_n, b_n)
     log_sd = math.sqrt(a_sd**2 + b_sd**2 + BETWEEN_RUNS**2)
     method = f"two runs, by {'their samples' if whole else 'quartiles only'}"
-    return _judged(math.log(a / b), log_sd, max(1, rounds - 1), rounds, threshold, method, BETWEEN_RUNS)
+    return _judged(math.log(a / b), log_sd, max(1, rounds - 1), rounds, threshold, method, EFFECT_OF_RUNS, BETWEEN_RUNS)
 
 
 def _by_samples(times: Timing) -> tuple[float, float, int]:
@@ -209,7 +216,9 @@ def geometric(comparisons: Sequence[Comparison], *, threshold: float = THRESHOLD
     rounds = sum(c.rounds for c in comparisons)
     method = f"geometric mean of {k} workload{'s' * (k > 1)}"
     log_sd = math.sqrt(math.fsum(own) + shared**2)
-    return _judged(log_ratio, log_sd, df, rounds, threshold, method, shared)
+    effects = [c.effect for c in comparisons]
+    effect = None if None in effects else max(effects)
+    return _judged(log_ratio, log_sd, df, rounds, threshold, method, effect, shared)
 
 
 def _judged(
@@ -219,19 +228,22 @@ def _judged(
     rounds: int,
     threshold: float,
     method: str,
+    effect: float | None,
     run_sd: float = 0.0,
 ) -> Comparison:
+    """`effect` None: of records that were made before there was UNCLEAR."""
+    effect = effect and max(effect, threshold)
     half = _student((1 + LEVEL) / 2, df) * log_sd
     # with two rounds the interval may be huge: bounded, so that JSON can hold it
     ratio, low, high = (math.exp(min(max(x, -300.0), 300.0)) for x in (log_ratio, log_ratio - half, log_ratio + half))
     if low <= 1 <= high or abs(ratio - 1) < threshold:
-        verdict = SAME
+        verdict = SAME if effect is None or max(high, 1 / low) - 1 <= effect else UNCLEAR
     else:
         verdict = FASTER if ratio > 1 else SLOWER
     resolution = max(threshold, math.expm1(math.log(high / low) / 2))
     return Comparison(
         ratio=ratio, low=low, high=high, verdict=verdict, rounds=rounds, log_sd=log_sd, df=df, run_sd=run_sd,
-        level=LEVEL, threshold=threshold, method=method, resolution=resolution,
+        level=LEVEL, threshold=threshold, method=method, resolution=resolution, effect=effect,
     )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from .settings import CACHE, DATA, RECORDS, Gpu, Image, Settings, packages
 
 T = TypeVar("T")
 _LAST = 8  # lines of a build that failed
+_LINE = 2000  # characters of such a line
 _POLL_S = 50.0  # that a request for a reply stays open at Modal; its client asks anew after 55
 _FOLLOW_S = 600.0  # without a record, until the queue is opened anew; its client asks anew after 30
 _PAUSE_S, _LONGEST_S = 1.0, 30.0  # between two requests that failed: the first, doubled up to the last
@@ -314,7 +315,7 @@ class _Tee:
     def write(self, text: str) -> int:
         text = scrub(text)
         first, *more = text.split("\n")
-        self.lines[-1] += first
+        self.lines[-1] = (self.lines[-1] + first)[-_LINE:]
         self.lines.extend(more)
         self.to.write(display(text))
         return len(text)

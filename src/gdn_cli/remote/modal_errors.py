@@ -8,6 +8,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator
 
+from .. import bounded
 from ..errors import GdnError, MissingError, RemoteError, one_line
 from .settings import load
 
@@ -31,14 +32,14 @@ class TimedOut(CallFailed):
 
 
 def scrub(text: str) -> str:
-    """The text without the secrets that Modal's client has."""
+    """A text from Modal or from a container without the secrets that Modal's client has, and of a limited size."""
     from modal.config import config
 
     for name in _SECRETS:
         value = config.get(name, use_env=True)
         if value and len(str(value)) > 3:
             text = text.replace(str(value), "***")
-    return text
+    return bounded.clip(text)
 
 
 @contextlib.contextmanager

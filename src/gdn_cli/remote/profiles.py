@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .. import files
-from ..errors import GdnError, RemoteError
+from ..errors import GdnError, RemoteError, one_line
 from ..profile import session
 from ..schema.profile_types import Profile
 from ..schema.record_types import RemoteCall
@@ -17,6 +17,7 @@ from . import modal_client, wire
 from .engine import Engine, Work
 from .wire import Reply
 
+_FILE = 1 << 30  # bytes of a file once it is unpacked
 _PROCESSES = 5  # at most for a profile, each with its own time limit
 
 
@@ -54,11 +55,11 @@ def _unpacked(arrived: wire.Profile, profiles: Path, say: Callable[[str], None])
     folder, lost = session.new_folder(profiles, [profile.name]), []
     for name, packed in arrived.files.items():
         try:  # a full disk costs a file, not the profile
-            files.write(folder / Path(name).name, zlib.decompress(packed), hint=None)
+            files.write(folder / Path(name).name, wire.inflated(packed, _FILE), hint=None)
         except GdnError as e:
             lost.append(e.message)
-        except zlib.error:
-            lost.append(f"{Path(name).name} arrived damaged")
+        except (zlib.error, ValueError) as e:  # ValueError: a NUL in its name
+            lost.append(f"{Path(name).name} arrived damaged ({one_line(e)})")
     if arrived.left:
         say(f"too large to send: {', '.join(arrived.left)}")
     profile.name = folder.name

@@ -7,23 +7,28 @@ the reply.
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 import os
+import selectors
+import signal
+import string
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Annotated, BinaryIO
 
 from msgspec import Meta, Struct
 
-from .. import errors, paths
+from .. import bounded, errors, paths
 from ..catalog.registry import Algo
 from ..errors import MissingError, RemoteError, unknown
 from ..machine import environment, inventory
-from ..parsing import Positive, Text, decode, read_toml
+from ..parsing import Positive, Text, Wrong, decode, read_toml
 from ..run import planning
 from ..run.elsewhere import Elsewhere
 from ..run.execute import Came
@@ -33,15 +38,36 @@ from . import container, replies, wire
 from .wire import Parcel, Piece, Reply
 
 _MARK = b"gdn-parcel: "
+_POLL_S = 0.05
+_GRACE_S = 5.0  # for the command to end once its reply is there
 _END_S = 10.0  # for the command to end once it is asked to
+_FILLED = ("python", "minutes")
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of configs/engines.toml."""
+    """A table of configs/engines.toml. Raises parsing.Wrong for a word that cannot be filled in."""
 
     command: Annotated[tuple[Text, ...], Meta(min_length=1, description="a list of words")]
     cuda: bool
     start_s: Positive
+    queue_s: Annotated[int, Meta(ge=0)] = 0
+
+    def __post_init__(self) -> None:
+        for i, word in enumerate(self.command):
+            if not _fillable(word):
+                raise Wrong(("command", i), _WORD, word)
+
+
+_WORD = "text without NUL, with {python} and {minutes} as its only braces ({{ and }} stand for a brace)"
+
+
+def _fillable(word: str) -> bool:
+    try:
+        parts = list(string.Formatter().parse(word))
+    except ValueError:  # a single brace
+        return False
+    fields = [(name, spec, conversion) for _, name, spec, conversion in parts if name is not None]
+    return "\0" not in word and all(field in [(name, "", None) for name in _FILLED] for field in fields)
 
 
 def settings(name: str) -> Settings:
@@ -79,12 +105,12 @@ class Through(Elsewhere):
         content = Parcel(
             where=self.name, gpu=None, cache=None, env=env, jobs=[Piece(job.request(), job.timeout_s) for job in jobs]
         )
-        made: list[bytes] = []
-        reply = self._carried(wire.encode(content), limit, made, lambda data: self._record(data, jobs, came))
+        heard = Heard(lambda data: self._record(data, jobs, came))
+        reply = self._carried(wire.encode(content), limit, heard)
         if not reply.lost and len(reply.outcomes) != len(jobs):
             reply.lost = f"the reply has {len(reply.outcomes)} outcomes for {len(jobs)} jobs"
         if reply.lost:
-            outcomes = replies.kept(jobs, made, None)
+            outcomes = replies.kept(jobs, heard.made, None)
             for outcome in outcomes:
                 outcome.reason = reply.lost
         else:
@@ -102,69 +128,147 @@ class Through(Elsewhere):
         for made in replies.usable(jobs, [data], None):
             came(jobs[made.piece], made.record, made.environment)
 
-    def _carried(self, parcel: bytes, limit_s: float, made: list[bytes], look: Callable[[bytes], None]) -> Reply:
-        """What the command answers; of one that fails, `made` has the records until then."""
-        filled = {"python": sys.executable, "minutes": str(math.ceil(limit_s / 60))}
-        command = [word.format(**filled) for word in self.how.command]
+    def _carried(self, parcel: bytes, limit_s: float, heard: Heard) -> Reply:
+        """What the command answers; of one that fails, `heard` has the records until then."""
+        minutes = str(math.ceil(limit_s / 60))
+        command = [word.format(python=sys.executable, minutes=minutes) for word in self.how.command]
         package = str(paths.PACKAGE.parent)
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        self.say(f"{self.name}: {' '.join(command[:1])}, at most {filled['minutes']} min once it runs")
-        last = b""
-        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as log:
+        queue = f", and {self.how.queue_s / 3600:.3g} h in its queue" if self.how.queue_s else ""
+        self.say(f"{self.name}: {command[0]}, at most {minutes} min once it runs{queue}")
+        with tempfile.TemporaryFile() as stdin:
             stdin.write(base64.b64encode(parcel))
             stdin.seek(0)
             try:
                 process = subprocess.Popen(
-                    command, stdin=stdin, stdout=subprocess.PIPE, stderr=log, env=os.environ | {"PYTHONPATH": path},
+                    command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                    env=os.environ | {"PYTHONPATH": path},
                     start_new_session=True,  # Ctrl-C is ours: it ends the command below
                 )  # fmt: skip
             except OSError as e:
                 hint = f"configs/engines.toml has the command of engine {self.name}"
                 raise MissingError(f"cannot start {command[0]}: {e.strerror}", hint=hint) from None
             try:
-                for line in process.stdout:
-                    if line.startswith(_MARK):
-                        if last:
-                            made.append(last)
-                            look(last)
-                        last = _unmarked(line)
-                process.wait()
+                why = self._followed(process, heard, limit_s)
             finally:
                 _end(process)
-            log.seek(0)
-            said = [text for text in log.read().decode(errors="replace").splitlines() if text.strip()]
-        return self._reply(last, made, process.returncode, said)
+        if heard.reply is None:
+            return Reply(lost=why or self._unanswered(heard, process.returncode))
+        if why:
+            self.say(f"{self.name}: {why}")
+        return heard.reply
 
-    def _reply(self, last: bytes, made: list[bytes], code: int, said: list[str]) -> Reply:
-        try:
-            reply = wire.decode(last, Reply)
-            if reply.outcomes or reply.lost:
-                return reply
-        except RemoteError:
-            pass
-        if last:  # a record: it ended after that
-            made.append(last)
-        why = f": {said[-1][:300]}" if said else ""
-        return Reply(lost=f"{self.how.command[0]} ended with {code} and without a reply{why}")
+    def _followed(self, process: subprocess.Popen, heard: Heard, limit_s: float) -> str | None:
+        """Hear the command until it ends; or why it is to be ended."""
+        end, what = time.monotonic() + self.how.queue_s + limit_s, self.how.command[0]
+        with selectors.DefaultSelector() as selector:
+            for stream, take in ((process.stdout, heard.out), (process.stderr, heard.log.add)):
+                os.set_blocking(stream.fileno(), False)
+                selector.register(stream, selectors.EVENT_READ, take)
+            while time.monotonic() < end:
+                gone = process.poll() is not None  # before the last of its output is read
+                quiet = not _read(selector, 0 if gone else _POLL_S)
+                if gone and quiet:
+                    return None
+                if heard.size > wire.MOST:
+                    return f"{what} was ended: its messages are longer than {wire.MOST >> 20} MiB"
+                if heard.size:
+                    end = min(end, time.monotonic() + limit_s)
+                if gone or heard.reply:  # it may wait for something, and what it left may hold a pipe open
+                    end = min(end, time.monotonic() + _GRACE_S)
+        if process.poll() is not None:
+            return None
+        if heard.reply:
+            return f"{what} did not end after its reply, and was ended"
+        return f"{what} was ended: no reply after {limit_s + self.how.queue_s:g} s; --timeout gives more"
+
+    def _unanswered(self, heard: Heard, code: int) -> str:
+        lines = [text for text in heard.log.text().splitlines() if text.strip()]
+        why = f": {lines[-1][:300]}" if lines else ""
+        return f"{self.how.command[0]} ended with {code} and without a reply{why}"
+
+
+class Heard:
+    """What a command has said so far: the reply, the records (wire.Made) before it, and the ends of its other words.
+
+    look  gets each record as it comes
+    """
+
+    def __init__(self, look: Callable[[bytes], None]) -> None:
+        self.look = look
+        self.reply: Reply | None = None
+        self.made: list[bytes] = []
+        self.size = 0  # of all marked lines
+        self.log = bounded.Output()
+        self._line = bytearray()  # the present one, if it may be marked; of another one its beginning
+
+    def out(self, data: bytes) -> None:
+        *ends, rest = data.split(b"\n")
+        for part in ends:
+            self._add(part)
+            if self._line.startswith(_MARK):
+                self._marked(bytes(self._line[len(_MARK) :]))
+            self._line.clear()
+        self._add(rest)
+
+    def _add(self, part: bytes) -> None:
+        room = max(0, len(_MARK) - len(self._line))
+        self._line += part[:room]
+        if self._line.startswith(_MARK):
+            self._line += part[room:]
+            self.size += len(part)
+
+    def _marked(self, line: bytes) -> None:
+        if self.reply:
+            return
+        data = _unmarked(line)
+        self.reply = _answer(data)
+        if not self.reply:
+            self.made.append(data)
+            self.look(data)
+
+
+def _answer(data: bytes) -> Reply | None:
+    """The reply that this is; None for a record and for rubbish."""
+    try:
+        reply = wire.decode(data, Reply)
+    except RemoteError:
+        return None
+    return reply if reply.outcomes or reply.lost else None
 
 
 def _unmarked(line: bytes) -> bytes:
     try:
-        return base64.b64decode(line[len(_MARK) :], validate=False)
+        return base64.b64decode(line, validate=False)
     except ValueError:
         return b""
 
 
+def _read(selector: selectors.BaseSelector, wait_s: float) -> bool:
+    """Read what is there, or comes within this time; whether there was anything."""
+    if not selector.get_map():
+        time.sleep(wait_s)
+        return False
+    ready = selector.select(wait_s)
+    for key, _ in ready:
+        if data := os.read(key.fd, 1 << 16):
+            key.data(data)
+        else:
+            selector.unregister(key.fileobj)
+    return bool(ready)
+
+
 def _end(process: subprocess.Popen) -> None:
-    """End the command: srun cancels its step on SIGTERM."""
+    """End the command and what it left: srun cancels its step on SIGTERM."""
     if process.poll() is None:
         process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
     process.stdout.close()
+    process.stderr.close()
 
 
 def serve(stdin: BinaryIO) -> int:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
+from .. import bounded
 from ..errors import RemoteError
 from ..records.request import Request
 from ..run.doctor import Finding
@@ -27,6 +28,7 @@ from .settings import Gpu
 SCHEMA = 3
 _ALONE = threading.Lock()  # msgspec 0.22 crashes if several threads are the first to read a type
 OTHER = "the other side speaks schema"
+MOST = 256 << 20  # bytes of a message once it is unpacked: a long comparison has about 40 MiB
 T = TypeVar("T", "Parcel", "Reply", "Made", away.Noted)
 Wanted = dict[str, Any]  # a profile to be made: what profiling.sent gives
 
@@ -110,16 +112,40 @@ def encode(content: Parcel | Reply | Made | away.Noted) -> bytes:
     return zlib.compress(json.dumps({"schema": SCHEMA} | msgspec.to_builtins(content, enc_hook=str)).encode(), 1)
 
 
+def inflated(data: bytes, most: int) -> bytes:
+    """What zlib has compressed. zlib.error if it is damaged, or if it is more than `most` bytes."""
+    unpack = zlib.decompressobj()
+    found = unpack.decompress(data, most + 1)
+    if len(found) > most:
+        raise zlib.error(f"it is more than {most >> 20} MiB")
+    if not unpack.eof:
+        raise zlib.error("it is not complete")
+    return found
+
+
 def decode(data: bytes, form: type[T]) -> T:
-    """A parcel or a reply; RemoteError if it is neither, or comes from another gdn version (OTHER)."""
+    """A parcel or a reply; RemoteError if it is neither, or comes from another gdn version (OTHER). What comes back has
+    its texts clipped, as a worker's on this machine."""
     try:
-        content = json.loads(zlib.decompress(data))
+        content = json.loads(inflated(data, MOST))
         schema = content["schema"]
         if schema == SCHEMA:
+            if form is not Parcel:
+                content = _clipped(content)
             with _ALONE:
                 return msgspec.convert(content, form, dec_hook=lambda kind, value: kind(value))  # paths
     except msgspec.ValidationError as e:
         raise RemoteError(f"what came back from Modal is not a reply of gdn: {e}") from None
-    except (zlib.error, ValueError, LookupError, TypeError, RecursionError):
+    except (zlib.error, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise RemoteError("what came back from Modal is not a reply of gdn") from None
     raise RemoteError(f"{OTHER} {schema!r:.40}, this gdn {SCHEMA}", hint="use one gdn for both")
+
+
+def _clipped(content: dict[str, Any]) -> dict[str, Any]:
+    """All but the files of profiles, which are texts in JSON too."""
+    profiles = content.pop("profiles", [])
+    files = [profile.pop("files", {}) for profile in profiles]
+    content = bounded.clipped(content | {"profiles": profiles})
+    for profile, own in zip(content["profiles"], files, strict=True):
+        profile["files"] = own
+    return content

@@ -25,7 +25,8 @@ _LEAST = 26  # characters; a summary that would get fewer than this is wrapped, 
 def _plain(algo: Algo, place: Place) -> dict[str, Any]:
     return {
         "op": algo.op, "algo": algo.name, "language": algo.language, "devices": algo.modes, "here": place.mode,
-        "reason": place.reason, "hint": place.hint, "after": algo.after, "setup": algo.setup, "summary": algo.summary,
+        "reason": place.reason, "hint": place.hint, "after": algo.after, "peer": algo.peer,
+        "setup": algo.setup, "summary": algo.summary,
     }  # fmt: skip
 
 
@@ -122,6 +123,7 @@ def _facts(algo: Algo, place: Place) -> list[tuple[str, str]]:
         ("here", f"yes, on {place.mode}" if place.mode else f"no: {place.reason}"),
         ("", "" if place.mode else place.hint or ""),
         ("after", algo.after or ""),
+        ("peer", "yes: another project's kernel, which ours are compared with" if algo.peer else ""),
         ("setup", f"{algo.setup} runs before the call and is not timed" if algo.setup else ""),
         ("packages", ", ".join(algo.packages.values())),
         ("tuned", f"{algo.tune.file} holds its constants by {', '.join(algo.tune.size)}" if algo.tune else ""),

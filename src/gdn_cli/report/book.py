@@ -323,14 +323,13 @@ class Book:
 class Ladder:
     """An op's algos in this installation."""
 
-    order: tuple[str, ...]  # the rungs from the lowest, then the peers
+    order: tuple[str, ...]  # the rungs from the lowest, those on no ladder, the peers
     after: dict[str, str]  # rung -> the rung below it
     reference: str | None
+    peers: frozenset[str]  # those that their algo.toml declares
 
     def peer(self, algo: str) -> bool:
-        """Whether the algo is known, but not on the ladder."""
-        rung = algo in self.after or algo in self.after.values() or algo == self.reference
-        return algo in self.order and not rung
+        return algo in self.peers
 
 
 def ladder(registry: Registry, op: str) -> Ladder:
@@ -338,7 +337,6 @@ def ladder(registry: Registry, op: str) -> Ladder:
     names = {a.name for a in algos}
     after = {a.name: a.after for a in algos if a.after in names}
     known = registry.ops.get(op)
-    rungs = [a.name for a in algos if a.name in after or a.name in after.values()]
-    return Ladder(
-        tuple(rungs + [a.name for a in algos if a.name not in rungs]), after, known.reference if known else None
-    )
+    order = sorted(algos, key=lambda a: (a.peer, a.name not in after and a.name not in after.values()))
+    peers = frozenset(a.name for a in algos if a.peer)
+    return Ladder(tuple(a.name for a in order), after, known.reference if known else None, peers)

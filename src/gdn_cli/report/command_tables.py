@@ -97,17 +97,18 @@ def _bench(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
 def _times(book: Book, op: str, rows: list[Point]) -> Table:
     known = book.registry.ops.get(op)
     floors = {_here(p): p.median_us for p in rows if p.first.algo == COPY}
-    references = {_here(p): p for p in rows if known and p.first.algo == known.reference}
+    timed = [p for p in rows if p.median_us is not None]
+    references = {_here(p): p for p in timed if known and p.first.algo == known.reference}
     peers, is_peer = {}, ladder(book.registry, op).peer
-    for p in rows:
+    for p in timed:
         if is_peer(p.first.algo):
             peers.setdefault(_here(p), []).append(p)
     rates = {}  # only for ops limited by arithmetic; for the others GB/s are enough
     if known and known.peak == "tensor":
         rates = {id(p): rate for p in rows if p.first.algo not in FLOORS and (rate := headlines.rate(book, p))}
-    against = "x peer" if peers else "speedup"
-    head = [*words("workload", "algo"), *_gpus(rows), *numbers("median", "spread", against, "GB/s", "x copy")]
-    made = Table(_title(op, rows), [*head, *numbers(*(["TFLOP/s"] if rates else []))])
+    against = ["x peer"] if peers else ["speedup"] if references else []
+    named = numbers("median", "spread", *against, "GB/s", "x copy", *(["TFLOP/s"] if rates else []))
+    made = Table(_title(op, rows), [*words("workload", "algo"), *_gpus(rows), *named])
     for point, label, gap in _grouped(_once(rows)):
         us, algo, gpu = point.median_us, point.first.algo, _gpu(rows, point)
         if us is None:
@@ -121,10 +122,10 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
             best = headlines.best_of(peers.get(_here(point), ())) if algo != COPY else None
             over = best and doubtful(units.times(best.median_us / us), point.doubted or best.doubted)
             cells.append(over or "")
-        elif reference and reference.median_us and algo != COPY:
+        elif reference and algo != COPY:
             speedup = units.times(reference.median_us / us)
             cells.append(doubtful(speedup, point.doubted or reference.doubted))
-        else:
+        elif references:
             cells.append("")
         rate, work = point.gigabytes_per_s, rates.get(id(point))
         cells += ["" if rate is None else units.three(rate), units.three(us / floor) if floor else ""]

@@ -270,6 +270,8 @@ def compare(book: Book, op: str) -> list[Drawing]:
     low, high = min(*ends, 0.99), max(*ends, 1.01)
     margin = (high - low) * 0.08
     marks = {"FASTER": ("^", "#00629b"), "SLOWER": ("v", "#b0124a"), "SAME": ("o", GREY)}
+    if any(c.verdict == "UNCLEAR" for c in found):
+        marks["UNCLEAR"] = ("s", GREY)
 
     def draw(figure: Any) -> None:
         every = strips(figure, rows, list(labels.values()), low - margin, high + margin, 1)
@@ -279,12 +281,13 @@ def compare(book: Book, op: str) -> list[Drawing]:
                 ax.vlines(i, c.low, c.high, color=colour, linewidth=1.0, zorder=2)
                 (mark,) = ax.plot(
                     [i], [c.ratio], marker=marker, color=colour, markersize=4.5, markeredgecolor=colour,
-                    markerfacecolor="white" if marker == "o" else colour, zorder=3,
+                    markerfacecolor="white" if marker in "os" else colour, zorder=3,
                 )  # fmt: skip
                 hover(mark, [f"{labels[_workload(c)]}: {c.ratio:.3f}x ({c.low:.3f} to {c.high:.3f}), {c.verdict}"])
 
     words = "Each workload from small to large: the speedup over the baseline, with its interval. "
-    words += "Triangles up are FASTER, triangles down SLOWER, circles SAME."
+    words += "Triangles up are FASTER, triangles down SLOWER, circles SAME"
+    words += ", squares UNCLEAR." if "UNCLEAR" in marks else "."
     said = "; ".join(
         f"{name}: " + units.listed(f"{sum(c.verdict == v for _, c in items)} {v}" for v in marks)
         for name, items in rows.items()

@@ -38,6 +38,7 @@ _FIRST = (
     "instructions",
     "spills",
 )  # the facts in that row
+_AGREE = 1.1  # two times of a call that differ by less need no word
 _QUIET = ("bank_conflicts", "sectors_excess", "tensor_pipe")  # facts that are not shown if they are about 0
 
 # how to open a file, by the end of its name; {} is the path
@@ -226,13 +227,25 @@ def _show_found(out: Console, found: Found, profile: Profile) -> None:
     elif len(among) > 1:
         print_line(out, styled(("the call", "bold")))
     facts = [fact for fact in found.facts if fact.key not in _QUIET or (found.number(fact.key) or 0) >= 1]
-    _show_facts(out, facts)
+    _show_facts(out, [_timed(fact, profile) if not found.name or len(among) == 1 else fact for fact in facts])
     # the pipes matter only if instructions are the limit, or may be
     busy = profile.verdict and profile.verdict.bound in ("instruction", "unclear")
     for i, table in enumerate(t for t in found.tables if busy or t.key != "pipes"):
         if i or facts:
             out.print()
         _show_table(out, table)
+
+
+def _timed(fact: Fact, profile: Profile) -> Fact:
+    """The tool's time of a call with a word on how it differs from gdn's own, which stands above it."""
+    own = profile.survey and profile.survey.time_us or None
+    if fact.key != "time_us" or not own or not isinstance(fact.value, (int, float)) or fact.value <= 0:
+        return fact
+    ratio = fact.value / own
+    if max(ratio, 1 / ratio) <= _AGREE:
+        return fact
+    text = f"{units.times(ratio)} the time above, which gdn took without {profile.tool}"
+    return msgspec.structs.replace(fact, note="; ".join(filter(None, (fact.note, text))))
 
 
 def _called(name: str, names: list[str]) -> str:

@@ -158,10 +158,14 @@ def ratio(item: Compared) -> tuple[Cell, Cell, Cell]:
 
 
 def overall(book: Book, op: str) -> Table | None:
-    columns = [*words("pair"), *numbers("speedup"), *words("interval", "verdict"), *numbers("faster", "same", "slower")]
+    items = book.overall(op)
+    verdicts = ["FASTER", "SAME", "SLOWER"]
+    if any(item.verdicts.get("UNCLEAR") for item in items):
+        verdicts.append("UNCLEAR")
+    columns = [*words("pair"), *numbers("speedup"), *words("interval", "verdict"), *numbers(*map(str.lower, verdicts))]
     made = Table("Over all workloads, geometric means", columns, notes=turn_notes(book, op))
-    for item in book.overall(op):
-        counts = [str(item.verdicts.get(verdict, 0)) for verdict in ("FASTER", "SAME", "SLOWER")]
+    for item in items:
+        counts = [str(item.verdicts.get(verdict, 0)) for verdict in verdicts]
         made.add(pair_name(item), *ratio(item), *counts)
     return made if made.rows else None
 
@@ -182,13 +186,29 @@ def turns(book: Book, op: str, item: Overall) -> Table:
 
 
 def turn_notes(book: Book, op: str) -> list[Words]:
-    finest = max((c.resolution for _, c in book.comparisons(op)), default=0.0)
-    apart = any(c.run_sd for _, c in book.comparisons(op))
+    """How the ratios were made, and what those verdicts mean that occur."""
+    each = [c for _, c in book.comparisons(op)]
+    given = {c.verdict for c in [*each, *book.overall(op)]}
+    apart = any(c.run_sd for c in each)
     how = "of two runs: the interval includes about 1 % between runs" if apart else "calls in turns: A B B A"
-    return [
-        f"speedup: the baseline's time over the candidate's, {how}.",
-        f"SAME: the interval includes 1, or the difference is below --threshold; it is at most {finest:.1%}.",
-    ]
+    notes = [f"speedup: the baseline's time over the candidate's, {how}."]
+    effects = [c.effect for c in each if c.effect is not None]
+    within = f"±{max(effects):.1%}" if effects else ""
+    if "SAME" in given and within:
+        notes.append(f"SAME: the whole interval is within {within} of 1.")
+    elif "SAME" in given:
+        finest = max(c.resolution for c in each)
+        notes.append(
+            f"SAME: the interval includes 1, or the difference is below --threshold; it is at most {finest:.1%}."
+        )
+    if "UNCLEAR" in given:
+        notes.append(f"UNCLEAR: no difference is seen, but the interval reaches beyond {within}: {clearer(apart)}.")
+    return notes
+
+
+def clearer(apart: bool) -> str:
+    """What helps against UNCLEAR; `apart`: the times are of two runs."""
+    return "compare in turns, `gdn compare A B`" if apart else "quiet the machine, or give it more time (--seconds)"
 
 
 def scores(found: list[tuple[Source, Score]]) -> Table | None:

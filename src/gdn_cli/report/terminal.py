@@ -16,7 +16,6 @@ from .table import Cell, Column, Mark, Table, words
 
 if TYPE_CHECKING:
     from ..catalog.registry import Registry
-    from ..catalog.submission import Entry
     from ..catalog.workloads import Workload
     from ..remote.resume import Status
     from ..schema.record_types import Document
@@ -113,18 +112,6 @@ def show_proof(steps: Iterable[Mapping[str, str]]) -> None:
     for step in steps:
         made.add(_STATES.get(step["state"], Cell("--", Mark.WARN)), shown(step["step"]), step["detail"])
     print_table(console(), made)
-
-
-def show_submission(found: Iterable[Entry]) -> None:
-    """A contest repository's folders."""
-    made = Table("", [*words("", "folder", "definition"), Column("found", folds=True)])
-    for entry in found:
-        state = _STATES["bad" if entry.faults else "ok"]
-        made.add(state, entry.folder, entry.definition or "-", "; ".join(entry.faults) or "as the contest reads it")
-    if made.rows:
-        print_table(console(), made)
-    else:
-        print_line(console(), "no config.toml at the top, nor in a folder: the contest finds nothing here")
 
 
 # --- gdn modal status -----------------------------------------------------------------------------------------------

@@ -88,7 +88,8 @@ class Reading(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """`bound`: launch, bandwidth, instruction, latency or unclear. `why` has the numbers, `next` what to try."""
+    """`bound`: launch, bandwidth, traffic, instruction, latency or unclear. `why` has the numbers, `next` what to
+    try."""
 
     bound: str
     summary: str

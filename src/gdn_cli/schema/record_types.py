@@ -255,15 +255,16 @@ class Comparison(msgspec.Struct, kw_only=True, omit_defaults=True):
     ratio: Positive  # baseline time / candidate time: above 1, the candidate is faster
     low: Positive  # low end of the ratio's interval
     high: Positive  # high end
-    verdict: str  # of the candidate: FASTER, SLOWER or SAME
+    verdict: str  # of the candidate: FASTER, SLOWER, SAME or UNCLEAR
     rounds: Count  # samples of each; if they were not paired, of the one with fewer
     log_sd: Deviation  # the standard error of log(ratio)
     df: Degrees  # degrees of freedom of that error
     run_sd: Deviation = _written(0.0)  # the part of the error shared by all workloads of a saved file
     level: Number  # confidence level of the interval: 0.99
-    threshold: Number  # differences below this share are SAME
+    threshold: Number  # differences below this share are neither FASTER nor SLOWER
     method: str  # the statistical method, in words
     resolution: Number  # SAME means: no difference larger than this share
+    effect: Number | None = None  # SAME: all of the interval is within this share of 1; None: no UNCLEAR, as before it
 
     @property
     def half_width(self) -> float:

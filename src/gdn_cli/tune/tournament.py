@@ -103,10 +103,11 @@ class Choice:
 
 
 def choose(sizes: Mapping[Size, Sequence[Meeting]], out: Collection[str] = ()) -> list[Choice]:
-    """For each size, ascending: the fastest of the final, or the choice for the next smaller size if it is the SAME.
+    """For each size, ascending: the fastest of the final, or the choice for the next smaller size if it is the same.
 
-    SAME is `paired`'s: the interval of the ratio contains 1, or the two differ by less than half a percent. An interval
-    may be wide because there was little time: then a difference of more than 2 % does not count as the same.
+    The same here is what is neither FASTER nor SLOWER: the interval of the ratio contains 1, or the two differ by less
+    than half a percent. An interval may be wide because there was little time (UNCLEAR): then a difference of more than
+    2 % does not count as the same.
     """
     found: list[Choice] = []
     for size, meetings in sorted(sizes.items()):
@@ -119,7 +120,8 @@ def choose(sizes: Mapping[Size, Sequence[Meeting]], out: Collection[str] = ()) -
         chosen, behind = fastest, None
         if before in order and before != fastest:
             behind = against(final, before, fastest)
-            same = behind.verdict == statistics.SAME and math.log(behind.ratio) <= CLOSE
+            equal = behind.verdict in (statistics.SAME, statistics.UNCLEAR)
+            same = equal and math.log(behind.ratio) <= CLOSE
             chosen = before if same else fastest
         ahead = against(final, second, fastest) if second else None
         found.append(Choice(size, chosen, fastest, second, ahead, behind if chosen != fastest else None))
