@@ -4,6 +4,7 @@
 # make test-lowest   `make test` with the lowest versions that pyproject.toml allows, in .ci/venvs
 # make verify-results   whether README's tables are what the committed records say
 # make test-gpu   the tests that need a GPU, on a machine that has one; CALLS=1000 calls each launch path so often, on a busy GPU
+# make attacks   wrong algos and cheats, and what stops each: tests/attacks
 # make docs    the documentation as a site, to be opened at site/index.html
 # make pages   writes the generated parts of docs/cli.md and docs/records.md again
 # make compile_commands.json   where the kernels' headers lie, for editors
@@ -17,7 +18,7 @@ CALLS ?= 20
 # a file is one process's work; conftest.py puts the long ones first
 XDIST := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: bench test test-all test-lowest test-gpu which-python verify-results docs pages lint clean
+.PHONY: bench test test-all test-lowest test-gpu attacks which-python verify-results docs pages lint clean
 
 bench: $(STAMP)
 	$(VENV)/bin/gdn bench
@@ -44,6 +45,9 @@ verify-results: $(STAMP)
 
 test-gpu: $(STAMP)
 	$(VENV)/bin/python -m pytest -m gpu -n auto --dist worksteal --calls $(CALLS)
+
+attacks: $(STAMP)
+	$(VENV)/bin/python tests/attacks/run.py
 
 docs: $(STAMP)
 	test -x $(VENV)/bin/mkdocs || $(PIP) --editable '.[docs]'

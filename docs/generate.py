@@ -1,4 +1,4 @@
-"""The generated parts of docs/cli.md and docs/records.md: `make pages` rewrites them.
+"""The generated parts of docs/checking.md, docs/cli.md and docs/records.md: `make pages` rewrites them.
 
 A generated part lies between `<!-- made by: make pages -->` and `<!-- end -->`; the text around it is written by hand.
 """
@@ -19,9 +19,11 @@ import typer
 from typer.testing import CliRunner
 
 from gdn_cli.cli import app
+from gdn_cli.parsing import read_toml
 from gdn_cli.schema import record_types, scores, statuses
 
 HERE = Path(__file__).parent
+ATTACKS = HERE.parent / "tests" / "attacks"
 PART = re.compile(r"(?<=<!-- made by: make pages -->\n).*(?=<!-- end -->)", re.DOTALL)
 
 
@@ -116,6 +118,15 @@ def section(cls: type, form: Any, known: dict[type, Any]) -> str:
     return "\n".join([head, "| field | type | what it says |", "|---|---|---|", *rows]) + "\n"
 
 
+def attacks() -> str:
+    """The attacks of tests/attacks/, each with what stops it."""
+    rows = []
+    for file in sorted(ATTACKS.glob("*/attack.toml")):
+        attack = read_toml(file)
+        rows.append(f"| `{file.parent.name}` | {attack['does']} | {attack['by']} |")
+    return "\n".join(["", "| attack | what it does | what stops it |", "|---|---|---|", *rows, "", ""])
+
+
 @functools.cache
 def parts() -> dict[str, str]:
     """Page -> its generated part."""
@@ -123,6 +134,7 @@ def parts() -> dict[str, str]:
     found = {record_types.Document: document} | structs(record, {}) | structs(document, {})
     top = typer.main.get_command(app)
     return {
+        "checking.md": attacks(),
         "cli.md": "\n" + "\n".join(list(helps(top))[1:]) + "\n",
         "records.md": "\n## The fields\n\n" + "\n".join(section(*each, found) for each in found.items()) + "\n",
     }

@@ -66,7 +66,7 @@ def test_a_kernel_that_is_right_only_once_gets_no_time(mixed):
     done, records, _ = mixed
     assert done.code == errors.FAILED
     assert records["honest"]["status"] == "passed" and records["honest"]["timing"]["median_us"] > 0
-    for name, reason in (("remembers", "probe "), ("tires", "right at first, wrong on new values in the same buffers")):
+    for name, reason in (("remembers", "probe "), ("tires", "right when it was checked, wrong while it was timed")):
         assert records[name]["status"] == "wrong" and "timing" not in records[name]
         assert records[name]["reason"].startswith(reason)
 

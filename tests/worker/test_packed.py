@@ -47,8 +47,8 @@ def test_parts_are_drawn_each_by_itself_and_slots_without_repeats():
     x = drawn(OP, batch_size=40)
     parts = {name: x["mixed_qkv"][:, i:j].float() for name, (i, j) in OP.parts("mixed_qkv").items()}
     assert [part.shape[1] for part in parts.values()] == [512, 512, 1024]
-    for part in parts.values():
-        assert abs(float(part.mean())) < 0.03 and abs(float(part.std()) - 1) < 0.03
+    for piece in parts.values():
+        assert abs(float(piece.mean())) < 0.03 and abs(float(piece.std()) - 1) < 0.03
     assert not torch.equal(parts["q"], parts["k"])
     assert float(x["pool"].std()) == pytest.approx(0.17, rel=0.01)
     slots = x["state_indices"].tolist()

@@ -555,7 +555,7 @@ def test_what_late_inputs_and_early_copies_tell(destination_passing, stand_in, r
         return out * 0, new
 
     assert probe(lambda late, *args: right(*args)) is None
-    assert cheats._EARLY in probe(early)
+    assert cheats.EARLY in probe(early)
     assert probe(tired) is None  # wrong, and not because of when
 
     def unwaited(late, *args):
@@ -566,7 +566,7 @@ def test_what_late_inputs_and_early_copies_tell(destination_passing, stand_in, r
         return held, new
 
     if not destination_passing:  # Fake's own copy into given outputs would be too early
-        assert cheats._LATE in probe(unwaited)
+        assert cheats.LATE in probe(unwaited)
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,6 @@ def attempt(work, pid):
 everybody = list(others())
 seals = {seal for pid in everybody for seal in attempt(seals_of, pid) + attempt(requests_of, pid)}
 pipes = [pipe for pid in everybody for pipe in attempt(pipes_of, pid)]
-if os.environ.get("GDN_ATTACK_LOG"):
-    print("seals", len(seals), "pipes", len(pipes), flush=True)
 for pipe in pipes:
     for seal in seals:
         try:

@@ -126,7 +126,10 @@ class _Field:
         for tier in request.timing.tiers if right else []:
             records += self._in_turns(request, tier, case, right)
         case.refresh()
+        seen = {r.algo for r in records if r.status is Status.WRONG}
         for name, record in right.items():
+            if name in seen:
+                continue
             again = self._of_one(record, _again, case, kernels[name])
             if not again.passed:
                 records = [r for r in records if r.algo != name] + each_tier(request, again)

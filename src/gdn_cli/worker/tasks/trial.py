@@ -60,6 +60,8 @@ def _measured(
     record.bytes_moved = floor.bytes_moved(case.op, workload.axes)
     outputs = case.outputs()
     records = [timed(request, record, tier, case, kernel, outputs) for tier in request.timing.tiers]
+    if seen := next((r for r in records if r.status is Status.WRONG), None):
+        return each_tier(request, seen)
     case.refresh()
     again = case.check(kernel)
     return records if again.passed else each_tier(request, stale(record, again))

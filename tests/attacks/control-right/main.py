@@ -1,0 +1,1 @@
+from .right import run  # noqa: F401

@@ -1,0 +1,9 @@
+from .right import run as right
+
+kept = {}
+
+
+def run(q, k, v, state, A_log, a, dt_bias, b, scale):
+
+    A_log = kept.setdefault(A_log.data_ptr(), A_log.clone())
+    return right(q, k, v, state, A_log, a, dt_bias, b, scale)
