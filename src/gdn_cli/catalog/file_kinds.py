@@ -7,11 +7,13 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from .. import files
+
 
 def kind(path: Path) -> tuple[str, str] | None:
     """What a file is and the command that takes it; None where that is not known, or the file cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = files.read(path).decode()
     except (OSError, UnicodeDecodeError):
         return None
     file = shlex.quote(str(path))

@@ -142,7 +142,7 @@ def source_hash(solution: Solution) -> str:
 
 def read_solution(path: Path, registry: Registry) -> Algo:
     """Read a packed solution.json as an algo. Nothing is written; a UsageError says what is wrong with the file."""
-    if path.is_file() and (found := file_kinds.kind(path)) and found[0] != "a packed solution":
+    if (found := file_kinds.kind(path)) and found[0] != "a packed solution":
         raise UsageError(f"{path}: a packed solution was expected, and this is {found[0]}", hint=found[1])
     solution = decode(read_json(path), Solution, path)
     name, spec, files = solution["name"], solution["spec"], [source["path"] for source in solution["sources"]]

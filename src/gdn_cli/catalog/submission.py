@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from .. import files
 from ..errors import GdnError, UsageError
-from ..parsing import Text, Wrong, decode, read_toml
+from ..parsing import Text, Wrong, decode, read_text, read_toml
 from . import workloads
 from .formats import Solution
 from .pack import SUFFIXES, source_hash
@@ -90,7 +90,7 @@ def _faults(folder: Path, config: Config, registry: Registry) -> list[str]:
     for path in sorted(sources.iterdir()):
         if path.is_dir() and path.name != "__pycache__":
             found.append(f"{path.relative_to(folder)}/ is not packed: subfolders are dropped")
-        elif path.is_file() and path.suffix in SUFFIXES and not path.read_bytes().strip():
+        elif path.is_file() and path.suffix in SUFFIXES and not read_text(path).strip():
             found.append(f"{path.relative_to(folder)} is empty, which flashinfer-bench refuses")
     return found
 
@@ -148,9 +148,7 @@ def written(folder: Path) -> str:
     """The source hash of what the contest will pack from a folder: to compare with what was proved."""
     config = decode(read_toml(folder / CONFIG), Config, folder / CONFIG)
     build, sources = config.build, folder / "solution" / config.build.language
-    found = [
-        {"path": p.name, "content": p.read_text(encoding="utf-8")} for p in sorted(sources.iterdir()) if p.is_file()
-    ]
+    found = [{"path": p.name, "content": read_text(p)} for p in sorted(sources.iterdir()) if p.is_file()]
     spec = {"language": build.language, "target_hardware": ["cuda"], "entry_point": build.entry_point}
     spec |= {"destination_passing_style": build.destination_passing_style, "binding": build.binding}
     return source_hash({"name": "", "definition": "", "author": "", "spec": spec, "sources": found})

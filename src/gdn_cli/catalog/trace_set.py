@@ -61,11 +61,11 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
     The definition's inputs and outputs must match the op's. Any error is one MissingError line.
     """
     root = Path(root)
-    if not root.exists():
+    if not os.path.exists(root):
         raise MissingError(f"no such data set folder: {root}", hint="`gdn data build DIR` writes one")
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise MissingError(f"{root} is a file, not a data set folder", hint="name the folder that has definitions/")
-    absent = [name for name in ("definitions", "workloads") if not (root / name).is_dir()]
+    absent = [name for name in ("definitions", "workloads") if not os.path.isdir(root / name)]
     if absent:
         raise MissingError(
             f"{root} is not a FlashInfer-Trace data set: it has no {'/ and no '.join(absent)}/",

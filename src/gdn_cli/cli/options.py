@@ -145,7 +145,7 @@ class Algos:
         files = [Path(name) for name in given or [] if _is_file(name)]
         named = [name for name in given or [] if not _is_file(name)]
         for name in named:
-            if (Path(name) / "algo.toml").is_file() and "/" in name.strip("/"):
+            if os.path.isfile(Path(name) / "algo.toml") and "/" in name.strip("/"):
                 raise UsageError(f"{name} is an algo's folder", hint=f"name the algo: {Path(name).resolve().name}")
         if named and self.algo and self.algo != os.environ.get("ALGO"):
             named.append(self.algo)
@@ -153,7 +153,7 @@ class Algos:
 
 
 def _is_file(name: str) -> bool:
-    return name.endswith((".json", ".toml", ".html")) or name[:1] in "./~" or Path(name).is_file()
+    return name.endswith((".json", ".toml", ".html")) or name[:1] in "./~" or os.path.isfile(name)
 
 
 @dataclass(frozen=True)

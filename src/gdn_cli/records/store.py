@@ -169,7 +169,7 @@ def load(path: Path) -> Document:
 
 def _other(path: Path, wrong: str) -> UsageError | None:
     """The error for a known kind of other file, or None."""
-    found = file_kinds.kind(path) if path.is_file() else None
+    found = file_kinds.kind(path)
     return UsageError(f"{wrong}: it is {found[0]}", hint=found[1]) if found and found[0] != "records" else None
 
 
