@@ -41,10 +41,6 @@ class _Console(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=shown(segment.text, lines=True))
 
-    def on_broken_pipe(self) -> None:
-        """For `gdn list | head`: rich would exit with 1, which means that an algo failed."""
-        raise BrokenPipeError
-
 
 def _known(file: Any) -> bool:
     return file.isatty() or "COLUMNS" in os.environ
