@@ -164,7 +164,7 @@ def timeline(evil: str) -> None:
 
 def forgotten(evil: str) -> None:
     store = kept(evil)
-    shown_history.show_forgotten(store.forget(store.series()[0].run), False)
+    shown_history.show_forgotten(*store.forget(store.series()[0].run), False)
 
 
 def profiled(evil: str, between: bool) -> None:

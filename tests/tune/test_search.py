@@ -340,7 +340,7 @@ def test_candidates_are_the_algo_with_one_row(tmp_path, write_algo):
 
 @pytest.mark.parametrize(
     ("where", "says"),
-    [("rows > 9", "'rows > 9' leaves no candidate"), ("1 // policy", "'1 // policy' divides by zero")],
+    [("rows > 9", "'rows > 9' leaves no candidate"), ("1 // policy", "'1 // policy': it divides by zero")],
 )
 def test_no_candidates(where, says, tmp_path, write_algo):
     algo, _ = tunable(tmp_path, write_algo, TOML.replace("rows * (policy + 1) <= 4", where))
