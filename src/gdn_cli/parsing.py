@@ -30,7 +30,7 @@ Positive = Annotated[int, Meta(ge=1)]
 
 _LARGEST_TOML = 4 << 20  # bytes: its parser takes seconds for a MiB
 _DEEPEST = 100  # levels of nesting: real files have fewer, and later readers may recurse
-_HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # surrogates: valid only in pairs
+HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # surrogates: valid only in pairs
 _WIDEST = 2**64  # whole numbers beyond 64 bits break SQLite, C++ and float
 
 
@@ -63,7 +63,7 @@ def json_of(text: str | bytes, where: object, kind: Kind = UsageError) -> Any:
     if fault := _fault(value, (math.inf, -math.inf)):  # 1e999; TOML may say inf
         raise _wrong(where, "JSON", fault, kind)
     try:
-        if _HALVES.search(text if isinstance(text, str) else text.decode(errors="replace")):
+        if HALVES.search(text if isinstance(text, str) else text.decode(errors="replace")):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise _wrong(where, "JSON", "an escape spells half a character", kind) from None

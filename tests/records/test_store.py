@@ -293,6 +293,19 @@ def test_events_travel_whatever_an_algo_has_said():
     assert json.loads(serve._json(nobody)) == {"at": None}  # which is not the same as nothing said
 
 
+def test_names_that_are_not_utf_8_do_not_make_a_file_unreadable(tmp_path):
+    """A folder's name is in an option, in a trace, in a reason."""
+    record = building.record("a", status="error", reason="m\udcffy: no", trace=["m\udcffy", "größe 😀"])
+    options = {"dataset": "/m\udcffy", "m\udcffy": [1]}
+    document = record_types.Document(schema=2, command="run", options=options, records=[record])
+    file = tmp_path / "r.json"
+    file.write_text(store.dumps(document))
+    back = store.load(file)
+    assert back.records[0].reason == "m\ufffdy: no" and back.records[0].trace == ["m\ufffdy", "größe 😀"]
+    assert back.options == {"dataset": "/m\ufffdy", "m\ufffdy": [1]}
+    assert store.dumps({"a": "😀"}) == json.dumps({"a": "😀"}, indent=1)
+
+
 def test_a_name_without_a_file_is_one_line(tmp_path):
     with pytest.raises(GdnError, match="none.json: cannot be read"):
         store.load(tmp_path / "none.json")

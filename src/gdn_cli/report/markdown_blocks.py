@@ -62,6 +62,8 @@ def blocks(text: str, name: str) -> list[Block]:
                     f"{name}:{opened[0]}: this `gdn report` block is not closed before the next one, at line {i + 1}",
                     hint="end it with <!-- /gdn report -->",
                 )
+            if "\0" in match["args"]:
+                raise UsageError(f"{name}:{i + 1}: a zero byte, which no option may hold")
             try:
                 opened = i + 1, shlex.split(match["args"])
             except ValueError as e:
