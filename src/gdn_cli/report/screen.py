@@ -275,12 +275,14 @@ def progress() -> Iterator[Callable[..., None]]:
                     say(f"{state} after {time.monotonic() - begun:.0f} s")
 
         thread = threading.Thread(target=go_on, daemon=True)
-        thread.start()
+        with contextlib.suppress(RuntimeError):  # the machine has no room for it: what runs will say so
+            thread.start()
         try:
             yield line
         finally:
             over.set()
-            thread.join()
+            if thread.ident:
+                thread.join()
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -18,7 +18,7 @@ from ..catalog.ops import Op
 from ..catalog.registry import Algo
 from ..catalog.tiers import COPY, FLOORS
 from ..catalog.workloads import Workload
-from ..machine import inventory
+from ..machine import inventory, limits
 from ..machine.builders import with_builders
 from ..records.request import PlanFields, Profiling, Request, Rival, Timing
 from ..schema.record_types import Record
@@ -140,7 +140,9 @@ def unfinished(request: Request, records: list[Record]) -> tuple[Workload, ...]:
 
 
 def start(job: Job) -> Worker:
-    """The job's worker, which imports torch and waits until `execute` gets it."""
+    """The job's worker, which imports torch and waits until `execute` gets it. MissingError if this machine has no room
+    for one."""
+    limits.check()
     return Worker(job.request(), environ(job), job.wrap, job.cpus)
 
 
