@@ -24,7 +24,9 @@ _IDS = [" ".join(args) for args, _ in _COMMANDS]
 def through(redirection: str, command: list[str], **how) -> subprocess.CompletedProcess:
     """A command with streams as the shell opens or closes them."""
     line = ["bash", "-c", f'"$@" {redirection}', "bash", *command]
-    return subprocess.run(line, capture_output=True, text=True, env=helpers.environment(), timeout=120, **how)
+    return subprocess.run(
+        line, capture_output=True, text=True, env=helpers.environment(), timeout=helpers.PATIENCE_S, **how
+    )
 
 
 @pytest.mark.parametrize(("args", "code"), _COMMANDS, ids=_IDS)

@@ -27,11 +27,12 @@ OTHER_PLACE = "-o FILE names another place"
 # Errors of this machine, not of the name that was given.
 MACHINE = frozenset(
     getattr(errno, name)
-    for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EIO", "ESTALE", "EMFILE", "ENFILE", "ENOMEM", "EAGAIN")
+    for name in "ENOSPC EDQUOT EFBIG EROFS EIO ESTALE EMFILE ENFILE ENOMEM EAGAIN".split()
     if hasattr(errno, name)
 )
-_LIMITS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))  # the last: no more processes
-LIMITS_HINT = "`ulimit -a` shows this shell's limits: open files (-n), processes and threads (-u), memory (-v)"
+# the last: no more processes
+_LIMITS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
+LIMITS_HINT = "`ulimit -a` shows the limits: files (-n), processes and threads (-u), memory (-v)"
 MOST = 256 << 20  # bytes of a file that is read: long records and data sets have tens of MiB
 _LINKS = 40  # a chain of more is a loop: as many as Linux follows
 # The folder of a process's open files. Links in it are the files themselves and must not be followed.
@@ -48,8 +49,8 @@ class Place:
 
 
 def read(path: Path, most: int = MOST) -> bytes:
-    """The content of a plain file of at most `most` bytes; links are followed. Raises OSError for anything else, with a
-    `strerror` for the user."""
+    """The content of a plain file of at most `most` bytes; links are followed. Raises OSError for
+    anything else, with a `strerror` for the user."""
     name = _name(path)
     _plain(os.stat(name), path)  # before it is opened: some devices act on that
     descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -101,8 +102,8 @@ def opened(
                 printed.flush()  # keep the order of what was printed before
             descriptor = os.dup(to.descriptor)
         # a reader of stdout that has left wanted no more, as with all that is printed
-        left = contextlib.suppress(BrokenPipeError) if to.descriptor == 1 else contextlib.nullcontext()
-        with left, os.fdopen(descriptor, "wb") as file:
+        left = (BrokenPipeError,) if to.descriptor == 1 else ()
+        with contextlib.suppress(*left), os.fdopen(descriptor, "wb") as file:
             yield file
 
 
@@ -151,8 +152,8 @@ def is_stdout(path: Path) -> bool:
 
 
 def inside(path: Path, folder: Path) -> bool:
-    """Whether a path, once links are followed, lies in a folder. A path that does not exist yet counts by its name, and
-    one that no file can have lies nowhere."""
+    """Whether a path, once links are followed, lies in a folder. A path that does not exist yet
+    counts by its name, and one that no file can have lies nowhere."""
     try:
         return Path(os.path.realpath(_name(path))).is_relative_to(os.path.realpath(folder))
     except OSError:
@@ -175,7 +176,7 @@ def failure(what: object, e: OSError, hint: str | None = None) -> GdnError:
 
 
 def refused(e: Exception) -> GdnError | None:
-    """The error for what this machine has refused, wherever that was; None for an exception of another kind."""
+    """The error for what this machine has refused, somewhere; None for another exception."""
     if isinstance(e, MemoryError):
         return MissingError("this machine has not enough memory", hint=LIMITS_HINT)
     if isinstance(e, RuntimeError) and "start new thread" in str(e):

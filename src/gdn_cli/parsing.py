@@ -35,7 +35,8 @@ _WIDEST = 2**64  # whole numbers beyond 64 bits break SQLite, C++ and float
 
 
 def read_text(path: Path, kind: Kind = UsageError, most: int = files.MOST) -> str:
-    """The text of a plain file of at most `most` bytes, UTF-8; raises `kind` with the file's name if it is none."""
+    """The text of a plain file of at most `most` bytes, UTF-8; raises `kind` with the file's
+    name if it is none."""
     try:
         return files.read(path, most).decode().replace("\r\n", "\n").replace("\r", "\n")
     except OSError as e:

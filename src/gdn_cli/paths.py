@@ -22,8 +22,8 @@ PYPROJECT = _CHECKOUT / "pyproject.toml"  # of a checkout only
 
 
 def home() -> Path:
-    """The user's home folder: HOME, or what the system says of this user. MissingError if there is none, as for a user
-    of a container who has no entry in its passwd."""
+    """The user's home folder: HOME, or what the system says of this user. MissingError if there is
+    none, as for a user of a container who has no entry in its passwd."""
     try:
         import pwd
 
@@ -33,7 +33,8 @@ def home() -> Path:
     for name in (os.environ.get("HOME", ""), listed):
         if os.path.isabs(name):
             return Path(name)
-    raise MissingError("this user has no home folder", hint="HOME names one; GDN_HOME names a folder for gdn alone")
+    hint = "HOME names one; GDN_HOME names a folder for gdn alone"
+    raise MissingError("this user has no home folder", hint=hint)
 
 
 def expanded(name: str) -> Path:
@@ -42,7 +43,8 @@ def expanded(name: str) -> Path:
         return home() / name[2:]
     path = Path(os.path.expanduser(name))
     if name.startswith("~") and not path.is_absolute():
-        raise UsageError(f"{name}: no such user: {path.parts[0][1:]}", hint="./~... names a folder that begins with ~")
+        hint = "./~... names a folder that begins with ~"
+        raise UsageError(f"{name}: no such user: {path.parts[0][1:]}", hint=hint)
     return path
 
 

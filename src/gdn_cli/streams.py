@@ -1,8 +1,9 @@
-"""The process's standard streams: always there, and what becomes of them never ends a command's work.
+"""The process's standard streams: always there, and never the end of a command's work.
 
-A stream that was closed before the start (`>&-`, some cron) goes nowhere, so that no file that is opened later gets its
-number. A stream that breaks off goes nowhere from then on, and the command goes on: a reader that has left (`gdn list |
-head`) wanted no more. Any other fault of stdout (a full disk) is told at the end: `fault`.
+A stream that was closed before the start (`>&-`, some cron) goes nowhere, so that no file that is
+opened later gets its number. A stream that breaks off goes nowhere from then on, and the command
+goes on: a reader that has left (`gdn list | head`) wanted no more. Any other fault of stdout (a
+full disk) is told at the end: `fault`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _faults: list[str] = []  # of stdout: at most one, since nothing can fail after 
 
 
 def keep() -> None:
-    """Make the three streams of this process such streams. Streams that are not the process's own, as in a test, stay
-    as they are."""
+    """Make the three streams of this process such streams. Streams that are not the process's own,
+    as in a test, stay as they are."""
     for number, name in enumerate(_NAMES):
         if not _open(number):
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one

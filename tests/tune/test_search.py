@@ -619,13 +619,13 @@ def tuned_here(tmp_path_factory, gdn):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's `&` has it ignored
     )  # fmt: skip
     log: list[Path] = []
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + helpers.PATIENCE_S
     while not log or '"step": "check"' not in log[0].read_text():
         assert process.poll() is None and time.monotonic() < deadline
         log = list((folder / "home" / "tunes").glob("*.jsonl"))
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    out = process.communicate(timeout=60)[0]
+    out = process.communicate(timeout=helpers.PATIENCE_S)[0]
     before = (algo.folder / "tuning.json").read_text()
     stopped = helpers.Done(process.returncode, out, "")
     went_on = gdn(*args, env=env)

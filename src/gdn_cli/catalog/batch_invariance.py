@@ -67,7 +67,8 @@ def rows(algo: Algo) -> list[Row]:
     if not tuned or any(set(row.constants) != set(tune.constants) for row in tuned):
         hint = "`gdn tune` makes one"
         raise UsageError(f"{algo.full_name} has no table of constants to make a batch-invariant one from", hint=hint)
-    holds, fits = _met(path, "invariant.where", wanted.where, tune), _met(path, "where", tune.where, tune)
+    holds = _met(path, "invariant.where", wanted.where, tune)
+    fits = _met(path, "where", tune.where, tune)
     found: list[Row] = []
     for _, group in itertools.groupby(tuned, lambda row: (row.gpu, row.sms, row.length_up_to)):
         of_length = list(group)

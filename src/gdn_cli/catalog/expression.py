@@ -22,7 +22,7 @@ def formula(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]], 
     """The value as a function of the values of `names`.
 
     It may contain these names, numbers, `+ - * / // %`, comparisons, `and`, `or`, `not` and brackets. Raises ValueError
-    for anything else, with the reason; so does the function, if there is no value: it divides by zero.
+    for anything else, with the reason; so does the function where there is no value (1/0).
     """
     try:
         tree = ast.parse(text.strip(), mode="eval")

@@ -102,7 +102,8 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         fixed = {name: value for name, value in axes.items() if value is not None}
         for key, names in (("definition", fixed), ("summary", fixed), ("label", axes)):
             if not set(_names(getattr(self, key))) <= set(names):
-                raise Wrong((key,), f"text; {{NAME}} may be one of {', '.join(names)}", getattr(self, key))
+                said = f"text; {{NAME}} may be one of {', '.join(names)}"
+                raise Wrong((key,), said, getattr(self, key))
         for text in self.heads:
             if not set(HEADS) <= set(fixed):
                 raise Wrong(("heads",), f"nothing, without the fixed axes {', '.join(HEADS)}", list(self.heads))
@@ -126,7 +127,8 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             try:
                 formula(self.flops, axes)(anywhere)
             except ValueError as e:
-                raise Wrong(("flops",), f"a formula of {', '.join(axes)} ({e})", self.flops) from None
+                said = f"a formula of {', '.join(axes)} ({e})"
+                raise Wrong(("flops",), said, self.flops) from None
         for i, text in enumerate(self.constraints):
             try:
                 holds = condition(text, axes)
@@ -135,7 +137,8 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             try:
                 holds(anywhere)
             except ValueError as e:
-                raise Wrong(("constraints", i), f"a condition that has an answer ({e})", text) from None
+                said = f"a condition that has an answer ({e})"
+                raise Wrong(("constraints", i), said, text) from None
         for output, source in self.in_place.items():
             pair = self.outputs.get(output), self.inputs.get(source)
             if None in pair or (pair[0].dtype, pair[0].shape) != (pair[1].dtype, pair[1].shape):
@@ -349,7 +352,7 @@ class Ops(dict[str, Op]):
 
 
 def _names(text: str) -> list[str]:
-    """The names in a text with {NAME}s; any other use of braces counts as a name that nothing has."""
+    """The names in a text with {NAME}s; any other use of braces counts as an unknown name."""
     try:
         parts = [part for part in string.Formatter().parse(text) if part[1] is not None]
     except ValueError:

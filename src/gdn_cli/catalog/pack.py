@@ -168,7 +168,7 @@ def read_solution(path: Path, registry: Registry) -> Algo:
 
 
 def _check(solution: Solution, where: object) -> None:
-    """UsageError for what no packed file may hold: `pack` writes nothing that `read_solution` refuses."""
+    """UsageError for what no packed file may hold: `pack` writes nothing that `run` refuses."""
     files = [source["path"] for source in solution["sources"]]
     for key in ("name", "author"):
         if not solution[key].isprintable() or len(solution[key]) > 200:
@@ -183,7 +183,8 @@ def _check(solution: Solution, where: object) -> None:
         if not file.isprintable() or not PurePosixPath(file).name or len(file) > 200:
             raise UsageError(f"{where}: source {file!r:.60} is not a valid file name")
         if ".." in parts or PurePosixPath(file).is_absolute() or PureWindowsPath(file).anchor:
-            raise UsageError(f"{where}: source '{file}' would be written outside its folder; refused")
+            out = f"source '{file}' would be written outside its folder; refused"
+            raise UsageError(f"{where}: {out}")
 
 
 def _modes(language: str, hardware: list[str]) -> tuple[str, ...]:

@@ -148,7 +148,8 @@ def written(folder: Path) -> str:
     """The source hash of what the contest will pack from a folder: to compare with what was proved."""
     config = decode(read_toml(folder / CONFIG), Config, folder / CONFIG)
     build, sources = config.build, folder / "solution" / config.build.language
-    found = [{"path": p.name, "content": read_text(p)} for p in sorted(sources.iterdir()) if p.is_file()]
+    plain = [path for path in sorted(sources.iterdir()) if path.is_file()]
+    found = [{"path": path.name, "content": read_text(path)} for path in plain]
     spec = {"language": build.language, "target_hardware": ["cuda"], "entry_point": build.entry_point}
     spec |= {"destination_passing_style": build.destination_passing_style, "binding": build.binding}
     return source_hash({"name": "", "definition": "", "author": "", "spec": spec, "sources": found})

@@ -96,7 +96,8 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
                     continue
                 if (first := lines.setdefault(workload.uuid, where)) != where:
                     hint = "each workload has its own: give one of them another, or delete it"
-                    raise MissingError(f"{where}: uuid {workload.uuid} is that of {first}", hint=hint)
+                    same = f"uuid {workload.uuid} is that of {first}"
+                    raise MissingError(f"{where}: {same}", hint=hint)
                 workloads.append(workload)
     if not workloads:
         raise MissingError(f"{root / 'workloads'} has no workloads of {op.definition}", hint=f"it has {_some(others)}")
@@ -125,8 +126,8 @@ def blob(root: Path, name: str, where: str) -> Path:
 
 
 class _Within:
-    """Whether files that a data set names are in it, links followed. A folder is looked at once, however many
-    workloads name its files."""
+    """Whether files that a data set names are in it, links followed. A folder is looked at once,
+    however many workloads name its files."""
 
     def __init__(self, root: Path) -> None:
         self.root = os.fspath(root)
@@ -134,7 +135,8 @@ class _Within:
         home = self.real(self.root)
         self.homes = [home + os.sep]
         snapshots = os.path.dirname(home)
-        if os.path.basename(snapshots) == "snapshots":  # Hugging Face's cache: its files are links into blobs/
+        # in Hugging Face's cache the files of a snapshot are links into blobs/
+        if os.path.basename(snapshots) == "snapshots":
             self.homes.append(os.path.join(os.path.dirname(snapshots), "blobs") + os.sep)
         self.known: set[str] = set()
 
@@ -143,13 +145,15 @@ class _Within:
         if name in self.known:
             return
         if os.path.isabs(name) or ".." in name.split("/"):
-            raise MissingError(f"{where}: path '{name}' leads out of the data set", hint="paths start at its root")
+            hint = "paths start at its root"
+            raise MissingError(f"{where}: path '{name}' leads out of the data set", hint=hint)
         folder, file = os.path.split(os.path.join(self.root, name))
         path = os.path.join(self.real(folder), file)
         if os.path.islink(path):
             path = os.path.realpath(path)
         if not path.startswith(tuple(self.homes)):
-            raise MissingError(f"{where}: path '{name}' is a link that leads out of the data set", hint="copy the file")
+            out = f"path '{name}' is a link that leads out of the data set"
+            raise MissingError(f"{where}: {out}", hint="copy the file")
         self.known.add(name)
 
 

@@ -170,7 +170,8 @@ def stressed(op: Op, names: Sequence[str] = (), first: int | None = None) -> lis
 
 
 def _undefined(op: Op, key: str, text: str, why: ValueError) -> UsageError:
-    return UsageError(f"{paths.CONFIGS_DIR / op.family}.toml: $.{key}: '{text}': {why} at these axes")
+    file = paths.CONFIGS_DIR / f"{op.family}.toml"
+    return UsageError(f"{file}: $.{key}: '{text}': {why} at these axes")
 
 
 # --- selecting --------------------------------------------------------------------------------------------------

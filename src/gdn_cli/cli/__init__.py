@@ -95,7 +95,8 @@ def _run() -> Any:
     except ModuleNotFoundError as e:
         if (e.name or "").startswith("gdn_cli"):
             raise
-        return _tell(errors.MissingError(f"the Python package {e.name} is missing here", hint=f"pip install {e.name}"))
+        missing = f"the Python package {e.name} is missing here"
+        return _tell(errors.MissingError(missing, hint=f"pip install {e.name}"))
     except KeyboardInterrupt:
         print("gdn: interrupted", file=sys.stderr)
         return errors.INTERRUPTED

@@ -1,5 +1,5 @@
-"""Whether this machine lets gdn have what a worker needs: processes, threads and open files. Without them an algo fails
-somewhere inside, as if that were its own fault."""
+"""Whether this machine lets gdn have what a worker needs: processes, threads and open files.
+Without them an algo fails somewhere inside, as if that were its own fault."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def check() -> None:
         ("processes and threads", _threads(wanted), wanted),
     ):
         if count < most:
-            raise MissingError(f"{most} more {what} are needed, this machine gives {count}", hint=LIMITS_HINT)
+            short = f"{most} more {what} are needed, this machine gives {count}"
+            raise MissingError(short, hint=LIMITS_HINT)
 
 
 def threads() -> int:

@@ -175,8 +175,8 @@ def _other(path: Path, wrong: str) -> UsageError | None:
 
 
 def dumps(document: Any) -> str:
-    """JSON with one record, score or comparison per line: readable, small, and easy to diff. A name of a file that is
-    not UTF-8 may be in any text; JSON cannot hold it, so it gets U+FFFD."""
+    """JSON with one record, score or comparison per line: readable, small, and easy to diff. A
+    name of a file that is not UTF-8 may be in any text; JSON cannot hold it, so it gets U+FFFD."""
     fields = msgspec.to_builtins(document) if isinstance(document, Document) else document
 
     def text(fields: Any) -> str:

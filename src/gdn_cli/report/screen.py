@@ -252,7 +252,9 @@ def put(text: str) -> None:
 
 def say(line: str) -> None:
     """A message that is not part of the result: it goes to stderr."""
-    print(folded_for(sys.stderr, f"gdn: {shown(line)}"), file=sys.stderr, flush=True)
+    line = folded_for(sys.stderr, f"gdn: {shown(line)}")
+    # in one piece: threads say something too
+    print(line + "\n", end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -275,7 +277,7 @@ def progress() -> Iterator[Callable[..., None]]:
                     say(f"{state} after {time.monotonic() - begun:.0f} s")
 
         thread = threading.Thread(target=go_on, daemon=True)
-        with contextlib.suppress(RuntimeError):  # the machine has no room for it: what runs will say so
+        with contextlib.suppress(RuntimeError):  # no room for a thread: what runs will say so
             thread.start()
         try:
             yield line

@@ -140,8 +140,8 @@ def unfinished(request: Request, records: list[Record]) -> tuple[Workload, ...]:
 
 
 def start(job: Job) -> Worker:
-    """The job's worker, which imports torch and waits until `execute` gets it. MissingError if this machine has no room
-    for one."""
+    """The job's worker, which imports torch and waits until `execute` gets it. MissingError if this
+    machine has no room for one."""
     limits.check()
     return Worker(job.request(), environ(job), job.wrap, job.cpus)
 

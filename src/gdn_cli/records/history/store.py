@@ -72,7 +72,8 @@ class History:
         try:
             documents.series(stored, target.stem)
         except Exception as e:
-            raise UsageError(f"{path}: gdn cannot have measured such records: {one_line(e)}") from None
+            odd = f"gdn cannot have measured such records: {one_line(e)}"
+            raise UsageError(f"{path}: {odd}") from None
         # an option may be a file name that is not UTF-8; JSON has no NaN
         text = whole(json.dumps(msgspec.to_builtins(stored), ensure_ascii=False))
         try:
@@ -112,12 +113,12 @@ class History:
                 yield from documents.rows(document, list(wanted))
 
     def forget(self, name: str) -> tuple[str, list[Series]]:
-        """Remove a run by its id, or by six or more of its first letters; its record file stays. Returns its id and its
-        series: [] for one that cannot be read. Raises UsageError for an unknown id, with similar ones; MissingError if
-        it cannot be removed.
+        """Remove a run by its id, or by six or more of its first letters; its record file stays.
+        Returns its id and its series: [] for one that cannot be read. Raises UsageError for an
+        unknown id, with similar ones; MissingError if it cannot be removed.
         """
         series = self.series()[::-1]
-        runs = list(dict.fromkeys([*(s.run for s in series), *(path.stem for path in self.damaged)]))
+        runs = list(dict.fromkeys(s.run for s in series)) + [path.stem for path in self.damaged]
         found = [run for run in runs if run == name or len(name) >= SHORT and run.startswith(name)]
         if len(found) > 1:
             raise UsageError(f"several runs begin with '{name}': {', '.join(found)}", hint="give more letters of one")
@@ -173,5 +174,6 @@ class History:
         self.damaged.append(path)
         self.notices.append(
             f"{path} is skipped (it is damaged, or written by a newer gdn: {why}); "
-            f"`gdn history --forget {shlex.quote(name)}` removes it, and --import reads the run's record file again"
+            f"`gdn history --forget {shlex.quote(name)}` removes it, "
+            "and --import reads the run's record file again"
         )
