@@ -73,6 +73,18 @@ def test_a_packed_file_may_go_to_a_reader_that_leaves(tmp_path):
     assert done.returncode == 0 and done.stderr.startswith("gdn: /dev/stdout: ") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("columns", ["0", "00", "-5", "wide", "", "9" * 30])
+def test_a_width_that_no_screen_has_hides_nothing(columns, gdn):
+    assert "gdn_decode" in gdn("list", env={"COLUMNS": columns}).out
+
+
+def test_a_name_of_any_length_leaves_a_line_that_says_what_is_wrong(gdn):
+    for args, wrong in ((["report"], "File name too long"), (["list", "--algos"], "a"), (["run"], "a'")):
+        done = gdn(*args, "a" * 10_000)
+        line = done.err.splitlines()[0]
+        assert done.code == errors.USAGE and len(line) < 2100 and line.endswith(wrong)
+
+
 _WORKS_ON = """if True:
     import os, sys
     from gdn_cli import streams, text

@@ -22,7 +22,11 @@ _faults: list[str] = []  # of stdout: at most one, since nothing can fail after 
 
 def keep() -> None:
     """Make the three streams of this process such streams. Streams that are not the process's own,
-    as in a test, stay as they are."""
+    as in a test, stay as they are. COLUMNS is unset if no screen has that width: on one of 0 nothing
+    is printed."""
+    columns = os.environ.get("COLUMNS", "")
+    if not columns.isdecimal() or int(columns[:9]) == 0:
+        os.environ.pop("COLUMNS", None)
     for number, name in enumerate(_NAMES):
         if not _open(number):
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one

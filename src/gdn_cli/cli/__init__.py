@@ -28,6 +28,8 @@ from . import (
 )
 from .help import App, help_
 
+_LONGEST = 2000  # characters of an error's line
+
 app = App(
     name="gdn",
     help="Write, check, time and pack GPU kernels for Gated Delta Net: decode, prefill and attention.",
@@ -111,7 +113,10 @@ def _run() -> Any:
 def _tell(e: errors.GdnError) -> int:
     """Show an error as a line and its hint, with --json as JSON too, and return its exit code."""
     hint = f"\n  {text.shown(e.hint, lines=True)}" if e.hint else ""
-    print(f"gdn: {text.shown(e.message)}{hint}", file=sys.stderr)
+    line = text.shown(e.message)
+    if len(line) > _LONGEST:  # a name of 10,000 letters; what is wrong with it comes last
+        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+    print(f"gdn: {line}{hint}", file=sys.stderr)
     if "--json" in sys.argv:
         from ..report import screen
 
