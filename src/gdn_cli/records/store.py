@@ -175,13 +175,10 @@ def _other(path: Path, wrong: str) -> UsageError | None:
 
 
 def dumps(document: Any) -> str:
-    """JSON with one record, score or comparison per line: readable, small, and easy to diff. A
-    name of a file that is not UTF-8 may be in any text; JSON cannot hold it, so it gets U+FFFD."""
+    """JSON with one record, score or comparison per line: readable, small, and easy to diff. In
+    records the name of a file that is not UTF-8, which no reader of JSON takes, gets U+FFFD."""
     fields = msgspec.to_builtins(document) if isinstance(document, Document) else document
-
-    def text(fields: Any) -> str:
-        lines = isinstance(fields, dict) and "records" in fields
-        return lined(fields) if lines else json.dumps(fields, indent=1)
-
-    said = text(fields)
-    return text(bounded.mapped(fields, whole, whole)) if HALVES.search(said) else said
+    if not (isinstance(fields, dict) and "records" in fields):
+        return json.dumps(fields, indent=1)
+    text = lined(fields)
+    return lined(bounded.mapped(fields, whole, whole)) if HALVES.search(text) else text
