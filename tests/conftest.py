@@ -57,7 +57,7 @@ def interpreter(home):
 
         def call(function, *args):
             with mock.patch.dict(os.environ, helpers.environment(TRITON_INTERPRET="1"), clear=True):
-                return pool.submit(function, *args).result(timeout=300)
+                return pool.submit(function, *args).result(timeout=helpers.PATIENCE_S)
 
         yield call
 

@@ -26,6 +26,8 @@ PATH = os.pathsep.join(p for p in (str(TESTS), os.environ.get("PYTHONPATH")) if 
 _NOT_INHERITED = ("ALGO", "GDN_ALGOS", "FIB_DATASET_PATH", "TRITON_INTERPRET", "FORCE_COLOR", "CLICOLOR_FORCE")
 
 
+PATIENCE_S = 1200.0  # only what hangs takes longer, also on a machine ten times slower
+
 # --- algos ------------------------------------------------------------------------------------------------------
 
 DECODE_ARGS = "q, k, v, state, A_log, a, dt_bias, b, scale"
@@ -134,17 +136,17 @@ def gdn(
     if any(name.startswith(("PYTHON", "LC_", "LANG")) for name in env or {}):  # Python reads these when it starts
         done = subprocess.run(
             [sys.executable, "-m", "gdn_cli", *words], env=full, cwd=cwd, input=stdin, capture_output=True, text=True,
-            timeout=300,
+            timeout=PATIENCE_S,
         )  # fmt: skip
     else:
-        done = forked.run(words, full, cwd, stdin, 300)
+        done = forked.run(words, full, cwd, stdin, PATIENCE_S)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
 def python(*args: str, env: dict[str, str] | None = None):
     """Run `python ARGS` to its end in the same environment."""
     done = subprocess.run(
-        [sys.executable, *args], env=environment(**env or {}), capture_output=True, text=True, timeout=300
+        [sys.executable, *args], env=environment(**env or {}), capture_output=True, text=True, timeout=PATIENCE_S
     )
     return Done(done.returncode, done.stdout, done.stderr)
 

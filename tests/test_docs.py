@@ -45,7 +45,9 @@ LINES = re.findall(r"^```sh\n(?:gdn (.*) \|\n  )?(jq .*?)\n```", RECORDS, re.MUL
 def test_jq_lines(gdn, command, line):
     assert len(LINES) == 7
     given = gdn(*command.split()).out if command else ""
-    done = subprocess.run(line, shell=True, cwd=ROOT, input=given, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        line, shell=True, cwd=ROOT, input=given, capture_output=True, text=True, timeout=helpers.PATIENCE_S
+    )
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
     if "@tsv" in line:
         assert len({row.count("\t") for row in done.stdout.splitlines()}) == 1
@@ -64,7 +66,7 @@ def test_the_example_kernel_is_right(gdn):
 def test_the_example_plots(tmp_path):
     script, sweep = ROOT / "examples" / "plot.py", ROOT / "results" / "h200" / "decode-sweep.json"
     command = [sys.executable, script, sweep, "--algo", "cuda-v5", "-o", tmp_path / "a.png"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=helpers.PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
@@ -83,5 +85,5 @@ def test_the_workflow_s_commands_exist(gdn, tmp_path):
 
 def test_load_is_listed_without_torch():
     code = "import sys, gdn_cli; print('load' in dir(gdn_cli), 'load' in gdn_cli.__all__, 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=helpers.PATIENCE_S)
     assert done.stdout.split() == ["True", "True", "False"], done.stderr

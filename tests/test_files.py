@@ -1,9 +1,10 @@
-"""How a file is written: whole or not at all, links followed, streams and devices kept."""
+"""How a file is written: whole or not at all, links followed, streams and devices kept. And what is read."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import stat
 import subprocess
@@ -16,8 +17,11 @@ from pathlib import Path
 import helpers
 import pytest
 
-from gdn_cli import errors, files
+from gdn_cli import errors, files, parsing
+from gdn_cli.catalog import file_kinds, pack, trace_set
 from gdn_cli.errors import MissingError, UsageError
+from gdn_cli.records import store
+from gdn_cli.report import markdown_blocks
 
 
 @contextmanager
@@ -281,3 +285,95 @@ def test_a_descriptor_that_is_not_open(tmp_path):
     with pytest.raises(UsageError, match="cannot write /dev/fd/987: .*(Bad file descriptor|not there)"):
         files.write("/dev/fd/987", "text")
     assert not files.is_stdout(tmp_path / "x")
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def _long(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # takes no room on the disk
+
+
+NO_FILES = {
+    "folder": (lambda p: p.mkdir(), "Is a directory"),
+    "pipe": (os.mkfifo, "it is a pipe, not a plain file"),
+    "socket": (lambda p: os.mknod(p, 0o600 | stat.S_IFSOCK), "it is a socket, not a plain file"),
+    "link to a device without end": (lambda p: p.symlink_to("/dev/zero"), "it is a device, not a plain file"),
+    "link to a terminal": (lambda p: p.symlink_to("/dev/ptmx"), "it is a device, not a plain file"),
+    "link in a circle": (lambda p: p.symlink_to(p), "Too many levels of symbolic links"),
+    "link to nothing": (lambda p: p.symlink_to("none"), "No such file or directory"),
+    "file in a file": (lambda p: None, "Not a directory"),
+    "too long": (_long, "it has more than 256 MiB"),
+    "long name": (lambda p: None, "File name too long"),
+    "zero byte": (lambda p: None, "no file can have this name"),
+    "half a character": (lambda p: None, "no file can have this name"),
+}
+
+
+@pytest.fixture(params=NO_FILES)
+def no_file(request, tmp_path):
+    """A path that no file can be read from, and why."""
+    make, why = NO_FILES[request.param]
+    path = tmp_path / "x.json"
+    make(path)
+    (tmp_path / "plain").write_text("")
+    names = {
+        "file in a file": "plain/x.json",
+        "long name": "x" * 10_000 + ".json",
+        "zero byte": "x\0.json",
+        "half a character": "x\ud800.json",
+    }
+    return tmp_path / names.get(request.param, "x.json"), why
+
+
+def test_only_a_plain_file_is_read(no_file):
+    path, why = no_file
+    with pytest.raises(OSError) as e:
+        files.read(path)
+    assert e.value.strerror == why
+
+
+def test_a_plain_file_is_read_up_to_its_limit(tmp_path):
+    file = tmp_path / "x"
+    file.write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("x")
+    assert files.read(tmp_path / "link", most=5) == b"12345"
+    with pytest.raises(OSError):
+        files.read(file, most=4)
+    assert files.read(Path("/proc/self/stat"))  # which says that it has no bytes
+
+
+@pytest.mark.parametrize("reader", ["records", "solution", "toml", "page", "kind", "workloads"])
+def test_every_reader_says_so_in_one_line(reader, no_file):
+    path, why = no_file
+    read = {
+        "records": lambda: store.load(path),
+        "solution": lambda: pack.read_solution(path, helpers.REGISTRY),
+        "toml": lambda: parsing.read_toml(path),
+        "page": lambda: markdown_blocks.update(path, None),
+        "kind": lambda: file_kinds.kind(path),
+        "workloads": lambda: trace_set._read(path),
+    }[reader]
+    if reader == "kind":
+        assert read() is None
+        return
+    with pytest.raises(errors.GdnError) as e:
+        read()
+    told = {"it has more than 256 MiB": "it has more than 4 MiB"} if reader == "toml" else {}
+    assert e.value.message.endswith(told.get(why, why)) and "\n" not in e.value.message
+
+
+def test_no_source_reads_a_file_in_another_way():
+    """Each file that a user or anyone else may have written goes through `files.read`."""
+    package = Path(files.__file__).parent
+    others = "worker runner timing profilers remote operators serving".split()  # their files are gdn's own
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        name = path.relative_to(package)
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if name.parts[0] not in others and re.search(r"\.read_(text|bytes)\(|json\.load\(", line):
+                found.append(f"{name}: {line.strip()}")
+    assert [
+        line for line in found if not re.search("/proc/|/sys/|_TASKS|_STAT|text = Path|path = Path|file[)]", line)
+    ] == []

@@ -17,7 +17,7 @@ PACKAGE = Path(gdn_cli.__file__).parent
 LAYERS = {
     "top": "cli report remote tune profile run",  # the command
     "middle": "worker runner operators serving profilers timing",  # may import torch at the top of a file
-    "bottom": "records machine catalog schema errors paths units text files parsing bounded",  # shared by all
+    "bottom": "records machine catalog schema errors paths units text streams files parsing bounded",  # shared by all
 }
 LAYER = {room: name for name, rooms in LAYERS.items() for room in rooms.split()}
 HEIGHT = {name: height for height, name in enumerate(reversed(LAYERS))}

@@ -164,7 +164,7 @@ def timeline(evil: str) -> None:
 
 def forgotten(evil: str) -> None:
     store = kept(evil)
-    shown_history.show_forgotten(store.forget(store.series()[0].run), False)
+    shown_history.show_forgotten(*store.forget(store.series()[0].run), False)
 
 
 def profiled(evil: str, between: bool) -> None:
@@ -381,7 +381,10 @@ ODD = ("x[red]y", "[", "=cmd()", "t\x1b]0;title\x07", "n\nl", "b\u202ei", os.fsd
 def raw(*args: str, **env: str) -> tuple[int, bytes]:
     """(exit code, both streams) of a gdn whose output may not be UTF-8."""
     done = subprocess.run(
-        [sys.executable, "-m", "gdn_cli", *args], env=helpers.environment(**env), capture_output=True, timeout=120
+        [sys.executable, "-m", "gdn_cli", *args],
+        env=helpers.environment(**env),
+        capture_output=True,
+        timeout=helpers.PATIENCE_S,
     )
     assert b"Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout + done.stderr

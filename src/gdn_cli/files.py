@@ -1,4 +1,6 @@
-"""How gdn writes files for its user.
+"""How gdn reads and writes files for its user.
+
+Only plain files are read, up to a size: a pipe or a device may have no end, or never begin.
 
 A plain file is written whole next to its destination and then renamed: whatever happens on the way (a full disk,
 Ctrl-C, a power cut), the destination is the old file or the new one. Links are followed. A device, a pipe, /dev/stdout
@@ -25,9 +27,13 @@ OTHER_PLACE = "-o FILE names another place"
 # Errors of this machine, not of the name that was given.
 MACHINE = frozenset(
     getattr(errno, name)
-    for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ESTALE")
+    for name in "ENOSPC EDQUOT EFBIG EROFS EIO ESTALE EMFILE ENFILE ENOMEM EAGAIN".split()
     if hasattr(errno, name)
 )
+# the last: no more processes
+_LIMITS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
+LIMITS_HINT = "`ulimit -a` shows the limits: files (-n), processes and threads (-u), memory (-v)"
+MOST = 256 << 20  # bytes of a file that is read: long records and data sets have tens of MiB
 _LINKS = 40  # a chain of more is a loop: as many as Linux follows
 # The folder of a process's open files. Links in it are the files themselves and must not be followed.
 _OPEN_FILES = re.compile(r"/dev/fd|/proc/(?P<pid>\d+)(/task/\d+)?/fd")
@@ -40,6 +46,20 @@ class Place:
     path: Path
     stream: bool  # written into, never replaced
     descriptor: int | None = None  # the stream is one that this process has open
+
+
+def read(path: Path, most: int = MOST) -> bytes:
+    """The content of a plain file of at most `most` bytes; links are followed. Raises OSError for
+    anything else, with a `strerror` for the user."""
+    name = _name(path)
+    _plain(os.stat(name), path)  # before it is opened: some devices act on that
+    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        _plain(os.fstat(descriptor), path)
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EINVAL, f"it has more than {most >> 20} MiB", str(path))
+    return data
 
 
 def write(
@@ -81,7 +101,9 @@ def opened(
             for printed in (sys.stdout, sys.stderr):
                 printed.flush()  # keep the order of what was printed before
             descriptor = os.dup(to.descriptor)
-        with os.fdopen(descriptor, "wb") as file:
+        # a reader of stdout that has left wanted no more, as with all that is printed
+        left = (BrokenPipeError,) if to.descriptor == 1 else ()
+        with contextlib.suppress(*left), os.fdopen(descriptor, "wb") as file:
             yield file
 
 
@@ -130,8 +152,12 @@ def is_stdout(path: Path) -> bool:
 
 
 def inside(path: Path, folder: Path) -> bool:
-    """Whether a path, once links are followed, lies in a folder. A path that does not exist yet counts by its name."""
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+    """Whether a path, once links are followed, lies in a folder. A path that does not exist yet
+    counts by its name, and one that no file can have lies nowhere."""
+    try:
+        return Path(os.path.realpath(_name(path))).is_relative_to(os.path.realpath(folder))
+    except OSError:
+        return False
 
 
 def place(path: Path, *, within: Path | None = None, hint: str | None = OTHER_PLACE) -> Place:
@@ -149,6 +175,23 @@ def failure(what: object, e: OSError, hint: str | None = None) -> GdnError:
     return kind(f"cannot write {what}: {e.strerror or e}", hint=hint)
 
 
+def refused(e: Exception) -> GdnError | None:
+    """The error for what this machine has refused, somewhere; None for another exception."""
+    if isinstance(e, MemoryError):
+        return MissingError("this machine has not enough memory", hint=LIMITS_HINT)
+    if isinstance(e, RuntimeError) and "start new thread" in str(e):
+        return MissingError("this machine starts no more threads", hint=LIMITS_HINT)
+    if isinstance(e, UnicodeEncodeError):
+        return UsageError(f"{e.object:.200}: not a name in UTF-8")
+    if not isinstance(e, OSError):
+        return None
+    if e.errno in _LIMITS:
+        return MissingError(f"this machine refuses more: {e.strerror}", hint=LIMITS_HINT)
+    if e.errno in MACHINE:
+        return failure(e.filename or "the output", e)
+    return UsageError(f"{e.filename}: {e.strerror}") if e.filename and e.strerror else None
+
+
 @contextlib.contextmanager
 def _told(path: Path, hint: str | None) -> Iterator[None]:
     try:
@@ -157,8 +200,38 @@ def _told(path: Path, hint: str | None) -> Iterator[None]:
         raise failure(path, e, hint) from None
 
 
+def _name(path: Path) -> str:
+    """The name for the system; OSError if no file can have it."""
+    name = os.fspath(path)
+    try:
+        possible = b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        possible = False
+    if not possible:
+        raise OSError(errno.EINVAL, "no file can have this name", name)
+    return name
+
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFBLK: "a disk",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+}
+
+
+def _plain(found: os.stat_result, path: Path) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {kind}, not a plain file", str(path))
+
+
 def _place(path: Path) -> Place:
-    here, linked = os.fspath(path), os.path.islink(path)
+    here = _name(path)
+    linked = os.path.islink(here)
     with contextlib.suppress(FileNotFoundError):
         os.stat(here)  # the kernel refuses loops, and another user's links in a folder that everyone may write to
     for _ in range(_LINKS):
@@ -183,8 +256,7 @@ def _place(path: Path) -> Place:
         return Place(Path(here), False)
     if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
         return Place(Path(here), True)
-    what = {stat.S_IFDIR: "a folder", stat.S_IFBLK: "a disk", stat.S_IFSOCK: "a socket"}.get(stat.S_IFMT(mode))
-    raise OSError(errno.EINVAL, f"it is {what or 'not a plain file'}")
+    raise OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'not a plain file')}")
 
 
 def _temporary(target: Path, mark: str) -> Path:

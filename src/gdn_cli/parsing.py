@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from . import files
 from .errors import GdnError, UsageError, unknown
 
 try:
@@ -27,15 +28,17 @@ Kind = Callable[..., GdnError]  # UsageError or MissingError
 Text = Annotated[str, Meta(pattern=r"\S", description="text")]
 Positive = Annotated[int, Meta(ge=1)]
 
+_LARGEST_TOML = 4 << 20  # bytes: its parser takes seconds for a MiB
 _DEEPEST = 100  # levels of nesting: real files have fewer, and later readers may recurse
-_HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # surrogates: valid only in pairs
+HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # surrogates: valid only in pairs
 _WIDEST = 2**64  # whole numbers beyond 64 bits break SQLite, C++ and float
 
 
-def read_text(path: Path, kind: Kind = UsageError) -> str:
-    """A file's text, UTF-8; raises `kind` with the file's name if it cannot be read."""
+def read_text(path: Path, kind: Kind = UsageError, most: int = files.MOST) -> str:
+    """The text of a plain file of at most `most` bytes, UTF-8; raises `kind` with the file's
+    name if it is none."""
     try:
-        return path.read_text(encoding="utf-8")
+        return files.read(path, most).decode().replace("\r\n", "\n").replace("\r", "\n")
     except OSError as e:
         raise kind(f"{path}: cannot be read: {e.strerror or e}") from None
     except UnicodeDecodeError:
@@ -61,7 +64,7 @@ def json_of(text: str | bytes, where: object, kind: Kind = UsageError) -> Any:
     if fault := _fault(value, (math.inf, -math.inf)):  # 1e999; TOML may say inf
         raise _wrong(where, "JSON", fault, kind)
     try:
-        if _HALVES.search(text if isinstance(text, str) else text.decode(errors="replace")):
+        if HALVES.search(text if isinstance(text, str) else text.decode(errors="replace")):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise _wrong(where, "JSON", "an escape spells half a character", kind) from None
@@ -71,7 +74,7 @@ def json_of(text: str | bytes, where: object, kind: Kind = UsageError) -> Any:
 def read_toml(path: Path) -> Json:
     """The table in a TOML file; UsageError with the file's name if it cannot be read or is not TOML."""
     try:
-        value = tomllib.loads(read_text(path))
+        value = tomllib.loads(read_text(path, most=_LARGEST_TOML))
     except tomllib.TOMLDecodeError as e:
         raise _wrong(path, "TOML", str(e), UsageError) from None
     except (ValueError, RecursionError) as e:
@@ -233,7 +236,7 @@ def _words(node: Json) -> str:
     word = _WORDS.get(node.get("type", ""), "another value")
     if node.keys() & {"minItems", "minLength"}:
         word += " that is not empty"
-    if node.get("minimum") == 1 or node.get("exclusiveMinimum") == 0:
+    if node.get("minimum", 0) > 0 or node.get("exclusiveMinimum") == 0:
         word = word.replace("a ", "a positive ")
     return f"{word}, 0 or more" if node.get("minimum") == 0 else word
 

@@ -7,7 +7,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from .errors import MissingError
+from .errors import MissingError, UsageError
 
 PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = PACKAGE.parent.parent
@@ -21,11 +21,38 @@ RESULTS_DIR = _CHECKOUT / "results"  # of a checkout only
 PYPROJECT = _CHECKOUT / "pyproject.toml"  # of a checkout only
 
 
+def home() -> Path:
+    """The user's home folder: HOME, or what the system says of this user. MissingError if there is
+    none, as for a user of a container who has no entry in its passwd."""
+    try:
+        import pwd
+
+        listed = pwd.getpwuid(os.getuid()).pw_dir
+    except (ImportError, KeyError):
+        listed = ""
+    for name in (os.environ.get("HOME", ""), listed):
+        if os.path.isabs(name):
+            return Path(name)
+    hint = "HOME names one; GDN_HOME names a folder for gdn alone"
+    raise MissingError("this user has no home folder", hint=hint)
+
+
+def expanded(name: str) -> Path:
+    """A path that may begin with `~` or `~user`. UsageError if that has no home folder."""
+    if name == "~" or name.startswith("~/"):
+        return home() / name[2:]
+    path = Path(os.path.expanduser(name))
+    if name.startswith("~") and not path.is_absolute():
+        hint = "./~... names a folder that begins with ~"
+        raise UsageError(f"{name}: no such user: {path.parts[0][1:]}", hint=hint)
+    return path
+
+
 def _user_dir(kind: str, xdg: str, fallback: str) -> Path:
-    if home := os.environ.get("GDN_HOME"):
-        return Path(home).expanduser().absolute() / kind
-    base = os.environ.get(xdg)
-    return (Path(base) if base else Path.home() / fallback) / "gdn" / kind
+    if own := os.environ.get("GDN_HOME"):
+        return expanded(own).absolute() / kind
+    base = os.environ.get(xdg, "")  # that standard wants a relative one to be ignored
+    return (Path(base) if os.path.isabs(base) else home() / fallback) / "gdn" / kind
 
 
 def runs_dir() -> Path:

@@ -113,6 +113,62 @@ CASES = [  # reader, a good text, the part to replace, its replacement, the file
     ),
     (read_op, OP, "new_state = 1e-5", "new_state = -1.0", "op.toml", "$.tolerance.new_state: expected a positive"),
     (read_op, OP, 'linear_in = ["v"', 'linear_in = ["w"', "op.toml", "$.linear_in: expected inputs"),
+    *[
+        (
+            read_op,
+            OP,
+            'label = "B={batch_size}"',
+            f"label = '{label}'",
+            "op.toml",
+            "$.label: expected text; {NAME} may be",
+        )
+        for label in (
+            "{",
+            "}",
+            "B={nope}",
+            "{}",
+            "{0}",
+            "{batch_size.real}",
+            "{batch_size!r}",
+            "{batch_size:99999999999}",
+        )
+    ],
+    *[
+        (
+            read_op,
+            OP,
+            'definition = "',
+            f'definition = "{braces}',
+            "op.toml",
+            "$.definition: expected text; {NAME} may be",
+        )
+        for braces in ("{", "{nope}", "{head_size.x}", "{head_size[0]}", "{batch_size}", "{head_size:9999999999}")
+    ],
+    (read_op, OP, 'flops = "', 'flops = "1/0 * ', "op.toml", "$.flops: expected a formula of batch_size,"),
+    (
+        read_op,
+        OP,
+        "constraints = [",
+        'constraints = ["1/0", ',
+        "op.toml",
+        "$.constraints[0]: expected a condition that has",
+    ),
+    (
+        read_op,
+        OP,
+        "constraints = [",
+        'constraints = ["num_v_heads % (head_size - 128) == 0", ',
+        "op.toml",
+        "$.constraints[0]: expected a condition that has an answer (it divides by zero)",
+    ),
+    (
+        read_op,
+        OP,
+        "constraints = [",
+        f'constraints = ["{"9" * 400} / batch_size > 1.5", ',
+        "op.toml",
+        "$.constraints[0]: expected a condition that has an answer (its numbers are too large)",
+    ),
     (read_preset, PRESET, "seconds = 1", "seconds = nan", "presets.toml", "$.p.settings.seconds: expected a positive"),
     (read_preset, PRESET, "seconds = 1", "seconds = true", "presets.toml", "$.p.settings.seconds: expected a positive"),
     (read_preset, PRESET, "seconds = 1", "warmup = -1", "presets.toml", "$.p.settings.warmup: expected a whole number"),
@@ -173,7 +229,14 @@ CASES = [  # reader, a good text, the part to replace, its replacement, the file
         "solution.json",
         "$.spec.dependencies[0]: exp",
     ),
-    (read_folder, ROW, '"u"', "null", "w.jsonl:1", "$.workload.uuid: expected text, got None"),
+    (
+        read_folder,
+        ROW,
+        '"u"',
+        "null",
+        "w.jsonl:1",
+        "$.workload.uuid: expected text without / and control characters, got None",
+    ),
     (read_folder, ROW, "0.5", "NaN", "w.jsonl:1", "not valid JSON: it has NaN, which is not a number"),
     (read_folder, ROW, "0.5", "1e999", "w.jsonl:1", "a number that does not fit in 64 bits"),
     (read_folder, ROW, "0.5", "true", "w.jsonl:1", "$.workload.inputs.scale.value: expected a number, got True"),

@@ -60,6 +60,33 @@ def test_what_is_no_size_says_why(text, says):
         expression.size(text, {"n": 3})
 
 
+def test_a_formula_without_a_value_says_why_wherever_it_is_asked():
+    for text, says in (
+        ("1 / n", "it divides by zero"),
+        ("5 % n", "it divides by zero"),
+        (f"{'9' * 400} / 2.5", "large"),
+    ):
+        for make in (expression.formula, expression.condition):
+            with pytest.raises(ValueError, match=says):
+                make(text, {"n": 0})({"n": 0})
+
+
+def test_a_constraint_that_divides_by_zero_at_some_axes_is_one_line(tmp_path):
+    op = read(tmp_path, "defaults = {", 'constraints = ["m % (n - 3) == 0"]\ndefaults = {')
+    assert twin(op, {"n": 2, "m": 4}).axes == {"n": 2, "m": 4}
+    with pytest.raises(
+        UsageError, match=r"toy\.toml: \$\.constraints: 'm % \(n - 3\) == 0': it divides by zero at these"
+    ):
+        twin(op, {"n": 3, "m": 7})
+
+
+def test_a_label_is_of_its_axes_or_of_those_that_are_there(tmp_path):
+    op = read(tmp_path)
+    assert ops.label_of(op, {}) == ("one size", ())
+    assert ops.label_of(op, {"z": 3}) == ("z=3", (3.0,)) and ops.label_of(None, {}) == ("one size", ())
+    assert ops.label_of(op, {"n": 2, "m": 4})[0] == op.label.format(n=2, m=4)
+
+
 def test_a_file_with_all_of_them(tmp_path):
     op = read(tmp_path)
     assert op.axes == {"n": None, "m": None, "k": 4, "row": 9} and op.in_place_only

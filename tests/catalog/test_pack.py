@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import helpers
 import pytest
@@ -398,3 +399,35 @@ def test_signatures(parameters, passing, state, says):
     assert found["state"] == state and found["detail"].startswith(says)
     flipped = len(parameters) == (9 if passing else 11)
     assert found["detail"].endswith("the other way?") is flipped
+
+
+# --- what pack writes, run reads --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\x1b[2J", "\u202e", "a\udcff", "x" * 201])
+@pytest.mark.parametrize("option", ["name", "author"])
+def test_a_name_that_run_would_refuse_is_refused(option, text):
+    with pytest.raises(UsageError) as e:
+        pack.pack(REGISTRY.find("pt-reference"), DECODE, **{option: text})
+    wanted = f"gdn_decode/pt-reference: $.{option}: expected printable text of at most 200 characters"
+    assert e.value.message.startswith(wanted) and e.value.message.isprintable()
+
+
+@pytest.mark.parametrize("name", [b"b\xff.py", b"b\n.py", b"b\x1b.py"])
+def test_a_source_with_such_a_name_leaves_the_older_file(name, gdn, write_algo, tmp_path):
+    folder = write_algo(tmp_path / "algos", "odd", "def run(): ...\n")
+    arguments = ["pack", "--algo", "odd", "--algos", tmp_path / "algos"]
+    assert gdn(*arguments, cwd=tmp_path).code == 0
+    before = (tmp_path / "solution.json").read_bytes()
+    (folder / os.fsdecode(name)).write_text("x = 1\n")
+    done = gdn(*arguments, cwd=tmp_path)
+    assert (done.code, done.err.count("\n")) == (2, 1) and "is not a valid file name" in done.err
+    assert (tmp_path / "solution.json").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["algos", "solution.json"]
+
+
+def test_everything_that_is_packed_is_read_again(tmp_path):
+    solution = pack.pack(REGISTRY.find("pt-reference"), DECODE, name="größe ✓", author="ü" * 200)
+    file = tmp_path / "s.json"
+    file.write_text(json.dumps(solution))
+    assert pack.read_solution(file, REGISTRY).name == "größe ✓"

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gdn_cli import parsing, paths
-from gdn_cli.catalog import ops, presets, registry
+from gdn_cli.catalog import ops, presets, registry, trace_set
 from gdn_cli.catalog.presets import Preset
 from gdn_cli.catalog.trace_set import from_folder
 from gdn_cli.catalog.workloads import Workload, embedded, select
@@ -471,7 +471,20 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9"
         ("[1, 2]", "jsonl:2: $: expected a table, got [1, 2]"),
         (row(DECODE, solution="s"), "jsonl:2: a trace, not a workload"),
         (row(DECODE) | {"workload": None}, "jsonl:2: $.workload: expected a table, got None"),
-        (row(DECODE, name=""), "jsonl:2: $.workload.uuid: expected text, got ''"),
+        (row(DECODE, name=""), "jsonl:2: $.workload.uuid: expected text without / and control characters, got ''"),
+        *[
+            (row(DECODE, name=name), "$.workload.uuid: expected text without / and control")
+            for name in ("a/b", "..\\x", "a\0b", "a\n", "/", " ", "x" * 201)
+        ],
+        *[
+            (row(DECODE, inputs={"q": {"type": "safetensors", "path": path, "tensor_key": "q"}}), says)
+            for path, says in (
+                ("a\0b", ".q.path: expected the name of a file in the data set, got 'a\\x00b'"),
+                (" ", ".q.path: expected the name of a file in the data set, got ' '"),
+                ("../x", "path '../x' leads out of the data set"),
+            )
+        ],
+        (row(DECODE, "fine"), "uuid fine is that of "),
         (
             row(DECODE, axes={"batch_size": "2"}),
             "$.workload.axes.batch_size: expected a positive whole number, got '2'",
@@ -507,6 +520,29 @@ def test_a_broken_row_is_named_by_file_and_line(tmp_path, line, says):
     assert f"{DECODE.definition}.jsonl:2: " in str(e.value)
 
 
+def test_many_workloads_cost_no_more_looks_at_folders_than_few(tmp_path, monkeypatch):
+    """100,000 workloads of 8 files each took 45 s: each name was followed link by link, from the root."""
+    resolve, looks = os.path.realpath, []
+    monkeypatch.setattr(os.path, "realpath", lambda *args, **how: looks.append(args) or resolve(*args, **how))
+    counts = []
+    for n in (3, 300):
+        inputs = {name: {"type": "safetensors", "tensor_key": name} for name in DECODE.inputs}
+        rows = [
+            row(DECODE, f"w{i}", inputs={k: v | {"path": f"blob/{i}-{k}"} for k, v in inputs.items()}) for i in range(n)
+        ]
+        write_folder(tmp_path, DECODE, rows)
+        looks.clear()
+        assert len(from_folder(DECODE, tmp_path)) == n
+        counts.append(len(looks))
+    assert counts[0] == counts[1] <= 3
+
+
+def test_one_uuid_of_two_definitions_is_no_clash(tmp_path):
+    write_folder(tmp_path, PREFILL, [row(PREFILL, "same")])
+    write_folder(tmp_path, DECODE, [row(DECODE, "same")])
+    assert [w.uuid for op in (PREFILL, DECODE) for w in from_folder(op, tmp_path)] == ["same", "same"]
+
+
 def test_rows_and_definitions_that_git_lfs_still_holds(tmp_path):
     write_folder(tmp_path, DECODE, LFS.split("\n"))
     with pytest.raises(MissingError, match="jsonl: a git-LFS pointer, .*run `git lfs pull`"):
@@ -514,3 +550,10 @@ def test_rows_and_definitions_that_git_lfs_still_holds(tmp_path):
     (tmp_path / "definitions" / "gdn" / f"{DECODE.definition}.json").write_text(LFS)
     with pytest.raises(MissingError, match="json: a git-LFS pointer"):
         from_folder(DECODE, tmp_path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_tensors_are_read_from_plain_files(make, tmp_path):
+    make(tmp_path / "x")
+    with pytest.raises(MissingError, match="here: path 'x' is not a plain file"):
+        trace_set.blob(tmp_path, "x", "here")

@@ -446,12 +446,12 @@ def interrupted(server: Server, when, *args, sig=signal.SIGINT) -> helpers.Done:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's `&` has it ignored
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + helpers.PATIENCE_S
         while not when(server):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
         process.send_signal(sig)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=helpers.PATIENCE_S)
     finally:
         process.kill()
     return helpers.Done(process.returncode, out, err)

@@ -342,14 +342,14 @@ def test_gpus_work_at_once_under_a_lock_each_and_records_come_in_order(monkeypat
 
     def execute(job, on_record, given_up, worker):
         if job.algo.name in ("a", "b"):
-            together.wait(timeout=30)  # neither ends unless both are there
+            together.wait(timeout=helpers.PATIENCE_S)  # neither ends unless both are there
         held[job.algo.name] = {path.name for path in locks._held}
         if job.algo.name == "a":
-            together.wait(timeout=30)  # b has measured before a has
+            together.wait(timeout=helpers.PATIENCE_S)  # b has measured before a has
             return passed(job, on_record)
         done = passed(job, on_record)
         if job.algo.name == "b":
-            together.wait(timeout=30)
+            together.wait(timeout=helpers.PATIENCE_S)
         return done
 
     work = job_on(G0, "a"), job_on(G1, "b"), job_on(G0, "c")
@@ -384,7 +384,7 @@ def test_a_fault_of_gdn_ends_the_others_too(monkeypatch, tmp_path):
     def execute(job, on_record, given_up, worker):
         if job.gpu == G1:
             raise OSError("no process can be started")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + helpers.PATIENCE_S
         while not given_up() and time.monotonic() < deadline:
             time.sleep(0.01)
         raise KeyboardInterrupt
@@ -398,9 +398,9 @@ def test_ctrl_c_reaches_every_gpu_and_keeps_the_results(monkeypatch, tmp_path):
 
     def execute(job, on_record, given_up, worker):
         passed(replace(job, workloads=job.workloads[:1]), on_record)
-        if ready.wait(timeout=30) == 0:
+        if ready.wait(timeout=helpers.PATIENCE_S) == 0:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + helpers.PATIENCE_S
         while not given_up():
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -685,7 +685,7 @@ class Workers:
             raise KeyboardInterrupt
         if job.command == "compare" and job.gpu not in self.waited:
             self.waited.add(job.gpu)
-            self.first.wait(timeout=30)
+            self.first.wait(timeout=helpers.PATIENCE_S)
         env, found = Environment(gpu="NVIDIA H200", sms=132, driver="580.1", versions={"torch": "2"}), []
         for w in job.workloads:
             for name in job.turns[w.uuid] if job.command == "compare" else (job.algo.name,):
@@ -783,7 +783,9 @@ def visible() -> dict[str, str]:
 
 
 def pretended(*args) -> subprocess.CompletedProcess:
-    return subprocess.run(command(*args), env=visible(), capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command(*args), env=visible(), capture_output=True, text=True, timeout=helpers.PATIENCE_S, check=False
+    )
 
 
 BODY = f"""import os, signal
@@ -827,7 +829,7 @@ def test_ctrl_c_ends_the_workers_of_all_gpus(tmp_path, write_algo):
     )  # fmt: skip
     marks = [tmp_path / name for name in ("one", "two")]
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + helpers.PATIENCE_S
         while not (all(m.exists() and m.read_text() for m in marks) and out.exists()):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
@@ -835,7 +837,7 @@ def test_ctrl_c_ends_the_workers_of_all_gpus(tmp_path, write_algo):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=120)
+        stdout, stderr = process.communicate(timeout=helpers.PATIENCE_S)
         left = [pid for m in marks if helpers.alive(pid := int(m.read_text()))]
     finally:
         process.kill()

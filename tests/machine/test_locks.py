@@ -195,7 +195,7 @@ def test_a_signal_ends_the_wait(start, number):
     waiter = start()
     assert says(waiter).endswith("; waiting")
     waiter.send_signal(number)
-    out, _ = waiter.communicate(timeout=60)
+    out, _ = waiter.communicate(timeout=helpers.PATIENCE_S)
     assert (waiter.returncode, out) == (-number, "")
 
 

@@ -25,6 +25,7 @@ import pytest
 
 from gdn_cli import errors, files, paths
 from gdn_cli.records import history
+from gdn_cli.records.history import documents
 from gdn_cli.report import history as history_report
 from gdn_cli.schema.record_types import document_of
 
@@ -450,9 +451,94 @@ def test_a_damaged_document_is_one_clear_line_and_hides_no_other(text, kept, gdn
         done = gdn("history", "--json")
         assert (done.code, [row["algo"] for row in done.json["algos"]]) == (errors.MISSING, ["a"])
         assert done.err.startswith(f"gdn: {path} is skipped (it is damaged, or written by a newer gdn: ")
-        assert done.err.endswith("; move it away, and --import the run's record file\n") and done.err.count("\n") == 1
+        mend = f"`gdn history --forget {path.stem}` removes it, and --import reads the run's record file again\n"
+        assert done.err.endswith(f"); {mend}") and done.err.count("\n") == 1
     done = gdn("history", "--export", "-")
     assert done.code == errors.MISSING and [json.loads(line)["algo"] for line in done.out.splitlines()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda path: os.mkfifo(path), "it is a pipe, not a plain file"),
+        (lambda path: path.symlink_to("/dev/zero"), "it is a device, not a plain file"),
+        (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+        (lambda path: path.open("wb").truncate(1 << 40), "it has more than 256 MiB"),
+        (lambda path: path.write_text("{}"), "Object missing required field"),
+    ],
+    ids=["pipe", "link to a device", "circle", "without end", "no document"],
+)
+def test_whatever_lies_in_the_history_is_skipped_and_can_be_forgotten(make, why, kept, gdn):
+    kept(bench(record("a", 2.0)))
+    path = history.default() / "0123456789abcdef.json"
+    make(path)
+    done = gdn("history", "--json")
+    assert (done.code, [row["algo"] for row in done.json["algos"]]) == (errors.MISSING, ["a"])
+    assert f"{path} is skipped" in done.err and why in done.err and done.err.count("\n") == 1
+    done = gdn("history", "--forget", "012345")
+    assert (done.code, done.out, done.err) == (0, "forgotten: run 0123456789abcdef\n", "")
+    assert not os.path.lexists(path) and gdn("history").err == ""
+    assert os.path.exists("/dev/zero")
+
+
+def test_a_folder_in_the_history_is_skipped_and_not_removed(kept, gdn):
+    kept(bench(record("a", 2.0)))
+    path = history.default() / "0123456789abcdef.json"
+    path.mkdir()
+    done = gdn("history", "--forget", "012345")
+    assert done.code == errors.MISSING and f"cannot be written: {path}: Is a directory\n" in done.err
+    assert path.is_dir() and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("axes", [{}, {"other": 3}, {"batch_size": 2**62, "x y\n": 1}])
+def test_workloads_of_any_axes_are_shown(axes, kept, gdn, tmp_path):
+    odd = record("a", 2.0)
+    odd["workload"]["axes"] = axes
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps(bench(odd, record("b", 3.0))))
+    for args in (
+        ["history", "--import", file], ["history"], ["history", "--algo", "a"], ["history", "--export", "-"],
+        ["report", file, "--format", "md"], ["report", file, "--format", "csv"], ["report", file, "--json"],
+        ["report", file, "-o", tmp_path / "x.html"], ["compare", file, file],
+    ):  # fmt: skip
+        done = gdn(*args, cwd=tmp_path)
+        assert "Traceback" not in done.err and done.code == 0, done.err
+
+
+@pytest.mark.parametrize("value", [0, -(2**40), 1.5, None])
+def test_sizes_that_no_tensor_has_are_refused(value, gdn, tmp_path):
+    odd, file = record("a", 2.0), tmp_path / "x.json"
+    odd["workload"]["axes"] = {"batch_size": value}
+    file.write_text(json.dumps(bench(odd)))
+    for args in (["history", "--import", file], ["report", file], ["compare", file, file]):
+        done = gdn(*args, cwd=tmp_path)
+        assert done.code == errors.USAGE and f"{file}: $.records[0].workload.axes[...]: expected int" in done.err
+
+
+def test_a_document_that_no_gdn_measured_is_refused_or_skipped(kept, monkeypatch):
+    """Whatever it is that does not fit: values are of their types, and their summary cannot be made."""
+    kept(bench(record("good", 2.0), day=1), bench(record("odd", 2.0), day=2))
+    label = documents._label
+    monkeypatch.setattr(documents, "_label", lambda r: label(r) if r.algo == "good" else {}["batch_size"])
+    with pytest.raises(errors.UsageError, match="gdn cannot have measured such records: KeyError: 'batch_size'"):
+        keep(bench(record("odd", 2.0), day=3))
+    index_file().unlink(missing_ok=True)
+    store = history.History()
+    assert [s.algo for s in store.series()] == ["good"] and len(store.damaged) == 1
+    assert "KeyError: 'batch_size'" in store.notices[0] and "`gdn history --forget " in store.notices[0]
+    run = store.damaged[0].stem
+    assert history.History().forget(run[:6]) == (run, [])
+    assert [path.stem for path in history.default().glob("*.json")] != [] and not store.damaged[0].exists()
+
+
+def test_times_whose_ratio_no_number_holds_are_refused(tmp_path, gdn):
+    for us in (5e-324, 1e308):
+        odd = record("a", 2.0)
+        odd["timing"]["median_us"] = us
+        (tmp_path / "x.json").write_text(json.dumps(bench(odd)))
+        for args in (["report", tmp_path / "x.json"], ["history", "--import", tmp_path / "x.json"]):
+            done = gdn(*args, cwd=tmp_path)
+            assert done.code == errors.USAGE and "$.records[0].timing.median_us: expected float" in done.err
 
 
 def unkept(document) -> str:

@@ -39,7 +39,7 @@ def ran(monkeypatch, tmp_path):
 
     def execute(job, given_up):
         assert not given_up()
-        meet.wait(timeout=30)  # none passes alone
+        meet.wait(timeout=helpers.PATIENCE_S)  # none passes alone
         found.append(job)
         return Outcome(Status.DONE, records=[None] * len(job.workloads))
 

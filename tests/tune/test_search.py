@@ -340,7 +340,7 @@ def test_candidates_are_the_algo_with_one_row(tmp_path, write_algo):
 
 @pytest.mark.parametrize(
     ("where", "says"),
-    [("rows > 9", "'rows > 9' leaves no candidate"), ("1 // policy", "'1 // policy' divides by zero")],
+    [("rows > 9", "'rows > 9' leaves no candidate"), ("1 // policy", "'1 // policy': it divides by zero")],
 )
 def test_no_candidates(where, says, tmp_path, write_algo):
     algo, _ = tunable(tmp_path, write_algo, TOML.replace("rows * (policy + 1) <= 4", where))
@@ -626,13 +626,13 @@ def tuned_here(tmp_path_factory, gdn):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's `&` has it ignored
     )  # fmt: skip
     log: list[Path] = []
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + helpers.PATIENCE_S
     while not log or '"step": "check"' not in log[0].read_text():
         assert process.poll() is None and time.monotonic() < deadline
         log = list((folder / "home" / "tunes").glob("*.jsonl"))
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    out = process.communicate(timeout=60)[0]
+    out = process.communicate(timeout=helpers.PATIENCE_S)[0]
     before = (algo.folder / "tuning.json").read_text()
     stopped = helpers.Done(process.returncode, out, "")
     went_on = gdn(*args, env=env)

@@ -16,14 +16,16 @@ size than its table does. tests/kernels/test_batch_invariance.py checks every cl
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from ..errors import UsageError
 from . import tuned_table
 from .expression import condition
 from .ops import Op
-from .registry import Algo
-from .tuned_table import ENDLESS, Row
+from .registry import Algo, Tune
+from .tuned_table import ENDLESS, Constants, Row
 
 HOW = "batch_invariant or [tune.invariant] in its algo.toml says how"
 MARK = "@invariant"  # appended to the name of the build, in records and tables
@@ -65,7 +67,8 @@ def rows(algo: Algo) -> list[Row]:
     if not tuned or any(set(row.constants) != set(tune.constants) for row in tuned):
         hint = "`gdn tune` makes one"
         raise UsageError(f"{algo.full_name} has no table of constants to make a batch-invariant one from", hint=hint)
-    holds = condition(wanted.where, tune.constants) if wanted.where else lambda _: True
+    holds = _met(path, "invariant.where", wanted.where, tune)
+    fits = _met(path, "where", tune.where, tune)
     found: list[Row] = []
     for _, group in itertools.groupby(tuned, lambda row: (row.gpu, row.sms, row.length_up_to)):
         of_length = list(group)
@@ -76,12 +79,24 @@ def rows(algo: Algo) -> list[Row]:
         for i, row in enumerate(of_length):
             at = next(j for j in (*range(i, len(good)), *range(i, -1, -1)) if good[j])
             found.append(replace(row, constants=of_length[at].constants))
-    fits = condition(tune.where, tune.constants) if tune.where else lambda _: True
     for row in found:
         if not fits(row.constants):
             what = tuned_table.label(row.constants)
             raise UsageError(f"{path}: $.tune.invariant: [tune] `where` leaves out {what}")
     return _merged(found)
+
+
+def _met(path: Path, key: str, where: str | None, tune: Tune) -> Callable[[Constants], bool]:
+    """Whether constants meet a condition of algo.toml. UsageError if that has no answer."""
+    holds = condition(where, tune.constants) if where else lambda _: True
+
+    def met(constants: Constants) -> bool:
+        try:
+            return holds(constants)
+        except ValueError as e:
+            raise UsageError(f"{path}: $.tune.{key}: '{where}': {e}") from None
+
+    return met
 
 
 def _merged(rows: list[Row]) -> list[Row]:

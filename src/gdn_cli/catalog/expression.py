@@ -22,7 +22,7 @@ def formula(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]], 
     """The value as a function of the values of `names`.
 
     It may contain these names, numbers, `+ - * / // %`, comparisons, `and`, `or`, `not` and brackets. Raises ValueError
-    for anything else, with the reason; the function raises ZeroDivisionError if it divides by zero.
+    for anything else, with the reason; so does the function where there is no value (1/0).
     """
     try:
         tree = ast.parse(text.strip(), mode="eval")
@@ -35,15 +35,21 @@ def formula(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]], 
         code = compile(tree, "formula", "eval")
     except (SyntaxError, RecursionError, MemoryError):
         raise ValueError("it is not valid Python") from None
-    return lambda values: eval(code, {"__builtins__": {}}, dict(values))
+
+    def value(values: Mapping[str, int]) -> float:
+        try:
+            return eval(code, {"__builtins__": {}}, dict(values))
+        except ZeroDivisionError:
+            raise ValueError("it divides by zero") from None
+        except (OverflowError, MemoryError):
+            raise ValueError("its numbers are too large") from None
+
+    return value
 
 
 def size(text: str, values: Mapping[str, int]) -> int:
     """The value of `text`, which must be a positive whole number: otherwise raises ValueError, with the reason."""
-    try:
-        found = formula(text, values)(values)
-    except ZeroDivisionError:
-        raise ValueError("it divides by zero") from None
+    found = formula(text, values)(values)
     if type(found) is not int or found < 1:
         raise ValueError(f"it is {found}, not a positive whole number")
     return found

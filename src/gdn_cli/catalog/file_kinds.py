@@ -8,6 +8,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from .. import files
+
 SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".cxx", ".cc", ".c", ".h", ".hpp")  # of the sources of an algo
 
 
@@ -24,7 +26,7 @@ def kind(path: Path) -> tuple[str, str] | None:
         new = "`gdn new NAME --from ALGO` begins an algo, whose sources you can replace"
         return "a source file", _its_algo(path.parent) if own else new
     try:
-        text = path.read_text(encoding="utf-8")
+        text = files.read(path).decode()
     except (OSError, UnicodeDecodeError):
         return None
     file = shlex.quote(str(path))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from .. import files
 from .registry import Algo
 
 
@@ -22,7 +23,7 @@ def read(algo: Algo) -> tuple[Path, str]:
     """The log beside the algo's folder, and its text; no text where there is none."""
     file = (algo.folder or Path()).parent / "README.md"
     there = algo.folder is not None and file.is_file()
-    return file, file.read_text(encoding="utf-8", errors="replace") if there else ""
+    return file, files.read(file).decode(errors="replace") if there else ""
 
 
 def entry(algo: Algo) -> Entry | None:

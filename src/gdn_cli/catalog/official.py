@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from importlib import metadata
 from pathlib import Path
@@ -11,8 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from .. import paths
-from ..errors import MissingError, unknown
-from ..parsing import Text, Wrong, decode, read_toml
+from ..errors import MissingError, UsageError, unknown
+from ..parsing import Text, Wrong, decode, read_json, read_toml
 
 TIER = "official"  # under which its times are recorded
 IN_IMAGE = "/opt/gdn/harness"  # where a container has it
@@ -86,7 +85,7 @@ def _has(folder: Path, needs: str) -> bool:
     """Whether pip has installed just this there: an archive by its address, else a version."""
     for info in folder.glob("flashinfer_bench-*.dist-info"):
         try:
-            return needs.endswith(json.loads((info / "direct_url.json").read_text())["url"])
-        except (OSError, ValueError, LookupError, TypeError):
+            return needs.endswith(read_json(info / "direct_url.json")["url"])
+        except (UsageError, LookupError, TypeError, AttributeError):
             return needs == f"flashinfer-bench=={info.name.removesuffix('.dist-info').partition('-')[2]}"
     return False

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from .. import units
 from ..errors import UsageError, unknown
 from ..parsing import Json, Positive, Text, Wrong, decode, read_toml
-from .expression import formula, size
+from .expression import condition, formula, size
 from .stress import Family, fault
 
 
@@ -113,11 +113,10 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         axes = self._sizes()
         fixed = {name: value for name, value in axes.items() if value is not None}
-        for key in ("definition", "summary"):
-            try:
-                getattr(self, key).format(**fixed)
-            except (KeyError, IndexError, ValueError):
-                raise Wrong((key,), f"text; {{NAME}} may be one of {', '.join(fixed)}", getattr(self, key)) from None
+        for key, names in (("definition", fixed), ("summary", fixed), ("label", axes)):
+            if not set(_names(getattr(self, key))) <= set(names):
+                said = f"text; {{NAME}} may be one of {', '.join(names)}"
+                raise Wrong((key,), said, getattr(self, key))
         for text in self.heads:
             if not set(HEADS) <= set(fixed):
                 raise Wrong(("heads",), f"nothing, without the fixed axes {', '.join(HEADS)}", list(self.heads))
@@ -137,11 +136,23 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                     raise Wrong((key,), f"inputs: {', '.join(named)}", name)
         if (self.flops is None) != (self.peak is None):
             raise Wrong(("flops" if self.flops is None else "peak",), "a value, as flops and peak go together")
+        anywhere = dict.fromkeys(axes, 7) | fixed  # a call that is as good as any other
         if self.flops is not None:
             try:
-                formula(self.flops, self.axes)
+                formula(self.flops, axes)(anywhere)
             except ValueError as e:
-                raise Wrong(("flops",), f"a formula of {', '.join(self.axes)} ({e})", self.flops) from None
+                said = f"a formula of {', '.join(axes)} ({e})"
+                raise Wrong(("flops",), said, self.flops) from None
+        for i, text in enumerate(self.constraints):
+            try:
+                holds = condition(text, axes)
+            except ValueError:
+                continue  # of tensors' values, not of axes alone
+            try:
+                holds(anywhere)
+            except ValueError as e:
+                said = f"a condition that has an answer ({e})"
+                raise Wrong(("constraints", i), said, text) from None
         for output, source in self.in_place.items():
             pair = self.outputs.get(output), self.inputs.get(source)
             if None in pair or (pair[0].dtype, pair[0].shape) != (pair[1].dtype, pair[1].shape):
@@ -371,11 +382,20 @@ class Ops(dict[str, Op]):
         return None
 
 
+def _names(text: str) -> list[str]:
+    """The names in a text with {NAME}s; any other use of braces counts as an unknown name."""
+    try:
+        parts = [part for part in string.Formatter().parse(text) if part[1] is not None]
+    except ValueError:
+        return [text]
+    return [name if not form and not conversion else text for _, name, form, conversion in parts]
+
+
 def label_axes(op: Op | None, axes: dict[str, int]) -> list[str]:
     """The axes that this op's label shows, in its order."""
     if op is None:
         return list(axes)
-    named = [name for _, name, _, _ in string.Formatter().parse(op.label) if name]
+    named = _names(op.label)
     return named if all(name in axes for name in named) else list(axes)
 
 
@@ -389,6 +409,6 @@ def label_of(op: Op | None, axes: dict[str, int]) -> tuple[str, tuple[float, ...
     """A workload's label, and a key that sorts by size."""
     shown = label_axes(op, axes)
     order = tuple(float(axes[name]) if units.is_positive(axes[name]) else 0.0 for name in shown)
-    if op is not None and all(f"{{{name}}}" in op.label for name in shown):
+    if op is not None and shown == _names(op.label):
         return op.label.format(**axes), order
     return " ".join(f"{name}={axes[name]}" for name in shown) or "one size", order

@@ -30,7 +30,7 @@ def pack(algo: Algo, op: Op, *, name: str | None = None, author: str = AUTHOR) -
     """
     if algo.solution is not None:
         return algo.solution
-    return {
+    solution = {
         "name": name or f"{op.name}-{algo.name}",
         "definition": op.definition,
         "author": author,
@@ -45,6 +45,8 @@ def pack(algo: Algo, op: Op, *, name: str | None = None, author: str = AUTHOR) -
         "sources": [{"path": path.name, "content": _content(path)} for path in sources(algo)],
         "description": algo.summary,
     }
+    _check(solution, f"{op.name}/{algo.name}")
+    return solution
 
 
 def sources(algo: Algo) -> list[Path]:
@@ -145,20 +147,8 @@ def read_solution(path: Path, registry: Registry) -> Algo:
     if (found := file_kinds.kind(path)) and found[0] != "a packed solution":
         raise UsageError(f"{path}: a packed solution was expected, and this is {found[0]}", hint=found[1])
     solution = decode(read_json(path), Solution, path)
-    name, spec, files = solution["name"], solution["spec"], [source["path"] for source in solution["sources"]]
-    if not name.isprintable() or len(name) > 200:
-        raise wrong(path, ["name"], "printable text of at most 200 characters", name)
-    if len(set(files)) < len(files):
-        raise wrong(path, ["sources"], "files of different names", files)
-    entry_point = spec["entry_point"]
-    if entry_point.count("::") != 1 or entry_point.split("::")[0] not in files:
-        raise wrong(path, ["spec", "entry_point"], "'<one of the sources>::<symbol>'", entry_point)
-    for file in files:
-        parts = PurePosixPath(file).parts + PureWindowsPath(file).parts
-        if not file.isprintable() or not PurePosixPath(file).name or len(file) > 200:
-            raise UsageError(f"{path}: source {file!r:.60} is not a valid file name")
-        if ".." in parts or PurePosixPath(file).is_absolute() or PureWindowsPath(file).anchor:
-            raise UsageError(f"{path}: source '{file}' would be written outside its folder; refused")
+    _check(solution, path)
+    name, spec, entry_point = solution["name"], solution["spec"], solution["spec"]["entry_point"]
     if not (op := registry.ops.of_definition(solution["definition"])):
         wanted = f"definition '{solution['definition']}' is not one of gdn's ops"
         raise UsageError(
@@ -175,6 +165,26 @@ def read_solution(path: Path, registry: Registry) -> Algo:
         modes=_modes(spec["language"], spec["target_hardware"]),
         solution=solution,
     )
+
+
+def _check(solution: Solution, where: object) -> None:
+    """UsageError for what no packed file may hold: `pack` writes nothing that `run` refuses."""
+    files = [source["path"] for source in solution["sources"]]
+    for key in ("name", "author"):
+        if not solution[key].isprintable() or len(solution[key]) > 200:
+            raise wrong(where, [key], "printable text of at most 200 characters", solution[key])
+    if len(set(files)) < len(files):
+        raise wrong(where, ["sources"], "files of different names", files)
+    entry_point = solution["spec"]["entry_point"]
+    if entry_point.count("::") != 1 or entry_point.split("::")[0] not in files:
+        raise wrong(where, ["spec", "entry_point"], "'<one of the sources>::<symbol>'", entry_point)
+    for file in files:
+        parts = PurePosixPath(file).parts + PureWindowsPath(file).parts
+        if not file.isprintable() or not PurePosixPath(file).name or len(file) > 200:
+            raise UsageError(f"{where}: source {file!r:.60} is not a valid file name")
+        if ".." in parts or PurePosixPath(file).is_absolute() or PureWindowsPath(file).anchor:
+            out = f"source '{file}' would be written outside its folder; refused"
+            raise UsageError(f"{where}: {out}")
 
 
 def _modes(language: str, hardware: list[str]) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ def read_algo(path: Path, op: str) -> Algo:
 
 def is_source(path: Path, folder: Path) -> bool:
     """Whether it is a plain file of `folder`, or a link to one in it: files from elsewhere are not packed."""
-    return path.is_file() and files.inside(path, folder)
+    return os.path.isfile(path) and files.inside(path, folder)
 
 
 _TUNED = {"cpp": ".h", "cuda": ".h", "python": ".py", "triton": ".py"}  # language -> suffix of the generated file
@@ -135,7 +135,7 @@ def _shares(algo: AlgoFile, path: Path) -> tuple[Path, ...]:
         file = next((root.joinpath(*parts) for root in roots if is_source(root.joinpath(*parts), root)), None)
         if file is None:
             raise wrong(path, ["shares"], "files of other algos, such as 'gdn_decode/cuda-v5/decode.cuh'", name)
-        if (path.parent / file.name).exists() or file.name in [other.name for other in found]:
+        if os.path.exists(path.parent / file.name) or file.name in [other.name for other in found]:
             raise wrong(path, ["shares"], "files whose names are not taken in this folder", name)
         found.append(file)
     return tuple(found)
@@ -258,9 +258,9 @@ def names(text: str | None) -> list[str]:
 
 def own_folders(option: str | None) -> list[Path]:
     """The user's own algo folders: `--algos`, else `GDN_ALGOS` (separated like the entries of PATH)."""
-    folders = [Path(p).expanduser() for p in (option or "").split(os.pathsep) if p]
+    folders = [paths.expanded(p) for p in (option or "").split(os.pathsep) if p]
     for folder in folders:
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise UsageError(f"no such algos folder: {folder}", hint="it holds <op>/<algo>/algo.toml")
         if next(folder.glob("algo.toml"), None) or next(folder.glob("*/algo.toml"), None):
             raise UsageError(
@@ -286,7 +286,7 @@ def load(own: str | None = None, heads: str | None = None) -> Registry:
             try:
                 if op not in list(ops):
                     raise UsageError(f"{path}: folder '{op}': expected an op, one of {', '.join(ops)}")
-                if not path.is_file():
+                if not os.path.isfile(path):
                     raise UsageError(f"{path}: not a plain file")
                 algos[op, name] = read_algo(path, op)
                 for key in ("size", "length") if algos[op, name].tune else ():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .. import files, paths
 from ..errors import UsageError
+from ..parsing import read_text
 from .pack import STAY_BEHIND
 from .registry import NAME, Algo, Registry, is_source
 from .tuned_table import EVIDENCE
@@ -26,9 +27,9 @@ def new(registry: Registry, name: str, source: Algo, into: Path | None) -> Path:
         raise UsageError("an installed gdn has no folder for new algos", hint="--into DIR names your own")
     op = registry.ops[source.op].family
     folder = (into or paths.ALGOS_DIR) / op / name
-    if folder.exists() or any(a.name == name and a.op == op for a in registry.algos):
+    if os.path.lexists(folder) or any(a.name == name and a.op == op for a in registry.algos):
         raise UsageError(f"{op}/{name} exists already", hint="choose another name, or delete its folder first")
-    text = re.sub(r"(?m)^(after|peer) *=.*\n", "", (source.folder / "algo.toml").read_text(encoding="utf-8"))
+    text = re.sub(r"(?m)^(after|peer) *=.*\n", "", read_text(source.folder / "algo.toml"))
     text = re.sub(r"(?m)^shares *= *\[[^\]]*\].*\n", "", text)
     # after `summary`, so that it stays in the top table whatever tables follow
     head = f'summary = "a copy of {source.name}: say here what it does differently"\nafter = "{source.name}"\n'

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from ..errors import GdnError, MissingError
-from ..files import inside
 from ..parsing import Json, Positive, Text, Wrong, decode, json_of, read_text, wrong
 from ..units import listed
 from .formats import Calls
@@ -22,6 +21,13 @@ from .ops import Op
 from .workloads import Workload, embedded
 
 _LFS_POINTER = "version https://git-lfs"
+
+
+_FILE = Meta(pattern=r"^(?=\s*\S)[^\x00]+$", description="the name of a file in the data set")
+_UUID = Meta(
+    pattern=r"^(?=\s*\S)[^\x00-\x1f\x7f/\\]{1,200}(?!\n)$",
+    description="text without / and control characters",
+)
 
 
 class Random(Struct, frozen=True, tag_field="type", tag="random"):
@@ -37,14 +43,14 @@ class Scalar(Struct, frozen=True, tag_field="type", tag="scalar"):
 
 
 class Safetensors(Struct, frozen=True, tag_field="type", tag="safetensors"):
-    path: Text
+    path: Annotated[str, _FILE]
     tensor_key: Text
 
 
 class Row(Struct, frozen=True):
     """The workload of a line of workloads/**/*.jsonl."""
 
-    uuid: Text
+    uuid: Annotated[str, _UUID]
     axes: dict[str, Positive]
     inputs: dict[str, Random | Scalar | Safetensors]
 
@@ -61,11 +67,11 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
     The definition's inputs and outputs must match the op's. Any error is one MissingError line.
     """
     root = Path(root)
-    if not root.exists():
+    if not os.path.exists(root):
         raise MissingError(f"no such data set folder: {root}", hint="`gdn data build DIR` writes one")
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise MissingError(f"{root} is a file, not a data set folder", hint="name the folder that has definitions/")
-    absent = [name for name in ("definitions", "workloads") if not (root / name).is_dir()]
+    absent = [name for name in ("definitions", "workloads") if not os.path.isdir(root / name)]
     if absent:
         raise MissingError(
             f"{root} is not a FlashInfer-Trace data set: it has no {'/ and no '.join(absent)}/",
@@ -75,6 +81,8 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
     _same_definition(op, path, definition)
     workloads: list[Workload] = []
     others: set[str] = set()
+    lines: dict[str, str] = {}  # uuid -> where it is
+    within = _Within(root)
     for file in sorted((root / "workloads").rglob("*.jsonl")):
         for number, line in enumerate(_read(file).split("\n"), 1):
             # lines of other definitions need not be valid; a folder of all of FlashInfer has thousands
@@ -82,9 +90,15 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
                 others.add(file.stem)
                 continue
             if line.strip():
-                workload = _row(op, f"{file}:{number}", line, len(workloads), root)
-                if workload is not None:
-                    workloads.append(workload)
+                where = f"{file}:{number}"
+                workload = _row(op, where, line, len(workloads), within)
+                if workload is None:
+                    continue
+                if (first := lines.setdefault(workload.uuid, where)) != where:
+                    hint = "each workload has its own: give one of them another, or delete it"
+                    same = f"uuid {workload.uuid} is that of {first}"
+                    raise MissingError(f"{where}: {same}", hint=hint)
+                workloads.append(workload)
     if not workloads:
         raise MissingError(f"{root / 'workloads'} has no workloads of {op.definition}", hint=f"it has {_some(others)}")
     return workloads
@@ -104,14 +118,43 @@ def _read(path: Path) -> str:
 def blob(root: Path, name: str, where: str) -> Path:
     """The file of tensors that a workload names: inside the data set's root, links followed. Otherwise a MissingError
     that begins with `where` the file is named."""
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise MissingError(f"{where}: path '{name}' leads out of the data set", hint="paths start at its root")
-    path, homes = root / name, [root]
-    if (snapshot := Path(os.path.realpath(root)).parent).name == "snapshots":
-        homes.append(snapshot.parent / "blobs")  # Hugging Face's cache: a snapshot's files are links into it
-    if not any(inside(path, home) for home in homes):
-        raise MissingError(f"{where}: path '{name}' is a link that leads out of the data set", hint="copy the file")
+    _Within(root).check(name, where)
+    path = root / name
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise MissingError(f"{where}: path '{name}' is not a plain file")
     return path
+
+
+class _Within:
+    """Whether files that a data set names are in it, links followed. A folder is looked at once,
+    however many workloads name its files."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = os.fspath(root)
+        self.real = cache(os.path.realpath)
+        home = self.real(self.root)
+        self.homes = [home + os.sep]
+        snapshots = os.path.dirname(home)
+        # in Hugging Face's cache the files of a snapshot are links into blobs/
+        if os.path.basename(snapshots) == "snapshots":
+            self.homes.append(os.path.join(os.path.dirname(snapshots), "blobs") + os.sep)
+        self.known: set[str] = set()
+
+    def check(self, name: str, where: str) -> None:
+        """Raises a MissingError that begins with `where` the file is named."""
+        if name in self.known:
+            return
+        if os.path.isabs(name) or ".." in name.split("/"):
+            hint = "paths start at its root"
+            raise MissingError(f"{where}: path '{name}' leads out of the data set", hint=hint)
+        folder, file = os.path.split(os.path.join(self.root, name))
+        path = os.path.join(self.real(folder), file)
+        if os.path.islink(path):
+            path = os.path.realpath(path)
+        if not path.startswith(tuple(self.homes)):
+            out = f"path '{name}' is a link that leads out of the data set"
+            raise MissingError(f"{where}: {out}", hint="copy the file")
+        self.known.add(name)
 
 
 def lfs_error(path: Path) -> MissingError:
@@ -175,7 +218,7 @@ def _said(shape: Sequence[str] | None, dtype: str, axes: Mapping[str, int | None
     return f"{dtype} [{', '.join(str(axes[axis] or axis) for axis in shape)}]"
 
 
-def _row(op: Op, where: str, line: str, index: int, root: Path) -> Workload | None:
+def _row(op: Op, where: str, line: str, index: int, within: _Within) -> Workload | None:
     """One line of a JSONL file; None for another definition's."""
     row = _json(where, line)
     if row.get("definition") != op.definition:
@@ -191,6 +234,6 @@ def _row(op: Op, where: str, line: str, index: int, root: Path) -> Workload | No
         raise MissingError(f"{where}: axes {got}; those of {op.name} are {', '.join(op.var_axes)}")
     for key, spec in found.inputs.items():
         if isinstance(spec, Safetensors):
-            blob(root, spec.path, f"{where}: input {key}")
+            within.check(spec.path, f"{where}: input {key}")
     inputs = row["workload"]["inputs"]
     return Workload(found.uuid, {a: axes[a] for a in op.var_axes}, index=index, origin="dataset", inputs=inputs)

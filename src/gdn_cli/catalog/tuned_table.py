@@ -223,8 +223,8 @@ def candidates(algo: Algo) -> tuple[list[Constants], int]:
         holds = condition(tune.where, tune.constants)
         try:
             kept = [constants for constants in every if holds(constants)]
-        except ZeroDivisionError:
-            raise UsageError(f"{path}: $.tune.where: '{tune.where}' divides by zero") from None
+        except ValueError as e:
+            raise UsageError(f"{path}: $.tune.where: '{tune.where}': {e}") from None
     if not kept:
         raise UsageError(f"{path}: $.tune.where: '{tune.where}' leaves no candidate")
     if len(kept) > MOST:

@@ -19,6 +19,7 @@ from typing import Any
 from msgspec import Struct, convert
 from msgspec.structs import replace
 
+from .. import paths
 from ..errors import UsageError, unknown
 from ..parsing import Json, Positive, read_json
 from .expression import condition, size
@@ -132,7 +133,11 @@ def twin(op: Op, wanted: Mapping[str, int], seq_lens: Sequence[int] | None = Non
             holds = condition(text, known)
         except ValueError:
             continue  # of tensors' values, not of axes alone
-        if not holds(known):
+        try:
+            held = holds(known)
+        except ValueError as e:
+            raise _undefined(op, "constraints", text, e) from None
+        if not held:
             given = ", ".join(f"{axis}={axes[axis]}" for axis in op.var_axes if axis in text)
             raise UsageError(f"{op.name}: {given}", hint=f"expected {text}")
     axes = {name: axes[name] for name in op.var_axes}
@@ -154,10 +159,19 @@ def stressed(op: Op, names: Sequence[str] = (), first: int | None = None) -> lis
         axes, lengths = family.axes, family.seq_lens
         if lengths is not None:
             axes = {"total_seq_len": sum(lengths), "num_seqs": len(lengths)}
-            axes |= {axis: size(text, axes) for axis, text in op.defaults.items()}
+            for axis, text in op.defaults.items():
+                try:
+                    axes[axis] = size(text, axes)
+                except ValueError as e:
+                    raise _undefined(op, f"defaults.{axis}", text, e) from None
         made = uuid.uuid5(_NAMESPACE, f"{op.definition}?stress={name}")
         found.append(Workload(str(made), {axis: axes[axis] for axis in op.var_axes}, seq_lens=lengths, stress=name))
     return found
+
+
+def _undefined(op: Op, key: str, text: str, why: ValueError) -> UsageError:
+    file = paths.CONFIGS_DIR / f"{op.family}.toml"
+    return UsageError(f"{file}: $.{key}: '{text}': {why} at these axes")
 
 
 # --- selecting --------------------------------------------------------------------------------------------------

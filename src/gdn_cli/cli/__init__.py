@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from typing import Any
 
 import typer
 
-from .. import __version__, errors, text
+from .. import __version__, errors, streams, text
 from . import (
     algos,
     bench,
@@ -27,6 +26,8 @@ from . import (
     worker,
 )
 from .help import App, help_
+
+_LONGEST = 2000  # characters of an error's line
 
 app = App(
     name="gdn",
@@ -64,6 +65,7 @@ def main(machine: Any = None) -> None:
 
     `machine` is the inventory.Machine to use; without it, each command examines this machine.
     """
+    streams.keep()
     text.guard()
     options.MACHINE.set(machine)
     received: list[int] = []
@@ -75,52 +77,47 @@ def main(machine: Any = None) -> None:
     for name in ("SIGTERM", "SIGHUP"):  # a closed terminal, `timeout`, a cancelled CI job: exit as after Ctrl-C
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), leave)
+    code = _run()
+    if why := streams.fault():
+        code = code or _tell(errors.MissingError(f"cannot write the output: {why}"))
+    if received and code == errors.INTERRUPTED:
+        code = 128 + received[0]
+    sys.exit(code)
+
+
+def _run() -> Any:
+    """The exit code of the command."""
     try:
-        _run()
+        app()
     except SystemExit as e:
-        if received and e.code == errors.INTERRUPTED:
-            sys.exit(128 + received[0])
-        raise
-
-
-def _tell(message: str, hint: str | None, code: int) -> None:
-    """With --json, also write the error as JSON."""
-    if "--json" in sys.argv:
-        from ..report import screen
-
-        screen.show_error(message, hint, code)
-        sys.stdout.flush()
-
-
-def _run() -> None:
-    try:
-        try:
-            app()
-        finally:
-            sys.stdout.flush()  # so that a full disk is noticed before the exit code is set
+        return e.code
     except errors.GdnError as e:
-        hint = f"\n  {text.shown(e.hint, lines=True)}" if e.hint else ""
-        print(f"gdn: {text.shown(e.message)}{hint}", file=sys.stderr)
-        _tell(e.message, e.hint, e.code)
-        sys.exit(e.code)
+        return _tell(e)
     except ModuleNotFoundError as e:
         if (e.name or "").startswith("gdn_cli"):
             raise
-        print(f"gdn: the Python package {e.name} is missing here\n  pip install {e.name}", file=sys.stderr)
-        _tell(f"the Python package {e.name} is missing here", f"pip install {e.name}", errors.MISSING)
-        sys.exit(errors.MISSING)
+        missing = f"the Python package {e.name} is missing here"
+        return _tell(errors.MissingError(missing, hint=f"pip install {e.name}"))
     except KeyboardInterrupt:
         print("gdn: interrupted", file=sys.stderr)
-        sys.exit(errors.INTERRUPTED)
-    except BrokenPipeError:  # `gdn list | head`
-        sys.stderr.close()
-        sys.exit(0)
-    except OSError as e:
-        from ..files import MACHINE
+        return errors.INTERRUPTED
+    except Exception as e:
+        from ..files import refused
 
-        if e.errno not in MACHINE:
-            raise
-        print(f"gdn: cannot write {e.filename or 'the output'}: {e.strerror}", file=sys.stderr)
-        with open(os.devnull, "w") as nowhere:  # otherwise Python would flush the rest at exit, and fail again
-            os.dup2(nowhere.fileno(), 1)
-        sys.exit(errors.MISSING)
+        if error := refused(e):
+            return _tell(error)
+        raise
+
+
+def _tell(e: errors.GdnError) -> int:
+    """Show an error as a line and its hint, with --json as JSON too, and return its exit code."""
+    hint = f"\n  {text.shown(e.hint, lines=True)}" if e.hint else ""
+    line = text.shown(e.message)
+    if len(line) > _LONGEST:  # a name of 10,000 letters; what is wrong with it comes last
+        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+    print(f"gdn: {line}{hint}", file=sys.stderr)
+    if "--json" in sys.argv:
+        from ..report import screen
+
+        screen.show_error(e.message, e.hint, e.code)
+    return e.code

@@ -47,6 +47,7 @@ def show(
     """Show one algo: its files, where it runs, its times, its log."""
     from .. import paths
     from ..catalog import ladder_log, pack, registry
+    from ..files import read
     from ..records import history
     from ..records.history.committed import committed
     from ..report import algos as shown
@@ -59,7 +60,7 @@ def show(
     for notice in kept.notices:
         screen.say(notice)
     saved = committed(paths.RESULTS_DIR, found.op, found.name, ladder_log.read(found)[1])
-    texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in pack.sources(found)}
+    texts = {path: read(path).decode(errors="replace") for path in pack.sources(found)}
     files = [(path, len(text.splitlines())) for path, text in texts.items()]
     entry = ladder_log.entry(found)
     times = {"history": history.timeline(own, count=1), "committed": [saved] if saved else []}

@@ -71,7 +71,7 @@ def history(
             found = [(path, store_module.load(path)) for path in files]  # read all before adding any
             shown.show_imported([(path, kept.keep(document, path)) for path, document in found], json)
         elif forget is not None:
-            shown.show_forgotten(kept.forget(forget), json)
+            shown.show_forgotten(*kept.forget(forget), json)
         elif export:
             count = shown.export(kept.rows(where), export)
             if export != "-":

@@ -92,11 +92,12 @@ def tune(
 def _back(algo: object, before: dict[str, str]) -> None:
     """Put the algo's files back as they were."""
     from .. import files
+    from ..parsing import read_text
 
     for name, text in before.items():
         path = algo.folder / name
         if text:
-            if path.read_text(encoding="utf-8") != text:
+            if read_text(path) != text:
                 files.write(path, text)
         else:
             path.unlink(missing_ok=True)

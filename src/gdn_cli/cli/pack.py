@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -52,7 +53,7 @@ def pack(
         raise errors.UsageError("--json has stdout to itself", hint="drop --json, or name another file with -o")
     if prove and files.place(file).stream:
         raise errors.UsageError(f"--prove reads the file back, and {file} is not a file", hint="name a file with -o")
-    replaced = not to_stdout and file.is_file()
+    replaced = not to_stdout and os.path.isfile(file)
     files.write(file, j.dumps(solution, indent=2) + "\n")
     if replaced:
         screen.say(f"replaced {file}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,7 +149,7 @@ def report(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: 
         bare.write(made)
         bare.flush()
     elif wanted:
-        replaced = out.is_file()
+        replaced = os.path.isfile(out)
         write(out, made)
         if replaced:
             say(f"replaced {out}")

@@ -181,7 +181,7 @@ class Contract:
         for text, holds in self.constraints:
             try:
                 right = holds(known)
-            except ZeroDivisionError:
+            except ValueError:  # it divides by zero
                 right = False
             if not right:
                 got = ", ".join(f"{axis} = {size}" for axis, size in known.items() if re.search(rf"\b{axis}\b", text))

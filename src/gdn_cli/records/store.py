@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from .. import files, paths
+from .. import bounded, files, paths
 from ..catalog import file_kinds, tuned_table
 from ..catalog.formats import Solution
 from ..catalog.ops import Op
@@ -25,8 +25,9 @@ from ..catalog.registry import Algo
 from ..errors import MISSING, OK, GdnError, MissingError, UsageError
 from ..machine import environment
 from ..machine.inventory import Gpu
-from ..parsing import Json, json_of, lined, read_text
+from ..parsing import HALVES, Json, json_of, lined, read_text
 from ..schema.record_types import SCHEMA, Document, Environment, GpuName, Record, Status, document_of
+from ..text import whole
 
 
 class Work(Protocol):
@@ -174,7 +175,10 @@ def _other(path: Path, wrong: str) -> UsageError | None:
 
 
 def dumps(document: Any) -> str:
-    """JSON with one record, score or comparison per line: readable, small, and easy to diff."""
+    """JSON with one record, score or comparison per line: readable, small, and easy to diff. In
+    records the name of a file that is not UTF-8, which no reader of JSON takes, gets U+FFFD."""
     fields = msgspec.to_builtins(document) if isinstance(document, Document) else document
-    whole = isinstance(fields, dict) and "records" in fields
-    return lined(fields) if whole else json.dumps(fields, indent=1)
+    if not (isinstance(fields, dict) and "records" in fields):
+        return json.dumps(fields, indent=1)
+    text = lined(fields)
+    return lined(bounded.mapped(fields, whole, whole)) if HALVES.search(text) else text

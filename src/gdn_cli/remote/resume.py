@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, field
 
-from .. import paths
+from .. import files, paths
 from ..catalog.pack import source_hash
 from ..catalog.tiers import FLOORS
 from ..errors import GdnError, UsageError
@@ -132,7 +132,7 @@ def pending() -> list[tuple[Path, Rented]]:
     found = []
     for path in sorted(paths.runs_dir().glob("*.json"), reverse=True):
         with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeError, RecursionError):
-            run = msgspec.json.decode(path.read_bytes(), type=_Kept).modal
+            run = msgspec.json.decode(files.read(path), type=_Kept).modal
             if run.calls:
                 found.append((path, run))
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -155,10 +156,12 @@ def show_imported(found: list[tuple[Path, Kept]], as_json: bool) -> None:
         put(f"{path}: {text}")
 
 
-def show_forgotten(found: list[Series], as_json: bool) -> None:
+def show_forgotten(name: str, found: list[Series], as_json: bool) -> None:
     """The removed run, and that its record file was not removed."""
+    if not found:  # it could not be read
+        return show_json({"forgotten": {"run": name}}) if as_json else put(f"forgotten: run {name}")
     run = found[0]
-    there = run.file if run.file and Path(run.file).exists() else None
+    there = run.file if run.file and os.path.exists(run.file) else None
     records, algos = sum(s.records for s in found), sorted({f"{s.op}/{s.algo}" for s in found})
     if as_json:
         facts = {"run": run.run, "time": run.time, "command": run.command, "records": records}

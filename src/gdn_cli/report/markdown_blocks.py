@@ -62,6 +62,8 @@ def blocks(text: str, name: str) -> list[Block]:
                     f"{name}:{opened[0]}: this `gdn report` block is not closed before the next one, at line {i + 1}",
                     hint="end it with <!-- /gdn report -->",
                 )
+            if "\0" in match["args"]:
+                raise UsageError(f"{name}:{i + 1}: a zero byte, which no option may hold")
             try:
                 opened = i + 1, shlex.split(match["args"])
             except ValueError as e:
@@ -86,8 +88,7 @@ def update(path: Path, render: Callable[[list[str], Path], Rendered]) -> list[di
     Returns each block's line, and whether it or its figure changed. A UsageError names file and line.
     """
     try:
-        with open(path, encoding="utf-8", newline="") as f:
-            text = f.read()
+        text = files.read(path).decode()
     except (OSError, UnicodeDecodeError) as e:
         raise UsageError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}") from None
     lines = text.splitlines(keepends=True)
@@ -109,7 +110,7 @@ def update(path: Path, render: Callable[[list[str], Path], Rendered]) -> list[di
         new = [line + ending for line in rendered.text.rstrip("\n").split("\n")]
         out += [*lines[at : block.first], *new]
         at = block.last
-        there = rendered.file.read_bytes() if rendered.file and rendered.file.is_file() else b""
+        there = files.read(rendered.file) if rendered.file and rendered.file.is_file() else b""
         changed = new != lines[block.first : block.last] or rendered.data != there
         said.append({"line": block.first, "file": str(rendered.file) if rendered.file else None, "changed": changed})
         if rendered.file and rendered.data != there:

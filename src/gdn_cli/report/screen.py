@@ -41,10 +41,6 @@ class _Console(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=shown(segment.text, lines=True))
 
-    def on_broken_pipe(self) -> None:
-        """For `gdn list | head`: rich would exit with 1, which means that an algo failed."""
-        raise BrokenPipeError
-
 
 def _known(file: Any) -> bool:
     return file.isatty() or "COLUMNS" in os.environ
@@ -256,7 +252,9 @@ def put(text: str) -> None:
 
 def say(line: str) -> None:
     """A message that is not part of the result: it goes to stderr."""
-    print(folded_for(sys.stderr, f"gdn: {shown(line)}"), file=sys.stderr, flush=True)
+    line = folded_for(sys.stderr, f"gdn: {shown(line)}")
+    # in one piece: threads say something too
+    print(line + "\n", end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -279,12 +277,14 @@ def progress() -> Iterator[Callable[..., None]]:
                     say(f"{state} after {time.monotonic() - begun:.0f} s")
 
         thread = threading.Thread(target=go_on, daemon=True)
-        thread.start()
+        with contextlib.suppress(RuntimeError):  # no room for a thread: what runs will say so
+            thread.start()
         try:
             yield line
         finally:
             over.set()
-            thread.join()
+            if thread.ident:
+                thread.join()
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .. import parsing, paths, profilers
 from ..catalog import registry, trace_set
-from ..errors import GdnError, MissingError
+from ..errors import GdnError
 from ..machine import inventory
 from ..machine.inventory import HERE, Machine
 
@@ -132,11 +132,12 @@ def _dataset(folder: Path | None) -> Finding:
 
 
 def _modal_token() -> Finding:
-    file, found = Path(os.environ.get("MODAL_CONFIG_PATH", Path.home() / ".modal.toml")), None
+    found = None
     if os.environ.get("MODAL_TOKEN_ID") and os.environ.get("MODAL_TOKEN_SECRET"):
         found = "in the environment"
     else:
         with contextlib.suppress(GdnError):  # whether any profile has one; only Modal can check the token itself
+            file = Path(os.environ.get("MODAL_CONFIG_PATH") or paths.home() / ".modal.toml")
             if any(isinstance(of, dict) and "token_id" in of for of in parsing.read_toml(file).values()):
                 found = "in Modal's config file"
     return _there("Modal token", found, "a B200 at Modal", "modal setup")
@@ -149,14 +150,14 @@ def _writable(what: str, place: Callable[[], Path]) -> Finding:
         folder = paths.make(place())
         with tempfile.TemporaryFile(dir=folder):
             return finding("ok", what, str(folder), "run, bench")
-    except MissingError as e:
+    except GdnError as e:
         return finding("bad", what, e.message, "run, bench", e.hint)
     except OSError as e:
         return finding("bad", what, f"{folder}: {e.strerror}", "run, bench", "chmod it, or set GDN_HOME elsewhere")
 
 
 def _triton_cache() -> Path:
-    return Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton")
+    return Path(os.environ.get("TRITON_CACHE_DIR") or paths.home() / ".triton")
 
 
 def _algos() -> list[Finding]:

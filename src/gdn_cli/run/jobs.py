@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from ..catalog.formats import Definition, Solution
@@ -17,7 +18,7 @@ from ..catalog.ops import Op
 from ..catalog.registry import Algo
 from ..catalog.tiers import COPY, FLOORS
 from ..catalog.workloads import Workload
-from ..machine import inventory
+from ..machine import inventory, limits
 from ..machine.builders import with_builders
 from ..records.request import PlanFields, Profiling, Request, Rival, Timing
 from ..schema.record_types import Record
@@ -82,7 +83,11 @@ class Job:
     def asked(self, record: Record) -> bool:
         """Whether a record belongs to one of its algos, or its floors, and one of its workloads."""
         right = record.algo in (FLOORS if self.command == "floor" else self.names)
-        return right and (record.uuid is None or any(w.uuid == record.uuid for w in self.workloads))
+        return right and (record.uuid is None or record.uuid in self._uuids)
+
+    @cached_property
+    def _uuids(self) -> frozenset[str]:
+        return frozenset(w.uuid for w in self.workloads)
 
     def owed(self, records: list[Record]) -> dict[str, int]:
         """How many records a worker that has sent these still owes, by algo (the copy for floors)."""
@@ -135,7 +140,9 @@ def unfinished(request: Request, records: list[Record]) -> tuple[Workload, ...]:
 
 
 def start(job: Job) -> Worker:
-    """The job's worker, which imports torch and waits until `execute` gets it."""
+    """The job's worker, which imports torch and waits until `execute` gets it. MissingError if this
+    machine has no room for one."""
+    limits.check()
     return Worker(job.request(), environ(job), job.wrap, job.cpus)
 
 

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 # a limit on both sides also excludes NaN and the infinities
 _LARGEST = sys.float_info.max
-Positive = Annotated[float, Meta(gt=0, le=_LARGEST)]
+Positive = Annotated[float, Meta(ge=1e-100, le=1e100)]  # so that ratios of two are finite and not 0
 NotNegative = Annotated[float, Meta(ge=0, le=_LARGEST)]
 Number = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
 Count = Annotated[int, Meta(ge=0)]

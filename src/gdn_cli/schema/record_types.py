@@ -29,7 +29,7 @@ class Call(msgspec.Struct, kw_only=True):
     """The call that a record is about: a workload by its uuid and axes."""
 
     uuid: str | None = None  # of the workload
-    axes: dict[str, int] = {}  # the sizes that vary, such as batch_size
+    axes: dict[str, Annotated[int, Meta(ge=1)]] = {}  # the sizes that vary, such as batch_size
     index: int | None = None  # its number in the contest's or the folder's order; None for a generated workload
     origin: str = "twin"  # twin (drawn from the uuid) or dataset
     stress: str | msgspec.UnsetType | None = msgspec.UNSET  # the family of hard inputs (`gdn run --stress`)

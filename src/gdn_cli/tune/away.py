@@ -22,8 +22,9 @@ from ..catalog.pack import pack
 from ..catalog.registry import Algo
 from ..catalog.workloads import Workload
 from ..errors import GdnError
+from ..files import read
 from ..machine.inventory import Gpu, Machine
-from ..parsing import decode
+from ..parsing import decode, read_text
 from . import evidence, race, search
 from .journal import Check, Journal, Key, Time, Where
 from .search import Plan, Settings, State
@@ -86,9 +87,9 @@ def _before(plan: Plan, settings: Settings, dataset: Path | None) -> tuple[Key |
     mine = structs.asdict(search.key_of(plan, settings, None))
     same = {name: mine[name] for name in mine if name not in ("gpu", "driver", "versions", "dataset")}
     files = paths.tunes_dir().glob(f"{plan.op.name}-{plan.algo.name}-*.jsonl")
-    for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
+    for file in sorted(files, key=lambda file: file.lstat().st_mtime, reverse=True):
         try:
-            key = decode(msgspec.json.decode(file.read_bytes().split(b"\n", 1)[0]), Key, file)
+            key = decode(msgspec.json.decode(read(file).split(b"\n", 1)[0]), Key, file)
             if {name: getattr(key, name) for name in same} == same and key.dataset == (dataset and str(dataset)):
                 return key, Journal(key).lines
         except (GdnError, OSError, msgspec.MsgspecError):
@@ -166,7 +167,7 @@ def patch(folder: Path, before: dict[str, str], root: Path) -> Iterator[str]:
     """The change of a folder's files since `before`, as `git apply` reads it from `root`."""
     for name, old in sorted(before.items()):
         path = folder / name
-        new = path.read_text(encoding="utf-8") if path.exists() else ""
+        new = read_text(path) if path.exists() else ""
         place = path.relative_to(root).as_posix() if path.is_relative_to(root) else name
         first = f"a/{place}" if old else "/dev/null"
         yield from difflib.unified_diff(old.splitlines(True), new.splitlines(True), first, f"b/{place}")
@@ -175,4 +176,4 @@ def patch(folder: Path, before: dict[str, str], root: Path) -> Iterator[str]:
 def files(algo: Algo) -> dict[str, str]:
     """The texts of the two files that a tuning writes; empty for one that is not there."""
     found = {name: algo.folder / name for name in (algo.tune.file, tuned_table.EVIDENCE)}
-    return {name: path.read_text(encoding="utf-8") if path.exists() else "" for name, path in found.items()}
+    return {name: read_text(path) if path.exists() else "" for name, path in found.items()}

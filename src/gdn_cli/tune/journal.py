@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,7 +96,7 @@ class Journal:
         self.path = paths.tunes_dir() / f"{key.op}-{key.algo}-{digest}.jsonl"
         self.unsaved: str | None = None  # why the last line could not be written
         paths.make(self.path.parent)
-        self.lines = [] if fresh or not self.path.exists() else _whole_lines(self.path)
+        self.lines = [] if fresh or not os.path.exists(self.path) else _whole_lines(self.path)
         try:
             self._write()  # again, without the half line that a killed run may leave at the end
         except UsageError as e:

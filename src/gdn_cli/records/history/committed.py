@@ -6,6 +6,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from ... import files
 from ...errors import GdnError
 from .. import store
 from . import documents
@@ -18,11 +19,11 @@ def committed(folder: Path, op: str, algo: str, named: str = "") -> tuple[str, G
     found: list[tuple[tuple, str, Group]] = []
     for path in sorted(folder.glob("*/*.json")):
         name = f"{folder.name}/{path.relative_to(folder)}"
-        if f'"{algo}"'.encode() not in path.read_bytes():
-            continue
         try:
+            if f'"{algo}"'.encode() not in files.read(path):
+                continue
             document = store.load(path)
-        except GdnError:
+        except (OSError, GdnError):
             continue
         if document.command != "bench" or document.options.get("in_place"):
             continue

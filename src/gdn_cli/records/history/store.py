@@ -12,6 +12,7 @@ import contextlib
 import difflib
 import itertools
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Literal
 import msgspec
 
 from ... import files, paths
-from ...errors import GdnError, MissingError, UsageError, unknown
+from ...errors import GdnError, MissingError, UsageError, one_line, unknown
 from ...schema.record_types import SCHEMA, Document
 from ...text import whole
 from . import documents
@@ -67,8 +68,14 @@ class History:
         if not count or target.exists():
             return Kept(count, known=count > 0)
         fields = msgspec.structs.asdict(document) | {"schema": SCHEMA, "file": str(path.absolute()) if path else None}
+        stored = Stored(**fields)
+        try:
+            documents.series(stored, target.stem)
+        except Exception as e:
+            odd = f"gdn cannot have measured such records: {one_line(e)}"
+            raise UsageError(f"{path}: {odd}") from None
         # an option may be a file name that is not UTF-8; JSON has no NaN
-        text = whole(json.dumps(msgspec.to_builtins(Stored(**fields)), ensure_ascii=False))
+        text = whole(json.dumps(msgspec.to_builtins(stored), ensure_ascii=False))
         try:
             paths.make(self.folder)
             files.write(target, msgspec.json.encode(json.loads(text)), hint=None)
@@ -86,12 +93,14 @@ class History:
         names = {path.stem for path in self.folder.glob("*.json")}
         runs = {name: found for name, found in index.items() if name in names}
         for name in sorted(names - index.keys()):
-            if document := self._read(name):
-                runs[name] = documents.series(document, name)
+            if (found := self._summary(name)) is not None:
+                runs[name] = found
         if damage:
             self.notices.append(f"the history's index was not readable ({damage}): rebuilt from {len(runs)} runs")
         if damage or runs.keys() != index.keys():
-            with contextlib.suppress(OSError, GdnError):  # without an index the next command reads the documents
+            with contextlib.suppress(
+                OSError, GdnError, UnicodeError
+            ):  # without an index the next command reads the documents
                 if damage:
                     self.index.unlink()
                 files.write(self.index, msgspec.msgpack.encode(Index(3, runs)), sync=False)
@@ -103,13 +112,14 @@ class History:
             if document := self._read(run):
                 yield from documents.rows(document, list(wanted))
 
-    def forget(self, name: str) -> list[Series]:
-        """Remove a run by its id, or by six or more of its first letters; its record file stays. Returns its series.
-        Raises UsageError for an unknown id, with similar ones; MissingError if it cannot be removed.
+    def forget(self, name: str) -> tuple[str, list[Series]]:
+        """Remove a run by its id, or by six or more of its first letters; its record file stays.
+        Returns its id and its series: [] for one that cannot be read. Raises UsageError for an
+        unknown id, with similar ones; MissingError if it cannot be removed.
         """
         series = self.series()[::-1]
-        runs = list(dict.fromkeys(s.run for s in series))
-        found = [run for run in runs if len(name) >= SHORT and run.startswith(name)]
+        runs = list(dict.fromkeys(s.run for s in series)) + [path.stem for path in self.damaged]
+        found = [run for run in runs if run == name or len(name) >= SHORT and run.startswith(name)]
         if len(found) > 1:
             raise UsageError(f"several runs begin with '{name}': {', '.join(found)}", hint="give more letters of one")
         if not runs:
@@ -124,12 +134,14 @@ class History:
             path.unlink(missing_ok=True)  # another command may have removed it
         except OSError as e:
             raise MissingError(f"the history cannot be written: {path}: {e.strerror}") from None
-        return [s for s in series if s.run == found[0]]
+        self.damaged = [other for other in self.damaged if other != path]
+        self.notices = [notice for notice in self.notices if not notice.startswith(f"{path} ")]
+        return found[0], [s for s in series if s.run == found[0]]
 
     def _read_index(self) -> tuple[dict[str, list[Series]], str | None]:
         """The runs in the index, and why it cannot be read. A missing index is empty."""
         try:
-            return msgspec.msgpack.decode(self.index.read_bytes(), type=Index).runs, None
+            return msgspec.msgpack.decode(files.read(self.index), type=Index).runs, None
         except (FileNotFoundError, NotADirectoryError):
             return {}, None
         except OSError as e:
@@ -137,15 +149,31 @@ class History:
         except _DAMAGE as e:
             return {}, str(e)
 
+    def _summary(self, name: str) -> list[Series] | None:
+        """The series of a document; None as from `_read`."""
+        document = self._read(name)
+        try:
+            return document and documents.series(document, name)
+        except Exception as e:  # values that fit their types, but that no gdn measured
+            return self._skip(name, one_line(e))
+
     def _read(self, name: str) -> Stored | None:
         """A document; None if another command has just removed it, or, with a notice, if it is damaged."""
         path = self.folder / f"{name}.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Stored)
+            return msgspec.json.decode(files.read(path), type=Stored)
         except FileNotFoundError:
             return None
-        except (OSError, *_DAMAGE) as e:
-            self.damaged.append(path)
-            why = f"it is damaged, or written by a newer gdn: {e}"
-            self.notices.append(f"{path} is skipped ({why}); move it away, and --import the run's record file")
-            return None
+        except OSError as e:
+            return self._skip(name, e.strerror or str(e))
+        except _DAMAGE as e:
+            return self._skip(name, str(e))
+
+    def _skip(self, name: str, why: str) -> None:
+        path = self.folder / f"{name}.json"
+        self.damaged.append(path)
+        self.notices.append(
+            f"{path} is skipped (it is damaged, or written by a newer gdn: {why}); "
+            f"`gdn history --forget {shlex.quote(name)}` removes it, "
+            "and --import reads the run's record file again"
+        )
