@@ -25,7 +25,7 @@ def wrap(mode: str) -> list[str]:
     """The command line before the runner's own. Its folder is the worker's temporary one. It also builds there, so what
     it compiles is deleted with it."""
     own = Path(tempfile.gettempdir())  # the worker's, see run/worker_process.py
-    home = Path.home()
+    home = paths.home()
     command = [find(), "--die-with-parent", "--new-session", "--unshare-net", "--unshare-pid", "--unshare-ipc",
                "--unshare-uts", "--ro-bind", "/", "/", "--proc", "/proc"]  # fmt: skip
     command += ["--dev-bind", "/dev", "/dev"] if mode == "cuda" else ["--dev", "/dev"]

@@ -39,7 +39,7 @@ class Flips:
         for table in self.tables:
             rows, columns = table.shape
             everywhere = self._span(columns, 4)  # in all rows, so that every result changes
-            table.flip(everywhere, self._span(rows, 2), self._span(columns, 2))
+            table.flip(everywhere, self._span(rows, 16), self._span(columns, 2))  # some rows more than the others
 
     def _span(self, size: int, share: int) -> tuple[int, int]:
         """Where a random part of an axis begins and ends, of 1/share of its length."""

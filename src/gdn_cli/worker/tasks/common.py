@@ -243,13 +243,13 @@ def judged(record: Record, case: Case, kernel: client.Kernel, depth: Depth) -> R
     verdict = case.check(kernel)
     record = replace(record, check=verdict)
     if not verdict.passed:
-        record = wrong(record, _unsteady(case, kernel) or verdict.reason)
-    elif reason := case.wrong_by_default(kernel) if depth.unset else None:
-        record = wrong(record, reason)
+        record = wrong(record, _unsteady(case, kernel, verdict) or verdict.reason)
     elif names := _probes(case, depth):
         record.probes = case.probe(kernel, names, depth.hard)
         if caught := [f"probe {name}: {what}" for name, what in record.probes.items() if what]:
             record = wrong(record, caught[0])
+    if record.passed and depth.unset and (reason := case.wrong_by_default(kernel)):
+        record = wrong(record, reason)
     record.backend = kernel.backend(case.inputs)
     return record
 
@@ -263,8 +263,10 @@ def _probes(case: Case, depth: Depth) -> list[str]:
     return names
 
 
-def _unsteady(case: Case, kernel: client.Kernel) -> str | None:
-    """Whether a wrong result is another one in an equal call."""
+def _unsteady(case: Case, kernel: client.Kernel, verdict: Check) -> str | None:
+    """Whether a wrong result is another one in an equal call. What is not written at all is better named so."""
+    if verdict.unwritten:
+        return None
     try:
         return case.probe(kernel, ["nondeterminism"], hard=False)["nondeterminism"]
     except client.Raised:  # the first call did not
