@@ -509,7 +509,7 @@ def cut(n):
             lambda path: save_file(GOOD | {"A_log": torch.zeros(8, dtype=torch.float16)}, path),
             "{path}: tensor 'A_log' is F16, gdn_decode_qk4_v8_d128_k_last has F32",
         ),
-        (lambda path: (path.unlink(), path.mkdir()), "{path}: not a plain file"),
+        (lambda path: (path.unlink(), path.mkdir()), "path 'blob.safetensors' is not a plain file"),
     ],
 )
 def test_a_spoiled_file_is_one_clear_line(tmp_path, spoil, says):

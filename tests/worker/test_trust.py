@@ -286,7 +286,8 @@ def test_a_time_below_the_copy_is_in_doubt(us, in_doubt):
 
     floor, mine = timed("copy", 10.0, ("noise",)), timed("mine", us)
     below_floor.doubt([floor, mine], mine)
-    assert not mine.doubts  # against a floor that is in doubt itself nothing follows
+    assert bool(mine.doubts) is in_doubt  # where the copy is in doubt itself, too: no star
+    assert not in_doubt or "the copy's time is in doubt too" in mine.doubts[0]
     for order in (0, 1):  # the floor may come before or after
         records = [timed("copy", 10.0), timed("mine", us)]
         for i, whole in enumerate(records if order else reversed(records)):

@@ -239,7 +239,7 @@ def test_the_cache_of_hugging_face_keeps_its_files_beside_the_snapshot(tmp_path)
 
 def test_tensors_come_from_plain_files(tmp_path):
     os.mkfifo(tmp_path / "x")
-    with pytest.raises(MissingError, match="x: not a plain file"):
+    with pytest.raises(MissingError, match="path 'x' is not a plain file"):
         fetched(tmp_path, "x")
 
 
