@@ -1,6 +1,6 @@
-"""Attacks by an algo's code: changing the verdict, forging records, outliving the command, flooding, reading secrets.
+"""Attacks by an algo's code on the machine: outliving the command, flooding, reading secrets. All of them must fail.
 
-All of them must fail."""
+Those on a verdict or a time are in tests/attacks/ (test_attacks.py)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from gdn_cli.schema.record_types import Record, Status
 
 REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
-_ZEROS = f"def run({helpers.DECODE_ARGS}):\n    return torch.zeros_like(v), torch.zeros_like(state)\n"
 _RIGHT = f"\ndef run({helpers.DECODE_ARGS}):\n    return right({helpers.DECODE_ARGS})\n"
 _TOP = "import os, shlex, sys, time, json, signal, subprocess, ctypes\nimport torch\nfrom .right import run as right\n"
 # the functions on the stack, gdn's own among them
@@ -43,64 +42,7 @@ SECRET = "hunter2-correct-horse"
 # how long the processes sleep that must not outlive their command: nobody else's on this machine do, nor another run's
 *SLEEPS, HANGS = [str(10**6 + 10 * os.getpid() + i) for i in range(6)]
 
-# each is all zeros, and makes of what judges whatever it can reach
-PATCHES = {
-    "what-a-check-calls": (
-        "torch.equal = lambda *_: True\ntorch.Tensor.abs = lambda self: torch.zeros_like(self)\n"
-        "torch.Tensor.norm = lambda self, *_, **__: torch.zeros(())\n"
-        "torch.Tensor.__gt__ = lambda self, _: torch.zeros_like(self, dtype=torch.bool)"
-    ),
-    "check-and-oracle": (
-        "import gc\nfrom gdn_cli.runner import build; from gdn_cli.worker import check, probes\n"
-        "check.oracle = lambda reference, inputs: [torch.zeros_like(inputs[2]).double(), torch.zeros_like(inputs[3])]\n"
-        "check.check = lambda *_: check.Check()\ncheck.results = lambda *_, **__: check.Check()\n"
-        "check._judge = lambda *_: None\nbuild.reference = lambda _: None\nprobes.run = lambda *_, **__: {}\n"
-        "for x in gc.get_objects():\n    if isinstance(x, dict) and 'passed' in x:\n        x['passed'] = True"
-    ),
-}
-FORGED = {"workload": {}, "status": "passed", "reason": None, "tier": "wall", "timing": {"median_us": 0.5}}
 ALGOS = {
-    **{f"patches-{name}": f"{_TOP}{body}\n{_ZEROS}" for name, body in PATCHES.items()},
-    # writes records to whatever it finds open or named, says that all is done, and leaves
-    "forges": _TOP
-    + textwrap.dedent(f"""
-        line = json.dumps({FORGED!r}) + "\\n"
-        for name in os.listdir("/proc/self/fd"):
-            try:
-                os.write(int(name), line.encode())
-            except OSError:
-                pass
-        ancestor = os.getppid()
-        while ancestor > 1:  # as root every descriptor of the worker can be opened again
-            for folder in (f"/proc/{{ancestor}}/fd",):
-                for name in os.listdir(folder) if os.access(folder, os.R_OK) else []:
-                    try:
-                        if "pipe:" in os.readlink(f"{{folder}}/{{name}}"):
-                            fd = os.open(f"{{folder}}/{{name}}", os.O_WRONLY | os.O_NONBLOCK)
-                            os.write(fd, line.encode())
-                    except OSError:
-                        pass
-            if any("keeper" in open(f"/proc/{{ancestor}}/{{file}}").read() for file in ("cmdline", "comm")):
-                break  # not further: the command's own output, and that of the tests
-            ancestor = int(open(f"/proc/{{ancestor}}/stat").read().rsplit(")", 1)[1].split()[1])
-        for word in sys.argv + open("/proc/self/cmdline").read().split("\\0"):
-            if os.path.exists(word) and not os.path.isdir(word) and not word.endswith((".py", "python")):
-                open(word, "a").write(line)
-        os._exit(0)
-        """)
-    + _RIGHT,
-    # right whenever it is checked; while it is timed it does nothing, and the outputs stay as they were
-    "sleeps-while-timed": _TOP
-    + _WHO
-    + f"""
-def run({helpers.DECODE_ARGS}, output, new_state):
-    if {{"time", "again"}} & {{*who_asks()}}:
-        return
-    out, new = right({helpers.DECODE_ARGS})
-    output.copy_(out)
-    new_state.copy_(new)
-""",
-    "makes-its-own-clock": _TOP + "now = time.perf_counter_ns\ntime.perf_counter_ns = lambda: now() // 100\n" + _RIGHT,
     "stays-behind": _TOP
     + textwrap.dedent(f"""
         one, two, three, four, five = {SLEEPS}
@@ -136,7 +78,7 @@ def tried(tmp_path_factory, gdn, write_algo):
     """One `gdn bench --json` of all of them, and which of their `sleep`s were alive when it ended."""
     folder = tmp_path_factory.mktemp("trust")
     for name, source in ALGOS.items():
-        write_algo(folder, name, source, destination_passing=name == "sleeps-while-timed")
+        write_algo(folder, name, source)
     temporary = folder / "tmp"
     temporary.mkdir()
     env = {"MODAL_TOKEN_ID": SECRET, "HARMLESS": "1", "WANTED": "1", "GDN_PASS_ENV": "WANTED", "TMPDIR": str(temporary)}
@@ -161,28 +103,6 @@ def _sleepers() -> list[int]:
 def of(tried, algo: str) -> dict:
     (record,) = (r for r in tried.document["records"] if r["algo"] == algo)
     return record
-
-
-@pytest.mark.parametrize("name", PATCHES)
-def test_zeros_are_wrong_whatever_an_algo_patches(tried, name):
-    record = of(tried, f"patches-{name}")
-    assert record["status"] == "wrong" and "timing" not in record
-    assert record["check"]["errors"]["output"] == 1.0 and not record["check"]["official"]
-
-
-def test_records_that_an_algo_writes_do_not_count(tried):
-    record = of(tried, "forges")
-    assert record["status"] in ("exited", "crashed") and "timing" not in record and record["unfinished"] == 1
-
-
-def test_calls_that_do_nothing_while_they_are_timed_have_no_time(tried):
-    record = of(tried, "sleeps-while-timed")
-    assert record["status"] == "wrong" and "timing" not in record
-    assert record["reason"].startswith("right when it was checked, wrong while it was timed: output: ")
-
-
-def test_a_false_clock_is_found(tried):
-    assert of(tried, "makes-its-own-clock")["reason"] == "probe timer: replaced time:perf_counter_ns"
 
 
 def test_nothing_outlives_its_command(tried):

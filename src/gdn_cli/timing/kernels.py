@@ -57,18 +57,22 @@ def gdn_copy_floor(p_source, p_target, BLOCK: tl.constexpr, STREAM: tl.constexpr
         tl.store(p_target + offsets, tl.load(p_source + offsets))
 
 
-@triton.jit(do_not_specialize=["size", "width", "stride", "a", "b", "row", "end", "c", "d"])  # else compiled again
-def gdn_flip(p_bits, size, width, stride, a, b, row, end, c, d, SIGN: tl.constexpr, BLOCK: tl.constexpr):
+_NUMBERS = ["height", "width", "stride", "a", "b", "row", "end", "c", "d"]
+_ELEMENTS = 512  # of a program
+
+
+@triton.jit(do_not_specialize=_NUMBERS)  # or it is compiled again for other numbers
+def gdn_flip(p_bits, height, width, stride, a, b, row, end, c, d, SIGN: tl.constexpr, ROWS: tl.constexpr,
+             COLUMNS: tl.constexpr):  # fmt: skip
     """Changes the sign bits of columns a to b, and of columns c to d in rows `row` to `end`."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    y = i // width
-    x = i % width
+    y = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    x = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     everywhere = (x >= a) & (x < b)
     there = (x >= c) & (x < d) & (y >= row) & (y < end)
-    chosen = (everywhere ^ there) & (i < size)
-    p = p_bits + y * stride + x
+    chosen = (everywhere ^ there) & (x < width) & (y < height)
+    p = p_bits + y.to(tl.int64) * stride + x
     bits = tl.load(p, mask=chosen)
-    tl.store(p, bits ^ tl.full([BLOCK], SIGN, bits.dtype), mask=chosen)
+    tl.store(p, bits ^ tl.full([ROWS, COLUMNS], SIGN, bits.dtype), mask=chosen)
 
 
 def flip(bits: torch.Tensor, everywhere: tuple[int, int], rows: tuple[int, int], columns: tuple[int, int]) -> None:
@@ -76,9 +80,11 @@ def flip(bits: torch.Tensor, everywhere: tuple[int, int], rows: tuple[int, int],
     height, width = bits.shape
     if not bits.numel():
         return
+    wide = min(_ELEMENTS, triton.next_power_of_2(width))
+    high = _ELEMENTS // wide
     sign = torch.iinfo(bits.dtype).min
-    grid = (triton.cdiv(height * width, 1024),)
-    gdn_flip[grid](bits, height * width, width, bits.stride(0), *everywhere, *rows, *columns, sign, 1024)
+    grid = (triton.cdiv(height, high), triton.cdiv(width, wide))
+    gdn_flip[grid](bits, height, width, bits.stride(0), *everywhere, *rows, *columns, sign, high, wide)
 
 
 def begin() -> None:
