@@ -121,7 +121,8 @@ CHEATS.pop("races-in-every-seventh-call")  # needs more calls: `gdn run` makes t
 
 _ON_BOTH = (
     "updates-the-state-in-place-once-it-is-timed", "has-one-set-of-results", "remembers-addresses-and-versions",
-    "goes-by-every-eighth-element", "computes-where-it-is-looked-at", "races",
+    "goes-by-every-eighth-element", "computes-where-it-is-looked-at", "races", "leaves-it-to-a-thread",
+    "remembers-contents-and-copies",
 )  # fmt: skip
 GPU_CHEATS = {name.removeprefix("gpu-"): cheat for name, cheat in ALL.items() if name.startswith("gpu-")}
 GPU_CHEATS |= {name: CHEATS[name] for name in _ON_BOTH}

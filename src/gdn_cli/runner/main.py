@@ -230,19 +230,26 @@ class Runner:
         """One tier's part of a record, for calls on these buffers; `flipped` (see `Op.flipped`) gets new values for
         each."""
         from ..timing import Plan, Subject
-        from ..timing.flips import Flips
         from . import measuring
 
         self._intact()
         results: list[list[Result]] = []
-        flips = Flips(inputs, flipped, seed) if flipped else None
-        subject = Subject.of(kernel, inputs, outputs, flips, definition=definition)
+        refresh = self._changing(inputs, outputs, flipped, seed)
+        subject = Subject.of(kernel, inputs, outputs, refresh=refresh, definition=definition)
         found = measuring.timed(
             tier, subject, Plan(**how.pop("plan")), gpu=self.device == "cuda",
             last=lambda tensors: results.append(self._described(tensors)), **how,
         )  # fmt: skip
         self._intact()
         return Answer(records=[found], last=results)
+
+    @staticmethod
+    def _changing(inputs: list, outputs: list, flipped: list[list], seed: int) -> Any:
+        """What gives these buffers the values of the next call."""
+        from ..timing.flips import Flips
+        from ..timing.subject import values
+
+        return values(inputs, outputs, Flips(inputs, flipped, seed) if flipped else None)
 
     def again(self, kernel: Any, inputs: list, outputs: list, times: int) -> None:
         """`times` calls in a row, for a clock outside."""
@@ -269,14 +276,12 @@ class Runner:
         from .. import timing
         from ..records import statistics
         from ..timing import Plan, Subject
-        from ..timing.flips import Flips
-        from ..timing.subject import values
         from . import measuring
 
         self._intact()
         plan = Plan(**plan)
         results: list[list[Result]] = []
-        refresh = values(inputs, outputs, Flips(inputs, flipped, seed) if flipped else None)
+        refresh = self._changing(inputs, outputs, flipped, seed)
         subjects = [
             Subject.of(_Marked(self.turn, i, self.kernels[name]), inputs, outputs, refresh=refresh)
             for i, name in enumerate(kernels)
