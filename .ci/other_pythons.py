@@ -21,7 +21,13 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 NEED_TORCH = "torch", "triton", "flashinfer-bench"
 UNUSED = "ncu-report", "ruff"  # by the tests of the command
-OFFLINE = "NewConnectionError", "Max retries exceeded", "timed out", "name resolution", "ProxyError"
+OFFLINE = (
+    "NewConnectionError",
+    "Max retries exceeded",
+    "timed out",
+    "name resolution",
+    "ProxyError",
+)
 PYTEST = "-m", "pytest", "tests/cli", "-n", "2", "--dist", "loadfile"
 QUICK = "-m", "not slow and not records"
 
@@ -36,9 +42,12 @@ def allowed() -> list[str]:
 def found(version: str) -> str | None:
     """A Python of this version that can make a venv: on PATH, or one of pyenv's."""
     on_path = shutil.which(f"python{version}")
-    pyenv = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    pyenv = sorted(
+        (Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python")
+    )
     check = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"
-    for python in filter(None, (on_path, *map(str, pyenv))):  # on PATH it may be a shim of none
+    # on PATH it may be a shim of none
+    for python in filter(None, (on_path, *map(str, pyenv))):
         done = subprocess.run([python, "-c", check], capture_output=True, text=True)
         if done.stdout.strip() == version:
             return python
@@ -74,12 +83,19 @@ def main() -> int:
     for version in others[:1] + others[1:][-1:]:
         venv = HERE / "venvs" / version
         if not installed(pythons[version], venv):
-            print(f"Python {version}: no network, so no tests of the command there", flush=True)
+            print(
+                f"Python {version}: no network, so no tests of the command there",
+                flush=True,
+            )
             continue
         print(f"Python {version}: the tests of the command", flush=True)
-        failed |= subprocess.run([venv / "bin" / "python", *PYTEST, *QUICK], cwd=ROOT).returncode
+        failed |= subprocess.run(
+            [venv / "bin" / "python", *PYTEST, *QUICK], cwd=ROOT
+        ).returncode
     if not others:
-        print(f"this machine has no Python but {own}: the command is tested on that one only")
+        print(
+            f"this machine has no Python but {own}: the command is tested on that one only"
+        )
     return failed
 
 

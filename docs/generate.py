@@ -1,6 +1,8 @@
-"""The generated parts of docs/checking.md, docs/cli.md and docs/records.md: `make pages` rewrites them.
+"""The generated parts of docs/checking.md, docs/cli.md and docs/records.md: `make
+pages` rewrites them.
 
-A generated part lies between `<!-- made by: make pages -->` and `<!-- end -->`; the text around it is written by hand.
+A generated part lies between `<!-- made by: make pages -->` and `<!-- end -->`; the
+text around it is written by hand.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ PART = re.compile(r"(?<=<!-- made by: make pages -->\n).*(?=<!-- end -->)", re.D
 
 def helps(command: Any, *words: str) -> Iterator[str]:
     """`--help` of a command and of its subcommands, as on a terminal of 80 columns."""
-    shown = CliRunner().invoke(app, [*words, "--help"], prog_name="gdn", env={"COLUMNS": "80", "NO_COLOR": "1"})
+    shown = CliRunner().invoke(
+        app, [*words, "--help"], prog_name="gdn", env={"COLUMNS": "80", "NO_COLOR": "1"}
+    )
     lines = "\n".join(line.rstrip() for line in shown.stdout.strip().splitlines())
     yield f"{'#' * min(len(words) + 1, 3)} {' '.join(['gdn', *words])}\n\n```text\n{lines}\n```\n"
     for name, below in getattr(command, "commands", {}).items():
@@ -38,19 +42,20 @@ def helps(command: Any, *words: str) -> Iterator[str]:
 
 
 def comments(form: type) -> dict[str, str]:
-    """Field -> the comment next to it in the source."""
-    lines, first = inspect.getsourcelines(form)
-    source = "".join(lines)
-    beside = {
+    """Field -> the comment above it and next to it in the source."""
+    lines, _ = inspect.getsourcelines(form)
+    texts = {
         token.start[0]: token.string.lstrip("# ")
         for token in tokenize.generate_tokens(iter(lines).__next__)
         if token.type == tokenize.COMMENT
     }
-    fields = [node for node in ast.parse(source).body[0].body if isinstance(node, ast.AnnAssign)]
-    return {
-        node.target.id: " ".join(beside[n] for n in range(node.lineno, node.end_lineno + 1) if n in beside)
-        for node in fields
-    }
+    before, result = 0, {}
+    for node in ast.parse("".join(lines)).body[0].body:
+        if isinstance(node, ast.AnnAssign):
+            rows = range(before + 1, node.end_lineno + 1)
+            result[node.target.id] = " ".join(texts[n] for n in rows if n in texts)
+        before = node.end_lineno
+    return result
 
 
 def words(form: Any) -> str:
@@ -65,7 +70,9 @@ def words(form: Any) -> str:
             return f"[{cls.__name__}](#{cls.__name__.lower()})"
         case inspected.UnionType(types=types):
             return " or ".join(words(each) for each in types)
-        case inspected.ListType(item_type=item) | inspected.VarTupleType(item_type=item):
+        case (
+            inspected.ListType(item_type=item) | inspected.VarTupleType(item_type=item)
+        ):
             return f"list of {inner(item)}"
         case inspected.TupleType(item_types=items):
             return f"[{', '.join(map(words, items))}]"
@@ -73,13 +80,20 @@ def words(form: Any) -> str:
             return f"object of {inner(value)}"
         case inspected.Metadata(type=bounded):
             return words(bounded)
-    names = {"StrType": "text", "IntType": "whole number", "FloatType": "number", "BoolType": "true or false"}
+    names = {
+        "StrType": "text",
+        "IntType": "whole number",
+        "FloatType": "number",
+        "BoolType": "true or false",
+    }
     names |= {"NoneType": "null", "AnyType": "anything"}
     return names[type(form).__name__]
 
 
 def structs(form: Any, found: dict[type, Any]) -> dict[type, Any]:
-    """Every Struct and Enum that a type is made of -> msgspec's description of it, outermost first."""
+    """Every Struct and Enum that a type is made of -> msgspec's description of it,
+    outermost first.
+    """
     if hasattr(form, "cls"):
         if form.cls in found:
             return found
@@ -108,14 +122,19 @@ def section(cls: type, form: Any, known: dict[type, Any]) -> str:
     above = [base for base in cls.__mro__[1:] if base in known]
     there = {field.name for base in above for field in known[base].fields}
     head += "".join(
-        f"\nIt has the fields of [{base.__name__}](#{base.__name__.lower()}), and these:\n" for base in above
+        f"\nIt has the fields of [{base.__name__}](#{base.__name__.lower()}), and these:\n"
+        for base in above
     )
     rows = [
-        f"| `{field.encode_name}` | {words(field.type)} | {re.sub(r'None', 'null', said[field.name])} |"
+        f"| `{field.encode_name}` | {words(field.type)} |"
+        f" {re.sub(r'None', 'null', said[field.name])} |"
         for field in form.fields
         if field.name not in there
     ]
-    return "\n".join([head, "| field | type | what it says |", "|---|---|---|", *rows]) + "\n"
+    return (
+        "\n".join([head, "| field | type | what it says |", "|---|---|---|", *rows])
+        + "\n"
+    )
 
 
 def attacks() -> str:
@@ -124,19 +143,36 @@ def attacks() -> str:
     for file in sorted(ATTACKS.glob("*/attack.toml")):
         attack = read_toml(file)
         rows.append(f"| `{file.parent.name}` | {attack['does']} | {attack['by']} |")
-    return "\n".join(["", "| attack | what it does | what stops it |", "|---|---|---|", *rows, "", ""])
+    return "\n".join(
+        [
+            "",
+            "| attack | what it does | what stops it |",
+            "|---|---|---|",
+            *rows,
+            "",
+            "",
+        ]
+    )
 
 
 @functools.cache
 def parts() -> dict[str, str]:
     """Page -> its generated part."""
-    document, record = map(msgspec.inspect.type_info, (record_types.Document, record_types.Record))
-    found = {record_types.Document: document} | structs(record, {}) | structs(document, {})
+    document, record = map(
+        msgspec.inspect.type_info, (record_types.Document, record_types.Record)
+    )
+    found = (
+        {record_types.Document: document} | structs(record, {}) | structs(document, {})
+    )
     top = typer.main.get_command(app)
     return {
         "checking.md": attacks(),
         "cli.md": "\n" + "\n".join(list(helps(top))[1:]) + "\n",
-        "records.md": "\n## The fields\n\n" + "\n".join(section(*each, found) for each in found.items()) + "\n",
+        "records.md": (
+            "\n## The fields\n\n"
+            + "\n".join(section(*each, found) for each in found.items())
+            + "\n"
+        ),
     }
 
 

@@ -1,4 +1,5 @@
-"""Plot each algo's time, as a multiple of a plain copy's, over batch size; from record files of one GPU or CPU.
+"""Plot each algo's time, as a multiple of a plain copy's, over batch size; from record
+files of one GPU or CPU.
 
 gdn bench --preset sweep --out records.json
 python examples/plot.py records.json
@@ -22,7 +23,12 @@ def times(files: list[Path], wanted: set[str]) -> dict[str, dict[int, float]]:
         for record in json.loads(file.read_text())["records"]:
             size = ((record.get("workload") or {}).get("axes") or {}).get("batch_size")
             chosen = record["algo"] in wanted or wanted == {"copy"}
-            if record["status"] == "passed" and record.get("timing") and size and chosen:
+            if (
+                record["status"] == "passed"
+                and record.get("timing")
+                and size
+                and chosen
+            ):
                 found[record["algo"]][size] = record["timing"]["median_us"]
     return found
 
@@ -31,19 +37,34 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("-o", "--out", type=Path, default=Path("plot.png"))
-    parser.add_argument("--algo", help="only these algos, separated by commas", default="")
+    parser.add_argument(
+        "--algo", help="only these algos, separated by commas", default=""
+    )
     given = parser.parse_args()
     found = times(given.files, set(filter(None, given.algo.split(","))) | {"copy"})
     copy = found.pop("copy", {})
     if not copy or not found:
-        parser.error("no times of algos and of a copy in these records; make some with `gdn bench`")
+        parser.error(
+            "no times of algos and of a copy in these records; make some with `gdn bench`"
+        )
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     axes.axhline(1, color="gray", linestyle="--", label="copy")
     for algo, by_size in found.items():
         sizes = sorted(by_size.keys() & copy.keys())
-        axes.plot(sizes, [by_size[size] / copy[size] for size in sizes], marker="o", markersize=3, label=algo)
-    axes.set(xscale="log", xlabel="batch size", ylabel="time / time of a copy", ylim=(0, None))
+        axes.plot(
+            sizes,
+            [by_size[size] / copy[size] for size in sizes],
+            marker="o",
+            markersize=3,
+            label=algo,
+        )
+    axes.set(
+        xscale="log",
+        xlabel="batch size",
+        ylabel="time / time of a copy",
+        ylim=(0, None),
+    )
     axes.set_xticks(sorted(copy), sorted(copy))
     axes.set_xticks([], minor=True)
     axes.grid(alpha=0.3)

@@ -1,4 +1,6 @@
-"""A real browser for tests: Chromium without a window, spoken to over a pipe in its DevTools protocol. No packages."""
+"""A real browser for tests: Chromium without a window, spoken to over a pipe in its
+DevTools protocol. No packages.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+_NAMES = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+)
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
@@ -29,15 +37,20 @@ _TIMEOUT_S = 60.0
 def find() -> str | None:
     """Where a Chromium is; GDN_CHROMIUM names another one."""
     named = os.environ.get("GDN_CHROMIUM")
-    return named or next((path for name in _NAMES if (path := shutil.which(name))), None)
+    return named or next(
+        (path for name in _NAMES if (path := shutil.which(name))), None
+    )
 
 
 class Browser:
-    """One browser process with one page. A context manager: the process and its profile are removed at the end."""
+    """One browser process with one page. A context manager: the process and its profile
+    are removed at the end.
+    """
 
     def __init__(self) -> None:
         self.profile = tempfile.mkdtemp(prefix="gdn-browser-")
-        ours = [os.pipe(), os.pipe()]  # we write into the first, and read from the second
+        # we write into the first, and read from the second
+        ours = [os.pipe(), os.pipe()]
         # above the numbers 3 and 4, which are the browser's
         theirs = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (ours[0][0], ours[1][1])]
 
@@ -58,7 +71,9 @@ class Browser:
         self._session: str | None = None
         pages = self("Target.getTargets")["targetInfos"]
         target = next(t["targetId"] for t in pages if t["type"] == "page")
-        self._session = self("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self(f"{domain}.enable")
         self("Network.setCacheDisabled", cacheDisabled=True)
@@ -91,7 +106,9 @@ class Browser:
     def _next(self) -> dict[str, Any]:
         until = time.monotonic() + _TIMEOUT_S
         while b"\0" not in self._read:
-            if not select.select([self._out], [], [], max(0.0, until - time.monotonic()))[0]:
+            if not select.select(
+                [self._out], [], [], max(0.0, until - time.monotonic())
+            )[0]:
                 raise TimeoutError("the browser does not answer")
             chunk = os.read(self._out, 1 << 20)
             if not chunk:
@@ -107,7 +124,9 @@ class Browser:
 
     # --- what tests use ---
 
-    def open(self, url: str, width: int, height: int = 844, *, phone: bool = False) -> None:
+    def open(
+        self, url: str, width: int, height: int = 844, *, phone: bool = False
+    ) -> None:
         """Load a page in a window of this size, in CSS pixels."""
         self.size(width, height, phone=phone)
         self("Emulation.setEmulatedMedia", media="")
@@ -123,7 +142,12 @@ class Browser:
 
     def js(self, expression: str) -> Any:
         """The value of an expression in the page."""
-        done = self("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        done = self(
+            "Runtime.evaluate",
+            expression=expression,
+            returnByValue=True,
+            awaitPromise=True,
+        )
         if "exceptionDetails" in done:
             raise RuntimeError(done["exceptionDetails"])
         return done["result"].get("value")
@@ -131,21 +155,38 @@ class Browser:
     @property
     def requests(self) -> list[str]:
         """The page's requests since `open`."""
-        return [e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"]
+        return [
+            e["params"]["request"]["url"]
+            for e in self.events
+            if e.get("method") == "Network.requestWillBeSent"
+        ]
 
     @property
     def complaints(self) -> list[str]:
         """What went to the console, and exceptions."""
-        kinds = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
-        return [json.dumps(e["params"]) for e in self.events if e.get("method") in kinds]
+        kinds = (
+            "Log.entryAdded",
+            "Runtime.consoleAPICalled",
+            "Runtime.exceptionThrown",
+        )
+        return [
+            json.dumps(e["params"]) for e in self.events if e.get("method") in kinds
+        ]
 
     def screenshot(self, file: Path, *, whole: bool = True) -> None:
-        data = self("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
+        data = self(
+            "Page.captureScreenshot", format="png", captureBeyondViewport=whole
+        )["data"]
         file.write_bytes(base64.b64decode(data))
 
     def pdf(self) -> bytes:
         """The page as it is printed on A4."""
-        data = self("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, preferCSSPageSize=False)["data"]
+        data = self(
+            "Page.printToPDF",
+            paperWidth=8.27,
+            paperHeight=11.69,
+            preferCSSPageSize=False,
+        )["data"]
         return base64.b64decode(data)
 
 

@@ -1,4 +1,5 @@
-"""The attacks of tests/attacks/: algos that are wrong, or not what they look like, and what must stop each.
+"""The attacks of tests/attacks/: algos that are wrong, or not what they look like, and
+what must stop each.
 
 A folder has main.py, or what `sources` makes, and attack.toml:
 
@@ -9,7 +10,8 @@ A folder has main.py, or what `sources` makes, and attack.toml:
     doubts    parts of doubts that its time must have
     command   the command that is tried: bench (default), run or compare
     workloads words for `-w` (default: 0)
-    checked   false: not to be called on outputs without guards, or not passed by the check every time
+    checked   false: not to be called on outputs without guards, or not passed by the
+      check every time
 
 and keys of algo.toml: destination_passing, language, entry_point, devices.
 """
@@ -82,9 +84,16 @@ class Cheat:
 
 
 def source(body: str, outputs: bool = False, top: str = "") -> str:
-    """main.py with this body as `run`, which gets the outputs where asked for; CALL stands for the right results."""
-    body = textwrap.indent(textwrap.dedent(body).replace("CALL", f"right({DECODE_ARGS})"), "    ")
-    return f"{_TOP}{textwrap.dedent(top)}\n\ndef run({DECODE_ARGS}{', output, new_state' if outputs else ''}):\n{body}"
+    """main.py with this body as `run`, which gets the outputs where asked for; CALL
+    stands for the right results.
+    """
+    body = textwrap.indent(
+        textwrap.dedent(body).replace("CALL", f"right({DECODE_ARGS})"), "    "
+    )
+    return (
+        f"{_TOP}{textwrap.dedent(top)}\n\ndef"
+        f" run({DECODE_ARGS}{', output, new_state' if outputs else ''}):\n{body}"
+    )
 
 
 def returns(probe: str, says: str, body: str, top: str = "", **more) -> Cheat:
@@ -95,8 +104,14 @@ def returns(probe: str, says: str, body: str, top: str = "", **more) -> Cheat:
 def _too_many_rows() -> dict[str, str]:
     """cpp-v1 with a row of zeros after the last one of the state."""
     folder = OURS / "gdn_decode" / "cpp-v1"
-    shared = *(OURS / "_cuda" / "cpu").glob("*.h"), OURS / "_cuda" / "ffi" / "tensor.cuh"
-    sources = {path.name: path.read_text(encoding="utf-8") for path in (*folder.glob("*.[ch]*"), *shared)}
+    shared = (
+        *(OURS / "_cuda" / "cpu").glob("*.h"),
+        OURS / "_cuda" / "ffi" / "tensor.cuh",
+    )
+    sources = {
+        path.name: path.read_text(encoding="utf-8")
+        for path in (*folder.glob("*.[ch]*"), *shared)
+    }
     end = "  pool.run(rows / j.chunk_rows, run_chunk, &j);\n"
     more = "  for (int c = 0; c < K; ++c) j.new_state[rows * K + c] = 0.f;\n"
     assert end in sources["kernel.cpp"]
@@ -115,8 +130,13 @@ def _read(folder: Path) -> Cheat:
     return Cheat(sources=sources, says=keys.pop("says", ""), **keys)
 
 
-ALL = {folder.parent.name: _read(folder.parent) for folder in sorted(ATTACKS.glob("*/attack.toml"))}
-CHEATS = {name: cheat for name, cheat in ALL.items() if cheat.probe and "cpu" in cheat.devices}
+ALL = {
+    folder.parent.name: _read(folder.parent)
+    for folder in sorted(ATTACKS.glob("*/attack.toml"))
+}
+CHEATS = {
+    name: cheat for name, cheat in ALL.items() if cheat.probe and "cpu" in cheat.devices
+}
 CHEATS.pop("races-in-every-seventh-call")  # needs more calls: `gdn run` makes them
 
 _ON_BOTH = (
@@ -124,5 +144,9 @@ _ON_BOTH = (
     "goes-by-every-eighth-element", "computes-where-it-is-looked-at", "races", "leaves-it-to-a-thread",
     "remembers-contents-and-copies",
 )  # fmt: skip
-GPU_CHEATS = {name.removeprefix("gpu-"): cheat for name, cheat in ALL.items() if name.startswith("gpu-")}
+GPU_CHEATS = {
+    name.removeprefix("gpu-"): cheat
+    for name, cheat in ALL.items()
+    if name.startswith("gpu-")
+}
 GPU_CHEATS |= {name: CHEATS[name] for name in _ON_BOTH}

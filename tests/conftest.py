@@ -1,4 +1,6 @@
-"""Fixtures: gdn's folders inside pytest's own, throw-away algos, `gdn` as a process; no GPU, no GPU tests."""
+"""Fixtures: gdn's folders inside pytest's own, throw-away algos, `gdn` as a process; no
+GPU, no GPU tests.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,25 @@ import pytest
 
 from gdn_cli.machine import inventory
 
-# Before anything imports torch, here and in the processes below: a thread a process, as there is a test for every core.
-# torch.compile would start processes that import torch once more.
-for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
+# Before anything imports torch, here and in the processes below: a thread a process, as
+# there is a test for every core. torch.compile would start processes that import torch
+# once more.
+for _name in (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "TORCHINDUCTOR_COMPILE_THREADS",
+):
     os.environ.setdefault(_name, "1")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--calls", type=int, default=20, help="calls of each launch path in test_gpu_stress.py")
+    parser.addoption(
+        "--calls",
+        type=int,
+        default=20,
+        help="calls of each launch path in test_gpu_stress.py",
+    )
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +43,8 @@ def calls(request) -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def home(tmp_path_factory):
-    """GDN_HOME for the whole session, in this process too: records and builds stay out of the user's folders.
+    """GDN_HOME for the whole session, in this process too: records and builds stay out
+    of the user's folders.
 
     It is shared, so that a C++ algo is compiled once.
     """
@@ -39,11 +53,14 @@ def home(tmp_path_factory):
         for name in ("ALGO", "GDN_ALGOS", "FIB_DATASET_PATH"):
             patch.delenv(name, raising=False)
         patch.setenv("GDN_HOME", str(folder))
-        if "PYTEST_XDIST_WORKER" in os.environ:  # compilers take long: one build for all processes
+        # compilers take long: one build for all processes
+        if "PYTEST_XDIST_WORKER" in os.environ:
             builds = tmp_path_factory.getbasetemp().parent / "builds"
             builds.mkdir(mode=0o700, exist_ok=True)
             (folder / "builds").symlink_to(builds)
-        if not inventory.gpus():  # on a GPU no other bench may be disturbed; on a CPU two runs of the tests may overlap
+        # on a GPU no other bench may be disturbed; on a CPU two runs of the tests may
+        # overlap
+        if not inventory.gpus():
             patch.setenv("GDN_LOCK_DIR", str(folder))
         patch.setenv("FIB_CACHE_PATH", str(folder / "builds" / "tests"))
         yield folder
@@ -51,12 +68,16 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def interpreter(home):
-    """interpreter(function, *args): the function's result in a process that imported triton with TRITON_INTERPRET
-    set. One process serves all tests, because it takes seconds to start; arguments and results are pickled."""
+    """interpreter(function, *args): the function's result in a process that imported
+    triton with TRITON_INTERPRET set. One process serves all tests, because it takes
+    seconds to start; arguments and results are pickled.
+    """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
 
         def call(function, *args):
-            with mock.patch.dict(os.environ, helpers.environment(TRITON_INTERPRET="1"), clear=True):
+            with mock.patch.dict(
+                os.environ, helpers.environment(TRITON_INTERPRET="1"), clear=True
+            ):
                 return pool.submit(function, *args).result(timeout=helpers.PATIENCE_S)
 
         yield call
@@ -74,12 +95,14 @@ def write_algo():
     return helpers.write_algo
 
 
-# The files that take longest, the longest first: where they come last, one process works and the others wait.
+# The files that take longest, the longest first: where they come last, one process
+# works and the others wait.
 LONG = (
-    "test_gpu test_gpu_calls test_trust test_algos test_probes test_modal test_cli test_decode_edges test_serve "
-    "test_prefill_pool test_build_cache test_comparison test_search test_honest test_sass test_kept test_mtp "
-    "test_prefill_chunk test_remote test_session test_history test_pack test_report test_cpu test_gpu_sharing "
-    "test_flashcore test_prefill_edges"
+    "test_gpu test_gpu_calls test_trust test_algos test_probes test_modal test_cli"
+    " test_decode_edges test_serve test_prefill_pool test_build_cache test_comparison test_search"
+    " test_honest test_sass test_kept test_mtp test_prefill_chunk test_remote test_session"
+    " test_history test_pack test_report test_cpu test_gpu_sharing test_flashcore"
+    " test_prefill_edges"
 ).split()
 
 
@@ -99,4 +122,8 @@ def pytest_collection_modifyitems(items):
 def _no_gpu() -> str | None:
     import torch
 
-    return None if torch.cuda.is_available() else f"no CUDA device that torch {torch.__version__} can use"
+    return (
+        None
+        if torch.cuda.is_available()
+        else f"no CUDA device that torch {torch.__version__} can use"
+    )

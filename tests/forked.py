@@ -1,13 +1,17 @@
-"""`gdn` in a process forked from one that has imported the package: a tenth of the time of a new process.
+"""`gdn` in a process forked from one that has imported the package: a tenth of the time
+of a new process.
 
-    forked.run(args, env, cwd, stdin, timeout) -> subprocess.CompletedProcess, as subprocess.run gives it
+    forked.run(args, env, cwd, stdin, timeout) -> subprocess.CompletedProcess, as
+    subprocess.run gives it
 
-A server has imported what `gdn --help` imports and has done nothing else. Each command gets its own environment,
-folder and streams. Where Python itself would read a variable at its start, `helpers.gdn` starts a new process.
+A server has imported what `gdn --help` imports and has done nothing else. Each command
+gets its own environment, folder and streams. Where Python itself would read a variable
+at its start, `helpers.gdn` starts a new process.
 
-Commands that run algos come from a second server, which has imported torch, too: that takes a worker 1.7 s of CPU time.
-Their keeper and worker are forked from the command, with the parents, streams and environment that they have else.
-What is wrapped (a profiler) or sandboxed is a new process here, too.
+Commands that run algos come from a second server, which has imported torch, too: that
+takes a worker 1.7 s of CPU time. Their keeper and worker are forked from the command,
+with the parents, streams and environment that they have else. What is wrapped (a
+profiler) or sandboxed is a new process here, too.
 """
 
 from __future__ import annotations
@@ -35,27 +39,37 @@ from gdn_cli.runner import process
 
 _STATUS = struct.Struct("<i")
 _PR_SET_NAME = 15
-_WITH_WORKERS = ("run", "bench", "compare", "profile", "tune", "prove", "pack")  # commands that start some
+# commands that start some
+_WITH_WORKERS = ("run", "bench", "compare", "profile", "tune", "prove", "pack")
 # Each version of Python or of a library warns of other things, such as os.fork beside threads from
 # 3.12 on, and tests compare all that is on stderr.
 QUIET = {"PYTHONWARNINGS": "ignore"}
-_servers: dict[bool, tuple[int, socket.socket, subprocess.Popen]] = {}  # whether it has torch -> of which process, it
+# whether it has torch -> of which process, it
+_servers: dict[bool, tuple[int, socket.socket, subprocess.Popen]] = {}
 _Popen = subprocess.Popen
 _old_streams = []  # never collected: their buffers belong to the parent
 
 
-def run(args: list[str], env: dict[str, str], cwd: Path | None, stdin: str, timeout: float):
+def run(
+    args: list[str], env: dict[str, str], cwd: Path | None, stdin: str, timeout: float
+):
     ours, theirs = socket.socketpair()
     pipes = [os.pipe() for _ in range(3)]
     (given, write), *read = pipes
     with ours:
         server = _connection(bool(args) and args[0] in _WITH_WORKERS)
-        socket.send_fds(server, [b"x"], [theirs.fileno(), given, *(end for _, end in read)])
+        socket.send_fds(
+            server, [b"x"], [theirs.fileno(), given, *(end for _, end in read)]
+        )
         theirs.close()
         for descriptor in (given, *(end for _, end in read)):
             os.close(descriptor)
         ours.settimeout(timeout)
-        ours.sendall(json.dumps({"args": args, "env": env, "cwd": str(cwd or Path.cwd())}).encode())
+        ours.sendall(
+            json.dumps(
+                {"args": args, "env": env, "cwd": str(cwd or Path.cwd())}
+            ).encode()
+        )
         ours.shutdown(socket.SHUT_WR)
         with ThreadPoolExecutor(3) as pool:
             pool.submit(_write, write, stdin.encode())
@@ -79,9 +93,16 @@ def _connection(torch: bool) -> socket.socket:
     """To this process's server, which is started with the first command."""
     if torch not in _servers or _servers[torch][0] != os.getpid():
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, __file__, str(theirs.fileno()), *(["torch"] if torch else [])]
+        command = [
+            sys.executable,
+            __file__,
+            str(theirs.fileno()),
+            *(["torch"] if torch else []),
+        ]
         with theirs:
-            server = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=os.environ | QUIET)
+            server = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env=os.environ | QUIET
+            )
         _servers[torch] = os.getpid(), ours, server
         atexit.register(_end, ours, server)
     return _servers[torch][1]
@@ -92,7 +113,7 @@ def _end(line: socket.socket, server: subprocess.Popen) -> None:
     server.wait()
 
 
-# --- the server -------------------------------------------------------------------------------------------------------
+# --- the server
 
 
 def serve(line: socket.socket, torch: bool) -> None:
@@ -104,11 +125,14 @@ def serve(line: socket.socket, torch: bool) -> None:
 
         from gdn_cli.run import worker_process
 
-        worker_process.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": _start})
+        worker_process.subprocess = types.SimpleNamespace(
+            **vars(subprocess) | {"Popen": _start}
+        )
 
     while True:
         data, descriptors, _, _ = socket.recv_fds(line, 1, 4)
-        with contextlib.suppress(ChildProcessError):  # those that have ended; at the end all
+        # those that have ended; at the end all
+        with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG if data else 0)[0]:
                 pass
         if not data:
@@ -146,7 +170,8 @@ def _gdn(args: list[str], env: dict[str, str], cwd: str) -> None:
     os.environ.update(env)
     os.chdir(cwd)
     sys.argv = [str(Path(cli.__file__).parent.parent / "__main__.py"), *args]
-    sys.modules["__main__"].__package__ = "gdn_cli"  # "Usage: python -m gdn_cli", as click has it
+    # "Usage: python -m gdn_cli", as click has it
+    sys.modules["__main__"].__package__ = "gdn_cli"
     _new_streams(cwd)
     code = 0
     try:
@@ -173,10 +198,12 @@ def _new_streams(cwd: str) -> None:
     sys.path[0] = cwd
     sys.stdin = sys.__stdin__ = open(0, closefd=False)
     sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.stderr = sys.__stderr__ = open(
+        2, "w", buffering=1, errors="backslashreplace", closefd=False
+    )
 
 
-# --- in a command: its workers ----------------------------------------------------------------------------------------
+# --- in a command: its workers
 
 
 class _Child(process.Forked):
@@ -193,7 +220,8 @@ class _Child(process.Forked):
         os.kill(self.pid, signal.SIGTERM)
 
 
-_one_at_a_time = threading.Lock()  # filelock refuses a fork while another thread's is under way
+# filelock refuses a fork while another thread's is under way
+_one_at_a_time = threading.Lock()
 
 
 def _fork(work: Callable[[], None]) -> _Child:
@@ -214,7 +242,9 @@ def _fork(work: Callable[[], None]) -> _Child:
 
 
 def _start(command: list[str], **how) -> subprocess.Popen | _Child:
-    """What run/worker_process.py starts, a keeper with a worker below it. Anything else is a new process."""
+    """What run/worker_process.py starts, a keeper with a worker below it. Anything else
+    is a new process.
+    """
     inner = command[command.index("--") + 1 :] if "--" in command else []
     if inner[1:3] != ["-m", "gdn_cli.worker.serve"] or "--runner" not in inner:
         return subprocess.Popen(command, **how)
@@ -233,7 +263,9 @@ def _start(command: list[str], **how) -> subprocess.Popen | _Child:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         _new_streams(str(how["cwd"]))
-        subprocess.Popen = lambda command, **_: _fork(lambda: _run(command[2], command[3:]))
+        subprocess.Popen = lambda command, **_: _fork(
+            lambda: _run(command[2], command[3:])
+        )
         _run(command[3], command[4:])
 
     child = _fork(keeper)

@@ -1,4 +1,6 @@
-"""Shared by several test files: throw-away algos, `gdn` as a process, and kernels against the oracle."""
+"""Shared by several test files: throw-away algos, `gdn` as a process, and kernels
+against the oracle.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,21 @@ REGISTRY = registry.load()  # as it ships: read once for all test files
 # PYTHONPATH of a process that imports what lies here
 PATH = os.pathsep.join(p for p in (str(TESTS), os.environ.get("PYTHONPATH")) if p)
 
-# Whatever the shell that starts the tests has set, gdn must not see: these choose algos, data or a look.
-_NOT_INHERITED = ("ALGO", "GDN_ALGOS", "FIB_DATASET_PATH", "TRITON_INTERPRET", "FORCE_COLOR", "CLICOLOR_FORCE")
+# Whatever the shell that starts the tests has set, gdn must not see: these choose
+# algos, data or a look.
+_NOT_INHERITED = (
+    "ALGO",
+    "GDN_ALGOS",
+    "FIB_DATASET_PATH",
+    "TRITON_INTERPRET",
+    "FORCE_COLOR",
+    "CLICOLOR_FORCE",
+)
 
 
 PATIENCE_S = 1200.0  # only what hangs takes longer, also on a machine ten times slower
 
-# --- algos ------------------------------------------------------------------------------------------------------
+# --- algos
 
 DECODE_ARGS = "q, k, v, state, A_log, a, dt_bias, b, scale"
 # A right decode as a sibling: `from .right import run as right`, value returning.
@@ -45,14 +55,20 @@ def write_algo(
     extra: str = "",
     **keys: Any,
 ) -> Path:
-    """Write `<folder>/<op>/<name>/` and return it: algo.toml (python, value returning, CPU) and the sources.
+    """Write `<folder>/<op>/<name>/` and return it: algo.toml (python, value returning,
+    CPU) and the sources.
 
-    sources  file -> content; a plain text is main.py's. A source that imports `.right` gets that file.
-    keys     go into algo.toml instead of the defaults; `drop` leaves keys out; `extra` is appended as it is
+    sources  file -> content; a plain text is main.py's. A source that imports `.right`
+      gets that file.
+    keys     go into algo.toml instead of the defaults; `drop` leaves keys out; `extra`
+      is appended as it is
     """
     if isinstance(sources, str):
         sources = {"main.py": sources}
-    if any(isinstance(text, str) and "from .right import" in text for text in sources.values()):
+    if any(
+        isinstance(text, str) and "from .right import" in text
+        for text in sources.values()
+    ):
         sources = {**sources, "right.py": RIGHT}
     table: dict[str, Any] = {
         "summary": "a throw-away",
@@ -61,18 +77,25 @@ def write_algo(
         "destination_passing": False,
         "devices": ["cpu"],
     } | keys
-    toml = [f"{key} = {json.dumps(value)}" for key, value in table.items() if key not in drop]  # JSON's are TOML's too
+    # JSON's are TOML's too
+    toml = [
+        f"{key} = {json.dumps(value)}"
+        for key, value in table.items()
+        if key not in drop
+    ]
     if "provenance" not in drop:
         toml += ["[provenance]", 'source = "a test"', 'license = "Apache-2.0"']
     here = folder / op / name
     here.mkdir(parents=True)
     (here / "algo.toml").write_text("\n".join([*toml, extra]) + "\n", encoding="utf-8")
     for file, content in sources.items():
-        (here / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+        (here / file).write_bytes(
+            content if isinstance(content, bytes) else content.encode()
+        )
     return here
 
 
-# --- gdn as a process -------------------------------------------------------------------------------------------
+# --- gdn as a process
 
 
 @dataclass(frozen=True)
@@ -85,7 +108,9 @@ class Done:
 
     @property
     def no_result(self) -> bool:
-        """Whether stdout is empty, or with --json holds only the error that stderr tells as well."""
+        """Whether stdout is empty, or with --json holds only the error that stderr
+        tells as well.
+        """
         if not self.out:
             return True
         document = self.json
@@ -104,7 +129,9 @@ class Done:
 
     @property
     def json(self) -> Any:
-        """Stdout as the one JSON document that it must be: nothing around it, and no NaN, which JSON has not."""
+        """Stdout as the one JSON document that it must be: nothing around it, and no
+        NaN, which JSON has not.
+        """
         return json.loads(self.out, parse_constant=_no_constant)
 
 
@@ -113,7 +140,9 @@ _PROGRESS = re.compile(r"gdn: (.*: (?P<done>done, )?[0-9]+ of [0-9]+) after [0-9
 
 
 def complaints(err: str) -> str:
-    return "".join(line for line in err.splitlines(keepends=True) if not _PROGRESS.fullmatch(line))
+    return "".join(
+        line for line in err.splitlines(keepends=True) if not _PROGRESS.fullmatch(line)
+    )
 
 
 def _no_constant(name: str) -> Any:
@@ -124,16 +153,22 @@ def environment(gpu: bool = False, **more: str) -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
     env |= {"COLUMNS": "80"} | forked.QUIET
     if not gpu:
-        env["CUDA_VISIBLE_DEVICES"] = ""  # a machine with a GPU must pass the CPU tests as well
+        # a machine with a GPU must pass the CPU tests as well
+        env["CUDA_VISIBLE_DEVICES"] = ""
     return env | more
 
 
 def gdn(
-    *args: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None, stdin: str = "", gpu: bool = False
+    *args: str | Path,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: str = "",
+    gpu: bool = False,
 ):
     """Run `gdn ARGS` to its end in a clean environment."""
     words, full = [*map(str, args)], environment(gpu, **env or {})
-    if any(name.startswith(("PYTHON", "LC_", "LANG")) for name in env or {}):  # Python reads these when it starts
+    # Python reads these when it starts
+    if any(name.startswith(("PYTHON", "LC_", "LANG")) for name in env or {}):
         done = subprocess.run(
             [sys.executable, "-m", "gdn_cli", *words], env=full, cwd=cwd, input=stdin, capture_output=True, text=True,
             timeout=PATIENCE_S,
@@ -146,7 +181,11 @@ def gdn(
 def python(*args: str, env: dict[str, str] | None = None):
     """Run `python ARGS` to its end in the same environment."""
     done = subprocess.run(
-        [sys.executable, *args], env=environment(**env or {}), capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, *args],
+        env=environment(**env or {}),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -160,11 +199,13 @@ def alive(pid: int) -> bool:
         return False
 
 
-# --- kernels against the oracle ---------------------------------------------------------------------------------
+# --- kernels against the oracle
 
 
 def built(algo_name: str, mode: str):
-    """(op, kernel): the algo built in this process as the worker would, with the worker's paths to the compilers."""
+    """(op, kernel): the algo built in this process as the worker would, with the
+    worker's paths to the compilers.
+    """
     from gdn_cli.catalog import pack, registry
     from gdn_cli.run import jobs
     from gdn_cli.runner import prepared
@@ -173,12 +214,18 @@ def built(algo_name: str, mode: str):
     algo = known.find(algo_name)
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
-    with mock.patch.dict(os.environ, jobs.environ(jobs.Job("check", op, definition, solution, mode, ()))):
-        return op, prepared.built(definition, solution, algo.setup, specific=algo.specific and mode == "cuda")
+    with mock.patch.dict(
+        os.environ, jobs.environ(jobs.Job("check", op, definition, solution, mode, ()))
+    ):
+        return op, prepared.built(
+            definition, solution, algo.setup, specific=algo.specific and mode == "cuda"
+        )
 
 
 def local(kernel):
-    """A kernel of this process with the methods of a runner's: checks and probes are written against these."""
+    """A kernel of this process with the methods of a runner's: checks and probes are
+    written against these.
+    """
     from gdn_cli.runner import calls
 
     class Local(calls.Here):
@@ -204,9 +251,11 @@ def local(kernel):
 
 
 def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list[dict]:
-    """Build an algo as it ships, call it on `oracle.inputs(**case)` and compare with the oracle: a verdict a case.
+    """Build an algo as it ships, call it on `oracle.inputs(**case)` and compare with
+    the oracle: a verdict a case.
 
-    A verdict: {"errors": output -> relative Frobenius error (NaN where anything is), "wrong": what else is wrong}.
+    A verdict: {"errors": output -> relative Frobenius error (NaN where anything is),
+    "wrong": what else is wrong}.
     """
     import oracle
     import torch
@@ -235,9 +284,15 @@ def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list[dict]:
             if isinstance(old, torch.Tensor) and not torch.equal(old, new)
         ]
         for (name, spec), out in zip(op.outputs.items(), outputs, strict=True):
-            if (tuple(out.shape), str(out.dtype)) != (op.shape(spec, axes), f"torch.{spec.dtype}"):
+            if (tuple(out.shape), str(out.dtype)) != (
+                op.shape(spec, axes),
+                f"torch.{spec.dtype}",
+            ):
                 wrong.append(f"{name} is {tuple(out.shape)} {out.dtype}")
-        errors = {n: oracle.error(out, x) for n, out, x in zip(op.outputs, outputs, exact, strict=True)}
+        errors = {
+            n: oracle.error(out, x)
+            for n, out, x in zip(op.outputs, outputs, exact, strict=True)
+        }
         verdicts.append({"errors": errors, "wrong": wrong})
     return verdicts
 
@@ -252,5 +307,9 @@ def axes_of(op, inputs: list) -> dict[str, int]:
     axes = {}
     for value, spec in zip(inputs, op.inputs.values(), strict=True):
         if spec.shape:
-            axes |= {a: n for a, n in zip(spec.shape, value.shape, strict=True) if op.axes[a] is None}
+            axes |= {
+                a: n
+                for a, n in zip(spec.shape, value.shape, strict=True)
+                if op.axes[a] is None
+            }
     return axes

@@ -1,9 +1,11 @@
 """A server that speaks as much of Modal's protocol as `gdn modal` needs, on this machine.
 
-Modal's own client talks to it, so the errors, the uploads, the waiting and the interrupts that tests see are its own.
-What was declared (functions, images, volumes) and uploaded is kept for the tests to look at. A call is carried out as
-Modal does it: the function is imported by name, in a fresh process in an empty folder, where only the uploaded files
-are. What it does otherwise, a test says beforehand (`Server.failing`, `Server.answer`).
+Modal's own client talks to it, so the errors, the uploads, the waiting and the
+interrupts that tests see are its own. What was declared (functions, images, volumes)
+and uploaded is kept for the tests to look at. A call is carried out as Modal does it:
+the function is imported by name, in a fresh process in an empty folder, where only the
+uploaded files are. What it does otherwise, a test says beforehand (`Server.failing`,
+`Server.answer`).
 """
 
 from __future__ import annotations
@@ -45,12 +47,17 @@ class Server:
     """`with Server() as s`: its address is `s.url`."""
 
     def __init__(self, **behaviour: Any) -> None:
-        self.failing: dict[str, tuple[grpclib.Status, str]] = {}  # RPC -> the error that it answers with
-        self.faults: dict[str, list[Any]] = {}  # RPC -> what its next requests get: see _fault; then it works again
+        # RPC -> the error that it answers with
+        self.failing: dict[str, tuple[grpclib.Status, str]] = {}
+        # RPC -> what its next requests get: see _fault; then it works again
+        self.faults: dict[str, list[Any]] = {}
         self.image_result: Any = None  # a GenericResult in the place of success
         self.image_logs: list[str] = []
-        self.answer: Any = None  # called with (number of the call, parcel): bytes, a GenericResult, None for "not yet"
-        self.preempt_after: int | None = None  # records on a call's queue, at which its first container is ended
+        # called with (number of the call, parcel): bytes, a GenericResult, None for
+        # "not yet"
+        self.answer: Any = None
+        # records on a call's queue, at which its first container is ended
+        self.preempt_after: int | None = None
         self.preempted: list[str] = []
         self.create_delay = 0.0  # seconds that the creation of a function takes
         self.app_name = "gdn"
@@ -63,7 +70,8 @@ class Server:
         self.mounts: dict[str, dict[str, str]] = {}  # mount id -> path there -> sha256
         self.contents: dict[str, bytes] = {}  # sha256 -> content
         self.volumes: dict[str, dict[str, bytes]] = {}  # name -> path -> content
-        self.queues: dict[tuple[str, str], list[bytes]] = {}  # (name, partition) -> items, pickled
+        # (name, partition) -> items, pickled
+        self.queues: dict[tuple[str, str], list[bytes]] = {}
         self.calls: dict[str, bytes] = {}  # id -> parcel
         self.results: dict[str, Any] = {}
         self.cancelled: list[str] = []
@@ -71,10 +79,12 @@ class Server:
         self.app_states: list[int] = []
         self._ready = threading.Event()
 
-    # --- life -----------------------------------------------------------------------------------------------------
+    # --- life
 
     def __enter__(self) -> Server:
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve()), daemon=True
+        )
         self._thread.start()
         assert self._ready.wait(60)
         return self
@@ -100,10 +110,12 @@ class Server:
             "MODAL_CONFIG_PATH": "/nonexistent/modal.toml", "MODAL_ENVIRONMENT": "main", "MODAL_LOGS_TIMEOUT": "1",
         }  # fmt: skip
 
-    # --- its arguments --------------------------------------------------------------------------------------------
+    # --- its arguments
 
     def lay_out(self, root: Path) -> Path:
-        """Write the files that the last function mounted under `root`; returns the stand-in for /root."""
+        """Write the files that the last function mounted under `root`; returns the
+        stand-in for /root.
+        """
         for mount in self.functions[-1].mount_ids:
             for name, sha in self.mounts.get(mount, {}).items():
                 path = root / name.lstrip("/")
@@ -121,40 +133,62 @@ class Server:
             root = self.lay_out(Path(folder) / "files")
             empty = Path(folder) / "empty"
             empty.mkdir()
-            env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(empty), "PYTHONPATH": str(root)}
+            env = {
+                "PATH": "/usr/local/bin:/usr/bin:/bin",
+                "HOME": str(empty),
+                "PYTHONPATH": str(root),
+            }
             names = [function.module_name, function.implementation_name, str(root)]
-            if self.preempt_after is not None:  # then it can talk to this server, as a container can
+            # then it can talk to this server, as a container can
+            if self.preempt_after is not None:
                 env, names = env | self.env, [*names, id]
             command = [sys.executable, "-c", _CALL, *names]
             with subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=empty, env=env
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=empty,
+                env=env,
             ) as process:
                 if self.preempt_after is not None and id not in self.preempted:
-                    threading.Thread(target=self._preempt, args=(id, process), daemon=True).start()
+                    threading.Thread(
+                        target=self._preempt, args=(id, process), daemon=True
+                    ).start()
                 out, err = process.communicate(self.calls[id])
-            if process.returncode == -signal.SIGKILL:  # the same input is started again, as Modal does it
+            # the same input is started again, as Modal does it
+            if process.returncode == -signal.SIGKILL:
                 return self.carry_out(id)
         if process.returncode:
             status = pb.GenericResult.GENERIC_STATUS_FAILURE
-            return pb.GenericResult(status=status, exception=err.decode().strip().splitlines()[-1])
+            return pb.GenericResult(
+                status=status, exception=err.decode().strip().splitlines()[-1]
+            )
         return out
 
     def _preempt(self, id: str, process: subprocess.Popen) -> None:
         while process.poll() is None:
-            if sum(len(items) for (_, call), items in self.queues.items() if call == id) >= self.preempt_after:
+            if (
+                sum(
+                    len(items) for (_, call), items in self.queues.items() if call == id
+                )
+                >= self.preempt_after
+            ):
                 self.preempted.append(id)
                 process.kill()
                 return
             time.sleep(0.005)
 
 
-def failure(status: str, text: str, data: bytes = b"", trace: str = "") -> pb.GenericResult:
+def failure(
+    status: str, text: str, data: bytes = b"", trace: str = ""
+) -> pb.GenericResult:
     """A result that is none: status is FAILURE, TIMEOUT, INTERNAL_FAILURE, ..."""
     number = getattr(pb.GenericResult, f"GENERIC_STATUS_{status}")
     return pb.GenericResult(status=number, exception=text, data=data, traceback=trace)
 
 
-# --- the protocol -------------------------------------------------------------------------------------------------
+# --- the protocol
 
 
 def _service(s: Server) -> Any:
@@ -187,7 +221,9 @@ def _service(s: Server) -> Any:
 
 
 async def _fault(kind: Any, stream: Any) -> None:
-    """`"reset"`: the connection is cut. `"silence"`: there is never an answer. (status, text): an error."""
+    """`"reset"`: the connection is cut. `"silence"`: there is never an answer. (status,
+    text): an error.
+    """
     if kind == "reset":
         stream._stream._transport.abort()
     if kind in ("reset", "silence"):
@@ -207,11 +243,15 @@ class _Answers:
     def EnvironmentGetOrCreate(s: Server, r: Any) -> Any:
         settings = pb.EnvironmentSettings(image_builder_version="2025.06")
         metadata = pb.EnvironmentMetadata(name="main", settings=settings)
-        return pb.EnvironmentGetOrCreateResponse(environment_id="en-1", metadata=metadata)
+        return pb.EnvironmentGetOrCreateResponse(
+            environment_id="en-1", metadata=metadata
+        )
 
     def AppCreate(s: Server, r: Any) -> Any:
         s.app_states.append(r.app_state)
-        return pb.AppCreateResponse(app_id="ap-" + "1" * 22, app_page_url="https://example.invalid/app")
+        return pb.AppCreateResponse(
+            app_id="ap-" + "1" * 22, app_page_url="https://example.invalid/app"
+        )
 
     def AppGetOrCreate(s: Server, r: Any) -> Any:
         return pb.AppGetOrCreateResponse(app_id=r.app_name)
@@ -239,22 +279,30 @@ class _Answers:
         return pb.AppListResponse(apps=found)
 
     def AppGetInfo(s: Server, r: Any) -> Any:
-        lifecycle = pb.AppLifecycle(app_state=pb.APP_STATE_DETACHED, created_at=1_790_000_000.0)
+        lifecycle = pb.AppLifecycle(
+            app_state=pb.APP_STATE_DETACHED, created_at=1_790_000_000.0
+        )
         return pb.AppGetInfoResponse(
-            info=pb.AppHandleMetadata(description=s.app_name, app_id=r.app_id, lifecycle=lifecycle)
+            info=pb.AppHandleMetadata(
+                description=s.app_name, app_id=r.app_id, lifecycle=lifecycle
+            )
         )
 
     def AppGetLogs(s: Server, r: Any) -> Any:
         return [pb.TaskLogsBatch(app_done=True)]
 
     def AppFetchLogs(s: Server, r: Any) -> Any:
-        item = pb.TaskLogs(data="LINE-ONE\nwith as-TESTSECRET in it\n", timestamp=1_790_000_000.0)
+        item = pb.TaskLogs(
+            data="LINE-ONE\nwith as-TESTSECRET in it\n", timestamp=1_790_000_000.0
+        )
         return pb.AppFetchLogsResponse(batches=[pb.TaskLogsBatch(items=[item])])
 
     def MountGetOrCreate(s: Server, r: Any) -> Any:
         id = f"mo-{len(s.mounts)}"
         s.mounts[id] = {f.filename: f.sha256_hex for f in r.files}
-        return pb.MountGetOrCreateResponse(mount_id=id, handle_metadata=pb.MountHandleMetadata())
+        return pb.MountGetOrCreateResponse(
+            mount_id=id, handle_metadata=pb.MountHandleMetadata()
+        )
 
     def MountBatchedCheckExistence(s: Server, r: Any) -> Any:
         missing = [sha for sha in r.sha256_hex_hashes if sha not in s.contents]
@@ -271,28 +319,41 @@ class _Answers:
         ok = pb.GenericResult(status=pb.GenericResult.GENERIC_STATUS_SUCCESS)
         if s.image_result is not None:
             return pb.ImageGetOrCreateResponse(image_id=f"im-{len(s.images)}")
-        return pb.ImageGetOrCreateResponse(image_id=f"im-{len(s.images)}", result=ok, metadata=pb.ImageMetadata())
+        return pb.ImageGetOrCreateResponse(
+            image_id=f"im-{len(s.images)}", result=ok, metadata=pb.ImageMetadata()
+        )
 
     def ImageJoinStreaming(s: Server, r: Any) -> Any:
         logs = [pb.TaskLogs(data=line + "\n") for line in s.image_logs]
         return [
             pb.ImageJoinStreamingResponse(task_logs=logs, entry_id="1-0"),
-            pb.ImageJoinStreamingResponse(result=s.image_result, entry_id="2-0", eof=True),
+            pb.ImageJoinStreamingResponse(
+                result=s.image_result, entry_id="2-0", eof=True
+            ),
         ]
 
     def VolumeGetOrCreate(s: Server, r: Any) -> Any:
         s.volumes.setdefault(r.deployment_name, {})
-        metadata = pb.VolumeMetadata(version=pb.VOLUME_FS_VERSION_V1, name=r.deployment_name)
-        return pb.VolumeGetOrCreateResponse(volume_id=f"vo-{r.deployment_name}", metadata=metadata)
+        metadata = pb.VolumeMetadata(
+            version=pb.VOLUME_FS_VERSION_V1, name=r.deployment_name
+        )
+        return pb.VolumeGetOrCreateResponse(
+            volume_id=f"vo-{r.deployment_name}", metadata=metadata
+        )
 
     def VolumeListFiles(s: Server, r: Any) -> Any:
         files = s.volumes[r.volume_id.removeprefix("vo-")]
-        found = [pb.FileEntry(path=name, type=pb.FileEntry.FILE, size=len(data)) for name, data in files.items()]
+        found = [
+            pb.FileEntry(path=name, type=pb.FileEntry.FILE, size=len(data))
+            for name, data in files.items()
+        ]
         return [pb.VolumeListFilesResponse(entries=found)]
 
     def VolumePutFiles(s: Server, r: Any) -> Any:
         volume = s.volumes[r.volume_id.removeprefix("vo-")]
-        volume.update({f.filename.lstrip("/"): s.contents[f.sha256_hex] for f in r.files})
+        volume.update(
+            {f.filename.lstrip("/"): s.contents[f.sha256_hex] for f in r.files}
+        )
         return empty_pb2.Empty()
 
     def VolumeRemoveFile(s: Server, r: Any) -> Any:
@@ -303,21 +364,31 @@ class _Answers:
         return pb.QueueGetOrCreateResponse(queue_id=f"qu-{r.deployment_name}")
 
     def QueuePut(s: Server, r: Any) -> Any:
-        s.queues.setdefault((r.queue_id.removeprefix("qu-"), r.partition_key.decode()), []).extend(r.values)
+        s.queues.setdefault(
+            (r.queue_id.removeprefix("qu-"), r.partition_key.decode()), []
+        ).extend(r.values)
         return empty_pb2.Empty()
 
     async def QueueNextItems(s: Server, r: Any) -> Any:
         end, first = time.monotonic() + r.item_poll_timeout, int(r.last_entry_id or 0)
         while True:
-            items = s.queues.get((r.queue_id.removeprefix("qu-"), r.partition_key.decode()), [])
+            items = s.queues.get(
+                (r.queue_id.removeprefix("qu-"), r.partition_key.decode()), []
+            )
             if len(items) > first or time.monotonic() >= end:
                 break
             await asyncio.sleep(0.02)
-        found = [pb.QueueItem(value=v, entry_id=str(i + 1)) for i, v in enumerate(items) if i >= first]
+        found = [
+            pb.QueueItem(value=v, entry_id=str(i + 1))
+            for i, v in enumerate(items)
+            if i >= first
+        ]
         return pb.QueueNextItemsResponse(items=found)
 
     def FunctionPrecreate(s: Server, r: Any) -> Any:
-        return pb.FunctionPrecreateResponse(function_id="fu-1", handle_metadata=_handle(r.function_name))
+        return pb.FunctionPrecreateResponse(
+            function_id="fu-1", handle_metadata=_handle(r.function_name)
+        )
 
     async def FunctionCreate(s: Server, r: Any) -> Any:
         await asyncio.sleep(s.create_delay)
@@ -332,17 +403,22 @@ class _Answers:
         id = f"fc-{len(s.calls)}"
         s.calls[id] = b""
         put = [_put(s, id, item) for item in r.pipelined_inputs]
-        return pb.FunctionMapResponse(function_call_id=id, function_call_jwt=id, pipelined_inputs=put)
+        return pb.FunctionMapResponse(
+            function_call_id=id, function_call_jwt=id, pipelined_inputs=put
+        )
 
     def FunctionPutInputs(s: Server, r: Any) -> Any:
-        return pb.FunctionPutInputsResponse(inputs=[_put(s, r.function_call_id, item) for item in r.inputs])
+        return pb.FunctionPutInputsResponse(
+            inputs=[_put(s, r.function_call_id, item) for item in r.inputs]
+        )
 
     async def FunctionGetOutputs(s: Server, r: Any) -> Any:
         id = r.function_call_id
         if id not in s.results:
             s.results[id] = asyncio.create_task(asyncio.to_thread(s.carry_out, id))
         done, _ = await asyncio.wait([s.results[id]], timeout=max(r.timeout, 0.3))
-        if done and (e := s.results[id].exception()):  # a test's own answer: the client would ask until its limit
+        # a test's own answer: the client would ask until its limit
+        if done and (e := s.results[id].exception()):
             result = failure("FAILURE", f"the test's answer failed: {e!r}")
         else:
             result = s.results[id].result() if done else None
@@ -353,7 +429,9 @@ class _Answers:
         if isinstance(result, bytes):
             ok = pb.GenericResult.GENERIC_STATUS_SUCCESS
             result = pb.GenericResult(status=ok, data=pickle.dumps(result, protocol=4))
-        item = pb.FunctionGetOutputsItem(result=result, data_format=pb.DATA_FORMAT_PICKLE)
+        item = pb.FunctionGetOutputsItem(
+            result=result, data_format=pb.DATA_FORMAT_PICKLE
+        )
         return pb.FunctionGetOutputsResponse(outputs=[item])
 
     def FunctionCallCancel(s: Server, r: Any) -> Any:
@@ -363,23 +441,31 @@ class _Answers:
     def FunctionCallFromId(s: Server, r: Any) -> Any:
         if r.function_call_id not in s.calls:
             raise grpclib.GRPCError(grpclib.Status.NOT_FOUND, "no such call")
-        return pb.FunctionCallFromIdResponse(function_call_id=r.function_call_id, num_inputs=1)
+        return pb.FunctionCallFromIdResponse(
+            function_call_id=r.function_call_id, num_inputs=1
+        )
 
 
 def _put(s: Server, id: str, item: Any) -> Any:
     (parcel,), _ = pickle.loads(item.input.args)
     s.calls[id] = parcel
-    return pb.FunctionPutInputsResponseItem(idx=item.idx, input_id=f"in-{id}", input_jwt=id)
+    return pb.FunctionPutInputsResponseItem(
+        idx=item.idx, input_id=f"in-{id}", input_jwt=id
+    )
 
 
 def _handle(name: str) -> Any:
     kind = pb.Function.FUNCTION_TYPE_FUNCTION
     return pb.FunctionHandleMetadata(
-        function_name=name, function_type=kind, max_object_size_bytes=1 << 24, max_async_object_size_bytes=1 << 24
+        function_name=name,
+        function_type=kind,
+        max_object_size_bytes=1 << 24,
+        max_async_object_size_bytes=1 << 24,
     )
 
 
-if __name__ == "__main__":  # for a look by hand: prints the environment that a shell needs
+# for a look by hand: prints the environment that a shell needs
+if __name__ == "__main__":
     with Server() as running:
         print("\n".join(f"export {k}={v}" for k, v in running.env.items()), flush=True)
         while True:

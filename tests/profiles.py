@@ -1,4 +1,6 @@
-"""Profile documents for the tests: figures of Nsight Compute 2025.3 on an H200, with the fields that tests need."""
+"""Profile documents for the tests: figures of Nsight Compute 2025.3 on an H200, with
+the fields that tests need.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ FACTS = {
     "dram_rate": ("DRAM rate", "GB/s", "memory", "higher", ""),
     "dram_peak": ("of DRAM's peak", "%", "memory", "higher", ""),
     "l2_hit": ("L2 hits", "%", "memory", "higher", ""),
-    "occupancy": ("achieved occupancy", "%", "occupancy", "higher", "active warps of 64, while an SM is active"),
+    "occupancy": (
+        "achieved occupancy",
+        "%",
+        "occupancy",
+        "higher",
+        "active warps of 64, while an SM is active",
+    ),
     "occupancy_max": ("theoretical occupancy", "%", "occupancy", "higher", ""),
     "occupancy_limit": ("limited by", "", "occupancy", "", ""),
     "registers": ("registers per thread", "count", "occupancy", "lower", ""),
@@ -45,7 +53,10 @@ FACTS = {
     "threads": ("threads per CTA", "count", "launch", "", ""),
 }
 
-V4 = "<unnamed>::gdn_decode_v4(const __nv_bfloat16 *, const __nv_bfloat16 *, float, __nv_bfloat16 *, float *)"
+V4 = (
+    "<unnamed>::gdn_decode_v4(const __nv_bfloat16 *, const __nv_bfloat16 *, float, __nv_bfloat16"
+    " *, float *)"
+)
 FLA = "gdn_decode_kernel"
 
 # ncu --cache-control all --clock-control none --set full, batch_size=1 and 64
@@ -92,11 +103,15 @@ def stalls(cycles: dict[str, float]) -> Table:
         ("cycles per issued instruction", "cycles"),
         ("meaning", ""),
     )
-    rows = tuple((name, 100 * x / whole, x, MEANINGS[name]) for name, x in cycles.items())
+    rows = tuple(
+        (name, 100 * x / whole, x, MEANINGS[name]) for name, x in cycles.items()
+    )
     return Table("stalls", "what a warp waits for", columns, rows)
 
 
-def kernel(name: str, values: dict[str, Any], cycles: dict[str, float] | None = None) -> Found:
+def kernel(
+    name: str, values: dict[str, Any], cycles: dict[str, float] | None = None
+) -> Found:
     return Found(name, facts(values), (stalls(cycles),) if cycles else ())
 
 
@@ -118,10 +133,14 @@ def survey(us: float = 2.1, **more: Any) -> dict[str, Any]:
     return found | more
 
 
-def document(algo: str, *found: Found, us: float | None = 2.1, batch_size: int = 1, **more: Any) -> dict[str, Any]:
+def document(
+    algo: str, *found: Found, us: float | None = 2.1, batch_size: int = 1, **more: Any
+) -> dict[str, Any]:
     """A profile as it is read back from its file."""
     name = f"20261121-174500-gdn_decode-{algo}-B{batch_size}-ncu"
-    reading = Reading(found, ("DRAM's writes stay in L2 here",), ("profile.ncu-rep", "raw.csv", "log"))
+    reading = Reading(
+        found, ("DRAM's writes stay in L2 here",), ("profile.ncu-rep", "raw.csv", "log")
+    )
     made = {
         "schema": 1, "name": name, "folder": f"/home/someone/.local/share/gdn/profiles/{name}",
         "time": "2026-11-21T17:45:00Z", "commit": "1c78cc43113f", "dirty": False, "tool": "ncu", "op": "gdn_decode",
@@ -140,7 +159,9 @@ def v4(**more: Any) -> dict[str, Any]:
 
 
 def fla(**more: Any) -> dict[str, Any]:
-    return document("fla-recurrent", kernel(FLA, FLA_1, FLA_STALLS), **{"us": 2.08} | more)
+    return document(
+        "fla-recurrent", kernel(FLA, FLA_1, FLA_STALLS), **{"us": 2.08} | more
+    )
 
 
 def typed(document: dict[str, Any]) -> Profile:

@@ -16,10 +16,23 @@ GPU = {
     "gpu": "NVIDIA H200", "capability": "9.0", "sms": 132, "l2_bytes": 62914560, "driver": "580.159.04",
     "max_sm_clock_mhz": 1980, "cuda": "13.0",
 }  # fmt: skip
-CPU = {"versions": {"gdn": "0.1.0"}, "cpu": "AMD EPYC", "cpus": 2, "threads": 2, "affinity": "0-1"}
+CPU = {
+    "versions": {"gdn": "0.1.0"},
+    "cpu": "AMD EPYC",
+    "cpus": 2,
+    "threads": 2,
+    "affinity": "0-1",
+}
 
 # overhead of each tier over the kernels' own time, in microseconds
-EXTRA = {"cupti": 0.0, "events": 4.0, "graph": 0.3, "nvbench": 0.5, "fib": 35.0, "wall": 0.0}
+EXTRA = {
+    "cupti": 0.0,
+    "events": 4.0,
+    "graph": 0.3,
+    "nvbench": 0.5,
+    "fib": 35.0,
+    "wall": 0.0,
+}
 # microseconds of a launch, and per sequence
 ALGOS = {
     "copy": (1.4, 0.26),
@@ -46,9 +59,13 @@ def workload(batch_size: int, n: int = 0) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def timing(us: float, tier: str = "cupti", l2: str | None = "cold", *, histogram: bool = True) -> dict[str, Any]:
+def timing(
+    us: float, tier: str = "cupti", l2: str | None = "cold", *, histogram: bool = True
+) -> dict[str, Any]:
     """A timing around a median, its samples skewed a little to the right."""
-    samples = [round(us * (1 + x), 4) for x in (-0.02, -0.01, -0.01, 0, 0, 0, 0.01, 0.02, 0.05)]
+    samples = [
+        round(us * (1 + x), 4) for x in (-0.02, -0.01, -0.01, 0, 0, 0, 0.01, 0.02, 0.05)
+    ]
     low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
     found = {
         "tier": tier, "median_us": us, "low_us": low, "high_us": high,
@@ -61,7 +78,14 @@ def timing(us: float, tier: str = "cupti", l2: str | None = "cold", *, histogram
     return found
 
 
-def record(algo: str, batch_size: int, us: float | None, tier: str | None = "cupti", n: int = 0, **more: Any) -> dict:
+def record(
+    algo: str,
+    batch_size: int,
+    us: float | None,
+    tier: str | None = "cupti",
+    n: int = 0,
+    **more: Any,
+) -> dict:
     """One record: passed and timed, or, without a time, what `more` says became of it."""
     found = {
         "op": "gdn_decode", "algo": algo, "source_hash": None if algo == "copy" else f"{algo}-1", "mode": "cuda",
@@ -76,7 +100,11 @@ def record(algo: str, batch_size: int, us: float | None, tier: str | None = "cup
             "after": {"sm_mhz": 1965},
         }
     if algo != "copy":
-        found["check"] = {"passed": True, "official": True, "errors": {"output": 1.8e-3, "new_state": 6e-8}}
+        found["check"] = {
+            "passed": True,
+            "official": True,
+            "errors": {"output": 1.8e-3, "new_state": 6e-8},
+        }
     return found | more
 
 
@@ -89,58 +117,130 @@ def document(records: list[dict], **more: Any) -> dict[str, Any]:
 
 
 def bench(
-    batch_sizes: tuple[int, ...] = (1, 8, 64), tiers: tuple[str, ...] = ("cupti",), each: int = 1, **more: Any
+    batch_sizes: tuple[int, ...] = (1, 8, 64),
+    tiers: tuple[str, ...] = ("cupti",),
+    each: int = 1,
+    **more: Any,
 ) -> dict[str, Any]:
     """A whole bench: ALGOS on these sizes, `each` workloads a size, in these tiers."""
     records = [
-        record(algo, b, round((base + slope * b) * (1 + 0.01 * n) + EXTRA[tier], 3), tier, n)
+        record(
+            algo,
+            b,
+            round((base + slope * b) * (1 + 0.01 * n) + EXTRA[tier], 3),
+            tier,
+            n,
+        )
         for algo, (base, slope) in ALGOS.items()
         for b in batch_sizes
         for n in range(each)
         for tier in tiers
         if not (algo == "copy" and tier == "fib")
     ]
-    machine = [record("empty", 1, 0.9, workload=None), record("copy-rate", 1, 500.0, workload=None)]
+    machine = [
+        record("empty", 1, 0.9, workload=None),
+        record("copy-rate", 1, 500.0, workload=None),
+    ]
     machine[1]["bytes_moved"] = 2_000_000_000
     return document(records + machine, **more)
 
 
-def compared(ratios: dict[int, tuple[float, float, float, str]], algo: str = "cuda-v4", baseline: str = "cuda-v1"):
+def compared(
+    ratios: dict[int, tuple[float, float, float, str]],
+    algo: str = "cuda-v4",
+    baseline: str = "cuda-v1",
+):
     """What `gdn compare` adds: batch size -> ratio, low, high, verdict."""
-    head = {"op": "gdn_decode", "mode": "cuda", "tier": "cupti", "baseline": baseline, "algo": algo}
-    head |= {"rounds": 30, "log_sd": 0.01, "df": 29.0, "level": 0.99, "threshold": 0.0, "method": "paired"}
+    head = {
+        "op": "gdn_decode",
+        "mode": "cuda",
+        "tier": "cupti",
+        "baseline": baseline,
+        "algo": algo,
+    }
+    head |= {
+        "rounds": 30,
+        "log_sd": 0.01,
+        "df": 29.0,
+        "level": 0.99,
+        "threshold": 0.0,
+        "method": "paired",
+    }
     head["resolution"] = 0.01
     each = [
         head
-        | {"workload": workload(b), "ratio": r, "low": low, "high": high, "verdict": v, "us": 2.0, "baseline_us": 2.0}
+        | {
+            "workload": workload(b),
+            "ratio": r,
+            "low": low,
+            "high": high,
+            "verdict": v,
+            "us": 2.0,
+            "baseline_us": 2.0,
+        }
         for b, (r, low, high, v) in ratios.items()
     ]
     mean = statistics.geometric_mean(r for r, *_ in ratios.values())
-    overall = head | {"ratio": mean, "low": mean - 0.004, "high": mean + 0.004, "verdict": "SLOWER"}
+    overall = head | {
+        "ratio": mean,
+        "low": mean - 0.004,
+        "high": mean + 0.004,
+        "verdict": "SLOWER",
+    }
     verdicts = [v for *_, v in ratios.values()]
-    overall |= {"workloads": len(each), "verdicts": {v: verdicts.count(v) for v in dict.fromkeys(verdicts)}}
+    overall |= {
+        "workloads": len(each),
+        "verdicts": {v: verdicts.count(v) for v in dict.fromkeys(verdicts)},
+    }
     return {"command": "compare", "comparisons": each, "overall": [overall]}
 
 
 def everything() -> dict[str, Any]:
-    """A document that has one of each: tiers, failures, doubts, comparisons, a score, missing parts."""
-    found = bench((1, 4, 8, 16, 64), ("cupti", "events", "graph", "nvbench", "fib"), each=2)
+    """A document that has one of each: tiers, failures, doubts, comparisons, a score,
+    missing parts.
+    """
+    found = bench(
+        (1, 4, 8, 16, 64), ("cupti", "events", "graph", "nvbench", "fib"), each=2
+    )
     records = found["records"]
-    fail = {"source_hash": "wrong-1", "check": {"passed": False, "official": True, "errors": {"output": 0.31}}}
+    fail = {
+        "source_hash": "wrong-1",
+        "check": {"passed": False, "official": True, "errors": {"output": 0.31}},
+    }
     records += [
-        record("wrong-v1", b, None, t, status="wrong", reason="output is off by 0.31", **fail)
+        record(
+            "wrong-v1",
+            b,
+            None,
+            t,
+            status="wrong",
+            reason="output is off by 0.31",
+            **fail,
+        )
         for b in (1, 4)
         for t in EXTRA
         if t != "wall"
     ]
-    records.append(record("cuda-v9", 64, None, status="crashed", reason="signal 11", unfinished=3, workload=None))
+    records.append(
+        record(
+            "cuda-v9",
+            64,
+            None,
+            status="crashed",
+            reason="signal 11",
+            unfinished=3,
+            workload=None,
+        )
+    )
     for r in records:
         if (
             r["algo"] == "fi-baseline"
             and (r["workload"] or {}).get("axes") == {"batch_size": 16}
             and r["tier"] == "cupti"
         ):
-            r["doubts"] = ["the SM clock moved between 1500 and 1980 MHz while this was measured: lock it"]
+            r["doubts"] = [
+                "the SM clock moved between 1500 and 1980 MHz while this was measured: lock it"
+            ]
     records[3] |= {"backend": "eager"}
     score = {
         "op": "gdn_decode", "algo": "cuda-v4", "mode": "cuda", "tier": "cupti", "l2": "cold", "device": "NVIDIA H200",
@@ -151,9 +251,18 @@ def everything() -> dict[str, Any]:
         ],
         "missing": [], "by_label": [["B=1", 0.62], ["B=64", 0.38]],
     }  # fmt: skip
-    ratios = {1: (0.981, 0.975, 0.987, "SLOWER"), 4: (1.001, 0.996, 1.006, "SAME"), 16: (1.03, 1.02, 1.04, "FASTER")}
+    ratios = {
+        1: (0.981, 0.975, 0.987, "SLOWER"),
+        4: (1.001, 0.996, 1.006, "SAME"),
+        16: (1.03, 1.02, 1.04, "FASTER"),
+    }
     missing = [
-        {"op": "gdn_decode", "algo": "fla-upstream", "reason": "fla is not here", "hint": "pip install fla-core"}
+        {
+            "op": "gdn_decode",
+            "algo": "fla-upstream",
+            "reason": "fla is not here",
+            "hint": "pip install fla-core",
+        }
     ]
     more = compared(ratios) | {
         "missing": missing,
@@ -180,16 +289,34 @@ HOSTILE = (
 
 
 def hostile() -> dict[str, Any]:
-    """A document whose every text wants to be something else than text; of an op that gdn does not know, as well."""
+    """A document whose every text wants to be something else than text; of an op that
+    gdn does not know, as well.
+    """
     found = bench((1, 2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31))
     for i, name in enumerate(HOSTILE):
         for b in (1, 2, 3, 5):
             found["records"].append(record(name, b, 4.0 + i + b))
-            found["records"][-1] |= {"doubts": ["</style><img src=x onerror=alert(1)>"], "backend": "<b>"}
+            found["records"][-1] |= {
+                "doubts": ["</style><img src=x onerror=alert(1)>"],
+                "backend": "<b>",
+            }
         axes = {"<i>rows</i>": 10**i, "a_rather_long_axis_name": 7}
         strange = {"uuid": None, "index": None, "axes": axes}
-        found["records"].append(record("one", 1, 10.0**i, op="no_such<op>", workload=strange))
-    found["records"].append(record("</desc>", 1, None, status="wrong", reason="]]></svg><!-- /gdn report -->"))
-    found["environments"]["cuda"] = GPU | {"gpu": 'GPU <&> "9000" ' + "x" * 60, "driver": "<1>"}
+        found["records"].append(
+            record("one", 1, 10.0**i, op="no_such<op>", workload=strange)
+        )
+    found["records"].append(
+        record(
+            "</desc>", 1, None, status="wrong", reason="]]></svg><!-- /gdn report -->"
+        )
+    )
+    found["environments"]["cuda"] = GPU | {
+        "gpu": 'GPU <&> "9000" ' + "x" * 60,
+        "driver": "<1>",
+    }
     ratios = {b: (1.0, 0.9, 1.1, "<SAME>") for b in (1, 2, 3)}
-    return found | compared(ratios, algo=HOSTILE[0], baseline=HOSTILE[2]) | {"commit": "<commit>"}
+    return (
+        found
+        | compared(ratios, algo=HOSTILE[0], baseline=HOSTILE[2])
+        | {"commit": "<commit>"}
+    )

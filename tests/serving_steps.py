@@ -22,11 +22,17 @@ def error(x: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def walk(S, q, k, v, a, b, A_log, dt_bias, scale, norm: bool = True):
-    """Tokens of one sequence: S [HV, V, K], q and k [T, H, K], v [T, HV, V], a and b [T, HV], all of any dtype.
-    Returns outputs [T, HV, V] and the state after each token [T, HV, V, K], in float64 on the CPU."""
-    S, q, k, v, a, b, A_log, dt_bias = (x.detach().cpu().double() for x in (S, q, k, v, a, b, A_log, dt_bias))
+    """Tokens of one sequence: S [HV, V, K], q and k [T, H, K], v [T, HV, V], a and b
+    [T, HV], all of any dtype. Returns outputs [T, HV, V] and the state after each token
+    [T, HV, V, K], in float64 on the CPU.
+    """
+    S, q, k, v, a, b, A_log, dt_bias = (
+        x.detach().cpu().double() for x in (S, q, k, v, a, b, A_log, dt_bias)
+    )
     if norm:
-        q, k = (x * (x.square().sum(-1, keepdim=True) + EPSILON).rsqrt() for x in (q, k))
+        q, k = (
+            x * (x.square().sum(-1, keepdim=True) + EPSILON).rsqrt() for x in (q, k)
+        )
     q, k = (x.repeat_interleave(S.shape[0] // x.shape[1], 1) for x in (q, k))
     outputs, states = [], []
     for t in range(len(v)):
@@ -40,7 +46,9 @@ def walk(S, q, k, v, a, b, A_log, dt_bias, scale, norm: bool = True):
 
 
 def apart(x: torch.Tensor, gap: int, before: int = 0) -> torch.Tensor:
-    """The same values in rows (first axis) that lie `gap` elements apart, after `before` others; NaN between."""
+    """The same values in rows (first axis) that lie `gap` elements apart, after
+    `before` others; NaN between.
+    """
     row = x[0].numel()
     wide = x.new_full((before + len(x) * (row + gap),), torch.nan)
     return wide.as_strided(x.shape, (row + gap, *x.stride()[1:]), before).copy_(x)
@@ -49,7 +57,9 @@ def apart(x: torch.Tensor, gap: int, before: int = 0) -> torch.Tensor:
 def between(x: torch.Tensor) -> torch.Tensor:
     """What lies between the rows of `apart`."""
     row = x[0].numel()
-    return x.as_strided((len(x) - 1, x.stride(0) - row), (x.stride(0), 1), x.storage_offset() + row)
+    return x.as_strided(
+        (len(x) - 1, x.stride(0) - row), (x.stride(0), 1), x.storage_offset() + row
+    )
 
 
 def heads_apart(pool: torch.Tensor, gap: int) -> torch.Tensor:
@@ -69,8 +79,12 @@ def between_heads(pool: torch.Tensor) -> torch.Tensor:
 NO_SLOTS = (2**31, 2**32 + 1, -(2**32) + 2, -(2**63) + 3, 2**63 - 1, 1000)
 
 
-def tokens(n: int, H: int, HV: int, device: str, seed: int = 0) -> dict[str, torch.Tensor]:
-    """q, k, v, a, b of n tokens (bfloat16), A_log and dt_bias (float32); one key is as short as what the norm adds."""
+def tokens(
+    n: int, H: int, HV: int, device: str, seed: int = 0
+) -> dict[str, torch.Tensor]:
+    """q, k, v, a, b of n tokens (bfloat16), A_log and dt_bias (float32); one key is as
+    short as what the norm adds.
+    """
     g = torch.Generator().manual_seed(seed * 1000 + n * 100 + HV)
 
     def randn(*shape: int) -> torch.Tensor:
@@ -78,13 +92,26 @@ def tokens(n: int, H: int, HV: int, device: str, seed: int = 0) -> dict[str, tor
 
     k = randn(n, H, D) * 0.2
     k[1:2] *= 0.005
-    made = {"q": randn(n, H, D) * 3, "k": k, "v": randn(n, HV, D), "a": randn(n, HV), "b": randn(n, HV)}
-    made = {name: x.bfloat16() for name, x in made.items()} | {"A_log": randn(HV) - 1, "dt_bias": randn(HV) / 4}
+    made = {
+        "q": randn(n, H, D) * 3,
+        "k": k,
+        "v": randn(n, HV, D),
+        "a": randn(n, HV),
+        "b": randn(n, HV),
+    }
+    made = {name: x.bfloat16() for name, x in made.items()} | {
+        "A_log": randn(HV) - 1,
+        "dt_bias": randn(HV) / 4,
+    }
     return {name: x.to(device) for name, x in made.items()}
 
 
 def pool(
-    slots: int, HV: int, device: str, dtype: torch.dtype = torch.float32, nan: tuple[int, ...] = ()
+    slots: int,
+    HV: int,
+    device: str,
+    dtype: torch.dtype = torch.float32,
+    nan: tuple[int, ...] = (),
 ) -> torch.Tensor:
     """[slots, HV, V, K]; whoever reads one of the slots `nan` is found out."""
     made = torch.randn(slots, HV, D, D, generator=torch.Generator().manual_seed(slots))

@@ -21,13 +21,30 @@ RECORDS = (ROOT / "docs" / "records.md").read_text(encoding="utf-8")
 @pytest.mark.parametrize("name", ["checking.md", "cli.md", "records.md"])
 def test_generated_parts_are_as_the_sources_are(name):
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
-    assert text == generate.page(name, generate.parts()[name]), f"docs/{name} is stale: run `make pages` and commit it"
+    assert text == generate.page(name, generate.parts()[name]), (
+        f"docs/{name} is stale: run `make pages` and commit it"
+    )
 
 
 def test_every_command_is_on_its_page():
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert {"## gdn run", "## gdn bench", "### gdn modal run", "### gdn data build"} <= set(text.splitlines())
-    assert max(map(len, re.search(r"## gdn bench\n\n```text\n(.*?)```", text, re.DOTALL)[1].splitlines())) <= 80
+    assert {
+        "## gdn run",
+        "## gdn bench",
+        "### gdn modal run",
+        "### gdn data build",
+    } <= set(text.splitlines())
+    assert (
+        max(
+            map(
+                len,
+                re.search(r"## gdn bench\n\n```text\n(.*?)```", text, re.DOTALL)[
+                    1
+                ].splitlines(),
+            )
+        )
+        <= 80
+    )
 
 
 def test_every_field_of_a_record_is_explained():
@@ -37,7 +54,9 @@ def test_every_field_of_a_record_is_explained():
 
 
 # (command of gdn whose output is read, if any; the line of jq)
-LINES = re.findall(r"^```sh\n(?:gdn (.*) \|\n  )?(jq .*?)\n```", RECORDS, re.MULTILINE | re.DOTALL)
+LINES = re.findall(
+    r"^```sh\n(?:gdn (.*) \|\n  )?(jq .*?)\n```", RECORDS, re.MULTILINE | re.DOTALL
+)
 
 
 @pytest.mark.skipif(not shutil.which("jq"), reason="no jq")
@@ -46,27 +65,57 @@ def test_jq_lines(gdn, command, line):
     assert len(LINES) == 7
     given = gdn(*command.split()).out if command else ""
     done = subprocess.run(
-        line, shell=True, cwd=ROOT, input=given, capture_output=True, text=True, timeout=helpers.PATIENCE_S
+        line,
+        shell=True,
+        cwd=ROOT,
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=helpers.PATIENCE_S,
     )
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
     if "@tsv" in line:
         assert len({row.count("\t") for row in done.stdout.splitlines()}) == 1
 
 
-# --- examples -----------------------------------------------------------------------------------------------------
+# --- examples
 
 
 def test_the_example_kernel_is_right(gdn):
-    done = gdn("run", "--algos", ROOT / "examples" / "algos", "--algo", "my-decode", "-w", "batch_size=8", "--json")
-    records = [record for record in done.json["records"] if record["algo"] == "my-decode"]
+    done = gdn(
+        "run",
+        "--algos",
+        ROOT / "examples" / "algos",
+        "--algo",
+        "my-decode",
+        "-w",
+        "batch_size=8",
+        "--json",
+    )
+    records = [
+        record for record in done.json["records"] if record["algo"] == "my-decode"
+    ]
     assert done.code == 0 and records
     assert {record["status"] for record in records} == {"passed"}
 
 
 def test_the_example_plots(tmp_path):
-    script, sweep = ROOT / "examples" / "plot.py", ROOT / "results" / "h200" / "decode-sweep.json"
-    command = [sys.executable, script, sweep, "--algo", "cuda-v5", "-o", tmp_path / "a.png"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=helpers.PATIENCE_S)
+    script, sweep = (
+        ROOT / "examples" / "plot.py",
+        ROOT / "results" / "h200" / "decode-sweep.json",
+    )
+    command = [
+        sys.executable,
+        script,
+        sweep,
+        "--algo",
+        "cuda-v5",
+        "-o",
+        tmp_path / "a.png",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=helpers.PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
@@ -77,13 +126,34 @@ def test_the_workflow_s_commands_exist(gdn, tmp_path):
     assert [name for name, _ in commands] == ["run", "pack", "compare"]
     for name, options in commands:
         known = gdn(name, "--help").out
-        assert [option for option in re.findall(r"--\w+|-o\b", options) if option not in known] == []
+        assert [
+            option
+            for option in re.findall(r"--\w+|-o\b", options)
+            if option not in known
+        ] == []
     packed = tmp_path / "base.json"
-    done = gdn("pack", "--algos", ROOT / "algos", "--name", "base", "-o", packed, env={"ALGO": "cpp-v1"})
+    done = gdn(
+        "pack",
+        "--algos",
+        ROOT / "algos",
+        "--name",
+        "base",
+        "-o",
+        packed,
+        env={"ALGO": "cpp-v1"},
+    )
     assert done.code == 0 and json.loads(packed.read_text())["name"] == "base"
 
 
 def test_load_is_listed_without_torch():
-    code = "import sys, gdn_cli; print('load' in dir(gdn_cli), 'load' in gdn_cli.__all__, 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=helpers.PATIENCE_S)
+    code = (
+        "import sys, gdn_cli; print('load' in dir(gdn_cli), 'load' in gdn_cli.__all__, 'torch' in"
+        " sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=helpers.PATIENCE_S,
+    )
     assert done.stdout.split() == ["True", "True", "False"], done.stderr

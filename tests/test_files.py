@@ -1,4 +1,6 @@
-"""How a file is written: whole or not at all, links followed, streams and devices kept. And what is read."""
+"""How a file is written: whole or not at all, links followed, streams and devices kept.
+And what is read.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from gdn_cli.report import markdown_blocks
 
 @contextmanager
 def no_file_above(size: int):
-    """Linux refuses to let a file grow beyond `size` bytes: a write succeeds in part, then fails."""
+    """Linux refuses to let a file grow beyond `size` bytes: a write succeeds in part,
+    then fails.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -46,10 +50,12 @@ def raising(number: int):
     return fail
 
 
-# --- whole or not at all ----------------------------------------------------------------------------------------
+# --- whole or not at all
 
 
-def test_a_file_is_written_with_its_folders_and_the_rights_that_the_umask_leaves(tmp_path):
+def test_a_file_is_written_with_its_folders_and_the_rights_that_the_umask_leaves(
+    tmp_path,
+):
     file = tmp_path / "a" / "b" / "x.json"
     files.write(file, "größe\n")
     assert file.read_bytes() == "größe\n".encode() and names(file.parent) == ["x.json"]
@@ -70,7 +76,11 @@ def test_an_older_file_s_rights_and_owner_are_kept(tmp_path):
     files.write(file, "new")
     after = file.stat()
     assert file.read_text() == "new" and after.st_ino != before.st_ino
-    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert (after.st_mode, after.st_uid, after.st_gid) == (
+        before.st_mode,
+        before.st_uid,
+        before.st_gid,
+    )
 
 
 def test_a_write_that_breaks_off_leaves_the_older_file(tmp_path):
@@ -78,21 +88,31 @@ def test_a_write_that_breaks_off_leaves_the_older_file(tmp_path):
     file.write_text("old")
     with no_file_above(1000), pytest.raises(MissingError) as e:
         files.write(file, "n" * 100_000)
-    assert str(e.value) == f"cannot write {file}: File too large; -o FILE names another place"
+    assert (
+        str(e.value)
+        == f"cannot write {file}: File too large; -o FILE names another place"
+    )
     assert file.read_text() == "old" and names(tmp_path) == ["x"]
 
 
 @pytest.mark.parametrize("call", ["open", "fsync", "replace", "chmod"])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO])
-def test_a_fault_at_any_step_leaves_the_older_file_and_nothing_beside_it(call, number, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO]
+)
+def test_a_fault_at_any_step_leaves_the_older_file_and_nothing_beside_it(
+    call, number, tmp_path, monkeypatch
+):
     file = tmp_path / "x"
     file.write_text("old")
     with monkeypatch.context() as patch:
         patch.setattr(os, call, raising(number))
         with pytest.raises(errors.GdnError) as e:
             files.write(file, "new")
-    assert str(e.value).startswith(f"cannot write {file}: {os.strerror(number)}") and "\n" not in str(e.value)
-    assert e.value.code == (errors.USAGE if number == errno.EACCES else errors.MISSING)  # the name's fault, or not
+    assert str(e.value).startswith(
+        f"cannot write {file}: {os.strerror(number)}"
+    ) and "\n" not in str(e.value)
+    # the name's fault, or not
+    assert e.value.code == (errors.USAGE if number == errno.EACCES else errors.MISSING)
     assert file.read_text() == "old" and names(tmp_path) == ["x"]
 
 
@@ -119,7 +139,8 @@ def test_a_full_disk(tmp_path):
         assert (disk / "x").read_text() == "old" and names(disk) == ["x"]
         for i in range(6):
             files.write(disk / f"{i}", "")
-        with pytest.raises(MissingError, match="No space left on device"):  # no inode for the new one
+        # no inode for the new one
+        with pytest.raises(MissingError, match="No space left on device"):
             files.write(disk / "x", "new")
         assert (disk / "x").read_text() == "old" and len(names(disk)) == 7
     finally:
@@ -142,7 +163,8 @@ def test_a_file_that_is_not_to_be_written_stays():
                 print(e)
             os.chmod(file, 0o600), os.chmod(file.parent, 0o500)
     """
-    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to the other user
+    # pytest's own folders are closed to the other user
+    with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "x"
         file.write_text("old")
         file.chmod(0o400)
@@ -162,18 +184,24 @@ def test_lines_are_appended(tmp_path):
     assert file.read_text().startswith("one\nnnn")
 
 
-# --- links ------------------------------------------------------------------------------------------------------
+# --- links
 
 
 def test_a_link_is_followed_and_stays(tmp_path):
     (tmp_path / "there").mkdir()
-    target, link, second = tmp_path / "there" / "x", tmp_path / "link", tmp_path / "second"
+    target, link, second = (
+        tmp_path / "there" / "x",
+        tmp_path / "link",
+        tmp_path / "second",
+    )
     target.write_text("old")
     link.symlink_to("there/x")
     second.symlink_to(link)
     files.write(second, "new")
     assert target.read_text() == "new" and link.is_symlink() and second.is_symlink()
-    assert names(tmp_path) == ["link", "second", "there"] and names(target.parent) == ["x"]
+    assert names(tmp_path) == ["link", "second", "there"] and names(target.parent) == [
+        "x"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -189,10 +217,16 @@ def test_a_link_is_followed_and_stays(tmp_path):
 )  # fmt: skip
 def test_paths_that_cannot_be_files_are_refused(make, says, tmp_path):
     make(tmp_path / "x")
-    for act in (lambda: files.write(tmp_path / "x", "new"), lambda: files.check(tmp_path / "x")):
+    for act in (
+        lambda: files.write(tmp_path / "x", "new"),
+        lambda: files.check(tmp_path / "x"),
+    ):
         with pytest.raises(UsageError) as e:
             act()
-        assert e.value.message == f"cannot write {tmp_path}/x: {says.format(folder=tmp_path)}"
+        assert (
+            e.value.message
+            == f"cannot write {tmp_path}/x: {says.format(folder=tmp_path)}"
+        )
     assert names(tmp_path) == ["x"]
 
 
@@ -215,7 +249,11 @@ def test_within_a_folder_means_where_links_lead(name, tmp_path):
     (folder / "stream").symlink_to("/dev/null")
     with pytest.raises(UsageError, match="leads out of"):
         files.write(folder / name, "new", within=folder)
-    assert (tmp_path / "x").read_text() == "old" and names(folder) == ["away", "out", "stream"]
+    assert (tmp_path / "x").read_text() == "old" and names(folder) == [
+        "away",
+        "out",
+        "stream",
+    ]
     files.write(folder / "y", "new", within=tmp_path / "folder")
     assert (folder / "y").read_text() == "new"
 
@@ -226,10 +264,12 @@ def test_nobody_can_put_a_link_where_the_new_file_is_written(tmp_path, monkeypat
     (tmp_path / ".x.guessed").symlink_to(tmp_path / "victim")
     with pytest.raises(UsageError, match="File exists"):
         files.write(tmp_path / "x", "new")
-    assert (tmp_path / "victim").read_text() == "theirs" and not (tmp_path / "x").exists()
+    assert (tmp_path / "victim").read_text() == "theirs" and not (
+        tmp_path / "x"
+    ).exists()
 
 
-# --- streams ----------------------------------------------------------------------------------------------------
+# --- streams
 
 
 def test_a_device_stays_one(tmp_path):
@@ -239,12 +279,17 @@ def test_a_device_stays_one(tmp_path):
     for name in ("/dev/null", link):
         files.check(name)
         files.write(name, "text")
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode) and os.stat("/dev/null").st_ino == before
+    assert (
+        stat.S_ISCHR(os.stat("/dev/null").st_mode)
+        and os.stat("/dev/null").st_ino == before
+    )
     assert link.is_symlink()
 
 
 def test_a_stream_that_is_full_is_one_line():
-    with pytest.raises(MissingError, match="cannot write /dev/full: No space left on device"):
+    with pytest.raises(
+        MissingError, match="cannot write /dev/full: No space left on device"
+    ):
         files.write("/dev/full", "text")
     assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
 
@@ -268,7 +313,9 @@ _STDOUT = """if True:
 """
 
 
-@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+@pytest.mark.parametrize(
+    "name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"]
+)
 def test_stdout_gets_it_in_its_turn_whatever_it_is(name, tmp_path):
     if name == "link":
         (tmp_path / "link").symlink_to("/dev/stdout")
@@ -278,16 +325,21 @@ def test_stdout_gets_it_in_its_turn_whatever_it_is(name, tmp_path):
     file = tmp_path / "file"
     with file.open("w") as f:  # which is written into, not replaced
         subprocess.run([sys.executable, "-c", _STDOUT, name], stdout=f, check=True)
-        assert os.fstat(f.fileno()).st_ino == file.stat().st_ino and file.read_text() == wanted
+        assert (
+            os.fstat(f.fileno()).st_ino == file.stat().st_ino
+            and file.read_text() == wanted
+        )
 
 
 def test_a_descriptor_that_is_not_open(tmp_path):
-    with pytest.raises(UsageError, match="cannot write /dev/fd/987: .*(Bad file descriptor|not there)"):
+    with pytest.raises(
+        UsageError, match="cannot write /dev/fd/987: .*(Bad file descriptor|not there)"
+    ):
         files.write("/dev/fd/987", "text")
     assert not files.is_stdout(tmp_path / "x")
 
 
-# --- reading ----------------------------------------------------------------------------------------------------
+# --- reading
 
 
 def _long(path: Path) -> None:
@@ -298,10 +350,22 @@ def _long(path: Path) -> None:
 NO_FILES = {
     "folder": (lambda p: p.mkdir(), "Is a directory"),
     "pipe": (os.mkfifo, "it is a pipe, not a plain file"),
-    "socket": (lambda p: os.mknod(p, 0o600 | stat.S_IFSOCK), "it is a socket, not a plain file"),
-    "link to a device without end": (lambda p: p.symlink_to("/dev/zero"), "it is a device, not a plain file"),
-    "link to a terminal": (lambda p: p.symlink_to("/dev/ptmx"), "it is a device, not a plain file"),
-    "link in a circle": (lambda p: p.symlink_to(p), "Too many levels of symbolic links"),
+    "socket": (
+        lambda p: os.mknod(p, 0o600 | stat.S_IFSOCK),
+        "it is a socket, not a plain file",
+    ),
+    "link to a device without end": (
+        lambda p: p.symlink_to("/dev/zero"),
+        "it is a device, not a plain file",
+    ),
+    "link to a terminal": (
+        lambda p: p.symlink_to("/dev/ptmx"),
+        "it is a device, not a plain file",
+    ),
+    "link in a circle": (
+        lambda p: p.symlink_to(p),
+        "Too many levels of symbolic links",
+    ),
     "link to nothing": (lambda p: p.symlink_to("none"), "No such file or directory"),
     "file in a file": (lambda p: None, "Not a directory"),
     "too long": (_long, "it has more than 256 MiB"),
@@ -344,7 +408,9 @@ def test_a_plain_file_is_read_up_to_its_limit(tmp_path):
     assert files.read(Path("/proc/self/stat"))  # which says that it has no bytes
 
 
-@pytest.mark.parametrize("reader", ["records", "solution", "toml", "page", "kind", "workloads"])
+@pytest.mark.parametrize(
+    "reader", ["records", "solution", "toml", "page", "kind", "workloads"]
+)
 def test_every_reader_says_so_in_one_line(reader, no_file):
     path, why = no_file
     read = {
@@ -360,20 +426,31 @@ def test_every_reader_says_so_in_one_line(reader, no_file):
         return
     with pytest.raises(errors.GdnError) as e:
         read()
-    told = {"it has more than 256 MiB": "it has more than 4 MiB"} if reader == "toml" else {}
+    told = (
+        {"it has more than 256 MiB": "it has more than 4 MiB"}
+        if reader == "toml"
+        else {}
+    )
     assert e.value.message.endswith(told.get(why, why)) and "\n" not in e.value.message
 
 
 def test_no_source_reads_a_file_in_another_way():
     """Each file that a user or anyone else may have written goes through `files.read`."""
     package = Path(files.__file__).parent
-    others = "worker runner timing profilers remote operators serving".split()  # their files are gdn's own
+    # their files are gdn's own
+    others = "worker runner timing profilers remote operators serving".split()
     found = []
     for path in sorted(package.rglob("*.py")):
         name = path.relative_to(package)
         for line in path.read_text(encoding="utf-8").splitlines():
-            if name.parts[0] not in others and re.search(r"\.read_(text|bytes)\(|json\.load\(", line):
+            if name.parts[0] not in others and re.search(
+                r"\.read_(text|bytes)\(|json\.load\(", line
+            ):
                 found.append(f"{name}: {line.strip()}")
     assert [
-        line for line in found if not re.search("/proc/|/sys/|_TASKS|_STAT|text = Path|path = Path|file[)]", line)
+        line
+        for line in found
+        if not re.search(
+            "/proc/|/sys/|_TASKS|_STAT|text = Path|path = Path|file[)]", line
+        )
     ] == []

@@ -28,13 +28,18 @@ def nobody(monkeypatch):
 
 
 @pytest.mark.parametrize("home", [None, "", "relative", ".", "~", "~nouser/x"])
-def test_a_home_that_is_none_is_the_one_of_passwd_or_one_line(home, nobody, monkeypatch):
+def test_a_home_that_is_none_is_the_one_of_passwd_or_one_line(
+    home, nobody, monkeypatch
+):
     if home is not None:
         monkeypatch.setenv("HOME", home)
     for folder in (paths.runs_dir, paths.builds_dir, paths.profiles_dir):
         with pytest.raises(MissingError) as e:
             folder()
-        assert e.value.message == "this user has no home folder" and "GDN_HOME names" in e.value.hint
+        assert (
+            e.value.message == "this user has no home folder"
+            and "GDN_HOME names" in e.value.hint
+        )
     monkeypatch.setenv("GDN_HOME", "/own")
     assert paths.runs_dir() == Path("/own/runs")
     monkeypatch.undo()
@@ -55,20 +60,43 @@ def test_relative_folders_of_xdg_are_ignored(monkeypatch):
 def test_a_tilde_is_a_home_folder_and_an_unknown_user_is_one_line(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     root = pwd.getpwnam("root").pw_dir
-    for name, path in (("~", "/home/me"), ("~/x", "/home/me/x"), ("~root/x", f"{root}/x"), ("a/~", "a/~")):
+    for name, path in (
+        ("~", "/home/me"),
+        ("~/x", "/home/me/x"),
+        ("~root/x", f"{root}/x"),
+        ("a/~", "a/~"),
+    ):
         assert paths.expanded(name) == Path(path)
     for name in ("~nouser/x", "~nouser", "~no\udcffuser/x"):
         with pytest.raises(UsageError, match="no such user: no"):
             paths.expanded(name)
 
 
-@pytest.mark.parametrize("args", [["history"], ["report"], ["list", "--algos", "~nouser/x"], ["doctor"]])
+@pytest.mark.parametrize(
+    "args", [["history"], ["report"], ["list", "--algos", "~nouser/x"], ["doctor"]]
+)
 def test_no_command_ends_in_a_traceback(args, gdn, tmp_path):
-    for variables in ({"GDN_HOME": "~nouser/x"}, {"GDN_HOME": "", "HOME": ""}, {"GDN_HOME": "", "HOME": "x"}):
-        xdg = {name: str(tmp_path / "xdg") for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME")}
-        done = gdn(*args, env=xdg | {"TRITON_CACHE_DIR": str(tmp_path / "xdg")} | variables, cwd=tmp_path)
-        assert "Traceback" not in done.err and done.code in (errors.OK, errors.USAGE, errors.MISSING)
+    for variables in (
+        {"GDN_HOME": "~nouser/x"},
+        {"GDN_HOME": "", "HOME": ""},
+        {"GDN_HOME": "", "HOME": "x"},
+    ):
+        xdg = {
+            name: str(tmp_path / "xdg") for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME")
+        }
+        done = gdn(
+            *args,
+            env=xdg | {"TRITON_CACHE_DIR": str(tmp_path / "xdg")} | variables,
+            cwd=tmp_path,
+        )
+        assert "Traceback" not in done.err and done.code in (
+            errors.OK,
+            errors.USAGE,
+            errors.MISSING,
+        )
         made = [path.name for path in tmp_path.iterdir()]
         assert made in ([], ["xdg"])  # nothing under a name that is no folder
     done = gdn(*args, env={"GDN_HOME": "~nouser/x"}, cwd=tmp_path)
-    assert "~nouser/x: no such user: nouser" in (done.out if args == ["doctor"] else done.err)
+    assert "~nouser/x: no such user: nouser" in (
+        done.out if args == ["doctor"] else done.err
+    )

@@ -1,4 +1,6 @@
-"""Streams that are closed, full or left by their reader: every command ends as it would, and loses nothing."""
+"""Streams that are closed, full or left by their reader: every command ends as it
+would, and loses nothing.
+"""
 
 import json
 import os
@@ -25,12 +27,19 @@ def through(redirection: str, command: list[str], **how) -> subprocess.Completed
     """A command with streams as the shell opens or closes them."""
     line = ["bash", "-c", f'"$@" {redirection}', "bash", *command]
     return subprocess.run(
-        line, capture_output=True, text=True, env=helpers.environment(), timeout=helpers.PATIENCE_S, **how
+        line,
+        capture_output=True,
+        text=True,
+        env=helpers.environment(),
+        timeout=helpers.PATIENCE_S,
+        **how,
     )
 
 
 @pytest.mark.parametrize(("args", "code"), _COMMANDS, ids=_IDS)
-@pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&-", "<&- >&- 2>&-", "2>/dev/full"])
+@pytest.mark.parametrize(
+    "redirection", [">&-", "2>&-", "<&-", "<&- >&- 2>&-", "2>/dev/full"]
+)
 def test_closed_streams_change_nothing_else(redirection, args, code):
     done = through(redirection, [*_GDN, *args])
     assert done.returncode == code
@@ -43,7 +52,9 @@ def test_closed_streams_change_nothing_else(redirection, args, code):
 def test_a_full_stdout_is_exit_3_unless_the_command_has_failed(args, code):
     done = through(">/dev/full", [*_GDN, *args])
     assert done.returncode == (code or errors.MISSING)
-    assert ("cannot write the output: No space left on device" in done.stderr) == (code == errors.OK)
+    assert ("cannot write the output: No space left on device" in done.stderr) == (
+        code == errors.OK
+    )
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
 
 
@@ -59,18 +70,35 @@ def read_by_nobody(args: list[str], **how) -> subprocess.CompletedProcess:
     os.close(reading)
     with os.fdopen(writing, "wb") as out:
         env = helpers.environment()
-        return subprocess.run([*_GDN, *args], stdout=out, stderr=subprocess.PIPE, text=True, env=env, **how)
+        return subprocess.run(
+            [*_GDN, *args],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+            **how,
+        )
 
 
 @pytest.mark.parametrize(("args", "code"), _COMMANDS, ids=_IDS)
 def test_a_reader_that_has_left_changes_no_exit_code(args, code):
     done = read_by_nobody(args)
-    assert done.returncode == code and "Traceback" not in done.stderr and "Exception" not in done.stderr
+    assert (
+        done.returncode == code
+        and "Traceback" not in done.stderr
+        and "Exception" not in done.stderr
+    )
 
 
 def test_a_packed_file_may_go_to_a_reader_that_leaves(tmp_path):
-    done = read_by_nobody(["pack", "--algo", "cpp-v1", "-o", "/dev/stdout"], cwd=tmp_path)
-    assert done.returncode == 0 and done.stderr.startswith("gdn: /dev/stdout: ") and done.stderr.count("\n") == 1
+    done = read_by_nobody(
+        ["pack", "--algo", "cpp-v1", "-o", "/dev/stdout"], cwd=tmp_path
+    )
+    assert (
+        done.returncode == 0
+        and done.stderr.startswith("gdn: /dev/stdout: ")
+        and done.stderr.count("\n") == 1
+    )
 
 
 @pytest.mark.parametrize("columns", ["0", "00", "-5", "wide", "", "9" * 30])
@@ -79,7 +107,11 @@ def test_a_width_that_no_screen_has_hides_nothing(columns, gdn):
 
 
 def test_a_name_of_any_length_leaves_a_line_that_says_what_is_wrong(gdn):
-    for args, wrong in ((["report"], "File name too long"), (["list", "--algos"], "a"), (["run"], "a'")):
+    for args, wrong in (
+        (["report"], "File name too long"),
+        (["list", "--algos"], "a"),
+        (["run"], "a'"),
+    ):
         done = gdn(*args, "a" * 10_000)
         line = done.err.splitlines()[0]
         assert done.code == errors.USAGE and len(line) < 2100 and line.endswith(wrong)
@@ -108,9 +140,21 @@ _WORKS_ON = """if True:
     ],
 )
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_work_goes_on_and_no_file_gets_the_number_of_a_stream(redirection, fault, unbuffered, tmp_path):
+def test_work_goes_on_and_no_file_gets_the_number_of_a_stream(
+    redirection, fault, unbuffered, tmp_path
+):
     file = tmp_path / "file"
-    done = through(redirection, ["env", f"PYTHONUNBUFFERED={unbuffered}", sys.executable, "-c", _WORKS_ON, str(file)])
+    done = through(
+        redirection,
+        [
+            "env",
+            f"PYTHONUNBUFFERED={unbuffered}",
+            sys.executable,
+            "-c",
+            _WORKS_ON,
+            str(file),
+        ],
+    )
     number, told = file.read_text().split(" ", 1)
     assert int(number) > 2 and told == fault
     assert done.returncode == 0 and "Traceback" not in done.stderr
@@ -123,13 +167,28 @@ def test_a_stream_that_is_busy_is_waited_for():
         "from gdn_cli import streams; streams.keep()\n"
         "print('x' * 1_000_000); sys.exit(bool(streams.fault()))\n"
     )
-    done = through("| { read -r line; echo ${#line}; cat; }", [sys.executable, "-c", script])
+    done = through(
+        "| { read -r line; echo ${#line}; cat; }", [sys.executable, "-c", script]
+    )
     assert (done.stdout, done.stderr) == ("1000000\n", "")
 
 
 @pytest.mark.torch
 def test_a_check_without_streams_saves_its_records(tmp_path):
     file = tmp_path / "r.json"
-    command = [*_GDN, "run", "--algo", "pt-reference", "-w", "0", "--device", "cpu", "--out", str(file)]
+    command = [
+        *_GDN,
+        "run",
+        "--algo",
+        "pt-reference",
+        "-w",
+        "0",
+        "--device",
+        "cpu",
+        "--out",
+        str(file),
+    ]
     assert through("<&- >&- 2>&-", command).returncode == errors.OK
-    assert [record["status"] for record in json.loads(file.read_text())["records"]] == ["passed"]
+    assert [record["status"] for record in json.loads(file.read_text())["records"]] == [
+        "passed"
+    ]

@@ -1,4 +1,6 @@
-"""Foreign text (names, reasons, commits, a worker's output) is only displayed, never interpreted, in all outputs."""
+"""Foreign text (names, reasons, commits, a worker's output) is only displayed, never
+interpreted, in all outputs.
+"""
 
 from __future__ import annotations
 
@@ -86,11 +88,15 @@ SGR = re.compile(r"\x1b\[[\d;]*m")
 
 def harmless(out: str) -> bool:
     """Whether it has only visible characters, blanks and new lines."""
-    return all(c == "\n" or (c.isprintable() and not "\ufe00" <= c <= "\ufe0f") for c in out)
+    return all(
+        c == "\n" or (c.isprintable() and not "\ufe00" <= c <= "\ufe0f") for c in out
+    )
 
 
 def planted(value, evil: str, keys: frozenset[str]):
-    """A copy in which every text under one of these keys is `evil`; of algos, cuda-v4 only, which is not looked up."""
+    """A copy in which every text under one of these keys is `evil`; of algos, cuda-v4
+    only, which is not looked up.
+    """
     if isinstance(value, list):
         return [planted(v, evil, keys) for v in value]
     if not isinstance(value, dict):
@@ -107,9 +113,12 @@ def planted(value, evil: str, keys: frozenset[str]):
     return found
 
 
-RECORD = frozenset("reason note doubts backend how hint commit gpu driver cpu warnings tail uuid source_hash".split())
+RECORD = frozenset(
+    "reason note doubts backend how hint commit gpu driver cpu warnings tail uuid source_hash".split()
+)
 PROFILE = frozenset(
-    "algo name title reason why next summary label note notes doubts files folder gpu kernel warnings".split()
+    "algo name title reason why next summary label note notes doubts files folder gpu kernel"
+    " warnings".split()
 )
 
 
@@ -119,7 +128,8 @@ def bench(evil: str, command: str = "bench") -> dict:
     found["records"] = [
         r
         for r in found["records"]
-        if (r["workload"] or {}).get("axes") in few and r["tier"] in (None, "cupti", "graph")
+        if (r["workload"] or {}).get("axes") in few
+        and r["tier"] in (None, "cupti", "graph")
     ]
     failed = [r for r in found["records"] if r["status"] != "passed"]
     failed[0]["tail"] = [evil, f"line {evil}"]
@@ -133,27 +143,49 @@ def bench(evil: str, command: str = "bench") -> dict:
 def show(evil: str, command: str) -> None:
     found = bench(evil, command)
     if command == "floors":
-        found["records"] = [r for r in found["records"] if r["algo"] == "copy" or r["status"] != "passed"]
+        found["records"] = [
+            r
+            for r in found["records"]
+            if r["algo"] == "copy" or r["status"] != "passed"
+        ]
         for r in found["records"]:
             r["how"] = evil
-    terminal.show(reports.typed(found), REGISTRY, False, Path("/x") / evil.replace("\0", ""))
+    terminal.show(
+        reports.typed(found), REGISTRY, False, Path("/x") / evil.replace("\0", "")
+    )
 
 
 def listed(evil: str) -> None:
-    algo = SimpleNamespace(op="gdn_decode", name=evil, language=evil, modes=[evil], setup=None, summary=evil)
+    algo = SimpleNamespace(
+        op="gdn_decode",
+        name=evil,
+        language=evil,
+        modes=[evil],
+        setup=None,
+        summary=evil,
+    )
     found = [(algo, Place(None, evil, evil)), (algo, Place("cpu"))]
     algos.show_list(found, [Broken(evil, evil, UsageError(f"{evil}: {evil}"))], False)
 
 
 def kept(evil: str) -> history.History:
     """A history of this test's own (GDN_HOME) with two runs of an algo that is called so."""
-    records = [reports.record(evil, 1, 2.0), reports.record(evil, 8, None, status="wrong", reason=evil)]
+    records = [
+        reports.record(evil, 1, 2.0),
+        reports.record(evil, 8, None, status="wrong", reason=evil),
+    ]
     records[0]["source_hash"] = evil
     head = planted(reports.document([]), evil, RECORD) | {"options": {evil: evil}}
     store = history.History()
-    store.keep(document_of(head | {"records": records}), Path("/x") / evil.replace("\0", ""))
+    store.keep(
+        document_of(head | {"records": records}), Path("/x") / evil.replace("\0", "")
+    )
     other = {"cuda": head["environments"]["cuda"] | {"versions": {evil: evil}}}
-    later = head | {"time": "2026-11-22T14:12:11Z", "records": records, "environments": other}
+    later = head | {
+        "time": "2026-11-22T14:12:11Z",
+        "records": records,
+        "environments": other,
+    }
     store.keep(document_of(later))
     return store
 
@@ -168,20 +200,29 @@ def forgotten(evil: str) -> None:
 
 
 def profiled(evil: str, between: bool) -> None:
-    found = [planted(d, evil, PROFILE) for d in (profiles.v4(status="wrong", reason="x"), profiles.fla())]
+    found = [
+        planted(d, evil, PROFILE)
+        for d in (profiles.v4(status="wrong", reason="x"), profiles.fla())
+    ]
     found[0] |= {"name": f"{evil}1"}
     found[1] |= {"name": f"{evil}2"}
     pair = [profiles.typed(d) for d in found]
     difference = None
     if between:
-        plain = to_json(differences.difference(profiles.typed(profiles.v4()), profiles.typed(profiles.fla())))
+        plain = to_json(
+            differences.difference(
+                profiles.typed(profiles.v4()), profiles.typed(profiles.fla())
+            )
+        )
         plain = planted(plain, evil, PROFILE) | {"a": f"{evil}1", "b": f"{evil}2"}
         difference = msgspec.convert(plain, differences.Difference)
     profile.show_profiles(pair, difference, False)
 
 
 def profile_list(evil: str) -> None:
-    row = Listed(evil, "2026", evil, evil, evil, evil, Status.PASSED, 1.0, evil, evil, evil)
+    row = Listed(
+        evil, "2026", evil, evil, evil, evil, Status.PASSED, 1.0, evil, evil, evil
+    )
     other = msgspec.structs.replace(row, status=Status.WRONG, device="other")
     profile.show_profile_list([row, other], False)
 
@@ -203,17 +244,25 @@ def tuned(evil: str, dry_run: bool) -> None:
         preset=None, space=space, doubts=[evil], left_out=[], rows=[constants | {"up_to": 9}], workloads=[measured],
     )  # fmt: skip
     left_out = {"c": LeftOut({evil: 1}, Status.WRONG, evil, evil)}
-    state = SimpleNamespace(result=result, out=left_out, interrupted=True, written=[evil])
+    state = SimpleNamespace(
+        result=result, out=left_out, interrupted=True, written=[evil]
+    )
     tune.show_tuning(plan, None if dry_run else state, False)
 
 
 def doctor(evil: str) -> None:
-    terminal.show_doctor([{"state": "bad", "what": evil, "found": evil, "for": evil, "mend": evil}], evil, False)
+    terminal.show_doctor(
+        [{"state": "bad", "what": evil, "found": evil, "for": evil, "mend": evil}],
+        evil,
+        False,
+    )
 
 
 def remote(evil: str) -> None:
     run = resume.Left(evil, evil, 1, 1, 0, 0)
-    terminal.show_remote(resume.Status([modal_client.App(evil, evil, evil)], [run]), False)
+    terminal.show_remote(
+        resume.Status([modal_client.App(evil, evil, evil)], [run]), False
+    )
 
 
 def workloads(evil: str) -> None:
@@ -250,7 +299,11 @@ def printed(show, evil: str, monkeypatch, colour: bool) -> str:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("FORCE_COLOR", "1") if colour else monkeypatch.delenv("FORCE_COLOR", raising=False)
+    (
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        if colour
+        else monkeypatch.delenv("FORCE_COLOR", raising=False)
+    )
     with monkeypatch.context() as patch:
         out = io.StringIO()
         patch.setattr(sys, "stdout", out)
@@ -271,27 +324,50 @@ def test_a_terminal_shows_text_and_obeys_none(name, colour, monkeypatch, tmp_pat
         assert harmless(bare), (evil, [c for c in bare if not harmless(c)][:3])
         assert seen in bare, evil
         # none of our own markup is left
-        assert "[" in evil or not re.search(r"\[/?(dim|bold|red|green|yellow|cyan)?\]", bare), bare
+        assert "[" in evil or not re.search(
+            r"\[/?(dim|bold|red|green|yellow|cyan)?\]", bare
+        ), bare
 
 
 def test_the_colours_are_those_of_gdn_alone(monkeypatch):
-    """The same screen with an innocent name has as many: hostile text adds none and takes none away."""
+    """The same screen with an innocent name has as many: hostile text adds none and
+    takes none away.
+    """
     for name in ("list", "doctor", "tune", "modal status"):
         plain = len(SGR.findall(printed(SCREENS[name], "innocent", monkeypatch, True)))
-        assert {len(SGR.findall(printed(SCREENS[name], e, monkeypatch, True))) for e in ("[/]", "[bold]x")} == {plain}
+        assert {
+            len(SGR.findall(printed(SCREENS[name], e, monkeypatch, True)))
+            for e in ("[/]", "[bold]x")
+        } == {plain}
 
 
 def test_several_lines_stay_where_a_compiler_says_them(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     reason = "a.cu(1): error: \x1b[2J\n\ta.cu(2): error: [/]"
-    r = {"op": "gdn_decode", "algo": "a\nb", "mode": "cuda", "tier": None, "workload": None, "status": "build_failed"}
-    found = {"schema": 2, "command": "run", "environments": {}, "missing": [], "records": [r | {"reason": reason}]}
+    r = {
+        "op": "gdn_decode",
+        "algo": "a\nb",
+        "mode": "cuda",
+        "tier": None,
+        "workload": None,
+        "status": "build_failed",
+    }
+    found = {
+        "schema": 2,
+        "command": "run",
+        "environments": {},
+        "missing": [],
+        "records": [r | {"reason": reason}],
+    }
     terminal.show(reports.typed(found), REGISTRY, False, Path("x.json"))
     lines = capsys.readouterr().out.splitlines()
     at = lines.index(r"failed a\nb: build failed, a.cu(1): error: \x1b[2J")
     assert lines[at + 1].strip() == "a.cu(2): error: [/]"
     terminal.show_proof([{"state": "failed", "step": "build", "detail": "one\ntwo"}])
-    assert [line.split() for line in capsys.readouterr().out.splitlines()][1:] == [["!!", "build", "one"], ["two"]]
+    assert [line.split() for line in capsys.readouterr().out.splitlines()][1:] == [
+        ["!!", "build", "one"],
+        ["two"],
+    ]
 
 
 def test_visible_text_stays_as_it_is():
@@ -301,11 +377,13 @@ def test_visible_text_stays_as_it_is():
     assert text.whole("é😀\ud800x\x1b") == "é😀\ufffdx\x1b"
 
 
-# --- files ----------------------------------------------------------------------------------------------------------
+# --- files
 
 
 def book(evil: str) -> Book:
-    return merge.gather([reports.source(evil, json.loads(json.dumps(bench(evil))))], REGISTRY)
+    return merge.gather(
+        [reports.source(evil, json.loads(json.dumps(bench(evil))))], REGISTRY
+    )
 
 
 @pytest.mark.parametrize("evil", CORPUS, ids=ascii)
@@ -314,18 +392,28 @@ def test_markdown_and_csv_hold_text(evil):
     assert harmless(made) and made.encode()
     seen = CORPUS[evil]
     assert seen in re.sub(r"\\([\\`*_{}\[\]()#+\-.!|$~])", r"\1", made)
-    rows = list(csv.DictReader(io.StringIO(table.csv_text(tables.every_record(book(evil))), newline="")))
-    assert harmless("".join(v for row in rows for v in row.values())) and seen in {row["algo"] for row in rows}
+    rows = list(
+        csv.DictReader(
+            io.StringIO(table.csv_text(tables.every_record(book(evil))), newline="")
+        )
+    )
+    assert harmless("".join(v for row in rows for v in row.values())) and seen in {
+        row["algo"] for row in rows
+    }
 
 
-@pytest.mark.parametrize("evil", ["\x1b]0;t\x07\n\u202e\udcff[/]$x_{y}$", '"><svg onload=x>]]></style>'], ids=ascii)
+@pytest.mark.parametrize(
+    "evil",
+    ["\x1b]0;t\x07\n\u202e\udcff[/]$x_{y}$", '"><svg onload=x>]]></style>'],
+    ids=ascii,
+)
 def test_pages_and_figures_hold_text(evil):
     found = book(evil)
     made = html.page(found, evil)
     seen = str(escape(text.shown(evil)))
     assert harmless(made) and made.encode() and made.count(seen) > 20
     assert "<svg onload" not in made and "</style><" not in made
-    (one, heading) = figures.one(found, "latency")
+    one, heading = figures.one(found, "latency")
     assert pictures.png(one, [evil, *heading]).startswith(b"\x89PNG")
     drawn = ElementTree.fromstring(pictures.svg(one))
     assert any(text.shown(evil)[:8] in "".join(e.itertext()) for e in drawn.iter())
@@ -344,15 +432,23 @@ def test_a_cell_is_never_a_formula(value, cell):
 
 
 def test_the_history_s_csv_holds_text(monkeypatch, tmp_path):
-    for i, (evil, seen) in enumerate([*CORPUS.items(), ("=cmd()", "'=cmd()"), ("@x", "'@x")]):
+    for i, (evil, seen) in enumerate(
+        [*CORPUS.items(), ("=cmd()", "'=cmd()"), ("@x", "'@x")]
+    ):
         monkeypatch.setenv("GDN_HOME", str(tmp_path / str(i)))
         for suffix in ("csv", "jsonl"):
-            shown_history.export(kept(evil).rows(history.Filter()), str(tmp_path / f"x.{suffix}"))
+            shown_history.export(
+                kept(evil).rows(history.Filter()), str(tmp_path / f"x.{suffix}")
+            )
         content = (tmp_path / "x.csv").read_text(encoding="utf-8")
         assert harmless(content)
         rows = list(csv.DictReader(io.StringIO(content, newline="")))
-        assert seen in {row["algo"] for row in rows} and seen in {row["commit"] for row in rows}
-        exact = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+        assert seen in {row["algo"] for row in rows} and seen in {
+            row["commit"] for row in rows
+        }
+        exact = [
+            json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()
+        ]
         assert text.whole(evil) in {row["algo"] for row in exact}
 
 
@@ -368,14 +464,26 @@ def test_names_in_markdown(name, made):
 
 
 def test_text_in_markdown():
-    assert text.markdown("[x](javascript:1) <b> a_b _c_ **d** ~~e~~ | `f` $g$ &lt; <!-- -->") == (
-        r"\[x\](javascript:1) &lt;b> a_b \_c\_ \*\*d\*\* \~\~e\~\~ \| \`f\` \$g\$ &amp;lt; &lt;!-- -->"
+    assert (
+        text.markdown(
+            "[x](javascript:1) <b> a_b _c_ **d** ~~e~~ | `f` $g$ &lt; <!-- -->"
+        )
+        == r"\[x\](javascript:1) &lt;b> a_b \_c\_ \*\*d\*\* \~\~e\~\~ \| \`f\` \$g\$ &amp;lt;"
+        r" &lt;!-- -->"
     )
 
 
-# --- the process ----------------------------------------------------------------------------------------------------
+# --- the process
 
-ODD = ("x[red]y", "[", "=cmd()", "t\x1b]0;title\x07", "n\nl", "b\u202ei", os.fsdecode(b"bad\xff"))
+ODD = (
+    "x[red]y",
+    "[",
+    "=cmd()",
+    "t\x1b]0;title\x07",
+    "n\nl",
+    "b\u202ei",
+    os.fsdecode(b"bad\xff"),
+)
 
 
 def raw(*args: str, **env: str) -> tuple[int, bytes]:
@@ -396,14 +504,30 @@ def test_folders_of_odd_names_are_broken_and_break_nothing(tmp_path, write_algo)
     write_algo(tmp_path, "fine", "from .right import run\n")
     # C: an ASCII terminal, where every other character is an escape as well
     for env in ({}, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}):
-        code, out = raw("list", "--algos", str(tmp_path), "--op", "gdn_decode", COLUMNS="400", **env)
+        code, out = raw(
+            "list", "--algos", str(tmp_path), "--op", "gdn_decode", COLUMNS="400", **env
+        )
         lines = out.decode(env.get("PYTHONIOENCODING", "utf-8")).splitlines()
-        assert code == 0 and harmless("".join(lines)) and any(line.startswith("fine ") for line in lines)
+        assert (
+            code == 0
+            and harmless("".join(lines))
+            and any(line.startswith("fine ") for line in lines)
+        )
         broken = [line.split(":")[0] for line in lines if line.startswith("broken ")]
         bad = "bad\ufffd" if not env else r"bad\ufffd"
-        wanted = ["x[red]y", "[", "=cmd()", r"t\x1b]0;title\x07", r"n\nl", r"b\u202ei", bad]
+        wanted = [
+            "x[red]y",
+            "[",
+            "=cmd()",
+            r"t\x1b]0;title\x07",
+            r"n\nl",
+            r"b\u202ei",
+            bad,
+        ]
         assert sorted(broken) == sorted(f"broken gdn_decode/{name}" for name in wanted)
-    code, out = raw("list", "--algos", str(tmp_path), "--json", PYTHONIOENCODING="ascii")
+    code, out = raw(
+        "list", "--algos", str(tmp_path), "--json", PYTHONIOENCODING="ascii"
+    )
     assert code == 0 and {b["algo"] for b in json.loads(out)["broken"]} == set(ODD)
 
 
@@ -427,7 +551,9 @@ def test_wrong_usage_is_shown_and_not_obeyed(args, says):
 
 
 def test_whatever_is_written_past_the_gates_meets_the_last_one():
-    """A library's warning, a bug's traceback, a print: of the process's own streams, in any encoding."""
+    """A library's warning, a bug's traceback, a print: of the process's own streams, in
+    any encoding.
+    """
     script = (
         "from gdn_cli import text; import sys, warnings\n"
         "text.guard(); text.guard()\n"
@@ -440,14 +566,21 @@ def test_whatever_is_written_past_the_gates_meets_the_last_one():
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True)
     assert done.stdout.decode("latin-1") == "out \\x1b[2J\\ufffd\\u20ac\n\tx\na\\x07b\n"
     err = done.stderr.decode("latin-1")
-    assert harmless(err) and r"w \x1b[2J" in err and err.endswith("ValueError: bug \\x1b]0;t\\x07\n")
+    assert (
+        harmless(err)
+        and r"w \x1b[2J" in err
+        and err.endswith("ValueError: bug \\x1b]0;t\\x07\n")
+    )
 
 
 def test_a_foreign_progress_display_keeps_its_colours_and_no_more():
     spinner = "\x1b[?25l\x1b[32m✓\x1b[0m Created\r\x1b[2K\x1b[1A"
     assert text.display(spinner) == spinner
     assert text.display("\x1b]8;id=1;https://e/\x1b\\app\x1b]8;;\x1b\\") == "app"
-    assert text.display("\x1b]0;t\x07\x1b[2J\x1b]52;c;aGk=\x07") == r"\x1b]0;t\x07\x1b[2J\x1b]52;c;aGk=\x07"
+    assert (
+        text.display("\x1b]0;t\x07\x1b[2J\x1b]52;c;aGk=\x07")
+        == r"\x1b]0;t\x07\x1b[2J\x1b]52;c;aGk=\x07"
+    )
 
 
 def test_a_progress_bar_names_an_algo_as_it_is(monkeypatch):
@@ -457,21 +590,28 @@ def test_a_progress_bar_names_an_algo_as_it_is(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     with screen.progress() as progress:
         progress("x[/red]\x1b]0;t\x07\n", 1, 2)
-    assert r"x[/red]\x1b]0;t\x07\n" in out.getvalue() and "\x1b]" not in out.getvalue() and "\x07" not in out.getvalue()
+    assert (
+        r"x[/red]\x1b]0;t\x07\n" in out.getvalue()
+        and "\x1b]" not in out.getvalue()
+        and "\x07" not in out.getvalue()
+    )
 
 
 def test_without_a_terminal_a_line_says_from_time_to_time_how_far_it_is(monkeypatch):
     said, more = [], threading.Event()
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     monkeypatch.setattr(screen, "_STILL_S", 0.001)
-    monkeypatch.setattr(screen, "say", lambda line: (said.append(f"gdn: {line}\n"), more.set()))
+    monkeypatch.setattr(
+        screen, "say", lambda line: (said.append(f"gdn: {line}\n"), more.set())
+    )
     with screen.progress() as progress:
         progress("x", 1, 2)
         assert more.wait(60)
         progress("x", 2, 2, True)
     kinds = {re.sub(r" after .*\n", "", line) for line in said}
     assert kinds == {"gdn: x: 1 of 2", "gdn: x: done, 2 of 2"}
-    done = helpers.Done(0, "", "".join(said) + "gdn: else\n")  # no test sees how many there were
+    # no test sees how many there were
+    done = helpers.Done(0, "", "".join(said) + "gdn: else\n")
     assert (done.complaints, done.finished) == ("gdn: else\n", ["x: done, 2 of 2"])
 
 

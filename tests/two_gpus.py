@@ -1,6 +1,8 @@
-"""`gdn` on a host with two GPUs that are only pretended: workers for them run on the CPU, and time with `wall`.
+"""`gdn` on a host with two GPUs that are only pretended: workers for them run on the
+CPU, and time with `wall`.
 
-    python two_gpus.py run --gpus all --algo a,b      # PRETEND=2 GPUs; LACKS: the capability of the last
+    python two_gpus.py run --gpus all --algo a,b      # PRETEND=2 GPUs; LACKS: the
+      capability of the last
 
 Everything else is as it is: which GPU gets what, the locks, the records, the tables, Ctrl-C.
 """
@@ -19,23 +21,32 @@ from gdn_cli.machine.inventory import Gpu, Machine
 from gdn_cli.records.request import Request
 from gdn_cli.run import jobs, planning
 
-GPUS = tuple(Gpu("NVIDIA H200", "9.0", "580.1", f"GPU-{c * 8}", i) for i, c in enumerate("abcdefgh"))
+GPUS = tuple(
+    Gpu("NVIDIA H200", "9.0", "580.1", f"GPU-{c * 8}", i)
+    for i, c in enumerate("abcdefgh")
+)
 
 
 def request(job: jobs.Job, plain=jobs.Job.request) -> Request:
     asked = plain(job)
     asked.mode = "cpu"
     tiers = tuple("wall" for _ in asked.timing.tiers)
-    asked.timing = structs.replace(asked.timing, tiers=tiers, plan=asked.timing.plan | {"l2": "cold"})
+    asked.timing = structs.replace(
+        asked.timing, tiers=tiers, plan=asked.timing.plan | {"l2": "cold"}
+    )
     return asked
 
 
 if __name__ == "__main__":
     here = GPUS[: int(os.environ.get("PRETEND", "2"))]
     sys.argv[0] = str(Path(sys.argv[0]).with_name("gdn"))
-    machine = Machine(lambda: here, lambda gpu: frozenset(), lambda module: True, lambda: None)
+    machine = Machine(
+        lambda: here, lambda gpu: frozenset(), lambda module: True, lambda: None
+    )
     with (
         mock.patch.object(jobs.Job, "request", request),
-        mock.patch.object(planning, "tiers_for", lambda mode, wanted, command="bench": ("wall",)),
+        mock.patch.object(
+            planning, "tiers_for", lambda mode, wanted, command="bench": ("wall",)
+        ),
     ):
         cli.main(machine)

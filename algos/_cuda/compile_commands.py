@@ -7,9 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from tvm_ffi import libinfo
-
 from gdn_cli.machine import inventory
+from tvm_ffi import libinfo
 
 ALGOS = Path(__file__).resolve().parents[1]
 

@@ -1,6 +1,7 @@
 """gdn: write, check, time and pack GPU kernels for Gated Delta Net.
 
-For other programs: `from gdn_cli import load; decode = load("cuda-v4")`, see gdn_cli.operators.loading.
+For other programs: `from gdn_cli import load; decode = load("cuda-v4")`, see
+gdn_cli.operators.loading.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What a user sees instead of a traceback: one clear line, what to do next, and a stable exit code."""
+"""What a user sees instead of a traceback: one clear line, what to do next, and a
+stable exit code.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,15 @@ INTERRUPTED = 130
 
 
 class GdnError(Exception):
-    """An error with one line for the user (`message`), the next step (`hint`, possibly several lines) and an exit
-    code."""
+    """An error with one line for the user (`message`), the next step (`hint`, possibly
+    several lines) and an exit code.
+    """
 
     code = FAILED
 
-    def __init__(self, message: str, *, code: int | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, code: int | None = None, hint: str | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.code = self.code if code is None else code
@@ -47,8 +52,12 @@ _SHORT = 3  # characters
 _MANY = 20  # names, which nobody reads in a line
 
 
-def unknown(kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> UsageError:
-    """The error for a name that does not exist, with the nearest known names, or all of them if none is near."""
+def unknown(
+    kind: str, name: str, known: Iterable[str], *, hint: str | None = None
+) -> UsageError:
+    """The error for a name that does not exist, with the nearest known names, or all of
+    them if none is near.
+    """
     known = list(dict.fromkeys(known))
     near = [shown(n) for n in difflib.get_close_matches(name, known, n=3, cutoff=0.6)]
     if len(name) <= _SHORT:  # half of all names are near to a short one: only its like
@@ -61,7 +70,10 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str | None = No
         advice = f"there are: {', '.join(map(shown, known))}"
     else:
         advice = "there are none"
-    return UsageError(f"unknown {kind} '{name}'", hint=f"{advice}{' ' if near else '; '}{hint}" if hint else advice)
+    return UsageError(
+        f"unknown {kind} '{name}'",
+        hint=f"{advice}{' ' if near else '; '}{hint}" if hint else advice,
+    )
 
 
 def one_line(e: BaseException) -> str:

@@ -2,9 +2,10 @@
 
 Only plain files are read, up to a size: a pipe or a device may have no end, or never begin.
 
-A plain file is written whole next to its destination and then renamed: whatever happens on the way (a full disk,
-Ctrl-C, a power cut), the destination is the old file or the new one. Links are followed. A device, a pipe, /dev/stdout
-and /dev/fd/N are streams: the data is written into them and they are not replaced.
+A plain file is written whole next to its destination and then renamed: whatever happens
+on the way (a full disk, Ctrl-C, a power cut), the destination is the old file or the
+new one. Links are followed. A device, a pipe, /dev/stdout and /dev/fd/N are streams:
+the data is written into them and they are not replaced.
 """
 
 from __future__ import annotations
@@ -32,10 +33,14 @@ MACHINE = frozenset(
 )
 # the last: no more processes
 _LIMITS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
-LIMITS_HINT = "`ulimit -a` shows the limits: files (-n), processes and threads (-u), memory (-v)"
-MOST = 256 << 20  # bytes of a file that is read: long records and data sets have tens of MiB
+LIMITS_HINT = (
+    "`ulimit -a` shows the limits: files (-n), processes and threads (-u), memory (-v)"
+)
+# bytes of a file that is read: long records and data sets have tens of MiB
+MOST = 256 << 20
 _LINKS = 40  # a chain of more is a loop: as many as Linux follows
-# The folder of a process's open files. Links in it are the files themselves and must not be followed.
+# The folder of a process's open files. Links in it are the files themselves and must
+# not be followed.
 _OPEN_FILES = re.compile(r"/dev/fd|/proc/(?P<pid>\d+)(/task/\d+)?/fd")
 
 
@@ -70,14 +75,17 @@ def write(
     hint: str | None = OTHER_PLACE,
     sync: bool = True,
 ) -> None:
-    """Write a file whole or not at all, with the permissions of the file that it replaces. Text is written as UTF-8.
+    """Write a file whole or not at all, with the permissions of the file that it
+    replaces. Text is written as UTF-8.
 
     within  a folder that must hold the file, once links are followed
     hint    what the user can do if the file cannot be written
-    sync    wait until the data is on the disk; without it a power cut may cost the new file (not the old one)
+    sync    wait until the data is on the disk; without it a power cut may cost the new
+      file (not the old one)
 
-    Raises UsageError for a name that cannot be written (a folder, a link to nothing, no permission), MissingError if
-    the machine is at fault (the disk is full, read-only or broken). An older file stays as it was in both cases.
+    Raises UsageError for a name that cannot be written (a folder, a link to nothing, no
+    permission), MissingError if the machine is at fault (the disk is full, read-only or
+    broken). An older file stays as it was in both cases.
     """
     data = content.encode() if isinstance(content, str) else content
     with opened(path, within=within, hint=hint, sync=sync) as file:
@@ -86,17 +94,27 @@ def write(
 
 @contextlib.contextmanager
 def opened(
-    path: Path, *, within: Path | None = None, hint: str | None = OTHER_PLACE, sync: bool = True
+    path: Path,
+    *,
+    within: Path | None = None,
+    hint: str | None = OTHER_PLACE,
+    sync: bool = True,
 ) -> Iterator[BinaryIO]:
-    """Like `write`, for data written piece by piece: the file is in place once the block ends without an error."""
+    """Like `write`, for data written piece by piece: the file is in place once the
+    block ends without an error.
+    """
     to = place(path, within=within, hint=hint)
     if not to.stream:
-        with beside(path, within=within, hint=hint, sync=sync) as temporary, temporary.open("wb") as file:
+        with (
+            beside(path, within=within, hint=hint, sync=sync) as temporary,
+            temporary.open("wb") as file,
+        ):
             yield file
         return
     with _told(path, hint):
         if to.descriptor is None:
-            descriptor = os.open(to.path, os.O_WRONLY | os.O_APPEND)  # no O_CREAT: it must exist
+            # no O_CREAT: it must exist
+            descriptor = os.open(to.path, os.O_WRONLY | os.O_APPEND)
         else:
             for printed in (sys.stdout, sys.stderr):
                 printed.flush()  # keep the order of what was printed before
@@ -109,15 +127,25 @@ def opened(
 
 @contextlib.contextmanager
 def beside(
-    path: Path, *, within: Path | None = None, hint: str | None = OTHER_PLACE, sync: bool = True, mark: str = ""
+    path: Path,
+    *,
+    within: Path | None = None,
+    hint: str | None = OTHER_PLACE,
+    sync: bool = True,
+    mark: str = "",
 ) -> Iterator[Path]:
-    """A new, empty file next to `path`, for a library that writes to a name. It replaces `path` when the block ends.
+    """A new, empty file next to `path`, for a library that writes to a name. It
+    replaces `path` when the block ends.
 
-    With `mark` it has the same name every time, so that the next command overwrites what a killed one left.
+    With `mark` it has the same name every time, so that the next command overwrites
+    what a killed one left.
     """
     target = place(path, within=within, hint=hint).path
     with _told(path, hint):
-        temporary, old = _temporary(target, mark), target.stat() if target.exists() else None
+        temporary, old = (
+            _temporary(target, mark),
+            target.stat() if target.exists() else None,
+        )
         try:
             yield temporary
             _finish(temporary, old, sync)
@@ -128,13 +156,17 @@ def beside(
 
 
 def append(path: Path, text: str) -> None:
-    """Append lines to one of gdn's own files. Raises as `write` does; part of the text may be written by then."""
+    """Append lines to one of gdn's own files. Raises as `write` does; part of the text
+    may be written by then.
+    """
     with _told(path, "GDN_HOME names another place"), path.open("ab") as file:
         file.write(text.encode())
 
 
 def check(path: Path, *, hint: str | None = OTHER_PLACE) -> None:
-    """Raise what `write` would raise, as far as that is known without writing. The file's folder is created."""
+    """Raise what `write` would raise, as far as that is known without writing. The
+    file's folder is created.
+    """
     to = place(path, hint=hint)
     with _told(path, hint):
         if to.descriptor is not None:
@@ -147,7 +179,9 @@ def check(path: Path, *, hint: str | None = OTHER_PLACE) -> None:
 
 
 def is_stdout(path: Path) -> bool:
-    """Whether a name leads to this process's standard output, which then must carry nothing else."""
+    """Whether a name leads to this process's standard output, which then must carry
+    nothing else.
+    """
     return place(path).descriptor == 1
 
 
@@ -155,22 +189,33 @@ def inside(path: Path, folder: Path) -> bool:
     """Whether a path, once links are followed, lies in a folder. A path that does not exist yet
     counts by its name, and one that no file can have lies nowhere."""
     try:
-        return Path(os.path.realpath(_name(path))).is_relative_to(os.path.realpath(folder))
+        return Path(os.path.realpath(_name(path))).is_relative_to(
+            os.path.realpath(folder)
+        )
     except OSError:
         return False
 
 
-def place(path: Path, *, within: Path | None = None, hint: str | None = OTHER_PLACE) -> Place:
-    """Where a name leads; UsageError if it cannot be a file: a folder, a disk, a socket, a link to nothing."""
+def place(
+    path: Path, *, within: Path | None = None, hint: str | None = OTHER_PLACE
+) -> Place:
+    """Where a name leads; UsageError if it cannot be a file: a folder, a disk, a
+    socket, a link to nothing.
+    """
     with _told(path, hint):
         to = _place(path)
     if within is not None and (to.stream or not inside(to.path, within)):
-        raise UsageError(f"{path} leads out of {within}; nothing is written there", hint="name a file in that folder")
+        raise UsageError(
+            f"{path} leads out of {within}; nothing is written there",
+            hint="name a file in that folder",
+        )
     return to
 
 
 def failure(what: object, e: OSError, hint: str | None = None) -> GdnError:
-    """The error for something that cannot be written: this machine's fault (exit 3) or the name's (exit 2)."""
+    """The error for something that cannot be written: this machine's fault (exit 3) or
+    the name's (exit 2).
+    """
     kind = MissingError if e.errno in MACHINE else UsageError
     return kind(f"cannot write {what}: {e.strerror or e}", hint=hint)
 
@@ -186,10 +231,14 @@ def refused(e: Exception) -> GdnError | None:
     if not isinstance(e, OSError):
         return None
     if e.errno in _LIMITS:
-        return MissingError(f"this machine refuses more: {e.strerror}", hint=LIMITS_HINT)
+        return MissingError(
+            f"this machine refuses more: {e.strerror}", hint=LIMITS_HINT
+        )
     if e.errno in MACHINE:
         return failure(e.filename or "the output", e)
-    return UsageError(f"{e.filename}: {e.strerror}") if e.filename and e.strerror else None
+    return (
+        UsageError(f"{e.filename}: {e.strerror}") if e.filename and e.strerror else None
+    )
 
 
 @contextlib.contextmanager
@@ -233,7 +282,9 @@ def _place(path: Path) -> Place:
     here = _name(path)
     linked = os.path.islink(here)
     with contextlib.suppress(FileNotFoundError):
-        os.stat(here)  # the kernel refuses loops, and another user's links in a folder that everyone may write to
+        # the kernel refuses loops, and another user's links in a folder that everyone
+        # may write to
+        os.stat(here)
     for _ in range(_LINKS):
         folder = os.path.realpath(os.path.dirname(here) or os.curdir)
         name = os.path.basename(here)
@@ -250,18 +301,23 @@ def _place(path: Path) -> Place:
         mode = os.stat(here).st_mode
     except FileNotFoundError:
         if linked:
-            raise FileNotFoundError(errno.ENOENT, f"it is a link to {here}, which is not there") from None
+            raise FileNotFoundError(
+                errno.ENOENT, f"it is a link to {here}, which is not there"
+            ) from None
         return Place(Path(here), False)
     if stat.S_ISREG(mode):
         return Place(Path(here), False)
     if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
         return Place(Path(here), True)
-    raise OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'not a plain file')}")
+    raise OSError(
+        errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'not a plain file')}"
+    )
 
 
 def _temporary(target: Path, mark: str) -> Path:
-    """A new file next to `target`, with the permissions that the umask leaves. Nobody can have put a link at its
-    name."""
+    """A new file next to `target`, with the permissions that the umask leaves. Nobody
+    can have put a link at its name.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, "the file is read-only")
@@ -284,7 +340,8 @@ def _finish(temporary: Path, old: os.stat_result | None, sync: bool) -> None:
         try:
             os.fsync(descriptor)
         except OSError as e:
-            if e.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system without fsync
+            # a file system without fsync
+            if e.errno not in (errno.EINVAL, errno.ENOTSUP):
                 raise
         finally:
             os.close(descriptor)

@@ -1,4 +1,6 @@
-"""Where things lie: the algos and configs that ship with gdn, and the user's own folders for results and builds."""
+"""Where things lie: the algos and configs that ship with gdn, and the user's own
+folders for results and builds.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = PACKAGE.parent.parent
 
 # A checkout keeps algos/ and configs/ at its top; a wheel carries them inside the package.
-IN_CHECKOUT = (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "algos").is_dir()
+IN_CHECKOUT = (_CHECKOUT / "pyproject.toml").is_file() and (
+    _CHECKOUT / "algos"
+).is_dir()
 _ROOT = _CHECKOUT if IN_CHECKOUT else PACKAGE
 ALGOS_DIR = _ROOT / "algos"
 CONFIGS_DIR = _ROOT / "configs"
@@ -56,7 +60,9 @@ def _user_dir(kind: str, xdg: str, fallback: str) -> Path:
 
 
 def runs_dir() -> Path:
-    """Records of every run and bench. `GDN_HOME` moves it; else XDG_DATA_HOME, else ~/.local/share."""
+    """Records of every run and bench. `GDN_HOME` moves it; else XDG_DATA_HOME, else
+    ~/.local/share.
+    """
     return _user_dir("runs", "XDG_DATA_HOME", ".local/share")
 
 
@@ -81,8 +87,9 @@ def harness_dir() -> Path:
 
 
 def make(folder: Path) -> Path:
-    """Make one of gdn's own folders and its missing parents, for this user alone (0700): its files are executed, or
-    show what the user works on. An existing folder keeps its permissions. Raises MissingError.
+    """Make one of gdn's own folders and its missing parents, for this user alone
+    (0700): its files are executed, or show what the user works on. An existing folder
+    keeps its permissions. Raises MissingError.
     """
     try:
         for each in [*reversed(folder.parents), folder]:
@@ -90,25 +97,37 @@ def make(folder: Path) -> Path:
                 each.mkdir(mode=0o700, exist_ok=True)
     except OSError as e:
         why = "Not a directory" if isinstance(e, FileExistsError) else e.strerror
-        raise MissingError(f"cannot write {folder}: {why}", hint="GDN_HOME names another place") from None
+        raise MissingError(
+            f"cannot write {folder}: {why}", hint="GDN_HOME names another place"
+        ) from None
     return folder
 
 
 def builds_dir() -> Path:
-    """Where the builders put compiled code; safe to delete. `GDN_HOME` moves it; else XDG_CACHE_HOME, else ~/.cache.
+    """Where the builders put compiled code; safe to delete. `GDN_HOME` moves it; else
+    XDG_CACHE_HOME, else ~/.cache.
 
-    White space in a path breaks the builders' ninja files. In that case a folder under the temporary directory is used
-    and made at once. Anyone may have made a folder of that name before: MissingError unless it is this user's alone,
-    because files in it are executed.
+    White space in a path breaks the builders' ninja files. In that case a folder under
+    the temporary directory is used and made at once. Anyone may have made a folder of
+    that name before: MissingError unless it is this user's alone, because files in it
+    are executed.
     """
     folder = _user_dir("builds", "XDG_CACHE_HOME", ".cache")
     if not any(c.isspace() for c in str(folder)):
         return folder
-    folder = Path(tempfile.gettempdir()) / f"gdn-builds-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
+    folder = (
+        Path(tempfile.gettempdir())
+        / f"gdn-builds-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
+    )
     if not folder.is_symlink():
         make(folder)
     found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or not _mine(found) or os.name == "posix" and found.st_mode & 0o077:
+    if (
+        not stat.S_ISDIR(found.st_mode)
+        or not _mine(found)
+        or os.name == "posix"
+        and found.st_mode & 0o077
+    ):
         raise MissingError(
             f"{folder} is not a folder of yours alone (0700), and builds would be run from it",
             hint="delete it, or let GDN_HOME name a folder without white space",
@@ -117,9 +136,11 @@ def builds_dir() -> Path:
 
 
 def foreign(folder: Path) -> str | None:
-    """Which part of a path another user could have put there, with everything in it, and why; None if nobody could.
+    """Which part of a path another user could have put there, with everything in it,
+    and why; None if nobody could.
 
-    That can happen in a folder that everyone may write to, such as /tmp: whoever comes first gets the name.
+    That can happen in a folder that everyone may write to, such as /tmp: whoever comes
+    first gets the name.
     """
     shared = False
     path = Path(os.path.realpath(folder))

@@ -21,9 +21,10 @@ _faults: list[str] = []  # of stdout: at most one, since nothing can fail after 
 
 
 def keep() -> None:
-    """Make the three streams of this process such streams. Streams that are not the process's own,
-    as in a test, stay as they are. COLUMNS is unset if no screen has that width: on one of 0 nothing
-    is printed."""
+    """Make the three streams of this process such streams. Streams that are not the
+    process's own, as in a test, stay as they are. COLUMNS is unset if no screen has
+    that width: on one of 0 nothing is printed.
+    """
     columns = os.environ.get("COLUMNS", "")
     if not columns.isdecimal() or int(columns[:9]) == 0:
         os.environ.pop("COLUMNS", None)
@@ -31,8 +32,11 @@ def keep() -> None:
         if not _open(number):
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
         stream = getattr(sys, name)
-        if stream is None:  # Python looked at its start: what has this number now is not a stream
-            setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))
+        # Python looked at its start: what has this number now is not a stream
+        if stream is None:
+            setattr(
+                sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8")
+            )
         elif number and _number(stream) == number:
             setattr(sys, name, _lasting(stream, number))
 
@@ -59,7 +63,8 @@ class _Lasting(io.FileIO):
             if self.fileno() == 1 and e.errno != errno.EPIPE:
                 _faults.append(e.strerror or str(e))
             nowhere = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nowhere, self.fileno())  # for what child processes and libraries write, too
+            # for what child processes and libraries write, too
+            os.dup2(nowhere, self.fileno())
             os.close(nowhere)
         return size
 

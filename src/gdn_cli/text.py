@@ -1,9 +1,10 @@
 """The one filter for text on its way out: to a terminal, a log, Markdown, CSV, HTML.
 
-Names of folders, commits, reasons, kernels' names and workers' output were written by others. Here they become text
-that can only be displayed: nothing in them moves a cursor, sets a title, fills a clipboard, starts a cell or runs as a
-formula. Invisible characters are shown as escapes (`\\x1b`, `\\u202e`). A name that holds a backslash and `x1b` looks
-the same as one that holds ESC: escapes are for reading, not for decoding.
+Names of folders, commits, reasons, kernels' names and workers' output were written by
+others. Here they become text that can only be displayed: nothing in them moves a
+cursor, sets a title, fills a clipboard, starts a cell or runs as a formula. Invisible
+characters are shown as escapes (`\\x1b`, `\\u202e`). A name that holds a backslash and
+`x1b` looks the same as one that holds ESC: escapes are for reading, not for decoding.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ _ODD_IN_LINES = re.compile(r"[^ -~\n\t]")
 
 
 def shown(text: str, lines: bool = False) -> str:
-    """One line of text: every character is visible (or a blank) or an escape such as `\\x1b`, `\\n`, `\\u202e`.
+    """One line of text: every character is visible (or a blank) or an escape such as
+    `\\x1b`, `\\n`, `\\u202e`.
 
-    Half a surrogate pair, as in a file name that is not UTF-8, becomes U+FFFD. With `lines`, new lines and tabs
-    stay.
+    Half a surrogate pair, as in a file name that is not UTF-8, becomes U+FFFD. With
+    `lines`, new lines and tabs stay.
     """
     if lines and "\r\n" in text:
         text = text.replace("\r\n", "\n")
@@ -38,26 +40,33 @@ def _visible(match: re.Match[str]) -> str:
     c = match[0]
     if c.isprintable() and not _UNSEEN.match(c):
         return c
-    return "\ufffd" if "\ud800" <= c <= "\udfff" else c.encode("unicode_escape").decode()
+    return (
+        "\ufffd" if "\ud800" <= c <= "\udfff" else c.encode("unicode_escape").decode()
+    )
 
 
-_WORDS = re.compile(r"(?:[^\s`]*`[^`]*`)+[^\s`]*|\S+")  # what is between backticks is one word: a command to be copied
+# what is between backticks is one word: a command to be copied
+_WORDS = re.compile(r"(?:[^\s`]*`[^`]*`)+[^\s`]*|\S+")
 
 
 def breaks(text: str, width: int, hang: int = 0, hard: bool = False) -> list[int]:
-    """Where a one-line text is to be broken, between words, so that its lines are at most `width` wide.
+    """Where a one-line text is to be broken, between words, so that its lines are at
+    most `width` wide.
 
-    Lines after the first begin `hang` blanks further in than it does. A longer word stands alone; with `hard` it is
-    broken, too.
+    Lines after the first begin `hang` blanks further in than it does. A longer word
+    stands alone; with `hard` it is broken, too.
     """
     lead = len(text) - len(text.lstrip())
     words = [(m.start(), m.end()) for m in _WORDS.finditer(text)]
     words = [
         (start + m.start(), start + m.end())
         for start, end in words
-        for m in re.finditer(r"\S+" if end - start > width - lead - hang else r"(?s:.+)", text[start:end])
+        for m in re.finditer(
+            r"\S+" if end - start > width - lead - hang else r"(?s:.+)", text[start:end]
+        )
     ]
-    found, begin, indent = [], 0, 0  # `indent`: blanks that are put in front of the present line
+    # `indent`: blanks that are put in front of the present line
+    found, begin, indent = [], 0, 0
     for start, end in words:
         if indent + end - begin > width and start > begin + lead * (not found):
             found.append(start)
@@ -75,7 +84,10 @@ def folded(text: str, width: int, hang: int = 2) -> str:
     for line in text.split("\n"):
         at = [0, *breaks(line, width, hang), len(line)]
         indent = " " * (hang + len(line) - len(line.lstrip()))
-        lines += [indent * (i > 0) + line[a:b].rstrip() for i, (a, b) in enumerate(zip(at, at[1:], strict=False))]
+        lines += [
+            indent * (i > 0) + line[a:b].rstrip()
+            for i, (a, b) in enumerate(zip(at, at[1:], strict=False))
+        ]
     return "\n".join(lines)
 
 
@@ -86,17 +98,27 @@ def folded_for(stream: TextIO, text: str) -> str:
 
 def whole(text: str) -> str:
     """Text that UTF-8 can hold: half a surrogate pair becomes U+FFFD; nothing else changes."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return (
+        text
+        if text.isascii()
+        else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    )
 
 
-# --- files ----------------------------------------------------------------------------------------------------------
+# --- files
 
 
 def markdown(text: str) -> str:
     """Text that stays text in Markdown: no markup, link, cell or comment can start in it."""
-    text = " ".join(shown(text).split()).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\")
+    text = (
+        " ".join(shown(text).split())
+        .replace("&", "&amp;")
+        .replace("<", "&lt;")
+        .replace("\\", "\\\\")
+    )
     text = re.sub(r"[|*`\[\]$~]", r"\\\g<0>", text)
-    return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)  # inside a word it marks nothing
+    # inside a word it marks nothing
+    return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)
 
 
 def markdown_code(text: str) -> str:
@@ -111,20 +133,24 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def csv_cell(value: Any) -> Any:
-    """A cell of CSV. Text that a spreadsheet would run as a formula gets an apostrophe in front; numbers stay
-    numbers."""
+    """A cell of CSV. Text that a spreadsheet would run as a formula gets an apostrophe
+    in front; numbers stay numbers.
+    """
     if not isinstance(value, str):
         return "" if value is None else value
     cell = shown(value)
-    formula = value[:1] in tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20") and not _NUMBER.fullmatch(value)
+    formula = value[:1] in tuple(
+        "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
+    ) and not _NUMBER.fullmatch(value)
     return f"'{cell}" if formula else cell
 
 
-# --- the process's own streams ----------------------------------------------------------------------------------------
+# --- the process's own streams
 
 
 class _Guarded:
-    """A stream that filters everything written to it: the last filter, for output that bypasses the others.
+    """A stream that filters everything written to it: the last filter, for output that
+    bypasses the others.
 
     It has no `buffer`: use `unguarded` to write bytes, or text that is safe already.
     """
@@ -147,7 +173,8 @@ class _Guarded:
 
 
 def guard() -> None:
-    """Filter this process's stdout and stderr: help, usage errors, warnings and tracebacks included.
+    """Filter this process's stdout and stderr: help, usage errors, warnings and
+    tracebacks included.
 
     A character that the terminal's encoding does not have becomes an escape instead of an error.
     """
@@ -157,7 +184,8 @@ def guard() -> None:
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, _Guarded(stream))
-    sys.excepthook = traceback.print_exception  # the default hook prints colours, from 3.13 on
+    # the default hook prints colours, from 3.13 on
+    sys.excepthook = traceback.print_exception
 
 
 def unguarded(stream: Any) -> Any:
@@ -171,8 +199,10 @@ _LINK = re.compile(r"\x1b\]8;[^\x07\x1b]*(?:\x07|\x1b\\)")
 
 
 def display(text: str) -> str:
-    """Another program's progress display: its colours and cursor moves stay, links are dropped, everything else is
-    shown.
+    """Another program's progress display: its colours and cursor moves stay, links are
+    dropped, everything else is shown.
     """
     parts = _DISPLAY.split(_LINK.sub("", text))
-    return "".join(part if i % 2 else shown(part, lines=True) for i, part in enumerate(parts))
+    return "".join(
+        part if i % 2 else shown(part, lines=True) for i, part in enumerate(parts)
+    )

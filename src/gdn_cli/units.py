@@ -28,7 +28,9 @@ def three(value: float) -> str:
 
 def duration(us: float) -> str:
     """A time with its unit, by magnitude: 2.05 us, 332 us, 41.0 ms."""
-    unit, size = ("us", 1.0) if us < 999.5 else ("ms", 1e3) if us < 999.5e3 else ("s", 1e6)
+    unit, size = (
+        ("us", 1.0) if us < 999.5 else ("ms", 1e3) if us < 999.5e3 else ("s", 1e6)
+    )
     value = us / size
     places = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{places}f} {unit}"
@@ -60,7 +62,9 @@ def size(n: float) -> str:
 
 
 def figure(value: float | str | None, unit: str) -> str:
-    """A figure with its unit: 2.85 us, 535 KB, 188 GB/s, 12.3 %, 215,040, 1.02x; "-" where it is not known."""
+    """A figure with its unit: 2.85 us, 535 KB, 188 GB/s, 12.3 %, 215,040, 1.02x; "-"
+    where it is not known.
+    """
     if value is None or isinstance(value, str):
         return "-" if value is None else value
     if unit == "us":
@@ -70,7 +74,11 @@ def figure(value: float | str | None, unit: str) -> str:
     if unit == "x":
         return times(value)
     if unit == "count":  # whole numbers in full
-        return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 999.5 else three(value)
+        return (
+            f"{value:,.0f}"
+            if float(value).is_integer() or abs(value) >= 999.5
+            else three(value)
+        )
     if not unit:  # a line's number, say
         return str(value) if isinstance(value, int) else three(value)
     return f"{three(value) if value else 0} {unit}"
@@ -91,9 +99,18 @@ def listed(names: Iterable[str], most: int | None = None) -> str:
     names = list(names)
     if most is not None and len(names) > most:
         names = [*names[:most], f"{len(names) - most} more"]
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+    return (
+        " and ".join([", ".join(names[:-1]), names[-1]])
+        if len(names) > 1
+        else "".join(names)
+    )
 
 
 def is_positive(value: Any) -> bool:
     """Whether a value read from a file is a positive number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value > 0
+    )

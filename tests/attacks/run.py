@@ -1,7 +1,7 @@
 """Try the attacks of this folder: python tests/attacks/run.py [NAME...] [--device cuda]
 
-Each is run by the command that it names, as a user would run it. The table says what became of it. Exit code 1: an
-attack got through, or a control did not end as it must.
+Each is run by the command that it names, as a user would run it. The table says what
+became of it. Exit code 1: an attack got through, or a control did not end as it must.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def main() -> int:
     asked = parser.parse_args()
     unknown = sorted({*asked.names} - {*cheats.ALL})
     if unknown:
-        parser.error(f"no attack {', '.join(unknown)}; there are {', '.join(cheats.ALL)}")
+        parser.error(
+            f"no attack {', '.join(unknown)}; there are {', '.join(cheats.ALL)}"
+        )
     chosen = {
         name: cheat
         for name, cheat in cheats.ALL.items()
@@ -41,22 +43,35 @@ def main() -> int:
     for name, records in tried(chosen, asked.device):
         cheat = chosen[name]
         right = stopped(cheat, records)
-        told = records[-1].get("reason") or "; ".join(records[-1].get("doubts") or ()) or records[-1]["status"]
+        told = (
+            records[-1].get("reason")
+            or "; ".join(records[-1].get("doubts") or ())
+            or records[-1]["status"]
+        )
         table.add_row(name, cheat.by if right else "[red]NOTHING[/]", told)
         if not right:
             through.append(name)
     Console().print(table)
-    print(f"{len(chosen)} attacks and controls, {len(through)} not as they must be: {', '.join(through) or '-'}")
+    print(
+        f"{len(chosen)} attacks and controls, {len(through)} not as they must be:"
+        f" {', '.join(through) or '-'}"
+    )
     return int(bool(through))
 
 
-def tried(chosen: dict[str, cheats.Cheat], device: str) -> Iterator[tuple[str, list[dict]]]:
+def tried(
+    chosen: dict[str, cheats.Cheat], device: str
+) -> Iterator[tuple[str, list[dict]]]:
     """Each attack's records. Those with the same command and workloads are run together."""
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for name, cheat in chosen.items():
         groups.setdefault((cheat.command, cheat.workloads), []).append(name)
     for (command, workloads), names in groups.items():
-        together = [names] if command != "compare" else [[name, "pt-reference"] for name in names]
+        together = (
+            [names]
+            if command != "compare"
+            else [[name, "pt-reference"] for name in names]
+        )
         for algos in together:
             records = _records(command, workloads, algos, chosen, device)
             for name in algos:
@@ -79,17 +94,42 @@ def stopped(cheat: cheats.Cheat, records: list[dict]) -> bool:
     )
 
 
-def _records(command: str, workloads: tuple[str, ...], algos: list[str], chosen: dict, device: str) -> list[dict]:
+def _records(
+    command: str,
+    workloads: tuple[str, ...],
+    algos: list[str],
+    chosen: dict,
+    device: str,
+) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         for name in algos:
             if name in chosen:
-                helpers.write_algo(Path(folder), name, devices=[device], **chosen[name].keys())
-        words = [sys.executable, "-m", "gdn_cli", command, *algos, "--algos", folder, "--json", "--device", device]
+                helpers.write_algo(
+                    Path(folder), name, devices=[device], **chosen[name].keys()
+                )
+        words = [
+            sys.executable,
+            "-m",
+            "gdn_cli",
+            command,
+            *algos,
+            "--algos",
+            folder,
+            "--json",
+            "--device",
+            device,
+        ]
         for workload in workloads:
             words += ["-w", workload]
         if command != "run":
-            words += ["--seconds", "0.3", "--target", "0.001"]  # many calls: some are honest in the first
-        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, env=helpers.environment(device == "cuda"))
+            # many calls: some are honest in the first
+            words += ["--seconds", "0.3", "--target", "0.001"]
+        done = subprocess.run(
+            words,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=helpers.environment(device == "cuda"),
+        )
     return json.loads(done.stdout)["records"]
 
 

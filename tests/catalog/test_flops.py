@@ -1,4 +1,6 @@
-"""What an op says of its floating-point operations, against counts by hand; and the peaks that a GPU has."""
+"""What an op says of its floating-point operations, against counts by hand; and the
+peaks that a GPU has.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +31,26 @@ def gated_delta_step(d: int) -> int:
 
 def attention(s: int, d: int, causal: bool) -> int:
     """One head: q k^T and p v."""
-    return sum(2 * d + 2 * d for i in range(s) for j in range(s) if not causal or j <= i)
+    return sum(
+        2 * d + 2 * d for i in range(s) for j in range(s) if not causal or j <= i
+    )
 
 
 @pytest.mark.parametrize("op", ["gdn_decode", "gdn_decode_bf16", "gdn_decode_packed"])
 def test_decode(op):
-    assert OPS[op].work({"batch_size": 3}) == 3 * 8 * gated_delta_step(128) == 3 * 8 * 114688
+    assert (
+        OPS[op].work({"batch_size": 3})
+        == 3 * 8 * gated_delta_step(128)
+        == 3 * 8 * 114688
+    )
     assert OPS[op].peak == "fp32"
 
 
 @pytest.mark.parametrize("op", ["gdn_mtp", "gdn_mtp_packed"])
 def test_verify(op):
-    assert OPS[op].work({"batch_size": 3, "seq_len": 4, "pool_size": 13}) == 3 * 4 * 8 * gated_delta_step(128)
+    assert OPS[op].work(
+        {"batch_size": 3, "seq_len": 4, "pool_size": 13}
+    ) == 3 * 4 * 8 * gated_delta_step(128)
     assert OPS[op].peak == "fp32"
 
 
@@ -52,7 +62,9 @@ def test_prefill():
 
 @pytest.mark.parametrize("op", ["attention_fwd", "attention_fwd_causal"])
 def test_attention(op):
-    assert OPS[op].work({"batch_size": 2, "seq_len": 16}) == 2 * 8 * attention(16, 64, "causal" in op)
+    assert OPS[op].work({"batch_size": 2, "seq_len": 16}) == 2 * 8 * attention(
+        16, 64, "causal" in op
+    )
     assert OPS[op].work({"batch_size": 2}) is None
 
 
@@ -70,16 +82,28 @@ def test_a_formula_has_numbers_and_names_only():
 )  # fmt: skip
 def test_peaks(device, tensor, fp32):
     found = gpus.peaks_of(device)
-    assert (found.of("tensor"), found.of("fp32")) == (tensor, fp32) and "NVIDIA" in found.source
+    assert (found.of("tensor"), found.of("fp32")) == (
+        tensor,
+        fp32,
+    ) and "NVIDIA" in found.source
 
 
 def test_a_gpu_that_is_not_known_has_no_peaks():
-    assert gpus.peaks_of("NVIDIA H20") is None and gpus.peaks_of("GPU (not named)") is None
+    assert (
+        gpus.peaks_of("NVIDIA H20") is None and gpus.peaks_of("GPU (not named)") is None
+    )
 
 
 @pytest.mark.parametrize(
-    "given", [{"flops": "2 * batch_size"}, {"peak": "fp32"}, {"flops": "2 * nope", "peak": "fp32"}]
+    "given",
+    [
+        {"flops": "2 * batch_size"},
+        {"peak": "fp32"},
+        {"flops": "2 * nope", "peak": "fp32"},
+    ],
 )
 def test_what_an_op_says_of_its_work_is_checked(given):
     with pytest.raises(Wrong):
-        structs.replace(OPS["gdn_decode"], **{"flops": None, "peak": None} | given).__post_init__()
+        structs.replace(
+            OPS["gdn_decode"], **{"flops": None, "peak": None} | given
+        ).__post_init__()

@@ -1,4 +1,6 @@
-"""One op at several numbers of heads: made from one file, found by name, judged by the family's reference."""
+"""One op at several numbers of heads: made from one file, found by name, judged by the
+family's reference.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,21 @@ from gdn_cli.errors import UsageError
 KNOWN = helpers.REGISTRY
 
 
-@pytest.mark.parametrize(("text", "heads"), [("4/8", (4, 8)), ("16/16", (16, 16)), (" 2 / 6 ", (2, 6))])
+@pytest.mark.parametrize(
+    ("text", "heads"), [("4/8", (4, 8)), ("16/16", (16, 16)), (" 2 / 6 ", (2, 6))]
+)
 def test_heads_are_read(text, heads):
     assert Heads.of(text) == heads
     assert Heads.of(str(Heads.of(text))) == heads
 
 
-@pytest.mark.parametrize("text", ["", "8", "4/6", "0/8", "8/0", "8/4", "4/8/16", "-4/8", "4000/8000", "a/b"])
+@pytest.mark.parametrize(
+    "text", ["", "8", "4/6", "0/8", "8/0", "8/4", "4/8/16", "-4/8", "4000/8000", "a/b"]
+)
 def test_heads_that_make_no_sense_are_refused(text):
-    with pytest.raises(UsageError, match="the second a multiple of the first, such as 4/8"):
+    with pytest.raises(
+        UsageError, match="the second a multiple of the first, such as 4/8"
+    ):
         Heads.of(text)
 
 
@@ -34,16 +42,29 @@ def test_an_op_at_other_heads_differs_in_names_and_in_three_axes(family):
     assert {k: v for k, v in own.axes.items() if k not in axes} == {
         k: v for k, v in other.axes.items() if k not in axes
     }
-    assert other.name == f"{family}_qk16_v48" and other.family == own.family == own.name == family
-    assert other.definition == f"{family}_qk16_v48_d128_k_last" and own.definition == f"{family}_qk4_v8_d128_k_last"
+    assert (
+        other.name == f"{family}_qk16_v48"
+        and other.family == own.family == own.name == family
+    )
+    assert (
+        other.definition == f"{family}_qk16_v48_d128_k_last"
+        and own.definition == f"{family}_qk4_v8_d128_k_last"
+    )
     assert "16 query/key heads, 48 value heads" in other.summary
-    assert (other.inputs, other.outputs, other.tolerance) == (own.inputs, own.outputs, own.tolerance)
+    assert (other.inputs, other.outputs, other.tolerance) == (
+        own.inputs,
+        own.outputs,
+        own.tolerance,
+    )
 
 
 def test_its_own_heads_are_no_other_op():
     assert KNOWN.op("gdn_decode_qk4_v8") == KNOWN.op("gdn_decode")
-    assert "gdn_decode_qk4_v6" not in KNOWN.ops and "attention_fwd_qk4_v8" not in KNOWN.ops
-    assert not any("_qk" in name for name in KNOWN.ops)  # who goes through the ops sees each family once
+    assert (
+        "gdn_decode_qk4_v6" not in KNOWN.ops and "attention_fwd_qk4_v8" not in KNOWN.ops
+    )
+    # who goes through the ops sees each family once
+    assert not any("_qk" in name for name in KNOWN.ops)
     assert KNOWN.ops.get("gdn_decode_qk4_v6", 7) == 7
     with pytest.raises(UsageError, match="unknown op 'gdn_decode_qk4_v6'"):
         KNOWN.op("gdn_decode_qk4_v6")
@@ -51,7 +72,8 @@ def test_its_own_heads_are_no_other_op():
 
 def test_a_definition_leads_to_its_op():
     found = {
-        d: KNOWN.ops.of_definition(d) for d in ("gdn_prefill_qk16_v32_d128_k_last", "gdn_decode_qk4_v8_d128_k_last")
+        d: KNOWN.ops.of_definition(d)
+        for d in ("gdn_prefill_qk16_v32_d128_k_last", "gdn_decode_qk4_v8_d128_k_last")
     }
     assert [op.name for op in found.values()] == ["gdn_prefill_qk16_v32", "gdn_decode"]
     for unknown in (
@@ -65,9 +87,14 @@ def test_a_definition_leads_to_its_op():
 
 def test_algos_of_a_family_serve_all_its_heads():
     algo = KNOWN.find("cuda-chunk", "gdn_prefill_qk16_v64")
-    assert algo.full_name == "gdn_prefill_qk16_v64/cuda-chunk" and algo.folder == KNOWN.find("cuda-chunk").folder
+    assert (
+        algo.full_name == "gdn_prefill_qk16_v64/cuda-chunk"
+        and algo.folder == KNOWN.find("cuda-chunk").folder
+    )
     assert KNOWN.find("gdn_prefill_qk16_v64/cuda-chunk") == algo
-    assert [a.name for a in KNOWN.of("gdn_prefill_qk16_v64")] == [a.name for a in KNOWN.of("gdn_prefill")]
+    assert [a.name for a in KNOWN.of("gdn_prefill_qk16_v64")] == [
+        a.name for a in KNOWN.of("gdn_prefill")
+    ]
     op = KNOWN.op(algo.op)
     assert KNOWN.reference(op).full_name == "gdn_prefill_qk16_v64/pt-reference"
     made = pack.definition(op, KNOWN)
@@ -79,7 +106,9 @@ def test_heads_of_the_command_line_hold_for_all_that_is_found():
     known = registry.load(heads="16/32")
     assert known.find("cpp-v1").full_name == "gdn_decode_qk16_v32/cpp-v1"
     assert known.find("flashqla", "gdn_prefill").op == "gdn_prefill_qk16_v32"
-    assert known.op("gdn_decode_bf16").definition == "gdn_decode_bf16_qk16_v32_d128_k_last"
+    assert (
+        known.op("gdn_decode_bf16").definition == "gdn_decode_bf16_qk16_v32_d128_k_last"
+    )
     assert {a.op for a in known.of("gdn_decode")} == {"gdn_decode_qk16_v32"}
     with pytest.raises(UsageError, match="these are different heads"):
         known.op("gdn_decode_qk8_v16")
@@ -93,7 +122,9 @@ def test_an_algo_may_be_built_for_some_heads_only(tmp_path, write_algo):
     known = registry.load(str(tmp_path))
     assert known.find("narrow").op == "gdn_decode"
     assert "narrow" not in [a.name for a in known.of("gdn_decode_qk8_v16")]
-    with pytest.raises(UsageError, match="narrow takes 4/8 heads, not those of gdn_decode_qk8_v16"):
+    with pytest.raises(
+        UsageError, match="narrow takes 4/8 heads, not those of gdn_decode_qk8_v16"
+    ):
         known.find("narrow", "gdn_decode_qk8_v16")
 
 

@@ -1,4 +1,6 @@
-"""Files that a person writes or hands to gdn, each wrong in one place: one line with the file, the path and no more."""
+"""Files that a person writes or hands to gdn, each wrong in one place: one line with
+the file, the path and no more.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ size = ["batch_size"]
 [tune.constants]
 rows = [1, 2]
 """
-PRESET = '[p]\nsummary = "s"\n[p.settings]\nseconds = 1\n[p.workloads]\ngdn_decode = [{ batch_size = 2 }]\n'
+PRESET = (
+    '[p]\nsummary = "s"\n[p.settings]\nseconds = 1\n[p.workloads]\ngdn_decode = [{ batch_size = 2'
+    " }]\n"
+)
 OP = (paths.CONFIGS_DIR / "gdn_decode.toml").read_text()
 MODAL = (paths.CONFIGS_DIR / "modal.toml").read_text()
 SOLUTION = json.dumps(pack.pack(REGISTRY.find("pt-reference"), DECODE))
@@ -82,27 +87,148 @@ def read_definition(folder: Path, definition: str) -> None:
     read_folder(folder, ROW, definition)
 
 
-CASES = [  # reader, a good text, the part to replace, its replacement, the file, the place in the message
+# reader, a good text, the part to replace, its replacement, the file, the place in the
+# message
+CASES = [
     (read_algo, ALGO, '"s"', "3", "algo.toml", "$.summary: expected text, got 3"),
     (read_algo, ALGO, '"s"', '" "', "algo.toml", "$.summary: expected text, got ' '"),
-    (read_algo, ALGO, '"s"', "2020-01-01", "algo.toml", "$.summary: expected text, got datetime.date"),
-    (read_algo, ALGO, '"s"', '"s"\nsumary = 1', "algo.toml", "$.sumary: unknown key; did you mean summary"),
+    (
+        read_algo,
+        ALGO,
+        '"s"',
+        "2020-01-01",
+        "algo.toml",
+        "$.summary: expected text, got datetime.date",
+    ),
+    (
+        read_algo,
+        ALGO,
+        '"s"',
+        '"s"\nsumary = 1',
+        "algo.toml",
+        "$.sumary: unknown key; did you mean summary",
+    ),
     (read_algo, ALGO, '"s"', '"s"\nsummary = "t"', "algo.toml", "not valid TOML"),
-    (read_algo, ALGO, '"s"', f'"s"\nx = {HUGE}', "algo.toml", "a number that does not fit in 64 bits"),
-    (read_algo, ALGO, '"s"', f'"s"\nx = {DEEP}', "algo.toml", "nested more than 100 deep"),
-    (read_algo, ALGO, '"s"', '"s"\n"a\\u001bb" = 1', "algo.toml", '$["a\\u001bb"]: unknown key'),
-    (read_algo, ALGO, "run", "run\\n", "algo.toml", "$.entry_point: expected 'file::symbol'"),
-    (read_algo, ALGO, "false", "0", "algo.toml", "$.destination_passing: expected true or false, got 0"),
-    (read_algo, ALGO, '["cpu"]', '{ cpu = "x" }', "algo.toml", "$.devices: expected a list of cuda, cpu"),
-    (read_algo, ALGO, '["cpu"]', '["cpu", 3]', "algo.toml", "$.devices: expected a list of cuda, cpu"),
-    (read_algo, ALGO, '"a test"', "[1]", "algo.toml", "$.provenance.source: expected text, got [1]"),
-    (read_algo, ALGO, "[1, 2]", "[1, -2147483649]", "algo.toml", "$.tune.constants.rows: expected a list of different"),
-    (read_algo, ALGO, "[1, 2]", "[]", "algo.toml", "$.tune.constants.rows: expected a list of different"),
-    (read_algo, ALGO, "rows =", '"ro ws" =', "algo.toml", '$.tune.constants["ro ws"]: expected a name'),
-    (read_algo, ALGO, "rows =", '"a.b" = [1]\nrows = "x"\nz =', "algo.toml", "$.tune.constants.rows: expected a list"),
-    (read_algo, ALGO, "[tune]", "[constants]\nrows = 8\n[tune]", "algo.toml", "$.constants: unknown key"),
-    (read_op, OP, "head_size = 128", "head_size = -1", "op.toml", "$.axes.head_size: expected a positive whole number"),
-    (read_op, OP, "head_size = 128", 'head_size = "x"', "op.toml", "$.axes.head_size: expected a positive whole"),
+    (
+        read_algo,
+        ALGO,
+        '"s"',
+        f'"s"\nx = {HUGE}',
+        "algo.toml",
+        "a number that does not fit in 64 bits",
+    ),
+    (
+        read_algo,
+        ALGO,
+        '"s"',
+        f'"s"\nx = {DEEP}',
+        "algo.toml",
+        "nested more than 100 deep",
+    ),
+    (
+        read_algo,
+        ALGO,
+        '"s"',
+        '"s"\n"a\\u001bb" = 1',
+        "algo.toml",
+        '$["a\\u001bb"]: unknown key',
+    ),
+    (
+        read_algo,
+        ALGO,
+        "run",
+        "run\\n",
+        "algo.toml",
+        "$.entry_point: expected 'file::symbol'",
+    ),
+    (
+        read_algo,
+        ALGO,
+        "false",
+        "0",
+        "algo.toml",
+        "$.destination_passing: expected true or false, got 0",
+    ),
+    (
+        read_algo,
+        ALGO,
+        '["cpu"]',
+        '{ cpu = "x" }',
+        "algo.toml",
+        "$.devices: expected a list of cuda, cpu",
+    ),
+    (
+        read_algo,
+        ALGO,
+        '["cpu"]',
+        '["cpu", 3]',
+        "algo.toml",
+        "$.devices: expected a list of cuda, cpu",
+    ),
+    (
+        read_algo,
+        ALGO,
+        '"a test"',
+        "[1]",
+        "algo.toml",
+        "$.provenance.source: expected text, got [1]",
+    ),
+    (
+        read_algo,
+        ALGO,
+        "[1, 2]",
+        "[1, -2147483649]",
+        "algo.toml",
+        "$.tune.constants.rows: expected a list of different",
+    ),
+    (
+        read_algo,
+        ALGO,
+        "[1, 2]",
+        "[]",
+        "algo.toml",
+        "$.tune.constants.rows: expected a list of different",
+    ),
+    (
+        read_algo,
+        ALGO,
+        "rows =",
+        '"ro ws" =',
+        "algo.toml",
+        '$.tune.constants["ro ws"]: expected a name',
+    ),
+    (
+        read_algo,
+        ALGO,
+        "rows =",
+        '"a.b" = [1]\nrows = "x"\nz =',
+        "algo.toml",
+        "$.tune.constants.rows: expected a list",
+    ),
+    (
+        read_algo,
+        ALGO,
+        "[tune]",
+        "[constants]\nrows = 8\n[tune]",
+        "algo.toml",
+        "$.constants: unknown key",
+    ),
+    (
+        read_op,
+        OP,
+        "head_size = 128",
+        "head_size = -1",
+        "op.toml",
+        "$.axes.head_size: expected a positive whole number",
+    ),
+    (
+        read_op,
+        OP,
+        "head_size = 128",
+        'head_size = "x"',
+        "op.toml",
+        "$.axes.head_size: expected a positive whole",
+    ),
     (
         read_op,
         OP,
@@ -111,8 +237,22 @@ CASES = [  # reader, a good text, the part to replace, its replacement, the file
         "op.toml",
         "$.tolerance.new_state: expected a positive number",
     ),
-    (read_op, OP, "new_state = 1e-5", "new_state = -1.0", "op.toml", "$.tolerance.new_state: expected a positive"),
-    (read_op, OP, 'linear_in = ["v"', 'linear_in = ["w"', "op.toml", "$.linear_in: expected inputs"),
+    (
+        read_op,
+        OP,
+        "new_state = 1e-5",
+        "new_state = -1.0",
+        "op.toml",
+        "$.tolerance.new_state: expected a positive",
+    ),
+    (
+        read_op,
+        OP,
+        'linear_in = ["v"',
+        'linear_in = ["w"',
+        "op.toml",
+        "$.linear_in: expected inputs",
+    ),
     *[
         (
             read_op,
@@ -142,9 +282,23 @@ CASES = [  # reader, a good text, the part to replace, its replacement, the file
             "op.toml",
             "$.definition: expected text; {NAME} may be",
         )
-        for braces in ("{", "{nope}", "{head_size.x}", "{head_size[0]}", "{batch_size}", "{head_size:9999999999}")
+        for braces in (
+            "{",
+            "{nope}",
+            "{head_size.x}",
+            "{head_size[0]}",
+            "{batch_size}",
+            "{head_size:9999999999}",
+        )
     ],
-    (read_op, OP, 'flops = "', 'flops = "1/0 * ', "op.toml", "$.flops: expected a formula of batch_size,"),
+    (
+        read_op,
+        OP,
+        'flops = "',
+        'flops = "1/0 * ',
+        "op.toml",
+        "$.flops: expected a formula of batch_size,",
+    ),
     (
         read_op,
         OP,
@@ -169,9 +323,30 @@ CASES = [  # reader, a good text, the part to replace, its replacement, the file
         "op.toml",
         "$.constraints[0]: expected a condition that has an answer (its numbers are too large)",
     ),
-    (read_preset, PRESET, "seconds = 1", "seconds = nan", "presets.toml", "$.p.settings.seconds: expected a positive"),
-    (read_preset, PRESET, "seconds = 1", "seconds = true", "presets.toml", "$.p.settings.seconds: expected a positive"),
-    (read_preset, PRESET, "seconds = 1", "warmup = -1", "presets.toml", "$.p.settings.warmup: expected a whole number"),
+    (
+        read_preset,
+        PRESET,
+        "seconds = 1",
+        "seconds = nan",
+        "presets.toml",
+        "$.p.settings.seconds: expected a positive",
+    ),
+    (
+        read_preset,
+        PRESET,
+        "seconds = 1",
+        "seconds = true",
+        "presets.toml",
+        "$.p.settings.seconds: expected a positive",
+    ),
+    (
+        read_preset,
+        PRESET,
+        "seconds = 1",
+        "warmup = -1",
+        "presets.toml",
+        "$.p.settings.warmup: expected a whole number",
+    ),
     (read_preset, PRESET, "= 2", "= 0", "presets.toml", "$.p.workloads.gdn_decode[0]"),
     (
         read_preset,
@@ -190,12 +365,54 @@ CASES = [  # reader, a good text, the part to replace, its replacement, the file
         "modal.toml",
         "$.limits.idle: expected a positive whole number, got -2",
     ),
-    (read_modal, MODAL, "cpu = 4 ", "cpu = 4.5 ", "modal.toml", "$.container.cpu: expected a positive whole number"),
-    (read_modal, MODAL, 'exact = ["H100"]', "exact = 3", "modal.toml", "$.gpus.exact: expected a list, got 3"),
-    (read_modal, MODAL, 'A10 = ["A10", "A10G"]', "A10 = [1]", "modal.toml", "$.gpus.devices.A10[0]: expected text"),
-    (read_modal, MODAL, "[volumes]", "[volume]", "modal.toml", "$.volume: unknown key; did you mean volumes"),
-    (read_solution, SOLUTION, SOLUTION, "null", "solution.json", "$: expected a table, got None"),
-    (read_solution, SOLUTION, SOLUTION, DEEP, "solution.json", "nested more than 100 deep"),
+    (
+        read_modal,
+        MODAL,
+        "cpu = 4 ",
+        "cpu = 4.5 ",
+        "modal.toml",
+        "$.container.cpu: expected a positive whole number",
+    ),
+    (
+        read_modal,
+        MODAL,
+        'exact = ["H100"]',
+        "exact = 3",
+        "modal.toml",
+        "$.gpus.exact: expected a list, got 3",
+    ),
+    (
+        read_modal,
+        MODAL,
+        'A10 = ["A10", "A10G"]',
+        "A10 = [1]",
+        "modal.toml",
+        "$.gpus.devices.A10[0]: expected text",
+    ),
+    (
+        read_modal,
+        MODAL,
+        "[volumes]",
+        "[volume]",
+        "modal.toml",
+        "$.volume: unknown key; did you mean volumes",
+    ),
+    (
+        read_solution,
+        SOLUTION,
+        SOLUTION,
+        "null",
+        "solution.json",
+        "$: expected a table, got None",
+    ),
+    (
+        read_solution,
+        SOLUTION,
+        SOLUTION,
+        DEEP,
+        "solution.json",
+        "nested more than 100 deep",
+    ),
     (
         read_solution,
         SOLUTION,
@@ -204,7 +421,14 @@ CASES = [  # reader, a good text, the part to replace, its replacement, the file
         "solution.json",
         "does not fit in 64 bits",
     ),
-    (read_solution, SOLUTION, '"author": "gdn"', '"author": "\\ud800"', "solution.json", "half a character"),
+    (
+        read_solution,
+        SOLUTION,
+        '"author": "gdn"',
+        '"author": "\\ud800"',
+        "solution.json",
+        "half a character",
+    ),
     (
         read_solution,
         SOLUTION,
@@ -237,17 +461,61 @@ CASES = [  # reader, a good text, the part to replace, its replacement, the file
         "w.jsonl:1",
         "$.workload.uuid: expected text without / and control characters, got None",
     ),
-    (read_folder, ROW, "0.5", "NaN", "w.jsonl:1", "not valid JSON: it has NaN, which is not a number"),
-    (read_folder, ROW, "0.5", "1e999", "w.jsonl:1", "a number that does not fit in 64 bits"),
-    (read_folder, ROW, "0.5", "true", "w.jsonl:1", "$.workload.inputs.scale.value: expected a number, got True"),
-    (read_folder, ROW, '"scalar"', "{}", "w.jsonl:1", "$.workload.inputs.scale.type: expected 'random' or 'scalar'"),
-    (read_definition, DEFINITION, '"axes": {', '"axes": null, "a": {', ".json", "$.axes: expected a table, got None"),
-    (read_definition, DEFINITION, '"value": 4', '"value": -4', ".json", "expected a positive whole number, got -4"),
+    (
+        read_folder,
+        ROW,
+        "0.5",
+        "NaN",
+        "w.jsonl:1",
+        "not valid JSON: it has NaN, which is not a number",
+    ),
+    (
+        read_folder,
+        ROW,
+        "0.5",
+        "1e999",
+        "w.jsonl:1",
+        "a number that does not fit in 64 bits",
+    ),
+    (
+        read_folder,
+        ROW,
+        "0.5",
+        "true",
+        "w.jsonl:1",
+        "$.workload.inputs.scale.value: expected a number, got True",
+    ),
+    (
+        read_folder,
+        ROW,
+        '"scalar"',
+        "{}",
+        "w.jsonl:1",
+        "$.workload.inputs.scale.type: expected 'random' or 'scalar'",
+    ),
+    (
+        read_definition,
+        DEFINITION,
+        '"axes": {',
+        '"axes": null, "a": {',
+        ".json",
+        "$.axes: expected a table, got None",
+    ),
+    (
+        read_definition,
+        DEFINITION,
+        '"value": 4',
+        '"value": -4',
+        ".json",
+        "expected a positive whole number, got -4",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("reader", "good", "old", "new", "file", "says"), CASES)
-def test_mistakes_are_named_in_one_line(reader, good, old, new, file, says, tmp_path, monkeypatch):
+def test_mistakes_are_named_in_one_line(
+    reader, good, old, new, file, says, tmp_path, monkeypatch
+):
     monkeypatch.setattr(paths, "CONFIGS_DIR", tmp_path)
     assert old in good
     with pytest.raises(GdnError) as e:
@@ -259,6 +527,8 @@ def test_mistakes_are_named_in_one_line(reader, good, old, new, file, says, tmp_
 
 def test_the_schema_of_algo_toml_has_its_keys():
     found = parsing.schema(registry.AlgoFile)["$defs"]["AlgoFile"]
-    assert {"summary", "language", "entry_point", "devices", "tune"} <= set(found["properties"])
+    assert {"summary", "language", "entry_point", "devices", "tune"} <= set(
+        found["properties"]
+    )
     assert found["additionalProperties"] is False and "provenance" in found["required"]
     assert not {"op", "name", "folder", "solution"} & set(found["properties"])

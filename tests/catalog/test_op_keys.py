@@ -1,5 +1,6 @@
-"""Keys of op files that gdn_decode_packed brought: axes that are expressions, parts, moves, keeps, in_place_only,
-defaults."""
+"""Keys of op files that gdn_decode_packed brought: axes that are expressions, parts,
+moves, keeps, in_place_only, defaults.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def read(folder, old: str = "", new: str = "") -> ops.Op:
     return ops.read_op(folder / "toy.toml")
 
 
-@pytest.mark.parametrize(("text", "value"), [("2 * n + 1", 7), ("(n + m) // 2", 4), (" n ", 3), ("8", 8)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("2 * n + 1", 7), ("(n + m) // 2", 4), (" n ", 3), ("8", 8)]
+)
 def test_an_expression_is_a_size(text, value):
     assert expression.size(text, {"n": 3, "m": 5}) == value
 
@@ -72,10 +75,13 @@ def test_a_formula_without_a_value_says_why_wherever_it_is_asked():
 
 
 def test_a_constraint_that_divides_by_zero_at_some_axes_is_one_line(tmp_path):
-    op = read(tmp_path, "defaults = {", 'constraints = ["m % (n - 3) == 0"]\ndefaults = {')
+    op = read(
+        tmp_path, "defaults = {", 'constraints = ["m % (n - 3) == 0"]\ndefaults = {'
+    )
     assert twin(op, {"n": 2, "m": 4}).axes == {"n": 2, "m": 4}
     with pytest.raises(
-        UsageError, match=r"toy\.toml: \$\.constraints: 'm % \(n - 3\) == 0': it divides by zero at these"
+        UsageError,
+        match=r"toy\.toml: \$\.constraints: 'm % \(n - 3\) == 0': it divides by zero at these",
     ):
         twin(op, {"n": 3, "m": 7})
 
@@ -83,7 +89,10 @@ def test_a_constraint_that_divides_by_zero_at_some_axes_is_one_line(tmp_path):
 def test_a_label_is_of_its_axes_or_of_those_that_are_there(tmp_path):
     op = read(tmp_path)
     assert ops.label_of(op, {}) == ("one size", ())
-    assert ops.label_of(op, {"z": 3}) == ("z=3", (3.0,)) and ops.label_of(None, {}) == ("one size", ())
+    assert ops.label_of(op, {"z": 3}) == ("z=3", (3.0,)) and ops.label_of(None, {}) == (
+        "one size",
+        (),
+    )
     assert ops.label_of(op, {"n": 2, "m": 4})[0] == op.label.format(n=2, m=4)
 
 
@@ -93,8 +102,12 @@ def test_a_file_with_all_of_them(tmp_path):
     assert op.parts("x") == {"a": (0, 4), "b": (4, 9)} and op.parts("s") == {}
     assert op.linear == [(0, 4, 9)] and op.overwrites == {0: 1}
     axes = {"n": 3, "m": 7}
-    assert op.shape(op.inputs["x"], axes) == (3, 9) and op.moved(op.inputs["x"], axes) == (3,)
-    assert op.moved(op.inputs["s"], axes) == (3, 4) and op.moved(op.outputs["y"], axes) == (7, 4)
+    assert op.shape(op.inputs["x"], axes) == (3, 9) and op.moved(
+        op.inputs["x"], axes
+    ) == (3,)
+    assert op.moved(op.inputs["s"], axes) == (3, 4) and op.moved(
+        op.outputs["y"], axes
+    ) == (7, 4)
 
 
 @pytest.mark.parametrize(("old", "new", "says"), [
@@ -122,20 +135,36 @@ def test_a_fault_is_one_line_with_its_place(old, new, says, tmp_path):
 
 
 def test_in_place_only_needs_a_pair(tmp_path):
-    with pytest.raises(UsageError, match=r"\$\.in_place_only: expected false, without in_place, got True"):
+    with pytest.raises(
+        UsageError,
+        match=r"\$\.in_place_only: expected false, without in_place, got True",
+    ):
         text = TOML.replace('in_place = { y = "s" }', "").replace(', keeps = "at"', "")
         (tmp_path / "toy.toml").write_text(text)
         ops.read_op(tmp_path / "toy.toml")
 
 
-# --- gdn_decode_packed --------------------------------------------------------------------------------------------
+# --- gdn_decode_packed
 
 
 def test_the_packed_row_follows_the_heads():
-    for name, size, v in (("", 2048, 1024), ("_qk16_v48", 10240, 4096), ("_qk2_v6", 1280, 512)):
+    for name, size, v in (
+        ("", 2048, 1024),
+        ("_qk16_v48", 10240, 4096),
+        ("_qk2_v6", 1280, 512),
+    ):
         op = KNOWN.op(f"gdn_decode_packed{name}")
-        assert op.axes["qkv_size"] == size == op.parts("mixed_qkv")["v"][1] and op.linear[0] == (0, v, size)
-        assert pack.definition(op, KNOWN)["axes"]["qkv_size"] == {"type": "const", "value": size}
+        assert op.axes["qkv_size"] == size == op.parts("mixed_qkv")["v"][
+            1
+        ] and op.linear[0] == (
+            0,
+            v,
+            size,
+        )
+        assert pack.definition(op, KNOWN)["axes"]["qkv_size"] == {
+            "type": "const",
+            "value": size,
+        }
     assert OP.linear == [(0, 1024, 2048), (5, None, None)] and OP.overwrites == {1: 5}
 
 
@@ -145,16 +174,23 @@ def test_the_pool_of_a_twin_is_twice_the_batch_and_slot_0():
         (n, 2 * n + 1) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)
     ]
     (w,) = select(OP, known, chosen=["batch_size=3"])
-    assert w.axes == {"batch_size": 3, "pool_size": 7} and w == twin(OP, {"batch_size": 3, "pool_size": 7})
+    assert w.axes == {"batch_size": 3, "pool_size": 7} and w == twin(
+        OP, {"batch_size": 3, "pool_size": 7}
+    )
     (w,) = select(OP, known, chosen=["batch_size=64"])
     assert w == known[6]
     (w,) = select(OP, known, chosen=["batch_size=64,pool_size=500"])
     assert w.axes == {"batch_size": 64, "pool_size": 500} and w.uuid != known[6].uuid
-    with pytest.raises(UsageError, match="pool_size=8 with batch_size=8; .*give batch_size \\+ 1 or more"):
+    with pytest.raises(
+        UsageError,
+        match="pool_size=8 with batch_size=8; .*give batch_size \\+ 1 or more",
+    ):
         select(OP, known, chosen=["batch_size=8,pool_size=8"])
     for name, count in (("quick", 3), ("sweep", 10), ("peers", 27)):
         picked = select(OP, known, preset=load_preset(name))
-        assert len(picked) == count and all(w.axes["pool_size"] == 2 * w.axes["batch_size"] + 1 for w in picked)
+        assert len(picked) == count and all(
+            w.axes["pool_size"] == 2 * w.axes["batch_size"] + 1 for w in picked
+        )
 
 
 def test_the_lengths_of_prefill_are_a_default_too():
@@ -165,7 +201,7 @@ def test_the_lengths_of_prefill_are_a_default_too():
     assert twin(op, {"total_seq_len": 9}) is None
 
 
-# --- like -------------------------------------------------------------------------------------------------------------
+# --- like
 
 
 def test_an_op_like_another_says_only_what_differs(tmp_path):
@@ -173,9 +209,18 @@ def test_an_op_like_another_says_only_what_differs(tmp_path):
     head, half = 'like = "toy"\ndefinition = "half"\n', 'dtype = "float16"\n'
     changed = f"{head}[inputs.s]\n{half}[outputs.y]\n{half}[tolerance]\ny = 1e-3\n"
     (tmp_path / "toy_half.toml").write_text(changed)
-    base, half = (ops.read_op(tmp_path / f"{name}.toml") for name in ("toy", "toy_half"))
-    assert (half.name, half.definition, half.tolerance) == ("toy_half", "half", {"y": 1e-3})
-    assert half.inputs["s"].dtype == "float16" and half.inputs["s"].moves == base.inputs["s"].moves
+    base, half = (
+        ops.read_op(tmp_path / f"{name}.toml") for name in ("toy", "toy_half")
+    )
+    assert (half.name, half.definition, half.tolerance) == (
+        "toy_half",
+        "half",
+        {"y": 1e-3},
+    )
+    assert (
+        half.inputs["s"].dtype == "float16"
+        and half.inputs["s"].moves == base.inputs["s"].moves
+    )
     assert list(half.inputs) == list(base.inputs) and half.defaults == base.defaults
 
 
@@ -191,5 +236,8 @@ def test_it_has_the_sizes_of_the_other():
     bf16 = KNOWN.op("gdn_decode_packed_bf16")
     assert [w.axes for w in embedded(bf16)] == [w.axes for w in embedded(OP)]
     preset = load_preset("sweep")
-    found = [select(op, embedded(op), chosen=[], first=None, preset=preset) for op in (OP, bf16)]
+    found = [
+        select(op, embedded(op), chosen=[], first=None, preset=preset)
+        for op in (OP, bf16)
+    ]
     assert [w.axes for w in found[0]] == [w.axes for w in found[1]] != []

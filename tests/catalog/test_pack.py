@@ -19,7 +19,7 @@ DECODE = REGISTRY.ops["gdn_decode"]
 SHIPPED = [pytest.param(a, id=a.full_name) for a in REGISTRY.algos]
 
 
-# --- packing ----------------------------------------------------------------------------------------------------
+# --- packing
 
 
 @pytest.mark.parametrize("algo", SHIPPED)
@@ -31,10 +31,24 @@ def test_every_shipped_algo_packs_and_comes_back(algo, tmp_path):
     assert list(solution["spec"]) == [
         "language", "target_hardware", "entry_point", "dependencies", "destination_passing_style", "binding"
     ]  # fmt: skip
-    assert solution["name"] == f"{algo.op}-{algo.name}" and solution["definition"] == op.definition
-    assert solution["spec"]["binding"] == ("tvm-ffi" if algo.language in ("cpp", "cuda") else None)
-    assert solution["spec"]["target_hardware"] and set(solution["spec"]["target_hardware"]) <= {"cuda", "cpu"}
-    own = [p for p in algo.folder.iterdir() if p.is_file() and p.name not in pack.STAY_BEHIND]
+    assert (
+        solution["name"] == f"{algo.op}-{algo.name}"
+        and solution["definition"] == op.definition
+    )
+    assert solution["spec"]["binding"] == (
+        "tvm-ffi" if algo.language in ("cpp", "cuda") else None
+    )
+    assert solution["spec"]["target_hardware"] and set(
+        solution["spec"]["target_hardware"]
+    ) <= {
+        "cuda",
+        "cpu",
+    }
+    own = [
+        p
+        for p in algo.folder.iterdir()
+        if p.is_file() and p.name not in pack.STAY_BEHIND
+    ]
     files = {p.name: p.read_text() for p in [*own, *algo.shares]}
     assert {s["path"]: s["content"] for s in solution["sources"]} == files
 
@@ -54,15 +68,25 @@ def test_every_shipped_algo_packs_and_comes_back(algo, tmp_path):
 
 def test_a_definition_says_what_flashinfer_bench_needs():
     d = pack.definition(DECODE, REGISTRY)
-    assert d["axes"]["batch_size"] == {"type": "var"} and d["axes"]["head_size"] == {"type": "const", "value": 128}
+    assert d["axes"]["batch_size"] == {"type": "var"} and d["axes"]["head_size"] == {
+        "type": "const",
+        "value": 128,
+    }
     assert d["inputs"]["scale"] == {"shape": None, "dtype": "float32"}
-    assert d["inputs"]["state"]["shape"] == ["batch_size", "num_v_heads", "head_size", "head_size"]
+    assert d["inputs"]["state"]["shape"] == [
+        "batch_size",
+        "num_v_heads",
+        "head_size",
+        "head_size",
+    ]
     assert d["reference"] == helpers.RIGHT
 
 
 def test_the_definitions_reference_is_always_ours(tmp_path, write_algo):
     """A folder of the user's own may hide our rungs, and not what results are judged by."""
-    write_algo(tmp_path, "pt-reference", f"def run({helpers.DECODE_ARGS}):\n    return None\n")
+    write_algo(
+        tmp_path, "pt-reference", f"def run({helpers.DECODE_ARGS}):\n    return None\n"
+    )
     mine = registry.load(str(tmp_path))
     assert mine.find("pt-reference").folder.is_relative_to(tmp_path)
     assert pack.definition(DECODE, mine)["reference"] == helpers.RIGHT
@@ -71,23 +95,34 @@ def test_the_definitions_reference_is_always_ours(tmp_path, write_algo):
 def test_the_source_hash_follows_what_decides_the_build(tmp_path, write_algo):
     def hash_of(name, source="def run(): ...", **keys):
         write_algo(tmp_path, name, source, **keys)
-        return pack.source_hash(pack.pack(registry.load(str(tmp_path)).find(name), DECODE))
+        return pack.source_hash(
+            pack.pack(registry.load(str(tmp_path)).find(name), DECODE)
+        )
 
     first = hash_of("a")
     assert hash_of("b", summary="another summary") == first
     assert hash_of("c", "def run(): ... ") != first
     assert hash_of("d", {"main.py": "def run(): ...", "x.py": "#"}) != first
     assert hash_of("e", destination_passing=True) != first
-    assert hash_of("f", {"nain.py": "def run(): ..."}, entry_point="nain.py::run") != first
+    assert (
+        hash_of("f", {"nain.py": "def run(): ..."}, entry_point="nain.py::run") != first
+    )
 
 
 RUN = "def run(): ...\n"
 REFUSED = {
-    "an-empty-file": ({"main.py": RUN, "extra.py": " \n"}, "extra.py", "flashinfer-bench refuses empty files"),
+    "an-empty-file": (
+        {"main.py": RUN, "extra.py": " \n"},
+        "extra.py",
+        "flashinfer-bench refuses empty files",
+    ),
     "absolute-import": (
         {"main.py": "import os\nimport helper\n" + RUN, "helper.py": "#"},
         "main.py:2",
-        "absolute import of the sibling 'helper'; a solution is imported as a package: write `from .helper import ...`",
+        (
+            "absolute import of the sibling 'helper'; a solution is imported as a package: write"
+            " `from .helper import ...`"
+        ),
     ),
     "absolute-from": (
         {"main.py": RUN + "def f():\n    from helper.x import y\n", "helper.py": "#"},
@@ -99,15 +134,25 @@ REFUSED = {
         "table.json",
         "flashinfer-bench drops files with the suffix '.json'",
     ),
-    "no-suffix": ({"main.py": RUN, "Makefile": "all:"}, "Makefile", "flashinfer-bench drops files with the suffix ''"),
+    "no-suffix": (
+        {"main.py": RUN, "Makefile": "all:"},
+        "Makefile",
+        "flashinfer-bench drops files with the suffix ''",
+    ),
     "not-utf8": ({"main.py": RUN, "k.cu": b"// \xe9"}, "k.cu", "not UTF-8 text"),
-    "not-python": ({"main.py": "def run(:\n    pass\n"}, "main.py:1", "not valid Python"),
+    "not-python": (
+        {"main.py": "def run(:\n    pass\n"},
+        "main.py:1",
+        "not valid Python",
+    ),
     "python-not-utf8": ({"main.py": b"# \xe9\n"}, "main.py", "not UTF-8 text"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_solutions_that_flashinfer_bench_cannot_take_are_refused(name, tmp_path, write_algo):
+def test_solutions_that_flashinfer_bench_cannot_take_are_refused(
+    name, tmp_path, write_algo
+):
     sources, where, why = REFUSED[name]
     folder = write_algo(tmp_path, name, sources)
     with pytest.raises(UsageError) as e:
@@ -116,27 +161,43 @@ def test_solutions_that_flashinfer_bench_cannot_take_are_refused(name, tmp_path,
 
 
 def test_a_subfolder_is_refused_but_ignored_files_are_not(tmp_path, write_algo):
-    folder = write_algo(tmp_path, "sub", {"main.py": "from .helper import x\n" + RUN, "helper.py": "x = 1\n"})
+    folder = write_algo(
+        tmp_path,
+        "sub",
+        {"main.py": "from .helper import x\n" + RUN, "helper.py": "x = 1\n"},
+    )
     for name in ("README.md", ".hidden"):
         (folder / name).write_text("")
     (folder / "__pycache__").mkdir()
     algo = registry.load(str(tmp_path)).find("sub")
-    assert [s["path"] for s in pack.pack(algo, DECODE)["sources"]] == ["helper.py", "main.py"]
+    assert [s["path"] for s in pack.pack(algo, DECODE)["sources"]] == [
+        "helper.py",
+        "main.py",
+    ]
     (folder / "csrc").mkdir()
-    with pytest.raises(UsageError, match=f"{folder}/csrc: flashinfer-bench drops subfolders; move its files next to"):
+    with pytest.raises(
+        UsageError,
+        match=f"{folder}/csrc: flashinfer-bench drops subfolders; move its files next to",
+    ):
         pack.pack(algo, DECODE)
 
 
 def test_a_refused_algo_is_not_written(tmp_path, write_algo, gdn):
     write_algo(tmp_path / "algos", "bad", REFUSED["a-suffix"][0])
     done = gdn("pack", "--algo", "bad", "--algos", tmp_path / "algos", cwd=tmp_path)
-    assert done.code == 2 and "table.json: flashinfer-bench drops files" in done.err and done.out == ""
+    assert (
+        done.code == 2
+        and "table.json: flashinfer-bench drops files" in done.err
+        and done.out == ""
+    )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["algos"]
 
 
 def test_gdn_pack_writes_solution_json(tmp_path, gdn):
     done = gdn("pack", "--algo", "cuda-v4", cwd=tmp_path)
-    assert done.code == 0 and done.out.startswith("solution.json: gdn_decode-cuda-v4 for gdn_decode_qk4_v8_d128_k_last")
+    assert done.code == 0 and done.out.startswith(
+        "solution.json: gdn_decode-cuda-v4 for gdn_decode_qk4_v8_d128_k_last"
+    )
     packed = pack.pack(REGISTRY.find("cuda-v4"), DECODE)
     assert json.loads((tmp_path / "solution.json").read_text()) == packed
     done = gdn(
@@ -166,7 +227,7 @@ def test_gdn_pack_used_wrongly(args, says, tmp_path, gdn):
     assert done.code == 2 and says in done.err and "Traceback" not in done.err
 
 
-# --- a foreign file ---------------------------------------------------------------------------------------------
+# --- a foreign file
 
 
 def foreign(**changes) -> dict:
@@ -175,7 +236,11 @@ def foreign(**changes) -> dict:
         "name": "theirs",
         "definition": DECODE.definition,
         "author": "them",
-        "spec": {"language": "python", "target_hardware": ["cuda"], "entry_point": "main.py::run"},
+        "spec": {
+            "language": "python",
+            "target_hardware": ["cuda"],
+            "entry_point": "main.py::run",
+        },
         "sources": [{"path": "main.py", "content": RUN}],
     }
     for key, value in changes.items():
@@ -212,7 +277,9 @@ def test_a_foreign_file_with_defaults(tmp_path):
 )
 def test_where_a_foreign_file_may_run(language, hardware, modes, tmp_path):
     file = tmp_path / "x.json"
-    file.write_text(json.dumps(foreign(spec__language=language, spec__target_hardware=hardware)))
+    file.write_text(
+        json.dumps(foreign(spec__language=language, spec__target_hardware=hardware))
+    )
     assert pack.read_solution(file, REGISTRY).modes == modes
 
 
@@ -260,7 +327,11 @@ def test_a_foreign_file_that_is_wrong(what, tmp_path):
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(UsageError) as e:
         pack.read_solution(file, REGISTRY)
-    assert e.value.code == 2 and str(e.value).startswith(f"{file}: ") and says in str(e.value)
+    assert (
+        e.value.code == 2
+        and str(e.value).startswith(f"{file}: ")
+        and says in str(e.value)
+    )
     assert "\n" not in str(e.value)
 
 
@@ -277,16 +348,26 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path):
 def test_a_file_that_would_write_outside_writes_nothing(tmp_path, gdn):
     file = tmp_path / "in" / "solution.json"
     file.parent.mkdir()
-    file.write_text(json.dumps(foreign(sources=source("../escaped.py"), spec__target_hardware=["cpu"])))
+    file.write_text(
+        json.dumps(
+            foreign(sources=source("../escaped.py"), spec__target_hardware=["cpu"])
+        )
+    )
     home = tmp_path / "home"
     for command in ("run", "bench"):
-        done = gdn(command, file, "-w", "0", env={"GDN_HOME": str(home), "FIB_CACHE_PATH": str(home / "built")})
+        done = gdn(
+            command,
+            file,
+            "-w",
+            "0",
+            env={"GDN_HOME": str(home), "FIB_CACHE_PATH": str(home / "built")},
+        )
         assert done.code == 2 and "refused" in done.err and done.out == ""
     assert not home.exists()
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["in", "solution.json"]
 
 
-# --- the proof --------------------------------------------------------------------------------------------------
+# --- the proof
 
 
 def proof_of(gdn, tmp_path, *args) -> tuple[int, dict[str, dict]]:
@@ -300,11 +381,22 @@ def states(steps: dict[str, dict]) -> dict[str, str]:
 
 def test_python_is_proved_by_a_run(tmp_path, gdn):
     code, steps = proof_of(gdn, tmp_path, "--algo", "gdn_decode/pt-reference")
-    assert states(steps) == {"read": "ok", "imports": "ok", "build": "ok", "signature": "ok", "run": "ok"}
+    assert states(steps) == {
+        "read": "ok",
+        "imports": "ok",
+        "build": "ok",
+        "signature": "ok",
+        "run": "ok",
+    }
     assert code == 0
     assert steps["imports"]["detail"] == "needs torch"
-    assert steps["signature"]["detail"] == "9 arguments, value returning, as the definition has them"
-    assert steps["run"]["detail"].startswith("B=1 on cpu: right, relative error output ")
+    assert (
+        steps["signature"]["detail"]
+        == "9 arguments, value returning, as the definition has them"
+    )
+    assert steps["run"]["detail"].startswith(
+        "B=1 on cpu: right, relative error output "
+    )
 
 
 CPP = """
@@ -320,34 +412,76 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, Run)
 @pytest.mark.slow
 def test_cpp_is_compiled_and_a_wrong_style_is_seen(tmp_path, gdn, write_algo):
     """Takes 11 arguments; said to return its results, it would be handed 9."""
-    write_algo(tmp_path / "algos", "cpp-x", {"k.cpp": CPP}, language="cpp", entry_point="k.cpp::run")
-    code, steps = proof_of(gdn, tmp_path, "--algo", "cpp-x", "--algos", tmp_path / "algos")
-    assert code == 1 and states(steps) == {"read": "ok", "imports": "ok", "build": "ok", "signature": "failed"}
-    assert steps["signature"]["detail"].startswith("takes 11 arguments, value returning passes 9 (q, k, v, state, ")
-    assert steps["signature"]["detail"].endswith("; set destination_passing the other way?")
+    write_algo(
+        tmp_path / "algos",
+        "cpp-x",
+        {"k.cpp": CPP},
+        language="cpp",
+        entry_point="k.cpp::run",
+    )
+    code, steps = proof_of(
+        gdn, tmp_path, "--algo", "cpp-x", "--algos", tmp_path / "algos"
+    )
+    assert code == 1 and states(steps) == {
+        "read": "ok",
+        "imports": "ok",
+        "build": "ok",
+        "signature": "failed",
+    }
+    assert steps["signature"]["detail"].startswith(
+        "takes 11 arguments, value returning passes 9 (q, k, v, state, "
+    )
+    assert steps["signature"]["detail"].endswith(
+        "; set destination_passing the other way?"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(inventory.cuda_home() is None, reason="no nvcc here")
 def test_cuda_is_compiled_for_both_architectures_without_a_gpu(tmp_path, gdn):
     code, steps = proof_of(gdn, tmp_path, "--algo", "cuda-v4")
-    assert states(steps) == {"read": "ok", "imports": "ok", "build": "ok", "signature": "ok", "run": "skipped"}
+    assert states(steps) == {
+        "read": "ok",
+        "imports": "ok",
+        "build": "ok",
+        "signature": "ok",
+        "run": "skipped",
+    }
     assert code == 0
-    assert steps["build"]["detail"].startswith("by flashinfer-bench for sm_90a, sm_100a, in ")
-    assert steps["signature"]["detail"] == "11 arguments, destination passing, as the definition has them"
+    assert steps["build"]["detail"].startswith(
+        "by flashinfer-bench for sm_90a, sm_100a, in "
+    )
+    assert (
+        steps["signature"]["detail"]
+        == "11 arguments, destination passing, as the definition has them"
+    )
     assert steps["run"]["detail"].startswith("no GPU here; `gdn modal run`")
 
 
 def test_an_undeclared_import_fails_before_anything_is_built(tmp_path, write_algo, gdn):
-    source = "import json, torch, sklearn.svm\nfrom numpy import array\n\ndef run():\n    import scipy\n"
-    write_algo(tmp_path / "algos", "imports", source, extra='[packages]\nscipy = "scipy"')
-    code, steps = proof_of(gdn, tmp_path, "--algo", "imports", "--algos", tmp_path / "algos")
+    source = (
+        "import json, torch, sklearn.svm\nfrom numpy import array\n\ndef run():\n    import"
+        " scipy\n"
+    )
+    write_algo(
+        tmp_path / "algos", "imports", source, extra='[packages]\nscipy = "scipy"'
+    )
+    code, steps = proof_of(
+        gdn, tmp_path, "--algo", "imports", "--algos", tmp_path / "algos"
+    )
     assert code == 1 and states(steps) == {"read": "ok", "imports": "failed"}
-    assert steps["imports"]["detail"].startswith("sklearn: imported, but not in [packages] of algo.toml")
+    assert steps["imports"]["detail"].startswith(
+        "sklearn: imported, but not in [packages] of algo.toml"
+    )
 
 
 def test_a_package_that_is_not_here_skips_the_build(tmp_path, write_algo):
-    write_algo(tmp_path, "needs", "import no_such_thing\n" + RUN, extra='[packages]\nno_such_thing = "no-such-wheel"')
+    write_algo(
+        tmp_path,
+        "needs",
+        "import no_such_thing\n" + RUN,
+        extra='[packages]\nno_such_thing = "no-such-wheel"',
+    )
     known = registry.load(str(tmp_path))
     file = tmp_path / "solution.json"
     file.write_text(json.dumps(pack.pack(known.find("needs"), DECODE)))
@@ -365,13 +499,26 @@ WHOLE = INPUTS + list(DECODE.outputs)
 @pytest.mark.parametrize(
     ("parameters", "passing", "state", "says"),
     [
-        (WHOLE, True, "ok", "11 arguments, destination passing, as the definition has them"),
-        (INPUTS, False, "ok", "9 arguments, value returning, as the definition has them"),
+        (
+            WHOLE,
+            True,
+            "ok",
+            "11 arguments, destination passing, as the definition has them",
+        ),
+        (
+            INPUTS,
+            False,
+            "ok",
+            "9 arguments, value returning, as the definition has them",
+        ),
         (
             WHOLE,
             False,
             "failed",
-            "takes 11 arguments, value returning passes 9 (q, k, v, state, A_log, a, dt_bias, b, ",
+            (
+                "takes 11 arguments, value returning passes 9 (q, k, v, state, A_log, a,"
+                " dt_bias, b, "
+            ),
         ),
         (INPUTS, True, "failed", "takes 9 arguments, destination passing passes 11 ("),
         (INPUTS[:-1], False, "failed", "takes 8 arguments, value returning passes 9 ("),
@@ -387,8 +534,14 @@ WHOLE = INPUTS + list(DECODE.outputs)
             "failed",
             "order (q, k, v, state, A_log, a, dt_bias, b, scale, new_state, ",
         ),
-        (list("abcdefghi"), False, "ok", "9 arguments"),  # names of their own: nothing to compare
-        (["*everything"], False, "skipped", "the entry point does not say which parameters it has"),
+        # names of their own: nothing to compare
+        (list("abcdefghi"), False, "ok", "9 arguments"),
+        (
+            ["*everything"],
+            False,
+            "skipped",
+            "the entry point does not say which parameters it has",
+        ),
     ],
 )
 def test_signatures(parameters, passing, state, says):
@@ -401,7 +554,7 @@ def test_signatures(parameters, passing, state, says):
     assert found["detail"].endswith("the other way?") is flipped
 
 
-# --- what pack writes, run reads --------------------------------------------------------------------------------
+# --- what pack writes, run reads
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\x1b[2J", "\u202e", "a\udcff", "x" * 201])
@@ -414,20 +567,30 @@ def test_a_name_that_run_would_refuse_is_refused(option, text):
 
 
 @pytest.mark.parametrize("name", [b"b\xff.py", b"b\n.py", b"b\x1b.py"])
-def test_a_source_with_such_a_name_leaves_the_older_file(name, gdn, write_algo, tmp_path):
+def test_a_source_with_such_a_name_leaves_the_older_file(
+    name, gdn, write_algo, tmp_path
+):
     folder = write_algo(tmp_path / "algos", "odd", "def run(): ...\n")
     arguments = ["pack", "--algo", "odd", "--algos", tmp_path / "algos"]
     assert gdn(*arguments, cwd=tmp_path).code == 0
     before = (tmp_path / "solution.json").read_bytes()
     (folder / os.fsdecode(name)).write_text("x = 1\n")
     done = gdn(*arguments, cwd=tmp_path)
-    assert (done.code, done.err.count("\n")) == (2, 1) and "is not a valid file name" in done.err
+    assert (done.code, done.err.count("\n")) == (
+        2,
+        1,
+    ) and "is not a valid file name" in done.err
     assert (tmp_path / "solution.json").read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["algos", "solution.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "algos",
+        "solution.json",
+    ]
 
 
 def test_everything_that_is_packed_is_read_again(tmp_path):
-    solution = pack.pack(REGISTRY.find("pt-reference"), DECODE, name="größe ✓", author="ü" * 200)
+    solution = pack.pack(
+        REGISTRY.find("pt-reference"), DECODE, name="größe ✓", author="ü" * 200
+    )
     file = tmp_path / "s.json"
     file.write_text(json.dumps(solution))
     assert pack.read_solution(file, REGISTRY).name == "größe ✓"

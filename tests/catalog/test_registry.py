@@ -1,4 +1,6 @@
-"""Algos and ops as files say they are: names, ladders, broken files, the user's own folders. No torch in here."""
+"""Algos and ops as files say they are: names, ladders, broken files, the user's own
+folders. No torch in here.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def known(*full_names: str, broken=()) -> Registry:
     return Registry(OPS, tuple(algo(n) for n in full_names), tuple(broken))
 
 
-# --- names ------------------------------------------------------------------------------------------------------
+# --- names
 
 
 @pytest.mark.parametrize(
@@ -43,25 +45,66 @@ def known(*full_names: str, broken=()) -> Registry:
     ],
 )
 def test_a_name_is_found(name, op, found):
-    r = known("gdn_decode/both", "gdn_prefill/both", "gdn_prefill/only", "gdn_decode/all", "attention_fwd/all")
+    r = known(
+        "gdn_decode/both",
+        "gdn_prefill/both",
+        "gdn_prefill/only",
+        "gdn_decode/all",
+        "attention_fwd/all",
+    )
     assert r.find(name, op).full_name == found
 
 
 @pytest.mark.parametrize(
     ("name", "op", "message", "hint"),
     [
-        ("two", None, "several ops have 'two': gdn_prefill/two, attention_fwd/two", "add --op"),
+        (
+            "two",
+            None,
+            "several ops have 'two': gdn_prefill/two, attention_fwd/two",
+            "add --op",
+        ),
         ("cuda-v9", None, "unknown algo 'cuda-v9'", "did you mean cuda-v4 or cuda-v1?"),
-        ("cuda-v1", "gdn_prefill", "unknown algo of gdn_prefill 'cuda-v1'", "there are: two"),
-        ("gdn_prefill/cuda-v1", None, "unknown algo of gdn_prefill 'cuda-v1'", "there are: two"),
-        ("gdn_decode/cuda-v1", "gdn_prefill", "'gdn_decode/cuda-v1' is not an algo of gdn_prefill", "drop --op"),
-        ("gdn_decod/cuda-v1", None, "unknown op 'gdn_decod'", "did you mean gdn_decode"),
-        ("xyzzy", "gdn_decode", "unknown algo of gdn_decode 'xyzzy'", "there are: cuda-v1, cuda-v4"),
+        (
+            "cuda-v1",
+            "gdn_prefill",
+            "unknown algo of gdn_prefill 'cuda-v1'",
+            "there are: two",
+        ),
+        (
+            "gdn_prefill/cuda-v1",
+            None,
+            "unknown algo of gdn_prefill 'cuda-v1'",
+            "there are: two",
+        ),
+        (
+            "gdn_decode/cuda-v1",
+            "gdn_prefill",
+            "'gdn_decode/cuda-v1' is not an algo of gdn_prefill",
+            "drop --op",
+        ),
+        (
+            "gdn_decod/cuda-v1",
+            None,
+            "unknown op 'gdn_decod'",
+            "did you mean gdn_decode",
+        ),
+        (
+            "xyzzy",
+            "gdn_decode",
+            "unknown algo of gdn_decode 'xyzzy'",
+            "there are: cuda-v1, cuda-v4",
+        ),
         ("", None, "unknown algo ''", "there are: "),
     ],
 )
 def test_a_name_is_not_found(name, op, message, hint):
-    r = known("gdn_decode/cuda-v1", "gdn_decode/cuda-v4", "gdn_prefill/two", "attention_fwd/two")
+    r = known(
+        "gdn_decode/cuda-v1",
+        "gdn_decode/cuda-v4",
+        "gdn_prefill/two",
+        "attention_fwd/two",
+    )
     with pytest.raises(UsageError) as e:
         r.find(name, op)
     assert e.value.message == message and e.value.code == 2
@@ -69,11 +112,13 @@ def test_a_name_is_not_found(name, op, message, hint):
 
 
 def test_an_unknown_op_names_the_nearest():
-    with pytest.raises(UsageError, match="unknown op 'gdn_prefil'; did you mean gdn_prefill"):
+    with pytest.raises(
+        UsageError, match="unknown op 'gdn_prefil'; did you mean gdn_prefill"
+    ):
         registry.load().op("gdn_prefil")
 
 
-# --- the ladder -------------------------------------------------------------------------------------------------
+# --- the ladder
 
 
 @pytest.mark.parametrize(
@@ -81,9 +126,15 @@ def test_an_unknown_op_names_the_nearest():
     [
         ({"b": None, "a": None, "pt-z": None}, ["a", "b", "pt-z"]),
         ({"a": "b", "b": "c", "c": None}, ["c", "b", "a"]),
-        ({"v1": "pt-r", "v2": "v1", "fi": None, "pt-r": None}, ["pt-r", "v1", "v2", "fi"]),  # no ladder's come last
-        ({"z": None, "y2": "z", "y10": "z", "x": "y2"}, ["z", "y10", "y2", "x"]),  # two rungs on one: each with its own
-        ({"a": "not-here", "b": "a"}, ["a", "b"]),  # the rung below was deleted: its successor stays
+        # no ladder's come last
+        (
+            {"v1": "pt-r", "v2": "v1", "fi": None, "pt-r": None},
+            ["pt-r", "v1", "v2", "fi"],
+        ),
+        # two rungs on one: each with its own
+        ({"z": None, "y2": "z", "y10": "z", "x": "y2"}, ["z", "y10", "y2", "x"]),
+        # the rung below was deleted: its successor stays
+        ({"a": "not-here", "b": "a"}, ["a", "b"]),
         ({"a": "a"}, ["a"]),
     ],
 )
@@ -94,12 +145,18 @@ def test_ladder_order(rungs, order):
 
 
 def test_the_reference_is_the_lowest_rung():
-    algos = [algo(f"gdn_decode/{name}", after) for name, after in {"fi": None, "a": None, "b": "a", "pt": None}.items()]
+    algos = [
+        algo(f"gdn_decode/{name}", after)
+        for name, after in {"fi": None, "a": None, "b": "a", "pt": None}.items()
+    ]
     assert [a.name for a in registry._ladder(algos, "pt")] == ["pt", "a", "b", "fi"]
 
 
 def test_a_cycle_of_rungs_loses_none_and_does_not_hang():
-    algos = [algo(f"gdn_decode/{name}", after) for name, after in {"a": "b", "b": "a", "c": "b", "d": None}.items()]
+    algos = [
+        algo(f"gdn_decode/{name}", after)
+        for name, after in {"a": "b", "b": "a", "c": "b", "d": None}.items()
+    ]
     assert sorted(a.name for a in registry._ladder(algos)) == ["a", "b", "c", "d"]
 
 
@@ -109,7 +166,9 @@ def test_the_shipped_ladders_have_no_missing_rung():
         names = [a.name for a in r.of(op)]
         assert names[0] == r.ops[op].reference
         for a in r.of(op):
-            assert a.after is None or names.index(a.after) < names.index(a.name), a.full_name
+            assert a.after is None or names.index(a.after) < names.index(a.name), (
+                a.full_name
+            )
 
 
 def test_each_shipped_algo_is_a_rung_or_says_that_it_is_a_peer():
@@ -121,24 +180,35 @@ def test_each_shipped_algo_is_a_rung_or_says_that_it_is_a_peer():
 
 
 def test_only_what_is_declared_is_a_peer(tmp_path, write_algo):
-    """Neither an algo without `after`, nor one after an algo that is not there; and a copy of a peer is none, while the
-    peer stays one."""
-    for name, keys in {"alone": {}, "lost": {"after": "gone"}, "theirs": {"peer": True}}.items():
+    """Neither an algo without `after`, nor one after an algo that is not there; and a
+    copy of a peer is none, while the peer stays one.
+    """
+    for name, keys in {
+        "alone": {},
+        "lost": {"after": "gone"},
+        "theirs": {"peer": True},
+    }.items():
         write_algo(tmp_path, name, "def run(): ...", **keys)
     known = registry.load(str(tmp_path))
     scaffold.new(known, "copy", known.find("fi-baseline"), tmp_path)
     found = ladder(registry.load(str(tmp_path)), "gdn_decode")
-    assert found.peers == {"fi-baseline", "fla-upstream", "theirs"} and found.after["copy"] == "fi-baseline"
+    assert (
+        found.peers == {"fi-baseline", "fla-upstream", "theirs"}
+        and found.after["copy"] == "fi-baseline"
+    )
     assert set(found.order[-3:]) == found.peers and found.order[0] == "pt-reference"
 
 
-# --- what ships -------------------------------------------------------------------------------------------------
+# --- what ships
 
 
 def test_every_shipped_algo_and_config_loads():
     r = registry.load()
     assert r.broken == ()
-    folders = {f"{p.parent.parent.name}/{p.parent.name}" for p in paths.ALGOS_DIR.glob("*/*/algo.toml")}
+    folders = {
+        f"{p.parent.parent.name}/{p.parent.name}"
+        for p in paths.ALGOS_DIR.glob("*/*/algo.toml")
+    }
     assert {a.full_name for a in r.algos} == folders and len(folders) >= 14
     decode = "gdn_decode gdn_decode_bf16 gdn_decode_packed gdn_decode_packed_bf16"
     verify = "gdn_mtp gdn_mtp_bf16 gdn_mtp_packed gdn_mtp_packed_bf16"
@@ -150,25 +220,63 @@ def test_every_shipped_algo_and_config_loads():
         assert op.baseline is None or r.find(op.baseline, op.name)
         assert op.label.format(**dict.fromkeys(op.var_axes, 1))
     for a in r.algos:
-        assert a.provenance.keys() >= {"source", "license"} and a.provenance["license"] == "Apache-2.0", a.full_name
+        assert (
+            a.provenance.keys() >= {"source", "license"}
+            and a.provenance["license"] == "Apache-2.0"
+        ), a.full_name
         assert a.entry_point.endswith("::run") and "\n" not in a.summary, a.full_name
         assert not {"cpu", "interpreter"} <= set(a.modes), a.full_name
 
 
 def test_the_definitions_are_the_contests():
     d, p, a = OPS["gdn_decode"], OPS["gdn_prefill"], OPS["attention_fwd"]
-    assert d.definition == "gdn_decode_qk4_v8_d128_k_last" and d.var_axes == ("batch_size",)
-    assert list(d.inputs) == ["q", "k", "v", "state", "A_log", "a", "dt_bias", "b", "scale"]
+    assert d.definition == "gdn_decode_qk4_v8_d128_k_last" and d.var_axes == (
+        "batch_size",
+    )
+    assert list(d.inputs) == [
+        "q",
+        "k",
+        "v",
+        "state",
+        "A_log",
+        "a",
+        "dt_bias",
+        "b",
+        "scale",
+    ]
     assert list(d.outputs) == ["output", "new_state"]
-    assert list(p.inputs) == ["q", "k", "v", "state", "A_log", "a", "dt_bias", "b", "cu_seqlens", "scale"]
+    assert list(p.inputs) == [
+        "q",
+        "k",
+        "v",
+        "state",
+        "A_log",
+        "a",
+        "dt_bias",
+        "b",
+        "cu_seqlens",
+        "scale",
+    ]
     assert d.shape(d.inputs["state"], {"batch_size": 3}) == (3, 8, 128, 128)
-    assert d.shape(d.inputs["scale"], {"batch_size": 3}) == () and d.inputs["scale"].shape is None
-    assert p.shape(p.outputs["output"], {"total_seq_len": 7, "num_seqs": 2, "len_cu_seqlens": 3}) == (7, 8, 128)
-    assert p.shape(p.inputs["cu_seqlens"], {"total_seq_len": 7, "num_seqs": 2, "len_cu_seqlens": 3}) == (3,)
-    assert a.shape(a.outputs["output"], {"batch_size": 2, "seq_len": 5}) == (2, 8, 5, 64)
+    assert (
+        d.shape(d.inputs["scale"], {"batch_size": 3}) == ()
+        and d.inputs["scale"].shape is None
+    )
+    assert p.shape(
+        p.outputs["output"], {"total_seq_len": 7, "num_seqs": 2, "len_cu_seqlens": 3}
+    ) == (7, 8, 128)
+    assert p.shape(
+        p.inputs["cu_seqlens"], {"total_seq_len": 7, "num_seqs": 2, "len_cu_seqlens": 3}
+    ) == (3,)
+    assert a.shape(a.outputs["output"], {"batch_size": 2, "seq_len": 5}) == (
+        2,
+        8,
+        5,
+        64,
+    )
 
 
-# --- broken algo.toml -------------------------------------------------------------------------------------------
+# --- broken algo.toml
 
 # name of the folder -> (arguments of write_algo, the error after the file's name)
 BROKEN = {
@@ -230,23 +338,37 @@ def test_a_broken_algo_toml_names_file_key_and_expectation(name, tmp_path, write
     r = registry.load(str(tmp_path))
     (broken,) = r.broken
     assert (broken.op, broken.name) == ("gdn_decode", name)
-    assert broken.error.code == 2 and str(broken.error).startswith(str(folder)) and str(broken.error).endswith(says)
-    assert r.find("pt-reference").folder == paths.ALGOS_DIR / "gdn_decode" / "pt-reference"  # the rest stands
+    assert (
+        broken.error.code == 2
+        and str(broken.error).startswith(str(folder))
+        and str(broken.error).endswith(says)
+    )
+    # the rest stands
+    assert (
+        r.find("pt-reference").folder == paths.ALGOS_DIR / "gdn_decode" / "pt-reference"
+    )
     with pytest.raises(UsageError) as e:
         r.find(name)
     assert e.value is broken.error
 
 
 def test_files_that_are_not_toml(tmp_path, write_algo):
-    (write_algo(tmp_path, "bad-toml", "#") / "algo.toml").write_text('summary = "open\nlanguage = 1\n')
-    (write_algo(tmp_path, "not-utf8", "#") / "algo.toml").write_bytes(b"summary = '\xff'\n")
+    (write_algo(tmp_path, "bad-toml", "#") / "algo.toml").write_text(
+        'summary = "open\nlanguage = 1\n'
+    )
+    (write_algo(tmp_path, "not-utf8", "#") / "algo.toml").write_bytes(
+        b"summary = '\xff'\n"
+    )
     (write_algo(tmp_path, "no-op", "#", op="gdn_encode"))
     says = {b.name: str(b.error) for b in registry.load(str(tmp_path)).broken}
     assert re.match(
-        rf"{re.escape(str(tmp_path))}/gdn_decode/bad-toml/algo.toml: not valid TOML: .*line 1", says["bad-toml"]
+        rf"{re.escape(str(tmp_path))}/gdn_decode/bad-toml/algo.toml: not valid TOML: .*line 1",
+        says["bad-toml"],
     )
     assert "not-utf8/algo.toml: not UTF-8 text" in says["not-utf8"]
-    assert says["no-op"].endswith(f"folder 'gdn_encode': expected an op, one of {', '.join(OPS)}")
+    assert says["no-op"].endswith(
+        f"folder 'gdn_encode': expected an op, one of {', '.join(OPS)}"
+    )
 
 
 def test_broken_algos_do_not_take_the_list_down(tmp_path, write_algo, gdn):
@@ -255,7 +377,12 @@ def test_broken_algos_do_not_take_the_list_down(tmp_path, write_algo, gdn):
         write_algo(tmp_path, name, "def run(): ...", **keys)
     done = gdn("list", "--json", "--algos", tmp_path)
     assert done.code == 0 and done.err == ""
-    assert {a["algo"] for a in done.json["algos"]} >= {"whole", "pt-reference", "cuda-v4", "sdpa"}
+    assert {a["algo"] for a in done.json["algos"]} >= {
+        "whole",
+        "pt-reference",
+        "cuda-v4",
+        "sdpa",
+    }
     assert {b["algo"] for b in done.json["broken"]} == set(BROKEN)
     shown = gdn("list", env={"GDN_ALGOS": str(tmp_path)})
     text = " ".join(shown.out.split())
@@ -266,7 +393,9 @@ def test_broken_algos_do_not_take_the_list_down(tmp_path, write_algo, gdn):
 
 
 def test_a_broken_rung_does_not_affect_other_ops(tmp_path, write_algo):
-    """Someone's broken prefill/pt-reference must not stop `--algo pt-reference`, which is decode's."""
+    """Someone's broken prefill/pt-reference must not stop `--algo pt-reference`, which
+    is decode's.
+    """
     write_algo(tmp_path, "pt-reference", "#", op="gdn_prefill", drop=("summary",))
     r = registry.load(str(tmp_path))
     assert len(r.broken) == 1
@@ -277,7 +406,7 @@ def test_a_broken_rung_does_not_affect_other_ops(tmp_path, write_algo):
         r.find("pt-reference", "gdn_prefill")
 
 
-# --- the user's own folders -------------------------------------------------------------------------------------
+# --- the user's own folders
 
 
 def test_the_users_folder_stands_in_for_ours(tmp_path, write_algo):
@@ -292,7 +421,10 @@ def test_the_users_folder_stands_in_for_ours(tmp_path, write_algo):
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(UsageError, match=f"no such algos folder: {tmp_path}/none; it holds <op>/<algo>/algo.toml"):
+    with pytest.raises(
+        UsageError,
+        match=f"no such algos folder: {tmp_path}/none; it holds <op>/<algo>/algo.toml",
+    ):
         registry.load(str(tmp_path / "none"))
 
 
@@ -311,7 +443,7 @@ def test_all_fields_arrive(tmp_path, write_algo):
     )  # fmt: skip
 
 
-# --- configs ----------------------------------------------------------------------------------------------------
+# --- configs
 
 
 @pytest.mark.parametrize(
@@ -323,8 +455,16 @@ def test_all_fields_arrive(tmp_path, write_algo):
             "head_size = 0",
             "$.axes.head_size: expected a positive whole number or 'var', or an expr",
         ),
-        ('shape = ["num_v_heads"]', 'shape = ["heads"]', "$.inputs.A_log.shape: expected axes of [axes]: "),
-        ("new_state = 1e-5", "", "$.tolerance: expected a positive number for each of output, new_state"),
+        (
+            'shape = ["num_v_heads"]',
+            'shape = ["heads"]',
+            "$.inputs.A_log.shape: expected axes of [axes]: ",
+        ),
+        (
+            "new_state = 1e-5",
+            "",
+            "$.tolerance: expected a positive number for each of output, new_state",
+        ),
         ('label = "B={batch_size}"', 'label = "B"\nlable = 1', "$.lable: unknown key"),
         (
             "scale = { dtype",

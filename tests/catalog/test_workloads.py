@@ -1,4 +1,6 @@
-"""Workloads: the built-in ones, the user's selection, and valid data set folders. No torch in here."""
+"""Workloads: the built-in ones, the user's selection, and valid data set folders. No
+torch in here.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,21 @@ def axes_of(workloads) -> list[dict]:
     return [w.axes for w in workloads]
 
 
-# --- embedded ---------------------------------------------------------------------------------------------------
+# --- embedded
 
 
 def test_decode_workloads_are_the_contests():
     ws = embedded(DECODE)
     assert [w.index for w in ws] == list(range(54))
-    assert Counter(w.axes["batch_size"] for w in ws) == {1: 10, 4: 8, 8: 7, 16: 7, 32: 7, 48: 7, 64: 8}
+    assert Counter(w.axes["batch_size"] for w in ws) == {
+        1: 10,
+        4: 8,
+        8: 7,
+        16: 7,
+        32: 7,
+        48: 7,
+        64: 8,
+    }
     assert ws[0].uuid == "901e5104-dccb-4c3f-ae13-ef4d31a4d456"
     assert ws[20].uuid.startswith("25d1f606") and ws[20].axes == {"batch_size": 8}
 
@@ -55,23 +65,39 @@ def test_every_workload_has_the_ops_axes_and_its_own_uuid():
     assert len(every) == 54 + 100 + 2 * 6 + 10 + 2 * (9 + 8 + 8 + 9)
     assert len({str(uuid.UUID(w.uuid)) for _, w in every}) == len(every)
     for op, w in every:
-        assert set(w.axes) == set(op.var_axes) and w.origin == "twin" and w.inputs is None
+        assert (
+            set(w.axes) == set(op.var_axes) and w.origin == "twin" and w.inputs is None
+        )
 
 
 def test_attention_twins_have_lasting_uuids():
     ws = embedded(ATTENTION)
-    assert axes_of(ws) == [{"batch_size": 1, "seq_len": s} for s in (128, 256, 512, 1024, 2048, 4096)]
+    assert axes_of(ws) == [
+        {"batch_size": 1, "seq_len": s} for s in (128, 256, 512, 1024, 2048, 4096)
+    ]
     # results are filed under these: a change here orphans every record there is
     assert ws[2].uuid == "588b0601-e2b5-55a7-abb7-9b29c2d66d82"
-    assert select(DECODE, [], chosen=["batch_size=5"])[0].uuid == "0c8f11b8-7711-55ae-ad5c-0865fd44fe11"
-    assert select(PREFILL, [], chosen=["seq_lens=1024+7168"])[0].uuid == "e8e3337a-fd21-5784-b834-8c66ee91fc04"
+    assert (
+        select(DECODE, [], chosen=["batch_size=5"])[0].uuid
+        == "0c8f11b8-7711-55ae-ad5c-0865fd44fe11"
+    )
+    assert (
+        select(PREFILL, [], chosen=["seq_lens=1024+7168"])[0].uuid
+        == "e8e3337a-fd21-5784-b834-8c66ee91fc04"
+    )
 
 
 def test_a_workload_survives_json():
     for w in (
         embedded(DECODE)[3],
         select(PREFILL, [], chosen=["seq_lens=2x8"])[0],
-        Workload("u", {"batch_size": 2}, 7, "dataset", {"scale": {"type": "scalar", "value": 0.5}}),
+        Workload(
+            "u",
+            {"batch_size": 2},
+            7,
+            "dataset",
+            {"scale": {"type": "scalar", "value": 0.5}},
+        ),
     ):
         again = msgspec.convert(to_json(w), Workload)
         assert again == w and again.seq_lens == w.seq_lens
@@ -81,10 +107,15 @@ def test_nothing_here_imports_torch_or_numpy():
     code = "import sys, gdn_cli.catalog.workloads as w; w.contest(); "
     code += "print([m for m in ('torch', 'numpy') if m in sys.modules])"
     env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True
+        ).stdout
+        == "[]\n"
+    )
 
 
-# --- selecting --------------------------------------------------------------------------------------------------
+# --- selecting
 
 
 @pytest.mark.parametrize(
@@ -92,7 +123,8 @@ def test_nothing_here_imports_torch_or_numpy():
     [
         (DECODE, ["12"], [12]),
         (DECODE, ["0-3"], [0, 1, 2, 3]),
-        (DECODE, ["7", "3", "5-6", "3"], [3, 5, 6, 7]),  # a union, in the order of the data set
+        # a union, in the order of the data set
+        (DECODE, ["7", "3", "5-6", "3"], [3, 5, 6, 7]),
         (DECODE, ["3, 7"], [3, 7]),
         (PREFILL, ["64", "33", "1"], [1, 33, 64]),
         (DECODE, ["901e"], [0]),
@@ -115,7 +147,9 @@ def test_choosing(op, chosen, indices):
 
 
 def test_digits_are_read_as_an_index_first():
-    ws = [Workload("1234-a", {"batch_size": 1}, 0)] + [Workload(f"u{i}", {"batch_size": 1}, i) for i in range(1, 2000)]
+    ws = [Workload("1234-a", {"batch_size": 1}, 0)] + [
+        Workload(f"u{i}", {"batch_size": 1}, i) for i in range(1, 2000)
+    ]
     assert select(DECODE, ws, chosen=["1234"]) == [ws[1234]]
     assert select(DECODE, ws[:9], chosen=["1234"]) == [ws[0]]
 
@@ -133,16 +167,51 @@ def test_first_few():
     [
         (DECODE, "batch_size=5", {"batch_size": 5}, None),
         (ATTENTION, "seq_len=300", {"batch_size": 1, "seq_len": 300}, None),
-        (ATTENTION, "seq_len=512,batch_size=4", {"batch_size": 4, "seq_len": 512}, None),
+        (
+            ATTENTION,
+            "seq_len=512,batch_size=4",
+            {"batch_size": 4, "seq_len": 512},
+            None,
+        ),
         (DECODE, "B=5", {"batch_size": 5}, None),  # as tables have it
         (DECODE, " B = 5 ", {"batch_size": 5}, None),
         (ATTENTION, "B=4 S=512", {"batch_size": 4, "seq_len": 512}, None),
-        (PREFILL, "T=70 N=9", {"total_seq_len": 70, "num_seqs": 9, "len_cu_seqlens": 10}, None),
-        (PREFILL, "T=70,num_seqs=9", {"total_seq_len": 70, "num_seqs": 9, "len_cu_seqlens": 10}, None),
-        (PREFILL, "total_seq_len=70,num_seqs=9", {"total_seq_len": 70, "num_seqs": 9, "len_cu_seqlens": 10}, None),
-        (PREFILL, "total_seq_len=70,len_cu_seqlens=3", {"total_seq_len": 70, "num_seqs": 2, "len_cu_seqlens": 3}, None),
-        (PREFILL, "seq_lens=2x3+64", {"total_seq_len": 70, "num_seqs": 3, "len_cu_seqlens": 4}, (3, 3, 64)),
-        (PREFILL, "seq_lens=77777", {"total_seq_len": 77777, "num_seqs": 1, "len_cu_seqlens": 2}, None),
+        (
+            PREFILL,
+            "T=70 N=9",
+            {"total_seq_len": 70, "num_seqs": 9, "len_cu_seqlens": 10},
+            None,
+        ),
+        (
+            PREFILL,
+            "T=70,num_seqs=9",
+            {"total_seq_len": 70, "num_seqs": 9, "len_cu_seqlens": 10},
+            None,
+        ),
+        (
+            PREFILL,
+            "total_seq_len=70,num_seqs=9",
+            {"total_seq_len": 70, "num_seqs": 9, "len_cu_seqlens": 10},
+            None,
+        ),
+        (
+            PREFILL,
+            "total_seq_len=70,len_cu_seqlens=3",
+            {"total_seq_len": 70, "num_seqs": 2, "len_cu_seqlens": 3},
+            None,
+        ),
+        (
+            PREFILL,
+            "seq_lens=2x3+64",
+            {"total_seq_len": 70, "num_seqs": 3, "len_cu_seqlens": 4},
+            (3, 3, 64),
+        ),
+        (
+            PREFILL,
+            "seq_lens=77777",
+            {"total_seq_len": 77777, "num_seqs": 1, "len_cu_seqlens": 2},
+            None,
+        ),
     ],
 )
 def test_axes_that_no_workload_has_give_a_twin(op, chosen, axes, seq_lens):
@@ -158,18 +227,29 @@ def test_every_size_can_be_chosen_by_the_label_that_tables_give_it():
         for w in embedded(op)[:3]:
             label, _ = ops.label_of(op, w.axes)
             found = select(op, embedded(op), chosen=[label])
-            assert w in found and {ops.label_of(op, f.axes)[0] for f in found} == {label}, (op.name, label)
+            assert w in found and {ops.label_of(op, f.axes)[0] for f in found} == {
+                label
+            }, (
+                op.name,
+                label,
+            )
 
 
 def test_twins_come_after_the_data_set_and_once():
     ws = embedded(DECODE)
-    picked = select(DECODE, ws, chosen=["batch_size=5", "0", "batch_size=5", "batch_size=2"])
-    assert axes_of(picked) == [{"batch_size": 1}, {"batch_size": 5}, {"batch_size": 2}] and picked[0] == ws[0]
+    picked = select(
+        DECODE, ws, chosen=["batch_size=5", "0", "batch_size=5", "batch_size=2"]
+    )
+    assert (
+        axes_of(picked) == [{"batch_size": 1}, {"batch_size": 5}, {"batch_size": 2}]
+        and picked[0] == ws[0]
+    )
 
 
 def test_other_lengths_of_the_same_axes_are_another_twin():
     even, uneven, drawn = (
-        select(PREFILL, [], chosen=[c])[0] for c in ("seq_lens=2x50", "seq_lens=1+99", "total_seq_len=100,num_seqs=2")
+        select(PREFILL, [], chosen=[c])[0]
+        for c in ("seq_lens=2x50", "seq_lens=1+99", "total_seq_len=100,num_seqs=2")
     )
     assert even.axes == uneven.axes == drawn.axes
     assert len({even.uuid, uneven.uuid, drawn.uuid}) == 3
@@ -178,34 +258,72 @@ def test_other_lengths_of_the_same_axes_are_another_twin():
 @pytest.mark.parametrize(
     ("op", "chosen", "says"),
     [
-        (DECODE, "54", "no workload '54' of gdn_decode: its 54 workloads have indices 0-53"),
+        (
+            DECODE,
+            "54",
+            "no workload '54' of gdn_decode: its 54 workloads have indices 0-53",
+        ),
         (DECODE, "50-54", "indices 0-53"),
         (DECODE, "9-0", "indices 0-53"),
         (DECODE, "901", "indices 0-53"),
         (DECODE, "a57", "a uuid prefix of at least 4 hex digits"),
-        (DECODE, "ffff", "no workload 'ffff' of gdn_decode; expected an index 0-53, a range such as 0-9"),
+        (
+            DECODE,
+            "ffff",
+            "no workload 'ffff' of gdn_decode; expected an index 0-53, a range such as 0-9",
+        ),
         (DECODE, "", "no workload ''"),
-        (DECODE, "batchsize=4", "unknown axis of gdn_decode 'batchsize'; did you mean batch_size?"),
+        (
+            DECODE,
+            "batchsize=4",
+            "unknown axis of gdn_decode 'batchsize'; did you mean batch_size?",
+        ),
         (DECODE, "S=4", "unknown axis of gdn_decode 'S'; there are: batch_size"),
         (DECODE, "B=0", "axis batch_size='0'; expected a positive whole number"),
-        (DECODE, "head_size=64", "axis 'head_size' of gdn_decode is always 128; choose by batch_size"),
-        (DECODE, "batch_size=many", "axis batch_size='many'; expected a positive whole number"),
-        (DECODE, "batch_size=0", "axis batch_size='0'; expected a positive whole number"),
+        (
+            DECODE,
+            "head_size=64",
+            "axis 'head_size' of gdn_decode is always 128; choose by batch_size",
+        ),
+        (
+            DECODE,
+            "batch_size=many",
+            "axis batch_size='many'; expected a positive whole number",
+        ),
+        (
+            DECODE,
+            "batch_size=0",
+            "axis batch_size='0'; expected a positive whole number",
+        ),
         (DECODE, "batch_size=-1", "axis batch_size='-1'"),
         (DECODE, "seq_lens=4", "unknown axis of gdn_decode 'seq_lens'"),
         (
             PREFILL,
             "num_seqs=600",
-            "has num_seqs=600; there are num_seqs 1, 2, 3, 4, 5, 13, 15, 20, ..., 57 (19 values)"
-            "; add total_seq_len for a twin",
+            (
+                "has num_seqs=600; there are num_seqs 1, 2, 3, 4, 5, 13, 15, 20, ..., 57 (19"
+                " values); add total_seq_len for a twin"
+            ),
         ),
         (PREFILL, "total_seq_len=7", "there are total_seq_len 6, 12, 13"),
-        (PREFILL, "total_seq_len=3,num_seqs=4", "num_seqs=4 sequences do not fit total_seq_len=3"),
-        (PREFILL, "total_seq_len=9,num_seqs=4,len_cu_seqlens=9", "len_cu_seqlens is num_seqs + 1"),
+        (
+            PREFILL,
+            "total_seq_len=3,num_seqs=4",
+            "num_seqs=4 sequences do not fit total_seq_len=3",
+        ),
+        (
+            PREFILL,
+            "total_seq_len=9,num_seqs=4,len_cu_seqlens=9",
+            "len_cu_seqlens is num_seqs + 1",
+        ),
         (PREFILL, "seq_lens=4x", "seq_lens='4x'; expected lengths such as"),
         (PREFILL, "seq_lens=4x0", "expected lengths"),
         (PREFILL, "seq_lens=4x2,num_seqs=4", "seq_lens allows no other axes"),
-        (ATTENTION, "batch_size=2", "has batch_size=2; there are batch_size 1; add seq_len for a twin"),
+        (
+            ATTENTION,
+            "batch_size=2",
+            "has batch_size=2; there are batch_size 1; add seq_len for a twin",
+        ),
     ],
 )
 def test_invalid_selections_are_refused(op, chosen, says):
@@ -215,8 +333,13 @@ def test_invalid_selections_are_refused(op, chosen, says):
 
 
 def test_an_ambiguous_prefix_names_the_candidates():
-    ws = [Workload(f"abcd{i}000-aa", {"batch_size": 1}, i) for i in range(3)] + [Workload("abce", {"batch_size": 1}, 3)]
-    with pytest.raises(UsageError, match="'abcd' fits 3 workloads of gdn_decode: abcd0000-aa, abcd1000-aa, abcd2"):
+    ws = [Workload(f"abcd{i}000-aa", {"batch_size": 1}, i) for i in range(3)] + [
+        Workload("abce", {"batch_size": 1}, 3)
+    ]
+    with pytest.raises(
+        UsageError,
+        match="'abcd' fits 3 workloads of gdn_decode: abcd0000-aa, abcd1000-aa, abcd2",
+    ):
         select(DECODE, ws, chosen=["abcd"])
     assert select(DECODE, ws, chosen=["abce"]) == [ws[3]]
 
@@ -224,26 +347,54 @@ def test_an_ambiguous_prefix_names_the_candidates():
 def test_nothing_to_take():
     with pytest.raises(UsageError, match="-n 0; expected 1 or more"):
         select(DECODE, embedded(DECODE), first=0)
-    with pytest.raises(UsageError, match="no workloads of its own; name axes: --workload batch_size="):
+    with pytest.raises(
+        UsageError, match="no workloads of its own; name axes: --workload batch_size="
+    ):
         select(DECODE, [])
 
 
-# --- presets ----------------------------------------------------------------------------------------------------
+# --- presets
 
 
 def test_the_presets_that_ship():
-    assert list(parsing.read_toml(presets.presets_file())) == ["quick", "contest", "sweep", "peers"]
+    assert list(parsing.read_toml(presets.presets_file())) == [
+        "quick",
+        "contest",
+        "sweep",
+        "peers",
+    ]
     quick, contest, sweep = map(presets.load_preset, ("quick", "contest", "sweep"))
-    assert quick.settings_for("gdn_decode") == quick.settings_for("gdn_prefill") == {"seconds": 0.3}
-    assert contest.settings_for("gdn_decode") == {"warmup": 10, "iterations": 50, "trials": 3}
-    assert contest.settings_for("attention_fwd") == {"warmup": 10, "iterations": 50, "trials": 3}
-    assert contest.settings_for("gdn_prefill") == {"warmup": 1, "iterations": 5, "trials": 3}
+    assert (
+        quick.settings_for("gdn_decode")
+        == quick.settings_for("gdn_prefill")
+        == {"seconds": 0.3}
+    )
+    assert contest.settings_for("gdn_decode") == {
+        "warmup": 10,
+        "iterations": 50,
+        "trials": 3,
+    }
+    assert contest.settings_for("attention_fwd") == {
+        "warmup": 10,
+        "iterations": 50,
+        "trials": 3,
+    }
+    assert contest.settings_for("gdn_prefill") == {
+        "warmup": 1,
+        "iterations": 5,
+        "trials": 3,
+    }
     assert set(sweep.settings_for("gdn_decode")) == {"seconds"}
     peers = presets.load_preset("peers")
     prefill = select(PREFILL, embedded(PREFILL), preset=peers)
-    assert [w.axes["num_seqs"] for w in prefill if w.index is not None] == [57]  # the contest's own
-    assert len(prefill) == 17 and all(w in prefill for w in select(PREFILL, embedded(PREFILL), preset=sweep))
-    sizes = [w.axes["batch_size"] for w in select(DECODE, embedded(DECODE), preset=peers)]
+    # the contest's own
+    assert [w.axes["num_seqs"] for w in prefill if w.index is not None] == [57]
+    assert len(prefill) == 17 and all(
+        w in prefill for w in select(PREFILL, embedded(PREFILL), preset=sweep)
+    )
+    sizes = [
+        w.axes["batch_size"] for w in select(DECODE, embedded(DECODE), preset=peers)
+    ]
     assert len(sizes) == 27 and {1, 3, 33, 64, 129, 255, 256} < set(sizes)
 
     def chosen(op, preset):
@@ -251,40 +402,86 @@ def test_the_presets_that_ship():
 
     for op in OPS.values():
         assert chosen(op, contest) == embedded(op)
-    assert [w.index for w in chosen(DECODE, quick)] == [0, 18, 46]  # the first of each size
+    # the first of each size
+    assert [w.index for w in chosen(DECODE, quick)] == [0, 18, 46]
     assert [w.index for w in chosen(PREFILL, quick)] == [22, 40, 87]
     assert [w.index for w in chosen(ATTENTION, quick)] == [2]
     sizes = [1, 2, 4, 8, 16, 32, 48, 64, 128, 256]
     assert [w.axes["batch_size"] for w in chosen(DECODE, sweep)] == sizes
-    assert [w.index for w in chosen(DECODE, sweep)] == [0, None, 10, 18, 25, 32, 39, 46, None, None]
-    lens = [(64,), (512,), (2048,), (8192,), (32768,), (2048,) * 4, (1024,) * 8, (256,) * 32, (64,) * 64, (1024, 7168)]
-    assert [w.seq_lens or (w.axes["total_seq_len"],) for w in chosen(PREFILL, sweep)] == lens
-    assert [w.axes["num_seqs"] for w in chosen(PREFILL, sweep)] == [len(x) for x in lens]
+    assert [w.index for w in chosen(DECODE, sweep)] == [
+        0,
+        None,
+        10,
+        18,
+        25,
+        32,
+        39,
+        46,
+        None,
+        None,
+    ]
+    lens = [
+        (64,),
+        (512,),
+        (2048,),
+        (8192,),
+        (32768,),
+        (2048,) * 4,
+        (1024,) * 8,
+        (256,) * 32,
+        (64,) * 64,
+        (1024, 7168),
+    ]
+    assert [
+        w.seq_lens or (w.axes["total_seq_len"],) for w in chosen(PREFILL, sweep)
+    ] == lens
+    assert [w.axes["num_seqs"] for w in chosen(PREFILL, sweep)] == [
+        len(x) for x in lens
+    ]
     for op in (ATTENTION, OPS["attention_fwd_causal"]):
         assert axes_of(chosen(op, sweep)) == [
-            *({"batch_size": 1, "seq_len": s} for s in (128, 256, 512, 1024, 2048, 4096)),
-            *({"batch_size": b, "seq_len": s} for b in (2, 4) for s in (128, 256, 512, 1024)),
+            *(
+                {"batch_size": 1, "seq_len": s}
+                for s in (128, 256, 512, 1024, 2048, 4096)
+            ),
+            *(
+                {"batch_size": b, "seq_len": s}
+                for b in (2, 4)
+                for s in (128, 256, 512, 1024)
+            ),
         ]
 
 
 def test_named_workloads_win_over_the_presets():
     ws = embedded(DECODE)
-    assert select(DECODE, ws, chosen=["3"], preset=presets.load_preset("quick")) == [ws[3]]
-    assert select(DECODE, ws, preset=presets.load_preset("quick"), first=2) == [ws[0], ws[18]]
+    assert select(DECODE, ws, chosen=["3"], preset=presets.load_preset("quick")) == [
+        ws[3]
+    ]
+    assert select(DECODE, ws, preset=presets.load_preset("quick"), first=2) == [
+        ws[0],
+        ws[18],
+    ]
 
 
 def test_a_preset_takes_the_data_sets_own_workload():
     own = [Workload("mine", {"batch_size": 2}, 0, "dataset", {})]
     picked = select(DECODE, own, preset=presets.load_preset("sweep"))
-    assert picked[1] is own[0] and {w.origin for w in picked if w is not own[0]} == {"twin"}
+    assert picked[1] is own[0] and {w.origin for w in picked if w is not own[0]} == {
+        "twin"
+    }
 
 
 def test_an_unknown_preset_names_the_nearest():
-    with pytest.raises(UsageError, match=r"unknown preset 'quik'; did you mean quick\?"):
+    with pytest.raises(
+        UsageError, match=r"unknown preset 'quik'; did you mean quick\?"
+    ):
         presets.load_preset("quik")
 
 
-GOOD = '[p]\nsummary = "s"\n[p.settings]\nseconds = 1\n[p.workloads]\ngdn_decode = [{ batch_size = 2 }]\n'
+GOOD = (
+    '[p]\nsummary = "s"\n[p.settings]\nseconds = 1\n[p.workloads]\ngdn_decode = [{ batch_size = 2'
+    " }]\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -292,37 +489,95 @@ GOOD = '[p]\nsummary = "s"\n[p.settings]\nseconds = 1\n[p.workloads]\ngdn_decode
     [
         ('"s"', '"s', "not valid TOML"),
         ('summary = "s"', "", "$.p.summary: expected text, it is missing"),
-        ("[p.settings]\nseconds = 1", "", "$.p.settings: expected a table, it is missing"),
-        ("seconds = 1", "", "$.p.settings.seconds: expected a positive number, or warmup"),
-        ("seconds = 1", "seconds = 0", "$.p.settings.seconds: expected a positive number, got 0"),
-        ("seconds = 1", 'seconds = "1"', "$.p.settings.seconds: expected a positive number, got '1'"),
+        (
+            "[p.settings]\nseconds = 1",
+            "",
+            "$.p.settings: expected a table, it is missing",
+        ),
+        (
+            "seconds = 1",
+            "",
+            "$.p.settings.seconds: expected a positive number, or warmup",
+        ),
+        (
+            "seconds = 1",
+            "seconds = 0",
+            "$.p.settings.seconds: expected a positive number, got 0",
+        ),
+        (
+            "seconds = 1",
+            'seconds = "1"',
+            "$.p.settings.seconds: expected a positive number, got '1'",
+        ),
         (
             "seconds = 1",
             "seconds = 1\ntrials = 3",
             "$.p.settings.trials: expected no value together with seconds",
         ),
-        ("seconds = 1", "warmup = 1\ntrials = 3", "$.p.settings.iterations: expected a whole number, it is missing"),
+        (
+            "seconds = 1",
+            "warmup = 1\ntrials = 3",
+            "$.p.settings.iterations: expected a whole number, it is missing",
+        ),
         (
             "seconds = 1",
             "warmup = 1\ntrials = 3\niterations = 0",
             "iterations: expected a positive whole",
         ),
-        ("seconds = 1", "seconds = 1\n[p.settings.gdn_decode]\nwarmup = 1.5", "$.p.settings.gdn_decode.warmup"),
-        ("[p.workloads]", "[p.workload]", "$.p.workload: unknown key; did you mean workloads?"),
-        ("[{ batch_size = 2 }]", '"some"', '$.p.workloads.gdn_decode: expected "all", or a list of axes'),
-        ("[{ batch_size = 2 }]", "[]", '$.p.workloads.gdn_decode: expected "all", or a list of axes'),
-        ("[{ batch_size = 2 }]", "[3]", "$.p.workloads.gdn_decode[0]: expected axes such as"),
-        ("= 2 }", '= "2" }', "$.p.workloads.gdn_decode[0].batch_size: expected a positive whole number, got '2'"),
-        ("batch_size = 2 }", "batch = 2 }", "$.p.workloads.gdn_decode[0].batch: expected an axis of gdn_decode"),
-        ("batch_size = 2 }", 'seq_lens = "x" }', "$.p.workloads.gdn_decode[0].seq_lens: expected only lengths"),
-        ("gdn_decode =", "gdn_decod =", "no workloads for gdn_decode, it has gdn_decod"),
+        (
+            "seconds = 1",
+            "seconds = 1\n[p.settings.gdn_decode]\nwarmup = 1.5",
+            "$.p.settings.gdn_decode.warmup",
+        ),
+        (
+            "[p.workloads]",
+            "[p.workload]",
+            "$.p.workload: unknown key; did you mean workloads?",
+        ),
+        (
+            "[{ batch_size = 2 }]",
+            '"some"',
+            '$.p.workloads.gdn_decode: expected "all", or a list of axes',
+        ),
+        (
+            "[{ batch_size = 2 }]",
+            "[]",
+            '$.p.workloads.gdn_decode: expected "all", or a list of axes',
+        ),
+        (
+            "[{ batch_size = 2 }]",
+            "[3]",
+            "$.p.workloads.gdn_decode[0]: expected axes such as",
+        ),
+        (
+            "= 2 }",
+            '= "2" }',
+            "$.p.workloads.gdn_decode[0].batch_size: expected a positive whole number, got '2'",
+        ),
+        (
+            "batch_size = 2 }",
+            "batch = 2 }",
+            "$.p.workloads.gdn_decode[0].batch: expected an axis of gdn_decode",
+        ),
+        (
+            "batch_size = 2 }",
+            'seq_lens = "x" }',
+            "$.p.workloads.gdn_decode[0].seq_lens: expected only lengths",
+        ),
+        (
+            "gdn_decode =",
+            "gdn_decod =",
+            "no workloads for gdn_decode, it has gdn_decod",
+        ),
     ],
 )
 def test_a_broken_preset_names_file_and_key(tmp_path, monkeypatch, old, new, says):
     monkeypatch.setattr(paths, "CONFIGS_DIR", tmp_path)
     file = tmp_path / "presets.toml"
     file.write_text(GOOD)
-    assert axes_of(select(DECODE, embedded(DECODE), preset=presets.load_preset("p"))) == [{"batch_size": 2}]
+    assert axes_of(
+        select(DECODE, embedded(DECODE), preset=presets.load_preset("p"))
+    ) == [{"batch_size": 2}]
     assert old in GOOD
     file.write_text(GOOD.replace(old, new))
     with pytest.raises(UsageError) as e:
@@ -332,19 +587,33 @@ def test_a_broken_preset_names_file_and_key(tmp_path, monkeypatch, old, new, say
 
 def test_a_preset_entry_that_leaves_an_axis_open_needs_a_workload_that_has_it():
     entries = [{"total_seq_len": 8192}, {"total_seq_len": 7}]
-    preset = Preset(name="p", summary="s", settings={"seconds": 1.0}, workloads={"gdn_prefill": entries})
-    with pytest.raises(UsageError, match=r"gdn_prefill\[1\]: no workload of gdn_prefill has total_seq_len=7"):
+    preset = Preset(
+        name="p",
+        summary="s",
+        settings={"seconds": 1.0},
+        workloads={"gdn_prefill": entries},
+    )
+    with pytest.raises(
+        UsageError,
+        match=r"gdn_prefill\[1\]: no workload of gdn_prefill has total_seq_len=7",
+    ):
         select(PREFILL, embedded(PREFILL), preset=preset)
 
 
-# --- a data set folder ------------------------------------------------------------------------------------------
+# --- a data set folder
 
 
 def definition_of(op) -> dict:
     def specs(tensors):
-        return {n: {"shape": s.shape and list(s.shape), "dtype": s.dtype} for n, s in tensors.items()}
+        return {
+            n: {"shape": s.shape and list(s.shape), "dtype": s.dtype}
+            for n, s in tensors.items()
+        }
 
-    axes = {n: {"type": "var"} if v is None else {"type": "const", "value": v} for n, v in op.axes.items()}
+    axes = {
+        n: {"type": "var"} if v is None else {"type": "const", "value": v}
+        for n, v in op.axes.items()
+    }
     return {
         "name": op.definition,
         "op_type": op.op_type,
@@ -358,13 +627,21 @@ def definition_of(op) -> dict:
 def row(op, name="w0", axes=None, inputs=None, **more) -> dict:
     axes = axes or {a: 2 for a in op.var_axes}
     workload = {"uuid": name, "axes": axes, "inputs": {} if inputs is None else inputs}
-    return {"definition": op.definition, "workload": workload, "solution": None, "evaluation": None, **more}
+    return {
+        "definition": op.definition,
+        "workload": workload,
+        "solution": None,
+        "evaluation": None,
+        **more,
+    }
 
 
 def write_folder(root, op, rows, definition=None, file=None):
     d = root / "definitions" / op.op_type
     d.mkdir(parents=True, exist_ok=True)
-    (d / f"{op.definition}.json").write_text(json.dumps(definition or definition_of(op)))
+    (d / f"{op.definition}.json").write_text(
+        json.dumps(definition or definition_of(op))
+    )
     w = root / "workloads" / op.op_type
     w.mkdir(parents=True, exist_ok=True)
     lines = [r if isinstance(r, str) else json.dumps(r) for r in rows]
@@ -378,7 +655,11 @@ def test_a_folders_workloads_come_in_its_order(tmp_path):
         "k": {"type": "safetensors", "path": "blob/x.safetensors", "tensor_key": "k"},
         "scale": {"type": "scalar", "value": 0.25},
     }
-    rows = [row(DECODE, "b", {"batch_size": 3}, inputs), "", row(DECODE, "a", {"batch_size": 1, "head_size": 128})]
+    rows = [
+        row(DECODE, "b", {"batch_size": 3}, inputs),
+        "",
+        row(DECODE, "a", {"batch_size": 1, "head_size": 128}),
+    ]
     write_folder(tmp_path, DECODE, rows)
     write_folder(tmp_path, PREFILL, [row(PREFILL, "c")])
     ws = from_folder(DECODE, tmp_path)
@@ -391,7 +672,9 @@ def test_a_folders_workloads_come_in_its_order(tmp_path):
 
 
 def test_rows_are_found_anywhere_below_workloads(tmp_path):
-    write_folder(tmp_path, PREFILL, [row(DECODE, "x"), row(PREFILL, "y")], file="deep.jsonl")
+    write_folder(
+        tmp_path, PREFILL, [row(DECODE, "x"), row(PREFILL, "y")], file="deep.jsonl"
+    )
     write_folder(tmp_path, DECODE, ["not json, and not ours"], file="other.jsonl")
     (tmp_path / "definitions" / "gdn" / "broken.json").write_text("{")
     assert [w.uuid for w in from_folder(DECODE, tmp_path)] == ["x"]
@@ -421,7 +704,9 @@ def test_folders_that_are_not_there_or_empty(tmp_path):
         assert e.value.code == 3 and "\n" not in str(e.value)
         return str(e.value)
 
-    assert f"no such data set folder: {tmp_path / 'nowhere'}; `gdn data build" in says(tmp_path / "nowhere")
+    assert f"no such data set folder: {tmp_path / 'nowhere'}; `gdn data build" in says(
+        tmp_path / "nowhere"
+    )
     assert not (tmp_path / "nowhere").exists()  # flashinfer-bench would have made it
     assert "it has no definitions/ and no workloads/" in says(tmp_path)
     (tmp_path / "file").write_text("")
@@ -429,11 +714,19 @@ def test_folders_that_are_not_there_or_empty(tmp_path):
     (tmp_path / "definitions").mkdir()
     assert "it has no workloads/" in says(tmp_path)
     (tmp_path / "workloads").mkdir()
-    assert f"has no definition {DECODE.definition} (gdn_decode); it has none" in says(tmp_path)
+    assert f"has no definition {DECODE.definition} (gdn_decode); it has none" in says(
+        tmp_path
+    )
     write_folder(tmp_path, PREFILL, [row(PREFILL)])
-    assert f"has no definition {DECODE.definition} (gdn_decode); it has {PREFILL.definition}" in says(tmp_path)
+    assert (
+        f"has no definition {DECODE.definition} (gdn_decode); it has {PREFILL.definition}"
+        in says(tmp_path)
+    )
     write_folder(tmp_path, DECODE, [])
-    assert f"has no workloads of {DECODE.definition}; it has {PREFILL.definition}" in says(tmp_path)
+    assert (
+        f"has no workloads of {DECODE.definition}; it has {PREFILL.definition}"
+        in says(tmp_path)
+    )
 
 
 @pytest.mark.parametrize(
@@ -441,13 +734,28 @@ def test_folders_that_are_not_there_or_empty(tmp_path):
     [
         (
             changed(inputs__state={"dtype": "bfloat16"}),
-            "state is bfloat16 [batch_size, 8, 128, 128]; that of gdn_decode is float32 [batch_size, 8, 128, 128]",
+            (
+                "state is bfloat16 [batch_size, 8, 128, 128]; that of gdn_decode is float32"
+                " [batch_size, 8, 128, 128]"
+            ),
         ),
-        (changed(axes__head_size={"value": 64}), "q is bfloat16 [batch_size, 1, 4, 64]; that of gdn_decode is"),
-        (changed(inputs__scale={"shape": ["seq_len"]}), "scale is float32 [1]; that of gdn_decode is float32 scalar"),
+        (
+            changed(axes__head_size={"value": 64}),
+            "q is bfloat16 [batch_size, 1, 4, 64]; that of gdn_decode is",
+        ),
+        (
+            changed(inputs__scale={"shape": ["seq_len"]}),
+            "scale is float32 [1]; that of gdn_decode is float32 scalar",
+        ),
         (changed(outputs__new_state={"dtype": "bfloat16"}), "new_state is bfloat16"),
-        (changed(inputs__b=None), "its inputs are q, k, v, state, A_log, a, dt_bias, scale; those of gdn_decode are q"),
-        (changed(inputs__extra={"dtype": "float32", "shape": None}), "its inputs are q, k, v, state"),
+        (
+            changed(inputs__b=None),
+            "its inputs are q, k, v, state, A_log, a, dt_bias, scale; those of gdn_decode are q",
+        ),
+        (
+            changed(inputs__extra={"dtype": "float32", "shape": None}),
+            "its inputs are q, k, v, state",
+        ),
         (
             changed(axes__head_size=None),
             "$.inputs.q.shape: expected axes of the definition, got 'head",
@@ -458,7 +766,11 @@ def test_a_definition_that_is_not_ours(tmp_path, definition, says):
     write_folder(tmp_path, DECODE, [row(DECODE)], definition)
     with pytest.raises(MissingError) as e:
         from_folder(DECODE, tmp_path)
-    assert f"{DECODE.definition}.json: " in str(e.value) and says in str(e.value) and e.value.code == 3
+    assert (
+        f"{DECODE.definition}.json: " in str(e.value)
+        and says in str(e.value)
+        and e.value.code == 3
+    )
 
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9"
@@ -470,16 +782,36 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9"
         ('{"definition": ', "jsonl:2: not valid JSON: Expecting value at column"),
         ("[1, 2]", "jsonl:2: $: expected a table, got [1, 2]"),
         (row(DECODE, solution="s"), "jsonl:2: a trace, not a workload"),
-        (row(DECODE) | {"workload": None}, "jsonl:2: $.workload: expected a table, got None"),
-        (row(DECODE, name=""), "jsonl:2: $.workload.uuid: expected text without / and control characters, got ''"),
+        (
+            row(DECODE) | {"workload": None},
+            "jsonl:2: $.workload: expected a table, got None",
+        ),
+        (
+            row(DECODE, name=""),
+            "jsonl:2: $.workload.uuid: expected text without / and control characters, got ''",
+        ),
         *[
-            (row(DECODE, name=name), "$.workload.uuid: expected text without / and control")
+            (
+                row(DECODE, name=name),
+                "$.workload.uuid: expected text without / and control",
+            )
             for name in ("a/b", "..\\x", "a\0b", "a\n", "/", " ", "x" * 201)
         ],
         *[
-            (row(DECODE, inputs={"q": {"type": "safetensors", "path": path, "tensor_key": "q"}}), says)
+            (
+                row(
+                    DECODE,
+                    inputs={
+                        "q": {"type": "safetensors", "path": path, "tensor_key": "q"}
+                    },
+                ),
+                says,
+            )
             for path, says in (
-                ("a\0b", ".q.path: expected the name of a file in the data set, got 'a\\x00b'"),
+                (
+                    "a\0b",
+                    ".q.path: expected the name of a file in the data set, got 'a\\x00b'",
+                ),
                 (" ", ".q.path: expected the name of a file in the data set, got ' '"),
                 ("../x", "path '../x' leads out of the data set"),
             )
@@ -493,15 +825,30 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9"
             row(DECODE, axes={"batch_size": 0}),
             "$.workload.axes.batch_size: expected a positive whole number, got 0",
         ),
-        (row(DECODE, axes={"batch": 2}), "jsonl:2: axes batch=2; those of gdn_decode are batch_size"),
-        (row(DECODE, axes={"batch_size": 2, "head_size": 64}), "jsonl:2: axes batch_size=2, head_size=64; those of"),
-        (row(PREFILL) | {"definition": DECODE.definition}, "jsonl:2: axes total_seq_len=2, num_seqs=2"),
-        (row(DECODE, inputs=[]), "jsonl:2: $.workload.inputs: expected a table, got []"),
+        (
+            row(DECODE, axes={"batch": 2}),
+            "jsonl:2: axes batch=2; those of gdn_decode are batch_size",
+        ),
+        (
+            row(DECODE, axes={"batch_size": 2, "head_size": 64}),
+            "jsonl:2: axes batch_size=2, head_size=64; those of",
+        ),
+        (
+            row(PREFILL) | {"definition": DECODE.definition},
+            "jsonl:2: axes total_seq_len=2, num_seqs=2",
+        ),
+        (
+            row(DECODE, inputs=[]),
+            "jsonl:2: $.workload.inputs: expected a table, got []",
+        ),
         (
             row(DECODE, inputs={"q": {"type": "file"}}),
             ".q.type: expected 'random' or 'scalar' or 'safet",
         ),
-        (row(DECODE, inputs={"q": 3}), "jsonl:2: $.workload.inputs.q: expected a table, got 3"),
+        (
+            row(DECODE, inputs={"q": 3}),
+            "jsonl:2: $.workload.inputs.q: expected a table, got 3",
+        ),
         (
             row(DECODE, inputs={"scale": {"type": "scalar"}}),
             ".scale.value: expected a number, it is missing",
@@ -521,14 +868,27 @@ def test_a_broken_row_is_named_by_file_and_line(tmp_path, line, says):
 
 
 def test_many_workloads_cost_no_more_looks_at_folders_than_few(tmp_path, monkeypatch):
-    """100,000 workloads of 8 files each took 45 s: each name was followed link by link, from the root."""
+    """100,000 workloads of 8 files each took 45 s: each name was followed link by link,
+    from the root.
+    """
     resolve, looks = os.path.realpath, []
-    monkeypatch.setattr(os.path, "realpath", lambda *args, **how: looks.append(args) or resolve(*args, **how))
+    monkeypatch.setattr(
+        os.path,
+        "realpath",
+        lambda *args, **how: looks.append(args) or resolve(*args, **how),
+    )
     counts = []
     for n in (3, 300):
-        inputs = {name: {"type": "safetensors", "tensor_key": name} for name in DECODE.inputs}
+        inputs = {
+            name: {"type": "safetensors", "tensor_key": name} for name in DECODE.inputs
+        }
         rows = [
-            row(DECODE, f"w{i}", inputs={k: v | {"path": f"blob/{i}-{k}"} for k, v in inputs.items()}) for i in range(n)
+            row(
+                DECODE,
+                f"w{i}",
+                inputs={k: v | {"path": f"blob/{i}-{k}"} for k, v in inputs.items()},
+            )
+            for i in range(n)
         ]
         write_folder(tmp_path, DECODE, rows)
         looks.clear()
@@ -540,12 +900,17 @@ def test_many_workloads_cost_no_more_looks_at_folders_than_few(tmp_path, monkeyp
 def test_one_uuid_of_two_definitions_is_no_clash(tmp_path):
     write_folder(tmp_path, PREFILL, [row(PREFILL, "same")])
     write_folder(tmp_path, DECODE, [row(DECODE, "same")])
-    assert [w.uuid for op in (PREFILL, DECODE) for w in from_folder(op, tmp_path)] == ["same", "same"]
+    assert [w.uuid for op in (PREFILL, DECODE) for w in from_folder(op, tmp_path)] == [
+        "same",
+        "same",
+    ]
 
 
 def test_rows_and_definitions_that_git_lfs_still_holds(tmp_path):
     write_folder(tmp_path, DECODE, LFS.split("\n"))
-    with pytest.raises(MissingError, match="jsonl: a git-LFS pointer, .*run `git lfs pull`"):
+    with pytest.raises(
+        MissingError, match="jsonl: a git-LFS pointer, .*run `git lfs pull`"
+    ):
         from_folder(DECODE, tmp_path)
     (tmp_path / "definitions" / "gdn" / f"{DECODE.definition}.json").write_text(LFS)
     with pytest.raises(MissingError, match="json: a git-LFS pointer"):

@@ -1,4 +1,6 @@
-"""Commands in README and docs: the command line takes them, and the algos that they name are there."""
+"""Commands in README and docs: the command line takes them, and the algos that they
+name are there.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,28 @@ from gdn_cli.cli import app, help
 
 ROOT = helpers.TESTS.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-NAMES = {algo.name for algo in helpers.REGISTRY.algos} | {algo.full_name for algo in helpers.REGISTRY.algos} | {"all"}
-STAND_IN = re.compile(r"(my|base|old|solution|baseline|main)\b.*|NAME.*|[A-Z]|\.\.\.|\$.*|.*\.json(:ALGO)?")
+NAMES = (
+    {algo.name for algo in helpers.REGISTRY.algos}
+    | {algo.full_name for algo in helpers.REGISTRY.algos}
+    | {"all"}
+)
+STAND_IN = re.compile(
+    r"(my|base|old|solution|baseline|main)\b.*|NAME.*|[A-Z]|\.\.\.|\$.*|.*\.json(:ALGO)?"
+)
 
 
 def commands(text: str) -> list[str]:
-    """The texts in code blocks and between backticks that begin with `gdn` and one of its commands."""
+    """The texts in code blocks and between backticks that begin with `gdn` and one of
+    its commands.
+    """
     indented = re.findall(r"^ {4,}(?:- run: |srun .*)?(gdn [^|\n]+)", text, re.M)
-    inline = re.findall(r"`(?:\w+=\S+ )?(gdn [^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
-    found = [re.split(r" {2,}#| > | < | \d?> ", command)[0].strip() for command in (*indented, *inline)]
+    inline = re.findall(
+        r"`(?:\w+=\S+ )?(gdn [^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S)
+    )
+    found = [
+        re.split(r" {2,}#| > | < | \d?> ", command)[0].strip()
+        for command in (*indented, *inline)
+    ]
     return [command for command in found if not command.startswith("gdn report ARGS")]
 
 
@@ -45,11 +60,22 @@ def test_the_command_line_takes_what_a_page_shows(page):
             pytest.fail(f"{page.name}: {line}: {e.format_message()}")
         except help._Unreadable as e:
             pytest.fail(f"{page.name}: {line}: {e.format_message()}")
-        named = [options[key] for key in ("algo", "source", "from_") if isinstance(options.get(key), str)]
+        named = [
+            options[key]
+            for key in ("algo", "source", "from_")
+            if isinstance(options.get(key), str)
+        ]
         if context.info_name in ("compare", "profile"):
-            named += [word for value in options.values() if isinstance(value, tuple) for word in value]
+            named += [
+                word
+                for value in options.values()
+                if isinstance(value, tuple)
+                for word in value
+            ]
         for name in ",".join(named).split(","):
-            assert not name or name in NAMES or STAND_IN.fullmatch(name), f"{page.name}: {line}: no algo {name}"
+            assert not name or name in NAMES or STAND_IN.fullmatch(name), (
+                f"{page.name}: {line}: no algo {name}"
+            )
 
 
 def test_readme_shows_the_whole_loop():

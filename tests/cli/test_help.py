@@ -21,7 +21,11 @@ TOP = get_command(app)
 def paths(command=TOP, *words):
     for name, below in getattr(command, "commands", {}).items():
         if not below.hidden:
-            yield from paths(below, *words, name) if hasattr(below, "commands") else [" ".join((*words, name))]
+            yield from (
+                paths(below, *words, name)
+                if hasattr(below, "commands")
+                else [" ".join((*words, name))]
+            )
 
 
 @pytest.mark.parametrize("path", list(paths()))
@@ -65,18 +69,27 @@ def test_an_option_whose_default_is_none_is_one_on_every_python(monkeypatch):
 def test_the_front_page_has_whole_summaries_in_groups():
     out = gdn("--help").out
     assert not re.search(r"[a-z,]\.\.\.", out) and max(map(len, out.splitlines())) <= 80
-    assert [line for line in out.splitlines() if re.fullmatch(r"[A-Z].*:", line)] == ["Options:"] + [
-        f"{kind}:" for kind in help._KINDS
-    ]
-    assert {name for names in help._KINDS.values() for name in names.split()} == {p.split()[0] for p in paths()}
+    assert [line for line in out.splitlines() if re.fullmatch(r"[A-Z].*:", line)] == [
+        "Options:"
+    ] + [f"{kind}:" for kind in help._KINDS]
+    assert {name for names in help._KINDS.values() for name in names.split()} == {
+        p.split()[0] for p in paths()
+    }
 
 
 def test_options_stand_in_groups_and_every_one_is_there():
     out = gdn("bench", "--help").out
-    at = [out.index(f"\n{panel}:\n") for panel in ("Which algos", "Which workloads", "How to time", "How to run")]
+    at = [
+        out.index(f"\n{panel}:\n")
+        for panel in ("Which algos", "Which workloads", "How to time", "How to run")
+    ]
     assert at == sorted(at) and "Examples:\n  gdn bench cpp-v1" in out
     assert "--seconds SECONDS" in out and "[default: (0.01; 0.005 for ratios)]" in out
-    assert all(max(p.opts, key=len) in out for p in TOP.commands["bench"].params if p.param_type_name == "option")
+    assert all(
+        max(p.opts, key=len) in out
+        for p in TOP.commands["bench"].params
+        if p.param_type_name == "option"
+    )
 
 
 def test_gdn_help_and_version():
@@ -107,8 +120,17 @@ finally:
     ],
 )  # fmt: skip
 def test_names_complete(line, found):
-    env = {"_GDN_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
-    done = subprocess.run([sys.executable, "-c", _PROBE], env=environment(**env), capture_output=True, text=True)
+    env = {
+        "_GDN_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split()) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE],
+        env=environment(**env),
+        capture_output=True,
+        text=True,
+    )
     assert (done.stdout.split(), done.stderr) == (found, "")
 
 

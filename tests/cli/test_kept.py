@@ -1,4 +1,6 @@
-"""Exit code 0 means that the results are also saved; if that fails they are shown, with one line that says so."""
+"""Exit code 0 means that the results are also saved; if that fails they are shown, with
+one line that says so.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,14 @@ def full(monkeypatch):
     set(False)
 
 
-# --- records ----------------------------------------------------------------------------------------------------
+# --- records
 
 
 @pytest.fixture
 def performed(tmp_path, monkeypatch):
-    """performed(*steps, out) -> the Writer of a bench in which each step adds a record, or is called."""
+    """performed(*steps, out) -> the Writer of a bench in which each step adds a record,
+    or is called.
+    """
     monkeypatch.setenv("GDN_HOME", str(tmp_path / "home"))
     made = document_of(reports.bench((1, 8)))
 
@@ -76,15 +80,27 @@ def nothing():
     pass
 
 
-def test_a_disk_that_fills_up_costs_no_result_and_is_exit_3(performed, full, tmp_path, capfd):
+def test_a_disk_that_fills_up_costs_no_result_and_is_exit_3(
+    performed, full, tmp_path, capfd
+):
     out = tmp_path / "x.json"
     document = performed(nothing, full, nothing, out=out)
     done = capfd.readouterr()
-    assert document.exit_code(errors.OK) == errors.MISSING and document.exit_code(errors.FAILED) == errors.FAILED
-    why = f"cannot write {out}: No space left on device; it has the first 1 of 3 records"
+    assert (
+        document.exit_code(errors.OK) == errors.MISSING
+        and document.exit_code(errors.FAILED) == errors.FAILED
+    )
+    why = (
+        f"cannot write {out}: No space left on device; it has the first 1 of 3 records"
+    )
     assert f"gdn: the records could not be saved: {why}\n" in done.err
-    assert "x copy" in done.out and "copy" in done.out and f"records: {out}" not in done.out
-    assert len(json.loads(out.read_text())["records"]) == 1  # whole, and not half of three
+    assert (
+        "x copy" in done.out
+        and "copy" in done.out
+        and f"records: {out}" not in done.out
+    )
+    # whole, and not half of three
+    assert len(json.loads(out.read_text())["records"]) == 1
 
 
 def test_a_disk_that_has_room_again_has_it_all(performed, full, tmp_path):
@@ -95,9 +111,14 @@ def test_a_disk_that_has_room_again_has_it_all(performed, full, tmp_path):
 
 def test_a_run_that_this_machine_ends_shows_its_results(performed, tmp_path, capfd):
     def fail():
-        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/gdn-x/request.json")
+        raise OSError(
+            errno.ENOSPC, "No space left on device", "/tmp/gdn-x/request.json"
+        )
 
-    with pytest.raises(MissingError, match="this machine cannot go on: .*No space left on device: '/tmp/gdn-x"):
+    with pytest.raises(
+        MissingError,
+        match="this machine cannot go on: .*No space left on device: '/tmp/gdn-x",
+    ):
         performed(nothing, fail, out=tmp_path / "x.json")
     assert "copy" in capfd.readouterr().out
     assert len(json.loads((tmp_path / "x.json").read_text())["records"]) == 2
@@ -108,7 +129,10 @@ def test_a_history_that_cannot_take_it_is_exit_3(performed, tmp_path, capfd):
     folder = history.default()
     folder.rename(folder.with_name("away"))
     folder.write_text("a file where the folder should be")
-    assert performed(nothing, out=tmp_path / "b.json").exit_code(errors.OK) == errors.MISSING
+    assert (
+        performed(nothing, out=tmp_path / "b.json").exit_code(errors.OK)
+        == errors.MISSING
+    )
     assert "gdn: the history cannot be written: " in capfd.readouterr().err
     assert (tmp_path / "b.json").is_file()
 
@@ -120,10 +144,16 @@ _RUN = "run", "--algo", "pt-reference", "-w", "0", "-w", "1"
 def test_a_stream_gets_one_document_at_the_end(tmp_path, gdn):
     done = gdn(*_RUN, "--out", "/dev/stdout")
     document, end = json.JSONDecoder().raw_decode(done.out)
-    assert done.code == 0 and len(document["records"]) == 2 and not document["interrupted"]
+    assert (
+        done.code == 0 and len(document["records"]) == 2 and not document["interrupted"]
+    )
     assert "pt-reference" in done.out[end:] and '"schema"' not in done.out[end:]
     refused = gdn(*_RUN, "--out", "/dev/stdout", "--json")
-    assert refused.code == errors.USAGE and refused.no_result and "--json has stdout to itself" in refused.err
+    assert (
+        refused.code == errors.USAGE
+        and refused.no_result
+        and "--json has stdout to itself" in refused.err
+    )
 
 
 @pytest.mark.torch
@@ -131,26 +161,52 @@ def test_a_device_as_out_stays_one_and_a_full_one_is_exit_3(gdn):
     assert gdn(*_RUN, "--out", "/dev/null").code == 0
     done = gdn(*_RUN, "--out", "/dev/full")
     assert done.code == errors.MISSING and "passed" in done.out
-    assert done.complaints == "gdn: the records could not be saved: cannot write /dev/full: No space left on device\n"
-    assert all(os.path.exists(name) and not os.path.isfile(name) for name in ("/dev/null", "/dev/full"))
+    assert (
+        done.complaints
+        == "gdn: the records could not be saved: cannot write /dev/full: No space left on"
+        " device\n"
+    )
+    assert all(
+        os.path.exists(name) and not os.path.isfile(name)
+        for name in ("/dev/null", "/dev/full")
+    )
 
 
 def test_a_screen_that_cannot_be_written_to_is_exit_3():
     with open("/dev/full", "w") as out:
         for args in (["list"], ["list", "--json"], ["--help"]):
             command = [sys.executable, "-m", "gdn_cli", *args]
-            done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, env=helpers.environment())
+            done = subprocess.run(
+                command,
+                stdout=out,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=helpers.environment(),
+            )
             assert done.returncode == errors.MISSING
-            assert done.stderr == "gdn: cannot write the output: No space left on device\n"
+            assert (
+                done.stderr == "gdn: cannot write the output: No space left on device\n"
+            )
 
 
-# --- packing, drawing, exporting ----------------------------------------------------------------------------------
+# --- packing, drawing, exporting
 
 
 def limited(kilobytes: int, *args, cwd) -> helpers.Done:
     """`gdn ARGS` where no file may hold more: a write comes half through, then fails."""
-    command = ["bash", "-c", f'ulimit -f {kilobytes}; exec "$@"', "bash", sys.executable, "-m", "gdn_cli", *args]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=helpers.environment())
+    command = [
+        "bash",
+        "-c",
+        f'ulimit -f {kilobytes}; exec "$@"',
+        "bash",
+        sys.executable,
+        "-m",
+        "gdn_cli",
+        *args,
+    ]
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, env=helpers.environment()
+    )
     return helpers.Done(done.returncode, done.stdout, done.stderr)
 
 
@@ -170,15 +226,23 @@ def test_an_older_file_outlives_a_write_that_breaks_off(args, file, tmp_path):
     before = sorted(p.name for p in tmp_path.iterdir())
     done = limited(1, *args, cwd=tmp_path)
     assert (done.code, done.out) == (errors.MISSING, ""), done.err
-    assert f"cannot write {file}: File too large" in done.err and "Traceback" not in done.err
-    assert (tmp_path / file).read_text() == old and sorted(p.name for p in tmp_path.iterdir()) == before
+    assert (
+        f"cannot write {file}: File too large" in done.err
+        and "Traceback" not in done.err
+    )
+    assert (tmp_path / file).read_text() == old and sorted(
+        p.name for p in tmp_path.iterdir()
+    ) == before
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.jsonl"])
 def test_an_older_export_outlives_one_that_breaks_off(name, tmp_path):
     file = tmp_path / name
     file.write_text("old")
-    with test_files.no_file_above(10_000), pytest.raises(MissingError, match="File too large"):
+    with (
+        test_files.no_file_above(10_000),
+        pytest.raises(MissingError, match="File too large"),
+    ):
         shown.export(({"op": "x" * 100} for _ in range(1000)), str(file))
     assert file.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == [name]
     assert shown.export(({"op": "x" * 100} for _ in range(1000)), str(file)) == 1000
@@ -188,7 +252,10 @@ def test_a_solution_can_go_into_a_pipe(gdn, tmp_path):
     done = gdn("pack", "--algo", "cpp-v1", "-o", "/dev/stdout", cwd=tmp_path)
     assert done.code == 0 and json.loads(done.out)["name"] == "gdn_decode-cpp-v1"
     assert done.err.startswith("gdn: /dev/stdout: gdn_decode-cpp-v1")
-    for more, says in ((["--prove"], "--prove reads the file back"), (["--json"], "--json has stdout to itself")):
+    for more, says in (
+        (["--prove"], "--prove reads the file back"),
+        (["--json"], "--json has stdout to itself"),
+    ):
         done = gdn("pack", "--algo", "cpp-v1", "-o", "/dev/stdout", *more)
         assert done.code == errors.USAGE and done.no_result and says in done.err
     assert list(tmp_path.iterdir()) == []
@@ -196,7 +263,9 @@ def test_a_solution_can_go_into_a_pipe(gdn, tmp_path):
 
 def test_a_report_can_go_into_a_pipe(gdn, tmp_path):
     file = reports.write(tmp_path, reports.bench(), "a.json")
-    plain, stream = (gdn("report", file, "-f", "md", "-o", out) for out in ("-", "/dev/stdout"))
+    plain, stream = (
+        gdn("report", file, "-f", "md", "-o", out) for out in ("-", "/dev/stdout")
+    )
     assert plain.code == stream.code == 0 and plain.out == stream.out != ""
 
 
@@ -220,11 +289,18 @@ def test_update_writes_below_its_folder_and_only_figures(out, says, tmp_path, gd
     (folder / "link.png").symlink_to("../x.png")
     (tmp_path / "x.png").write_text("theirs")
     text = "<!-- gdn report a.json -->\nold\n<!-- /gdn report -->\n"
-    text += f"<!-- gdn report a.json --format png -o {out.format(tmp=tmp_path)} -->\n<!-- /gdn report -->\n"
+    text += (
+        f"<!-- gdn report a.json --format png -o {out.format(tmp=tmp_path)} -->\n<!-- /gdn report"
+        " -->\n"
+    )
     (folder / "README.md").write_text(text)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     done = gdn("report", "--update", folder / "README.md")
-    assert (done.code, done.out) == (errors.USAGE, "") and "README.md:4: " in done.err and says in done.err
+    assert (
+        (done.code, done.out) == (errors.USAGE, "")
+        and "README.md:4: " in done.err
+        and says in done.err
+    )
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
@@ -235,11 +311,12 @@ def test_a_new_algo_is_there_whole_or_not_at_all(tmp_path, full):
     assert list((tmp_path / "gdn_decode").iterdir()) == []
     full(False)
     folder = scaffold.new(KNOWN, "mine", KNOWN.find("cpp-v1"), tmp_path)
-    sources = {p.name for p in pack.sources(KNOWN.find("cpp-v1"))}  # those that it shares, too
+    # those that it shares, too
+    sources = {p.name for p in pack.sources(KNOWN.find("cpp-v1"))}
     assert {p.name for p in folder.iterdir()} == sources | {"algo.toml"}
 
 
-# --- gdn tune ---------------------------------------------------------------------------------------------------
+# --- gdn tune
 
 race = test_tune.race
 by_tile = test_tune.by_tile
@@ -258,17 +335,24 @@ def test_a_journal_that_cannot_be_written_costs_no_measurement(race, monkeypatch
     work = race(test_tune.Workers(by_tile), 1)
     assert work.choices and work.journal.unsaved is None
     lines = [json.loads(line) for line in work.journal.path.read_text().splitlines()]
-    assert lines[1:] == [msgspec.to_builtins(line) for line in work.journal.lines] and len(lines) > 10
+    assert (
+        lines[1:] == [msgspec.to_builtins(line) for line in work.journal.lines]
+        and len(lines) > 10
+    )
 
 
 def test_a_journal_on_a_full_disk_is_said_at_the_end(race, full, monkeypatch):
     class Filling(test_tune.Workers):
         def __call__(self, *args, **more):
             full()
-            monkeypatch.setattr(files, "append", lambda path, text: files.write(path, text))
+            monkeypatch.setattr(
+                files, "append", lambda path, text: files.write(path, text)
+            )
             return super().__call__(*args, **more)
 
-    with pytest.raises(GdnError, match="No space left on device; the measurements are kept"):
+    with pytest.raises(
+        GdnError, match="No space left on device; the measurements are kept"
+    ):
         race(Filling(by_tile), 1)
 
 
@@ -289,16 +373,24 @@ def key() -> journal.Key:
         b"[" * 5000 + b"\n", b'{"step": "key", "x": ' + b"9" * 10_000 + b"}\n", b'{"step": "check", "na\n',
     ],
 )  # fmt: skip
-def test_a_damaged_journal_is_one_clear_line_and_loses_nothing(damage, tmp_path, monkeypatch):
+def test_a_damaged_journal_is_one_clear_line_and_loses_nothing(
+    damage, tmp_path, monkeypatch
+):
     monkeypatch.setenv("GDN_HOME", str(tmp_path))
     first = journal.Journal(key())
     first.add(journal.Check("n", "w", Status.PASSED, None, None))
     whole = first.path.read_bytes()
-    first.path.write_bytes(whole[: whole.index(b"\n") + 1] + damage + whole[whole.index(b"\n") + 1 :])
+    first.path.write_bytes(
+        whole[: whole.index(b"\n") + 1] + damage + whole[whole.index(b"\n") + 1 :]
+    )
     damaged = first.path.read_bytes()
     with pytest.raises(MissingError) as e:
         journal.Journal(key())
-    assert str(first.path) in e.value.message and "the file is damaged" in e.value.message and "--fresh" in e.value.hint
+    assert (
+        str(first.path) in e.value.message
+        and "the file is damaged" in e.value.message
+        and "--fresh" in e.value.hint
+    )
     assert "\n" not in str(e.value) and first.path.read_bytes() == damaged
     assert journal.Journal(key(), fresh=True).kept == {"check": 0, "time": 0}
 
@@ -320,7 +412,7 @@ def test_tune_writes_its_files_only_into_the_algo_s_folder(race, tmp_path):
     assert (tmp_path / "theirs").read_text() == '{"gpus": {}}'
 
 
-# --- profiles ---------------------------------------------------------------------------------------------------
+# --- profiles
 
 
 @pytest.fixture
@@ -332,26 +424,52 @@ def kept_profile(tmp_path):
     return session.keep(folder, profile)
 
 
-def test_a_profile_that_cannot_be_kept_is_shown_and_exit_3(kept_profile, full, tmp_path):
+def test_a_profile_that_cannot_be_kept_is_shown_and_exit_3(
+    kept_profile, full, tmp_path
+):
     assert not kept_profile.unkept and session.exit_code([kept_profile]) == errors.OK
     full()
     again = session.keep(tmp_path, kept_profile)
-    assert again.unkept.endswith("cannot write " + str(tmp_path / "profile.json") + ": No space left on device")
+    assert again.unkept.endswith(
+        "cannot write " + str(tmp_path / "profile.json") + ": No space left on device"
+    )
     assert session.exit_code([again]) == errors.MISSING
-    assert session.exit_code([profiles.typed(profiles.v4(status="wrong")), again]) == errors.FAILED
+    assert (
+        session.exit_code([profiles.typed(profiles.v4(status="wrong")), again])
+        == errors.FAILED
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"schema": 1}', '{"schema": 99, "tool": "ncu"}', "[" * 5000, "\x00" * 99]
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"schema": 1}',
+        '{"schema": 99, "tool": "ncu"}',
+        "[" * 5000,
+        "\x00" * 99,
+    ],
 )
-def test_a_damaged_profile_is_one_clear_line_and_hides_no_other(text, kept_profile, tmp_path, gdn):
+def test_a_damaged_profile_is_one_clear_line_and_hides_no_other(
+    text, kept_profile, tmp_path, gdn
+):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "profile.json").write_text(text)
     done = gdn("profile", "--list", "--json", "--out", tmp_path)
-    assert done.code == errors.MISSING and [row["name"] for row in done.json["profiles"]] == [kept_profile.name]
-    assert done.err.startswith(f"gdn: {tmp_path}/bad/profile.json") and len(done.err.splitlines()) == 1
+    assert done.code == errors.MISSING and [
+        row["name"] for row in done.json["profiles"]
+    ] == [kept_profile.name]
+    assert (
+        done.err.startswith(f"gdn: {tmp_path}/bad/profile.json")
+        and len(done.err.splitlines()) == 1
+    )
     done = gdn("profile", "bad", "--out", tmp_path)
-    assert (done.code, done.out) == (errors.MISSING, "") and f"{tmp_path}/bad/profile.json" in done.err
+    assert (done.code, done.out) == (
+        errors.MISSING,
+        "",
+    ) and f"{tmp_path}/bad/profile.json" in done.err
     assert "Traceback" not in done.err
 
 
@@ -362,8 +480,16 @@ def test_a_damaged_profile_is_one_clear_line_and_hides_no_other(text, kept_profi
         (["schema"], 2, "$.schema: expected 1, got 2"),
         (["tool"], "gdb", "$.tool: expected one of ncu, proton, "),
         (["survey", "time_us"], -1, "$.survey.time_us: expected "),
-        (["reading", "found", 0, "facts", 1, "value"], [], "$.reading.found[0].facts[1].value: expected "),
-        (["reading", "found", 0, "tables", 0, "rows", 1], ["wait"], "rows[1]: expected a value for each column"),
+        (
+            ["reading", "found", 0, "facts", 1, "value"],
+            [],
+            "$.reading.found[0].facts[1].value: expected ",
+        ),
+        (
+            ["reading", "found", 0, "tables", 0, "rows", 1],
+            ["wait"],
+            "rows[1]: expected a value for each column",
+        ),
     ],
 )
 def test_a_damaged_value_of_a_profile_is_named(at, value, says, tmp_path):
@@ -376,7 +502,11 @@ def test_a_damaged_value_of_a_profile_is_named(at, value, says, tmp_path):
     file.write_text(json.dumps(document))
     with pytest.raises(MissingError) as e:
         session.load(file)
-    assert e.value.message.startswith(f"{file}: $.") and says in e.value.message and "\n" not in str(e.value)
+    assert (
+        e.value.message.startswith(f"{file}: $.")
+        and says in e.value.message
+        and "\n" not in str(e.value)
+    )
 
 
 def test_texts_where_figures_should_be_are_passed_over(tmp_path):
@@ -387,11 +517,15 @@ def test_texts_where_figures_should_be_are_passed_over(tmp_path):
         row[1:3] = ["text", None]
     (tmp_path / "profile.json").write_text(json.dumps(document))
     assert session.load(tmp_path).verdict.bound == "unclear"
-    found = differences.difference(session.load(tmp_path), profiles.typed(profiles.fla()))
+    found = differences.difference(
+        session.load(tmp_path), profiles.typed(profiles.fla())
+    )
     assert [row.key for row in found.rows[:1]] == ["survey_us"]
 
 
-RECORDED = sorted((helpers.OURS.parent / "results" / "h200" / "profiles").glob("*-B*.json"))
+RECORDED = sorted(
+    (helpers.OURS.parent / "results" / "h200" / "profiles").glob("*-B*.json")
+)
 
 
 @pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
@@ -401,7 +535,7 @@ def test_a_recorded_profile_is_read_and_written_without_loss(file):
     assert json.loads(json.dumps(read)) == document and list(read) == list(document)
 
 
-# --- --algo that names nothing ------------------------------------------------------------------------------------
+# --- --algo that names nothing
 
 
 @pytest.mark.parametrize("value", ["", ",", " , "])
@@ -420,7 +554,17 @@ def test_an_algo_that_names_nothing_is_wrong_usage(command, value, tmp_path, gdn
 
 
 def test_an_empty_variable_is_one_that_is_not_set(tmp_path, gdn):
-    assert gdn("pack", "--algo", "pt-reference", "-o", tmp_path / "x.json", env={"ALGO": ""}).code == 0
+    assert (
+        gdn(
+            "pack",
+            "--algo",
+            "pt-reference",
+            "-o",
+            tmp_path / "x.json",
+            env={"ALGO": ""},
+        ).code
+        == 0
+    )
     done = gdn("list", env={"ALGO": ""})
     assert done.code == 0
     with pytest.raises(UsageError, match="--algo ',' names nothing"):

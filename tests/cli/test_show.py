@@ -13,18 +13,26 @@ from gdn_cli.paths import PACKAGE
 def test_list_shows_the_summaries_in_one_line_each(gdn):
     lines = gdn("list").out.splitlines()
     assert max(map(len, lines)) <= 80
-    line = next(line for line in lines if line.startswith("cpp-v1 "))  # decode's is the first
+    # decode's is the first
+    line = next(line for line in lines if line.startswith("cpp-v1 "))
     assert line.split()[:6] == ["cpp-v1", "cpp", "cpu", "C++", "for", "the"]
     heads = [line for line in lines if line.startswith("algo ")]
-    assert len(heads) == len(REGISTRY.ops) and len(set(heads)) == 1  # aligned across ops
+    # aligned across ops
+    assert len(heads) == len(REGISTRY.ops) and len(set(heads)) == 1
     wide = gdn("list", env={"COLUMNS": "200"}).out.splitlines()
     assert any(line.endswith(REGISTRY.find("cuda-v5").summary) for line in wide)
 
 
 def test_list_takes_no_name(gdn):
-    for name, hint in (("cpp-v1", "gdn show cpp-v1"), ("gdn_prefill", "gdn list --op gdn_prefill")):
+    for name, hint in (
+        ("cpp-v1", "gdn show cpp-v1"),
+        ("gdn_prefill", "gdn list --op gdn_prefill"),
+    ):
         done = gdn("list", name)
-        assert (done.code, done.err) == (2, f"gdn: list takes no name, got '{name}'\n  did you mean `{hint}`?\n")
+        assert (done.code, done.err) == (
+            2,
+            f"gdn: list takes no name, got '{name}'\n  did you mean `{hint}`?\n",
+        )
 
 
 def test_show_says_what_is_known(gdn):
@@ -36,19 +44,29 @@ def test_show_says_what_is_known(gdn):
     )  # fmt: skip
     files = {f["path"].rpartition("/")[2]: f["lines"] for f in found["files"]}
     assert set(files) == {"kernel.cu", "tuned.h", *(path.name for path in algo.shares)}
-    assert files["kernel.cu"] == len((algo.folder / "kernel.cu").read_text().splitlines())
+    assert files["kernel.cu"] == len(
+        (algo.folder / "kernel.cu").read_text().splitlines()
+    )
     assert found["provenance"]["license"] == "Apache-2.0"
     assert found["log"]["text"].startswith("`cuda-v5`, after `cuda-v4`: kept")
     (result,) = found["results"]
-    assert result["file"] == "results/h200/decode-sweep.json" and result["medians_us"]["B=1"] == 1.824
+    assert (
+        result["file"] == "results/h200/decode-sweep.json"
+        and result["medians_us"]["B=1"] == 1.824
+    )
 
 
 @pytest.mark.torch
 def test_show_on_a_screen(gdn, tmp_path):
-    # a home without runs: without a terminal a title is not wrapped, and that of another test's run is long
+    # a home without runs: without a terminal a title is not wrapped, and that of
+    # another test's run is long
     done = gdn("show", "cpp-v1", env={"COLUMNS": "60", "GDN_HOME": str(tmp_path)})
     assert max(len(line) for line in done.out.splitlines() if "/" not in line) <= 60
-    assert done.code == 0 and "license   Apache-2.0" in done.out and "  - Idea: " in done.out
+    assert (
+        done.code == 0
+        and "license   Apache-2.0" in done.out
+        and "  - Idea: " in done.out
+    )
     assert "here      yes, on cpu" in done.out and "kernel.cpp " in done.out
     assert "gdn modal run" in gdn("show", "cuda-v1").out
     done = gdn("show", "cpp-v")
@@ -60,24 +78,36 @@ def test_every_algo_has_its_entry_in_the_log(algo):
     from gdn_cli.catalog import ladder_log
 
     entry = ladder_log.entry(REGISTRY.find(algo))
-    assert entry and algo.rpartition("/")[2] in entry.file.read_text().splitlines()[entry.line - 1] and entry.text
+    assert (
+        entry
+        and algo.rpartition("/")[2]
+        in entry.file.read_text().splitlines()[entry.line - 1]
+        and entry.text
+    )
 
 
 def test_an_algo_of_ones_own_has_no_log_and_no_times(tmp_path, gdn):
     assert gdn("new", "mine", "--from", "cpp-v1", "--into", tmp_path).code == 0
     done = gdn("show", "mine", "--algos", tmp_path)
     assert done.code == 0 and "after     cpp-v1" in done.out
-    assert done.out.endswith("no times yet: `gdn bench --algo mine` takes some\n") and "\nlog " not in done.out
+    assert (
+        done.out.endswith("no times yet: `gdn bench --algo mine` takes some\n")
+        and "\nlog " not in done.out
+    )
 
 
-# --- names where files may stand, and files of another kind -----------------------------------------------------------
+# --- names where files may stand, and files of another kind
 
 
 @pytest.mark.torch
 def test_names_of_algos_stand_where_files_do(gdn):
     done = gdn("run", "cpp-v1", "pt-reference", "-w", "0", "--json")
-    assert done.code == 0 and {r["algo"] for r in done.json["records"]} == {"cpp-v1", "pt-reference"}
-    done = gdn("run", "cpp-v1", "-w", "0", "--json", env={"ALGO": "nope"})  # what is typed goes before a variable
+    assert done.code == 0 and {r["algo"] for r in done.json["records"]} == {
+        "cpp-v1",
+        "pt-reference",
+    }
+    # what is typed goes before a variable
+    done = gdn("run", "cpp-v1", "-w", "0", "--json", env={"ALGO": "nope"})
     assert done.code == 0 and {r["algo"] for r in done.json["records"]} == {"cpp-v1"}
     done = gdn("bench", "cpp-v")
     assert (done.code, done.err.splitlines()[:1]) == (
@@ -96,18 +126,58 @@ def test_a_file_of_another_kind_says_what_it_is(tmp_path, gdn):
     own = "examples/algos/gdn_decode/my-decode"
     assert gdn("pack", "--algo", "cpp-v1", "-o", packed).code == 0
     for args, said, hint in (
-        (["run", "results/h200/decode-sweep.json"], "this is records", "`gdn report results/h200/decode-sweep.json`"),
-        (["bench", "algos/gdn_decode/cpp-v1/algo.toml"], "this is an algo.toml", "--algo cpp-v1"),
-        (["run", "algos/gdn_decode/cuda-v5/tuning.json"], "what `gdn tune` measured", "reads the file beside it"),
+        (
+            ["run", "results/h200/decode-sweep.json"],
+            "this is records",
+            "`gdn report results/h200/decode-sweep.json`",
+        ),
+        (
+            ["bench", "algos/gdn_decode/cpp-v1/algo.toml"],
+            "this is an algo.toml",
+            "--algo cpp-v1",
+        ),
+        (
+            ["run", "algos/gdn_decode/cuda-v5/tuning.json"],
+            "what `gdn tune` measured",
+            "reads the file beside it",
+        ),
         (["run", page], "this is a page", "browser"),
-        (["run", source], "this is a source file", "`gdn new NAME --from ALGO` begins an algo"),
-        (["run", f"{own}/kernel.cpp"], "this is a source file", f"--algo my-decode --algos {root}/examples/algos"),
-        (["run", own], "this is an algo's folder", f"--algo my-decode --algos {root}/examples/algos"),
-        (["bench", f"./{own}"], "this is an algo's folder", f"--algo my-decode --algos {root}/examples/algos"),
-        (["compare", "cpp-v1", f"{own}/kernel.cpp"], "this is a source file", "--algo my-decode"),
+        (
+            ["run", source],
+            "this is a source file",
+            "`gdn new NAME --from ALGO` begins an algo",
+        ),
+        (
+            ["run", f"{own}/kernel.cpp"],
+            "this is a source file",
+            f"--algo my-decode --algos {root}/examples/algos",
+        ),
+        (
+            ["run", own],
+            "this is an algo's folder",
+            f"--algo my-decode --algos {root}/examples/algos",
+        ),
+        (
+            ["bench", f"./{own}"],
+            "this is an algo's folder",
+            f"--algo my-decode --algos {root}/examples/algos",
+        ),
+        (
+            ["compare", "cpp-v1", f"{own}/kernel.cpp"],
+            "this is a source file",
+            "--algo my-decode",
+        ),
         (["pack", "--algo", own], "this is an algo's folder", "--algo my-decode"),
-        (["run", "./examples/algos"], "this is a folder of algos", "--algos examples/algos"),
-        (["profile", "examples/algos/gdn_decode"], "this is an op's folder", f"--algos {root}/examples/algos"),
+        (
+            ["run", "./examples/algos"],
+            "this is a folder of algos",
+            "--algos examples/algos",
+        ),
+        (
+            ["profile", "examples/algos/gdn_decode"],
+            "this is an op's folder",
+            f"--algos {root}/examples/algos",
+        ),
         (["report", packed], "it is a packed solution", "gdn run"),
         (["report", page], "it is a page", "browser"),
     ):
@@ -118,7 +188,10 @@ def test_a_file_of_another_kind_says_what_it_is(tmp_path, gdn):
 def test_errors_with_json_are_one_document(gdn):
     done = gdn("bench", "--algo", "cpp-v", "--json")
     hint = "did you mean cpp-v1? `gdn list` shows all"
-    assert (done.code, done.json) == (2, {"error": {"message": "unknown algo 'cpp-v'", "hint": hint, "code": 2}})
+    assert (done.code, done.json) == (
+        2,
+        {"error": {"message": "unknown algo 'cpp-v'", "hint": hint, "code": 2}},
+    )
     assert done.err == f"gdn: unknown algo 'cpp-v'\n  {hint}\n"
     done = gdn("data", "list", "--nope", "--json")
     assert done.code == 2 and "No such option: --nope" in done.json["error"]["message"]
@@ -133,15 +206,22 @@ def test_suggestions_are_of_things_that_exist(gdn):
 @pytest.mark.torch
 def test_what_could_not_run_is_an_error_where_nothing_ran(gdn):
     done = gdn("run", "cuda-v5")
-    assert done.code == 3 and done.out == "" and "not run cuda-v5: no GPU here" in done.err
+    assert (
+        done.code == 3 and done.out == "" and "not run cuda-v5: no GPU here" in done.err
+    )
     done = gdn("run", "cuda-v5", "cpp-v1", "-w", "0")
     assert "not run cuda-v5" in done.out and done.complaints == ""
 
 
 def test_nothing_is_overwritten_in_silence(tmp_path, gdn):
-    for words in (["pack", "--algo", "cpp-v1"], ["report", "results/h200/decode-tiers.json", "-f", "md"]):
+    for words in (
+        ["pack", "--algo", "cpp-v1"],
+        ["report", "results/h200/decode-tiers.json", "-f", "md"],
+    ):
         file = tmp_path / f"{words[0]}.json"
-        first, again = (gdn(*words, "-o", file, cwd=PACKAGE.parent.parent) for _ in range(2))
+        first, again = (
+            gdn(*words, "-o", file, cwd=PACKAGE.parent.parent) for _ in range(2)
+        )
         assert (first.code, first.err, again.code, again.out) == (0, "", 0, first.out)
         assert again.err == f"gdn: replaced {file}\n"
 

@@ -26,36 +26,77 @@ def without_ptx(source: str) -> str:
     head = "template <int BYTES, int HOW> void "
     load = head + "load(uint32_t* w, const void* p) { std::memcpy(w, p, BYTES); }\n"
     store = head + "store(void* p, const uint32_t* w) { std::memcpy(p, w, BYTES); }\n"
-    source, n = re.subn(r"#define GDN_LOAD.*?#undef GDN_LOAD\n", load, source, flags=re.S)
-    source, m = re.subn(r"#define GDN_STORE.*?#undef GDN_STORE\n", store, source, flags=re.S)
+    source, n = re.subn(
+        r"#define GDN_LOAD.*?#undef GDN_LOAD\n", load, source, flags=re.S
+    )
+    source, m = re.subn(
+        r"#define GDN_STORE.*?#undef GDN_STORE\n", store, source, flags=re.S
+    )
     source, k = re.subn(r'asm\("ex2\.approx.*?;\n', "y = exp2f(x);\n", source)
     assert (n, m, k) in {(1, 1, 0), (0, 0, 1)}, "it has other PTX than this knows"
     assert "asm" not in source
     return source
 
 
-def library(folder: Path, driver: str, kernel: Path, *, races: bool = False) -> ctypes.CDLL:
-    """A library of `driver`, which includes `kernel`; both may include _cuda's access.cuh and gates.cuh."""
+def library(
+    folder: Path, driver: str, kernel: Path, *, races: bool = False
+) -> ctypes.CDLL:
+    """A library of `driver`, which includes `kernel`; both may include _cuda's
+    access.cuh and gates.cuh.
+    """
     for file in ("access.cuh", "gates.cuh"):
-        (folder / file).write_text(without_ptx(next(CUDA.glob(f"*/{file}")).read_text()))
+        (folder / file).write_text(
+            without_ptx(next(CUDA.glob(f"*/{file}")).read_text())
+        )
     shutil.copy(kernel, folder)
     (folder / "driver.cpp").write_text(driver)
     return compiled(folder, races=races)
 
 
 def compiled(folder: Path, *flags: str, races: bool = False) -> ctypes.CDLL:
-    """The library of `driver.cpp` in a folder. It is cached by its sources: the folder's files, those of
-    emulator/, the compiler and its flags. With `races` it looks for them: see `races_in`."""
+    """The library of `driver.cpp` in a folder. It is cached by its sources: the
+    folder's files, those of emulator/, the compiler and its flags. With `races` it
+    looks for them: see `races_in`.
+    """
     if inventory.cxx() is None:
         pytest.skip("no C++ compiler here")
-    command = [inventory.cxx(), "-std=c++17", "-O1", "-w", "-fPIC", "-I", str(HERE), "-I", ".", *flags]
+    command = [
+        inventory.cxx(),
+        "-std=c++17",
+        "-O1",
+        "-w",
+        "-fPIC",
+        "-I",
+        str(HERE),
+        "-I",
+        ".",
+        *flags,
+    ]
     steps = [[*command, "-shared", "driver.cpp"]]
-    if races:  # two steps, since the detector is not to look at itself; without -fsanitize its library is not linked
+    # two steps, since the detector is not to look at itself; without -fsanitize its
+    # library is not linked
+    if races:
         steps = [
-            [*command, "-g", "-fsanitize=thread", "-DEMULATED_RACES", "-c", "driver.cpp"],
-            [*command, "-DEMULATED_RACES", "-shared", "{own}/driver.o", str(HERE / "races.cpp"), "-ldl"],
+            [
+                *command,
+                "-g",
+                "-fsanitize=thread",
+                "-DEMULATED_RACES",
+                "-c",
+                "driver.cpp",
+            ],
+            [
+                *command,
+                "-DEMULATED_RACES",
+                "-shared",
+                "{own}/driver.o",
+                str(HERE / "races.cpp"),
+                "-ldl",
+            ],
         ]
-    version = subprocess.run([inventory.cxx(), "--version"], capture_output=True, text=True).stdout
+    version = subprocess.run(
+        [inventory.cxx(), "--version"], capture_output=True, text=True
+    ).stdout
     made_from = hashlib.sha256(repr((version, steps)).encode())
     for file in sorted([*folder.iterdir(), *HERE.iterdir()]):
         made_from.update(file.name.encode() + b"\0" + file.read_bytes())
@@ -65,14 +106,20 @@ def compiled(folder: Path, *flags: str, races: bool = False) -> ctypes.CDLL:
         with tempfile.TemporaryDirectory(dir=CACHE) as own:
             for step in steps:
                 made = f"{own}/driver.o" if "-c" in step else f"{own}/driver.so"
-                subprocess.run([*(part.format(own=own) for part in step), "-o", made], cwd=folder, check=True)
+                subprocess.run(
+                    [*(part.format(own=own) for part in step), "-o", made],
+                    cwd=folder,
+                    check=True,
+                )
             os.replace(f"{own}/driver.so", library)
     return ctypes.CDLL(str(library))
 
 
 def races_in(library: ctypes.CDLL, folder: Path) -> set[tuple[str, str]]:
-    """The pairs of source lines, the earlier access first, that raced in shared memory since the last call. The sources
-    are in `folder`. Raises AssertionError if no two threads used the same word."""
+    """The pairs of source lines, the earlier access first, that raced in shared memory
+    since the last call. The sources are in `folder`. Raises AssertionError if no two
+    threads used the same word.
+    """
     pairs, checked = (ctypes.c_uint64 * 2 * 256)(), ctypes.c_long()
     n = min(library.races(pairs, len(pairs), ctypes.byref(checked)), len(pairs))
     assert checked.value > 0, "no two threads have used the same word"
@@ -81,8 +128,12 @@ def races_in(library: ctypes.CDLL, folder: Path) -> set[tuple[str, str]]:
         return set()
     command = ["addr2line", "-s", "-e", library._name, *codes]
     lines = []
-    for place in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
+    for place in subprocess.run(
+        command, capture_output=True, text=True, check=True
+    ).stdout.splitlines():
         name, number = place.split(" ")[0].split(":")
         file = next(where / name for where in (folder, HERE) if (where / name).exists())
-        lines.append(file.read_text(encoding="utf-8").splitlines()[int(number) - 1].strip())
+        lines.append(
+            file.read_text(encoding="utf-8").splitlines()[int(number) - 1].strip()
+        )
     return set(zip(lines[::2], lines[1::2], strict=True))

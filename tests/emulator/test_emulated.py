@@ -1,6 +1,8 @@
-"""cuda-v5's kernel on a CPU (emulator/): its indices, sums and gates for every way to cut a row, against float64.
+"""cuda-v5's kernel on a CPU (emulator/): its indices, sums and gates for every way to
+cut a row, against float64.
 
-What ptxas, memory and timing make of it is for a GPU to say; a lane that reads the wrong partner shows here.
+What ptxas, memory and timing make of it is for a GPU to say; a lane that reads the
+wrong partner shows here.
 """
 
 from __future__ import annotations
@@ -16,8 +18,12 @@ from emulator import emulation
 
 CUTS = [
     (lanes, rows, passes, warps)
-    for lanes, rows, passes, warps in itertools.product((8, 16, 32), (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8))
-    if warps * (32 // lanes) * rows * passes <= 128 and 2 * rows <= lanes and rows * 128 // lanes <= 32
+    for lanes, rows, passes, warps in itertools.product(
+        (8, 16, 32), (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8)
+    )
+    if warps * (32 // lanes) * rows * passes <= 128
+    and 2 * rows <= lanes
+    and rows * 128 // lanes <= 32
     if passes == 1 or (rows >= 4 and warps in (1, 4))
 ]
 
@@ -50,13 +56,17 @@ extern "C" uint32_t divide(uint32_t n, uint32_t d) { return gdn::Divisor(d).divi
 def library(tmp_path_factory):
     cuts = "\n  ".join(f"CUT{cut}" for cut in CUTS)
     kernel = emulation.CUDA / "gdn" / "decode.cuh"
-    return emulation.library(tmp_path_factory.mktemp("decode"), DRIVER.replace("@CUTS@", cuts), kernel)
+    return emulation.library(
+        tmp_path_factory.mktemp("decode"), DRIVER.replace("@CUTS@", cuts), kernel
+    )
 
 
 def inputs(B: int, H: int, HV: int, dtype=torch.float32) -> list:
     """q, k, v, state, A_log, a, dt_bias, b as the definition has them, keys of length 1."""
     draw = torch.Generator().manual_seed(B * 1000 + HV)
-    q, k, v = (torch.randn(B, 1, n, 128, generator=draw).to(torch.bfloat16) for n in (H, H, HV))
+    q, k, v = (
+        torch.randn(B, 1, n, 128, generator=draw).to(torch.bfloat16) for n in (H, H, HV)
+    )
     k = torch.nn.functional.normalize(k.float(), dim=-1).to(torch.bfloat16)
     state = torch.randn(B, HV, 128, 128, generator=draw).to(dtype)
     A_log, dt_bias = (torch.randn(HV, generator=draw) for _ in range(2))
@@ -64,7 +74,13 @@ def inputs(B: int, H: int, HV: int, dtype=torch.float32) -> list:
     return [q, k, v, state, A_log, a, dt_bias, b]
 
 
-def decode(library, cut: tuple[int, int, int, int], given: list, scale: float, in_place: bool = False):
+def decode(
+    library,
+    cut: tuple[int, int, int, int],
+    given: list,
+    scale: float,
+    in_place: bool = False,
+):
     q, k, v, state, A_log, a, dt_bias, b = given
     B, _, HV, _ = v.shape
     output = torch.full_like(v, float("nan"))
@@ -73,7 +89,9 @@ def decode(library, cut: tuple[int, int, int, int], given: list, scale: float, i
     pointers = [state, k, q, v, a, b, A_log, dt_bias, new_state, output]
     table = (ctypes.c_void_p * len(pointers))(*(x.data_ptr() for x in pointers))
     bf16 = int(state.dtype == torch.bfloat16)
-    assert library.decode(bf16, *cut, table, ctypes.c_float(scale), B, q.shape[2], HV) == 0
+    assert (
+        library.decode(bf16, *cut, table, ctypes.c_float(scale), B, q.shape[2], HV) == 0
+    )
     return output, new_state
 
 
@@ -99,7 +117,8 @@ def test_a_state_in_bf16(library, cut):
     output, new_state = decode(library, cut, given, 0.1)
     right_output, right_state = oracle.gdn_decode(*given, 0.1)
     exact = torch.from_numpy(right_state).to(torch.bfloat16)
-    assert (new_state != exact).float().mean() < 1e-3  # only where float32 and float64 fall to different sides
+    # only where float32 and float64 fall to different sides
+    assert (new_state != exact).float().mean() < 1e-3
     assert error(output, right_output) < 3e-3
 
 
@@ -110,16 +129,24 @@ def test_in_place(library):
     assert torch.equal(output, apart) and torch.equal(same, new_state)
 
 
-@pytest.mark.parametrize("A_log, a", list(itertools.product((-10.0, 0.0, 10.0), (-10.0, -1.0, 10.0))))
+@pytest.mark.parametrize(
+    "A_log, a", list(itertools.product((-10.0, 0.0, 10.0), (-10.0, -1.0, 10.0)))
+)
 def test_gates_at_their_ends(library, A_log, a):
     """At A_log = 10, a = -10 a softplus of 4.5e-5 decides, which log(1 + x) would lose."""
     given = inputs(B=1, H=1, HV=1)
-    given[4], given[5], given[6] = torch.full((1,), A_log), torch.full((1, 1, 1), a).bfloat16(), torch.zeros(1)
+    given[4], given[5], given[6] = (
+        torch.full((1,), A_log),
+        torch.full((1, 1, 1), a).bfloat16(),
+        torch.zeros(1),
+    )
     _, new_state = decode(library, (16, 2, 1, 2), given, 0.1)
     assert error(new_state, oracle.gdn_decode(*given, 0.1)[1]) < 3e-6
 
 
-@pytest.mark.parametrize("d", [1, 2, 3, 5, 7, 8, 12, 48, 63, 64, 65, 1000, 65535, 2**20 + 1, 2**31 - 1])
+@pytest.mark.parametrize(
+    "d", [1, 2, 3, 5, 7, 8, 12, 48, 63, 64, 65, 1000, 65535, 2**20 + 1, 2**31 - 1]
+)
 def test_division_without_a_division(library, d):
     numbers = {0, 1, d - 1, d, d + 1, 2 * d - 1, 2**31 - 1, 2**31 - 2, 2**30, 123456789}
     numbers |= {d * q + r for q in (3, 1000, (2**31 - 1) // d - 1) for r in (-1, 0, 1)}

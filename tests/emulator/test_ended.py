@@ -1,4 +1,6 @@
-"""A CTA of a cluster that ends while another one still accesses its shared memory: the emulator ends the process."""
+"""A CTA of a cluster that ends while another one still accesses its shared memory: the
+emulator ends the process.
+"""
 
 from __future__ import annotations
 

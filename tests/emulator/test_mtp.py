@@ -1,5 +1,7 @@
-"""The CUDA kernel of gdn_mtp and gdn_mtp_packed on a CPU: several tokens of each sequence, states from slots of a pool,
-every way to keep new ones, against a step in float64 that is written here."""
+"""The CUDA kernel of gdn_mtp and gdn_mtp_packed on a CPU: several tokens of each
+sequence, states from slots of a pool, every way to keep new ones, against a step in
+float64 that is written here.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ import torch
 from emulator import emulation
 
 OUTPUTS, LAST, SLOTS, BUFFER = range(4)  # what is kept: mtp_verify's modes
-CUTS = [(8, 4, 1), (16, 1, 4), (16, 2, 2), (16, 4, 1), (8, 1, 2)]  # rows, warps of a row, groups of rows
+# rows, warps of a row, groups of rows
+CUTS = [(8, 4, 1), (16, 1, 4), (16, 2, 2), (16, 4, 1), (8, 1, 2)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2.5e-3, torch.float16: 4e-4}  # 16 bits: one rounding of a new state
+# 16 bits: one rounding of a new state
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2.5e-3, torch.float16: 4e-4}
 
 DRIVER = """
 #include "mtp.cuh"
@@ -86,26 +90,54 @@ def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mtp")
     shutil.copy(emulation.CUDA / "gdn" / "decode.cuh", folder)
     cuts = "\n  ".join(f"CUT{cut}" for cut in CUTS)
-    return emulation.library(folder, DRIVER.replace("@CUTS@", cuts), emulation.CUDA / "gdn" / "mtp.cuh")
+    return emulation.library(
+        folder, DRIVER.replace("@CUTS@", cuts), emulation.CUDA / "gdn" / "mtp.cuh"
+    )
 
 
 class Problem:
-    """A call's tensors: B sequences of T tokens, [B, T] slots that are all different and not 0, NaN in slot 0. With
-    `lengths` all tokens in one row, and a sequence for each length. `gap`: NaN between tokens and between slots."""
+    """A call's tensors: B sequences of T tokens, [B, T] slots that are all different
+    and not 0, NaN in slot 0. With `lengths` all tokens in one row, and a sequence for
+    each length. `gap`: NaN between tokens and between slots.
+    """
 
-    def __init__(self, H: int, HV: int, B: int, T: int, dtype=torch.float32, gap: int = 0, lengths=()):
+    def __init__(
+        self,
+        H: int,
+        HV: int,
+        B: int,
+        T: int,
+        dtype=torch.float32,
+        gap: int = 0,
+        lengths=(),
+    ):
         draw = torch.Generator().manual_seed(100 * B + 10 * HV + T)
-        self.H, self.HV, self.B, self.T, self.lengths = H, HV, B, T, list(lengths) or [T] * B
-        self.starts = [sum(self.lengths[:i]) for i in range(B)] if lengths else [T * i for i in range(B)]
+        self.H, self.HV, self.B, self.T, self.lengths = (
+            H,
+            HV,
+            B,
+            T,
+            list(lengths) or [T] * B,
+        )
+        self.starts = (
+            [sum(self.lengths[:i]) for i in range(B)]
+            if lengths
+            else [T * i for i in range(B)]
+        )
         many = sum(lengths) if lengths else B * T
 
-        def rows(n: int, *shape: int, dtype: torch.dtype = torch.bfloat16, gap: int = gap) -> torch.Tensor:
+        def rows(
+            n: int, *shape: int, dtype: torch.dtype = torch.bfloat16, gap: int = gap
+        ) -> torch.Tensor:
             width = math.prod(shape)
             whole = torch.full((n, width + gap), math.nan, dtype=dtype)
             whole[:, :width] = torch.randn(n, width, generator=draw).to(dtype)
             return whole[:, :width].unflatten(1, shape)
 
-        self.q, self.k = rows(many, H, 128, gap=8 * gap), rows(many, H, 128, gap=8 * gap)
+        self.q, self.k = (
+            rows(many, H, 128, gap=8 * gap),
+            rows(many, H, 128, gap=8 * gap),
+        )
         self.k *= 0.1
         self.v, self.a, self.b = rows(many, HV, 128), rows(many, HV), rows(many, HV)
         self.A_log, self.dt_bias = (torch.randn(HV, generator=draw) for _ in range(2))
@@ -117,10 +149,14 @@ class Problem:
         self.states_rows = None
         self.output = torch.full((many, HV, 128), math.nan, dtype=torch.bfloat16)
 
-    def call(self, library, cut: int, mode: int, *, first_slot=1, epsilon=1e-6, scale=0.1) -> None:
+    def call(
+        self, library, cut: int, mode: int, *, first_slot=1, epsilon=1e-6, scale=0.1
+    ) -> None:
         """Writes `output`, and states into `pool` or `states`."""
         five = [self.k, self.q, self.v, self.a, self.b]
-        cu = torch.tensor([*self.starts, self.starts[-1] + self.lengths[-1]], dtype=torch.int32)
+        cu = torch.tensor(
+            [*self.starts, self.starts[-1] + self.lengths[-1]], dtype=torch.int32
+        )
         packed = len(self.k) != self.B * self.T
         where = self.states if mode == BUFFER else self.pool
         at = [None if x is None else x.data_ptr() for x in (
@@ -136,22 +172,34 @@ class Problem:
             3 if self.states_rows is not None and self.states_rows.dtype == torch.int64 else 2,
             int(self.dt_bias.dtype == torch.bfloat16), len(self.pool), self.pool.stride(1) * self.pool.element_size(),
         )  # fmt: skip
-        assert library.verify(DTYPES.index(self.pool.dtype), cut, ctypes.byref(given)) == 0
+        assert (
+            library.verify(DTYPES.index(self.pool.dtype), cut, ctypes.byref(given)) == 0
+        )
 
     def right(self, mode: int, *, first_slot=1, epsilon=1e-6, scale=0.1):
         """(output, {slot: state}, {(row, token): state}) in float64, token by token."""
-        output, pool, states = torch.zeros(self.output.shape, dtype=torch.float64), {}, {}
+        output, pool, states = (
+            torch.zeros(self.output.shape, dtype=torch.float64),
+            {},
+            {},
+        )
         q, k, v = (x.double() for x in (self.q, self.k, self.v))
         if epsilon >= 0:
-            q, k = (x / (x.square().sum(-1, keepdim=True) + epsilon).sqrt() for x in (q, k))
+            q, k = (
+                x / (x.square().sum(-1, keepdim=True) + epsilon).sqrt() for x in (q, k)
+            )
         q, k = (x.repeat_interleave(self.HV // self.H, dim=1) for x in (q, k))
-        decay = self.A_log.double().exp() * torch.nn.functional.softplus(self.a.double() + self.dt_bias.double())
+        decay = self.A_log.double().exp() * torch.nn.functional.softplus(
+            self.a.double() + self.dt_bias.double()
+        )
         g, beta = torch.exp(-decay), torch.sigmoid(self.b.double())
         for i in range(self.B):
             accepted = 1 if self.accepted is None else int(self.accepted[i])
             if not 1 <= accepted <= self.T:
                 continue
-            start = int(self.slots[i] if self.slots.ndim == 1 else self.slots[i, accepted - 1])
+            start = int(
+                self.slots[i] if self.slots.ndim == 1 else self.slots[i, accepted - 1]
+            )
             if not first_slot <= start < len(self.pool):
                 continue
             S = self.pool[start].double()
@@ -161,10 +209,14 @@ class Problem:
                 d = beta[n][:, None] * (v[n] - torch.einsum("hvk,hk->hv", S, k[n]))
                 S = S + torch.einsum("hv,hk->hvk", d, k[n])
                 output[n] = scale * torch.einsum("hvk,hk->hv", S, q[n])
-                if mode == SLOTS and first_slot <= int(self.slots[i, t]) < len(self.pool):
+                if mode == SLOTS and first_slot <= int(self.slots[i, t]) < len(
+                    self.pool
+                ):
                     pool[int(self.slots[i, t])] = S
                 if mode == BUFFER:
-                    states[(i if self.states_rows is None else int(self.states_rows[i])), t] = S
+                    states[
+                        (i if self.states_rows is None else int(self.states_rows[i])), t
+                    ] = S
             if mode == LAST:
                 pool[start] = S
         return output, pool, states
@@ -185,18 +237,28 @@ def check(library, problem: Problem, cut: int, mode: int, **how) -> None:
         if slot in pool:
             assert off(problem.pool[slot], pool[slot]) < TOLERANCE[before.dtype]
         else:
-            assert torch.equal(problem.pool[slot].nan_to_num(7), before[slot].nan_to_num(7))
+            assert torch.equal(
+                problem.pool[slot].nan_to_num(7), before[slot].nan_to_num(7)
+            )
     for row in range(problem.B + 1):
         for t in range(problem.T):
             if (row, t) in states:
-                assert off(problem.states[row, t], states[row, t]) < TOLERANCE[before.dtype]
+                assert (
+                    off(problem.states[row, t], states[row, t])
+                    < TOLERANCE[before.dtype]
+                )
             else:
                 assert problem.states[row, t].isnan().all()
 
 
 @pytest.mark.parametrize(
     ("cut", "dtype"),
-    [(cut, dtype) for cut in range(len(CUTS)) for dtype in DTYPES if dtype != torch.float16 or cut == 1],
+    [
+        (cut, dtype)
+        for cut in range(len(CUTS))
+        for dtype in DTYPES
+        if dtype != torch.float16 or cut == 1
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("T", [2, 4, 8])
@@ -229,7 +291,8 @@ def test_one_slot_for_each_sequence(library):
 def test_padding_and_counts_out_of_range_are_zeros_and_touch_no_state(library, mode):
     problem = Problem(1, 2, 7, 3)
     problem.accepted = torch.tensor([1, 0, 3, 4, -1, 2, 2**31 - 1], dtype=torch.int32)
-    problem.slots[0, 0], problem.slots[2, 1], problem.slots[5, 2] = 0, 0, -1  # 0 starts nowhere, 2 and 5 skip a token
+    # 0 starts nowhere, 2 and 5 skip a token
+    problem.slots[0, 0], problem.slots[2, 1], problem.slots[5, 2] = 0, 0, -1
     check(library, problem, 0, mode)
 
 
@@ -237,10 +300,16 @@ FAR = [2**31, 2**32 + 1, -(2**32) + 2, -(2**63) + 3, 2**63 - 1]
 
 
 @pytest.mark.parametrize("mode", [OUTPUTS, SLOTS])
-def test_numbers_of_64_bits_are_no_slots_and_no_counts_by_their_low_words(library, mode):
+def test_numbers_of_64_bits_are_no_slots_and_no_counts_by_their_low_words(
+    library, mode
+):
     problem = Problem(1, 1, 2 * len(FAR) + 1, 2)
-    problem.slots, problem.accepted = problem.slots.long(), torch.ones(problem.B, dtype=torch.int64)
-    for i, far in enumerate(FAR):  # where a sequence starts, or where it only writes; then counts
+    problem.slots, problem.accepted = (
+        problem.slots.long(),
+        torch.ones(problem.B, dtype=torch.int64),
+    )
+    # where a sequence starts, or where it only writes; then counts
+    for i, far in enumerate(FAR):
         problem.slots[i, i % 2] = far
         problem.accepted[len(FAR) + i] = 2**32 + 1 if i % 2 else -(2**32) + 1
     check(library, problem, 0, mode)
@@ -251,7 +320,9 @@ def test_a_row_of_64_bits_is_none_by_its_low_word(library):
     problem.states_rows = torch.tensor([2**32, 1, -(2**63) + 3])
     problem.slots, problem.accepted = problem.slots.long(), problem.accepted.long()
     problem.call(library, 1, BUFFER)
-    assert problem.states[1].isfinite().all() and problem.states[[0, 2, 3]].isnan().all()
+    assert (
+        problem.states[1].isfinite().all() and problem.states[[0, 2, 3]].isnan().all()
+    )
 
 
 @pytest.mark.parametrize("mode", [OUTPUTS, SLOTS])
@@ -264,7 +335,9 @@ def test_a_slot_that_the_pool_does_not_have_is_padding(library, mode):
 
 def test_slots_in_a_column_of_a_table(library):
     problem = Problem(1, 2, 3, 2)
-    problem.slots = torch.stack([problem.slots[:, 0], torch.full((3,), 99, dtype=torch.int32)], dim=1)[:, 0]
+    problem.slots = torch.stack(
+        [problem.slots[:, 0], torch.full((3,), 99, dtype=torch.int32)], dim=1
+    )[:, 0]
     problem.accepted = None
     check(library, problem, 1, LAST)
 
@@ -279,15 +352,23 @@ def test_heads_of_a_slot_may_lie_apart(library, mode, dtype):
     apart.states = buffer[..., : 128 * 128].unflatten(3, (128, 128))
     for problem in (dense, apart):
         problem.call(library, 1, mode)
-    assert torch.equal(dense.output, apart.output) and torch.equal(dense.pool[1:], apart.pool[1:])
+    assert torch.equal(dense.output, apart.output) and torch.equal(
+        dense.pool[1:], apart.pool[1:]
+    )
     assert mode != BUFFER or torch.equal(dense.states[:2], apart.states[:2])
-    assert whole[:, :, 128 * 128 :].isnan().all() and buffer[..., 128 * 128 :].isnan().all()
+    assert (
+        whole[:, :, 128 * 128 :].isnan().all()
+        and buffer[..., 128 * 128 :].isnan().all()
+    )
 
 
 def test_slot_0_is_a_state_where_only_negative_slots_are_padding(library):
     problem = Problem(1, 1, 2, 2)
     problem.pool[0] = 0.5
-    problem.slots, problem.accepted = torch.tensor([[0, 1], [-1, 3]], dtype=torch.int32), None
+    problem.slots, problem.accepted = (
+        torch.tensor([[0, 1], [-1, 3]], dtype=torch.int32),
+        None,
+    )
     check(library, problem, 2, SLOTS, first_slot=0)
 
 
@@ -302,7 +383,9 @@ def test_a_sequence_without_tokens_does_nothing(library):
 
 
 def test_rows_of_slots_may_lie_4_gib_apart(library):
-    """Two rows with nothing but address space in between: a product of 32 bits would wrap to the first one."""
+    """Two rows with nothing but address space in between: a product of 32 bits would
+    wrap to the first one.
+    """
     problem = Problem(1, 1, 3, 1)
     try:
         table = torch.empty(2 * (2**29 + 8) + 8, dtype=torch.int32)
@@ -322,7 +405,9 @@ def test_strided_tokens_and_slots_are_the_same_bits(library, cut):
     strided.A_log, strided.dt_bias = dense.A_log, dense.dt_bias
     for problem in (dense, strided):
         problem.call(library, cut, SLOTS)
-    assert torch.equal(dense.output, strided.output) and torch.equal(dense.pool[1:], strided.pool[1:])
+    assert torch.equal(dense.output, strided.output) and torch.equal(
+        dense.pool[1:], strided.pool[1:]
+    )
 
 
 def test_without_the_norm_and_with_a_bias_in_bfloat16(library):
@@ -343,7 +428,8 @@ def test_a_decay_of_0_forgets_everything_and_divides_by_nothing(library, T):
     assert problem.output.isfinite().all()
 
 
-@pytest.mark.parametrize("epsilon", [1e-6, torch.finfo(torch.float32).tiny])  # the binding's for 0
+# the binding's for 0
+@pytest.mark.parametrize("epsilon", [1e-6, torch.finfo(torch.float32).tiny])
 def test_keys_of_zeros_divide_by_no_zero(library, epsilon):
     problem = Problem(1, 1, 2, 4)
     problem.q[:], problem.k[:] = 0, 0
@@ -356,7 +442,10 @@ def test_a_nan_in_a_later_token_does_not_reach_the_earlier_ones(library, name):
     getattr(problem, name)[2] = math.nan
     for each in (problem, clean):
         each.call(library, 0, SLOTS)
-    assert torch.equal(problem.output[:2], clean.output[:2]) and problem.output[2].isnan().all()
+    assert (
+        torch.equal(problem.output[:2], clean.output[:2])
+        and problem.output[2].isnan().all()
+    )
     for t in (0, 1):
         slot = int(clean.slots[0, t])
         assert torch.equal(problem.pool[slot], clean.pool[slot])
@@ -373,4 +462,6 @@ def test_the_same_bits_in_every_order_of_warps(library, mode, cut):
         problem.call(library, cut, SLOTS)
     finally:
         order.value = 0
-    assert torch.equal(problem.output, expected.output) and torch.equal(problem.pool[1:], expected.pool[1:])
+    assert torch.equal(problem.output, expected.output) and torch.equal(
+        problem.pool[1:], expected.pool[1:]
+    )

@@ -1,5 +1,7 @@
-"""The kernel of cuda-v5-packed on a CPU: states in the slots of a pool, strided rows, padding, fresh slots, the norm of
-q and k, for states of float32, bfloat16 and float16, against float64."""
+"""The kernel of cuda-v5-packed on a CPU: states in the slots of a pool, strided rows,
+padding, fresh slots, the norm of q and k, for states of float32, bfloat16 and float16,
+against float64.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,17 @@ import pytest
 import torch
 from emulator import emulation
 
-CUTS = [(8, 1, 1, 4), (16, 1, 1, 8), (16, 2, 1, 4), (16, 4, 1, 1), (16, 4, 2, 1), (32, 8, 1, 2)]
+CUTS = [
+    (8, 1, 1, 4),
+    (16, 1, 1, 8),
+    (16, 2, 1, 4),
+    (16, 4, 1, 1),
+    (16, 4, 2, 1),
+    (32, 8, 1, 2),
+]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2.5e-3, torch.float16: 4e-4}  # one rounding of the new state
+# one rounding of the new state
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2.5e-3, torch.float16: 4e-4}
 
 DRIVER = """
 #include "decode.cuh"
@@ -71,13 +81,23 @@ class Call(ctypes.Structure):
 def library(tmp_path_factory):
     cuts = "\n  ".join(f"CUT{cut}" for cut in CUTS)
     kernel = emulation.CUDA / "gdn" / "decode.cuh"
-    return emulation.library(tmp_path_factory.mktemp("pool"), DRIVER.replace("@CUTS@", cuts), kernel)
+    return emulation.library(
+        tmp_path_factory.mktemp("pool"), DRIVER.replace("@CUTS@", cuts), kernel
+    )
 
 
 class Problem:
     """A call's tensors; `gap` elements lie between rows and between slots, and NaN in them."""
 
-    def __init__(self, H: int, HV: int, slots: list[int], count: int, dtype=torch.float32, gap: int = 0):
+    def __init__(
+        self,
+        H: int,
+        HV: int,
+        slots: list[int],
+        count: int,
+        dtype=torch.float32,
+        gap: int = 0,
+    ):
         draw = torch.Generator().manual_seed(len(slots) * 100 + HV)
         B, width = len(slots), (2 * H + HV) * 128
         self.H, self.HV = H, HV
@@ -88,13 +108,28 @@ class Problem:
             return whole[:, :width]
 
         self.qkv = rows(B, width, torch.bfloat16, 8 * gap)
-        self.a, self.b = rows(B, HV, torch.bfloat16, gap), rows(B, HV, torch.bfloat16, 2 * gap)
-        self.pool = rows(count, HV * 128 * 128, dtype, 64 * gap).unflatten(1, (HV, 128, 128))
+        self.a, self.b = (
+            rows(B, HV, torch.bfloat16, gap),
+            rows(B, HV, torch.bfloat16, 2 * gap),
+        )
+        self.pool = rows(count, HV * 128 * 128, dtype, 64 * gap).unflatten(
+            1, (HV, 128, 128)
+        )
         self.A_log, self.dt_bias = (torch.randn(HV, generator=draw) for _ in range(2))
         self.slots = torch.tensor(slots, dtype=torch.int32)
         self.output = torch.full((B, HV, 128), math.nan, dtype=torch.bfloat16)
 
-    def call(self, library, cut: int, *, new_slots=None, has_state=None, first_slot=1, epsilon=1e-6, scale=0.1):
+    def call(
+        self,
+        library,
+        cut: int,
+        *,
+        new_slots=None,
+        has_state=None,
+        first_slot=1,
+        epsilon=1e-6,
+        scale=0.1,
+    ):
         """Writes `output`, and new states into `pool`."""
         new_slots, pool = self.slots if new_slots is None else new_slots, self.pool
         given = Call(
@@ -107,13 +142,19 @@ class Problem:
         )  # fmt: skip
         assert library.decode(DTYPES.index(pool.dtype), cut, ctypes.byref(given)) == 0
 
-    def right(self, *, new_slots=None, has_state=None, first_slot=1, epsilon=1e-6, scale=0.1):
+    def right(
+        self, *, new_slots=None, has_state=None, first_slot=1, epsilon=1e-6, scale=0.1
+    ):
         """(output, {slot: new state}) in float64."""
         output, states = torch.zeros(self.output.shape, dtype=torch.float64), {}
-        q, k, v = self.qkv.double().split([self.H * 128, self.H * 128, self.HV * 128], dim=1)
+        q, k, v = self.qkv.double().split(
+            [self.H * 128, self.H * 128, self.HV * 128], dim=1
+        )
         q, k, v = (x.unflatten(1, (-1, 128)) for x in (q, k, v))
         if epsilon >= 0:
-            q, k = (x / (x.square().sum(-1, keepdim=True) + epsilon).sqrt() for x in (q, k))
+            q, k = (
+                x / (x.square().sum(-1, keepdim=True) + epsilon).sqrt() for x in (q, k)
+            )
         for i, slot in enumerate(self.slots.tolist()):
             if not first_slot <= slot < len(self.pool):
                 continue
@@ -121,8 +162,14 @@ class Problem:
             if has_state is not None and not has_state[i]:
                 state = torch.zeros_like(state)
             one = [x[i][None, None] for x in (q, k, v)]
-            gates = self.A_log.double(), self.a[i][None, None].double(), self.dt_bias.double()
-            found = oracle.gdn_decode(*one, state[None], *gates, self.b[i][None, None].double(), scale)
+            gates = (
+                self.A_log.double(),
+                self.a[i][None, None].double(),
+                self.dt_bias.double(),
+            )
+            found = oracle.gdn_decode(
+                *one, state[None], *gates, self.b[i][None, None].double(), scale
+            )
             output[i] = torch.as_tensor(found[0]).reshape(self.HV, 128)
             target = slot if new_slots is None else int(new_slots[i])
             if first_slot <= target < len(self.pool):
@@ -149,12 +196,18 @@ def check(library, problem: Problem, cut: int, **how) -> None:
             assert off(problem.pool[slot], states[slot]) < TOLERANCE[before.dtype]
         else:
             assert torch.equal(problem.pool[slot], before[slot])
-    padding = (problem.slots < how.get("first_slot", 1)) | (problem.slots >= len(before))
-    assert torch.equal(problem.output[padding], torch.zeros_like(problem.output[padding]))
+    padding = (problem.slots < how.get("first_slot", 1)) | (
+        problem.slots >= len(before)
+    )
+    assert torch.equal(
+        problem.output[padding], torch.zeros_like(problem.output[padding])
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("cut", range(len(CUTS)), ids=lambda i: "x".join(map(str, CUTS[i])))
+@pytest.mark.parametrize(
+    "cut", range(len(CUTS)), ids=lambda i: "x".join(map(str, CUTS[i]))
+)
 def test_slots_of_a_pool(library, cut, dtype):
     check(library, Problem(1, 3, [3, 1], 5, dtype), cut)
 
@@ -167,9 +220,18 @@ def test_strided_rows_and_slots_are_the_same_bits(library, cut):
     strided.A_log, strided.dt_bias = dense.A_log, dense.dt_bias
     for problem in (dense, strided):
         problem.call(library, cut)
-    assert torch.equal(dense.output, strided.output) and torch.equal(dense.pool, strided.pool)
-    whole = strided.pool.as_strided((5, strided.pool.stride(0)), (strided.pool.stride(0), 1)) if cut == 0 else None
-    assert whole is None or whole[:-1, 4 * 128 * 128 :].isnan().all()  # nothing between the slots was written
+    assert torch.equal(dense.output, strided.output) and torch.equal(
+        dense.pool, strided.pool
+    )
+    whole = (
+        strided.pool.as_strided(
+            (5, strided.pool.stride(0)), (strided.pool.stride(0), 1)
+        )
+        if cut == 0
+        else None
+    )
+    # nothing between the slots was written
+    assert whole is None or whole[:-1, 4 * 128 * 128 :].isnan().all()
 
 
 @pytest.mark.parametrize("slots", [[0, 2, -1, 1, 0], [-1], [0, 0, 3]])
@@ -208,7 +270,12 @@ def test_numbers_of_64_bits_are_no_slots_by_their_low_words(library, cut):
 def test_a_slot_that_the_pool_does_not_have_is_padding(library):
     problem = Problem(1, 2, [4, 2, 2**31 - 1, 5, 1], 4)
     check(library, problem, 1)
-    check(library, Problem(1, 2, [1, 2], 4), 2, new_slots=torch.tensor([4, 3], dtype=torch.int32))
+    check(
+        library,
+        Problem(1, 2, [1, 2], 4),
+        2,
+        new_slots=torch.tensor([4, 3], dtype=torch.int32),
+    )
 
 
 @pytest.mark.parametrize("cut", [0, 3, 4])
@@ -219,13 +286,17 @@ def test_heads_of_a_slot_may_lie_apart(library, cut, dtype):
     apart.pool = whole[:, :, : 128 * 128].unflatten(2, (128, 128)).copy_(dense.pool)
     for problem in (dense, apart):
         problem.call(library, cut)
-    assert torch.equal(dense.output, apart.output) and torch.equal(dense.pool, apart.pool)
+    assert torch.equal(dense.output, apart.output) and torch.equal(
+        dense.pool, apart.pool
+    )
     assert whole[:, :, 128 * 128 :].isnan().all()
 
 
 def test_slots_in_a_column_of_a_table(library):
     problem = Problem(2, 4, [3, 0, 1], 5)
-    problem.slots = torch.stack([problem.slots, torch.full((3,), 99, dtype=torch.int32)], dim=1)[:, 0]
+    problem.slots = torch.stack(
+        [problem.slots, torch.full((3,), 99, dtype=torch.int32)], dim=1
+    )[:, 0]
     check(library, problem, 2)
 
 
@@ -247,9 +318,13 @@ def test_without_the_norm_q_and_k_are_taken_as_they_are(library):
     check(library, problem, 2, epsilon=-1.0)
 
 
-@pytest.mark.parametrize("epsilon", [1e-6, torch.finfo(torch.float32).tiny])  # the binding's for 0
+# the binding's for 0
+@pytest.mark.parametrize("epsilon", [1e-6, torch.finfo(torch.float32).tiny])
 def test_keys_of_zeros_divide_by_no_zero(library, epsilon):
     problem = Problem(1, 2, [1, 2], 3)
     problem.qkv[:, :256] = 0
     problem.call(library, 2, epsilon=epsilon)
-    assert torch.equal(problem.output, torch.zeros_like(problem.output)) and problem.pool.isfinite().all()
+    assert (
+        torch.equal(problem.output, torch.zeros_like(problem.output))
+        and problem.pool.isfinite().all()
+    )

@@ -1,7 +1,9 @@
-"""The emulator's detector of races (races.cpp): on barriers that are there or are not, and on prefill's kernels.
+"""The emulator's detector of races (races.cpp): on barriers that are there or are not,
+and on prefill's kernels.
 
-compute-sanitizer's racecheck reports the intra-chunk kernel where a CTA has several chunks, one of them short: accesses
-on both sides of a barrier that all threads reach (docs/profiling.md). Here they are checked by other means.
+compute-sanitizer's racecheck reports the intra-chunk kernel where a CTA has several
+chunks, one of them short: accesses on both sides of a barrier that all threads reach
+(docs/profiling.md). Here they are checked by other means.
 """
 
 from __future__ import annotations
@@ -41,13 +43,24 @@ const std::function<void()> steps[] = {
 };
 extern "C" void try_step(int which, int near, int mode) { emulated::mode = mode, run(near, steps[which]); }
 """
-NOTHING, SYNCTHREADS, NAMED, NAMED_HALVES, MBARRIER, MBARRIER_HALF, SYNCWARP, SHUFFLE = range(8)
+(
+    NOTHING,
+    SYNCTHREADS,
+    NAMED,
+    NAMED_HALVES,
+    MBARRIER,
+    MBARRIER_HALF,
+    SYNCWARP,
+    SHUFFLE,
+) = range(8)
 
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory):
     folder = tmp_path_factory.mktemp("steps")
-    (folder / "driver.cpp").write_text(STEPS.replace("WRITES", WRITES).replace("READS", READS))
+    (folder / "driver.cpp").write_text(
+        STEPS.replace("WRITES", WRITES).replace("READS", READS)
+    )
     return folder, emulation.compiled(folder, races=True)
 
 
@@ -71,11 +84,14 @@ def test_what_orders_two_accesses(steps, step, near, ordered, mode):
     folder, library = steps
     library.try_step(step, near, mode)
     found = emulation.races_in(library, folder)
-    assert {frozenset(pair) for pair in found} == (set() if ordered else {frozenset((WRITES, READS))})
+    assert {frozenset(pair) for pair in found} == (
+        set() if ordered else {frozenset((WRITES, READS))}
+    )
 
 
-# Races that change no result. Rows of K past a sequence's end are cleared by both consumer warpgroups, while the maker
-# of M may read them: those columns of M are masked. And all lanes of a warp write the same number.
+# Races that change no result. Rows of K past a sequence's end are cleared by both
+# consumer warpgroups, while the maker of M may read them: those columns of M are
+# masked. And all lanes of a warp write the same number.
 CLEARED = "if (i / 8 >= count) reinterpret_cast<uint4*>(tile)[i] = {0, 0, 0, 0};"
 PRODUCT = "emulated::races::access(piece + address % 16, 2, false);"
 HARMLESS = {
@@ -98,7 +114,8 @@ def recurrent(tmp_path_factory):
     return folder, pool.recurrent_of(folder, races=True)
 
 
-# Where two warps share 16 rows, the upper half of a warp's lanes loads its partner's outputs, and stores nothing.
+# Where two warps share 16 rows, the upper half of a warp's lanes loads its partner's
+# outputs, and stores nothing.
 UNUSED = frozenset((
     "uint4 o = *reinterpret_cast<const uint4*>(tile + L::V_AT + token * L::V_ROW + (warp * ROWS + half * 8) * 2);",
     "*reinterpret_cast<__nv_bfloat16*>(tile + v_at + token * L::V_ROW + of_warp * 2) = __float2bfloat16(y[n][i]);",
@@ -110,7 +127,9 @@ def test_prefill_of_short_sequences(recurrent, how):
     folder, library = recurrent
     args = pool.slow([20, 0, 33, 1], [3, 1, 2, 4], 5, 1, 2)
     assert pool.faults((library, how), args, mode=4) == []
-    assert {frozenset(pair) for pair in emulation.races_in(library, folder)} <= ({UNUSED} if how == 0 else set())
+    assert {frozenset(pair) for pair in emulation.races_in(library, folder)} <= (
+        {UNUSED} if how == 0 else set()
+    )
 
 
 @pytest.mark.slow  # with the detector all of prefill compiles for half a minute
@@ -119,11 +138,16 @@ def test_prefill_of_short_sequences(recurrent, how):
     ("how", "ctas"),
     [
         *((how, ctas) for how in (pool.ONE, pool.TWO, -3) for ctas in (1 << 30, 3)),
-        *((how, 1 << 30) for how in (pool.SPLIT, pool.SYNC, pool.QUARTER, pool.HALF, chunk.TMA - 3)),
+        *(
+            (how, 1 << 30)
+            for how in (pool.SPLIT, pool.SYNC, pool.QUARTER, pool.HALF, chunk.TMA - 3)
+        ),
     ],
 )
 def test_prefill_from_a_pool(chunked, how, ctas, mode):
-    """Full chunks and short ones, one and several for a CTA of the intra-chunk kernel (`ctas`), also sorted."""
+    """Full chunks and short ones, one and several for a CTA of the intra-chunk kernel
+    (`ctas`), also sorted.
+    """
     folder, library = chunked
     library.fit(ctas)
     args = pool.slow([150, 24, 70], [3, 1, 2], 4, 1, 2)

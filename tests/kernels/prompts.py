@@ -8,9 +8,13 @@ D = 128
 
 
 class Prompt:
-    """Tensors of packed sequences with states in slots 1 to N of a pool; keys and queries of any length."""
+    """Tensors of packed sequences with states in slots 1 to N of a pool; keys and
+    queries of any length.
+    """
 
-    def __init__(self, H: int, HV: int, lengths: tuple, dtype: torch.dtype, device="cuda") -> None:
+    def __init__(
+        self, H: int, HV: int, lengths: tuple, dtype: torch.dtype, device="cuda"
+    ) -> None:
         g = torch.Generator(device).manual_seed(1)
 
         def randn(*shape):
@@ -30,11 +34,16 @@ class Prompt:
         """(outputs, state) of one sequence in float64."""
         first, end = self.cu_seqlens[sequence : sequence + 2].tolist()
         each = self.v.shape[1] // self.q.shape[1]
-        q, k = (x[first:end].double().repeat_interleave(each, dim=1) for x in (self.q, self.k))
+        q, k = (
+            x[first:end].double().repeat_interleave(each, dim=1)
+            for x in (self.q, self.k)
+        )
         q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6) ** -0.5 for x in (q, k))
         v, a, b = (x[first:end].double() for x in (self.v, self.a, self.b))
         speed = torch.exp(self.A_log.double())
-        g = torch.exp(-speed * torch.nn.functional.softplus(a + self.dt_bias, threshold=1e9))
+        g = torch.exp(
+            -speed * torch.nn.functional.softplus(a + self.dt_bias, threshold=1e9)
+        )
         beta, S, outputs = torch.sigmoid(b), self.pool[sequence + 1].double(), []
         for t in range(end - first):
             S = S * g[t, :, None, None]

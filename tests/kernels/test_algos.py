@@ -1,4 +1,6 @@
-"""Every algo that runs without a GPU against the float64 oracle, built as it ships. New folders are picked up here."""
+"""Every algo that runs without a GPU against the float64 oracle, built as it ships. New
+folders are picked up here.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from gdn_cli.machine import inventory
 
 REGISTRY = helpers.REGISTRY
 
-# Small and odd on purpose: one row, primes, no power of two, both sides of a chunk of 64 tokens, empty sequences.
+# Small and odd on purpose: one row, primes, no power of two, both sides of a chunk of
+# 64 tokens, empty sequences.
 CASES = {
     "gdn_decode": {
         "B=1, scale None": dict(batch_size=1),
@@ -40,8 +43,12 @@ CASES = {
 }
 
 
-CASES["gdn_decode_bf16"] = CASES["gdn_decode_packed"] = CASES["gdn_decode_packed_bf16"] = CASES["gdn_decode"]
-CASES["gdn_mtp"] = CASES["gdn_mtp_packed"] = CASES["gdn_mtp_bf16"] = CASES["gdn_mtp_packed_bf16"] = {
+CASES["gdn_decode_bf16"] = CASES["gdn_decode_packed"] = CASES[
+    "gdn_decode_packed_bf16"
+] = CASES["gdn_decode"]
+CASES["gdn_mtp"] = CASES["gdn_mtp_packed"] = CASES["gdn_mtp_bf16"] = CASES[
+    "gdn_mtp_packed_bf16"
+] = {
     "B=1, scale None": dict(batch_size=1, seq_len=2),
     "B=3, T=4, scale 0": dict(batch_size=3, seq_len=4, scale=0.0),
     "B=2, T=8, scale 0.3": dict(batch_size=2, seq_len=8, scale=0.3),
@@ -57,23 +64,36 @@ def here(mode: str):
     return [a for a in REGISTRY.algos if mode in a.modes]
 
 
-# Triton's interpreter takes a second or two for a sequence of all heads. The files of edges have its other cases,
-# with one head or two.
-INTERPRETED = {"B=1, scale None", "B=3, scale 0", "one token, scale None", "around a chunk"}
+# Triton's interpreter takes a second or two for a sequence of all heads. The files of
+# edges have its other cases, with one head or two.
+INTERPRETED = {
+    "B=1, scale None",
+    "B=3, scale 0",
+    "one token, scale None",
+    "around a chunk",
+}
 
 
 def cases_of(algo, mode: str) -> list[str]:
-    """All of its op's; of one size only where torch.compile would compile again for B = 1, which takes many seconds."""
+    """All of its op's; of one size only where torch.compile would compile again for B =
+    1, which takes many seconds.
+    """
     names = list(CASES[algo.op])
     if mode == "interpreter" and algo.op.startswith("gdn_"):
         return [n for n in names if n in INTERPRETED]
     compiles = any("torch.compile(" in p.read_text() for p in algo.folder.glob("*.py"))
-    return [n for n in names if CASES[algo.op][n].get("batch_size") == 3] if compiles else names
+    return (
+        [n for n in names if CASES[algo.op][n].get("batch_size") == 3]
+        if compiles
+        else names
+    )
 
 
 @pytest.fixture(scope="module")
 def verdicts(interpreter):
-    """(algo, mode) -> case -> verdict; each algo is built once, when its first case is asked for."""
+    """(algo, mode) -> case -> verdict; each algo is built once, when its first case is
+    asked for.
+    """
     known: dict[tuple[str, str], dict[str, dict]] = {}
 
     def ask(algo, mode: str, case: str) -> dict:
@@ -82,9 +102,15 @@ def verdicts(interpreter):
                 pytest.skip("no C++ compiler here")
             names = cases_of(algo, mode)
             if mode == "cpu":
-                found = helpers.judge(algo.full_name, [CASES[algo.op][name] for name in names])
+                found = helpers.judge(
+                    algo.full_name, [CASES[algo.op][name] for name in names]
+                )
             else:
-                found = interpreter(helpers.judge, algo.full_name, [CASES[algo.op][name] for name in names])
+                found = interpreter(
+                    helpers.judge,
+                    algo.full_name,
+                    [CASES[algo.op][name] for name in names],
+                )
             known[key] = dict(zip(names, found, strict=True))
         return known[key][case]
 
@@ -92,14 +118,22 @@ def verdicts(interpreter):
 
 
 def marks(algo, mode: str) -> list:
-    """A case takes seconds below Triton's interpreter and by torch.compile; tests of the edges run there, too."""
-    return [pytest.mark.slow] if mode == "interpreter" or algo.name == "pt-compiled" else []
+    """A case takes seconds below Triton's interpreter and by torch.compile; tests of
+    the edges run there, too.
+    """
+    return (
+        [pytest.mark.slow]
+        if mode == "interpreter" or algo.name == "pt-compiled"
+        else []
+    )
 
 
 @pytest.mark.parametrize(
     ("algo", "mode", "case"),
     [
-        pytest.param(a, mode, case, id=f"{a.full_name}-{mode}-{case}", marks=marks(a, mode))
+        pytest.param(
+            a, mode, case, id=f"{a.full_name}-{mode}-{case}", marks=marks(a, mode)
+        )
         for mode in ("cpu", "interpreter")
         for a in here(mode)
         for case in cases_of(a, mode)
@@ -111,7 +145,9 @@ def test_an_algo_agrees_with_the_oracle(algo, mode, case, verdicts):
     tolerance = REGISTRY.ops[algo.op].tolerance
     assert set(verdict["errors"]) == set(tolerance)
     for name, error in verdict["errors"].items():
-        assert not math.isnan(error), f"{name} has a NaN, or elements that nothing wrote"
+        assert not math.isnan(error), (
+            f"{name} has a NaN, or elements that nothing wrote"
+        )
         assert error <= tolerance[name], name
 
 
@@ -127,12 +163,14 @@ def test_every_algo_that_runs_without_a_gpu_is_tested():
     assert all(cases_of(a, mode) for a in REGISTRY.algos for mode in a.modes)
 
 
-# --- the definitions' references ----------------------------------------------------------------------------------
+# --- the definitions' references
 
 
 @pytest.mark.parametrize("op", REGISTRY.ops.values(), ids=REGISTRY.ops)
 def test_the_reference_in_float64_is_the_oracle(op):
-    """check.py judges by the reference fed with float64: it must itself be right to float64's last digits."""
+    """check.py judges by the reference fed with float64: it must itself be right to
+    float64's last digits.
+    """
     import oracle
 
     from gdn_cli.catalog import pack
@@ -155,4 +193,7 @@ def test_sdpa_tells_its_backend():
     import oracle
 
     _, kernel = helpers.built("sdpa", "cpu")
-    assert kernel.module.backend(*oracle.inputs("attention_fwd", seq_len=5)) in ("math", "flash_attention")
+    assert kernel.module.backend(*oracle.inputs("attention_fwd", seq_len=5)) in (
+        "math",
+        "flash_attention",
+    )

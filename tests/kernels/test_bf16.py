@@ -1,4 +1,6 @@
-"""gdn_decode_bf16: one rounding of the state, errors that the tolerances find, its workloads, FlashInfer's call."""
+"""gdn_decode_bf16: one rounding of the state, errors that the tolerances find, its
+workloads, FlashInfer's call.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,14 @@ class Work:
     def __init__(self, batch_size: int) -> None:
         workload = select(OP, embedded(OP), chosen=[f"batch_size={batch_size}"])[0]
         self.axes, self.inputs = workload.axes, dataset.load_inputs(OP, workload)
-        self.expected = check.oracle(build.reference(pack.definition(OP, REGISTRY)), self.inputs)
+        self.expected = check.oracle(
+            build.reference(pack.definition(OP, REGISTRY)), self.inputs
+        )
 
     def check(self, kernel) -> check.Check:
-        """On copies of the inputs, so that a kernel's changes to them do not affect the next one."""
+        """On copies of the inputs, so that a kernel's changes to them do not affect the
+        next one.
+        """
         inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.inputs]
         return check.check(helpers.local(kernel), OP, self.axes, inputs, self.expected)
 
@@ -53,11 +59,14 @@ def work():
 @pytest.fixture(scope="module")
 def make(tmp_path_factory):
     """make(sources, **keys of algo.toml) -> the kernel that flashinfer-bench builds of it."""
-    numbers = itertools.count()  # a solution that was built before comes back with all that it remembers
+    # a solution that was built before comes back with all that it remembers
+    numbers = itertools.count()
 
     def make(sources, **keys):
         folder = tmp_path_factory.mktemp("bf16")
-        here = helpers.write_algo(folder, f"throw-away-{next(numbers)}", sources, op=OP.name, **keys)
+        here = helpers.write_algo(
+            folder, f"throw-away-{next(numbers)}", sources, op=OP.name, **keys
+        )
         solution = pack.pack(registry.read_algo(here / "algo.toml", OP.name), OP)
         return build.build(pack.definition(OP, REGISTRY), solution)
 
@@ -69,22 +78,39 @@ def reference():
     return helpers.built(f"{OP.name}/pt-reference", "cpu")[1]
 
 
-# --- the op -----------------------------------------------------------------------------------------------------
+# --- the op
 
 
 def test_it_is_decode_but_for_the_dtype_of_the_state():
     def narrow(specs):
         keeps = ("state", "new_state")
-        return {n: structs.replace(s, dtype="bfloat16") if n in keeps else s for n, s in specs.items()}
+        return {
+            n: structs.replace(s, dtype="bfloat16") if n in keeps else s
+            for n, s in specs.items()
+        }
 
-    assert OP.inputs == narrow(DECODE.inputs) != DECODE.inputs and list(OP.inputs) == list(DECODE.inputs)
-    assert OP.outputs == narrow(DECODE.outputs) != DECODE.outputs and list(OP.outputs) == list(DECODE.outputs)
-    same = ("axes", "constraints", "op_type", "linear_in", "label", "reference", "baseline")
+    assert OP.inputs == narrow(DECODE.inputs) != DECODE.inputs and list(
+        OP.inputs
+    ) == list(DECODE.inputs)
+    assert OP.outputs == narrow(DECODE.outputs) != DECODE.outputs and list(
+        OP.outputs
+    ) == list(DECODE.outputs)
+    same = (
+        "axes",
+        "constraints",
+        "op_type",
+        "linear_in",
+        "label",
+        "reference",
+        "baseline",
+    )
     assert [getattr(OP, key) for key in same] == [getattr(DECODE, key) for key in same]
     assert OP.definition != DECODE.definition
 
 
-@pytest.mark.parametrize(("batch_size", "kib"), [(1, 518.1), (8, 4144.3), (64, 33154.1), (256, 132616.1)])
+@pytest.mark.parametrize(
+    ("batch_size", "kib"), [(1, 518.1), (8, 4144.3), (64, 33154.1), (256, 132616.1)]
+)
 def test_the_bytes_that_it_moves(batch_size, kib):
     axes = {"batch_size": batch_size}
     assert round(floor.bytes_moved(OP, axes) / 1024, 1) == kib
@@ -92,54 +118,82 @@ def test_the_bytes_that_it_moves(batch_size, kib):
     assert floor.bytes_moved(DECODE, axes) - floor.bytes_moved(OP, axes) == state
 
 
-# --- one rounding -----------------------------------------------------------------------------------------------
+# --- one rounding
 
 
 def test_the_reference_is_the_oracles_step_rounded_once(reference):
     """Float32 sums may tip a value that lies next to the middle of two; nothing else may differ."""
     inputs = oracle.inputs(OP.name, batch_size=5, scale=0.3)
     assert inputs[3].dtype == torch.bfloat16
-    for got, exact in zip(reference.returns(inputs), oracle.gdn_decode_bf16(*inputs), strict=True):
+    for got, exact in zip(
+        reference.returns(inputs), oracle.gdn_decode_bf16(*inputs), strict=True
+    ):
         want = torch.from_numpy(exact).bfloat16()
         off = got != want
         assert off.double().mean() < 2e-3
         steps = (got.view(torch.int16).int() - want.view(torch.int16).int())[off]
         assert not len(steps) or int(steps.abs().max()) == 1
-        assert oracle.error(want, exact) < oracle.error(got, exact) * (1 + 1e-3) < 1.8e-3
+        assert (
+            oracle.error(want, exact) < oracle.error(got, exact) * (1 + 1e-3) < 1.8e-3
+        )
 
 
 def exact_step():
-    """A step without any error: g = 1, beta = 1/2, k = e0, q = e0 - e1, so that column 0 of the state becomes the mean
-    of it and v, and the output is what column 0 of the new state is above column 1, which stays."""
+    """A step without any error: g = 1, beta = 1/2, k = e0, q = e0 - e1, so that column
+    0 of the state becomes the mean of it and v, and the output is what column 0 of the
+    new state is above column 1, which stays.
+    """
     state = torch.ones(1, 8, 128, 128).bfloat16()
     v = torch.full((1, 1, 8, 128), 1 + 2**-7).bfloat16()
     state[..., 1::2, 0], v[..., 1::2] = 1 + 2**-7, 1 + 2**-6
     k, q = torch.zeros(1, 1, 4, 128).bfloat16(), torch.zeros(1, 1, 4, 128).bfloat16()
     k[..., 0], q[..., 0], q[..., 1] = 1, 1, -1
     zeros = torch.zeros(1, 1, 8).bfloat16()
-    return [q, k, v, state, torch.full((8,), -math.inf), zeros, torch.zeros(8), zeros, 1.0]
+    return [
+        q,
+        k,
+        v,
+        state,
+        torch.full((8,), -math.inf),
+        zeros,
+        torch.zeros(8),
+        zeros,
+        1.0,
+    ]
 
 
 def test_ties_go_to_even_and_the_output_is_made_before(reference):
     output, state = reference.returns(exact_step())
-    assert output[0, 0, :, 0::2].unique().tolist() == [2**-8]  # of the rounded state it would be 0
+    # of the rounded state it would be 0
+    assert output[0, 0, :, 0::2].unique().tolist() == [2**-8]
     assert output[0, 0, :, 1::2].unique().tolist() == [3 * 2**-8]
-    assert state[..., 0::2, 0].unique().tolist() == [1.0]  # from 1 + 2^-8: to even is down
-    assert state[..., 1::2, 0].unique().tolist() == [1 + 2**-6]  # from 1 + 3 * 2^-8: to even is up
+    # from 1 + 2^-8: to even is down
+    assert state[..., 0::2, 0].unique().tolist() == [1.0]
+    # from 1 + 3 * 2^-8: to even is up
+    assert state[..., 1::2, 0].unique().tolist() == [1 + 2**-6]
     assert state[..., 1:].unique().tolist() == [1.0]
 
 
 def test_powers_of_two_scale_the_results_exactly(work, reference):
-    """An assumption of the probes: a bfloat16 state times a power of two is exact, and so are the results."""
+    """An assumption of the probes: a bfloat16 state times a power of two is exact, and
+    so are the results.
+    """
     once = reference.returns(work.inputs)
     for factor in (FACTOR, *caching._UNSEEN):
-        inputs = [x * factor if n in OP.linear_in else x for n, x in zip(OP.inputs, work.inputs, strict=True)]
-        assert all(x.dtype == y.dtype for x, y in zip(inputs, work.inputs, strict=True) if isinstance(x, torch.Tensor))
+        inputs = [
+            x * factor if n in OP.linear_in else x
+            for n, x in zip(OP.inputs, work.inputs, strict=True)
+        ]
+        assert all(
+            x.dtype == y.dtype
+            for x, y in zip(inputs, work.inputs, strict=True)
+            if isinstance(x, torch.Tensor)
+        )
         for a, b in zip(once, reference.returns(inputs), strict=True):
             assert check.same_bits(a * factor, b)
 
 
-# --- errors that the tolerances find ----------------------------------------------------------------------------
+# --- errors that the tolerances find
 
 STEP = """\
 import torch
@@ -190,7 +244,11 @@ ROUNDINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("body", ROUNDINGS, ids=["nearest", "cut", "random", "twice", "output-after", "bfloat16-sums"])
+@pytest.mark.parametrize(
+    "body",
+    ROUNDINGS,
+    ids=["nearest", "cut", "random", "twice", "output-after", "bfloat16-sums"],
+)
 def test_which_roundings_are_seen(body, work, make):
     output, new_state, caught = ROUNDINGS[body]
     verdict = work.check(make(STEP + body))
@@ -198,16 +256,28 @@ def test_which_roundings_are_seen(body, work, make):
         "output": pytest.approx(output, rel=0.05),
         "new_state": pytest.approx(new_state, rel=0.03),
     }
-    assert verdict.official or caught == "output"  # the contest's rule sees no rounding of the state at all
+    # the contest's rule sees no rounding of the state at all
+    assert verdict.official or caught == "output"
     assert verdict.passed == (caught is None)
     assert caught is None or f"{caught}: " in verdict.reason
 
 
 def test_no_rounding_to_nearest_is_over_the_tolerance():
     """The least favourable values lie just above a power of two: 2^-7 / sqrt(12) of them."""
-    x = 1 + torch.rand(1 << 18, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 16
+    x = (
+        1
+        + torch.rand(
+            1 << 18, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
+        / 16
+    )
     worst = oracle.error(x.bfloat16(), x)
-    assert 0.95 * 2**-7 / math.sqrt(12) < worst < 2**-7 / math.sqrt(12) < OP.tolerance["new_state"]
+    assert (
+        0.95 * 2**-7 / math.sqrt(12)
+        < worst
+        < 2**-7 / math.sqrt(12)
+        < OP.tolerance["new_state"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,15 +295,21 @@ def test_other_errors_are_named(body, says, work, make):
 
 
 def test_elements_that_nothing_wrote_are_counted(work, make):
-    body = "results = CALL\noutput.copy_(results[0])\nnew_state[:, :, 1:].copy_(results[1][:, :, 1:])"
+    body = (
+        "results = CALL\noutput.copy_(results[0])\nnew_state[:, :, 1:].copy_(results[1][:, :,"
+        " 1:])"
+    )
     verdict = work.check(make(cheats.source(body, True), destination_passing=True))
     assert verdict.unwritten == {"new_state": 3 * 8 * 128}
 
 
-# --- probes -----------------------------------------------------------------------------------------------------
+# --- probes
 
-# of each probe the first that is Python; the one of decode that moves by 2e-6 would be lost in bfloat16
-CAUGHT = {c.probe: c for c in reversed(cheats.CHEATS.values()) if c.language == "python"}
+# of each probe the first that is Python; the one of decode that moves by 2e-6 would be
+# lost in bfloat16
+CAUGHT = {
+    c.probe: c for c in reversed(cheats.CHEATS.values()) if c.language == "python"
+}
 CAUGHT["nondeterminism"] = cheats.returns(
     "nondeterminism",
     "new_state differs between equal calls by 0.0",
@@ -247,7 +323,9 @@ def test_every_probe_catches_its_cheat_on_a_bfloat16_state(probe, make, monkeypa
     monkeypatch.setattr(async_work, "_LATE_S", 60.0 if probe == "late-work" else 0.1)
     small, kernel = Work(1), make(**cheat.keys())
     assert not cheat.checked or small.check(kernel).passed
-    found = probes.run(helpers.local(kernel), OP, small.axes, small.inputs, small.expected, [probe])
+    found = probes.run(
+        helpers.local(kernel), OP, small.axes, small.inputs, small.expected, [probe]
+    )
     assert found[probe] and cheat.says in found[probe]
 
 
@@ -259,20 +337,32 @@ def test_a_write_of_one_element_after_the_state_is_seen(make):
         new_state.as_strided((1,), (1,), end).zero_()
     """
     kernel = make(cheats.source(body, True), destination_passing=True)
-    found = probes.run(helpers.local(kernel), OP, small.axes, small.inputs, small.expected, ["out-of-bounds"])
-    assert found == {"out-of-bounds": "new_state: 2 bytes written, 1 to 2 after its last"}
+    found = probes.run(
+        helpers.local(kernel),
+        OP,
+        small.axes,
+        small.inputs,
+        small.expected,
+        ["out-of-bounds"],
+    )
+    assert found == {
+        "out-of-bounds": "new_state: 2 bytes written, 1 to 2 after its last"
+    }
 
 
-# --- workloads, names -------------------------------------------------------------------------------------------
+# --- workloads, names
 
 
 def test_its_workloads_are_twins_of_the_sweeps_sizes():
     found = embedded(OP)
     assert [(w.index, w.axes) for w in found] == [
-        (i, {"batch_size": n}) for i, n in enumerate((1, 2, 4, 8, 16, 32, 48, 64, 128, 256))
+        (i, {"batch_size": n})
+        for i, n in enumerate((1, 2, 4, 8, 16, 32, 48, 64, 128, 256))
     ]
     assert select(OP, found, preset=presets.load_preset("sweep")) == found
-    assert [w.index for w in select(OP, found, preset=presets.load_preset("quick"))] == [0, 3, 7]
+    assert [
+        w.index for w in select(OP, found, preset=presets.load_preset("quick"))
+    ] == [0, 3, 7]
     # results are filed under these: a change here orphans every record there is
     assert found[0].uuid == "21e747f7-8acf-57cd-a9b8-3f85481769ae"
     assert select(OP, found, chosen=["batch_size=5"])[0].origin == "twin"
@@ -281,14 +371,21 @@ def test_its_workloads_are_twins_of_the_sweeps_sizes():
 def test_a_twins_state_has_the_size_that_the_recurrence_settles_at():
     state = synthetic.draw(OP, embedded(OP)[3], "state")
     assert state.dtype == torch.bfloat16 and state.shape == (8, 8, 128, 128)
-    assert float(state.double().square().mean().sqrt()) == pytest.approx(0.17, rel=0.005)
+    assert float(state.double().square().mean().sqrt()) == pytest.approx(
+        0.17, rel=0.005
+    )
 
 
-@pytest.mark.parametrize(("op", "scored"), [("gdn_decode", True), ("gdn_decode_bf16", False), ("attention_fwd", False)])
+@pytest.mark.parametrize(
+    ("op", "scored"),
+    [("gdn_decode", True), ("gdn_decode_bf16", False), ("attention_fwd", False)],
+)
 def test_what_the_contest_does_not_have_makes_no_score_of_it(op, scored):
     entries = [planning.Entry(a, None) for a in REGISTRY.of(op)]
     more = {"chosen": [], "first": None, "dataset": None, "overrides": {}}
-    (part,) = planning.parts(REGISTRY, entries, preset=presets.load_preset("contest"), **more)
+    (part,) = planning.parts(
+        REGISTRY, entries, preset=presets.load_preset("contest"), **more
+    )
     assert part.scored == scored and part.workloads == embedded(REGISTRY.ops[op])
     assert part.plan == {"warmup": 10, "iterations": 50, "trials": 3}
 
@@ -305,22 +402,56 @@ def test_short_names_still_mean_decodes(tmp_path, write_algo):
 
 @pytest.mark.slow
 def test_it_is_run_like_any_other(gdn):
-    done = gdn("run", "--op", OP.name, "--device", "cpu", "-w", "batch_size=2", "--strict", "--json")
+    done = gdn(
+        "run",
+        "--op",
+        OP.name,
+        "--device",
+        "cpu",
+        "-w",
+        "batch_size=2",
+        "--strict",
+        "--json",
+    )
     assert done.code == 0, done.err
     (record,) = done.json["records"]
-    assert (record["op"], record["algo"], record["status"]) == (OP.name, "pt-reference", "passed")
+    assert (record["op"], record["algo"], record["status"]) == (
+        OP.name,
+        "pt-reference",
+        "passed",
+    )
     assert record["check"]["errors"]["new_state"] == pytest.approx(1.66e-3, rel=0.03)
 
 
-# --- FlashInfer's call, without FlashInfer ------------------------------------------------------------------------
+# --- FlashInfer's call, without FlashInfer
 
 
-def test_fi_baseline_hands_over_what_flashinfer_updates_in_place(monkeypatch, work, reference):
-    """Against a stand-in with FlashInfer's parameters and documented behaviour; the kernel itself needs a GPU."""
+def test_fi_baseline_hands_over_what_flashinfer_updates_in_place(
+    monkeypatch, work, reference
+):
+    """Against a stand-in with FlashInfer's parameters and documented behaviour; the
+    kernel itself needs a GPU.
+    """
     seen = []
 
-    def stand_in(q, k, v, state, A_log, a, dt_bias, b, scale=None, output=None, use_qk_l2norm=True):
-        assert not use_qk_l2norm and isinstance(scale, float) and state.dtype == torch.bfloat16
+    def stand_in(
+        q,
+        k,
+        v,
+        state,
+        A_log,
+        a,
+        dt_bias,
+        b,
+        scale=None,
+        output=None,
+        use_qk_l2norm=True,
+    ):
+        assert (
+            not use_qk_l2norm
+            and isinstance(scale, float)
+            and state.dtype == torch.bfloat16
+        )
         seen.append((state.data_ptr(), scale))
         out, new = reference.returns([q, k, v, state, A_log, a, dt_bias, b, scale])
         output.copy_(out)
@@ -347,14 +478,31 @@ def test_fi_baseline_hands_over_what_flashinfer_updates_in_place(monkeypatch, wo
 def test_the_installed_flashinfer_takes_the_call():
     """Its source is read and not imported, which takes a GPU's libraries."""
     found = importlib.util.find_spec("flashinfer")
-    file = Path(found.origin).parent / "gdn_decode.py" if found and found.origin else None
+    file = (
+        Path(found.origin).parent / "gdn_decode.py" if found and found.origin else None
+    )
     if file is None or not file.is_file():
         pytest.skip("no FlashInfer with gdn_decode here")
     name = "gated_delta_rule_decode_pretranspose"
-    there = next(n for n in ast.parse(file.read_text()).body if isinstance(n, ast.FunctionDef) and n.name == name)
+    there = next(
+        n
+        for n in ast.parse(file.read_text()).body
+        if isinstance(n, ast.FunctionDef) and n.name == name
+    )
     names = [a.arg for a in there.args.args]
     ours = ast.parse((FI.shares[0]).read_text())
-    (call,) = (n for n in ast.walk(ours) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == name)
+    (call,) = (
+        n
+        for n in ast.walk(ours)
+        if isinstance(n, ast.Call) and getattr(n.func, "id", "") == name
+    )
     given = dict(zip(names, (a.id for a in call.args), strict=False))
-    assert {to: what for to, what in given.items() if to != what} == {"state": "new_state"}  # each in its own place
-    assert {k.arg for k in call.keywords} == {"scale", "output", "use_qk_l2norm"} <= set(names) - set(given)
+    # each in its own place
+    assert {to: what for to, what in given.items() if to != what} == {
+        "state": "new_state"
+    }
+    assert (
+        {k.arg for k in call.keywords}
+        == {"scale", "output", "use_qk_l2norm"}
+        <= set(names) - set(given)
+    )

@@ -106,10 +106,15 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_slots, gdn::run_slots);
 
 def without_a_gpu(text: str) -> str:
     """A source that takes a CPU's tensors for a GPU's, and hands its arguments to `launched`."""
-    text = text.replace("device.device_type == kDLCPU", "false").replace("kDLCUDA", "kDLCPU")
+    text = text.replace("device.device_type == kDLCPU", "false").replace(
+        "kDLCUDA", "kDLCPU"
+    )
     for pattern, to in (
         (r'#include (<tvm/ffi/extra/cuda/base.h>|"device.cuh")\n', ""),
-        (r"  constexpr auto kernel = .*?;\n  kernel<<<.*?>>>\(p\);\n", "  launched(p);\n"),
+        (
+            r"  constexpr auto kernel = .*?;\n  kernel<<<.*?>>>\(p\);\n",
+            "  launched(p);\n",
+        ),
         (r"  TVM_FFI_CHECK_CUDA_ERROR\(cuda\w+\(.*?\)\);\n", ""),
     ):
         text = re.sub(pattern, to, text, flags=re.S)
@@ -122,13 +127,21 @@ class Binding:
     def __init__(self, folder, driver: str, *sources):
         import tvm_ffi
 
-        for path in (CUDA / "ffi" / "strided.cuh", CUDA / "ffi" / "tensor.cuh", *sources):
+        for path in (
+            CUDA / "ffi" / "strided.cuh",
+            CUDA / "ffi" / "tensor.cuh",
+            *sources,
+        ):
             (folder / path.name).write_text(without_a_gpu(path.read_text()))
         for file in ("access.cuh", "gates.cuh"):
             source = next(CUDA.glob(f"*/{file}")).read_text()
             (folder / file).write_text(emulation.without_ptx(source))
         (folder / "driver.cpp").write_text(HEAD + driver)
-        include = [flag for path in tvm_ffi.libinfo.include_paths() for flag in ("-I", str(path))]
+        include = [
+            flag
+            for path in tvm_ffi.libinfo.include_paths()
+            for flag in ("-I", str(path))
+        ]
         self.library = emulation.compiled(folder, *include)
         self.library.seen_at.restype = ctypes.c_double
         self.module = tvm_ffi.load_module(self.library._name)
@@ -146,12 +159,22 @@ def binding(tmp_path_factory):
         pytest.skip("no C++ compiler here")
     pool, chunk = CUDA / "prefill_pool", CUDA.parent / "gdn_prefill" / "cuda-chunk"
     gdn = {path.stem: path for path in (CUDA / "gdn").glob("*.cuh")}
-    decode = (gdn["pool_binding"], gdn["decode_binding"], CUDA / "ffi" / "tuned_row.cuh")
+    decode = (
+        gdn["pool_binding"],
+        gdn["decode_binding"],
+        CUDA / "ffi" / "tuned_row.cuh",
+    )
     folders = {
         "prefill": (PREFILL, pool / "binding.cpp", pool / "call.h"),
         "dense": (DENSE, chunk / "binding.cpp", chunk / "call.h"),
         "decode": (DECODE, *decode, gdn["decode"]),
-        "verify": (VERIFY, gdn["mtp_run"], gdn["mtp_binding"], gdn["mtp"], gdn["decode"]),
+        "verify": (
+            VERIFY,
+            gdn["mtp_run"],
+            gdn["mtp_binding"],
+            gdn["mtp"],
+            gdn["decode"],
+        ),
     }
     made: dict[str, Binding] = {}
 
@@ -223,10 +246,14 @@ GATES = dict(a=2, b=2, A_log=4, dt_bias=4)
 ENGINE = GATES | dict(state_indices=4)
 WIDE = dict(q=16, k=16)
 ALIGNED = {
-    ("decode", "run"): (decode, GATES | WIDE | dict(v=2, state=32, output=2, new_state=32)),
+    ("decode", "run"): (
+        decode,
+        GATES | WIDE | dict(v=2, state=32, output=2, new_state=32),
+    ),
     ("decode", "packed_decode"): (
         packed_decode,
-        ENGINE | dict(mixed_qkv=16, pool=32, output=2, new_pool=32, has_initial_state=1),
+        ENGINE
+        | dict(mixed_qkv=16, pool=32, output=2, new_pool=32, has_initial_state=1),
     ),
     ("verify", "mtp_verify"): (verify, ENGINE | WIDE | dict(v=2, pool=16, output=2)),
     ("dense", "run"): (
@@ -235,7 +262,9 @@ ALIGNED = {
     ),
     ("prefill", "chunk_prefill"): (
         prefill,
-        ENGINE | WIDE | dict(v=16, pool=16, has_initial_state=1, cu_seqlens=4, output=16),
+        ENGINE
+        | WIDE
+        | dict(v=16, pool=16, has_initial_state=1, cu_seqlens=4, output=16),
     ),
 }
 
@@ -244,7 +273,9 @@ def placed(x: torch.Tensor, at: int) -> torch.Tensor:
     """The same tensor, `at` bytes after a multiple of 64."""
     memory = torch.zeros(x.numel() * x.element_size() + 128, dtype=torch.uint8)
     begin = -memory.data_ptr() % 64 + at
-    return memory[begin : begin + x.numel() * x.element_size()].view(x.dtype).view(x.shape)
+    return (
+        memory[begin : begin + x.numel() * x.element_size()].view(x.dtype).view(x.shape)
+    )
 
 
 @pytest.mark.parametrize("which", ALIGNED, ids="-".join)
@@ -264,18 +295,29 @@ def test_an_address_is_aligned_as_its_kernel_needs_it_and_no_more(binding, which
 
 def test_packed_rows_are_named_as_they_are_given(binding):
     """Not q, k or v, which verify's binding makes of them."""
-    run, rows, pool = binding("verify")["run_slots"], bf(2, 3, 4 * D), torch.zeros(9, 2, D, D)
-    slots, accepted = torch.ones(2, 3, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    run, rows, pool = (
+        binding("verify")["run_slots"],
+        bf(2, 3, 4 * D),
+        torch.zeros(9, 2, D, D),
+    )
+    slots, accepted = (
+        torch.ones(2, 3, dtype=torch.int32),
+        torch.ones(2, dtype=torch.int32),
+    )
     gates = bf(2, 3, 2), bf(2, 3, 2), torch.zeros(2), torch.zeros(2)
     rest = (*gates, pool, slots, accepted, None, bf(2, 3, 2, D), pool)
     run(rows, *rest)
-    with pytest.raises(ValueError, match="^mixed_qkv: expected rows aligned to 16 bytes"):
+    with pytest.raises(
+        ValueError, match="^mixed_qkv: expected rows aligned to 16 bytes"
+    ):
         run(placed(rows, 8), *rest)
-    with pytest.raises(ValueError, match="^mixed_qkv: expected dense but for its first two axes"):
+    with pytest.raises(
+        ValueError, match="^mixed_qkv: expected dense but for its first two axes"
+    ):
         run(bf(2, 4 * D, 3).mT, *rest)
 
 
-# --- a pool --------------------------------------------------------------------------------
+# --- a pool
 
 POOLS = {("decode", "packed_decode"): packed_decode, ("verify", "mtp_verify"): verify,
          ("prefill", "chunk_prefill"): prefill}  # fmt: skip
@@ -308,7 +350,9 @@ def test_the_first_slot_is_0_or_more_and_something_is_added_below_the_root(engin
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_slots_are_a_column_of_a_table(engine, dtype):
     table = torch.zeros(3, 5, dtype=dtype)
-    assert engine(state_indices=table[:, 1]).seen("slots_step") == 5 * table.element_size()
+    assert (
+        engine(state_indices=table[:, 1]).seen("slots_step") == 5 * table.element_size()
+    )
 
 
 def test_heads_of_a_slot_may_lie_apart(engine):
@@ -338,7 +382,12 @@ def test_decode_has_a_kernel_of_its_own_for_int32_slots_and_dense_heads(binding)
 
 def test_a_first_slot_beyond_the_pool_leaves_no_slot(binding):
     given = packed_decode() | {"new_pool": torch.zeros(9, 2, D, D)}
-    for first, end, new_end in ((0, 4, 9), (1, 4, 9), (6, 6, 9), (2**40, 2**31 - 1, 2**31 - 1)):
+    for first, end, new_end in (
+        (0, 4, 9),
+        (1, 4, 9),
+        (6, 6, 9),
+        (2**40, 2**31 - 1, 2**31 - 1),
+    ):
         binding("decode")["packed_decode"](*(given | {"first_slot": first}).values())
         seen = binding("decode").seen
         assert (seen("slots_end"), seen("new_slots_end")) == (end, new_end), first
@@ -349,7 +398,9 @@ def empty(*shape: int, dtype=torch.float32) -> torch.Tensor:
     try:
         return torch.empty(*shape, dtype=dtype)
     except RuntimeError:
-        pytest.skip(f"no {math.prod(shape) * dtype.itemsize >> 30} GiB of address space")
+        pytest.skip(
+            f"no {math.prod(shape) * dtype.itemsize >> 30} GiB of address space"
+        )
 
 
 def test_heads_beyond_what_the_offsets_in_a_slot_count_are_refused_by_name(engine):
@@ -369,17 +420,21 @@ def test_65536_value_heads_are_refused_by_name(binding):
         mixed_qkv=bf(0, (2 + 2**16) * D), a=bf(0, 2**16), b=bf(0, 2**16), A_log=gates,
         dt_bias=gates, output=bf(0, 2**16, D), pool=pool, new_pool=pool,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="^pool: expected the 65536 heads of a slot within 4 GiB"):
+    with pytest.raises(
+        ValueError, match="^pool: expected the 65536 heads of a slot within 4 GiB"
+    ):
         binding("decode")["packed_decode"](*args.values())
     said = "^pool: expected at most 1024 heads, a multiple of q's 1, got 1025"
     with pytest.raises(ValueError, match=said):
         binding("verify")["mtp_verify"](*verify(1, 1, 1025).values())
     args = prefill(T=0, HV=1) | dict(v=bf(0, 2**16, D), a=bf(0, 2**16), b=bf(0, 2**16))
-    with pytest.raises(ValueError, match="^N = 3, HV = 65536: expected at most 32767 and 65535"):
+    with pytest.raises(
+        ValueError, match="^N = 3, HV = 65536: expected at most 32767 and 65535"
+    ):
         binding("prefill")["chunk_prefill"](*args.values())
 
 
-# --- strides --------------------------------------------------------------------------------
+# --- strides
 
 
 def test_what_has_one_element_has_no_stride(binding):
@@ -390,7 +445,10 @@ def test_what_has_one_element_has_no_stride(binding):
     assert q.stride(0) != 9 * q.stride(1)
     args = prefill() | dict(q=q, k=k, v=bf(1, 9, 2, D), output=bf(1, 9, 2, D))
     call(*(args | dict(a=bf(1, 9, 2), b=bf(1, 9, 2))).values())
-    assert binding("prefill").seen("num_tokens") == 9 and binding("prefill").seen("qk_row") == 3 * D
+    assert (
+        binding("prefill").seen("num_tokens") == 9
+        and binding("prefill").seen("qk_row") == 3 * D
+    )
 
 
 EXPECTED = r"expected \[num_tokens, heads, 128\] or \[1, num_tokens, heads, 128\], got \[2, 9, "
@@ -399,8 +457,16 @@ REFUSED = [
     ("v", bf(2, 9, 2, D), f"v: {EXPECTED}2, 128"),
     ("k", bf(2, 9, 1, D), r"k: expected bfloat16 \[9, 1, 128\], got"),
     # what a convolution along the tokens leaves for one batch: its output transposed
-    ("q", bf(1, D, 9).mT.unflatten(2, (1, D)), "q: expected dense but for its first axis, got"),
-    ("q", bf(1, D).expand(9, 1, D), "k: expected the stride of q, 0, got 128; call .contiguous"),
+    (
+        "q",
+        bf(1, D, 9).mT.unflatten(2, (1, D)),
+        "q: expected dense but for its first axis, got",
+    ),
+    (
+        "q",
+        bf(1, D).expand(9, 1, D),
+        "k: expected the stride of q, 0, got 128; call .contiguous",
+    ),
 ]
 
 
@@ -416,7 +482,9 @@ def test_rows_that_no_kernel_or_tma_counts_are_refused_by_name(binding):
     said = "expected strides of 1 to 268435455 elements, got"
     with pytest.raises(ValueError, match=f"^q: {said} 0; call .contiguous"):
         call(*(prefill() | dict(q=same, k=same)).values())
-    far = empty(8 * 2**28 + 2 * D, dtype=torch.bfloat16).as_strided((9, 2, D), (2**28, D, 1))
+    far = empty(8 * 2**28 + 2 * D, dtype=torch.bfloat16).as_strided(
+        (9, 2, D), (2**28, D, 1)
+    )
     with pytest.raises(ValueError, match=f"^v: {said} 268435456"):
         call(*(prefill() | dict(v=far)).values())
     same = bf(4 * D).expand(9, 4 * D)  # decode reads such rows
@@ -434,9 +502,13 @@ def test_slots_far_apart_are_refused_by_name(engine):
 def test_more_tiles_than_a_launch_counts_are_refused_by_name(binding):
     HV = 1025
     args = prefill(T=0, HV=1, N=32767) | dict(v=bf(0, HV, D), a=bf(0, HV), b=bf(0, HV))
-    with pytest.raises(ValueError, match=r"^N \* HV = 33586175: expected less than 2\^25"):
+    with pytest.raises(
+        ValueError, match=r"^N \* HV = 33586175: expected less than 2\^25"
+    ):
         binding("prefill")["chunk_prefill"](*args.values())
-    with pytest.raises(ValueError, match=r"^B \* HV = 33554432: expected less than 2\^25"):
+    with pytest.raises(
+        ValueError, match=r"^B \* HV = 33554432: expected less than 2\^25"
+    ):
         binding("decode")["packed_decode"](*packed_rows(2**24).values())
 
 

@@ -1,8 +1,10 @@
-"""Decode beyond the definition's shape: odd batches, other heads, gates at their ends, states zero, large, in place.
+"""Decode beyond the definition's shape: odd batches, other heads, gates at their ends,
+states zero, large, in place.
 
-Every algo of gdn_decode that is written here, as the registry has it: on the CPU and below Triton's interpreter what a
-few seconds allow, on a GPU all of it. A state as large as these sizes make it wants a float64 step that is quick, so
-there is one here; it is held against the oracle first.
+Every algo of gdn_decode that is written here, as the registry has it: on the CPU and
+below Triton's interpreter what a few seconds allow, on a GPU all of it. A state as
+large as these sizes make it wants a float64 step that is quick, so there is one here;
+it is held against the oracle first.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ TOLERANCE = {"output": 5e-3, "new_state": 1e-5}
 OURS = [
     a
     for a in REGISTRY.of(OP.name)
-    if not a.packages and not any("torch.compile(" in p.read_text() for p in a.folder.glob("*.py"))
+    if not a.packages
+    and not any("torch.compile(" in p.read_text() for p in a.folder.glob("*.py"))
 ]
 KERNELS = [a for a in OURS if a.destination_passing]
 TRITON = [a for a in OURS if a.language == "triton"]
@@ -40,16 +43,29 @@ HEADS = ((4, 8), (2, 8), (16, 32), (16, 64), (1, 1))
 # What A_log, a and b are drawn around: g to 1, 0 or just below 1 in float32, beta to 1 or 0.
 GATES = {
     "usual": (-1.0, -1.0, 0.0),
-    "keep": (-9.0, -30.0, 30.0),  # softplus underflows; no decay, every value is written in full
+    # softplus underflows; no decay, every value is written in full
+    "keep": (-9.0, -30.0, 30.0),
     "forget": (4.0, 60.0, 0.0),  # only the current update is left
-    "deaf": (-1.0, -1.0, -95.0),  # exp(95) overflows float32: beta must be 0 and not NaN
-    "slow": (4.0, -12.0, 0.0),  # log1p(e) where 1 + e has lost most of e, times a large exp(A_log)
+    # exp(95) overflows float32: beta must be 0 and not NaN
+    "deaf": (-1.0, -1.0, -95.0),
+    # log1p(e) where 1 + e has lost most of e, times a large exp(A_log)
+    "slow": (4.0, -12.0, 0.0),
 }
 STATES = {"usual": 1.0, "zero": 0.0, "large": 1e6}
 
 
-def case(B: int = 1, H: int = 4, HV: int = 8, gates: str = "usual", state: str = "usual", scale=None, in_place=False):
-    return dict(B=B, H=H, HV=HV, gates=gates, state=state, scale=scale, in_place=in_place)
+def case(
+    B: int = 1,
+    H: int = 4,
+    HV: int = 8,
+    gates: str = "usual",
+    state: str = "usual",
+    scale=None,
+    in_place=False,
+):
+    return dict(
+        B=B, H=H, HV=HV, gates=gates, state=state, scale=scale, in_place=in_place
+    )
 
 
 EDGES = {
@@ -65,8 +81,12 @@ SMALL = EDGES | {
 }
 
 
-def inputs(B, H, HV, gates="usual", state="usual", scale=None, device="cpu", seed=0, **_) -> list:
-    """Tensors (and the scale) in the definition's order and dtypes: q, k, v, state, A_log, a, dt_bias, b, scale."""
+def inputs(
+    B, H, HV, gates="usual", state="usual", scale=None, device="cpu", seed=0, **_
+) -> list:
+    """Tensors (and the scale) in the definition's order and dtypes: q, k, v, state,
+    A_log, a, dt_bias, b, scale.
+    """
     g = torch.Generator(device).manual_seed(seed)
 
     def randn(*shape):
@@ -86,11 +106,18 @@ def inputs(B, H, HV, gates="usual", state="usual", scale=None, device="cpu", see
     ]
 
 
-def exact(q, k, v, state, A_log, a, dt_bias, b, scale) -> tuple[torch.Tensor, torch.Tensor]:
-    """(output, new_state) of one step in float64, on the inputs' device; held against oracle.gdn_decode below."""
-    q, k, v, A_log, a, dt_bias, b = (x.double() for x in (q, k, v, A_log, a, dt_bias, b))
+def exact(
+    q, k, v, state, A_log, a, dt_bias, b, scale
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(output, new_state) of one step in float64, on the inputs' device; held against
+    oracle.gdn_decode below.
+    """
+    q, k, v, A_log, a, dt_bias, b = (
+        x.double() for x in (q, k, v, A_log, a, dt_bias, b)
+    )
     group = v.shape[2] // q.shape[2]
-    q, k = (x[:, 0].repeat_interleave(group, dim=1)[..., None] for x in (q, k))  # [B, HV, K, 1]
+    # [B, HV, K, 1]
+    q, k = (x[:, 0].repeat_interleave(group, dim=1)[..., None] for x in (q, k))
     x = a[:, 0] + dt_bias
     softplus = x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
     S = state.double() * torch.exp(-torch.exp(A_log) * softplus)[..., None, None]
@@ -107,12 +134,16 @@ def error(x: torch.Tensor, right: torch.Tensor) -> float:
 
 def build_here(algo, solution, mode: str):
     definition = pack.definition(OP, REGISTRY)
-    with mock.patch.dict(os.environ, jobs.environ(jobs.Job("check", OP, definition, solution, mode, ()))):
+    with mock.patch.dict(
+        os.environ, jobs.environ(jobs.Job("check", OP, definition, solution, mode, ()))
+    ):
         return build.build(definition, solution)
 
 
 def step(kernel, args: list, in_place: bool = False) -> list:
-    """[output, new_state] of one call; in place, the state that came in is the one that comes out."""
+    """[output, new_state] of one call; in place, the state that came in is the one that
+    comes out.
+    """
     if not kernel.destination_passing:
         return kernel.returns(args)
     new_state = args[3] if in_place else torch.full_like(args[3], math.nan)
@@ -126,12 +157,18 @@ def judge(kernel, work: dict, device: str = "cpu") -> dict[str, float]:
     args = inputs(**work, device=device)
     right = exact(*args)
     results = step(kernel, args, work["in_place"])
-    return {name: error(x, y) for name, x, y in zip(TOLERANCE, results, right, strict=True)}
+    return {
+        name: error(x, y) for name, x, y in zip(TOLERANCE, results, right, strict=True)
+    }
 
 
 def wrong(errors: dict[str, dict[str, float]]) -> dict:
     """Outputs beyond the tolerance, or NaN."""
-    return {c: e for c, e in errors.items() if not all(e[name] <= limit for name, limit in TOLERANCE.items())}
+    return {
+        c: e
+        for c, e in errors.items()
+        if not all(e[name] <= limit for name, limit in TOLERANCE.items())
+    }
 
 
 def covering(algo) -> list[dict[str, int]]:
@@ -152,8 +189,15 @@ def skip_old_interpreters(algo) -> None:
         tuple(int(n) for n in triton.__version__.split(".")[:2]),
         tuple(map(int, numpy.__version__.split(".")[:2])),
     )
-    if "interpreter" not in algo.modes and versions[0] < (3, 9) and versions[1] >= (2, 4):
-        pytest.skip(f"triton {triton.__version__}'s interpreter has no such loops with numpy {numpy.__version__}")
+    if (
+        "interpreter" not in algo.modes
+        and versions[0] < (3, 9)
+        and versions[1] >= (2, 4)
+    ):
+        pytest.skip(
+            f"triton {triton.__version__}'s interpreter has no such loops with numpy"
+            f" {numpy.__version__}"
+        )
 
 
 def interpreted(name: str, work: dict, constants: list[dict] | None = None) -> dict:
@@ -164,8 +208,13 @@ def interpreted(name: str, work: dict, constants: list[dict] | None = None) -> d
         return {c: judge(kernel, one) for c, one in work.items()}
     found = {}
     for chosen in constants:
-        kernel = build_here(algo, tuned_table.candidate(algo, OP, chosen).solution, "interpreter")
-        found |= {f"{c}, {tuned_table.label(chosen)}": judge(kernel, one) for c, one in work.items()}
+        kernel = build_here(
+            algo, tuned_table.candidate(algo, OP, chosen).solution, "interpreter"
+        )
+        found |= {
+            f"{c}, {tuned_table.label(chosen)}": judge(kernel, one)
+            for c, one in work.items()
+        }
     return found
 
 
@@ -173,7 +222,7 @@ def named(algos: list) -> list:
     return [pytest.param(a, id=a.name) for a in algos]
 
 
-# --- without a GPU ------------------------------------------------------------------------------------------------
+# --- without a GPU
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -187,7 +236,12 @@ def test_the_gates_reach_their_ends():
     def gates(name):
         _, _, _, _, A_log, a, dt_bias, b, _ = inputs(64, 1, 8, gates=name)
         x = a.double() + dt_bias.double()
-        return torch.exp(-A_log.double().exp() * torch.nn.functional.softplus(x, threshold=1e9)), b.double().sigmoid()
+        return (
+            torch.exp(
+                -A_log.double().exp() * torch.nn.functional.softplus(x, threshold=1e9)
+            ),
+            b.double().sigmoid(),
+        )
 
     g, beta = gates("keep")
     assert g.float().min() == 1 and beta.float().min() == 1
@@ -219,11 +273,13 @@ def test_at_the_edges_below_the_interpreter(algo, interpreter):
 def test_every_constant_that_can_be_tuned_is_right(algo, interpreter):
     skip_old_interpreters(algo)
     chosen = covering(algo)
-    found = interpreter(interpreted, algo.full_name, {"in place": case(1, 1, 2, in_place=True)}, chosen)
+    found = interpreter(
+        interpreted, algo.full_name, {"in place": case(1, 1, 2, in_place=True)}, chosen
+    )
     assert wrong(found) == {} and len(found) == len(chosen) > 1
 
 
-# --- on a GPU -----------------------------------------------------------------------------------------------------
+# --- on a GPU
 
 
 @functools.lru_cache(maxsize=1)
@@ -244,15 +300,28 @@ GPU_KERNELS = named([a for a in KERNELS if "cuda" in a.modes])
 @pytest.mark.parametrize("heads", HEADS, ids=lambda heads: f"{heads[0]}-{heads[1]}")
 def test_every_batch_and_head_count(algo, heads):
     kernel = on_gpu(algo.full_name)
-    assert wrong({f"B={B}": judge(kernel, case(B, *heads), "cuda") for B in BATCHES}) == {}
+    assert (
+        wrong({f"B={B}": judge(kernel, case(B, *heads), "cuda") for B in BATCHES}) == {}
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("algo", GPU)
 def test_at_the_edges_on_the_gpu(algo):
     kernel = on_gpu(algo.full_name)
-    large = {f"{name}, B=65": work | {"B": 65, "H": 4, "HV": 8} for name, work in EDGES.items()}
-    assert wrong({name: judge(kernel, work, "cuda") for name, work in (SMALL | large).items()}) == {}
+    large = {
+        f"{name}, B=65": work | {"B": 65, "H": 4, "HV": 8}
+        for name, work in EDGES.items()
+    }
+    assert (
+        wrong(
+            {
+                name: judge(kernel, work, "cuda")
+                for name, work in (SMALL | large).items()
+            }
+        )
+        == {}
+    )
 
 
 @pytest.mark.gpu
@@ -268,13 +337,16 @@ def test_in_place_gives_the_same_bits(algo):
 @pytest.mark.gpu
 @pytest.mark.parametrize("algo", GPU_KERNELS)
 def test_a_graph_of_steps_in_place_advances_the_state(algo):
-    """Three replays are three tokens: every launch of a graph reads the output of the previous one."""
+    """Three replays are three tokens: every launch of a graph reads the output of the
+    previous one.
+    """
     if algo.language == "python":
         pytest.skip("eager torch allocates and asks the host")
     kernel = on_gpu(algo.full_name)
     args = inputs(31, 4, 8, device="cuda")
     start, output = args[3].clone(), torch.empty_like(args[2])
-    torch.cuda.synchronize()  # a new stream does not wait for the one that makes the inputs
+    # a new stream does not wait for the one that makes the inputs
+    torch.cuda.synchronize()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         kernel(args, [output, args[3]])  # the first call compiles and loads
@@ -288,13 +360,18 @@ def test_a_graph_of_steps_in_place_advances_the_state(algo):
         graph.replay()
         right_output, right = exact(*args[:3], right, *args[4:])
     torch.cuda.synchronize()
-    assert error(args[3], right) < TOLERANCE["new_state"] and error(output, right_output) < TOLERANCE["output"]
+    assert (
+        error(args[3], right) < TOLERANCE["new_state"]
+        and error(output, right_output) < TOLERANCE["output"]
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("algo", GPU_KERNELS)
 def test_a_side_stream_in_place(algo):
-    """The state becomes right only late on that stream: a kernel on another one reads zeros, or is overwritten."""
+    """The state becomes right only late on that stream: a kernel on another one reads
+    zeros, or is overwritten.
+    """
     kernel = on_gpu(algo.full_name)
     args = inputs(24, 4, 8, device="cuda")
     state, (right_output, right) = args[3].clone(), exact(*args)
@@ -308,13 +385,18 @@ def test_a_side_stream_in_place(algo):
         args[3].copy_(state)
         kernel(args, [output, args[3]])
     side.synchronize()
-    assert error(args[3], right) < TOLERANCE["new_state"] and error(output, right_output) < TOLERANCE["output"]
+    assert (
+        error(args[3], right) < TOLERANCE["new_state"]
+        and error(output, right_output) < TOLERANCE["output"]
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("algo", GPU_KERNELS)
 def test_a_state_beyond_what_32_bits_count(algo):
-    """2^31 elements and more: an int32 offset wraps around. In place; the first and the last sequences are judged."""
+    """2^31 elements and more: an int32 offset wraps around. In place; the first and the
+    last sequences are judged.
+    """
     if algo.language == "python":
         pytest.skip("eager torch: no offsets of ours, and several copies of the state")
     if torch.cuda.mem_get_info()[0] < 24 << 30:
@@ -335,6 +417,13 @@ def test_every_constant_that_can_be_tuned_is_right_on_the_gpu(algo):
     on_gpu(algo.full_name)  # skips where it cannot run
     found = {}
     for constants in covering(algo):
-        kernel = build_here(algo, tuned_table.candidate(algo, OP, constants).solution, "cuda")
-        found |= {f"B={B}, {tuned_table.label(constants)}": judge(kernel, case(B, 4, 8), "cuda") for B in (1, 31)}
+        kernel = build_here(
+            algo, tuned_table.candidate(algo, OP, constants).solution, "cuda"
+        )
+        found |= {
+            f"B={B}, {tuned_table.label(constants)}": judge(
+                kernel, case(B, 4, 8), "cuda"
+            )
+            for B in (1, 31)
+        }
     assert wrong(found) == {}

@@ -1,4 +1,6 @@
-"""gdn_decode_packed: the algos against a step in float64 that is written here; padding, slots, rows that lie apart."""
+"""gdn_decode_packed: the algos against a step in float64 that is written here; padding,
+slots, rows that lie apart.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,13 @@ HEADS = ((4, 8), (2, 6), (4, 4))
 D = 128
 
 
-def inputs(slots: list[int], P: int, H: int, HV: int, device: str = "cpu", scale=None) -> list:
-    """mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale; q and k of any length, as a convolution leaves them.
-    Slot 0 and all that no row names hold NaN: whoever reads them is found out."""
+def inputs(
+    slots: list[int], P: int, H: int, HV: int, device: str = "cpu", scale=None
+) -> list:
+    """mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale; q and k of any
+    length, as a convolution leaves them. Slot 0 and all that no row names hold NaN:
+    whoever reads them is found out.
+    """
     g, B = torch.Generator().manual_seed(len(slots) * 100 + HV), len(slots)
 
     def randn(*shape):
@@ -40,9 +46,13 @@ def inputs(slots: list[int], P: int, H: int, HV: int, device: str = "cpu", scale
     return [*(x.to(device) for x in made), scale]
 
 
-def exact(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale) -> tuple[torch.Tensor, torch.Tensor]:
+def exact(
+    mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(output, new_pool) in float64, one row and head at a time."""
-    x, a, b, A_log, dt_bias, S = (t.double().cpu().clone() for t in (mixed_qkv, a, b, A_log, dt_bias, pool))
+    x, a, b, A_log, dt_bias, S = (
+        t.double().cpu().clone() for t in (mixed_qkv, a, b, A_log, dt_bias, pool)
+    )
     HV = S.shape[1]
     H = (x.shape[1] // D - HV) // 2
     out = torch.zeros(len(x), HV, D, dtype=torch.float64)
@@ -54,9 +64,13 @@ def exact(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale) -> tuple[
             q, k, v = heads[h * H // HV], heads[H + h * H // HV], heads[2 * H + h]
             q, k = q * (q @ q + 1e-6) ** -0.5, k * (k @ k + 1e-6) ** -0.5
             t = float(a[n, h] + dt_bias[h])
-            g = math.exp(-math.exp(A_log[h]) * (max(t, 0) + math.log1p(math.exp(-abs(t)))))
+            g = math.exp(
+                -math.exp(A_log[h]) * (max(t, 0) + math.log1p(math.exp(-abs(t))))
+            )
             S[slot, h] *= g
-            S[slot, h] += torch.outer((v - S[slot, h] @ k) / (1 + math.exp(-b[n, h])), k)
+            S[slot, h] += torch.outer(
+                (v - S[slot, h] @ k) / (1 + math.exp(-b[n, h])), k
+            )
             out[n, h] = (scale or D**-0.5) * (S[slot, h] @ q)
     return out, S
 
@@ -92,13 +106,18 @@ def faults(kernel, args: list) -> list[str]:
         found.append("padding has an output")
     each = (("output", output, right_output), ("pool", pool[used], right[used]))
     for (name, x, y), limit in zip(each, OP.tolerance.values(), strict=True):
-        error = float((x.double() - y).norm() / y.norm()) if y.any() else float(x.double().norm())
+        error = (
+            float((x.double() - y).norm() / y.norm())
+            if y.any()
+            else float(x.double().norm())
+        )
         if not error <= limit:
             found.append(f"{name}: {error:.2g}")
     return found
 
 
-# rows' slots -> slots of the pool: one row; padding first, last, in between and everywhere; the last slot
+# rows' slots -> slots of the pool: one row; padding first, last, in between and
+# everywhere; the last slot
 SLOTS = {
     "one row": ([1], 2),
     "the last slot": ([4, 2], 5),
@@ -116,12 +135,16 @@ def every_case(kernel, names, heads=HEADS, device: str = "cpu") -> dict[str, lis
         for name in names:
             slots, P = SLOTS[name]
             for scale in (None, 0.3) if name == "one row" else (0.0,):
-                found[f"{H}/{HV}, {name}, {scale}"] = faults(kernel, inputs(slots, P, H, HV, device, scale))
+                found[f"{H}/{HV}, {name}, {scale}"] = faults(
+                    kernel, inputs(slots, P, H, HV, device, scale)
+                )
     return {name: what for name, what in found.items() if what}
 
 
 def apart(x: torch.Tensor, gap: int, before: int = 0) -> torch.Tensor:
-    """The same values in rows (places on the first axis) that lie `gap` elements apart, behind `before` others."""
+    """The same values in rows (places on the first axis) that lie `gap` elements apart,
+    behind `before` others.
+    """
     wide = x.new_full((before + len(x) * (x[0].numel() + gap),), math.nan)
     strides = (x[0].numel() + gap, *x.stride()[1:])
     return wide.as_strided(x.shape, strides, before).copy_(x)
@@ -130,8 +153,12 @@ def apart(x: torch.Tensor, gap: int, before: int = 0) -> torch.Tensor:
 APART = {"mixed_qkv": [0], "a": [1], "b": [2], "pool": [5], "all": [0, 1, 2, 5]}
 
 
-def strided_differences(kernel, device: str = "cpu", heads=(2, 6), names=tuple(APART)) -> list[str]:
-    """Which of the tensors give other bits where they lie apart, as views of a server's projections and pages do."""
+def strided_differences(
+    kernel, device: str = "cpu", heads=(2, 6), names=tuple(APART)
+) -> list[str]:
+    """Which of the tensors give other bits where they lie apart, as views of a server's
+    projections and pages do.
+    """
 
     def made():
         return inputs([2, 0, 4], 6, *heads, device)
@@ -141,10 +168,15 @@ def strided_differences(kernel, device: str = "cpu", heads=(2, 6), names=tuple(A
         args, places = made(), APART[name]
         for i in places:
             gap, before = (64, 0) if i == 5 else (5, 3)
-            if i == 0 and device == "cuda":  # at multiples of 16 bytes: else Triton adds in another order
+            # at multiples of 16 bytes: else Triton adds in another order
+            if i == 0 and device == "cuda":
                 gap, before = 64, 16
             args[i] = apart(args[i], gap, before)
-        hole = args[5].as_strided((6, 64), (args[5].stride(0), 1), args[5][0].numel()) if 5 in places else None
+        hole = (
+            args[5].as_strided((6, 64), (args[5].stride(0), 1), args[5][0].numel())
+            if 5 in places
+            else None
+        )
         got = step(kernel, args)
         if not all(same(x, y) for x, y in zip(got, right, strict=True)):
             found.append(name)
@@ -172,15 +204,20 @@ def test_rows_and_slots_that_lie_apart_give_the_same_bits_on_a_cpu(name):
 def interpreted(names: list[str], heads, apart: list[str]) -> tuple[dict, list[str]]:
     """For the process of the fixture `interpreter`, which takes a second for 100 programs."""
     kernel = helpers.built(f"{OP.name}/triton-v1", "interpreter")[1]
-    return every_case(kernel, names, heads), strided_differences(kernel, heads=(1, 2), names=apart)
+    return every_case(kernel, names, heads), strided_differences(
+        kernel, heads=(1, 2), names=apart
+    )
 
 
 def interpreted_apart() -> list[str]:
-    """As few programs as show something: a row and padding whose tensors lie apart, against float64; and no row."""
+    """As few programs as show something: a row and padding whose tensors lie apart,
+    against float64; and no row.
+    """
     kernel = helpers.built(f"{OP.name}/triton-v1", "interpreter")[1]
     args = inputs(*SLOTS["padding first"], 1, 2)
     for i in APART["all"]:
-        args[i] = apart(args[i], *((64, 0) if i == 5 else (5 + i, 3)))  # no two rows have one stride
+        # no two rows have one stride
+        args[i] = apart(args[i], *((64, 0) if i == 5 else (5 + i, 3)))
     hole = args[5].as_strided((3, 64), (args[5].stride(0), 1), args[5][0].numel())
     found = faults(kernel, args) + faults(kernel, inputs(*SLOTS["no row"], 1, 3))
     return found + ["written between slots"] * (not hole.isnan().all())
@@ -211,12 +248,24 @@ def test_what_cannot_be_is_refused_before_anything_is_written():
 
     good = inputs([1, 2], 3, 2, 6)
     refused("new_pool: expected the pool itself", new_pool=good[5])
-    refused("1400 columns are no rows of q, k and v", _0=torch.zeros(2, 1400, dtype=torch.bfloat16))
-    refused("mixed_qkv: expected dense but for its first axis", _0=good[0].T.contiguous().T)
+    refused(
+        "1400 columns are no rows of q, k and v",
+        _0=torch.zeros(2, 1400, dtype=torch.bfloat16),
+    )
+    refused(
+        "mixed_qkv: expected dense but for its first axis", _0=good[0].T.contiguous().T
+    )
     refused(r"a: expected bfloat16 \[2, 6\], got bfloat16 \[2, 5\]", _1=good[1][:, :5])
     refused("b: expected bfloat16", _2=good[2].float())
-    refused("pool: expected dense but for its first two axes", _5=good[5].mT, new_pool=good[5].mT)
-    refused("state_indices: expected int32 or int64, got float32", _6=torch.tensor([1.0, 2.0]))
+    refused(
+        "pool: expected dense but for its first two axes",
+        _5=good[5].mT,
+        new_pool=good[5].mT,
+    )
+    refused(
+        "state_indices: expected int32 or int64, got float32",
+        _6=torch.tensor([1.0, 2.0]),
+    )
 
 
 def test_load_works_on_a_copy_or_in_place():
@@ -226,14 +275,18 @@ def test_load_works_on_a_copy_or_in_place():
     call, args = load("cpp-v1", op=OP.name), inputs([1, 0], 3, 4, 8)
     before = args[5].clone()
     output, new_pool = call(*args)
-    assert same(args[5], before) and not same(new_pool[1], before[1]) and same(new_pool[2], before[2])
+    assert (
+        same(args[5], before)
+        and not same(new_pool[1], before[1])
+        and same(new_pool[2], before[2])
+    )
     again = torch.empty_like(output)
     call(*args, out=(again, args[5]))
     assert same(again, output) and same(args[5], new_pool)
     assert "without out= it works on a copy of all of pool" in call.__doc__
 
 
-# --- on a GPU -----------------------------------------------------------------------------------------------------
+# --- on a GPU
 
 
 GPU = ["triton-v1", "cuda-v5-packed"]
@@ -250,7 +303,9 @@ def test_on_a_gpu(name):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", GPU)
 def test_a_graph_is_replayed_with_fewer_rows(name):
-    """Captured with 8 rows, replayed with 5 and padding: what a server does between powers of two."""
+    """Captured with 8 rows, replayed with 5 and padding: what a server does between
+    powers of two.
+    """
     kernel = helpers.built(f"{OP.name}/{name}", "cuda")[1]
     full, fewer = list(range(1, 9)), [9, 3, 0, 7, 2, 0, 0, 11]
     args = inputs(full + [9, 11], 12, 4, 8, "cuda")

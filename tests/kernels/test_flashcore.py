@@ -1,7 +1,8 @@
-"""The flashcore kernels on a CPU (emulator/): fragments, swizzles, masks, splits and merges against float64.
+"""The flashcore kernels on a CPU (emulator/): fragments, swizzles, masks, splits and
+merges against float64.
 
-What ptxas, memory and timing make of them is for a GPU to say. Lanes that read the wrong partner, a wait or a barrier
-too little, and rows that share a maximum show here.
+What ptxas, memory and timing make of them is for a GPU to say. Lanes that read the
+wrong partner, a wait or a barrier too little, and rows that share a maximum show here.
 """
 
 from __future__ import annotations
@@ -40,18 +41,28 @@ def cuts_of(algo) -> list[tuple[int, ...]]:
 
 
 def instead() -> list[tuple[int, tuple[int, ...]]]:
-    """(up to, cut) of launch.cuh's rows that stand in for those that cannot run; the last one is endless."""
+    """(up to, cut) of launch.cuh's rows that stand in for those that cannot run; the
+    last one is endless.
+    """
     text = (CUDA / "flashcore_launch.cuh").read_text()
-    rows = re.findall(r'\{"", 0, ANY, ([^,]+), ([\d, ]+), MMA_SYNC\}', text[text.index("INSTEAD[] = {") :])
+    rows = re.findall(
+        r'\{"", 0, ANY, ([^,]+), ([\d, ]+), MMA_SYNC\}',
+        text[text.index("INSTEAD[] = {") :],
+    )
     ends = [int(end) if end.isdigit() else tuned_table.ENDLESS for end, _ in rows]
-    return [(end, (*map(int, cut.split(", ")), 0)) for end, (_, cut) in zip(ends, rows, strict=True)]  # MMA_SYNC = 0
+    # MMA_SYNC = 0
+    return [
+        (end, (*map(int, cut.split(", ")), 0))
+        for end, (_, cut) in zip(ends, rows, strict=True)
+    ]
 
 
 USUAL = (64, 8, 1, 64, 2, 2, 0)
 WIDE = (128, 8, 1, 128, 3, 1, 1)
 AHEAD = (128, 16, 1, 64, 2, 2, 2)
 ONCE = (32, 16, 1, 64, 1, 1, 3)
-# the cuts in use, and each way to cut once more: one part and many, one row group and many, more stages than steps
+# the cuts in use, and each way to cut once more: one part and many, one row group and
+# many, more stages than steps
 CUTS = sorted({
     *cuts_of(V4), *cuts_of(CAUSAL), *(cut for _, cut in instead()), USUAL, WIDE, AHEAD, ONCE,
     (64, 4, 1, 64, 1, 1, 0), (64, 4, 1, 32, 3, 1, 0), (32, 4, 2, 32, 2, 2, 0), (64, 4, 1, 32, 2, 4, 0),
@@ -132,11 +143,17 @@ def compiled(folder, rung: str, begin: str, body: str, *flags: str):
     """A library of one rung's kernel, and the address of its `attend`."""
     kernels = [FWD / rung / "attention.cuh"]
     if rung == "flashcore-v4":
-        kernels = [CUDA / f"flashcore{name}.cuh" for name in ("", "_parts", "_wgmma", "_once")]
+        kernels = [
+            CUDA / f"flashcore{name}.cuh" for name in ("", "_parts", "_wgmma", "_once")
+        ]
     for file in (CUDA / "problem.cuh", CUDA / "online_softmax.cuh", *kernels):
         shutil.copy(file, folder)
     includes = "".join(f'#include "{kernel.name}"\n' for kernel in kernels)
-    text = DRIVER.replace("@INCLUDES@", includes).replace("@BEGIN@", begin).replace("@BODY@", body)
+    text = (
+        DRIVER.replace("@INCLUDES@", includes)
+        .replace("@BEGIN@", begin)
+        .replace("@BODY@", body)
+    )
     (folder / "driver.cpp").write_text(text)
     return emulation.compiled(folder, *flags)
 
@@ -161,7 +178,12 @@ def library(tmp_path_factory):
             .replace("@CUT@", typed(cut)).replace("@RUN@", RUN[cut[-1]])
             for cut in (CUTS if arch == "900" else [USUAL])
         )  # fmt: skip
-        begin = "#include <algorithm>\n" + SPLIT.replace("@SPLITS@", splits) + WIDELY + AT_ONCE
+        begin = (
+            "#include <algorithm>\n"
+            + SPLIT.replace("@SPLITS@", splits)
+            + WIDELY
+            + AT_ONCE
+        )
         return compiled(folder, "flashcore-v4", begin, body, f"-D__CUDA_ARCH__={arch}")
 
     return of
@@ -171,14 +193,23 @@ PLAIN, EARLY, REVERSED = 0, 1, 2  # emulated::Mode
 MODES = (PLAIN, EARLY, REVERSED, EARLY | REVERSED)
 
 
-def attend(library, rung: str, given, cut=USUAL, causal=False, mode=PLAIN, only=-1) -> torch.Tensor:
-    """The output, [heads, S, 64]; NaN where nothing was written; the guard after it must stay NaN."""
+def attend(
+    library, rung: str, given, cut=USUAL, causal=False, mode=PLAIN, only=-1
+) -> torch.Tensor:
+    """The output, [heads, S, 64]; NaN where nothing was written; the guard after it
+    must stay NaN.
+    """
     heads, S, _ = given[0].shape
     guard = 4096
     flat = torch.full((heads * S * 64 + guard,), float("nan"), dtype=torch.float16)
     table = (ctypes.c_void_p * 4)(*(x.data_ptr() for x in (*given, flat)))
     numbers = (ctypes.c_int * 7)(*cut)
-    assert library(rung).attend(int(rung[1]), int(causal), numbers, mode, table, S, heads, only) == 0
+    assert (
+        library(rung).attend(
+            int(rung[1]), int(causal), numbers, mode, table, S, heads, only
+        )
+        == 0
+    )
     assert flat[-guard:].isnan().all(), "a write behind the output"
     return flat[:-guard].view(heads, S, 64)
 
@@ -189,7 +220,9 @@ def draw(S: int, heads: int = 1, seed: int = 0) -> list[torch.Tensor]:
 
 
 def exact(given, rows=slice(None), causal=False) -> torch.Tensor:
-    """softmax(q k^T / 8) v of some rows in float64, [heads, rows, 64]; the oracle's formula, a matrix at a time."""
+    """softmax(q k^T / 8) v of some rows in float64, [heads, rows, 64]; the oracle's
+    formula, a matrix at a time.
+    """
     q, k, v = (x.double() for x in given)
     s = q[:, rows] @ k.mT / 8
     if causal:
@@ -246,17 +279,26 @@ def test_every_cut(library, cut, causal):
     """Less than a step, whole steps, and a split that is left without keys."""
     for S in (1, 65, 200):
         given = draw(S)
-        assert error(attend(library, "v4", given, cut, causal), exact(given, causal=causal)) < LIMIT["v4"], S
+        assert (
+            error(
+                attend(library, "v4", given, cut, causal), exact(given, causal=causal)
+            )
+            < LIMIT["v4"]
+        ), S
 
 
 @pytest.mark.parametrize("cut", [WIDE, AHEAD], ids=["wide", "ahead"])
 @pytest.mark.parametrize("S", [15, 63, 64, 65, 127, 128, 129, 511, 512, 513])
 def test_lengths_by_warpgroups(library, S, cut):
-    """On both sides of a tile's border, and of a block's; keys that only some of the warpgroups see."""
+    """On both sides of a tile's border, and of a block's; keys that only some of the
+    warpgroups see.
+    """
     given = draw(S)
     for causal in (False, True):
         right = exact(given, causal=causal)
-        assert error(attend(library, "v4", given, cut, causal), right) < LIMIT["v4"], causal
+        assert error(attend(library, "v4", given, cut, causal), right) < LIMIT["v4"], (
+            causal
+        )
 
 
 @pytest.mark.parametrize("S", [15, 16, 17, 63, 64, 65, 127, 128, 449, 511, 512])
@@ -266,17 +308,24 @@ def test_lengths_at_once(library, S, cut):
     given = draw(S)
     for causal in (False, True):
         right = exact(given, causal=causal)
-        assert error(attend(library, "v4", given, cut, causal), right) < LIMIT["v4"], causal
+        assert error(attend(library, "v4", given, cut, causal), right) < LIMIT["v4"], (
+            causal
+        )
 
 
 @pytest.mark.parametrize("S", LENGTHS)
 def test_causal_lengths(library, S):
     given, cut = draw(S), host_cut(CAUSAL, 1, S)
-    assert error(attend(library, "v4", given, cut, causal=True), exact(given, causal=True)) < LIMIT["v4"]
+    assert (
+        error(attend(library, "v4", given, cut, causal=True), exact(given, causal=True))
+        < LIMIT["v4"]
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("S, heads", [(S, heads) for S in (16, 65, 128) for heads in (8, 24)])
+@pytest.mark.parametrize(
+    "S, heads", [(S, heads) for S in (16, 65, 128) for heads in (8, 24)]
+)
 def test_the_cut_of_each_size(library, causal, S, heads):
     algo = CAUSAL if causal else V4
     given = draw(S, heads)
@@ -285,28 +334,40 @@ def test_the_cut_of_each_size(library, causal, S, heads):
 
 
 def host_cut(algo, heads: int, S: int) -> tuple[int, ...]:
-    """The cut that the host takes on sm_90a: the row of this size, or the next one that has room for as many keys."""
+    """The cut that the host takes on sm_90a: the row of this size, or the next one that
+    has room for as many keys.
+    """
     rows = tuned_table.nearest(tuned_table.rows(algo.tune, tuned_table.load(algo)), 132)
     cuts = [
-        tuple(row.constants[name] for name in FIELDS) for row in rows if S <= row.length_up_to and heads <= row.up_to
+        tuple(row.constants[name] for name in FIELDS)
+        for row in rows
+        if S <= row.length_up_to and heads <= row.up_to
     ]
     return next(c for c in cuts if c[6] != 3 or S <= c[3] * c[4] * 16 * c[1] // c[0])
 
 
 def test_fallback_configurations_exist_for_every_size():
-    """launch.cuh goes through these rows without looking for their end; they run wherever the others do not."""
+    """launch.cuh goes through these rows without looking for their end; they run
+    wherever the others do not.
+    """
     rows = instead()
     assert (
-        len(rows) >= 2 and rows[-1][0] == tuned_table.ENDLESS and all(cut[-1] == 0 and len(cut) == 7 for _, cut in rows)
+        len(rows) >= 2
+        and rows[-1][0] == tuned_table.ENDLESS
+        and all(cut[-1] == 0 and len(cut) == 7 for _, cut in rows)
     )
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("rung, cut", [("v2", USUAL), ("v3", USUAL), *(("v4", cut) for cut in CUTS)])
+@pytest.mark.parametrize(
+    "rung, cut", [("v2", USUAL), ("v3", USUAL), *(("v4", cut) for cut in CUTS)]
+)
 def test_the_order_of_threads_and_of_copies_changes_nothing(library, rung, cut, mode):
     """A barrier or a wait too little shows as a bit that depends on who was first."""
     given = draw(200)
-    assert torch.equal(attend(library, rung, given, cut, mode=mode), attend(library, rung, given, cut))
+    assert torch.equal(
+        attend(library, rung, given, cut, mode=mode), attend(library, rung, given, cut)
+    )
 
 
 def test_before_sm_90_the_same_code_splits_nothing(library):
@@ -314,7 +375,7 @@ def test_before_sm_90_the_same_code_splits_nothing(library):
     assert error(attend(library, "v4-sm80", given), exact(given)) < LIMIT["v4"]
 
 
-# --- extremes -------------------------------------------------------------------------------------------------------
+# --- extremes
 
 
 def large_logits(S):
@@ -353,7 +414,9 @@ def rising(S):
 
 
 def all_negative(S):
-    """No score is above 0, so that the greatest bits are not the greatest score's; and many are equal."""
+    """No score is above 0, so that the greatest bits are not the greatest score's; and
+    many are equal.
+    """
     q, k, v = draw(S)
     return -q.abs(), k.abs(), v
 
@@ -366,7 +429,9 @@ def far_below(S):
 
 
 def widest_values(S):
-    """v at both ends of float16, and all at one end in the first columns: sums that must not leave float16."""
+    """v at both ends of float16, and all at one end in the first columns: sums that
+    must not leave float16.
+    """
     q, k, v = draw(S)
     v = torch.where(v > 0, 65504.0, -65504.0)
     v[..., :8] = 65504.0
@@ -374,7 +439,9 @@ def widest_values(S):
 
 
 def rounded_up(S):
-    """All probabilities but one are just above 0.5 + 2^-12, and rounded up: their sum of v is 5e-4 too much."""
+    """All probabilities but one are just above 0.5 + 2^-12, and rounded up: their sum
+    of v is 5e-4 too much.
+    """
     q, k, v = (torch.zeros(1, S, 64) for _ in range(3))
     score = 8 * math.log(0.5 + 2.0**-12 + 2.0**-18)
     first = torch.tensor(score).half().float()
@@ -394,7 +461,9 @@ EXTREMES = [
 
 
 def good_enough(found: torch.Tensor, right: torch.Tensor) -> bool:
-    """Finite where the float64 result fits float16, and near it; below its subnormals, to half a unit of them."""
+    """Finite where the float64 result fits float16, and near it; below its subnormals,
+    to half a unit of them.
+    """
     assert right.abs().max() < 65504 + 1e-6
     half_a_unit = float((found.double() - right).abs().max()) <= 2.0**-25 * 1.001
     return bool(found.isfinite().all()) and (half_a_unit or error(found, right) < 1e-3)
@@ -410,21 +479,32 @@ def test_extremes(library, rung, make, causal):
         given = [x.half().contiguous() for x in make(S)]
         right = exact(given, causal=causal)
         for cut in (USUAL, WIDE, AHEAD, ONCE) if rung == "v4" else (USUAL,):
-            assert good_enough(attend(library, rung, given, cut, causal), right), (S, cut)
+            assert good_enough(attend(library, rung, given, cut, causal), right), (
+                S,
+                cut,
+            )
 
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_scores_that_float32_cannot_tell_apart_stay_finite(library, rung):
-    """Sums of +-65504^2: which of two equal ones is greater depends on the order of the sum, for anyone."""
+    """Sums of +-65504^2: which of two equal ones is greater depends on the order of the
+    sum, for anyone.
+    """
     q, k, v = draw(130)
-    given = [torch.where(q > 0, 65504.0, -65504.0).half(), torch.where(k > 0, 65504.0, -65504.0).half(), v]
+    given = [
+        torch.where(q > 0, 65504.0, -65504.0).half(),
+        torch.where(k > 0, 65504.0, -65504.0).half(),
+        v,
+    ]
     for cut in (USUAL, WIDE, AHEAD, ONCE) if rung == "v4" else (USUAL,):
         found = attend(library, rung, given, cut)
         assert found.isfinite().all() and found.abs().max() <= v.abs().max()
 
 
 def test_a_row_without_the_sharp_key_is_left_alone(library):
-    """The maximum and the sum are a row's, not a tile's: one hot row must not push its neighbours to 0 / 0."""
+    """The maximum and the sum are a row's, not a tile's: one hot row must not push its
+    neighbours to 0 / 0.
+    """
     given = [x.half() for x in one_hot(64)]
     for rung in RUNGS:
         found, right = attend(library, rung, given), exact(given)
@@ -437,22 +517,44 @@ def test_the_cuts_to_try_are_those_that_fit():
         for c in tuned_table.candidates(algo)[0]:
             if c["wgmma"] == 3:
                 groups = c["warps"] * 16 // c["rows"]
-                assert c["tiles"] == c["splits"] == 1 and groups > 1 and groups * c["rows"] == c["warps"] * 16
+                assert (
+                    c["tiles"] == c["splits"] == 1
+                    and groups > 1
+                    and groups * c["rows"] == c["warps"] * 16
+                )
                 assert groups * c["stages"] * c["keys"] <= 512
-                shared = c["rows"] * 128 + groups * (c["stages"] * (c["keys"] * 256 + 16) + c["rows"] * 66 * 4) + 8
+                shared = (
+                    c["rows"] * 128
+                    + groups
+                    * (c["stages"] * (c["keys"] * 256 + 16) + c["rows"] * 66 * 4)
+                    + 8
+                )
                 assert shared <= 227 * 1024
                 continue
             if c["wgmma"]:
                 groups, own = c["warps"] // 4, c["rows"] // 64
-                assert c["rows"] % 64 == 0 and groups % own == 0 and c["tiles"] == 1 and c["stages"] >= 2
+                assert (
+                    c["rows"] % 64 == 0
+                    and groups % own == 0
+                    and c["tiles"] == 1
+                    and c["stages"] >= 2
+                )
                 parts = groups // own * c["splits"]
-                shared = c["rows"] * 128 + 2048 + groups // own * c["stages"] * (c["keys"] * 256 + 32) + 8
+                shared = (
+                    c["rows"] * 128
+                    + 2048
+                    + groups // own * c["stages"] * (c["keys"] * 256 + 32)
+                    + 8
+                )
                 shared += parts * c["rows"] // c["splits"] * 66 * 4 if parts > 1 else 0
                 assert c["keys"] in (64, 128) and shared <= 227 * 1024
                 continue
             row_groups = c["rows"] // (16 * c["tiles"])
             key_groups = c["warps"] // row_groups
-            assert row_groups * key_groups == c["warps"] and c["rows"] // c["splits"] % 16 == 0
+            assert (
+                row_groups * key_groups == c["warps"]
+                and c["rows"] // c["splits"] % 16 == 0
+            )
             parts = key_groups * c["splits"]
             shared = c["rows"] * 128 + 2 * c["stages"] * c["keys"] * key_groups * 128
             shared += parts * c["rows"] // c["splits"] * 66 * 4 if parts > 1 else 0
@@ -461,18 +563,31 @@ def test_the_cuts_to_try_are_those_that_fit():
 
 @pytest.fixture(scope="module")
 def compiled_cuts(tmp_path_factory):
-    """compiled_cuts("-arch=sm_90a", ...): the configurations in use in one file, nvcc's result and its output."""
+    """compiled_cuts("-arch=sm_90a", ...): the configurations in use in one file, nvcc's
+    result and its output.
+    """
     if inventory.cuda_home() is None:
         pytest.skip("no nvcc here")
     folder = tmp_path_factory.mktemp("cuts")
     for file in (*CUDA.glob("*.cuh"), *PTX.glob("*.cuh")):
         shutil.copy(file, folder)
-    kernels = [(cut, causal) for algo, causal in ((V4, "false"), (CAUSAL, "true")) for cut in set(cuts_of(algo))]
+    kernels = [
+        (cut, causal)
+        for algo, causal in ((V4, "false"), (CAUSAL, "true"))
+        for cut in set(cuts_of(algo))
+    ]
     text = ""
     for cut, causal in kernels:
-        name = {"split": "flashcore_v4", "wide": "flashcore_v4_wide", "once": "flashcore_v4_once"}[RUN[cut[-1]]]
+        name = {
+            "split": "flashcore_v4",
+            "wide": "flashcore_v4_wide",
+            "once": "flashcore_v4_once",
+        }[RUN[cut[-1]]]
         given = "const __grid_constant__ Maps, " if cut[-1] else ""
-        text += f"template __global__ void {name}<{typed(cut)}, {causal}>({given}const __grid_constant__ Problem);\n"
+        text += (
+            f"template __global__ void {name}<{typed(cut)}, {causal}>({given}const"
+            " __grid_constant__ Problem);\n"
+        )
     names = ("flashcore", "flashcore_once", "tensor_map", "flashcore_wgmma")
     includes = "".join(f'#include "{name}.cuh"\n' for name in names)
     (folder / "cuts.cu").write_text(includes + "namespace flashcore {\n" + text + "}\n")
@@ -492,29 +607,47 @@ def compiled_cuts(tmp_path_factory):
 def test_the_cuts_in_use_compile_without_spills(compiled_cuts):
     _, said = compiled_cuts("-arch=sm_90a", "-Xptxas", "-v", "-cubin")
     spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
-    assert spilled == [("0", "0")] * (len(compiled_cuts.kernels) + 1)  # and flashcore_compiled_for
+    # and flashcore_compiled_for
+    assert spilled == [("0", "0")] * (len(compiled_cuts.kernels) + 1)
     assert "serialized" not in said  # products that wait for each other, one by one
 
 
 @pytest.mark.slow
 def test_what_is_compiled_without_wgmma_says_so(compiled_cuts):
-    """The host asks how many threads flashcore_compiled_for may have: fewer than COMPILED_WITH_WGMMA on sm_90."""
+    """The host asks how many threads flashcore_compiled_for may have: fewer than
+    COMPILED_WITH_WGMMA on sm_90.
+    """
 
     def threads(ptx: str) -> int:
-        return int(re.search(r"\.entry \w*flashcore_compiled_for\w*\(\)\s*\.maxntid (\d+)", ptx)[1])
+        return int(
+            re.search(
+                r"\.entry \w*flashcore_compiled_for\w*\(\)\s*\.maxntid (\d+)", ptx
+            )[1]
+        )
 
-    with_it, without = (compiled_cuts(f"-arch={arch}", "-ptx")[0] for arch in ("sm_90a", "sm_90"))
-    least = int(re.search(r"COMPILED_WITH_WGMMA = (\d+)", (PTX / "tensor_map.cuh").read_text())[1])
+    with_it, without = (
+        compiled_cuts(f"-arch={arch}", "-ptx")[0] for arch in ("sm_90a", "sm_90")
+    )
+    least = int(
+        re.search(r"COMPILED_WITH_WGMMA = (\d+)", (PTX / "tensor_map.cuh").read_text())[
+            1
+        ]
+    )
     assert threads(with_it) == least > threads(without)
     assert "wgmma" in with_it and "wgmma.mma_async" not in without
 
 
-# --- on a GPU, with its own arithmetic --------------------------------------------------------------------------------
+# --- on a GPU, with its own arithmetic
 
 ON_GPU = [
-    a for op in ("attention_fwd", "attention_fwd_causal") for a in REGISTRY.of(op) if a.name.startswith("flashcore")
+    a
+    for op in ("attention_fwd", "attention_fwd_causal")
+    for a in REGISTRY.of(op)
+    if a.name.startswith("flashcore")
 ]
-on_gpu = pytest.mark.parametrize("algo", [pytest.param(a, id=a.full_name) for a in ON_GPU])
+on_gpu = pytest.mark.parametrize(
+    "algo", [pytest.param(a, id=a.full_name) for a in ON_GPU]
+)
 gpu = pytest.mark.gpu
 
 
@@ -529,7 +662,10 @@ def on_device(algo, given) -> torch.Tensor:
         pytest.skip(f"{algo.full_name}: {place.reason}")
     op, kernel = built(algo.full_name)
     B, _, S, _ = given[0].shape
-    outputs, before = check.allocate(op, {"batch_size": B, "seq_len": S}, "cuda"), [x.clone() for x in given]
+    outputs, before = (
+        check.allocate(op, {"batch_size": B, "seq_len": S}, "cuda"),
+        [x.clone() for x in given],
+    )
     kernel(given, outputs)
     assert all(torch.equal(x, was) for x, was in zip(given, before, strict=True))
     return outputs[0]
@@ -537,12 +673,16 @@ def on_device(algo, given) -> torch.Tensor:
 
 def drawn(B: int, S: int) -> list[torch.Tensor]:
     g = torch.Generator("cuda").manual_seed(B * 10000 + S)
-    return [torch.randn(B, 8, S, 64, generator=g, device="cuda").half() for _ in range(3)]
+    return [
+        torch.randn(B, 8, S, 64, generator=g, device="cuda").half() for _ in range(3)
+    ]
 
 
 def right_of(given, causal: bool) -> torch.Tensor:
     """exact, a batch entry at a time: 8 heads of 4096 rows are a gigabyte of scores."""
-    return torch.stack([exact(entry, causal=causal) for entry in zip(*given, strict=True)])
+    return torch.stack(
+        [exact(entry, causal=causal) for entry in zip(*given, strict=True)]
+    )
 
 
 @gpu
@@ -550,7 +690,8 @@ def right_of(given, causal: bool) -> torch.Tensor:
 @on_gpu
 def test_gpu_lengths_and_batches_are_no_worse_than_pytorchs(algo, S):
     causal = algo.op == "attention_fwd_causal"
-    slack = 1.02 if S >= 128 else 1.1  # which way single roundings fell: more in a few thousand elements
+    # which way single roundings fell: more in a few thousand elements
+    slack = 1.02 if S >= 128 else 1.1
     for B in (1, 2, 3, 7):
         given = drawn(B, S)
         found, right = on_device(algo, given), right_of(given, causal)
@@ -592,8 +733,19 @@ def test_gpu_one_launch_and_nothing_allocated(algo):
     outputs = check.allocate(op, {"batch_size": 1, "seq_len": 512}, "cuda")
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CUDA]
+    ) as profile:
         kernel(given, outputs)
         torch.cuda.synchronize()
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
-    assert len([e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]) == 1
+    assert (
+        len(
+            [
+                e
+                for e in profile.events()
+                if e.device_type == torch.autograd.DeviceType.CUDA
+            ]
+        )
+        == 1
+    )

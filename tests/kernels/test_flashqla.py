@@ -1,4 +1,6 @@
-"""gdn_prefill/flashqla where FlashQLA is not: a stand-in takes the call as the package documents it."""
+"""gdn_prefill/flashqla where FlashQLA is not: a stand-in takes the call as the package
+documents it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from gdn_cli.machine import inventory
 
 REGISTRY = helpers.REGISTRY
 
-# From the package's docstring, 0.1.3: batches, log g, V-first states where asked for, no empty sequences.
+# From the package's docstring, 0.1.3: batches, log g, V-first states where asked for,
+# no empty sequences.
 STAND_IN = textwrap.dedent("""
     import sys; sys.path.insert(0, {tests!r})
     import oracle, torch
@@ -47,14 +50,18 @@ def test_the_call_matches_the_packages_signature(tmp_path):
     algo = REGISTRY.find("gdn_prefill/flashqla")
     (tmp_path / "solution").mkdir()
     for source in pack.pack(algo, REGISTRY.ops[algo.op])["sources"]:
-        (tmp_path / "solution" / source["path"]).write_text(source["content"], encoding="utf-8")
+        (tmp_path / "solution" / source["path"]).write_text(
+            source["content"], encoding="utf-8"
+        )
     names = dict(tests=str(helpers.TESTS), folder=str(tmp_path))
     (tmp_path / "flash_qla.py").write_text(STAND_IN.format(**names), encoding="utf-8")
     done = helpers.python("-c", ASK.format(**names), env={"TRITON_INTERPRET": "1"})
     assert done.code == 0, done.err[-2000:]
     found = json.loads(done.out)
     assert set(found) == {"(3, 2)", "(0, 4, 0, 1)", "(0, 0)"}
-    assert all(output < 5e-3 and state < 1e-5 for output, state in found.values()), found
+    assert all(output < 5e-3 and state < 1e-5 for output, state in found.values()), (
+        found
+    )
 
 
 def test_without_the_package_one_line_says_what_to_install():
@@ -64,5 +71,8 @@ def test_without_the_package_one_line_says_what_to_install():
         ("8.0", "needs compute capability 9.0, this GPU has 8.0", inventory.MODAL),
     ):
         gpus = (inventory.Gpu("one", capability, "580"),)
-        machine = inventory.Machine(gpus=lambda gpus=gpus: gpus, has_package=lambda module: module != "flash_qla")
+        machine = inventory.Machine(
+            gpus=lambda gpus=gpus: gpus,
+            has_package=lambda module: module != "flash_qla",
+        )
         assert machine.place(algo) == inventory.Place(None, reason, hint)

@@ -1,6 +1,8 @@
-"""On a GPU: every rung from new threads, which have no CUDA context current, and at addresses that no kernel takes.
+"""On a GPU: every rung from new threads, which have no CUDA context current, and at
+addresses that no kernel takes.
 
-A fault here takes the context down, and every later test of the process with it: the first failure is the one to read.
+A fault here takes the context down, and every later test of the process with it: the
+first failure is the one to read.
 """
 
 from __future__ import annotations
@@ -28,8 +30,13 @@ pytestmark = pytest.mark.gpu
 REGISTRY = helpers.REGISTRY
 RUNGS = [pytest.param(a, id=a.full_name) for a in REGISTRY.algos if "cuda" in a.modes]
 # written here: these the judge calls as they are, without `load` around them
-OURS = [p for p in RUNGS if p.values[0].language in ("cuda", "triton") and not p.values[0].packages]
-# their calls may have outputs of their own, at multiples of 16 bytes; the others: kernels/test_decode_packed.py
+OURS = [
+    p
+    for p in RUNGS
+    if p.values[0].language in ("cuda", "triton") and not p.values[0].packages
+]
+# their calls may have outputs of their own, at multiples of 16 bytes; the others:
+# kernels/test_decode_packed.py
 APART = [p for p in OURS if not REGISTRY.ops[p.values[0].op].in_place_only]
 CASES = {
     "gdn_decode": [dict(batch_size=3)],
@@ -40,18 +47,39 @@ CASES = {
     "gdn_mtp_bf16": [dict(batch_size=3, seq_len=4)],
     "gdn_mtp_packed": [dict(batch_size=3, seq_len=4)],
     "gdn_mtp_packed_bf16": [dict(batch_size=3, seq_len=4)],
-    # cuda-chunk: a long one, which its wgmma kernels have; many, which it walks in order of length; short ones
-    "gdn_prefill": [dict(lengths=(1100,)), dict(lengths=(130,) * 40), dict(lengths=(5, 64, 3))],
-    "gdn_prefill_packed": [dict(lengths=(1100,)), dict(lengths=(130,) * 40), dict(lengths=(5, 64, 3))],
-    "gdn_prefill_packed_bf16": [dict(lengths=(1100,)), dict(lengths=(130,) * 40), dict(lengths=(5, 64, 3))],
-    "attention_fwd": [dict(batch_size=2, seq_len=512), dict(batch_size=1, seq_len=2048)],
-    "attention_fwd_causal": [dict(batch_size=2, seq_len=512), dict(batch_size=1, seq_len=2048)],
+    # cuda-chunk: a long one, which its wgmma kernels have; many, which it walks in
+    # order of length; short ones
+    "gdn_prefill": [
+        dict(lengths=(1100,)),
+        dict(lengths=(130,) * 40),
+        dict(lengths=(5, 64, 3)),
+    ],
+    "gdn_prefill_packed": [
+        dict(lengths=(1100,)),
+        dict(lengths=(130,) * 40),
+        dict(lengths=(5, 64, 3)),
+    ],
+    "gdn_prefill_packed_bf16": [
+        dict(lengths=(1100,)),
+        dict(lengths=(130,) * 40),
+        dict(lengths=(5, 64, 3)),
+    ],
+    "attention_fwd": [
+        dict(batch_size=2, seq_len=512),
+        dict(batch_size=1, seq_len=2048),
+    ],
+    "attention_fwd_causal": [
+        dict(batch_size=2, seq_len=512),
+        dict(batch_size=1, seq_len=2048),
+    ],
 }
 NEW = 4  # threads
 
 
 def in_new_threads(work) -> list:
-    """What `work(i)` gives in each of some threads that begin it together; what one raises is raised here."""
+    """What `work(i)` gives in each of some threads that begin it together; what one
+    raises is raised here.
+    """
     results: list = [None] * NEW
     start = threading.Barrier(NEW)
 
@@ -101,7 +129,9 @@ def right(op, outputs, case: dict) -> None:
 
 
 def called(call, inputs: list):
-    """The outputs; a skip where one of PyTorch's backends does not take the shape, as it says itself."""
+    """The outputs; a skip where one of PyTorch's backends does not take the shape, as
+    it says itself.
+    """
     try:
         return call(*inputs)
     except RuntimeError as e:
@@ -110,13 +140,14 @@ def called(call, inputs: list):
         raise
 
 
-# --- threads ----------------------------------------------------------------------------------------------------
+# --- threads
 
 
 @pytest.mark.parametrize("algo", RUNGS)
 def test_every_rung_from_four_new_threads_at_once(algo):
-    """The main thread's bits, so the main thread's way; of a peer and of torch, which choose as they like, the right
-    values."""
+    """The main thread's bits, so the main thread's way; of a peer and of torch, which
+    choose as they like, the right values.
+    """
     call, op = rung(algo), REGISTRY.ops[algo.op]
     for case in CASES[algo.op]:
         inputs = on("cuda", oracle.inputs(algo.op, **case))
@@ -125,7 +156,9 @@ def test_every_rung_from_four_new_threads_at_once(algo):
         for outputs in in_new_threads(lambda _, inputs=inputs: call(*inputs)):
             right(op, outputs, case)
             if not algo.packages and algo.language != "python":
-                assert all(torch.equal(a, b) for a, b in zip(first, outputs, strict=True)), case
+                assert all(
+                    torch.equal(a, b) for a, b in zip(first, outputs, strict=True)
+                ), case
 
 
 @pytest.mark.parametrize("algo", APART)
@@ -135,9 +168,14 @@ def test_what_a_judge_calls_from_new_threads(algo):
     for case in CASES[algo.op]:
         given = oracle.inputs(algo.op, **case)
         inputs = on("cuda", given)
-        outputs = [check.allocate(op, helpers.axes_of(op, given), "cuda") for _ in range(NEW)]  # filled with NaN
+        # filled with NaN
+        outputs = [
+            check.allocate(op, helpers.axes_of(op, given), "cuda") for _ in range(NEW)
+        ]
         torch.cuda.synchronize()
-        in_new_threads(lambda i, inputs=inputs, outputs=outputs: kernel(inputs, outputs[i]))
+        in_new_threads(
+            lambda i, inputs=inputs, outputs=outputs: kernel(inputs, outputs[i])
+        )
         torch.cuda.synchronize()
         for each in outputs:
             right(op, each, case)
@@ -163,11 +201,16 @@ print("right")
 
 @pytest.mark.parametrize("algo", OURS)
 def test_the_first_calls_of_a_process_come_from_four_new_threads(algo):
-    """Nothing has been asked of the device, no kernel loaded, and the main thread never has a context."""
+    """Nothing has been asked of the device, no kernel loaded, and the main thread never
+    has a context.
+    """
     here(algo)
     path = os.pathsep.join([str(helpers.TESTS), *sys.path])
     case = json.dumps(CASES[algo.op][0])
-    env = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+    env = {
+        "PYTHONPATH": path,
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0"),
+    }
     done = helpers.python("-c", FRESH, algo.full_name, case, env=env)
     assert (done.code, done.out) == (0, "right\n"), done.err
 
@@ -199,7 +242,9 @@ def test_a_binding_launches_where_its_tensors_are(algo):
 
 @pytest.mark.parametrize("algo", RUNGS)
 def test_every_rung_on_another_gpu(algo):
-    """From the main thread, from new ones, and from a CUDA graph; the first GPU is current, and stays so."""
+    """From the main thread, from new ones, and from a CUDA graph; the first GPU is
+    current, and stays so.
+    """
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU only")
     call, op = rung(algo), REGISTRY.ops[algo.op]
@@ -209,7 +254,8 @@ def test_every_rung_on_another_gpu(algo):
         here_first = called(call, on("cuda:0", given))
         calls = [call(*there), *in_new_threads(lambda _, there=there: call(*there))]
         assert torch.cuda.current_device() == 0
-        if not algo.packages and algo.language != "python":  # others may wait, which no graph can
+        # others may wait, which no graph can
+        if not algo.packages and algo.language != "python":
             stream, graph = torch.cuda.Stream("cuda:1"), torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=stream):
                 captured = call(*there)
@@ -227,7 +273,9 @@ def test_every_rung_on_another_gpu(algo):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_serving_on_another_gpu(dtype):
-    """The three functions, from the main thread, from new ones, and from a CUDA graph; the first GPU is current."""
+    """The three functions, from the main thread, from new ones, and from a CUDA graph;
+    the first GPU is current.
+    """
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU only")
     x = Prompt(4, 8, (1,) * 3, dtype, "cuda:1")
@@ -246,7 +294,9 @@ def test_serving_on_another_gpu(dtype):
         )  # fmt: skip
 
     def prefill(pool):
-        return serving.chunk_prefill(x.q, x.k, x.v, x.a, x.b, x.A_log, x.dt_bias, pool, x.slots, cu)
+        return serving.chunk_prefill(
+            x.q, x.k, x.v, x.a, x.b, x.A_log, x.dt_bias, pool, x.slots, cu
+        )
 
     exact = [x.exact(i) for i in range(3)]
 
@@ -254,15 +304,24 @@ def test_serving_on_another_gpu(dtype):
         assert output.device.index == pool.device.index == 1
         wrong = []
         for i, (o, state) in enumerate(exact):
-            wrong += [error(output.reshape(3, 8, 128)[i], o[0]), error(pool[i + 1], state)]
+            wrong += [
+                error(output.reshape(3, 8, 128)[i], o[0]),
+                error(pool[i + 1], state),
+            ]
         return [y for y in wrong if not y < 1e-2]
 
     for function in (decode, verify, prefill):
         assert faults(*function(x.pool.clone())) == []
-        for output, pool in in_new_threads(lambda _, function=function: function(x.pool.clone())):
+        for output, pool in in_new_threads(
+            lambda _, function=function: function(x.pool.clone())
+        ):
             assert faults(output, pool) == []
         assert torch.cuda.current_device() == 0
-        pool, stream, graph = x.pool.clone(), torch.cuda.Stream("cuda:1"), torch.cuda.CUDAGraph()
+        pool, stream, graph = (
+            x.pool.clone(),
+            torch.cuda.Stream("cuda:1"),
+            torch.cuda.CUDAGraph(),
+        )
         with torch.cuda.graph(graph, stream=stream):
             output, _ = function(pool)
         pool.copy_(x.pool)
@@ -272,12 +331,14 @@ def test_serving_on_another_gpu(dtype):
         assert faults(output, pool) == []
 
 
-# --- addresses --------------------------------------------------------------------------------------------------
+# --- addresses
 
 
 @pytest.mark.parametrize("algo", RUNGS)
 def test_load_takes_or_refuses_an_odd_address_of_any_tensor(algo):
-    """One element after an aligned address. Bindings ask what their kernels need; for other rungs it is 16 bytes."""
+    """One element after an aligned address. Bindings ask what their kernels need; for
+    other rungs it is 16 bytes.
+    """
     call, op = rung(algo), REGISTRY.ops[algo.op]
     case = CASES[algo.op][-1]
     inputs = on("cuda", oracle.inputs(algo.op, **case))
@@ -295,7 +356,10 @@ def test_load_takes_or_refuses_an_odd_address_of_any_tensor(algo):
         try:
             outputs = call(*given, out=out) if i >= len(inputs) else call(*given)
         except ValueError as e:
-            assert re.match(rf"{name}: expected .*aligned to {bytes_} bytes; call \.|{name}: .*; pass one", str(e)), e
+            assert re.match(
+                rf"{name}: expected .*aligned to {bytes_} bytes; call \.|{name}: .*; pass one",
+                str(e),
+            ), e
             assert not compiled or name not in ("a", "b", "A_log", "dt_bias")
         else:
             assert compiled
@@ -307,7 +371,8 @@ def test_load_takes_or_refuses_an_odd_address_of_any_tensor(algo):
 @pytest.mark.parametrize("algo", APART)
 def test_a_binding_takes_or_refuses_an_odd_address_of_any_tensor(algo):
     """One element after an aligned address: right where a kernel reads one element at a time, and
-    refused by name elsewhere. CUDA kernels read the gates so (test_bindings.py has each tensor)."""
+    refused by name elsewhere. CUDA kernels read the gates so (test_bindings.py has each tensor).
+    """
     here(algo)
     op, kernel = helpers.built(algo.full_name, "cuda")
     case = CASES[algo.op][-1]
@@ -323,7 +388,12 @@ def test_a_binding_takes_or_refuses_an_odd_address_of_any_tensor(algo):
                 kernel(odd[: len(inputs)], odd[len(inputs) :])
             except ValueError as e:
                 assert re.search(said, str(e)), e
-                assert algo.language != "cuda" or name not in ("a", "b", "A_log", "dt_bias")
+                assert algo.language != "cuda" or name not in (
+                    "a",
+                    "b",
+                    "A_log",
+                    "dt_bias",
+                )
             else:
                 right(op, odd[len(inputs) :], case)
     torch.cuda.synchronize()
@@ -331,7 +401,7 @@ def test_a_binding_takes_or_refuses_an_odd_address_of_any_tensor(algo):
     right(op, outputs, case)
 
 
-# --- autocast ---------------------------------------------------------------------------------------------------
+# --- autocast
 
 
 @pytest.mark.parametrize("algo", [p for p in RUNGS if not p.values[0].packages])
@@ -344,9 +414,13 @@ def test_autocast_around_a_call_changes_nothing_in_it(algo):
     assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
 
 
-# --- a slower way -----------------------------------------------------------------------------------------------
+# --- a slower way
 
-WITH_WGMMA = ["gdn_prefill/cuda-chunk", "attention_fwd/flashcore-v4", "attention_fwd_causal/flashcore-v4-causal"]
+WITH_WGMMA = [
+    "gdn_prefill/cuda-chunk",
+    "attention_fwd/flashcore-v4",
+    "attention_fwd_causal/flashcore-v4-causal",
+]
 LOADED = """
 import sys, warnings
 from gdn_cli import load, serving
@@ -367,11 +441,14 @@ def test_a_build_without_wgmma_says_so(name, built_for):
     env = {"PYTHONPATH": os.pathsep.join(sys.path), "TVM_FFI_CUDA_ARCH_LIST": built_for}
     env |= {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
     env["FIB_CACHE_PATH"] = (
-        f"{os.environ['FIB_CACHE_PATH']}-{built_for}"  # the cache's key does not contain the architecture
+        # the cache's key does not contain the architecture
+        f"{os.environ['FIB_CACHE_PATH']}-{built_for}"
     )
     done = helpers.python("-c", LOADED, name, env=env)
     assert done.code == 0, done.err
-    why = "mma.sync in place of wgmma, which is not in a build for sm_90, only for sm_90a"
+    why = (
+        "mma.sync in place of wgmma, which is not in a build for sm_90, only for sm_90a"
+    )
     assert done.out == (f"{[f'{name}: {why}']}\n" if built_for == "9.0" else "[]\n")
 
 

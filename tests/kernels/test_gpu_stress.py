@@ -1,7 +1,8 @@
-"""On a GPU: every launch path many times, with another process busy on it: `make test-gpu CALLS=1000`.
+"""On a GPU: every launch path many times, with another process busy on it: `make
+test-gpu CALLS=1000`.
 
-A fault that needs a late arrival or a descheduled CTA shows once in hundreds of calls. Each call must give the bits of
-the first one, whose values are compared with float64.
+A fault that needs a late arrival or a descheduled CTA shows once in hundreds of calls.
+Each call must give the bits of the first one, whose values are compared with float64.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def same_bits(x, y) -> bool:
 
 
 def many_times(calls: int, call) -> list:
-    """The tensors that `call()` returns, the same bits `calls` times more; the host waits after every other call."""
+    """The tensors that `call()` returns, the same bits `calls` times more; the host
+    waits after every other call.
+    """
     first = [x.clone() for x in call()]
     for i in range(calls):
         again = call()
@@ -89,7 +92,19 @@ def test_prefill_from_a_pool_many_times(path, dtype, calls):
 
     def call():
         pool.copy_(x.pool)
-        return serving.chunk_prefill(x.q, x.k, x.v, x.a, x.b, x.A_log, x.dt_bias, pool, x.slots, x.cu_seqlens, out=out)
+        return serving.chunk_prefill(
+            x.q,
+            x.k,
+            x.v,
+            x.a,
+            x.b,
+            x.A_log,
+            x.dt_bias,
+            pool,
+            x.slots,
+            x.cu_seqlens,
+            out=out,
+        )
 
     output, states = many_times(calls, call)
     last = len(x.lengths) - 1
@@ -104,7 +119,18 @@ def test_prefill_many_times(path, calls):
     for y in (x.q, x.k):  # this op takes keys of length 1
         y.copy_(torch.nn.functional.normalize(y.float(), dim=-1))
     prefill = load("gdn_prefill/cuda-chunk")
-    given = x.q, x.k, x.v, x.pool[1:].clone(), x.A_log, x.a, x.dt_bias, x.b, x.cu_seqlens, None
+    given = (
+        x.q,
+        x.k,
+        x.v,
+        x.pool[1:].clone(),
+        x.A_log,
+        x.a,
+        x.dt_bias,
+        x.b,
+        x.cu_seqlens,
+        None,
+    )
     out = torch.empty_like(x.v), torch.empty_like(given[3])
     output, states = many_times(calls, lambda: prefill(*given, out=out))
     last = len(x.lengths) - 1
@@ -118,12 +144,24 @@ def test_prefill_many_times(path, calls):
 def test_packed_decode_many_times(B, dtype, calls):
     x = Prompt(4, 8, (1,) * B, dtype)
     mixed = torch.cat([y.flatten(1) for y in (x.q, x.k, x.v)], dim=1)
-    pool, out = x.pool.clone(), torch.empty(B, 1, 8, D, device="cuda", dtype=torch.bfloat16)
+    pool, out = (
+        x.pool.clone(),
+        torch.empty(B, 1, 8, D, device="cuda", dtype=torch.bfloat16),
+    )
 
     def call():
         pool.copy_(x.pool)
         return serving.packed_decode(
-            mixed, x.a, x.b, x.A_log, x.dt_bias, None, pool, out, x.slots, use_qk_l2norm_in_kernel=True
+            mixed,
+            x.a,
+            x.b,
+            x.A_log,
+            x.dt_bias,
+            None,
+            pool,
+            out,
+            x.slots,
+            use_qk_l2norm_in_kernel=True,
         )
 
     output, states = many_times(calls, call)

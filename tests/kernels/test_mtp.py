@@ -1,5 +1,6 @@
-"""gdn_mtp and gdn_mtp_packed: every algo against steps in float64 that are written here; accepted counts, padding,
-slots, rows that lie apart; and `mtp_verify`, the function of a compiled rung that gdn_cli.serving calls.
+"""gdn_mtp and gdn_mtp_packed: every algo against steps in float64 that are written
+here; accepted counts, padding, slots, rows that lie apart; and `mtp_verify`, the
+function of a compiled rung that gdn_cli.serving calls.
 
 Algos are the registry's, by the devices that they name: a new rung joins by its folder.
 """
@@ -18,14 +19,21 @@ REGISTRY = helpers.REGISTRY
 HEADS = ((4, 8), (2, 6), (4, 4))
 D = 128
 NAMES = {  # op -> arguments of its entry point
-    op: tuple(REGISTRY.ops[op].inputs) for op in ("gdn_mtp", "gdn_mtp_bf16", "gdn_mtp_packed", "gdn_mtp_packed_bf16")
+    op: tuple(REGISTRY.ops[op].inputs)
+    for op in ("gdn_mtp", "gdn_mtp_bf16", "gdn_mtp_packed", "gdn_mtp_packed_bf16")
 }
-STATES = {op: "pool" if "pool" in names else "initial_state" for op, names in NAMES.items()}
+STATES = {
+    op: "pool" if "pool" in names else "initial_state" for op, names in NAMES.items()
+}
 
 
 def algos(device: str) -> list[str]:
     """Those written here that run on a device; peers have packages of their own."""
-    return [a.full_name for a in REGISTRY.algos if a.op in NAMES and device in a.modes and not a.packages]
+    return [
+        a.full_name
+        for a in REGISTRY.algos
+        if a.op in NAMES and device in a.modes and not a.packages
+    ]
 
 
 # rows: for each the slot of each token and the accepted count; slots of the pool
@@ -34,17 +42,23 @@ CASES = {
     "each start": ([([3, 1, 7, 2], 1), ([4, 9, 5, 6], 2), ([8, 10, 11, 12], 3), ([13, 15, 14, 16], 4)], 18),
     "counts": ([([3, 4], 2), ([1, 2], 0), ([5, 6], 3), ([7, 8], -1), ([9, 10], 1), ([11, 12], 99)], 13),
     "padding": ([([0, 0, 0], 1), ([1, 2, 3], 3), ([-1] * 3, 2), ([4, 0, 9], 2), ([7, 8, 9], 1), ([0, 5, 6], 1)], 12),
-    "holes": ([([1, 0, 2], 1), ([0, 3, -1], 2), ([4, 5, -7], 2)], 6),  # a start, and tokens whose state is not kept
-    "one hole": ([([3, 4, 5], 0), ([2, 0, 1], 3)], 6),  # after padding: rows are found by their strides
+    # a start, and tokens whose state is not kept
+    "holes": ([([1, 0, 2], 1), ([0, 3, -1], 2), ([4, 5, -7], 2)], 6),
+    # after padding: rows are found by their strides
+    "one hole": ([([3, 4, 5], 0), ([2, 0, 1], 3)], 6),
     "eight tokens": ([([*range(8, 0, -1)], 8), ([*range(9, 17)], 5)], 17),
     "padding alone": ([([0, 0], 1), ([1, 2], 0)], 3),
     "no row": ([], 3),
 }  # fmt: skip
 
 
-def inputs(op: str, case: str, H: int, HV: int, device: str = "cpu", scale=None) -> dict:
-    """Arguments by name. q and k have any length where they are normalised. Slots hold NaN unless a row starts there:
-    whoever reads another one is found out. gdn_mtp starts one slot lower: there 0 is a slot like any other."""
+def inputs(
+    op: str, case: str, H: int, HV: int, device: str = "cpu", scale=None
+) -> dict:
+    """Arguments by name. q and k have any length where they are normalised. Slots hold
+    NaN unless a row starts there: whoever reads another one is found out. gdn_mtp
+    starts one slot lower: there 0 is a slot like any other.
+    """
     rows, P = CASES[case]
     T = len(rows[0][0]) if rows else 2
     g, B = torch.Generator().manual_seed(len(rows) * 100 + HV), len(rows)
@@ -57,17 +71,34 @@ def inputs(op: str, case: str, H: int, HV: int, device: str = "cpu", scale=None)
         starts = [slot - 1 if slot > 0 else -1 for slot in starts]
     q, k, v = randn(B, T, H, D) * 3, randn(B, T, H, D) * 0.2, randn(B, T, HV, D)
     k[-1:, 1:] *= 0.005  # what is added below the root shows
-    a, b, A_log, dt_bias = randn(B, T, HV).bfloat16(), randn(B, T, HV).bfloat16(), randn(HV) - 1, randn(HV) * 0.25
+    a, b, A_log, dt_bias = (
+        randn(B, T, HV).bfloat16(),
+        randn(B, T, HV).bfloat16(),
+        randn(HV) - 1,
+        randn(HV) * 0.25,
+    )
     states = randn(P, HV, D, D)
     states[[i for i in range(P) if i not in starts]] = math.nan
     states = states.bfloat16() if op.endswith("_bf16") else states
     if STATES[op] == "initial_state":
         q, k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
         first = torch.tensor(starts, dtype=torch.int32)
-        made = [q.bfloat16(), k.bfloat16(), v.bfloat16(), states, first, A_log, a, dt_bias, b]
+        made = [
+            q.bfloat16(),
+            k.bfloat16(),
+            v.bfloat16(),
+            states,
+            first,
+            A_log,
+            a,
+            dt_bias,
+            b,
+        ]
     else:
         row = torch.cat([x.flatten(2) for x in (q, k, v)], dim=2).bfloat16()
-        indices = torch.tensor([slots for slots, _ in rows], dtype=torch.int32).view(B, T)
+        indices = torch.tensor([slots for slots, _ in rows], dtype=torch.int32).view(
+            B, T
+        )
         counts = torch.tensor([accepted for _, accepted in rows], dtype=torch.int32)
         made = [row, a, b, A_log, dt_bias, states, indices, counts]
     return dict(zip(NAMES[op], [*(x.to(device) for x in made), scale], strict=True))
@@ -86,11 +117,17 @@ def split(row: torch.Tensor, HV: int) -> list[torch.Tensor]:
 
 
 def exact(q, k, v, a, b, A_log, dt_bias, pool, starts: list[int], scale, epsilon=None):
-    """(output [B, T, HV, V], states [B, T, HV, V, K] after each token) in float64, one token and head at a time;
-    padding has outputs of 0 and states of NaN."""
-    q, k, v, a, b, A_log, dt_bias, pool = (x.double().cpu() for x in (q, k, v, a, b, A_log, dt_bias, pool))
+    """(output [B, T, HV, V], states [B, T, HV, V, K] after each token) in float64, one
+    token and head at a time; padding has outputs of 0 and states of NaN.
+    """
+    q, k, v, a, b, A_log, dt_bias, pool = (
+        x.double().cpu() for x in (q, k, v, a, b, A_log, dt_bias, pool)
+    )
     B, T, HV, _ = v.shape
-    out, states = torch.zeros_like(v), torch.full((B, T, HV, D, D), math.nan, dtype=torch.float64)
+    out, states = (
+        torch.zeros_like(v),
+        torch.full((B, T, HV, D, D), math.nan, dtype=torch.float64),
+    )
     for n, slot in enumerate(starts):
         for h in range(HV) if slot >= 0 else ():
             S = pool[slot, h].clone()
@@ -99,8 +136,12 @@ def exact(q, k, v, a, b, A_log, dt_bias, pool, starts: list[int], scale, epsilon
                 if epsilon is not None:
                     x, y = x * (x @ x + epsilon) ** -0.5, y * (y @ y + epsilon) ** -0.5
                 z = float(a[n, t, h] + dt_bias[h])
-                S = S * math.exp(-math.exp(A_log[h]) * (max(z, 0) + math.log1p(math.exp(-abs(z)))))
-                S = S + torch.outer((v[n, t, h] - S @ y) / (1 + math.exp(-b[n, t, h])), y)
+                S = S * math.exp(
+                    -math.exp(A_log[h]) * (max(z, 0) + math.log1p(math.exp(-abs(z))))
+                )
+                S = S + torch.outer(
+                    (v[n, t, h] - S @ y) / (1 + math.exp(-b[n, t, h])), y
+                )
                 out[n, t, h], states[n, t, h] = (scale or D**-0.5) * (S @ x), S
     return out, states
 
@@ -110,11 +151,30 @@ def right(op: str, x: dict) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
     gates = [x[name] for name in ("a", "b", "A_log", "dt_bias")]
     if STATES[op] == "initial_state":
         starts = x["initial_state_indices"].tolist()
-        return exact(x["q"], x["k"], x["v"], *gates, x["initial_state"], starts, x["scale"])[0], {}
-    rows = list(zip(x["state_indices"].tolist(), x["num_accepted_tokens"].tolist(), strict=True))
+        return (
+            exact(
+                x["q"], x["k"], x["v"], *gates, x["initial_state"], starts, x["scale"]
+            )[0],
+            {},
+        )
+    rows = list(
+        zip(x["state_indices"].tolist(), x["num_accepted_tokens"].tolist(), strict=True)
+    )
     starts = [start(*row) for row in rows]
-    output, states = exact(*split(x["mixed_qkv"], x["pool"].shape[1]), *gates, x["pool"], starts, x["scale"], 1e-6)
-    kept = [(slot, n, t) for n, (slots, _) in enumerate(rows) if starts[n] > 0 for t, slot in enumerate(slots)]
+    output, states = exact(
+        *split(x["mixed_qkv"], x["pool"].shape[1]),
+        *gates,
+        x["pool"],
+        starts,
+        x["scale"],
+        1e-6,
+    )
+    kept = [
+        (slot, n, t)
+        for n, (slots, _) in enumerate(rows)
+        if starts[n] > 0
+        for t, slot in enumerate(slots)
+    ]
     return output, {slot: states[n, t] for slot, n, t in kept if slot > 0}
 
 
@@ -131,7 +191,9 @@ def step(kernel, op: str, x: dict) -> tuple[torch.Tensor, torch.Tensor]:
     if not kernel.destination_passing:
         return tuple(kernel.returns(list(x.values())))
     pool = x[STATES[op]]
-    output = torch.full((*x["a"].shape, D), math.nan, dtype=torch.bfloat16, device=pool.device)
+    output = torch.full(
+        (*x["a"].shape, D), math.nan, dtype=torch.bfloat16, device=pool.device
+    )
     kernel(list(x.values()), [output, pool])
     return output, pool
 
@@ -155,20 +217,30 @@ def faults(kernel, op: str, x: dict) -> list[str]:
     if got.numel() and not (error := far(got, output)) <= limits[0]:
         found.append(f"output: {error:.2g}")
     wrong = {slot: far(pool[slot], state) for slot, state in states.items()}
-    return found + [f"slot {slot}: {error:.2g}" for slot, error in wrong.items() if not error <= limits[1]]
+    return found + [
+        f"slot {slot}: {error:.2g}"
+        for slot, error in wrong.items()
+        if not error <= limits[1]
+    ]
 
 
-def every_case(kernel, op: str, names, heads=HEADS, device: str = "cpu") -> dict[str, list[str]]:
+def every_case(
+    kernel, op: str, names, heads=HEADS, device: str = "cpu"
+) -> dict[str, list[str]]:
     found = {}
     for H, HV in heads:
         for name in names:
             for scale in (None, 0.3) if name == "two tokens" else (0.0,):
-                found[f"{H}/{HV}, {name}, {scale}"] = faults(kernel, op, inputs(op, name, H, HV, device, scale))
+                found[f"{H}/{HV}, {name}, {scale}"] = faults(
+                    kernel, op, inputs(op, name, H, HV, device, scale)
+                )
     return {name: what for name, what in found.items() if what}
 
 
 def apart(x: torch.Tensor, gap: int) -> torch.Tensor:
-    """The same values in rows that lie apart: on a pool's first axis, else on the first two axes by different gaps."""
+    """The same values in rows that lie apart: on a pool's first axis, else on the first
+    two axes by different gaps.
+    """
     inner = x[0].numel() if gap < 0 else x[0, :1].numel()
     if gap < 0:
         strides = (inner - gap, *x.stride()[1:])
@@ -178,12 +250,31 @@ def apart(x: torch.Tensor, gap: int) -> torch.Tensor:
     return wide.as_strided(x.shape, strides, max(gap, 0)).copy_(x)
 
 
-# elements: rows of q, k and v begin at multiples of 32 bytes, or Triton would add in another order; gates anywhere
-GAPS = {"mixed_qkv": 16, "q": 16, "k": 48, "v": 32, "a": 5, "b": 3, "pool": -64, "initial_state": -64}
+# elements: rows of q, k and v begin at multiples of 32 bytes, or Triton would add in
+# another order; gates anywhere
+GAPS = {
+    "mixed_qkv": 16,
+    "q": 16,
+    "k": 48,
+    "v": 32,
+    "a": 5,
+    "b": 3,
+    "pool": -64,
+    "initial_state": -64,
+}
 
 
-def strided_differences(kernel, op: str, device: str = "cpu", heads=(2, 6), case: str = "padding", one_by_one=True):
-    """Which tensors give other bits where they lie apart, as views of a server's projections and pages do."""
+def strided_differences(
+    kernel,
+    op: str,
+    device: str = "cpu",
+    heads=(2, 6),
+    case: str = "padding",
+    one_by_one=True,
+):
+    """Which tensors give other bits where they lie apart, as views of a server's
+    projections and pages do.
+    """
 
     def made():
         return inputs(op, case, *heads, device)
@@ -203,7 +294,9 @@ def strided_differences(kernel, op: str, device: str = "cpu", heads=(2, 6), case
 
 def written_between(states: torch.Tensor) -> bool:
     """Whether something other than NaN lies between slots that `apart` moved."""
-    hole = states.as_strided((len(states) - 1, 64), (states.stride(0), 1), states[0].numel())
+    hole = states.as_strided(
+        (len(states) - 1, 64), (states.stride(0), 1), states[0].numel()
+    )
     return not states.is_contiguous() and not bool(hole.isnan().all())
 
 
@@ -220,7 +313,15 @@ def kernel_of(full_name: str, device: str):
 def test_on_a_cpu(name):
     kernel, op = kernel_of(name, "cpu"), name.split("/")[0]
     assert every_case(kernel, op, ["padding", "each start"]) == {}
-    assert every_case(kernel, op, [case for case in CASES if case not in ("padding", "each start")], [(2, 6)]) == {}
+    assert (
+        every_case(
+            kernel,
+            op,
+            [case for case in CASES if case not in ("padding", "each start")],
+            [(2, 6)],
+        )
+        == {}
+    )
 
 
 @pytest.mark.parametrize("name", algos("cpu"))
@@ -233,33 +334,55 @@ def interpreted(names: list[str], cases: list[str]) -> dict:
     found = {}
     for name in names:
         kernel, op = helpers.built(name, "interpreter")[1], name.split("/")[0]
-        found |= {f"{name}: {case}": what for case, what in every_case(kernel, op, cases, [(1, 1)]).items()}
-        found |= {f"{name}: {what}": "" for what in strided_differences(kernel, op, "cpu", (1, 1), "holes", False)}
+        found |= {
+            f"{name}: {case}": what
+            for case, what in every_case(kernel, op, cases, [(1, 1)]).items()
+        }
+        found |= {
+            f"{name}: {what}": ""
+            for what in strided_differences(kernel, op, "cpu", (1, 1), "holes", False)
+        }
     return found
 
 
 def interpreted_apart(names: list[str]) -> dict[str, list[str]]:
-    """As few programs as show something: two rows whose tensors lie apart, against float64; and no row."""
+    """As few programs as show something: two rows whose tensors lie apart, against
+    float64; and no row.
+    """
     found = {}
     for name in names:
         kernel, op = helpers.built(name, "interpreter")[1], name.split("/")[0]
         x = inputs(op, "one hole", 1, 1)
         x |= {key: apart(x[key], gap) for key, gap in GAPS.items() if key in x}
-        found[name] = faults(kernel, op, x) + faults(kernel, op, inputs(op, "no row", 1, 1))
+        found[name] = faults(kernel, op, x) + faults(
+            kernel, op, inputs(op, "no row", 1, 1)
+        )
         found[name] += ["written between slots"] * written_between(x[STATES[op]])
     return {name: what for name, what in found.items() if what}
 
 
 def test_below_the_interpreter(interpreter):
-    assert interpreter(interpreted_apart, [name for name in algos("interpreter") if "_bf16/" not in name]) == {}
+    assert (
+        interpreter(
+            interpreted_apart,
+            [name for name in algos("interpreter") if "_bf16/" not in name],
+        )
+        == {}
+    )
 
 
 def errors_on_bfloat16() -> list[float]:
-    kernel, op = helpers.built("gdn_mtp_packed_bf16/triton-v1", "interpreter")[1], "gdn_mtp_packed_bf16"
+    kernel, op = (
+        helpers.built("gdn_mtp_packed_bf16/triton-v1", "interpreter")[1],
+        "gdn_mtp_packed_bf16",
+    )
     x = inputs(op, "two tokens", 1, 1)
     output, states = right(op, x)
     got, pool = step(kernel, op, x)
-    return [far(got, output), *(far(pool[slot], state) for slot, state in states.items())]
+    return [
+        far(got, output),
+        *(far(pool[slot], state) for slot, state in states.items()),
+    ]
 
 
 def test_a_pool_of_bfloat16_below_the_interpreter(interpreter):
@@ -271,7 +394,8 @@ def test_a_pool_of_bfloat16_below_the_interpreter(interpreter):
 @pytest.mark.slow
 def test_more_below_the_interpreter(interpreter):
     cases = ["padding alone", "counts", "padding", "each start"]
-    names = [name for name in algos("interpreter") if "_bf16/" not in name]  # bfloat16 is truncated there
+    # bfloat16 is truncated there
+    names = [name for name in algos("interpreter") if "_bf16/" not in name]
     assert interpreter(interpreted, names, cases) == {}
 
 
@@ -292,55 +416,106 @@ def test_what_cannot_be_is_refused_before_anything_is_written():
         before = x["pool"].clone()
         output = x["a"].new_zeros(4, 4, 6, D)
         with pytest.raises(ValueError, match=says):
-            kernel(list(x.values()), [output, x["pool"] if new_pool is None else new_pool])
+            kernel(
+                list(x.values()), [output, x["pool"] if new_pool is None else new_pool]
+            )
         assert same(before, x["pool"]) and not output.any()
 
     good = inputs(op, "each start", 2, 6)
     refused("new_pool: expected the pool itself", new_pool=good["pool"])
-    refused("1400 columns are no rows of q, k and v", mixed_qkv=torch.zeros(4, 4, 1400, dtype=torch.bfloat16))
-    refused("mixed_qkv: expected rows without gaps", mixed_qkv=good["mixed_qkv"].mT.contiguous().mT)
-    refused(r"a: expected bfloat16 \[4, 4, 6\], got bfloat16 \[4, 4, 5\]", a=good["a"][..., :5])
+    refused(
+        "1400 columns are no rows of q, k and v",
+        mixed_qkv=torch.zeros(4, 4, 1400, dtype=torch.bfloat16),
+    )
+    refused(
+        "mixed_qkv: expected rows without gaps",
+        mixed_qkv=good["mixed_qkv"].mT.contiguous().mT,
+    )
+    refused(
+        r"a: expected bfloat16 \[4, 4, 6\], got bfloat16 \[4, 4, 5\]",
+        a=good["a"][..., :5],
+    )
     refused("b: expected bfloat16", b=good["b"].float())
-    refused("pool: expected dense but for its first two axes", pool=good["pool"].mT, new_pool=good["pool"].mT)
-    refused(r"state_indices: expected int32 \[4, 4\]", state_indices=good["state_indices"][:, :3].contiguous())
-    refused(r"num_accepted_tokens: expected int32 \[4\], got", num_accepted_tokens=good["num_accepted_tokens"][:3])
+    refused(
+        "pool: expected dense but for its first two axes",
+        pool=good["pool"].mT,
+        new_pool=good["pool"].mT,
+    )
+    refused(
+        r"state_indices: expected int32 \[4, 4\]",
+        state_indices=good["state_indices"][:, :3].contiguous(),
+    )
+    refused(
+        r"num_accepted_tokens: expected int32 \[4\], got",
+        num_accepted_tokens=good["num_accepted_tokens"][:3],
+    )
 
 
-# --- mtp_verify, the function that a compiled rung of gdn_mtp_packed exports -----------------------------------------
+# --- mtp_verify, the function that a compiled rung of gdn_mtp_packed exports
 
 
 def verify_of(full_name: str, device: str):
     import tvm_ffi
 
-    library = tvm_ffi.load_module(str(kernel_of(full_name, device).runnable.metadata.misc["binary"]))
+    library = tvm_ffi.load_module(
+        str(kernel_of(full_name, device).runnable.metadata.misc["binary"])
+    )
     return library.get_function("mtp_verify")
 
 
 def compiled(device: str) -> list[str]:
     return [
-        n for n in algos(device) if n.startswith("gdn_mtp_packed/") and REGISTRY.find(n).language in ("cpp", "cuda")
+        n
+        for n in algos(device)
+        if n.startswith("gdn_mtp_packed/")
+        and REGISTRY.find(n).language in ("cpp", "cuda")
     ]
 
 
-def verified(verify, device: str, *, lengths: tuple[int, ...] | None, mode: int, wide: bool) -> list[str]:
-    """What is wrong with a call of `mtp_verify`: three sequences of up to 4 tokens, the second one padding."""
+def verified(
+    verify, device: str, *, lengths: tuple[int, ...] | None, mode: int, wide: bool
+) -> list[str]:
+    """What is wrong with a call of `mtp_verify`: three sequences of up to 4 tokens, the
+    second one padding.
+    """
     g, (H, HV, B, T, P) = torch.Generator().manual_seed(mode), (2, 6, 3, 4, 15)
     counts, whole = lengths or (T,) * B, torch.int64 if wide else torch.int32
 
     def randn(*shape):
         return torch.randn(*shape, generator=g).bfloat16()
 
-    q, k, v, a, b = randn(B, T, H, D), randn(B, T, H, D), randn(B, T, HV, D), randn(B, T, HV), randn(B, T, HV)
+    q, k, v, a, b = (
+        randn(B, T, H, D),
+        randn(B, T, H, D),
+        randn(B, T, HV, D),
+        randn(B, T, HV),
+        randn(B, T, HV),
+    )
     A_log, dt_bias = torch.randn(HV, generator=g) - 1, torch.randn(HV, generator=g)
     slots = torch.tensor([[5, 1, 9, 2], [0, 3, 4, 6], [14, 8, 7, 13]])
     accepted = torch.tensor([3, 1, 2]) if mode == 2 else None
-    starts = [9, 0, 8] if mode == 2 else [5, 0, 14]  # first_slot is 1: the second sequence is padding
+    # first_slot is 1: the second sequence is padding
+    starts = [9, 0, 8] if mode == 2 else [5, 0, 14]
     pool = torch.randn(P, HV, D, D, generator=g)
     states, rows = torch.full((5, T + 1, HV, D, D), math.nan), torch.tensor([4, 0, 1])
-    right, after = exact(q, k, v, a, b, A_log, dt_bias, pool, [n if n > 0 else -1 for n in starts], 0.1, 1e-6)
+    right, after = exact(
+        q,
+        k,
+        v,
+        a,
+        b,
+        A_log,
+        dt_bias,
+        pool,
+        [n if n > 0 else -1 for n in starts],
+        0.1,
+        1e-6,
+    )
     tokens = [(n, t) for n in range(B) for t in range(counts[n])]
     if lengths:
-        q, k, v, a, b = (torch.stack([x[n, t] for n, t in tokens]) for x in (q, k, v, a, b))
+        q, k, v, a, b = (
+            torch.stack([x[n, t] for n, t in tokens]) for x in (q, k, v, a, b)
+        )
     output = torch.full_like(v, math.nan)
     ends = torch.tensor([0, *counts]).cumsum(0).int() if lengths else None
     if mode != 2:
@@ -355,7 +530,11 @@ def verified(verify, device: str, *, lengths: tuple[int, ...] | None, mode: int,
     ]
     there = [y.to(device) if isinstance(y, torch.Tensor) else y for y in x]
     verify(*there, mode, 1, 1e-6)
-    pool, output, states = there[7].cpu(), there[12].cpu(), there[13].cpu() if mode == 3 else states
+    pool, output, states = (
+        there[7].cpu(),
+        there[12].cpu(),
+        there[13].cpu() if mode == 3 else states,
+    )
     flat, found = output if lengths else output.flatten(0, 1), []
     if not far(flat, torch.stack([right[n, t] for n, t in tokens])) <= 5e-3:
         found.append("output")
@@ -363,28 +542,53 @@ def verified(verify, device: str, *, lengths: tuple[int, ...] | None, mode: int,
     want = {}  # slot -> the last state that is written there
     for n, t in live if mode in (1, 2) else ():
         want[starts[n] if mode == 1 else int(slots[n, t])] = after[n, t]
-    found += [f"slot {i}" for i, state in want.items() if not far(pool[i], state) <= 1e-5]
-    found += [f"slot {i} changed" for i in range(P) if i not in want and not same(pool[i], before[i])]
+    found += [
+        f"slot {i}" for i, state in want.items() if not far(pool[i], state) <= 1e-5
+    ]
+    found += [
+        f"slot {i} changed"
+        for i in range(P)
+        if i not in want and not same(pool[i], before[i])
+    ]
     if mode == 3:
-        found += [f"state {n}, {t}" for n, t in live if not far(states[rows[n], t], after[n, t]) <= 1e-5]
-        free = [(i, t) for i in range(5) for t in range(T + 1) if (i, t) not in [(int(rows[n]), t) for n, t in live]]
-        found += [f"buffer {i}, {t} written" for i, t in free if not states[i, t].isnan().all()]
+        found += [
+            f"state {n}, {t}"
+            for n, t in live
+            if not far(states[rows[n], t], after[n, t]) <= 1e-5
+        ]
+        free = [
+            (i, t)
+            for i in range(5)
+            for t in range(T + 1)
+            if (i, t) not in [(int(rows[n]), t) for n, t in live]
+        ]
+        found += [
+            f"buffer {i}, {t} written"
+            for i, t in free
+            if not states[i, t].isnan().all()
+        ]
     return found
 
 
 CALLS = [
-    (lengths, mode, wide) for lengths in (None, (2, 4, 1)) for mode in range(4) for wide in ((False, True)[mode % 2],)
+    (lengths, mode, wide)
+    for lengths in (None, (2, 4, 1))
+    for mode in range(4)
+    for wide in ((False, True)[mode % 2],)
 ]
 
 
 @pytest.mark.parametrize("name", compiled("cpu"))
 def test_the_servers_function_on_a_cpu(name):
     verify = verify_of(name, "cpu")
-    found = {call: verified(verify, "cpu", lengths=call[0], mode=call[1], wide=call[2]) for call in CALLS}
+    found = {
+        call: verified(verify, "cpu", lengths=call[0], mode=call[1], wide=call[2])
+        for call in CALLS
+    }
     assert {call: what for call, what in found.items() if what} == {}
 
 
-# --- on a GPU -------------------------------------------------------------------------------------------------------
+# --- on a GPU
 
 
 @pytest.mark.gpu
@@ -396,12 +600,17 @@ def test_on_a_gpu(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [n for n in algos("cuda") if not n.endswith("/pt-reference")])
+@pytest.mark.parametrize(
+    "name", [n for n in algos("cuda") if not n.endswith("/pt-reference")]
+)
 def test_a_graph_is_replayed_with_other_rows_and_padding(name):
     kernel, op = kernel_of(name, "cuda"), name.split("/")[0]
     x = inputs(op, "each start", 4, 8, "cuda")
     x[STATES[op]].nan_to_num_(0.5)  # other slots are starts in the replay
-    fresh, output = x[STATES[op]].clone(), torch.empty_like(x["a"][..., None].expand(-1, -1, -1, D).contiguous())
+    fresh, output = (
+        x[STATES[op]].clone(),
+        torch.empty_like(x["a"][..., None].expand(-1, -1, -1, D).contiguous()),
+    )
     kernel(list(x.values()), [output, x[STATES[op]]])
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -411,7 +620,10 @@ def test_a_graph_is_replayed_with_other_rows_and_padding(name):
     if STATES[op] == "initial_state":
         x["initial_state_indices"].copy_(torch.tensor([3, -1, 12, 1]))
     else:
-        x["state_indices"][1], x["state_indices"][2] = 0, torch.tensor([17, 4, 9, 5], device="cuda")
+        x["state_indices"][1], x["state_indices"][2] = (
+            0,
+            torch.tensor([17, 4, 9, 5], device="cuda"),
+        )
         x["num_accepted_tokens"].copy_(torch.tensor([2, 1, 4, 7]))
     graph.replay()
     replayed, after = output.clone(), x[STATES[op]].clone()
@@ -424,5 +636,8 @@ def test_a_graph_is_replayed_with_other_rows_and_padding(name):
 @pytest.mark.parametrize("name", compiled("cuda"))
 def test_the_servers_function_on_a_gpu(name):
     verify = verify_of(name, "cuda")
-    found = {call: verified(verify, "cuda", lengths=call[0], mode=call[1], wide=call[2]) for call in CALLS}
+    found = {
+        call: verified(verify, "cuda", lengths=call[0], mode=call[1], wide=call[2])
+        for call in CALLS
+    }
     assert {call: what for call, what in found.items() if what} == {}

@@ -1,4 +1,6 @@
-"""What `mtp_verify` of the CUDA rungs takes beyond test_mtp.py: bfloat16, 1 to 8 tokens, every row of constants."""
+"""What `mtp_verify` of the CUDA rungs takes beyond test_mtp.py: bfloat16, 1 to 8
+tokens, every row of constants.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,12 @@ import pytest
 import torch
 
 D, H, HV = 128, 2, 6
-NAMES = [f"{op}/cuda-v1" for op in ("gdn_mtp", "gdn_mtp_packed", "gdn_mtp_bf16", "gdn_mtp_packed_bf16")]
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-3}  # of a state: 2e-3 is one rounding to bfloat16
+NAMES = [
+    f"{op}/cuda-v1"
+    for op in ("gdn_mtp", "gdn_mtp_packed", "gdn_mtp_bf16", "gdn_mtp_packed_bf16")
+]
+# of a state: 2e-3 is one rounding to bfloat16
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-3}
 
 pytestmark = pytest.mark.gpu
 
@@ -16,7 +22,9 @@ def verify_of(name: str):
     import tvm_ffi
     from kernels.test_mtp import kernel_of
 
-    return tvm_ffi.load_module(str(kernel_of(name, "cuda").runnable.metadata.misc["binary"])).get_function("mtp_verify")
+    return tvm_ffi.load_module(
+        str(kernel_of(name, "cuda").runnable.metadata.misc["binary"])
+    ).get_function("mtp_verify")
 
 
 def arguments(B: int, T: int, dtype: torch.dtype) -> dict:
@@ -44,11 +52,15 @@ def exact(x: dict) -> tuple[torch.Tensor, torch.Tensor]:
     z = a + x["dt_bias"].double()
     g = torch.exp(-x["A_log"].double().exp() * torch.logaddexp(z, torch.zeros_like(z)))
     rows = torch.arange(len(a), device="cuda")
-    S = x["pool"][x["state_indices"][rows, x["num_accepted_tokens"].long() - 1].long()].double()
+    S = x["pool"][
+        x["state_indices"][rows, x["num_accepted_tokens"].long() - 1].long()
+    ].double()
     outputs, states = [], []
     for t in range(a.shape[1]):
         S = S * g[:, t, :, None, None]
-        d = torch.sigmoid(b[:, t])[..., None] * (v[:, t] - torch.einsum("bhvk,bhk->bhv", S, k[:, t]))
+        d = torch.sigmoid(b[:, t])[..., None] * (
+            v[:, t] - torch.einsum("bhvk,bhk->bhv", S, k[:, t])
+        )
         S = S + torch.einsum("bhv,bhk->bhvk", d, k[:, t])
         outputs.append(D**-0.5 * torch.einsum("bhvk,bhk->bhv", S, q[:, t]))
         states.append(S)
@@ -63,7 +75,10 @@ def far(x: torch.Tensor, y: torch.Tensor) -> float:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_of_tokens_and_size(name, dtype):
     verify, found = verify_of(name), []
-    for B, T in [*((2, T) for T in range(1, 9)), *((B, T) for B in (1, 8, 30, 100) for T in (4, 8))]:
+    for B, T in [
+        *((2, T) for T in range(1, 9)),
+        *((B, T) for B in (1, 8, 30, 100) for T in (4, 8)),
+    ]:
         for mode in (0, 2) if "packed" in name else (0,):
             x = arguments(B, T, dtype)
             output, states = exact(x)
@@ -73,7 +88,11 @@ def test_every_number_of_tokens_and_size(name, dtype):
                 found.append((B, T, mode, "output"))
             if mode == 0 and not torch.equal(x["pool"], before):
                 found.append((B, T, mode, "pool changed"))
-            if mode == 2 and not far(x["pool"][x["state_indices"].long()], states) <= TOLERANCE[dtype]:
+            if (
+                mode == 2
+                and not far(x["pool"][x["state_indices"].long()], states)
+                <= TOLERANCE[dtype]
+            ):
                 found.append((B, T, mode, "states"))
     assert found == []
 
@@ -89,7 +108,17 @@ def test_what_it_cannot_do_is_refused_in_one_line():
     refused("expected 1 to 8 tokens a sequence, got 9", q=nine)
     refused("mode: expected 0 to 3, got 4", mode=4)
     refused("states: expected a buffer, in mode 3", mode=3)
-    refused("pool: expected float32 or bfloat16, got float16", pool=arguments(2, 4, torch.float16)["pool"])
-    refused("state_indices: expected a column for each token", state_indices=torch.ones(2, dtype=torch.int32).cuda())
-    with pytest.raises(ValueError, match="expected 0, as this library writes no states, got 2"):
-        verify_of("gdn_mtp/cuda-v1")(*arguments(2, 4, torch.float32).values(), 2, 1, 1e-6)
+    refused(
+        "pool: expected float32 or bfloat16, got float16",
+        pool=arguments(2, 4, torch.float16)["pool"],
+    )
+    refused(
+        "state_indices: expected a column for each token",
+        state_indices=torch.ones(2, dtype=torch.int32).cuda(),
+    )
+    with pytest.raises(
+        ValueError, match="expected 0, as this library writes no states, got 2"
+    ):
+        verify_of("gdn_mtp/cuda-v1")(
+            *arguments(2, 4, torch.float32).values(), 2, 1, 1e-6
+        )

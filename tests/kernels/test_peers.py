@@ -1,5 +1,6 @@
-"""The engines' kernels as peers of the ops with a pool: each call fits the signature that was read in the engine's
-release (algo.toml names it), and results land where the op wants them. The stand-ins compute with the oracle.
+"""The engines' kernels as peers of the ops with a pool: each call fits the signature
+that was read in the engine's release (algo.toml names it), and results land where the
+op wants them. The stand-ins compute with the oracle.
 
 Where an engine's files are on the path, its own signatures are read too, without importing it.
 """
@@ -20,17 +21,32 @@ from gdn_cli.machine import inventory
 
 REGISTRY = helpers.REGISTRY
 BASES = "gdn_decode_packed", "gdn_mtp", "gdn_mtp_packed"
-PEERS = [a.full_name for base in BASES for op in (base, f"{base}_bf16") for a in REGISTRY.of(op) if a.packages]
-VLLM, SGLANG = "vllm/third_party/flash_linear_attention/ops", "sglang/kernels/ops/attention/fla"
+PEERS = [
+    a.full_name
+    for base in BASES
+    for op in (base, f"{base}_bf16")
+    for a in REGISTRY.of(op)
+    if a.packages
+]
+VLLM, SGLANG = (
+    "vllm/third_party/flash_linear_attention/ops",
+    "sglang/kernels/ops/attention/fla",
+)
 # function -> the modules that have it, and the file of its definition where that is another one
 FROM = {
-    "fused_recurrent_gated_delta_rule_packed_decode": [f"{VLLM}/fused_recurrent.py", f"{SGLANG}/fused_recurrent.py"],
+    "fused_recurrent_gated_delta_rule_packed_decode": [
+        f"{VLLM}/fused_recurrent.py",
+        f"{SGLANG}/fused_recurrent.py",
+    ],
     "fused_sigmoid_gating_delta_rule_update": [f"{VLLM}/fused_sigmoid_gating.py"],
     "recurrent_gdn_decode": ["attn_gym/linear/gdn/api.py"],
     "gated_delta_rule_decode_pretranspose": ["flashinfer/gdn_decode.py"],
     "gated_delta_rule_mtp": ["flashinfer/gdn_decode.py"],
 }
-MODULES = ["attn_gym.linear", *{file[:-3].replace("/", ".") for files in FROM.values() for file in files}]
+MODULES = [
+    "attn_gym.linear",
+    *{file[:-3].replace("/", ".") for files in FROM.values() for file in files},
+]
 STAND_IN = """
 import oracle, torch
 
@@ -115,30 +131,49 @@ ASK = textwrap.dedent("""
 
 def test_the_calls_fit_the_engines_signatures(tmp_path):
     files = {name: pack.sources(REGISTRY.find(name)) for name in PEERS}
-    asked = [(name, str(next(file for file in files[name] if file.name == "main.py"))) for name in PEERS]
+    asked = [
+        (name, str(next(file for file in files[name] if file.name == "main.py")))
+        for name in PEERS
+    ]
     (tmp_path / "stand_in.py").write_text(STAND_IN, encoding="utf-8")
-    names = dict(tests=str(helpers.TESTS), folder=str(tmp_path), asked=asked, modules=MODULES)
+    names = dict(
+        tests=str(helpers.TESTS), folder=str(tmp_path), asked=asked, modules=MODULES
+    )
     done = helpers.python("-c", ASK.format(**names))
     assert done.code == 0, done.err[-2000:]
     found = json.loads(done.out)
     assert len(found) == 2 * len(PEERS) == 26
     bound = {name: 2.5e-3 if "_bf16/" in name else 1e-6 for name in found}
-    assert {name: errors for name, errors in found.items() if not (errors[0] < 5e-3 and errors[1] < bound[name])} == {}
+    assert {
+        name: errors
+        for name, errors in found.items()
+        if not (errors[0] < 5e-3 and errors[1] < bound[name])
+    } == {}
 
 
 def arguments(source: str, function: str) -> list[str]:
-    (found,) = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef) and n.name == function)
+    (found,) = (
+        n
+        for n in ast.walk(ast.parse(source))
+        if isinstance(n, ast.FunctionDef) and n.name == function
+    )
     return [x.arg for x in found.args.args + found.args.kwonlyargs]
 
 
-@pytest.mark.parametrize(("function", "file"), [(name, file) for name, files in FROM.items() for file in files])
+@pytest.mark.parametrize(
+    ("function", "file"),
+    [(name, file) for name, files in FROM.items() for file in files],
+)
 def test_a_stand_in_has_the_arguments_of_its_engine(function, file):
     """Some engines' functions have more than the peers use."""
     spec = importlib.util.find_spec(file.split("/")[0])  # does not import it
     found = Path(spec.submodule_search_locations[0]).parent / file if spec else None
     if not found or not found.is_file():
         pytest.skip(f"{file} is not on the path")
-    theirs, ours = arguments(found.read_text(encoding="utf-8"), function), arguments(STAND_IN, function)
+    theirs, ours = (
+        arguments(found.read_text(encoding="utf-8"), function),
+        arguments(STAND_IN, function),
+    )
     assert set(ours) <= set(theirs) and ours[:7] == theirs[:7]
 
 
@@ -146,5 +181,9 @@ def test_a_stand_in_has_the_arguments_of_its_engine(function, file):
 def test_who_is_missing_is_named_with_its_installation(name):
     algo, gpus = REGISTRY.find(name), (inventory.Gpu("one", "9.0", "580"),)
     ((module, wheel),) = algo.packages.items()
-    machine = inventory.Machine(gpus=lambda: gpus, has_package=lambda other: other != module)
-    assert machine.place(algo) == inventory.Place(None, f"package {wheel} missing", f"pip install {wheel}")
+    machine = inventory.Machine(
+        gpus=lambda: gpus, has_package=lambda other: other != module
+    )
+    assert machine.place(algo) == inventory.Place(
+        None, f"package {wheel} missing", f"pip install {wheel}"
+    )

@@ -1,4 +1,6 @@
-"""cuda-chunk's kernels on a CPU (emulator/): fragments, swizzles, the inverse, ends of sequences, against float64."""
+"""cuda-chunk's kernels on a CPU (emulator/): fragments, swizzles, the inverse, ends of
+sequences, against float64.
+"""
 
 from __future__ import annotations
 
@@ -244,21 +246,34 @@ extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segm
 
 
 def library_of(folder, driver, *own, races=False):
-    """The library of a driver; `own` are files of another rung that take the places of cuda-chunk's. With `races` it
-    looks for them (emulation.races_in)."""
-    names = {"wgmma_bf16.cuh", "tensor_maps.cuh", "launch.cuh", "tuned.h"}  # emulated, or of the host
+    """The library of a driver; `own` are files of another rung that take the places of
+    cuda-chunk's. With `races` it looks for them (emulation.races_in).
+    """
+    # emulated, or of the host
+    names = {"wgmma_bf16.cuh", "tensor_maps.cuh", "launch.cuh", "tuned.h"}
     for file in [*FOLDER.glob("*.*h"), *SHARED.glob("*.*h"), *own]:
         if file.name not in names:
             shutil.copy(file, folder)
     chunk, n = re.subn(
-        r"__device__ __forceinline__ uint32_t transposed\(.*?\n}\n", "", (SHARED / "chunk.cuh").read_text(), flags=re.S
+        r"__device__ __forceinline__ uint32_t transposed\(.*?\n}\n",
+        "",
+        (SHARED / "chunk.cuh").read_text(),
+        flags=re.S,
     )
-    assert n == 1 and "asm" not in chunk, "chunk.cuh has other PTX than emulator/matrix.cuh"
+    assert n == 1 and "asm" not in chunk, (
+        "chunk.cuh has other PTX than emulator/matrix.cuh"
+    )
     (folder / "chunk.cuh").write_text(chunk)
-    descriptors = re.search(r"struct KMajor .*?\n(?=\n#define)", (SHARED / "wgmma_bf16.cuh").read_text(), re.S)[0]
+    descriptors = re.search(
+        r"struct KMajor .*?\n(?=\n#define)",
+        (SHARED / "wgmma_bf16.cuh").read_text(),
+        re.S,
+    )[0]
     assert "further" in descriptors and "asm" not in descriptors
     (folder / "descriptors.cuh").write_text(descriptors)  # for emulator/wgmma.cuh
-    return emulation.library(folder, LAUNCHES + driver, SHARED / "intra_chunk_steps.cuh", races=races)
+    return emulation.library(
+        folder, LAUNCHES + driver, SHARED / "intra_chunk_steps.cuh", races=races
+    )
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +284,12 @@ def library(tmp_path_factory):
 def inputs(lengths, H, HV, *, seed=0, state_scale=1.0):
     draw = torch.Generator().manual_seed(seed)
     T, N = sum(lengths), len(lengths)
-    q, k = (torch.nn.functional.normalize(torch.randn(T, H, 128, generator=draw), dim=-1).bfloat16() for _ in range(2))
+    q, k = (
+        torch.nn.functional.normalize(
+            torch.randn(T, H, 128, generator=draw), dim=-1
+        ).bfloat16()
+        for _ in range(2)
+    )
     v = torch.randn(T, HV, 128, generator=draw).bfloat16()
     state = torch.randn(N, HV, 128, 128, generator=draw) * state_scale
     A_log, dt_bias = (torch.randn(HV, generator=draw) for _ in range(2))
@@ -278,16 +298,31 @@ def inputs(lengths, H, HV, *, seed=0, state_scale=1.0):
     return [q, k, v, state, A_log, a, dt_bias, b, cu]
 
 
-def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_place=False, window=-1, seen=None):
+def prefill(
+    library,
+    warps,
+    given,
+    scale=0.1,
+    mode=0,
+    members=1,
+    segment=0,
+    in_place=False,
+    window=-1,
+    seen=None,
+):
     q, k, v, state, A_log, a, dt_bias, b, cu = given
     segment = 0 if warps in FUSED else segment  # it takes whole sequences
     T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
     guarded = torch.full((T + 64, HV, 128), float("nan"), dtype=torch.bfloat16)
     output, state = guarded[:T], state.clone()
     new_state = state if in_place else torch.full_like(state, float("nan"))
-    prepared = torch.full(((T // 64 + N) * HV, library.prepared_bytes()), 255, dtype=torch.uint8)
+    prepared = torch.full(
+        ((T // 64 + N) * HV, library.prepared_bytes()), 255, dtype=torch.uint8
+    )
     segments = T // (64 * segment) + N if segment else 0
-    ends, transfers = (torch.full((segments, HV, 128, 128), float("nan")) for _ in range(2))
+    ends, transfers = (
+        torch.full((segments, HV, 128, 128), float("nan")) for _ in range(2)
+    )
     plan = torch.full((4 + 4 * N + 16,), -1, dtype=torch.int32)
     bounds = torch.full((HV, T // 64 + N), float("nan"))
     linked = torch.full((segments, HV), -1, dtype=torch.int32)
@@ -311,7 +346,22 @@ def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_p
         linked,
     ]
     table = (ctypes.c_void_p * len(pointers))(*(x.data_ptr() for x in pointers))
-    assert library.prefill(warps, mode, members, segment, window, table, ctypes.c_float(scale), H, HV, N, T) == 0
+    assert (
+        library.prefill(
+            warps,
+            mode,
+            members,
+            segment,
+            window,
+            table,
+            ctypes.c_float(scale),
+            H,
+            HV,
+            N,
+            T,
+        )
+        == 0
+    )
     assert guarded[T:].isnan().all(), "a write behind the output"
     assert (plan[4 + 4 * N :] == -1).all(), "a write behind the plan"
     if warps < 0:
@@ -319,17 +369,23 @@ def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_p
     if seen is not None:
         seen.update(bounds=bounds, linked=linked, transfers=transfers)
     if warps in FUSED and N * HV > warps - FUSED[0] > 0:
-        assert (plan[:2] == 0).all(), "tickets that a graph's next replay would not find"
+        assert (plan[:2] == 0).all(), (
+            "tickets that a graph's next replay would not find"
+        )
     return output, new_state
 
 
 STATIC, LONGEST_FIRST, HALVES, QUARTERS = 0, 1, 2, 3
-TMA = -100  # and, less than that, the number of CTAs: inter_chunk_tma.cuh's work tiles in order of length
+# and, less than that, the number of CTAs: inter_chunk_tma.cuh's work tiles in order of
+# length
+TMA = -100
 
 
 def way(library, lengths, HV, ctas, mma=False):
     chunks = [-(-int(x) // 64) for x in lengths]
-    return library.way(mma, max(chunks), min(chunks), sum(chunks), len(chunks), HV, ctas)
+    return library.way(
+        mma, max(chunks), min(chunks), sum(chunks), len(chunks), HV, ctas
+    )
 
 
 def check_order(library, plan, cu, HV, ctas, mma=False):
@@ -340,7 +396,8 @@ def check_order(library, plan, cu, HV, ctas, mma=False):
     assert order.sort().values.tolist() == list(range(len(lengths)))
     assert torch.equal(first, cu[order]) and torch.equal(tokens, lengths[order])
     assert plan[1] != STATIC or torch.equal(order, order.sort().values)
-    assert plan[1] == STATIC or (-(-tokens // 64)).clamp(max=255).diff().le(0).all()  # longest first
+    # longest first
+    assert plan[1] == STATIC or (-(-tokens // 64)).clamp(max=255).diff().le(0).all()
     return order
 
 
@@ -348,28 +405,45 @@ def check_tiles(library, plan, cu, HV, ctas, mma=False):
     """Each work tile is taken once, and in order: in the emulator one CTA comes after the other."""
     order = check_order(library, plan, cu, HV, ctas, mma).tolist()
     tiles = {HALVES: 2, QUARTERS: 4}.get(int(plan[1]), 1)
-    rows = [(n * HV + hv) * 128 + 128 // tiles * i for n in order for hv in range(HV) for i in range(tiles)]
-    first, later = range(min(ctas, len(rows))), range(ctas, len(rows))  # of first ones TMA brings no state
-    assert plan[0] == (0 if plan[1] == STATIC else len(rows))  # each CTA has asked once in vain
+    rows = [
+        (n * HV + hv) * 128 + 128 // tiles * i
+        for n in order
+        for hv in range(HV)
+        for i in range(tiles)
+    ]
+    # of first ones TMA brings no state
+    first, later = range(min(ctas, len(rows))), range(ctas, len(rows))
+    # each CTA has asked once in vain
+    assert plan[0] == (0 if plan[1] == STATIC else len(rows))
     if plan[1] == STATIC:
         later = [item for cta in first for item in range(cta + ctas, len(rows), ctas)]
-    assert [library.state_asked(i) for i in range(len(rows))] == [rows[i] for i in later] + [-1] * len(first)
+    assert [library.state_asked(i) for i in range(len(rows))] == [
+        rows[i] for i in later
+    ] + [-1] * len(first)
 
 
 def prepared(library, given, scale, members=1, wide=0, mode=0):
-    """[chunks, HV] of T, M [64, 64] (M: None where wide) and of the gates in, out, beta, sum [4, 64]; float64."""
+    """[chunks, HV] of T, M [64, 64] (M: None where wide) and of the gates in, out,
+    beta, sum [4, 64]; float64.
+    """
     q, k, v, _, A_log, a, dt_bias, b, cu = given
     T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
     memory = torch.full((T // 64 + N, HV, 2 - wide, 64, 8, 16), 255, dtype=torch.uint8)
     pointers = [q, k, A_log, a, dt_bias, b, cu, memory]
     table = (ctypes.c_void_p * len(pointers))(*(x.data_ptr() for x in pointers))
     library.prepare(wide, mode, members, table, ctypes.c_float(scale), H, HV, N, T)
-    swizzled = torch.arange(8)[None, :] ^ torch.arange(64)[:, None] % 8  # piece c of row r is at c ^ (r % 8)
+    # piece c of row r is at c ^ (r % 8)
+    swizzled = torch.arange(8)[None, :] ^ torch.arange(64)[:, None] % 8
     pieces = memory[:, :, :, torch.arange(64)[:, None], swizzled].contiguous()
     matrices = pieces.flatten(-2).contiguous().view(torch.bfloat16).double()
-    gates = pieces[:, :, 0, :16, 4:].contiguous().view(torch.float32)  # number t of gate f: row t / 4, piece 4 + f
+    # number t of gate f: row t / 4, piece 4 + f
+    gates = pieces[:, :, 0, :16, 4:].contiguous().view(torch.float32)
     gates = gates.transpose(2, 3).flatten(3)
-    return matrices[:, :, 0].numpy(), None if wide else matrices[:, :, 1].numpy(), gates.double().numpy()
+    return (
+        matrices[:, :, 0].numpy(),
+        None if wide else matrices[:, :, 1].numpy(),
+        gates.double().numpy(),
+    )
 
 
 def error(x, right):
@@ -384,16 +458,25 @@ USUAL = 2e-3  # of the state: were R rounded for D's own token as well, 2.3e-3 t
 
 
 def close(found, expected, of_state=4.5e-3):
-    """bf16 goes into every product: FlashInfer's and flash-linear-attention's errors are 3e-3 to 5e-3."""
-    return error(found[0], expected[0]) < 4.5e-3 and error(found[1], expected[1]) < of_state
+    """bf16 goes into every product: FlashInfer's and flash-linear-attention's errors
+    are 3e-3 to 5e-3.
+    """
+    return (
+        error(found[0], expected[0]) < 4.5e-3
+        and error(found[1], expected[1]) < of_state
+    )
 
 
 @pytest.mark.parametrize("wide", [0, 1])
 def test_the_prepared_chunks(library, wide):
-    """T, M and the gates in a chunk's 8 or 16 KB: two chunks, the second of 10 tokens, value heads in groups of 3."""
+    """T, M and the gates in a chunk's 8 or 16 KB: two chunks, the second of 10 tokens,
+    value heads in groups of 3.
+    """
     given = inputs([74, 5], 2, 6, seed=4)
     given[1][74:] = float("nan")  # the next sequence
-    q, k, _, _, A_log, a, dt_bias, b, _ = (x[:74].double() if len(x) == 79 else x.double() for x in given)
+    q, k, _, _, A_log, a, dt_bias, b, _ = (
+        x[:74].double() if len(x) == 79 else x.double() for x in given
+    )
     log_g = -torch.exp(A_log) * torch.nn.functional.softplus(a + dt_bias)
     beta = torch.sigmoid(b)
     for members, mode in ((1, 0), (2, 3), (3, 2), (1, 1)):
@@ -411,20 +494,25 @@ def test_the_prepared_chunks(library, wide):
             A = (weights[:, None] * decay * (K @ K.T)).tril(-1)
             T[chunk, hv, :32, 32:] = 0  # the gates
             one = torch.eye(64).double()
-            pairs = [(T[chunk, hv], torch.linalg.inv(one + A) - one, 0)]  # its diagonal is left out
+            # its diagonal is left out
+            pairs = [(T[chunk, hv], torch.linalg.inv(one + A) - one, 0)]
             if not wide:
                 pairs.append((M[chunk, hv], 0.25 * decay * (Q @ K.T), 1))
             for found, expected, zeros in pairs:
                 assert error(torch.tensor(found), expected.numpy()) < 3e-3
                 assert not np.triu(found, zeros).any()
-            expected = torch.stack([torch.exp(G), torch.exp(G[63] - G), weights]).numpy()
+            expected = torch.stack(
+                [torch.exp(G), torch.exp(G[63] - G), weights]
+            ).numpy()
             assert np.abs(gates[chunk, hv, :3] - expected).max() < 2e-6
             assert np.allclose(gates[chunk, hv, 3], G / np.log(2), rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture
 def room(library):
-    """How many CTAs of the intra-chunk kernel are resident: with fewer than chunks a CTA has several."""
+    """How many CTAs of the intra-chunk kernel are resident: with fewer than chunks a
+    CTA has several.
+    """
     yield library.fit
     library.fit(1 << 30)
 
@@ -452,7 +540,10 @@ def test_chunk_after_chunk(library, room, lengths, H, HV):
         for mode in (*MODES, 4, 5, 7) if ctas < 3 else (0, 7):
             found = prepared(library, given, 0.25, wide=1, mode=mode)
             for i in (0, 2):
-                assert np.array_equal(found[i], expected[i], equal_nan=True), (ctas, mode)
+                assert np.array_equal(found[i], expected[i], equal_nan=True), (
+                    ctas,
+                    mode,
+                )
 
 
 def test_chunks_do_not_depend_on_neighbouring_sequences(library, room):
@@ -468,7 +559,12 @@ def test_chunks_do_not_depend_on_neighbouring_sequences(library, room):
         for mode in (0, 7):
             found = prepared(library, given, 0.25, wide=1, mode=mode)
             for i in (0, 2):
-                assert np.array_equal(found[i][there], expected[i][there], equal_nan=True), (ctas, mode)
+                assert np.array_equal(
+                    found[i][there], expected[i][there], equal_nan=True
+                ), (
+                    ctas,
+                    mode,
+                )
 
 
 def test_chunk_after_chunk_beside_a_plan(library, room):
@@ -481,12 +577,18 @@ def test_chunk_after_chunk_beside_a_plan(library, room):
         for ctas in (1, 3):
             room(ctas)
             for mode in (0, 3, 5):
-                assert all(map(torch.equal, prefill(library, warps, given, mode=mode), expected)), (ctas, mode)
+                assert all(
+                    map(
+                        torch.equal, prefill(library, warps, given, mode=mode), expected
+                    )
+                ), (ctas, mode)
 
 
 SPLIT = 0  # four warps share 16 rows
-FUSED = [41, 42, 43]  # inter_chunk_sm90_fused.cuh: a cluster for each tile; one and two for all of them
-ONE, TWO = 14, 23  # warpgroups, and stages: inter_chunk_sm90.cuh as launch_sm90.cu launches it
+# inter_chunk_sm90_fused.cuh: a cluster for each tile; one and two for all of them
+FUSED = [41, 42, 43]
+# warpgroups, and stages: inter_chunk_sm90.cuh as launch_sm90.cu launches it
+ONE, TWO = 14, 23
 QUARTER, HALF = 32, 34  # of V: inter_chunk_tma.cuh
 CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO, QUARTER, HALF, *FUSED]
 EACH = [SPLIT, 8, ONE, TWO, QUARTER, HALF, *FUSED]
@@ -501,7 +603,9 @@ def test_every_cut(library, warps):
 
 
 @pytest.mark.parametrize("warps", EACH)
-@pytest.mark.parametrize("lengths", [[1], [15], [16], [17], [63], [65], [129, 0, 3, 64, 70, 0], [0]])
+@pytest.mark.parametrize(
+    "lengths", [[1], [15], [16], [17], [63], [65], [129, 0, 3, 64, 70, 0], [0]]
+)
 def test_lengths(library, warps, lengths):
     given = inputs(lengths, 1, 1)
     output, new_state = prefill(library, warps, given, mode=3)
@@ -509,7 +613,9 @@ def test_lengths(library, warps, lengths):
     assert error(new_state, expected_state) < USUAL
     assert sum(lengths) == 0 or error(output, expected_output) < 4.5e-3
     for n, length in enumerate(lengths):
-        assert length or torch.equal(new_state[n], given[3][n]), "an empty sequence keeps its state to the bit"
+        assert length or torch.equal(new_state[n], given[3][n]), (
+            "an empty sequence keeps its state to the bit"
+        )
 
 
 @pytest.mark.parametrize("warps", [8, TWO, QUARTER])
@@ -518,12 +624,17 @@ def test_heads_and_a_large_state(library, warps):
     given[4] -= 3.0  # slow decay: the second chunk counts
     expected = right(given)
     for members, mode in ((1, 0), (1, 2), (2, 2), (3, 0)) if warps == 8 else ((1, 3),):
-        assert close(prefill(library, warps, given, mode=mode, members=members), expected)
+        assert close(
+            prefill(library, warps, given, mode=mode, members=members), expected
+        )
 
 
 def test_one_warpgroup_or_two_that_go_from_tile_to_tile(library):
-    """The same arithmetic for one and for two: a state that came through the pipeline is the one that was loaded."""
-    for lengths in ([64 * 3 + 5, 0, 20, 64], [64 * 4 + 5, 0, 64]):  # the second: states side by side in the ring
+    """The same arithmetic for one and for two: a state that came through the pipeline
+    is the one that was loaded.
+    """
+    # the second: states side by side in the ring
+    for lengths in ([64 * 3 + 5, 0, 20, 64], [64 * 4 + 5, 0, 64]):
         given = inputs(lengths, 1, 2)
         given[4][:] = -3.0
         for segment, modes in ((0, (*MODES, 4, 5, 7)), (1, (0,))):
@@ -538,15 +649,21 @@ IN_TWO = "12x768x8 12x1024x8 16x1024x8 6x1024x16 8x1024x16 16x512x16 4x2048x32 8
 UNSEEN = ["24x1024x8", "8x4096x8"]  # not measured: in two launches, as before
 
 
-@pytest.mark.parametrize(("shape", "one"), [*((s, True) for s in IN_ONE), *((s, False) for s in IN_TWO + UNSEEN)])
+@pytest.mark.parametrize(
+    ("shape", "one"),
+    [*((s, True) for s in IN_ONE), *((s, False) for s in IN_TWO + UNSEEN)],
+)
 def test_one_launch_or_two(library, shape, one):
-    """Sequences, tokens of each, value heads: which was faster on an H200 (results/h200/prefill-turns.jsonl)."""
+    """Sequences, tokens of each, value heads: which was faster on an H200
+    (results/h200/prefill-turns.jsonl).
+    """
     N, tokens, HV = map(int, shape.split("x"))
     assert library.in_one(N * tokens, N, HV) == one
 
 
 @pytest.mark.parametrize(
-    ("N", "HV", "one"), [(24, 8, True), (57, 8, True), (24, 16, False), (57, 16, False), (24, 32, False)]
+    ("N", "HV", "one"),
+    [(24, 8, True), (57, 8, True), (24, 16, False), (57, 16, False), (24, 32, False)],
 )
 def test_one_launch_or_two_for_ragged_sequences(library, N, HV, one):
     assert library.in_one(8192, N, HV) == one
@@ -566,25 +683,44 @@ def test_one_launch_has_the_bits_of_two(library):
 
 @pytest.mark.parametrize("behind", [1, 2, 3, 4])  # consumers, maker, team, producer
 def test_one_launch_waits_for_each_warpgroup(library, behind):
-    """One that runs only while no other can misses no phase: the maker did, where the peer makes M, and at a state."""
+    """One that runs only while no other can misses no phase: the maker did, where the
+    peer makes M, and at a state.
+    """
     given = inputs([64 * 4 + 5, 0, 64], 1, 2)
     given[4][:] = -3.0
     for warps in (41, 43):
         expected = prefill(library, warps, given)
         for mode in (0, 1, 7):
-            assert all(map(torch.equal, prefill(library, warps, given, mode=BEHIND * behind + mode), expected)), (
+            assert all(
+                map(
+                    torch.equal,
+                    prefill(library, warps, given, mode=BEHIND * behind + mode),
+                    expected,
+                )
+            ), (
                 warps,
                 mode,
             )
 
 
-@pytest.mark.parametrize(("warps", "behind"), [(ONE, 1), (ONE, 2), (ONE, 3), (TWO, 1), (TWO, 2), (TWO, 3), (TWO, 4)])
+@pytest.mark.parametrize(
+    ("warps", "behind"),
+    [(ONE, 1), (ONE, 2), (ONE, 3), (TWO, 1), (TWO, 2), (TWO, 3), (TWO, 4)],
+)
 def test_inter_chunk_kernel_waits_for_each_warpgroup(library, warps, behind):
-    """The same of the second of two launches: with one consumer warpgroup, the first, the maker waits for it."""
+    """The same of the second of two launches: with one consumer warpgroup, the first,
+    the maker waits for it.
+    """
     given = inputs([64 * 5 + 5], 1, 1)
     expected = prefill(library, warps, given)
     for mode in (0, 1):
-        assert all(map(torch.equal, prefill(library, warps, given, mode=BEHIND * behind + mode), expected)), mode
+        assert all(
+            map(
+                torch.equal,
+                prefill(library, warps, given, mode=BEHIND * behind + mode),
+                expected,
+            )
+        ), mode
 
 
 @pytest.mark.parametrize("warps", EACH)
@@ -596,30 +732,45 @@ def test_in_place(library, warps):
 
 @pytest.mark.parametrize("warps", [ONE, TWO, QUARTER, HALF, *FUSED])
 def test_the_order_of_threads_and_of_copies_changes_nothing(library, warps):
-    """A barrier or a wait too little shows as a bit that depends on who was first; stages return, in segments too."""
+    """A barrier or a wait too little shows as a bit that depends on who was first;
+    stages return, in segments too.
+    """
     given = inputs([64 * 6 + 5], 1, 1)
     given[4][:] = -3.0  # slow decay: no chunk is forgotten
     for segment in (0, 6):
-        first, *others = (prefill(library, warps, given, mode=mode, segment=segment) for mode in (*MODES, 5, 7))
-        assert all(torch.equal(x, y) for other in others for x, y in zip(first, other, strict=True))
+        first, *others = (
+            prefill(library, warps, given, mode=mode, segment=segment)
+            for mode in (*MODES, 5, 7)
+        )
+        assert all(
+            torch.equal(x, y)
+            for other in others
+            for x, y in zip(first, other, strict=True)
+        )
 
 
 @pytest.mark.parametrize("warps", EACH)
 def test_a_sequence_does_not_depend_on_its_neighbours(library, warps):
-    """A tile holds rows of the next sequence, too: nothing of them may reach this one, not even as 0 x NaN."""
+    """A tile holds rows of the next sequence, too: nothing of them may reach this one,
+    not even as 0 x NaN.
+    """
     lengths = [70, 10, 65]
     clean, given = (inputs(lengths, 1, 1) for _ in range(2))
     for x in given[:3]:
         x[70:80] = float("nan")
     for mode, segment in ((0, 0), (7, 1)):
-        expected, found = (prefill(library, warps, x, mode=mode, segment=segment) for x in (clean, given))
+        expected, found = (
+            prefill(library, warps, x, mode=mode, segment=segment)
+            for x in (clean, given)
+        )
         for rows in (slice(0, 70), slice(80, None)):
             assert torch.equal(found[0][rows], expected[0][rows])
         assert torch.equal(found[1][::2], expected[1][::2])
         assert not found[0][70:80].isfinite().any()
 
 
-# beta near 1 and no decay, where (I + A)^-1 is far from I; decay that leaves nothing, and one in front of none
+# beta near 1 and no decay, where (I + A)^-1 is far from I; decay that leaves nothing,
+# and one in front of none
 HARD = {
     "identical keys": dict(same=1.0, A_log=-10.0, b=8.0),
     "alternating signs": dict(same=-1.0, A_log=-10.0, b=8.0),
@@ -659,7 +810,9 @@ def test_segments(library, warps, lengths):
     given[4][:] = -3.0  # slow decay: tokens before a segment matter after it
     expected = right(given)
     for segment, mode in ((1, 2), (2, 1)):
-        assert close(prefill(library, warps, given, segment=segment, mode=mode), expected, USUAL)
+        assert close(
+            prefill(library, warps, given, segment=segment, mode=mode), expected, USUAL
+        )
 
 
 # T, N, HV, `segments` -> chunks of one, on a GPU with 132 SMs
@@ -694,7 +847,10 @@ CUT = [
 @pytest.mark.parametrize(("what", "chunks"), CUT)
 def test_where_sequences_are_cut(library, what, chunks):
     T, N, HV, segments = what
-    assert library.cut(ctypes.c_int64(T), ctypes.c_int64(N), ctypes.c_int64(HV), segments) == chunks
+    assert (
+        library.cut(ctypes.c_int64(T), ctypes.c_int64(N), ctypes.c_int64(HV), segments)
+        == chunks
+    )
 
 
 # T, N, HV, `recurrent` -> whether cuda-recurrent's kernel has them
@@ -722,14 +878,20 @@ def test_which_go_token_by_token(library, what, short):
 def test_scan(library, mode, count):
     """S Phi + L from segment to segment to 16 bits, of Phi as two parts of bf16 in mma's order."""
     draw = torch.Generator().manual_seed(7)
-    state, ends, transfers = (torch.randn(n, 2, 128, 128, generator=draw) for n in (1, count, count))
+    state, ends, transfers = (
+        torch.randn(n, 2, 128, 128, generator=draw) for n in (1, count, count)
+    )
     transfers /= 128**0.5
     high = transfers.bfloat16()
-    pair = torch.stack([high, (transfers - high.float()).bfloat16()])  # part; segment, head; then row and column:
-    axes = pair.reshape(2, count, 2, 8, 2, 4, 2, 16, 8)  # k-step, half, t, odd; n-tile, g
-    fragments = axes.permute(1, 2, 3, 7, 8, 5, 0, 4, 6).contiguous()  # k-step, n-tile, g, t; part, half, odd
+    # part; segment, head; then row and column:
+    pair = torch.stack([high, (transfers - high.float()).bfloat16()])
+    # k-step, half, t, odd; n-tile, g
+    axes = pair.reshape(2, count, 2, 8, 2, 4, 2, 16, 8)
+    # k-step, n-tile, g, t; part, half, odd
+    fragments = axes.permute(1, 2, 3, 7, 8, 5, 0, 4, 6).contiguous()
     fragments[[0, -1]] = float("nan")  # these are never written
-    expected, S = [ends[0].double()], ends[0].double()  # transfer has gone through the first from the state
+    # transfer has gone through the first from the state
+    expected, S = [ends[0].double()], ends[0].double()
     for i in range(1, count - 1):
         S = S @ transfers[i].double() + ends[i].double()
         expected.append(S)
@@ -755,23 +917,40 @@ def test_bounds_of_chunks(library):
     grows = torch.log2((1 - beta * square).abs().clamp(min=1))
     assert (grows > 0).any() and (grows == 0).any()
     log2_g = -torch.nn.functional.softplus(given[6].double()) / np.log(2)
-    expected = {0: (0, 64), 1: (64, 128), 2: (128, 148), 3: (148, 212), 4: (212, 218)}  # 148 / 64 + 1 is 3
+    # 148 / 64 + 1 is 3
+    expected = {0: (0, 64), 1: (64, 128), 2: (128, 148), 3: (148, 212), 4: (212, 218)}
     for window, members in ((0, 1), (3, 2)):
         seen = {}
-        prefill(library, TWO, given, members=members, segment=1, window=window, seen=seen)
+        prefill(
+            library, TWO, given, members=members, segment=1, window=window, seen=seen
+        )
         for number, (begin, end) in expected.items():
             right = grows[begin:end].sum(0) + (end - begin) * log2_g
-            assert torch.allclose(seen["bounds"][:, number].double(), right, rtol=1e-5, atol=1e-5), number
+            assert torch.allclose(
+                seen["bounds"][:, number].double(), right, rtol=1e-5, atol=1e-5
+            ), number
 
 
 @pytest.mark.parametrize("warps", [pytest.param(ONE, marks=pytest.mark.slow), TWO])
 def test_segments_that_forget(library, warps):
-    """The first head forgets within a chunk, the second in three, the third never: other chunks, the same values."""
-    given = decays(inputs([64 * 7 + 5, 130], 1, 3, state_scale=3.0, seed=9), [50.0, 15.0, 0.5])
+    """The first head forgets within a chunk, the second in three, the third never:
+    other chunks, the same values.
+    """
+    given = decays(
+        inputs([64 * 7 + 5, 130], 1, 3, state_scale=3.0, seed=9), [50.0, 15.0, 0.5]
+    )
     expected = right(given)
-    for window, mode, forgets in ((0, 0, ""), (1, 2, "0"), (2, 1, "0"), (3, 3, "01"), (4, 5, "01")):
+    for window, mode, forgets in (
+        (0, 0, ""),
+        (1, 2, "0"),
+        (2, 1, "0"),
+        (3, 3, "01"),
+        (4, 5, "01"),
+    ):
         seen = {}
-        found = prefill(library, warps, given, segment=2, window=window, mode=mode, seen=seen)
+        found = prefill(
+            library, warps, given, segment=2, window=window, mode=mode, seen=seen
+        )
         assert close(found, expected, USUAL), window
         linked = seen["linked"]  # of the first sequence 0 to 3, the last
         assert linked[0].tolist() == [0, 0, 0], "from the state"
@@ -781,8 +960,18 @@ def test_segments_that_forget(library, warps):
                 here[0] = 0  # the window reaches the sequence's state
             assert linked[1:3, hv].tolist() == here, (window, hv)
             written = ~seen["transfers"][1:3, hv].isnan().flatten(1).all(1)
-            assert written.tolist() == [bool(x) for x in here], "Phi where it is not needed, or none"
-        again = prefill(library, warps, given, segment=2, window=window, mode=7, in_place=window % 2 == 0)
+            assert written.tolist() == [bool(x) for x in here], (
+                "Phi where it is not needed, or none"
+            )
+        again = prefill(
+            library,
+            warps,
+            given,
+            segment=2,
+            window=window,
+            mode=7,
+            in_place=window % 2 == 0,
+        )
         assert all(map(torch.equal, again, found))
 
 
@@ -799,7 +988,8 @@ def test_a_segment_that_grows_is_linked(library):
 def test_links_between_segments_that_forget(library):
     """One segment of many forgets: the scan begins again behind it."""
     given = decays(inputs([64 * 9 - 3], 1, 2, state_scale=3.0, seed=11), [0.5, 50.0])
-    given[5][64 * 3 : 64 * 4, 0] = given[5][64 * 6 : 64 * 7, 0] = 6.0  # head 0 forgets in chunks 3 and 6
+    # head 0 forgets in chunks 3 and 6
+    given[5][64 * 3 : 64 * 4, 0] = given[5][64 * 6 : 64 * 7, 0] = 6.0
     seen = {}
     found = prefill(library, ONE, given, segment=1, window=1, seen=seen)
     assert seen["linked"][:8, 0].tolist() == [0, 1, 1, 0, 1, 1, 0, 1]
@@ -813,34 +1003,71 @@ def test_a_segment_for_all_is_no_segment(library, warps):
     assert all(map(torch.equal, prefill(library, warps, given, segment=100), whole))
 
 
-# Work tiles in order of length (inter_chunk_sm90_tiles.cuh): lengths, value heads, and which schedule for each of CTAS
+# Work tiles in order of length (inter_chunk_sm90_tiles.cuh): lengths, value heads, and
+# which schedule for each of CTAS
 ORDERS = {
     "one": ([70], 1, (STATIC, HALVES, HALVES), (HALVES, HALVES, QUARTERS)),
-    "one very long": ([20, 64 * 4 + 5, 0, 64], 2, (LONGEST_FIRST, LONGEST_FIRST, HALVES), (HALVES, HALVES, QUARTERS)),
+    "one very long": (
+        [20, 64 * 4 + 5, 0, 64],
+        2,
+        (LONGEST_FIRST, LONGEST_FIRST, HALVES),
+        (HALVES, HALVES, QUARTERS),
+    ),
     "even": ([64, 50, 1, 64, 33], 2, (STATIC, STATIC, STATIC), (HALVES,) * 3),
-    "even, of several chunks": ([130, 192, 150], 1, (STATIC, STATIC, HALVES), (HALVES,) * 3),
-    "empty ones": ([0, 129, 0, 0, 3, 70, 0], 1, (LONGEST_FIRST, LONGEST_FIRST, HALVES), (HALVES, HALVES, QUARTERS)),
+    "even, of several chunks": (
+        [130, 192, 150],
+        1,
+        (STATIC, STATIC, HALVES),
+        (HALVES,) * 3,
+    ),
+    "empty ones": (
+        [0, 129, 0, 0, 3, 70, 0],
+        1,
+        (LONGEST_FIRST, LONGEST_FIRST, HALVES),
+        (HALVES, HALVES, QUARTERS),
+    ),
     "nothing": ([0, 0, 0, 0, 0, 0], 2, (STATIC, STATIC, STATIC), (HALVES,) * 3),
 }
 CTAS = (1, 2, 9)
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(x, marks=pytest.mark.slow if x == "one very long" else ()) for x in ORDERS]
+    "case",
+    [
+        pytest.param(x, marks=pytest.mark.slow if x == "one very long" else ())
+        for x in ORDERS
+    ],
 )
 def test_tiles_in_order_of_length(library, case):
-    """The same arithmetic as with a static schedule, whichever CTA has which tile, whole or half."""
+    """The same arithmetic as with a static schedule, whichever CTA has which tile,
+    whole or half.
+    """
     lengths, HV, ways, mma_ways = ORDERS[case]
     given = inputs(lengths, 1, HV)
     given[4][:] = -3.0  # slow decay: no chunk is forgotten
     mma = prefill(library, HALF, given)
     assert all(map(torch.equal, prefill(library, QUARTER, given), mma))
-    for expected, first, expected_ways in ((prefill(library, TWO, given), 0, ways), (mma, TMA, mma_ways)):
+    for expected, first, expected_ways in (
+        (prefill(library, TWO, given), 0, ways),
+        (mma, TMA, mma_ways),
+    ):
         for ctas, expected_way in zip(CTAS, expected_ways, strict=True):
             assert way(library, lengths, HV, ctas, first == TMA) == expected_way
-            modes = ((0, False), (1, True), (2, False), (3, True), (4, False), (5, True), (7, False))
-            for mode, in_place in modes if case in ("one very long", "empty ones") else modes[3:5]:
-                found = prefill(library, first - ctas, given, mode=mode, in_place=in_place)
+            modes = (
+                (0, False),
+                (1, True),
+                (2, False),
+                (3, True),
+                (4, False),
+                (5, True),
+                (7, False),
+            )
+            for mode, in_place in (
+                modes if case in ("one very long", "empty ones") else modes[3:5]
+            ):
+                found = prefill(
+                    library, first - ctas, given, mode=mode, in_place=in_place
+                )
                 assert all(map(torch.equal, found, expected)), (first, ctas, mode)
 
 
@@ -851,7 +1078,9 @@ def test_ordered_tiles_do_not_depend_on_their_neighbours(library, ctas):
     for x in given[:3]:
         x[80:90] = float("nan")
     for mode in (0, 7):
-        expected, found = (prefill(library, -ctas, x, mode=mode) for x in (clean, given))
+        expected, found = (
+            prefill(library, -ctas, x, mode=mode) for x in (clean, given)
+        )
         for rows in (slice(0, 80), slice(90, None)):
             assert torch.equal(found[0][rows], expected[0][rows])
         assert torch.equal(found[1][[0, 1, 3]], expected[1][[0, 1, 3]])
@@ -871,7 +1100,11 @@ def test_heads_in_order(library):
 def test_the_order(library, N, mode):
     """Longest first, also with more sequences than threads and more chunks than bins."""
     draw = np.random.default_rng(N)
-    lengths = draw.integers(0, 64 * 40, N) * draw.integers(0, 2, N) * (1 + 9 * (draw.random(N) < 0.1).astype(np.int64))
+    lengths = (
+        draw.integers(0, 64 * 40, N)
+        * draw.integers(0, 2, N)
+        * (1 + 9 * (draw.random(N) < 0.1).astype(np.int64))
+    )
     cu = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
     for ctas in (3, 132):
         plan = torch.full((4 + 4 * N + 1,), -1, dtype=torch.int32)
@@ -882,7 +1115,9 @@ def test_the_order(library, N, mode):
 
 
 def test_which_way(library):
-    """For 8 value heads on 132 SMs: static if lengths hardly differ, halves of V if one sequence is long."""
+    """For 8 value heads on 132 SMs: static if lengths hardly differ, halves of V if one
+    sequence is long.
+    """
     for lengths, expected in (
         ([256] * 16, STATIC),
         ([512] * 16, STATIC),

@@ -1,8 +1,10 @@
-"""Prefill beyond the definition's shape: lengths around chunks, other heads, states large and none, inputs that break.
+"""Prefill beyond the definition's shape: lengths around chunks, other heads, states
+large and none, inputs that break.
 
-Every algo of gdn_prefill that is written here, as the registry has it: on the CPU and below Triton's interpreter what a
-few seconds allow, on a GPU all of it. Long sequences want a float64 recurrence that is quick, so there is one here; it
-is held against the oracle first.
+Every algo of gdn_prefill that is written here, as the registry has it: on the CPU and
+below Triton's interpreter what a few seconds allow, on a GPU all of it. Long sequences
+want a float64 recurrence that is quick, so there is one here; it is held against the
+oracle first.
 """
 
 from __future__ import annotations
@@ -28,24 +30,33 @@ REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_prefill"]
 OURS = [a for a in REGISTRY.of(OP.name) if not a.packages]
 # one launch or a few, nothing that asks the host: these must live in CUDA graphs and on any stream
-KERNELS = [a for a in OURS if a.language in ("cuda", "triton") and a.destination_passing]
+KERNELS = [
+    a for a in OURS if a.language in ("cuda", "triton") and a.destination_passing
+]
 TRITON = [a for a in OURS if a.language == "triton"]
 
 # What A_log, a and b are drawn around: g to 1, 0 or between, beta to 1, 0 or between.
 GATES = {
     "usual": (-1.0, -1.0, 0.0),
-    "keep": (-9.0, -6.0, 8.0),  # no decay, every value is written in full: errors add up
+    # no decay, every value is written in full: errors add up
+    "keep": (-9.0, -6.0, 8.0),
     "forget": (4.0, 60.0, 0.0),  # only the current update is left; e^(-G) is infinite
     "deaf": (-1.0, -1.0, -95.0),  # nothing is written
     "slow": (-4.0, -1.0, 0.0),  # 2^-40 of a state is left after 40 to 80 chunks
-    "sudden": (8.0, -10.0, 0.0),  # full decay at every tenth token: a sum of log g loses the other terms
+    # full decay at every tenth token: a sum of log g loses the other terms
+    "sudden": (8.0, -10.0, 0.0),
 }
-KEYS = ("usual", "same", "signs")  # each its own; all of a head alike; alike but for their signs
+# each its own; all of a head alike; alike but for their signs
+KEYS = ("usual", "same", "signs")
 STATES = {"usual": 1.0, "none": 0.0, "large": 1e6}
 
 
-def case(*lengths, heads=(1, 2), gates="usual", keys="usual", state="usual", scale=None):
-    return dict(lengths=lengths, heads=heads, gates=gates, keys=keys, state=state, scale=scale)
+def case(
+    *lengths, heads=(1, 2), gates="usual", keys="usual", state="usual", scale=None
+):
+    return dict(
+        lengths=lengths, heads=heads, gates=gates, keys=keys, state=state, scale=scale
+    )
 
 
 SMALL = {
@@ -58,7 +69,11 @@ SMALL = {
     "4 and 8 heads": case(17, heads=(4, 8), state="large"),
     "2 and 8 heads": case(17, heads=(2, 8), scale=0.0),
     "16 and 16 heads": case(0, 2, heads=(16, 16), state="none"),
-    **{f"gates: {gates}": case(70, heads=(1, 1), gates=gates) for gates in GATES if gates != "usual"},
+    **{
+        f"gates: {gates}": case(70, heads=(1, 1), gates=gates)
+        for gates in GATES
+        if gates != "usual"
+    },
     "same keys": case(150, heads=(1, 1), gates="keep", keys="same", state="none"),
     "same keys, forgotten": case(70, heads=(1, 1), gates="sudden", keys="same"),
     "signs": case(150, heads=(1, 1), gates="keep", keys="signs", state="large"),
@@ -69,28 +84,48 @@ LONG = {
 }
 LARGE = {
     "1000": case(1000, heads=(4, 8), state="large"),
-    "all borders": case(0, 1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1000, heads=(4, 8)),
+    "all borders": case(
+        0, 1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1000, heads=(4, 8)
+    ),
     "65536": case(65536, heads=(4, 8)),
     "65536, keep": case(65536, heads=(4, 8), gates="keep"),
     "65536, same keys": case(65536, heads=(2, 8), gates="keep", keys="same"),
-    "65536, signs": case(65536, heads=(16, 16), gates="keep", keys="signs", state="none"),
+    "65536, signs": case(
+        65536, heads=(16, 16), gates="keep", keys="signs", state="none"
+    ),
     "65536, sudden": case(65536, heads=(4, 8), gates="sudden"),
-    "32768, slow, large states": case(32000, 768, heads=(4, 8), gates="slow", state="large"),
+    "32768, slow, large states": case(
+        32000, 768, heads=(4, 8), gates="slow", state="large"
+    ),
     "four of 2048": case(2048, 2048, 2048, 2048, heads=(4, 8), gates="keep"),
     "one of four is long": case(7000, 400, 400, 392, heads=(4, 8), gates="slow"),
     "500 sequences": case(*[7 * n % 131 for n in range(500)], heads=(4, 8)),
-    "500 sequences, large states": case(*[n % 67 for n in range(500)], heads=(16, 32), state="large"),
+    "500 sequences, large states": case(
+        *[n % 67 for n in range(500)], heads=(16, 32), state="large"
+    ),
     "500 of one token": case(*[1] * 500, heads=(16, 64)),
     "16 and 32 heads": case(1024, 7168, 0, 1, heads=(16, 32)),
     "16 and 64 heads": case(129, 0, 2048, 65, heads=(16, 64)),
 }
-# Every write takes back the one before it: of a sum of large terms a small one is left, with all their roundings.
-# The best peer has 2.1e-2 and 1.4e-2 of the first, 1.8e-2 and 2.5e-2 of the second (results/h200/benchmarks).
+# Every write takes back the one before it: of a sum of large terms a small one is left,
+# with all their roundings. The best peer has 2.1e-2 and 1.4e-2 of the first, 1.8e-2 and
+# 2.5e-2 of the second (results/h200/benchmarks).
 LOOSE = {"same keys": 3e-2, "65536, signs": 5e-2}
 
 
-def inputs(lengths, heads, gates="usual", keys="usual", state="usual", scale=None, device="cpu", seed=0) -> list:
-    """Tensors (and the scale) in the definition's order: q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale."""
+def inputs(
+    lengths,
+    heads,
+    gates="usual",
+    keys="usual",
+    state="usual",
+    scale=None,
+    device="cpu",
+    seed=0,
+) -> list:
+    """Tensors (and the scale) in the definition's order: q, k, v, state, A_log, a,
+    dt_bias, b, cu_seqlens, scale.
+    """
     g = torch.Generator(device).manual_seed(seed)
 
     def randn(*shape):
@@ -113,18 +148,35 @@ def inputs(lengths, heads, gates="usual", keys="usual", state="usual", scale=Non
     ]  # fmt: skip
 
 
-def exact(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale) -> tuple[torch.Tensor, torch.Tensor]:
-    """(output, new_state) in float64 on the inputs' device, one token of every sequence at a time."""
+def exact(
+    q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(output, new_state) in float64 on the inputs' device, one token of every sequence
+    at a time.
+    """
     group, scale = v.shape[1] // q.shape[1], scale or 128**-0.5
     x = a.double() + dt_bias.double()
-    g = torch.exp(-A_log.double().exp() * (x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))))[..., None, None]
+    g = torch.exp(
+        -A_log.double().exp() * (x.clamp(min=0) + torch.log1p(torch.exp(-x.abs())))
+    )[..., None, None]
     beta = b.double().sigmoid()[..., None]
-    lengths, order = cu_seqlens.diff().sort(descending=True)  # those that have a t-th token come first
-    S, first, out = state.double()[order], cu_seqlens[order], torch.zeros(v.shape, dtype=torch.float64, device=v.device)
-    counts = (lengths[:, None] > torch.arange(int(lengths.max()), device=v.device)).sum(0).tolist()
+    # those that have a t-th token come first
+    lengths, order = cu_seqlens.diff().sort(descending=True)
+    S, first, out = (
+        state.double()[order],
+        cu_seqlens[order],
+        torch.zeros(v.shape, dtype=torch.float64, device=v.device),
+    )
+    counts = (
+        (lengths[:, None] > torch.arange(int(lengths.max()), device=v.device))
+        .sum(0)
+        .tolist()
+    )
     for t, n in enumerate(counts):
         now = first[:n] + t
-        key, query = (y[now].double().repeat_interleave(group, dim=1)[..., None] for y in (k, q))
+        key, query = (
+            y[now].double().repeat_interleave(group, dim=1)[..., None] for y in (k, q)
+        )
         S[:n] *= g[now]
         d = beta[now] * (v[now].double() - (S[:n] @ key)[..., 0])
         S[:n] += d[..., None] * key.mT
@@ -137,8 +189,12 @@ def exact(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale) -> tuple[torc
 def build_here(algo, solution, mode: str, specific: bool = True):
     """As gdn builds it; without `specific` as a judge does."""
     definition = pack.definition(OP, REGISTRY)
-    with mock.patch.dict(os.environ, jobs.environ(jobs.Job("check", OP, definition, solution, mode, ()))):
-        return build.build(definition, solution, specific=specific and algo.specific and mode == "cuda")
+    with mock.patch.dict(
+        os.environ, jobs.environ(jobs.Job("check", OP, definition, solution, mode, ()))
+    ):
+        return build.build(
+            definition, solution, specific=specific and algo.specific and mode == "cuda"
+        )
 
 
 def call(kernel, args: list) -> list:
@@ -154,7 +210,10 @@ def judge(kernel, work: dict, device: str = "cpu") -> dict[str, float]:
     """Output -> error of one case; NaN where anything is."""
     args = inputs(**work, device=device)
     right = _exact_once(repr(work), device)
-    return {name: error(x, y) for name, x, y in zip(OP.outputs, call(kernel, args), right, strict=True)}
+    return {
+        name: error(x, y)
+        for name, x, y in zip(OP.outputs, call(kernel, args), right, strict=True)
+    }
 
 
 @functools.lru_cache(maxsize=1)
@@ -166,7 +225,9 @@ def _exact_once(work: str, device: str) -> tuple[torch.Tensor, torch.Tensor]:
 def wrong(errors: dict[str, dict[str, float]]) -> dict:
     """Outputs beyond the tolerance, or NaN."""
     return {
-        c: e for c, e in errors.items() if not all(e[n] <= LOOSE.get(c, limit) for n, limit in OP.tolerance.items())
+        c: e
+        for c, e in errors.items()
+        if not all(e[n] <= LOOSE.get(c, limit) for n, limit in OP.tolerance.items())
     }
 
 
@@ -174,16 +235,25 @@ def interpreted(name: str, work: dict, constants: list[dict] | None = None) -> d
     """For the process of the fixture `interpreter`: case -> errors."""
     algo, found = REGISTRY.find(name), {}
     for chosen in constants or [None]:
-        solution = tuned_table.candidate(algo, OP, chosen).solution if chosen else pack.pack(algo, OP)
+        solution = (
+            tuned_table.candidate(algo, OP, chosen).solution
+            if chosen
+            else pack.pack(algo, OP)
+        )
         kernel = build_here(algo, solution, "interpreter")
-        found |= {f"{c}, {tuned_table.label(chosen)}" if chosen else c: judge(kernel, one) for c, one in work.items()}
+        found |= {
+            f"{c}, {tuned_table.label(chosen)}" if chosen else c: judge(kernel, one)
+            for c, one in work.items()
+        }
     return found
 
 
-# --- without a GPU ------------------------------------------------------------------------------------------------
+# --- without a GPU
 
 
-@pytest.mark.parametrize("name", [n for n in SMALL if sum(SMALL[n]["lengths"]) * SMALL[n]["heads"][1] < 400])
+@pytest.mark.parametrize(
+    "name", [n for n in SMALL if sum(SMALL[n]["lengths"]) * SMALL[n]["heads"][1] < 400]
+)
 def test_the_quick_recurrence_is_the_oracle(name):
     args = inputs(**SMALL[name])
     for quick, slow in zip(exact(*args), oracle.gdn_prefill(*args), strict=True):
@@ -194,7 +264,12 @@ def test_the_inputs_match_their_names():
     def gates(name):
         _, _, _, _, A_log, a, dt_bias, b, _, _ = inputs((64,), (1, 8), gates=name)
         x = a.double() + dt_bias.double()
-        return torch.exp(-A_log.double().exp() * torch.nn.functional.softplus(x, threshold=1e9)), b.double().sigmoid()
+        return (
+            torch.exp(
+                -A_log.double().exp() * torch.nn.functional.softplus(x, threshold=1e9)
+            ),
+            b.double().sigmoid(),
+        )
 
     g, beta = gates("keep")
     assert 1 - 1e-5 < g.min() < 1 and beta.min() > 0.9
@@ -203,7 +278,10 @@ def test_the_inputs_match_their_names():
     g, _ = gates("sudden")
     assert g[::10].max() < 1e-30 and 0.6 < g[1:10].median() < 0.95
     k = inputs((9,), (2, 2), keys="signs")[1]
-    assert torch.equal(k.abs(), k[:1].abs().expand_as(k)) and 0 < (k[:, 0, 0] > 0).sum() < 9
+    assert (
+        torch.equal(k.abs(), k[:1].abs().expand_as(k))
+        and 0 < (k[:, 0, 0] > 0).sum() < 9
+    )
 
 
 @pytest.mark.parametrize("algo", named([a for a in OURS if "cpu" in a.modes]))
@@ -211,25 +289,33 @@ def test_at_the_edges_on_the_cpu(algo):
     if algo.language == "cpp" and not inventory.cxx():
         pytest.skip("no C++ compiler here")
     kernel = build_here(algo, pack.pack(algo, OP), "cpu")
-    assert wrong({name: judge(kernel, work) for name, work in (SMALL | LONG).items()}) == {}
+    assert (
+        wrong({name: judge(kernel, work) for name, work in (SMALL | LONG).items()})
+        == {}
+    )
 
 
 @pytest.mark.parametrize("algo", named([a for a in TRITON if "interpreter" in a.modes]))
 @pytest.mark.slow
 def test_at_the_edges_below_the_interpreter(algo, interpreter):
-    shorter = {name: one | {"lengths": (300,)} for name, one in LONG.items()}  # it takes seconds for a thousand tokens
+    # it takes seconds for a thousand tokens
+    shorter = {name: one | {"lengths": (300,)} for name, one in LONG.items()}
     found = interpreter(interpreted, algo.full_name, SMALL | shorter)
     assert wrong(found) == {} and set(found) == set(SMALL | LONG)
 
 
-@pytest.mark.parametrize("algo", named([a for a in TRITON if a.tune and "interpreter" in a.modes]))
+@pytest.mark.parametrize(
+    "algo", named([a for a in TRITON if a.tune and "interpreter" in a.modes])
+)
 def test_every_constant_that_can_be_tuned_is_right(algo, interpreter):
     chosen = covering(algo)
-    found = interpreter(interpreted, algo.full_name, {"40": case(40, heads=(1, 1))}, chosen)
+    found = interpreter(
+        interpreted, algo.full_name, {"40": case(40, heads=(1, 1))}, chosen
+    )
     assert wrong(found) == {} and len(found) == len(chosen) > 1
 
 
-# --- on a GPU -----------------------------------------------------------------------------------------------------
+# --- on a GPU
 
 
 @functools.lru_cache(maxsize=1)
@@ -249,7 +335,12 @@ GPU_KERNELS = named([a for a in KERNELS if "cuda" in a.modes])
 @pytest.mark.parametrize("algo", GPU)
 def test_at_the_edges_on_the_gpu(algo):
     kernel = on_gpu(algo.full_name)
-    assert wrong({name: judge(kernel, work, "cuda") for name, work in (SMALL | LONG).items()}) == {}
+    assert (
+        wrong(
+            {name: judge(kernel, work, "cuda") for name, work in (SMALL | LONG).items()}
+        )
+        == {}
+    )
 
 
 @pytest.mark.gpu
@@ -258,18 +349,23 @@ def test_at_the_edges_on_the_gpu(algo):
 def test_long_sequences_many_sequences_many_heads(algo, name):
     kernel = on_gpu(algo.full_name)
     if torch.cuda.mem_get_info()[0] < 24 << 30:
-        pytest.skip("less than 24 GiB of GPU memory free: the float64 states alone can take 4")
+        pytest.skip(
+            "less than 24 GiB of GPU memory free: the float64 states alone can take 4"
+        )
     assert wrong({name: judge(kernel, LARGE[name], "cuda")}) == {}
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("algo", GPU_KERNELS)
 def test_a_graph_follows_its_cu_seqlens(algo):
-    """Captured once, replayed with other borders in the same tensor: nothing of them was read on the host."""
+    """Captured once, replayed with other borders in the same tensor: nothing of them
+    was read on the host.
+    """
     kernel = on_gpu(algo.full_name)
     args = inputs((100, 0, 28, 1, 127), (4, 8), device="cuda")
     results = [torch.empty_like(args[2]), torch.empty_like(args[3])]
-    torch.cuda.synchronize()  # a new stream does not wait for the one that makes the inputs
+    # a new stream does not wait for the one that makes the inputs
+    torch.cuda.synchronize()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         kernel(args, results)  # the first call compiles and loads
@@ -277,7 +373,12 @@ def test_a_graph_follows_its_cu_seqlens(algo):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         kernel(args, results)
-    for lengths in ((100, 0, 28, 1, 127), (0, 0, 256, 0, 0), (51, 51, 51, 51, 52), (1, 1, 1, 1, 252)):
+    for lengths in (
+        (100, 0, 28, 1, 127),
+        (0, 0, 256, 0, 0),
+        (51, 51, 51, 51, 52),
+        (1, 1, 1, 1, 252),
+    ):
         args[8].copy_(torch.tensor([0, *lengths]).cumsum(0))
         for x in results:
             x.fill_(math.nan)
@@ -317,35 +418,53 @@ def test_a_side_stream(algo):
         args[2].copy_(v)
         kernel(args, results)
     side.synchronize()
-    assert all(error(x, y) <= limit for x, y, limit in zip(results, right, OP.tolerance.values(), strict=True))
+    assert all(
+        error(x, y) <= limit
+        for x, y, limit in zip(results, right, OP.tolerance.values(), strict=True)
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("algo", GPU_KERNELS)
 def test_wrong_cu_seqlens_touch_no_foreign_memory(algo):
-    """gdn catches them where it reads them; where it cannot look, a kernel keeps to its tensors all the same."""
+    """gdn catches them where it reads them; where it cannot look, a kernel keeps to its
+    tensors all the same.
+    """
     kernel = on_gpu(algo.full_name)
     args = inputs((100, 1, 64), (4, 8), device="cuda")
-    for ends in ([0, 100, 50, 165], [0, 100, 101, 10**9], [-(10**9), 100, 101, 165], [5, 4, 3, 2]):
+    for ends in (
+        [0, 100, 50, 165],
+        [0, 100, 101, 10**9],
+        [-(10**9), 100, 101, 165],
+        [5, 4, 3, 2],
+    ):
         args[8].copy_(torch.tensor(ends))
         call(kernel, args)
         torch.cuda.synchronize()
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("algo", named([a for a in TRITON if a.tune and "cuda" in a.modes]))
+@pytest.mark.parametrize(
+    "algo", named([a for a in TRITON if a.tune and "cuda" in a.modes])
+)
 def test_every_constant_that_can_be_tuned_is_right_on_the_gpu(algo):
     on_gpu(algo.full_name)  # skips where it cannot run
     found = {}
     for constants in covering(algo):
-        kernel = build_here(algo, tuned_table.candidate(algo, OP, constants).solution, "cuda")
-        found[tuned_table.label(constants)] = judge(kernel, case(1, 70, 200, heads=(4, 8)), "cuda")
+        kernel = build_here(
+            algo, tuned_table.candidate(algo, OP, constants).solution, "cuda"
+        )
+        found[tuned_table.label(constants)] = judge(
+            kernel, case(1, 70, 200, heads=(4, 8)), "cuda"
+        )
     assert wrong(found) == {}
 
 
 @pytest.mark.gpu
 def test_a_graph_of_many_sequences_takes_its_work_tiles_again():
-    """Where CTAs take work tiles from a counter, each replay begins with the first; the order follows the lengths."""
+    """Where CTAs take work tiles from a counter, each replay begins with the first; the
+    order follows the lengths.
+    """
     algo = REGISTRY.find("gdn_prefill/cuda-chunk")
     on_gpu(algo.full_name)  # skips where it cannot run
     solution = tuned_table.candidate(algo, OP, {"recurrent": 0, "segments": 0}).solution
@@ -367,7 +486,10 @@ def test_a_graph_of_many_sequences_takes_its_work_tiles_again():
             x.fill_(math.nan)
         graph.replay()
         right = exact(*args)
-        assert all(error(x, y) <= limit for x, y, limit in zip(results, right, OP.tolerance.values(), strict=True))
+        assert all(
+            error(x, y) <= limit
+            for x, y, limit in zip(results, right, OP.tolerance.values(), strict=True)
+        )
 
 
 @pytest.mark.gpu
@@ -377,11 +499,15 @@ def test_chunks_of_short_sequences_too(segments, specific):
     """cuda-chunk without the kernel that has the short ones elsewhere."""
     algo = REGISTRY.find("gdn_prefill/cuda-chunk")
     on_gpu(algo.full_name)  # skips where it cannot run
-    solution = tuned_table.candidate(algo, OP, {"recurrent": 0, "segments": segments}).solution
+    solution = tuned_table.candidate(
+        algo, OP, {"recurrent": 0, "segments": segments}
+    ).solution
     kernel = build_here(algo, solution, "cuda", specific)
     cases = (
         SMALL
         | {name: work for name, work in LARGE.items() if "65536" not in name}
         | {"long": case(8192, 1, 65, heads=(4, 8))}
     )
-    assert wrong({name: judge(kernel, work, "cuda") for name, work in cases.items()}) == {}
+    assert (
+        wrong({name: judge(kernel, work, "cuda") for name, work in cases.items()}) == {}
+    )

@@ -1,4 +1,6 @@
-"""gdn_prefill_packed: the algos against a step in float64 that is written here; slots, padding, fresh sequences."""
+"""gdn_prefill_packed: the algos against a step in float64 that is written here; slots,
+padding, fresh sequences.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,21 @@ OP = REGISTRY.ops["gdn_prefill_packed"]
 D = 128
 
 
-def inputs(lengths, slots, P: int, H: int, HV: int, device: str = "cpu", fresh=(), scale=None, decay=-1.0) -> list:
-    """The op's inputs. Slot 0, slots of fresh sequences and all that no sequence names hold NaN: whoever reads them is
-    found out. q and k have any length, as a convolution leaves them."""
+def inputs(
+    lengths,
+    slots,
+    P: int,
+    H: int,
+    HV: int,
+    device: str = "cpu",
+    fresh=(),
+    scale=None,
+    decay=-1.0,
+) -> list:
+    """The op's inputs. Slot 0, slots of fresh sequences and all that no sequence names
+    hold NaN: whoever reads them is found out. q and k have any length, as a convolution
+    leaves them.
+    """
     g, T = torch.Generator().manual_seed(sum(lengths) * 10 + HV), sum(lengths)
 
     def randn(*shape):
@@ -45,20 +59,43 @@ def inputs(lengths, slots, P: int, H: int, HV: int, device: str = "cpu", fresh=(
     return [*(x.to(device) for x in made), scale]
 
 
-def exact(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens, scale):
+def exact(
+    mixed_qkv,
+    a,
+    b,
+    A_log,
+    dt_bias,
+    pool,
+    state_indices,
+    has_initial_state,
+    cu_seqlens,
+    scale,
+):
     """(output, {slot: new state}) in float64, one token at a time."""
-    x, a, b, A_log, dt_bias = (t.double().cpu() for t in (mixed_qkv, a, b, A_log, dt_bias))
+    x, a, b, A_log, dt_bias = (
+        t.double().cpu() for t in (mixed_qkv, a, b, A_log, dt_bias)
+    )
     HV = pool.shape[1]
     H, T = (x.shape[1] // D - HV) // 2, len(x)
     q, k, v = (t.reshape(T, -1, D) for t in x.split([H * D, H * D, HV * D], dim=1))
     q, k = (t * (t.square().sum(-1, keepdim=True) + 1e-6) ** -0.5 for t in (q, k))
     q, k = (t.repeat_interleave(HV // H, dim=1) for t in (q, k))
-    g = torch.exp(-torch.exp(A_log) * torch.nn.functional.softplus(a + dt_bias, threshold=1e9))
-    beta, out, states = 1 / (1 + torch.exp(-b)), torch.zeros(T, HV, D, dtype=torch.float64), {}
+    g = torch.exp(
+        -torch.exp(A_log) * torch.nn.functional.softplus(a + dt_bias, threshold=1e9)
+    )
+    beta, out, states = (
+        1 / (1 + torch.exp(-b)),
+        torch.zeros(T, HV, D, dtype=torch.float64),
+        {},
+    )
     for n, slot in enumerate(state_indices.tolist()):
         if slot <= 0:
             continue
-        S = pool[slot].double().cpu() if has_initial_state[n] else torch.zeros(HV, D, D, dtype=torch.float64)
+        S = (
+            pool[slot].double().cpu()
+            if has_initial_state[n]
+            else torch.zeros(HV, D, D, dtype=torch.float64)
+        )
         for t in range(int(cu_seqlens[n]), int(cu_seqlens[n + 1])):
             S = S * g[t, :, None, None]
             d = beta[t, :, None] * (v[t] - torch.einsum("hvk,hk->hv", S, k[t]))
@@ -85,9 +122,21 @@ def faults(kernel, args: list, output: float = 5e-3, state: float = 5e-3) -> lis
              and not torch.equal(pool[i].view(torch.int32), old[i].view(torch.int32))]  # fmt: skip
     cu = args[8].tolist()
     padding = [i for i, slot in enumerate(args[6].tolist()) if slot <= 0]
-    wrong += [f"padding {i}" for i in padding if found[cu[i] : cu[i + 1]].view(torch.int16).any()]
-    wrong += [f"output {off(found, right_output):.2g}"] if not off(found, right_output) < output else []
-    return wrong + [f"state {i}: {off(pool[i], x):.2g}" for i, x in right.items() if not off(pool[i], x) < state]
+    wrong += [
+        f"padding {i}"
+        for i in padding
+        if found[cu[i] : cu[i + 1]].view(torch.int16).any()
+    ]
+    wrong += (
+        [f"output {off(found, right_output):.2g}"]
+        if not off(found, right_output) < output
+        else []
+    )
+    return wrong + [
+        f"state {i}: {off(pool[i], x):.2g}"
+        for i, x in right.items()
+        if not off(pool[i], x) < state
+    ]
 
 
 # lengths, slots, slots of the pool, sequences that start from zeros
@@ -105,19 +154,41 @@ def test_the_reference_on_a_cpu(case):
     lengths, slots, P, fresh = CASES[case]
     kernel = helpers.built(f"{OP.name}/pt-reference", "cpu")[1]
     for H, HV, scale in ((2, 6, None), (1, 1, 0.3)):
-        assert faults(kernel, inputs(lengths, slots, P, H, HV, fresh=fresh, scale=scale), 3e-3, 1e-5) == []
+        assert (
+            faults(
+                kernel,
+                inputs(lengths, slots, P, H, HV, fresh=fresh, scale=scale),
+                3e-3,
+                1e-5,
+            )
+            == []
+        )
 
 
 def test_twins_have_room_in_their_pool_and_every_fourth_sequence_is_fresh():
     (w,) = select(OP, embedded(OP), chosen=["seq_lens=3x2+5"])
-    assert w.axes == {"total_seq_len": 11, "num_seqs": 4, "len_cu_seqlens": 5, "pool_size": 9}
+    assert w.axes == {
+        "total_seq_len": 11,
+        "num_seqs": 4,
+        "len_cu_seqlens": 5,
+        "pool_size": 9,
+    }
     x = dict(zip(OP.inputs, dataset.load_inputs(OP, w), strict=True))
-    assert x["has_initial_state"].tolist() == [True, True, True, False] and x["cu_seqlens"].tolist() == [0, 2, 4, 6, 11]
-    assert len(set(x["state_indices"].tolist())) == 4 and x["cu_seqlens"].dtype == torch.int32
-    with pytest.raises(UsageError, match="pool_size=2 with num_seqs=2; .*give num_seqs \\+ 1 or more"):
+    assert x["has_initial_state"].tolist() == [True, True, True, False] and x[
+        "cu_seqlens"
+    ].tolist() == [0, 2, 4, 6, 11]
+    assert (
+        len(set(x["state_indices"].tolist())) == 4
+        and x["cu_seqlens"].dtype == torch.int32
+    )
+    with pytest.raises(
+        UsageError, match="pool_size=2 with num_seqs=2; .*give num_seqs \\+ 1 or more"
+    ):
         twin(OP, {"total_seq_len": 9, "num_seqs": 2, "pool_size": 2})
     (hard,) = stressed(OP, ["padding"])
-    slots = dict(zip(OP.inputs, dataset.load_inputs(OP, hard), strict=True))["state_indices"].tolist()
+    slots = dict(zip(OP.inputs, dataset.load_inputs(OP, hard), strict=True))[
+        "state_indices"
+    ].tolist()
     assert slots[0] == slots[4] == 0 and slots[-1] == -1
 
 
@@ -129,9 +200,10 @@ def test_a_data_set_holds_what_is_true_or_false(tmp_path):
     assert trace_set_writer._whole(OP, w, path)
 
 
-# --- on a GPU -----------------------------------------------------------------------------------------------------
+# --- on a GPU
 
-# lengths, slots, slots of the pool, fresh sequences: on an H200 with 2/4 heads each has another path (dispatch_rule.h)
+# lengths, slots, slots of the pool, fresh sequences: on an H200 with 2/4 heads each has
+# another path (dispatch_rule.h)
 ON_GPU = {
     **CASES,
     "token by token": ([300, 0, 17, 64], [4, 1, 0, 2], 6, (3,)),
@@ -141,7 +213,12 @@ ON_GPU = {
     "segments, fresh": ([1500, 70], [2, 1], 3, (0,)),
     "segments of padding": ([1400, 70], [0, 1], 3, ()),
     "tiles in turn": ([130] * 40, [*range(2, 41), -1], 50, (0, 7, 38)),
-    "longest first": ([*(37 * i % 211 for i in range(39)), 900], [*range(40, 1, -1), 0], 50, (0, 7, 38)),
+    "longest first": (
+        [*(37 * i % 211 for i in range(39)), 900],
+        [*range(40, 1, -1), 0],
+        50,
+        (0, 7, 38),
+    ),
 }
 
 
@@ -154,7 +231,9 @@ def on_gpu():
 def chunk_prefill(on_gpu):
     import tvm_ffi
 
-    return tvm_ffi.load_module(str(on_gpu.runnable.metadata.misc["binary"])).get_function("chunk_prefill")
+    return tvm_ffi.load_module(
+        str(on_gpu.runnable.metadata.misc["binary"])
+    ).get_function("chunk_prefill")
 
 
 def parts(args: list, H: int, HV: int) -> list[torch.Tensor]:
@@ -163,11 +242,25 @@ def parts(args: list, H: int, HV: int) -> list[torch.Tensor]:
     return [x.unflatten(1, (-1, D)) for x in rows]
 
 
-def called(chunk_prefill, args: list, H: int, HV: int, first_slot=1, epsilon=1e-6) -> torch.Tensor:
+def called(
+    chunk_prefill, args: list, H: int, HV: int, first_slot=1, epsilon=1e-6
+) -> torch.Tensor:
     out = args[0].new_full((len(args[0]), HV, D), math.nan)
     a, b, A_log, dt_bias, pool, slots, has_state, cu, scale = args[1:]
     chunk_prefill(
-        *parts(args, H, HV), a, b, A_log, dt_bias, pool, slots, has_state, cu, scale, out, first_slot, epsilon
+        *parts(args, H, HV),
+        a,
+        b,
+        A_log,
+        dt_bias,
+        pool,
+        slots,
+        has_state,
+        cu,
+        scale,
+        out,
+        first_slot,
+        epsilon,
     )
     return out
 
@@ -177,7 +270,10 @@ def called(chunk_prefill, args: list, H: int, HV: int, first_slot=1, epsilon=1e-
 def test_on_a_gpu(on_gpu, case):
     lengths, slots, P, fresh = ON_GPU[case]
     for decay in (-1.0, -4.0):
-        assert faults(on_gpu, inputs(lengths, slots, P, 2, 4, "cuda", fresh, decay=decay)) == []
+        assert (
+            faults(on_gpu, inputs(lengths, slots, P, 2, 4, "cuda", fresh, decay=decay))
+            == []
+        )
 
 
 @pytest.mark.gpu
@@ -189,8 +285,13 @@ def test_at_other_heads_on_a_gpu(on_gpu, heads):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", ["token by token", "one warpgroup, fresh", "segments, fresh", "longest first"])
-def test_a_pool_of_bfloat16_and_rows_and_slots_that_lie_apart_on_a_gpu(chunk_prefill, case):
+@pytest.mark.parametrize(
+    "case",
+    ["token by token", "one warpgroup, fresh", "segments, fresh", "longest first"],
+)
+def test_a_pool_of_bfloat16_and_rows_and_slots_that_lie_apart_on_a_gpu(
+    chunk_prefill, case
+):
     lengths, slots, P, fresh = ON_GPU[case]
     args = inputs(lengths, slots, P, 2, 4, "cuda", fresh, decay=-4.0)
     for dtype, limit in ((torch.float32, 5e-3), (torch.bfloat16, 6e-3)):
@@ -215,7 +316,10 @@ def test_a_slot_beyond_two_to_the_31_elements_on_a_gpu(chunk_prefill):
     lengths, P = [70, 5], 68_000  # 4.5 GB
     args = inputs(lengths, [1, 2], 3, 1, 2, "cuda")
     right_output, right = exact(*args)
-    args[5], small = torch.zeros(P, 2, D, D, dtype=torch.bfloat16, device="cuda"), args[5]
+    args[5], small = (
+        torch.zeros(P, 2, D, D, dtype=torch.bfloat16, device="cuda"),
+        args[5],
+    )
     args[5][P - 1], args[5][P - 3] = small[1], small[2]
     args[6] = torch.tensor([P - 1, P - 3], device="cuda")
     assert off(called(chunk_prefill, args, 1, 2), right_output) < 6e-3
@@ -226,7 +330,9 @@ def test_a_slot_beyond_two_to_the_31_elements_on_a_gpu(chunk_prefill):
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", ["token by token", "segments, fresh", "tiles in turn"])
 def test_a_graph_follows_its_slots_on_a_gpu(on_gpu, case):
-    """Captured once, replayed with other slots, other padding and other lengths of as many tokens."""
+    """Captured once, replayed with other slots, other padding and other lengths of as
+    many tokens.
+    """
     lengths, slots, P, fresh = ON_GPU[case]
     args = inputs(lengths, slots, P, 2, 4, "cuda", fresh)
     args[5] = torch.randn(args[5].shape, device="cuda")
@@ -246,7 +352,10 @@ def test_a_graph_follows_its_slots_on_a_gpu(on_gpu, case):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", ["token by token", "one warpgroup, fresh", "segments, fresh", "tiles in turn"])
+@pytest.mark.parametrize(
+    "case",
+    ["token by token", "one warpgroup, fresh", "segments, fresh", "tiles in turn"],
+)
 def test_states_within_sequences_on_a_gpu(on_gpu, case):
     """A checkpoint is the state that the sequence's beginning alone leaves."""
     import tvm_ffi
@@ -261,7 +370,24 @@ def test_states_within_sequences_on_a_gpu(on_gpu, case):
     kept = torch.full((int(starts[-1]), 4, D, D), math.nan, device="cuda")
     a, b, A_log, dt_bias, pool, numbers, has_state, cu, scale = args[1:]
     out, before = args[0].new_full((len(args[0]), 4, D), math.nan), pool.clone()
-    keep(*parts(args, 2, 4), a, b, A_log, dt_bias, pool, numbers, has_state, cu, scale, out, 1, 1e-6, kept, starts, 128)
+    keep(
+        *parts(args, 2, 4),
+        a,
+        b,
+        A_log,
+        dt_bias,
+        pool,
+        numbers,
+        has_state,
+        cu,
+        scale,
+        out,
+        1,
+        1e-6,
+        kept,
+        starts,
+        128,
+    )
     assert off(out, right_output) < 6e-3
     assert {i for i, x in right.items() if not off(pool[i], x) < 5e-3} == set()
     for n in sorted(range(len(lengths)), key=lambda n: -lengths[n])[:3]:
@@ -302,8 +428,16 @@ def test_what_cannot_be_is_refused_on_a_gpu(on_gpu, chunk_prefill):
 
     good = inputs([5, 3], [1, 2], 3, 2, 4, "cuda")
     refused("1000 columns are not", op, _0=good[0][:, :1000].contiguous())
-    refused("mixed_qkv: expected dense but for its first axis", op, _0=good[0].T.contiguous().T)
-    refused(r"a: expected bfloat16 \[8, 4\], got bfloat16 \[8, 3\]", library, _1=good[1][:, :3])
+    refused(
+        "mixed_qkv: expected dense but for its first axis",
+        op,
+        _0=good[0].T.contiguous().T,
+    )
+    refused(
+        r"a: expected bfloat16 \[8, 4\], got bfloat16 \[8, 3\]",
+        library,
+        _1=good[1][:, :3],
+    )
     refused("b: expected bfloat16", library, _2=good[2].float())
     refused("cu_seqlens: expected int32, got float", library, _8=good[8].float())
     refused("cu_seqlens: expected shape", library, _8=good[8][:2])

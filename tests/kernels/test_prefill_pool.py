@@ -1,5 +1,6 @@
-"""cuda-chunk-packed's kernels on a CPU (emulator/), on every path, against float64: slots of a pool, strided rows,
-padding, fresh sequences, the norms of q and k."""
+"""cuda-chunk-packed's kernels on a CPU (emulator/), on every path, against float64:
+slots of a pool, strided rows, padding, fresh sequences, the norms of q and k.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +90,9 @@ class Given(ctypes.Structure):
 
 def chunked_of(folder, *, races=False):
     """The library of cuda-chunk's kernels."""
-    return chunk.library_of(folder, DRIVER, FOLDER / "call.h", FOLDER / "tensors.cuh", races=races)
+    return chunk.library_of(
+        folder, DRIVER, FOLDER / "call.h", FOLDER / "tensors.cuh", races=races
+    )
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +104,9 @@ def recurrent_of(folder, *, races=False):
     """The library of cuda-recurrent's kernel."""
     for name in ("call.h", "tensors.cuh", "recurrent_call.cuh"):
         (folder / name).write_text((FOLDER / name).read_text())
-    return emulation.library(folder, RECURRENT, emulation.CUDA / "gdn" / "recurrent.cuh", races=races)
+    return emulation.library(
+        folder, RECURRENT, emulation.CUDA / "gdn" / "recurrent.cuh", races=races
+    )
 
 
 @pytest.fixture(scope="module")
@@ -109,14 +114,20 @@ def recurrent(tmp_path_factory):
     return recurrent_of(tmp_path_factory.mktemp("recurrent"))
 
 
-@pytest.mark.parametrize(("shape", "one"), [("8x1024", True), ("16x512", False), ("32x256", False), ("64x64", False)])
+@pytest.mark.parametrize(
+    ("shape", "one"),
+    [("8x1024", True), ("16x512", False), ("32x256", False), ("64x64", False)],
+)
 def test_one_launch_or_two(chunked, shape, one):
-    """Sequences and tokens of each, 8 value heads: which was faster (before-after-cuda-chunk-packed.json)."""
+    """Sequences and tokens of each, 8 value heads: which was faster
+    (before-after-cuda-chunk-packed.json).
+    """
     N, tokens = map(int, shape.split("x"))
     assert chunked.in_one(N * tokens, N, 8) == one
 
 
-SPLIT, SYNC, ONE, TWO = chunk.SPLIT, 8, chunk.ONE, chunk.TWO  # and -3: work tiles in order of length, by 3 CTAs
+# and -3: work tiles in order of length, by 3 CTAs
+SPLIT, SYNC, ONE, TWO = chunk.SPLIT, 8, chunk.ONE, chunk.TWO
 QUARTER, HALF = chunk.QUARTER, chunk.HALF
 PATHS = {"recurrent, split": 0, "recurrent": 1, "recurrent, four": 2,
          "mma.sync, split": SPLIT, "mma.sync": SYNC, "one warpgroup": ONE, "two": TWO, "ordered": -3,
@@ -127,7 +138,9 @@ PATHS = {"recurrent, split": 0, "recurrent": 1, "recurrent, four": 2,
 @pytest.fixture(params=PATHS)
 def path(request, chunked, recurrent):
     """(library, how): every kernel that a call can reach."""
-    return recurrent if request.param.startswith("recurrent") else chunked, PATHS[request.param]
+    return recurrent if request.param.startswith("recurrent") else chunked, PATHS[
+        request.param
+    ]
 
 
 def spread(x: torch.Tensor, gap: int) -> torch.Tensor:
@@ -137,8 +150,20 @@ def spread(x: torch.Tensor, gap: int) -> torch.Tensor:
     return wide.as_strided(x.shape, (wide.stride(0), *x.stride()[1:]))
 
 
-def call(path, args: list, *, mode=0, segment=0, members=1, first_slot=1, epsilon=1e-6, kept=None) -> torch.Tensor:
-    """Writes new states into the pool; returns the output. kept: checkpoints, where they start, chunks between them."""
+def call(
+    path,
+    args: list,
+    *,
+    mode=0,
+    segment=0,
+    members=1,
+    first_slot=1,
+    epsilon=1e-6,
+    kept=None,
+) -> torch.Tensor:
+    """Writes new states into the pool; returns the output. kept: checkpoints, where
+    they start, chunks between them.
+    """
     library, how = path
     rows, a, b, A_log, dt_bias, pool, slots, has_state, cu, scale = args
     T, N, HV = len(rows), len(slots), pool.shape[1]
@@ -150,7 +175,10 @@ def call(path, args: list, *, mode=0, segment=0, members=1, first_slot=1, epsilo
     ends, transfers = (torch.full((segments, HV, D, D), math.nan) for _ in range(2))
     plan = torch.full((4 + 4 * N + 16,), -1, dtype=torch.int32)
     q, k, v = rows.data_ptr(), rows.data_ptr() + 2 * H * D, rows.data_ptr() + 4 * H * D
-    bounds, linked = torch.full((HV, T // 64 + N), math.nan), torch.full((segments, HV), -1, dtype=torch.int32)
+    bounds, linked = (
+        torch.full((HV, T // 64 + N), math.nan),
+        torch.full((segments, HV), -1, dtype=torch.int32),
+    )
     memory = (prepared, ends, transfers, plan, bounds, linked)
     table = (ctypes.c_void_p * len(memory))(*(x.data_ptr() for x in memory))
     places, starts, every = kept or (torch.empty(0), torch.empty(0), 0)
@@ -184,13 +212,25 @@ def faults(path, args: list, output=4.5e-3, state=3e-3, right=None, **how) -> li
     right_output, states = right or packed.exact(*args)
     old = args[5].clone()
     found, pool = call(path, args, **how), args[5]
-    wrong = [f"slot {i}" for i in range(len(pool)) if i not in states and not torch.equal(bits(pool[i]), bits(old[i]))]
+    wrong = [
+        f"slot {i}"
+        for i in range(len(pool))
+        if i not in states and not torch.equal(bits(pool[i]), bits(old[i]))
+    ]
     cu = args[8].tolist()
-    padding = [i for i, slot in enumerate(args[6].tolist()) if slot < how.get("first_slot", 1)]
+    padding = [
+        i for i, slot in enumerate(args[6].tolist()) if slot < how.get("first_slot", 1)
+    ]
     wrong += [f"padding {i}" for i in padding if bits(found[cu[i] : cu[i + 1]]).any()]
-    wrong += [f"output {packed.off(found, right_output):.2g}"] if not packed.off(found, right_output) < output else []
+    wrong += (
+        [f"output {packed.off(found, right_output):.2g}"]
+        if not packed.off(found, right_output) < output
+        else []
+    )
     return wrong + [
-        f"state {i}: {packed.off(pool[i], x):.2g}" for i, x in states.items() if not packed.off(pool[i], x) < state
+        f"state {i}: {packed.off(pool[i], x):.2g}"
+        for i, x in states.items()
+        if not packed.off(pool[i], x) < state
     ]
 
 
@@ -202,7 +242,9 @@ def slow(lengths, slots, P, H=1, HV=2, **how) -> list:
 def outside(args: list, before: int, after: int) -> None:
     """Rows before the first and after the last sequence, NaN in all that they hold."""
     for i in range(3):
-        rows = args[i].new_full((before + len(args[i]) + after, args[i].shape[1]), math.nan)
+        rows = args[i].new_full(
+            (before + len(args[i]) + after, args[i].shape[1]), math.nan
+        )
         rows[before : before + len(args[i])] = args[i]
         args[i] = rows
     args[8] += before
@@ -210,8 +252,12 @@ def outside(args: list, before: int, after: int) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(0, 50), (70, 0), (5, 130)])
 @pytest.mark.parametrize(("lengths", "slots"), [([70], [2]), ([3, 65, 20], [4, 2, 1])])
-def test_rows_outside_of_the_sequences_enter_no_state(path, lengths, slots, before, after):
-    """Engines pad their rows. The outputs there are not written: they keep the NaN that `call` puts there."""
+def test_rows_outside_of_the_sequences_enter_no_state(
+    path, lengths, slots, before, after
+):
+    """Engines pad their rows. The outputs there are not written: they keep the NaN that
+    `call` puts there.
+    """
     args = slow(lengths, slots, 5)
     outside(args, before, after)
     output, states = packed.exact(*args)
@@ -220,7 +266,11 @@ def test_rows_outside_of_the_sequences_enter_no_state(path, lengths, slots, befo
     assert packed.off(found[inside], output[inside]) < 4.5e-3
     assert found[:before].isnan().all() and found[inside.stop :].isnan().all()
     for slot in range(5):
-        off = packed.off(args[5][slot], states[slot]) if slot in states else not same_bits(args[5][slot], old[slot])
+        off = (
+            packed.off(args[5][slot], states[slot])
+            if slot in states
+            else not same_bits(args[5][slot], old[slot])
+        )
         assert off < 3e-3, slot
 
 
@@ -238,14 +288,21 @@ def test_rows_outside_of_the_sequences_enter_no_state_in_segments(chunked, how, 
 
 
 def test_a_gate_of_nan_is_not_forgotten(path):
-    """As in the reference: NaN in all outputs of its head from its token on, and in the head's state."""
+    """As in the reference: NaN in all outputs of its head from its token on, and in the
+    head's state.
+    """
     clean, given = (slow([70, 20], [1, 2], 3) for _ in range(2))
     given[1][66, 1] = math.nan
     expected, found = call(path, clean), call(path, given)
     assert found[66:70, 1].isnan().all() and given[5][1, 1].isnan().all()
-    assert torch.equal(found[:, 0], expected[:, 0]) and torch.equal(found[70:], expected[70:])
-    assert torch.equal(given[5][1, 0], clean[5][1, 0]) and torch.equal(given[5][2], clean[5][2])
-    assert torch.equal(found[:64], expected[:64])  # back to the begin of its chunk, or of its 16 tokens, at most
+    assert torch.equal(found[:, 0], expected[:, 0]) and torch.equal(
+        found[70:], expected[70:]
+    )
+    assert torch.equal(given[5][1, 0], clean[5][1, 0]) and torch.equal(
+        given[5][2], clean[5][2]
+    )
+    # back to the begin of its chunk, or of its 16 tokens, at most
+    assert torch.equal(found[:64], expected[:64])
 
 
 @pytest.mark.parametrize("how", [SYNC, ONE, TWO, HALF])
@@ -254,14 +311,20 @@ def test_a_gate_of_nan_is_not_forgotten_in_segments(chunked, how):
     args[1][70, 0] = math.nan
     found = call((chunked, how), args, segment=1)
     assert found[70:, 0].isnan().all() and args[5][1, 0].isnan().all()
-    assert found[:64, 0].isfinite().all() and found[:, 1].isfinite().all() and args[5][1, 1].isfinite().all()
+    assert (
+        found[:64, 0].isfinite().all()
+        and found[:, 1].isfinite().all()
+        and args[5][1, 1].isfinite().all()
+    )
 
 
 def test_slots_in_a_column_of_a_table_and_heads_that_lie_apart(path):
     dense, apart = (slow([70, 17], [3, 1], 4, 1, 3) for _ in range(2))
     whole = torch.full((4, 3, D * D + 2 * D), math.nan)
     apart[5] = whole[:, :, : D * D].unflatten(2, (D, D)).copy_(dense[5])
-    apart[6] = torch.stack([apart[6], torch.full((2,), 99, dtype=torch.int32)], dim=1)[:, 0]
+    apart[6] = torch.stack([apart[6], torch.full((2,), 99, dtype=torch.int32)], dim=1)[
+        :, 0
+    ]
     expected, found = call(path, dense), call(path, apart)
     assert torch.equal(found, expected) and torch.equal(bits(apart[5]), bits(dense[5]))
     assert whole[:, :, D * D :].isnan().all()
@@ -273,13 +336,21 @@ def test_numbers_of_64_bits_are_no_slots_by_their_low_words(path):
     args[6] = torch.tensor([2**32 + 1, 2, -(2**63) + 3])
     before = args[5].clone()
     found = call(path, args)
-    assert not bits(found[:5]).any() and not bits(found[25:]).any() and found[5:25].isfinite().all()
-    assert same_bits(args[5][[0, 1, 3]], before[[0, 1, 3]]) and not same_bits(args[5][2], before[2])
+    assert (
+        not bits(found[:5]).any()
+        and not bits(found[25:]).any()
+        and found[5:25].isfinite().all()
+    )
+    assert same_bits(args[5][[0, 1, 3]], before[[0, 1, 3]]) and not same_bits(
+        args[5][2], before[2]
+    )
 
 
 @pytest.mark.parametrize("how", [ONE, TWO, -3])
 def test_chunk_after_chunk(chunked, how):
-    """A CTA of the intra-chunk kernel that goes through chunks gives the same bits as one CTA for each."""
+    """A CTA of the intra-chunk kernel that goes through chunks gives the same bits as
+    one CTA for each.
+    """
 
     def bits_of(ctas, mode):
         args = slow([20, 64 * 4 + 5, 0, 64], [4, 2, 3, 1], 5)
@@ -290,7 +361,10 @@ def test_chunk_after_chunk(chunked, how):
         expected = bits_of(1 << 30, 0)
         for ctas, modes in ((1, (0, 3, 7)), (3, (0, 1, 2, 4, 5, 8, 16))):
             for mode in modes:
-                assert all(map(torch.equal, bits_of(ctas, mode), expected)), (ctas, mode)
+                assert all(map(torch.equal, bits_of(ctas, mode), expected)), (
+                    ctas,
+                    mode,
+                )
     finally:
         chunked.fit(1 << 30)
 
@@ -324,7 +398,15 @@ def test_numbers_of_64_bits_a_bias_in_bfloat16_and_slot_0(path):
     right = packed.exact(*args)
     args[5][:2] = args[5][1:].clone()
     args[6] -= 1
-    assert faults(path, args, right=(right[0], {i - 1: x for i, x in right[1].items()}), first_slot=0) == []
+    assert (
+        faults(
+            path,
+            args,
+            right=(right[0], {i - 1: x for i, x in right[1].items()}),
+            first_slot=0,
+        )
+        == []
+    )
 
 
 def test_a_pool_in_bfloat16(path):
@@ -341,14 +423,23 @@ def test_without_the_norm_and_without_has_initial_state(path):
     args[0] = rows.bfloat16()
     output, states = packed.exact(*args)
     args[7] = None
-    assert faults(path, args, right=(output, states), epsilon=-1.0, output=6e-3, state=6e-3) == []
+    assert (
+        faults(
+            path, args, right=(output, states), epsilon=-1.0, output=6e-3, state=6e-3
+        )
+        == []
+    )
 
 
-@pytest.mark.parametrize("epsilon", [1e-6, torch.finfo(torch.float32).tiny])  # the binding's for 0
+# the binding's for 0
+@pytest.mark.parametrize("epsilon", [1e-6, torch.finfo(torch.float32).tiny])
 def test_keys_of_zeros_divide_by_no_zero(path, epsilon):
     args = slow([70, 3], [1, 2], 3)
     args[0][:, : 2 * D] = 0
-    assert not bits(call(path, args, epsilon=epsilon)).any() and args[5][1:].isfinite().all()
+    assert (
+        not bits(call(path, args, epsilon=epsilon)).any()
+        and args[5][1:].isfinite().all()
+    )
 
 
 @pytest.mark.parametrize("how", [SPLIT, SYNC, ONE, TWO, HALF])
@@ -362,21 +453,35 @@ def test_segments(chunked, how, segment, half, mode):
 
 
 def test_a_sequence_does_not_depend_on_its_neighbours(path):
-    """A tile holds rows of the next sequence, too: nothing of them may reach this one, not even as 0 x NaN."""
+    """A tile holds rows of the next sequence, too: nothing of them may reach this one,
+    not even as 0 x NaN.
+    """
     clean, given = (slow([70, 10, 65], [1, 2, 3], 4) for _ in range(2))
     given[0][70:80] = math.nan
     expected, found = call(path, clean), call(path, given, mode=3)
-    assert torch.equal(found[:70], expected[:70]) and torch.equal(found[80:], expected[80:])
+    assert torch.equal(found[:70], expected[:70]) and torch.equal(
+        found[80:], expected[80:]
+    )
     assert torch.equal(given[5][[1, 3]], clean[5][[1, 3]])
 
 
 def test_groups_of_heads_and_many_tiles(chunked):
     lengths, slots = [70, 5, 130, 64, 0, 33], [6, 2, 9, 1, 0, 3]
     for how in (-1, -4, TWO, chunk.TMA - 4):
-        assert faults((chunked, how), slow(lengths, slots, 10, 2, 6, fresh=(0,)), members=3, mode=5) == []
+        assert (
+            faults(
+                (chunked, how),
+                slow(lengths, slots, 10, 2, 6, fresh=(0,)),
+                members=3,
+                mode=5,
+            )
+            == []
+        )
 
 
-_SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in ((0, False), (2, False))]
+_SLOW = [
+    pytest.param(*case, marks=pytest.mark.slow) for case in ((0, False), (2, False))
+]
 
 
 @pytest.mark.parametrize("how", [SYNC, ONE, TWO, QUARTER])
@@ -397,6 +502,18 @@ def test_states_within_sequences(chunked, how, half, segment):
                 used[int(starts[n]) + i] = packed.exact(*cut)[1][slot]
         assert len(used) == (6 if every == 1 else 2)
         kept = torch.full((14, 2, D, D), math.nan, dtype=args[5].dtype)
-        assert faults((chunked, how), args, kept=(kept, starts, every), segment=segment, mode=3, state=4.5e-3) == []
-        assert {i for i, x in used.items() if not packed.off(kept[i], x) < 4.5e-3} == set()
+        assert (
+            faults(
+                (chunked, how),
+                args,
+                kept=(kept, starts, every),
+                segment=segment,
+                mode=3,
+                state=4.5e-3,
+            )
+            == []
+        )
+        assert {
+            i for i, x in used.items() if not packed.off(kept[i], x) < 4.5e-3
+        } == set()
         assert kept[[i for i in range(14) if i not in used]].isnan().all()

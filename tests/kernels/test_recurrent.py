@@ -1,7 +1,9 @@
-"""gdn_prefill/cuda-recurrent on a CPU (emulator/): fragments, gates, T, rounds and their buffers, against float64.
+"""gdn_prefill/cuda-recurrent on a CPU (emulator/): fragments, gates, T, rounds and
+their buffers, against float64.
 
-What ptxas, memory and timing make of it is for a GPU to say. A lane that reads the wrong partner, a barrier or a wait
-too little, or a token that reaches into the next sequence shows here.
+What ptxas, memory and timing make of it is for a GPU to say. A lane that reads the
+wrong partner, a barrier or a wait too little, or a token that reaches into the next
+sequence shows here.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from gdn_cli.machine import inventory
 
 ALGO = registry.load().find("gdn_prefill/cuda-recurrent")
 CONSTANTS = ALGO.tune.constants
-CUTS = [cut for cut in itertools.product(*CONSTANTS.values()) if cut[1] == 1 or cut[0] == 1]
+CUTS = [
+    cut for cut in itertools.product(*CONSTANTS.values()) if cut[1] == 1 or cut[0] == 1
+]
 USUAL = (1, 2, 2)
 PLAIN, MODES = 0, range(8)  # emulated::Mode: EARLY, REVERSED, TURNS and their sums
 
@@ -52,14 +56,22 @@ extern "C" int prefill(int warps, int split, int ahead, int mode, void** t, floa
 def library(tmp_path_factory):
     cuts = "\n  ".join(f"CUT{cut}" for cut in CUTS)
     kernel = emulation.CUDA / "gdn" / "recurrent.cuh"
-    return emulation.library(tmp_path_factory.mktemp("prefill"), DRIVER.replace("@CUTS@", cuts), kernel)
+    return emulation.library(
+        tmp_path_factory.mktemp("prefill"), DRIVER.replace("@CUTS@", cuts), kernel
+    )
 
 
 def inputs(lengths, H: int = 1, HV: int = 1, case: str = "usual") -> list:
-    """q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale; as oracle.inputs, of any two head counts."""
-    given = oracle.inputs("gdn_prefill", seed=sum(lengths), lengths=lengths, case=case, heads=HV)
+    """q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale; as oracle.inputs, of any
+    two head counts.
+    """
+    given = oracle.inputs(
+        "gdn_prefill", seed=sum(lengths), lengths=lengths, case=case, heads=HV
+    )
     heads = [H, H, HV, HV, HV, HV, HV, HV]
-    of_heads = [x[:n] if x.ndim == 1 else x[:, :n] for n, x in zip(heads, given, strict=False)]
+    of_heads = [
+        x[:n] if x.ndim == 1 else x[:, :n] for n, x in zip(heads, given, strict=False)
+    ]
     return [x.contiguous().clone() for x in of_heads] + [given[8], 0.1]
 
 
@@ -79,12 +91,14 @@ def prefill(library, given: list, cut=USUAL, mode: int = PLAIN, in_place: bool =
 def agrees(given: list, found, state_error: float = 2.6e-3) -> None:
     right_output, right_state = oracle.gdn_prefill(*given)
     assert oracle.error(found[1], right_state) < state_error
-    assert oracle.error(found[0], right_output) < 3.2e-3  # the output's rounding to bf16, and that of S and d
+    # the output's rounding to bf16, and that of S and d
+    assert oracle.error(found[0], right_output) < 3.2e-3
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: "x".join(map(str, cut)))
 def test_every_cut_of_the_rows_and_the_rounds(library, cut):
-    given = inputs((49, 0, 16, 7), H=1, HV=3)  # three value heads to a query head: no power of two
+    # three value heads to a query head: no power of two
+    given = inputs((49, 0, 16, 7), H=1, HV=3)
     agrees(given, prefill(library, given, cut))
 
 
@@ -103,14 +117,23 @@ def test_a_mix_of_lengths_and_the_contest_s_heads(library):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("lengths", [(170, 3), (170, 170), (3, 0, 170)], ids=str)
-@pytest.mark.parametrize("cut", [(2, 1, 1), (1, 2, 1), (2, 1, 2)], ids=lambda cut: "x".join(map(str, cut)))
-def test_no_warp_reads_what_is_not_there_yet_or_writes_over_what_is_read(library, cut, lengths, mode):
-    """Three rounds and six, guessed and not: each warp as far ahead as its barriers let it, or not at all, copies as
-    early and as late as can be."""
+@pytest.mark.parametrize(
+    "cut", [(2, 1, 1), (1, 2, 1), (2, 1, 2)], ids=lambda cut: "x".join(map(str, cut))
+)
+def test_no_warp_reads_what_is_not_there_yet_or_writes_over_what_is_read(
+    library, cut, lengths, mode
+):
+    """Three rounds and six, guessed and not: each warp as far ahead as its barriers let
+    it, or not at all, copies as early and as late as can be.
+    """
     given = inputs(lengths)
-    usual, found = prefill(library, given, (1, cut[1], 2)), prefill(library, given, cut, mode)
+    usual, found = (
+        prefill(library, given, (1, cut[1], 2)),
+        prefill(library, given, cut, mode),
+    )
     agrees(given, found)
-    assert torch.equal(found[0], usual[0])  # a row's arithmetic is the same in every cut
+    # a row's arithmetic is the same in every cut
+    assert torch.equal(found[0], usual[0])
 
 
 def test_in_place(library):
@@ -133,7 +156,9 @@ def test_extreme_gates_repeated_keys_and_a_large_state(library, case, size):
     agrees(given, prefill(library, given))
 
 
-@pytest.mark.parametrize("A_log, a", list(itertools.product((-10.0, 0.0, 10.0), (-10.0, -1.0, 10.0))))
+@pytest.mark.parametrize(
+    "A_log, a", list(itertools.product((-10.0, 0.0, 10.0), (-10.0, -1.0, 10.0)))
+)
 def test_gates_at_their_ends(library, A_log, a):
     """At A_log = 10, a = -10 a softplus of 4.5e-5 decides; at 10, 10 a decay is 2^-300,000."""
     given = inputs((33,))
@@ -143,7 +168,9 @@ def test_gates_at_their_ends(library, A_log, a):
 
 
 def test_what_was_forgotten_stays_forgotten_and_what_came_after_is_kept(library):
-    """Every third token forgets all, by 2^-2000: sums of such logarithms would have no digits left for the others'."""
+    """Every third token forgets all, by 2^-2000: sums of such logarithms would have no
+    digits left for the others'.
+    """
     given = inputs((62,))
     given[4], given[6] = torch.full((1,), 5.0), torch.zeros(1)
     given[5][:] = torch.where(torch.arange(62) % 3 == 0, 10.0, -5.0).bfloat16()[:, None]
@@ -152,7 +179,10 @@ def test_what_was_forgotten_stays_forgotten_and_what_came_after_is_kept(library)
 
 def test_keys_of_alternating_sign_with_beta_1(library):
     given = inputs((96,), case="still")
-    given[1] = given[1][:1] * torch.where(torch.arange(96) % 2 == 0, 1, -1)[:, None, None].bfloat16()
+    given[1] = (
+        given[1][:1]
+        * torch.where(torch.arange(96) % 2 == 0, 1, -1)[:, None, None].bfloat16()
+    )
     given[7] = torch.full_like(given[7], 20.0)
     agrees(given, prefill(library, given))
 
@@ -162,12 +192,31 @@ def test_keys_of_alternating_sign_with_beta_1(library):
 def test_the_cuts_in_use_compile_without_spills(tmp_path, arch):
     rows = tuned_table.rows(ALGO.tune, tuned_table.load(ALGO))
     cuts = {",".join(str(row.constants[name]) for name in CONSTANTS) for row in rows}
-    kernel = "template __global__ void gdn::gdn_prefill_recurrent<{}>(const __grid_constant__ gdn::Arguments);\n"
-    (tmp_path / "cuts.cu").write_text('#include "recurrent.cuh"\n' + "".join(map(kernel.format, sorted(cuts))))
-    command = [inventory.cuda_home() / "bin" / "nvcc", "-std=c++17", "-O2", f"-arch={arch}", "-cubin", "-Xptxas", "-v"]
+    kernel = (
+        "template __global__ void gdn::gdn_prefill_recurrent<{}>(const __grid_constant__"
+        " gdn::Arguments);\n"
+    )
+    (tmp_path / "cuts.cu").write_text(
+        '#include "recurrent.cuh"\n' + "".join(map(kernel.format, sorted(cuts)))
+    )
+    command = [
+        inventory.cuda_home() / "bin" / "nvcc",
+        "-std=c++17",
+        "-O2",
+        f"-arch={arch}",
+        "-cubin",
+        "-Xptxas",
+        "-v",
+    ]
     shared = {ALGO.folder.parent.parent.joinpath(path).parent for path in ALGO.shares}
-    command += [f"-I{folder}" for folder in (ALGO.folder, *sorted(shared))] + ["-o", "cuts.cubin", "cuts.cu"]
+    command += [f"-I{folder}" for folder in (ALGO.folder, *sorted(shared))] + [
+        "-o",
+        "cuts.cubin",
+        "cuts.cu",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
+    spills = re.findall(
+        r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr
+    )
     assert spills == [("0", "0")] * len(cuts)

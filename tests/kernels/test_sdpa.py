@@ -33,7 +33,8 @@ def test_backends_differ_and_a_mask_is_a_mask():
         {b: helpers.built(name_of(op, b), "cpu")[1].returns(given)[0] for b in ON_CPU}
         for op in ("attention_fwd", "attention_fwd_causal")
     )
-    assert not torch.equal(full["flash"], full["math"])  # another order of sums: so it was another kernel
+    # another order of sums: so it was another kernel
+    assert not torch.equal(full["flash"], full["math"])
     assert torch.equal(causal["flash"][:, :, 0], given[2][:, :, 0])  # one key is seen
     assert oracle.error(causal["math"], oracle.attention_fwd_causal(*given)) < 3e-4
 
@@ -41,7 +42,9 @@ def test_backends_differ_and_a_mask_is_a_mask():
 @pytest.mark.parametrize("backend", ["cudnn", "efficient"])
 def test_a_backend_that_does_not_run_here_says_so_in_one_line(backend):
     _, kernel = helpers.built(name_of("attention_fwd", backend), "cpu")
-    with pytest.raises(RuntimeError, match=rf"^PyTorch's {backend}_attention does not run here: \S.*") as e:
+    with pytest.raises(
+        RuntimeError, match=rf"^PyTorch's {backend}_attention does not run here: \S.*"
+    ) as e:
         kernel.returns(oracle.inputs("attention_fwd", seq_len=5))
     assert "\n" not in str(e.value)
 

@@ -8,24 +8,44 @@ from pathlib import Path
 import helpers
 import pytest
 
-STALE = ("not measured yet", "no profile has been looked at", "fastest rung at six of seven")
+STALE = (
+    "not measured yet",
+    "no profile has been looked at",
+    "fastest rung at six of seven",
+)
 SOURCES = [
-    path for path in sorted(helpers.OURS.rglob("*")) if path.suffix in (".cu", ".cuh", ".h", ".cpp", ".py", ".md")
+    path
+    for path in sorted(helpers.OURS.rglob("*"))
+    if path.suffix in (".cu", ".cuh", ".h", ".cpp", ".py", ".md")
 ]
 
 
 @pytest.mark.parametrize("claim", STALE)
 def test_no_claim_waits_for_a_measurement(claim):
-    found = [str(path) for path in SOURCES if claim in " ".join(path.read_text(encoding="utf-8").lower().split())]
+    found = [
+        str(path)
+        for path in SOURCES
+        if claim in " ".join(path.read_text(encoding="utf-8").lower().split())
+    ]
     assert found == []
 
 
 def test_device_code_of_several_algos_lies_in_cuda():
-    """Only tables that `gdn tune` generates are shared from an algo's own folder, next to its algo.toml."""
-    generated = {algo.folder / algo.tune.file for algo in helpers.REGISTRY.algos if algo.tune}
+    """Only tables that `gdn tune` generates are shared from an algo's own folder, next
+    to its algo.toml.
+    """
+    generated = {
+        algo.folder / algo.tune.file for algo in helpers.REGISTRY.algos if algo.tune
+    }
     for algo in helpers.REGISTRY.algos:
-        device = [path for path in algo.shares if path.suffix != ".py" and path not in generated]
-        assert {path.parent.parent for path in device} <= {helpers.OURS / "_cuda"}, algo.full_name
+        device = [
+            path
+            for path in algo.shares
+            if path.suffix != ".py" and path not in generated
+        ]
+        assert {path.parent.parent for path in device} <= {helpers.OURS / "_cuda"}, (
+            algo.full_name
+        )
 
 
 def test_names_are_those_of_one_file():
@@ -35,34 +55,53 @@ def test_names_are_those_of_one_file():
 
 
 def test_editors_find_every_header():
-    """`make compile_commands.json`: each of our includes is in a folder of the command, or next to the file."""
+    """`make compile_commands.json`: each of our includes is in a folder of the command,
+    or next to the file.
+    """
     script = helpers.OURS / "_cuda" / "compile_commands.py"
     done = helpers.python(str(script))
     assert done.code == 0, done.err
     commands = {Path(command["file"]): command["arguments"] for command in done.json}
-    assert {path for path in SOURCES if path.suffix in (".cu", ".cuh", ".cpp", ".h")} == set(commands)
+    assert {
+        path for path in SOURCES if path.suffix in (".cu", ".cuh", ".cpp", ".h")
+    } == set(commands)
     for path, arguments in commands.items():
         folders = [path.parent, *(Path(a[2:]) for a in arguments if a.startswith("-I"))]
         for name in re.findall(r'#include "([^"]+)"', path.read_text(encoding="utf-8")):
-            assert any((folder / name).is_file() for folder in folders), f"{path}: {name}"
+            assert any((folder / name).is_file() for folder in folders), (
+                f"{path}: {name}"
+            )
 
 
 LADDERS = sorted(helpers.OURS.glob("*/README.md"))
-OLD = re.compile(r"\b(walk\w*|items?|pieces?|cuts?|copy engine)\b")  # work tile, chunk, configuration, TMA
+# work tile, chunk, configuration, TMA
+OLD = re.compile(r"\b(walk\w*|items?|pieces?|cuts?|copy engine)\b")
 
 
 @pytest.mark.parametrize("ladder", LADDERS, ids=lambda path: path.parent.name)
 def test_a_ladder_is_a_log_of_what_exists(ladder):
-    """It uses the field's words and existing algos, files and pages; it ends with the present state and a link."""
+    """It uses the field's words and existing algos, files and pages; it ends with the
+    present state and a link.
+    """
     text = ladder.read_text(encoding="utf-8")
     assert OLD.findall(re.sub(r"`[^`]+`", "", text)) == []
     assert "docs/kernels/" in text.partition("\n## Present state\n")[2]
-    assert [link for link in re.findall(r"\]\(([^)#:]+)\)", text) if not (ladder.parent / link).exists()] == []
+    assert [
+        link
+        for link in re.findall(r"\]\(([^)#:]+)\)", text)
+        if not (ladder.parent / link).exists()
+    ] == []
     algos = {algo.name for algo in helpers.REGISTRY.algos}
-    named = re.findall(r"`((?:pt|cpp|cuda|triton|fla|fi|flashqla|flashcore|sdpa)-[\w-]+)`", text)
+    named = re.findall(
+        r"`((?:pt|cpp|cuda|triton|fla|fi|flashqla|flashcore|sdpa)-[\w-]+)`", text
+    )
     assert [name for name in named if name not in algos] == []
     files = {path.name for path in helpers.OURS.rglob("*")}
-    assert [name for name in re.findall(r"`(?:[\w/]+/)?(\w+\.(?:cuh?|h|cpp))`", text) if name not in files] == []
+    assert [
+        name
+        for name in re.findall(r"`(?:[\w/]+/)?(\w+\.(?:cuh?|h|cpp))`", text)
+        if name not in files
+    ] == []
 
 
 @pytest.mark.records
@@ -70,6 +109,9 @@ def test_a_ladder_is_a_log_of_what_exists(ladder):
 def test_a_ladder_names_records_that_there_are(ladder):
     """But for those that it calls old, which only the history has."""
     text = " ".join(ladder.read_text(encoding="utf-8").split())
-    names = {Path(name).name for name in re.findall(r"(?<!old record )`([\w/-]+\.json)`", text)} - {"tuning.json"}
+    names = {
+        Path(name).name
+        for name in re.findall(r"(?<!old record )`([\w/-]+\.json)`", text)
+    } - {"tuning.json"}
     there = {path.name for path in (helpers.TESTS.parent / "results").rglob("*.json")}
     assert names and names <= there

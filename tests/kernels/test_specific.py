@@ -1,4 +1,6 @@
-"""`specific = true` in algo.toml: built for all features of its GPU (sm_90a), and kept apart from a judge's build."""
+"""`specific = true` in algo.toml: built for all features of its GPU (sm_90a), and kept
+apart from a judge's build.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,17 @@ ALGO = REGISTRY.find("gdn_decode/cuda-v1")
 
 @pytest.fixture
 def built(monkeypatch):
-    """built(specific): (name, hash, TVM_FFI_CUDA_ARCH_LIST) as the builder sees them on a GPU of `built.capability`."""
+    """built(specific): (name, hash, TVM_FFI_CUDA_ARCH_LIST) as the builder sees them on
+    a GPU of `built.capability`.
+    """
     from flashinfer_bench.compile import BuilderRegistry
 
     seen = []
 
     def compiled(definition, solution):
-        seen.append((solution.name, solution.hash(), os.environ.get(inventory.ARCHITECTURES)))
+        seen.append(
+            (solution.name, solution.hash(), os.environ.get(inventory.ARCHITECTURES))
+        )
         metadata = SimpleNamespace(destination_passing_style=True, misc={})
         return SimpleNamespace(_callable=None, metadata=metadata)
 
@@ -37,7 +43,9 @@ def built(monkeypatch):
         build.build(pack.definition(OP, REGISTRY), solution, specific=specific)
         return seen[-1]
 
-    monkeypatch.setattr(BuilderRegistry, "get_instance", lambda: SimpleNamespace(build=compiled))
+    monkeypatch.setattr(
+        BuilderRegistry, "get_instance", lambda: SimpleNamespace(build=compiled)
+    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: run.capability)
     monkeypatch.delenv(inventory.ARCHITECTURES, raising=False)
@@ -71,7 +79,9 @@ def test_a_failed_build_leaves_the_environment_as_it_was(built, monkeypatch):
     def fails(definition, solution):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(BuilderRegistry, "get_instance", lambda: SimpleNamespace(build=fails))
+    monkeypatch.setattr(
+        BuilderRegistry, "get_instance", lambda: SimpleNamespace(build=fails)
+    )
     with pytest.raises(build.BuildFailed):
         built(True)
     assert inventory.ARCHITECTURES not in os.environ
@@ -86,7 +96,11 @@ def test_the_worker_is_told_but_for_a_proof(tmp_path, write_algo):
     def request(command: str, algo, **more):
         return jobs.Job(command, OP, {}, {}, "cuda", (), algo, **more).request()
 
-    assert [request("bench", algo).specific for algo in (own, ALGO, None)] == [True, False, False]
+    assert [request("bench", algo).specific for algo in (own, ALGO, None)] == [
+        True,
+        False,
+        False,
+    ]
     assert request("prove", own).specific is False  # a proof is of what a judge does
     rivals = request("compare", None, rivals=((own, {}), (ALGO, {}))).rivals
     assert [rival.specific for rival in rivals] == [True, False]
@@ -94,11 +108,17 @@ def test_the_worker_is_told_but_for_a_proof(tmp_path, write_algo):
 
 def test_sass_compiles_what_runs_here():
     machine = inventory.Machine(gpus=lambda: (inventory.Gpu("a GPU", "9.0", "580"),))
-    assert [sass.here("cuda", specific, machine) for specific in (False, True)] == ["sm_90", "sm_90a"]
+    assert [sass.here("cuda", specific, machine) for specific in (False, True)] == [
+        "sm_90",
+        "sm_90a",
+    ]
     assert sass.here("triton", True, machine) == "sm_90"
     assert Ask({}).specific is False
 
 
 def test_both_flashcore_champions_ask_for_it():
-    for name in ("attention_fwd/flashcore-v4", "attention_fwd_causal/flashcore-v4-causal"):
+    for name in (
+        "attention_fwd/flashcore-v4",
+        "attention_fwd_causal/flashcore-v4-causal",
+    ):
         assert REGISTRY.find(name).specific

@@ -28,7 +28,9 @@ extern "C" int untuned(int sms, int64_t size) { return gdn::chosen(UNTUNED, sms,
 def rows(tmp_path_factory):
     source = (emulation.CUDA / "ffi" / "tuned_row.cuh").read_text()
     folder = tmp_path_factory.mktemp("rows")
-    (folder / "driver.cpp").write_text(DRIVER.replace("@ROWS@", source[source.index("// The row of a table") :]))
+    (folder / "driver.cpp").write_text(
+        DRIVER.replace("@ROWS@", source[source.index("// The row of a table") :])
+    )
     return emulation.compiled(folder)
 
 
@@ -45,8 +47,14 @@ def test_the_row_for_as_much_work_per_sm(rows):
         (78, 28, 0),
         (78, 29, 1),
     ):
-        assert chosen(rows.of_size, sms, size) == row, (sms, size)  # 48 / 132 = 53.8 / 148 = 28.4 / 78
-    for sms, length, size, row in ((148, 100, 53, 0), (148, 101, 74, 2), (148, 101, 75, 3), (30, 7, 9999, 4)):
+        # 48 / 132 = 53.8 / 148 = 28.4 / 78
+        assert chosen(rows.of_size, sms, size) == row, (sms, size)
+    for sms, length, size, row in (
+        (148, 100, 53, 0),
+        (148, 101, 74, 2),
+        (148, 101, 75, 3),
+        (30, 7, 9999, 4),
+    ):
         assert chosen(rows.of_length, sms, length, size) == row, (sms, length, size)
     for sms, size, row in ((148, 48, 0), (148, 49, 1)):
         assert chosen(rows.untuned, sms, size) == row, (sms, size)

@@ -12,7 +12,7 @@ import pytest
 from gdn_cli.machine import environment
 from gdn_cli.schema.record_types import GpuState
 
-# --- readings -----------------------------------------------------------------------------------------------------
+# --- readings
 
 
 class NVMLError(Exception):
@@ -20,7 +20,9 @@ class NVMLError(Exception):
 
 
 class Nvml:
-    """pynvml for one GPU. `bits`: its clock event reasons, `pids`: the processes with a context on it."""
+    """pynvml for one GPU. `bits`: its clock event reasons, `pids`: the processes with a
+    context on it.
+    """
 
     NVMLError, NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = NVMLError, 1, 2, 0
 
@@ -123,7 +125,10 @@ def test_the_bits_are_pynvml_s():
         "hw_thermal": "HwThermalSlowdown",
         "hw_power_brake": "HwPowerBrakeSlowdown",
     }
-    theirs = {getattr(pynvml, f"nvmlClocksThrottleReason{theirs}"): ours for ours, theirs in names.items()}
+    theirs = {
+        getattr(pynvml, f"nvmlClocksThrottleReason{theirs}"): ours
+        for ours, theirs in names.items()
+    }
     assert theirs == {bit: slowed.name for bit, slowed in environment._SLOWED.items()}
     # and the functions that are called by name are there, by one name or the other
     assert {name for name in vars(Nvml) if name.startswith("nvml")} <= set(dir(pynvml))
@@ -172,7 +177,9 @@ def fails(*args):
 )
 def test_values_that_nvml_cannot_read_are_left_out(function, keys, nvml):
     setattr(nvml(), function, fails)
-    assert environment.gpu_state() == GpuState(**{k: v for k, v in STATE.items() if k not in keys})
+    assert environment.gpu_state() == GpuState(
+        **{k: v for k, v in STATE.items() if k not in keys}
+    )
 
 
 @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetHandleByUUID"])
@@ -190,7 +197,9 @@ def test_no_gpu_in_torch(nvml, monkeypatch):
 
 
 def test_the_cpu(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {8, 0, 2, 1, 3}, raising=False)
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda pid: {8, 0, 2, 1, 3}, raising=False
+    )
     found = environment.describe("cpu")
     assert (found.cpus, found.affinity) == (5, "0-3,8")
     monkeypatch.delattr(os, "sched_getaffinity")  # macOS
@@ -221,15 +230,25 @@ def test_ranges(numbers, text):
     assert environment.ranges(numbers) == text
 
 
-# --- doubts -------------------------------------------------------------------------------------------------------
+# --- doubts
 
-FINE = {"low_us": 99.0, "high_us": 101.0, "ci_low_us": 99.5, "ci_high_us": 100.5, "stopped": "target"}
+FINE = {
+    "low_us": 99.0,
+    "high_us": 101.0,
+    "ci_low_us": 99.5,
+    "ci_high_us": 100.5,
+    "stopped": "target",
+}
 
 
 def doubts(before=None, during=None, after=None, target=0.01, **timing) -> list[str]:
-    before, *during, after = (GpuState(**STATE | (d or {})) for d in (before, *(during or [{}, {}]), after))
+    before, *during, after = (
+        GpuState(**STATE | (d or {})) for d in (before, *(during or [{}, {}]), after)
+    )
     us = timing.pop("median_us", 100.0)
-    return environment.doubts(before, during, after, building.timing(us, **FINE | timing), target)
+    return environment.doubts(
+        before, during, after, building.timing(us, **FINE | timing), target
+    )
 
 
 def test_silent_when_all_is_well():
@@ -242,7 +261,10 @@ def test_silent_when_all_is_well():
 
 
 def slowed(by: str, advice: str) -> str:
-    return f"the GPU was slowed by {by} while this was measured: {advice}, or compare within this run only"
+    return (
+        f"the GPU was slowed by {by} while this was measured: {advice}, or compare within this"
+        " run only"
+    )
 
 
 POWER = slowed("its power cap", "let it rest")
@@ -257,8 +279,14 @@ BRAKE = slowed("the power brake of its server", "see to the power supply")
         (["sw_thermal"], [HEAT]),
         (["hw_thermal"], [HEAT]),
         (["hw_power_brake"], [BRAKE]),
-        (["hw_slowdown"], [slowed("its protection against heat and overload", "let it rest")]),
-        (["sync_boost"], [slowed("the others of its sync boost group", "take it out of the group")]),
+        (
+            ["hw_slowdown"],
+            [slowed("its protection against heat and overload", "let it rest")],
+        ),
+        (
+            ["sync_boost"],
+            [slowed("the others of its sync boost group", "take it out of the group")],
+        ),
         (["hw_slowdown", "hw_thermal"], [HEAT]),
         (["hw_slowdown", "hw_power_brake"], [BRAKE]),
         (["hw_slowdown", "hw_thermal", "sw_thermal", "sw_power_cap"], [POWER, HEAT]),
@@ -298,7 +326,9 @@ def test_clocks_before_and_after_are_the_idle_gpu_s():
 
 
 def test_hot():
-    hot = ["the GPU was at 88 °C while this was measured: let it cool, or see to its cooling"]
+    hot = [
+        "the GPU was at 88 °C while this was measured: let it cool, or see to its cooling"
+    ]
     assert doubts(during=[{"temperature_c": 84}], after={"temperature_c": 84}) == []
     assert doubts(during=[{"temperature_c": 85}, {"temperature_c": 88}]) == hot
     assert doubts(after={"temperature_c": 88}) == hot
@@ -306,17 +336,30 @@ def test_hot():
 
 
 def test_shared():
-    one = ["another process was on the GPU while this was measured: end it, or measure again when it is done"]
-    two = ["2 other processes were on the GPU while this was measured: end them, or measure when they are done"]
+    one = [
+        "another process was on the GPU while this was measured: end it, or measure again when it"
+        " is done"
+    ]
+    two = [
+        "2 other processes were on the GPU while this was measured: end them, or measure when"
+        " they are done"
+    ]
     assert doubts(before={"other_processes": 1}) == one
-    assert doubts(during=[{"other_processes": 1}, {"other_processes": 1}], after={"other_processes": 1}) == one
+    assert (
+        doubts(
+            during=[{"other_processes": 1}, {"other_processes": 1}],
+            after={"other_processes": 1},
+        )
+        == one
+    )
     assert doubts(before={"other_processes": 1}, during=[{"other_processes": 2}]) == two
     assert doubts(after={"other_processes": 2}) == two
 
 
 def known(interval: str, target: str) -> list[str]:
     return [
-        f"the median is known to ±{interval} % only, not to the target of {target} %: give it more time (--seconds)"
+        f"the median is known to ±{interval} % only, not to the target of {target} %: give it"
+        " more time (--seconds)"
     ]
 
 
@@ -332,18 +375,30 @@ def test_an_interval_wider_than_the_target():
 
 
 def test_spread():
-    said = "the middle half of the samples spreads over ±{} % of the median: " + (
-        "end other programs on this machine and measure again"
+    said = (
+        "the middle half of the samples spreads over ±{} % of the median: "
+        + "end other programs on this machine and measure again"
     )
     assert doubts(low_us=90.0, high_us=110.0) == []  # 10 % exactly
     assert doubts(low_us=98.0, high_us=123.0) == [said.format("12.5")]
-    assert doubts(median_us=0.58, low_us=0.51, high_us=0.67) == []  # an empty launch: a few ticks of the clock
+    # an empty launch: a few ticks of the clock
+    assert doubts(median_us=0.58, low_us=0.51, high_us=0.67) == []
     assert doubts(median_us=0.0, low_us=0.0, high_us=1.0, spread=0.0) == []
 
 
 def test_all_at_once_in_order():
-    during = [{"throttle": ["sw_power_cap"], "temperature_c": 90, "other_processes": 1}, {"sm_mhz": 1200}]
-    said = doubts(during=during, stopped="time", ci_low_us=90.0, ci_high_us=110.0, low_us=80.0, high_us=120.0)
+    during = [
+        {"throttle": ["sw_power_cap"], "temperature_c": 90, "other_processes": 1},
+        {"sm_mhz": 1200},
+    ]
+    said = doubts(
+        during=during,
+        stopped="time",
+        ci_low_us=90.0,
+        ci_high_us=110.0,
+        low_us=80.0,
+        high_us=120.0,
+    )
     firsts = [" ".join(line.split()[:4]) for line in said]
     assert firsts == [
         "another process was on",

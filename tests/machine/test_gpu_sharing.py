@@ -1,6 +1,8 @@
-"""`--gpus`: what goes to which GPU, workers side by side, and numbers that never cross from one GPU to another.
+"""`--gpus`: what goes to which GPU, workers side by side, and numbers that never cross
+from one GPU to another.
 
-No GPU is needed: workers are faked, or run on the CPU (two_gpus.py). On a host that has two: the end of this file.
+No GPU is needed: workers are faked, or run on the CPU (two_gpus.py). On a host that has
+two: the end of this file.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def host(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-# --- which GPUs -----------------------------------------------------------------------------------------------------
+# --- which GPUs
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,10 @@ def test_gpus_by_number_and_uuid(text, expected):
     [
         ("2", "--gpus 2: no GPU 2 here; there are GPUs 0 to 1"),
         ("0,9", "--gpus 0,9: no GPU 9 here; there are"),
-        ("x", "--gpus x: 'x' names no GPU; --gpus all, or numbers or UUIDs such as --gpus 0,1"),
+        (
+            "x",
+            "--gpus x: 'x' names no GPU; --gpus all, or numbers or UUIDs such as --gpus 0,1",
+        ),
         ("", "--gpus '': names no GPU; "),
         ("0,", "--gpus 0,: names no GPU; "),
         ("-1", "--gpus -1: '-1' names no GPU; "),
@@ -105,7 +110,10 @@ def test_an_unknown_gpu_is_one_line(text, says):
 def test_numbers_are_those_of_the_visible_ones(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
     assert having(G2).chosen("0") == (G2,)
-    with pytest.raises(UsageError, match="no GPU 1 here; there is only GPU 0, by CUDA_VISIBLE_DEVICES=2"):
+    with pytest.raises(
+        UsageError,
+        match="no GPU 1 here; there is only GPU 0, by CUDA_VISIBLE_DEVICES=2",
+    ):
         having(G2).chosen("1")
 
 
@@ -125,14 +133,28 @@ def test_no_gpu_is_missing_and_nonsense_is_nonsense_all_the_same():
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
-        (("run", "--gpus", "9"), 2, "gdn: --gpus 9: no GPU 9 here\n  there are GPUs 0 to 1\n"),
-        (("bench", "--gpus", "0", "--device", "cpu"), 2, "gdn: --gpus and --device cpu exclude each other\n"),
-        (("tune", "--algo", "cuda-v5", "--gpus", ""), 2, "gdn: --gpus '': names no GPU\n"),
+        (
+            ("run", "--gpus", "9"),
+            2,
+            "gdn: --gpus 9: no GPU 9 here\n  there are GPUs 0 to 1\n",
+        ),
+        (
+            ("bench", "--gpus", "0", "--device", "cpu"),
+            2,
+            "gdn: --gpus and --device cpu exclude each other\n",
+        ),
+        (
+            ("tune", "--algo", "cuda-v5", "--gpus", ""),
+            2,
+            "gdn: --gpus '': names no GPU\n",
+        ),
     ],
 )
 def test_the_commands_say_so(args, code, says):
     done = pretended(*args)
-    assert done.returncode == code and done.stdout == "" and done.stderr.startswith(says)
+    assert (
+        done.returncode == code and done.stdout == "" and done.stderr.startswith(says)
+    )
 
 
 def test_one_of_several_gpus_will_do():
@@ -148,18 +170,27 @@ def test_one_of_several_gpus_will_do():
     )
     assert BOTH.place(algo, "cuda", (SMALL, G0)).mode == "cuda"
     old = replace(SMALL, capability="7.5")
-    assert BOTH.place(algo, "cuda", (SMALL, old)).reason == "needs compute capability 9.0, these GPUs have 6.1, 7.5"
+    assert (
+        BOTH.place(algo, "cuda", (SMALL, old)).reason
+        == "needs compute capability 9.0, these GPUs have 6.1, 7.5"
+    )
     on_cpu = structs.replace(algo, modes=("cpu",))
     assert BOTH.place(on_cpu, "cuda", (G0,)).hint == "it runs on cpu: drop --gpus"
 
 
-# --- what goes where ------------------------------------------------------------------------------------------------
+# --- what goes where
 
 
-def plan_of(algos: list[Algo], gpus: tuple[Gpu, ...], chosen: list[str], command: str = "bench") -> planning.Plan:
+def plan_of(
+    algos: list[Algo], gpus: tuple[Gpu, ...], chosen: list[str], command: str = "bench"
+) -> planning.Plan:
     entries = [planning.Entry(algo, inventory.Place("cuda")) for algo in algos]
-    part = planning.Part(DECODE, entries, select(DECODE, embedded(DECODE), chosen=chosen), {"l2": "cold"})
-    return planning.prepare(REGISTRY, [part], planning.Settings(command, gpus=gpus, machine=BOTH))
+    part = planning.Part(
+        DECODE, entries, select(DECODE, embedded(DECODE), chosen=chosen), {"l2": "cold"}
+    )
+    return planning.prepare(
+        REGISTRY, [part], planning.Settings(command, gpus=gpus, machine=BOTH)
+    )
 
 
 def named(*names: str, capability: str | None = None) -> list[Algo]:
@@ -172,7 +203,9 @@ def work(plan: planning.Plan) -> dict[int, list[tuple[str, bool, list[int]]]]:
     found: dict[int, list] = {}
     for job in plan.jobs:
         sizes = sorted({w.axes["batch_size"] for w in job.workloads})
-        found.setdefault(job.gpu.index, []).append((job.algo.name if job.algo else "copy", job.added, sizes))
+        found.setdefault(job.gpu.index, []).append(
+            (job.algo.name if job.algo else "copy", job.added, sizes)
+        )
     return found
 
 
@@ -196,13 +229,21 @@ def test_a_reference_that_was_asked_for_is_added_on_the_other_gpus_only():
 
 
 def test_with_fewer_algos_than_gpus_workloads_are_spread_and_a_row_stays_whole():
-    plan = plan_of(named("a"), (G0, G1), [])  # 10, 8, 7, 7, 7, 7, 8 of B = 1, 4, 8, 16, 32, 48, 64
+    # 10, 8, 7, 7, 7, 7, 8 of B = 1, 4, 8, 16, 32, 48, 64
+    plan = plan_of(named("a"), (G0, G1), [])
     found = work(plan)
-    assert [name for name, _, _ in found[0]] == [name for name, _, _ in found[1]] == ["copy", "pt-reference", "a"]
+    assert (
+        [name for name, _, _ in found[0]]
+        == [name for name, _, _ in found[1]]
+        == ["copy", "pt-reference", "a"]
+    )
     first, second = ({tuple(sizes) for _, _, sizes in found[gpu]} for gpu in (0, 1))
-    assert len(first) == len(second) == 1  # everything that a GPU measures, on the same workloads
+    # everything that a GPU measures, on the same workloads
+    assert len(first) == len(second) == 1
     assert sorted([*first.pop(), *second.pop()]) == [1, 4, 8, 16, 32, 48, 64]
-    counts = [len(job.workloads) for job in plan.jobs if job.algo and job.algo.name == "a"]
+    counts = [
+        len(job.workloads) for job in plan.jobs if job.algo and job.algo.name == "a"
+    ]
     assert sum(counts) == 54 and max(counts) <= 30
 
 
@@ -219,7 +260,13 @@ def test_an_algo_goes_to_a_gpu_that_has_its_capability():
 
 
 def test_workloads_are_not_spread_over_gpus_of_different_kinds():
-    found = work(plan_of(named("a"), (G0, replace(SMALL, capability="9.0")), ["batch_size=1", "batch_size=4"]))
+    found = work(
+        plan_of(
+            named("a"),
+            (G0, replace(SMALL, capability="9.0")),
+            ["batch_size=1", "batch_size=4"],
+        )
+    )
     assert list(found) == [0] and found[0][-1] == ("a", False, [1, 4])
 
 
@@ -227,11 +274,17 @@ def test_one_gpu_by_name_gets_all():
     plan = plan_of(named("a", "b"), (G1,), ["0"])
     assert [name for name, *_ in work(plan)[1]] == ["copy", "pt-reference", "a", "b"]
     assert all(job.cpus == frozenset() for job in plan.jobs)
-    assert [job.gpu for job in plan_of(named("a"), (), ["0"]).jobs] == [None, None, None]
+    assert [job.gpu for job in plan_of(named("a"), (), ["0"]).jobs] == [
+        None,
+        None,
+        None,
+    ]
 
 
 def test_an_algo_that_cannot_be_packed_is_reported_once(monkeypatch):
-    monkeypatch.setattr(planning, "pack", lambda algo, op: (_ for _ in ()).throw(UsageError("no")))
+    monkeypatch.setattr(
+        planning, "pack", lambda algo, op: (_ for _ in ()).throw(UsageError("no"))
+    )
     plan = plan_of(named("a"), (G0, G1), ["batch_size=1", "batch_size=4"], "check")
     assert plan.unpackable == [("gdn_decode", "a", "cuda", "no")] and plan.jobs == []
 
@@ -243,22 +296,29 @@ def test_the_heaviest_are_dealt_first_to_whom_has_least():
     }  # fmt: skip
 
 
-# --- the host's CPUs ------------------------------------------------------------------------------------------------
+# --- the host's CPUs
 
 
 def test_each_worker_gets_whole_cores_near_its_gpu(monkeypatch):
-    """16 cores of two threads: CPU n and n + 16 are one core. GPUs 0 and 1 are at cores 0-7, GPU 2 at the others."""
+    """16 cores of two threads: CPU n and n + 16 are one core. GPUs 0 and 1 are at cores
+    0-7, GPU 2 at the others.
+    """
     sides = {0: range(0, 8), 1: range(0, 8), 2: range(8, 16)}
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(32)))
     monkeypatch.setattr(gpu_sharing, "_siblings", lambda cpu: {cpu % 16, cpu % 16 + 16})
-    machine = having(near=lambda g: frozenset(c + h for c in sides[g.index] for h in (0, 16)))
+    machine = having(
+        near=lambda g: frozenset(c + h for c in sides[g.index] for h in (0, 16))
+    )
     assert gpu_sharing.cpus((G0, G1, G2), machine) == {
         G0: {*range(0, 4), *range(16, 20)}, G1: {*range(4, 8), *range(20, 24)}, G2: {*range(8, 16), *range(24, 32)},
     }  # fmt: skip
     machine = having(near=lambda g: frozenset() if g == G2 else frozenset(range(8)))
-    apart = gpu_sharing.cpus((G0, G1, G2), machine)  # one of them does not tell: then all share all
+    # one of them does not tell: then all share all
+    apart = gpu_sharing.cpus((G0, G1, G2), machine)
     assert sorted(len(cpus) for cpus in apart.values()) == [10, 10, 12]
-    assert frozenset().union(*apart.values()) == set(range(32)) and all(len(c) % 2 == 0 for c in apart.values())
+    assert frozenset().union(*apart.values()) == set(range(32)) and all(
+        len(c) % 2 == 0 for c in apart.values()
+    )
 
 
 @pytest.mark.parametrize("gpus", [(G0,), (G0, G1)])
@@ -281,14 +341,17 @@ def test_the_cpus_near_a_gpu_are_nvml_s(monkeypatch):
 
 def test_its_functions_are_pynvml_s():
     pynvml = pytest.importorskip("pynvml")
-    assert list(inspect.signature(pynvml.nvmlDeviceGetCpuAffinity).parameters)[1:] == ["cpuSetSize"]
+    assert list(inspect.signature(pynvml.nvmlDeviceGetCpuAffinity).parameters)[1:] == [
+        "cpuSetSize"
+    ]
     assert pynvml.nvmlDeviceGetHandleByUUID
 
 
 def test_the_worker_finds_its_gpu_by_the_uuid_that_torch_has():
     assert environment._which("bbbbbbbb", (G0, G1)) == G1
     assert environment._which("another", (G0, G1)) is None
-    assert environment._which("another", (G2,)) == G2  # a slice, which torch may call by its GPU
+    # a slice, which torch may call by its GPU
+    assert environment._which("another", (G2,)) == G2
     assert environment._which("another", ()) is None
 
 
@@ -298,10 +361,12 @@ def test_this_host_tells_its_cores():
     assert sum(map(len, cores)) == len(mine) and frozenset().union(*cores) == mine
 
 
-# --- side by side ---------------------------------------------------------------------------------------------------
+# --- side by side
 
 
-def job_on(gpu: Gpu | None, algo: str = "a", sizes=(1, 2), mode: str = "cuda", **more) -> jobs.Job:
+def job_on(
+    gpu: Gpu | None, algo: str = "a", sizes=(1, 2), mode: str = "cuda", **more
+) -> jobs.Job:
     tiers = more.pop("tiers", ("cupti",))
     workloads = tuple(twin(DECODE, {"batch_size": n}) for n in sizes)
     return jobs.Job(
@@ -320,7 +385,8 @@ def job_on(gpu: Gpu | None, algo: str = "a", sizes=(1, 2), mode: str = "cuda", *
 
 def run(monkeypatch, tmp_path, execute, *work: jobs.Job, order=None, say=print):
     monkeypatch.setattr(execution, "execute", execute)
-    monkeypatch.setattr(execution.compile_ahead, "cpus", lambda: 1)  # no worker is started early
+    # no worker is started early
+    monkeypatch.setattr(execution.compile_ahead, "cpus", lambda: 1)
     monkeypatch.setattr(store, "source_hash", lambda solution: "0" * 12)
     writer, shown = store.Writer(building.document(), tmp_path / "records.json"), []
     plan = planning.Plan(list(work), [], [], order or {})
@@ -333,16 +399,21 @@ def run(monkeypatch, tmp_path, execute, *work: jobs.Job, order=None, say=print):
 
 def passed(job: jobs.Job, on_record) -> jobs.Outcome:
     for w in job.workloads:
-        on_record(building.record(job.algo.name, None, w.uuid, axes=w.axes), Environment())
+        on_record(
+            building.record(job.algo.name, None, w.uuid, axes=w.axes), Environment()
+        )
     return jobs.Outcome(Status.DONE)
 
 
-def test_gpus_work_at_once_under_a_lock_each_and_records_come_in_order(monkeypatch, tmp_path):
+def test_gpus_work_at_once_under_a_lock_each_and_records_come_in_order(
+    monkeypatch, tmp_path
+):
     together, held = threading.Barrier(2), {}
 
     def execute(job, on_record, given_up, worker):
         if job.algo.name in ("a", "b"):
-            together.wait(timeout=helpers.PATIENCE_S)  # neither ends unless both are there
+            # neither ends unless both are there
+            together.wait(timeout=helpers.PATIENCE_S)
         held[job.algo.name] = {path.name for path in locks._held}
         if job.algo.name == "a":
             together.wait(timeout=helpers.PATIENCE_S)  # b has measured before a has
@@ -360,24 +431,50 @@ def test_gpus_work_at_once_under_a_lock_each_and_records_come_in_order(monkeypat
     assert [(r.algo, r.workload.axes["batch_size"], r.gpu.index) for r in document.records] == [
         ("a", 1, 0), ("a", 2, 0), ("b", 1, 1), ("b", 2, 1), ("c", 1, 0), ("c", 2, 0),
     ]  # fmt: skip
-    assert f"gdn-{G0.uuid}.lock" in held["a"] and f"gdn-{G1.uuid}.lock" in held["b"] and not locks._held
+    assert (
+        f"gdn-{G0.uuid}.lock" in held["a"]
+        and f"gdn-{G1.uuid}.lock" in held["b"]
+        and not locks._held
+    )
     assert document.records[2].gpu == GpuName(index=1, uuid=G1.uuid, name="NVIDIA H200")
     assert {place: env.gpu_uuid for place, env in document.environments.items()} == {
         "cuda:0": G0.uuid, "cuda:1": G1.uuid,
     }  # fmt: skip
-    assert {line[0] for line in run.shown} == {f"GPU {g}: gdn_decode/{a}" for g, a in ("0a", "1b", "0c")}
-    assert run.shown[-1][1:] == (6, 6, True) and sum(True in line[3:] for line in run.shown) == 3
+    assert {line[0] for line in run.shown} == {
+        f"GPU {g}: gdn_decode/{a}" for g, a in ("0a", "1b", "0c")
+    }
+    assert (
+        run.shown[-1][1:] == (6, 6, True)
+        and sum(True in line[3:] for line in run.shown) == 3
+    )
     assert store.load(tmp_path / "records.json").records == document.records
 
 
 def test_a_dead_worker_stops_no_other_and_names_its_gpu(monkeypatch, tmp_path):
     def execute(job, on_record, given_up, worker):
-        return jobs.Outcome(Status.CRASHED, "crashed with SIGSEGV") if job.gpu == G1 else passed(job, on_record)
+        return (
+            jobs.Outcome(Status.CRASHED, "crashed with SIGSEGV")
+            if job.gpu == G1
+            else passed(job, on_record)
+        )
 
-    document = run(monkeypatch, tmp_path, execute, job_on(G0, "a"), job_on(G1, "b"), job_on(G0, "c"))
+    document = run(
+        monkeypatch,
+        tmp_path,
+        execute,
+        job_on(G0, "a"),
+        job_on(G1, "b"),
+        job_on(G0, "c"),
+    )
     fates = sorted((r.algo, r.gpu.index, r.status) for r in document.records)
-    assert fates == [*[("a", 0, "passed")] * 2, ("b", 1, "crashed"), *[("c", 0, "passed")] * 2]
-    assert document.environments["cuda:1"] == Environment(gpu="NVIDIA H200", gpu_index=1, gpu_uuid=G1.uuid)
+    assert fates == [
+        *[("a", 0, "passed")] * 2,
+        ("b", 1, "crashed"),
+        *[("c", 0, "passed")] * 2,
+    ]
+    assert document.environments["cuda:1"] == Environment(
+        gpu="NVIDIA H200", gpu_index=1, gpu_uuid=G1.uuid
+    )
 
 
 def test_a_fault_of_gdn_ends_the_others_too(monkeypatch, tmp_path):
@@ -462,7 +559,10 @@ def test_a_wait_for_a_lock_can_be_given_up(monkeypatch):
         held = dict(locks._held)
         locks._held.clear()  # as if another process had it
         try:
-            with pytest.raises(KeyboardInterrupt), locks.gpu(G0.uuid, asked.append, "GPU 0", lambda: bool(asked)):
+            with (
+                pytest.raises(KeyboardInterrupt),
+                locks.gpu(G0.uuid, asked.append, "GPU 0", lambda: bool(asked)),
+            ):
                 pass
         finally:
             locks._held.update(held)
@@ -474,7 +574,8 @@ def test_the_worker_gets_one_gpu_by_uuid_and_its_cpus(monkeypatch):
     assert jobs.environ(job_on(G1))["CUDA_VISIBLE_DEVICES"] == G1.uuid
     assert jobs.environ(job_on(None))["CUDA_VISIBLE_DEVICES"] == G0.uuid
     monkeypatch.delenv("FIB_CACHE_PATH")
-    assert jobs.environ(job_on(SMALL))["FIB_CACHE_PATH"].endswith("-6.1")  # not the first GPU's
+    # not the first GPU's
+    assert jobs.environ(job_on(SMALL))["FIB_CACHE_PATH"].endswith("-6.1")
     slice_ = replace(G1, uuid="MIG-c7384736-a75d-5afc-978f-d2f1294409fd")
     assert jobs.environ(job_on(slice_))["CUDA_VISIBLE_DEVICES"] == slice_.uuid
 
@@ -485,13 +586,24 @@ def test_a_worker_stays_on_its_cpus():
     workload = tuple(select(DECODE, embedded(DECODE), chosen=["0"]))
     algo = REGISTRY.find("pt-reference")
     definition, solution = pack.definition(DECODE, REGISTRY), pack.pack(algo, DECODE)
-    job = jobs.Job("check", DECODE, definition, solution, "cpu", workload, algo, cpus=frozenset({one}))
+    job = jobs.Job(
+        "check",
+        DECODE,
+        definition,
+        solution,
+        "cpu",
+        workload,
+        algo,
+        cpus=frozenset({one}),
+    )
     outcome = jobs.execute(job)
     assert outcome.status == "done" and outcome.environment.affinity == str(one)
 
 
 def test_two_workers_do_not_write_one_build_at_once(monkeypatch, tmp_path):
-    """flashinfer-bench writes a Python solution's files again each time, while another process may import them."""
+    """flashinfer-bench writes a Python solution's files again each time, while another
+    process may import them.
+    """
     import fcntl
 
     from flashinfer_bench.compile import BuilderRegistry
@@ -515,7 +627,10 @@ def test_two_workers_do_not_write_one_build_at_once(monkeypatch, tmp_path):
         build = build_reference = look
 
     monkeypatch.setattr(BuilderRegistry, "get_instance", Builder)
-    definition, solution = pack.definition(DECODE, REGISTRY), pack.pack(REGISTRY.find("pt-reference"), DECODE)
+    definition, solution = (
+        pack.definition(DECODE, REGISTRY),
+        pack.pack(REGISTRY.find("pt-reference"), DECODE),
+    )
     with pytest.raises(build.BuildFailed, match="looked"):
         build.build(definition, solution)
     assert free == []  # nobody else could have had it
@@ -525,26 +640,53 @@ def test_two_workers_do_not_write_one_build_at_once(monkeypatch, tmp_path):
     assert free == [] and len(list((tmp_path / "locks").iterdir())) == 1
 
 
-# --- numbers stay on one GPU ----------------------------------------------------------------------------------------
+# --- numbers stay on one GPU
 
 
 def record(algo: str, gpu: int, us: float | None, size: int = 1, **more) -> dict:
     """GPU 1 is three times as fast here: a ratio across GPUs would show."""
     g = two_gpus.GPUS[gpu]
-    workload = {"uuid": f"{size:032x}", "index": None, "axes": {"batch_size": size}, "origin": "twin"}
+    workload = {
+        "uuid": f"{size:032x}",
+        "index": None,
+        "axes": {"batch_size": size},
+        "origin": "twin",
+    }
     timing = {
         "tier": "cupti", "median_us": us, "low_us": us, "high_us": us, "spread": 0.0, "samples": 9, "l2": "cold",
         "kernels": 1, "span_us": us, "note": None, "how": None,
     }  # fmt: skip
-    found = {"op": "gdn_decode", "algo": algo, "source_hash": "0" * 12, "mode": "cuda", "tier": "cupti"}
-    found |= {"gpu": g.to_json(), "workload": workload, "status": "passed", "reason": None, "bytes_moved": 10**6}
-    return found | ({"timing": timing} if us else {"status": "crashed", "reason": "crashed"}) | more
+    found = {
+        "op": "gdn_decode",
+        "algo": algo,
+        "source_hash": "0" * 12,
+        "mode": "cuda",
+        "tier": "cupti",
+    }
+    found |= {
+        "gpu": g.to_json(),
+        "workload": workload,
+        "status": "passed",
+        "reason": None,
+        "bytes_moved": 10**6,
+    }
+    return (
+        found
+        | ({"timing": timing} if us else {"status": "crashed", "reason": "crashed"})
+        | more
+    )
 
 
 def bench(*found: dict) -> dict:
     gpus = {f"cuda:{r['gpu']['index']}": r["gpu"] for r in found}
     envs = {
-        place: {"gpu": g["name"], "gpu_index": g["index"], "gpu_uuid": g["uuid"], "driver": "580.1", "versions": {}}
+        place: {
+            "gpu": g["name"],
+            "gpu_index": g["index"],
+            "gpu_uuid": g["uuid"],
+            "driver": "580.1",
+            "versions": {},
+        }
         for place, g in gpus.items()
     }
     return {
@@ -562,23 +704,46 @@ APART = bench(
 def test_ratios_in_the_table_are_to_the_rows_own_gpu(capsys):
     terminal.show(reports.typed(APART), REGISTRY, False, Path("x.json"))
     lines = capsys.readouterr().out.splitlines()
-    cells = {line.removeprefix("B=1").split()[0]: line.removeprefix("B=1").split() for line in lines[2:6]}
+    cells = {
+        line.removeprefix("B=1").split()[0]: line.removeprefix("B=1").split()
+        for line in lines[2:6]
+    }
     assert lines[0] == "gdn_decode | NVIDIA H200 (GPU 0, 1) | tier cupti, L2 cold"
     assert lines[1].split()[:3] == ["workload", "algo", "GPU"] and lines[6] == ""
-    assert [cells[name][1] for name in ("copy", "pt-reference", "a", "b")] == ["0", "0", "0", "1"]
+    assert [cells[name][1] for name in ("copy", "pt-reference", "a", "b")] == [
+        "0",
+        "0",
+        "0",
+        "1",
+    ]
     assert (cells["a"][5], cells["a"][7]) == ("5.00x", "2.00")  # 30 / 6 and 6 / 3
-    assert (cells["b"][5], cells["b"][7]) == ("2.00x", "5.00")  # 10 / 5 and 5 / 1; by GPU 0's they would be 6x and 1.67
+    # 10 / 5 and 5 / 1; by GPU 0's they would be 6x and 1.67
+    assert (cells["b"][5], cells["b"][7]) == ("2.00x", "5.00")
     assert "*" not in "".join(lines[2:6])
     text = " ".join(" ".join(lines).split())
-    assert "not ranked; `gdn compare` runs them on one" in text and "time differs by up to 200.0% between" in text
+    assert (
+        "not ranked; `gdn compare` runs them on one" in text
+        and "time differs by up to 200.0% between" in text
+    )
 
 
 def test_where_a_row_is_of_one_gpu_the_fastest_is_marked(capsys):
-    found = [record(name, 0, us) for name, us in (("copy", 3.0), ("pt-reference", 30.0), ("a", 6.0))]
-    found += [record(name, 1, us, 4) for name, us in (("copy", 1.0), ("pt-reference", 10.0), ("a", 11.0))]
+    found = [
+        record(name, 0, us)
+        for name, us in (("copy", 3.0), ("pt-reference", 30.0), ("a", 6.0))
+    ]
+    found += [
+        record(name, 1, us, 4)
+        for name, us in (("copy", 1.0), ("pt-reference", 10.0), ("a", 11.0))
+    ]
     terminal.show(reports.typed(bench(*found)), REGISTRY, False, Path("x.json"))
     out = capsys.readouterr().out
-    assert "a *" in out and "pt-reference *" in out and "not ranked" not in out and "differs by" not in out
+    assert (
+        "a *" in out
+        and "pt-reference *" in out
+        and "not ranked" not in out
+        and "differs by" not in out
+    )
 
 
 def test_a_failure_on_one_gpu_is_shown_next_to_the_others_results(capsys):
@@ -586,7 +751,8 @@ def test_a_failure_on_one_gpu_is_shown_next_to_the_others_results(capsys):
     terminal.show(reports.typed(bench(*found)), REGISTRY, False, Path())
     out = capsys.readouterr().out
     assert "failed copy at B=1 (00000000) on GPU 1: crashed, crashed" in out
-    assert [line.split()[-1] for line in out.splitlines() if "  a  " in line] == ["200"]  # GB/s, and nothing x floor
+    # GB/s, and nothing x floor
+    assert [line.split()[-1] for line in out.splitlines() if "  a  " in line] == ["200"]
 
 
 def test_one_gpu_by_name_is_in_the_title_and_needs_no_column(capsys):
@@ -595,21 +761,43 @@ def test_one_gpu_by_name_is_in_the_title_and_needs_no_column(capsys):
     document["records"].append({k: v for k, v in unpackable.items() if k != "gpu"})
     terminal.show(reports.typed(document), REGISTRY, False, Path("x.json"))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("gdn_decode | NVIDIA H200 (GPU 1) | ") and "GPU" not in lines[1]
+    assert (
+        lines[0].startswith("gdn_decode | NVIDIA H200 (GPU 1) | ")
+        and "GPU" not in lines[1]
+    )
     assert not any("GPU:" in line for line in lines)
 
 
-@pytest.mark.parametrize(("uuids", "marked"), [(("GPU-1", "GPU-1"), True), (("GPU-1", "GPU-2"), False)])
-def test_of_rented_gpus_none_is_the_fastest_where_there_were_several(uuids, marked, capsys):
-    """Those have no number here: they share a place, and their times a table without a column for the GPU."""
+@pytest.mark.parametrize(
+    ("uuids", "marked"), [(("GPU-1", "GPU-1"), True), (("GPU-1", "GPU-2"), False)]
+)
+def test_of_rented_gpus_none_is_the_fastest_where_there_were_several(
+    uuids, marked, capsys
+):
+    """Those have no number here: they share a place, and their times a table without a
+    column for the GPU.
+    """
     found = [record("pt-reference", 0, 30.0), record("a", 0, 6.0)]
-    found = [r | {"gpu": {"uuid": uuid, "name": "NVIDIA B200"}} for r, uuid in zip(found, uuids, strict=True)]
-    document = bench() | {"records": found, "environments": {"cuda": {"gpu": "NVIDIA B200", "where": "modal"}}}
+    found = [
+        r | {"gpu": {"uuid": uuid, "name": "NVIDIA B200"}}
+        for r, uuid in zip(found, uuids, strict=True)
+    ]
+    document = bench() | {
+        "records": found,
+        "environments": {"cuda": {"gpu": "NVIDIA B200", "where": "modal"}},
+    }
     terminal.show(reports.typed(document), REGISTRY, False, Path("x.json"))
     out = capsys.readouterr().out
-    assert out.startswith("gdn_decode | NVIDIA B200 (modal) | tier cupti, L2 cold\n") and "GPU " not in out
-    assert re.search(rf"^ +a{' [*]' if marked else ''} +6\.00 us .* 5\.00x", out, re.M), out
-    assert {s.device for s in score.scores(document_of(document), DECODE)} == {"NVIDIA B200 (modal)"}
+    assert (
+        out.startswith("gdn_decode | NVIDIA B200 (modal) | tier cupti, L2 cold\n")
+        and "GPU " not in out
+    )
+    assert re.search(
+        rf"^ +a{' [*]' if marked else ''} +6\.00 us .* 5\.00x", out, re.M
+    ), out
+    assert {s.device for s in score.scores(document_of(document), DECODE)} == {
+        "NVIDIA B200 (modal)"
+    }
 
 
 def test_tiers_that_the_host_takes_part_in_say_so(capsys):
@@ -623,13 +811,22 @@ def test_tiers_that_the_host_takes_part_in_say_so(capsys):
 def test_scores_divide_times_of_one_gpu():
     spread = [record("a", 1, 2.0, 4), record("pt-reference", 1, 8.0, 4)]
     found = {
-        s.algo: s for s in score.scores(document_of(bench(*APART["records"], *spread)), DECODE) if s.rule == "reference"
+        s.algo: s
+        for s in score.scores(document_of(bench(*APART["records"], *spread)), DECODE)
+        if s.rule == "reference"
     }
-    assert {share.label: share.speedup for share in found["a"].shares} == {"B=1": 5.0, "B=4": 4.0}
+    assert {share.label: share.speedup for share in found["a"].shares} == {
+        "B=1": 5.0,
+        "B=4": 4.0,
+    }
     assert {share.label: share.speedup for share in found["b"].shares} == {"B=1": 2.0}
     assert found["a"].value == 4.5 and found["a"].device == "NVIDIA H200"
-    alone = score.scores(document_of(bench(record("a", 0, 6.0), record("pt-reference", 1, 10.0))), DECODE)[0]
-    assert alone.value is None and [gap.kind for gap in alone.missing] == [score.UNCOMPARED]
+    alone = score.scores(
+        document_of(bench(record("a", 0, 6.0), record("pt-reference", 1, 10.0))), DECODE
+    )[0]
+    assert alone.value is None and [gap.kind for gap in alone.missing] == [
+        score.UNCOMPARED
+    ]
 
 
 def test_the_page_keeps_gpus_of_one_run_apart():
@@ -639,12 +836,18 @@ def test_the_page_keeps_gpus_of_one_run_apart():
     ]  # fmt: skip
     assert [g.over_floor(g.algos[-1], "B=1") for g in groups] == [2.0, 5.0]
     one = bench(*(r for r in APART["records"] if r["gpu"]["index"] == 1))
-    assert [g.device for g in merge.gather([reports.source("x.json", one)], REGISTRY).groups] == ["NVIDIA H200"]
+    assert [
+        g.device for g in merge.gather([reports.source("x.json", one)], REGISTRY).groups
+    ] == ["NVIDIA H200"]
 
 
 def places(document: dict) -> list[tuple[str, tuple[str, ...], int]]:
     return sorted(
-        (p.records[0].algo, tuple(dict.fromkeys(r.place for r in p.records)), len(p.records))
+        (
+            p.records[0].algo,
+            tuple(dict.fromkeys(r.place for r in p.records)),
+            len(p.records),
+        )
         for p in documents.parts(document_of(document))
         if p.records[0].algo != "copy"
     )
@@ -663,12 +866,13 @@ def test_the_history_joins_the_workloads_that_gpus_of_a_kind_shared():
     assert places(shared) == [("a", ("cuda:0", "cuda:1"), 2)]
     (part,) = documents.parts(document_of(shared))
     common = part.environment(document_of(shared))
-    assert common == Environment(gpu="NVIDIA H200", driver="580.1")  # neither's number and UUID
+    # neither's number and UUID
+    assert common == Environment(gpu="NVIDIA H200", driver="580.1")
     shared["environments"]["cuda:1"]["gpu"] = "NVIDIA B200"
     assert places(shared) == [("a", ("cuda:0",), 1), ("a", ("cuda:1",), 1)]
 
 
-# --- tune -----------------------------------------------------------------------------------------------------------
+# --- tune
 
 
 class Workers:
@@ -676,7 +880,8 @@ class Workers:
 
     def __init__(self, gpus: int = 1) -> None:
         self.jobs: list[jobs.Job] = []
-        self.first = threading.Barrier(gpus)  # the first process that times on each GPU waits for the others'
+        # the first process that times on each GPU waits for the others'
+        self.first = threading.Barrier(gpus)
         self.waited: set[Gpu] = set()
 
     def __call__(self, job, on_record=lambda record, env: None, given_up=None):
@@ -686,11 +891,25 @@ class Workers:
         if job.command == "compare" and job.gpu not in self.waited:
             self.waited.add(job.gpu)
             self.first.wait(timeout=helpers.PATIENCE_S)
-        env, found = Environment(gpu="NVIDIA H200", sms=132, driver="580.1", versions={"torch": "2"}), []
+        env, found = (
+            Environment(
+                gpu="NVIDIA H200", sms=132, driver="580.1", versions={"torch": "2"}
+            ),
+            [],
+        )
         for w in job.workloads:
-            for name in job.turns[w.uuid] if job.command == "compare" else (job.algo.name,):
+            for name in (
+                job.turns[w.uuid] if job.command == "compare" else (job.algo.name,)
+            ):
                 us = 90.0 if "tile=2" in name else 100.0
-                found.append(building.record(name, None, w.uuid, rounds_us=[us * (1 + i % 3 / 1e3) for i in range(60)]))
+                found.append(
+                    building.record(
+                        name,
+                        None,
+                        w.uuid,
+                        rounds_us=[us * (1 + i % 3 / 1e3) for i in range(60)],
+                    )
+                )
                 on_record(found[-1], env)
         return jobs.Outcome(Status.DONE, None, found, env)
 
@@ -699,17 +918,31 @@ class Workers:
 def tune(tmp_path, monkeypatch, write_algo):
     """tune(workers, gpus, *batch sizes) -> the State after its run: tile = 1, 2, 3."""
     toml = '[tune]\nfile = "tuned.py"\nsize = ["batch_size"]\n[tune.constants]\ntile = [1, 2, 3]\n'
-    guess = 'TUNED = [\n    {"gpu": "untuned", "sms": 0, "up_to": 9223372036854775807, "tile": 1},\n]\n'
-    write_algo(tmp_path / "own", "slow", {"main.py": "run = None", "tuned.py": guess}, extra=toml, devices=["cuda"])
+    guess = (
+        'TUNED = [\n    {"gpu": "untuned", "sms": 0, "up_to": 9223372036854775807, "tile":'
+        " 1},\n]\n"
+    )
+    write_algo(
+        tmp_path / "own",
+        "slow",
+        {"main.py": "run = None", "tuned.py": guess},
+        extra=toml,
+        devices=["cuda"],
+    )
     known = registry.load(str(tmp_path / "own"))
     monkeypatch.setenv("GDN_HOME", str(tmp_path / "home"))
 
     def run(workers: Workers, gpus: tuple[Gpu, ...], *batches: int):
         monkeypatch.setattr(race, "execute", workers)
         entry = planning.Entry(known.find("slow"), inventory.Place("cuda"))
-        plan = search.plan(known, entry, [twin(DECODE, {"batch_size": b}) for b in batches], None)
+        plan = search.plan(
+            known, entry, [twin(DECODE, {"batch_size": b}) for b in batches], None
+        )
         work = search.begin(
-            plan, search.Settings("cupti", gpus=gpus, machine=BOTH), lambda *line: None, lambda line: None
+            plan,
+            search.Settings("cupti", gpus=gpus, machine=BOTH),
+            lambda *line: None,
+            lambda line: None,
         )
         race.run(work)
         evidence.write(work)
@@ -724,7 +957,9 @@ def sizes_on(workers: Workers) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
     for job in workers.jobs:
         if job.command == "compare":
-            found.setdefault(job.gpu.index, set()).update(w.axes["batch_size"] for w in job.workloads)
+            found.setdefault(job.gpu.index, set()).update(
+                w.axes["batch_size"] for w in job.workloads
+            )
     return found
 
 
@@ -740,11 +975,18 @@ def test_tune_times_each_size_on_one_gpu_and_all_gpus_at_once(tune, capsys):
 
     shown.show_tuning(work.plan, work, False)
     out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("gdn_decode/slow | NVIDIA H200 (GPU 0, 1) | ") and out[1].split()[:2] == [
+    assert out[0].startswith("gdn_decode/slow | NVIDIA H200 (GPU 0, 1) | ") and out[
+        1
+    ].split()[:2] == [
         "workload",
         "GPU",
     ]
-    assert [line.split()[:2] for line in out[2:6]] == [["B=1", "0"], ["B=4", "1"], ["B=16", "0"], ["B=64", "1"]]
+    assert [line.split()[:2] for line in out[2:6]] == [
+        ["B=1", "0"],
+        ["B=4", "1"],
+        ["B=16", "0"],
+        ["B=64", "1"],
+    ]
 
 
 def test_tune_goes_on_where_each_size_was(tune):
@@ -761,17 +1003,22 @@ def test_tune_goes_on_where_each_size_was(tune):
 def test_tune_without_gpus_takes_the_first(tune):
     workers = Workers()
     tune(workers, (), 1, 4)
-    assert sizes_on(workers) == {0: {1, 4}} and {job.cpus for job in workers.jobs} == {frozenset()}
+    assert sizes_on(workers) == {0: {1, 4}} and {job.cpus for job in workers.jobs} == {
+        frozenset()
+    }
 
 
 def test_tune_refuses_gpus_of_different_kinds(tune):
     workers = Workers()
-    with pytest.raises(UsageError, match="tune takes GPUs of one kind, not GPU 0 NVIDIA H200, GPU 3 GT 1030; --gpus"):
+    with pytest.raises(
+        UsageError,
+        match="tune takes GPUs of one kind, not GPU 0 NVIDIA H200, GPU 3 GT 1030; --gpus",
+    ):
         tune(workers, (G0, SMALL), 1, 4)
     assert workers.jobs == [] and not tune.evidence.exists()
 
 
-# --- the command, with workers that run on the CPU ------------------------------------------------------------------
+# --- the command, with workers that run on the CPU
 
 
 def command(*args) -> list[str]:
@@ -779,12 +1026,19 @@ def command(*args) -> list[str]:
 
 
 def visible() -> dict[str, str]:
-    return {k: v for k, v in helpers.environment().items() if k != "CUDA_VISIBLE_DEVICES"}
+    return {
+        k: v for k, v in helpers.environment().items() if k != "CUDA_VISIBLE_DEVICES"
+    }
 
 
 def pretended(*args) -> subprocess.CompletedProcess:
     return subprocess.run(
-        command(*args), env=visible(), capture_output=True, text=True, timeout=helpers.PATIENCE_S, check=False
+        command(*args),
+        env=visible(),
+        capture_output=True,
+        text=True,
+        timeout=helpers.PATIENCE_S,
+        check=False,
     )
 
 
@@ -801,7 +1055,18 @@ def run({helpers.DECODE_ARGS}):
 def test_gdn_run_on_two_gpus_one_of_which_loses_its_worker(tmp_path, write_algo):
     for name, does in (("good", "pass"), ("bad", "os.abort()"), ("fine", "pass")):
         write_algo(tmp_path, name, BODY.format(does), devices=["cuda"])
-    done = pretended("run", "--algos", tmp_path, "--algo", "good,bad,fine", "--gpus", "all", "-w", "0-1", "--json")
+    done = pretended(
+        "run",
+        "--algos",
+        tmp_path,
+        "--algo",
+        "good,bad,fine",
+        "--gpus",
+        "all",
+        "-w",
+        "0-1",
+        "--json",
+    )
     assert done.returncode == errors.FAILED and helpers.complaints(done.stderr) == ""
     found = json.loads(done.stdout)
     assert [(r["algo"], r["gpu"]["index"], r["status"]) for r in found["records"]] == [
@@ -819,13 +1084,22 @@ def test_gdn_run_on_two_gpus_one_of_which_loses_its_worker(tmp_path, write_algo)
 def test_ctrl_c_ends_the_workers_of_all_gpus(tmp_path, write_algo):
     out = tmp_path / "records.json"
     for name in ("one", "two"):
-        hang = f"if q.shape[0] == 2:\n        open({str(tmp_path / name)!r}, 'w').write(str(os.getpid()))\n"
-        write_algo(tmp_path, name, BODY.format(hang + "        while True: signal.pause()"), devices=["cuda"])
+        hang = (
+            f"if q.shape[0] == 2:\n        open({str(tmp_path / name)!r},"
+            " 'w').write(str(os.getpid()))\n"
+        )
+        write_algo(
+            tmp_path,
+            name,
+            BODY.format(hang + "        while True: signal.pause()"),
+            devices=["cuda"],
+        )
     process = subprocess.Popen(
         command("run", "--algos", tmp_path, "--algo", "one,two", "--gpus", "0,1", "--json", "--out", out,
                 "-w", "0", "-w", "batch_size=2"),
         env=visible(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's `&` has it ignored
+        # a shell's `&` has it ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     marks = [tmp_path / name for name in ("one", "two")]
     try:
@@ -842,9 +1116,17 @@ def test_ctrl_c_ends_the_workers_of_all_gpus(tmp_path, write_algo):
     finally:
         process.kill()
         for m in marks:
-            if m.exists() and m.read_text() and helpers.alive(pid := int(m.read_text())):
+            if (
+                m.exists()
+                and m.read_text()
+                and helpers.alive(pid := int(m.read_text()))
+            ):
                 os.kill(pid, signal.SIGKILL)
-    assert left == [] and process.returncode == errors.INTERRUPTED and "Traceback" not in stderr
+    assert (
+        left == []
+        and process.returncode == errors.INTERRUPTED
+        and "Traceback" not in stderr
+    )
     document = json.loads(stdout)
     assert document["interrupted"] and document == json.loads(out.read_text())
     assert [(r["algo"], r["gpu"]["index"], r["status"]) for r in document["records"]] == [

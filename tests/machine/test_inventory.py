@@ -72,8 +72,20 @@ class Nvml:
         return handle["mhz"]
 
 
-def device(uuid: str, name: str = "NVIDIA H200", capability=(9, 0), cores: int | None = 16896, mhz: int = 1980):
-    return {"name": name, "uuid": uuid, "capability": capability, "cores": cores, "mhz": mhz}
+def device(
+    uuid: str,
+    name: str = "NVIDIA H200",
+    capability=(9, 0),
+    cores: int | None = 16896,
+    mhz: int = 1980,
+):
+    return {
+        "name": name,
+        "uuid": uuid,
+        "capability": capability,
+        "cores": cores,
+        "mhz": mhz,
+    }
 
 
 ALIKE = [device("GPU-aa00"), device("GPU-ab11"), device("GPU-cc22")]
@@ -181,7 +193,10 @@ def test_the_fastest_first_unless_by_bus(nvml, monkeypatch):
 
 
 def test_cores_count_times_their_clock(nvml):
-    slow, quick = device("GPU-1", "A", cores=1000, mhz=1000), device("GPU-2", "B", cores=600, mhz=2000)
+    slow, quick = (
+        device("GPU-1", "A", cores=1000, mhz=1000),
+        device("GPU-2", "B", cores=600, mhz=2000),
+    )
     nvml(slow, quick)
     assert seen() == [1, 0]
 
@@ -200,7 +215,9 @@ def test_an_old_driver_does_not_tell_the_cores(nvml):
 def test_a_slice_of_a_gpu(nvml, monkeypatch):
     nvml(*ALIKE, slices={MIG: {"name": "NVIDIA H200 MIG 1g.18gb", "of": 1}})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{MIG},MIG-other")
-    assert inventory.gpus() == (inventory.Gpu("NVIDIA H200 MIG 1g.18gb", "9.0", "580.1", MIG, 1),)
+    assert inventory.gpus() == (
+        inventory.Gpu("NVIDIA H200 MIG 1g.18gb", "9.0", "580.1", MIG, 1),
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"MIG-other,{MIG}")
     assert inventory.gpus() == ()
 
@@ -222,8 +239,12 @@ def test_no_pynvml(nvml, monkeypatch):
 
 def test_place_asks_for_the_capability_of_the_first_visible(nvml, monkeypatch):
     nvml(*ALIKE[:1], SMALL)
-    algo = SimpleNamespace(modes=("cuda",), capability="9.0", language="python", packages={})
+    algo = SimpleNamespace(
+        modes=("cuda",), capability="9.0", language="python", packages={}
+    )
     machine = inventory.Machine(has_package=lambda module: True)
     assert machine.place(algo).mode == "cuda"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    assert machine.place(algo).reason == "needs compute capability 9.0, this GPU has 6.1"
+    assert (
+        machine.place(algo).reason == "needs compute capability 9.0, this GPU has 6.1"
+    )

@@ -52,7 +52,10 @@ def test_too_few_files():
     *_, fifth = itertools.islice(free, 5)
     with files_up_to(fifth + 1), pytest.raises(errors.MissingError) as e:
         limits.check()
-    assert e.value.message == f"{limits.FILES} more open files are needed, this machine gives 5"
+    assert (
+        e.value.message
+        == f"{limits.FILES} more open files are needed, this machine gives 5"
+    )
     limits.check()
 
 
@@ -67,12 +70,18 @@ def test_too_few_threads(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", refused)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    with pytest.raises(errors.MissingError, match="^20 more processes and threads are needed, this machine gives 3; "):
+    with pytest.raises(
+        errors.MissingError,
+        match="^20 more processes and threads are needed, this machine gives 3; ",
+    ):
         limits.check()
     assert not any(thread.is_alive() for thread in started)
 
 
-@pytest.mark.parametrize(("asked", "count"), [("3", 3), ("4,2", 4), ("", None), ("0", None), ("-1", None), ("x", None)])
+@pytest.mark.parametrize(
+    ("asked", "count"),
+    [("3", 3), ("4,2", 4), ("", None), ("0", None), ("-1", None), ("x", None)],
+)
 def test_threads_of_a_library(asked, count, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     assert limits.threads() == (count or len(os.sched_getaffinity(0)))
@@ -81,16 +90,33 @@ def test_threads_of_a_library(asked, count, monkeypatch):
 @pytest.mark.parametrize("command", ["run", "bench", "compare"])
 def test_no_algo_is_blamed(command, tmp_path):
     algos = ["pt-reference", "cpp-v1"] if command == "compare" else ["pt-reference"]
-    gdn = [sys.executable, "-m", "gdn_cli", command, *algos, "-w", "0", "--device", "cpu"]
+    gdn = [
+        sys.executable,
+        "-m",
+        "gdn_cli",
+        command,
+        *algos,
+        "-w",
+        "0",
+        "--device",
+        "cpu",
+    ]
     line = ["bash", "-c", 'ulimit -n 20; exec "$@"', "bash", *gdn]
-    done = subprocess.run(line, capture_output=True, text=True, env=helpers.environment(), cwd=tmp_path)
+    done = subprocess.run(
+        line, capture_output=True, text=True, env=helpers.environment(), cwd=tmp_path
+    )
     assert done.returncode == errors.MISSING and done.stdout == ""
     first, hint = done.stderr.splitlines()
-    assert first.startswith("gdn: 64 more open files are needed, this machine gives ") and "ulimit -a" in hint
+    assert (
+        first.startswith("gdn: 64 more open files are needed, this machine gives ")
+        and "ulimit -a" in hint
+    )
 
 
 def test_a_user_who_may_have_three_processes():
-    """Root has no such limit: the process becomes another user's once it has imported all that it needs."""
+    """Root has no such limit: the process becomes another user's once it has imported
+    all that it needs.
+    """
     code = """if True:
         import os, resource
         from gdn_cli.machine import limits
@@ -104,4 +130,6 @@ def test_a_user_who_may_have_three_processes():
     """
     done = helpers.python("-c", code, env={"OMP_NUM_THREADS": "1"})
     assert done.code == 0, done.err
-    assert done.out.startswith("3 16 more processes and threads are needed, this machine gives ")
+    assert done.out.startswith(
+        "3 16 more processes and threads are needed, this machine gives "
+    )

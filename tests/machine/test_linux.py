@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="Linux only"
+)
 
 CONFINED = """
 import os, shutil, signal, sys, tempfile
@@ -35,7 +37,9 @@ os.waitpid(child, 0)
 
 
 def test_a_confined_process_cannot_look_into_others_and_works_as_before():
-    done = subprocess.run([sys.executable, "-c", CONFINED], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", CONFINED], capture_output=True, text=True
+    )
     if done.returncode == 77:
         pytest.skip("this Linux has no Landlock of 5.19 or newer")
     assert (done.returncode, done.stderr) == (0, "")
@@ -47,5 +51,7 @@ def test_memory_is_hidden():
         "dumpable = lambda: ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)  # PR_GET_DUMPABLE\n"
         "print(dumpable()); linux.hide_memory(); print(dumpable())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["1", "0"]

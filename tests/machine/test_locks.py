@@ -60,7 +60,14 @@ def start(file):
     def start(inside: str = "pass", uuid: str = UUID) -> subprocess.Popen:
         command = [sys.executable, "-c", HOLDER.format(uuid=uuid, inside=inside), *ARGS]
         pipe = subprocess.PIPE
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=helpers.environment())
+        process = subprocess.Popen(
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            env=helpers.environment(),
+        )
         started.append(process)
         return process
 
@@ -80,8 +87,13 @@ def release(process: subprocess.Popen):
 
 
 def waiting_line(process: subprocess.Popen, file) -> str:
-    since = time.strftime("%H:%M", time.localtime(json.loads(file.read_text())["since"]))
-    return f"GPU 0 is in use by `gdn bench --algo cuda-v4` (pid {process.pid}, since {since}); waiting"
+    since = time.strftime(
+        "%H:%M", time.localtime(json.loads(file.read_text())["since"])
+    )
+    return (
+        f"GPU 0 is in use by `gdn bench --algo cuda-v4` (pid {process.pid}, since {since});"
+        " waiting"
+    )
 
 
 def test_two_processes_exclude_each_other(start, file):
@@ -139,8 +151,14 @@ def test_the_cpu_has_one_lock_and_no_gpu_waits_for_it(file):
     assert done[0].returncode == 1 and done[1].returncode == 0 and not done[1].stderr
     since = time.strftime("%H:%M")[:2]
     said = done[0].stderr
-    assert said.startswith("the CPU is in use by `gdn") and f"(pid {os.getpid()}, since {since}" in said
-    assert said.endswith("; waiting\n") and (file.parent / "gdn-cpu.lock").read_text() == ""
+    assert (
+        said.startswith("the CPU is in use by `gdn")
+        and f"(pid {os.getpid()}, since {since}" in said
+    )
+    assert (
+        said.endswith("; waiting\n")
+        and (file.parent / "gdn-cpu.lock").read_text() == ""
+    )
 
 
 def test_a_killed_holder_blocks_nobody(start, file):
@@ -158,10 +176,15 @@ def test_a_killed_holder_blocks_nobody(start, file):
 @pytest.mark.parametrize(
     "bears",
     [
-        "say(subprocess.Popen([sys.executable, '-c', 'import sys; sys.stdin.read()'], close_fds=False).pid)",
+        (
+            "say(subprocess.Popen([sys.executable, '-c', 'import sys; sys.stdin.read()'],"
+            " close_fds=False).pid)"
+        ),
         # the parent goes on when the child is there: until then it does have a copy
-        "r, w = os.pipe(); pid = os.fork(); pid or (os.write(w, b'x'), sys.stdin.read(), os._exit(0)); "
-        "os.read(r, 1); say(pid)",
+        (
+            "r, w = os.pipe(); pid = os.fork(); pid or (os.write(w, b'x'), sys.stdin.read(),"
+            " os._exit(0)); os.read(r, 1); say(pid)"
+        ),
     ],
     ids=["spawned", "forked"],
 )
@@ -181,7 +204,9 @@ def test_a_child_does_not_inherit_it(start, bears):
 
 
 def test_a_forked_child_that_ends_properly_leaves_the_lock_alone(start):
-    leaves = "pid = os.fork()\n    if not pid: sys.exit()\n    say(os.waitpid(pid, 0)[1])"
+    leaves = (
+        "pid = os.fork()\n    if not pid: sys.exit()\n    say(os.waitpid(pid, 0)[1])"
+    )
     holder = start(inside=leaves)
     assert [says(holder), says(holder)] == ["0", "held"]
     with pytest.raises(Busy), locks.gpu(UUID, busy):
@@ -221,7 +246,7 @@ def test_one_process_does_not_wait_for_itself(start, file):
     assert says(other) == "held"
 
 
-# --- what a file that any user may write can say ------------------------------------------------------------------
+# --- what a file that any user may write can say
 
 
 def line_for(content: bytes, start, file) -> str:
@@ -247,27 +272,42 @@ def line_for(content: bytes, start, file) -> str:
     ],
 )
 def test_a_holder_that_cannot_be_read(content, start, file):
-    assert line_for(content, start, file) == "GPU 0 is in use by another command; waiting"
+    assert (
+        line_for(content, start, file) == "GPU 0 is in use by another command; waiting"
+    )
 
 
 def test_a_holder_since_another_day_and_no_escapes(start, file):
-    content = {"pid": 12, "command": "gdn \x1b[31m`\u202ebench\n" + "x" * 200, "since": 1e9}
+    content = {
+        "pid": 12,
+        "command": "gdn \x1b[31m`\u202ebench\n" + "x" * 200,
+        "since": 1e9,
+    }
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(1e9))
     line = line_for(json.dumps(content).encode(), start, file)
-    start_of, end_of = r"GPU 0 is in use by `gdn \x1b[31m\u202ebench\nxxxx", f"xxxx` (pid 12, since {since}); waiting"
+    start_of, end_of = (
+        r"GPU 0 is in use by `gdn \x1b[31m\u202ebench\nxxxx",
+        f"xxxx` (pid 12, since {since}); waiting",
+    )
     assert line.startswith(start_of) and line.endswith(end_of) and line.isprintable()
     assert len(line) < 160
 
 
 def test_a_long_command_is_shortened(monkeypatch, file):
-    monkeypatch.setattr(sys, "argv", ["/bin/gdn", "bench", "--file", "a b.json", *["--algo", "cuda-v4"] * 20])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["/bin/gdn", "bench", "--file", "a b.json", *["--algo", "cuda-v4"] * 20],
+    )
     with locks.gpu(UUID, unexpected):
         command = json.loads(file.read_text())["command"]
-    assert command.startswith("gdn bench --file 'a b.json' --algo cuda-v4") and command.endswith(" ...")
+    assert command.startswith(
+        "gdn bench --file 'a b.json' --algo cuda-v4"
+    ) and command.endswith(" ...")
     assert len(command) <= 60
 
 
-# --- without a lock -----------------------------------------------------------------------------------------------
+# --- without a lock
 
 
 def without(reason: str) -> str:
@@ -285,7 +325,9 @@ def told() -> list[str]:
 
 def test_no_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("GDN_LOCK_DIR", str(tmp_path / "none"))
-    assert told() == [without(f"{tmp_path}/none/gdn-{UUID}.lock: No such file or directory")]
+    assert told() == [
+        without(f"{tmp_path}/none/gdn-{UUID}.lock: No such file or directory")
+    ]
 
 
 def test_an_error_without_a_lock_is_that_error_alone(monkeypatch, tmp_path):
@@ -303,7 +345,8 @@ def test_a_read_only_folder(monkeypatch, file):
             raise OSError(30, "Read-only file system")
         return real(path, flags, *mode)
 
-    monkeypatch.setattr(os, "open", read_only)  # root may write wherever a chmod forbids it
+    # root may write wherever a chmod forbids it
+    monkeypatch.setattr(os, "open", read_only)
     assert told() == [without(f"{file}: Read-only file system")]
 
 
@@ -363,5 +406,6 @@ def test_a_file_that_is_tidied_away_meanwhile(monkeypatch, file, start):
 
 def test_the_shared_folder_is_the_system_s(monkeypatch):
     monkeypatch.delenv("GDN_LOCK_DIR")
-    monkeypatch.setattr(tempfile, "tempdir", "/somewhere/else")  # TMPDIR: each user's own, no place to meet
+    # TMPDIR: each user's own, no place to meet
+    monkeypatch.setattr(tempfile, "tempdir", "/somewhere/else")
     assert str(locks._file("GPU-1")) == "/tmp/gdn-GPU-1.lock"

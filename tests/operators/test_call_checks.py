@@ -1,4 +1,5 @@
-"""Arguments that a call accepts and refuses: numbers, dtypes, autocast, addresses; and warnings of a slower way.
+"""Arguments that a call accepts and refuses: numbers, dtypes, autocast, addresses; and
+warnings of a slower way.
 
 What only a GPU can show is in kernels/test_gpu_calls.py.
 """
@@ -32,10 +33,14 @@ def shifted(x: torch.Tensor) -> torch.Tensor:
     return y.copy_(x)
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------
+# --- numbers
 
 
-@pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16, np.int64], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [np.float32, np.float64, np.float16, np.int64],
+    ids=lambda kind: kind.__name__,
+)
 def test_a_number_of_numpys_as_scale(kind):
     inputs = oracle.inputs("gdn_decode", batch_size=2, scale=float(kind(2)))
     agree(loaded("pt-reference")(*inputs[:8], kind(2)), inputs)
@@ -45,7 +50,10 @@ def test_a_number_of_numpys_as_scale(kind):
     ("scale", "message"),
     [
         (torch.ones(()), "got Tensor; call .item() on it"),
-        (SimpleNamespace(ndim=0, is_cuda=True), "got SimpleNamespace; call .item() on it, which waits for the GPU"),
+        (
+            SimpleNamespace(ndim=0, is_cuda=True),
+            "got SimpleNamespace; call .item() on it, which waits for the GPU",
+        ),
         (np.array(0.5), "got ndarray; call .item() on it"),
         (torch.ones(1), "got Tensor"),
         ("1", "got str"),
@@ -53,16 +61,20 @@ def test_a_number_of_numpys_as_scale(kind):
     ],
 )
 def test_a_value_that_is_not_a_number_is_refused_with_the_fix(scale, message):
-    with pytest.raises(TypeError, match=f"^scale: expected a number or None, {re.escape(message)}$"):
+    with pytest.raises(
+        TypeError, match=f"^scale: expected a number or None, {re.escape(message)}$"
+    ):
         loaded("pt-reference")(*oracle.inputs("gdn_decode", batch_size=2)[:8], scale)
 
 
-# --- dtypes -----------------------------------------------------------------------------------------------------
+# --- dtypes
 
 
 def test_cu_seqlens_of_32_bits_are_refused_with_the_cure():
     inputs = oracle.inputs("gdn_prefill", lengths=(5, 3))
-    message = re.escape("cu_seqlens: expected int64, got int32; call .to(torch.int64) on it")
+    message = re.escape(
+        "cu_seqlens: expected int64, got int32; call .to(torch.int64) on it"
+    )
     inputs[8] = inputs[8].int()
     with pytest.raises(TypeError, match=f"^{message}$"):
         load("gdn_prefill/pt-reference")(*inputs)
@@ -71,13 +83,20 @@ def test_cu_seqlens_of_32_bits_are_refused_with_the_cure():
 def test_a_state_of_another_ops_dtype_names_that_op(needs_cxx):  # noqa: F811
     inputs = oracle.inputs("gdn_decode", batch_size=2)
     inputs[3] = inputs[3].bfloat16()
-    said = "state: expected float32, got bfloat16; gdn_decode_bf16 takes it: load('pt-reference', op='gdn_decode_bf16')"
-    for name in ("pt-reference", "cpp-v1"):  # the only one of that op that runs on a CPU
+    said = (
+        "state: expected float32, got bfloat16; gdn_decode_bf16 takes it: load('pt-reference',"
+        " op='gdn_decode_bf16')"
+    )
+    # the only one of that op that runs on a CPU
+    for name in ("pt-reference", "cpp-v1"):
         with pytest.raises(TypeError, match=f"^{re.escape(said)}$"):
             load(name)(*inputs)
     load("pt-reference", op="gdn_decode_bf16")(*inputs)
     inputs[3] = inputs[3].float()
-    with pytest.raises(TypeError, match=re.escape("gdn_decode takes it: load('pt-reference', op='gdn_decode')")):
+    with pytest.raises(
+        TypeError,
+        match=re.escape("gdn_decode takes it: load('pt-reference', op='gdn_decode')"),
+    ):
         load("pt-reference", op="gdn_decode_bf16")(*inputs)
 
 
@@ -99,7 +118,7 @@ def test_a_dtype_that_no_op_takes_gets_no_advice():
         load("pt-reference")(*inputs)
 
 
-# --- autocast ---------------------------------------------------------------------------------------------------
+# --- autocast
 
 
 def case(op: str) -> list:
@@ -112,7 +131,8 @@ def case(op: str) -> list:
 EAGER = [
     pytest.param(a, id=a.full_name)
     for a in REGISTRY.algos
-    if "cpu" in a.modes and a.language == "python" and a.name != "pt-compiled"  # compiles for a minute
+    # compiles for a minute
+    if "cpu" in a.modes and a.language == "python" and a.name != "pt-compiled"
 ]
 
 
@@ -122,9 +142,14 @@ def test_autocast_around_a_call_changes_nothing_in_it(algo, into):
     inputs, call = case(algo.op), load(algo.full_name)
     plain = call(*inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = call(*inputs, out=tuple(torch.empty_like(x) for x in plain)) if into else call(*inputs)
+        cast = (
+            call(*inputs, out=tuple(torch.empty_like(x) for x in plain))
+            if into
+            else call(*inputs)
+        )
         assert torch.is_autocast_enabled("cpu")
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16  # it goes on behind the call
+        # it goes on behind the call
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
     assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
 
 
@@ -134,10 +159,13 @@ def test_autocast_would_change_what_an_eager_algo_computes():
     inputs = case("gdn_decode")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         _, state = kernel.returns(inputs)
-    assert oracle.error(state, oracle.gdn_decode(*inputs)[1]) > 10 * op.tolerance["new_state"]
+    assert (
+        oracle.error(state, oracle.gdn_decode(*inputs)[1])
+        > 10 * op.tolerance["new_state"]
+    )
 
 
-# --- addresses --------------------------------------------------------------------------------------------------
+# --- addresses
 
 
 @pytest.mark.parametrize("name", ["cpp-v1", "pt-reference"])
@@ -181,14 +209,16 @@ def test_triton_rungs_ask_for_the_same():
     tensors.check(q=There(16), a=torch.ones(5)[1:])
     with pytest.raises(ValueError, match=f"^a: {re.escape(ALIGNED)}$"):
         tensors.check(q=There(16), a=There(24))
-    with pytest.raises(ValueError, match=r"^a: expected contiguous; call .contiguous\(\) on it$"):
+    with pytest.raises(
+        ValueError, match=r"^a: expected contiguous; call .contiguous\(\) on it$"
+    ):
         tensors.check(a=torch.ones(4)[::2])
     for algo in REGISTRY.algos:
         if algo.language == "triton":
             assert path in (algo.folder / "tensors.py", *algo.shares), algo.full_name
 
 
-# --- documentation ----------------------------------------------------------------------------------------------
+# --- documentation
 
 
 @pytest.mark.parametrize("op", ["gdn_decode", "gdn_decode_bf16", "gdn_prefill"])
@@ -197,10 +227,12 @@ def test_the_docstring_says_that_keys_come_normalised(op):
     (k,) = [line for line in lines if line.split()[:1] == ["k"]]
     assert k.endswith("], L2-normalised along head_size")
     (alignment,) = [line for line in lines if "multiple of" in line]
-    assert alignment.startswith("On a GPU every tensor begins at a multiple of 16 bytes")
+    assert alignment.startswith(
+        "On a GPU every tensor begins at a multiple of 16 bytes"
+    )
 
 
-# --- a slower way -----------------------------------------------------------------------------------------------
+# --- a slower way
 
 CPP = """
 #include <tvm/ffi/container/tensor.h>
@@ -214,7 +246,10 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);
 TOLD = 'std::string told() {{ return "{}"; }}\nTVM_FFI_DLL_EXPORT_TYPED_FUNC(fallback, told);\n'
 
 
-@pytest.mark.parametrize(("told", "slower"), [(TOLD.format("walks"), "walks"), (TOLD.format(""), None), ("", None)])
+@pytest.mark.parametrize(
+    ("told", "slower"),
+    [(TOLD.format("walks"), "walks"), (TOLD.format(""), None), ("", None)],
+)
 def test_load_warns_once_of_a_slower_way(told, slower, tmp_path, needs_cxx):  # noqa: F811
     from gdn_cli.catalog import pack
     from gdn_cli.runner import build
@@ -222,17 +257,26 @@ def test_load_warns_once_of_a_slower_way(told, slower, tmp_path, needs_cxx):  # 
     keys = dict(language="cpp", entry_point="main.cpp::run", destination_passing=True)
     helpers.write_algo(tmp_path, "walker", {"main.cpp": CPP + told}, **keys)
     known = registry.load(str(tmp_path))
-    kernel = build.build(pack.definition(DECODE, known), pack.pack(known.find("walker"), DECODE))
-    assert kernel.fallback() == kernel.backend(oracle.inputs("gdn_decode", batch_size=1)) == slower
+    kernel = build.build(
+        pack.definition(DECODE, known), pack.pack(known.find("walker"), DECODE)
+    )
+    assert (
+        kernel.fallback()
+        == kernel.backend(oracle.inputs("gdn_decode", batch_size=1))
+        == slower
+    )
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         assert load("walker", algos=tmp_path) is load("walker", algos=tmp_path)
-    assert [(str(w.message), w.filename) for w in seen if w.category is UserWarning] == (
-        [("gdn_decode/walker: walks", __file__)] if slower else []
-    )
+    assert [
+        (str(w.message), w.filename) for w in seen if w.category is UserWarning
+    ] == ([("gdn_decode/walker: walks", __file__)] if slower else [])
 
 
 def test_a_python_module_names_its_way(tmp_path):
     inputs = oracle.inputs("attention_fwd", seq_len=5)
-    assert helpers.built("attention_fwd/sdpa", "cpu")[1].backend(inputs) in ("math", "flash_attention")
+    assert helpers.built("attention_fwd/sdpa", "cpu")[1].backend(inputs) in (
+        "math",
+        "flash_attention",
+    )
     assert helpers.built("attention_fwd/pt-reference", "cpu")[1].backend(inputs) is None

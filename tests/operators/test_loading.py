@@ -1,4 +1,6 @@
-"""gdn_cli.load: an algo as a function for other programs: eager, compiled, in CUDA graphs; and its refusals."""
+"""gdn_cli.load: an algo as a function for other programs: eager, compiled, in CUDA
+graphs; and its refusals.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,11 @@ ON_GPU = [
 
 @pytest.fixture
 def counted():
-    """counted("inductor"): this backend from a clean start, counting its compilations as `frame_count`."""
-    from torch._dynamo.testing import CompileCounterWithBackend  # takes a second or two to import
+    """counted("inductor"): this backend from a clean start, counting its compilations
+    as `frame_count`.
+    """
+    # takes a second or two to import
+    from torch._dynamo.testing import CompileCounterWithBackend
 
     torch._dynamo.reset()
     return CompileCounterWithBackend
@@ -57,8 +62,13 @@ def agree(outputs, inputs: list, op: str = "gdn_decode") -> None:
     exact = getattr(oracle, op)(*inputs)
     exact = exact if isinstance(exact, tuple) else (exact,)
     assert isinstance(outputs, tuple)
-    for (name, bound), x, ref in zip(REGISTRY.ops[op].tolerance.items(), outputs, exact, strict=True):
-        assert str(x.dtype) == f"torch.{REGISTRY.ops[op].outputs[name].dtype}" and x.is_contiguous()
+    for (name, bound), x, ref in zip(
+        REGISTRY.ops[op].tolerance.items(), outputs, exact, strict=True
+    ):
+        assert (
+            str(x.dtype) == f"torch.{REGISTRY.ops[op].outputs[name].dtype}"
+            and x.is_contiguous()
+        )
         assert oracle.error(x, ref) <= bound, name  # NaN is not
 
 
@@ -66,35 +76,47 @@ def on(device: str, inputs: list) -> list:
     return [x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs]
 
 
-# --- importing --------------------------------------------------------------------------------------------------
+# --- importing
 
 
 def test_importing_gdn_cli_imports_no_torch():
-    seen = "import sys, gdn_cli; print({'torch', 'numpy', 'flashinfer_bench'} & set(sys.modules), gdn_cli.__version__)"
+    seen = (
+        "import sys, gdn_cli; print({'torch', 'numpy', 'flashinfer_bench'} & set(sys.modules),"
+        " gdn_cli.__version__)"
+    )
     done = helpers.python("-c", seen)
     assert (done.code, done.out) == (0, f"set() {gdn_cli.__version__}\n")
 
 
 def test_an_eager_call_imports_no_compiler():
-    """torch.library.custom_op would import torch._dynamo at the first call: 3 to 6 s that a server has to wait."""
+    """torch.library.custom_op would import torch._dynamo at the first call: 3 to 6 s
+    that a server has to wait.
+    """
     seen = (
         "import sys, gdn_cli, oracle; inputs = oracle.inputs('gdn_decode', batch_size=1); "
         "gdn_cli.load('pt-reference')(*inputs); print('torch._dynamo' in sys.modules)"
     )
-    done = helpers.python("-c", seen, env={"PYTHONPATH": os.pathsep.join([str(helpers.TESTS), *sys.path])})
+    done = helpers.python(
+        "-c", seen, env={"PYTHONPATH": os.pathsep.join([str(helpers.TESTS), *sys.path])}
+    )
     assert (done.code, done.out) == (0, "False\n"), done.err
 
 
 def test_a_name_that_the_package_has_not():
-    with pytest.raises(AttributeError, match="^module 'gdn_cli' has no attribute 'unload'$"):
+    with pytest.raises(
+        AttributeError, match="^module 'gdn_cli' has no attribute 'unload'$"
+    ):
         gdn_cli.unload  # noqa: B018
 
 
-# --- values -----------------------------------------------------------------------------------------------------
+# --- values
 
 
 @pytest.mark.parametrize("name", ON_CPU)
-@pytest.mark.parametrize("case", [dict(batch_size=1), dict(batch_size=3, scale=0.0), dict(batch_size=5, scale=0.3)])
+@pytest.mark.parametrize(
+    "case",
+    [dict(batch_size=1), dict(batch_size=3, scale=0.0), dict(batch_size=5, scale=0.3)],
+)
 def test_a_call_agrees_with_the_oracle(name, case):
     inputs = oracle.inputs("gdn_decode", **case)
     before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
@@ -104,7 +126,9 @@ def test_a_call_agrees_with_the_oracle(name, case):
     assert all(torch.equal(x, y) for x, y in zip(inputs[:8], before[:8], strict=True))
     first = [x.clone() for x in outputs]
     again = decode(*inputs)
-    assert not {x.data_ptr() for x in outputs} & {x.data_ptr() for x in again}, "outputs are new tensors"
+    assert not {x.data_ptr() for x in outputs} & {x.data_ptr() for x in again}, (
+        "outputs are new tensors"
+    )
     assert all(torch.equal(x, y) for x, y in zip(first, outputs, strict=True))
 
 
@@ -152,8 +176,14 @@ def test_prefill():
 def test_cu_seqlens_on_the_cpu_are_checked_before_anything_runs(ends, what):
     inputs = oracle.inputs("gdn_prefill", lengths=(5, 0, 3))
     inputs[8] = torch.tensor(ends)
-    prefill, message = load("gdn_prefill/pt-reference"), f"^cu_seqlens: must rise from 0 to total_seq_len=8, it {what}$"
-    out = torch.full_like(inputs[2], float("nan")), torch.full_like(inputs[3], float("nan"))
+    prefill, message = (
+        load("gdn_prefill/pt-reference"),
+        f"^cu_seqlens: must rise from 0 to total_seq_len=8, it {what}$",
+    )
+    out = (
+        torch.full_like(inputs[2], float("nan")),
+        torch.full_like(inputs[3], float("nan")),
+    )
     with pytest.raises(ValueError, match=message):
         prefill(*inputs)
     with pytest.raises(ValueError, match=message):
@@ -168,25 +198,33 @@ def test_meta_tensors_give_shapes_only(needs_cxx):
     ]  # fmt: skip
 
 
-# --- out= -------------------------------------------------------------------------------------------------------
+# --- out=
 
 
 @pytest.mark.parametrize("name", ON_CPU)
 def test_out_is_written_and_returned(name):
     inputs = oracle.inputs("gdn_decode", batch_size=3)
-    out = torch.full((3, 1, 8, 128), float("nan")).bfloat16(), torch.full((3, 8, 128, 128), float("nan"))
+    out = (
+        torch.full((3, 1, 8, 128), float("nan")).bfloat16(),
+        torch.full((3, 8, 128, 128), float("nan")),
+    )
     before = [x._version for x in out]
     outputs = loaded(name)(*inputs, out=out)
     assert outputs[0] is out[0] and outputs[1] is out[1]
     agree(out, inputs)
-    assert all(x._version > version for x, version in zip(out, before, strict=True))  # autograd wants to know
+    # autograd wants to know
+    assert all(x._version > version for x, version in zip(out, before, strict=True))
 
 
 @pytest.fixture
 def checks(monkeypatch):
     """How often the inputs of a call were checked."""
     seen, check = [], loading.Contract.inputs
-    monkeypatch.setattr(loading.Contract, "inputs", lambda self, inputs: (seen.append(1), check(self, inputs)))
+    monkeypatch.setattr(
+        loading.Contract,
+        "inputs",
+        lambda self, inputs: (seen.append(1), check(self, inputs)),
+    )
     return seen
 
 
@@ -194,15 +232,21 @@ def outs(inputs: list) -> tuple:
     return torch.empty_like(inputs[2]), torch.empty_like(inputs[3])
 
 
-def test_tensors_like_those_of_a_checked_call_go_straight_to_the_library(needs_cxx, checks):
+def test_tensors_like_those_of_a_checked_call_go_straight_to_the_library(
+    needs_cxx, checks
+):
     decode = loaded("cpp-v1")
-    for number, (batch_size, due) in enumerate([(6, 1), (6, 1), (6, 1), (7, 2), (6, 2), (7, 2)]):
+    for number, (batch_size, due) in enumerate(
+        [(6, 1), (6, 1), (6, 1), (7, 2), (6, 2), (7, 2)]
+    ):
         inputs = oracle.inputs("gdn_decode", batch_size=batch_size, seed=number)
         out = outs(inputs)
         before = [x._version for x in out]
         assert decode(*inputs, out=out) is out
         agree(out, inputs)
-        assert len(checks) == due and [x._version for x in out] == [v + 1 for v in before]
+        assert len(checks) == due and [x._version for x in out] == [
+            v + 1 for v in before
+        ]
 
 
 def test_changed_tensors_are_checked_again(needs_cxx, checks):
@@ -219,7 +263,8 @@ def test_changed_tensors_are_checked_again(needs_cxx, checks):
         decode(*inputs, out=outs(inputs)[:1])
     with torch.no_grad():
         decode(*inputs[:3], wanting, *inputs[4:], out=outs(inputs))
-    decode(*inputs[:8], np.float64(0.5), out=(out := outs(inputs)))  # NumPy's: the operator's, and right
+    # NumPy's: the operator's, and right
+    decode(*inputs[:8], np.float64(0.5), out=(out := outs(inputs)))
     agree(out, [*inputs[:8], 0.5])
 
 
@@ -231,7 +276,11 @@ def test_whoever_traces_or_watches_gets_the_operator(needs_cxx, checks):
             names.append(str(func))
             return func(*args, **(kwargs or {}))
 
-    decode, inputs, names = loaded("cpp-v1"), oracle.inputs("gdn_decode", batch_size=2), []
+    decode, inputs, names = (
+        loaded("cpp-v1"),
+        oracle.inputs("gdn_decode", batch_size=2),
+        [],
+    )
     decode(*inputs, out=outs(inputs))
     out = outs(inputs)
     with Watch():
@@ -258,11 +307,12 @@ def test_the_state_is_updated_in_place(name, compiled):
     assert oracle.error(twice, 2 * exact[0]) <= DECODE.tolerance["output"]
 
 
-# --- compiled ---------------------------------------------------------------------------------------------------
+# --- compiled
 
 
 @pytest.mark.parametrize(
-    ("name", "backend"), [("cpp-v1", "aot_eager"), ("pt-reference", "aot_eager"), ("cpp-v1", "inductor")]
+    ("name", "backend"),
+    [("cpp-v1", "aot_eager"), ("pt-reference", "aot_eager"), ("cpp-v1", "inductor")],
 )
 def test_compiled_in_one_graph_for_all_batch_sizes(name, backend, counted):
     decode = loaded(name)
@@ -290,7 +340,9 @@ def test_compiled_with_another_scale(needs_cxx, counted):
 
 @pytest.mark.parametrize("name", ON_CPU)
 def test_torch_finds_the_operators_sound(name):
-    """torch.library.opcheck: schema, fake implementation, autograd registration, static and dynamic shapes."""
+    """torch.library.opcheck: schema, fake implementation, autograd registration, static
+    and dynamic shapes.
+    """
     operator = getattr(torch.ops.gdn, loaded(name).__name__)
     inputs = oracle.inputs("gdn_decode", batch_size=3, scale=0.5)
     torch.library.opcheck(operator.default, tuple(inputs))
@@ -299,7 +351,7 @@ def test_torch_finds_the_operators_sound(name):
     torch.library.opcheck(into.default, (*inputs, *out))
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------
+# --- refusals
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +365,9 @@ def never(tmp_path_factory):
 
 def wrong(**changes):
     """The inputs by name, some of them replaced by what `changes` makes of them."""
-    inputs = dict(zip(DECODE.inputs, oracle.inputs("gdn_decode", batch_size=2), strict=True))
+    inputs = dict(
+        zip(DECODE.inputs, oracle.inputs("gdn_decode", batch_size=2), strict=True)
+    )
     return inputs | {name: change(inputs[name]) for name, change in changes.items()}
 
 
@@ -372,13 +426,18 @@ def test_wrong_inputs_are_refused_before_anything_runs(never, changes, kind, mes
 def test_sizes_are_checked_at_every_call():
     decode, inputs = load("pt-reference"), wrong()
     agree(decode(**inputs), list(inputs.values()))
-    with pytest.raises(ValueError, match="^state: expected batch_size = 2, as q has it, got 1$"):
+    with pytest.raises(
+        ValueError, match="^state: expected batch_size = 2, as q has it, got 1$"
+    ):
         decode(**wrong(state=lambda x: x[:1]))
 
 
 def test_a_wrong_rank_is_refused_while_compiling(never):
     run = torch.compile(never, fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match=re.escape("q: expected 4 dimensions [batch_size, seq_len, num_q_heads")):
+    with pytest.raises(
+        Exception,
+        match=re.escape("q: expected 4 dimensions [batch_size, seq_len, num_q_heads"),
+    ):
         run(**wrong(q=lambda x: x[:, 0]))
 
 
@@ -397,14 +456,33 @@ def test_wrong_calls_are_refused(never):
 
 def test_wrong_outs_are_refused(never):
     inputs = list(wrong().values())
-    output, state = torch.empty(2, 1, 8, 128, dtype=torch.bfloat16), torch.empty(2, 8, 128, 128)
+    output, state = (
+        torch.empty(2, 1, 8, 128, dtype=torch.bfloat16),
+        torch.empty(2, 8, 128, 128),
+    )
     strided = torch.empty(2, 8, 128, 256)[..., ::2]
     for out, kind, message in (
         (output, TypeError, "out: expected a tuple of tensors (output, new_state)"),
-        ((output, None), TypeError, "out: expected a tuple of tensors (output, new_state)"),
-        ((output,), ValueError, "out: expected a tuple of tensors (output, new_state), got 1"),
-        ((output.float(), state), TypeError, "out: output: expected bfloat16, got float32"),
-        ((output, state[:1]), ValueError, "out: new_state: expected shape [2, 8, 128, 128], got [1, 8, 128, 128]"),
+        (
+            (output, None),
+            TypeError,
+            "out: expected a tuple of tensors (output, new_state)",
+        ),
+        (
+            (output,),
+            ValueError,
+            "out: expected a tuple of tensors (output, new_state), got 1",
+        ),
+        (
+            (output.float(), state),
+            TypeError,
+            "out: output: expected bfloat16, got float32",
+        ),
+        (
+            (output, state[:1]),
+            ValueError,
+            "out: new_state: expected shape [2, 8, 128, 128], got [1, 8, 128, 128]",
+        ),
         ((output, strided), ValueError, "out: new_state: expected contiguous"),
     ):
         with pytest.raises(kind, match=f"^{re.escape(message)}$"):
@@ -430,32 +508,49 @@ def test_parameters_are_taken_where_no_gradient_is_asked_for(needs_cxx):
 
 def test_the_operator_itself_refuses_gradients_too():
     load("pt-reference")
-    inputs = [x.requires_grad_() if i == 2 else x for i, x in enumerate(oracle.inputs("gdn_decode", batch_size=2))]
-    with pytest.raises(RuntimeError, match="^v: requires grad, and pt-reference has no backward; call it under"):
+    inputs = [
+        x.requires_grad_() if i == 2 else x
+        for i, x in enumerate(oracle.inputs("gdn_decode", batch_size=2))
+    ]
+    with pytest.raises(
+        RuntimeError,
+        match="^v: requires grad, and pt-reference has no backward; call it under",
+    ):
         torch.ops.gdn.gdn_decode__pt_reference(*inputs)
 
 
 def test_an_algo_that_returns_something_else(tmp_path):
     source = (
-        f"from .right import run as right\ndef run({helpers.DECODE_ARGS}):\n    o, s = right({helpers.DECODE_ARGS})\n"
+        f"from .right import run as right\ndef run({helpers.DECODE_ARGS}):\n    o, s ="
+        f" right({helpers.DECODE_ARGS})\n"
     )
     helpers.write_algo(tmp_path, "flat", source + "    return o[:, 0], s\n")
     helpers.write_algo(tmp_path, "alone", source + "    return o\n")
     inputs = oracle.inputs("gdn_decode", batch_size=2)
-    message = "flat is at fault: output: expected 4 dimensions [batch_size, seq_len, num_v_heads, head_size], got [2, 8"
+    message = (
+        "flat is at fault: output: expected 4 dimensions [batch_size, seq_len, num_v_heads,"
+        " head_size], got [2, 8"
+    )
     with pytest.raises(ValueError, match=re.escape(message)):
         load("flat", algos=tmp_path)(*inputs)
-    with pytest.raises(ValueError, match="^alone is at fault: expected 2 outputs, got 1$"):
+    with pytest.raises(
+        ValueError, match="^alone is at fault: expected 2 outputs, got 1$"
+    ):
         load("alone", algos=tmp_path)(*inputs)
 
 
-# --- names and builds -------------------------------------------------------------------------------------------
+# --- names and builds
 
 
 def test_names_that_do_not_exist():
-    with pytest.raises(errors.UsageError, match=r"^unknown algo 'pt-referense'; did you mean pt-reference\?"):
+    with pytest.raises(
+        errors.UsageError,
+        match=r"^unknown algo 'pt-referense'; did you mean pt-reference\?",
+    ):
         load("pt-referense")
-    with pytest.raises(errors.UsageError, match="^unknown op 'gdn_encode'; did you mean gdn_decode"):
+    with pytest.raises(
+        errors.UsageError, match="^unknown op 'gdn_encode'; did you mean gdn_decode"
+    ):
         load("gdn_encode/cpp-v1")
     with pytest.raises(errors.UsageError, match="^no such algos folder: /nowhere"):
         load("cpp-v1", algos="/nowhere")
@@ -467,23 +562,33 @@ def test_algos_that_cannot_run_here(tmp_path, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(errors.MissingError, match="^gdn_decode/cuda-v4: no GPU here; "):
         loading.on(machine, "cuda-v4")
-    message = "^gdn_decode/fla-recurrent: no GPU here; TRITON_INTERPRET=1, set before Triton is imported, "
+    message = (
+        "^gdn_decode/fla-recurrent: no GPU here; TRITON_INTERPRET=1, set before Triton is"
+        " imported, "
+    )
     with pytest.raises(errors.MissingError, match=message):
         loading.on(machine, "fla-recurrent")
-    helpers.write_algo(tmp_path, "needs", "import torch\n", extra='[packages]\nnot_there = "not-there"')
+    helpers.write_algo(
+        tmp_path, "needs", "import torch\n", extra='[packages]\nnot_there = "not-there"'
+    )
     with pytest.raises(
-        errors.MissingError, match="^gdn_decode/needs: package not-there missing; pip install not-there"
+        errors.MissingError,
+        match="^gdn_decode/needs: package not-there missing; pip install not-there",
     ):
         loading.on(machine, "needs", algos=tmp_path)
 
 
 def test_algos_that_do_not_build(tmp_path):
     helpers.write_algo(tmp_path, "broken", "raise RuntimeError('not today')\n")
-    with pytest.raises(errors.GdnError, match="(?s)^gdn_decode/broken does not build: .*not today") as e:
+    with pytest.raises(
+        errors.GdnError, match="(?s)^gdn_decode/broken does not build: .*not today"
+    ) as e:
         load("broken", algos=tmp_path)
     assert not isinstance(e.value, errors.MissingError)
     helpers.write_algo(tmp_path, "lacking", "import not_there_either\n")
-    with pytest.raises(errors.MissingError, match="package 'not_there_either' is missing"):
+    with pytest.raises(
+        errors.MissingError, match="package 'not_there_either' is missing"
+    ):
         load("lacking", algos=tmp_path)
 
 
@@ -492,8 +597,13 @@ def test_the_same_algo_is_the_same_function_and_another_is_not(tmp_path, monkeyp
     assert load("pt-reference") is ours and load("gdn_decode/pt-reference") is ours
     assert ours.__name__ == "gdn_decode__pt_reference"
 
-    times = "from .right import run as right\ndef run({args}):\n    o, s = right({args})\n    return o * {n}, s\n"
-    mine = helpers.write_algo(tmp_path, "pt-reference", times.format(args=helpers.DECODE_ARGS, n=2))
+    times = (
+        "from .right import run as right\ndef run({args}):\n    o, s = right({args})\n    return"
+        " o * {n}, s\n"
+    )
+    mine = helpers.write_algo(
+        tmp_path, "pt-reference", times.format(args=helpers.DECODE_ARGS, n=2)
+    )
     twice = load("pt-reference", algos=tmp_path)
     monkeypatch.setenv("GDN_ALGOS", str(tmp_path))
     assert load("pt-reference") is twice is not ours
@@ -505,16 +615,21 @@ def test_the_same_algo_is_the_same_function_and_another_is_not(tmp_path, monkeyp
     inputs = oracle.inputs("gdn_decode", batch_size=2)
     agree(ours(*inputs), inputs)
     exact = ours(*inputs)[0]
-    assert torch.equal(twice(*inputs)[0], 2 * exact) and torch.equal(fourfold(*inputs)[0], 4 * exact)
+    assert torch.equal(twice(*inputs)[0], 2 * exact) and torch.equal(
+        fourfold(*inputs)[0], 4 * exact
+    )
 
 
 def test_names_that_torch_writes_alike(tmp_path):
     source = (
-        f"from .right import run as right\ndef run({helpers.DECODE_ARGS}):\n    return right({helpers.DECODE_ARGS})\n"
+        f"from .right import run as right\ndef run({helpers.DECODE_ARGS}):\n    return"
+        f" right({helpers.DECODE_ARGS})\n"
     )
     for name in ("a-b", "a_b", "a.b-out", "a.b"):
         helpers.write_algo(tmp_path, name, source)
-    names = [load(name, algos=tmp_path).__name__ for name in ("a-b", "a_b", "a.b-out", "a.b")]
+    names = [
+        load(name, algos=tmp_path).__name__ for name in ("a-b", "a_b", "a.b-out", "a.b")
+    ]
     operators = {name for n in names for name in (n, f"{n}_out")}
     assert len(operators) == 8, names
 
@@ -526,11 +641,18 @@ def test_the_builders_environment_ends_with_the_build(tmp_path, monkeypatch):
     build, seen = loading.build.build, []
 
     def spy(*args, **more):
-        seen.append({name: os.environ.get(name) for name in ("PATH", "CUDA_HOME", "FIB_CACHE_PATH")})
+        seen.append(
+            {
+                name: os.environ.get(name)
+                for name in ("PATH", "CUDA_HOME", "FIB_CACHE_PATH")
+            }
+        )
         return build(*args, **more)
 
     monkeypatch.setattr(loading.build, "build", spy)
-    helpers.write_algo(tmp_path, "builds", f"def run({helpers.DECODE_ARGS}):\n    pass\n")
+    helpers.write_algo(
+        tmp_path, "builds", f"def run({helpers.DECODE_ARGS}):\n    pass\n"
+    )
     helpers.write_algo(tmp_path, "fails", "raise RuntimeError('no')\n")
     before = dict(os.environ)
     loading.on(machine, "builds", algos=tmp_path)
@@ -545,35 +667,54 @@ def test_the_builders_environment_ends_with_the_build(tmp_path, monkeypatch):
         assert Path(env["FIB_CACHE_PATH"]).is_relative_to(os.environ["GDN_HOME"])
 
 
-# --- documentation ----------------------------------------------------------------------------------------------
+# --- documentation
 
 
 def test_signature_and_docstring_tell_the_inputs(needs_cxx):
     decode = load("cpp-v1")
     parameters = inspect.signature(decode).parameters
     assert list(parameters) == [*DECODE.inputs, "out"]
-    assert parameters["scale"].default is None and parameters["b"].default is inspect.Parameter.empty
+    assert (
+        parameters["scale"].default is None
+        and parameters["b"].default is inspect.Parameter.empty
+    )
     assert parameters["out"].kind is inspect.Parameter.KEYWORD_ONLY
     lines = [" ".join(line.split()) for line in decode.__doc__.splitlines()]
     assert "state float32 [batch_size, num_v_heads, head_size, head_size]" in lines
     assert "scale float32 a number, or None for the default" in lines
     assert "output bfloat16 [batch_size, seq_len, num_v_heads, head_size]" in lines
-    assert "Runs on cpu; all tensors contiguous and on one device. No backward." in lines
+    assert (
+        "Runs on cpu; all tensors contiguous and on one device. No backward." in lines
+    )
 
 
 def test_the_lines_in_the_readme_run(needs_cxx):
-    section = README.read_text(encoding="utf-8").split("\n## From Python\n")[1].split("\n## ")[0]
+    section = (
+        README.read_text(encoding="utf-8")
+        .split("\n## From Python\n")[1]
+        .split("\n## ")[0]
+    )
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert len([line for line in code.splitlines() if line]) == 5
     names: dict = {}
     exec(code, names)
     zeros = torch.zeros(3, 8, 128, 128), torch.zeros(8)
-    inputs = [names["q"], names["k"], names["v"], zeros[0], zeros[1], names["a"], zeros[1], names["b"], None]
+    inputs = [
+        names["q"],
+        names["k"],
+        names["v"],
+        zeros[0],
+        zeros[1],
+        names["a"],
+        zeros[1],
+        names["b"],
+        None,
+    ]
     agree((names["output"], names["state"]), inputs)
     assert f"torch.ops.gdn.{load('cpp-v1').__name__}" in section
 
 
-# --- on a GPU ---------------------------------------------------------------------------------------------------
+# --- on a GPU
 
 
 @pytest.mark.gpu
@@ -582,7 +723,9 @@ def test_the_lines_in_the_readme_run(needs_cxx):
 def test_gpu_compiled_in_one_graph_for_all_batch_sizes(name, backend, counted):
     decode = loaded(name)
     counter = counted(backend)
-    run = torch.compile(lambda q, *rest: decode(-q, *rest), fullgraph=True, backend=counter)
+    run = torch.compile(
+        lambda q, *rest: decode(-q, *rest), fullgraph=True, backend=counter
+    )
     for batch_size in (3, 2, 65):
         inputs = oracle.inputs("gdn_decode", batch_size=batch_size)
         there = on("cuda", inputs)
@@ -598,7 +741,9 @@ def test_gpu_compiled_in_one_graph_for_all_batch_sizes(name, backend, counted):
 def test_gpu_opcheck_and_no_synchronisation(name):
     decode = loaded(name)
     inputs = on("cuda", oracle.inputs("gdn_decode", batch_size=3, scale=0.5))
-    torch.library.opcheck(getattr(torch.ops.gdn, decode.__name__).default, tuple(inputs))
+    torch.library.opcheck(
+        getattr(torch.ops.gdn, decode.__name__).default, tuple(inputs)
+    )
     torch.cuda.set_sync_debug_mode("error")
     try:
         decode(*inputs)
@@ -655,7 +800,9 @@ def test_gpu_a_cuda_graph_advances_the_state_in_place(name):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ON_GPU)
 def test_gpu_the_kernel_runs_on_the_current_stream(name):
-    """Inputs become right only late on that stream: a kernel on any other stream reads them too early."""
+    """Inputs become right only late on that stream: a kernel on any other stream reads
+    them too early.
+    """
     decode = loaded(name)
     inputs = oracle.inputs("gdn_decode", batch_size=5)
     right = on("cuda", inputs)
@@ -688,7 +835,9 @@ def test_gpu_tensors_on_both_sides_are_refused():
     decode = loaded("cuda-v4")
     inputs = oracle.inputs("gdn_decode", batch_size=2)
     mixed = [x.cuda() if i == 3 else x for i, x in enumerate(inputs)]
-    with pytest.raises(ValueError, match="^state: expected on cpu, where q is, got cuda:0$"):
+    with pytest.raises(
+        ValueError, match="^state: expected on cpu, where q is, got cuda:0$"
+    ):
         decode(*mixed)
     with pytest.raises(ValueError, match="^cuda-v4 runs on cuda, got tensors on cpu$"):
         decode(*inputs)

@@ -1,4 +1,5 @@
-"""What no schema says of tensors: bits, storages, overlap, gradients; for `load`, at its first call and from then on.
+"""What no schema says of tensors: bits, storages, overlap, gradients; for `load`, at
+its first call and from then on.
 
 What serving's functions refuse: serving/test_operators.py.
 """
@@ -24,7 +25,9 @@ def call() -> tuple[list, tuple]:
     return inputs, (torch.empty_like(inputs[2]), torch.empty_like(inputs[3]))
 
 
-def refused(inputs: list, out: tuple | None, error: type[Exception], match: str) -> None:
+def refused(
+    inputs: list, out: tuple | None, error: type[Exception], match: str
+) -> None:
     """By a function that knows such a call, and by one that does not."""
     for name in ("cpp-v1", "pt-reference"):
         decode = load(name)
@@ -37,7 +40,7 @@ def refused(inputs: list, out: tuple | None, error: type[Exception], match: str)
         assert [x._version for x in out or ()] == versions
 
 
-# --- bits, storages, gradients ----------------------------------------------------------------------------------
+# --- bits, storages, gradients
 
 
 @pytest.mark.parametrize("name", FLOATS)
@@ -45,12 +48,22 @@ def refused(inputs: list, out: tuple | None, error: type[Exception], match: str)
 def test_a_negative_bit(name, given):
     inputs, out = call()
     inputs[FLOATS[name]] = torch._neg_view(-inputs[FLOATS[name]])
-    refused(inputs, out if given else None, ValueError, f"^{name}: has the negative bit; call .resol")
+    refused(
+        inputs,
+        out if given else None,
+        ValueError,
+        f"^{name}: has the negative bit; call .resol",
+    )
 
 
 def test_a_negative_bit_of_an_output():
     inputs, (output, state) = call()
-    refused(inputs, (torch._neg_view(output), state), ValueError, "^out: output: has the negative bit")
+    refused(
+        inputs,
+        (torch._neg_view(output), state),
+        ValueError,
+        "^out: output: has the negative bit",
+    )
 
 
 def test_imaginary_parts_as_they_come_from_conj():
@@ -67,10 +80,14 @@ def test_imaginary_parts_as_they_come_from_conj():
 def test_a_storage_that_was_freed_or_shrunk(name, left):
     inputs, out = call()
     inputs[FLOATS[name]].untyped_storage().resize_(left)
-    refused(inputs, out, ValueError, f"^{name}: expected a storage of .* bytes, got {left}")
+    refused(
+        inputs, out, ValueError, f"^{name}: expected a storage of .* bytes, got {left}"
+    )
     inputs, out = call()
     out[1].untyped_storage().resize_(left)
-    refused(inputs, out, ValueError, f"^out: new_state: expected a storage of .* got {left}")
+    refused(
+        inputs, out, ValueError, f"^out: new_state: expected a storage of .* got {left}"
+    )
 
 
 def test_a_storage_that_ends_within_a_view_of_it():
@@ -88,28 +105,44 @@ def test_derivatives():
     def total(v):
         return load("cpp-v1")(*inputs[:2], v, *inputs[3:])[0].float().sum()
 
-    with pytest.raises(NoBackward, match="^v: requires grad, and cpp-v1 has no backward"):
+    with pytest.raises(
+        NoBackward, match="^v: requires grad, and cpp-v1 has no backward"
+    ):
         torch.func.grad(total)(inputs[2])
-    with pytest.raises(NoBackward, match="^v: has a tangent, and cpp-v1 has no derivative"):
+    with pytest.raises(
+        NoBackward, match="^v: has a tangent, and cpp-v1 has no derivative"
+    ):
         torch.func.jvp(total, (inputs[2],), (inputs[2],))
 
 
-# --- overlap ----------------------------------------------------------------------------------------------------
+# --- overlap
 
 
 def test_an_output_in_an_inputs_memory():
     inputs, (output, state) = call()
-    refused(inputs, (inputs[2], state), ValueError, "^out: output: overlaps v; pass a tensor")
+    refused(
+        inputs,
+        (inputs[2], state),
+        ValueError,
+        "^out: output: overlaps v; pass a tensor",
+    )
     one = torch.zeros(3, *state.shape[1:])
     shifted = [*inputs[:3], one[:2].copy_(inputs[3]), *inputs[4:]]
     refused(shifted, (output, one[1:]), ValueError, "^out: new_state: overlaps state")
-    refused(inputs, (output, state.view(-1)[:1].expand_as(state)), ValueError, "several elements|cont")
+    refused(
+        inputs,
+        (output, state.view(-1)[:1].expand_as(state)),
+        ValueError,
+        "several elements|cont",
+    )
 
 
 def test_outputs_in_each_others_memory():
     inputs, (output, state) = call()
     within = state.view(torch.bfloat16).view(-1)[: output.numel()].view_as(output)
-    refused(inputs, (within, state), ValueError, "^out: new_state: overlaps out: output")
+    refused(
+        inputs, (within, state), ValueError, "^out: new_state: overlaps out: output"
+    )
 
 
 @pytest.mark.parametrize("name", ["cpp-v1", "pt-reference"])
@@ -125,16 +158,27 @@ def test_overlap_in_words():
     page = torch.zeros(4, 6)
     overlap = tensor_checks.overlap
     assert not overlap(page[:2], page[2:]) and overlap(page[:3], page[2:])
-    assert not overlap(page[:, :2], page[:, 2:]) and not overlap(page[:, 4:], page[:, :4])
-    assert overlap(page[:, :3], page[:, 2:]) and overlap(page[:, 3:], page.view(-1)[1:23].view(2, 11))
+    assert not overlap(page[:, :2], page[:, 2:]) and not overlap(
+        page[:, 4:], page[:, :4]
+    )
+    assert overlap(page[:, :3], page[:, 2:]) and overlap(
+        page[:, 3:], page.view(-1)[1:23].view(2, 11)
+    )
     assert overlap(page[:, 0], page[0, 0]) and not overlap(page[:0], page)
     assert not overlap(page, page.to("meta"))
     apart = tensor_checks._own_addresses
-    assert apart(page.T) and apart(page[:, ::2]) and apart(page[:0].expand(0, 6)) and apart(page[0, 0])
-    assert not apart(page[:1].expand(4, 6)) and not apart(page.as_strided((4, 6), (3, 1)))
+    assert (
+        apart(page.T)
+        and apart(page[:, ::2])
+        and apart(page[:0].expand(0, 6))
+        and apart(page[0, 0])
+    )
+    assert not apart(page[:1].expand(4, 6)) and not apart(
+        page.as_strided((4, 6), (3, 1))
+    )
 
 
-# --- the quick look ---------------------------------------------------------------------------------------------
+# --- the quick look
 
 
 def native():
@@ -155,7 +199,9 @@ def test_kinds_differ_where_a_check_could():
         torch.zeros(72)[4:68].view(8, 8),  # of 16
     ]
     kinds = [native().kind(b"rF", (y, None)) for y in (x, torch.ones(8, 8), *other)]
-    assert kinds[0] == kinds[1] and len(set(kinds)) == len(other) + 1 and None not in kinds
+    assert (
+        kinds[0] == kinds[1] and len(set(kinds)) == len(other) + 1 and None not in kinds
+    )
     assert native().kind(b"rF", (x, 1.0)) == kinds[0]
 
 
@@ -192,7 +238,9 @@ def test_whoever_watches_is_seen():
     assert fits(b"r", (x,))
     seen = []
     torch.func.vmap(lambda y: seen.append(fits(b"r", (x,))) or y)(x)
-    torch.jit.trace(lambda y: seen.append(fits(b"r", (x,))) or y + 1, (x,), check_trace=False)
+    torch.jit.trace(
+        lambda y: seen.append(fits(b"r", (x,))) or y + 1, (x,), check_trace=False
+    )
     torch.func.functionalize(lambda y: seen.append(fits(b"r", (x,))) or y)(x)
     with torch.device("cpu"):
         seen.append(fits(b"r", (x,)))
@@ -210,7 +258,11 @@ def test_without_it_calls_go_through_the_operator(fails, monkeypatch):
     if fails == "compiler":
         monkeypatch.setattr(straight_call, "_loaded", lambda machine: 1 / 0)
     else:
-        monkeypatch.setattr(straight_call, "_loaded", lambda machine: type("Other", (), {"setup": lambda *_: False}))
+        monkeypatch.setattr(
+            straight_call,
+            "_loaded",
+            lambda machine: type("Other", (), {"setup": lambda *_: False}),
+        )
     monkeypatch.setattr(straight_call, "module", None)
     straight_call.native.cache_clear()
     try:
@@ -219,7 +271,7 @@ def test_without_it_calls_go_through_the_operator(fails, monkeypatch):
         straight_call.native.cache_clear()
 
 
-# --- names ------------------------------------------------------------------------------------------------------
+# --- names
 
 
 @pytest.mark.parametrize(

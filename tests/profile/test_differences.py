@@ -24,14 +24,16 @@ def rows(found: dict) -> dict[str, dict]:
 
 def one(values: dict, us: float = 2.0, **more) -> dict:
     """A profile of one kernel with these facts."""
-    return profiles.document("cuda-v1", profiles.kernel("k", values), us=us, **{"verdict": None} | more)
+    return profiles.document(
+        "cuda-v1", profiles.kernel("k", values), us=us, **{"verdict": None} | more
+    )
 
 
 def order(a: dict, b: dict) -> list[str]:
     return [row["key"] for row in difference(a, b)["rows"]]
 
 
-# --- the order ----------------------------------------------------------------------------------------------------
+# --- the order
 
 
 def test_v4_and_fla_at_one_sequence():
@@ -43,19 +45,32 @@ def test_v4_and_fla_at_one_sequence():
         "occupancy_limit", "warps_eligible", "stalls: wait", "l2_read", "thread_efficiency", "issue", "dram_rate",
     ]  # fmt: skip
     row = rows(found)
-    assert (row["instructions"]["a"], row["instructions"]["b"], row["instructions"]["better"]) == (215040, 91392, "b")
+    assert (
+        row["instructions"]["a"],
+        row["instructions"]["b"],
+        row["instructions"]["better"],
+    ) == (215040, 91392, "b")
     assert row["instructions"]["ratio"] == pytest.approx(0.425)
-    assert (row["occupancy"]["a"], row["occupancy"]["b"], row["occupancy"]["better"]) == (12.35, 2.94, "a")
-    assert row["occupancy_limit"] == row["occupancy_limit"] | {"a": "registers", "b": "warps", "ratio": None}
+    assert (
+        row["occupancy"]["a"],
+        row["occupancy"]["b"],
+        row["occupancy"]["better"],
+    ) == (12.35, 2.94, "a")
+    assert row["occupancy_limit"] == row["occupancy_limit"] | {
+        "a": "registers",
+        "b": "warps",
+        "ratio": None,
+    }
     stall = row["stalls: constant cache miss"]
     assert (stall["label"], stall["unit"], stall["a"], stall["b"], stall["better"]) == (
         "stall: constant cache miss", "cycles", 2.57, 0.71, "b",
     )  # fmt: skip
-    # DRAM's bytes are the same (0.4 % and none); 8 B of shared memory, 5 conflicts, 1 % of hits and 0.2 % of a peak
-    # are nothing, nor are 0.06 and 0.08 of 9 cycles
+    # DRAM's bytes are the same (0.4 % and none); 8 B of shared memory, 5 conflicts, 1 %
+    # of hits and 0.2 % of a peak are nothing, nor are 0.06 and 0.08 of 9 cycles
     assert (found["same"], found["small"]) == (2, 6)
-    assert found["summary"] == (
-        "cuda-v4 and fla-recurrent take the same time within 2 %: 2.10 us and 2.08 us; "
+    assert (
+        found["summary"]
+        == "cuda-v4 and fla-recurrent take the same time within 2 %: 2.10 us and 2.08 us; "
         "other large differences: instructions and achieved occupancy"
     )
     assert found["warnings"] == [] and found["only"] == []
@@ -69,24 +84,39 @@ def test_times_come_first_though_they_are_the_same():
     assert [(row["key"], row["label"], row["ratio"], row["better"]) for row in found["rows"]] == [
         ("survey_us", "time of a call (cupti)", 1.0, ""), ("time_us", "duration", 1.0, ""),
     ]  # fmt: skip
-    assert (found["same"], found["small"]) == (len(profiles.V4_1) - 1 + len(profiles.V4_STALLS), 0)
-    assert found["summary"] == "A and B take the same time within 2 %: 2.10 us and 2.10 us"
+    assert (found["same"], found["small"]) == (
+        len(profiles.V4_1) - 1 + len(profiles.V4_STALLS),
+        0,
+    )
+    assert (
+        found["summary"] == "A and B take the same time within 2 %: 2.10 us and 2.10 us"
+    )
 
 
 def test_facts_proportional_to_the_time_come_before_settings():
     """All doubled: the weights alone decide."""
     keys = ["l2_hit", "ctas", "occupancy", "l2_read", "instructions", "dram_read"]
     a = {key: 1e6 for key in keys}
-    assert order(one(a), one({key: 2e6 for key in keys})) == ["survey_us", *reversed(keys)]
+    assert order(one(a), one({key: 2e6 for key in keys})) == [
+        "survey_us",
+        *reversed(keys),
+    ]
 
 
 def test_a_larger_change_counts_more_and_none_without_end():
     a = {"registers": 32, "occupancy": 20.0, "ctas": 10, "dram_read": 0}
     b = {"registers": 255, "occupancy": 25.0, "ctas": 10_000, "dram_read": 10**12}
     found = rows(difference(one(a), one(b)))
-    assert order(one(a), one(b)) == ["survey_us", "dram_read", "ctas", "registers", "occupancy"]
+    assert order(one(a), one(b)) == [
+        "survey_us",
+        "dram_read",
+        "ctas",
+        "registers",
+        "occupancy",
+    ]
     assert found["dram_read"]["ratio"] is None and found["dram_read"]["better"] == "a"
-    assert found["dram_read"]["weight"] == pytest.approx(10 * found["ctas"]["weight"])  # both at the most that counts
+    # both at the most that counts
+    assert found["dram_read"]["weight"] == pytest.approx(10 * found["ctas"]["weight"])
 
 
 def test_facts_about_the_bottleneck_count_more():
@@ -98,8 +128,13 @@ def test_facts_about_the_bottleneck_count_more():
 
 
 def test_facts_that_contradict_the_time_count_less():
-    """B is faster though it reads twice as much: that can't be why. Where the times are alike both may be."""
-    a, b = {"dram_read": 10**6, "instructions": 2 * 10**6}, {"dram_read": 2 * 10**6, "instructions": 10**6}
+    """B is faster though it reads twice as much: that can't be why. Where the times are
+    alike both may be.
+    """
+    a, b = (
+        {"dram_read": 10**6, "instructions": 2 * 10**6},
+        {"dram_read": 2 * 10**6, "instructions": 10**6},
+    )
     assert order(one(a), one(b)) == ["survey_us", "dram_read", "instructions"]
     assert order(one(a, us=3.0), one(b)) == ["survey_us", "instructions", "dram_read"]
     assert order(one(a), one(b, us=3.0)) == ["survey_us", "dram_read", "instructions"]
@@ -109,7 +144,7 @@ def test_facts_that_contradict_the_time_count_less():
     assert order(one(a, us=3.0), one(b)) == ["survey_us", "ctas", "registers"]
 
 
-# --- left out -----------------------------------------------------------------------------------------------------
+# --- left out
 
 
 @pytest.mark.parametrize(
@@ -140,38 +175,75 @@ def test_a_fact_that_one_profile_does_not_have_is_not_compared():
 def test_facts_that_no_rule_names_go_by_their_unit():
     def profile(*values: float) -> dict:
         units = ("us", "B", "%", "count")
-        facts = tuple(Fact(f"x{u}", u, v, u) for u, v in zip(units, values, strict=True))
+        facts = tuple(
+            Fact(f"x{u}", u, v, u) for u, v in zip(units, values, strict=True)
+        )
         return profiles.document("cuda-v1", Found("", facts), verdict=None)
 
     assert order(profile(1.0, 8000, 20.0, 1), profile(2.0, 16000, 40.0, 2)) == [
         "survey_us", "xus", "xB", "xcount", "x%",
     ]  # fmt: skip
-    assert difference(profile(1.0, 100, 0.2, 1), profile(1.01, 200, 0.4, 1))["small"] == 2
+    assert (
+        difference(profile(1.0, 100, 0.2, 1), profile(1.01, 200, 0.4, 1))["small"] == 2
+    )
 
 
-# --- tables -------------------------------------------------------------------------------------------------------
+# --- tables
 
 
 def table(key: str, column: tuple[str, str], *found: tuple) -> Found:
-    return Found("k", (), (Table(key, key, (("what", ""), ("other", ""), column), found),))
+    return Found(
+        "k", (), (Table(key, key, (("what", ""), ("other", ""), column), found),)
+    )
 
 
 def test_a_part_counts_by_its_share_of_the_whole():
-    """0.5 -> 0.8 of 10 cycles is less than 5.0 -> 6.0, though the factor is larger; 0.01 -> 0.05 is nothing."""
+    """0.5 -> 0.8 of 10 cycles is less than 5.0 -> 6.0, though the factor is larger;
+    0.01 -> 0.05 is nothing.
+    """
     column = ("cycles", "cycles")
-    a = table("stalls", column, ("wait", "", 5.0), ("drain", "", 0.5), ("sleeping", "", 0.01), ("selected", "", 4.5))
-    b = table("stalls", column, ("drain", "", 0.8), ("wait", "", 6.0), ("sleeping", "", 0.05), ("selected", "", 4.5))
+    a = table(
+        "stalls",
+        column,
+        ("wait", "", 5.0),
+        ("drain", "", 0.5),
+        ("sleeping", "", 0.01),
+        ("selected", "", 4.5),
+    )
+    b = table(
+        "stalls",
+        column,
+        ("drain", "", 0.8),
+        ("wait", "", 6.0),
+        ("sleeping", "", 0.05),
+        ("selected", "", 4.5),
+    )
     found = difference(profiles.document("x", a), profiles.document("y", b))
-    assert [row["label"] for row in found["rows"][1:]] == ["stall: wait", "stall: drain"]
+    assert [row["label"] for row in found["rows"][1:]] == [
+        "stall: wait",
+        "stall: drain",
+    ]
     assert (found["same"], found["small"]) == (1, 1)
 
 
 def test_a_row_missing_from_a_table_is_unknown_there():
-    a = table("mix", ("count", "count"), ("loads", "", 40), ("float", "", 100), ("moves", "", 2))
+    a = table(
+        "mix",
+        ("count", "count"),
+        ("loads", "", 40),
+        ("float", "", 100),
+        ("moves", "", 2),
+    )
     b = table("mix", ("count", "count"), ("float", "", 100), ("barriers", "", 1))
     found = difference(profiles.document("x", a), profiles.document("y", b))
     (row,) = found["rows"][1:]
-    assert (row["label"], row["a"], row["b"], row["ratio"], row["better"]) == ("loads", 40, None, None, "")
+    assert (row["label"], row["a"], row["b"], row["ratio"], row["better"]) == (
+        "loads",
+        40,
+        None,
+        None,
+        "",
+    )
     assert (found["same"], found["small"]) == (1, 2)
 
 
@@ -179,25 +251,41 @@ def test_a_call_of_many_short_kernels_by_its_tables():
     """nsys's columns: a launch's median, and the time of all launches of a call, which decides."""
 
     def profile(name: str, launches: int, us: float) -> dict:
-        columns = ("kernel", ""), ("times a call", "count"), ("median", "us"), ("a call", "us")
+        columns = (
+            ("kernel", ""),
+            ("times a call", "count"),
+            ("median", "us"),
+            ("a call", "us"),
+        )
         rows = ("step", launches, us, launches * us), ("cast", 1, 5.0, 5.0)
         found = Found("", (), (Table("kernels", "Kernels", columns, rows),))
         return profiles.document(name, found, verdict=None)
 
     (row,) = difference(profile("x", 10, 2.0), profile("y", 2, 4.0))["rows"][1:]
-    assert (row["label"], row["a"], row["b"], row["better"]) == ("kernel: step", 20.0, 8.0, "b")
+    assert (row["label"], row["a"], row["b"], row["better"]) == (
+        "kernel: step",
+        20.0,
+        8.0,
+        "b",
+    )
 
 
 def test_a_table_of_another_shape_is_passed_over():
-    a, b = table("stalls", ("share", "%"), ("wait", "", 5.0)), table("stalls", ("cycles", "cycles"), ("wait", "", 9.0))
+    a, b = (
+        table("stalls", ("share", "%"), ("wait", "", 5.0)),
+        table("stalls", ("cycles", "cycles"), ("wait", "", 9.0)),
+    )
     assert order(profiles.document("x", a), profiles.document("y", b)) == ["survey_us"]
 
 
-# --- kernels ------------------------------------------------------------------------------------------------------
+# --- kernels
 
 
 def several(**times: float) -> list[Found]:
-    return [profiles.kernel(name, {"time_us": us, "registers": int(10 * us)}) for name, us in times.items()]
+    return [
+        profiles.kernel(name, {"time_us": us, "registers": int(10 * us)})
+        for name, us in times.items()
+    ]
 
 
 def test_the_longest_kernels_are_compared_whatever_they_are_called():
@@ -214,7 +302,12 @@ def test_the_longest_kernels_are_compared_whatever_they_are_called():
         ("time_us", "main", 4.0, 3.0),
     ]  # fmt: skip
     assert found["rows"][1]["label"] == "sum of the kernels"
-    assert ("registers", "main", 40, 30) in shown and ("registers", "fill", 3, 6) in shown
+    assert ("registers", "main", 40, 30) in shown and (
+        "registers",
+        "fill",
+        3,
+        6,
+    ) in shown
     # three kernels in each: the same; a kernel of 16 % of the call matters by 16 %
     assert "kernels" not in rows(found) and found["same"] == 1
     weights = {(row["key"], row["kernel"]): row["weight"] for row in found["rows"]}
@@ -222,83 +315,138 @@ def test_the_longest_kernels_are_compared_whatever_they_are_called():
 
 
 def test_kernels_that_changed_places_are_still_compared_by_name():
-    a, b = (profiles.document("x", *several(p=p, q=q), us=p + q) for p, q in ((2.0, 1.9), (1.5, 1.9)))
+    a, b = (
+        profiles.document("x", *several(p=p, q=q), us=p + q)
+        for p, q in ((2.0, 1.9), (1.5, 1.9))
+    )
     found = difference(a, b)
-    assert found["pairs"] == [{"a": "p", "b": "p"}, {"a": "q", "b": "q"}] and found["only"] == []
+    assert (
+        found["pairs"] == [{"a": "p", "b": "p"}, {"a": "q", "b": "q"}]
+        and found["only"] == []
+    )
     assert found["summary"].startswith("B is 1.15x faster: 3.40 us against 3.90 us")
 
 
 def test_a_kernels_share_tells_which_is_the_longest():
-    """Where a tool gives the time of one launch, a short kernel of many launches may be most of the call."""
+    """Where a tool gives the time of one launch, a short kernel of many launches may be
+    most of the call.
+    """
 
     def kernel(name: str, us: float, share: float, launches: int) -> Found:
         time, own = profiles.facts({"time_us": us, "registers": 32 * launches})
-        more = Fact("share", "share of the call", share, "%", "time"), Fact("launches", "launches", launches, "count")
+        more = (
+            Fact("share", "share of the call", share, "%", "time"),
+            Fact("launches", "launches", launches, "count"),
+        )
         return Found(name, (time, own, *more))
 
-    a = profiles.document("x", kernel("long", 3.0, 25.0, 1), kernel("often", 1.0, 75.0, 9), us=12.0)
-    b = profiles.document("y", kernel("one", 9.0, 90.0, 1), kernel("long", 1.0, 10.0, 1), us=10.0)
+    a = profiles.document(
+        "x", kernel("long", 3.0, 25.0, 1), kernel("often", 1.0, 75.0, 9), us=12.0
+    )
+    b = profiles.document(
+        "y", kernel("one", 9.0, 90.0, 1), kernel("long", 1.0, 10.0, 1), us=10.0
+    )
     found = difference(a, b)
     assert found["pairs"] == [{"a": "often", "b": "one"}, {"a": "long", "b": "long"}]
-    assert not [row for row in found["rows"] if row["label"] == "sum of the kernels"]  # 4 us would be wrong
-    (time,) = [row for row in found["rows"] if (row["key"], row["kernel"]) == ("time_us", "long")]
+    # 4 us would be wrong
+    assert not [row for row in found["rows"] if row["label"] == "sum of the kernels"]
+    (time,) = [
+        row
+        for row in found["rows"]
+        if (row["key"], row["kernel"]) == ("time_us", "long")
+    ]
     assert time["weight"] == pytest.approx(6 * 0.25 * math.log(3), rel=0.02)
 
 
 def test_figures_of_two_pipes_are_not_compared():
     def profile(name: str, pipe: str, share: float) -> dict:
-        return profiles.document(name, Found("k", (Fact("pipe", "busiest pipe", share, "%", "instructions", pipe),)))
+        return profiles.document(
+            name,
+            Found(
+                "k", (Fact("pipe", "busiest pipe", share, "%", "instructions", pipe),)
+            ),
+        )
 
-    (row,) = difference(profile("x", "fma", 20.0), profile("y", "alu", 40.0))["rows"][1:]
+    (row,) = difference(profile("x", "fma", 20.0), profile("y", "alu", 40.0))["rows"][
+        1:
+    ]
     assert (row["a"], row["b"], row["unit"], row["ratio"]) == ("fma", "alu", "", None)
-    (row,) = difference(profile("x", "fma", 20.0), profile("y", "fma", 40.0))["rows"][1:]
+    (row,) = difference(profile("x", "fma", 20.0), profile("y", "fma", 40.0))["rows"][
+        1:
+    ]
     assert (row["a"], row["b"], row["unit"], row["ratio"]) == (20.0, 40.0, "%", 2.0)
 
 
 def test_more_kernels_are_a_difference_of_their_own():
-    a, b = profiles.document("x", *several(p=2.0, q=1.0)), profiles.document("y", *several(p=2.0))
+    a, b = (
+        profiles.document("x", *several(p=2.0, q=1.0)),
+        profiles.document("y", *several(p=2.0)),
+    )
     found = difference(a, b)
     assert rows(found)["kernels"]["a"] == 2 and rows(found)["kernels"]["better"] == "b"
-    assert [row["key"] for row in found["rows"]] == ["survey_us", "time_us", "time_us", "kernels"]
+    assert [row["key"] for row in found["rows"]] == [
+        "survey_us",
+        "time_us",
+        "time_us",
+        "kernels",
+    ]
 
 
 def test_a_call_that_the_tool_sees_as_a_whole():
-    a = profiles.document("x", Found("", profiles.facts({"time_us": 9.0, "registers": 3})), us=None)
-    b = profiles.document("y", Found("", profiles.facts({"time_us": 4.0, "registers": 6})), us=None)
+    a = profiles.document(
+        "x", Found("", profiles.facts({"time_us": 9.0, "registers": 3})), us=None
+    )
+    b = profiles.document(
+        "y", Found("", profiles.facts({"time_us": 4.0, "registers": 6})), us=None
+    )
     found = difference(a, b)
     assert [(row["key"], row["label"], row["kernel"]) for row in found["rows"]] == [
         ("time_us", "duration", ""), ("registers", "registers per thread", ""),
     ]  # fmt: skip
     assert (
-        found["summary"] == "y is 2.25x faster: 4.00 us against 9.00 us; other large differences: registers per thread"
+        found["summary"]
+        == "y is 2.25x faster: 4.00 us against 9.00 us; other large differences: registers per"
+        " thread"
     )
     assert found["pairs"] == []
 
 
 def test_without_times_it_says_so():
-    a, b = (profiles.document(n, profiles.kernel("k", {"registers": r}), us=None) for n, r in (("x", 32), ("y", 64)))
-    assert difference(a, b)["summary"] == "no time is known for both; other large differences: registers per thread"
-    a["survey"], b["survey"] = profiles.survey(2.0), profiles.survey(2.0, tier="wall")  # of two tiers: not compared
+    a, b = (
+        profiles.document(n, profiles.kernel("k", {"registers": r}), us=None)
+        for n, r in (("x", 32), ("y", 64))
+    )
+    assert (
+        difference(a, b)["summary"]
+        == "no time is known for both; other large differences: registers per thread"
+    )
+    # of two tiers: not compared
+    a["survey"], b["survey"] = profiles.survey(2.0), profiles.survey(2.0, tier="wall")
     assert difference(a, b)["summary"].startswith("no time is known for both")
     a["reading"] = {}
     assert difference(a, b)["rows"] == []
 
 
-# --- refusals and messages ----------------------------------------------------------------------------------------
+# --- refusals and messages
 
 
 def test_profiles_that_tell_of_different_things_are_refused():
     a = profiles.v4()
     with pytest.raises(UsageError) as e:
         difference(a, profiles.v4(tool="proton"))
-    assert e.value.message == f"{a['name']} is made by ncu, {a['name']} made by proton: they cannot be compared"
+    assert (
+        e.value.message
+        == f"{a['name']} is made by ncu, {a['name']} made by proton: they cannot be compared"
+    )
     with pytest.raises(UsageError, match="of gdn_decode, .* of gdn_prefill"):
         difference(a, profiles.v4(op="gdn_prefill"))
     with pytest.raises(UsageError) as e:
         difference(a, profiles.v4(batch_size=64))
-    assert e.value.message == (
-        "20261121-174500-gdn_decode-cuda-v4-B1-ncu is at B=1 (00000001), 20261121-174500-gdn_decode-cuda-v4-B64-ncu at "
-        "B=64 (00000064): different workloads are not compared"
+    assert (
+        e.value.message
+        == "20261121-174500-gdn_decode-cuda-v4-B1-ncu is at B=1 (00000001),"
+        " 20261121-174500-gdn_decode-cuda-v4-B64-ncu at B=64 (00000064): different workloads"
+        " are not compared"
     )
     assert e.value.hint
     compiled = [profiles.v4(tool="sass", mode=None, l2=None, survey=None) for _ in "ab"]
@@ -307,13 +455,16 @@ def test_profiles_that_tell_of_different_things_are_refused():
 
 def test_other_machines_states_and_failures_are_warned_of():
     other = profiles.GPU | {"gpu": "NVIDIA B200", "driver": "590.1"}
-    b = profiles.fla(environment=other, l2="warm", status="wrong", reason="output is off by 0.31")
+    b = profiles.fla(
+        environment=other, l2="warm", status="wrong", reason="output is off by 0.31"
+    )
     assert difference(profiles.v4(), b)["warnings"] == [
         "not the same GPU: NVIDIA H200 in A, NVIDIA B200 in B",
         "not the same driver: 580.159.04 in A, 590.1 in B",
         "not the same L2: cold in A, warm in B",
         "B, fla-recurrent, is wrong: output is off by 0.31",
     ]
-    assert difference(profiles.v4(environment={}), profiles.v4())["warnings"][0] == (
-        "not the same GPU: unknown in A, NVIDIA H200 in B"
+    assert (
+        difference(profiles.v4(environment={}), profiles.v4())["warnings"][0]
+        == "not the same GPU: unknown in A, NVIDIA H200 in B"
     )

@@ -1,4 +1,6 @@
-"""`gdn profile` as a user sees it, without a GPU: folders, kept profiles, comparisons, and every refusal."""
+"""`gdn profile` as a user sees it, without a GPU: folders, kept profiles, comparisons,
+and every refusal.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from gdn_cli import profilers
 from gdn_cli.machine import inventory
 from gdn_cli.profile import session
 
-NO_GPU = pytest.mark.skipif(bool(inventory.gpus()), reason="it is about a machine without a GPU")
+NO_GPU = pytest.mark.skipif(
+    bool(inventory.gpus()), reason="it is about a machine without a GPU"
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +35,34 @@ def profiled(folder):
 
 
 def test_a_profile_has_its_origin_and_its_survey(profiled):
-    assert profiled["tool"] == "torch" and profiled["op"] == "gdn_decode" and profiled["algo"] == "pt-reference"
-    assert profiled["mode"] == "cpu" and profiled["label"] == "B=2" and profiled["l2"] is None
+    assert (
+        profiled["tool"] == "torch"
+        and profiled["op"] == "gdn_decode"
+        and profiled["algo"] == "pt-reference"
+    )
+    assert (
+        profiled["mode"] == "cpu"
+        and profiled["label"] == "B=2"
+        and profiled["l2"] is None
+    )
     assert profiled["status"] == "passed" and profiled["reason"] is None
     assert profiled["environment"]["versions"]["torch"]
     survey = profiled["survey"]
-    # 2 states of 8 x 128 x 128 f32 in and out; q, k [4, 128], v [8, 128] bf16 in; a, b [8] bf16; A_log, dt_bias [8] f32
+    # 2 states of 8 x 128 x 128 f32 in and out; q, k [4, 128], v [8, 128] bf16 in; a, b
+    # [8] bf16; A_log, dt_bias [8] f32
     state = 2 * 8 * 128 * 128 * 4
     assert survey["bytes_out"] == state + 2 * 8 * 128 * 2
-    assert survey["bytes_in"] == state + 2 * (4 + 4 + 8) * 128 * 2 + 2 * 2 * 8 * 2 + 2 * 8 * 4 + 4
+    assert (
+        survey["bytes_in"]
+        == state + 2 * (4 + 4 + 8) * 128 * 2 + 2 * 2 * 8 * 2 + 2 * 8 * 4 + 4
+    )
     assert survey["bytes_moved"] == survey["bytes_in"] + survey["bytes_out"]
-    assert survey["tier"] == "wall" and survey["time_us"] > 0 and survey["copy_us"] > 0 and survey["large_rate"] > 0
+    assert (
+        survey["tier"] == "wall"
+        and survey["time_us"] > 0
+        and survey["copy_us"] > 0
+        and survey["large_rate"] > 0
+    )
     assert survey["ran"] is None  # nothing ran on a GPU
     assert profiled["verdict"]["bound"] in ("unclear", "bandwidth")
 
@@ -51,15 +72,23 @@ def test_it_has_its_own_folder(profiled, folder):
     assert here.parent == folder and here.name == profiled["name"]
     assert here.name.endswith("-gdn_decode-pt-reference-B2-torch")
     # moved, it is found all the same
-    assert json.loads((here / "profile.json").read_text()) | {"folder": str(here)} == profiled
+    assert (
+        json.loads((here / "profile.json").read_text()) | {"folder": str(here)}
+        == profiled
+    )
     for file in profiled["reading"]["files"]:
         assert (here / file).is_file()
 
 
 def test_the_list_names_it(profiled, folder):
-    row = helpers.gdn("profile", "--list", "--out", folder, "--json").json["profiles"][0]
+    row = helpers.gdn("profile", "--list", "--out", folder, "--json").json["profiles"][
+        0
+    ]
     assert row["name"] == profiled["name"] and row["folder"] == profiled["folder"]
-    assert row["bound"] == profiled["verdict"]["bound"] and row["time_us"] == profiled["survey"]["time_us"]
+    assert (
+        row["bound"] == profiled["verdict"]["bound"]
+        and row["time_us"] == profiled["survey"]["time_us"]
+    )
     shown = helpers.gdn("profile", "--list", "--out", folder)
     assert shown.code == 0 and "pt-reference" in shown.out
 
@@ -75,7 +104,9 @@ def test_two_kept_profiles_are_compared(profiled, folder, tmp_path):
     slower = json.loads(json.dumps(profiled)) | {"name": "slower", "algo": "slow"}
     slower["survey"]["time_us"] *= 2
     (tmp_path / "slower.json").write_text(json.dumps(slower))
-    done = helpers.gdn("profile", profiled["folder"], tmp_path / "slower.json", "--json")
+    done = helpers.gdn(
+        "profile", profiled["folder"], tmp_path / "slower.json", "--json"
+    )
     assert done.code == 0, done.err
     first = done.json["difference"]["rows"][0]
     assert first["b"] == pytest.approx(2 * first["a"]) and first["better"] == "a"
@@ -83,7 +114,10 @@ def test_two_kept_profiles_are_compared(profiled, folder, tmp_path):
 
 @pytest.mark.slow
 def test_a_wrong_algo_is_profiled_and_says_so(tmp_path):
-    source = "from .right import run as right\n\ndef run(*x):\n    o, s = right(*x)\n    return o + 1, s\n"
+    source = (
+        "from .right import run as right\n\ndef run(*x):\n    o, s = right(*x)\n    return o +"
+        " 1, s\n"
+    )
     helpers.write_algo(tmp_path, "off", source)
     done = helpers.gdn("profile", "off", "--algos", tmp_path, "--tool", "torch", "-w", "batch_size=1",
                        "--out", tmp_path / "kept")  # fmt: skip
@@ -92,9 +126,22 @@ def test_a_wrong_algo_is_profiled_and_says_so(tmp_path):
 
 
 def test_one_that_cannot_run_leaves_a_line_and_no_folder(tmp_path):
-    helpers.write_algo(tmp_path, "dies", "import os\n\ndef run(*x):\n    os.kill(os.getpid(), 11)\n")
+    helpers.write_algo(
+        tmp_path, "dies", "import os\n\ndef run(*x):\n    os.kill(os.getpid(), 11)\n"
+    )
     kept = tmp_path / "kept"
-    done = helpers.gdn("profile", "dies", "--algos", tmp_path, "--tool", "torch", "-w", "0", "--out", kept)
+    done = helpers.gdn(
+        "profile",
+        "dies",
+        "--algos",
+        tmp_path,
+        "--tool",
+        "torch",
+        "-w",
+        "0",
+        "--out",
+        kept,
+    )
     assert done.code == 1 and done.out == ""
     assert done.complaints.startswith("gdn: gdn_decode/dies: crashed with SIGSEGV")
     assert "Traceback" not in done.err
@@ -116,11 +163,19 @@ def test_one_that_cannot_run_leaves_a_line_and_no_folder(tmp_path):
             "--tool cpu is for algos on a CPU, and gdn_decode/cuda-v4 does not run",
         ),
         (["cpp-v1", "--arch", "sm_90a"], 2, "--arch is for --tool sass\n"),
-        (["cpp-v1", "--tool", "cpu", "--check", "memcheck"], 2, "--check is for --tool sanitizer\n"),
+        (
+            ["cpp-v1", "--tool", "cpu", "--check", "memcheck"],
+            2,
+            "--check is for --tool sanitizer\n",
+        ),
         (["cuda-v4", "--tool", "sass", "--arch", "hopper"], 2, "hopper"),
         (["cuda-v4", "--tool", "sanitizer", "--check", "memchek"], 2, "memcheck"),
         (["cuda-v4", "--tool", "ncu", "--clocks", "fast"], 2, "unknown clocks 'fast'"),
-        (["cuda-v4", "--tool", "ncu", "--device", "cpu"], 2, "--tool ncu profiles code on cuda\n"),
+        (
+            ["cuda-v4", "--tool", "ncu", "--device", "cpu"],
+            2,
+            "--tool ncu profiles code on cuda\n",
+        ),
         (["cpp-v2"], 2, "unknown algo 'cpp-v2'"),
         ([], 2, "expected one algo or two, got none\n"),
         (["a", "b", "c"], 2, "expected one algo or two, got 3\n"),
@@ -131,18 +186,25 @@ def test_one_that_cannot_run_leaves_a_line_and_no_folder(tmp_path):
 def test_refusals(args, code, words):
     done = helpers.gdn("profile", *args)
     assert done.code == code and done.out == ""
-    assert done.err.startswith("gdn: ") and words in done.err and "Traceback" not in done.err
+    assert (
+        done.err.startswith("gdn: ")
+        and words in done.err
+        and "Traceback" not in done.err
+    )
     assert len(done.err.splitlines()) <= 2
 
 
 @NO_GPU
-@pytest.mark.parametrize("tool", [name for name, t in profilers.TOOLS.items() if t.modes == ("cuda",)])
+@pytest.mark.parametrize(
+    "tool", [name for name, t in profilers.TOOLS.items() if t.modes == ("cuda",)]
+)
 def test_without_a_gpu_the_gpu_tools_say_what_helps(tool, tmp_path):
     done = helpers.gdn("profile", "cuda-v4", "--tool", tool, "--out", tmp_path / "kept")
     assert done.code == 3
-    assert done.err == (
-        "gdn: gdn_decode/cuda-v4 cannot run here: no GPU here\n"
-        "  `gdn modal run` rents a B200 for it, which needs a Modal account and costs money; --tool sass needs no GPU\n"
+    assert (
+        done.err
+        == "gdn: gdn_decode/cuda-v4 cannot run here: no GPU here\n  `gdn modal run` rents a B200"
+        " for it, which needs a Modal account and costs money; --tool sass needs no GPU\n"
     )
     assert not (tmp_path / "kept").exists()
 
@@ -156,7 +218,14 @@ def test_the_default_tool_is_ncu_for_algos_that_only_run_on_a_gpu():
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     done = helpers.gdn(
-        "profile", "pt-reference", "--tool", "torch", "--device", "cpu", "--out", tmp_path / "file" / "x"
+        "profile",
+        "pt-reference",
+        "--tool",
+        "torch",
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path / "file" / "x",
     )
     assert done.code == 2 and "cannot write" in done.err and "--out" in done.err
 
@@ -164,11 +233,18 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 def test_an_empty_list_is_not_an_error(tmp_path):
     done = helpers.gdn("profile", "--list", "--out", tmp_path)
     assert done.code == 0
-    assert helpers.gdn("profile", "--list", "--out", tmp_path, "--json").json == {"profiles": []}
+    assert helpers.gdn("profile", "--list", "--out", tmp_path, "--json").json == {
+        "profiles": []
+    }
 
 
 def test_profiles_of_the_same_second_have_folders_of_their_own(tmp_path):
-    names = {session.new_folder(tmp_path, ["20261121-174500", "gdn_decode", "a/b", "B=1", "ncu"]) for _ in range(3)}
+    names = {
+        session.new_folder(
+            tmp_path, ["20261121-174500", "gdn_decode", "a/b", "B=1", "ncu"]
+        )
+        for _ in range(3)
+    }
     assert sorted(path.name for path in names) == [
         "20261121-174500-gdn_decode-ab-B1-ncu",
         "20261121-174500-gdn_decode-ab-B1-ncu-2",
@@ -177,7 +253,10 @@ def test_profiles_of_the_same_second_have_folders_of_their_own(tmp_path):
 
 
 def test_listing_and_helping_import_no_torch(tmp_path):
-    code = "import sys; from gdn_cli.cli import app; app(['profile', '--list'], standalone_mode=False); "
+    code = (
+        "import sys; from gdn_cli.cli import app; app(['profile', '--list'],"
+        " standalone_mode=False); "
+    )
     code += "sys.exit('torch' in sys.modules)"
     done = helpers.python("-c", code, env={"GDN_HOME": str(tmp_path)})
     assert done.code == 0, done.err

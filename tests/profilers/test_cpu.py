@@ -1,4 +1,6 @@
-"""The cpu tool on real algos, through the worker: torch's ops, a C++ algo's functions and lines by perf."""
+"""The cpu tool on real algos, through the worker: torch's ops, a C++ algo's functions
+and lines by perf.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,13 @@ BURN = next(i for i, line in enumerate(CPP.splitlines(), 1) if "the hot line" in
 
 
 def profiled(
-    tool: str, name: str, folder: Path, *, algos: Path | None = None, mode: str = "cpu", l2: str = "cold"
+    tool: str,
+    name: str,
+    folder: Path,
+    *,
+    algos: Path | None = None,
+    mode: str = "cpu",
+    l2: str = "cold",
 ) -> Reading:
     """A tool's whole way for one decode with B = 1, each of its runs in a worker."""
     known = registry.load(str(algos)) if algos else registry.load()
@@ -67,7 +75,9 @@ def profiled(
         assert outcome.status == "done", (outcome.reason, outcome.tail)
         (record,) = outcome.records
         assert record.passed, record
-        replies.append(Reply(run, "done", answer=record.answer, tail=tuple(outcome.tail)))
+        replies.append(
+            Reply(run, "done", answer=record.answer, tail=tuple(outcome.tail))
+        )
     reading = module.read(ask, folder, replies)
     assert msgspec.convert(to_json(reading), Reading) == reading
     return reading
@@ -87,7 +97,12 @@ def table(found: profilers.Found, key: str) -> profilers.Table:
 def burner(tmp_path_factory, write_algo):
     folder = tmp_path_factory.mktemp("algos")
     write_algo(
-        folder, "burner", {"kernel.cpp": CPP}, language="cpp", entry_point="kernel.cpp::run", destination_passing=True
+        folder,
+        "burner",
+        {"kernel.cpp": CPP},
+        language="cpp",
+        entry_point="kernel.cpp::run",
+        destination_passing=True,
     )
     return folder
 
@@ -107,28 +122,44 @@ def test_perf_finds_the_function_and_the_line_that_take_the_time(burner, tmp_pat
     if shutil.which("addr2line"):
         hot = {where: source for where, _, _, source in table(found, "hot").rows}
         assert "the hot line" in hot[f"kernel.cpp:{BURN}"]
-    assert found.value("cpu_us") > 0 and 0 < found.value("threads_busy") <= (os.cpu_count() or 1) + 0.5
-    assert found.value("rate") == pytest.approx(4_000_000 / found.value("time_us") / 1e3)
+    assert (
+        found.value("cpu_us") > 0
+        and 0 < found.value("threads_busy") <= (os.cpu_count() or 1) + 0.5
+    )
+    assert found.value("rate") == pytest.approx(
+        4_000_000 / found.value("time_us") / 1e3
+    )
     assert not [t for t in found.tables if t.key == "ops"]  # it has none
 
 
 @pytest.mark.skipif(inventory.cxx() is None, reason="no C++ compiler")
 @pytest.mark.slow
-def test_without_perf_a_cpp_algo_has_its_figures_and_torchs_ops(burner, tmp_path, monkeypatch):
+def test_without_perf_a_cpp_algo_has_its_figures_and_torchs_ops(
+    burner, tmp_path, monkeypatch
+):
     monkeypatch.setattr(perf.shutil, "which", lambda name: None)
     reading = profiled("cpu", "burner", tmp_path, algos=burner)
     (found,) = reading.found
-    assert [t.key for t in found.tables] == ["ops"] and found.value("switches_voluntary") >= 1  # it joins a thread
+    # it joins a thread
+    assert [t.key for t in found.tables] == ["ops"] and found.value(
+        "switches_voluntary"
+    ) >= 1
     assert reading.files == () and reading.notes == (
-        "no functions: there is no perf here. perf would show functions and source lines: apt-get install linux-perf "
-        "(Ubuntu: linux-tools-generic)",
+        (
+            "no functions: there is no perf here. perf would show functions and source lines:"
+            " apt-get install linux-perf (Ubuntu: linux-tools-generic)"
+        ),
     )
 
 
 def test_the_ops_of_a_torch_algo(tmp_path, monkeypatch, write_algo):
     algos = tmp_path / "algos"
     body = "    y = q.float()\n    for _ in range(3):\n        y = y @ y.mT\n    return y, state\n"
-    write_algo(algos, "three", f"import torch\n\ndef run(q, k, v, state, A_log, a, dt_bias, b, scale):\n{body}")
+    write_algo(
+        algos,
+        "three",
+        f"import torch\n\ndef run(q, k, v, state, A_log, a, dt_bias, b, scale):\n{body}",
+    )
     monkeypatch.setattr(perf, "missing", lambda: "perf is not permitted here (why)")
     reading = profiled("cpu", "three", tmp_path, algos=algos)
     (found,) = reading.found
@@ -145,10 +176,13 @@ def test_a_perf_that_is_not_permitted_says_why(tmp_path, monkeypatch):
     fake.write_text("#!/bin/sh\necho 'Error:' >&2\nexit 255\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert perf.missing() == "perf is not permitted here (Error): as root, sysctl kernel.perf_event_paranoid=1"
+    assert (
+        perf.missing()
+        == "perf is not permitted here (Error): as root, sysctl kernel.perf_event_paranoid=1"
+    )
 
 
-# --- names and samples ------------------------------------------------------------------------------------------
+# --- names and samples
 
 V4 = "_ZN41_GLOBAL__N__4eb81770_9_kernel_cu_b147438113gdn_decode_v4EPK13__nv_bfloat16S2_S2_PKfS4_S2_S4_S2_fPS0_Pf"
 
@@ -172,7 +206,10 @@ def test_names_are_short(name, plain):
 
 
 def test_names_of_torchs_loops_are_read_by_their_kernel():
-    loop = "c10::function_ref<void (char**)>::callback_fn<at::native::AVX2::VectorizedLoop2d<at::native::mul_kernel("
+    loop = (
+        "c10::function_ref<void"
+        " (char**)>::callback_fn<at::native::AVX2::VectorizedLoop2d<at::native::mul_kernel("
+    )
     assert perf.readable(loop + "x" * 80) == "at::native::mul_kernel"
     assert perf.readable("f<" + "x" * 90 + ">") == "f<...>"
     assert perf.readable("burn") == "burn"
@@ -188,29 +225,41 @@ def test_an_inlined_headers_time_is_at_the_algos_own_line(monkeypatch):
         return SimpleNamespace(stdout=said)
 
     monkeypatch.setattr(perf.tools, "run", addr2line)
-    spots = Counter({perf.Spot("f", "/b/own.so", 1000 + at): n for n, at in ((6, 16), (3, 32), (1, 48))})
+    spots = Counter(
+        {
+            perf.Spot("f", "/b/own.so", 1000 + at): n
+            for n, at in ((6, 16), (3, 32), (1, 48))
+        }
+    )
     spots[perf.Spot("clear_page", "[kernel.kallsyms]", None)] = 2
     spots[perf.Spot("[unknown]", "/usr/lib/libgomp.so.1", 7)] = 8
-    functions, hot = perf.tables(spots, perf.Code({"/b/own.so": 1000}, {"rows.h": "// one\n  x += y;\n", "k.cpp": ""}))
+    functions, hot = perf.tables(
+        spots,
+        perf.Code({"/b/own.so": 1000}, {"rows.h": "// one\n  x += y;\n", "k.cpp": ""}),
+    )
     assert functions.rows == (
         ("f", "own.so", 50.0, 10), ("(no symbol: OpenMP, mostly waiting)", "libgomp.so.1", 40.0, 8),
         ("clear_page", "[kernel.kallsyms]", 10.0, 2),
     )  # fmt: skip
-    assert hot.rows[:2] == (("rows.h:2", 30.0, "g", "x += y;"), ("avx.h:9", 15.0, "_mm512_add_ps", ""))
+    assert hot.rows[:2] == (
+        ("rows.h:2", 30.0, "g", "x += y;"),
+        ("avx.h:9", 15.0, "_mm512_add_ps", ""),
+    )
     assert perf.tables(Counter(), perf.Code({}, {})) == []
 
 
 def test_perf_script_is_read_line_by_line():
     text = (
-        "  7 2329.274:  ffffffff8157ae7d clear_page_erms ([kernel.kallsyms])\n"
-        "  7 2329.275:      7f573f012220 (anonymous namespace)::burn(int, float) (/tmp/a (1)/k.so)\n"
-        "  7 2329.276:      7f573f012220 (anonymous namespace)::burn(int, float) (/tmp/a (1)/k.so)\n"
-        "  7 2329.276:      7f573f012221 [unknown] (/tmp/k.so)\n"
-        "  8 2329.277:      7f573f012220 another_process (/tmp/k.so)\n"
-        "perf: something else\n"
+        "  7 2329.274:  ffffffff8157ae7d clear_page_erms ([kernel.kallsyms])\n  7 2329.275:     "
+        " 7f573f012220 (anonymous namespace)::burn(int, float) (/tmp/a (1)/k.so)\n  7 2329.276:  "
+        "    7f573f012220 (anonymous namespace)::burn(int, float) (/tmp/a (1)/k.so)\n  7"
+        " 2329.276:      7f573f012221 [unknown] (/tmp/k.so)\n  8 2329.277:      7f573f012220"
+        " another_process (/tmp/k.so)\nperf: something else\n"
     )
     assert perf.parsed(text, 7) == {
         perf.Spot("clear_page_erms", "[kernel.kallsyms]", None): 1,
-        perf.Spot("(anonymous namespace)::burn(int, float)", "/tmp/a (1)/k.so", 0x7F573F012220): 2,
+        perf.Spot(
+            "(anonymous namespace)::burn(int, float)", "/tmp/a (1)/k.so", 0x7F573F012220
+        ): 2,
         perf.Spot("[unknown]", "/tmp/k.so", 0x7F573F012221): 1,
     }

@@ -1,5 +1,6 @@
-"""Nsight Systems: its reports, and the shell that keeps its output apart from the target's reply. nsys itself is a
-script here."""
+"""Nsight Systems: its reports, and the shell that keeps its output apart from the
+target's reply. nsys itself is a script here.
+"""
 
 from __future__ import annotations
 
@@ -60,17 +61,30 @@ def fake(tmp_path, monkeypatch):
 
 
 def read(folder: Path, *tail: str, status: str = "done"):
-    return nsys.read(ASK, folder, [Reply(Run("trace"), status, None if status == "done" else status, {}, tail)])
+    return nsys.read(
+        ASK,
+        folder,
+        [Reply(Run("trace"), status, None if status == "done" else status, {}, tail)],
+    )
 
 
-def test_it_is_looked_for_on_path_then_among_the_packages_newest_first(tmp_path, monkeypatch):
+def test_it_is_looked_for_on_path_then_among_the_packages_newest_first(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     machine = inventory.Machine(cuda_home=lambda: tmp_path / "cuda")
     monkeypatch.setattr(tools, "PACKAGES", tmp_path / "opt")
     monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
-    with pytest.raises(errors.MissingError, match="no nsys here; install Nsight Systems"):
+    with pytest.raises(
+        errors.MissingError, match="no nsys here; install Nsight Systems"
+    ):
         nsys.find(machine)
-    for place in ("cuda/bin", "opt/nsight-systems/2023.4.4/bin", "opt/nsight-systems-cli/2025.10.1/bin", "path"):
+    for place in (
+        "cuda/bin",
+        "opt/nsight-systems/2023.4.4/bin",
+        "opt/nsight-systems-cli/2025.10.1/bin",
+        "path",
+    ):
         tool = tmp_path / place / "nsys"
         tool.parent.mkdir(parents=True)
         tool.write_text("#!/bin/sh\n")
@@ -78,11 +92,25 @@ def test_it_is_looked_for_on_path_then_among_the_packages_newest_first(tmp_path,
         assert nsys._nsys(machine) == str(tool)
 
 
-def test_the_targets_request_reply_and_exit_code_pass_by_what_nsys_reads_and_writes(fake):
+def test_the_targets_request_reply_and_exit_code_pass_by_what_nsys_reads_and_writes(
+    fake,
+):
     (run,) = nsys.runs(ASK, fake)
-    target = "import sys; print('reply to', sys.stdin.read()); print('a word', file=sys.stderr); sys.exit(3)"
-    done = subprocess.run([*run.wrap, sys.executable, "-c", target], input="$it's", capture_output=True, text=True)
-    assert (done.stdout, done.stderr, done.returncode) == ("reply to $it's\n", "a word\n", 3)
+    target = (
+        "import sys; print('reply to', sys.stdin.read()); print('a word', file=sys.stderr);"
+        " sys.exit(3)"
+    )
+    done = subprocess.run(
+        [*run.wrap, sys.executable, "-c", target],
+        input="$it's",
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == (
+        "reply to $it's\n",
+        "a word\n",
+        3,
+    )
     assert sorted(p.name for p in fake.iterdir()) == ["nsys.log", "report.nsys-rep"]
     assert (fake / "nsys.log").read_text().startswith("Capture range started")
     assert run.params == {"calls": 50}
@@ -99,17 +127,32 @@ def test_a_call_is_its_range_and_the_work_that_it_started(fake):
     }  # fmt: skip
     tables = {t.key: t.rows for t in call.tables}
     assert tables["kernels"] == ((DECODE, 1, 2.1, 2.1), ("merge_kernel", 1, 1.1, 1.1))
-    assert tables["copies"] == (("[CUDA memcpy Device-to-Device]", 1, 0.6, 0.6, 524000),)
-    assert tables["api"] == (("cudaLaunchKernel", 2, 2.2, 4.45), ("cudaMemcpyAsync", 1, 3.1, 3.1))
+    assert tables["copies"] == (
+        ("[CUDA memcpy Device-to-Device]", 1, 0.6, 0.6, 524000),
+    )
+    assert tables["api"] == (
+        ("cudaLaunchKernel", 2, 2.2, 4.45),
+        ("cudaMemcpyAsync", 1, 3.1, 3.1),
+    )
     assert [k.name for k in kernels] == [DECODE, "merge_kernel"]
-    assert kernels[0].value("share") == pytest.approx(100 * 2.1 / 3.2) and kernels[1].value("time_us") == 1.1
-    assert reading.files[0] == "report.nsys-rep" and "report_cuda_gpu_trace.csv" in reading.files
+    assert (
+        kernels[0].value("share") == pytest.approx(100 * 2.1 / 3.2)
+        and kernels[1].value("time_us") == 1.1
+    )
+    assert (
+        reading.files[0] == "report.nsys-rep"
+        and "report_cuda_gpu_trace.csv" in reading.files
+    )
     assert not (fake / "report.sqlite").exists()
     assert msgspec.convert(to_json(reading), profilers.Reading) == reading
 
 
 def test_overlapping_work_counts_as_busy_once():
-    call = nsys.Call(nsys.Event("", 0, 9), [], [nsys.Event("a", 0, 5), nsys.Event("b", 3, 5), nsys.Event("c", 10, 1)])
+    call = nsys.Call(
+        nsys.Event("", 0, 9),
+        [],
+        [nsys.Event("a", 0, 5), nsys.Event("b", 3, 5), nsys.Event("c", 10, 1)],
+    )
     assert (call.busy_ns, call.span_ns) == (9, 11)
 
 
@@ -140,13 +183,22 @@ def test_incomplete_reports_say_what_is_missing(fake, tmp_path, monkeypatch):
     ranges = reports / "report_nvtx_pushpop_trace.csv"
     text = ranges.read_text()
     ranges.write_text(text.replace("gdn_call", "other"))
-    with pytest.raises(errors.MissingError, match="nsys saw no work of the calls on the GPU"):
+    with pytest.raises(
+        errors.MissingError, match="nsys saw no work of the calls on the GPU"
+    ):
         read(fake)
     ranges.write_text(text.replace("Duration (ns)", "Took"))
-    with pytest.raises(errors.MissingError, match=r"report_nvtx_pushpop_trace.csv has no column 'Duration \(ns\)'"):
+    with pytest.raises(
+        errors.MissingError,
+        match=r"report_nvtx_pushpop_trace.csv has no column 'Duration \(ns\)'",
+    ):
         read(fake)
-    ranges.write_text("SKIPPED: report.sqlite does not contain NV Tools Extension (NVTX) data.\n")
-    with pytest.raises(errors.MissingError, match="nothing in report_nvtx_pushpop_trace.csv"):
+    ranges.write_text(
+        "SKIPPED: report.sqlite does not contain NV Tools Extension (NVTX) data.\n"
+    )
+    with pytest.raises(
+        errors.MissingError, match="nothing in report_nvtx_pushpop_trace.csv"
+    ):
         read(fake)
     for path in fake.glob("*.csv"):
         path.unlink()

@@ -1,5 +1,7 @@
-"""Reading of proton's trees. The CUDA kernel's node is an H200's (Triton 3.6), all its figures but the four
-stall reasons that were not written down; the Triton kernel's nodes follow the same layout."""
+"""Reading of proton's trees. The CUDA kernel's node is an H200's (Triton 3.6), all its
+figures but the four stall reasons that were not written down; the Triton kernel's nodes
+follow the same layout.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from gdn_cli.profilers import Ask, Reply, Run, proton
 DATA = helpers.TESTS / "data" / "proton"
 SOLUTION = {
     "spec": {"language": "triton"},
-    "sources": [{"path": "kernel.py", "content": "import triton\n    m = tl.sum(s * k)\n    s = tl.load(p_s)\n"}],
+    "sources": [
+        {
+            "path": "kernel.py",
+            "content": "import triton\n    m = tl.sum(s * k)\n    s = tl.load(p_s)\n",
+        }
+    ],
 }
 ASK = Ask(SOLUTION)
 TIMES, SAMPLES = (Run(name) for name in ("times", "samples"))
@@ -25,7 +32,10 @@ TIMES, SAMPLES = (Run(name) for name in ("times", "samples"))
 
 def replies(times=None, samples=None) -> list[Reply]:
     ok = {"calls": 100, "failed": None}
-    return [Reply(TIMES, "done", answer=times or ok), samples or Reply(SAMPLES, "done", answer=ok)]
+    return [
+        Reply(TIMES, "done", answer=times or ok),
+        samples or Reply(SAMPLES, "done", answer=ok),
+    ]
 
 
 @pytest.fixture
@@ -40,8 +50,16 @@ def test_times_are_means_by_kernel_and_the_flush_is_not_of_the_call(folder):
     whole, v4, triton = reading.found
     assert [f.name for f in reading.found] == ["", "gdn_decode_v4", "gdn_decode_kernel"]
     assert (whole.value("time_us"), whole.value("launches")) == (3.0, 3.0)
-    assert (v4.value("time_us"), v4.value("launches"), v4.value("share")) == (2.1, 1.0, 70.0)
-    assert (triton.value("time_us"), triton.value("launches"), triton.value("share")) == (0.45, 2.0, 30.0)
+    assert (v4.value("time_us"), v4.value("launches"), v4.value("share")) == (
+        2.1,
+        1.0,
+        70.0,
+    )
+    assert (
+        triton.value("time_us"),
+        triton.value("launches"),
+        triton.value("share"),
+    ) == (0.45, 2.0, 30.0)
     assert reading.files == ("times.hatchet", "samples.hatchet")
     assert "means" in reading.notes[0]
 
@@ -54,7 +72,9 @@ def test_stall_reasons_by_share_and_the_lines_of_a_kernel_that_has_any(folder):
     assert by_name["long scoreboard"][1] == pytest.approx(100 * 4880 / 54219)
     assert sum(row[1] for row in reasons.rows) == pytest.approx(100)
     assert "barrier" not in by_name  # none of the samples
-    assert [row[2] for row in reasons.rows] == sorted((row[2] for row in reasons.rows), reverse=True)
+    assert [row[2] for row in reasons.rows] == sorted(
+        (row[2] for row in reasons.rows), reverse=True
+    )
 
     reasons, hot = triton.tables
     assert {row[0]: row[2] for row in reasons.rows} == {
@@ -62,7 +82,8 @@ def test_stall_reasons_by_share_and_the_lines_of_a_kernel_that_has_any(folder):
     }  # fmt: skip
     assert hot.rows == (
         ("kernel.py:3", 60.0, "long scoreboard", "s = tl.load(p_s)"),
-        ("kernel.py:2", 30.0, "wait", "m = tl.sum(s * k)"),  # more samples issued, which is not a stall
+        # more samples issued, which is not a stall
+        ("kernel.py:2", 30.0, "wait", "m = tl.sum(s * k)"),
     )
 
 
@@ -84,7 +105,14 @@ def test_a_kernel_without_own_figures_is_known_by_its_lines(tmp_path):
 @pytest.mark.parametrize(
     "samples, reason",
     [
-        (Reply(SAMPLES, "done", answer={"calls": 0, "failed": "CUPTI_ERROR_NOT_SUPPORTED"}), "CUPTI_ERROR_NOT_SUPP"),
+        (
+            Reply(
+                SAMPLES,
+                "done",
+                answer={"calls": 0, "failed": "CUPTI_ERROR_NOT_SUPPORTED"},
+            ),
+            "CUPTI_ERROR_NOT_SUPP",
+        ),
         (Reply(SAMPLES, "crashed", "crashed with SIGSEGV"), "SIGSEGV"),
     ],
 )
@@ -98,7 +126,9 @@ def test_no_samples_are_a_note_and_the_times_remain(folder, samples, reason):
 
 def test_without_times_there_is_nothing_to_tell(folder):
     with pytest.raises(MissingError, match="cannot start: Unknown profiler"):
-        proton.read(ASK, folder, replies(times={"calls": 0, "failed": "Unknown profiler"}))
+        proton.read(
+            ASK, folder, replies(times={"calls": 0, "failed": "Unknown profiler"})
+        )
     tree = json.loads((DATA / "times.hatchet").read_text())
     tree[0]["children"].pop()  # the calls' scope
     (folder / "times.hatchet").write_text(json.dumps(tree))
@@ -121,7 +151,12 @@ def test_start_speaks_to_old_and_new_versions():
     for start in (new, old):
         for mode in (None, "pcsampling"):
             proton._start(SimpleNamespace(start=start), "p", mode)
-    assert said == [("p", "cupti", None), ("p", "cupti", "pcsampling"), ("p", "cupti"), ("p", "cupti_pcsampling")]
+    assert said == [
+        ("p", "cupti", None),
+        ("p", "cupti", "pcsampling"),
+        ("p", "cupti"),
+        ("p", "cupti_pcsampling"),
+    ]
 
 
 def test_find_says_what_is_missing(monkeypatch):
@@ -145,4 +180,6 @@ def test_a_triton_kernel_on_a_gpu(tmp_path):
     assert [table.key for table in kernel.tables] == ["samples", "hot"]
     for table in kernel.tables:
         assert 50 < sum(row[1] for row in table.rows) <= 100.001
-    assert any(row[0].startswith("kernel.py:") and row[3] for row in kernel.tables[1].rows)
+    assert any(
+        row[0].startswith("kernel.py:") and row[3] for row in kernel.tables[1].rows
+    )

@@ -47,17 +47,22 @@ def tables(read) -> dict[str, tuple]:
     return {table.key: table.rows for table in found.tables}
 
 
-# --- requests -----------------------------------------------------------------------------------------------------
+# --- requests
 
 
 def test_checks_are_all_four_or_those_named_in_the_order_of_running():
     assert sanitizer.checks(()) == ("memcheck", "racecheck", "initcheck", "synccheck")
-    assert sanitizer.checks(["synccheck", "memcheck", "synccheck"]) == ("memcheck", "synccheck")
-    with pytest.raises(errors.UsageError, match="unknown check 'racechek'; did you mean racecheck"):
+    assert sanitizer.checks(["synccheck", "memcheck", "synccheck"]) == (
+        "memcheck",
+        "synccheck",
+    )
+    with pytest.raises(
+        errors.UsageError, match="unknown check 'racechek'; did you mean racecheck"
+    ):
         sanitizer.checks(["memcheck", "racechek"])
 
 
-# --- finding it ---------------------------------------------------------------------------------------------------
+# --- finding it
 
 
 def executable(path: Path) -> Path:
@@ -78,7 +83,10 @@ def nowhere(tmp_path, monkeypatch):
 
 def test_it_is_looked_for_on_path_then_in_toolkits_then_in_the_wheel(nowhere):
     machine = inventory.Machine(cuda_home=lambda: nowhere / "toolkit")
-    with pytest.raises(errors.MissingError, match="no compute-sanitizer here; it comes with the CUDA toolkit"):
+    with pytest.raises(
+        errors.MissingError,
+        match="no compute-sanitizer here; it comes with the CUDA toolkit",
+    ):
         sanitizer.find(machine)
     folder = nowhere / "site" / "nvidia" / "cu13"
     wheel = executable(folder / "bin" / "compute-sanitizer")
@@ -97,22 +105,32 @@ def test_it_is_looked_for_on_path_then_in_toolkits_then_in_the_wheel(nowhere):
     sanitizer.find(machine)
 
 
-def test_a_run_for_each_check_and_a_separate_allocation_for_each_tensor(nowhere, tmp_path):
+def test_a_run_for_each_check_and_a_separate_allocation_for_each_tensor(
+    nowhere, tmp_path
+):
     tool = executable(nowhere / "path" / "compute-sanitizer")
     memory, race = sanitizer.runs(ask("racecheck", "memcheck"), tmp_path / "50% off")
     assert (memory.name, race.name) == ("memcheck", "racecheck")
-    assert memory.wrap[:3] == (str(tool), "--tool=memcheck", f"--log-file={tmp_path}/50%% off/memcheck.log")
+    assert memory.wrap[:3] == (
+        str(tool),
+        "--tool=memcheck",
+        f"--log-file={tmp_path}/50%% off/memcheck.log",
+    )
     assert "--padding=65536" in memory.wrap and "--report-api-errors=no" in memory.wrap
-    assert "--tool=racecheck" in race.wrap and not [o for o in race.wrap if "padding" in o]
+    assert "--tool=racecheck" in race.wrap and not [
+        o for o in race.wrap if "padding" in o
+    ]
     assert memory.env == race.env == {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
 
-# --- logs ---------------------------------------------------------------------------------------------------------
+# --- logs
 
 
 def test_faults_are_in_words_with_the_tensor_and_counted_by_place(tmp_path):
     read = reading(tmp_path, memcheck="memcheck.log")
-    assert tables(read)["checks"] == (("memcheck", "4 errors", sanitizer.CHECKS["memcheck"].looks_for),)
+    assert tables(read)["checks"] == (
+        ("memcheck", "4 errors", sanitizer.CHECKS["memcheck"].looks_for),
+    )
     assert tables(read)["findings"] == (
         ("memcheck", "writes 4 B of global memory", "decode_kernel", "kernel.cu:57",
          "thread (0,0,0) in block (3,0,0)", "1 B after new_state", 2),
@@ -140,7 +158,9 @@ def test_the_older_wording_is_read_too_and_missing_output_is_noted(tmp_path):
         ("reads 8 B of global memory", "ThreadLoad", "thread_load.cuh:272"),
     ]
     assert read.found[0].value("memcheck") == "257 errors"
-    assert "memcheck: 255 of its 257 errors are counted but not in the log" in read.notes
+    assert (
+        "memcheck: 255 of its 257 errors are counted but not in the log" in read.notes
+    )
 
 
 def test_races_name_both_places_and_warnings_fail_nothing(tmp_path):
@@ -169,7 +189,9 @@ def test_reads_of_unwritten_memory_fail_and_copies_of_it_do_not(tmp_path):
          "thread (31,0,0) in block (1,0,0)", "byte 252 of new_state", 2),
         ("initcheck", "copies uninitialised memory (warning)", "cudaMemcpy", "", "", "", 1),
     )  # fmt: skip
-    assert read.failed == "initcheck: 2 reads of uninitialised memory by `decode_kernel`"
+    assert (
+        read.failed == "initcheck: 2 reads of uninitialised memory by `decode_kernel`"
+    )
     assert read.found[0].value("initcheck") == "2 errors, 1 warning"
     read = reading(tmp_path, initcheck="initcheck-copied.log")
     assert read.failed is None and read.found[0].value("initcheck") == "1 warning"
@@ -183,34 +205,65 @@ def test_barriers_and_the_kernel_that_a_function_was_called_from(tmp_path):
         ("synccheck", "barrier: invalid arguments", "other_kernel", "+0x30 in kernel.cu:48",
          "thread (0,0,0) in block (0,0,0)", "", 1),
     )  # fmt: skip
-    assert read.failed == "synccheck: 3 barrier errors in `divergent_kernel`, `other_kernel`"
+    assert (
+        read.failed
+        == "synccheck: 3 barrier errors in `divergent_kernel`, `other_kernel`"
+    )
     assert any("named barrier" in note for note in read.notes)
 
 
-# --- verdicts -----------------------------------------------------------------------------------------------------
+# --- verdicts
 
 
 def test_all_clean(tmp_path):
     read = reading(
-        tmp_path, memcheck="clean.log", racecheck="racecheck-clean.log", initcheck="clean.log", synccheck="clean.log"
+        tmp_path,
+        memcheck="clean.log",
+        racecheck="racecheck-clean.log",
+        initcheck="clean.log",
+        synccheck="clean.log",
     )
-    assert [row[:2] for row in tables(read)["checks"]] == [(check, "clean") for check in sanitizer.CHECKS]
-    assert [(f.key, f.value) for f in read.found[0].facts] == [(check, "clean") for check in sanitizer.CHECKS]
+    assert [row[:2] for row in tables(read)["checks"]] == [
+        (check, "clean") for check in sanitizer.CHECKS
+    ]
+    assert [(f.key, f.value) for f in read.found[0].facts] == [
+        (check, "clean") for check in sanitizer.CHECKS
+    ]
     assert "findings" not in tables(read) and read.failed is None
-    assert read.files == ("memcheck.log", "racecheck.log", "initcheck.log", "synccheck.log")
+    assert read.files == (
+        "memcheck.log",
+        "racecheck.log",
+        "initcheck.log",
+        "synccheck.log",
+    )
     assert msgspec.convert(to_json(read), profilers.Reading) == read
 
 
 def test_one_check_that_cannot_run_hides_no_other_and_is_never_clean(tmp_path):
     late = Reply(Run(""), "timed_out", "no end after 300 s; --timeout gives more")
-    read = reading(tmp_path, memcheck="untracked.log", racecheck="racecheck.log", initcheck="clean.log", synccheck=late)
+    read = reading(
+        tmp_path,
+        memcheck="untracked.log",
+        racecheck="racecheck.log",
+        initcheck="clean.log",
+        synccheck=late,
+    )
     verdicts = dict(row[:2] for row in tables(read)["checks"])
-    assert verdicts["memcheck"].startswith("not run: compute-sanitizer itself failed (Internal Sanitizer Error: ")
-    assert verdicts["racecheck"] == "1 error, 1 warning" and verdicts["initcheck"] == "clean"
+    assert verdicts["memcheck"].startswith(
+        "not run: compute-sanitizer itself failed (Internal Sanitizer Error: "
+    )
+    assert (
+        verdicts["racecheck"] == "1 error, 1 warning"
+        and verdicts["initcheck"] == "clean"
+    )
     assert verdicts["synccheck"] == "not run: no end after 300 s; --timeout gives more"
-    assert read.found[0].value("memcheck") is None and read.found[0].value("synccheck") is None
+    assert (
+        read.found[0].value("memcheck") is None
+        and read.found[0].value("synccheck") is None
+    )
     assert read.failed == "racecheck: 1 race in the shared memory of `sum_kernel`"
-    assert read.files == ("racecheck.log", "memcheck.log", "initcheck.log")  # the one to open first in front
+    # the one to open first in front
+    assert read.files == ("racecheck.log", "memcheck.log", "initcheck.log")
 
 
 @pytest.mark.parametrize(
@@ -234,24 +287,42 @@ def test_a_missing_verdict_is_one_line_with_the_fix(tmp_path, log, reply, says):
     assert says in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_a_log_that_breaks_off_keeps_its_findings_and_is_not_clean_without_any(tmp_path):
+def test_a_log_that_breaks_off_keeps_its_findings_and_is_not_clean_without_any(
+    tmp_path,
+):
     text = (LOGS / "synccheck.log").read_text()
-    (tmp_path / "synccheck.log").write_text(text[: text.index("========= ERROR SUMMARY")])
+    (tmp_path / "synccheck.log").write_text(
+        text[: text.index("========= ERROR SUMMARY")]
+    )
     hung = Reply(Run("synccheck"), "timed_out", "no end after 9 s", answer={})
     read = sanitizer.read(ask("synccheck"), tmp_path, [hung])
-    assert read.failed == "synccheck: 3 barrier errors in `divergent_kernel`, `other_kernel`"
+    assert (
+        read.failed
+        == "synccheck: 3 barrier errors in `divergent_kernel`, `other_kernel`"
+    )
     (tmp_path / "synccheck.log").write_text("========= COMPUTE-SANITIZER\n")
     with pytest.raises(errors.MissingError, match="its log has no summary"):
-        sanitizer.read(ask("synccheck"), tmp_path, [replace(hung, status="done", answer=DONE)])
+        sanitizer.read(
+            ask("synccheck"), tmp_path, [replace(hung, status="done", answer=DONE)]
+        )
 
 
-def test_a_fault_that_left_the_context_unusable_is_the_finding_not_the_error_of_the_call(tmp_path):
+def test_a_fault_that_left_the_context_unusable_is_the_finding_not_the_error_of_the_call(
+    tmp_path,
+):
     (tmp_path / "memcheck.log").write_bytes((LOGS / "memcheck.log").read_bytes())
-    reply = Reply(Run("memcheck"), "done", answer=DONE | {"error": "AcceleratorError: CUDA error: unspecified"})
-    assert sanitizer.read(ask("memcheck"), tmp_path, [reply]).failed == "memcheck: 4 faults of `decode_kernel`, `other`"
+    reply = Reply(
+        Run("memcheck"),
+        "done",
+        answer=DONE | {"error": "AcceleratorError: CUDA error: unspecified"},
+    )
+    assert (
+        sanitizer.read(ask("memcheck"), tmp_path, [reply]).failed
+        == "memcheck: 4 faults of `decode_kernel`, `other`"
+    )
 
 
-# --- through a worker ---------------------------------------------------------------------------------------------
+# --- through a worker
 
 FAKE = f"""#!{sys.executable}
 import itertools, os, shutil, sys
@@ -263,7 +334,9 @@ os.execv(rest[0], rest)
 """
 
 
-def replies(algo, known, mode: str, folder: Path, *checks: str, timeout_s: float = 300) -> list[Reply]:
+def replies(
+    algo, known, mode: str, folder: Path, *checks: str, timeout_s: float = 300
+) -> list[Reply]:
     """The answers of the target processes, started as by `gdn profile`."""
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
@@ -279,13 +352,21 @@ def replies(algo, known, mode: str, folder: Path, *checks: str, timeout_s: float
         outcome = jobs.execute(job)
         record = next(iter(outcome.records), None)
         assert record is None or record.passed, record
-        return Reply(run, outcome.status.value, outcome.reason, record and record.answer or {}, tuple(outcome.tail))
+        return Reply(
+            run,
+            outcome.status.value,
+            outcome.reason,
+            record and record.answer or {},
+            tuple(outcome.tail),
+        )
 
     with ThreadPoolExecutor(4) as pool:
         return list(pool.map(reply, sanitizer.runs(asked, folder)))
 
 
-def test_the_worker_calls_the_algo_once_below_the_tool_on_outputs_that_nothing_wrote(tmp_path, monkeypatch, write_algo):
+def test_the_worker_calls_the_algo_once_below_the_tool_on_outputs_that_nothing_wrote(
+    tmp_path, monkeypatch, write_algo
+):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "compute-sanitizer").write_text(FAKE)
     (tmp_path / "bin" / "compute-sanitizer").chmod(0o755)
@@ -307,16 +388,25 @@ def test_the_worker_calls_the_algo_once_below_the_tool_on_outputs_that_nothing_w
     (reply,) = replies(known.find("mine"), known, "cpu", folder, "memcheck")
     assert reply.status == "done" and calls.read_text() == "1"
     assert reply.answer["error"] == "RuntimeError: no luck"
-    assert set(reply.answer["buffers"]) == {*helpers.DECODE_ARGS.split(", ")[:-1], "output", "new_state"}
+    assert set(reply.answer["buffers"]) == {
+        *helpers.DECODE_ARGS.split(", ")[:-1],
+        "output",
+        "new_state",
+    }
     assert reply.answer["buffers"]["new_state"][1] == 8 * 128 * 128 * 4
     assert reply.answer["attached"] is False  # the real one is found in the process
-    assert (folder / "memcheck.log").read_bytes() == (LOGS / "memcheck.log").read_bytes()
-    assert sanitizer.read(ask("memcheck"), folder, [reply]).failed.startswith("memcheck: 4 faults")
+    assert (folder / "memcheck.log").read_bytes() == (
+        LOGS / "memcheck.log"
+    ).read_bytes()
+    assert sanitizer.read(ask("memcheck"), folder, [reply]).failed.startswith(
+        "memcheck: 4 faults"
+    )
 
 
-# --- on a GPU -----------------------------------------------------------------------------------------------------
+# --- on a GPU
 
-# One kernel for each bug, in front of the right one: each must be seen by its own check and by no other.
+# One kernel for each bug, in front of the right one: each must be seen by its own check
+# and by no other.
 PLANTED = """
 __global__ void reads_unwritten(const float* new_state, __nv_bfloat16* output) {
   output[threadIdx.x] = __float2bfloat16(new_state[threadIdx.x]);
@@ -360,7 +450,16 @@ def planted(launches: str) -> str:
 def built(algo, known) -> None:
     """Compile it as a survey would, so that no compiler runs below the tool; it is not called."""
     op = known.ops[algo.op]
-    job = jobs.Job("prove", op, pack.definition(op, known), pack.pack(algo, op), "cuda", (), algo, timeout_s=600)
+    job = jobs.Job(
+        "prove",
+        op,
+        pack.definition(op, known),
+        pack.pack(algo, op),
+        "cuda",
+        (),
+        algo,
+        timeout_s=600,
+    )
     outcome = jobs.execute(job)
     assert outcome.status == "done", outcome.reason
 
@@ -395,7 +494,9 @@ def bugs(tmp_path, write_algo):
 def test_each_planted_bug_is_seen_by_its_own_check_and_by_no_other(tmp_path, bugs):
     known, three, diverges = bugs
     got = replies(three, known, "cuda", tmp_path)
-    logs = "\n".join((tmp_path / f"{check}.log").read_text()[:3000] for check in sanitizer.CHECKS)
+    logs = "\n".join(
+        (tmp_path / f"{check}.log").read_text()[:3000] for check in sanitizer.CHECKS
+    )
     assert [r.status for r in got] == ["done"] * 4, [(r.reason, r.tail) for r in got]
     assert all(r.answer["attached"] for r in got)
     read = sanitizer.read(ask(), tmp_path, got)
@@ -404,18 +505,32 @@ def test_each_planted_bug_is_seen_by_its_own_check_and_by_no_other(tmp_path, bug
         ("memcheck", "overruns"), ("racecheck", "races"), ("initcheck", "reads_unwritten"),
     }, logs  # fmt: skip
     by = {row[0]: row for row in rows}
-    assert by["memcheck"][1] == "writes 4 B of global memory" and by["memcheck"][5:] == ("1 B after new_state", 1)
+    assert by["memcheck"][1] == "writes 4 B of global memory" and by["memcheck"][
+        5:
+    ] == (
+        "1 B after new_state",
+        1,
+    )
     assert by["racecheck"][1] == "write and read of the same shared memory race"
-    assert by["initcheck"][1] == "reads 4 B of uninitialised global memory" and by["initcheck"][6] > 0
+    assert (
+        by["initcheck"][1] == "reads 4 B of uninitialised global memory"
+        and by["initcheck"][6] > 0
+    )
     assert by["initcheck"][5].endswith("of new_state")
-    assert [check for check in sanitizer.CHECKS if f"{check}: " in read.failed] == list(by)
+    assert [check for check in sanitizer.CHECKS if f"{check}: " in read.failed] == list(
+        by
+    )
     assert read.found[0].value("synccheck") == "clean"
 
     # the hardware's behaviour at this barrier is undefined: it may never end
     got = replies(diverges, known, "cuda", tmp_path, "synccheck", timeout_s=40)
     read = sanitizer.read(ask("synccheck"), tmp_path, got)
-    assert {(row[0], row[2]) for row in tables(read)["findings"]} == {("synccheck", "diverges")}
-    assert "at a barrier that others of it do not reach" in tables(read)["findings"][0][1]
+    assert {(row[0], row[2]) for row in tables(read)["findings"]} == {
+        ("synccheck", "diverges")
+    }
+    assert (
+        "at a barrier that others of it do not reach" in tables(read)["findings"][0][1]
+    )
     assert read.failed.endswith("in `diverges`")
 
 
@@ -427,5 +542,7 @@ def test_ours_are_clean(tmp_path, name):
     on_this_gpu(algo)
     built(algo, known)
     read = sanitizer.read(ask(), tmp_path, replies(algo, known, "cuda", tmp_path))
-    assert [row[:2] for row in tables(read)["checks"]] == [(check, "clean") for check in sanitizer.CHECKS]
+    assert [row[:2] for row in tables(read)["checks"]] == [
+        (check, "clean") for check in sanitizer.CHECKS
+    ]
     assert read.failed is None

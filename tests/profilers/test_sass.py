@@ -1,4 +1,6 @@
-"""`gdn profile --tool sass`: machine code that is read right, and compiled by the road that runs take. Needs no GPU."""
+"""`gdn profile --tool sass`: machine code that is read right, and compiled by the road
+that runs take. Needs no GPU.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,11 @@ from gdn_cli.records.request import Profiling
 from gdn_cli.run import jobs
 from gdn_cli.worker import check
 
-DATA = helpers.TESTS / "data" / "sass"  # rows.cu, and what CUDA 13's tools print of it for sm_90a
-LISTING, ELF, USAGE_TEXT = ((DATA / f"rows.{kind}.txt").read_text() for kind in ("nvdisasm", "elf", "usage"))
+# rows.cu, and what CUDA 13's tools print of it for sm_90a
+DATA = helpers.TESTS / "data" / "sass"
+LISTING, ELF, USAGE_TEXT = (
+    (DATA / f"rows.{kind}.txt").read_text() for kind in ("nvdisasm", "elf", "usage")
+)
 SOURCE = (DATA / "rows.cu").read_text()
 ROWS, CROWDED = disassembly.kernels(LISTING)
 
@@ -31,12 +36,13 @@ def instructions(*texts: str) -> list[Instruction]:
     return [Instruction(16 * i, text) for i, text in enumerate(texts)]
 
 
-# --- what nvdisasm and cuobjdump print ----------------------------------------------------------------------------
+# --- what nvdisasm and cuobjdump print
 
 
 def test_a_listing_has_each_kernel_without_what_fills_it_up():
     assert [(symbols.own(k.symbol), len(k.instructions)) for k in (ROWS, CROWDED)] == [
-        ("rows<__nv_bfloat16, 3>", 41),  # the function that it calls comes after it, and is counted
+        # the function that it calls comes after it, and is counted
+        ("rows<__nv_bfloat16, 3>", 41),
         ("crowded", 163),
     ]
     assert ROWS.instructions[0].text == "LDC R1, c[0x0][0x28]"
@@ -48,7 +54,9 @@ def test_a_listing_has_each_kernel_without_what_fills_it_up():
 def places(text, sources=()):
     """Offset -> (instruction, file, line) of the kernel `rows`."""
     (kernel,) = (k for k in disassembly.kernels(text) if k.symbol == ROWS.symbol)
-    return {i.offset: (i.text, *disassembly.place(i, sources)) for i in kernel.instructions}
+    return {
+        i.offset: (i.text, *disassembly.place(i, sources)) for i in kernel.instructions
+    }
 
 
 def test_an_instruction_has_the_source_line_of_the_algo_or_else_the_innermost():
@@ -84,26 +92,50 @@ def test_a_path_of_the_line_table_names_a_source(file, source):
 
 def test_resources_and_attributes():
     usage = disassembly.resources(USAGE_TEXT)
-    figures = {symbols.own(s): (u["REG"], u["STACK"], u["SHARED"], u["CONSTANT[0]"]) for s, u in usage.items()}
-    assert figures == {"rows<__nv_bfloat16, 3>": (16, 0, 128 + 1024, 548), "crowded": (32, 64, 0, 544)}
+    figures = {
+        symbols.own(s): (u["REG"], u["STACK"], u["SHARED"], u["CONSTANT[0]"])
+        for s, u in usage.items()
+    }
+    assert figures == {
+        "rows<__nv_bfloat16, 3>": (16, 0, 128 + 1024, 548),
+        "crowded": (32, 64, 0, 544),
+    }
     found = disassembly.attributes(ELF)
-    assert (found[ROWS.symbol].max_threads, found[CROWDED.symbol].max_threads) == (128, 1024)
+    assert (found[ROWS.symbol].max_threads, found[CROWDED.symbol].max_threads) == (
+        128,
+        1024,
+    )
     assert found[ROWS.symbol].threads is None
-    assert disassembly.attributes(ELF.replace("EIATTR_MAX_THREADS", "EIATTR_REQNTID"))[ROWS.symbol].threads == 128
-    assert (disassembly.architecture(ELF), disassembly.assembler(ELF)) == ("sm_90a", "13.0.88")
+    assert (
+        disassembly.attributes(ELF.replace("EIATTR_MAX_THREADS", "EIATTR_REQNTID"))[
+            ROWS.symbol
+        ].threads
+        == 128
+    )
+    assert (disassembly.architecture(ELF), disassembly.assembler(ELF)) == (
+        "sm_90a",
+        "13.0.88",
+    )
     assert disassembly.reserves_shared(ELF)
 
 
 def test_the_header_of_an_older_cubin():
     old = "64bit elf: type=2, abi=7, sm=90a, toolkit=128, flags = 0x5a0d5a"
-    assert (disassembly.architecture(old), disassembly.assembler(old)) == ("sm_90a", "12.8")
+    assert (disassembly.architecture(old), disassembly.assembler(old)) == (
+        "sm_90a",
+        "12.8",
+    )
     assert not disassembly.reserves_shared(old)
 
 
 def test_spills_are_what_ptxas_counts():
     marks = disassembly.attributes(ELF)
-    # nvcc -Xptxas -v on rows.cu: "64 bytes stack frame, 56 bytes spill stores, 72 bytes spill loads"
-    assert disassembly.spilled(CROWDED.instructions, marks[CROWDED.symbol].spills) == (56, 72)
+    # nvcc -Xptxas -v on rows.cu: "64 bytes stack frame, 56 bytes spill stores, 72 bytes
+    # spill loads"
+    assert disassembly.spilled(CROWDED.instructions, marks[CROWDED.symbol].spills) == (
+        56,
+        72,
+    )
     assert disassembly.spilled(ROWS.instructions, marks[ROWS.symbol].spills) == (0, 0)
 
 
@@ -112,14 +144,22 @@ def test_a_local_array_is_not_a_spill_and_an_old_ptxas_does_not_say():
     assert sass._spills(array, Attributes(), "13.0.88").value == 0
     assert sass._spills(array, Attributes(), "12.4").value is None
     assert sass._spills(array, Attributes(spills=frozenset({0})), "12.4").value == 16
-    assert sass._spills(Kernel("k", tuple(instructions("EXIT")), {}), Attributes(), "12.4").value == 0
+    assert (
+        sass._spills(
+            Kernel("k", tuple(instructions("EXIT")), {}), Attributes(), "12.4"
+        ).value
+        == 0
+    )
 
 
-# --- instructions -------------------------------------------------------------------------------------------------
+# --- instructions
 
 
 def test_the_mix_of_a_kernel():
-    rows = {kind: (count, which) for kind, count, _, which in disassembly.mix(ROWS.instructions)}
+    rows = {
+        kind: (count, which)
+        for kind, count, _, which in disassembly.mix(ROWS.instructions)
+    }
     assert rows == {
         "integer": (13, "LEA 3, IMAD 2, ISETP 2, LOP3 2, VIADD 2, IADD3 1, 1 more"),
         "moves and other": (9, "IMAD 3, S2R 2, CS2R 1, MOV 1, S2UR 1, UMOV 1"),
@@ -132,7 +172,9 @@ def test_the_mix_of_a_kernel():
         "conversions": (1, "F2FP 1"),
     }
     shares = [share for _, _, share, _ in disassembly.mix(ROWS.instructions)]
-    assert sum(shares) == pytest.approx(100) and shares[0] == pytest.approx(100 * 13 / 41)
+    assert sum(shares) == pytest.approx(100) and shares[0] == pytest.approx(
+        100 * 13 / 41
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +183,8 @@ def test_the_mix_of_a_kernel():
         ("@!P0 FADD.FTZ R1, R2, R3", "FP32 math"),
         ("FFMA2 R4, R4.F32x2.HI_LO, R2.F32x2.HI_LO, R6.F32x2.HI_LO", "FP32 math"),
         ("HFMA2.MMA R5, -RZ, RZ, 0, 0", "moves and other"),  # a constant
-        ("HFMA2.MMA R5, R4, R3, R5", "FP16 and bf16 math"),  # no tensor core, for all its name
+        # no tensor core, for all its name
+        ("HFMA2.MMA R5, R4, R3, R5", "FP16 and bf16 math"),
         ("HFMA2.BF16_V2 R5, R4, R3, -RZ", "FP16 and bf16 math"),
         ("IMAD.MOV.U32 R3, RZ, RZ, 0x0", "moves and other"),
         ("IMAD.WIDE.U32 R2, R13, 0x2, R2", "integer"),
@@ -158,7 +201,10 @@ def test_the_mix_of_a_kernel():
         ("UBLKCP.S.G [UR4], [UR6], UR8", disassembly.ASYNC),
         ("HMMA.16816.F32.BF16 R4, R8, R10, R4", disassembly.TENSOR),
         ("HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24", disassembly.TENSOR),
-        ("UTCHMMA gdesc[UR4], gdesc[UR6], tmem[UR8], tmem[UR10], idesc[UR11], !UPT", disassembly.TENSOR),
+        (
+            "UTCHMMA gdesc[UR4], gdesc[UR6], tmem[UR8], tmem[UR10], idesc[UR11], !UPT",
+            disassembly.TENSOR,
+        ),
         ("LDTM.x32 R4, tmem[UR4]", disassembly.TENSOR),
         ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R2", "barriers and fences"),
         ("WARPSYNC.ALL", "barriers and fences"),
@@ -182,7 +228,10 @@ def test_widths_by_memory():
         ("shared", "LDS", 8, 1), ("shared", "STS", 64, 1), ("shared", "LDSM", 128, 1),
     ]  # fmt: skip
     notes = {bits: note for _, _, bits, _, note in disassembly.widths(code)}
-    assert (notes[128], notes[16]) == ("16 bytes a lane: full width", "2 bytes a lane: an eighth or less of the width")
+    assert (notes[128], notes[16]) == (
+        "16 bytes a lane: full width",
+        "2 bytes a lane: an eighth or less of the width",
+    )
 
 
 def test_loops_are_backward_branches():
@@ -193,7 +242,10 @@ def test_loops_are_backward_branches():
 @pytest.mark.parametrize(
     "symbol, name",
     [
-        ("_ZN41_GLOBAL__N__77b14536_9_kernel_cu_b147438113gdn_decode_v4EPK13__nv_bfloat16S2_Pf", "gdn_decode_v4"),
+        (
+            "_ZN41_GLOBAL__N__77b14536_9_kernel_cu_b147438113gdn_decode_v4EPK13__nv_bfloat16S2_Pf",
+            "gdn_decode_v4",
+        ),
         ("_ZN2ns4rowsIfLi4EEEvPKT_PS1_i", "rows<float, 4>"),
         ("gdn_decode_kernel", "gdn_decode_kernel"),
     ],
@@ -208,28 +260,33 @@ def test_a_listing_that_people_read():
     assert text.startswith("// rows, by hand\n")
     assert (
         ".L_x_1:\n/*0110*/      IADD3 R3, P0, R11, R4, RZ\n" in text
-        and "    // sm_32_intrinsics.hpp:137 <- rows.cu:5 <- rows.cu:15    "
-        "__device__ float4 load(const float4* p) { return __ldg(p); }\n"
-        "/*0150*/      LDG.E.64.CONSTANT R2, desc[UR6][R2.64]\n"
+        and "    // sm_32_intrinsics.hpp:137 <- rows.cu:5 <- rows.cu:15    __device__ float4 load(const float4* p) { return __ldg(p); }\n/*0150*/      LDG.E.64.CONSTANT R2, desc[UR6][R2.64]\n"
         in text
     )
     assert "\nrescue(" not in text and "\nrescue:\n" in text
     assert "    // spill" not in text
     marked = disassembly.annotated(CROWDED, {}, [], spills)
-    assert "/*0230*/      STL [R1], R2    // spill\n" in marked and marked.count("// spill") == 26
+    assert (
+        "/*0230*/      STL [R1], R2    // spill\n" in marked
+        and marked.count("// spill") == 26
+    )
 
 
-# --- occupancy, names, refusals -----------------------------------------------------------------------------------
+# --- occupancy, names, refusals
 
 
 @pytest.mark.parametrize(
     "arch, registers, threads, shared, limit",
     [
-        ("sm_90a", 32, 256, 0, (100, "warps")),  # cuda-v4; Nsight Compute on an H200 says 100 %, too
+        # cuda-v4; Nsight Compute on an H200 says 100 %, too
+        ("sm_90a", 32, 256, 0, (100, "warps")),
         ("sm_90a", 60, 32, 8, (50, "blocks")),  # fla-recurrent; 50 % there
-        ("sm_100a", 97, 32, 0, (25, "registers")),  # handed out as 104: 4 warps in a partition, not 5
-        ("sm_90", 32, 128, 100 * 1024, (12.5, "shared memory")),  # two CTAs of four warps
-        ("sm_86", 32, 1024, 0, (pytest.approx(200 / 3), "warps")),  # 48 warps: one CTA of 32
+        # handed out as 104: 4 warps in a partition, not 5
+        ("sm_100a", 97, 32, 0, (25, "registers")),
+        # two CTAs of four warps
+        ("sm_90", 32, 128, 100 * 1024, (12.5, "shared memory")),
+        # 48 warps: one CTA of 32
+        ("sm_86", 32, 1024, 0, (pytest.approx(200 / 3), "warps")),
         ("sm_70", 32, 256, 0, None),  # its limits are not known here
     ],
 )
@@ -248,14 +305,18 @@ def test_architectures_of_three_digits():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["", "h100", "sm_9", "9", "compute_90a", "sm_90b", "9.0.1", "sm_1000a"])
+@pytest.mark.parametrize(
+    "text", ["", "h100", "sm_9", "9", "compute_90a", "sm_90b", "9.0.1", "sm_1000a"]
+)
 def test_invalid_architectures_are_refused(text):
     with pytest.raises(UsageError, match="sm_90a, 90a or 9.0a"):
         sass.parse_arch(text)
 
 
 def ask(language: str, *archs: str, machine: Machine = HERE) -> Ask:
-    return Ask({"spec": {"language": language}, "sources": []}, archs=archs, machine=machine)
+    return Ask(
+        {"spec": {"language": language}, "sources": []}, archs=archs, machine=machine
+    )
 
 
 def test_algos_that_no_builder_compiles_are_refused(tmp_path):
@@ -279,16 +340,27 @@ def test_missing_parts_are_named(tmp_path, monkeypatch):
 
 def test_without_an_architecture_it_is_this_gpu_s_or_hoppers(tmp_path):
     machine = Machine(gpus=lambda: (), has_package=lambda name: True)
-    assert [run.name for run in sass.runs(ask("triton", machine=machine), tmp_path)] == ["sm_90a"]
-    machine = Machine(gpus=lambda: (Gpu("a card", "10.0", "580"),), has_package=lambda name: True)
-    assert [run.name for run in sass.runs(ask("triton", machine=machine), tmp_path)] == ["sm_100"]
-    assert [run.name for run in sass.runs(ask("triton", "90a", "sm_90a", machine=machine), tmp_path)] == ["sm_90a"]
+    assert [
+        run.name for run in sass.runs(ask("triton", machine=machine), tmp_path)
+    ] == ["sm_90a"]
+    machine = Machine(
+        gpus=lambda: (Gpu("a card", "10.0", "580"),), has_package=lambda name: True
+    )
+    assert [
+        run.name for run in sass.runs(ask("triton", machine=machine), tmp_path)
+    ] == ["sm_100"]
+    assert [
+        run.name
+        for run in sass.runs(ask("triton", "90a", "sm_90a", machine=machine), tmp_path)
+    ] == ["sm_90a"]
 
 
 def tool(path: Path, version: str, prints: str | None) -> Path:
     """A tool that says its version, and prints something or fails."""
     does = f"echo '{prints}'" if prints else "exit 1"
-    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "release, V{version}" && exit 0\n{does}\n')
+    path.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo "release, V{version}" && exit 0\n{does}\n'
+    )
     path.chmod(0o755)
     return path
 
@@ -303,10 +375,19 @@ def test_the_newest_tool_that_can_read_a_cubin_is_taken(tmp_path, monkeypatch):
     machine = Machine(cuda_home=lambda: None)
     monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
     monkeypatch.setattr(tools, "triton_bin", lambda: None)
-    assert tools.versions("nvdisasm", machine) == [((13, 10, 1), new.resolve()), ((12, 8, 55), old.resolve())]
-    assert sass._Code._read("nvdisasm", tmp_path / "x.cubin", machine=machine) == ("code\n", "12.8.55")
+    assert tools.versions("nvdisasm", machine) == [
+        ((13, 10, 1), new.resolve()),
+        ((12, 8, 55), old.resolve()),
+    ]
+    assert sass._Code._read("nvdisasm", tmp_path / "x.cubin", machine=machine) == (
+        "code\n",
+        "12.8.55",
+    )
     tool(old, "12.8.55", None)
-    with pytest.raises(GdnError, match="no nvdisasm here reads x.cubin: the newest is 13.10.1; pip install -U"):
+    with pytest.raises(
+        GdnError,
+        match="no nvdisasm here reads x.cubin: the newest is 13.10.1; pip install -U",
+    ):
         sass._Code._read("nvdisasm", tmp_path / "x.cubin", machine=machine)
 
 
@@ -326,21 +407,30 @@ def test_the_newest_tool_that_can_read_a_cubin_is_taken(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_a_run_that_failed_is_one_line(tmp_path, reply, code, line):
     with pytest.raises(GdnError) as caught:
-        sass.read(ask("cuda"), tmp_path, [Reply(Run("sm_90a", params={"arch": "sm_90a"}), **reply)])
+        sass.read(
+            ask("cuda"),
+            tmp_path,
+            [Reply(Run("sm_90a", params={"arch": "sm_90a"}), **reply)],
+        )
     assert (str(caught.value), caught.value.code) == (line, code)
 
 
-# --- compiled, through the worker ---------------------------------------------------------------------------------
+# --- compiled, through the worker
 
 needs_tools = pytest.mark.skipif(
-    not (tools.versions("cuobjdump") and tools.versions("nvdisasm")), reason="no cuobjdump or nvdisasm here"
+    not (tools.versions("cuobjdump") and tools.versions("nvdisasm")),
+    reason="no cuobjdump or nvdisasm here",
 )
 needs_nvcc = pytest.mark.skipif(inventory.cuda_home() is None, reason="no nvcc here")
-needs_triton = pytest.mark.skipif(not inventory.has_package("triton"), reason="no triton here")
+needs_triton = pytest.mark.skipif(
+    not inventory.has_package("triton"), reason="no triton here"
+)
 
 
 def profiled(known: registry.Registry, name: str, folder: Path, *archs: str):
-    """The facts of an algo at batch_size 1, through a worker for each architecture, as in `gdn profile`."""
+    """The facts of an algo at batch_size 1, through a worker for each architecture, as
+    in `gdn profile`.
+    """
     algo = known.find(name)
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
@@ -350,13 +440,31 @@ def profiled(known: registry.Registry, name: str, folder: Path, *archs: str):
         profile = Profiling("sass", run.params)
         workload = workloads.twin(op, {"batch_size": 1})
         job = jobs.Job(
-            "profile", op, definition, solution, "cpu", (workload,), algo, profile=profile, wrap=run.wrap, env=run.env
+            "profile",
+            op,
+            definition,
+            solution,
+            "cpu",
+            (workload,),
+            algo,
+            profile=profile,
+            wrap=run.wrap,
+            env=run.env,
         )
         outcome = jobs.execute(job)
         record = next(iter(outcome.records), None)
         fate = record if record and not record.passed else outcome
         answer = record.answer if record else None
-        replies.append(Reply(run, fate.status.value, fate.reason, answer, tuple(outcome.tail), fate.code))
+        replies.append(
+            Reply(
+                run,
+                fate.status.value,
+                fate.reason,
+                answer,
+                tuple(outcome.tail),
+                fate.code,
+            )
+        )
     return sass.read(asked, folder, replies)
 
 
@@ -375,25 +483,40 @@ def v4(tmp_path_factory):
 @pytest.mark.slow
 def test_cuda_cpp_is_what_its_source_says(v4):
     reading, folder = v4
-    assert [found.name for found in reading.found] == ["gdn_decode_v4 (sm_90a)", "gdn_decode_v4 (sm_100a)"]
+    assert [found.name for found in reading.found] == [
+        "gdn_decode_v4 (sm_90a)",
+        "gdn_decode_v4 (sm_100a)",
+    ]
     assert reading.files == (
         "gdn_decode_v4.sm_90a.sass", "gdn_decode_v4.sm_100a.sass", "kernel.sm_90a.cubin", "kernel.sm_100a.cubin",
     )  # fmt: skip
     for found in reading.found:
         assert found.value("registers") <= 32  # 8 CTAs of 256 threads
         assert (found.value("threads"), found.value("occupancy_max")) == (256, 100)
-        assert (found.value("shared"), found.value("spills"), found.value("stack")) == (0, 0, 0)
+        assert (found.value("shared"), found.value("spills"), found.value("stack")) == (
+            0,
+            0,
+            0,
+        )
         mix = {kind: which for kind, _, _, which in table(found, "mix")}
         assert "SHFL 15" in mix["shuffles and votes"]  # three sums, five steps each
         assert disassembly.TENSOR not in mix and "barriers and fences" not in mix
         widths = Counter({row[1:3]: row[3] for row in table(found, "widths")})
-        assert (widths["LDG", 128], widths["STG", 128], widths["LDG", 64]) == (1, 1, 2)  # the state; k and q
+        # the state; k and q
+        assert (widths["LDG", 128], widths["STG", 128], widths["LDG", 64]) == (1, 1, 2)
         assert not any(row[0] == "shared" for row in table(found, "widths"))
     for arch in ("sm_90a", "sm_100a"):
         text = (folder / f"gdn_decode_v4.{arch}.sass").read_text()
-        assert text.startswith(f"// gdn_decode_v4 ({arch})\n// 32 registers, 0 B of shared memory, no spills")
-        line = text.splitlines()[next(i for i, x in enumerate(text.splitlines()) if "STG.E.128" in x) - 1]
-        assert re.fullmatch(r"    // kernel\.cu:\d+    reinterpret_cast<float4\*>\(new_state\)\[at\] = s;", line)
+        assert text.startswith(
+            f"// gdn_decode_v4 ({arch})\n// 32 registers, 0 B of shared memory, no spills"
+        )
+        line = text.splitlines()[
+            next(i for i, x in enumerate(text.splitlines()) if "STG.E.128" in x) - 1
+        ]
+        assert re.fullmatch(
+            r"    // kernel\.cu:\d+    reinterpret_cast<float4\*>\(new_state\)\[at\] = s;",
+            line,
+        )
 
 
 @needs_tools
@@ -419,15 +542,25 @@ def test_line_information_changes_no_instruction_and_spills_are_ptxas_own(tmp_pa
         ]
 
     assert texts(code["plain"]) == texts(code["lines"])
-    frames = {name: [i.frames for k in disassembly.kernels(c.text) for i in k.instructions] for name, c in code.items()}
+    frames = {
+        name: [i.frames for k in disassembly.kernels(c.text) for i in k.instructions]
+        for name, c in code.items()
+    }
     assert not any(frames["plain"]) and all(frames["lines"])
     for kernel in disassembly.kernels(code["plain"].text):
-        counts = disassembly.spilled(kernel.instructions, code["plain"].attributes[kernel.symbol].spills)
+        counts = disassembly.spilled(
+            kernel.instructions, code["plain"].attributes[kernel.symbol].spills
+        )
         assert f"{counts[0]} bytes spill stores, {counts[1]} bytes spill loads" in said
     assert any(int(stores) for stores in re.findall(r"(\d+) bytes spill stores", said))
-    rows = next(k for k in disassembly.kernels(code["lines"].text) if "rows" in symbols.own(k.symbol))
+    rows = next(
+        k
+        for k in disassembly.kernels(code["lines"].text)
+        if "rows" in symbols.own(k.symbol)
+    )
     found = sass._found("rows", rows, code["lines"], None, {})
-    assert found.value("shared") == 128  # ptxas's "128 bytes smem": the driver's KiB is not the kernel's
+    # ptxas's "128 bytes smem": the driver's KiB is not the kernel's
+    assert found.value("shared") == 128
     assert [row[0] for row in table(found, "loops")] == ["rows.cu:14"]
 
 
@@ -436,18 +569,27 @@ def test_line_information_changes_no_instruction_and_spills_are_ptxas_own(tmp_pa
 @pytest.mark.slow
 def test_triton_compiles_without_a_gpu(tmp_path):
     reading = profiled(registry.load(), "fla-recurrent", tmp_path, "sm_90a", "sm_100a")
-    assert [found.name for found in reading.found] == ["gdn_decode_kernel (sm_90a)", "gdn_decode_kernel (sm_100a)"]
+    assert [found.name for found in reading.found] == [
+        "gdn_decode_kernel (sm_90a)",
+        "gdn_decode_kernel (sm_100a)",
+    ]
     for found in reading.found:
         assert (found.value("threads"), found.value("spills")) == (32, 0)  # num_warps=1
         widths = Counter({row[1:3]: row[3] for row in table(found, "widths")})
-        assert (widths["LDG", 128], widths["STG", 128]) == (4, 4)  # BV=4 rows of 128 floats over 32 lanes
+        # BV=4 rows of 128 floats over 32 lanes
+        assert (widths["LDG", 128], widths["STG", 128]) == (4, 4)
         assert disassembly.TENSOR not in {row[0] for row in table(found, "mix")}
     text = (tmp_path / "gdn_decode_kernel.sm_100a.sass").read_text()
     assert "CTAs of 32 threads" in text.splitlines()[1]
     assert re.search(r"// kernel\.py:\d+    b_s = tl\.load\(state \+ o_s\)", text)
-    assert "compiled as a call with batch_size=1 launches it: other sizes may compile to other code" in reading.notes
+    assert (
+        "compiled as a call with batch_size=1 launches it: other sizes may compile to other code"
+        in reading.notes
+    )
     assert set(reading.files) == {
-        f"gdn_decode_kernel.{arch}.{kind}" for arch in ("sm_90a", "sm_100a") for kind in ("sass", "cubin")
+        f"gdn_decode_kernel.{arch}.{kind}"
+        for arch in ("sm_90a", "sm_100a")
+        for kind in ("sass", "cubin")
     }
 
 
@@ -472,25 +614,49 @@ def run(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
         copy[(1,)](state, new_state, N=n, num_warps=1)
     torch.cuda.synchronize()
 """
-ASKS_FIRST = "import torch\n\ndef run(*args):\n    torch.cuda.get_device_properties(0)\n"
+ASKS_FIRST = (
+    "import torch\n\ndef run(*args):\n    torch.cuda.get_device_properties(0)\n"
+)
 
 
 @needs_tools
 @needs_triton
 @pytest.mark.slow
-def test_launches_are_compiled_once_each_and_the_first_config_is_taken(tmp_path, write_algo):
+def test_launches_are_compiled_once_each_and_the_first_config_is_taken(
+    tmp_path, write_algo
+):
     write_algo(
-        tmp_path, "launches", {"main.py": LAUNCHES}, language="triton", destination_passing=True, devices=["cuda"]
+        tmp_path,
+        "launches",
+        {"main.py": LAUNCHES},
+        language="triton",
+        destination_passing=True,
+        devices=["cuda"],
     )
-    write_algo(tmp_path, "asks", {"main.py": ASKS_FIRST}, language="triton", destination_passing=True, devices=["cuda"])
+    write_algo(
+        tmp_path,
+        "asks",
+        {"main.py": ASKS_FIRST},
+        language="triton",
+        destination_passing=True,
+        devices=["cuda"],
+    )
     known = registry.load(str(tmp_path))
     reading = profiled(known, "launches", tmp_path, "sm_90a")
     assert [(f.name, f.value("threads")) for f in reading.found] == [
         ("tuned (sm_90a)", 128), ("copy (sm_90a)", 32), ("copy-2 (sm_90a)", 32),
     ]  # fmt: skip
-    assert any(note.startswith("autotuned: the first of 2 configs, N: 128, num_warps: 4") for note in reading.notes)
-    assert any(note.startswith("compiled up to where the algo's host code fails") for note in reading.notes)
-    with pytest.raises(GdnError, match="fails without a GPU before it launches a kernel.*--tool ncu") as caught:
+    assert any(
+        note.startswith("autotuned: the first of 2 configs, N: 128, num_warps: 4")
+        for note in reading.notes
+    )
+    assert any(
+        note.startswith("compiled up to where the algo's host code fails")
+        for note in reading.notes
+    )
+    with pytest.raises(
+        GdnError, match="fails without a GPU before it launches a kernel.*--tool ncu"
+    ) as caught:
         profiled(known, "asks", tmp_path, "sm_90a")
     assert caught.value.code == MISSING
 
@@ -502,8 +668,12 @@ def test_a_separate_cuda_build_for_each_architecture_and_flags(tmp_path, monkeyp
         return [run.env for run in sass.runs(ask("cuda", "sm_90a", "100a"), tmp_path)]
 
     hopper, blackwell = environments("--use_fast_math")
-    assert (hopper["TVM_FFI_CUDA_ARCH_LIST"], blackwell["TVM_FFI_CUDA_ARCH_LIST"]) == ("9.0a", "10.0a")
-    assert hopper["NVCC_APPEND_FLAGS"] == "--use_fast_math -lineinfo"  # a run would be compiled with the user's, too
+    assert (hopper["TVM_FFI_CUDA_ARCH_LIST"], blackwell["TVM_FFI_CUDA_ARCH_LIST"]) == (
+        "9.0a",
+        "10.0a",
+    )
+    # a run would be compiled with the user's, too
+    assert hopper["NVCC_APPEND_FLAGS"] == "--use_fast_math -lineinfo"
     plain = environments("")
     assert plain[0]["NVCC_APPEND_FLAGS"] == "-lineinfo"
     assert len({env["FIB_CACHE_PATH"] for env in (hopper, blackwell, *plain)}) == 4
@@ -511,7 +681,9 @@ def test_a_separate_cuda_build_for_each_architecture_and_flags(tmp_path, monkeyp
 
 @needs_nvcc
 def test_an_architecture_that_the_compiler_does_not_know(tmp_path):
-    with pytest.raises(UsageError, match="the ptxas of nvcc does not know sm_990; it knows sm_.*sm_90a"):
+    with pytest.raises(
+        UsageError, match="the ptxas of nvcc does not know sm_990; it knows sm_.*sm_90a"
+    ):
         sass.runs(ask("cuda", "99.0"), tmp_path)
 
 
@@ -521,7 +693,10 @@ def test_an_architecture_that_the_compiler_does_not_know(tmp_path):
 def test_triton_offline_is_triton_on_the_gpu(tmp_path):
     """The CPU's tensors specialise a kernel as the GPU's do: the same instructions."""
     op, kernel = helpers.built("fla-recurrent", "cuda")
-    inputs = [x.cuda() if hasattr(x, "cuda") else x for x in oracle.inputs(op.name, batch_size=1)]
+    inputs = [
+        x.cuda() if hasattr(x, "cuda") else x
+        for x in oracle.inputs(op.name, batch_size=1)
+    ]
     kernel(inputs, check.allocate(op, {"batch_size": 1}, "cuda"))
     there = []  # other tests may have compiled it for other sizes in this process
     for cache in kernel.module.gdn_decode_kernel.device_caches.values():
@@ -529,7 +704,9 @@ def test_triton_offline_is_triton_on_the_gpu(tmp_path):
             (tmp_path / f"{i}.cubin").write_bytes(compiled.asm["cubin"])
             there.append(code_of(tmp_path / f"{i}.cubin"))
     reading = profiled(registry.load(), "fla-recurrent", tmp_path)
-    (offline,) = (code_of(tmp_path / name) for name in reading.files if name.endswith(".cubin"))
+    (offline,) = (
+        code_of(tmp_path / name) for name in reading.files if name.endswith(".cubin")
+    )
     assert offline in there
 
 

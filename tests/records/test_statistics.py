@@ -1,4 +1,6 @@
-"""paired: intervals, midmeans and verdicts against exact counting, tables, theory, and simulated A/A and A/B runs."""
+"""paired: intervals, midmeans and verdicts against exact counting, tables, theory, and
+simulated A/A and A/B runs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ TICK = 0.032  # CUPTI's clock on an H200, in microseconds
 
 
 def coverage(n: int, rank: int) -> Fraction:
-    """How often the interval between the rank-th smallest and the rank-th greatest of n samples holds the median."""
+    """How often the interval between the rank-th smallest and the rank-th greatest of n
+    samples holds the median.
+    """
     outside = sum(math.comb(n, k) for k in range(rank))
     return 1 - Fraction(2 * outside, 2**n)
 
@@ -35,25 +39,44 @@ def rank_of(n: int, level: float) -> int:
 
 
 def measured(us: float, rng: random.Random) -> float:
-    """A duration as CUPTI sees it: begins anywhere between two ticks, and both ends are rounded down."""
+    """A duration as CUPTI sees it: begins anywhere between two ticks, and both ends are
+    rounded down.
+    """
     start = rng.random() * TICK
     return math.floor((start + us) / TICK) * TICK
 
 
-def rounds(rng: random.Random, n: int, us: float, slower: float = 0.0, first: float = 0.0, noise: float = 0.02):
-    """Two algos' samples in n rounds of A B, B A, ...: noise with a correlation of 0.3 from call to call, a drift of
-    3 %, 1 % of outliers by +20 %, and the clock's ticks; `first` is the extra cost of a round's first call."""
+def rounds(
+    rng: random.Random,
+    n: int,
+    us: float,
+    slower: float = 0.0,
+    first: float = 0.0,
+    noise: float = 0.02,
+):
+    """Two algos' samples in n rounds of A B, B A, ...: noise with a correlation of 0.3
+    from call to call, a drift of 3 %, 1 % of outliers by +20 %, and the clock's ticks;
+    `first` is the extra cost of a round's first call.
+    """
     state, a, b = rng.gauss(0, 1), [], []
     for i in range(2 * n):
         state = 0.3 * state + math.sqrt(1 - 0.3**2) * rng.gauss(0, 1)
         is_b = i % 4 in (1, 2)
-        time = us * (1 + 0.03 * i / (2 * n)) * (1 + noise * state) * (1 + slower * is_b) * (1 + first * (i % 2 == 0))
+        time = (
+            us
+            * (1 + 0.03 * i / (2 * n))
+            * (1 + noise * state)
+            * (1 + slower * is_b)
+            * (1 + first * (i % 2 == 0))
+        )
         time *= 1.2 if rng.random() < 0.01 else 1
         (b if is_b else a).append(measured(time, rng))
     return a, b
 
 
-def independent(rng: random.Random, n: int, correlation: float, noise: float = 0.02) -> list[float]:
+def independent(
+    rng: random.Random, n: int, correlation: float, noise: float = 0.02
+) -> list[float]:
     """One algo's samples around 20, each correlated with the one before."""
     state, samples = rng.gauss(0, 1), []
     for _ in range(n):
@@ -62,7 +85,7 @@ def independent(rng: random.Random, n: int, correlation: float, noise: float = 0
     return samples
 
 
-# --- one algo's samples -------------------------------------------------------------------------------------------
+# --- one algo's samples
 
 
 @pytest.mark.parametrize("level", [0.9, 0.95, 0.99])
@@ -95,37 +118,55 @@ def test_median_interval_of_few_is_all_of_them():
 
 
 def test_centre_is_the_interquartile_mean():
-    assert stats.centre([5, 8, 4, 38, 8, 6, 9, 7, 7, 3, 1, 6]) == pytest.approx(6.5)  # of 5 6 6 7 7 8
+    # of 5 6 6 7 7 8
+    assert stats.centre([5, 8, 4, 38, 8, 6, 9, 7, 7, 3, 1, 6]) == pytest.approx(6.5)
     assert stats.centre([1, 3, 5, 7, 9, 11, 13, 15, 17]) == pytest.approx(9)
     # five samples: ranks 1.25 to 3.75, three quarters of the second and of the fourth
-    assert stats.centre([1000, 4, 2, 1, 3.5]) == pytest.approx((0.75 * 2 + 3.5 + 0.75 * 4) / 2.5)
+    assert stats.centre([1000, 4, 2, 1, 3.5]) == pytest.approx(
+        (0.75 * 2 + 3.5 + 0.75 * 4) / 2.5
+    )
     assert stats.centre([7]) == 7
     with pytest.raises(ValueError):
         stats.centre([])
 
 
 def test_centre_resolves_less_than_a_tick():
-    """Kernels 4 ns apart, on a clock that ticks every 32 ns: medians lie on ticks, midmeans follow."""
+    """Kernels 4 ns apart, on a clock that ticks every 32 ns: medians lie on ticks,
+    midmeans follow.
+    """
     rng = random.Random(1)
     for true in (2.050, 2.054, 2.058, 2.062, 2.066):
-        samples = [measured(true * (1 + 0.02 * rng.gauss(0, 1)), rng) for _ in range(8000)]
+        samples = [
+            measured(true * (1 + 0.02 * rng.gauss(0, 1)), rng) for _ in range(8000)
+        ]
         assert stats.centre(samples) == pytest.approx(true, abs=0.003)
         assert statistics.median(samples) / TICK == pytest.approx(round(true / TICK))
 
 
-# --- paired rounds ------------------------------------------------------------------------------------------------
+# --- paired rounds
 
 
 @pytest.mark.parametrize("us", [2.05, 20.0])
 def test_equal_algos_are_the_same_and_two_percent_are_found(us):
     rng = random.Random(int(us))
-    equal = [stats.compare(*rounds(rng, stats.ROUNDS, us), resamples=500).verdict for _ in range(60)]
+    equal = [
+        stats.compare(*rounds(rng, stats.ROUNDS, us), resamples=500).verdict
+        for _ in range(60)
+    ]
     assert equal.count(SAME) >= 58
-    slower = [stats.compare(*rounds(rng, stats.ROUNDS, us, 0.02), resamples=500) for _ in range(20)]
+    slower = [
+        stats.compare(*rounds(rng, stats.ROUNDS, us, 0.02), resamples=500)
+        for _ in range(20)
+    ]
     assert {c.verdict for c in slower} == {SLOWER}
-    assert statistics.mean(c.ratio for c in slower) == pytest.approx(1 / 1.02, abs=0.001)
+    assert statistics.mean(c.ratio for c in slower) == pytest.approx(
+        1 / 1.02, abs=0.001
+    )
     assert sum(c.low <= 1 / 1.02 <= c.high for c in slower) >= 19
-    faster = [stats.compare(*rounds(rng, stats.ROUNDS, us, -0.02), resamples=500).verdict for _ in range(5)]
+    faster = [
+        stats.compare(*rounds(rng, stats.ROUNDS, us, -0.02), resamples=500).verdict
+        for _ in range(5)
+    ]
     assert set(faster) == {FASTER}
 
 
@@ -133,12 +174,18 @@ def test_ratio_is_the_candidates_speed_up():
     a, _ = rounds(random.Random(2), 100, 20)
     half = stats.compare(a, [x / 2 for x in a])
     assert (half.verdict, half.rounds) == (FASTER, 100)
-    assert half.ratio == pytest.approx(2) and half.low == pytest.approx(2) and half.high == pytest.approx(2)
+    assert (
+        half.ratio == pytest.approx(2)
+        and half.low == pytest.approx(2)
+        and half.high == pytest.approx(2)
+    )
     assert stats.compare([x / 2 for x in a], a).ratio == pytest.approx(0.5)
 
 
 def test_drift_of_both_cancels():
-    """The clock halves on the way, the candidate is 1 % slower throughout: plain in pairs, and only there."""
+    """The clock halves on the way, the candidate is 1 % slower throughout: plain in
+    pairs, and only there.
+    """
     rng = random.Random(3)
     clock = [1.0] * 200 + [2.0] * 200
     a = [20 * c * rng.gauss(1, 0.01) for c in clock]
@@ -156,10 +203,16 @@ def test_standard_error_of_two_rounds_by_hand():
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5])
 def test_standard_error_is_the_one_seen_over_many_runs(correlation):
-    """Blocks know that correlated samples say less: 0.5 makes the true error 1.7 times as large as independent ones."""
+    """Blocks know that correlated samples say less: 0.5 makes the true error 1.7 times
+    as large as independent ones.
+    """
     rng = random.Random(4)
     runs = [
-        stats.compare(independent(rng, 200, correlation), independent(rng, 200, correlation), resamples=200)
+        stats.compare(
+            independent(rng, 200, correlation),
+            independent(rng, 200, correlation),
+            resamples=200,
+        )
         for _ in range(150)
     ]
     seen = statistics.pstdev([math.log(c.ratio) for c in runs])
@@ -167,14 +220,27 @@ def test_standard_error_is_the_one_seen_over_many_runs(correlation):
 
 
 def test_the_first_call_of_a_round_favours_neither():
-    plain, costly = (stats.compare(*rounds(random.Random(13), 200, 20, first=extra)) for extra in (0.0, 0.1))
+    plain, costly = (
+        stats.compare(*rounds(random.Random(13), 200, 20, first=extra))
+        for extra in (0.0, 0.1)
+    )
     assert costly.verdict == plain.verdict == SAME
     assert plain.df == 32  # 33 blocks of 6, and 200 rounds
-    assert costly.log_sd < 1.5 * plain.log_sd  # resampling single rounds makes it 6 times
+    # resampling single rounds makes it 6 times
+    assert costly.log_sd < 1.5 * plain.log_sd
 
 
 @pytest.mark.parametrize(
-    "n, t", [(2, 63.657), (3, 9.925), (4, 5.841), (5, 4.604), (8, 3.499), (11, 3.169), (15, 2.977)]
+    "n, t",
+    [
+        (2, 63.657),
+        (3, 9.925),
+        (4, 5.841),
+        (5, 4.604),
+        (8, 3.499),
+        (11, 3.169),
+        (15, 2.977),
+    ],
 )
 def test_few_rounds_have_students_interval(n, t):
     a, b = rounds(random.Random(n), n, 20)
@@ -190,12 +256,16 @@ def test_few_rounds_still_find_a_large_difference():
 
 
 def test_the_same_is_only_what_is_known_to_be_within_the_effect():
-    """Equal times of a noisy machine, and of a quiet one; a threshold beyond the effect is the effect."""
+    """Equal times of a noisy machine, and of a quiet one; a threshold beyond the effect
+    is the effect.
+    """
     for noise, verdict in ((0.3, UNCLEAR), (0.1, UNCLEAR), (0.01, SAME)):
         a, b = rounds(random.Random(5), 100, 20, noise=noise)
         c = stats.compare(a, b)
         assert c.low < 1 < c.high and c.verdict == verdict
-        assert (max(c.high, 1 / c.low) - 1 <= c.effect == stats.EFFECT) is (verdict == SAME)
+        assert (max(c.high, 1 / c.low) - 1 <= c.effect == stats.EFFECT) is (
+            verdict == SAME
+        )
     a, b = rounds(random.Random(5), 100, 20, noise=0.1)
     wide = stats.compare(a, b, threshold=0.1)
     assert (wide.verdict, wide.effect) == (SAME, 0.1)
@@ -203,7 +273,9 @@ def test_the_same_is_only_what_is_known_to_be_within_the_effect():
 
 def test_one_end_of_an_interval_beyond_the_effect_is_enough():
     for log_ratio in (0.015, -0.015):
-        assert stats._judged(log_ratio, 0.006, 1000, 9, 0.005, "", 0.02).verdict == UNCLEAR
+        assert (
+            stats._judged(log_ratio, 0.006, 1000, 9, 0.005, "", 0.02).verdict == UNCLEAR
+        )
         assert stats._judged(log_ratio, 0.006, 1000, 9, 0.005, "", 0.05).verdict == SAME
         assert stats._judged(log_ratio, 0.006, 1000, 9, 0.005, "", None).verdict == SAME
 
@@ -238,13 +310,25 @@ def test_same_samples_give_the_same_answer_and_json():
     c = stats.compare(a, b)
     assert c == stats.compare(tuple(a), tuple(b))
     read = json.loads(json.dumps(to_json(c), allow_nan=False))
-    assert (read["ratio"], read["verdict"], read["rounds"], read["level"]) == (c.ratio, c.verdict, 101, 0.99)
+    assert (read["ratio"], read["verdict"], read["rounds"], read["level"]) == (
+        c.ratio,
+        c.verdict,
+        101,
+        0.99,
+    )
     assert read["resolution"] == c.resolution
-    json.dumps(to_json(stats.compare([1e-3, 1e3], [1e3, 1e-3])), allow_nan=False)  # says nothing, but is JSON
+    # says nothing, but is JSON
+    json.dumps(to_json(stats.compare([1e-3, 1e3], [1e3, 1e-3])), allow_nan=False)
 
 
 @pytest.mark.parametrize(
-    "a, b", [([1.0, 2.0], [1.0]), ([1.0], [1.0]), ([1.0, 0.0], [1.0, 1.0]), ([1.0, 2.0], [math.nan, 1.0])]
+    "a, b",
+    [
+        ([1.0, 2.0], [1.0]),
+        ([1.0], [1.0]),
+        ([1.0, 0.0], [1.0, 1.0]),
+        ([1.0, 2.0], [math.nan, 1.0]),
+    ],
 )
 def test_samples_that_cannot_be_compared_are_refused(a, b):
     with pytest.raises(ValueError):
@@ -253,16 +337,19 @@ def test_samples_that_cannot_be_compared_are_refused(a, b):
 
 def test_enough_goes_by_the_width_alone():
     rng = random.Random(8)
-    quiet, noisy = ([independent(rng, 400, 0, noise) for _ in range(2)] for noise in (0.005, 0.1))
+    quiet, noisy = (
+        [independent(rng, 400, 0, noise) for _ in range(2)] for noise in (0.005, 0.1)
+    )
     assert stats.enough(*quiet)
     assert not stats.enough(quiet[0][:39], quiet[1][:39])
     assert not stats.enough(*noisy)
-    assert not stats.enough(noisy[0], [x / 2 for x in noisy[1]])  # FASTER without doubt, yet how much is not known
+    # FASTER without doubt, yet how much is not known
+    assert not stats.enough(noisy[0], [x / 2 for x in noisy[1]])
     assert stats.enough(*noisy, target=0.05)
     assert not stats.enough(quiet[0], quiet[1], noisy[0])  # every candidate counts
 
 
-# --- against a saved record ---------------------------------------------------------------------------------------
+# --- against a saved record
 
 
 def record(samples: list[float], keep: tuple[str, ...] = ("histogram",)) -> Timing:
@@ -285,8 +372,14 @@ def test_histogram_says_what_the_samples_say():
 def test_quartiles_have_to_do_where_nothing_else_is(monkeypatch):
     monkeypatch.setattr(stats, "BETWEEN_RUNS", 0)
     rng = random.Random(10)
-    a, b = [rng.gauss(20, 0.4) for _ in range(2000)], [rng.gauss(22, 0.4) for _ in range(500)]
-    known, guessed = stats.unpaired(record(a), record(b)), stats.unpaired(record(a, keep=()), record(b))
+    a, b = (
+        [rng.gauss(20, 0.4) for _ in range(2000)],
+        [rng.gauss(22, 0.4) for _ in range(500)],
+    )
+    known, guessed = (
+        stats.unpaired(record(a), record(b)),
+        stats.unpaired(record(a, keep=()), record(b)),
+    )
     assert known.method != guessed.method and "quartiles" in guessed.method
     assert guessed.ratio == pytest.approx(known.ratio, rel=0.002)
     assert guessed.rounds == 500
@@ -298,23 +391,28 @@ def test_quartiles_have_to_do_where_nothing_else_is(monkeypatch):
 
 def test_quartiles_give_tukeys_trimean():
     skew = building.timing(2.1, low_us=2.0, high_us=2.6)
-    assert stats.unpaired(skew, record([1.1])).ratio == pytest.approx((2.0 + 2 * 2.1 + 2.6) / 4 / 1.1)
+    assert stats.unpaired(skew, record([1.1])).ratio == pytest.approx(
+        (2.0 + 2 * 2.1 + 2.6) / 4 / 1.1
+    )
 
 
 def test_two_runs_are_never_as_sure_as_two_in_turns():
     a, b = rounds(random.Random(11), 5000, 20, slower=0.02)
     assert stats.compare(a, b, resamples=100).verdict == SLOWER
     apart = stats.unpaired(record(a), record(b))
-    assert apart.verdict == SAME  # 2 % is within what two runs of one kernel differ by, at this level
+    # 2 % is within what two runs of one kernel differ by, at this level
+    assert apart.verdict == SAME
     assert apart.half_width > 2.5 * stats.BETWEEN_RUNS
     alone = stats.unpaired(record([20.0]), record([10.0]))
     assert alone.half_width > 0.5  # one sample has no spread: that is no certainty
 
 
-# --- over workloads -----------------------------------------------------------------------------------------------
+# --- over workloads
 
 
-def comparison(ratio: float, log_sd: float, df: float = 1000, run_sd: float = 0.0) -> stats.Comparison:
+def comparison(
+    ratio: float, log_sd: float, df: float = 1000, run_sd: float = 0.0
+) -> stats.Comparison:
     return stats.Comparison(
         ratio=ratio, low=ratio, high=ratio, verdict=SAME, rounds=100, log_sd=log_sd, df=df, run_sd=run_sd,
         level=0.99, threshold=0.005, method="by hand", resolution=0.005,
@@ -325,29 +423,39 @@ def test_geometric_mean_and_its_error():
     whole = stats.geometric([comparison(2.0, 0.03), comparison(0.5, 0.04)])
     assert whole.ratio == pytest.approx(1.0)
     assert whole.log_sd == pytest.approx(0.025)  # half of hypot(0.03, 0.04)
-    assert (whole.verdict, whole.rounds) == (SAME, 200)  # records of before UNCLEAR keep their verdicts
-    three = stats.geometric([comparison(1.02, 0.004), comparison(1.03, 0.004), comparison(1.04, 0.004)])
+    # records of before UNCLEAR keep their verdicts
+    assert (whole.verdict, whole.rounds) == (SAME, 200)
+    three = stats.geometric(
+        [comparison(1.02, 0.004), comparison(1.03, 0.004), comparison(1.04, 0.004)]
+    )
     assert three.ratio == pytest.approx((1.02 * 1.03 * 1.04) ** (1 / 3))
     assert three.half_width == pytest.approx(2.576 * 0.004 / math.sqrt(3), rel=0.01)
     assert three.verdict == FASTER
     assert stats.geometric([comparison(0.98, 0.004)] * 3).verdict == SLOWER
-    assert stats.geometric([comparison(0.996, 0.0001)] * 3).verdict == SAME  # below the threshold
+    # below the threshold
+    assert stats.geometric([comparison(0.996, 0.0001)] * 3).verdict == SAME
     assert stats.geometric([]) is None
 
 
 def test_geometric_mean_of_one_is_that_one():
     c = stats.compare(*rounds(random.Random(12), 60, 20, slower=0.02))
     whole = stats.geometric([c])
-    assert (whole.ratio, whole.low, whole.high) == pytest.approx((c.ratio, c.low, c.high))
+    assert (whole.ratio, whole.low, whole.high) == pytest.approx(
+        (c.ratio, c.low, c.high)
+    )
     assert whole.df == pytest.approx(c.df)
 
 
 def test_few_rounds_at_many_workloads_add_up():
-    """Degrees of freedom add up over like workloads; one that is noisy and little known decides alone."""
+    """Degrees of freedom add up over like workloads; one that is noisy and little known
+    decides alone.
+    """
     like = stats.geometric([comparison(1.0, 0.01, df=3)] * 10)
     assert like.df == pytest.approx(30)
     assert like.half_width == pytest.approx(2.750 * 0.01 / math.sqrt(10), rel=0.01)
-    assert stats.geometric([comparison(1.0, 0.1, df=2)] + [comparison(1.0, 0.001)] * 9).df == pytest.approx(2, rel=0.01)
+    assert stats.geometric(
+        [comparison(1.0, 0.1, df=2)] + [comparison(1.0, 0.001)] * 9
+    ).df == pytest.approx(2, rel=0.01)
 
 
 def test_errors_that_a_saved_run_shares_do_not_average_out():

@@ -23,10 +23,14 @@ _DELETE = object()
 
 def committed():
     found = (json.loads(file.read_text()) for file in sorted(RESULTS.glob("*/*.json")))
-    return [d for d in found if isinstance(d, dict) and d.get("schema") in (1, 2) and "records" in d]
+    return [
+        d
+        for d in found
+        if isinstance(d, dict) and d.get("schema") in (1, 2) and "records" in d
+    ]
 
 
-# --- reading --------------------------------------------------------------------------------------------------------
+# --- reading
 
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="the records are in a checkout only")
@@ -39,7 +43,9 @@ def test_every_committed_file_is_read_and_nothing_of_it_is_lost():
 
 
 def lost(old, new, where="$"):
-    """Values of the old JSON that are not in the new one. Schema 1's clocks are a state after the measurement."""
+    """Values of the old JSON that are not in the new one. Schema 1's clocks are a state
+    after the measurement.
+    """
     if isinstance(old, dict):
         for key, value in old.items():
             if key == "clocks":
@@ -57,12 +63,28 @@ def lost(old, new, where="$"):
 
 
 def test_a_record_of_schema_1_is_what_it_would_be_today(tmp_path):
-    timing = {"tier": "cupti", "median_us": 2.0, "low_us": 2.0, "high_us": 2.0, "samples": 9}
+    timing = {
+        "tier": "cupti",
+        "median_us": 2.0,
+        "low_us": 2.0,
+        "high_us": 2.0,
+        "samples": 9,
+    }
     old = {"op": "gdn_decode", "algo": "a", "mode": "cuda", "status": "passed"}
-    found = [old | {"timing": timing, "clocks": {"sm_mhz": 1980}}, old | {"status": "wrong"}]
-    (tmp_path / "old.json").write_text(json.dumps({"schema": 1, "command": "bench", "records": found}))
+    found = [
+        old | {"timing": timing, "clocks": {"sm_mhz": 1980}},
+        old | {"status": "wrong"},
+    ]
+    (tmp_path / "old.json").write_text(
+        json.dumps({"schema": 1, "command": "bench", "records": found})
+    )
     a, b = store.load(tmp_path / "old.json").records
-    assert (a.tier, a.timing.histogram, a.timing.ci_low_us, a.timing.stopped) == ("cupti", (), None, "count")
+    assert (a.tier, a.timing.histogram, a.timing.ci_low_us, a.timing.stopped) == (
+        "cupti",
+        (),
+        None,
+        "count",
+    )
     assert (a.gpu_state.after.sm_mhz, a.median_us) == (1980, 2.0)
     assert (b.tier, b.timing, b.workload, b.median_us) == (None, None, None, None)
 
@@ -88,10 +110,15 @@ def wrong_keys(value, schema, defs, where="$"):
         if not isinstance(value, dict):
             yield where
             return
-        properties, more = schema.get("properties", {}), schema.get("additionalProperties")
+        properties, more = (
+            schema.get("properties", {}),
+            schema.get("additionalProperties"),
+        )
         if not properties and more is None:  # anything
             return
-        yield from (f"{where}.{key}" for key in schema.get("required", ()) if key not in value)
+        yield from (
+            f"{where}.{key}" for key in schema.get("required", ()) if key not in value
+        )
         for key, inner in value.items():
             known = properties.get(key, more)
             if known is None:
@@ -100,7 +127,9 @@ def wrong_keys(value, schema, defs, where="$"):
                 yield from wrong_keys(inner, known, defs, f"{where}.{key}")
     elif schema.get("type") == "array" and isinstance(value, list):
         for i, inner in enumerate(value):
-            yield from wrong_keys(inner, schema.get("items") or {}, defs, f"{where}[{i}]")
+            yield from wrong_keys(
+                inner, schema.get("items") or {}, defs, f"{where}[{i}]"
+            )
     elif "type" in schema and not isinstance(value, KINDS[schema["type"]]):
         yield where
 
@@ -114,17 +143,26 @@ KINDS = {
 def test_schema_names_every_field(what, gdn):
     done = gdn("schema", what)
     form = {"record": record_types.Document, "reply": messages.Reply}[what]
-    assert done.json["$defs"][form.__name__]["properties"].keys() == set(form.__struct_fields__)
-    assert done.json["$defs"]["Record"]["properties"].keys() == set(Record.__struct_fields__)
-    assert set(done.json["$defs"]["Status"]["enum"]) == {status.value for status in Status}
+    assert done.json["$defs"][form.__name__]["properties"].keys() == set(
+        form.__struct_fields__
+    )
+    assert done.json["$defs"]["Record"]["properties"].keys() == set(
+        Record.__struct_fields__
+    )
+    assert set(done.json["$defs"]["Status"]["enum"]) == {
+        status.value for status in Status
+    }
 
 
 def test_an_unknown_schema_is_one_line(gdn):
     done = gdn("schema", "recrod")
-    assert (done.code, done.out) == (2, "") and "unknown schema 'recrod'\n  did you mean record?" in done.err
+    assert (done.code, done.out) == (
+        2,
+        "",
+    ) and "unknown schema 'recrod'\n  did you mean record?" in done.err
 
 
-# --- refusals -------------------------------------------------------------------------------------------------------
+# --- refusals
 
 GOOD = {
     "schema": 2, "command": "compare", "time": "2026-11-21T14:12:11Z", "options": {"l2": "cold"},
@@ -172,7 +210,11 @@ R, T = "records.0.", "records.0.timing."
         ("comparisons.0.ratio", 0, "$.comparisons[0].ratio: expected float >= 1e-100"),
         ("comparisons.0.verdict", None, "$.comparisons[0].verdict: expected str"),
         ("comparisons.0.df", 0, "$.comparisons[0].df: expected int >= 1"),
-        ("comparisons.0.log_sd", 1e300, "$.comparisons[0].log_sd: expected float <= 1000000.0"),
+        (
+            "comparisons.0.log_sd",
+            1e300,
+            "$.comparisons[0].log_sd: expected float <= 1000000.0",
+        ),
         ("records.0", None, "$.records[0]: expected object, got null"),
         ("records.0", [], "$.records[0]: expected object, got array"),
         (R + "op", _DELETE, "$.records[0]: object missing required field op"),
@@ -180,36 +222,78 @@ R, T = "records.0.", "records.0.timing."
         (R + "status", "fine", "$.records[0].status: invalid enum value 'fine'"),
         (R + "status", None, "$.records[0].status: expected str"),
         (R + "workload", "u", "$.records[0].workload: expected object"),
-        (R + "workload.axes", {"batch_size": "1"}, "$.records[0].workload.axes[...]: expected int, got str"),
+        (
+            R + "workload.axes",
+            {"batch_size": "1"},
+            "$.records[0].workload.axes[...]: expected int, got str",
+        ),
         (R + "check.passed", 1, "$.records[0].check.passed: expected bool"),
         (R + "check.errors.output", float("nan"), "NaN"),
         (R + "code", "3", "$.records[0].code: expected int"),
         (R + "doubts", "noisy", "$.records[0].doubts: expected array"),
         (R + "doubts", [1], "$.records[0].doubts[0]: expected str"),
-        (R + "gpu_state.before", None, "$.records[0].gpu_state.before: expected object"),
-        (R + "gpu_state.after.throttle", "hot", "$.records[0].gpu_state.after.throttle: expected array"),
-        (R + "rounds_us", [1.0, -1.0], "$.records[0].rounds_us[1]: expected float >= 1e-100"),
+        (
+            R + "gpu_state.before",
+            None,
+            "$.records[0].gpu_state.before: expected object",
+        ),
+        (
+            R + "gpu_state.after.throttle",
+            "hot",
+            "$.records[0].gpu_state.after.throttle: expected array",
+        ),
+        (
+            R + "rounds_us",
+            [1.0, -1.0],
+            "$.records[0].rounds_us[1]: expected float >= 1e-100",
+        ),
         (R + "unfinished", -1, "$.records[0].unfinished: expected int >= 0"),
         (R + "timing", [], "$.records[0].timing: expected object"),
-        (T + "median_us", "2", "$.records[0].timing.median_us: expected float, got str"),
+        (
+            T + "median_us",
+            "2",
+            "$.records[0].timing.median_us: expected float, got str",
+        ),
         (T + "median_us", 0, "$.records[0].timing.median_us: expected float >= 1e-100"),
-        (T + "median_us", -2.0, "$.records[0].timing.median_us: expected float >= 1e-100"),
-        (T + "median_us", True, "$.records[0].timing.median_us: expected float, got bool"),
+        (
+            T + "median_us",
+            -2.0,
+            "$.records[0].timing.median_us: expected float >= 1e-100",
+        ),
+        (
+            T + "median_us",
+            True,
+            "$.records[0].timing.median_us: expected float, got bool",
+        ),
         (T + "median_us", float("nan"), "NaN"),
         (T + "low_us", float("-inf"), "does not fit in 64 bits"),
         (T + "high_us", "1e999", "does not fit in 64 bits"),
         (T + "samples", 10**30, "does not fit in 64 bits"),
         (T + "samples", 0, "$.records[0].timing.samples: expected int >= 1"),
         (T + "kernels", -1, "$.records[0].timing.kernels: expected"),
-        (T + "histogram", [[2.0]], "$.records[0].timing.histogram[0]: expected array of length 2"),
-        (T + "histogram", [[2.0, "9"]], "$.records[0].timing.histogram[0][1]: expected int"),
-        (T + "host", {"taken": 1}, "$.records[0].timing.host: object missing required field"),
+        (
+            T + "histogram",
+            [[2.0]],
+            "$.records[0].timing.histogram[0]: expected array of length 2",
+        ),
+        (
+            T + "histogram",
+            [[2.0, "9"]],
+            "$.records[0].timing.histogram[0][1]: expected int",
+        ),
+        (
+            T + "host",
+            {"taken": 1},
+            "$.records[0].timing.host: object missing required field",
+        ),
         (R + "reason", "\\ud800", "half a character"),
         (R + "reason", [[["deep"]]], "$.records[0].reason: expected str"),
         (R + "answer", "bomb", "nested more than 100 deep"),
     ],
 )
-def test_a_malformed_document_is_one_line_with_file_and_path(key, value, said, tmp_path):
+def test_a_malformed_document_is_one_line_with_file_and_path(
+    key, value, said, tmp_path
+):
     document = copy.deepcopy(GOOD)
     *path, last = (int(step) if step.isdigit() else step for step in key.split("."))
     inner = document
@@ -219,7 +303,11 @@ def test_a_malformed_document_is_one_line_with_file_and_path(key, value, said, t
         del inner[last]
     else:
         inner[last] = value
-    text = json.dumps(document).replace('"1e999"', "1e999").replace('"\\\\ud800"', '"\\ud800"')
+    text = (
+        json.dumps(document)
+        .replace('"1e999"', "1e999")
+        .replace('"\\\\ud800"', '"\\ud800"')
+    )
     text = text.replace('"bomb"', "[" * 500 + "]" * 500)
     refused(tmp_path, text, said)
 
@@ -233,7 +321,10 @@ def refused(folder, text: str, said: str) -> None:
     assert "\n" not in e.value.message and len(e.value.message) < 400
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "null", "3", '"x"', "[" * 100_000, '{"records": 3}', "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "null", "3", '"x"', "[" * 100_000, '{"records": 3}', "\x00"],
+)
 def test_a_file_that_is_not_a_document_is_one_line(text, tmp_path):
     refused(tmp_path, text, "holds no records of gdn")
 
@@ -243,7 +334,7 @@ def test_a_good_document_is_good(tmp_path):
     assert store.load(tmp_path / "good.json").records[0].median_us == 2.0
 
 
-# --- whose fault ----------------------------------------------------------------------------------------------------
+# --- whose fault
 
 
 @pytest.mark.parametrize(
@@ -254,7 +345,8 @@ def test_a_good_document_is_good(tmp_path):
         ("crashed", None, Blame.ALGO, FAILED),
         ("unpackable", None, Blame.ALGO, FAILED),
         ("build_failed", FAILED, Blame.ALGO, FAILED),
-        ("build_failed", MISSING, Blame.MACHINE, MISSING),  # nvcc, or a package, is not here
+        # nvcc, or a package, is not here
+        ("build_failed", MISSING, Blame.MACHINE, MISSING),
         ("tier_unavailable", None, Blame.MACHINE, MISSING),
         ("refused", MISSING, Blame.MACHINE, MISSING),  # the data
         ("remote_failed", REMOTE, Blame.REMOTE, REMOTE),
@@ -263,7 +355,9 @@ def test_a_good_document_is_good(tmp_path):
 )
 def test_everybody_asks_the_record_whose_fault_it_is(status, code, blame, exit):
     record = building.record("a", status=status, code=code)
-    assert record.blame is blame and jobs.Outcome(record.status, code=code).blame is blame
+    assert (
+        record.blame is blame and jobs.Outcome(record.status, code=code).blame is blame
+    )
     assert execute.exit_code(building.document(record), True) == exit
     (found,) = score.scores(
         building.document(record, building.record("b", 1.0)), score_op(reference="b"),
@@ -275,7 +369,9 @@ def score_op(**more):
 
     from gdn_cli.catalog import registry
 
-    return msgspec.structs.replace(registry.load().ops["gdn_decode"], baseline=None, **more)
+    return msgspec.structs.replace(
+        registry.load().ops["gdn_decode"], baseline=None, **more
+    )
 
 
 def test_every_status_says_whose_fault_it_is():
@@ -283,25 +379,35 @@ def test_every_status_says_whose_fault_it_is():
     assert [s for s in Status if s.blame is Blame.NONE] == [Status.DONE, Status.PASSED]
 
 
-# --- the worker's side ----------------------------------------------------------------------------------------------
+# --- the worker's side
 
 
 def test_events_travel_whatever_an_algo_has_said():
-    record = building.record("a", status="error", reason="half a character: \ud800", trace=["x"])
+    record = building.record(
+        "a", status="error", reason="half a character: \ud800", trace=["x"]
+    )
     assert msgspec.convert(json.loads(serve._json(record)), Record) == record
     nobody = messages.Event(at=None)
-    assert json.loads(serve._json(nobody)) == {"at": None}  # which is not the same as nothing said
+    # which is not the same as nothing said
+    assert json.loads(serve._json(nobody)) == {"at": None}
 
 
 def test_names_that_are_not_utf_8_do_not_make_a_file_unreadable(tmp_path):
     """A folder's name is in an option, in a trace, in a reason."""
-    record = building.record("a", status="error", reason="m\udcffy: no", trace=["m\udcffy", "größe 😀"])
+    record = building.record(
+        "a", status="error", reason="m\udcffy: no", trace=["m\udcffy", "größe 😀"]
+    )
     options = {"dataset": "/m\udcffy", "m\udcffy": [1]}
-    document = record_types.Document(schema=2, command="run", options=options, records=[record])
+    document = record_types.Document(
+        schema=2, command="run", options=options, records=[record]
+    )
     file = tmp_path / "r.json"
     file.write_text(store.dumps(document))
     back = store.load(file)
-    assert back.records[0].reason == "m\ufffdy: no" and back.records[0].trace == ["m\ufffdy", "größe 😀"]
+    assert back.records[0].reason == "m\ufffdy: no" and back.records[0].trace == [
+        "m\ufffdy",
+        "größe 😀",
+    ]
     assert back.options == {"dataset": "/m\ufffdy", "m\ufffdy": [1]}
 
 

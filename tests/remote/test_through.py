@@ -1,4 +1,6 @@
-"""`--engine`: a stand-in for srun that answers, that talks, that dies, and one that runs gdn as srun would."""
+"""`--engine`: a stand-in for srun that answers, that talks, that dies, and one that
+runs gdn as srun would.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def engine_of(tmp_path, script: str, said: list | None = None) -> through.Throug
     keep = f'cat > {tmp_path}/parcel\necho "$@" > {tmp_path}/words\n'
     file.write_text("#!/bin/sh\n" + keep + textwrap.dedent(script))
     file.chmod(0o755)
-    how = through.Settings((str(file), "--time={minutes}", "{python}", "worker"), True, 120)
+    how = through.Settings(
+        (str(file), "--time={minutes}", "{python}", "worker"), True, 120
+    )
     return through.Through("slurm", how, (said if said is not None else []).append)
 
 
@@ -52,27 +56,57 @@ def test_all_jobs_travel_in_one_parcel_and_records_come_as_they_are_made(tmp_pat
     a, b = job("cuda-v1", "cuda", 2), job("cuda-v4", "cuda", 2)
     made = [building.record("cuda-v1", 2.0, w.uuid) for w in a.workloads]
     others = [building.record("cuda-v4", 3.0, w.uuid) for w in b.workloads]
-    reply = wire.Reply(outcomes=[jobs.Outcome(Status.DONE, None, r, WHERE) for r in (made, others)])
+    reply = wire.Reply(
+        outcomes=[jobs.Outcome(Status.DONE, None, r, WHERE) for r in (made, others)]
+    )
     (tmp_path / "answer").write_text(
-        "\n".join(["a banner of the site", line(wire.Made(0, made[0], WHERE)), "more talk", line(reply), ""])
+        "\n".join(
+            [
+                "a banner of the site",
+                line(wire.Made(0, made[0], WHERE)),
+                "more talk",
+                line(reply),
+                "",
+            ]
+        )
     )
     said, came = [], []
     engine = engine_of(tmp_path, f"cat {tmp_path}/answer", said)
-    got = list(engine([a, b], lambda job, record, env: came.append((job.algo.name, record.uuid, env.where))))
-    assert [(j.algo.name, o.status, len(o.records)) for j, o in got] == [("cuda-v1", "done", 2), ("cuda-v4", "done", 2)]
+    got = list(
+        engine(
+            [a, b],
+            lambda job, record, env: came.append(
+                (job.algo.name, record.uuid, env.where)
+            ),
+        )
+    )
+    assert [(j.algo.name, o.status, len(o.records)) for j, o in got] == [
+        ("cuda-v1", "done", 2),
+        ("cuda-v4", "done", 2),
+    ]
     assert came == [("cuda-v1", made[0].uuid, "slurm")]
     content = sent(tmp_path)
     assert [piece.request.name for piece in content.jobs] == ["cuda-v1", "cuda-v4"]
-    assert (content.where, content.gpu, content.cache, content.image) == ("slurm", None, None, None)
+    assert (content.where, content.gpu, content.cache, content.image) == (
+        "slurm",
+        None,
+        None,
+        None,
+    )
     minutes = (300 + 300 + 120) // 60
-    assert (tmp_path / "words").read_text() == f"--time={minutes} {sys.executable} worker\n"
+    assert (
+        tmp_path / "words"
+    ).read_text() == f"--time={minutes} {sys.executable} worker\n"
     assert said[-1] == "gdn_decode/cuda-v4: 2 of 2 passed, NVIDIA H100 (slurm)"
 
 
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        ("echo 'srun: error: Invalid partition' >&2; exit 1", "srun ended with 1 and without a reply: srun: error: In"),
+        (
+            "echo 'srun: error: Invalid partition' >&2; exit 1",
+            "srun ended with 1 and without a reply: srun: error: In",
+        ),
         ("echo gdn-parcel: rubbish", "srun ended with 0 and without a reply"),
         ("kill -9 $$", "srun ended with -9 and without a reply"),
         (":", "srun ended with 0 and without a reply"),
@@ -86,12 +120,17 @@ def test_a_command_that_does_not_answer_keeps_what_came(script, why, tmp_path):
     engine = engine_of(tmp_path, f"cat {tmp_path}/answer\n{script}")
     execute.run(planning.Plan([mine], [], []), writer, lambda *_: None, print, engine)
     kept, lost = writer.document.records
-    assert (kept.uuid, kept.gpu.uuid, lost.status, lost.code) == (first.uuid, "GPU-7", "remote_failed", errors.REMOTE)
+    assert (kept.uuid, kept.gpu.uuid, lost.status, lost.code) == (
+        first.uuid,
+        "GPU-7",
+        "remote_failed",
+        errors.REMOTE,
+    )
     assert why in lost.reason and lost.unfinished == 1
     assert execute.exit_code(writer.document, True) == errors.REMOTE
 
 
-# --- a command that does not end, or says too much ------------------------------------------------------------------
+# --- a command that does not end, or says too much
 
 
 @pytest.fixture
@@ -109,7 +148,10 @@ def passing(tmp_path, name="cuda-v4") -> tuple[jobs.Job, str]:
     return mine, f"cat {tmp_path}/answer"
 
 
-@pytest.mark.parametrize("then", ["sleep 20", "trap '' TERM; sleep 20 & wait", "exec >&- 2>&-; sleep 20", "yes"])
+@pytest.mark.parametrize(
+    "then",
+    ["sleep 20", "trap '' TERM; sleep 20 & wait", "exec >&- 2>&-; sleep 20", "yes"],
+)
 def test_after_its_reply_a_command_has_a_moment_to_end(then, tmp_path, hasty):
     mine, answer = passing(tmp_path)
     said = []
@@ -121,12 +163,16 @@ def test_after_its_reply_a_command_has_a_moment_to_end(then, tmp_path, hasty):
 def test_what_a_command_leaves_behind_is_not_waited_for(tmp_path, hasty):
     """It holds both pipes open, and even talks on."""
     mine, answer = passing(tmp_path)
-    ((_, outcome),) = list(engine_of(tmp_path, f"{answer}\nsleep 20 &\nyes >&2 &")([mine]))
+    ((_, outcome),) = list(
+        engine_of(tmp_path, f"{answer}\nsleep 20 &\nyes >&2 &")([mine])
+    )
     assert (outcome.status, len(outcome.records)) == ("done", 2)
 
 
 def test_a_command_without_a_reply_is_ended_at_the_limit(tmp_path, hasty):
-    """The limit is the sum of the time limits, and counts again from the first record: until then it may queue."""
+    """The limit is the sum of the time limits, and counts again from the first record:
+    until then it may queue.
+    """
     mine = replace(job("cuda-v4", "cuda", 2), timeout_s=0.05)
     first = building.record("cuda-v4", 2.0, mine.workloads[0].uuid)
     (tmp_path / "answer").write_text(line(wire.Made(0, first, WHERE)) + "\n")
@@ -135,7 +181,9 @@ def test_a_command_without_a_reply_is_ended_at_the_limit(tmp_path, hasty):
     ((_, outcome),) = list(engine([mine]))
     assert (outcome.status, outcome.code) == ("remote_failed", errors.REMOTE)
     assert [r.uuid for r in outcome.records] == [first.uuid]
-    assert outcome.reason.endswith("srun was ended: no reply after 3600.05 s; --timeout gives more")
+    assert outcome.reason.endswith(
+        "srun was ended: no reply after 3600.05 s; --timeout gives more"
+    )
     mute = engine_of(tmp_path, "sleep 20")
     mute.how = structs.replace(mute.how, start_s=0)
     ((_, outcome),) = list(mute([mine]))
@@ -151,7 +199,11 @@ def heard(*parts: bytes) -> tuple[through.Heard, list[bytes]]:
 
 
 def test_a_line_without_an_end_is_not_kept():
-    one, found = heard(*[b"x" * 65536] * 50, b"\n" + line(wire.Made(0, building.record(), None)).encode(), b"\n")
+    one, found = heard(
+        *[b"x" * 65536] * 50,
+        b"\n" + line(wire.Made(0, building.record(), None)).encode(),
+        b"\n",
+    )
     assert len(found) == len(one.made) == 1
     one, _ = heard(*[b"gdn-parcel" * 6553] * 50)
     assert len(one._line) <= len(through._MARK) and one.size == 0
@@ -174,9 +226,14 @@ def test_more_messages_than_can_be_are_not_read(tmp_path, hasty, monkeypatch):
 
 
 def test_of_many_words_the_ends_are_kept(tmp_path, hasty):
-    engine = engine_of(tmp_path, "yes error | head -c 3000000 >&2; printf '\\033[2Jthe last' >&2; exit 7")
+    engine = engine_of(
+        tmp_path,
+        "yes error | head -c 3000000 >&2; printf '\\033[2Jthe last' >&2; exit 7",
+    )
     ((_, outcome),) = list(engine([job("cuda-v4", "cuda", 2)]))
-    assert outcome.reason.endswith("srun ended with 7 and without a reply: \x1b[2Jthe last")
+    assert outcome.reason.endswith(
+        "srun ended with 7 and without a reply: \x1b[2Jthe last"
+    )
     assert len(outcome.reason) < 500
 
 
@@ -186,25 +243,55 @@ def test_a_reply_of_megabytes_of_text_is_a_few_on_the_screen(tmp_path):
     (tmp_path / "answer").write_text(line(reply) + "\n")
     engine_of(tmp_path, f"cat {tmp_path}/answer")
     env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    done = helpers.gdn("run", "pt-reference", "--device", "cpu", "-w", "0", "--engine", "slurm", env=env)
+    done = helpers.gdn(
+        "run",
+        "pt-reference",
+        "--device",
+        "cpu",
+        "-w",
+        "0",
+        "--engine",
+        "slurm",
+        env=env,
+    )
     shown = done.out + done.err
     assert done.code == errors.REMOTE and len(shown) < 300_000
-    assert "\x1b" not in shown and "begin\\x1b[2Jxxx" in shown and "characters left out" in shown
+    assert (
+        "\x1b" not in shown
+        and "begin\\x1b[2Jxxx" in shown
+        and "characters left out" in shown
+    )
 
 
-# --- configs/engines.toml -------------------------------------------------------------------------------------------
+# --- configs/engines.toml
 
 
 @pytest.mark.parametrize(
-    "word", ["{nope}", "{", "}", "a{}", "{0}", "{python!r}", "{minutes:d}", "{python.x}", "{python[0]}", "a\\u0000b"]
+    "word",
+    [
+        "{nope}",
+        "{",
+        "}",
+        "a{}",
+        "{0}",
+        "{python!r}",
+        "{minutes:d}",
+        "{python.x}",
+        "{python[0]}",
+        "a\\u0000b",
+    ],
 )
-def test_a_word_that_cannot_be_filled_in_names_file_and_key(word, tmp_path, monkeypatch):
+def test_a_word_that_cannot_be_filled_in_names_file_and_key(
+    word, tmp_path, monkeypatch
+):
     file = tmp_path / "engines.toml"
     file.write_text(f'[mine]\ncommand = ["ssh", "{word}"]\ncuda = true\nstart_s = 1\n')
     monkeypatch.setattr(through.paths, "CONFIGS_DIR", tmp_path)
     with pytest.raises(UsageError) as e:
         through.settings("mine")
-    assert str(e.value).startswith(f"{file}: $.mine.command[1]: expected text without NUL, with {{python}}")
+    assert str(e.value).startswith(
+        f"{file}: $.mine.command[1]: expected text without NUL, with {{python}}"
+    )
 
 
 def test_braces_can_be_written_twice(tmp_path, monkeypatch):
@@ -213,30 +300,48 @@ def test_braces_can_be_written_twice(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(through.paths, "CONFIGS_DIR", tmp_path)
     how = through.settings("mine")
-    assert how.command[1].format(python="p", minutes="1") == "{x} p 1" and how.queue_s == 0
+    assert (
+        how.command[1].format(python="p", minutes="1") == "{x} p 1" and how.queue_s == 0
+    )
 
 
 def test_what_the_file_of_engines_has_and_what_it_lacks(tmp_path):
     how = through.settings("slurm")
-    assert how.command[0] == "srun" and "--gpus=1" in how.command and how.command[-1] == "--parcel" and how.cuda
+    assert (
+        how.command[0] == "srun"
+        and "--gpus=1" in how.command
+        and how.command[-1] == "--parcel"
+        and how.cuda
+    )
     with pytest.raises(UsageError, match="unknown engine 'slrm'; did you mean slurm"):
         through.settings("slrm")
     blind = through.Through("cpus", through.Settings(("x",), False, 1), print)
-    assert blind.place(helpers.REGISTRY.find("cuda-v4")).reason == "engine cpus has no GPU"
+    assert (
+        blind.place(helpers.REGISTRY.find("cuda-v4")).reason == "engine cpus has no GPU"
+    )
     assert blind.place(helpers.REGISTRY.find("cpp-v1")) == inventory.Place("cpu")
-    gone = through.Through("gone", through.Settings((str(tmp_path / "nothing"),), True, 1), lambda line: None)
+    gone = through.Through(
+        "gone",
+        through.Settings((str(tmp_path / "nothing"),), True, 1),
+        lambda line: None,
+    )
     with pytest.raises(MissingError, match="cannot start .*nothing: No such file"):
         list(gone([job("cuda-v4", "cuda")]))
 
 
 def test_both_engines_have_the_one_interface():
-    assert issubclass(Engine, elsewhere.Elsewhere) and issubclass(through.Through, elsewhere.Elsewhere)
+    assert issubclass(Engine, elsewhere.Elsewhere) and issubclass(
+        through.Through, elsewhere.Elsewhere
+    )
     assert not (Engine.__abstractmethods__ | through.Through.__abstractmethods__)
 
 
 def test_ctrl_c_ends_the_command(tmp_path):
     """And keeps what came."""
-    script = f"trap 'echo ended > {tmp_path}/ended; exit' TERM\ntouch {tmp_path}/there\nwhile :; do sleep 0.05; done"
+    script = (
+        f"trap 'echo ended > {tmp_path}/ended; exit' TERM\ntouch {tmp_path}/there\nwhile :; do"
+        " sleep 0.05; done"
+    )
     engine_of(tmp_path, script)
     env = helpers.environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     process = subprocess.Popen(
@@ -250,18 +355,42 @@ def test_ctrl_c_ends_the_command(tmp_path):
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == errors.INTERRUPTED and "Traceback" not in err and (tmp_path / "ended").exists()
+    assert (
+        process.returncode == errors.INTERRUPTED
+        and "Traceback" not in err
+        and (tmp_path / "ended").exists()
+    )
 
 
 @pytest.mark.slow
 def test_a_stand_in_for_srun_runs_gdn_itself(tmp_path):
     srun = tmp_path / "srun"
-    srun.write_text('#!/bin/sh\necho "$@" >&2\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n')
+    srun.write_text(
+        '#!/bin/sh\necho "$@" >&2\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n'
+    )
     srun.chmod(0o755)
     env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    args = ("pt-reference", "--device", "cpu", "-w", "0", "--seconds", "0.05", "--engine", "slurm", "--json")
+    args = (
+        "pt-reference",
+        "--device",
+        "cpu",
+        "-w",
+        "0",
+        "--seconds",
+        "0.05",
+        "--engine",
+        "slurm",
+        "--json",
+    )
     done = helpers.gdn("bench", *args, env=env)
     document = json.loads(done.out)
     assert done.code == 0 and {r["status"] for r in document["records"]} == {"passed"}
-    assert {r["algo"] for r in document["records"]} == {"copy", "empty", "copy-rate", "pt-reference"}
-    assert document["environments"]["cpu"]["where"] == "slurm" and "modal" not in document
+    assert {r["algo"] for r in document["records"]} == {
+        "copy",
+        "empty",
+        "copy-rate",
+        "pt-reference",
+    }
+    assert (
+        document["environments"]["cpu"]["where"] == "slurm" and "modal" not in document
+    )

@@ -1,4 +1,6 @@
-"""`gdn modal tune`: the rounds of `gdn tune` in a container, and the choice here from the lines that come home."""
+"""`gdn modal tune`: the rounds of `gdn tune` in a container, and the choice here from
+the lines that come home.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,21 @@ from gdn_cli.tune import race as racing
 
 @pytest.fixture
 def tuning(tmp_path, write_algo, monkeypatch):
-    """tuning() -> (plan, settings) of 25 candidates at two sizes; the container has its own GDN_HOME."""
+    """tuning() -> (plan, settings) of 25 candidates at two sizes; the container has its
+    own GDN_HOME.
+    """
     (tmp_path / "own").mkdir()
     algo, op = tunable(tmp_path / "own", write_algo, WIDE)
-    (algo.folder / "tuned.py").write_text(GUESS.replace('"rows": 1, "policy": 0', '"tile": 1'))
+    (algo.folder / "tuned.py").write_text(
+        GUESS.replace('"rows": 1, "policy": 0', '"tile": 1')
+    )
     known = registry.load(str(tmp_path / "own"))
     monkeypatch.setenv("GDN_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(container, "CACHE", str(tmp_path / "no-volume"))
     entry = planning.Entry(known.find("slow"), inventory.Place("cpu"))
-    plan = search.plan(known, entry, [twin(op, {"batch_size": b}) for b in (1, 64)], None)
+    plan = search.plan(
+        known, entry, [twin(op, {"batch_size": b}) for b in (1, 64)], None
+    )
     return plan, search.Settings("wall")
 
 
@@ -48,16 +56,25 @@ def served(data: bytes, workers: Workers, monkeypatch, **more) -> away.Measured:
     reply = answered(container.serve(data, **more))
     assert reply.lost is None, reply.lost
     (found,) = reply.tuned
-    monkeypatch.setattr(racing, "execute", lambda *_, **__: pytest.fail("measured here"))
+    monkeypatch.setattr(
+        racing, "execute", lambda *_, **__: pytest.fail("measured here")
+    )
     return found
 
 
 def chosen_as_here(plan, settings, found, monkeypatch) -> dict:
-    """The choice from what came home, which must be the one that `gdn tune` makes with the same times."""
+    """The choice from what came home, which must be the one that `gdn tune` makes with
+    the same times.
+    """
     there = away.choose(plan, settings, found, print)
-    tuned = {name: (plan.algo.folder / name).read_text() for name in ("tuned.py", "tuning.json")}
+    tuned = {
+        name: (plan.algo.folder / name).read_text()
+        for name in ("tuned.py", "tuning.json")
+    }
     monkeypatch.setattr(racing, "execute", Workers(by_tile))
-    here = search.begin(plan, search.Settings("wall", fresh=True), lambda *_: None, print)
+    here = search.begin(
+        plan, search.Settings("wall", fresh=True), lambda *_: None, print
+    )
     racing.run(here)
     evidence.write(here)
     assert tuned["tuned.py"] == (plan.algo.folder / "tuned.py").read_text()
@@ -71,9 +88,14 @@ def test_what_is_measured_there_is_chosen_here(tuning, monkeypatch):
     found = served(parcel(plan, settings), workers, monkeypatch, keep=kept.append)
     assert found.done and len(workers.jobs) == 30
     notes = wire.notes(kept)
-    assert [note.line for note in notes[1:]] == found.lines and notes[0].key == found.key
+    assert [note.line for note in notes[1:]] == found.lines and notes[
+        0
+    ].key == found.key
     gpus = chosen_as_here(plan, settings, found, monkeypatch)["gpus"]
-    assert [w["chosen"] for w in gpus["A CPU"]["workloads"]] == [{"tile": 12}, {"tile": 24}]
+    assert [w["chosen"] for w in gpus["A CPU"]["workloads"]] == [
+        {"tile": 12},
+        {"tile": 24},
+    ]
 
 
 def test_a_preempted_tuning_goes_on(tuning, monkeypatch):
@@ -81,7 +103,8 @@ def test_a_preempted_tuning_goes_on(tuning, monkeypatch):
     data, kept = parcel(plan, settings), []
     served(data, Workers(by_tile), monkeypatch, keep=kept.append)
     again = Workers(by_tile)
-    found = served(data, again, monkeypatch, before=kept[:-3])  # the key, 50 checks, and all but three times
+    # the key, 50 checks, and all but three times
+    found = served(data, again, monkeypatch, before=kept[:-3])
     assert found.done and [job.command for job in again.jobs] == ["compare"] * 2
     chosen_as_here(plan, settings, found, monkeypatch)
 
@@ -97,13 +120,25 @@ def test_one_whose_time_is_up_is_kept_and_the_next_call_goes_on(tuning, monkeypa
             return super().__call__(job, *args, **more)
 
     found = served(parcel(plan, settings), Slow(by_tile), monkeypatch)
-    assert (found.done, found.reason, found.code) == (False, "its time was up", errors.REMOTE)
+    assert (found.done, found.reason, found.code) == (
+        False,
+        "its time was up",
+        errors.REMOTE,
+    )
     before = (plan.algo.folder / "tuned.py").read_text()
     state = away.choose(plan, settings, found, print)
-    assert state.interrupted and state.choices == [] and (plan.algo.folder / "tuned.py").read_text() == before
+    assert (
+        state.interrupted
+        and state.choices == []
+        and (plan.algo.folder / "tuned.py").read_text() == before
+    )
     rest = Workers(by_tile)
     whole = served(parcel(plan, settings), rest, monkeypatch)
-    assert whole.done and len(rest.jobs) == 3 and whole.lines[: len(found.lines)] == found.lines
+    assert (
+        whole.done
+        and len(rest.jobs) == 3
+        and whole.lines[: len(found.lines)] == found.lines
+    )
     chosen_as_here(plan, settings, whole, monkeypatch)
 
 
@@ -115,13 +150,19 @@ def test_lines_of_another_machine_are_not_mixed(tuning, monkeypatch):
     assert asked.tunings[0].lines == first.lines
     asked.tunings[0].key.driver = "another"
     workers = Workers(by_tile)
-    assert served(wire.encode(asked), workers, monkeypatch).done and len(workers.jobs) == 30
+    assert (
+        served(wire.encode(asked), workers, monkeypatch).done
+        and len(workers.jobs) == 30
+    )
 
 
 def test_a_reply_of_another_gpu_is_refused():
     gpu = rented().rent.gpu
     key = None
-    for name, why in (("NVIDIA B200", None), ("NVIDIA H200", "asked for B200, and the container has NVIDIA H200")):
+    for name, why in (
+        ("NVIDIA B200", None),
+        ("NVIDIA H200", "asked for B200, and the container has NVIDIA H200"),
+    ):
         found = away.Measured(key=key, lines=[], gpu={"name": name})
         assert replies.untuned(1, wire.Reply(tuned=[found]), gpu) == why
     assert "it has 0 tunings for 1" in replies.untuned(1, wire.Reply(), gpu)
@@ -132,13 +173,37 @@ def test_the_command_writes_the_rows_or_a_patch(tmp_path, monkeypatch):
     folder = scaffold.new(helpers.REGISTRY, "my-v5", source, tmp_path / "own")
     before = {path.name: path.read_text() for path in folder.iterdir()}
     workers = Workers(lambda name, batch: 3.0 if "rows=2" in name else 2.0)
-    workers.env = Environment(gpu="NVIDIA B200", sms=148, gpu_uuid="GPU-1", driver="580", versions={"torch": "2"})
+    workers.env = Environment(
+        gpu="NVIDIA B200",
+        sms=148,
+        gpu_uuid="GPU-1",
+        driver="580",
+        versions={"torch": "2"},
+    )
     monkeypatch.setattr(racing, "execute", workers)
     monkeypatch.setattr(container, "CACHE", str(tmp_path / "no-volume"))
     gpu = inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-1")
     machine = inventory.Machine(gpus=lambda: (gpu,))
-    only = ["lanes=16", "rows=1,2", "passes=1", "warps=2", "load=0", "store=0", "resident=1"]
-    args = ["tune", "--algo", "my-v5", "--algos", tmp_path / "own", "-w", "batch_size=64", "-n", "1"]
+    only = [
+        "lanes=16",
+        "rows=1,2",
+        "passes=1",
+        "warps=2",
+        "load=0",
+        "store=0",
+        "resident=1",
+    ]
+    args = [
+        "tune",
+        "--algo",
+        "my-v5",
+        "--algos",
+        tmp_path / "own",
+        "-w",
+        "batch_size=64",
+        "-n",
+        "1",
+    ]
     args += [word for constant in only for word in ("--only", constant)]
     patch = tmp_path / "b200.patch"
     with Server(answer=lambda n, data: container.serve(data, machine=machine)) as s:
@@ -146,16 +211,25 @@ def test_the_command_writes_the_rows_or_a_patch(tmp_path, monkeypatch):
         untouched = {path.name: path.read_text() for path in folder.iterdir()}
         first = len(workers.jobs)
         written = rent(s, *args, GDN_HOME=str(tmp_path / "home"))
-    assert patched.code == 0 and f"written: {patch}" in patched.out and untouched == before
+    assert (
+        patched.code == 0 and f"written: {patch}" in patched.out and untouched == before
+    )
     assert "B200, 1 container, 1 call of at most 60 min" in patched.err
     assert written.code == 0 and first == len(workers.jobs)  # the lines were sent along
     text = (folder / "tuned.h").read_text()
     assert text != before["tuned.h"] and "NVIDIA B200" in text and "NVIDIA H200" in text
     (row,) = (
-        row for row in tuned_table.load(registry.load(str(tmp_path / "own")).find("my-v5"))["NVIDIA B200"]["rows"]
+        row
+        for row in tuned_table.load(registry.load(str(tmp_path / "own")).find("my-v5"))[
+            "NVIDIA B200"
+        ]["rows"]
     )
     assert row["rows"] == 1
     for name, old in before.items():
         (folder / name).write_text(old)
-    applied = subprocess.run(["git", "apply", "-p1", patch], cwd=folder, capture_output=True, text=True)
-    assert applied.returncode == 0 and Path(folder / "tuned.h").read_text() == text, applied.stderr
+    applied = subprocess.run(
+        ["git", "apply", "-p1", patch], cwd=folder, capture_output=True, text=True
+    )
+    assert applied.returncode == 0 and Path(folder / "tuned.h").read_text() == text, (
+        applied.stderr
+    )

@@ -1,4 +1,6 @@
-"""The data set's volume: what `gdn modal setup` writes over, and where a run finds a data set on it."""
+"""The data set's volume: what `gdn modal setup` writes over, and where a run finds a
+data set on it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.remote import modal_client, setup
 from gdn_cli.remote.setup import DATASET, TWINS
 
-FILES = {"definitions/gdn/d.json": b"{}", "workloads/gdn/d.jsonl": b"{}", "blob/a.safetensors": b"\0" * 9}
+FILES = {
+    "definitions/gdn/d.json": b"{}",
+    "workloads/gdn/d.jsonl": b"{}",
+    "blob/a.safetensors": b"\0" * 9,
+}
 
 
 class Volume:
@@ -24,14 +30,19 @@ class Volume:
         self.content, self.done = dict(files), []
         monkeypatch.setattr(modal_client, "connect", lambda seconds: None)
         mine = SETTINGS.volumes.dataset
-        monkeypatch.setattr(modal_client, "Volume", lambda name: self if name == mine else None)
+        monkeypatch.setattr(
+            modal_client, "Volume", lambda name: self if name == mine else None
+        )
 
     def files(self):
         return {name: len(data) for name, data in self.content.items()}
 
     def upload(self, files):
         self.done += files
-        self.content |= {n: f.read_bytes() if isinstance(f, Path) else f.read() for n, f in files.items()}
+        self.content |= {
+            n: f.read_bytes() if isinstance(f, Path) else f.read()
+            for n, f in files.items()
+        }
 
     def remove(self, name):
         del self.content[name]
@@ -46,7 +57,9 @@ def folder(root: Path, files: dict[str, bytes] = FILES) -> Path:
 
 def stocked(tmp_path, dataset: bool, force: bool = False) -> setup.Stocked:
     mine = folder(tmp_path)
-    return setup.setup(SETTINGS, mine if dataset else None, lambda: mine, lambda line: None, force)
+    return setup.setup(
+        SETTINGS, mine if dataset else None, lambda: mine, lambda line: None, force
+    )
 
 
 THEIRS = {f"mlsys26-contest/{name}": b"theirs!!!" for name in FILES}
@@ -55,29 +68,51 @@ THEIRS = {f"mlsys26-contest/{name}": b"theirs!!!" for name in FILES}
 @pytest.mark.parametrize(
     ("there", "dataset", "says"),
     [
-        ({name: b"theirs!!!" for name in FILES}, False, r"did not put there \(blob, definitions, workloads\)"),
+        (
+            {name: b"theirs!!!" for name in FILES},
+            False,
+            r"did not put there \(blob, definitions, workloads\)",
+        ),
         (THEIRS, False, r"did not put there \(mlsys26-contest\)"),
         ({"notes.txt": b"hello"}, True, r"did not put there \(notes.txt\)"),
-        (FILES | {DATASET: b"{}"}, False, "has a data set that was uploaded with --dataset"),
+        (
+            FILES | {DATASET: b"{}"},
+            False,
+            "has a data set that was uploaded with --dataset",
+        ),
         (FILES | {TWINS: b"{}"}, True, "has the twins"),
     ],
 )
-def test_what_somebody_else_put_there_is_not_written_over(there, dataset, says, tmp_path, monkeypatch):
+def test_what_somebody_else_put_there_is_not_written_over(
+    there, dataset, says, tmp_path, monkeypatch
+):
     volume = Volume(there, monkeypatch)
     with pytest.raises(UsageError, match=says) as caught:
         stocked(tmp_path, dataset)
-    assert "--force uploads over it" in caught.value.hint and "nothing was changed" in caught.value.hint
+    assert (
+        "--force uploads over it" in caught.value.hint
+        and "nothing was changed" in caught.value.hint
+    )
     assert volume.content == there and volume.done == []
-    forced = stocked(tmp_path, dataset, force=True)  # a tensor of equal size is another one: all are uploaded
-    assert (forced.uploaded, forced.kept) == (3, 0) and FILES.items() <= volume.content.items()
+    # a tensor of equal size is another one: all are uploaded
+    forced = stocked(tmp_path, dataset, force=True)
+    assert (forced.uploaded, forced.kept) == (
+        3,
+        0,
+    ) and FILES.items() <= volume.content.items()
     assert {DATASET, TWINS} & set(volume.content) == {DATASET if dataset else TWINS}
 
 
 @pytest.mark.parametrize("dataset", [True, False])
-def test_the_mark_comes_first_and_lets_the_upload_be_repeated(dataset, tmp_path, monkeypatch):
+def test_the_mark_comes_first_and_lets_the_upload_be_repeated(
+    dataset, tmp_path, monkeypatch
+):
     volume = Volume({}, monkeypatch)
     assert stocked(tmp_path, dataset).uploaded == 3
-    assert volume.done[0] == (DATASET if dataset else TWINS) and volume.done[-1] == "workloads/gdn/d.jsonl"
+    assert (
+        volume.done[0] == (DATASET if dataset else TWINS)
+        and volume.done[-1] == "workloads/gdn/d.jsonl"
+    )
     again = stocked(tmp_path, dataset)
     assert (again.uploaded, again.kept) == (2, 1)  # texts always
 
@@ -94,7 +129,12 @@ def test_without_data_any_volume_will_do(monkeypatch):
         (FILES, ["blob/a.safetensors"], ""),
         (THEIRS, ["blob/a.safetensors"], "mlsys26-contest/"),
         (THEIRS | FILES, ["blob/a.safetensors"], ""),
-        (FILES | THEIRS | {"mlsys26-contest/blob/b": b""}, ["blob/b"], "mlsys26-contest/"),  # the one that has it all
+        # the one that has it all
+        (
+            FILES | THEIRS | {"mlsys26-contest/blob/b": b""},
+            ["blob/b"],
+            "mlsys26-contest/",
+        ),
         ({f"a/b/{name}": b"" for name in FILES}, [], "a/b/"),
     ],
 )
@@ -105,9 +145,15 @@ def test_a_data_set_is_found_in_a_folder_of_the_volume(there, needed, at):
 @pytest.mark.parametrize(
     ("there", "says"),
     [
-        ({}, "volume flashinfer-trace has no data set; `gdn modal setup --dataset DIR` uploads one"),
+        (
+            {},
+            "volume flashinfer-trace has no data set; `gdn modal setup --dataset DIR` uploads one",
+        ),
         ({"definitions/d.json": b""}, "has no data set"),
-        (FILES, "its data set is without 1 of 1 files of --dataset, such as blob/w.safetensors"),
+        (
+            FILES,
+            "its data set is without 1 of 1 files of --dataset, such as blob/w.safetensors",
+        ),
     ],
 )
 def test_a_run_whose_data_is_not_there_costs_nothing(there, says, monkeypatch):
@@ -115,7 +161,11 @@ def test_a_run_whose_data_is_not_there_costs_nothing(there, says, monkeypatch):
     Volume(there, monkeypatch)
     with pytest.raises(MissingError, match=says) as caught:
         list(rented()([of_dataset()]))
-    assert caught.value.code == errors.MISSING and fake.declared is None and fake.parcels == []
+    assert (
+        caught.value.code == errors.MISSING
+        and fake.declared is None
+        and fake.parcels == []
+    )
 
 
 def test_a_run_reads_the_folder_that_has_its_data(monkeypatch):
@@ -129,5 +179,8 @@ def test_a_run_reads_the_folder_that_has_its_data(monkeypatch):
 def of_dataset():
     base = job("cuda-v4", "cuda", dataset=Path("/here"))
     spec = {"type": "safetensors", "path": "blob/w.safetensors", "tensor_key": "q"}
-    rows = [workloads.replace(w, origin="dataset", inputs={"q": spec}) for w in base.workloads]
+    rows = [
+        workloads.replace(w, origin="dataset", inputs={"q": spec})
+        for w in base.workloads
+    ]
     return replace(base, workloads=tuple(rows))

@@ -37,32 +37,47 @@ def lines(capsys) -> list[str]:
 
 def shown(capsys, *documents: dict, between: bool = False) -> list[str]:
     found = [profiles.typed(d) for d in documents]
-    profile.show_profiles(found, differences.difference(*found) if between else None, False)
+    profile.show_profiles(
+        found, differences.difference(*found) if between else None, False
+    )
     return lines(capsys)
 
 
 def too_wide(found: list[str], width: int) -> list[str]:
     """Lines beyond the width that hold no path, which stays whole."""
-    return [line for line in found if cell_len(line) > width and "/profiles/" not in line]
+    return [
+        line for line in found if cell_len(line) > width and "/profiles/" not in line
+    ]
 
 
 def part(found: list[str], first: str, last: str | None = None) -> list[str]:
     """From the line that begins so to the one before `last`, or to an empty one."""
     start = next(i for i, line in enumerate(found) if line.startswith(first))
     end = next(
-        (i for i, line in enumerate(found) if i > start and (line.startswith(last) if last else not line)), len(found)
+        (
+            i
+            for i, line in enumerate(found)
+            if i > start and (line.startswith(last) if last else not line)
+        ),
+        len(found),
     )
     return found[start:end]
 
 
 def coloured(monkeypatch, show, *args) -> str:
-    out = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=120, highlight=False)
+    out = Console(
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="standard",
+        width=120,
+        highlight=False,
+    )
     monkeypatch.setattr(profile, "console", lambda: out)
     show(*args)
     return out.file.getvalue()
 
 
-# --- figures ------------------------------------------------------------------------------------------------------
+# --- figures
 
 
 @pytest.mark.parametrize(
@@ -97,7 +112,7 @@ def test_names_of_kernels(name, text):
     assert profile.short(name) == text
 
 
-# --- one profile --------------------------------------------------------------------------------------------------
+# --- one profile
 
 
 def test_one_profile_at_80_columns(capsys, monkeypatch):
@@ -174,11 +189,16 @@ def test_one_profile_at_120_columns(capsys, monkeypatch):
         "  of DRAM's peak            3.93 %",
         "  L2 hits                   56.1 %",
     ]
-    assert "wait                       11.1 %        0.990  a fixed wait of the instruction before" in found
+    assert (
+        "wait                       11.1 %        0.990  a fixed wait of the instruction before"
+        in found
+    )
 
 
 def crowded() -> dict:
-    """All that can be on a screen: several kernels, one with a name that fits nowhere, long notes, a wrong result."""
+    """All that can be on a screen: several kernels, one with a name that fits nowhere,
+    long notes, a wrong result.
+    """
     hot = Table(
         "hot", "where the samples fall",
         (("where", ""), ("share of samples", "%"), ("main stall", ""), ("line", "count"), ("source text", "")),
@@ -189,9 +209,14 @@ def crowded() -> dict:
         ),
         "the rest is in hot.csv: " + "many lines " * 12,
     )  # fmt: skip
-    long = profiles.kernel(LONG, profiles.V4_1 | {"occupancy": None}, profiles.V4_STALLS)
+    long = profiles.kernel(
+        LONG, profiles.V4_1 | {"occupancy": None}, profiles.V4_STALLS
+    )
     loud = profiles.kernel("loud", {"occupancy": 12.35, "registers": 32})
-    ran = [{"name": name, "start_us": 0.0, "us": us} for name, us in ((COPY, 1.2), (LONG, 3.9), (COPY, 1.3))]
+    ran = [
+        {"name": name, "start_us": 0.0, "us": us}
+        for name, us in ((COPY, 1.2), (LONG, 3.9), (COPY, 1.3))
+    ]
     return profiles.document(
         "fi-baseline", Found("", profiles.facts({"time_us": 5.1})), long, Found("small", (), (hot,)), loud,
         status="wrong", reason="output is off by 0.31 [in /a/b]",
@@ -228,58 +253,89 @@ def test_all_that_went_wrong_and_all_that_ran(capsys, monkeypatch):
         "",
     ]
     assert part(found, "the call", "time") == ["the call"] and LONG[:80] in found
-    assert "  achieved occupancy             -  active warps of 64, while an SM is active" in found
+    assert (
+        "  achieved occupancy             -  active warps of 64, while an SM is active"
+        in found
+    )
     assert part(found, "where  ", "aaaa") == [
         "where                     samples  main stall     line  source text",
         "kernel.py:41               34.2 %  long             41  state =",
         "                                   scoreboard           tl.load(state_ptr +",
         "                                                        offsets[:, None] *",
         "                                                        stride_k)",
-        "kernel.py:1210                  -  wait              -  [red]x[/][red]x[/][red]x",  # a text is a text
+        # a text is a text
+        "kernel.py:1210                  -  wait              -  [red]x[/][red]x[/][red]x",
         "                                                        [/][red]x[/]",
     ]
 
 
 def test_a_kernel_that_the_tool_saw_is_not_named_again(capsys, width):
-    seen = profiles.v4(survey=profiles.survey(ran=[{"name": MANGLED, "start_us": 0.0, "us": 2.1}]))
+    seen = profiles.v4(
+        survey=profiles.survey(ran=[{"name": MANGLED, "start_us": 0.0, "us": 2.1}])
+    )
     assert not [line for line in shown(capsys, seen) if line.startswith("runs")]
-    other = profiles.v4(survey=profiles.survey(ran=[{"name": COPY, "start_us": 0.0, "us": 2.1}]))
+    other = profiles.v4(
+        survey=profiles.survey(ran=[{"name": COPY, "start_us": 0.0, "us": 2.1}])
+    )
     (line,) = [line for line in shown(capsys, other) if line.startswith("runs")]
     assert line == f"runs     {COPY} 2.10 us (not seen by ncu)"
     counted = profiles.v4(survey=profiles.survey(ran=None, launches=3))
     assert "runs     3 kernels" in shown(capsys, counted)
-    whole = profiles.document("x", Found("", profiles.facts({"time_us": 5.1})), survey=other["survey"])
-    assert not [line for line in shown(capsys, whole) if line.startswith("runs")]  # it names no kernels itself
+    whole = profiles.document(
+        "x", Found("", profiles.facts({"time_us": 5.1})), survey=other["survey"]
+    )
+    # it names no kernels itself
+    assert not [line for line in shown(capsys, whole) if line.startswith("runs")]
 
 
 @pytest.mark.parametrize(
     ("us", "note"),
-    [(6480.0, "wall; 3.60x the time above, which gdn took without ncu"), (1900.0, "wall"), (900.0, "wall; 0.500x the")],
+    [
+        (6480.0, "wall; 3.60x the time above, which gdn took without ncu"),
+        (1900.0, "wall"),
+        (900.0, "wall; 0.500x the"),
+    ],
 )
 def test_a_second_time_says_how_it_differs_from_the_first(us, note, capsys, width):
     fact = msgspec.structs.replace(profiles.facts({"time_us": us})[0], note="wall")
-    said = shown(capsys, profiles.document("x", Found("", (fact,)), survey=profiles.survey(1800.0)))
+    said = shown(
+        capsys,
+        profiles.document("x", Found("", (fact,)), survey=profiles.survey(1800.0)),
+    )
     (line,) = [line for line in said if "duration" in line]
     assert note in line and ("above" in line) is ("above" in note or "the" in note)
-    several = profiles.document("x", profiles.kernel("a", {"time_us": us}), profiles.kernel("b", {"time_us": us}))
+    several = profiles.document(
+        "x",
+        profiles.kernel("a", {"time_us": us}),
+        profiles.kernel("b", {"time_us": us}),
+    )
     assert not any("above" in line for line in shown(capsys, several))
 
 
 def test_kernels_of_one_name_are_told_apart_by_their_parameters(capsys, width):
-    found = shown(capsys, profiles.document("x", *(profiles.kernel(f"a::k<{n}>(int)", {"ctas": n}) for n in (1, 2))))
+    found = shown(
+        capsys,
+        profiles.document(
+            "x", *(profiles.kernel(f"a::k<{n}>(int)", {"ctas": n}) for n in (1, 2))
+        ),
+    )
     assert "a::k<1>(int)" in found and "a::k<2>(int)" in found
 
 
 def test_many_kernels_are_a_row_each_unless_all_is_asked_for(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    whole = profiles.document("x", *(profiles.kernel(f"k{n}", {"registers": 30 + n}) for n in range(3)))
+    whole = profiles.document(
+        "x", *(profiles.kernel(f"k{n}", {"registers": 30 + n}) for n in range(3))
+    )
     profile.show_profiles([profiles.typed(whole)], None, False, False)
     found = lines(capsys)
     assert [line.split() for line in found if line.startswith("k")] == [
         ["kernel", "per", "thread"], *([f"k{n}", str(30 + n)] for n in range(3)),
     ]  # fmt: skip
     assert "--full and --json have every figure of each" in found
-    two = profiles.document("x", *(profiles.kernel(f"k{n}", {"registers": 30}) for n in range(2)))
+    two = profiles.document(
+        "x", *(profiles.kernel(f"k{n}", {"registers": 30}) for n in range(2))
+    )
     profile.show_profiles([profiles.typed(two)], None, False, False)
     assert not [line for line in lines(capsys) if "--full" in line]
 
@@ -289,25 +345,56 @@ def test_absent_parts_are_not_shown(capsys, width):
         survey=None, verdict=None, environment={}, label="", workload={}, mode=None, l2="cold", tool="sass",
         reading={"found": [], "notes": [], "files": [], "failed": None},
     )  # fmt: skip
-    assert shown(capsys, document) == ["gdn_decode cuda-v4 | sass", "", f"folder: {document['folder']}"]
-    document |= {"status": "timed_out", "reason": None, "mode": "cpu", "environment": {"cpu": "EPYC"}}
-    assert shown(capsys, document)[:2] == ["gdn_decode cuda-v4 | EPYC | sass", "timed out  no reason is known"]
-    bare = profiles.survey(5.1, copy_us=None, empty_us=None, large_rate=None, bytes_moved=0, ran=None)
+    assert shown(capsys, document) == [
+        "gdn_decode cuda-v4 | sass",
+        "",
+        f"folder: {document['folder']}",
+    ]
+    document |= {
+        "status": "timed_out",
+        "reason": None,
+        "mode": "cpu",
+        "environment": {"cpu": "EPYC"},
+    }
+    assert shown(capsys, document)[:2] == [
+        "gdn_decode cuda-v4 | EPYC | sass",
+        "timed out  no reason is known",
+    ]
+    bare = profiles.survey(
+        5.1, copy_us=None, empty_us=None, large_rate=None, bytes_moved=0, ran=None
+    )
     assert "time     5.10 us (cupti)" in shown(capsys, profiles.v4(survey=bare))
-    assert not [line for line in shown(capsys, profiles.v4(survey=bare | {"time_us": None})) if line[:6] == "time  "]
+    assert not [
+        line
+        for line in shown(capsys, profiles.v4(survey=bare | {"time_us": None}))
+        if line[:6] == "time  "
+    ]
 
 
 def test_the_screen_shows_only_relevant_tables(capsys, monkeypatch):
-    """Which pipes are busy matters where instructions are the limit; a long table is cut; nothing is lost to --json."""
+    """Which pipes are busy matters where instructions are the limit; a long table is
+    cut; nothing is lost to --json.
+    """
     monkeypatch.setenv("COLUMNS", "80")
-    pipes = Table("pipes", "busiest pipes", (("pipe", ""), ("busy", "%")), (("fma", 61.0),))
-    ops = Table("ops", "ops", (("op", ""), ("share", "%")), tuple((f"op{i}", 1.0) for i in range(14)))
+    pipes = Table(
+        "pipes", "busiest pipes", (("pipe", ""), ("busy", "%")), (("fma", 61.0),)
+    )
+    ops = Table(
+        "ops",
+        "ops",
+        (("op", ""), ("share", "%")),
+        tuple((f"op{i}", 1.0) for i in range(14)),
+    )
     for bound, conflicts, told in (("latency", 0, False), ("instruction", 12, True)):
         found = Found("k", profiles.facts({"bank_conflicts": conflicts}), (pipes, ops))
-        seen = shown(capsys, profiles.document("a", found, verdict=profiles.verdict(bound)))
+        seen = shown(
+            capsys, profiles.document("a", found, verdict=profiles.verdict(bound))
+        )
         assert ("busiest pipes" in seen) is told
         assert any("bank conflicts" in line for line in seen) is told
-        assert [line.split()[0] for line in seen if re.match(r"op\d", line)] == [f"op{i}" for i in range(10)]
+        assert [line.split()[0] for line in seen if re.match(r"op\d", line)] == [
+            f"op{i}" for i in range(10)
+        ]
         assert "and 4 more rows in profile.json" in seen
 
 
@@ -329,20 +416,36 @@ def test_how_a_file_is_opened(capsys, width, file, how):
     document["reading"]["files"] = [file, "other.ncu-rep"]
     found = shown(capsys, document)
     last = [] if how is None else ["open: " + how.format(f"'/a b/profiles/x/{file}'")]
-    assert part(found, "folder: ") == ["folder: /a b/profiles/x", f"files: {file}, other.ncu-rep", *last]
+    assert part(found, "folder: ") == [
+        "folder: /a b/profiles/x",
+        f"files: {file}, other.ncu-rep",
+        *last,
+    ]
 
 
 def test_colours(monkeypatch):
     wrong = profiles.v4(status="wrong", reason="off")
-    text = coloured(monkeypatch, profile.show_profiles, [profiles.typed(wrong)], None, False)
-    assert "\x1b[31mwrong\x1b[0m" in text and "\x1b[1mlatency-bound\x1b[0m: the kernel" in text
+    text = coloured(
+        monkeypatch, profile.show_profiles, [profiles.typed(wrong)], None, False
+    )
+    assert (
+        "\x1b[31mwrong\x1b[0m" in text
+        and "\x1b[1mlatency-bound\x1b[0m: the kernel" in text
+    )
     found = [profiles.typed(profiles.v4()), profiles.typed(profiles.fla())]
-    text = coloured(monkeypatch, profile.show_profiles, found, differences.difference(*found), False)
+    text = coloured(
+        monkeypatch, profile.show_profiles, found, differences.difference(*found), False
+    )
     green = re.findall(r"\x1b\[32m(.+?)\x1b", text)
-    assert [cell.strip() for cell in green[:4]] == ["2.85 us", "91,392", "12.3 %", "0.710 cycles"]
+    assert [cell.strip() for cell in green[:4]] == [
+        "2.85 us",
+        "91,392",
+        "12.3 %",
+        "0.710 cycles",
+    ]
 
 
-# --- two profiles -------------------------------------------------------------------------------------------------
+# --- two profiles
 
 
 def test_two_profiles_at_80_columns(capsys, monkeypatch):
@@ -402,7 +505,10 @@ def test_two_profiles_of_several_kernels(capsys, width):
         profiles.kernel("void at::cast<int>(int)", {"time_us": 0.3}), us=5.5, status="wrong", reason="off",
     )  # fmt: skip
     b = profiles.document(
-        "x", profiles.kernel(LONG, {"time_us": 2.0, "registers": 32}), profiles.kernel("fill", {"time_us": 2.0}), us=4.0
+        "x",
+        profiles.kernel(LONG, {"time_us": 2.0, "registers": 32}),
+        profiles.kernel("fill", {"time_us": 2.0}),
+        us=4.0,
     )
     found = shown(capsys, a, b, between=True)
     assert part(found, "what differs ", "only A") == [
@@ -414,21 +520,34 @@ def test_two_profiles_of_several_kernels(capsys, width):
         "duration                1.00 us  2.00 us   2.00x  fill",
         "registers per thread         60       32  0.533x  kernel_cutlass_gd...",
     ]
-    assert "only A runs cast" in found and "warning A, x, is wrong: off" in found and "wrong    off" in found
+    assert (
+        "only A runs cast" in found
+        and "warning A, x, is wrong: off" in found
+        and "wrong    off" in found
+    )
     assert not [line for line in found if "is compared with" in line]
 
 
 def test_a_long_comparison_is_cut(capsys, width):
-    values = {key: 1e6 * (2 + i) for i, key in enumerate(profiles.V4_1) if key != "occupancy_limit"}
+    values = {
+        key: 1e6 * (2 + i)
+        for i, key in enumerate(profiles.V4_1)
+        if key != "occupancy_limit"
+    }
     a = profiles.document("x", profiles.kernel("k", values, profiles.V4_STALLS))
-    b = profiles.document("y", profiles.kernel("k", {k: 2 * v for k, v in values.items()}, profiles.FLA_STALLS))
+    b = profiles.document(
+        "y",
+        profiles.kernel(
+            "k", {k: 2 * v for k, v in values.items()}, profiles.FLA_STALLS
+        ),
+    )
     found = shown(capsys, a, b, between=True)
     count = len(differences.difference(profiles.typed(a), profiles.typed(b)).rows)
     assert f"{count - 20} more differences with --json" in found
     assert len(part(found, "what differs ", f"{count - 20} more")) == 21
 
 
-# --- JSON and the list --------------------------------------------------------------------------------------------
+# --- JSON and the list
 
 
 def test_json(capsys):
@@ -436,7 +555,10 @@ def test_json(capsys):
     found = [profiles.typed(d) for d in documents]
     for between in (None, differences.difference(*found)):
         profile.show_profiles(found, between, True)
-        assert json.loads(capsys.readouterr().out) == {"profiles": documents, "difference": to_json(between)}
+        assert json.loads(capsys.readouterr().out) == {
+            "profiles": documents,
+            "difference": to_json(between),
+        }
 
 
 def row(algo: str, time: str, label: str = "B1", **more) -> Listed:
@@ -480,5 +602,7 @@ def test_a_list_of_several_gpus_and_long_names(capsys, width):
     found = lines(capsys)
     assert found[0] == "profiles, newest first" and too_wide(found, width) == []
     if width == 120:  # names stay whole where there is room
-        assert [line.split()[0] for line in found[2:]] == [r.name for r in (rows[2], rows[1], rows[0])]
+        assert [line.split()[0] for line in found[2:]] == [
+            r.name for r in (rows[2], rows[1], rows[0])
+        ]
         assert found[3].endswith("latency  -")

@@ -1,4 +1,6 @@
-"""`gdn report`: its figures against the records themselves; its files; and its page in a real browser."""
+"""`gdn report`: its figures against the records themselves; its files; and its page in
+a real browser.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ REGISTRY = helpers.REGISTRY
 
 
 def book_of(*documents: dict, **narrow):
-    sources = [reports.source(f"{i}.json", json.loads(json.dumps(d))) for i, d in enumerate(documents)]
+    sources = [
+        reports.source(f"{i}.json", json.loads(json.dumps(d)))
+        for i, d in enumerate(documents)
+    ]
     return merge.gather(sources, REGISTRY, **narrow)
 
 
@@ -67,7 +72,7 @@ def cells(text: str, n: int = 0) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in rows}
 
 
-# --- numbers --------------------------------------------------------------------------------------------------------
+# --- numbers
 
 
 @pytest.mark.parametrize(
@@ -90,8 +95,14 @@ def test_small_words():
     assert units.listed(["a"]) == "a" and units.listed("abc") == "a, b and c"
     assert units.listed("abcd", most=2) == "a, b and 2 more"
     # a column that needs more than four digits before the point has a unit in each cell
-    assert units.table_unit([1.0, 9999.0]) == "us" and units.table_unit([1.0, 41000.0]) is None
-    assert units.table_unit([41000.0], "us") == "us" and units.cell(41000.0, "ms") == "41.00"
+    assert (
+        units.table_unit([1.0, 9999.0]) == "us"
+        and units.table_unit([1.0, 41000.0]) is None
+    )
+    assert (
+        units.table_unit([41000.0], "us") == "us"
+        and units.cell(41000.0, "ms") == "41.00"
+    )
 
 
 def test_medians_means_and_floors_are_those_of_the_records():
@@ -103,23 +114,35 @@ def test_medians_means_and_floors_are_those_of_the_records():
     (group,) = results("decode-contest.json").groups
     assert (group.device, group.tier, group.l2) == ("NVIDIA H200", "cupti", "cold")
     for b in (1, 64):
-        there = [r for r in document["records"] if r["workload"]["axes"]["batch_size"] == b]
+        there = [
+            r for r in document["records"] if r["workload"]["axes"]["batch_size"] == b
+        ]
         for algo in ("copy", "cuda-v4"):
-            expected = statistics.median(r["timing"]["median_us"] for r in there if r["algo"] == algo)
+            expected = statistics.median(
+                r["timing"]["median_us"] for r in there if r["algo"] == algo
+            )
             assert group.median_us(algo, f"B={b}") == expected
         ratio = group.median_us("cuda-v4", f"B={b}") / group.median_us("copy", f"B={b}")
         assert group.over_floor("cuda-v4", f"B={b}") == pytest.approx(ratio)
     book = results("decode-contest.json")
     rungs = {r.algo: r for r in findings.rungs(book, book.groups[0])}
     workloads = sorted({w for _, w in own})
-    for algo, below in (("fla-recurrent", "pt-compiled"), ("cuda-v1", "fla-recurrent"), ("cuda-v4", "cuda-v1")):
+    for algo, below in (
+        ("fla-recurrent", "pt-compiled"),
+        ("cuda-v1", "fla-recurrent"),
+        ("cuda-v4", "cuda-v1"),
+    ):
         product = {name: 1.0 for name in ("reference", "below", "floor")}
         for w in workloads:
-            product["reference"] *= (own["pt-reference", w] / own[algo, w]) ** (1 / len(workloads))
+            product["reference"] *= (own["pt-reference", w] / own[algo, w]) ** (
+                1 / len(workloads)
+            )
             product["below"] *= (own[below, w] / own[algo, w]) ** (1 / len(workloads))
             product["floor"] *= (own[algo, w] / own["copy", w]) ** (1 / len(workloads))
         r = rungs[algo]
-        assert (r.speedup, r.step, r.over_floor) == pytest.approx(tuple(product.values()))
+        assert (r.speedup, r.step, r.over_floor) == pytest.approx(
+            tuple(product.values())
+        )
         # cpp-v1 stands between pt-compiled and fla-recurrent, but has no times here
         assert (r.after, r.right, r.of, r.peer) == (below, 54, 54, False)
     assert rungs["fi-baseline"].peer and rungs["pt-reference"].speedup == 1.0
@@ -134,25 +157,55 @@ def test_means_are_over_the_workloads_that_the_algos_share():
     book = book_of(document)
     rungs = {r.algo: r for r in findings.rungs(book, book.groups[0])}
     two = statistics.geometric_mean([36.0 + 1.6, 36.0 + 1.6 * 8])
-    assert rungs["pt-reference"].mean_us == pytest.approx(two)  # not over 64, which cuda-v4 lacks
+    # not over 64, which cuda-v4 lacks
+    assert rungs["pt-reference"].mean_us == pytest.approx(two)
     assert (rungs["cuda-v4"].right, rungs["cuda-v4"].of) == (2, 2)
-    assert (rungs["cuda-v1"].right, rungs["cuda-v1"].of) == (1, 2)  # it lacks most, so it does not narrow the others
+    # it lacks most, so it does not narrow the others
+    assert (rungs["cuda-v1"].right, rungs["cuda-v1"].of) == (1, 2)
 
 
 def test_the_readmes_table_from_its_records():
     text = markdown.markdown(results("decode-contest.json"))
-    assert text.startswith("`gdn_decode` on NVIDIA H200 (driver 580.159.04, SM clock 1980 MHz), tier cupti, L2 cold; ")
+    assert text.startswith(
+        "`gdn_decode` on NVIDIA H200 (driver 580.159.04, SM clock 1980 MHz), tier cupti, L2"
+        " cold; "
+    )
     assert "commit 1c78cc43113f" in text
     table = cells(text)
     assert list(table) == [
         "algo", "---", "`copy`", "`pt-reference`", "`pt-compiled`", "`fla-recurrent`", "`cuda-v1`", "`cuda-v4`",
         "`fi-baseline`", "`fla-upstream`",
     ]  # fmt: skip
-    assert table["algo"] == ["B=1 (10)", "B=4 (8)", "B=8 (7)", "B=16 (7)", "B=32 (7)", "B=48 (7)", "B=64 (8)"]
-    assert table["`pt-reference`"] == ["37.35", "43.00", "45.21", "56.54", "80.93", "109", "141"]
-    assert table["`fla-recurrent`"][-2:] == ["14.94", "**18.56**"] and table["`cuda-v1`"][-2] == "**14.85**"
-    cpu = merge.gather(merge.read([ROOT / "results/epyc-2cpu/decode-quick.json"]), REGISTRY)
-    assert cells(markdown.markdown(cpu))["`cpp-v1`"] == ["**10.1 us**", "**64.1 us**", "**1.15 ms**"]
+    assert table["algo"] == [
+        "B=1 (10)",
+        "B=4 (8)",
+        "B=8 (7)",
+        "B=16 (7)",
+        "B=32 (7)",
+        "B=48 (7)",
+        "B=64 (8)",
+    ]
+    assert table["`pt-reference`"] == [
+        "37.35",
+        "43.00",
+        "45.21",
+        "56.54",
+        "80.93",
+        "109",
+        "141",
+    ]
+    assert (
+        table["`fla-recurrent`"][-2:] == ["14.94", "**18.56**"]
+        and table["`cuda-v1`"][-2] == "**14.85**"
+    )
+    cpu = merge.gather(
+        merge.read([ROOT / "results/epyc-2cpu/decode-quick.json"]), REGISTRY
+    )
+    assert cells(markdown.markdown(cpu))["`cpp-v1`"] == [
+        "**10.1 us**",
+        "**64.1 us**",
+        "**1.15 ms**",
+    ]
     assert cells(markdown.markdown(cpu, unit="us"))["`pt-reference`"][2] == "40969"
 
 
@@ -167,33 +220,53 @@ def test_an_own_algo_comes_after_the_ladder_and_before_the_peers():
     document = reports.bench()
     document["records"].append(reports.record("mine", 1, 1.5))
     (group,) = book_of(document).groups
-    assert group.algos == ["copy", "pt-reference", "cuda-v1", "cuda-v4", "mine", "fi-baseline"]
+    assert group.algos == [
+        "copy",
+        "pt-reference",
+        "cuda-v1",
+        "cuda-v4",
+        "mine",
+        "fi-baseline",
+    ]
     assert group.fastest("B=1") == "mine" and group.fastest("B=8") == "cuda-v4"
 
 
-# --- several files --------------------------------------------------------------------------------------------------
+# --- several files
 
 
 def test_a_later_file_replaces_the_same_measurement_and_no_other():
-    old, new = reports.bench((1, 8)), reports.document([reports.record("cuda-v4", 8, 3.0)])
+    old, new = (
+        reports.bench((1, 8)),
+        reports.document([reports.record("cuda-v4", 8, 3.0)]),
+    )
     book = book_of(old, new)
     (group,) = book.groups
     assert group.median_us("cuda-v4", "B=8") == 3.0
     assert group.median_us("cuda-v4", "B=1") == pytest.approx(1.9 + 0.28)
     assert group.median_us("cuda-v1", "B=8") == pytest.approx(2.3 + 0.26 * 8)
-    assert notes.file_notes(book) == [notes.Note("replaced", "1 record of 0.json replaced by those of 1.json")]
-    assert book_of(new, old).groups[0].median_us("cuda-v4", "B=8") == pytest.approx(1.9 + 0.28 * 8)
+    assert notes.file_notes(book) == [
+        notes.Note("replaced", "1 record of 0.json replaced by those of 1.json")
+    ]
+    assert book_of(new, old).groups[0].median_us("cuda-v4", "B=8") == pytest.approx(
+        1.9 + 0.28 * 8
+    )
 
 
 def test_devices_tiers_and_l2_states_stay_apart():
     warm = reports.bench((1, 8))
     for r in warm["records"]:
         r["timing"]["l2"] = "warm"
-    other = reports.bench((1, 8), environments={"cuda": reports.GPU | {"gpu": "NVIDIA B200"}})
+    other = reports.bench(
+        (1, 8), environments={"cuda": reports.GPU | {"gpu": "NVIDIA B200"}}
+    )
     for r in other["records"]:
         r["timing"]["median_us"] /= 2
     cpu = reports.document(
-        [reports.record(a, b, 90.0 * b, "wall", mode="cpu") for a in ("copy", "cuda-v4") for b in (1, 8)],
+        [
+            reports.record(a, b, 90.0 * b, "wall", mode="cpu")
+            for a in ("copy", "cuda-v4")
+            for b in (1, 8)
+        ],
         environments={"cpu": reports.CPU},
     )
     book = book_of(reports.bench((1, 8), ("cupti", "fib")), warm, other, cpu)
@@ -201,33 +274,57 @@ def test_devices_tiers_and_l2_states_stay_apart():
         ("NVIDIA H200", "cupti", "cold"), ("NVIDIA H200", "cupti", "warm"), ("NVIDIA H200", "fib", "cold"),
         ("NVIDIA B200", "cupti", "cold"), ("AMD EPYC, 2 threads", "wall", None),
     ]  # fmt: skip
-    for group, factor in ((book.groups[0], 1), (book.groups[1], 1), (book.groups[3], 0.5)):
-        assert group.median_us("cuda-v4", "B=8") == pytest.approx((1.9 + 0.28 * 8) * factor)
-        assert group.over_floor("cuda-v4", "B=8") == pytest.approx((1.9 + 0.28 * 8) / (1.4 + 0.26 * 8))
+    for group, factor in (
+        (book.groups[0], 1),
+        (book.groups[1], 1),
+        (book.groups[3], 0.5),
+    ):
+        assert group.median_us("cuda-v4", "B=8") == pytest.approx(
+            (1.9 + 0.28 * 8) * factor
+        )
+        assert group.over_floor("cuda-v4", "B=8") == pytest.approx(
+            (1.9 + 0.28 * 8) / (1.4 + 0.26 * 8)
+        )
     fib = book.groups[2]
     assert fib.median_us("cuda-v4", "B=8") == pytest.approx(1.9 + 0.28 * 8 + 35)
-    assert fib.over_floor("cuda-v4", "B=8") is None  # there is no copy in that tier, and no other tier's will do
+    # there is no copy in that tier, and no other tier's will do
+    assert fib.over_floor("cuda-v4", "B=8") is None
     assert book.groups[4].over_floor("cuda-v4", "B=8") == 1.0
     rows = list(csv.DictReader(io.StringIO(sheet(book))))
     for row in rows:
-        assert (row["over_floor"] == "") == (row["tier"] == "fib" or row["algo"] in ("copy", "empty", "copy-rate"))
+        assert (row["over_floor"] == "") == (
+            row["tier"] == "fib" or row["algo"] in ("copy", "empty", "copy-rate")
+        )
 
 
 def test_a_later_failed_check_removes_the_time_and_a_later_pass_restores_it():
     good = reports.bench((1, 8))
     check = {"passed": False, "official": False, "errors": {"output": 0.5}}
-    wrong = reports.record("cuda-v4", 8, None, None, status="wrong", reason="off", check=check)
+    wrong = reports.record(
+        "cuda-v4", 8, None, None, status="wrong", reason="off", check=check
+    )
     bad = reports.document([wrong], command="run")
     book = book_of(good, bad)
     (group,) = book.groups
-    assert group.median_us("cuda-v4", "B=8") is None and group.points["cuda-v4", "B=8"].failed.reason == "off"
+    assert (
+        group.median_us("cuda-v4", "B=8") is None
+        and group.points["cuda-v4", "B=8"].failed.reason == "off"
+    )
     assert group.median_us("cuda-v4", "B=1") is not None
-    assert {r.algo: r.right for r in findings.rungs(book, group)}["cuda-v4"] == 1  # it counts in no mean either
+    # it counts in no mean either
+    assert {r.algo: r.right for r in findings.rungs(book, group)}["cuda-v4"] == 1
     assert cells(markdown.markdown(book))["`cuda-v4`"][1] == "wrong"
-    assert [(c.right, c.of) for c in notes.checks(book, "gdn_decode") if c.algo == "cuda-v4"] == [(1, 2)]
+    assert [
+        (c.right, c.of) for c in notes.checks(book, "gdn_decode") if c.algo == "cuda-v4"
+    ] == [(1, 2)]
     mended = book_of(good, bad, good)
-    assert mended.groups[0].median_us("cuda-v4", "B=8") is not None and notes.notes(mended, "gdn_decode") == []
-    crashed = reports.record("cuda-v4", 1, None, status="crashed", reason="signal 11", workload=None)
+    assert (
+        mended.groups[0].median_us("cuda-v4", "B=8") is not None
+        and notes.notes(mended, "gdn_decode") == []
+    )
+    crashed = reports.record(
+        "cuda-v4", 1, None, status="crashed", reason="signal 11", workload=None
+    )
     assert notes.notes(book_of(reports.document([crashed]), good), "gdn_decode") == []
 
 
@@ -236,12 +333,22 @@ def test_rows_of_several_origins_in_one_table_are_noted():
         [reports.record("cuda-v4", 8, 3.0, source_hash="cuda-v4-2")], commit="2222", dirty=True,
         environments={"cuda": reports.GPU | {"driver": "590.1", "versions": {"torch": "2.12"}}},
     )  # fmt: skip
-    said = [n.text for n in notes.notes(book_of(reports.bench((1, 8)), other), "gdn_decode") if n.kind == "mixed"]
+    said = [
+        n.text
+        for n in notes.notes(book_of(reports.bench((1, 8)), other), "gdn_decode")
+        if n.kind == "mixed"
+    ]
     joined = "; ".join(said)
     assert "several drivers are mixed: 580.159.04 in 0.json; 590.1 in 1.json" in joined
-    assert "commits are mixed: 1c78cc43113f in 0.json; 2222 with changes in 1.json" in joined
+    assert (
+        "commits are mixed: 1c78cc43113f in 0.json; 2222 with changes in 1.json"
+        in joined
+    )
     assert "torch 2.11.0+cu130 and 2.12" in joined
-    assert "cuda-v4: several states of its sources are mixed: cuda-v4-1 and cuda-v4-2" in joined
+    assert (
+        "cuda-v4: several states of its sources are mixed: cuda-v4-1 and cuda-v4-2"
+        in joined
+    )
     assert notes.notes(book_of(reports.bench()), "gdn_decode") == []
 
 
@@ -251,19 +358,25 @@ def test_files_of_schema_1_and_2_are_read_alike(tmp_path):
         for key in ("ci_low_us", "ci_high_us", "histogram", "stopped"):
             del r["timing"][key]
         del r["tier"]
-    books = [merge.gather(merge.read([reports.write(tmp_path, d)]), REGISTRY) for d in (new, old)]
+    books = [
+        merge.gather(merge.read([reports.write(tmp_path, d)]), REGISTRY)
+        for d in (new, old)
+    ]
     assert [g.how for b in books for g in b.groups] == ["cupti, L2 cold"] * 2
     assert cells(markdown.markdown(books[0])) == cells(markdown.markdown(books[1]))
     said = [figures.spread(b, b.groups[0])[0].words for b in books]
-    assert "interval" in said[0] and "interval" not in said[1]  # schema 1 did not keep it
+    # schema 1 did not keep it
+    assert "interval" in said[0] and "interval" not in said[1]
     assert html.page(books[1], "old").count("<svg") == 5
 
 
-# --- findings -------------------------------------------------------------------------------------------------------
+# --- findings
 
 
 def test_tiers_are_told_apart_by_gaps_never_by_ratios():
-    (t,) = findings.tiers(book_of(reports.bench((1, 8), ("cupti", "events", "fib"))), "gdn_decode")
+    (t,) = findings.tiers(
+        book_of(reports.bench((1, 8), ("cupti", "events", "fib"))), "gdn_decode"
+    )
     assert t.names == ("cupti", "events", "fib")
     rows = {(label, algo): medians for label, algo, medians in t.rows}
     assert rows["B=1", "cuda-v4"] == pytest.approx((2.18, 6.18, 37.18))
@@ -272,52 +385,102 @@ def test_tiers_are_told_apart_by_gaps_never_by_ratios():
     assert "Its ranking of the algos is the same" in t.said[1]
     turned = reports.bench((1, 8), ("cupti", "fib"))
     for r in turned["records"]:
-        if (r["algo"], r["tier"], r["workload"]) == ("fi-baseline", "fib", reports.workload(8)):
+        if (r["algo"], r["tier"], r["workload"]) == (
+            "fi-baseline",
+            "fib",
+            reports.workload(8),
+        ):
             r["timing"]["median_us"] = 20.0
     said = findings.tiers(book_of(turned), "gdn_decode")[0].said[0]
-    assert "to +35.0 us" in said and "It ranks cuda-v1 and fi-baseline at B=8 the other way round" in said
+    assert (
+        "to +35.0 us" in said
+        and "It ranks cuda-v1 and fi-baseline at B=8 the other way round" in said
+    )
     assert findings.tiers(book_of(reports.bench()), "gdn_decode") == []
 
 
 def slices_of(op: str, *axes: dict[str, int]) -> list[findings.Slice]:
     rows = [
-        reports.record("pt-reference", 1, 5.0, op=op, workload={"uuid": str(i), "index": i, "axes": a})
+        reports.record(
+            "pt-reference",
+            1,
+            5.0,
+            op=op,
+            workload={"uuid": str(i), "index": i, "axes": a},
+        )
         for i, a in enumerate(axes)
     ]
     return findings.slices(book_of(reports.document(rows)).groups[0])
 
 
 def test_a_figure_follows_one_axis_and_names_the_others():
-    grid = [{"batch_size": b, "seq_len": s} for b, s in [(1, 128), (1, 512), (1, 1024), (1, 4096), (2, 512), (4, 512)]]
+    grid = [
+        {"batch_size": b, "seq_len": s}
+        for b, s in [(1, 128), (1, 512), (1, 1024), (1, 4096), (2, 512), (4, 512)]
+    ]
     long, wide = slices_of("attention_fwd", *grid)
-    assert (long.axis, long.fixed, long.labels[-1]) == ("seq_len", "batch_size=1", "B=1 S=4096")
+    assert (long.axis, long.fixed, long.labels[-1]) == (
+        "seq_len",
+        "batch_size=1",
+        "B=1 S=4096",
+    )
     assert (wide.axis, wide.fixed, wide.labels) == (
         "batch_size",
         "seq_len=512",
         ("B=1 S=512", "B=2 S=512", "B=4 S=512"),
     )
     # three sizes that differ in both axes: one figure, joined, that says so
-    few = [{"total_seq_len": t, "num_seqs": n, "len_cu_seqlens": n + 1} for t, n in [(16, 1), (139, 3), (525, 1)]]
+    few = [
+        {"total_seq_len": t, "num_seqs": n, "len_cu_seqlens": n + 1}
+        for t, n in [(16, 1), (139, 3), (525, 1)]
+    ]
     (only,) = slices_of("gdn_prefill", *few)
-    assert (only.axis, only.fixed, only.joined, only.others) == ("total_seq_len", "", True, True)
+    assert (only.axis, only.fixed, only.joined, only.others) == (
+        "total_seq_len",
+        "",
+        True,
+        True,
+    )
     # many sizes in no order: marks without lines between them
-    many = [{"total_seq_len": 10 * i + 7, "num_seqs": i % 7 + 1, "len_cu_seqlens": 2} for i in range(1, 40)]
+    many = [
+        {"total_seq_len": 10 * i + 7, "num_seqs": i % 7 + 1, "len_cu_seqlens": 2}
+        for i in range(1, 40)
+    ]
     (only,) = slices_of("gdn_prefill", *many)
     assert not only.joined and len(only.labels) == 39
     assert slices_of("gdn_decode", {"batch_size": 4}) == []
-    four = [{"total_seq_len": t, "num_seqs": 1, "len_cu_seqlens": 2} for t in (8, 64, 512, 4096)]
-    (row,) = slices_of("gdn_prefill", *four, {"total_seq_len": 99, "num_seqs": 5, "len_cu_seqlens": 6})
+    four = [
+        {"total_seq_len": t, "num_seqs": 1, "len_cu_seqlens": 2}
+        for t in (8, 64, 512, 4096)
+    ]
+    (row,) = slices_of(
+        "gdn_prefill", *four, {"total_seq_len": 99, "num_seqs": 5, "len_cu_seqlens": 6}
+    )
     assert row.left_out == ("T=99 N=5",)
 
 
 def test_only_a_failed_probe_or_check_counts_as_wrong():
     records = [
-        reports.record("cheat", 1, None, status="wrong", reason="probe cached by pointer: equal outputs"),
         reports.record(
-            "honest", 1, None, "nvbench", status="tier_unavailable", reason="nvbench: pip install cuda-bench"
+            "cheat",
+            1,
+            None,
+            status="wrong",
+            reason="probe cached by pointer: equal outputs",
+        ),
+        reports.record(
+            "honest",
+            1,
+            None,
+            "nvbench",
+            status="tier_unavailable",
+            reason="nvbench: pip install cuda-bench",
         ),
     ]
-    found = {c.algo: c.right for c in notes.checks(book_of(reports.document(records)), "gdn_decode")}
+    found = {
+        c.algo: c.right
+        for c in notes.checks(book_of(reports.document(records)), "gdn_decode")
+    }
     assert found == {"cheat": 0, "honest": 1}
 
 
@@ -326,11 +489,24 @@ def test_the_spread_is_that_of_the_samples():
     low, high = findings.spreads(book.groups[0], "cuda-v4")
     base, other = 1.9 + 0.28 * 8, (1.9 + 0.28 * 8) * 1.01
     middle = (base + other) / 2
-    assert (low.median, high.median) == pytest.approx((100 * (base / middle - 1), 100 * (other / middle - 1)), abs=0.02)
-    assert low.most == pytest.approx((100 * (base * 0.98 / middle - 1), 100 * (base * 1.05 / middle - 1)), abs=0.02)
-    assert low.quartiles[0] < low.interval[0] < low.median < low.interval[1] < low.quartiles[1]
+    assert (low.median, high.median) == pytest.approx(
+        (100 * (base / middle - 1), 100 * (other / middle - 1)), abs=0.02
+    )
+    assert low.most == pytest.approx(
+        (100 * (base * 0.98 / middle - 1), 100 * (base * 1.05 / middle - 1)), abs=0.02
+    )
+    assert (
+        low.quartiles[0]
+        < low.interval[0]
+        < low.median
+        < low.interval[1]
+        < low.quartiles[1]
+    )
     # the 1st and the 99th percentile leave single strays out
-    assert findings._percentiles([[1.0, 1], [5.0, 150], [9.0, 2], [99.0, 1]]) == (5.0, 9.0)
+    assert findings._percentiles([[1.0, 1], [5.0, 150], [9.0, 2], [99.0, 1]]) == (
+        5.0,
+        9.0,
+    )
 
 
 def doubting(document: dict, *where: tuple[str, int]) -> dict:
@@ -342,16 +518,36 @@ def doubting(document: dict, *where: tuple[str, int]) -> dict:
 
 
 def test_nothing_in_doubt_is_the_fastest_or_a_headline():
-    """If the first is in doubt, no algo gets the star; a doubt about another one does not change it."""
+    """If the first is in doubt, no algo gets the star; a doubt about another one does
+    not change it.
+    """
     (plain,) = book_of(reports.bench()).groups
-    assert [plain.fastest(label) for label in plain.labels] == ["cuda-v4", "cuda-v4", "cuda-v1"]
-    book = book_of(doubting(reports.bench(), ("cuda-v4", 1), ("cuda-v4", 64), ("fi-baseline", 8)))
+    assert [plain.fastest(label) for label in plain.labels] == [
+        "cuda-v4",
+        "cuda-v4",
+        "cuda-v1",
+    ]
+    book = book_of(
+        doubting(reports.bench(), ("cuda-v4", 1), ("cuda-v4", 64), ("fi-baseline", 8))
+    )
     (group,) = book.groups
-    assert [group.fastest(label) for label in group.labels] == [None, "cuda-v4", "cuda-v1"]
+    assert [group.fastest(label) for label in group.labels] == [
+        None,
+        "cuda-v4",
+        "cuda-v1",
+    ]
     text = markdown.markdown(book)
-    assert f"| {units.cell(group.median_us('cuda-v4', 'B=1'), 'us')} ? |" in text and text.count("**") == 2 * 2
-    points = {(p["algo"], p["label"]): p for p in findings.to_json(book)["groups"][0]["points"]}
-    assert points["cuda-v4", "B=1"]["doubted"] and not points["cuda-v4", "B=1"]["fastest"]
+    assert (
+        f"| {units.cell(group.median_us('cuda-v4', 'B=1'), 'us')} ? |" in text
+        and text.count("**") == 2 * 2
+    )
+    points = {
+        (p["algo"], p["label"]): p
+        for p in findings.to_json(book)["groups"][0]["points"]
+    }
+    assert (
+        points["cuda-v4", "B=1"]["doubted"] and not points["cuda-v4", "B=1"]["fastest"]
+    )
     assert {r.algo: r.doubted for r in findings.rungs(book, group) if r.algo.startswith("cuda")} == {
         "cuda-v1": False, "cuda-v4": True,
     }  # fmt: skip
@@ -363,11 +559,14 @@ def test_a_headline_is_of_times_that_are_not_in_doubt():
     assert first.startswith("cuda-v4 takes") and "3 workloads" in first
     assert "as fast as the best peer (" in first and "the reference" not in first
     book = book_of(doubting(reports.bench(), ("pt-reference", 64)))
-    first, *_ = headlines.headline(book, book.groups[0])  # the ratio to the reference is over the other two
+    # the ratio to the reference is over the other two
+    first, *_ = headlines.headline(book, book.groups[0])
     assert first.startswith("cuda-v4 takes") and "2 workloads" in first
     book = book_of(doubting(reports.bench(), *(("cuda-v4", b) for b in (1, 8, 64))))
     assert headlines.headline(book, book.groups[0]) == headlines.machine(book.groups[0])
-    assert " ?" in next(r.mean for r in findings.rungs(book, book.groups[0]) if r.algo == "cuda-v4")
+    assert " ?" in next(
+        r.mean for r in findings.rungs(book, book.groups[0]) if r.algo == "cuda-v4"
+    )
 
 
 def test_the_terminal_gives_no_star_and_no_plain_ratio_to_doubted_times(capsys):
@@ -375,15 +574,23 @@ def test_the_terminal_gives_no_star_and_no_plain_ratio_to_doubted_times(capsys):
         document = doubting(reports.bench((1,)), *where)
         terminal.show(reports.typed(document), REGISTRY, False, Path("x.json"))
         found = capsys.readouterr().out.splitlines()
-        return {algo: next(line for line in found if f" {algo} " in line) for algo in ("cuda-v1", "cuda-v4")}
+        return {
+            algo: next(line for line in found if f" {algo} " in line)
+            for algo in ("cuda-v1", "cuda-v4")
+        }
 
     plain = lines()
     assert "cuda-v4 *" in plain["cuda-v4"] and "x ?" not in plain["cuda-v4"]
     unsure = lines(("cuda-v4", 1))
     assert "*" not in unsure["cuda-v4"] + unsure["cuda-v1"]
     assert "x ?" in unsure["cuda-v4"] and "x ?" not in unsure["cuda-v1"]
-    slow = lines(("fi-baseline", 1))  # the star stays, and a ratio to a doubted time is doubted
-    assert "cuda-v4 *" in slow["cuda-v4"] and "x ?" in slow["cuda-v4"] and "x ?" in slow["cuda-v1"]
+    # the star stays, and a ratio to a doubted time is doubted
+    slow = lines(("fi-baseline", 1))
+    assert (
+        "cuda-v4 *" in slow["cuda-v4"]
+        and "x ?" in slow["cuda-v4"]
+        and "x ?" in slow["cuda-v1"]
+    )
 
 
 def test_failures_and_doubts_are_said_in_words():
@@ -391,42 +598,75 @@ def test_failures_and_doubts_are_said_in_words():
     said = {(n.kind, n.text) for n in notes.notes(book, "gdn_decode")}
     assert (
         "failed",
-        "wrong-v1 at B=1 (7d79fd33) and B=4: wrong, output is off by 0.31; the contest's own rule would pass it",
+        (
+            "wrong-v1 at B=1 (7d79fd33) and B=4: wrong, output is off by 0.31; the contest's own"
+            " rule would pass it"
+        ),
     ) in said
     assert ("failed", "cuda-v9: crashed, signal 11; 3 workloads not reached") in said
-    crash = {"during": {"uuid": "2640f1e3-x", "axes": {"batch_size": 8}}, "tail": ["in Run(...)"]}
+    crash = {
+        "during": {"uuid": "2640f1e3-x", "axes": {"batch_size": 8}},
+        "tail": ["in Run(...)"],
+    }
     failed = {"op": "gdn_decode", "algo": "mine", "mode": "cpu"}
-    wrong = {"first_wrong": {"output": {"index": [0, 5], "expected": 0.25, "instead": "never written"}}}
+    wrong = {
+        "first_wrong": {
+            "output": {"index": [0, 5], "expected": 0.25, "instead": "never written"}
+        }
+    }
     document = reports.everything() | {
         "records": [
             failed | {"status": "crashed", "reason": "crashed with SIGSEGV"} | crash,
-            failed | {"status": "build_failed", "reason": "a.cpp:1: error: x\na.cpp:2: error: y"},
-            failed | {"status": "wrong", "reason": "output: 3 of 9 elements were not written", "check": wrong},
+            failed
+            | {
+                "status": "build_failed",
+                "reason": "a.cpp:1: error: x\na.cpp:2: error: y",
+            },
+            failed
+            | {
+                "status": "wrong",
+                "reason": "output: 3 of 9 elements were not written",
+                "check": wrong,
+            },
         ]
     }
-    own = [(n.text, n.tail) for n in notes.notes(book_of(document)) if n.kind == "failed"]
+    own = [
+        (n.text, n.tail) for n in notes.notes(book_of(document)) if n.kind == "failed"
+    ]
     assert own == [
         ("mine at B=8 (2640f1e3): crashed with SIGSEGV", ("in Run(...)",)),
         ("mine: build failed, a.cpp:1: error: x", ("a.cpp:2: error: y",)),
         (
-            "mine: wrong, output: 3 of 9 elements were not written; the contest's own rule would pass it",
+            (
+                "mine: wrong, output: 3 of 9 elements were not written; the contest's own rule"
+                " would pass it"
+            ),
             ("output: first wrong at [0, 5]: expected 0.25, never written",),
         ),
     ]
     assert ("not run", "fla-upstream: fla is not here (pip install fla-core)") in said
     assert any(
-        kind == "doubt" and text.startswith("fi-baseline at B=16 (cupti): the SM clock moved") for kind, text in said
+        kind == "doubt"
+        and text.startswith("fi-baseline at B=16 (cupti): the SM clock moved")
+        for kind, text in said
     )
     right = {c.algo: (c.right, c.of) for c in notes.checks(book, "gdn_decode")}
-    assert right["cuda-v4"] == (10, 10) and right["wrong-v1"] == (0, 2) and "cuda-v9" not in right
+    assert (
+        right["cuda-v4"] == (10, 10)
+        and right["wrong-v1"] == (0, 2)
+        and "cuda-v9" not in right
+    )
     text = markdown.markdown(book)
-    assert cells(text)["`fi-baseline`"][3].endswith(" ?") and cells(text)["`cuda-v9`"] == ["crashed"] * 5
+    assert (
+        cells(text)["`fi-baseline`"][3].endswith(" ?")
+        and cells(text)["`cuda-v9`"] == ["crashed"] * 5
+    )
     assert "see the notes" in html.page(book, "x", ("times", "notes"))
     interrupted = book_of(reports.bench(interrupted=True))
     assert notes.file_notes(interrupted)[0].kind == "interrupted"
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
+# --- writing
 
 
 class Tags(HTMLParser):
@@ -458,9 +698,14 @@ class Tags(HTMLParser):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """name -> an HTML file: the measured results, one of everything, and one whose texts want to be markup."""
+    """name -> an HTML file: the measured results, one of everything, and one whose
+    texts want to be markup.
+    """
     folder = tmp_path_factory.mktemp("pages")
-    real = [H200 / f for f in ("decode-contest.json", "prefill-quick.json", "attention-climb.json")]
+    real = [
+        H200 / f
+        for f in ("decode-contest.json", "prefill-quick.json", "attention-climb.json")
+    ]
     real.append(ROOT / "results/epyc-2cpu/decode-quick.json")
     books = {
         "real": merge.gather(merge.read(real), REGISTRY),
@@ -468,7 +713,9 @@ def pages(tmp_path_factory):
         "hostile": book_of(reports.hostile()),
     }
     for name, book in books.items():
-        (folder / f"{name}.html").write_text(html.page(book, outline.title_of(book)), encoding="utf-8")
+        (folder / f"{name}.html").write_text(
+            html.page(book, outline.title_of(book)), encoding="utf-8"
+        )
     return folder
 
 
@@ -477,15 +724,27 @@ def test_the_page_is_whole_and_alone(pages, name):
     text = (pages / f"{name}.html").read_text()
     tags = Tags(text)
     assert tags.open == []
-    assert ("link", {"rel": "icon", "href": "data:,"}) in tags.tags  # else a browser asks for /favicon.ico
+    # else a browser asks for /favicon.ico
+    assert ("link", {"rel": "icon", "href": "data:,"}) in tags.tags
     ids = [a["id"] for _, a in tags.tags if "id" in a]
     assert len(ids) == len(set(ids))
-    referred = {a["href"][1:] for _, a in tags.tags if a.get("href", "").startswith("#")}
+    referred = {
+        a["href"][1:] for _, a in tags.tags if a.get("href", "").startswith("#")
+    }
     referred |= set(re.findall(r"url\(#([^)]+)\)", text))
     assert referred <= set(ids)
     # nothing that would be fetched: every address is inside the page
     for tag, attributes in tags.tags:
-        assert tag not in ("script", "iframe", "object", "embed", "img", "image", "base", "form")
+        assert tag not in (
+            "script",
+            "iframe",
+            "object",
+            "embed",
+            "img",
+            "image",
+            "base",
+            "form",
+        )
         for key in ("href", "src", "srcset", "xlink:href", "data", "action"):
             assert re.match(r"#|data:,", attributes.get(key, "#")), (tag, attributes)
         assert not [k for k in attributes if k.startswith("on")]
@@ -494,8 +753,16 @@ def test_the_page_is_whole_and_alone(pages, name):
         if tag == "th":
             assert attributes["scope"] in ("col", "row")
         if tag == "svg":
-            assert attributes["role"] == "img" and set(attributes["aria-labelledby"].split()) <= set(ids)
-    assert text.count("<svg") == text.count("<title id=") == text.count("<desc") == text.count("<figcaption") > 5
+            assert attributes["role"] == "img" and set(
+                attributes["aria-labelledby"].split()
+            ) <= set(ids)
+    assert (
+        text.count("<svg")
+        == text.count("<title id=")
+        == text.count("<desc")
+        == text.count("<figcaption")
+        > 5
+    )
 
 
 def test_values_from_records_stay_text(pages):
@@ -503,13 +770,29 @@ def test_values_from_records_stay_text(pages):
     for bad in ("<script", "<img", "<i>", "</style><", "<1>", "]]>", "no_such<"):
         assert bad not in text, bad
     seen = "".join(Tags(text).texts)
-    for name in ("<script>alert(1)</script>", "</style><img src=x onerror=alert(1)>", "no_such<op>", "<commit>"):
+    for name in (
+        "<script>alert(1)</script>",
+        "</style><img src=x onerror=alert(1)>",
+        "no_such<op>",
+        "<commit>",
+    ):
         assert name in seen
     assert "\x07" not in text
     table = sheet(book_of(reports.hostile()))
-    assert {row["algo"] for row in csv.DictReader(io.StringIO(table))} >= {"'=cmd()", '$x^2$ & "quotes" \'`|\\'}
+    assert {row["algo"] for row in csv.DictReader(io.StringIO(table))} >= {
+        "'=cmd()",
+        '$x^2$ & "quotes" \'`|\\',
+    }
     text = markdown.markdown(book_of(reports.hostile()))
-    assert len({len(re.split(r"(?<!\\)\|", line)) for line in text.split("\n\n")[1].splitlines()}) == 1
+    assert (
+        len(
+            {
+                len(re.split(r"(?<!\\)\|", line))
+                for line in text.split("\n\n")[1].splitlines()
+            }
+        )
+        == 1
+    )
     assert "<!--" not in text and "<img" not in text
 
 
@@ -517,18 +800,28 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
     """In another process, with other hashes, another folder and another matplotlibrc."""
     file = reports.write(tmp_path, reports.everything())
     script = (
-        "import sys, hashlib\nfrom pathlib import Path\nfrom gdn_cli.catalog import registry\n"
-        "from gdn_cli.report import figures, html, merge as gather, pictures\n"
-        f"book = gather.gather(gather.read([Path({str(file)!r})]), registry.load())\n"
-        "png = pictures.png(*figures.one(book, 'latency'))\n"
-        "made = html.page(book, 'x', ('latency', 'ladder', 'spread', 'tiers', 'environment')).encode(), png\n"
-        "print(*(hashlib.sha256(x).hexdigest() for x in made))"
+        "import sys, hashlib\nfrom pathlib import Path\nfrom gdn_cli.catalog import"
+        " registry\nfrom gdn_cli.report import figures, html, merge as gather, pictures\nbook ="
+        f" gather.gather(gather.read([Path({str(file)!r})]), registry.load())\npng ="
+        " pictures.png(*figures.one(book, 'latency'))\nmade = html.page(book, 'x', ('latency',"
+        " 'ladder', 'spread', 'tiers', 'environment')).encode(),"
+        " png\nprint(*(hashlib.sha256(x).hexdigest() for x in made))"
     )
-    (tmp_path / "matplotlibrc").write_text("font.size: 30\naxes.facecolor: red\nsavefig.dpi: 20\n")
+    (tmp_path / "matplotlibrc").write_text(
+        "font.size: 30\naxes.facecolor: red\nsavefig.dpi: 20\n"
+    )
     seen = set()
     for seed, cwd in (("1", tmp_path), ("2", ROOT)):
-        env = helpers.environment(PYTHONHASHSEED=seed, TZ="Asia/Tokyo" if seed == "1" else "UTC")
-        done = subprocess.run([sys.executable, "-c", script], env=env, cwd=cwd, capture_output=True, text=True)
+        env = helpers.environment(
+            PYTHONHASHSEED=seed, TZ="Asia/Tokyo" if seed == "1" else "UTC"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env=env,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+        )
         seen.add(done.stdout or done.stderr)
     assert len(seen) == 1 and re.fullmatch(r"[0-9a-f]{64} [0-9a-f]{64}\n", seen.pop())
 
@@ -537,11 +830,19 @@ def test_the_png_is_the_main_figure_and_carries_no_date():
     book = book_of(reports.bench())
     drawing, heading = figures.one(book, "latency")
     data = pictures.png(drawing, heading)
-    assert data[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">I", data[16:20])[0] == 1280
+    assert (
+        data[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">I", data[16:20])[0] == 1280
+    )
     kinds = re.findall(rb"tEXt|tIME|iTXt|zTXt", data)
     assert kinds == []
-    assert heading[1] == "gdn_decode on NVIDIA H200 (driver 580.159.04, SM clock 1980 MHz), tier cupti, L2 cold"
-    with pytest.raises(UsageError, match="there are several: gdn_decode on NVIDIA H200; attention_fwd on NVIDIA H200"):
+    assert (
+        heading[1]
+        == "gdn_decode on NVIDIA H200 (driver 580.159.04, SM clock 1980 MHz), tier cupti, L2 cold"
+    )
+    with pytest.raises(
+        UsageError,
+        match="there are several: gdn_decode on NVIDIA H200; attention_fwd on NVIDIA H200",
+    ):
         figures.one(results("decode-contest.json", "attention-climb.json"), "latency")
     with pytest.raises(UsageError, match="no figure 'compare'"):
         figures.one(book, "compare")
@@ -555,7 +856,9 @@ def test_floors_and_peers_have_their_own_look():
         assert f">{name}</text>" in svg
     assert "stroke-dasharray" in svg  # the peer, in grey as well
     assert "<metadata" not in svg and "<style" not in svg and "clip" in svg
-    assert drawing.description.startswith("Median times over batch size from 1 to 64: copy from 1.66 us to 18.0 us")
+    assert drawing.description.startswith(
+        "Median times over batch size from 1 to 64: copy from 1.66 us to 18.0 us"
+    )
 
 
 def test_marks_have_their_values_and_colours_can_be_replaced():
@@ -566,40 +869,70 @@ def test_marks_have_their_values_and_colours_can_be_replaced():
         us = units.duration(book.groups[0].median_us("cuda-v4", f"B={b}"))
         assert svg.count(f"<title>cuda-v4, batch size {b}: {us}</title>") == 1
     colour = styles_of(book, "gdn_decode")["cuda-v4"].colour
-    assert f"var(--c{colour[1:]}, {colour})" in svg and f"--c{colour[1:]}:{DARK[colour]}" in pictures.dark_colours()
+    assert (
+        f"var(--c{colour[1:]}, {colour})" in svg
+        and f"--c{colour[1:]}:{DARK[colour]}" in pictures.dark_colours()
+    )
     page = html.page(book, "x")
-    assert "@media screen and (prefers-color-scheme:dark)" in page and pictures.dark_colours() in page
+    assert (
+        "@media screen and (prefers-color-scheme:dark)" in page
+        and pictures.dark_colours() in page
+    )
 
 
 def test_a_colour_stays_with_an_algo():
     every = book_of(reports.bench())
-    few = merge.gather([reports.source("x", reports.bench())], REGISTRY, algos=("cuda-v4",))
-    assert styles_of(every, "gdn_decode")["cuda-v4"] == styles_of(few, "gdn_decode")["cuda-v4"]
+    few = merge.gather(
+        [reports.source("x", reports.bench())], REGISTRY, algos=("cuda-v4",)
+    )
+    assert (
+        styles_of(every, "gdn_decode")["cuda-v4"]
+        == styles_of(few, "gdn_decode")["cuda-v4"]
+    )
     own = reports.bench()
-    own["records"] = [r | {"algo": "mine"} if r["algo"] == "cuda-v1" else r for r in own["records"]]
+    own["records"] = [
+        r | {"algo": "mine"} if r["algo"] == "cuda-v1" else r for r in own["records"]
+    ]
     mine = styles_of(book_of(own), "gdn_decode")
     known = styles_of(every, "gdn_decode")
     assert "mine" in mine and all(mine[algo] == style for algo, style in known.items())
-    rungs = [known[a].colour for a in ("cuda-v5", "cuda-v4", "triton-v2", "fi-baseline", "fla-upstream")]
+    rungs = [
+        known[a].colour
+        for a in ("cuda-v5", "cuda-v4", "triton-v2", "fi-baseline", "fla-upstream")
+    ]
     assert len(set(rungs)) == 5
 
 
 def test_every_size_has_a_tick():
     assert in_lines([1, 2, 4], 200) == ["1", "2", "4"]
     shown = in_lines([1, 2, 4, 8, 16, 32, 48, 64, 128, 256], 220)
-    assert [s.strip() for s in shown] == ["1", "2", "4", "8", "16", "32", "48", "64", "128", "256"]
+    assert [s.strip() for s in shown] == [
+        "1",
+        "2",
+        "4",
+        "8",
+        "16",
+        "32",
+        "48",
+        "64",
+        "128",
+        "256",
+    ]
     assert [s.count("\n") for s in shown] == [0] * 6 + [1] + [0] * 3
 
 
 def test_an_svg_file_is_whole_and_dark_where_its_reader_is(tmp_path, gdn):
     file = reports.write(tmp_path, reports.bench())
-    done = gdn("report", file, "-o", tmp_path / "a.svg", "--part", "floor", "--title", "Ours")
+    done = gdn(
+        "report", file, "-o", tmp_path / "a.svg", "--part", "floor", "--title", "Ours"
+    )
     assert done.code == 0
     root = ElementTree.parse(tmp_path / "a.svg").getroot()
     text = (tmp_path / "a.svg").read_text()
     assert root.tag == "{http://www.w3.org/2000/svg}svg" and root.get("width") == "800"
     assert "prefers-color-scheme:dark" in text and ">Ours</text>" in text
-    assert "Above the frame: pt-reference" in text  # a picture alone says what it does not show
+    # a picture alone says what it does not show
+    assert "Above the frame: pt-reference" in text
 
 
 def test_a_roofline_has_the_peaks_and_a_dot_for_each_size():
@@ -609,7 +942,12 @@ def test_a_roofline_has_the_peaks_and_a_dot_for_each_size():
     for words in ("tensor cores 989.5", "fp32 67", "DRAM 4800 GB/s"):
         assert f">{words}</text>" in svg
     # 64 sequences: 58.72 MFLOP in 19.82 us, 64 MB
-    assert svg.count("<title>cuda-v4, B=64: 2.96 TFLOP/s, 4% of the peak, 0.918 FLOP/B</title>") == 1
+    assert (
+        svg.count(
+            "<title>cuda-v4, B=64: 2.96 TFLOP/s, 4% of the peak, 0.918 FLOP/B</title>"
+        )
+        == 1
+    )
     assert "data sheet" in drawing.words and "cuda-v4" in drawing.description
     unknown = deepcopy(reports.bench())
     for environment in unknown["environments"].values():
@@ -618,7 +956,7 @@ def test_a_roofline_has_the_peaks_and_a_dot_for_each_size():
     assert figures.roofline(book, book.groups[0]) == []
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
+# --- the command
 
 
 def test_the_newest_bench_is_the_default(gdn, tmp_path):
@@ -627,29 +965,52 @@ def test_the_newest_bench_is_the_default(gdn, tmp_path):
     done = gdn("report", env=env)
     assert done.code == errors.MISSING and "gdn bench" in done.err
     runs.mkdir(parents=True)
-    for name, us in (("20260101-000000-bench-9", 7.0), ("20260102-000000-bench-10", 5.0), ("20260103-0-run-1", 9.0)):
-        reports.write(runs, reports.document([reports.record("cuda-v4", 1, us)]), f"{name}.json")
+    for name, us in (
+        ("20260101-000000-bench-9", 7.0),
+        ("20260102-000000-bench-10", 5.0),
+        ("20260103-0-run-1", 9.0),
+    ):
+        reports.write(
+            runs, reports.document([reports.record("cuda-v4", 1, us)]), f"{name}.json"
+        )
     done = gdn("report", "--json", env=env, cwd=tmp_path)
     assert done.code == 0 and done.json["groups"][0]["points"][0]["median_us"] == 5.0
     assert done.json["written"] is None and not list(tmp_path.glob("report*"))
     done = gdn("report", env=env, cwd=tmp_path)
-    assert (done.code, done.out) == (0, "report.html\n") and (tmp_path / "report.html").stat().st_size > 3000
+    assert (done.code, done.out) == (0, "report.html\n") and (
+        tmp_path / "report.html"
+    ).stat().st_size > 3000
 
 
 def test_formats_go_where_they_are_sent(gdn, tmp_path):
     file = reports.write(tmp_path, reports.bench(), "a b.json")
-    done = gdn("report", "a b.json", "--format", "md", "--part", "times,ladder", cwd=tmp_path)
-    assert done.code == 0 and cells(done.out)["`cuda-v4`"][0] == "**2.18**" and "| `cuda-v4` | `cuda-v1` |" in done.out
+    done = gdn(
+        "report", "a b.json", "--format", "md", "--part", "times,ladder", cwd=tmp_path
+    )
+    assert (
+        done.code == 0
+        and cells(done.out)["`cuda-v4`"][0] == "**2.18**"
+        and "| `cuda-v4` | `cuda-v1` |" in done.out
+    )
     done = gdn("report", file, "-o", "x.csv", "--json", cwd=tmp_path)
     assert done.json["written"] == "x.csv"
     rows = list(csv.DictReader((tmp_path / "x.csv").open()))
-    assert len(rows) == 17 and rows[6] | {"algo": "cuda-v1", "median_us": "2.56", "axis_batch_size": "1"} == rows[6]
-    assert float(rows[6]["speedup"]) == pytest.approx(37.6 / 2.56) and float(rows[6]["over_floor"]) == pytest.approx(
-        2.56 / 1.66
+    assert (
+        len(rows) == 17
+        and rows[6] | {"algo": "cuda-v1", "median_us": "2.56", "axis_batch_size": "1"}
+        == rows[6]
     )
-    assert gdn("report", file, "-o", "-", "-f", "csv").out == (tmp_path / "x.csv").read_text()
+    assert float(rows[6]["speedup"]) == pytest.approx(37.6 / 2.56) and float(
+        rows[6]["over_floor"]
+    ) == pytest.approx(2.56 / 1.66)
+    assert (
+        gdn("report", file, "-o", "-", "-f", "csv").out
+        == (tmp_path / "x.csv").read_text()
+    )
     done = gdn("report", file, "-o", "deep/x.png", "--part", "ladder", cwd=tmp_path)
-    assert done.code == 0 and (tmp_path / "deep" / "x.png").read_bytes()[:4] == b"\x89PNG"
+    assert (
+        done.code == 0 and (tmp_path / "deep" / "x.png").read_bytes()[:4] == b"\x89PNG"
+    )
     done = gdn("report", file, "--title", "<Mine>", "--part", "times", "-o", "-")
     assert "<title>&lt;Mine&gt;</title>" in done.out and "<svg" not in done.out
 
@@ -665,14 +1026,20 @@ def test_the_records_of_this_repository_are_read_as_the_readme_says():
     [
         (["none.json"], "none.json: cannot be read: No such file or directory"),
         (["text.json"], "text.json holds no records of gdn"),
-        (["bad.json"], "bad.json: $.records[1].timing.median_us: expected float >= 1e-100"),
+        (
+            ["bad.json"],
+            "bad.json: $.records[1].timing.median_us: expected float >= 1e-100",
+        ),
         (["a.json", "--format", "pdf"], "unknown format 'pdf'"),
         (["a.json", "-o", "x.txt"], "unknown format 'txt'"),
         (["a.json", "--op", "gdn_prefill"], "unknown op 'gdn_prefill'"),
         (["a.json", "--tier", "events"], "unknown tier 'events'"),
         (["a.json", "--unit", "ns"], "unknown unit 'ns'"),
         (["a.json", "--part", "tables"], "unknown part of a page 'tables'"),
-        (["a.json", "-f", "md", "--part", "spread"], "unknown part of Markdown 'spread'"),
+        (
+            ["a.json", "-f", "md", "--part", "spread"],
+            "unknown part of Markdown 'spread'",
+        ),
         (["a.json", "-f", "png", "--part", "latency,floor"], "a png holds one figure"),
         (["a.json", "-f", "md", "--json"], "--json has stdout to itself"),
         (["a.json", "--update", "README.md"], "--update takes no files"),
@@ -687,17 +1054,32 @@ def test_wrong_usage_is_one_line_and_exit_2(gdn, tmp_path, args, said):
     reports.write(tmp_path, bad, "bad.json")
     before = sorted(tmp_path.iterdir())
     done = gdn("report", *args, cwd=tmp_path)
-    assert done.code == errors.USAGE and done.no_result and said in done.err and "Traceback" not in done.err
+    assert (
+        done.code == errors.USAGE
+        and done.no_result
+        and said in done.err
+        and "Traceback" not in done.err
+    )
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_without_matplotlib_tables_still_come_and_figures_say_what_to_install(gdn, tmp_path):
+def test_without_matplotlib_tables_still_come_and_figures_say_what_to_install(
+    gdn, tmp_path
+):
     (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')\n")
     file = reports.write(tmp_path, reports.bench())
-    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)}
+    env = {
+        "PYTHONPATH": (
+            os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).strip(
+                os.pathsep
+            )
+        )
+    }
     for name in ("x.html", "x.png"):
         done = gdn("report", file, "-o", tmp_path / name, env=env)
-        assert done.code == errors.MISSING and done.err.endswith("pip install matplotlib\n")
+        assert done.code == errors.MISSING and done.err.endswith(
+            "pip install matplotlib\n"
+        )
         assert not (tmp_path / name).exists()
     for kind in ("md", "csv"):
         assert gdn("report", file, "-f", kind, env=env).code == 0
@@ -705,7 +1087,7 @@ def test_without_matplotlib_tables_still_come_and_figures_say_what_to_install(gd
     assert gdn("report", file, "--part", "times,notes", "-o", "-", env=env).code == 0
 
 
-# --- README blocks ----------------------------------------------------------------------------------------------------
+# --- README blocks
 
 _TEXT = """# Title
 
@@ -723,7 +1105,9 @@ after"""
 
 
 def outside(text: str) -> list[str]:
-    """The lines in no block, with the comments around them: _TEXT's blocks name a.json, its fence does not."""
+    """The lines in no block, with the comments around them: _TEXT's blocks name a.json,
+    its fence does not.
+    """
     found, inside = [], False
     for line in text.splitlines():
         inside = inside and "/gdn report" not in line
@@ -737,27 +1121,48 @@ def test_update_writes_the_blocks_and_nothing_else(gdn, tmp_path):
     file = tmp_path / "README.md"
     file.write_text(_TEXT)
     file.chmod(0o640)
-    done = gdn("report", "--update", file)  # paths start at the file's folder, whatever this one is
+    # paths start at the file's folder, whatever this one is
+    done = gdn("report", "--update", file)
     assert (done.code, done.out) == (0, f"{file}: 2 blocks, 2 changed\n")
     new = file.read_text()
-    assert "\nold\n" not in new and cells(new)["`cuda-v4`"] == ["**2.18**", "**4.14**", "19.82"]
-    image = "![How \\[fast\\]; gdn_decode on NVIDIA H200 (driver 580.159.04, SM clock 1980 MHz), tier cupti, L2 cold]"
+    assert "\nold\n" not in new and cells(new)["`cuda-v4`"] == [
+        "**2.18**",
+        "**4.14**",
+        "19.82",
+    ]
+    image = (
+        "![How \\[fast\\]; gdn_decode on NVIDIA H200 (driver 580.159.04, SM clock 1980 MHz), tier"
+        " cupti, L2 cold]"
+    )
     assert f"{image}(docs/a.png)\n<!-- /gdn report -->\nafter" in new
     assert outside(new) == outside(_TEXT) and len(outside(_TEXT)) == 12
-    assert file.stat().st_mode & 0o777 == 0o640 and (tmp_path / "docs" / "a.png").is_file()
+    assert (
+        file.stat().st_mode & 0o777 == 0o640 and (tmp_path / "docs" / "a.png").is_file()
+    )
     stamps = file.stat().st_mtime_ns, (tmp_path / "docs" / "a.png").stat().st_mtime_ns
     done = gdn("report", "--update", "README.md", "--json", cwd=tmp_path)
     assert [b["changed"] for b in done.json["blocks"]] == [False, False]
-    assert all("<!-- gdn report a.json" in new.splitlines()[b["line"] - 1] for b in done.json["blocks"])
-    assert stamps == (file.stat().st_mtime_ns, (tmp_path / "docs" / "a.png").stat().st_mtime_ns)
+    assert all(
+        "<!-- gdn report a.json" in new.splitlines()[b["line"] - 1]
+        for b in done.json["blocks"]
+    )
+    assert stamps == (
+        file.stat().st_mtime_ns,
+        (tmp_path / "docs" / "a.png").stat().st_mtime_ns,
+    )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "a.json", "docs"]
 
 
 def test_update_keeps_line_endings(tmp_path):
     file = tmp_path / "x.md"
     file.write_bytes(b"a\r\n<!-- gdn report -->\r\n<!-- /gdn report -->\r\nb\n")
-    said = markdown_blocks.update(file, lambda args, folder: markdown_blocks.Rendered("one\ntwo\n"))
-    assert file.read_bytes() == b"a\r\n<!-- gdn report -->\r\none\r\ntwo\r\n<!-- /gdn report -->\r\nb\n"
+    said = markdown_blocks.update(
+        file, lambda args, folder: markdown_blocks.Rendered("one\ntwo\n")
+    )
+    assert (
+        file.read_bytes()
+        == b"a\r\n<!-- gdn report -->\r\none\r\ntwo\r\n<!-- /gdn report -->\r\nb\n"
+    )
     assert said == [{"line": 2, "file": None, "changed": True}]
 
 
@@ -786,13 +1191,21 @@ def test_update_refuses_an_invalid_block_and_writes_nothing(gdn, tmp_path, text,
     reports.write(tmp_path, reports.bench(), "a.json")
     (tmp_path / "README.md").write_text(text)
     done = gdn("report", "--update", "README.md", cwd=tmp_path)
-    assert done.code == errors.USAGE and f"README.md{said}" in done.err and "Traceback" not in done.err
-    assert (tmp_path / "README.md").read_text() == text and len(list(tmp_path.iterdir())) == 2
+    assert (
+        done.code == errors.USAGE
+        and f"README.md{said}" in done.err
+        and "Traceback" not in done.err
+    )
+    assert (tmp_path / "README.md").read_text() == text and len(
+        list(tmp_path.iterdir())
+    ) == 2
 
 
-# --- in a browser -----------------------------------------------------------------------------------------------------
+# --- in a browser
 
-needs_browser = pytest.mark.skipif(not browser.find(), reason="no Chromium here (apt-get install chromium)")
+needs_browser = pytest.mark.skipif(
+    not browser.find(), reason="no Chromium here (apt-get install chromium)"
+)
 
 _MEASURE = """
 (() => {
@@ -831,7 +1244,9 @@ def server(pages):
 
 
 def colliding(texts: list[dict]) -> list[tuple[str, str]]:
-    """Texts of a figure whose boxes overlap. A line's box has room above and below its letters: a fifth is free."""
+    """Texts of a figure whose boxes overlap. A line's box has room above and below its
+    letters: a fifth is free.
+    """
     found = []
     for i, a in enumerate(texts):
         for b in texts[i + 1 :]:
@@ -849,17 +1264,35 @@ def test_the_page_in_a_browser(chromium, server, name, width):
     server.asked.clear()
     chromium.open(f"{server.url}/{name}.html", width, phone=width < 500)
     seen = chromium.js(_MEASURE)
-    assert server.asked == [f"/{name}.html"] and chromium.requests == [f"{server.url}/{name}.html"]
+    assert server.asked == [f"/{name}.html"] and chromium.requests == [
+        f"{server.url}/{name}.html"
+    ]
     assert chromium.complaints == []
-    assert seen["page"][:2] == [width, width] and seen["page"][2] <= width and seen["wide"] == []
+    assert (
+        seen["page"][:2] == [width, width]
+        and seen["page"][2] <= width
+        and seen["wide"] == []
+    )
     assert len(seen["figures"]) > 5 and all(t[2] == 0 for t in seen["tables"])
     for f in seen["figures"]:
-        assert f["width"] > 300 and f["height"] > 60 and f["left"] >= 0 and f["left"] + f["width"] <= width
-        assert len(f["texts"]) >= 3 and min(t["size"] for t in f["texts"]) >= 9, f["name"]
+        assert (
+            f["width"] > 300
+            and f["height"] > 60
+            and f["left"] >= 0
+            and f["left"] + f["width"] <= width
+        )
+        assert len(f["texts"]) >= 3 and min(t["size"] for t in f["texts"]) >= 9, f[
+            "name"
+        ]
         assert colliding(f["texts"]) == [], f["name"]
         for t in f["texts"]:
             left, top, right, bottom = t["box"]
-            inside = left >= -1 and top >= -2 and right <= f["width"] + 1 and bottom <= f["height"] + 2
+            inside = (
+                left >= -1
+                and top >= -2
+                and right <= f["width"] + 1
+                and bottom <= f["height"] + 2
+            )
             assert inside, (f["name"], t)
     lefts = {round(f["left"]) for f in seen["figures"]}
     assert len(lefts) == (1 if width < 500 else 2)
@@ -879,7 +1312,12 @@ def test_the_page_on_paper(chromium, server, name, tmp_path):
     if shutil.which("pdftotext"):
         done = subprocess.run(["pdftotext", "-", "-"], input=pdf, capture_output=True)
         printed = " ".join(done.stdout.decode().split())
-        for words in ("The ladder.", "Spread of the samples.", "Where it was measured", "Sources that ran"):
+        for words in (
+            "The ladder.",
+            "Spread of the samples.",
+            "Where it was measured",
+            "Sources that ran",
+        ):
             assert words in printed
 
 
@@ -888,10 +1326,14 @@ def test_the_collision_test_can_fail(chromium, server):
     """Two labels put on top of each other, and a page made too wide, must be seen."""
     chromium.open(f"{server.url}/all.html", 390, phone=True)
     chromium.js(
-        "(() => { const [a, b] = document.querySelectorAll('figure svg text');"
-        "b.setAttribute('transform', a.getAttribute('transform')); b.setAttribute('x', a.getAttribute('x'));"
-        "b.setAttribute('y', a.getAttribute('y')); b.style.textAnchor = a.style.textAnchor;"
-        "document.querySelector('h1').style.width = '800px'; })()"
+        "(() => { const [a, b] = document.querySelectorAll('figure svg"
+        " text');b.setAttribute('transform', a.getAttribute('transform')); b.setAttribute('x',"
+        " a.getAttribute('x'));b.setAttribute('y', a.getAttribute('y')); b.style.textAnchor ="
+        " a.style.textAnchor;document.querySelector('h1').style.width = '800px'; })()"
     )
     seen = chromium.js(_MEASURE)
-    assert colliding(seen["figures"][0]["texts"]) and seen["wide"] and seen["page"][0] > 390
+    assert (
+        colliding(seen["figures"][0]["texts"])
+        and seen["wide"]
+        and seen["page"][0] > 390
+    )

@@ -1,4 +1,6 @@
-"""The records of prefill and its peers: no peer is faster, at the table's shapes and over the contest's workloads."""
+"""The records of prefill and its peers: no peer is faster, at the table's shapes and
+over the contest's workloads.
+"""
 
 from __future__ import annotations
 
@@ -26,5 +28,9 @@ RESULTS = Path(__file__).parents[2] / "results" / "h200"
 )
 def test_no_peer_is_faster(name, workloads, mean):
     (overall,) = store.load(RESULTS / f"{name}.json").best_peers_overall
-    assert (overall.algo, overall.workloads, overall.slower) == ("cuda-chunk", workloads, 0)
+    assert (overall.algo, overall.workloads, overall.slower) == (
+        "cuda-chunk",
+        workloads,
+        0,
+    )
     assert overall.least >= 1 and overall.ratio >= mean

@@ -1,4 +1,6 @@
-"""The records of what servers call, decode from a pool and verify: no engine's or library's kernel is faster."""
+"""The records of what servers call, decode from a pool and verify: no engine's or
+library's kernel is faster.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ RESULTS = Path(__file__).parents[2] / "results" / "h200"
 
 
 def against(name: str, peers: int) -> list[tuple]:
-    """For each size of a record that was measured to its end: our timing, and that of the fastest of so many peers."""
+    """For each size of a record that was measured to its end: our timing, and that of
+    the fastest of so many peers.
+    """
     document = store.load(RESULTS / f"{name}-peers.json")
     assert not (document.interrupted or document.dirty or document.missing)
     sizes: dict[str, dict] = {}
@@ -23,7 +27,9 @@ def against(name: str, peers: int) -> list[tuple]:
             sizes.setdefault(str(record.workload.axes), {})[record.algo] = record.timing
     found = []
     for timings in sizes.values():
-        (ours,) = (timings.pop(algo) for algo in list(timings) if algo.startswith("cuda-"))
+        (ours,) = (
+            timings.pop(algo) for algo in list(timings) if algo.startswith("cuda-")
+        )
         assert len(timings) == peers
         found.append((ours, min(timings.values(), key=lambda timing: timing.median_us)))
     return found
@@ -35,8 +41,12 @@ def test_decode_from_a_pool_is_the_fastest_or_ties_once(pool, heads):
     pairs = against(f"decode-packed{pool}{heads}", 4)
     behind = [(ours, best) for ours, best in pairs if best.median_us <= ours.median_us]
     assert len(behind) <= (0 if pool else 1)
-    for ours, best in behind:  # a tie: within half a percent, and the medians' intervals overlap
-        assert best.median_us > 0.995 * ours.median_us and best.ci_high_us >= ours.ci_low_us
+    # a tie: within half a percent, and the medians' intervals overlap
+    for ours, best in behind:
+        assert (
+            best.median_us > 0.995 * ours.median_us
+            and best.ci_high_us >= ours.ci_low_us
+        )
 
 
 @pytest.mark.parametrize(
@@ -47,4 +57,7 @@ def test_decode_from_a_pool_is_the_fastest_or_ties_once(pool, heads):
     ],
 )  # fmt: skip
 def test_verify_is_the_fastest(name, peers, least):
-    assert min(best.median_us / ours.median_us for ours, best in against(name, peers)) > least
+    assert (
+        min(best.median_us / ours.median_us for ours, best in against(name, peers))
+        > least
+    )

@@ -22,11 +22,23 @@ def job(*names: str, command: str = "bench", sizes: int = 6) -> Job:
     """A bench of one algo, or a comparison of several, on the first workloads of decode."""
     from gdn_cli.catalog import trace_set
 
-    workloads = tuple(select(OP, trace_set.known(OP, None), chosen=["0-53"], first=sizes, preset=None))
+    workloads = tuple(
+        select(OP, trace_set.known(OP, None), chosen=["0-53"], first=sizes, preset=None)
+    )
     algos = [REGISTRY.find(name, OP.name) for name in names]
-    made = Job(command, OP, pack.definition(OP, REGISTRY), None, "cpu", workloads, tiers=("wall",))
+    made = Job(
+        command,
+        OP,
+        pack.definition(OP, REGISTRY),
+        None,
+        "cpu",
+        workloads,
+        tiers=("wall",),
+    )
     if command == "compare":
-        return replace(made, rivals=tuple((algo, pack.pack(algo, OP)) for algo in algos))
+        return replace(
+            made, rivals=tuple((algo, pack.pack(algo, OP)) for algo in algos)
+        )
     return replace(made, algo=algos[0], solution=pack.pack(algos[0], OP))
 
 
@@ -54,23 +66,33 @@ def ahead(*jobs: Job) -> list[str]:
 
 
 def test_each_algo_that_compiles_is_checked_on_a_few_workloads_at_once(ran):
-    lines = ahead(job("cpp-v1"), job("pt-reference"), job("pt-compiled"), replace(job("cuda-v4"), tiers=()))
+    lines = ahead(
+        job("cpp-v1"),
+        job("pt-reference"),
+        job("pt-compiled"),
+        replace(job("cuda-v4"), tiers=()),
+    )
     assert sorted(j.algo.name for j in ran) == ["cpp-v1", "pt-compiled"]
     for each in ran:
         assert (each.command, each.tiers, each.due) == ("check", (), 4)
-        assert [w.uuid for w in each.workloads] == [job("cpp-v1").workloads[i].uuid for i in (0, 2, 3, 5)]
+        assert [w.uuid for w in each.workloads] == [
+            job("cpp-v1").workloads[i].uuid for i in (0, 2, 3, 5)
+        ]
     assert lines[0] == "compiling cpp-v1, pt-compiled" and len(lines) == 2
 
 
 def test_kernels_are_compiled_once(ran):
     ahead(job("cpp-v1"), job("pt-compiled"))
     assert ahead(job("cpp-v1"), job("pt-compiled")) == [] and len(ran) == 2
-    assert ahead(job("cpp-v1", sizes=1), job("pt-compiled", sizes=1)) and len(ran) == 4  # other sizes, other constants
+    # other sizes, other constants
+    assert ahead(job("cpp-v1", sizes=1), job("pt-compiled", sizes=1)) and len(ran) == 4
 
 
 def test_the_rivals_of_a_comparison_each_for_itself(ran):
     ahead(job("cpp-v1", "pt-reference", "pt-compiled", command="compare"))
-    assert sorted(j.algo.name for j in ran) == ["cpp-v1", "pt-compiled"] and not any(j.rivals for j in ran)
+    assert sorted(j.algo.name for j in ran) == ["cpp-v1", "pt-compiled"] and not any(
+        j.rivals for j in ran
+    )
 
 
 def test_one_alone_or_two_cpus_are_nothing_to_gain(ran, monkeypatch):

@@ -6,7 +6,18 @@ import pytest
 
 from gdn_cli.run import doctor
 
-ALL = ("Python", "torch", "flashinfer-bench", "ninja", "C++ compiler", "records", "builds", "GPU", "nvcc", "triton")
+ALL = (
+    "Python",
+    "torch",
+    "flashinfer-bench",
+    "ninja",
+    "C++ compiler",
+    "records",
+    "builds",
+    "GPU",
+    "nvcc",
+    "triton",
+)
 
 
 @pytest.mark.parametrize(
@@ -14,13 +25,22 @@ ALL = ("Python", "torch", "flashinfer-bench", "ninja", "C++ compiler", "records"
     [
         ((), "ready for algos on the CPU and GPU"),
         (("matplotlib",), "ready for algos on the CPU and GPU"),
-        (("GPU", "nvcc"), "ready for algos on the CPU; a GPU's need GPU (none), nvcc (none)"),
+        (
+            ("GPU", "nvcc"),
+            "ready for algos on the CPU; a GPU's need GPU (none), nvcc (none)",
+        ),
         (("GPU", "ninja"), "not ready: ninja (none)"),
     ],
 )
 def test_what_is_missing_decides(missing, says):
     findings = [
-        {"state": "missing" if name in missing else "ok", "what": name, "found": "none", "for": "", "mend": None}
+        {
+            "state": "missing" if name in missing else "ok",
+            "what": name,
+            "found": "none",
+            "for": "",
+            "mend": None,
+        }
         for name in (*ALL, "matplotlib")
     ]
     assert doctor.summary(findings) == says

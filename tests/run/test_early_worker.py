@@ -1,4 +1,6 @@
-"""On a GPU the next algo's worker is started while one is timed, and waits until it gets its request."""
+"""On a GPU the next algo's worker is started while one is timed, and waits until it
+gets its request.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,24 @@ OP = REGISTRY.ops["gdn_decode"]
 
 def job(name: str, mode: str = "cuda") -> Job:
     algo = REGISTRY.find(name, OP.name)
-    workloads = tuple(select(OP, trace_set.known(OP, None), chosen=["batch_size=2"], first=None, preset=None))
-    return Job("check", OP, pack.definition(OP, REGISTRY), pack.pack(algo, OP), mode, workloads, algo=algo)
+    workloads = tuple(
+        select(
+            OP,
+            trace_set.known(OP, None),
+            chosen=["batch_size=2"],
+            first=None,
+            preset=None,
+        )
+    )
+    return Job(
+        "check",
+        OP,
+        pack.definition(OP, REGISTRY),
+        pack.pack(algo, OP),
+        mode,
+        workloads,
+        algo=algo,
+    )
 
 
 @pytest.fixture
@@ -31,7 +49,9 @@ def events(monkeypatch):
 
     def start(job):
         found.append(f"start {job.algo.name}")
-        return SimpleNamespace(name=job.algo.name, close=lambda: found.append(f"close {job.algo.name}"))
+        return SimpleNamespace(
+            name=job.algo.name, close=lambda: found.append(f"close {job.algo.name}")
+        )
 
     def run(job, on_record, given_up, worker):
         found.append(f"run {job.algo.name} in {worker and worker.name}")
@@ -46,7 +66,9 @@ def events(monkeypatch):
 
 
 def lane(*wanted: Job) -> None:
-    tally = SimpleNamespace(begin=lambda job: None, end=lambda *_: None, add=lambda *_: None, compiling=None)
+    tally = SimpleNamespace(
+        begin=lambda job: None, end=lambda *_: None, add=lambda *_: None, compiling=None
+    )
     execute._lane(None, list(wanted), tally, print, lambda: False)
 
 
@@ -65,7 +87,12 @@ def test_it_is_started_before_the_one_before_it_runs(events):
 def test_it_is_closed_if_it_is_not_needed(events):
     with pytest.raises(KeyboardInterrupt):
         lane(job("cuda-v5"), job("cuda-v4"))
-    assert events == ["start cuda-v5", "start cuda-v4", "run cuda-v5 in cuda-v5", "close cuda-v4"]
+    assert events == [
+        "start cuda-v5",
+        "start cuda-v4",
+        "run cuda-v5 in cuda-v5",
+        "close cuda-v4",
+    ]
 
 
 def test_none_is_started_early_for_a_cpu_or_with_few_cpus(events, monkeypatch):

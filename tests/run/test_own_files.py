@@ -25,7 +25,10 @@ def algo() -> registry.Algo:
 
 def test_a_compilers_errors_name_the_file_that_the_user_edits(algo, monkeypatch):
     monkeypatch.chdir(Path(algo.folder).parent)
-    said = f"{COPY}/kernel.cpp:114:10: error: no\n{COPY}/kernel.cpp(7): error: no\n{COPY}/else.h:1: error: no"
+    said = (
+        f"{COPY}/kernel.cpp:114:10: error: no\n{COPY}/kernel.cpp(7): error: no\n{COPY}/else.h:1:"
+        " error: no"
+    )
     found = own_files.pointed(replace(RECORD, reason=said), algo)
     assert found.reason.splitlines() == [
         "cpp-v1/kernel.cpp:114:10: error: no", "cpp-v1/kernel.cpp:7: error: no", "else.h:1: error: no",
@@ -34,15 +37,26 @@ def test_a_compilers_errors_name_the_file_that_the_user_edits(algo, monkeypatch)
 
 def test_an_exceptions_trace_too_and_other_paths_stay(algo, monkeypatch):
     monkeypatch.chdir("/")
-    record = replace(RECORD, trace=[f'  File "{COPY}/pool.h", line 3, in run', '  File "/usr/lib/x.py", line 1'])
+    record = replace(
+        RECORD,
+        trace=[
+            f'  File "{COPY}/pool.h", line 3, in run',
+            '  File "/usr/lib/x.py", line 1',
+        ],
+    )
     found = own_files.pointed(record, algo)
-    assert found.trace[0].endswith('_cuda/cpu/pool.h", line 3, in run') and COPY not in found.trace[0]
+    assert (
+        found.trace[0].endswith('_cuda/cpu/pool.h", line 3, in run')
+        and COPY not in found.trace[0]
+    )
     assert found.trace[1] == '  File "/usr/lib/x.py", line 1'
 
 
 def test_a_packed_files_sources_have_names_alone(algo):
     packed = replace(algo, folder=None)
-    found = own_files.pointed(replace(RECORD, tail=[f"{COPY}/kernel.cpp:1: assertion failed"]), packed)
+    found = own_files.pointed(
+        replace(RECORD, tail=[f"{COPY}/kernel.cpp:1: assertion failed"]), packed
+    )
     assert found.tail == ["kernel.cpp:1: assertion failed"]
 
 
@@ -62,4 +76,6 @@ def test_a_crash_keeps_the_algos_frames_first():
 
 
 def test_without_a_crash_the_last_lines_stay():
-    assert own_files.tail(f"line {i} " for i in range(50)) == [f"line {i}" for i in range(30, 50)]
+    assert own_files.tail(f"line {i} " for i in range(50)) == [
+        f"line {i}" for i in range(30, 50)
+    ]

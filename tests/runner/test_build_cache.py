@@ -1,4 +1,6 @@
-"""The folder of builds: what of it is damaged is made again, and one that cannot be used is not the algo's fault."""
+"""The folder of builds: what of it is damaged is made again, and one that cannot be
+used is not the algo's fault.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ HOLDER = """if True:
         print("held", flush=True)
         sys.stdin.readline()
 """
-LIBRARY = next(Path(p) for p in sorted(Path(sys.prefix).rglob("*.so")) if Path(p).stat().st_size > 50_000)
+LIBRARY = next(
+    Path(p)
+    for p in sorted(Path(sys.prefix).rglob("*.so"))
+    if Path(p).stat().st_size > 50_000
+)
 
 
 class Busy(Exception):
@@ -40,13 +46,17 @@ def busy(line: str):
 
 @pytest.fixture
 def held():
-    """held(file): another process has the lock on it from now on; the line that names this process."""
+    """held(file): another process has the lock on it from now on; the line that names
+    this process.
+    """
     started = []
 
     def hold(file: Path) -> str:
         command = [sys.executable, "-c", HOLDER, str(file)]
         pipe = subprocess.PIPE
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=helpers.environment())
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, env=helpers.environment()
+        )
         started.append(process)
         assert process.stdout.readline() == "held\n"
         return f"(pid {process.pid}, since "
@@ -57,7 +67,7 @@ def held():
         process.communicate()
 
 
-# --- damage -----------------------------------------------------------------------------------------------------
+# --- damage
 
 
 @pytest.fixture
@@ -112,20 +122,34 @@ def test_a_library_that_was_cut_short_is_compiled_again(tmp_path, gdn):
     void run(tvm::ffi::TensorView q) {}
     TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);
     """
-    helpers.write_algo(tmp_path / "own", "x", {"k.cpp": source}, language="cpp", entry_point="k.cpp::run")
-    env = {"GDN_HOME": str(tmp_path / "home"), "FIB_CACHE_PATH": str(tmp_path / "cache")}
+    helpers.write_algo(
+        tmp_path / "own",
+        "x",
+        {"k.cpp": source},
+        language="cpp",
+        entry_point="k.cpp::run",
+    )
+    env = {
+        "GDN_HOME": str(tmp_path / "home"),
+        "FIB_CACHE_PATH": str(tmp_path / "cache"),
+    }
     args = "run", "--algos", tmp_path / "own", "--algo", "x", "-w", "0", "--json"
     first = gdn(*args, env=env).json["records"][0]
     (made,) = (tmp_path / "cache").rglob("*.so")
     before = made.read_bytes()
     os.truncate(made, len(before) // 2)
     again = gdn(*args, env=env).json["records"][0]
-    assert first["status"] == again["status"] != "build_failed" and first["reason"] == again["reason"]
+    assert (
+        first["status"] == again["status"] != "build_failed"
+        and first["reason"] == again["reason"]
+    )
     assert len(made.read_bytes()) == len(before)
 
 
 class Registry:
-    """Stands in for flashinfer-bench's: `answers` are the results of its builds, one after the other."""
+    """Stands in for flashinfer-bench's: `answers` are the results of its builds, one
+    after the other.
+    """
 
     def __init__(self, folder: Path, *answers) -> None:
         self.answers, self._cache, self.folder = list(answers), {}, folder
@@ -178,11 +202,15 @@ def test_an_algo_that_does_not_compile_is_compiled_once(built, library):
         built(RuntimeError("no such header"), "never")
 
 
-# --- the machine's fault ----------------------------------------------------------------------------------------
+# --- the machine's fault
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
-def test_a_cache_that_cannot_be_written_is_the_machine_s_fault(number, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES]
+)
+def test_a_cache_that_cannot_be_written_is_the_machine_s_fault(
+    number, tmp_path, monkeypatch
+):
     def fail(**more):
         raise OSError(number, os.strerror(number))
 
@@ -190,7 +218,10 @@ def test_a_cache_that_cannot_be_written_is_the_machine_s_fault(number, tmp_path,
     monkeypatch.setattr(tempfile, "TemporaryFile", fail)
     with pytest.raises(build.BuildFailed) as e:
         build._cache()
-    says = f"the build cache {tmp_path}/cache cannot be written: {os.strerror(number)}; FIB_CACHE_PATH or"
+    says = (
+        f"the build cache {tmp_path}/cache cannot be written: {os.strerror(number)};"
+        " FIB_CACHE_PATH or"
+    )
     assert e.value.missing and str(e.value).startswith(says)
 
 
@@ -201,7 +232,8 @@ def test_a_cache_that_cannot_be_written_is_the_machine_s_fault(number, tmp_path,
         (RuntimeError("ld: final link failed: No space left on device"), True),
         (RuntimeError("ninja: error: opening build log: Read-only file system"), True),
         (RuntimeError("k.cpp:3: error: expected ';'"), False),
-        (PermissionError(errno.EACCES, "Permission denied", "/etc/shadow"), False),  # the algo's own wish
+        # the algo's own wish
+        (PermissionError(errno.EACCES, "Permission denied", "/etc/shadow"), False),
     ],
 )
 def test_whose_fault_a_build_is(error, missing, tmp_path):
@@ -230,7 +262,10 @@ def test_a_cache_on_a_full_or_read_only_disk_is_exit_3(tmp_path, gdn):
         read_only = gdn(*args, env=env)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-    for done, says in ((full, "No space left on device"), (read_only, "Read-only file system")):
+    for done, says in (
+        (full, "No space left on device"),
+        (read_only, "Read-only file system"),
+    ):
         assert done.code == errors.MISSING, done.out + done.err
         assert says in done.out and "Traceback" not in done.out + done.err
 
@@ -242,11 +277,13 @@ def test_another_user_s_cache_is_not_run_from(tmp_path, gdn):
     (shared / "cache").chmod(0o777)
     env = {"GDN_HOME": str(tmp_path / "home"), "FIB_CACHE_PATH": str(shared / "cache")}
     done = gdn("run", "--algo", "pt-reference", "-w", "0", env=env)
-    assert done.code == errors.MISSING and "others may write to" in " ".join(done.out.split())
+    assert done.code == errors.MISSING and "others may write to" in " ".join(
+        done.out.split()
+    )
     assert list((shared / "cache").iterdir()) == []
 
 
-# --- waiting ----------------------------------------------------------------------------------------------------
+# --- waiting
 
 
 def test_who_waits_for_a_build_says_for_whom(held, tmp_path, monkeypatch):
@@ -256,7 +293,9 @@ def test_who_waits_for_a_build_says_for_whom(held, tmp_path, monkeypatch):
     holder = held(tmp_path / "locks" / "gdn_decode_x")
     with pytest.raises(Busy) as e, build._alone("gdn_decode/x", "gdn_decode-x"):
         pass
-    assert str(e.value).startswith("the build of gdn_decode-x is in use by `gdn ") and holder in str(e.value)
+    assert str(e.value).startswith(
+        "the build of gdn_decode-x is in use by `gdn "
+    ) and holder in str(e.value)
     with build._alone("another", "another"):
         pass
 
@@ -269,7 +308,9 @@ def test_two_tunes_of_one_algo_wait_for_each_other(held, tmp_path, monkeypatch):
     holder = held(file)
     with pytest.raises(Busy) as e, search.alone(first, busy):
         pass
-    assert str(e.value).startswith("gdn_decode/cuda-v5 is in use by `gdn ") and holder in str(e.value)
+    assert str(e.value).startswith(
+        "gdn_decode/cuda-v5 is in use by `gdn "
+    ) and holder in str(e.value)
     with search.alone(second, busy):
         pass
 
@@ -277,6 +318,9 @@ def test_two_tunes_of_one_algo_wait_for_each_other(held, tmp_path, monkeypatch):
 def test_the_lock_of_a_gpu_says_what_may_happen_without_it(tmp_path, monkeypatch):
     monkeypatch.setenv("GDN_LOCK_DIR", str(tmp_path / "none"))
     said: list[str] = []
-    with locks.gpu("GPU-1", said.append, "GPU 0"), locks.hold(tmp_path / "none" / "x", busy, "it"):
+    with (
+        locks.gpu("GPU-1", said.append, "GPU 0"),
+        locks.hold(tmp_path / "none" / "x", busy, "it"),
+    ):
         pass
     assert len(said) == 1 and said[0].endswith(": another command may use it meanwhile")

@@ -1,4 +1,6 @@
-"""A runner and the worker's side of it: tensors go there and back, nothing piles up, and nonsense is its own end."""
+"""A runner and the worker's side of it: tensors go there and back, nothing piles up,
+and nonsense is its own end.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,10 @@ def test_results_are_those_of_this_process_and_nothing_piles_up(runner):
     for _ in range(3):
         results = kernel.run(inputs, [], WANTED)
         kernel.pull(results)
-        assert all(torch.equal(a, b) for a, b in zip(results, here.returns(inputs), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(results, here.returns(inputs), strict=True)
+        )
         kept.append(len(runner.regions))
     assert kept[1] == kept[2]
     inputs[2].mul_(-1)  # not pushed yet: the runner still has the old values
@@ -78,7 +83,11 @@ def test_results_of_another_form_arrive_unchanged(runner, tmp_path):
 def test_anything_but_an_answer_ends_the_runner():
     ours, theirs = channel.pair()
     other = channel.inherited(theirs)
-    for data, says in ((b"[1]", "not a JSON object"), (b"{", "not JSON"), (b"[" * 5000, "not JSON")):
+    for data, says in (
+        (b"[1]", "not a JSON object"),
+        (b"{", "not JSON"),
+        (b"[" * 5000, "not JSON"),
+    ):
         other.end.sendall(len(data).to_bytes(8, "little") + data)
         with pytest.raises(channel.Garbled, match=says):
             ours.receive()
@@ -96,13 +105,26 @@ TIME = {"tier": "wall", "median_us": 1.0, "low_us": 1.0, "high_us": 1.0, "sample
 def timed(*records: dict, replaced: tuple[str, ...] | list[str] = ()) -> Answer:
     """The worker's result if the runner sends these for a time."""
     runner = object.__new__(client.Runner)
-    runner.line, runner.process, runner.dropped, runner.asked = mock.Mock(), mock.Mock(), [], 0
-    runner.line.receive.return_value = {"number": 1, "records": list(records), "replaced": list(replaced)}
+    runner.line, runner.process, runner.dropped, runner.asked = (
+        mock.Mock(),
+        mock.Mock(),
+        [],
+        0,
+    )
+    runner.line.receive.return_value = {
+        "number": 1,
+        "records": list(records),
+        "replaced": list(replaced),
+    }
     return client.Kernel(runner, "a", True).time([], [])
 
 
-@pytest.mark.parametrize("key", ["median_us", "low_us", "high_us", "samples", "histogram"])
-@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "1", None, True, [[1.0, 0]]])
+@pytest.mark.parametrize(
+    "key", ["median_us", "low_us", "high_us", "samples", "histogram"]
+)
+@pytest.mark.parametrize(
+    "value", [0, -1.0, float("nan"), float("inf"), "1", None, True, [[1.0, 0]]]
+)
 def test_a_time_is_a_positive_number(key, value):
     with pytest.raises(client.Died, match="sent an invalid answer") as e:
         timed({"tier": "wall", "timing": TIME | {key: value}, "doubts": []})
@@ -110,13 +132,32 @@ def test_a_time_is_a_positive_number(key, value):
 
 
 def test_a_runner_sends_a_time_or_why_there_is_none():
-    answer = timed({"tier": "wall", "timing": TIME, "doubts": [], "status": "wrong", "reason": "a lie"})
+    answer = timed(
+        {
+            "tier": "wall",
+            "timing": TIME,
+            "doubts": [],
+            "status": "wrong",
+            "reason": "a lie",
+        }
+    )
     record = answer.records[0]
-    assert (record.status, record.reason, record.timing.median_us) == (Status.PASSED, None, 1.0)
-    record = timed({"tier": "wall", "status": "tier_unavailable", "reason": "no"}).records[0]
+    assert (record.status, record.reason, record.timing.median_us) == (
+        Status.PASSED,
+        None,
+        1.0,
+    )
+    record = timed(
+        {"tier": "wall", "status": "tier_unavailable", "reason": "no"}
+    ).records[0]
     assert (record.status, record.timing) == (Status.TIER_UNAVAILABLE, None)
     assert timed(replaced=["time:perf_counter"]).replaced == ["time:perf_counter"]
-    for records in ([], [{"tier": "wall"}], [{"tier": "wall", "timing": TIME}], [{"tier": "wall", "status": "fine"}]):
+    for records in (
+        [],
+        [{"tier": "wall"}],
+        [{"tier": "wall", "timing": TIME}],
+        [{"tier": "wall", "status": "fine"}],
+    ):
         with pytest.raises(client.Died, match="sent no time|an invalid answer"):
             timed(*records)
 

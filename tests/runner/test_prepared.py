@@ -1,4 +1,6 @@
-"""`setup` of algo.toml: done once for the inputs, in no time; said wherever a time is; without a score."""
+"""`setup` of algo.toml: done once for the inputs, in no time; said wherever a time is;
+without a score.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,18 @@ def run(given):
 
 def test_the_peers_that_get_their_gates_ready_made_are_marked_as_such():
     assert {a.full_name for a in READY} == {
-        f"gdn_prefill/{name}" for name in ("fi-ready", "fi-ready-cp", "fla-ready", "flashqla-ready")
+        f"gdn_prefill/{name}"
+        for name in ("fi-ready", "fi-ready-cp", "fla-ready", "flashqla-ready")
     }
-    assert all("setup not timed" in a.summary and a.packages and a.after is None for a in READY)
+    assert all(
+        "setup not timed" in a.summary and a.packages and a.after is None for a in READY
+    )
 
 
-@pytest.mark.parametrize("setup", ["main.py", "other.py::ready", "main.py::not a name", "../main.py::ready", "", 3])
+@pytest.mark.parametrize(
+    "setup",
+    ["main.py", "other.py::ready", "main.py::not a name", "../main.py::ready", "", 3],
+)
 def test_an_invalid_setup_is_refused(setup, tmp_path):
     helpers.write_algo(tmp_path, "mine", SETUP, setup=setup)
     (broken,) = registry.load(str(tmp_path)).broken
@@ -50,17 +58,23 @@ def test_it_belongs_to_python(tmp_path):
     assert "a Python algo's file" in str(registry.load(str(tmp_path)).broken[0].error)
 
 
-# --- the call -----------------------------------------------------------------------------------------------------
+# --- the call
 
 
-def prepared_of(monkeypatch, ready, run, entry_point="calls_for_test.py::run", passing=False) -> prepared.Prepared:
+def prepared_of(
+    monkeypatch, ready, run, entry_point="calls_for_test.py::run", passing=False
+) -> prepared.Prepared:
     """The builder's result for a setup, with the module of the entry point."""
     here = SimpleNamespace(__package__="solution")
     monkeypatch.setitem(sys.modules, "setup_for_test", here)
-    monkeypatch.setitem(sys.modules, "solution.calls_for_test", SimpleNamespace(run=run))
+    monkeypatch.setitem(
+        sys.modules, "solution.calls_for_test", SimpleNamespace(run=run)
+    )
     misc = {"module_name": "setup_for_test", "binary": None}
     metadata = SimpleNamespace(destination_passing_style=False, misc=misc)
-    kernel = SimpleNamespace(runnable=SimpleNamespace(_callable=ready, metadata=metadata))
+    kernel = SimpleNamespace(
+        runnable=SimpleNamespace(_callable=ready, metadata=metadata)
+    )
     return prepared.Prepared(kernel, entry_point, passing)
 
 
@@ -82,13 +96,20 @@ def test_bound_to_its_inputs_it_runs_once_and_else_at_each_call(monkeypatch):
 
 def test_outputs_come_after_the_setups_results(monkeypatch):
     seen = []
-    found = prepared_of(monkeypatch, lambda x: (x,), lambda *given: seen.append(given), passing=True)
+    found = prepared_of(
+        monkeypatch, lambda x: (x,), lambda *given: seen.append(given), passing=True
+    )
     found([3], ["out"])
     assert seen == [(3, "out")] and found.destination_passing
 
 
-def test_an_entry_point_that_is_not_there_does_not_build_and_a_setup_that_returns_no_tuple_fails(monkeypatch):
-    for entry_point, says in (("calls_for_test.py::go", "has no function go"), ("none.py::run", "No module named")):
+def test_an_entry_point_that_is_not_there_does_not_build_and_a_setup_that_returns_no_tuple_fails(
+    monkeypatch,
+):
+    for entry_point, says in (
+        ("calls_for_test.py::go", "has no function go"),
+        ("none.py::run", "No module named"),
+    ):
         with pytest.raises(BuildFailed, match=says):
             prepared_of(monkeypatch, None, None, entry_point)
     with pytest.raises(TypeError, match="returned int, expected a tuple"):
@@ -98,26 +119,48 @@ def test_an_entry_point_that_is_not_there_does_not_build_and_a_setup_that_return
 @pytest.mark.slow
 def test_a_bench_says_that_the_setup_is_not_timed(tmp_path, gdn):
     helpers.write_algo(tmp_path, "ready", SETUP, setup="main.py::ready")
-    done = gdn("bench", "--algo", "ready", "--tier", "wall", "--seconds", "0.05", "-w", "901e", "--algos", tmp_path)
+    done = gdn(
+        "bench",
+        "--algo",
+        "ready",
+        "--tier",
+        "wall",
+        "--seconds",
+        "0.05",
+        "-w",
+        "901e",
+        "--algos",
+        tmp_path,
+    )
     said = " ".join(done.out.split())
-    assert done.code == 0 and "note ready at B=1 (wall): setup not timed" in said, done.out + done.err
+    assert done.code == 0 and "note ready at B=1 (wall): setup not timed" in said, (
+        done.out + done.err
+    )
     file = done.out.split("records: ")[1].strip()
     with open(file) as f:
         found = {r["algo"]: r for r in json.load(f)["records"] if r["workload"]}
-    assert found["ready"]["setup"] == "main.py::ready" and found["ready"]["timing"]["note"].startswith(prepared.NOTE)
+    assert found["ready"]["setup"] == "main.py::ready" and found["ready"]["timing"][
+        "note"
+    ].startswith(prepared.NOTE)
     assert "setup" not in found["pt-reference"] and found["ready"]["probes"]
 
 
-# --- where it has no place ----------------------------------------------------------------------------------------
+# --- where it has no place
 
 
 def part(*names: str, scored: bool = True) -> planning.Part:
-    found = [planning.Entry(REGISTRY.find(name, "gdn_prefill"), inventory.Place("cuda")) for name in names]
+    found = [
+        planning.Entry(REGISTRY.find(name, "gdn_prefill"), inventory.Place("cuda"))
+        for name in names
+    ]
     return planning.Part(REGISTRY.ops["gdn_prefill"], found, [], {}, scored)
 
 
 def test_it_has_no_score():
-    with pytest.raises(UsageError, match=r"gdn_prefill/fi-ready has no score: its setup \(ready.py::decay\)") as e:
+    with pytest.raises(
+        UsageError,
+        match=r"gdn_prefill/fi-ready has no score: its setup \(ready.py::decay\)",
+    ) as e:
         eligibility.unscored([part("cuda-chunk", "fi-ready")], named=True)
     assert "--workload" in e.value.hint
     (left,) = eligibility.unscored([part("cuda-chunk", "fi-ready")], named=False)
@@ -127,13 +170,24 @@ def test_it_has_no_score():
 
 
 def test_it_cannot_be_packed(tmp_path, gdn):
-    done = gdn("pack", "--algo", "fi-ready", "--op", "gdn_prefill", "-o", tmp_path / "solution.json")
+    done = gdn(
+        "pack",
+        "--algo",
+        "fi-ready",
+        "--op",
+        "gdn_prefill",
+        "-o",
+        tmp_path / "solution.json",
+    )
     assert done.code == 2 and not (tmp_path / "solution.json").exists()
     first, second = done.err.splitlines()
-    assert "gdn_prefill/fi-ready does work that is not timed (ready.py::decay)" in first and "drop `setup`" in second
+    assert (
+        "gdn_prefill/fi-ready does work that is not timed (ready.py::decay)" in first
+        and "drop `setup`" in second
+    )
 
 
-# --- the peers' calls, by stand-ins -------------------------------------------------------------------------------
+# --- the peers' calls, by stand-ins
 
 STAND_IN = textwrap.dedent("""
     import sys; sys.path.insert(0, {tests!r})
@@ -187,11 +241,15 @@ def test_the_calls_match_the_packages_signatures(tmp_path):
         name = algo.name.replace("-", "_")
         (tmp_path / name).mkdir()
         for source in pack.pack(algo, REGISTRY.ops[algo.op])["sources"]:
-            (tmp_path / name / source["path"]).write_text(source["content"], encoding="utf-8")
+            (tmp_path / name / source["path"]).write_text(
+                source["content"], encoding="utf-8"
+            )
         asked.append((name, algo.entry_point, algo.setup, algo.destination_passing))
     names = dict(tests=str(helpers.TESTS), folder=str(tmp_path), asked=asked)
     (tmp_path / "stand_in.py").write_text(STAND_IN.format(**names), encoding="utf-8")
     done = helpers.python("-c", ASK.format(**names), env={"TRITON_INTERPRET": "1"})
     assert done.code == 0, done.err[-2000:]
     found = json.loads(done.out)
-    assert len(found) == 4 and all(output < 5e-3 and state < 1e-5 for output, state in found.values()), found
+    assert len(found) == 4 and all(
+        output < 5e-3 and state < 1e-5 for output, state in found.values()
+    ), found

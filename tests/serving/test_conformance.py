@@ -1,4 +1,6 @@
-"""What engines' own tests hold of packed decode, on a CPU (cpp-v1) and on a GPU, against float64."""
+"""What engines' own tests hold of packed decode, on a CPU (cpp-v1) and on a GPU,
+against float64.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,29 @@ from gdn_cli import serving
 from gdn_cli.machine import inventory
 
 DEVICES = [
-    pytest.param("cpu", marks=pytest.mark.skipif(not inventory.cxx(), reason="no C++ compiler here")),
+    pytest.param(
+        "cpu",
+        marks=pytest.mark.skipif(not inventory.cxx(), reason="no C++ compiler here"),
+    ),
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-# relative error of a state: float32's is of the sums; the others' is of the rounding, half a unit in the last place
+# relative error of a state: float32's is of the sums; the others' is of the rounding,
+# half a unit in the last place
 STATE = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 OUTPUT = 5e-3  # bfloat16's
 HEADS = [(4, 8), (2, 6), (4, 4)]
 
 
-def call(slots: list[int], P: int, H: int, HV: int, device: str, dtype=torch.float32, **changed) -> dict:
+def call(
+    slots: list[int],
+    P: int,
+    H: int,
+    HV: int,
+    device: str,
+    dtype=torch.float32,
+    **changed,
+) -> dict:
     """The arguments of a call. Slot 0 and those that no row names hold NaN."""
     x = steps.tokens(len(slots), H, HV, device)
     mixed_qkv = torch.cat([x.pop(name).flatten(1) for name in "qkv"], dim=1)
@@ -37,7 +51,11 @@ def call(slots: list[int], P: int, H: int, HV: int, device: str, dtype=torch.flo
 def right(x: dict, first_slot: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, pool) in float64; a slot that keeps its bits keeps them here too."""
     pool, HV = x["initial_state"].detach().cpu().double().clone(), x["a"].shape[1]
-    heads = x["mixed_qkv"].view(len(x["a"]), -1, D) if x["mixed_qkv"].is_contiguous() else None
+    heads = (
+        x["mixed_qkv"].view(len(x["a"]), -1, D)
+        if x["mixed_qkv"].is_contiguous()
+        else None
+    )
     H = (heads.shape[1] - HV) // 2
     out = torch.zeros(len(heads), 1, HV, D, dtype=torch.float64)
     for n, slot in enumerate(x["ssm_state_indices"].tolist()):
@@ -62,7 +80,9 @@ def faults(x: dict, first_slot: int = 1) -> list[str]:
         found.append("it returns other tensors")
     if not same(after[others], before[others]):
         found.append("a slot that no row names has changed")
-    if any(steps.bits(out[n]).any() for n, slot in enumerate(slots) if slot < first_slot):
+    if any(
+        steps.bits(out[n]).any() for n, slot in enumerate(slots) if slot < first_slot
+    ):
         found.append("padding has an output")
     if not (e := error(out, expected)) <= OUTPUT:
         found.append(f"out: {e:.2g}")
@@ -71,7 +91,7 @@ def faults(x: dict, first_slot: int = 1) -> list[str]:
     return found
 
 
-# --- both -----------------------------------------------------------------------------------------------------------
+# --- both
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -98,18 +118,26 @@ def test_slot_8191(device):
         pytest.skip("no 17 GB of address space")
     pool[8190:] = steps.pool(2, HV, device)
     x = call([8191], 1, H, HV, device, initial_state=pool)
-    small = x | {"initial_state": pool[8190:].clone(), "ssm_state_indices": x["ssm_state_indices"] - 8190}
+    small = x | {
+        "initial_state": pool[8190:].clone(),
+        "ssm_state_indices": x["ssm_state_indices"] - 8190,
+    }
     expected, states = right(small)
     neighbour = pool[8190].clone()
     out, _ = serving.packed_decode(**x)
-    assert error(out, expected) <= OUTPUT and error(pool[8191], states[1]) <= STATE[torch.float32]
+    assert (
+        error(out, expected) <= OUTPUT
+        and error(pool[8191], states[1]) <= STATE[torch.float32]
+    )
     assert same(pool[8190], neighbour)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["initial_state", "mixed_qkv", "a", "b", "all"])
 def test_what_lies_apart_gives_the_same_bits(device, name):
-    """Slots with the rest of a page between them, rows and gates that are views of a projection's."""
+    """Slots with the rest of a page between them, rows and gates that are views of a
+    projection's.
+    """
     dense, x = call([2, 0, 4], 6, 2, 6, device), call([2, 0, 4], 6, 2, 6, device)
     for each in ("initial_state", "mixed_qkv", "a", "b"):
         if name in (each, "all"):  # rows of 16 bytes, slots of 32; gates of any
@@ -134,10 +162,12 @@ def test_without_out_it_makes_one(device):
 def test_no_row(device):
     x = call([], 2, 2, 6, device)
     before = x["initial_state"].clone()
-    assert serving.packed_decode(**x)[0].shape == (0, 1, 6, D) and same(x["initial_state"], before)
+    assert serving.packed_decode(**x)[0].shape == (0, 1, 6, D) and same(
+        x["initial_state"], before
+    )
 
 
-# --- on a GPU -------------------------------------------------------------------------------------------------------
+# --- on a GPU
 
 
 @pytest.mark.gpu
@@ -148,7 +178,9 @@ def test_dtypes_of_the_pool(dtype, H, HV):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("changed", ["dt_bias", "ssm_state_indices", "no norm", "first_slot"])
+@pytest.mark.parametrize(
+    "changed", ["dt_bias", "ssm_state_indices", "no norm", "first_slot"]
+)
 def test_other_arguments(changed):
     x = call([2, 0, 4, -1], 6, 2, 6, "cuda")
     if changed == "dt_bias":
@@ -157,7 +189,8 @@ def test_other_arguments(changed):
         x["ssm_state_indices"] = x["ssm_state_indices"].long()
     elif changed == "no norm":
         x["use_qk_l2norm_in_kernel"] = False
-        x["mixed_qkv"][:, : 4 * D] *= 0.03  # a step that grows by no more than its values
+        # a step that grows by no more than its values
+        x["mixed_qkv"][:, : 4 * D] *= 0.03
     else:
         x["initial_state"][0] = x["initial_state"][2]
     assert faults(x, first_slot=0 if changed == "first_slot" else 1) == []
@@ -167,7 +200,9 @@ def test_other_arguments(changed):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("B", [1, 2, 4, 8, 16, 32, 64])
 def test_a_graph_is_replayed_with_fewer_rows(dtype, B):
-    """Captured at a power of two, replayed with fewer rows and padding, as engines do: the bits of an eager call."""
+    """Captured at a power of two, replayed with fewer rows and padding, as engines do:
+    the bits of an eager call.
+    """
     rows, P = max(1, B // 2 + B % 2), 2 * B + 3
     x = call(list(range(1, B + 1)), P, 4, 8, "cuda", dtype)
     x["initial_state"].copy_(steps.pool(P, 8, "cuda", dtype))
@@ -176,15 +211,22 @@ def test_a_graph_is_replayed_with_fewer_rows(dtype, B):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         serving.packed_decode(**x)
-    fewer = torch.randperm(P - 1, generator=torch.Generator().manual_seed(B))[:B].int() + 1
+    fewer = (
+        torch.randperm(P - 1, generator=torch.Generator().manual_seed(B))[:B].int() + 1
+    )
     fewer[rows:] = torch.tensor([0, -1]).repeat(B)[: B - rows]
     x["ssm_state_indices"].copy_(fewer)
     x["initial_state"].copy_(start)
     x["out"].fill_(torch.nan)
     graph.replay()
-    eager = x | {"initial_state": start.clone(), "out": torch.full_like(x["out"], torch.nan)}
+    eager = x | {
+        "initial_state": start.clone(),
+        "out": torch.full_like(x["out"], torch.nan),
+    }
     serving.packed_decode(**eager)
-    assert same(x["out"], eager["out"]) and same(x["initial_state"], eager["initial_state"])
+    assert same(x["out"], eager["out"]) and same(
+        x["initial_state"], eager["initial_state"]
+    )
     assert not x["out"][rows:].any() and not x["out"].isnan().any()
     assert not same(x["initial_state"], start)
 
@@ -193,7 +235,10 @@ def test_a_graph_is_replayed_with_fewer_rows(dtype, B):
 def test_it_runs_on_the_current_stream():
     x = call([1, 2], 3, 4, 8, "cuda")
     serving.packed_decode(**x)
-    alone = x | {"initial_state": x["initial_state"].clone(), "out": torch.empty_like(x["out"])}
+    alone = x | {
+        "initial_state": x["initial_state"].clone(),
+        "out": torch.empty_like(x["out"]),
+    }
     expected, _ = right(alone)
     late, stream = alone["mixed_qkv"].clone(), torch.cuda.Stream()
     alone["mixed_qkv"].zero_()  # what a call on another stream would find
@@ -220,7 +265,10 @@ def test_nothing_is_allocated():
 def test_heads_that_lie_apart_give_the_same_bits(dtype):
     dense, x = (call([2, 0, 4], 6, 2, 6, "cuda", dtype) for _ in range(2))
     x["initial_state"] = steps.heads_apart(x["initial_state"], 96)
-    (out, pool), (got, gaps) = serving.packed_decode(**dense), serving.packed_decode(**x)
+    (out, pool), (got, gaps) = (
+        serving.packed_decode(**dense),
+        serving.packed_decode(**x),
+    )
     assert same(got, out) and same(gaps, pool)
     assert steps.between_heads(x["initial_state"]).isnan().all()
 

@@ -29,7 +29,11 @@ H, HV, P = 2, 4, 24
 OUTPUTS, LAST, SLOTS, BUFFER = range(4)  # mtp_verify's modes
 OUTPUT = 5e-3  # bfloat16's rounding
 STATE = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 5e-4}
-LENGTHS = {"packed_decode": [1, 1, 1, 1], "mtp_verify": [3, 1, 2, 3], "chunk_prefill": [3, 0, 5, 2]}
+LENGTHS = {
+    "packed_decode": [1, 1, 1, 1],
+    "mtp_verify": [3, 1, 2, 3],
+    "chunk_prefill": [3, 0, 5, 2],
+}
 FAR = [2 - (1 << 32), 3, -(1 << 63), 1 << 40]  # the low word of the first is a slot
 
 
@@ -38,7 +42,9 @@ def exported(name: str):
     return helpers.built(RUNGS[name], "cpu")[1].exported(name)
 
 
-def arguments(name: str, starts=(4, 0, 2, -1), lengths=None, after: int = 0, **changed) -> dict:
+def arguments(
+    name: str, starts=(4, 0, 2, -1), lengths=None, after: int = 0, **changed
+) -> dict:
     """A call: sequences of these lengths that start from these slots, and `after` tokens of none.
 
     Slots that no sequence reads hold NaN. mtp_verify's other slots are 10 and up, three for each.
@@ -61,11 +67,15 @@ def arguments(name: str, starts=(4, 0, 2, -1), lengths=None, after: int = 0, **c
     return x | changed
 
 
-def recurrence(x: dict, n: int, S: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def recurrence(
+    x: dict, n: int, S: torch.Tensor
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Outputs and the state after each token of sequence n, in float64."""
     q, k = x["q"].double(), x["k"].double()
     if x["epsilon"] >= 0:
-        q, k = (y / (y.square().sum(-1, keepdim=True) + x["epsilon"]).sqrt() for y in (q, k))
+        q, k = (
+            y / (y.square().sum(-1, keepdim=True) + x["epsilon"]).sqrt() for y in (q, k)
+        )
     outputs, states = [], []
     first = sum(x["lengths"][:n])
     S = S.double()
@@ -87,7 +97,17 @@ def called(name: str, x: dict, **places) -> torch.Tensor:
     qkv, gates = [x["q"], x["k"], x["v"]], [x["a"], x["b"], x["A_log"], x["dt_bias"]]
     if name == "packed_decode":
         mixed = x.get("mixed_qkv", torch.cat([y.flatten(1) for y in qkv], dim=1))
-        args = [mixed, *gates, x["pool"], x["slots"], x["scale"], out, x["pool"], None, None]
+        args = [
+            mixed,
+            *gates,
+            x["pool"],
+            x["slots"],
+            x["scale"],
+            out,
+            x["pool"],
+            None,
+            None,
+        ]
     elif name == "mtp_verify":
         accepted = torch.tensor(x["accepted"]).int()
         args = [*qkv, *gates, x["pool"], x["slots"], accepted, ends, x["scale"], out]
@@ -135,17 +155,22 @@ def faults(name: str, x: dict, **places) -> list[str]:
     return wrong
 
 
-# --- options ------------------------------------------------------------------------------------
+# --- options
 
 
 def no_norm(x: dict) -> dict:
     """Keys of length 1: a step with longer ones grows."""
-    return {"epsilon": -1.0, "k": torch.nn.functional.normalize(x["k"].float(), dim=-1).bfloat16()}
+    return {
+        "epsilon": -1.0,
+        "k": torch.nn.functional.normalize(x["k"].float(), dim=-1).bfloat16(),
+    }
 
 
 def column(x: dict) -> dict:
     """The first axis of a wider table."""
-    wide = torch.full((len(x["slots"]), 7, *x["slots"].shape[1:]), 99, dtype=torch.int32)
+    wide = torch.full(
+        (len(x["slots"]), 7, *x["slots"].shape[1:]), 99, dtype=torch.int32
+    )
     wide[:, 2] = x["slots"]
     return {"slots": wide[:, 2]}
 
@@ -159,7 +184,11 @@ def rows_apart(x: dict) -> dict:
     wide = apart(mixed, 5, 3)
     views = wide.split([H * D, H * D, HV * D], dim=1)
     tokens = {y: z.unflatten(1, (-1, D)) for y, z in zip("qkv", views, strict=True)}
-    return tokens | {"mixed_qkv": wide, "a": apart(x["a"], 5, 3), "b": apart(x["b"], 1, 2)}
+    return tokens | {
+        "mixed_qkv": wide,
+        "a": apart(x["a"], 5, 3),
+        "b": apart(x["b"], 1, 2),
+    }
 
 
 def heads_apart(x: dict) -> dict:
@@ -252,7 +281,9 @@ def test_lengths_may_end_before_the_tokens_do(name, wide):
     assert faults(name, x, _10=ends) == []
 
 
-@pytest.mark.parametrize("states", [(True, True, False, True), (False,) * 4, (True,) * 4], ids=str)
+@pytest.mark.parametrize(
+    "states", [(True, True, False, True), (False,) * 4, (True,) * 4], ids=str
+)
 def test_sequences_without_a_state(states):
     """One of no tokens among them, whose slot gets zeros, and padding."""
     x = arguments("chunk_prefill", starts=(4, 3, 2, 0), states=torch.tensor(states))
@@ -305,14 +336,17 @@ def test_where_the_states_after_drafts_go(mode, dtype):
     assert states[0, 1:].isnan().all() and states[3, 3:].isnan().all()
 
 
-# --- what is refused ----------------------------------------------------------------------------
+# --- what is refused
 
 
 def tokens_of(T: int) -> dict:
     """Places of mtp_verify's arguments for one sequence of T tokens."""
     x = steps.tokens(T, H, HV, "cpu")
     places = {f"_{i}": x[y] for i, y in enumerate("qkvab")}
-    slots, out = torch.arange(1, T + 1)[None], torch.zeros(T, HV, D, dtype=torch.bfloat16)
+    slots, out = (
+        torch.arange(1, T + 1)[None],
+        torch.zeros(T, HV, D, dtype=torch.bfloat16),
+    )
     ends = torch.tensor([0, T], dtype=torch.int32)
     return places | {"_8": slots, "_9": None, "_10": ends, "_12": out}
 
@@ -327,17 +361,38 @@ def one_head(x: dict) -> torch.Tensor:
 
 POOL = {"packed_decode": 5, "mtp_verify": 7, "chunk_prefill": 7}
 REFUSED = {
-    "dtype of the pool": (lambda x: {"pool": x["pool"].double()}, "pool: expected float32"),
-    "states that overlap": (lambda x: {"pool": one_slot(x)}, "pool: expected states that do not"),
-    "heads that overlap": (lambda x: {"pool": one_head(x)}, "pool: expected states that do not"),
-    "k-first": (lambda x: {"pool": x["pool"].mT}, "pool: expected dense but for its first"),
+    "dtype of the pool": (
+        lambda x: {"pool": x["pool"].double()},
+        "pool: expected float32",
+    ),
+    "states that overlap": (
+        lambda x: {"pool": one_slot(x)},
+        "pool: expected states that do not",
+    ),
+    "heads that overlap": (
+        lambda x: {"pool": one_head(x)},
+        "pool: expected states that do not",
+    ),
+    "k-first": (
+        lambda x: {"pool": x["pool"].mT},
+        "pool: expected dense but for its first",
+    ),
     "two axes": (lambda x: {"pool": x["pool"].flatten(1)}, "pool"),
-    "float slots": (lambda x: {"slots": x["slots"].float()}, "int32 or int64, got float32"),
+    "float slots": (
+        lambda x: {"slots": x["slots"].float()},
+        "int32 or int64, got float32",
+    ),
     "too few slots": (lambda x: {"slots": x["slots"][:2]}, "expected"),
     "gates in float32": (lambda x: {"a": x["a"].float()}, "a: expected bfloat16"),
     "a gate too few": (lambda x: {"b": x["b"][:, 1:]}, "b: expected bfloat16"),
-    "A_log in bfloat16": (lambda x: {"A_log": x["A_log"].bfloat16()}, "A_log: expected float32"),
-    "dt_bias in float16": (lambda x: {"dt_bias": x["dt_bias"].half()}, "dt_bias: expected float32"),
+    "A_log in bfloat16": (
+        lambda x: {"A_log": x["A_log"].bfloat16()},
+        "A_log: expected float32",
+    ),
+    "dt_bias in float16": (
+        lambda x: {"dt_bias": x["dt_bias"].half()},
+        "dt_bias: expected float32",
+    ),
 }
 
 
@@ -360,7 +415,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(name, what):
 @pytest.mark.parametrize("name", ["mtp_verify", "chunk_prefill"])
 def test_a_float16_pool_is_for_packed_decode_alone(name):
     x = arguments(name)
-    refused(name, x | {"pool": x["pool"].half()}, "pool: expected float32 or bfloat16, got float16")
+    refused(
+        name,
+        x | {"pool": x["pool"].half()},
+        "pool: expected float32 or bfloat16, got float16",
+    )
 
 
 @pytest.mark.parametrize("T", [8, 9])
@@ -392,7 +451,12 @@ def test_lengths_that_cannot_be_are_refused(name, what):
 
 def test_more_tokens_than_columns_of_slots_are_refused():
     x, ends = arguments("mtp_verify"), torch.tensor([0, 3, 4, 5, 9])
-    refused("mtp_verify", x, "sequence 3 has 4 tokens from 5: expected up to 3 of 9", _10=ends)
+    refused(
+        "mtp_verify",
+        x,
+        "sequence 3 has 4 tokens from 5: expected up to 3 of 9",
+        _10=ends,
+    )
 
 
 @ALL

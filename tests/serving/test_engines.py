@@ -1,4 +1,6 @@
-"""Our functions in place of an engine's: signatures, what is replaced and given back, what falls back, and when."""
+"""Our functions in place of an engine's: signatures, what is replaced and given back,
+what falls back, and when.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from gdn_cli.machine import inventory
 from gdn_cli.serving import library, sglang, vllm
 from gdn_cli.serving.engine import Engine, _kind
 
-SIGNATURES = json.loads((Path(__file__).parent / "signatures.json").read_text(encoding="utf-8"))
+SIGNATURES = json.loads(
+    (Path(__file__).parent / "signatures.json").read_text(encoding="utf-8")
+)
 ENGINES = {"vllm 0.33.0": vllm.ENGINE, "sglang 0.5.23": sglang.ENGINE}
 BOTH = pytest.mark.parametrize("release", ENGINES)
 KIND = (torch.float32, False)  # of a pool: on a CPU
@@ -34,23 +38,36 @@ def functions(release: str) -> dict[str, str]:
 
 @pytest.fixture
 def engine(release, monkeypatch):
-    """(Engine, calls of its own functions): the release's functions in modules of their names, which another module
-    imports by name and a third one under another. The Engine is a fresh one of ours."""
+    """(Engine, calls of its own functions): the release's functions in modules of their
+    names, which another module imports by name and a third one under another. The
+    Engine is a fresh one of ours.
+    """
     of, calls = ENGINES[release], []
     package = of.package
     for name in [n for n in sys.modules if n.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
-    layer, other = types.ModuleType(f"{package}.layer"), types.ModuleType(f"{package}.other")
+    layer, other = (
+        types.ModuleType(f"{package}.layer"),
+        types.ModuleType(f"{package}.other"),
+    )
     foreign = types.ModuleType("someone_else")
     for i, (where, signature) in enumerate(functions(release).items()):
         module, _, name = where.partition(":")
         home = sys.modules.get(module) or types.ModuleType(module)
         monkeypatch.setitem(sys.modules, module, home)
         names = [part.partition("=")[0] for part in signature.split(", ")]
-        body = f"def {name}({signature}):\n    calls.append(({name!r}, [{', '.join(names)}]))\n    return 'own'\n"
+        body = (
+            f"def {name}({signature}):\n    calls.append(({name!r}, [{', '.join(names)}]))\n   "
+            " return 'own'\n"
+        )
         exec(body, space := {"calls": calls})
-        for each, attribute in ((home, name), (layer, name), (other, f"_{i}"), (foreign, name)):
+        for each, attribute in (
+            (home, name),
+            (layer, name),
+            (other, f"_{i}"),
+            (foreign, name),
+        ):
             setattr(each, attribute, space[name])
     for each in (layer, other, foreign):
         monkeypatch.setitem(sys.modules, each.__name__, each)
@@ -64,14 +81,24 @@ def stub(monkeypatch):
     """The calls that the libraries get, for pools on a CPU."""
     got = []
     for exported in (serving._decode, serving._verify, serving._prefill):
-        monkeypatch.setitem(exported, KIND, lambda *args, name=exported.name: got.append((name, args)))
+        monkeypatch.setitem(
+            exported, KIND, lambda *args, name=exported.name: got.append((name, args))
+        )
     return got
 
 
 def held(package: str) -> dict[tuple[str, str], object]:
     """All that the engine's modules hold."""
-    modules = {name: m for name, m in sys.modules.items() if name.split(".")[0] in (package, "someone_else")}
-    return {(name, key): value for name, m in modules.items() for key, value in vars(m).items()}
+    modules = {
+        name: m
+        for name, m in sys.modules.items()
+        if name.split(".")[0] in (package, "someone_else")
+    }
+    return {
+        (name, key): value
+        for name, m in modules.items()
+        for key, value in vars(m).items()
+    }
 
 
 def decode_call(device: str = "cpu", **changed) -> dict:
@@ -84,7 +111,7 @@ def decode_call(device: str = "cpu", **changed) -> dict:
     ) | changed  # fmt: skip
 
 
-# --- signatures -----------------------------------------------------------------------------------------------------
+# --- signatures
 
 
 @BOTH
@@ -94,7 +121,9 @@ def test_signatures_are_those_of_the_release(release, engine, capsys):
     assert set(of.check().values()) == {None}
     assert of.main() == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(functions(release)) and all("has the signature" in line for line in lines)
+    assert len(lines) == len(functions(release)) and all(
+        "has the signature" in line for line in lines
+    )
 
 
 @BOTH
@@ -109,15 +138,27 @@ def test_the_real_files_have_these_signatures(release):
     own = [of._own(where) for where in of.functions]
     try:
         assert len(of.install()) == len(own)
-        assert [importlib.import_module(w.split(":")[0]).__dict__[w.split(":")[1]] for w in of.functions] != own
+        assert [
+            importlib.import_module(w.split(":")[0]).__dict__[w.split(":")[1]]
+            for w in of.functions
+        ] != own
     finally:
         of.uninstall()
-    assert [importlib.import_module(w.split(":")[0]).__dict__[w.split(":")[1]] for w in of.functions] == own
+    assert [
+        importlib.import_module(w.split(":")[0]).__dict__[w.split(":")[1]]
+        for w in of.functions
+    ] == own
 
 
 @pytest.mark.parametrize("release", ["vllm 0.33.0"])
 @pytest.mark.parametrize(
-    "change", [("scale", "scale, rows"), ("a, b", "b, a"), ("kernel=False", "kernel=True"), ("ssm_", "")]
+    "change",
+    [
+        ("scale", "scale, rows"),
+        ("a, b", "b, a"),
+        ("kernel=False", "kernel=True"),
+        ("ssm_", ""),
+    ],
 )
 def test_another_signature_is_told_and_not_replaced(engine, change, capsys, caplog):
     of, _ = engine
@@ -127,7 +168,10 @@ def test_another_signature_is_told_and_not_replaced(engine, change, capsys, capl
     own = getattr(sys.modules[module], name)
     assert of.main() == 1
     line = capsys.readouterr().out.splitlines()[0]
-    assert name in line and f"takes ({signature.replace(*change)}), expected ({signature})" in line
+    assert (
+        name in line
+        and f"takes ({signature.replace(*change)}), expected ({signature})" in line
+    )
     with caplog.at_level(logging.WARNING, "gdn_cli.serving"):
         assert name not in of.install() and len(of.install()) == 1
     assert getattr(sys.modules[module], name) is own
@@ -136,10 +180,16 @@ def test_another_signature_is_told_and_not_replaced(engine, change, capsys, capl
 
 @BOTH
 def test_without_the_engine(release, monkeypatch, capsys):
-    of = Engine("no_such_engine", {f"no_such_engine.{w}": f for w, f in ENGINES[release].functions.items()})
+    of = Engine(
+        "no_such_engine",
+        {f"no_such_engine.{w}": f for w, f in ENGINES[release].functions.items()},
+    )
     assert of.main() == 1
     line = capsys.readouterr().out
-    assert line.count("\n") == 1 and "is no_such_engine installed in this environment?" in line
+    assert (
+        line.count("\n") == 1
+        and "is no_such_engine installed in this environment?" in line
+    )
     with pytest.raises(MissingError, match="No module named 'no_such_engine'"):
         of.install()
     monkeypatch.setenv("COLUMNS", "60")
@@ -149,7 +199,7 @@ def test_without_the_engine(release, monkeypatch, capsys):
     assert folded.split() == line.split() and folded.count("\n") > 2
 
 
-# --- install and uninstall ------------------------------------------------------------------------------------------
+# --- install and uninstall
 
 
 @BOTH
@@ -162,9 +212,14 @@ def test_install_replaces_every_reference_and_uninstall_gives_all_back(release, 
     assert of.install() == names and held(of.package) == during  # again: nothing more
     own = {before[tuple(where.split(":"))] for where in functions(release)}
     changed = {place for place in before if during[place] is not before[place]}
-    assert changed == {p for p, x in before.items() if callable(x) and x in own and p[0] != "someone_else"}
+    assert changed == {
+        p
+        for p, x in before.items()
+        if callable(x) and x in own and p[0] != "someone_else"
+    }
     assert set(of.check().values()) == {None}
-    late = sys.modules[f"{of.package}.late"] = types.ModuleType("late")  # imported while ours were there
+    # imported while ours were there
+    late = sys.modules[f"{of.package}.late"] = types.ModuleType("late")
     late.function = during[tuple(next(iter(functions(release))).split(":"))]
     of.uninstall()
     assert late.function is before[tuple(next(iter(functions(release))).split(":"))]
@@ -174,7 +229,9 @@ def test_install_replaces_every_reference_and_uninstall_gives_all_back(release, 
 
 
 @BOTH
-def test_a_call_goes_to_the_library_and_else_to_the_engine(release, engine, stub, caplog):
+def test_a_call_goes_to_the_library_and_else_to_the_engine(
+    release, engine, stub, caplog
+):
     of, calls = engine
     of.install()
     name = "fused_recurrent_gated_delta_rule_packed_decode"
@@ -186,15 +243,20 @@ def test_a_call_goes_to_the_library_and_else_to_the_engine(release, engine, stub
     assert stub[0][1][12:] == (1 if of.package == "vllm" else 0, 1e-6)
     with caplog.at_level(logging.WARNING, "gdn_cli.serving"):
         for _ in range(3):
-            assert replaced(**decode_call(initial_state=torch.zeros(5, 6, 128, 128).double())) == "own"
+            assert (
+                replaced(
+                    **decode_call(initial_state=torch.zeros(5, 6, 128, 128).double())
+                )
+                == "own"
+            )
     assert len(calls) == of.fallbacks[name] == 3 and len(stub) == 1
     assert [r.getMessage() for r in caplog.records] == [
-        f"{name} falls back to {of.package}'s own (1 call so far): packed_decode: no function for "
-        "a pool of torch.float64; use float32, bfloat16 or float16"
+        f"{name} falls back to {of.package}'s own (1 call so far): packed_decode: no function for"
+        " a pool of torch.float64; use float32, bfloat16 or float16"
     ]
 
 
-# --- fallbacks ----------------------------------------------------------------------------------
+# --- fallbacks
 
 
 class Calls:
@@ -251,18 +313,26 @@ POOL = meta(5, 2, 128, 128)
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_a_call_with_a_pool_of_two_axes_is_the_engine_s_own_and_not_counted(calls, caplog, by_name):
+def test_a_call_with_a_pool_of_two_axes_is_the_engine_s_own_and_not_counted(
+    calls, caplog, by_name
+):
     """vLLM's warm-up."""
     calls.refuses = lambda *args: ValueError("pool: expected four axes")
     x, pool = meta(3), meta(4, 128)
     assert (calls(x, initial_state=pool) if by_name else calls(x, pool)) == "own"
     assert calls.own == [(x, pool, None)] and calls.ours == []
-    assert calls.counted == 0 and "update" not in calls.engine.fallbacks and lines(caplog) == []
+    assert (
+        calls.counted == 0
+        and "update" not in calls.engine.fallbacks
+        and lines(caplog) == []
+    )
     assert calls(x, meta(4, 128, 128)) == "own" and calls.counted == 1
 
 
 def test_fallbacks_are_told_each_time_they_have_grown_tenfold(calls, caplog):
-    calls.refuses = lambda x, pool, slots: ValueError(f"x: expected [2], got [{x.shape[0]}]")
+    calls.refuses = lambda x, pool, slots: ValueError(
+        f"x: expected [2], got [{x.shape[0]}]"
+    )
     for n in range(1, 1001):
         assert calls(meta(2 + n % 7), POOL) == "own"
     assert calls.counted == len(calls.own) == 1000
@@ -280,13 +350,17 @@ def test_each_reason_is_told_for_itself(calls, caplog):
     calls.refuses = lambda x, pool, slots: ValueError(reasons[slots])
     for slots in (None, 1, None, 1):
         calls(meta(2), POOL, slots)
-    assert lines(caplog) == [f"(1 call so far): {reason}" for reason in reasons.values()]
+    assert lines(caplog) == [
+        f"(1 call so far): {reason}" for reason in reasons.values()
+    ]
     assert calls.counted == 4
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError])
 def test_what_is_refused_is_not_tried_again(calls, error):
-    calls.refuses = lambda x, *_: None if x.is_contiguous() else error("x: expected contiguous")
+    calls.refuses = lambda x, *_: (
+        None if x.is_contiguous() else error("x: expected contiguous")
+    )
     for _ in range(3):
         assert calls(meta(4, 3).T, POOL) == "own"
     assert len(calls.ours) == 1 and len(calls.own) == calls.counted == 3
@@ -323,7 +397,9 @@ def test_a_refusal_is_of_one_kind_of_call(calls, refused):
 def test_tensors_that_share_memory_are_another_kind_of_call():
     """As an output is that lies in the pool."""
     pool, apart = torch.zeros(2, 1, 128, 128), torch.zeros(128)
-    shared, other, again = (_kind(x, {}) for x in ((pool[0, 0, 0], pool), (apart, pool), (apart, pool)))
+    shared, other, again = (
+        _kind(x, {}) for x in ((pool[0, 0, 0], pool), (apart, pool), (apart, pool))
+    )
     assert shared != other == again
 
 
@@ -371,15 +447,22 @@ def test_a_mixed_batch_of_vllm_is_not_a_fallback(engine):
     assert steps.same(pool[2], before[2]) and not steps.same(pool[3], before[3])
 
 
-# --- what the library gets ------------------------------------------------------------------------------------------
+# --- what the library gets
 
 
 def test_packed_decode_s_arguments(stub):
     x = decode_call(out=None)
     out, pool = serving.packed_decode(**x)
     ((_, args),) = stub
-    assert [args[i] is x[n] for i, n in enumerate(["mixed_qkv", "a", "b", "A_log", "dt_bias"])] == [True] * 5
-    assert args[5] is args[9] is pool is x["initial_state"] and args[6] is x["ssm_state_indices"] and args[8] is out
+    assert [
+        args[i] is x[n]
+        for i, n in enumerate(["mixed_qkv", "a", "b", "A_log", "dt_bias"])
+    ] == [True] * 5
+    assert (
+        args[5] is args[9] is pool is x["initial_state"]
+        and args[6] is x["ssm_state_indices"]
+        and args[8] is out
+    )
     assert (args[7], *args[10:]) == (0.1, None, None, 1, -1.0)
     assert out.shape == (3, 1, 6, 128) and out.dtype == torch.bfloat16
 
@@ -399,7 +482,9 @@ def test_mtp_verify_s_arguments(stub):
     x = verify_call(3, 4)
     out, pool = serving.mtp_verify(**x)
     ((_, args),) = stub
-    assert [args[i] is x[n] for i, n in enumerate([*"qkvab", "A_log", "dt_bias"])] == [True] * 7
+    assert [args[i] is x[n] for i, n in enumerate([*"qkvab", "A_log", "dt_bias"])] == [
+        True
+    ] * 7
     assert args[7] is pool is x["initial_state"] and args[8] is x["ssm_state_indices"]
     assert args[9] is x["num_accepted_tokens"] and args[10] is x["cu_seqlens"]
     assert args[12] is out and out.shape == (1, 12, 6, 128)
@@ -408,10 +493,19 @@ def test_mtp_verify_s_arguments(stub):
 
 def test_mtp_verify_of_single_tokens(stub):
     """vLLM's decode rows in a batch with prompts: slots [N]."""
-    x = verify_call(3, 1, ssm_state_indices=torch.tensor([3, 0, 1], dtype=torch.int32), num_accepted_tokens=None)
+    x = verify_call(
+        3,
+        1,
+        ssm_state_indices=torch.tensor([3, 0, 1], dtype=torch.int32),
+        num_accepted_tokens=None,
+    )
     serving.mtp_verify(**x)
     ((_, args),) = stub
-    assert args[8].tolist() == [[3], [0], [1]] and args[9] is None and args[15:] == (serving.SLOTS, 1, 1e-6)
+    assert (
+        args[8].tolist() == [[3], [0], [1]]
+        and args[9] is None
+        and args[15:] == (serving.SLOTS, 1, 1e-6)
+    )
 
 
 @pytest.mark.parametrize(
@@ -423,7 +517,10 @@ def test_mtp_verify_of_single_tokens(stub):
         ({"inplace_final_state": False}, "states in place"),
         ({"initial_state": None}, "expected a pool"),
         ({"ssm_state_indices": None}, "its slots"),
-        ({"ssm_state_indices": torch.ones(2, dtype=torch.int32)}, "sequences of one token"),
+        (
+            {"ssm_state_indices": torch.ones(2, dtype=torch.int32)},
+            "sequences of one token",
+        ),
     ],
 )
 def test_mtp_verify_refuses(stub, changed, says):
@@ -449,16 +546,26 @@ def sglang_call(N: int, T: int, **changed) -> dict:
     "changed, mode",
     [
         ({}, serving.BUFFER),
-        ({"intermediate_states_buffer": None, "intermediate_state_indices": None}, serving.OUTPUTS),
-        ({"intermediate_states_buffer": None, "disable_state_update": False}, serving.LAST),
+        (
+            {"intermediate_states_buffer": None, "intermediate_state_indices": None},
+            serving.OUTPUTS,
+        ),
+        (
+            {"intermediate_states_buffer": None, "disable_state_update": False},
+            serving.LAST,
+        ),
     ],
 )
 def test_sglang_s_update(stub, changed, mode):
     x = sglang_call(3, 4, **changed)
     out = sglang.update(**x)
     ((_, args),) = stub
-    assert [args[i] is x[name] for i, name in enumerate([*"qkvab", "A_log", "dt_bias"])] == [True] * 7
-    assert args[7] is x["initial_state_source"] and args[8] is x["initial_state_indices"]
+    assert [
+        args[i] is x[name] for i, name in enumerate([*"qkvab", "A_log", "dt_bias"])
+    ] == [True] * 7
+    assert (
+        args[7] is x["initial_state_source"] and args[8] is x["initial_state_indices"]
+    )
     assert args[9] is args[10] is None and args[13] is x["intermediate_states_buffer"]
     assert args[14] is x["intermediate_state_indices"] and args[15:] == (mode, 0, 1e-6)
     assert out.shape == (1, 12, 6, 128) and out is args[12]
@@ -483,18 +590,33 @@ def test_sglang_s_update_refuses(stub, changed, says):
 def test_chunk_prefill_s_arguments(stub):
     x = steps.tokens(5, 2, 6, "cpu")
     x |= {name: x[name][None] for name in "qkv"}
-    pool, slots, ends = steps.pool(4, 6, "cpu"), torch.tensor([3, 1]), torch.tensor([0, 2, 5])
+    pool, slots, ends = (
+        steps.pool(4, 6, "cpu"),
+        torch.tensor([3, 1]),
+        torch.tensor([0, 2, 5]),
+    )
     fresh = torch.tensor([True, False])
     out, _ = serving.chunk_prefill(
-        **x, initial_state=pool, ssm_state_indices=slots, cu_seqlens=ends, has_initial_state=fresh, first_slot=0
+        **x,
+        initial_state=pool,
+        ssm_state_indices=slots,
+        cu_seqlens=ends,
+        has_initial_state=fresh,
+        first_slot=0,
     )
     ((_, args),) = stub
     assert [arg.shape for arg in args[:3]] == [(5, 2, 128), (5, 2, 128), (5, 6, 128)]
-    assert [args[7] is pool, args[8] is slots, args[9] is fresh, args[10] is ends, args[12] is out] == [True] * 5
+    assert [
+        args[7] is pool,
+        args[8] is slots,
+        args[9] is fresh,
+        args[10] is ends,
+        args[12] is out,
+    ] == [True] * 5
     assert (args[11], *args[13:]) == (None, 0, 1e-6) and out.shape == (5, 6, 128)
 
 
-# --- the library ----------------------------------------------------------------------------------------------------
+# --- the library
 
 
 class Built:
@@ -561,7 +683,10 @@ def test_no_library_is_loaded_during_a_capture(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     exported = library.Exported("f", "op/rung")
-    with pytest.raises(GdnError, match=r"while a CUDA graph is captured; call gdn_cli.serving.prepare\(\)"):
+    with pytest.raises(
+        GdnError,
+        match=r"while a CUDA graph is captured; call gdn_cli.serving.prepare\(\)",
+    ):
         exported[torch.float32, True]
     assert not exported.failed
     exported[torch.float32, True] = found = object()
@@ -569,44 +694,67 @@ def test_no_library_is_loaded_during_a_capture(monkeypatch):
 
 
 def test_what_a_cpu_has_no_function_for():
-    with pytest.raises(MissingError, match="f: no function for .*CPU; move .* to a GPU"):
+    with pytest.raises(
+        MissingError, match="f: no function for .*CPU; move .* to a GPU"
+    ):
         library.Exported("f", "op/rung")[KIND]
 
 
-# --- beside the engines' own functions --------------------------------------------------------------------------------
+# --- beside the engines' own functions
 
 
 def beside(release: str, of: str, device: str) -> str | list[str]:
-    """Why it cannot be, or what differs. On a CPU this is for the process of the fixture `interpreter`."""
+    """Why it cannot be, or what differs. On a CPU this is for the process of the
+    fixture `interpreter`.
+    """
     engine = ENGINES[release]
     try:
         own, ours = next(
-            (engine._own(w), f) for w, f in engine.functions.items() if ("packed" in w) == (of == "decode")
+            (engine._own(w), f)
+            for w, f in engine.functions.items()
+            if ("packed" in w) == (of == "decode")
         )
     except MissingError as e:
         return str(e)
-    if device == "cuda" and not any(algo.full_name == serving._verify.cuda for algo in helpers.REGISTRY.algos):
+    if device == "cuda" and not any(
+        algo.full_name == serving._verify.cuda for algo in helpers.REGISTRY.algos
+    ):
         return f"no {serving._verify.cuda} yet"
-    if device == "cpu" and "exp" in own.__globals__:  # Triton's own, which the interpreter replaces only as tl.exp
-        own.__globals__["exp"] = lambda x: importlib.import_module("triton.language").exp(x)
+    # Triton's own, which the interpreter replaces only as tl.exp
+    if device == "cpu" and "exp" in own.__globals__:
+        own.__globals__["exp"] = lambda x: importlib.import_module(
+            "triton.language"
+        ).exp(x)
     if of == "decode":
         slots = torch.tensor([1, -1, 3], dtype=torch.int32)
         x = decode_call(use_qk_l2norm_in_kernel=True, ssm_state_indices=slots)
         if device == "cpu":  # the rung there takes slot 0 for padding
             ours = serving.packed_decode
     else:
-        x = verify_call(2, 2) if engine.package == "vllm" else sglang_call(2, 2, cache_steps=3)
-    x = {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in x.items()}
+        x = (
+            verify_call(2, 2)
+            if engine.package == "vllm"
+            else sglang_call(2, 2, cache_steps=3)
+        )
+    x = {
+        name: v.to(device) if isinstance(v, torch.Tensor) else v
+        for name, v in x.items()
+    }
     y = {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in x.items()}
-    result, expected = (z if isinstance(z, tuple) else (z,) for z in (ours(**y), own(**x)))
+    result, expected = (
+        z if isinstance(z, tuple) else (z,) for z in (ours(**y), own(**x))
+    )
     names = ("initial_state", "initial_state_source", "intermediate_states_buffer")
     states = [(name, y[name], x[name]) for name in names if name in x]
     # outputs are rounded to bfloat16; SGLang's packed decode rounds beta to it
-    limits = {"out": 8e-3} | dict.fromkeys(names, 1e-3 if release.startswith("sglang") and of == "decode" else 1e-5)
+    limits = {"out": 8e-3} | dict.fromkeys(
+        names, 1e-3 if release.startswith("sglang") and of == "decode" else 1e-5
+    )
     found = [
         f"{name}: {e:.2g}"
         for name, got, right in [("out", result[0], expected[0]), *states]
-        if got.shape != right.shape or not (e := steps.error(got, right.cpu().double())) <= limits[name]
+        if got.shape != right.shape
+        or not (e := steps.error(got, right.cpu().double())) <= limits[name]
     ]
     if of == "decode" and not steps.same(y["out"][1], x["out"][1]):
         found.append("padding")
@@ -619,7 +767,8 @@ def test_the_engine_s_own_function_says_the_same(release, of, interpreter):
     """With the engine's files (shared/gpu/engines.sh) on PYTHONPATH."""
     if not inventory.cxx():
         pytest.skip("no C++ compiler here")
-    if importlib.util.find_spec(ENGINES[release].package) is None:  # before a process is started
+    # before a process is started
+    if importlib.util.find_spec(ENGINES[release].package) is None:
         pytest.skip(f"no {ENGINES[release].package} here")
     found = interpreter(beside, release, of, "cpu")
     if isinstance(found, str):

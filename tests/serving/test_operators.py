@@ -1,6 +1,8 @@
-"""serving's functions as operators of torch: traced, compiled, exported; and what a library cannot see is refused.
+"""serving's functions as operators of torch: traced, compiled, exported; and what a
+library cannot see is refused.
 
-On a CPU. A call as every test has it works on both ways: past torch's dispatcher, and through the operator.
+On a CPU. A call as every test has it works on both ways: past torch's dispatcher, and
+through the operator.
 """
 
 from __future__ import annotations
@@ -67,7 +69,11 @@ def prefill_call() -> dict:
     )
 
 
-CALLS = {"packed_decode": decode_call, "mtp_verify": verify_call, "chunk_prefill": prefill_call}
+CALLS = {
+    "packed_decode": decode_call,
+    "mtp_verify": verify_call,
+    "chunk_prefill": prefill_call,
+}
 EXPORTED = {
     "packed_decode": serving._decode,
     "mtp_verify": serving._verify,
@@ -87,7 +93,9 @@ everything_and_each_tensor = pytest.mark.parametrize(
 
 @functools.cache
 def expected(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, pool) of the call as it is. Its values: test_conformance.py, test_verify.py, test_prefill.py."""
+    """(out, pool) of the call as it is. Its values: test_conformance.py,
+    test_verify.py, test_prefill.py.
+    """
     serving.prepare(getattr(serving, name), device="cpu")
     return getattr(serving, name)(**CALLS[name]())
 
@@ -120,7 +128,7 @@ def refused(name: str, x: dict, error: type[Exception], match: str) -> None:
         assert (x["initial_state"]._version, x["out"]._version) == versions
 
 
-# --- traced -----------------------------------------------------------------------------------------------------
+# --- traced
 
 
 @everything
@@ -135,7 +143,10 @@ def test_fake_and_meta_tensors_load_no_library(name, device, monkeypatch):
     monkeypatch.delitem(EXPORTED[name], KIND, raising=False)
     mode = FakeTensorMode() if device == "fake" else contextlib.nullcontext()
     move = mode.from_tensor if device == "fake" else lambda x: x.to("meta")
-    x = {key: move(v) if isinstance(v, torch.Tensor) else v for key, v in CALLS[name]().items()}
+    x = {
+        key: move(v) if isinstance(v, torch.Tensor) else v
+        for key, v in CALLS[name]().items()
+    }
     with mode:
         out, pool = getattr(serving, name)(**x)
         fresh, _ = getattr(serving, name)(**x | {"out": None})
@@ -197,7 +208,9 @@ def test_exported(name, strict, way):
 @once
 @everything
 def test_torch_finds_the_operators_sound(name, way):
-    """torch.library.opcheck: schema, fake implementation, autograd registration, static and dynamic shapes."""
+    """torch.library.opcheck: schema, fake implementation, autograd registration, static
+    and dynamic shapes.
+    """
     seen = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -229,7 +242,7 @@ def test_versions_are_counted(name):
     assert same(out, expected(name)[0])
 
 
-# --- refused ----------------------------------------------------------------------------------------------------
+# --- refused
 
 
 @everything_and_each_tensor
@@ -257,8 +270,11 @@ def test_an_output_in_another_tensor_s_memory_is_refused(name, tensor):
         x["out"] = x["out"][..., :1].expand(x["out"].shape)
         return refused(name, x, ValueError, "^out: several elements have one address")
     at, shape = x[tensor].flatten().view(torch.uint8), x["out"].shape
-    wide = at.new_zeros(len(at) + x["out"].nbytes)  # its first bytes are the tensor's, its last ones too
-    x[tensor] = wide[: len(at)].view(x[tensor].dtype).view(x[tensor].shape).copy_(x[tensor])
+    # its first bytes are the tensor's, its last ones too
+    wide = at.new_zeros(len(at) + x["out"].nbytes)
+    x[tensor] = (
+        wide[: len(at)].view(x[tensor].dtype).view(x[tensor].shape).copy_(x[tensor])
+    )
     begin = (len(at) - 1) // 4 * 4
     x["out"] = wide[begin : begin + x["out"].nbytes].view(torch.bfloat16).view(shape)
     refused(name, x, ValueError, f"^out: overlaps {tensor}")
@@ -267,7 +283,9 @@ def test_an_output_in_another_tensor_s_memory_is_refused(name, tensor):
 @everything
 def test_slots_of_a_pool_on_top_of_each_other_are_refused(name):
     x = CALLS[name]()
-    x["initial_state"] = x["initial_state"].as_strided(x["initial_state"].shape, (D * D, D * D, D, 1))
+    x["initial_state"] = x["initial_state"].as_strided(
+        x["initial_state"].shape, (D * D, D * D, D, 1)
+    )
     refused(name, x, ValueError, "^initial_state: several elements have one address")
 
 
@@ -281,7 +299,14 @@ def test_two_pools_in_one_page_do_not_overlap():
     rest = (whole(5, 2), serving.BUFFER, 1, True)
     out = serving.verify(*tokens, pool, *slots, states, *rest)
     assert same(pool, x["initial_state"]) and out.isfinite().all()
-    assert [bool(row.any()) for row in states] == [False, False, True, False, False, True]
+    assert [bool(row.any()) for row in states] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
     with pytest.raises(ValueError, match="^states: overlaps initial_state"):
         serving.verify(*tokens, pool, *slots, page[:, :2], *rest)
 
@@ -290,7 +315,12 @@ def test_two_pools_in_one_page_do_not_overlap():
 def test_gradients_are_refused(name):
     call = getattr(serving, name)
     x = CALLS[name]()
-    refused(name, x | {"A_log": torch.nn.Parameter(x["A_log"])}, NoBackward, "^A_log: requires grad, and")
+    refused(
+        name,
+        x | {"A_log": torch.nn.Parameter(x["A_log"])},
+        NoBackward,
+        "^A_log: requires grad, and",
+    )
     for guard in (torch.no_grad, torch.inference_mode):
         x = CALLS[name]()
         with guard():
@@ -305,7 +335,10 @@ def test_gradients_are_refused(name):
         torch.func.grad(total)(x["A_log"])
     with pytest.raises(NoBackward, match="^A_log: has a tangent"):
         torch.func.jvp(total, (x["A_log"],), (x["A_log"],))
-    with forward_ad.dual_level(), pytest.raises(NoBackward, match="^A_log: has a tangent"):
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(NoBackward, match="^A_log: has a tangent"),
+    ):
         total(forward_ad.make_dual(x["A_log"], x["A_log"]))
     assert issubclass(NoBackward, ValueError) and issubclass(NoBackward, RuntimeError)
 
@@ -314,7 +347,9 @@ def test_gradients_are_refused(name):
 def test_a_vmap_is_refused(name):
     x = CALLS[name]()
     with pytest.raises(RuntimeError, match="Batching rule not implemented"):
-        torch.vmap(lambda A: getattr(serving, name)(**x | {"A_log": A}))(torch.zeros(2, HV))
+        torch.vmap(lambda A: getattr(serving, name)(**x | {"A_log": A}))(
+            torch.zeros(2, HV)
+        )
 
 
 ODD = {
@@ -353,10 +388,30 @@ def test_odd_tensors_are_refused(name, change, error, says):
 @everything
 def test_numbers(name):
     x = CALLS[name]()
-    refused(name, x | {"scale": torch.ones(())}, TypeError, "^scale: .*got Tensor; call .item")
-    refused(name, x | {"scale": "1"}, TypeError, "^scale: expected a number or None, got str")
-    refused(name, x | {"first_slot": None}, TypeError, "^first_slot: expected a number, got NoneType")
-    refused(name, x | {"first_slot": 0.5}, TypeError, "^first_slot: expected a whole number, got 0.5")
+    refused(
+        name,
+        x | {"scale": torch.ones(())},
+        TypeError,
+        "^scale: .*got Tensor; call .item",
+    )
+    refused(
+        name,
+        x | {"scale": "1"},
+        TypeError,
+        "^scale: expected a number or None, got str",
+    )
+    refused(
+        name,
+        x | {"first_slot": None},
+        TypeError,
+        "^first_slot: expected a number, got NoneType",
+    )
+    refused(
+        name,
+        x | {"first_slot": 0.5},
+        TypeError,
+        "^first_slot: expected a whole number, got 0.5",
+    )
 
 
 @everything
@@ -378,18 +433,25 @@ def test_a_pool_of_two_axes_is_refused(name, given):
     with pytest.raises(ValueError, match="pool|initial_state: expected 4 dim"):
         call(**x if given else x | {"out": None})
     x |= {"initial_state": None, "out": x["out"] if given else None}
-    with pytest.raises((TypeError, ValueError), match="initial_state: expected a tensor|expected a pool"):
+    with pytest.raises(
+        (TypeError, ValueError),
+        match="initial_state: expected a tensor|expected a pool",
+    ):
         call(**x)
 
 
-# --- what callers give ------------------------------------------------------------------------------------------
+# --- what callers give
 
 
 def test_more_rows_of_slots_than_sequences():
-    """vLLM's step with prompts: the slots of the whole batch, decodes first, and cu_seqlens of the decodes alone."""
+    """vLLM's step with prompts: the slots of the whole batch, decodes first, and
+    cu_seqlens of the decodes alone.
+    """
     x = verify_call()
     more = x | {
-        "ssm_state_indices": torch.cat([x["ssm_state_indices"], whole(5, 5).view(1, 2)]),
+        "ssm_state_indices": torch.cat(
+            [x["ssm_state_indices"], whole(5, 5).view(1, 2)]
+        ),
         "num_accepted_tokens": torch.cat([x["num_accepted_tokens"], whole(2)]),
     }
     out, _ = serving.mtp_verify(**more)
@@ -401,7 +463,9 @@ def test_nine_draft_tokens_are_refused():
     x |= {name: x[name][None] for name in "qkv"}
     pool = steps.pool(11, HV, "cpu")
     x |= {"initial_state": pool, "ssm_state_indices": whole(*range(1, 10))[None]}
-    with pytest.raises(ValueError, match="^ssm_state_indices: expected at most 8 tokens, got 9"):
+    with pytest.raises(
+        ValueError, match="^ssm_state_indices: expected at most 8 tokens, got 9"
+    ):
         serving.mtp_verify(**x, cu_seqlens=whole(0, 9))
 
 
@@ -411,7 +475,11 @@ def test_prefill_takes_a_leading_axis_of_one_and_no_other():
     out, _ = serving.chunk_prefill(**x | flat)
     assert out is flat["out"]
     agree("chunk_prefill", x, out[0])
-    assert serving.chunk_prefill(**prefill_call() | flat | {"out": None})[0].shape == (7, HV, D)
+    assert serving.chunk_prefill(**prefill_call() | flat | {"out": None})[0].shape == (
+        7,
+        HV,
+        D,
+    )
     for key, one in flat.items():
         two = torch.cat([one, one])
         with pytest.raises(ValueError, match=rf"^{key}: expected \[1, total, ...\]"):
@@ -420,8 +488,16 @@ def test_prefill_takes_a_leading_axis_of_one_and_no_other():
 
 def test_prepare_refuses_what_it_does_not_know():
     for functions, more, says in (
-        ([print], {}, "prepare: expected packed_decode, mtp_verify or chunk_prefill, got print"),
-        ([[]], {}, "prepare: expected packed_decode, mtp_verify or chunk_prefill, got list"),
+        (
+            [print],
+            {},
+            "prepare: expected packed_decode, mtp_verify or chunk_prefill, got print",
+        ),
+        (
+            [[]],
+            {},
+            "prepare: expected packed_decode, mtp_verify or chunk_prefill, got list",
+        ),
         ([], {"device": "meta"}, "prepare: device: expected 'cuda' or 'cpu', got meta"),
         ([], {"dtype": "float32"}, "prepare: dtype: expected a torch.dtype, got str"),
     ):
@@ -429,16 +505,20 @@ def test_prepare_refuses_what_it_does_not_know():
             serving.prepare(*functions, **more)
 
 
-# --- on a GPU ---------------------------------------------------------------------------------------------------
+# --- on a GPU
 
 
 @pytest.mark.gpu
 @once
 @everything
-def test_on_a_gpu_a_call_goes_past_the_dispatcher_also_in_a_capture(name, way, monkeypatch):
+def test_on_a_gpu_a_call_goes_past_the_dispatcher_also_in_a_capture(
+    name, way, monkeypatch
+):
     def made() -> dict:
         x = CALLS[name]()
-        return {key: v.cuda() if isinstance(v, torch.Tensor) else v for key, v in x.items()}
+        return {
+            key: v.cuda() if isinstance(v, torch.Tensor) else v for key, v in x.items()
+        }
 
     def never(*args):
         raise AssertionError("the operator was called")
@@ -448,12 +528,17 @@ def test_on_a_gpu_a_call_goes_past_the_dispatcher_also_in_a_capture(name, way, m
     with monkeypatch.context() as patch:
         patch.setattr(straight_call, "module", None)
         out, pool = call(**through)
-    run = {"packed_decode": "_run_decode", "mtp_verify": "_run_verify"}.get(name, "_run_prefill")
+    run = {"packed_decode": "_run_decode", "mtp_verify": "_run_verify"}.get(
+        name, "_run_prefill"
+    )
     monkeypatch.setattr(getattr(serving, run), "operator", never)
     versions = x["initial_state"]._version, x["out"]._version
     call(**x)
     assert same(x["out"], out) and same(x["initial_state"], pool)
-    assert (x["initial_state"]._version, x["out"]._version) == (versions[0] + 1, versions[1] + 1)
+    assert (x["initial_state"]._version, x["out"]._version) == (
+        versions[0] + 1,
+        versions[1] + 1,
+    )
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call(**captured)

@@ -1,4 +1,6 @@
-"""The clock of the SMs during a measurement: from counters that are written here, and on a GPU from its own."""
+"""The clock of the SMs during a measurement: from counters that are written here, and
+on a GPU from its own.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,12 @@ def stamps(ns: int, ghz: float = 1.75, sms=(0, 1, 2)) -> list[list[int]]:
 
 def test_the_clock_is_cycles_over_nanoseconds():
     assert clock.mean_mhz([(stamps(0), stamps(400_000))]) == 1750.0
-    # 0.3 ms at 1.98 GHz and 0.9 ms at 1.62 GHz: by their lengths, and no matter which SMs are seen again
-    around = [(stamps(0, 1.98), stamps(300_000, 1.98)), (stamps(0, 1.62), stamps(900_000, 1.62, (2, 0, 7)))]
+    # 0.3 ms at 1.98 GHz and 0.9 ms at 1.62 GHz: by their lengths, and no matter which
+    #   SMs are seen again
+    around = [
+        (stamps(0, 1.98), stamps(300_000, 1.98)),
+        (stamps(0, 1.62), stamps(900_000, 1.62, (2, 0, 7))),
+    ]
     assert clock.mean_mhz(around) == pytest.approx((0.3 * 1980 + 0.9 * 1620) / 1.2)
 
 
@@ -61,18 +67,35 @@ class Sampler(timing.Warmed):
 
 def test_the_record_of_every_tier_on_a_gpu_has_it(counters, monkeypatch):
     for tier in ("cupti", "events", "graph", "nvbench"):
-        monkeypatch.setitem(sys.modules, f"gdn_cli.timing.{tier}", SimpleNamespace(Sampler=Sampler))
-        assert timing.measure(tier, Subject(lambda: None, [], []), Plan(iterations=5)).sm_clock_mhz == 1710.0
-    timings, _ = timing.interleave("cupti", [Subject(lambda: None, [], [])] * 2, Plan(iterations=4))
+        monkeypatch.setitem(
+            sys.modules, f"gdn_cli.timing.{tier}", SimpleNamespace(Sampler=Sampler)
+        )
+        assert (
+            timing.measure(
+                tier, Subject(lambda: None, [], []), Plan(iterations=5)
+            ).sm_clock_mhz
+            == 1710.0
+        )
+    timings, _ = timing.interleave(
+        "cupti", [Subject(lambda: None, [], [])] * 2, Plan(iterations=4)
+    )
     assert [t.sm_clock_mhz for t in timings] == [1710.0] * 2
     own = SimpleNamespace(measure=lambda subject, plan: timing.summarise("fib", [2.0]))
     monkeypatch.setitem(sys.modules, "gdn_cli.timing.fib", own)
-    assert timing.measure("fib", Subject(lambda: None, [], []), Plan()).sm_clock_mhz == 1710.0
+    assert (
+        timing.measure("fib", Subject(lambda: None, [], []), Plan()).sm_clock_mhz
+        == 1710.0
+    )
     assert len(counters) == 6 * 3  # once to compile, and around each batch of samples
 
 
 def test_on_a_cpu_there_is_none(counters):
-    assert timing.measure("wall", Subject(lambda: None, [], []), Plan(iterations=2)).sm_clock_mhz is None
+    assert (
+        timing.measure(
+            "wall", Subject(lambda: None, [], []), Plan(iterations=2)
+        ).sm_clock_mhz
+        is None
+    )
     assert counters == []
 
 
@@ -84,7 +107,9 @@ def test_a_time_does_not_fail_with_its_clock(monkeypatch):
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(clock, "_stamps", broken)
-    monkeypatch.setitem(sys.modules, "gdn_cli.timing.cupti", SimpleNamespace(Sampler=Sampler))
+    monkeypatch.setitem(
+        sys.modules, "gdn_cli.timing.cupti", SimpleNamespace(Sampler=Sampler)
+    )
     t = timing.measure("cupti", Subject(lambda: None, [], []), Plan(iterations=5))
     assert (t.median_us, t.sm_clock_mhz, tried) == (2.0, None, [1])
 
@@ -98,7 +123,11 @@ def test_an_error_of_the_work_comes_back(counters):
 @pytest.mark.parametrize("tier", ["cupti", "events", "graph"])
 def test_on_a_gpu_it_is_a_clock_that_the_gpu_can_have(tier):
     x = torch.randn(2048, 2048, device="cuda")
-    subject = Subject.of(lambda inputs, outputs: torch.mm(inputs[0], inputs[0], out=outputs[0]), [x], [x.clone()])
+    subject = Subject.of(
+        lambda inputs, outputs: torch.mm(inputs[0], inputs[0], out=outputs[0]),
+        [x],
+        [x.clone()],
+    )
     mhz = timing.measure(tier, subject, Plan(seconds=0.2)).sm_clock_mhz
     assert 200 < mhz < 1.01 * (environment.describe("cuda").max_sm_clock_mhz or 3000)
 
@@ -110,5 +139,7 @@ def test_every_sm_has_the_same_clock():
     torch.cuda._sleep(20_000_000)
     after = clock._stamps()
     first = {sm: (cycles, ns) for sm, cycles, ns in before}
-    rates = [(c - first[sm][0]) / (t - first[sm][1]) for sm, c, t in after if sm in first]
+    rates = [
+        (c - first[sm][0]) / (t - first[sm][1]) for sm, c, t in after if sm in first
+    ]
     assert len(rates) > len(before) // 2 and max(rates) / min(rates) < 1.02

@@ -1,4 +1,6 @@
-"""Other values before each call: all results change, nothing is rounded, and the last ones follow from a seed."""
+"""Other values before each call: all results change, nothing is rounded, and the last
+ones follow from a seed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def test_each_call_has_values_that_no_other_has():
     for _ in range(50):
         flips()
         seen.add(given[0].float().numpy().tobytes())
-        assert all(torch.equal(x.abs(), old.abs()) for x, old in zip(given, before, strict=True))
+        assert all(
+            torch.equal(x.abs(), old.abs())
+            for x, old in zip(given, before, strict=True)
+        )
     assert len(seen) == 50
     flips.restore()
     assert all(torch.equal(x, old) for x, old in zip(given, before, strict=True))
@@ -42,7 +47,11 @@ def test_a_call_changes_every_row_and_only_the_part_that_may_change():
     before = given[1].clone()
     Flips(given, WHERE, seed=1)()
     changed = given[1] != before
-    assert changed[:, 8:24].any(1).all() and not changed[:, :8].any() and not changed[:, 24:].any()
+    assert (
+        changed[:, 8:24].any(1).all()
+        and not changed[:, :8].any()
+        and not changed[:, 24:].any()
+    )
 
 
 def test_the_last_values_follow_from_the_seed_whatever_came_before():
@@ -71,7 +80,9 @@ def test_what_an_op_lets_change_changes_every_output(op):
     once = getattr(oracle, op.name)(*given)
     changed = [x.clone() if isinstance(x, torch.Tensor) else x for x in given]
     Flips(changed, op.flipped, seed=3)()
-    for name, old, new in zip(op.outputs, once, getattr(oracle, op.name)(*changed), strict=True):
+    for name, old, new in zip(
+        op.outputs, once, getattr(oracle, op.name)(*changed), strict=True
+    ):
         old, new = torch.as_tensor(old), torch.as_tensor(new)
         off = float((new - old).norm() / old.norm())
         least = 0 if op.outputs[name].moves == () else 2 * op.tolerance[name]
@@ -96,11 +107,13 @@ for x in (torch.randn(6, 2, 40).bfloat16(), torch.randn(5, 64)[:, 16:48], torch.
 
 @pytest.mark.slow
 def test_the_kernel_for_a_gpu_does_the_same():
-    done = subprocess.run([sys.executable, "-c", TRITON], env=os.environ | {"TRITON_INTERPRET": "1"})
+    done = subprocess.run(
+        [sys.executable, "-c", TRITON], env=os.environ | {"TRITON_INTERPRET": "1"}
+    )
     assert done.returncode == 0
 
 
-# --- the call that is checked -----------------------------------------------------------------------------------------
+# --- the call that is checked
 
 
 class Adds:
@@ -127,7 +140,9 @@ def test_the_last_call_is_made_on_values_that_are_known(plan):
     measure("wall", subject, plan, last=results.append)
     ((last,),) = results
     assert torch.equal(last, known + 1) and last.data_ptr() != out.data_ptr()
-    cheat = Subject.of(Adds(honest=10), [x], [out], Flips([x], [(0, None, None)], seed=5))
+    cheat = Subject.of(
+        Adds(honest=10), [x], [out], Flips([x], [(0, None, None)], seed=5)
+    )
     measure("wall", cheat, Plan(iterations=20, in_a_row=True), last=results.append)
     assert not torch.equal(results[-1][0], known + 1)
 

@@ -13,7 +13,9 @@ def test_what_is_as_it_was_is_not_named():
 
 
 def _code(monkeypatch):
-    monkeypatch.setattr(wall.Sampler.take, "__code__", (lambda self, order: []).__code__)
+    monkeypatch.setattr(
+        wall.Sampler.take, "__code__", (lambda self, order: []).__code__
+    )
 
 
 def _method(monkeypatch):
@@ -55,7 +57,10 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(("name", "change"), [(name, change) for name, many in CHANGES.items() for change in many])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [(name, change) for name, many in CHANGES.items() for change in many],
+)
 def test_a_change_is_named(name, change, monkeypatch):
     before = integrity.state("cpu")
     with monkeypatch.context() as changed:

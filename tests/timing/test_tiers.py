@@ -1,8 +1,9 @@
 """The tiers of other people's harnesses: nvbench (cuda-bench) and flashinfer-bench's own evaluator.
 
-Without a GPU they run against stand-ins of what they call: torch.cuda with a clock that only calls move, and the
-packages with the signatures that were read in them (each stand-in says in which version). Calls take exact times of
-that clock, so every number is known beforehand.
+Without a GPU they run against stand-ins of what they call: torch.cuda with a clock that
+only calls move, and the packages with the signatures that were read in them (each
+stand-in says in which version). Calls take exact times of that clock, so every number
+is known beforehand.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ from gdn_cli.timing import Plan, Subject, TierUnavailable, fib, nvbench
 
 
 class Gpu:
-    """A GPU of which only the clock and one stream exist; `held` is what keeps the stream from running."""
+    """A GPU of which only the clock and one stream exist; `held` is what keeps the
+    stream from running.
+    """
 
     def __init__(self):
         self.now = 0.0  # seconds, moved by what runs
-        self.held = None  # None, "sleep" (torch's spin kernel) or "block" (nvbench's blocking kernel)
+        # None, "sleep" (torch's spin kernel) or "block" (nvbench's blocking kernel)
+        self.held = None
         self.deadlock = False
         self.slept = []
 
@@ -76,7 +80,9 @@ def gpu(monkeypatch):
         "current_device": lambda: 0,
         "set_device": lambda device: None,
         "synchronize": lambda device=None: gpu.wait(),
-        "ExternalStream": lambda stream_ptr, device=None: f"stream {stream_ptr:#x} of device {device}",
+        "ExternalStream": lambda stream_ptr, device=None: (
+            f"stream {stream_ptr:#x} of device {device}"
+        ),
         "stream": stream,
         "_sleep": sleep,
         "Event": lambda enable_timing=False: Event(gpu),
@@ -90,14 +96,15 @@ def subject_of(call, **more):
     return Subject(call, [], [], **more)
 
 
-# --- nvbench --------------------------------------------------------------------------------------------
+# --- nvbench
 
 
 class Bench(ModuleType):
     """cuda.bench as in cuda-bench 0.3.0: __init__.pyi, and the C++ headers of nvbench in its wheel.
 
-    One run in a process, nothing registered after it, an error in a benchmark's body swallowed as a skipped one, the
-    samples of each measurement in `<report>-bin/<n>.bin` as 32-bit floats, its own report only at the end.
+    One run in a process, nothing registered after it, an error in a benchmark's body
+    swallowed as a skipped one, the samples of each measurement in
+    `<report>-bin/<n>.bin` as 32-bit floats, its own report only at the end.
     """
 
     __version__ = "0.3.0"
@@ -107,22 +114,36 @@ class Bench(ModuleType):
 
     def __init__(self, gpu):
         super().__init__("cuda.bench")
-        self.gpu, self.benches, self.finalized, self.argv, self.log = gpu, [], False, None, []
+        self.gpu, self.benches, self.finalized, self.argv, self.log = (
+            gpu,
+            [],
+            False,
+            None,
+            [],
+        )
         self.refuse = None
 
     def register(self, fn, /):
         if self.finalized:
-            raise RuntimeError("Can not register more benchmarks after benchmark was run")
+            raise RuntimeError(
+                "Can not register more benchmarks after benchmark was run"
+            )
         self.benches.append(SimpleNamespace(fn=fn, criterion="stdrel", params={}))
         made = self.benches[-1]
         return SimpleNamespace(
-            set_stopping_criterion=lambda criterion: setattr(made, "criterion", criterion),
-            set_criterion_param_int64=lambda name, value: made.params.__setitem__(name, value),
+            set_stopping_criterion=lambda criterion: setattr(
+                made, "criterion", criterion
+            ),
+            set_criterion_param_int64=lambda name, value: made.params.__setitem__(
+                name, value
+            ),
         )
 
     def run_all_benchmarks(self, argv):
         if not isinstance(argv, list):
-            raise TypeError("run_all_benchmarks expects a list of command-line arguments")
+            raise TypeError(
+                "run_all_benchmarks expects a list of command-line arguments"
+            )
         if not self.benches:
             raise RuntimeError("No benchmarks had been registered yet")
         if self.finalized:
@@ -141,11 +162,18 @@ class Bench(ModuleType):
 
 
 class State:
-    """cuda.bench.State of 0.3.0; `exec` with sync=True keeps its settings afterwards, as state_exec.cuh does."""
+    """cuda.bench.State of 0.3.0; `exec` with sync=True keeps its settings afterwards,
+    as state_exec.cuh does.
+    """
 
     def __init__(self, bench, made, report):
         self.bench, self.gpu, self.made, self.report = bench, bench.gpu, made, report
-        self.min_samples, self.unblocked, self.throttle, self.timeout = 10, False, 0.75, 15.0
+        self.min_samples, self.unblocked, self.throttle, self.timeout = (
+            10,
+            False,
+            0.75,
+            15.0,
+        )
 
     def get_stream(self):
         return SimpleNamespace(addressof=lambda: 0xABC)
@@ -166,7 +194,8 @@ class State:
         self.unblocked = flag
 
     def exec(self, fn, /, *, batched=None, sync=False, timer=False):
-        assert callable(fn) and batched is False  # a batched measurement gives one mean, with L2 warm
+        # a batched measurement gives one mean, with L2 warm
+        assert callable(fn) and batched is False
         if sync:
             self.unblocked, self.throttle = True, 0.0
         self.bench.log.append("sync" if self.unblocked else "held")
@@ -180,7 +209,9 @@ class State:
             times[-1] += gpu.now
             gpu.held = None
             if gpu.deadlock:
-                raise RuntimeError("blocking_kernel.cu: Deadlock detected -- missing nvbench::exec_tag::sync?")
+                raise RuntimeError(
+                    "blocking_kernel.cu: Deadlock detected -- missing nvbench::exec_tag::sync?"
+                )
 
         unblocked, self.unblocked = self.unblocked, True  # the warm-up is not held
         for _ in range(1 + max(self.min_samples, self.made.params["target-samples"])):
@@ -191,10 +222,17 @@ class State:
                 fn(launch)
                 stop()
             self.unblocked = unblocked
-        assert self.made.criterion == "sample-count" and self.throttle == 0 and self.timeout > 3600
+        assert (
+            self.made.criterion == "sample-count"
+            and self.throttle == 0
+            and self.timeout > 3600
+        )
         folder = Path(f"{self.report}-bin")
         folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{self.bench.log.count('sync') + self.bench.log.count('held') - 1}.bin"
+        file = (
+            folder
+            / f"{self.bench.log.count('sync') + self.bench.log.count('held') - 1}.bin"
+        )
         file.write_bytes(array("f", times[1:]).tobytes())
 
 
@@ -204,7 +242,11 @@ def session(monkeypatch):
     monkeypatch.setattr(nvbench, "_session", cache(nvbench._session.__wrapped__))
     opened = []
     start = nvbench._Session.__init__
-    monkeypatch.setattr(nvbench._Session, "__init__", lambda self, *args: (opened.append(self), start(self, *args))[1])
+    monkeypatch.setattr(
+        nvbench._Session,
+        "__init__",
+        lambda self, *args: (opened.append(self), start(self, *args))[1],
+    )
     yield opened
     for one in opened:
         one.close()
@@ -232,27 +274,43 @@ def taking(gpu, *microseconds, then=lambda: None):
 
 def test_nvbench_gives_microseconds_of_each_call(gpu, bench):
     timed = timing.measure("nvbench", subject_of(taking(gpu, 2.5)), Plan(seconds=60))
-    assert (timed.tier, timed.samples, timed.l2, timed.stopped) == ("nvbench", 20, "cold", "target")
+    assert (timed.tier, timed.samples, timed.l2, timed.stopped) == (
+        "nvbench",
+        20,
+        "cold",
+        "target",
+    )
     assert timed.median_us == pytest.approx(2.5, rel=1e-5) and timed.busy_s > 0
-    assert timed.how == "cuda-bench 0.3.0: CUDA events on a stream that is held until the call is queued"
+    assert (
+        timed.how
+        == "cuda-bench 0.3.0: CUDA events on a stream that is held until the call is queued"
+    )
     assert timed.note is None
-    assert "--quiet" in bench.argv and bench.argv[bench.argv.index("--devices") + 1] == "0"
+    assert (
+        "--quiet" in bench.argv and bench.argv[bench.argv.index("--devices") + 1] == "0"
+    )
 
 
 def test_nvbench_takes_exact_counts(gpu, bench):
     calls = []
     timed = timing.measure(
-        "nvbench", subject_of(taking(gpu, 1, then=lambda: calls.append(1))), Plan(warmup=5, iterations=4, trials=3)
+        "nvbench",
+        subject_of(taking(gpu, 1, then=lambda: calls.append(1))),
+        Plan(warmup=5, iterations=4, trials=3),
     )
     assert (timed.samples, timed.stopped) == (12, "count")
-    # five to warm up, one for the host's time, one on a held stream; then 4 and nvbench's own warm-up, three times
+    # five to warm up, one for the host's time, one on a held stream; then 4 and
+    # nvbench's own warm-up, three times
     assert len(calls) == 5 + 1 + 1 + 3 * (4 + 1)
 
 
 def test_nvbench_times_many_subjects_in_one_process(gpu, bench, session):
     """It runs once, and refuses a second run: the run stays open."""
     plan = Plan(iterations=3)
-    found = [timing.measure("nvbench", subject_of(taking(gpu, us)), plan).median_us for us in (2, 3, 5)]
+    found = [
+        timing.measure("nvbench", subject_of(taking(gpu, us)), plan).median_us
+        for us in (2, 3, 5)
+    ]
     assert found == pytest.approx([2, 3, 5], rel=1e-5)
     assert len(bench.benches) == 1 and len(session) == 1
 
@@ -260,13 +318,17 @@ def test_nvbench_times_many_subjects_in_one_process(gpu, bench, session):
 def test_nvbench_keeps_the_order_of_the_samples(gpu, bench):
     sampler = nvbench.Sampler([subject_of(taking(gpu, *range(1, 8)))], Plan(warmup=4))
     # 4 + 2 calls to get ready and nvbench's own: the timed ones begin where the times begin again
-    assert [s.us for s in sampler.take([0] * 7)] == pytest.approx([1, 2, 3, 4, 5, 6, 7], rel=1e-5)
+    assert [s.us for s in sampler.take([0] * 7)] == pytest.approx(
+        [1, 2, 3, 4, 5, 6, 7], rel=1e-5
+    )
     sampler.close()
 
 
 def test_nvbench_calls_on_its_own_stream_and_without_gradients(gpu, bench):
     seen = set()
-    call = taking(gpu, 1, then=lambda: seen.add((gpu.stream(), torch.is_grad_enabled())))
+    call = taking(
+        gpu, 1, then=lambda: seen.add((gpu.stream(), torch.is_grad_enabled()))
+    )
     timing.measure("nvbench", subject_of(call), Plan(iterations=2))
     assert seen == {("stream 0xabc of device 0", False)}
 
@@ -286,13 +348,20 @@ def test_an_error_in_a_call_comes_back_from_nvbench_as_itself(gpu, bench):
         timing.measure("nvbench", subject_of(call), Plan(iterations=50))
     assert e.value is odd
     # and the next one is timed
-    assert timing.measure("nvbench", subject_of(taking(gpu, 4)), Plan(iterations=2)).median_us == pytest.approx(4)
+    assert timing.measure(
+        "nvbench", subject_of(taking(gpu, 4)), Plan(iterations=2)
+    ).median_us == pytest.approx(4)
 
 
 def test_a_call_that_waits_for_the_gpu_is_not_held_by_nvbench(gpu, bench):
-    timed = timing.measure("nvbench", subject_of(taking(gpu, 6, then=gpu.wait)), Plan(iterations=3))
+    timed = timing.measure(
+        "nvbench", subject_of(taking(gpu, 6, then=gpu.wait)), Plan(iterations=3)
+    )
     assert timed.median_us == pytest.approx(6)
-    assert timed.note == "the call waits for the GPU, so nvbench cannot hold its stream, and host time is in it"
+    assert (
+        timed.note
+        == "the call waits for the GPU, so nvbench cannot hold its stream, and host time is in it"
+    )
     assert timed.how.endswith("runs freely")
     assert len(gpu.slept) == 2 and gpu.slept[1] == 10 * gpu.slept[0]  # looked at twice
     # the next one is held again
@@ -345,7 +414,10 @@ def test_nvbench_without_samples_is_said(gpu, bench, monkeypatch):
 def test_nvbench_that_does_not_start_says_why_each_time(gpu, bench):
     bench.refuse = "Unsupported argument: '--devices'.\nValid values are none"
     for _ in range(2):
-        with pytest.raises(TierUnavailable, match=r"nvbench does not start: .*: Unsupported argument: '--devices'\.$"):
+        with pytest.raises(
+            TierUnavailable,
+            match=r"nvbench does not start: .*: Unsupported argument: '--devices'\.$",
+        ):
             timing.measure("nvbench", subject_of(taking(gpu, 1)), Plan())
 
 
@@ -353,8 +425,11 @@ def test_a_body_that_cannot_begin_is_said(gpu, bench, monkeypatch):
     def no_stream(stream_ptr, device=None):
         raise RuntimeError("no such stream")
 
-    monkeypatch.setattr(torch.cuda, "ExternalStream", no_stream)  # nvbench calls that a skipped benchmark
-    with pytest.raises(TierUnavailable, match="nvbench does not start: RuntimeError: no such stream"):
+    # nvbench calls that a skipped benchmark
+    monkeypatch.setattr(torch.cuda, "ExternalStream", no_stream)
+    with pytest.raises(
+        TierUnavailable, match="nvbench does not start: RuntimeError: no such stream"
+    ):
         timing.measure("nvbench", subject_of(taking(gpu, 1)), Plan())
 
 
@@ -362,7 +437,10 @@ def test_without_cuda_bench_the_tier_says_what_to_install(gpu, session, monkeypa
     monkeypatch.setitem(sys.modules, "cuda.bench", None)
     with pytest.raises(TierUnavailable) as e:
         timing.measure("nvbench", subject_of(taking(gpu, 1)), Plan())
-    assert str(e.value) == "the package cuda-bench is not installed: pip install -e '.[timing]'"
+    assert (
+        str(e.value)
+        == "the package cuda-bench is not installed: pip install -e '.[timing]'"
+    )
     assert not session
 
 
@@ -371,10 +449,15 @@ def test_a_cuda_bench_that_does_not_load_is_said(gpu, bench, monkeypatch):
 
     class Lazy(ModuleType):
         def __getattr__(self, name):
-            raise ImportError("cuda-bindings is required for runtime CUDA version detection.\nmore")
+            raise ImportError(
+                "cuda-bindings is required for runtime CUDA version detection.\nmore"
+            )
 
     monkeypatch.setitem(sys.modules, "cuda.bench", Lazy("cuda.bench"))
-    with pytest.raises(TierUnavailable, match=r"does not load: .*cuda-bindings is required .* detection\.$"):
+    with pytest.raises(
+        TierUnavailable,
+        match=r"does not load: .*cuda-bindings is required .* detection\.$",
+    ):
         timing.measure("nvbench", subject_of(taking(gpu, 1)), Plan())
 
 
@@ -383,11 +466,13 @@ def test_nvbench_has_no_warm_l2(gpu, bench):
         timing.measure("nvbench", subject_of(taking(gpu, 1)), Plan(l2="warm"))
 
 
-# --- fib ------------------------------------------------------------------------------------------------
+# --- fib
 
 
 def decode(call, destination_passing=True):
-    """A stand-in for build.Kernel on gdn_decode at B = 1, with flashinfer-bench's own Runnable around the call."""
+    """A stand-in for build.Kernel on gdn_decode at B = 1, with flashinfer-bench's own
+    Runnable around the call.
+    """
     from flashinfer_bench.compile import Runnable
     from flashinfer_bench.compile.runnable import RunnableMetadata
 
@@ -400,7 +485,9 @@ def decode(call, destination_passing=True):
     )  # fmt: skip
     axes = {"batch_size": 1}
     inputs = [
-        torch.zeros(op.shape(spec, axes), dtype=getattr(torch, spec.dtype)) if spec.shape else 0.1
+        torch.zeros(op.shape(spec, axes), dtype=getattr(torch, spec.dtype))
+        if spec.shape
+        else 0.1
         for spec in op.inputs.values()
     ]
     kernel = SimpleNamespace(runnable=Runnable(call, about))
@@ -409,12 +496,17 @@ def decode(call, destination_passing=True):
 
 @pytest.fixture
 def released(gpu, monkeypatch):
-    """flashinfer-bench's timing by CUDA events, as in 0.1.2, on a GPU of which only the clock exists."""
+    """flashinfer-bench's timing by CUDA events, as in 0.1.2, on a GPU of which only the
+    clock exists.
+    """
     from flashinfer_bench.bench import timing as theirs
 
     if not hasattr(theirs, "do_bench"):
         pytest.skip("the installed flashinfer-bench does not time as 0.1.2 does")
-    monkeypatch.setattr(theirs, "_get_empty_cache_for_benchmark", lambda device: torch.zeros(1))  # not 256 MB
+    # not 256 MB
+    monkeypatch.setattr(
+        theirs, "_get_empty_cache_for_benchmark", lambda device: torch.zeros(1)
+    )
     return gpu
 
 
@@ -431,30 +523,50 @@ def test_fib_is_the_evaluators_own_number(released, destination_passing):
     timed = timing.measure("fib", subject, Plan(warmup=2, iterations=3, trials=2))
     # the mean of each trial's iterations, without its warm-up
     assert timed.histogram == ((6, 1), (8, 1))
-    assert (timed.tier, timed.samples, timed.median_us, timed.stopped) == ("fib", 2, pytest.approx(7), "count")
+    assert (timed.tier, timed.samples, timed.median_us, timed.stopped) == (
+        "fib",
+        2,
+        pytest.approx(7),
+        "count",
+    )
     assert {len(args) for args in seen} == {11 if destination_passing else 9}
-    assert all(args[0] is not subject.inputs[0] and torch.equal(args[0], subject.inputs[0]) for args in seen)
+    assert all(
+        args[0] is not subject.inputs[0] and torch.equal(args[0], subject.inputs[0])
+        for args in seen
+    )
 
 
 def test_fib_says_how_the_released_version_times(released):
-    timed = timing.measure("fib", decode(taking(released, 1)), Plan(warmup=0, iterations=1))
+    timed = timing.measure(
+        "fib", decode(taking(released, 1)), Plan(warmup=0, iterations=1)
+    )
     version = importlib.metadata.version("flashinfer-bench")
-    assert timed.how == (
-        f"flashinfer-bench {version}: CUDA events with a synchronise before each call, mean of 1; L2 flushed before "
-        "each call, and the arguments cloned after that, so that a call finds of them what L2 holds"
+    assert (
+        timed.how
+        == f"flashinfer-bench {version}: CUDA events with a synchronise before each call, mean of"
+        " 1; L2 flushed before each call, and the arguments cloned after that, so that a call"
+        " finds of them what L2 holds"
     )
     assert timed.l2 is None  # neither cold nor warm
 
 
 def test_fib_counts_as_the_contest_does_where_nothing_is_said(released):
     calls = []
-    timed = timing.measure("fib", decode(taking(released, 1, then=lambda: calls.append(1))), Plan())
-    assert len(calls) == 3 * (10 + 50) and timed.samples == 3 and "mean of 50" in timed.how
+    timed = timing.measure(
+        "fib", decode(taking(released, 1, then=lambda: calls.append(1))), Plan()
+    )
+    assert (
+        len(calls) == 3 * (10 + 50) and timed.samples == 3 and "mean of 50" in timed.how
+    )
 
 
 @pytest.mark.parametrize("healthy", [True, False])
-def test_an_error_in_a_solution_comes_back_from_fib_as_itself(released, monkeypatch, capsys, healthy):
-    """Whether or not the evaluator can still make its report of it, for which it asks the device."""
+def test_an_error_in_a_solution_comes_back_from_fib_as_itself(
+    released, monkeypatch, capsys, healthy
+):
+    """Whether or not the evaluator can still make its report of it, for which it asks
+    the device.
+    """
     from flashinfer_bench.bench.evaluators import default
 
     class Odd(Exception):
@@ -486,32 +598,41 @@ def test_a_fault_of_the_evaluator_itself_is_not_hidden(released, monkeypatch):
     monkeypatch.setattr(DefaultEvaluator, "eval_performance", broken)
     with pytest.raises(OSError, match="no room"):
         timing.measure("fib", decode(lambda *args: None), Plan())
-    monkeypatch.setattr(DefaultEvaluator, "eval_performance", lambda **asked: (None, SimpleNamespace(status="TIMEOUT")))
+    monkeypatch.setattr(
+        DefaultEvaluator,
+        "eval_performance",
+        lambda **asked: (None, SimpleNamespace(status="TIMEOUT")),
+    )
     with pytest.raises(RuntimeError, match="evaluator gives no time: TIMEOUT"):
         timing.measure("fib", decode(lambda *args: None), Plan())
 
 
 def test_fib_refuses_floors_and_a_warm_l2():
-    with pytest.raises(TierUnavailable, match="flashinfer-bench times solutions only, not floors"):
+    with pytest.raises(
+        TierUnavailable, match="flashinfer-bench times solutions only, not floors"
+    ):
         fib.measure(subject_of(lambda: None), Plan())
     with pytest.raises(TierUnavailable, match="it times with L2 cold only"):
         timing.measure("fib", decode(lambda *args: None), Plan(l2="warm"))
 
 
-# flashinfer-bench's development version (9acc757): timing in CUPTI through flashinfer, layered settings. The same
-# names, signatures and calls, without their behaviour.
+# flashinfer-bench's development version (9acc757): timing in CUPTI through flashinfer,
+# layered settings. The same names, signatures and calls, without their behaviour.
 MAIN = {
     "__init__.py": "",
     "bench/__init__.py": "",
-    "data.py": """
+    "data.py": (
+        """
         class Definition:
             @classmethod
             def model_validate(cls, d):
                 made = cls()
                 made.name, made.op_type = d["name"], "gdn"
                 return made
-        """,
-    "bench/config.py": """
+        """
+    ),
+    "bench/config.py": (
+        """
         class BenchmarkConfig:
             def __init__(self, **fields):
                 self.fields = fields
@@ -519,8 +640,10 @@ MAIN = {
                 from types import SimpleNamespace
                 assert definition.op_type == "gdn"
                 return SimpleNamespace(profile_baseline=True, split_timing=False, **self.fields)
-        """,
-    "bench/timing/__init__.py": '''
+        """
+    ),
+    "bench/timing/__init__.py": (
+        '''
         import statistics
         import warnings
         FALLS_BACK = False
@@ -535,8 +658,10 @@ MAIN = {
                 use_cuda_graph=False,
             )
             return statistics.median(times)
-        ''',
-    "bench/evaluators/__init__.py": """
+        '''
+    ),
+    "bench/evaluators/__init__.py": (
+        """
         from types import SimpleNamespace
         from flashinfer_bench.bench.timing import time_runnable
         class DefaultEvaluator:
@@ -547,7 +672,8 @@ MAIN = {
                 return SimpleNamespace(latency_ms=sum(ms) / len(ms)), None
         def resolve_evaluator(definition):
             return DefaultEvaluator
-        """,
+        """
+    ),
 }
 
 
@@ -570,7 +696,13 @@ def main(tmp_path, monkeypatch):
 def submitted(milliseconds):
     """A subject whose runnable returns its own time, as the stand-in of CUPTI takes it."""
     kernel = SimpleNamespace(runnable=lambda x: next(milliseconds))
-    return Subject(lambda: None, [torch.zeros(1)], [], kernel=kernel, definition={"name": "gdn_decode"})
+    return Subject(
+        lambda: None,
+        [torch.zeros(1)],
+        [],
+        kernel=kernel,
+        definition={"name": "gdn_decode"},
+    )
 
 
 def test_fib_with_the_development_version(main):
@@ -587,15 +719,29 @@ def test_fib_says_that_the_development_version_fell_back(main, monkeypatch):
     for _ in range(2):  # each time, and to whoever has switched warnings off
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            timed = timing.measure("fib", submitted(iter([0.001] * 9)), Plan(warmup=0, iterations=3, trials=1))
-        assert timed.note == "without cupti-python 13 or newer it fell back to CUDA events"
+            timed = timing.measure(
+                "fib",
+                submitted(iter([0.001] * 9)),
+                Plan(warmup=0, iterations=3, trials=1),
+            )
+        assert (
+            timed.note == "without cupti-python 13 or newer it fell back to CUDA events"
+        )
 
 
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("cfg, log_path", "cfg, quota, log_path", "missing a required argument: 'quota'"),
-        ("def resolve_evaluator", "def choose", "cannot import name 'resolve_evaluator'"),
+        (
+            "cfg, log_path",
+            "cfg, quota, log_path",
+            "missing a required argument: 'quota'",
+        ),
+        (
+            "def resolve_evaluator",
+            "def choose",
+            "cannot import name 'resolve_evaluator'",
+        ),
     ],
 )
 def test_a_flashinfer_bench_of_another_shape_is_said(main, tmp_path, old, new, reason):
@@ -603,12 +749,14 @@ def test_a_flashinfer_bench_of_another_shape_is_said(main, tmp_path, old, new, r
     source = path.read_text().replace(old, new)
     path.write_text(source + "\n# newer\n")
     importlib.invalidate_caches()
-    with pytest.raises(TierUnavailable, match="flashinfer-bench 0.1.3 is not supported by this gdn: .*") as e:
+    with pytest.raises(
+        TierUnavailable, match="flashinfer-bench 0.1.3 is not supported by this gdn: .*"
+    ) as e:
         timing.measure("fib", submitted(iter([])), Plan())
     assert reason in str(e.value)
 
 
-# --- on a GPU -------------------------------------------------------------------------------------------
+# --- on a GPU
 
 
 @pytest.fixture(scope="module")
@@ -627,16 +775,24 @@ def cuda_v4():
     definition = pack.definition(op, found)
     kernel = build.build(definition, pack.pack(algo, op))
     workload = select(op, embedded(op), chosen=["batch_size=1"])[0]
-    inputs, outputs = dataset.load_inputs(op, workload, "cuda"), check.allocate(op, workload.axes, "cuda")
+    inputs, outputs = (
+        dataset.load_inputs(op, workload, "cuda"),
+        check.allocate(op, workload.axes, "cuda"),
+    )
     return Subject.of(kernel, inputs, outputs, definition=definition)
 
 
 @pytest.mark.gpu
 def test_tiers_of_a_small_kernel_are_in_order(cuda_v4):
-    """A kernel of 2 to 3 us: CUPTI sees it alone, nvbench's events add a little, 0.1.2's loop the host's launch."""
+    """A kernel of 2 to 3 us: CUPTI sees it alone, nvbench's events add a little,
+    0.1.2's loop the host's launch.
+    """
     pytest.importorskip("cuda.bench")
     with torch.no_grad():
-        found = {tier: timing.measure(tier, cuda_v4, Plan()) for tier in ("cupti", "nvbench", "fib", "nvbench")}
+        found = {
+            tier: timing.measure(tier, cuda_v4, Plan())
+            for tier in ("cupti", "nvbench", "fib", "nvbench")
+        }
     us = {tier: timed.median_us for tier, timed in found.items()}
     assert 1 < us["cupti"] < 10
     assert us["cupti"] < us["nvbench"] < us["cupti"] + 15
@@ -651,7 +807,11 @@ def test_nvbench_on_a_gpu_sees_the_work_and_passes_errors_on(cuda_v4):
     times = []
     for x in (small, large):
         y = torch.empty_like(x)
-        timed = timing.measure("nvbench", subject_of(lambda x=x, y=y: y.copy_(x)), Plan(iterations=25, trials=2))
+        timed = timing.measure(
+            "nvbench",
+            subject_of(lambda x=x, y=y: y.copy_(x)),
+            Plan(iterations=25, trials=2),
+        )
         assert timed.samples == 50
         times.append(timed.median_us)
     assert times[1] > 5 * times[0]  # 512 MB moved against 8
@@ -661,6 +821,8 @@ def test_nvbench_on_a_gpu_sees_the_work_and_passes_errors_on(cuda_v4):
 
     with pytest.raises(KeyError, match="wrong"):
         timing.measure("nvbench", subject_of(wrong), Plan(iterations=5))
-    waiting = timing.measure("nvbench", subject_of(lambda: small.sum().item()), Plan(iterations=5))
+    waiting = timing.measure(
+        "nvbench", subject_of(lambda: small.sum().item()), Plan(iterations=5)
+    )
     assert waiting.samples == 5 and "waits for the GPU" in waiting.note
     assert "is held" in timing.measure("nvbench", cuda_v4, Plan(iterations=5)).how

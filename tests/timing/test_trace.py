@@ -1,7 +1,8 @@
 """Where the kernels' times come from: libcupti's own buffers, or torch's profiler.
 
-Without a GPU, libcupti is a stand-in behind real C function pointers: it asks for buffers, fills them as
-cupti_activity.h of CUDA 13.0 lays records out, and hands them over when it is flushed.
+Without a GPU, libcupti is a stand-in behind real C function pointers: it asks for
+buffers, fills them as cupti_activity.h of CUDA 13.0 lays records out, and hands them
+over when it is flushed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,16 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    c_char_p,
+    c_int,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from types import SimpleNamespace
 
 import pytest
@@ -32,12 +42,15 @@ class Cupti:
         self.now, self.dropped, self.log, self.names = 1000, 0, [], {}
         self.enabled, self.pending, self.callbacks, self.lent = set(), [], None, None
         self.deaf = False  # records nothing, and says nothing
-        self.clock, self.rate = None, 1  # whose time its records have, and how fast that runs here
+        # whose time its records have, and how fast that runs here
+        self.clock, self.rate = None, 1
 
         def c(function, *types):
             def call(*arguments):
                 name = function.__name__
-                self.log.append((name, *arguments[:1]) if name in ("Enable", "Disable") else (name,))
+                self.log.append(
+                    (name, *arguments[:1]) if name in ("Enable", "Disable") else (name,)
+                )
                 return self.fails.get(name) or function(*arguments) or 0
 
             return CFUNCTYPE(c_int, *types)(call)
@@ -83,14 +96,26 @@ class Cupti:
         for name, function, types in (
             ("cuptiGetVersion", Version, [POINTER(c_uint32)]),
             ("cuptiGetResultString", ResultString, [c_int, POINTER(c_char_p)]),
-            ("cuptiActivityRegisterCallbacks", Register, [trace._REQUESTED, trace._COMPLETED]),
+            (
+                "cuptiActivityRegisterCallbacks",
+                Register,
+                [trace._REQUESTED, trace._COMPLETED],
+            ),
             ("cuptiActivityRegisterTimestampCallback", Clock, [c_void_p]),
             ("cuptiGetTimestamp", Timestamp, [POINTER(c_uint64)]),
             ("cuptiActivityEnable", Enable, [c_int]),
             ("cuptiActivityDisable", Disable, [c_int]),
             ("cuptiActivityFlushAll", FlushAll, [c_uint32]),
-            ("cuptiActivityGetNumDroppedRecords", Dropped, [c_void_p, c_uint32, POINTER(c_size_t)]),
-            ("cuptiActivityGetNextRecord", Next, [c_void_p, c_size_t, POINTER(c_void_p)]),
+            (
+                "cuptiActivityGetNumDroppedRecords",
+                Dropped,
+                [c_void_p, c_uint32, POINTER(c_size_t)],
+            ),
+            (
+                "cuptiActivityGetNextRecord",
+                Next,
+                [c_void_p, c_size_t, POINTER(c_void_p)],
+            ),
         ):
             setattr(self, name, c(function, *types))
 
@@ -108,14 +133,18 @@ class Cupti:
         struct.pack_into("<I", record, 0, kind)
         struct.pack_into("<QQ", record, 16, start, start + duration if start else 0)
         if kind == KERNEL:
-            text = self.names.setdefault(name, ctypes.create_string_buffer(name.encode()))
+            text = self.names.setdefault(
+                name, ctypes.create_string_buffer(name.encode())
+            )
             struct.pack_into("<Q", record, 104, ctypes.addressof(text))
         self.pending.append(bytes(record))
 
     def hand_over(self):
         while self.pending:
             address, room, most = c_void_p(), c_size_t(), c_size_t(7)
-            self.callbacks[0](ctypes.pointer(address), ctypes.pointer(room), ctypes.pointer(most))
+            self.callbacks[0](
+                ctypes.pointer(address), ctypes.pointer(room), ctypes.pointer(most)
+            )
             assert most.value == 0
             if not address.value:
                 self.dropped += len(self.pending)
@@ -175,16 +204,23 @@ def test_copies_and_fills_of_other_sizes_stand_between_kernels(lib, kernel_size)
         lib.run("a", 12)
 
     seen = [(duration, name) for _, duration, name in opened.kernels(work)]
-    assert seen == [(3, "Memset"), *[(11, "a"), (5, "Memcpy"), (4, "Memcpy")] * 2, (12, "a")]
+    assert seen == [
+        (3, "Memset"),
+        *[(11, "a"), (5, "Memcpy"), (4, "Memcpy")] * 2,
+        (12, "a"),
+    ]
     opened.close()
 
 
 def test_more_than_a_buffer_holds_is_kept_and_buffers_are_used_again(lib):
     opened = Trace.open()
     for _ in range(3):
-        ran = opened.kernels(lambda: [lib.run(f"k{i % 3}", i + 1) for i in range(12_000)])
+        ran = opened.kernels(
+            lambda: [lib.run(f"k{i % 3}", i + 1) for i in range(12_000)]
+        )
         assert [duration for _, duration, _ in ran] == list(range(1, 12_001))
-    assert len(trace._cupti()._free) == 1 and not trace._cupti()._lent  # handed over one by one here
+    # handed over one by one here
+    assert len(trace._cupti()._free) == 1 and not trace._cupti()._lent
     opened.close()
 
 
@@ -257,10 +293,18 @@ def test_an_exception_in_a_callback_does_not_vanish(lib, monkeypatch, where):
     def broken(*_):
         raise MemoryError("no more")
 
-    owner, name = (trace.ctypes, "addressof") if where == "_request" else (trace.ctypes, "string_at")
+    owner, name = (
+        (trace.ctypes, "addressof")
+        if where == "_request"
+        else (trace.ctypes, "string_at")
+    )
     real = getattr(owner, name)
-    monkeypatch.setattr(owner, name, lambda *a: broken() if where in _callers() else real(*a))
-    with pytest.raises(TierUnavailable, match="could not be read: MemoryError: no more"):
+    monkeypatch.setattr(
+        owner, name, lambda *a: broken() if where in _callers() else real(*a)
+    )
+    with pytest.raises(
+        TierUnavailable, match="could not be read: MemoryError: no more"
+    ):
         opened.kernels(lambda: lib.run("a", 1))
     monkeypatch.undo()
 
@@ -286,7 +330,7 @@ def test_exceptions_of_the_work_come_back_unchanged(lib):
     opened.close()
 
 
-# --- which source -------------------------------------------------------------------------------------------------
+# --- which source
 
 
 class Kineto:
@@ -306,26 +350,38 @@ class Kineto:
     def __exit__(self, *_):
         def event(start, duration, name, device):
             return SimpleNamespace(
-                start_ns=lambda: start, duration_ns=lambda: duration, name=lambda: name, device_type=lambda: device
+                start_ns=lambda: start,
+                duration_ns=lambda: duration,
+                name=lambda: name,
+                device_type=lambda: device,
             )
 
         on = torch.autograd.DeviceType
         launches = [event(1, 1, "cudaLaunchKernel", on.CPU)]
-        events = launches + [event(100 - i, d, n, on.CUDA) for i, (n, d) in enumerate(Kineto.ran)]
+        events = launches + [
+            event(100 - i, d, n, on.CUDA) for i, (n, d) in enumerate(Kineto.ran)
+        ]
         self.kineto_results = SimpleNamespace(events=lambda: events)
 
 
 @pytest.fixture
 def kineto(lib, monkeypatch):
     monkeypatch.setattr(torch.autograd.profiler, "profile", Kineto)
-    monkeypatch.setattr(trace, "begin", lambda: (lib.run("gdn_begin", 1), Kineto.ran.append(("gdn_begin", 1))))
+    monkeypatch.setattr(
+        trace,
+        "begin",
+        lambda: (lib.run("gdn_begin", 1), Kineto.ran.append(("gdn_begin", 1))),
+    )
     monkeypatch.setattr(Kineto, "made", [])
     return Kineto
 
 
 def by_torch(opened):
     assert opened.how == "CUPTI's activity records by torch's profiler"
-    assert opened.kernels(lambda: Kineto.ran.extend([("b", 5), ("a", 4)])) == [(99, 4, "a"), (100, 5, "b")]
+    assert opened.kernels(lambda: Kineto.ran.extend([("b", 5), ("a", 4)])) == [
+        (99, 4, "a"),
+        (100, 5, "b"),
+    ]
     opened.close()
     return True
 
@@ -350,7 +406,9 @@ def test_a_clock_that_is_not_in_nanoseconds_is_not_read(kineto, lib, rate):
     """As torch's profiler leaves it: the processor's cycles."""
     lib.rate = rate
     assert by_torch(trace.Trace.open())
-    with pytest.raises(TierUnavailable, match=r"libcupti's clock runs at [\d.]+ times the host's"):
+    with pytest.raises(
+        TierUnavailable, match=r"libcupti's clock runs at [\d.]+ times the host's"
+    ):
         trace.Activity()
     lib.rate = 1
     trace.Activity().close()
@@ -365,8 +423,17 @@ def test_a_source_that_sees_nothing_is_closed_and_passed_over(kineto, lib):
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        (35, "cuptiActivityEnable says CUPTI_ERROR_INSUFFICIENT_PRIVILEGES: .*--cap-add SYS_ADMIN"),
-        (39, "cuptiActivityEnable says CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED: another profiler .*nsys"),
+        (
+            35,
+            "cuptiActivityEnable says CUPTI_ERROR_INSUFFICIENT_PRIVILEGES: .*--cap-add SYS_ADMIN",
+        ),
+        (
+            39,
+            (
+                "cuptiActivityEnable says CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED: another"
+                " profiler .*nsys"
+            ),
+        ),
     ],
 )
 def test_a_refusal_says_what_helps(lib, monkeypatch, status, words):
@@ -382,7 +449,7 @@ def test_a_refusal_says_what_helps(lib, monkeypatch, status, words):
     Trace.open().close()  # the refusal left nothing open
 
 
-# --- the tier -----------------------------------------------------------------------------------------------------
+# --- the tier
 
 
 @pytest.fixture
@@ -391,7 +458,12 @@ def sampler(lib, monkeypatch):
     monkeypatch.setattr(kernels, "Flush", lambda: lambda: lib.run("gdn_l2_flush", 60))
 
     def make(*durations):
-        subjects = [Subject(lambda d=d: [lib.run(f"k{i}", ns) for i, ns in enumerate(d)], [], []) for d in durations]
+        subjects = [
+            Subject(
+                lambda d=d: [lib.run(f"k{i}", ns) for i, ns in enumerate(d)], [], []
+            )
+            for d in durations
+        ]
         return cupti.Sampler(subjects, Plan(warmup=1))
 
     return make
@@ -400,8 +472,14 @@ def sampler(lib, monkeypatch):
 def test_the_tier_times_by_the_trace_and_says_whose(sampler, lib):
     one = sampler([1000, 500], [2000])
     assert one.alone == [2, 1]
-    assert one.take([0, 1, 0]) == [Sample(1.5, 1.51, 2), Sample(2.0, 2.0, 1), Sample(1.5, 1.51, 2)]
-    assert one.about(0, one.take([0])) == {"how": "CUPTI's activity records (libcupti, API version 130001)"}
+    assert one.take([0, 1, 0]) == [
+        Sample(1.5, 1.51, 2),
+        Sample(2.0, 2.0, 1),
+        Sample(1.5, 1.51, 2),
+    ]
+    assert one.about(0, one.take([0])) == {
+        "how": "CUPTI's activity records (libcupti, API version 130001)"
+    }
     assert lib.log.count(("Enable", KERNEL)) == 1  # one trace for all of it
     one.close()
     assert lib.enabled == set()
@@ -414,7 +492,7 @@ def test_a_sampler_that_cannot_be_made_leaves_nothing_open(sampler, lib):
     Trace.open().close()
 
 
-# --- on a GPU -----------------------------------------------------------------------------------------------------
+# --- on a GPU
 
 
 @pytest.mark.gpu
@@ -452,25 +530,36 @@ def test_each_source_sees_every_kernel_copy_and_graph_node(source):
             for _ in range(2):
                 ran = opened.kernels(work)
                 names = [name for _, _, name in ran]
-                assert [n for n in names[:40] if n.startswith("gdn_l2_flush")] == names[:40:2]
+                assert [n for n in names[:40] if n.startswith("gdn_l2_flush")] == names[
+                    :40:2
+                ]
                 assert all(n.startswith("gdn_copy_floor") for n in names[1:40:2])
-                assert names[40].startswith("gdn_begin") and names[43].startswith("gdn_rest")
+                assert names[40].startswith("gdn_begin") and names[43].startswith(
+                    "gdn_rest"
+                )
                 assert all(n.startswith("gdn_copy_floor") for n in names[41:43])
                 assert len(names) == 45
                 assert all(duration > 0 for _, duration, _ in ran)
-                assert all(a[0] + a[1] <= b[0] for a, b in zip(ran[:40], ran[1:40], strict=False))
+                assert all(
+                    a[0] + a[1] <= b[0]
+                    for a, b in zip(ran[:40], ran[1:40], strict=False)
+                )
         finally:
             opened.close()
 
 
 @pytest.mark.gpu
 def test_times_are_nanoseconds_whoever_traced_before():
-    """torch's profiler sets CUPTI's clock to the processor's cycle counter: twice as fast on many."""
+    """torch's profiler sets CUPTI's clock to the processor's cycle counter: twice as
+    fast on many.
+    """
 
     def median_ns(source):
         opened = source()
         try:
-            ran = opened.kernels(lambda: [flush() for _ in range(20)] and torch.cuda.synchronize())
+            ran = opened.kernels(
+                lambda: [flush() for _ in range(20)] and torch.cuda.synchronize()
+            )
         finally:
             opened.close()
         return sorted(duration for _, duration, _ in ran)[10]
@@ -478,5 +567,8 @@ def test_times_are_nanoseconds_whoever_traced_before():
     flush = kernels.Flush()
     flush()
     torch.cuda.synchronize()
-    seen = [median_ns(source) for source in (trace.Activity, trace.Profiler, trace.Activity, trace.Profiler)]
+    seen = [
+        median_ns(source)
+        for source in (trace.Activity, trace.Profiler, trace.Activity, trace.Profiler)
+    ]
     assert max(seen) < 1.3 * min(seen), seen

@@ -30,8 +30,15 @@ from gdn_cli.tune import evidence, search, tournament
 from gdn_cli.tune import race as racing
 from gdn_cli.tune.tournament import AGAIN, FINAL, FIRST, Meeting
 
-CPP = Tune("tuned.h", ("batch_size", "num_v_heads"), {"lanes": (8, 16, 32), "rows": (1, 2, 4)}, "rows * lanes <= 64")
-PYTHON = Tune("tuned.py", ("batch_size", "num_v_heads"), {"BV": (4, 16), "num_warps": (1, 2)})
+CPP = Tune(
+    "tuned.h",
+    ("batch_size", "num_v_heads"),
+    {"lanes": (8, 16, 32), "rows": (1, 2, 4)},
+    "rows * lanes <= 64",
+)
+PYTHON = Tune(
+    "tuned.py", ("batch_size", "num_v_heads"), {"BV": (4, 16), "num_warps": (1, 2)}
+)
 WHAT = (
     "Written by `gdn tune`: which constants for which size (batch_size * num_v_heads), by GPU. "
     "The evidence is in tuning.json."
@@ -59,7 +66,7 @@ def rows_of(gpu: str, sms: int, *found: tuple[int, dict[str, int]]) -> list[Row]
     return [Row(gpu, sms, up_to, constants) for up_to, constants in found]
 
 
-# --- the generated file -------------------------------------------------------------------------------------------
+# --- the generated file
 
 
 @pytest.mark.parametrize(
@@ -93,7 +100,10 @@ TUNED = [algo for algo in registry.load().algos if algo.tune]
 
 @pytest.mark.parametrize("algo", TUNED, ids=lambda algo: algo.full_name)
 def test_each_algos_file_is_made_of_its_tuning(algo):
-    rows, text = tuned_table.rows(algo.tune, tuned_table.load(algo)), (algo.folder / algo.tune.file).read_text()
+    rows, text = (
+        tuned_table.rows(algo.tune, tuned_table.load(algo)),
+        (algo.folder / algo.tune.file).read_text(),
+    )
     if any(row.gpu != tuned_table.UNTUNED for row in rows):
         assert tuned_table.render(algo.tune, rows) == text
     else:  # its author's text, with the same numbers
@@ -108,11 +118,15 @@ def test_a_copy_of_an_algo_keeps_the_rows(tmp_path, write_algo):
     scaffold.new(registry.load(str(tmp_path)), "next", algo, tmp_path)
     copy = registry.load(str(tmp_path)).find("next")
     assert tuned_table.load(copy) == tuned_table.load(algo) != {}
-    assert pack.pack(copy, op)["sources"] == pack.pack(algo, op)["sources"]  # it is not packed
+    # it is not packed
+    assert pack.pack(copy, op)["sources"] == pack.pack(algo, op)["sources"]
 
 
 def test_rows_are_read_from_the_kept_files():
-    rows = [*rows_of("untuned", 0, (64, {"lanes": 8}), (ENDLESS, {"lanes": 32})), *rows_of("H200", 132, (ENDLESS, A))]
+    rows = [
+        *rows_of("untuned", 0, (64, {"lanes": 8}), (ENDLESS, {"lanes": 32})),
+        *rows_of("H200", 132, (ENDLESS, A)),
+    ]
     assert tuned_table.rows(CPP, json.loads(json.dumps(gpus_of(*rows)))) == rows
 
 
@@ -125,10 +139,22 @@ GOOD = {"gpu": "H200", "sms": 132, "up_to": 8, "lanes": 8, "rows": 1}
         ([], "Expected `object`, got `array`"),
         ({"H200": {}}, "missing required field `rows`"),
         ({"H200": {"rows": 3}}, r"Expected `array`, got `int` - at `\$\[...\].rows`"),
-        ({"H200": {"rows": [GOOD | {"up_to": 0.5}]}}, "Expected `int | str`, got `float`"),
-        ({"H200": {"rows": [GOOD | {"sms": "132"}]}}, "a row of 'H200' does not have the form"),
-        ({"H200": {"rows": [{"gpu": "H200", "sms": 1}]}}, "a row of 'H200' does not have the form"),
-        ({"H200": {"rows": [GOOD | {"tile": 1}]}}, "hold lanes, rows, tile, algo.toml names lanes, rows"),
+        (
+            {"H200": {"rows": [GOOD | {"up_to": 0.5}]}},
+            "Expected `int | str`, got `float`",
+        ),
+        (
+            {"H200": {"rows": [GOOD | {"sms": "132"}]}},
+            "a row of 'H200' does not have the form",
+        ),
+        (
+            {"H200": {"rows": [{"gpu": "H200", "sms": 1}]}},
+            "a row of 'H200' does not have the form",
+        ),
+        (
+            {"H200": {"rows": [GOOD | {"tile": 1}]}},
+            "hold lanes, rows, tile, algo.toml names lanes, rows",
+        ),
     ],
 )
 def test_rows_of_another_form_are_refused(gpus, says):
@@ -136,7 +162,7 @@ def test_rows_of_another_form_are_refused(gpus, says):
         tuned_table.rows(CPP, gpus)
 
 
-# --- rows ---------------------------------------------------------------------------------------------------------
+# --- rows
 
 A, B, C = ({"lanes": n, "rows": 1} for n in (8, 16, 32))
 
@@ -146,24 +172,44 @@ def test_neighbours_with_equal_constants_are_one_row_and_boundaries_are_geometri
     tune = Tune("tuned.h", ("batch_size",), {"lanes": (8,)})
 
     def table(sms, chosen):
-        return tuned_table.table(tune, "G", sms, [(Size(1, size), constants) for size, constants in chosen])
+        return tuned_table.table(
+            tune, "G", sms, [(Size(1, size), constants) for size, constants in chosen]
+        )
 
     assert table(132, chosen) == rows_of("G", 132, (22, A), (128, B), (ENDLESS, C))
     assert table(132, [(8, A)]) == rows_of("G", 132, (ENDLESS, A))
     near = table(1, [(1, A), (2, B)])
-    assert [next(row for row in near if size <= row.up_to).constants for size in (1, 2, 10**12)] == [A, B, B]
+    assert [
+        next(row for row in near if size <= row.up_to).constants
+        for size in (1, 2, 10**12)
+    ] == [A, B, B]
 
 
 def test_rows_of_each_length_by_themselves():
-    """1 x 512 and 2 x 256 are one size as a product, and have rows of their own where seq_len is the length."""
-    tune = Tune("tuned.h", ("batch_size",), {"lanes": (8, 16, 32), "rows": (1,)}, length=("seq_len",))
-    chosen = [(Size(256, 1), A), (Size(256, 2), B), (Size(512, 1), C), (Size(512, 4), C)]
+    """1 x 512 and 2 x 256 are one size as a product, and have rows of their own where
+    seq_len is the length.
+    """
+    tune = Tune(
+        "tuned.h",
+        ("batch_size",),
+        {"lanes": (8, 16, 32), "rows": (1,)},
+        length=("seq_len",),
+    )
+    chosen = [
+        (Size(256, 1), A),
+        (Size(256, 2), B),
+        (Size(512, 1), C),
+        (Size(512, 4), C),
+    ]
     rows = tuned_table.table(tune, "G", 132, chosen)
     assert [(row.length_up_to, row.up_to, row.constants) for row in rows] == [
         (362, 1, A), (362, ENDLESS, B), (ENDLESS, ENDLESS, C),
     ]  # fmt: skip
     text = tuned_table.render(tune, rows)
-    assert "length (seq_len) and size (batch_size)" in text and "int64_t length_up_to, up_to; int lanes, rows;" in text
+    assert (
+        "length (seq_len) and size (batch_size)" in text
+        and "int64_t length_up_to, up_to; int lanes, rows;" in text
+    )
     assert '{"G", 132, 362, 1, 8, 1}' in text
     kept = {"G": {"rows": [row.to_json() for row in rows]}}
     assert tuned_table.rows(tune, kept) == rows
@@ -173,20 +219,34 @@ def test_rows_of_each_length_by_themselves():
 
 
 def test_a_kernel_takes_the_rows_of_the_nearest_gpu():
-    rows = rows_of("H200", 132, (8, A), (ENDLESS, B)) + rows_of("B200", 148, (ENDLESS, C))
-    for sms, gpu in ((132, "H200"), (1, "H200"), (139, "H200"), (140, "H200"), (141, "B200"), (1000, "B200")):
-        assert {row.gpu for row in tuned_table.nearest(rows, sms)} == {gpu}, sms  # 140 is as far from both: the first
+    rows = rows_of("H200", 132, (8, A), (ENDLESS, B)) + rows_of(
+        "B200", 148, (ENDLESS, C)
+    )
+    for sms, gpu in (
+        (132, "H200"),
+        (1, "H200"),
+        (139, "H200"),
+        (140, "H200"),
+        (141, "B200"),
+        (1000, "B200"),
+    ):
+        # 140 is as far from both: the first
+        assert {row.gpu for row in tuned_table.nearest(rows, sms)} == {gpu}, sms
     assert [row.up_to for row in tuned_table.nearest(rows, 132)] == [8, ENDLESS]
     assert tuned_table.nearest([], 132) == []
 
 
 def test_other_gpus_keep_their_rows_and_estimates_go():
-    h200, b200 = rows_of("H200", 132, (8, A), (ENDLESS, B)), rows_of("B200", 148, (ENDLESS, C))
+    h200, b200 = (
+        rows_of("H200", 132, (8, A), (ENDLESS, B)),
+        rows_of("B200", 148, (ENDLESS, C)),
+    )
     guess, new = rows_of("untuned", 0, (ENDLESS, A)), rows_of("H200", 132, (ENDLESS, C))
     assert tuned_table.merge(guess + b200, new) == b200 + new
     assert tuned_table.merge(h200 + b200, new) == new + b200
     assert tuned_table.merge([], new) == new
-    h100 = rows_of("H100", 132, (ENDLESS, B))  # a kernel cannot tell it from an H200: the one tuned last goes first
+    # a kernel cannot tell it from an H200: the one tuned last goes first
+    h100 = rows_of("H100", 132, (ENDLESS, B))
     assert tuned_table.merge(b200 + h100, new) == b200 + new + h100
     assert tuned_table.merge(b200 + new + h100, h100) == b200 + h100 + new
 
@@ -197,8 +257,16 @@ def test_the_record_says_whose_rows_were_used(tmp_path, write_algo):
     write_rows(algo, *mine)
     solution = pack.pack(algo, op)
     h200, other = Environment(gpu="H200", sms=132), Environment(gpu="B200", sms=148)
-    assert tuned_table.used(algo, solution, h200) == tuned_table.used(algo, solution, other) == mine[0]
-    assert tuned_table.used(algo, solution, Environment(cpu="x", cpus=2)) is None is tuned_table.used(None, None, h200)
+    assert (
+        tuned_table.used(algo, solution, h200)
+        == tuned_table.used(algo, solution, other)
+        == mine[0]
+    )
+    assert (
+        tuned_table.used(algo, solution, Environment(cpu="x", cpus=2))
+        is None
+        is tuned_table.used(None, None, h200)
+    )
     writer = store.open_document("run", {}, tmp_path / "r.json")
     job = jobs.Job("compare", op, {}, None, "cuda", (), rivals=((algo, solution),))
     for env, nearest in ((h200, False), (other, True)):
@@ -209,17 +277,33 @@ def test_the_record_says_whose_rows_were_used(tmp_path, write_algo):
 def test_the_screen_says_so_too(capsys):
     from gdn_cli.report import terminal
 
-    r = {"op": "gdn_decode", "mode": "cuda", "tier": None, "status": "passed", "reason": None, "check": None}
+    r = {
+        "op": "gdn_decode",
+        "mode": "cuda",
+        "tier": None,
+        "status": "passed",
+        "reason": None,
+        "check": None,
+    }
     r |= {"workload": {"uuid": "u", "axes": {"batch_size": 1}}, "tuned_nearest": True}
-    found = [r | {"algo": "x", "tuned_for": "H200"}, r | {"algo": "y", "tuned_for": "untuned"}]
-    document = {"schema": 2, "command": "run", "environments": {}, "missing": [], "records": found}
+    found = [
+        r | {"algo": "x", "tuned_for": "H200"},
+        r | {"algo": "y", "tuned_for": "untuned"},
+    ]
+    document = {
+        "schema": 2,
+        "command": "run",
+        "environments": {},
+        "missing": [],
+        "records": found,
+    }
     terminal.show(reports.typed(document), registry.load(), False, Path("x.json"))
     out = capsys.readouterr().out
     assert "note x: tuned for H200, the nearest to this GPU" in out
     assert "note y: not tuned yet: its constants are its author's estimates" in out
 
 
-# --- algo.toml ----------------------------------------------------------------------------------------------------
+# --- algo.toml
 
 TOML = """[tune]
 file = "tuned.py"
@@ -229,7 +313,8 @@ where = "rows * (policy + 1) <= 4"
 rows = [1, 4]
 policy = [0, 1]
 """
-# Costs 4 ms for each step from the planted best (1 up to size 30, above it 4), and policy 1 is wrong.
+# Costs 4 ms for each step from the planted best (1 up to size 30, above it 4), and
+# policy 1 is wrong.
 MAIN = f"""from time import perf_counter_ns
 
 from .right import run as right
@@ -245,7 +330,10 @@ def run({helpers.DECODE_ARGS}):
         pass
     return out * (1 + row["policy"]), new
 """
-GUESS = 'TUNED = [\n    {"gpu": "untuned", "sms": 0, "up_to": 9223372036854775807, "rows": 1, "policy": 0},\n]\n'
+GUESS = (
+    'TUNED = [\n    {"gpu": "untuned", "sms": 0, "up_to": 9223372036854775807, "rows": 1,'
+    ' "policy": 0},\n]\n'
+)
 
 
 def tunable(folder: Path, write_algo, toml: str = TOML, name: str = "slow", **keys):
@@ -258,7 +346,9 @@ def tunable(folder: Path, write_algo, toml: str = TOML, name: str = "slow", **ke
 def test_tune_is_read(tmp_path, write_algo):
     algo, _ = tunable(tmp_path, write_algo)
     space = {"rows": (1, 4), "policy": (0, 1)}
-    assert algo.tune == Tune("tuned.py", ("batch_size", "num_v_heads"), space, "rows * (policy + 1) <= 4")
+    assert algo.tune == Tune(
+        "tuned.py", ("batch_size", "num_v_heads"), space, "rows * (policy + 1) <= 4"
+    )
     assert registry.load().find("cpp-v1").tune is None
 
 
@@ -266,23 +356,63 @@ def test_tune_is_read(tmp_path, write_algo):
     ("old", "new", "says"),
     [
         ('file = "tuned.py"', "", "$.tune.file: expected text, it is missing"),
-        ('"tuned.py"', '"tuned.h"', "$.tune.file: expected a file of its own in this folder, such as 'tuned.py'"),
+        (
+            '"tuned.py"',
+            '"tuned.h"',
+            "$.tune.file: expected a file of its own in this folder, such as 'tuned.py'",
+        ),
         ('"tuned.py"', '"main.py"', "$.tune.file: expected a file of its own"),
         ('"tuned.py"', '"../tuned.py"', "$.tune.file: expected a file of its own"),
-        ('["batch_size", "num_v_heads"]', "[]", "$.tune.size: expected at least one axis of the op"),
-        ('"num_v_heads"', '"heads"', "$.tune.size: expected axes of gdn_decode (batch_size, "),
+        (
+            '["batch_size", "num_v_heads"]',
+            "[]",
+            "$.tune.size: expected at least one axis of the op",
+        ),
+        (
+            '"num_v_heads"',
+            '"heads"',
+            "$.tune.size: expected axes of gdn_decode (batch_size, ",
+        ),
         (
             "rows * (policy + 1) <= 4",
             "rows < tile",
             "expected a condition on the constants, but 'tile' is not one of rows",
         ),
-        ("[1, 4]", "[1, 4.5]", "$.tune.constants.rows: expected a list of different whole numbers"),
-        ("[1, 4]", "[1, 1]", "$.tune.constants.rows: expected a list of different whole numbers"),
-        ("[1, 4]", "[true]", "$.tune.constants.rows: expected a list of different whole numbers"),
-        ("[1, 4]", "[4294967296]", "$.tune.constants.rows: expected a list of different whole numbers"),
-        ("[1, 4]", "4", "$.tune.constants.rows: expected a list of different whole numbers"),
-        ("rows = [1, 4]", "up_to = [1]", "$.tune.constants.up_to: expected a name that is valid in C++ and Python"),
-        ("rows = [1, 4]\npolicy = [0, 1]", "", "$.tune.constants: expected at least one constant"),
+        (
+            "[1, 4]",
+            "[1, 4.5]",
+            "$.tune.constants.rows: expected a list of different whole numbers",
+        ),
+        (
+            "[1, 4]",
+            "[1, 1]",
+            "$.tune.constants.rows: expected a list of different whole numbers",
+        ),
+        (
+            "[1, 4]",
+            "[true]",
+            "$.tune.constants.rows: expected a list of different whole numbers",
+        ),
+        (
+            "[1, 4]",
+            "[4294967296]",
+            "$.tune.constants.rows: expected a list of different whole numbers",
+        ),
+        (
+            "[1, 4]",
+            "4",
+            "$.tune.constants.rows: expected a list of different whole numbers",
+        ),
+        (
+            "rows = [1, 4]",
+            "up_to = [1]",
+            "$.tune.constants.up_to: expected a name that is valid in C++ and Python",
+        ),
+        (
+            "rows = [1, 4]\npolicy = [0, 1]",
+            "",
+            "$.tune.constants: expected at least one constant",
+        ),
         ("where =", "were =", "$.tune.were: unknown key"),
     ],
 )
@@ -294,7 +424,9 @@ def test_a_wrong_tune_names_file_and_key(old, new, says, tmp_path, write_algo):
     write_algo(tmp_path, "slow", {"main.py": MAIN}, extra=toml)
     with pytest.raises(UsageError) as e:
         registry.load(str(tmp_path)).find("slow")
-    assert str(e.value).startswith(f"{tmp_path}/gdn_decode/slow/algo.toml: ") and says in str(e.value)
+    assert str(e.value).startswith(
+        f"{tmp_path}/gdn_decode/slow/algo.toml: "
+    ) and says in str(e.value)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +447,17 @@ def test_conditions(text, holds):
 
 @pytest.mark.parametrize(
     "text",
-    ["c < 1", "a <", "a ** b < 9", "__import__('os')", "a.real", "a if b else a", "'x' < 'y'", "a in (1, 2)", ""],
+    [
+        "c < 1",
+        "a <",
+        "a ** b < 9",
+        "__import__('os')",
+        "a.real",
+        "a if b else a",
+        "'x' < 'y'",
+        "a in (1, 2)",
+        "",
+    ],
 )
 def test_conditions_hold_nothing_but_arithmetic_and_comparisons(text):
     with pytest.raises(ValueError):
@@ -325,44 +467,72 @@ def test_conditions_hold_nothing_but_arithmetic_and_comparisons(text):
 def test_candidates_are_the_algo_with_one_row(tmp_path, write_algo):
     algo, op = tunable(tmp_path, write_algo)
     found, excluded = tuned_table.candidates(algo)
-    assert found == [{"rows": 1, "policy": 0}, {"rows": 1, "policy": 1}, {"rows": 4, "policy": 0}] and excluded == 1
+    assert (
+        found
+        == [
+            {"rows": 1, "policy": 0},
+            {"rows": 1, "policy": 1},
+            {"rows": 4, "policy": 0},
+        ]
+        and excluded == 1
+    )
     one = tuned_table.candidate(algo, op, found[2])
-    assert one.name == "slow[rows=4,policy=0]" and (algo.folder / "tuned.py").read_text() == GUESS
+    assert (
+        one.name == "slow[rows=4,policy=0]"
+        and (algo.folder / "tuned.py").read_text() == GUESS
+    )
     sources = {s["path"]: s["content"] for s in one.solution["sources"]}
-    assert list(sources) == ["main.py", "right.py", "tuned.py"] and sources["main.py"] == MAIN
+    assert (
+        list(sources) == ["main.py", "right.py", "tuned.py"]
+        and sources["main.py"] == MAIN
+    )
     last = '{"gpu": "candidate", "sms": 0, "up_to": 9223372036854775807, "rows": 4, "policy": 0}'
     assert f"TUNED = [\n    {last},\n]\n" in sources["tuned.py"]
     before = tuned_table.own_hash(algo, op)
-    (algo.folder / "tuned.py").write_text(tuned_table.render(algo.tune, rows_of("G", 1, (ENDLESS, found[0]))))
+    (algo.folder / "tuned.py").write_text(
+        tuned_table.render(algo.tune, rows_of("G", 1, (ENDLESS, found[0])))
+    )
     (algo.folder / "tuning.json").write_text("{}")  # the evidence is not packed
     assert tuned_table.own_hash(algo, op) == before
 
 
 @pytest.mark.parametrize(
     ("where", "says"),
-    [("rows > 9", "'rows > 9' leaves no candidate"), ("1 // policy", "'1 // policy': it divides by zero")],
+    [
+        ("rows > 9", "'rows > 9' leaves no candidate"),
+        ("1 // policy", "'1 // policy': it divides by zero"),
+    ],
 )
 def test_no_candidates(where, says, tmp_path, write_algo):
-    algo, _ = tunable(tmp_path, write_algo, TOML.replace("rows * (policy + 1) <= 4", where))
+    algo, _ = tunable(
+        tmp_path, write_algo, TOML.replace("rows * (policy + 1) <= 4", where)
+    )
     with pytest.raises(UsageError, match=re.escape("algo.toml: $.tune.where: ") + says):
         tuned_table.candidates(algo)
 
 
-# --- who is chosen ------------------------------------------------------------------------------------------------
+# --- who is chosen
 
 
 def met(number: int, **us: float) -> Meeting:
     return Meeting(
-        number, tuple(us), {"w": us}, {"w": {n: [t * (1 + i % 3 / 1e3) for i in range(60)] for n, t in us.items()}}
+        number,
+        tuple(us),
+        {"w": us},
+        {"w": {n: [t * (1 + i % 3 / 1e3) for i in range(60)] for n, t in us.items()}},
     )
 
 
 def test_groups_are_compared_through_their_leader():
     """The second group ran when everything was twice as slow."""
-    found = tournament.standing([met(FIRST, a=10, b=12), met(FIRST, a=20, c=18, d=22)], FIRST)
+    found = tournament.standing(
+        [met(FIRST, a=10, b=12), met(FIRST, a=20, c=18, d=22)], FIRST
+    )
     assert list(found) == ["c", "a", "d", "b"]
     assert found["c"] - found["a"] == pytest.approx(math.log(20 / 18))
-    assert list(tournament.standing([met(FIRST, a=10, b=12)], FIRST, out={"a"})) == ["b"]
+    assert list(tournament.standing([met(FIRST, a=10, b=12)], FIRST, out={"a"})) == [
+        "b"
+    ]
 
 
 def test_who_is_much_slower_is_dropped_and_the_best_of_several_groups_meet():
@@ -376,7 +546,10 @@ def test_who_is_much_slower_is_dropped_and_the_best_of_several_groups_meet():
 
 
 def test_the_final_has_close_candidates_and_the_smaller_sizes_winner():
-    sizes = {8: [met(FIRST, a=10, b=20, c=30)], 16: [met(FIRST, a=10.1, b=10, c=10.02, d=10.03)]}
+    sizes = {
+        8: [met(FIRST, a=10, b=20, c=30)],
+        16: [met(FIRST, a=10.1, b=10, c=10.02, d=10.03)],
+    }
     assert tournament.finals(sizes, ()) == {8: ["a", "b"], 16: ["b", "c", "d", "a"]}
 
 
@@ -391,7 +564,10 @@ def test_the_fastest_is_chosen_or_the_smaller_sizes_constants_where_these_are_as
     assert [(c.size, c.chosen, c.fastest, c.second) for c in found] == [
         (8, "a", "a", "b"), (16, "a", "b", "a"), (32, "b", "b", "a"), (64, "c", "c", "b"),
     ]  # fmt: skip
-    assert found[0].ahead.ratio == pytest.approx(1.05) and found[0].ahead.verdict == "FASTER"
+    assert (
+        found[0].ahead.ratio == pytest.approx(1.05)
+        and found[0].ahead.verdict == "FASTER"
+    )
     assert found[1].behind.ratio == pytest.approx(1.002) and found[2].behind is None
 
 
@@ -399,18 +575,30 @@ def test_little_time_keeps_the_row_where_the_times_are_equal():
     noisy = {"b": [10, 14, 8, 10], "a": [10.1, 8, 14, 10.1]}
     final = Meeting(FINAL, ("b", "a"), {"w": {"b": 10.0, "a": 10.1}}, {"w": noisy})
     assert tournament.against(final, "a", "b").verdict == "UNCLEAR"
-    assert [c.chosen for c in tournament.choose({8: [met(FINAL, a=10, b=11)], 16: [final]})] == ["a", "a"]
+    assert [
+        c.chosen for c in tournament.choose({8: [met(FINAL, a=10, b=11)], 16: [final]})
+    ] == [
+        "a",
+        "a",
+    ]
 
 
 def test_little_time_does_not_make_different_times_the_same():
-    """Four samples that scatter: the interval holds 1, and yet 4 % are no reason to keep the slower one."""
+    """Four samples that scatter: the interval holds 1, and yet 4 % are no reason to
+    keep the slower one.
+    """
     noisy = {"b": [10, 14, 8, 10], "a": [10.4, 8, 14, 10.4]}
     final = Meeting(FINAL, ("b", "a"), {"w": {"b": 10.0, "a": 10.4}}, {"w": noisy})
     assert tournament.against(final, "a", "b").verdict == "UNCLEAR"
-    assert [c.chosen for c in tournament.choose({8: [met(FINAL, a=10, b=11)], 16: [final]})] == ["a", "b"]
+    assert [
+        c.chosen for c in tournament.choose({8: [met(FINAL, a=10, b=11)], 16: [final]})
+    ] == [
+        "a",
+        "b",
+    ]
 
 
-# --- the race, with workers that only answer ------------------------------------------------------------------------
+# --- the race, with workers that only answer
 
 
 class Workers:
@@ -427,12 +615,17 @@ class Workers:
         for w in job.workloads:
             names = job.turns[w.uuid] if job.command == "compare" else (job.algo.name,)
             if any((name, w.axes["batch_size"]) in self.crash for name in names):
-                return jobs.Outcome(Status.CRASHED, "crashed with SIGSEGV", found, self.env)
+                return jobs.Outcome(
+                    Status.CRASHED, "crashed with SIGSEGV", found, self.env
+                )
             for name in names:
                 us = self.us(name, w.axes["batch_size"])
                 about = {"rounds_us": [us * (1 + i % 3 / 1e3) for i in range(60)]}
                 if name in self.wrong:
-                    about = {"status": "wrong", "reason": "output: 3 elements beyond 1e-2"}
+                    about = {
+                        "status": "wrong",
+                        "reason": "output: 3 elements beyond 1e-2",
+                    }
                 found.append(building.record(name, None, w.uuid, tier="wall", **about))
                 on_record(found[-1], self.env)
         return jobs.Outcome(Status.DONE, None, found, self.env)
@@ -440,7 +633,10 @@ class Workers:
     def meetings(self) -> list[dict[int, list[str]]]:
         """Of each process: which tile sizes took turns, by batch size."""
         return [
-            {w.axes["batch_size"]: [tile(name) for name in job.turns[w.uuid]] for w in job.workloads}
+            {
+                w.axes["batch_size"]: [tile(name) for name in job.turns[w.uuid]]
+                for w in job.workloads
+            }
             for job in self.jobs
             if job.command == "compare"
         ]
@@ -460,7 +656,9 @@ def race(tmp_path, write_algo, monkeypatch):
     """race(workers, *batch sizes) -> the State after its run; 25 candidates, tile = 1 to 25."""
     (tmp_path / "own").mkdir()
     algo, op = tunable(tmp_path / "own", write_algo, WIDE)
-    (algo.folder / "tuned.py").write_text(GUESS.replace('"rows": 1, "policy": 0', '"tile": 1'))
+    (algo.folder / "tuned.py").write_text(
+        GUESS.replace('"rows": 1, "policy": 0', '"tile": 1')
+    )
     known = registry.load(str(tmp_path / "own"))
     monkeypatch.setenv("GDN_HOME", str(tmp_path / "home"))
     said: list[str] = []
@@ -468,8 +666,12 @@ def race(tmp_path, write_algo, monkeypatch):
     def run(workers: Workers, *batches: int, **more):
         monkeypatch.setattr(racing, "execute", workers)
         entry = planning.Entry(algo, inventory.Place("cpu"))
-        plan = search.plan(known, entry, [twin(op, {"batch_size": b}) for b in batches], None)
-        work = search.begin(plan, search.Settings("wall", **more), lambda *line: None, said.append)
+        plan = search.plan(
+            known, entry, [twin(op, {"batch_size": b}) for b in batches], None
+        )
+        work = search.begin(
+            plan, search.Settings("wall", **more), lambda *line: None, said.append
+        )
         racing.run(work)
         evidence.write(work)
         return work
@@ -494,24 +696,44 @@ def test_25_candidates_race_in_groups_led_by_the_best_so_far(race):
     assert best[1][:3] == [12, 11, 13] and len(best[1]) == 10 and best[64][0] == 24
     assert final == {1: [12, 11, 13], 64: [24, 23, 25]}  # 12 is a tenth slower there
     plans = [job.plan for job in workers.jobs if job.command == "compare"]
-    assert [p["target"] for p in plans] == [0.02] * 4 + [0.005] and [p["seconds"] for p in plans] == [0.3] * 4 + [1.0]
+    assert [p["target"] for p in plans] == [0.02] * 4 + [0.005] and [
+        p["seconds"] for p in plans
+    ] == [0.3] * 4 + [1.0]
     rows = rows_of("A CPU", 2, (8, {"tile": 12}), (ENDLESS, {"tile": 24}))
-    assert (race.folder / "tuned.py").read_text() == tuned_table.render(work.plan.algo.tune, rows)
-    assert tuned_table.rows(work.plan.algo.tune, tuned_table.load(work.plan.algo)) == rows
+    assert (race.folder / "tuned.py").read_text() == tuned_table.render(
+        work.plan.algo.tune, rows
+    )
+    assert (
+        tuned_table.rows(work.plan.algo.tune, tuned_table.load(work.plan.algo)) == rows
+    )
     entry = json.loads((race.folder / "tuning.json").read_text())["gpus"]["A CPU"]
     assert [w["chosen"] for w in entry["workloads"]] == [{"tile": 12}, {"tile": 24}]
     assert all(len(w["candidates"]) == 25 for w in entry["workloads"])
     assert entry["workloads"][0]["ratio"][0] == pytest.approx(101 / 100)
-    assert entry["workloads"][0]["candidates"][0] == {"tile": 12, "us": pytest.approx(100.1), "round": FINAL}
+    assert entry["workloads"][0]["candidates"][0] == {
+        "tile": 12,
+        "us": pytest.approx(100.1),
+        "round": FINAL,
+    }
 
 
 def test_who_crashes_while_it_is_timed_is_found_and_left_out(race):
-    """At a size in the middle, which the first check does not see; the others of its group are timed again."""
+    """At a size in the middle, which the first check does not see; the others of its
+    group are timed again.
+    """
     best = "slow[tile=12]"
     workers = Workers(by_tile, crash={(best, 4)})
     work = race(workers, 1, 4, 64)
-    assert work.out == {best: search.LeftOut({"tile": 12}, Status.CRASHED, "crashed with SIGSEGV", "B=4")}
-    assert [c.chosen for c in work.choices] == ["slow[tile=11]", "slow[tile=11]", "slow[tile=24]"]
+    assert work.out == {
+        best: search.LeftOut(
+            {"tile": 12}, Status.CRASHED, "crashed with SIGSEGV", "B=4"
+        )
+    }
+    assert [c.chosen for c in work.choices] == [
+        "slow[tile=11]",
+        "slow[tile=11]",
+        "slow[tile=24]",
+    ]
     again = Workers(by_tile, crash={(best, 4)})
     assert race(again, 1, 4, 64).choices == work.choices and again.jobs == []
 
@@ -522,13 +744,20 @@ def test_a_crash_that_no_single_candidate_explains_ends_it_and_keeps_the_rest(ra
             self.crash = {("slow[tile=1]", 64)} if job.command == "compare" else ()
             return super().__call__(job, *args, **kwargs)
 
-    with pytest.raises(GdnError, match="timing at B=64 came to no end, .*crashed with SIGSEGV; measurements are kept"):
+    with pytest.raises(
+        GdnError,
+        match="timing at B=64 came to no end, .*crashed with SIGSEGV; measurements are kept",
+    ):
         race(Together(by_tile), 1, 64)
     assert (race.folder / "tuned.py").read_text().count("untuned") == 1
     workers = Workers(by_tile)
     race(workers, 1, 64)
-    assert list(workers.meetings()[0]) == [64] and all(job.command == "compare" for job in workers.jobs)
-    assert race.said == ["resuming with 50 checks and 1 timings of an earlier run; --fresh starts again"]
+    assert list(workers.meetings()[0]) == [64] and all(
+        job.command == "compare" for job in workers.jobs
+    )
+    assert race.said == [
+        "resuming with 50 checks and 1 timings of an earlier run; --fresh starts again"
+    ]
 
 
 def test_a_second_run_measures_nothing_and_fresh_all(race):
@@ -549,7 +778,8 @@ def test_evidence_names_no_folders_of_this_machine():
 def test_nothing_right_is_nothing_written(race):
     wrong = [f"slow[tile={i}]" for i in range(1, 26)]
     with pytest.raises(
-        GdnError, match="none of the 25 candidates of gdn_decode/slow is right: output: 3 elements"
+        GdnError,
+        match="none of the 25 candidates of gdn_decode/slow is right: output: 3 elements",
     ) as e:
         race(Workers(by_tile, wrong=wrong), 1)
     assert e.value.code == errors.FAILED and not (race.folder / "tuning.json").exists()
@@ -562,23 +792,34 @@ def test_a_tier_that_cannot_be_had_is_missing(race):
                 return super().__call__(job)
             gone = {"status": "tier_unavailable", "reason": "cupti: no CUPTI here"}
             for w in job.workloads:
-                on_record(building.record(job.rivals[0][0].name, None, w.uuid, **gone), self.env)
+                on_record(
+                    building.record(job.rivals[0][0].name, None, w.uuid, **gone),
+                    self.env,
+                )
 
-    with pytest.raises(MissingError, match="cupti: no CUPTI here; --tier names another one"):
+    with pytest.raises(
+        MissingError, match="cupti: no CUPTI here; --tier names another one"
+    ):
         race(NoTier(by_tile), 1)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"gpus": 3}', '{"gpus": {"x": {"rows": [{"gpu": 1e999}]}}}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"gpus": 3}', '{"gpus": {"x": {"rows": [{"gpu": 1e999}]}}}']
+)
 def test_files_in_the_folder_are_never_lost(race, text):
     evidence = race.folder / "tuning.json"
     evidence.write_text(text)
     workers = Workers(by_tile)
-    with pytest.raises(UsageError, match="tuning.json is not what gdn wrote.*; fix it, or move it away"):
+    with pytest.raises(
+        UsageError, match="tuning.json is not what gdn wrote.*; fix it, or move it away"
+    ):
         race(workers, 1)
     assert evidence.read_text() == text and workers.jobs == []
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(race, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
+    race, monkeypatch
+):
     workers = Workers(by_tile)
 
     def refuse(**where):
@@ -586,7 +827,10 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(race, m
 
     with monkeypatch.context() as patch:
         patch.setattr(search, "TemporaryFile", refuse)
-        with pytest.raises(UsageError, match="cannot write .*/slow: Permission denied; `gdn new NAME --from ALGO"):
+        with pytest.raises(
+            UsageError,
+            match="cannot write .*/slow: Permission denied; `gdn new NAME --from ALGO",
+        ):
             race(workers, 1)
     monkeypatch.setattr(paths, "IN_CHECKOUT", False)
     algo = registry.load(str(race.folder.parent.parent)).find("slow")
@@ -598,15 +842,19 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(race, m
 
 def test_workloads_of_one_size_decide_together(race):
     """Twice as fast on one, 1.5 times as slow on the other: the geometric mean is for tile 1."""
-    workers = Workers(lambda name, batch: 100 if tile(name) > 1 else {1: 50, 2: 150}[batch])
+    workers = Workers(
+        lambda name, batch: 100 if tile(name) > 1 else {1: 50, 2: 150}[batch]
+    )
     work = race(workers, 1)
     one = work.plan.sizes[Size(1, 1)][0]
-    meeting = Meeting(FINAL, ("a", "b"), {"u": {"a": 100, "b": 50}, "v": {"a": 100, "b": 150}})
+    meeting = Meeting(
+        FINAL, ("a", "b"), {"u": {"a": 100, "b": 50}, "v": {"a": 100, "b": 150}}
+    )
     assert meeting.speed("b") > meeting.speed("a") and one.axes == {"batch_size": 1}
     assert Meeting(FINAL, ("a",), {"u": {"a": 1}, "v": {}}).speed("a") is None
 
 
-# --- the command --------------------------------------------------------------------------------------------------
+# --- the command
 
 SIZES = "-w", "batch_size=3", "-w", "batch_size=7"
 OTHER = Row("A GPU", 500, ENDLESS, {"rows": 4, "policy": 0})
@@ -614,16 +862,30 @@ OTHER = Row("A GPU", 500, ENDLESS, {"rows": 4, "policy": 0})
 
 @pytest.fixture(scope="module")
 def tuned_here(tmp_path_factory, gdn):
-    """A run that Ctrl-C ends after its first check, one that goes on, and one with a workload more."""
+    """A run that Ctrl-C ends after its first check, one that goes on, and one with a
+    workload more.
+    """
     folder = tmp_path_factory.mktemp("tune")
     algo, _ = tunable(folder / "own", helpers.write_algo)
     write_rows(algo, OTHER)
-    env = {"GDN_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}  # other tests may have the other cores
-    args = "tune", "--algo", "slow", "--algos", str(folder / "own"), "--seconds", "0.1", "--json", *SIZES
+    # other tests may have the other cores
+    env = {"GDN_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
+    args = (
+        "tune",
+        "--algo",
+        "slow",
+        "--algos",
+        str(folder / "own"),
+        "--seconds",
+        "0.1",
+        "--json",
+        *SIZES,
+    )
     process = subprocess.Popen(
         [sys.executable, "-m", "gdn_cli", *args], env=helpers.environment(**env), stdout=subprocess.PIPE, text=True,
         stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's `&` has it ignored
+        # a shell's `&` has it ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     log: list[Path] = []
     deadline = time.monotonic() + helpers.PATIENCE_S
@@ -636,19 +898,40 @@ def tuned_here(tmp_path_factory, gdn):
     before = (algo.folder / "tuning.json").read_text()
     stopped = helpers.Done(process.returncode, out, "")
     went_on = gdn(*args, env=env)
-    written = {name: (algo.folder / name).read_text() for name in ("tuned.py", "tuning.json")}
+    written = {
+        name: (algo.folder / name).read_text() for name in ("tuned.py", "tuning.json")
+    }
     lines = log[0].read_text().splitlines()
     more = gdn(*args[:-5], *SIZES, "-w", "batch_size=5", env=env)  # without --json
-    return algo, stopped, before, went_on, written, lines, more, log[0].read_text().splitlines()
+    return (
+        algo,
+        stopped,
+        before,
+        went_on,
+        written,
+        lines,
+        more,
+        log[0].read_text().splitlines(),
+    )
 
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_measurements_and_writes_nothing(tuned_here):
     _, stopped, before, went_on, *_ = tuned_here
-    assert stopped.code == errors.INTERRUPTED and stopped.json["interrupted"] and stopped.json["result"] is None
+    assert (
+        stopped.code == errors.INTERRUPTED
+        and stopped.json["interrupted"]
+        and stopped.json["result"] is None
+    )
     assert json.loads(before) == {"gpus": gpus_of(OTHER)}
-    assert 2 <= went_on.json["resumed"]["check"] < 6 and went_on.json["resumed"]["time"] == 0
-    assert f"resuming with {went_on.json['resumed']['check']} checks and 0 timings" in went_on.err
+    assert (
+        2 <= went_on.json["resumed"]["check"] < 6
+        and went_on.json["resumed"]["time"] == 0
+    )
+    assert (
+        f"resuming with {went_on.json['resumed']['check']} checks and 0 timings"
+        in went_on.err
+    )
 
 
 @pytest.mark.slow
@@ -656,18 +939,34 @@ def test_tune_finds_the_planted_constants_and_leaves_the_wrong_out(tuned_here):
     algo, _, _, done, written, *_ = tuned_here
     assert done.code == 0
     (out,) = done.json["left_out"]
-    assert out["constants"] == {"rows": 1, "policy": 1} and out["status"] == "wrong" and "output: " in out["reason"]
+    assert (
+        out["constants"] == {"rows": 1, "policy": 1}
+        and out["status"] == "wrong"
+        and "output: " in out["reason"]
+    )
     result = done.json["result"]
-    assert [w["chosen"] for w in result["workloads"]] == [{"rows": 1, "policy": 0}, {"rows": 4, "policy": 0}]
+    assert [w["chosen"] for w in result["workloads"]] == [
+        {"rows": 1, "policy": 0},
+        {"rows": 4, "policy": 0},
+    ]
     gpu, sms = result["gpu"], result["sms"]
-    rows = rows_of(gpu, sms, (36, {"rows": 1, "policy": 0}), (ENDLESS, {"rows": 4, "policy": 0}))
+    rows = rows_of(
+        gpu, sms, (36, {"rows": 1, "policy": 0}), (ENDLESS, {"rows": 4, "policy": 0})
+    )
     assert written["tuned.py"] == tuned_table.render(algo.tune, [OTHER, *rows])
     evidence = json.loads(written["tuning.json"])
-    assert evidence["algo"] == "gdn_decode/slow" and evidence["gpus"] == gpus_of(OTHER) | {gpu: result}
+    assert evidence["algo"] == "gdn_decode/slow" and evidence["gpus"] == gpus_of(
+        OTHER
+    ) | {gpu: result}
     assert (result["tier"], result["l2"], result["preset"]) == ("wall", None, None)
     assert {"versions", "source_hash", "date", "space", "rows", "doubts"} <= set(result)
-    for w, slow in zip(result["workloads"], ({"rows": 4, "policy": 0}, {"rows": 1, "policy": 0}), strict=True):
-        assert w["second"] == slow and w["ratio"][0] > 1 and len(w["candidates"]) == 2  # 12 ms beside one
+    for w, slow in zip(
+        result["workloads"],
+        ({"rows": 4, "policy": 0}, {"rows": 1, "policy": 0}),
+        strict=True,
+    ):
+        # 12 ms beside one
+        assert w["second"] == slow and w["ratio"][0] > 1 and len(w["candidates"]) == 2
 
 
 @pytest.mark.slow
@@ -677,11 +976,21 @@ def test_a_second_run_only_measures_new_candidates(tuned_here):
     added = [json.loads(line) for line in all_lines[len(lines) :]]
     assert {line["step"] for line in added} == {"time"}
     first = {json.loads(line).get("workload") for line in lines}
-    assert first.isdisjoint(line["workload"] for line in added) and len({line["workload"] for line in added}) == 1
     assert (
-        "B=5" in done.out and "rows=4 policy=0" in done.out and "left out wrong, rows=1 policy=1: output: " in done.out
+        first.isdisjoint(line["workload"] for line in added)
+        and len({line["workload"] for line in added}) == 1
     )
-    assert [row.up_to for row in tuned_table.rows(algo.tune, tuned_table.load(algo))][1:] == [30, ENDLESS]
+    assert (
+        "B=5" in done.out
+        and "rows=4 policy=0" in done.out
+        and "left out wrong, rows=1 policy=1: output: " in done.out
+    )
+    assert [row.up_to for row in tuned_table.rows(algo.tune, tuned_table.load(algo))][
+        1:
+    ] == [
+        30,
+        ENDLESS,
+    ]
 
 
 def test_a_dry_run_needs_no_gpu_and_touches_nothing(tmp_path, write_algo, gdn):
@@ -690,14 +999,34 @@ def test_a_dry_run_needs_no_gpu_and_touches_nothing(tmp_path, write_algo, gdn):
     env = {"GDN_HOME": str(tmp_path / "home")}
     args = "tune", "--algo", "slow", "--algos", tmp_path, "--dry-run"
     done = gdn(*args, "--json", env=env)
-    assert done.code == 0 and done.json["dry_run"] and done.json["excluded"] == 1 and len(done.json["candidates"]) == 3
-    assert [w["size"] for w in done.json["workloads"]] == sorted(w["size"] for w in done.json["workloads"])
-    assert done.json["preset"] == "sweep" and {w["size"] for w in done.json["workloads"]} >= {8, 64, 2048}
-    narrowed = gdn(*args, "--only", "rows=4", "--only", "policy=1,0", "--json", env=env).json
-    assert narrowed["candidates"] == [{"rows": 4, "policy": 0}] and narrowed["space"]["constants"]["rows"] == [4]
+    assert (
+        done.code == 0
+        and done.json["dry_run"]
+        and done.json["excluded"] == 1
+        and len(done.json["candidates"]) == 3
+    )
+    assert [w["size"] for w in done.json["workloads"]] == sorted(
+        w["size"] for w in done.json["workloads"]
+    )
+    assert done.json["preset"] == "sweep" and {
+        w["size"] for w in done.json["workloads"]
+    } >= {
+        8,
+        64,
+        2048,
+    }
+    narrowed = gdn(
+        *args, "--only", "rows=4", "--only", "policy=1,0", "--json", env=env
+    ).json
+    assert narrowed["candidates"] == [{"rows": 4, "policy": 0}] and narrowed["space"][
+        "constants"
+    ]["rows"] == [4]
     where = gdn(*args, "--where", "rows == 1 and policy == 1", "--json", env=env).json
     assert where["candidates"] == [{"rows": 1, "policy": 1}]
-    assert where["space"]["where"] == "(rows * (policy + 1) <= 4) and (rows == 1 and policy == 1)"
+    assert (
+        where["space"]["where"]
+        == "(rows * (policy + 1) <= 4) and (rows == 1 and policy == 1)"
+    )
     for option, value, says in (
         ("--only", "row=4", "unknown constant 'row'"),
         ("--only", "rows=3", "algo.toml declares rows = 1, 4"),
@@ -707,13 +1036,28 @@ def test_a_dry_run_needs_no_gpu_and_touches_nothing(tmp_path, write_algo, gdn):
         done = gdn(*args, option, value, env=env)
         assert done.code == errors.USAGE and says in done.err
     shown = gdn(*args, "-w", "batch_size=3", env=env).out
-    assert "3 candidates, 1 more are excluded by rows * (policy + 1) <= 4" in shown and "B=3" in shown
-    long = gdn(*args, "--where", " or ".join(f"rows == {n}" for n in range(1, 9)), env=env).out
-    assert "3 candidates, 1 more are excluded by `where` (in full with --json)" in long and "rows ==" not in long
-    assert sorted(p.name for p in algo.folder.iterdir()) == ["algo.toml", "main.py", "right.py"]
+    assert (
+        "3 candidates, 1 more are excluded by rows * (policy + 1) <= 4" in shown
+        and "B=3" in shown
+    )
+    long = gdn(
+        *args, "--where", " or ".join(f"rows == {n}" for n in range(1, 9)), env=env
+    ).out
+    assert (
+        "3 candidates, 1 more are excluded by `where` (in full with --json)" in long
+        and "rows ==" not in long
+    )
+    assert sorted(p.name for p in algo.folder.iterdir()) == [
+        "algo.toml",
+        "main.py",
+        "right.py",
+    ]
     assert not (tmp_path / "home").exists()
     done = gdn(*args[:-1], env=env)
-    assert done.code == errors.MISSING and "gdn_decode/slow cannot run here: no GPU here" in done.err
+    assert (
+        done.code == errors.MISSING
+        and "gdn_decode/slow cannot run here: no GPU here" in done.err
+    )
 
 
 @pytest.mark.parametrize(
@@ -724,21 +1068,37 @@ def test_a_dry_run_needs_no_gpu_and_touches_nothing(tmp_path, write_algo, gdn):
         ("--algo all", "tune takes one algo, not 'all'"),
         ("--algo cppv1", "unknown algo 'cppv1'\n  did you mean cpp-v1"),
         ("--algo cpp-v1 --preset swep", "unknown preset 'swep'"),
-        ("--algo pt-reference --seconds inf", "--seconds inf: expected a number of seconds"),
+        (
+            "--algo pt-reference --seconds inf",
+            "--seconds inf: expected a number of seconds",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line(args, says, gdn):
     done = gdn("tune", *args.split())
-    assert done.code == errors.USAGE and done.out == "" and done.err.startswith(f"gdn: {says}")
+    assert (
+        done.code == errors.USAGE
+        and done.out == ""
+        and done.err.startswith(f"gdn: {says}")
+    )
 
 
 def test_an_algo_that_declares_nothing_says_what_to_write(gdn):
     done = gdn("tune", "--algo", "pt-reference")
-    assert done.code == errors.USAGE and "pt-reference/algo.toml declares nothing to tune" in done.err
-    assert '[tune] with file = "tuned.py", size = ["batch_size"]' in done.err and "[tune.constants]" in done.err
+    assert (
+        done.code == errors.USAGE
+        and "pt-reference/algo.toml declares nothing to tune" in done.err
+    )
+    assert (
+        '[tune] with file = "tuned.py", size = ["batch_size"]' in done.err
+        and "[tune.constants]" in done.err
+    )
 
 
 def test_one_tier_only(tmp_path, write_algo, gdn):
     tunable(tmp_path, write_algo)
     done = gdn("tune", "--algo", "slow", "--algos", tmp_path, "--tier", "cupti")
-    assert done.code == errors.USAGE and "tier 'cupti' cannot time algos on the CPU" in done.err
+    assert (
+        done.code == errors.USAGE
+        and "tier 'cupti' cannot time algos on the CPU" in done.err
+    )

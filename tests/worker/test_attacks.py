@@ -11,7 +11,11 @@ sys.path.insert(0, str(cheats.ATTACKS))
 import run  # noqa: E402
 
 # those of test_probes.py are tried there, kernel by kernel
-CHOSEN = {name: cheat for name, cheat in cheats.ALL.items() if name not in cheats.CHEATS and "cpu" in cheat.devices}
+CHOSEN = {
+    name: cheat
+    for name, cheat in cheats.ALL.items()
+    if name not in cheats.CHEATS and "cpu" in cheat.devices
+}
 QUICK = (
     "control-right", "control-wrong", "exchanges-the-timers-code", "forges-records", "is-honest-sixty-times",
     "makes-its-own-clock", "patches-the-check-and-its-oracle", "patches-what-a-check-calls", "sleeps-while-timed",
@@ -22,7 +26,10 @@ SLOW = tuple(name for name in CHOSEN if name not in QUICK)
 
 def _stopped(names: tuple[str, ...]) -> dict[str, tuple[bool, list[dict]]]:
     chosen = {name: CHOSEN[name] for name in names}
-    return {name: (run.stopped(chosen[name], records), records) for name, records in run.tried(chosen, "cpu")}
+    return {
+        name: (run.stopped(chosen[name], records), records)
+        for name, records in run.tried(chosen, "cpu")
+    }
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,6 @@
-"""check.check's verdicts on hand-made kernels for a hand-made op: passes, failures, and their reasons."""
+"""check.check's verdicts on hand-made kernels for a hand-made op: passes, failures, and
+their reasons.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ TOY = Op(
         "i": TensorSpec("int64", ("two",)),
         "scale": TensorSpec("float32", None),
     },
-    outputs={"y": TensorSpec("float32", ("n",)), "z": TensorSpec("bfloat16", ("n", "two"))},
+    outputs={
+        "y": TensorSpec("float32", ("n",)),
+        "z": TensorSpec("bfloat16", ("n", "two")),
+    },
     constraints=(),
     tags=(),
     tolerance={"y": 1e-3, "z": 5e-3},
@@ -51,12 +56,16 @@ class Fake:
         return list(self.function(*inputs))
 
 
-def judge(function, expected=1.0, n: int = N, destination_passing: bool = True, op: Op = TOY) -> Check:
+def judge(
+    function, expected=1.0, n: int = N, destination_passing: bool = True, op: Op = TOY
+) -> Check:
     """Check a fake kernel; `expected` is y's exact value everywhere (or a tensor), z's is 1."""
     inputs = [torch.zeros(n), torch.tensor([3, 4]), None]
     y = expected if isinstance(expected, torch.Tensor) else torch.full((n,), expected)
     kernel = helpers.local(Fake(function, destination_passing))
-    return check.check(kernel, op, {"n": n}, inputs, [y.double(), torch.ones(n, 2).double()])
+    return check.check(
+        kernel, op, {"n": n}, inputs, [y.double(), torch.ones(n, 2).double()]
+    )
 
 
 def fill(y_value, z_value=1.0):
@@ -72,20 +81,35 @@ def fill(y_value, z_value=1.0):
 def test_exact_results_pass():
     v = judge(fill(1.0))
     assert (v.passed, v.official, v.reason) == (True, True, None)
-    assert v.errors == {"y": 0.0, "z": 0.0} and v.max_abs_error == 0.0 and v.max_rel_error == 0.0
+    assert (
+        v.errors == {"y": 0.0, "z": 0.0}
+        and v.max_abs_error == 0.0
+        and v.max_rel_error == 0.0
+    )
     assert v.inputs_changed == [] and v.unwritten == {}
 
 
 def test_value_returning_kernels_are_judged_by_what_they_return():
-    v = judge(lambda x, i, s: (torch.ones(N), torch.ones(N, 2).bfloat16()), destination_passing=False)
+    v = judge(
+        lambda x, i, s: (torch.ones(N), torch.ones(N, 2).bfloat16()),
+        destination_passing=False,
+    )
     assert v.passed and v.errors == {"y": 0.0, "z": 0.0}
-    v = judge(lambda x, i, s: (torch.ones(N) * 2, torch.ones(N, 2).bfloat16()), destination_passing=False)
+    v = judge(
+        lambda x, i, s: (torch.ones(N) * 2, torch.ones(N, 2).bfloat16()),
+        destination_passing=False,
+    )
     assert not v.passed and v.errors["y"] == 1.0
 
 
 def test_zeros_fail_by_both_rules():
     v = judge(fill(0.0))
-    assert not v.passed and not v.official and v.errors["y"] == 1.0 and v.max_abs_error == 1.0
+    assert (
+        not v.passed
+        and not v.official
+        and v.errors["y"] == 1.0
+        and v.max_abs_error == 1.0
+    )
     assert v.reason == "y: 1000 of 1000 elements beyond 1e-2, largest error 1"
 
 
@@ -93,11 +117,13 @@ def test_only_the_elements_that_are_wrong_are_counted():
     off = torch.ones(N)
     off[[3, 500, 999]] = 1.5
     v = judge(fill(off))
-    assert not v.official and v.reason.startswith("y: 3 of 1000 elements beyond 1e-2, largest error 0.5")
+    assert not v.official and v.reason.startswith(
+        "y: 3 of 1000 elements beyond 1e-2, largest error 0.5"
+    )
     assert v.errors["y"] == pytest.approx(0.5 * math.sqrt(3 / N))
 
 
-# --- the two rules at their edges -------------------------------------------------------------------------------
+# --- the two rules at their edges
 
 
 @pytest.mark.parametrize(("relative", "passes"), [(0.99e-3, True), (1.01e-3, False)])
@@ -109,7 +135,8 @@ def test_the_frobenius_rule_at_its_tolerance(relative, passes):
 
 
 def test_each_output_has_its_own_tolerance():
-    bf16_step = 2.0**-7  # above 1: 0.8 % off, over z's 0.5 %, and the official rule is content
+    # above 1: 0.8 % off, over z's 0.5 %, and the official rule is content
+    bf16_step = 2.0**-7
     v = judge(fill(1.0, 1.0 + bf16_step))
     assert not v.passed and v.official and v.errors == {"y": 0.0, "z": bf16_step}
     assert v.reason == "z: relative error 0.0078, at most 0.005 allowed"
@@ -122,7 +149,8 @@ def test_each_output_has_its_own_tolerance():
         (1.0, 1.0099, True),  # neither
         (100.0, 100.5, True),  # 0.5 off, 0.5 %: the relative error is within
         (100.0, 101.5, False),
-        (1e-3, 9e-3, True),  # eight times too large, 0.008 off: the absolute error is within
+        # eight times too large, 0.008 off: the absolute error is within
+        (1e-3, 9e-3, True),
         (0.0, 0.0099, True),
         (0.0, 0.0101, False),
     ],
@@ -135,7 +163,11 @@ def test_small_outputs_pass_the_official_rule_and_not_the_scale_aware_one():
     """Outputs below 1e-2 could be anything, zeros too, for all that the official rule sees."""
     for got in (0.0, -5e-3, 9e-3):
         v = judge(fill(got), expected=5e-3)
-        assert v.official and not v.passed and v.errors["y"] == pytest.approx(abs(got - 5e-3) / 5e-3)
+        assert (
+            v.official
+            and not v.passed
+            and v.errors["y"] == pytest.approx(abs(got - 5e-3) / 5e-3)
+        )
     assert judge(fill(5e-3), expected=5e-3).passed
 
 
@@ -145,22 +177,34 @@ def test_an_output_that_is_zero_must_be_zero():
     assert v.official and not v.passed and v.errors["y"] is None  # no number in JSON
 
 
-# --- shapes, dtypes, counts -------------------------------------------------------------------------------------
+# --- shapes, dtypes, counts
 
 
 @pytest.mark.parametrize(
     ("results", "reason"),
     [
-        ((torch.ones(N - 1), torch.ones(N, 2).bfloat16()), "y: expected (1000,) float32, got (999,) torch.float32"),
-        ((torch.ones(1, N), torch.ones(N, 2).bfloat16()), "y: expected (1000,) float32, got (1, 1000) torch.float32"),
-        ((torch.ones(N), torch.ones(N, 2)), "z: expected (1000, 2) bfloat16, got (1000, 2) torch.float32"),
+        (
+            (torch.ones(N - 1), torch.ones(N, 2).bfloat16()),
+            "y: expected (1000,) float32, got (999,) torch.float32",
+        ),
+        (
+            (torch.ones(1, N), torch.ones(N, 2).bfloat16()),
+            "y: expected (1000,) float32, got (1, 1000) torch.float32",
+        ),
+        (
+            (torch.ones(N), torch.ones(N, 2)),
+            "z: expected (1000, 2) bfloat16, got (1000, 2) torch.float32",
+        ),
         (
             (torch.ones(N).double(), torch.ones(N, 2).bfloat16()),
             "y: expected (1000,) float32, got (1000,) torch.float64",
         ),
         ((1.0, torch.ones(N, 2).bfloat16()), "y: expected (1000,) float32, got float"),
         ((torch.ones(N),), "returned 1 outputs, expected 2"),
-        ((torch.ones(N), torch.ones(N, 2).bfloat16(), torch.ones(1)), "returned 3 outputs, expected 2"),
+        (
+            (torch.ones(N), torch.ones(N, 2).bfloat16(), torch.ones(1)),
+            "returned 3 outputs, expected 2",
+        ),
         ((), "returned 0 outputs, expected 2"),
     ],
 )
@@ -169,7 +213,7 @@ def test_results_of_the_wrong_form(results, reason):
     assert (v.passed, v.official, v.reason) == (False, False, reason)
 
 
-# --- NaN --------------------------------------------------------------------------------------------------------
+# --- NaN
 
 
 def test_computed_nan_and_inf_are_told_from_unwritten_elements():
@@ -199,9 +243,15 @@ def test_the_first_wrong_element_of_each_output():
     off = torch.ones(N)
     off[[3, 500]] = 1.5
     wrong = judge(fill(off, 1.0 + 2.0**-7)).first_wrong
-    assert first(wrong["y"]) == ([3], 1.0, 1.5, None) and first(wrong["z"]) == ([0, 0], 1.0, 1.0078125, None)
+    assert first(wrong["y"]) == ([3], 1.0, 1.5, None) and first(wrong["z"]) == (
+        [0, 0],
+        1.0,
+        1.0078125,
+        None,
+    )
     assert wrong["y"].words == "at [3]: expected 1, got 1.5"
-    assert judge(fill(1.0)).first_wrong is UNSET  # a check that passed is written as before
+    # a check that passed is written as before
+    assert judge(fill(1.0)).first_wrong is UNSET
 
     def skips(x, i, scale, y, z):
         y[: N - 3] = 1.0
@@ -212,7 +262,8 @@ def test_the_first_wrong_element_of_each_output():
     assert first(wrong["y"]) == ([N - 3], 1.0, None, "never written")
     assert first(wrong["z"]) == ([7, 1], 1.0, None, "-Inf")
     assert wrong["z"].words == "at [7, 1]: expected 1, got -Inf"
-    small = judge(fill(torch.linspace(1.0, 1.004, N)))  # no element is beyond 1e-2, all of them are too far off
+    # no element is beyond 1e-2, all of them are too far off
+    small = judge(fill(torch.linspace(1.0, 1.004, N)))
     assert small.official and first(small.first_wrong["y"])[0] == [500]
 
 
@@ -223,11 +274,22 @@ def test_nothing_written_at_all():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_the_mark_is_a_nan_that_arithmetic_does_not_make(dtype):
-    op = structs.replace(TOY, outputs={"y": TensorSpec(dtype, ("n", "two"))}, tolerance={"y": 1.0})
+    op = structs.replace(
+        TOY, outputs={"y": TensorSpec(dtype, ("n", "two"))}, tolerance={"y": 1.0}
+    )
     (marked,) = check.allocate(op, {"n": 5}, "cpu")
-    assert marked.shape == (5, 2) and str(marked.dtype) == f"torch.{dtype}" and bool(marked.isnan().all())
+    assert (
+        marked.shape == (5, 2)
+        and str(marked.dtype) == f"torch.{dtype}"
+        and bool(marked.isnan().all())
+    )
     zero = torch.zeros(5, 2, dtype=marked.dtype)
-    for made in (zero / zero, torch.full_like(zero, math.nan), (zero - 1).sqrt(), torch.full_like(zero, math.inf) * 0):
+    for made in (
+        zero / zero,
+        torch.full_like(zero, math.nan),
+        (zero - 1).sqrt(),
+        torch.full_like(zero, math.inf) * 0,
+    ):
         assert bool(made.isnan().all())
         assert check.unwritten(made) == 0 and check.unwritten(marked) == 10
 
@@ -235,13 +297,21 @@ def test_the_mark_is_a_nan_that_arithmetic_does_not_make(dtype):
 def test_empty_outputs_pass():
     v = judge(fill(1.0), n=0)
     assert v.passed and v.errors == {"y": 0.0, "z": 0.0}
-    v = judge(lambda x, i, s: (torch.ones(0), torch.ones(0, 2).bfloat16()), n=0, destination_passing=False)
+    v = judge(
+        lambda x, i, s: (torch.ones(0), torch.ones(0, 2).bfloat16()),
+        n=0,
+        destination_passing=False,
+    )
     assert v.passed
-    v = judge(lambda x, i, s: (torch.ones(0), torch.ones(0, 2)), n=0, destination_passing=False)
+    v = judge(
+        lambda x, i, s: (torch.ones(0), torch.ones(0, 2)),
+        n=0,
+        destination_passing=False,
+    )
     assert not v.passed and v.reason.startswith("z: expected (0, 2) bfloat16")
 
 
-# --- inputs -----------------------------------------------------------------------------------------------------
+# --- inputs
 
 
 def test_changed_inputs_are_named():
@@ -250,7 +320,12 @@ def test_changed_inputs_are_named():
         x[5] = 7.0
 
     v = judge(spoils)
-    assert not v.passed and v.official and v.inputs_changed == ["x"] and v.reason == "changed its inputs: x"
+    assert (
+        not v.passed
+        and v.official
+        and v.inputs_changed == ["x"]
+        and v.reason == "changed its inputs: x"
+    )
 
     def spoils_more(x, i, scale, y, z):
         fill(1.0)(x, i, scale, y, z)
@@ -268,7 +343,7 @@ def test_nan_in_the_inputs_is_not_a_change():
     assert v.passed and v.inputs_changed == []
 
 
-# --- the oracle -------------------------------------------------------------------------------------------------
+# --- the oracle
 
 
 def test_the_oracle_calls_the_reference_in_float64():
@@ -278,12 +353,20 @@ def test_the_oracle_calls_the_reference_in_float64():
         seen.extend((x.dtype, i.dtype, scale))
         return [x + 1]
 
-    (y,) = check.oracle(Fake(reference, False), [torch.ones(3).bfloat16(), torch.tensor([1]), 0.5])
-    assert seen == [torch.float64, torch.int64, 0.5] and y.dtype == torch.float64 and y.tolist() == [2.0] * 3
+    (y,) = check.oracle(
+        Fake(reference, False), [torch.ones(3).bfloat16(), torch.tensor([1]), 0.5]
+    )
+    assert (
+        seen == [torch.float64, torch.int64, 0.5]
+        and y.dtype == torch.float64
+        and y.tolist() == [2.0] * 3
+    )
 
 
 def test_new_values_are_no_stricter_than_the_first_ones(monkeypatch):
-    """Refreshed inputs are scaled; at twice the values, an error of 0.006 would be 0.012, beyond the absolute 1e-2."""
+    """Refreshed inputs are scaled; at twice the values, an error of 0.006 would be
+    0.012, beyond the absolute 1e-2.
+    """
     op = structs.replace(TOY, linear_in=("x",), tolerance={"y": 1.0, "z": 1.0})
     tensors = [torch.full((N,), 0.3), torch.tensor([3, 4]), None]
     monkeypatch.setattr(common.dataset, "load_inputs", lambda *_: tensors)
@@ -292,9 +375,15 @@ def test_new_values_are_no_stricter_than_the_first_ones(monkeypatch):
         def returns(self, inputs):
             return [inputs[0], torch.ones(N, 2).double() * inputs[0][:1] / 0.3]
 
-    request = SimpleNamespace(op=op, mode="cpu", dataset=None, in_place=False, batch_invariant=False)
-    case = common.Case(request, SimpleNamespace(axes={"n": N}, uuid="u", stress=None), Reference())
-    off = helpers.local(Fake(lambda x, i, scale, y, z: (y.copy_(x * 1.02), z.fill_(x[0].item() / 0.3))))
+    request = SimpleNamespace(
+        op=op, mode="cpu", dataset=None, in_place=False, batch_invariant=False
+    )
+    case = common.Case(
+        request, SimpleNamespace(axes={"n": N}, uuid="u", stress=None), Reference()
+    )
+    off = helpers.local(
+        Fake(lambda x, i, scale, y, z: (y.copy_(x * 1.02), z.fill_(x[0].item() / 0.3)))
+    )
     seen = set()
     for _ in range(12):
         before = tensors[0].clone()

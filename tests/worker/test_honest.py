@@ -1,4 +1,6 @@
-"""Hard cases for results: kernels that are right only once, files in the way, clashing names, a killed command."""
+"""Hard cases for results: kernels that are right only once, files in the way, clashing
+names, a killed command.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ ALGOS = {
     "honest": f"from .right import run as right\n{_RUN}    return {_CALL}\n",
     # the earlier result for these buffers, whatever is in them now
     "remembers": (
-        "from .right import run as right\nkept = {}\n"
-        f"{_RUN}    if q.data_ptr() not in kept:\n        kept[q.data_ptr()] = {_CALL}\n    return kept[q.data_ptr()]\n"
+        f"from .right import run as right\nkept = {{}}\n{_RUN}    if q.data_ptr() not in kept:\n "
+        f"       kept[q.data_ptr()] = {_CALL}\n    return kept[q.data_ptr()]\n"
     ),
     # right until the same values have come often in a row, as they do while it is timed; then zeros
     "tires": (
@@ -58,15 +60,34 @@ def mixed(tmp_path_factory, gdn, write_algo):
     write_algo(folder, "broken", "#", drop=("summary",))
     names = ",".join([*ALGOS, "unpackable"])
     out = folder / "keep.json"
-    done = gdn("bench", "--algos", folder, "--algo", names, "-w", "0", "--seconds", "0.3", "--json", "--out", out)
+    done = gdn(
+        "bench",
+        "--algos",
+        folder,
+        "--algo",
+        names,
+        "-w",
+        "0",
+        "--seconds",
+        "0.3",
+        "--json",
+        "--out",
+        out,
+    )
     return done, {r["algo"]: r for r in done.json["records"]}, folder
 
 
 def test_a_kernel_that_is_right_only_once_gets_no_time(mixed):
     done, records, _ = mixed
     assert done.code == errors.FAILED
-    assert records["honest"]["status"] == "passed" and records["honest"]["timing"]["median_us"] > 0
-    for name, reason in (("remembers", "probe "), ("tires", "right when it was checked, wrong while it was timed")):
+    assert (
+        records["honest"]["status"] == "passed"
+        and records["honest"]["timing"]["median_us"] > 0
+    )
+    for name, reason in (
+        ("remembers", "probe "),
+        ("tires", "right when it was checked, wrong while it was timed"),
+    ):
         assert records[name]["status"] == "wrong" and "timing" not in records[name]
         assert records[name]["reason"].startswith(reason)
 
@@ -87,28 +108,55 @@ def test_negating_what_an_op_is_linear_in_negates_its_outputs(op):
     for i, *where in op.linear:
         part(turned[i], *where).neg_()
     again = getattr(oracle, op.name)(*turned)
-    pairs = zip(once, again, strict=True) if isinstance(once, tuple) else [(once, again)]
-    assert op.linear_in and all(abs(a + b).max() < 1e-12 and abs(a).max() > 1e-3 for a, b in pairs)
+    pairs = (
+        zip(once, again, strict=True) if isinstance(once, tuple) else [(once, again)]
+    )
+    assert op.linear_in and all(
+        abs(a + b).max() < 1e-12 and abs(a).max() > 1e-3 for a, b in pairs
+    )
 
 
 def test_a_broken_algo_is_named_by_all(mixed, gdn):
     _, _, folder = mixed
-    done = gdn("run", "--algos", folder, "--algo", "all", "-w", "0", "--device", "cuda", "--json")
+    done = gdn(
+        "run",
+        "--algos",
+        folder,
+        "--algo",
+        "all",
+        "-w",
+        "0",
+        "--device",
+        "cuda",
+        "--json",
+    )
     (broken,) = (m for m in done.json["missing"] if m["algo"] == "broken")
     assert "$.summary" in broken["reason"]
 
 
 def test_an_algo_that_cannot_be_packed_keeps_its_row_and_the_others_go_on(mixed):
     _, records, folder = mixed
-    assert records["unpackable"]["status"] == "unpackable" and "notes.txt" in records["unpackable"]["reason"]
+    assert (
+        records["unpackable"]["status"] == "unpackable"
+        and "notes.txt" in records["unpackable"]["reason"]
+    )
 
 
 def test_a_wrong_call_leaves_the_old_file_alone(mixed, gdn):
     _, _, folder = mixed
     before = (folder / "keep.json").read_text()
-    done = gdn("bench", "--algo", "pt-reference", "--tier", "events", "--out", folder / "keep.json")
+    done = gdn(
+        "bench",
+        "--algo",
+        "pt-reference",
+        "--tier",
+        "events",
+        "--out",
+        folder / "keep.json",
+    )
     assert done.code == errors.USAGE and (folder / "keep.json").read_text() == before
-    done = gdn("run", "--algo", "cuda-v4", "--out", folder / "keep.json")  # nothing ran: nothing to put there
+    # nothing ran: nothing to put there
+    done = gdn("run", "--algo", "cuda-v4", "--out", folder / "keep.json")
     assert done.code == errors.MISSING and (folder / "keep.json").read_text() == before
 
 
@@ -118,7 +166,9 @@ def test_no_algo_passes_for_the_reference_or_for_the_floor(tmp_path, write_algo)
     for name in ("pt-reference", "copy", "cpp-v1"):
         files.append(tmp_path / f"{name}.json")
         files[-1].write_text(json.dumps(solution | {"name": name}))
-    entries, _ = planning.choose(REGISTRY, "cpp-v1,cpp-v1", None, [*files, files[0]], "cpu", timed=True)
+    entries, _ = planning.choose(
+        REGISTRY, "cpp-v1,cpp-v1", None, [*files, files[0]], "cpu", timed=True
+    )
     mark = pack.source_hash(solution)[:6]
     names = [e.algo.name for e in entries]
     assert names == [f"pt-reference@{mark}", f"copy@{mark}", "cpp-v1", "cpp-v1@own"]
@@ -131,7 +181,9 @@ def test_no_algo_passes_for_the_reference_or_for_the_floor(tmp_path, write_algo)
 def test_a_packed_file_of_another_op_is_refused(tmp_path):
     file = tmp_path / "solution.json"
     file.write_text(json.dumps(pack.pack(REGISTRY.find("cpp-v1"), DECODE)))
-    with pytest.raises(errors.UsageError, match="is a solution of gdn_decode, not of gdn_prefill"):
+    with pytest.raises(
+        errors.UsageError, match="is a solution of gdn_decode, not of gdn_prefill"
+    ):
         planning.choose(REGISTRY, None, "gdn_prefill", [file], "cpu", timed=False)
 
 
@@ -143,12 +195,20 @@ def test_a_floor_that_cannot_be_timed_is_a_record_and_no_crash(monkeypatch):
     (workload,) = select(DECODE, trace_set.known(DECODE, None), chosen=["0"])
     asked = Timing(tiers=("cupti",))
     request = Serving(
-        command="floor", op=DECODE, definition={}, solution=None, mode="cpu", workloads=(workload,), timing=asked
+        command="floor",
+        op=DECODE,
+        definition={},
+        solution=None,
+        mode="cpu",
+        workloads=(workload,),
+        timing=asked,
     )
     monkeypatch.setattr(floor, "_RATE_BYTES", {"cpu": 2**20})
     found = list(tasks.floors(request, Reply(status=Status.DONE)))
     assert [r.algo for r in found] == list(FLOORS)
-    assert {(r.status, r.reason) for r in found} == {("tier_unavailable", "cupti: no CUPTI")}
+    assert {(r.status, r.reason) for r in found} == {
+        ("tier_unavailable", "cupti: no CUPTI")
+    }
 
 
 def test_builds_go_to_a_path_without_white_space(monkeypatch, tmp_path):
@@ -173,9 +233,14 @@ def test_a_folder_inside_an_algos_folder_is_named(tmp_path, write_algo):
 
 def test_a_folder_grows_and_keeps_the_contests_order(tmp_path, gdn):
     for more in (["-w", "5"], ["-w", "0", "-w", "11"]):
-        assert gdn("data", "build", tmp_path / "set", "--op", "gdn_decode", *more).code == 0
+        assert (
+            gdn("data", "build", tmp_path / "set", "--op", "gdn_decode", *more).code
+            == 0
+        )
     rows = trace_set.from_folder(DECODE, tmp_path / "set")
-    assert [w.uuid for w in rows] == [trace_set.known(DECODE, None)[i].uuid for i in (0, 5, 11)]
+    assert [w.uuid for w in rows] == [
+        trace_set.known(DECODE, None)[i].uuid for i in (0, 5, 11)
+    ]
 
 
 @pytest.mark.parametrize("cxx", ["ccache c++", "c++"])
@@ -185,13 +250,18 @@ def test_a_compiler_behind_a_launcher_is_found(cxx, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
-def test_a_command_that_is_killed_leaves_no_worker_and_a_record_that_says_so(number, tmp_path, write_algo):
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+)
+def test_a_command_that_is_killed_leaves_no_worker_and_a_record_that_says_so(
+    number, tmp_path, write_algo
+):
     pid, out = tmp_path / "pid", tmp_path / "out.json"
     write_algo(
         tmp_path,
         "hangs",
-        f"import os, signal\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\nwhile True: signal.pause()\n",
+        f"import os, signal\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\nwhile True:"
+        " signal.pause()\n",
     )
     command = subprocess.Popen(
         [sys.executable, "-m", "gdn_cli", "run", "--algos", str(tmp_path), "--algo", "pt-reference,hangs", "-w", "0",
@@ -208,7 +278,9 @@ def test_a_command_that_is_killed_leaves_no_worker_and_a_record_that_says_so(num
         if pid.exists() and helpers.alive(int(pid.read_text())):
             os.kill(int(pid.read_text()), signal.SIGKILL)
     document = json.loads(out.read_text())
-    assert document["interrupted"] and [r["status"] for r in document["records"]] == ["passed"]
+    assert document["interrupted"] and [r["status"] for r in document["records"]] == [
+        "passed"
+    ]
     if number == signal.SIGTERM:
         assert command.returncode == 128 + number and "Traceback" not in said
         assert "interrupted these are the measurements until then" in shown

@@ -1,4 +1,6 @@
-"""`--in-place`: an output is the input that the op says it may be, and every call finds it as it was before."""
+"""`--in-place`: an output is the input that the op says it may be, and every call finds
+it as it was before.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ RETURNS = "from .right import run\n"
 
 
 def write_all(folder):
-    for name, source, passing in (("good", DECODE, True), ("early", TOO_EARLY, True), ("returns", RETURNS, False)):
+    for name, source, passing in (
+        ("good", DECODE, True),
+        ("early", TOO_EARLY, True),
+        ("returns", RETURNS, False),
+    ):
         helpers.write_algo(folder, name, source, destination_passing=passing)
     return folder
 
@@ -49,7 +55,7 @@ def entries(folder, *names: str) -> list[planning.Entry]:
     return [planning.Entry(known.find(name), inventory.Place("cpu")) for name in names]
 
 
-# --- which calls there are ----------------------------------------------------------------------------------------
+# --- which calls there are
 
 
 def test_an_op_says_which_output_may_be_which_input():
@@ -71,37 +77,63 @@ def test_an_op_says_which_output_may_be_which_input():
 
 
 @pytest.mark.parametrize(
-    "pair", ['{ new_state = "q" }', '{ output = "state" }', '{ nothing = "state" }', "{ new_state = 3 }"]
+    "pair",
+    [
+        '{ new_state = "q" }',
+        '{ output = "state" }',
+        '{ nothing = "state" }',
+        "{ new_state = 3 }",
+    ],
 )
 def test_a_pair_that_cannot_be_one_is_refused(pair, tmp_path):
     text = (registry.paths.CONFIGS_DIR / "gdn_decode.toml").read_text(encoding="utf-8")
     file = tmp_path / "gdn_decode.toml"
     file.write_text(text.replace('{ new_state = "state" }', pair), encoding="utf-8")
     with pytest.raises(
-        UsageError, match=r"\$\.in_place\.\w+: expected (output = 'input', both of one shape and dtype|text)"
+        UsageError,
+        match=r"\$\.in_place\.\w+: expected (output = 'input', both of one shape and dtype|text)",
     ):
         ops.read_op(file)
 
 
 def test_who_cannot_is_refused_by_name_and_left_out_of_all(tmp_path):
     write_all(tmp_path)
-    helpers.write_algo(tmp_path, "ready", DECODE, destination_passing=True, setup="main.py::run")
-    for name, says in (("returns", "cannot write into given buffers"), ("ready", "keeps data that its setup made")):
+    helpers.write_algo(
+        tmp_path, "ready", DECODE, destination_passing=True, setup="main.py::run"
+    )
+    for name, says in (
+        ("returns", "cannot write into given buffers"),
+        ("ready", "keeps data that its setup made"),
+    ):
         with pytest.raises(UsageError, match=f"--in-place: gdn_decode/{name} .*{says}"):
-            eligibility.overwriting(REGISTRY, entries(tmp_path, "good", name), named=True)
-    found = eligibility.overwriting(REGISTRY, entries(tmp_path, "good", "returns"), named=False)
-    assert [e.place.mode for e in found] == ["cpu", None] and "returns its results" in found[1].place.reason
+            eligibility.overwriting(
+                REGISTRY, entries(tmp_path, "good", name), named=True
+            )
+    found = eligibility.overwriting(
+        REGISTRY, entries(tmp_path, "good", "returns"), named=False
+    )
+    assert [e.place.mode for e in found] == [
+        "cpu",
+        None,
+    ] and "returns its results" in found[1].place.reason
 
 
 def test_an_op_without_an_in_place_output_is_refused():
-    some = [planning.Entry(REGISTRY.find("gdn_prefill/pt-reference"), inventory.Place("cpu"))]
-    with pytest.raises(UsageError, match="--in-place: gdn_prefill declares no output that may be an input") as e:
+    some = [
+        planning.Entry(
+            REGISTRY.find("gdn_prefill/pt-reference"), inventory.Place("cpu")
+        )
+    ]
+    with pytest.raises(
+        UsageError,
+        match="--in-place: gdn_prefill declares no output that may be an input",
+    ) as e:
         eligibility.overwriting(REGISTRY, some, named=False)
     able = [name for name, op in REGISTRY.ops.items() if op.in_place]
     assert e.value.hint == f"{', '.join(able)} do"
 
 
-# --- calls and times ----------------------------------------------------------------------------------------------
+# --- calls and times
 
 
 def step(seen: list[float]):
@@ -117,14 +149,19 @@ def step(seen: list[float]):
 def test_every_call_that_is_timed_finds_the_state_as_it_was():
     seen, state = [], torch.zeros(8)
     subject = Subject.of(step(seen), [state], [state])
-    assert subject.in_place and not Subject.of(step([]), [state], [torch.zeros(8)]).in_place
+    assert (
+        subject.in_place
+        and not Subject.of(step([]), [state], [torch.zeros(8)]).in_place
+    )
     timing.measure("wall", subject, Plan(warmup=0, iterations=20, in_a_row=True))
     assert len(seen) == 20 and set(seen) == {0.0} and float(state[0]) == 1
 
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """A log of the GPU tiers' actions around two calls of a kernel that adds one to its state, without a GPU."""
+    """A log of the GPU tiers' actions around two calls of a kernel that adds one to its
+    state, without a GPU.
+    """
     log, state = [], torch.zeros(8)
 
     class Event:
@@ -155,7 +192,12 @@ def on_gpu(monkeypatch):
         log.clear()
         state.zero_()
         sampler = object.__new__(module.Sampler)
-        sampler.subjects, sampler.warm, sampler.busy_s, sampler.alone = [subject], warm, 0.0, [1]
+        sampler.subjects, sampler.warm, sampler.busy_s, sampler.alone = (
+            [subject],
+            warm,
+            0.0,
+            [1],
+        )
         sampler.flush = lambda: log.append("flush")
         sampler.trace = SimpleNamespace(kernels=lambda loop: loop())
         sampler.take([0, 0])
@@ -165,20 +207,30 @@ def on_gpu(monkeypatch):
 
 
 def test_on_a_gpu_the_state_is_put_back_where_it_is_not_timed(on_gpu):
-    assert on_gpu(events, False) == ["restore", "flush", "event", "call on 0", "event"] * 2
+    assert (
+        on_gpu(events, False) == ["restore", "flush", "event", "call on 0", "event"] * 2
+    )
     assert on_gpu(cupti, False) == ["rest", "restore", "flush", "call on 0"] * 2
     warm = ["restore", "call on 0", "restore"]
     assert on_gpu(events, True) == [*warm, "event", "call on 0", "event"] * 2
-    assert on_gpu(cupti, True) == ["rest", "restore", "rest", "call on 0", "restore", "begin", "call on 0"] * 2
+    assert (
+        on_gpu(cupti, True)
+        == ["rest", "restore", "rest", "call on 0", "restore", "begin", "call on 0"] * 2
+    )
 
 
 def test_a_copy_in_another_place_is_in_place_too_and_starts_from_the_same_values():
     seen, state = [], torch.zeros(8)
     subject = Subject.of(step(seen), [state], [state])
     subject.call()
-    for least in (0, 10**6):  # its own buffers, and the same ones because they are small
+    # its own buffers, and the same ones because they are small
+    for least in (0, 10**6):
         other = subject.copy(least)
-        assert other.in_place and other.outputs[0] is other.inputs[0] and (other.inputs[0] is state) == bool(least)
+        assert (
+            other.in_place
+            and other.outputs[0] is other.inputs[0]
+            and (other.inputs[0] is state) == bool(least)
+        )
         other.call()
         other.refresh()
         other.call()
@@ -195,15 +247,22 @@ def test_scaled_values_are_never_larger_than_the_first_ones():
     assert scales == [-1, 0.5, -0.5, 1, -1] and scaling.scale == -1
 
 
-@pytest.mark.parametrize("tier", [name for name, tier in TIERS.items() if not tier.restores])
+@pytest.mark.parametrize(
+    "tier", [name for name, tier in TIERS.items() if not tier.restores]
+)
 def test_a_tier_that_cannot_put_the_state_back_says_so(tier):
     state = torch.zeros(8)
-    with pytest.raises(TierUnavailable, match="cannot restore inputs that a call overwrites.*; cupti, events can"):
+    with pytest.raises(
+        TierUnavailable,
+        match="cannot restore inputs that a call overwrites.*; cupti, events can",
+    ):
         timing.measure(tier, Subject.of(step([]), [state], [state]), Plan())
-    assert set(TIERS) - {"graph", "nvbench", "fib"} == {n for n, t in TIERS.items() if t.restores}
+    assert set(TIERS) - {"graph", "nvbench", "fib"} == {
+        n for n, t in TIERS.items() if t.restores
+    }
 
 
-# --- checks -------------------------------------------------------------------------------------------------------
+# --- checks
 
 
 class Steps:
@@ -230,12 +289,18 @@ TOY = ops.Op(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("early", "apart", "in_place"), [(False, True, True), (True, True, False)])
-def test_a_check_in_place_sees_who_reads_too_late_and_leaves_the_inputs(early, apart, in_place):
+@pytest.mark.parametrize(
+    ("early", "apart", "in_place"), [(False, True, True), (True, True, False)]
+)
+def test_a_check_in_place_sees_who_reads_too_late_and_leaves_the_inputs(
+    early, apart, in_place
+):
     x, s = torch.ones(4), torch.full((4,), 3.0)
     right = [(x + s).double(), (2 * s).double()]
     for pairs, passes in (({}, apart), ({1: 1}, in_place)):
-        verdict = check.check(helpers.local(Steps(early)), TOY, {"n": 4}, [x, s], right, in_place=pairs)
+        verdict = check.check(
+            helpers.local(Steps(early)), TOY, {"n": 4}, [x, s], right, in_place=pairs
+        )
         assert verdict.passed == passes and not verdict.inputs_changed
         assert torch.equal(s, torch.full((4,), 3.0))
 
@@ -254,12 +319,17 @@ def test_records_say_that_they_are_in_place(bench_in_place):
     found = {r["algo"]: r for r in bench_in_place["records"] if r["workload"]}
     assert set(found) == {"copy", "good", "early"}  # the reference returns its results
     assert all(r["in_place"] is True for r in bench_in_place["records"])
-    assert found["good"]["status"] == "passed" and found["good"]["timing"]["median_us"] > 0
+    assert (
+        found["good"]["status"] == "passed" and found["good"]["timing"]["median_us"] > 0
+    )
     assert found["good"]["probes"] and not any(found["good"]["probes"].values())
-    assert found["early"]["status"] == "wrong" and found["early"]["check"]["inputs_changed"] == []
+    assert (
+        found["early"]["status"] == "wrong"
+        and found["early"]["check"]["inputs_changed"] == []
+    )
 
 
-# --- reading in-place records -------------------------------------------------------------------------------------
+# --- reading in-place records
 
 
 def record(us: float, **more) -> Record:
@@ -268,23 +338,37 @@ def record(us: float, **more) -> Record:
 
 
 def test_a_report_never_has_them_in_one_group_with_others():
-    source = reports.source("a.json", building.document(record(3.0), record(2.0, in_place=True)))
+    source = reports.source(
+        "a.json", building.document(record(3.0), record(2.0, in_place=True))
+    )
     book = merge.gather([source], REGISTRY)
     assert [(g.how, g.median_us("cuda-v5", "B=1")) for g in book.groups] == [
         ("cupti, L2 cold", 3.0),
         ("cupti, L2 cold, in place", 2.0),
     ]
-    assert [m.record.in_place for m in book.measured] == [False, True]  # neither took the other's place
+    # neither took the other's place
+    assert [m.record.in_place for m in book.measured] == [False, True]
 
 
 def test_in_place_records_have_no_score_and_are_compared_only_with_each_other():
-    others = building.document(record(2.0, in_place=True), record(1.0, setup="main.py::ready"))
+    others = building.document(
+        record(2.0, in_place=True), record(1.0, setup="main.py::ready")
+    )
     assert score.scores(others, OP) == []
-    assert [s.algo for s in score.scores(building.document(record(2.0)), OP)] == ["cuda-v5"] * 2
+    assert [s.algo for s in score.scores(building.document(record(2.0)), OP)] == [
+        "cuda-v5"
+    ] * 2
     saved = building.document(record(2.0, in_place=True))
     with pytest.raises(UsageError, match="a.json holds no times of gdn_decode"):
-        comparison.check_saved(saved, "a.json", "gdn_decode", ["cuda-v5"], None, {"cupti"})
-    assert comparison.check_saved(saved, "a.json", "gdn_decode", ["cuda-v5"], None, {"cupti"}, True) == "cuda-v5"
+        comparison.check_saved(
+            saved, "a.json", "gdn_decode", ["cuda-v5"], None, {"cupti"}
+        )
+    assert (
+        comparison.check_saved(
+            saved, "a.json", "gdn_decode", ["cuda-v5"], None, {"cupti"}, True
+        )
+        == "cuda-v5"
+    )
 
 
 def test_a_saved_time_is_of_the_same_kind_of_call():
@@ -296,8 +380,15 @@ def test_a_saved_time_is_of_the_same_kind_of_call():
 
 def test_the_history_keeps_them_apart(tmp_path):
     kept = history.History(tmp_path)
-    kept.keep(building.document(record(3.0), record(2.0, in_place=True), time="2026-11-21T14:12:11Z"))
-    assert [(s.tier, s.measured) for s in kept.series()] == [("cupti", 1), ("cupti, in place", 1)]
+    kept.keep(
+        building.document(
+            record(3.0), record(2.0, in_place=True), time="2026-11-21T14:12:11Z"
+        )
+    )
+    assert [(s.tier, s.measured) for s in kept.series()] == [
+        ("cupti", 1),
+        ("cupti, in place", 1),
+    ]
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -306,9 +397,24 @@ def test_tune_asks_for_them_and_keeps_what_it_measured_apart(in_place, monkeypat
     plan = search.Plan(OP, algo, "cpu", {}, {"a": {}}, {"a": algo}, 0, {1: []}, None)
     monkeypatch.setattr(search.Plan, "space", search.Space((), None, {}))
     monkeypatch.setattr(search.tuned_table, "own_hash", lambda algo, op: "hash")
-    work = search.State(plan, settings, lambda *_: None, lambda *_: None, (None,), {}, None, {}, homes={1: None})
+    work = search.State(
+        plan,
+        settings,
+        lambda *_: None,
+        lambda *_: None,
+        (None,),
+        {},
+        None,
+        {},
+        homes={1: None},
+    )
     jobs = [race._job(work, "check", [], None)]
     monkeypatch.setattr(race, "execute", lambda job, *_, **__: jobs.append(job))
     race._time(work, race.FIRST, {1: ["a"]}, [], "a group")
-    assert [job.in_place for job in jobs] == [in_place] * 2 and [job.command for job in jobs] == ["check", "compare"]
+    assert [job.in_place for job in jobs] == [in_place] * 2 and [
+        job.command for job in jobs
+    ] == [
+        "check",
+        "compare",
+    ]
     assert search.key_of(plan, settings, None).in_place == in_place

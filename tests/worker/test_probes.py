@@ -1,4 +1,6 @@
-"""Each probe catches its cheats, and no honest algo: by the built kernels that a worker would run."""
+"""Each probe catches its cheats, and no honest algo: by the built kernels that a worker
+would run.
+"""
 
 from __future__ import annotations
 
@@ -69,18 +71,35 @@ class Work:
         workload = select(op, embedded(op), chosen=[chosen])[0]
         self.axes = workload.axes
         self.inputs = dataset.load_inputs(op, workload, device)
-        self.expected = check.oracle(build.reference(pack.definition(op, REGISTRY)), self.inputs)
+        self.expected = check.oracle(
+            build.reference(pack.definition(op, REGISTRY)), self.inputs
+        )
 
     def check(self, kernel) -> check.Check:
         in_place = helpers.in_place(self.op) if kernel.destination_passing else {}
-        return check.check(helpers.local(kernel), self.op, self.axes, self.inputs, self.expected, in_place=in_place)
+        return check.check(
+            helpers.local(kernel),
+            self.op,
+            self.axes,
+            self.inputs,
+            self.expected,
+            in_place=in_place,
+        )
 
     def probe(self, kernel, names=None, op=None) -> dict[str, str | None]:
         """The probes' findings; the inputs must come back bit for bit."""
         before = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.inputs]
         op = op or self.op
         in_place = helpers.in_place(op) if kernel.destination_passing else {}
-        found = probes.run(helpers.local(kernel), op, self.axes, self.inputs, self.expected, names, in_place)
+        found = probes.run(
+            helpers.local(kernel),
+            op,
+            self.axes,
+            self.inputs,
+            self.expected,
+            names,
+            in_place,
+        )
         for x, was in zip(self.inputs, before, strict=True):
             assert check.same_bits(x, was) if isinstance(x, torch.Tensor) else x == was
         return found
@@ -91,24 +110,39 @@ def caught(found: dict[str, str | None]) -> dict[str, str]:
 
 
 def built(folder, op=DECODE, mode="cpu"):
-    """The kernel of an algo's folder, through the real builder, with the worker's paths to the compilers."""
+    """The kernel of an algo's folder, through the real builder, with the worker's paths
+    to the compilers.
+    """
     algo = registry.read_algo(folder / "algo.toml", op.name)
     definition, solution = pack.definition(op, REGISTRY), pack.pack(algo, op)
-    with mock.patch.dict(os.environ, jobs.environ(jobs.Job("check", op, definition, solution, mode, ()))):
+    with mock.patch.dict(
+        os.environ, jobs.environ(jobs.Job("check", op, definition, solution, mode, ()))
+    ):
         return build.build(definition, solution)
 
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory):
-    """make(cheat or source, op, device) -> its kernel, built again: nothing is remembered from an earlier test."""
+    """make(cheat or source, op, device) -> its kernel, built again: nothing is
+    remembered from an earlier test.
+    """
 
-    numbers = itertools.count()  # flashinfer-bench gives a solution that it has built before, with all it remembers
+    # flashinfer-bench gives a solution that it has built before, with all it remembers
+    numbers = itertools.count()
 
     def make(source, op=DECODE, device="cpu"):
-        keys = source.keys() if isinstance(source, cheats.Cheat) else {"sources": source}
+        keys = (
+            source.keys() if isinstance(source, cheats.Cheat) else {"sources": source}
+        )
         keys["devices"] = [device]
         folder = tmp_path_factory.mktemp("probes")
-        return built(helpers.write_algo(folder, f"throw-away-{next(numbers)}", op=op.name, **keys), op, device)
+        return built(
+            helpers.write_algo(
+                folder, f"throw-away-{next(numbers)}", op=op.name, **keys
+            ),
+            op,
+            device,
+        )
 
     return make
 
@@ -120,11 +154,15 @@ def decode():
 
 @pytest.fixture
 def patience(monkeypatch):
-    """patience(cheat): how long late results are waited for; under load a thread may take its time."""
-    return lambda cheat: monkeypatch.setattr(late_probe, "_LATE_S", 60.0 if cheat.probe == "late-work" else 0.1)
+    """patience(cheat): how long late results are waited for; under load a thread may
+    take its time.
+    """
+    return lambda cheat: monkeypatch.setattr(
+        late_probe, "_LATE_S", 60.0 if cheat.probe == "late-work" else 0.1
+    )
 
 
-# --- cheats -----------------------------------------------------------------------------------------------------
+# --- cheats
 
 
 @pytest.mark.parametrize("name", cheats.CHEATS)
@@ -137,7 +175,8 @@ def test_a_cheat_is_caught_by_its_probe(name, make, decode, patience):
     if cheat.checked:  # the check alone lets it pass
         assert decode.check(kernel).reason is None
     found = caught(decode.probe(kernel))
-    assert next(iter(found), None) == cheat.probe, found  # the first is the one that a user is shown
+    # the first is the one that a user is shown
+    assert next(iter(found), None) == cheat.probe, found
     assert cheat.says in found[cheat.probe]
     assert "\n" not in found[cheat.probe]
 
@@ -153,18 +192,25 @@ def test_a_probe_alone_catches_its_cheats(probe, make, decode, patience):
         if cheat.probe == probe and cheat.language == "python":
             patience(cheat)
             kernel = make(cheat)
-            held = []  # a cheat that remembers addresses must not see one again by chance
+            # a cheat that remembers addresses must not see one again by chance
+            held = []
             for _ in range(3):  # what goes by the number of calls has had some
-                inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in decode.inputs]
+                inputs = [
+                    x.clone() if isinstance(x, torch.Tensor) else x
+                    for x in decode.inputs
+                ]
                 held.append(inputs)
-                kernel(inputs, check.allocate(DECODE, decode.axes, "cpu", Guards().empty))
+                kernel(
+                    inputs, check.allocate(DECODE, decode.axes, "cpu", Guards().empty)
+                )
             found = decode.probe(kernel, [probe])
             assert list(found) == [probe] and found[probe], cheat
 
 
 def test_one_set_of_results_is_not_taken_for_a_memory(make, decode):
     """It computes every call, and only remembers the address of the results."""
-    kernel = make(cheats.CHEATS["has-one-set-of-results"])  # right at every return: nothing is waited for
+    # right at every return: nothing is waited for
+    kernel = make(cheats.CHEATS["has-one-set-of-results"])
     assert list(caught(decode.probe(kernel))) == ["overwritten-results"]
 
 
@@ -194,20 +240,30 @@ def test_cheats_in_float16(name, make, monkeypatch):
 def test_an_op_that_is_linear_in_nothing_is_probed_all_the_same(make, decode, patience):
     op = structs.replace(DECODE, linear_in=())
     assert caught(decode.probe(make(cheats.source("return CALL")), op=op)) == {}
-    for name in ("remembers-addresses", "prepares-the-gates-once", "has-one-set-of-results", "remembers-contents"):
+    for name in (
+        "remembers-addresses",
+        "prepares-the-gates-once",
+        "has-one-set-of-results",
+        "remembers-contents",
+    ):
         cheat = cheats.CHEATS[name]
         patience(cheat)
         found = caught(decode.probe(make(cheat), op=op))
         assert next(iter(found), None) == cheat.probe, (name, found)
 
 
-# --- honest -----------------------------------------------------------------------------------------------------
+# --- honest
 
 
 @pytest.mark.parametrize(
     ("algo", "chosen"),
     [
-        pytest.param(a, chosen, id=f"{a.full_name}-{chosen}", marks=pytest.mark.slow if a.name == "pt-compiled" else ())
+        pytest.param(
+            a,
+            chosen,
+            id=f"{a.full_name}-{chosen}",
+            marks=pytest.mark.slow if a.name == "pt-compiled" else (),
+        )
         for a in REGISTRY.algos
         if "cpu" in a.modes
         for chosen in SMALL[a.op]
@@ -224,7 +280,9 @@ def test_no_honest_algo_is_caught(algo, chosen):
         assert caught(work.probe(kernel)) == {}
 
 
-@pytest.mark.parametrize("algo", [a.full_name for a in REGISTRY.algos if "interpreter" in a.modes])
+@pytest.mark.parametrize(
+    "algo", [a.full_name for a in REGISTRY.algos if "interpreter" in a.modes]
+)
 @pytest.mark.slow
 def test_no_honest_algo_is_caught_in_tritons_interpreter(algo, interpreter):
     found = interpreter(interpreted, algo)
@@ -241,31 +299,42 @@ def few_heads(op):
     """The op with one head: the interpreter takes a second for all eight."""
     if op.heads:
         return REGISTRY.ops.at(op.family, Heads(1, 1))
-    return structs.replace(op, axes=op.axes | {n: 1 for n in op.axes if n.startswith("num_") and "heads" in n})
+    return structs.replace(
+        op,
+        axes=op.axes | {n: 1 for n in op.axes if n.startswith("num_") and "heads" in n},
+    )
 
 
 HONEST = {
-    "as-atomics-make-it": """
+    "as-atomics-make-it": (
+        """
         out, new = CALL
         calls.append(1)
         return out, new * (1 + 2e-7 * (len(calls) % 3))
-        """,
-    "gives-views": """
+        """
+    ),
+    "gives-views": (
+        """
         out, new = CALL
         return torch.stack((out, out))[1], torch.stack((new, new), dim=-1)[..., 1]
-        """,
-    "waits-for-its-thread": """
+        """
+    ),
+    "waits-for-its-thread": (
+        """
         results = []
         thread = threading.Thread(target=lambda: results.extend(CALL))
         thread.start()
         thread.join()
         return results
-        """,
+        """
+    ),
     # what may be remembered: buffers to work in, and what follows from integers
-    "has-room-of-its-own": """
+    "has-room-of-its-own": (
+        """
         mine = kept.setdefault(state.shape, torch.empty_like(state))
         return right(q, k, v, mine.copy_(state), A_log, a, dt_bias, b, scale)
-        """,
+        """
+    ),
 }
 
 
@@ -279,19 +348,26 @@ def test_an_empty_workload_is_not_caught(make):
     kernel = make(cheats.source("return CALL"))
     one = dict(zip(op.inputs, Work(op, "batch_size=1").inputs, strict=True))
     inputs = [
-        x[:0] if op.inputs[name].shape and "batch_size" in op.inputs[name].shape else x for name, x in one.items()
+        x[:0] if op.inputs[name].shape and "batch_size" in op.inputs[name].shape else x
+        for name, x in one.items()
     ]
     expected = check.oracle(build.reference(pack.definition(op, REGISTRY)), inputs)
-    assert caught(probes.run(helpers.local(kernel), op, {"batch_size": 0}, inputs, expected)) == {}
+    assert (
+        caught(
+            probes.run(helpers.local(kernel), op, {"batch_size": 0}, inputs, expected)
+        )
+        == {}
+    )
 
 
-# --- on a GPU -----------------------------------------------------------------------------------------------------
+# --- on a GPU
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", cheats.GPU_CHEATS)
 def test_a_cheat_is_caught_on_a_gpu(name, make, monkeypatch):
-    monkeypatch.setattr(late_probe, "_LATE_S", 1.0)  # results computed too early are waited for in vain
+    # results computed too early are waited for in vain
+    monkeypatch.setattr(late_probe, "_LATE_S", 1.0)
     cheat, work = cheats.GPU_CHEATS[name], Work(DECODE, "batch_size=1", "cuda")
     kernel = make(cheat, device="cuda")
     if cheat.checked:
@@ -299,7 +375,8 @@ def test_a_cheat_is_caught_on_a_gpu(name, make, monkeypatch):
     else:  # compiling or loading at its first call must not make it late
         kernel(work.inputs, check.allocate(DECODE, work.axes, "cuda", Guards().empty))
         torch.cuda.synchronize()
-    for _ in range(1 if cheat.probe == "content-cache" else 3):  # the second time that one has seen all of the values
+    # the second time that one has seen all of the values
+    for _ in range(1 if cheat.probe == "content-cache" else 3):
         found = caught(work.probe(kernel, [cheat.probe]))
         assert cheat.says in found.get(cheat.probe, ""), found
 
@@ -321,7 +398,8 @@ def test_no_honest_algo_is_caught_on_a_gpu(algo, chosen):
     work = Work(op, chosen, "cuda")
     try:
         assert work.check(kernel).passed
-    except RuntimeError as e:  # one of PyTorch's attention backends, on a shape that it does not take
+    # one of PyTorch's attention backends, on a shape that it does not take
+    except RuntimeError as e:
         if "does not run here" not in str(e):
             raise
         pytest.skip(str(e))
@@ -340,19 +418,27 @@ def test_a_side_stream_that_is_waited_for_is_not_caught(make):
         """
     work = Work(DECODE, "batch_size=3", "cuda")
     source = cheats.source(body, True, "side = torch.cuda.Stream()")
-    kernel = make(cheats.Cheat("none", "nothing", source, destination_passing=True), device="cuda")
+    kernel = make(
+        cheats.Cheat("none", "nothing", source, destination_passing=True), device="cuda"
+    )
     for _ in range(3):
         assert caught(work.probe(kernel)) == {}
 
 
-# --- the probes themselves ----------------------------------------------------------------------------------------
+# --- the probes themselves
 
 
 class Fake:
-    """Like build.Kernel: returns the function's results, or fills outputs with them; counts its calls."""
+    """Like build.Kernel: returns the function's results, or fills outputs with them;
+    counts its calls.
+    """
 
     def __init__(self, function, destination_passing: bool = False) -> None:
-        self.function, self.destination_passing, self.calls = function, destination_passing, 0
+        self.function, self.destination_passing, self.calls = (
+            function,
+            destination_passing,
+            0,
+        )
 
     def __call__(self, inputs, outputs) -> None:
         for out, x in zip(outputs, self.returns(inputs), strict=False):
@@ -370,14 +456,19 @@ def right():
 
 @pytest.mark.parametrize("destination_passing", [True, False])
 @pytest.mark.parametrize(("took_s", "calls"), [(0.001, 31), (0.2, 24)])
-def test_the_number_of_calls_is_what_the_docstring_says(took_s, calls, destination_passing, right, decode, monkeypatch):
+def test_the_number_of_calls_is_what_the_docstring_says(
+    took_s, calls, destination_passing, right, decode, monkeypatch
+):
     seconds = caching._seconds
     monkeypatch.setattr(
         caching, "_seconds", lambda case, k: seconds(case, k) * 0 + took_s
     )  # as if nothing disturbed it
     kernel = Fake(right, destination_passing)
     assert caught(decode.probe(kernel)) == {} and kernel.calls == calls
-    assert "31 on a CPU, 24 for a kernel that takes over 0.1 s, and 25 on a GPU" in " ".join(probes.__doc__.split())
+    assert (
+        "31 on a CPU, 24 for a kernel that takes over 0.1 s, and 25 on a GPU"
+        in " ".join(probes.__doc__.split())
+    )
 
 
 @pytest.mark.parametrize("probe", probes.USUAL)
@@ -393,7 +484,13 @@ def test_what_a_kernel_raises_is_the_probes_catch(probe, destination_passing, de
         assert found == {probe: "raised ValueError: q: expected contiguous"}
 
 
-@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("no room"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
 def test_running_out_of_memory_is_not_the_algos_fault(error, decode):
     def fails(*args):
         raise error
@@ -415,19 +512,35 @@ def test_results_of_another_form_are_caught(right, decode):
 
     for form, says in (
         (lambda out, new: (out,), "returned 1 outputs, expected 2"),
-        (lambda out, new: (out, None), "new_state: returned a NoneType, expected a tensor"),
-        (lambda out, new: (out, new.double()), "new_state: returned (1, 8, 128, 128) torch.float64 on cpu, expected"),
-        (lambda out, new: (out[0], new), "output: returned (1, 8, 128) torch.bfloat16 on cpu, expected (1, 1, 8, 128)"),
+        (
+            lambda out, new: (out, None),
+            "new_state: returned a NoneType, expected a tensor",
+        ),
+        (
+            lambda out, new: (out, new.double()),
+            "new_state: returned (1, 8, 128, 128) torch.float64 on cpu, expected",
+        ),
+        (
+            lambda out, new: (out[0], new),
+            "output: returned (1, 8, 128) torch.bfloat16 on cpu, expected (1, 1, 8, 128)",
+        ),
     ):
-        assert says in decode.probe(Fake(turns(form)), ["nondeterminism"])["nondeterminism"]
+        assert (
+            says
+            in decode.probe(Fake(turns(form)), ["nondeterminism"])["nondeterminism"]
+        )
 
 
 def test_special_values_come_back_too(right):
     """Bit for bit: NaN with its payload, and negative zero."""
     work = Work(DECODE, "batch_size=1")
-    work.inputs[0].view(torch.int16).view(-1)[:2] = torch.tensor([0x7FC1, -0x8000], dtype=torch.int16)
-    names = [name for name in probes.USUAL if name != "late-work"]  # which waits for a NaN to become right
-    assert list(work.probe(Fake(right), names)) == names  # that they come back is what `probe` itself asserts
+    work.inputs[0].view(torch.int16).view(-1)[:2] = torch.tensor(
+        [0x7FC1, -0x8000], dtype=torch.int16
+    )
+    # which waits for a NaN to become right
+    names = [name for name in probes.USUAL if name != "late-work"]
+    # that they come back is what `probe` itself asserts
+    assert list(work.probe(Fake(right), names)) == names
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int64])
@@ -435,7 +548,12 @@ def test_special_values_come_back_too(right):
 def test_guards_are_around_each_output_and_name_what_is_overwritten(dtype, shape):
     guards = Guards()
     out, other = (guards.empty(shape, dtype, "cpu") for _ in range(2))
-    assert out.shape == shape and out.dtype == dtype and out.is_contiguous() and out.data_ptr() % 4096 == 0
+    assert (
+        out.shape == shape
+        and out.dtype == dtype
+        and out.is_contiguous()
+        and out.data_ptr() % 4096 == 0
+    )
     out.fill_(1)
     other.fill_(2)
     assert guards.broken() == [None, None]
@@ -453,7 +571,9 @@ def test_guards_are_around_each_output_and_name_what_is_overwritten(dtype, shape
 
 
 def clock(monkeypatch, repeat, fresh=lambda n: 0.01):
-    """Stands in for the clock: fresh(n) seconds for the n-th fresh values, repeat(n) for their repeat. Gives all n."""
+    """Stands in for the clock: fresh(n) seconds for the n-th fresh values, repeat(n)
+    for their repeat. Gives all n.
+    """
     asked = []
 
     def seconds(case, n):
@@ -470,13 +590,18 @@ def clock(monkeypatch, repeat, fresh=lambda n: 0.01):
         (lambda n: 0.01, False),
         (lambda n: 0.0059, True),
         (lambda n: 0.0061, False),
-        (lambda n: 0.001 if n % 2 else 0.05, True),  # load on every second repeat: the faster of two counts
-        (lambda n: 0.001 if (n - 1) // 2 % 8 != 7 else 0.05, True),  # on one group in eight
+        # load on every second repeat: the faster of two counts
+        (lambda n: 0.001 if n % 2 else 0.05, True),
+        # on one group in eight
+        (lambda n: 0.001 if (n - 1) // 2 % 8 != 7 else 0.05, True),
         (lambda n: 0.001 if (n - 1) // 2 % 5 != 4 else 0.05, False),
-        (lambda n: 0.001 if n <= 66 else 0.01, False),  # honest in the last seven groups
+        # honest in the last seven groups
+        (lambda n: 0.001 if n <= 66 else 0.01, False),
     ],
 )
-def test_repeats_are_accused_on_plain_evidence_alone(repeat, caught, monkeypatch, right, decode):
+def test_repeats_are_accused_on_plain_evidence_alone(
+    repeat, caught, monkeypatch, right, decode
+):
     clock(monkeypatch, repeat)
     found = decode.probe(Fake(right), ["content-cache"])["content-cache"]
     assert (found is not None and "of the time of fresh ones" in found) is caught
@@ -487,7 +612,8 @@ def test_fresh_values_fall_on_even_and_on_odd_calls(monkeypatch, right, decode):
     found = decode.probe(Fake(right), ["content-cache"])["content-cache"]
     assert found.startswith("values that it has just seen take 10% of the time")
     first = {n: asked.index(n) for n in asked}
-    assert all(asked[i + 1] == n for n, i in first.items())  # each repeat follows on its fresh values
+    # each repeat follows on its fresh values
+    assert all(asked[i + 1] == n for n, i in first.items())
     assert len(first) == 80 and sum(i % 2 for i in first.values()) == 40
 
 
@@ -499,8 +625,12 @@ def test_long_calls_are_few(repeat, calls, monkeypatch, right, decode):
 
 
 def test_noise_alone_does_not_look_like_a_cheat(monkeypatch, right, decode):
-    """No accusation in 2000 searches where each call takes from a tenth to ten times as long as it should."""
-    case = probes.Case(helpers.local(Fake(right)), DECODE, decode.axes, decode.inputs, decode.expected)
+    """No accusation in 2000 searches where each call takes from a tenth to ten times as
+    long as it should.
+    """
+    case = probes.Case(
+        helpers.local(Fake(right)), DECODE, decode.axes, decode.inputs, decode.expected
+    )
     rng = random.Random(1)
     for _ in range(2000):
         noise = [lambda n: 0.001 * 10 ** rng.uniform(-1, 1)] * 2
@@ -508,7 +638,7 @@ def test_noise_alone_does_not_look_like_a_cheat(monkeypatch, right, decode):
         assert caching._faster_when_repeated(case) is None
 
 
-# --- a GPU's probes without a GPU: their conclusions ------------------------------------------------------------------
+# --- a GPU's probes without a GPU: their conclusions
 
 
 @pytest.fixture
@@ -522,14 +652,18 @@ def stand_in(monkeypatch, decode, right):
         late.pop("finish", lambda: None)()
 
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: late.update(now=True), raising=False)
+    monkeypatch.setattr(
+        torch.cuda, "_sleep", lambda cycles: late.update(now=True), raising=False
+    )
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(calls, "_side_stream", object)
     monkeypatch.setattr(late_probe, "_LATE_S", 0.05)
 
     def make(function, destination_passing: bool) -> probes.Case:
         kernel = Fake(lambda *args: function(late, *args), destination_passing)
-        case = probes.Case(helpers.local(kernel), DECODE, decode.axes, decode.inputs, decode.expected)
+        case = probes.Case(
+            helpers.local(kernel), DECODE, decode.axes, decode.inputs, decode.expected
+        )
         case.gpu = True
         return case
 
@@ -577,14 +711,28 @@ def test_what_late_inputs_and_early_copies_tell(destination_passing, stand_in, r
         ([("ab", 10, "a", 9), ("ab", 10, "ab", 10)], None),
         ([("ab", 10, "a", 9), ("ab", 10, "b", 9)], None),  # not the same one
         ([("ab", 10, "ab", 5)] * 4 + [("ab", 8, "ab", 5)], None),
-        ([("ab", 10, "a", 9)] * 5, "for values that were just seen b runs not at all: "),
-        ([("abb", 10, "ab", 9)] * 5, "for values that were just seen b runs less often: "),
-        ([("abbc", 10, "ab", 9)] * 5, "c runs not at all, and 1 more kernels less often: "),
-        ([("ab", 10, "ab", 5)] * 5, "for values that were just seen its kernels take 50% of the time"),
+        (
+            [("ab", 10, "a", 9)] * 5,
+            "for values that were just seen b runs not at all: ",
+        ),
+        (
+            [("abb", 10, "ab", 9)] * 5,
+            "for values that were just seen b runs less often: ",
+        ),
+        (
+            [("abbc", 10, "ab", 9)] * 5,
+            "c runs not at all, and 1 more kernels less often: ",
+        ),
+        (
+            [("ab", 10, "ab", 5)] * 5,
+            "for values that were just seen its kernels take 50% of the time",
+        ),
     ],
 )
 def test_repeats_are_accused_by_what_ran(traces, says, stand_in, right, monkeypatch):
-    calls = iter([half for a, b, c, d in traces for half in ((Counter(a), b), (Counter(c), d))])
+    calls = iter(
+        [half for a, b, c, d in traces for half in ((Counter(a), b), (Counter(c), d))]
+    )
     monkeypatch.setattr(caching, "_trace", lambda case, k: next(calls))
     found = caching._skipped_repeats(stand_in(lambda late, *args: right(*args), True))
     assert (found is None) if says is None else says in found
@@ -598,7 +746,9 @@ def test_without_a_trace_the_clock_decides(stand_in, right, monkeypatch):
     monkeypatch.setattr(caching, "_trace", no_trace)
     monkeypatch.setattr(caching, "_faster_when_repeated", lambda case: 0.25)
     found = caching._skipped_repeats(stand_in(lambda late, *args: right(*args), True))
-    assert found.startswith("values that it has just seen take 25% of the time of fresh ones")
+    assert found.startswith(
+        "values that it has just seen take 25% of the time of fresh ones"
+    )
 
 
 def test_a_gpu_that_is_lost_is_named_once(decode, right, monkeypatch):
@@ -610,13 +760,21 @@ def test_a_gpu_that_is_lost_is_named_once(decode, right, monkeypatch):
             self.gpu = True
 
         def restore(self):
-            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be")
+            raise RuntimeError(
+                "CUDA error: an illegal memory access was encountered\nCUDA kernel errors"
+                " might be"
+            )
 
     monkeypatch.setattr(probes, "Case", Lost)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    found = decode.probe(Fake(right), ["inputs-changed", "zero-outputs", "nondeterminism"])
+    found = decode.probe(
+        Fake(right), ["inputs-changed", "zero-outputs", "nondeterminism"]
+    )
     assert found == {
-        "inputs-changed": "left the GPU unusable: RuntimeError: CUDA error: an illegal memory access was encountered",
+        "inputs-changed": (
+            "left the GPU unusable: RuntimeError: CUDA error: an illegal memory access was"
+            " encountered"
+        ),
         "zero-outputs": "not probed: inputs-changed came before",
         "nondeterminism": "not probed: inputs-changed came before",
     }

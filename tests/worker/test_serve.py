@@ -1,4 +1,5 @@
-"""Kernels that die, hang, exit, run out of memory or print: each is its own algo's fate, and the command goes on.
+"""Kernels that die, hang, exit, run out of memory or print: each is its own algo's
+fate, and the command goes on.
 
 All of them share one `gdn run`, because every worker imports torch anew.
 """
@@ -31,7 +32,10 @@ DECODE = REGISTRY.ops["gdn_decode"]
 
 # Each runs on B = 1, then 2, then 3.
 _HEAD = "import ctypes, os, signal, sys\nfrom .right import run as right\n\n"
-_RUN = f"def run({helpers.DECODE_ARGS}):\n    B = q.shape[0]\n    {{}}\n    return right({helpers.DECODE_ARGS})\n"
+_RUN = (
+    f"def run({helpers.DECODE_ARGS}):\n    B = q.shape[0]\n    {{}}\n    return"
+    f" right({helpers.DECODE_ARGS})\n"
+)
 
 
 def moody(*lines: str, top: str = "") -> str:
@@ -67,7 +71,11 @@ ALGOS = {
 
 def by_workload(records: list[dict], algo: str) -> dict[int | None, dict]:
     """Records of an algo: batch size -> record, None -> the record of its end."""
-    return {r["workload"]["axes"]["batch_size"] if r["workload"] else None: r for r in records if r["algo"] == algo}
+    return {
+        r["workload"]["axes"]["batch_size"] if r["workload"] else None: r
+        for r in records
+        if r["algo"] == algo
+    }
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +88,14 @@ def fates(tmp_path_factory, gdn, write_algo):
         "run", "--algos", folder, "--algo", ",".join(ALGOS), "--json", "--out", folder / "records.json",
         *(arg for n in (1, 2, 3) for arg in ("-w", f"batch_size={n}" if n > 1 else "0")),
     )  # fmt: skip
-    document = json.loads(done.out)  # the whole of stdout; strict parsing has another test
-    return SimpleNamespace(done=done, document=document, records=document["records"], file=folder / "records.json")
+    # the whole of stdout; strict parsing has another test
+    document = json.loads(done.out)
+    return SimpleNamespace(
+        done=done,
+        document=document,
+        records=document["records"],
+        file=folder / "records.json",
+    )
 
 
 def test_an_algo_that_fails_makes_the_exit_code_1(fates):
@@ -92,23 +106,34 @@ def test_an_algo_that_fails_makes_the_exit_code_1(fates):
 def test_stdout_is_one_json_document_whatever_a_kernel_prints(fates):
     document = fates.document
     assert document["schema"] == 2 and document["command"] == "run"
-    assert list(dict.fromkeys(r["algo"] for r in document["records"])) == list(ALGOS)  # all of them, in order
+    # all of them, in order
+    assert list(dict.fromkeys(r["algo"] for r in document["records"])) == list(ALGOS)
     assert "PRINTED" not in fates.done.out and "WRITTEN" not in fates.done.out
 
 
 def test_the_file_equals_stdout(fates):
     assert fates.file.read_text() == fates.done.out
-    assert [p.name for p in fates.file.parent.iterdir() if p.name.startswith(".")] == []  # no temporary left
+    # no temporary left
+    assert [p.name for p in fates.file.parent.iterdir() if p.name.startswith(".")] == []
 
 
 def test_the_others_go_on(fates):
     last = by_workload(fates.records, "noisy")
-    assert {n: r["status"] for n, r in last.items()} == {1: "passed", 2: "passed", 3: "passed"}
-    assert all(r["check"]["errors"]["output"] < 5e-3 and r["check"]["passed"] for r in last.values())
+    assert {n: r["status"] for n, r in last.items()} == {
+        1: "passed",
+        2: "passed",
+        3: "passed",
+    }
+    assert all(
+        r["check"]["errors"]["output"] < 5e-3 and r["check"]["passed"]
+        for r in last.values()
+    )
 
 
 def test_nan_is_null_in_json(fates):
-    """NaN is Python's own: jq, JavaScript and every strict reader refuse a document that holds it."""
+    """NaN is Python's own: jq, JavaScript and every strict reader refuse a document
+    that holds it.
+    """
     records = by_workload(fates.done.json["records"], "wrong")
     assert records[2]["check"]["errors"]["output"] is None
 
@@ -118,14 +143,28 @@ def test_nan_is_null_in_json(fates):
     [
         ("aborts", [1], "crashed", "crashed with SIGABRT", "LAST-WORDS"),
         ("segfaults", [], "crashed", "crashed with SIGSEGV", ""),
-        ("leaves", [], "exited", "the process ended with exit code 0 before it was done", ""),
-        ("exits", [], "exited", "the process ended with exit code 3 before it was done: ", "GOING"),
+        (
+            "leaves",
+            [],
+            "exited",
+            "the process ended with exit code 0 before it was done",
+            "",
+        ),
+        (
+            "exits",
+            [],
+            "exited",
+            "the process ended with exit code 3 before it was done: ",
+            "GOING",
+        ),
     ],
 )
 def test_how_a_worker_died(fates, algo, kept, status, reason, tail):
     records = by_workload(fates.records, algo)
     assert [n for n in records if n] == kept
-    assert all(records[n]["status"] == "passed" and records[n]["check"]["passed"] for n in kept)
+    assert all(
+        records[n]["status"] == "passed" and records[n]["check"]["passed"] for n in kept
+    )
     end = records[None]
     assert end["status"] == status and end["reason"].startswith(reason)
     assert end["unfinished"] == 3 - len(kept)
@@ -134,49 +173,94 @@ def test_how_a_worker_died(fates, algo, kept, status, reason, tail):
 
 def test_exceptions_are_a_workloads_fate_and_not_the_algos(fates):
     records = by_workload(fates.records, "raises")
-    assert (records[1]["status"], records[1]["reason"]) == ("out_of_memory", "no room for 7 bytes")
-    assert (records[2]["status"], records[2]["reason"]) == ("error", "RuntimeError: two is too many")
+    assert (records[1]["status"], records[1]["reason"]) == (
+        "out_of_memory",
+        "no room for 7 bytes",
+    )
+    assert (records[2]["status"], records[2]["reason"]) == (
+        "error",
+        "RuntimeError: two is too many",
+    )
     assert any("raise RuntimeError" in line for line in records[2]["trace"])
     assert records[3]["status"] == "passed"
 
 
 def test_wrong_results_say_by_how_much(fates):
     records = by_workload(fates.records, "wrong")
-    assert {n: r["status"] for n, r in records.items()} == {1: "wrong", 2: "wrong", 3: "wrong"}
+    assert {n: r["status"] for n, r in records.items()} == {
+        1: "wrong",
+        2: "wrong",
+        3: "wrong",
+    }
     assert records[1]["check"]["errors"]["output"] == pytest.approx(0.5, rel=0.01)
     assert records[1]["check"]["errors"]["new_state"] < 1e-5
     assert records[2]["reason"] == "output: 2048 of 2048 elements are NaN or Inf"
     assert math.isclose(records[2]["check"]["errors"]["new_state"], 0, abs_tol=1e-5)
-    assert records[3]["reason"] == "changed its inputs: k" and records[3]["check"]["official"]
+    assert (
+        records[3]["reason"] == "changed its inputs: k"
+        and records[3]["check"]["official"]
+    )
 
 
 def test_records_say_where_they_come_from(fates):
     document = fates.document
     env = document["environments"]["cpu"]
-    assert env["versions"].keys() >= {"gdn", "python", "torch", "triton", "flashinfer-bench"}
+    assert env["versions"].keys() >= {
+        "gdn",
+        "python",
+        "torch",
+        "triton",
+        "flashinfer-bench",
+    }
     assert env["threads"] >= 1 and env["cpus"] >= 1 and env["cpu"]
     hashes = {r["algo"]: r["source_hash"] for r in document["records"]}
-    assert len(set(hashes.values())) == len(ALGOS) and all(len(h) == 12 for h in hashes.values())
+    assert len(set(hashes.values())) == len(ALGOS) and all(
+        len(h) == 12 for h in hashes.values()
+    )
     first = embedded(DECODE)[0]
     record = by_workload(document["records"], "noisy")[1]
-    assert record["workload"] == {"uuid": first.uuid, "index": 0, "axes": {"batch_size": 1}, "origin": "twin"}
+    assert record["workload"] == {
+        "uuid": first.uuid,
+        "index": 0,
+        "axes": {"batch_size": 1},
+        "origin": "twin",
+    }
     assert record["mode"] == "cpu" and record["op"] == "gdn_decode"
 
 
-# --- hang and interrupt -----------------------------------------------------------------------------------------
+# --- hang and interrupt
 
 
 @pytest.mark.slow
 def test_a_hang_ends_at_the_timeout_and_the_command_goes_on(tmp_path, gdn, write_algo):
     pid = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
     # the clock runs from the worker's start: a hang at import comes soonest
-    write_algo(tmp_path, "hangs", moody(top=f"{pid}\nos.write(2, b'STUCK\\n')\nwhile True: signal.pause()\n"))
+    write_algo(
+        tmp_path,
+        "hangs",
+        moody(top=f"{pid}\nos.write(2, b'STUCK\\n')\nwhile True: signal.pause()\n"),
+    )
     write_algo(tmp_path, "broken", moody(top="import no_such_package_here"))
-    done = gdn("run", "--algos", tmp_path, "--algo", "hangs,broken", "-w", "0", "--timeout", "20")
+    done = gdn(
+        "run",
+        "--algos",
+        tmp_path,
+        "--algo",
+        "hangs,broken",
+        "-w",
+        "0",
+        "--timeout",
+        "20",
+    )
     assert done.code == errors.FAILED
     text = " ".join(done.out.split())
-    assert "failed hangs: timed out, no end after 20 s; --timeout gives more; 1 workload not reached STUCK" in text
-    assert "failed broken: build failed, package 'no_such_package_here' is missing" in text
+    assert (
+        "failed hangs: timed out, no end after 20 s; --timeout gives more; 1 workload not reached"
+        " STUCK" in text
+    )
+    assert (
+        "failed broken: build failed, package 'no_such_package_here' is missing" in text
+    )
     pid = int((tmp_path / "pid").read_text())
     left = helpers.alive(pid)
     if left:
@@ -187,19 +271,26 @@ def test_a_hang_ends_at_the_timeout_and_the_command_goes_on(tmp_path, gdn, write
 def test_ctrl_c_keeps_the_measurements_and_leaves_no_worker(tmp_path, write_algo):
     mark, out = tmp_path / "pid", tmp_path / "records.json"
     source = moody(
-        f"if B == 2:\n        open({str(mark)!r}, 'w').write(str(os.getpid()))\n        while True: signal.pause()"
+        f"if B == 2:\n        open({str(mark)!r}, 'w').write(str(os.getpid()))\n        while"
+        " True: signal.pause()"
     )
     write_algo(tmp_path, "hangs", source)
     process = subprocess.Popen(
         [sys.executable, "-m", "gdn_cli", "run", "--algos", str(tmp_path), "--algo", "hangs,pt-reference", "--json",
          "-w", "0", "-w", "batch_size=2", "--out", str(out)],
         env=helpers.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's `&` has it ignored
+        # a shell's `&` has it ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         deadline = time.monotonic() + 120
         # the first record is on disk before the second workload ends
-        while not (mark.exists() and mark.read_text() and out.exists() and json.loads(out.read_text())["records"]):
+        while not (
+            mark.exists()
+            and mark.read_text()
+            and out.exists()
+            and json.loads(out.read_text())["records"]
+        ):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
@@ -213,13 +304,13 @@ def test_ctrl_c_keeps_the_measurements_and_leaves_no_worker(tmp_path, write_algo
     assert process.returncode == errors.INTERRUPTED
     document = json.loads(out.read_text())
     assert json.loads(stdout) == document
-    assert [(r["algo"], r["status"], r["workload"]["axes"]) for r in document["records"]] == [
-        ("hangs", "passed", {"batch_size": 1})
-    ]
+    assert [
+        (r["algo"], r["status"], r["workload"]["axes"]) for r in document["records"]
+    ] == [("hangs", "passed", {"batch_size": 1})]
     assert "Traceback" not in stderr
 
 
-# --- the worker itself ------------------------------------------------------------------------------------------
+# --- the worker itself
 
 
 def request_of(tmp_path, write_algo, source: str, **changes) -> dict:
@@ -238,13 +329,23 @@ def test_gdn_worker_serves_a_request_from_stdin(tmp_path, gdn, write_algo):
     assert done.code == 0
     reply = done.json  # and nothing else on stdout
     assert reply["schema"] == 2 and reply["status"] == "done" and reply["build_s"] > 0
-    assert [(r["workload"]["axes"]["batch_size"], r["status"]) for r in reply["records"]] == [
+    assert [
+        (r["workload"]["axes"]["batch_size"], r["status"]) for r in reply["records"]
+    ] == [
         (1, "passed"),
         (3, "passed"),
     ]
-    for printed in ("PRINTED-AT-IMPORT", "PRINTED-BY-PYTHON", "WRITTEN-TO-FD-1", "PUT-BY-C", "TO-THE-REAL-STDOUT"):
+    for printed in (
+        "PRINTED-AT-IMPORT",
+        "PRINTED-BY-PYTHON",
+        "WRITTEN-TO-FD-1",
+        "PUT-BY-C",
+        "TO-THE-REAL-STDOUT",
+    ):
         assert printed in done.err
-    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (tmp_path / "events").read_text().splitlines()
+    ]
     assert events == [{"environment": reply["environment"]}, *reply["records"]]
 
 
@@ -257,12 +358,19 @@ def test_gdn_worker_serves_a_request_from_stdin(tmp_path, gdn, write_algo):
         ("3", "not a request of schema 2: "),
         ("{}", "schema None, this gdn speaks 2"),
         ('{"schema": 99}', "schema 99, this gdn speaks 2"),
-        ('{"schema": 2}', "not a request of schema 2: stdin: $.command: expected one of "),
+        (
+            '{"schema": 2}',
+            "not a request of schema 2: stdin: $.command: expected one of ",
+        ),
     ],
 )
 def test_a_malformed_request_gets_a_reply_that_says_so(text, reason, gdn):
     done = gdn("worker", stdin=text)
-    assert done.json["status"] == "refused" and done.json["schema"] == 2 and done.json["code"] == errors.USAGE
+    assert (
+        done.json["status"] == "refused"
+        and done.json["schema"] == 2
+        and done.json["code"] == errors.USAGE
+    )
     assert done.json["reason"].startswith(reason)
 
 
@@ -276,7 +384,8 @@ def test_an_op_travels_as_json_and_arrives_as_it_was():
     [
         (-signal.SIGSEGV, 7, ("crashed", "crashed with SIGSEGV")),
         (-signal.SIGKILL, 7, ("killed", "killed from outside (SIGKILL)")),
-        (-signal.SIGKILL, 6, ("out_of_memory", "killed by the kernel: out of memory")),  # one more now
+        # one more now
+        (-signal.SIGKILL, 6, ("out_of_memory", "killed by the kernel: out of memory")),
         (-999, 7, ("crashed", "crashed with signal 999")),
         (0, 7, ("exited", "the process ended with exit code 0 before it was done")),
         (3, 7, ("exited", "the process ended with exit code 3 before it was done")),
@@ -292,11 +401,26 @@ def test_the_workers_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("FIB_CACHE_PATH")
     monkeypatch.delenv(inventory.ARCHITECTURES, raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("here", "/there")))
-    job = jobs.Job("check", DECODE, {}, None, "cpu", (), env={"FROM_JOB": "1", "PYTHONUNBUFFERED": "0"})
+    job = jobs.Job(
+        "check",
+        DECODE,
+        {},
+        None,
+        "cpu",
+        (),
+        env={"FROM_JOB": "1", "PYTHONUNBUFFERED": "0"},
+    )
     env = jobs.environ(job)
-    assert env["PYTHONPATH"] == os.pathsep.join((str(tmp_path / "here"), "/there"))  # it runs in another directory
+    # it runs in another directory
+    assert env["PYTHONPATH"] == os.pathsep.join((str(tmp_path / "here"), "/there"))
     assert env["PATH"].split(os.pathsep)[0] == os.path.dirname(sys.executable)  # ninja
-    assert env["FIB_CACHE_PATH"].startswith(os.environ["GDN_HOME"]) and "cpu" in env["FIB_CACHE_PATH"]
+    assert (
+        env["FIB_CACHE_PATH"].startswith(os.environ["GDN_HOME"])
+        and "cpu" in env["FIB_CACHE_PATH"]
+    )
     monkeypatch.setenv(inventory.ARCHITECTURES, "9.0a 8.0")
-    assert jobs.environ(job)["FIB_CACHE_PATH"] == env["FIB_CACHE_PATH"] + "-for-9.0a_8.0"  # no other list's builds
+    # no other list's builds
+    assert (
+        jobs.environ(job)["FIB_CACHE_PATH"] == env["FIB_CACHE_PATH"] + "-for-9.0a_8.0"
+    )
     assert env["FROM_JOB"] == "1" and env["PYTHONUNBUFFERED"] == "0"

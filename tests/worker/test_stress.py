@@ -1,4 +1,6 @@
-"""`gdn run --stress`: inputs have the properties that their names say, and the reference is right on each of them."""
+"""`gdn run --stress`: inputs have the properties that their names say, and the
+reference is right on each of them.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +39,23 @@ def gates(x: dict) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.exp(-x["A_log"].double().exp() * softplus), x["b"].double().sigmoid()
 
 
-# --- the inputs ---------------------------------------------------------------------------------------------------
+# --- the inputs
 
 
 def test_every_op_has_some_and_a_name_is_the_same_tensors_everywhere():
     assert all(op.stress for op in REGISTRY.ops.values())
     one, two = (drawn("gdn_prefill", "equal-keys", 20) for _ in range(2))
-    assert all(torch.equal(x, y) for x, y in zip(list(one.values())[:-1], list(two.values())[:-1], strict=True))
+    assert all(
+        torch.equal(x, y)
+        for x, y in zip(list(one.values())[:-1], list(two.values())[:-1], strict=True)
+    )
     uuids = [w.uuid for op in REGISTRY.ops.values() for w in workloads.stressed(op)]
     assert len(set(uuids)) == len(uuids) == len(EVERY)
 
 
-@pytest.mark.parametrize(("op", "name"), [(o, n) for o, n in EVERY if "nothing-decays" in n])
+@pytest.mark.parametrize(
+    ("op", "name"), [(o, n) for o, n in EVERY if "nothing-decays" in n]
+)
 def test_nothing_decays(op, name):
     g, beta = gates(drawn(op, name, MOST))
     assert 1 - 1e-4 < g.min() and beta.min() > 0.9
@@ -57,7 +64,11 @@ def test_nothing_decays(op, name):
 @pytest.mark.parametrize("op", ["gdn_decode", "gdn_decode_bf16", "gdn_prefill"])
 def test_gates_at_their_ends(op):
     assert gates(drawn(op, "strong-decay"))[0].float().max() == 0
-    assert 0 < gates(drawn(op, "nothing-written"))[1].max() < torch.finfo(torch.float32).tiny
+    assert (
+        0
+        < gates(drawn(op, "nothing-written"))[1].max()
+        < torch.finfo(torch.float32).tiny
+    )
 
 
 def test_decay_that_is_slow_and_decay_that_is_sudden():
@@ -68,7 +79,9 @@ def test_decay_that_is_slow_and_decay_that_is_sudden():
         assert g[::10].max() < 1e-30 and 0.6 < g[1:10].median() < 0.99
 
 
-@pytest.mark.parametrize(("op", "name"), [(o, n) for o, n in EVERY if "equal-keys" in n])
+@pytest.mark.parametrize(
+    ("op", "name"), [(o, n) for o, n in EVERY if "equal-keys" in n]
+)
 def test_keys_are_equal(op, name):
     k = drawn(op, name, MOST)["k"]
     tokens = k.unbind(2) if k.dim() == 4 else k.unbind(0)
@@ -87,14 +100,21 @@ def test_signs_alternate(name):
     ("gdn_prefill", "large-state", 1e6), ("gdn_prefill", "equal-keys", 0),
 ])  # fmt: skip
 def test_states(op, name, rms):
-    assert float(drawn(op, name, MOST)["state"].double().square().mean().sqrt()) == pytest.approx(rms, rel=0.02)
+    assert float(
+        drawn(op, name, MOST)["state"].double().square().mean().sqrt()
+    ) == pytest.approx(rms, rel=0.02)
 
 
 def test_lengths_of_none_and_one_and_around_chunks():
-    lengths = {n: drawn("gdn_prefill", n)["cu_seqlens"].diff().tolist() for n in ("empty-sequences", "one-token")}
+    lengths = {
+        n: drawn("gdn_prefill", n)["cu_seqlens"].diff().tolist()
+        for n in ("empty-sequences", "one-token")
+    }
     assert lengths == {"empty-sequences": [0, 0, 3, 0], "one-token": [1, 1, 1]}
     borders = drawn("gdn_prefill", "chunk-borders")["cu_seqlens"].diff().tolist()
-    assert {0, 1} < set(borders) and all({n - 1, n, n + 1} < set(borders) for n in (16, 64, 128))
+    assert {0, 1} < set(borders) and all(
+        {n - 1, n, n + 1} < set(borders) for n in (16, 64, 128)
+    )
 
 
 def test_logits_are_large():
@@ -119,11 +139,13 @@ def test_the_reference_is_the_oracle(op, name, references):
     right = getattr(oracle, op)(*x.values())
     found = check.oracle(references[op], list(x.values()))
     assert check.finite(found)
-    for mine, exact in zip(found, right if isinstance(right, tuple) else [right], strict=True):
+    for mine, exact in zip(
+        found, right if isinstance(right, tuple) else [right], strict=True
+    ):
         assert oracle.error(mine, exact) < 1e-9
 
 
-# --- declaring and choosing them ----------------------------------------------------------------------------------
+# --- declaring and choosing them
 
 
 @pytest.mark.parametrize(("op", "table", "says"), [
@@ -153,15 +175,23 @@ def test_a_table_that_is_wrong_is_one_clear_line(op, table, says, tmp_path):
 
 def test_they_are_chosen_by_name():
     op = REGISTRY.ops["gdn_decode"]
-    assert [w.stress for w in workloads.stressed(op, ["zero-state", "strong-decay"])] == ["strong-decay", "zero-state"]
+    assert [
+        w.stress for w in workloads.stressed(op, ["zero-state", "strong-decay"])
+    ] == [
+        "strong-decay",
+        "zero-state",
+    ]
     assert [w.stress for w in workloads.stressed(op, first=2)] == list(op.stress)[:2]
-    with pytest.raises(UsageError, match="unknown hard input of gdn_decode 'zero-stat'; did you mean zero-state"):
+    with pytest.raises(
+        UsageError,
+        match="unknown hard input of gdn_decode 'zero-stat'; did you mean zero-state",
+    ):
         workloads.stressed(op, ["zero-stat"])
     with pytest.raises(UsageError, match="gdn_decode declares no hard inputs"):
         workloads.stressed(replace(op, stress={}))
 
 
-# --- the results --------------------------------------------------------------------------------------------------
+# --- the results
 
 NAN = f"""
 from .right import run as right
@@ -181,15 +211,22 @@ def ran(tmp_path_factory, gdn):
 
 def test_errors_of_every_algo_and_the_largest_of_each(ran):
     found = {(r["algo"], r["workload"]["stress"]): r for r in ran[0].json["records"]}
-    assert set(found) == {(a, n) for a in ("pt-reference", "off") for n in ("zero-state", "large-state")}
+    assert set(found) == {
+        (a, n) for a in ("pt-reference", "off") for n in ("zero-state", "large-state")
+    }
     assert {key: r["status"] for key, r in found.items()} == {
         ("pt-reference", "zero-state"): "passed", ("pt-reference", "large-state"): "passed",
         ("off", "zero-state"): "wrong", ("off", "large-state"): "wrong",
     }  # fmt: skip
-    assert found["off", "large-state"]["check"]["errors"]["output"] == pytest.approx(0.01, rel=0.2)
+    assert found["off", "large-state"]["check"]["errors"]["output"] == pytest.approx(
+        0.01, rel=0.2
+    )
     largest = {row["algo"]: row for row in ran[0].json["largest"]}
     assert largest["off"]["error"] is None and largest["off"]["stress"] == "zero-state"
-    assert largest["off"]["output"] == "new_state" and largest["pt-reference"]["output"] == "output"
+    assert (
+        largest["off"]["output"] == "new_state"
+        and largest["pt-reference"]["output"] == "output"
+    )
     assert ran[0].code == ran[1].code == 1 and ran[0].json["options"]["stress"] is True
 
 
@@ -197,10 +234,19 @@ def test_they_stand_side_by_side(ran):
     lines = [line.split() for line in ran[1].out.splitlines()]
     heads = [i for i, line in enumerate(lines) if line[:1] == ["input"]]
     assert [lines[i][-1] for i in heads] == ["off", "off"]
-    relative, absolute = ({row[0]: row[1:] for row in lines[i + 1 : i + 3]} for i in heads)
+    relative, absolute = (
+        {row[0]: row[1:] for row in lines[i + 1 : i + 3]} for i in heads
+    )
     assert set(relative) == set(absolute) == {"zero-state", "large-state"}
-    assert relative["large-state"][1:] == ["1.0e-02", "!"] and float(relative["large-state"][0]) < 5e-3
-    assert float(absolute["large-state"][1]) > 100 and absolute["zero-state"][1:] == ["no", "number", "!"]
+    assert (
+        relative["large-state"][1:] == ["1.0e-02", "!"]
+        and float(relative["large-state"][0]) < 5e-3
+    )
+    assert float(absolute["large-state"][1]) > 100 and absolute["zero-state"][1:] == [
+        "no",
+        "number",
+        "!",
+    ]
     assert next(line for line in lines if line[:1] == ["off"]) == [
         "off",
         "no",
@@ -217,10 +263,17 @@ def test_the_contests_rule_does_not_decide_on_hard_inputs():
     x, s = torch.full((4,), 1e6), torch.tensor([1.0, 1e6, 1e6, 1e6])
     right = [(x + s).double(), (2 * s).double() + torch.tensor([0.5, 0, 0, 0])]
     strict, lenient = (
-        check.check(helpers.local(Steps(False)), TOY, {"n": 4}, [x, s], right, by_element=rule)
+        check.check(
+            helpers.local(Steps(False)), TOY, {"n": 4}, [x, s], right, by_element=rule
+        )
         for rule in (True, False)
     )
-    assert not strict.passed and lenient.passed and not strict.official and not lenient.official
+    assert (
+        not strict.passed
+        and lenient.passed
+        and not strict.official
+        and not lenient.official
+    )
 
 
 def test_the_largest_is_of_hard_inputs_alone():

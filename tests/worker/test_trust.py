@@ -1,6 +1,8 @@
-"""Attacks by an algo's code on the machine: outliving the command, flooding, reading secrets. All of them must fail.
+"""Attacks by an algo's code on the machine: outliving the command, flooding, reading
+secrets. All of them must fail.
 
-Those on a verdict or a time are in tests/attacks/ (test_attacks.py)."""
+Those on a verdict or a time are in tests/attacks/ (test_attacks.py).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ from gdn_cli.schema.record_types import Record, Status
 REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 _RIGHT = f"\ndef run({helpers.DECODE_ARGS}):\n    return right({helpers.DECODE_ARGS})\n"
-_TOP = "import os, shlex, sys, time, json, signal, subprocess, ctypes\nimport torch\nfrom .right import run as right\n"
+_TOP = (
+    "import os, shlex, sys, time, json, signal, subprocess, ctypes\nimport torch\nfrom .right"
+    " import run as right\n"
+)
 # the functions on the stack, gdn's own among them
 _WHO = """
 def who_asks():
@@ -39,7 +44,8 @@ def who_asks():
     return names
 """
 SECRET = "hunter2-correct-horse"
-# how long the processes sleep that must not outlive their command: nobody else's on this machine do, nor another run's
+# how long the processes sleep that must not outlive their command: nobody else's on
+# this machine do, nor another run's
 *SLEEPS, HANGS = [str(10**6 + 10 * os.getpid() + i) for i in range(6)]
 
 ALGOS = {
@@ -75,15 +81,40 @@ ALGOS = {
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory, gdn, write_algo):
-    """One `gdn bench --json` of all of them, and which of their `sleep`s were alive when it ended."""
+    """One `gdn bench --json` of all of them, and which of their `sleep`s were alive
+    when it ended.
+    """
     folder = tmp_path_factory.mktemp("trust")
     for name, source in ALGOS.items():
         write_algo(folder, name, source)
     temporary = folder / "tmp"
     temporary.mkdir()
-    env = {"MODAL_TOKEN_ID": SECRET, "HARMLESS": "1", "WANTED": "1", "GDN_PASS_ENV": "WANTED", "TMPDIR": str(temporary)}
-    done = gdn("bench", "--algos", folder, "--algo", ",".join(ALGOS), "-w", "0", "--seconds", "0.05", "--json", env=env)
-    found = SimpleNamespace(done=done, document=done.json, sleeping=_sleepers(), left=list(temporary.iterdir()))
+    env = {
+        "MODAL_TOKEN_ID": SECRET,
+        "HARMLESS": "1",
+        "WANTED": "1",
+        "GDN_PASS_ENV": "WANTED",
+        "TMPDIR": str(temporary),
+    }
+    done = gdn(
+        "bench",
+        "--algos",
+        folder,
+        "--algo",
+        ",".join(ALGOS),
+        "-w",
+        "0",
+        "--seconds",
+        "0.05",
+        "--json",
+        env=env,
+    )
+    found = SimpleNamespace(
+        done=done,
+        document=done.json,
+        sleeping=_sleepers(),
+        left=list(temporary.iterdir()),
+    )
     for pid in found.sleeping:  # in any case: the tests must not leave processes either
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -113,17 +144,29 @@ def test_nothing_outlives_its_command(tried):
 
 def test_an_algos_output_and_errors_are_bounded(tried):
     flood, book = of(tried, "floods"), of(tried, "raises-a-book")
-    assert flood["status"] == "exited" and flood["tail"][-1] == "END" and len(json.dumps(flood)) < 50_000
+    assert (
+        flood["status"] == "exited"
+        and flood["tail"][-1] == "END"
+        and len(json.dumps(flood)) < 50_000
+    )
     assert book["status"] == "error" and len(json.dumps(book)) < 400_000
 
 
 def test_an_algo_that_deletes_its_folder_hurts_itself_at_most(tried):
-    assert of(tried, "removes-its-folder")["status"] in ("passed", "build_failed", "error", "refused")
+    assert of(tried, "removes-its-folder")["status"] in (
+        "passed",
+        "build_failed",
+        "error",
+        "refused",
+    )
 
 
 def test_a_kill_is_called_one(tried):
     record = of(tried, "kills-itself")
-    assert (record["status"], record["reason"]) == ("killed", "killed from outside (SIGKILL)")
+    assert (record["status"], record["reason"]) == (
+        "killed",
+        "killed from outside (SIGKILL)",
+    )
 
 
 def test_secrets_reach_neither_the_algo_nor_the_record(tried):
@@ -135,17 +178,26 @@ def test_secrets_reach_neither_the_algo_nor_the_record(tried):
 
 
 def test_the_others_are_timed_all_the_same(tried):
-    assert of(tried, "pt-reference")["status"] == "passed" and of(tried, "pt-reference")["timing"]["median_us"] > 0
+    assert (
+        of(tried, "pt-reference")["status"] == "passed"
+        and of(tried, "pt-reference")["timing"]["median_us"] > 0
+    )
     assert tried.done.code == errors.FAILED and "Traceback" not in tried.done.err
 
 
 @pytest.mark.slow
 def test_a_comparison_goes_on_without_the_rival_that_crashes(tmp_path, gdn, write_algo):
     write_algo(tmp_path, "honest", _TOP + _RIGHT)
-    crash = _RIGHT.replace("    return", "    calls.append(1)\n    if len(calls) > 3: ctypes.string_at(0)\n    return")
+    crash = _RIGHT.replace(
+        "    return",
+        "    calls.append(1)\n    if len(calls) > 3: ctypes.string_at(0)\n    return",
+    )
     write_algo(tmp_path, "late-crash", f"{_TOP}calls = []\n{crash}")
     write_algo(tmp_path, "leaves", f"{_TOP}os._exit(7)\n{_RIGHT}")
-    raises = _RIGHT.replace("    return", "    if 'turns' in who_asks(): raise ValueError('tired')\n    return")
+    raises = _RIGHT.replace(
+        "    return",
+        "    if 'turns' in who_asks(): raise ValueError('tired')\n    return",
+    )
     write_algo(tmp_path, "tires", f"{_TOP}{_WHO}{raises}")
     done = gdn(
         "compare", "honest", "leaves", "late-crash", "tires", "pt-reference", "--algos", tmp_path, "-w", "0",
@@ -153,39 +205,55 @@ def test_a_comparison_goes_on_without_the_rival_that_crashes(tmp_path, gdn, writ
     )  # fmt: skip
     found = {r["algo"]: (r["status"], r["reason"]) for r in done.json["records"]}
     assert found["late-crash"] == ("crashed", "crashed with SIGSEGV")
-    assert found["leaves"] == ("exited", "the process ended with exit code 7 before it was done")
+    assert found["leaves"] == (
+        "exited",
+        "the process ended with exit code 7 before it was done",
+    )
     assert found["tires"] == ("error", "ValueError: tired")
     assert found["honest"][0] == found["pt-reference"][0] == "passed"
     assert done.code == errors.FAILED and len(done.json["comparisons"]) == 1
 
 
-# --- missing replies --------------------------------------------------------------------------------------------------
+# --- missing replies
 
 
 def job(command: str = "bench", **more) -> Job:
-    workloads = planning.workloads.select(DECODE, planning.trace_set.known(DECODE, None), chosen=["0-1"])
+    workloads = planning.workloads.select(
+        DECODE, planning.trace_set.known(DECODE, None), chosen=["0-1"]
+    )
     fields = {"tiers": ("wall",), "algo": REGISTRY.find("cpp-v1")} | more
     return Job(command, DECODE, {}, None, "cpu", tuple(workloads), **fields)
 
 
 def record(job: Job, i: int, **more) -> Record:
-    return building.record(**{"algo": "cpp-v1", "uuid": job.workloads[i].uuid, "tier": "wall"} | more)
+    return building.record(
+        **{"algo": "cpp-v1", "uuid": job.workloads[i].uuid, "tier": "wall"} | more
+    )
 
 
 def test_a_worker_that_owes_records_has_failed():
     one = job()
     assert one.owed([]) == {"cpp-v1": 2}
     assert one.owed([record(one, 0)]) == {"cpp-v1": 1}
-    assert one.owed([record(one, 0), record(one, 0)]) == {"cpp-v1": 1}  # the same twice is not two
+    # the same twice is not two
+    assert one.owed([record(one, 0), record(one, 0)]) == {"cpp-v1": 1}
     assert one.owed([record(one, 0), record(one, 1)]) == {}
     (fate,) = execute._fates(one, Outcome(Status.DONE), [record(one, 0)])
-    assert (fate.status, fate.reason) == (Status.EXITED, "it answered with 1 of 2 records")
-    assert execute._fates(one, Outcome(Status.DONE), [record(one, 0), record(one, 1)]) == []
+    assert (fate.status, fate.reason) == (
+        Status.EXITED,
+        "it answered with 1 of 2 records",
+    )
+    assert (
+        execute._fates(one, Outcome(Status.DONE), [record(one, 0), record(one, 1)])
+        == []
+    )
 
 
 def test_records_of_something_else_were_not_asked_for():
     one = job()
-    assert one.asked(record(one, 1)) and one.asked(record(one, 1, uuid=None, status="build_failed"))
+    assert one.asked(record(one, 1)) and one.asked(
+        record(one, 1, uuid=None, status="build_failed")
+    )
     assert not one.asked(record(one, 1, algo="cuda-v4"))
     assert not one.asked(record(one, 1, uuid="another"))
 
@@ -194,19 +262,24 @@ def test_a_comparison_that_hangs_blames_whose_code_ran():
     algos = tuple((REGISTRY.find(name), {}) for name in ("pt-reference", "cpp-v1"))
     one = job("compare", algo=None, rivals=algos)
     end = Outcome(Status.TIMED_OUT, "no end after 3 s", at="cpp-v1")
-    assert [(f.algo, f.unfinished) for f in execute._fates(one, end, [])] == [("cpp-v1", 2)]
+    assert [(f.algo, f.unfinished) for f in execute._fates(one, end, [])] == [
+        ("cpp-v1", 2)
+    ]
     end.at = None  # their calls took turns
     assert [f.algo for f in execute._fates(one, end, [])] == ["pt-reference", "cpp-v1"]
 
 
-@pytest.mark.parametrize(("us", "in_doubt"), [(9.75, False), (9.65, True), (20.0, False)])
+@pytest.mark.parametrize(
+    ("us", "in_doubt"), [(9.75, False), (9.65, True), (20.0, False)]
+)
 def test_a_time_below_the_copy_is_in_doubt(us, in_doubt):
     def timed(algo: str, us: float, doubts: tuple[str, ...] = ()) -> Record:
         return building.record(algo, us, doubts=list(doubts))
 
     floor, mine = timed("copy", 10.0, ("noise",)), timed("mine", us)
     below_floor.doubt([floor, mine], mine)
-    assert bool(mine.doubts) is in_doubt  # where the copy is in doubt itself, too: no star
+    # where the copy is in doubt itself, too: no star
+    assert bool(mine.doubts) is in_doubt
     assert not in_doubt or "the copy's time is in doubt too" in mine.doubts[0]
     for order in (0, 1):  # the floor may come before or after
         records = [timed("copy", 10.0), timed("mine", us)]
@@ -215,13 +288,18 @@ def test_a_time_below_the_copy_is_in_doubt(us, in_doubt):
         assert bool(records[1].doubts) is in_doubt and not records[0].doubts
 
 
-# --- the keeper, bounds, the environment ------------------------------------------------------------------------------
+# --- the keeper, bounds, the environment
 
 
 def test_processes_of_a_killed_command_end_with_it(tmp_path, write_algo):
-    """SIGKILL gives the command no time to clean up: its keeper ends the processes and deletes the folder."""
+    """SIGKILL gives the command no time to clean up: its keeper ends the processes and
+    deletes the folder.
+    """
     mark = tmp_path / "pid"
-    hang = f"open({str(mark)!r}, 'w').write(str(os.getpid()))\nsubprocess.Popen(['setsid', '-f', 'sleep', '{HANGS}'])\n"
+    hang = (
+        f"open({str(mark)!r}, 'w').write(str(os.getpid()))\nsubprocess.Popen(['setsid', '-f',"
+        f" 'sleep', '{HANGS}'])\n"
+    )
     write_algo(tmp_path, "hangs", f"{_TOP}{hang}while True: time.sleep(1)\n{_RIGHT}")
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -234,7 +312,11 @@ def test_processes_of_a_killed_command_end_with_it(tmp_path, write_algo):
         process.kill()
         process.wait()
         _until(
-            lambda: not helpers.alive(int(mark.read_text())) and not _sleeping(HANGS) and not any(temporary.iterdir())
+            lambda: (
+                not helpers.alive(int(mark.read_text()))
+                and not _sleeping(HANGS)
+                and not any(temporary.iterdir())
+            )
         )
     finally:
         process.kill()
@@ -243,7 +325,9 @@ def test_processes_of_a_killed_command_end_with_it(tmp_path, write_algo):
 
 
 def _sleeping(seconds: str) -> list[int]:
-    done = subprocess.run(["pgrep", "-f", f"^sleep {seconds}$"], capture_output=True, text=True)
+    done = subprocess.run(
+        ["pgrep", "-f", f"^sleep {seconds}$"], capture_output=True, text=True
+    )
     return [int(pid) for pid in done.stdout.split()]
 
 
@@ -255,12 +339,28 @@ def _until(condition) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -SEGV $$", -signal.SIGSEGV), ("kill -9 $$", -9)]
+    ("script", "code"),
+    [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("kill -SEGV $$", -signal.SIGSEGV),
+        ("kill -9 $$", -9),
+    ],
 )
 def test_a_keeper_ends_as_its_command_did(script, code, tmp_path):
     folder = tmp_path / "its"
     folder.mkdir()
-    command = [sys.executable, "-I", "-S", keeper.__file__, str(folder), "--", "sh", "-c", script]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        keeper.__file__,
+        str(folder),
+        "--",
+        "sh",
+        "-c",
+        script,
+    ]
     assert subprocess.run(command).returncode == code
     assert not folder.exists()
 
@@ -269,29 +369,41 @@ def test_head_and_tail_of_an_output_are_kept():
     kept = bounded.Output(edge=10)
     for part in (b"0123456", b"789ab", b"c" * 1000, b"the end"):
         kept.add(part)
-    assert kept.text() == f"0123456789\n... {kept.size - 20} bytes left out ...\nccc" + "the end"
+    assert (
+        kept.text()
+        == f"0123456789\n... {kept.size - 20} bytes left out ...\nccc" + "the end"
+    )
     short = bounded.Output(edge=10)
     short.add(b"all of it, 17 b.")
     assert short.text() == "all of it, 17 b."
-    assert bounded.clip("x" * 10, 10) == "x" * 10 and bounded.clip("a" * 6 + "b" * 6, 10).startswith("aaaaa\n... 2 ")
+    assert bounded.clip("x" * 10, 10) == "x" * 10 and bounded.clip(
+        "a" * 6 + "b" * 6, 10
+    ).startswith("aaaaa\n... 2 ")
 
 
 def test_the_environment_is_an_allow_list():
     env = {"PATH": "/bin", "CUDA_HOME": "/cuda", "HF_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "s", "GITHUB_TOKEN": "g",
            "MODAL_TOKEN_SECRET": "m", "GDN_TOKEN": "x", "SOMETHING": "1", "OMP_NUM_THREADS": "2", "MINE": "3",
            redaction.PASS: "MINE,HF_TOKEN"}  # fmt: skip
-    assert set(redaction.allowed(env)) == {"PATH", "CUDA_HOME", "OMP_NUM_THREADS", "MINE", redaction.PASS}
+    assert set(redaction.allowed(env)) == {
+        "PATH",
+        "CUDA_HOME",
+        "OMP_NUM_THREADS",
+        "MINE",
+        redaction.PASS,
+    }
 
 
 def test_values_of_secrets_are_masked_wherever_they_stand():
     env = {"A_TOKEN": "abcdefgh", "B_KEY": "abcdefgh-longer", "C_KEY": "true"}
     found = redaction.masked(
-        {"x": ["abcdefgh-longer", "an abcdefgh!"], "abcdefgh": 1, "t": "true"}, redaction.values(env)
+        {"x": ["abcdefgh-longer", "an abcdefgh!"], "abcdefgh": 1, "t": "true"},
+        redaction.values(env),
     )
     assert found == {"x": ["***", "an ***!"], "***": 1, "t": "true"}
 
 
-# --- garbage from the worker's side -----------------------------------------------------------------------------------
+# --- garbage from the worker's side
 
 
 @pytest.mark.parametrize(
@@ -301,7 +413,11 @@ def test_values_of_secrets_are_masked_wherever_they_stand():
         ("events: [1]", "crashed", "a record came that its worker did not write"),
         ("reply: nonsense", "crashed", "a reply came that its worker did not write"),
         ("reply: {}", "crashed", "a reply came that its worker did not write"),
-        ("reply: " + "[" * 5000, "crashed", "a reply came that its worker did not write"),
+        (
+            "reply: " + "[" * 5000,
+            "crashed",
+            "a reply came that its worker did not write",
+        ),
         ("nothing", "exited", "the process ended with exit code 0 before it was done"),
     ],
 )
@@ -321,7 +437,7 @@ def test_garbage_is_that_workers_failure(writes, status, says, tmp_path, monkeyp
     assert (outcome.status, outcome.reason) == (status, says)
 
 
-# --- the sandbox ------------------------------------------------------------------------------------------------------
+# --- the sandbox
 
 
 def _sandbox_works() -> bool:
@@ -338,11 +454,16 @@ def _sandbox_works() -> bool:
         "--unshare-pid",
         "true",
     ]
-    return shutil.which("bwrap") is not None and subprocess.run(command, capture_output=True).returncode == 0
+    return (
+        shutil.which("bwrap") is not None
+        and subprocess.run(command, capture_output=True).returncode == 0
+    )
 
 
 @pytest.mark.slow
-def test_a_sandbox_has_no_network_no_home_and_writes_nothing_outside(tmp_path, gdn, write_algo):
+def test_a_sandbox_has_no_network_no_home_and_writes_nothing_outside(
+    tmp_path, gdn, write_algo
+):
     if not _sandbox_works():
         pytest.skip("no bubblewrap that works here")
     home = tmp_path / "home"
@@ -374,14 +495,28 @@ def test_a_sandbox_has_no_network_no_home_and_writes_nothing_outside(tmp_path, g
     )  # fmt: skip
     found = {r["algo"]: r for r in done.json["records"]}
     said = found["curious"]["tail"][-1]
-    assert said.startswith("TRIED ['FileNotFoundError', ") and said.endswith("'done']"), said
+    assert said.startswith("TRIED ['FileNotFoundError', ") and said.endswith(
+        "'done']"
+    ), said
     assert said.count("done") == 1  # the last: its own folder
     assert found["honest"]["status"] == "passed" and not (tmp_path / "written").exists()
 
 
 def test_a_sandbox_that_is_not_there_is_missing(gdn, tmp_path):
-    done = gdn("run", "--sandbox", "--algo", "pt-reference", "-w", "0", env={"PATH": str(tmp_path)})
-    assert done.code == errors.MISSING and "bubblewrap" in done.err and "Traceback" not in done.err
+    done = gdn(
+        "run",
+        "--sandbox",
+        "--algo",
+        "pt-reference",
+        "-w",
+        "0",
+        env={"PATH": str(tmp_path)},
+    )
+    assert (
+        done.code == errors.MISSING
+        and "bubblewrap" in done.err
+        and "Traceback" not in done.err
+    )
 
 
 def test_a_packed_file_is_said_to_run_with_ones_rights(tmp_path, gdn):

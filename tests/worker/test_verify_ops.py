@@ -1,4 +1,6 @@
-"""gdn_mtp and gdn_mtp_packed in the worker: what is drawn, what counts as moved, a pool that no call may change."""
+"""gdn_mtp and gdn_mtp_packed in the worker: what is drawn, what counts as moved, a pool
+that no call may change.
+"""
 
 from __future__ import annotations
 
@@ -29,39 +31,77 @@ def drawn(op, **axes) -> dict:
     return dict(zip(op.inputs, dataset.load_inputs(op, twin(op, axes)), strict=True))
 
 
-# --- tensors and axes -----------------------------------------------------------------------------------------------
+# --- tensors and axes
 
 
 def test_each_token_has_a_slot_of_its_own_and_counts_are_from_1_to_all():
     op = REGISTRY.op("gdn_mtp_packed_qk1_v2")
     x = drawn(op, batch_size=30, seq_len=5)
     slots, counts = x["state_indices"], x["num_accepted_tokens"]
-    assert slots.shape == (30, 5) and sorted(slots.flatten().tolist()) == list(range(1, 151))
-    assert counts.dtype == slots.dtype == torch.int32 and set(counts.tolist()) == {1, 2, 3, 4, 5}
+    assert slots.shape == (30, 5) and sorted(slots.flatten().tolist()) == list(
+        range(1, 151)
+    )
+    assert counts.dtype == slots.dtype == torch.int32 and set(counts.tolist()) == {
+        1,
+        2,
+        3,
+        4,
+        5,
+    }
     assert float(x["pool"].std()) == pytest.approx(0.17, rel=0.01)
     assert slots.flatten().tolist() != sorted(slots.flatten().tolist())
 
 
 def test_sequences_start_from_slots_of_their_own():
     x = drawn(REGISTRY.op("gdn_mtp_qk1_v1"), batch_size=9)
-    assert x["q"].shape == (9, 4, 1, 128) and x["initial_state"].shape == (19, 1, 128, 128)
-    assert len(set(x["initial_state_indices"].tolist())) == 9 and 1 <= x["initial_state_indices"].min()
+    assert x["q"].shape == (9, 4, 1, 128) and x["initial_state"].shape == (
+        19,
+        1,
+        128,
+        128,
+    )
+    assert (
+        len(set(x["initial_state_indices"].tolist())) == 9
+        and 1 <= x["initial_state_indices"].min()
+    )
     assert float(x["initial_state"].std()) == pytest.approx(0.17, rel=0.01)
 
 
 def test_padding_is_whole_rows():
-    x = dict(zip(PACKED.inputs, dataset.load_inputs(PACKED, stressed(PACKED, ["padding"])[0]), strict=True))
-    assert [set(row) for row in x["state_indices"][[0, 4, 7]].tolist()] == [{0}, {0}, {-1}]
+    x = dict(
+        zip(
+            PACKED.inputs,
+            dataset.load_inputs(PACKED, stressed(PACKED, ["padding"])[0]),
+            strict=True,
+        )
+    )
+    assert [set(row) for row in x["state_indices"][[0, 4, 7]].tolist()] == [
+        {0},
+        {0},
+        {-1},
+    ]
     assert (x["state_indices"][[1, 2, 3, 5, 6]] > 0).all()
 
 
 def test_axes_that_are_not_given():
-    assert twin(PACKED, {"batch_size": 3}).axes == {"batch_size": 3, "seq_len": 4, "pool_size": 13}
-    assert twin(PLAIN, {"seq_len": 2}).axes == {"batch_size": 1, "seq_len": 2, "pool_size": 3}
+    assert twin(PACKED, {"batch_size": 3}).axes == {
+        "batch_size": 3,
+        "seq_len": 4,
+        "pool_size": 13,
+    }
+    assert twin(PLAIN, {"seq_len": 2}).axes == {
+        "batch_size": 1,
+        "seq_len": 2,
+        "pool_size": 3,
+    }
     for op in (PLAIN, PACKED):
         for name, count in (("quick", 3), ("sweep", 8), ("peers", 11)):
             picked = select(op, embedded(op), preset=load_preset(name))
-            assert len(picked) == count and {w.axes["seq_len"] for w in picked} <= {2, 4, 8}
+            assert len(picked) == count and {w.axes["seq_len"] for w in picked} <= {
+                2,
+                4,
+                8,
+            }
 
 
 @pytest.mark.parametrize(("chosen", "says"), [
@@ -94,32 +134,49 @@ def test_a_folder_may_have_an_optional_input_that_the_op_has_not(tmp_path):
     """As FlashInfer-Trace's definition has it."""
     op = REGISTRY.op("gdn_mtp_qk1_v1")
     work, root = twin(op, {"batch_size": 1, "seq_len": 2}), tmp_path / "set"
-    trace_set_writer.build(root, [op], {op.name: [work]}, [], [pack.definition(op, REGISTRY)])
+    trace_set_writer.build(
+        root, [op], {op.name: [work]}, [], [pack.definition(op, REGISTRY)]
+    )
     (file,) = (root / "definitions").rglob("*.json")
     definition = json.loads(file.read_text())
-    buffer = {"shape": ["pool_size", "seq_len", "head_size"], "dtype": "float32", "optional": True}
+    buffer = {
+        "shape": ["pool_size", "seq_len", "head_size"],
+        "dtype": "float32",
+        "optional": True,
+    }
     definition["inputs"]["intermediate_states_buffer"] = buffer
     file.write_text(json.dumps(definition))
     (read,) = trace_set.from_folder(op, root)
-    assert (read.uuid, read.axes) == (work.uuid, work.axes) and len(dataset.load_inputs(op, read, "cpu", root)) == 10
+    assert (read.uuid, read.axes) == (work.uuid, work.axes) and len(
+        dataset.load_inputs(op, read, "cpu", root)
+    ) == 10
     del buffer["optional"]
     file.write_text(json.dumps(definition))
     with pytest.raises(
-        MissingError, match="its inputs are q, .*, scale, intermediate_states_buffer; those of gdn_mtp_qk1"
+        MissingError,
+        match="its inputs are q, .*, scale, intermediate_states_buffer; those of gdn_mtp_qk1",
     ):
         trace_set.from_folder(op, root)
 
 
-# --- bytes --------------------------------------------------------------------------------------------------------
+# --- bytes
 
 
 def test_a_call_moves_the_states_that_it_reads_and_writes():
     for T in (2, 4):
         rest = 2 * 3 * T * (2048 + 8 + 8 + 8 * 128) + 4 * (8 + 8 + 1 + 3)
-        small, large = ({"batch_size": 3, "seq_len": T, "pool_size": n} for n in (25, 1000))
-        assert floor.bytes_moved(PLAIN, small) == floor.bytes_moved(PLAIN, large) == 3 * STATE + rest
+        small, large = (
+            {"batch_size": 3, "seq_len": T, "pool_size": n} for n in (25, 1000)
+        )
         assert (
-            floor.bytes_moved(PACKED, small) == floor.bytes_moved(PACKED, large) == 3 * (1 + T) * STATE + rest + 12 * T
+            floor.bytes_moved(PLAIN, small)
+            == floor.bytes_moved(PLAIN, large)
+            == 3 * STATE + rest
+        )
+        assert (
+            floor.bytes_moved(PACKED, small)
+            == floor.bytes_moved(PACKED, large)
+            == 3 * (1 + T) * STATE + rest + 12 * T
         )
 
 
@@ -127,11 +184,14 @@ def test_a_call_moves_the_states_that_it_reads_and_writes():
 def test_the_bytes_in_the_log(op):
     text = (helpers.OURS / op.name / "README.md").read_text(encoding="utf-8")
     for n in (1, 4, 16, 64):
-        each = [floor.bytes_moved(op, twin(op, {"batch_size": n, "seq_len": t}).axes) / 1024 for t in (2, 4, 8)]
+        each = [
+            floor.bytes_moved(op, twin(op, {"batch_size": n, "seq_len": t}).axes) / 1024
+            for t in (2, 4, 8)
+        ]
         assert f"| {n} | " + " | ".join(f"{x:.1f}" for x in each) + " |" in text
 
 
-# --- a pool that no call may change ---------------------------------------------------------------------------------
+# --- a pool that no call may change
 
 
 class Kernel:
@@ -159,7 +219,14 @@ def test_final_state_keeps_every_bit(spoil, says):
     inputs = list(drawn(op, **axes).values())
     right = build.reference(pack.definition(op, REGISTRY))
     expected, before = check.oracle(right, inputs), inputs[3].clone()
-    verdict = check.check(helpers.local(Kernel(right, spoil)), op, axes, inputs, expected, in_place=op.overwrites)
+    verdict = check.check(
+        helpers.local(Kernel(right, spoil)),
+        op,
+        axes,
+        inputs,
+        expected,
+        in_place=op.overwrites,
+    )
     assert verdict.passed == (says is None) and check.same_bits(inputs[3], before)
     if says:
         assert re.match(says, verdict.reason), verdict.reason

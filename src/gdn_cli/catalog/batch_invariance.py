@@ -1,16 +1,20 @@
-"""The batch-invariant build of an algo: the bits of a sequence's results do not depend on its neighbours, on their
-number, or on its place among them.
+"""The batch-invariant build of an algo: the bits of a sequence's results do not depend
+on its neighbours, on their number, or on its place among them.
 
-A tuned kernel uses other constants at other sizes, and some of them change the order of its sums: a sequence alone then
-rounds differently than in a batch. Serving engines and trainers compare such bits (Thinking Machines, "Defeating
-Nondeterminism in LLM Inference", 2025). algo.toml says how an algo can be batch-invariant:
+A tuned kernel uses other constants at other sizes, and some of them change the order of
+its sums: a sequence alone then rounds differently than in a batch. Serving engines and
+trainers compare such bits (Thinking Machines, "Defeating Nondeterminism in LLM
+Inference", 2025). algo.toml says how an algo can be batch-invariant:
 
     batch_invariant = true                          it always is
-    [tune.invariant] constants = { lanes = 16 }     these constants, which decide the order, in every row of its table
-    [tune.invariant] where = "keys == 128"          rows that do not meet it are replaced by the next of their length
+    [tune.invariant] constants = { lanes = 16 }     these constants, which decide the
+      order, in every row of its table
+    [tune.invariant] where = "keys == 128"          rows that do not meet it are
+      replaced by the next of their length
 
-That table replaces the tuned one. In a C++ header `#define GDN_BATCH_INVARIANT` tells a kernel that decides more by
-size than its table does. tests/kernels/test_batch_invariance.py checks every claim.
+That table replaces the tuned one. In a C++ header `#define GDN_BATCH_INVARIANT` tells a
+kernel that decides more by size than its table does.
+tests/kernels/test_batch_invariance.py checks every claim.
 """
 
 from __future__ import annotations
@@ -33,12 +37,18 @@ MARK = "@invariant"  # appended to the name of the build, in records and tables
 
 def offered(algo: Algo) -> bool:
     """Whether algo.toml says how the algo is batch-invariant. A packed solution does not say."""
-    return algo.solution is None and (algo.batch_invariant or bool(algo.tune and algo.tune.invariant))
+    return algo.solution is None and (
+        algo.batch_invariant or bool(algo.tune and algo.tune.invariant)
+    )
 
 
 def why_not(algo: Algo) -> str | None:
     """The reason why an algo has no batch-invariant build; None if it has one."""
-    return None if offered(algo) else f"--batch-invariant: {algo.full_name} does not say that it can be"
+    return (
+        None
+        if offered(algo)
+        else f"--batch-invariant: {algo.full_name} does not say that it can be"
+    )
 
 
 def variant(algo: Algo, op: Op) -> Algo:
@@ -63,30 +73,49 @@ def rows(algo: Algo) -> list[Row]:
         for row in tuned_table.rows(tune, tuned_table.load(algo))
     ]
     if not tuned and set(wanted.constants) == set(tune.constants):
-        tuned = [Row("any", 0, ENDLESS, dict(wanted.constants), ENDLESS if tune.length else None)]
+        tuned = [
+            Row(
+                "any",
+                0,
+                ENDLESS,
+                dict(wanted.constants),
+                ENDLESS if tune.length else None,
+            )
+        ]
     if not tuned or any(set(row.constants) != set(tune.constants) for row in tuned):
         hint = "`gdn tune` makes one"
-        raise UsageError(f"{algo.full_name} has no table of constants to make a batch-invariant one from", hint=hint)
+        raise UsageError(
+            f"{algo.full_name} has no table of constants to make a batch-invariant one from",
+            hint=hint,
+        )
     holds = _met(path, "invariant.where", wanted.where, tune)
     fits = _met(path, "where", tune.where, tune)
     found: list[Row] = []
-    for _, group in itertools.groupby(tuned, lambda row: (row.gpu, row.sms, row.length_up_to)):
+    for _, group in itertools.groupby(
+        tuned, lambda row: (row.gpu, row.sms, row.length_up_to)
+    ):
         of_length = list(group)
         good = [holds(row.constants) for row in of_length]
         if not any(good):
             what = tuned_table.label(of_length[0].constants)
-            raise UsageError(f"{path}: $.tune.invariant.where: '{wanted.where}' leaves no row, not {what}")
+            raise UsageError(
+                f"{path}: $.tune.invariant.where: '{wanted.where}' leaves no row, not {what}"
+            )
         for i, row in enumerate(of_length):
             at = next(j for j in (*range(i, len(good)), *range(i, -1, -1)) if good[j])
             found.append(replace(row, constants=of_length[at].constants))
     for row in found:
         if not fits(row.constants):
             what = tuned_table.label(row.constants)
-            raise UsageError(f"{path}: $.tune.invariant: [tune] `where` leaves out {what}")
+            raise UsageError(
+                f"{path}: $.tune.invariant: [tune] `where` leaves out {what}"
+            )
     return _merged(found)
 
 
-def _met(path: Path, key: str, where: str | None, tune: Tune) -> Callable[[Constants], bool]:
+def _met(
+    path: Path, key: str, where: str | None, tune: Tune
+) -> Callable[[Constants], bool]:
     """Whether constants meet a condition of algo.toml. UsageError if that has no answer."""
     holds = condition(where, tune.constants) if where else lambda _: True
 

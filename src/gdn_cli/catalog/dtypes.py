@@ -1,5 +1,6 @@
-"""Dtype names of definitions, as the ops and their oracle use them; their sizes, and the torch dtypes of these
-names."""
+"""Dtype names of definitions, as the ops and their oracle use them; their sizes, and
+the torch dtypes of these names.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +10,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1}  # bytes
+# bytes
+ITEMSIZE = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "bool": 1,
+}
 
 
 @cache
 def torch_dtype(name: str) -> torch.dtype:
-    """torch's dtype; torch is imported on first use, because listing and finding work without it. KeyError for a name
-    that no op uses."""
+    """torch's dtype; torch is imported on first use, because listing and finding work
+    without it. KeyError for a name that no op uses.
+    """
     import torch
 
     if name not in ITEMSIZE:

@@ -1,4 +1,6 @@
-"""Python expressions over whole numbers: a condition, `rows * lanes <= 128`, or a value, `2 * batch_size + 1`."""
+"""Python expressions over whole numbers: a condition, `rows * lanes <= 128`, or a
+value, `2 * batch_size + 1`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,36 @@ import ast
 from collections.abc import Callable, Collection, Mapping
 
 _ALLOWED = (
-    ast.Name, ast.Constant, ast.Load, ast.UnaryOp, ast.USub, ast.UAdd, ast.Not, ast.BoolOp, ast.boolop,
-    ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod,
-    ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
-)  # fmt: skip
+    ast.Name,
+    ast.Constant,
+    ast.Load,
+    ast.UnaryOp,
+    ast.USub,
+    ast.UAdd,
+    ast.Not,
+    ast.BoolOp,
+    ast.boolop,
+    ast.BinOp,
+    ast.Add,
+    ast.Sub,
+    ast.Mult,
+    ast.Div,
+    ast.FloorDiv,
+    ast.Mod,
+    ast.Compare,
+    ast.Eq,
+    ast.NotEq,
+    ast.Lt,
+    ast.LtE,
+    ast.Gt,
+    ast.GtE,
+)
 
 
 def condition(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]], bool]:
-    """The condition as a function of the values of `names`; the same as `formula`, with a truth for a value."""
+    """The condition as a function of the values of `names`; the same as `formula`, with
+    a truth for a value.
+    """
     value = formula(text, names)
     return lambda values: bool(value(values))
 
@@ -21,17 +45,23 @@ def condition(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]]
 def formula(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]], float]:
     """The value as a function of the values of `names`.
 
-    It may contain these names, numbers, `+ - * / // %`, comparisons, `and`, `or`, `not` and brackets. Raises ValueError
-    for anything else, with the reason; so does the function where there is no value (1/0).
+    It may contain these names, numbers, `+ - * / // %`, comparisons, `and`, `or`, `not`
+    and brackets. Raises ValueError for anything else, with the reason; so does the
+    function where there is no value (1/0).
     """
     try:
         tree = ast.parse(text.strip(), mode="eval")
         for node in ast.walk(tree.body):
             if isinstance(node, ast.Name) and node.id not in names:
                 raise ValueError(f"'{node.id}' is not one of {', '.join(names)}")
-            number = not isinstance(node, ast.Constant) or type(node.value) in (int, float)
+            number = not isinstance(node, ast.Constant) or type(node.value) in (
+                int,
+                float,
+            )
             if not isinstance(node, _ALLOWED) or not number:
-                raise ValueError("it has more than names, numbers, `+ - * / // %`, comparisons, and, or, not")
+                raise ValueError(
+                    "it has more than names, numbers, `+ - * / // %`, comparisons, and, or, not"
+                )
         code = compile(tree, "formula", "eval")
     except (SyntaxError, RecursionError, MemoryError):
         raise ValueError("it is not valid Python") from None
@@ -48,7 +78,9 @@ def formula(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]], 
 
 
 def size(text: str, values: Mapping[str, int]) -> int:
-    """The value of `text`, which must be a positive whole number: otherwise raises ValueError, with the reason."""
+    """The value of `text`, which must be a positive whole number: otherwise raises
+    ValueError, with the reason.
+    """
     found = formula(text, values)(values)
     if type(found) is not int or found < 1:
         raise ValueError(f"it is {found}, not a positive whole number")

@@ -1,4 +1,6 @@
-"""Which of gdn's files or folders something is, for the error that says that another was expected."""
+"""Which of gdn's files or folders something is, for the error that says that another
+was expected.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,18 @@ from typing import Any
 
 from .. import files
 
-SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".cxx", ".cc", ".c", ".h", ".hpp")  # of the sources of an algo
+# of the sources of an algo
+SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".cxx", ".cc", ".c", ".h", ".hpp")
 
 
 def kind(path: Path) -> tuple[str, str] | None:
-    """What it is and the command that takes it; None where that is not known, or it cannot be read."""
+    """What it is and the command that takes it; None where that is not known, or it
+    cannot be read.
+    """
     if os.path.isdir(path):
         return _folder(path)
-    if not os.path.isfile(path):  # nothing, a NUL in its name, or a pipe, which must not be read
+    # nothing, a NUL in its name, or a pipe, which must not be read
+    if not os.path.isfile(path):
         return None
     if path.name == "algo.toml":
         return "an algo.toml", _its_algo(path.parent)
@@ -40,10 +46,26 @@ def kind(path: Path) -> tuple[str, str] | None:
         return None
     for keys, what, how in (
         ({"records", "schema"}, "records", f"`gdn report {file}` shows them"),
-        ({"spec", "sources"}, "a packed solution", f"`gdn run {file}` checks it, `gdn bench {file}` times it"),
-        ({"reading", "tool"}, "a profile", f"`gdn profile {shlex.quote(_name(found))}` shows it"),
-        ({"gpus", "file", "algo"}, "what `gdn tune` measured", "its algo reads the file beside it"),
-        ({"inputs", "outputs", "reference"}, "a definition of an op", "`gdn list` names the ops"),
+        (
+            {"spec", "sources"},
+            "a packed solution",
+            f"`gdn run {file}` checks it, `gdn bench {file}` times it",
+        ),
+        (
+            {"reading", "tool"},
+            "a profile",
+            f"`gdn profile {shlex.quote(_name(found))}` shows it",
+        ),
+        (
+            {"gpus", "file", "algo"},
+            "what `gdn tune` measured",
+            "its algo reads the file beside it",
+        ),
+        (
+            {"inputs", "outputs", "reference"},
+            "a definition of an op",
+            "`gdn list` names the ops",
+        ),
     ):
         if keys <= found.keys():
             return what, how
@@ -56,7 +78,10 @@ def _folder(path: Path) -> tuple[str, str] | None:
     for depth, what in ((2, "a folder of algos"), (1, "an op's folder of algos")):
         if next(path.glob("*/" * depth + "algo.toml"), None):
             root = path if depth == 2 else path.absolute().parent
-            return what, f"name one of its algos, and `--algos {shlex.quote(str(root))}`"
+            return (
+                what,
+                f"name one of its algos, and `--algos {shlex.quote(str(root))}`",
+            )
     return None
 
 

@@ -1,7 +1,8 @@
 """The JSON of flashinfer-bench, a Definition and a Solution, as far as gdn reads and writes it.
 
-Both remain tables all the way: they come from files, go to flashinfer-bench's own models unchanged, and a Solution may
-be written by anyone. `decode` in parsing.py checks a file against these types; keys not named here are dropped.
+Both remain tables all the way: they come from files, go to flashinfer-bench's own
+models unchanged, and a Solution may be written by anyone. `decode` in parsing.py checks
+a file against these types; keys not named here are dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from msgspec import Meta
 from ..parsing import Positive, Text
 
 LANGUAGES = ("python", "triton", "cpp", "cuda")
-Language = Annotated[Literal["python", "triton", "cpp", "cuda"], Meta(description=f"one of {', '.join(LANGUAGES)}")]
+Language = Annotated[
+    Literal["python", "triton", "cpp", "cuda"],
+    Meta(description=f"one of {', '.join(LANGUAGES)}"),
+]
 Given = Annotated[str, Meta(min_length=1)]
 
 

@@ -33,9 +33,15 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def _known() -> dict[str, Peaks]:
     path = Path(__file__).with_name("data") / "gpus.toml"
-    return {name: peaks for peaks in decode(read_toml(path), _File, path).gpu for name in peaks.names}
+    return {
+        name: peaks
+        for peaks in decode(read_toml(path), _File, path).gpu
+        for name in peaks.names
+    }
 
 
 def peaks_of(device: str) -> Peaks | None:
-    """The peaks of a GPU by its name, whatever is said behind it ("NVIDIA H200, GPU 1"); None where it is not known."""
+    """The peaks of a GPU by its name, whatever is said behind it ("NVIDIA H200, GPU
+    1"); None where it is not known.
+    """
     return _known().get(re.split(r", GPU | \(", device)[0])

@@ -32,19 +32,33 @@ def entry(algo: Algo) -> Entry | None:
     lines, name = text.splitlines(), f"`{algo.name}`"
     for i, line in enumerate(lines):
         if line.startswith(f"**{name}**"):
-            end = next((k for k in range(i, len(lines)) if not lines[k].strip()), len(lines))
+            end = next(
+                (k for k in range(i, len(lines)) if not lines[k].strip()), len(lines)
+            )
             return Entry(file, i + 1, _plain(lines[i:end]))
     rows = [(i, cells) for i, line in enumerate(lines) if (cells := _cells(line))]
     for i, cells in sorted(rows, key=lambda row: row[1][0] != name):
         if name in cells[0]:
-            top = next(k for k in range(i, -1, -1) if k == 0 or not lines[k - 1].startswith("|"))
-            told = [f"- {head}: {cell}" for head, cell in zip(_cells(lines[top])[1:], cells[1:], strict=False) if cell]
+            top = next(
+                k
+                for k in range(i, -1, -1)
+                if k == 0 or not lines[k - 1].startswith("|")
+            )
+            told = [
+                f"- {head}: {cell}"
+                for head, cell in zip(_cells(lines[top])[1:], cells[1:], strict=False)
+                if cell
+            ]
             return Entry(file, i + 1, _plain(told))
     return None
 
 
 def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
+    return (
+        [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line.startswith("|")
+        else []
+    )
 
 
 def _plain(lines: list[str]) -> str:

@@ -1,4 +1,6 @@
-"""The contest's own harness: configs/official.toml says which flashinfer-bench judges, and this finds it here."""
+"""The contest's own harness: configs/official.toml says which flashinfer-bench judges,
+and this finds it here.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.harness not in self.versions:
-            raise Wrong(("harness",), f"one of {', '.join(self.versions)}", self.harness)
+            raise Wrong(
+                ("harness",), f"one of {', '.join(self.versions)}", self.harness
+            )
 
 
 class Harness(Struct, frozen=True, kw_only=True):
@@ -38,7 +42,8 @@ class Harness(Struct, frozen=True, kw_only=True):
     needs: str  # its requirement, for pip
     how: str  # how it times
     folder: str | None = None  # that has it; None: the one of gdn's own environment
-    isolated: bool = False  # a process for each solution and workload, as the contest's evaluation has it
+    # a process for each solution and workload, as the contest's evaluation has it
+    isolated: bool = False
 
     @property
     def words(self) -> str:
@@ -48,7 +53,9 @@ class Harness(Struct, frozen=True, kw_only=True):
 
     def install(self, python: str = "python") -> str:
         """The shell command that installs it into its folder."""
-        return f"{python} -m pip install --no-deps --target {self.folder} '{self.needs}'"
+        return (
+            f"{python} -m pip install --no-deps --target {self.folder} '{self.needs}'"
+        )
 
 
 def harness(name: str | None, isolated: bool) -> Harness:
@@ -63,7 +70,9 @@ def harness(name: str | None, isolated: bool) -> Harness:
 
 
 def here(asked: Harness) -> Harness:
-    """The harness with the folder that it has on this machine. MissingError, with pip's command, if it is not here."""
+    """The harness with the folder that it has on this machine. MissingError, with pip's
+    command, if it is not here.
+    """
     own = re.fullmatch(r"flashinfer-bench==(\S+)", asked.needs)
     try:
         if own and metadata.version("flashinfer-bench") == own[1]:
@@ -72,13 +81,21 @@ def here(asked: Harness) -> Harness:
         pass
     placed = replace(asked, folder=str(paths.harness_dir() / asked.name))
     if not _has(Path(placed.folder), asked.needs):
-        raise MissingError(f"{asked.words} is not installed here", hint=placed.install())
+        raise MissingError(
+            f"{asked.words} is not installed here", hint=placed.install()
+        )
     return placed
 
 
 def there(asked: Harness, pinned: list[str]) -> Harness:
-    """The same in a container whose image has these pinned packages, and this harness if it is none of them."""
-    return asked if asked.needs in pinned else replace(asked, folder=f"{IN_IMAGE}/{asked.name}")
+    """The same in a container whose image has these pinned packages, and this harness
+    if it is none of them.
+    """
+    return (
+        asked
+        if asked.needs in pinned
+        else replace(asked, folder=f"{IN_IMAGE}/{asked.name}")
+    )
 
 
 def _has(folder: Path, needs: str) -> bool:
@@ -87,5 +104,8 @@ def _has(folder: Path, needs: str) -> bool:
         try:
             return needs.endswith(read_json(info / "direct_url.json")["url"])
         except (UsageError, LookupError, TypeError, AttributeError):
-            return needs == f"flashinfer-bench=={info.name.removesuffix('.dist-info').partition('-')[2]}"
+            return (
+                needs
+                == f"flashinfer-bench=={info.name.removesuffix('.dist-info').partition('-')[2]}"
+            )
     return False

@@ -1,4 +1,6 @@
-"""Presets: configs/presets.toml says which workloads a name stands for, and how long to measure each."""
+"""Presets: configs/presets.toml says which workloads a name stands for, and how long to
+measure each.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from ..errors import unknown
 from ..parsing import Json, Positive, Text, Wrong, decode, read_toml
 
 Entry = Annotated[
-    dict[str, Positive | str], Meta(min_length=1, description="axes such as { batch_size = 1 }, positive whole numbers")
+    dict[str, Positive | str],
+    Meta(
+        min_length=1,
+        description="axes such as { batch_size = 1 }, positive whole numbers",
+    ),
 ]
 Entries = Annotated[
     Literal["all"] | Annotated[list[Entry], Meta(min_length=1)],
@@ -31,12 +37,21 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     trials: Positive | None = None
 
     def __post_init__(self) -> None:
-        counts = {"warmup": self.warmup, "iterations": self.iterations, "trials": self.trials}
+        counts = {
+            "warmup": self.warmup,
+            "iterations": self.iterations,
+            "trials": self.trials,
+        }
         given = [name for name, value in counts.items() if value is not None]
         if self.seconds is None and not given:
-            raise Wrong(("seconds",), "a positive number, or warmup, iterations and trials instead")
+            raise Wrong(
+                ("seconds",),
+                "a positive number, or warmup, iterations and trials instead",
+            )
         if self.seconds is None and len(given) < 3:
-            raise Wrong((next(name for name in counts if name not in given),), "a whole number")
+            raise Wrong(
+                (next(name for name in counts if name not in given),), "a whole number"
+            )
         if self.seconds is not None and given:
             raise Wrong((given[0],), "no value together with seconds", counts[given[0]])
 
@@ -57,12 +72,22 @@ class Preset(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                     steps = ("workloads", op, i, key)
                     if key != "seq_lens" and isinstance(value, str):
                         raise Wrong(steps, "a positive whole number", value)
-                    if key == "seq_lens" and (not parse_seq_lens(str(value)) or len(entry) > 1):
-                        raise Wrong(steps, 'only lengths such as "4x2048" or "1024+7168"', entry)
+                    if key == "seq_lens" and (
+                        not parse_seq_lens(str(value)) or len(entry) > 1
+                    ):
+                        raise Wrong(
+                            steps, 'only lengths such as "4x2048" or "1024+7168"', entry
+                        )
 
     def settings_for(self, op_name: str | None) -> dict[str, float]:
-        """{"seconds"} or {"warmup", "iterations", "trials"}; for None the settings of an op without its own table."""
-        common = {key: value for key, value in self.settings.items() if not isinstance(value, dict)}
+        """{"seconds"} or {"warmup", "iterations", "trials"}; for None the settings of
+        an op without its own table.
+        """
+        common = {
+            key: value
+            for key, value in self.settings.items()
+            if not isinstance(value, dict)
+        }
         own = self.settings.get(op_name)
         return own if isinstance(own, dict) else common
 
@@ -83,14 +108,19 @@ def load_preset(name: str) -> Preset:
     if name not in tables:
         raise unknown("preset", name, tables, hint=f"presets are in {path}")
     preset = decode({name: tables[name]}, dict[str, Preset], path)[name]
-    for op in [None, *(key for key, value in preset.settings.items() if isinstance(value, dict))]:
+    for op in [
+        None,
+        *(key for key, value in preset.settings.items() if isinstance(value, dict)),
+    ]:
         where = f"$.{name}.settings" + (f".{op}" if op else "")
         decode(preset.settings_for(op), Sampling, path, root=where)
     return msgspec.structs.replace(preset, name=name)
 
 
 def parse_seq_lens(text: str) -> tuple[int, ...] | None:
-    """ "4x2048" -> four sequences of 2048, "1024+7168" -> two, and combinations; None if the text is neither."""
+    """ "4x2048" -> four sequences of 2048, "1024+7168" -> two, and combinations; None if
+    the text is neither.
+    """
     lens: list[int] = []
     for part in text.split("+"):
         m = re.fullmatch(r"\s*(?:([1-9]\d{0,5})\s*x\s*)?([1-9]\d{0,8})\s*", part)

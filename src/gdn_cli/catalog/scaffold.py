@@ -16,34 +16,58 @@ from .tuned_table import EVIDENCE
 
 
 def new(registry: Registry, name: str, source: Algo, into: Path | None) -> Path:
-    """Copy `source` and the files that it shares to `<into>/<op>/<name>`, set `after` to its name, and return the
-    folder. Overwrites nothing.
+    """Copy `source` and the files that it shares to `<into>/<op>/<name>`, set `after`
+    to its name, and return the folder. Overwrites nothing.
 
     Shared files are copied too: a kernel is meant to be changed, and twins share theirs.
     """
     if not NAME.fullmatch(name):
-        raise UsageError(f"invalid algo name '{name}'", hint="use lower case letters, digits, '.', '_' and '-'")
+        raise UsageError(
+            f"invalid algo name '{name}'",
+            hint="use lower case letters, digits, '.', '_' and '-'",
+        )
     if into is None and not paths.IN_CHECKOUT:
-        raise UsageError("an installed gdn has no folder for new algos", hint="--into DIR names your own")
+        raise UsageError(
+            "an installed gdn has no folder for new algos",
+            hint="--into DIR names your own",
+        )
     op = registry.ops[source.op].family
     folder = (into or paths.ALGOS_DIR) / op / name
-    if os.path.lexists(folder) or any(a.name == name and a.op == op for a in registry.algos):
-        raise UsageError(f"{op}/{name} exists already", hint="choose another name, or delete its folder first")
-    text = re.sub(r"(?m)^(after|peer) *=.*\n", "", read_text(source.folder / "algo.toml"))
+    if os.path.lexists(folder) or any(
+        a.name == name and a.op == op for a in registry.algos
+    ):
+        raise UsageError(
+            f"{op}/{name} exists already",
+            hint="choose another name, or delete its folder first",
+        )
+    text = re.sub(
+        r"(?m)^(after|peer) *=.*\n", "", read_text(source.folder / "algo.toml")
+    )
     text = re.sub(r"(?m)^shares *= *\[[^\]]*\].*\n", "", text)
     # after `summary`, so that it stays in the top table whatever tables follow
-    head = f'summary = "a copy of {source.name}: say here what it does differently"\nafter = "{source.name}"\n'
+    head = (
+        f'summary = "a copy of {source.name}: say here what it does differently"\nafter ='
+        f' "{source.name}"\n'
+    )
     text = re.sub(r"(?m)^summary *=.*\n", head, text, count=1)
-    temporary, hint = folder.with_name(f".{name}.{os.getpid()}"), "--into DIR names another algos folder"
+    temporary, hint = (
+        folder.with_name(f".{name}.{os.getpid()}"),
+        "--into DIR names another algos folder",
+    )
     try:
         temporary.mkdir(parents=True)
         for path in source.folder.iterdir():  # sources have no subfolders: see pack.py
-            stays = path.name in STAY_BEHIND and path.name != EVIDENCE or path.name.startswith(".")
+            stays = (
+                path.name in STAY_BEHIND
+                and path.name != EVIDENCE
+                or path.name.startswith(".")
+            )
             if is_source(path, source.folder) and not stays:
                 shutil.copy(path, temporary)
         for path in source.shares:
             shutil.copy(path, temporary)
-        files.write(temporary / "algo.toml", text, hint=hint)  # last: without it the folder is not an algo
+        # last: without it the folder is not an algo
+        files.write(temporary / "algo.toml", text, hint=hint)
         temporary.rename(folder)
     except OSError as e:
         raise files.failure(folder, e, hint) from None

@@ -1,8 +1,10 @@
-"""cu_seqlens: where packed sequences begin and end. Kernels use these as addresses: a wrong one reads other memory.
+"""cu_seqlens: where packed sequences begin and end. Kernels use these as addresses: a
+wrong one reads other memory.
 
-Code that has them in host memory calls this before a kernel runs: worker/dataset.py, wherever a workload's inputs come
-from, and operators/call_checks.py for CPU tensors. On a GPU reading them would make the caller wait for all work there,
-so the functions made by `load` do not check them.
+Code that has them in host memory calls this before a kernel runs: worker/dataset.py,
+wherever a workload's inputs come from, and operators/call_checks.py for CPU tensors. On
+a GPU reading them would make the caller wait for all work there, so the functions made
+by `load` do not check them.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from typing import Any
 
 
 def fault(ends: Any, total: int) -> str | None:
-    """What is wrong with cu_seqlens `ends` (in host memory) for `total` tokens; None if nothing is."""
+    """What is wrong with cu_seqlens `ends` (in host memory) for `total` tokens; None if
+    nothing is.
+    """
     values = [int(x) for x in ends]
     should = f"must rise from 0 to total_seq_len={total}"
     if not values:
@@ -19,4 +23,8 @@ def fault(ends: Any, total: int) -> str | None:
     for n, (first, end) in enumerate(zip(values, values[1:], strict=False)):
         if end < first:
             return f"{should}, it falls from {first} to {end} at sequence {n}"
-    return None if (values[0], values[-1]) == (0, total) else f"{should}, it goes from {values[0]} to {values[-1]}"
+    return (
+        None
+        if (values[0], values[-1]) == (0, total)
+        else f"{should}, it goes from {values[0]} to {values[-1]}"
+    )

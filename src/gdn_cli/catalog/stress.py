@@ -1,4 +1,6 @@
-"""Hard inputs, as configs/<op>.toml declares them in [stress.NAME]. worker/synthetic.py draws them."""
+"""Hard inputs, as configs/<op>.toml declares them in [stress.NAME]. worker/synthetic.py
+draws them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ TOKENS = ("total_seq_len", "seq_len")  # the axis along which keys can be alike
 
 
 class Gates(Struct, frozen=True, forbid_unknown_fields=True):
-    """Means of the gates' inputs: A_log N(A_log, 0.25^2), a N(a, 1), b N(b, 1), dt_bias N(0, 0.25^2)."""
+    """Means of the gates' inputs: A_log N(A_log, 0.25^2), a N(a, 1), b N(b, 1), dt_bias
+    N(0, 0.25^2).
+    """
 
     A_log: Number
     a: Number
@@ -27,9 +31,11 @@ class Gates(Struct, frozen=True, forbid_unknown_fields=True):
 class Family(Struct, frozen=True, forbid_unknown_fields=True):
     """One [stress.NAME]: axes, and how its values differ from those of a twin with the same axes.
 
-    keys          all different; all keys of a head equal; equal but for signs that alternate along the tokens; or all
+    keys          all different; all keys of a head equal; equal but for signs that
+      alternate along the tokens; or all
                   keys and queries 0
-    padding       some rows, the first and the last among them, have no slot: their slot number is 0 or -1
+    padding       some rows, the first and the last among them, have no slot: their slot
+      number is 0 or -1
     forget_every  the first of every so many tokens has a = 60: the whole state is forgotten there
     state         root mean square of the state
     logits        how many times larger than a twin's: a factor on q
@@ -39,7 +45,8 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
     summary: Text
     axes: dict[str, Positive] = {}
     seq_lens: tuple[Annotated[int, Meta(ge=0)], ...] | None = (
-        None  # lengths of packed sequences, instead of axes; 0 is a sequence without tokens
+        # lengths of packed sequences, instead of axes; 0 is a sequence without tokens
+        None
     )
     keys: Literal["own", "equal", "alternating", "zero"] = "own"
     padding: bool = False
@@ -51,20 +58,36 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def fault(family: Family, variable: Sequence[str]) -> Wrong | None:
-    """The first part of a family that does not fit an op with these variable axes; the steps lead from the family."""
+    """The first part of a family that does not fit an op with these variable axes; the
+    steps lead from the family.
+    """
     if "num_seqs" in variable:
         if not family.seq_lens or family.axes:
-            return Wrong(("seq_lens",), "lengths such as [0, 1, 64], and no axes", family.seq_lens)
+            return Wrong(
+                ("seq_lens",),
+                "lengths such as [0, 1, 64], and no axes",
+                family.seq_lens,
+            )
     elif family.seq_lens is not None or set(family.axes) != set(variable):
-        return Wrong(("axes",), f"a positive whole number for each of {', '.join(variable)}, and no more", family.axes)
-    if family.keys in ("equal", "alternating") and not any(name in TOKENS for name in variable):
-        return Wrong(("keys",), "'own' or 'zero': this op has one token a sequence", family.keys)
+        return Wrong(
+            ("axes",),
+            f"a positive whole number for each of {', '.join(variable)}, and no more",
+            family.axes,
+        )
+    if family.keys in ("equal", "alternating") and not any(
+        name in TOKENS for name in variable
+    ):
+        return Wrong(
+            ("keys",), "'own' or 'zero': this op has one token a sequence", family.keys
+        )
     return None
 
 
 def largest(records: Iterable[Record]) -> list[Largest]:
-    """For each algo the largest relative Frobenius error on hard inputs, with the output and the input that has it; NaN
-    and Inf (None) count as larger than any number."""
+    """For each algo the largest relative Frobenius error on hard inputs, with the
+    output and the input that has it; NaN and Inf (None) count as larger than any
+    number.
+    """
     found: dict[tuple, Largest] = {}
     for record in records:
         if not (record.workload and record.workload.stress):
@@ -73,9 +96,13 @@ def largest(records: Iterable[Record]) -> list[Largest]:
             key = record.op, record.algo, record.mode
             if key not in found or size(error) > size(found[key].error):
                 found[key] = Largest(
-                    op=record.op, algo=record.algo, mode=record.mode, error=error, output=output,
+                    op=record.op,
+                    algo=record.algo,
+                    mode=record.mode,
+                    error=error,
+                    output=output,
                     stress=record.workload.stress,
-                )  # fmt: skip
+                )
     return list(found.values())
 
 

@@ -1,4 +1,5 @@
-"""Reads the workloads of a FlashInfer-Trace folder, such as the contest's. Imports neither torch nor numpy.
+"""Reads the workloads of a FlashInfer-Trace folder, such as the contest's. Imports
+neither torch nor numpy.
 
 Tensors are read later, by worker/dataset.py; worker/trace_set_writer.py writes such folders.
 """
@@ -23,7 +24,9 @@ from .workloads import Workload, embedded
 _LFS_POINTER = "version https://git-lfs"
 
 
-_FILE = Meta(pattern=r"^(?=\s*\S)[^\x00]+$", description="the name of a file in the data set")
+_FILE = Meta(
+    pattern=r"^(?=\s*\S)[^\x00]+$", description="the name of a file in the data set"
+)
 _UUID = Meta(
     pattern=r"^(?=\s*\S)[^\x00-\x1f\x7f/\\]{1,200}(?!\n)$",
     description="text without / and control characters",
@@ -63,15 +66,23 @@ def known(op: Op, root: Path | None) -> list[Workload]:
 def from_folder(op: Op, root: Path) -> list[Workload]:
     """The op's workloads in a FlashInfer-Trace folder, in its order. Tensors are read later.
 
-    Files are found as flashinfer-bench's TraceSet.from_path finds them: definitions/**/*.json, workloads/**/*.jsonl.
-    The definition's inputs and outputs must match the op's. Any error is one MissingError line.
+    Files are found as flashinfer-bench's TraceSet.from_path finds them:
+    definitions/**/*.json, workloads/**/*.jsonl. The definition's inputs and outputs
+    must match the op's. Any error is one MissingError line.
     """
     root = Path(root)
     if not os.path.exists(root):
-        raise MissingError(f"no such data set folder: {root}", hint="`gdn data build DIR` writes one")
+        raise MissingError(
+            f"no such data set folder: {root}", hint="`gdn data build DIR` writes one"
+        )
     if not os.path.isdir(root):
-        raise MissingError(f"{root} is a file, not a data set folder", hint="name the folder that has definitions/")
-    absent = [name for name in ("definitions", "workloads") if not os.path.isdir(root / name)]
+        raise MissingError(
+            f"{root} is a file, not a data set folder",
+            hint="name the folder that has definitions/",
+        )
+    absent = [
+        name for name in ("definitions", "workloads") if not os.path.isdir(root / name)
+    ]
     if absent:
         raise MissingError(
             f"{root} is not a FlashInfer-Trace data set: it has no {'/ and no '.join(absent)}/",
@@ -85,7 +96,8 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
     within = _Within(root)
     for file in sorted((root / "workloads").rglob("*.jsonl")):
         for number, line in enumerate(_read(file).split("\n"), 1):
-            # lines of other definitions need not be valid; a folder of all of FlashInfer has thousands
+            # lines of other definitions need not be valid; a folder of all of
+            # FlashInfer has thousands
             if file.stem != op.definition and f'"{op.definition}"' not in line:
                 others.add(file.stem)
                 continue
@@ -100,7 +112,10 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
                     raise MissingError(f"{where}: {same}", hint=hint)
                 workloads.append(workload)
     if not workloads:
-        raise MissingError(f"{root / 'workloads'} has no workloads of {op.definition}", hint=f"it has {_some(others)}")
+        raise MissingError(
+            f"{root / 'workloads'} has no workloads of {op.definition}",
+            hint=f"it has {_some(others)}",
+        )
     return workloads
 
 
@@ -116,8 +131,9 @@ def _read(path: Path) -> str:
 
 
 def blob(root: Path, name: str, where: str) -> Path:
-    """The file of tensors that a workload names: inside the data set's root, links followed. Otherwise a MissingError
-    that begins with `where` the file is named."""
+    """The file of tensors that a workload names: inside the data set's root, links
+    followed. Otherwise a MissingError that begins with `where` the file is named.
+    """
     _Within(root).check(name, where)
     path = root / name
     if os.path.exists(path) and not os.path.isfile(path):
@@ -137,7 +153,9 @@ class _Within:
         snapshots = os.path.dirname(home)
         # in Hugging Face's cache the files of a snapshot are links into blobs/
         if os.path.basename(snapshots) == "snapshots":
-            self.homes.append(os.path.join(os.path.dirname(snapshots), "blobs") + os.sep)
+            self.homes.append(
+                os.path.join(os.path.dirname(snapshots), "blobs") + os.sep
+            )
         self.known: set[str] = set()
 
     def check(self, name: str, where: str) -> None:
@@ -146,7 +164,9 @@ class _Within:
             return
         if os.path.isabs(name) or ".." in name.split("/"):
             hint = "paths start at its root"
-            raise MissingError(f"{where}: path '{name}' leads out of the data set", hint=hint)
+            raise MissingError(
+                f"{where}: path '{name}' leads out of the data set", hint=hint
+            )
         folder, file = os.path.split(os.path.join(self.root, name))
         path = os.path.join(self.real(folder), file)
         if os.path.islink(path):
@@ -192,26 +212,51 @@ def _find_definition(op: Op, root: Path) -> tuple[Path, Json]:
 
 
 def _same_definition(op: Op, path: Path, definition: Json) -> None:
-    """Check for the same inputs and outputs, in order. Fixed axes are compared by value: their names do not matter."""
+    """Check for the same inputs and outputs, in order. Fixed axes are compared by
+    value: their names do not matter.
+    """
     hint = "the folder is made for another version of the definition"
     failed = partial(MissingError, hint=hint)
     calls = decode(definition, Calls, path, failed)
     axes = {name: axis.get("value") for name, axis in calls["axes"].items()}
-    for kind, theirs, ours in (("inputs", calls["inputs"], op.inputs), ("outputs", calls["outputs"], op.outputs)):
+    for kind, theirs, ours in (
+        ("inputs", calls["inputs"], op.inputs),
+        ("outputs", calls["outputs"], op.outputs),
+    ):
         for name, tensor in theirs.items():
             if unknown := set(tensor["shape"] or ()) - set(axes):
-                raise wrong(path, [kind, name, "shape"], "axes of the definition", min(unknown), failed)
+                raise wrong(
+                    path,
+                    [kind, name, "shape"],
+                    "axes of the definition",
+                    min(unknown),
+                    failed,
+                )
         # gdn's ops have no optional inputs: those of a definition are left out
-        theirs = {name: tensor for name, tensor in theirs.items() if not tensor.pop("optional", False) or name in ours}
+        theirs = {
+            name: tensor
+            for name, tensor in theirs.items()
+            if not tensor.pop("optional", False) or name in ours
+        }
         if list(theirs) != list(ours):
-            raise failed(f"{path}: its {kind} are {', '.join(theirs)}; those of {op.name} are {', '.join(ours)}")
+            raise failed(
+                f"{path}: its {kind} are {', '.join(theirs)}; those of {op.name} are"
+                f" {', '.join(ours)}"
+            )
         for name, spec in ours.items():
-            found, should = _said(**theirs[name], axes=axes), _said(spec.shape, spec.dtype, op.axes)
+            found, should = (
+                _said(**theirs[name], axes=axes),
+                _said(spec.shape, spec.dtype, op.axes),
+            )
             if found != should:
-                raise failed(f"{path}: {name} is {found}; that of {op.name} is {should}")
+                raise failed(
+                    f"{path}: {name} is {found}; that of {op.name} is {should}"
+                )
 
 
-def _said(shape: Sequence[str] | None, dtype: str, axes: Mapping[str, int | None]) -> str:
+def _said(
+    shape: Sequence[str] | None, dtype: str, axes: Mapping[str, int | None]
+) -> str:
     """A tensor in words: "float32 [batch_size, 128]"."""
     if shape is None:
         return f"{dtype} scalar"
@@ -224,16 +269,28 @@ def _row(op: Op, where: str, line: str, index: int, within: _Within) -> Workload
     if row.get("definition") != op.definition:
         return None
     if row.get("solution") or row.get("evaluation"):
-        raise MissingError(f"{where}: a trace, not a workload", hint="traces belong in traces/")
+        raise MissingError(
+            f"{where}: a trace, not a workload", hint="traces belong in traces/"
+        )
     found = decode(row.get("workload"), Row, where, MissingError, "$.workload")
     axes = found.axes
     # flashinfer-bench ignores fixed axes in a row; a fixed axis of another value is another op
     fixed = {k: v for k, v in axes.items() if op.axes.get(k) is not None}
-    if set(axes) - set(fixed) != set(op.var_axes) or any(op.axes[k] != v for k, v in fixed.items()):
+    if set(axes) - set(fixed) != set(op.var_axes) or any(
+        op.axes[k] != v for k, v in fixed.items()
+    ):
         got = ", ".join(f"{k}={v}" for k, v in axes.items()) or "none"
-        raise MissingError(f"{where}: axes {got}; those of {op.name} are {', '.join(op.var_axes)}")
+        raise MissingError(
+            f"{where}: axes {got}; those of {op.name} are {', '.join(op.var_axes)}"
+        )
     for key, spec in found.inputs.items():
         if isinstance(spec, Safetensors):
             within.check(spec.path, f"{where}: input {key}")
     inputs = row["workload"]["inputs"]
-    return Workload(found.uuid, {a: axes[a] for a in op.var_axes}, index=index, origin="dataset", inputs=inputs)
+    return Workload(
+        found.uuid,
+        {a: axes[a] for a in op.var_axes},
+        index=index,
+        origin="dataset",
+        inputs=inputs,
+    )

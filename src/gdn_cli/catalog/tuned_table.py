@@ -1,10 +1,11 @@
-"""Which constants a kernel uses for which size, by GPU: `tuning.json`, the source file generated from it, and the
-candidates for it.
+"""Which constants a kernel uses for which size, by GPU: `tuning.json`, the source file
+generated from it, and the candidates for it.
 
-A kernel uses the rows of the GPU whose number of SMs is nearest to its own (the first of equals), and of these the
-first with size <= up_to; if algo.toml names a `length`, also with length <= length_up_to. `nearest` follows the same
-rule, so that a record can say whose rows were used. For an algo on a CPU, the CPU's name and the number of CPUs that
-the process may use replace the GPU and its SMs.
+A kernel uses the rows of the GPU whose number of SMs is nearest to its own (the first
+of equals), and of these the first with size <= up_to; if algo.toml names a `length`,
+also with length <= length_up_to. `nearest` follows the same rule, so that a record can
+say whose rows were used. For an algo on a CPU, the CPU's name and the number of CPUs
+that the process may use replace the GPU and its SMs.
 """
 
 from __future__ import annotations
@@ -39,12 +40,15 @@ MOST = 1000  # candidates: more are likely a mistake
 
 
 Constants = dict[str, int]
-Gpus = dict[str, Json]  # GPU -> its entry in tuning.json: rows are read, the rest is kept
+# GPU -> its entry in tuning.json: rows are read, the rest is kept
+Gpus = dict[str, Json]
 
 
 @dataclass(frozen=True)
 class Row:
-    """Constants for this GPU, used up to this size, and up to this length if the table has lengths."""
+    """Constants for this GPU, used up to this size, and up to this length if the table
+    has lengths.
+    """
 
     gpu: str
     sms: int
@@ -53,22 +57,43 @@ class Row:
     length_up_to: int | None = None
 
     def to_json(self) -> dict[str, int | str]:
-        length = {} if self.length_up_to is None else {"length_up_to": self.length_up_to}
-        return {"gpu": self.gpu, "sms": self.sms, **length, "up_to": self.up_to, **self.constants}
+        length = (
+            {} if self.length_up_to is None else {"length_up_to": self.length_up_to}
+        )
+        return {
+            "gpu": self.gpu,
+            "sms": self.sms,
+            **length,
+            "up_to": self.up_to,
+            **self.constants,
+        }
 
 
-# --- the file -----------------------------------------------------------------------------------------------------
+# --- the file
 
 
 def render(tune: Tune, rows: Sequence[Row], batch_invariant: bool = False) -> str:
-    """The file's whole text. Constants are in the order of algo.toml. `batch_invariant`: see batch_invariance.py."""
+    """The file's whole text. Constants are in the order of algo.toml.
+    `batch_invariant`: see batch_invariance.py.
+    """
     size = f"size ({' * '.join(tune.size)})"
     if tune.length:
         size = f"length ({' * '.join(tune.length)}) and {size}"
-    what = f"Written by `gdn tune`: which constants for which {size}, by GPU. The evidence is in tuning.json."
-    table = [replace(r, constants={n: r.constants[n] for n in tune.constants}).to_json() for r in rows]
+    what = (
+        f"Written by `gdn tune`: which constants for which {size}, by GPU. The evidence is in"
+        " tuning.json."
+    )
+    table = [
+        replace(r, constants={n: r.constants[n] for n in tune.constants}).to_json()
+        for r in rows
+    ]
     if tune.file.endswith(".py"):
-        lines = [f'"""{what}"""', "TUNED = [", *(f"    {json.dumps(row)}," for row in table), "]"]
+        lines = [
+            f'"""{what}"""',
+            "TUNED = [",
+            *(f"    {json.dumps(row)}," for row in table),
+            "]",
+        ]
     else:
         up_to = "length_up_to, up_to" if tune.length else "up_to"
         fields = f"const char* gpu; int sms; int64_t {up_to}; int {', '.join(tune.constants)};"
@@ -79,22 +104,27 @@ def render(tune: Tune, rows: Sequence[Row], batch_invariant: bool = False) -> st
             *(["#define GDN_BATCH_INVARIANT"] if batch_invariant else []),
             f"struct Tuned {{ {fields} }};   // constants in the order of algo.toml",
             "constexpr Tuned TUNED[] = {",
-            *(f"    {{{', '.join(json.dumps(value) for value in row.values())}}}," for row in table),
+            *(
+                f"    {{{', '.join(json.dumps(value) for value in row.values())}}},"
+                for row in table
+            ),
             "};",
         ]
     return "\n".join(lines) + "\n"
 
 
 class _Entry(msgspec.Struct):
-    """A GPU's entry in tuning.json: each row is {"gpu", "sms", "up_to"} and the constants. Evidence is not listed
-    here."""
+    """A GPU's entry in tuning.json: each row is {"gpu", "sms", "up_to"} and the
+    constants. Evidence is not listed here.
+    """
 
     rows: list[dict[str, int | str]]
 
 
 def load(algo: Algo) -> Gpus:
-    """The contents of tuning.json in the algo's folder, by GPU; {} without the file. UsageError for one that gdn did
-    not write."""
+    """The contents of tuning.json in the algo's folder, by GPU; {} without the file.
+    UsageError for one that gdn did not write.
+    """
     file = algo.folder / EVIDENCE
     files.place(file, within=algo.folder)
     if not file.exists():
@@ -106,32 +136,49 @@ def load(algo: Algo) -> Gpus:
     except UsageError as e:
         raise UsageError(e.message, hint=hint) from None
     except (ValueError, KeyError, TypeError) as e:
-        raise UsageError(f"{file} is not what gdn wrote: {errors.one_line(e)}", hint=hint) from None
+        raise UsageError(
+            f"{file} is not what gdn wrote: {errors.one_line(e)}", hint=hint
+        ) from None
     return gpus
 
 
 def rows(tune: Tune, gpus: Gpus) -> list[Row]:
-    """The rows of all GPUs, in the order of the generated file. ValueError, with the reason, for rows of another
-    form."""
+    """The rows of all GPUs, in the order of the generated file. ValueError, with the
+    reason, for rows of another form.
+    """
     found = []
-    for row in (row for entry in msgspec.convert(gpus, dict[str, _Entry]).values() for row in entry.rows):
+    for row in (
+        row
+        for entry in msgspec.convert(gpus, dict[str, _Entry]).values()
+        for row in entry.rows
+    ):
         gpu, sms, up_to = (row.pop(key, None) for key in ("gpu", "sms", "up_to"))
-        length = row.pop("length_up_to", None if gpu != UNTUNED else ENDLESS) if tune.length else None
+        length = (
+            row.pop("length_up_to", None if gpu != UNTUNED else ENDLESS)
+            if tune.length
+            else None
+        )
         lengths = (length,) if tune.length else ()
-        if not isinstance(gpu, str) or any(type(n) is not int for n in (sms, up_to, *lengths, *row.values())):
+        if not isinstance(gpu, str) or any(
+            type(n) is not int for n in (sms, up_to, *lengths, *row.values())
+        ):
             raise ValueError(f"a row of '{gpu}' does not have the form that gdn writes")
         if gpu != UNTUNED and set(row) != set(tune.constants):
             there, wanted = ", ".join(row), ", ".join(tune.constants)
-            raise ValueError(f"its rows of '{gpu}' hold {there}, algo.toml names {wanted}")
+            raise ValueError(
+                f"its rows of '{gpu}' hold {there}, algo.toml names {wanted}"
+            )
         found.append(Row(gpu, sms, up_to, row, length))
     return found
 
 
-# --- rows ---------------------------------------------------------------------------------------------------------
+# --- rows
 
 
 def nearest(rows: Sequence[Row], sms: int) -> list[Row]:
-    """The rows that a kernel uses on a GPU with `sms` SMs: those of the nearest GPU, the first of equals."""
+    """The rows that a kernel uses on a GPU with `sms` SMs: those of the nearest GPU,
+    the first of equals.
+    """
     if not rows:
         return []
     first = min(rows, key=lambda row: abs(row.sms - sms))
@@ -139,25 +186,36 @@ def nearest(rows: Sequence[Row], sms: int) -> list[Row]:
 
 
 class Size(NamedTuple):
-    """The key for looking up a row: the products of the axes of `tune.length` (1 if there are none) and `tune.size`."""
+    """The key for looking up a row: the products of the axes of `tune.length` (1 if
+    there are none) and `tune.size`.
+    """
 
     length: int
     size: int
 
 
 def size_of(op: Op, tune: Tune, workload: Workload) -> Size:
-    axes = {name: value for name, value in op.axes.items() if value is not None} | workload.axes
-    return Size(*(math.prod(axes[axis] for axis in named) for named in (tune.length, tune.size)))
+    axes = {
+        name: value for name, value in op.axes.items() if value is not None
+    } | workload.axes
+    return Size(
+        *(math.prod(axes[axis] for axis in named) for named in (tune.length, tune.size))
+    )
 
 
-def table(tune: Tune, gpu: str, sms: int, chosen: Sequence[tuple[Size, Constants]]) -> list[Row]:
+def table(
+    tune: Tune, gpu: str, sms: int, chosen: Sequence[tuple[Size, Constants]]
+) -> list[Row]:
     """The rows of a GPU, from the constants chosen for the measured sizes, ascending.
 
-    Neighbours with equal constants become one row. The boundary between two measured sizes, or lengths, is their
-    geometric mean, rounded down: nothing in between was measured, and sizes go up by factors.
+    Neighbours with equal constants become one row. The boundary between two measured
+    sizes, or lengths, is their geometric mean, rounded down: nothing in between was
+    measured, and sizes go up by factors.
     """
     if not tune.length:
-        return _of_one_length(gpu, sms, [(size.size, constants) for size, constants in chosen])
+        return _of_one_length(
+            gpu, sms, [(size.size, constants) for size, constants in chosen]
+        )
     lengths: dict[int, list[tuple[int, Constants]]] = {}
     for size, constants in chosen:
         lengths.setdefault(size.length, []).append((size.size, constants))
@@ -169,35 +227,58 @@ def table(tune: Tune, gpu: str, sms: int, chosen: Sequence[tuple[Size, Constants
     ]
 
 
-def _of_one_length(gpu: str, sms: int, chosen: Sequence[tuple[int, Constants]]) -> list[Row]:
+def _of_one_length(
+    gpu: str, sms: int, chosen: Sequence[tuple[int, Constants]]
+) -> list[Row]:
     rows = []
     for i, (size, constants) in enumerate(chosen):
         following = chosen[i + 1] if i + 1 < len(chosen) else None
         if following and following[1] == constants:
             continue
-        rows.append(Row(gpu, sms, math.isqrt(size * following[0]) if following else ENDLESS, constants))
+        rows.append(
+            Row(
+                gpu,
+                sms,
+                math.isqrt(size * following[0]) if following else ENDLESS,
+                constants,
+            )
+        )
     return rows
 
 
 def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
-    """The file's rows with those of one GPU replaced: the other GPUs keep theirs, an author's estimates are dropped.
+    """The file's rows with those of one GPU replaced: the other GPUs keep theirs, an
+    author's estimates are dropped.
 
-    The GPU keeps its place. A kernel tells GPUs apart only by their number of SMs: of two with the same number the last
-    tuned comes first, and is used on both.
+    The GPU keeps its place. A kernel tells GPUs apart only by their number of SMs: of
+    two with the same number the last tuned comes first, and is used on both.
     """
     gpu, sms = new[0].gpu, new[0].sms
     old = [row for row in old if row.gpu != UNTUNED]
-    place = next((i for i, row in enumerate(old) if row.gpu == gpu or row.sms == sms), len(old))
-    return [row for row in old[:place] if row.gpu != gpu] + list(new) + [row for row in old[place:] if row.gpu != gpu]
+    place = next(
+        (i for i, row in enumerate(old) if row.gpu == gpu or row.sms == sms), len(old)
+    )
+    return (
+        [row for row in old[:place] if row.gpu != gpu]
+        + list(new)
+        + [row for row in old[place:] if row.gpu != gpu]
+    )
 
 
 def used(algo: Algo | None, solution: object, environment: Environment) -> Row | None:
-    """The first of the rows that a tuned algo uses on the GPU of a worker's environment. None if there is no table: a
-    packed solution has no tuning.json, and a candidate has its own rows.
+    """The first of the rows that a tuned algo uses on the GPU of a worker's
+    environment. None if there is no table: a packed solution has no tuning.json, and a
+    candidate has its own rows.
 
     Its `gpu` is the one on which the rows were measured, or "untuned" for an author's estimates.
     """
-    if algo is None or algo.tune is None or algo.solution or solution is None or environment.sms is None:
+    if (
+        algo is None
+        or algo.tune is None
+        or algo.solution
+        or solution is None
+        or environment.sms is None
+    ):
         return None
     try:
         return next(iter(nearest(rows(algo.tune, load(algo)), environment.sms)), None)
@@ -205,7 +286,7 @@ def used(algo: Algo | None, solution: object, environment: Environment) -> Row |
         return None
 
 
-# --- candidates -----------------------------------------------------------------------------------------------------
+# --- candidates
 
 
 def candidates(algo: Algo) -> tuple[list[Constants], int]:
@@ -216,8 +297,14 @@ def candidates(algo: Algo) -> tuple[list[Constants], int]:
     tune, path = algo.tune, f"{algo.folder or algo.full_name}/algo.toml"
     count = math.prod(map(len, tune.constants.values()))
     if count > 100 * MOST:
-        raise UsageError(f"{path}: [tune.constants] gives {count} candidates", hint="name fewer values")
-    every = [dict(zip(tune.constants, values, strict=True)) for values in itertools.product(*tune.constants.values())]
+        raise UsageError(
+            f"{path}: [tune.constants] gives {count} candidates",
+            hint="name fewer values",
+        )
+    every = [
+        dict(zip(tune.constants, values, strict=True))
+        for values in itertools.product(*tune.constants.values())
+    ]
     kept = every
     if tune.where:
         holds = condition(tune.where, tune.constants)
@@ -228,13 +315,17 @@ def candidates(algo: Algo) -> tuple[list[Constants], int]:
     if not kept:
         raise UsageError(f"{path}: $.tune.where: '{tune.where}' leaves no candidate")
     if len(kept) > MOST:
-        raise UsageError(f"{path}: [tune] gives {len(kept)} candidates", hint=f"at most {MOST}: name fewer values")
+        raise UsageError(
+            f"{path}: [tune] gives {len(kept)} candidates",
+            hint=f"at most {MOST}: name fewer values",
+        )
     return kept, len(every) - len(kept)
 
 
 def narrowed(algo: Algo, only: Sequence[str], where: str | None = None) -> Algo:
-    """The algo with fewer values to try: each of `only` is "NAME=V[,V...]", with values that its algo.toml declares;
-    `where` is a condition in addition to its own."""
+    """The algo with fewer values to try: each of `only` is "NAME=V[,V...]", with values
+    that its algo.toml declares; `where` is a condition in addition to its own.
+    """
     constants = dict(algo.tune.constants)
     condition_ = algo.tune.where
     if where:
@@ -242,7 +333,9 @@ def narrowed(algo: Algo, only: Sequence[str], where: str | None = None) -> Algo:
         try:
             condition(condition_, constants)
         except ValueError as e:
-            raise UsageError(f"--where '{where}': {e}", hint='such as "rows * warps <= 16"') from None
+            raise UsageError(
+                f"--where '{where}': {e}", hint='such as "rows * warps <= 16"'
+            ) from None
     for text in only:
         name, _, values = text.partition("=")
         if (name := name.strip()) not in constants:
@@ -253,7 +346,9 @@ def narrowed(algo: Algo, only: Sequence[str], where: str | None = None) -> Algo:
             hint = f"algo.toml declares {name} = {', '.join(map(str, declared))}"
             raise UsageError(f"--only {text}: expected values to try", hint=hint)
         constants[name] = tuple(value for value in declared if str(value) in wanted)
-    return structs.replace(algo, tune=structs.replace(algo.tune, constants=constants, where=condition_))
+    return structs.replace(
+        algo, tune=structs.replace(algo.tune, constants=constants, where=condition_)
+    )
 
 
 def label(constants: Constants) -> str:
@@ -263,14 +358,20 @@ def label(constants: Constants) -> str:
 def candidate(algo: Algo, op: Op, constants: Constants) -> Algo:
     """The algo with these constants at every size; its folder is not changed."""
     row = Row(CANDIDATE, 0, ENDLESS, constants, ENDLESS if algo.tune.length else None)
-    return with_table(algo, op, f"{algo.name}[{label(constants)}]", render(algo.tune, [row]))
+    return with_table(
+        algo, op, f"{algo.name}[{label(constants)}]", render(algo.tune, [row])
+    )
 
 
 def with_table(algo: Algo, op: Op, name: str, table: str) -> Algo:
-    """The algo under another name, with another table's text instead of its own; its folder is not changed."""
+    """The algo under another name, with another table's text instead of its own; its
+    folder is not changed.
+    """
     solution = pack(algo, op, name=f"{op.name}-{name}")
     generated = {"path": algo.tune.file, "content": table}
-    sources = sorted([*_own(algo, solution["sources"]), generated], key=lambda source: source["path"])
+    sources = sorted(
+        [*_own(algo, solution["sources"]), generated], key=lambda source: source["path"]
+    )
     return structs.replace(algo, name=name, solution=solution | {"sources": sources})
 
 

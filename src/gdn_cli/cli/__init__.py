@@ -1,4 +1,6 @@
-"""The `gdn` command line: each command parses its options, calls one function, and shows the result."""
+"""The `gdn` command line: each command parses its options, calls one function, and
+shows the result.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,32 @@ _LONGEST = 2000  # characters of an error's line
 
 app = App(
     name="gdn",
-    help="Write, check, time and pack GPU kernels for Gated Delta Net: decode, prefill and attention.",
+    help=(
+        "Write, check, time and pack GPU kernels for Gated Delta Net: decode, prefill and"
+        " attention."
+    ),
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 for command in (
-    bench.run, bench.bench, bench.floors, compare.compare, tune.tune, profile.profile, modal_tune.modal,
-    history.history, report.report, algos.list_, algos.show, algos.new, pack.pack, data.data,
-    doctor.doctor, schema.schema, worker.worker,
-):  # fmt: skip
+    bench.run,
+    bench.bench,
+    bench.floors,
+    compare.compare,
+    tune.tune,
+    profile.profile,
+    modal_tune.modal,
+    history.history,
+    report.report,
+    algos.list_,
+    algos.show,
+    algos.new,
+    pack.pack,
+    data.data,
+    doctor.doctor,
+    schema.schema,
+    worker.worker,
+):
     if isinstance(command, typer.Typer):
         app.add_typer(command)
     else:
@@ -55,13 +74,21 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _top(
-    version: bool = typer.Option(False, "--version", "-V", callback=_version, is_eager=True, help="Show the version."),
+    version: bool = typer.Option(
+        False,
+        "--version",
+        "-V",
+        callback=_version,
+        is_eager=True,
+        help="Show the version.",
+    ),
 ):
     pass
 
 
 def main(machine: Any = None) -> None:
-    """Run the command. An expected error gives one line on stderr and its exit code, never a traceback.
+    """Run the command. An expected error gives one line on stderr and its exit code,
+    never a traceback.
 
     `machine` is the inventory.Machine to use; without it, each command examines this machine.
     """
@@ -74,7 +101,8 @@ def main(machine: Any = None) -> None:
         received.append(number)
         raise KeyboardInterrupt
 
-    for name in ("SIGTERM", "SIGHUP"):  # a closed terminal, `timeout`, a cancelled CI job: exit as after Ctrl-C
+    # a closed terminal, `timeout`, a cancelled CI job: exit as after Ctrl-C
+    for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), leave)
     code = _run()
@@ -113,7 +141,8 @@ def _tell(e: errors.GdnError) -> int:
     """Show an error as a line and its hint, with --json as JSON too, and return its exit code."""
     hint = f"\n  {text.shown(e.hint, lines=True)}" if e.hint else ""
     line = text.shown(e.message)
-    if len(line) > _LONGEST:  # a name of 10,000 letters; what is wrong with it comes last
+    # a name of 10,000 letters; what is wrong with it comes last
+    if len(line) > _LONGEST:
         line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
     print(f"gdn: {line}{hint}", file=sys.stderr)
     if "--json" in sys.argv:

@@ -26,9 +26,14 @@ def list_(
     if name:
         option = f" --op {name}" if name in known.ops else None
         hint = f"gdn list{option}" if option else f"gdn show {shlex.quote(name)}"
-        raise errors.UsageError(f"list takes no name, got '{name}'", hint=f"did you mean `{hint}`?")
+        raise errors.UsageError(
+            f"list takes no name, got '{name}'", hint=f"did you mean `{hint}`?"
+        )
     machine = o.machine()
-    found = [(algo, machine.place(algo)) for algo in (known.of(known.op(op).name) if op else known.algos)]
+    found = [
+        (algo, machine.place(algo))
+        for algo in (known.of(known.op(op).name) if op else known.algos)
+    ]
     broken = [b for b in known.broken if not op or b.op == known.op(op).family]
     shown.show_list(found, broken, json)
 
@@ -37,7 +42,9 @@ def show(
     algo: Annotated[
         str,
         typer.Argument(
-            metavar="ALGO", autocompletion=o.algos_like, help="Its name, such as cpp-v1 or gdn_prefill/fi-baseline."
+            metavar="ALGO",
+            autocompletion=o.algos_like,
+            help="Its name, such as cpp-v1 or gdn_prefill/fi-baseline.",
         ),
     ],
     op: o.OpName = None,
@@ -59,25 +66,41 @@ def show(
     own = [s for s in kept.series() if (s.op, s.algo) == (found.op, found.name)]
     for notice in kept.notices:
         screen.say(notice)
-    saved = committed(paths.RESULTS_DIR, found.op, found.name, ladder_log.read(found)[1])
+    saved = committed(
+        paths.RESULTS_DIR, found.op, found.name, ladder_log.read(found)[1]
+    )
     texts = {path: read(path).decode(errors="replace") for path in pack.sources(found)}
     files = [(path, len(text.splitlines())) for path, text in texts.items()]
     entry = ladder_log.entry(found)
-    times = {"history": history.timeline(own, count=1), "committed": [saved] if saved else []}
-    shown.show_algo(shown.Known(found, o.machine().place(found), files, entry, **times), json)
+    times = {
+        "history": history.timeline(own, count=1),
+        "committed": [saved] if saved else [],
+    }
+    shown.show_algo(
+        shown.Known(found, o.machine().place(found), files, entry, **times), json
+    )
 
 
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new algo.")],
     source: Annotated[
         Optional[str],
-        typer.Option("--from", metavar="ALGO", autocompletion=o.algos_like, help="The algo to start from."),
+        typer.Option(
+            "--from",
+            metavar="ALGO",
+            autocompletion=o.algos_like,
+            help="The algo to start from.",
+        ),
     ] = None,
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
     into: Annotated[
         Optional[Path],
-        typer.Option("--into", metavar="DIR", help="The algos folder for it (default: --algos, else gdn's own)."),
+        typer.Option(
+            "--into",
+            metavar="DIR",
+            help="The algos folder for it (default: --algos, else gdn's own).",
+        ),
     ] = None,
     json: o.AsJson = False,
 ) -> None:
@@ -92,17 +115,32 @@ def new(
             for a in known.of(known.op(op or registry.DEFAULT_OP).name)
             if o.machine().place(a).mode in ("cpu", "cuda")
         ]
-        own = [a.name for a in likely if a.language in ("cpp", "cuda", "triton")] or [a.name for a in likely]
+        own = [a.name for a in likely if a.language in ("cpp", "cuda", "triton")] or [
+            a.name for a in likely
+        ]
         option = f" --op {op}" if op else ""
-        hint = f"gdn new {shlex.quote(name)} --from {own[-1] if own else 'ALGO'}{option}; `gdn list` shows all"
+        hint = (
+            f"gdn new {shlex.quote(name)} --from {own[-1] if own else 'ALGO'}{option}; `gdn list`"
+            " shows all"
+        )
         raise errors.UsageError("which algo to start from?", hint=hint)
     into = into or next(iter(registry.own_folders(algos)), None)
     found = known.find(source, op)
     folder = scaffold.new(known, name, found, into)
     if json:
         made = sorted(path.name for path in folder.iterdir())
-        return screen.show_json({"op": found.op, "algo": name, "from": source, "folder": str(folder), "files": made})
+        return screen.show_json(
+            {
+                "op": found.op,
+                "algo": name,
+                "from": source,
+                "folder": str(folder),
+                "files": made,
+            }
+        )
     where = f" --algos {shlex.quote(str(into))}" if into else ""
-    commands = f"`gdn run --algo {name}{where}` and `gdn bench --algo {name},{source}{where}`"
+    commands = (
+        f"`gdn run --algo {name}{where}` and `gdn bench --algo {name},{source}{where}`"
+    )
     screen.put(str(folder))
     screen.put(f"  next: edit it, then {commands}")

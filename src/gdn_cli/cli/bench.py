@@ -1,4 +1,6 @@
-"""`gdn run` (is it right?), `gdn bench` (and how fast?) and `gdn floors` (the copy and other limits)."""
+"""`gdn run` (is it right?), `gdn bench` (and how fast?) and `gdn floors` (the copy and
+other limits).
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,11 @@ def run(
     batch_invariant: o.BatchInvariant = False,
     engine: EngineName = None,
 ) -> None:
-    """Check algos on workloads: are they right? With --official the contest's own harness judges them too.
+    """Check algos on workloads: are they right? With --official the contest's own
+    harness judges them too.
 
-    Without --algo: every algo that can run here. Without workloads: the preset `quick`; with --official `contest`.
+    Without --algo: every algo that can run here. Without workloads: the preset `quick`;
+    with --official `contest`.
     """
     algos, files = algos.also(solutions)
     others = {
@@ -72,7 +76,12 @@ def bench(
     in_place: o.InPlace = False,
     batch_invariant: o.BatchInvariant = False,
     save: Annotated[
-        Optional[str], typer.Option("--save", metavar="NAME", help="Save the records as a baseline for `gdn compare`.")
+        Optional[str],
+        typer.Option(
+            "--save",
+            metavar="NAME",
+            help="Save the records as a baseline for `gdn compare`.",
+        ),
     ] = None,
     engine: EngineName = None,
 ) -> None:
@@ -81,19 +90,42 @@ def bench(
     Without --algo: every algo that can be timed here. Without workloads: the preset `quick`.
     """
     algos, files = algos.also(solutions)
-    work = Work("bench", algos, which, sampling, place, trust, files, gpus, in_place, batch_invariant)
-    raise typer.Exit(carry_out(replace(work, save=save), output, engine_of(engine, gpus, trust)))
+    work = Work(
+        "bench",
+        algos,
+        which,
+        sampling,
+        place,
+        trust,
+        files,
+        gpus,
+        in_place,
+        batch_invariant,
+    )
+    raise typer.Exit(
+        carry_out(replace(work, save=save), output, engine_of(engine, gpus, trust))
+    )
 
 
 @o.grouped
-def floors(which: o.Selection, sampling: o.Sampling, place: o.Place, output: o.Output, op: o.OpName = None) -> None:
+def floors(
+    which: o.Selection,
+    sampling: o.Sampling,
+    place: o.Place,
+    output: o.Output,
+    op: o.OpName = None,
+) -> None:
     """Time a plain copy of the same bytes, an empty launch, and a large copy."""
-    raise typer.Exit(carry_out(Work("floor", o.Algos(op=op), which, sampling, place), output))
+    raise typer.Exit(
+        carry_out(Work("floor", o.Algos(op=op), which, sampling, place), output)
+    )
 
 
 @dataclass(frozen=True)
 class Work:
-    """The options of a command in this file. `official`: use the contest's counts with any preset."""
+    """The options of a command in this file. `official`: use the contest's counts with
+    any preset.
+    """
 
     command: str  # check, bench or floor
     algos: o.Algos
@@ -130,12 +162,23 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     if work.save is not None:
         baselines.check(work.save, [algo.name for algo in known.algos])
     if command == "floor":
-        entries, named = planning.anywhere(known, work.algos.op, device, machine.place), False
+        entries, named = (
+            planning.anywhere(known, work.algos.op, device, machine.place),
+            False,
+        )
     else:
         entries, named = planning.choose(
-            known, work.algos.algo, work.algos.op, work.solutions, device, timed=command == "bench", place=place
+            known,
+            work.algos.algo,
+            work.algos.op,
+            work.solutions,
+            device,
+            timed=command == "bench",
+            place=place,
         )
-    entries = eligibility.overwriting(known, entries, named, work.in_place, timed=command == "bench")
+    entries = eligibility.overwriting(
+        known, entries, named, work.in_place, timed=command == "bench"
+    )
     if work.batch_invariant:
         entries = eligibility.batch_invariant(known, entries, named)
     parts = which.parts(known, entries, loaded, overrides)
@@ -144,17 +187,33 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     elif command == "bench":
         parts = eligibility.unscored(parts, named)
     settings = planning.Settings(
-        command, which.dataset, tiers, work.trust.strict, work.place.timeout, chosen, place, work.trust.sandbox,
-        work.in_place, work.batch_invariant, machine,
-    )  # fmt: skip
+        command,
+        which.dataset,
+        tiers,
+        work.trust.strict,
+        work.place.timeout,
+        chosen,
+        place,
+        work.trust.sandbox,
+        work.in_place,
+        work.batch_invariant,
+        machine,
+    )
     harness = work.harness
     if harness and not harness.folder:
         harness = elsewhere.harness(harness) if elsewhere else official.here(harness)
     plan = planning.prepare(known, parts, settings)
     if harness:
         planning.judged(plan, harness)
-    options = {"workload": which.workload, "n": which.n, "preset": preset, "dataset": bool(which.dataset)}
-    options |= {"tier": work.sampling.tier, "l2": work.sampling.l2} | ({"gpus": work.gpus} if work.gpus else {})
+    options = {
+        "workload": which.workload,
+        "n": which.n,
+        "preset": preset,
+        "dataset": bool(which.dataset),
+    }
+    options |= {"tier": work.sampling.tier, "l2": work.sampling.l2} | (
+        {"gpus": work.gpus} if work.gpus else {}
+    )
     options |= {"stress": True} if which.stress else {}
     options |= {"in_place": True} if work.in_place else {}
     options |= {"batch_invariant": True} if work.batch_invariant else {}
@@ -184,18 +243,26 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
                 from ..records import score
 
                 asked = {e.algo.name for e in part.entries}
-                found = score.scores(document, part.op, [w.uuid for w in part.workloads])
+                found = score.scores(
+                    document, part.op, [w.uuid for w in part.workloads]
+                )
                 rows = [s for s in found if s.algo in asked and s.algo != s.against]
                 document.scores = [*(document.scores or []), *rows]
 
     perform(plan, writer, known, output.json, finish, elsewhere)
     if work.save is not None and document.records and not document.interrupted:
         screen.say(baselines.keep(work.save, document))
-    code = errors.INTERRUPTED if document.interrupted else execute.exit_code(document, named)
+    code = (
+        errors.INTERRUPTED
+        if document.interrupted
+        else execute.exit_code(document, named)
+    )
     return writer.exit_code(code)
 
 
-def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine: Any = None) -> None:
+def perform(
+    plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine: Any = None
+) -> None:
     """Run a plan, `finish` its document, save it and show it.
 
     If an error stops the run, the records until then are saved and shown before it is raised.
@@ -207,15 +274,25 @@ def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine:
 
     document = writer.document
     if json and writer.stream and files.is_stdout(writer.path):
-        raise errors.UsageError("--json has stdout to itself", hint="drop --json, or --out")
+        raise errors.UsageError(
+            "--json has stdout to itself", hint="drop --json, or --out"
+        )
     failed = None
     try:
-        with screen.progress() if engine is None else contextlib.nullcontext(lambda *_: None) as progress:
+        with (
+            screen.progress()
+            if engine is None
+            else contextlib.nullcontext(lambda *_: None) as progress
+        ):
             execute.run(plan, writer, progress, screen.say, engine)
     except KeyboardInterrupt:
         pass  # the document says so
     except (errors.GdnError, OSError) as e:
-        failed = e if isinstance(e, errors.GdnError) else errors.MissingError(f"this machine cannot go on: {e}")
+        failed = (
+            e
+            if isinstance(e, errors.GdnError)
+            else errors.MissingError(f"this machine cannot go on: {e}")
+        )
         if not document.records:
             raise failed from None
     finish()

@@ -35,12 +35,18 @@ def compare(
     in_place: o.InPlace = False,
     batch_invariant: Annotated[
         bool,
-        typer.Option("--batch-invariant", help="Also run each algo's batch-invariant build, as NAME@invariant."),
+        typer.Option(
+            "--batch-invariant",
+            help="Also run each algo's batch-invariant build, as NAME@invariant.",
+        ),
     ] = False,
     threshold: Annotated[
         float,
         typer.Option(
-            "--threshold", metavar="SHARE", min=0.0, help="The least relative difference that is FASTER or SLOWER."
+            "--threshold",
+            metavar="SHARE",
+            min=0.0,
+            help="The least relative difference that is FASTER or SLOWER.",
         ),
     ] = 0.005,
     gate: Annotated[
@@ -54,8 +60,9 @@ def compare(
 ) -> None:
     """Time algos in turns, A B B A, on the same buffers with fresh values, and say which is faster.
 
-    A is the baseline. It can be saved records: a file (`gdn bench --out FILE`) or a name (`gdn bench --save NAME`); add
-    :ALGO for one of its algos. Two saved records are compared with each other, and nothing is run.
+    A is the baseline. It can be saved records: a file (`gdn bench --out FILE`) or a
+    name (`gdn bench --save NAME`); add :ALGO for one of its algos. Two saved records
+    are compared with each other, and nothing is run.
     """
     from ..catalog import registry
     from ..records import comparison, statistics, store
@@ -71,17 +78,26 @@ def compare(
     machine = o.machine()
     if len(saved) == 2:
         if live:
-            raise errors.UsageError("two record files are compared alone", hint=f"leave out {', '.join(live)}")
+            raise errors.UsageError(
+                "two record files are compared alone",
+                hint=f"leave out {', '.join(live)}",
+            )
         return _two(saved, known, op, threshold, gate, output)
-    each = bool(saved) and not live and saved[0].algo is None  # compare every algo of the file with its present state
+    # compare every algo of the file with its present state
+    each = bool(saved) and not live and saved[0].algo is None
     if saved and not live:
-        live = [saved[0].algo] if saved[0].algo else comparison.own_algos(store.load(saved[0].file), op)
+        live = (
+            [saved[0].algo]
+            if saved[0].algo
+            else comparison.own_algos(store.load(saved[0].file), op)
+        )
     entries = planning.rivals(known, live, op, place.device, machine.place)
     if batch_invariant:
         entries = eligibility.beside_batch_invariant(known, entries)
     if len(entries) + bool(saved) < 2:
         raise errors.UsageError(
-            "one algo is not enough to compare", hint="gdn compare A B, or gdn compare RECORDS.json"
+            "one algo is not enough to compare",
+            hint="gdn compare A B, or gdn compare RECORDS.json",
         )
     entries = eligibility.overwriting(known, entries, named=True, asked=in_place)
     # a preset's counts are for benches; a comparison samples until the ratio is precise
@@ -101,8 +117,18 @@ def compare(
     )
     plan = planning.prepare(known, parts, settings)
     trust.tell([Path(name) for name in live if name.endswith(".json")])
-    chosen = {"names": names, "workload": which.workload, "n": which.n, "preset": preset}
-    chosen |= {"tier": sampling.tier, "l2": sampling.l2, "threshold": threshold, "gate": gate}
+    chosen = {
+        "names": names,
+        "workload": which.workload,
+        "n": which.n,
+        "preset": preset,
+    }
+    chosen |= {
+        "tier": sampling.tier,
+        "l2": sampling.l2,
+        "threshold": threshold,
+        "gate": gate,
+    }
     if in_place:
         chosen["in_place"] = True
     if batch_invariant:
@@ -114,7 +140,9 @@ def compare(
         ours = [e.algo.name for e in entries]
         always = in_place or parts[0].op.in_place_only
         for one in ours if each else [algo]:
-            algo = comparison.check_saved(base, shown, parts[0].op.name, ours, one, timed_in, always)
+            algo = comparison.check_saved(
+                base, shown, parts[0].op.name, ours, one, timed_in, always
+            )
     writer = store.open_document("compare", chosen, output.out)
     document = writer.document
 
@@ -122,20 +150,31 @@ def compare(
         if saved:
             comparison.against(document, base, shown, None if each else algo, threshold)
         else:
-            comparison.between(document, {part.op.name: part.entries[0].algo.name for part in parts}, threshold)
-            comparison.best_peers(document, lambda op, algo: book.ladder(known, op).peer(algo))
+            comparison.between(
+                document,
+                {part.op.name: part.entries[0].algo.name for part in parts},
+                threshold,
+            )
+            comparison.best_peers(
+                document, lambda op, algo: book.ladder(known, op).peer(algo)
+            )
 
     perform(plan, writer, known, output.json, finish)
-    raise typer.Exit(writer.exit_code(_code(execute.exit_code(document, True), document, gate)))
+    raise typer.Exit(
+        writer.exit_code(_code(execute.exit_code(document, True), document, gate))
+    )
 
 
 def _code(code: int, document: Any, gate: float | None) -> int:
-    """The exit code, most serious first: interrupted, an algo failed, the gate missed, something missing here."""
+    """The exit code, most serious first: interrupted, an algo failed, the gate missed,
+    something missing here.
+    """
     if document.interrupted:
         return errors.INTERRUPTED
     if code == errors.FAILED or gate is None:
         return code
-    judged = [one for one in document.overall if not one.same_sources]  # equal sources are never a regression
+    # equal sources are never a regression
+    judged = [one for one in document.overall if not one.same_sources]
     if missed := _missed(judged, gate):
         from ..report import screen
 
@@ -145,18 +184,25 @@ def _code(code: int, document: Any, gate: float | None) -> int:
 
 
 def _missed(judged: list[Any], gate: float) -> str | None:
-    """Why the gate is not passed: a mean below it, or one that may be, as nothing clear was measured."""
+    """Why the gate is not passed: a mean below it, or one that may be, as nothing clear
+    was measured.
+    """
     from ..records import statistics
     from ..report import tables
 
     least = min((one.ratio for one in judged), default=gate)
     if least < gate:
         return f"a regression: {least:.3f} is below the gate {gate:g}"
-    unclear = [one for one in judged if one.verdict == statistics.UNCLEAR and one.low < gate]
+    unclear = [
+        one for one in judged if one.verdict == statistics.UNCLEAR and one.low < gate
+    ]
     if not unclear:
         return None
     one = min(unclear, key=lambda one: one.low)
-    seen = f"{one.algo} is UNCLEAR, {one.low:.3f} to {one.high:.3f}, which reaches below the gate {gate:g}"
+    seen = (
+        f"{one.algo} is UNCLEAR, {one.low:.3f} to {one.high:.3f}, which reaches below the gate"
+        f" {gate:g}"
+    )
     return f"not shown to be as fast: {seen}: {tables.clearer(bool(one.run_sd))}"
 
 
@@ -192,18 +238,30 @@ def _split(names: list[str], algos: set[str]) -> tuple[list[_Saved], list[str]]:
         else:
             saved.append(_Saved(file, algo or None, file.name))
     if len(saved) > 2:
-        raise errors.UsageError(f"{len(saved)} record files", hint="compare takes two at most")
+        raise errors.UsageError(
+            f"{len(saved)} record files", hint="compare takes two at most"
+        )
     return saved, live
 
 
-def _two(saved: list[_Saved], known: Any, op: str | None, threshold: float, gate: float | None, output: Any) -> None:
+def _two(
+    saved: list[_Saved],
+    known: Any,
+    op: str | None,
+    threshold: float,
+    gate: float | None,
+    output: Any,
+) -> None:
     """Compare two saved runs; nothing is measured."""
     from ..records import comparison, store
     from ..report import terminal
 
     base, other = (store.load(one.file) for one in saved)
     if op:
-        base, other = (structs.replace(d, records=[r for r in d.records if r.op == op]) for d in (base, other))
+        base, other = (
+            structs.replace(d, records=[r for r in d.records if r.op == op])
+            for d in (base, other)
+        )
     names = saved[0].name, saved[1].name
     if names[0] == names[1]:
         names = str(saved[0].file), str(saved[1].file)

@@ -20,14 +20,18 @@ data = App(name="data", help="List workloads; write them as a FlashInfer-Trace f
 @data.command()
 @o.grouped
 def build(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write or to complete.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The folder to write or to complete.")
+    ],
     algos: o.Algos,
     which: o.Workloads,
     json: o.AsJson = False,
 ) -> None:
-    """Write definitions, workloads, tensors and our solutions, as `flashinfer-bench run --local DIR` takes them.
+    """Write definitions, workloads, tensors and our solutions, as `flashinfer-bench run
+    --local DIR` takes them.
 
-    Everything together is about 2 GB; --op, -w, -n and --preset select less. Repeating it keeps existing files.
+    Everything together is about 2 GB; --op, -w, -n and --preset select less. Repeating
+    it keeps existing files.
     """
     from ..report import screen
 
@@ -35,9 +39,16 @@ def build(
     if json:
         screen.show_json({"folder": str(folder)} | counts)
     else:
-        screen.put(f"{folder}: " + ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in counts.items()))
+        screen.put(
+            f"{folder}: "
+            + ", ".join(
+                f"{value} {key.replace('_', ' ')}" for key, value in counts.items()
+            )
+        )
         where = shlex.quote(str(folder))
-        screen.put(f"  next: gdn run --dataset {where}, or flashinfer-bench run --local {where}")
+        screen.put(
+            f"  next: gdn run --dataset {where}, or flashinfer-bench run --local {where}"
+        )
 
 
 def written(folder: Path, algos: o.Algos, which: o.Workloads) -> dict[str, int]:
@@ -50,7 +61,11 @@ def written(folder: Path, algos: o.Algos, which: o.Workloads) -> dict[str, int]:
     chosen = _select(known, algos.op, which)
     ops = [known.ops[name] for name in chosen]
     names = registry.names(algos.algo) if algos.algo != "all" else None
-    picked = [known.find(name, algos.op) for name in names] if names else [a for o in ops for a in known.of(o.name)]
+    picked = (
+        [known.find(name, algos.op) for name in names]
+        if names
+        else [a for o in ops for a in known.of(o.name)]
+    )
     solutions = [pack.pack(a, known.ops[a.op]) for a in picked if a.op in chosen]
     with screen.progress() as progress:
         return trace_set_writer.build(
@@ -68,7 +83,10 @@ def written(folder: Path, algos: o.Algos, which: o.Workloads) -> dict[str, int]:
 def list_(
     which: o.Selection,
     op: o.OpName = None,
-    full: Annotated[bool, typer.Option("--full", help="A line for each workload: index, uuid, axes.")] = False,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="A line for each workload: index, uuid, axes."),
+    ] = False,
     json: o.AsJson = False,
 ) -> None:
     """Show the presets of each op; with --full or a choice, the workloads.
@@ -90,7 +108,9 @@ def list_(
 
 
 def _select(known: Any, op: str | None, which: o.Workloads) -> dict[str, list]:
-    """The chosen workloads by op. Without --op, ops without them (an axis, a uuid) are skipped, unless all are."""
+    """The chosen workloads by op. Without --op, ops without them (an axis, a uuid) are
+    skipped, unless all are.
+    """
     from ..catalog import trace_set, workloads
 
     _, preset = which.loaded(None)
@@ -98,7 +118,9 @@ def _select(known: Any, op: str | None, which: o.Workloads) -> dict[str, list]:
     for one in [known.op(op)] if op else list(known.ops.values()):
         try:
             every = trace_set.known(one, which.dataset)
-            found[one.name] = workloads.select(one, every, chosen=which.workload or [], first=which.n, preset=preset)
+            found[one.name] = workloads.select(
+                one, every, chosen=which.workload or [], first=which.n, preset=preset
+            )
         except errors.GdnError as e:
             if op:
                 raise

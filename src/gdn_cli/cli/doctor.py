@@ -15,4 +15,6 @@ def doctor(dataset: o.Dataset = None, json: o.AsJson = False) -> None:
 
     findings = d.examine(dataset, o.machine())
     terminal.show_doctor(findings, d.summary(findings), json)
-    raise typer.Exit(errors.MISSING if any(f["state"] == "bad" for f in findings) else errors.OK)
+    raise typer.Exit(
+        errors.MISSING if any(f["state"] == "bad" for f in findings) else errors.OK
+    )

@@ -14,17 +14,25 @@ if TYPE_CHECKING:
 
 EngineName = Annotated[
     Optional[str],
-    typer.Option("--engine", metavar="NAME", help="Run it elsewhere: slurm, or another of configs/engines.toml."),
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help="Run it elsewhere: slurm, or another of configs/engines.toml.",
+    ),
 ]
 
 
 def elsewhere(name: str | None, gpus: str | None, trust: o.Trust) -> Elsewhere | None:
-    """The engine of this name; None without one. UsageError for options that are about this machine."""
+    """The engine of this name; None without one. UsageError for options that are about
+    this machine.
+    """
     if name is None:
         return None
     for option, given in (("--gpus", gpus), ("--sandbox", trust.sandbox)):
         if given:
-            raise UsageError(f"--engine and {option} exclude each other", hint="drop one of them")
+            raise UsageError(
+                f"--engine and {option} exclude each other", hint="drop one of them"
+            )
     from ..remote import through
     from ..report import screen
 

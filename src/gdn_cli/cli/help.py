@@ -28,11 +28,23 @@ _EXAMPLES = {
         "gdn run my-v1 --algos ~/kernels -w batch_size=64 --stress",
         "gdn run cuda-v5 --official",
     ],
-    "bench": ["gdn bench cpp-v1 pt-compiled -w batch_size=64", "gdn bench --op gdn_prefill --preset quick --json"],
+    "bench": [
+        "gdn bench cpp-v1 pt-compiled -w batch_size=64",
+        "gdn bench --op gdn_prefill --preset quick --json",
+    ],
     "floors": ["gdn floors -w batch_size=64"],
-    "compare": ["gdn compare cpp-v1 my-v1", "gdn compare before.json my-v1 --gate 0.99"],
-    "tune": ["gdn tune --algo cuda-v5 --dry-run", "gdn tune --algo my-v1 --only rows=2,4 -w batch_size=64"],
-    "profile": ["gdn profile cpp-v1 -w batch_size=64", "gdn profile cuda-v5 --tool sass --arch sm_90a"],
+    "compare": [
+        "gdn compare cpp-v1 my-v1",
+        "gdn compare before.json my-v1 --gate 0.99",
+    ],
+    "tune": [
+        "gdn tune --algo cuda-v5 --dry-run",
+        "gdn tune --algo my-v1 --only rows=2,4 -w batch_size=64",
+    ],
+    "profile": [
+        "gdn profile cpp-v1 -w batch_size=64",
+        "gdn profile cuda-v5 --tool sass --arch sm_90a",
+    ],
     "history": ["gdn history --algo cpp-v1", "gdn history --export times.csv"],
     "report": ["gdn report", "gdn report bench.json --op gdn_decode -o bench.md"],
     "list": ["gdn list --op gdn_prefill"],
@@ -42,7 +54,10 @@ _EXAMPLES = {
     "doctor": ["gdn doctor"],
     "schema": ["gdn schema algo"],
     "worker": ["gdn worker < request.json > reply.json"],
-    "data list": ["gdn data list --op gdn_decode", "gdn data list --op gdn_prefill --full"],
+    "data list": [
+        "gdn data list --op gdn_decode",
+        "gdn data list --op gdn_prefill --full",
+    ],
     "data build": ["gdn data build ~/gdn-data --op gdn_decode -n 4"],
     "modal tune": ["gdn modal tune --algo cuda-v5 --only rows=1,2"],
     "modal setup": ["gdn modal setup --no-data"],
@@ -75,7 +90,10 @@ def _arguments(command: Any, ctx: Any) -> Iterator[tuple[str, tuple[str, str]]]:
     for parameter in command.get_params(ctx):
         if record := parameter.get_help_record(ctx):
             argument = parameter.param_type_name == "argument"
-            yield ("Arguments" if argument else _PANEL.get(parameter.name, "Options")), record
+            yield (
+                ("Arguments" if argument else _PANEL.get(parameter.name, "Options")),
+                record,
+            )
 
 
 def _options(command: Any, ctx: Any, formatter: Any) -> None:
@@ -83,7 +101,9 @@ def _options(command: Any, ctx: Any, formatter: Any) -> None:
     rows = list(_arguments(command, ctx))
     few = sum(panel != "Arguments" for panel, _ in rows) <= _FEW
     for panel, record in rows:
-        found.setdefault("Options" if few and panel != "Arguments" else panel, []).append(record)
+        found.setdefault(
+            "Options" if few and panel != "Arguments" else panel, []
+        ).append(record)
     for panel in ("Arguments", *_PANELS, "Options"):
         if panel in found:
             with formatter.section(panel):
@@ -100,7 +120,8 @@ class Command(TyperCommand):
                 formatter.write("".join(f"  {line}\n" for line in lines))
 
 
-_Unreadable = typer.BadParameter.__mro__[1]  # error for an invalid command line: click's, or typer's own
+# error for an invalid command line: click's, or typer's own
+_Unreadable = typer.BadParameter.__mro__[1]
 
 
 class Group(TyperGroup):
@@ -120,14 +141,27 @@ class Group(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Every command with its full summary, in groups."""
-        shown = {name: c for name in self.list_commands(ctx) if (c := self.get_command(ctx, name)) and not c.hidden}
-        kinds = {kind: [n for n in names.split() if n in shown] for kind, names in _KINDS.items() if ctx.parent is None}
+        shown = {
+            name: c
+            for name in self.list_commands(ctx)
+            if (c := self.get_command(ctx, name)) and not c.hidden
+        }
+        kinds = {
+            kind: [n for n in names.split() if n in shown]
+            for kind, names in _KINDS.items()
+            if ctx.parent is None
+        }
         listed = {name for names in kinds.values() for name in names}
         kinds["Commands"] = [name for name in shown if name not in listed]
         for kind, names in kinds.items():
             if names:
                 with formatter.section(kind):
-                    formatter.write_dl([(name.ljust(7), shown[name].get_short_help_str(300)) for name in names])
+                    formatter.write_dl(
+                        [
+                            (name.ljust(7), shown[name].get_short_help_str(300))
+                            for name in names
+                        ]
+                    )
 
 
 class App(typer.Typer):
@@ -135,7 +169,9 @@ class App(typer.Typer):
 
     def __init__(self, **settings: Any) -> None:
         # plain help, because rich would double the start-up time
-        super().__init__(cls=Group, no_args_is_help=True, rich_markup_mode=None, **settings)
+        super().__init__(
+            cls=Group, no_args_is_help=True, rich_markup_mode=None, **settings
+        )
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:
         return super().command(name, **{"cls": Command} | settings)
@@ -143,7 +179,10 @@ class App(typer.Typer):
 
 def help_(
     ctx: typer.Context,
-    words: Annotated[Optional[list[str]], typer.Argument(metavar="[COMMAND]...", help="As you would type it.")] = None,
+    words: Annotated[
+        Optional[list[str]],
+        typer.Argument(metavar="[COMMAND]...", help="As you would type it."),
+    ] = None,
 ) -> None:
     """Show the help of a command."""
     at: Any = ctx.parent

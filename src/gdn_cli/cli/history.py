@@ -10,20 +10,51 @@ import typer
 from .. import errors
 from . import options as o
 
-Files = Annotated[Optional[list[Path]], typer.Argument(metavar="[FILE]...", help="Record files, with --import.")]
-Names = Annotated[
-    Optional[str], typer.Option("--algo", metavar="NAME[,NAME...]", help="Show the times of these algos over commits.")
+Files = Annotated[
+    Optional[list[Path]],
+    typer.Argument(metavar="[FILE]...", help="Record files, with --import."),
 ]
-Tier = Annotated[Optional[str], typer.Option("--tier", metavar="TIER", help="Only this tier.")]
-On = Annotated[Optional[str], typer.Option("--device", metavar="TEXT", help="Only devices with TEXT in their name.")]
-Runs = Annotated[int, typer.Option("-n", metavar="N", min=1, help="With --algo: the last N runs of each table.")]
-Import = Annotated[bool, typer.Option("--import", help="Add record files (each only once).")]
+Names = Annotated[
+    Optional[str],
+    typer.Option(
+        "--algo",
+        metavar="NAME[,NAME...]",
+        help="Show the times of these algos over commits.",
+    ),
+]
+Tier = Annotated[
+    Optional[str], typer.Option("--tier", metavar="TIER", help="Only this tier.")
+]
+On = Annotated[
+    Optional[str],
+    typer.Option(
+        "--device", metavar="TEXT", help="Only devices with TEXT in their name."
+    ),
+]
+Runs = Annotated[
+    int,
+    typer.Option(
+        "-n", metavar="N", min=1, help="With --algo: the last N runs of each table."
+    ),
+]
+Import = Annotated[
+    bool, typer.Option("--import", help="Add record files (each only once).")
+]
 Export = Annotated[
     Optional[str],
-    typer.Option("--export", metavar="FILE|-", help="Write the records: .csv, .jsonl, or - for JSON lines on stdout."),
+    typer.Option(
+        "--export",
+        metavar="FILE|-",
+        help="Write the records: .csv, .jsonl, or - for JSON lines on stdout.",
+    ),
 ]
 Forget = Annotated[
-    Optional[str], typer.Option("--forget", metavar="RUN", help="Remove one run, by its id; its record file stays.")
+    Optional[str],
+    typer.Option(
+        "--forget",
+        metavar="RUN",
+        help="Remove one run, by its id; its record file stays.",
+    ),
 ]
 _EXPORTS = (".csv", ".jsonl", ".ndjson")
 
@@ -54,22 +85,37 @@ def history(
     where = store.Filter(names, op, tier, device)
     other = bool(export) or where != store.Filter()
     if import_ and other:
-        raise errors.UsageError("--import excludes other options", hint="gdn history --import FILE...")
+        raise errors.UsageError(
+            "--import excludes other options", hint="gdn history --import FILE..."
+        )
     if import_ != bool(files):
-        wrong = "--import needs files" if import_ else f"{files[0]}: files are only for --import"
+        wrong = (
+            "--import needs files"
+            if import_
+            else f"{files[0]}: files are only for --import"
+        )
         raise errors.UsageError(wrong, hint="gdn history --import FILE...")
     if forget is not None and (import_ or other):
-        raise errors.UsageError("--forget excludes other options", hint="gdn history --forget RUN")
+        raise errors.UsageError(
+            "--forget excludes other options", hint="gdn history --forget RUN"
+        )
     if export and export != "-" and Path(export).suffix not in _EXPORTS:
-        raise errors.UsageError(f"--export {export}: expected - or a name that ends in {', '.join(_EXPORTS)}")
+        raise errors.UsageError(
+            f"--export {export}: expected - or a name that ends in {', '.join(_EXPORTS)}"
+        )
     if export == "-" and json:
-        raise errors.UsageError("--export - writes JSON lines to stdout", hint="drop --json, or name a file")
+        raise errors.UsageError(
+            "--export - writes JSON lines to stdout", hint="drop --json, or name a file"
+        )
 
     kept = store.History()
     try:
         if import_:
-            found = [(path, store_module.load(path)) for path in files]  # read all before adding any
-            shown.show_imported([(path, kept.keep(document, path)) for path, document in found], json)
+            # read all before adding any
+            found = [(path, store_module.load(path)) for path in files]
+            shown.show_imported(
+                [(path, kept.keep(document, path)) for path, document in found], json
+            )
         elif forget is not None:
             shown.show_forgotten(*kept.forget(forget), json)
         elif export:
@@ -78,7 +124,11 @@ def history(
                 shown.show_exported(count, export, json)
         else:
             series = kept.series()
-            empty = "nothing in the history matches these options" if series else shown.EMPTY
+            empty = (
+                "nothing in the history matches these options"
+                if series
+                else shown.EMPTY
+            )
             if names:
                 shown.show_timeline(store.timeline(series, where, n), json, empty)
             else:

@@ -18,26 +18,46 @@ class Judge:
     """The contest's own harness, to judge as well."""
 
     official: Annotated[
-        bool, typer.Option("--official", help="flashinfer-bench itself judges too, beside gdn's own times; on a GPU.")
+        bool,
+        typer.Option(
+            "--official",
+            help="flashinfer-bench itself judges too, beside gdn's own times; on a GPU.",
+        ),
     ] = False
     harness: Annotated[
         Optional[str],
-        typer.Option("--harness", metavar="NAME", show_default="main", help="Which flashinfer-bench: 0.1.2, main."),
+        typer.Option(
+            "--harness",
+            metavar="NAME",
+            show_default="main",
+            help="Which flashinfer-bench: 0.1.2, main.",
+        ),
     ] = None
     isolated: Annotated[
-        bool, typer.Option("--isolated", help="Its isolated runner: a process for each solution and workload.")
+        bool,
+        typer.Option(
+            "--isolated",
+            help="Its isolated runner: a process for each solution and workload.",
+        ),
     ] = False
 
     def harness_for(self, **others: bool) -> Harness | None:
-        """The harness to judge with; None without --official. UsageError for options that it excludes."""
+        """The harness to judge with; None without --official. UsageError for options
+        that it excludes.
+        """
         from ..catalog import official
 
         if not self.official:
             if self.harness or self.isolated:
-                raise UsageError(f"{'--harness' if self.harness else '--isolated'} is an option of --official")
+                raise UsageError(
+                    f"{'--harness' if self.harness else '--isolated'} is an option of --official"
+                )
             return None
         for name, given in others.items():
             if given:
                 option = name.replace("_", "-")
-                raise UsageError(f"--official and --{option} exclude each other", hint="drop one of them")
+                raise UsageError(
+                    f"--official and --{option} exclude each other",
+                    hint="drop one of them",
+                )
         return official.harness(self.harness, self.isolated)

@@ -17,7 +17,10 @@ from .help import App
 from .judge import Judge
 
 T = TypeVar("T")
-modal = App(name="modal", help="Run, bench and profile on a rented GPU at Modal (needs an account; costs money).")
+modal = App(
+    name="modal",
+    help="Run, bench and profile on a rented GPU at Modal (needs an account; costs money).",
+)
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,20 @@ class Machine:
     gpu: Annotated[
         Optional[str],
         typer.Option(
-            "--gpu", metavar="GPU", show_default="B200", help="H200, H100!, B200:2, ...; no other GPU is accepted."
+            "--gpu",
+            metavar="GPU",
+            show_default="B200",
+            help="H200, H100!, B200:2, ...; no other GPU is accepted.",
         ),
     ] = None
     image: Annotated[
         Optional[str],
-        typer.Option("--image", metavar="gdn|flashinfer", show_default="gdn", help="flashinfer: the contest's."),
+        typer.Option(
+            "--image",
+            metavar="gdn|flashinfer",
+            show_default="gdn",
+            help="flashinfer: the contest's.",
+        ),
     ] = None
 
 
@@ -41,10 +52,20 @@ class Containers(Machine):
     """The rented machines, and how the algos share them."""
 
     parallel: Annotated[
-        int, typer.Option("--parallel", metavar="N", min=1, help="Up to N containers at a time, one algo in each.")
+        int,
+        typer.Option(
+            "--parallel",
+            metavar="N",
+            min=1,
+            help="Up to N containers at a time, one algo in each.",
+        ),
     ] = 1
     together: Annotated[
-        bool, typer.Option("--together", help="All in one container, with calls in turns, and a comparison.")
+        bool,
+        typer.Option(
+            "--together",
+            help="All in one container, with calls in turns, and a comparison.",
+        ),
     ] = False
 
 
@@ -53,14 +74,27 @@ class Errand:
     """How long to wait, and how to resume."""
 
     max_minutes: Annotated[
-        Optional[float], typer.Option("--max-minutes", metavar="MINUTES", min=1, help="Stop everything after that.")
+        Optional[float],
+        typer.Option(
+            "--max-minutes",
+            metavar="MINUTES",
+            min=1,
+            help="Stop everything after that.",
+        ),
     ] = None
     detach: Annotated[
-        bool, typer.Option("--detach", help="Start it and return; --resume FILE fetches the results.")
+        bool,
+        typer.Option(
+            "--detach", help="Start it and return; --resume FILE fetches the results."
+        ),
     ] = False
     resume: Annotated[
         Optional[Path],
-        typer.Option("--resume", metavar="FILE", help="Continue a run: fetch its results, and repeat what failed."),
+        typer.Option(
+            "--resume",
+            metavar="FILE",
+            help="Continue a run: fetch its results, and repeat what failed.",
+        ),
     ] = None
 
 
@@ -81,7 +115,8 @@ class AskedProfiles:
     folder: Path
 
 
-_WITH_RESUME = ("max_minutes", "detach", "resume", "json", "out")  # --resume takes everything else from its file
+# --resume takes everything else from its file
+_WITH_RESUME = ("max_minutes", "detach", "resume", "json", "out")
 
 
 @modal.command()
@@ -98,7 +133,9 @@ def run(
     tier: o.Tier = None,
     timeout: o.Timeout = 300.0,
 ) -> None:
-    """Check and time algos as the contest does: its number of calls and trials, all its workloads."""
+    """Check and time algos as the contest does: its number of calls and trials, all its
+    workloads.
+    """
     algos, files = algos.also(solutions)
     judge.harness_for()
     asked = _asked(files, algos, which, rented, judge=judge, tier=tier, timeout=timeout)
@@ -133,44 +170,73 @@ def _asked(solutions: list[Path], *groups: Any, **more: Any) -> Asked:
     return Asked(**more, solutions=tuple(path.absolute() for path in solutions))
 
 
-def _carried(command: str, ctx: typer.Context, asked: Asked, errand: Errand, output: o.Output) -> int:
+def _carried(
+    command: str, ctx: typer.Context, asked: Asked, errand: Errand, output: o.Output
+) -> int:
     old = None
     if errand.resume:
         old, asked = _resumed(ctx, errand.resume, Asked, "run", "bench")
-        command, output = old.modal.command, replace(output, out=output.out or errand.resume)
+        command, output = (
+            old.modal.command,
+            replace(output, out=output.out or errand.resume),
+        )
     elsewhere = engine_of(asked, errand, command, asked, old)
     trust, official = o.Trust(strict=asked.strict), command == "run"
     harness = asked.judge.harness_for()
-    work = Work("bench", asked, asked, asked, asked, trust, list(asked.solutions), official=official, harness=harness)
+    work = Work(
+        "bench",
+        asked,
+        asked,
+        asked,
+        asked,
+        trust,
+        list(asked.solutions),
+        official=official,
+        harness=harness,
+    )
     try:
         code = carry_out(work, output, elsewhere)
     except errors.GdnError as e:
         _left(elsewhere.writer, e.code, errand.detach)
         raise
     left = _left(elsewhere.writer, code, errand.detach)
-    return elsewhere.writer.exit_code(errors.OK if left and errand.detach and code != errors.INTERRUPTED else code)
+    return elsewhere.writer.exit_code(
+        errors.OK if left and errand.detach and code != errors.INTERRUPTED else code
+    )
 
 
-def _resumed(ctx: typer.Context, file: Path, form: type[T], *commands: str) -> tuple[Any, T]:
+def _resumed(
+    ctx: typer.Context, file: Path, form: type[T], *commands: str
+) -> tuple[Any, T]:
     """The document of the run to resume, and its options. It must be of one of `commands`."""
     from ..remote import resume
 
     old = resume.read(file)
     if (command := old.modal.command) not in commands:
-        raise errors.UsageError(f"{file} is a run of {command}", hint=f"gdn modal {command} --resume {file}")
+        raise errors.UsageError(
+            f"{file} is a run of {command}", hint=f"gdn modal {command} --resume {file}"
+        )
     for p in ctx.command.params:
         given = ctx.get_parameter_source(p.name)
         if p.name not in _WITH_RESUME and given and given.name == "COMMANDLINE":
             hint = "drop it, or drop --resume to start over"
-            raise errors.UsageError(f"--resume takes {p.opts[0]} from {file}", hint=hint)
+            raise errors.UsageError(
+                f"--resume takes {p.opts[0]} from {file}", hint=hint
+            )
     try:
-        return old, msgspec.convert(old.modal.asked, form, dec_hook=lambda kind, value: kind(value))
+        return old, msgspec.convert(
+            old.modal.asked, form, dec_hook=lambda kind, value: kind(value)
+        )
     except msgspec.ValidationError as e:
-        raise errors.UsageError(f"{file}: $.modal.asked: {e}", hint="drop --resume to start over") from None
+        raise errors.UsageError(
+            f"{file}: $.modal.asked: {e}", hint="drop --resume to start over"
+        ) from None
 
 
 def _left(writer: Any, code: int, detached: bool) -> bool:
-    """Tell the user how to continue an incomplete run. Returns whether there are calls to fetch at Modal."""
+    """Tell the user how to continue an incomplete run. Returns whether there are calls
+    to fetch at Modal.
+    """
     from ..report import screen
 
     if writer is None:
@@ -181,7 +247,11 @@ def _left(writer: Any, code: int, detached: bool) -> bool:
         writer.keep()
         if writer.unsaved:
             screen.say(f"the run could not be saved: {writer.unsaved}")
-        what = "left running at Modal" if detached else "what the calls at Modal have made is not lost"
+        what = (
+            "left running at Modal"
+            if detached
+            else "what the calls at Modal have made is not lost"
+        )
         screen.say(f"{what}; fetch it with: {again}")
         return True
     if code in (errors.REMOTE, errors.INTERRUPTED) and writer.document.records:
@@ -189,17 +259,29 @@ def _left(writer: Any, code: int, detached: bool) -> bool:
     return False
 
 
-def engine_of(rented: Containers, errand: Errand, command: str, asked: Asked | AskedProfiles, old: Any = None) -> Any:
+def engine_of(
+    rented: Containers,
+    errand: Errand,
+    command: str,
+    asked: Asked | AskedProfiles,
+    old: Any = None,
+) -> Any:
     from ..remote import engine, settings
     from ..report import screen
 
     found = settings.load()
     rent = engine.Rent(
-        found.parse(rented.gpu), found.chosen(rented.image), rented.parallel, rented.together, errand.max_minutes,
+        found.parse(rented.gpu),
+        found.chosen(rented.image),
+        rented.parallel,
+        rented.together,
+        errand.max_minutes,
         errand.detach,
-    )  # fmt: skip
+    )
     if rent.gpu.count > 1:
-        screen.say(f"{rent.gpu}: the container gets {rent.gpu.count} GPUs, and gdn uses the first")
+        screen.say(
+            f"{rent.gpu}: the container gets {rent.gpu.count} GPUs, and gdn uses the first"
+        )
     return engine.Engine(found, rent, screen.say, command, asked, old)
 
 
@@ -210,10 +292,19 @@ class Look:
     workload: o.OneWorkload = None
     tool: Annotated[
         str,
-        typer.Option("--tool", metavar="TOOL", help="torch, proton, or (if Modal lets you) ncu, sanitizer."),
+        typer.Option(
+            "--tool",
+            metavar="TOOL",
+            help="torch, proton, or (if Modal lets you) ncu, sanitizer.",
+        ),
     ] = "torch"
     check: Annotated[
-        Optional[str], typer.Option("--check", metavar="CHECK[,CHECK...]", help="sanitizer: memcheck, racecheck, ...")
+        Optional[str],
+        typer.Option(
+            "--check",
+            metavar="CHECK[,CHECK...]",
+            help="sanitizer: memcheck, racecheck, ...",
+        ),
     ] = None
     l2: o.L2 = "cold"
     seconds: o.Seconds = None
@@ -229,13 +320,21 @@ def profile(
     rented: Machine,
     errand: Errand,
     names: Annotated[
-        Optional[list[str]], typer.Argument(metavar="[A [B]]", help="Algos, packed solutions, or saved profiles.")
+        Optional[list[str]],
+        typer.Argument(
+            metavar="[A [B]]", help="Algos, packed solutions, or saved profiles."
+        ),
     ] = None,
     timeout: o.Timeout = 300.0,
     json: o.AsJson = False,
-    out: Annotated[Optional[Path], typer.Option("--out", metavar="DIR", help="The folder of profiles.")] = None,
+    out: Annotated[
+        Optional[Path],
+        typer.Option("--out", metavar="DIR", help="The folder of profiles."),
+    ] = None,
 ) -> None:
-    """`gdn profile` at Modal: one algo on one workload, or the differences of two. The folder is saved here."""
+    """`gdn profile` at Modal: one algo on one workload, or the differences of two. The
+    folder is saved here.
+    """
     from .. import paths, profilers
     from ..profile import session
     from ..remote import engine, profiles
@@ -244,16 +343,30 @@ def profile(
     if errand.resume:
         raise typer.Exit(_fetched(ctx, errand, out, json))
     if look.tool in profilers.TOOLS and "cuda" not in profilers.TOOLS[look.tool].modes:
-        raise errors.UsageError(f"--tool {look.tool} needs no GPU", hint=f"gdn profile --tool {look.tool} does it here")
+        raise errors.UsageError(
+            f"--tool {look.tool} needs no GPU",
+            hint=f"gdn profile --tool {look.tool} does it here",
+        )
     folder = out or paths.profiles_dir()
     settings = here.Look(**asdict(look)).settings(o.Place("cuda", timeout), folder)
     names = here.named(names, algos.algo)
     asked = AskedProfiles(names, folder.absolute())
-    work = engine_of(Containers(rented.gpu, rented.image, together=True), errand, "profile", asked)
+    work = engine_of(
+        Containers(rented.gpu, rented.image, together=True), errand, "profile", asked
+    )
 
     def profiled(live: list[str]) -> Any:
         known = algos.known()
-        found = session.subjects(known, live, algos.op, look.tool, look.workload, look.dataset, "cuda", engine.place)[1]
+        found = session.subjects(
+            known,
+            live,
+            algos.op,
+            look.tool,
+            look.workload,
+            look.dataset,
+            "cuda",
+            engine.place,
+        )[1]
         yield from profiles.made(work, found, settings)
 
     if errand.detach:
@@ -276,14 +389,22 @@ def _file(work: Any) -> Any:
     return writer
 
 
-def _sent_off(work: Any, names: list[str], folder: Path, profiled: Callable[[list[str]], Any], json: bool) -> int:
+def _sent_off(
+    work: Any,
+    names: list[str],
+    folder: Path,
+    profiled: Callable[[list[str]], Any],
+    json: bool,
+) -> int:
     """Start profiles at Modal, and write a file that --resume takes to fetch them."""
     from ..profile import session
     from ..report import screen
 
     live = [name for name in names if session.find(name, folder) is None]
     if not live:
-        raise errors.UsageError(f"{' and '.join(names)}: already saved here", hint="drop --detach to see it")
+        raise errors.UsageError(
+            f"{' and '.join(names)}: already saved here", hint="drop --detach to see it"
+        )
     writer = _file(work)
     try:
         list(profiled(live))
@@ -295,7 +416,9 @@ def _sent_off(work: Any, names: list[str], folder: Path, profiled: Callable[[lis
 
 
 def _fetched(ctx: typer.Context, errand: Errand, out: Path | None, json: bool) -> int:
-    """Fetch and show profiles started with --detach. Removes their file once they are here, or lost."""
+    """Fetch and show profiles started with --detach. Removes their file once they are
+    here, or lost.
+    """
     from ..remote import profiles
     from .profile import looked_at
 
@@ -306,7 +429,9 @@ def _fetched(ctx: typer.Context, errand: Errand, out: Path | None, json: bool) -
     work = engine_of(rented, Errand(errand.max_minutes), "profile", asked)
     (call,) = old.calls
     try:
-        code = looked_at(asked.names, folder, json, lambda _: profiles.fetched(work, call, folder))
+        code = looked_at(
+            asked.names, folder, json, lambda _: profiles.fetched(work, call, folder)
+        )
     except errors.GdnError:
         if not work.sent:
             file.unlink(missing_ok=True)

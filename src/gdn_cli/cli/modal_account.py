@@ -21,10 +21,18 @@ def check(
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
     max_minutes: Annotated[
-        float, typer.Option("--max-minutes", metavar="MINUTES", min=1, help="Stop everything after that.")
+        float,
+        typer.Option(
+            "--max-minutes",
+            metavar="MINUTES",
+            min=1,
+            help="Stop everything after that.",
+        ),
     ] = 10.0,
 ) -> None:
-    """What works there: driver, nvcc, CUPTI, ncu, clocks, a copy's rate; each algo of an op built and right once."""
+    """What works there: driver, nvcc, CUPTI, ncu, clocks, a copy's rate; each algo of
+    an op built and right once.
+    """
     from ..records import store
     from ..remote import check as c
     from ..report import terminal
@@ -33,7 +41,12 @@ def check(
 
     known = o.Algos(op=op, algos=algos).known()
     plan, wanted = c.plan(known, op, 120.0)
-    elsewhere = engine_of(Containers(rented.gpu, rented.image, together=True), Errand(max_minutes), "check", None)
+    elsewhere = engine_of(
+        Containers(rented.gpu, rented.image, together=True),
+        Errand(max_minutes),
+        "check",
+        None,
+    )
     elsewhere.wanted = wanted
     writer = store.open_document("run", {"op": op, "check": True}, output.out)
     elsewhere.begin(plan, writer)
@@ -47,9 +60,15 @@ def check(
     perform(plan, writer, known, output.json, finish, elsewhere)
     if not output.json:
         bad = sum(f["state"] != "ok" for f in document.findings)
-        summary = f"{len(document.findings) - bad} of {len(document.findings)} work there"
+        summary = (
+            f"{len(document.findings) - bad} of {len(document.findings)} work there"
+        )
         terminal.show_doctor(document.findings, summary, False)
-    code = errors.INTERRUPTED if document.interrupted else execute.exit_code(document, False)
+    code = (
+        errors.INTERRUPTED
+        if document.interrupted
+        else execute.exit_code(document, False)
+    )
     raise typer.Exit(writer.exit_code(code))
 
 
@@ -59,18 +78,32 @@ def setup(
     op: o.OpName = None,
     preset: o.PresetName = None,
     n: o.First = None,
-    no_data: Annotated[bool, typer.Option("--no-data", help="Upload no data set.")] = False,
-    no_image: Annotated[bool, typer.Option("--no-image", help="Do not build the image.")] = False,
+    no_data: Annotated[
+        bool, typer.Option("--no-data", help="Upload no data set.")
+    ] = False,
+    no_image: Annotated[
+        bool, typer.Option("--no-image", help="Do not build the image.")
+    ] = False,
     image: Annotated[
-        Optional[str], typer.Option("--image", metavar="gdn|flashinfer", show_default="gdn", help="Which to build.")
+        Optional[str],
+        typer.Option(
+            "--image",
+            metavar="gdn|flashinfer",
+            show_default="gdn",
+            help="Which to build.",
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Upload everything, over what the volume has.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Upload everything, over what the volume has."),
+    ] = False,
     json: o.AsJson = False,
 ) -> None:
-    """Check the token, make the volumes, build the image, upload the data set (the twins, or --dataset DIR). Safe to
-    repeat, and rents no GPU.
+    """Check the token, make the volumes, build the image, upload the data set (the
+    twins, or --dataset DIR). Safe to repeat, and rents no GPU.
 
-    Only --dataset and the contest's tools need the data set; twins are otherwise generated in the container.
+    Only --dataset and the contest's tools need the data set; twins are otherwise
+    generated in the container.
     """
     import tempfile
 
@@ -106,8 +139,13 @@ def status(json: o.AsJson = False) -> None:
 
 @modal.command()
 def logs(
-    app: Annotated[Optional[str], typer.Argument(metavar="[APP]", help="An app's id; the newest without it.")] = None,
-    lines: Annotated[int, typer.Option("-n", metavar="N", min=1, help="The last N lines.")] = 100,
+    app: Annotated[
+        Optional[str],
+        typer.Argument(metavar="[APP]", help="An app's id; the newest without it."),
+    ] = None,
+    lines: Annotated[
+        int, typer.Option("-n", metavar="N", min=1, help="The last N lines.")
+    ] = 100,
 ) -> None:
     """Show the output of an app's containers."""
     from ..remote import resume, settings

@@ -25,15 +25,27 @@ def tune(
     only: Only = None,
     where: Where = None,
     max_minutes: Annotated[
-        float, typer.Option("--max-minutes", metavar="MINUTES", min=1, help="Stop after that; the next call goes on.")
+        float,
+        typer.Option(
+            "--max-minutes",
+            metavar="MINUTES",
+            min=1,
+            help="Stop after that; the next call goes on.",
+        ),
     ] = 60.0,
     timeout: o.Timeout = 300.0,
     out: Annotated[
-        Optional[Path], typer.Option("--out", metavar="FILE", help="Write a patch, and leave the algo's folder alone.")
+        Optional[Path],
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Write a patch, and leave the algo's folder alone.",
+        ),
     ] = None,
     json: o.AsJson = False,
 ) -> None:
-    """`gdn tune` at Modal: measured there, chosen here. Writes the rows of that GPU; those of others stay.
+    """`gdn tune` at Modal: measured there, chosen here. Writes the rows of that GPU;
+    those of others stay.
 
     Without workloads: the preset `sweep`. A stopped run continues where it ended.
     """
@@ -56,25 +68,42 @@ def tune(
 
     (entry,) = planning.rivals(known, [name], algos.op, "cuda", there)
     if entry.place.mode is None:
-        raise errors.MissingError(f"{name} cannot run at Modal: {entry.place.reason}", hint=entry.place.hint)
+        raise errors.MissingError(
+            f"{name} cannot run at Modal: {entry.place.reason}", hint=entry.place.hint
+        )
     (entry,) = eligibility.overwriting(known, [entry], named=True, asked=in_place)
     (part,) = which.parts(known, [entry], loaded, {})
     plan = search.plan(known, entry, part.workloads, preset, only or [], where)
     (tier,) = planning.tiers_for(plan.mode, tiers, "compare")[:1]
     settings = search.Settings(
-        tier, sampling.l2, dataset=which.dataset, timeout_s=timeout, in_place=in_place, **sampling.bounds
+        tier,
+        sampling.l2,
+        dataset=which.dataset,
+        timeout_s=timeout,
+        in_place=in_place,
+        **sampling.bounds,
     )
     search.check_folder(plan.algo)
     if out:
         files.check(out)
-    work = engine_of(Containers(rented.gpu, rented.image, together=True), Errand(max_minutes), "tune", None)
+    work = engine_of(
+        Containers(rented.gpu, rented.image, together=True),
+        Errand(max_minutes),
+        "tune",
+        None,
+    )
     with search.alone(plan.algo, screen.say):
         found = tuning.measured(work, plan, settings)
         before = away.files(plan.algo)
         try:
             state = away.choose(plan, settings, found, screen.say)
             if out and found.done:
-                files.write(out, "".join(away.patch(plan.algo.folder, before, paths.ALGOS_DIR.parent)))
+                files.write(
+                    out,
+                    "".join(
+                        away.patch(plan.algo.folder, before, paths.ALGOS_DIR.parent)
+                    ),
+                )
         finally:
             if out:
                 _back(plan.algo, before)
@@ -85,7 +114,9 @@ def tune(
         screen.say(f"some measurements could not be saved: {unsaved}")
     if not found.done:
         hint = "the measurements are kept: the same command goes on from there"
-        raise errors.GdnError(f"not finished: {found.reason}", hint=hint, code=found.code or errors.REMOTE)
+        raise errors.GdnError(
+            f"not finished: {found.reason}", hint=hint, code=found.code or errors.REMOTE
+        )
     raise typer.Exit(errors.MISSING if unsaved else errors.OK)
 
 

@@ -1,4 +1,5 @@
-"""Options shared by several commands, in groups (dataclasses), with checks that involve several options.
+"""Options shared by several commands, in groups (dataclasses), with checks that involve
+several options.
 
 A command takes a group as one parameter, and `@grouped` makes options of its fields:
 
@@ -17,7 +18,15 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, TypeVar, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Optional,
+    TypeVar,
+    get_type_hints,
+)
 
 import typer
 from msgspec import structs
@@ -40,21 +49,45 @@ def algos_like(incomplete: str) -> list[str]:
     from .. import paths
 
     before, comma, begun = incomplete.rpartition(",")
-    own = [Path(part) for part in os.environ.get("GDN_ALGOS", "").split(os.pathsep) if part]
-    found = {file.parent for folder in (*own, paths.ALGOS_DIR) for file in folder.glob("*/*/algo.toml")}
-    names = {f"{folder.parent.name}/{folder.name}" if "/" in begun else folder.name for folder in found}
+    own = [
+        Path(part) for part in os.environ.get("GDN_ALGOS", "").split(os.pathsep) if part
+    ]
+    found = {
+        file.parent
+        for folder in (*own, paths.ALGOS_DIR)
+        for file in folder.glob("*/*/algo.toml")
+    }
+    names = {
+        f"{folder.parent.name}/{folder.name}" if "/" in begun else folder.name
+        for folder in found
+    }
     return [before + comma + name for name in sorted(names) if name.startswith(begun)]
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")]
-OpName = Annotated[Optional[str], typer.Option("--op", metavar="OP", help="The op, such as gdn_prefill.")]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON document on stdout, and nothing else."),
+]
+OpName = Annotated[
+    Optional[str],
+    typer.Option("--op", metavar="OP", help="The op, such as gdn_prefill."),
+]
 Heads = Annotated[
     Optional[str],
-    typer.Option("--heads", metavar="QK/V", help="Query/key and value heads, such as 16/32. Default: the op's own."),
+    typer.Option(
+        "--heads",
+        metavar="QK/V",
+        help="Query/key and value heads, such as 16/32. Default: the op's own.",
+    ),
 ]
 OwnAlgos = Annotated[
     Optional[str],
-    typer.Option("--algos", envvar="GDN_ALGOS", metavar="DIR", help="Your own folder of <op>/<algo>/algo.toml."),
+    typer.Option(
+        "--algos",
+        envvar="GDN_ALGOS",
+        metavar="DIR",
+        help="Your own folder of <op>/<algo>/algo.toml.",
+    ),
 ]
 Solutions = Annotated[
     Optional[list[str]],
@@ -69,42 +102,89 @@ Gpus = Annotated[
     typer.Option(
         "--gpus",
         metavar="N[,N...]",
-        help="Spread the algos over these GPUs, or `all`; with fewer algos than GPUs, the workloads. "
-        "Ratios are taken on one GPU, and a size is tuned on one.",
+        help=(
+            "Spread the algos over these GPUs, or `all`; with fewer algos than GPUs, the"
+            " workloads. Ratios are taken on one GPU, and a size is tuned on one."
+        ),
     ),
 ]
 OneWorkload = Annotated[
     Optional[str],
-    typer.Option("--workload", "-w", metavar="WHICH", help="An index, a uuid prefix, or axes (batch_size=64, B=64)."),
+    typer.Option(
+        "--workload",
+        "-w",
+        metavar="WHICH",
+        help="An index, a uuid prefix, or axes (batch_size=64, B=64).",
+    ),
 ]
 Dataset = Annotated[
     Optional[Path],
-    typer.Option("--dataset", envvar="FIB_DATASET_PATH", metavar="DIR", help="A FlashInfer-Trace folder."),
+    typer.Option(
+        "--dataset",
+        envvar="FIB_DATASET_PATH",
+        metavar="DIR",
+        help="A FlashInfer-Trace folder.",
+    ),
 ]
 Tier = Annotated[
     Optional[str],
     typer.Option(
-        "--tier", metavar="TIER[,TIER...]", help="cupti, events, graph, nvbench, fib (GPU), wall (CPU), or `all`."
+        "--tier",
+        metavar="TIER[,TIER...]",
+        help="cupti, events, graph, nvbench, fib (GPU), wall (CPU), or `all`.",
     ),
 ]
 Timeout = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", min=1.0, help="The most seconds that one algo may take.")
+    float,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=1.0,
+        help="The most seconds that one algo may take.",
+    ),
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="Probe for cheats and faults on every workload; no fallback.")]
-First = Annotated[Optional[int], typer.Option("-n", metavar="N", min=1, help="The first N workloads of the selection.")]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Probe for cheats and faults on every workload; no fallback."
+    ),
+]
+First = Annotated[
+    Optional[int],
+    typer.Option(
+        "-n", metavar="N", min=1, help="The first N workloads of the selection."
+    ),
+]
 PresetName = Annotated[
     Optional[str],
-    typer.Option("--preset", metavar="NAME", help="One of configs/presets.toml: quick, contest, sweep, peers."),
+    typer.Option(
+        "--preset",
+        metavar="NAME",
+        help="One of configs/presets.toml: quick, contest, sweep, peers.",
+    ),
 ]
 InPlace = Annotated[
     bool,
-    typer.Option("--in-place", help="Outputs overwrite inputs where the op allows it: decode's state."),
+    typer.Option(
+        "--in-place",
+        help="Outputs overwrite inputs where the op allows it: decode's state.",
+    ),
 ]
 BatchInvariant = Annotated[
     bool,
-    typer.Option("--batch-invariant", help="Builds that give a sequence the same bits in any batch: NAME@invariant."),
+    typer.Option(
+        "--batch-invariant",
+        help="Builds that give a sequence the same bits in any batch: NAME@invariant.",
+    ),
 ]
-L2 = Annotated[str, typer.Option("--l2", metavar="cold|warm", help="State of the GPU's L2 cache before each call.")]
+L2 = Annotated[
+    str,
+    typer.Option(
+        "--l2",
+        metavar="cold|warm",
+        help="State of the GPU's L2 cache before each call.",
+    ),
+]
 Seconds = Annotated[
     Optional[float],
     typer.Option(
@@ -141,17 +221,26 @@ class Algos:
         return registry.load(self.algos, self.heads)
 
     def also(self, given: list[str] | None) -> tuple[Algos, list[Path]]:
-        """These with the algos named as arguments (which replace those in the variable ALGO), and the packed files."""
+        """These with the algos named as arguments (which replace those in the variable
+        ALGO), and the packed files.
+        """
         files = [Path(name) for name in given or [] if _is_file(name)]
         named = [name for name in given or [] if not _is_file(name)]
         if named and self.algo and self.algo != os.environ.get("ALGO"):
             named.append(self.algo)
-        return (dataclasses.replace(self, algo=",".join(named)) if named else self), files
+        return (
+            dataclasses.replace(self, algo=",".join(named)) if named else self
+        ), files
 
 
 def _is_file(name: str) -> bool:
     folder = "/" in name.strip("/") and os.path.isfile(f"{name}/algo.toml")
-    return name.endswith((".json", ".toml", ".html")) or name[:1] in "./~" or os.path.isfile(name) or folder
+    return (
+        name.endswith((".json", ".toml", ".html"))
+        or name[:1] in "./~"
+        or os.path.isfile(name)
+        or folder
+    )
 
 
 @dataclass(frozen=True)
@@ -160,15 +249,26 @@ class OneAlgo(Algos):
 
     algo: Annotated[
         Optional[str],
-        typer.Option("--algo", envvar="ALGO", metavar="NAME", autocompletion=algos_like, help="The algo's name."),
+        typer.Option(
+            "--algo",
+            envvar="ALGO",
+            metavar="NAME",
+            autocompletion=algos_like,
+            help="The algo's name.",
+        ),
     ] = None
 
     def one(self, command: str) -> str:
         """Its name. Raises UsageError if there is none, or more than one."""
         if not self.algo:
-            raise UsageError("which algo?", hint=f"gdn {command} --algo NAME; `gdn list` shows all")
+            raise UsageError(
+                "which algo?", hint=f"gdn {command} --algo NAME; `gdn list` shows all"
+            )
         if "," in self.algo or self.algo == "all":
-            raise UsageError(f"{command} takes one algo, not '{self.algo}'", hint="run it once for each")
+            raise UsageError(
+                f"{command} takes one algo, not '{self.algo}'",
+                hint="run it once for each",
+            )
         return self.algo
 
 
@@ -182,7 +282,10 @@ class Workloads:
             "--workload",
             "-w",
             metavar="WHICH",
-            help="An index, a range (0-9), a uuid prefix, or axes (batch_size=64, B=64). Repeatable.",
+            help=(
+                "An index, a range (0-9), a uuid prefix, or axes (batch_size=64, B=64)."
+                " Repeatable."
+            ),
         ),
     ] = None
     n: First = None
@@ -191,7 +294,9 @@ class Workloads:
     dataset: ClassVar[Path | None] = None  # options of the derived groups
     stress: ClassVar[bool] = False
 
-    def loaded(self, otherwise: str | None = "quick") -> tuple[str | None, Preset | None]:
+    def loaded(
+        self, otherwise: str | None = "quick"
+    ) -> tuple[str | None, Preset | None]:
         """The preset in use, as (name, preset): `otherwise` if no option chooses workloads."""
         from ..catalog import presets
 
@@ -200,7 +305,9 @@ class Workloads:
             hint = "--workload NAME chooses among the hard inputs"
             raise UsageError(f"--stress and {other} exclude each other", hint=hint)
         name = self.preset
-        if name is None and not (self.workload or self.n or self.dataset or self.stress):
+        if name is None and not (
+            self.workload or self.n or self.dataset or self.stress
+        ):
             name = otherwise
         return name, presets.load_preset(name) if name else None
 
@@ -213,16 +320,29 @@ class Workloads:
         counts = structs.replace(loaded, settings=contest.settings)
         return self.preset or contest.name, counts
 
-    def parts(self, known: Registry, entries: list[Entry], preset: Preset | None, plan: PlanFields) -> list[Part]:
-        """The algos by op, each op with its workloads; `plan` overrides the preset's (planning.parts)."""
+    def parts(
+        self,
+        known: Registry,
+        entries: list[Entry],
+        preset: Preset | None,
+        plan: PlanFields,
+    ) -> list[Part]:
+        """The algos by op, each op with its workloads; `plan` overrides the preset's
+        (planning.parts).
+        """
         from ..run import planning
 
         if self.stress:
             return planning.hard(known, entries, self.workload or [], self.n)
         return planning.parts(
-            known, entries, chosen=self.workload or [], first=self.n, preset=preset, dataset=self.dataset,
+            known,
+            entries,
+            chosen=self.workload or [],
+            first=self.n,
+            preset=preset,
+            dataset=self.dataset,
             overrides=plan,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -238,7 +358,10 @@ class HardInputs(Selection):
 
     stress: Annotated[
         bool,
-        typer.Option("--stress", help="The op's hard inputs in place of workloads; --workload chooses some."),
+        typer.Option(
+            "--stress",
+            help="The op's hard inputs in place of workloads; --workload chooses some.",
+        ),
     ] = False
 
 
@@ -260,30 +383,42 @@ class Sampling:
     seconds: Seconds = None
 
     def checked(self) -> tuple[tuple[str, ...], PlanFields]:
-        """The tiers asked for, and the overrides of a preset's settings. Raises UsageError for invalid values."""
+        """The tiers asked for, and the overrides of a preset's settings. Raises
+        UsageError for invalid values.
+        """
         from ..catalog.tiers import TIERS
 
         check_choice("l2 state", self.l2, ("cold", "warm"))
         check_finite("--seconds", self.seconds)
         if self.target is not None and not 0 < self.target < 1:
-            raise UsageError(f"--target {self.target:g}: expected a share between 0 and 1, such as 0.01")
+            raise UsageError(
+                f"--target {self.target:g}: expected a share between 0 and 1, such as 0.01"
+            )
         tiers = listed(self.tier)
         for name in tiers:
             check_choice("tier", name, [*TIERS, "all"])
-        counts = {"iterations": None} if self.bounds else {}  # exact counts of a preset do not apply then
+        # exact counts of a preset do not apply then
+        counts = {"iterations": None} if self.bounds else {}
         return tiers, {"l2": self.l2} | counts | self.bounds
 
     @property
     def bounds(self) -> PlanFields:
         """Those of --seconds and --target that were given."""
-        return {name: value for name in ("seconds", "target") if (value := getattr(self, name))}
+        return {
+            name: value
+            for name in ("seconds", "target")
+            if (value := getattr(self, name))
+        }
 
 
 @dataclass(frozen=True)
 class Place:
     """Where algos run, and their time limit."""
 
-    device: Annotated[str, typer.Option("--device", metavar="auto|cuda|cpu", help="auto: cuda, else cpu.")] = "auto"
+    device: Annotated[
+        str,
+        typer.Option("--device", metavar="auto|cuda|cpu", help="auto: cuda, else cpu."),
+    ] = "auto"
     timeout: Timeout = 300.0
 
     def __post_init__(self) -> None:
@@ -295,7 +430,9 @@ class Place:
         if gpus is None:
             return (), self.device
         if self.device == "cpu":
-            raise UsageError("--gpus and --device cpu exclude each other", hint="drop one of them")
+            raise UsageError(
+                "--gpus and --device cpu exclude each other", hint="drop one of them"
+            )
         return machine().chosen(gpus), "cuda"
 
 
@@ -308,21 +445,31 @@ class Trust:
         bool,
         typer.Option(
             "--sandbox",
-            help="Run the algos' code in bubblewrap: no network, no home, read-only except its own folder.",
+            help=(
+                "Run the algos' code in bubblewrap: no network, no home, read-only except its own"
+                " folder."
+            ),
         ),
     ] = False
 
     def tell(self, solutions: list[Path]) -> None:
-        """Warn that packed files run with the user's rights. Raises MissingError if --sandbox finds no bubblewrap."""
+        """Warn that packed files run with the user's rights. Raises MissingError if
+        --sandbox finds no bubblewrap.
+        """
         from ..report import screen
         from ..runner import sandbox as bubblewrap
 
         if self.sandbox:
             bubblewrap.find()
         elif solutions:
-            what = "a packed file's code runs" if len(solutions) == 1 else "the packed files' code runs"
+            what = (
+                "a packed file's code runs"
+                if len(solutions) == 1
+                else "the packed files' code runs"
+            )
             screen.say(
-                f"{what} with your rights on this machine; --sandbox takes away its network, your home and your files"
+                f"{what} with your rights on this machine; --sandbox takes away its network, your"
+                " home and your files"
             )
 
 
@@ -331,7 +478,10 @@ class Output:
     """Where the results go."""
 
     json: AsJson = False
-    out: Annotated[Optional[Path], typer.Option("--out", metavar="FILE", help="Write the records to FILE.")] = None
+    out: Annotated[
+        Optional[Path],
+        typer.Option("--out", metavar="FILE", help="Write the records to FILE."),
+    ] = None
 
 
 def machine() -> Machine:
@@ -360,7 +510,7 @@ def listed(text: str | None) -> tuple[str, ...]:
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
-# --- groups -------------------------------------------------------------------------------------------------------
+# --- groups
 
 
 def grouped(command: Callable[..., R]) -> Callable[..., R]:
@@ -378,15 +528,23 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
         for field in dataclasses.fields(kind):
             parameters.append(
                 inspect.Parameter(
-                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=field.default,
+                    annotation=types[field.name],
                 )
             )
 
     @functools.wraps(command)
     def called(**given: Any) -> R:
         made = {name: pick(kind, given) for name, kind in groups.items()}
-        fields = {field.name for kind in groups.values() for field in dataclasses.fields(kind)}
-        return command(**made, **{name: value for name, value in given.items() if name not in fields})
+        fields = {
+            field.name for kind in groups.values() for field in dataclasses.fields(kind)
+        }
+        return command(
+            **made,
+            **{name: value for name, value in given.items() if name not in fields},
+        )
 
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -395,4 +553,10 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
 
 def pick(group: type[G], values: Mapping[str, Any]) -> G:
     """Make a group from the values with its fields' names."""
-    return group(**{field.name: values[field.name] for field in dataclasses.fields(group) if field.name in values})
+    return group(
+        **{
+            field.name: values[field.name]
+            for field in dataclasses.fields(group)
+            if field.name in values
+        }
+    )

@@ -17,18 +17,46 @@ def pack(
     algos: o.OneAlgo,
     out: Annotated[
         Optional[Path],
-        typer.Option("--out", "-o", metavar="FILE", show_default="solution.json", help="The file to write."),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            show_default="solution.json",
+            help="The file to write.",
+        ),
     ] = None,
     name: Annotated[
-        Optional[str], typer.Option("--name", metavar="NAME", show_default="<op>-<algo>", help="The solution's name.")
+        Optional[str],
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            show_default="<op>-<algo>",
+            help="The solution's name.",
+        ),
     ] = None,
     author: Annotated[
         Optional[str],
-        typer.Option("--author", metavar="NAME", show_default="gdn", help="The solution's author, such as your team."),
+        typer.Option(
+            "--author",
+            metavar="NAME",
+            show_default="gdn",
+            help="The solution's author, such as your team.",
+        ),
     ] = None,
-    prove: Annotated[bool, typer.Option("--prove", help="Load, build and run the file in a clean process.")] = False,
+    prove: Annotated[
+        bool,
+        typer.Option(
+            "--prove", help="Load, build and run the file in a clean process."
+        ),
+    ] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=1.0, help="The most seconds that the proof may take.")
+        float,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            min=1.0,
+            help="The most seconds that the proof may take.",
+        ),
     ] = 300.0,
     json: o.AsJson = False,
 ) -> None:
@@ -43,38 +71,57 @@ def pack(
     found = known.find(algos.one("pack"), algos.op)
     if found.setup:
         raise errors.UsageError(
-            f"{found.full_name} does work that is not timed ({found.setup}): the contest would not run it",
+            f"{found.full_name} does work that is not timed ({found.setup}): the contest would"
+            " not run it",
             hint="do that work in the entry point, and drop `setup` from algo.toml",
         )
     solution = p.pack(found, known.ops[found.op], name=name, author=author or p.AUTHOR)
     file = out or Path("solution.json")
     to_stdout = files.is_stdout(file)
     if to_stdout and json:
-        raise errors.UsageError("--json has stdout to itself", hint="drop --json, or name another file with -o")
+        raise errors.UsageError(
+            "--json has stdout to itself",
+            hint="drop --json, or name another file with -o",
+        )
     if prove and files.place(file).stream:
-        raise errors.UsageError(f"--prove reads the file back, and {file} is not a file", hint="name a file with -o")
+        raise errors.UsageError(
+            f"--prove reads the file back, and {file} is not a file",
+            hint="name a file with -o",
+        )
     replaced = not to_stdout and os.path.isfile(file)
     files.write(file, j.dumps(solution, indent=2) + "\n")
     if replaced:
         screen.say(f"replaced {file}")
-    summary = {"file": str(file), "name": solution["name"], "definition": solution["definition"]}
+    summary = {
+        "file": str(file),
+        "name": solution["name"],
+        "definition": solution["definition"],
+    }
     summary |= {
         "source_hash": p.source_hash(solution),
         "sources": [s["path"] for s in solution["sources"]],
         "proof": None,
     }
     if not json:
-        text = f"{file}: {solution['name']} for {solution['definition']}, {', '.join(summary['sources'])}"
+        text = (
+            f"{file}: {solution['name']} for {solution['definition']},"
+            f" {', '.join(summary['sources'])}"
+        )
         (screen.say if to_stdout else screen.put)(text)
     if prove:
         from ..run import prove as proof
 
-        summary["proof"] = list(proof.prove(file, found.packages, known, timeout, o.machine()))
+        summary["proof"] = list(
+            proof.prove(file, found.packages, known, timeout, o.machine())
+        )
         if not json:
             terminal.show_proof(summary["proof"])
     if json:
         screen.show_json(summary)
     if any(step["state"] == "failed" for step in summary["proof"] or []):
         raise typer.Exit(errors.FAILED)
-    if any((step["step"], step["state"]) == ("build", "skipped") for step in summary["proof"] or []):
+    if any(
+        (step["step"], step["state"]) == ("build", "skipped")
+        for step in summary["proof"] or []
+    ):
         raise typer.Exit(errors.MISSING)  # nothing was proved

@@ -21,22 +21,34 @@ class Look:
     tool: Annotated[
         Optional[str],
         typer.Option(
-            "--tool", metavar="TOOL", help="ncu, proton, torch, nsys, sanitizer (GPU), cpu, or sass (neither)."
+            "--tool",
+            metavar="TOOL",
+            help="ncu, proton, torch, nsys, sanitizer (GPU), cpu, or sass (neither).",
         ),
     ] = None
     arch: Annotated[
         Optional[str],
-        typer.Option("--arch", metavar="ARCH[,ARCH...]", help="sass: targets to compile for, such as sm_90a,sm_100a."),
+        typer.Option(
+            "--arch",
+            metavar="ARCH[,ARCH...]",
+            help="sass: targets to compile for, such as sm_90a,sm_100a.",
+        ),
     ] = None
     check: Annotated[
         Optional[str],
         typer.Option(
-            "--check", metavar="CHECK[,CHECK...]", help="sanitizer: memcheck, racecheck, initcheck, synccheck."
+            "--check",
+            metavar="CHECK[,CHECK...]",
+            help="sanitizer: memcheck, racecheck, initcheck, synccheck.",
         ),
     ] = None
     clocks: Annotated[
         str,
-        typer.Option("--clocks", metavar="none|base", help="ncu: `base` locks the GPU's clocks, `none` does not."),
+        typer.Option(
+            "--clocks",
+            metavar="none|base",
+            help="ncu: `base` locks the GPU's clocks, `none` does not.",
+        ),
     ] = "none"
     l2: o.L2 = "cold"
     seconds: o.Seconds = None
@@ -50,18 +62,46 @@ class Look:
         tool = self.tool
         if tool:
             o.check_choice("tool", tool, profilers.TOOLS)
-        for option, value, owner in (("--arch", self.arch, "sass"), ("--check", self.check, "sanitizer")):
+        for option, value, owner in (
+            ("--arch", self.arch, "sass"),
+            ("--check", self.check, "sanitizer"),
+        ):
             if value and tool != owner:
-                raise errors.UsageError(f"{option} is for --tool {owner}", hint=f"add --tool {owner}, or drop {option}")
+                raise errors.UsageError(
+                    f"{option} is for --tool {owner}",
+                    hint=f"add --tool {owner}, or drop {option}",
+                )
         o.check_choice("clocks", self.clocks, ("none", "base"))
         o.Sampling(l2=self.l2, seconds=self.seconds).checked()
-        if tool and place.device != "auto" and place.device not in (modes := profilers.TOOLS[tool].modes):
-            where = f"profiles code on {' or '.join(modes)}" if modes else "runs nothing"
-            raise errors.UsageError(f"--tool {tool} {where}", hint=f"drop --device {place.device}")
-        archs = tuple(profilers.module("sass").parse_arch(a) for a in o.listed(self.arch))
-        checks = profilers.module("sanitizer").checks(o.listed(self.check)) if tool == "sanitizer" else ()
+        if (
+            tool
+            and place.device != "auto"
+            and place.device not in (modes := profilers.TOOLS[tool].modes)
+        ):
+            where = (
+                f"profiles code on {' or '.join(modes)}" if modes else "runs nothing"
+            )
+            raise errors.UsageError(
+                f"--tool {tool} {where}", hint=f"drop --device {place.device}"
+            )
+        archs = tuple(
+            profilers.module("sass").parse_arch(a) for a in o.listed(self.arch)
+        )
+        checks = (
+            profilers.module("sanitizer").checks(o.listed(self.check))
+            if tool == "sanitizer"
+            else ()
+        )
         return session.Settings(
-            tool or "", folder, self.l2, self.clocks, archs, checks, self.dataset, self.seconds, place.timeout
+            tool or "",
+            folder,
+            self.l2,
+            self.clocks,
+            archs,
+            checks,
+            self.dataset,
+            self.seconds,
+            place.timeout,
         )
 
 
@@ -73,19 +113,31 @@ def profile(
     names: Annotated[
         Optional[list[str]],
         typer.Argument(
-            metavar="[A [B]]", autocompletion=o.algos_like, help="Algos, packed solutions, or saved profiles."
+            metavar="[A [B]]",
+            autocompletion=o.algos_like,
+            help="Algos, packed solutions, or saved profiles.",
         ),
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List the saved profiles.")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the saved profiles.")
+    ] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="Every figure of every kernel; else three or more get a row each.")
+        bool,
+        typer.Option(
+            "--full",
+            help="Every figure of every kernel; else three or more get a row each.",
+        ),
     ] = False,
     json: o.AsJson = False,
     out: Annotated[
-        Optional[Path], typer.Option("--out", metavar="DIR", help="The folder of profiles, instead of gdn's own.")
+        Optional[Path],
+        typer.Option(
+            "--out", metavar="DIR", help="The folder of profiles, instead of gdn's own."
+        ),
     ] = None,
 ) -> None:
-    """Profile one algo on one workload, and show what limits it; or profile two, and show the differences.
+    """Profile one algo on one workload, and show what limits it; or profile two, and
+    show the differences.
 
     Profiles are saved: `gdn profile --list` lists them, `gdn profile NAME` shows one again.
     """
@@ -107,11 +159,20 @@ def profile(
         settings, known = look.settings(place, folder), algos.known()
         machine = o.machine()
         tool, found = session.subjects(
-            known, live, algos.op, look.tool, look.workload, look.dataset, place.device, machine.place
+            known,
+            live,
+            algos.op,
+            look.tool,
+            look.workload,
+            look.dataset,
+            place.device,
+            machine.place,
         )
         with screen.progress() as progress:
             for subject in found:
-                yield session.run(subject, replace(settings, tool=tool), progress, screen.say, machine)
+                yield session.run(
+                    subject, replace(settings, tool=tool), progress, screen.say, machine
+                )
 
     raise typer.Exit(looked_at(named(names, algos.algo), folder, json, profiled, full))
 
@@ -123,7 +184,9 @@ def named(names: list[str] | None, algo: str | None) -> list[str]:
     names = names or listed(algo)
     if not 1 <= len(names) <= 2:
         hint = "gdn profile --algo A, gdn profile A B, or gdn profile --list"
-        raise errors.UsageError(f"expected one algo or two, got {len(names) or 'none'}", hint=hint)
+        raise errors.UsageError(
+            f"expected one algo or two, got {len(names) or 'none'}", hint=hint
+        )
     return names
 
 
@@ -134,14 +197,17 @@ def looked_at(
     profiled: Callable[[list[str]], Iterator[Any]],
     full: bool = True,
 ) -> int:
-    """Show the profiles of one or two names, and the differences of two. `profiled(names)` makes those that are not
-    saved in `folder`. Returns the exit code."""
+    """Show the profiles of one or two names, and the differences of two.
+    `profiled(names)` makes those that are not saved in `folder`. Returns the exit code.
+    """
     from ..profile import differences, session
     from ..report import profile as shown
     from ..report import screen
 
     profiles: list[Any] = [session.find(name, folder) for name in names]
-    live = [name for name, profile in zip(names, profiles, strict=True) if profile is None]
+    live = [
+        name for name, profile in zip(names, profiles, strict=True) if profile is None
+    ]
     if live:
         made: list[Any] = []
         try:

@@ -19,34 +19,71 @@ if TYPE_CHECKING:
     from ..report.markdown_blocks import Rendered
 
 Files = Annotated[
-    Optional[list[Path]], typer.Argument(metavar="[FILE.json]...", help="Records; later files replace earlier ones.")
+    Optional[list[Path]],
+    typer.Argument(
+        metavar="[FILE.json]...", help="Records; later files replace earlier ones."
+    ),
 ]
 Format = Annotated[
     Optional[str],
-    typer.Option("--format", "-f", metavar="html|md|csv|png|svg", help="The format; without it, by the name in --out."),
+    typer.Option(
+        "--format",
+        "-f",
+        metavar="html|md|csv|png|svg",
+        help="The format; without it, by the name in --out.",
+    ),
 ]
 To = Annotated[
     Optional[Path],
     typer.Option(
-        "--out", "-o", metavar="FILE", help="The file; - is stdout. Default: report.html, .png or .svg, else stdout."
+        "--out",
+        "-o",
+        metavar="FILE",
+        help="The file; - is stdout. Default: report.html, .png or .svg, else stdout.",
     ),
 ]
-Title = Annotated[Optional[str], typer.Option("--title", metavar="TEXT", help="The heading of the page.")]
-Names = Annotated[
-    Optional[str], typer.Option("--algo", metavar="NAME[,NAME...]", help="These algos, in this order; the copy stays.")
+Title = Annotated[
+    Optional[str],
+    typer.Option("--title", metavar="TEXT", help="The heading of the page."),
 ]
-Tiers = Annotated[Optional[str], typer.Option("--tier", metavar="TIER[,TIER...]", help="Only these tiers.")]
+Names = Annotated[
+    Optional[str],
+    typer.Option(
+        "--algo",
+        metavar="NAME[,NAME...]",
+        help="These algos, in this order; the copy stays.",
+    ),
+]
+Tiers = Annotated[
+    Optional[str],
+    typer.Option("--tier", metavar="TIER[,TIER...]", help="Only these tiers."),
+]
 Part = Annotated[
     Optional[str],
     typer.Option(
-        "--part", metavar="PART[,PART...]",
-        help="times, latency, floor, ladder, spread, tiers, compare, score, checks, notes, environment.",
+        "--part",
+        metavar="PART[,PART...]",
+        help=(
+            "times, latency, floor, ladder, spread, tiers, compare, score, checks, notes,"
+            " environment."
+        ),
     ),
-]  # fmt: skip
-Unit = Annotated[str, typer.Option("--unit", metavar="us|ms|auto", help="Unit of times in tables; auto: by magnitude.")]
+]
+Unit = Annotated[
+    str,
+    typer.Option(
+        "--unit",
+        metavar="us|ms|auto",
+        help="Unit of times in tables; auto: by magnitude.",
+    ),
+]
 Update = Annotated[
     Optional[Path],
-    typer.Option("--update", metavar="FILE.md", help="Rewrite the <!-- gdn report ... --> blocks of FILE.md."),
+    typer.Option(
+        "--update",
+        metavar="FILE.md",
+        help="Rewrite the <!-- gdn report ... --> blocks of FILE.md.",
+    ),
 ]
 
 
@@ -80,10 +117,21 @@ class Asked:
         from ..report import merge
 
         o.check_choice("unit", self.unit, ("auto", "us", "ms"))
-        sources, names = merge.read(self.files or [merge.newest()], base=base), tuple(registry.names(self.algo))
-        return merge.gather(sources, registry.load(algos), op=self.op, algos=names, tiers=o.listed(self.tier))
+        sources, names = (
+            merge.read(self.files or [merge.newest()], base=base),
+            tuple(registry.names(self.algo)),
+        )
+        return merge.gather(
+            sources,
+            registry.load(algos),
+            op=self.op,
+            algos=names,
+            tiers=o.listed(self.tier),
+        )
 
-    def parts(self, known: tuple[str, ...], usual: tuple[str, ...], kind: str) -> tuple[str, ...]:
+    def parts(
+        self, known: tuple[str, ...], usual: tuple[str, ...], kind: str
+    ) -> tuple[str, ...]:
         for name in o.listed(self.part):
             o.check_choice(f"part of {kind}", name, known)
         return o.listed(self.part) or usual
@@ -99,7 +147,9 @@ class Asked:
             parts = self.parts(markdown.PARTS, markdown.USUAL, "Markdown")
             return markdown.markdown(book, parts, self.unit, self.title).encode()
         parts = self.parts(html.PARTS, html.PARTS, "a page")
-        return html.page(book, self.title or outline.title_of(book), parts, self.unit).encode()
+        return html.page(
+            book, self.title or outline.title_of(book), parts, self.unit
+        ).encode()
 
     def picture(self, book: Book, kind: str) -> tuple[bytes, str]:
         """The figure asked for, and its title with its origin."""
@@ -107,7 +157,9 @@ class Asked:
 
         parts = self.parts(figures.NAMES, ("latency",), "a figure")
         if len(parts) > 1:
-            raise errors.UsageError(f"a {kind} holds one figure", hint="name one --part")
+            raise errors.UsageError(
+                f"a {kind} holds one figure", hint="name one --part"
+            )
         drawn, heading = figures.one(book, parts[0])
         heading[0] = self.title or heading[0]
         make = pictures.png if kind == "png" else pictures.svg_file
@@ -115,7 +167,12 @@ class Asked:
 
 
 @o.grouped
-def report(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: o.AsJson = False) -> None:
+def report(
+    asked: Asked,
+    update: Update = None,
+    algos: o.OwnAlgos = None,
+    json: o.AsJson = False,
+) -> None:
     """Make a page, a table or a figure from records.
 
     Without files: the newest bench. Times of different devices or tiers are kept apart.
@@ -129,7 +186,9 @@ def report(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: 
     if update:
         if asked.files or out or asked.format:
             hint = "the blocks in FILE.md have them"
-            raise errors.UsageError("--update takes no files, --format and --out", hint=hint)
+            raise errors.UsageError(
+                "--update takes no files, --format and --out", hint=hint
+            )
         said = markdown_blocks.update(update, _block)
         if json:
             return show_json({"updated": str(update), "blocks": said})
@@ -143,7 +202,9 @@ def report(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: 
             out = Path(f"report.{kind}")
     to_stdout = out is None or str(out) == "-" or is_stdout(out)
     if json and wanted and to_stdout:
-        raise errors.UsageError("--json has stdout to itself", hint="name a file with -o, or drop --format")
+        raise errors.UsageError(
+            "--json has stdout to itself", hint="name a file with -o, or drop --format"
+        )
     if wanted and to_stdout:
         bare = unguarded(sys.stdout).buffer  # bytes; their text is already escaped
         bare.write(made)
@@ -162,7 +223,12 @@ def report(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: 
 
 
 @o.grouped
-def _read(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: o.AsJson = False) -> Asked:
+def _read(
+    asked: Asked,
+    update: Update = None,
+    algos: o.OwnAlgos = None,
+    json: o.AsJson = False,
+) -> Asked:
     """Parse the options of a block, as on the command line."""
     if not asked.files:
         raise errors.UsageError("a block must name its record files")
@@ -182,7 +248,9 @@ def _block(args: list[str], folder: Path) -> Rendered:
     app = typer.Typer(add_completion=False)
     app.command(add_help_option=False)(_read)
     try:
-        asked = typer.main.get_command(app).main(args, prog_name="gdn report", standalone_mode=False)
+        asked = typer.main.get_command(app).main(
+            args, prog_name="gdn report", standalone_mode=False
+        )
     except _Unreadable as e:
         raise errors.UsageError(e.format_message()) from None
     kind, book = asked.kind("md"), asked.book(base=folder)
@@ -190,7 +258,13 @@ def _block(args: list[str], folder: Path) -> Rendered:
         return markdown_blocks.Rendered(asked.made(book, kind).decode())
     if kind in ("png", "svg") and asked.out:
         if asked.out.suffix.lower() != f".{kind}":
-            raise errors.UsageError(f"-o {asked.out}: a figure goes into a file that ends in .{kind}")
+            raise errors.UsageError(
+                f"-o {asked.out}: a figure goes into a file that ends in .{kind}"
+            )
         data, said = asked.picture(book, kind)
-        return markdown_blocks.Rendered(markdown_blocks.image(asked.out, said), folder / asked.out, data)
-    raise errors.UsageError("a block holds a table (--format md) or a figure (-o FILE.png, or .svg)")
+        return markdown_blocks.Rendered(
+            markdown_blocks.image(asked.out, said), folder / asked.out, data
+        )
+    raise errors.UsageError(
+        "a block holds a table (--format md) or a figure (-o FILE.png, or .svg)"
+    )

@@ -12,7 +12,10 @@ from .. import errors
 def schema(
     what: Annotated[
         str,
-        typer.Argument(metavar="[record|reply|algo]", help="A record file, a worker's reply, or an algo.toml."),
+        typer.Argument(
+            metavar="[record|reply|algo]",
+            help="A record file, a worker's reply, or an algo.toml.",
+        ),
     ] = "record",
 ) -> None:
     """Print the JSON Schema of a file that gdn writes or reads."""
@@ -22,7 +25,11 @@ def schema(
     from ..report import screen
     from ..schema import record_types
 
-    forms = {"record": record_types.Document, "reply": messages.Reply, "algo": registry.AlgoFile}
+    forms = {
+        "record": record_types.Document,
+        "reply": messages.Reply,
+        "algo": registry.AlgoFile,
+    }
     if what not in forms:
         raise errors.unknown("schema", what, forms)
     screen.show_json(parsing.schema(forms[what]))

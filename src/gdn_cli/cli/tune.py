@@ -12,11 +12,19 @@ from . import options as o
 
 Only = Annotated[
     Optional[list[str]],
-    typer.Option("--only", metavar="C=V[,V...]", help="Try only these values of a constant. Repeatable."),
+    typer.Option(
+        "--only",
+        metavar="C=V[,V...]",
+        help="Try only these values of a constant. Repeatable.",
+    ),
 ]
 Where = Annotated[
     Optional[str],
-    typer.Option("--where", metavar="EXPR", help='Try only if this is true, such as "rows * warps <= 16".'),
+    typer.Option(
+        "--where",
+        metavar="EXPR",
+        help='Try only if this is true, such as "rows * warps <= 16".',
+    ),
 ]
 
 
@@ -30,11 +38,18 @@ def tune(
     in_place: o.InPlace = False,
     only: Only = None,
     where: Where = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what an earlier run has measured.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the candidates; run and write nothing.")] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Measure again what an earlier run has measured."),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show the candidates; run and write nothing."),
+    ] = False,
     json: o.AsJson = False,
 ) -> None:
-    """Try the constants that an algo.toml declares, and write the fastest for each size to a file beside it.
+    """Try the constants that an algo.toml declares, and write the fastest for each size
+    to a file beside it.
 
     Without workloads: the preset `sweep`. A stopped run continues where it ended.
     """
@@ -50,7 +65,9 @@ def tune(
     preset, loaded = which.loaded("sweep")
     known = algos.known()
     machine = o.machine()
-    (entry,) = planning.rivals(known, [algo], algos.op, device, partial(machine.place, among=chosen_gpus))
+    (entry,) = planning.rivals(
+        known, [algo], algos.op, device, partial(machine.place, among=chosen_gpus)
+    )
     (entry,) = eligibility.overwriting(known, [entry], named=True, asked=in_place)
     (part,) = which.parts(known, [entry], loaded, {})
     plan = search.plan(known, entry, part.workloads, preset, only or [], where)
@@ -59,18 +76,31 @@ def tune(
     if not paths.IN_CHECKOUT and plan.algo.folder.is_relative_to(paths.ALGOS_DIR):
         hint = f"tune a copy: gdn new my-{plan.algo.name} --from {plan.algo.full_name} --into DIR"
         raise errors.UsageError(
-            f"{plan.algo.full_name} is part of the installed gdn, and tune would write into its folder", hint=hint
+            f"{plan.algo.full_name} is part of the installed gdn, and tune would write into its"
+            " folder",
+            hint=hint,
         )
     if plan.mode is None:
         reason, hint = entry.place.reason, entry.place.hint
-        raise errors.MissingError(f"{plan.algo.full_name} cannot run here: {reason}", hint=hint)
+        raise errors.MissingError(
+            f"{plan.algo.full_name} cannot run here: {reason}", hint=hint
+        )
     chosen = planning.tiers_for(plan.mode, tiers, "compare")
     if len(chosen) > 1:
-        raise errors.UsageError(f"tune takes one tier, not {', '.join(chosen)}", hint=f"--tier {chosen[0]}")
+        raise errors.UsageError(
+            f"tune takes one tier, not {', '.join(chosen)}", hint=f"--tier {chosen[0]}"
+        )
     settings = search.Settings(
-        chosen[0], sampling.l2, dataset=which.dataset, timeout_s=place.timeout, fresh=fresh, gpus=chosen_gpus,
-        in_place=in_place, machine=machine, **sampling.bounds,
-    )  # fmt: skip
+        chosen[0],
+        sampling.l2,
+        dataset=which.dataset,
+        timeout_s=place.timeout,
+        fresh=fresh,
+        gpus=chosen_gpus,
+        in_place=in_place,
+        machine=machine,
+        **sampling.bounds,
+    )
     failed = None
     with search.alone(plan.algo, screen.say):
         with screen.progress() as progress:

@@ -10,10 +10,16 @@ import typer
 
 def worker(
     events: Annotated[
-        Optional[Path], typer.Option(metavar="FILE", help="Append each record to FILE as soon as it is made.")
+        Optional[Path],
+        typer.Option(
+            metavar="FILE", help="Append each record to FILE as soon as it is made."
+        ),
     ] = None,
     parcel: Annotated[
-        bool, typer.Option("--parcel", help="Serve what `--engine` sends, instead of a request.")
+        bool,
+        typer.Option(
+            "--parcel", help="Serve what `--engine` sends, instead of a request."
+        ),
     ] = False,
 ) -> None:
     """Serve one request: JSON on stdin, the reply on stdout."""

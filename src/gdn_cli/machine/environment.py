@@ -1,5 +1,6 @@
-"""The environment of a measurement: GPU, driver, clocks, versions, threads. Read in the worker, kept with every
-record."""
+"""The environment of a measurement: GPU, driver, clocks, versions, threads. Read in the
+worker, kept with every record.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ from .. import __version__, paths
 from ..schema.record_types import Environment, GpuState, Timing
 from . import host_load, inventory
 
-_PACKAGES = ("torch", "triton", "flashinfer-bench", "apache-tvm-ffi", "flashinfer-python", "fla-core", "flash-qla")
+_PACKAGES = (
+    "torch",
+    "triton",
+    "flashinfer-bench",
+    "apache-tvm-ffi",
+    "flashinfer-python",
+    "fla-core",
+    "flash-qla",
+)
 
 
 def versions() -> dict[str, str]:
@@ -33,14 +42,18 @@ def describe(mode: str) -> Environment:
     """The environment of a worker that runs in `mode`. Imports torch."""
     import torch
 
-    found = Environment(versions=versions() | {"torch": str(torch.__version__)}, cpus=os.cpu_count())
+    found = Environment(
+        versions=versions() | {"torch": str(torch.__version__)}, cpus=os.cpu_count()
+    )
     if mode == "cuda":
         _describe_gpu(found)
         found.cuda = torch.version.cuda
-        found.architectures = os.environ.get(inventory.ARCHITECTURES)  # otherwise built for this GPU, see `specific`
+        # otherwise built for this GPU, see `specific`
+        found.architectures = os.environ.get(inventory.ARCHITECTURES)
     else:
         found.cpu, found.threads = cpu_name(), torch.get_num_threads()
-    if hasattr(os, "sched_getaffinity"):  # for a GPU too: the host launches what runs there
+    # for a GPU too: the host launches what runs there
+    if hasattr(os, "sched_getaffinity"):
         mine = os.sched_getaffinity(0)
         found.cpus, found.affinity = len(mine), ranges(mine)
     return found
@@ -51,48 +64,68 @@ def _describe_gpu(found: Environment) -> None:
     import torch
 
     properties = torch.cuda.get_device_properties(0)
-    found.gpu, found.capability = properties.name, f"{properties.major}.{properties.minor}"
-    found.sms, found.l2_bytes = properties.multi_processor_count, properties.L2_cache_size
+    found.gpu, found.capability = (
+        properties.name,
+        f"{properties.major}.{properties.minor}",
+    )
+    found.sms, found.l2_bytes = (
+        properties.multi_processor_count,
+        properties.L2_cache_size,
+    )
     if mine := _which(str(properties.uuid), inventory.gpus()):
         found.gpu_index, found.gpu_uuid = mine.index, mine.uuid
     if opened := _opened():
         nvml, handle = opened
-        with contextlib.suppress(Exception):  # a container may hide it: leave it out rather than guess
+        # a container may hide it: leave it out rather than guess
+        with contextlib.suppress(Exception):
             found.driver = nvml.nvmlSystemGetDriverVersion()
-            found.max_sm_clock_mhz = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
+            found.max_sm_clock_mhz = nvml.nvmlDeviceGetMaxClockInfo(
+                handle, nvml.NVML_CLOCK_SM
+            )
 
 
 def _which(uuid: str, visible: Sequence[inventory.Gpu]) -> inventory.Gpu | None:
-    """The GPU with this UUID as torch gives it (without GPU- or MIG-), otherwise the only GPU if there is just one."""
+    """The GPU with this UUID as torch gives it (without GPU- or MIG-), otherwise the
+    only GPU if there is just one.
+    """
     same = [gpu for gpu in visible if gpu.uuid.endswith(uuid)]
     return same[0] if same else visible[0] if len(visible) == 1 else None
 
 
 class _Slowed(NamedTuple):
-    """Why clocks are reduced: the name in a record, what slowed the GPU, and what to do about it."""
+    """Why clocks are reduced: the name in a record, what slowed the GPU, and what to do
+    about it.
+    """
 
     name: str
     cause: str
     advice: str
 
 
-# By NVML's bit (nvml.h, nvmlClocksEventReason*). Not included: an idle GPU, and clocks set by a user, which is done on
-# purpose for steady measurements.
+# By NVML's bit (nvml.h, nvmlClocksEventReason*). Not included: an idle GPU, and clocks
+# set by a user, which is done on purpose for steady measurements.
 _SLOWED = {
     0x04: _Slowed("sw_power_cap", "its power cap", "let it rest"),
     0x20: _Slowed("sw_thermal", "its temperature", "let it cool"),
     0x40: _Slowed("hw_thermal", "its temperature", "let it cool"),
-    0x80: _Slowed("hw_power_brake", "the power brake of its server", "see to the power supply"),
-    0x08: _Slowed("hw_slowdown", "its protection against heat and overload", "let it rest"),
-    0x10: _Slowed("sync_boost", "the others of its sync boost group", "take it out of the group"),
+    0x80: _Slowed(
+        "hw_power_brake", "the power brake of its server", "see to the power supply"
+    ),
+    0x08: _Slowed(
+        "hw_slowdown", "its protection against heat and overload", "let it rest"
+    ),
+    0x10: _Slowed(
+        "sync_boost", "the others of its sync boost group", "take it out of the group"
+    ),
 }
 
 
 def gpu_state(brief: bool = False, own: int = 1) -> GpuState:
     """The state of the GPU in use, as far as NVML gives it here; empty if NVML is hidden.
 
-    `own` is the number of gdn's own processes on the GPU, which do not count as others. `brief`, between batches: only
-    the values that may change during a measurement, the SM clock and the reasons for reducing it.
+    `own` is the number of gdn's own processes on the GPU, which do not count as others.
+    `brief`, between batches: only the values that may change during a measurement, the
+    SM clock and the reasons for reducing it.
     """
     found = GpuState()
     if (opened := _opened()) is None:
@@ -104,13 +137,20 @@ def gpu_state(brief: bool = False, own: int = 1) -> GpuState:
     }
     if not brief:
         readings |= {
-            "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(
+                handle, nvml.NVML_CLOCK_MEM
+            ),
+            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(
+                handle, nvml.NVML_TEMPERATURE_GPU
+            ),
             "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-            "other_processes": lambda: _others(nvml.nvmlDeviceGetComputeRunningProcesses(handle), own),
+            "other_processes": lambda: _others(
+                nvml.nvmlDeviceGetComputeRunningProcesses(handle), own
+            ),
         }
     for name, read in readings.items():
-        with contextlib.suppress(Exception):  # not supported by this GPU, this driver or this container
+        # not supported by this GPU, this driver or this container
+        with contextlib.suppress(Exception):
             setattr(found, name, read())
     return found
 
@@ -124,29 +164,44 @@ def _throttle(nvml: Any, handle: Any) -> list[str]:
 
 
 def _others(processes: list[Any], own: int) -> int:
-    """How many processes other than ours are on the GPU. Ours are listed too once torch has opened it.
+    """How many processes other than ours are on the GPU. Ours are listed too once torch
+    has opened it.
 
-    Counted, not compared by pid: in a container NVML gives the host's pids, and some drivers give a thread's.
+    Counted, not compared by pid: in a container NVML gives the host's pids, and some
+    drivers give a thread's.
     """
     return max(0, len({p.pid for p in processes}) - own)
 
 
-# --- doubts about a number ----------------------------------------------------------------------------------------
+# --- doubts about a number
 
 _HOT_C = 85  # an H100 SXM is rated for 87 at most, and slows down at 89 (nvidia-smi -q)
 _MOVED = 0.03  # of the highest SM clock
 _SPREAD = 0.10  # half the interquartile range, as a share of the median: Timing.spread
-_TICKS_US = 0.2  # a smaller interquartile range is the clock's resolution (CUPTI ticks every 32 ns)
+# a smaller interquartile range is the clock's resolution (CUPTI ticks every 32 ns)
+_TICKS_US = 0.2
 
 
-def doubts(before: GpuState, during: list[GpuState], after: GpuState, timing: Timing, target: float) -> list[str]:
+def doubts(
+    before: GpuState,
+    during: list[GpuState],
+    after: GpuState,
+    timing: Timing,
+    target: float,
+) -> list[str]:
     """Reasons not to trust a number, each with what to do about it; [] if all is well.
 
     before, during, after  gpu_state()'s readings: before, between and right after the samples
-    target                 the plan's: half the width of the median's 95 % interval, as a share of the median
+    target                 the plan's: half the width of the median's 95 % interval, as
+      a share of the median
     """
-    said = [*_shared([before, *during, after]), *_slowed([*during, after]), *_moved(during)]
-    return [*said, *(host_load.doubts(timing) or _noisy(timing, target))]  # a cause says more than its effect
+    said = [
+        *_shared([before, *during, after]),
+        *_slowed([*during, after]),
+        *_moved(during),
+    ]
+    # a cause says more than its effect
+    return [*said, *(host_load.doubts(timing) or _noisy(timing, target))]
 
 
 def _shared(states: list[GpuState]) -> list[str]:
@@ -154,30 +209,47 @@ def _shared(states: list[GpuState]) -> list[str]:
     if most == 0:
         return []
     if most == 1:
-        return ["another process was on the GPU while this was measured: end it, or measure again when it is done"]
-    return [f"{most} other processes were on the GPU while this was measured: end them, or measure when they are done"]
+        return [
+            "another process was on the GPU while this was measured: end it, or measure again"
+            " when it is done"
+        ]
+    return [
+        f"{most} other processes were on the GPU while this was measured: end them, or measure"
+        " when they are done"
+    ]
 
 
 def _slowed(states: list[GpuState]) -> list[str]:
-    """Why the clocks were reduced, and heat. Ignores the state before: reasons of an idle GPU need not hold under
-    load."""
+    """Why the clocks were reduced, and heat. Ignores the state before: reasons of an
+    idle GPU need not hold under load.
+    """
     reasons = {reason for state in states for reason in state.throttle or ()}
-    if reasons & {"hw_thermal", "hw_power_brake"}:  # NVML also sets the less specific hw_slowdown with these
+    # NVML also sets the less specific hw_slowdown with these
+    if reasons & {"hw_thermal", "hw_power_brake"}:
         reasons.discard("hw_slowdown")
-    causes = dict.fromkeys((slowed.cause, slowed.advice) for slowed in _SLOWED.values() if slowed.name in reasons)
+    causes = dict.fromkeys(
+        (slowed.cause, slowed.advice)
+        for slowed in _SLOWED.values()
+        if slowed.name in reasons
+    )
     said = [
-        f"the GPU was slowed by {what} while this was measured: {advice}, or compare within this run only"
+        f"the GPU was slowed by {what} while this was measured: {advice}, or compare within this"
+        " run only"
         for what, advice in causes
     ]
     hottest = max((state.temperature_c or 0 for state in states), default=0)
     if hottest >= _HOT_C:
-        said.append(f"the GPU was at {hottest} °C while this was measured: let it cool, or see to its cooling")
+        said.append(
+            f"the GPU was at {hottest} °C while this was measured: let it cool, or see to its"
+            " cooling"
+        )
     return said
 
 
 def _moved(during: list[GpuState]) -> list[str]:
     clocks = [state.sm_mhz for state in during if state.sm_mhz is not None]
-    if len(clocks) > 1 and clocks[0] < clocks[1]:  # the first reading may still be at the idle clock
+    # the first reading may still be at the idle clock
+    if len(clocks) > 1 and clocks[0] < clocks[1]:
         clocks = clocks[1:]
     low, high = min(clocks, default=0), max(clocks, default=0)
     if high - low <= _MOVED * high:
@@ -194,13 +266,13 @@ def _noisy(timing: Timing, target: float) -> list[str]:
         interval = (timing.ci_high_us - timing.ci_low_us) / 2 / median
         if timing.stopped == "time" and interval > target:
             said.append(
-                f"the median is known to ±{_percent(interval)} only, not to the target of {_percent(target)}: "
-                "give it more time (--seconds)"
+                f"the median is known to ±{_percent(interval)} only, not to the target of"
+                f" {_percent(target)}: give it more time (--seconds)"
             )
     if timing.spread > _SPREAD and timing.high_us - timing.low_us > _TICKS_US:
         said.append(
-            f"the middle half of the samples spreads over ±{_percent(timing.spread)} of the median: "
-            "end other programs on this machine and measure again"
+            f"the middle half of the samples spreads over ±{_percent(timing.spread)} of the"
+            " median: end other programs on this machine and measure again"
         )
     return said
 
@@ -211,14 +283,18 @@ def _percent(share: float) -> str:
 
 @lru_cache
 def _opened() -> tuple[Any, Any] | None:
-    """(pynvml, handle of the GPU in use), open for the rest of the process: nvmlInit takes milliseconds."""
+    """(pynvml, handle of the GPU in use), open for the rest of the process: nvmlInit
+    takes milliseconds.
+    """
     import torch
 
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(
+            f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+        )
     except Exception:  # no library, no driver, no permission, no GPU that torch can use
         return None
 
@@ -243,14 +319,18 @@ def cpu_name() -> str:
 
 
 def commit() -> dict[str, str | bool]:
-    """The git commit of this checkout, and whether the files differ from it; {} for an installed wheel.
+    """The git commit of this checkout, and whether the files differ from it; {} for an
+    installed wheel.
 
     Where sources were copied without their .git (a cluster, a container), `GDN_COMMIT` gives it.
     """
     import subprocess
 
     if given := os.environ.get("GDN_COMMIT"):
-        return {"commit": given.removesuffix("-dirty"), "dirty": given.endswith("-dirty")}
+        return {
+            "commit": given.removesuffix("-dirty"),
+            "dirty": given.endswith("-dirty"),
+        }
     if not paths.IN_CHECKOUT:
         return {}
 

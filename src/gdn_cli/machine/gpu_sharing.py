@@ -16,30 +16,39 @@ _LEAST = 2  # cores for a GPU's worker: with fewer it would wait for itself
 
 
 def deal(items: Mapping[T, tuple[int, Sequence[Gpu]]]) -> dict[T, Gpu]:
-    """Item -> GPU. Each item has a weight and the GPUs that can take it, and goes to the least loaded of these, the
-    first if several are equal. Items with the fewest GPUs to choose from are placed first, heavy ones before light
-    ones."""
+    """Item -> GPU. Each item has a weight and the GPUs that can take it, and goes to
+    the least loaded of these, the first if several are equal. Items with the fewest
+    GPUs to choose from are placed first, heavy ones before light ones.
+    """
     load: dict[Gpu, int] = {}
     found = {}
-    for item, (weight, able) in sorted(items.items(), key=lambda pair: (len(pair[1][1]), -pair[1][0])):
+    for item, (weight, able) in sorted(
+        items.items(), key=lambda pair: (len(pair[1][1]), -pair[1][0])
+    ):
         found[item] = min(able, key=lambda gpu: load.get(gpu, 0))
         load[found[item]] = load.get(found[item], 0) + weight
     return {item: found[item] for item in items}
 
 
 def side_by_side(work: Sequence[Callable[[], None]], stop: threading.Event) -> None:
-    """Do all of `work` at once, each in its own thread, and wait for all; a single item runs in this thread.
+    """Do all of `work` at once, each in its own thread, and wait for all; a single item
+    runs in this thread.
 
-    `stop` is set once one of them has raised, or this thread has (Ctrl-C); the others must watch for it. The exception
-    is raised here.
+    `stop` is set once one of them has raised, or this thread has (Ctrl-C); the others
+    must watch for it. The exception is raised here.
     """
     if len(work) < 2:
         for only in work:
             only()
         return
-    pool, lanes = ThreadPoolExecutor(len(work), "gdn-lane"), [(threading.Event(), threading.Event()) for _ in work]
+    pool, lanes = (
+        ThreadPoolExecutor(len(work), "gdn-lane"),
+        [(threading.Event(), threading.Event()) for _ in work],
+    )
 
-    def lane(each: Callable[[], None], begun: threading.Event, ended: threading.Event) -> None:
+    def lane(
+        each: Callable[[], None], begun: threading.Event, ended: threading.Event
+    ) -> None:
         begun.set()
         try:
             each()
@@ -47,23 +56,30 @@ def side_by_side(work: Sequence[Callable[[], None]], stop: threading.Event) -> N
             ended.set()
 
     try:
-        for done in as_completed([pool.submit(lane, each, *events) for each, events in zip(work, lanes, strict=True)]):
+        for done in as_completed(
+            [
+                pool.submit(lane, each, *events)
+                for each, events in zip(work, lanes, strict=True)
+            ]
+        ):
             done.result()
     except BaseException:
         stop.set()
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-        for begun, ended in lanes:  # Ctrl-C in `submit` can leave a thread that runs out of the pool's list
+        # Ctrl-C in `submit` can leave a thread that runs out of the pool's list
+        for begun, ended in lanes:
             if begun.is_set():
                 ended.wait()
 
 
-# --- the host's share -----------------------------------------------------------------------------------------------
+# --- the host's share
 
 
 def cpus(gpus: Sequence[Gpu], machine: Machine = HERE) -> dict[Gpu, frozenset[int]]:
-    """GPU -> the CPUs of its worker: near the GPU, whole cores, not shared with other workers, so that none waits.
+    """GPU -> the CPUs of its worker: near the GPU, whole cores, not shared with other
+    workers, so that none waits.
 
     Empty sets, which mean all CPUs, if there is only one GPU, or too few cores to share out.
     """
@@ -94,7 +110,9 @@ def _cores(side: frozenset[int]) -> list[frozenset[int]]:
 
 def _siblings(cpu: int) -> set[int]:
     try:
-        text = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+        text = Path(
+            f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        ).read_text()
         ends = [[int(end) for end in run.split("-")] for run in text.strip().split(",")]
     except (OSError, ValueError):  # not Linux, or hidden by a container
         return {cpu}

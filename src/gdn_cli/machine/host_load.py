@@ -1,14 +1,18 @@
 """What the host did while rounds of calls were timed: did they have their CPUs to themselves?
 
 There are four indicators, and none looks at the times that it judges:
-- how long threads of this process were ready and got no CPU (Linux: the second number of schedstat, of every thread);
-- how often the process was preempted (ru_nivcsw), which alone says little: two threads that share one CPU are preempted
-  10,000 times a second, a thread next to a busy neighbour 130 times, one with a CPU to itself 30 to 200 times;
-- how long a fixed piece of work (the yardstick) takes on the CPUs that the calls ran on, against its fastest run in
-  this process. On a virtual AMD EPYC of two CPUs it is steady within 1 % and takes 20 to 70 % more when another guest
-  has the core's other thread, which the guest's kernel cannot see (no steal time), or when the clock falls;
-- how much CPU time other processes used (/proc/stat) in the whole measurement: its ticks are 10 ms. A neighbour on the
-  other thread of a core makes no thread wait, and if it was always there, the yardstick was never faster.
+- how long threads of this process were ready and got no CPU (Linux: the second number
+  of schedstat, of every thread);
+- how often the process was preempted (ru_nivcsw), which alone says little: two threads
+  that share one CPU are preempted 10,000 times a second, a thread next to a busy
+  neighbour 130 times, one with a CPU to itself 30 to 200 times;
+- how long a fixed piece of work (the yardstick) takes on the CPUs that the calls ran
+  on, against its fastest run in this process. On a virtual AMD EPYC of two CPUs it is
+  steady within 1 % and takes 20 to 70 % more when another guest has the core's other
+  thread, which the guest's kernel cannot see (no steal time), or when the clock falls;
+- how much CPU time other processes used (/proc/stat) in the whole measurement: its
+  ticks are 10 ms. A neighbour on the other thread of a core makes no thread wait, and
+  if it was always there, the yardstick was never faster.
 """
 
 from __future__ import annotations
@@ -27,13 +31,16 @@ from typing import Any, NamedTuple
 from ..schema.record_types import HostLoad, Timing
 
 _TASKS, _STAT = Path("/proc/self/task"), Path("/proc/stat")
-_WAITED = 0.10  # of a round: the most that all threads together may have waited for a CPU
+# of a round: the most that all threads together may have waited for a CPU
+_WAITED = 0.10
 _PREEMPTED = 1000  # times a second
 _SLOWER = 1.10  # the yardstick's time over its fastest
 _USED = 0.2  # of a round: a thread that ran for less did not do the calls' work
-_OTHERS = 0.10  # of the CPUs that this process may use: the share that others may have used
+# of the CPUs that this process may use: the share that others may have used
+_OTHERS = 0.10
 _MOST_CPUS = 16  # on which the yardstick runs, of those that were used
-_APART = 0.05  # half the interquartile range of the rounds' medians may be this share of the median
+# half the interquartile range of the rounds' medians may be this share of the median
+_APART = 0.05
 _TICK_US = 0.05  # smaller differences are the clock's resolution
 FEW = 5  # samples or fewer are too few to trust
 
@@ -45,17 +52,22 @@ class Round(NamedTuple):
     ended: float
     waited_s: float  # of all threads together; 0 if the kernel does not say
     preempted: int
-    yardsticks: tuple[tuple[str, float], ...]  # (kind of CPU, microseconds), just before and just after it
+    # (kind of CPU, microseconds), just before and just after it
+    yardsticks: tuple[tuple[str, float], ...]
 
     @property
     def waiting(self) -> bool:
         """Whether other processes had the CPUs while this process's threads were ready."""
         lasted = self.ended - self.began
-        return self.waited_s > _WAITED * lasted or self.preempted > max(3, _PREEMPTED * lasted)
+        return self.waited_s > _WAITED * lasted or self.preempted > max(
+            3, _PREEMPTED * lasted
+        )
 
     @property
     def slowed(self) -> bool:
-        """Whether a CPU that was used was slower than its best, which may become known only later."""
+        """Whether a CPU that was used was slower than its best, which may become known
+        only later.
+        """
         return any(us > _SLOWER * _best[kind] for kind, us in self.yardsticks)
 
     @property
@@ -69,18 +81,25 @@ def load_of(
     medians_us: Iterable[float],
     shared: tuple[float, int] = (0.0, 0),
 ) -> HostLoad:
-    """rounds: all rounds; counts: which of them count; medians_us: the medians of those; shared: from
-    Witness.shared."""
+    """rounds: all rounds; counts: which of them count; medians_us: the medians of
+    those; shared: from Witness.shared.
+    """
     kept = [r for r, counted in zip(rounds, counts, strict=True) if counted]
     others, cpus = shared
     return HostLoad(
-        rounds_us=tuple(float(f"{x:.4g}") for x in medians_us), span_s=kept[-1].ended - kept[0].began,
-        taken=len(rounds), aside=len(rounds) - len(kept), waiting=sum(r.waiting for r in rounds),
-        slowed=sum(r.slowed for r in rounds), preempted=sum(r.preempted for r in rounds), others=others, cpus=cpus,
-    )  # fmt: skip
+        rounds_us=tuple(float(f"{x:.4g}") for x in medians_us),
+        span_s=kept[-1].ended - kept[0].began,
+        taken=len(rounds),
+        aside=len(rounds) - len(kept),
+        waiting=sum(r.waiting for r in rounds),
+        slowed=sum(r.slowed for r in rounds),
+        preempted=sum(r.preempted for r in rounds),
+        others=others,
+        cpus=cpus,
+    )
 
 
-# --- indicators -----------------------------------------------------------------------------------------------------
+# --- indicators
 
 
 class Witness:
@@ -98,7 +117,10 @@ class Witness:
         ended = time.perf_counter()
         preempted, after = _preempted() - preempted, _threads()
         self._cpus = _used(before, after, ended - began)
-        waited = sum(waited - before.get(thread, (0, 0))[1] for thread, (_, waited) in after.items())
+        waited = sum(
+            waited - before.get(thread, (0, 0))[1]
+            for thread, (_, waited) in after.items()
+        )
         yardsticks += _yardsticks(self._cpus)
         return result, Round(began, ended, waited / 1e9, preempted, yardsticks)
 
@@ -109,25 +131,32 @@ class Witness:
         lasted = time.perf_counter() - began
         if not cpus or lasted <= 0:
             return 0.0, 0
-        return round(max(0.0, now - before - (time.process_time() - own)) / lasted, 3), cpus
+        return round(
+            max(0.0, now - before - (time.process_time() - own)) / lasted, 3
+        ), cpus
 
 
 def _busy() -> tuple[float, int]:
-    """(seconds for which the CPUs that this process may use were busy, their number); (0, 0) if the system does not
-    say."""
+    """(seconds for which the CPUs that this process may use were busy, their number);
+    (0, 0) if the system does not say.
+    """
     try:
         mine = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
         lines = [line.split() for line in _STAT.read_text().splitlines()]
         ticks = os.sysconf("SC_CLK_TCK")
         # user, nice, system, idle, iowait, irq, softirq, steal
-        found = [sum(map(int, n[1:4] + n[6:9])) / ticks for n in lines if n and n[0] in mine]
+        found = [
+            sum(map(int, n[1:4] + n[6:9])) / ticks for n in lines if n and n[0] in mine
+        ]
     except (AttributeError, OSError, ValueError):
         return 0.0, 0
     return sum(found), len(found)
 
 
 def _threads() -> dict[str, tuple[int, int]]:
-    """Thread -> nanoseconds that it ran, and that it was ready but did not run; {} if the kernel does not say."""
+    """Thread -> nanoseconds that it ran, and that it was ready but did not run; {} if
+    the kernel does not say.
+    """
     found = {}
     try:
         names = os.listdir(_TASKS)
@@ -145,12 +174,20 @@ def _threads() -> dict[str, tuple[int, int]]:
 def _used(
     before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]], lasted: float
 ) -> tuple[int | None, ...]:
-    """The CPUs on which the threads that ran were last seen; (None,), the current one, if the system does not say."""
-    busy = [name for name, (ran, _) in after.items() if ran - before.get(name, (0, 0))[0] > _USED * lasted * 1e9]
+    """The CPUs on which the threads that ran were last seen; (None,), the current one,
+    if the system does not say.
+    """
+    busy = [
+        name
+        for name, (ran, _) in after.items()
+        if ran - before.get(name, (0, 0))[0] > _USED * lasted * 1e9
+    ]
     cpus = set()
     for name in busy if hasattr(os, "sched_setaffinity") else ():
         try:  # the name, in brackets, may hold anything
-            cpus.add(int((_TASKS / name / "stat").read_text().rpartition(")")[2].split()[36]))
+            cpus.add(
+                int((_TASKS / name / "stat").read_text().rpartition(")")[2].split()[36])
+            )
         except (OSError, ValueError, IndexError):
             continue
     ordered = sorted(cpus)
@@ -161,15 +198,18 @@ def _preempted() -> int:
     return getrusage(RUSAGE_SELF).ru_nivcsw
 
 
-# --- the yardstick ------------------------------------------------------------------------------------------------
+# --- the yardstick
 
-_best: dict[str, float] = {}  # kind of CPU -> the yardstick's fastest time on one, in microseconds
+# kind of CPU -> the yardstick's fastest time on one, in microseconds
+_best: dict[str, float] = {}
 _BLOCK = bytes(16384)
 _TRIES = 50
 
 
 def _yardsticks(cpus: tuple[int | None, ...]) -> tuple[tuple[str, float], ...]:
-    """(kind of CPU, microseconds) on each of these, from a separate thread: this thread stays where it is."""
+    """(kind of CPU, microseconds) on each of these, from a separate thread: this thread
+    stays where it is.
+    """
     if not cpus:
         return ()
     if cpus == (None,):
@@ -196,15 +236,25 @@ def _noted(kind: str, us: float) -> tuple[str, float]:
 
 
 def _yardstick() -> list[float]:
-    """Microseconds for a fixed piece of work that uses a core's arithmetic and no memory: the fastest of five.
+    """Microseconds for a fixed piece of work that uses a core's arithmetic and no
+    memory: the fastest of five.
 
-    [] if other threads of this process keep running, as they may share the core: OpenMP's spin on for a while.
+    [] if other threads of this process keep running, as they may share the core:
+    OpenMP's spin on for a while.
     """
     found: list[float] = []
     for _ in range(_TRIES):
-        own, mine, began = time.process_time_ns(), time.thread_time_ns(), time.perf_counter_ns()
+        own, mine, began = (
+            time.process_time_ns(),
+            time.thread_time_ns(),
+            time.perf_counter_ns(),
+        )
         hashlib.blake2b(_BLOCK).digest()
-        took, mine, own = time.perf_counter_ns() - began, time.thread_time_ns() - mine, time.process_time_ns() - own
+        took, mine, own = (
+            time.perf_counter_ns() - began,
+            time.thread_time_ns() - mine,
+            time.process_time_ns() - own,
+        )
         if own < 1.5 * mine:
             found.append(took / 1e3)
         if len(found) == 5:
@@ -216,16 +266,22 @@ def _yardstick() -> list[float]:
 def _kind(cpu: int) -> str:
     """A key for CPUs of equal speed: some processors have fast and slow cores."""
     try:
-        return Path(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq").read_text().strip()
+        return (
+            Path(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq")
+            .read_text()
+            .strip()
+        )
     except OSError:  # a virtual machine
         return ""
 
 
-# --- what it means ------------------------------------------------------------------------------------------------
+# --- what it means
 
 
 def apart(medians_us: Sequence[float]) -> bool:
-    """Whether the medians of rounds disagree. A fifth of them on either side may differ, such as one of five."""
+    """Whether the medians of rounds disagree. A fifth of them on either side may
+    differ, such as one of five.
+    """
     if len(medians_us) < 2:
         return False
     low, middle, high = statistics.quantiles(medians_us, n=4, method="inclusive")
@@ -243,20 +299,26 @@ def doubts(timing: Timing) -> list[str]:
     of = f"{host.taken} round{'s' * (host.taken > 1)}"
     if not host.aside:  # otherwise enough rounds were undisturbed
         if host.waiting * 5 > host.taken:
-            said.append(f"threads had to wait for a CPU in {host.waiting} of {of}: {again}")
+            said.append(
+                f"threads had to wait for a CPU in {host.waiting} of {of}: {again}"
+            )
         if host.slowed * 5 > host.taken:
             said.append(
-                f"a CPU was slower than its best in {host.slowed} of {of}, as it does when another thread has its core "
-                f"or its clock falls: {again}"
+                f"a CPU was slower than its best in {host.slowed} of {of}, as it does when"
+                f" another thread has its core or its clock falls: {again}"
             )
     if not said and host.others > _OTHERS * host.cpus > 0:
-        said.append(f"other processes used {host.others:.2g} of {host.cpus} CPUs: {again}")
+        said.append(
+            f"other processes used {host.others:.2g} of {host.cpus} CPUs: {again}"
+        )
     if not said and apart(rounds := host.rounds_us):
         said.append(
-            f"the rounds disagree: the medians of {len(rounds)} lie between {min(rounds):.4g} and "
-            f"{max(rounds):.4g} us: {again}"
+            f"the rounds disagree: the medians of {len(rounds)} lie between {min(rounds):.4g} and"
+            f" {max(rounds):.4g} us: {again}"
         )
     if (count := timing.samples) <= FEW:
         seconds = -(-timing.median_us * (FEW + 1) // 1e6)
-        said.append(f"only {count} sample{'s' * (count > 1)}: give it more time (--seconds {seconds:.0f})")
+        said.append(
+            f"only {count} sample{'s' * (count > 1)}: give it more time (--seconds {seconds:.0f})"
+        )
     return said

@@ -1,4 +1,6 @@
-"""What this machine has, without importing torch: GPUs, compilers, packages; and whether an algo can run on it."""
+"""What this machine has, without importing torch: GPUs, compilers, packages; and
+whether an algo can run on it.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,20 @@ class Gpu:
 
     def fits(self, algo: Algo) -> bool:
         """Whether the GPU has the compute capability that the algo needs."""
-        return not algo.capability or _version(self.capability) >= _version(algo.capability)
+        return not algo.capability or _version(self.capability) >= _version(
+            algo.capability
+        )
 
 
-# The architectures that the builders compile for, such as "8.0 9.0a"; unset, their GPU's capability.
+# The architectures that the builders compile for, such as "8.0 9.0a"; unset, their
+# GPU's capability.
 ARCHITECTURES = "TVM_FFI_CUDA_ARCH_LIST"
 
 
 def specific(capability: str) -> str | None:
-    """The architecture with all features of a GPU of this capability: "9.0" -> "9.0a"; None before 9.0."""
+    """The architecture with all features of a GPU of this capability: "9.0" -> "9.0a";
+    None before 9.0.
+    """
     return f"{capability}a" if _version(capability) >= (9, 0) else None
 
 
@@ -51,31 +58,44 @@ def _version(capability: str) -> tuple[int, ...]:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs that a CUDA process started here would see, in its order; empty if the driver or NVML is missing.
+    """The GPUs that a CUDA process started here would see, in its order; empty if the
+    driver or NVML is missing.
 
-    `CUDA_VISIBLE_DEVICES` is read as CUDA reads it (CUDA programming guide, "Environment Variables"): unset means all;
-    otherwise the indices or beginnings of UUIDs in it, up to the first that does not name a GPU, and none at all if one
-    is named twice. A process sees only one MIG slice, the first; slices unknown to NVML are left out. NVML counts by
-    PCI bus. CUDA does so only under CUDA_DEVICE_ORDER=PCI_BUS_ID, and by default puts the fastest first by an
-    undocumented rule, approximated here by cores times clock; GPUs of one model keep their order under both.
+    `CUDA_VISIBLE_DEVICES` is read as CUDA reads it (CUDA programming guide,
+    "Environment Variables"): unset means all; otherwise the indices or beginnings of
+    UUIDs in it, up to the first that does not name a GPU, and none at all if one is
+    named twice. A process sees only one MIG slice, the first; slices unknown to NVML
+    are left out. NVML counts by PCI bus. CUDA does so only under
+    CUDA_DEVICE_ORDER=PCI_BUS_ID, and by default puts the fastest first by an
+    undocumented rule, approximated here by cores times clock; GPUs of one model keep
+    their order under both.
     """
-    return _gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID")
+    return _gpus(
+        os.environ.get("CUDA_VISIBLE_DEVICES"),
+        os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID",
+    )
 
 
 @lru_cache
 def _gpus(wanted: str | None, by_bus: bool) -> tuple[Gpu, ...]:
-    """`wanted` is the value of CUDA_VISIBLE_DEVICES and part of the cache key, because a process may change it."""
+    """`wanted` is the value of CUDA_VISIBLE_DEVICES and part of the cache key, because
+    a process may change it.
+    """
     if wanted is not None and wanted.strip() in ("", "-1"):
         return ()
     try:
         with _nvml() as nvml:
             if wanted is not None and wanted.startswith("MIG-"):
                 return _slice(nvml, wanted.split(",")[0])
-            found = [_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(i), i) for i in range(nvml.nvmlDeviceGetCount())]
+            found = [
+                _gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(i), i)
+                for i in range(nvml.nvmlDeviceGetCount())
+            ]
             if not by_bus and len({g.name for g in found}) > 1:
                 found = _fastest_first(nvml, found)
             return tuple(found if wanted is None else _visible(found, wanted))
-    except Exception:  # no library, no driver, no permission: all of them mean that there is no GPU to use
+    # no library, no driver, no permission: all of them mean that there is no GPU to use
+    except Exception:
         return ()
 
 
@@ -99,7 +119,9 @@ def _gpu(nvml: Any, handle: Any, index: int) -> Gpu:
 def _fastest_first(nvml: Any, found: list[Gpu]) -> list[Gpu]:
     def speed(gpu: Gpu) -> int:
         handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
-        return nvml.nvmlDeviceGetNumGpuCores(handle) * nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
+        return nvml.nvmlDeviceGetNumGpuCores(handle) * nvml.nvmlDeviceGetMaxClockInfo(
+            handle, nvml.NVML_CLOCK_SM
+        )
 
     try:
         return sorted(found, key=speed, reverse=True)  # stable, in reverse too
@@ -118,13 +140,18 @@ def _slice(nvml: Any, uuid: str) -> tuple[Gpu, ...]:
 def _visible(found: list[Gpu], wanted: str) -> list[Gpu]:
     """The GPUs that CUDA_VISIBLE_DEVICES=`wanted` leaves of `found`.
 
-    Where the guide is silent this does what torch.cuda._parse_visible_devices does: the first entry says whether all
-    are UUIDs or indices, an index is the number that the entry begins with ("1st" is 1), and a repeated GPU means none.
+    Where the guide is silent this does what torch.cuda._parse_visible_devices does: the
+    first entry says whether all are UUIDs or indices, an index is the number that the
+    entry begins with ("1st" is 1), and a repeated GPU means none.
     """
     by_uuid, chosen = wanted.startswith("GPU-"), []
     for entry in wanted.split(","):
         if by_uuid:
-            named = [g for g in found if g.uuid.startswith(entry)] if entry.startswith("GPU-") else []
+            named = (
+                [g for g in found if g.uuid.startswith(entry)]
+                if entry.startswith("GPU-")
+                else []
+            )
         else:
             digits = re.match(r"\s*\+?(\d+)", entry)
             named = found[int(digits[1]) :][:1] if digits else []
@@ -138,10 +165,18 @@ def near(gpu: Gpu) -> frozenset[int]:
     """The CPUs on the GPU's side of the host, from NVML; empty if it does not say."""
     try:
         with _nvml() as nvml:
-            words = nvml.nvmlDeviceGetCpuAffinity(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid), _WORDS)
-    except Exception:  # not supported, not permitted, no NVML: treat all CPUs as equally near
+            words = nvml.nvmlDeviceGetCpuAffinity(
+                nvml.nvmlDeviceGetHandleByUUID(gpu.uuid), _WORDS
+            )
+    # not supported, not permitted, no NVML: treat all CPUs as equally near
+    except Exception:
         return frozenset()
-    return frozenset(64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1)
+    return frozenset(
+        64 * i + bit
+        for i, word in enumerate(words)
+        for bit in range(64)
+        if word >> bit & 1
+    )
 
 
 _WORDS = 64  # of 64 CPUs each
@@ -156,27 +191,40 @@ def has_package(module: str) -> bool:
 
 
 def cuda_home() -> Path | None:
-    """The CUDA toolkit's folder: CUDA_HOME, else that of nvcc, else /usr/local/cuda, else PyPI's nvcc wheel.
+    """The CUDA toolkit's folder: CUDA_HOME, else that of nvcc, else /usr/local/cuda,
+    else PyPI's nvcc wheel.
 
-    flashinfer-bench's builder uses `CUDA_HOME/bin/nvcc`, `CUDA_HOME/include` and `CUDA_HOME/lib64`. If the nvcc on PATH
-    is a wrapper script, its folder has no libraries, so a folder counts only if it also has the headers.
+    flashinfer-bench's builder uses `CUDA_HOME/bin/nvcc`, `CUDA_HOME/include` and
+    `CUDA_HOME/lib64`. If the nvcc on PATH is a wrapper script, its folder has no
+    libraries, so a folder counts only if it also has the headers.
     """
-    places = [Path(p) for p in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if p]
+    places = [
+        Path(p) for p in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if p
+    ]
     if nvcc := shutil.which("nvcc"):
         places.append(Path(nvcc).resolve().parent.parent)
-    places += [Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-*"), reverse=True)]
+    places += [
+        Path("/usr/local/cuda"),
+        *sorted(Path("/usr/local").glob("cuda-*"), reverse=True),
+    ]
     for place in places:
-        if (place / "bin" / "nvcc").is_file() and (place / "include" / "cuda_runtime.h").is_file():
+        if (place / "bin" / "nvcc").is_file() and (
+            place / "include" / "cuda_runtime.h"
+        ).is_file():
             return place
     return _wheel_cuda_home()
 
 
 def _wheel_cuda_home() -> Path | None:
-    """nvcc from the extra `gdn[cuda]`: site-packages/nvidia/cu13, which does not have the names that a linker looks
-    for."""
+    """nvcc from the extra `gdn[cuda]`: site-packages/nvidia/cu13, which does not have
+    the names that a linker looks for.
+    """
     for entry in sys.path:
         wheel = Path(entry) / "nvidia" / "cu13"
-        if not ((wheel / "bin" / "nvcc").is_file() and (wheel / "include" / "cuda_runtime.h").is_file()):
+        if not (
+            (wheel / "bin" / "nvcc").is_file()
+            and (wheel / "include" / "cuda_runtime.h").is_file()
+        ):
             continue
         try:
             return _linked_home(wheel, paths.builds_dir() / "cuda-home")
@@ -189,17 +237,23 @@ def _wheel_cuda_home() -> Path | None:
 
 
 def _linked_home(wheel: Path, home: Path) -> Path:
-    """`home` with the names that a builder needs, each a link into the wheel. Safe to repeat, and to run twice at
-    once."""
+    """`home` with the names that a builder needs, each a link into the wheel. Safe to
+    repeat, and to run twice at once.
+    """
     libraries = home / "lib64"
     paths.make(libraries)
     links = {home / name: wheel / name for name in ("bin", "include", "nvvm")}
     links |= {libraries / lib.name: lib for lib in (wheel / "lib").glob("*.*")}
     # -lcudart needs libcudart.so, but the wheel has only libcudart.so.13
-    links |= {libraries / (lib.name.split(".so")[0] + ".so"): lib for lib in (wheel / "lib").glob("lib*.so.*")}
+    links |= {
+        libraries / (lib.name.split(".so")[0] + ".so"): lib
+        for lib in (wheel / "lib").glob("lib*.so.*")
+    }
     for link, target in links.items():
         if not (link.is_symlink() and link.readlink() == target):
-            temporary = link.with_name(f".{link.name}.{os.getpid()}.{threading.get_ident()}")
+            temporary = link.with_name(
+                f".{link.name}.{os.getpid()}.{threading.get_ident()}"
+            )
             temporary.symlink_to(target)
             temporary.replace(link)
     return home
@@ -207,24 +261,31 @@ def _linked_home(wheel: Path, home: Path) -> Path:
 
 def cxx() -> str | None:
     """The C++ compiler that the builder would call."""
-    return shutil.which((os.environ.get("CXX") or "c++").split()[-1])  # CXX may be "ccache g++"
+    # CXX may be "ccache g++"
+    return shutil.which((os.environ.get("CXX") or "c++").split()[-1])
 
 
-# --- can it run here? -------------------------------------------------------------------------------------------
+# --- can it run here?
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an algo runs here (`mode`: cuda, cpu or interpreter), or why it cannot and how to fix that."""
+    """Where an algo runs here (`mode`: cuda, cpu or interpreter), or why it cannot and
+    how to fix that.
+    """
 
     mode: str | None
     reason: str | None = None
     hint: str | None = None
 
 
-GET_NVCC = "install the CUDA toolkit, or pip install " + ("-e '.[cuda]'" if paths.IN_CHECKOUT else "'gdn[cuda]'")
+GET_NVCC = "install the CUDA toolkit, or pip install " + (
+    "-e '.[cuda]'" if paths.IN_CHECKOUT else "'gdn[cuda]'"
+)
 MODAL_RIGHTS = "Modal gives the right to read counters on request"
-MODAL = "`gdn modal run` rents a B200 for it, which needs a Modal account and costs money"
+MODAL = (
+    "`gdn modal run` rents a B200 for it, which needs a Modal account and costs money"
+)
 
 
 def placed(
@@ -237,11 +298,19 @@ def placed(
 
     `missing(algo, mode)` says what is missing on the machine in question.
     """
-    wanted = {"auto": ("cuda", "cpu", "interpreter"), "cuda": ("cuda",), "cpu": ("cpu", "interpreter")}[device]
+    wanted = {
+        "auto": ("cuda", "cpu", "interpreter"),
+        "cuda": ("cuda",),
+        "cpu": ("cpu", "interpreter"),
+    }[device]
     modes = [mode for mode in wanted if mode in algo.modes]
     if not modes:
         option = "--gpus" if gpus else f"--device {device}"
-        return Place(None, f"does not run on {device}", f"it runs on {', '.join(algo.modes)}: drop {option}")
+        return Place(
+            None,
+            f"does not run on {device}",
+            f"it runs on {', '.join(algo.modes)}: drop {option}",
+        )
     problem = None
     for mode in modes:
         problem = missing(algo, mode)
@@ -268,16 +337,21 @@ class Machine:
     cxx: Callable[[], str | None] = cxx
 
     def chosen(self, text: str) -> tuple[Gpu, ...]:
-        """The GPUs that `--gpus` names: `all`, or numbers and beginnings of UUIDs, separated by commas.
+        """The GPUs that `--gpus` names: `all`, or numbers and beginnings of UUIDs,
+        separated by commas.
 
-        Numbers count the visible GPUs from 0 in CUDA's order, like torch: GPUs that CUDA_VISIBLE_DEVICES leaves out do
-        not count. UsageError if an entry names no GPU or one twice, MissingError if there is no GPU at all.
+        Numbers count the visible GPUs from 0 in CUDA's order, like torch: GPUs that
+        CUDA_VISIBLE_DEVICES leaves out do not count. UsageError if an entry names no
+        GPU or one twice, MissingError if there is no GPU at all.
         """
         wanted, shown = [entry.strip() for entry in text.split(",")], text or "''"
         for entry in wanted if text.strip() != "all" else ():
             if not re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+", entry):
                 said = f"'{entry}' names no GPU" if entry else "names no GPU"
-                raise UsageError(f"--gpus {shown}: {said}", hint="--gpus all, or numbers or UUIDs such as --gpus 0,1")
+                raise UsageError(
+                    f"--gpus {shown}: {said}",
+                    hint="--gpus all, or numbers or UUIDs such as --gpus 0,1",
+                )
         found = self.gpus()
         if not found:
             raise MissingError(f"--gpus {shown}: no GPU here", hint=MODAL)
@@ -285,18 +359,31 @@ class Machine:
             return found
         picked: list[Gpu] = []
         for entry in wanted:
-            named = found[int(entry) :][:1] if entry.isdigit() else [g for g in found if g.uuid.startswith(entry)]
+            named = (
+                found[int(entry) :][:1]
+                if entry.isdigit()
+                else [g for g in found if g.uuid.startswith(entry)]
+            )
             if len(named) != 1:
-                problem = f"{len(named)} GPUs have this beginning" if named else f"no GPU {entry} here"
+                problem = (
+                    f"{len(named)} GPUs have this beginning"
+                    if named
+                    else f"no GPU {entry} here"
+                )
                 raise UsageError(f"--gpus {shown}: {problem}", hint=_there(found))
             if named[0] in picked:
-                raise UsageError(f"--gpus {shown} names a GPU twice", hint="name each once")
+                raise UsageError(
+                    f"--gpus {shown} names a GPU twice", hint="name each once"
+                )
             picked += named
         return tuple(picked)
 
-    def place(self, algo: Algo, device: str = "auto", among: Sequence[Gpu] = ()) -> Place:
-        """Where the algo runs here. `among` are the GPUs to choose from, one of which must fit; () means the one that a
-        CUDA process uses by default."""
+    def place(
+        self, algo: Algo, device: str = "auto", among: Sequence[Gpu] = ()
+    ) -> Place:
+        """Where the algo runs here. `among` are the GPUs to choose from, one of which
+        must fit; () means the one that a CUDA process uses by default.
+        """
         return placed(algo, device, partial(self._missing, among=among), bool(among))
 
     def _missing(self, algo: Algo, mode: str, among: Sequence[Gpu]) -> Place | None:
@@ -307,7 +394,11 @@ class Machine:
             if not any(gpu.fits(algo) for gpu in able):
                 have = ", ".join(dict.fromkeys(gpu.capability for gpu in able))
                 who = "this GPU has" if len(able) == 1 else "these GPUs have"
-                return Place(None, f"needs compute capability {algo.capability}, {who} {have}", MODAL)
+                return Place(
+                    None,
+                    f"needs compute capability {algo.capability}, {who} {have}",
+                    MODAL,
+                )
         triton = {"triton": "triton"} if algo.language == "triton" else {}
         for module, wheel in (_WORKER | triton | algo.packages).items():
             if not self.has_package(module):
@@ -315,7 +406,9 @@ class Machine:
         if algo.language == "cuda" and self.cuda_home() is None:
             return Place(None, "no nvcc here", GET_NVCC)
         if algo.language == "cpp" and self.cxx() is None:
-            return Place(None, "no C++ compiler here", "install g++ or clang++, or set CXX")
+            return Place(
+                None, "no C++ compiler here", "install g++ or clang++, or set CXX"
+            )
         return None
 
 
@@ -325,4 +418,8 @@ HERE = Machine()  # the default, if none is passed
 def _there(found: Sequence[Gpu]) -> str:
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     why = "" if setting is None else f", by CUDA_VISIBLE_DEVICES={setting}"
-    return (f"there are GPUs 0 to {len(found) - 1}" if len(found) > 1 else "there is only GPU 0") + why
+    return (
+        f"there are GPUs 0 to {len(found) - 1}"
+        if len(found) > 1
+        else "there is only GPU 0"
+    ) + why

@@ -1,7 +1,9 @@
-"""One holder per GPU, and one for the CPUs: two commands that time on one device at once would disturb each other.
+"""One holder per GPU, and one for the CPUs: two commands that time on one device at
+once would disturb each other.
 
-The lock is flock's on a file that all users of this machine share: the kernel releases it however its holder ends, and
-a file that is left over means nothing. It does not work across containers that have their own /tmp.
+The lock is flock's on a file that all users of this machine share: the kernel releases
+it however its holder ends, and a file that is left over means nothing. It does not work
+across containers that have their own /tmp.
 """
 
 from __future__ import annotations
@@ -34,28 +36,45 @@ Says = Callable[[str], None]
 GivenUp = Callable[[], bool]
 
 
-def shared(key: str, waiting: Says, name: str = "", given_up: GivenUp = lambda: False) -> AbstractContextManager[None]:
-    """Hold the lock `key`, shared by all users of this machine; see `hold`. `name` is the key by default."""
+def shared(
+    key: str, waiting: Says, name: str = "", given_up: GivenUp = lambda: False
+) -> AbstractContextManager[None]:
+    """Hold the lock `key`, shared by all users of this machine; see `hold`. `name` is
+    the key by default.
+    """
     return hold(_file(key), waiting, name or key, given_up, tell=True)
 
 
 gpu = shared  # a GPU's key is its UUID, as NVML has it ("GPU-..." or "MIG-...")
 
 
-def cpu(waiting: Says, given_up: GivenUp = lambda: False) -> AbstractContextManager[None]:
-    """`shared` for all CPUs of this machine: otherwise two commands' threads would be put on the same CPUs. A command
-    that also needs a GPU takes the CPU lock first, so that no two wait for each other."""
+def cpu(
+    waiting: Says, given_up: GivenUp = lambda: False
+) -> AbstractContextManager[None]:
+    """`shared` for all CPUs of this machine: otherwise two commands' threads would be
+    put on the same CPUs. A command that also needs a GPU takes the CPU lock first, so
+    that no two wait for each other.
+    """
     return shared("cpu", waiting, "the CPU", given_up)
 
 
 @contextmanager
-def hold(path: Path, waiting: Says, name: str, given_up: GivenUp = lambda: False, tell: bool = False) -> Iterator[None]:
-    """Hold the lock on a file, waiting as long as it takes; Ctrl-C and SIGTERM end the wait as usual.
+def hold(
+    path: Path,
+    waiting: Says,
+    name: str,
+    given_up: GivenUp = lambda: False,
+    tell: bool = False,
+) -> Iterator[None]:
+    """Hold the lock on a file, waiting as long as it takes; Ctrl-C and SIGTERM end the
+    wait as usual.
 
-    waiting   is called once with a line that says who holds the lock, or why there is none; then the block runs
+    waiting   is called once with a line that says who holds the lock, or why there is
+      none; then the block runs
               without it
     name      the lock's name in that line, such as "GPU 0"
-    given_up  is called during the wait: True ends it with KeyboardInterrupt, which only the main thread gets by itself
+    given_up  is called during the wait: True ends it with KeyboardInterrupt, which only
+      the main thread gets by itself
     tell      whether a line is worthwhile if there is no lock
 
     Within one process a second holder of the same file goes straight through.
@@ -64,14 +83,19 @@ def hold(path: Path, waiting: Says, name: str, given_up: GivenUp = lambda: False
         yield
         return
     try:
-        _held[path] = _take(path, lambda holder: waiting(f"{name} is in use by {holder}; waiting"), given_up)
+        _held[path] = _take(
+            path,
+            lambda holder: waiting(f"{name} is in use by {holder}; waiting"),
+            given_up,
+        )
     except _NoLock as e:
         if tell:
             waiting(f"no lock on {name} ({e}): another command may use it meanwhile")
     try:
         yield
     finally:
-        if (fd := _held.pop(path, None)) is not None:  # also None in a forked child, whose copy is already closed
+        # also None in a forked child, whose copy is already closed
+        if (fd := _held.pop(path, None)) is not None:
             _free(fd)
 
 
@@ -80,19 +104,28 @@ class _NoLock(Exception):
 
 
 def _file(what: str) -> Path:
-    """The lock's file. /tmp and not TMPDIR, which can differ between users; GDN_LOCK_DIR moves it, for tests."""
-    folder = os.environ.get("GDN_LOCK_DIR") or ("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir())
-    return Path(folder) / f"gdn-{re.sub(r'[^A-Za-z0-9.-]', '_', what)}.lock"  # old names of MIG slices have slashes
+    """The lock's file. /tmp and not TMPDIR, which can differ between users;
+    GDN_LOCK_DIR moves it, for tests.
+    """
+    folder = os.environ.get("GDN_LOCK_DIR") or (
+        "/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()
+    )
+    # old names of MIG slices have slashes
+    return Path(folder) / f"gdn-{re.sub(r'[^A-Za-z0-9.-]', '_', what)}.lock"
 
 
 def _take(path: Path, busy: Says, given_up: GivenUp) -> int:
-    """The descriptor that holds the lock on `path`; `busy(holder)` is called once if another one has it."""
+    """The descriptor that holds the lock on `path`; `busy(holder)` is called once if
+    another one has it.
+    """
     told = False
     while True:
         fd = _open(path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_still(path, fd):  # otherwise /tmp was just cleaned, and the next command would lock another file
+            # otherwise /tmp was just cleaned, and the next command would lock another
+            # file
+            if _is_still(path, fd):
                 _sign(fd)
                 return fd
             holder = None
@@ -113,12 +146,15 @@ def _take(path: Path, busy: Says, given_up: GivenUp) -> int:
 
 
 def _open(path: Path) -> int:
-    """Open the file, created for all users if it does not exist; it must be a plain file, whoever made it.
+    """Open the file, created for all users if it does not exist; it must be a plain
+    file, whoever made it.
 
-    Other users can put anything at this name: through a link we would write into its target. The first attempt is
-    without O_CREAT, because in a sticky folder the kernel refuses that for another user's file (fs.protected_regular).
+    Other users can put anything at this name: through a link we would write into its
+    target. The first attempt is without O_CREAT, because in a sticky folder the kernel
+    refuses that for another user's file (fs.protected_regular).
     """
-    flags = os.O_RDWR | os.O_NOFOLLOW  # Python adds O_CLOEXEC: child programs do not get the descriptor
+    # Python adds O_CLOEXEC: child programs do not get the descriptor
+    flags = os.O_RDWR | os.O_NOFOLLOW
     try:
         try:
             fd = os.open(path, flags)
@@ -134,7 +170,9 @@ def _open(path: Path) -> int:
 
 
 def _create(path: Path, flags: int) -> int:
-    """Create the file with its permissions set from the start: a later chmod would leave a gap for other users."""
+    """Create the file with its permissions set from the start: a later chmod would
+    leave a gap for other users.
+    """
     with _umask:
         umask = os.umask(0)
         try:
@@ -161,19 +199,29 @@ class _Holder(msgspec.Struct):
 
 
 def _sign(fd: int) -> None:
-    """Write who holds it over what an earlier holder wrote; on a full disk only the name is lost, not the lock."""
-    command = textwrap.shorten(shlex.join(["gdn", *sys.argv[1:]]), 60, placeholder=" ...")
-    who = json.dumps({"pid": os.getpid(), "command": command, "since": time.time()})  # argv may not be UTF-8
+    """Write who holds it over what an earlier holder wrote; on a full disk only the
+    name is lost, not the lock.
+    """
+    command = textwrap.shorten(
+        shlex.join(["gdn", *sys.argv[1:]]), 60, placeholder=" ..."
+    )
+    # argv may not be UTF-8
+    who = json.dumps({"pid": os.getpid(), "command": command, "since": time.time()})
     with suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, who.encode(), 0)
 
 
 def _holder(fd: int) -> str:
-    """`gdn bench ...` (pid 123, since 14:05), as far as the file says; any user may have written it."""
+    """`gdn bench ...` (pid 123, since 14:05), as far as the file says; any user may
+    have written it.
+    """
     try:
         who = msgspec.json.decode(os.pread(fd, 4096, 0), type=_Holder)
-        command, since = shown(who.command[:80]).replace("`", ""), time.localtime(who.since)
+        command, since = (
+            shown(who.command[:80]).replace("`", ""),
+            time.localtime(who.since),
+        )
     except (
         msgspec.MsgspecError,
         ValueError,
@@ -183,18 +231,24 @@ def _holder(fd: int) -> str:
     ):  # or its holder has just started
         return "another command"
     today = since[:3] == time.localtime()[:3]
-    return f"`{command}` (pid {who.pid}, since {time.strftime('%H:%M' if today else '%Y-%m-%d %H:%M', since)})"
+    return (
+        f"`{command}` (pid {who.pid}, since"
+        f" {time.strftime('%H:%M' if today else '%Y-%m-%d %H:%M', since)})"
+    )
 
 
 def _free(fd: int) -> None:
     with suppress(OSError):
         os.ftruncate(fd, 0)
-    fcntl.flock(fd, fcntl.LOCK_UN)  # closing does not unlock while a child forked by C code has a copy
+    # closing does not unlock while a child forked by C code has a copy
+    fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
 
 def _forget() -> None:
-    """In a forked child: a copy of the descriptor would hold the lock for as long as the child lives."""
+    """In a forked child: a copy of the descriptor would hold the lock for as long as
+    the child lives.
+    """
     while _held:
         os.close(_held.popitem()[1])
 

@@ -21,7 +21,11 @@ def is_registered(name: str) -> bool:
 
 
 def register(
-    name: str, schema: str, real: Callable[..., Any], fake: Callable[..., Any], whose: str
+    name: str,
+    schema: str,
+    real: Callable[..., Any],
+    fake: Callable[..., Any],
+    whose: str,
 ) -> torch._ops.OpOverload:
     """Define torch.ops.gdn.<name>, and return it. It counts up the versions of what it writes to,
     and refuses gradients.
@@ -47,7 +51,9 @@ def register(
             if isinstance(x, torch.Tensor):
                 tensor_checks.no_grad(argument, x, whose)
         with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+            return operator.redispatch(
+                keys & torch._C._after_autograd_keyset, *arguments
+            )
 
     _library.impl(name, counted if written else real, "CompositeExplicitAutograd")
     _library.impl(name, without_backward, "Autograd", with_keyset=True)

@@ -31,19 +31,28 @@ from .call_checks import Contract
 
 # Variables that with_builders sets and a build in this process needs; the caller's others stay.
 FOR_BUILDING = ("CUDA_HOME", "PATH", "FIB_CACHE_PATH")
-this_thread = threading.local()  # .bound: it has called a kernel, and so has the device's context
-module: Any = None  # straight_call.cpp's, once `native` has been called and it works here
+# .bound: it has called a kernel, and so has the device's context
+this_thread = threading.local()
+# straight_call.cpp's, once `native` has been called and it works here
+module: Any = None
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _KINDS = 1000  # limits the memory of a program with ever new sizes
 
 
 class StraightCall:
-    """Calls of a library with `out=` that need no operator: their tensors are like those of a call that passed its
-    checks, in shapes, strides, dtypes, devices and alignments."""
+    """Calls of a library with `out=` that need no operator: their tensors are like
+    those of a call that passed its checks, in shapes, strides, dtypes, devices and
+    alignments.
+    """
 
-    def __init__(self, contract: Contract, kernel: build.Kernel, machine: inventory.Machine) -> None:
-        self.first = next(i for i, name in enumerate(contract.names) if name in contract.tensors)
-        self.on_cpu = "cu_seqlens" not in contract.names  # the contract must check its values at every call
+    def __init__(
+        self, contract: Contract, kernel: build.Kernel, machine: inventory.Machine
+    ) -> None:
+        self.first = next(
+            i for i, name in enumerate(contract.names) if name in contract.tensors
+        )
+        # the contract must check its values at every call
+        self.on_cpu = "cu_seqlens" not in contract.names
         self.roles = _roles(contract)
         self.run = kernel.entry_point
         library = kernel.destination_passing and kernel.is_library
@@ -76,7 +85,10 @@ def _roles(contract: Contract) -> bytes:
     roles = ["r" if name in contract.tensors else "F" for name in contract.names]
     roles += "w" * len(contract.outputs)
     for i, (output, source) in enumerate(contract.op.overwrites.items()):
-        roles[source], roles[len(contract.names) + output] = chr(ord("a") + i), chr(ord("0") + i)
+        roles[source], roles[len(contract.names) + output] = (
+            chr(ord("a") + i),
+            chr(ord("0") + i),
+        )
     return "".join(roles).encode()
 
 
@@ -90,7 +102,9 @@ def native(machine: inventory.Machine = inventory.HERE) -> Any:
     except Exception:  # no compiler, no Python.h, a full disk, headers of another torch
         return None
     parameter = torch.nn.Parameter(torch.empty(1))
-    if built.setup(torch.Tensor, type(parameter), torch.empty(1), parameter, vars(forward_ad)):
+    if built.setup(
+        torch.Tensor, type(parameter), torch.empty(1), parameter, vars(forward_ad)
+    ):
         module = built
     return module
 
@@ -123,8 +137,12 @@ def _compile(library: Path) -> None:
             library.stem,
             cpp_files=[str(_SOURCE)],
             extra_cflags=["-w"],  # torch's headers warn
-            extra_include_paths=[str(torch_folder / "include"), sysconfig.get_path("include")],
+            extra_include_paths=[
+                str(torch_folder / "include"),
+                sysconfig.get_path("include"),
+            ],
             extra_ldflags=[f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu"],
             build_directory=folder,
         )
-        os.replace(built, library)  # whole or not at all, whoever compiles at the same time
+        # whole or not at all, whoever compiles at the same time
+        os.replace(built, library)

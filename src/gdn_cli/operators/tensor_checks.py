@@ -73,7 +73,9 @@ def stored(name: str, x: torch.Tensor) -> None:
     held = x.untyped_storage().nbytes()
     if held < expected:
         why = "it was freed or shrunk"
-        raise ValueError(f"{name}: expected a storage of {expected} bytes, got {held}: {why}")
+        raise ValueError(
+            f"{name}: expected a storage of {expected} bytes, got {held}: {why}"
+        )
 
 
 def outputs_apart(
@@ -91,7 +93,9 @@ def outputs_apart(
         for other, y in {**inputs, **before}.items():
             in_place = may_be is not None and may_be.get(name) == other and _same(x, y)
             if not in_place and overlap(x, y):
-                raise ValueError(f"{name}: overlaps {other}; pass a tensor with memory of its own")
+                raise ValueError(
+                    f"{name}: overlaps {other}; pass a tensor with memory of its own"
+                )
         before[name] = x
 
 
@@ -100,7 +104,9 @@ def memory(x: torch.Tensor) -> tuple[int, int]:
     begin = x.data_ptr()
     if x.numel() == 0:
         return begin, begin
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    last = sum(
+        (size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)
+    )
     return begin, begin + (last + 1) * x.element_size()
 
 

@@ -1,8 +1,9 @@
 """`gdn profile`: one algo on one workload under one tool -> a folder with the results.
 
-First a plain worker surveys the algo: is it right, how long does it take, how long does a plain copy of its bytes take,
-which kernels does a call run? Then the tool's target processes run: workers too, with the tool's command line before
-theirs. The tool's findings, the survey and the verdict go into `profile.json`, next to the tool's files.
+First a plain worker surveys the algo: is it right, how long does it take, how long does
+a plain copy of its bytes take, which kernels does a call run? Then the tool's target
+processes run: workers too, with the tool's command line before theirs. The tool's
+findings, the survey and the verdict go into `profile.json`, next to the tool's files.
 """
 
 from __future__ import annotations
@@ -84,24 +85,42 @@ def subjects(
     device: str = "auto",
     place: planning.Placing = HERE.place,
 ) -> tuple[str, list[Subject]]:
-    """The tool (default: cpu if the first algo runs on the CPU, else ncu), and the subject for each name.
+    """The tool (default: cpu if the first algo runs on the CPU, else ncu), and the
+    subject for each name.
 
-    Raises UsageError and MissingError if a tool cannot be used for an algo, or the algo cannot run here.
+    Raises UsageError and MissingError if a tool cannot be used for an algo, or the algo
+    cannot run here.
     """
     if tool is None:
         first = planning.rivals(registry, names[:1], op, device, place)[0]
         tool = "cpu" if first.place.mode == "cpu" else "ncu"
     modes = profilers.TOOLS[tool].modes
-    entries = planning.rivals(registry, names, op, modes[0] if len(modes) == 1 else device, place)
+    entries = planning.rivals(
+        registry, names, op, modes[0] if len(modes) == 1 else device, place
+    )
     part = planning.parts(
-        registry, entries, chosen=[workload] if workload else [], first=None if workload else 1, preset=None,
-        dataset=dataset, overrides={},
-    )[0]  # fmt: skip
+        registry,
+        entries,
+        chosen=[workload] if workload else [],
+        first=None if workload else 1,
+        preset=None,
+        dataset=dataset,
+        overrides={},
+    )[0]
     found = []
     for entry in part.entries:
         mode = _mode(tool, entry) if modes else None
         solution = pack(entry.algo, part.op)
-        found.append(Subject(part.op, entry.algo, mode, part.workloads[0], definition(part.op, registry), solution))
+        found.append(
+            Subject(
+                part.op,
+                entry.algo,
+                mode,
+                part.workloads[0],
+                definition(part.op, registry),
+                solution,
+            )
+        )
     return tool, found
 
 
@@ -110,29 +129,42 @@ def _mode(tool: str, entry: planning.Entry) -> str:
     place, wanted = entry.place, profilers.TOOLS[tool].modes
     if place.mode in wanted:
         return place.mode
-    able = [f"--tool {name}" for name, other in profilers.TOOLS.items() if set(other.modes) & set(entry.algo.modes)]
+    able = [
+        f"--tool {name}"
+        for name, other in profilers.TOOLS.items()
+        if set(other.modes) & set(entry.algo.modes)
+    ]
     if not set(wanted) & set(entry.algo.modes):
         where = "a GPU" if wanted == ("cuda",) else "a CPU"
         raise UsageError(
             f"--tool {tool} is for algos on {where}, and {entry.algo.full_name} does not run there",
             hint=f"use {' or '.join(able)}",
         )
-    compiled = entry.algo.language in ("cuda", "triton") and (place.reason or "").startswith("no GPU here")
+    compiled = entry.algo.language in ("cuda", "triton") and (
+        place.reason or ""
+    ).startswith("no GPU here")
     hint = f"{place.hint}; --tool sass needs no GPU" if compiled else place.hint
-    raise MissingError(f"{entry.algo.full_name} cannot run here: {place.reason}", hint=hint)
+    raise MissingError(
+        f"{entry.algo.full_name} cannot run here: {place.reason}", hint=hint
+    )
 
 
 def sent(subject: Subject, settings: Settings) -> dict[str, Any]:
     """A subject and how to profile it, as JSON for another machine."""
     algo = msgspec.structs.replace(subject.algo, folder=None, shares=(), solution=None)
-    away = {"subject": replace(subject, algo=algo), "settings": replace(settings, folder=Path())}
+    away = {
+        "subject": replace(subject, algo=algo),
+        "settings": replace(settings, folder=Path()),
+    }
     return msgspec.to_builtins(away, enc_hook=str)
 
 
 def received(d: dict[str, Any], folder: Path) -> tuple[Subject, Settings]:
     """The inverse of `sent`; the profile is to go into `folder`."""
     read = partial(msgspec.convert, dec_hook=lambda form, value: form(value))  # paths
-    return read(d["subject"], Subject), replace(read(d["settings"], Settings), folder=folder)
+    return read(d["subject"], Subject), replace(
+        read(d["settings"], Settings), folder=folder
+    )
 
 
 # What runs now, and how many of how many processes are done.
@@ -140,7 +172,11 @@ Progress = Callable[[str, int, int], None]
 
 
 def run(
-    subject: Subject, settings: Settings, progress: Progress, say: Callable[[str], None], machine: Machine = HERE
+    subject: Subject,
+    settings: Settings,
+    progress: Progress,
+    say: Callable[[str], None],
+    machine: Machine = HERE,
 ) -> Profile:
     """Profile one subject; `profile.json` in its folder holds the returned profile.
 
@@ -160,32 +196,46 @@ def run(
             profile = _profiled(subject, settings, folder, progress, machine)
     except BaseException as e:
         shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(e, OSError) and e.errno in files.MACHINE:  # a tool's files did not fit on the disk
+        # a tool's files did not fit on the disk
+        if isinstance(e, OSError) and e.errno in files.MACHINE:
             raise files.failure(e.filename or folder, e, _ELSEWHERE) from None
         raise
     return keep(folder, profile)
 
 
 def keep(folder: Path, profile: Profile) -> Profile:
-    """Write a profile into its folder. Returns it with its path, or, if it could not be written, with the reason in
-    `unkept`: it can still be shown."""
-    profile = msgspec.structs.replace(profile, folder=msgspec.UNSET, unkept=msgspec.UNSET)
+    """Write a profile into its folder. Returns it with its path, or, if it could not be
+    written, with the reason in `unkept`: it can still be shown.
+    """
+    profile = msgspec.structs.replace(
+        profile, folder=msgspec.UNSET, unkept=msgspec.UNSET
+    )
     try:
-        files.write(folder / _FILE, dumps(msgspec.to_builtins(profile)) + "\n", hint=None)
+        files.write(
+            folder / _FILE, dumps(msgspec.to_builtins(profile)) + "\n", hint=None
+        )
     except GdnError as e:
         profile.unkept = f"the profile could not be kept: {e.message}"
     profile.folder = str(folder.absolute())
     return profile
 
 
-def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Progress, machine: Machine) -> Profile:
+def _profiled(
+    subject: Subject,
+    settings: Settings,
+    folder: Path,
+    progress: Progress,
+    machine: Machine,
+) -> Profile:
     tool = profilers.module(settings.tool)
     name = f"{subject.algo.full_name} {subject.label}"
     progress(f"{name}: survey", 0, 1)
     survey, origin, status, reason = _survey(subject, settings, machine)
     must = (survey.bytes_in, survey.bytes_out) if survey else (0, 0)
     asked = (settings.l2, settings.clocks, settings.archs, settings.checks)
-    ask = Ask(subject.solution, *asked, *must, specific=subject.algo.specific, machine=machine)
+    ask = Ask(
+        subject.solution, *asked, *must, specific=subject.algo.specific, machine=machine
+    )
     replies = []
     runs = tool.runs(ask, folder)
     for i, each in enumerate(runs):
@@ -204,7 +254,12 @@ def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Prog
         source_hash=source_hash(subject.solution),
         mode=subject.mode,
         l2=settings.l2 if subject.mode == "cuda" else None,
-        workload=Call(uuid=workload.uuid, axes=workload.axes, index=workload.index, origin=workload.origin),
+        workload=Call(
+            uuid=workload.uuid,
+            axes=workload.axes,
+            index=workload.index,
+            origin=workload.origin,
+        ),
         label=subject.label,
         environment=origin or Environment(),
         status=status,
@@ -220,17 +275,21 @@ def new_folder(parent: Path, words: list[str]) -> Path:
     name = re.sub(r"[^A-Za-z0-9._-]+", "", "-".join(words).replace(" ", "-"))
     marks = ("", *(f"-{i}" for i in range(2, 1000)))
     try:
-        paths.make(parent) if parent == paths.profiles_dir() else parent.mkdir(parents=True, exist_ok=True)
+        paths.make(parent) if parent == paths.profiles_dir() else parent.mkdir(
+            parents=True, exist_ok=True
+        )
         for folder in ((parent / (name + mark)).absolute() for mark in marks):
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 return folder
     except OSError as e:
         raise files.failure(parent, e, _ELSEWHERE) from None
-    raise UsageError(f"{parent} is full of {name}", hint="--out DIR names another place")
+    raise UsageError(
+        f"{parent} is full of {name}", hint="--out DIR names another place"
+    )
 
 
-# --- the processes --------------------------------------------------------------------------------------------------
+# --- the processes
 
 
 def _survey(
@@ -243,17 +302,25 @@ def _survey(
     job = replace(
         _job(subject, settings, Profiling("survey", l2=settings.l2), machine),
         tiers=planning.tiers_for(subject.mode, ()) if timed else (),
-        plan={"l2": settings.l2} | ({"seconds": settings.seconds} if settings.seconds else {}),
+        plan={"l2": settings.l2}
+        | ({"seconds": settings.seconds} if settings.seconds else {}),
         fallback=True,
     )
     outcome = execute(job)
     record = next(iter(outcome.records), None)
-    status, reason = (record.status, record.reason) if record else (outcome.status, outcome.reason)
-    if timed and (record is None or record.timing is None):  # without a time the profile cannot be interpreted
+    status, reason = (
+        (record.status, record.reason) if record else (outcome.status, outcome.reason)
+    )
+    # without a time the profile cannot be interpreted
+    if timed and (record is None or record.timing is None):
         code = record and record.code or outcome.code or errors.FAILED
         tail = f" ({outcome.tail[-1][:160]})" if outcome.tail and not record else ""
         first, *rest = (reason or status.value).splitlines()
-        raise GdnError(f"{subject.algo.full_name}: {first}{tail}", code=code, hint="\n  ".join(rest) or None)
+        raise GdnError(
+            f"{subject.algo.full_name}: {first}{tail}",
+            code=code,
+            hint="\n  ".join(rest) or None,
+        )
     return _surveyed(record) if record else None, outcome.environment, status, reason
 
 
@@ -274,7 +341,9 @@ def _surveyed(record: Record) -> Survey | None:
         launches=timing.kernels,
         copy_us=floors.copy_us,
         empty_us=floors.empty_us,
-        large_rate=floors.large_bytes / floors.large_us / 1e3 if floors.large_us else None,
+        large_rate=floors.large_bytes / floors.large_us / 1e3
+        if floors.large_us
+        else None,
         bytes_moved=said.bytes_in + said.bytes_out,
         ran=said.ran,
         doubts=record.doubts or [],
@@ -284,14 +353,20 @@ def _surveyed(record: Record) -> Survey | None:
 def _ran(subject: Subject, settings: Settings, each: Run, machine: Machine) -> Reply:
     """Run one target process under the tool."""
     asked = Profiling(settings.tool, each.params, settings.l2)
-    outcome = execute(replace(_job(subject, settings, asked, machine), wrap=each.wrap, env=each.env))
+    outcome = execute(
+        replace(_job(subject, settings, asked, machine), wrap=each.wrap, env=each.env)
+    )
     record = next(iter(outcome.records), None)
     fate = record if record and not record.passed else outcome
     answer = record.answer if record else None
-    return Reply(each, fate.status.value, fate.reason, answer, tuple(outcome.tail), fate.code)
+    return Reply(
+        each, fate.status.value, fate.reason, answer, tuple(outcome.tail), fate.code
+    )
 
 
-def _job(subject: Subject, settings: Settings, asked: Profiling, machine: Machine) -> Job:
+def _job(
+    subject: Subject, settings: Settings, asked: Profiling, machine: Machine
+) -> Job:
     return Job(
         command="profile",
         op=subject.op,
@@ -307,12 +382,14 @@ def _job(subject: Subject, settings: Settings, asked: Profiling, machine: Machin
     )
 
 
-# --- stored profiles ------------------------------------------------------------------------------------------------
+# --- stored profiles
 
 
 def load(path: Path) -> Profile | None:
-    """A stored profile, from its folder or its file; None if it is not one. MissingError, with the file's name, for a
-    profile.json that is damaged, or that this gdn cannot read."""
+    """A stored profile, from its folder or its file; None if it is not one.
+    MissingError, with the file's name, for a profile.json that is damaged, or that this
+    gdn cannot read.
+    """
     file = path / _FILE if path.is_dir() else path
     if not file.exists():
         return None
@@ -320,32 +397,47 @@ def load(path: Path) -> Profile | None:
     try:
         profile = decode(read_json(file, damaged), Profile, file, damaged)
         if profile.tool not in profilers.TOOLS:
-            raise wrong(file, ["tool"], f"one of {', '.join(profilers.TOOLS)}", profile.tool, damaged)
+            raise wrong(
+                file,
+                ["tool"],
+                f"one of {', '.join(profilers.TOOLS)}",
+                profile.tool,
+                damaged,
+            )
     except GdnError:
         if file.name != _FILE:  # a packed solution, anything
             return None
         raise
     reading = profile.reading
-    profile.reading = msgspec.structs.replace(reading, files=profilers.kept(file.parent, *reading.files))
+    profile.reading = msgspec.structs.replace(
+        reading, files=profilers.kept(file.parent, *reading.files)
+    )
     profile.verdict = _verdict(profile.tool, profile.survey, reading.found)
     profile.folder = str(file.parent.absolute())
     return profile
 
 
-def _verdict(tool: str, survey: Survey | None, found: tuple[Found, ...]) -> Verdict | None:
+def _verdict(
+    tool: str, survey: Survey | None, found: tuple[Found, ...]
+) -> Verdict | None:
     """The verdict of this gdn version on the stored figures."""
     return bottleneck.judge(survey, found) if profilers.TOOLS[tool].timed else None
 
 
 def find(name: str, folder: Path) -> Profile | None:
     """The stored profile of that name in `folder`, or at that path; None if there is none."""
-    paths_ = [Path(name)] if os.sep in name or name.endswith(".json") else [folder / name, Path(name)]
+    paths_ = (
+        [Path(name)]
+        if os.sep in name or name.endswith(".json")
+        else [folder / name, Path(name)]
+    )
     return next((found for path in paths_ if (found := load(path))), None)
 
 
 def kept(folder: Path, damaged: Callable[[str], None]) -> list[Listed]:
-    """The rows of `gdn profile --list`: each profile in `folder` and its subfolders. `damaged` gets a line for each
-    that cannot be read."""
+    """The rows of `gdn profile --list`: each profile in `folder` and its subfolders.
+    `damaged` gets a line for each that cannot be read.
+    """
     rows = []
     for file in sorted(folder.glob(f"*/{_FILE}")) + sorted(folder.glob("*.json")):
         try:
@@ -354,7 +446,10 @@ def kept(folder: Path, damaged: Callable[[str], None]) -> list[Listed]:
             damaged(str(e))
             continue
         if p:
-            us, bound = p.survey and p.survey.time_us or None, p.verdict and p.verdict.bound
+            us, bound = (
+                p.survey and p.survey.time_us or None,
+                p.verdict and p.verdict.bound,
+            )
             place = str(file.parent if file.name == _FILE else file)
             head = p.name, p.time, p.tool, p.op, p.algo, p.label, p.status
             rows.append(Listed(*head, us, bound, p.environment.device, place))

@@ -4,10 +4,12 @@ A tool's module has
 
     find(machine)              raises MissingError, with the fix, if the tool is not available here
     runs(ask, folder)          the target processes that it needs, in order
-    inside(target, **params)   the work of a target process: called in the worker, which runs under the tool
+    inside(target, **params)   the work of a target process: called in the worker, which
+      runs under the tool
     read(ask, folder, replies) the results; `replies` are inside's answers, in the order of `runs`
 
-Only `inside` and what it calls import torch. Nothing here starts a process: profile/session.py does.
+Only `inside` and what it calls import torch. Nothing here starts a process:
+profile/session.py does.
 """
 
 from __future__ import annotations
@@ -25,14 +27,29 @@ from ..errors import GdnError
 from ..machine.inventory import HERE, Machine
 from ..schema.profile_types import Fact, Found, Reading, Table
 
-__all__ = ["TOOLS", "Ask", "Fact", "Found", "Reading", "Reply", "Run", "Table", "Tool", "kept", "module", "source_line"]
+__all__ = [
+    "TOOLS",
+    "Ask",
+    "Fact",
+    "Found",
+    "Reading",
+    "Reply",
+    "Run",
+    "Table",
+    "Tool",
+    "kept",
+    "module",
+    "source_line",
+]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Tool:
-    """What a tool is for, and the modes in which an algo can run under it (none: it only compiles)."""
+    """What a tool is for, and the modes in which an algo can run under it (none: it
+    only compiles).
+    """
 
     summary: str
     modes: tuple[str, ...]
@@ -41,10 +58,18 @@ class Tool:
 
 TOOLS = {
     "ncu": Tool("counters, stalls and hot lines, by Nsight Compute", ("cuda",)),
-    "proton": Tool("kernel times and samples of the program counter, by Triton's profiler", ("cuda",)),
-    "torch": Tool("what a call does on the host and on the GPU, by torch.profiler", ("cuda", "cpu")),
+    "proton": Tool(
+        "kernel times and samples of the program counter, by Triton's profiler",
+        ("cuda",),
+    ),
+    "torch": Tool(
+        "what a call does on the host and on the GPU, by torch.profiler",
+        ("cuda", "cpu"),
+    ),
     "nsys": Tool("host and GPU on one time line, by Nsight Systems", ("cuda",)),
-    "sanitizer": Tool("memory faults and races, by compute-sanitizer", ("cuda",), timed=False),
+    "sanitizer": Tool(
+        "memory faults and races, by compute-sanitizer", ("cuda",), timed=False
+    ),
     "sass": Tool("registers, spills and machine code, compiled only", (), timed=False),
     "cpu": Tool("where a CPU algo's time goes", ("cpu",)),
 }
@@ -55,7 +80,8 @@ def module(tool: str) -> Any:
     return importlib.import_module(f".{_MODULES.get(tool, tool)}", __package__)
 
 
-_MODULES = {"torch": "torch_profiler"}  # a module named torch would be confused with `import torch`
+# a module named torch would be confused with `import torch`
+_MODULES = {"torch": "torch_profiler"}
 
 
 @dataclass(frozen=True)
@@ -64,10 +90,12 @@ class Ask:
 
     solution: dict[str, Any]  # packed: language, sources, entry point
     l2: str = "cold"
-    clocks: str = "none"  # ncu's --clock-control: none leaves the clocks alone, base locks them
+    # ncu's --clock-control: none leaves the clocks alone, base locks them
+    clocks: str = "none"
     archs: tuple[str, ...] = ()  # sass: sm_90a, ...
     checks: tuple[str, ...] = ()  # sanitizer: memcheck, ...
-    bytes_in: int = 0  # bytes that the op must read and write at this workload, each tensor once
+    # bytes that the op must read and write at this workload, each tensor once
+    bytes_in: int = 0
     bytes_out: int = 0
     specific: bool = False  # built for all features of its GPU (runner/build.py)
     machine: Machine = HERE
@@ -79,13 +107,16 @@ class Ask:
     @property
     def sources(self) -> dict[str, str]:
         """Path -> text."""
-        return {source["path"]: source["content"] for source in self.solution["sources"]}
+        return {
+            source["path"]: source["content"] for source in self.solution["sources"]
+        }
 
 
 @dataclass(frozen=True)
 class Run:
-    """One target process: the tool's command line before the worker's own, its environment, and the parameters of
-    `inside`."""
+    """One target process: the tool's command line before the worker's own, its
+    environment, and the parameters of `inside`.
+    """
 
     name: str
     wrap: tuple[str, ...] = ()
@@ -95,7 +126,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Reply:
-    """The outcome of a run. `status`: done, or what happened to a worker that left no answer (as in jobs.Outcome)."""
+    """The outcome of a run. `status`: done, or what happened to a worker that left no
+    answer (as in jobs.Outcome).
+    """
 
     run: Run
     status: str
@@ -112,7 +145,9 @@ class Reply:
         """The answer; GdnError with the reason if there is none."""
         if self.status != "done" or not self.answer:
             last = f" ({self.tail[-1][:200]})" if self.tail and not self.reason else ""
-            raise GdnError(f"the algo's process under the profiler: {self.reason or self.status}{last}")
+            raise GdnError(
+                f"the algo's process under the profiler: {self.reason or self.status}{last}"
+            )
         return self.said(form)
 
 
@@ -128,4 +163,6 @@ def log_text(path: Path) -> str:
 
 def source_line(sources: Mapping[str, str], file: str, line: int) -> str:
     """A line of one of the sources' texts, with single spaces; "" if there is none."""
-    return " ".join("".join(sources.get(file, "").splitlines()[max(0, line - 1) : line]).split())
+    return " ".join(
+        "".join(sources.get(file, "").splitlines()[max(0, line - 1) : line]).split()
+    )

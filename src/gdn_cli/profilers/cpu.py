@@ -1,7 +1,9 @@
-"""Where the time of a call on the CPU goes: threads, page faults, functions, source lines, and torch's ops.
+"""Where the time of a call on the CPU goes: threads, page faults, functions, source
+lines, and torch's ops.
 
-Times and counts are from calls that are observed only by perf, if it is installed; functions come from perf's samples
-of the same loop run again, ops from calls under torch.profiler.
+Times and counts are from calls that are observed only by perf, if it is installed;
+functions come from perf's samples of the same loop run again, ops from calls under
+torch.profiler.
 """
 
 from __future__ import annotations
@@ -27,32 +29,51 @@ _OPS_CALLS = 10
 
 def find(machine: Machine = HERE) -> None:
     if os.name != "posix":
-        raise MissingError(f"the cpu profile needs getrusage, missing on {sys.platform}", hint="run it on Linux")
+        raise MissingError(
+            f"the cpu profile needs getrusage, missing on {sys.platform}",
+            hint="run it on Linux",
+        )
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
     compiled, why = ask.language == "cpp", perf.missing()
     env = _with_lines() if compiled else {}
-    params = {"counted_s": _COUNTED_S, "sampled_s": 0.0 if why else _SAMPLED_S, "cache": env.get("FIB_CACHE_PATH")}
+    params = {
+        "counted_s": _COUNTED_S,
+        "sampled_s": 0.0 if why else _SAMPLED_S,
+        "cache": env.get("FIB_CACHE_PATH"),
+    }
     params |= {"ops": not compiled or why is not None, "why": why}
     measure = Run("measure", () if why else perf.record(folder), env, params)
     # built first, so that no compiler is sampled
-    return [Run("build", env=env, params={"counted_s": 0.0}), measure] if compiled else [measure]
+    return (
+        [Run("build", env=env, params={"counted_s": 0.0}), measure]
+        if compiled
+        else [measure]
+    )
 
 
 def _with_lines() -> dict[str, str]:
-    """An environment in which the builder compiles with -g, which does not change the code, into a separate cache."""
+    """An environment in which the builder compiles with -g, which does not change the
+    code, into a separate cache.
+    """
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
-    cache = os.environ.get("FIB_CACHE_PATH") or str(paths.builds_dir() / f"{python}-cpu")
-    return {"CXX": f"{os.environ.get('CXX') or 'c++'} -g", "FIB_CACHE_PATH": f"{cache}-lines"}
+    cache = os.environ.get("FIB_CACHE_PATH") or str(
+        paths.builds_dir() / f"{python}-cpu"
+    )
+    return {
+        "CXX": f"{os.environ.get('CXX') or 'c++'} -g",
+        "FIB_CACHE_PATH": f"{cache}-lines",
+    }
 
 
-# --- in the worker ------------------------------------------------------------------------------------------------
+# --- in the worker
 
 
 class Counted(Struct):
-    """The cost of calls by the kernel's accounting, over all threads (getrusage): microseconds and counts, of all
-    calls."""
+    """The cost of calls by the kernel's accounting, over all threads (getrusage):
+    microseconds and counts, of all calls.
+    """
 
     calls: int
     wall_us: float
@@ -79,7 +100,12 @@ class Answer(Struct):
 
 
 def inside(
-    target: Any, counted_s: float, sampled_s: float = 0.0, cache: str | None = None, ops: bool = False, why: str = ""
+    target: Any,
+    counted_s: float,
+    sampled_s: float = 0.0,
+    cache: str | None = None,
+    ops: bool = False,
+    why: str = "",
 ) -> Answer:
     """`why` is for `read`."""
     if not counted_s:
@@ -90,7 +116,10 @@ def inside(
     for _ in range(3):
         call()
     answer = Answer(
-        counted=counted(call, counted_s), cpus=_cpus(), torch_threads=torch.get_num_threads(), pid=os.getpid()
+        counted=counted(call, counted_s),
+        cpus=_cpus(),
+        torch_threads=torch.get_num_threads(),
+        pid=os.getpid(),
     )
     if sampled_s:
         began = time.monotonic()
@@ -102,7 +131,9 @@ def inside(
 
 
 def _mapped(cache: str | None) -> dict[str, int]:
-    """Libraries of the build cache that are loaded here, and the address of the first byte of each."""
+    """Libraries of the build cache that are loaded here, and the address of the first
+    byte of each.
+    """
     found: dict[str, int] = {}
     for line in Path("/proc/self/maps").read_text().splitlines() if cache else []:
         span, _, _, _, _, *path = line.split(maxsplit=5)
@@ -113,7 +144,11 @@ def _mapped(cache: str | None) -> dict[str, int]:
 
 def _cpus() -> int:
     """How many CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
 
 
 def _calls(call: Callable[[], Any], seconds: float) -> list[float]:
@@ -134,7 +169,10 @@ def counted(call: Callable[[], Any], seconds: float) -> Counted:
 
     before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter_ns()
     times = _calls(call, seconds)
-    wall_us, after = (time.perf_counter_ns() - began) / 1e3, resource.getrusage(resource.RUSAGE_SELF)
+    wall_us, after = (
+        (time.perf_counter_ns() - began) / 1e3,
+        resource.getrusage(resource.RUSAGE_SELF),
+    )
     return Counted(
         len(times),
         wall_us,
@@ -148,7 +186,7 @@ def counted(call: Callable[[], Any], seconds: float) -> Counted:
     )
 
 
-# --- after the run ------------------------------------------------------------------------------------------------
+# --- after the run
 
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
@@ -165,7 +203,11 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     if answer.ops:
         tables += torch_profiler.ops_table(answer.ops)
     watched = "" if why else ", under perf"
-    return Reading((Found("", _facts(ask, answer, watched), tuple(tables)),), tuple(notes), kept(folder, perf.DATA))
+    return Reading(
+        (Found("", _facts(ask, answer, watched), tuple(tables)),),
+        tuple(notes),
+        kept(folder, perf.DATA),
+    )
 
 
 def _facts(ask: Ask, answer: Answer, watched: str) -> tuple[Fact, ...]:
@@ -177,7 +219,9 @@ def _facts(ask: Ask, answer: Answer, watched: str) -> tuple[Fact, ...]:
     if ask.language != "cpp":
         threads += f"; torch uses {answer.torch_threads} threads"
     return (
-        facts.fact("time_us", seen.median_us, f"wall, median of {calls} calls{watched}"),
+        facts.fact(
+            "time_us", seen.median_us, f"wall, median of {calls} calls{watched}"
+        ),
         facts.fact("cpu_us", cpu_us / calls),
         facts.fact("system_us", seen.system_us / calls),
         facts.fact("threads_busy", cpu_us / seen.wall_us, threads),

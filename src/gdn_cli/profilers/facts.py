@@ -1,4 +1,6 @@
-"""Facts and tables by their keys, for all tools: facts.toml has their labels, units, groups and columns."""
+"""Facts and tables by their keys, for all tools: facts.toml has their labels, units,
+groups and columns.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +43,29 @@ WORDS = _CATALOGUE.facts
 
 
 def fact(key: str, value: Value, note: str = "") -> Fact:
-    """The fact of this key (KEY, or TOOL.KEY if facts.toml has one); without `note`, with the note from facts.toml."""
+    """The fact of this key (KEY, or TOOL.KEY if facts.toml has one); without `note`,
+    with the note from facts.toml.
+    """
     words = WORDS[key]
-    return Fact(_bare(key), words.label, value, words.unit, words.group, note or words.note, words.better)
+    return Fact(
+        _bare(key),
+        words.label,
+        value,
+        words.unit,
+        words.group,
+        note or words.note,
+        words.better,
+    )
 
 
 def table(key: str, rows: Iterable[tuple[Any, ...]], note: str = "") -> list[Table]:
     """The table of this key in a list, which is empty if there are no rows."""
     shape, found = _CATALOGUE.tables[key], tuple(rows)
-    return [Table(_bare(key), shape.title, shape.columns, found, note or shape.note)] if found else []
+    return (
+        [Table(_bare(key), shape.title, shape.columns, found, note or shape.note)]
+        if found
+        else []
+    )
 
 
 def _bare(key: str) -> str:

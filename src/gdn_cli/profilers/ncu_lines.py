@@ -1,7 +1,9 @@
-"""Source lines for ncu's samples in CUDA C++, which flashinfer-bench's builder compiles without a line table.
+"""Source lines for ncu's samples in CUDA C++, which flashinfer-bench's builder compiles
+without a line table.
 
-They come from the build of the tool sass, which is compiled and never run: the same sources and the same builder, with
--lineinfo added. A kernel gets the lines only if its machine code is identical to that build's.
+They come from the build of the tool sass, which is compiled and never run: the same
+sources and the same builder, with -lineinfo added. A kernel gets the lines only if its
+machine code is identical to that build's.
 """
 
 from __future__ import annotations
@@ -27,11 +29,21 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
     except GdnError:
         return []
     arch = sass.here("cuda", ask.specific, machine)
-    return [Run(NAME, env=sass.environment(arch, "cuda", machine), params={"arch": arch, "folder": str(folder)})]
+    return [
+        Run(
+            NAME,
+            env=sass.environment(arch, "cuda", machine),
+            params={"arch": arch, "folder": str(folder)},
+        )
+    ]
 
 
-def lent(ask: Ask, folder: Path, reply: Reply | None, launches: list[Launch]) -> list[Launch]:
-    """The launches, with lines if their code is the build's; unchanged if nothing was compiled or read."""
+def lent(
+    ask: Ask, folder: Path, reply: Reply | None, launches: list[Launch]
+) -> list[Launch]:
+    """The launches, with lines if their code is the build's; unchanged if nothing was
+    compiled or read.
+    """
     binary = reply and reply.said(sass.Answer).binary
     if not binary:
         return launches
@@ -42,13 +54,18 @@ def lent(ask: Ask, folder: Path, reply: Reply | None, launches: list[Launch]) ->
     return [_with_lines(launch, kernels, ask.sources) for launch in launches]
 
 
-def _with_lines(launch: Launch, kernels: list[disassembly.Kernel], sources: dict[str, str]) -> Launch:
+def _with_lines(
+    launch: Launch, kernels: list[disassembly.Kernel], sources: dict[str, str]
+) -> Launch:
     ran = [(i.offset, _plain(i.text)) for i in launch.code]
     for kernel in kernels:
         built = kernel.instructions
         if ran and ran[: len(built)] == [(i.offset, _plain(i.text)) for i in built]:
             lines = [_line(disassembly.place(i, sources), sources) for i in built]
-            code = [replace(i, line=line) for i, line in zip(launch.code, lines, strict=False)]
+            code = [
+                replace(i, line=line)
+                for i, line in zip(launch.code, lines, strict=False)
+            ]
             return replace(launch, code=(*code, *launch.code[len(built) :]))
     return launch
 
@@ -60,8 +77,9 @@ def _line(place: disassembly.Place, sources: dict[str, str]) -> Line | None:
 
 
 def _plain(text: str) -> str:
-    """An instruction in a common form: one tool prints a branch's target as an address, the other as a label, and only
-    one prints the hints for the register cache."""
+    """An instruction in a common form: one tool prints a branch's target as an address,
+    the other as a label, and only one prints the hints for the register cache.
+    """
     text = re.sub(r"\s+", " ", text.rstrip(" ;")).replace(".reuse", "")
     jumps = re.match(r"(@!?U?P\w+ )?(BRA|BSSY|CALL|JMP|WARPSYNC)", text)
     return re.sub(r"`\(.*\)|0x[0-9a-f]+", "", text).strip() if jumps else text

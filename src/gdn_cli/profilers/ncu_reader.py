@@ -1,5 +1,6 @@
-"""Reads Nsight Compute's reports (.ncu-rep) with NVIDIA's package ncu-report: each launch's metrics, and its machine
-code with the samples of the program counter and the source lines.
+"""Reads Nsight Compute's reports (.ncu-rep) with NVIDIA's package ncu-report: each
+launch's metrics, and its machine code with the samples of the program counter and the
+source lines.
 
 Reports differ between versions of ncu and between GPUs: a missing metric is None here.
 """
@@ -17,7 +18,10 @@ from ..errors import MissingError
 from ..machine.inventory import HERE, Machine
 from . import source_line, stalls, symbols
 
-GET_PACKAGE = "pip install 'ncu-report>=2026.3' (or gdn[profile]); it must be as new as the ncu that made the report"
+GET_PACKAGE = (
+    "pip install 'ncu-report>=2026.3' (or gdn[profile]); it must be as new as the ncu that made"
+    " the report"
+)
 _STEP = 16  # bytes of an instruction
 
 
@@ -36,8 +40,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Instruction:
-    """A machine instruction. `offset`: bytes after the function's first; `reasons`: how often the sampler found a warp
-    there, by stall reason (stalls.REASONS' names); `line`: for inlined code, where that is written."""
+    """A machine instruction. `offset`: bytes after the function's first; `reasons`: how
+    often the sampler found a warp there, by stall reason (stalls.REASONS' names);
+    `line`: for inlined code, where that is written.
+    """
 
     offset: int
     text: str
@@ -68,7 +74,9 @@ class Launch:
     def number(self, *keys: str) -> float | None:
         """The first of these metrics that has a value."""
         found = (self.values.get(key) for key in keys)
-        return next((x for x in found if isinstance(x, (int, float)) and math.isfinite(x)), None)
+        return next(
+            (x for x in found if isinstance(x, (int, float)) and math.isfinite(x)), None
+        )
 
     def total(self, *keys: str) -> float | None:
         """The sum of these metrics, None if one of them has no value."""
@@ -90,7 +98,10 @@ class Launch:
 def find(machine: Machine = HERE) -> None:
     """MissingError if the package is not installed."""
     if not machine.has_package("ncu_report"):
-        raise MissingError("the package ncu-report, which reads ncu's reports, is missing", hint=GET_PACKAGE)
+        raise MissingError(
+            "the package ncu-report, which reads ncu's reports, is missing",
+            hint=GET_PACKAGE,
+        )
 
 
 def launches(report: Path) -> list[Launch]:
@@ -98,14 +109,22 @@ def launches(report: Path) -> list[Launch]:
     import ncu_report
 
     try:
-        return [_launch(action) for actions in ncu_report.load_report(str(report)) for action in actions]
+        return [
+            _launch(action)
+            for actions in ncu_report.load_report(str(report))
+            for action in actions
+        ]
     except (OSError, RuntimeError, ValueError) as e:
-        raise MissingError(f"ncu-report did not read {report.name}: {e}", hint=GET_PACKAGE) from None
+        raise MissingError(
+            f"ncu-report did not read {report.name}: {e}", hint=GET_PACKAGE
+        ) from None
 
 
 def _launch(action: Any) -> Launch:
     values = {name: action[name].value() for name in action.metric_names()}
-    return Launch(action.name(action.NameBase_DEMANGLED), values, tuple(_code(action, values)))
+    return Launch(
+        action.name(action.NameBase_DEMANGLED), values, tuple(_code(action, values))
+    )
 
 
 def _code(action: Any, values: dict[str, Any]) -> list[Instruction]:
@@ -124,8 +143,14 @@ def _code(action: Any, values: dict[str, Any]) -> list[Instruction]:
     while text := action.sass_by_pc(at):
         line, info = None, action.source_info(at)
         if info and info.line():
-            line = Line(info.file_name(), info.line(), source_line(texts, info.file_name(), info.line()))
-        found.append(Instruction(at - first, " ".join(text.split()), samples.get(at, {}), line))
+            line = Line(
+                info.file_name(),
+                info.line(),
+                source_line(texts, info.file_name(), info.line()),
+            )
+        found.append(
+            Instruction(at - first, " ".join(text.split()), samples.get(at, {}), line)
+        )
         at += _STEP
     return found
 
@@ -133,12 +158,17 @@ def _code(action: Any, values: dict[str, Any]) -> list[Instruction]:
 def _instances(metric: Any) -> dict[int, int]:
     """Address -> value, for a metric that has a value for each instruction."""
     addresses = metric.correlation_ids()
-    return {addresses.as_uint64(i): metric.as_uint64(i) for i in range(metric.num_instances())}
+    return {
+        addresses.as_uint64(i): metric.as_uint64(i)
+        for i in range(metric.num_instances())
+    }
 
 
 @dataclass(frozen=True)
 class Hot:
-    """A place where the sampler found many warps: a source line, or one instruction if there is no line."""
+    """A place where the sampler found many warps: a source line, or one instruction if
+    there is no line.
+    """
 
     where: str
     share: float  # of the launch's samples, in %
@@ -148,8 +178,9 @@ class Hot:
 
 
 def hot_instructions(launch: Launch, count: int = 6) -> list[Hot]:
-    """The instructions with most samples. An offset is the one that cuobjdump and nvdisasm print before an
-    instruction."""
+    """The instructions with most samples. An offset is the one that cuobjdump and
+    nvdisasm print before an instruction.
+    """
     sampled = [(f"+0x{i.offset:x}", i.text, [i]) for i in launch.code if i.samples]
     return _ranked(sampled, launch.samples, count)
 
@@ -160,13 +191,27 @@ def hot_lines(launch: Launch, count: int = 6) -> list[Hot]:
     for instruction in launch.code:
         if instruction.samples and instruction.line:
             at.setdefault(instruction.line, []).append(instruction)
-    return _ranked([(line.where, line.text, code) for line, code in at.items()], launch.samples, count)
+    return _ranked(
+        [(line.where, line.text, code) for line, code in at.items()],
+        launch.samples,
+        count,
+    )
 
 
-def _ranked(places: list[tuple[str, str, list[Instruction]]], total: int, count: int) -> list[Hot]:
+def _ranked(
+    places: list[tuple[str, str, list[Instruction]]], total: int, count: int
+) -> list[Hot]:
     """(where, text, instructions) of places, those with most samples."""
     found = []
     for where, text, code in places:
         reasons = sum((Counter(i.reasons) for i in code), Counter())
-        found.append(Hot(where, 100 * reasons.total() / total, reasons.total(), stalls.main(reasons), text))
+        found.append(
+            Hot(
+                where,
+                100 * reasons.total() / total,
+                reasons.total(),
+                stalls.main(reasons),
+                text,
+            )
+        )
     return sorted(found, key=lambda hot: -hot.samples)[:count]

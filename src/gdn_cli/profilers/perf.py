@@ -1,7 +1,7 @@
 """Linux perf: in which functions and source lines a worker's CPU time goes.
 
-perf writes its samples into perf.data; `perf script` gives the function of each sample, addr2line the source line of
-those in a library that was built with -g.
+perf writes its samples into perf.data; `perf script` gives the function of each sample,
+addr2line the source line of those in a library that was built with -g.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from typing import NamedTuple
 from . import Table, facts, source_line, symbols, tools
 
 DATA = "perf.data"
-INSTALL = "perf would show functions and source lines: apt-get install linux-perf (Ubuntu: linux-tools-generic)"
+INSTALL = (
+    "perf would show functions and source lines: apt-get install linux-perf (Ubuntu:"
+    " linux-tools-generic)"
+)
 _HZ = 2000
 _MOST = 15  # rows of a table
 _LEAST = 0.5  # % of the samples: smaller rows are put together
@@ -33,15 +36,37 @@ def missing() -> str | None:
             if (done := tools.run(command, timeout_s=30)) is None:
                 return "perf does not work here"
             if done.returncode:
-                said = next((line.strip(" :") for line in done.stderr.splitlines() if line.strip()), "it fails")
-                return f"perf is not permitted here ({said[:80]}): as root, sysctl kernel.perf_event_paranoid=1"
+                said = next(
+                    (
+                        line.strip(" :")
+                        for line in done.stderr.splitlines()
+                        if line.strip()
+                    ),
+                    "it fails",
+                )
+                return (
+                    f"perf is not permitted here ({said[:80]}): as root, sysctl"
+                    " kernel.perf_event_paranoid=1"
+                )
     return None
 
 
 def record(folder: Path) -> tuple[str, ...]:
-    """The command line before the worker's own. The clock is time.monotonic()'s, so that samples outside the calls can
-    be dropped afterwards."""
-    return ("perf", "record", "-q", "-F", str(_HZ), "-k", "CLOCK_MONOTONIC", "-o", str(folder / DATA), "--")
+    """The command line before the worker's own. The clock is time.monotonic()'s, so
+    that samples outside the calls can be dropped afterwards.
+    """
+    return (
+        "perf",
+        "record",
+        "-q",
+        "-F",
+        str(_HZ),
+        "-k",
+        "CLOCK_MONOTONIC",
+        "-o",
+        str(folder / DATA),
+        "--",
+    )
 
 
 def _script(folder: Path) -> tuple[str, ...]:
@@ -49,7 +74,9 @@ def _script(folder: Path) -> tuple[str, ...]:
 
 
 class Spot(NamedTuple):
-    """Where samples were taken. `pc`: the program counter, None in the operating system's kernel."""
+    """Where samples were taken. `pc`: the program counter, None in the operating
+    system's kernel.
+    """
 
     function: str
     library: str  # the file's path, [kernel.kallsyms], [vdso], ...
@@ -63,7 +90,9 @@ def read(folder: Path, pid: int, span: tuple[float, float]) -> Counter[Spot]:
 
 
 def parsed(text: str, pid: int) -> Counter[Spot]:
-    """Parse the output of `perf script`: "15626 23297.326274:  ffffffff8157ae7d clear_page ([kernel.kallsyms])"."""
+    """Parse the output of `perf script`: "15626 23297.326274:  ffffffff8157ae7d
+    clear_page ([kernel.kallsyms])".
+    """
     found: Counter[Spot] = Counter()
     for line in text.splitlines():
         m = re.match(r"\s*(\d+)\s+[\d.]+:\s+([0-9a-f]+)\s+(.+?) \(([/[].*)\)\s*$", line)
@@ -80,7 +109,11 @@ def tables(spots: Counter[Spot], code: Code) -> list[Table]:
     functions: Counter[tuple[str, str]] = Counter()
     for spot, n in spots.items():
         functions[_function(spot), Path(spot.library).name] += n
-    rows = [(*where, 100 * n / total, n) for where, n in functions.most_common(_MOST) if 100 * n / total >= _LEAST]
+    rows = [
+        (*where, 100 * n / total, n)
+        for where, n in functions.most_common(_MOST)
+        if 100 * n / total >= _LEAST
+    ]
     if rows and (rest := total - sum(row[-1] for row in rows)) > 0:
         rows.append(("(all others)", "", 100 * rest / total, rest))
     hot = (
@@ -88,17 +121,26 @@ def tables(spots: Counter[Spot], code: Code) -> list[Table]:
         for (where, function), n in code.lines(spots).most_common(_MOST)
         if 100 * n / total >= _LEAST
     )
-    return [*facts.table("functions", rows, f"{total} samples of CPU time"), *facts.table("cpu.hot", hot)]
+    return [
+        *facts.table("functions", rows, f"{total} samples of CPU time"),
+        *facts.table("cpu.hot", hot),
+    ]
 
 
 def _function(spot: Spot) -> str:
     if spot.function == "[unknown]":
-        return "(no symbol: OpenMP, mostly waiting)" if "omp" in Path(spot.library).name else "(no symbol)"
+        return (
+            "(no symbol: OpenMP, mostly waiting)"
+            if "omp" in Path(spot.library).name
+            else "(no symbol)"
+        )
     return readable(symbols.short(spot.function))
 
 
 def readable(name: str) -> str:
-    """A function's name, shortened for template instances: torch's loops are named after their kernel."""
+    """A function's name, shortened for template instances: torch's loops are named
+    after their kernel.
+    """
     if len(name) <= _LONG:
         return name
     if m := re.search(r"at::native::(?:[A-Z]\w*::)?(\w*kernel\w*)", name):
@@ -115,13 +157,22 @@ class Code:
     sources: dict[str, str]  # the algo's own, by file name
 
     def lines(self, spots: Counter[Spot]) -> Counter[tuple[str, str]]:
-        """Samples by ("file:line", function): at the innermost line in one of the algo's own files. Empty without
-        addr2line."""
+        """Samples by ("file:line", function): at the innermost line in one of the
+        algo's own files. Empty without addr2line.
+        """
         found: Counter[tuple[str, str]] = Counter()
         for library, base in self.mapped.items():
-            mine = {spot.pc - base: n for spot, n in spots.items() if spot.library == library and spot.pc}
+            mine = {
+                spot.pc - base: n
+                for spot, n in spots.items()
+                if spot.library == library and spot.pc
+            }
             for at, frames in _frames(library, list(mine)).items():
-                own = [frame for frame in frames if frame[0].partition(":")[0] in self.sources]
+                own = [
+                    frame
+                    for frame in frames
+                    if frame[0].partition(":")[0] in self.sources
+                ]
                 found[(own or frames)[0]] += mine[at]
         return found
 
@@ -132,13 +183,23 @@ class Code:
 
 
 def _frames(library: str, addresses: list[int]) -> dict[int, list[tuple[str, str]]]:
-    """("file:line", function) of each of a library's addresses, an inlined function's before its caller's."""
-    done = tools.run(["addr2line", "-a", "-i", "-f", "-C", "-e", library], stdin="\n".join(map(hex, addresses)))
+    """("file:line", function) of each of a library's addresses, an inlined function's
+    before its caller's.
+    """
+    done = tools.run(
+        ["addr2line", "-a", "-i", "-f", "-C", "-e", library],
+        stdin="\n".join(map(hex, addresses)),
+    )
     found: dict[int, list[tuple[str, str]]] = {}
     # an address, then two lines for each frame: its function and its position
-    for address, rest in re.findall(r"^(0x[0-9a-f]+)\n((?:(?!0x).*\n?)*)", done.stdout if done else "", re.M):
+    for address, rest in re.findall(
+        r"^(0x[0-9a-f]+)\n((?:(?!0x).*\n?)*)", done.stdout if done else "", re.M
+    ):
         pairs = re.findall(r"(.+)\n(.+):(\d+)(?: \(.*)?$", rest, re.M)
         if pairs:
-            names = [(f"{Path(file).name}:{line}", readable(symbols.short(name))) for name, file, line in pairs]
+            names = [
+                (f"{Path(file).name}:{line}", readable(symbols.short(name)))
+                for name, file, line in pairs
+            ]
             found[int(address, 16)] = names
     return found

@@ -1,12 +1,15 @@
-"""Memory faults, races, reads of uninitialised memory and wrong barriers, by NVIDIA's compute-sanitizer.
+"""Memory faults, races, reads of uninitialised memory and wrong barriers, by NVIDIA's
+compute-sanitizer.
 
-One process and one call for each check, because the tools exclude each other. Apart from the call the process only runs
-copies of the inputs and fills on the GPU, which do not read, so every report comes from the call.
+One process and one call for each check, because the tools exclude each other. Apart
+from the call the process only runs copies of the inputs and fills on the GPU, which do
+not read, so every report comes from the call.
 
-Each tensor is a separate allocation (PyTorch's cache would put several into one, where the driver does not see an
-overrun between them), followed by unused memory (`--padding`): allocations are 512 bytes apart, so an overrun of a
-tensor that fills its last 512 bytes would reach the next tensor unnoticed. The outputs are left uninitialised, so that
-reading them is reported.
+Each tensor is a separate allocation (PyTorch's cache would put several into one, where
+the driver does not see an overrun between them), followed by unused memory
+(`--padding`): allocations are 512 bytes apart, so an overrun of a tensor that fills its
+last 512 bytes would reach the next tensor unnoticed. The outputs are left
+uninitialised, so that reading them is reported.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ from .sanitizer_log import Finding, Log, parse
 _TOOL = "compute-sanitizer"
 _GENERAL = (
     "--target-processes=application-only",  # no compiler that an algo may start
-    "--launch-timeout=0",  # importing torch from a cold disk takes longer than its ten seconds; the run has a limit
+    # importing torch from a cold disk takes longer than its ten seconds; the run has a
+    # limit
+    "--launch-timeout=0",
     "--destroy-on-device-error=kernel",  # kernels after a fault are checked as well
     "--check-exit-code=no",  # the reply says how it ended
     "--show-backtrace=device",
@@ -52,7 +57,9 @@ CHECKS = msgspec.convert(_KNOWN["checks"], dict[str, Check])
 
 
 def checks(names: Iterable[str]) -> tuple[str, ...]:
-    """The checks of these names in the order in which they run; all four without names. Raises UsageError."""
+    """The checks of these names in the order in which they run; all four without names.
+    Raises UsageError.
+    """
     names = list(names)
     for name in names:
         if name not in CHECKS:
@@ -76,29 +83,45 @@ def executable(machine: Machine = HERE) -> Path:
 
 
 def _whole(folder: Path) -> bool:
-    """PyPI's wheel of CUDA 13.0 has the command without the launcher that it needs to start a process."""
-    launchers = (folder / "TreeLauncherSubreaper", folder.parent / _TOOL / "TreeLauncherSubreaper")
-    return folder.parent.parent.name != "nvidia" or any(path.is_file() for path in launchers)
+    """PyPI's wheel of CUDA 13.0 has the command without the launcher that it needs to
+    start a process.
+    """
+    launchers = (
+        folder / "TreeLauncherSubreaper",
+        folder.parent / _TOOL / "TreeLauncherSubreaper",
+    )
+    return folder.parent.parent.name != "nvidia" or any(
+        path.is_file() for path in launchers
+    )
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
     tool = str(executable(ask.machine))
-    log = f"{folder}/".replace("%", "%%")  # it replaces % sequences by process ids and variables
+    # it replaces % sequences by process ids and variables
+    log = f"{folder}/".replace("%", "%%")
     return [
         Run(
             check,
-            wrap=(tool, f"--tool={check}", f"--log-file={log}{check}.log", *_GENERAL, *CHECKS[check].options),
+            wrap=(
+                tool,
+                f"--tool={check}",
+                f"--log-file={log}{check}.log",
+                *_GENERAL,
+                *CHECKS[check].options,
+            ),
             env={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         )
         for check in checks(ask.checks)
     ]
 
 
-# --- in the worker ------------------------------------------------------------------------------------------------
+# --- in the worker
 
 
 class Answer(Struct):
-    """The answer of `inside`. `buffers`: name of a tensor -> [address, bytes]; `error`: a CUDA fault, in one line."""
+    """The answer of `inside`. `buffers`: name of a tensor -> [address, bytes]; `error`:
+    a CUDA fault, in one line.
+    """
 
     buffers: dict[str, tuple[int, int]] = {}
     attached: bool | None = None
@@ -110,23 +133,38 @@ def inside(target: Any) -> Answer:
     import torch
 
     subject = target.subject
-    outputs = [x if any(x is y for y in subject.inputs) else torch.empty_like(x) for x in subject.outputs]
+    outputs = [
+        x if any(x is y for y in subject.inputs) else torch.empty_like(x)
+        for x in subject.outputs
+    ]
     call = subject.rebuild(subject.inputs, outputs)
-    tensors = zip([*target.op.inputs, *target.op.outputs], [*subject.inputs, *outputs], strict=True)
-    answer = Answer({name: (x.data_ptr(), x.nbytes) for name, x in tensors if isinstance(x, torch.Tensor)})
+    tensors = zip(
+        [*target.op.inputs, *target.op.outputs],
+        [*subject.inputs, *outputs],
+        strict=True,
+    )
+    answer = Answer(
+        {
+            name: (x.data_ptr(), x.nbytes)
+            for name, x in tensors
+            if isinstance(x, torch.Tensor)
+        }
+    )
     try:
         call()
         if target.mode == "cuda":
             torch.cuda.synchronize()
-    except Exception as e:  # of the algo, or of a context made unusable by a fault: the log says where
+    # of the algo, or of a context made unusable by a fault: the log says where
+    except Exception as e:
         answer.error = errors.one_line(e)
     answer.attached = _attached()
     return answer
 
 
 def _attached() -> bool | None:
-    """Whether the sanitizer's library is in this process: some installations report no errors for a process that they
-    never attached to. None if that cannot be seen."""
+    """Whether the sanitizer's library is in this process: some installations report no
+    errors for a process that they never attached to. None if that cannot be seen.
+    """
     try:
         with open("/proc/self/maps") as maps:
             return any("/libsanitizer" in line for line in maps)
@@ -134,7 +172,7 @@ def _attached() -> bool | None:
         return None
 
 
-# --- verdicts -----------------------------------------------------------------------------------------------------
+# --- verdicts
 
 
 @dataclass(frozen=True)
@@ -148,15 +186,23 @@ class _Verdict:
         if self.cannot:
             return f"not run: {self.cannot}"
         counts = [(self.log.errors, "error"), (self.log.warnings, "warning")]
-        return ", ".join(_count(n, noun, f"{noun}s") for n, noun in counts if n) or "clean"
+        return (
+            ", ".join(_count(n, noun, f"{noun}s") for n, noun in counts if n) or "clean"
+        )
 
     @property
     def failed(self) -> str | None:
         if self.cannot or not self.log.errors:
             return None
         words = CHECKS[self.check]
-        kernels = dict.fromkeys(f.kernel for f in self.log.findings if f.error and f.kernel)
-        at = f" {words.where} {', '.join(f'`{kernel}`' for kernel in kernels)}" if kernels else ""
+        kernels = dict.fromkeys(
+            f.kernel for f in self.log.findings if f.error and f.kernel
+        )
+        at = (
+            f" {words.where} {', '.join(f'`{kernel}`' for kernel in kernels)}"
+            if kernels
+            else ""
+        )
         return f"{self.check}: {_count(self.log.errors, *words.nouns)}{at}"
 
 
@@ -173,15 +219,24 @@ def _verdict(reply: Reply, text: str) -> _Verdict:
             log.errors, log.warnings = log.shown, len(log.findings) - log.shown
         return _Verdict(check, log)
     for known in _KNOWN["cannot"]:
-        if said := next((remark for remark in log.remarks if known["log"] in remark), None):
+        if said := next(
+            (remark for remark in log.remarks if known["log"] in remark), None
+        ):
             cause = known["cause"]
             more = f" ({said})" if "itself failed" in cause else ""
-            died = f": {reply.reason}" if "ended before" in cause and reply.reason else ""
+            died = (
+                f": {reply.reason}" if "ended before" in cause and reply.reason else ""
+            )
             return _Verdict(check, log, f"{cause}{more}{died}", known["hint"])
     if reply.status != "done":
         return _Verdict(check, log, reply.reason or reply.status)
     if answer.attached is False:
-        return _Verdict(check, log, f"{_TOOL} did not attach to the process", "another version of it may")
+        return _Verdict(
+            check,
+            log,
+            f"{_TOOL} did not attach to the process",
+            "another version of it may",
+        )
     if not log.whole:
         return _Verdict(check, log, "its log has no summary")
     failed = answer.error and not log.errors
@@ -190,22 +245,35 @@ def _verdict(reply: Reply, text: str) -> _Verdict:
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     """A verdict for each check; MissingError if there is none at all."""
-    verdicts = [_verdict(reply, log_text(folder / f"{reply.run.name}.log")) for reply in replies]
+    verdicts = [
+        _verdict(reply, log_text(folder / f"{reply.run.name}.log")) for reply in replies
+    ]
     if all(v.cannot for v in verdicts):
         first = verdicts[0]
         raise MissingError(f"{_TOOL} gave no verdict: {first.cannot}", hint=first.hint)
     told = (
-        Fact(v.check, v.check, None if v.cannot else str(v), group="checks", note=str(v) if v.cannot else "")
+        Fact(
+            v.check,
+            v.check,
+            None if v.cannot else str(v),
+            group="checks",
+            note=str(v) if v.cannot else "",
+        )
         for v in verdicts
     )
     tables = (
-        *facts.table("checks", ((v.check, str(v), CHECKS[v.check].looks_for) for v in verdicts)),
+        *facts.table(
+            "checks", ((v.check, str(v), CHECKS[v.check].looks_for) for v in verdicts)
+        ),
         *facts.table("findings", (row for v in verdicts for row in _rows(v))),
     )
     return Reading(
         (Found("", tuple(told), tables),),
         notes=tuple(_notes(verdicts)),
-        files=kept(folder, *(f"{v.check}.log" for v in sorted(verdicts, key=lambda v: not v.failed))),
+        files=kept(
+            folder,
+            *(f"{v.check}.log" for v in sorted(verdicts, key=lambda v: not v.failed)),
+        ),
         failed="; ".join(v.failed for v in verdicts if v.failed) or None,
     )
 
@@ -218,26 +286,47 @@ def _rows(verdict: _Verdict) -> Iterator[tuple[str | int, ...]]:
     for (error, what, kernel, where), found in groups.items():
         what = what if error else f"{what} (warning)"
         times = sum(f.times for f in found)
-        yield verdict.check, what, kernel, where, found[0].thread, found[0].address, times
+        yield (
+            verdict.check,
+            what,
+            kernel,
+            where,
+            found[0].thread,
+            found[0].address,
+            times,
+        )
 
 
 def _notes(verdicts: list[_Verdict]) -> Iterator[str]:
-    yield "one call on this workload for each check, every tensor followed by 64 KiB of unused memory"
+    yield (
+        "one call on this workload for each check, every tensor followed by 64 KiB of unused"
+        " memory"
+    )
     for v in verdicts:
         if v.cannot:
             yield f"{v.check} was not run: {v.cannot}{f'; {v.hint}' if v.hint else ''}"
         elif v.check != "racecheck" and (more := v.log.errors - v.log.shown) > 0:
-            yield f"{v.check}: {more:,} of its {v.log.errors:,} errors are counted but not in the log"
+            yield (
+                f"{v.check}: {more:,} of its {v.log.errors:,} errors are counted but not in"
+                " the log"
+            )
     by = {v.check: v.log for v in verdicts if not v.cannot}
     races = by.get("racecheck", Log())
     if races.warnings:
-        yield "racecheck's warnings, mostly among threads of one warp, may be intended: they do not fail the check"
+        yield (
+            "racecheck's warnings, mostly among threads of one warp, may be intended: they do not"
+            " fail the check"
+        )
     if races.errors:
         yield (
-            "racecheck counts a lane's arrival at an mbarrier for that lane only: if one lane arrives for its warp, "
-            "after a __syncwarp, let all lanes arrive to see whether a race remains"
+            "racecheck counts a lane's arrival at an mbarrier for that lane only: if one lane"
+            " arrives for its warp, after a __syncwarp, let all lanes arrive to see whether a"
+            " race remains"
         )
     if any("hazards reached" in remark for remark in races.remarks):
         yield "racecheck found more hazards than it can store: there may be others"
     if by.get("synccheck", Log()).errors:
-        yield "synccheck also reports warps that use one named barrier from different places, which PTX allows"
+        yield (
+            "synccheck also reports warps that use one named barrier from different places, which"
+            " PTX allows"
+        )

@@ -1,9 +1,11 @@
-"""Tool `sass`: registers, spills, instruction mix and the annotated machine code of an algo's kernels. Needs no GPU.
+"""Tool `sass`: registers, spills, instruction mix and the annotated machine code of an
+algo's kernels. Needs no GPU.
 
-CUDA C++ is compiled by flashinfer-bench's own builder, as for a run, with -lineinfo added, which adds the line table
-and does not change the instructions. Triton's kernels are compiled by Triton for the workload's launches
-(triton_cross_compile.py). cuobjdump extracts the cubins, nvdisasm prints them; both come with the CUDA toolkit, with
-Triton, and as wheels from PyPI.
+CUDA C++ is compiled by flashinfer-bench's own builder, as for a run, with -lineinfo
+added, which adds the line table and does not change the instructions. Triton's kernels
+are compiled by Triton for the workload's launches (triton_cross_compile.py). cuobjdump
+extracts the cubins, nvdisasm prints them; both come with the CUDA toolkit, with Triton,
+and as wheels from PyPI.
 """
 
 from __future__ import annotations
@@ -23,7 +25,19 @@ from ..errors import FAILED, GdnError, MissingError, UsageError
 from ..machine import inventory
 from ..machine.inventory import HERE, Machine
 from ..parsing import read_toml
-from . import Ask, Fact, Found, Reading, Reply, Run, disassembly, facts, kept, symbols, tools
+from . import (
+    Ask,
+    Fact,
+    Found,
+    Reading,
+    Reply,
+    Run,
+    disassembly,
+    facts,
+    kept,
+    symbols,
+    tools,
+)
 from .disassembly import Attributes, Kernel
 
 _DATA = read_toml(Path(__file__).with_suffix(".toml"))
@@ -33,10 +47,15 @@ _RESERVED = 1024  # bytes of each CTA's shared memory that the driver uses
 
 
 def parse_arch(text: str) -> str:
-    """ "sm_90a" from "sm_90a", "90a" or "9.0a"; a UsageError if it is not the name of a GPU architecture."""
+    """ "sm_90a" from "sm_90a", "90a" or "9.0a"; a UsageError if it is not the name of a
+    GPU architecture.
+    """
     found = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", text.strip().lower())
     if not found:
-        raise UsageError(f"'{text}' is not a GPU architecture", hint="write it as sm_90a, 90a or 9.0a")
+        raise UsageError(
+            f"'{text}' is not a GPU architecture",
+            hint="write it as sm_90a, 90a or 9.0a",
+        )
     major, minor, suffix = found.groups()
     return f"sm_{major}{minor}{suffix}"
 
@@ -54,7 +73,7 @@ def find(machine: Machine = HERE) -> None:
             raise MissingError(f"no {name} here", hint=GET_TOOLS)
 
 
-# --- before -------------------------------------------------------------------------------------------------------
+# --- before
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
@@ -66,22 +85,33 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
         raise MissingError("no nvcc here", hint=inventory.GET_NVCC)
     if language == "triton" and not ask.machine.has_package("triton"):
         raise MissingError("package triton missing", hint="pip install triton")
-    archs = list(dict.fromkeys(parse_arch(arch) for arch in ask.archs)) or [here(language, ask.specific, ask.machine)]
+    archs = list(dict.fromkeys(parse_arch(arch) for arch in ask.archs)) or [
+        here(language, ask.specific, ask.machine)
+    ]
     for arch in archs:
         _known(arch, language, ask.machine)
     return [
-        Run(arch, env=environment(arch, language, ask.machine), params={"arch": arch, "folder": str(folder)})
+        Run(
+            arch,
+            env=environment(arch, language, ask.machine),
+            params={"arch": arch, "folder": str(folder)},
+        )
         for arch in archs
     ]
 
 
 def here(language: str, specific: bool, machine: Machine = HERE) -> str:
-    """The compile target of a run on this machine: the GPU's plain capability, as the builder uses it, or with the 'a'
-    (runner/build.py), which Triton adds itself."""
+    """The compile target of a run on this machine: the GPU's plain capability, as the
+    builder uses it, or with the 'a' (runner/build.py), which Triton adds itself.
+    """
     gpus = machine.gpus()
     if not gpus:
         return _DEFAULT
-    own = inventory.specific(gpus[0].capability) if specific and language == "cuda" else None
+    own = (
+        inventory.specific(gpus[0].capability)
+        if specific and language == "cuda"
+        else None
+    )
     return parse_arch(own or gpus[0].capability)
 
 
@@ -89,17 +119,23 @@ def _known(arch: str, language: str, machine: Machine) -> None:
     """A UsageError if the ptxas to be called says that it does not know the architecture."""
     compilers, whose = [machine.cuda_home() / "bin" / "ptxas"], "the ptxas of nvcc"
     if language == "triton":
-        compilers, whose = sorted((tools.triton_bin() or Path("/nowhere")).glob("ptxas*")), "Triton's ptxas"
+        compilers, whose = (
+            sorted((tools.triton_bin() or Path("/nowhere")).glob("ptxas*")),
+            "Triton's ptxas",
+        )
     helps = "".join(tools.output(compiler, "--help") or "" for compiler in compilers)
     known = set(re.findall(r"'(sm_\d+[af]?)'", helps))
     if known and arch not in known:
         names = sorted(known, key=lambda name: (_split(name)[:2], name))
-        raise UsageError(f"{whose} does not know {arch}", hint=f"it knows {', '.join(names)}")
+        raise UsageError(
+            f"{whose} does not know {arch}", hint=f"it knows {', '.join(names)}"
+        )
 
 
 def environment(arch: str, language: str, machine: Machine = HERE) -> dict[str, str]:
-    """The worker's environment: the builder compiles for this architecture, with a line table, into a separate
-    cache."""
+    """The worker's environment: the builder compiles for this architecture, with a line
+    table, into a separate cache.
+    """
     if language == "triton":
         return {"TRITON_INTERPRET": "0"}  # nothing is compiled if it is set
     major, minor, suffix = _split(arch)
@@ -118,11 +154,13 @@ def environment(arch: str, language: str, machine: Machine = HERE) -> dict[str, 
     }
 
 
-# --- in the worker ------------------------------------------------------------------------------------------------
+# --- in the worker
 
 
 class Compiled(Struct):
-    """A kernel compiled by Triton: the cubin's name in the profile's folder, bytes of dynamic shared memory."""
+    """A kernel compiled by Triton: the cubin's name in the profile's folder, bytes of
+    dynamic shared memory.
+    """
 
     cubin: str
     shared: int
@@ -141,7 +179,10 @@ def inside(target: Any, arch: str, folder: str) -> Answer:
     if target.solution["spec"]["language"] == "cuda":
         binary = target.kernel.runnable.metadata.misc.get("binary")
         if binary is None:
-            raise UsageError("its binding is not tvm-ffi: sass reads only that builder's output", hint="--tool ncu")
+            raise UsageError(
+                "its binding is not tvm-ffi: sass reads only that builder's output",
+                hint="--tool ncu",
+            )
         return Answer(str(binary))
     from .triton_cross_compile import compiled
 
@@ -152,7 +193,7 @@ def inside(target: Any, arch: str, folder: str) -> Answer:
     return Answer(kernels=kernels, notes=[first, *notes])
 
 
-# --- after the run ------------------------------------------------------------------------------------------------
+# --- after the run
 
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
@@ -172,30 +213,46 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
                 file = _free(_slug(short), f".{code.arch}.sass", listings)
                 figures = _found(name, kernel, code, shared, sources)
                 spills = code.attributes.get(kernel.symbol, Attributes()).spills
-                listing = disassembly.annotated(kernel, sources, _header(figures, code), spills)
+                listing = disassembly.annotated(
+                    kernel, sources, _header(figures, code), spills
+                )
                 files.write(folder / file, listing)
                 found.append(figures)
                 listings.append(file)
             cubins.append(cubin.name)
-            notes.append(f"{code.arch}: ptxas {code.ptxas or 'unknown'}, nvdisasm {code.nvdisasm}")
+            notes.append(
+                f"{code.arch}: ptxas {code.ptxas or 'unknown'}, nvdisasm {code.nvdisasm}"
+            )
             if code.arch != arch:
                 notes.append(f"asked for {arch}: Triton compiles for {code.arch}")
         notes += answer.notes
         if answer.binary and arch.endswith(("a", "f")):
             plain = arch.rstrip("af")
-            usual = f"compiled for {plain}, as the builder does unless {inventory.ARCHITECTURES} is set"
+            usual = (
+                f"compiled for {plain}, as the builder does unless {inventory.ARCHITECTURES}"
+                " is set"
+            )
             notes.append(
-                f"{arch}: gdn's runs there are compiled for it (algo.toml: specific); a judge's are {usual}"
+                f"{arch}: gdn's runs there are compiled for it (algo.toml: specific); a judge's"
+                f" are {usual}"
                 if ask.specific
                 else f"{arch}: a run there is {usual}"
             )
     if not found:
-        raise GdnError("the compiled code has no kernel", hint="does the entry point launch one?")
-    return Reading(tuple(found), tuple(dict.fromkeys(notes)), kept(folder, *listings, *cubins))
+        raise GdnError(
+            "the compiled code has no kernel", hint="does the entry point launch one?"
+        )
+    return Reading(
+        tuple(found), tuple(dict.fromkeys(notes)), kept(folder, *listings, *cubins)
+    )
 
 
-def _cubins(reply: Reply, answer: Answer, folder: Path) -> list[tuple[Path, int | None]]:
-    """The cubins of a reply, in `folder`, each with its dynamic shared memory (None: known only at a launch)."""
+def _cubins(
+    reply: Reply, answer: Answer, folder: Path
+) -> list[tuple[Path, int | None]]:
+    """The cubins of a reply, in `folder`, each with its dynamic shared memory (None:
+    known only at a launch).
+    """
     arch = reply.run.params["arch"]
     if answer.binary:
         return [(path, None) for path in _extracted(Path(answer.binary), arch, folder)]
@@ -203,7 +260,10 @@ def _cubins(reply: Reply, answer: Answer, folder: Path) -> list[tuple[Path, int 
         return [(folder / kernel.cubin, kernel.shared) for kernel in answer.kernels]
     reason = reply.reason or f"the process ended as '{reply.status}'"
     if unknown := re.search(r"Unsupported gpu architecture '\w+'", reason):
-        raise UsageError(f"nvcc does not know {arch}: {unknown[0]}", hint="another --arch, or a newer CUDA toolkit")
+        raise UsageError(
+            f"nvcc does not know {arch}: {unknown[0]}",
+            hint="another --arch, or a newer CUDA toolkit",
+        )
     first = next(line.strip() for line in reason.splitlines() if line.strip())
     last = f": {reply.tail[-1][:200]}" if reply.tail and reply.code is None else ""
     raise GdnError(f"{arch}: {first}{last}", code=reply.code or FAILED)
@@ -217,18 +277,31 @@ def _extracted(binary: Path, arch: str, folder: Path) -> list[Path]:
                 continue
             found = []
             for path in sorted(Path(empty).iterdir()):
-                name = _free(path.name.split(".")[0], f".{arch}.cubin", [path.name for path in found])
+                name = _free(
+                    path.name.split(".")[0],
+                    f".{arch}.cubin",
+                    [path.name for path in found],
+                )
                 found.append(path.replace(folder / name))
             if found:
                 return found
-    raise GdnError(f"cuobjdump finds no GPU code for {arch} in the builder's output", hint=GET_TOOLS)
+    raise GdnError(
+        f"cuobjdump finds no GPU code for {arch} in the builder's output",
+        hint=GET_TOOLS,
+    )
 
 
 def code(binary: Path, arch: str, folder: Path) -> list[Kernel]:
-    """The kernels in a library that the builder made, with the lines that they come from. Raises GdnError."""
+    """The kernels in a library that the builder made, with the lines that they come
+    from. Raises GdnError.
+    """
     with tempfile.TemporaryDirectory(dir=folder) as here:
         cubins = _extracted(binary, arch, Path(here))
-        return [kernel for cubin in cubins for kernel in disassembly.kernels(_Code(cubin, arch).text)]
+        return [
+            kernel
+            for cubin in cubins
+            for kernel in disassembly.kernels(_Code(cubin, arch).text)
+        ]
 
 
 class _Code:
@@ -238,32 +311,55 @@ class _Code:
         self.text, self.nvdisasm = self._read("nvdisasm", cubin, "-c", "-gi")
         elf, _ = self._read("cuobjdump", cubin, "-elf")
         usage, _ = self._read("cuobjdump", cubin, "-res-usage")
-        self.usage, self.attributes = disassembly.resources(usage), disassembly.attributes(elf)
+        self.usage, self.attributes = (
+            disassembly.resources(usage),
+            disassembly.attributes(elf),
+        )
         self.reserved = _RESERVED if disassembly.reserves_shared(elf) else 0
-        self.ptxas, self.arch = disassembly.assembler(elf), disassembly.architecture(elf) or arch
+        self.ptxas, self.arch = (
+            disassembly.assembler(elf),
+            disassembly.architecture(elf) or arch,
+        )
 
     @staticmethod
-    def _read(name: str, cubin: Path, *options: str, machine: Machine = HERE) -> tuple[str, str]:
+    def _read(
+        name: str, cubin: Path, *options: str, machine: Machine = HERE
+    ) -> tuple[str, str]:
         versions = tools.versions(name, machine)
         for version, tool in versions:
             if text := tools.output(tool, *options, cubin):
                 return text, ".".join(map(str, version))
         newest = ".".join(map(str, versions[0][0])) if versions else "none"
         raise GdnError(
-            f"no {name} here reads {cubin.name}: the newest is {newest}", hint=f"pip install -U nvidia-cuda-{name}"
+            f"no {name} here reads {cubin.name}: the newest is {newest}",
+            hint=f"pip install -U nvidia-cuda-{name}",
         )
 
 
-def _found(name: str, kernel: Kernel, code: _Code, dynamic: int | None, sources: Mapping[str, str]) -> Found:
-    usage, attributes = code.usage[kernel.symbol], code.attributes.get(kernel.symbol, Attributes())
+def _found(
+    name: str,
+    kernel: Kernel,
+    code: _Code,
+    dynamic: int | None,
+    sources: Mapping[str, str],
+) -> Found:
+    usage, attributes = (
+        code.usage[kernel.symbol],
+        code.attributes.get(kernel.symbol, Attributes()),
+    )
     shared = _shared(kernel, max(0, usage["SHARED"] - code.reserved), dynamic)
     constants = sum(size for key, size in usage.items() if key.startswith("CONSTANT"))
     made = [facts.fact("sass.registers", usage["REG"]), shared]
     if threads := attributes.threads or attributes.max_threads:
         note = "" if attributes.threads else "its launch bound: a launch may have fewer"
         made.append(facts.fact("sass.threads", threads, note))
-        if shared.value is not None and (limit := occupancy(code.arch, usage["REG"], threads, shared.value)):
-            made += [facts.fact("sass.occupancy_max", limit[0]), facts.fact("occupancy_limit", limit[1])]
+        if shared.value is not None and (
+            limit := occupancy(code.arch, usage["REG"], threads, shared.value)
+        ):
+            made += [
+                facts.fact("sass.occupancy_max", limit[0]),
+                facts.fact("occupancy_limit", limit[1]),
+            ]
     made += [
         facts.fact("sass_instructions", len(kernel.instructions)),
         _spills(kernel, attributes, code.ptxas),
@@ -289,25 +385,52 @@ def _shared(kernel: Kernel, static: int, dynamic: int | None) -> Fact:
 
 
 def _spills(kernel: Kernel, attributes: Attributes, ptxas: str | None) -> Fact:
-    """Bytes per thread stored for want of registers; None if an old ptxas did not mark its spills."""
+    """Bytes per thread stored for want of registers; None if an old ptxas did not mark
+    its spills.
+    """
     stores, loads = disassembly.spilled(kernel.instructions, attributes.spills)
     marks = ptxas is not None and tuple(map(int, ptxas.split(".")[:2])) >= _MARKS_SPILLS
-    if not marks and not attributes.spills and any(i.name == "STL" for i in kernel.instructions):
+    if (
+        not marks
+        and not attributes.spills
+        and any(i.name == "STL" for i in kernel.instructions)
+    ):
         note = "local memory is used, for spills or for arrays: this ptxas does not say"
         return facts.fact("sass.spills", None, note)
-    return facts.fact("sass.spills", stores, f"stored per thread; {loads} B loaded again" if stores or loads else "")
+    return facts.fact(
+        "sass.spills",
+        stores,
+        f"stored per thread; {loads} B loaded again" if stores or loads else "",
+    )
 
 
 _MARKS_SPILLS = (12, 8)  # the oldest ptxas known to mark them
-_SHARED = ("LDS", "STS", "LDSM", "STSM", "ATOMS", "LDGSTS", "UBLKCP", "UTMALDG", "UTMASTG")
+_SHARED = (
+    "LDS",
+    "STS",
+    "LDSM",
+    "STSM",
+    "ATOMS",
+    "LDGSTS",
+    "UBLKCP",
+    "UTMALDG",
+    "UTMASTG",
+)
 
 
-def _loops(kernel: Kernel, sources: Mapping[str, str]) -> Iterator[tuple[str, str, int, int]]:
+def _loops(
+    kernel: Kernel, sources: Mapping[str, str]
+) -> Iterator[tuple[str, str, int, int]]:
     places = {i.offset: disassembly.place(i, sources) for i in kernel.instructions}
     for loop in disassembly.loops(kernel):
         at = places[loop.last]
         where = f"{at.file.rsplit('/', 1)[-1]}:{at.line}" if at.file else ""
-        yield where, f"{loop.first:04x}-{loop.last:04x}", loop.instructions, loop.accesses
+        yield (
+            where,
+            f"{loop.first:04x}-{loop.last:04x}",
+            loop.instructions,
+            loop.accesses,
+        )
 
 
 def _header(found: Found, code: _Code) -> list[str]:
@@ -317,25 +440,43 @@ def _header(found: Found, code: _Code) -> list[str]:
     figures = [
         f"{found.value('registers')} registers",
         "dynamic shared memory" if shared is None else f"{shared} B of shared memory",
-        "spills unknown" if spills is None else f"{spills} B of spills" if spills else "no spills",
+        (
+            "spills unknown"
+            if spills is None
+            else f"{spills} B of spills"
+            if spills
+            else "no spills"
+        ),
         f"{found.value('stack')} B of stack frame",
         f"{found.value('sass_instructions')} instructions",
     ]
     if threads := next((fact for fact in found.facts if fact.key == "threads"), None):
-        figures.append(f"CTAs of {'at most ' if threads.note else ''}{threads.value} threads")
+        figures.append(
+            f"CTAs of {'at most ' if threads.note else ''}{threads.value} threads"
+        )
     return [
-        found.name, ", ".join(figures), f"ptxas {code.ptxas or 'unknown'}, nvdisasm {code.nvdisasm}",
-        "/*offset in bytes*/ instruction, under the source line that it comes from (innermost inlined function first)",
-    ]  # fmt: skip
+        found.name,
+        ", ".join(figures),
+        f"ptxas {code.ptxas or 'unknown'}, nvdisasm {code.nvdisasm}",
+        (
+            "/*offset in bytes*/ instruction, under the source line that it comes from (innermost"
+            " inlined function first)"
+        ),
+    ]
 
 
-_REGISTERS = 16384  # in each of an SM's four partitions, allocated to warps in units of 256
+# in each of an SM's four partitions, allocated to warps in units of 256
+_REGISTERS = 16384
 
 
-def occupancy(arch: str, registers: int, threads: int, shared: int) -> tuple[float, str] | None:
-    """The share of an SM's warps (%) that fit on it at once, and what limits them; None for an unknown architecture.
+def occupancy(
+    arch: str, registers: int, threads: int, shared: int
+) -> tuple[float, str] | None:
+    """The share of an SM's warps (%) that fit on it at once, and what limits them; None
+    for an unknown architecture.
 
-    registers per thread, threads per CTA, and shared memory per CTA in bytes, without the KiB that the driver adds.
+    registers per thread, threads per CTA, and shared memory per CTA in bytes, without
+    the KiB that the driver adds.
     """
     major, minor, _ = _split(arch)
     if (limits := _DATA["limits"].get(f"{major}.{minor}")) is None:
@@ -355,8 +496,13 @@ def occupancy(arch: str, registers: int, threads: int, shared: int) -> tuple[flo
 
 
 def _free(name: str, suffix: str, taken: Collection[str]) -> str:
-    """The name with its suffix, and a number if it is taken: a kernel may be compiled for two sets of constants."""
-    names = (f"{name}{suffix}", *(f"{name}-{n}{suffix}" for n in range(2, len(taken) + 2)))
+    """The name with its suffix, and a number if it is taken: a kernel may be compiled
+    for two sets of constants.
+    """
+    names = (
+        f"{name}{suffix}",
+        *(f"{name}-{n}{suffix}" for n in range(2, len(taken) + 2)),
+    )
     return next(name for name in names if name not in taken)
 
 

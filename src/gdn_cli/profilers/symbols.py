@@ -1,4 +1,6 @@
-"""Readable names of C++ functions and kernels, demangled by the C++ runtime, so that no binutils are needed."""
+"""Readable names of C++ functions and kernels, demangled by the C++ runtime, so that no
+binutils are needed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from functools import cache
 
 @cache
 def demangle(name: str) -> str:
-    """A C++ name as in its source, by the C++ runtime's own __cxa_demangle; unchanged if that fails."""
+    """A C++ name as in its source, by the C++ runtime's own __cxa_demangle; unchanged
+    if that fails.
+    """
     if not name.startswith("_Z"):
         return name
     try:
@@ -28,8 +32,9 @@ def demangle(name: str) -> str:
 
 
 def short(name: str) -> str:
-    """A function's name without return type, parameters and unnamed namespaces; any other text is returned
-    unchanged."""
+    """A function's name without return type, parameters and unnamed namespaces; any
+    other text is returned unchanged.
+    """
     plain = re.sub(r"\(anonymous namespace\)::|<unnamed>::", "", demangle(name))
     plain = re.sub(r" \[clone [^]]*\]|\.(constprop|isra|part|cold)\.?\d*", "", plain)
     begin = 0
@@ -44,11 +49,17 @@ def short(name: str) -> str:
 def own(name: str) -> str:
     """A function's own name: like `short`, also without namespaces; template arguments stay."""
     plain = short(name)
-    return plain[max((i + 2 for i, c in _outside(plain) if plain.startswith("::", i)), default=0) :]
+    return plain[
+        max(
+            (i + 2 for i, c in _outside(plain) if plain.startswith("::", i)), default=0
+        ) :
+    ]
 
 
 def _outside(text: str) -> Iterator[tuple[int, str]]:
-    """The characters, with their positions, that are not inside brackets of templates or lambdas."""
+    """The characters, with their positions, that are not inside brackets of templates
+    or lambdas.
+    """
     depth = 0
     for i, c in enumerate(text):
         depth += (c in "<{[") - (c in ">}]")

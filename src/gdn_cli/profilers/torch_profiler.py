@@ -1,6 +1,8 @@
-"""torch.profiler: what a call does on the host, op by op, and on the GPU, kernel by kernel, with a Chrome trace.
+"""torch.profiler: what a call does on the host, op by op, and on the GPU, kernel by
+kernel, with a Chrome trace.
 
-Times of whole calls are taken before the profiler is on, because it adds about a microsecond to each op.
+Times of whole calls are taken before the profiler is on, because it adds about a
+microsecond to each op.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ TRACE = "trace.json.gz"
 CALL = "gdn_call"  # the name of a call's range in the trace
 _CALLS = 20
 _SECONDS = 3.0  # for the calls under the profiler, and as much for those before
-_EVENTS = 40_000  # of the host in one trace: more are slow to read, here and in a browser
+# of the host in one trace: more are slow to read, here and in a browser
+_EVENTS = 40_000
 
 
 class Op(Struct):
-    """An op of the host, over all calls; the one named CALL is the calls themselves: its own time is what no op
-    took."""
+    """An op of the host, over all calls; the one named CALL is the calls themselves:
+    its own time is what no op took.
+    """
 
     name: str
     count: int = 0
@@ -65,7 +69,7 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
     return [Run("torch", params={"trace": str(folder / TRACE), "calls": _CALLS})]
 
 
-# --- in the worker ------------------------------------------------------------------------------------------------
+# --- in the worker
 
 
 def inside(target: Any, trace: str, calls: int) -> Answer:
@@ -90,13 +94,22 @@ def _waiter(mode: str) -> Callable[[], Any]:
     return torch.cuda.synchronize if mode == "cuda" else lambda: None
 
 
-def _host_times(call: Callable[[], Any], before: Callable[[], Any], wait: Callable[[], Any], calls: int) -> list[float]:
-    """Microseconds until each call returned; on a GPU with nothing else queued; the kernels may still run."""
+def _host_times(
+    call: Callable[[], Any],
+    before: Callable[[], Any],
+    wait: Callable[[], Any],
+    calls: int,
+) -> list[float]:
+    """Microseconds until each call returned; on a GPU with nothing else queued; the
+    kernels may still run.
+    """
     for _ in range(3):
         before()
         call()
     times, began = [], time.perf_counter()
-    while len(times) < calls and (len(times) < 3 or time.perf_counter() - began < _SECONDS):
+    while len(times) < calls and (
+        len(times) < 3 or time.perf_counter() - began < _SECONDS
+    ):
         before()
         wait()
         start = time.perf_counter_ns()
@@ -131,9 +144,12 @@ def profiled(
                 wait()
         return profile
 
-    once = some(1).events()  # includes the profiler's one-time costs, and shows how long a call takes
+    # includes the profiler's one-time costs, and shows how long a call takes
+    once = some(1).events()
     took_s = sum(e.cpu_time_total for e in once if e.name == CALL) / 1e6
-    calls = max(1, min(calls, int(_SECONDS / max(took_s, 1e-6)), _EVENTS // max(1, len(once))))
+    calls = max(
+        1, min(calls, int(_SECONDS / max(took_s, 1e-6)), _EVENTS // max(1, len(once)))
+    )
     profile = some(calls)
     if trace:
         profile.export_chrome_trace(str(trace))
@@ -142,7 +158,9 @@ def profiled(
     ran = [
         (e.time_range.start, e.time_range.elapsed_us(), e.name)
         for e in events
-        if e.device_type == on_gpu and e.name != CALL and not getattr(e, "is_user_annotation", False)
+        if e.device_type == on_gpu
+        and e.name != CALL
+        and not getattr(e, "is_user_annotation", False)
     ]
     ops = _ops([e for e in events if e.name == CALL and e.device_type != on_gpu])
     return Profiled(calls=calls, ops=ops, gpu=of_calls(ran) if mode == "cuda" else None)
@@ -179,7 +197,7 @@ def of_calls(ran: list[tuple[float, float, str]]) -> list[list[Ran]]:
     return calls
 
 
-# --- after the run ------------------------------------------------------------------------------------------------
+# --- after the run
 
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
@@ -189,12 +207,25 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     if answer.gpu is None:
         made.append(facts.fact("time_us", host_us, "wall, not profiled"))
     else:
-        made.append(facts.fact("host_us", host_us, "until the call returns, GPU idle before it, not profiled"))
+        made.append(
+            facts.fact(
+                "host_us",
+                host_us,
+                "until the call returns, GPU idle before it, not profiled",
+            )
+        )
         made += gpu_facts(answer.gpu)
         tables += kernels_table(answer.gpu)
         if not any(answer.gpu):
-            notes.append("torch.profiler saw no kernel of the call: another profiler may hold CUPTI in this process")
-    made.append(facts.fact("ops", sum(op.count for op in answer.ops if op.name != CALL) / answer.calls))
+            notes.append(
+                "torch.profiler saw no kernel of the call: another profiler may hold CUPTI in"
+                " this process"
+            )
+    made.append(
+        facts.fact(
+            "ops", sum(op.count for op in answer.ops if op.name != CALL) / answer.calls
+        )
+    )
     notes.append(f"{TRACE} shows {answer.calls} calls: each is a range {CALL}")
     found = Found("", tuple(made), (*tables, *ops_table(answer)))
     return Reading((found,), tuple(notes), kept(folder, TRACE))
@@ -214,7 +245,9 @@ def ops_table(seen: Profiled, most: int = 20) -> list[Table]:
     ]
     if len(rows) > most:
         rest = rows[most - 1 :]
-        rows[most - 1 :] = [("(all others)", *(sum(row[i] or 0 for row in rest) for i in (1, 2, 3)))]
+        rows[most - 1 :] = [
+            ("(all others)", *(sum(row[i] or 0 for row in rest) for i in (1, 2, 3)))
+        ]
     return facts.table("ops", rows)
 
 
@@ -228,11 +261,17 @@ def gpu_facts(calls: list[list[Ran]]) -> list[Fact]:
     share = [100 * b / s if s else 100.0 for b, s in zip(times, span, strict=True)]
     idle = [s - b for b, s in zip(times, span, strict=True)]
     return [
-        facts.fact("time_us", median(sum(r.us for r in call) for call in seen), "kernels, copies and fills added up"),
+        facts.fact(
+            "time_us",
+            median(sum(r.us for r in call) for call in seen),
+            "kernels, copies and fills added up",
+        ),
         facts.fact("torch.span_us", median(span)),
         facts.fact("gpu_busy", median(share)),
         facts.fact("idle_us", median(idle)),
-        facts.fact("launches", median(map(len, seen)), "per call, copies and fills too"),
+        facts.fact(
+            "launches", median(map(len, seen)), "per call, copies and fills too"
+        ),
     ]
 
 
@@ -255,7 +294,12 @@ def kernels_table(calls: list[list[Ran]]) -> list[Table]:
     return facts.table(
         "kernels",
         (
-            (name, counts[name] / len(calls), us / len(calls), 100 * us / whole if whole else None)
+            (
+                name,
+                counts[name] / len(calls),
+                us / len(calls),
+                100 * us / whole if whole else None,
+            )
             for name, us in times.most_common()
         ),
     )

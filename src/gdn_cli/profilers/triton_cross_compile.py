@@ -1,7 +1,9 @@
-"""Triton kernels compiled for a GPU that is not here: the algo runs as usual, and each launch compiles and stops.
+"""Triton kernels compiled for a GPU that is not here: the algo runs as usual, and each
+launch compiles and stops.
 
-Triton asks its active driver for the compile target; a substitute driver answers with any architecture. A kernel is
-compiled for its launch's arguments, so the workload's own tensors (on the CPU) and the algo's host code decide.
+Triton asks its active driver for the compile target; a substitute driver answers with
+any architecture. A kernel is compiled for its launch's arguments, so the workload's own
+tensors (on the CPU) and the algo's host code decide.
 """
 
 from __future__ import annotations
@@ -41,12 +43,16 @@ class _Driver:
         return divmod(self.target.arch, 10)
 
 
-def compiled(call: Callable[[], None], capability: int, folder: Path) -> tuple[list[Compiled], list[str]]:
-    """Compile what `call` launches for a compute capability (90, 100, ...), and return notes on it; nothing is run.
+def compiled(
+    call: Callable[[], None], capability: int, folder: Path
+) -> tuple[list[Compiled], list[str]]:
+    """Compile what `call` launches for a compute capability (90, 100, ...), and return
+    notes on it; nothing is run.
 
     Raises MissingError if nothing was launched, GdnError if Triton cannot compile a kernel.
     """
-    kernels: dict[str, CompiledKernel] = {}  # by hash: a second launch of the same code is not a new kernel
+    # by hash: a second launch of the same code is not a new kernel
+    kernels: dict[str, CompiledKernel] = {}
     notes: list[str] = []
     with _compiling(capability, kernels, notes):
         try:
@@ -56,12 +62,17 @@ def compiled(call: Callable[[], None], capability: int, folder: Path) -> tuple[l
         except Exception as e:  # of the algo's host code
             if not kernels:
                 raise MissingError(
-                    f"the algo's host code fails without a GPU before it launches a kernel: {one_line(e)}",
+                    "the algo's host code fails without a GPU before it launches a kernel:"
+                    f" {one_line(e)}",
                     hint="profile it on a GPU: --tool ncu",
                 ) from None
-            notes.append(f"compiled up to where the algo's host code fails without a GPU: {one_line(e)}")
+            notes.append(
+                f"compiled up to where the algo's host code fails without a GPU: {one_line(e)}"
+            )
     if not kernels:
-        raise MissingError("the call launches no Triton kernel", hint="--tool torch says what it does")
+        raise MissingError(
+            "the call launches no Triton kernel", hint="--tool torch says what it does"
+        )
     found = []
     for i, kernel in enumerate(kernels.values()):
         number = f"-{i}" if i else ""
@@ -73,7 +84,9 @@ def compiled(call: Callable[[], None], capability: int, folder: Path) -> tuple[l
 
 
 @contextlib.contextmanager
-def _compiling(capability: int, kernels: dict[str, CompiledKernel], notes: list[str]) -> Iterator[None]:
+def _compiling(
+    capability: int, kernels: dict[str, CompiledKernel], notes: list[str]
+) -> Iterator[None]:
     """Make every launch compile its kernel into `kernels` instead."""
     from triton.runtime import Autotuner, JITFunction, driver
 
@@ -83,14 +96,17 @@ def _compiling(capability: int, kernels: dict[str, CompiledKernel], notes: list[
         try:
             kernel = run(self, *args, **kwargs | {"warmup": True})
         except Exception as e:
-            raise GdnError(f"Triton cannot compile {self.fn.__name__} for sm_{capability}: {_reason(e)}") from None
+            raise GdnError(
+                f"Triton cannot compile {self.fn.__name__} for sm_{capability}: {_reason(e)}"
+            ) from None
         kernels.setdefault(kernel.hash, kernel)
         return kernel
 
     def first_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         if len(self.configs) > 1:
             notes.append(
-                f"autotuned: the first of {len(self.configs)} configs, {self.configs[0]}; on a GPU another may win"
+                f"autotuned: the first of {len(self.configs)} configs, {self.configs[0]}; on a"
+                " GPU another may win"
             )
             self.configs = self.configs[:1]  # with one, nothing is timed
         return tune(self, *args, **kwargs)
@@ -106,6 +122,10 @@ def _compiling(capability: int, kernels: dict[str, CompiledKernel], notes: list[
 def _reason(e: BaseException) -> str:
     """The line of a compiler's message that has the error."""
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
-    wrong = [line for line in lines if "error" in line.lower() and not line.endswith(("error", "error:"))]
+    wrong = [
+        line
+        for line in lines
+        if "error" in line.lower() and not line.endswith(("error", "error:"))
+    ]
     fatal = [line for line in lines if "fatal" in line.lower()]
     return (fatal or wrong or lines or [type(e).__name__])[0][:300]

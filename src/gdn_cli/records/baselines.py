@@ -1,4 +1,6 @@
-"""Records saved under a name, to compare with later: `gdn bench --save NAME`, `gdn compare NAME ...`."""
+"""Records saved under a name, to compare with later: `gdn bench --save NAME`, `gdn
+compare NAME ...`.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,22 @@ def check(name: str, algos: list[str]) -> None:
     """Raises UsageError if records cannot be saved under this name."""
     if not _NAME.fullmatch(name) or name.endswith(".json"):
         raise UsageError(
-            f"--save '{name}': expected a name of letters, digits, '.', '_' and '-'", hint="such as --save main"
+            f"--save '{name}': expected a name of letters, digits, '.', '_' and '-'",
+            hint="such as --save main",
         )
     if name in algos:
-        raise UsageError(f"--save {name}: an algo has that name", hint=f"such as --save {name}-before")
+        raise UsageError(
+            f"--save {name}: an algo has that name",
+            hint=f"such as --save {name}-before",
+        )
 
 
 def keep(name: str, document: Document) -> str:
     """Save a document under a name. Returns the message for the user."""
     replaced = find(name) is not None
     file = paths.make(paths.baselines_dir()) / f"{name}.json"
-    files.write(file, store.dumps(document) + "\n", hint="GDN_HOME names another folder")
+    files.write(
+        file, store.dumps(document) + "\n", hint="GDN_HOME names another folder"
+    )
     how = "replaced the baseline" if replaced else "saved as the baseline"
     return f"{how} '{name}'; `gdn compare {name}` compares with it"

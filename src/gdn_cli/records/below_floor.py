@@ -10,10 +10,13 @@ _SHARE = 0.97  # of the copy's time: a faster call may not have moved all bytes
 
 
 def doubt(records: list[Record], new: Record) -> None:
-    """Put `new` in doubt if it is more than 3 % faster than the copy; if `new` is the copy, do that to `records`.
+    """Put `new` in doubt if it is more than 3 % faster than the copy; if `new` is the
+    copy, do that to `records`.
 
-    The time may be right, if L2 still held the bytes; but a call that does its work outside the timer looks alike. So
-    it is where the copy itself is in doubt: no such time may be the fastest."""
+    The time may be right, if L2 still held the bytes; but a call that does its work
+    outside the timer looks alike. So it is where the copy itself is in doubt: no such
+    time may be the fastest.
+    """
     place = _place(new)
     if place is None:
         return
@@ -42,5 +45,8 @@ def _compare(record: Record, floor: Record) -> None:
     advice = "check in a profile that the call does all of its work"
     if floor.doubts:
         advice = f"the copy's time is in doubt too, so measure both again, or {advice}"
-    reason = f"{1 - us / copy:.0%} faster than the fastest plain copy of the bytes that must move ({duration(copy)})"
+    reason = (
+        f"{1 - us / copy:.0%} faster than the fastest plain copy of the bytes that must move"
+        f" ({duration(copy)})"
+    )
     record.doubts = [*(record.doubts or []), f"{reason}: {advice}"]

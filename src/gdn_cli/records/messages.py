@@ -36,11 +36,14 @@ class Survey(msgspec.Struct, kw_only=True):
     bytes_in: Count  # of the op's inputs
     bytes_out: Count
     floors: Floors | None = None
-    ran: list[Ran] | None = None  # the kernels and copies of one call (runner/survey.py)
+    # the kernels and copies of one call (runner/survey.py)
+    ran: list[Ran] | None = None
 
 
 class Form(msgspec.Struct, frozen=True):
-    """A tensor in the worker: the number of its storage (None if it has no bytes), and its layout in the storage."""
+    """A tensor in the worker: the number of its storage (None if it has no bytes), and
+    its layout in the storage.
+    """
 
     storage: int | None
     dtype: str  # without "torch."
@@ -50,14 +53,17 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a kernel returned: a tensor, with a number to request its bytes, or another object's type."""
+    """What a kernel returned: a tensor, with a number to request its bytes, or another
+    object's type.
+    """
 
     type: str = "Tensor"
     number: int | None = None
     shape: tuple[int, ...] = ()
     dtype: str = ""
     device: str = ""
-    odd: str | None = None  # the type, if its values may be computed only when they are read
+    # the type, if its values may be computed only when they are read
+    odd: str | None = None
     address: int = 0
 
 
@@ -67,8 +73,10 @@ class Said(msgspec.Struct):
     text: str = ""
     line: str = ""
     trace: list[str] = []
-    kind: str = "error"  # build_failed, out_of_memory, tier_unavailable, refused, lookup, or error
-    missing: bool = False  # of a build: something is not installed, which is not the algo's fault
+    # build_failed, out_of_memory, tier_unavailable, refused, lookup, or error
+    kind: str = "error"
+    # of a build: something is not installed, which is not the algo's fault
+    missing: bool = False
 
 
 class Answer(msgspec.Struct):
@@ -80,7 +88,8 @@ class Answer(msgspec.Struct):
     build_s: NotNegative | None = None
     proof: dict[str, str] | None = None  # of the signature, if it was asked for
     records: list[Measured] = []  # times of each kernel
-    rounds: list[list[Positive]] = []  # of kernels that took turns: each one's samples in order
+    # of kernels that took turns: each one's samples in order
+    rounds: list[list[Positive]] = []
     replaced: list[str] = []  # parts of the timer that the algo has replaced
     seconds: NotNegative = 0.0
     ns: NotNegative = 0.0
@@ -96,14 +105,16 @@ class Reply(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A worker's answer."""
 
     schema: int = 0
-    seal: str | None = None  # the request's seal, which shows that the worker wrote this
+    # the request's seal, which shows that the worker wrote this
+    seal: str | None = None
     status: Status
     reason: str | None = None
     code: int | None = None
     exit_code: int | None = None  # of the runner, if that ended the work
     environment: Environment | None = None
     build_s: NotNegative | None = None
-    proof: dict[str, str] | None = None  # of the signature: state and detail (runner/signature.py)
+    # of the signature: state and detail (runner/signature.py)
+    proof: dict[str, str] | None = None
     records: list[Record] = msgspec.field(default_factory=lambda: [])
 
 
@@ -111,4 +122,5 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A message that a worker sends between its records; one field is set."""
 
     environment: Environment | None = None
-    at: str | msgspec.UnsetType | None = msgspec.UNSET  # the rival whose code runs now, if it is only one
+    # the rival whose code runs now, if it is only one
+    at: str | msgspec.UnsetType | None = msgspec.UNSET

@@ -16,7 +16,13 @@ def judged(document: Document, harness: Harness) -> list[Judged]:
     mine = [r for r in document.records if r.tier == TIER]
     keys = dict.fromkeys((r.op, r.algo) for r in mine)
     return [
-        _summary(op, algo, [r for r in document.records if (r.op, r.algo) == (op, algo)], harness) for op, algo in keys
+        _summary(
+            op,
+            algo,
+            [r for r in document.records if (r.op, r.algo) == (op, algo)],
+            harness,
+        )
+        for op, algo in keys
     ]
 
 
@@ -27,7 +33,9 @@ def _summary(op: str, algo: str, records: Sequence[Record], harness: Harness) ->
     ours = {r.uuid: r.median_us for r in records if r.tier != TIER and r.median_us}
     both = [(r.median_us, ours[r.uuid]) for r in its if r.median_us and r.uuid in ours]
     tiers = dict.fromkeys(r.timed_in for r in records if r.tier != TIER and r.median_us)
-    speedups = [t["performance"]["speedup_factor"] for t in traces if t["status"] == "PASSED"]
+    speedups = [
+        t["performance"]["speedup_factor"] for t in traces if t["status"] == "PASSED"
+    ]
     whole = bool(speedups) and len(speedups) == len(its)
     return Judged(
         op=op,
@@ -42,5 +50,7 @@ def _summary(op: str, algo: str, records: Sequence[Record], harness: Harness) ->
         our_us=geometric_mean([us for _, us in both]) if both else None,
         our_tier=next(iter(tiers), None),
         compared=len(both),
-        score=sum(speedups) / len(speedups) if whole else (0.0 if len(traces) == len(its) else None),
+        score=sum(speedups) / len(speedups)
+        if whole
+        else (0.0 if len(traces) == len(its) else None),
     )

@@ -56,7 +56,9 @@ class Request(Struct, kw_only=True):
     """The input of `gdn worker`. It has everything except a dataset's files."""
 
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
-    command: Literal["check", "bench", "official", "prove", "floor", "compare", "profile"]
+    command: Literal[
+        "check", "bench", "official", "prove", "floor", "compare", "profile"
+    ]
     op: Op
     name: str | None = None  # of the algo; None if there are several, or none
     definition: Definition
@@ -67,20 +69,24 @@ class Request(Struct, kw_only=True):
     workloads: tuple[Workload, ...]
     dataset: str | None = None
     rivals: tuple[Rival, ...] = ()
-    turns: dict[str, tuple[str, ...]] = {}  # workload -> the rivals that run it; all if it is not listed
+    # workload -> the rivals that run it; all if it is not listed
+    turns: dict[str, tuple[str, ...]] = {}
     timing: Timing = Timing()
     strict: bool = False  # probe every workload
     sandbox: bool = False  # run the algo's code in bubblewrap
     in_place: bool = False  # outputs overwrite the inputs that the op allows for it
-    batch_invariant: bool = False  # each sequence alone must give the same bits as in its batch
+    # each sequence alone must give the same bits as in its batch
+    batch_invariant: bool = False
     profile: Profiling | None = None
     official: Harness | None = None
     seal: str = ""  # in front of each record; a secret from the algo's code
 
     @property
     def judges(self) -> bool:
-        """Whether an algo's code runs in a runner. Not for the contest's harness, which has processes of its own; not
-        for a profiler's target: there the tool observes the worker itself, and no result is checked."""
+        """Whether an algo's code runs in a runner. Not for the contest's harness, which
+        has processes of its own; not for a profiler's target: there the tool observes
+        the worker itself, and no result is checked.
+        """
         return self.command not in ("floor", "official") and (
             self.command != "profile" or self.profile.task == "survey"
         )
@@ -91,4 +97,5 @@ class Serving(Request, kw_only=True):
 
     builds: str | None = None  # folder of the runners' builds
     started: Any = None  # isolation.process.Started: a runner that is not used yet
-    at: Callable[[str | None], None] = lambda name: None  # called with the rival whose code runs, if it is only one
+    # called with the rival whose code runs, if it is only one
+    at: Callable[[str | None], None] = lambda name: None

@@ -1,10 +1,12 @@
-"""The contest's two scores of a document's algos, each workload's share of them, and the missing workloads.
+"""The contest's two scores of a document's algos, each workload's share of them, and
+the missing workloads.
 
-Rule `reference` (the contest's FAQ until March 2026): the arithmetic mean over the workloads of the reference's time /
-the algo's. Rule `baseline` (starter kit PR 27, April 2026): the same with the baseline's time, which ranks entries.
-As in flashinfer-bench's `TraceSet.get_solution_score`, one failed trace makes the whole score 0, and a workload
-on which the reference or the baseline has no time is left out. Only times of one device, mode, tier and L2 are ever
-divided.
+Rule `reference` (the contest's FAQ until March 2026): the arithmetic mean over the
+workloads of the reference's time / the algo's. Rule `baseline` (starter kit PR 27,
+April 2026): the same with the baseline's time, which ranks entries. As in
+flashinfer-bench's `TraceSet.get_solution_score`, one failed trace makes the whole score
+0, and a workload on which the reference or the baseline has no time is left out. Only
+times of one device, mode, tier and L2 are ever divided.
 """
 
 from __future__ import annotations
@@ -24,21 +26,26 @@ REFERENCE, BASELINE = "reference", "baseline"
 # why a workload is not in a score
 FAILED = "failed"  # the algo's fault: wrong, crashed, too slow, ...
 UNMEASURED = "not measured"  # no record, or a failure that is not the algo's
-UNCOMPARED = "nothing to compare with"  # the reference or the baseline has no time there
+# the reference or the baseline has no time there
+UNCOMPARED = "nothing to compare with"
 
 
-def scores(document: Document, op: Op, expected: Sequence[str] | None = None) -> list[Score]:
-    """The score of every algo of `op` in a document, in every mode, tier and L2 that it was timed in, by both rules
-    (by one if the op has no baseline).
+def scores(
+    document: Document, op: Op, expected: Sequence[str] | None = None
+) -> list[Score]:
+    """The score of every algo of `op` in a document, in every mode, tier and L2 that it
+    was timed in, by both rules (by one if the op has no baseline).
 
-    `expected`: the uuids of the workloads that the score is over; None: all that the document has of this op. Algos are
-    in the document's order; the copy has no score. An algo that failed before it was timed has (empty) scores in every
-    tier of its mode. Of several times of one workload the least counts, as in flashinfer-bench. A document without
-    times has no scores.
+    `expected`: the uuids of the workloads that the score is over; None: all that the
+    document has of this op. Algos are in the document's order; the copy has no score.
+    An algo that failed before it was timed has (empty) scores in every tier of its
+    mode. Of several times of one workload the least counts, as in flashinfer-bench. A
+    document without times has no scores.
     """
     records = [r for r in document.records if r.op == op.name and r.algo not in FLOORS]
     # not the contest's call: in place, or with work that is not timed
-    records = [r for r in records if not (r.in_place or r.setup or r.tier == OFFICIAL)]  # that one has its own
+    # that one has its own
+    records = [r for r in records if not (r.in_place or r.setup or r.tier == OFFICIAL)]
     gone = {m.algo: m.reason for m in document.missing if m.op == op.name}
     known = {r.uuid: r.workload for r in records if r.workload}
     uuids = list(dict.fromkeys(known if expected is None else expected))
@@ -51,7 +58,14 @@ def scores(document: Document, op: Op, expected: Sequence[str] | None = None) ->
         for tier, l2 in _places(in_mode, algo):
             here = [r for r in in_mode if _belongs(r, tier, l2)]
             for rule, against in rules.items():
-                origin = {"op": op.name, "algo": algo, "mode": mode, "tier": tier, "l2": l2, "device": device}
+                origin = {
+                    "op": op.name,
+                    "algo": algo,
+                    "mode": mode,
+                    "tier": tier,
+                    "l2": l2,
+                    "device": device,
+                }
                 origin |= {"rule": rule, "against": against}
                 found.append(_score(origin, here, uuids, known, op, gone.get(against)))
     return found
@@ -59,16 +73,24 @@ def scores(document: Document, op: Op, expected: Sequence[str] | None = None) ->
 
 def _places(in_mode: list[Record], algo: str) -> list[tuple[str, str | None]]:
     """(tier, L2) of an algo's scores: its own tiers, or all tiers if it was never timed."""
-    timed = list(dict.fromkeys((r.timed_in, r.timing.l2) for r in in_mode if r.median_us))
+    timed = list(
+        dict.fromkeys((r.timed_in, r.timing.l2) for r in in_mode if r.median_us)
+    )
     mine = [r for r in in_mode if r.algo == algo and r.workload]
     own = {(r.timed_in, r.timing.l2) for r in mine if r.median_us}
     only_failed = {r.timed_in for r in mine} - {None} - {tier for tier, _ in own}
-    places = [p for p in timed if p in own or p[0] in only_failed or not (own or only_failed)]
-    return places + [(tier, None) for tier in sorted(only_failed - {tier for tier, _ in timed})]
+    places = [
+        p for p in timed if p in own or p[0] in only_failed or not (own or only_failed)
+    ]
+    return places + [
+        (tier, None) for tier in sorted(only_failed - {tier for tier, _ in timed})
+    ]
 
 
 def _belongs(record: Record, tier: str, l2: str | None) -> bool:
-    """Whether a record counts in this tier and L2. One without a time, or without a workload, may count in several."""
+    """Whether a record counts in this tier and L2. One without a time, or without a
+    workload, may count in several.
+    """
     if record.median_us:
         return (record.timed_in, record.timing.l2) == (tier, l2)
     return not record.workload or record.timed_in in (None, tier)
@@ -82,7 +104,9 @@ def _score(
     op: Op,
     gone: str | None,
 ) -> Score:
-    """One score. `origin`: its first fields; `gone`: why the reference or baseline could not run, or None."""
+    """One score. `origin`: its first fields; `gone`: why the reference or baseline
+    could not run, or None.
+    """
     rule, against = origin["rule"], origin["against"]
     mine, theirs = _Outcome(here, origin["algo"]), _Outcome(here, against)
 
@@ -96,14 +120,24 @@ def _score(
         if lack := mine.lack(uuid):
             missing.append(Gap(**named(uuid), kind=lack[0], reason=lack[1]))
         elif lack := theirs.lack(uuid, mine.times[uuid]):
-            missing.append(Gap(**named(uuid), kind=UNCOMPARED, reason=f"{against}: {lack[1]}"))
+            missing.append(
+                Gap(**named(uuid), kind=UNCOMPARED, reason=f"{against}: {lack[1]}")
+            )
         else:
-            on = min(mine.times[uuid].keys() & theirs.times[uuid].keys(), key=lambda gpu: mine.times[uuid][gpu][0])
-            (time, doubts), (other, others) = mine.times[uuid][on], theirs.times[uuid][on]
+            on = min(
+                mine.times[uuid].keys() & theirs.times[uuid].keys(),
+                key=lambda gpu: mine.times[uuid][gpu][0],
+            )
+            (time, doubts), (other, others) = (
+                mine.times[uuid][on],
+                theirs.times[uuid][on],
+            )
             speedups[uuid] = other / time
             doubtful += bool(doubts or others)
     total = math.fsum(speedups.values())
-    shares = [Share(**named(uuid), speedup=s, share=s / total) for uuid, s in speedups.items()]
+    shares = [
+        Share(**named(uuid), speedup=s, share=s / total) for uuid, s in speedups.items()
+    ]
     value = total / len(shares) if shares else None
     kinds = [gap.kind for gap in missing]
     official = 0.0 if FAILED in kinds else None if UNMEASURED in kinds else value
@@ -116,10 +150,17 @@ def _score(
     for s in shares:
         by_label[s.label] = by_label.get(s.label, 0.0) + s.share
     return Score(
-        **origin, value=value, official=official, reason=reason, workloads=len(uuids), shares=shares, missing=missing,
-        doubtful=doubtful, top_fifth=math.fsum(s.share for s in best) if best else None,
+        **origin,
+        value=value,
+        official=official,
+        reason=reason,
+        workloads=len(uuids),
+        shares=shares,
+        missing=missing,
+        doubtful=doubtful,
+        top_fifth=math.fsum(s.share for s in best) if best else None,
         by_label=sorted(by_label.items(), key=lambda item: -item[1]),
-    )  # fmt: skip
+    )
 
 
 class _Outcome:
@@ -142,13 +183,18 @@ class _Outcome:
             self.whole = self.whole or (FAILED if failed else UNMEASURED, r.words)
         elif (time := r.median_us) is not None:
             times = self.times.setdefault(r.uuid, {})
-            times[r.place] = min(times.get(r.place, (math.inf, [])), (time, r.doubts or []))
+            times[r.place] = min(
+                times.get(r.place, (math.inf, [])), (time, r.doubts or [])
+            )
         elif not r.passed:
             (self.failed if failed else self.absent)[r.uuid] = r.words
 
-    def lack(self, uuid: str, places: Container[str] | None = None) -> tuple[str, str] | None:
-        """(kind, reason) why the workload does not count, or None. It counts if it has a time, in one of `places` if
-        they are given, and no failure."""
+    def lack(
+        self, uuid: str, places: Container[str] | None = None
+    ) -> tuple[str, str] | None:
+        """(kind, reason) why the workload does not count, or None. It counts if it has
+        a time, in one of `places` if they are given, and no failure.
+        """
         if uuid in self.failed:
             return FAILED, self.failed[uuid]
         if any(places is None or place in places for place in self.times.get(uuid, ())):
@@ -162,9 +208,13 @@ def _reason(kinds: list[str], other: str, alone: str | None) -> str | None:
     """One line about the missing workloads. `alone`: the text if the other has no times at all."""
     parts = []
     if n := kinds.count(FAILED):
-        parts.append(f"{count(n, 'workload')} failed: one failed trace makes the official score 0")
+        parts.append(
+            f"{count(n, 'workload')} failed: one failed trace makes the official score 0"
+        )
     if n := kinds.count(UNMEASURED):
-        parts.append(f"{count(n, 'workload')} without a time: the official score is over all of them")
+        parts.append(
+            f"{count(n, 'workload')} without a time: the official score is over all of them"
+        )
     if alone:
         parts.append(alone)
     elif n := kinds.count(UNCOMPARED):

@@ -1,7 +1,8 @@
-"""The file that a command writes: a record for each measurement (an algo on a workload in a tier), with its origin. The
-types are in schema/record_types.py.
+"""The file that a command writes: a record for each measurement (an algo on a workload
+in a tier), with its origin. The types are in schema/record_types.py.
 
-It is rewritten after every workload (see files.py), so an interrupted command keeps its measurements.
+It is rewritten after every workload (see files.py), so an interrupted command keeps its
+measurements.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ from ..errors import MISSING, OK, GdnError, MissingError, UsageError
 from ..machine import environment
 from ..machine.inventory import Gpu
 from ..parsing import HALVES, Json, json_of, lined, read_text
-from ..schema.record_types import SCHEMA, Document, Environment, GpuName, Record, Status, document_of
+from ..schema.record_types import (
+    SCHEMA,
+    Document,
+    Environment,
+    GpuName,
+    Record,
+    Status,
+    document_of,
+)
 from ..text import whole
 
 
@@ -61,11 +70,15 @@ class Writer:
     @property
     def news(self) -> Document:
         """The document without the resumed run's records, which were saved then."""
-        return msgspec.structs.replace(self.document, records=self.document.records[self.earlier :])
+        return msgspec.structs.replace(
+            self.document, records=self.document.records[self.earlier :]
+        )
 
     def save(self) -> None:
-        """Rewrite the file during the command. If that fails (a full disk), the command goes on and reports it at the
-        end (`unsaved`). A stream cannot be rewritten: it gets everything at the end."""
+        """Rewrite the file during the command. If that fails (a full disk), the command
+        goes on and reports it at the end (`unsaved`). A stream cannot be rewritten: it
+        gets everything at the end.
+        """
         if not self.stream:
             self._write(sync=False)
 
@@ -80,7 +93,11 @@ class Writer:
             files.write(self.path, dumps(self.document) + "\n", hint=None, sync=sync)
             self.unsaved, self.written = None, count
         except GdnError as e:
-            there = f"; it has the first {self.written} of {count} records" if self.written else ""
+            there = (
+                f"; it has the first {self.written} of {count} records"
+                if self.written
+                else ""
+            )
             self.unsaved = e.message + there
 
     def exit_code(self, code: int) -> int:
@@ -88,8 +105,14 @@ class Writer:
         return MISSING if code == OK and (self.unsaved or self.forgotten) else code
 
     def add(self, job: Work, record: Record, env: Environment | None = None) -> Record:
-        """Add a worker's record of one measurement, with facts about the job and the algo's sources."""
-        algos = {algo.name: (algo, solution) for algo, solution in (*job.rivals, (job.algo, job.solution)) if algo}
+        """Add a worker's record of one measurement, with facts about the job and the
+        algo's sources.
+        """
+        algos = {
+            algo.name: (algo, solution)
+            for algo, solution in (*job.rivals, (job.algo, job.solution))
+            if algo
+        }
         algo, solution = algos.get(record.algo, (None, None))
         found = tuned_table.used(algo, solution, env or Environment())
         whole = msgspec.structs.replace(
@@ -105,7 +128,11 @@ class Writer:
             tuned_nearest=found and found.gpu != env.gpu,
         )
         if job.gpu:  # known even if the worker ended before it sent anything
-            known = {"gpu": job.gpu.name, "gpu_index": job.gpu.index, "gpu_uuid": job.gpu.uuid}
+            known = {
+                "gpu": job.gpu.name,
+                "gpu_index": job.gpu.index,
+                "gpu_uuid": job.gpu.uuid,
+            }
             env = msgspec.structs.replace(env or Environment(), **known)
         there = self.document.environments
         if env and not (job.place in there and there[job.place].versions):
@@ -115,12 +142,22 @@ class Writer:
 
     def add_unpackable(self, op: str, algo: str, mode: str, reason: str) -> None:
         """Add a record for an algo that could not become a job."""
-        row = {"op": op, "algo": algo, "source_hash": None, "mode": mode, "tier": None, "workload": None}
-        self.document.records.append(Record(**row, status=Status.UNPACKABLE, reason=reason))
+        row = {
+            "op": op,
+            "algo": algo,
+            "source_hash": None,
+            "mode": mode,
+            "tier": None,
+            "workload": None,
+        }
+        self.document.records.append(
+            Record(**row, status=Status.UNPACKABLE, reason=reason)
+        )
 
 
 def open_document(command: str, options: Json, out: Path | None) -> Writer:
-    """A document that will be saved to `out`, or to the user's runs folder. Raises GdnError if that cannot be written.
+    """A document that will be saved to `out`, or to the user's runs folder. Raises
+    GdnError if that cannot be written.
 
     Nothing is written yet: an existing file is replaced only when there is a record.
     """
@@ -137,20 +174,26 @@ def open_document(command: str, options: Json, out: Path | None) -> Writer:
             raise
         raise MissingError(e.message, hint=hint) from None
     document = Document(
-        schema=SCHEMA, command=command, time=f"{now:%Y-%m-%dT%H:%M:%SZ}", options=options, interrupted=False,
-        records=[], **environment.commit(),
-    )  # fmt: skip
+        schema=SCHEMA,
+        command=command,
+        time=f"{now:%Y-%m-%dT%H:%M:%SZ}",
+        options=options,
+        interrupted=False,
+        records=[],
+        **environment.commit(),
+    )
     return Writer(document, out, stream=files.place(out).stream)
 
 
-# --- the file -----------------------------------------------------------------------------------------------------
+# --- the file
 
 _WRITES = "`gdn bench --out FILE` writes such a file"
 
 
 def load(path: Path) -> Document:
-    """Read a document of schema 1 (converted) or 2. Raises UsageError with the file's name, and the position if a field
-    is wrong."""
+    """Read a document of schema 1 (converted) or 2. Raises UsageError with the file's
+    name, and the position if a field is wrong.
+    """
     text, wrong = read_text(path), f"{path} holds no records of gdn"
     try:
         found = json_of(text, wrong)
@@ -159,25 +202,36 @@ def load(path: Path) -> Document:
     if not isinstance(found, dict) or not isinstance(found.get("records"), list):
         raise _other(path, wrong) or UsageError(wrong, hint=_WRITES)
     if found.get("schema") not in (1, SCHEMA):
-        raise UsageError(f"{path} has schema {found.get('schema')!r:.40}, this gdn reads 1 and {SCHEMA}", hint=_WRITES)
+        raise UsageError(
+            f"{path} has schema {found.get('schema')!r:.40}, this gdn reads 1 and {SCHEMA}",
+            hint=_WRITES,
+        )
     try:
         return document_of(found)
     except msgspec.ValidationError as e:
         said, _, place = str(e).partition(" - at ")
         at = re.sub(r"`|key in ", "", place) or "$"
-        raise UsageError(f"{path}: {at}: {said[:1].lower()}{said[1:].replace('`', '')}", hint=_WRITES) from None
+        raise UsageError(
+            f"{path}: {at}: {said[:1].lower()}{said[1:].replace('`', '')}", hint=_WRITES
+        ) from None
 
 
 def _other(path: Path, wrong: str) -> UsageError | None:
     """The error for a known kind of other file, or None."""
     found = file_kinds.kind(path)
-    return UsageError(f"{wrong}: it is {found[0]}", hint=found[1]) if found and found[0] != "records" else None
+    return (
+        UsageError(f"{wrong}: it is {found[0]}", hint=found[1])
+        if found and found[0] != "records"
+        else None
+    )
 
 
 def dumps(document: Any) -> str:
     """JSON with one record, score or comparison per line: readable, small, and easy to diff. In
     records the name of a file that is not UTF-8, which no reader of JSON takes, gets U+FFFD."""
-    fields = msgspec.to_builtins(document) if isinstance(document, Document) else document
+    fields = (
+        msgspec.to_builtins(document) if isinstance(document, Document) else document
+    )
     if not (isinstance(fields, dict) and "records" in fields):
         return json.dumps(fields, indent=1)
     text = lined(fields)

@@ -1,8 +1,10 @@
-"""Modal, and other engines: send a worker's requests to another machine, and bring the replies back.
+"""Modal, and other engines: send a worker's requests to another machine, and bring the
+replies back.
 
     settings.py      configs/modal.toml, the pinned packages, what a GPU's name means
     wire.py          requests and replies as bytes
-    container.py     runs there: the same worker as here, in an empty folder, with its own time limit
+    container.py     runs there: the same worker as here, in an empty folder, with its
+      own time limit
     build_cache.py   compiled code, kept for the next container
     through.py       `--engine`: the same through the stdin and stdout of a command, such as srun
     engine.py        jobs -> calls -> outcomes: how many containers, limits, interrupts
@@ -10,10 +12,13 @@
     check.py         `gdn modal check`; tuning.py: `gdn modal tune`
     costs.py         what is left out of a plan, or refused, because it would be paid for in vain
     replies.py       whether a reply is what was asked for, of the GPU that was asked for
-    resume.py        an unfinished run: which parts of its file stay, and which are fetched or sent again
-    modal_client.py  Modal itself: image, function, session, calls, volumes; modal_errors.py: its errors as ours
+    resume.py        an unfinished run: which parts of its file stay, and which are
+      fetched or sent again
+    modal_client.py  Modal itself: image, function, session, calls, volumes;
+      modal_errors.py: its errors as ours
                      (only these two import modal)
     setup.py         `gdn modal setup`; where on its volume a data set is
 
-The container's side does not need Modal: `container.serve(bytes) -> bytes` would work with any other carrier.
+The container's side does not need Modal: `container.serve(bytes) -> bytes` would work
+with any other carrier.
 """

@@ -1,8 +1,9 @@
 """Code compiled in a container, kept on a volume for the next one.
 
-Compilers write thousands of small files, and volumes are slow with those. So builds go to the container's own disk, and
-are saved and restored as one archive for each set of sources, named after it. Two containers never write one file
-unless its content is the same.
+Compilers write thousands of small files, and volumes are slow with those. So builds go
+to the container's own disk, and are saved and restored as one archive for each set of
+sources, named after it. Two containers never write one file unless its content is the
+same.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def restore(volume: Path, key: str, root: Path) -> bool:
 
 
 def keep(volume: Path, key: str, root: Path) -> bool:
-    """Pack the builds into one archive, in one step; False if it cannot be kept, which only costs time."""
+    """Pack the builds into one archive, in one step; False if it cannot be kept, which
+    only costs time.
+    """
     try:
         with (
             files.opened(_archive(volume, key)) as file,
@@ -57,7 +60,12 @@ def keep(volume: Path, key: str, root: Path) -> bool:
 
 def state(root: Path) -> set[tuple[str, int]]:
     """The files that would be kept, to see whether there are new ones."""
-    files = (path for folder in _KEPT for path in (root / folder).rglob("*") if path.is_file())
+    files = (
+        path
+        for folder in _KEPT
+        for path in (root / folder).rglob("*")
+        if path.is_file()
+    )
     return {(str(path), path.stat().st_size) for path in files}
 
 

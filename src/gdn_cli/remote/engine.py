@@ -1,6 +1,8 @@
-"""Jobs -> calls of one container each -> outcomes, as they arrive: number of containers, limits, and Ctrl-C.
+"""Jobs -> calls of one container each -> outcomes, as they arrive: number of
+containers, limits, and Ctrl-C.
 
-running.run can use an Engine instead of this machine; everything around it (packing, records, tables) is the same.
+running.run can use an Engine instead of this machine; everything around it (packing,
+records, tables) is the same.
 """
 
 from __future__ import annotations
@@ -38,15 +40,17 @@ from .work import Rent, Work, key, place, together
 _SAY_S = 10.0  # between two lines about the progress of a call
 _LOOK_S = 1.0  # between two looks at the connection; replies are seen at once
 _SEVERAL = (
-    "these times come from {} GPUs of one kind: ratios between algos include what differs between the GPUs, and none "
-    "is marked as the fastest of those; --together takes one container for all"
+    "these times come from {} GPUs of one kind: ratios between algos include what differs between"
+    " the GPUs, and none is marked as the fastest of those; --together takes one container"
+    " for all"
 )
 
 
 @dataclass
 class Engine(Elsewhere):
-    """Runs jobs at Modal. `sent` are the calls that have not returned: their ids, the keys of their jobs, their time
-    there. `earlier` are those of the command that this one resumes.
+    """Runs jobs at Modal. `sent` are the calls that have not returned: their ids, the
+    keys of their jobs, their time there. `earlier` are those of the command that this
+    one resumes.
     """
 
     settings: Settings
@@ -58,14 +62,17 @@ class Engine(Elsewhere):
     earlier: list[RemoteCall] = field(default_factory=list)
     sent: list[RemoteCall] = field(default_factory=list)
     writer: Writer | None = None
-    wanted: list[Wanted] | None = None  # for `gdn modal check`: profiles besides the jobs, and what is installed there
+    # for `gdn modal check`: profiles besides the jobs, and what is installed there
+    wanted: list[Wanted] | None = None
     reply: Reply | None = None  # the last one that came
     dataset_at: Path = Path(DATA)  # in the container
 
     def place(self, algo: Algo, device: str = "auto") -> inventory.Place:
         return place(algo, device)
 
-    def __call__(self, jobs: list[Job], came: Came = lambda *_: None) -> Generator[tuple[Job, Outcome], None, None]:
+    def __call__(
+        self, jobs: list[Job], came: Came = lambda *_: None
+    ) -> Generator[tuple[Job, Outcome], None, None]:
         self._came = came
         if jobs:
             with contextlib.closing(self.carry(self._split(jobs))) as answers:
@@ -73,14 +80,16 @@ class Engine(Elsewhere):
                     yield from self._outcomes(work, reply)
 
     def harness(self, asked: Harness) -> Harness:
-        """The contest's harness where the container will have it: in the image, or installed into it."""
+        """The contest's harness where the container will have it: in the image, or
+        installed into it.
+        """
         found = official.there(asked, pins())
         if found.folder:
             image = msgspec.structs.replace(self.rent.image, then=(found.install(),))
             self.rent = replace(self.rent, image=image)
         return found
 
-    # --- around a campaign ----------------------------------------------------------------------------------------
+    # --- around a campaign
 
     def begin(self, plan: planning.Plan, writer: Writer) -> None:
         """Adapt the plan: algos that take turns, and results that an earlier run already has."""
@@ -91,21 +100,31 @@ class Engine(Elsewhere):
         if old := self.resumed:
             plan.jobs[:] = resume.resume(plan.jobs, old, writer)
             self.earlier = old.modal.calls
-            writer.document.comparisons, writer.document.overall = old.comparisons, old.overall
+            writer.document.comparisons, writer.document.overall = (
+                old.comparisons,
+                old.overall,
+            )
         self.note(writer.document)
 
     def note(self, document: Document) -> None:
         """Store the options and the calls under way in the document, whenever it is saved."""
         asked = msgspec.to_builtins(self.asked, enc_hook=str)
         document.modal = Rented(
-            gpu=str(self.rent.gpu), image=self.rent.image.name, command=self.command, asked=asked, calls=self.sent
+            gpu=str(self.rent.gpu),
+            image=self.rent.image.name,
+            command=self.command,
+            asked=asked,
+            calls=self.sent,
         )
 
     def finish(self, document: Document) -> None:
         """Note what is only known from all records together."""
         uuids = {r.gpu.uuid for r in document.records if r.gpu}
         if len(uuids) > 1:
-            document.warnings = [*(document.warnings or []), _SEVERAL.format(len(uuids))]
+            document.warnings = [
+                *(document.warnings or []),
+                _SEVERAL.format(len(uuids)),
+            ]
         baselines: dict[str, str] = {}
         for record in document.records:
             if record.rounds_us:
@@ -113,39 +132,63 @@ class Engine(Elsewhere):
         if baselines:
             comparison.between(document, baselines, statistics.THRESHOLD)
 
-    # --- what there is to do --------------------------------------------------------------------------------------
+    # --- what there is to do
 
     def _split(self, jobs: list[Job]) -> list[Work]:
         """The jobs that an earlier command's calls will answer, and those to send now."""
         by_key = {key(job): job for job in jobs}
         sent = [call for call in self.earlier if set(call.keys) <= set(by_key)]
-        work = [Work([by_key[k] for k in call.keys], call.limit_s, earlier=call) for call in sent]
+        work = [
+            Work([by_key[k] for k in call.keys], call.limit_s, earlier=call)
+            for call in sent
+        ]
         taken = {k for call in sent for k in call.keys}
         fresh = [job for job in jobs if key(job) not in taken]
-        for part in [fresh] if self.rent.together and fresh else [[job] for job in fresh]:
+        for part in (
+            [fresh] if self.rent.together and fresh else [[job] for job in fresh]
+        ):
             seconds = sum(job.timeout_s for job in part)
             work.append(Work(part, self.bounded(seconds), profiles=self.wanted or []))
         return work
 
     def bounded(self, seconds: float) -> int:
-        """A container's time limit for this much work: including its start, and not more than --max-minutes."""
+        """A container's time limit for this much work: including its start, and not
+        more than --max-minutes.
+        """
         whole = seconds + self.settings.limits.start
-        return max(1, math.ceil(min(whole, self.rent.minutes * 60 if self.rent.minutes else whole)))
+        return max(
+            1,
+            math.ceil(
+                min(whole, self.rent.minutes * 60 if self.rent.minutes else whole)
+            ),
+        )
 
     def containers(self, calls: int) -> int:
         """How many run side by side."""
         return min(self.rent.containers, self.settings.limits.containers, calls)
 
-    # --- there and back -------------------------------------------------------------------------------------------
+    # --- there and back
 
     def carry(self, work: list[Work]) -> Iterator[tuple[Work, Reply]]:
-        """Send what is not there yet, and yield each reply as it comes. RemoteError if the GPU is another one: other
-        containers would have it too, and its times are useless."""
+        """Send what is not there yet, and yield each reply as it comes. RemoteError if
+        the GPU is another one: other containers would have it too, and its times are
+        useless.
+        """
         old, fresh = [w for w in work if w.earlier], [w for w in work if not w.earlier]
-        self.sent.extend(w.earlier for w in old)  # before anything can fail: they run and are paid for
+        # before anything can fail: they run and are paid for
+        self.sent.extend(w.earlier for w in old)
         modal_client.connect(self.settings.limits.connect)
-        gpu = self.rent.gpu if any(w.cuda for w in fresh) else None  # otherwise no GPU is rented
-        self.look_at([w for work in fresh for job in work.jobs if job.dataset for w in job.workloads])
+        # otherwise no GPU is rented
+        gpu = self.rent.gpu if any(w.cuda for w in fresh) else None
+        self.look_at(
+            [
+                w
+                for work in fresh
+                for job in work.jobs
+                if job.dataset
+                for w in job.workloads
+            ]
+        )
         if fresh:
             self.say(self.bill(fresh, gpu))
         try:
@@ -154,31 +197,48 @@ class Engine(Elsewhere):
                     w.call = modal_client.recall(w.earlier.id)
                 unsent: list[tuple[Work, Reply]] = []
                 if fresh:
-                    limit_s, containers = max(w.limit_s for w in fresh), self.containers(len(fresh))
-                    declared = modal_client.declare(self.settings, self.rent.image, gpu, limit_s, containers)
-                    spawn = stack.enter_context(modal_client.session(*declared, self.rent.detach))
+                    limit_s, containers = (
+                        max(w.limit_s for w in fresh),
+                        self.containers(len(fresh)),
+                    )
+                    declared = modal_client.declare(
+                        self.settings, self.rent.image, gpu, limit_s, containers
+                    )
+                    spawn = stack.enter_context(
+                        modal_client.session(*declared, self.rent.detach)
+                    )
                     unsent = self._send(fresh, spawn, gpu)
                 yield from unsent
                 if not self.rent.detach:
                     yield from self._arriving([w for w in work if w.call])
         except BaseException as e:
             # the app was stopped, and its calls with it; without a connection that is not known
-            known = not isinstance(e, modal_errors.Unreachable) and modal_errors.UNSTOPPED not in e.args
+            known = (
+                not isinstance(e, modal_errors.Unreachable)
+                and modal_errors.UNSTOPPED not in e.args
+            )
             if known and not self.rent.detach:
                 for w in fresh:
                     self._ended(w)
             raise
 
     def look_at(self, workloads: list[Workload]) -> None:
-        """See on the volume, before anything is paid, where the data set of --dataset is. MissingError if it is not."""
+        """See on the volume, before anything is paid, where the data set of --dataset
+        is. MissingError if it is not.
+        """
         inputs = [spec for w in workloads for spec in (w.inputs or {}).values()]
         needed = {spec["path"] for spec in inputs if spec["type"] == "safetensors"}
         if workloads:
             name = self.settings.volumes.dataset
-            self.dataset_at = Path(DATA, setup.place(name, modal_client.Volume(name).files(), needed))
+            self.dataset_at = Path(
+                DATA, setup.place(name, modal_client.Volume(name).files(), needed)
+            )
 
     def _send(
-        self, work: list[Work], spawn: Callable[[bytes], modal_client.Call], gpu: Gpu | None
+        self,
+        work: list[Work],
+        spawn: Callable[[bytes], modal_client.Call],
+        gpu: Gpu | None,
     ) -> list[tuple[Work, Reply]]:
         """Start the calls. Those that cannot be sent behind one that was: each with the reason."""
         for i, w in enumerate(work):
@@ -187,29 +247,43 @@ class Engine(Elsewhere):
             except RemoteError as e:
                 if i == 0:
                     raise
-                return [(unsent, Reply(lost=f"it was not sent: {e.message}")) for unsent in work[i:]]
+                return [
+                    (unsent, Reply(lost=f"it was not sent: {e.message}"))
+                    for unsent in work[i:]
+                ]
             keys = [key(job) for job in w.jobs]
             self.sent.append(RemoteCall(id=w.call.id, keys=keys, limit_s=w.limit_s))
         return []
 
     def _ended(self, work: Work) -> None:
         """Its call has ended: there is nothing to fetch any more."""
-        self.sent[:] = [call for call in self.sent if work.call is None or call.id != work.call.id]
+        self.sent[:] = [
+            call for call in self.sent if work.call is None or call.id != work.call.id
+        ]
 
     @cached_property
     def commit(self) -> dict[str, str]:
         """The commit of the sources, which are sent without their .git."""
         found = environment.commit()
-        return {"GDN_COMMIT": found["commit"] + ("-dirty" if found.get("dirty") else "")} if found else {}
+        return (
+            {"GDN_COMMIT": found["commit"] + ("-dirty" if found.get("dirty") else "")}
+            if found
+            else {}
+        )
 
     def parcel(self, work: Work, gpu: Gpu | None) -> bytes:
         facts = "\0".join([self.rent.image.base, *pins(), str(gpu), *work.sources])
         content = Parcel(
             image=self.rent.image.name,
             gpu=gpu,
-            cache=Cache(hashlib.sha256(facts.encode()).hexdigest()[:24], self.settings.volumes.cache),
-            limit_s=work.limit_s if self.rent.minutes else None,  # otherwise it is all that they may take
-            env={name: str(value) for name, value in self.settings.environment.items()} | self.commit,
+            cache=Cache(
+                hashlib.sha256(facts.encode()).hexdigest()[:24],
+                self.settings.volumes.cache,
+            ),
+            # otherwise it is all that they may take
+            limit_s=work.limit_s if self.rent.minutes else None,
+            env={name: str(value) for name, value in self.settings.environment.items()}
+            | self.commit,
             jobs=[piece(job, self.dataset_at) for job in work.jobs],
             profiles=work.profiles,
             tunings=work.tunings,
@@ -218,16 +292,22 @@ class Engine(Elsewhere):
         return wire.encode(content)
 
     def _arriving(self, waiting: list[Work]) -> Iterator[tuple[Work, Reply]]:
-        """Each reply as it comes. Without a connection the calls go on there: wait for it as long as for them, and keep
-        the ids of those that were not heard of."""
+        """Each reply as it comes. Without a connection the calls go on there: wait for
+        it as long as for them, and keep the ids of those that were not heard of.
+        """
         patience = self.patience(waiting)
         deadline, cut = time.monotonic() + patience, False
         while waiting:
             left = deadline - time.monotonic()
-            done = modal_client.first([w.call for w in waiting], max(0.0, min(_LOOK_S, left)))
+            done = modal_client.first(
+                [w.call for w in waiting], max(0.0, min(_LOOK_S, left))
+            )
             trouble = next(filter(None, [w.call.look() for w in waiting]), None)
             if trouble and not cut:
-                self.say(f"{trouble.message}: the calls go on there; asking again for up to {_minutes(max(0, left))}")
+                self.say(
+                    f"{trouble.message}: the calls go on there; asking again for up to"
+                    f" {_minutes(max(0, left))}"
+                )
             elif cut and not trouble:
                 self.say("Modal answers again")
             cut = trouble is not None
@@ -235,7 +315,10 @@ class Engine(Elsewhere):
                 waiting.remove(work)
                 reply = self._reply(work)
                 if reply.wrong_gpu:
-                    raise RemoteError(reply.wrong_gpu, hint="nothing was measured; name a GPU that Modal has: --gpu")
+                    raise RemoteError(
+                        reply.wrong_gpu,
+                        hint="nothing was measured; name a GPU that Modal has: --gpu",
+                    )
                 yield work, reply
             for work in waiting:
                 self._live(work)
@@ -244,13 +327,21 @@ class Engine(Elsewhere):
                 return
 
     def _live(self, work: Work) -> None:
-        """Pass on the records that a call has made since the last look, and say now and then how many there are."""
+        """Pass on the records that a call has made since the last look, and say now and
+        then how many there are.
+        """
         new, work.seen = work.call.made[work.seen :], len(work.call.made)
         if work.tunings and new and time.monotonic() >= work.said + _SAY_S:
             work.said = time.monotonic()
-            self.say(f"{work.tunings[0].algo.full_name}: {units.count(work.seen, 'measurement')} so far")
+            self.say(
+                f"{work.tunings[0].algo.full_name}: {units.count(work.seen, 'measurement')}"
+                " so far"
+            )
         for made in replies.usable(work.jobs, new, self.rent.gpu):
-            job, work.came[made.piece] = work.jobs[made.piece], work.came[made.piece] + 1
+            job, work.came[made.piece] = (
+                work.jobs[made.piece],
+                work.came[made.piece] + 1,
+            )
             self._came(job, made.record, made.environment)
             now, done = time.monotonic(), work.came[made.piece]
             if now >= work.said + _SAY_S and done < job.due:
@@ -265,12 +356,14 @@ class Engine(Elsewhere):
         except modal_errors.CallFailed as e:
             reply.lost = str(e)
             if isinstance(e, modal_errors.TimedOut):
-                reply.lost += f"; {'--max-minutes' if self.rent.minutes else '--timeout'} gives more"
+                option = "--max-minutes" if self.rent.minutes else "--timeout"
+                reply.lost += f"; {option} gives more"
         try:
             reply = reply if reply.lost else wire.decode(data, Reply)
         except RemoteError as e:
             reply.lost = str(e)
-            if e.message.startswith(wire.OTHER):  # the gdn that sent it can fetch it: its id stays
+            # the gdn that sent it can fetch it: its id stays
+            if e.message.startswith(wire.OTHER):
                 return reply
         self._ended(work)
         if not (reply.lost or reply.wrong_gpu):
@@ -286,8 +379,14 @@ class Engine(Elsewhere):
         within = f"no reply within {patience / 60:.0f} minutes"
         if not work.call.trouble and work.call.cancel():
             self._ended(work)
-            return Reply(lost=f"{within}: Modal had no {self.rent.gpu} free, or --max-minutes was too short")
-        why = work.call.trouble.message if work.call.trouble else "Modal does not answer"
+            return Reply(
+                lost=(
+                    f"{within}: Modal had no {self.rent.gpu} free, or --max-minutes was too short"
+                )
+            )
+        why = (
+            work.call.trouble.message if work.call.trouble else "Modal does not answer"
+        )
         return Reply(lost=f"{within}: {why}; the call may go on there")
 
     def patience(self, waiting: list[Work]) -> float:
@@ -300,11 +399,18 @@ class Engine(Elsewhere):
     def _outcomes(self, work: Work, reply: Reply) -> Iterator[tuple[Job, Outcome]]:
         self.reply = reply
         if reply.lost:
-            unheard = work.call is None or any(call.id == work.call.id for call in self.sent)
-            found = [] if unheard else modal_client.kept(work.call.id)  # the run that fetches it will ask
-            for job, made in zip(work.jobs, replies.kept(work.jobs, found, self.rent.gpu), strict=True):
+            unheard = work.call is None or any(
+                call.id == work.call.id for call in self.sent
+            )
+            # the run that fetches it will ask
+            found = [] if unheard else modal_client.kept(work.call.id)
+            for job, made in zip(
+                work.jobs, replies.kept(work.jobs, found, self.rent.gpu), strict=True
+            ):
                 if made.records:
-                    self.say(f"{planning.name(job)}: {len(made.records)} of {job.due} came before that")
+                    self.say(
+                        f"{planning.name(job)}: {len(made.records)} of {job.due} came before that"
+                    )
                 made.reason = reply.lost
                 yield job, made
             return
@@ -317,22 +423,29 @@ class Engine(Elsewhere):
             self.say(f"{planning.name(job)}: {passed} of {job.due} passed{where}")
             yield job, outcome
 
-    # --- what it may cost -----------------------------------------------------------------------------------------
+    # --- what it may cost
 
     def bill(self, work: list[Work], gpu: Gpu | None) -> str:
-        """Which GPU, how many containers, how long and for how much at most: printed before anything is started."""
+        """Which GPU, how many containers, how long and for how much at most: printed
+        before anything is started.
+        """
         containers = self.containers(len(work))
         each = max(w.limit_s for w in work)
         whole = sum(w.limit_s for w in work)
         if self.rent.minutes and not self.rent.detach:
             whole = min(whole, containers * self.rent.minutes * 60)
-        what = f"{gpu or 'CPU only'}, {units.count(containers, 'container')}, {units.count(len(work), 'call')}"
+        what = (
+            f"{gpu or 'CPU only'}, {units.count(containers, 'container')},"
+            f" {units.count(len(work), 'call')}"
+        )
         most = f"{_minutes(whole)} of container time at most, {self.settings.dollars(gpu, whole)}"
         return f"Modal: {what} of at most {_minutes(each)}: {most}"
 
 
 def piece(job: Job, dataset_at: Path = Path(DATA)) -> Piece:
-    """A job as it is sent: the request that a worker here would get, with the data set's path in the container."""
+    """A job as it is sent: the request that a worker here would get, with the data
+    set's path in the container.
+    """
     there = replace(job, dataset=dataset_at) if job.dataset else job
     return Piece(there.request(), job.timeout_s)
 

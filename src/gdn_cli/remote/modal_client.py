@@ -1,8 +1,10 @@
-"""Modal itself: image, function, session, calls, volumes. Only this module and modal_errors.py import `modal`.
+"""Modal itself: image, function, session, calls, volumes. Only this module and
+modal_errors.py import `modal`.
 
-Known behaviour of its client, found by running it (1.6.4): `enable_output()` writes to stdout; `app.run()` swallows
-Ctrl-C, and continues after the `with`; an unreachable server takes it a minute; `.get(timeout=)` raises the builtin
-TimeoutError; a remote exception of a type that is unknown here arrives as ExecutionError.
+Known behaviour of its client, found by running it (1.6.4): `enable_output()` writes to
+stdout; `app.run()` swallows Ctrl-C, and continues after the `with`; an unreachable
+server takes it a minute; `.get(timeout=)` raises the builtin TimeoutError; a remote
+exception of a type that is unknown here arrives as ExecutionError.
 """
 
 from __future__ import annotations
@@ -25,22 +27,34 @@ from msgspec import Struct
 
 from ..text import display, unguarded
 from . import container
-from .modal_errors import UNSTOPPED, CallFailed, Unreachable, from_container, scrub, translated, verdict
+from .modal_errors import (
+    UNSTOPPED,
+    CallFailed,
+    Unreachable,
+    from_container,
+    scrub,
+    translated,
+    verdict,
+)
 from .settings import CACHE, DATA, RECORDS, Gpu, Image, Settings, packages
 
 T = TypeVar("T")
 _LAST = 8  # lines of a build that failed
 _LINE = 2000  # characters of such a line
-_POLL_S = 50.0  # that a request for a reply stays open at Modal; its client asks anew after 55
-_FOLLOW_S = 600.0  # without a record, until the queue is opened anew; its client asks anew after 30
-_PAUSE_S, _LONGEST_S = 1.0, 30.0  # between two requests that failed: the first, doubled up to the last
-_SOON_S = 15.0  # for Modal to confirm that a call is stopped, or to tell what it has kept
+# that a request for a reply stays open at Modal; its client asks anew after 55
+_POLL_S = 50.0
+# without a record, until the queue is opened anew; its client asks anew after 30
+_FOLLOW_S = 600.0
+# between two requests that failed: the first, doubled up to the last
+_PAUSE_S, _LONGEST_S = 1.0, 30.0
+# for Modal to confirm that a call is stopped, or to tell what it has kept
+_SOON_S = 15.0
 _STOP_S = 45.0  # for the app to end; Modal's client itself waits without limit
 # files of gdn that are not sent: an algo's sources travel in the request
 _IGNORED = ["**/__pycache__", "**/*.pyc", "algos", "configs"]
 
 
-# --- declarations -------------------------------------------------------------------------------------------------
+# --- declarations
 
 
 def serve(data: bytes) -> bytes:
@@ -54,8 +68,10 @@ def serve(data: bytes) -> bytes:
 
 
 def keeper(call: str) -> Callable[[bytes], None]:
-    """In a container: a function that puts records on gdn's queue, under the call's id. A thread does the sending:
-    Modal must not delay what is being timed, and a record that is not kept costs nothing but itself."""
+    """In a container: a function that puts records on gdn's queue, under the call's id.
+    A thread does the sending: Modal must not delay what is being timed, and a record
+    that is not kept costs nothing but itself.
+    """
     import modal
 
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -76,18 +92,28 @@ def kept(call: str) -> list[bytes]:
     import modal
 
     def ask() -> list[bytes]:
-        return [made for made in modal.Queue.from_name(RECORDS).iterate(partition=call) if isinstance(made, bytes)]
+        return [
+            made
+            for made in modal.Queue.from_name(RECORDS).iterate(partition=call)
+            if isinstance(made, bytes)
+        ]
 
     return _soon(ask) or []
 
 
-def declare(settings: Settings, image: Image, gpu: Gpu | None, timeout_s: int, containers: int) -> tuple[Any, Any]:
+def declare(
+    settings: Settings, image: Image, gpu: Gpu | None, timeout_s: int, containers: int
+) -> tuple[Any, Any]:
     """(app, function): the rented resources and their limits. The function is `serve`."""
     import modal
 
-    built = modal.Image.from_registry(image.base, add_python=image.python or None).entrypoint([])
+    built = modal.Image.from_registry(
+        image.base, add_python=image.python or None
+    ).entrypoint([])
     built = built.run_commands(*image.first) if image.first else built
-    built = built.uv_pip_install(*packages(image)).run_commands(image.smoke, *image.then)
+    built = built.uv_pip_install(*packages(image)).run_commands(
+        image.smoke, *image.then
+    )
     # mounted last, so that a change rebuilds nothing; by default only .py files would be included
     built = built.add_local_python_source("gdn_cli", ignore=_IGNORED)
     app = modal.App(settings.app, include_source=False)
@@ -108,20 +134,23 @@ def declare(settings: Settings, image: Image, gpu: Gpu | None, timeout_s: int, c
     return app, rent(serve)
 
 
-# --- talking to it ------------------------------------------------------------------------------------------------
+# --- talking to it
 
 
 def connect(seconds: float) -> None:
-    """Contact Modal, so that a wrong token or a missing connection shows before anything is packed, built or paid
-    for."""
+    """Contact Modal, so that a wrong token or a missing connection shows before
+    anything is packed, built or paid for.
+    """
     import asyncio
     import logging
 
     import modal
 
-    # a call that Ctrl-C cuts short leaves a task of Modal's client, and asyncio logs its end as a traceback
+    # a call that Ctrl-C cuts short leaves a task of Modal's client, and asyncio logs
+    # its end as a traceback
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    for name in ("modal-client", "modal-utils"):  # so does Modal's client for each heartbeat that fails
+    # so does Modal's client for each heartbeat that fails
+    for name in ("modal-client", "modal-utils"):
         logging.getLogger(name).addFilter(lambda record: not record.exc_info)
 
     async def hello() -> None:
@@ -132,31 +161,40 @@ def connect(seconds: float) -> None:
         try:
             asyncio.run(asyncio.wait_for(hello(), seconds))
         except (asyncio.TimeoutError, TimeoutError):
-            raise modal.exception.ConnectionError(f"no answer within {seconds:g} s") from None
+            raise modal.exception.ConnectionError(
+                f"no answer within {seconds:g} s"
+            ) from None
 
 
 class Call:
-    """One call of the function, under way at Modal. `trouble` is why Modal does not answer at the moment."""
+    """One call of the function, under way at Modal. `trouble` is why Modal does not
+    answer at the moment.
+    """
 
     def __init__(self, call: Any) -> None:
         self._call = call
         self._answer: futures.Future[bytes] | None = None
         self.trouble: Unreachable | None = None
         self._unseen: deque[Unreachable] = deque(maxlen=1)
-        self.made: list[bytes] = []  # the records that its container has kept so far, from `listen` on
+        # the records that its container has kept so far, from `listen` on
+        self.made: list[bytes] = []
 
     @property
     def id(self) -> str:
         return self._call.object_id
 
     def look(self) -> Unreachable | None:
-        """`trouble`, or one that came and went since the last look: a look may be late, and a pause is short."""
+        """`trouble`, or one that came and went since the last look: a look may be late,
+        and a pause is short.
+        """
         unseen = self._unseen.pop() if self._unseen else None
         return self.trouble or unseen
 
     def wait(self, seconds: float) -> bytes | None:
-        """The reply, or None if there is none within `seconds`. Raises CallFailed if this call has failed, Unreachable
-        if the request for its reply has: the call itself goes on, and can be asked for again."""
+        """The reply, or None if there is none within `seconds`. Raises CallFailed if
+        this call has failed, Unreachable if the request for its reply has: the call
+        itself goes on, and can be asked for again.
+        """
         try:
             data = self._call.get(timeout=seconds)
         except Exception as e:
@@ -164,7 +202,10 @@ class Call:
                 return None
             raise verdict(e) from None
         if not isinstance(data, bytes):
-            raise CallFailed(f"what came back from Modal is not a reply of gdn: it is of type {type(data).__name__}")
+            raise CallFailed(
+                "what came back from Modal is not a reply of gdn: it is of type"
+                f" {type(data).__name__}"
+            )
         return data
 
     def listen(self) -> futures.Future[bytes]:
@@ -176,21 +217,27 @@ class Call:
         return self._answer
 
     def _follow(self, answer: futures.Future[bytes]) -> None:
-        """Add to `made` as records come, with one long request at a time. What this misses comes with the reply."""
+        """Add to `made` as records come, with one long request at a time. What this
+        misses comes with the reply.
+        """
         import modal
 
         while not answer.done():
             with contextlib.suppress(Exception):
                 records = modal.Queue.from_name(RECORDS, create_if_missing=True)
-                every = records.iterate(partition=self.id, item_poll_timeout=_FOLLOW_S)  # always from the first
+                # always from the first
+                every = records.iterate(partition=self.id, item_poll_timeout=_FOLLOW_S)
                 for made in itertools.islice(every, len(self.made), None):
                     self.made.append(made)
             time.sleep(_PAUSE_S)
 
-    def _listen(self, answer: futures.Future[bytes], sleep: Callable[[float], None] = time.sleep) -> None:
+    def _listen(
+        self, answer: futures.Future[bytes], sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         pause = _PAUSE_S
         while not answer.cancelled():
-            try:  # a short request behind a failed one, to know soon that Modal answers again
+            # a short request behind a failed one, to know soon that Modal answers again
+            try:
                 data = self.wait(_PAUSE_S if self.trouble else _POLL_S)
             except Unreachable as e:
                 self.trouble = e
@@ -210,11 +257,15 @@ class Call:
 
     def cancel(self) -> bool:
         """Stop it and its container. False if Modal does not confirm that."""
-        return _soon(lambda: self._call.cancel(terminate_containers=True) or True) is True
+        return (
+            _soon(lambda: self._call.cancel(terminate_containers=True) or True) is True
+        )
 
 
 def _soon(ask: Callable[[], T]) -> T | None:
-    """What `ask` gets from Modal; None if it fails, or has not answered soon: its client may wait without limit."""
+    """What `ask` gets from Modal; None if it fails, or has not answered soon: its
+    client may wait without limit.
+    """
     got: list[T] = []
 
     def run() -> None:
@@ -228,7 +279,9 @@ def _soon(ask: Callable[[], T]) -> T | None:
 
 
 def first(calls: Sequence[Call], seconds: float) -> list[Call]:
-    """The calls that have ended, as soon as there is one; none if there is none within `seconds`."""
+    """The calls that have ended, as soon as there is one; none if there is none within
+    `seconds`.
+    """
     futures.wait([call.listen() for call in calls], seconds, futures.FIRST_COMPLETED)
     return [call for call in calls if call.listen().done()]
 
@@ -243,11 +296,11 @@ def recall(id: str) -> Call:
 
 @contextlib.contextmanager
 def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes], Call]]:
-    """Build the image if needed, start the app, and stop it at the end unless it is to be left running. Yields a
-    function that calls the app's own with a parcel.
+    """Build the image if needed, start the app, and stop it at the end unless it is to
+    be left running. Yields a function that calls the app's own with a parcel.
 
-    Modal prints to stderr meanwhile. Ctrl-C is raised as KeyboardInterrupt once the app is stopped, or with UNSTOPPED
-    if that could not be done.
+    Modal prints to stderr meanwhile. Ctrl-C is raised as KeyboardInterrupt once the app
+    is stopped, or with UNSTOPPED if that could not be done.
     """
     import modal
 
@@ -262,7 +315,8 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes],
         if over.wait(_STOP_S) or not hasattr(signal, "pthread_kill"):  # not on Windows
             return
         late.set()
-        while True:  # as Ctrl-C does, pressed again: only that gets Modal's client out of its waits
+        # as Ctrl-C does, pressed again: only that gets Modal's client out of its waits
+        while True:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             if over.wait(_PAUSE_S):
                 return
@@ -292,9 +346,13 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes],
             e = Unreachable("no answer from Modal")
         if e is ended or not (finished or ended):
             raise
-        # only the end of the app was not heard: what has arrived stays, and Modal itself stops an app without a client
+        # only the end of the app was not heard: what has arrived stays, and Modal
+        # itself stops an app without a client
         if not detach:
-            talk.write(f"gdn: {e.message}: the app could not be stopped; `gdn modal status` shows whether it runs\n")
+            talk.write(
+                f"gdn: {e.message}: the app could not be stopped; `gdn modal status` shows"
+                " whether it runs\n"
+            )
         if isinstance(ended, KeyboardInterrupt):
             raise KeyboardInterrupt(UNSTOPPED) from None
         if ended:
@@ -306,7 +364,9 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes],
 
 
 class _Tee:
-    """Passes on what is written to it, without secrets and control sequences, and remembers the last lines."""
+    """Passes on what is written to it, without secrets and control sequences, and
+    remembers the last lines.
+    """
 
     def __init__(self, to: Any) -> None:
         self.to = to
@@ -325,16 +385,20 @@ class _Tee:
 
     def last(self) -> list[str]:
         """The last lines that are not empty, without a terminal's colours."""
-        plain = (re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", line).rstrip() for line in self.lines)
+        plain = (
+            re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", line).rstrip()
+            for line in self.lines
+        )
         return [line for line in plain if line][-_LAST:]
 
 
-# --- volumes, apps, logs ------------------------------------------------------------------------------------------
+# --- volumes, apps, logs
 
 
 def commit(volume: str) -> None:
-    """In a container: make changes on the volume permanent. Modal also does so in the background at some point; a loss
-    only costs a build."""
+    """In a container: make changes on the volume permanent. Modal also does so in the
+    background at some point; a loss only costs a build.
+    """
     import modal
 
     with contextlib.suppress(Exception):
@@ -386,8 +450,19 @@ def apps(name: str) -> list[App]:
     import modal
 
     with translated():
-        found = [app.info() for app in modal.Environment.from_context().apps.list() if app.description == name]
-    rows = [App(i.app_id, i.lifecycle.state.value, f"{i.lifecycle.created_at:%Y-%m-%dT%H:%M:%SZ}") for i in found]
+        found = [
+            app.info()
+            for app in modal.Environment.from_context().apps.list()
+            if app.description == name
+        ]
+    rows = [
+        App(
+            i.app_id,
+            i.lifecycle.state.value,
+            f"{i.lifecycle.created_at:%Y-%m-%dT%H:%M:%SZ}",
+        )
+        for i in found
+    ]
     return sorted(rows, key=lambda row: row.created, reverse=True)
 
 

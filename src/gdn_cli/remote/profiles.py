@@ -1,4 +1,6 @@
-"""Profiles made at Modal: sent as one request, made by profile/session.py, their folders unpacked here."""
+"""Profiles made at Modal: sent as one request, made by profile/session.py, their
+folders unpacked here.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,12 @@ _FILE = 1 << 30  # bytes of a file once it is unpacked
 _PROCESSES = 5  # at most for a profile, each with its own time limit
 
 
-def made(engine: Engine, subjects: list[session.Subject], settings: session.Settings) -> Iterator[Profile]:
-    """The profile of each subject, whose folder is here by then; none if they are left there (--detach). Raises the
-    error if one was refused."""
+def made(
+    engine: Engine, subjects: list[session.Subject], settings: session.Settings
+) -> Iterator[Profile]:
+    """The profile of each subject, whose folder is here by then; none if they are left
+    there (--detach). Raises the error if one was refused.
+    """
     away = settings
     if settings.dataset:
         modal_client.connect(engine.settings.limits.connect)
@@ -46,16 +51,22 @@ def _arrived(engine: Engine, work: Work, folder: Path) -> Iterator[Profile]:
         raise RemoteError(reply.lost)
     for arrived in reply.profiles:
         if refused := arrived.refused:
-            raise GdnError(f"at Modal: {refused.message}", code=refused.code, hint=refused.hint)
+            raise GdnError(
+                f"at Modal: {refused.message}", code=refused.code, hint=refused.hint
+            )
         yield _unpacked(arrived, folder, engine.say)
 
 
-def _unpacked(arrived: wire.Profile, profiles: Path, say: Callable[[str], None]) -> Profile:
+def _unpacked(
+    arrived: wire.Profile, profiles: Path, say: Callable[[str], None]
+) -> Profile:
     profile = arrived.document
     folder, lost = session.new_folder(profiles, [profile.name]), []
     for name, packed in arrived.files.items():
         try:  # a full disk costs a file, not the profile
-            files.write(folder / Path(name).name, wire.inflated(packed, _FILE), hint=None)
+            files.write(
+                folder / Path(name).name, wire.inflated(packed, _FILE), hint=None
+            )
         except GdnError as e:
             lost.append(e.message)
         except (zlib.error, ValueError) as e:  # ValueError: a NUL in its name

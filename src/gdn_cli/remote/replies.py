@@ -1,5 +1,6 @@
-"""Is a reply what was asked for? It is checked here, whatever the container has checked: a wrong one costs its own
-call, and no other."""
+"""Is a reply what was asked for? It is checked here, whatever the container has
+checked: a wrong one costs its own call, and no other.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +18,36 @@ from .wire import Made, Reply
 _NOT = "what came back from Modal is not a reply of gdn"
 
 
-def fault(jobs: Sequence[Job], profiles: int | None, reply: Reply, gpu: Gpu) -> str | None:
-    """Why a reply to these jobs, and to so many profiles (None: not known), cannot be used; None if it can."""
+def fault(
+    jobs: Sequence[Job], profiles: int | None, reply: Reply, gpu: Gpu
+) -> str | None:
+    """Why a reply to these jobs, and to so many profiles (None: not known), cannot be
+    used; None if it can.
+    """
     if len(reply.outcomes) != len(jobs):
-        return f"{_NOT}: it has {units.count(len(reply.outcomes), 'outcome')} for {units.count(len(jobs), 'job')}"
+        return (
+            f"{_NOT}: it has {units.count(len(reply.outcomes), 'outcome')} for"
+            f" {units.count(len(jobs), 'job')}"
+        )
     if not jobs and len(reply.profiles) != (profiles or max(1, len(reply.profiles))):
-        return f"{_NOT}: it has {units.count(len(reply.profiles), 'profile')} for {profiles or 'one or more'}"
+        return (
+            f"{_NOT}: it has {units.count(len(reply.profiles), 'profile')} for"
+            f" {profiles or 'one or more'}"
+        )
     for profile in reply.profiles:
         if not profile.refused:
             if not profile.document:
                 return f"{_NOT}: a profile is empty"
-            if profile.document.mode == "cuda" and (why := _elsewhere(profile.document.environment, gpu)):
+            if profile.document.mode == "cuda" and (
+                why := _elsewhere(profile.document.environment, gpu)
+            ):
                 return why
     for job, outcome in zip(jobs, reply.outcomes, strict=True):
-        if job.mode == "cuda" and outcome.records and (why := _elsewhere(outcome.environment, gpu)):
+        if (
+            job.mode == "cuda"
+            and outcome.records
+            and (why := _elsewhere(outcome.environment, gpu))
+        ):
             return why
     return None
 
@@ -40,12 +57,15 @@ def untuned(tunings: int, reply: Reply, gpu: Gpu) -> str | None:
     if len(reply.tuned) != tunings:
         return f"{_NOT}: it has {units.count(len(reply.tuned), 'tuning')} for {tunings}"
     names = [found.gpu["name"] for found in reply.tuned if found.gpu]
-    return next((why for name in names if (why := gpu.mismatch([name] * gpu.count))), None)
+    return next(
+        (why for name in names if (why := gpu.mismatch([name] * gpu.count))), None
+    )
 
 
 def kept(jobs: Sequence[Job], found: Sequence[bytes], gpu: Gpu | None) -> list[Outcome]:
-    """What a call without a reply has left of each job: the records that its container kept, each once though Modal may
-    have started it again."""
+    """What a call without a reply has left of each job: the records that its container
+    kept, each once though Modal may have started it again.
+    """
     outcomes = [Outcome(Status.REMOTE_FAILED, code=errors.REMOTE) for _ in jobs]
     records: list[dict[tuple[str, str | None, str | None], Record]] = [{} for _ in jobs]
     for made in usable(jobs, found, gpu):
@@ -57,8 +77,12 @@ def kept(jobs: Sequence[Job], found: Sequence[bytes], gpu: Gpu | None) -> list[O
     return outcomes
 
 
-def usable(jobs: Sequence[Job], found: Sequence[bytes], gpu: Gpu | None) -> Iterator[Made]:
-    """Those of these records that belong to the jobs and were made on the GPU that was asked for (None: any)."""
+def usable(
+    jobs: Sequence[Job], found: Sequence[bytes], gpu: Gpu | None
+) -> Iterator[Made]:
+    """Those of these records that belong to the jobs and were made on the GPU that was
+    asked for (None: any).
+    """
     for data in found:
         with contextlib.suppress(RemoteError):
             made = wire.decode(data, Made)
@@ -66,7 +90,9 @@ def usable(jobs: Sequence[Job], found: Sequence[bytes], gpu: Gpu | None) -> Iter
             if (
                 job
                 and job.asked(made.record)
-                and not (job.mode == "cuda" and gpu and _elsewhere(made.environment, gpu))
+                and not (
+                    job.mode == "cuda" and gpu and _elsewhere(made.environment, gpu)
+                )
             ):
                 yield made
 

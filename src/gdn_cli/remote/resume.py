@@ -1,5 +1,6 @@
-"""An unfinished run (--detach, Ctrl-C, a failure): which parts of its file stay, and which are fetched or sent
-again."""
+"""An unfinished run (--detach, Ctrl-C, a failure): which parts of its file stay, and
+which are fetched or sent again.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +29,17 @@ def read(path: Path) -> Document:
     document = store.load(path)
     if document.modal is None:
         raise UsageError(
-            f"{path} is not a run of `gdn modal`", hint="`gdn modal status` names those that are under way"
+            f"{path} is not a run of `gdn modal`",
+            hint="`gdn modal status` names those that are under way",
         )
     return document
 
 
 def settled(job: Job, old: Document) -> tuple[list[Record], Job | None]:
-    """The records of a job that passed, and a job for what is missing, failed, or from other sources; None if nothing
-    is. Floors and comparisons are whole or not at all: their records belong together."""
+    """The records of a job that passed, and a job for what is missing, failed, or from
+    other sources; None if nothing is. Floors and comparisons are whole or not at all:
+    their records belong together.
+    """
     hashes = {algo.name: source_hash(solution) for algo, solution in job.rivals}
     if job.algo:
         hashes[job.algo.name] = source_hash(job.solution)
@@ -53,7 +57,9 @@ def settled(job: Job, old: Document) -> tuple[list[Record], Job | None]:
         return [], job
     rest = unfinished(job.request(), [r for r in mine if r.passed])
     done = {w.uuid for w in job.workloads} - {w.uuid for w in rest}
-    return [r for r in mine if r.uuid in done], replace(job, workloads=rest) if rest else None
+    return [r for r in mine if r.uuid in done], replace(
+        job, workloads=rest
+    ) if rest else None
 
 
 def resume(jobs: list[Job], old: Document, writer: Writer) -> list[Job]:
@@ -115,7 +121,8 @@ def logs(settings: Settings, app: str | None, lines: int) -> list[str]:
         alive = modal_client.apps(settings.app)
         if not alive:
             raise UsageError(
-                "no app of gdn is running at Modal", hint="`modal app list` has the ids of those that ended"
+                "no app of gdn is running at Modal",
+                hint="`modal app list` has the ids of those that ended",
             )
         app = alive[0].app
     return modal_client.logs(app, lines)
@@ -128,10 +135,14 @@ class _Kept(Struct):
 
 
 def pending() -> list[tuple[Path, Rented]]:
-    """The runs in gdn's folder whose calls had not come back when their file was last written, newest first."""
+    """The runs in gdn's folder whose calls had not come back when their file was last
+    written, newest first.
+    """
     found = []
     for path in sorted(paths.runs_dir().glob("*.json"), reverse=True):
-        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeError, RecursionError):
+        with contextlib.suppress(
+            OSError, msgspec.MsgspecError, UnicodeError, RecursionError
+        ):
             run = msgspec.json.decode(files.read(path), type=_Kept).modal
             if run.calls:
                 found.append((path, run))

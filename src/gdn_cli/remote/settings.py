@@ -1,4 +1,6 @@
-"""configs/modal.toml: what to rent, and for how long at most. The pinned packages; what a GPU's name means."""
+"""configs/modal.toml: what to rent, and for how long at most. The pinned packages; what
+a GPU's name means.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,21 @@ from ..errors import MissingError, UsageError, unknown
 from ..parsing import Positive, Text, Wrong, decode, read_toml
 
 DATA, CACHE = "/data", "/cache"  # where the volumes are mounted
-RECORDS = "gdn-records"  # the queue at Modal with the records of each call, by its id; Modal drops them after a day
+# the queue at Modal with the records of each call, by its id; Modal drops them after a
+# day
+RECORDS = "gdn-records"
 _EXTRA = "image"  # the extra of pyproject.toml that pins what the image holds
 
 
 class Gpu(Struct, frozen=True):
-    """A requested GPU, such as `B200:2`: a model as Modal names it, and how many in one container."""
+    """A requested GPU, such as `B200:2`: a model as Modal names it, and how many in one
+    container.
+    """
 
     model: str  # upper case, with Modal's `!` if only that model will do
     count: int
-    words: tuple[tuple[str, ...], ...]  # alternatives: words that the device's own name must contain
+    # alternatives: words that the device's own name must contain
+    words: tuple[tuple[str, ...], ...]
 
     def __str__(self) -> str:
         return f"{self.model}:{self.count}" if self.count > 1 else self.model
@@ -32,23 +39,29 @@ class Gpu(Struct, frozen=True):
     def mismatch(self, devices: list[str]) -> str | None:
         """Why these devices are not what was requested; None if they are.
 
-        A name's words are compared whole: an L40S is not an L4, a GB200 not a B200. A slice of a GPU is not the GPU.
+        A name's words are compared whole: an L40S is not an L4, a GB200 not a B200. A
+        slice of a GPU is not the GPU.
         """
 
         def fits(device: str) -> bool:
             words = re.split(r"[\s\-_]+", device.upper())
-            return "MIG" not in words and any(set(wanted) <= set(words) for wanted in self.words)
+            return "MIG" not in words and any(
+                set(wanted) <= set(words) for wanted in self.words
+            )
 
         if len(devices) == self.count and all(map(fits, devices)):
             return None
-        return f"asked for {self}, and the container has {', '.join(devices) or 'no GPU'}"
+        return (
+            f"asked for {self}, and the container has {', '.join(devices) or 'no GPU'}"
+        )
 
 
 class ImageTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[images.NAME] of configs/modal.toml."""
 
     base: Text
-    python: Annotated[str, Meta(description="a version such as '3.12', or ''")]  # "": the base has its own
+    # "": the base has its own
+    python: Annotated[str, Meta(description="a version such as '3.12', or ''")]
     first: tuple[str, ...] = ()  # commands at the beginning of the build
     keeps: tuple[str, ...] = ()  # packages of the base that are not replaced
     smoke: Text
@@ -122,26 +135,38 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return Image(name=name, **msgspec.structs.asdict(self.images[name]))
 
     def dollars(self, gpu: Gpu | None, seconds: float) -> str:
-        """What a container with this GPU costs in so much time, as words of a line; the date is the prices'."""
+        """What a container with this GPU costs in so much time, as words of a line; the
+        date is the prices'.
+        """
         model = gpu.model.rstrip("!") if gpu else None
         if model and model not in self.prices.gpus:
             return f"configs/modal.toml has no price of {model}"
-        rate = self.container.cpu * self.prices.core + self.container.memory / 1024 * self.prices.gib
+        rate = (
+            self.container.cpu * self.prices.core
+            + self.container.memory / 1024 * self.prices.gib
+        )
         if gpu:
             rate += gpu.count * self.prices.gpus[model]
         return f"${rate * seconds:.2f} at the prices of {self.prices.date}"
 
     def parse(self, asked: str | None) -> Gpu:
-        """`B200`, `H100!`, `B200:2`, parsed for Modal. UsageError if it does not name one GPU model."""
+        """`B200`, `H100!`, `B200:2`, parsed for Modal. UsageError if it does not name
+        one GPU model.
+        """
         text = (asked or self.gpu).strip().upper()
         match = re.fullmatch(r"([A-Z0-9][A-Z0-9-]*)(!?)(?::([1-8]))?", text)
         if not match:
-            hint = "one name, such as B200, H100! or B200:2: times of different GPUs cannot be compared"
+            hint = (
+                "one name, such as B200, H100! or B200:2: times of different GPUs cannot be"
+                " compared"
+            )
             raise UsageError(f"--gpu {asked or self.gpu}: expected a GPU", hint=hint)
         model, count = match[1], int(match[3] or 1)
         names = self.gpus.devices.get(model, (model,))
         words = tuple(tuple(name.split("-")) for name in names)
-        return Gpu(model + ("!" if match[2] or model in self.gpus.exact else ""), count, words)
+        return Gpu(
+            model + ("!" if match[2] or model in self.gpus.exact else ""), count, words
+        )
 
 
 def file() -> Path:
@@ -154,13 +179,20 @@ def load() -> Settings:
 
 
 def pins() -> list[str]:
-    """The packages of the image, `name==version`: the extra `image` of pyproject.toml, or of the installed gdn."""
+    """The packages of the image, `name==version`: the extra `image` of pyproject.toml,
+    or of the installed gdn.
+    """
     if paths.IN_CHECKOUT:
-        return list(read_toml(paths.PYPROJECT)["project"]["optional-dependencies"][_EXTRA])
+        return list(
+            read_toml(paths.PYPROJECT)["project"]["optional-dependencies"][_EXTRA]
+        )
     try:
         required = metadata.requires("gdn") or []
     except metadata.PackageNotFoundError:
-        raise MissingError("gdn is not installed, and its pyproject.toml is not here", hint="pip install gdn") from None
+        raise MissingError(
+            "gdn is not installed, and its pyproject.toml is not here",
+            hint="pip install gdn",
+        ) from None
     marked = re.compile(rf"""(.+?)\s*;\s*extra\s*==\s*["']{_EXTRA}["']\s*""")
     return [found[1] for line in required if (found := marked.fullmatch(line))]
 

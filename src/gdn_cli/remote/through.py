@@ -1,7 +1,7 @@
 """`--engine NAME`: jobs run by a command that starts gdn on another machine, such as srun.
 
-Its stdin gets a parcel. Each line of its stdout with our mark is a record as soon as it is made, and the last one is
-the reply.
+Its stdin gets a parcel. Each line of its stdout with our mark is a record as soon as it
+is made, and the last one is the reply.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ _FILLED = ("python", "minutes")
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """A table of configs/engines.toml. Raises parsing.Wrong for a word that cannot be filled in."""
 
-    command: Annotated[tuple[Text, ...], Meta(min_length=1, description="a list of words")]
+    command: Annotated[
+        tuple[Text, ...], Meta(min_length=1, description="a list of words")
+    ]
     cuda: bool
     start_s: Positive
     queue_s: Annotated[int, Meta(ge=0)] = 0
@@ -58,7 +60,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
                 raise Wrong(("command", i), _WORD, word)
 
 
-_WORD = "text without NUL, with {python} and {minutes} as its only braces ({{ and }} stand for a brace)"
+_WORD = (
+    "text without NUL, with {python} and {minutes} as its only braces ({{ and }} stand for a"
+    " brace)"
+)
 
 
 def _fillable(word: str) -> bool:
@@ -66,8 +71,14 @@ def _fillable(word: str) -> bool:
         parts = list(string.Formatter().parse(word))
     except ValueError:  # a single brace
         return False
-    fields = [(name, spec, conversion) for _, name, spec, conversion in parts if name is not None]
-    return "\0" not in word and all(field in [(name, "", None) for name in _FILLED] for field in fields)
+    fields = [
+        (name, spec, conversion)
+        for _, name, spec, conversion in parts
+        if name is not None
+    ]
+    return "\0" not in word and all(
+        field in [(name, "", None) for name in _FILLED] for field in fields
+    )
 
 
 def settings(name: str) -> Settings:
@@ -93,22 +104,36 @@ class Through(Elsewhere):
     def _lacking(self, algo: Algo, mode: str) -> inventory.Place | None:
         """What the other machine has is not known here: only whether it has a GPU."""
         if mode == "cuda" and not self.how.cuda:
-            return inventory.Place(None, f"engine {self.name} has no GPU", "configs/engines.toml says so")
+            return inventory.Place(
+                None, f"engine {self.name} has no GPU", "configs/engines.toml says so"
+            )
         return None
 
-    def __call__(self, jobs: list[Job], came: Came = lambda *_: None) -> Generator[tuple[Job, Outcome], None, None]:
+    def __call__(
+        self, jobs: list[Job], came: Came = lambda *_: None
+    ) -> Generator[tuple[Job, Outcome], None, None]:
         if not jobs:
             return
         limit = sum(job.timeout_s for job in jobs) + self.how.start_s
         found = environment.commit()
-        env = {"GDN_COMMIT": found["commit"] + ("-dirty" if found.get("dirty") else "")} if found else {}
+        env = (
+            {"GDN_COMMIT": found["commit"] + ("-dirty" if found.get("dirty") else "")}
+            if found
+            else {}
+        )
         content = Parcel(
-            where=self.name, gpu=None, cache=None, env=env, jobs=[Piece(job.request(), job.timeout_s) for job in jobs]
+            where=self.name,
+            gpu=None,
+            cache=None,
+            env=env,
+            jobs=[Piece(job.request(), job.timeout_s) for job in jobs],
         )
         heard = Heard(lambda data: self._record(data, jobs, came))
         reply = self._carried(wire.encode(content), limit, heard)
         if not reply.lost and len(reply.outcomes) != len(jobs):
-            reply.lost = f"the reply has {len(reply.outcomes)} outcomes for {len(jobs)} jobs"
+            reply.lost = (
+                f"the reply has {len(reply.outcomes)} outcomes for {len(jobs)} jobs"
+            )
         if reply.lost:
             outcomes = replies.kept(jobs, heard.made, None)
             for outcome in outcomes:
@@ -118,7 +143,10 @@ class Through(Elsewhere):
         for job, outcome in zip(jobs, outcomes, strict=True):
             device = outcome.environment and outcome.environment.device
             passed = sum(record.passed for record in outcome.records)
-            self.say(f"{planning.name(job)}: {passed} of {job.due} passed" + (f", {device}" if device else ""))
+            self.say(
+                f"{planning.name(job)}: {passed} of {job.due} passed"
+                + (f", {device}" if device else "")
+            )
             yield job, outcome
 
     def finish(self, document: Document) -> None:
@@ -131,23 +159,37 @@ class Through(Elsewhere):
     def _carried(self, parcel: bytes, limit_s: float, heard: Heard) -> Reply:
         """What the command answers; of one that fails, `heard` has the records until then."""
         minutes = str(math.ceil(limit_s / 60))
-        command = [word.format(python=sys.executable, minutes=minutes) for word in self.how.command]
+        command = [
+            word.format(python=sys.executable, minutes=minutes)
+            for word in self.how.command
+        ]
         package = str(paths.PACKAGE.parent)
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        queue = f", and {self.how.queue_s / 3600:.3g} h in its queue" if self.how.queue_s else ""
-        self.say(f"{self.name}: {command[0]}, at most {minutes} min once it runs{queue}")
+        queue = (
+            f", and {self.how.queue_s / 3600:.3g} h in its queue"
+            if self.how.queue_s
+            else ""
+        )
+        self.say(
+            f"{self.name}: {command[0]}, at most {minutes} min once it runs{queue}"
+        )
         with tempfile.TemporaryFile() as stdin:
             stdin.write(base64.b64encode(parcel))
             stdin.seek(0)
             try:
                 process = subprocess.Popen(
-                    command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                    command,
+                    stdin=stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
                     env=os.environ | {"PYTHONPATH": path},
                     start_new_session=True,  # Ctrl-C is ours: it ends the command below
-                )  # fmt: skip
+                )
             except OSError as e:
                 hint = f"configs/engines.toml has the command of engine {self.name}"
-                raise MissingError(f"cannot start {command[0]}: {e.strerror}", hint=hint) from None
+                raise MissingError(
+                    f"cannot start {command[0]}: {e.strerror}", hint=hint
+                ) from None
             try:
                 why = self._followed(process, heard, limit_s)
             finally:
@@ -158,15 +200,21 @@ class Through(Elsewhere):
             self.say(f"{self.name}: {why}")
         return heard.reply
 
-    def _followed(self, process: subprocess.Popen, heard: Heard, limit_s: float) -> str | None:
+    def _followed(
+        self, process: subprocess.Popen, heard: Heard, limit_s: float
+    ) -> str | None:
         """Hear the command until it ends; or why it is to be ended."""
         end, what = time.monotonic() + self.how.queue_s + limit_s, self.how.command[0]
         with selectors.DefaultSelector() as selector:
-            for stream, take in ((process.stdout, heard.out), (process.stderr, heard.log.add)):
+            for stream, take in (
+                (process.stdout, heard.out),
+                (process.stderr, heard.log.add),
+            ):
                 os.set_blocking(stream.fileno(), False)
                 selector.register(stream, selectors.EVENT_READ, take)
             while time.monotonic() < end:
-                gone = process.poll() is not None  # before the last of its output is read
+                # before the last of its output is read
+                gone = process.poll() is not None
                 quiet = not _read(selector, 0 if gone else _POLL_S)
                 if gone and quiet:
                     return None
@@ -174,13 +222,17 @@ class Through(Elsewhere):
                     return f"{what} was ended: its messages are longer than {wire.MOST >> 20} MiB"
                 if heard.size:
                     end = min(end, time.monotonic() + limit_s)
-                if gone or heard.reply:  # it may wait for something, and what it left may hold a pipe open
+                # it may wait for something, and what it left may hold a pipe open
+                if gone or heard.reply:
                     end = min(end, time.monotonic() + _GRACE_S)
         if process.poll() is not None:
             return None
         if heard.reply:
             return f"{what} did not end after its reply, and was ended"
-        return f"{what} was ended: no reply after {limit_s + self.how.queue_s:g} s; --timeout gives more"
+        return (
+            f"{what} was ended: no reply after {limit_s + self.how.queue_s:g} s; --timeout gives"
+            " more"
+        )
 
     def _unanswered(self, heard: Heard, code: int) -> str:
         lines = [text for text in heard.log.text().splitlines() if text.strip()]
@@ -189,7 +241,8 @@ class Through(Elsewhere):
 
 
 class Heard:
-    """What a command has said so far: the reply, the records (wire.Made) before it, and the ends of its other words.
+    """What a command has said so far: the reply, the records (wire.Made) before it, and
+    the ends of its other words.
 
     look  gets each record as it comes
     """
@@ -200,7 +253,8 @@ class Heard:
         self.made: list[bytes] = []
         self.size = 0  # of all marked lines
         self.log = bounded.Output()
-        self._line = bytearray()  # the present one, if it may be marked; of another one its beginning
+        # the present one, if it may be marked; of another one its beginning
+        self._line = bytearray()
 
     def out(self, data: bytes) -> None:
         *ends, rest = data.split(b"\n")
@@ -272,7 +326,9 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def serve(stdin: BinaryIO) -> int:
-    """The other side: a parcel on stdin, records and the reply as marked lines on stdout. Returns the exit code."""
+    """The other side: a parcel on stdin, records and the reply as marked lines on
+    stdout. Returns the exit code.
+    """
     out, lock = os.fdopen(os.dup(1), "wb"), threading.Lock()
     os.dup2(2, 1)  # what else is printed here is no answer
 

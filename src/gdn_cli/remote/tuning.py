@@ -1,4 +1,6 @@
-"""`gdn modal tune`: candidates measured in one container, in turns as here; the choice is made here (tune/away.py)."""
+"""`gdn modal tune`: candidates measured in one container, in turns as here; the choice
+is made here (tune/away.py).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from .wire import Reply
 
 
 def measured(engine: Engine, plan: Plan, settings: Settings) -> away.Measured:
-    """What was measured there; of a call that did not reply, what it had kept. RemoteError if there is nothing."""
+    """What was measured there; of a call that did not reply, what it had kept.
+    RemoteError if there is nothing.
+    """
     dataset = None
     if settings.dataset:
         modal_client.connect(engine.settings.limits.connect)
@@ -28,5 +32,7 @@ def measured(engine: Engine, plan: Plan, settings: Settings) -> away.Measured:
     unheard = work.call is None or any(call.id == work.call.id for call in engine.sent)
     notes = [] if unheard else wire.notes(modal_client.kept(work.call.id))
     if key := next((note.key for note in notes if note.key), None):
-        return away.Measured(key=key, lines=[note.line for note in notes if note.line], reason=reply.lost)
+        return away.Measured(
+            key=key, lines=[note.line for note in notes if note.line], reason=reply.lost
+        )
     raise RemoteError(reply.lost)

@@ -26,9 +26,11 @@ from ..tune import away
 from .settings import Gpu
 
 SCHEMA = 3
-_ALONE = threading.Lock()  # msgspec 0.22 crashes if several threads are the first to read a type
+# msgspec 0.22 crashes if several threads are the first to read a type
+_ALONE = threading.Lock()
 OTHER = "the other side speaks schema"
-MOST = 256 << 20  # bytes of a message once it is unpacked: a long comparison has about 40 MiB
+# bytes of a message once it is unpacked: a long comparison has about 40 MiB
+MOST = 256 << 20
 T = TypeVar("T", "Parcel", "Reply", "Made", away.Noted)
 Wanted = dict[str, Any]  # a profile to be made: what profiling.sent gives
 
@@ -54,7 +56,8 @@ class Parcel(Struct, kw_only=True):
     image: str | None = None
     gpu: Gpu | None  # that the container must have; None for work on a CPU
     cache: Cache | None  # None: compiled code stays where gdn keeps it on that machine
-    limit_s: float | None = None  # of --max-minutes, after which the container is ended, and all that it has is lost
+    # of --max-minutes, after which the container is ended, and all that it has is lost
+    limit_s: float | None = None
     env: dict[str, str]  # variables for the workers, and this gdn's commit
     jobs: list[Piece] = []
     profiles: list[Wanted] = []
@@ -108,8 +111,14 @@ def notes(found: Iterable[bytes]) -> list[away.Noted]:
 
 
 def encode(content: Parcel | Reply | Made | away.Noted) -> bytes:
-    # not msgspec's own JSON, which cannot hold half a surrogate pair or NaN, and an algo may have written either
-    return zlib.compress(json.dumps({"schema": SCHEMA} | msgspec.to_builtins(content, enc_hook=str)).encode(), 1)
+    # not msgspec's own JSON, which cannot hold half a surrogate pair or NaN, and an
+    # algo may have written either
+    return zlib.compress(
+        json.dumps(
+            {"schema": SCHEMA} | msgspec.to_builtins(content, enc_hook=str)
+        ).encode(),
+        1,
+    )
 
 
 def inflated(data: bytes, most: int) -> bytes:
@@ -124,8 +133,10 @@ def inflated(data: bytes, most: int) -> bytes:
 
 
 def decode(data: bytes, form: type[T]) -> T:
-    """A parcel or a reply; RemoteError if it is neither, or comes from another gdn version (OTHER). What comes back has
-    its texts clipped, as a worker's on this machine."""
+    """A parcel or a reply; RemoteError if it is neither, or comes from another gdn
+    version (OTHER). What comes back has its texts clipped, as a worker's on this
+    machine.
+    """
     try:
         content = json.loads(inflated(data, MOST))
         schema = content["schema"]
@@ -133,12 +144,26 @@ def decode(data: bytes, form: type[T]) -> T:
             if form is not Parcel:
                 content = _clipped(content)
             with _ALONE:
-                return msgspec.convert(content, form, dec_hook=lambda kind, value: kind(value))  # paths
+                # paths
+                return msgspec.convert(
+                    content, form, dec_hook=lambda kind, value: kind(value)
+                )
     except msgspec.ValidationError as e:
-        raise RemoteError(f"what came back from Modal is not a reply of gdn: {e}") from None
-    except (zlib.error, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise RemoteError(
+            f"what came back from Modal is not a reply of gdn: {e}"
+        ) from None
+    except (
+        zlib.error,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):
         raise RemoteError("what came back from Modal is not a reply of gdn") from None
-    raise RemoteError(f"{OTHER} {schema!r:.40}, this gdn {SCHEMA}", hint="use one gdn for both")
+    raise RemoteError(
+        f"{OTHER} {schema!r:.40}, this gdn {SCHEMA}", hint="use one gdn for both"
+    )
 
 
 def _clipped(content: dict[str, Any]) -> dict[str, Any]:

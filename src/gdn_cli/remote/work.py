@@ -1,4 +1,6 @@
-"""What is sent: a command's options for Modal, jobs that share a container, where an algo runs there."""
+"""What is sent: a command's options for Modal, jobs that share a container, where an
+algo runs there.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class Work:
 
     jobs: list[Job]
     limit_s: int
-    profiles: list[Wanted] = field(default_factory=list)  # to make: profiling.sent of each
+    # to make: profiling.sent of each
+    profiles: list[Wanted] = field(default_factory=list)
     tunings: list[away.Wanted] = field(default_factory=list)
     earlier: RemoteCall | None = None  # if another command has sent it
     call: modal_client.Call | None = None
@@ -47,20 +50,28 @@ class Work:
 
     @property
     def cuda(self) -> bool:
-        modes = [job.mode for job in self.jobs] + [wanted["subject"]["mode"] for wanted in self.profiles]
+        modes = [job.mode for job in self.jobs] + [
+            wanted["subject"]["mode"] for wanted in self.profiles
+        ]
         return "cuda" in [*modes, *(asked.mode for asked in self.tunings)]
 
     @property
     def sources(self) -> list[str]:
         """The hashes of the algos to build."""
-        solutions = [solution for job in self.jobs for solution in (job.solution, *(s for _, s in job.rivals))]
+        solutions = [
+            solution
+            for job in self.jobs
+            for solution in (job.solution, *(s for _, s in job.rivals))
+        ]
         solutions += [wanted["subject"]["solution"] for wanted in self.profiles]
         solutions += [asked.algo.solution for asked in self.tunings]
         return sorted(source_hash(solution) for solution in solutions if solution)
 
 
 def place(algo: Algo, device: str = "auto") -> inventory.Place:
-    """Where an algo runs in the container: Machine.place for one with a GPU and the pinned packages."""
+    """Where an algo runs in the container: Machine.place for one with a GPU and the
+    pinned packages.
+    """
     return inventory.placed(algo, device, _lacking)
 
 
@@ -74,26 +85,40 @@ def _lacking(algo: Algo, mode: str) -> inventory.Place | None:
 
 
 def together(jobs: list[Job]) -> list[Job]:
-    """The timed algos of an op in one process, their calls taking turns; floors and references unchanged."""
+    """The timed algos of an op in one process, their calls taking turns; floors and
+    references unchanged.
+    """
     groups: dict[object, list[Job]] = {}
     for i, job in enumerate(jobs):
         alone = job.command != "bench" or job.added
         groups.setdefault(i if alone else (job.op.name, job.mode), []).append(job)
-    return [_interleaved(rivals) if len(rivals) > 1 else rivals[0] for rivals in groups.values()]
+    return [
+        _interleaved(rivals) if len(rivals) > 1 else rivals[0]
+        for rivals in groups.values()
+    ]
 
 
 def _interleaved(rivals: list[Job]) -> Job:
     first = rivals[0]
     tiers = tuple(tier for tier in first.tiers if TIERS[tier].interleaves)
     if not tiers:
-        able = ", ".join(name for name, t in TIERS.items() if t.interleaves and t.mode == first.mode)
+        able = ", ".join(
+            name for name, t in TIERS.items() if t.interleaves and t.mode == first.mode
+        )
         raise UsageError(
-            f"calls of several algos cannot take turns in {', '.join(first.tiers)}", hint=f"use --tier {able}"
+            f"calls of several algos cannot take turns in {', '.join(first.tiers)}",
+            hint=f"use --tier {able}",
         )
     return replace(
-        first, command="compare", algo=None, solution=None, tiers=tiers, fallback=False,
-        rivals=tuple((j.algo, j.solution) for j in rivals), timeout_s=sum(j.timeout_s for j in rivals),
-    )  # fmt: skip
+        first,
+        command="compare",
+        algo=None,
+        solution=None,
+        tiers=tiers,
+        fallback=False,
+        rivals=tuple((j.algo, j.solution) for j in rivals),
+        timeout_s=sum(j.timeout_s for j in rivals),
+    )
 
 
 def key(job: Job) -> str:

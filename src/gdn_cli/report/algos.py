@@ -24,29 +24,57 @@ _LEAST = 26  # characters; a summary that would get fewer than this is wrapped, 
 
 def _plain(algo: Algo, place: Place) -> dict[str, Any]:
     return {
-        "op": algo.op, "algo": algo.name, "language": algo.language, "devices": algo.modes, "here": place.mode,
-        "reason": place.reason, "hint": place.hint, "after": algo.after, "peer": algo.peer,
-        "setup": algo.setup, "summary": algo.summary,
-    }  # fmt: skip
+        "op": algo.op,
+        "algo": algo.name,
+        "language": algo.language,
+        "devices": algo.modes,
+        "here": place.mode,
+        "reason": place.reason,
+        "hint": place.hint,
+        "after": algo.after,
+        "peer": algo.peer,
+        "setup": algo.setup,
+        "summary": algo.summary,
+    }
 
 
-def show_list(found: list[tuple[Algo, Place]], broken: list[Broken], as_json: bool) -> None:
+def show_list(
+    found: list[tuple[Algo, Place]], broken: list[Broken], as_json: bool
+) -> None:
     """The algos, where each of them runs here, and the folders whose algo.toml cannot be read."""
     if as_json:
         return show_json(
             {
                 "algos": [_plain(algo, place) for algo, place in found],
-                "broken": [{"op": b.op, "algo": b.name, "error": str(b.error)} for b in broken],
+                "broken": [
+                    {"op": b.op, "algo": b.name, "error": str(b.error)} for b in broken
+                ],
             }
         )
     out = console()
     tables: dict[str, Table] = {}
-    columns = [*words("algo", "language"), Column("here", folds=True), Column("summary", folds=True)]
-    rows = [(algo.op, algo.name, algo.language, _here(place), algo.summary) for algo, place in found]
-    room = out.width - sum(2 + max([len(columns[i - 1].name), *(len(row[i]) for row in rows)]) for i in (1, 2, 3))
-    for (op, name, language, here, summary), (_, place) in zip(rows, found, strict=True):
+    columns = [
+        *words("algo", "language"),
+        Column("here", folds=True),
+        Column("summary", folds=True),
+    ]
+    rows = [
+        (algo.op, algo.name, algo.language, _here(place), algo.summary)
+        for algo, place in found
+    ]
+    room = out.width - sum(
+        2 + max([len(columns[i - 1].name), *(len(row[i]) for row in rows)])
+        for i in (1, 2, 3)
+    )
+    for (op, name, language, here, summary), (_, place) in zip(
+        rows, found, strict=True
+    ):
         cell = Cell(here, Mark.GOOD if place.mode else Mark.WARN)
-        text = summary if room < _LEAST or len(summary) <= room else summary[: room - 2].rpartition(" ")[0] + "..."
+        text = (
+            summary
+            if room < _LEAST or len(summary) <= room
+            else summary[: room - 2].rpartition(" ")[0] + "..."
+        )
         tables.setdefault(op, Table(op, columns)).add(name, language, cell, text)
     print_table(out, *tables.values())
     for b in broken:
@@ -68,8 +96,10 @@ class Known:
     place: Place
     files: list[tuple[Path, int]]  # with their lines
     entry: Entry | None
-    history: list[Group] = field(default_factory=list)  # the last run of each device and tier
-    committed: list[tuple[str, Group]] = field(default_factory=list)  # (file, its times) of results/
+    # the last run of each device and tier
+    history: list[Group] = field(default_factory=list)
+    # (file, its times) of results/
+    committed: list[tuple[str, Group]] = field(default_factory=list)
 
 
 def show_algo(known: Known, as_json: bool) -> None:
@@ -78,15 +108,24 @@ def show_algo(known: Known, as_json: bool) -> None:
         return show_json(
             _plain(algo, place)
             | {
-                "entry_point": algo.entry_point, "capability": algo.capability, "packages": algo.packages,
-                "provenance": algo.provenance, "batch_invariant": algo.batch_invariant, "folder": str(algo.folder),
+                "entry_point": algo.entry_point,
+                "capability": algo.capability,
+                "packages": algo.packages,
+                "provenance": algo.provenance,
+                "batch_invariant": algo.batch_invariant,
+                "folder": str(algo.folder),
                 "tuned": algo.tune and algo.tune.file,
-                "files": [{"path": str(path), "lines": lines} for path, lines in known.files],
-                "log": entry and {"file": str(entry.file), "line": entry.line, "text": entry.text},
+                "files": [
+                    {"path": str(path), "lines": lines} for path, lines in known.files
+                ],
+                "log": entry
+                and {"file": str(entry.file), "line": entry.line, "text": entry.text},
                 "history": [_times(group) for group in known.history],
-                "results": [{"file": file} | _times(group) for file, group in known.committed],
+                "results": [
+                    {"file": file} | _times(group) for file, group in known.committed
+                ],
             }
-        )  # fmt: skip
+        )
     out = console()
     print_line(out, styled((algo.full_name, "bold"), f": {algo.summary}"), 2)
     for word, text in _facts(algo, place):
@@ -99,14 +138,20 @@ def show_algo(known: Known, as_json: bool) -> None:
     print_table(out, made)
     out.print()
     if entry:
-        print_line(out, styled(("log ", "bold"), f"{entry.file}:{entry.line}"), whole=True)
+        print_line(
+            out, styled(("log ", "bold"), f"{entry.file}:{entry.line}"), whole=True
+        )
         for line in entry.text.splitlines():
             print_line(out, f"  {line}", 2 * line.startswith("- "))
         out.print()
-    for title, group in [("your last run", group) for group in known.history] + known.committed:
+    for title, group in [
+        ("your last run", group) for group in known.history
+    ] + known.committed:
         _show_times(out, title, group)
     if not (known.history or known.committed):
-        remark(out, f"no times yet: `gdn bench --algo {algo.name}{_op(algo)}` takes some")
+        remark(
+            out, f"no times yet: `gdn bench --algo {algo.name}{_op(algo)}` takes some"
+        )
 
 
 def _op(algo: Algo) -> str:
@@ -123,10 +168,23 @@ def _facts(algo: Algo, place: Place) -> list[tuple[str, str]]:
         ("here", f"yes, on {place.mode}" if place.mode else f"no: {place.reason}"),
         ("", "" if place.mode else place.hint or ""),
         ("after", algo.after or ""),
-        ("peer", "yes: another project's kernel, which ours are compared with" if algo.peer else ""),
-        ("setup", f"{algo.setup} runs before the call and is not timed" if algo.setup else ""),
+        (
+            "peer",
+            "yes: another project's kernel, which ours are compared with"
+            if algo.peer
+            else "",
+        ),
+        (
+            "setup",
+            f"{algo.setup} runs before the call and is not timed" if algo.setup else "",
+        ),
         ("packages", ", ".join(algo.packages.values())),
-        ("tuned", f"{algo.tune.file} holds its constants by {', '.join(algo.tune.size)}" if algo.tune else ""),
+        (
+            "tuned",
+            f"{algo.tune.file} holds its constants by {', '.join(algo.tune.size)}"
+            if algo.tune
+            else "",
+        ),
         *((key, value) for key, value in algo.provenance.items()),
         ("folder", str(algo.folder or "")),
     ]
@@ -136,20 +194,36 @@ def _facts(algo: Algo, place: Place) -> list[tuple[str, str]]:
 def _times(group: Group) -> dict[str, Any]:
     last = group.rows[-1]
     return {
-        "device": group.device, "mode": group.mode, "tier": group.tier, "l2": group.l2, "time": last.time,
-        "commit": last.commit, "source_hash": last.source_hash, "medians_us": last.medians_us,
+        "device": group.device,
+        "mode": group.mode,
+        "tier": group.tier,
+        "l2": group.l2,
+        "time": last.time,
+        "commit": last.commit,
+        "source_hash": last.source_hash,
+        "medians_us": last.medians_us,
         "doubted": last.doubted_labels,
-    }  # fmt: skip
+    }
 
 
 def _show_times(out: Console, title: str, group: Group) -> None:
     """The last row of a group, one column per size, as many as fit in a line."""
     last = group.rows[-1]
-    where = [group.device or group.mode or "", f"tier {group.tier}" + (f", L2 {group.l2}" if group.l2 else "")]
+    where = [
+        group.device or group.mode or "",
+        f"tier {group.tier}" + (f", L2 {group.l2}" if group.l2 else ""),
+    ]
     labels = [label for label in group.labels if label in last.medians_us]
-    times = {label: units.duration(last.medians_us[label]) + "?" * (label in last.doubted_labels) for label in labels}
+    times = {
+        label: units.duration(last.medians_us[label])
+        + "?" * (label in last.doubted_labels)
+        for label in labels
+    }
     step = 1
-    while step < len(labels) and sum(2 + max(len(times[x]), len(x)) for x in labels[::step]) > out.width + 2:
+    while (
+        step < len(labels)
+        and sum(2 + max(len(times[x]), len(x)) for x in labels[::step]) > out.width + 2
+    ):
         step += 1
     made = Table(" | ".join([title, *where, last.time[:10]]), numbers(*labels[::step]))
     made.add(*(times[label] for label in labels[::step]))

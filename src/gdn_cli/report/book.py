@@ -1,7 +1,9 @@
-"""The data behind a report: measurements grouped by device, tier and L2 state, and what is in no group.
+"""The data behind a report: measurements grouped by device, tier and L2 state, and what
+is in no group.
 
-Different devices, tiers and L2 states are different groups, and their times are never divided by each other. merge.py
-makes a book from files, or from the document of a command.
+Different devices, tiers and L2 states are different groups, and their times are never
+divided by each other. merge.py makes a book from files, or from the document of a
+command.
 """
 
 from __future__ import annotations
@@ -16,7 +18,16 @@ from ..catalog.ops import Op
 from ..catalog.registry import Registry
 from ..catalog.tiers import COPY, FLOORS
 from ..records import comparison
-from ..schema.record_types import BestPeer, BestPeers, Compared, Document, Environment, Overall, Record, Timing
+from ..schema.record_types import (
+    BestPeer,
+    BestPeers,
+    Compared,
+    Document,
+    Environment,
+    Overall,
+    Record,
+    Timing,
+)
 from ..schema.scores import Judged, Score
 
 _GPU, _CPU = "GPU (not named)", "CPU (not named)"
@@ -24,7 +35,9 @@ _GPU, _CPU = "GPU (not named)", "CPU (not named)"
 
 @dataclass(frozen=True)
 class Source:
-    """A file of records and its name as the user gave it, without folders if that was an absolute path."""
+    """A file of records and its name as the user gave it, without folders if that was
+    an absolute path.
+    """
 
     name: str  # "" for the document of the running command
     document: Document
@@ -33,7 +46,11 @@ class Source:
     def commit(self) -> str | None:
         """The commit that ran, marked if there were uncommitted changes."""
         commit = self.document.commit
-        return f"{commit}{' with changes' if self.document.dirty else ''}" if commit else None
+        return (
+            f"{commit}{' with changes' if self.document.dirty else ''}"
+            if commit
+            else None
+        )
 
     @property
     def time(self) -> str:
@@ -42,16 +59,23 @@ class Source:
 
     @cached_property
     def places(self) -> list[str]:
-        """Where its records were made: modes, or a mode and a GPU, as in the keys of `environments`."""
+        """Where its records were made: modes, or a mode and a GPU, as in the keys of
+        `environments`.
+        """
         return list(dict.fromkeys(r.place for r in self.document.records))
 
     def environment(self, place: str) -> Environment:
         return self.document.environments.get(place) or Environment()
 
     def device(self, place: str) -> str:
-        """The GPU's name, with its number if the file has several GPUs, or the CPU's name with its threads."""
+        """The GPU's name, with its number if the file has several GPUs, or the CPU's
+        name with its threads.
+        """
         mode, _, number = place.partition(":")
-        several = sum(other.startswith("cuda:") for other in self.places) > 1 and place in self.places
+        several = (
+            sum(other.startswith("cuda:") for other in self.places) > 1
+            and place in self.places
+        )
         name = self.environment(place).device or (_GPU if mode == "cuda" else _CPU)
         return f"{name}, GPU {number}" if number and several else name
 
@@ -108,12 +132,21 @@ class Measurement:
     def workload(self) -> str | None:
         """A key of the workload: its uuid, or its axes if it has none."""
         workload = self.record.workload
-        return (workload.uuid or repr(sorted(workload.axes.items()))) if workload else None
+        return (
+            (workload.uuid or repr(sorted(workload.axes.items()))) if workload else None
+        )
 
     @property
     def case(self) -> tuple:
         """Key of the same call on the same device, in any tier."""
-        return self.op, self.algo, self.record.mode, self.device, self.workload, self.record.in_place
+        return (
+            self.op,
+            self.algo,
+            self.record.mode,
+            self.device,
+            self.workload,
+            self.record.in_place,
+        )
 
     @property
     def key(self) -> tuple:
@@ -156,7 +189,9 @@ class Point:
 
 
 def fastest(points: Iterable[Point]) -> Point | None:
-    """The fastest of several algos; None if its time is in doubt or the times are from different GPUs."""
+    """The fastest of several algos; None if its time is in doubt or the times are from
+    different GPUs.
+    """
     timed = [p for p in points if p.median_us is not None]
     gpus = {m.record.gpu.uuid for p in timed for m in p.measured if m.record.gpu}
     if len(timed) < 2 or len(gpus) > 1:
@@ -176,7 +211,8 @@ class Group:
     known: Op | None  # None if this installation does not have the op
     in_place: bool = False  # whether outputs overwrote inputs
     measured: list[Measurement] = field(default_factory=list)
-    algos: list[str] = field(default_factory=list)  # copy, ladder from its lowest rung, unknown ones, peers
+    # copy, ladder from its lowest rung, unknown ones, peers
+    algos: list[str] = field(default_factory=list)
     # limits of the machine that no workload changes: an empty launch, a large copy
     machine: dict[str, Measurement] = field(default_factory=dict)
 
@@ -188,7 +224,9 @@ class Group:
 
     @cached_property
     def points(self) -> dict[tuple[str, str], Point]:
-        """(algo, label) -> its measurements. The failure of a whole algo is at every label without one."""
+        """(algo, label) -> its measurements. The failure of a whole algo is at every
+        label without one.
+        """
         found: dict[tuple[str, str], Point] = {}
         for m in self.measured:
             if m.label:
@@ -209,8 +247,12 @@ class Group:
         return [a for a in self.algos if a not in FLOORS]
 
     def fastest(self, label: str) -> str | None:
-        """The fastest algo there; None if there is only one, or if it is not certain which is the fastest."""
-        first = fastest(self.points[a, label] for a in self.rivals if (a, label) in self.points)
+        """The fastest algo there; None if there is only one, or if it is not certain
+        which is the fastest.
+        """
+        first = fastest(
+            self.points[a, label] for a in self.rivals if (a, label) in self.points
+        )
         return first.first.algo if first else None
 
     @cached_property
@@ -245,13 +287,16 @@ class Group:
 
 @dataclass
 class Book:
-    """The content of some files. `groups` are sorted by op, then device, then tier, the most exact tier first."""
+    """The content of some files. `groups` are sorted by op, then device, then tier, the
+    most exact tier first.
+    """
 
     sources: list[Source]
     groups: list[Group]
     measured: list[Measurement]  # all of them: checks, failures and times
     registry: Registry
-    replaced: dict[tuple[str, str], int]  # (older file, newer file) -> how many records the newer one replaced
+    # (older file, newer file) -> how many records the newer one replaced
+    replaced: dict[tuple[str, str], int]
     tiers: tuple[str, ...] = ()  # the tiers and algos that were asked for; () is all
     algos: tuple[str, ...] = ()
 
@@ -263,8 +308,9 @@ class Book:
         return [g for g in self.groups if g.op == op]
 
     def rows(self, op: str) -> list[Point]:
-        """Points by algo, label, tier and GPU, label by label, in the order of measurement; without the empty launch
-        and the large copy."""
+        """Points by algo, label, tier and GPU, label by label, in the order of
+        measurement; without the empty launch and the large copy.
+        """
         found: dict[tuple, Point] = {}
         for m in self.measured:
             if m.op == op and (m.algo not in FLOORS or m.workload):
@@ -277,7 +323,9 @@ class Book:
         return self._latest(op, lambda document: document.comparisons)
 
     def overall(self, op: str) -> list[Overall]:
-        """The means of `comparisons`, so over the workloads of all files; the means in the files are over their own."""
+        """The means of `comparisons`, so over the workloads of all files; the means in
+        the files are over their own.
+        """
         return self._means(self.comparisons(op), comparison.over_all)
 
     def best_peers(self, op: str) -> list[tuple[Source, BestPeer]]:
@@ -293,19 +341,28 @@ class Book:
     def scores(self, op: str) -> list[tuple[Source, Score]]:
         return self._latest(op, lambda document: document.scores)
 
-    def _latest(self, op: str, items: Callable[[Document], Any]) -> list[tuple[Source, Any]]:
-        """Items that documents hold besides records, for one op; the latest of those that measure the same."""
+    def _latest(
+        self, op: str, items: Callable[[Document], Any]
+    ) -> list[tuple[Source, Any]]:
+        """Items that documents hold besides records, for one op; the latest of those
+        that measure the same.
+        """
         found: dict[tuple, tuple[Source, Any]] = {}
         for source in self.sources:
             for item in items(source.document) or []:
                 if item.op == op and self._wanted(item):
-                    same = [getattr(item, key, None) for key in ("tier", "l2", "baseline", "algo", "against", "rule")]
+                    same = [
+                        getattr(item, key, None)
+                        for key in ("tier", "l2", "baseline", "algo", "against", "rule")
+                    ]
                     workload = getattr(item, "workload", None)
                     which = workload and (workload.uuid or repr(workload.axes))
                     found[(source.device(item.mode), *same, which)] = source, item
         return list(found.values())
 
-    def _means(self, each: list[tuple[Source, Any]], means: Callable[[list[Any]], list[Any]]) -> list[Any]:
+    def _means(
+        self, each: list[tuple[Source, Any]], means: Callable[[list[Any]], list[Any]]
+    ) -> list[Any]:
         """Means of the items of each device."""
         by_device: dict[str, list[Any]] = {}
         for source, item in each:
@@ -313,10 +370,12 @@ class Book:
         return [mean for items in by_device.values() for mean in means(items)]
 
     def _wanted(self, item: Compared | BestPeer | BestPeers | Score) -> bool:
-        return (not self.tiers or item.tier in self.tiers) and (not self.algos or item.algo in self.algos)
+        return (not self.tiers or item.tier in self.tiers) and (
+            not self.algos or item.algo in self.algos
+        )
 
 
-# --- the ladder -----------------------------------------------------------------------------------------------------
+# --- the ladder
 
 
 @dataclass(frozen=True)
@@ -337,6 +396,11 @@ def ladder(registry: Registry, op: str) -> Ladder:
     names = {a.name for a in algos}
     after = {a.name: a.after for a in algos if a.after in names}
     known = registry.ops.get(op)
-    order = sorted(algos, key=lambda a: (a.peer, a.name not in after and a.name not in after.values()))
+    order = sorted(
+        algos,
+        key=lambda a: (a.peer, a.name not in after and a.name not in after.values()),
+    )
     peers = frozenset(a.name for a in algos if a.peer)
-    return Ladder(tuple(a.name for a in order), after, known.reference if known else None, peers)
+    return Ladder(
+        tuple(a.name for a in order), after, known.reference if known else None, peers
+    )

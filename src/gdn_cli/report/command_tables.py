@@ -1,4 +1,6 @@
-"""The tables that `run`, `bench`, `floors` and `compare` print at the end, from a book of one document."""
+"""The tables that `run`, `bench`, `floors` and `compare` print at the end, from a book
+of one document.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,15 @@ from .table import Cell, Column, Mark, Table, became, doubtful, numbers, words, 
 
 def of(book: Book, command: str) -> Iterator[Table]:
     """A command's tables, op by op."""
-    made = {"run": _check, "bench": _bench, "floors": _floors, "compare": _compare}[command]
+    made = {"run": _check, "bench": _bench, "floors": _floors, "compare": _compare}[
+        command
+    ]
     for op in book.ops:
         if rows := book.rows(op):
             yield from made(book, op, rows)
 
 
-# --- rows -----------------------------------------------------------------------------------------------------------
+# --- rows
 
 
 def _label(point: Point) -> str:
@@ -36,7 +40,9 @@ def _gpus(rows: list[Point]) -> list[Column]:
 
 
 def _gpu(rows: list[Point], point: Point) -> list[str]:
-    return ["" if point.first.gpu is None else str(point.first.gpu)] if _gpus(rows) else []
+    return (
+        ["" if point.first.gpu is None else str(point.first.gpu)] if _gpus(rows) else []
+    )
 
 
 def _here(point: Point) -> tuple:
@@ -45,7 +51,9 @@ def _here(point: Point) -> tuple:
 
 
 def _grouped(rows: list[Point]) -> Iterator[tuple[Point, str, bool]]:
-    """Each row with its label, which only the first row of a group shows, and whether a new group begins there."""
+    """Each row with its label, which only the first row of a group shows, and whether a
+    new group begins there.
+    """
     last = None
     for point in rows:
         count = len(point.measured)
@@ -60,24 +68,32 @@ def _title(op: str, rows: list[Point], *more: str) -> str:
     parts = [op]
     places: dict[str, list[Measurement]] = {}
     for m in (m for p in rows for m in p.measured):
-        places.setdefault(m.source.environment(m.record.place).device or m.record.mode, []).append(m)
+        places.setdefault(
+            m.source.environment(m.record.place).device or m.record.mode, []
+        ).append(m)
     for where, measured in places.items():
-        gpus, clock = sorted({m.gpu for m in measured} - {None}), tables.sm_clock(measured)
+        gpus, clock = (
+            sorted({m.gpu for m in measured} - {None}),
+            tables.sm_clock(measured),
+        )
         where += f" (GPU {', '.join(map(str, gpus))})" if gpus else ""
         parts.append(f"{where} at {clock}" if clock else where)
     l2 = sorted({m.timing.l2 for p in rows for m in p.measured if m.timing} - {None})
     if tiers := list(dict.fromkeys(p.first.tier for p in rows if p.first.tier)):
-        parts.append(f"tier {', '.join(tiers)}" + (f", L2 {'/'.join(l2)}" if l2 else ""))
+        parts.append(
+            f"tier {', '.join(tiers)}" + (f", L2 {'/'.join(l2)}" if l2 else "")
+        )
     if any(m.record.in_place for p in rows for m in p.measured):
         parts.append("in place")
     return " | ".join([*parts, *more])
 
 
-# --- gdn bench, gdn floors ------------------------------------------------------------------------------------------
+# --- gdn bench, gdn floors
 
 
 def _bench(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
-    first: dict[str, str | None] = {}  # mode -> the tier of its main table: the first one asked for
+    # mode -> the tier of its main table: the first one asked for
+    first: dict[str, str | None] = {}
     for m in (p.first for p in rows):
         if m.tier or m.record.mode not in first:
             first[m.record.mode] = first.get(m.record.mode) or m.tier
@@ -98,29 +114,48 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
     known = book.registry.ops.get(op)
     floors = {_here(p): p.median_us for p in rows if p.first.algo == COPY}
     timed = [p for p in rows if p.median_us is not None]
-    references = {_here(p): p for p in timed if known and p.first.algo == known.reference}
+    references = {
+        _here(p): p for p in timed if known and p.first.algo == known.reference
+    }
     peers, is_peer = {}, ladder(book.registry, op).peer
     for p in timed:
         if is_peer(p.first.algo):
             peers.setdefault(_here(p), []).append(p)
     rates = {}  # only for ops limited by arithmetic; for the others GB/s are enough
     if known and known.peak == "tensor":
-        rates = {id(p): rate for p in rows if p.first.algo not in FLOORS and (rate := headlines.rate(book, p))}
+        rates = {
+            id(p): rate
+            for p in rows
+            if p.first.algo not in FLOORS and (rate := headlines.rate(book, p))
+        }
     against = ["x peer"] if peers else ["speedup"] if references else []
-    named = numbers("median", "spread", *against, "GB/s", "x copy", *(["TFLOP/s"] if rates else []))
+    named = numbers(
+        "median", "spread", *against, "GB/s", "x copy", *(["TFLOP/s"] if rates else [])
+    )
     made = Table(_title(op, rows), [*words("workload", "algo"), *_gpus(rows), *named])
     for point, label, gap in _grouped(_once(rows)):
         us, algo, gpu = point.median_us, point.first.algo, _gpu(rows, point)
         if us is None:
             made.add(label, algo, *gpu, became(point.failed), gap=gap)
             continue
-        rivals = (p for p in rows if p.first.algo not in FLOORS and _here(p)[:2] == _here(point)[:2])
+        rivals = (
+            p
+            for p in rows
+            if p.first.algo not in FLOORS and _here(p)[:2] == _here(point)[:2]
+        )
         name = Cell(algo, Mark.BEST if fastest(rivals) is point else Mark.NONE)
-        cells: list[str | Cell] = [units.duration(us), doubtful(f"±{point.spread:.0%}", point.doubted)]
+        cells: list[str | Cell] = [
+            units.duration(us),
+            doubtful(f"±{point.spread:.0%}", point.doubted),
+        ]
         reference, floor = references.get(_here(point)), floors.get(_here(point))
         if peers:
-            best = headlines.best_of(peers.get(_here(point), ())) if algo != COPY else None
-            over = best and doubtful(units.times(best.median_us / us), point.doubted or best.doubted)
+            best = (
+                headlines.best_of(peers.get(_here(point), ())) if algo != COPY else None
+            )
+            over = best and doubtful(
+                units.times(best.median_us / us), point.doubted or best.doubted
+            )
             cells.append(over or "")
         elif reference and algo != COPY:
             speedup = units.times(reference.median_us / us)
@@ -128,13 +163,20 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
         elif references:
             cells.append("")
         rate, work = point.gigabytes_per_s, rates.get(id(point))
-        cells += ["" if rate is None else units.three(rate), units.three(us / floor) if floor else ""]
+        cells += [
+            "" if rate is None else units.three(rate),
+            units.three(us / floor) if floor else "",
+        ]
         cells += [work.words if work else ""] if rates else []
         made.add(label, name, *gpu, *cells, gap=gap, quiet=algo == COPY)
     tiers = {p.first.tier for p in rows}
     groups = [] if _gpus(rows) else [g for g in book.of(op) if g.tier in tiers]
     for group in groups:  # a line for each sentence
-        made.notes += [s for s in re.split(r"(?<=[.:]) (?=\S)", headlines.of_algos(book, group)) if s]
+        made.notes += [
+            s
+            for s in re.split(r"(?<=[.:]) (?=\S)", headlines.of_algos(book, group))
+            if s
+        ]
     if rates:
         made.notes += tables.rate_notes(book, op, rows[0].first)
     reference = known.reference if known and references and not peers else None
@@ -149,7 +191,9 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
     return made
 
 
-def _columns_notes(made: Table, peers: bool, reference: str | None, copied: bool) -> Iterator[str]:
+def _columns_notes(
+    made: Table, peers: bool, reference: str | None, copied: bool
+) -> Iterator[str]:
     """The meaning of the signs and columns of a table of times."""
     if any(row.best for row in made.rows):
         yield "*: the fastest of its size"
@@ -162,11 +206,19 @@ def _columns_notes(made: Table, peers: bool, reference: str | None, copied: bool
 
 
 def _once(rows: list[Point]) -> list[Point]:
-    """Each GPU measures the copy and the reference for itself; keep only the first GPU's times of these."""
+    """Each GPU measures the copy and the reference for itself; keep only the first
+    GPU's times of these.
+    """
     found: dict[tuple, Point] = {}
     for p in rows:
         m = p.first
-        key = (m.label, m.algo, m.record.mode, m.tier, m.gpu if p.median_us is None else None)
+        key = (
+            m.label,
+            m.algo,
+            m.record.mode,
+            m.tier,
+            m.gpu if p.median_us is None else None,
+        )
         found.setdefault(key, p)
     return list(found.values())
 
@@ -174,15 +226,21 @@ def _once(rows: list[Point]) -> list[Point]:
 def _tiers(op: str, rows: list[Point]) -> Table:
     """Every tier's median side by side; nothing is divided."""
     tiers = list(dict.fromkeys(p.first.tier for p in rows if p.first.tier))
-    made = Table(_title(op, rows), [*words("workload", "algo"), *_gpus(rows), *numbers(*tiers)])
+    made = Table(
+        _title(op, rows), [*words("workload", "algo"), *_gpus(rows), *numbers(*tiers)]
+    )
     calls: dict[tuple, dict[str | None, Point]] = {}
     for p in rows:
         m = p.first
         calls.setdefault((m.label, m.algo, m.record.mode, m.gpu), {})[m.tier] = p
     timed = {
-        next(iter(own.values())).first.key: own for own in calls.values() if any(p.median_us for p in own.values())
+        next(iter(own.values())).first.key: own
+        for own in calls.values()
+        if any(p.median_us for p in own.values())
     }
-    for point, label, gap in _grouped([next(iter(own.values())) for own in timed.values()]):
+    for point, label, gap in _grouped(
+        [next(iter(own.values())) for own in timed.values()]
+    ):
         own = timed[point.first.key]
         medians = [own[tier].median_us if tier in own else None for tier in tiers]
         cells = ("-" if us is None else units.duration(us) for us in medians)
@@ -191,7 +249,11 @@ def _tiers(op: str, rows: list[Point]) -> Table:
 
 
 def _floors(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
-    head = [*words("workload", "tier"), *numbers("copy", "spread", "GB/s"), Column("how", folds=True)]
+    head = [
+        *words("workload", "tier"),
+        *numbers("copy", "spread", "GB/s"),
+        Column("how", folds=True),
+    ]
     made = Table(_title(op, rows), head, notes=list(_floor_notes(book)))
     for point, label, gap in _grouped(rows):
         m = point.first
@@ -199,7 +261,11 @@ def _floors(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
             made.add(label, m.tier or "", became(point.failed), gap=gap)
             continue
         rate = point.gigabytes_per_s
-        cells = units.duration(point.median_us), f"±{point.spread:.0%}", "" if rate is None else units.three(rate)
+        cells = (
+            units.duration(point.median_us),
+            f"±{point.spread:.0%}",
+            "" if rate is None else units.three(rate),
+        )
         made.add(label, m.tier, *cells, m.record.how or "", gap=gap)
     yield made
 
@@ -210,7 +276,9 @@ def _floor_notes(book: Book) -> Iterator[str]:
     for m in book.measured:
         if m.timing and m.timing.how:
             hows.setdefault(m.tier, set()).add(m.timing.how)
-    yield from (f"{tier}: {texts.pop()}" for tier, texts in hows.items() if len(texts) == 1)
+    yield from (
+        f"{tier}: {texts.pop()}" for tier, texts in hows.items() if len(texts) == 1
+    )
     if any(m.algo == COPY for m in book.measured):
         yield "copy: the fastest plain copy of the bytes that the op must move"
     machine = []
@@ -219,7 +287,14 @@ def _floor_notes(book: Book) -> Iterator[str]:
             moved = m.record.bytes_moved
             rate = f"a large copy runs at {units.three((moved or 0) / us / 1e3)} GB/s"
             on = "" if m.gpu is None else f"GPU {m.gpu}: "
-            machine.append(on + (rate if moved else f"an empty launch takes {units.duration(us)} ({m.tier})"))
+            machine.append(
+                on
+                + (
+                    rate
+                    if moved
+                    else f"an empty launch takes {units.duration(us)} ({m.tier})"
+                )
+            )
     if machine:
         yield f"machine: {'; '.join(machine)}"
 
@@ -239,15 +314,18 @@ def _apart(rows: list[Point]) -> Iterator[str]:
     if several := [max(us) / min(us) - 1 for us in copies.values() if len(us) > 1]:
         more = f"the copy's time differs by up to {max(several):.1%} between GPUs"
         yield f"the rows of the copy and the reference are the first GPU's; {more}"
-    host = dict.fromkeys(p.first.tier for p in rows if p.first.tier in TIERS and TIERS[p.first.tier].host)
+    host = dict.fromkeys(
+        p.first.tier for p in rows if p.first.tier in TIERS and TIERS[p.first.tier].host
+    )
     if host:
         text = (
-            f"{', '.join(host)}: these times include the host's work, and the workers of several GPUs shared the host"
+            f"{', '.join(host)}: these times include the host's work, and the workers of several"
+            " GPUs shared the host"
         )
         yield f"{text}; measure on one GPU if that matters"
 
 
-# --- gdn compare ----------------------------------------------------------------------------------------------------
+# --- gdn compare
 
 
 def _compare(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
@@ -269,28 +347,44 @@ def _compare(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
 def _turns(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
     """A table for each algo that took turns with the baseline of its op."""
     for item in book.overall(op):
-        mine = [p for p in rows if (p.first.record.mode, p.first.tier) == (item.mode, item.tier)]
+        mine = [
+            p
+            for p in rows
+            if (p.first.record.mode, p.first.tier) == (item.mode, item.tier)
+        ]
         made = tables.turns(book, op, item)
         made.title = _title(op, mine, f"{item.algo} against {item.baseline}")
         made.notes += [*_floor_notes(book), *tables.turn_notes(book, op)]
         yield made
 
 
-# --- gdn run --------------------------------------------------------------------------------------------------------
+# --- gdn run
 
-_NUMBERS = "numbers: the largest relative Frobenius error of each output, against float64"
+_NUMBERS = (
+    "numbers: the largest relative Frobenius error of each output, against float64"
+)
 
 
 def _check(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
-    if any(m.record.workload and m.record.workload.stress for p in rows for m in p.measured):
+    if any(
+        m.record.workload and m.record.workload.stress for p in rows for m in p.measured
+    ):
         for made in _errors(book, op, rows):
             made.title = _title(op, rows, f"hard inputs, {made.title}")
-            made.notes += [_NUMBERS, "passed: errors within the limits (!: above), inputs not changed"]
+            made.notes += [
+                _NUMBERS,
+                "passed: errors within the limits (!: above), inputs not changed",
+            ]
             yield made
         return
     known = book.registry.ops.get(op)
     outputs = list(known.outputs) if known else []
-    head = [*words("workload", "algo"), *_gpus(rows), *words("verdict"), *numbers("passed", *outputs)]
+    head = [
+        *words("workload", "algo"),
+        *_gpus(rows),
+        *words("verdict"),
+        *numbers("passed", *outputs),
+    ]
     made = Table(_title(op, rows), head)
     last = None
     for p in rows:
@@ -305,13 +399,17 @@ def _check(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
         made.add(shown, algo, *_gpu(rows, p), verdict, f"{passed}/{asked}", *errors)
     if known:
         limits = (f"{limit:g}" for limit in known.tolerance.values())
-        made.add("at most", "", *([""] if _gpus(rows) else []), "", "", *limits, quiet=True)
+        made.add(
+            "at most", "", *([""] if _gpus(rows) else []), "", "", *limits, quiet=True
+        )
     made.notes.append(_NUMBERS)
-    made.notes.append("passed: by the contest's rule, errors within these limits, inputs not changed")
+    made.notes.append(
+        "passed: by the contest's rule, errors within these limits, inputs not changed"
+    )
     yield made
 
 
-# --- a column for each algo -------------------------------------------------------------------------------------------
+# --- a column for each algo
 
 _NAME = 9  # characters; a longer algo's name is wrapped in the head of its column
 
@@ -337,11 +435,20 @@ def _best_peers(book: Book, op: str, tier: str) -> Table | None:
     best: list[BestPeer] = [b for _, b in book.best_peers(op) if b.tier == tier]
     if not best:
         return None
-    columns = [*words("workload", "best peer"), *numbers("best/first"), *words("99 % interval")]
+    columns = [
+        *words("workload", "best peer"),
+        *numbers("best/first"),
+        *words("99 % interval"),
+    ]
     made = Table("the best peer", columns)
     for b in best:
         label, _ = label_of(book.registry.ops.get(op), b.workload.axes)
-        made.add(label, b.peer, f"{b.ratio:.3f}x", doubtful(f"{b.low:.3f} to {b.high:.3f}", b.doubted))
+        made.add(
+            label,
+            b.peer,
+            f"{b.ratio:.3f}x",
+            doubtful(f"{b.low:.3f} to {b.high:.3f}", b.doubted),
+        )
     for b in book.best_peers_overall(op):
         if b.tier == tier:
             said = f"least {b.least:.3f}x, below 1 at {b.slower} of {b.workloads}"
@@ -350,13 +457,16 @@ def _best_peers(book: Book, op: str, tier: str) -> Table | None:
 
 
 def _errors(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
-    """Hard inputs, one column per algo: relative Frobenius errors (of the worst output) and absolute errors; then each
-    algo's largest error with the name of its input."""
+    """Hard inputs, one column per algo: relative Frobenius errors (of the worst output)
+    and absolute errors; then each algo's largest error with the name of its input.
+    """
     records = [m.record for p in rows for m in p.measured]
     found = {(r.workload.stress, r.algo): r for r in records if r.workload}
     families, algos = (list(dict.fromkeys(key[i] for key in found)) for i in range(2))
 
-    def cell(name: str, algo: str, value: Callable[[Check], float | None]) -> str | Cell:
+    def cell(
+        name: str, algo: str, value: Callable[[Check], float | None]
+    ) -> str | Cell:
         record = found.get((name, algo))
         if record is None:
             return "-"
@@ -365,19 +475,33 @@ def _errors(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
         text = _number(value(record.check))
         return text if record.passed else Cell(f"{text} !", Mark.BAD)
 
-    for what, value in (("relative errors", _relative), ("largest absolute errors", _absolute)):
+    for what, value in (
+        ("relative errors", _relative),
+        ("largest absolute errors", _absolute),
+    ):
         made = Table(what, [*words("input"), *_algos(algos)])
         for name in families:
             made.add(name, *(cell(name, algo, value) for algo in algos))
         yield made
     made = Table(
-        "the largest relative error of each", [*words("algo"), *numbers("largest"), *words("of", "at", "at most")]
+        "the largest relative error of each",
+        [*words("algo"), *numbers("largest"), *words("of", "at", "at most")],
     )
     known = book.registry.ops.get(op)
-    for row in sorted(stress.largest(records), key=lambda row: stress.size(row.error), reverse=True):
+    for row in sorted(
+        stress.largest(records), key=lambda row: stress.size(row.error), reverse=True
+    ):
         family = known.stress.get(row.stress) if known else None
-        limit = (family and family.tolerance) or (known and known.tolerance.get(row.output))
-        made.add(row.algo, _number(row.error), row.output, row.stress, f"{limit:g}" if limit else "")
+        limit = (family and family.tolerance) or (
+            known and known.tolerance.get(row.output)
+        )
+        made.add(
+            row.algo,
+            _number(row.error),
+            row.output,
+            row.stress,
+            f"{limit:g}" if limit else "",
+        )
     yield made
 
 

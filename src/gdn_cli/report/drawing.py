@@ -1,7 +1,7 @@
 """Parts of figures, drawn by matplotlib: axes, marks, names, legends. pictures.py makes the files.
 
-A figure is 360 units wide, so that its text of 9.5 units is still 9 pixels high on a phone. The same input gives the
-same bytes.
+A figure is 360 units wide, so that its text of 9.5 units is still 9 pixels high on a
+phone. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Drawing:
     description: str  # the figure in words, for screen readers
     draw: Callable[[Any], None]  # on a matplotlib Figure
     height: float  # inches
-    outside: str = ""  # what lies outside the frame, also written on a picture without caption
+    # what lies outside the frame, also written on a picture without caption
+    outside: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,18 +44,31 @@ class Style:
 
 # light -> dark: each colour has a contrast of at least 4.5 on its page
 DARK = {
-    "#00629b": "#62b5ea", "#b3400b": "#ff9c66", "#007155": "#4fcaa5", "#8a3a8f": "#d997df", "#7d5a00": "#d8b04a",
-    "#b0124a": "#ff88ad", "#3f4fb5": "#a1adff", "#4d6b00": "#a9cb5c",
-    "#1a1a1a": "#e8e8e8", "#5f5f5f": "#a9adb3", "#e4e4e4": "#2c3036", "#d0d0d0": "#3a3f46", "#c4c4c4": "#454b53",
-    "#3d3d3d": "#c4c7cc", "#ffffff": "#15181c",
-}  # fmt: skip
+    "#00629b": "#62b5ea",
+    "#b3400b": "#ff9c66",
+    "#007155": "#4fcaa5",
+    "#8a3a8f": "#d997df",
+    "#7d5a00": "#d8b04a",
+    "#b0124a": "#ff88ad",
+    "#3f4fb5": "#a1adff",
+    "#4d6b00": "#a9cb5c",
+    "#1a1a1a": "#e8e8e8",
+    "#5f5f5f": "#a9adb3",
+    "#e4e4e4": "#2c3036",
+    "#d0d0d0": "#3a3f46",
+    "#c4c4c4": "#454b53",
+    "#3d3d3d": "#c4c7cc",
+    "#ffffff": "#15181c",
+}
 _COLOURS = tuple(DARK)[:8]
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 
 
 def styles_of(book: Book, op: str) -> dict[str, Style]:
-    """An algo has the same style in all figures of its op: its name decides the colour. If the colour is taken, it gets
-    the next one; the highest rungs choose first, then the peers."""
+    """An algo has the same style in all figures of its op: its name decides the colour.
+    If the colour is taken, it gets the next one; the highest rungs choose first, then
+    the peers.
+    """
     known = ladder(book.registry, op)
     rungs = [a for a in reversed(known.order) if not known.peer(a)]
     order = [*rungs[:4], *(a for a in known.order if known.peer(a)), *rungs[4:]]
@@ -90,8 +104,9 @@ def bars_only(ax: Any) -> None:
 
 
 def log_x(ax: Any, part: Slice, beside: float = 0.0) -> None:
-    """A tick for every size; numbers that would overlap move a line down. `beside`: the width of names at the right, in
-    units."""
+    """A tick for every size; numbers that would overlap move a line down. `beside`: the
+    width of names at the right, in units.
+    """
     from matplotlib.ticker import NullLocator
 
     ax.set_xscale("log")
@@ -106,7 +121,9 @@ _LINES = 3
 
 
 def in_lines(places: Sequence[float], width: float) -> list[str]:
-    """The tick labels on a logarithmic axis of this width, each in the first line with room for it; "" if none has."""
+    """The tick labels on a logarithmic axis of this width, each in the first line with
+    room for it; "" if none has.
+    """
     from math import log
 
     scale, ends, found = width / log(places[-1] / places[0]), [-1e9] * _LINES, []
@@ -128,8 +145,14 @@ def log_y(ax: Any, values: Iterable[float]) -> None:
     low, high = min(values), max(values)
     low, high = low / (high / low) ** 0.06 / 1.04, high * (high / low) ** 0.04 * 1.04
     decades = log10(high / low)
-    steps = (1, 1.5, 2, 3, 5, 7) if decades < 0.9 else (1, 2, 5) if decades < 3.2 else (1,)
-    ticks = [s * 10.0**k for k in range(floor(log10(low)), floor(log10(high)) + 1) for s in steps]
+    steps = (
+        (1, 1.5, 2, 3, 5, 7) if decades < 0.9 else (1, 2, 5) if decades < 3.2 else (1,)
+    )
+    ticks = [
+        s * 10.0**k
+        for k in range(floor(log10(low)), floor(log10(high)) + 1)
+        for s in steps
+    ]
     ticks = [t for t in ticks if low <= t <= high]
     ax.set_yscale("log")
     ax.set_ylim(low, high)
@@ -138,23 +161,42 @@ def log_y(ax: Any, values: Iterable[float]) -> None:
 
 
 def series(
-    ax: Any, lines: dict[str, list], styles: dict[str, Style], joined: bool, first: str | None, say: Callable
+    ax: Any,
+    lines: dict[str, list],
+    styles: dict[str, Style],
+    joined: bool,
+    first: str | None,
+    say: Callable,
 ) -> None:
-    """A line with marks for each algo, or marks alone; `first` is thicker. `say(algo, x, y)` is the text shown when the
-    mouse is over a point."""
+    """A line with marks for each algo, or marks alone; `first` is thicker. `say(algo,
+    x, y)` is the text shown when the mouse is over a point.
+    """
     for algo, points in lines.items():
         if algo in FLOORS:
-            dashes, look = "-", {"color": GREY, "linewidth": 2.4, "marker": "_", "zorder": 2}
+            dashes, look = (
+                "-",
+                {"color": GREY, "linewidth": 2.4, "marker": "_", "zorder": 2},
+            )
         else:
             strong = algo == first
             dashes = styles[algo].dashes
             look = {
-                "color": styles[algo].colour, "linewidth": 2.6 if strong else 1.1, "marker": styles[algo].marker,
-                "markersize": (5.0 if joined else 3.6) + 1.4 * strong, "markeredgecolor": "white",
-                "markeredgewidth": 0.5, "zorder": 4 if strong else 3,
-            }  # fmt: skip
+                "color": styles[algo].colour,
+                "linewidth": 2.6 if strong else 1.1,
+                "marker": styles[algo].marker,
+                "markersize": (5.0 if joined else 3.6) + 1.4 * strong,
+                "markeredgecolor": "white",
+                "markeredgewidth": 0.5,
+                "zorder": 4 if strong else 3,
+            }
         xs, ys = zip(*points, strict=True)
-        (line,) = ax.plot(xs, ys, linestyle=dashes if joined else "none", label=plain(algo, 40), **look)
+        (line,) = ax.plot(
+            xs,
+            ys,
+            linestyle=dashes if joined else "none",
+            label=plain(algo, 40),
+            **look,
+        )
         hover(line, [say(algo, x, y) for x, y in points])
 
 
@@ -172,21 +214,30 @@ _NAME_WIDTH = 5.9  # width of a letter, in units
 def beside(names: Iterable[str], joined: bool) -> float:
     """The width of names to the right of their lines; 0 if there is a legend instead."""
     names = list(names)
-    return _NAME_WIDTH * min(max(map(len, names)), 20) + 12 if joined and len(names) <= _NAMES else 0.0
+    return (
+        _NAME_WIDTH * min(max(map(len, names)), 20) + 12
+        if joined and len(names) <= _NAMES
+        else 0.0
+    )
 
 
 def named(figure: Any, ax: Any, first: str | None, room: float) -> None:
-    """Each line's name at its right end, moved up or down if two would overlap; a legend if there is no room."""
+    """Each line's name at its right end, moved up or down if two would overlap; a
+    legend if there is no room.
+    """
     if not room:
         return legend(figure, ax)
     ends, inverse = [], ax.transAxes.inverted()
     for line in ax.get_lines():
         if not line.get_label().startswith("_"):
             x, y = line.get_xdata()[-1], line.get_ydata()[-1]
-            at = inverse.transform(ax.transData.transform((x if line.get_gid() else ax.get_xlim()[1], y)))
+            at = inverse.transform(
+                ax.transData.transform((x if line.get_gid() else ax.get_xlim()[1], y))
+            )
             ends.append([min(max(at[1], 0.0), 1.0), at, line])
     ends.sort(key=lambda end: -end[0])
-    step = 12.5 / (72 * figure.get_figheight() - 52)  # a line of text, as a share of the axes' height
+    # a line of text, as a share of the axes' height
+    step = 12.5 / (72 * figure.get_figheight() - 52)
     top = 1.0
     for end in ends:
         end[0] = top = min(end[0], top)
@@ -198,11 +249,23 @@ def named(figure: Any, ax: Any, first: str | None, room: float) -> None:
     for y, at, line in ends:
         name = line.get_label()
         ax.annotate(
-            plain(name, 20), (min(at[0], 1.0), min(max(at[1], 0.0), 1.0)), (1.045, y), xycoords="axes fraction",
-            textcoords="axes fraction", va="center", color=line.get_color(), annotation_clip=False,
+            plain(name, 20),
+            (min(at[0], 1.0), min(max(at[1], 0.0), 1.0)),
+            (1.045, y),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            va="center",
+            color=line.get_color(),
+            annotation_clip=False,
             weight="bold" if name == first else "normal",
-            arrowprops={"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.5, "shrinkA": 1, "shrinkB": 3},
-        )  # fmt: skip
+            arrowprops={
+                "arrowstyle": "-",
+                "color": line.get_color(),
+                "linewidth": 0.5,
+                "shrinkA": 1,
+                "shrinkB": 3,
+            },
+        )
 
 
 def legend(figure: Any, ax: Any) -> None:
@@ -225,7 +288,12 @@ def height_for(names: Iterable[str], joined: bool) -> float:
     )
 
 
-def uprights(ax: Any, xs: Sequence[float], ends: Sequence[tuple[float, float] | None], **look: Any) -> None:
+def uprights(
+    ax: Any,
+    xs: Sequence[float],
+    ends: Sequence[tuple[float, float] | None],
+    **look: Any,
+) -> None:
     """A vertical line at each place that has one. All are one path, which keeps the file small."""
     gap = float("nan")
     there = [(x, pair) for x, pair in zip(xs, ends, strict=True) if pair]
@@ -235,8 +303,15 @@ def uprights(ax: Any, xs: Sequence[float], ends: Sequence[tuple[float, float] | 
 
 
 def workload_ticks(ax: Any, labels: list[str], named: bool) -> None:
-    """A name in the middle of each run of equal labels, if there is room, and a line between the runs."""
-    runs = [(label, list(found)) for label, found in itertools.groupby(range(len(labels)), key=labels.__getitem__)]
+    """A name in the middle of each run of equal labels, if there is room, and a line
+    between the runs.
+    """
+    runs = [
+        (label, list(found))
+        for label, found in itertools.groupby(
+            range(len(labels)), key=labels.__getitem__
+        )
+    ]
     if len(runs) < len(labels):
         for _, places in runs[1:]:
             ax.axvline(places[0] - 0.5, color="#c4c4c4", linewidth=0.5, zorder=0)
@@ -247,14 +322,28 @@ def workload_ticks(ax: Any, labels: list[str], named: bool) -> None:
     ticks: list[tuple[float, str]] = []
     for label, places in runs:
         middle, name = (places[0] + places[-1]) / 2, plain(label, 24)
-        if not ticks or (middle - ticks[-1][0]) * scale >= 2.9 * (len(name) + len(ticks[-1][1])) + 5:
+        if (
+            not ticks
+            or (middle - ticks[-1][0]) * scale
+            >= 2.9 * (len(name) + len(ticks[-1][1])) + 5
+        ):
             ticks.append((middle, name))
-    ax.tick_params(axis="x", length=0, pad=7)  # lower than the other axis' lowest number
+    # lower than the other axis' lowest number
+    ax.tick_params(axis="x", length=0, pad=7)
     ax.set_xticks([x for x, _ in ticks], [name for _, name in ticks])
 
 
-def strips(figure: Any, names: Iterable[str], labels: list[str], low: float, high: float, at: float) -> list[Any]:
-    """Narrow axes for each name, one below the other, over the same workloads, with a line at `at`."""
+def strips(
+    figure: Any,
+    names: Iterable[str],
+    labels: list[str],
+    low: float,
+    high: float,
+    at: float,
+) -> list[Any]:
+    """Narrow axes for each name, one below the other, over the same workloads, with a
+    line at `at`.
+    """
     names = list(names)
     every = list(figure.subplots(len(names), 1, sharey=True, squeeze=False)[:, 0])
     for ax, name in zip(every, names, strict=True):
@@ -270,7 +359,8 @@ def plain(text: str, most: int) -> str:
     """Text that matplotlib shows as it is, never as mathematics, cut to `most` characters."""
     text = shown(text)
     text = text if len(text) <= most else text[: most - 1] + "…"
-    text = f" {text}" if text.startswith("_") else text  # matplotlib leaves such names out of a legend
+    # matplotlib leaves such names out of a legend
+    text = f" {text}" if text.startswith("_") else text
     return text.replace("$", r"\$")
 
 

@@ -1,5 +1,6 @@
-"""A group of times in a sentence or two: the fastest algo against the best peer and against the copy; and the share of
-the GPU's peak."""
+"""A group of times in a sentence or two: the fastest algo against the best peer and
+against the copy; and the share of the GPU's peak.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +14,14 @@ from ..catalog.tiers import COPY_RATE, EMPTY
 from .book import Book, Group, Ladder, Measurement, Point, ladder
 from .findings import Rung, rungs
 
-# --- against the best peer ------------------------------------------------------------------------------------------
+# --- against the best peer
 
 
 @dataclass(frozen=True)
 class OverPeer:
-    """The best peer's time over an algo's at one size: above 1, the algo is faster than all peers."""
+    """The best peer's time over an algo's at one size: above 1, the algo is faster than
+    all peers.
+    """
 
     label: str
     peer: str
@@ -30,15 +33,30 @@ def over_peers(known: Ladder, group: Group, algo: str) -> list[OverPeer]:
     found = []
     for label in group.labels:
         own = group.points.get((algo, label))
-        best = best_of(p for a in group.rivals if known.peer(a) and (p := group.points.get((a, label))))
-        if own and best and own.median_us is not None and not (own.doubted or best.doubted):
-            found.append(OverPeer(label, best.first.algo, best.median_us / own.median_us))
+        best = best_of(
+            p
+            for a in group.rivals
+            if known.peer(a) and (p := group.points.get((a, label)))
+        )
+        if (
+            own
+            and best
+            and own.median_us is not None
+            and not (own.doubted or best.doubted)
+        ):
+            found.append(
+                OverPeer(label, best.first.algo, best.median_us / own.median_us)
+            )
     return found
 
 
 def best_of(peers: Iterable[Point]) -> Point | None:
     """The fastest one."""
-    return min((p for p in peers if p.median_us is not None), key=lambda p: p.median_us, default=None)
+    return min(
+        (p for p in peers if p.median_us is not None),
+        key=lambda p: p.median_us,
+        default=None,
+    )
 
 
 def headline(book: Book, group: Group) -> list[str]:
@@ -46,12 +64,18 @@ def headline(book: Book, group: Group) -> list[str]:
 
 
 def of_algos(book: Book, group: Group) -> str:
-    """The fastest algo, using only times that are not in doubt; "" if a time in doubt would be the fastest."""
+    """The fastest algo, using only times that are not in doubt; "" if a time in doubt
+    would be the fastest.
+    """
     known = ladder(book.registry, group.op)
 
     def ranked(*, trusted: bool) -> list[Rung]:
-        found = [r for r in rungs(book, group, trusted=trusted) if r.algo in group.rivals]
-        return sorted((r for r in found if r.mean_us and r.right == r.of), key=lambda r: r.mean_us)
+        found = [
+            r for r in rungs(book, group, trusted=trusted) if r.algo in group.rivals
+        ]
+        return sorted(
+            (r for r in found if r.mean_us and r.right == r.of), key=lambda r: r.mean_us
+        )
 
     whole = ranked(trusted=True)
     if len(whole) < 2 or whole[0].algo != ranked(trusted=False)[0].algo:
@@ -66,12 +90,22 @@ def of_algos(book: Book, group: Group) -> str:
         more.append(f"{units.times(best.over_floor)} a plain copy")
     mean, sizes = f"{best.algo} takes {units.duration(best.mean_us)}", len(group.labels)
     if best.of > 1:
-        mean = f"{best.algo} takes {units.duration(best.mean_us)} in the geometric mean over {best.of} workloads"
+        mean = (
+            f"{best.algo} takes {units.duration(best.mean_us)} in the geometric mean over"
+            f" {best.of} workloads"
+        )
     firsts = sum(group.fastest(label) == best.algo for label in group.labels)
-    where = f" It is the fastest at {'all' if firsts == sizes else f'{firsts} of'} {sizes} sizes." if sizes > 1 else ""
+    where = (
+        f" It is the fastest at {'all' if firsts == sizes else f'{firsts} of'} {sizes} sizes."
+        if sizes > 1
+        else ""
+    )
     if best is not whole[0]:
         first = whole[0]
-        where += f" The fastest in the mean is {first.algo}, a peer, with {units.duration(first.mean_us)}."
+        where += (
+            f" The fastest in the mean is {first.algo}, a peer, with"
+            f" {units.duration(first.mean_us)}."
+        )
     return mean + (f": {units.listed(more)}" if more else "") + f".{where}"
 
 
@@ -89,11 +123,13 @@ def machine(group: Group) -> list[str]:
             said.append(f"An empty launch takes {units.duration(empty.median_us)}.")
     if rate := group.machine.get(COPY_RATE):
         if rate.median_us is not None and rate.record.bytes_moved:
-            said.append(f"A large copy moves {rate.record.bytes_moved / rate.median_us / 1e3:.0f} GB/s.")
+            said.append(
+                f"A large copy moves {rate.record.bytes_moved / rate.median_us / 1e3:.0f} GB/s."
+            )
     return said
 
 
-# --- against the GPU's peak -----------------------------------------------------------------------------------------
+# --- against the GPU's peak
 
 
 @dataclass(frozen=True)
@@ -111,7 +147,13 @@ class Rate:
 
     @property
     def percent(self) -> str:
-        return "" if self.share is None else f"{self.share:.0%}" if self.share >= 0.005 else "<1%"
+        return (
+            ""
+            if self.share is None
+            else f"{self.share:.0%}"
+            if self.share >= 0.005
+            else "<1%"
+        )
 
 
 def rate(book: Book, point: Point) -> Rate | None:
@@ -121,7 +163,9 @@ def rate(book: Book, point: Point) -> Rate | None:
     if work is None or point.median_us is None or m.record.mode != "cuda":
         return None
     tflops, most, moved = work / point.median_us / 1e6, peaks(m), m.record.bytes_moved
-    return Rate(tflops, most and tflops / most.of(op.peak), work / moved if moved else None)
+    return Rate(
+        tflops, most and tflops / most.of(op.peak), work / moved if moved else None
+    )
 
 
 def peaks(m: Measurement) -> Peaks | None:

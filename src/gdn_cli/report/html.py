@@ -36,11 +36,19 @@ PARTS = (
 )
 
 
-def page(book: Book, title: str, parts: Iterable[str] = PARTS, unit: str = "auto") -> str:
-    """The whole document. Raises MissingError if a figure is asked for and matplotlib is missing."""
+def page(
+    book: Book, title: str, parts: Iterable[str] = PARTS, unit: str = "auto"
+) -> str:
+    """The whole document. Raises MissingError if a figure is asked for and matplotlib
+    is missing.
+    """
     made = outline.of(book, tuple(parts), unit, drawn=True)
     ops, facts = [part for part in made if part.sections], outline.facts(book)
-    return _templates().get_template("page.html.j2").render(title=title, parts=ops, facts=facts, version=__version__)
+    return (
+        _templates()
+        .get_template("page.html.j2")
+        .render(title=title, parts=ops, facts=facts, version=__version__)
+    )
 
 
 def table(made: Table) -> str:
@@ -63,7 +71,9 @@ def _templates() -> jinja2.Environment:
 
 
 def _visible(value: Any) -> Any:
-    """Makes control characters visible, which HTML forbids. Every text passes here before it is escaped."""
+    """Makes control characters visible, which HTML forbids. Every text passes here
+    before it is escaped.
+    """
     return value if isinstance(value, Markup) else shown(str(value))
 
 

@@ -15,7 +15,12 @@ PARTS = ("times", "floor", "ladder", "tiers", "compare", "score", "checks", "not
 USUAL = ("times", "tiers", "compare", "score", "notes")  # without --parts
 
 
-def markdown(book: Book, parts: Iterable[str] = USUAL, unit: str = "auto", title: str | None = None) -> str:
+def markdown(
+    book: Book,
+    parts: Iterable[str] = USUAL,
+    unit: str = "auto",
+    title: str | None = None,
+) -> str:
     """Each section's origin, tables and notes, with a newline at the end."""
     out = [f"# {_text(title)}"] if title else []
     for part in outline.of(book, tuple(parts), unit, drawn=False):
@@ -56,10 +61,17 @@ def cell(made: Cell) -> str:
 def said(words: Words) -> str:
     """A sentence, which may come in parts, with names as code."""
     parts = (words,) if isinstance(words, str) else words
-    return "".join(markdown_code(part) if isinstance(part, Name) else _part(part) for part in parts)
+    return "".join(
+        markdown_code(part) if isinstance(part, Name) else _part(part) for part in parts
+    )
 
 
 def _part(text: str) -> str:
-    """Escaped text; a blank at either end stays, because it separates the part from its neighbour."""
-    before, after = " " * text.startswith(" "), " " * (text.endswith(" ") and text.strip() != "")
+    """Escaped text; a blank at either end stays, because it separates the part from its
+    neighbour.
+    """
+    before, after = (
+        " " * text.startswith(" "),
+        " " * (text.endswith(" ") and text.strip() != ""),
+    )
     return before + _text(text) + after

@@ -43,7 +43,9 @@ class Rendered:
 
 
 def blocks(text: str, name: str) -> list[Block]:
-    """The blocks of a Markdown text. Raises UsageError with file and line if one is not closed, or not opened."""
+    """The blocks of a Markdown text. Raises UsageError with file and line if one is not
+    closed, or not opened.
+    """
     found: list[Block] = []
     fence: str | None = None
     opened: tuple[int, list[str]] | None = None
@@ -59,11 +61,14 @@ def blocks(text: str, name: str) -> list[Block]:
         if match := _OPEN.match(line):
             if opened:
                 raise UsageError(
-                    f"{name}:{opened[0]}: this `gdn report` block is not closed before the next one, at line {i + 1}",
+                    f"{name}:{opened[0]}: this `gdn report` block is not closed before the next"
+                    f" one, at line {i + 1}",
                     hint="end it with <!-- /gdn report -->",
                 )
             if "\0" in match["args"]:
-                raise UsageError(f"{name}:{i + 1}: a zero byte, which no option may hold")
+                raise UsageError(
+                    f"{name}:{i + 1}: a zero byte, which no option may hold"
+                )
             try:
                 opened = i + 1, shlex.split(match["args"])
             except ValueError as e:
@@ -75,26 +80,35 @@ def blocks(text: str, name: str) -> list[Block]:
             opened = None
     if opened:
         raise UsageError(
-            f"{name}:{opened[0]}: this `gdn report` block is not closed", hint="end it with <!-- /gdn report -->"
+            f"{name}:{opened[0]}: this `gdn report` block is not closed",
+            hint="end it with <!-- /gdn report -->",
         )
     return found
 
 
-def update(path: Path, render: Callable[[list[str], Path], Rendered]) -> list[dict[str, object]]:
+def update(
+    path: Path, render: Callable[[list[str], Path], Rendered]
+) -> list[dict[str, object]]:
     """Render every block, and write the file and its figures' files if they changed.
 
-    `render(arguments, folder)` takes paths relative to the file's folder. All blocks are rendered before anything is
-    written, and nothing is written outside that folder.
-    Returns each block's line, and whether it or its figure changed. A UsageError names file and line.
+    `render(arguments, folder)` takes paths relative to the file's folder. All blocks
+    are rendered before anything is written, and nothing is written outside that folder.
+    Returns each block's line, and whether it or its figure changed. A UsageError names
+    file and line.
     """
     try:
         text = files.read(path).decode()
     except (OSError, UnicodeDecodeError) as e:
-        raise UsageError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}") from None
+        raise UsageError(
+            f"cannot read {path}: {getattr(e, 'strerror', None) or e}"
+        ) from None
     lines = text.splitlines(keepends=True)
     found = blocks(text, str(path))
     if not found:
-        raise UsageError(f"{path} has no block", hint="<!-- gdn report FILE.json --> ... <!-- /gdn report -->")
+        raise UsageError(
+            f"{path} has no block",
+            hint="<!-- gdn report FILE.json --> ... <!-- /gdn report -->",
+        )
     made = []
     for block in found:
         try:
@@ -103,16 +117,28 @@ def update(path: Path, render: Callable[[list[str], Path], Rendered]) -> list[di
                 files.place(rendered.file, within=path.parent)
             made.append(rendered)
         except UsageError as e:
-            raise UsageError(f"{path}:{block.first}: {e.message}", hint=e.hint) from None
+            raise UsageError(
+                f"{path}:{block.first}: {e.message}", hint=e.hint
+            ) from None
     said, out, at = [], [], 0
     for block, rendered in zip(found, made, strict=True):
         ending = "\r\n" if lines[block.first - 1].endswith("\r\n") else "\n"
         new = [line + ending for line in rendered.text.rstrip("\n").split("\n")]
         out += [*lines[at : block.first], *new]
         at = block.last
-        there = files.read(rendered.file) if rendered.file and rendered.file.is_file() else b""
+        there = (
+            files.read(rendered.file)
+            if rendered.file and rendered.file.is_file()
+            else b""
+        )
         changed = new != lines[block.first : block.last] or rendered.data != there
-        said.append({"line": block.first, "file": str(rendered.file) if rendered.file else None, "changed": changed})
+        said.append(
+            {
+                "line": block.first,
+                "file": str(rendered.file) if rendered.file else None,
+                "changed": changed,
+            }
+        )
         if rendered.file and rendered.data != there:
             files.write(rendered.file, rendered.data, within=path.parent)
     whole = "".join([*out, *lines[at:]])

@@ -1,5 +1,6 @@
-"""The roofline figure: operations per second over operations per byte, and the GPU's peaks (Williams et al., CACM
-2009)."""
+"""The roofline figure: operations per second over operations per byte, and the GPU's
+peaks (Williams et al., CACM 2009).
+"""
 
 from __future__ import annotations
 
@@ -9,17 +10,35 @@ from .. import units
 from ..catalog.gpus import Peaks
 from . import headlines
 from .book import Book, Group
-from .drawing import GREY, Drawing, axes, height_for, hover, legend, plain, slug, styles_of
+from .drawing import (
+    GREY,
+    Drawing,
+    axes,
+    height_for,
+    hover,
+    legend,
+    plain,
+    slug,
+    styles_of,
+)
 
 
 def roofline(book: Book, group: Group) -> list[Drawing]:
-    """A dot for each algo and size. None if the op does not define its operations, or the peaks are unknown."""
-    op, peaks = book.registry.ops.get(group.op), headlines.peaks(group.measured[0]) if group.measured else None
+    """A dot for each algo and size. None if the op does not define its operations, or
+    the peaks are unknown.
+    """
+    op, peaks = (
+        book.registry.ops.get(group.op),
+        headlines.peaks(group.measured[0]) if group.measured else None,
+    )
     rates = {
         (algo, label): rate
-        for algo in group.rivals for label in group.labels
-        if (point := group.points.get((algo, label))) and (rate := headlines.rate(book, point)) and rate.intensity
-    }  # fmt: skip
+        for algo in group.rivals
+        for label in group.labels
+        if (point := group.points.get((algo, label)))
+        and (rate := headlines.rate(book, point))
+        and rate.intensity
+    }
     if not op or not peaks or not rates:
         return []
     styles, first = styles_of(book, group.op), group.winner
@@ -34,26 +53,49 @@ def roofline(book: Book, group: Group) -> list[Drawing]:
         for algo, found in lines.items():
             strong = algo == first
             (dots,) = ax.plot(
-                [r.intensity for _, r in found], [r.tflops for _, r in found], linestyle="none", label=plain(algo, 40),
-                marker=styles[algo].marker, color=styles[algo].colour, markersize=6.4 if strong else 4.6,
-                markeredgecolor="white", markeredgewidth=0.5, zorder=4 if strong else 3,
-            )  # fmt: skip
-            hover(dots, [f"{algo}, {label}: {_said(r)}, {units.three(r.intensity)} FLOP/B" for label, r in found])
+                [r.intensity for _, r in found],
+                [r.tflops for _, r in found],
+                linestyle="none",
+                label=plain(algo, 40),
+                marker=styles[algo].marker,
+                color=styles[algo].colour,
+                markersize=6.4 if strong else 4.6,
+                markeredgecolor="white",
+                markeredgewidth=0.5,
+                zorder=4 if strong else 3,
+            )
+            hover(
+                dots,
+                [
+                    f"{algo}, {label}: {_said(r)}, {units.three(r.intensity)} FLOP/B"
+                    for label, r in found
+                ],
+            )
         legend(figure, ax)
 
     best = max(rates, key=lambda at: rates[at].tflops)
     words = f"Both axes are logarithmic. The lines are the data sheet's peaks ({peaks.source}). "
-    words += f"Operations are counted by the op's definition, not by the kernel. Highest: {best[0]} at {best[1]} "
+    words += (
+        f"Operations are counted by the op's definition, not by the kernel. Highest: {best[0]} at"
+        f" {best[1]} "
+    )
     words += f"with {_said(rates[best])}."
     name = "-".join(slug(x) for x in (group.op, "roofline", group.device, group.how))
     said = "; ".join(
-        f"{a} up to {_said(max((r for _, r in found), key=lambda r: r.tflops))}" for a, found in lines.items()
+        f"{a} up to {_said(max((r for _, r in found), key=lambda r: r.tflops))}"
+        for a, found in lines.items()
     )
-    return [Drawing(name, "Roofline", words, f"{said}.", draw, height_for(lines, joined=False))]
+    return [
+        Drawing(
+            name, "Roofline", words, f"{said}.", draw, height_for(lines, joined=False)
+        )
+    ]
 
 
 def _said(rate: headlines.Rate) -> str:
-    return f"{units.three(rate.tflops)} TFLOP/s" + (f", {rate.percent} of the peak" if rate.percent else "")
+    return f"{units.three(rate.tflops)} TFLOP/s" + (
+        f", {rate.percent} of the peak" if rate.percent else ""
+    )
 
 
 def _frame(ax: Any, peaks: Peaks, rates: list[headlines.Rate]) -> None:
@@ -73,11 +115,22 @@ def _frame(ax: Any, peaks: Peaks, rates: list[headlines.Rate]) -> None:
     for name, peak in (("tensor cores", peaks.tensor), ("fp32", peaks.fp32)):
         ax.plot([max(low, peak * 1e3 / peaks.dram), high], [peak, peak], **look)
         text = f"{name} {peak:g}"
-        ax.annotate(text, (high, peak), (-2, 3), textcoords="offset points", ha="right", color=GREY)
+        ax.annotate(
+            text,
+            (high, peak),
+            (-2, 3),
+            textcoords="offset points",
+            ha="right",
+            color=GREY,
+        )
     ends = (low, ridge)
     ax.plot(ends, [x * peaks.dram / 1e3 for x in ends], **look)
     at = (low * ends[1]) ** 0.5
     ax.annotate(
-        f"DRAM {peaks.dram:g} GB/s", (at, at * peaks.dram / 1e3), (-4, 4), textcoords="offset points", ha="right",
+        f"DRAM {peaks.dram:g} GB/s",
+        (at, at * peaks.dram / 1e3),
+        (-4, 4),
+        textcoords="offset points",
+        ha="right",
         color=GREY,
-    )  # fmt: skip
+    )

@@ -1,7 +1,9 @@
-"""The terminal: gdn's only console, which treats every string as text and never as markup, and its parts.
+"""The terminal: gdn's only console, which treats every string as text and never as
+markup, and its parts.
 
-A plain string is shown on one line, with escapes for invisible characters (text.py). Only `styled` adds style. So text
-from a file cannot change colours or move the cursor, wherever it is shown.
+A plain string is shown on one line, with escapes for invisible characters (text.py).
+Only `styled` adds style. So text from a file cannot change colours or move the cursor,
+wherever it is shown.
 """
 
 from __future__ import annotations
@@ -32,14 +34,30 @@ _NARROW = 20  # a column that wraps is at least this wide if it has words that l
 class _Console(Console):
     """Rich's console without markup, emoji codes and highlighting, which escapes all text."""
 
-    def render_str(self, text: str, *, style: Any = "", justify: Any = None, overflow: Any = None, **_: Any) -> Text:
-        """Escapes every plain string (printed, in a cell, a column's name) before its width is measured."""
+    def render_str(
+        self,
+        text: str,
+        *,
+        style: Any = "",
+        justify: Any = None,
+        overflow: Any = None,
+        **_: Any,
+    ) -> Text:
+        """Escapes every plain string (printed, in a cell, a column's name) before its
+        width is measured.
+        """
         return Text(shown(text), style=style, justify=justify, overflow=overflow)
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         """Escapes the rest: a Text made from a raw string. Rich's own codes are in `control`."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=shown(segment.text, lines=True))
+            yield (
+                segment
+                if segment.control
+                else segment._replace(text=shown(segment.text, lines=True))
+            )
 
 
 def _known(file: Any) -> bool:
@@ -53,7 +71,14 @@ def console(stderr: bool = False) -> Console:
 
 def styled(*parts: str | tuple[str, str] | Text) -> Text:
     """A line of parts: text, (text, style) such as ("failed", "red"), or a result of `styled`."""
-    gated = (p if isinstance(p, Text) else shown(p) if isinstance(p, str) else (shown(p[0]), p[1]) for p in parts)
+    gated = (
+        p
+        if isinstance(p, Text)
+        else shown(p)
+        if isinstance(p, str)
+        else (shown(p[0]), p[1])
+        for p in parts
+    )
     return Text.assemble(*gated)
 
 
@@ -62,15 +87,20 @@ def block(text: str) -> Text:
     return Text(shown(text, lines=True))
 
 
-def print_line(out: Console, text: Text | str, hang: int = 0, whole: bool = False) -> None:
+def print_line(
+    out: Console, text: Text | str, hang: int = 0, whole: bool = False
+) -> None:
     """A line, wrapped between words if the screen's width is known.
 
-    `whole`: it has a path or a command to copy; it is wrapped only on a terminal, and never inside a word.
+    `whole`: it has a path or a command to copy; it is wrapped only on a terminal, and
+    never inside a word.
     """
     text = text if isinstance(text, Text) else styled(text)
     folds = out.file.isatty() if whole else _known(out.file)
     for one in text.split("\n", allow_blank=True) if folds else [text]:
-        for part in folded(one, out.width, hang, hard=not (whole or hang)) if folds else [one]:
+        for part in (
+            folded(one, out.width, hang, hard=not (whole or hang)) if folds else [one]
+        ):
             out.print(part, soft_wrap=True)
 
 
@@ -92,28 +122,46 @@ def folded(text: Text, width: int, hang: int = 0, hard: bool = False) -> list[Te
     return list(lines)
 
 
-def remark(out: Console, word: str, text: str | Text = "", style: str = "dim", whole: bool = False) -> None:
+def remark(
+    out: Console,
+    word: str,
+    text: str | Text = "",
+    style: str = "dim",
+    whole: bool = False,
+) -> None:
     """A line with a word in a style, and a text after it. `whole`: as in `print_line`."""
     print_line(out, styled((word, style), *([" ", text] if text else [])), _HANG, whole)
 
 
-# --- tables ---------------------------------------------------------------------------------------------------------
+# --- tables
 
-_STYLES = {Mark.BAD: "red", Mark.GOOD: "green", Mark.WARN: "yellow", Mark.DOUBTED: "yellow", Mark.QUIET: "dim"}
+_STYLES = {
+    Mark.BAD: "red",
+    Mark.GOOD: "green",
+    Mark.WARN: "yellow",
+    Mark.DOUBTED: "yellow",
+    Mark.QUIET: "dim",
+}
 
 
 def print_table(out: Console, *tables: Table) -> None:
-    """Print tables below their titles, without notes; an empty line follows a table with a title. Several tables must
-    have the same columns, and get the same widths.
+    """Print tables below their titles, without notes; an empty line follows a table
+    with a title. Several tables must have the same columns, and get the same widths.
 
-    If they are too wide for the screen, the headers are wrapped, then the texts; if that is not enough, the columns are
-    split into parts, each with the first columns again. No cell is cut.
+    If they are too wide for the screen, the headers are wrapped, then the texts; if
+    that is not enough, the columns are split into parts, each with the first columns
+    again. No cell is cut.
     """
     if not tables:
         return
     head = [_head(column) for column in tables[0].columns]
-    rows = [[[_cell(cell, made.prose) for cell in row.cells] for row in made.rows] for made in tables]
-    parts = _parts(tables[0].columns, head, [row for part in rows for row in part], out.width)
+    rows = [
+        [[_cell(cell, made.prose) for cell in row.cells] for row in made.rows]
+        for made in tables
+    ]
+    parts = _parts(
+        tables[0].columns, head, [row for part in rows for row in part], out.width
+    )
     for made, cells in zip(tables, rows, strict=True):
         if made.title:
             print_line(out, styled(("".join(made.title), "bold")), _HANG, whole=True)
@@ -125,7 +173,9 @@ def print_table(out: Console, *tables: Table) -> None:
             out.print()
 
 
-def _print_part(out: Console, made: Table, head: list[Text], rows: list[list[Text]], part: _Part) -> None:
+def _print_part(
+    out: Console, made: Table, head: list[Text], rows: list[list[Text]], part: _Part
+) -> None:
     """Some of a table's columns."""
     which, widths, gap = part
     columns = [made.columns[k] for k in which]
@@ -139,7 +189,12 @@ def _print_part(out: Console, made: Table, head: list[Text], rows: list[list[Tex
 
 def _head(column: Column) -> Text:
     name = shown(column.name)
-    return Text(textwrap.fill(name, column.most, break_long_words=False) if column.most else name, "dim")
+    return Text(
+        textwrap.fill(name, column.most, break_long_words=False)
+        if column.most
+        else name,
+        "dim",
+    )
 
 
 def _cell(cell: Cell, prose: bool) -> Text:
@@ -158,7 +213,11 @@ def _print_row(
     head: bool = False,
 ) -> None:
     parts = [
-        [part for one in cell.split("\n", allow_blank=True) for part in folded(one, width, hard=True)]
+        [
+            part
+            for one in cell.split("\n", allow_blank=True)
+            for part in folded(one, width, hard=True)
+        ]
         for cell, width in zip(cells, widths, strict=True)
     ]
     height = max(map(len, parts))
@@ -175,26 +234,45 @@ def _print_row(
         out.print(made, soft_wrap=True)
 
 
-_Part = tuple[list[int], list[int], int]  # columns, their widths, blanks between columns
+# columns, their widths, blanks between columns
+_Part = tuple[list[int], list[int], int]
 
 
-def _parts(columns: list[Column], head: list[Text], rows: list[list[Text]], width: int) -> list[_Part]:
+def _parts(
+    columns: list[Column], head: list[Text], rows: list[list[Text]], width: int
+) -> list[_Part]:
     """The layout of a table in `width` characters."""
-    whole, least, headers, folds = [], [], [], []  # widths if we wrap: nothing; text columns; headers too; everything
+    # widths if we wrap: nothing; text columns; headers too; everything
+    whole, least, headers, folds = [], [], [], []
     for i, column in enumerate(columns):
-        cells, name = max((_widest(row[i]) for row in rows), default=0), _widest(head[i])
+        cells, name = (
+            max((_widest(row[i]) for row in rows), default=0),
+            _widest(head[i]),
+        )
         word = max([_word(head[i]), *(_word(row[i]) for row in rows)])
         whole.append(max(cells, name))
-        headers.append(max(min(word, _NARROW) if column.folds else cells, _word(head[i])))
+        headers.append(
+            max(min(word, _NARROW) if column.folds else cells, _word(head[i]))
+        )
         least.append(headers[-1] if column.folds else whole[-1])
         folds.append(headers[-1] if column.folds or column.number else word)
     every = list(range(len(columns)))
-    for smallest, gap in ((least, 2), (headers, 2), (headers, 1), (folds, 2), (folds, 1)):
+    for smallest, gap in (
+        (least, 2),
+        (headers, 2),
+        (headers, 1),
+        (folds, 2),
+        (folds, 1),
+    ):
         room = width - gap * (len(columns) - 1)
         if sum(smallest) <= room:
             return [(every, _shared(whole, smallest, room), gap)]
     gap, keys = 2, 1
-    if len(columns) > 2 and not columns[1].number and folds[0] + folds[1] + 2 * gap <= width // 2:
+    if (
+        len(columns) > 2
+        and not columns[1].number
+        and folds[0] + folds[1] + 2 * gap <= width // 2
+    ):
         keys = 2
     widths = [min(n, width) for n in folds]
     parts: list[list[int]] = [every[:keys]]
@@ -207,13 +285,18 @@ def _parts(columns: list[Column], head: list[Text], rows: list[list[Text]], widt
         parts[-1] = [*parts[-1], k]
     laid = []
     for which in parts:
-        most, used = [max(whole[k], widths[k]) for k in which], [widths[k] for k in which]
+        most, used = (
+            [max(whole[k], widths[k]) for k in which],
+            [widths[k] for k in which],
+        )
         laid.append((which, _shared(most, used, width - gap * (len(which) - 1)), gap))
     return laid
 
 
 def _shared(whole: list[int], least: list[int], room: int) -> list[int]:
-    """Widths between the least and the whole one of each column; columns that need the fewest more get them first."""
+    """Widths between the least and the whole one of each column; columns that need the
+    fewest more get them first.
+    """
     widths, spare = list(least), room - sum(least)
     order = sorted(range(len(whole)), key=lambda i: whole[i] - least[i])
     for n, i in enumerate(order):
@@ -231,13 +314,22 @@ def _word(text: Text) -> int:
     return max((len(word) for word in text.plain.split()), default=0)
 
 
-JSON: list[bool] = []  # not empty once stdout has a document: a later error must not add another
+# not empty once stdout has a document: a later error must not add another
+JSON: list[bool] = []
 
 
 def show_error(message: str, hint: str | None, code: int) -> None:
     """With --json: the error as JSON on stdout, in addition to the lines on stderr."""
     if not JSON:
-        show_json({"error": {"message": shown(message), "hint": hint and shown(hint, lines=True), "code": code}})
+        show_json(
+            {
+                "error": {
+                    "message": shown(message),
+                    "hint": hint and shown(hint, lines=True),
+                    "code": code,
+                }
+            }
+        )
 
 
 def show_json(document: Any) -> None:
@@ -259,9 +351,11 @@ def say(line: str) -> None:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr if it is a terminal; otherwise a line for each finished algo, and one each 30 s.
+    """A progress bar on stderr if it is a terminal; otherwise a line for each finished
+    algo, and one each 30 s.
 
-    Yields a function of a name, the number done, the total, and whether this name has just finished.
+    Yields a function of a name, the number done, the total, and whether this name has
+    just finished.
     """
     if not sys.stderr.isatty():
         begun, now, over = time.monotonic(), [""], threading.Event()
@@ -269,7 +363,9 @@ def progress() -> Iterator[Callable[..., None]]:
         def line(name: str, done: int, total: int, ended: bool = False) -> None:
             now[0] = "" if ended else f"{name}: {done} of {total}"
             if ended:
-                say(f"{name}: done, {done} of {total} after {time.monotonic() - begun:.0f} s")
+                say(
+                    f"{name}: done, {done} of {total} after {time.monotonic() - begun:.0f} s"
+                )
 
         def go_on() -> None:
             while not over.wait(_STILL_S):
@@ -277,7 +373,8 @@ def progress() -> Iterator[Callable[..., None]]:
                     say(f"{state} after {time.monotonic() - begun:.0f} s")
 
         thread = threading.Thread(target=go_on, daemon=True)
-        with contextlib.suppress(RuntimeError):  # no room for a thread: what runs will say so
+        # no room for a thread: what runs will say so
+        with contextlib.suppress(RuntimeError):
             thread.start()
         try:
             yield line
@@ -286,9 +383,20 @@ def progress() -> Iterator[Callable[..., None]]:
             if thread.ident:
                 thread.join()
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
-    columns = TextColumn("{task.description}", markup=False), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda name, done, total, ended=False: bar.update(

@@ -47,7 +47,9 @@ class Cell:
     @property
     def plain(self) -> str:
         """All of it as text."""
-        return " ".join(part for part in (self.text, self.small) if part) + self.mark.sign
+        return (
+            " ".join(part for part in (self.text, self.small) if part) + self.mark.sign
+        )
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,9 @@ def worst(errors: Iterable[float | None]) -> str:
 
 
 def csv_text(table: Table) -> str:
-    """The columns' names, then a line per row. Cells are escaped, so that a spreadsheet runs none as a formula."""
+    """The columns' names, then a line per row. Cells are escaped, so that a spreadsheet
+    runs none as a formula.
+    """
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(csv_cell(column.name) for column in table.columns)

@@ -11,7 +11,16 @@ import msgspec
 from .. import units
 from ..catalog.ops import label_of
 from ..text import shown
-from .screen import block, console, print_line, print_table, remark, say, show_json, styled
+from .screen import (
+    block,
+    console,
+    print_line,
+    print_table,
+    remark,
+    say,
+    show_json,
+    styled,
+)
 from .table import Cell, Column, Mark, Table, words
 
 if TYPE_CHECKING:
@@ -20,16 +29,25 @@ if TYPE_CHECKING:
     from ..remote.resume import Status
     from ..schema.record_types import Document
 
-# --- gdn run, gdn bench, gdn floors, gdn compare --------------------------------------------------------------------
+# --- gdn run, gdn bench, gdn floors, gdn compare
 
 
-def show(document: Document, registry: Registry, as_json: bool, saved: Path | None, unsaved: str | None = None) -> None:
-    """Show a command's document: tables, failures, missing algos, legends, and the path of the records."""
+def show(
+    document: Document,
+    registry: Registry,
+    as_json: bool,
+    saved: Path | None,
+    unsaved: str | None = None,
+) -> None:
+    """Show a command's document: tables, failures, missing algos, legends, and the path
+    of the records.
+    """
     if unsaved:
         say(f"the records could not be saved: {unsaved}")
     if as_json:
         return show_json(document)
-    from . import command_tables, merge, notes  # imported here because `gdn list` needs none of it
+    # imported here because `gdn list` needs none of it
+    from . import command_tables, merge, notes
     from .book import Source
 
     out = console()
@@ -38,8 +56,17 @@ def show(document: Document, registry: Registry, as_json: bool, saved: Path | No
     for made in command_tables.of(book, document.command):
         print_table(out, made)
         legend |= dict.fromkeys("".join(note) for note in made.notes)
-    for note in [*notes.notes(book, brief=True), *notes.tuned(book), *notes.file_notes(book)]:
-        to = console(stderr=True) if note.kind == "not run" and not book.measured else out  # no result: an error
+    for note in [
+        *notes.notes(book, brief=True),
+        *notes.tuned(book),
+        *notes.file_notes(book),
+    ]:
+        # no result: an error
+        to = (
+            console(stderr=True)
+            if note.kind == "not run" and not book.measured
+            else out
+        )
         remark(to, note.kind, block(note.text), "red" if note.grave else "yellow")
         for text in note.tail:
             remark(out, f"    {text}")
@@ -49,7 +76,7 @@ def show(document: Document, registry: Registry, as_json: bool, saved: Path | No
         remark(out, f"records: {saved}", whole=True)
 
 
-# --- gdn data list, gdn doctor, gdn pack ----------------------------------------------------------------------------
+# --- gdn data list, gdn doctor, gdn pack
 
 
 def show_workloads(found: dict[str, list[Workload]], as_json: bool) -> None:
@@ -57,23 +84,55 @@ def show_workloads(found: dict[str, list[Workload]], as_json: bool) -> None:
     rows = [(op, w) for op, workloads in found.items() for w in workloads]
     if as_json:
         keys = ("index", "uuid", "axes", "origin")
-        return show_json({"workloads": [{"op": op} | {key: getattr(w, key) for key in keys} for op, w in rows]})
-    made = Table("", [Column("op"), Column("index", number=True), Column("uuid"), Column("axes", folds=True)])
+        return show_json(
+            {
+                "workloads": [
+                    {"op": op} | {key: getattr(w, key) for key in keys}
+                    for op, w in rows
+                ]
+            }
+        )
+    made = Table(
+        "",
+        [
+            Column("op"),
+            Column("index", number=True),
+            Column("uuid"),
+            Column("axes", folds=True),
+        ],
+    )
     for op, w in rows:
         axes = " ".join(f"{name}={size}" for name, size in w.axes.items())
         made.add(op, "-" if w.index is None else str(w.index), w.uuid[:8], axes)
     print_table(console(), made)
 
 
-def show_presets(found: dict[str | None, dict[str, list[Workload]]], registry: Registry) -> None:
-    """The number of workloads of each preset and op, and their sizes; the key None is all workloads."""
+def show_presets(
+    found: dict[str | None, dict[str, list[Workload]]], registry: Registry
+) -> None:
+    """The number of workloads of each preset and op, and their sizes; the key None is
+    all workloads.
+    """
     out = console()
-    made = Table("", [*words("op", "preset"), Column("workloads", number=True), Column("sizes", folds=True)])
+    made = Table(
+        "",
+        [
+            *words("op", "preset"),
+            Column("workloads", number=True),
+            Column("sizes", folds=True),
+        ],
+    )
     for op in found[None]:
         for preset, workloads in found.items():
             if chosen := workloads.get(op):
-                sizes = list(dict.fromkeys(label_of(registry.ops[op], w.axes)[0] for w in chosen))
-                some = sizes if len(sizes) <= _SIZES else [*sizes[:2], f"... {len(sizes) - 3} more ...", sizes[-1]]
+                sizes = list(
+                    dict.fromkeys(label_of(registry.ops[op], w.axes)[0] for w in chosen)
+                )
+                some = (
+                    sizes
+                    if len(sizes) <= _SIZES
+                    else [*sizes[:2], f"... {len(sizes) - 3} more ...", sizes[-1]]
+                )
                 first = preset is None
                 made.add(
                     op if first else "",
@@ -83,20 +142,37 @@ def show_presets(found: dict[str | None, dict[str, list[Workload]]], registry: R
                     gap=bool(made.rows) and first,
                 )
     print_table(out, made)
-    remark(out, "`gdn data list --full` has a line for each workload; `--preset NAME` only those of a preset")
+    remark(
+        out,
+        "`gdn data list --full` has a line for each workload; `--preset NAME` only those of a"
+        " preset",
+    )
 
 
 _SIZES = 4  # up to this many sizes of a preset are named
-_STATES = {"ok": Cell("ok", Mark.GOOD), "bad": Cell("!!", Mark.BAD), "failed": Cell("!!", Mark.BAD)}
+_STATES = {
+    "ok": Cell("ok", Mark.GOOD),
+    "bad": Cell("!!", Mark.BAD),
+    "failed": Cell("!!", Mark.BAD),
+}
 
 
-def show_doctor(findings: list[dict[str, str | None]], summary: str, as_json: bool) -> None:
+def show_doctor(
+    findings: list[dict[str, str | None]], summary: str, as_json: bool
+) -> None:
     if as_json:
         return show_json({"findings": findings, "summary": summary})
     out = console()
-    made = Table("", [*words("", "what"), Column("found", folds=True), Column("for", folds=True)])
+    made = Table(
+        "", [*words("", "what"), Column("found", folds=True), Column("for", folds=True)]
+    )
     for f in findings:
-        made.add(_STATES.get(f["state"], Cell("--", Mark.WARN)), f["what"], f["found"], f["for"])
+        made.add(
+            _STATES.get(f["state"], Cell("--", Mark.WARN)),
+            f["what"],
+            f["found"],
+            f["for"],
+        )
     print_table(out, made)
     out.print()
     print_line(out, styled((summary, "bold")))
@@ -104,17 +180,25 @@ def show_doctor(findings: list[dict[str, str | None]], summary: str, as_json: bo
         out.print()
         print_line(out, styled(("what to do about the others:", "bold")))
     for f in wanting:
-        print_line(out, styled(f"  {f['what']}: ", (f["mend"], "yellow")), 2, whole=True)
+        print_line(
+            out, styled(f"  {f['what']}: ", (f["mend"], "yellow")), 2, whole=True
+        )
 
 
 def show_proof(steps: Iterable[Mapping[str, str]]) -> None:
-    made = Table("", [*words("", "step"), Column("what was seen", folds=True)], prose=True)
+    made = Table(
+        "", [*words("", "step"), Column("what was seen", folds=True)], prose=True
+    )
     for step in steps:
-        made.add(_STATES.get(step["state"], Cell("--", Mark.WARN)), shown(step["step"]), step["detail"])
+        made.add(
+            _STATES.get(step["state"], Cell("--", Mark.WARN)),
+            shown(step["step"]),
+            step["detail"],
+        )
     print_table(console(), made)
 
 
-# --- gdn modal status -----------------------------------------------------------------------------------------------
+# --- gdn modal status
 
 
 def show_remote(there: Status, as_json: bool) -> None:

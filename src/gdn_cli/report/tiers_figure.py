@@ -14,7 +14,8 @@ _HATCHES = ("", "///", "\\\\\\", "--", "xx", "||")  # denser ones make large fil
 def tiers(op: str, i: int, t: Tiers) -> list[Drawing]:
     """The smallest and the largest size in all tiers; `i` is the number of the op's device."""
     return [
-        _tiers(t, label, f"{slug(op)}-tiers-{i}-{slug(label)}") for label in dict.fromkeys([t.labels[0], t.labels[-1]])
+        _tiers(t, label, f"{slug(op)}-tiers-{i}-{slug(label)}")
+        for label in dict.fromkeys([t.labels[0], t.labels[-1]])
     ]
 
 
@@ -35,11 +36,21 @@ def _tiers(t: Tiers, label: str, name: str) -> Drawing:
                     continue
                 shade = "#3d3d3d" if i == 0 else "white"
                 hatch = _HATCHES[i % len(_HATCHES)]
-                ax.barh(place, u, height=0.74, facecolor=shade, edgecolor="#3d3d3d", hatch=hatch, linewidth=0.9)
+                ax.barh(
+                    place,
+                    u,
+                    height=0.74,
+                    facecolor=shade,
+                    edgecolor="#3d3d3d",
+                    hatch=hatch,
+                    linewidth=0.9,
+                )
                 text = units.duration(u)
                 if i and us[0] is not None:
                     text += f" ({units.gap(u - us[0])})"
-                ax.annotate(text, (u, place), (4, 0), textcoords="offset points", va="center")
+                ax.annotate(
+                    text, (u, place), (4, 0), textcoords="offset points", va="center"
+                )
                 places.append(place)
                 names.append(t.names[i])
                 place += 1.0
@@ -51,8 +62,15 @@ def _tiers(t: Tiers, label: str, name: str) -> Drawing:
     words = f"In brackets: the difference from {t.names[0]}. Times of different tiers measure "
     words += "different things: compare algos within a tier."
     said = "; ".join(
-        f"{algo} " + ", ".join(f"{n} {units.duration(u)}" for n, u in zip(t.names, us, strict=True) if u is not None)
+        f"{algo} "
+        + ", ".join(
+            f"{n} {units.duration(u)}"
+            for n, u in zip(t.names, us, strict=True)
+            if u is not None
+        )
         for algo, us in rows
     )
     height = 0.55 + 0.2 * (bars + 1.35 * len(rows))
-    return Drawing(name, f"Tiers side by side, {label}", words, said + ".", draw, height)
+    return Drawing(
+        name, f"Tiers side by side, {label}", words, said + ".", draw, height
+    )

@@ -1,9 +1,10 @@
-"""Compiling is done before the timing, side by side: with one algo after the other a first bench on a GPU took two
-minutes, with fifteen of sixteen CPUs idle.
+"""Compiling is done before the timing, side by side: with one algo after the other a
+first bench on a GPU took two minutes, with fifteen of sixteen CPUs idle.
 
-Each algo to be timed is checked on a few of its workloads, several algos at once. nvcc, Triton and torch.compile leave
-their output in caches on disk, where the worker that times the algo finds it. The results of these checks are not kept:
-the worker checks the algo again. A stamp next to the builds says what was compiled here before.
+Each algo to be timed is checked on a few of its workloads, several algos at once. nvcc,
+Triton and torch.compile leave their output in caches on disk, where the worker that
+times the algo finds it. The results of these checks are not kept: the worker checks the
+algo again. A stamp next to the builds says what was compiled here before.
 """
 
 from __future__ import annotations
@@ -25,21 +26,39 @@ from ..errors import GdnError
 from ..machine import gpu_sharing
 from .jobs import Job, execute
 
-_TIMEOUT_S = 120.0  # for each; one that hangs will hang again when timed, and is reported then
+# for each; one that hangs will hang again when timed, and is reported then
+_TIMEOUT_S = 120.0
 LEAST_CPUS = 4  # with fewer they would wait for each other
-_MOST = 16  # at once: each has a process with torch in it, and on a GPU half a GB of its memory
-_WORKLOADS = 4  # of each algo, from smallest to largest: a tuned one compiles for each row of its table
-_PACKAGES = ("torch", "triton", "flashinfer-bench", "apache-tvm-ffi", "flash-linear-attention", "flashinfer-python")
+# at once: each has a process with torch in it, and on a GPU half a GB of its memory
+_MOST = 16
+# of each algo, from smallest to largest: a tuned one compiles for each row of its table
+_WORKLOADS = 4
+_PACKAGES = (
+    "torch",
+    "triton",
+    "flashinfer-bench",
+    "apache-tvm-ffi",
+    "flash-linear-attention",
+    "flashinfer-python",
+)
 
 
-def ahead(jobs: Sequence[Job], progress: Callable[[str], None], given_up: Callable[[], bool]) -> None:
-    """Compile what these jobs will time, unless it was compiled here before; `progress` gets a line after each."""
+def ahead(
+    jobs: Sequence[Job], progress: Callable[[str], None], given_up: Callable[[], bool]
+) -> None:
+    """Compile what these jobs will time, unless it was compiled here before; `progress`
+    gets a line after each.
+    """
     todo = {_stamp(job): job for job in map(_as_check, _each(jobs))}
     waiting = {stamp: job for stamp, job in todo.items() if not stamp.exists()}
     at_once = min(len(waiting), cpus() // 2, _MOST)
     if at_once < 2 or cpus() < LEAST_CPUS:
         return
-    names, lock, stop = [job.algo.name for job in waiting.values()], threading.Lock(), threading.Event()
+    names, lock, stop = (
+        [job.algo.name for job in waiting.values()],
+        threading.Lock(),
+        threading.Event(),
+    )
     progress(_line(names))
 
     def compile_some() -> None:
@@ -63,7 +82,11 @@ def ahead(jobs: Sequence[Job], progress: Callable[[str], None], given_up: Callab
 
 def _line(names: list[str]) -> str:
     shown = ", ".join(names[:3])
-    return f"compiling {shown} and {len(names) - 3} more" if len(names) > 3 else f"compiling {shown}"
+    return (
+        f"compiling {shown} and {len(names) - 3} more"
+        if len(names) > 3
+        else f"compiling {shown}"
+    )
 
 
 def _each(jobs: Sequence[Job]) -> list[Job]:
@@ -74,13 +97,17 @@ def _each(jobs: Sequence[Job]) -> list[Job]:
             continue
         for algo, solution in job.rivals or ((job.algo, job.solution),):
             if compiles(algo, solution):
-                found.append(replace(job, algo=algo, solution=solution, rivals=(), turns={}))
+                found.append(
+                    replace(job, algo=algo, solution=solution, rivals=(), turns={})
+                )
     return found
 
 
 def compiles(algo: Algo, solution: Solution) -> bool:
     """Whether its first call takes long: true for anything but plain PyTorch."""
-    compiled = any("torch.compile(" in source["content"] for source in solution["sources"])
+    compiled = any(
+        "torch.compile(" in source["content"] for source in solution["sources"]
+    )
     return algo.language != "python" or bool(algo.packages) or compiled
 
 
@@ -90,13 +117,25 @@ def _as_check(job: Job) -> Job:
     few = tuple(job.workloads[i] for i in chosen)
     timeout_s = min(job.timeout_s, _TIMEOUT_S)
     plain = {"plan": {}, "fallback": False, "batch_invariant": False, "strict": False}
-    return replace(job, command="check", workloads=few, tiers=(), timeout_s=timeout_s, **plain)
+    return replace(
+        job, command="check", workloads=few, tiers=(), timeout_s=timeout_s, **plain
+    )
 
 
 def _stamp(job: Job) -> Path:
-    """A file that exists once this has been compiled: for these sources, sizes, GPU and versions."""
-    what = [source_hash(job.solution), job.place, *(w.uuid for w in job.workloads), platform.python_version()]
-    what += [f"{gpu.name} {gpu.uuid}" for gpu in ([job.gpu] if job.gpu else job.machine.gpus())]
+    """A file that exists once this has been compiled: for these sources, sizes, GPU and
+    versions.
+    """
+    what = [
+        source_hash(job.solution),
+        job.place,
+        *(w.uuid for w in job.workloads),
+        platform.python_version(),
+    ]
+    what += [
+        f"{gpu.name} {gpu.uuid}"
+        for gpu in ([job.gpu] if job.gpu else job.machine.gpus())
+    ]
     for package in _PACKAGES:
         try:
             what.append(f"{package} {importlib.metadata.version(package)}")
@@ -106,8 +145,13 @@ def _stamp(job: Job) -> Path:
     try:
         return paths.builds_dir() / "compiled" / digest
     except GdnError:
-        return Path(os.devnull)  # exists always, so nothing is compiled ahead: the builder reports the error
+        # exists always, so nothing is compiled ahead: the builder reports the error
+        return Path(os.devnull)
 
 
 def cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )

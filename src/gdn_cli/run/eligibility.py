@@ -1,4 +1,6 @@
-"""Which of a command's algos an option allows: those that cannot do it are named with the reason."""
+"""Which of a command's algos an option allows: those that cannot do it are named with
+the reason.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,29 @@ from .planning import Entry, Part
 
 
 def overwriting(
-    registry: Registry, entries: list[Entry], named: bool, asked: bool = True, timed: bool = True
+    registry: Registry,
+    entries: list[Entry],
+    named: bool,
+    asked: bool = True,
+    timed: bool = True,
 ) -> list[Entry]:
-    """The entries that can make in-place calls, if these are `asked` for (`--in-place`) or their op is always in place.
+    """The entries that can make in-place calls, if these are `asked` for (`--in-place`)
+    or their op is always in place.
 
-    UsageError for an op that has no in-place call, and for an algo that cannot make one if the user `named` it;
-    otherwise the algo is reported as unable to run. Where nothing is `timed`, an algo of an op that is always in place
-    may return its results: they are checked as they are.
+    UsageError for an op that has no in-place call, and for an algo that cannot make one
+    if the user `named` it; otherwise the algo is reported as unable to run. Where
+    nothing is `timed`, an algo of an op that is always in place may return its results:
+    they are checked as they are.
     """
     names = dict.fromkeys(e.algo.op for e in entries)
     only = {name for name in names if registry.op(name).in_place_only and timed}
     for name in names:
         if asked and not registry.op(name).in_place:
             able = ", ".join(op.name for op in registry.ops.values() if op.in_place)
-            raise UsageError(f"--in-place: {name} declares no output that may be an input", hint=f"{able} do")
+            raise UsageError(
+                f"--in-place: {name} declares no output that may be an input",
+                hint=f"{able} do",
+            )
 
     def why_not(algo: Algo) -> str | None:
         if not asked and algo.op not in only:
@@ -35,23 +46,41 @@ def overwriting(
         if algo.setup:
             return f"{where}: {algo.full_name} keeps data that its setup made from the inputs"
         if not algo.destination_passing:
-            return f"{where}: {algo.full_name} returns its results, and cannot write into given buffers"
+            return (
+                f"{where}: {algo.full_name} returns its results, and cannot write into given"
+                " buffers"
+            )
         return None
 
-    hint = "destination_passing = true in algo.toml, with a kernel that reads each element before it writes it"
+    hint = (
+        "destination_passing = true in algo.toml, with a kernel that reads each element before it"
+        " writes it"
+    )
     return _without(entries, why_not, hint, named)
 
 
-def batch_invariant(registry: Registry, entries: list[Entry], named: bool) -> list[Entry]:
-    """The batch-invariant builds, for `--batch-invariant`. UsageError for an algo that has none if the user `named` it;
-    otherwise the algo is reported as unable to run."""
+def batch_invariant(
+    registry: Registry, entries: list[Entry], named: bool
+) -> list[Entry]:
+    """The batch-invariant builds, for `--batch-invariant`. UsageError for an algo that
+    has none if the user `named` it; otherwise the algo is reported as unable to run.
+    """
     found = []
-    for entry in _without(entries, batch_invariance.why_not, _able(registry, entries), named):
+    for entry in _without(
+        entries, batch_invariance.why_not, _able(registry, entries), named
+    ):
         if entry.place.mode is None:
             found.append(entry)
             continue
         try:
-            found.append(replace(entry, algo=batch_invariance.variant(entry.algo, registry.op(entry.algo.op))))
+            found.append(
+                replace(
+                    entry,
+                    algo=batch_invariance.variant(
+                        entry.algo, registry.op(entry.algo.op)
+                    ),
+                )
+            )
         except UsageError as e:
             if named:
                 raise
@@ -60,37 +89,68 @@ def batch_invariant(registry: Registry, entries: list[Entry], named: bool) -> li
 
 
 def beside_batch_invariant(registry: Registry, entries: list[Entry]) -> list[Entry]:
-    """The rivals of a comparison, each followed by its batch-invariant build if it has one that differs."""
+    """The rivals of a comparison, each followed by its batch-invariant build if it has
+    one that differs.
+    """
     able = [e for e in entries if batch_invariance.offered(e.algo)]
     if not able:
-        raise UsageError(batch_invariance.why_not(entries[0].algo), hint=_able(registry, entries))
-    variants = {e.algo.name: replace(e, algo=batch_invariance.variant(e.algo, registry.op(e.algo.op))) for e in able}
+        raise UsageError(
+            batch_invariance.why_not(entries[0].algo), hint=_able(registry, entries)
+        )
+    variants = {
+        e.algo.name: replace(
+            e, algo=batch_invariance.variant(e.algo, registry.op(e.algo.op))
+        )
+        for e in able
+    }
     pairs = [(entry, variants.get(entry.algo.name, entry)) for entry in entries]
-    return [e for entry, variant in pairs for e in ([entry] if variant.algo == entry.algo else [entry, variant])]
+    return [
+        e
+        for entry, variant in pairs
+        for e in ([entry] if variant.algo == entry.algo else [entry, variant])
+    ]
 
 
 def _able(registry: Registry, entries: list[Entry]) -> str:
     """The end of a message after "cannot": which algos of these ops can."""
     ops = dict.fromkeys(e.algo.op for e in entries)
-    able = [algo.name for op in ops for algo in registry.of(op) if batch_invariance.offered(algo)]
+    able = [
+        algo.name
+        for op in ops
+        for algo in registry.of(op)
+        if batch_invariance.offered(algo)
+    ]
     return f"{', '.join(able)} can" if able else batch_invariance.HOW
 
 
 def unscored(parts: list[Part], named: bool) -> list[Part]:
-    """The parts without algos that cannot have a score; UsageError if the user `named` such an algo."""
+    """The parts without algos that cannot have a score; UsageError if the user `named`
+    such an algo.
+    """
 
     def why_not(algo: Algo) -> str | None:
-        return f"{algo.full_name} has no score: its setup ({algo.setup}) is not timed" if algo.setup else None
+        return (
+            f"{algo.full_name} has no score: its setup ({algo.setup}) is not timed"
+            if algo.setup
+            else None
+        )
 
     hint = "leave it out, or choose the same workloads by --workload"
-    return [replace(p, entries=_without(p.entries, why_not, hint, named)) if p.scored else p for p in parts]
+    return [
+        replace(p, entries=_without(p.entries, why_not, hint, named)) if p.scored else p
+        for p in parts
+    ]
 
 
-def _without(entries: list[Entry], why_not: Callable[[Algo], str | None], hint: str, named: bool) -> list[Entry]:
+def _without(
+    entries: list[Entry], why_not: Callable[[Algo], str | None], hint: str, named: bool
+) -> list[Entry]:
     found = []
     for entry in entries:
         why = why_not(entry.algo) if named or entry.place.mode else None
         if why and named:
             raise UsageError(why, hint=hint)
-        found.append(replace(entry, place=inventory.Place(None, why, hint)) if why else entry)
+        found.append(
+            replace(entry, place=inventory.Place(None, why, hint)) if why else entry
+        )
     return found

@@ -1,4 +1,6 @@
-"""Another machine that runs a plan's jobs: the interface of `gdn modal` and `--engine`. docs/remote.md describes it."""
+"""Another machine that runs a plan's jobs: the interface of `gdn modal` and `--engine`.
+docs/remote.md describes it.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,27 @@ from .planning import Plan
 
 
 class Elsewhere(ABC):
-    """A command asks for `place` while it plans, then calls `begin`, the object itself, and `finish`, in that order."""
+    """A command asks for `place` while it plans, then calls `begin`, the object itself,
+    and `finish`, in that order.
+    """
 
     writer: Writer | None = None
 
     @abstractmethod
     def place(self, algo: Algo, device: str = "auto") -> inventory.Place:
-        """The mode in which an algo runs there, or why it cannot. Known before anything is started."""
+        """The mode in which an algo runs there, or why it cannot. Known before anything
+        is started.
+        """
 
     @abstractmethod
-    def __call__(self, jobs: list[Job], came: Came = lambda *_: None) -> Generator[tuple[Job, Outcome], None, None]:
-        """Run the jobs; yield each with its outcome, in any order, as soon as that is known. `came` gets a record that
-        is there before its outcome, which may have it again. A job that is lost has an outcome that says so
-        (REMOTE_FAILED), with what it had measured; a GdnError ends the command. Closing it stops everything there."""
+    def __call__(
+        self, jobs: list[Job], came: Came = lambda *_: None
+    ) -> Generator[tuple[Job, Outcome], None, None]:
+        """Run the jobs; yield each with its outcome, in any order, as soon as that is
+        known. `came` gets a record that is there before its outcome, which may have it
+        again. A job that is lost has an outcome that says so (REMOTE_FAILED), with what
+        it had measured; a GdnError ends the command. Closing it stops everything there.
+        """
 
     def harness(self, asked: Harness) -> Harness:
         """The contest's harness, with its folder there. MissingError if it is not there."""

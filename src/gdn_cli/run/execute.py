@@ -1,5 +1,6 @@
-"""Runs the jobs of a plan: one after the other on each GPU, or all of them elsewhere. Results go to the document, and
-to a command's exit code."""
+"""Runs the jobs of a plan: one after the other on each GPU, or all of them elsewhere.
+Results go to the document, and to a command's exit code.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +20,22 @@ from ..machine import gpu_sharing, locks
 from ..machine.inventory import Gpu
 from ..records import below_floor
 from ..records.store import Writer
-from ..schema.record_types import Blame, Call, Document, Environment, GpuName, Record, Status
+from ..schema.record_types import (
+    Blame,
+    Call,
+    Document,
+    Environment,
+    GpuName,
+    Record,
+    Status,
+)
 from . import compile_ahead, own_files
 from .jobs import Job, Outcome, execute, start
 from .planning import Plan, key, name
 from .worker_process import Worker
 
-# A line of progress: what runs now, how many workloads are done, of how many; and True once that one has ended.
+# A line of progress: what runs now, how many workloads are done, of how many; and True
+# once that one has ended.
 Progress = Callable[..., None]
 
 # What to do with a record as soon as it is there, before its job's outcome.
@@ -35,12 +45,16 @@ Engine = Callable[[list[Job], Came], Generator[tuple[Job, Outcome], None, None]]
 
 
 def run(
-    plan: Plan, writer: Writer, progress: Progress, say: Callable[[str], None], engine: Engine | None = None
+    plan: Plan,
+    writer: Writer,
+    progress: Progress,
+    say: Callable[[str], None],
+    engine: Engine | None = None,
 ) -> None:
     """Run all jobs, each in its own worker; the document is up to date at any moment.
 
-    Jobs on different GPUs run side by side. `say` gets the line about a lock that a timing waits for. With an `engine`
-    nothing runs here.
+    Jobs on different GPUs run side by side. `say` gets the line about a lock that a
+    timing waits for. With an `engine` nothing runs here.
     """
     document = writer.document
     document.missing.extend(plan.missing)
@@ -55,7 +69,14 @@ def run(
                     tally.arrived(job, outcome)
         else:
             work = [
-                partial(_lane, gpu, [job for job in plan.jobs if job.gpu == gpu], tally, say, stop.is_set)
+                partial(
+                    _lane,
+                    gpu,
+                    [job for job in plan.jobs if job.gpu == gpu],
+                    tally,
+                    say,
+                    stop.is_set,
+                )
                 for gpu in dict.fromkeys(job.gpu for job in plan.jobs)
             ]
             gpu_sharing.side_by_side(work, stop)
@@ -67,7 +88,11 @@ def run(
 
 
 def _lane(
-    gpu: Gpu | None, jobs: list[Job], tally: _Tally, say: Callable[[str], None], given_up: Callable[[], bool]
+    gpu: Gpu | None,
+    jobs: list[Job],
+    tally: _Tally,
+    say: Callable[[str], None],
+    given_up: Callable[[], bool],
 ) -> None:
     """Run one GPU's jobs, or those without a GPU, one after the other."""
     with contextlib.ExitStack() as held:
@@ -88,9 +113,14 @@ def _lane(
 
 @contextlib.contextmanager
 def _while_running(following: Job | None) -> Generator[Worker | None]:
-    """The next job's worker, started early: it imports torch, which takes seconds, while this job uses the GPU. Not
-    with few CPUs, nor where a CPU is timed."""
-    early = following is not None and following.mode == "cuda" and compile_ahead.cpus() >= compile_ahead.LEAST_CPUS
+    """The next job's worker, started early: it imports torch, which takes seconds,
+    while this job uses the GPU. Not with few CPUs, nor where a CPU is timed.
+    """
+    early = (
+        following is not None
+        and following.mode == "cuda"
+        and compile_ahead.cpus() >= compile_ahead.LEAST_CPUS
+    )
     worker = start(following) if early else None
     try:
         yield worker
@@ -101,7 +131,9 @@ def _while_running(following: Job | None) -> Generator[Worker | None]:
 
 
 class _Tally:
-    """Collects the jobs' results, from all GPUs or an engine: into the document, and onto the progress bar."""
+    """Collects the jobs' results, from all GPUs or an engine: into the document, and
+    onto the progress bar.
+    """
 
     def __init__(self, plan: Plan, writer: Writer, progress: Progress) -> None:
         self.order, self.writer, self.progress = plan.order, writer, progress
@@ -133,41 +165,62 @@ class _Tally:
             seen = self.seen[id(job)]
             for record in seen:  # one that crashed, and the others went on without it
                 if record.status is Status.CRASHED and record.tail is None:
-                    record.tail = own_files.pointed(replace(record, tail=outcome.tail), _algos(job)[record.algo]).tail
+                    record.tail = own_files.pointed(
+                        replace(record, tail=outcome.tail), _algos(job)[record.algo]
+                    ).tail
             self._keep(job, _fates(job, outcome, seen), outcome.environment)
             self.done += job.due - len(seen)
             self.progress(_shown(job), self.done, self.total, True)
 
     def came(self, job: Job, record: Record, environment: Environment | None) -> None:
-        """A record from elsewhere: its environment says on which GPU it was made. The same one may come again."""
+        """A record from elsewhere: its environment says on which GPU it was made. The
+        same one may come again.
+        """
         seen = self.seen.setdefault(id(job), [])
         if job.asked(record) and _which(record) not in map(_which, seen):
             seen.append(record)
             self._keep(job, [_placed(record, environment)], environment)
 
     def arrived(self, job: Job, outcome: Outcome) -> None:
-        """What has come of a job elsewhere: the records that did not come before, and why there are no others."""
+        """What has come of a job elsewhere: the records that did not come before, and
+        why there are no others.
+        """
         env, seen = outcome.environment, self.seen.setdefault(id(job), [])
         had = set(map(_which, seen))
-        found = [record for record in outcome.records if job.asked(record) and _which(record) not in had]
+        found = [
+            record
+            for record in outcome.records
+            if job.asked(record) and _which(record) not in had
+        ]
         found += _fates(job, outcome, seen + found)
         self._keep(job, [_placed(record, env) for record in found], env)
 
-    def _keep(self, job: Job, records: list[Record], environment: Environment | None) -> list[Record]:
+    def _keep(
+        self, job: Job, records: list[Record], environment: Environment | None
+    ) -> list[Record]:
         kept, algos = [], _algos(job)
         for record in records:
-            whole = self.writer.add(job, own_files.pointed(record, algos.get(record.algo)), environment)
+            whole = self.writer.add(
+                job, own_files.pointed(record, algos.get(record.algo)), environment
+            )
             kept.append(whole)
             below_floor.doubt(self.writer.document.records, whole)
             keys = key(job), (job.op.name, whole.uuid)
-            self.ranks[id(whole)] = *(self.order.get(k, math.inf) for k in keys), self.gpus.index(job.gpu)
+            self.ranks[id(whole)] = (
+                *(self.order.get(k, math.inf) for k in keys),
+                self.gpus.index(job.gpu),
+            )
         if records:
             self.writer.save()
         return kept
 
     def sort(self) -> None:
-        """Put the records into the order in which one GPU would have made them, after those that were there before."""
-        self.writer.document.records.sort(key=lambda record: self.ranks.get(id(record), (-1,)))
+        """Put the records into the order in which one GPU would have made them, after
+        those that were there before.
+        """
+        self.writer.document.records.sort(
+            key=lambda record: self.ranks.get(id(record), (-1,))
+        )
 
 
 def _which(record: Record) -> tuple[str, str | None, str | None]:
@@ -190,53 +243,86 @@ def _shown(job: Job) -> str:
 def _fates(job: Job, outcome: Outcome, seen: list[Record]) -> list[Record]:
     """Records for a worker that ended before its workloads did, or that says it is done and is not.
 
-    For a comparison: one for the algo whose code ran last, if that is known, else one for each that has something left.
+    For a comparison: one for the algo whose code ran last, if that is known, else one
+    for each that has something left.
     """
     owed = job.owed(seen)
     status, reason = outcome.status, outcome.reason
     if status is Status.DONE:
         if not owed:
             return []
-        status, reason = Status.EXITED, f"it answered with {len(seen)} of {len(seen) + sum(owed.values())} records"
-    names = [outcome.at] if outcome.at in owed else list(owed) or [job.algo.name if job.algo else COPY]
+        status, reason = (
+            Status.EXITED,
+            f"it answered with {len(seen)} of {len(seen) + sum(owed.values())} records",
+        )
+    names = (
+        [outcome.at]
+        if outcome.at in owed
+        else list(owed) or [job.algo.name if job.algo else COPY]
+    )
     tiers = max(1, len(job.tiers))
     return [
         Record(
-            op=job.op.name, algo=name, source_hash=None, mode=job.mode, tier=job.tiers[0] if job.tiers else None,
-            workload=None, status=status, reason=reason, code=outcome.code, tail=outcome.tail,
+            op=job.op.name,
+            algo=name,
+            source_hash=None,
+            mode=job.mode,
+            tier=job.tiers[0] if job.tiers else None,
+            workload=None,
+            status=status,
+            reason=reason,
+            code=outcome.code,
+            tail=outcome.tail,
             unfinished=min(len(job.workloads), -(-owed.get(name, 0) // tiers)),
             during=_during(job, outcome, seen, name),
         )
         for name in names
-    ]  # fmt: skip
+    ]
 
 
 def _algos(job: Job) -> dict[str, Algo]:
-    return {algo.name: algo for algo in (*(algo for algo, _ in job.rivals), job.algo) if algo}
+    return {
+        algo.name: algo
+        for algo in (*(algo for algo, _ in job.rivals), job.algo)
+        if algo
+    }
 
 
 def _during(job: Job, outcome: Outcome, seen: list[Record], name: str) -> Call | None:
-    """The workload that a worker was at when it ended: the first that has no record yet. None where that is not known:
-    it may have ended while the algo was built."""
-    if outcome.build_s is None and not seen or outcome.status in (Status.BUILD_FAILED, Status.REFUSED):
+    """The workload that a worker was at when it ended: the first that has no record
+    yet. None where that is not known: it may have ended while the algo was built.
+    """
+    if (
+        outcome.build_s is None
+        and not seen
+        or outcome.status in (Status.BUILD_FAILED, Status.REFUSED)
+    ):
         return None
     had = {record.uuid for record in seen if record.algo == name}
     first = next((w for w in job.workloads if w.uuid not in had), None)
-    return first and Call(uuid=first.uuid, axes=dict(first.axes), index=first.index, origin=first.origin)
+    return first and Call(
+        uuid=first.uuid, axes=dict(first.axes), index=first.index, origin=first.origin
+    )
 
 
 def exit_code(document: Document, named: bool) -> int:
-    """1: an algo failed; 4: only the remote side failed; 3: an algo that the user named, the tier or the data is not
-    available here. An algo that gdn added was not asked for: neither its failure counts, nor a tier that it has not."""
+    """1: an algo failed; 4: only the remote side failed; 3: an algo that the user
+    named, the tier or the data is not available here. An algo that gdn added was not
+    asked for: neither its failure counts, nor a tier that it has not.
+    """
     blames = {
         r.blame
         for r in document.records
-        if not (r.added and (r.blame is Blame.ALGO or r.status is Status.TIER_UNAVAILABLE))
+        if not (
+            r.added and (r.blame is Blame.ALGO or r.status is Status.TIER_UNAVAILABLE)
+        )
     }
     if Blame.ALGO in blames:
         return errors.FAILED
     if Blame.REMOTE in blames:
         return errors.REMOTE
-    if Blame.MACHINE in blames or (document.missing and (named or not document.records)):
+    if Blame.MACHINE in blames or (
+        document.missing and (named or not document.records)
+    ):
         return errors.MISSING
     return errors.OK

@@ -1,6 +1,7 @@
 """One worker's work: what is asked of it, in which environment, and `execute`, which runs it.
 
-A worker can crash, hang, exit or run out of memory. That counts against one algo, and the next gets a fresh process.
+A worker can crash, hang, exit or run out of memory. That counts against one algo, and
+the next gets a fresh process.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from .worker_process import OnRecord, Outcome, Worker
 
 @dataclass(frozen=True)
 class Job:
-    """One worker's work. `command`: check, bench, official, prove, floor, compare or profile; `algo` is None for floor
-    and compare."""
+    """One worker's work. `command`: check, bench, official, prove, floor, compare or
+    profile; `algo` is None for floor and compare.
+    """
 
     command: str
     op: Op
@@ -38,8 +40,10 @@ class Job:
     mode: str  # cuda, cpu or interpreter
     workloads: tuple[Workload, ...]
     algo: Algo | None = None
-    rivals: tuple[tuple[Algo, Solution], ...] = ()  # in a comparison: each algo and its solution
-    turns: dict[str, tuple[str, ...]] = field(default_factory=dict)  # workload -> its rivals, else all
+    # in a comparison: each algo and its solution
+    rivals: tuple[tuple[Algo, Solution], ...] = ()
+    # workload -> its rivals, else all
+    turns: dict[str, tuple[str, ...]] = field(default_factory=dict)
     dataset: Path | None = None
     tiers: tuple[str, ...] = ()
     plan: PlanFields = field(default_factory=dict)
@@ -47,19 +51,24 @@ class Job:
     strict: bool = False  # probe every workload
     sandbox: bool = False  # run the algo's code in bubblewrap
     in_place: bool = False  # outputs overwrite the inputs, where the op allows it
-    batch_invariant: bool = False  # a sequence alone must give the same bits as in its batch
+    # a sequence alone must give the same bits as in its batch
+    batch_invariant: bool = False
     profile: Profiling | None = None  # what a profiler's target is to do
     wrap: tuple[str, ...] = ()  # a command line put before the worker's: a profiler's
-    official: Harness | None = None  # the contest's harness that judges, of command `official`
+    # the contest's harness that judges, of command `official`
+    official: Harness | None = None
     added: bool = False  # gdn put it in to compare with; the user did not ask for it
     timeout_s: float = 300.0
     env: dict[str, str] = field(default_factory=dict)
-    gpu: inventory.Gpu | None = None  # the one to run on; None: the one that CUDA chooses
+    # the one to run on; None: the one that CUDA chooses
+    gpu: inventory.Gpu | None = None
     cpus: frozenset[int] = frozenset()  # the only ones to run on; empty means all
     machine: inventory.Machine = inventory.HERE
 
     def __post_init__(self) -> None:
-        if self.op.in_place_only and (self.algo is None or self.algo.destination_passing):
+        if self.op.in_place_only and (
+            self.algo is None or self.algo.destination_passing
+        ):
             object.__setattr__(self, "in_place", True)
 
     @property
@@ -73,12 +82,18 @@ class Job:
         tiers = max(1, len(self.tiers))
         machine_wide = tiers + 1 if self.command == "floor" else 0
         every = max(1, len(self.rivals))
-        return sum(len(self.turns.get(w.uuid, ())) or every for w in self.workloads) * tiers + machine_wide
+        return (
+            sum(len(self.turns.get(w.uuid, ())) or every for w in self.workloads)
+            * tiers
+            + machine_wide
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
         """The algos that its records are about; none for floors."""
-        return tuple(algo.name for algo, _ in self.rivals) or ((self.algo.name,) if self.algo else ())
+        return tuple(algo.name for algo, _ in self.rivals) or (
+            (self.algo.name,) if self.algo else ()
+        )
 
     def asked(self, record: Record) -> bool:
         """Whether a record belongs to one of its algos, or its floors, and one of its workloads."""
@@ -90,7 +105,9 @@ class Job:
         return frozenset(w.uuid for w in self.workloads)
 
     def owed(self, records: list[Record]) -> dict[str, int]:
-        """How many records a worker that has sent these still owes, by algo (the copy for floors)."""
+        """How many records a worker that has sent these still owes, by algo (the copy
+        for floors).
+        """
         tiers = max(1, len(self.tiers))
         if self.command == "floor":
             return {COPY: self.due - len(records)} if len(records) < self.due else {}
@@ -111,12 +128,16 @@ class Job:
             name=self.algo.name if self.algo else None,
             definition=self.definition,
             solution=self.solution,
-            specific=bool(self.algo and self.algo.specific and self.command != "prove"),  # a judge's build
+            # a judge's build
+            specific=bool(self.algo and self.algo.specific and self.command != "prove"),
             setup=self.algo.setup if self.algo else None,
             mode=self.mode,
             workloads=self.workloads,
             dataset=str(self.dataset.absolute()) if self.dataset else None,
-            rivals=tuple(Rival(algo.name, solution, algo.specific, algo.setup) for algo, solution in self.rivals),
+            rivals=tuple(
+                Rival(algo.name, solution, algo.specific, algo.setup)
+                for algo, solution in self.rivals
+            ),
             turns=self.turns,
             timing=Timing(self.tiers, self.plan, self.fallback),
             strict=self.strict,
@@ -129,14 +150,23 @@ class Job:
 
 
 def unfinished(request: Request, records: list[Record]) -> tuple[Workload, ...]:
-    """The workloads of a request that these records of it do not settle: what is left to ask for. Floors are always
-    asked for as a whole: those of the machine belong to no workload."""
+    """The workloads of a request that these records of it do not settle: what is left
+    to ask for. Floors are always asked for as a whole: those of the machine belong to
+    no workload.
+    """
     if request.command == "floor":
         return request.workloads
-    had, tiers = Counter((r.algo, r.uuid) for r in records), max(1, len(request.timing.tiers))
+    had, tiers = (
+        Counter((r.algo, r.uuid) for r in records),
+        max(1, len(request.timing.tiers)),
+    )
     names = tuple(rival.name for rival in request.rivals) or (request.name,)
     turns = request.turns
-    return tuple(w for w in request.workloads if any(had[n, w.uuid] < tiers for n in turns.get(w.uuid) or names))
+    return tuple(
+        w
+        for w in request.workloads
+        if any(had[n, w.uuid] < tiers for n in turns.get(w.uuid) or names)
+    )
 
 
 def start(job: Job) -> Worker:
@@ -152,11 +182,11 @@ def execute(
     given_up: Callable[[], bool] = lambda: False,
     worker: Worker | None = None,
 ) -> Outcome:
-    """Run the job in its own worker, the one of `start` if there is one; `on_record(record, environment)` is called as
-    soon as the worker has a record.
+    """Run the job in its own worker, the one of `start` if there is one;
+    `on_record(record, environment)` is called as soon as the worker has a record.
 
-    `given_up` is called all the time: True ends the worker and raises KeyboardInterrupt, which threads other than the
-    main one never get by themselves.
+    `given_up` is called all the time: True ends the worker and raises
+    KeyboardInterrupt, which threads other than the main one never get by themselves.
     """
     return (worker or start(job)).serve(job.timeout_s, on_record, given_up)
 
@@ -167,14 +197,20 @@ def environ(job: Job) -> dict[str, str]:
 
 
 def environ_of(
-    mode: str, gpu: inventory.Gpu | None = None, machine: inventory.Machine = inventory.HERE
+    mode: str,
+    gpu: inventory.Gpu | None = None,
+    machine: inventory.Machine = inventory.HERE,
 ) -> dict[str, str]:
-    """A worker's environment: the variables that `redaction.allowed` lets through, with the builders' tools on PATH and
-    their caches in gdn's folder, and with `gpu` as the only GPU (None: CUDA chooses)."""
+    """A worker's environment: the variables that `redaction.allowed` lets through, with
+    the builders' tools on PATH and their caches in gdn's folder, and with `gpu` as the
+    only GPU (None: CUDA chooses).
+    """
     env = redaction.allowed(os.environ)
     # relative entries would point into the worker's empty directory
     if path := env.get("PYTHONPATH"):
-        env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(p) for p in path.split(os.pathsep) if p)
+        env["PYTHONPATH"] = os.pathsep.join(
+            os.path.abspath(p) for p in path.split(os.pathsep) if p
+        )
     env = with_builders(env, mode, gpu, machine)
     env.setdefault("PYTHONUNBUFFERED", "1")
     return env

@@ -1,11 +1,13 @@
-"""A process around one worker that lets no process outlive it: `python -I -S keeper.py FOLDER [--cpus 0,1] -- COMMAND
-...`
+"""A process around one worker that lets no process outlive it: `python -I -S keeper.py
+FOLDER [--cpus 0,1] -- COMMAND ...`
 
-It is a subreaper (prctl, Linux): any process that the worker starts, in another session or forked twice, becomes its
-child once the parent is gone. When the command ends, on SIGTERM, and when the process that started this one dies in any
-way, all of them are killed and FOLDER is deleted. It ends with the command's exit code or signal.
+It is a subreaper (prctl, Linux): any process that the worker starts, in another session
+or forked twice, becomes its child once the parent is gone. When the command ends, on
+SIGTERM, and when the process that started this one dies in any way, all of them are
+killed and FOLDER is deleted. It ends with the command's exit code or signal.
 
-Standard library only, and nothing of gdn: it must start in milliseconds, and runs outside the package.
+Standard library only, and nothing of gdn: it must start in milliseconds, and runs
+outside the package.
 """
 
 import os
@@ -20,7 +22,8 @@ _PASSES = 1000  # over the process table: with a fork bomb more would not help
 
 def main(folder, cpus, command):
     """Run the command and clean up after it; returns its return code as in Popen."""
-    _prctl(_PR_SET_DUMPABLE, 0)  # it holds the request for a moment, and the pipe that records go to
+    # it holds the request for a moment, and the pipe that records go to
+    _prctl(_PR_SET_DUMPABLE, 0)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     parent = os.getppid()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -48,7 +51,9 @@ def main(folder, cpus, command):
 
 
 def end_all(root):
-    """Kill every descendant of `root`, which is this process, including those that appear meanwhile."""
+    """Kill every descendant of `root`, which is this process, including those that
+    appear meanwhile.
+    """
     for _ in range(_PASSES):
         found = descendants(root)
         for pid in found:
@@ -86,7 +91,11 @@ def descendants(root):
             parents[pid] = int(parent)
     found, level = [], {root}
     while level:
-        level = {pid for pid, parent in parents.items() if parent in level and pid not in found}
+        level = {
+            pid
+            for pid, parent in parents.items()
+            if parent in level and pid not in found
+        }
         found += level
     return found
 
@@ -108,6 +117,9 @@ if __name__ == "__main__":
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        signal.signal(-code, signal.SIG_DFL) if -code not in (
+            signal.SIGKILL,
+            signal.SIGSTOP,
+        ) else None
         os.kill(os.getpid(), -code)
     os._exit(code)

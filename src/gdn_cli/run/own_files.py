@@ -1,6 +1,7 @@
 """What a compiler, an exception or a crash says of an algo, in terms of the user's own files.
 
-flashinfer-bench builds a copy of the sources, in a folder that is named `<builder>_<solution>_<6 hex digits>`.
+flashinfer-bench builds a copy of the sources, in a folder that is named
+`<builder>_<solution>_<6 hex digits>`.
 """
 
 from __future__ import annotations
@@ -16,17 +17,23 @@ from ..catalog.registry import Algo
 from ..errors import UsageError
 from ..schema.record_types import Record
 
-_COPY = re.compile(r"(?:/[^\s/\"'():]+)+_[0-9a-f]{6}/(?P<file>[\w.+-]+)(?:\((?P<line>\d+)\))?")
+_COPY = re.compile(
+    r"(?:/[^\s/\"'():]+)+_[0-9a-f]{6}/(?P<file>[\w.+-]+)(?:\((?P<line>\d+)\))?"
+)
 _CRASH = re.compile(r"!{3,} .*(?:Segfault|Fatal|Abort)", re.IGNORECASE)
 # frames below an algo's own: Python's interpreter, and the wrapper of a C++ function
-_BELOW = re.compile(r'"\./Include/|"(?:Objects|Python|Modules)/|"<frozen|in __tvm_ffi_|in _start$|sigaction')
+_BELOW = re.compile(
+    r'"\./Include/|"(?:Objects|Python|Modules)/|"<frozen|in __tvm_ffi_|in _start$|sigaction'
+)
 _NAMELESS = re.compile(r'File "<unknown>", line 0, in (?!0x)(?P<function>.+)')
 _LONG = re.compile(r"(?<=[\w>])\(.{60,}")  # a C++ function's parameters
 _MOST = 20  # lines of a tail
 
 
 def pointed(record: Record, algo: Algo | None) -> Record:
-    """The record with the user's own files where its texts name their copies in the build folder."""
+    """The record with the user's own files where its texts name their copies in the
+    build folder.
+    """
     if algo is None or record.passed:
         return record
     paths = _paths(algo)
@@ -49,7 +56,10 @@ def _paths(algo: Algo) -> dict[str, str]:
     except (UsageError, OSError):  # changed since it was built
         return {}
     here = Path.cwd()
-    return {path.name: str(path.relative_to(here) if path.is_relative_to(here) else path) for path in files}
+    return {
+        path.name: str(path.relative_to(here) if path.is_relative_to(here) else path)
+        for path in files
+    }
 
 
 def _place(found: re.Match[str], paths: dict[str, str]) -> str:
@@ -58,14 +68,25 @@ def _place(found: re.Match[str], paths: dict[str, str]) -> str:
 
 
 def tail(lines: Iterable[str]) -> list[str]:
-    """What a record keeps of a process's last words: of a crash the frames of the algo first, else the last lines."""
+    """What a record keeps of a process's last words: of a crash the frames of the algo
+    first, else the last lines.
+    """
     lines = [line.rstrip() for line in lines if line.strip()]
     start = next((i for i, line in enumerate(lines) if _CRASH.search(line)), None)
     if start is None:
         return lines[-_MOST:]
     frames = [line for line in lines[start + 1 :] if line.lstrip().startswith("File ")]
-    end = next((i for i, line in enumerate(frames) if _BELOW.search(line) and "sigaction" not in line), len(frames))
-    own = [_frame(line) for line in frames[:end] if not _BELOW.search(line)][: _MOST // 2]
+    end = next(
+        (
+            i
+            for i, line in enumerate(frames)
+            if _BELOW.search(line) and "sigaction" not in line
+        ),
+        len(frames),
+    )
+    own = [_frame(line) for line in frames[:end] if not _BELOW.search(line)][
+        : _MOST // 2
+    ]
     others = [line for line in lines if line not in frames and not _CRASH.search(line)]
     left = len(frames) - len(own)
     more = [f"({left} frames of Python and the system left out)"] if left else []

@@ -1,5 +1,6 @@
-"""Proof that a packed file is complete: loaded, matched and built by flashinfer-bench in a clean process and an empty
-directory, with an empty build cache; CUDA compiled for each of ARCHITECTURES; then run if there is a device.
+"""Proof that a packed file is complete: loaded, matched and built by flashinfer-bench
+in a clean process and an empty directory, with an empty build cache; CUDA compiled for
+each of ARCHITECTURES; then run if there is a device.
 """
 
 from __future__ import annotations
@@ -25,23 +26,44 @@ _ALWAYS_THERE = {"torch", "triton", "numpy"}
 
 
 def prove(
-    file: Path, packages: dict[str, str], registry: Registry, timeout_s: float, machine: Machine = HERE
+    file: Path,
+    packages: dict[str, str],
+    registry: Registry,
+    timeout_s: float,
+    machine: Machine = HERE,
 ) -> Iterator[Step]:
-    """Yield each step as it ends: {"step", "state": ok | skipped | failed, "detail"}. Stops at the first failure.
+    """Yield each step as it ends: {"step", "state": ok | skipped | failed, "detail"}.
+    Stops at the first failure.
 
-    `packages` maps import names to pip's names, as algo.toml declares them; a file by others has none.
+    `packages` maps import names to pip's names, as algo.toml declares them; a file by
+    others has none.
     """
     algo = read_solution(file, registry)
     op = registry.ops[algo.op]
-    yield _step("read", "ok", f"{len(algo.solution['sources'])} sources, {file.stat().st_size} bytes of JSON")
+    yield _step(
+        "read",
+        "ok",
+        f"{len(algo.solution['sources'])} sources, {file.stat().st_size} bytes of JSON",
+    )
     step = _imports(algo, packages)
     yield step
     if step["state"] == "failed":
         return
     place = machine.place(algo)
-    missing = next((wheel for module, wheel in packages.items() if not machine.has_package(module)), None)
+    missing = next(
+        (
+            wheel
+            for module, wheel in packages.items()
+            if not machine.has_package(module)
+        ),
+        None,
+    )
     if missing:
-        yield _step("build", "skipped", f"package {missing} is not installed: pip install {missing}")
+        yield _step(
+            "build",
+            "skipped",
+            f"package {missing} is not installed: pip install {missing}",
+        )
         return
     if algo.language == "cpp" and not machine.cxx():
         yield _step("build", "skipped", "no C++ compiler here")
@@ -50,18 +72,34 @@ def prove(
         yield _step("build", "skipped", f"no nvcc here: {inventory.GET_NVCC}")
         return
 
-    def job(mode: str, work: tuple[workloads.Workload, ...], env: dict[str, str]) -> Job:
+    def job(
+        mode: str, work: tuple[workloads.Workload, ...], env: dict[str, str]
+    ) -> Job:
         described = definition(op, registry)
         return Job(
-            "prove", op, described, algo.solution, mode, work, algo, timeout_s=timeout_s, env=env, machine=machine
+            "prove",
+            op,
+            described,
+            algo.solution,
+            mode,
+            work,
+            algo,
+            timeout_s=timeout_s,
+            env=env,
+            machine=machine,
         )
 
     with tempfile.TemporaryDirectory(prefix="gdn-prove-") as cache:
         env = {"FIB_CACHE_PATH": f"{cache}/built", "GDN_ALGOS": ""}
         if algo.language == "cuda":
-            arch = env | {"FIB_CACHE_PATH": f"{cache}/archs", inventory.ARCHITECTURES: " ".join(ARCHITECTURES)}
+            arch = env | {
+                "FIB_CACHE_PATH": f"{cache}/archs",
+                inventory.ARCHITECTURES: " ".join(ARCHITECTURES),
+            }
             outcome = execute(job("cpu", (), arch))
-            yield from _built(outcome, ", ".join(f"sm_{a.replace('.', '')}" for a in ARCHITECTURES))
+            yield from _built(
+                outcome, ", ".join(f"sm_{a.replace('.', '')}" for a in ARCHITECTURES)
+            )
         else:
             outcome = execute(job(place.mode or "cpu", (), env))
             yield from _built(outcome, "")
@@ -79,8 +117,13 @@ def _step(name: str, state: str, detail: str) -> Step:
 
 
 def _imports(algo: Algo, packages: dict[str, str]) -> Step:
-    """Top-level modules that the sources import, compared with the packages that the solution declares."""
-    declared = {name.lower().replace("-", "_") for name in algo.solution["spec"].get("dependencies") or []}
+    """Top-level modules that the sources import, compared with the packages that the
+    solution declares.
+    """
+    declared = {
+        name.lower().replace("-", "_")
+        for name in algo.solution["spec"].get("dependencies") or []
+    }
     declared |= set(packages) | _ALWAYS_THERE | set(sys.stdlib_module_names)
     found: set[str] = set()
     for source in algo.solution["sources"]:
@@ -88,7 +131,11 @@ def _imports(algo: Algo, packages: dict[str, str]) -> Step:
             try:
                 tree = ast.parse(source["content"])
             except SyntaxError as e:
-                return _step("imports", "failed", f"{source['path']}:{e.lineno}: not valid Python: {e.msg}")
+                return _step(
+                    "imports",
+                    "failed",
+                    f"{source['path']}:{e.lineno}: not valid Python: {e.msg}",
+                )
             for node in ast.walk(tree):
                 if isinstance(node, ast.Import):
                     found |= {alias.name.split(".")[0] for alias in node.names}
@@ -97,10 +144,16 @@ def _imports(algo: Algo, packages: dict[str, str]) -> Step:
     if undeclared := sorted(found - declared):
         names = ", ".join(undeclared)
         return _step(
-            "imports", "failed", f"{names}: imported, but not in [packages] of algo.toml: a judge may not have it"
+            "imports",
+            "failed",
+            f"{names}: imported, but not in [packages] of algo.toml: a judge may not have it",
         )
     outside = sorted(found - set(sys.stdlib_module_names))
-    return _step("imports", "ok", f"needs {', '.join(outside)}" if outside else "needs no package")
+    return _step(
+        "imports",
+        "ok",
+        f"needs {', '.join(outside)}" if outside else "needs no package",
+    )
 
 
 def _built(outcome: Outcome, targets: str) -> Iterator[Step]:
@@ -119,5 +172,7 @@ def _ran(outcome: Outcome, op: Op, workload: workloads.Workload, mode: str) -> S
     record = outcome.records[0]
     if not record.passed:
         return _step("run", "failed", f"{label}: {record.reason}")
-    errors = ", ".join(f"{name} {error:.1e}" for name, error in record.check.errors.items())
+    errors = ", ".join(
+        f"{name} {error:.1e}" for name, error in record.check.errors.items()
+    )
     return _step("run", "ok", f"{label}: right, relative error {errors}")

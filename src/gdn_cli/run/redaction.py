@@ -13,38 +13,50 @@ from .. import bounded
 _ALLOWED = frozenset(
     """
     PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR TEMP TMP TERM COLUMNS
-    PYTHONPATH PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONHASHSEED PYTHONNOUSERSITE PYTHONIOENCODING PYTHONUTF8
-    VIRTUAL_ENV CONDA_PREFIX LD_LIBRARY_PATH LD_PRELOAD LIBRARY_PATH CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH
+    PYTHONPATH PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONHASHSEED PYTHONNOUSERSITE
+    PYTHONIOENCODING PYTHONUTF8 VIRTUAL_ENV CONDA_PREFIX LD_LIBRARY_PATH LD_PRELOAD
+    LIBRARY_PATH CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH
     CC CXX CFLAGS CXXFLAGS CPPFLAGS LDFLAGS MAX_JOBS SYSTEMROOT SYSTEMDRIVE COMSPEC PATHEXT
     """.split()
 )
 _PREFIXES = (
-    "LC_ XDG_ GDN_ FIB_ CUDA CUBLAS CUDNN CUPTI NVIDIA_ NVCC NSYS_ NCU_ NV_ TRITON_ TORCH PYTORCH_ AOTI TVM_ "
-    "FLASHINFER_ FLASH_ FLA_ OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ BLIS_ NUMEXPR_ ATEN_ SLURM_ LSAN_ ASAN_ TSAN_ UBSAN_"
+    "LC_ XDG_ GDN_ FIB_ CUDA CUBLAS CUDNN CUPTI NVIDIA_ NVCC NSYS_ NCU_ NV_ TRITON_ TORCH"
+    " PYTORCH_ AOTI TVM_ FLASHINFER_ FLASH_ FLA_ OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ BLIS_ NUMEXPR_"
+    " ATEN_ SLURM_ LSAN_ ASAN_ TSAN_ UBSAN_"
 ).split()
 _SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSW|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
-PASS = "GDN_PASS_ENV"  # names of more variables to pass to a worker, separated by commas
-_LEAST = 6  # characters: shorter values are words such as "true", which occur everywhere
+# names of more variables to pass to a worker, separated by commas
+PASS = "GDN_PASS_ENV"
+# characters: shorter values are words such as "true", which occur everywhere
+_LEAST = 6
 
 
 def allowed(env: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that algos see: an allow-list, without variables named like secrets.
+    """The part of an environment that algos see: an allow-list, without variables named
+    like secrets.
 
-    A user's `GDN_PASS_ENV=NAME,NAME` adds variables by name; one named like a secret is still left out.
+    A user's `GDN_PASS_ENV=NAME,NAME` adds variables by name; one named like a secret is
+    still left out.
     """
     more = {name.strip() for name in env.get(PASS, "").split(",")}
     return {
         name: value
         for name, value in env.items()
-        if (name in _ALLOWED or name in more or name.startswith(tuple(_PREFIXES))) and not _SECRET.search(name)
+        if (name in _ALLOWED or name in more or name.startswith(tuple(_PREFIXES)))
+        and not _SECRET.search(name)
     }
 
 
 def values(env: Mapping[str, str] | None = None) -> list[str]:
-    """The values of an environment's variables (default: this process's) that are named like secrets; longest first,
-    since one may contain another."""
+    """The values of an environment's variables (default: this process's) that are named
+    like secrets; longest first, since one may contain another.
+    """
     env = os.environ if env is None else env
-    found = {value for name, value in env.items() if _SECRET.search(name) and len(value) >= _LEAST}
+    found = {
+        value
+        for name, value in env.items()
+        if _SECRET.search(name) and len(value) >= _LEAST
+    }
     return sorted(found, key=len, reverse=True)
 
 
@@ -57,4 +69,6 @@ def masked(what: Any, secrets: Iterable[str]) -> Any:
             text = text.replace(value, "***")
         return text
 
-    return bounded.mapped(what, hidden, lambda key: hidden(str(key))) if secrets else what
+    return (
+        bounded.mapped(what, hidden, lambda key: hidden(str(key))) if secrets else what
+    )

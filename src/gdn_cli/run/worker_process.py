@@ -1,4 +1,6 @@
-"""A worker's process as the commands see it: starts it, sends it one request, follows it, and says how it ended."""
+"""A worker's process as the commands see it: starts it, sends it one request, follows
+it, and says how it ended.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,12 @@ from . import own_files, redaction
 _KEEPER = Path(__file__).with_name("keeper.py")
 _POLL_S = 0.02
 _PATIENCE_S = 5.0  # for the keeper to end its processes
-_MOST = 256 << 20  # bytes of a reply, and of one record: a long comparison has about 40 MiB
+# bytes of a reply, and of one record: a long comparison has about 40 MiB
+_MOST = 256 << 20
 _LINE = 2000  # characters of a line of the tail
 _WAITS = re.compile(
-    rb"^gdn: the build of [^\n]{1,200} is in use by [^\n]{1,200}; waiting$", re.MULTILINE
+    rb"^gdn: the build of [^\n]{1,200} is in use by [^\n]{1,200}; waiting$",
+    re.MULTILINE,
 )  # runner/build.py
 
 
@@ -61,8 +65,8 @@ OnRecord = Callable[[Record, Environment | None], None]
 
 
 class Worker:
-    """One worker, its output so far, and its outcome. It imports what it needs (torch takes seconds) and waits for
-    `serve`, which sends the request.
+    """One worker, its output so far, and its outcome. It imports what it needs (torch
+    takes seconds) and waits for `serve`, which sends the request.
 
     env         its environment variables, from environ_of
     wrap, cpus  as in a job
@@ -78,10 +82,15 @@ class Worker:
         self.outcome, self.request = Outcome(Status.DONE), request
         self.on_record: OnRecord = lambda record, environment: None
         self.secrets = redaction.values()
-        self.log, self.reply, self.partial = bounded.Output(bounded.EDGE + 4096), bytearray(), bytearray()
+        self.log, self.reply, self.partial = (
+            bounded.Output(bounded.EDGE + 4096),
+            bytearray(),
+            bytearray(),
+        )
         self.garbled: str | None = None
         linux.hide_memory()  # from here on this process holds the seal
-        self.seal = os.urandom(16).hex()  # precedes each record: only the worker knows it, not the algo's code
+        # precedes each record: only the worker knows it, not the algo's code
+        self.seal = os.urandom(16).hex()
         self.waits = False
         self.ooms = exit_reasons.ooms()
         self.selector = selectors.DefaultSelector()
@@ -90,20 +99,43 @@ class Worker:
         waits, self.go = os.pipe()
         events, events_in = os.pipe()
         try:
-            (self.folder / "empty").mkdir()  # its directory: nothing can be imported or found by accident
+            # its directory: nothing can be imported or found by accident
+            (self.folder / "empty").mkdir()
             # left-over files are deleted with the folder
             env = env | {name: str(self.folder) for name in ("TMPDIR", "TEMP", "TMP")}
             self.process = subprocess.Popen(
                 [
-                    sys.executable, "-I", "-S", str(_KEEPER), str(self.folder),
-                    *(["--cpus", ",".join(map(str, sorted(cpus)))] if cpus else []), "--",
-                    *wrap, sys.executable, "-m", "gdn_cli.worker.serve",
-                    *(["--runner", request.mode] if request.judges and not request.sandbox else []),
-                    "--mode", request.mode, "--go", str(waits), "--events", f"/dev/fd/{events_in}",
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    str(_KEEPER),
+                    str(self.folder),
+                    *(["--cpus", ",".join(map(str, sorted(cpus)))] if cpus else []),
+                    "--",
+                    *wrap,
+                    sys.executable,
+                    "-m",
+                    "gdn_cli.worker.serve",
+                    *(
+                        ["--runner", request.mode]
+                        if request.judges and not request.sandbox
+                        else []
+                    ),
+                    "--mode",
+                    request.mode,
+                    "--go",
+                    str(waits),
+                    "--events",
+                    f"/dev/fd/{events_in}",
                 ],
-                stdin=self.stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self.folder / "empty", env=env,
-                start_new_session=True, pass_fds=(waits, events_in),
-            )  # fmt: skip
+                stdin=self.stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=self.folder / "empty",
+                env=env,
+                start_new_session=True,
+                pass_fds=(waits, events_in),
+            )
         except BaseException:
             os.close(events)
             os.close(self.go)
@@ -128,13 +160,16 @@ class Worker:
         on_record: OnRecord = lambda record, environment: None,
         given_up: Callable[[], bool] = lambda: False,
     ) -> Outcome:
-        """Send the request and follow the worker to its end. The output is limited in size, and values of this
-        process's secret variables are removed from it."""
+        """Send the request and follow the worker to its end. The output is limited in
+        size, and values of this process's secret variables are removed from it.
+        """
         self.on_record = on_record
         deadline, timed_out = time.monotonic() + timeout_s, False
         try:
             with self.stdin:
-                self.stdin.write(msgspec.json.encode(structs.replace(self.request, seal=self.seal)))
+                self.stdin.write(
+                    msgspec.json.encode(structs.replace(self.request, seal=self.seal))
+                )
                 self.stdin.seek(0)  # the worker's place in it too
             self._open_gate()
             while self.process.poll() is None:
@@ -146,11 +181,15 @@ class Worker:
                     break
                 if given_up():
                     raise KeyboardInterrupt
-        finally:  # Ctrl-C too: no worker outlives its command, and no process of an algo outlives its worker
+        # Ctrl-C too: no worker outlives its command, and no process of an algo outlives
+        # its worker
+        finally:
             self.close()
         text = bounded.clip(redaction.masked(self.log.text(), self.secrets))
         self.outcome.tail = [line[:_LINE] for line in own_files.tail(text.splitlines())]
-        self._conclude(f"no end after {timeout_s:g} s; --timeout gives more" if timed_out else None)
+        self._conclude(
+            f"no end after {timeout_s:g} s; --timeout gives more" if timed_out else None
+        )
         return self.outcome
 
     def close(self) -> None:
@@ -189,9 +228,14 @@ class Worker:
 
     def _log_bytes(self, data: bytes) -> None:
         self.log.add(data)
-        if not self.waits and (found := _WAITS.search(data)):  # report the lock that it waits for, once
+        # report the lock that it waits for, once
+        if not self.waits and (found := _WAITS.search(data)):
             self.waits = True
-            print(redaction.masked(found[0].decode(errors="replace"), self.secrets), file=sys.stderr, flush=True)
+            print(
+                redaction.masked(found[0].decode(errors="replace"), self.secrets),
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _reply_bytes(self, data: bytes) -> None:
         self.reply += data
@@ -200,13 +244,21 @@ class Worker:
             self.reply.clear()
 
     def _event_bytes(self, data: bytes) -> None:
-        *lines, rest = (bytes(self.partial) + data).split(b"\n") if b"\n" in data else (self.partial + data,)
+        *lines, rest = (
+            (bytes(self.partial) + data).split(b"\n")
+            if b"\n" in data
+            else (self.partial + data,)
+        )
         self.partial = bytearray(rest)
         if len(rest) > _MOST:
             self.garbled = f"a record of it is longer than {_MOST >> 20} MiB"
         for line in lines:
             seal = self.seal.encode()
-            event = self._decoded(line[len(seal) :], Event, Record) if line.startswith(seal) else None
+            event = (
+                self._decoded(line[len(seal) :], Event, Record)
+                if line.startswith(seal)
+                else None
+            )
             if event is None:
                 self.garbled = "a record came that its worker did not write"
                 return
@@ -219,17 +271,23 @@ class Worker:
                 self.outcome.at = event.at
 
     def _decoded(self, data: bytes | bytearray, *forms: Any) -> Any:
-        """The worker's message as the first of these forms whose keys are all there, with long texts shortened and
-        secrets removed. None for anything else."""
+        """The worker's message as the first of these forms whose keys are all there,
+        with long texts shortened and secrets removed. None for anything else.
+        """
         try:
             found = redaction.masked(bounded.clipped(json.loads(data)), self.secrets)
-            form = next((form for form in forms if set(found) <= set(form.__struct_fields__)), forms[-1])
+            form = next(
+                (form for form in forms if set(found) <= set(form.__struct_fields__)),
+                forms[-1],
+            )
             return msgspec.convert(found, form)
         except (ValueError, RecursionError, TypeError):
             return None
 
     def _conclude(self, timed_out: str | None) -> None:
-        """Set the status and the reason, from the reply or, without one, from how the worker ended."""
+        """Set the status and the reason, from the reply or, without one, from how the
+        worker ended.
+        """
         outcome = self.outcome
         if timed_out:
             outcome.status, outcome.reason = Status.TIMED_OUT, timed_out
@@ -237,20 +295,34 @@ class Worker:
         reply = self._decoded(self.reply, Reply) if self.reply else None
         if self.garbled or (self.reply and (reply is None or reply.seal != self.seal)):
             outcome.status = Status.CRASHED
-            outcome.reason = self.garbled or "a reply came that its worker did not write"
+            outcome.reason = (
+                self.garbled or "a reply came that its worker did not write"
+            )
             return
         if reply is None:
-            outcome.status, outcome.reason = exit_reasons.death(self.process.returncode, self.ooms)
+            outcome.status, outcome.reason = exit_reasons.death(
+                self.process.returncode, self.ooms
+            )
             exit_code = self.process.returncode
         else:
-            outcome.status, outcome.reason, outcome.code = reply.status, reply.reason, reply.code
-            outcome.build_s, outcome.proof, exit_code = reply.build_s, reply.proof, reply.exit_code
+            outcome.status, outcome.reason, outcome.code = (
+                reply.status,
+                reply.reason,
+                reply.code,
+            )
+            outcome.build_s, outcome.proof, exit_code = (
+                reply.build_s,
+                reply.proof,
+                reply.exit_code,
+            )
         if outcome.status is Status.EXITED and exit_code and outcome.tail:
             outcome.reason = f"{outcome.reason}: {outcome.tail[-1][:200]}"
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End the keeper, which ends all its processes: compilers that the builder started, and any that left its group."""
+    """End the keeper, which ends all its processes: compilers that the builder started,
+    and any that left its group.
+    """
     if process.poll() is None:
         process.terminate()
         try:

@@ -1,7 +1,9 @@
-"""The folder where flashinfer-bench's builders keep compiled libraries: is it usable, and are its libraries complete?
+"""The folder where flashinfer-bench's builders keep compiled libraries: is it usable,
+and are its libraries complete?
 
-A builder takes a library from there if the sources next to it are the same, without checking that it is complete.
-Loading one that is cut short ends the process (SIGBUS), so that is checked here first.
+A builder takes a library from there if the sources next to it are the same, without
+checking that it is complete. Loading one that is cut short ends the process (SIGBUS),
+so that is checked here first.
 """
 
 from __future__ import annotations
@@ -20,11 +22,15 @@ from ..errors import MissingError
 
 _ELSEWHERE = "FIB_CACHE_PATH or GDN_HOME names another folder"
 # compilers' messages about a full or unwritable disk
-_FULL = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system|File too large")
+_FULL = re.compile(
+    r"No space left on device|Disk quota exceeded|Read-only file system|File too large"
+)
 
 
 def unusable(cache: Path) -> str | None:
-    """Why nothing can be built in this folder, and what to do; None if it can. The folder is created if needed."""
+    """Why nothing can be built in this folder, and what to do; None if it can. The
+    folder is created if needed.
+    """
     if planted := paths.foreign(cache):
         return f"the build cache {cache} could hold what others put there ({planted}); {_ELSEWHERE}"
     try:
@@ -46,17 +52,31 @@ def machines_fault(e: BaseException, cache: Path) -> str | None:
     while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(inner)
     for each in chain:
-        below = isinstance(each, OSError) and files.inside(Path(str(each.filename or "/")), cache)
-        if isinstance(each, OSError) and (each.errno in files.MACHINE or below and isinstance(each, PermissionError)):
-            return f"the build cache {each.filename or cache} cannot be written: {each.strerror}; {_ELSEWHERE}"
+        below = isinstance(each, OSError) and files.inside(
+            Path(str(each.filename or "/")), cache
+        )
+        if isinstance(each, OSError) and (
+            each.errno in files.MACHINE or below and isinstance(each, PermissionError)
+        ):
+            return (
+                f"the build cache {each.filename or cache} cannot be written: {each.strerror};"
+                f" {_ELSEWHERE}"
+            )
         if found := _FULL.search(str(each)):
-            return f"the compiler could not write to {cache} or {tempfile.gettempdir()}: {found[0]}; {_ELSEWHERE}"
+            return (
+                f"the compiler could not write to {cache} or {tempfile.gettempdir()}: {found[0]};"
+                f" {_ELSEWHERE}"
+            )
     return None
 
 
 def library(registry: Any, solution: Any) -> Path | None:
-    """Where flashinfer-bench keeps, or will keep, a solution's compiled library; None if it does not compile one."""
-    builder = next((b for b in getattr(registry, "_builders", ()) if b.can_build(solution)), None)
+    """Where flashinfer-bench keeps, or will keep, a solution's compiled library; None
+    if it does not compile one.
+    """
+    builder = next(
+        (b for b in getattr(registry, "_builders", ()) if b.can_build(solution)), None
+    )
     if builder is None or builder._build_dir_name != "tvm_ffi":
         return None
     name, folder = builder._get_package_name_and_build_path(solution)
@@ -64,7 +84,9 @@ def library(registry: Any, solution: Any) -> Path | None:
 
 
 def drop_damaged(library: Path) -> bool:
-    """Delete a library that is damaged, with all of its build; returns whether a complete one exists."""
+    """Delete a library that is damaged, with all of its build; returns whether a
+    complete one exists.
+    """
     if not library.is_file():
         return False
     if _whole(library):
@@ -98,7 +120,9 @@ def _digest(library: Path) -> str:
 
 
 def _whole(library: Path) -> bool:
-    """Whether it is as it was when signed; an unsigned one must at least be as long as its header says."""
+    """Whether it is as it was when signed; an unsigned one must at least be as long as
+    its header says.
+    """
     try:
         if _mark(library).exists():
             return _mark(library).read_text() == _digest(library)
@@ -108,11 +132,13 @@ def _whole(library: Path) -> bool:
         return False
     if head[:4] != b"\x7fELF":
         return head[:4] in _OTHERS
-    if len(head) < 64 or head[4:6] != b"\x02\x01":  # 64 bits, little-endian: the only kind that is compiled here
+    # 64 bits, little-endian: the only kind that is compiled here
+    if len(head) < 64 or head[4:6] != b"\x02\x01":
         return False
     (sections,) = struct.unpack_from("<Q", head, 40)
     each, count = struct.unpack_from("<HH", head, 58)
-    return sections + each * count <= size  # the table of sections is written last by a linker
+    # the table of sections is written last by a linker
+    return sections + each * count <= size
 
 
 _OTHERS = (b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # macOS

@@ -1,5 +1,6 @@
-"""What can be done with a kernel in its own process: call it, look at its results at the moment of the return, make its
-inputs late, time one call, list the kernels that it runs.
+"""What can be done with a kernel in its own process: call it, look at its results at
+the moment of the return, make its inputs late, time one call, list the kernels that it
+runs.
 
 `client.Kernel` has the same methods and asks a runner, which has a `Here`.
 """
@@ -20,7 +21,9 @@ import torch
 
 from ..errors import one_line
 
-_HEAD_START = 40_000_000  # GPU cycles until late inputs come: 20 ms at 2 GHz, longer than most calls take to launch
+# GPU cycles until late inputs come: 20 ms at 2 GHz, longer than most calls take to
+# launch
+_HEAD_START = 40_000_000
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,9 @@ class Strange:
 
 
 def described(x: Any) -> str | tuple[tuple[int, ...], str, str]:
-    """A tensor's (shape, dtype such as "torch.float32", device); for anything else the name of its type."""
+    """A tensor's (shape, dtype such as "torch.float32", device); for anything else the
+    name of its type.
+    """
     if isinstance(x, torch.Tensor):
         return tuple(x.shape), str(x.dtype), str(x.device)
     if isinstance(x, Strange):
@@ -42,7 +47,9 @@ def described(x: Any) -> str | tuple[tuple[int, ...], str, str]:
 
 def out_of_memory(e: BaseException) -> bool:
     """Whether memory ran out; torch's CPU allocator raises a plain RuntimeError."""
-    return isinstance(e, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(e)
+    return isinstance(
+        e, (MemoryError, torch.cuda.OutOfMemoryError)
+    ) or "can't allocate memory" in str(e)
 
 
 class Here:
@@ -65,21 +72,31 @@ class Here:
         return outputs
 
     def odd(self, results: Sequence[Any]) -> list[str | None]:
-        """For each result the name of its type, if that is a tensor that may be computed only when it is read."""
+        """For each result the name of its type, if that is a tensor that may be
+        computed only when it is read.
+        """
         plain = (torch.Tensor, torch.nn.Parameter)
-        return [type(x).__name__ if isinstance(x, torch.Tensor) and type(x) not in plain else None for x in results]
+        return [
+            type(x).__name__
+            if isinstance(x, torch.Tensor) and type(x) not in plain
+            else None
+            for x in results
+        ]
 
     def at_return(self, inputs: list, outputs: list) -> tuple[list, list]:
         """One call on a CPU: its results, and copies of them as they were when it returned.
 
-        `string_at` copies without releasing the interpreter's lock, and with a long switch interval no other thread
-        runs between the return and the copies: a thread that the kernel left running has no time to finish.
+        `string_at` copies without releasing the interpreter's lock, and with a long
+        switch interval no other thread runs between the return and the copies: a thread
+        that the kernel left running has no time to finish.
         """
         interval = sys.getswitchinterval()
         sys.setswitchinterval(0.2)
         try:
             results = self._call(inputs, outputs)
-            memory = [_bytes(x) if isinstance(x, torch.Tensor) else None for x in results]
+            memory = [
+                _bytes(x) if isinstance(x, torch.Tensor) else None for x in results
+            ]
         finally:
             sys.setswitchinterval(interval)
         seen = []
@@ -88,18 +105,29 @@ class Here:
                 seen.append(out)
                 continue
             raw, offset = kept
-            flat = torch.frombuffer(bytearray(raw), dtype=out.dtype, count=len(raw) // out.element_size())
+            flat = torch.frombuffer(
+                bytearray(raw), dtype=out.dtype, count=len(raw) // out.element_size()
+            )
             seen.append(flat.as_strided(out.shape, out.stride(), offset))
         return results, seen
 
-    def late(self, inputs: list, outputs: list, late: list, zeroed: Sequence[int], copies: list) -> list:
-        """One call on a GPU whose inputs become right late on the current stream; returns its results.
+    def late(
+        self,
+        inputs: list,
+        outputs: list,
+        late: list,
+        zeroed: Sequence[int],
+        copies: list,
+    ) -> list:
+        """One call on a GPU whose inputs become right late on the current stream;
+        returns its results.
 
         late    the inputs' values, written on the stream after a wait, right before the call
         zeroed  which inputs hold zeros until then
         copies  receive the results, copied on the stream right after the call
 
-        The stream is not the default one, so that work on the legacy stream also counts as elsewhere.
+        The stream is not the default one, so that work on the legacy stream also counts
+        as elsewhere.
         """
         side = _side_stream()
         for i in zeroed:
@@ -131,12 +159,15 @@ class Here:
         return took
 
     def trace(self, inputs: list, outputs: list) -> tuple[Counter[str], int]:
-        """What one call runs on the GPU: kernels and copies by name, and the sum of their times in ns.
+        """What one call runs on the GPU: kernels and copies by name, and the sum of
+        their times in ns.
 
         Raises LookupError if no trace can be taken.
         """
         from ..timing import TierUnavailable
-        from ..timing.trace import Trace  # imports Triton kernels, which a CPU does not need
+
+        # imports Triton kernels, which a CPU does not need
+        from ..timing.trace import Trace
 
         torch.cuda.synchronize()
         results: list[Any] = []
@@ -152,12 +183,16 @@ class Here:
             raise LookupError(one_line(e)) from e
         if not ran:
             raise LookupError("nothing in the trace")
-        return Counter(name for _, _, name in ran), sum(duration for _, duration, _ in ran)
+        return Counter(name for _, _, name in ran), sum(
+            duration for _, duration, _ in ran
+        )
 
 
 class Scaling:
-    """Other values in the same buffers: the linear inputs times -1, 1/2, -1/2, 1, ... Never more than 1: the contest's
-    rule has an absolute part, which a result twice as large would fail at half the error."""
+    """Other values in the same buffers: the linear inputs times -1, 1/2, -1/2, 1, ...
+    Never more than 1: the contest's rule has an absolute part, which a result twice as
+    large would fail at half the error.
+    """
 
     def __init__(self, linear: list[Any]) -> None:
         self.linear, self.scale, self.turn = linear, 1.0, 0
@@ -178,11 +213,15 @@ def _bytes(x: torch.Tensor) -> tuple[bytes, int]:
     """The memory of a tensor's storage, and how many elements come before the tensor's first."""
     if not x.is_contiguous():
         storage = x.untyped_storage()
-        return ctypes.string_at(storage.data_ptr(), storage.nbytes()), x.storage_offset()
+        return ctypes.string_at(
+            storage.data_ptr(), storage.nbytes()
+        ), x.storage_offset()
     return ctypes.string_at(x.data_ptr(), x.numel() * x.element_size()), 0
 
 
 @functools.cache
 def _side_stream() -> torch.cuda.Stream:
-    """One stream for the whole process: torch reuses 32 streams in rotation, and a kernel must not get this one."""
+    """One stream for the whole process: torch reuses 32 streams in rotation, and a
+    kernel must not get this one.
+    """
     return torch.cuda.Stream()

@@ -1,6 +1,7 @@
 """Frames of JSON over a Unix socket, each preceded by its length; file descriptors may be attached.
 
-The other side may be hostile: a frame has a maximum size, and anything but a JSON object ends the conversation.
+The other side may be hostile: a frame has a maximum size, and anything but a JSON
+object ends the conversation.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import msgspec
 
 from ..parsing import Json
 
-_MOST = 256 << 20  # bytes of a frame: all samples of a long comparison take about 40 MiB
+# bytes of a frame: all samples of a long comparison take about 40 MiB
+_MOST = 256 << 20
 _LENGTH = struct.Struct("<Q")
 
 
@@ -39,7 +41,8 @@ class Channel:
         self.end.sendall(data)
 
     def receive(self) -> Json:
-        """The next message. Raises EOFError if the other side is gone, Garbled if it sent anything else.
+        """The next message. Raises EOFError if the other side is gone, Garbled if it
+        sent anything else.
 
         Attached descriptors are closed: the worker wants none from a runner.
         """

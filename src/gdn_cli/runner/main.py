@@ -1,8 +1,9 @@
 """The process that runs an algo's code, started by process.py: a copy of its worker, or
 `python -m gdn_cli.runner.main DESCRIPTOR DEVICE`.
 
-It does what it is told on the socket. It does not judge, holds no descriptor that records go to, and never sees the
-right results. Whatever fails here counts against the algo.
+It does what it is told on the socket. It does not judge, holds no descriptor that
+records go to, and never sees the right results. Whatever fails here counts against the
+algo.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from . import channel
 if TYPE_CHECKING:
     from . import build
 
-_VALUES = {"inputs", "outputs", "late", "copies"}  # arguments that hold a call's values, including tensors
+# arguments that hold a call's values, including tensors
+_VALUES = {"inputs", "outputs", "late", "copies"}
 
 
 class Runner:
-    """Kernels by name, copies of the worker's storages, and results that the worker still needs. The worker's commands
-    are the methods of the same names."""
+    """Kernels by name, copies of the worker's storages, and results that the worker
+    still needs. The worker's commands are the methods of the same names.
+    """
 
     def __init__(self, device: str) -> None:
         import torch
@@ -43,12 +46,16 @@ class Runner:
         self.torch, self.calls, self.shared = torch, calls, shared_memory
         self.device = device  # "cuda" or "cpu"
         self.kernels: dict[str, build.Kernel] = {}
-        self.storages: dict[int, tuple[Any, Any, int]] = {}  # number -> region, block, where in it the bytes begin
-        self.tensors: dict[Form, Any] = {}  # the same object for the same form: some kernels check a tensor's identity
+        # number -> region, block, where in it the bytes begin
+        self.storages: dict[int, tuple[Any, Any, int]] = {}
+        # the same object for the same form: some kernels check a tensor's identity
+        self.tensors: dict[Form, Any] = {}
         self.results: dict[int, Any] = {}
         self.count = 0
-        self.turn = shared_memory.Region(8)  # which kernel is at work, for a worker that finds this process dead
-        self.as_it_was: integrity.State = ()  # the timer's parts before any of an algo's code has run
+        # which kernel is at work, for a worker that finds this process dead
+        self.turn = shared_memory.Region(8)
+        # the timer's parts before any of an algo's code has run
+        self.as_it_was: integrity.State = ()
 
     def serve(self, line: channel.Channel) -> None:
         """Serve until the worker closes the connection."""
@@ -63,9 +70,12 @@ class Runner:
                     for result, storage in message.pop("dropped", ()):
                         self.results.pop(result, None)
                         self.storages.pop(storage, None)
-                    do = getattr(type(self), message.pop("do"))  # an attribute of the instance cannot hide it
+                    # an attribute of the instance cannot hide it
+                    do = getattr(type(self), message.pop("do"))
                     if do in (Runner.share, Runner.watch) and not descriptors:
-                        raise OSError(errno.EMFILE, "no file descriptor is left for the harness")
+                        raise OSError(
+                            errno.EMFILE, "no file descriptor is left for the harness"
+                        )
                     answer = do(self, *descriptors, **self._meant(message)) or Answer()
                 except integrity.Tampered as e:
                     answer = Answer(replaced=e.names)
@@ -90,13 +100,20 @@ class Runner:
         if kind == "out_of_memory" and self.device == "cuda":
             self.torch.cuda.empty_cache()
         trace = "".join(traceback.format_exception(e)).splitlines()[-12:]
-        return Said(text=str(e), line=one_line(e), trace=trace, kind=kind, missing=getattr(e, "missing", False))
+        return Said(
+            text=str(e),
+            line=one_line(e),
+            trace=trace,
+            kind=kind,
+            missing=getattr(e, "missing", False),
+        )
 
     # --- tensors
 
     def share(self, descriptor: int, storage: int, nbytes: int, place: int) -> None:
-        """Add a storage of the worker's: it gets a copy here, whose bytes travel through this memory. With a negative
-        `place` it only receives a result."""
+        """Add a storage of the worker's: it gets a copy here, whose bytes travel
+        through this memory. With a negative `place` it only receives a result.
+        """
         region = self.shared.Region(nbytes, descriptor)
         region.close()
         if place < 0:
@@ -143,7 +160,10 @@ class Runner:
             message["kernel"] = self.kernels[message["kernel"]]
         for name in _VALUES & set(message):
             values = message[name]
-            message[name] = [self._tensor(msgspec.convert(x, Form)) if isinstance(x, dict) else x for x in values]
+            message[name] = [
+                self._tensor(msgspec.convert(x, Form)) if isinstance(x, dict) else x
+                for x in values
+            ]
         return message
 
     def _tensor(self, form: Form) -> Any:
@@ -163,7 +183,16 @@ class Runner:
             self.results[self.count] = x
             shape, dtype, device = self.calls.described(x)
             address = x.data_ptr() if odd is None else 0
-            found.append(Result(number=self.count, shape=shape, dtype=dtype, device=device, odd=odd, address=address))
+            found.append(
+                Result(
+                    number=self.count,
+                    shape=shape,
+                    dtype=dtype,
+                    device=device,
+                    odd=odd,
+                    address=address,
+                )
+            )
         return found
 
     # --- kernels
@@ -184,8 +213,12 @@ class Runner:
         kernel = prepared.built(definition, solution, setup, specific=specific)
         self.kernels[name] = kernel
         build_s = time.perf_counter() - began
-        proof = signature.match(kernel.entry_point, definition, solution) if prove else None
-        return Answer(destination_passing=kernel.destination_passing, build_s=build_s, proof=proof)
+        proof = (
+            signature.match(kernel.entry_point, definition, solution) if prove else None
+        )
+        return Answer(
+            destination_passing=kernel.destination_passing, build_s=build_s, proof=proof
+        )
 
     def backend(self, kernel: Any, inputs: list) -> Answer:
         """Which path the algo says it takes for these inputs; None if it does not say."""
@@ -195,8 +228,18 @@ class Runner:
     def run(self, kernel: Any, inputs: list, outputs: list) -> Answer:
         return self._returned(kernel, self.calls.Here(kernel).run(inputs, outputs))
 
-    def late(self, kernel: Any, inputs: list, outputs: list, late: list, zeroed: list, copies: list) -> Answer:
-        return self._returned(kernel, self.calls.Here(kernel).late(inputs, outputs, late, zeroed, copies))
+    def late(
+        self,
+        kernel: Any,
+        inputs: list,
+        outputs: list,
+        late: list,
+        zeroed: list,
+        copies: list,
+    ) -> Answer:
+        return self._returned(
+            kernel, self.calls.Here(kernel).late(inputs, outputs, late, zeroed, copies)
+        )
 
     def at_return(self, kernel: Any, inputs: list, outputs: list) -> Answer:
         results, seen = self.calls.Here(kernel).at_return(inputs, outputs)
@@ -205,7 +248,9 @@ class Runner:
         return answer
 
     def _returned(self, kernel: Any, results: list) -> Answer:
-        return Answer(results=[] if kernel.destination_passing else self._described(results))
+        return Answer(
+            results=[] if kernel.destination_passing else self._described(results)
+        )
 
     def seconds(self, kernel: Any, inputs: list, outputs: list) -> Answer:
         return Answer(seconds=self.calls.Here(kernel).seconds(inputs, outputs))
@@ -227,19 +272,26 @@ class Runner:
         seed: int,
         **how: Any,
     ) -> Answer:
-        """One tier's part of a record, for calls on these buffers; `flipped` (see `Op.flipped`) gets new values for
-        each."""
+        """One tier's part of a record, for calls on these buffers; `flipped` (see
+        `Op.flipped`) gets new values for each.
+        """
         from ..timing import Plan, Subject
         from . import measuring
 
         self._intact()
         results: list[list[Result]] = []
         refresh = self._changing(inputs, outputs, flipped, seed)
-        subject = Subject.of(kernel, inputs, outputs, refresh=refresh, definition=definition)
+        subject = Subject.of(
+            kernel, inputs, outputs, refresh=refresh, definition=definition
+        )
         found = measuring.timed(
-            tier, subject, Plan(**how.pop("plan")), gpu=self.device == "cuda",
-            last=lambda tensors: results.append(self._described(tensors)), **how,
-        )  # fmt: skip
+            tier,
+            subject,
+            Plan(**how.pop("plan")),
+            gpu=self.device == "cuda",
+            last=lambda tensors: results.append(self._described(tensors)),
+            **how,
+        )
         self._intact()
         return Answer(records=[found], last=results)
 
@@ -249,7 +301,9 @@ class Runner:
         from ..timing.flips import Flips
         from ..timing.subject import values
 
-        return values(inputs, outputs, Flips(inputs, flipped, seed) if flipped else None)
+        return values(
+            inputs, outputs, Flips(inputs, flipped, seed) if flipped else None
+        )
 
     def again(self, kernel: Any, inputs: list, outputs: list, times: int) -> None:
         """`times` calls in a row, for a clock outside."""
@@ -271,8 +325,9 @@ class Runner:
         plan: dict,
         own: int,
     ) -> Answer:
-        """Several kernels on the same buffers, their calls taking turns; `flipped` (see `Op.flipped`) gets new values
-        for each."""
+        """Several kernels on the same buffers, their calls taking turns; `flipped` (see
+        `Op.flipped`) gets new values for each.
+        """
         from .. import timing
         from ..records import statistics
         from ..timing import Plan, Subject
@@ -283,19 +338,35 @@ class Runner:
         results: list[list[Result]] = []
         refresh = self._changing(inputs, outputs, flipped, seed)
         subjects = [
-            Subject.of(_Marked(self.turn, i, self.kernels[name]), inputs, outputs, refresh=refresh)
+            Subject.of(
+                _Marked(self.turn, i, self.kernels[name]),
+                inputs,
+                outputs,
+                refresh=refresh,
+            )
             for i, name in enumerate(kernels)
         ]
-        enough = (lambda each: statistics.enough(*each, target=plan.target)) if len(kernels) > 1 else None
+        enough = (
+            (lambda each: statistics.enough(*each, target=plan.target))
+            if len(kernels) > 1
+            else None
+        )
         with measuring.Watch(plan, self.device == "cuda", own) as watch:
             timings, rounds = timing.interleave(
-                tier, subjects, plan, watch, enough, lambda tensors: results.append(self._described(tensors))
+                tier,
+                subjects,
+                plan,
+                watch,
+                enough,
+                lambda tensors: results.append(self._described(tensors)),
             )
         records = [watch.measured(timed) for timed in timings]
         self._intact()
         return Answer(records=records, rounds=rounds, last=results)
 
-    def survey(self, kernel: Any, inputs: list, outputs: list, definition: dict, l2: str) -> Answer:
+    def survey(
+        self, kernel: Any, inputs: list, outputs: list, definition: dict, l2: str
+    ) -> Answer:
         """What one call puts on the GPU."""
         from ..timing import Subject
         from . import survey
@@ -310,7 +381,11 @@ class Runner:
 
     def _intact(self) -> None:
         """Raises Tampered if an algo has changed a part of the timer."""
-        hidden = [name for each in (self, *self.kernels.values()) for name in integrity.hidden(each)]
+        hidden = [
+            name
+            for each in (self, *self.kernels.values())
+            for name in integrity.hidden(each)
+        ]
         if names := integrity.changed(self.as_it_was) + hidden:
             raise integrity.Tampered(names)
 

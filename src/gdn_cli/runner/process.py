@@ -1,7 +1,9 @@
-"""Starts a runner: as a copy of a worker that has imported torch and nothing else yet, or as a new process.
+"""Starts a runner: as a copy of a worker that has imported torch and nothing else yet,
+or as a new process.
 
-Importing torch takes seconds of CPU time, so the usual worker does it once and forks before it reads its request: the
-copy holds nothing that a runner must not see. A runner in a sandbox, or one that replaces another, is a new process.
+Importing torch takes seconds of CPU time, so the usual worker does it once and forks
+before it reads its request: the copy holds nothing that a runner must not see. A runner
+in a sandbox, or one that replaces another, is a new process.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The return code, once the child has ended. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        """The return code, once the child has ended. Raises subprocess.TimeoutExpired
+        after `timeout` seconds.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.poll() is None:
             if deadline is not None and time.monotonic() > deadline:
@@ -61,12 +65,17 @@ class Started(NamedTuple):
 
 def of(request: Serving) -> Started:
     """A runner for a worker's request, in a sandbox if that asks for one."""
-    return start(request.mode, sandbox.wrap(request.mode) if request.sandbox else (), request.builds)
+    return start(
+        request.mode,
+        sandbox.wrap(request.mode) if request.sandbox else (),
+        request.builds,
+    )
 
 
 def start(mode: str, wrap: Sequence[str] = (), builds: str | None = None) -> Started:
-    """A runner for a worker that runs in a mode: cuda, cpu or interpreter. `wrap` is put before its command line;
-    `builds` is where it keeps compiled code."""
+    """A runner for a worker that runs in a mode: cuda, cpu or interpreter. `wrap` is
+    put before its command line; `builds` is where it keeps compiled code.
+    """
     line, theirs = channel.pair()
     ooms = exit_reasons.ooms()
     command = [
@@ -79,7 +88,9 @@ def start(mode: str, wrap: Sequence[str] = (), builds: str | None = None) -> Sta
     ]
     env = dict(os.environ) | ({"FIB_CACHE_PATH": builds} if builds else {})
     try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(theirs,), env=env)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(theirs,), env=env
+        )
     except OSError as e:
         raise MissingError(f"cannot start {command[0]}: {e.strerror}") from None
     finally:
@@ -88,8 +99,9 @@ def start(mode: str, wrap: Sequence[str] = (), builds: str | None = None) -> Sta
 
 
 def fork(mode: str) -> Started:
-    """A runner that is a copy of this process: only for a worker that has not read a request yet, because the copy
-    knows all that it knows. CUDA must not have been used; importing torch does not use it.
+    """A runner that is a copy of this process: only for a worker that has not read a
+    request yet, because the copy knows all that it knows. CUDA must not have been used;
+    importing torch does not use it.
     """
     import flashinfer_bench  # noqa: F401  # both processes need it, and torch, which it imports
     import torch  # noqa: F401

@@ -17,22 +17,33 @@ def match(function: Any, definition: Json, solution: Json) -> dict[str, str]:
     style = "destination passing" if passing else "value returning"
     count, names = _parameters(function)
     if count is None:
-        return {"state": "skipped", "detail": "the entry point does not say which parameters it has"}
+        return {
+            "state": "skipped",
+            "detail": "the entry point does not say which parameters it has",
+        }
     if count != len(wanted):
         other = len(inputs) if passing else len(inputs) + len(outputs)
         advice = "; set destination_passing the other way?" if count == other else ""
-        detail = f"takes {count} arguments, {style} passes {len(wanted)} ({', '.join(wanted)}){advice}"
+        passed = f"{style} passes {len(wanted)} ({', '.join(wanted)})"
+        detail = f"takes {count} arguments, {passed}{advice}"
         return {"state": "failed", "detail": detail}
     if names and sorted(names) == sorted(wanted) and names != wanted:
-        return {"state": "failed", "detail": f"order ({', '.join(names)}), expected ({', '.join(wanted)})"}
-    return {"state": "ok", "detail": f"{count} arguments, {style}, as the definition has them"}
+        return {
+            "state": "failed",
+            "detail": f"order ({', '.join(names)}), expected ({', '.join(wanted)})",
+        }
+    return {
+        "state": "ok",
+        "detail": f"{count} arguments, {style}, as the definition has them",
+    }
 
 
 def _parameters(function: Any) -> tuple[int | None, list[str]]:
-    """The number of arguments, and their names if Python knows them; (None, []) for a variadic function.
+    """The number of arguments, and their names if Python knows them; (None, []) for a
+    variadic function.
 
-    A TVM-FFI function checks the number of arguments first, so calling it with none is safe, and the error gives the
-    number that was compiled in.
+    A TVM-FFI function checks the number of arguments first, so calling it with none is
+    safe, and the error gives the number that was compiled in.
     """
     try:
         parameters = inspect.signature(function).parameters.values()

@@ -31,6 +31,12 @@ def ran(subject: Subject, l2: str) -> list[Ran] | None:
             found = trace.kernels(once)
     except timing.TierUnavailable:
         return None
-    first = next((i for i, (_, _, name) in enumerate(found) if name.startswith("gdn_begin")), len(found)) + 1
+    first = (
+        next(
+            (i for i, (_, _, name) in enumerate(found) if name.startswith("gdn_begin")),
+            len(found),
+        )
+        + 1
+    )
     started = found[first][0] if first < len(found) else 0
     return [Ran(name, (at - started) / 1e3, us / 1e3) for at, us, name in found[first:]]

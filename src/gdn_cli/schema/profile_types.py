@@ -20,7 +20,8 @@ Untimed = NotNegative | None | UnsetType  # UNSET if nothing was timed
 
 
 class Fact(Struct, frozen=True):
-    """One figure. `unit`: us, B, GB/s, %, x, cycles, count, or "" for a text. `better`: lower, higher or "" (neither).
+    """One figure. `unit`: us, B, GB/s, %, x, cycles, count, or "" for a text. `better`:
+    lower, higher or "" (neither).
 
     A quantity has the same key in every profile: two profiles are compared by their keys.
     """
@@ -35,7 +36,9 @@ class Fact(Struct, frozen=True):
 
 
 class Table(Struct, frozen=True):
-    """Rows under a title. A column is (name, unit) with Fact's units; the first column names the row."""
+    """Rows under a title. A column is (name, unit) with Fact's units; the first column
+    names the row.
+    """
 
     key: str
     title: str
@@ -70,7 +73,9 @@ class Found(Struct, frozen=True):
 
 
 class Reading(Struct, frozen=True):
-    """A tool's results. `failed`: why the algo failed the tool's check (a race, a fault); the exit code is 1."""
+    """A tool's results. `failed`: why the algo failed the tool's check (a race, a
+    fault); the exit code is 1.
+    """
 
     found: tuple[Found, ...] = ()
     notes: tuple[str, ...] = ()
@@ -88,8 +93,9 @@ class Reading(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """`bound`: launch, bandwidth, traffic, instruction, latency or unclear. `why` has the numbers, `next` what to
-    try."""
+    """`bound`: launch, bandwidth, traffic, instruction, latency or unclear. `why` has
+    the numbers, `next` what to try.
+    """
 
     bound: str
     summary: str
@@ -98,7 +104,9 @@ class Verdict(Struct, frozen=True):
 
 
 class Ran(Struct, frozen=True):
-    """A kernel or a copy that one call ran on the GPU; `start_us` counts from the first one's start."""
+    """A kernel or a copy that one call ran on the GPU; `start_us` counts from the first
+    one's start.
+    """
 
     name: str
     start_us: Number
@@ -106,9 +114,12 @@ class Ran(Struct, frozen=True):
 
 
 class Survey(Struct, kw_only=True):
-    """The measurements of gdn itself, without the tool. Without a time, the fields that need one are left out."""
+    """The measurements of gdn itself, without the tool. Without a time, the fields that
+    need one are left out.
+    """
 
-    bytes_in: Count  # bytes that the op must read and write on this workload, each tensor once
+    # bytes that the op must read and write on this workload, each tensor once
+    bytes_in: Count
     bytes_out: Count
     tier: str | UnsetType = UNSET
     time_us: Untimed = UNSET

@@ -1,7 +1,8 @@
 """The types of records and documents.
 
-Times are in microseconds unless a name says otherwise (`_s`: seconds). Fields that have their default value
-are left out of the JSON. `gdn schema record` prints the JSON Schema of these types.
+Times are in microseconds unless a name says otherwise (`_s`: seconds). Fields that have
+their default value are left out of the JSON. `gdn schema record` prints the JSON Schema
+of these types.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ class Call(msgspec.Struct, kw_only=True):
     """The call that a record is about: a workload by its uuid and axes."""
 
     uuid: str | None = None  # of the workload
-    axes: dict[str, Annotated[int, Meta(ge=1)]] = {}  # the sizes that vary, such as batch_size
-    index: int | None = None  # its number in the contest's or the folder's order; None for a generated workload
+    # the sizes that vary, such as batch_size
+    axes: dict[str, Annotated[int, Meta(ge=1)]] = {}
+    # its number in the contest's or the folder's order; None for a generated workload
+    index: int | None = None
     origin: str = "twin"  # twin (drawn from the uuid) or dataset
-    stress: str | msgspec.UnsetType | None = msgspec.UNSET  # the family of hard inputs (`gdn run --stress`)
+    # the family of hard inputs (`gdn run --stress`)
+    stress: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class FirstWrong(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -41,13 +45,17 @@ class FirstWrong(msgspec.Struct, kw_only=True, omit_defaults=True):
     index: list[Count]  # where, one number for each dimension
     expected: Number  # the right value, in float64
     got: Number | None = None  # its value; None if that is not a finite number
-    instead: str | None = None  # if `got` is None: "NaN", "Inf", "-Inf" or "never written"
+    # if `got` is None: "NaN", "Inf", "-Inf" or "never written"
+    instead: str | None = None
 
     @property
     def words(self) -> str:
         """at [0, 3]: expected 1.25, never written."""
         got = f"{self.got:.4g}" if self.got is not None else self.instead
-        return f"at {self.index}: expected {self.expected:.4g}, {'' if got == 'never written' else 'got '}{got}"
+        return (
+            f"at {self.index}: expected {self.expected:.4g},"
+            f" {'' if got == 'never written' else 'got '}{got}"
+        )
 
 
 class Check(msgspec.Struct, kw_only=True):
@@ -56,12 +64,16 @@ class Check(msgspec.Struct, kw_only=True):
     passed: bool = True  # by every rule of gdn
     reason: str | None = None  # the first rule that failed, in words
     official: bool = True  # whether the contest's rule passed
-    max_abs_error: NotNegative | None = 0.0  # the largest error of an element; None if it is NaN or Inf
-    max_rel_error: NotNegative | None = 0.0  # the same, relative to the reference's element
+    # the largest error of an element; None if it is NaN or Inf
+    max_abs_error: NotNegative | None = 0.0
+    # the same, relative to the reference's element
+    max_rel_error: NotNegative | None = 0.0
     errors: dict[str, NotNegative | None] = {}  # output -> relative Frobenius error
     inputs_changed: list[str] = []  # names of inputs that the call overwrote
-    unwritten: dict[str, int] = {}  # output -> number of elements that were never written
-    first_wrong: dict[str, FirstWrong] | msgspec.UnsetType = msgspec.UNSET  # output -> its first wrong element
+    # output -> number of elements that were never written
+    unwritten: dict[str, int] = {}
+    # output -> its first wrong element
+    first_wrong: dict[str, FirstWrong] | msgspec.UnsetType = msgspec.UNSET
 
     def fail(self, reason: str) -> None:
         """Record a rule that failed."""
@@ -72,11 +84,15 @@ class Check(msgspec.Struct, kw_only=True):
 class HostLoad(msgspec.Struct, kw_only=True):
     """What the host did while calls on a CPU were timed."""
 
-    rounds_us: tuple[NotNegative, ...]  # the median of each round that counts, in their order
+    # the median of each round that counts, in their order
+    rounds_us: tuple[NotNegative, ...]
     span_s: NotNegative  # from the first sample that counts to the last
     taken: Count  # rounds in all
-    aside: Count = 0  # rounds that do not count, because the host disturbed them and enough others are left
-    waiting: Count = 0  # rounds in which threads had to wait, because others had the CPUs
+    # rounds that do not count, because the host disturbed them and enough others are
+    # left
+    aside: Count = 0
+    # rounds in which threads had to wait, because others had the CPUs
+    waiting: Count = 0
     slowed: Count = 0  # rounds in which a CPU was slower than its best
     preempted: Count = 0  # how often a thread was preempted, in all rounds
     others: NotNegative = 0.0  # how many CPUs other processes used meanwhile
@@ -92,22 +108,29 @@ class Timing(msgspec.Struct, kw_only=True):
     high_us: Positive  # the 75th percentile
     samples: Annotated[int, Meta(ge=1)]  # number of samples
     l2: str | None = None  # cold or warm; None on a CPU
-    kernels: Annotated[int, Meta(ge=0)] | NotNegative | None = None  # launched by one call, as far as the tier can see
-    span_us: NotNegative | None = None  # first start to last end, if several kernels ran
+    # launched by one call, as far as the tier can see
+    kernels: Annotated[int, Meta(ge=0)] | NotNegative | None = None
+    # first start to last end, if several kernels ran
+    span_us: NotNegative | None = None
     note: str | None = None  # a fall-back, or a doubt about the number
     how: str | None = None  # details of how the tier measured, if any
-    places: Count = 1  # sets of buffers in memory; a sample is the mean of a call on each
+    # sets of buffers in memory; a sample is the mean of a call on each
+    places: Count = 1
     ci_low_us: Positive | None = None  # low end of the median's 95 % interval
     ci_high_us: Positive | None = None  # high end
-    stopped: str = "count"  # target (the interval is narrow enough), time (it is not), or count (asked for exactly)
+    # target (the interval is narrow enough), time (it is not), or count (asked for
+    # exactly)
+    stopped: str = "count"
     busy_s: NotNegative | None = None  # seconds for all samples
-    took_s: NotNegative | None = None  # seconds of the whole measurement, with warm-up and bookkeeping
+    # seconds of the whole measurement, with warm-up and bookkeeping
+    took_s: NotNegative | None = None
     histogram: tuple[
         tuple[Positive, Annotated[int, Meta(ge=1)]], ...
     ] = ()  # every sample, as (microseconds, how often)
     host: HostLoad | None = None  # what disturbed the CPU; None on a GPU
     spread: NotNegative = 0.0  # half the interquartile range, as a share of the median
-    sm_clock_mhz: Positive | None = None  # mean clock of the SMs while the samples were taken; None on a CPU
+    # mean clock of the SMs while the samples were taken; None on a CPU
+    sm_clock_mhz: Positive | None = None
 
 
 class GpuState(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -118,7 +141,8 @@ class GpuState(msgspec.Struct, kw_only=True, omit_defaults=True):
     temperature_c: int | None = None  # degrees Celsius
     power_w: NotNegative | None = None  # watts
     throttle: list[str] | None = None  # reasons for lower clocks; [] if there are none
-    other_processes: int | None = None  # number of other processes with a compute context on it
+    # number of other processes with a compute context on it
+    other_processes: int | None = None
 
 
 class GpuStates(msgspec.Struct, kw_only=True):
@@ -153,19 +177,25 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     check: Check | None = None  # whether the results are right
     probes: dict[str, str | None] | None = None  # probe -> what it found
     timing: Timing | None = None  # how fast
-    bytes_moved: Count | None = None  # bytes that the op must read and write on this workload
-    doubts: list[str] | None = None  # reasons not to trust the time; None if nothing was timed
+    # bytes that the op must read and write on this workload
+    bytes_moved: Count | None = None
+    # reasons not to trust the time; None if nothing was timed
+    doubts: list[str] | None = None
     gpu: GpuName | None = None  # which one, if several were used
-    gpu_state: GpuStates | None = None  # clocks, temperature and power around the measurement
+    # clocks, temperature and power around the measurement
+    gpu_state: GpuStates | None = None
     backend: str | None = None  # which of its code paths the algo took
     how: str | None = None  # of a copy: what was copied, and how
     tuned_for: str | None = None  # the GPU that its constants were tuned on
     tuned_nearest: bool | None = None  # true if that is another GPU than this one
     added: bool = False  # not asked for: gdn added it to compare with
     in_place: bool = False  # outputs overwrote inputs (`--in-place`)
-    setup: str | None = None  # the algo's function that prepared the inputs; its time is not counted
-    official: Json | None = None  # the contest's harness's own evaluation: status, correctness, performance, log ...
-    rounds_us: list[Positive] | None = None  # samples in order, removed after the comparison
+    # the algo's function that prepared the inputs; its time is not counted
+    setup: str | None = None
+    # the contest's harness's own evaluation: status, correctness, performance, log ...
+    official: Json | None = None
+    # samples in order, removed after the comparison
+    rounds_us: list[Positive] | None = None
     trace: list[str] | None = None  # lines of a Python traceback
     unfinished: Count | None = None  # number of workloads that the worker did not reach
     during: Call | None = None  # the workload that was running when the worker ended
@@ -199,19 +229,26 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     @property
     def words(self) -> str:
         """The status with its reason, in words."""
-        return f"{self.status.words}: {self.reason}" if self.reason else self.status.words
+        return (
+            f"{self.status.words}: {self.reason}" if self.reason else self.status.words
+        )
 
     @property
     def place(self) -> str:
         """Its key in the document's `environments`. A rented GPU has no number."""
-        return self.mode if self.gpu is None or self.gpu.index is None else f"{self.mode}:{self.gpu.index}"
+        return (
+            self.mode
+            if self.gpu is None or self.gpu.index is None
+            else f"{self.mode}:{self.gpu.index}"
+        )
 
 
 class Environment(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Where records were made."""
 
     versions: dict[str, str] = {}  # package -> version
-    where: str | None = None  # modal for a rented GPU, else the engine's name; None for this machine
+    # modal for a rented GPU, else the engine's name; None for this machine
+    where: str | None = None
     image: str | None = None  # the container's, at Modal
     asked: str | None = None  # the GPU that was asked for at Modal
     gpus: list[str] | None = None  # the GPUs that the container had
@@ -232,8 +269,11 @@ class Environment(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def device(self) -> str | None:
-        """The device that was timed: a GPU by name, a CPU with its threads; None if neither is known."""
-        where = f" ({self.where})" if self.where else ""  # rented: the clocks are not under control
+        """The device that was timed: a GPU by name, a CPU with its threads; None if
+        neither is known.
+        """
+        # rented: the clocks are not under control
+        where = f" ({self.where})" if self.where else ""
         if self.gpu:
             return self.gpu + where
         threads = f", {self.threads} threads" if self.threads else ""
@@ -250,7 +290,9 @@ class Missing(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Comparison(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A candidate against a baseline at one workload, or over a set of them (records/statistics.py makes it)."""
+    """A candidate against a baseline at one workload, or over a set of them
+    (records/statistics.py makes it).
+    """
 
     ratio: Positive  # baseline time / candidate time: above 1, the candidate is faster
     low: Positive  # low end of the ratio's interval
@@ -259,12 +301,15 @@ class Comparison(msgspec.Struct, kw_only=True, omit_defaults=True):
     rounds: Count  # samples of each; if they were not paired, of the one with fewer
     log_sd: Deviation  # the standard error of log(ratio)
     df: Degrees  # degrees of freedom of that error
-    run_sd: Deviation = _written(0.0)  # the part of the error shared by all workloads of a saved file
+    # the part of the error shared by all workloads of a saved file
+    run_sd: Deviation = _written(0.0)
     level: Number  # confidence level of the interval: 0.99
     threshold: Number  # differences below this share are neither FASTER nor SLOWER
     method: str  # the statistical method, in words
     resolution: Number  # SAME means: no difference larger than this share
-    effect: Number | None = None  # SAME: all of the interval is within this share of 1; None: no UNCLEAR, as before it
+    # SAME: all of the interval is within this share of 1; None: no UNCLEAR, as before
+    # it
+    effect: Number | None = None
 
     @property
     def half_width(self) -> float:
@@ -350,7 +395,8 @@ class Rented(msgspec.Struct, kw_only=True, omit_defaults=True):
     image: str  # the container's
     command: str  # run, bench or profile
     asked: Json = msgspec.field(default_factory=lambda: {})  # the command's own options
-    calls: list[RemoteCall] = msgspec.field(default_factory=lambda: [])  # still running there
+    # still running there
+    calls: list[RemoteCall] = msgspec.field(default_factory=lambda: [])
 
 
 class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -362,19 +408,24 @@ class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
     options: Json = {}  # of the command, as given
     commit: str | None = None  # of the checkout
     dirty: bool | None = None  # whether it had uncommitted changes
-    interrupted: bool | msgspec.UnsetType = msgspec.UNSET  # the command was stopped; it has the measurements until then
-    environments: dict[str, Environment] = msgspec.field(default_factory=dict)  # of records: cuda:0, cuda or cpu
-    missing: list[Missing] = msgspec.field(default_factory=lambda: [])  # algos that could not run here
+    # the command was stopped; it has the measurements until then
+    interrupted: bool | msgspec.UnsetType = msgspec.UNSET
+    # of records: cuda:0, cuda or cpu
+    environments: dict[str, Environment] = msgspec.field(default_factory=dict)
+    # algos that could not run here
+    missing: list[Missing] = msgspec.field(default_factory=lambda: [])
     warnings: list[str] | None = None  # the command's warnings
     modal: Rented | None = None  # if it is a run at Modal
     comparisons: list[Compared] | None = None  # `gdn compare`, one per workload
     overall: list[Overall] | None = None  # `gdn compare`, over all workloads
-    best_peers: list[BestPeer] | None = None  # `gdn compare` of three or more algos, one per workload
+    # `gdn compare` of three or more algos, one per workload
+    best_peers: list[BestPeer] | None = None
     best_peers_overall: list[BestPeers] | None = None  # the same over all workloads
     largest: list[Largest] | None = None  # `gdn run --stress`
     scores: list[Score] | None = None  # `gdn bench --preset contest`
     official: list[Judged] | None = None  # `gdn run --official`, one per algo
-    findings: list[dict[str, str | None]] | None = None  # `gdn modal check`: what works there
+    # `gdn modal check`: what works there
+    findings: list[dict[str, str | None]] | None = None
     records: list[Record]  # the measurements
 
     def environment(self, record: Record) -> Environment:
@@ -383,7 +434,9 @@ class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def document_of(plain: Any) -> Document:
-    """A document from its JSON, of schema 1 or 2. Raises msgspec.ValidationError, with the path of the wrong field."""
+    """A document from its JSON, of schema 1 or 2. Raises msgspec.ValidationError, with
+    the path of the wrong field.
+    """
     if isinstance(plain, dict) and isinstance(plain.get("records"), list):
         records = [_upgraded(record) for record in plain["records"]]
         plain = plain | {"records": records}
@@ -396,5 +449,11 @@ def _upgraded(record: Any) -> Any:
         return record
     timing, clocks = record.get("timing"), record.get("clocks")
     tier = timing.get("tier") if isinstance(timing, dict) else None
-    state = {"gpu_state": {"before": {}, "during": [], "after": clocks}} if clocks else {}
-    return {"source_hash": None, "tier": tier, "workload": None, "reason": None} | state | record
+    state = (
+        {"gpu_state": {"before": {}, "during": [], "after": clocks}} if clocks else {}
+    )
+    return (
+        {"source_hash": None, "tier": tier, "workload": None, "reason": None}
+        | state
+        | record
+    )

@@ -8,7 +8,9 @@ from .numbers import NotNegative, Positive
 
 
 class Judged(msgspec.Struct, kw_only=True):
-    """What the contest's own harness says of one algo, and gdn beside it. All times are in microseconds."""
+    """What the contest's own harness says of one algo, and gdn beside it. All times are
+    in microseconds.
+    """
 
     op: str  # such as gdn_decode
     algo: str  # its name
@@ -18,11 +20,14 @@ class Judged(msgspec.Struct, kw_only=True):
     isolated: bool  # whether it started a process for each solution and workload
     statuses: dict[str, int]  # its own statuses: how many traces have each
     without_trace: int  # workloads that it left out
-    its_us: Positive | None  # geometric mean of its times, over the workloads with both times; None if there are none
+    # geometric mean of its times, over the workloads with both times; None if there are
+    # none
+    its_us: Positive | None
     our_us: Positive | None  # of gdn's
     our_tier: str | None  # how gdn timed
     compared: int  # number of those workloads
-    score: NotNegative | None  # mean of its speedups over the reference; 0 if one failed, None if one has no trace
+    # mean of its speedups over the reference; 0 if one failed, None if one has no trace
+    score: NotNegative | None
 
 
 class Share(msgspec.Struct, kw_only=True):
@@ -56,12 +61,17 @@ class Score(msgspec.Struct, kw_only=True):
     device: str | None  # the GPU or the CPU, by name
     rule: str  # reference or baseline
     against: str  # the reference's or the baseline's name
-    value: NotNegative | None  # the mean over the workloads that have both times; None if there are none
-    official: NotNegative | None  # 0 if a workload failed, None if some are not measured yet
-    reason: str | None  # in words: why there is no value, or the effect of missing workloads
+    # the mean over the workloads that have both times; None if there are none
+    value: NotNegative | None
+    # 0 if a workload failed, None if some are not measured yet
+    official: NotNegative | None
+    # in words: why there is no value, or the effect of missing workloads
+    reason: str | None
     workloads: int  # number of workloads that the score should be over
     shares: list[Share]  # the greatest first
     missing: list[Gap]  # workloads that are not in it
     doubtful: int = 0  # number of shares whose time is in doubt
-    top_fifth: NotNegative | None = None  # the best fifth of the workloads, as a share of the sum
-    by_label: list[tuple[str, NotNegative]] = []  # (label, share of the sum), the greatest first
+    # the best fifth of the workloads, as a share of the sum
+    top_fifth: NotNegative | None = None
+    # (label, share of the sum), the greatest first
+    by_label: list[tuple[str, NotNegative]] = []

@@ -12,7 +12,8 @@ class Blame(str, Enum):
 
     NONE = "none"
     ALGO = "algo"
-    MACHINE = "machine"  # or the data: something is missing or broken here; it does not concern the algo
+    # or the data: something is missing or broken here; it does not concern the algo
+    MACHINE = "machine"
     REMOTE = "remote"
 
 

@@ -20,15 +20,18 @@ from ..errors import GdnError, MissingError, one_line
 from ..text import folded_for
 
 _log = logging.getLogger("gdn_cli.serving")
-_REMEMBERED = 1000  # strides of calls, reasons: limits the memory of a program with ever new sizes
-_POOLS = ("initial_state", "initial_state_source")  # how the engines' functions call the pool
+# strides of calls, reasons: limits the memory of a program with ever new sizes
+_REMEMBERED = 1000
+# how the engines' functions call the pool
+_POOLS = ("initial_state", "initial_state_source")
 
 
 class Engine:
     """The functions of an engine that ours replace.
 
     package    its import name
-    functions  "module:function" of the engine -> ours, of the same signature; keyword-only parameters are our own
+    functions  "module:function" of the engine -> ours, of the same signature;
+      keyword-only parameters are our own
     fallbacks  how often a replaced function called the engine's own, because ours does not take its
                arguments. A call with a pool of two axes, vLLM's warm-up, is not counted
     """
@@ -36,17 +39,26 @@ class Engine:
     def __init__(self, package: str, functions: dict[str, Callable[..., Any]]) -> None:
         self.package, self.functions = package, functions
         self.fallbacks: Counter[str] = Counter()
-        self._replaced: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}  # where -> the engine's, ours
+        # where -> the engine's, ours
+        self._replaced: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._lock = threading.Lock()
 
     def check(self) -> dict[str, str | None]:
-        """The engine's name of each function -> None, or what differs in its signature. MissingError: no engine."""
-        return {where.partition(":")[2]: _difference(self._own(where), ours) for where, ours in self.functions.items()}
+        """The engine's name of each function -> None, or what differs in its signature.
+        MissingError: no engine.
+        """
+        return {
+            where.partition(":")[2]: _difference(self._own(where), ours)
+            for where, ours in self.functions.items()
+        }
 
     def install(self) -> list[str]:
-        """Replace the functions that have the signature we know, wherever the engine's modules hold them. Their names
-        are returned; a line in the log (`gdn_cli.serving`) names the others. It does not touch a GPU: libraries are
-        loaded at the first call, or by gdn_cli.serving.prepare. MissingError: no engine."""
+        """Replace the functions that have the signature we know, wherever the engine's
+        modules hold them. Their names are returned; a line in the log
+        (`gdn_cli.serving`) names the others. It does not touch a GPU: libraries are
+        loaded at the first call, or by gdn_cli.serving.prepare. MissingError: no
+        engine.
+        """
         with self._lock:
             for where, ours in self.functions.items():
                 name, own = where.partition(":")[2], self._own(where)
@@ -60,7 +72,9 @@ class Engine:
             return [where.partition(":")[2] for where in self._replaced]
 
     def uninstall(self) -> None:
-        """Give the engine its own functions back. CUDA graphs that were captured before keep ours."""
+        """Give the engine its own functions back. CUDA graphs that were captured before
+        keep ours.
+        """
         with self._lock:
             for own, ours in self._replaced.values():
                 self._swap(ours, own)
@@ -90,9 +104,12 @@ class Engine:
         module, _, name = where.partition(":")
         try:
             return getattr(importlib.import_module(module), name)
-        except Exception as e:  # whatever the engine's import does where it does not fit
+        # whatever the engine's import does where it does not fit
+        except Exception as e:
             hint = f"is {self.package} installed in this environment?"
-            raise MissingError(f"{module}: no {name} to replace: {one_line(e)}", hint=hint) from None
+            raise MissingError(
+                f"{module}: no {name} to replace: {one_line(e)}", hint=hint
+            ) from None
 
     def _swap(self, old: Any, new: Any) -> None:
         """In all of the engine's modules: most import the function by its name."""
@@ -102,7 +119,9 @@ class Engine:
                     if value is old:
                         setattr(module, attribute, new)
 
-    def _replacement(self, name: str, own: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    def _replacement(
+        self, name: str, own: Callable[..., Any], ours: Callable[..., Any]
+    ) -> Callable[..., Any]:
         # kinds of calls -> why, as a library's refusal takes longer than a call; by what is
         # quicker to look at
         refused: dict[tuple, dict[tuple, str]] = {}
@@ -112,19 +131,25 @@ class Engine:
         @functools.wraps(own)
         def call(*args: Any, **named: Any) -> Any:
             pool = _pool(place, args, named)
-            if pool is not None and pool.dim() == 2:  # vLLM's warm-up, which is none of states
+            # vLLM's warm-up, which is none of states
+            if pool is not None and pool.dim() == 2:
                 return own(*args, **named)
             kinds = refused.get(_strides(args, named)) if refused else None
             why = kinds.get(_kind(args, named)) if kinds else None
             if why is None:
                 try:
                     return ours(*args, **named)
-                except (ValueError, TypeError, GdnError) as e:  # before anything was launched
+                # before anything was launched
+                except (ValueError, TypeError, GdnError) as e:
                     why = str(e)
                     # on a CPU values are looked at too: the next call of the kind may be right
-                    lasting = not isinstance(e, GdnError) and (pool is None or not pool.is_cpu)
+                    lasting = not isinstance(e, GdnError) and (
+                        pool is None or not pool.is_cpu
+                    )
                     if lasting and len(refused) < _REMEMBERED:
-                        refused.setdefault(_strides(args, named), {})[_kind(args, named)] = why
+                        refused.setdefault(_strides(args, named), {})[
+                            _kind(args, named)
+                        ] = why
             with self._lock:
                 self.fallbacks[name] += 1
                 reports.add(why)
@@ -158,7 +183,9 @@ def _place_of_pool(ours: Callable[..., Any]) -> tuple[str, int] | None:
     return next(((name, names.index(name)) for name in _POOLS if name in names), None)
 
 
-def _pool(place: tuple[str, int] | None, args: tuple, named: dict[str, Any]) -> torch.Tensor | None:
+def _pool(
+    place: tuple[str, int] | None, args: tuple, named: dict[str, Any]
+) -> torch.Tensor | None:
     if place is None:
         return None
     name, position = place
@@ -173,7 +200,9 @@ def _plain(x: Any) -> Any:
 
 def _strides(args: tuple, named: dict[str, Any]) -> tuple:
     values = (*args, *named.values())
-    return tuple([x.stride() if isinstance(x, torch.Tensor) else _plain(x) for x in values])
+    return tuple(
+        [x.stride() if isinstance(x, torch.Tensor) else _plain(x) for x in values]
+    )
 
 
 def _kind(args: tuple, named: dict[str, Any]) -> tuple:
@@ -183,19 +212,30 @@ def _kind(args: tuple, named: dict[str, Any]) -> tuple:
     tensors = [x for x in values if isinstance(x, torch.Tensor)]
     memory = [x.untyped_storage().data_ptr() for x in tensors]
     shared = tuple(memory.index(address) for address in memory)
-    described = tuple([_described(x) if isinstance(x, torch.Tensor) else _plain(x) for x in values])
+    described = tuple(
+        [_described(x) if isinstance(x, torch.Tensor) else _plain(x) for x in values]
+    )
     return torch.is_grad_enabled(), shared, tuple(named), described
 
 
 def _described(x: torch.Tensor) -> tuple:
-    layout = x.dtype, x.shape, x.stride(), x.device, x.data_ptr() % 32, x.data_ptr() == 0
+    layout = (
+        x.dtype,
+        x.shape,
+        x.stride(),
+        x.device,
+        x.data_ptr() % 32,
+        x.data_ptr() == 0,
+    )
     return *layout, x.requires_grad, x.is_neg(), x.is_conj()
 
 
 def _signature(function: Callable[..., Any]) -> str:
     """Names in their order, and defaults."""
     of = inspect.signature(function).parameters.values()
-    return ", ".join(str(p.replace(annotation=p.empty)) for p in of if p.kind != p.KEYWORD_ONLY)
+    return ", ".join(
+        str(p.replace(annotation=p.empty)) for p in of if p.kind != p.KEYWORD_ONLY
+    )
 
 
 def _difference(own: Callable[..., Any], ours: Callable[..., Any]) -> str | None:

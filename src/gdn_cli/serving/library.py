@@ -13,12 +13,14 @@ from ..errors import GdnError, MissingError
 from ..machine import inventory
 from ..operators import loading, straight_call
 
-_SUFFIX = {torch.float32: "", torch.bfloat16: "_bf16", torch.float16: "_f16"}  # where a library has one name per dtype
+# where a library has one name per dtype
+_SUFFIX = {torch.float32: "", torch.bfloat16: "_bf16", torch.float16: "_f16"}
 _lock = threading.RLock()
 
 
 class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
-    """A function by (dtype of the pool, whether it is on a GPU). No lock is taken for one that has been looked up.
+    """A function by (dtype of the pool, whether it is on a GPU). No lock is taken for
+    one that has been looked up.
 
     name    the function's name in its library
     cuda    the rung for a GPU, "op/name"
@@ -26,14 +28,20 @@ class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
     halves  the rung for a GPU and a pool of bfloat16 or float16, if that is another
     """
 
-    def __init__(self, name: str, cuda: str, cpu: str | None = None, halves: str | None = None) -> None:
+    def __init__(
+        self, name: str, cuda: str, cpu: str | None = None, halves: str | None = None
+    ) -> None:
         self.name, self.cuda, self.cpu, self.halves = name, cuda, cpu, halves
-        self.failed: dict[tuple[torch.dtype, bool], GdnError] = {}  # a build that fails takes as long as one that works
+        # a build that fails takes as long as one that works
+        self.failed: dict[tuple[torch.dtype, bool], GdnError] = {}
 
     def __missing__(self, kind: tuple[torch.dtype, bool]) -> Callable[..., None]:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             hint = "call gdn_cli.serving.prepare(), or the function itself, before the capture"
-            raise GdnError(f"{self.name}: its library cannot be loaded while a CUDA graph is captured", hint=hint)
+            raise GdnError(
+                f"{self.name}: its library cannot be loaded while a CUDA graph is captured",
+                hint=hint,
+            )
         with _lock:
             if kind in self.failed:
                 raise self.failed[kind].with_traceback(None)
@@ -49,7 +57,8 @@ class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
     def _found(self, dtype: torch.dtype, cuda: bool) -> Callable[..., None]:
         if dtype not in _SUFFIX:
             raise MissingError(
-                f"{self.name}: no function for a pool of {dtype}", hint="use float32, bfloat16 or float16"
+                f"{self.name}: no function for a pool of {dtype}",
+                hint="use float32, bfloat16 or float16",
             )
         rung = self.cpu
         if cuda:
@@ -58,13 +67,19 @@ class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
             hint = "move the tensors to a GPU"
             raise MissingError(f"{self.name}: no function for a CPU", hint=hint)
         kernel = _kernel(rung)
-        if found := kernel.exported(self.name + _SUFFIX[dtype]) or kernel.exported(self.name):
+        if found := kernel.exported(self.name + _SUFFIX[dtype]) or kernel.exported(
+            self.name
+        ):
             return found
-        raise MissingError(f"{rung}: its library has no function {self.name}", hint="update gdn")
+        raise MissingError(
+            f"{rung}: its library has no function {self.name}", hint="update gdn"
+        )
 
 
 def _kernel(name: str) -> Any:
     known = registry.load()
     algo = known.find(name)
     op = known.ops[algo.op]
-    return loading.built(inventory.HERE, algo, pack.definition(op, known), pack.pack(algo, op))
+    return loading.built(
+        inventory.HERE, algo, pack.definition(op, known), pack.pack(algo, op)
+    )

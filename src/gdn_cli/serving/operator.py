@@ -1,8 +1,9 @@
 """A function of a compiled library as an operator of torch, and the way past torch's dispatcher.
 
-Dynamo, exporters and whoever else traces see torch.ops.gdn.<name>: its tensors, and which of them it writes to.
-An eager call whose tensors are plain memory goes straight to the library, which checks shapes, dtypes, devices and
-alignments itself. What a library cannot see is checked here: storages, overlap, negative bits, gradients.
+Dynamo, exporters and whoever else traces see torch.ops.gdn.<name>: its tensors, and
+which of them it writes to. An eager call whose tensors are plain memory goes straight
+to the library, which checks shapes, dtypes, devices and alignments itself. What a
+library cannot see is checked here: storages, overlap, negative bits, gradients.
 """
 
 from __future__ import annotations
@@ -64,21 +65,30 @@ class Number:
 
 
 class Operator:
-    """torch.ops.gdn.<exported.name>. A call takes the library's arguments, writes into given tensors.
+    """torch.ops.gdn.<exported.name>. A call takes the library's arguments, writes into
+    given tensors.
 
     exported   the library's function, by dtype and device of the pool
     arguments  the library's, in their order; "initial_state" is the pool. The operator has them
                without the Fixed
     """
 
-    def __init__(self, exported: Exported, arguments: dict[str, Tensor | Number | Fixed]) -> None:
+    def __init__(
+        self, exported: Exported, arguments: dict[str, Tensor | Number | Fixed]
+    ) -> None:
         self.exported, self.arguments = exported, arguments
-        self.takes = {name: of for name, of in arguments.items() if not isinstance(of, Fixed)}
-        self._own = [i for i, of in enumerate(arguments.values()) if not isinstance(of, Fixed)]
+        self.takes = {
+            name: of for name, of in arguments.items() if not isinstance(of, Fixed)
+        }
+        self._own = [
+            i for i, of in enumerate(arguments.values()) if not isinstance(of, Fixed)
+        ]
         self._pool = list(arguments).index("initial_state")
         self._roles = "".join(of.role for of in arguments.values()).encode()
         name = exported.name
-        self.operator = register(name, _schema(self.takes), self._real, self._fake, name)
+        self.operator = register(
+            name, _schema(self.takes), self._real, self._fake, name
+        )
 
     def __call__(self, *args: Any) -> None:
         if is_dynamo_compiling():
@@ -93,7 +103,9 @@ class Operator:
         self.operator(*self._plain([args[i] for i in self._own]))
 
     def _plain(self, args: list) -> list:
-        """What torch would answer with an error of its own, or with a copy that nobody asked for."""
+        """What torch would answer with an error of its own, or with a copy that nobody
+        asked for.
+        """
         for i, (name, of) in enumerate(self.takes.items()):
             if isinstance(of, Number):
                 args[i] = of.taken(name, args[i])
@@ -106,7 +118,11 @@ class Operator:
         pool = tensor_checks.tensor("initial_state", args["initial_state"])
         # first of all: where there is none, the reason is more than a dtype
         function = self.exported[pool.dtype, pool.is_cuda]
-        fixed = {name: args.get(of.of) for name, of in self.arguments.items() if name not in args}
+        fixed = {
+            name: args.get(of.of)
+            for name, of in self.arguments.items()
+            if name not in args
+        }
         both = args | fixed
         given = tuple([both[name] for name in self.arguments])
         native = straight_call.module

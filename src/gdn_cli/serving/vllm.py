@@ -1,7 +1,9 @@
-"""vLLM 0.33 on our kernels: `install()`, `uninstall()`; `python -m gdn_cli.serving.vllm` checks the version here.
+"""vLLM 0.33 on our kernels: `install()`, `uninstall()`; `python -m
+gdn_cli.serving.vllm` checks the version here.
 
-Replaced: packed decode, and the update that verifies draft tokens. Not chunk_gated_delta_rule: it is given gates that
-vLLM has computed before (docs/serving.md).
+Replaced: packed decode, and the update that verifies draft tokens. Not
+chunk_gated_delta_rule: it is given gates that vLLM has computed before
+(docs/serving.md).
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ ENGINE = Engine(
         f"{_OPS}.fused_sigmoid_gating:fused_sigmoid_gating_delta_rule_update": mtp_verify,
     },
 )
-check, install, uninstall, fallbacks = ENGINE.check, ENGINE.install, ENGINE.uninstall, ENGINE.fallbacks
+check, install, uninstall, fallbacks = (
+    ENGINE.check,
+    ENGINE.install,
+    ENGINE.uninstall,
+    ENGINE.fallbacks,
+)
 
 if __name__ == "__main__":
     raise SystemExit(ENGINE.main())

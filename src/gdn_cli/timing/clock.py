@@ -1,8 +1,10 @@
-"""The clock that the SMs had while samples were taken: their cycles over the nanoseconds that passed.
+"""The clock that the SMs had while samples were taken: their cycles over the
+nanoseconds that passed.
 
-Before and after each batch of samples a kernel reads both counters on every SM (PTX's %clock64 and %globaltimer). It is
-not timed, and nothing waits within a batch. So the clock is the mean over batches with what lies between their calls,
-such as the flushes of L2. NVML, read between batches, gives the clock of an idle GPU.
+Before and after each batch of samples a kernel reads both counters on every SM (PTX's
+%clock64 and %globaltimer). It is not timed, and nothing waits within a batch. So the
+clock is the mean over batches with what lies between their calls, such as the flushes
+of L2. NVML, read between batches, gives the clock of an idle GPU.
 """
 
 from __future__ import annotations
@@ -13,16 +15,21 @@ from typing import TypeVar
 T = TypeVar("T")
 Stamp = list[int]  # an SM's number, its cycles, the time in ns
 
-_LEAST_NS = 200_000  # in all: %globaltimer ticks once in 32 ns to 1 us, so this is known to 1 %
+# in all: %globaltimer ticks once in 32 ns to 1 us, so this is known to 1 %
+_LEAST_NS = 200_000
 
 
 class Clock:
-    """Measures the clock during some work. Without a GPU, or if its counters cannot be read, there is none."""
+    """Measures the clock during some work. Without a GPU, or if its counters cannot be
+    read, there is none.
+    """
 
     def __init__(self, mode: str) -> None:
         self._able = mode == "cuda"
         self._around: list[tuple[list[Stamp], list[Stamp]]] = []
-        self._read()  # compiles the kernel here and not in the first batch, whose length decides on the next
+        # compiles the kernel here and not in the first batch, whose length decides on
+        # the next
+        self._read()
 
     def during(self, work: Callable[[], T]) -> T:
         """The result of `work`, which waits for the GPU at its end."""
@@ -39,7 +46,8 @@ class Clock:
         if self._able:
             try:
                 return _stamps()
-            except Exception:  # no GPU, no compiler: a time without its clock is better than none
+            # no GPU, no compiler: a time without its clock is better than none
+            except Exception:
                 self._able = False
         return []
 
@@ -52,7 +60,11 @@ def mean_mhz(around: list[tuple[list[Stamp], list[Stamp]]]) -> float | None:
     cycles = ns = 0
     for before, after in around:
         first = {sm: (cycle, at) for sm, cycle, at in before}
-        passed = [(cycle - first[sm][0], at - first[sm][1]) for sm, cycle, at in after if sm in first]
+        passed = [
+            (cycle - first[sm][0], at - first[sm][1])
+            for sm, cycle, at in after
+            if sm in first
+        ]
         rates = sorted((c / t, c, t) for c, t in passed if t > 0)
         if rates:
             _, c, t = rates[len(rates) // 2]
@@ -62,7 +74,8 @@ def mean_mhz(around: list[tuple[list[Stamp], list[Stamp]]]) -> float | None:
 
 def _stamps() -> list[Stamp]:
     """A stamp of each SM; waits for them."""
-    import torch  # imported here because commands and reports use this package without timing
+    # imported here because commands and reports use this package without timing
+    import torch
 
     from .kernels import gdn_clock
 

@@ -1,7 +1,9 @@
-"""Tier `cupti`: the time that a call's kernels ran on the GPU, from CUPTI's activity records (trace.py).
+"""Tier `cupti`: the time that a call's kernels ran on the GPU, from CUPTI's activity
+records (trace.py).
 
-It excludes host time and launch gaps. With several kernels a sample is the sum of their times, and its span runs from
-the first start to the last end. The harness's own kernels separate the calls in the trace by their names (kernels.py).
+It excludes host time and launch gaps. With several kernels a sample is the sum of their
+times, and its span runs from the first start to the last end. The harness's own kernels
+separate the calls in the trace by their names (kernels.py).
 """
 
 from __future__ import annotations
@@ -15,28 +17,39 @@ from . import Sample, TierUnavailable
 from .kernels import BEGINS, REST, Flush, Flushed, begin, rest
 from .trace import Ran, Trace
 
-_KERNELS_PER_TRACE = 100_000  # a token loop launches that many in one call: a trace must still fit in memory
+# a token loop launches that many in one call: a trace must still fit in memory
+_KERNELS_PER_TRACE = 100_000
 
 
 class Sampler(Flushed):
-    """Times calls by their kernels in a trace. Before each call L2 is flushed, or warmed by the same call."""
+    """Times calls by their kernels in a trace. Before each call L2 is flushed, or
+    warmed by the same call.
+    """
 
     trace: Trace | None = None
-    alone: Sequence[int] = ()  # each subject's number of kernels without a flush; empty if a call is too slow for that
+    # each subject's number of kernels without a flush; empty if a call is too slow for
+    # that
+    alone: Sequence[int] = ()
 
     def open_late(self) -> None:
-        if self.trace is None:  # a trace must not include compiling and loading in a first call
+        # a trace must not include compiling and loading in a first call
+        if self.trace is None:
             self.trace = Trace.open()
 
     def _prepare(self) -> None:
-        # a flush could be taken for an algo's kernel, or hide one: without a flush a call must run as many kernels
-        self.alone = [sample.kernels for sample in self._trace(range(len(self.subjects)), begin)]
+        # a flush could be taken for an algo's kernel, or hide one: without a flush a
+        # call must run as many kernels
+        self.alone = [
+            sample.kernels for sample in self._trace(range(len(self.subjects)), begin)
+        ]
 
     def take(self, order: Sequence[int]) -> list[Sample]:
         room = max(1, _KERNELS_PER_TRACE // max(self.alone, default=_KERNELS_PER_TRACE))
         samples: list[Sample] = []
         for start in range(0, len(order), room):
-            samples += self._trace(order[start : start + room], begin if self.warm else self.flush)
+            samples += self._trace(
+                order[start : start + room], begin if self.warm else self.flush
+            )
         return samples
 
     def _trace(self, order: Sequence[int], before: Flush) -> list[Sample]:
@@ -63,14 +76,21 @@ class Sampler(Flushed):
         return cut(self.trace.kernels(loop), len(order))
 
     def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
-        """Where the records come from; a note if the number of kernels varies; TierUnavailable if the trace is
-        wrong."""
+        """Where the records come from; a note if the number of kernels varies;
+        TierUnavailable if the trace is wrong.
+        """
         counts = [s.kernels for s in samples]
         seen = f"{min(counts)} to {max(counts)}"
         if self.alone and not min(counts) <= self.alone[i] <= max(counts):
-            raise TierUnavailable(f"a call leaves {seen} kernels in the trace, and {self.alone[i]} without the flush")
+            raise TierUnavailable(
+                f"a call leaves {seen} kernels in the trace, and {self.alone[i]} without the flush"
+            )
         how = {"how": self.trace.how} if self.trace else {}
-        return how | ({} if min(counts) == max(counts) else {"note": f"launched {seen} kernels per call"})
+        return how | (
+            {}
+            if min(counts) == max(counts)
+            else {"note": f"launched {seen} kernels per call"}
+        )
 
     def close(self) -> None:
         if self.trace:
@@ -93,7 +113,9 @@ def cut(ran: list[Ran], count: int) -> list[Sample]:
         elif inside:
             calls[-1].append((start, duration))
     if len(calls) != count or not all(calls):
-        raise TierUnavailable(f"{sum(map(bool, calls))} of {count} calls left kernels in CUPTI's trace")
+        raise TierUnavailable(
+            f"{sum(map(bool, calls))} of {count} calls left kernels in CUPTI's trace"
+        )
     return [
         Sample(
             sum(duration for _, duration in call) / 1e3,

@@ -1,8 +1,9 @@
 """Tier `events`: CUDA events around each call, without a synchronise inside the loop.
 
-Work before each call keeps the GPU busy while the host gets ahead, so that the time between the two events contains the
-call and not the host's launch latency: the flush if L2 is to be cold, a spin before each batch if it is to be warm. The
-excess over the kernel's own time is the cost of the events (3 to 4 us).
+Work before each call keeps the GPU busy while the host gets ahead, so that the time
+between the two events contains the call and not the host's launch latency: the flush if
+L2 is to be cold, a spin before each batch if it is to be warm. The excess over the
+kernel's own time is the cost of the events (3 to 4 us).
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import torch
 from . import Sample
 from .kernels import Flushed
 
-_BATCH = 50  # calls in flight between two synchronisations: keeps the launch queue from filling
-# flushes of about 70 us each before a warm batch: the host needs some 40 us for a call with its events
+# calls in flight between two synchronisations: keeps the launch queue from filling
+_BATCH = 50
+# flushes of about 70 us each before a warm batch: the host needs some 40 us for a call
+# with its events
 _HEAD_START = 60
 
 
@@ -32,7 +35,10 @@ class Sampler(Flushed):
         return samples
 
     def _batch(self, order: Sequence[int]) -> list[Sample]:
-        pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in order]
+        pairs = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            for _ in order
+        ]
         for _ in range(_HEAD_START if self.warm else 0):
             self.flush()
         for i, (begin, end) in zip(order, pairs, strict=True):

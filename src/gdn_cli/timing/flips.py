@@ -11,26 +11,35 @@ import torch
 
 
 def part(x: torch.Tensor, begin: int | None, end: int | None) -> torch.Tensor:
-    """A view of part of the last axis (see `Op.linear`); the tensor itself, not a view, if `begin` is None."""
+    """A view of part of the last axis (see `Op.linear`); the tensor itself, not a view,
+    if `begin` is None.
+    """
     return x if begin is None else x[..., begin:end]
 
 
 class Flips:
-    """Other values before each call, exact in every dtype: random blocks of some inputs change their signs.
+    """Other values before each call, exact in every dtype: random blocks of some inputs
+    change their signs.
 
-    Equal seeds and shapes give equal values, so another process can tell what a call's right results are.
+    Equal seeds and shapes give equal values, so another process can tell what a call's
+    right results are.
 
-    where  number of an input, and where a part of it begins and ends on the last axis (`Op.flipped`)
+    where  number of an input, and where a part of it begins and ends on the last axis
+      (`Op.flipped`)
     """
 
-    def __init__(self, inputs: Sequence[Any], where: Sequence[Sequence[Any]], seed: int) -> None:
+    def __init__(
+        self, inputs: Sequence[Any], where: Sequence[Sequence[Any]], seed: int
+    ) -> None:
         self.where, self.seed = where, seed
         self.numbers = {i for i, *_ in where}
         self.tables = [_Signs(part(inputs[i], *ends)) for i, *ends in where]
         self.draw = random.Random(seed)
 
     def on(self, inputs: Sequence[Any]) -> Flips:
-        """The same for copies of the inputs: other values before each call, but the same last ones."""
+        """The same for copies of the inputs: other values before each call, but the
+        same last ones.
+        """
         other = Flips(inputs, self.where, self.seed)
         other.draw = random.Random(self.draw.getrandbits(64))
         return other
@@ -38,8 +47,10 @@ class Flips:
     def __call__(self) -> None:
         for table in self.tables:
             rows, columns = table.shape
-            everywhere = self._span(columns, 4)  # in all rows, so that every result changes
-            table.flip(everywhere, self._span(rows, 16), self._span(columns, 2))  # some rows more than the others
+            # in all rows, so that every result changes
+            everywhere = self._span(columns, 4)
+            # some rows more than the others
+            table.flip(everywhere, self._span(rows, 16), self._span(columns, 2))
 
     def _span(self, size: int, share: int) -> tuple[int, int]:
         """Where a random part of an axis begins and ends, of 1/share of its length."""
@@ -53,7 +64,9 @@ class Flips:
             table.restore()
 
     def last(self) -> None:
-        """Write the values of the calls whose results are checked: they depend on nothing but the seed."""
+        """Write the values of the calls whose results are checked: they depend on
+        nothing but the seed.
+        """
         self.restore()
         self.draw = random.Random(f"{self.seed} last")
         for _ in range(_BLOCKS):
@@ -67,9 +80,10 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by element size in b
 class _Signs:
     """The bits of a tensor as rows and columns, whose signs can change.
 
-    On a GPU a small kernel does it. One with 11 KB of code made a call of 6 us 2 % slower on an H100, whatever memory
-    it wrote: it may have taken the call's own code out of the instruction cache. This one has 1.4 KB. On a CPU NumPy
-    does it: torch starts threads for a large tensor, which still spin when the next call begins.
+    On a GPU a small kernel does it. One with 11 KB of code made a call of 6 us 2 %
+    slower on an H100, whatever memory it wrote: it may have taken the call's own code
+    out of the instruction cache. This one has 1.4 KB. On a CPU NumPy does it: torch
+    starts threads for a large tensor, which still spin when the next call begins.
     """
 
     def __init__(self, x: torch.Tensor) -> None:
@@ -85,7 +99,12 @@ class _Signs:
 
             self._flip = flip
 
-    def flip(self, everywhere: tuple[int, int], rows: tuple[int, int], columns: tuple[int, int]) -> None:
+    def flip(
+        self,
+        everywhere: tuple[int, int],
+        rows: tuple[int, int],
+        columns: tuple[int, int],
+    ) -> None:
         """Negate some columns of all rows, and then some columns of some rows."""
         if isinstance(self.bits, torch.Tensor):
             self._flip(self.bits, everywhere, rows, columns)

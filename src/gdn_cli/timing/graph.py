@@ -1,8 +1,10 @@
 """Tier `graph`: a call's share of a CUDA graph of many calls, replayed between two CUDA events.
 
-It includes the gap between two nodes but no host time: the cost of a call in a server that replays graphs. With L2 cold
-the calls rotate over buffer sets that together are larger than twice L2, so that none finds its own data there. Each
-replay gets other values. Only where there is no room for 20 sets, or with L2 warm, do calls of one replay repeat a set.
+It includes the gap between two nodes but no host time: the cost of a call in a server
+that replays graphs. With L2 cold the calls rotate over buffer sets that together are
+larger than twice L2, so that none finds its own data there. Each replay gets other
+values. Only where there is no room for 20 sets, or with L2 warm, do calls of one replay
+repeat a set.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from ..errors import one_line
 from . import Sample, Subject, TierUnavailable, Warmed
 from .subject import listed
 
-_NODES = 20  # the least number of calls in a graph, so that launching it is a small part
+# the least number of calls in a graph, so that launching it is a small part
+_NODES = 20
 _MOST_SETS = 400
 _ROOM = 1 / 8  # of the memory that is free, for the sets that L2 does not need
 _BATCH = 50  # replays in flight
-_HEAD_START = 200_000  # cycles of the GPU, about 100 us: a replay and its events take the host less
+# cycles of the GPU, about 100 us: a replay and its events take the host less
+_HEAD_START = 200_000
 
 
 class Sampler(Warmed):
@@ -51,16 +55,24 @@ class Sampler(Warmed):
             copies = [subject, *(subject.copy() for _ in range(n - 1))]
             self.graphs.append(_capture(copies, calls))
             returned = None if subject.kernel is None else subject.kernel.last
-            self.kept.append((copies, returned))  # a graph holds addresses, so the buffers must be kept
+            # a graph holds addresses, so the buffers must be kept
+            self.kept.append((copies, returned))
 
     def take(self, order: Sequence[int]) -> list[Sample]:
-        if not self.graphs:  # slow calls: one each is long compared with the graph's launch and with L2
+        # slow calls: one each is long compared with the graph's launch and with L2
+        if not self.graphs:
             self._build([1] * len(self.subjects), [1] * len(self.subjects))
         began = perf_counter()
         samples: list[Sample] = []
         for start in range(0, len(order), _BATCH):
             batch = order[start : start + _BATCH]
-            pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in batch]
+            pairs = [
+                (
+                    torch.cuda.Event(enable_timing=True),
+                    torch.cuda.Event(enable_timing=True),
+                )
+                for _ in batch
+            ]
             for i, (first, last) in zip(batch, pairs, strict=True):
                 self._renew(i)
                 first.record()
@@ -75,7 +87,8 @@ class Sampler(Warmed):
     def _renew(self, i: int) -> None:
         """Other values in all sets; then a wait on the GPU, in which the host gets ahead of it.
 
-        Not a flush of L2: it made a call of 2.3 us 20 % slower, as what describes the graph's nodes lies there too.
+        Not a flush of L2: it made a call of 2.3 us 20 % slower, as what describes the
+        graph's nodes lies there too.
         """
         copies, _ = self.kept[i]
         for copy in copies:
@@ -99,7 +112,11 @@ class Sampler(Warmed):
         return [x.clone() for x in listed(returned)]
 
     def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
-        sets = f"{self.sets[i]} sets of buffers" if self.sets[i] > 1 else "one set of buffers"
+        sets = (
+            f"{self.sets[i]} sets of buffers"
+            if self.sets[i] > 1
+            else "one set of buffers"
+        )
         calls = f"{self.nodes[i]} calls" if self.nodes[i] > 1 else "one call"
         return {"how": f"a graph of {calls} over {sets}, gaps between them included"}
 
@@ -110,8 +127,9 @@ class Sampler(Warmed):
 
 
 def _sets(nbytes: int) -> int:
-    """The number of buffer sets that together are larger than twice L2, so that a call finds none of its data there;
-    and a set for each call of a graph, if there is room."""
+    """The number of buffer sets that together are larger than twice L2, so that a call
+    finds none of its data there; and a set for each call of a graph, if there is room.
+    """
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
     each = max(nbytes, 1)
     cold = max(2, -(-2 * l2 // each) + 1)
@@ -139,5 +157,7 @@ def _capture(copies: list[Subject], nodes: int) -> torch.cuda.CUDAGraph:
                 copies[n % len(copies)].call()
     except Exception as e:
         torch.cuda.synchronize()
-        raise TierUnavailable(f"a call cannot be captured in a CUDA graph: {one_line(e)[:120]}") from None
+        raise TierUnavailable(
+            f"a call cannot be captured in a CUDA graph: {one_line(e)[:120]}"
+        ) from None
     return graph

@@ -1,8 +1,9 @@
 """Has an algo's code changed a part of the timer, which runs in the same process?
 
-Compared are gdn's own functions and classes that time calls, and the clocks below them: the objects and, of a function,
-its code, its defaults and what it closes over. Of the timer's instances: no attribute may hide a method. What C code
-changes in memory is not seen.
+Compared are gdn's own functions and classes that time calls, and the clocks below them:
+the objects and, of a function, its code, its defaults and what it closes over. Of the
+timer's instances: no attribute may hide a method. What C code changes in memory is not
+seen.
 """
 
 from __future__ import annotations
@@ -14,16 +15,30 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-_OURS = ("gdn_cli.timing", "gdn_cli.runner", "gdn_cli.records.statistics", "gdn_cli.machine.host_load")
+_OURS = (
+    "gdn_cli.timing",
+    "gdn_cli.runner",
+    "gdn_cli.records.statistics",
+    "gdn_cli.machine.host_load",
+)
 _ON_CPU = ("wall",)
 _ON_GPU = ("cupti", "events", "graph", "kernels", "nvbench", "trace")
 _BELOW = (
-    "time:perf_counter", "time:perf_counter_ns", "time:monotonic", "statistics:median", "statistics:quantiles",
-    "torch.cuda:Event", "torch.cuda:Event.record", "torch.cuda:Event.elapsed_time", "torch.cuda:synchronize",
-    "torch.cuda:CUDAGraph.replay", "torch.autograd.profiler:profile",
-)  # fmt: skip
+    "time:perf_counter",
+    "time:perf_counter_ns",
+    "time:monotonic",
+    "statistics:median",
+    "statistics:quantiles",
+    "torch.cuda:Event",
+    "torch.cuda:Event.record",
+    "torch.cuda:Event.elapsed_time",
+    "torch.cuda:synchronize",
+    "torch.cuda:CUDAGraph.replay",
+    "torch.autograd.profiler:profile",
+)
 
-State = tuple[tuple[str, tuple[Any, ...]], ...]  # names, each with objects that must stay the same ones
+# names, each with objects that must stay the same ones
+State = tuple[tuple[str, tuple[Any, ...]], ...]
 
 
 class Tampered(Exception):
@@ -35,13 +50,16 @@ class Tampered(Exception):
 
 
 def state(device: str) -> State:
-    """The timer's parts as they are now. Holds the objects, so that none of them can be freed and replaced by another
-    at the same address."""
+    """The timer's parts as they are now. Holds the objects, so that none of them can be
+    freed and replaced by another at the same address.
+    """
     for name in (*_ON_CPU, *(_ON_GPU if device == "cuda" else ())):
         with contextlib.suppress(ImportError):  # the tier will say so
             importlib.import_module(f"gdn_cli.timing.{name}")
     ours = [name for name in sorted(sys.modules) if name.startswith(_OURS)]
-    parts: list[tuple[str, tuple[Any, ...]]] = [(name, (sys.modules[name],)) for name in ours]
+    parts: list[tuple[str, tuple[Any, ...]]] = [
+        (name, (sys.modules[name],)) for name in ours
+    ]
     for name in ours:
         parts += _of_module(name)
     for name in _BELOW:
@@ -54,7 +72,9 @@ def changed(before: State) -> list[str]:
     names = []
     for name, were in before:
         are = (sys.modules.get(name),) if ":" not in name else _parts_of(_named(name))
-        same = len(are) == len(were) and all(x is y for x, y in zip(are, were, strict=True))
+        same = len(are) == len(were) and all(
+            x is y for x, y in zip(are, were, strict=True)
+        )
         if not same:
             names.append(name)
     return names
@@ -65,7 +85,9 @@ def hidden(instance: Any) -> list[str]:
     kind = type(instance)
     attributes = vars(instance) if hasattr(instance, "__dict__") else ()
     return [
-        f"{kind.__module__}:{kind.__qualname__}.{name}" for name in attributes if callable(getattr(kind, name, None))
+        f"{kind.__module__}:{kind.__qualname__}.{name}"
+        for name in attributes
+        if callable(getattr(kind, name, None))
     ]
 
 
@@ -75,7 +97,9 @@ def _of_module(name: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
             yield f"{name}:{attribute}", _parts_of(value)
         if inspect.isclass(value) and value.__module__ == name:
             for method, inner in list(vars(value).items()):
-                if callable(inner) or isinstance(inner, (staticmethod, classmethod, property)):
+                if callable(inner) or isinstance(
+                    inner, (staticmethod, classmethod, property)
+                ):
                     yield f"{name}:{attribute}.{method}", _parts_of(inner)
 
 
@@ -83,18 +107,26 @@ def _named(name: str) -> Any:
     module, path = name.split(":")
     value: Any = sys.modules.get(module) or importlib.import_module(module)
     for part in path.split("."):
-        value = vars(value).get(part) if inspect.isclass(value) else getattr(value, part, None)
+        value = (
+            vars(value).get(part)
+            if inspect.isclass(value)
+            else getattr(value, part, None)
+        )
     return value
 
 
 def _parts_of(value: Any) -> tuple[Any, ...]:
     """The object, and of a function what decides what it does."""
-    function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+    function = (
+        value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+    )
     function = inspect.unwrap(function) if callable(function) else function
     if not inspect.isfunction(function):
         return (value,)
     keywords = tuple((function.__kwdefaults__ or {}).values())
-    closed = tuple(cell.cell_contents for cell in function.__closure__ or () if _filled(cell))
+    closed = tuple(
+        cell.cell_contents for cell in function.__closure__ or () if _filled(cell)
+    )
     return value, function, function.__code__, function.__defaults__, *keywords, *closed
 
 

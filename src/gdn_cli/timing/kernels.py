@@ -1,4 +1,6 @@
-"""The harness's own GPU kernels, with names that no algo's kernel has: flush, marks, clock, copy, empty launch."""
+"""The harness's own GPU kernels, with names that no algo's kernel has: flush, marks,
+clock, copy, empty launch.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,11 @@ import triton.language as tl
 
 from . import Warmed
 
-BEGINS = ("gdn_l2_flush", "gdn_begin")  # in a trace, what follows one of these is a timed call,
+# in a trace, what follows one of these is a timed call,
+BEGINS = ("gdn_l2_flush", "gdn_begin")
 REST = "gdn_rest"  # and what follows this one is not
-_MEGABYTES = 256  # over four times the L2 of an H200 (60 MB), twice that of a B200 (126 MB)
+# over four times the L2 of an H200 (60 MB), twice that of a B200 (126 MB)
+_MEGABYTES = 256
 
 
 @triton.jit
@@ -37,9 +41,16 @@ def gdn_empty():
 @triton.jit
 def gdn_clock(p_stamps):
     """Writes the SM's number, its cycles and the time in ns: int64 [programs, 3]."""
-    sm = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], tl.int32, is_pure=False, pack=1)
+    sm = tl.inline_asm_elementwise(
+        "mov.u32 $0, %smid;", "=r", [], tl.int32, is_pure=False, pack=1
+    )
     cycles, ns = tl.inline_asm_elementwise(
-        "mov.u64 $0, %clock64; mov.u64 $1, %globaltimer;", "=l,=l", [], (tl.int64, tl.int64), is_pure=False, pack=1
+        "mov.u64 $0, %clock64; mov.u64 $1, %globaltimer;",
+        "=l,=l",
+        [],
+        (tl.int64, tl.int64),
+        is_pure=False,
+        pack=1,
     )
     p_stamps += 3 * tl.program_id(0)
     tl.store(p_stamps, sm.to(tl.int64))
@@ -62,8 +73,21 @@ _ELEMENTS = 512  # of a program
 
 
 @triton.jit(do_not_specialize=_NUMBERS)  # or it is compiled again for other numbers
-def gdn_flip(p_bits, height, width, stride, a, b, row, end, c, d, SIGN: tl.constexpr, ROWS: tl.constexpr,
-             COLUMNS: tl.constexpr):  # fmt: skip
+def gdn_flip(
+    p_bits,
+    height,
+    width,
+    stride,
+    a,
+    b,
+    row,
+    end,
+    c,
+    d,
+    SIGN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """Changes the sign bits of columns a to b, and of columns c to d in rows `row` to `end`."""
     y = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     x = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -75,8 +99,15 @@ def gdn_flip(p_bits, height, width, stride, a, b, row, end, c, d, SIGN: tl.const
     tl.store(p, bits ^ tl.full([ROWS, COLUMNS], SIGN, bits.dtype), mask=chosen)
 
 
-def flip(bits: torch.Tensor, everywhere: tuple[int, int], rows: tuple[int, int], columns: tuple[int, int]) -> None:
-    """Negate some columns of all rows, and then some columns of some rows, of the bits [rows, columns] of floats."""
+def flip(
+    bits: torch.Tensor,
+    everywhere: tuple[int, int],
+    rows: tuple[int, int],
+    columns: tuple[int, int],
+) -> None:
+    """Negate some columns of all rows, and then some columns of some rows, of the bits
+    [rows, columns] of floats.
+    """
     height, width = bits.shape
     if not bits.numel():
         return
@@ -84,7 +115,18 @@ def flip(bits: torch.Tensor, everywhere: tuple[int, int], rows: tuple[int, int],
     high = _ELEMENTS // wide
     sign = torch.iinfo(bits.dtype).min
     grid = (triton.cdiv(height, high), triton.cdiv(width, wide))
-    gdn_flip[grid](bits, height, width, bits.stride(0), *everywhere, *rows, *columns, sign, high, wide)
+    gdn_flip[grid](
+        bits,
+        height,
+        width,
+        bits.stride(0),
+        *everywhere,
+        *rows,
+        *columns,
+        sign,
+        high,
+        wide,
+    )
 
 
 def begin() -> None:

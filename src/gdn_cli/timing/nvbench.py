@@ -1,11 +1,13 @@
 """Tier `nvbench`: NVIDIA's nvbench (package cuda-bench), its cold ("isolated") measurement.
 
-Before each call nvbench overwrites L2, waits for that, and blocks the stream with its own kernel until the host has
-queued the call between two CUDA events. A sample has no launch latency, but includes the cost of the events.
+Before each call nvbench overwrites L2, waits for that, and blocks the stream with its
+own kernel until the host has queued the call between two CUDA events. A sample has no
+launch latency, but includes the cost of the events.
 
-nvbench runs once per process and accepts no further benchmark after that. A worker times many subjects, so the run
-stays open: one benchmark, in its own thread, whose body times whatever it is given and does not return (`_Session`).
-nvbench writes each call's time to a file after every measurement (`--jsonbin`).
+nvbench runs once per process and accepts no further benchmark after that. A worker
+times many subjects, so the run stays open: one benchmark, in its own thread, whose body
+times whatever it is given and does not return (`_Session`). nvbench writes each call's
+time to a file after every measurement (`--jsonbin`).
 """
 
 from __future__ import annotations
@@ -33,11 +35,16 @@ from . import Sample, Subject, TierUnavailable, Warmed
 T = TypeVar("T")
 
 _GET = "pip install " + ("-e '.[timing]'" if paths.IN_CHECKOUT else "'gdn[timing]'")
-_NEVER_S = 86_400.0  # nvbench's own limit on a measurement, which would cut a slow reference short
-_HELD_S = 10.0  # nvbench releases a stream that is held for longer, and reports a deadlock
-_PROBES_S = (0.01, 0.1)  # how long the stream is held to see whether a call comes back meanwhile
-_HOST_S = 0.2  # a call that keeps the host for longer could fill the launch queue of a held stream
-_CYCLES_PER_S = 2_000_000_000  # of a GPU; with a slower clock the stream is just held for longer
+# nvbench's own limit on a measurement, which would cut a slow reference short
+_NEVER_S = 86_400.0
+# nvbench releases a stream that is held for longer, and reports a deadlock
+_HELD_S = 10.0
+# how long the stream is held to see whether a call comes back meanwhile
+_PROBES_S = (0.01, 0.1)
+# a call that keeps the host for longer could fill the launch queue of a held stream
+_HOST_S = 0.2
+# of a GPU; with a slower clock the stream is just held for longer
+_CYCLES_PER_S = 2_000_000_000
 _FILE = "samples.json"  # the samples are next to it, in samples.json-bin/
 
 
@@ -78,7 +85,10 @@ class Sampler(Warmed):
         if self.slow:
             return {"how": how + "that runs freely, host time included"}
         if self.waits:
-            note = "the call waits for the GPU, so nvbench cannot hold its stream, and host time is in it"
+            note = (
+                "the call waits for the GPU, so nvbench cannot hold its stream, and host time is"
+                " in it"
+            )
             return {"how": how + "that runs freely", "note": note}
         return {"how": how + "that is held until the call is queued"}
 
@@ -86,7 +96,7 @@ class Sampler(Warmed):
         self.subject, self.subjects = None, []
 
 
-# --- in nvbench's thread ------------------------------------------------------------------------------------------
+# --- in nvbench's thread
 
 
 def _call(subject: Subject, state: Any, folder: Path) -> None:
@@ -101,7 +111,9 @@ def _waits(subject: Subject, state: Any, folder: Path) -> bool:
     host_s = perf_counter() - began
     torch.cuda.synchronize()
     # twice, as the host may have been late for another reason
-    return host_s > _HOST_S or all(_comes_late(subject.call, max(s, 10 * host_s)) for s in _PROBES_S)
+    return host_s > _HOST_S or all(
+        _comes_late(subject.call, max(s, 10 * host_s)) for s in _PROBES_S
+    )
 
 
 def _comes_late(call: Callable[[], Any], hold_s: float) -> bool:
@@ -115,7 +127,9 @@ def _comes_late(call: Callable[[], Any], hold_s: float) -> bool:
     return late
 
 
-def _cold(subject: Subject, count: int, waits: bool, state: Any, folder: Path) -> list[float]:
+def _cold(
+    subject: Subject, count: int, waits: bool, state: Any, folder: Path
+) -> list[float]:
     """Seconds of `count` calls."""
 
     def plain(launch: Any) -> None:
@@ -126,10 +140,11 @@ def _cold(subject: Subject, count: int, waits: bool, state: Any, folder: Path) -
     state.set_min_samples(count)
     state.set_timeout(_NEVER_S)
     state.set_blocking_kernel_timeout(_HELD_S)
-    # by default it discards samples at a low clock, all of them on a GPU that stays slow; gdn reads and reports the
-    # clocks
+    # by default it discards samples at a low clock, all of them on a GPU that stays
+    # slow; gdn reads and reports the clocks
     state.set_throttle_threshold(0.0)
-    state.set_disable_blocking_kernel(False)  # an earlier measurement with sync=True has left it disabled
+    # an earlier measurement with sync=True has left it disabled
+    state.set_disable_blocking_kernel(False)
     folder.mkdir(mode=0o700, exist_ok=True)
     try:
         state.exec(plain, batched=False, sync=waits)
@@ -146,7 +161,9 @@ def _read(folder: Path, count: int) -> list[float]:
         if sys.byteorder == "big":
             samples.byteswap()
     if len(samples) < count:
-        raise TierUnavailable(f"cuda-bench left {len(samples)} of {count} samples in {len(found)} files")
+        raise TierUnavailable(
+            f"cuda-bench left {len(samples)} of {count} samples in {len(found)} files"
+        )
     return samples.tolist()[:count]
 
 
@@ -155,20 +172,27 @@ class _Session:
 
     def __init__(self, bench: Any) -> None:
         self.bench, self.device = bench, torch.cuda.current_device()
-        # nvbench opens a file for its report, and creates the folder for the samples again: none of it must stay
+        # nvbench opens a file for its report, and creates the folder for the samples
+        # again: none of it must stay
         self.folder = Path(tempfile.mkdtemp(prefix="gdn-nvbench-"))
-        self.jobs: SimpleQueue[tuple[Callable[[Any, Path], Any], Future] | None] = SimpleQueue()
+        self.jobs: SimpleQueue[tuple[Callable[[Any, Path], Any], Future] | None] = (
+            SimpleQueue()
+        )
         self.opened: Future[None] = Future()
         self.thread = Thread(target=self._run, name="nvbench", daemon=True)
         self.thread.start()
         atexit.register(self.close)
 
     def do(self, job: Callable[[Any, Path], T]) -> T:
-        """Run `job(state, folder)` in nvbench's thread, on its stream; returns or raises what it does."""
+        """Run `job(state, folder)` in nvbench's thread, on its stream; returns or
+        raises what it does.
+        """
         try:
             self.opened.result()
         except Exception as e:
-            raise TierUnavailable(f"nvbench does not start: {errors.one_line(e)}") from None
+            raise TierUnavailable(
+                f"nvbench does not start: {errors.one_line(e)}"
+            ) from None
         done: Future[T] = Future()
         self.jobs.put((job, done))
         return done.result()
@@ -181,7 +205,8 @@ class _Session:
         def gdn(state: Any) -> None:
             try:
                 self._serve(state)
-            except BaseException as e:  # nvbench would swallow it as a skipped benchmark
+            # nvbench would swallow it as a skipped benchmark
+            except BaseException as e:
                 self._fail(e)
 
         try:
@@ -190,7 +215,9 @@ class _Session:
             benchmark.set_stopping_criterion("sample-count")
             benchmark.set_criterion_param_int64("target-samples", 1)
             report = str(self.folder / _FILE)
-            self.bench.run_all_benchmarks(["--quiet", "--devices", str(self.device), "--jsonbin", report])
+            self.bench.run_all_benchmarks(
+                ["--quiet", "--devices", str(self.device), "--jsonbin", report]
+            )
             self._fail(RuntimeError("it ran no benchmark"))
         except BaseException as e:
             self._fail(e)
@@ -204,7 +231,9 @@ class _Session:
     def _serve(self, state: Any) -> None:
         """The benchmark's body. Device, stream and no_grad are set per thread."""
         torch.cuda.set_device(self.device)
-        stream = torch.cuda.ExternalStream(state.get_stream().addressof(), device=self.device)
+        stream = torch.cuda.ExternalStream(
+            state.get_stream().addressof(), device=self.device
+        )
         shutil.rmtree(self.folder, ignore_errors=True)
         with torch.no_grad(), torch.cuda.stream(stream):
             self.opened.set_result(None)
@@ -214,7 +243,8 @@ class _Session:
                     done.set_result(job(state, self.folder))
                 except BaseException as e:
                     done.set_exception(e)
-                del asked, job, done  # so that a subject's buffers are freed with its caller's reference
+                # so that a subject's buffers are freed with its caller's reference
+                del asked, job, done
 
 
 @cache
@@ -228,8 +258,14 @@ def _package() -> Any:
         bench.run_all_benchmarks  # noqa: B018 - loads the extension for this CUDA
     except ModuleNotFoundError as e:
         if e.name not in ("cuda", "cuda.bench"):
-            raise TierUnavailable(f"cuda-bench does not load, as {e.name} is missing: {_GET}") from None
-        raise TierUnavailable(f"the package cuda-bench is not installed: {_GET}") from None
+            raise TierUnavailable(
+                f"cuda-bench does not load, as {e.name} is missing: {_GET}"
+            ) from None
+        raise TierUnavailable(
+            f"the package cuda-bench is not installed: {_GET}"
+        ) from None
     except (ImportError, AttributeError) as e:
-        raise TierUnavailable(f"cuda-bench does not load: {errors.one_line(e)}") from None
+        raise TierUnavailable(
+            f"cuda-bench does not load: {errors.one_line(e)}"
+        ) from None
     return bench

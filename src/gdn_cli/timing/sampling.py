@@ -1,8 +1,10 @@
-"""How many samples, and when: until the median is precise enough, the time is over, or the requested count is reached.
+"""How many samples, and when: until the median is precise enough, the time is over, or
+the requested count is reached.
 
-A row of samples is one sample of each subject, taken next to each other. On a GPU rows follow one another. On a CPU
-they come in separate rounds, because 40 samples of 15 us all lie in one slice of the scheduler and look steady even
-next to a busy neighbour: 11 to 78 us for the same call, each known to 1 %.
+A row of samples is one sample of each subject, taken next to each other. On a GPU rows
+follow one another. On a CPU they come in separate rounds, because 40 samples of 15 us
+all lie in one slice of the scheduler and look steady even next to a busy neighbour: 11
+to 78 us for the same call, each known to 1 %.
 """
 
 from __future__ import annotations
@@ -21,26 +23,32 @@ if TYPE_CHECKING:
 
 Row = tuple["Sample", ...]
 Take = Callable[[int], list[Row]]
-Watch = Callable[[], None]  # called between batches: the worker reads the GPU's clocks in it
+# called between batches: the worker reads the GPU's clocks in it
+Watch = Callable[[], None]
 Enough = Callable[[list[list[float]]], bool]  # of each subject's microseconds so far
 
-_LEAST, _MOST = 20, 5000  # rows; fewer if a single call takes a large part of the seconds
+# rows; fewer if a single call takes a large part of the seconds
+_LEAST, _MOST = 20, 5000
 
 # of rounds on a CPU
 _ROUNDS = 5  # at least, and as many more before the next check whether they suffice
-_ROUND_S = 0.02  # longer than a slice of the scheduler: a thread's wait is known only once it runs again
+# longer than a slice of the scheduler: a thread's wait is known only once it runs again
+_ROUND_S = 0.02
 _KEPT = 250  # rows of a round, evenly
 _SPAN_S = 0.2  # the least total time of the rounds that count
 _PATIENCE_S = 1.5  # beyond the plan's seconds, to get enough undisturbed rounds
-# Calls before each round that do not count: they separate the rounds, and let threads and clocks settle. Not a pause:
-# after one of 50 ms cpp-v1 took 26 us instead of 15 in a third of the rounds, on an idle virtual machine: its threads
-# were woken on one of two CPUs, or the host had given the core's other thread to someone else meanwhile.
+# Calls before each round that do not count: they separate the rounds, and let threads
+# and clocks settle. Not a pause: after one of 50 ms cpp-v1 took 26 us instead of 15 in
+# a third of the rounds, on an idle virtual machine: its threads were woken on one of
+# two CPUs, or the host had given the core's other thread to someone else meanwhile.
 _SETTLE_S = 0.01
 _APART_S = 0.05  # the same if a number of samples is requested, which may be small
 
 
 class Taken(NamedTuple):
-    """Rows of samples, why sampling stopped (Timing.stopped), and on a CPU what the host did meanwhile."""
+    """Rows of samples, why sampling stopped (Timing.stopped), and on a CPU what the
+    host did meanwhile.
+    """
 
     rows: list[Row]
     stopped: str
@@ -57,8 +65,9 @@ def collect(
     on_cpu: bool = False,
     step: int = 1,
 ) -> Taken:
-    """Rows by the plan. `take(n)` gives n of them, in multiples of `step`. If calls take longer than the whole time,
-    there is only one row."""
+    """Rows by the plan. `take(n)` gives n of them, in multiples of `step`. If calls
+    take longer than the whole time, there is only one row.
+    """
     enough = enough or (lambda columns: known(plan.target, columns[0]))
     on_cpu = on_cpu and not plan.in_a_row
     if sampler.slow:
@@ -66,13 +75,21 @@ def collect(
         sampler.open_late()
         began = time.perf_counter()
         witness = Witness()
-        taken = _host(witness, [witness.look_on(lambda: take(1))], "time") if on_cpu else Taken(take(1), "time")
+        taken = (
+            _host(witness, [witness.look_on(lambda: take(1))], "time")
+            if on_cpu
+            else Taken(take(1), "time")
+        )
         if time.perf_counter() - began > plan.seconds:
             watch()
             return taken
         sampler.get_ready()  # the first call compiled, and this one did not
     if on_cpu:
-        return _counted(take, plan, watch, step) if plan.iterations else _rounds(take, plan, watch, enough)
+        return (
+            _counted(take, plan, watch, step)
+            if plan.iterations
+            else _rounds(take, plan, watch, enough)
+        )
     return Taken(*in_a_row(take, plan, watch, enough))
 
 
@@ -87,7 +104,9 @@ def columns(rows: list[Row]) -> list[list[float]]:
     return [[sample.us for sample in column] for column in zip(*rows, strict=True)]
 
 
-def in_a_row(take: Take, plan: Plan, watch: Watch, enough: Enough) -> tuple[list[Row], str]:
+def in_a_row(
+    take: Take, plan: Plan, watch: Watch, enough: Enough
+) -> tuple[list[Row], str]:
     """Rows that follow one another, and why sampling stopped."""
     if plan.iterations:
         rows = []
@@ -109,31 +128,42 @@ def in_a_row(take: Take, plan: Plan, watch: Watch, enough: Enough) -> tuple[list
             return rows, "target"
         if took >= plan.seconds or len(rows) >= _MOST:
             return rows, "time"
-        within = int(len(rows) * (plan.seconds - took) / took)  # as many as fit in the rest of the time
+        # as many as fit in the rest of the time
+        within = int(len(rows) * (plan.seconds - took) / took)
         batch = max(1, min(len(rows), within, _MOST - len(rows)))
 
 
-# --- on a CPU -----------------------------------------------------------------------------------------------------
+# --- on a CPU
 
 Seen = tuple[list[Row], Round]
 
 
-def _host(witness: Witness, rounds: list[Seen], stopped: str, kept: list[Seen] | None = None) -> Taken:
+def _host(
+    witness: Witness, rounds: list[Seen], stopped: str, kept: list[Seen] | None = None
+) -> Taken:
     """The samples, with the record of the host; `kept` are the rounds that count, if not all do."""
     kept = rounds if kept is None else kept
     counts = [any(one is other for other in kept) for one in rounds]
-    host = load_of([what for _, what in rounds], counts, [_median(rows) for rows, _ in kept], witness.shared())
+    host = load_of(
+        [what for _, what in rounds],
+        counts,
+        [_median(rows) for rows, _ in kept],
+        witness.shared(),
+    )
     return Taken([row for rows, _ in kept for row in rows], stopped, host)
 
 
 def _median(rows: list[Row]) -> float:
-    """The first subject's median, which stands for all: whatever disturbs a round disturbs every call in it."""
+    """The first subject's median, which stands for all: whatever disturbs a round
+    disturbs every call in it.
+    """
     return statistics.median(row[0].us for row in rows)
 
 
 def _counted(take: Take, plan: Plan, watch: Watch, step: int) -> Taken:
-    """Exactly as many rows as requested, in at least five rounds if there are that many. Calls that do not count are
-    made before each round."""
+    """Exactly as many rows as requested, in at least five rounds if there are that
+    many. Calls that do not count are made before each round.
+    """
     trial = -(-(plan.iterations or 0) // step)
     units = trial * plan.trials
     count = min(units, max(_ROUNDS, plan.trials))
@@ -147,8 +177,9 @@ def _counted(take: Take, plan: Plan, watch: Watch, step: int) -> Taken:
 
 
 def _rounds(take: Take, plan: Plan, watch: Watch, enough: Enough) -> Taken:
-    """Rounds until enough of them were undisturbed by the host and agree. If that does not happen, all of them count,
-    and the record says what the host did."""
+    """Rounds until enough of them were undisturbed by the host and agree. If that does
+    not happen, all of them count, and the record says what the host did.
+    """
     began, witness = time.perf_counter(), Witness()
     rounds: list[Seen] = []
     one_s = 0.0
@@ -157,13 +188,18 @@ def _rounds(take: Take, plan: Plan, watch: Watch, enough: Enough) -> Taken:
             _settle(take, _SETTLE_S)
         rows, what = witness.look_on(lambda: _round(take, _ROUND_S))
         one_s = (what.ended - what.began) / len(rows)
-        rounds.append((rows[:: (len(rows) // _KEPT) | 1], what))  # an odd step: with turns, each is first equally often
+        # an odd step: with turns, each is first equally often
+        rounds.append((rows[:: (len(rows) // _KEPT) | 1], what))
         watch()
         kept = [one for one in rounds if not one[1].disturbed]
         left_alone = len(kept) >= _ROUNDS and 2 * len(kept) >= len(rounds)
         samples = [row for rows, _ in kept for row in rows]
         lasted = sum(what.ended - what.began for _, what in kept)
-        known_well = len(samples) > FEW and lasted >= _SPAN_S and not apart([_median(rows) for rows, _ in kept])
+        known_well = (
+            len(samples) > FEW
+            and lasted >= _SPAN_S
+            and not apart([_median(rows) for rows, _ in kept])
+        )
         if left_alone and known_well:
             over = lasted >= plan.seconds
             if (over or len(kept) % _ROUNDS == 0) and enough(columns(samples)):
@@ -180,10 +216,13 @@ def _settle(take: Take, lasts: float) -> None:
 
 
 def _round(take: Take, lasts: float) -> list[Row]:
-    """Rows for `lasts` seconds, at least one; a few at a time, because the next one may take a hundred times as
-    long."""
+    """Rows for `lasts` seconds, at least one; a few at a time, because the next one may
+    take a hundred times as long.
+    """
     began = time.perf_counter()
     rows = take(1)
     while (spent := time.perf_counter() - began) < lasts:
-        rows += take(max(1, min(_LEAST, int(len(rows) * (lasts - spent) / max(spent, 1e-9)))))
+        rows += take(
+            max(1, min(_LEAST, int(len(rows) * (lasts - spent) / max(spent, 1e-9))))
+        )
     return rows

@@ -13,10 +13,14 @@ if TYPE_CHECKING:
 
 
 class Values:
-    """What the inputs hold before a call: what the last call overwrote in place is restored, and the signs of some
-    blocks change, so that no call finds its results in buffers or in its memory."""
+    """What the inputs hold before a call: what the last call overwrote in place is
+    restored, and the signs of some blocks change, so that no call finds its results in
+    buffers or in its memory.
+    """
 
-    def __init__(self, inputs: list[Any], outputs: list[Any], flips: Flips | None = None) -> None:
+    def __init__(
+        self, inputs: list[Any], outputs: list[Any], flips: Flips | None = None
+    ) -> None:
         self.kept = [(x, x.clone()) for x in overwritten(inputs, outputs)]
         self.flips = flips
         self.held = False
@@ -37,7 +41,9 @@ class Values:
             self.flips.restore()
 
     def hold(self, held: bool) -> None:
-        """From now on each call gets the values whose results are checked; or, again, other values each time."""
+        """From now on each call gets the values whose results are checked; or, again,
+        other values each time.
+        """
         self.held = held
         if held and self.flips:
             self.flips.last()
@@ -47,8 +53,8 @@ class Values:
 class Subject:
     """What is timed: a call on its own buffers.
 
-    `kernel` is the build.Kernel that is called, None for a floor. `refresh` writes the next call's values into the
-    inputs.
+    `kernel` is the build.Kernel that is called, None for a floor. `refresh` writes the
+    next call's values into the inputs.
     """
 
     call: Callable[[], Any]
@@ -57,10 +63,18 @@ class Subject:
     kernel: Any = None
     definition: Json | None = None
     refresh: Values | Callable[[], None] | None = None
-    rebuild: Callable[[list[Any], list[Any]], Callable[[], Any]] | None = None  # the same call on other buffers
+    # the same call on other buffers
+    rebuild: Callable[[list[Any], list[Any]], Callable[[], Any]] | None = None
 
     @classmethod
-    def of(cls, kernel: Any, inputs: list[Any], outputs: list[Any], flips: Flips | None = None, **more: Any) -> Subject:
+    def of(
+        cls,
+        kernel: Any,
+        inputs: list[Any],
+        outputs: list[Any],
+        flips: Flips | None = None,
+        **more: Any,
+    ) -> Subject:
         """A built solution on these buffers."""
 
         def bind(inputs: list[Any], outputs: list[Any]) -> Callable[[], Any]:
@@ -77,7 +91,9 @@ class Subject:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(x.nbytes for x in [*self.inputs, *self.outputs] if hasattr(x, "nbytes"))
+        return sum(
+            x.nbytes for x in [*self.inputs, *self.outputs] if hasattr(x, "nbytes")
+        )
 
     @property
     def _flips(self) -> Flips | None:
@@ -95,8 +111,9 @@ class Subject:
         return [x.clone() for x in self.outputs]
 
     def copy(self, least: int = 0) -> Subject:
-        """The same call with equal values; buffers of `least` bytes or more are copied, and those whose signs
-        change."""
+        """The same call with equal values; buffers of `least` bytes or more are copied,
+        and those whose signs change.
+        """
         if isinstance(self.refresh, Values):
             self.refresh.restore()
         flips = self._flips
@@ -114,12 +131,24 @@ class Subject:
         inputs = [own(x) for x in self.inputs]
         outputs = [own(x) for x in self.outputs]
         refresh = values(inputs, outputs, flips and flips.on(inputs))
-        return replace(self, call=self.rebuild(inputs, outputs), inputs=inputs, outputs=outputs, refresh=refresh)
+        return replace(
+            self,
+            call=self.rebuild(inputs, outputs),
+            inputs=inputs,
+            outputs=outputs,
+            refresh=refresh,
+        )
 
 
 def bound(kernel: Any, inputs: list[Any], outputs: list[Any]) -> Callable[[], Any]:
-    """A kernel's call on these buffers; work done once for the inputs (runner/prepared.py) is done here."""
-    return kernel.bind(inputs, outputs) if hasattr(kernel, "bind") else lambda: kernel(inputs, outputs)
+    """A kernel's call on these buffers; work done once for the inputs
+    (runner/prepared.py) is done here.
+    """
+    return (
+        kernel.bind(inputs, outputs)
+        if hasattr(kernel, "bind")
+        else lambda: kernel(inputs, outputs)
+    )
 
 
 def listed(result: Any) -> list:
@@ -137,6 +166,12 @@ def is_one_of(x: Any, many: Sequence[Any]) -> bool:
     return any(x is y for y in many)
 
 
-def values(inputs: list[Any], outputs: list[Any], flips: Flips | None = None) -> Values | None:
+def values(
+    inputs: list[Any], outputs: list[Any], flips: Flips | None = None
+) -> Values | None:
     """What changes before each call; None if nothing does."""
-    return Values(inputs, outputs, flips) if flips or overwritten(inputs, outputs) else None
+    return (
+        Values(inputs, outputs, flips)
+        if flips or overwritten(inputs, outputs)
+        else None
+    )

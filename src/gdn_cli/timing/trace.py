@@ -1,9 +1,12 @@
-"""What ran on the GPU during some work: each kernel, copy and fill with its start and its duration in ns.
+"""What ran on the GPU during some work: each kernel, copy and fill with its start and
+its duration in ns.
 
-There are two sources, the better one first. Both use CUPTI's activity records; starts compare within one trace only.
+There are two sources, the better one first. Both use CUPTI's activity records; starts
+compare within one trace only.
 
-libcupti itself, through ctypes: the copy that torch has loaded, so no package is needed. Records are parsed directly
-from CUPTI's buffers, under a microsecond each (with cupti-python 13.0 tens of microseconds).
+libcupti itself, through ctypes: the copy that torch has loaded, so no package is
+needed. Records are parsed directly from CUPTI's buffers, under a microsecond each (with
+cupti-python 13.0 tens of microseconds).
 
 torch's profiler, if libcupti cannot be used.
 """
@@ -17,7 +20,16 @@ import re
 import struct
 import time
 from collections.abc import Callable, Iterator
-from ctypes import CFUNCTYPE, POINTER, byref, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    byref,
+    c_int,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,18 +40,26 @@ from . import TierUnavailable
 from .kernels import begin
 
 Ran = tuple[
-    int, int, str
-]  # start in ns, duration in ns, name (of a C++ kernel: mangled by one source, plain by the other)
+    int,
+    int,
+    str,
+    # start in ns, duration in ns, name (of a C++ kernel: mangled by one source, plain by
+    # the other)
+]
 
 
 class Trace:
-    """An open trace: `kernels` as often as wanted, `close` once. At most one is open in a process."""
+    """An open trace: `kernels` as often as wanted, `close` once. At most one is open in
+    a process.
+    """
 
     how: str  # where its times come from, in words
 
     @staticmethod
     def open() -> Trace:
-        """The best source that sees a kernel here. TierUnavailable, with every source's reason, if none does."""
+        """The best source that sees a kernel here. TierUnavailable, with every source's
+        reason, if none does.
+        """
         reasons = []
         for source in (Activity, Profiler):
             trace = None
@@ -48,7 +68,10 @@ class Trace:
                 ran = [name for _, _, name in trace.kernels(_one_kernel)]
                 if sum(name.startswith("gdn_begin") for name in ran) == 1:
                     return trace
-                reasons.append(f"{source.called} saw {', '.join(ran) or 'nothing'} of the one kernel that was launched")
+                reasons.append(
+                    f"{source.called} saw {', '.join(ran) or 'nothing'} of the one kernel that"
+                    " was launched"
+                )
             except TierUnavailable as e:
                 reasons.append(str(e))
             if trace:
@@ -71,18 +94,25 @@ def _one_kernel() -> None:
     torch.cuda.synchronize()
 
 
-# --- libcupti -----------------------------------------------------------------------------------------------------
+# --- libcupti
 
-_KERNEL, _MEMCPY, _MEMSET = 10, 1, 2  # CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, which holds kernels of graphs too; copies
+# CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, which holds kernels of graphs too; copies
+_KERNEL, _MEMCPY, _MEMSET = 10, 1, 2
 _NAMES = {_MEMCPY: "Memcpy", _MEMSET: "Memset"}
-# Every record of these kinds begins with its kind (u32 at 0), its start and end (u64 at 16 and 24), a kernel's with its
-# name (a pointer at 104): CUpti_ActivityKernel3 to 13 (cupti_activity.h of CUDA 7 to 13.5), new fields at the end only.
+# Every record of these kinds begins with its kind (u32 at 0), its start and end (u64 at
+# 16 and 24), a kernel's with its name (a pointer at 104): CUpti_ActivityKernel3 to 13
+# (cupti_activity.h of CUDA 7 to 13.5), new fields at the end only.
 _RECORD = struct.Struct("<I12xQQ72xQ")
 _VERSIONS = range(18, 140_000)  # cuptiGetVersion of CUDA 12.0 to 13.x
-_BUFFER = 2**20  # bytes: over 4000 kernels; CUPTI fills each with zeros before use, in the thread that launches
+# bytes: over 4000 kernels; CUPTI fills each with zeros before use, in the thread that
+# launches
+_BUFFER = 2**20
 _BUFFERS = 64
-_RATE_NS = 300_000  # how long the clock is compared at each opening: long compared with a task switch of some us
-_RATE_OFF = 0.1  # well above noise in that time, well below the rate of a processor's cycle counter
+# how long the clock is compared at each opening: long compared with a task switch of
+# some us
+_RATE_NS = 300_000
+# well above noise in that time, well below the rate of a processor's cycle counter
+_RATE_OFF = 0.1
 _FORCED = 1  # CUPTI_ACTIVITY_FLAG_FLUSH_FORCED
 _NO_MORE = 12  # CUPTI_ERROR_MAX_LIMIT_REACHED
 
@@ -91,9 +121,14 @@ _COMPLETED = CFUNCTYPE(None, c_void_p, c_uint32, c_void_p, c_size_t, c_size_t)
 
 # what helps, by a part of the error's name
 _HELP = {
-    "PRIVILEGES": "this container or virtual GPU does not let a process trace its own kernels; "
-    "run it with --cap-add SYS_ADMIN, or as root (NVreg_RestrictProfilingToAdminUsers is about counters, not this)",
-    "MULTIPLE_SUBSCRIBERS": "another profiler (nsys, ncu, compute-sanitizer) has the process; run without it",
+    "PRIVILEGES": (
+        "this container or virtual GPU does not let a process trace its own kernels; run it with"
+        " --cap-add SYS_ADMIN, or as root (NVreg_RestrictProfilingToAdminUsers is about counters,"
+        " not this)"
+    ),
+    "MULTIPLE_SUBSCRIBERS": (
+        "another profiler (nsys, ncu, compute-sanitizer) has the process; run without it"
+    ),
 }
 
 
@@ -109,13 +144,17 @@ class Activity(Trace):
             raise RuntimeError("a trace is already open in this process")
         version = self._cupti.version
         if version not in _VERSIONS:
-            raise TierUnavailable(f"libcupti's API version {version} is not one whose records are known")
+            raise TierUnavailable(
+                f"libcupti's API version {version} is not one whose records are known"
+            )
         self.how = f"CUPTI's activity records (libcupti, API version {version})"
         Activity._open = True
         try:
             self._cupti.start()
             if abs((rate := self._cupti.rate()) - 1) > _RATE_OFF:
-                raise TierUnavailable(f"libcupti's clock runs at {rate:.3g} times the host's")
+                raise TierUnavailable(
+                    f"libcupti's clock runs at {rate:.3g} times the host's"
+                )
         except BaseException:
             self.close()
             raise
@@ -127,17 +166,29 @@ class Activity(Trace):
         work()
         self._cupti.flush()
         if error := self._cupti.error:
-            raise TierUnavailable(f"CUPTI's buffers could not be read: {type(error).__name__}: {error}")
+            raise TierUnavailable(
+                f"CUPTI's buffers could not be read: {type(error).__name__}: {error}"
+            )
         if dropped := self._cupti.dropped():
             raise TierUnavailable(f"CUPTI dropped {dropped} records")
         ran = []
         names: dict[int, str] = {}
         for kind, start, end, name_at in self._cupti.records():
             if not 0 < start <= end:
-                raise TierUnavailable(f"CUPTI left a record without its times (start {start}, end {end})")
-            name = names.get(name_at) if kind == _KERNEL else _NAMES.get(kind, f"activity {kind}")
+                raise TierUnavailable(
+                    f"CUPTI left a record without its times (start {start}, end {end})"
+                )
+            name = (
+                names.get(name_at)
+                if kind == _KERNEL
+                else _NAMES.get(kind, f"activity {kind}")
+            )
             if name is None:
-                name = names[name_at] = ctypes.string_at(name_at).decode(errors="replace") if name_at else ""
+                name = names[name_at] = (
+                    ctypes.string_at(name_at).decode(errors="replace")
+                    if name_at
+                    else ""
+                )
             ran.append((start, end - start, name))
         return sorted(ran)
 
@@ -156,7 +207,10 @@ class _Cupti:
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        self._requested, self._completed = _REQUESTED(self._request), _COMPLETED(self._complete)
+        self._requested, self._completed = (
+            _REQUESTED(self._request),
+            _COMPLETED(self._complete),
+        )
         self._clock = _steady_clock()
         self._free: list[Any] = []
         self._lent: dict[int, Any] = {}  # by address
@@ -172,12 +226,15 @@ class _Cupti:
             text = ctypes.c_char_p()
             self._library.cuptiGetResultString(status, byref(text))
             name = text.value.decode() if text.value else f"error {status}"
-            advice = next((f": {words}" for part, words in _HELP.items() if part in name), "")
+            advice = next(
+                (f": {words}" for part, words in _HELP.items() if part in name), ""
+            )
             raise TierUnavailable(f"{function} says {name}{advice}")
 
     def start(self) -> None:
-        # set again each time: torch's profiler and cupti-python replace the callbacks, and torch's profiler leaves
-        # CUPTI on the processor's cycle counter, where a GPU's microsecond is 2100 "nanoseconds"
+        # set again each time: torch's profiler and cupti-python replace the callbacks,
+        # and torch's profiler leaves CUPTI on the processor's cycle counter, where a
+        # GPU's microsecond is 2100 "nanoseconds"
         self.call("cuptiActivityRegisterCallbacks", self._requested, self._completed)
         self.call("cuptiActivityRegisterTimestampCallback", self._clock)
         for kind in (_KERNEL, _MEMCPY, _MEMSET):
@@ -192,7 +249,9 @@ class _Cupti:
         return (second - first) / (t1 - t0)
 
     def _stamp(self) -> tuple[int, int]:
-        """CUPTI's time and the host's: the quickest of five readings, so that nothing came between."""
+        """CUPTI's time and the host's: the quickest of five readings, so that nothing
+        came between.
+        """
         readings = []
         for _ in range(5):
             stamp, before = c_uint64(), time.perf_counter_ns()
@@ -202,13 +261,15 @@ class _Cupti:
         return ours, host
 
     def stop(self) -> None:
-        """Stop recording and give back the buffers. Also called at the interpreter's end, after which CUPTI must not
-        call."""
+        """Stop recording and give back the buffers. Also called at the interpreter's
+        end, after which CUPTI must not call.
+        """
         for function, argument in (
             *(("cuptiActivityDisable", kind) for kind in (_KERNEL, _MEMCPY, _MEMSET)),
             ("cuptiActivityFlushAll", _FORCED),
         ):
-            with contextlib.suppress(TierUnavailable):  # on the way out an error changes nothing
+            # on the way out an error changes nothing
+            with contextlib.suppress(TierUnavailable):
                 self.call(function, argument)
         self.forget()
 
@@ -230,9 +291,11 @@ class _Cupti:
         most[0] = 0  # 0: as many records as fit
         try:
             if not self._free and len(self._lent) < _BUFFERS:
-                self._free.append((ctypes.c_char * (_BUFFER + _RECORD.size))())  # room for reading the last record
+                # room for reading the last record
+                self._free.append((ctypes.c_char * (_BUFFER + _RECORD.size))())
             if not self._free:
-                buffer[0], size[0] = None, 0  # CUPTI drops records then, and counts them
+                # CUPTI drops records then, and counts them
+                buffer[0], size[0] = None, 0
                 return
             lent = self._free.pop()
             self._lent[ctypes.addressof(lent)] = lent
@@ -241,22 +304,31 @@ class _Cupti:
             self.error = e
             buffer[0], size[0] = None, 0
 
-    def _complete(self, context: int, stream: int, address: int, size: int, valid: int) -> None:
+    def _complete(
+        self, context: int, stream: int, address: int, size: int, valid: int
+    ) -> None:
         try:
-            if lent := self._lent.pop(address, None):  # otherwise it is from before `start`, another tool's
-                self._filled.append(ctypes.string_at(address, valid + _RECORD.size) if valid else b"")
+            # otherwise it is from before `start`, another tool's
+            if lent := self._lent.pop(address, None):
+                self._filled.append(
+                    ctypes.string_at(address, valid + _RECORD.size) if valid else b""
+                )
                 self._free.append(lent)
         except BaseException as e:
             self.error = e
 
     def records(self) -> Iterator[tuple[int, int, int, int]]:
-        """(kind, start, end, address of the name) of each record from the last flush; the address only for kernels."""
+        """(kind, start, end, address of the name) of each record from the last flush;
+        the address only for kernels.
+        """
         for filled in self._filled:
             at, end = 0, len(filled) - _RECORD.size
             while at < end:
                 record = _RECORD.unpack_from(filled, at)
                 yield record
-                at += self._sizes.get(record[0]) or self._size(record[0], filled, at, end)
+                at += self._sizes.get(record[0]) or self._size(
+                    record[0], filled, at, end
+                )
 
     def _size(self, kind: int, filled: bytes, at: int, end: int) -> int:
         """The record's size, from CUPTI itself: it depends on CUPTI's version."""
@@ -266,7 +338,9 @@ class _Cupti:
         if status == _NO_MORE:
             return end - at
         if status:
-            raise TierUnavailable(f"CUPTI cannot read its own buffer (error {status} after a record of kind {kind})")
+            raise TierUnavailable(
+                f"CUPTI cannot read its own buffer (error {status} after a record of kind {kind})"
+            )
         self._sizes[kind] = this.value - base - at
         return self._sizes[kind]
 
@@ -285,46 +359,66 @@ def _cupti() -> _Cupti:
             "cuptiActivityEnable": [c_int],
             "cuptiActivityDisable": [c_int],
             "cuptiActivityFlushAll": [c_uint32],
-            "cuptiActivityGetNumDroppedRecords": [c_void_p, c_uint32, POINTER(c_size_t)],
+            "cuptiActivityGetNumDroppedRecords": [
+                c_void_p,
+                c_uint32,
+                POINTER(c_size_t),
+            ],
             "cuptiActivityGetNextRecord": [c_void_p, c_size_t, POINTER(c_void_p)],
         }.items():
             function = getattr(library, name)
             function.argtypes, function.restype = types, c_int
         cupti = _Cupti(library)
     except (OSError, AttributeError) as e:
-        raise TierUnavailable(f"libcupti cannot be loaded ({str(e).splitlines()[0]})") from None
+        raise TierUnavailable(
+            f"libcupti cannot be loaded ({str(e).splitlines()[0]})"
+        ) from None
     atexit.register(cupti.stop)
     return cupti
 
 
 def _steady_clock() -> int:
-    """The address of a function without arguments that returns nanoseconds, which CUPTI calls from its own threads:
-    std::chrono::steady_clock::now() of the C++ library that torch has loaded."""
+    """The address of a function without arguments that returns nanoseconds, which CUPTI
+    calls from its own threads: std::chrono::steady_clock::now() of the C++ library that
+    torch has loaded.
+    """
     now = ctypes.CDLL("libstdc++.so.6")["_ZNSt6chrono3_V212steady_clock3nowEv"]
     return ctypes.cast(now, c_void_p).value
 
 
 def _load() -> Any:
-    """The copy loaded in the process, torch's before others (Triton has one); a second copy would conflict with it."""
+    """The copy loaded in the process, torch's before others (Triton has one); a second
+    copy would conflict with it.
+    """
     maps = Path("/proc/self/maps")
-    found = re.findall(r"/\S*/libcupti\.so\S*", maps.read_text()) if maps.exists() else []
+    found = (
+        re.findall(r"/\S*/libcupti\.so\S*", maps.read_text()) if maps.exists() else []
+    )
     found.sort(key=lambda path: "/triton/" in path)
-    return ctypes.CDLL(found[0] if found else f"libcupti.so.{(torch.version.cuda or '13').split('.')[0]}")
+    return ctypes.CDLL(
+        found[0]
+        if found
+        else f"libcupti.so.{(torch.version.cuda or '13').split('.')[0]}"
+    )
 
 
-# --- torch's profiler ---------------------------------------------------------------------------------------------
+# --- torch's profiler
 
 
 class Profiler(Trace):
-    """torch.autograd.profiler, which torch.profiler wraps. Events are read directly from kineto: torch's own (with
-    torch.profiler's acc_events=True, built at every exit) cost tens of microseconds each."""
+    """torch.autograd.profiler, which torch.profiler wraps. Events are read directly
+    from kineto: torch's own (with torch.profiler's acc_events=True, built at every
+    exit) cost tens of microseconds each.
+    """
 
     called = "torch's profiler"
     how = "CUPTI's activity records by torch's profiler"
 
     def kernels(self, work: Callable[[], Any]) -> list[Ran]:
         with self._failing():
-            profile = torch.autograd.profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True)
+            profile = torch.autograd.profiler.profile(
+                use_cpu=False, use_device="cuda", use_kineto=True
+            )
             profile.__enter__()
         try:
             work()
@@ -334,7 +428,11 @@ class Profiler(Trace):
         with self._failing():
             events = profile.kineto_results.events()
             on_gpu = torch.autograd.DeviceType.CUDA
-            return sorted((e.start_ns(), e.duration_ns(), e.name()) for e in events if e.device_type() == on_gpu)
+            return sorted(
+                (e.start_ns(), e.duration_ns(), e.name())
+                for e in events
+                if e.device_type() == on_gpu
+            )
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:

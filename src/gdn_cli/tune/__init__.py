@@ -1,1 +1,3 @@
-"""Finds the fastest constants of a kernel: candidates, the tournament between them, and its journal."""
+"""Finds the fastest constants of a kernel: candidates, the tournament between them, and
+its journal.
+"""

@@ -1,7 +1,9 @@
-"""A tuning whose measuring is done on another machine: what is sent, the measuring there, and the choice here.
+"""A tuning whose measuring is done on another machine: what is sent, the measuring
+there, and the choice here.
 
-There the rounds of race.py run as here. Every line of the journal comes home, and here the same rounds run once more on
-these lines alone: nothing is left to measure, so they only choose.
+There the rounds of race.py run as here. Every line of the journal comes home, and here
+the same rounds run once more on these lines alone: nothing is left to measure, so they
+only choose.
 """
 
 from __future__ import annotations
@@ -72,38 +74,62 @@ class Measured(Struct, kw_only=True):
 
 def wanted(plan: Plan, settings: Settings, dataset: Path | None) -> Wanted:
     """What to send; `dataset` is the folder there."""
-    algo = structs.replace(plan.algo, folder=None, shares=(), solution=pack(plan.algo, plan.op))
+    algo = structs.replace(
+        plan.algo, folder=None, shares=(), solution=pack(plan.algo, plan.op)
+    )
     names = ("tier", "l2", "seconds", "target", "in_place", "timeout_s")
     found = Wanted(
-        op=plan.op, algo=algo, mode=plan.mode, definition=plan.definition, workloads=plan.workloads,
-        dataset=str(dataset) if dataset else None, **{name: getattr(settings, name) for name in names},
-    )  # fmt: skip
+        op=plan.op,
+        algo=algo,
+        mode=plan.mode,
+        definition=plan.definition,
+        workloads=plan.workloads,
+        dataset=str(dataset) if dataset else None,
+        **{name: getattr(settings, name) for name in names},
+    )
     found.key, found.lines = _before(plan, settings, dataset)
     return found
 
 
-def _before(plan: Plan, settings: Settings, dataset: Path | None) -> tuple[Key | None, list[Line]]:
-    """The newest lines here that a machine of another kind than this one has measured for such a tuning."""
+def _before(
+    plan: Plan, settings: Settings, dataset: Path | None
+) -> tuple[Key | None, list[Line]]:
+    """The newest lines here that a machine of another kind than this one has measured
+    for such a tuning.
+    """
     mine = structs.asdict(search.key_of(plan, settings, None))
-    same = {name: mine[name] for name in mine if name not in ("gpu", "driver", "versions", "dataset")}
+    same = {
+        name: mine[name]
+        for name in mine
+        if name not in ("gpu", "driver", "versions", "dataset")
+    }
     files = paths.tunes_dir().glob(f"{plan.op.name}-{plan.algo.name}-*.jsonl")
     for file in sorted(files, key=lambda file: file.lstat().st_mtime, reverse=True):
         try:
             key = decode(msgspec.json.decode(read(file).split(b"\n", 1)[0]), Key, file)
-            if {name: getattr(key, name) for name in same} == same and key.dataset == (dataset and str(dataset)):
+            if {name: getattr(key, name) for name in same} == same and key.dataset == (
+                dataset and str(dataset)
+            ):
                 return key, Journal(key).lines
         except (GdnError, OSError, msgspec.MsgspecError):
             continue
     return None, []
 
 
-def measure(asked: Wanted, machine: Machine, note: Note, before: Sequence[Noted], given_up: Any) -> Measured:
-    """Measure, on this machine. `note` gets each line; `before` has those of a process that was ended. `given_up` is an
-    event that ends it."""
-    plan = search.made(asked.op, asked.algo, asked.mode, asked.definition, asked.workloads, None)
+def measure(
+    asked: Wanted, machine: Machine, note: Note, before: Sequence[Noted], given_up: Any
+) -> Measured:
+    """Measure, on this machine. `note` gets each line; `before` has those of a process
+    that was ended. `given_up` is an event that ends it.
+    """
+    plan = search.made(
+        asked.op, asked.algo, asked.mode, asked.definition, asked.workloads, None
+    )
     names = ("tier", "l2", "seconds", "target", "in_place", "timeout_s")
     settings = Settings(
-        **{name: getattr(asked, name) for name in names}, dataset=asked.dataset and Path(asked.dataset), machine=machine
+        **{name: getattr(asked, name) for name in names},
+        dataset=asked.dataset and Path(asked.dataset),
+        machine=machine,
     )
     gpu = machine.gpus()[0] if asked.mode == "cuda" else None
     key = search.key_of(plan, settings, gpu)
@@ -116,7 +142,9 @@ def measure(asked: Wanted, machine: Machine, note: Note, before: Sequence[Noted]
             Journal.add(journal, line)
     note(Noted(key=key))
     none = {size: [] for size in plan.sizes}
-    state = State(plan, settings, lambda *_: None, print, (gpu,), {}, journal, none, stop=given_up)
+    state = State(
+        plan, settings, lambda *_: None, print, (gpu,), {}, journal, none, stop=given_up
+    )
     found = Measured(key=key, lines=[], gpu=msgspec.to_builtins(gpu) if gpu else None)
     try:
         race.run(state)
@@ -141,7 +169,9 @@ class _Told(Journal):
         self.note(Noted(line=line))
 
 
-def choose(plan: Plan, settings: Settings, found: Measured, say: Callable[[str], None]) -> State:
+def choose(
+    plan: Plan, settings: Settings, found: Measured, say: Callable[[str], None]
+) -> State:
     """Keep the lines here and, if they are all, choose from them and write the rows."""
     journal = Journal(found.key)
     for line in found.lines:
@@ -150,15 +180,24 @@ def choose(plan: Plan, settings: Settings, found: Measured, say: Callable[[str],
     gpu = Gpu(**found.gpu) if found.gpu else None
     none = {size: [] for size in plan.sizes}
     state = State(
-        plan, settings, lambda *_: None, say, (gpu,), search.check_folder(plan.algo), journal, none,
+        plan,
+        settings,
+        lambda *_: None,
+        say,
+        (gpu,),
+        search.check_folder(plan.algo),
+        journal,
+        none,
         interrupted=not found.done,
-    )  # fmt: skip
+    )
     if found.done:
         state.stop.set()  # nothing may be measured here
         try:
             race.run(state)
         except KeyboardInterrupt:
-            raise GdnError("not all of its measurements have come", code=errors.REMOTE) from None
+            raise GdnError(
+                "not all of its measurements have come", code=errors.REMOTE
+            ) from None
         evidence.write(state)
     return state
 
@@ -170,10 +209,16 @@ def patch(folder: Path, before: dict[str, str], root: Path) -> Iterator[str]:
         new = read_text(path) if path.exists() else ""
         place = path.relative_to(root).as_posix() if path.is_relative_to(root) else name
         first = f"a/{place}" if old else "/dev/null"
-        yield from difflib.unified_diff(old.splitlines(True), new.splitlines(True), first, f"b/{place}")
+        yield from difflib.unified_diff(
+            old.splitlines(True), new.splitlines(True), first, f"b/{place}"
+        )
 
 
 def files(algo: Algo) -> dict[str, str]:
     """The texts of the two files that a tuning writes; empty for one that is not there."""
-    found = {name: algo.folder / name for name in (algo.tune.file, tuned_table.EVIDENCE)}
-    return {name: read_text(path) if path.exists() else "" for name, path in found.items()}
+    found = {
+        name: algo.folder / name for name in (algo.tune.file, tuned_table.EVIDENCE)
+    }
+    return {
+        name: read_text(path) if path.exists() else "" for name, path in found.items()
+    }

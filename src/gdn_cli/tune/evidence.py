@@ -1,4 +1,6 @@
-"""The results of a tuning, for `--json`, the terminal and the algo's folder. Times are in microseconds."""
+"""The results of a tuning, for `--json`, the terminal and the algo's folder. Times are
+in microseconds.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Ratio = tuple[float, float, float]  # a ratio and its interval
 
 
 class Measured(Struct, kw_only=True, omit_defaults=True):
-    """A workload with the constants chosen for its size. A candidate's time is from the last round that it was in."""
+    """A workload with the constants chosen for its size. A candidate's time is from the
+    last round that it was in.
+    """
 
     uuid: str
     axes: dict[str, int]
@@ -33,8 +37,10 @@ class Measured(Struct, kw_only=True, omit_defaults=True):
     fastest: Constants
     second: Constants | None
     ratio: Ratio | None  # of the second's time to the fastest's
-    ratio_of_chosen: Ratio | None = None  # for the neighbouring size's constants: no measurable slowdown
-    candidates: list[dict[str, int | float]]  # constants, us and round, the fastest first
+    # for the neighbouring size's constants: no measurable slowdown
+    ratio_of_chosen: Ratio | None = None
+    # constants, us and round, the fastest first
+    candidates: list[dict[str, int | float]]
 
 
 class Evidence(Struct, kw_only=True, omit_defaults=True):
@@ -68,8 +74,15 @@ def document(plan: Plan, state: State | None = None) -> Json:
     sizes = [(size, w) for size, workloads in plan.sizes.items() for w in workloads]
     found = {"command": "tune", "dry_run": state is None}
     if state:
-        found |= {"time": state.time, **environment.commit(), "interrupted": state.interrupted, "mode": plan.mode}
-        found |= {"tier": state.settings.tier} | ({"in_place": True} if state.settings.in_place else {})
+        found |= {
+            "time": state.time,
+            **environment.commit(),
+            "interrupted": state.interrupted,
+            "mode": plan.mode,
+        }
+        found |= {"tier": state.settings.tier} | (
+            {"in_place": True} if state.settings.in_place else {}
+        )
     found |= {
         "op": plan.op.name,
         "algo": plan.algo.name,
@@ -78,11 +91,18 @@ def document(plan: Plan, state: State | None = None) -> Json:
         "preset": plan.preset,
         "candidates": list(plan.constants.values()),
         "excluded": plan.excluded,
-        "workloads": [{"uuid": w.uuid, "axes": w.axes, **_looked_up(plan, size)} for size, w in sizes],
+        "workloads": [
+            {"uuid": w.uuid, "axes": w.axes, **_looked_up(plan, size)}
+            for size, w in sizes
+        ],
     }
     if state:
         found |= {"resumed": state.journal.kept, "left_out": list(state.out.values())}
-        found |= {"progress": str(state.journal.path), "written": state.written, "result": state.result}
+        found |= {
+            "progress": str(state.journal.path),
+            "written": state.written,
+            "result": state.result,
+        }
     return to_builtins(found)
 
 
@@ -98,12 +118,25 @@ def write(state: State) -> None:
     rows = tuned_table.merge(tuned_table.rows(tune, state.held), new)
     measured = state.held | {gpu: to_json(state.result)}
     held = {row.gpu: measured[row.gpu] for row in rows}  # in the order of the rows
-    whole = {"schema": SCHEMA, "algo": state.plan.algo.full_name, "file": tune.file, "gpus": held}
-    for file, text in ((tuned_table.EVIDENCE, lined(whole) + "\n"), (tune.file, tuned_table.render(tune, rows))):
-        files.write(folder / file, text, within=folder, hint="the measurements are kept")
+    whole = {
+        "schema": SCHEMA,
+        "algo": state.plan.algo.full_name,
+        "file": tune.file,
+        "gpus": held,
+    }
+    for file, text in (
+        (tuned_table.EVIDENCE, lined(whole) + "\n"),
+        (tune.file, tuned_table.render(tune, rows)),
+    ):
+        files.write(
+            folder / file, text, within=folder, hint="the measurements are kept"
+        )
         state.written.append(str(folder / file))
     if alike := [row.gpu for row in rows if row.sms == sms and row.gpu != gpu]:
-        state.say(f"{alike[0]} has as many SMs as {gpu}: kernels tell them apart by that only, and use {gpu}'s")
+        state.say(
+            f"{alike[0]} has as many SMs as {gpu}: kernels tell them apart by that only, and use"
+            f" {gpu}'s"
+        )
 
 
 def _environment(state: State) -> Environment:
@@ -120,7 +153,9 @@ def _rows(state: State) -> list[Row]:
 
 def _evidence(state: State, rows: list[Row]) -> Evidence:
     plan, s, env = state.plan, state.settings, _environment(state)
-    where = {name: getattr(env, name) for name in ("driver", "cuda", "threads", "versions")}
+    where = {
+        name: getattr(env, name) for name in ("driver", "cuda", "threads", "versions")
+    }
     how = {name: getattr(s, name) for name in ("tier", "in_place", "seconds", "target")}
     return Evidence(
         gpu=rows[0].gpu,
@@ -134,28 +169,45 @@ def _evidence(state: State, rows: list[Row]) -> Evidence:
         left_out=list(state.out.values()),
         rows=[row.to_json() for row in rows],
         workloads=[row for choice in state.choices for row in _measured(state, choice)],
-        **where, **environment.commit(), **how,
-    )  # fmt: skip
+        **where,
+        **environment.commit(),
+        **how,
+    )
 
 
 def _measured(state: State, choice: Choice) -> Iterator[Measured]:
     """The workloads of a size."""
-    constants, gpu, tune = state.plan.constants, state.homes[choice.size], state.plan.algo.tune
+    constants, gpu, tune = (
+        state.plan.constants,
+        state.homes[choice.size],
+        state.plan.algo.tune,
+    )
     for w in state.plan.sizes[choice.size]:
         times: dict[str, tuple[int, float]] = {}
         for meeting in sorted(state.meetings[choice.size], key=lambda m: m.round):
-            times |= {name: (meeting.round, us) for name, us in meeting.us[w.uuid].items() if name not in state.out}
+            times |= {
+                name: (meeting.round, us)
+                for name, us in meeting.us[w.uuid].items()
+                if name not in state.out
+            }
         order = sorted(times.items(), key=lambda item: (-item[1][0], item[1][1]))
         yield Measured(
-            uuid=w.uuid, axes=w.axes, size=choice.size.size, length=choice.size.length if tune.length else None,
+            uuid=w.uuid,
+            axes=w.axes,
+            size=choice.size.size,
+            length=choice.size.length if tune.length else None,
             gpu=GpuName(**gpu.to_json()) if gpu else None,
             chosen=constants[choice.chosen],
             chosen_us=times[choice.chosen][1],
             fastest=constants[choice.fastest],
             second=constants[choice.second] if choice.second else None,
-            ratio=_ratio(choice.ahead), ratio_of_chosen=_ratio(choice.behind),
-            candidates=[constants[name] | {"us": us, "round": number} for name, (number, us) in order],
-        )  # fmt: skip
+            ratio=_ratio(choice.ahead),
+            ratio_of_chosen=_ratio(choice.behind),
+            candidates=[
+                constants[name] | {"us": us, "round": number}
+                for name, (number, us) in order
+            ],
+        )
 
 
 def _ratio(comparison: Comparison | None) -> Ratio | None:

@@ -29,8 +29,9 @@ class Space(Struct, omit_defaults=True):
 
 
 class Key(Struct, kw_only=True, omit_defaults=True, tag_field="step", tag="key"):
-    """Everything that the measurements depend on: if any of it changes, all is measured again. The file's name has its
-    hash."""
+    """Everything that the measurements depend on: if any of it changes, all is measured
+    again. The file's name has its hash.
+    """
 
     op: str
     algo: str
@@ -88,24 +89,32 @@ L = TypeVar("L", Where, Check, Time)
 
 
 class Journal:
-    """The measurements of a tuning, a JSON line each, in the file of this algo, space, GPU and settings."""
+    """The measurements of a tuning, a JSON line each, in the file of this algo, space,
+    GPU and settings.
+    """
 
     def __init__(self, key: Key, fresh: bool = False) -> None:
-        digest = hashlib.sha256(msgspec.json.encode(key, order="deterministic")).hexdigest()[:12]
+        digest = hashlib.sha256(
+            msgspec.json.encode(key, order="deterministic")
+        ).hexdigest()[:12]
         self.key, self.lock = key, threading.Lock()
         self.path = paths.tunes_dir() / f"{key.op}-{key.algo}-{digest}.jsonl"
         self.unsaved: str | None = None  # why the last line could not be written
         paths.make(self.path.parent)
-        self.lines = [] if fresh or not os.path.exists(self.path) else _whole_lines(self.path)
+        self.lines = (
+            [] if fresh or not os.path.exists(self.path) else _whole_lines(self.path)
+        )
         try:
-            self._write()  # again, without the half line that a killed run may leave at the end
+            # again, without the half line that a killed run may leave at the end
+            self._write()
         except UsageError as e:
             raise MissingError(e.message, hint=e.hint) from None
         self.kept = {"check": len(self.all(Check)), "time": len(self.all(Time))}
 
     def add(self, line: Line) -> None:
-        """Store a line. If the disk is full the measurement is not lost: `unsaved` says so as long as lines are missing
-        in the file, and the next line writes them too."""
+        """Store a line. If the disk is full the measurement is not lost: `unsaved` says
+        so as long as lines are missing in the file, and the next line writes them too.
+        """
         with self.lock:
             self.lines.append(line)
             try:
@@ -123,7 +132,14 @@ class Journal:
     def find(self, kind: type[L], **wanted: Any) -> L | None:
         """The last line of a kind that has these values."""
         lines = (line for line in reversed(self.lines) if isinstance(line, kind))
-        return next((line for line in lines if all(getattr(line, k) == v for k, v in wanted.items())), None)
+        return next(
+            (
+                line
+                for line in lines
+                if all(getattr(line, k) == v for k, v in wanted.items())
+            ),
+            None,
+        )
 
     def _write(self) -> None:
         text = "".join(map(_text, [self.key, *self.lines]))
@@ -135,14 +151,17 @@ def _text(line: Line) -> str:
 
 
 def _whole_lines(file: Path) -> list[Line]:
-    """The lines of an earlier run. MissingError names a damaged one; the last may be incomplete, if the run was killed,
-    and is measured again."""
+    """The lines of an earlier run. MissingError names a damaged one; the last may be
+    incomplete, if the run was killed, and is measured again.
+    """
     try:
         *lines, _ = read_text(file, MissingError).split("\n")
         found = []
         for number, text in enumerate(lines, 1):
             where = f"{file}:{number}"
-            found.append(decode(json_of(text, where, MissingError), Line, where, MissingError))
+            found.append(
+                decode(json_of(text, where, MissingError), Line, where, MissingError)
+            )
     except MissingError as e:
         hint = "--fresh measures again; or delete that line, and the rest is kept"
         raise MissingError(f"{e.message}; the file is damaged", hint=hint) from None

@@ -1,7 +1,8 @@
-"""The measuring of `gdn tune`: candidates are checked, the right ones are timed in turns, and one is chosen for each
-size.
+"""The measuring of `gdn tune`: candidates are checked, the right ones are timed in
+turns, and one is chosen for each size.
 
-Each result goes into the journal first and is read from there: an earlier run's measurements are not repeated.
+Each result goes into the journal first and is read from there: an earlier run's
+measurements are not repeated.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ from .journal import Check, Result, Time, Where
 from .search import State
 from .tournament import AGAIN, AT_ONCE, FINAL, FIRST, Meeting
 
-COARSE_S, COARSE_TARGET = 0.3, 0.02  # for a group and a workload in the first rounds, at most
-Groups = dict[Size, list[str]]  # size -> the candidates that meet there, the leader first
+# for a group and a workload in the first rounds, at most
+COARSE_S, COARSE_TARGET = 0.3, 0.02
+# size -> the candidates that meet there, the leader first
+Groups = dict[Size, list[str]]
 
 
 def run(state: State) -> None:
@@ -49,21 +52,29 @@ def run(state: State) -> None:
     if not state.left(list(plan.constants)):
         why = next(iter(state.out.values()))
         first = (why.reason or why.status.value).splitlines()[0]
-        raise GdnError(f"none of the {len(state.out)} candidates of {plan.algo.full_name} is right: {first}")
+        raise GdnError(
+            f"none of the {len(state.out)} candidates of {plan.algo.full_name} is right: {first}"
+        )
     state.homes = _homes(state)
     used = [gpu for gpu in state.gpus if gpu and gpu in state.homes.values()]
     state.cpus = gpu_sharing.cpus(used)
     with contextlib.ExitStack() as held:
-        for gpu in sorted(used, key=lambda gpu: gpu.uuid):  # a fixed order, so that no two wait for each other
+        # a fixed order, so that no two wait for each other
+        for gpu in sorted(used, key=lambda gpu: gpu.uuid):
             held.enter_context(locks.gpu(gpu.uuid, state.say, f"GPU {gpu.index}"))
         _rounds(state, ends)
     state.choices = tournament.choose(state.meetings, state.out)
     if len(state.choices) < len(plan.sizes):
-        raise GdnError("no candidate came through the final of every size", hint="`gdn run` shows why")
+        raise GdnError(
+            "no candidate came through the final of every size",
+            hint="`gdn run` shows why",
+        )
 
 
 def _homes(state: State) -> dict[Size, Gpu | None]:
-    """Each size stays on one GPU: the one of an earlier run, if it is here, else the least loaded one."""
+    """Each size stays on one GPU: the one of an earlier run, if it is here, else the
+    least loaded one.
+    """
     items: dict[Size, tuple[int, Sequence[Gpu | None]]] = {}
     for size, workloads in state.plan.sizes.items():
         lines = [state.journal.find(Time, workload=w.uuid) for w in workloads]
@@ -74,18 +85,26 @@ def _homes(state: State) -> dict[Size, Gpu | None]:
 
 
 def _rounds(state: State, ends: Sequence[Workload]) -> None:
-    """The rounds of tournament.py. Groups are made from all that passed the first check, even if they drop out later,
-    so that a resumed run makes the same groups."""
+    """The rounds of tournament.py. Groups are made from all that passed the first
+    check, even if they drop out later, so that a resumed run makes the same groups.
+    """
 
     def passed(name: str) -> bool:
         lines = [state.journal.find(Check, name=name, workload=w.uuid) for w in ends]
         return all(line and line.status is Status.PASSED for line in lines)
 
     names, step = list(filter(passed, state.plan.constants)), AT_ONCE - 1
-    groups = [names[:AT_ONCE]] + [names[i : i + step] for i in range(AT_ONCE, len(names), step)]
+    groups = [names[:AT_ONCE]] + [
+        names[i : i + step] for i in range(AT_ONCE, len(names), step)
+    ]
     _each_gpu(state, partial(_coarse, state, groups))
     finals = tournament.finals(state.meetings, state.out)
-    _each_gpu(state, lambda sizes: _meet(state, FINAL, {s: finals[s] for s in sizes if s in finals}, "final"))
+    _each_gpu(
+        state,
+        lambda sizes: _meet(
+            state, FINAL, {s: finals[s] for s in sizes if s in finals}, "final"
+        ),
+    )
 
 
 def _each_gpu(state: State, work: Callable[[list[Size]], None]) -> None:
@@ -93,13 +112,18 @@ def _each_gpu(state: State, work: Callable[[list[Size]], None]) -> None:
     sizes: dict[Gpu | None, list[Size]] = {}
     for size, gpu in state.homes.items():
         sizes.setdefault(gpu, []).append(size)
-    gpu_sharing.side_by_side([partial(work, mine) for mine in sizes.values()], state.stop)
+    gpu_sharing.side_by_side(
+        [partial(work, mine) for mine in sizes.values()], state.stop
+    )
 
 
 def _coarse(state: State, groups: list[list[str]], sizes: list[Size]) -> None:
     """The rounds before the final."""
     for number, group in enumerate(groups, 1):
-        leaders = {size: list(tournament.standing(state.meetings[size], FIRST, state.out))[:1] for size in sizes}
+        leaders = {
+            size: list(tournament.standing(state.meetings[size], FIRST, state.out))[:1]
+            for size in sizes
+        }
         meeting = {size: leader + group for size, leader in leaders.items()}
         _meet(state, FIRST, meeting, f"group {number} of {len(groups)}")
     best = {size: tournament.again(state.meetings[size], state.out) for size in sizes}
@@ -109,18 +133,38 @@ def _coarse(state: State, groups: list[list[str]], sizes: list[Size]) -> None:
 # --- checks
 
 
-def check(state: State, names: Sequence[str], workloads: Sequence[Workload], gpus: Sequence[Gpu | None]) -> None:
-    """Build and check candidates, several at a time, spread over these GPUs; those that fail drop out."""
+def check(
+    state: State,
+    names: Sequence[str],
+    workloads: Sequence[Workload],
+    gpus: Sequence[Gpu | None],
+) -> None:
+    """Build and check candidates, several at a time, spread over these GPUs; those that
+    fail drop out.
+    """
     plan, due = state.plan, {}
     for name in state.left(names):
-        if lacking := [w for w in workloads if not state.journal.find(Check, name=name, workload=w.uuid)]:
+        if lacking := [
+            w
+            for w in workloads
+            if not state.journal.find(Check, name=name, workload=w.uuid)
+        ]:
             due[name] = lacking
     workers = max(1, min(8 * len(gpus), (os.cpu_count() or 2) // 2))
     with ThreadPoolExecutor(workers, "gdn-tune") as pool:
         try:
             running = {}
-            for (name, lacking), gpu in zip(due.items(), itertools.cycle(gpus), strict=False):
-                job = _job(state, "check", lacking, gpu, solution=plan.algos[name].solution, algo=plan.algos[name])
+            for (name, lacking), gpu in zip(
+                due.items(), itertools.cycle(gpus), strict=False
+            ):
+                job = _job(
+                    state,
+                    "check",
+                    lacking,
+                    gpu,
+                    solution=plan.algos[name].solution,
+                    algo=plan.algos[name],
+                )
                 running[pool.submit(execute, job, given_up=state.stop.is_set)] = name
             for i, future in enumerate(as_completed(running)):
                 state.progress("check", i, len(due))
@@ -136,7 +180,13 @@ def check(state: State, names: Sequence[str], workloads: Sequence[Workload], gpu
             raise
 
 
-def _job(state: State, command: str, workloads: Sequence[Workload], gpu: Gpu | None, **more: Any) -> Job:
+def _job(
+    state: State,
+    command: str,
+    workloads: Sequence[Workload],
+    gpu: Gpu | None,
+    **more: Any,
+) -> Job:
     plan, s = state.plan, state.settings
     more = {
         "solution": None,
@@ -145,23 +195,39 @@ def _job(state: State, command: str, workloads: Sequence[Workload], gpu: Gpu | N
         "timeout_s": s.timeout_s,
         "in_place": s.in_place,
     } | more
-    return Job(command, plan.op, plan.definition, mode=plan.mode, workloads=tuple(workloads), gpu=gpu, **more)
+    return Job(
+        command,
+        plan.op,
+        plan.definition,
+        mode=plan.mode,
+        workloads=tuple(workloads),
+        gpu=gpu,
+        **more,
+    )
 
 
 def _verdict(state: State, name: str, outcome: Outcome, workload: Workload) -> Check:
-    """The result of a candidate's check on a workload. Raises GdnError if a failure is not the candidate's fault."""
+    """The result of a candidate's check on a workload. Raises GdnError if a failure is
+    not the candidate's fault.
+    """
     label = state.plan.label(workload)
     for found in (*outcome.records, outcome):
         if found.blame is Blame.MACHINE:
-            raise GdnError(found.reason or found.status.words, code=found.code or errors.MISSING)
+            raise GdnError(
+                found.reason or found.status.words, code=found.code or errors.MISSING
+            )
         if found is not outcome and found.uuid == workload.uuid:
             return Check(name, workload.uuid, found.status, found.reason, label)
     at = None if outcome.status is Status.BUILD_FAILED else label
-    return Check(name, workload.uuid, outcome.status, _without_folders(outcome.reason), at)
+    return Check(
+        name, workload.uuid, outcome.status, _without_folders(outcome.reason), at
+    )
 
 
 def _without_folders(text: str | None) -> str | None:
-    """A compiler's lines with bare file names: evidence is stored and shared, folders are specific to this machine."""
+    """A compiler's lines with bare file names: evidence is stored and shared, folders
+    are specific to this machine.
+    """
     return re.sub(r"(?<![\w.])/(?:[\w.+@-]+/)+", "", text) if text else text
 
 
@@ -174,12 +240,18 @@ def _met(state: State, env: Environment | None) -> None:
 
 
 def _meet(state: State, number: int, groups: Groups, what: str) -> None:
-    """Time the candidates of each size in turns, all these sizes in one process. If the worker dies, it is run again
-    without the candidates that fail on the workload where it died."""
+    """Time the candidates of each size in turns, all these sizes in one process. If the
+    worker dies, it is run again without the candidates that fail on the workload where
+    it died.
+    """
 
     def lacking() -> list[tuple[Size, Workload]]:
         sizes = [(size, w) for size in groups for w in state.plan.sizes[size]]
-        return [(size, w) for size, w in sizes if not _timed(state, number, size, groups[size], w)]
+        return [
+            (size, w)
+            for size, w in sizes
+            if not _timed(state, number, size, groups[size], w)
+        ]
 
     groups = _left(state, groups)
     while due := lacking():
@@ -198,42 +270,68 @@ def _left(state: State, groups: Groups) -> Groups:
     return {size: names for size, names in found.items() if names}
 
 
-def _timed(state: State, number: int, size: Size, names: list[str], workload: Workload) -> Time | None:
+def _timed(
+    state: State, number: int, size: Size, names: list[str], workload: Workload
+) -> Time | None:
     """The line of an earlier measurement, only from the GPU on which the size is timed."""
     gpu = state.homes[size]
-    return state.journal.find(Time, workload=workload.uuid, round=number, names=names, gpu=gpu and gpu.uuid)
+    return state.journal.find(
+        Time, workload=workload.uuid, round=number, names=names, gpu=gpu and gpu.uuid
+    )
 
 
 def _meeting(state: State, number: int, size: Size, names: list[str]) -> Meeting:
-    """The lines of a size's workloads together; a candidate that failed on one of them is left out."""
+    """The lines of a size's workloads together; a candidate that failed on one of them
+    is left out.
+    """
     us, samples = {}, {}
     for w in state.plan.sizes[size]:
         line = _timed(state, number, size, names, w)
         for name, result in line.results.items():
             state.judge(name, result.status, result.reason, state.plan.label(w))
         us[w.uuid] = {name: r.us for name, r in line.results.items() if r.us}
-        samples[w.uuid] = {name: r.samples for name, r in line.results.items() if r.samples}
+        samples[w.uuid] = {
+            name: r.samples for name, r in line.results.items() if r.samples
+        }
         if number == FINAL:
             state.doubts |= {re.sub(r"[\d.]+", "#", text): text for text in line.doubts}
     return Meeting(number, tuple(names), us, samples)
 
 
-def _time(state: State, number: int, groups: Groups, workloads: list[Workload], what: str) -> Outcome:
-    """One process: the candidates of each workload's size take turns, and a line is stored for each workload."""
+def _time(
+    state: State, number: int, groups: Groups, workloads: list[Workload], what: str
+) -> Outcome:
+    """One process: the candidates of each workload's size take turns, and a line is
+    stored for each workload.
+    """
     plan, s = state.plan, state.settings
-    wanted = {w.uuid: names for size, names in groups.items() for w in plan.sizes[size] if w in workloads}
-    rivals = [algo for name, algo in plan.algos.items() if any(name in names for names in wanted.values())]
+    wanted = {
+        w.uuid: names
+        for size, names in groups.items()
+        for w in plan.sizes[size]
+        if w in workloads
+    }
+    rivals = [
+        algo
+        for name, algo in plan.algos.items()
+        if any(name in names for names in wanted.values())
+    ]
     (gpu,) = {state.homes[size] for size in groups}
     seconds, target = s.seconds, s.target
     if number != FINAL:
         seconds, target = min(COARSE_S, seconds), max(COARSE_TARGET, target)
     job = _job(
-        state, "compare", workloads, gpu,
+        state,
+        "compare",
+        workloads,
+        gpu,
         rivals=tuple((algo, algo.solution) for algo in rivals),
         turns={uuid: tuple(names) for uuid, names in wanted.items()},
-        tiers=(s.tier,), plan={"seconds": seconds, "target": target, "l2": s.l2},
-        timeout_s=s.timeout_s * len(rivals), cpus=state.cpus.get(gpu, frozenset()),
-    )  # fmt: skip
+        tiers=(s.tier,),
+        plan={"seconds": seconds, "target": target, "l2": s.l2},
+        timeout_s=s.timeout_s * len(rivals),
+        cpus=state.cpus.get(gpu, frozenset()),
+    )
     seen: dict[str, dict[str, Record]] = {uuid: {} for uuid in wanted}
     shown = f"GPU {gpu.index}: {what}" if len(state.gpus) > 1 else what
     done = itertools.count(1)
@@ -245,12 +343,20 @@ def _time(state: State, number: int, groups: Groups, workloads: list[Workload], 
             raise MissingError(record.reason, hint="--tier names another one")
         if record.blame is Blame.MACHINE:  # the workload failed
             return
-        for at in [uuid] if uuid else [at for at, names in wanted.items() if name in names]:
+        for at in (
+            [uuid] if uuid else [at for at, names in wanted.items() if name in names]
+        ):
             seen[at][name] = record
         if uuid and len(seen[uuid]) == len(wanted[uuid]):
-            doubts = dict.fromkeys(text for r in seen[uuid].values() for text in r.doubts or [])
+            doubts = dict.fromkeys(
+                text for r in seen[uuid].values() for text in r.doubts or []
+            )
             results = {name: _result(r, number) for name, r in seen[uuid].items()}
-            state.journal.add(Time(number, wanted[uuid], uuid, gpu and gpu.uuid, results, list(doubts)))
+            state.journal.add(
+                Time(
+                    number, wanted[uuid], uuid, gpu and gpu.uuid, results, list(doubts)
+                )
+            )
             state.progress(shown, next(done), len(workloads))
 
     state.progress(shown, 0, len(workloads))
@@ -262,16 +368,24 @@ def _result(record: Record, number: int) -> Result:
     if not record.passed:
         return Result(record.status, record.reason)
     samples = [float(f"{us:.7g}") for us in record.rounds_us] if number == FINAL else []
-    return Result(record.status, us=float(f"{statistics.centre(record.rounds_us):.7g}"), samples=samples)
+    return Result(
+        record.status,
+        us=float(f"{statistics.centre(record.rounds_us):.7g}"),
+        samples=samples,
+    )
 
 
-def _no_end(state: State, outcome: Outcome, names: list[str], workload: Workload) -> GdnError:
+def _no_end(
+    state: State, outcome: Outcome, names: list[str], workload: Workload
+) -> GdnError:
     """The error for a worker that died although no single candidate is to blame."""
     failed = [r for r in outcome.records if r.code]
     reason = outcome.reason or next((r.reason for r in failed), None)
     code = outcome.code or next((r.code for r in failed), errors.FAILED)
     who = ", ".join(tuned_table.label(state.plan.constants[name]) for name in names)
     return GdnError(
-        f"timing at {state.plan.label(workload)} came to no end, though each passes its check ({who}): {reason}",
-        code=code, hint="measurements are kept: the same command resumes from here",
-    )  # fmt: skip
+        f"timing at {state.plan.label(workload)} came to no end, though each passes its check"
+        f" ({who}): {reason}",
+        code=code,
+        hint="measurements are kept: the same command resumes from here",
+    )

@@ -1,8 +1,10 @@
-"""From candidates that took turns: which stay, which go into the final, and which is chosen for each size.
+"""From candidates that took turns: which stay, which go into the final, and which is
+chosen for each size.
 
-There are three rounds. In the first all candidates of a size run in groups; each group includes the fastest so far, so
-that groups can be compared. Then the best of each group run together, if there was more than one group. The final is
-measured to the full precision, and only its samples decide. Nothing here runs anything.
+There are three rounds. In the first all candidates of a size run in groups; each group
+includes the fastest so far, so that groups can be compared. Then the best of each group
+run together, if there was more than one group. The final is measured to the full
+precision, and only its samples decide. Nothing here runs anything.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from ..catalog.tuned_table import Size
 from ..records import statistics
 
 AT_ONCE = 10  # candidates that take turns in one process
-DROP = math.log(1.1)  # candidates slower than the best of the size by more drop out there
+# candidates slower than the best of the size by more drop out there
+DROP = math.log(1.1)
 CLOSE = math.log(1.02)  # no different from the best in the coarse rounds
 BEST = 3  # candidates of a size in its final
 FIRST, AGAIN, FINAL = 1, 2, 3  # the rounds
@@ -26,21 +29,31 @@ class Meeting:
     """Candidates that took turns at one size, which may have several workloads."""
 
     round: int
-    names: tuple[str, ...]  # the first one connects this group to the others of its round
-    us: Mapping[str, Mapping[str, float]]  # workload -> candidate -> midmean in us, for those that were timed
-    samples: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # the same, for a final
+    # the first one connects this group to the others of its round
+    names: tuple[str, ...]
+    # workload -> candidate -> midmean in us, for those that were timed
+    us: Mapping[str, Mapping[str, float]]
+    # the same, for a final
+    samples: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
 
     def speed(self, name: str) -> float | None:
         """-log of the geometric mean of its times; None if it was not timed on every workload."""
         times = [times.get(name) for times in self.us.values()]
-        return -math.fsum(math.log(t) for t in times) / len(times) if times and all(times) else None
+        return (
+            -math.fsum(math.log(t) for t in times) / len(times)
+            if times and all(times)
+            else None
+        )
 
 
-def standing(meetings: Sequence[Meeting], number: int, out: Collection[str] = ()) -> dict[str, float]:
-    """Candidate -> log of its speed in a round of one size, the fastest first; only differences have a meaning.
+def standing(
+    meetings: Sequence[Meeting], number: int, out: Collection[str] = ()
+) -> dict[str, float]:
+    """Candidate -> log of its speed in a round of one size, the fastest first; only
+    differences have a meaning.
 
-    Each meeting's times are shifted so that its first candidate has the speed that it had before: drift since then
-    affects all candidates of a meeting alike.
+    Each meeting's times are shifted so that its first candidate has the speed that it
+    had before: drift since then affects all candidates of a meeting alike.
     """
     found: dict[str, float] = {}
     for meeting in meetings:
@@ -48,7 +61,11 @@ def standing(meetings: Sequence[Meeting], number: int, out: Collection[str] = ()
             continue
         speeds = {name: meeting.speed(name) for name in meeting.names}
         led_by = speeds[meeting.names[0]]
-        shift = found[meeting.names[0]] - led_by if led_by is not None and meeting.names[0] in found else 0.0
+        shift = (
+            found[meeting.names[0]] - led_by
+            if led_by is not None and meeting.names[0] in found
+            else 0.0
+        )
         for name, speed in speeds.items():
             if speed is not None:
                 found.setdefault(name, speed + shift)
@@ -63,21 +80,30 @@ def racing(speeds: Mapping[str, float]) -> list[str]:
 
 
 def again(meetings: Sequence[Meeting], out: Collection[str]) -> list[str]:
-    """The candidates of a size's second round; [] if the first compared all that matter in one process."""
+    """The candidates of a size's second round; [] if the first compared all that matter
+    in one process.
+    """
     names = racing(standing(meetings, FIRST, out))[:AT_ONCE]
-    return names if len(names) > BEST and sum(m.round == FIRST for m in meetings) > 1 else []
+    return (
+        names
+        if len(names) > BEST and sum(m.round == FIRST for m in meetings) > 1
+        else []
+    )
 
 
-def finals(sizes: Mapping[Size, Sequence[Meeting]], out: Collection[str]) -> dict[Size, list[str]]:
+def finals(
+    sizes: Mapping[Size, Sequence[Meeting]], out: Collection[str]
+) -> dict[Size, list[str]]:
     """The candidates in the final of each size, the fastest first.
 
-    Besides the best, these include the constants of the smaller sizes: between equally good candidates, a table should
-    keep the one that it already has.
+    Besides the best, these include the constants of the smaller sizes: between equally
+    good candidates, a table should keep the one that it already has.
     """
     found: dict[Size, list[str]] = {}
     expected: str | None = None
     for size, meetings in sorted(sizes.items()):
-        speeds = standing(meetings, AGAIN, out) or standing(meetings, FIRST, out)  # from the last coarse round
+        # from the last coarse round
+        speeds = standing(meetings, AGAIN, out) or standing(meetings, FIRST, out)
         in_race = racing(speeds)
         names = list(speeds)[: max(2, min(BEST, len(in_race)))]
         if not names:
@@ -98,16 +124,22 @@ class Choice:
     chosen: str
     fastest: str
     second: str | None = None  # the second fastest
-    ahead: statistics.Comparison | None = None  # the fastest against the second: above 1, the fastest is faster
-    behind: statistics.Comparison | None = None  # the fastest against the chosen, if that differs
+    # the fastest against the second: above 1, the fastest is faster
+    ahead: statistics.Comparison | None = None
+    # the fastest against the chosen, if that differs
+    behind: statistics.Comparison | None = None
 
 
-def choose(sizes: Mapping[Size, Sequence[Meeting]], out: Collection[str] = ()) -> list[Choice]:
-    """For each size, ascending: the fastest of the final, or the choice for the next smaller size if it is the same.
+def choose(
+    sizes: Mapping[Size, Sequence[Meeting]], out: Collection[str] = ()
+) -> list[Choice]:
+    """For each size, ascending: the fastest of the final, or the choice for the next
+    smaller size if it is the same.
 
-    The same here is what is neither FASTER nor SLOWER: the interval of the ratio contains 1, or the two differ by less
-    than half a percent. An interval may be wide because there was little time (UNCLEAR): then a difference of more than
-    2 % does not count as the same.
+    The same here is what is neither FASTER nor SLOWER: the interval of the ratio
+    contains 1, or the two differ by less than half a percent. An interval may be wide
+    because there was little time (UNCLEAR): then a difference of more than 2 % does not
+    count as the same.
     """
     found: list[Choice] = []
     for size, meetings in sorted(sizes.items()):
@@ -124,11 +156,23 @@ def choose(sizes: Mapping[Size, Sequence[Meeting]], out: Collection[str] = ()) -
             same = equal and math.log(behind.ratio) <= CLOSE
             chosen = before if same else fastest
         ahead = against(final, second, fastest) if second else None
-        found.append(Choice(size, chosen, fastest, second, ahead, behind if chosen != fastest else None))
+        found.append(
+            Choice(
+                size,
+                chosen,
+                fastest,
+                second,
+                ahead,
+                behind if chosen != fastest else None,
+            )
+        )
     return found
 
 
 def against(meeting: Meeting, baseline: str, candidate: str) -> statistics.Comparison:
     """Two candidates of a meeting, over all its workloads."""
-    each = [statistics.compare(samples[baseline], samples[candidate]) for samples in meeting.samples.values()]
+    each = [
+        statistics.compare(samples[baseline], samples[candidate])
+        for samples in meeting.samples.values()
+    ]
     return statistics.geometric(each) if len(each) > 1 else each[0]

@@ -1,9 +1,11 @@
 """Candidate against reference -> record_types.Check.
 
-Two rules are applied. The official one (flashinfer-bench): an element fails if its absolute *and* its relative error
-exceed 1e-2; no NaN, no Inf; shape and dtype match. It cannot see errors below 1e-2, so the second rule is scale-aware:
-the relative Frobenius error |out - ref| / |ref| of each output, against the definition's reference computed in float64.
-Outputs are filled with a marked NaN before the call, which tells elements never written from those computed as NaN.
+Two rules are applied. The official one (flashinfer-bench): an element fails if its
+absolute *and* its relative error exceed 1e-2; no NaN, no Inf; shape and dtype match. It
+cannot see errors below 1e-2, so the second rule is scale-aware: the relative Frobenius
+error |out - ref| / |ref| of each output, against the definition's reference computed in
+float64. Outputs are filled with a marked NaN before the call, which tells elements
+never written from those computed as NaN.
 """
 
 from __future__ import annotations
@@ -22,16 +24,31 @@ from ..schema.record_types import Check, FirstWrong
 
 ATOL = RTOL = 1e-2  # the contest's
 # A quiet NaN that no arithmetic produces, by element size in bytes.
-_MARK = {2: (torch.int16, 0x7FED), 4: (torch.int32, 0x7FEDBEEF), 8: (torch.int64, 0x7FFDBEEF7FEDBEEF)}
-_F16_MARK = 0x7EED  # float16 has a narrower exponent: 0x7FED would be a NaN too, but keep one per dtype
+_MARK = {
+    2: (torch.int16, 0x7FED),
+    4: (torch.int32, 0x7FEDBEEF),
+    8: (torch.int64, 0x7FFDBEEF7FEDBEEF),
+}
+# float16 has a narrower exponent: 0x7FED would be a NaN too, but keep one per dtype
+_F16_MARK = 0x7EED
 
 
 def allocate(
-    op: Op, axes: dict[str, int], device: str, empty: Callable[..., torch.Tensor] = torch.empty
+    op: Op,
+    axes: dict[str, int],
+    device: str,
+    empty: Callable[..., torch.Tensor] = torch.empty,
 ) -> list[torch.Tensor]:
-    """One tensor per output, every element the marked NaN. `empty` allocates them, with torch.empty's arguments."""
+    """One tensor per output, every element the marked NaN. `empty` allocates them, with
+    torch.empty's arguments.
+    """
     specs = op.outputs.values()
-    return [poison(empty(op.shape(spec, axes), dtype=torch_dtype(spec.dtype), device=device)) for spec in specs]
+    return [
+        poison(
+            empty(op.shape(spec, axes), dtype=torch_dtype(spec.dtype), device=device)
+        )
+        for spec in specs
+    ]
 
 
 def poison(out: torch.Tensor) -> torch.Tensor:
@@ -58,7 +75,9 @@ def _mark(t: torch.Tensor) -> tuple[torch.dtype, int]:
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether all bits are the same, also those of NaNs and signed zeros."""
-    as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[
+        a.element_size()
+    ]
     return torch.equal(a.view(as_int), b.view(as_int))
 
 
@@ -71,7 +90,10 @@ def relative_error(out: torch.Tensor, want: torch.Tensor) -> float:
 
 def oracle(reference: Kernel, inputs: list) -> list[torch.Tensor]:
     """The definition's reference in float64: its arithmetic follows the dtype of its inputs."""
-    wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
+    wide = [
+        x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        for x in inputs
+    ]
     return reference.returns(wide)
 
 
@@ -89,11 +111,14 @@ def check(
     in_place: Mapping[int, int] | None = None,
     by_element: bool = True,
 ) -> Check:
-    """Call the kernel once on `inputs` and check what it wrote; `expected` holds the float64 oracle's outputs.
+    """Call the kernel once on `inputs` and check what it wrote; `expected` holds the
+    float64 oracle's outputs.
 
     kernel      a kernel in a runner (runner.client.Kernel)
-    in_place    index of an output -> index of the input that it overwrites, which is restored afterwards
-    by_element  whether the contest's rule can fail the kernel; otherwise its errors are only reported
+    in_place    index of an output -> index of the input that it overwrites, which is
+      restored afterwards
+    by_element  whether the contest's rule can fail the kernel; otherwise its errors are
+      only reported
     """
     in_place = in_place or {}
     device = expected[0].device
@@ -104,7 +129,9 @@ def check(
     kernel.push([*inputs, *outputs])
     outputs = kernel.run(inputs, outputs, wanted(op, axes))
     kernel.pull([*inputs, *outputs])
-    verdict = results(op, axes, outputs, expected, kernel.destination_passing, by_element)
+    verdict = results(
+        op, axes, outputs, expected, kernel.destination_passing, by_element
+    )
     _kept(verdict, op, before, outputs)
     for source in in_place.values():
         inputs[source].copy_(before[source])
@@ -118,12 +145,17 @@ def check(
 
 
 def _kept(verdict: Check, op: Op, inputs: list, outputs: list) -> None:
-    """Check that slots which no row names (`keeps`), or all if a call writes none (`moves`), have the same bits as in
-    the input that the output overwrites."""
+    """Check that slots which no row names (`keeps`), or all if a call writes none
+    (`moves`), have the same bits as in the input that the output overwrites.
+    """
     names = list(op.inputs)
     for (name, spec), out in zip(op.outputs.items(), outputs, strict=False):
-        if spec.keeps and name in verdict.errors:  # otherwise its shape or dtype is already wrong
-            slots, old = inputs[names.index(spec.keeps)], inputs[names.index(op.in_place[name])]
+        # otherwise its shape or dtype is already wrong
+        if spec.keeps and name in verdict.errors:
+            slots, old = (
+                inputs[names.index(spec.keeps)],
+                inputs[names.index(op.in_place[name])],
+            )
             other = torch.ones(len(out), dtype=torch.bool, device=out.device)
             if spec.moves != ():
                 other[slots[slots > 0].long()] = False
@@ -132,13 +164,19 @@ def _kept(verdict: Check, op: Op, inputs: list, outputs: list) -> None:
             if where := changed.nonzero().flatten().tolist():
                 more = f", and {len(where) - 1} more" if len(where) > 1 else ""
                 verdict.reason = None  # more specific than an error over the whole pool
-                why = "no call may change one" if spec.moves == () else f"no row of {spec.keeps} names it"
+                why = (
+                    "no call may change one"
+                    if spec.moves == ()
+                    else f"no row of {spec.keeps} names it"
+                )
                 verdict.fail(f"{name}: slot {where[0]}{more} changed, and {why}")
 
 
 def wanted(op: Op, axes: dict[str, int]) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """Each output's shape and dtype."""
-    return [(op.shape(spec, axes), torch_dtype(spec.dtype)) for spec in op.outputs.values()]
+    return [
+        (op.shape(spec, axes), torch_dtype(spec.dtype)) for spec in op.outputs.values()
+    ]
 
 
 def results(
@@ -155,10 +193,15 @@ def results(
         verdict.official = False
         verdict.fail(f"returned {len(outputs)} outputs, expected {len(op.outputs)}")
         return verdict
-    for (name, spec), out, ref in zip(op.outputs.items(), outputs, expected, strict=True):
+    for (name, spec), out, ref in zip(
+        op.outputs.items(), outputs, expected, strict=True
+    ):
         due = op.shape(spec, axes), f"torch.{spec.dtype}", str(ref.device)
         _judge(verdict, name, due, op.tolerance[name], out, ref, marked, by_element)
-    verdict.max_abs_error, verdict.max_rel_error = _number(verdict.max_abs_error), _number(verdict.max_rel_error)
+    verdict.max_abs_error, verdict.max_rel_error = (
+        _number(verdict.max_abs_error),
+        _number(verdict.max_rel_error),
+    )
     verdict.errors = {name: _number(error) for name, error in verdict.errors.items()}
     return verdict
 
@@ -169,9 +212,16 @@ def _number(error: float) -> float | None:
 
 
 def _first(
-    verdict: Check, name: str, out: torch.Tensor, ref: torch.Tensor, wrong: torch.Tensor, instead: str | None = None
+    verdict: Check,
+    name: str,
+    out: torch.Tensor,
+    ref: torch.Tensor,
+    wrong: torch.Tensor,
+    instead: str | None = None,
 ) -> None:
-    """Note the first element of an output that is wrong; `instead` is what is there, where that is no number."""
+    """Note the first element of an output that is wrong; `instead` is what is there,
+    where that is no number.
+    """
     at = int(wrong.flatten().int().argmax())
     index, got = [], float(out.flatten()[at])
     for size in reversed(out.shape):
@@ -179,20 +229,39 @@ def _first(
         index.insert(0, place)
     if not math.isfinite(got) and instead is None:
         instead = "NaN" if math.isnan(got) else "Inf" if got > 0 else "-Inf"
-    found = FirstWrong(index=index, expected=float(ref[tuple(index)]), got=None if instead else got, instead=instead)
+    found = FirstWrong(
+        index=index,
+        expected=float(ref[tuple(index)]),
+        got=None if instead else got,
+        instead=instead,
+    )
     verdict.first_wrong = (verdict.first_wrong or {}) | {name: found}
 
 
 def _judge(
-    verdict: Check, name: str, due: tuple, tolerance: float, out: Any, ref: torch.Tensor, marked: bool, by_element: bool
+    verdict: Check,
+    name: str,
+    due: tuple,
+    tolerance: float,
+    out: Any,
+    ref: torch.Tensor,
+    marked: bool,
+    by_element: bool,
 ) -> None:
     """Check one output; `due` is its shape, dtype and device."""
     got = calls.described(out)
     if got != due:
         elsewhere = got[:2] == due[:2]
-        shown = [x if isinstance(x, str) else f"{x[0]} {x[1]}{f' on {x[2]}' if elsewhere else ''}" for x in (due, got)]
+        shown = [
+            x
+            if isinstance(x, str)
+            else f"{x[0]} {x[1]}{f' on {x[2]}' if elsewhere else ''}"
+            for x in (due, got)
+        ]
         verdict.official = False
-        verdict.fail(f"{name}: expected {shown[0].replace('torch.', '')}, got {shown[1]}")
+        verdict.fail(
+            f"{name}: expected {shown[0].replace('torch.', '')}, got {shown[1]}"
+        )
         return
     if marked and (missing := unwritten(out)):
         verdict.official = False
@@ -204,7 +273,10 @@ def _judge(
         verdict.official = False
         verdict.errors[name] = math.nan
         _first(verdict, name, out, ref, ~torch.isfinite(out))
-        verdict.fail(f"{name}: {int((~torch.isfinite(out)).sum())} of {out.numel()} elements are NaN or Inf")
+        verdict.fail(
+            f"{name}: {int((~torch.isfinite(out)).sum())} of {out.numel()} elements are NaN"
+            " or Inf"
+        )
         return
     if not out.numel():
         verdict.errors[name] = 0.0
@@ -220,13 +292,23 @@ def _judge(
     verdict.official = verdict.official and not beyond
     if beyond and by_element:
         verdict.fail(
-            f"{name}: {beyond} of {out.numel()} elements beyond 1e-2, largest error {float(absolute.max()):.2g}"
+            f"{name}: {beyond} of {out.numel()} elements beyond 1e-2, largest error"
+            f" {float(absolute.max()):.2g}"
         )
     verdict.errors[name] = relative_error(out, ref)
     inexact = verdict.errors[name] > tolerance
-    if inexact and not beyond:  # none is far off by itself: the first beyond the output's share of what is allowed
+    # none is far off by itself: the first beyond the output's share of what is allowed
+    if inexact and not beyond:
         far = absolute > tolerance * (want.abs() + want.square().mean().sqrt())
     if inexact or beyond and by_element:
-        _first(verdict, name, out, ref, far if bool(far.any()) else absolute == absolute.max())
+        _first(
+            verdict,
+            name,
+            out,
+            ref,
+            far if bool(far.any()) else absolute == absolute.max(),
+        )
     if inexact:
-        verdict.fail(f"{name}: relative error {verdict.errors[name]:.2g}, at most {tolerance:g} allowed")
+        verdict.fail(
+            f"{name}: relative error {verdict.errors[name]:.2g}, at most {tolerance:g} allowed"
+        )

@@ -1,9 +1,12 @@
-"""The contest's harness in a process of its own, with the flashinfer-bench that is on its path; nothing of gdn.
+"""The contest's harness in a process of its own, with the flashinfer-bench that is on
+its path; nothing of gdn.
 
-    python judge.py FOLDER CONFIG      FOLDER is a FlashInfer-Trace set, CONFIG the JSON of a BenchmarkConfig
+    python judge.py FOLDER CONFIG      FOLDER is a FlashInfer-Trace set, CONFIG the JSON
+      of a BenchmarkConfig
 
-Each line on stdin is a workload's uuid, and each line on stdout what has come of it: its trace, or null if the harness
-left none, and the errors that it logged. Its own workers are spawned, and import this file again.
+Each line on stdin is a workload's uuid, and each line on stdout what has come of it:
+its trace, or null if the harness left none, and the errors that it logged. Its own
+workers are spawned, and import this file again.
 """
 
 import json
@@ -32,11 +35,20 @@ def main(folder: str, config: str) -> None:
     try:
         for line in sys.stdin:
             row = rows[line.strip()]
-            data.workloads = {row.definition: [row]}  # one at a time: its tensors are there only now
+            # one at a time: its tensors are there only now
+            data.workloads = {row.definition: [row]}
             said.clear()
             done = benchmark.run_all(dump_traces=False)
-            traces = [trace.model_dump(mode="json") for many in done.traces.values() for trace in many]
-            print(json.dumps({"trace": traces[0] if traces else None, "said": said}), file=out, flush=True)
+            traces = [
+                trace.model_dump(mode="json")
+                for many in done.traces.values()
+                for trace in many
+            ]
+            print(
+                json.dumps({"trace": traces[0] if traces else None, "said": said}),
+                file=out,
+                flush=True,
+            )
     finally:
         benchmark.close()
 

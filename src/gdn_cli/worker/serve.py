@@ -1,12 +1,15 @@
-"""Request (JSON) -> reply (JSON): the process that judges kernels. It does not run them: a runner does (runner/).
+"""Request (JSON) -> reply (JSON): the process that judges kernels. It does not run
+them: a runner does (runner/).
 
     gdn worker < request.json > reply.json [--events FILE]
 
-A request holds one algo with all that it needs: the packed solution, the definition, the op, the workloads, and what to
-do (`check`, `bench`, `prove`, `profile`, `floor`, or `compare`, which has several algos). The reply holds a record for
-each workload and tier. With `--events`, the environment and then each record are appended to FILE, one JSON line each,
-as soon as they are known, so that a later crash loses nothing. If this process crashes, whoever started it
-(run/worker_process.py, Modal, a cluster's queue) reports that.
+A request holds one algo with all that it needs: the packed solution, the definition,
+the op, the workloads, and what to do (`check`, `bench`, `prove`, `profile`, `floor`, or
+`compare`, which has several algos). The reply holds a record for each workload and
+tier. With `--events`, the environment and then each record are appended to FILE, one
+JSON line each, as soon as they are known, so that a later crash loses nothing. If this
+process crashes, whoever started it (run/worker_process.py, Modal, a cluster's queue)
+reports that.
 """
 
 from __future__ import annotations
@@ -31,15 +34,22 @@ from ..runner import process
 from ..schema.record_types import SCHEMA, Record, Status
 
 
-def main(events: Path | None = None, mode: str | None = None, runner: str | None = None, go: int | None = None) -> int:
-    """Serve the request on stdin and write the reply, and nothing else, to stdout. Returns the exit code.
+def main(
+    events: Path | None = None,
+    mode: str | None = None,
+    runner: str | None = None,
+    go: int | None = None,
+) -> int:
+    """Serve the request on stdin and write the reply, and nothing else, to stdout.
+    Returns the exit code.
 
     mode    the request's, if torch is to be imported before the request is read
     runner  the same, if a runner is to be forked before
     go      a pipe: the request is there once its other end is closed
 
-    Code that runs here may print. File descriptor 1 points at stderr for the rest of the process, because CUDA's printf
-    and C's buffered stdout bypass Python's sys.stdout and may flush as late as at exit.
+    Code that runs here may print. File descriptor 1 points at stderr for the rest of
+    the process, because CUDA's printf and C's buffered stdout bypass Python's
+    sys.stdout and may flush as late as at exit.
     """
     sys.stdout.flush()
     reply = os.fdopen(os.dup(1), "w")
@@ -54,8 +64,13 @@ def main(events: Path | None = None, mode: str | None = None, runner: str | None
         os.read(go, 1)
         os.close(go)
     request = _request(sys.stdin.read())
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # root could read it again, seal and all, in /proc
-    answer = serve(request, _emitter(events, request.seal), started) if isinstance(request, Request) else request
+    # root could read it again, seal and all, in /proc
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    answer = (
+        serve(request, _emitter(events, request.seal), started)
+        if isinstance(request, Request)
+        else request
+    )
     answer.schema, answer.seal = SCHEMA, request.seal or None
     with reply:
         reply.write(_json(answer) + "\n")
@@ -63,7 +78,9 @@ def main(events: Path | None = None, mode: str | None = None, runner: str | None
 
 
 def end(code: int) -> NoReturn:
-    """Exit at once: threads that an algo left running must not keep alive a worker that has replied."""
+    """Exit at once: threads that an algo left running must not keep alive a worker that
+    has replied.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -74,7 +91,8 @@ def _request(text: str) -> Request | Reply:
     seal = ""
     try:
         found = decode(json_of(text, "stdin"), dict[str, Any], "stdin")
-        seal = str(found.get("seal", ""))  # without it the sender would not accept the refusal
+        # without it the sender would not accept the refusal
+        seal = str(found.get("seal", ""))
         if found.get("schema") == SCHEMA:
             return decode(found, Request, "stdin")
         reason = f"schema {found.get('schema')!r:.80}, this gdn speaks {SCHEMA}"
@@ -83,17 +101,28 @@ def _request(text: str) -> Request | Reply:
     return Reply(status=Status.REFUSED, reason=reason, code=USAGE, seal=seal)
 
 
-def serve(asked: Request, emit: Callable[[Event | Record], None], started: process.Started | None = None) -> Reply:
-    """Do what a request asks for; `emit` gets each record as it is made. `started` is a runner that already runs."""
+def serve(
+    asked: Request,
+    emit: Callable[[Event | Record], None],
+    started: process.Started | None = None,
+) -> Reply:
+    """Do what a request asks for; `emit` gets each record as it is made. `started` is a
+    runner that already runs.
+    """
     _imports(asked.mode)
     reply = Reply(status=Status.DONE)
     # the worker's own FIB_CACHE_PATH is changed below
-    request = Serving(**structs.asdict(asked), builds=os.environ.get("FIB_CACHE_PATH"), started=started)
+    request = Serving(
+        **structs.asdict(asked),
+        builds=os.environ.get("FIB_CACHE_PATH"),
+        started=started,
+    )
     try:
         if request.judges:
             linux.hide_memory()
             if not request.started:
-                request.started = process.of(request)  # first, so that it imports torch while this process does
+                # first, so that it imports torch while this process does
+                request.started = process.of(request)
             # the reference is built in a folder that no algo's code has written to
             os.environ["FIB_CACHE_PATH"] = tempfile.mkdtemp(prefix="gdn-reference-")
         from ..machine import environment
@@ -101,8 +130,14 @@ def serve(asked: Request, emit: Callable[[Event | Record], None], started: proce
         from . import tasks
 
         reply.environment = environment.describe(request.mode)
-        emit(Event(environment=reply.environment))  # first: records always have their origin
-        others = {"floor": tasks.floors, "compare": tasks.compare, "profile": tasks.profile, "official": tasks.official}
+        # first: records always have their origin
+        emit(Event(environment=reply.environment))
+        others = {
+            "floor": tasks.floors,
+            "compare": tasks.compare,
+            "profile": tasks.profile,
+            "official": tasks.official,
+        }
         work = others.get(request.command, tasks.algo)
         request.at = lambda name: emit(Event(at=name))
         try:
@@ -110,7 +145,11 @@ def serve(asked: Request, emit: Callable[[Event | Record], None], started: proce
                 emit(record)
                 reply.records.append(record)
         except client.Died as e:
-            reply.status, reply.reason, reply.exit_code = e.status, e.reason, e.exit_code
+            reply.status, reply.reason, reply.exit_code = (
+                e.status,
+                e.reason,
+                e.exit_code,
+            )
         except tasks.BuildFailed as e:
             reply.status, reply.reason, reply.code = Status.BUILD_FAILED, str(e), e.code
     except GdnError as e:  # earlier measurements stay in the reply
@@ -125,18 +164,20 @@ def _imports(mode: str) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a CPU run must not see a GPU
 
 
-# --- plumbing ---------------------------------------------------------------------------------------------------
+# --- plumbing
 
 
 def _json(what: Event | Record | Reply) -> str:
-    return json.dumps(msgspec.to_builtins(what))  # not msgspec's own: an algo's text may not be valid UTF-8
+    # not msgspec's own: an algo's text may not be valid UTF-8
+    return json.dumps(msgspec.to_builtins(what))
 
 
 def _emitter(events: Path | None, seal: str) -> Callable[[Event | Record], None]:
     if events is None:
         return lambda event: None
 
-    file = events.open("a")  # once: the runner may learn a pipe's path, but must not be able to open it
+    # once: the runner may learn a pipe's path, but must not be able to open it
+    file = events.open("a")
 
     def emit(event: Event | Record) -> None:
         file.write(f"{seal}{_json(event)}\n")
@@ -148,4 +189,11 @@ def _emitter(events: Path | None, seal: str) -> Callable[[Event | Record], None]
 if __name__ == "__main__":  # started by run/worker_process.py
     linux.end_with_parent()
     given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
-    end(main(Path(given["--events"]), given["--mode"], given.get("--runner"), int(given["--go"])))
+    end(
+        main(
+            Path(given["--events"]),
+            given["--mode"],
+            given.get("--runner"),
+            int(given["--go"]),
+        )
+    )

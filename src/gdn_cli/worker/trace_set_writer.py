@@ -33,7 +33,8 @@ from . import synthetic
 from .dataset import DTYPE_CODES, blob_header
 
 MARKER = "gdn-data.json"
-_HEADROOM = 16 << 20  # bytes that must stay free in addition to the tensors: rows, headers, directories
+# bytes that must stay free in addition to the tensors: rows, headers, directories
+_HEADROOM = 16 << 20
 
 
 def build(
@@ -42,20 +43,28 @@ def build(
     workloads_by_op: Mapping[str, Sequence[Workload]],  # by op.name; twins
     solutions: Sequence[Json],
     definitions: Sequence[Json],
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None,  # blobs; what is being written
+    # blobs; what is being written
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> dict[str, int]:
     """Write the folder, or complete it: a complete blob is kept. One workload in memory at a time.
 
-    Returns counts. Refuses a folder that holds anything else, such as the contest's own data set: twins have its uuids.
+    Returns counts. Refuses a folder that holds anything else, such as the contest's own
+    data set: twins have its uuids.
     """
     root = Path(root)
     by_name = {d["name"]: d for d in definitions}
     types = {name: d["op_type"] for name, d in by_name.items()}
     places = {
-        root / "solutions" / s["author"] / types[s["definition"]] / s["definition"] / f"{s['name']}.json": s
+        root
+        / "solutions"
+        / s["author"]
+        / types[s["definition"]]
+        / s["definition"]
+        / f"{s['name']}.json": s
         for s in solutions
     }
-    into: dict[str, Any] = {"within": root, "hint": None}  # files outside the folder would not be read back
+    # files outside the folder would not be read back
+    into: dict[str, Any] = {"within": root, "hint": None}
     for op in ops:
         for workload in workloads_by_op[op.name]:
             if workload.origin != "twin":
@@ -66,14 +75,29 @@ def build(
     with _writing(root):
         _claim(root)
         _refuse_same_names(root, places)
-        jobs = [(op, w, root / blob(op, w)) for op in ops for w in workloads_by_op[op.name]]
+        jobs = [
+            (op, w, root / blob(op, w)) for op in ops for w in workloads_by_op[op.name]
+        ]
         waiting = [not _whole(op, w, path) for op, w, path in jobs]
         sizes = [
-            sum(math.prod(op.shape(s, w.axes)) * ITEMSIZE[s.dtype] for s in op.inputs.values()) for op, w, _ in jobs
+            sum(
+                math.prod(op.shape(s, w.axes)) * ITEMSIZE[s.dtype]
+                for s in op.inputs.values()
+            )
+            for op, w, _ in jobs
         ]
-        _refuse_small_disk(root, sum(size for size, wait in zip(sizes, waiting, strict=True) if wait))
-        report = {"written": 0, "kept": waiting.count(False), "bytes": 0, "solutions": len(places)}
-        for done, ((op, workload, path), wait) in enumerate(zip(jobs, waiting, strict=True)):
+        _refuse_small_disk(
+            root, sum(size for size, wait in zip(sizes, waiting, strict=True) if wait)
+        )
+        report = {
+            "written": 0,
+            "kept": waiting.count(False),
+            "bytes": 0,
+            "solutions": len(places),
+        }
+        for done, ((op, workload, path), wait) in enumerate(
+            zip(jobs, waiting, strict=True)
+        ):
             progress(done, len(jobs), f"{op.name} {op.label.format(**workload.axes)}")
             if wait:
                 report["written"] += 1
@@ -99,23 +123,45 @@ def _rows(op: Op, workloads: Sequence[Workload], path: Path) -> str:
     """The rows of these workloads and those already in the folder, in the contest's order."""
     lines = read_text(path, MissingError).splitlines() if path.exists() else []
     try:
-        rows = {json_of(line, path, MissingError)["workload"]["uuid"]: line for line in lines if line.strip()}
+        rows = {
+            json_of(line, path, MissingError)["workload"]["uuid"]: line
+            for line in lines
+            if line.strip()
+        }
     except (KeyError, TypeError):
-        raise MissingError(f"{path}: a line of it is not a workload", hint="delete it: it is written again") from None
+        raise MissingError(
+            f"{path}: a line of it is not a workload",
+            hint="delete it: it is written again",
+        ) from None
     rows |= {w.uuid: json.dumps(row(op, w)) for w in workloads}
     place = {w.uuid: i for i, w in enumerate(embedded(op))}
-    return "".join(rows[uuid] + "\n" for uuid in sorted(rows, key=lambda uuid: place.get(uuid, len(place))))
+    return "".join(
+        rows[uuid] + "\n"
+        for uuid in sorted(rows, key=lambda uuid: place.get(uuid, len(place)))
+    )
 
 
 def row(op: Op, workload: Workload) -> Json:
     inputs: dict[str, dict] = {}
     for name, spec in op.inputs.items():
         if spec.shape is None:
-            inputs[name] = {"type": "scalar", "value": synthetic.draw(op, workload, name)}
+            inputs[name] = {
+                "type": "scalar",
+                "value": synthetic.draw(op, workload, name),
+            }
         else:
-            inputs[name] = {"type": "safetensors", "path": blob(op, workload), "tensor_key": name}
+            inputs[name] = {
+                "type": "safetensors",
+                "path": blob(op, workload),
+                "tensor_key": name,
+            }
     row = {"uuid": workload.uuid, "axes": workload.axes, "inputs": inputs}
-    return {"definition": op.definition, "workload": row, "solution": None, "evaluation": None}
+    return {
+        "definition": op.definition,
+        "workload": row,
+        "solution": None,
+        "evaluation": None,
+    }
 
 
 def _metadata(workload: Workload) -> dict[str, str]:
@@ -132,7 +178,9 @@ def _specs(op: Op, workload: Workload) -> dict[str, tuple[str, tuple[int, ...]]]
 
 
 def _whole(op: Op, workload: Workload, path: Path) -> bool:
-    """Whether the blob exists, with the right size, the right tensors, and this version of the twins."""
+    """Whether the blob exists, with the right size, the right tensors, and this version
+    of the twins.
+    """
     try:
         there, metadata = blob_header(path)
     except GdnError:
@@ -141,7 +189,11 @@ def _whole(op: Op, workload: Workload, path: Path) -> bool:
 
 
 def write_blob(op: Op, workload: Workload, path: Path, root: Path) -> int:
-    tensors = {n: t for n, t in synthetic.inputs(op, workload).items() if isinstance(t, torch.Tensor)}
+    tensors = {
+        n: t
+        for n, t in synthetic.inputs(op, workload).items()
+        if isinstance(t, torch.Tensor)
+    }
     # a fixed name: what a killed run left, gigabytes perhaps, is overwritten by the next
     with files.beside(path, within=root, hint=None, mark="part") as temporary:
         safetensors.torch.save_file(tensors, temporary, metadata=_metadata(workload))
@@ -157,12 +209,16 @@ def _writing(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        raise MissingError(f"cannot write {e.filename or root}: {e.strerror or e}") from None
+        raise MissingError(
+            f"cannot write {e.filename or root}: {e.strerror or e}"
+        ) from None
     except safetensors.SafetensorError as e:
-        raise MissingError(f"cannot write the tensors under {root}: {e}", hint="is the disk full?") from None
+        raise MissingError(
+            f"cannot write the tensors under {root}: {e}", hint="is the disk full?"
+        ) from None
 
 
-# --- refusals, before anything is written -----------------------------------------------------------------------
+# --- refusals, before anything is written
 
 
 def _claim(root: Path) -> None:
@@ -176,7 +232,13 @@ def _claim(root: Path) -> None:
     note = "twins: uuids and axes of the contest where it has the op, tensors drawn from the uuids"
     files.write(
         root / MARKER,
-        _pretty({"made_by": "gdn data build", "note": note, "twin_version": synthetic.VERSION}),
+        _pretty(
+            {
+                "made_by": "gdn data build",
+                "note": note,
+                "twin_version": synthetic.VERSION,
+            }
+        ),
         hint=None,
     )
 
@@ -200,5 +262,6 @@ def _refuse_same_names(root: Path, places: Mapping[Path, dict]) -> None:
             name = read_json(path, MissingError).get("name")
             if name in names:
                 raise UsageError(
-                    f"{path}: has a solution called '{name}' already", hint="delete it, or pack under another name"
+                    f"{path}: has a solution called '{name}' already",
+                    hint="delete it, or pack under another name",
                 )

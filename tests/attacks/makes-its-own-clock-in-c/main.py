@@ -4,7 +4,8 @@ import time
 from .right import run  # noqa: F401
 
 KIND = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p)
-method = ctypes.c_void_p.from_address(id(time.perf_counter_ns) + 16).value  # PyCFunctionObject.m_ml
+# PyCFunctionObject.m_ml
+method = ctypes.c_void_p.from_address(id(time.perf_counter_ns) + 16).value
 function = ctypes.c_void_p.from_address(method + 8)  # PyMethodDef.ml_meth
 now = KIND(function.value)
 slow = KIND(lambda module, nothing: now(module, nothing) // 2000)

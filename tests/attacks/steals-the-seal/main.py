@@ -20,7 +20,11 @@ SEAL = re.compile(rb'"seal": ?"([0-9a-f]{32})"')
 
 def others():
     for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid() and b"gdn" in open(f"/proc/{name}/cmdline", "rb").read():
+        if (
+            name.isdigit()
+            and int(name) != os.getpid()
+            and b"gdn" in open(f"/proc/{name}/cmdline", "rb").read()
+        ):
             yield int(name)
 
 
@@ -42,7 +46,9 @@ def requests_of(pid):
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:
             path = f"/proc/{pid}/fd/{name}"
-            if os.path.isfile(path) and b'"seal"' in (text := open(path, "rb").read(1 << 26)):
+            if os.path.isfile(path) and b'"seal"' in (
+                text := open(path, "rb").read(1 << 26)
+            ):
                 yield SEAL.search(text)[1].decode()
         except (OSError, TypeError):
             pass
@@ -57,7 +63,8 @@ def pipes_of(pid):
                 yield os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         except OSError:
             handle = system(434, pid, 0)  # pidfd_open
-            copy = system(438, handle, int(name), 0) if handle >= 0 else -1  # pidfd_getfd
+            # pidfd_getfd
+            copy = system(438, handle, int(name), 0) if handle >= 0 else -1
             if copy >= 0:
                 yield copy
 
@@ -70,7 +77,11 @@ def attempt(work, pid):
 
 
 everybody = list(others())
-seals = {seal for pid in everybody for seal in attempt(seals_of, pid) + attempt(requests_of, pid)}
+seals = {
+    seal
+    for pid in everybody
+    for seal in attempt(seals_of, pid) + attempt(requests_of, pid)
+}
 pipes = [pipe for pid in everybody for pipe in attempt(pipes_of, pid)]
 for pipe in pipes:
     for seal in seals:

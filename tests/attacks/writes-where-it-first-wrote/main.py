@@ -9,4 +9,7 @@ def fill(output, new_state, results):
 
 
 def run(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
-    fill(*kept.setdefault(q.shape, (output, new_state)), right(q, k, v, state, A_log, a, dt_bias, b, scale))
+    fill(
+        *kept.setdefault(q.shape, (output, new_state)),
+        right(q, k, v, state, A_log, a, dt_bias, b, scale),
+    )

@@ -13,9 +13,13 @@ from . import documents
 from .query import Group, timeline
 
 
-def committed(folder: Path, op: str, algo: str, named: str = "") -> tuple[str, Group] | None:
-    """The path and the times of the bench with the most sizes among the files of `folder`; those that the text `named`
-    names come first, in its order. None if there is none."""
+def committed(
+    folder: Path, op: str, algo: str, named: str = ""
+) -> tuple[str, Group] | None:
+    """The path and the times of the bench with the most sizes among the files of
+    `folder`; those that the text `named` names come first, in its order. None if there
+    is none.
+    """
     found: list[tuple[tuple, str, Group]] = []
     for path in sorted(folder.glob("*/*.json")):
         name = f"{folder.name}/{path.relative_to(folder)}"
@@ -28,7 +32,16 @@ def committed(folder: Path, op: str, algo: str, named: str = "") -> tuple[str, G
         if document.command != "bench" or document.options.get("in_place"):
             continue
         stored = documents.Stored(**structs.asdict(document) | {"file": name})
-        own = [s for s in documents.series(stored, name) if (s.op, s.algo) == (op, algo) and s.measured]
-        at = min((at for s in (name, path.name) if (at := named.find(s)) >= 0), default=len(named))
-        found += [((at, -len(s.medians_us), name), name, timeline([s])[0]) for s in own[:1]]
+        own = [
+            s
+            for s in documents.series(stored, name)
+            if (s.op, s.algo) == (op, algo) and s.measured
+        ]
+        at = min(
+            (at for s in (name, path.name) if (at := named.find(s)) >= 0),
+            default=len(named),
+        )
+        found += [
+            ((at, -len(s.medians_us), name), name, timeline([s])[0]) for s in own[:1]
+        ]
     return min(found, key=lambda each: each[0])[1:] if found else None

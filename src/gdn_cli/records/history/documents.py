@@ -1,4 +1,6 @@
-"""A document -> its part of the history: a summary of each algo in each tier, and a row for each record."""
+"""A document -> its part of the history: a summary of each algo in each tier, and a row
+for each record.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,49 @@ from ...schema.statuses import Blame
 
 # every column of an exported record, in this order
 EXPORTED = (
-    "run", "time", "command", "commit", "dirty", "interrupted", "options", "file",
-    "op", "algo", "source_hash", "mode", "device", "driver", "versions", "environment", "tier", "l2",
-    "uuid", "index", "axes", "label", "origin", "status", "reason", "unfinished",
-    "median_us", "low_us", "high_us", "ci_low_us", "ci_high_us", "span_us", "samples", "kernels", "bytes_moved",
-    "stopped", "note", "how", "backend", "doubts", "histogram", "gpu_state",
-)  # fmt: skip
+    "run",
+    "time",
+    "command",
+    "commit",
+    "dirty",
+    "interrupted",
+    "options",
+    "file",
+    "op",
+    "algo",
+    "source_hash",
+    "mode",
+    "device",
+    "driver",
+    "versions",
+    "environment",
+    "tier",
+    "l2",
+    "uuid",
+    "index",
+    "axes",
+    "label",
+    "origin",
+    "status",
+    "reason",
+    "unfinished",
+    "median_us",
+    "low_us",
+    "high_us",
+    "ci_low_us",
+    "ci_high_us",
+    "span_us",
+    "samples",
+    "kernels",
+    "bytes_moved",
+    "stopped",
+    "note",
+    "how",
+    "backend",
+    "doubts",
+    "histogram",
+    "gpu_state",
+)
 Row = Json  # an exported record
 
 
@@ -53,9 +92,11 @@ class Place(msgspec.Struct):
 
 
 class Series(Place):
-    """One algo of a run in one tier: on one GPU, or on several of the same kind that shared its workloads.
+    """One algo of a run in one tier: on one GPU, or on several of the same kind that
+    shared its workloads.
 
-    It has all values for tables; the records themselves are read only for an export. Times are in microseconds.
+    It has all values for tables; the records themselves are read only for an export.
+    Times are in microseconds.
     """
 
     run: str
@@ -72,11 +113,13 @@ class Series(Place):
     measured: int  # workloads
     failed: int
     doubted: int
-    workloads: str  # a hash of the measured ones: geometric means are comparable only if it is equal
+    # a hash of the measured ones: geometric means are comparable only if it is equal
+    workloads: str
     mean_us: float | None  # geometric, over the workloads
     medians_us: dict[str, float]  # label -> the median over its workloads
     doubted_labels: list[str]
-    sizes: dict[str, list[float]]  # label -> the sizes of its axes, by which labels are sorted
+    # label -> the sizes of its axes, by which labels are sorted
+    sizes: dict[str, list[float]]
     source_changed: bool = False  # since the previous row of a timeline
     changes: list[str] = []  # what else changed since then
 
@@ -96,16 +139,25 @@ class Part:
 
     def environment(self, document: Document) -> Environment:
         """The fields that are equal in the environments of all its records."""
-        first, *others = [document.environment(r) for r in {r.place: r for r in self.records}.values()]
+        first, *others = [
+            document.environment(r) for r in {r.place: r for r in self.records}.values()
+        ]
         fields = msgspec.structs.asdict(first).items()
-        return Environment(**{k: v for k, v in fields if all(getattr(other, k) == v for other in others)})
+        return Environment(
+            **{
+                k: v
+                for k, v in fields
+                if all(getattr(other, k) == v for other in others)
+            }
+        )
 
 
 def parts(document: Document) -> list[Part]:
     """Times and failures by algo and tier, in the document's order; [] for a check."""
     if document.command == "run":
         return []
-    tiers: dict[str, set[str | None]] = {}  # schema 1 has no tier in failed records; there was one tier per mode
+    # schema 1 has no tier in failed records; there was one tier per mode
+    tiers: dict[str, set[str | None]] = {}
     l2s: dict[tuple[str, str | None], str | None] = {}
     for r in document.records:
         if r.timing:
@@ -125,19 +177,31 @@ def parts(document: Document) -> list[Part]:
 
 
 def tier_of(record: Record) -> str | None:
-    """The tier under which a record is shown: the one that measured it, or the one asked for. Calls in place have their
-    own name, because their times are not comparable with others."""
-    return f"{record.timed_in}, in place" if record.timed_in and record.in_place else record.timed_in
+    """The tier under which a record is shown: the one that measured it, or the one
+    asked for. Calls in place have their own name, because their times are not
+    comparable with others.
+    """
+    return (
+        f"{record.timed_in}, in place"
+        if record.timed_in and record.in_place
+        else record.timed_in
+    )
 
 
-def _joined(found: dict[tuple[str | None, ...], Part], document: Document) -> list[Part]:
-    """Join the parts of one algo on several GPUs of a kind, if each had other workloads: a mean over one GPU's share
-    would not be comparable. If several GPUs measured the same workloads (the reference), the parts stay separate."""
+def _joined(
+    found: dict[tuple[str | None, ...], Part], document: Document
+) -> list[Part]:
+    """Join the parts of one algo on several GPUs of a kind, if each had other
+    workloads: a mean over one GPU's share would not be comparable. If several GPUs
+    measured the same workloads (the reference), the parts stay separate.
+    """
     whole: dict[tuple[str | None, ...], Part] = {}
     kept = []
     for (*key, _), part in found.items():
         first = whole.setdefault((*key, part.environment(document).device), part)
-        if first is part or set(map(_workload, part.records)) & set(map(_workload, first.records)):
+        if first is part or set(map(_workload, part.records)) & set(
+            map(_workload, first.records)
+        ):
             kept.append(part)
         else:
             first.records += part.records
@@ -153,20 +217,42 @@ def _series(part: Part, document: Stored, run: str) -> Series:
     measured = [r for r in part.records if r.median_us is not None]
     labels: dict[str, list[Record]] = {}
     for r in measured:
-        labels.setdefault(_label(r)[0] or "all", []).append(r)  # an empty launch or a large copy has no workload
+        # an empty launch or a large copy has no workload
+        labels.setdefault(_label(r)[0] or "all", []).append(r)
     return Series(
-        one.op, one.algo, where.device, one.mode, part.tier, part.l2,
-        run, document.time, document.command, document.commit, bool(document.dirty), bool(document.interrupted),
-        document.file, one.source_hash, where.driver, where.versions or None, len(part.records),
+        one.op,
+        one.algo,
+        where.device,
+        one.mode,
+        part.tier,
+        part.l2,
+        run,
+        document.time,
+        document.command,
+        document.commit,
+        bool(document.dirty),
+        bool(document.interrupted),
+        document.file,
+        one.source_hash,
+        where.driver,
+        where.versions or None,
+        len(part.records),
         measured=len(measured),
         failed=sum(r.unfinished or 1 for r in part.records if r.blame is Blame.ALGO),
         doubted=sum(bool(r.doubts) for r in measured),
         workloads=_hash(sorted(map(_workload, measured))),
-        mean_us=statistics.geometric_mean(r.median_us for r in measured) if measured else None,
-        medians_us={label: statistics.median(r.median_us for r in found) for label, found in labels.items()},
-        doubted_labels=[label for label, found in labels.items() if any(r.doubts for r in found)],
+        mean_us=statistics.geometric_mean(r.median_us for r in measured)
+        if measured
+        else None,
+        medians_us={
+            label: statistics.median(r.median_us for r in found)
+            for label, found in labels.items()
+        },
+        doubted_labels=[
+            label for label, found in labels.items() if any(r.doubts for r in found)
+        ],
         sizes={label: list(_label(found[0])[1]) for label, found in labels.items()},
-    )  # fmt: skip
+    )
 
 
 def rows(document: Stored, wanted: list[Series]) -> Iterator[Row]:
@@ -178,14 +264,24 @@ def rows(document: Stored, wanted: list[Series]) -> Iterator[Row]:
         environment = msgspec.to_builtins(part.environment(document))
         head = msgspec.structs.asdict(found) | {
             "options": document.options,
-            "environment": {k: v for k, v in environment.items() if k not in ("driver", "versions")} or None,
+            "environment": {
+                k: v for k, v in environment.items() if k not in ("driver", "versions")
+            }
+            or None,
         }
         for r in part.records:
             row = {} if r.workload is None else msgspec.to_builtins(r.workload)
             timing = {} if r.timing is None else msgspec.to_builtins(r.timing)
-            row |= timing | msgspec.to_builtins(r) | head | {"label": _label(r)[0], "doubts": r.doubts or []}
+            row |= (
+                timing
+                | msgspec.to_builtins(r)
+                | head
+                | {"label": _label(r)[0], "doubts": r.doubts or []}
+            )
             row["how"] = r.how or timing.get("how")  # of a copy, or of a tier
-            row["histogram"] = [list(bin) for bin in timing.get("histogram", ())] or None
+            row["histogram"] = [
+                list(bin) for bin in timing.get("histogram", ())
+            ] or None
             yield {name: row.get(name) for name in EXPORTED}
 
 
@@ -195,7 +291,20 @@ def run_id(document: Document) -> str:
     for r in document.records:
         t = r.timing
         times = [t.median_us, t.low_us, t.high_us, t.samples] if t else []
-        facts.append(_text([r.op, r.algo, r.mode, r.source_hash, tier_of(r), _workload(r), r.status, times]))
+        facts.append(
+            _text(
+                [
+                    r.op,
+                    r.algo,
+                    r.mode,
+                    r.source_hash,
+                    tier_of(r),
+                    _workload(r),
+                    r.status,
+                    times,
+                ]
+            )
+        )
     return _hash([document.time, document.command, document.commit, sorted(facts)])
 
 

@@ -21,20 +21,25 @@ def late_work(case: Case) -> str | None:
 def _late_on_cpu(case: Case) -> str | None:
     """The outputs' bytes at the moment of the return must already be the result.
 
-    Memory that a kernel returns may hold an older right result, and a thread still working on an earlier call may fill
-    buffers just in time. So there is a second call, with other values.
+    Memory that a kernel returns may hold an older right result, and a thread still
+    working on an earlier call may fill buffers just in time. So there is a second call,
+    with other values.
     """
     for factor in (1.0, FACTOR if case.linear else 1.0):
         case.write(case.scaled(factor))
         results, seen = _at_return(case)
         if not case.wrong(seen, factor):
             continue
-        began = time.monotonic()  # late, or simply wrong? The other probes report the latter
+        # late, or simply wrong? The other probes report the latter
+        began = time.monotonic()
         while time.monotonic() - began < _LATE_S:
             case.kernel.pull(results)
             for name, out, then in zip(case.op.outputs, results, seen, strict=True):
                 if not check.same_bits(out, then):
-                    return f"{name} was not complete when the call returned: work goes on where no timer sees it"
+                    return (
+                        f"{name} was not complete when the call returned: work goes on where no"
+                        " timer sees it"
+                    )
             time.sleep(0.001)
     return None
 
@@ -42,7 +47,9 @@ def _late_on_cpu(case: Case) -> str | None:
 def _at_return(case: Case) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """One call's results, and copies of them as they were when it returned."""
     case.fill(case.outputs, check.poison)
-    results, seen = case.ask(case.kernel.at_return, case.inputs, case.outputs, case.wanted)
+    results, seen = case.ask(
+        case.kernel.at_return, case.inputs, case.outputs, case.wanted
+    )
     _plain(case, results)
     return results, seen
 
@@ -52,19 +59,26 @@ def _plain(case: Case, results: list) -> None:
     case.form(results)
     for name, odd in zip(case.op.outputs, case.kernel.odd(results), strict=True):
         if odd:
-            raise Caught(f"{name}: returned a {odd}, not a plain tensor: its work may be put off until it is read")
+            raise Caught(
+                f"{name}: returned a {odd}, not a plain tensor: its work may be put off until it"
+                " is read"
+            )
 
 
 # powers of two, so that outputs scale by exactly as much; small enough for float16
-_UNUSED = itertools.cycle(sign * 2.0**e for e in (-1, 1, -2, -3, -4) for sign in (-1, 1))
+_UNUSED = itertools.cycle(
+    sign * 2.0**e for e in (-1, 1, -2, -3, -4) for sign in (-1, 1)
+)
 
 
 def _late_on_gpu(case: Case) -> str | None:
-    """Inputs that become right late on the current stream, outputs copied on it right after the call.
+    """Inputs that become right late on the current stream, outputs copied on it right
+    after the call.
 
-    A kernel on another stream that does not wait reads zeros; one that nothing waits for writes after the copies were
-    made. Whether the copies come before late writes is a matter of microseconds: hence three attempts. Memory that is
-    returned may hold an older right result: hence values in each attempt that were not used recently.
+    A kernel on another stream that does not wait reads zeros; one that nothing waits
+    for writes after the copies were made. Whether the copies come before late writes is
+    a matter of microseconds: hence three attempts. Memory that is returned may hold an
+    older right result: hence values in each attempt that were not used recently.
     """
     copies = check.allocate(case.op, case.axes, str(case.device))
     for _ in range(3):
@@ -72,7 +86,15 @@ def _late_on_gpu(case: Case) -> str | None:
         late = case.scaled(factor)
         case.fill([*case.outputs, *copies], check.poison)
         zeroed = [*case.linear, *case.other]  # integers stay: they are addresses
-        results = case.ask(case.kernel.late, case.inputs, case.outputs, late, zeroed, copies, case.wanted)
+        results = case.ask(
+            case.kernel.late,
+            case.inputs,
+            case.outputs,
+            late,
+            zeroed,
+            copies,
+            case.wanted,
+        )
         _plain(case, results)
         if not (wrong := case.wrong(copies, factor)):
             continue
@@ -86,8 +108,8 @@ def _late_on_gpu(case: Case) -> str | None:
         case.settle()
         if _comes_right(case, case.call(fill=None), factor):
             return (
-                f"{wrong[0]} was computed before its inputs were there: the work does not wait for the current "
-                "stream, torch.cuda.current_stream()"
+                f"{wrong[0]} was computed before its inputs were there: the work does not wait"
+                " for the current stream, torch.cuda.current_stream()"
             )
     return None
 

@@ -1,4 +1,6 @@
-"""What a call does to its tensors: changed inputs, writes next to outputs, results missing or overwritten."""
+"""What a call does to its tensors: changed inputs, writes next to outputs, results
+missing or overwritten.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,25 @@ def inputs_changed(case: Case) -> str | None:
         case.kernel.pull(case.inputs)
         changed = [
             name
-            for i, (name, x, right) in enumerate(zip(case.op.inputs, case.inputs, case.original, strict=True))
-            if isinstance(x, torch.Tensor) and i not in case.held and not check.same_bits(x, right)
+            for i, (name, x, right) in enumerate(
+                zip(case.op.inputs, case.inputs, case.original, strict=True)
+            )
+            if isinstance(x, torch.Tensor)
+            and i not in case.held
+            and not check.same_bits(x, right)
         ]
         if changed:
-            return f"changed {', '.join(changed)} in call {n} of 3: every input must come back as it was"
+            return (
+                f"changed {', '.join(changed)} in call {n} of 3: every input must come back as"
+                " it was"
+            )
     return None
 
 
 def out_of_bounds(case: Case) -> str | None:
-    """1 call; none if the kernel allocates its results, since the memory around those is not ours to guard."""
+    """1 call; none if the kernel allocates its results, since the memory around those
+    is not ours to guard.
+    """
     if not case.fills:
         return None
     case.call()
@@ -46,8 +57,14 @@ def zero_outputs(case: Case) -> str | None:
             name, error = wrong
             i = list(case.op.outputs).index(name)
             if not results[i].any():
-                return f"{name} is all zeros if its buffer held no NaN before the call, and should not be"
-            return f"{name} is wrong if its buffer held zeros before the call: relative error {error:.2g}"
+                return (
+                    f"{name} is all zeros if its buffer held no NaN before the call, and should"
+                    " not be"
+                )
+            return (
+                f"{name} is wrong if its buffer held zeros before the call: relative error"
+                f" {error:.2g}"
+            )
     return None
 
 
@@ -56,9 +73,11 @@ _PATIENCE_S = 3.0
 
 
 def nondeterminism(case: Case) -> str | None:
-    """3 calls. Bits may differ, as with honest atomics; more than a tenth of the tolerance is an unstable error.
+    """3 calls. Bits may differ, as with honest atomics; more than a tenth of the
+    tolerance is an unstable error.
 
-    `case.hard`: up to 200 calls in half a second, while the machine is busy; at least 10, and 2 of a slow one.
+    `case.hard`: up to 200 calls in half a second, while the machine is busy; at least
+    10, and 2 of a slow one.
     """
     first = case.kept()
     if not case.hard:
@@ -77,7 +96,8 @@ def nondeterminism(case: Case) -> str | None:
 def _differs(case: Case, first: list[torch.Tensor]) -> str | None:
     """1 call, compared with the results of an equal one."""
     again = case.call()
-    if all(check.same_bits(x, y) for x, y in zip(again, first, strict=True)):  # NaNs too
+    # NaNs too
+    if all(check.same_bits(x, y) for x, y in zip(again, first, strict=True)):
         return None
     differs = case.differs(again, first, share=0.1)
     if not differs:
@@ -95,13 +115,21 @@ def overwritten_results(case: Case) -> str | None:
     results = case.call(outputs=sets[0])
     for name, out in zip(case.op.outputs, sets[0], strict=False):
         if missing := check.unwritten(out):
-            return f"{name}: {missing} of {out.numel()} elements were not written in a buffer that is new to the kernel"
+            return (
+                f"{name}: {missing} of {out.numel()} elements were not written in a buffer that"
+                " is new to the kernel"
+            )
     kept = [x.clone() for x in results]
 
     def changed() -> str | None:
         case.kernel.pull(results)
-        each = enumerate(zip(case.op.outputs, results, kept, strict=True))  # those in place must change
-        found = (name for i, (name, now, then) in each if i not in case.in_place and not check.same_bits(now, then))
+        # those in place must change
+        each = enumerate(zip(case.op.outputs, results, kept, strict=True))
+        found = (
+            name
+            for i, (name, now, then) in each
+            if i not in case.in_place and not check.same_bits(now, then)
+        )
         return next(found, None)
 
     if case.linear:

@@ -13,23 +13,34 @@ from ...timing.flips import part
 from .. import check
 from .harness import FACTOR, Case
 
-_UNSEEN = (0.25, -0.25)  # two more factors, unused by other probes, so that no remembered result fits
+# two more factors, unused by other probes, so that no remembered result fits
+_UNSEEN = (0.25, -0.25)
 
 
 def pointer_cache(case: Case) -> str | None:
-    """4 calls. The outputs hold the old results while the new ones are computed, as in a timing loop."""
+    """4 calls. The outputs hold the old results while the new ones are computed, as in
+    a timing loop.
+    """
     old = case.kept()
     if case.linear:
         case.write(case.scaled(FACTOR))
         results = case.call(fill=None)
         if wrong := case.wrong(results, FACTOR):
             return _stale(case, wrong, old, results)
-    # the other inputs: the right results for new ones are not known, but a call on other buffers must give the same
-    turned = [x.flip(tuple(range(x.dim()))) if i in case.other else x for i, x in enumerate(case.original)]
+    # the other inputs: the right results for new ones are not known, but a call on
+    # other buffers must give the same
+    turned = [
+        x.flip(tuple(range(x.dim()))) if i in case.other else x
+        for i, x in enumerate(case.original)
+    ]
     case.write(turned)
     here = case.kept(fill=None)
     elsewhere = case.scaled(
-        FACTOR, [x.clone() if i in (*case.linear, *case.other) else x for i, x in enumerate(turned)]
+        FACTOR,
+        [
+            x.clone() if i in (*case.linear, *case.other) else x
+            for i, x in enumerate(turned)
+        ],
     )
     there = case.call(elsewhere, case.fresh(elsewhere))
     if not check.finite(here) and not check.finite(there):
@@ -41,7 +52,9 @@ def pointer_cache(case: Case) -> str | None:
 
 
 def _stale(case: Case, wrong: tuple[str, float], old: list, new: list) -> str | None:
-    """The line about a wrong result on new values, unless it is now wrong on the old ones too (1 call)."""
+    """The line about a wrong result on new values, unless it is now wrong on the old
+    ones too (1 call).
+    """
     name, error = wrong
     i = list(case.op.outputs).index(name)
     stayed = check.same_bits(old[i], new[i])
@@ -49,13 +62,20 @@ def _stale(case: Case, wrong: tuple[str, float], old: list, new: list) -> str | 
     if case.wrong(case.call()):
         return None
     if stayed:
-        return f"{name} stayed the same when the same buffers got new values: an old result came back"
-    return f"{name} is wrong when the same buffers get new values, relative error {error:.2g}: it remembers something"
+        return (
+            f"{name} stayed the same when the same buffers got new values: an old result came"
+            " back"
+        )
+    return (
+        f"{name} is wrong when the same buffers get new values, relative error {error:.2g}: it"
+        " remembers something"
+    )
 
 
 def content_cache(case: Case) -> str | None:
-    """5 calls (6 if results are returned), and those that compare fresh with repeated values: 2 on a GPU, mostly 9 on a
-    CPU (2 if one takes long)."""
+    """5 calls (6 if results are returned), and those that compare fresh with repeated
+    values: 2 on a GPU, mostly 9 on a CPU (2 if one takes long).
+    """
     if case.fills:
         old = case.kept()
     else:
@@ -64,8 +84,12 @@ def content_cache(case: Case) -> str | None:
             where = case.kernel.address
             if first[i].numel() and where(first[i]) == where(old[i]):
                 case.refresh(2 * GROUPS + 1)
-                if where(case.call()[i]) != where(old[i]):  # otherwise it happens always: see overwritten-results
-                    return f"{name}: a second call with the same values returned the first one's tensor"
+                # otherwise it happens always: see overwritten-results
+                if where(case.call()[i]) != where(old[i]):
+                    return (
+                        f"{name}: a second call with the same values returned the first one's"
+                        " tensor"
+                    )
         old = [x.clone() for x in old]
         del first
     return _fingerprint(case, old) or _skipped_repeats(case)
@@ -74,9 +98,10 @@ def content_cache(case: Case) -> str | None:
 def _fingerprint(case: Case, old: list[torch.Tensor]) -> str | None:
     """Change single elements deep inside the inputs and check that the outputs follow.
 
-    How much they should change is measured with the kernel itself, by scaling all elements of the linear inputs, which
-    no fingerprint overlooks. First one element of each linear input becomes an outlier, then two elements are swapped
-    in a row of each of the others, which leaves norms and ranges unchanged.
+    How much they should change is measured with the kernel itself, by scaling all
+    elements of the linear inputs, which no fingerprint overlooks. First one element of
+    each linear input becomes an outlier, then two elements are swapped in a row of each
+    of the others, which leaves norms and ranges unchanged.
     """
     if not case.linear:
         return None
@@ -94,13 +119,29 @@ def _fingerprint(case: Case, old: list[torch.Tensor]) -> str | None:
         results = case.kept()
         case.write(case.scaled(factor, values))
         asked = case.call()
-        for name, before, now, scaled in zip(case.op.outputs, old, results, asked, strict=True):
+        for name, before, now, scaled in zip(
+            case.op.outputs, old, results, asked, strict=True
+        ):
             follows = scaled.double() / factor
-            least = 2 * case.op.tolerance[name] * float(follows.norm()) / math.sqrt(max(follows.numel(), 1))
-            moved = float((follows - before.double()).abs().max()) if follows.numel() else 0.0
+            least = (
+                2
+                * case.op.tolerance[name]
+                * float(follows.norm())
+                / math.sqrt(max(follows.numel(), 1))
+            )
+            moved = (
+                float((follows - before.double()).abs().max())
+                if follows.numel()
+                else 0.0
+            )
             if moved > least and check.same_bits(before, now):
-                inside = ", ".join(x for i, x in enumerate(case.op.inputs) if i in changed)
-                return f"{name} stayed the same when single elements of {inside} changed: it uses a fingerprint"
+                inside = ", ".join(
+                    x for i, x in enumerate(case.op.inputs) if i in changed
+                )
+                return (
+                    f"{name} stayed the same when single elements of {inside} changed: it uses a"
+                    " fingerprint"
+                )
     return None
 
 
@@ -136,10 +177,11 @@ def _swapped(x: torch.Tensor) -> torch.Tensor:
 
 
 def _skipped_repeats(case: Case) -> str | None:
-    """Fresh values, the same values again, other fresh ones, and so on: a kernel that does less for the repeats is
-    caught.
+    """Fresh values, the same values again, other fresh ones, and so on: a kernel that
+    does less for the repeats is caught.
 
-    Each repeat comes right after its fresh values, so that a kernel that remembers only its last call is seen too.
+    Each repeat comes right after its fresh values, so that a kernel that remembers only
+    its last call is seen too.
     """
     if case.gpu:
         try:
@@ -161,15 +203,19 @@ _LONG_S = 0.1  # for longer calls, one call and its repeat make a group
 
 
 def _faster_when_repeated(case: Case) -> float | None:
-    """By the clock: the repeats' median share of the fresh values' time, if that is small beyond doubt.
+    """By the clock: the repeats' median share of the fresh values' time, if that is
+    small beyond doubt.
 
-    Each group compares the faster of two calls on fresh values with the faster of their repeats. Nearly all of 40
-    groups must say that repeats take less than 60 %; the search ends as soon as more than one, and one in eight, do
-    not: with an honest kernel mostly after the second. Nothing but the values differs between a call and its repeat,
-    and an extra call after each group keeps them from always being the even and the odd calls. So however noisy the
-    machine is, either is equally likely to be slower, and 40 coin flips fall like that once in 1.6 million times. (On
-    two cores with ten busy processes at most four groups in ten looked like it: then once in 10^9.) A cheat whose
-    bookkeeping costs more than 60 % of its work is not caught; it gains little.
+    Each group compares the faster of two calls on fresh values with the faster of their
+    repeats. Nearly all of 40 groups must say that repeats take less than 60 %; the
+    search ends as soon as more than one, and one in eight, do not: with an honest
+    kernel mostly after the second. Nothing but the values differs between a call and
+    its repeat, and an extra call after each group keeps them from always being the even
+    and the odd calls. So however noisy the machine is, either is equally likely to be
+    slower, and 40 coin flips fall like that once in 1.6 million times. (On two cores
+    with ten busy processes at most four groups in ten looked like it: then once in
+    10^9.) A cheat whose bookkeeping costs more than 60 % of its work is not caught; it
+    gains little.
     """
     ratios: list[float] = []
     failed, k, collecting = 0, 0, gc.isenabled()
@@ -207,9 +253,11 @@ _ROUNDS = 5
 
 
 def _fewer_kernels(case: Case) -> str | None:
-    """By a trace of the GPU: kernels that run for fresh values and not for repeats, or that take much less time then.
+    """By a trace of the GPU: kernels that run for fresh values and not for repeats, or
+    that take much less time then.
 
-    Five rounds must agree; the first that looks honest ends the search. Raises LookupError if there is no trace.
+    Five rounds must agree; the first that looks honest ends the search. Raises
+    LookupError if there is no trace.
     """
     missing: set[str] | None = None
     fresh_ns, repeat_ns = [], []
@@ -225,7 +273,11 @@ def _fewer_kernels(case: Case) -> str | None:
     if missing:
         name = min(missing, key=lambda name: (repeat[name], name))
         less = "less often" if repeat[name] else "not at all"
-        more = f", and {len(missing) - 1} more kernels less often" if len(missing) > 1 else ""
+        more = (
+            f", and {len(missing) - 1} more kernels less often"
+            if len(missing) > 1
+            else ""
+        )
         what = f"{name[:60]} runs {less}{more}"
     else:
         what = f"its kernels take {max(repeat_ns) / min(fresh_ns):.0%} of the time for fresh ones"
@@ -233,7 +285,9 @@ def _fewer_kernels(case: Case) -> str | None:
 
 
 def _trace(case: Case, k: int) -> tuple[Counter[str], int]:
-    """What one call runs on the GPU: kernels and copies by name, and the sum of their times in ns."""
+    """What one call runs on the GPU: kernels and copies by name, and the sum of their
+    times in ns.
+    """
     case.refresh(k)
     case.fill(case.outputs, check.poison)
     return case.ask(case.kernel.trace, case.inputs, case.outputs)

@@ -1,4 +1,6 @@
-"""Other work on the machine while a kernel is called: a race often needs its threads to be interrupted."""
+"""Other work on the machine while a kernel is called: a race often needs its threads to
+be interrupted.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ def busy(gpu: bool) -> Iterator[None]:
     """Keep every CPU busy, and the GPU if the kernel runs there, until the end of the `with`."""
     over = threading.Event()
     works = [_on_cpu] * (os.cpu_count() or 1) + [_on_gpu] * gpu
-    threads = [threading.Thread(target=work, args=(over.is_set,), daemon=True) for work in works]
+    threads = [
+        threading.Thread(target=work, args=(over.is_set,), daemon=True)
+        for work in works
+    ]
     for thread in threads:
         thread.start()
     try:

@@ -10,7 +10,9 @@ from .harness import Case
 
 
 def other_bits(case: Case) -> str | None:
-    """1 call with all sequences, and 1 each with up to three sequences alone: the first, a middle one, the last."""
+    """1 call with all sequences, and 1 each with up to three sequences alone: the
+    first, a middle one, the last.
+    """
     spans = _spans(case)
     if len(next(iter(spans.values()), [])) < 2:
         return None
@@ -18,21 +20,32 @@ def other_bits(case: Case) -> str | None:
     whole = case.kept()
     for i in sorted({0, count // 2, count - 1}):
         here = {axis: cut[i] for axis, cut in spans.items()}
-        inputs = [_part(spec.shape, x, here) for spec, x in zip(case.op.inputs.values(), case.original, strict=True)]
+        inputs = [
+            _part(spec.shape, x, here)
+            for spec, x in zip(case.op.inputs.values(), case.original, strict=True)
+        ]
         if "cu_seqlens" in case.op.inputs:
             ends = list(case.op.inputs).index("cu_seqlens")
             inputs[ends] = inputs[ends] - inputs[ends][0]
         axes = case.axes | {axis: span.stop - span.start for axis, span in here.items()}
         outputs = [spec.shape for spec in case.op.outputs.values()]
-        right = [_part(shape, x, here) for shape, x in zip(outputs, case.expected, strict=True)]
+        right = [
+            _part(shape, x, here)
+            for shape, x in zip(outputs, case.expected, strict=True)
+        ]
         one = Case(case.kernel, case.op, axes, inputs, right, case.in_place)
         alone = one.call(one.inputs)
-        for (name, spec), x, y in zip(case.op.outputs.items(), alone, whole, strict=True):
+        for (name, spec), x, y in zip(
+            case.op.outputs.items(), alone, whole, strict=True
+        ):
             if spec.keeps:  # of a pool, only the sequence's own slot
                 slots = inputs[list(case.op.inputs).index(spec.keeps)]
                 x, y = (z[slots[slots > 0].long()] for z in (x, y))
             if not check.same_bits(x, _part(spec.shape, y, here)):
-                return f"{name} of sequence {i} has other bits alone than among {count}: it depends on its neighbours"
+                return (
+                    f"{name} of sequence {i} has other bits alone than among {count}: it depends"
+                    " on its neighbours"
+                )
     return None
 
 

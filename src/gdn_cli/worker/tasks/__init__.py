@@ -1,6 +1,8 @@
-"""What a worker can be asked to do. Each task is a generator that yields records as soon as they are made.
+"""What a worker can be asked to do. Each task is a generator that yields records as
+soon as they are made.
 
-An algo's code runs in a runner (runner/), never here. Only a profiler's target runs it itself, and it does not judge.
+An algo's code runs in a runner (runner/), never here. Only a profiler's target runs it
+itself, and it does not judge.
 """
 
 from .common import BuildFailed

@@ -1,4 +1,6 @@
-"""Limits of this machine that no algo can beat, timed in this process, since a floor is not an algo's code."""
+"""Limits of this machine that no algo can beat, timed in this process, since a floor is
+not an algo's code.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from .common import begun, guarded, size, with_time
 
 
 def floors(request: Serving, reply: Reply) -> Iterator[Record]:
-    """The copy for each workload, then an empty launch and the copy rate, which do not depend on a workload."""
+    """The copy for each workload, then an empty launch and the copy rate, which do not
+    depend on a workload.
+    """
     seen: dict[int, list[Record]] = {}
     with torch.no_grad():
         for workload in request.workloads:
@@ -26,26 +30,43 @@ def floors(request: Serving, reply: Reply) -> Iterator[Record]:
             if moved not in seen:  # the copy depends on nothing else
                 seen[moved] = guarded(request, workload, [COPY], _copy, moved)
             call = begun(request, workload, COPY).workload
-            yield from (replace(record, workload=call, bytes_moved=moved) for record in seen[moved])
+            yield from (
+                replace(record, workload=call, bytes_moved=moved)
+                for record in seen[moved]
+            )
         yield from _machine(request)
 
 
 def _copy(request: Serving, workload: Workload, moved: int) -> list[Record]:
-    subject, how = floor.fastest_copy(moved, request.mode, request.timing.plan.get("l2", "cold"))
+    subject, how = floor.fastest_copy(
+        moved, request.mode, request.timing.plan.get("l2", "cold")
+    )
     record = replace(begun(request, workload, COPY), how=how)
-    return [with_time(record, timed_floor(request, tier, subject)) for tier in request.timing.tiers]
+    return [
+        with_time(record, timed_floor(request, tier, subject))
+        for tier in request.timing.tiers
+    ]
 
 
 def timed_floor(request: Serving, tier: str, subject: Subject) -> Measured:
-    """One tier's part of a floor's record, measured in this process: a floor is not an algo's code."""
+    """One tier's part of a floor's record, measured in this process: a floor is not an
+    algo's code.
+    """
     plan, gpu = Plan(**request.timing.plan), request.mode == "cuda"
-    return measuring.timed(tier, subject, plan, gpu=gpu, fallback=request.timing.fallback)
+    return measuring.timed(
+        tier, subject, plan, gpu=gpu, fallback=request.timing.fallback
+    )
 
 
 def _machine(request: Serving) -> Iterator[Record]:
-    """Floors that depend on no workload: an empty launch in each tier, and the rate of a large copy."""
+    """Floors that depend on no workload: an empty launch in each tier, and the rate of
+    a large copy.
+    """
     tiers = request.timing.tiers
-    record, subject = replace(begun(request, None, EMPTY), bytes_moved=0), floor.empty(request.mode)
+    record, subject = (
+        replace(begun(request, None, EMPTY), bytes_moved=0),
+        floor.empty(request.mode),
+    )
     for tier in tiers:
         yield with_time(record, timed_floor(request, tier, subject))
     subject, moved = floor.large_copy(request.mode)

@@ -1,4 +1,6 @@
-"""`survey`: is the algo right, how long does a call take, what does it run? For other tools: a profiler's target."""
+"""`survey`: is the algo right, how long does a call take, what does it run? For other
+tools: a profiler's target.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from .trial import timed
 
 
 class Target:
-    """What a profiler's target works on. Everything is made on first use: some targets need no GPU or no kernel."""
+    """What a profiler's target works on. Everything is made on first use: some targets
+    need no GPU or no kernel.
+    """
 
     def __init__(self, request: Serving, workload: Workload) -> None:
         self.request, self.workload = request, workload
@@ -32,12 +36,18 @@ class Target:
 
     @cached_property
     def kernel(self) -> build.Kernel:
-        """The algo in this process, because the tool looks at this process. Nothing here judges the algo."""
+        """The algo in this process, because the tool looks at this process. Nothing
+        here judges the algo.
+        """
         specific = self.request.specific and self.mode == "cuda"
         try:
-            return prepared.built(self.definition, self.solution, self.request.setup, specific=specific)
+            return prepared.built(
+                self.definition, self.solution, self.request.setup, specific=specific
+            )
         except build.BuildFailed as e:
-            raise BuildFailed(str(e), code=errors.MISSING if e.missing else errors.FAILED) from None
+            raise BuildFailed(
+                str(e), code=errors.MISSING if e.missing else errors.FAILED
+            ) from None
 
     @cached_property
     def case(self) -> Case:
@@ -51,14 +61,17 @@ class Target:
         device = "cuda" if self.mode == "cuda" else "cpu"
         inputs = dataset.load_inputs(self.op, self.workload, device, root)
         outputs = check.allocate(self.op, self.workload.axes, str(inputs[0].device))
-        for output, source in self.op.overwrites.items() if self.request.in_place else ():
+        for output, source in (
+            self.op.overwrites.items() if self.request.in_place else ()
+        ):
             outputs[output] = inputs[source]
         return Subject.of(self.kernel, inputs, outputs, definition=self.definition)
 
 
 def profile(request: Serving, reply: Reply) -> Iterator[Record]:
-    """`survey`: is the algo right, how long does a call take, what does it run? For other tools: a profiler's
-    target."""
+    """`survey`: is the algo right, how long does a call take, what does it run? For
+    other tools: a profiler's target.
+    """
     for workload in request.workloads:
         work = _surveyed if request.profile.task == "survey" else _inside
         yield from guarded(request, workload, [request.name], work)
@@ -72,7 +85,8 @@ def _inside(request: Serving, workload: Workload) -> list[Record]:
 
 
 def _surveyed(request: Serving, workload: Workload) -> list[Record]:
-    """What a profile is read against: the check, a time, the floors of this workload, and what a call runs.
+    """What a profile is read against: the check, a time, the floors of this workload,
+    and what a call runs.
 
     Without a tier nothing is timed: only the check and the build are wanted.
     """
@@ -91,12 +105,18 @@ def _surveyed(request: Serving, workload: Workload) -> list[Record]:
     if not record.passed:  # a failed check outranks the time
         found.status, found.reason = record.status, record.reason
     if request.mode == "cuda":
-        survey.ran = kernel.ask("survey", case.inputs, outputs, definition=request.definition, l2=l2).ran
+        survey.ran = kernel.ask(
+            "survey", case.inputs, outputs, definition=request.definition, l2=l2
+        ).ran
     runner.close()
     copy, how = floor.fastest_copy(moved, request.mode, l2)
     large, large_bytes = floor.large_copy(request.mode)
     us = {}
-    for name, subject in (("copy_us", copy), ("empty_us", floor.empty(request.mode)), ("large_us", large)):
+    for name, subject in (
+        ("copy_us", copy),
+        ("empty_us", floor.empty(request.mode)),
+        ("large_us", large),
+    ):
         timing = timed_floor(request, tier, subject).timing
         us[name] = timing and timing.median_us
     survey.floors = Floors(**us, large_bytes=large_bytes, copy_how=how)
