@@ -35,7 +35,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gdn_cli.runner import process
+from gdn_cli.worker.executor import process
 
 _STATUS = struct.Struct("<i")
 _PR_SET_NAME = 15

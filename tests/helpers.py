@@ -208,7 +208,7 @@ def built(algo_name: str, mode: str):
     """
     from gdn_cli.catalog import pack, registry
     from gdn_cli.run import jobs
-    from gdn_cli.runner import prepared
+    from gdn_cli.worker.executor import prepared
 
     known = registry.load()
     algo = known.find(algo_name)
@@ -226,7 +226,7 @@ def local(kernel):
     """A kernel of this process with the methods of a runner's: checks and probes are
     written against these.
     """
-    from gdn_cli.runner import calls
+    from gdn_cli.worker.executor import calls
 
     class Local(calls.Here):
         def push(self, tensors):
@@ -260,7 +260,7 @@ def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list[dict]:
     import oracle
     import torch
 
-    from gdn_cli.worker import check
+    from gdn_cli.worker.judge import check
 
     op, kernel = built(algo_name, device)
     verdicts = []

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from gdn_cli.parsing import to_json
-from gdn_cli.profilers import Fact, Found, Reading, Table
 from gdn_cli.schema.profile_types import Profile
+from gdn_cli.worker.profilers import Fact, Found, Reading, Table
 
 GPU = {"gpu": "NVIDIA H200", "driver": "580.159.04", "cuda": "13.0", "sms": 132}
 MEANINGS = {

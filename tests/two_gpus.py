@@ -18,8 +18,8 @@ from msgspec import structs
 
 from gdn_cli import cli
 from gdn_cli.machine.inventory import Gpu, Machine
-from gdn_cli.records.request import Request
 from gdn_cli.run import jobs, planning
+from gdn_cli.worker.request import Request
 
 GPUS = tuple(
     Gpu("NVIDIA H200", "9.0", "580.1", f"GPU-{c * 8}", i)

@@ -1,28 +1,22 @@
 """gdn: write, check, time and pack GPU kernels for Gated Delta Net.
 
-For other programs: `from gdn_cli import load; decode = load("cuda-v4")`, see
-gdn_cli.operators.loading.
+This package is the command. Other programs use `gdn`: `from gdn import load`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .operators.loading import load
-
 __version__ = "0.1.0"
-__all__ = ["__version__", "load"]
+__all__ = ["__version__"]
 
 
-def __getattr__(name: str):
-    """Load `load` on first use: it imports torch, which takes a second."""
+def __getattr__(name: str) -> object:
+    """`load` has moved to gdn; its old place works for one release."""
     if name == "load":
-        from .operators.loading import load
+        import warnings
 
-        return load
+        import gdn
+
+        says = "gdn_cli.load is gdn.load now; 0.2 will not have it here"
+        warnings.warn(says, DeprecationWarning, stacklevel=2)
+        return gdn.load
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -12,7 +12,7 @@ from gdn_cli.catalog import pack, registry
 from gdn_cli.errors import UsageError
 from gdn_cli.machine import inventory
 from gdn_cli.run import prove
-from gdn_cli.runner import signature
+from gdn_cli.worker.executor import signature
 
 REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]

@@ -174,8 +174,8 @@ def test_the_reference_in_float64_is_the_oracle(op):
     import oracle
 
     from gdn_cli.catalog import pack
-    from gdn_cli.runner import build
-    from gdn_cli.worker import check
+    from gdn_cli.worker.executor import build
+    from gdn_cli.worker.judge import check
 
     reference = build.reference(pack.definition(op, REGISTRY))
     for name, case in CASES[op.name].items():

@@ -25,7 +25,7 @@ from gdn_cli.catalog.expression import condition
 from gdn_cli.errors import UsageError
 from gdn_cli.machine import inventory
 from gdn_cli.run import jobs
-from gdn_cli.runner import prepared
+from gdn_cli.worker.executor import prepared
 
 REGISTRY = helpers.REGISTRY
 OFFERED = [algo for algo in REGISTRY.algos if batch_invariance.offered(algo)]

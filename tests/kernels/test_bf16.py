@@ -22,11 +22,11 @@ from msgspec import structs
 from gdn_cli.catalog import pack, presets, registry
 from gdn_cli.catalog.workloads import embedded, select
 from gdn_cli.run import planning
-from gdn_cli.runner import build
-from gdn_cli.timing import floor
-from gdn_cli.worker import check, dataset, probes, synthetic
-from gdn_cli.worker.probes import async_work, caching
-from gdn_cli.worker.probes.harness import FACTOR
+from gdn_cli.worker.executor import build
+from gdn_cli.worker.judge import check, dataset, probes, synthetic
+from gdn_cli.worker.judge.probes import async_work, caching
+from gdn_cli.worker.judge.probes.harness import FACTOR
+from gdn_cli.worker.timing import floor
 
 REGISTRY = helpers.REGISTRY
 OP, DECODE = REGISTRY.ops["gdn_decode_bf16"], REGISTRY.ops["gdn_decode"]

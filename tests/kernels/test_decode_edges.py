@@ -22,7 +22,7 @@ import torch
 from gdn_cli.catalog import pack, tuned_table
 from gdn_cli.machine import inventory
 from gdn_cli.run import jobs
-from gdn_cli.runner import build
+from gdn_cli.worker.executor import build
 
 REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_decode"]

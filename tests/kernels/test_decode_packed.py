@@ -269,7 +269,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written():
 
 
 def test_load_works_on_a_copy_or_in_place():
-    from gdn_cli import load
+    from gdn import load
 
     built("cpp-v1")
     call, args = load("cpp-v1", op=OP.name), inputs([1, 0], 3, 4, 8)

@@ -23,7 +23,7 @@ from emulator import emulation
 
 from gdn_cli.catalog import tuned_table
 from gdn_cli.machine import inventory
-from gdn_cli.worker import check
+from gdn_cli.worker.judge import check
 
 FWD = helpers.OURS / "attention_fwd"
 CUDA = helpers.OURS / "_cuda" / "attention"

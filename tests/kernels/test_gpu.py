@@ -23,7 +23,7 @@ from gdn_cli.catalog import pack
 from gdn_cli.catalog.workloads import embedded, select
 from gdn_cli.machine import inventory
 from gdn_cli.run import jobs
-from gdn_cli.worker import check
+from gdn_cli.worker.judge import check
 
 pytestmark = pytest.mark.gpu
 
@@ -291,7 +291,7 @@ class Call:
     def __init__(self, algo, chosen: str) -> None:
         if (place := inventory.HERE.place(algo, MODE)).mode is None:
             pytest.skip(f"{algo.full_name}: {place.reason}")
-        from gdn_cli.worker import dataset
+        from gdn_cli.worker.judge import dataset
 
         self.op, self.kernel = helpers.built(algo.full_name, MODE)
         (self.workload,) = work(self.op, [chosen])

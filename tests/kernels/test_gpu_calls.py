@@ -21,9 +21,9 @@ import torch
 from kernels.prompts import Prompt, error
 from operators.test_call_checks import shifted
 
-from gdn_cli import load, serving
+from gdn import load, serving
 from gdn_cli.machine import inventory
-from gdn_cli.worker import check
+from gdn_cli.worker.judge import check
 
 pytestmark = pytest.mark.gpu
 
@@ -184,7 +184,7 @@ def test_what_a_judge_calls_from_new_threads(algo):
 FRESH = """
 import sys, json, torch, oracle
 from kernels import test_gpu_calls as t
-from gdn_cli import load; from gdn_cli.catalog import registry
+from gdn import load; from gdn_cli.catalog import registry
 name, case = sys.argv[1], json.loads(sys.argv[2])
 op = t.REGISTRY.ops[name.split("/")[0]]
 made = []
@@ -423,7 +423,7 @@ WITH_WGMMA = [
 ]
 LOADED = """
 import sys, warnings
-from gdn_cli import load, serving
+from gdn import load, serving
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     load(sys.argv[1]), load(sys.argv[1])

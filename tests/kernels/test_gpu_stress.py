@@ -16,7 +16,7 @@ from kernels.prompts import D, Prompt, error
 from kernels.test_gpu_calls import CASES, OURS, REGISTRY, called, on, right, rung
 from oracle import inputs as drawn
 
-from gdn_cli import load, serving
+from gdn import load, serving
 
 pytestmark = pytest.mark.gpu
 # What is launched on 132 SMs, as dispatch_rule.h says: (H, HV, lengths).

@@ -1,6 +1,6 @@
 """gdn_mtp and gdn_mtp_packed: every algo against steps in float64 that are written
 here; accepted counts, padding, slots, rows that lie apart; and `mtp_verify`, the
-function of a compiled rung that gdn_cli.serving calls.
+function of a compiled rung that gdn.serving calls.
 
 Algos are the registry's, by the devices that they name: a new rung joins by its folder.
 """

@@ -24,7 +24,7 @@ from kernels.test_decode_edges import covering, error, named
 from gdn_cli.catalog import pack, tuned_table
 from gdn_cli.machine import inventory
 from gdn_cli.run import jobs
-from gdn_cli.runner import build
+from gdn_cli.worker.executor import build
 
 REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_prefill"]

@@ -12,7 +12,8 @@ import torch
 
 from gdn_cli.catalog.workloads import embedded, select, stressed, twin
 from gdn_cli.errors import UsageError
-from gdn_cli.worker import dataset, trace_set_writer
+from gdn_cli.worker import trace_set_writer
+from gdn_cli.worker.judge import dataset
 
 REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_prefill_packed"]

@@ -13,9 +13,9 @@ import torch
 
 from gdn_cli.catalog import pack, registry
 from gdn_cli.machine import inventory
-from gdn_cli.profilers import Ask, sass
 from gdn_cli.run import jobs
-from gdn_cli.runner import build
+from gdn_cli.worker.executor import build
+from gdn_cli.worker.profilers import Ask, sass
 
 REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_decode"]

@@ -39,9 +39,9 @@ from gdn_cli.records.history import documents
 from gdn_cli.report import merge, terminal
 from gdn_cli.run import execute as execution
 from gdn_cli.run import jobs, planning
-from gdn_cli.runner import build
 from gdn_cli.schema.record_types import Environment, GpuName, Status, document_of
 from gdn_cli.tune import evidence, race, search
+from gdn_cli.worker.executor import build
 
 REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]

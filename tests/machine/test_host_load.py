@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from gdn_cli import timing
 from gdn_cli.machine import environment, host_load
 from gdn_cli.schema.record_types import GpuState
-from gdn_cli.timing import Plan, Sample, Subject, sampling, wall
+from gdn_cli.worker import timing
+from gdn_cli.worker.timing import Plan, Sample, Subject, sampling, wall
 
 # --- witnesses
 

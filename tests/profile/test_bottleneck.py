@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from gdn_cli.profile import bottleneck, session
-from gdn_cli.profilers import Fact, Found, Table
 from gdn_cli.schema.profile_types import Survey, Verdict
+from gdn_cli.worker.profilers import Fact, Found, Table
 
 # GDN decode on an H200: the survey's CUPTI times with the floors of the same run
 B1 = {

@@ -11,7 +11,7 @@ import pytest
 from gdn_cli.errors import UsageError
 from gdn_cli.parsing import to_json
 from gdn_cli.profile import differences
-from gdn_cli.profilers import Fact, Found, Table
+from gdn_cli.worker.profilers import Fact, Found, Table
 
 
 def difference(a: dict, b: dict) -> dict:

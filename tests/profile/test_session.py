@@ -11,9 +11,9 @@ from pathlib import Path
 import helpers
 import pytest
 
-from gdn_cli import profilers
 from gdn_cli.machine import inventory
 from gdn_cli.profile import session
+from gdn_cli.worker import profilers
 
 NO_GPU = pytest.mark.skipif(
     bool(inventory.gpus()), reason="it is about a machine without a GPU"

@@ -18,7 +18,7 @@ from gdn_cli.records import baselines, comparison, store
 from gdn_cli.report import book, terminal
 from gdn_cli.run import planning
 from gdn_cli.schema.record_types import Document, Record
-from gdn_cli.timing import summarise
+from gdn_cli.worker.timing import summarise
 
 REGISTRY = helpers.REGISTRY
 

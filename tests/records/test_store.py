@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from gdn_cli.errors import FAILED, MISSING, OK, REMOTE, GdnError, UsageError
-from gdn_cli.records import messages, score, store
+from gdn_cli.records import score, store
 from gdn_cli.run import execute, jobs
 from gdn_cli.schema import record_types
 from gdn_cli.schema.record_types import Blame, Record, Status
-from gdn_cli.worker import serve
+from gdn_cli.worker import messages, serve
 
 RESULTS = helpers.TESTS.parent / "results"
 _DELETE = object()

@@ -15,9 +15,9 @@ from rich.console import Console
 from gdn_cli import units
 from gdn_cli.parsing import to_json
 from gdn_cli.profile import differences
-from gdn_cli.profilers import Found, Table
 from gdn_cli.report import profile
 from gdn_cli.schema.profile_types import Listed
+from gdn_cli.worker.profilers import Found, Table
 
 LONGER = "first [a] which is longer than a line of eighty letters, and so it is folded"
 LONG = "kernel_cutlass_gdn_decode_tensorptrf32gmemalign16odiv8_" + "o11281" * 15

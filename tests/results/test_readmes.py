@@ -12,8 +12,8 @@ import helpers
 import pytest
 
 from gdn_cli.records import store
-from gdn_cli.timing import floor
 from gdn_cli.units import duration, three
+from gdn_cli.worker.timing import floor
 
 ROOT = helpers.TESTS.parent
 REGISTRY = helpers.REGISTRY

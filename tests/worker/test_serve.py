@@ -24,8 +24,8 @@ from gdn_cli.catalog import ops, pack, registry
 from gdn_cli.catalog.workloads import embedded, select
 from gdn_cli.machine import inventory
 from gdn_cli.parsing import to_json
-from gdn_cli.records import exit_reasons as ends
 from gdn_cli.run import jobs
+from gdn_cli.worker import exit_reasons as ends
 
 REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]

@@ -70,7 +70,7 @@ class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # a sequence's bits do not depend on its neighbours, whatever the sizes
     batch_invariant: bool = False
     setup: Annotated[str, _SETUP] | None = (
-        None  # work that is done once for the inputs, and not timed: runner/prepared.py
+        None  # work that is done once for the inputs, and not timed: executor/prepared.py
     )
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 wrong one reads other memory.
 
 Code that has them in host memory calls this before a kernel runs: worker/dataset.py,
-wherever a workload's inputs come from, and operators/call_checks.py for CPU tensors. On
+wherever a workload's inputs come from, and gdn/call_checks.py for CPU tensors. On
 a GPU reading them would make the caller wait for all work there, so the functions made
 by `load` do not check them.
 """

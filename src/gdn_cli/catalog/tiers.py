@@ -1,5 +1,5 @@
 """The timing tiers, what each can do, and the names under which floors are recorded.
-gdn_cli.timing measures them.
+gdn_cli.worker.timing measures them.
 """
 
 from __future__ import annotations

@@ -335,9 +335,10 @@ def profile(
     """`gdn profile` at Modal: one algo on one workload, or the differences of two. The
     folder is saved here.
     """
-    from .. import paths, profilers
+    from .. import paths
     from ..profile import session
     from ..remote import engine, profiles
+    from ..worker import profilers
     from . import profile as here
 
     if errand.resume:

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ..catalog.presets import Preset
     from ..catalog.registry import Registry
     from ..machine.inventory import Machine
-    from ..records.request import PlanFields
     from ..run.planning import Entry, Part
+    from ..worker.request import PlanFields
 
 G, R = TypeVar("G"), TypeVar("R")
 MACHINE: ContextVar[Machine | None] = ContextVar("MACHINE", default=None)
@@ -456,8 +456,8 @@ class Trust:
         """Warn that packed files run with the user's rights. Raises MissingError if
         --sandbox finds no bubblewrap.
         """
+        from ..machine import sandbox as bubblewrap
         from ..report import screen
-        from ..runner import sandbox as bubblewrap
 
         if self.sandbox:
             bubblewrap.find()

@@ -56,8 +56,8 @@ class Look:
 
     def settings(self, place: o.Place, folder: Path) -> Any:
         """The settings (session.Settings), checked before anything runs."""
-        from .. import profilers
         from ..profile import session
+        from ..worker import profilers
 
         tool = self.tool
         if tool:

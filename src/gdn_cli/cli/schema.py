@@ -21,9 +21,9 @@ def schema(
     """Print the JSON Schema of a file that gdn writes or reads."""
     from .. import parsing
     from ..catalog import registry
-    from ..records import messages
     from ..report import screen
     from ..schema import record_types
+    from ..worker import messages
 
     forms = {
         "record": record_types.Document,

@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections import Counter
 
 from .. import units
-from ..profilers import stalls
 from ..schema.profile_types import Found, Survey, Verdict
+from ..worker.profilers import stalls
 
 HIGH = 0.6  # of a peak: from here on it limits the kernel
 LOW = 0.5  # of a peak: below this it does not; in between there is no verdict

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from .. import errors, files, paths, profilers
+from .. import errors, files, paths
 from ..catalog.ops import Op
 from ..catalog.pack import definition, pack, source_hash
 from ..catalog.registry import Algo, Registry
@@ -30,14 +30,14 @@ from ..errors import GdnError, MissingError, UsageError
 from ..machine import environment, locks
 from ..machine.inventory import HERE, Machine
 from ..parsing import decode, read_json, wrong
-from ..profilers import Ask, Reply, Run
-from ..records import messages
-from ..records.request import Profiling
 from ..records.store import dumps
 from ..run import planning
 from ..run.jobs import Job, execute
 from ..schema.profile_types import Found, Listed, Profile, Survey, Verdict
 from ..schema.record_types import Call, Environment, Record, Status
+from ..worker import messages, profilers
+from ..worker.profilers import Ask, Reply, Run
+from ..worker.request import Profiling
 from . import bottleneck
 
 _FILE = "profile.json"

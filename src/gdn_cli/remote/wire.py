@@ -17,12 +17,12 @@ from msgspec import Struct
 
 from .. import bounded
 from ..errors import RemoteError
-from ..records.request import Request
 from ..run.doctor import Finding
 from ..run.jobs import Outcome
 from ..schema import profile_types
 from ..schema.record_types import Environment, Record
 from ..tune import away
+from ..worker.request import Request
 from .settings import Gpu
 
 SCHEMA = 3

@@ -16,10 +16,10 @@ from rich.table import Table as RichTable
 from .. import units
 from ..profile import differences
 from ..profile.differences import Difference
-from ..profilers.symbols import bare as short
 from ..schema.profile_types import Fact, Found, Listed, Profile, Ran
 from ..schema.profile_types import Table as Told
 from ..schema.statuses import Status
+from ..worker.profilers.symbols import bare as short
 from .screen import (
     block,
     console,

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from .. import parsing, paths, profilers
+from .. import parsing, paths
 from ..catalog import registry, trace_set
 from ..errors import GdnError
 from ..machine import inventory
 from ..machine.inventory import HERE, Machine
+from ..worker import profilers
 
 Finding = dict[str, str | None]  # state, what, found, for and mend
 

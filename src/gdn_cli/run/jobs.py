@@ -21,8 +21,8 @@ from ..catalog.tiers import COPY, FLOORS
 from ..catalog.workloads import Workload
 from ..machine import inventory, limits
 from ..machine.builders import with_builders
-from ..records.request import PlanFields, Profiling, Request, Rival, Timing
 from ..schema.record_types import Record
+from ..worker.request import PlanFields, Profiling, Request, Rival, Timing
 from . import redaction
 from .worker_process import OnRecord, Outcome, Worker
 

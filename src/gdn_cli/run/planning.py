@@ -24,8 +24,8 @@ from ..errors import UsageError
 from ..machine import gpu_sharing, inventory
 from ..machine.inventory import Gpu, Machine
 from ..parsing import Json
-from ..records.request import PlanFields
 from ..schema.record_types import Missing
+from ..worker.request import PlanFields
 from .jobs import Job
 
 # (algo, --device) -> where it runs on the machine in question: Machine.place for this one.

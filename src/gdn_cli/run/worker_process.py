@@ -24,10 +24,10 @@ from msgspec import structs
 
 from .. import bounded
 from ..machine import linux
-from ..records import exit_reasons
-from ..records.messages import Event, Reply
-from ..records.request import Request
 from ..schema.record_types import Blame, Environment, Record, Status, blame
+from ..worker import exit_reasons
+from ..worker.messages import Event, Reply
+from ..worker.request import Request
 from . import own_files, redaction
 
 _KEEPER = Path(__file__).with_name("keeper.py")
@@ -39,7 +39,7 @@ _LINE = 2000  # characters of a line of the tail
 _WAITS = re.compile(
     rb"^gdn: the build of [^\n]{1,200} is in use by [^\n]{1,200}; waiting$",
     re.MULTILINE,
-)  # runner/build.py
+)  # executor/build.py
 
 
 class Outcome(msgspec.Struct):

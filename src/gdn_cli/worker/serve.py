@@ -1,5 +1,5 @@
 """Request (JSON) -> reply (JSON): the process that judges kernels. It does not run
-them: a runner does (runner/).
+them: a runner does (executor/).
 
     gdn worker < request.json > reply.json [--events FILE]
 
@@ -28,10 +28,10 @@ from msgspec import structs
 from ..errors import USAGE, GdnError
 from ..machine import linux
 from ..parsing import decode, json_of
-from ..records.messages import Event, Reply
-from ..records.request import Request, Serving
-from ..runner import process
 from ..schema.record_types import SCHEMA, Record, Status
+from .executor import process
+from .messages import Event, Reply
+from .request import Request, Serving
 
 
 def main(
@@ -126,8 +126,8 @@ def serve(
             # the reference is built in a folder that no algo's code has written to
             os.environ["FIB_CACHE_PATH"] = tempfile.mkdtemp(prefix="gdn-reference-")
         from ..machine import environment
-        from ..runner import client
-        from . import tasks
+        from .executor import client
+        from .judge import tasks
 
         reply.environment = environment.describe(request.mode)
         # first: records always have their origin

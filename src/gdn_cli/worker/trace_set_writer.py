@@ -29,8 +29,8 @@ from ..catalog.ops import Op
 from ..catalog.workloads import Workload, embedded
 from ..errors import GdnError, MissingError, UsageError
 from ..parsing import Json, json_of, read_json, read_text
-from . import synthetic
-from .dataset import DTYPE_CODES, blob_header
+from .judge import synthetic
+from .judge.dataset import DTYPE_CODES, blob_header
 
 MARKER = "gdn-data.json"
 # bytes that must stay free in addition to the tensors: rows, headers, directories

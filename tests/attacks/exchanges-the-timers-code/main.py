@@ -1,4 +1,4 @@
-from gdn_cli.timing import wall
+from gdn_cli.worker.timing import wall
 
 from .right import run  # noqa: F401
 

@@ -1,6 +1,6 @@
 import gc
 
-from gdn_cli.timing import Sample
+from gdn_cli.worker.timing import Sample
 
 from .right import run as right
 

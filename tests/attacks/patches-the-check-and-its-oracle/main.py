@@ -2,8 +2,8 @@ import gc
 
 import torch
 
-from gdn_cli.runner import build
-from gdn_cli.worker import check, probes
+from gdn_cli.worker.executor import build
+from gdn_cli.worker.judge import check, probes
 
 check.oracle = lambda reference, inputs: [
     torch.zeros_like(inputs[2]).double(),

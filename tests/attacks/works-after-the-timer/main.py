@@ -1,4 +1,4 @@
-from gdn_cli.runner.main import Runner
+from gdn_cli.worker.executor.main import Runner
 
 from .right import run as right
 

@@ -1,0 +1,428 @@
+"""GDN for serving engines: their own calls, on our kernels. States lie in a pool, are
+addressed by slots and updated in place.
+
+    from gdn import serving
+    serving.prepare(serving.packed_decode, dtype=torch.bfloat16)  # builds or loads the library
+    serving.packed_decode(mixed_qkv, a, b, A_log, dt_bias, scale, pool, out, slots,
+      use_qk_l2norm_in_kernel=True)
+
+`gdn.serving.vllm` and `gdn.serving.sglang` put these into an installed engine.
+
+All functions run on the current stream of the tensors' device, wait for nothing and
+allocate nothing but an output that is not given (chunk_prefill: also scratch, from
+torch). So a CUDA graph can capture them once their library is loaded. They may be
+called from any thread. There is no backward. The step is that of Gated Delta Networks
+(arXiv 2412.06464):
+
+    S <- g S;  S <- S + beta (v - S k) k^T;  o = scale S q
+    g = exp(-exp(A_log) softplus(a + dt_bias)),  beta = sigmoid(b),  both in float32
+
+with a state S [V, K] for each value head and K = V = 128; HV is any multiple of H.
+Slots are below the size of the pool, and those of one call are distinct unless they are
+padding: both are up to the caller, as checking them would mean to wait for the GPU. A
+slot below `first_slot` is padding: its output is 0, and no state is read or written.
+
+Each function is an operator of torch, torch.ops.gdn.<name>, that declares what it writes to:
+torch.compile, torch.export and FakeTensorMode take it.
+
+Errors come before anything is launched: ValueError or TypeError if the arguments do not fit, have
+the negative bit, share memory with an output or have lost it, or want a gradient (NoBackward, which
+is a RuntimeError too). A library says pool, state_indices and output for initial_state,
+ssm_state_indices and out. MissingError if this machine or this version has no such library,
+GdnError if it does not build, or is not loaded when a CUDA graph is captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gdn_cli.errors import UsageError
+
+from .. import tensor_checks
+from .library import Exported
+from .operator import BF16, F32, POOLS, WHOLE, Fixed, Number, Operator, Tensor
+
+# under the root: x / sqrt(sum(x^2) + 1e-6), as in vLLM, SGLang and FlashInfer
+NORM_EPSILON = 1e-6
+# mode of mtp_verify in the library: which states are written, and where
+OUTPUTS, LAST, SLOTS, BUFFER = range(4)
+MOST_TOKENS = 8  # of a sequence in mtp_verify
+
+_decode = Exported(
+    "packed_decode",
+    "gdn_decode_packed/cuda-v5-packed",
+    "gdn_decode_packed/cpp-v1",
+    halves="gdn_decode_packed_bf16/cuda-v5-packed-bf16",
+)
+_verify = Exported("mtp_verify", "gdn_mtp_packed/cuda-v1", "gdn_mtp_packed/cpp-v1")
+_prefill = Exported(
+    "chunk_prefill", "gdn_prefill_packed/cuda-chunk-packed", "gdn_prefill_packed/cpp-v1"
+)
+
+_POOL, _HEADS = Tensor((4,), written=True), Tensor((1,), F32)
+_run_decode = Operator(
+    _decode,
+    {
+        "mixed_qkv": Tensor((2,), BF16),
+        "a": Tensor((2,), BF16),
+        "b": Tensor((2,), BF16),
+        "A_log": _HEADS,
+        "dt_bias": Tensor((1,), F32 + BF16),
+        "initial_state": _POOL,
+        "ssm_state_indices": Tensor((1,), WHOLE),
+        "scale": Number("float?"),
+        "out": Tensor((4,), BF16, written=True),
+        "new_pool": Fixed("initial_state"),
+        "new_indices": Fixed(),
+        "has_initial_state": Fixed(),
+        "first_slot": Number("int"),
+        "epsilon": Number("float"),
+    },
+)
+_run_verify = Operator(
+    _verify,
+    {
+        "q": Tensor((3, 4), BF16),
+        "k": Tensor((3, 4), BF16),
+        "v": Tensor((3, 4), BF16),
+        "a": Tensor((2, 3), BF16),
+        "b": Tensor((2, 3), BF16),
+        "A_log": _HEADS,
+        "dt_bias": Tensor((1,), F32 + BF16),
+        "initial_state": _POOL,
+        "ssm_state_indices": Tensor((1, 2), WHOLE),
+        "num_accepted_tokens": Tensor((1,), WHOLE, optional=True),
+        "cu_seqlens": Tensor((1,), WHOLE, optional=True),
+        "scale": Number("float?"),
+        "out": Tensor((3, 4), BF16, written=True),
+        "states": Tensor((5,), POOLS, written=True, optional=True),
+        "states_rows": Tensor((1,), WHOLE, optional=True),
+        "state_mode": Number("int"),  # torch has a name of its own for "mode"
+        "first_slot": Number("int"),
+        "epsilon": Number("float"),
+    },
+)
+_run_prefill = Operator(
+    _prefill,
+    {
+        "q": Tensor((3,), BF16),
+        "k": Tensor((3,), BF16),
+        "v": Tensor((3,), BF16),
+        "a": Tensor((2,), BF16),
+        "b": Tensor((2,), BF16),
+        "A_log": _HEADS,
+        "dt_bias": Tensor((1,), F32 + BF16),
+        "initial_state": _POOL,
+        "ssm_state_indices": Tensor((1,), WHOLE),
+        "has_initial_state": Tensor((1,), (torch.bool,), optional=True),
+        "cu_seqlens": Tensor((1,), WHOLE),
+        "scale": Number("float?"),
+        "out": Tensor((3,), BF16, written=True),
+        "first_slot": Number("int"),
+        "epsilon": Number("float"),
+    },
+)
+
+
+def packed_decode(
+    mixed_qkv: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    scale: float,
+    initial_state: torch.Tensor,
+    out: torch.Tensor | None,
+    ssm_state_indices: torch.Tensor,
+    use_qk_l2norm_in_kernel: bool = False,
+    *,
+    first_slot: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token for each of B rows: vLLM 0.33's and SGLang 0.5.23's
+    fused_recurrent_gated_delta_rule_packed_decode.
+
+    mixed_qkv          [B, 2 H K + HV V] bfloat16: q of all heads, k, then v; rows may lie apart
+    a, b               [B, HV] bfloat16; rows may lie apart
+    A_log, dt_bias     [HV] float32; dt_bias also bfloat16
+    scale              of the outputs, 1/sqrt(K) if None or 0
+    initial_state      the pool [slots, HV, V, K] float32, bfloat16 or float16; slots
+      may lie apart. In place
+    out                [B, 1, HV, V] bfloat16, dense; None: a new tensor
+    ssm_state_indices  [B] int32 or int64: the slot of each row; may be a column of a table
+    use_qk_l2norm_in_kernel
+                       divide q and k by their length first, sqrt(sum(x^2) + 1e-6)
+    first_slot         slots below it are padding: 1 as in vLLM, 0 as in SGLang
+
+    Returns (out, initial_state).
+    """
+    if out is None:
+        try:  # to ask before takes half a microsecond
+            out = mixed_qkv.new_empty(mixed_qkv.shape[0], 1, *initial_state.shape[1:3])
+        except (AttributeError, IndexError):
+            tensor_checks.tensor("mixed_qkv", mixed_qkv, 2)
+            tensor_checks.tensor("initial_state", initial_state, 4)
+            raise
+    _run_decode(
+        mixed_qkv,
+        a,
+        b,
+        A_log,
+        dt_bias,
+        initial_state,
+        ssm_state_indices,
+        scale,
+        out,
+        initial_state,
+        None,
+        None,
+        first_slot,
+        NORM_EPSILON if use_qk_l2norm_in_kernel else -1.0,
+    )
+    return out, initial_state
+
+
+def mtp_verify(
+    A_log: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    dt_bias: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: float = 1.0,
+    threshold: float = 20.0,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    inplace_final_state: bool = True,
+    cu_seqlens: torch.Tensor | None = None,
+    ssm_state_indices: torch.Tensor | None = None,
+    num_accepted_tokens: torch.Tensor | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    is_kda: bool = False,
+    *,
+    out: torch.Tensor | None = None,
+    first_slot: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Up to 8 tokens for each of N sequences, as many states: vLLM 0.33's
+    fused_sigmoid_gating_delta_rule_update.
+
+    q, k                 [1, total, H, K] bfloat16 with cu_seqlens, else [N, T, H, K];
+      tokens may lie apart
+    v                    [1, total, HV, V] or [N, T, HV, V] bfloat16; tokens may lie apart
+    a, b                 [total, HV] or [1, total, HV], else [N, T, HV], bfloat16
+    A_log, dt_bias, scale, initial_state
+                         as in packed_decode
+    cu_seqlens           [N + 1] int32: where each sequence's tokens begin; 0 to T of them
+    ssm_state_indices    [N, T] int32 or int64: the state after token t goes to slot [n,
+      t]; [N] for one token each.
+                         Rows may lie apart. With cu_seqlens there may be more rows, which are not
+                         read, as vLLM has them where prompts follow; of num_accepted_tokens as well
+    num_accepted_tokens  [N] int32: the sequence starts from slot [n,
+      num_accepted_tokens[n] - 1], a count outside 1..T
+                         makes it padding; None: from slot [n, 0]
+    out                  like v, dense; None: a new tensor
+
+    Only with beta 1, threshold 20 (the softplus is exact far beyond it), states in
+    place and without is_kda, else ValueError. Returns (out, initial_state).
+    """
+    if beta != 1.0 or threshold != 20.0 or not inplace_final_state or is_kda:
+        raise ValueError(
+            "mtp_verify: only with beta 1, threshold 20, states in place, and scalar gates"
+        )
+    if initial_state is None or ssm_state_indices is None:
+        raise ValueError(
+            "mtp_verify: expected a pool (initial_state) and its slots (ssm_state_indices)"
+        )
+    tensor_checks.tensor("ssm_state_indices", ssm_state_indices, 1, 2)
+    tensor_checks.tensor("q", q, 4)
+    if cu_seqlens is not None:
+        count = tensor_checks.tensor("cu_seqlens", cu_seqlens, 1).shape[0] - 1
+        ssm_state_indices = _first(ssm_state_indices, count)
+        num_accepted_tokens = _first(num_accepted_tokens, count)
+    if ssm_state_indices.dim() == 1:
+        tokens = (
+            q.shape[1] if cu_seqlens is None else q.shape[1] - cu_seqlens.shape[0] + 2
+        )
+        if tokens != 1 or num_accepted_tokens is not None:
+            raise ValueError(
+                "ssm_state_indices: expected [N, T], or [N] for sequences of one token"
+            )
+        ssm_state_indices = ssm_state_indices.unsqueeze(1)
+    if ssm_state_indices.shape[1] > MOST_TOKENS:
+        got = ssm_state_indices.shape[1]
+        raise ValueError(
+            f"ssm_state_indices: expected at most {MOST_TOKENS} tokens, got {got}"
+        )
+    out = verify(
+        q,
+        k,
+        v,
+        a,
+        b,
+        A_log,
+        dt_bias,
+        initial_state,
+        ssm_state_indices,
+        num_accepted_tokens,
+        cu_seqlens,
+        scale,
+        out,
+        None,
+        None,
+        SLOTS,
+        first_slot,
+        use_qk_l2norm_in_kernel,
+    )
+    return out, initial_state
+
+
+def _first(x: torch.Tensor | None, count: int) -> torch.Tensor | None:
+    """The first `count` rows. A slice takes a microsecond: only if there are more."""
+    return x if x is None or x.dim() == 0 or x.shape[0] <= count else x[:count]
+
+
+def verify(
+    q,
+    k,
+    v,
+    a,
+    b,
+    A_log,
+    dt_bias,
+    pool,
+    state_indices,
+    num_accepted_tokens,
+    cu_seqlens,
+    scale,
+    out,
+    states,
+    states_rows,
+    mode: int,
+    first_slot: int,
+    norm: bool,
+) -> torch.Tensor:
+    """The library's mtp_verify on the tensors of mtp_verify above. If mode is BUFFER,
+    states [N, >= T, HV, V, K] of the pool's dtype takes the state after each token, in
+    row states_rows[n] (int32 or int64 [N]) or n. Returns out.
+    """
+    if out is None:
+        out = torch.empty_like(
+            tensor_checks.tensor("v", v), memory_format=torch.contiguous_format
+        )
+    _run_verify(
+        q,
+        k,
+        v,
+        a,
+        b,
+        A_log,
+        dt_bias,
+        pool,
+        state_indices,
+        num_accepted_tokens,
+        cu_seqlens,
+        scale,
+        out,
+        states,
+        states_rows,
+        mode,
+        first_slot,
+        NORM_EPSILON if norm else -1.0,
+    )
+    return out
+
+
+def chunk_prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    initial_state: torch.Tensor,
+    ssm_state_indices: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    has_initial_state: torch.Tensor | None = None,
+    scale: float | None = None,
+    out: torch.Tensor | None = None,
+    use_qk_l2norm_in_kernel: bool = True,
+    *,
+    first_slot: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompts of N sequences, from the pool and back to it: in one call what engines do
+    around chunk_gated_delta_rule (gates, norm, gathering states, zeroing those of new
+    sequences, scattering the final ones).
+
+    q, k               [total, H, K] or [1, total, H, K] bfloat16; tokens may lie apart
+    v                  [total, HV, V] or [1, total, HV, V] bfloat16; tokens may lie apart
+    a, b               [total, HV] or [1, total, HV] bfloat16, before the gates
+    A_log, dt_bias, scale, initial_state, use_qk_l2norm_in_kernel
+                       as in packed_decode
+    ssm_state_indices  [N] int32 or int64: the slot of each sequence
+    cu_seqlens         [N + 1] int32 or int64: where each sequence's tokens begin
+    has_initial_state  [N] bool: False starts from zeros; None: all have one
+    out                [total, HV, V] or [1, total, HV, V] bfloat16, dense; None: a new
+      one, of 3 axes
+
+    Returns (out, initial_state).
+    """
+    q, k, v = _flat("q", q, 3), _flat("k", k, 3), _flat("v", v, 3)
+    if out is None:
+        out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    _run_prefill(
+        q,
+        k,
+        v,
+        _flat("a", a, 2),
+        _flat("b", b, 2),
+        A_log,
+        dt_bias,
+        initial_state,
+        ssm_state_indices,
+        has_initial_state,
+        cu_seqlens,
+        scale,
+        _flat("out", out, 3),
+        first_slot,
+        NORM_EPSILON if use_qk_l2norm_in_kernel else -1.0,
+    )
+    return out, initial_state
+
+
+def _flat(name: str, x: torch.Tensor, axes: int) -> torch.Tensor:
+    """[1, total, ...], as engines have the tokens of all sequences, as [total, ...]."""
+    if tensor_checks.tensor(name, x, axes, axes + 1).dim() == axes:
+        return x
+    if x.shape[0] != 1:
+        raise ValueError(f"{name}: expected [1, total, ...], got {list(x.shape)}")
+    return x[0]
+
+
+def prepare(
+    *functions: Callable[..., Any],
+    dtype: torch.dtype = torch.float32,
+    device: str = "cuda",
+) -> None:
+    """Build or load the libraries of these functions of this module (default: packed_decode,
+    mtp_verify and chunk_prefill) for pools of this dtype on "cuda" or "cpu": minutes the first time
+    on a machine. Raises UsageError, MissingError or GdnError."""
+    known = {packed_decode: _decode, mtp_verify: _verify, chunk_prefill: _prefill}
+    for function in functions:
+        if function not in list(known):
+            name = getattr(function, "__name__", type(function).__name__)
+            names = "packed_decode, mtp_verify or chunk_prefill"
+            raise UsageError(f"prepare: expected {names}, got {name}")
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(
+            f"prepare: dtype: expected a torch.dtype, got {type(dtype).__name__}"
+        )
+    kind = str(device).partition(":")[0]
+    if kind not in ("cuda", "cpu"):
+        raise UsageError(f"prepare: device: expected 'cuda' or 'cpu', got {device}")
+    for function in functions or known:
+        known[function].failed.clear()
+        known[function][dtype, kind == "cuda"]

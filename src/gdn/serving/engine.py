@@ -1,0 +1,244 @@
+"""Functions of an installed engine, replaced by ours and given back."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import logging
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gdn_cli.errors import GdnError, MissingError, one_line
+from gdn_cli.text import folded_for
+
+_log = logging.getLogger("gdn.serving")
+# strides of calls, reasons: limits the memory of a program with ever new sizes
+_REMEMBERED = 1000
+# how the engines' functions call the pool
+_POOLS = ("initial_state", "initial_state_source")
+
+
+class Engine:
+    """The functions of an engine that ours replace.
+
+    package    its import name
+    functions  "module:function" of the engine -> ours, of the same signature;
+      keyword-only parameters are our own
+    fallbacks  how often a replaced function called the engine's own, because ours does not take its
+               arguments. A call with a pool of two axes, vLLM's warm-up, is not counted
+    """
+
+    def __init__(self, package: str, functions: dict[str, Callable[..., Any]]) -> None:
+        self.package, self.functions = package, functions
+        self.fallbacks: Counter[str] = Counter()
+        # where -> the engine's, ours
+        self._replaced: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        self._lock = threading.Lock()
+
+    def check(self) -> dict[str, str | None]:
+        """The engine's name of each function -> None, or what differs in its signature.
+        MissingError: no engine.
+        """
+        return {
+            where.partition(":")[2]: _difference(self._own(where), ours)
+            for where, ours in self.functions.items()
+        }
+
+    def install(self) -> list[str]:
+        """Replace the functions that have the signature we know, wherever the engine's
+        modules hold them. Their names are returned; a line in the log
+        (`gdn.serving`) names the others. It does not touch a GPU: libraries are
+        loaded at the first call, or by gdn.serving.prepare. MissingError: no
+        engine.
+        """
+        with self._lock:
+            for where, ours in self.functions.items():
+                name, own = where.partition(":")[2], self._own(where)
+                if where in self._replaced:
+                    continue
+                if different := _difference(own, ours):
+                    _log.warning("%s is not replaced: %s", name, different)
+                    continue
+                self._replaced[where] = own, self._replacement(name, own, ours)
+                self._swap(*self._replaced[where])
+            return [where.partition(":")[2] for where in self._replaced]
+
+    def uninstall(self) -> None:
+        """Give the engine its own functions back. CUDA graphs that were captured before
+        keep ours.
+        """
+        with self._lock:
+            for own, ours in self._replaced.values():
+                self._swap(ours, own)
+            self._replaced.clear()
+
+    def main(self) -> int:
+        """`python -m`: a line for each function, 0 if all can be replaced."""
+        try:
+            found = self.check()
+        except MissingError as e:
+            print(folded_for(sys.stdout, str(e)))
+            return 1
+        for name, different in found.items():
+            line = f"{self._version()}: {name} {different or 'has the signature that is replaced'}"
+            print(folded_for(sys.stdout, line))
+        return int(any(found.values()))
+
+    def _version(self) -> str:
+        try:
+            return f"{self.package} {importlib.metadata.version(self.package)}"
+        except importlib.metadata.PackageNotFoundError:
+            return self.package
+
+    def _own(self, where: str) -> Callable[..., Any]:
+        if where in self._replaced:
+            return self._replaced[where][0]
+        module, _, name = where.partition(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        # whatever the engine's import does where it does not fit
+        except Exception as e:
+            hint = f"is {self.package} installed in this environment?"
+            raise MissingError(
+                f"{module}: no {name} to replace: {one_line(e)}", hint=hint
+            ) from None
+
+    def _swap(self, old: Any, new: Any) -> None:
+        """In all of the engine's modules: most import the function by its name."""
+        for name, module in list(sys.modules.items()):
+            if name == self.package or name.startswith(f"{self.package}."):
+                for attribute, value in list(vars(module).items()):
+                    if value is old:
+                        setattr(module, attribute, new)
+
+    def _replacement(
+        self, name: str, own: Callable[..., Any], ours: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        # kinds of calls -> why, as a library's refusal takes longer than a call; by what is
+        # quicker to look at
+        refused: dict[tuple, dict[tuple, str]] = {}
+        reports = _Reports(name, self.package)
+        place = _place_of_pool(ours)
+
+        @functools.wraps(own)
+        def call(*args: Any, **named: Any) -> Any:
+            pool = _pool(place, args, named)
+            # vLLM's warm-up, which is none of states
+            if pool is not None and pool.dim() == 2:
+                return own(*args, **named)
+            kinds = refused.get(_strides(args, named)) if refused else None
+            why = kinds.get(_kind(args, named)) if kinds else None
+            if why is None:
+                try:
+                    return ours(*args, **named)
+                # before anything was launched
+                except (ValueError, TypeError, GdnError) as e:
+                    why = str(e)
+                    # on a CPU values are looked at too: the next call of the kind may be right
+                    lasting = not isinstance(e, GdnError) and (
+                        pool is None or not pool.is_cpu
+                    )
+                    if lasting and len(refused) < _REMEMBERED:
+                        refused.setdefault(_strides(args, named), {})[
+                            _kind(args, named)
+                        ] = why
+            with self._lock:
+                self.fallbacks[name] += 1
+                reports.add(why)
+            return own(*args, **named)
+
+        return call
+
+
+class _Reports:
+    """A line in the log for a function's 1st, 10th, 100th, ... fallback for the same reason."""
+
+    def __init__(self, name: str, package: str) -> None:
+        self.name, self.package = name, package
+        self.counts: Counter[str] = Counter()
+
+    def add(self, why: str) -> None:
+        reason = re.sub(r"\d+", "", why)  # the same whatever the sizes
+        if reason not in self.counts and len(self.counts) >= _REMEMBERED:
+            reason = "other reasons"
+        self.counts[reason] += 1
+        count = self.counts[reason]
+        if str(count).rstrip("0") == "1":
+            calls = f"{count} call" + "s" * (count > 1)
+            line = "%s falls back to %s's own (%s so far): %s"
+            _log.warning(line, self.name, self.package, calls, why)
+
+
+def _place_of_pool(ours: Callable[..., Any]) -> tuple[str, int] | None:
+    """The name and position of the pool among a function's parameters."""
+    names = list(inspect.signature(ours).parameters)
+    return next(((name, names.index(name)) for name in _POOLS if name in names), None)
+
+
+def _pool(
+    place: tuple[str, int] | None, args: tuple, named: dict[str, Any]
+) -> torch.Tensor | None:
+    if place is None:
+        return None
+    name, position = place
+    pool = args[position] if position < len(args) else named.get(name)
+    return pool if isinstance(pool, torch.Tensor) else None
+
+
+def _plain(x: Any) -> Any:
+    """What stands for an argument that is no tensor: itself, if it can be compared."""
+    return x if x is None or isinstance(x, (bool, int, float, str)) else type(x)
+
+
+def _strides(args: tuple, named: dict[str, Any]) -> tuple:
+    values = (*args, *named.values())
+    return tuple(
+        [x.stride() if isinstance(x, torch.Tensor) else _plain(x) for x in values]
+    )
+
+
+def _kind(args: tuple, named: dict[str, Any]) -> tuple:
+    """What the checks of a call on a GPU look at: alignments up to 32 bytes, which tensors share
+    memory, gradients, and everything but values."""
+    values = (*args, *named.values())
+    tensors = [x for x in values if isinstance(x, torch.Tensor)]
+    memory = [x.untyped_storage().data_ptr() for x in tensors]
+    shared = tuple(memory.index(address) for address in memory)
+    described = tuple(
+        [_described(x) if isinstance(x, torch.Tensor) else _plain(x) for x in values]
+    )
+    return torch.is_grad_enabled(), shared, tuple(named), described
+
+
+def _described(x: torch.Tensor) -> tuple:
+    layout = (
+        x.dtype,
+        x.shape,
+        x.stride(),
+        x.device,
+        x.data_ptr() % 32,
+        x.data_ptr() == 0,
+    )
+    return *layout, x.requires_grad, x.is_neg(), x.is_conj()
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    """Names in their order, and defaults."""
+    of = inspect.signature(function).parameters.values()
+    return ", ".join(
+        str(p.replace(annotation=p.empty)) for p in of if p.kind != p.KEYWORD_ONLY
+    )
+
+
+def _difference(own: Callable[..., Any], ours: Callable[..., Any]) -> str | None:
+    if _signature(own) != (expected := _signature(ours)):
+        return f"takes ({_signature(own)}), expected ({expected})"
+    return None

@@ -1,0 +1,120 @@
+"""SGLang 0.5.23 on our kernels: `install()` and `uninstall()`; `python -m
+gdn.serving.sglang` checks the installed version. Slots below 0 are padding.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from . import BUFFER, LAST, OUTPUTS, packed_decode, verify
+from .engine import Engine
+
+
+def update(
+    A_log: torch.Tensor,
+    a: torch.Tensor,
+    dt_bias: torch.Tensor,
+    softplus_beta: float,
+    softplus_threshold: float,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    b: torch.Tensor,
+    initial_state_source: torch.Tensor,
+    initial_state_indices: torch.Tensor,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    is_kda: bool = False,
+    lower_bound: float | None = None,
+    disable_state_update: bool = False,
+    intermediate_states_buffer: torch.Tensor | None = None,
+    intermediate_state_indices: torch.Tensor | None = None,
+    cache_steps: int | None = None,
+    retrieve_parent_token: torch.Tensor | None = None,
+    cache_ring: bool = False,
+    replayssm_rawv: Any = None,
+    replayssm_rawk: Any = None,
+    replayssm_g: Any = None,
+    replayssm_beta: Any = None,
+    match_cutedsl_decode: bool = False,
+) -> torch.Tensor:
+    """SGLang's fused_sigmoid_gating_delta_rule_update: T = 1 to 8 tokens for each of N sequences.
+
+    q, k, v                     [1, N T, H or HV, 128] bfloat16 with cu_seqlens, else
+      [N, T, ...]; tokens may lie apart
+    a, b                        [N T, HV] or [1, N T, HV], else [N, T, HV], bfloat16
+    initial_state_source        the pool [slots, HV, V, K]
+    initial_state_indices       [N] int32 or int64
+    cu_seqlens                  [N + 1]: only its length is read, as SGLang gives all
+      sequences of a call T tokens
+    disable_state_update        the slots stay as they are; otherwise they get the last state
+    intermediate_states_buffer  [rows, >= T, HV, V, K] of the pool's dtype: the state
+      after each token; it wants
+                                disable_state_update
+    intermediate_state_indices  [N]: the buffer's row of each sequence
+
+    ValueError for trees of drafts, KDA, rings (ReplaySSM), other gates. Returns the output, like v.
+    """
+    if (
+        is_kda
+        or lower_bound is not None
+        or match_cutedsl_decode
+        or softplus_beta != 1.0
+        or softplus_threshold != 20.0
+    ):
+        raise ValueError(
+            "update: only with scalar gates of softplus beta 1 and threshold 20, without a lower"
+            " bound"
+        )
+    if cache_ring or retrieve_parent_token is not None:
+        raise ValueError("update: only for a chain of drafts, without rings")
+    states = intermediate_states_buffer
+    if states is not None and not disable_state_update:
+        raise ValueError("update: intermediate states only with disable_state_update")
+    mode = BUFFER if states is not None else OUTPUTS if disable_state_update else LAST
+    return verify(
+        q,
+        k,
+        v,
+        a,
+        b,
+        A_log,
+        dt_bias,
+        initial_state_source,
+        initial_state_indices,
+        None,
+        None,
+        scale,
+        None,
+        states,
+        intermediate_state_indices,
+        mode,
+        0,
+        use_qk_l2norm_in_kernel,
+    )
+
+
+_OPS = "sglang.kernels.ops.attention"
+_decode = functools.partial(packed_decode, first_slot=0)
+ENGINE = Engine(
+    "sglang",
+    {
+        f"{_OPS}.fla.fused_recurrent:fused_recurrent_gated_delta_rule_packed_decode": _decode,
+        f"{_OPS}.linear.fused_sigmoid_gating_recurrent:fused_sigmoid_gating_delta_rule_update": (
+            update
+        ),
+    },
+)
+check, install, uninstall, fallbacks = (
+    ENGINE.check,
+    ENGINE.install,
+    ENGINE.uninstall,
+    ENGINE.fallbacks,
+)
+
+if __name__ == "__main__":
+    raise SystemExit(ENGINE.main())

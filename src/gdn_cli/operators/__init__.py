@@ -1,1 +1,0 @@
-"""An algo as a PyTorch operator for other programs."""

@@ -1,0 +1,249 @@
+"""Solution -> callable, through flashinfer-bench's own builders, so that the contest's
+judge builds the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...errors import MissingError
+from ...machine import inventory, locks
+from ...machine.builders import environment
+from ...parsing import Json
+from ..timing.subject import listed
+from . import build_cache
+
+_ERRORS = 5  # of a compiler: the later ones often follow from the first
+
+
+class BuildFailed(Exception):
+    """The builder's full reason: a missing package, a compiler's errors, a signature
+    that does not match.
+    """
+
+    def __init__(self, message: str, *, missing: bool = False) -> None:
+        super().__init__(message)
+        # a missing package or a cache that cannot be written: not the algo's fault
+        self.missing = missing
+
+
+class Kernel:
+    """A built solution, called in destination-passing style whatever its own style.
+
+    `kernel(inputs, outputs)` fills `outputs` (tensors in the definition's order). For a
+    value-returning solution `returns(inputs)` gives the returned values, so that a
+    check sees their shapes and dtypes before anything is copied.
+    """
+
+    def __init__(self, runnable: Any) -> None:
+        self.runnable = runnable
+        # flashinfer-bench wraps it in a variadic one
+        self.entry_point = runnable._callable
+        self.destination_passing = runnable.metadata.destination_passing_style
+        self.module = _module_of(runnable)
+        self.last: Any = None  # what the last call returned
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it is compiled from C++ or CUDA: no Python runs in a call."""
+        return self.runnable.metadata.misc.get("binary") is not None
+
+    def backend(self, inputs: list) -> str | None:
+        """Which path the algo takes on these inputs, in its own words; None if it has
+        only one or does not say.
+
+        A Python module says it by `backend(*inputs)`, a library by `fallback()`.
+        """
+        if callable(tell := getattr(self.module, "backend", None)):
+            return str(tell(*inputs))
+        return self.fallback()
+
+    def fallback(self) -> str | None:
+        """The slower path that a library takes on the current device although it has a
+        faster one, and why; or None.
+
+        A C++ or CUDA algo says it with a second function,
+        TVM_FFI_DLL_EXPORT_TYPED_FUNC(fallback, ...): no arguments, returns a text that
+        is empty if it takes its fastest path.
+        """
+        tell = self.exported("fallback") if self.is_library else None
+        return str(tell()) or None if tell else None
+
+    def exported(self, name: str) -> Any:
+        """The function of this name in a library, None if it has none."""
+        import tvm_ffi
+
+        library = tvm_ffi.load_module(str(self.runnable.metadata.misc["binary"]))
+        return library.get_function(name) if library.implements_function(name) else None
+
+    def __call__(self, inputs: list, outputs: list) -> None:
+        """One call, as the contest's judge times it: a value-returning solution
+        allocates its own results.
+        """
+        if self.destination_passing:
+            self.runnable(*inputs, *outputs)
+        else:
+            # freed first: a call finds as much free memory as if nothing were kept
+            self.last = None
+            self.last = self.runnable(*inputs)
+
+    def returns(self, inputs: list) -> list:
+        return listed(self.runnable(*inputs))
+
+
+def _module_of(runnable: Any) -> Any:
+    """The Python module of the entry point, for optional functions of the algo (None
+    for C++ and CUDA).
+    """
+    return sys.modules.get(runnable.metadata.misc.get("module_name", ""))
+
+
+def build(definition: Json, solution: Json, *, specific: bool = False) -> Kernel:
+    """Build a solution; raises BuildFailed with the full cause.
+
+    `specific` (algo.toml): compile for all features of this GPU, such as sm_90a; by
+    default the builder uses only those that later GPUs have too, such as sm_90. A
+    TVM_FFI_CUDA_ARCH_LIST that is set takes precedence.
+    """
+    from flashinfer_bench.data import Definition, Solution
+    from pydantic import ValidationError
+
+    if arch := _own_architecture() if specific else None:
+        # the builder's cache key has the name, but not the architecture
+        solution = solution | {"name": f"{solution['name']}-sm_{arch.replace('.', '')}"}
+    try:
+        parsed = (
+            Definition.model_validate(definition),
+            Solution.model_validate(solution),
+        )
+    except ValidationError as e:
+        first = e.errors()[0]
+        raise BuildFailed(
+            f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        ) from None
+    cache = _cache()
+    try:
+        with (
+            _alone(parsed[1].hash(), solution["name"]),
+            environment({inventory.ARCHITECTURES: arch} if arch else {}),
+        ):
+            return Kernel(_built(*parsed))
+    # builders wrap most causes in BuildError, and let some through
+    except Exception as e:
+        raise _cause(e, cache) from None
+
+
+def _built(definition: Any, solution: Any) -> Any:
+    """Build with flashinfer-bench. A damaged library in the cache is compiled again."""
+    from flashinfer_bench.compile import BuilderRegistry
+
+    registry = BuilderRegistry.get_instance()
+    library = build_cache.library(registry, solution)
+    if library is None or solution.hash() in registry._cache:  # it is loaded already
+        return registry.build(definition, solution)
+    was_there = build_cache.drop_damaged(library)
+    try:
+        runnable = registry.build(definition, solution)
+    except Exception:
+        if not was_there or registry._cache.pop(solution.hash(), None) is None:
+            raise
+        # complete but cannot be loaded: built against versions no longer installed
+        build_cache.drop(library)
+        runnable = registry.build(definition, solution)
+    build_cache.sign(library)
+    return runnable
+
+
+def _own_architecture() -> str | None:
+    """ "9.0a" on a GPU of compute capability 9.0; None if a list is set or the GPU has
+    no features of its own.
+    """
+    import torch
+
+    if os.environ.get(inventory.ARCHITECTURES) or not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return inventory.specific(f"{major}.{minor}")
+
+
+def reference(definition: Json) -> Kernel:
+    """The definition's own reference, as flashinfer-bench builds it; MissingError if
+    the cache cannot be used.
+    """
+    from flashinfer_bench.compile import BuilderRegistry
+    from flashinfer_bench.data import Definition
+
+    parsed = Definition.model_validate(definition)
+    try:
+        _cache()
+        with _alone(parsed.name, f"the reference of {parsed.name}"):
+            return Kernel(BuilderRegistry.get_instance().build_reference(parsed))
+    except BuildFailed as e:
+        raise MissingError(str(e)) from None
+
+
+def _cache() -> Path:
+    """The folder of builds, created if needed; BuildFailed if it cannot be used."""
+    from flashinfer_bench.env import get_fib_cache_path
+
+    if wrong := build_cache.unusable(folder := get_fib_cache_path()):
+        raise BuildFailed(wrong, missing=True)
+    return folder
+
+
+# a lock on a file is the whole process's
+_threads: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+
+@contextlib.contextmanager
+def _alone(key: str, name: str) -> Iterator[None]:
+    """One process at a time builds with this key; a waiting process says what it waits
+    for, on stderr.
+
+    flashinfer-bench writes a Python solution's files again for each process, into the
+    same folder, and imports them there: without a lock a process may import a file that
+    another one is just writing. Its C++ builder has a lock.
+    """
+    from flashinfer_bench.env import get_fib_cache_path
+
+    folder = get_fib_cache_path() / "locks"
+    # then there is no lock, and the builder reports the error
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    file = folder / re.sub(r"[^A-Za-z0-9._-]", "_", key)
+    with _threads[key], locks.hold(file, _say, f"the build of {name}"):
+        yield
+
+
+def _say(line: str) -> None:
+    print(f"gdn: {line}", file=sys.stderr, flush=True)
+
+
+def _cause(e: BaseException, cache: Path) -> BuildFailed:
+    """The innermost message: a compiler's error lines rather than its whole command line."""
+    if isinstance(e, BuildFailed):
+        return e
+    if fault := build_cache.machines_fault(e, cache):
+        return BuildFailed(fault, missing=True)
+    text = str(e)
+    while e.__cause__ is not None or e.__context__ is not None:
+        e = e.__cause__ or e.__context__
+        if str(e) and str(e) not in text:
+            text = f"{text}\n{e}"
+    lines = [line for line in text.splitlines() if line.strip()]
+    # ptxas pads its colons
+    errors = [line for line in lines if re.search(r"error\s*:|fatal", line)]
+    if isinstance(e, ModuleNotFoundError):
+        return BuildFailed(f"package '{e.name}' is missing: {lines[0]}", missing=True)
+    more = [f"and {len(errors) - _ERRORS} more errors"] if len(errors) > _ERRORS else []
+    return BuildFailed(
+        "\n".join([*errors[:_ERRORS], *more] or lines[:12]) or type(e).__name__
+    )

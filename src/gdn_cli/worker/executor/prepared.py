@@ -1,0 +1,87 @@
+"""An algo with work that is done once for its inputs and is not timed: `setup` of
+algo.toml, "file.py::function".
+
+The function gets the op's inputs and returns a tuple of arguments for the entry point.
+For timing it runs once, beforehand; everywhere else it runs in each call, so that
+checks and probes see the whole op.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import one_line
+from ...parsing import Json
+from ..timing.subject import listed
+from . import build
+from .build import BuildFailed, Kernel
+
+NOTE = "setup not timed"
+
+
+class Prepared(Kernel):
+    """A built solution whose entry point is its setup, with the function to be called after it."""
+
+    def __init__(
+        self, kernel: Kernel, entry_point: str, destination_passing: bool
+    ) -> None:
+        super().__init__(kernel.runnable)
+        self.destination_passing = destination_passing
+        file, _, symbol = entry_point.partition("::")
+        try:
+            self.module = importlib.import_module(
+                f"{self.module.__package__}.{file.removesuffix('.py')}"
+            )
+        except Exception as e:  # whatever its code does
+            raise BuildFailed(
+                f"{file}: {one_line(e)}", missing=isinstance(e, ModuleNotFoundError)
+            ) from None
+        if not callable(entry := getattr(self.module, symbol, None)):
+            raise BuildFailed(f"{file} has no function {symbol}")
+        self.entry = entry
+
+    def _ready(self, inputs: list) -> list:
+        """The entry point's arguments, made from the inputs."""
+        found = self.entry_point(*inputs)
+        if not isinstance(found, (tuple, list)):
+            raise TypeError(
+                f"the setup returned {type(found).__name__}, expected a tuple"
+            )
+        return list(found)
+
+    def bind(self, inputs: list, outputs: list) -> Callable[[], Any]:
+        """The call on these buffers alone, its setup already done."""
+        given = [*self._ready(inputs), *(outputs if self.destination_passing else [])]
+
+        def call() -> None:
+            self.last = None
+            self.last = self.entry(*given)
+
+        return call
+
+    def __call__(self, inputs: list, outputs: list) -> None:
+        self.bind(inputs, outputs)()
+
+    def returns(self, inputs: list) -> list:
+        return listed(self.entry(*self._ready(inputs)))
+
+    def backend(self, inputs: list) -> str | None:
+        return super().backend(self._ready(inputs))
+
+
+def built(
+    definition: Json, solution: Json, setup: str | None, *, specific: bool = False
+) -> Kernel:
+    """build.build, also for an algo with a setup. flashinfer-bench's builder compares
+    an entry point's arguments with the definition's, and those are the setup's.
+    """
+    if setup is None:
+        return build.build(definition, solution, specific=specific)
+    spec = solution["spec"]
+    first = solution | {
+        "spec": spec | {"entry_point": setup, "destination_passing_style": False}
+    }
+    kernel = build.build(definition, first, specific=specific)
+    return Prepared(kernel, spec["entry_point"], spec["destination_passing_style"])

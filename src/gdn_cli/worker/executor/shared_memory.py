@@ -1,0 +1,90 @@
+"""Memory that a worker and its runner both map. Of a tensor, the bytes of its whole
+storage travel through it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import tempfile
+
+import torch
+
+from ..messages import Form
+
+ALIGN = 4096  # bytes: a copy of a storage begins at the same offset in a page
+
+
+class Region:
+    """Bytes that both processes map. Sealed: neither side can shrink or grow it."""
+
+    def __init__(self, nbytes: int, descriptor: int | None = None) -> None:
+        self.nbytes = nbytes
+        self.descriptor = _memory(nbytes) if descriptor is None else descriptor
+        self.bytes = torch.frombuffer(
+            mmap.mmap(self.descriptor, nbytes), dtype=torch.uint8
+        )
+
+    def close(self) -> None:
+        """Close the descriptor; the mapping ends with the last tensor in it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _memory(nbytes: int) -> int:
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("gdn", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, nbytes)
+        fcntl.fcntl(
+            descriptor,
+            fcntl.F_ADD_SEALS,
+            fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
+        )
+        return descriptor
+    with tempfile.TemporaryFile() as file:  # not Linux
+        os.ftruncate(file.fileno(), nbytes)
+        return os.dup(file.fileno())
+
+
+def all_bytes(x: torch.Tensor) -> torch.Tensor:
+    """Every byte of the tensor's storage, including guards around the tensor."""
+    storage = x.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=x.device).set_(
+        storage, 0, (storage.nbytes(),), (1,)
+    )
+
+
+def room(nbytes: int, device: str, place: int) -> tuple[torch.Tensor, int]:
+    """New bytes on a device, and the offset at which `nbytes` begin at offset `place` of a page."""
+    block = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    if block.data_ptr() % ALIGN == place:
+        return block, 0
+    block = torch.empty(nbytes + ALIGN, dtype=torch.uint8, device=device)
+    return block, (place - block.data_ptr()) % ALIGN
+
+
+def form(x: torch.Tensor, storage: int | None) -> Form:
+    """A tensor's description as it is sent; `storage` is the number of its storage."""
+    return Form(
+        storage,
+        str(x.dtype).removeprefix("torch."),
+        tuple(x.shape),
+        x.stride(),
+        x.storage_offset(),
+    )
+
+
+def formed(
+    form: Form, block: torch.Tensor | None, begin: int, device: str
+) -> torch.Tensor:
+    """The tensor that a form describes, in a block in which the storage's bytes begin
+    at `begin`.
+    """
+    dtype = getattr(torch, form.dtype)
+    if block is None:
+        return torch.empty(form.shape, dtype=dtype, device=device)
+    offset = begin // dtype.itemsize + form.offset
+    empty = torch.empty(0, dtype=dtype, device=device)
+    return empty.set_(block.untyped_storage(), offset, form.shape, form.stride)

@@ -1,0 +1,121 @@
+"""Cheats and faults that a single right result does not show: probes of a built kernel
+that has passed its check.
+
+| probe               | what it catches
+  |
+|---------------------|--------------------------------------------------------------------------------------------|
+| inputs-changed      | an input that is not the same bit for bit after any of several
+  calls                       |
+| out-of-bounds       | writes next to an output: guard bytes lie on both sides of each
+  |
+| late-work           | work that is not done, or not ordered, when the call returns:
+  another stream, a thread, a  |
+|                     | lazy tensor; no timer sees it
+  |
+| nondeterminism      | equal calls whose results differ by more than a tenth of the
+  tolerance: a race             |
+| overwritten-results | a result that changes after it was returned: by the next call,
+  or with the inputs          |
+| pointer-cache       | results remembered by address: new values in the same buffers
+  give the old results         |
+| content-cache       | results remembered by value, or by a fingerprint of a few
+  elements                         |
+| zero-outputs        | results that are right only where the outputs were full of NaN
+  before the call             |
+| neighbours          | only with `--batch-invariant`: a sequence with different bits
+  alone than in its batch      |
+
+No second oracle is needed: an op is linear in some of its inputs together
+(`Op.linear_in`), and scaling those by -1/2 scales every output by exactly that. For an
+op that is not linear in any input, the probes that rely on this check less:
+pointer-cache only compares with a call on other buffers, content-cache does not look
+for fingerprints.
+
+A probe reports only evidence that an honest kernel cannot give: values and bits
+wherever possible. Only the search for skipped repeats uses times, if there is no GPU to
+list its kernels: see caching.py.
+
+Calls of the kernel, all probes together, when nothing is found: 31 on a CPU, 24 for a
+kernel that takes over 0.1 s, and 25 on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from ....catalog.ops import Op
+from ....errors import one_line
+from ...executor import calls, client
+from . import async_work, buffers, caching, neighbours
+from .harness import Case, Caught
+
+PROBES: dict[str, Callable[[Case], str | None]] = {
+    "inputs-changed": buffers.inputs_changed,
+    "out-of-bounds": buffers.out_of_bounds,
+    "late-work": async_work.late_work,
+    # before what it would look like: results of other calls, other buffers
+    "nondeterminism": buffers.nondeterminism,
+    "overwritten-results": buffers.overwritten_results,
+    "pointer-cache": caching.pointer_cache,
+    "content-cache": caching.content_cache,
+    "zero-outputs": buffers.zero_outputs,
+    "neighbours": neighbours.other_bits,
+}
+USUAL = tuple(name for name in PROBES if name != "neighbours")
+
+
+def run(
+    kernel: Any,
+    op: Op,
+    axes: dict[str, int],
+    inputs: list,
+    expected: list[torch.Tensor],
+    names: Iterable[str] | None = None,
+    in_place: Mapping[int, int] | None = None,
+    hard: bool = False,
+) -> dict[str, str | None]:
+    """Probe a kernel that `check.check` has passed: probe -> None, or one line that
+    says what was found.
+
+    inputs    the call's tensors and scalars; values are changed in place and restored
+      bit for bit before this returns
+    expected  the float64 oracle's outputs for them
+    names     the probes to run, of PROBES; None for the usual ones
+    in_place  number of an output -> number of the input that it overwrites in each call
+    hard      look longer for races: many equal calls while the machine is busy
+
+    An exception from the kernel counts as that probe's finding. Running out of memory
+    does not: it is raised, as from any other call.
+    """
+    chosen = list(USUAL if names is None else names)
+    found: dict[str, str | None] = {}
+    with torch.no_grad():
+        case = Case(kernel, op, axes, inputs, expected, in_place, hard)
+        for name in chosen:
+            try:
+                found[name] = _probed(case, PROBES[name])
+            except (RuntimeError, client.Raised) as e:
+                if calls.out_of_memory(e) or not case.gpu:
+                    raise
+                # a fault on a GPU makes its context unusable: every later call would
+                # fail with the same error
+                found[name] = f"left the GPU unusable: {one_line(e)}"
+                found |= {
+                    rest: f"not probed: {name} came before"
+                    for rest in chosen
+                    if rest not in found
+                }
+                break
+    return found
+
+
+def _probed(case: Case, probe: Callable[[Case], str | None]) -> str | None:
+    try:
+        return probe(case)
+    except Caught as e:
+        return str(e)
+    finally:
+        case.restore()

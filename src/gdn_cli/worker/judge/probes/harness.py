@@ -1,0 +1,301 @@
+"""A kernel under the probes: its buffers, its calls, its right results, and the
+exception for a finding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ....catalog.ops import Op
+from ....errors import one_line
+from ...executor import calls, client
+from ...timing.flips import part
+from .. import check
+
+# new values with known results; a power of two, so that nothing is rounded
+FACTOR = -0.5
+# bytes on each side of an output: 64 KiB is one head's state, 126 KiB a chunk of 63
+# tokens
+GUARD = 256 * 1024
+_ALIGN = 4096  # bytes: more than any kernel needs
+_PATTERN = 0xA5
+
+
+class Caught(Exception):
+    """A probe's finding, in one line."""
+
+
+class Case:
+    """What every probe needs. The kernel's buffers (`inputs`, and `outputs` with
+    guards) stay at their addresses.
+
+    in_place  number of an output -> number of the input that it overwrites. The kernel
+      gets a buffer with guards for
+              this input too, and before each call the values in `held` are written to it
+    hard      look longer for races
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        op: Op,
+        axes: dict[str, int],
+        inputs: list,
+        expected: list[torch.Tensor],
+        in_place: Mapping[int, int] | None = None,
+        hard: bool = False,
+    ) -> None:
+        self.kernel, self.op, self.axes, self.inputs, self.expected = (
+            kernel,
+            op,
+            axes,
+            list(inputs),
+            expected,
+        )
+        self.in_place = dict(in_place or {})
+        self.hard = hard
+        self.wanted = check.wanted(op, axes)
+        self.device = expected[0].device
+        self.gpu = self.device.type == "cuda"
+        self.original = [
+            x.clone() if isinstance(x, torch.Tensor) else x for x in inputs
+        ]
+        floats = [
+            i
+            for i, x in enumerate(inputs)
+            if isinstance(x, torch.Tensor) and x.is_floating_point()
+        ]
+        parts = {i: [where for j, *where in op.linear if i == j] for i, *_ in op.linear}
+        # number of an input -> in which parts op is linear
+        self.parts = parts if set(parts) <= set(floats) else {}
+        self.linear = list(self.parts)
+        self.other = [i for i in floats if [None, None] not in self.parts.get(i, [])]
+        self.guards = Guards()
+        self.outputs = (
+            check.allocate(op, axes, str(self.device), self.guards.empty)
+            if self.fills
+            else []
+        )
+        for output, source in self.in_place.items():
+            self.inputs[source] = self.outputs[output].copy_(inputs[source])
+        self.held = {
+            source: self.original[source].clone() for source in self.in_place.values()
+        }
+
+    @property
+    def fills(self) -> bool:
+        """Whether the kernel writes into given outputs."""
+        return self.kernel.destination_passing
+
+    def write(self, values: list) -> None:
+        """Write values into the inputs' memory. Through `.data`, because a kernel could
+        also cache by a tensor's version, which the caller's next batch need not change.
+        """
+        for x, value in zip(self.inputs, values, strict=True):
+            if isinstance(x, torch.Tensor):
+                x.data.copy_(value)
+        for i, held in self.held.items():
+            held.copy_(values[i])
+        self.kernel.push(self.inputs)
+
+    def restore(self) -> None:
+        self.write(self.original)
+        self.settle()
+
+    def settle(self) -> None:
+        if self.gpu:
+            torch.cuda.synchronize()
+
+    def fresh(self, inputs: list | None = None) -> list[torch.Tensor]:
+        """New buffers for the outputs, with guards; for an output that overwrites an
+        input, that of `inputs`.
+        """
+        if not self.fills:
+            return []
+        made = check.allocate(self.op, self.axes, str(self.device), Guards().empty)
+        sources = self.inputs if inputs is None else inputs
+        return [
+            sources[self.in_place[i]] if i in self.in_place else x
+            for i, x in enumerate(made)
+        ]
+
+    def fill(
+        self,
+        outputs: list,
+        with_what: Callable[[torch.Tensor], Any] | None,
+        given: Sequence[Any] = (),
+    ) -> None:
+        """Set what outputs hold before a call. Those that are the kernel's own inputs
+        get the values in `held`. The others keep theirs if `with_what` is None, or if
+        they are also inputs `given` with the call.
+        """
+        filled = []
+        for out in outputs:
+            held = next(
+                (x for i, x in self.held.items() if out is self.inputs[i]), None
+            )
+            if held is not None:
+                out.data.copy_(held)
+            elif with_what is None or any(out is x for x in given):
+                continue
+            else:
+                with_what(out)
+            filled.append(out)
+        if filled:
+            self.kernel.push(filled)
+
+    def scaled(self, factor: float, values: list | None = None) -> list:
+        """The values (None: the original ones), with those in which the op is linear
+        multiplied by `factor`.
+        """
+        values = list(self.original if values is None else values)
+        for i, parts in self.parts.items():
+            values[i] = values[i].clone()
+            for where in parts:
+                part(values[i], *where).mul_(factor)
+        return values
+
+    def refresh(self, k: int) -> None:
+        """Write values into the inputs that the kernel has never seen; each k = 1, 2,
+        ... gives different ones.
+
+        Every element of the linear inputs (of all inputs, if none is linear) changes:
+        bfloat16 has 1 + k/128. It allocates nothing, because that would show in the
+        time of the next call.
+        """
+        for i in self.linear or self.other:
+            for where in self.parts.get(i, [(None, None)]):
+                old, new = (
+                    part(x, *where) for x in (self.original[i], self.inputs[i].data)
+                )
+                torch.mul(old, 1 + k / 128, out=new)
+            if i in self.held:
+                self.held[i].copy_(self.inputs[i])
+        self.kernel.push([self.inputs[i] for i in self.linear or self.other])
+
+    def ask(self, how: Callable[..., Any], *arguments: Any) -> Any:
+        """Call one of the kernel's methods. Exceptions of the kernel are findings;
+        running out of memory is not its fault, and a missing trace is for the caller.
+        """
+        try:
+            return how(*arguments)
+        except Exception as e:
+            if calls.out_of_memory(e) or isinstance(e, (LookupError, client.Died)):
+                raise
+            raise Caught(f"raised {one_line(e)}") from e
+
+    def call(
+        self,
+        inputs: list | None = None,
+        outputs: list | None = None,
+        fill: Callable[[torch.Tensor], Any] | None = check.poison,
+    ) -> list[torch.Tensor]:
+        """One complete call; returns the outputs. `fill` says what given outputs hold
+        before it (None: as they are).
+        """
+        outputs = self.outputs if outputs is None else outputs
+        if inputs is not None:
+            self.kernel.push(inputs)
+        self.fill(outputs, fill, inputs or ())
+        results = self.ask(
+            self.kernel.run,
+            self.inputs if inputs is None else inputs,
+            outputs,
+            self.wanted,
+        )
+        if self.gpu:
+            self.ask(torch.cuda.synchronize)
+        self.kernel.pull(results)
+        self.form(results)
+        return results
+
+    def kept(self, **how: Any) -> list[torch.Tensor]:
+        """One call, and copies of its results, which the next call cannot change."""
+        return [x.clone() for x in self.call(**how)]
+
+    def form(self, results: list) -> None:
+        """Catch results that do not match the op's outputs."""
+        if len(results) != len(self.op.outputs):
+            raise Caught(
+                f"returned {len(results)} outputs, expected {len(self.op.outputs)}"
+            )
+        for (name, spec), out, want in zip(
+            self.op.outputs.items(), results, self.expected, strict=True
+        ):
+            got, due = (
+                calls.described(out),
+                (tuple(want.shape), f"torch.{spec.dtype}", str(want.device)),
+            )
+            if isinstance(got, str):
+                raise Caught(f"{name}: returned a {got}, expected a tensor")
+            if got != due:
+                raise Caught(
+                    f"{name}: returned {got[0]} {got[1]} on {got[2]}, expected {due[0]} {due[1]}"
+                    f" on {due[2]}"
+                )
+
+    def wrong(
+        self, results: list[torch.Tensor], factor: float = 1.0
+    ) -> tuple[str, float] | None:
+        """The first output that is not `factor` times the oracle's, and its relative
+        error; None if all are right.
+        """
+        return self.differs(results, [x * factor for x in self.expected])
+
+    def differs(
+        self, results: list, wanted: list, share: float = 2.0
+    ) -> tuple[str, float] | None:
+        """The first output whose relative error against `wanted` is over this share of
+        its tolerance, and the error.
+
+        Twice the tolerance by default: what a probe looks for (an old result, zeros) is far off.
+        """
+        for name, out, want in zip(self.op.outputs, results, wanted, strict=True):
+            error = check.relative_error(out, want)
+            if not error <= share * self.op.tolerance[name]:  # NaN is wrong too
+                return name, error
+        return None
+
+
+class Guards:
+    """Allocates outputs with GUARD bytes of a pattern on both sides, and reports writes there."""
+
+    def __init__(self) -> None:
+        # bytes, where the output begins, where it ends
+        self.blocks: list[tuple[torch.Tensor, int, int]] = []
+
+    def empty(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: str
+    ) -> torch.Tensor:
+        """Like torch.empty; the tensor begins at a multiple of 4096 bytes, so that
+        vector stores work on it.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        block = torch.full(
+            (size + 2 * GUARD + _ALIGN,), _PATTERN, dtype=torch.uint8, device=device
+        )
+        begin = GUARD + -(block.data_ptr() + GUARD) % _ALIGN
+        self.blocks.append((block, begin, begin + size))
+        return block[begin : begin + size].view(dtype).view(shape)
+
+    def broken(self) -> list[str | None]:
+        """For each allocated output: None, or which bytes around it were overwritten."""
+        return [self._broken(*block) for block in self.blocks]
+
+    @staticmethod
+    def _broken(block: torch.Tensor, begin: int, end: int) -> str | None:
+        for side, where in (
+            (begin - 1 - (block[:begin] != _PATTERN).nonzero(), "before its first"),
+            ((block[end:] != _PATTERN).nonzero(), "after its last"),
+        ):
+            if len(side):
+                near, far = int(side.min()) + 1, int(side.max()) + 1
+                return (
+                    f"{len(side)} bytes written, {near if near == far else f'{near} to {far}'}"
+                    f" {where}"
+                )
+        return None

@@ -1,0 +1,74 @@
+"""Limits of this machine that no algo can beat, timed in this process, since a floor is
+not an algo's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from msgspec.structs import replace
+
+from ....catalog.tiers import COPY, COPY_RATE, EMPTY
+from ....catalog.workloads import Workload
+from ....schema.record_types import Record
+from ...executor import measuring
+from ...messages import Measured, Reply
+from ...request import Serving
+from ...timing import Plan, Subject, floor
+from .common import begun, guarded, size, with_time
+
+
+def floors(request: Serving, reply: Reply) -> Iterator[Record]:
+    """The copy for each workload, then an empty launch and the copy rate, which do not
+    depend on a workload.
+    """
+    seen: dict[int, list[Record]] = {}
+    with torch.no_grad():
+        for workload in request.workloads:
+            moved = size(request.op, workload)
+            if moved not in seen:  # the copy depends on nothing else
+                seen[moved] = guarded(request, workload, [COPY], _copy, moved)
+            call = begun(request, workload, COPY).workload
+            yield from (
+                replace(record, workload=call, bytes_moved=moved)
+                for record in seen[moved]
+            )
+        yield from _machine(request)
+
+
+def _copy(request: Serving, workload: Workload, moved: int) -> list[Record]:
+    subject, how = floor.fastest_copy(
+        moved, request.mode, request.timing.plan.get("l2", "cold")
+    )
+    record = replace(begun(request, workload, COPY), how=how)
+    return [
+        with_time(record, timed_floor(request, tier, subject))
+        for tier in request.timing.tiers
+    ]
+
+
+def timed_floor(request: Serving, tier: str, subject: Subject) -> Measured:
+    """One tier's part of a floor's record, measured in this process: a floor is not an
+    algo's code.
+    """
+    plan, gpu = Plan(**request.timing.plan), request.mode == "cuda"
+    return measuring.timed(
+        tier, subject, plan, gpu=gpu, fallback=request.timing.fallback
+    )
+
+
+def _machine(request: Serving) -> Iterator[Record]:
+    """Floors that depend on no workload: an empty launch in each tier, and the rate of
+    a large copy.
+    """
+    tiers = request.timing.tiers
+    record, subject = (
+        replace(begun(request, None, EMPTY), bytes_moved=0),
+        floor.empty(request.mode),
+    )
+    for tier in tiers:
+        yield with_time(record, timed_floor(request, tier, subject))
+    subject, moved = floor.large_copy(request.mode)
+    record = replace(begun(request, None, COPY_RATE), bytes_moved=moved)
+    yield with_time(record, timed_floor(request, tiers[0], subject))

@@ -1,0 +1,168 @@
+"""Profilers: one file per tool (TOOLS says what each is for), around one small target process.
+
+A tool's module has
+
+    find(machine)              raises MissingError, with the fix, if the tool is not available here
+    runs(ask, folder)          the target processes that it needs, in order
+    inside(target, **params)   the work of a target process: called in the worker, which
+      runs under the tool
+    read(ask, folder, replies) the results; `replies` are inside's answers, in the order of `runs`
+
+Only `inside` and what it calls import torch. Nothing here starts a process:
+profile/session.py does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from ...errors import GdnError
+from ...machine.inventory import HERE, Machine
+from ...schema.profile_types import Fact, Found, Reading, Table
+
+__all__ = [
+    "TOOLS",
+    "Ask",
+    "Fact",
+    "Found",
+    "Reading",
+    "Reply",
+    "Run",
+    "Table",
+    "Tool",
+    "kept",
+    "module",
+    "source_line",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """What a tool is for, and the modes in which an algo can run under it (none: it
+    only compiles).
+    """
+
+    summary: str
+    modes: tuple[str, ...]
+    timed: bool = True  # its figures are times: it waits for other timings on the GPU
+
+
+TOOLS = {
+    "ncu": Tool("counters, stalls and hot lines, by Nsight Compute", ("cuda",)),
+    "proton": Tool(
+        "kernel times and samples of the program counter, by Triton's profiler",
+        ("cuda",),
+    ),
+    "torch": Tool(
+        "what a call does on the host and on the GPU, by torch.profiler",
+        ("cuda", "cpu"),
+    ),
+    "nsys": Tool("host and GPU on one time line, by Nsight Systems", ("cuda",)),
+    "sanitizer": Tool(
+        "memory faults and races, by compute-sanitizer", ("cuda",), timed=False
+    ),
+    "sass": Tool("registers, spills and machine code, compiled only", (), timed=False),
+    "cpu": Tool("where a CPU algo's time goes", ("cpu",)),
+}
+
+
+def module(tool: str) -> Any:
+    """The module of a tool."""
+    return importlib.import_module(f".{_MODULES.get(tool, tool)}", __package__)
+
+
+# a module named torch would be confused with `import torch`
+_MODULES = {"torch": "torch_profiler"}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What to profile, and how."""
+
+    solution: dict[str, Any]  # packed: language, sources, entry point
+    l2: str = "cold"
+    # ncu's --clock-control: none leaves the clocks alone, base locks them
+    clocks: str = "none"
+    archs: tuple[str, ...] = ()  # sass: sm_90a, ...
+    checks: tuple[str, ...] = ()  # sanitizer: memcheck, ...
+    # bytes that the op must read and write at this workload, each tensor once
+    bytes_in: int = 0
+    bytes_out: int = 0
+    specific: bool = False  # built for all features of its GPU (executor/build.py)
+    machine: Machine = HERE
+
+    @property
+    def language(self) -> str:
+        return self.solution["spec"]["language"]
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Path -> text."""
+        return {
+            source["path"]: source["content"] for source in self.solution["sources"]
+        }
+
+
+@dataclass(frozen=True)
+class Run:
+    """One target process: the tool's command line before the worker's own, its
+    environment, and the parameters of `inside`.
+    """
+
+    name: str
+    wrap: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    params: dict[str, str | float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The outcome of a run. `status`: done, or what happened to a worker that left no
+    answer (as in jobs.Outcome).
+    """
+
+    run: Run
+    status: str
+    reason: str | None = None
+    answer: Any = None  # what inside returned, as JSON
+    tail: tuple[str, ...] = ()  # last lines of the process's output
+    code: int | None = None  # the exit code, if `inside` was refused
+
+    def said(self, form: type[T]) -> T:
+        """The answer, as far as there is one."""
+        return msgspec.convert(self.answer or {}, form)
+
+    def answered(self, form: type[T]) -> T:
+        """The answer; GdnError with the reason if there is none."""
+        if self.status != "done" or not self.answer:
+            last = f" ({self.tail[-1][:200]})" if self.tail and not self.reason else ""
+            raise GdnError(
+                f"the algo's process under the profiler: {self.reason or self.status}{last}"
+            )
+        return self.said(form)
+
+
+def kept(folder: Path, *names: str) -> tuple[str, ...]:
+    """Those of the names that are files in the folder."""
+    return tuple(name for name in names if os.path.isfile(folder / name))
+
+
+def log_text(path: Path) -> str:
+    """The text of a tool's log; "" if there is none."""
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def source_line(sources: Mapping[str, str], file: str, line: int) -> str:
+    """A line of one of the sources' texts, with single spaces; "" if there is none."""
+    return " ".join(
+        "".join(sources.get(file, "").splitlines()[max(0, line - 1) : line]).split()
+    )

@@ -1,0 +1,72 @@
+"""Facts and tables by their keys, for all tools: facts.toml has their labels, units,
+groups and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...parsing import read_toml
+from ...schema.profile_types import Fact, Table, Value
+
+
+class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fixed texts of a fact."""
+
+    label: str
+    unit: str = ""
+    group: str = ""
+    better: str = ""
+    note: str = ""
+    metrics: tuple[str, ...] = ()  # ncu's: the first of these is used
+
+
+class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The properties of all tables of one kind."""
+
+    title: str
+    columns: tuple[tuple[str, str], ...]
+    note: str = ""
+
+
+class _Catalogue(msgspec.Struct):
+    facts: dict[str, Words]
+    tables: dict[str, Shape]
+
+
+_CATALOGUE = msgspec.convert(read_toml(Path(__file__).with_suffix(".toml")), _Catalogue)
+WORDS = _CATALOGUE.facts
+
+
+def fact(key: str, value: Value, note: str = "") -> Fact:
+    """The fact of this key (KEY, or TOOL.KEY if facts.toml has one); without `note`,
+    with the note from facts.toml.
+    """
+    words = WORDS[key]
+    return Fact(
+        _bare(key),
+        words.label,
+        value,
+        words.unit,
+        words.group,
+        note or words.note,
+        words.better,
+    )
+
+
+def table(key: str, rows: Iterable[tuple[Any, ...]], note: str = "") -> list[Table]:
+    """The table of this key in a list, which is empty if there are no rows."""
+    shape, found = _CATALOGUE.tables[key], tuple(rows)
+    return (
+        [Table(_bare(key), shape.title, shape.columns, found, note or shape.note)]
+        if found
+        else []
+    )
+
+
+def _bare(key: str) -> str:
+    return key.rpartition(".")[2]

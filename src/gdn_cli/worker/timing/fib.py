@@ -1,0 +1,145 @@
+"""Tier `fib`: the installed flashinfer-bench's own evaluator, with the timing method of
+its version.
+
+0.1.2 records CUDA events around each call, synchronises before it in the loop, and
+takes the mean: for a kernel of 2 us that measures mostly the host's launch. The
+record's `how` says so for the versions in METHODS, and "unknown" for others.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from time import perf_counter
+
+from ... import errors
+from ...schema.record_types import Timing
+from . import Plan, Subject, TierUnavailable, summarise
+
+# the evaluator's defaults, and the contest's for decode
+_CONTEST = Plan(warmup=10, iterations=50, trials=3)
+# how a version times; {} is its number of iterations
+METHODS = {
+    "0.1.2": (
+        "CUDA events with a synchronise before each call, mean of {}; L2 flushed before each"
+        " call, and the arguments cloned after that, so that a call finds of them what L2 holds"
+    ),
+}
+
+
+def measure(subject: Subject, plan: Plan) -> Timing:
+    """One sample per trial: the evaluator's result from its iterations."""
+    if subject.kernel is None or subject.definition is None:
+        raise TierUnavailable("flashinfer-bench times solutions only, not floors")
+    if hasattr(subject.kernel, "bind"):
+        raise TierUnavailable(
+            "flashinfer-bench's evaluator calls a solution with the op's inputs, not with a"
+            " setup's"
+        )
+    plan = plan if plan.iterations else _CONTEST
+    version = _version()
+    name, method = (
+        f"flashinfer-bench {version}",
+        METHODS.get(version, "how it times is unknown"),
+    )
+    began = perf_counter()
+    try:
+        trial = _trial(subject, plan)
+    except (ImportError, AttributeError, TypeError) as e:
+        raise TierUnavailable(
+            f"{name} is not supported by this gdn: {errors.one_line(e)}"
+        ) from None
+    samples = []
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")  # for each workload, not just the first one
+        for _ in range(plan.trials):
+            samples.append(trial())
+    fell_back = any("cupti" in str(w.message).lower() for w in warned)
+    note = (
+        "without cupti-python 13 or newer it fell back to CUDA events"
+        if fell_back
+        else None
+    )
+    how = f"{name}: {method.format(plan.iterations)}"
+    # neither cold nor warm in 0.1.2, and unknown in others
+    return summarise(
+        "fib", samples, l2=None, how=how, note=note, busy_s=perf_counter() - began
+    )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("flashinfer-bench")
+    except metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def _trial(subject: Subject, plan: Plan) -> Callable[[], float]:
+    """A function that makes one trial and returns its microseconds."""
+    from flashinfer_bench.bench.config import BenchmarkConfig
+    from flashinfer_bench.bench.evaluators import resolve_evaluator
+    from flashinfer_bench.data import Definition
+
+    definition = Definition.model_validate(subject.definition)
+    config = BenchmarkConfig(
+        warmup_runs=plan.warmup, iterations=plan.iterations, num_trials=1
+    )
+    # newer ones merge layers of settings first
+    if hasattr(config, "resolve_eval_config"):
+        config = config.resolve_eval_config(definition)
+    evaluator = resolve_evaluator(definition)
+    asked = {
+        "definition": definition,
+        "sol_runnable": subject.kernel.runnable,
+        # one list for each trial; the evaluator allocates the outputs
+        "inputs": [list(subject.inputs)],
+        "ref_mean_latency_ms": 1.0,  # for a speed-up that is not used here
+        "cfg": config,
+        "log_path": os.devnull,
+        "device": str(
+            next(
+                x.device
+                for x in [*subject.inputs, *subject.outputs]
+                if hasattr(x, "device")
+            )
+        ),
+    }
+    # a TypeError if its parameters differ
+    inspect.signature(evaluator.eval_performance).bind(**asked)
+
+    def trial() -> float:
+        with _swallowed() as caught:
+            try:
+                performance, evaluation = evaluator.eval_performance(**asked)
+            except Exception:  # even its report of an error needs a healthy device
+                if not caught:
+                    raise
+        if caught:
+            raise caught[0]
+        if performance is None:
+            raise RuntimeError(
+                f"flashinfer-bench's evaluator gives no time: {evaluation.status}"
+            )
+        return performance.latency_ms * 1e3
+
+    return trial
+
+
+@contextmanager
+def _swallowed() -> Iterator[list[BaseException]]:
+    """Collect exceptions that the evaluator catches, prints and turns into a status: an
+    algo's error must come back as itself.
+    """
+    caught: list[BaseException] = []
+    print_exc = traceback.print_exc
+    traceback.print_exc = lambda *_, **__: caught.append(sys.exc_info()[1])
+    try:
+        yield caught
+    finally:
+        traceback.print_exc = print_exc

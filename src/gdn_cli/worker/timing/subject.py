@@ -1,0 +1,177 @@
+"""What is timed: a call on its own buffers, in place or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ...parsing import Json
+
+if TYPE_CHECKING:
+    from .flips import Flips
+
+
+class Values:
+    """What the inputs hold before a call: what the last call overwrote in place is
+    restored, and the signs of some blocks change, so that no call finds its results in
+    buffers or in its memory.
+    """
+
+    def __init__(
+        self, inputs: list[Any], outputs: list[Any], flips: Flips | None = None
+    ) -> None:
+        self.kept = [(x, x.clone()) for x in overwritten(inputs, outputs)]
+        self.flips = flips
+        self.held = False
+
+    def __call__(self) -> None:
+        self._restore_overwritten()
+        if self.flips and not self.held:
+            self.flips()
+
+    def _restore_overwritten(self) -> None:
+        for x, original in self.kept:
+            x.copy_(original)
+
+    def restore(self) -> None:
+        """Write the original values."""
+        self._restore_overwritten()
+        if self.flips:
+            self.flips.restore()
+
+    def hold(self, held: bool) -> None:
+        """From now on each call gets the values whose results are checked; or, again,
+        other values each time.
+        """
+        self.held = held
+        if held and self.flips:
+            self.flips.last()
+
+
+@dataclass
+class Subject:
+    """What is timed: a call on its own buffers.
+
+    `kernel` is the build.Kernel that is called, None for a floor. `refresh` writes the
+    next call's values into the inputs.
+    """
+
+    call: Callable[[], Any]
+    inputs: list[Any]
+    outputs: list[Any]
+    kernel: Any = None
+    definition: Json | None = None
+    refresh: Values | Callable[[], None] | None = None
+    # the same call on other buffers
+    rebuild: Callable[[list[Any], list[Any]], Callable[[], Any]] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        kernel: Any,
+        inputs: list[Any],
+        outputs: list[Any],
+        flips: Flips | None = None,
+        **more: Any,
+    ) -> Subject:
+        """A built solution on these buffers."""
+
+        def bind(inputs: list[Any], outputs: list[Any]) -> Callable[[], Any]:
+            return bound(kernel, inputs, outputs)
+
+        more.setdefault("refresh", values(inputs, outputs, flips))
+        return cls(bind(inputs, outputs), inputs, outputs, kernel, rebuild=bind, **more)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a call overwrites one of its inputs."""
+        return bool(overwritten(self.inputs, self.outputs))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(
+            x.nbytes for x in [*self.inputs, *self.outputs] if hasattr(x, "nbytes")
+        )
+
+    @property
+    def _flips(self) -> Flips | None:
+        return self.refresh.flips if isinstance(self.refresh, Values) else None
+
+    def hold(self, held: bool = True) -> None:
+        """See Values.hold."""
+        if isinstance(self.refresh, Values):
+            self.refresh.hold(held)
+
+    def results(self) -> list[Any]:
+        """Copies of what the last call left; what it returned, if it allocates its results."""
+        if self.kernel is not None and not self.kernel.destination_passing:
+            return listed(self.kernel.last)
+        return [x.clone() for x in self.outputs]
+
+    def copy(self, least: int = 0) -> Subject:
+        """The same call with equal values; buffers of `least` bytes or more are copied,
+        and those whose signs change.
+        """
+        if isinstance(self.refresh, Values):
+            self.refresh.restore()
+        flips = self._flips
+        changing = [self.inputs[i] for i in flips.numbers] if flips else []
+        copies: dict[int, Any] = {}  # an output that is also an input remains so
+
+        def own(x: Any) -> Any:
+            small = not hasattr(x, "clone") or x.nbytes < least
+            if small and not is_one_of(x, changing):
+                return x
+            if id(x) not in copies:
+                copies[id(x)] = x.clone()
+            return copies[id(x)]
+
+        inputs = [own(x) for x in self.inputs]
+        outputs = [own(x) for x in self.outputs]
+        refresh = values(inputs, outputs, flips and flips.on(inputs))
+        return replace(
+            self,
+            call=self.rebuild(inputs, outputs),
+            inputs=inputs,
+            outputs=outputs,
+            refresh=refresh,
+        )
+
+
+def bound(kernel: Any, inputs: list[Any], outputs: list[Any]) -> Callable[[], Any]:
+    """A kernel's call on these buffers; work done once for the inputs
+    (executor/prepared.py) is done here.
+    """
+    return (
+        kernel.bind(inputs, outputs)
+        if hasattr(kernel, "bind")
+        else lambda: kernel(inputs, outputs)
+    )
+
+
+def listed(result: Any) -> list:
+    """The outputs that an entry point returned."""
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def overwritten(inputs: list[Any], outputs: list[Any]) -> list[Any]:
+    """The inputs that are also outputs."""
+    return [x for x in inputs if is_one_of(x, outputs)]
+
+
+def is_one_of(x: Any, many: Sequence[Any]) -> bool:
+    """Whether it is the same object as one of these; tensors are not comparable by ==."""
+    return any(x is y for y in many)
+
+
+def values(
+    inputs: list[Any], outputs: list[Any], flips: Flips | None = None
+) -> Values | None:
+    """What changes before each call; None if nothing does."""
+    return (
+        Values(inputs, outputs, flips)
+        if flips or overwritten(inputs, outputs)
+        else None
+    )

@@ -1,0 +1,175 @@
+"""A runner and the worker's side of it: tensors go there and back, nothing piles up,
+and nonsense is its own end.
+"""
+
+from __future__ import annotations
+
+import os
+from unittest import mock
+
+import helpers
+import pytest
+import torch
+
+from gdn_cli.catalog import pack, registry
+from gdn_cli.catalog.workloads import embedded, select
+from gdn_cli.schema.record_types import Status
+from gdn_cli.worker.executor import channel, client, process, shared_memory
+from gdn_cli.worker.executor.calls import Strange
+from gdn_cli.worker.judge import check, dataset
+from gdn_cli.worker.messages import Answer
+
+REGISTRY = helpers.REGISTRY
+DECODE = REGISTRY.ops["gdn_decode"]
+DEFINITION = pack.definition(DECODE, REGISTRY)
+(WORK,) = select(DECODE, embedded(DECODE), chosen=["batch_size=3"])[:1]
+WANTED = check.wanted(DECODE, WORK.axes)
+ODD = f"""import torch
+from .right import run as right
+
+def run({helpers.DECODE_ARGS}):
+    out, new = right({helpers.DECODE_ARGS})
+    return out[:1], new.double(), "more"
+"""
+
+
+@pytest.fixture(scope="module")
+def runner():
+    one = client.Runner("cpu", process.start("cpu"))
+    yield one
+    one.close()
+
+
+def build(runner, algo):
+    return runner.build(algo.name, DEFINITION, pack.pack(algo, DECODE))[0]
+
+
+def test_results_are_those_of_this_process_and_nothing_piles_up(runner):
+    kernel = build(runner, REGISTRY.find("pt-reference"))
+    inputs = dataset.load_inputs(DECODE, WORK, "cpu")
+    _, here = helpers.built("gdn_decode/pt-reference", "cpu")
+    kernel.push(inputs)
+    kept = []
+    for _ in range(3):
+        results = kernel.run(inputs, [], WANTED)
+        kernel.pull(results)
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(results, here.returns(inputs), strict=True)
+        )
+        kept.append(len(runner.regions))
+    assert kept[1] == kept[2]
+    inputs[2].mul_(-1)  # not pushed yet: the runner still has the old values
+    kernel.pull(inputs)
+    assert torch.equal(inputs[2], dataset.load_inputs(DECODE, WORK, "cpu")[2])
+    del results
+    runner.forget()
+    assert runner.regions == {}
+
+
+def test_results_of_another_form_arrive_unchanged(runner, tmp_path):
+    folder = helpers.write_algo(tmp_path, "odd", ODD)
+    kernel = build(runner, registry.read_algo(folder / "algo.toml", "gdn_decode"))
+    inputs = dataset.load_inputs(DECODE, WORK, "cpu")
+    kernel.push(inputs)
+    assert kernel.run(inputs, [], WANTED) == [
+        Strange("Tensor", ((1, 1, 8, 128), "torch.bfloat16", "cpu")),
+        Strange("Tensor", ((3, 8, 128, 128), "torch.float64", "cpu")),
+        Strange("str"),
+    ]
+    runner.forget()
+
+
+def test_anything_but_an_answer_ends_the_runner():
+    ours, theirs = channel.pair()
+    other = channel.inherited(theirs)
+    for data, says in (
+        (b"[1]", "not a JSON object"),
+        (b"{", "not JSON"),
+        (b"[" * 5000, "not JSON"),
+    ):
+        other.end.sendall(len(data).to_bytes(8, "little") + data)
+        with pytest.raises(channel.Garbled, match=says):
+            ours.receive()
+    other.end.sendall((2**40).to_bytes(8, "little"))
+    with pytest.raises(channel.Garbled, match="1099511627776 bytes"):
+        ours.receive()
+    other.close()
+    with pytest.raises(EOFError):
+        ours.receive()
+
+
+TIME = {"tier": "wall", "median_us": 1.0, "low_us": 1.0, "high_us": 1.0, "samples": 1}
+
+
+def timed(*records: dict, replaced: tuple[str, ...] | list[str] = ()) -> Answer:
+    """The worker's result if the runner sends these for a time."""
+    runner = object.__new__(client.Runner)
+    runner.line, runner.process, runner.dropped, runner.asked = (
+        mock.Mock(),
+        mock.Mock(),
+        [],
+        0,
+    )
+    runner.line.receive.return_value = {
+        "number": 1,
+        "records": list(records),
+        "replaced": list(replaced),
+    }
+    return client.Kernel(runner, "a", True).time([], [])
+
+
+@pytest.mark.parametrize(
+    "key", ["median_us", "low_us", "high_us", "samples", "histogram"]
+)
+@pytest.mark.parametrize(
+    "value", [0, -1.0, float("nan"), float("inf"), "1", None, True, [[1.0, 0]]]
+)
+def test_a_time_is_a_positive_number(key, value):
+    with pytest.raises(client.Died, match="sent an invalid answer") as e:
+        timed({"tier": "wall", "timing": TIME | {key: value}, "doubts": []})
+    assert e.value.status is Status.CRASHED
+
+
+def test_a_runner_sends_a_time_or_why_there_is_none():
+    answer = timed(
+        {
+            "tier": "wall",
+            "timing": TIME,
+            "doubts": [],
+            "status": "wrong",
+            "reason": "a lie",
+        }
+    )
+    record = answer.records[0]
+    assert (record.status, record.reason, record.timing.median_us) == (
+        Status.PASSED,
+        None,
+        1.0,
+    )
+    record = timed(
+        {"tier": "wall", "status": "tier_unavailable", "reason": "no"}
+    ).records[0]
+    assert (record.status, record.timing) == (Status.TIER_UNAVAILABLE, None)
+    assert timed(replaced=["time:perf_counter"]).replaced == ["time:perf_counter"]
+    for records in (
+        [],
+        [{"tier": "wall"}],
+        [{"tier": "wall", "timing": TIME}],
+        [{"tier": "wall", "status": "fine"}],
+    ):
+        with pytest.raises(client.Died, match="sent no time|an invalid answer"):
+            timed(*records)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="seals are Linux's")
+def test_shared_memory_keeps_its_size():
+    region = shared_memory.Region(100)
+    for size in (0, 50, 200):
+        with pytest.raises(PermissionError):
+            os.ftruncate(region.descriptor, size)
+    other = shared_memory.Region(100, os.dup(region.descriptor))
+    other.bytes[7] = 9
+    assert int(region.bytes[7]) == 9
+    region.close()
+    other.close()

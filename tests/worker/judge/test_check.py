@@ -1,0 +1,394 @@
+"""check.check's verdicts on hand-made kernels for a hand-made op: passes, failures, and
+their reasons.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import helpers
+import pytest
+import torch
+from msgspec import UNSET, structs
+
+from gdn_cli.catalog.ops import Op, TensorSpec
+from gdn_cli.schema.record_types import Check, FirstWrong
+from gdn_cli.worker.judge import check
+from gdn_cli.worker.judge.tasks import common
+
+N = 1000
+TOY = Op(
+    name="toy",
+    definition="toy_n",
+    op_type="toy",
+    summary="y = 1 + 0 x, z the same in bfloat16",
+    axes={"n": None, "two": 2},
+    inputs={
+        "x": TensorSpec("float32", ("n",)),
+        "i": TensorSpec("int64", ("two",)),
+        "scale": TensorSpec("float32", None),
+    },
+    outputs={
+        "y": TensorSpec("float32", ("n",)),
+        "z": TensorSpec("bfloat16", ("n", "two")),
+    },
+    constraints=(),
+    tags=(),
+    tolerance={"y": 1e-3, "z": 5e-3},
+    reference="none",
+    baseline=None,
+    linear_in=(),
+    label="n={n}",
+)
+
+
+class Fake:
+    """As build.Kernel: either fills the outputs that it is given, or returns its own."""
+
+    def __init__(self, function, destination_passing: bool = True) -> None:
+        self.function, self.destination_passing = function, destination_passing
+
+    def __call__(self, inputs, outputs) -> None:
+        self.function(*inputs, *outputs)
+
+    def returns(self, inputs) -> list:
+        return list(self.function(*inputs))
+
+
+def judge(
+    function, expected=1.0, n: int = N, destination_passing: bool = True, op: Op = TOY
+) -> Check:
+    """Check a fake kernel; `expected` is y's exact value everywhere (or a tensor), z's is 1."""
+    inputs = [torch.zeros(n), torch.tensor([3, 4]), None]
+    y = expected if isinstance(expected, torch.Tensor) else torch.full((n,), expected)
+    kernel = helpers.local(Fake(function, destination_passing))
+    return check.check(
+        kernel, op, {"n": n}, inputs, [y.double(), torch.ones(n, 2).double()]
+    )
+
+
+def fill(y_value, z_value=1.0):
+    """A kernel that writes these values (numbers or tensors) everywhere."""
+
+    def run(x, i, scale, y, z):
+        y.copy_(y_value) if isinstance(y_value, torch.Tensor) else y.fill_(y_value)
+        z.fill_(z_value)
+
+    return run
+
+
+def test_exact_results_pass():
+    v = judge(fill(1.0))
+    assert (v.passed, v.official, v.reason) == (True, True, None)
+    assert (
+        v.errors == {"y": 0.0, "z": 0.0}
+        and v.max_abs_error == 0.0
+        and v.max_rel_error == 0.0
+    )
+    assert v.inputs_changed == [] and v.unwritten == {}
+
+
+def test_value_returning_kernels_are_judged_by_what_they_return():
+    v = judge(
+        lambda x, i, s: (torch.ones(N), torch.ones(N, 2).bfloat16()),
+        destination_passing=False,
+    )
+    assert v.passed and v.errors == {"y": 0.0, "z": 0.0}
+    v = judge(
+        lambda x, i, s: (torch.ones(N) * 2, torch.ones(N, 2).bfloat16()),
+        destination_passing=False,
+    )
+    assert not v.passed and v.errors["y"] == 1.0
+
+
+def test_zeros_fail_by_both_rules():
+    v = judge(fill(0.0))
+    assert (
+        not v.passed
+        and not v.official
+        and v.errors["y"] == 1.0
+        and v.max_abs_error == 1.0
+    )
+    assert v.reason == "y: 1000 of 1000 elements beyond 1e-2, largest error 1"
+
+
+def test_only_the_elements_that_are_wrong_are_counted():
+    off = torch.ones(N)
+    off[[3, 500, 999]] = 1.5
+    v = judge(fill(off))
+    assert not v.official and v.reason.startswith(
+        "y: 3 of 1000 elements beyond 1e-2, largest error 0.5"
+    )
+    assert v.errors["y"] == pytest.approx(0.5 * math.sqrt(3 / N))
+
+
+# --- the two rules at their edges
+
+
+@pytest.mark.parametrize(("relative", "passes"), [(0.99e-3, True), (1.01e-3, False)])
+def test_the_frobenius_rule_at_its_tolerance(relative, passes):
+    v = judge(fill(1.0 + relative))
+    assert v.passed is passes and v.official is True
+    assert v.errors["y"] == pytest.approx(relative, rel=1e-3)
+    assert passes or v.reason == "y: relative error 0.001, at most 0.001 allowed"
+
+
+def test_each_output_has_its_own_tolerance():
+    # above 1: 0.8 % off, over z's 0.5 %, and the official rule is content
+    bf16_step = 2.0**-7
+    v = judge(fill(1.0, 1.0 + bf16_step))
+    assert not v.passed and v.official and v.errors == {"y": 0.0, "z": bf16_step}
+    assert v.reason == "z: relative error 0.0078, at most 0.005 allowed"
+
+
+@pytest.mark.parametrize(
+    ("exact", "got", "official"),
+    [
+        (1.0, 1.02, False),  # both errors beyond 1e-2
+        (1.0, 1.0099, True),  # neither
+        (100.0, 100.5, True),  # 0.5 off, 0.5 %: the relative error is within
+        (100.0, 101.5, False),
+        # eight times too large, 0.008 off: the absolute error is within
+        (1e-3, 9e-3, True),
+        (0.0, 0.0099, True),
+        (0.0, 0.0101, False),
+    ],
+)
+def test_the_official_rule_needs_both_errors_beyond_one_percent(exact, got, official):
+    assert judge(fill(got), expected=exact).official is official
+
+
+def test_small_outputs_pass_the_official_rule_and_not_the_scale_aware_one():
+    """Outputs below 1e-2 could be anything, zeros too, for all that the official rule sees."""
+    for got in (0.0, -5e-3, 9e-3):
+        v = judge(fill(got), expected=5e-3)
+        assert (
+            v.official
+            and not v.passed
+            and v.errors["y"] == pytest.approx(abs(got - 5e-3) / 5e-3)
+        )
+    assert judge(fill(5e-3), expected=5e-3).passed
+
+
+def test_an_output_that_is_zero_must_be_zero():
+    assert judge(fill(0.0), expected=0.0).errors["y"] == 0.0
+    v = judge(fill(1e-6), expected=0.0)
+    assert v.official and not v.passed and v.errors["y"] is None  # no number in JSON
+
+
+# --- shapes, dtypes, counts
+
+
+@pytest.mark.parametrize(
+    ("results", "reason"),
+    [
+        (
+            (torch.ones(N - 1), torch.ones(N, 2).bfloat16()),
+            "y: expected (1000,) float32, got (999,) torch.float32",
+        ),
+        (
+            (torch.ones(1, N), torch.ones(N, 2).bfloat16()),
+            "y: expected (1000,) float32, got (1, 1000) torch.float32",
+        ),
+        (
+            (torch.ones(N), torch.ones(N, 2)),
+            "z: expected (1000, 2) bfloat16, got (1000, 2) torch.float32",
+        ),
+        (
+            (torch.ones(N).double(), torch.ones(N, 2).bfloat16()),
+            "y: expected (1000,) float32, got (1000,) torch.float64",
+        ),
+        ((1.0, torch.ones(N, 2).bfloat16()), "y: expected (1000,) float32, got float"),
+        ((torch.ones(N),), "returned 1 outputs, expected 2"),
+        (
+            (torch.ones(N), torch.ones(N, 2).bfloat16(), torch.ones(1)),
+            "returned 3 outputs, expected 2",
+        ),
+        ((), "returned 0 outputs, expected 2"),
+    ],
+)
+def test_results_of_the_wrong_form(results, reason):
+    v = judge(lambda x, i, s: results, destination_passing=False)
+    assert (v.passed, v.official, v.reason) == (False, False, reason)
+
+
+# --- NaN
+
+
+def test_computed_nan_and_inf_are_told_from_unwritten_elements():
+    for bad, count in ((math.nan, 2), (math.inf, 2), (-math.inf, 2)):
+        off = torch.ones(N)
+        off[[0, 7]] = bad
+        v = judge(fill(off))
+        assert not v.passed and not v.official and v.unwritten == {}
+        assert v.reason == f"y: {count} of 1000 elements are NaN or Inf"
+        assert v.errors["y"] is None and v.errors["z"] == 0.0
+
+    def skips(x, i, scale, y, z):
+        y[: N - 3] = 1.0
+        z[:] = math.nan  # computed as NaN, all of it
+
+    v = judge(skips)
+    assert not v.passed and not v.official and v.unwritten == {"y": 3}
+    assert v.reason == "y: 3 of 1000 elements were not written"
+    assert v.errors["z"] is None
+
+
+def first(found: FirstWrong) -> tuple:
+    return found.index, found.expected, found.got, found.instead
+
+
+def test_the_first_wrong_element_of_each_output():
+    off = torch.ones(N)
+    off[[3, 500]] = 1.5
+    wrong = judge(fill(off, 1.0 + 2.0**-7)).first_wrong
+    assert first(wrong["y"]) == ([3], 1.0, 1.5, None) and first(wrong["z"]) == (
+        [0, 0],
+        1.0,
+        1.0078125,
+        None,
+    )
+    assert wrong["y"].words == "at [3]: expected 1, got 1.5"
+    # a check that passed is written as before
+    assert judge(fill(1.0)).first_wrong is UNSET
+
+    def skips(x, i, scale, y, z):
+        y[: N - 3] = 1.0
+        z[:] = 1.0
+        z[7, 1] = -math.inf
+
+    wrong = judge(skips).first_wrong
+    assert first(wrong["y"]) == ([N - 3], 1.0, None, "never written")
+    assert first(wrong["z"]) == ([7, 1], 1.0, None, "-Inf")
+    assert wrong["z"].words == "at [7, 1]: expected 1, got -Inf"
+    # no element is beyond 1e-2, all of them are too far off
+    small = judge(fill(torch.linspace(1.0, 1.004, N)))
+    assert small.official and first(small.first_wrong["y"])[0] == [500]
+
+
+def test_nothing_written_at_all():
+    v = judge(lambda *args: None)
+    assert not v.passed and v.unwritten == {"y": N, "z": 2 * N}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_the_mark_is_a_nan_that_arithmetic_does_not_make(dtype):
+    op = structs.replace(
+        TOY, outputs={"y": TensorSpec(dtype, ("n", "two"))}, tolerance={"y": 1.0}
+    )
+    (marked,) = check.allocate(op, {"n": 5}, "cpu")
+    assert (
+        marked.shape == (5, 2)
+        and str(marked.dtype) == f"torch.{dtype}"
+        and bool(marked.isnan().all())
+    )
+    zero = torch.zeros(5, 2, dtype=marked.dtype)
+    for made in (
+        zero / zero,
+        torch.full_like(zero, math.nan),
+        (zero - 1).sqrt(),
+        torch.full_like(zero, math.inf) * 0,
+    ):
+        assert bool(made.isnan().all())
+        assert check.unwritten(made) == 0 and check.unwritten(marked) == 10
+
+
+def test_empty_outputs_pass():
+    v = judge(fill(1.0), n=0)
+    assert v.passed and v.errors == {"y": 0.0, "z": 0.0}
+    v = judge(
+        lambda x, i, s: (torch.ones(0), torch.ones(0, 2).bfloat16()),
+        n=0,
+        destination_passing=False,
+    )
+    assert v.passed
+    v = judge(
+        lambda x, i, s: (torch.ones(0), torch.ones(0, 2)),
+        n=0,
+        destination_passing=False,
+    )
+    assert not v.passed and v.reason.startswith("z: expected (0, 2) bfloat16")
+
+
+# --- inputs
+
+
+def test_changed_inputs_are_named():
+    def spoils(x, i, scale, y, z):
+        fill(1.0)(x, i, scale, y, z)
+        x[5] = 7.0
+
+    v = judge(spoils)
+    assert (
+        not v.passed
+        and v.official
+        and v.inputs_changed == ["x"]
+        and v.reason == "changed its inputs: x"
+    )
+
+    def spoils_more(x, i, scale, y, z):
+        fill(1.0)(x, i, scale, y, z)
+        x[0] = -0.0  # equal in value, not in bits
+        i += 1
+
+    v = judge(spoils_more)
+    assert v.inputs_changed == ["x", "i"] and v.reason == "changed its inputs: x, i"
+
+
+def test_nan_in_the_inputs_is_not_a_change():
+    inputs = [torch.full((4,), math.nan), torch.tensor([3, 4]), 0.5]
+    exact = [torch.ones(4).double(), torch.ones(4, 2).double()]
+    v = check.check(helpers.local(Fake(fill(1.0))), TOY, {"n": 4}, inputs, exact)
+    assert v.passed and v.inputs_changed == []
+
+
+# --- the oracle
+
+
+def test_the_oracle_calls_the_reference_in_float64():
+    seen = []
+
+    def reference(x, i, scale):
+        seen.extend((x.dtype, i.dtype, scale))
+        return [x + 1]
+
+    (y,) = check.oracle(
+        Fake(reference, False), [torch.ones(3).bfloat16(), torch.tensor([1]), 0.5]
+    )
+    assert (
+        seen == [torch.float64, torch.int64, 0.5]
+        and y.dtype == torch.float64
+        and y.tolist() == [2.0] * 3
+    )
+
+
+def test_new_values_are_no_stricter_than_the_first_ones(monkeypatch):
+    """Refreshed inputs are scaled; at twice the values, an error of 0.006 would be
+    0.012, beyond the absolute 1e-2.
+    """
+    op = structs.replace(TOY, linear_in=("x",), tolerance={"y": 1.0, "z": 1.0})
+    tensors = [torch.full((N,), 0.3), torch.tensor([3, 4]), None]
+    monkeypatch.setattr(common.dataset, "load_inputs", lambda *_: tensors)
+
+    class Reference:
+        def returns(self, inputs):
+            return [inputs[0], torch.ones(N, 2).double() * inputs[0][:1] / 0.3]
+
+    request = SimpleNamespace(
+        op=op, mode="cpu", dataset=None, in_place=False, batch_invariant=False
+    )
+    case = common.Case(
+        request, SimpleNamespace(axes={"n": N}, uuid="u", stress=None), Reference()
+    )
+    off = helpers.local(
+        Fake(lambda x, i, scale, y, z: (y.copy_(x * 1.02), z.fill_(x[0].item() / 0.3)))
+    )
+    seen = set()
+    for _ in range(12):
+        before = tensors[0].clone()
+        case.refresh()
+        assert not torch.equal(tensors[0], before)
+        assert case.check(off).official
+        seen.add(case.refresh.scale)
+    assert max(map(abs, seen)) == 1 and len(seen) > 2

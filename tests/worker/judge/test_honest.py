@@ -1,0 +1,296 @@
+"""Hard cases for results: kernels that are right only once, files in the way, clashing
+names, a killed command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import helpers
+import pytest
+import torch
+
+from gdn_cli import errors, paths
+from gdn_cli.catalog import pack, registry, trace_set
+from gdn_cli.catalog.tiers import FLOORS
+from gdn_cli.catalog.workloads import select
+from gdn_cli.machine import inventory
+from gdn_cli.run import planning
+from gdn_cli.schema.record_types import Status
+from gdn_cli.worker import timing
+from gdn_cli.worker.judge import tasks
+from gdn_cli.worker.messages import Reply
+from gdn_cli.worker.request import Serving, Timing
+from gdn_cli.worker.timing import floor
+from gdn_cli.worker.timing.flips import part
+
+REGISTRY = helpers.REGISTRY
+DECODE = REGISTRY.ops["gdn_decode"]
+
+_RUN = f"def run({helpers.DECODE_ARGS}):\n"
+_CALL = f"right({helpers.DECODE_ARGS})"
+ALGOS = {
+    "honest": f"from .right import run as right\n{_RUN}    return {_CALL}\n",
+    # the earlier result for these buffers, whatever is in them now
+    "remembers": (
+        f"from .right import run as right\nkept = {{}}\n{_RUN}    if q.data_ptr() not in kept:\n "
+        f"       kept[q.data_ptr()] = {_CALL}\n    return kept[q.data_ptr()]\n"
+    ),
+    # right until the same values have come often in a row, as they do while it is timed; then zeros
+    "tires": (
+        "from .right import run as right\nseen = []\n"
+        f"{_RUN}    if len(seen) < 12:\n        sum_v = float(v.float().sum())\n"
+        "        seen[:] = seen + [sum_v] if sum_v in seen[-1:] else [sum_v]\n"
+        f"    out, new = {_CALL}\n    return (out * 0 if len(seen) >= 12 else out), new\n"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory, gdn, write_algo):
+    """One bench of the three above, one that cannot be packed, and a broken one."""
+    folder = tmp_path_factory.mktemp("honest")
+    for name, source in ALGOS.items():
+        write_algo(folder, name, source)
+    (write_algo(folder, "unpackable", ALGOS["honest"]) / "notes.txt").write_text("x")
+    write_algo(folder, "broken", "#", drop=("summary",))
+    names = ",".join([*ALGOS, "unpackable"])
+    out = folder / "keep.json"
+    done = gdn(
+        "bench",
+        "--algos",
+        folder,
+        "--algo",
+        names,
+        "-w",
+        "0",
+        "--seconds",
+        "0.3",
+        "--json",
+        "--out",
+        out,
+    )
+    return done, {r["algo"]: r for r in done.json["records"]}, folder
+
+
+def test_a_kernel_that_is_right_only_once_gets_no_time(mixed):
+    done, records, _ = mixed
+    assert done.code == errors.FAILED
+    assert (
+        records["honest"]["status"] == "passed"
+        and records["honest"]["timing"]["median_us"] > 0
+    )
+    for name, reason in (
+        ("remembers", "probe "),
+        ("tires", "right when it was checked, wrong while it was timed"),
+    ):
+        assert records[name]["status"] == "wrong" and "timing" not in records[name]
+        assert records[name]["reason"].startswith(reason)
+
+
+@pytest.mark.parametrize("op", REGISTRY.ops.values(), ids=lambda op: op.name)
+def test_negating_what_an_op_is_linear_in_negates_its_outputs(op):
+    """The linearity that the second check uses, for every op, against the independent oracle."""
+    import oracle
+
+    sizes = {
+        "gdn_prefill": {"lengths": [3, 5]},
+        "attention_fwd": {"seq_len": 5},
+        "attention_fwd_causal": {"seq_len": 5},
+    }
+    inputs = oracle.inputs(op.name, seed=1, **sizes.get(op.name, {"batch_size": 2}))
+    once = getattr(oracle, op.name)(*inputs)
+    turned = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+    for i, *where in op.linear:
+        part(turned[i], *where).neg_()
+    again = getattr(oracle, op.name)(*turned)
+    pairs = (
+        zip(once, again, strict=True) if isinstance(once, tuple) else [(once, again)]
+    )
+    assert op.linear_in and all(
+        abs(a + b).max() < 1e-12 and abs(a).max() > 1e-3 for a, b in pairs
+    )
+
+
+def test_a_broken_algo_is_named_by_all(mixed, gdn):
+    _, _, folder = mixed
+    done = gdn(
+        "run",
+        "--algos",
+        folder,
+        "--algo",
+        "all",
+        "-w",
+        "0",
+        "--device",
+        "cuda",
+        "--json",
+    )
+    (broken,) = (m for m in done.json["missing"] if m["algo"] == "broken")
+    assert "$.summary" in broken["reason"]
+
+
+def test_an_algo_that_cannot_be_packed_keeps_its_row_and_the_others_go_on(mixed):
+    _, records, folder = mixed
+    assert (
+        records["unpackable"]["status"] == "unpackable"
+        and "notes.txt" in records["unpackable"]["reason"]
+    )
+
+
+def test_a_wrong_call_leaves_the_old_file_alone(mixed, gdn):
+    _, _, folder = mixed
+    before = (folder / "keep.json").read_text()
+    done = gdn(
+        "bench",
+        "--algo",
+        "pt-reference",
+        "--tier",
+        "events",
+        "--out",
+        folder / "keep.json",
+    )
+    assert done.code == errors.USAGE and (folder / "keep.json").read_text() == before
+    # nothing ran: nothing to put there
+    done = gdn("run", "--algo", "cuda-v4", "--out", folder / "keep.json")
+    assert done.code == errors.MISSING and (folder / "keep.json").read_text() == before
+
+
+def test_no_algo_passes_for_the_reference_or_for_the_floor(tmp_path, write_algo):
+    solution = pack.pack(REGISTRY.find("cpp-v1"), DECODE)
+    files = []
+    for name in ("pt-reference", "copy", "cpp-v1"):
+        files.append(tmp_path / f"{name}.json")
+        files[-1].write_text(json.dumps(solution | {"name": name}))
+    entries, _ = planning.choose(
+        REGISTRY, "cpp-v1,cpp-v1", None, [*files, files[0]], "cpu", timed=True
+    )
+    mark = pack.source_hash(solution)[:6]
+    names = [e.algo.name for e in entries]
+    assert names == [f"pt-reference@{mark}", f"copy@{mark}", "cpp-v1", "cpp-v1@own"]
+    write_algo(tmp_path, "pt-reference", ALGOS["honest"])
+    mine = registry.load(str(tmp_path))
+    entries, _ = planning.choose(mine, "pt-reference", None, [], "cpu", timed=True)
+    assert [e.algo.name for e in entries] == ["pt-reference@own"]
+
+
+def test_a_packed_file_of_another_op_is_refused(tmp_path):
+    file = tmp_path / "solution.json"
+    file.write_text(json.dumps(pack.pack(REGISTRY.find("cpp-v1"), DECODE)))
+    with pytest.raises(
+        errors.UsageError, match="is a solution of gdn_decode, not of gdn_prefill"
+    ):
+        planning.choose(REGISTRY, None, "gdn_prefill", [file], "cpu", timed=False)
+
+
+def test_a_floor_that_cannot_be_timed_is_a_record_and_no_crash(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise timing.TierUnavailable("no CUPTI")
+
+    monkeypatch.setattr(timing, "measure", refuse)
+    (workload,) = select(DECODE, trace_set.known(DECODE, None), chosen=["0"])
+    asked = Timing(tiers=("cupti",))
+    request = Serving(
+        command="floor",
+        op=DECODE,
+        definition={},
+        solution=None,
+        mode="cpu",
+        workloads=(workload,),
+        timing=asked,
+    )
+    monkeypatch.setattr(floor, "_RATE_BYTES", {"cpu": 2**20})
+    found = list(tasks.floors(request, Reply(status=Status.DONE)))
+    assert [r.algo for r in found] == list(FLOORS)
+    assert {(r.status, r.reason) for r in found} == {
+        ("tier_unavailable", "cupti: no CUPTI")
+    }
+
+
+def test_builds_go_to_a_path_without_white_space(monkeypatch, tmp_path):
+    monkeypatch.setenv("GDN_HOME", str(tmp_path / "with space"))
+    assert not any(c.isspace() for c in str(paths.builds_dir()))
+    monkeypatch.setenv("GDN_HOME", str(tmp_path))
+    assert paths.builds_dir() == tmp_path / "builds"
+
+
+def test_the_workloads_to_choose_from(tmp_path):
+    assert len(trace_set.known(DECODE, None)) == 54
+    with pytest.raises(errors.MissingError, match="no such data set folder"):
+        trace_set.known(DECODE, tmp_path / "none")
+
+
+def test_a_folder_inside_an_algos_folder_is_named(tmp_path, write_algo):
+    write_algo(tmp_path, "one", "#")
+    for inside in (tmp_path / "gdn_decode", tmp_path / "gdn_decode" / "one"):
+        with pytest.raises(errors.UsageError, match="is inside an algos folder"):
+            registry.load(str(inside))
+
+
+def test_a_folder_grows_and_keeps_the_contests_order(tmp_path, gdn):
+    for more in (["-w", "5"], ["-w", "0", "-w", "11"]):
+        assert (
+            gdn("data", "build", tmp_path / "set", "--op", "gdn_decode", *more).code
+            == 0
+        )
+    rows = trace_set.from_folder(DECODE, tmp_path / "set")
+    assert [w.uuid for w in rows] == [
+        trace_set.known(DECODE, None)[i].uuid for i in (0, 5, 11)
+    ]
+
+
+@pytest.mark.parametrize("cxx", ["ccache c++", "c++"])
+def test_a_compiler_behind_a_launcher_is_found(cxx, monkeypatch):
+    monkeypatch.setenv("CXX", cxx)
+    assert inventory.cxx().endswith("c++")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+)
+def test_a_command_that_is_killed_leaves_no_worker_and_a_record_that_says_so(
+    number, tmp_path, write_algo
+):
+    pid, out = tmp_path / "pid", tmp_path / "out.json"
+    write_algo(
+        tmp_path,
+        "hangs",
+        f"import os, signal\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\nwhile True:"
+        " signal.pause()\n",
+    )
+    command = subprocess.Popen(
+        [sys.executable, "-m", "gdn_cli", "run", "--algos", str(tmp_path), "--algo", "pt-reference,hangs", "-w", "0",
+         "--out", str(out)],
+        env=helpers.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        until(lambda: pid.exists() and pid.read_text())
+        command.send_signal(number)
+        shown, said = command.communicate(timeout=20)
+        until(lambda: not helpers.alive(int(pid.read_text())))
+    finally:
+        command.kill()
+        if pid.exists() and helpers.alive(int(pid.read_text())):
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+    document = json.loads(out.read_text())
+    assert document["interrupted"] and [r["status"] for r in document["records"]] == [
+        "passed"
+    ]
+    if number == signal.SIGTERM:
+        assert command.returncode == 128 + number and "Traceback" not in said
+        assert "interrupted these are the measurements until then" in shown
+    else:
+        assert command.returncode == -number
+
+
+def until(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)

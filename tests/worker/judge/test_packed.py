@@ -1,0 +1,349 @@
+"""gdn_decode_packed in the worker: what is drawn, what counts as moved, slots that must
+stay, calls always in place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import helpers
+import pytest
+import torch
+
+from gdn_cli.catalog import pack, registry
+from gdn_cli.catalog.workloads import stressed, twin
+from gdn_cli.errors import UsageError
+from gdn_cli.machine import inventory
+from gdn_cli.run import eligibility, planning
+from gdn_cli.run.jobs import Job
+from gdn_cli.worker import trace_set_writer
+from gdn_cli.worker.executor import build, calls
+from gdn_cli.worker.judge import check, dataset, probes
+from gdn_cli.worker.timing import floor
+from gdn_cli.worker.timing.flips import part
+
+REGISTRY = helpers.REGISTRY
+OP = REGISTRY.ops["gdn_decode_packed"]
+SMALL = REGISTRY.op("gdn_decode_packed_qk1_v2")
+ARGS = ", ".join(OP.inputs)
+RIGHT = (helpers.OURS / OP.name / "pt-reference" / "main.py").read_text(
+    encoding="utf-8"
+)
+# in place, and right: what the throw-away algos below do but for one thing
+HONEST = f"""
+import torch
+from .reference import run as right
+kept = {{}}
+def run({ARGS}, output, new_pool):
+    y, s = right({ARGS})
+    output.copy_(y); new_pool.copy_(s)
+"""
+
+
+def drawn(op, **axes) -> dict:
+    return dict(zip(op.inputs, dataset.load_inputs(op, twin(op, axes)), strict=True))
+
+
+# --- tensors
+
+
+def test_parts_are_drawn_each_by_itself_and_slots_without_repeats():
+    x = drawn(OP, batch_size=40)
+    parts = {
+        name: x["mixed_qkv"][:, i:j].float()
+        for name, (i, j) in OP.parts("mixed_qkv").items()
+    }
+    assert [part.shape[1] for part in parts.values()] == [512, 512, 1024]
+    for piece in parts.values():
+        assert abs(float(piece.mean())) < 0.03 and abs(float(piece.std()) - 1) < 0.03
+    assert not torch.equal(parts["q"], parts["k"])
+    assert float(x["pool"].std()) == pytest.approx(0.17, rel=0.01)
+    slots = x["state_indices"].tolist()
+    assert (
+        len(set(slots)) == 40
+        and 1 <= min(slots)
+        and max(slots) <= 80
+        and slots != sorted(slots)
+    )
+    full = drawn(SMALL, batch_size=6, pool_size=7)["state_indices"]
+    assert sorted(full.tolist()) == [1, 2, 3, 4, 5, 6] and full.dtype == torch.int32
+
+
+def test_the_hard_inputs_are_what_they_say():
+    found = {name: dict(zip(OP.inputs, dataset.load_inputs(OP, stressed(OP, [name])[0]), strict=True))
+             for name in ("padding", "zero-keys", "large-state", "odd-batch", "strong-decay")}  # fmt: skip
+    slots = found["padding"]["state_indices"].tolist()
+    assert (
+        slots[0] == slots[4] == 0
+        and slots[-1] == -1
+        and len({s for s in slots if s > 0}) == 5
+    )
+    row = found["zero-keys"]["mixed_qkv"]
+    assert not row[:, :1024].any() and row[:, 1024:].all(1).any()
+    assert float(
+        found["large-state"]["pool"].double().square().mean().sqrt()
+    ) == pytest.approx(1e6, rel=0.01)
+    assert set(range(1, 34)) == set(found["odd-batch"]["state_indices"].tolist())
+    assert found["strong-decay"]["a"].float().mean() == pytest.approx(60, rel=0.05)
+
+
+def test_a_call_moves_the_slots_in_use_and_a_file_holds_the_pool():
+    small, large = ({"batch_size": 8, "pool_size": n} for n in (17, 1000))
+    slots = 8 * 8 * 128 * 128 * 4
+    rest = 2 * 8 * (2048 + 8 + 8 + 8 * 128) + 4 * (8 + 8 + 8 + 1)
+    assert (
+        floor.bytes_moved(OP, small) == floor.bytes_moved(OP, large) == 2 * slots + rest
+    )
+    assert check.wanted(OP, large)[1][0] == (1000, 8, 128, 128)
+
+
+def test_a_data_set_needs_room_for_the_whole_pool(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        trace_set_writer,
+        "_refuse_small_disk",
+        lambda root, needed: asked.append(needed),
+    )
+    w = twin(SMALL, {"batch_size": 1, "pool_size": 9})
+    trace_set_writer.build(
+        tmp_path / "set",
+        [SMALL],
+        {SMALL.name: [w]},
+        [],
+        [pack.definition(SMALL, REGISTRY)],
+    )
+    assert asked == [9 * 2 * 128 * 128 * 4 + 2 * (512 + 2 + 2) + 4 * (2 + 2 + 1 + 1)]
+
+
+# --- checks and probes
+
+
+class Work:
+    """A workload with one query/key head and two value heads, on which slots 1 and up
+    are in use.
+    """
+
+    def __init__(self, batch: int = 3) -> None:
+        self.axes = {"batch_size": batch, "pool_size": 2 * batch + 1}
+        self.inputs = list(drawn(SMALL, **self.axes).values())
+        self.expected = check.oracle(
+            build.reference(pack.definition(SMALL, REGISTRY)), self.inputs
+        )
+        self.before = [
+            x.clone() if isinstance(x, torch.Tensor) else x for x in self.inputs
+        ]
+
+    def check(self, kernel):
+        in_place = SMALL.overwrites if kernel.destination_passing else {}
+        return check.check(
+            kernel, SMALL, self.axes, self.inputs, self.expected, in_place=in_place
+        )
+
+    def probe(self, kernel, names=None) -> dict[str, str]:
+        args = SMALL, self.axes, self.inputs, self.expected, names, SMALL.overwrites
+        found = probes.run(kernel, *args)
+        for x, was in zip(self.inputs, self.before, strict=True):
+            assert check.same_bits(x, was) if isinstance(x, torch.Tensor) else x == was
+        return {name: what for name, what in found.items() if what}
+
+
+@pytest.fixture(scope="module")
+def work():
+    return Work()
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory):
+    """make(old, new) -> HONEST with that change, built."""
+
+    # flashinfer-bench gives a solution that it has built before, with all it remembers
+    numbers = itertools.count()
+
+    def make(old: str = "", new: str = "", **keys):
+        assert old in HONEST
+        name = f"throw-away-{next(numbers)}"
+        sources = {
+            "main.py": HONEST.replace(old, new, 1) if old else HONEST,
+            "reference.py": RIGHT,
+        }
+        keys = {"destination_passing": True} | keys
+        folder = helpers.write_algo(
+            tmp_path_factory.mktemp("algos"), name, sources, op=SMALL.family, **keys
+        )
+        algo = registry.read_algo(folder / "algo.toml", SMALL.family)
+        return helpers.local(
+            build.build(pack.definition(SMALL, REGISTRY), pack.pack(algo, SMALL))
+        )
+
+    return make
+
+
+END = "new_pool.copy_(s)"
+UNUSED = "slot = next(i for i in range(1, len(s)) if i not in state_indices.tolist())"
+
+
+@pytest.mark.parametrize(("end", "says"), [
+    (f"{END}; new_pool[0] = 0.5", "new_pool: slot 0 changed, and no row of state_indices names it"),
+    (f"{UNUSED}; s[slot, 1, 2, 3] *= 1 + 1e-6; {END}", "new_pool: slot [1-6] changed, and no row"),
+    (f"s[[i for i in range(len(s)) if i not in state_indices]] = -s[0]; {END}",
+     r"new_pool: slot 0, and 3 more changed, and no"),
+    (f"s[int(state_indices[0])] += 1e-3; {END}", "new_pool: relative error 0.00"),
+    (f"s[0, 0, 0, 0] = float('nan'); {END}", "new_pool: slot 0 changed"),
+])  # fmt: skip
+def test_a_slot_that_no_row_names_must_keep_its_bits(end, says, make, work):
+    verdict = work.check(make(END, end))
+    assert not verdict.passed and re.match(says, verdict.reason), verdict.reason
+    assert torch.equal(work.inputs[5], work.before[5])
+
+
+def test_padding_names_no_slot(make):
+    work = Work()
+    work.inputs[6][:] = torch.tensor([-1, 2, 0])
+    work.expected = check.oracle(
+        build.reference(pack.definition(SMALL, REGISTRY)), work.inputs
+    )
+    assert work.check(make()).passed
+    late = f"{END}; new_pool[len(new_pool) - 1] += 1"  # what -1 is to Python
+    assert work.check(make(END, late)).reason.startswith("new_pool: slot 6 changed")
+    assert work.check(make(END, f"{END}; new_pool[0] += 1")).reason.startswith(
+        "new_pool: slot 0 changed"
+    )
+
+
+def test_who_returns_a_new_pool_is_judged_by_that(make, work):
+    returning = HONEST.replace(", output, new_pool", "").replace(
+        "output.copy_(y); new_pool.copy_(s)", "return y, s"
+    )
+    kernel = make(HONEST, returning, destination_passing=False)
+    assert work.check(kernel).passed
+    kernel = make(
+        HONEST,
+        returning.replace("return y, s", "s[0] = 1; return y, s"),
+        destination_passing=False,
+    )
+    assert work.check(kernel).reason.startswith("new_pool: slot 0 changed")
+
+
+def test_an_honest_algo_is_not_caught_in_place(make, work):
+    kernel = make()
+    assert work.check(kernel).passed and work.probe(kernel, probes.PROBES) == {}
+
+
+@pytest.mark.parametrize(("probe", "old", "new", "says"), [
+    ("inputs-changed", END, f"{END}; a.add_(1)", "changed a in call 1 of 3"),
+    ("out-of-bounds", END, f"{END}; new_pool.as_strided((1,), (1,), new_pool.storage_offset() - 1).zero_()",
+     "new_pool: 4 bytes written, 1 to 4 before its first"),
+    ("pointer-cache", "    y, s = right", """
+    if mixed_qkv.data_ptr() in kept:
+        y, s = kept[mixed_qkv.data_ptr()]
+        output.copy_(y); new_pool.copy_(s)
+        return
+    y, s = kept[mixed_qkv.data_ptr()] = right""", "output stayed the same when the same buffers got new values"),
+    ("zero-outputs", "output.copy_(y)", "output.copy_(y * output.isnan().any())", "output is all zeros if"),
+    ("nondeterminism", END, f"kept[0] = kept.get(0, 0) + 1; s *= 1 + 1e-5 * kept[0]; {END}",
+     "new_pool differs between equal calls"),
+    ("neighbours", END, f"s[state_indices.long()] *= 1 + 1e-7 * len(state_indices); {END}",
+     "new_pool of sequence 0 has other bits alone than among 3"),
+])  # fmt: skip
+def test_a_cheat_is_caught_in_place(probe, old, new, says, make, work):
+    found = work.probe(make(old, new), [probe])
+    assert found.get(probe, "").startswith(says), found
+
+
+def test_new_values_are_those_of_the_part_and_the_pool():
+    x = drawn(SMALL, batch_size=2)
+    before = {name: x[name].clone() for name in ("mixed_qkv", "pool")}
+    refresh = calls.Scaling(
+        [part(list(x.values())[i], *where) for i, *where in SMALL.linear]
+    )
+    refresh()
+    assert torch.equal(x["mixed_qkv"][:, :256], before["mixed_qkv"][:, :256])
+    assert (
+        torch.equal(x["mixed_qkv"][:, 256:], -before["mixed_qkv"][:, 256:])
+        and refresh.scale == -1
+    )
+    assert torch.equal(x["pool"], -before["pool"])
+
+
+# --- which calls there are
+
+
+def test_every_job_is_in_place_but_of_who_returns():
+    about = OP, pack.definition(OP, REGISTRY), None, "cpu", ()
+    cpp, reference = (
+        REGISTRY.find(f"{OP.name}/{name}") for name in ("cpp-v1", "pt-reference")
+    )
+    assert [Job("bench", *about, algo).in_place for algo in (cpp, reference, None)] == [
+        True,
+        False,
+        True,
+    ]
+    other = REGISTRY.ops["gdn_decode"], *about[1:]
+    assert not Job("bench", *other, REGISTRY.find("gdn_decode/cpp-v1")).in_place
+
+
+def test_what_is_timed_takes_no_new_pool():
+    entries = [
+        planning.Entry(a, inventory.Place("cpu"))
+        for a in REGISTRY.of(OP.name)
+        if "cpu" in a.modes
+    ]
+    assert [e.algo.name for e in entries] == ["pt-reference", "cpp-v1"]
+    judged = eligibility.overwriting(
+        REGISTRY, entries, named=True, asked=False, timed=False
+    )
+    assert judged == entries
+    timed = eligibility.overwriting(REGISTRY, entries, named=False, asked=False)
+    assert [e.place.mode for e in timed] == [None, "cpu"]
+    with pytest.raises(
+        UsageError,
+        match="gdn_decode_packed is timed in place: gdn_decode_packed/pt-reference returns",
+    ):
+        eligibility.overwriting(REGISTRY, entries, named=True, asked=False)
+    (part,) = planning.parts(
+        REGISTRY,
+        timed,
+        chosen=["0"],
+        first=None,
+        preset=None,
+        dataset=None,
+        overrides={},
+    )
+    plan = planning.prepare(REGISTRY, [part], planning.Settings("bench"))
+    assert [(job.command, job.algo and job.algo.name, job.in_place) for job in plan.jobs] == [
+        ("floor", None, True), ("bench", "cpp-v1", True),
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_two_take_turns_in_place(tmp_path, gdn):
+    """Who is right at first and remembers the values of v is found out behind the turns."""
+    remembers = HONEST.replace(
+        "    y, s = right",
+        "    mixed_qkv = kept.setdefault(0, mixed_qkv.clone())\n    y, s = right",
+    )
+    for name, text in (("one", HONEST), ("two", HONEST), ("three", remembers)):
+        helpers.write_algo(
+            tmp_path,
+            name,
+            {"main.py": text, "reference.py": RIGHT},
+            op=OP.name,
+            destination_passing=True,
+        )
+    args = (
+        "compare one two three --op gdn_decode_packed -w batch_size=2 --seconds 0.2 --json"
+        " --algos".split()
+    )
+    done = gdn(*args, tmp_path)
+    records = {r["algo"]: r for r in done.json["records"]}
+    assert {name: r["status"] for name, r in records.items()} == {
+        "one": "passed",
+        "two": "passed",
+        "three": "wrong",
+    }
+    assert records["one"]["in_place"] and records["two"]["timing"]["median_us"] > 0
+    assert (
+        "wrong on new values" in records["three"]["reason"]
+        or "probe" in records["three"]["reason"]
+    )

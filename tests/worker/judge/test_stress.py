@@ -1,0 +1,287 @@
+"""`gdn run --stress`: inputs have the properties that their names say, and the
+reference is right on each of them.
+"""
+
+from __future__ import annotations
+
+import building
+import helpers
+import oracle
+import pytest
+import torch
+from msgspec.structs import replace
+
+from gdn_cli.catalog import ops, registry, stress, workloads
+from gdn_cli.errors import UsageError
+from gdn_cli.parsing import to_json
+from gdn_cli.schema.record_types import Check
+from gdn_cli.worker.judge import check, dataset
+
+REGISTRY = helpers.REGISTRY
+EVERY = [(op.name, name) for op in REGISTRY.ops.values() for name in op.stress]
+MOST = 150  # tokens that the oracle's loops are given
+
+
+def drawn(op_name: str, name: str, most: int | None = None) -> dict:
+    """Input -> tensor; `most` shortens a long sequence."""
+    op = REGISTRY.ops[op_name]
+    if most and op.stress[name].seq_lens and max(op.stress[name].seq_lens) > most:
+        family = replace(op.stress[name], seq_lens=(most,))
+        op = replace(op, stress={name: family})
+    (workload,) = workloads.stressed(op, [name])
+    return dict(zip(op.inputs, dataset.load_inputs(op, workload), strict=True))
+
+
+def gates(x: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """(g, beta) in float64."""
+    t = x["a"].double() + x["dt_bias"].double()
+    softplus = torch.nn.functional.softplus(t, threshold=1e9)
+    return torch.exp(-x["A_log"].double().exp() * softplus), x["b"].double().sigmoid()
+
+
+# --- the inputs
+
+
+def test_every_op_has_some_and_a_name_is_the_same_tensors_everywhere():
+    assert all(op.stress for op in REGISTRY.ops.values())
+    one, two = (drawn("gdn_prefill", "equal-keys", 20) for _ in range(2))
+    assert all(
+        torch.equal(x, y)
+        for x, y in zip(list(one.values())[:-1], list(two.values())[:-1], strict=True)
+    )
+    uuids = [w.uuid for op in REGISTRY.ops.values() for w in workloads.stressed(op)]
+    assert len(set(uuids)) == len(uuids) == len(EVERY)
+
+
+@pytest.mark.parametrize(
+    ("op", "name"), [(o, n) for o, n in EVERY if "nothing-decays" in n]
+)
+def test_nothing_decays(op, name):
+    g, beta = gates(drawn(op, name, MOST))
+    assert 1 - 1e-4 < g.min() and beta.min() > 0.9
+
+
+@pytest.mark.parametrize("op", ["gdn_decode", "gdn_decode_bf16", "gdn_prefill"])
+def test_gates_at_their_ends(op):
+    assert gates(drawn(op, "strong-decay"))[0].float().max() == 0
+    assert (
+        0
+        < gates(drawn(op, "nothing-written"))[1].max()
+        < torch.finfo(torch.float32).tiny
+    )
+
+
+def test_decay_that_is_slow_and_decay_that_is_sudden():
+    g, _ = gates(drawn("gdn_decode", "slow-decay"))
+    assert 0.99 < g.median() < 1 - 1e-5
+    for name in ("sudden-decay", "equal-keys-sudden-decay"):
+        g, _ = gates(drawn("gdn_prefill", name))
+        assert g[::10].max() < 1e-30 and 0.6 < g[1:10].median() < 0.99
+
+
+@pytest.mark.parametrize(
+    ("op", "name"), [(o, n) for o, n in EVERY if "equal-keys" in n]
+)
+def test_keys_are_equal(op, name):
+    k = drawn(op, name, MOST)["k"]
+    tokens = k.unbind(2) if k.dim() == 4 else k.unbind(0)
+    assert len(tokens) > 60 and all(torch.equal(tokens[0], other) for other in tokens)
+    assert tokens[0].abs().max() > 0
+
+
+@pytest.mark.parametrize("name", ["alternating-signs", "alternating-signs-long"])
+def test_signs_alternate(name):
+    k = drawn("gdn_prefill", name, MOST)["k"]
+    assert torch.equal(k[1:], -k[:-1]) and k[0].abs().max() > 0
+
+
+@pytest.mark.parametrize(("op", "name", "rms"), [
+    ("gdn_decode", "zero-state", 0), ("gdn_decode", "large-state", 1e6), ("gdn_decode_bf16", "large-state", 1e6),
+    ("gdn_prefill", "large-state", 1e6), ("gdn_prefill", "equal-keys", 0),
+])  # fmt: skip
+def test_states(op, name, rms):
+    assert float(
+        drawn(op, name, MOST)["state"].double().square().mean().sqrt()
+    ) == pytest.approx(rms, rel=0.02)
+
+
+def test_lengths_of_none_and_one_and_around_chunks():
+    lengths = {
+        n: drawn("gdn_prefill", n)["cu_seqlens"].diff().tolist()
+        for n in ("empty-sequences", "one-token")
+    }
+    assert lengths == {"empty-sequences": [0, 0, 3, 0], "one-token": [1, 1, 1]}
+    borders = drawn("gdn_prefill", "chunk-borders")["cu_seqlens"].diff().tolist()
+    assert {0, 1} < set(borders) and all(
+        {n - 1, n, n + 1} < set(borders) for n in (16, 64, 128)
+    )
+
+
+def test_logits_are_large():
+    x = drawn("attention_fwd", "large-logits")
+    logits = (x["q"].double() @ x["k"].double().mT / 8).std()
+    assert 25 < logits < 35 and torch.isfinite(x["q"]).all()
+
+
+@pytest.fixture(scope="module")
+def references():
+    found = {}
+    for name in REGISTRY.ops:
+        found[name] = helpers.built(f"{name}/pt-reference", "cpu")[1]
+    return found
+
+
+@pytest.mark.parametrize(("op", "name"), EVERY)
+def test_the_reference_is_the_oracle(op, name, references):
+    x = drawn(op, name, MOST if name.endswith("-long") else None)
+    if op.startswith("attention"):
+        x = {key: value[:, :1] for key, value in x.items()}  # heads are alike
+    right = getattr(oracle, op)(*x.values())
+    found = check.oracle(references[op], list(x.values()))
+    assert check.finite(found)
+    for mine, exact in zip(
+        found, right if isinstance(right, tuple) else [right], strict=True
+    ):
+        assert oracle.error(mine, exact) < 1e-9
+
+
+# --- declaring and choosing them
+
+
+@pytest.mark.parametrize(("op", "table", "says"), [
+    ("gdn_prefill", "seq_lens = [3]", "$.stress.x.summary: expected text, it is missing"),
+    ("gdn_prefill", 'summary = "s"\nseq_lens = "3x4"', "$.stress.x.seq_lens: expected a list, got '3x4'"),
+    ("gdn_prefill", 'summary = "s"\nseq_lens = [3, -1]', "$.stress.x.seq_lens[1]: expected a whole number, 0 or more"),
+    ("gdn_prefill", 'summary = "s"\naxes = { total_seq_len = 3 }', "$.stress.x.seq_lens: expected lengths such as"),
+    ("gdn_prefill", 'summary = "s"\nseq_lens = [3]\nkeys = "same"', "$.stress.x.keys: expected one of alternating"),
+    ("gdn_prefill", 'summary = "s"\nseq_lens = [3]\nspeed = 1', "$.stress.x.speed: unknown key"),
+    ("gdn_prefill", 'summary = "s"\nseq_lens = [3]\ntolerance = 0', "$.stress.x.tolerance: expected a positive num"),
+    ("gdn_prefill", 'summary = "s"\nseq_lens = [3]\ngates = { a = 1 }', "$.stress.x.gates.A_log: expected a number"),
+    ("gdn_prefill", 'summary = "s"\nseq_lens = [3]\nforget_every = -1', "$.stress.x.forget_every: expected a whole"),
+    ("gdn_decode", 'summary = "s"\naxes = { batch_size = 0 }', "$.stress.x.axes.batch_size: expected a positive"),
+    ("gdn_decode", 'summary = "s"\naxes = { n = 1 }', "$.stress.x.axes: expected a positive whole number for each"),
+    ("gdn_decode", 'summary = "s"\naxes = { batch_size = 1 }\nkeys = "equal"', "$.stress.x.keys: expected 'own'"),
+    ("gdn_decode", 'summary = "s"\naxes = { batch_size = 1 }\nstate = nan', "$.stress.x.state: expected a number"),
+    ("gdn_decode", 'summary = "s"\naxes = { batch_size = 1 }\nlogits = inf', "$.stress.x.logits: expected a number"),
+])  # fmt: skip
+def test_a_table_that_is_wrong_is_one_clear_line(op, table, says, tmp_path):
+    file = tmp_path / f"{op}.toml"
+    text = (registry.paths.CONFIGS_DIR / file.name).read_text(encoding="utf-8")
+    file.write_text(f"{text}\n[stress.x]\n{table}\n", encoding="utf-8")
+    with pytest.raises(UsageError) as e:
+        ops.read_op(file)
+    assert str(e.value).startswith(f"{file}: {says}") and "\n" not in e.value.message
+
+
+def test_they_are_chosen_by_name():
+    op = REGISTRY.ops["gdn_decode"]
+    assert [
+        w.stress for w in workloads.stressed(op, ["zero-state", "strong-decay"])
+    ] == [
+        "strong-decay",
+        "zero-state",
+    ]
+    assert [w.stress for w in workloads.stressed(op, first=2)] == list(op.stress)[:2]
+    with pytest.raises(
+        UsageError,
+        match="unknown hard input of gdn_decode 'zero-stat'; did you mean zero-state",
+    ):
+        workloads.stressed(op, ["zero-stat"])
+    with pytest.raises(UsageError, match="gdn_decode declares no hard inputs"):
+        workloads.stressed(replace(op, stress={}))
+
+
+# --- the results
+
+NAN = f"""
+from .right import run as right
+def run({helpers.DECODE_ARGS}):
+    y, s = right({helpers.DECODE_ARGS})
+    return (y, s * float("nan")) if float(state.abs().max()) == 0 else (y * 1.01, s)
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory, gdn):
+    folder = tmp_path_factory.mktemp("algos")
+    helpers.write_algo(folder, "off", NAN)
+    args = "run --stress --algo pt-reference,off -w zero-state -w large-state --device cpu".split()
+    return gdn(*args, "--algos", folder, "--json"), gdn(*args, "--algos", folder)
+
+
+def test_errors_of_every_algo_and_the_largest_of_each(ran):
+    found = {(r["algo"], r["workload"]["stress"]): r for r in ran[0].json["records"]}
+    assert set(found) == {
+        (a, n) for a in ("pt-reference", "off") for n in ("zero-state", "large-state")
+    }
+    assert {key: r["status"] for key, r in found.items()} == {
+        ("pt-reference", "zero-state"): "passed", ("pt-reference", "large-state"): "passed",
+        ("off", "zero-state"): "wrong", ("off", "large-state"): "wrong",
+    }  # fmt: skip
+    assert found["off", "large-state"]["check"]["errors"]["output"] == pytest.approx(
+        0.01, rel=0.2
+    )
+    largest = {row["algo"]: row for row in ran[0].json["largest"]}
+    assert largest["off"]["error"] is None and largest["off"]["stress"] == "zero-state"
+    assert (
+        largest["off"]["output"] == "new_state"
+        and largest["pt-reference"]["output"] == "output"
+    )
+    assert ran[0].code == ran[1].code == 1 and ran[0].json["options"]["stress"] is True
+
+
+def test_they_stand_side_by_side(ran):
+    lines = [line.split() for line in ran[1].out.splitlines()]
+    heads = [i for i, line in enumerate(lines) if line[:1] == ["input"]]
+    assert [lines[i][-1] for i in heads] == ["off", "off"]
+    relative, absolute = (
+        {row[0]: row[1:] for row in lines[i + 1 : i + 3]} for i in heads
+    )
+    assert set(relative) == set(absolute) == {"zero-state", "large-state"}
+    assert (
+        relative["large-state"][1:] == ["1.0e-02", "!"]
+        and float(relative["large-state"][0]) < 5e-3
+    )
+    assert float(absolute["large-state"][1]) > 100 and absolute["zero-state"][1:] == [
+        "no",
+        "number",
+        "!",
+    ]
+    assert next(line for line in lines if line[:1] == ["off"]) == [
+        "off",
+        "no",
+        "number",
+        "new_state",
+        "zero-state",
+        "1e-05",
+    ]
+
+
+def test_the_contests_rule_does_not_decide_on_hard_inputs():
+    from worker.test_in_place import TOY, Steps
+
+    x, s = torch.full((4,), 1e6), torch.tensor([1.0, 1e6, 1e6, 1e6])
+    right = [(x + s).double(), (2 * s).double() + torch.tensor([0.5, 0, 0, 0])]
+    strict, lenient = (
+        check.check(
+            helpers.local(Steps(False)), TOY, {"n": 4}, [x, s], right, by_element=rule
+        )
+        for rule in (True, False)
+    )
+    assert (
+        not strict.passed
+        and lenient.passed
+        and not strict.official
+        and not lenient.official
+    )
+
+
+def test_the_largest_is_of_hard_inputs_alone():
+    found = building.record("a", mode="cpu", check=Check(errors={"y": 2.0}), stress="s")
+    usual = building.record("a", mode="cpu", check=Check(errors={"y": 2.0}))
+    of_none = building.record("a", uuid=None)
+    assert stress.largest([usual, of_none]) == []
+    (largest,) = stress.largest([found, usual])
+    assert to_json(largest) == {
+        "op": "gdn_decode", "algo": "a", "mode": "cpu", "error": 2.0, "output": "y", "stress": "s",
+    }  # fmt: skip

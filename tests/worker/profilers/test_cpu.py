@@ -1,0 +1,265 @@
+"""The cpu tool on real algos, through the worker: torch's ops, a C++ algo's functions
+and lines by perf.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from gdn_cli.catalog import pack, registry
+from gdn_cli.catalog.workloads import embedded
+from gdn_cli.machine import inventory
+from gdn_cli.parsing import to_json
+from gdn_cli.run import jobs
+from gdn_cli.worker import profilers
+from gdn_cli.worker.profilers import Ask, Reading, Reply, cpu, perf, symbols
+from gdn_cli.worker.request import Profiling
+
+CPP = """
+#include <thread>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
+namespace ffi = tvm::ffi;
+namespace {
+struct Job { volatile double sum = 0; };
+__attribute__((noinline)) void burn(Job& job, int n) {
+  for (int i = 0; i < n; ++i) {
+    job.sum = job.sum + 1.0 / (i + 1);  // the hot line
+  }
+}
+}  // namespace
+void Run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView state, ffi::TensorView A_log,
+         ffi::TensorView a, ffi::TensorView dt_bias, ffi::TensorView b, ffi::Optional<double> scale,
+         ffi::TensorView output, ffi::TensorView new_state) {
+  Job job;
+  std::thread thread([&] { burn(job, 300000); });
+  thread.join();
+}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, Run);
+"""
+BURN = next(i for i, line in enumerate(CPP.splitlines(), 1) if "the hot line" in line)
+
+
+def profiled(
+    tool: str,
+    name: str,
+    folder: Path,
+    *,
+    algos: Path | None = None,
+    mode: str = "cpu",
+    l2: str = "cold",
+) -> Reading:
+    """A tool's whole way for one decode with B = 1, each of its runs in a worker."""
+    known = registry.load(str(algos)) if algos else registry.load()
+    op = known.ops["gdn_decode"]
+    algo = next(a for a in known.algos if (a.name, a.op) == (name, op.name))
+    definition, solution = pack.definition(op, known), pack.pack(algo, op)
+    workload = min(embedded(op), key=lambda w: w.axes["batch_size"])
+    ask = Ask(solution, l2=l2, bytes_in=3_000_000, bytes_out=1_000_000)
+    module, replies = profilers.module(tool), []
+    module.find()
+    for run in module.runs(ask, folder):
+        job = jobs.Job(
+            "profile", op, definition, solution, mode, (workload,), algo=algo, wrap=run.wrap, env=run.env,
+            profile=Profiling(tool, run.params, l2),
+        )  # fmt: skip
+        outcome = jobs.execute(job)
+        assert outcome.status == "done", (outcome.reason, outcome.tail)
+        (record,) = outcome.records
+        assert record.passed, record
+        replies.append(
+            Reply(run, "done", answer=record.answer, tail=tuple(outcome.tail))
+        )
+    reading = module.read(ask, folder, replies)
+    assert msgspec.convert(to_json(reading), Reading) == reading
+    return reading
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(cpu, "_COUNTED_S", 0.05)
+    monkeypatch.setattr(cpu, "_SAMPLED_S", 0.6)
+
+
+def table(found: profilers.Found, key: str) -> profilers.Table:
+    return next(t for t in found.tables if t.key == key)
+
+
+@pytest.fixture(scope="module")
+def burner(tmp_path_factory, write_algo):
+    folder = tmp_path_factory.mktemp("algos")
+    write_algo(
+        folder,
+        "burner",
+        {"kernel.cpp": CPP},
+        language="cpp",
+        entry_point="kernel.cpp::run",
+        destination_passing=True,
+    )
+    return folder
+
+
+@pytest.mark.skipif(inventory.cxx() is None, reason="no C++ compiler")
+@pytest.mark.slow
+def test_perf_finds_the_function_and_the_line_that_take_the_time(burner, tmp_path):
+    if perf.missing() is not None:
+        pytest.skip("perf cannot be used here")
+    (found,) = (reading := profiled("cpu", "burner", tmp_path, algos=burner)).found
+    functions = table(found, "functions")
+    name, library, share, count = functions.rows[0]
+    assert name == "burn" and "burner" in library
+    assert share > 50 and count > 5
+    assert sum(row[2] for row in functions.rows) == pytest.approx(100)
+    assert reading.files == ("perf.data",)
+    if shutil.which("addr2line"):
+        hot = {where: source for where, _, _, source in table(found, "hot").rows}
+        assert "the hot line" in hot[f"kernel.cpp:{BURN}"]
+    assert (
+        found.value("cpu_us") > 0
+        and 0 < found.value("threads_busy") <= (os.cpu_count() or 1) + 0.5
+    )
+    assert found.value("rate") == pytest.approx(
+        4_000_000 / found.value("time_us") / 1e3
+    )
+    assert not [t for t in found.tables if t.key == "ops"]  # it has none
+
+
+@pytest.mark.skipif(inventory.cxx() is None, reason="no C++ compiler")
+@pytest.mark.slow
+def test_without_perf_a_cpp_algo_has_its_figures_and_torchs_ops(
+    burner, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(perf.shutil, "which", lambda name: None)
+    reading = profiled("cpu", "burner", tmp_path, algos=burner)
+    (found,) = reading.found
+    # it joins a thread
+    assert [t.key for t in found.tables] == ["ops"] and found.value(
+        "switches_voluntary"
+    ) >= 1
+    assert reading.files == () and reading.notes == (
+        (
+            "no functions: there is no perf here. perf would show functions and source lines:"
+            " apt-get install linux-perf (Ubuntu: linux-tools-generic)"
+        ),
+    )
+
+
+def test_the_ops_of_a_torch_algo(tmp_path, monkeypatch, write_algo):
+    algos = tmp_path / "algos"
+    body = "    y = q.float()\n    for _ in range(3):\n        y = y @ y.mT\n    return y, state\n"
+    write_algo(
+        algos,
+        "three",
+        f"import torch\n\ndef run(q, k, v, state, A_log, a, dt_bias, b, scale):\n{body}",
+    )
+    monkeypatch.setattr(perf, "missing", lambda: "perf is not permitted here (why)")
+    reading = profiled("cpu", "three", tmp_path, algos=algos)
+    (found,) = reading.found
+    (ops,) = found.tables
+    per_call = {row[0]: row[1] for row in ops.rows}
+    assert per_call["aten::matmul"] == 3 and per_call["(outside any op)"] == 1
+    assert sum(row[3] for row in ops.rows) == pytest.approx(100)
+    assert "torch uses" in next(f.note for f in found.facts if f.key == "threads_busy")
+    assert reading.notes == ("no functions: perf is not permitted here (why)",)
+
+
+def test_a_perf_that_is_not_permitted_says_why(tmp_path, monkeypatch):
+    fake = tmp_path / "perf"
+    fake.write_text("#!/bin/sh\necho 'Error:' >&2\nexit 255\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert (
+        perf.missing()
+        == "perf is not permitted here (Error): as root, sysctl kernel.perf_event_paranoid=1"
+    )
+
+
+# --- names and samples
+
+V4 = "_ZN41_GLOBAL__N__4eb81770_9_kernel_cu_b147438113gdn_decode_v4EPK13__nv_bfloat16S2_S2_PKfS4_S2_S4_S2_fPS0_Pf"
+
+
+@pytest.mark.parametrize(
+    "name, plain",
+    [
+        (V4, "gdn_decode_v4"),
+        ("gdn_decode_kernel", "gdn_decode_kernel"),
+        ("<unnamed>::gdn_decode_v4(const __nv_bfloat16 *, float)", "gdn_decode_v4"),
+        ("void at::elementwise<4, at::f<float> >(int, float (*)(int))", "at::elementwise<4, at::f<float> >"),
+        ("gdn::Pool::serve(int) [clone .isra.0]", "gdn::Pool::serve"),
+        ("A::operator()(int) const", "A::operator()"),
+        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD (Device -> Device)"),
+        ("(no symbol)", "(no symbol)"),
+        ("_Zbroken", "_Zbroken"),
+    ],
+)  # fmt: skip
+def test_names_are_short(name, plain):
+    assert symbols.short(name) == plain
+
+
+def test_names_of_torchs_loops_are_read_by_their_kernel():
+    loop = (
+        "c10::function_ref<void"
+        " (char**)>::callback_fn<at::native::AVX2::VectorizedLoop2d<at::native::mul_kernel("
+    )
+    assert perf.readable(loop + "x" * 80) == "at::native::mul_kernel"
+    assert perf.readable("f<" + "x" * 90 + ">") == "f<...>"
+    assert perf.readable("burn") == "burn"
+
+
+def test_an_inlined_headers_time_is_at_the_algos_own_line(monkeypatch):
+    header = "_mm512_add_ps\n/usr/lib/gcc/include/avx.h:9\n"
+    own = "g(int)\n/b/rows.h:2 (discriminator 3)\nf\n/b/k.cpp:3\n"
+    said = f"0x{16:016x}\n{header}{own}0x{32:016x}\n{header}0x{48:016x}\n??\n??:0\n"
+
+    def addr2line(command, stdin):
+        assert command[-1] == "/b/own.so" and stdin.split() == ["0x10", "0x20", "0x30"]
+        return SimpleNamespace(stdout=said)
+
+    monkeypatch.setattr(perf.tools, "run", addr2line)
+    spots = Counter(
+        {
+            perf.Spot("f", "/b/own.so", 1000 + at): n
+            for n, at in ((6, 16), (3, 32), (1, 48))
+        }
+    )
+    spots[perf.Spot("clear_page", "[kernel.kallsyms]", None)] = 2
+    spots[perf.Spot("[unknown]", "/usr/lib/libgomp.so.1", 7)] = 8
+    functions, hot = perf.tables(
+        spots,
+        perf.Code({"/b/own.so": 1000}, {"rows.h": "// one\n  x += y;\n", "k.cpp": ""}),
+    )
+    assert functions.rows == (
+        ("f", "own.so", 50.0, 10), ("(no symbol: OpenMP, mostly waiting)", "libgomp.so.1", 40.0, 8),
+        ("clear_page", "[kernel.kallsyms]", 10.0, 2),
+    )  # fmt: skip
+    assert hot.rows[:2] == (
+        ("rows.h:2", 30.0, "g", "x += y;"),
+        ("avx.h:9", 15.0, "_mm512_add_ps", ""),
+    )
+    assert perf.tables(Counter(), perf.Code({}, {})) == []
+
+
+def test_perf_script_is_read_line_by_line():
+    text = (
+        "  7 2329.274:  ffffffff8157ae7d clear_page_erms ([kernel.kallsyms])\n  7 2329.275:     "
+        " 7f573f012220 (anonymous namespace)::burn(int, float) (/tmp/a (1)/k.so)\n  7 2329.276:  "
+        "    7f573f012220 (anonymous namespace)::burn(int, float) (/tmp/a (1)/k.so)\n  7"
+        " 2329.276:      7f573f012221 [unknown] (/tmp/k.so)\n  8 2329.277:      7f573f012220"
+        " another_process (/tmp/k.so)\nperf: something else\n"
+    )
+    assert perf.parsed(text, 7) == {
+        perf.Spot("clear_page_erms", "[kernel.kallsyms]", None): 1,
+        perf.Spot(
+            "(anonymous namespace)::burn(int, float)", "/tmp/a (1)/k.so", 0x7F573F012220
+        ): 2,
+        perf.Spot("[unknown]", "/tmp/k.so", 0x7F573F012221): 1,
+    }

@@ -1,0 +1,185 @@
+"""Reading of proton's trees. The CUDA kernel's node is an H200's (Triton 3.6), all its
+figures but the four stall reasons that were not written down; the Triton kernel's nodes
+follow the same layout.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import helpers
+import pytest
+from profilers.test_cpu import profiled
+
+from gdn_cli.errors import GdnError, MissingError
+from gdn_cli.worker.profilers import Ask, Reply, Run, proton
+
+DATA = helpers.TESTS / "data" / "proton"
+SOLUTION = {
+    "spec": {"language": "triton"},
+    "sources": [
+        {
+            "path": "kernel.py",
+            "content": "import triton\n    m = tl.sum(s * k)\n    s = tl.load(p_s)\n",
+        }
+    ],
+}
+ASK = Ask(SOLUTION)
+TIMES, SAMPLES = (Run(name) for name in ("times", "samples"))
+
+
+def replies(times=None, samples=None) -> list[Reply]:
+    ok = {"calls": 100, "failed": None}
+    return [
+        Reply(TIMES, "done", answer=times or ok),
+        samples or Reply(SAMPLES, "done", answer=ok),
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for file in DATA.iterdir():
+        shutil.copy(file, tmp_path)
+    return tmp_path
+
+
+def test_times_are_means_by_kernel_and_the_flush_is_not_of_the_call(folder):
+    reading = proton.read(ASK, folder, replies())
+    whole, v4, triton = reading.found
+    assert [f.name for f in reading.found] == ["", "gdn_decode_v4", "gdn_decode_kernel"]
+    assert (whole.value("time_us"), whole.value("launches")) == (3.0, 3.0)
+    assert (v4.value("time_us"), v4.value("launches"), v4.value("share")) == (
+        2.1,
+        1.0,
+        70.0,
+    )
+    assert (
+        triton.value("time_us"),
+        triton.value("launches"),
+        triton.value("share"),
+    ) == (0.45, 2.0, 30.0)
+    assert reading.files == ("times.hatchet", "samples.hatchet")
+    assert "means" in reading.notes[0]
+
+
+def test_stall_reasons_by_share_and_the_lines_of_a_kernel_that_has_any(folder):
+    _, v4, triton = proton.read(ASK, folder, replies()).found
+    (reasons,) = v4.tables  # no lines: the builder compiles CUDA without
+    by_name = {row[0]: row for row in reasons.rows}
+    assert reasons.key == "samples" and by_name["long scoreboard"][2] == 4880
+    assert by_name["long scoreboard"][1] == pytest.approx(100 * 4880 / 54219)
+    assert sum(row[1] for row in reasons.rows) == pytest.approx(100)
+    assert "barrier" not in by_name  # none of the samples
+    assert [row[2] for row in reasons.rows] == sorted(
+        (row[2] for row in reasons.rows), reverse=True
+    )
+
+    reasons, hot = triton.tables
+    assert {row[0]: row[2] for row in reasons.rows} == {
+        "long scoreboard": 500, "selected": 280, "wait": 120, "misc": 100,
+    }  # fmt: skip
+    assert hot.rows == (
+        ("kernel.py:3", 60.0, "long scoreboard", "s = tl.load(p_s)"),
+        # more samples issued, which is not a stall
+        ("kernel.py:2", 30.0, "wait", "m = tl.sum(s * k)"),
+    )
+
+
+@pytest.mark.parametrize("name", ["/a/b/kernel.py:12@fn", "/a/b/kernel.py:fn@12"])
+def test_both_spellings_of_a_source_line(name):
+    assert proton._line(name) == ("/a/b/kernel.py", 12)
+
+
+def test_a_kernel_without_own_figures_is_known_by_its_lines(tmp_path):
+    tree = json.loads((DATA / "samples.hatchet").read_text())
+    triton = tree[0]["children"][1]["children"][1]
+    triton["metrics"] = {}
+    (tmp_path / "x.hatchet").write_text(json.dumps(tree))
+    found = proton.load(tmp_path / "x.hatchet")
+    assert set(found) == {"gdn_decode_v4", "gdn_decode_kernel"}
+    assert found["gdn_decode_kernel"].samples == 900
+
+
+@pytest.mark.parametrize(
+    "samples, reason",
+    [
+        (
+            Reply(
+                SAMPLES,
+                "done",
+                answer={"calls": 0, "failed": "CUPTI_ERROR_NOT_SUPPORTED"},
+            ),
+            "CUPTI_ERROR_NOT_SUPP",
+        ),
+        (Reply(SAMPLES, "crashed", "crashed with SIGSEGV"), "SIGSEGV"),
+    ],
+)
+def test_no_samples_are_a_note_and_the_times_remain(folder, samples, reason):
+    (folder / "samples.hatchet").unlink()
+    reading = proton.read(ASK, folder, replies(samples=samples))
+    assert reading.found[1].value("time_us") == 2.1
+    assert not any(found.tables for found in reading.found)
+    assert any(reason in note for note in reading.notes)
+
+
+def test_without_times_there_is_nothing_to_tell(folder):
+    with pytest.raises(MissingError, match="cannot start: Unknown profiler"):
+        proton.read(
+            ASK, folder, replies(times={"calls": 0, "failed": "Unknown profiler"})
+        )
+    tree = json.loads((DATA / "times.hatchet").read_text())
+    tree[0]["children"].pop()  # the calls' scope
+    (folder / "times.hatchet").write_text(json.dumps(tree))
+    with pytest.raises(MissingError, match="saw no kernel"):
+        proton.read(ASK, folder, replies())
+    (folder / "times.hatchet").write_text('[{"children": [')
+    with pytest.raises(GdnError, match="is not valid"):
+        proton.read(ASK, folder, replies())
+
+
+def test_start_speaks_to_old_and_new_versions():
+    said = []
+
+    def new(name=None, *, context=None, backend=None, mode=None):
+        said.append((name, backend, mode))
+
+    def old(name=None, *, context=None, backend=None):
+        said.append((name, backend))
+
+    for start in (new, old):
+        for mode in (None, "pcsampling"):
+            proton._start(SimpleNamespace(start=start), "p", mode)
+    assert said == [
+        ("p", "cupti", None),
+        ("p", "cupti", "pcsampling"),
+        ("p", "cupti"),
+        ("p", "cupti_pcsampling"),
+    ]
+
+
+def test_find_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(proton.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingError, match="triton is missing"):
+        proton.find()
+    place = SimpleNamespace(submodule_search_locations=["/nowhere"])
+    monkeypatch.setattr(proton.importlib.util, "find_spec", lambda name: place)
+    with pytest.raises(MissingError, match="without its profiler"):
+        proton.find()
+
+
+@pytest.mark.gpu
+def test_a_triton_kernel_on_a_gpu(tmp_path):
+    reading = profiled("proton", "fla-recurrent", tmp_path, mode="cuda")
+    (kernel,) = [found for found in reading.found if found.name]
+    assert kernel.name == "gdn_decode_kernel"
+    assert kernel.value("launches") == 1.0 and kernel.value("share") == 100.0
+    assert 0.1 < kernel.value("time_us") < 1000
+    assert {"times.hatchet", "samples.hatchet"} == set(reading.files)
+    assert [table.key for table in kernel.tables] == ["samples", "hot"]
+    for table in kernel.tables:
+        assert 50 < sum(row[1] for row in table.rows) <= 100.001
+    assert any(
+        row[0].startswith("kernel.py:") and row[3] for row in kernel.tables[1].rows
+    )

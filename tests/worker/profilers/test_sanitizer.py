@@ -1,0 +1,549 @@
+"""compute-sanitizer: its logs, the verdicts, and on a GPU the tool itself on planted bugs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import helpers
+import msgspec
+import pytest
+
+from gdn_cli import errors
+from gdn_cli.catalog import pack, registry
+from gdn_cli.catalog.workloads import embedded, select
+from gdn_cli.machine import inventory
+from gdn_cli.parsing import to_json
+from gdn_cli.run import jobs
+from gdn_cli.worker import profilers
+from gdn_cli.worker.profilers import Ask, Reply, Run, sanitizer, tools
+from gdn_cli.worker.request import Profiling
+
+LOGS = helpers.TESTS / "data" / "sanitizer"
+BUFFERS = {"state": [0x7F0000100000, 4096], "new_state": [0x7F0000000000, 524288]}
+DONE = {"attached": True, "buffers": BUFFERS}
+
+
+def ask(*checks: str) -> Ask:
+    return Ask({}, checks=checks)
+
+
+def reading(folder: Path, **logs: str | Reply):
+    """The result for these logs: check -> a file of LOGS, or a reply without a log."""
+    replies = []
+    for check, log in logs.items():
+        if isinstance(log, Reply):
+            replies.append(replace(log, run=Run(check)))
+            continue
+        (folder / f"{check}.log").write_bytes((LOGS / log).read_bytes())
+        replies.append(Reply(Run(check), "done", answer=DONE))
+    return sanitizer.read(ask(*logs), folder, replies)
+
+
+def tables(read) -> dict[str, tuple]:
+    (found,) = read.found
+    return {table.key: table.rows for table in found.tables}
+
+
+# --- requests
+
+
+def test_checks_are_all_four_or_those_named_in_the_order_of_running():
+    assert sanitizer.checks(()) == ("memcheck", "racecheck", "initcheck", "synccheck")
+    assert sanitizer.checks(["synccheck", "memcheck", "synccheck"]) == (
+        "memcheck",
+        "synccheck",
+    )
+    with pytest.raises(
+        errors.UsageError, match="unknown check 'racechek'; did you mean racecheck"
+    ):
+        sanitizer.checks(["memcheck", "racechek"])
+
+
+# --- finding it
+
+
+def executable(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    """No compute-sanitizer on PATH, in a toolkit or in a wheel."""
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
+    return tmp_path
+
+
+def test_it_is_looked_for_on_path_then_in_toolkits_then_in_the_wheel(nowhere):
+    machine = inventory.Machine(cuda_home=lambda: nowhere / "toolkit")
+    with pytest.raises(
+        errors.MissingError,
+        match="no compute-sanitizer here; it comes with the CUDA toolkit",
+    ):
+        sanitizer.find(machine)
+    folder = nowhere / "site" / "nvidia" / "cu13"
+    wheel = executable(folder / "bin" / "compute-sanitizer")
+    with pytest.raises(errors.MissingError):  # the wheel that lacks the launcher
+        sanitizer.find(machine)
+    executable(folder / "compute-sanitizer" / "TreeLauncherSubreaper")
+    assert sanitizer.executable(machine) == wheel
+    old = executable(nowhere / "local" / "cuda-9.2" / "bin" / "compute-sanitizer")
+    assert sanitizer.executable(machine) == old
+    new = executable(nowhere / "local" / "cuda-13.0" / "bin" / "compute-sanitizer")
+    assert sanitizer.executable(machine) == new
+    toolkit = executable(nowhere / "toolkit" / "bin" / "compute-sanitizer")
+    assert sanitizer.executable(machine) == toolkit
+    path = executable(nowhere / "path" / "compute-sanitizer")
+    assert sanitizer.executable(machine) == path
+    sanitizer.find(machine)
+
+
+def test_a_run_for_each_check_and_a_separate_allocation_for_each_tensor(
+    nowhere, tmp_path
+):
+    tool = executable(nowhere / "path" / "compute-sanitizer")
+    memory, race = sanitizer.runs(ask("racecheck", "memcheck"), tmp_path / "50% off")
+    assert (memory.name, race.name) == ("memcheck", "racecheck")
+    assert memory.wrap[:3] == (
+        str(tool),
+        "--tool=memcheck",
+        f"--log-file={tmp_path}/50%% off/memcheck.log",
+    )
+    assert "--padding=65536" in memory.wrap and "--report-api-errors=no" in memory.wrap
+    assert "--tool=racecheck" in race.wrap and not [
+        o for o in race.wrap if "padding" in o
+    ]
+    assert memory.env == race.env == {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+
+
+# --- logs
+
+
+def test_faults_are_in_words_with_the_tensor_and_counted_by_place(tmp_path):
+    read = reading(tmp_path, memcheck="memcheck.log")
+    assert tables(read)["checks"] == (
+        ("memcheck", "4 errors", sanitizer.CHECKS["memcheck"].looks_for),
+    )
+    assert tables(read)["findings"] == (
+        ("memcheck", "writes 4 B of global memory", "decode_kernel", "kernel.cu:57",
+         "thread (0,0,0) in block (3,0,0)", "1 B after new_state", 2),
+        ("memcheck", "reads 16 B of global memory", "decode_kernel", "kernel.cu:21 in kernel.cu:40",
+         "thread (7,0,0) in block (0,0,0)", "misaligned, byte 4 of state", 1),
+        ("memcheck", "writes 4 B of shared memory", "other", "+0x30",
+         "thread (128,0,0) in block (0,0,0)", "out of bounds", 1),
+    )  # fmt: skip
+    assert read.failed == "memcheck: 4 faults of `decode_kernel`, `other`"
+    assert read.found[0].value("memcheck") == "4 errors"
+    assert read.files == ("memcheck.log",)
+
+
+def test_an_unknown_tensor_is_named_by_the_size_of_its_allocation():
+    log = sanitizer.parse((LOGS / "memcheck.log").read_text())
+    assert [f.address for f in log.findings] == [
+        "1 B after an allocation of 524288 B", "5 B after an allocation of 524288 B", "misaligned", "out of bounds",
+    ]  # fmt: skip
+
+
+def test_the_older_wording_is_read_too_and_missing_output_is_noted(tmp_path):
+    read = reading(tmp_path, memcheck="memcheck-old.log")
+    assert [row[1:4] for row in tables(read)["findings"]] == [
+        ("reads 8 B of global memory", "device_bootstrap", "+0x3b0"),
+        ("reads 8 B of global memory", "ThreadLoad", "thread_load.cuh:272"),
+    ]
+    assert read.found[0].value("memcheck") == "257 errors"
+    assert (
+        "memcheck: 255 of its 257 errors are counted but not in the log" in read.notes
+    )
+
+
+def test_races_name_both_places_and_warnings_fail_nothing(tmp_path):
+    read = reading(tmp_path, racecheck="racecheck.log")
+    assert tables(read)["checks"][0][:2] == ("racecheck", "1 error, 1 warning")
+    race = "write and read of the same shared memory race"
+    assert tables(read)["findings"] == (
+        ("racecheck", race, "sum_kernel", "kernel.cu:41 and kernel.cu:51", "", "", 512),
+        ("racecheck", "read and write of the same shared memory race (warning)", "sum_kernel", "+0x2f0 and +0x310",
+         "", "", 1024),
+    )  # fmt: skip
+    assert read.failed == "racecheck: 1 race in the shared memory of `sum_kernel`"
+    assert any("more hazards than it can store" in note for note in read.notes)
+    assert any("lane's arrival" in note for note in read.notes)
+
+    read = reading(tmp_path, racecheck="racecheck-warned.log")
+    assert read.failed is None and read.found[0].value("racecheck") == "1 warning"
+    assert any("may be intended" in note for note in read.notes)
+    assert not any("lane's arrival" in note for note in read.notes)
+
+
+def test_reads_of_unwritten_memory_fail_and_copies_of_it_do_not(tmp_path):
+    read = reading(tmp_path, initcheck="initcheck.log")
+    assert tables(read)["findings"] == (
+        ("initcheck", "reads 4 B of uninitialised global memory", "decode_kernel", "kernel.cu:33",
+         "thread (31,0,0) in block (1,0,0)", "byte 252 of new_state", 2),
+        ("initcheck", "copies uninitialised memory (warning)", "cudaMemcpy", "", "", "", 1),
+    )  # fmt: skip
+    assert (
+        read.failed == "initcheck: 2 reads of uninitialised memory by `decode_kernel`"
+    )
+    assert read.found[0].value("initcheck") == "2 errors, 1 warning"
+    read = reading(tmp_path, initcheck="initcheck-copied.log")
+    assert read.failed is None and read.found[0].value("initcheck") == "1 warning"
+
+
+def test_barriers_and_the_kernel_that_a_function_was_called_from(tmp_path):
+    read = reading(tmp_path, synccheck="synccheck.log")
+    assert tables(read)["findings"] == (
+        ("synccheck", "threads of a warp wait at a barrier that others of it do not reach", "divergent_kernel",
+         "kernel.cu:20", "thread (0,0,0) in block (0,0,0)", "", 2),
+        ("synccheck", "barrier: invalid arguments", "other_kernel", "+0x30 in kernel.cu:48",
+         "thread (0,0,0) in block (0,0,0)", "", 1),
+    )  # fmt: skip
+    assert (
+        read.failed
+        == "synccheck: 3 barrier errors in `divergent_kernel`, `other_kernel`"
+    )
+    assert any("named barrier" in note for note in read.notes)
+
+
+# --- verdicts
+
+
+def test_all_clean(tmp_path):
+    read = reading(
+        tmp_path,
+        memcheck="clean.log",
+        racecheck="racecheck-clean.log",
+        initcheck="clean.log",
+        synccheck="clean.log",
+    )
+    assert [row[:2] for row in tables(read)["checks"]] == [
+        (check, "clean") for check in sanitizer.CHECKS
+    ]
+    assert [(f.key, f.value) for f in read.found[0].facts] == [
+        (check, "clean") for check in sanitizer.CHECKS
+    ]
+    assert "findings" not in tables(read) and read.failed is None
+    assert read.files == (
+        "memcheck.log",
+        "racecheck.log",
+        "initcheck.log",
+        "synccheck.log",
+    )
+    assert msgspec.convert(to_json(read), profilers.Reading) == read
+
+
+def test_one_check_that_cannot_run_hides_no_other_and_is_never_clean(tmp_path):
+    late = Reply(Run(""), "timed_out", "no end after 300 s; --timeout gives more")
+    read = reading(
+        tmp_path,
+        memcheck="untracked.log",
+        racecheck="racecheck.log",
+        initcheck="clean.log",
+        synccheck=late,
+    )
+    verdicts = dict(row[:2] for row in tables(read)["checks"])
+    assert verdicts["memcheck"].startswith(
+        "not run: compute-sanitizer itself failed (Internal Sanitizer Error: "
+    )
+    assert (
+        verdicts["racecheck"] == "1 error, 1 warning"
+        and verdicts["initcheck"] == "clean"
+    )
+    assert verdicts["synccheck"] == "not run: no end after 300 s; --timeout gives more"
+    assert (
+        read.found[0].value("memcheck") is None
+        and read.found[0].value("synccheck") is None
+    )
+    assert read.failed == "racecheck: 1 race in the shared memory of `sum_kernel`"
+    # the one to open first in front
+    assert read.files == ("racecheck.log", "memcheck.log", "initcheck.log")
+
+
+@pytest.mark.parametrize(
+    ("log", "reply", "says"),
+    [
+        ("unsupported.log", Reply(Run("memcheck"), "done", answer=DONE),
+         "compute-sanitizer gave no verdict: compute-sanitizer does not know this GPU; use the one of a newer"),
+        ("terminated.log", Reply(Run("memcheck"), "crashed", "crashed with SIGSEGV"),
+         "the process ended before it used the GPU: crashed with SIGSEGV; see the log"),
+        ("clean.log", Reply(Run("memcheck"), "done", answer=DONE | {"attached": False}),
+         "compute-sanitizer did not attach to the process; another version of it may"),
+        ("clean.log", Reply(Run("memcheck"), "done", answer=DONE | {"error": "RuntimeError: invalid configuration"}),
+         "the call failed: RuntimeError: invalid configuration"),
+        ("clean.log", Reply(Run("memcheck"), "out_of_memory", "killed from outside"), "killed from outside"),
+    ],
+)  # fmt: skip
+def test_a_missing_verdict_is_one_line_with_the_fix(tmp_path, log, reply, says):
+    (tmp_path / "memcheck.log").write_bytes((LOGS / log).read_bytes())
+    with pytest.raises(errors.MissingError) as raised:
+        sanitizer.read(ask("memcheck"), tmp_path, [reply])
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_log_that_breaks_off_keeps_its_findings_and_is_not_clean_without_any(
+    tmp_path,
+):
+    text = (LOGS / "synccheck.log").read_text()
+    (tmp_path / "synccheck.log").write_text(
+        text[: text.index("========= ERROR SUMMARY")]
+    )
+    hung = Reply(Run("synccheck"), "timed_out", "no end after 9 s", answer={})
+    read = sanitizer.read(ask("synccheck"), tmp_path, [hung])
+    assert (
+        read.failed
+        == "synccheck: 3 barrier errors in `divergent_kernel`, `other_kernel`"
+    )
+    (tmp_path / "synccheck.log").write_text("========= COMPUTE-SANITIZER\n")
+    with pytest.raises(errors.MissingError, match="its log has no summary"):
+        sanitizer.read(
+            ask("synccheck"), tmp_path, [replace(hung, status="done", answer=DONE)]
+        )
+
+
+def test_a_fault_that_left_the_context_unusable_is_the_finding_not_the_error_of_the_call(
+    tmp_path,
+):
+    (tmp_path / "memcheck.log").write_bytes((LOGS / "memcheck.log").read_bytes())
+    reply = Reply(
+        Run("memcheck"),
+        "done",
+        answer=DONE | {"error": "AcceleratorError: CUDA error: unspecified"},
+    )
+    assert (
+        sanitizer.read(ask("memcheck"), tmp_path, [reply]).failed
+        == "memcheck: 4 faults of `decode_kernel`, `other`"
+    )
+
+
+# --- through a worker
+
+FAKE = f"""#!{sys.executable}
+import itertools, os, shutil, sys
+options = list(itertools.takewhile(lambda a: a.startswith("--"), sys.argv[1:]))
+rest = sys.argv[1 + len(options):]
+options = dict(o[2:].split("=", 1) for o in options)
+shutil.copy(os.path.join(os.environ["FAKE_LOGS"], options["tool"] + ".log"), options["log-file"])
+os.execv(rest[0], rest)
+"""
+
+
+def replies(
+    algo, known, mode: str, folder: Path, *checks: str, timeout_s: float = 300
+) -> list[Reply]:
+    """The answers of the target processes, started as by `gdn profile`."""
+    op = known.ops[algo.op]
+    definition, solution = pack.definition(op, known), pack.pack(algo, op)
+    work = tuple(select(op, embedded(op), chosen=["batch_size=1"])[:1])
+    asked = Ask(solution, checks=checks)
+
+    def reply(run: Run) -> Reply:
+        profile = Profiling("sanitizer", run.params)
+        job = jobs.Job(
+            "profile", op, definition, solution, mode, work, algo,
+            profile=profile, wrap=run.wrap, env=run.env, timeout_s=timeout_s,
+        )  # fmt: skip
+        outcome = jobs.execute(job)
+        record = next(iter(outcome.records), None)
+        assert record is None or record.passed, record
+        return Reply(
+            run,
+            outcome.status.value,
+            outcome.reason,
+            record and record.answer or {},
+            tuple(outcome.tail),
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(reply, sanitizer.runs(asked, folder)))
+
+
+def test_the_worker_calls_the_algo_once_below_the_tool_on_outputs_that_nothing_wrote(
+    tmp_path, monkeypatch, write_algo
+):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "compute-sanitizer").write_text(FAKE)
+    (tmp_path / "bin" / "compute-sanitizer").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_LOGS", str(LOGS))
+    monkeypatch.setenv("GDN_PASS_ENV", "FAKE_LOGS")
+    calls = tmp_path / "calls"
+    write_algo(
+        tmp_path / "algos", "mine",
+        "import os\nfrom .right import run as right\n\n"
+        f"def run({helpers.DECODE_ARGS}, output, new_state):\n"
+        f"    with open({str(calls)!r}, 'a') as f: f.write(os.environ['PYTORCH_NO_CUDA_MEMORY_CACHING'])\n"
+        "    raise RuntimeError('no luck\\nat all')\n",
+        destination_passing=True,
+    )  # fmt: skip
+    known = registry.load(str(tmp_path / "algos"))
+    folder = tmp_path / "profile"
+    folder.mkdir()
+    (reply,) = replies(known.find("mine"), known, "cpu", folder, "memcheck")
+    assert reply.status == "done" and calls.read_text() == "1"
+    assert reply.answer["error"] == "RuntimeError: no luck"
+    assert set(reply.answer["buffers"]) == {
+        *helpers.DECODE_ARGS.split(", ")[:-1],
+        "output",
+        "new_state",
+    }
+    assert reply.answer["buffers"]["new_state"][1] == 8 * 128 * 128 * 4
+    assert reply.answer["attached"] is False  # the real one is found in the process
+    assert (folder / "memcheck.log").read_bytes() == (
+        LOGS / "memcheck.log"
+    ).read_bytes()
+    assert sanitizer.read(ask("memcheck"), folder, [reply]).failed.startswith(
+        "memcheck: 4 faults"
+    )
+
+
+# --- on a GPU
+
+# One kernel for each bug, in front of the right one: each must be seen by its own check
+# and by no other.
+PLANTED = """
+__global__ void reads_unwritten(const float* new_state, __nv_bfloat16* output) {
+  output[threadIdx.x] = __float2bfloat16(new_state[threadIdx.x]);
+}
+
+__global__ void races(const float* state, float* new_state) {
+  __shared__ float row[64];  // two warps, each reads what the other one writes
+  row[threadIdx.x] = state[threadIdx.x];
+  new_state[threadIdx.x] = row[63 - threadIdx.x];
+}
+
+__global__ void overruns(float* new_state, int64_t elements) { new_state[elements] = 0.f; }
+
+__global__ void diverges(const float* state, float* new_state) {
+  __shared__ float row[32];
+  row[threadIdx.x] = state[threadIdx.x];
+  if (threadIdx.x < 16) __syncthreads();
+  new_state[threadIdx.x] = row[31 - threadIdx.x];
+}
+
+"""
+THREE = """
+  reads_unwritten<<<1, 64, 0, stream>>>(p_n, p_o);
+  races<<<1, 64, 0, stream>>>(p_s, p_n);
+  overruns<<<1, 1, 0, stream>>>(p_n, B * HV * V * K);
+"""
+DIVERGES = """
+  diverges<<<1, 32, 0, stream>>>(p_s, p_n);
+"""
+
+
+def planted(launches: str) -> str:
+    source = (helpers.OURS / "gdn_decode" / "cuda-v1" / "kernel.cu").read_text()
+    namespace_end = "}  // namespace\n"
+    for mark, text in ((namespace_end, PLANTED), ("  gdn_decode_v1<<<", launches)):
+        assert source.count(mark) == 1
+        source = source.replace(mark, text.lstrip("\n") + mark)
+    return source
+
+
+def built(algo, known) -> None:
+    """Compile it as a survey would, so that no compiler runs below the tool; it is not called."""
+    op = known.ops[algo.op]
+    job = jobs.Job(
+        "prove",
+        op,
+        pack.definition(op, known),
+        pack.pack(algo, op),
+        "cuda",
+        (),
+        algo,
+        timeout_s=600,
+    )
+    outcome = jobs.execute(job)
+    assert outcome.status == "done", outcome.reason
+
+
+def on_this_gpu(algo) -> None:
+    if (place := inventory.HERE.place(algo, "cuda")).mode is None:
+        pytest.skip(f"{algo.full_name}: {place.reason}")
+    try:
+        sanitizer.find()
+    except errors.MissingError as e:
+        pytest.skip(str(e))
+
+
+@pytest.fixture
+def bugs(tmp_path, write_algo):
+    """(registry, algo with three bugs, algo with a barrier that diverges), both compiled."""
+    for name, launches in (("three", THREE), ("diverges", DIVERGES)):
+        write_algo(
+            tmp_path / "algos", name, {"kernel.cu": planted(launches)},
+            language="cuda", entry_point="kernel.cu::run", destination_passing=True, devices=["cuda"],
+            shares=["_cuda/ffi/tensor.cuh", "_cuda/ffi/device.cuh"],
+        )  # fmt: skip
+    known = registry.load(str(tmp_path / "algos"))
+    algos = [known.find("three"), known.find("diverges")]
+    on_this_gpu(algos[0])
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda algo: built(algo, known), algos))
+    return known, *algos
+
+
+@pytest.mark.gpu
+def test_each_planted_bug_is_seen_by_its_own_check_and_by_no_other(tmp_path, bugs):
+    known, three, diverges = bugs
+    got = replies(three, known, "cuda", tmp_path)
+    logs = "\n".join(
+        (tmp_path / f"{check}.log").read_text()[:3000] for check in sanitizer.CHECKS
+    )
+    assert [r.status for r in got] == ["done"] * 4, [(r.reason, r.tail) for r in got]
+    assert all(r.answer["attached"] for r in got)
+    read = sanitizer.read(ask(), tmp_path, got)
+    rows = tables(read)["findings"]
+    assert {(row[0], row[2]) for row in rows} == {
+        ("memcheck", "overruns"), ("racecheck", "races"), ("initcheck", "reads_unwritten"),
+    }, logs  # fmt: skip
+    by = {row[0]: row for row in rows}
+    assert by["memcheck"][1] == "writes 4 B of global memory" and by["memcheck"][
+        5:
+    ] == (
+        "1 B after new_state",
+        1,
+    )
+    assert by["racecheck"][1] == "write and read of the same shared memory race"
+    assert (
+        by["initcheck"][1] == "reads 4 B of uninitialised global memory"
+        and by["initcheck"][6] > 0
+    )
+    assert by["initcheck"][5].endswith("of new_state")
+    assert [check for check in sanitizer.CHECKS if f"{check}: " in read.failed] == list(
+        by
+    )
+    assert read.found[0].value("synccheck") == "clean"
+
+    # the hardware's behaviour at this barrier is undefined: it may never end
+    got = replies(diverges, known, "cuda", tmp_path, "synccheck", timeout_s=40)
+    read = sanitizer.read(ask("synccheck"), tmp_path, got)
+    assert {(row[0], row[2]) for row in tables(read)["findings"]} == {
+        ("synccheck", "diverges")
+    }
+    assert (
+        "at a barrier that others of it do not reach" in tables(read)["findings"][0][1]
+    )
+    assert read.failed.endswith("in `diverges`")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["cuda-v4", "fla-recurrent"])
+def test_ours_are_clean(tmp_path, name):
+    known = registry.load()
+    algo = known.find(name)
+    on_this_gpu(algo)
+    built(algo, known)
+    read = sanitizer.read(ask(), tmp_path, replies(algo, known, "cuda", tmp_path))
+    assert [row[:2] for row in tables(read)["checks"]] == [
+        (check, "clean") for check in sanitizer.CHECKS
+    ]
+    assert read.failed is None

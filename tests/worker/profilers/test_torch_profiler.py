@@ -1,0 +1,106 @@
+"""torch.profiler on real torch algos, and the tables of the kernels that it sees."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+from profilers.test_cpu import profiled, table
+
+from gdn_cli.errors import GdnError
+from gdn_cli.worker.profilers import Reply, Run, torch_profiler
+
+
+def test_the_ops_of_a_call_and_a_trace_that_can_be_opened(tmp_path):
+    reading = profiled("torch", "pt-reference", tmp_path)
+    (found,) = reading.found
+    per_call = {row[0]: row[1] for row in table(found, "ops").rows}
+    assert per_call["aten::matmul"] == 2  # S k and S q
+    assert per_call["(outside any op)"] == 1
+    assert sum(row[3] for row in table(found, "ops").rows) == pytest.approx(100)
+    assert found.value("time_us") > 0 and found.value("ops") > 20
+    assert found.value("launches") is None  # no GPU
+    assert reading.files == ("trace.json.gz",)
+    events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))[
+        "traceEvents"
+    ]
+    calls = sum(event["name"] == torch_profiler.CALL for event in events)
+    assert any(f"{calls} calls" in note for note in reading.notes)
+
+
+RAN = [
+    (0.0, 50.0, "gdn_l2_flush"), (60.0, 2.0, "a"), (63.0, 4.0, "b"),  # 1 us idle
+    # 1 us of overlap
+    (100.0, 50.0, "gdn_l2_flush"), (160.0, 2.0, "a"), (161.0, 5.0, "b"),
+    (200.0, 1.0, "gdn_rest"), (210.0, 9.0, "of what stands between"),
+    (300.0, 1.0, "gdn_begin"), (310.0, 2.0, "a"), (313.0, 4.0, "b"),
+]  # fmt: skip
+
+
+def test_kernels_are_told_from_flushes_and_from_each_other():
+    calls = torch_profiler.of_calls(RAN[::-1])
+    assert calls == [
+        [("a", 0, 2), ("b", 3, 4)],
+        [("a", 0, 2), ("b", 1, 5)],
+        [("a", 0, 2), ("b", 3, 4)],
+    ]
+    facts = {fact.key: fact.value for fact in torch_profiler.gpu_facts(calls)}
+    assert facts == {
+        "time_us": 6,
+        "span_us": 7,
+        "gpu_busy": pytest.approx(600 / 7),
+        "idle_us": 1,
+        "launches": 2,
+    }
+    (kernels,) = torch_profiler.kernels_table(calls)
+    assert kernels.rows == (
+        ("b", 1.0, pytest.approx(13 / 3), pytest.approx(1300 / 19)),
+        ("a", 1.0, 2.0, pytest.approx(600 / 19)),
+    )
+
+
+def test_a_call_that_the_profiler_saw_nothing_of():
+    assert (
+        torch_profiler.gpu_facts([[], []]) == [] == torch_profiler.kernels_table([[]])
+    )
+
+
+def test_rows_beyond_the_last_are_added_up():
+    ops = [
+        torch_profiler.Op(name, 2, 10.0)
+        for name in (torch_profiler.CALL, "op0", "op1", "op2")
+    ]
+    (table,) = torch_profiler.ops_table(
+        torch_profiler.Profiled(calls=2, ops=ops), most=3
+    )
+    assert table.rows == (
+        ("(outside any op)", 1.0, 5.0, 25.0),
+        ("op0", 1.0, 5.0, 25.0),
+        ("(all others)", 2.0, 10.0, 50.0),
+    )
+
+
+def test_a_run_that_ended_badly_is_one_line():
+    reply = Reply(Run("torch"), "crashed", "crashed with SIGSEGV")
+    with pytest.raises(GdnError, match="under the profiler: crashed with SIGSEGV"):
+        reply.answered(torch_profiler.Answer)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("l2", ["cold", "warm"])
+def test_a_triton_kernel_on_a_gpu(l2, tmp_path):
+    (found,) = profiled("torch", "fla-recurrent", tmp_path, mode="cuda", l2=l2).found
+    assert found.value("launches") == 1
+    assert [row[0] for row in table(found, "kernels").rows] == ["gdn_decode_kernel"]
+    assert 0.1 < found.value("time_us") < 1000 and found.value("host_us") > 0
+    assert found.value("gpu_busy") == pytest.approx(100)
+
+
+@pytest.mark.gpu
+def test_a_torch_algo_on_a_gpu(tmp_path):
+    (found,) = profiled("torch", "pt-reference", tmp_path, mode="cuda").found
+    assert found.value("launches") > 10 and 0 < found.value("gpu_busy") < 100
+    assert sum(row[3] for row in table(found, "kernels").rows) == pytest.approx(100)
+    assert "aten::matmul" in {row[0] for row in table(found, "ops").rows}
+    assert not any(row[0].startswith("gdn_") for row in table(found, "kernels").rows)

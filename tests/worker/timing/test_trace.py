@@ -1,0 +1,582 @@
+"""Where the kernels' times come from: libcupti's own buffers, or torch's profiler.
+
+Without a GPU, libcupti is a stand-in behind real C function pointers: it asks for
+buffers, fills them as cupti_activity.h of CUDA 13.0 lays records out, and hands them
+over when it is flushed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    c_char_p,
+    c_int,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gdn_cli.worker.timing import (
+    Plan,
+    Sample,
+    Subject,
+    TierUnavailable,
+    cupti,
+    kernels,
+    trace,
+)
+from gdn_cli.worker.timing.trace import Trace
+
+KERNEL, MEMCPY, MEMSET = 10, 1, 2
+SIZE = {KERNEL: 216, MEMCPY: 96, MEMSET: 88}  # CUpti_ActivityKernel10, Memcpy6, Memset4
+ERRORS = {12: b"CUPTI_ERROR_MAX_LIMIT_REACHED", 35: b"CUPTI_ERROR_INSUFFICIENT_PRIVILEGES",
+          39: b"CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"}  # fmt: skip
+
+
+class Cupti:
+    """A fake libcupti and GPU, on which every kernel takes a given number of ns."""
+
+    def __init__(self):
+        self.version, self.fails, self.lose, self.size = 130001, {}, 0, dict(SIZE)
+        self.now, self.dropped, self.log, self.names = 1000, 0, [], {}
+        self.enabled, self.pending, self.callbacks, self.lent = set(), [], None, None
+        self.deaf = False  # records nothing, and says nothing
+        # whose time its records have, and how fast that runs here
+        self.clock, self.rate = None, 1
+
+        def c(function, *types):
+            def call(*arguments):
+                name = function.__name__
+                self.log.append(
+                    (name, *arguments[:1]) if name in ("Enable", "Disable") else (name,)
+                )
+                return self.fails.get(name) or function(*arguments) or 0
+
+            return CFUNCTYPE(c_int, *types)(call)
+
+        def Version(out):
+            out[0] = self.version
+
+        def ResultString(status, out):
+            out[0] = ERRORS.get(status, b"CUPTI_ERROR_UNKNOWN")
+
+        def Register(requested, completed):
+            self.callbacks = requested, completed
+
+        def Clock(address):
+            self.clock = CFUNCTYPE(c_uint64)(address)
+
+        def Timestamp(out):
+            out[0] = int(self.clock() * self.rate)
+
+        def Enable(kind):
+            self.enabled.add(kind)
+
+        def Disable(kind):
+            self.enabled.discard(kind)
+
+        def FlushAll(flag):
+            assert flag == 1
+            if self.callbacks is None:
+                return 4  # CUPTI_ERROR_INVALID_OPERATION
+            self.hand_over()
+
+        def Dropped(context, stream, out):
+            assert context is None and stream == 0
+            out[0], self.dropped = self.dropped, 0
+
+        def Next(buffer, valid, record):
+            at = record[0] - buffer
+            (kind,) = struct.unpack("<I", ctypes.string_at(buffer + at, 4))
+            if at + self.size[kind] >= valid:
+                return 12
+            record[0] += self.size[kind]
+
+        for name, function, types in (
+            ("cuptiGetVersion", Version, [POINTER(c_uint32)]),
+            ("cuptiGetResultString", ResultString, [c_int, POINTER(c_char_p)]),
+            (
+                "cuptiActivityRegisterCallbacks",
+                Register,
+                [trace._REQUESTED, trace._COMPLETED],
+            ),
+            ("cuptiActivityRegisterTimestampCallback", Clock, [c_void_p]),
+            ("cuptiGetTimestamp", Timestamp, [POINTER(c_uint64)]),
+            ("cuptiActivityEnable", Enable, [c_int]),
+            ("cuptiActivityDisable", Disable, [c_int]),
+            ("cuptiActivityFlushAll", FlushAll, [c_uint32]),
+            (
+                "cuptiActivityGetNumDroppedRecords",
+                Dropped,
+                [c_void_p, c_uint32, POINTER(c_size_t)],
+            ),
+            (
+                "cuptiActivityGetNextRecord",
+                Next,
+                [c_void_p, c_size_t, POINTER(c_void_p)],
+            ),
+        ):
+            setattr(self, name, c(function, *types))
+
+    def run(self, name, duration, kind=KERNEL, start=None):
+        """Something on the GPU. A buffer that is full is handed over at once, as CUPTI does."""
+        start = self.now if start is None else start
+        self.now += duration + 10
+        if kind not in self.enabled or self.deaf:
+            return
+        if self.lose:
+            self.lose -= 1
+            self.dropped += 1
+            return
+        record = bytearray(self.size[kind])
+        struct.pack_into("<I", record, 0, kind)
+        struct.pack_into("<QQ", record, 16, start, start + duration if start else 0)
+        if kind == KERNEL:
+            text = self.names.setdefault(
+                name, ctypes.create_string_buffer(name.encode())
+            )
+            struct.pack_into("<Q", record, 104, ctypes.addressof(text))
+        self.pending.append(bytes(record))
+
+    def hand_over(self):
+        while self.pending:
+            address, room, most = c_void_p(), c_size_t(), c_size_t(7)
+            self.callbacks[0](
+                ctypes.pointer(address), ctypes.pointer(room), ctypes.pointer(most)
+            )
+            assert most.value == 0
+            if not address.value:
+                self.dropped += len(self.pending)
+                self.pending.clear()
+                return
+            assert address.value % 8 == 0
+            ctypes.memset(address, 0, room.value)
+            filled = b""
+            while self.pending and len(filled) + len(self.pending[0]) <= room.value:
+                filled += self.pending.pop(0)
+            ctypes.memmove(address, filled, len(filled))
+            self.callbacks[1](None, 0, address, room.value, len(filled))
+
+
+@pytest.fixture
+def lib(monkeypatch):
+    fake = Cupti()
+    monkeypatch.setattr(trace, "_load", lambda: fake)
+    monkeypatch.setattr(trace.Activity, "_open", False)
+    monkeypatch.setattr(trace, "begin", lambda: fake.run("gdn_begin", 1))
+    monkeypatch.setattr(trace.atexit, "register", lambda function: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    trace._cupti.cache_clear()
+    yield fake
+    trace._cupti.cache_clear()
+
+
+def test_kernels_come_with_start_duration_and_name_in_their_order(lib):
+    opened = Trace.open()
+    lib.run("between", 5)  # no part of any trace
+
+    def work():
+        lib.run("late", 70, start=9000)
+        lib.run("gdn_l2_flush", 50, start=2000)
+        lib.run("_Z3addPf", 7, start=3000)
+
+    expected = [(2000, 50, "gdn_l2_flush"), (3000, 7, "_Z3addPf"), (9000, 70, "late")]
+    assert opened.kernels(work) == expected
+    assert opened.kernels(work) == expected  # no record of the first trace is left
+    assert opened.kernels(lambda: None) == []
+    assert opened.how == "CUPTI's activity records (libcupti, API version 130001)"
+    opened.close()
+
+
+@pytest.mark.parametrize("kernel_size", [208, 216, 232])
+def test_copies_and_fills_of_other_sizes_stand_between_kernels(lib, kernel_size):
+    """The size of a record is CUPTI's to know: it grew with every version."""
+    lib.size[KERNEL] = kernel_size
+    opened = Trace.open()
+
+    def work():
+        lib.run("", 3, MEMSET)
+        for _ in range(2):
+            lib.run("a", 11)
+            lib.run("", 5, MEMCPY)
+            lib.run("", 4, MEMCPY)
+        lib.run("a", 12)
+
+    seen = [(duration, name) for _, duration, name in opened.kernels(work)]
+    assert seen == [
+        (3, "Memset"),
+        *[(11, "a"), (5, "Memcpy"), (4, "Memcpy")] * 2,
+        (12, "a"),
+    ]
+    opened.close()
+
+
+def test_more_than_a_buffer_holds_is_kept_and_buffers_are_used_again(lib):
+    opened = Trace.open()
+    for _ in range(3):
+        ran = opened.kernels(
+            lambda: [lib.run(f"k{i % 3}", i + 1) for i in range(12_000)]
+        )
+        assert [duration for _, duration, _ in ran] == list(range(1, 12_001))
+    # handed over one by one here
+    assert len(trace._cupti()._free) == 1 and not trace._cupti()._lent
+    opened.close()
+
+
+def test_nothing_is_recorded_outside_and_opening_again_works(lib):
+    for n in range(60):
+        opened = Trace.open()
+        assert lib.enabled == {KERNEL, MEMCPY, MEMSET}
+        lib.callbacks = (
+            lib.callbacks if n % 2 else None
+        )  # as if somebody had detached CUPTI, or had put their own there
+        opened.close()
+        opened.close()
+        assert lib.enabled == set()
+        lib.fails.clear()
+    opened = Trace.open()
+    assert opened.kernels(lambda: lib.run("a", 4))[0][1:] == (4, "a")
+    opened.close()
+
+
+def test_other_peoples_callbacks_are_replaced_at_each_opening(lib):
+    Trace.open().close()
+    ours = lib.callbacks
+    lib.callbacks = None
+    opened = Trace.open()
+    assert [ctypes.cast(c, c_void_p).value for c in lib.callbacks] == [
+        ctypes.cast(c, c_void_p).value for c in ours
+    ]  # the same two for the life of the process: CUPTI may still hold them
+    opened.close()
+
+
+def test_two_at_once_would_steal_each_others_records(lib):
+    opened = Trace.open()
+    with pytest.raises(RuntimeError, match="already open in this process"):
+        Trace.open()
+    assert opened.kernels(lambda: lib.run("a", 4))[0][1:] == (4, "a")
+    opened.close()
+
+
+def test_a_trace_with_a_dropped_record_is_refused(lib):
+    opened = Trace.open()
+
+    def work():
+        lib.run("a", 1)
+        lib.lose = 2
+        lib.run("a", 1), lib.run("a", 1)
+
+    with pytest.raises(TierUnavailable, match="CUPTI dropped 2 records"):
+        opened.kernels(work)
+    assert len(opened.kernels(lambda: lib.run("a", 1))) == 1
+    opened.close()
+
+
+def test_buffers_have_an_end_and_what_finds_no_room_is_counted(lib, monkeypatch):
+    monkeypatch.setattr(trace, "_BUFFERS", 0)
+    with pytest.raises(TierUnavailable, match="CUPTI dropped 1 records"):
+        trace.Activity().kernels(lambda: lib.run("a", 1))
+
+
+def test_a_trace_with_a_record_without_times_is_refused(lib):
+    opened = Trace.open()
+    with pytest.raises(TierUnavailable, match="without its times"):
+        opened.kernels(lambda: lib.run("a", 1, start=0))
+    opened.close()
+
+
+@pytest.mark.parametrize("where", ["_request", "_complete"])
+def test_an_exception_in_a_callback_does_not_vanish(lib, monkeypatch, where):
+    opened = Trace.open()
+
+    def broken(*_):
+        raise MemoryError("no more")
+
+    owner, name = (
+        (trace.ctypes, "addressof")
+        if where == "_request"
+        else (trace.ctypes, "string_at")
+    )
+    real = getattr(owner, name)
+    monkeypatch.setattr(
+        owner, name, lambda *a: broken() if where in _callers() else real(*a)
+    )
+    with pytest.raises(
+        TierUnavailable, match="could not be read: MemoryError: no more"
+    ):
+        opened.kernels(lambda: lib.run("a", 1))
+    monkeypatch.undo()
+
+
+def _callers():
+    frame, names = sys._getframe(1), set()
+    while frame:
+        names.add(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
+
+
+def test_exceptions_of_the_work_come_back_unchanged(lib):
+    opened = Trace.open()
+
+    def work():
+        lib.run("a", 1)
+        raise torch.cuda.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        opened.kernels(work)
+    assert len(opened.kernels(lambda: lib.run("b", 1))) == 1
+    opened.close()
+
+
+# --- which source
+
+
+class Kineto:
+    """A fake torch.autograd.profiler.profile, whose events have times of a different clock."""
+
+    made: list = []
+    ran: list = []
+
+    def __init__(self, **asked):
+        assert asked == {"use_cpu": False, "use_device": "cuda", "use_kineto": True}
+        Kineto.made.append(self)
+
+    def __enter__(self):
+        Kineto.ran.clear()
+        return self
+
+    def __exit__(self, *_):
+        def event(start, duration, name, device):
+            return SimpleNamespace(
+                start_ns=lambda: start,
+                duration_ns=lambda: duration,
+                name=lambda: name,
+                device_type=lambda: device,
+            )
+
+        on = torch.autograd.DeviceType
+        launches = [event(1, 1, "cudaLaunchKernel", on.CPU)]
+        events = launches + [
+            event(100 - i, d, n, on.CUDA) for i, (n, d) in enumerate(Kineto.ran)
+        ]
+        self.kineto_results = SimpleNamespace(events=lambda: events)
+
+
+@pytest.fixture
+def kineto(lib, monkeypatch):
+    monkeypatch.setattr(torch.autograd.profiler, "profile", Kineto)
+    monkeypatch.setattr(
+        trace,
+        "begin",
+        lambda: (lib.run("gdn_begin", 1), Kineto.ran.append(("gdn_begin", 1))),
+    )
+    monkeypatch.setattr(Kineto, "made", [])
+    return Kineto
+
+
+def by_torch(opened):
+    assert opened.how == "CUPTI's activity records by torch's profiler"
+    assert opened.kernels(lambda: Kineto.ran.extend([("b", 5), ("a", 4)])) == [
+        (99, 4, "a"),
+        (100, 5, "b"),
+    ]
+    opened.close()
+    return True
+
+
+def test_without_libcupti_torch_is_asked(kineto, monkeypatch):
+    def missing():
+        raise OSError("libcupti.so.13: cannot open shared object file")
+
+    monkeypatch.setattr(trace, "_load", missing)
+    assert by_torch(Trace.open())
+
+
+@pytest.mark.parametrize("version", [17, 140_000])
+def test_unknown_records_are_not_read(kineto, lib, version):
+    lib.version = version
+    assert by_torch(Trace.open())
+    assert ("FlushAll",) not in lib.log and lib.enabled == set()
+
+
+@pytest.mark.parametrize("rate", [2.1, 0.1])
+def test_a_clock_that_is_not_in_nanoseconds_is_not_read(kineto, lib, rate):
+    """As torch's profiler leaves it: the processor's cycles."""
+    lib.rate = rate
+    assert by_torch(trace.Trace.open())
+    with pytest.raises(
+        TierUnavailable, match=r"libcupti's clock runs at [\d.]+ times the host's"
+    ):
+        trace.Activity()
+    lib.rate = 1
+    trace.Activity().close()
+
+
+def test_a_source_that_sees_nothing_is_closed_and_passed_over(kineto, lib):
+    lib.deaf = True
+    assert by_torch(Trace.open())
+    assert lib.enabled == set()
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (
+            35,
+            "cuptiActivityEnable says CUPTI_ERROR_INSUFFICIENT_PRIVILEGES: .*--cap-add SYS_ADMIN",
+        ),
+        (
+            39,
+            (
+                "cuptiActivityEnable says CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED: another"
+                " profiler .*nsys"
+            ),
+        ),
+    ],
+)
+def test_a_refusal_says_what_helps(lib, monkeypatch, status, words):
+    def refused(**_):
+        raise RuntimeError("kineto is not there\nand more")
+
+    monkeypatch.setattr(torch.autograd.profiler, "profile", refused)
+    lib.fails["Enable"] = status
+    with pytest.raises(TierUnavailable, match=words) as e:
+        Trace.open()
+    assert str(e.value).endswith("; torch's profiler failed: kineto is not there")
+    lib.fails.clear()
+    Trace.open().close()  # the refusal left nothing open
+
+
+# --- the tier
+
+
+@pytest.fixture
+def sampler(lib, monkeypatch):
+    monkeypatch.setattr(cupti, "begin", lambda: lib.run("gdn_begin", 1))
+    monkeypatch.setattr(kernels, "Flush", lambda: lambda: lib.run("gdn_l2_flush", 60))
+
+    def make(*durations):
+        subjects = [
+            Subject(
+                lambda d=d: [lib.run(f"k{i}", ns) for i, ns in enumerate(d)], [], []
+            )
+            for d in durations
+        ]
+        return cupti.Sampler(subjects, Plan(warmup=1))
+
+    return make
+
+
+def test_the_tier_times_by_the_trace_and_says_whose(sampler, lib):
+    one = sampler([1000, 500], [2000])
+    assert one.alone == [2, 1]
+    assert one.take([0, 1, 0]) == [
+        Sample(1.5, 1.51, 2),
+        Sample(2.0, 2.0, 1),
+        Sample(1.5, 1.51, 2),
+    ]
+    assert one.about(0, one.take([0])) == {
+        "how": "CUPTI's activity records (libcupti, API version 130001)"
+    }
+    assert lib.log.count(("Enable", KERNEL)) == 1  # one trace for all of it
+    one.close()
+    assert lib.enabled == set()
+
+
+def test_a_sampler_that_cannot_be_made_leaves_nothing_open(sampler, lib):
+    with pytest.raises(TierUnavailable, match="0 of 1 calls left kernels"):
+        sampler([])
+    assert lib.enabled == set()
+    Trace.open().close()
+
+
+# --- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("source", [trace.Activity, trace.Profiler])
+def test_each_source_sees_every_kernel_copy_and_graph_node(source):
+
+    flush = kernels.Flush()
+    x, y = torch.randn(2**20, device="cuda"), torch.empty(2**20, device="cuda")
+
+    def copy():
+        kernels.gdn_copy_floor[(2**20 // 1024,)](x, y, 1024, False)
+
+    copy(), flush()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        copy()
+        copy()
+    graph.replay()
+    torch.cuda.synchronize()
+
+    def work():
+        for _ in range(20):
+            flush()
+            copy()
+        kernels.begin()
+        graph.replay()
+        kernels.rest()
+        y.copy_(x)  # one of the driver's copies, or a kernel
+        torch.cuda.synchronize()
+
+    for _ in range(2):  # opened again it sees the same
+        opened = source()
+        try:
+            for _ in range(2):
+                ran = opened.kernels(work)
+                names = [name for _, _, name in ran]
+                assert [n for n in names[:40] if n.startswith("gdn_l2_flush")] == names[
+                    :40:2
+                ]
+                assert all(n.startswith("gdn_copy_floor") for n in names[1:40:2])
+                assert names[40].startswith("gdn_begin") and names[43].startswith(
+                    "gdn_rest"
+                )
+                assert all(n.startswith("gdn_copy_floor") for n in names[41:43])
+                assert len(names) == 45
+                assert all(duration > 0 for _, duration, _ in ran)
+                assert all(
+                    a[0] + a[1] <= b[0]
+                    for a, b in zip(ran[:40], ran[1:40], strict=False)
+                )
+        finally:
+            opened.close()
+
+
+@pytest.mark.gpu
+def test_times_are_nanoseconds_whoever_traced_before():
+    """torch's profiler sets CUPTI's clock to the processor's cycle counter: twice as
+    fast on many.
+    """
+
+    def median_ns(source):
+        opened = source()
+        try:
+            ran = opened.kernels(
+                lambda: [flush() for _ in range(20)] and torch.cuda.synchronize()
+            )
+        finally:
+            opened.close()
+        return sorted(duration for _, duration, _ in ran)[10]
+
+    flush = kernels.Flush()
+    flush()
+    torch.cuda.synchronize()
+    seen = [
+        median_ns(source)
+        for source in (trace.Activity, trace.Profiler, trace.Activity, trace.Profiler)
+    ]
+    assert max(seen) < 1.3 * min(seen), seen
