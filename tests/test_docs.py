@@ -147,7 +147,7 @@ def test_the_workflow_s_commands_exist(gdn, tmp_path):
 
 def test_load_is_listed_without_torch():
     code = (
-        "import sys, gdn_cli; print('load' in dir(gdn_cli), 'load' in gdn_cli.__all__, 'torch' in"
+        "import sys, gdn; print('load' in dir(gdn), 'load' in gdn.__all__, 'torch' in"
         " sys.modules)"
     )
     done = subprocess.run(

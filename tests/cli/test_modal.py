@@ -207,7 +207,7 @@ def test_what_is_declared_and_uploaded_and_the_table_that_comes_back(tmp_path):
         for p in there.rglob("*")
         if p.is_file()
     }
-    assert mine == expected and f"{root}/gdn_cli/profilers/stalls.toml" in mine
+    assert mine == expected and f"{root}/gdn_cli/worker/profilers/stalls.toml" in mine
 
     assert (
         done.code == 0

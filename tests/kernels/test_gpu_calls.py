@@ -19,7 +19,7 @@ import oracle
 import pytest
 import torch
 from kernels.prompts import Prompt, error
-from operators.test_call_checks import shifted
+from library.test_call_checks import shifted
 
 from gdn import load, serving
 from gdn_cli.machine import inventory

@@ -258,7 +258,7 @@ def test_they_stand_side_by_side(ran):
 
 
 def test_the_contests_rule_does_not_decide_on_hard_inputs():
-    from worker.test_in_place import TOY, Steps
+    from worker.judge.test_in_place import TOY, Steps
 
     x, s = torch.full((4,), 1e6), torch.tensor([1.0, 1e6, 1e6, 1e6])
     right = [(x + s).double(), (2 * s).double() + torch.tensor([0.5, 0, 0, 0])]

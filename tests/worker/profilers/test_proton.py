@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import helpers
 import pytest
-from profilers.test_cpu import profiled
+from worker.profilers.test_cpu import profiled
 
 from gdn_cli.errors import GdnError, MissingError
 from gdn_cli.worker.profilers import Ask, Reply, Run, proton

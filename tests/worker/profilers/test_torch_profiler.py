@@ -6,7 +6,7 @@ import gzip
 import json
 
 import pytest
-from profilers.test_cpu import profiled, table
+from worker.profilers.test_cpu import profiled, table
 
 from gdn_cli.errors import GdnError
 from gdn_cli.worker.profilers import Reply, Run, torch_profiler

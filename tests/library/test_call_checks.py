@@ -16,7 +16,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from operators.test_loading import agree, loaded, needs_cxx  # noqa: F401  a fixture
+from library.test_loading import agree, loaded, needs_cxx  # noqa: F401  a fixture
 
 from gdn import load
 from gdn.call_checks import Contract

@@ -93,7 +93,7 @@ def test_an_eager_call_imports_no_compiler():
     that a server has to wait.
     """
     seen = (
-        "import sys, gdn_cli, oracle; inputs = oracle.inputs('gdn_decode', batch_size=1); "
+        "import sys, gdn, oracle; inputs = oracle.inputs('gdn_decode', batch_size=1); "
         "gdn.load('pt-reference')(*inputs); print('torch._dynamo' in sys.modules)"
     )
     done = helpers.python(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import oracle
 import pytest
 import torch
-from operators.test_loading import agree, needs_cxx  # noqa: F401  a fixture
+from library.test_loading import agree, needs_cxx  # noqa: F401  a fixture
 
 from gdn import load, straight_call, tensor_checks
 from gdn.tensor_checks import NoBackward
