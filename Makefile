@@ -5,6 +5,7 @@
 # make verify-results   whether README's tables are what the committed records say
 # make test-gpu   the tests that need a GPU, on a machine that has one; CALLS=1000 calls each launch path so often, on a busy GPU
 # make attacks   wrong algos and cheats, and what stops each: tests/attacks
+# make screens   writes tests/screens/*.txt anew; read the diff
 # make docs    the documentation as a site, to be opened at site/index.html
 # make pages   writes the generated parts of docs/cli.md and docs/records.md again
 # make compile_commands.json   where the kernels' headers lie, for editors
@@ -18,7 +19,7 @@ CALLS ?= 20
 # a file is one process's work; conftest.py puts the long ones first
 XDIST := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: bench test test-all test-lowest test-gpu attacks which-python verify-results docs pages lint clean
+.PHONY: bench test test-all test-lowest test-gpu screens attacks which-python verify-results docs pages lint clean
 
 bench: $(STAMP)
 	$(VENV)/bin/gdn bench
@@ -45,6 +46,10 @@ verify-results: $(STAMP)
 
 test-gpu: $(STAMP)
 	$(VENV)/bin/python -m pytest -m gpu -n auto --dist worksteal --calls $(CALLS)
+
+screens: $(STAMP)
+	-$(VENV)/bin/python -m pytest -q -n auto -m "not slow and not records" --write-screens
+	git diff --stat tests/screens
 
 attacks: $(STAMP)
 	$(VENV)/bin/python tests/attacks/run.py

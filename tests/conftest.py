@@ -12,6 +12,7 @@ from unittest import mock
 
 import helpers
 import pytest
+import screens
 
 from gdn_cli.machine import inventory
 
@@ -34,6 +35,15 @@ def pytest_addoption(parser):
         default=20,
         help="calls of each launch path in test_gpu_stress.py",
     )
+    parser.addoption(
+        "--write-screens",
+        action="store_true",
+        help="write tests/screens/*.txt anew, to be read as a diff",
+    )
+
+
+def pytest_configure(config):
+    screens.write = config.getoption("--write-screens")
 
 
 @pytest.fixture(scope="session")
