@@ -23,7 +23,7 @@ class Look:
         typer.Option(
             "--tool",
             metavar="TOOL",
-            help="ncu, proton, torch, nsys, sanitizer (GPU), cpu, or sass (neither).",
+            help="ncu, proton, torch, sanitizer (GPU), cpu, or sass (neither).",
         ),
     ] = None
     arch: Annotated[

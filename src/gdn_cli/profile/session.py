@@ -396,7 +396,7 @@ def load(path: Path) -> Profile | None:
     damaged = partial(MissingError, hint="delete its folder, or profile again")
     try:
         profile = decode(read_json(file, damaged), Profile, file, damaged)
-        if profile.tool not in profilers.TOOLS:
+        if profile.tool not in (*profilers.TOOLS, *profilers.RETIRED):
             raise wrong(
                 file,
                 ["tool"],
@@ -409,8 +409,11 @@ def load(path: Path) -> Profile | None:
             return None
         raise
     reading = profile.reading
+    notes = reading.notes
+    if profile.tool in profilers.RETIRED:
+        notes += (f"this gdn has no tool {profile.tool} any more: a saved profile",)
     profile.reading = msgspec.structs.replace(
-        reading, files=profilers.kept(file.parent, *reading.files)
+        reading, notes=notes, files=profilers.kept(file.parent, *reading.files)
     )
     profile.verdict = _verdict(profile.tool, profile.survey, reading.found)
     profile.folder = str(file.parent.absolute())
@@ -421,7 +424,8 @@ def _verdict(
     tool: str, survey: Survey | None, found: tuple[Found, ...]
 ) -> Verdict | None:
     """The verdict of this gdn version on the stored figures."""
-    return bottleneck.judge(survey, found) if profilers.TOOLS[tool].timed else None
+    timed = tool in profilers.RETIRED or profilers.TOOLS[tool].timed
+    return bottleneck.judge(survey, found) if timed else None
 
 
 def find(name: str, folder: Path) -> Profile | None:

@@ -66,13 +66,15 @@ TOOLS = {
         "what a call does on the host and on the GPU, by torch.profiler",
         ("cuda", "cpu"),
     ),
-    "nsys": Tool("host and GPU on one time line, by Nsight Systems", ("cuda",)),
     "sanitizer": Tool(
         "memory faults and races, by compute-sanitizer", ("cuda",), timed=False
     ),
     "sass": Tool("registers, spills and machine code, compiled only", (), timed=False),
     "cpu": Tool("where a CPU algo's time goes", ("cpu",)),
 }
+
+# tools of older versions: their saved profiles can still be shown and compared
+RETIRED = ("nsys",)
 
 
 def module(tool: str) -> Any:

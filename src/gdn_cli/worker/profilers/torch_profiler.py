@@ -266,7 +266,7 @@ def gpu_facts(calls: list[list[Ran]]) -> list[Fact]:
             median(sum(r.us for r in call) for call in seen),
             "kernels, copies and fills added up",
         ),
-        facts.fact("torch.span_us", median(span)),
+        facts.fact("span_us", median(span)),
         facts.fact("gpu_busy", median(share)),
         facts.fact("idle_us", median(idle)),
         facts.fact(
