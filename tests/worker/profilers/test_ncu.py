@@ -20,7 +20,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import helpers
+import profiles
 import pytest
+import screens
 import torch
 
 from gdn_cli.errors import GdnError, MissingError
@@ -28,6 +30,7 @@ from gdn_cli.machine import inventory
 from gdn_cli.worker.profilers import (
     Ask,
     Found,
+    Reading,
     Reply,
     ncu,
     ncu_facts,
@@ -39,8 +42,6 @@ from gdn_cli.worker.profilers.ncu_reader import Instruction, Launch
 
 DATA = helpers.TESTS / "data" / "ncu"
 V4 = "gdn_decode_v4"
-
-
 NAME = "<unnamed>::gdn_decode_v4(const __nv_bfloat16 *, float *)"
 
 
@@ -106,64 +107,10 @@ FULL = Launch(
 # --- the facts of real reports
 
 
-def test_the_facts_of_a_small_kernel():
-    found = facts("v4-1", bytes_in=535_000, bytes_out=528_384)
-    assert found.name == V4
-    assert {f.key: rounded(f.value) for f in found.facts} == {
-        "time_us": 2.98, "dram_read": 534_272, "dram_written": 0, "dram_rate": 179.53, "dram_peak": 3.75,
-        "l2_read": 17_140 * 32, "l2_written": 16_713 * 32, "l2_peak": 9.87, "l2_hit": 54.89,
-        "l1_peak": 12.14, "l1_hit": 35.53, "bank_conflicts": 0, "sectors_excess": 0,
-        "occupancy": 12.25, "occupancy_max": 100, "occupancy_limit": "registers and warps",
-        "registers": 32, "shared": 0, "spills": 0, "sm_active": 37.31,
-        "warps_eligible": 0.26, "instructions": 215_040, "issue": 19.99, "pipe": 11.49, "tensor_pipe": 0.53,
-        "thread_efficiency": 95.39, "ctas": 128, "threads": 256, "waves": 0.12,
-    }  # fmt: skip
-    notes = {
-        "dram_read": "1.00x what must be read",
-        "l2_read": "1.03x what must be read",
-        "l2_written": "1.01x what must be written",
-        "pipe": "alu",
-        "shared": "and 1,024 B of the driver's",
-        "ctas": "(32, 4, 1)",
-        "threads": "(256, 1, 1)",
-    }
-    assert {key: note(found, key) for key in notes} == notes
-    units = {fact.key: (fact.unit, fact.group) for fact in found.facts}
-    assert units["dram_rate"] == ("GB/s", "memory")
-    assert units["occupancy_limit"] == ("", "occupancy")
-
-
-@pytest.mark.parametrize(
-    "name, values",
-    [
-        (
-            "v5-64",
-            {
-                "time_us": 16.48,
-                "dram_read": 33_829_120,
-                "l2_peak": 84.02,
-                "waves": 2.22,
-                "dram_peak": 54.76,
-                "registers": 72,
-                "pipe": 10.9,
-                "occupancy_limit": "registers",
-            },
-        ),
-        # blocks limit a kernel of single warps
-        (
-            "triton-1",
-            {
-                "occupancy_max": 50,
-                "occupancy_limit": "shared memory and blocks",
-                "registers": 56,
-                "shared": 0,
-            },
-        ),
-    ],
-)
-def test_the_facts_of_other_kernels(name, values):
-    found = facts(name)
-    assert {key: rounded(found.value(key)) for key in values} == values
+@pytest.mark.parametrize("name", ["v4-1", "v5-64", "triton-1"])
+def test_the_facts_of_real_reports(name):
+    found = facts(name, bytes_in=535_000, bytes_out=528_384)
+    screens.check(f"ncu-{name}", profiles.told(Reading((found,))))
 
 
 @pytest.mark.parametrize("name", ["v4-1", "v5-64", "triton-1"])
@@ -261,21 +208,10 @@ def test_facts_by_whatever_metric_there_is(metrics, key, value):
 # --- stalls
 
 
-def test_stalls_are_ranked_by_their_share_of_all_reasons():
-    stall = table(facts("v4-1"), "stalls")
-    assert [row[0] for row in stall.rows] == [
-        "no instruction",
-        "long scoreboard",
-        "constant cache miss",
-        "wait",
-        "short scoreboard",
-    ]
+def test_stalls_are_shares_of_all_reasons():
     every = ncu_facts.stall_shares(launch("v4-1"))
     assert every["long_scoreboard"] == pytest.approx((25.776, 3.0502), abs=0.001)
     assert sum(share for share, _ in every.values()) == pytest.approx(100)
-    meaning = stalls.of("long_scoreboard").meaning
-    assert stall.rows[1] == ("long scoreboard", *every["long_scoreboard"], meaning)
-    assert stall.note.startswith("a warp issues every 11.8 cycles")
 
 
 def test_a_warp_that_was_ready_does_not_count_as_a_stall():
@@ -460,48 +396,16 @@ def test_both_runs_and_what_is_read(stand_in):
     log = (DATA / "v4-1.log").read_text()
     sizes = {"bytes_in": 532_100, "bytes_out": 528_000}
     reading = stand_in(rows, [launch("v4-1")], logs=(LOG, log), **sizes)
-    (found,) = reading.found
     # of the single passes: medians; the rest of the full set
-    values = {
-        "time_us": 2.1,
-        "dram_read": 532_100,
-        "dram_written": 92_100,
-        "dram_rate": 297.24,
-        "registers": 32,
-        "instructions": 215_040,
-        "share": None,
-        "launches": None,
-    }
-    assert {key: rounded(found.value(key)) for key in values} == values
-    assert found.name == V4
-    assert note(found, "time_us") == "1.90 to 2.50 in 3 rounds"
-    assert note(found, "dram_read") == "1.00x what must be read"
-    assert note(found, "dram_written").startswith("0.17x what must be")
-    hot = table(found, "hot").rows
-    assert [row[0] for row in hot[:2]] == ["+0x400", "+0x720"]
-    assert hot[2][2:] == ("no instruction", "LDC R1, c[0x0][0x28]")
-    assert table(found, "pipes").rows[0][:2] == (
-        "alu",
-        pytest.approx(11.486, abs=0.001),
-    )
-    how, lines = reading.notes
-    assert "medians of 3 rounds, L2 flushed before each" in how
-    assert "38 passes of one call, L2 emptied before each" in how
-    assert lines.startswith("no source lines: ") and "--tool sass" in lines
-    names = ("full.ncu-rep", "bench-like.ncu-rep", "full.log", "bench-like.log")
-    assert reading.files == names and reading.failed is None
+    screens.check("ncu-both-runs", profiles.told(reading))
     # nothing else is left behind
-    assert sorted(p.name for p in stand_in.folder.iterdir()) == sorted(names)
+    assert {p.name for p in stand_in.folder.iterdir()} == set(reading.files)
 
 
 def test_source_lines_of_a_triton_kernel(stand_in):
-    reading = stand_in(report("triton-1.bench-like"), [launch("triton-1")], rounds=7)
-    assert reading.found[0].value("time_us") == 2.848
-    hot = table(reading.found[0], "hot")
-    assert hot.title == "hot source lines" and len(hot.rows) == 6
-    assert hot.rows[0][:3:2] == ("kernel.py:107", "long scoreboard")
-    assert hot.note.startswith("145 samples (few: the shares are rough)")
-    assert not any("no source lines" in n for n in reading.notes)
+    rows = report("triton-1.bench-like")
+    reading = stand_in(rows, [launch("triton-1")], rounds=7, l2="warm")
+    screens.check("ncu-lines", profiles.told(reading))
 
 
 def test_the_command_lines(stand_in):
@@ -526,8 +430,6 @@ def test_a_warm_l2_and_locked_clocks(stand_in):
         options = dict(zip(call, call[1:], strict=False))
         assert options["--cache-control"] == "none"
         assert options["--clock-control"] == "base"
-    how = reading.notes[0]
-    assert "L2 warmed by the same call" in how and "L2 emptied" not in how
     assert any("--clock-control base" in n for n in reading.notes)
 
 
@@ -541,19 +443,9 @@ def test_a_call_of_several_kernels(stand_in):
     longer = Launch(a, {ncu_facts.TIME: 4_100, "launch__registers_per_thread": 40})
     full = [FULL, Launch(b, {ncu_facts.TIME: 70}), longer]
     reading = stand_in(call * 2 + slow, full, bytes_in=200, bytes_out=41)
-    whole, main = reading.found
-    keys = "time_us", "launches", "dram_read", "dram_written", "registers", "share"
-    values = [[rounded(each.value(key)) for key in keys] for each in (whole, main)]
-    # the registers are of the longest launch
-    assert values == [[6.05, 3, 408, 41, None, None], [6.0, 2, 400, 40, 40, 99.17]]
-    assert (whole.name, main.name) == ("", V4)
-    assert note(whole, "dram_read") == "2.04x what must be read"
-    # the bytes that a part of a call must read are unknown
-    assert note(main, "dram_read") == ""
-    notes = "\n".join(reading.notes)
-    assert "not shown: 1 more kernels with 0.8% of the time: tiny<int>" in notes
-    assert "each kernel's cache figures are with L2 emptied" in notes
-    assert "no hot places" in notes
+    # the registers are of the longest launch; the bytes that a part of a call must read
+    # are unknown
+    screens.check("ncu-several", profiles.told(reading))
 
 
 def test_the_share_of_the_peak_and_busy_sms_are_the_single_passes_own(stand_in):

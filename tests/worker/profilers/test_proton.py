@@ -10,7 +10,9 @@ import shutil
 from types import SimpleNamespace
 
 import helpers
+import profiles
 import pytest
+import screens
 from worker.profilers.test_cpu import profiled
 
 from gdn_cli.errors import GdnError, MissingError
@@ -45,38 +47,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_times_are_means_by_kernel_and_the_flush_is_not_of_the_call(folder):
-    reading = proton.read(ASK, folder, replies())
-    whole, v4, triton = reading.found
-    assert [f.name for f in reading.found] == ["", "gdn_decode_v4", "gdn_decode_kernel"]
-    assert (whole.value("time_us"), whole.value("launches")) == (3.0, 3.0)
-    keys = "time_us", "launches", "share"
-    assert [v4.value(key) for key in keys] == [2.1, 1.0, 70.0]
-    assert [triton.value(key) for key in keys] == [0.45, 2.0, 30.0]
-    assert reading.files == ("times.hatchet", "samples.hatchet")
-    assert "means" in reading.notes[0]
-
-
-def test_stall_reasons_by_share_and_the_lines_of_a_kernel_that_has_any(folder):
-    _, v4, triton = proton.read(ASK, folder, replies()).found
-    (reasons,) = v4.tables  # no lines: the builder compiles CUDA without
-    by_name = {row[0]: row for row in reasons.rows}
-    assert reasons.key == "samples" and by_name["long scoreboard"][2] == 4880
-    assert by_name["long scoreboard"][1] == pytest.approx(100 * 4880 / 54219)
-    assert sum(row[1] for row in reasons.rows) == pytest.approx(100)
-    assert "barrier" not in by_name  # none of the samples
-    counts = [row[2] for row in reasons.rows]
-    assert counts == sorted(counts, reverse=True)
-
-    reasons, hot = triton.tables
-    assert {row[0]: row[2] for row in reasons.rows} == {
-        "long scoreboard": 500, "selected": 280, "wait": 120, "misc": 100,
-    }  # fmt: skip
-    assert hot.rows == (
-        ("kernel.py:3", 60.0, "long scoreboard", "s = tl.load(p_s)"),
-        # more samples issued, which is not a stall
-        ("kernel.py:2", 30.0, "wait", "m = tl.sum(s * k)"),
-    )
+def test_means_by_kernel_and_stalls_by_line_and_the_flush_is_not_of_the_call(folder):
+    screens.check("proton", profiles.told(proton.read(ASK, folder, replies())))
 
 
 @pytest.mark.parametrize("name", ["/a/b/kernel.py:12@fn", "/a/b/kernel.py:fn@12"])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import helpers
 import oracle
+import profiles
 import pytest
 import screens
 
@@ -20,7 +21,16 @@ from gdn_cli.machine import inventory
 from gdn_cli.machine.inventory import HERE, Gpu, Machine
 from gdn_cli.profile import session
 from gdn_cli.worker.judge import check
-from gdn_cli.worker.profilers import Ask, Reply, Run, disassembly, sass, symbols, tools
+from gdn_cli.worker.profilers import (
+    Ask,
+    Reading,
+    Reply,
+    Run,
+    disassembly,
+    sass,
+    symbols,
+    tools,
+)
 from gdn_cli.worker.profilers.disassembly import Attributes, Instruction, Kernel
 
 # rows.cu, and what CUDA 13's tools print of it for sm_90a
@@ -91,19 +101,11 @@ def test_a_path_of_the_line_table_names_a_source(file, source):
     assert disassembly.source_of(file, ["kernel.cu", "gates/kernel.cu"]) == source
 
 
-def test_resources_and_attributes():
-    usage = disassembly.resources(USAGE_TEXT)
-    figures = {
-        symbols.own(s): (u["REG"], u["STACK"], u["SHARED"], u["CONSTANT[0]"])
-        for s, u in usage.items()
-    }
-    assert figures == {
-        "rows<__nv_bfloat16, 3>": (16, 0, 128 + 1024, 548),
-        "crowded": (32, 64, 0, 544),
-    }
-    found = disassembly.attributes(ELF)
-    limits = {s: (a.max_threads, a.threads) for s, a in found.items()}
-    assert limits == {ROWS.symbol: (128, None), CROWDED.symbol: (1024, None)}
+def test_the_facts_of_kernels():
+    sizes = disassembly.resources(USAGE_TEXT), disassembly.attributes(ELF)
+    cubin = sass.Cubin(LISTING, "13.0", "13.0.88", "sm_90a", *sizes, 1024)
+    found = [cubin.found(symbols.own(k.symbol), k, None) for k in (ROWS, CROWDED)]
+    screens.check("sass-facts", profiles.told(Reading(tuple(found))))
     exact = ELF.replace("EIATTR_MAX_THREADS", "EIATTR_REQNTID")
     assert disassembly.attributes(exact)[ROWS.symbol].threads == 128
 
@@ -121,15 +123,6 @@ def test_the_header_of_a_cubin(elf, arch, ptxas, reserves):
     assert disassembly.reserves_shared(elf) is reserves
 
 
-def test_spills_are_what_ptxas_counts():
-    marks = disassembly.attributes(ELF)
-    # nvcc -Xptxas -v on rows.cu: "64 bytes stack frame, 56 bytes spill stores, 72 bytes
-    # spill loads"
-    for kernel, sizes in ((CROWDED, (56, 72)), (ROWS, (0, 0))):
-        spills = marks[kernel.symbol].spills
-        assert disassembly.spilled(kernel.instructions, spills) == sizes
-
-
 @pytest.mark.parametrize(
     "marked, ptxas, value",
     [((), "13.0.88", 0), ((), "12.4", None), ((0,), "12.4", 16)],
@@ -143,14 +136,6 @@ def test_a_local_array_is_not_a_spill_and_an_old_ptxas_does_not_say(
 
 
 # --- instructions
-
-
-def test_opcodes_by_number_with_the_widths_of_loads():
-    rows = disassembly.mix(ROWS.instructions)
-    assert rows[0] == ("IMAD.MOV.U32", 3, pytest.approx(300 / 41))
-    counts = {op: count for op, count, _ in rows}
-    assert counts["LDG.E.64.CONSTANT"] == 1 and counts["FFMA"] == 2
-    assert sum(share for *_, share in rows) == pytest.approx(100)
 
 
 @pytest.mark.parametrize(
