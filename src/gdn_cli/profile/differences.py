@@ -322,12 +322,8 @@ def _call(rows: _Rows, a: Profile, b: Profile) -> None:
     if max(counts) > 1 and min(counts):
         count = Fact("kernels", "kernels", counts[0], "count", "launch", better="lower")
         rows.compare(count, counts[1], 1.0, "")
-    _facts(rows, replace(whole, facts=_without_time(whole)), theirs, 1.0)
+    _facts(rows, whole, theirs, 1.0)
     _parts(rows, whole, theirs, 1.0)
-
-
-def _without_time(found: Found) -> tuple[Fact, ...]:
-    return tuple(fact for fact in found.facts if fact.key != "time_us")
 
 
 def _facts(
@@ -336,7 +332,8 @@ def _facts(
     theirs = {fact.key: fact for fact in b.facts}
     for fact in a.facts:
         other = theirs.get(fact.key)
-        if other is None:
+        # the time of the call has a row already
+        if other is None or (fact.key == "time_us" and not a.name):
             continue
         # figures of different pipes: compare the names
         if fact.key == "pipe" and fact.note != other.note:

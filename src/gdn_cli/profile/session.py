@@ -422,8 +422,8 @@ def _verdict(
     tool: str, survey: Survey | None, found: Iterable[Found]
 ) -> Verdict | None:
     """The verdict of this gdn version on the stored figures."""
-    timed = tool in profilers.RETIRED or profilers.TOOLS[tool].timed
-    return bottleneck.judge(survey, found) if timed else None
+    known = profilers.TOOLS.get(tool)
+    return bottleneck.judge(survey, found) if known is None or known.timed else None
 
 
 def find(name: str, folder: Path) -> Profile | None:

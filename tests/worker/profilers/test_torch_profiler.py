@@ -63,9 +63,7 @@ def test_rows_beyond_the_last_are_added_up():
         torch_profiler.Op(name, 2, 10.0)
         for name in (torch_profiler.CALL, "op0", "op1", "op2")
     ]
-    (table,) = torch_profiler.ops_table(
-        torch_profiler.Profiled(calls=2, ops=ops), most=3
-    )
+    (table,) = torch_profiler.ops_table(torch_profiler.Profiled(2, ops), most=3)
     assert table.rows == (
         ("(outside any op)", 1.0, 5.0, 25.0),
         ("op0", 1.0, 5.0, 25.0),

@@ -105,6 +105,4 @@ def _function(spot: Spot) -> str:
         waits = ": OpenMP, mostly waiting" if "omp" in Path(spot.library).name else ""
         return f"(no symbol{waits})"
     name = symbols.short(spot.function)
-    if len(name) > _LONG:
-        name = name.split("<", 1)[0] + "<...>"
-    return name if len(name) <= _LONG else name[: _LONG - 3] + "..."
+    return name if len(name) <= _LONG else symbols.bare(name)[:_LONG]

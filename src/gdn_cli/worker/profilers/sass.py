@@ -291,8 +291,9 @@ class Cubin:
             shared_memory(kernel, static, dynamic),
         ]
         if threads := attributes.threads or attributes.max_threads:
-            bound = "its launch bound: a launch may have fewer"
-            note = "" if attributes.threads else bound
+            note = "its launch bound: a launch may have fewer"
+            if attributes.threads:
+                note = ""
             made.append(facts.fact("sass.threads", threads, note))
         made += [
             facts.fact("sass_instructions", len(kernel.instructions)),

@@ -50,7 +50,7 @@ class Ran(NamedTuple):
     us: float
 
 
-class Profiled(Struct, kw_only=True):
+class Profiled(Struct):
     """Calls under the profiler; `gpu` has what ran on the GPU in each."""
 
     calls: int
@@ -58,10 +58,11 @@ class Profiled(Struct, kw_only=True):
     gpu: list[list[Ran]] | None = None
 
 
-class Answer(Profiled, kw_only=True):
-    """The answer of `inside`."""
+class Answer(Struct):
+    """The answer of `inside`. `host_us`: the host's time of each call."""
 
     host_us: list[float]
+    seen: Profiled
 
 
 def find(machine: Machine = HERE) -> None:
@@ -83,7 +84,7 @@ def inside(target: Any, trace: str, calls: int) -> Answer:
         prepare = _before(call, target.l2)
     host_us = _host_times(call, prepare, _waiter(target.mode), calls)
     seen = profiled(call, target.mode, calls, prepare, Path(trace))
-    return Answer(host_us=host_us, calls=seen.calls, ops=seen.ops, gpu=seen.gpu)
+    return Answer(host_us, seen)
 
 
 def _nothing() -> None:
@@ -169,7 +170,7 @@ def profiled(
         elif e.name != CALL and not getattr(e, "is_user_annotation", False):
             ran.append((e.time_range.start, e.time_range.elapsed_us(), e.name))
     gpu = of_calls(ran) if mode == "cuda" else None
-    return Profiled(calls=calls, ops=_ops(ranges), gpu=gpu)
+    return Profiled(calls, _ops(ranges), gpu)
 
 
 def _ops(ranges: list[Any]) -> list[Op]:
@@ -209,23 +210,24 @@ def of_calls(ran: list[tuple[float, float, str]]) -> list[list[Ran]]:
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     answer = replies[0].answered(Answer)
-    tables, notes = [], []
+    seen = answer.seen
+    tables, notes = ops_table(seen), []
     host_us = median(answer.host_us)
-    if answer.gpu is None:
+    if seen.gpu is None:
         made = [facts.fact("time_us", host_us, "wall, not profiled")]
     else:
         note = "until the call returns, GPU idle before it, not profiled"
-        made = [facts.fact("host_us", host_us, note), *gpu_facts(answer.gpu)]
-        tables += kernels_table(answer.gpu)
-        if not any(answer.gpu):
+        made = [facts.fact("host_us", host_us, note), *gpu_facts(seen.gpu)]
+        tables = kernels_table(seen.gpu) + tables
+        if not any(seen.gpu):
             notes.append(
                 "torch.profiler saw no kernel of the call: another profiler may hold CUPTI in"
                 " this process"
             )
-    count = sum(op.count for op in answer.ops if op.name != CALL)
-    made.append(facts.fact("ops", count / answer.calls))
-    notes.append(f"{TRACE} shows {answer.calls} calls: each is a range {CALL}")
-    found = Found("", tuple(made), (*tables, *ops_table(answer)))
+    count = sum(op.count for op in seen.ops if op.name != CALL)
+    made.append(facts.fact("ops", count / seen.calls))
+    notes.append(f"{TRACE} shows {seen.calls} calls: each is a range {CALL}")
+    found = Found("", tuple(made), tuple(tables))
     return Reading((found,), tuple(notes), files_in(folder, TRACE))
 
 
@@ -247,26 +249,26 @@ def ops_table(seen: Profiled, most: int = 20) -> list[Table]:
 
 def gpu_facts(calls: list[list[Ran]]) -> list[Fact]:
     """The GPU's work in a call, medians over the calls."""
-    sums, spans, shares, idle, counts = [], [], [], [], []
-    for call in calls:
-        if not call:
-            continue
+    values: dict[str, list[float]] = {}
+    for call in filter(None, calls):
         busy_us = busy((ran.start, ran.us) for ran in call)
         span = max(ran.start + ran.us for ran in call)
-        sums.append(sum(ran.us for ran in call))
-        spans.append(span)
-        shares.append(100 * busy_us / span if span else 100.0)
-        idle.append(span - busy_us)
-        counts.append(len(call))
-    if not counts:
-        return []
-    sum_note, count_note = "kernels, copies and fills added up", "copies and fills too"
+        figures = {
+            "time_us": sum(ran.us for ran in call),
+            "span_us": span,
+            "gpu_busy": 100 * busy_us / span if span else 100.0,
+            "idle_us": span - busy_us,
+            "launches": len(call),
+        }
+        for key, value in figures.items():
+            values.setdefault(key, []).append(value)
+    notes = {
+        "time_us": "kernels, copies and fills added up",
+        "launches": "per call, copies and fills too",
+    }
     return [
-        facts.fact("time_us", median(sums), sum_note),
-        facts.fact("span_us", median(spans)),
-        facts.fact("gpu_busy", median(shares)),
-        facts.fact("idle_us", median(idle)),
-        facts.fact("launches", median(counts), f"per call, {count_note}"),
+        facts.fact(key, median(each), notes.get(key, ""))
+        for key, each in values.items()
     ]
 
 
