@@ -558,31 +558,27 @@ def test_a_run_without_a_result_is_one_line(stand_in, launches, log, more, says)
 
 
 def test_ncu_is_looked_for(tmp_path, monkeypatch):
-    def make(*parts: str) -> str:
-        place = tmp_path.joinpath(*parts)
-        place.parent.mkdir(parents=True)
-        place.write_text("#!/bin/sh\n")
-        place.chmod(0o755)
-        return str(place)
+    def make(folder: str) -> str:
+        path = tmp_path / folder / "ncu"
+        path.parent.mkdir(parents=True)
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+        return str(path)
 
     monkeypatch.setattr(tools, "PACKAGES", tmp_path / "opt")
     monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     machine = inventory.Machine(
         cuda_home=lambda: tmp_path / "cuda", has_package=lambda name: False
     )
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(MissingError, match="no ncu here; install Nsight Compute"):
         ncu.find(machine)
-    toolkit = make("cuda", "bin", "ncu")
+    make("opt/nsight-compute/2024.9.2")
+    # each is preferred to those before it, the newer package to the older one
+    for folder in ("opt/nsight-compute/2024.10.0", "bin"):
+        assert make(folder) == ncu.executable(machine)
     with pytest.raises(MissingError, match="ncu-report, .* is missing; pip install"):
         ncu.find(machine)
-    assert ncu.executable(machine) == toolkit
-    make("opt", "nsight-compute", "2024.1.1", "ncu")
-    newest = make("opt", "nsight-compute", "2024.10.0", "ncu")
-    make("opt", "nsight-compute", "2024.9.2", "ncu")
-    assert ncu.executable(machine) == newest
-    on_path = make("bin", "ncu")
-    assert ncu.executable(machine) == on_path
 
 
 # --- inside
