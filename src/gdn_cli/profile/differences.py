@@ -153,16 +153,19 @@ def _comparable(a: Profile, b: Profile) -> None:
 
 def _warnings(a: Profile, b: Profile) -> list[str]:
     """Other differences than the algo, and what makes a comparison worth less."""
-    labels = {"GPU": "gpu", "CPU": "cpu", "driver": "driver", "CUDA": "cuda"}
-    pairs = [
-        (label, getattr(a.environment, name), getattr(b.environment, name))
-        for label, name in labels.items()
-    ]
-    pairs += [("mode", a.mode, b.mode), ("L2", a.l2, b.l2)]
+    x, y = a.environment, b.environment
+    pairs = {
+        "GPU": (x.gpu, y.gpu),
+        "CPU": (x.cpu, y.cpu),
+        "driver": (x.driver, y.driver),
+        "CUDA": (x.cuda, y.cuda),
+        "mode": (a.mode, b.mode),
+        "L2": (a.l2, b.l2),
+    }
     warnings = [
-        f"not the same {label}: {x or 'unknown'} in A, {y or 'unknown'} in B"
-        for label, x, y in pairs
-        if x != y
+        f"not the same {label}: {ours or 'unknown'} in A, {theirs or 'unknown'} in B"
+        for label, (ours, theirs) in pairs.items()
+        if ours != theirs
     ]
     for side, p in (("A", a), ("B", b)):
         if not p.passed:
@@ -312,10 +315,10 @@ def _call(rows: _Rows, a: Profile, b: Profile) -> None:
             time = _time("survey_us", f"time of a call ({x.tier})", us)
             rows.add(time, their_us, _TIMES + 3, "")
     whole, theirs = a.reading.whole, b.reading.whole
-    times = [f.number("time_us") for f in (whole, theirs)]
     counts = [len(p.reading.kernels) for p in (a, b)]
     us, their_us = _call_us(a), _call_us(b)
-    measured = times != [None, None]
+    times = whole.number("time_us"), theirs.number("time_us")
+    measured = times != (None, None)
     if (measured or max(counts) > 1) and us is not None and their_us is not None:
         label = "duration" if measured else "sum of the kernels"
         rows.add(_time("time_us", label, us), their_us, _TIMES + 2, "")

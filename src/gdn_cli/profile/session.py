@@ -9,10 +9,9 @@ findings, the survey and the verdict go into `profile.json`, next to the tool's 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -34,7 +33,7 @@ from ..parsing import Json, decode, read_json, wrong
 from ..records.store import dumps
 from ..run import planning
 from ..run.jobs import Job, execute
-from ..schema.profile_types import Found, Listed, Profile, Survey, Verdict
+from ..schema.profile_types import Listed, Profile, Reading, Survey, Verdict
 from ..schema.record_types import Call, Environment, Record, Status
 from ..worker import messages, profilers
 from ..worker.profilers import Ask, Reply, Run
@@ -59,6 +58,10 @@ class Settings:
     # at most, for each time that the survey measures
     seconds: float | None = None
     timeout_s: float = 300.0
+
+    @property
+    def timed(self) -> bool:
+        return profilers.TOOLS[self.tool].timed
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ def run(
     folder = new_folder(settings.folder, words)
     try:
         with contextlib.ExitStack() as held:
-            if subject.mode == "cuda" and profilers.TOOLS[settings.tool].timed:
+            if subject.mode == "cuda" and settings.timed:
                 gpu = machine.gpus()[0]
                 held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}"))
             profile = _profiled(subject, settings, folder, progress, machine)
@@ -217,30 +220,38 @@ def _profiled(
 ) -> Profile:
     tool = profilers.module(settings.tool)
     name = f"{subject.algo.full_name} {subject.label}"
+    profile = _empty(subject, settings, folder)
     progress(f"{name}: survey", 0, 1)
-    plain = _survey(subject, settings, machine)
-    survey, status, reason = plain.survey, plain.status, plain.reason
+    if subject.mode is not None:
+        _survey(profile, subject, settings, machine)
     ask = Ask(
         subject.solution,
         settings.l2,
         settings.clocks,
         settings.archs,
         settings.checks,
-        survey.bytes_in if survey else 0,
-        survey.bytes_out if survey else 0,
-        subject.algo.specific,
-        machine,
+        specific=subject.algo.specific,
+        machine=machine,
     )
+    if survey := profile.survey:
+        ask = replace(ask, bytes_in=survey.bytes_in, bytes_out=survey.bytes_out)
     replies = []
     runs = tool.runs(ask, folder)
     for i, each in enumerate(runs, 1):
         progress(f"{name}: {settings.tool} {each.name}", i, len(runs) + 1)
         replies.append(_reply(subject, settings, each, machine))
-    reading = tool.read(ask, folder, replies)
-    if reading.failed and status is Status.PASSED:
-        status, reason = Status.FAILED, reading.failed
+    profile.reading = tool.read(ask, folder, replies)
+    failed = profile.reading.failed
+    if failed and profile.passed:
+        profile.status, profile.reason = Status.FAILED, failed
+    profile.verdict = _verdict(profile)
+    return msgspec.structs.replace(profile, **environment.commit())
+
+
+def _empty(subject: Subject, settings: Settings, folder: Path) -> Profile:
+    """A profile before anything was measured."""
     workload = subject.workload
-    profile = Profile(
+    return Profile(
         name=folder.name,
         time=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         tool=settings.tool,
@@ -256,14 +267,13 @@ def _profiled(
             origin=workload.origin,
         ),
         label=subject.label,
-        environment=plain.environment or Environment(),
-        status=status,
-        reason=reason,
-        survey=survey,
-        verdict=_verdict(settings.tool, survey, reading.found),
-        reading=reading,
+        environment=Environment(),
+        status=Status.PASSED,
+        reason=None,
+        survey=None,
+        verdict=None,
+        reading=Reading(),
     )
-    return msgspec.structs.replace(profile, **environment.commit())
 
 
 def new_folder(parent: Path, words: list[str]) -> Path:
@@ -288,37 +298,20 @@ def new_folder(parent: Path, words: list[str]) -> Path:
 # --- the processes
 
 
-@dataclass(frozen=True)
-class _Plain:
-    """The results of a plain worker."""
-
-    survey: Survey | None = None
-    environment: Environment | None = None
-    status: Status = Status.PASSED
-    reason: str | None = None
-
-
-def _survey(subject: Subject, settings: Settings, machine: Machine) -> _Plain:
-    # a tool that only compiles
-    if subject.mode is None:
-        return _Plain()
+def _survey(
+    profile: Profile, subject: Subject, settings: Settings, machine: Machine
+) -> None:
+    """Fill in the results of a plain worker."""
     plan: PlanFields = {"l2": settings.l2}
     if settings.seconds:
         plan["seconds"] = settings.seconds
-    timed = profilers.TOOLS[settings.tool].timed
-    task = Profiling("survey", l2=settings.l2)
-    outcome = execute(
-        replace(
-            _job(subject, settings, task, machine),
-            tiers=planning.tiers_for(subject.mode, ()) if timed else (),
-            plan=plan,
-            fallback=True,
-        )
-    )
+    job = _job(subject, settings, Profiling("survey", l2=settings.l2), machine)
+    tiers = planning.tiers_for(job.mode, ()) if settings.timed else ()
+    outcome = execute(replace(job, tiers=tiers, plan=plan, fallback=True))
     record = next(iter(outcome.records), None)
     end = record or outcome
     # without a time the profile cannot be interpreted
-    if timed and (record is None or record.timing is None):
+    if settings.timed and (record is None or record.timing is None):
         tail = f" ({outcome.tail[-1][:160]})" if outcome.tail and not record else ""
         first, *rest = (end.reason or end.status.value).splitlines()
         raise GdnError(
@@ -326,8 +319,9 @@ def _survey(subject: Subject, settings: Settings, machine: Machine) -> _Plain:
             code=end.code or outcome.code or errors.FAILED,
             hint="\n  ".join(rest) or None,
         )
-    survey = _survey_of(record) if record else None
-    return _Plain(survey, outcome.environment, end.status, end.reason)
+    profile.survey = _survey_of(record) if record else None
+    profile.environment = outcome.environment or profile.environment
+    profile.status, profile.reason = end.status, end.reason
 
 
 def _survey_of(record: Record) -> Survey | None:
@@ -396,12 +390,12 @@ def load(path: Path) -> Profile | None:
     if not file.exists():
         return None
     damaged = partial(MissingError, hint="delete its folder, or profile again")
-    tools = [*profilers.TOOLS, *profilers.RETIRED]
     try:
         profile = decode(read_json(file, damaged), Profile, file, damaged)
+        tools = [*profilers.TOOLS, *profilers.RETIRED]
         if profile.tool not in tools:
-            names = f"one of {', '.join(tools)}"
-            raise wrong(file, ["tool"], names, profile.tool, damaged)
+            names = ", ".join(tools)
+            raise wrong(file, ["tool"], f"one of {names}", profile.tool, damaged)
     except GdnError:
         # a packed solution, anything
         if file.name != _FILE:
@@ -413,23 +407,22 @@ def load(path: Path) -> Profile | None:
         notes += (f"this gdn has no tool {profile.tool} any more: a saved profile",)
     names_here = profilers.files_in(file.parent, *reading.files)
     profile.reading = msgspec.structs.replace(reading, notes=notes, files=names_here)
-    profile.verdict = _verdict(profile.tool, profile.survey, reading.found)
+    profile.verdict = _verdict(profile)
     profile.folder = str(file.parent.absolute())
     return profile
 
 
-def _verdict(
-    tool: str, survey: Survey | None, found: Iterable[Found]
-) -> Verdict | None:
+def _verdict(profile: Profile) -> Verdict | None:
     """The verdict of this gdn version on the stored figures."""
-    known = profilers.TOOLS.get(tool)
-    return bottleneck.judge(survey, found) if known is None or known.timed else None
+    tool = profilers.TOOLS.get(profile.tool)
+    if tool and not tool.timed:
+        return None
+    return bottleneck.judge(profile.survey, profile.reading.found)
 
 
 def find(name: str, folder: Path) -> Profile | None:
     """The stored profile of that name in `folder`, or at that path; None if there is none."""
-    is_path = os.sep in name or name.endswith(".json")
-    return (None if is_path else load(folder / name)) or load(Path(name))
+    return load(folder / name) or load(Path(name))
 
 
 def kept(folder: Path, damaged: Callable[[str], None]) -> list[Listed]:
