@@ -9,6 +9,7 @@
 # make test-gpu   the tests that need a GPU, on a machine that has one; CALLS=1000 calls each launch path so often, on a busy GPU
 # make attacks   wrong algos and cheats, and what stops each: tests/attacks
 # make screens   writes tests/screens/*.txt anew; read the diff
+# make coverage   how much of the quick rooms their tests reach
 # make dist-check   builds the wheel and the sdist, and tries both in a new environment
 # make docs    the documentation as a site, to be opened at site/index.html
 # make pages   writes the generated parts of docs/cli.md and docs/records.md again
@@ -25,10 +26,11 @@ XDIST := -n auto --dist loadfile --no-loadscope-reorder
 
 # the tests of ROOM; all without one
 TESTS = $(if $(ROOM),$(or $(firstword $(wildcard tests/$(ROOM) tests/worker/$(ROOM))),$(error no tests/$(ROOM))))
+COVERED := catalog records report run
 QUICK := -m "not slow and not records"
 
 .PHONY: bench test test-all test-lowest test-gpu check screens attacks which-python verify-results docs pages \
-	lint types dist-check clean
+	lint types coverage dist-check clean
 
 bench: $(STAMP)
 	$(VENV)/bin/gdn bench
@@ -58,6 +60,10 @@ verify-results: $(STAMP)
 
 test-gpu: $(STAMP)
 	$(VENV)/bin/python -m pytest -m gpu -n auto --dist worksteal --calls $(CALLS)
+
+# in one process each: what commands and workers run in others is not counted. All tests with it would take 15 % longer
+coverage: $(STAMP)
+	$(VENV)/bin/python -m pytest $(XDIST) $(QUICK) $(COVERED:%=--cov=src/gdn_cli/%) $(COVERED:%=tests/%)
 
 screens: $(STAMP)
 	-$(VENV)/bin/python -m pytest -q -n auto $(QUICK) --write-screens
