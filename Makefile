@@ -21,12 +21,12 @@ PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
 
 CALLS ?= 20
-# a file is one process's work; conftest.py puts the long ones first
+# a file is one process's work; conftest.py puts the large ones first
 XDIST := -n auto --dist loadfile --no-loadscope-reorder
 
 # the tests of ROOM; all without one
 TESTS = $(if $(ROOM),$(or $(firstword $(wildcard tests/$(ROOM) tests/worker/$(ROOM))),$(error no tests/$(ROOM))))
-COVERED := catalog records report run
+COVERED := catalog records report
 QUICK := -m "not slow and not records"
 
 .PHONY: bench test test-all test-lowest test-gpu check screens attacks which-python verify-results docs pages \
