@@ -392,36 +392,3 @@ def test_on_a_gpu(name):
     kernel, op = kernel_of(name, "cuda"), name.split("/")[0]
     assert every_case(kernel, op, CASES, (*HEADS, (16, 48)), "cuda") == {}
     assert strided_differences(kernel, op, "cuda") == []
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "name", [n for n in algos("cuda") if not n.endswith("/pt-reference")]
-)
-def test_a_graph_is_replayed_with_other_rows_and_padding(name):
-    kernel, op = kernel_of(name, "cuda"), name.split("/")[0]
-    x = inputs(op, "each start", 4, 8, "cuda")
-    x[STATES[op]].nan_to_num_(0.5)  # other slots are starts in the replay
-    fresh, output = (
-        x[STATES[op]].clone(),
-        torch.empty_like(x["a"][..., None].expand(-1, -1, -1, D).contiguous()),
-    )
-    kernel(list(x.values()), [output, x[STATES[op]]])
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kernel(list(x.values()), [output, x[STATES[op]]])
-    x[STATES[op]].copy_(fresh)
-    if STATES[op] == "initial_state":
-        x["initial_state_indices"].copy_(torch.tensor([3, -1, 12, 1]))
-    else:
-        x["state_indices"][1], x["state_indices"][2] = (
-            0,
-            torch.tensor([17, 4, 9, 5], device="cuda"),
-        )
-        x["num_accepted_tokens"].copy_(torch.tensor([2, 1, 4, 7]))
-    graph.replay()
-    replayed, after = output.clone(), x[STATES[op]].clone()
-    x[STATES[op]] = fresh
-    want, pool = step(kernel, op, x)
-    assert same(replayed, want) and same(after, pool) and not replayed[1].any()
