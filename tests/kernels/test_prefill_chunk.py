@@ -606,10 +606,13 @@ def test_one_warpgroup_or_two_that_go_from_tile_to_tile(library):
     is the one that was loaded.
     """
     # the second: states side by side in the ring
-    for lengths in ([64 * 3 + 5, 0, 20, 64], [64 * 4 + 5, 0, 64]):
+    for lengths, orders in (
+        ([64 * 3 + 5, 0, 20, 64], (*MODES, 4, 5, 7)),
+        ([64 * 4 + 5, 0, 64], (0, 7)),
+    ):
         given = inputs(lengths, 1, 2)
         given[4][:] = -3.0
-        for segment, modes in ((0, (*MODES, 4, 5, 7)), (1, (0,))):
+        for segment, modes in ((0, orders), (1, (0,))):
             one = prefill(library, ONE, given, segment=segment)
             for mode in modes:
                 two = prefill(library, TWO, given, segment=segment, mode=mode)
@@ -929,16 +932,9 @@ def test_segments_that_forget(library, warps):
             assert written.tolist() == [bool(x) for x in here], (
                 "Phi where it is not needed, or none"
             )
-        again = prefill(
-            library,
-            warps,
-            given,
-            segment=2,
-            window=window,
-            mode=7,
-            in_place=window % 2 == 0,
-        )
-        assert same(again, found)
+        if window in (1, 4):  # in other orders of threads, and in place
+            how = dict(segment=2, window=window, mode=7, in_place=window == 4)
+            assert same(prefill(library, warps, given, **how), found)
 
 
 def test_a_segment_that_grows_is_linked(library):
