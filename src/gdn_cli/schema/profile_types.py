@@ -13,6 +13,8 @@ from ..parsing import Wrong
 from .numbers import Count, NotNegative, Number
 from .record_types import Call, Environment, Status
 
+SCHEMA: Literal[1] = 1
+
 Value = int | Number | str | None
 Untimed = NotNegative | None | UnsetType  # UNSET if nothing was timed
 
@@ -134,7 +136,7 @@ class Survey(Struct, kw_only=True):
 class Profile(Struct, kw_only=True):
     """One algo on one workload under one tool."""
 
-    schema: Literal[1] = 1
+    schema: Literal[1] = SCHEMA
     name: str  # of its folder
     time: str  # 2026-11-21T14:12:00Z
     commit: str | UnsetType = UNSET  # of this checkout; left out by an installed wheel
