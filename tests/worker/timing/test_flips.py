@@ -15,7 +15,7 @@ import torch
 
 from gdn_cli.worker.timing import Plan, Subject, measure
 from gdn_cli.worker.timing.flips import Flips
-from gdn_cli.worker.timing.subject import Values
+from gdn_cli.worker.timing.subject import Values, values
 
 WHERE = [(0, None, None), (1, 8, 24)]
 
@@ -136,13 +136,12 @@ def test_the_last_call_is_made_on_values_that_are_known(plan):
     known = x.clone()
     Flips([known], [(0, None, None)], seed=5).last()
     results = []
-    subject = Subject.of(Adds(), [x], [out], Flips([x], [(0, None, None)], seed=5))
+    refresh = values([x], [out], Flips([x], [(0, None, None)], seed=5))
+    subject = Subject.of(Adds(), [x], [out], refresh)
     measure("wall", subject, plan, last=results.append)
     ((last,),) = results
     assert torch.equal(last, known + 1) and last.data_ptr() != out.data_ptr()
-    cheat = Subject.of(
-        Adds(honest=10), [x], [out], Flips([x], [(0, None, None)], seed=5)
-    )
+    cheat = Subject.of(Adds(honest=10), [x], [out], refresh)
     measure("wall", cheat, Plan(iterations=20, in_a_row=True), last=results.append)
     assert not torch.equal(results[-1][0], known + 1)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ from gdn_cli.worker.timing import (
     cupti,
     graph,
     kernels,
+    measurement,
     sampling,
     wall,
 )
@@ -31,9 +33,9 @@ def alone(monkeypatch):
     """A host that leaves every round alone, and rounds that need nothing to settle."""
 
     def look_on(self, work):
-        began = timing.time.perf_counter()
+        began = time.perf_counter()
         result = work()
-        return result, host_load.Round(began, timing.time.perf_counter(), 0.0, 0, ())
+        return result, host_load.Round(began, time.perf_counter(), 0.0, 0, ())
 
     monkeypatch.setattr(host_load.Witness, "look_on", look_on)
     monkeypatch.setattr(sampling, "_settle", lambda take, lasts: None)
@@ -65,9 +67,9 @@ def test_one_sample_is_its_own_median():
 
 def test_a_histogram_keeps_every_sample_and_stays_small():
     ticks = [2.016, 2.048, 2.048, 2.08]
-    assert timing.histogram(ticks) == ((2.016, 1), (2.048, 2), (2.08, 1))
+    assert measurement.histogram(ticks) == ((2.016, 1), (2.048, 2), (2.08, 1))
     many = [100 + i / 10 for i in range(1000)]  # a thousand different values
-    kept = timing.histogram(many)
+    kept = measurement.histogram(many)
     assert len(kept) <= 200 and sum(count for _, count in kept) == 1000
     # three digits: whole microseconds here
     assert all(abs(us / round(us) - 1) < 1e-9 for us, _ in kept)
@@ -106,7 +108,7 @@ def test_sampling_stops_when_the_median_is_known():
 
 def test_sampling_goes_on_while_the_median_is_not_known(monkeypatch):
     clock = itertools.count(0, 0.01)  # every look at it costs 10 ms
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     noisy = itertools.cycle([1.0, 3.0])
     samples, stopped, batches = collect(noisy, Plan(seconds=0.1))
     assert stopped == "time" and len(samples) > 20
@@ -122,7 +124,7 @@ def test_sampling_goes_on_while_the_median_is_not_known(monkeypatch):
 
 def test_a_slow_call_is_not_repeated_twenty_times(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     def take(count):
         now[0] += 0.2 * count
@@ -141,7 +143,7 @@ def test_a_slow_call_is_not_repeated_twenty_times(monkeypatch):
 def clock(monkeypatch):
     """A clock that only the calls move: clock[0] is its time in seconds."""
     now = [0.0]
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(wall, "perf_counter_ns", lambda: round(now[0] * 1e9))
     return now
 
@@ -363,7 +365,7 @@ def test_turns_lock_in_with_no_period(count):
     """Of any two each one is first as often as last; over many, none keeps its position
     in a period of 2 to 8.
     """
-    turns = list(itertools.islice(timing._turns(count), 400))
+    turns = list(itertools.islice(measurement._turns(count), 400))
     assert all(
         turn == turn[::-1] and sorted(turn) == sorted([*range(count)] * 2)
         for turn in turns
@@ -399,7 +401,7 @@ def test_a_period_of_four_calls_makes_no_difference():
             return found
 
         def about(self, i, samples):
-            return {}
+            return None, None
 
         def close(self):
             pass
@@ -466,7 +468,7 @@ def placed(monkeypatch):
             assert {s.kernels for s in samples} == {2} and all(
                 isinstance(s.kernels, int) for s in samples
             )
-            return {}
+            return None, None
 
         def close(self):
             pass
@@ -474,7 +476,7 @@ def placed(monkeypatch):
     monkeypatch.setitem(
         sys.modules, "gdn_cli.worker.timing.cupti", SimpleNamespace(Sampler=Sampler)
     )
-    monkeypatch.setattr(timing, "_free_bytes", lambda: 2**30)
+    monkeypatch.setattr(measurement, "_free_bytes", lambda: 2**30)
     large, lengths, out = torch.ones(2**19), torch.tensor([0, 64]), torch.zeros(2**19)
     return given, Subject.of(lambda inputs, outputs: None, [large, lengths, 0.5], [out])
 
@@ -500,7 +502,7 @@ def test_buffers_stay_where_calls_are_counted_or_slow_or_small_or_memory_is_shor
     assert timing.measure("cupti", one, Plan(iterations=3)).places == len(given) == 1
     small = Subject.of(lambda inputs, outputs: None, [torch.ones(2**18)], [])
     assert timing.measure("cupti", small, Plan()).places == len(given) == 1
-    monkeypatch.setattr(timing, "_free_bytes", lambda: 4 * 3 * one.nbytes - 256)
+    monkeypatch.setattr(measurement, "_free_bytes", lambda: 4 * 3 * one.nbytes - 256)
     assert timing.measure("cupti", one, Plan()).places == len(given) == 1
 
 
@@ -588,10 +590,9 @@ def test_a_call_without_kernels_has_no_time(kernels):
 def test_the_count_of_kernels_is_compared_with_a_run_without_a_flush():
     sampler = object.__new__(cupti.Sampler)
     sampler.alone = [2]
-    assert sampler.about(0, [Sample(1, 1, 2)] * 3) == {}
-    assert sampler.about(0, [Sample(1, 1, 2), Sample(1, 1, 3)]) == {
-        "note": "launched 2 to 3 kernels per call"
-    }
+    assert sampler.about(0, [Sample(1, 1, 2)] * 3) == (None, None)
+    _, note = sampler.about(0, [Sample(1, 1, 2), Sample(1, 1, 3)])
+    assert note == "launched 2 to 3 kernels per call"
     with pytest.raises(
         TierUnavailable, match="leaves 1 to 1 kernels in the trace, and 2 without"
     ):

@@ -485,9 +485,8 @@ def test_the_tier_times_by_the_trace_and_says_whose(sampler, lib):
         Sample(2.0, 2.0, 1),
         Sample(1.5, 1.51, 2),
     ]
-    assert one.about(0, one.take([0])) == {
-        "how": "CUPTI's activity records (libcupti, API version 130001)"
-    }
+    how = "CUPTI's activity records (libcupti, API version 130001)"
+    assert one.about(0, one.take([0])) == (how, None)
     assert lib.log.count(("Enable", KERNEL)) == 1  # one trace for all of it
     one.close()
     assert lib.enabled == set()
