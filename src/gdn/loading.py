@@ -35,11 +35,11 @@ from typing import Any
 import torch
 
 from gdn_cli.catalog import batch_invariance, pack, registry
+from gdn_cli.catalog.formats import Definition, Solution
 from gdn_cli.catalog.registry import Algo
 from gdn_cli.errors import GdnError, MissingError, UsageError
 from gdn_cli.machine import inventory
 from gdn_cli.machine.builders import environment, with_builders
-from gdn_cli.parsing import Json
 from gdn_cli.worker.executor import build, prepared
 
 from . import tensor_checks
@@ -148,7 +148,10 @@ def on(
 
 
 def built(
-    machine: inventory.Machine, algo: Algo, definition: Json, solution: Json
+    machine: inventory.Machine,
+    algo: Algo,
+    definition: Definition,
+    solution: Solution,
 ) -> build.Kernel:
     """An algo's kernel in this process; MissingError or GdnError if it cannot be built here."""
     place = machine.place(algo)

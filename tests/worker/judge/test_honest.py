@@ -23,6 +23,7 @@ from gdn_cli.machine import inventory
 from gdn_cli.run import planning
 from gdn_cli.schema.record_types import Status
 from gdn_cli.worker import timing
+from gdn_cli.worker.executor import measuring
 from gdn_cli.worker.judge import tasks
 from gdn_cli.worker.messages import Reply
 from gdn_cli.worker.request import Serving, Timing
@@ -192,7 +193,7 @@ def test_a_floor_that_cannot_be_timed_is_a_record_and_no_crash(monkeypatch):
     def refuse(*args, **kwargs):
         raise timing.TierUnavailable("no CUPTI")
 
-    monkeypatch.setattr(timing, "measure", refuse)
+    monkeypatch.setattr(measuring, "measure", refuse)
     (workload,) = select(DECODE, trace_set.known(DECODE, None), chosen=["0"])
     asked = Timing(tiers=("cupti",))
     request = Serving(
