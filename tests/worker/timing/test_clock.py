@@ -57,6 +57,10 @@ def counters(monkeypatch):
     return read
 
 
+def measured(tier, subject, *more, **plan):
+    return timing.measure(tier, subject, Plan(**plan), *more)
+
+
 class Sampler(timing.Warmed):
     def __init__(self, subjects, plan):
         self.busy_s = 0.0
@@ -73,9 +77,7 @@ def test_the_record_of_every_tier_on_a_gpu_has_it(counters, monkeypatch):
             SimpleNamespace(Sampler=Sampler),
         )
         assert (
-            timing.measure(
-                tier, Subject(lambda: None, [], []), Plan(iterations=5)
-            ).sm_clock_mhz
+            measured(tier, Subject(lambda: None, [], []), iterations=5).sm_clock_mhz
             == 1710.0
         )
     timings, _ = timing.interleave(
@@ -84,18 +86,13 @@ def test_the_record_of_every_tier_on_a_gpu_has_it(counters, monkeypatch):
     assert [t.sm_clock_mhz for t in timings] == [1710.0] * 2
     own = SimpleNamespace(measure=lambda subject, plan: timing.summarise("fib", [2.0]))
     monkeypatch.setitem(sys.modules, "gdn_cli.worker.timing.fib", own)
-    assert (
-        timing.measure("fib", Subject(lambda: None, [], []), Plan()).sm_clock_mhz
-        == 1710.0
-    )
+    assert measured("fib", Subject(lambda: None, [], [])).sm_clock_mhz == 1710.0
     assert len(counters) == 6 * 3  # once to compile, and around each batch of samples
 
 
 def test_on_a_cpu_there_is_none(counters):
     assert (
-        timing.measure(
-            "wall", Subject(lambda: None, [], []), Plan(iterations=2)
-        ).sm_clock_mhz
+        measured("wall", Subject(lambda: None, [], []), iterations=2).sm_clock_mhz
         is None
     )
     assert counters == []
@@ -112,7 +109,7 @@ def test_a_time_does_not_fail_with_its_clock(monkeypatch):
     monkeypatch.setitem(
         sys.modules, "gdn_cli.worker.timing.cupti", SimpleNamespace(Sampler=Sampler)
     )
-    t = timing.measure("cupti", Subject(lambda: None, [], []), Plan(iterations=5))
+    t = measured("cupti", Subject(lambda: None, [], []), iterations=5)
     assert (t.median_us, t.sm_clock_mhz, tried) == (2.0, None, [1])
 
 
@@ -130,7 +127,7 @@ def test_on_a_gpu_it_is_a_clock_that_the_gpu_can_have(tier):
         [x],
         [x.clone()],
     )
-    mhz = timing.measure(tier, subject, Plan(seconds=0.2)).sm_clock_mhz
+    mhz = measured(tier, subject, seconds=0.2).sm_clock_mhz
     assert 200 < mhz < 1.01 * (environment.describe("cuda").max_sm_clock_mhz or 3000)
 
 

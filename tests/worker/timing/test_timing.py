@@ -41,6 +41,10 @@ def alone(monkeypatch):
     monkeypatch.setattr(sampling, "_settle", lambda take, lasts: None)
 
 
+def measured(tier, subject, *more, **plan):
+    return timing.measure(tier, subject, Plan(**plan), *more)
+
+
 def test_a_record_has_median_quartiles_spread_and_interval():
     t = timing.summarise("wall", [5.0, 1.0, 4.0, 2.0, 3.0], l2="cold", kernels=2)
     assert (t.tier, t.low_us, t.median_us, t.high_us, t.samples, t.l2, t.kernels) == (
@@ -162,11 +166,8 @@ def lasting(clock, log, name, *seconds):
 
 def test_a_call_longer_than_the_seconds_is_made_twice(clock):
     log, watched = [], []
-    t = timing.measure(
-        "wall",
-        lasting(clock, log, "A", 3.0),
-        Plan(seconds=0.3),
-        lambda: watched.append(1),
+    t = measured(
+        "wall", lasting(clock, log, "A", 3.0), lambda: watched.append(1), seconds=0.3
     )
     assert log == ["A"] * 2 and watched == [1]  # one to warm up, one that counts
     assert (t.samples, t.stopped, t.busy_s, t.took_s) == (1, "time", 3, 6)
@@ -185,9 +186,7 @@ def test_a_first_call_that_compiles_does_not_count_as_slow(clock):
     are enough.
     """
     log = []
-    t = timing.measure(
-        "wall", lasting(clock, log, "A", 9.0, 2**-13), Plan(seconds=0.3, warmup=3)
-    )
+    t = measured("wall", lasting(clock, log, "A", 9.0, 2**-13), seconds=0.3, warmup=3)
     assert (t.samples, t.stopped, t.note, t.median_us) == (
         10 * 164,
         "target",
@@ -202,7 +201,7 @@ def test_rounds_on_a_cpu_are_apart(clock, monkeypatch):
     """Ten of 20 ms: 40 samples in a row would all be in one slice of the scheduler."""
     settled = []
     monkeypatch.setattr(sampling, "_settle", lambda take, lasts: settled.append(lasts))
-    t = timing.measure("wall", lasting(clock, [], "A", 2**-13), Plan(seconds=0.3))
+    t = measured("wall", lasting(clock, [], "A", 2**-13), seconds=0.3)
     assert t.host.taken == len(t.host.rounds_us) == len(settled) == 10
     assert set(t.host.rounds_us) == {122.1} and t.host.aside == 0
     assert t.host.span_s == pytest.approx(10 * 164 / 2**13) and t.host.span_s >= 0.2
@@ -211,17 +210,20 @@ def test_rounds_on_a_cpu_are_apart(clock, monkeypatch):
 
 def test_a_call_a_little_shorter_is_repeated_as_before(clock):
     log = []
-    t = timing.measure("wall", lasting(clock, log, "A", 0.29), Plan(seconds=0.3))
+    t = measured("wall", lasting(clock, log, "A", 0.29), seconds=0.3)
     # up to five are too few to be believed
     assert (len(log), t.samples, t.stopped) == (3 + 6, 6, "target")
 
 
 def test_exact_counts_are_exact_for_slow_calls_too(clock):
     log = []
-    t = timing.measure(
+    t = measured(
         "wall",
         lasting(clock, log, "A", 3.0),
-        Plan(seconds=0.3, warmup=2, iterations=2, trials=2),
+        seconds=0.3,
+        warmup=2,
+        iterations=2,
+        trials=2,
     )
     assert (len(log), t.samples, t.stopped, t.note) == (2 + 4, 4, "count", None)
 
@@ -270,7 +272,7 @@ def traced(clock, monkeypatch):
 
 def test_a_slow_call_is_traced_once(traced):
     log, of = traced
-    t = timing.measure("cupti", of(3.0), Plan(seconds=0.3))
+    t = measured("cupti", of(3.0), seconds=0.3)
     assert log == [FLUSH, "k", "open", FLUSH, "k"]
     assert (t.samples, t.stopped, t.kernels, t.median_us, t.how) == (
         1,
@@ -283,7 +285,7 @@ def test_a_slow_call_is_traced_once(traced):
 
 def test_a_kernel_that_compiled_is_counted_without_a_flush_all_the_same(traced):
     log, of = traced
-    t = timing.measure("cupti", of(9.0, 1e-4), Plan(seconds=0.3, warmup=2))
+    t = measured("cupti", of(9.0, 1e-4), seconds=0.3, warmup=2)
     look = [FLUSH, "k", "open", FLUSH, "k"]
     assert log == [*look, FLUSH, "k", BEGIN, "k", *[FLUSH, "k"] * 21]
     assert (t.samples, t.stopped, t.note) == (20, "target", None)
@@ -300,7 +302,7 @@ def test_a_trace_that_takes_long_to_open_does_not_make_a_call_slow(
         return quick()
 
     monkeypatch.setattr(cupti.Trace, "open", opened)
-    t = timing.measure("cupti", of(9.0, 1e-4), Plan(seconds=0.3, warmup=2))
+    t = measured("cupti", of(9.0, 1e-4), seconds=0.3, warmup=2)
     assert (t.samples, t.stopped, t.note) == (20, "target", None)
 
 
@@ -321,7 +323,7 @@ def test_a_slow_call_is_a_graph_of_one(clock, monkeypatch):
     event = SimpleNamespace(record=lambda: None, elapsed_time=lambda _: 600.0)
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    t = timing.measure("graph", lasting(clock, log, "A", 3.0), Plan(seconds=0.3))
+    t = measured("graph", lasting(clock, log, "A", 3.0), seconds=0.3)
     assert log == ["A", "A", "replay"] and warm == [1]
     assert (t.samples, t.stopped, t.median_us) == (1, "time", 600_000)
     assert (
@@ -339,9 +341,7 @@ def subject(log, name, **more):
 
 def test_wall_calls_as_often_as_it_says():
     log = []
-    t = timing.measure(
-        "wall", subject(log, "A"), Plan(warmup=4, iterations=5, trials=3)
-    )
+    t = measured("wall", subject(log, "A"), warmup=4, iterations=5, trials=3)
     assert (
         t.samples == 15 and t.tier == "wall" and t.l2 is None and t.stopped == "count"
     )
@@ -483,7 +483,7 @@ def placed(monkeypatch):
 
 def test_a_sample_is_the_mean_of_a_call_in_each_place_of_large_buffers(placed):
     given, one = placed
-    t = timing.measure("cupti", one, Plan(seconds=60))
+    t = measured("cupti", one, seconds=60)
     assert (t.places, t.samples, t.kernels, t.span_us) == (4, 20, 2, 41.5)
     assert t.median_us == pytest.approx(34.45) and t.low_us == t.high_us
     assert given[0] is one and len({s.inputs[0].data_ptr() for s in given}) == 4
@@ -498,12 +498,12 @@ def test_buffers_stay_where_calls_are_counted_or_slow_or_small_or_memory_is_shor
     given, one = placed
     with monkeypatch.context() as slow:
         slow.setattr(timing.Warmed, "slow", True)
-        assert timing.measure("cupti", one, Plan(seconds=0)).places == len(given) == 1
-    assert timing.measure("cupti", one, Plan(iterations=3)).places == len(given) == 1
+        assert measured("cupti", one, seconds=0).places == len(given) == 1
+    assert measured("cupti", one, iterations=3).places == len(given) == 1
     small = Subject.of(lambda inputs, outputs: None, [torch.ones(2**18)], [])
-    assert timing.measure("cupti", small, Plan()).places == len(given) == 1
+    assert measured("cupti", small).places == len(given) == 1
     monkeypatch.setattr(measurement, "_free_bytes", lambda: 4 * 3 * one.nbytes - 256)
-    assert timing.measure("cupti", one, Plan()).places == len(given) == 1
+    assert measured("cupti", one).places == len(given) == 1
 
 
 # --- tiers that are not there
@@ -511,7 +511,7 @@ def test_buffers_stay_where_calls_are_counted_or_slow_or_small_or_memory_is_shor
 
 def test_a_tier_says_what_it_cannot_do():
     with pytest.raises(TierUnavailable, match="L2 cold only; use --l2 cold"):
-        timing.measure("nvbench", subject([], "A"), Plan(l2="warm"))
+        measured("nvbench", subject([], "A"), l2="warm")
     with pytest.raises(TierUnavailable, match="cupti, events, graph can"):
         timing.interleave("fib", [subject([], "A")], Plan())
 
@@ -524,7 +524,7 @@ def test_nothing_falls_back_by_itself(monkeypatch):
         sys.modules, "gdn_cli.worker.timing.cupti", SimpleNamespace(Sampler=refuses)
     )
     with pytest.raises(TierUnavailable, match="no CUPTI"):
-        timing.measure("cupti", subject([], "A"), Plan())
+        measured("cupti", subject([], "A"))
 
 
 # --- cupti: the trace
