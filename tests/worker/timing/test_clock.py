@@ -57,8 +57,16 @@ def counters(monkeypatch):
     return read
 
 
-def measured(tier, subject, *more, **plan):
-    return timing.measure(tier, subject, Plan(**plan), *more)
+NOTHING = Subject(lambda: None, [], [])
+
+
+def measured(tier, subject=NOTHING, **plan):
+    return timing.measure(tier, subject, Plan(**plan))
+
+
+def replace_tier(monkeypatch, tier, **module):
+    name = f"gdn_cli.worker.timing.{tier}"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(**module))
 
 
 class Sampler(timing.Warmed):
@@ -71,31 +79,18 @@ class Sampler(timing.Warmed):
 
 def test_the_record_of_every_tier_on_a_gpu_has_it(counters, monkeypatch):
     for tier in ("cupti", "events", "graph", "nvbench"):
-        monkeypatch.setitem(
-            sys.modules,
-            f"gdn_cli.worker.timing.{tier}",
-            SimpleNamespace(Sampler=Sampler),
-        )
-        assert (
-            measured(tier, Subject(lambda: None, [], []), iterations=5).sm_clock_mhz
-            == 1710.0
-        )
-    timings, _ = timing.interleave(
-        "cupti", [Subject(lambda: None, [], [])] * 2, Plan(iterations=4)
-    )
+        replace_tier(monkeypatch, tier, Sampler=Sampler)
+        assert measured(tier, iterations=5).sm_clock_mhz == 1710.0
+    timings, _ = timing.interleave("cupti", [NOTHING] * 2, Plan(iterations=4))
     assert [t.sm_clock_mhz for t in timings] == [1710.0] * 2
-    own = SimpleNamespace(measure=lambda subject, plan: timing.summarise("fib", [2.0]))
-    monkeypatch.setitem(sys.modules, "gdn_cli.worker.timing.fib", own)
-    assert measured("fib", Subject(lambda: None, [], [])).sm_clock_mhz == 1710.0
+    own = lambda subject, plan: timing.summarise("fib", [2.0])  # noqa: E731
+    replace_tier(monkeypatch, "fib", measure=own)
+    assert measured("fib").sm_clock_mhz == 1710.0
     assert len(counters) == 6 * 3  # once to compile, and around each batch of samples
 
 
 def test_on_a_cpu_there_is_none(counters):
-    assert (
-        measured("wall", Subject(lambda: None, [], []), iterations=2).sm_clock_mhz
-        is None
-    )
-    assert counters == []
+    assert measured("wall", iterations=2).sm_clock_mhz is None and counters == []
 
 
 def test_a_time_does_not_fail_with_its_clock(monkeypatch):
@@ -106,10 +101,8 @@ def test_a_time_does_not_fail_with_its_clock(monkeypatch):
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(clock, "_stamps", broken)
-    monkeypatch.setitem(
-        sys.modules, "gdn_cli.worker.timing.cupti", SimpleNamespace(Sampler=Sampler)
-    )
-    t = measured("cupti", Subject(lambda: None, [], []), iterations=5)
+    replace_tier(monkeypatch, "cupti", Sampler=Sampler)
+    t = measured("cupti", iterations=5)
     assert (t.median_us, t.sm_clock_mhz, tried) == (2.0, None, [1])
 
 

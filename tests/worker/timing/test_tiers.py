@@ -122,36 +122,22 @@ class Bench(ModuleType):
 
     def __init__(self, gpu):
         super().__init__("cuda.bench")
-        self.gpu, self.benches, self.finalized, self.argv, self.log = (
-            gpu,
-            [],
-            False,
-            None,
-            [],
-        )
-        self.refuse = None
+        self.gpu, self.benches, self.log = gpu, [], []
+        self.finalized, self.argv, self.refuse = False, None, None
 
     def register(self, fn, /):
         if self.finalized:
-            raise RuntimeError(
-                "Can not register more benchmarks after benchmark was run"
-            )
+            raise RuntimeError("Can not register more benchmarks")
         self.benches.append(SimpleNamespace(fn=fn, criterion="stdrel", params={}))
         made = self.benches[-1]
         return SimpleNamespace(
-            set_stopping_criterion=lambda criterion: setattr(
-                made, "criterion", criterion
-            ),
-            set_criterion_param_int64=lambda name, value: made.params.__setitem__(
-                name, value
-            ),
+            set_stopping_criterion=lambda name: setattr(made, "criterion", name),
+            set_criterion_param_int64=made.params.__setitem__,
         )
 
     def run_all_benchmarks(self, argv):
         if not isinstance(argv, list):
-            raise TypeError(
-                "run_all_benchmarks expects a list of command-line arguments"
-            )
+            raise TypeError("a list of command-line arguments")
         if not self.benches:
             raise RuntimeError("No benchmarks had been registered yet")
         if self.finalized:
@@ -176,12 +162,8 @@ class State:
 
     def __init__(self, bench, made, report):
         self.bench, self.gpu, self.made, self.report = bench, bench.gpu, made, report
-        self.min_samples, self.unblocked, self.throttle, self.timeout = (
-            10,
-            False,
-            0.75,
-            15.0,
-        )
+        self.min_samples, self.timeout = 10, 15.0
+        self.unblocked, self.throttle = False, 0.75
 
     def get_stream(self):
         return SimpleNamespace(addressof=lambda: 0xABC)
@@ -230,17 +212,12 @@ class State:
                 fn(launch)
                 stop()
             self.unblocked = unblocked
-        assert (
-            self.made.criterion == "sample-count"
-            and self.throttle == 0
-            and self.timeout > 3600
-        )
+        assert self.made.criterion == "sample-count"
+        assert self.throttle == 0 and self.timeout > 3600
         folder = Path(f"{self.report}-bin")
         folder.mkdir(parents=True, exist_ok=True)
-        file = (
-            folder
-            / f"{self.bench.log.count('sync') + self.bench.log.count('held') - 1}.bin"
-        )
+        log = self.bench.log
+        file = folder / f"{log.count('sync') + log.count('held') - 1}.bin"
         file.write_bytes(array("f", times[1:]).tobytes())
 
 
@@ -282,21 +259,13 @@ def taking(gpu, *microseconds, then=lambda: None):
 
 def test_nvbench_gives_microseconds_of_each_call(gpu, bench):
     timed = nv(taking(gpu, 2.5), seconds=60)
-    assert (timed.tier, timed.samples, timed.l2, timed.stopped) == (
-        "nvbench",
-        20,
-        "cold",
-        "target",
-    )
-    assert timed.median_us == pytest.approx(2.5, rel=1e-5) and timed.busy_s > 0
-    assert (
-        timed.how
-        == "cuda-bench 0.3.0: CUDA events on a stream that is held until the call is queued"
-    )
-    assert timed.note is None
-    assert (
-        "--quiet" in bench.argv and bench.argv[bench.argv.index("--devices") + 1] == "0"
-    )
+    assert (timed.tier, timed.samples, timed.l2) == ("nvbench", 20, "cold")
+    assert timed.stopped == "target" and timed.busy_s > 0
+    assert timed.median_us == pytest.approx(2.5, rel=1e-5)
+    assert timed.how.startswith("cuda-bench 0.3.0: CUDA events on a stream")
+    assert timed.how.endswith("is held until the call is queued")
+    assert timed.note is None and "--quiet" in bench.argv
+    assert bench.argv[bench.argv.index("--devices") + 1] == "0"
 
 
 def test_nvbench_takes_exact_counts(gpu, bench):
@@ -360,10 +329,7 @@ def test_an_error_in_a_call_comes_back_from_nvbench_as_itself(gpu, bench):
 def test_a_call_that_waits_for_the_gpu_is_not_held_by_nvbench(gpu, bench):
     timed = nv(taking(gpu, 6, then=gpu.wait), iterations=3)
     assert timed.median_us == pytest.approx(6)
-    assert (
-        timed.note
-        == "the call waits for the GPU, so nvbench cannot hold its stream, and host time is in it"
-    )
+    assert "waits for the GPU" in timed.note and "host time is in it" in timed.note
     assert timed.how.endswith("runs freely")
     assert len(gpu.slept) == 2 and gpu.slept[1] == 10 * gpu.slept[0]  # looked at twice
     # the next one is held again
@@ -439,10 +405,7 @@ def test_without_cuda_bench_the_tier_says_what_to_install(gpu, session, monkeypa
     monkeypatch.setitem(sys.modules, "cuda.bench", None)
     with pytest.raises(TierUnavailable) as e:
         nv(taking(gpu, 1))
-    assert (
-        str(e.value)
-        == "the package cuda-bench is not installed: pip install -e '.[timing]'"
-    )
+    assert str(e.value).endswith("is not installed: pip install -e '.[timing]'")
     assert not session
 
 
@@ -525,28 +488,19 @@ def test_fib_is_the_evaluators_own_number(released, destination_passing):
     timed = evaluated(subject, warmup=2, iterations=3, trials=2)
     # the mean of each trial's iterations, without its warm-up
     assert timed.histogram == ((6, 1), (8, 1))
-    assert (timed.tier, timed.samples, timed.median_us, timed.stopped) == (
-        "fib",
-        2,
-        pytest.approx(7),
-        "count",
-    )
-    assert {len(args) for args in seen} == {11 if destination_passing else 9}
-    assert all(
-        args[0] is not subject.inputs[0] and torch.equal(args[0], subject.inputs[0])
-        for args in seen
-    )
+    assert (timed.tier, timed.samples, timed.stopped) == ("fib", 2, "count")
+    assert timed.median_us == pytest.approx(7)
+    for args in seen:
+        assert len(args) == (11 if destination_passing else 9)
+        assert args[0] is not subject.inputs[0]
+        assert torch.equal(args[0], subject.inputs[0])
 
 
 def test_fib_says_how_the_released_version_times(released):
     timed = evaluated(decode(taking(released, 1)), warmup=0, iterations=1)
     version = importlib.metadata.version("flashinfer-bench")
-    assert (
-        timed.how
-        == f"flashinfer-bench {version}: CUDA events with a synchronise before each call, mean of"
-        " 1; L2 flushed before each call, and the arguments cloned after that, so that a call"
-        " finds of them what L2 holds"
-    )
+    assert timed.how.startswith(f"flashinfer-bench {version}: CUDA events with a")
+    assert "mean of 1; L2 flushed" in timed.how
     assert timed.l2 is None  # neither cold nor warm
 
 
@@ -720,24 +674,14 @@ def test_fib_says_that_the_development_version_fell_back(main, monkeypatch):
             timed = evaluated(
                 submitted(iter([0.001] * 9)), warmup=0, iterations=3, trials=1
             )
-        assert (
-            timed.note == "without cupti-python 13 or newer it fell back to CUDA events"
-        )
+        assert timed.note.endswith("it fell back to CUDA events")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (
-            "cfg, log_path",
-            "cfg, quota, log_path",
-            "missing a required argument: 'quota'",
-        ),
-        (
-            "def resolve_evaluator",
-            "def choose",
-            "cannot import name 'resolve_evaluator'",
-        ),
+        ("cfg, log_path", "cfg, quota, log_path", "a required argument: 'quota'"),
+        ("def resolve_evaluator", "def choose", "import name 'resolve_evaluator'"),
     ],
 )
 def test_a_flashinfer_bench_of_another_shape_is_said(main, tmp_path, old, new, reason):

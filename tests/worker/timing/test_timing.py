@@ -41,21 +41,19 @@ def alone(monkeypatch):
     monkeypatch.setattr(sampling, "_settle", lambda take, lasts: None)
 
 
+def replace_tier(monkeypatch, tier, sampler):
+    name = f"gdn_cli.worker.timing.{tier}"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(Sampler=sampler))
+
+
 def measured(tier, subject, *more, **plan):
     return timing.measure(tier, subject, Plan(**plan), *more)
 
 
 def test_a_record_has_median_quartiles_spread_and_interval():
     t = timing.summarise("wall", [5.0, 1.0, 4.0, 2.0, 3.0], l2="cold", kernels=2)
-    assert (t.tier, t.low_us, t.median_us, t.high_us, t.samples, t.l2, t.kernels) == (
-        "wall",
-        2,
-        3,
-        4,
-        5,
-        "cold",
-        2,
-    )
+    assert (t.tier, t.l2, t.kernels, t.samples) == ("wall", "cold", 2, 5)
+    assert (t.low_us, t.median_us, t.high_us) == (2, 3, 4)
     assert t.spread == pytest.approx(1 / 3)  # half of 4 - 2, of 3
     # of five samples nothing narrower holds with 95 %
     assert (t.ci_low_us, t.ci_high_us) == (1, 5)
@@ -120,10 +118,8 @@ def test_sampling_goes_on_while_the_median_is_not_known(monkeypatch):
 
     # the same noise is good enough for whoever asks for less
     monkeypatch.undo()
-    assert (
-        collect(itertools.cycle([1.0, 1.1]), Plan(seconds=60, target=0.2))[1]
-        == "target"
-    )
+    close = itertools.cycle([1.0, 1.1])
+    assert collect(close, Plan(seconds=60, target=0.2))[1] == "target"
 
 
 def test_a_slow_call_is_not_repeated_twenty_times(monkeypatch):
@@ -134,9 +130,8 @@ def test_a_slow_call_is_not_repeated_twenty_times(monkeypatch):
         now[0] += 0.2 * count
         return [(Sample(2e5),)] * count
 
-    samples, stopped = sampling.in_a_row(
-        take, Plan(seconds=0.3), lambda: None, lambda columns: True
-    )
+    how = Plan(seconds=0.3), lambda: None, lambda columns: True
+    samples, stopped = sampling.in_a_row(take, *how)
     assert (len(samples), stopped) == (3, "target")
 
 
@@ -171,14 +166,9 @@ def test_a_call_longer_than_the_seconds_is_made_twice(clock):
     )
     assert log == ["A"] * 2 and watched == [1]  # one to warm up, one that counts
     assert (t.samples, t.stopped, t.busy_s, t.took_s) == (1, "time", 3, 6)
-    assert (
-        t.low_us == t.median_us == t.high_us == t.ci_low_us == t.ci_high_us == 3e6
-        and t.spread == 0
-    )
-    assert (
-        t.histogram == ((3e6, 1),)
-        and t.note == "calls take longer than the time limit of 0.3 s: 1 sample"
-    )
+    assert t.low_us == t.median_us == t.high_us == t.ci_low_us == t.ci_high_us == 3e6
+    assert (t.spread, t.histogram) == (0, ((3e6, 1),))
+    assert t.note == "calls take longer than the time limit of 0.3 s: 1 sample"
 
 
 def test_a_first_call_that_compiles_does_not_count_as_slow(clock):
@@ -187,12 +177,8 @@ def test_a_first_call_that_compiles_does_not_count_as_slow(clock):
     """
     log = []
     t = measured("wall", lasting(clock, log, "A", 9.0, 2**-13), seconds=0.3, warmup=3)
-    assert (t.samples, t.stopped, t.note, t.median_us) == (
-        10 * 164,
-        "target",
-        None,
-        pytest.approx(122.07),
-    )
+    assert (t.samples, t.stopped, t.note) == (10 * 164, "target", None)
+    assert t.median_us == pytest.approx(122.07)
     # the slow one, one to look, the other two; then ten rounds of 20 ms
     assert len(log) == 1 + 1 + 2 + 10 * 164
 
@@ -217,14 +203,8 @@ def test_a_call_a_little_shorter_is_repeated_as_before(clock):
 
 def test_exact_counts_are_exact_for_slow_calls_too(clock):
     log = []
-    t = measured(
-        "wall",
-        lasting(clock, log, "A", 3.0),
-        seconds=0.3,
-        warmup=2,
-        iterations=2,
-        trials=2,
-    )
+    counts = {"warmup": 2, "iterations": 2, "trials": 2}
+    t = measured("wall", lasting(clock, log, "A", 3.0), seconds=0.3, **counts)
     assert (len(log), t.samples, t.stopped, t.note) == (2 + 4, 4, "count", None)
 
 
@@ -234,9 +214,7 @@ def test_slow_calls_in_turns_are_still_pairs(clock):
     subjects = [lasting(clock, log, "A", 3.0), lasting(clock, log, "B", 0.01)]
     timings, rounds = timing.interleave("wall", subjects, Plan(seconds=0.3))
     assert len(log) == 2 + 4 and "".join(log[2:]) in ("ABBA", "BAAB")
-    assert [t.samples for t in timings] == [2, 2] and {t.stopped for t in timings} == {
-        "time"
-    }
+    assert [(t.samples, t.stopped) for t in timings] == [(2, "time")] * 2
     assert rounds == [[pytest.approx(3e6)] * 2, [pytest.approx(1e4)] * 2]
 
 
@@ -274,13 +252,8 @@ def test_a_slow_call_is_traced_once(traced):
     log, of = traced
     t = measured("cupti", of(3.0), seconds=0.3)
     assert log == [FLUSH, "k", "open", FLUSH, "k"]
-    assert (t.samples, t.stopped, t.kernels, t.median_us, t.how) == (
-        1,
-        "time",
-        1,
-        1,
-        "pretended",
-    )
+    assert (t.samples, t.stopped, t.how) == (1, "time", "pretended")
+    assert (t.kernels, t.median_us) == (1, 1)
 
 
 def test_a_kernel_that_compiled_is_counted_without_a_flush_all_the_same(traced):
@@ -308,11 +281,13 @@ def test_a_trace_that_takes_long_to_open_does_not_make_a_call_slow(
 
 def test_a_slow_call_is_a_graph_of_one(clock, monkeypatch):
     log, warm = [], []
-    monkeypatch.setattr(
-        graph,
-        "_on_the_side",
-        lambda subjects: [warm.append(1), *(s.call() for s in subjects)],
-    )
+
+    def on_the_side(subjects):
+        warm.append(1)
+        for each in subjects:
+            each.call()
+
+    monkeypatch.setattr(graph, "_on_the_side", on_the_side)
 
     def capture(copies, nodes):
         for _ in range(nodes):
@@ -326,10 +301,7 @@ def test_a_slow_call_is_a_graph_of_one(clock, monkeypatch):
     t = measured("graph", lasting(clock, log, "A", 3.0), seconds=0.3)
     assert log == ["A", "A", "replay"] and warm == [1]
     assert (t.samples, t.stopped, t.median_us) == (1, "time", 600_000)
-    assert (
-        t.how
-        == "a graph of one call over one set of buffers, gaps between them included"
-    )
+    assert t.how.startswith("a graph of one call over one set of buffers")
 
 
 # --- one subject, several subjects
@@ -342,9 +314,7 @@ def subject(log, name, **more):
 def test_wall_calls_as_often_as_it_says():
     log = []
     t = measured("wall", subject(log, "A"), warmup=4, iterations=5, trials=3)
-    assert (
-        t.samples == 15 and t.tier == "wall" and t.l2 is None and t.stopped == "count"
-    )
+    assert (t.samples, t.tier, t.l2, t.stopped) == (15, "wall", None, "count")
     assert log == ["A"] * (4 + 15)
     assert 0 < t.busy_s <= t.took_s
 
@@ -366,25 +336,19 @@ def test_turns_lock_in_with_no_period(count):
     in a period of 2 to 8.
     """
     turns = list(itertools.islice(measurement._turns(count), 400))
-    assert all(
-        turn == turn[::-1] and sorted(turn) == sorted([*range(count)] * 2)
-        for turn in turns
-    )
-    assert all(
-        a[:count] == b[count:] and a[:count] == b[:count][::-1]
-        for a, b in zip(turns[::2], turns[1::2], strict=True)
-    )
+    for turn in turns:
+        assert turn == turn[::-1] and sorted(turn) == sorted([*range(count)] * 2)
+    for a, b in zip(turns[::2], turns[1::2], strict=True):
+        assert a[:count] == b[count:] == b[:count][::-1]
     calls = [i for turn in turns for i in turn]
     for period in range(2, 9):
         for place in range(period):
-            share = [
-                calls[place::period].count(i) / len(calls[place::period])
-                for i in range(count)
-            ]
-            assert max(abs(x - 1 / count) for x in share) < 0.1, (period, place)
+            some = calls[place::period]
+            for i in range(count):
+                assert abs(some.count(i) / len(some) - 1 / count) < 0.1, (period, place)
 
 
-def test_a_period_of_four_calls_makes_no_difference():
+def test_a_period_of_four_calls_makes_no_difference(monkeypatch):
     """Two of each four calls slower by 1 %: in A B B A alone it would all be on one of
     two equal algos.
     """
@@ -394,25 +358,13 @@ def test_a_period_of_four_calls_makes_no_difference():
             self.busy_s, self.calls = 0.0, 0
 
         def take(self, order):
-            found = []
-            for _ in order:
-                found.append(Sample(2.02 if self.calls % 4 in (0, 3) else 2.0))
-                self.calls += 1
-            return found
+            self.calls += len(order)
+            numbers = range(self.calls - len(order), self.calls)
+            return [Sample(2.02 if n % 4 in (0, 3) else 2.0) for n in numbers]
 
-        def about(self, i, samples):
-            return None, None
-
-        def close(self):
-            pass
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(
-            sys.modules, "gdn_cli.worker.timing.wall", SimpleNamespace(Sampler=Sampler)
-        )
-        _, (a, b) = timing.interleave(
-            "wall", [subject([], "A"), subject([], "B")], Plan(iterations=400)
-        )
+    replace_tier(monkeypatch, "wall", Sampler)
+    subjects = [subject([], "A"), subject([], "B")]
+    _, (a, b) = timing.interleave("wall", subjects, Plan(iterations=400))
     assert sum(a) == pytest.approx(sum(b), rel=1e-9)
 
 
@@ -425,11 +377,8 @@ def test_who_takes_turns_decides_when_it_is_enough(clock):
 
     a, b = lasting(clock, [], "A", 1e-3), lasting(clock, [], "B", 2e-3)
     _, rounds = timing.interleave("wall", [a, b], Plan(seconds=60), enough=enough)
-    assert (
-        len(seen) == 2
-        and all(a == b for a, b in seen)
-        and len(rounds[0]) == len(rounds[1]) >= 20
-    )
+    assert len(seen) == 2 and all(a == b for a, b in seen)
+    assert len(rounds[0]) == len(rounds[1]) >= 20
 
 
 def test_a_copy_has_its_own_buffers():
@@ -465,17 +414,13 @@ def placed(monkeypatch):
             return [Sample([33.8, 35.1, 35.1, 33.8][i], 40.0 + i, 2) for i in order]
 
         def about(self, i, samples):
-            assert {s.kernels for s in samples} == {2} and all(
-                isinstance(s.kernels, int) for s in samples
-            )
+            assert {str(s.kernels) for s in samples} == {"2"}
             return None, None
 
         def close(self):
             pass
 
-    monkeypatch.setitem(
-        sys.modules, "gdn_cli.worker.timing.cupti", SimpleNamespace(Sampler=Sampler)
-    )
+    replace_tier(monkeypatch, "cupti", Sampler)
     monkeypatch.setattr(measurement, "_free_bytes", lambda: 2**30)
     large, lengths, out = torch.ones(2**19), torch.tensor([0, 64]), torch.zeros(2**19)
     return given, Subject.of(lambda inputs, outputs: None, [large, lengths, 0.5], [out])
@@ -487,9 +432,8 @@ def test_a_sample_is_the_mean_of_a_call_in_each_place_of_large_buffers(placed):
     assert (t.places, t.samples, t.kernels, t.span_us) == (4, 20, 2, 41.5)
     assert t.median_us == pytest.approx(34.45) and t.low_us == t.high_us
     assert given[0] is one and len({s.inputs[0].data_ptr() for s in given}) == 4
-    assert len({s.outputs[0].data_ptr() for s in given}) == 4 and all(
-        s.inputs[1] is one.inputs[1] for s in given
-    )
+    assert len({s.outputs[0].data_ptr() for s in given}) == 4
+    assert all(s.inputs[1] is one.inputs[1] for s in given)
 
 
 def test_buffers_stay_where_calls_are_counted_or_slow_or_small_or_memory_is_short(
@@ -520,9 +464,7 @@ def test_nothing_falls_back_by_itself(monkeypatch):
     def refuses(subjects, plan):
         raise TierUnavailable("no CUPTI")
 
-    monkeypatch.setitem(
-        sys.modules, "gdn_cli.worker.timing.cupti", SimpleNamespace(Sampler=refuses)
-    )
+    replace_tier(monkeypatch, "cupti", refuses)
     with pytest.raises(TierUnavailable, match="no CUPTI"):
         measured("cupti", subject([], "A"))
 

@@ -114,11 +114,11 @@ def cut(ran: list[Ran], count: int) -> list[Sample]:
         raise TierUnavailable(
             f"{sum(map(bool, calls))} of {count} calls left kernels in CUPTI's trace"
         )
-    return [
-        Sample(
-            sum(duration for _, duration in call) / 1e3,
-            (max(start + duration for start, duration in call) - call[0][0]) / 1e3,
-            len(call),
-        )
-        for call in calls
-    ]
+    return [_sample(call) for call in calls]
+
+
+def _sample(call: list[tuple[int, int]]) -> Sample:
+    """A call's kernels, (start, duration) each, as one sample."""
+    busy = sum(duration for _, duration in call)
+    end = max(start + duration for start, duration in call)
+    return Sample(busy / 1e3, (end - call[0][0]) / 1e3, len(call))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -102,7 +102,11 @@ def known(target: float, times: list[float]) -> bool:
 
 def columns(rows: list[Row]) -> list[list[float]]:
     """Each subject's microseconds."""
-    return [[sample.us for sample in column] for column in zip(*rows, strict=True)]
+    return [_us(column) for column in zip(*rows, strict=True)]
+
+
+def _us(samples: Iterable[Sample]) -> list[float]:
+    return [sample.us for sample in samples]
 
 
 def in_a_row(
