@@ -51,8 +51,8 @@ def load_inputs(
     names = drawn(op, workload)
     # 65536 tokens of 16/32 heads take seconds, most in numpy
     with ThreadPoolExecutor(len(names) or 1) as pool:
-        made = [*pool.map(lambda name: synthetic.draw(op, workload, name), names)]
-    values: dict[str, torch.Tensor | float] = dict(zip(names, made, strict=True))
+        twins = [*pool.map(lambda name: synthetic.draw(op, workload, name), names)]
+    values: dict[str, torch.Tensor | float] = dict(zip(names, twins, strict=True))
     given = workload.inputs or {}
     for name in op.inputs:
         if name not in values:
@@ -60,12 +60,12 @@ def load_inputs(
     if "cu_seqlens" in values:
         total = workload.axes["total_seq_len"]
         if wrong := seqlens.fault(values["cu_seqlens"], total):
-            where = f"workload {workload.uuid}: cu_seqlens"
+            place = f"workload {workload.uuid}: cu_seqlens"
             if "cu_seqlens" not in names:
                 spec = given["cu_seqlens"]
                 file = Path(root or "") / spec["path"]
-                where = f"{file}: tensor '{spec['tensor_key']}'"
-            raise MissingError(f"{where} {wrong}")
+                place = f"{file}: tensor '{spec['tensor_key']}'"
+            raise MissingError(f"{place} {wrong}")
     return [_placed(values[name], device) for name in op.inputs]
 
 

@@ -184,10 +184,10 @@ def _turns(count: int) -> Iterator[list[int]]:
     # the same in each run, so that a repeated run has the same order
     draw = random.Random(0)
     while True:
-        there = draw.sample(range(count), count)
-        back = there[::-1]
-        yield there + back
-        yield back + there
+        forth = draw.sample(range(count), count)
+        back = forth[::-1]
+        yield forth + back
+        yield back + forth
 
 
 def _module(tier: str, plan: Plan, subjects: list[Subject]) -> Any:

@@ -158,15 +158,15 @@ def _cold(
 
 
 def _read(folder: Path, count: int) -> list[float]:
-    found = list((folder / f"{_FILE}-bin").glob("*.bin"))
+    files = list((folder / f"{_FILE}-bin").glob("*.bin"))
     samples = array("f")  # 32 bits, little-endian
-    if len(found) == 1:
-        samples.frombytes(found[0].read_bytes())
+    if len(files) == 1:
+        samples.frombytes(files[0].read_bytes())
         if sys.byteorder == "big":
             samples.byteswap()
     if len(samples) < count:
         raise TierUnavailable(
-            f"cuda-bench left {len(samples)} of {count} samples in {len(found)} files"
+            f"cuda-bench left {len(samples)} of {count} samples in {len(files)} files"
         )
     return samples.tolist()[:count]
 

@@ -311,28 +311,28 @@ class _Cupti:
         the address only for kernels.
         """
         for filled in self._filled:
-            at = 0
+            offset = 0
             end = len(filled) - _RECORD.size
-            while at < end:
-                record = _RECORD.unpack_from(filled, at)
+            while offset < end:
+                record = _RECORD.unpack_from(filled, offset)
                 yield record
                 kind = record[0]
-                at += self._sizes.get(kind) or self._size(kind, filled, at, end)
+                offset += self._sizes.get(kind) or self._size(kind, filled, offset, end)
 
-    def _size(self, kind: int, filled: bytes, at: int, end: int) -> int:
+    def _size(self, kind: int, filled: bytes, offset: int, end: int) -> int:
         """The record's size, from CUPTI itself: it depends on CUPTI's version."""
         base = ctypes.cast(ctypes.c_char_p(filled), c_void_p).value
         assert base is not None
-        following = c_void_p(base + at)
+        following = c_void_p(base + offset)
         status = self._library.cuptiActivityGetNextRecord(base, end, byref(following))
         if status == _NO_MORE:
-            return end - at
+            return end - offset
         if status:
             raise TierUnavailable(
                 f"CUPTI cannot read its own buffer (error {status} after a record of kind {kind})"
             )
         assert following.value is not None
-        self._sizes[kind] = following.value - base - at
+        self._sizes[kind] = following.value - base - offset
         return self._sizes[kind]
 
 

@@ -71,11 +71,11 @@ def content_cache(case: Case) -> str | None:
         first = case.call()
         old = case.call()
         for i, name in enumerate(case.op.outputs):
-            where = case.kernel.address
-            if first[i].numel() and where(first[i]) == where(old[i]):
+            address = case.kernel.address
+            if first[i].numel() and address(first[i]) == address(old[i]):
                 case.refresh(2 * GROUPS + 1)
                 # otherwise it happens always: see overwritten-results
-                if where(case.call()[i]) != where(old[i]):
+                if address(case.call()[i]) != address(old[i]):
                     return (
                         f"{name}: a second call with the same values returned the first one's"
                         " tensor"
@@ -97,8 +97,8 @@ def _fingerprint(case: Case, old: list[torch.Tensor]) -> str | None:
         return None
     outliers = {i: case.original[i].clone() for i in case.linear}
     for i, x in outliers.items():
-        for where in case.parts[i]:
-            linear = part(x, *where)
+        for ends in case.parts[i]:
+            linear = part(x, *ends)
             linear.copy_(_outlier(linear.contiguous()))
     swapped = {i: _swapped(case.original[i]) for i in case.other}
     for changed, factor in zip((outliers, swapped), _UNSEEN, strict=True):

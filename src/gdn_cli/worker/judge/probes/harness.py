@@ -62,8 +62,8 @@ class Case:
         self.original = check.cloned(inputs)
         floats = [i for i, x in enumerate(inputs) if check.is_float(x)]
         parts: dict[int, list[list[int | None]]] = {}
-        for i, *where in op.linear:
-            parts.setdefault(i, []).append(where)
+        for i, *ends in op.linear:
+            parts.setdefault(i, []).append(ends)
         # number of an input -> in which parts op is linear
         self.parts = parts if set(parts) <= set(floats) else {}
         self.linear = list(self.parts)
@@ -144,8 +144,8 @@ class Case:
         values = list(self.original if values is None else values)
         for i, parts in self.parts.items():
             values[i] = values[i].clone()
-            for where in parts:
-                part(values[i], *where).mul_(factor)
+            for ends in parts:
+                part(values[i], *ends).mul_(factor)
         return values
 
     def refresh(self, k: int) -> None:
@@ -157,9 +157,9 @@ class Case:
         time of the next call.
         """
         for i in self.linear or self.other:
-            for where in self.parts.get(i, [(None, None)]):
-                new = part(self.inputs[i].data, *where)
-                torch.mul(part(self.original[i], *where), 1 + k / 128, out=new)
+            for ends in self.parts.get(i, [(None, None)]):
+                new = part(self.inputs[i].data, *ends)
+                torch.mul(part(self.original[i], *ends), 1 + k / 128, out=new)
             if i in self.held:
                 self.held[i].copy_(self.inputs[i])
         self.kernel.push([self.inputs[i] for i in self.linear or self.other])
@@ -213,7 +213,10 @@ class Case:
                 raise Caught(f"{name}: returned a {form}, expected a tensor")
             due = tuple(want.shape), f"torch.{spec.dtype}", str(want.device)
             if form != due:
-                shown = [f"{shape} {dtype} on {at}" for shape, dtype, at in (form, due)]
+                shown = [
+                    f"{shape} {dtype} on {device}"
+                    for shape, dtype, device in (form, due)
+                ]
                 raise Caught(f"{name}: returned {shown[0]}, expected {shown[1]}")
 
     def wrong(

@@ -25,16 +25,18 @@ def other_bits(case: Case) -> str | None:
         return None
     whole = case.kept()
     for i in sorted({0, count // 2, count - 1}):
-        where = sequences[i]
-        inputs = _parts(op.inputs, case.original, where)
+        spans = sequences[i]
+        inputs = _parts(op.inputs, case.original, spans)
         if "cu_seqlens" in op.inputs:
             ends = list(op.inputs).index("cu_seqlens")
             inputs[ends] = inputs[ends] - inputs[ends][0]
-        sizes = {axis: span.stop - span.start for axis, span in where.items()}
-        right = _parts(op.outputs, case.expected, where)
-        one = Case(case.kernel, op, case.axes | sizes, inputs, right, case.in_place)
-        alone = one.call(one.inputs)
-        among = _parts(op.outputs, whole, where)
+        sizes = {axis: span.stop - span.start for axis, span in spans.items()}
+        right = _parts(op.outputs, case.expected, spans)
+        alone_case = Case(
+            case.kernel, op, case.axes | sizes, inputs, right, case.in_place
+        )
+        alone = alone_case.call(alone_case.inputs)
+        among = _parts(op.outputs, whole, spans)
         for (name, spec), x, y in zip(op.outputs.items(), alone, among, strict=True):
             if spec.keeps:  # of a pool, only the sequence's own slot
                 slots = inputs[list(op.inputs).index(spec.keeps)]
@@ -67,7 +69,7 @@ def _sequences(case: Case) -> list[dict[str, slice]]:
 
 
 def _parts(
-    specs: Mapping[str, TensorSpec], values: list, where: dict[str, slice]
+    specs: Mapping[str, TensorSpec], values: list, spans: dict[str, slice]
 ) -> list[Any]:
     """One sequence's part of each tensor: its rows of the first axis, if sequences share
     that axis.
@@ -75,6 +77,6 @@ def _parts(
     parts = []
     for spec, x in zip(specs.values(), values, strict=True):
         first = spec.shape[0] if spec.shape else ""
-        shared = first in where and isinstance(x, torch.Tensor)
-        parts.append(x[where[first]].clone() if shared else x)
+        shared = first in spans and isinstance(x, torch.Tensor)
+        parts.append(x[spans[first]].clone() if shared else x)
     return parts

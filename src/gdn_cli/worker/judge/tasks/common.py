@@ -214,7 +214,7 @@ class Case:
                 f"workload {workload.uuid}: the reference gives NaN or Inf on it, so its inputs"
                 " cannot be used"
             )
-        linear = [part(self.inputs[i], *where) for i, *where in self.op.linear]
+        linear = [part(self.inputs[i], *ends) for i, *ends in self.op.linear]
         self.refresh = calls.Scaling(linear)
         self.seed = secrets.randbits(64)  # of the values that timed calls get
 

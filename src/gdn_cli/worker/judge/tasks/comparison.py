@@ -63,14 +63,14 @@ class _Field:
         self.runner = runner_of(request)
         self.kernels: dict[str, client.Kernel] = {}
         # whose code runs, if it is only one's, and whose calls take turns
-        self.at: str | None = None
+        self.current: str | None = None
         self.meeting: list[str] = []
 
     def turn(self, name: str | None) -> None:
         """Note whose code runs now, if it is only one algo's; the command is told, in
         case it never ends.
         """
-        self.at = name
+        self.current = name
         self.request.at(name)
 
     def built(self) -> Iterator[Record]:
@@ -98,7 +98,7 @@ class _Field:
         that is not known; yields the records for the workloads that they will miss.
         """
         self.runner.close()
-        guilty = self.at
+        guilty = self.current
         if guilty is None and end.turn is not None and end.turn < len(self.meeting):
             guilty = self.meeting[end.turn]
         for rival in list(self.rivals):

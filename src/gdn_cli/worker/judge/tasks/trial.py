@@ -36,9 +36,9 @@ def algo(request: Serving, reply: Reply) -> Iterator[Record]:
     runner = runner_of(request)
     # before any of the algo's code runs
     reference = build.reference(request.definition)
-    kernel, said = built(runner, request, request, prove=request.command == "prove")
-    reply.build_s = said.build_s
-    reply.proof = said.proof
+    kernel, answer = built(runner, request, request, prove=request.command == "prove")
+    reply.build_s = answer.build_s
+    reply.proof = answer.proof
     timing = request.command == "bench"
     # not in the interpreter, which is one thread
     hard = not timing and request.mode != "interpreter"
