@@ -259,10 +259,8 @@ SMALL = {
     "attention_fwd": ["seq_len=128"],
     "attention_fwd_causal": ["seq_len=128"],
 }
-SMALL = {
-    name: [pick(op, chosen) for chosen in SMALL.get(name, ["0"])]
-    for name, op in OPS.items()
-}
+for name, op in OPS.items():
+    SMALL[name] = [pick(op, chosen) for chosen in SMALL.get(name, ["0"])]
 COUNT = sum(map(len, SMALL.values()))
 
 

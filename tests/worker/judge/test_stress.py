@@ -211,9 +211,9 @@ def test_they_stand_side_by_side(ran):
     lines = [line.split() for line in ran[1].out.splitlines()]
     heads = [i for i, line in enumerate(lines) if line[:1] == ["input"]]
     assert [lines[i][-1] for i in heads] == ["off", "off"]
-    relative, absolute = (
-        {row[0]: row[1:] for row in lines[i + 1 : i + 3]} for i in heads
-    )
+    relative, absolute = (lines[i + 1 : i + 3] for i in heads)
+    relative = {row[0]: row[1:] for row in relative}
+    absolute = {row[0]: row[1:] for row in absolute}
     assert set(relative) == set(absolute) == {"zero-state", "large-state"}
     assert relative["large-state"][1:] == ["1.0e-02", "!"]
     assert float(relative["large-state"][0]) < 5e-3
