@@ -60,7 +60,6 @@ class Server:
         self.preempt_after: int | None = None
         self.preempted: list[str] = []
         self.create_delay = 0.0  # seconds that the creation of a function takes
-        self.app_name = "gdn"
         for name, value in behaviour.items():
             setattr(self, name, value)
         self.rpcs: list[str] = []
@@ -253,9 +252,6 @@ class _Answers:
             app_id="ap-" + "1" * 22, app_page_url="https://example.invalid/app"
         )
 
-    def AppGetOrCreate(s: Server, r: Any) -> Any:
-        return pb.AppGetOrCreateResponse(app_id=r.app_name)
-
     def AppHeartbeat(s: Server, r: Any) -> Any:
         return empty_pb2.Empty()
 
@@ -266,36 +262,8 @@ class _Answers:
         s.disconnects.append(r)
         return empty_pb2.Empty()
 
-    def AppList(s: Server, r: Any) -> Any:
-        state = pb.APP_STATE_DETACHED
-        lifecycle = pb.AppLifecycle(app_state=state, created_at=1_790_000_000.0)
-        found = [
-            pb.AppListResponse.AppListItem(
-                app_id=f"ap-{i:022}", description=name, state=state,
-                metadata=pb.AppHandleMetadata(description=name, lifecycle=lifecycle),
-            )
-            for i, name in enumerate((s.app_name, "somebody-else"))
-        ]  # fmt: skip
-        return pb.AppListResponse(apps=found)
-
-    def AppGetInfo(s: Server, r: Any) -> Any:
-        lifecycle = pb.AppLifecycle(
-            app_state=pb.APP_STATE_DETACHED, created_at=1_790_000_000.0
-        )
-        return pb.AppGetInfoResponse(
-            info=pb.AppHandleMetadata(
-                description=s.app_name, app_id=r.app_id, lifecycle=lifecycle
-            )
-        )
-
     def AppGetLogs(s: Server, r: Any) -> Any:
         return [pb.TaskLogsBatch(app_done=True)]
-
-    def AppFetchLogs(s: Server, r: Any) -> Any:
-        item = pb.TaskLogs(
-            data="LINE-ONE\nwith as-TESTSECRET in it\n", timestamp=1_790_000_000.0
-        )
-        return pb.AppFetchLogsResponse(batches=[pb.TaskLogsBatch(items=[item])])
 
     def MountGetOrCreate(s: Server, r: Any) -> Any:
         id = f"mo-{len(s.mounts)}"

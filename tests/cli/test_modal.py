@@ -689,7 +689,7 @@ def test_without_the_package_modal_it_is_said_how_to_get_it(tmp_path):
     )
     done = helpers.gdn(
         "modal",
-        "status",
+        "setup",
         env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{paths.PACKAGE.parent}"},
     )
     assert done.code == errors.MISSING and words(done.err).endswith(
@@ -795,10 +795,10 @@ def test_ctrl_c_before_the_start_leaves_nothing_behind():
     assert s.calls == {} and len(s.disconnects) == 1
 
 
-# --- runs that are left there, setup, status, logs
+# --- runs that are left there, setup
 
 
-def test_a_run_that_was_left_is_listed_and_fetched(tmp_path):
+def test_a_run_that_was_left_is_fetched(tmp_path):
     home = {"GDN_HOME": str(tmp_path)}
     with Server(answer=lambda n, data: None) as s:
         done = rent(s, "bench", "--algo", "cuda-v4", "-w", "0", "--detach", **home)
@@ -815,37 +815,18 @@ def test_a_run_that_was_left_is_listed_and_fetched(tmp_path):
             1,
             1,
         ]
-        s.answer = lambda n, data: measured()(n, data) if n else None
-        listed = rent(s, "status", "--json", **home).json
-        shown = rent(s, "status", **home).out
         s.answer = measured()
         fetched = rent(s, "bench", "--resume", file, **home)
-        emptied = rent(s, "status", "--json", **home).json
-    # gdn's, and nobody else's
-    assert [a["app"] for a in listed["apps"]] == ["ap-" + "0" * 22]
-    assert listed["runs"] == [
-        {
-            "command": "bench",
-            "file": file,
-            "calls": 3,
-            "done": 2,
-            "under way": 1,
-            "lost": 0,
-        }
-    ]
-    assert (
-        "3 calls left behind: 2 done, 1 under way" in shown
-        and f"--resume {file}" in shown
-    )
     assert (
         fetched.code == 0
         and re.search(r"cuda-v4( \*)? +2\.00 us", fetched.out)
         and len(s.calls) == 3
     )
-    assert "container time" not in fetched.err and emptied["runs"] == []
+    assert "container time" not in fetched.err
+    assert json.loads(open(file).read())["modal"]["calls"] == []
 
 
-def test_a_profile_that_was_left_is_listed_and_fetched(tmp_path):
+def test_a_profile_that_was_left_is_fetched(tmp_path):
     home = {"GDN_HOME": str(tmp_path)}
     made = profiles.v4(
         environment=profiles.GPU | {"gpu": "NVIDIA B200", "where": "modal"}
@@ -857,7 +838,6 @@ def test_a_profile_that_was_left_is_listed_and_fetched(tmp_path):
     with Server(answer=lambda n, data: None) as s:
         done = rent(s, "profile", "cuda-v4", "-w", "0", "--detach", **home)
         file = re.search(r"gdn modal profile --resume (\S+)", done.err)[1]
-        shown = rent(s, "status", **home).out
         wrong = [
             rent(s, "bench", "--resume", file, **home),
             rent(s, "profile", "--resume", file, "-w", "1", **home),
@@ -865,15 +845,8 @@ def test_a_profile_that_was_left_is_listed_and_fetched(tmp_path):
         s.answer = lambda n, data: answer
         fetched = rent(s, "profile", "--resume", file, **home)
         again = rent(s, "profile", "--resume", file, **home)
-    assert (done.code, done.out, len(s.calls)) == (
-        0,
-        "",
-        1,
-    ) and "1 call left behind: 1 under way" in shown
-    assert (
-        f"gdn modal profile --resume {file}" in shown
-        and wrong[0].code == wrong[1].code == errors.USAGE
-    )
+    assert (done.code, done.out, len(s.calls)) == (0, "", 1)
+    assert wrong[0].code == wrong[1].code == errors.USAGE
     assert f"is a run of profile gdn modal profile --resume {file}" in words(
         wrong[0].err
     )
@@ -934,15 +907,6 @@ def test_setup_makes_the_volumes_and_uploads_missing_files(tmp_path):
     # texts again, tensors not
     assert again.json["kept"] == 1 and again.json["uploaded"] == 2
     assert bare.json["uploaded"] == 0 and bare.code == 0
-
-
-def test_logs_have_no_secrets():
-    with Server() as s:
-        done = rent(s, "logs", "-n", "5")
-        s.app_name = "something-else"
-        none = rent(s, "logs")
-    assert done.out == "LINE-ONE\nwith *** in it\n"
-    assert none.code == errors.USAGE and "no app of gdn is running" in none.err
 
 
 def test_no_secret_reaches_records_parcels_or_what_is_packed(tmp_path):

@@ -1,4 +1,4 @@
-"""`gdn modal`: run, bench and profile on a GPU rented from Modal; setup, status and logs."""
+"""`gdn modal`: run, bench and profile on a GPU rented from Modal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gdn modal` around the runs: what works there (check), setup, status and logs."""
+"""`gdn modal check` and `gdn modal setup`."""
 
 from __future__ import annotations
 
@@ -126,30 +126,3 @@ def setup(
         screen.show_json(msgspec.to_builtins(done))
     else:
         screen.say(f"ready: {done.uploaded} files uploaded, {done.kept} already there")
-
-
-@modal.command()
-def status(json: o.AsJson = False) -> None:
-    """Show the apps that are running at Modal, and the runs left there."""
-    from ..remote import resume, settings
-    from ..report import terminal
-
-    terminal.show_remote(resume.status(settings.load()), json)
-
-
-@modal.command()
-def logs(
-    app: Annotated[
-        Optional[str],
-        typer.Argument(metavar="[APP]", help="An app's id; the newest without it."),
-    ] = None,
-    lines: Annotated[
-        int, typer.Option("-n", metavar="N", min=1, help="The last N lines.")
-    ] = 100,
-) -> None:
-    """Show the output of an app's containers."""
-    from ..remote import resume, settings
-    from ..report import screen
-
-    for line in resume.logs(settings.load(), app, lines):
-        screen.put(line)

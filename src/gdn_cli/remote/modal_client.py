@@ -23,8 +23,6 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from msgspec import Struct
-
 from ..text import display, unguarded
 from . import container
 from .modal_errors import (
@@ -350,7 +348,7 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes],
         # itself stops an app without a client
         if not detach:
             talk.write(
-                f"gdn: {e.message}: the app could not be stopped; `gdn modal status` shows"
+                f"gdn: {e.message}: the app could not be stopped; `modal app list` shows"
                 " whether it runs\n"
             )
         if isinstance(ended, KeyboardInterrupt):
@@ -392,7 +390,7 @@ class _Tee:
         return [line for line in plain if line][-_LAST:]
 
 
-# --- volumes, apps, logs
+# --- volumes
 
 
 def commit(volume: str) -> None:
@@ -435,41 +433,3 @@ class Volume:
         with translated(), self._volume.batch_upload(force=True) as batch:
             for name, path in files.items():
                 batch.put_file(path, f"/{name}")
-
-
-class App(Struct):
-    """A running app."""
-
-    app: str  # its id
-    state: str
-    created: str  # 2026-11-21T14:12:00Z
-
-
-def apps(name: str) -> list[App]:
-    """The running apps of this name, newest first."""
-    import modal
-
-    with translated():
-        found = [
-            app.info()
-            for app in modal.Environment.from_context().apps.list()
-            if app.description == name
-        ]
-    rows = [
-        App(
-            i.app_id,
-            i.lifecycle.state.value,
-            f"{i.lifecycle.created_at:%Y-%m-%dT%H:%M:%SZ}",
-        )
-        for i in found
-    ]
-    return sorted(rows, key=lambda row: row.created, reverse=True)
-
-
-def logs(app: str, lines: int) -> list[str]:
-    """The last lines that an app's containers printed."""
-    import modal
-
-    with translated():
-        entries = list(modal.App.lookup(app).logs.tail(lines))
-    return scrub("".join(entry.message for entry in entries)).splitlines()

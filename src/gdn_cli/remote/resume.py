@@ -4,24 +4,16 @@ which are fetched or sent again.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-from msgspec import Struct, field
-
-from .. import files, paths
 from ..catalog.pack import source_hash
 from ..catalog.tiers import FLOORS
-from ..errors import GdnError, UsageError
+from ..errors import UsageError
 from ..records import store
 from ..records.store import Writer
 from ..run.jobs import Job, unfinished
-from ..schema.record_types import Document, Record, Rented
-from . import modal_client, modal_errors
-from .modal_client import App
-from .settings import Settings
+from ..schema.record_types import Document, Record
 
 
 def read(path: Path) -> Document:
@@ -30,7 +22,7 @@ def read(path: Path) -> Document:
     if document.modal is None:
         raise UsageError(
             f"{path} is not a run of `gdn modal`",
-            hint="`gdn modal status` names those that are under way",
+            hint="the command that left one printed its file",
         )
     return document
 
@@ -74,76 +66,3 @@ def resume(jobs: list[Job], old: Document, writer: Writer) -> list[Job]:
         document.environments |= old.environments
     writer.earlier = len(document.records)
     return left
-
-
-class Left(Struct):
-    """A run that was left there, and the state of its calls."""
-
-    command: str
-    file: str
-    calls: int
-    done: int
-    under_way: int = field(name="under way")
-    lost: int
-
-
-class Status(Struct):
-    """Apps and runs at Modal."""
-
-    apps: list[App]
-    runs: list[Left]
-
-
-def status(settings: Settings) -> Status:
-    """The running apps, and the runs that were left there."""
-    modal_client.connect(settings.limits.connect)
-    runs = []
-    for file, run in pending():
-        states = [_state(call.id) for call in run.calls]
-        counts = [states.count(state) for state in ("done", "under way", "lost")]
-        runs.append(Left(run.command, str(file), len(states), *counts))
-    return Status(modal_client.apps(settings.app), runs)
-
-
-def _state(id: str) -> str:
-    try:
-        return "under way" if modal_client.recall(id).wait(0) is None else "done"
-    except modal_errors.Unreachable:  # not known, and not lost
-        raise
-    except (modal_errors.CallFailed, GdnError):
-        return "lost"
-
-
-def logs(settings: Settings, app: str | None, lines: int) -> list[str]:
-    """The last lines of an app, by default the newest running one."""
-    modal_client.connect(settings.limits.connect)
-    if app is None:
-        alive = modal_client.apps(settings.app)
-        if not alive:
-            raise UsageError(
-                "no app of gdn is running at Modal",
-                hint="`modal app list` has the ids of those that ended",
-            )
-        app = alive[0].app
-    return modal_client.logs(app, lines)
-
-
-class _Kept(Struct):
-    """The fields of a run's file that are needed here."""
-
-    modal: Rented
-
-
-def pending() -> list[tuple[Path, Rented]]:
-    """The runs in gdn's folder whose calls had not come back when their file was last
-    written, newest first.
-    """
-    found = []
-    for path in sorted(paths.runs_dir().glob("*.json"), reverse=True):
-        with contextlib.suppress(
-            OSError, msgspec.MsgspecError, UnicodeError, RecursionError
-        ):
-            run = msgspec.json.decode(files.read(path), type=_Kept).modal
-            if run.calls:
-                found.append((path, run))
-    return found
