@@ -236,7 +236,7 @@ def tuned(evil: str, dry_run: bool) -> None:
     )  # fmt: skip
     measured = Measured(
         uuid=evil, axes={"batch_size": 1}, size=1, chosen=constants, chosen_us=1.0, fastest=constants,
-        second=constants, ratio=(1.0, 1.0, 1.0), candidates=[],
+        second=constants, ratio=(1.0, 1.0, 1.0),
     )  # fmt: skip
     result = Evidence(
         gpu=evil, sms=1, versions={}, source_hash="", date="", tier=evil, l2=evil, seconds=1.0, target=0.1,

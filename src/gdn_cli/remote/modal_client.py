@@ -260,6 +260,9 @@ class Call:
         )
 
 
+Spawn = Callable[[bytes], Call]
+
+
 def _soon(ask: Callable[[], T]) -> T | None:
     """What `ask` gets from Modal; None if it fails, or has not answered soon: its
     client may wait without limit.
@@ -293,7 +296,7 @@ def recall(id: str) -> Call:
 
 
 @contextlib.contextmanager
-def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes], Call]]:
+def session(app: Any, function: Any, detach: bool) -> Iterator[Spawn]:
     """Build the image if needed, start the app, and stop it at the end unless it is to
     be left running. Yields a function that calls the app's own with a parcel.
 
@@ -314,8 +317,9 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes],
             return
         late.set()
         # as Ctrl-C does, pressed again: only that gets Modal's client out of its waits
+        main = threading.main_thread().ident or 0
         while True:
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            signal.pthread_kill(main, signal.SIGINT)
             if over.wait(_PAUSE_S):
                 return
 
@@ -363,31 +367,27 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes],
 
 class _Tee:
     """Passes on what is written to it, without secrets and control sequences, and
-    remembers the last lines.
+    remembers its end.
     """
 
-    def __init__(self, to: Any) -> None:
-        self.to = to
-        self.lines: deque[str] = deque([""], maxlen=200)
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.end = ""
 
     def write(self, text: str) -> int:
         text = scrub(text)
-        first, *more = text.split("\n")
-        self.lines[-1] = (self.lines[-1] + first)[-_LINE:]
-        self.lines.extend(more)
-        self.to.write(display(text))
+        self.end = (self.end + text)[-_LAST * _LINE :]
+        self.stream.write(display(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.to, name)
+        return getattr(self.stream, name)
 
     def last(self) -> list[str]:
         """The last lines that are not empty, without a terminal's colours."""
-        plain = (
-            re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", line).rstrip()
-            for line in self.lines
-        )
-        return [line for line in plain if line][-_LAST:]
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", self.end)
+        lines = [line.rstrip()[-_LINE:] for line in plain.splitlines()]
+        return [line for line in lines if line][-_LAST:]
 
 
 # --- volumes

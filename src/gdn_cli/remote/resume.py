@@ -13,18 +13,18 @@ from ..errors import UsageError
 from ..records import store
 from ..records.store import Writer
 from ..run.jobs import Job, unfinished
-from ..schema.record_types import Document, Record
+from ..schema.record_types import Document, Record, Rented
 
 
-def read(path: Path) -> Document:
-    """The document of a run at Modal; UsageError if it is not one."""
+def read(path: Path) -> tuple[Document, Rented]:
+    """The document of a run at Modal, and what was rented; UsageError if it is not one."""
     document = store.load(path)
     if document.modal is None:
         raise UsageError(
             f"{path} is not a run of `gdn modal`",
             hint="the command that left one printed its file",
         )
-    return document
+    return document, document.modal
 
 
 def settled(job: Job, old: Document) -> tuple[list[Record], Job | None]:
@@ -32,34 +32,37 @@ def settled(job: Job, old: Document) -> tuple[list[Record], Job | None]:
     other sources; None if nothing is. Floors and comparisons are whole or not at all:
     their records belong together.
     """
-    hashes = {algo.name: source_hash(solution) for algo, solution in job.rivals}
-    if job.algo:
-        hashes[job.algo.name] = source_hash(job.solution)
-    mine = [
-        r
-        for r in old.records
-        if (r.op, r.mode) == (job.op.name, job.mode)
-        and (r.algo in hashes if hashes else r.algo in FLOORS)
-        and hashes.get(r.algo) == r.source_hash
-        and (r.tier in job.tiers or not job.tiers)
+    solutions = {algo.name: solution for algo, solution in job.rivals}
+    if job.algo and job.solution:
+        solutions[job.algo.name] = job.solution
+    hashes = {name: source_hash(solution) for name, solution in solutions.items()}
+    names = hashes or FLOORS
+    earlier = [
+        record
+        for record in old.records
+        if (record.op, record.mode) == (job.op.name, job.mode)
+        and record.algo in names
+        and hashes.get(record.algo) == record.source_hash
+        and (record.tier in job.tiers or not job.tiers)
     ]
-    if len(mine) == job.due and all(r.passed for r in mine):
-        return mine, None
+    passed = [record for record in earlier if record.passed]
+    if len(earlier) == job.due == len(passed):
+        return earlier, None
     if job.command not in ("check", "bench", "official"):
         return [], job
-    rest = unfinished(job.request(), [r for r in mine if r.passed])
+    rest = unfinished(job.request(), passed)
     done = {w.uuid for w in job.workloads} - {w.uuid for w in rest}
-    return [r for r in mine if r.uuid in done], replace(
-        job, workloads=rest
-    ) if rest else None
+    settled = [record for record in earlier if record.uuid in done]
+    return settled, replace(job, workloads=rest) if rest else None
 
 
 def resume(jobs: list[Job], old: Document, writer: Writer) -> list[Job]:
     """Put settled jobs and workloads into the new document; returns what is left of the jobs."""
-    left, document = [], writer.document
+    left = []
+    document = writer.document
     for job in jobs:
-        kept, rest = settled(job, old)
-        document.records.extend(kept)
+        records, rest = settled(job, old)
+        document.records.extend(records)
         if rest:
             left.append(rest)
     if document.records:

@@ -138,15 +138,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """What a container with this GPU costs in so much time, as words of a line; the
         date is the prices'.
         """
-        model = gpu.model.rstrip("!") if gpu else None
-        if model and model not in self.prices.gpus:
-            return f"configs/modal.toml has no price of {model}"
-        rate = (
-            self.container.cpu * self.prices.core
-            + self.container.memory / 1024 * self.prices.gib
-        )
+        container, prices = self.container, self.prices
+        rate = container.cpu * prices.core + container.memory / 1024 * prices.gib
         if gpu:
-            rate += gpu.count * self.prices.gpus[model]
+            model = gpu.model.rstrip("!")
+            if model not in prices.gpus:
+                return f"configs/modal.toml has no price of {model}"
+            rate += gpu.count * prices.gpus[model]
         return f"${rate * seconds:.2f} at the prices of {self.prices.date}"
 
     def parse(self, asked: str | None) -> Gpu:
