@@ -48,34 +48,34 @@ class Server:
 
     def __init__(self, **behaviour: Any):
         # RPC -> the error that it answers with
-        self.failing: dict[str, tuple[grpclib.Status, str]] = {}
+        self.failing = {}
         # RPC -> what its next requests get: see _fault; then it works again
-        self.faults: dict[str, list[Any]] = {}
-        self.image_result: Any = None  # a GenericResult in the place of success
-        self.image_logs: list[str] = []
+        self.faults = {}
+        self.image_result = None  # a GenericResult in the place of success
+        self.image_logs = []
         # called with (number of the call, parcel): bytes, a GenericResult, None for
         # "not yet"
-        self.answer: Any = None
+        self.answer = None
         # records on a call's queue, at which its first container is ended
-        self.preempt_after: int | None = None
-        self.preempted: list[str] = []
+        self.preempt_after = None
+        self.preempted = []
         self.create_delay = 0.0  # seconds that the creation of a function takes
         for name, value in behaviour.items():
             setattr(self, name, value)
-        self.rpcs: list[str] = []
-        self.metadata: dict[str, str] = {}
-        self.functions: list[pb.Function] = []
-        self.images: list[pb.Image] = []
-        self.mounts: dict[str, dict[str, str]] = {}  # mount id -> path there -> sha256
-        self.contents: dict[str, bytes] = {}  # sha256 -> content
-        self.volumes: dict[str, dict[str, bytes]] = {}  # name -> path -> content
+        self.rpcs = []
+        self.metadata = {}
+        self.functions = []
+        self.images = []
+        self.mounts = {}  # mount id -> path there -> sha256
+        self.contents = {}  # sha256 -> content
+        self.volumes = {}  # name -> path -> content
         # (name, partition) -> items, pickled
-        self.queues: dict[tuple[str, str], list[bytes]] = {}
-        self.calls: dict[str, bytes] = {}  # id -> parcel
-        self.results: dict[str, Any] = {}
-        self.cancelled: list[str] = []
-        self.disconnects: list[Any] = []
-        self.app_states: list[int] = []
+        self.queues = {}
+        self.calls = {}  # id -> parcel
+        self.results = {}
+        self.cancelled = []
+        self.disconnects = []
+        self.app_states = []
         self._ready = threading.Event()
 
     # --- life

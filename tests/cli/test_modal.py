@@ -23,14 +23,13 @@ import profiles
 import pytest
 import reports
 from modal_server import Server, failure
-from remote.test_remote import answered, carried, job, opened, rented, work_of
+from remote.test_remote import answered, carried, opened
 
 from gdn_cli import errors, paths
 from gdn_cli.catalog.tiers import COPY, COPY_RATE, EMPTY
-from gdn_cli.machine import inventory
 from gdn_cli.parsing import to_json
 from gdn_cli.records import history
-from gdn_cli.remote import container, modal_client, settings, setup, wire
+from gdn_cli.remote import settings, setup, wire
 from gdn_cli.remote.wire import Profile, Reply
 
 SETTINGS = settings.load()
@@ -250,18 +249,6 @@ def test_a_cpu_algo_end_to_end_through_modals_own_client(tmp_path):
     assert not s.functions[0].resources.gpu_config.count
 
 
-@pytest.mark.filterwarnings("ignore:The serve function is executing locally")
-def test_modals_own_local_call_is_the_same_function():
-    app, function = modal_client.declare(
-        SETTINGS, SETTINGS.chosen(None), SETTINGS.parse("B200"), 60, 1
-    )
-    data = rented().parcel(work_of(job("cuda-v4", "cuda")), SETTINGS.parse("B200"))
-    reply = answered(function.local(data))
-    assert reply.wrong_gpu or inventory.gpus()
-    assert reply == answered(container.serve(data))
-    assert app.name == "gdn"
-
-
 # --- errors: one line, no traceback
 
 UNAUTHENTICATED, INVALID = (
@@ -468,27 +455,16 @@ def test_what_a_preempted_call_had_measured_is_in_the_table(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_preempted_call_goes_on_after_what_it_had_measured(tmp_path):
+def test_a_preempted_call_goes_on_after_what_it_had_measured():
     """Killed after its fifth record, and started again by Modal: nothing is measured twice."""
+    args = "--device cpu -w 0,1 --seconds 0.05 --together --json"
     with Server(preempt_after=5) as s:
-        args = (
-            "--device",
-            "cpu",
-            "-w",
-            "0,1",
-            "--seconds",
-            "0.05",
-            "--together",
-            "--json",
-        )
-        done = rent(s, "bench --algo pt-reference", *args)
+        done = rent(s, "bench --algo pt-reference", args)
     assert done.code == 0 and s.preempted == ["fc-0"], done.err
-    due = [*["copy"] * 2, "empty", "copy-rate", *["pt-reference"] * 2]
-    assert [r["algo"] for r in done.json["records"]] == due
-    ((_, made),) = (
-        (k, [wire.decode(pickle.loads(v), wire.Made) for v in q])
-        for k, q in s.queues.items()
-    )
+    names = [r["algo"] for r in done.json["records"]]
+    assert names == ["copy", "copy", "empty", "copy-rate", *["pt-reference"] * 2]
+    (queue,) = s.queues.values()
+    made = [wire.decode(pickle.loads(item), wire.Made) for item in queue]
     assert sum(m.record.algo == "pt-reference" for m in made) == 2
 
 

@@ -10,14 +10,23 @@ import helpers
 import pytest
 from cli.test_modal import rent
 from modal_server import Server
-from remote.test_remote import answered, opened, rented
+from remote.test_remote import Cloud, answered, opened, rented
 from tune.test_search import GUESS, WIDE, Workers, by_tile, tunable
 
 from gdn_cli import errors
 from gdn_cli.catalog import registry, scaffold, tuned_table
 from gdn_cli.catalog.workloads import twin
+from gdn_cli.errors import RemoteError
 from gdn_cli.machine import inventory
-from gdn_cli.remote import container, engine, replies, wire
+from gdn_cli.remote import (
+    container,
+    engine,
+    modal_client,
+    modal_errors,
+    profiles,
+    replies,
+    wire,
+)
 from gdn_cli.run import planning
 from gdn_cli.schema.record_types import Environment
 from gdn_cli.tune import away, evidence, search
@@ -138,6 +147,22 @@ def test_one_whose_time_is_up_is_kept_and_the_next_call_goes_on(tuning, monkeypa
     chosen_as_here(plan, settings, whole, monkeypatch)
 
 
+def test_a_lost_call_leaves_the_lines_that_it_had_kept(tuning, monkeypatch):
+    plan, settings = tuning
+    kept = []
+    whole = served(
+        parcel(plan, settings), Workers(by_tile), monkeypatch, keep=kept.append
+    )
+    Cloud([modal_errors.CallFailed("preempted")]).install(monkeypatch)
+    monkeypatch.setattr(modal_client, "kept", lambda id: kept[:-3])
+    found = profiles.tuned(rented(minutes=5), plan, settings)
+    assert (found.done, found.reason) == (False, "preempted")
+    assert found.key == whole.key and found.lines == whole.lines[:-3]
+    Cloud([modal_errors.CallFailed("preempted")]).install(monkeypatch)
+    with pytest.raises(RemoteError, match="preempted"):
+        profiles.tuned(rented(minutes=5), plan, settings)
+
+
 def test_lines_of_another_machine_are_not_mixed(tuning, monkeypatch):
     plan, settings = tuning
     first = served(parcel(plan, settings), Workers(by_tile), monkeypatch)
@@ -146,10 +171,8 @@ def test_lines_of_another_machine_are_not_mixed(tuning, monkeypatch):
     assert asked.tunings[0].lines == first.lines
     asked.tunings[0].key.driver = "another"
     workers = Workers(by_tile)
-    assert (
-        served(wire.encode(asked), workers, monkeypatch).done
-        and len(workers.jobs) == 29
-    )
+    assert served(wire.encode(asked), workers, monkeypatch).done
+    assert len(workers.jobs) == 29
 
 
 def test_a_reply_of_another_gpu_is_refused():

@@ -37,30 +37,6 @@ CPP = Tune(
     {"lanes": (8, 16, 32), "rows": (1, 2, 4)},
     "rows * lanes <= 64",
 )
-PYTHON = Tune(
-    "tuned.py", ("batch_size", "num_v_heads"), {"BV": (4, 16), "num_warps": (1, 2)}
-)
-WHAT = (
-    "Written by `gdn tune`: which constants for which size (batch_size * num_v_heads), by GPU. "
-    "The evidence is in tuning.json."
-)
-HEADER = f"""\
-// {WHAT}
-#pragma once
-#include <cstdint>
-struct Tuned {{ const char* gpu; int sms; int64_t up_to; int lanes, rows; }};   // constants in the order of algo.toml
-constexpr Tuned TUNED[] = {{
-    {{"NVIDIA H200", 132, 8, 8, 1}},
-    {{"NVIDIA H200", 132, 9223372036854775807, 16, 4}},
-}};
-"""
-MODULE = f'''\
-"""{WHAT}"""
-TUNED = [
-    {{"gpu": "NVIDIA H200", "sms": 132, "up_to": 8, "BV": 4, "num_warps": 1}},
-    {{"gpu": "NVIDIA H200", "sms": 132, "up_to": 9223372036854775807, "BV": 16, "num_warps": 1}},
-]
-'''
 
 
 def rows_of(gpu: str, sms: int, *found: tuple[int, dict[str, int]]) -> list[Row]:
@@ -68,19 +44,6 @@ def rows_of(gpu: str, sms: int, *found: tuple[int, dict[str, int]]) -> list[Row]
 
 
 # --- the generated file
-
-
-@pytest.mark.parametrize(
-    ("tune", "constants", "text"),
-    [
-        (CPP, [{"lanes": 8, "rows": 1}, {"rows": 4, "lanes": 16}], HEADER),
-        (PYTHON, [{"BV": 4, "num_warps": 1}, {"BV": 16, "num_warps": 1}], MODULE),
-    ],
-    ids=["h", "py"],
-)
-def test_the_file_is_exactly_this(tune, constants, text):
-    rows = rows_of("NVIDIA H200", 132, (8, constants[0]), (ENDLESS, constants[1]))
-    assert tuned_table.render(tune, rows) == text
 
 
 def gpus_of(*rows: Row) -> dict:
@@ -121,14 +84,6 @@ def test_a_copy_of_an_algo_keeps_the_rows(tmp_path, write_algo):
     assert tuned_table.load(copy) == tuned_table.load(algo) != {}
     # it is not packed
     assert pack.pack(copy, op)["sources"] == pack.pack(algo, op)["sources"]
-
-
-def test_rows_are_read_from_the_kept_files():
-    rows = [
-        *rows_of("untuned", 0, (64, {"lanes": 8}), (ENDLESS, {"lanes": 32})),
-        *rows_of("H200", 132, (ENDLESS, A)),
-    ]
-    assert tuned_table.rows(CPP, json.loads(json.dumps(gpus_of(*rows)))) == rows
 
 
 GOOD = {"gpu": "H200", "sms": 132, "up_to": 8, "lanes": 8, "rows": 1}
@@ -287,15 +242,6 @@ def tunable(folder: Path, write_algo, toml: str = TOML, name: str = "slow", **ke
     known = registry.load(str(folder))
     algo = known.find(name)
     return algo, known.ops[algo.op]
-
-
-def test_tune_is_read(tmp_path, write_algo):
-    algo, _ = tunable(tmp_path, write_algo)
-    space = {"rows": (1, 4), "policy": (0, 1)}
-    assert algo.tune == Tune(
-        "tuned.py", ("batch_size", "num_v_heads"), space, "rows * (policy + 1) <= 4"
-    )
-    assert registry.load().find("cpp-v1").tune is None
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,17 @@ modal = App(
 )
 
 
+MaxMinutes = Annotated[
+    Optional[float],
+    typer.Option(
+        "--max-minutes",
+        metavar="MINUTES",
+        min=1,
+        help="Stop everything after that.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Machine:
     """The rented machine."""
@@ -57,15 +68,7 @@ class Machine:
 class Errand(Machine):
     """A rented machine, how long to wait for it, and how to resume."""
 
-    max_minutes: Annotated[
-        Optional[float],
-        typer.Option(
-            "--max-minutes",
-            metavar="MINUTES",
-            min=1,
-            help="Stop everything after that.",
-        ),
-    ] = None
+    max_minutes: MaxMinutes = None
     detach: Annotated[
         bool,
         typer.Option(

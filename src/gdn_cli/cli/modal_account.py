@@ -10,7 +10,7 @@ import typer
 
 from .. import errors
 from . import options as o
-from .modal import Errand, Machine, engine_of, modal
+from .modal import Errand, Machine, MaxMinutes, engine_of, modal
 
 if TYPE_CHECKING:
     from ..run.doctor import Finding
@@ -23,15 +23,7 @@ def check(
     output: o.Output,
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
-    max_minutes: Annotated[
-        float,
-        typer.Option(
-            "--max-minutes",
-            metavar="MINUTES",
-            min=1,
-            help="Stop everything after that.",
-        ),
-    ] = 10.0,
+    max_minutes: MaxMinutes = 10.0,
 ) -> None:
     """What works there: driver, nvcc, CUPTI, ncu, clocks, a copy's rate; each algo of
     an op built and right once.

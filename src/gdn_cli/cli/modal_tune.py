@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from .. import errors
 from . import options as o
-from .modal import Errand, Machine, engine_of
+from .modal import Errand, Machine, MaxMinutes, engine_of
 from .modal_account import modal
 from .tune import Only, Where, planned, refuse, settings_of, show
 
@@ -23,15 +21,7 @@ def tune(
     in_place: o.InPlace = False,
     only: Only = None,
     where: Where = None,
-    max_minutes: Annotated[
-        float,
-        typer.Option(
-            "--max-minutes",
-            metavar="MINUTES",
-            min=1,
-            help="Stop after that; the next call goes on.",
-        ),
-    ] = 60.0,
+    max_minutes: MaxMinutes = 60.0,
     timeout: o.Timeout = 300.0,
     json: o.AsJson = False,
 ) -> None:

@@ -277,11 +277,11 @@ class Calls:
         return Reply(lost=f"{within}: {silence}; the call may go on there")
 
     def _kept(self, running: Running, reply: Reply) -> Reply:
-        """Fetch the records of a call that is lost; the run that fetches one that goes
-        on will ask for them.
+        """Fetch the records of a call that is lost. Of one that goes on, the run that
+        resumes will ask for them; a tuning is not resumed that way.
         """
-        ended = all(call.id != running.call.id for call in self.sent)
-        if reply.lost and ended:
+        goes_on = any(call.id == running.call.id for call in self.sent)
+        if reply.lost and (running.work.tunings or not goes_on):
             running.work.kept = modal_client.kept(running.call.id)
         return reply
 

@@ -118,6 +118,8 @@ def measure(
     )
     gpu = machine.gpus()[0] if asked.mode == "cuda" else None
     key = search.key_of(plan, settings, gpu)
+
+    # only what was measured on a machine like this one counts
     journal = Journal(key, fresh=True)
     whose: Key | None = None
     for line in [asked.key, *asked.lines, *(noted.line for noted in before)]:

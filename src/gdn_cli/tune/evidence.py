@@ -94,7 +94,10 @@ def write(state: State) -> None:
 
 
 def _rows(state: State, env: Environment) -> list[Row]:
-    gpu, sms = (env.gpu, env.sms) if env.sms is not None else (env.cpu, env.cpus)
+    """The rows of the GPU, or of the CPU, that was measured."""
+    gpu, sms = env.gpu, env.sms
+    if sms is None:
+        gpu, sms = env.cpu, env.cpus
     assert gpu is not None and sms is not None
     chosen = [(c.size, state.plan.constants[c.chosen]) for c in state.choices]
     return tuned_table.table(state.plan.tune, gpu, sms, chosen)
@@ -133,6 +136,7 @@ def _evidence(state: State, env: Environment, rows: list[Row]) -> Evidence:
 def _measured(state: State, choice: Choice) -> list[Measured]:
     """The workloads of a size."""
     plan, size = state.plan, choice.size
+    constants = plan.constants
     gpu = state.homes[size]
     final = tournament.final(state.meetings[size], choice.fastest)
     measured = []
@@ -144,10 +148,10 @@ def _measured(state: State, choice: Choice) -> list[Measured]:
                 size=size.size,
                 length=size.length if plan.tune.length else None,
                 gpu=GpuName(**gpu.to_json()) if gpu else None,
-                chosen=plan.constants[choice.chosen],
+                chosen=constants[choice.chosen],
                 chosen_us=final.us[w.uuid][choice.chosen],
-                fastest=plan.constants[choice.fastest],
-                second=plan.constants[choice.second] if choice.second else None,
+                fastest=constants[choice.fastest],
+                second=constants[choice.second] if choice.second else None,
                 ratio=_ratio(choice.ahead),
                 ratio_of_chosen=_ratio(choice.behind),
             )

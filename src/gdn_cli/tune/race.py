@@ -145,6 +145,9 @@ def _first(state: State, groups: list[list[str]], sizes: list[Size]) -> None:
 
 
 def _final(state: State, finals: Groups, sizes: list[Size]) -> None:
+    """The best of each size, to the full precision. A size without finalists has no
+    candidate that is right: `run` says so.
+    """
     groups = {size: finals[size] for size in sizes if size in finals}
     _meet(state, FINAL, groups, "final")
 
@@ -170,11 +173,15 @@ def _meet(state: State, number: int, groups: Groups, what: str) -> None:
 
 
 def _left(state: State, groups: Groups) -> Groups:
+    """The groups without those that have dropped out, and without empty ones."""
     left = {size: state.left(names) for size, names in groups.items()}
     return {size: names for size, names in left.items() if names}
 
 
 def _untimed(state: State, number: int, groups: Groups) -> list[tuple[Size, Workload]]:
+    """What these groups have still to measure, in the order in which the worker takes
+    it: the first is where one that died was.
+    """
     return [
         (size, w)
         for size, names in groups.items()
@@ -272,6 +279,7 @@ def _job(
     gpu: Gpu | None,
     **more: Any,
 ) -> Job:
+    """A worker's job, with what all jobs of a tuning have in common."""
     plan, settings = state.plan, state.settings
     assert plan.mode is not None
     fields: dict[str, Any] = {
@@ -308,6 +316,9 @@ def _verdict(state: State, name: str, outcome: Outcome, workload: Workload) -> C
 
 
 def _refuse_the_machines(result: Record | Outcome) -> None:
+    """Raise GdnError for what failed for want of memory, a compiler or a GPU: another
+    run may find it right.
+    """
     if result.blame is Blame.MACHINE:
         reason = result.reason or result.status.words
         raise GdnError(reason, code=result.code or errors.MISSING)
@@ -321,6 +332,7 @@ def _without_folders(text: str | None) -> str | None:
 
 
 def _note_environment(state: State, env: Environment | None) -> None:
+    """Store where it is measured, once: all GPUs are of one kind."""
     if env and not state.journal.find(Where):
         state.journal.add(Where(env))
 
@@ -418,6 +430,7 @@ def _result(record: Record, number: int) -> Result:
 
 
 def _short(us: float) -> float:
+    """Seven digits: a journal has thousands of samples."""
     return float(f"{us:.7g}")
 
 
