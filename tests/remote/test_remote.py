@@ -78,6 +78,9 @@ def job(
     )
 
 
+V1, V4 = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
+
+
 def work_of(*wanted: jobs.Job) -> engine.Work:
     return engine.Work(list(wanted), 60)
 
@@ -382,7 +385,7 @@ def test_another_gpu_than_was_asked_for_is_said_before_anything_runs(monkeypatch
     h200 = inventory.Gpu("NVIDIA H200", "9.0", "1")
     machine = inventory.Machine(gpus=lambda: (h200,))
     monkeypatch.setattr(worker_process, "serve", lambda *_: pytest.fail("it ran"))
-    wanted = job("cuda-v4", "cuda")
+    wanted = V4
     data = container.serve(rented().parcel(work_of(wanted), B200), machine=machine)
     why = "asked for B200, and the container has NVIDIA H200"
     assert answered(data) == Reply(wrong_gpu=why)
@@ -423,7 +426,7 @@ def test_a_call_that_modal_ended_names_the_option_that_ended_it(
     minutes, option, monkeypatch
 ):
     Cloud([modal_errors.TimedOut("ended")]).install(monkeypatch)
-    ((_, lost),) = rented(minutes=minutes)([job("cuda-v4", "cuda")])
+    ((_, lost),) = rented(minutes=minutes)([V4])
     assert lost.reason == f"ended; {option} gives more"
 
 
@@ -602,12 +605,11 @@ def ran(wanted: list[jobs.Job], file: Path, engine: engine.Engine) -> Writer:
 
 
 def test_an_interruption_is_waited_for_and_said_once(monkeypatch):
-    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
-    scripts = [*[RESET] * 400, passed(a)], [*[RESET] * 300, None, passed(b)]
+    scripts = [*[RESET] * 400, passed(V1)], [*[RESET] * 300, None, passed(V4)]
     Cloud(*scripts).install(monkeypatch)
     work, said = rented(containers=2), []
     work.say = said.append
-    got = [(j.algo.name, o.status) for j, o in work([a, b])]
+    got = [(j.algo.name, o.status) for j, o in work([V1, V4])]
     assert got == [("cuda-v4", "done"), ("cuda-v1", "done")] and work.sent == []
     cut, again = [line for line in said if "connection" in line or "again" in line]
     assert "the calls go on there" in cut and "up to 24 min" in cut
@@ -623,18 +625,17 @@ def test_without_an_answer_until_the_limit_no_id_is_dropped(
     script, says, resumed, monkeypatch
 ):
     """Not even one that a resumed run has: it would be sent, and paid for, once more."""
-    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
-    fake = Cloud([passed(a)], [script]).install(monkeypatch)
+    fake = Cloud([passed(V1)], [script]).install(monkeypatch)
     fake.deaf = True  # a request to stop it is not heard either
     work = rented(minutes=10)
     if resumed:
-        work.earlier = [call_of(a, "fc-0"), call_of(b, "fc-1")]
-    got = {j.algo.name: o for j, o in work([a, b])}
+        work.earlier = [call_of(V1, "fc-0"), call_of(V4, "fc-1")]
+    got = {j.algo.name: o for j, o in work([V1, V4])}
     assert 600 <= fake.clock <= 602 and got["cuda-v1"].status == "done"
     lost = got["cuda-v4"]
     assert (lost.status, lost.code) == ("remote_failed", errors.REMOTE)
     assert says in lost.reason and "may go on there" in lost.reason
-    assert [(call.id, call.keys) for call in work.sent] == [("fc-1", [engine.key(b)])]
+    assert [(call.id, call.keys) for call in work.sent] == [("fc-1", [engine.key(V4)])]
 
 
 def test_what_cannot_be_sent_leaves_what_was(monkeypatch):
@@ -668,7 +669,7 @@ def test_ids_are_forgotten_only_with_their_app(end, kept, monkeypatch):
 
     monkeypatch.setattr(modal_client, "first", first)
     with pytest.raises(type(end)):
-        list(work([job("cuda-v4", "cuda")]))
+        list(work([V4]))
     assert ids() == kept and len(fake.parcels) == 1
 
 
@@ -750,9 +751,8 @@ def test_only_the_calls_own_verdict_is_its_failure():
 
 
 def test_calls_that_are_too_slow_are_cancelled(monkeypatch):
-    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
-    fake = Cloud([passed(a)], [None]).install(monkeypatch)
-    got = [(j.algo.name, o.status, o.reason) for j, o in rented(minutes=1e-6)([a, b])]
+    fake = Cloud([passed(V1)], [None]).install(monkeypatch)
+    got = [(j.algo.name, o.status, o.reason) for j, o in rented(minutes=1e-6)([V1, V4])]
     assert got[0][:2] == ("cuda-v1", "done") and fake.cancelled == [1]
     assert got[1][:2] == ("cuda-v4", "remote_failed") and "--max-minutes" in got[1][2]
 
@@ -792,7 +792,7 @@ def test_the_bill_is_said_before_the_start(count, more, says, monkeypatch):
         return fake.session(*declared)
 
     monkeypatch.setattr(modal_client, "session", session)
-    list(work([job("cuda-v4", "cuda")] * count))
+    list(work([V4] * count))
     assert fake.parcels
 
 
@@ -854,11 +854,10 @@ def test_together_puts_the_named_algos_into_turns_and_all_into_one_parcel():
 
 
 def test_times_of_several_gpus_are_said_to_be_so(tmp_path, monkeypatch):
-    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
-    replies = [passed(a, gpu_uuid="GPU-1")], [passed(b, gpu_uuid="GPU-2")]
+    replies = [passed(V1, gpu_uuid="GPU-1")], [passed(V4, gpu_uuid="GPU-2")]
     Cloud(*replies).install(monkeypatch)
     work = rented(containers=2)
-    document = ran([a, b], tmp_path / "run.json", work).document
+    document = ran([V1, V4], tmp_path / "run.json", work).document
     work.finish(document)
     assert "2 GPUs of one kind" in document.warnings[0]
     del document.records[0]
@@ -883,7 +882,7 @@ def test_each_record_is_kept_as_it_is_made_with_where_it_was_made(monkeypatch):
         raise MemoryError("and then the container is gone")
 
     monkeypatch.setattr(worker_process, "serve", serve)
-    data = rented().parcel(work_of(job("cuda-v4", "cuda")), B200)
+    data = rented().parcel(work_of(V4), B200)
     reply = answered(container.serve(data, machine=machine, keep=kept.append))
     assert "MemoryError" in reply.lost
     made = wire.decode(kept[0], wire.Made)
@@ -1012,7 +1011,7 @@ def outcome(
 def test_a_wrong_reply_is_the_failure_of_its_own_call(data, says, monkeypatch):
     if isinstance(data, list):
         data = wire.encode(Reply(outcomes=data))
-    wrong, right = job("cuda-v4", "cuda"), job("cuda-v1", "cuda")
+    wrong, right = V4, V1
     Cloud([data], [None, passed(right)]).install(monkeypatch)
     work = rented(containers=2)
     got = {j.algo.name: o for j, o in work([wrong, right])}
@@ -1026,7 +1025,7 @@ def test_a_wrong_reply_is_the_failure_of_its_own_call(data, says, monkeypatch):
 def test_a_reply_for_another_gdn_can_still_be_fetched_by_that_one(monkeypatch):
     Cloud([wire.zlib.compress(b'{"schema": 2}')]).install(monkeypatch)
     work = rented()
-    ((_, lost),) = work([job("cuda-v4", "cuda")])
+    ((_, lost),) = work([V4])
     assert "speaks schema 2" in lost.reason
     assert [call.id for call in work.sent] == ["fc-0"]
 
@@ -1121,25 +1120,23 @@ def test_only_failed_calls_are_repeated(tmp_path, monkeypatch):
 
 
 def test_detached_calls_are_fetched_and_not_sent_again(monkeypatch):
-    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
-    fake = Cloud([passed(a)], [passed(b)]).install(monkeypatch)
+    fake = Cloud([passed(V1)], [passed(V4)]).install(monkeypatch)
     work = rented()
-    work.earlier = [call_of(a, "fc-old")]
-    assert [j.algo.name for j, _ in work([a, b])] == ["cuda-v1", "cuda-v4"]
+    work.earlier = [call_of(V1, "fc-old")]
+    assert [j.algo.name for j, _ in work([V1, V4])] == ["cuda-v1", "cuda-v4"]
     assert fake.parcels[0] is None and fake.parcels[1] is not None and work.sent == []
 
 
 def test_detached_calls_are_not_forgotten_without_a_connection(monkeypatch):
-    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
 
     def connect(seconds):
         raise modal_errors.Unreachable("no network")
 
     monkeypatch.setattr(modal_client, "connect", connect)
     work = rented()
-    work.earlier = [call_of(a, "fc-a"), call_of(b, "fc-b")]
+    work.earlier = [call_of(V1, "fc-a"), call_of(V4, "fc-b")]
     with pytest.raises(RemoteError, match="no network"):
-        list(work([a, b]))
+        list(work([V1, V4]))
     assert work.sent == work.earlier
 
 

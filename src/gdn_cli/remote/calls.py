@@ -24,8 +24,10 @@ from .wire import Cache, Parcel, Piece, Reply
 from .work import Rent, Work
 
 Answers = Generator[tuple[Work, Reply], None, None]
-_SAY_S = 10.0  # between two lines about the progress of a call
-_LOOK_S = 1.0  # between two looks at the connection; replies are seen at once
+# between two lines about the progress of a call
+_SAY_S = 10.0
+# between two looks at the connection; replies are seen at once
+_LOOK_S = 1.0
 
 
 @dataclass(eq=False)
@@ -34,9 +36,12 @@ class Running:
 
     work: Work
     call: modal_client.Call
-    seen: int = 0  # so many of the records that it has kept at Modal are passed on
-    came: Counter[int] = field(default_factory=Counter)  # of each job, by its number
-    said: float = -math.inf  # when a line about that was printed
+    # so many of the records that it has kept at Modal are passed on
+    seen: int = 0
+    # of each job, by its number
+    came: Counter[int] = field(default_factory=Counter)
+    # when a line about that was printed
+    said: float = -math.inf
 
 
 @dataclass
@@ -50,7 +55,8 @@ class Calls:
     say: Callable[[str], None]
     sent: list[RemoteCall] = field(default_factory=list)
     came: Came = lambda *_: None
-    dataset_at: Path = Path(DATA)  # in the container
+    # in the container
+    dataset_at: Path = Path(DATA)
 
     def limit_s(self, seconds: float) -> int:
         return work.limit_s(self.settings, self.rent, seconds)
@@ -81,6 +87,7 @@ class Calls:
             self.find_dataset(workloads)
         if fresh:
             self.say(work.bill(self.settings, self.rent, gpu, fresh))
+
         running: list[Running] = []
         try:
             with contextlib.ExitStack() as stack:

@@ -20,8 +20,10 @@ from .wire import Profile, Wanted
 from .work import place
 
 _TOOL = "ncu"
-_NOT_THERE = ("matplotlib", "modal")  # what a container has no use for
-_SECONDS = 0.2  # for a time
+# what a container has no use for
+_NOT_THERE = ("matplotlib", "modal")
+# for a time
+_SECONDS = 0.2
 
 
 def plan(

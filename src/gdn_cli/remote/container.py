@@ -32,10 +32,14 @@ from . import build_cache, wire
 from .settings import CACHE
 from .wire import Cache, Made, Parcel, Profile, Refusal, Reply, Wanted
 
-_RESERVE_S = 15.0  # of the container's time, to send back what there is
-_PROFILE_S = 60.0  # that must be left to begin a profile after other work
-_FILES_MIB = 64  # of a profile's files; the ones to open first have priority
-Commit = Callable[[str], None]  # makes changes on a volume permanent
+# of the container's time, to send back what there is
+_RESERVE_S = 15.0
+# that must be left to begin a profile after other work
+_PROFILE_S = 60.0
+# of a profile's files; the ones to open first have priority
+_FILES_MIB = 64
+# makes changes on a volume permanent
+Commit = Callable[[str], None]
 
 
 def serve(

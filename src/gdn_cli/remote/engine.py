@@ -41,13 +41,16 @@ class Engine(Calls, Elsewhere):
     """Runs jobs at Modal. `earlier` are the calls of the command that this one resumes."""
 
     command: str = "bench"
-    asked: object = None  # the command's own options: a dataclass
-    resumed: Document | None = None  # the run that this one resumes
+    # the command's own options: a dataclass
+    asked: object = None
+    # the run that this one resumes
+    resumed: Document | None = None
     earlier: list[RemoteCall] = field(default_factory=list)
     writer: Writer | None = None
     # for `gdn modal check`: profiles besides the jobs, and what is installed there
     wanted: list[Wanted] | None = None
-    reply: Reply | None = None  # the last one that came
+    # the last one that came
+    reply: Reply | None = None
 
     def place(self, algo: Algo, device: str = "auto") -> inventory.Place:
         return place(algo, device)
@@ -62,7 +65,8 @@ class Engine(Calls, Elsewhere):
             for work, reply in answers:
                 self.reply = reply
                 for outcome in reply.outcomes:
-                    if outcome.environment:  # never among the times of a GPU here
+                    # never among the times of a GPU here
+                    if outcome.environment:
                         outcome.environment.where = "modal"
                 gpu = self.rent.gpu
                 yield from replies.outcomes(work.jobs, reply, work.kept, gpu, self.say)

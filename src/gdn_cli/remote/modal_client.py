@@ -37,8 +37,10 @@ from .modal_errors import (
 from .settings import CACHE, DATA, RECORDS, Gpu, Image, Settings, packages
 
 T = TypeVar("T")
-_LAST = 8  # lines of a build that failed
-_LINE = 2000  # characters of such a line
+# lines of a build that failed
+_LAST = 8
+# characters of such a line
+_LINE = 2000
 # that a request for a reply stays open at Modal; its client asks anew after 55
 _POLL_S = 50.0
 # without a record, until the queue is opened anew; its client asks anew after 30
@@ -47,7 +49,8 @@ _FOLLOW_S = 600.0
 _PAUSE_S, _LONGEST_S = 1.0, 30.0
 # for Modal to confirm that a call is stopped, or to tell what it has kept
 _SOON_S = 15.0
-_STOP_S = 45.0  # for the app to end; Modal's client itself waits without limit
+# for the app to end; Modal's client itself waits without limit
+_STOP_S = 45.0
 # files of gdn that are not sent: an algo's sources travel in the request
 _IGNORED = ["**/__pycache__", "**/*.pyc", "algos", "configs"]
 
@@ -313,7 +316,8 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Spawn]:
     finished, late, over = False, threading.Event(), threading.Event()
 
     def watch() -> None:
-        if over.wait(_STOP_S) or not hasattr(signal, "pthread_kill"):  # not on Windows
+        # not on Windows
+        if over.wait(_STOP_S) or not hasattr(signal, "pthread_kill"):
             return
         late.set()
         # as Ctrl-C does, pressed again: only that gets Modal's client out of its waits

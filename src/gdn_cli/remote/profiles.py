@@ -21,8 +21,10 @@ from . import wire
 from .calls import Calls
 from .work import Work
 
-_FILE = 1 << 30  # bytes of a file once it is unpacked
-_PROCESSES = 5  # at most for a profile, each with its own time limit
+# bytes of a file once it is unpacked
+_FILE = 1 << 30
+# at most for a profile, each with its own time limit
+_PROCESSES = 5
 
 
 def made(

@@ -13,7 +13,8 @@ from msgspec import Struct, structs
 from ..errors import MissingError, UsageError
 from .settings import Image, Settings
 
-_BATCH = 32  # files per upload: uploaded files are not sent again after an interrupt
+# files per upload: uploaded files are not sent again after an interrupt
+_BATCH = 32
 # folders of a FlashInfer-Trace data set that a worker reads
 _KINDS = ("definitions", "workloads", "blob", "solutions")
 # the mark of what `setup` put on a volume
@@ -28,7 +29,8 @@ class Stocked(Struct):
     uploaded: int = 0
     kept: int = 0
     bytes: int = 0
-    image: str | None = None  # that was built, or was there
+    # that was built, or was there
+    image: str | None = None
 
 
 def setup(

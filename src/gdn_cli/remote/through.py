@@ -38,8 +38,10 @@ from .wire import Parcel, Piece, Reply
 
 _MARK = b"gdn-parcel: "
 _POLL_S = 0.05
-_GRACE_S = 5.0  # for the command to end once its reply is there
-_END_S = 10.0  # for the command to end once it is asked to
+# for the command to end once its reply is there
+_GRACE_S = 5.0
+# for the command to end once it is asked to
+_END_S = 10.0
 _FILLABLE = re.compile(r"([^{}\0]|\{\{|\}\}|\{python\}|\{minutes\})+")
 
 
@@ -135,10 +137,10 @@ class Through(Elsewhere):
             stdin.write(base64.b64encode(parcel))
             stdin.seek(0)
             process = self._started(command, stdin)
-        try:
-            why = self._followed(process, heard, limit_s)
-        finally:
-            _end(process)
+            try:
+                why = self._followed(process, heard, limit_s)
+            finally:
+                _end(process)
         if heard.reply is None:
             return Reply(lost=why or _unanswered(words[0], heard, process.returncode))
         if why:
@@ -155,7 +157,8 @@ class Through(Elsewhere):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=env,
-                start_new_session=True,  # Ctrl-C is ours: it ends the command below
+                # Ctrl-C is ours: it ends the command below
+                start_new_session=True,
             )
         except OSError as e:
             hint = f"configs/engines.toml has the command of engine {self.name}"
@@ -218,7 +221,8 @@ class Heard:
         self.look = look
         self.reply: Reply | None = None
         self.made: list[bytes] = []
-        self.size = 0  # of all marked lines
+        # of all marked lines
+        self.size = 0
         self.log = bounded.Output()
         # the present one, if it may be marked; of another one its beginning
         self._line = bytearray()
@@ -296,7 +300,8 @@ def serve(stdin: BinaryIO) -> int:
     stdout. Returns the exit code.
     """
     out, lock = os.fdopen(os.dup(1), "wb"), threading.Lock()
-    os.dup2(2, 1)  # what else is printed here is no answer
+    # what else is printed here is no answer
+    os.dup2(2, 1)
 
     def tell(data: bytes) -> None:
         with lock:

@@ -36,7 +36,8 @@ NOT = "what came back from Modal is not a reply of gdn"
 # bytes of a message once it is unpacked: a long comparison has about 40 MiB
 MOST = 256 << 20
 T = TypeVar("T", "Parcel", "Reply", "Made", away.Noted)
-Wanted = dict[str, Any]  # a profile to be made: what profiling.sent gives
+# a profile to be made: what profiling.sent gives
+Wanted = dict[str, Any]
 
 
 class Piece(Struct):
@@ -63,17 +64,22 @@ class Cache(Struct):
 class Parcel(Struct, kw_only=True):
     """The work of one container: jobs, or profiles to make."""
 
-    where: str = "modal"  # noted in each environment
+    # noted in each environment
+    where: str = "modal"
     image: str | None = None
-    gpu: Gpu | None  # that the container must have; None for work on a CPU
-    cache: Cache | None  # None: compiled code stays where gdn keeps it on that machine
+    # that the container must have; None for work on a CPU
+    gpu: Gpu | None
+    # None: compiled code stays where gdn keeps it on that machine
+    cache: Cache | None
     # of --max-minutes, after which the container is ended, and all that it has is lost
     limit_s: float | None = None
-    env: dict[str, str]  # variables for the workers, and this gdn's commit
+    # variables for the workers, and this gdn's commit
+    env: dict[str, str]
     jobs: list[Piece] = []
     profiles: list[Wanted] = []
     tunings: list[away.Wanted] = []
-    examine: bool = False  # whether to say what is installed
+    # whether to say what is installed
+    examine: bool = False
 
 
 class Refusal(Struct):
@@ -88,8 +94,10 @@ class Profile(Struct):
     """A profile that was made there, with the files of its folder."""
 
     document: profile_types.Profile | None = None
-    files: dict[str, bytes] = {}  # each compressed by zlib
-    left: list[str] = []  # names of files that were too large to send
+    # each compressed by zlib
+    files: dict[str, bytes] = {}
+    # names of files that were too large to send
+    left: list[str] = []
     refused: Refusal | None = None
 
 
@@ -98,16 +106,19 @@ class Reply(Struct, kw_only=True):
 
     outcomes: list[Outcome] = []
     profiles: list[Profile] = []
-    findings: list[Finding] = []  # what is installed
+    # what is installed
+    findings: list[Finding] = []
     tuned: list[away.Measured] = []
     wrong_gpu: str | None = None
-    lost: str | None = None  # why there is no other result
+    # why there is no other result
+    lost: str | None = None
 
 
 class Made(Struct):
     """A record that a container has made: kept at Modal in case that there is no reply."""
 
-    piece: int  # of the parcel's jobs
+    # of the parcel's jobs
+    piece: int
     record: Record
     environment: Environment | None
 

@@ -28,8 +28,10 @@ class Rent:
     gpu: Gpu
     image: Image
     containers: int = 1
-    together: bool = False  # everything in one container
-    minutes: float | None = None  # after which everything is stopped
+    # everything in one container
+    together: bool = False
+    # after which everything is stopped
+    minutes: float | None = None
     detach: bool = False
 
 
@@ -42,8 +44,10 @@ class Work:
     # to make: profiling.sent of each
     profiles: list[Wanted] = field(default_factory=list)
     tunings: list[away.Wanted] = field(default_factory=list)
-    examine: bool = False  # whether to say what is installed
-    earlier: RemoteCall | None = None  # if another command has sent it
+    # whether to say what is installed
+    examine: bool = False
+    # if another command has sent it
+    earlier: RemoteCall | None = None
     # what its container kept at Modal, if there was no reply
     kept: list[bytes] = field(default_factory=list)
 

@@ -38,12 +38,14 @@ class Wanted(Struct, kw_only=True):
     """A tuning to be measured, with what is known of it from before."""
 
     op: Op
-    algo: Algo  # with its sources, and the values to try
+    # with its sources, and the values to try
+    algo: Algo
     mode: str
     definition: Definition
     workloads: list[Workload]
     timeout_s: float
-    key: Key  # how to measure; and where the lines were measured
+    # how to measure; and where the lines were measured
+    key: Key
     lines: list[Line] = []
 
 
@@ -60,7 +62,8 @@ class Measured(Struct, kw_only=True):
     lines: list[Line]
     gpu: Gpu | None = None
     done: bool = False
-    reason: str | None = None  # why it is not
+    # why it is not
+    reason: str | None = None
     code: int | None = None
 
 
@@ -110,8 +113,7 @@ def measure(
     plan = search.made(
         asked.op, asked.algo, asked.mode, asked.definition, asked.workloads
     )
-    names = ("tier", "l2", "seconds", "target", "in_place")
-    how: dict[str, Any] = {name: getattr(asked.key, name) for name in names}
+    how: dict[str, Any] = {name: getattr(asked.key, name) for name in search.HOW}
     dataset = Path(asked.key.dataset) if asked.key.dataset else None
     settings = Settings(
         **how, dataset=dataset, timeout_s=asked.timeout_s, machine=machine
@@ -127,11 +129,13 @@ def measure(
             whose = line
         elif whose == key:
             journal.add_new([line])
+
     journal.note = lambda line: note(Noted(line))
     note(Noted(key))
     state = State(
         plan, settings, lambda *_: None, print, (gpu,), {}, journal, stop=given_up
     )
+
     measured = Measured(key=key, lines=journal.lines, gpu=gpu)
     try:
         race.run(state)
@@ -151,14 +155,18 @@ def choose(
     journal.add_new(measured.lines)
     held = search.check_folder(plan.algo)
     state = State(plan, settings, lambda *_: None, say, (measured.gpu,), held, journal)
+
     state.interrupted = not measured.done
-    if measured.done:
-        state.stop.set()  # nothing may be measured here
-        try:
-            race.run(state)
-        except KeyboardInterrupt:
-            raise GdnError(
-                "not all of its measurements have come", code=errors.REMOTE
-            ) from None
-        evidence.write(state)
+    if not measured.done:
+        return state
+
+    # nothing may be measured here
+    state.stop.set()
+    try:
+        race.run(state)
+    except KeyboardInterrupt:
+        raise GdnError(
+            "not all of its measurements have come", code=errors.REMOTE
+        ) from None
+    evidence.write(state)
     return state

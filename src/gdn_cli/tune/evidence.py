@@ -30,11 +30,13 @@ def document(plan: Plan, state: State | None = None) -> Json:
         content["tier"] = state.settings.tier
         if state.settings.in_place:
             content["in_place"] = True
+
     workloads = []
     for size in plan.sizes:
         keys = size._asdict() if plan.tune.length else {"size": size.size}
         for w in plan.sizes[size]:
             workloads.append({"uuid": w.uuid, "axes": w.axes, **keys})
+
     content |= {
         "op": plan.op.name,
         "algo": plan.algo.name,
@@ -45,6 +47,7 @@ def document(plan: Plan, state: State | None = None) -> Json:
         "excluded": plan.excluded,
         "workloads": workloads,
     }
+
     if state:
         content |= {
             "resumed": state.journal.kept,
@@ -76,6 +79,7 @@ def write(state: State) -> None:
         # in the order of the rows
         "gpus": {row.gpu: measured[row.gpu] for row in rows},
     }
+
     texts = {
         tuned_table.EVIDENCE: lined(whole) + "\n",
         tune.file: tuned_table.render(tune, rows),
@@ -108,6 +112,7 @@ def _evidence(state: State, env: Environment, rows: list[Row]) -> Evidence:
     workloads = []
     for choice in state.choices:
         workloads += _measured(state, choice)
+
     commit: dict[str, Any] = {**environment.commit()}
     return Evidence(
         gpu=rows[0].gpu,

@@ -30,7 +30,8 @@ class Key(Struct, kw_only=True, omit_defaults=True, tag_field="step", tag="key")
     algo: str
     source_hash: str
     space: Space
-    gpu: str  # or a CPU
+    # or a CPU
+    gpu: str
     driver: str | None
     versions: dict[str, str | None]
     dataset: str | None
@@ -54,7 +55,8 @@ class Check(Struct, tag_field="step", tag="check"):
     workload: str
     status: Status
     reason: str | None
-    at: str | None  # the workload in words; None if it does not matter
+    # the workload in words; None if it does not matter
+    at: str | None
 
 
 class Result(Struct, omit_defaults=True):
@@ -62,8 +64,10 @@ class Result(Struct, omit_defaults=True):
 
     status: Status
     reason: str | None = None
-    us: Positive | None = None  # the midmean, if it was timed
-    samples: list[Positive] = []  # in a final, which they decide
+    # the midmean, if it was timed
+    us: Positive | None = None
+    # in a final, which they decide
+    samples: list[Positive] = []
 
 
 class Time(Struct, tag_field="step", tag="time"):
@@ -72,7 +76,8 @@ class Time(Struct, tag_field="step", tag="time"):
     round: int
     names: list[str]
     workload: str
-    gpu: str | None  # its UUID
+    # its UUID
+    gpu: str | None
     results: dict[str, Result]
     doubts: list[str]
 
@@ -96,7 +101,8 @@ class Journal:
         self.key = key
         self.lock = threading.Lock()
         self.path = paths.tunes_dir() / f"{key.op}-{key.algo}-{digest}.jsonl"
-        self.unsaved: str | None = None  # why the last line could not be written
+        # why the last line could not be written
+        self.unsaved: str | None = None
         paths.make(self.path.parent)
         self.lines: list[Line] = []
         if not fresh and os.path.exists(self.path):

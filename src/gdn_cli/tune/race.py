@@ -122,6 +122,7 @@ def _groups(state: State, ends: Sequence[Workload]) -> list[list[str]]:
         for line in state.journal.all(Check)
         if line.status is Status.PASSED
     }
+
     names = [
         name
         for name in state.plan.constants
@@ -167,6 +168,7 @@ def _meet(state: State, number: int, groups: Groups, what: str) -> None:
             if state.left(names) == names:
                 raise _no_end(state, outcome, names, workload)
             groups = _left(state, groups)
+
     for size, names in groups.items():
         meeting = _meeting(state, number, size, names)
         state.meetings[size].append(meeting)
@@ -257,6 +259,7 @@ def check(
                 )
                 future = pool.submit(execute, job, given_up=state.stop.is_set)
                 running[future] = name
+
             for i, future in enumerate(as_completed(running)):
                 state.progress("check", i, len(due))
                 name = running[future]
@@ -309,6 +312,7 @@ def _verdict(state: State, name: str, outcome: Outcome, workload: Workload) -> C
         _refuse_the_machines(record)
         if record.uuid == workload.uuid:
             return Check(name, workload.uuid, record.status, record.reason, label)
+
     _refuse_the_machines(outcome)
     at = None if outcome.status is Status.BUILD_FAILED else label
     reason = _without_folders(outcome.reason)
@@ -356,6 +360,7 @@ def _time(
     rivals = [
         (algo, algo.solution) for name, algo in plan.algos.items() if name in named
     ]
+
     # all sizes of a call have one GPU, see _each_gpu
     (gpu,) = {state.homes[size] for size in groups}
     seconds, target = settings.seconds, settings.target
@@ -376,6 +381,7 @@ def _time(
     )
     if gpu and len(state.gpus) > 1:
         what = f"GPU {gpu.index}: {what}"
+
     seen: dict[str, dict[str, Record]] = {uuid: {} for uuid in turns}
     done = itertools.count(1)
 
@@ -384,14 +390,18 @@ def _time(
         if record.status is Status.TIER_UNAVAILABLE:
             hint = "--tier names another one"
             raise MissingError(record.reason or record.status.words, hint=hint)
-        if record.blame is Blame.MACHINE:  # the workload failed
+        # the workload failed
+        if record.blame is Blame.MACHINE:
             return
+
         name, uuid = record.algo, record.uuid
-        if uuid is None:  # it failed as a whole
+        # it failed as a whole
+        if uuid is None:
             for at, names in turns.items():
                 if name in names:
                     seen[at][name] = record
             return
+
         records = seen[uuid]
         records[name] = record
         if len(records) == len(turns[uuid]):
@@ -438,13 +448,15 @@ def _no_end(
     state: State, outcome: Outcome, names: list[str], workload: Workload
 ) -> GdnError:
     """The error for a worker that died although no single candidate is to blame."""
-    failed = next((r for r in outcome.records if r.code), None)
-    reason = outcome.reason or (failed and failed.reason)
-    code = outcome.code or (failed and failed.code) or errors.FAILED
+    reason, code = outcome.reason, outcome.code
+    for record in outcome.records:
+        if record.code:
+            reason = reason or record.reason
+            code = code or record.code
     who = ", ".join(tuned_table.label(state.plan.constants[name]) for name in names)
     return GdnError(
         f"timing at {state.plan.label(workload)} came to no end, though each passes its check"
         f" ({who}): {reason}",
-        code=code,
+        code=code or errors.FAILED,
         hint="measurements are kept: the same command resumes from here",
     )

@@ -44,6 +44,8 @@ from .journal import Journal, Key
 from .tournament import Choice, Meeting
 from .tuning_json import Evidence, LeftOut, Space
 
+# the settings that decide what a time means
+HOW = ("tier", "l2", "seconds", "target", "in_place")
 # What runs now, and how many of how many are done.
 Progress = Callable[[str, int, int], None]
 
@@ -60,13 +62,9 @@ class Settings:
     timeout_s: float = 300.0
     fresh: bool = False
     in_place: bool = False
-    gpus: tuple[Gpu, ...] = ()  # of one kind; empty: the one that CUDA chooses
+    # of one kind; empty: the one that CUDA chooses
+    gpus: tuple[Gpu, ...] = ()
     machine: Machine = HERE
-
-    def how(self) -> dict[str, Any]:
-        """Those that decide what a time means."""
-        names = ("tier", "l2", "seconds", "target", "in_place")
-        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -74,12 +72,17 @@ class Plan:
     """What will be tried, known before anything is run. Sizes ascend; each has its workloads."""
 
     op: Op
-    algo: Algo  # which has a [tune] table
-    mode: str | None  # None: it cannot run here, and can only be shown
+    # which has a [tune] table
+    algo: Algo
+    # None: it cannot run here, and can only be shown
+    mode: str | None
     definition: Definition
-    constants: dict[str, Constants]  # of each candidate, by name
-    algos: dict[str, Algo]  # candidate -> the algo with its constants
-    excluded: int  # by `where`
+    # of each candidate, by name
+    constants: dict[str, Constants]
+    # candidate -> the algo with its constants
+    algos: dict[str, Algo]
+    # by `where`
+    excluded: int
     sizes: dict[Size, list[Workload]]
     preset: str | None
 
@@ -128,6 +131,7 @@ def plan(
         raise UsageError(
             f"{algo.name} is a packed solution", hint="tune the algo, then pack it"
         )
+
     if algo.tune is None:
         file = "tuned.h" if algo.language in ("cpp", "cuda") else "tuned.py"
         raise UsageError(
@@ -159,6 +163,7 @@ def made(
         candidate = tuned_table.candidate(algo, op, values)
         algos[candidate.name] = candidate
         constants[candidate.name] = values
+
     by_size: dict[Size, list[Workload]] = {}
     for workload in workloads:
         size = tuned_table.size_of(op, algo.tune, workload)
@@ -179,13 +184,16 @@ class State:
     settings: Settings
     progress: Progress
     say: Callable[[str], None]
-    gpus: tuple[Gpu | None, ...]  # None: a CPU, or the GPU that CUDA chooses
-    held: Gpus  # what the folder's tuning.json holds
+    # None: a CPU, or the GPU that CUDA chooses
+    gpus: tuple[Gpu | None, ...]
+    # what the folder's tuning.json holds
+    held: Gpus
     journal: Journal
     meetings: dict[Size, list[Meeting]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    out: dict[str, LeftOut] = field(default_factory=dict)  # by candidate
+    # by candidate
+    out: dict[str, LeftOut] = field(default_factory=dict)
     # size -> the GPU that it is timed on
     homes: dict[Size, Gpu | None] = field(default_factory=dict)
     cpus: Mapping[Gpu, frozenset[int]] = field(default_factory=dict)
@@ -223,10 +231,12 @@ def begin(
             f"tune takes GPUs of one kind, not {kinds}",
             hint="--gpus names those of one kind",
         )
+
     gpus: tuple[Gpu | None, ...] = ()
     if plan.mode == "cuda":
         gpus = settings.gpus or settings.machine.gpus()[:1]
     gpus = gpus or (None,)
+
     held = check_folder(plan.algo)
     journal = Journal(key_of(plan, settings, gpus[0]), settings.fresh)
     return State(plan, settings, progress, say, gpus, held, journal)
@@ -235,6 +245,7 @@ def begin(
 def key_of(plan: Plan, settings: Settings, gpu: Gpu | None) -> Key:
     """What the measurements of this plan depend on, on that GPU; None: on this machine's CPU."""
     versions = environment.versions()
+    how: dict[str, Any] = {name: getattr(settings, name) for name in HOW}
     return Key(
         op=plan.op.name,
         algo=plan.algo.name,
@@ -244,7 +255,7 @@ def key_of(plan: Plan, settings: Settings, gpu: Gpu | None) -> Key:
         driver=gpu.driver if gpu else None,
         versions={name: versions.get(name) for name in ("torch", "triton")},
         dataset=str(settings.dataset.absolute()) if settings.dataset else None,
-        **settings.how(),
+        **how,
     )
 
 
@@ -260,6 +271,7 @@ def check_folder(algo: Algo) -> Gpus:
             " folder",
             hint=hint,
         )
+
     try:
         with TemporaryFile(dir=folder):
             pass

@@ -15,11 +15,14 @@ from dataclasses import dataclass, field
 from ..catalog.tuned_table import Size
 from ..records import statistics
 
-AT_ONCE = 10  # candidates that take turns in one process
+# candidates that take turns in one process
+AT_ONCE = 10
 # candidates slower than the best of the size by more drop out there
 DROP = math.log(1.1)
-CLOSE = math.log(1.02)  # no different from the best in the first round
-BEST = 5  # candidates of a size in its final
+# no different from the best in the first round
+CLOSE = math.log(1.02)
+# candidates of a size in its final
+BEST = 5
 # the numbers of the rounds in journals; an earlier gdn had another one between them
 FIRST, FINAL = 1, 3
 
@@ -66,6 +69,7 @@ def standing(
             speed = meeting.speed(name)
             if speed is not None:
                 standings.setdefault(name, speed + shift)
+
     remaining = [item for item in standings.items() if item[0] not in out]
     return dict(sorted(remaining, key=lambda item: -item[1]))
 
@@ -93,6 +97,7 @@ def finals(
         names = list(speeds)[: max(2, min(BEST, len(in_race)))]
         if not names:
             continue
+
         if expected in in_race:
             names.append(expected)
         if expected not in speeds or speeds[expected] < speeds[names[0]] - CLOSE:
@@ -108,7 +113,8 @@ class Choice:
     size: Size
     chosen: str
     fastest: str
-    second: str | None = None  # the second fastest
+    # the second fastest
+    second: str | None = None
     # the fastest against the second: above 1, the fastest is faster
     ahead: statistics.Comparison | None = None
     # the fastest against the chosen, if that differs
@@ -137,6 +143,7 @@ def choose(
         second = others[0] if others else None
         ahead = against(meeting, second, fastest) if second else None
         choice = Choice(size, fastest, fastest, second, ahead)
+
         if previous in others:
             behind = against(meeting, previous, fastest)
             equal = behind.verdict in (statistics.SAME, statistics.UNCLEAR)

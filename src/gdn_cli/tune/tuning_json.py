@@ -12,7 +12,8 @@ from ..catalog.tuned_table import Constants
 from ..schema.record_types import GpuName, Status
 
 SCHEMA = 1
-Ratio = tuple[float, float, float]  # a ratio and its interval
+# a ratio and its interval
+Ratio = tuple[float, float, float]
 
 
 class Space(Struct, omit_defaults=True):
@@ -31,7 +32,8 @@ class LeftOut:
     constants: Constants
     status: Status
     reason: str | None
-    at: str | None  # the workload in words; None if it does not matter
+    # the workload in words; None if it does not matter
+    at: str | None
 
 
 class Measured(Struct, kw_only=True, omit_defaults=True):
@@ -40,13 +42,16 @@ class Measured(Struct, kw_only=True, omit_defaults=True):
     uuid: str
     axes: dict[str, int]
     size: int
-    length: int | None = None  # if algo.toml names one
-    gpu: GpuName | None = None  # on which it was timed
+    # if algo.toml names one
+    length: int | None = None
+    # on which it was timed
+    gpu: GpuName | None = None
     chosen: Constants
     chosen_us: float
     fastest: Constants
     second: Constants | None
-    ratio: Ratio | None  # of the second's time to the fastest's
+    # of the second's time to the fastest's
+    ratio: Ratio | None
     # for the neighbouring size's constants: no measurable slowdown
     ratio_of_chosen: Ratio | None = None
 
@@ -54,7 +59,8 @@ class Measured(Struct, kw_only=True, omit_defaults=True):
 class Evidence(Struct, kw_only=True, omit_defaults=True):
     """The evidence for one GPU's rows."""
 
-    gpu: str  # or a CPU's name, with the CPUs that the process may use for its SMs
+    # or a CPU's name, with the CPUs that the process may use for its SMs
+    gpu: str
     sms: int
     driver: str | None = None
     cuda: str | None = None
