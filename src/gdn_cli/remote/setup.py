@@ -146,9 +146,9 @@ def place(volume: str, there: Iterable[str], needed: Iterable[str]) -> str:
     )
     if not found:
         raise MissingError(f"volume {volume} has no data set", hint=hint)
-    lacking = {
-        root: [name for name in needed if root + name not in there] for root in found
-    }
+    lacking = {}
+    for root in found:
+        lacking[root] = [name for name in needed if root + name not in there]
     best = min(found, key=lambda root: len(lacking[root]))
     if missing := lacking[best]:
         what = (

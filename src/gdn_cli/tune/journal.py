@@ -107,6 +107,7 @@ class Journal:
         self.lines: list[Line] = []
         if not fresh and os.path.exists(self.path):
             self.lines = read(self.path)
+
         try:
             # again, without the half line that a killed run may leave at the end
             self._write()

@@ -65,10 +65,12 @@ def run(state: State) -> None:
     homes = state.homes.values()
     used = [gpu for gpu in state.gpus if gpu and gpu in homes]
     state.cpus = gpu_sharing.cpus(used)
+
     with contextlib.ExitStack() as locked:
         # a fixed order, so that no two wait for each other
         for gpu in sorted(used, key=lambda gpu: gpu.uuid):
             locked.enter_context(locks.gpu(gpu.uuid, state.say, f"GPU {gpu.index}"))
+
         groups = _groups(state, ends)
         _each_gpu(state, partial(_first, state, groups))
         finals = tournament.finals(state.meetings, state.out)
@@ -117,17 +119,14 @@ def _groups(state: State, ends: Sequence[Workload]) -> list[list[str]]:
     """The groups of the first round. They are made from all that passed the first
     check, even if they drop out later, so that a resumed run makes the same groups.
     """
-    passed = {
-        (line.name, line.workload)
-        for line in state.journal.all(Check)
-        if line.status is Status.PASSED
-    }
+    needed = {w.uuid for w in ends}
+    passed: dict[str, set[str]] = {name: set() for name in state.plan.constants}
+    for line in state.journal.all(Check):
+        if line.status is Status.PASSED and line.name in passed:
+            passed[line.name].add(line.workload)
 
-    names = [
-        name
-        for name in state.plan.constants
-        if passed.issuperset((name, w.uuid) for w in ends)
-    ]
+    names = [name for name in passed if passed[name] >= needed]
+
     # later groups have a place for the leader
     groups = [names[:AT_ONCE]]
     for start in range(AT_ONCE, len(names), AT_ONCE - 1):
@@ -363,6 +362,7 @@ def _time(
 
     # all sizes of a call have one GPU, see _each_gpu
     (gpu,) = {state.homes[size] for size in groups}
+
     seconds, target = settings.seconds, settings.target
     if number != FINAL:
         seconds = min(COARSE_S, seconds)
@@ -379,6 +379,7 @@ def _time(
         timeout_s=settings.timeout_s * len(rivals),
         cpus=state.cpus.get(gpu, frozenset()) if gpu else frozenset(),
     )
+
     if gpu and len(state.gpus) > 1:
         what = f"GPU {gpu.index}: {what}"
 

@@ -139,6 +139,7 @@ def choose(
         if not order:
             continue
         fastest, *others = order
+
         meeting = final(meetings, fastest)
         second = others[0] if others else None
         ahead = against(meeting, second, fastest) if second else None
