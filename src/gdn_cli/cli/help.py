@@ -65,8 +65,6 @@ _EXAMPLES = {
     "modal run": ["gdn modal run --algo cuda-v5"],
     "modal bench": ["gdn modal bench --algo cuda-v5 -w batch_size=64"],
     "modal profile": ["gdn modal profile cuda-v5 -w batch_size=64"],
-    "modal status": ["gdn modal status"],
-    "modal logs": ["gdn modal logs APP"],
 }
 _KINDS = {
     "Write": "new list show",
