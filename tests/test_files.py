@@ -20,7 +20,7 @@ import helpers
 import pytest
 
 from gdn_cli import errors, files, parsing
-from gdn_cli.catalog import file_kinds, pack, trace_set
+from gdn_cli.catalog import pack, trace_set
 from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.records import store
 from gdn_cli.report import markdown_blocks
@@ -408,9 +408,7 @@ def test_a_plain_file_is_read_up_to_its_limit(tmp_path):
     assert files.read(Path("/proc/self/stat"))  # which says that it has no bytes
 
 
-@pytest.mark.parametrize(
-    "reader", ["records", "solution", "toml", "page", "kind", "workloads"]
-)
+@pytest.mark.parametrize("reader", ["records", "solution", "toml", "page", "workloads"])
 def test_every_reader_says_so_in_one_line(reader, no_file):
     path, why = no_file
     read = {
@@ -418,12 +416,8 @@ def test_every_reader_says_so_in_one_line(reader, no_file):
         "solution": lambda: pack.read_solution(path, helpers.REGISTRY),
         "toml": lambda: parsing.read_toml(path),
         "page": lambda: markdown_blocks.update(path, None),
-        "kind": lambda: file_kinds.kind(path),
         "workloads": lambda: trace_set._read(path),
     }[reader]
-    if reader == "kind":
-        assert read() is None
-        return
     with pytest.raises(errors.GdnError) as e:
         read()
     told = (

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from gdn_cli.catalog import seqlens
-from gdn_cli.catalog.dtypes import torch_dtype
 from gdn_cli.catalog.expression import condition
-from gdn_cli.catalog.ops import Op
+from gdn_cli.catalog.ops import Op, torch_dtype
 from gdn_cli.catalog.registry import Algo, Registry
 
 from . import tensor_checks

@@ -86,6 +86,14 @@ def harness_dir() -> Path:
     return _user_dir("harness", "XDG_DATA_HOME", ".local/share")
 
 
+def config_dirs() -> list[Path]:
+    """The folders of ops, presets and engines: gdn's own and the user's."""
+    try:
+        return [CONFIGS_DIR, _user_dir("configs", "XDG_CONFIG_HOME", ".config")]
+    except MissingError:  # a user without a home
+        return [CONFIGS_DIR]
+
+
 def make(folder: Path) -> Path:
     """Make one of gdn's own folders and its missing parents, for this user alone
     (0700): its files are executed, or show what the user works on. An existing folder

@@ -65,8 +65,9 @@ def breaks(text: str, width: int, hang: int = 0, hard: bool = False) -> list[int
             r"\S+" if end - start > width - lead - hang else r"(?s:.+)", text[start:end]
         )
     ]
+    found: list[int] = []
     # `indent`: blanks that are put in front of the present line
-    found, begin, indent = [], 0, 0
+    begin = indent = 0
     for start, end in words:
         if indent + end - begin > width and start > begin + lead * (not found):
             found.append(start)

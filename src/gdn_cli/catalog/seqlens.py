@@ -23,8 +23,6 @@ def fault(ends: Any, total: int) -> str | None:
     for n, (first, end) in enumerate(zip(values, values[1:], strict=False)):
         if end < first:
             return f"{should}, it falls from {first} to {end} at sequence {n}"
-    return (
-        None
-        if (values[0], values[-1]) == (0, total)
-        else f"{should}, it goes from {values[0]} to {values[-1]}"
-    )
+    if (values[0], values[-1]) != (0, total):
+        return f"{should}, it goes from {values[0]} to {values[-1]}"
+    return None

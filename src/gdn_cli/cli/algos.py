@@ -53,7 +53,7 @@ def show(
 ) -> None:
     """Show one algo: its files, where it runs, its times, its log."""
     from .. import paths
-    from ..catalog import ladder_log, pack, registry
+    from ..catalog import pack, registry
     from ..files import read
     from ..records import history
     from ..records.history.committed import committed
@@ -66,19 +66,22 @@ def show(
     own = [s for s in kept.series() if (s.op, s.algo) == (found.op, found.name)]
     for notice in kept.notices:
         screen.say(notice)
-    saved = committed(
-        paths.RESULTS_DIR, found.op, found.name, ladder_log.read(found)[1]
+    log = found.own_folder.parent / "README.md"
+    text = read(log).decode(errors="replace") if log.is_file() else ""
+    saved = committed(paths.RESULTS_DIR, found.op, found.name, text)
+    files = []
+    for path in pack.sources(found):
+        lines = read(path).decode(errors="replace").splitlines()
+        files.append((path, len(lines)))
+    facts = shown.Known(
+        found,
+        o.machine().place(found),
+        files,
+        log=log if f"`{found.name}`" in text else None,
+        history=history.timeline(own, count=1),
+        committed=[saved] if saved else [],
     )
-    texts = {path: read(path).decode(errors="replace") for path in pack.sources(found)}
-    files = [(path, len(text.splitlines())) for path, text in texts.items()]
-    entry = ladder_log.entry(found)
-    times = {
-        "history": history.timeline(own, count=1),
-        "committed": [saved] if saved else [],
-    }
-    shown.show_algo(
-        shown.Known(found, o.machine().place(found), files, entry, **times), json
-    )
+    shown.show_algo(facts, json)
 
 
 def new(

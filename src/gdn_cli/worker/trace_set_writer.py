@@ -24,8 +24,8 @@ import safetensors.torch
 import torch
 
 from .. import files
-from ..catalog.dtypes import ITEMSIZE
-from ..catalog.ops import Op
+from ..catalog.formats import Definition, Solution
+from ..catalog.ops import ITEMSIZE, Op
 from ..catalog.workloads import Workload, embedded
 from ..errors import GdnError, MissingError, UsageError
 from ..parsing import Json, json_of, read_json, read_text
@@ -41,8 +41,8 @@ def build(
     root: Path,
     ops: Sequence[Op],
     workloads_by_op: Mapping[str, Sequence[Workload]],  # by op.name; twins
-    solutions: Sequence[Json],
-    definitions: Sequence[Json],
+    solutions: Sequence[Solution],
+    definitions: Sequence[Definition],
     # blobs; what is being written
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> dict[str, int]:
