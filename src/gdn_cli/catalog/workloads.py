@@ -372,10 +372,12 @@ def present(workloads: Sequence[Workload], axes: Iterable[str]) -> str:
 
 def _preset(op: Op, workloads: Sequence[Workload], preset: Preset) -> list[Workload]:
     where = f"{preset.files}: $.{preset.name}.workloads"
-    entries = preset.workloads.get(op.family) or preset.workloads.get(op.like or "")
-    if not entries:
-        names = ", ".join(preset.workloads) or "none"
-        raise UsageError(f"{where}: no workloads for {op.family}, it has {names}")
+    names = [op.family, op.like, "*"]
+    listed = [preset.workloads[name] for name in names if name in preset.workloads]
+    if not listed:
+        ops = ", ".join(preset.workloads) or "none"
+        raise UsageError(f"{where}: no workloads for {op.family}, it has {ops}")
+    entries = listed[0]
     if entries == "all":
         return list(workloads)
     picked: dict[str, Workload] = {}
