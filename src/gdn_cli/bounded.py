@@ -12,16 +12,17 @@ class Output:
     """What a process prints, as bytes: the beginning and the end of it."""
 
     def __init__(self, edge: int = EDGE) -> None:
-        self.edge, self.head, self.tail, self.size = edge, bytearray(), bytearray(), 0
+        self.edge = edge
+        self.head = bytearray()
+        self.tail = bytearray()
+        self.size = 0
 
     def add(self, data: bytes) -> None:
         self.size += len(data)
-        if room := self.edge - len(self.head):
-            self.head += data[:room]
-            data = data[room:]
-        if data:
-            self.tail += data[-self.edge :]
-            del self.tail[: -self.edge]
+        room = self.edge - len(self.head)
+        self.head += data[:room]
+        self.tail += data[room:][-self.edge :]
+        del self.tail[: -self.edge]
 
     def text(self) -> str:
         """With a line in the middle that says how much was left out."""

@@ -49,8 +49,10 @@ class Place:
     """Where a name leads."""
 
     path: Path
-    stream: bool  # written into, never replaced
-    descriptor: int | None = None  # the stream is one that this process has open
+    # written into, never replaced
+    stream: bool
+    # the stream is one that this process has open
+    descriptor: int | None = None
 
 
 def read(path: Path, most: int = MOST) -> bytes:
@@ -142,10 +144,8 @@ def beside(
     """
     target = place(path, within=within, hint=hint).path
     with _told(path, hint):
-        temporary, old = (
-            _temporary(target, mark),
-            target.stat() if target.exists() else None,
-        )
+        temporary = _temporary(target, mark)
+        old = target.stat() if target.exists() else None
         try:
             yield temporary
             _finish(temporary, old, sync)
@@ -189,9 +189,8 @@ def inside(path: Path, folder: Path) -> bool:
     """Whether a path, once links are followed, lies in a folder. A path that does not exist yet
     counts by its name, and one that no file can have lies nowhere."""
     try:
-        return Path(os.path.realpath(_name(path))).is_relative_to(
-            os.path.realpath(folder)
-        )
+        real = Path(os.path.realpath(_name(path)))
+        return real.is_relative_to(os.path.realpath(folder))
     except OSError:
         return False
 
@@ -231,14 +230,13 @@ def refused(e: Exception) -> GdnError | None:
     if not isinstance(e, OSError):
         return None
     if e.errno in _LIMITS:
-        return MissingError(
-            f"this machine refuses more: {e.strerror}", hint=LIMITS_HINT
-        )
+        message = f"this machine refuses more: {e.strerror}"
+        return MissingError(message, hint=LIMITS_HINT)
     if e.errno in MACHINE:
         return failure(e.filename or "the output", e)
-    return (
-        UsageError(f"{e.filename}: {e.strerror}") if e.filename and e.strerror else None
-    )
+    if e.filename and e.strerror:
+        return UsageError(f"{e.filename}: {e.strerror}")
+    return None
 
 
 @contextlib.contextmanager
@@ -270,11 +268,11 @@ _KINDS = {
 }
 
 
-def _plain(found: os.stat_result, path: Path) -> None:
-    if stat.S_ISDIR(found.st_mode):
+def _plain(status: os.stat_result, path: Path) -> None:
+    if stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
         raise OSError(errno.EINVAL, f"it is {kind}, not a plain file", str(path))
 
 
@@ -289,8 +287,9 @@ def _place(path: Path) -> Place:
         folder = os.path.realpath(os.path.dirname(here) or os.curdir)
         name = os.path.basename(here)
         here = os.path.join(folder, name)
-        if (found := _OPEN_FILES.fullmatch(folder)) and name.isdigit():
-            own = found["pid"] is None or int(found["pid"]) == os.getpid()
+        match = _OPEN_FILES.fullmatch(folder)
+        if match and name.isdigit():
+            own = match["pid"] in (None, str(os.getpid()))
             return Place(Path(here), True, int(name) if own else None)
         if not os.path.islink(here):
             break
@@ -301,17 +300,15 @@ def _place(path: Path) -> Place:
         mode = os.stat(here).st_mode
     except FileNotFoundError:
         if linked:
-            raise FileNotFoundError(
-                errno.ENOENT, f"it is a link to {here}, which is not there"
-            ) from None
+            why = f"it is a link to {here}, which is not there"
+            raise FileNotFoundError(errno.ENOENT, why) from None
         return Place(Path(here), False)
     if stat.S_ISREG(mode):
         return Place(Path(here), False)
     if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
         return Place(Path(here), True)
-    raise OSError(
-        errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'not a plain file')}"
-    )
+    kind = _KINDS.get(stat.S_IFMT(mode), "not a plain file")
+    raise OSError(errno.EINVAL, f"it is {kind}")
 
 
 def _temporary(target: Path, mark: str) -> Path:

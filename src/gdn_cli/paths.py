@@ -15,14 +15,13 @@ PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = PACKAGE.parent.parent
 
 # A checkout keeps algos/ and configs/ at its top; a wheel carries them inside the package.
-IN_CHECKOUT = (_CHECKOUT / "pyproject.toml").is_file() and (
-    _CHECKOUT / "algos"
-).is_dir()
+# These two are of a checkout only.
+PYPROJECT = _CHECKOUT / "pyproject.toml"
+RESULTS_DIR = _CHECKOUT / "results"
+IN_CHECKOUT = PYPROJECT.is_file() and (_CHECKOUT / "algos").is_dir()
 _ROOT = _CHECKOUT if IN_CHECKOUT else PACKAGE
 ALGOS_DIR = _ROOT / "algos"
 CONFIGS_DIR = _ROOT / "configs"
-RESULTS_DIR = _CHECKOUT / "results"  # of a checkout only
-PYPROJECT = _CHECKOUT / "pyproject.toml"  # of a checkout only
 
 
 def home() -> Path:
@@ -123,19 +122,13 @@ def builds_dir() -> Path:
     folder = _user_dir("builds", "XDG_CACHE_HOME", ".cache")
     if not any(c.isspace() for c in str(folder)):
         return folder
-    folder = (
-        Path(tempfile.gettempdir())
-        / f"gdn-builds-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
-    )
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    folder = Path(tempfile.gettempdir()) / f"gdn-builds-{user}"
     if not folder.is_symlink():
         make(folder)
-    found = folder.lstat()
-    if (
-        not stat.S_ISDIR(found.st_mode)
-        or not _mine(found)
-        or os.name == "posix"
-        and found.st_mode & 0o077
-    ):
+    status = folder.lstat()
+    private = os.name != "posix" or not status.st_mode & 0o077
+    if not (stat.S_ISDIR(status.st_mode) and _trusted(status) and private):
         raise MissingError(
             f"{folder} is not a folder of yours alone (0700), and builds would be run from it",
             hint="delete it, or let GDN_HOME name a folder without white space",
@@ -143,29 +136,30 @@ def builds_dir() -> Path:
     return folder
 
 
-def foreign(folder: Path) -> str | None:
-    """Which part of a path another user could have put there, with everything in it,
-    and why; None if nobody could.
+def planted(folder: Path) -> str | None:
+    """Why another user could have planted a path and everything in it, with the part of
+    it that is theirs; None if nobody could.
 
     That can happen in a folder that everyone may write to, such as /tmp: whoever comes
     first gets the name.
     """
     shared = False
     path = Path(os.path.realpath(folder))
-    for each in [*reversed(path.parents), path]:
+    for part in [*reversed(path.parents), path]:
         try:
-            found = each.stat()
+            status = part.stat()
         except FileNotFoundError:
             return None
         except OSError as e:
-            return f"{each}: {e.strerror}"
-        if shared and not _mine(found):
-            return f"{each} belongs to another user"
-        shared = shared or bool(found.st_mode & stat.S_IWOTH)
-        if shared and found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
-            return f"others may write to {each}"
+            return f"{part}: {e.strerror}"
+        if shared and not _trusted(status):
+            return f"{part} belongs to another user"
+        shared = shared or bool(status.st_mode & stat.S_IWOTH)
+        if shared and status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+            return f"others may write to {part}"
     return None
 
 
-def _mine(found: os.stat_result) -> bool:
-    return not hasattr(os, "geteuid") or found.st_uid in (os.geteuid(), 0)
+def _trusted(status: os.stat_result) -> bool:
+    """Whether it belongs to this user or to root."""
+    return not hasattr(os, "geteuid") or status.st_uid in (os.geteuid(), 0)
