@@ -213,7 +213,11 @@ def test_other_lengths_of_the_same_axes_are_another_twin():
         ),
         (PREFILL, "total_seq_len=7", "there are total_seq_len 6, 12, 13"),
         (PREFILL, "T=3,N=4", "num_seqs=4 sequences do not fit total_seq_len=3"),
-        (PREFILL, "T=9,N=4,len_cu_seqlens=9", "len_cu_seqlens is num_seqs + 1"),
+        (
+            PREFILL,
+            "T=9,N=4,len_cu_seqlens=9",
+            "expected len_cu_seqlens == num_seqs + 1",
+        ),
         (PREFILL, "seq_lens=4x", "seq_lens='4x'; expected lengths such as"),
         (PREFILL, "seq_lens=4x0", "expected lengths"),
         (PREFILL, "seq_lens=4x2,num_seqs=4", "seq_lens allows no other axes"),
@@ -335,9 +339,12 @@ GOOD = (
             "= 1\n[p.settings.gdn_decode]\nwarmup = 1.5",
             "[p.settings.gdn_decode]",
         ),
-        ("= 2 }", '= "2" }', "batch_size: expected a positive whole number, got '2'"),
-        ("batch_size = 2", "batch = 2", "[0].batch: expected an axis of gdn_decode"),
-        ("batch_size = 2", 'seq_lens = "x"', "seq_lens: expected only lengths"),
+        ("batch_size = 2", "batch = 2", "gdn_decode[0]: unknown axis of gdn_decode"),
+        (
+            "batch_size = 2",
+            'seq_lens = "x"',
+            "gdn_decode[0]: unknown axis of gdn_decod",
+        ),
         ("gdn_decode =", "gdn_decod =", "no workloads for gdn_decode, it has gdn_deco"),
     ],
 )

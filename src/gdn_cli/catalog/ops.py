@@ -33,7 +33,6 @@ ITEMSIZE = {
     "int32": 4,
     "bool": 1,
 }
-Dtype = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "bool"]
 
 
 @cache
@@ -51,7 +50,7 @@ def torch_dtype(name: str) -> torch.dtype:
 class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """One input or output: its dtype and the names of its axes (None for a scalar)."""
 
-    dtype: Dtype
+    dtype: Text
     shape: tuple[str, ...] | None = None
     # what its values must be, for an algo's callers
     note: str = ""
@@ -190,6 +189,7 @@ class OpFile(_Keys, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _among("defaults", self.defaults, variable)
         _among("heads", HEADS if self.heads else (), fixed)
         for name, spec in (self.inputs | self.outputs).items():
+            _among(f"{name}.dtype", [spec.dtype], ITEMSIZE)
             _among(f"{name}.shape", spec.axes, axes)
             _among(f"{name}.moves", spec.moves or (), axes)
             _among(f"{name}.keeps", [spec.keeps] if spec.keeps else [], self.inputs)

@@ -4,7 +4,6 @@ measure each.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -16,7 +15,7 @@ from ..parsing import Json, Positive, Text, Wrong, decode, read_config
 _FILE = "presets.toml"
 
 # axes such as { batch_size = 1 }, or lengths: { seq_lens = "4x2048" }
-Entry = Annotated[dict[str, Positive | str], Meta(min_length=1)]
+Entry = dict[str, Positive | str]
 Entries = Literal["all"] | Annotated[list[Entry], Meta(min_length=1)]
 
 
@@ -50,19 +49,6 @@ class Preset(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # whether a contest's score is made from these workloads
     scored: bool = False
 
-    def __post_init__(self) -> None:
-        for op, entries in self.workloads.items():
-            for i, entry in enumerate([] if entries == "all" else entries):
-                steps: list[str | int] = ["workloads", op, i]
-                lengths = entry.get("seq_lens")
-                if lengths is None:
-                    for key, value in entry.items():
-                        if isinstance(value, str):
-                            raise Wrong([*steps, key], "a positive whole number", value)
-                elif len(entry) > 1 or not parse_seq_lens(str(lengths)):
-                    expected = 'only lengths such as "4x2048" or "1024+7168"'
-                    raise Wrong([*steps, "seq_lens"], expected, entry)
-
     def settings_for(self, op_name: str | None) -> dict[str, float]:
         """{"seconds"} or {"warmup", "iterations", "trials"}; for None the settings of
         an op without its own table.
@@ -90,16 +76,3 @@ def load_preset(name: str) -> Preset:
         if isinstance(value, dict):
             decode(value, Sampling, f"{files}: [{name}.settings.{key}]")
     return msgspec.structs.replace(preset, name=name, files=files)
-
-
-def parse_seq_lens(text: str) -> tuple[int, ...] | None:
-    """ "4x2048" -> four sequences of 2048, "1024+7168" -> two, and combinations; None if
-    the text is neither.
-    """
-    lens: list[int] = []
-    for part in text.split("+"):
-        match = re.fullmatch(r"\s*(?:([1-9]\d{0,5})\s*x\s*)?([1-9]\d{0,8})\s*", part)
-        if not match:
-            return None
-        lens += [int(match[2])] * int(match[1] or 1)
-    return tuple(lens)

@@ -25,7 +25,7 @@ from ..parsing import Json, Positive, read_json
 from .expression import condition, size
 from .formats import Input
 from .ops import Op, label_names
-from .presets import Preset, parse_seq_lens
+from .presets import Preset
 
 # Generated twins get their uuid from this and their axes: the same axes have the same
 # tensors everywhere.
@@ -113,8 +113,12 @@ def twin(
             axes.setdefault(name, size(text, axes))
     if set(axes) != set(op.var_axes):
         return None
-    if "num_seqs" in axes:
-        _check_lengths(axes)
+    if not 1 <= axes.get("num_seqs", 1) <= axes.get("total_seq_len", 1):
+        raise UsageError(
+            f"num_seqs={axes['num_seqs']} sequences do not fit"
+            f" total_seq_len={axes['total_seq_len']}",
+            hint="each sequence has at least one token",
+        )
     for rows, pool in op.slots.items():
         _check_slots(op, axes, rows, pool)
     sizes = op.fixed | axes
@@ -134,22 +138,6 @@ def twin(
     # one sequence: the axes determine it, and the twin is the same
     lengths = tuple(seq_lens) if seq_lens and len(seq_lens) > 1 else None
     return Workload(_uuid(op, axes, lengths), axes, seq_lens=lengths)
-
-
-def _check_lengths(axes: Mapping[str, int]) -> None:
-    count, total, ends = (
-        axes[name] for name in ("num_seqs", "total_seq_len", "len_cu_seqlens")
-    )
-    if ends != count + 1:
-        raise UsageError(
-            f"len_cu_seqlens={ends} with num_seqs={count}",
-            hint="len_cu_seqlens is num_seqs + 1: leave it out",
-        )
-    if not 1 <= count <= total:
-        raise UsageError(
-            f"num_seqs={count} sequences do not fit total_seq_len={total}",
-            hint="each sequence has at least one token",
-        )
 
 
 def _check_slots(op: Op, axes: Mapping[str, int], rows: str, pool: str) -> None:
@@ -306,7 +294,7 @@ def _parse_filter(op: Op, token: str) -> tuple[dict[str, int], Lengths]:
         name, _, text = part.partition("=")
         axis = name if name in op.axes else short.get(name, name)
         if axis == "seq_lens" and "num_seqs" in op.var_axes:
-            seq_lens = parse_seq_lens(text)
+            seq_lens = _parse_lengths(text)
             if not seq_lens:
                 raise UsageError(
                     f"seq_lens='{text}'",
@@ -332,6 +320,19 @@ def _parse_filter(op: Op, token: str) -> tuple[dict[str, int], Lengths]:
             hint="it fixes total_seq_len and num_seqs",
         )
     return axes, seq_lens
+
+
+def _parse_lengths(text: str) -> tuple[int, ...] | None:
+    """ "4x2048" -> four sequences of 2048, "1024+7168" -> two, and combinations; None if
+    the text is neither.
+    """
+    lens: list[int] = []
+    for part in text.split("+"):
+        match = re.fullmatch(r"\s*(?:([1-9]\d{0,5})\s*x\s*)?([1-9]\d{0,8})\s*", part)
+        if not match:
+            return None
+        lens += [int(match[2])] * int(match[1] or 1)
+    return tuple(lens)
 
 
 def _at_axes(
@@ -382,20 +383,11 @@ def _preset(op: Op, workloads: Sequence[Workload], preset: Preset) -> list[Workl
         return list(workloads)
     picked: dict[str, Workload] = {}
     for i, entry in enumerate(entries):
-        lengths = parse_seq_lens(str(entry.get("seq_lens", "")))
-        axes = {name: size for name, size in entry.items() if isinstance(size, int)}
-        allowed = [*op.var_axes, *["seq_lens"] * ("num_seqs" in op.var_axes)]
-        for axis in entry:
-            if axis not in allowed:
-                raise UsageError(
-                    f"{where}.{op.name}[{i}].{axis}: expected an axis of {op.name}:"
-                    f" {', '.join(op.var_axes)}"
-                )
+        token = ",".join(f"{axis}={size}" for axis, size in entry.items())
         try:
-            workload = _at_axes(op, workloads, axes, lengths)[0]
+            workload = _at_axes(op, workloads, *_parse_filter(op, token))[0]
         except UsageError as e:
-            raise UsageError(
-                f"{where}.{op.name}[{i}]: {e.message}", hint=e.hint
-            ) from None
+            message = f"{where}.{op.name}[{i}]: {e.message}"
+            raise UsageError(message, hint=e.hint) from None
         picked[workload.uuid] = workload
     return list(picked.values())
