@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -126,6 +126,13 @@ class Wrong(ValueError):
     ) -> None:
         seen = "it is missing" if got is ... else f"got {got!r:.80}"
         super().__init__(f"{'.'.join(map(str, steps))}: expected {expected}, {seen}")
+
+
+def check_names(key: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raises Wrong for a name that is not known."""
+    for name in names:
+        if name not in known:
+            raise Wrong([key], f"names of {', '.join(known)}", name)
 
 
 def wrong(

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from .. import paths
 from ..errors import MissingError, UsageError, unknown
-from ..parsing import Text, Wrong, decode, read_json, read_toml
+from ..parsing import Text, check_names, decode, read_json, read_toml
 
 TIER = "official"  # under which its times are recorded
 IN_IMAGE = "/opt/gdn/harness"  # where a container has it
@@ -29,9 +29,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
     versions: dict[str, Version]
 
     def __post_init__(self) -> None:
-        if self.harness not in self.versions:
-            expected = f"one of {', '.join(self.versions)}"
-            raise Wrong(["harness"], expected, self.harness)
+        check_names("harness", [self.harness], self.versions)
 
 
 class Harness(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,16 @@ from msgspec import Meta, Struct
 
 from .. import units
 from ..errors import UsageError, unknown
-from ..parsing import Json, Positive, Text, Wrong, decode, overlaid, read_toml
+from ..parsing import (
+    Json,
+    Positive,
+    Text,
+    Wrong,
+    check_names,
+    decode,
+    overlaid,
+    read_toml,
+)
 from .expression import formula, size
 from .stress import Family, fault
 
@@ -177,22 +186,24 @@ class OpFile(_Keys, frozen=True, kw_only=True, forbid_unknown_fields=True):
         inputs = list(self.inputs)
         for name, spec in self.inputs.items():
             inputs += [f"{name}.{part}" for part in spec.parts]
-        _among("definition", _names(self.definition), fixed)
-        _among("summary", _names(self.summary), fixed)
-        _among("label", _names(self.label), axes)
-        _among("tolerance", self.tolerance, self.outputs)
-        _among("outputs", self.outputs, self.tolerance)
-        _among("linear_in", self.linear_in, inputs)
-        _among("flips", self.flips, inputs)
-        _among("in_place", self.in_place, self.outputs)
-        _among("in_place", self.in_place.values(), self.inputs)
-        _among("defaults", self.defaults, variable)
-        _among("heads", HEADS if self.heads else (), fixed)
+        check_names("definition", _names(self.definition), fixed)
+        check_names("summary", _names(self.summary), fixed)
+        check_names("label", _names(self.label), axes)
+        check_names("tolerance", self.tolerance, self.outputs)
+        check_names("outputs", self.outputs, self.tolerance)
+        check_names("linear_in", self.linear_in, inputs)
+        check_names("flips", self.flips, inputs)
+        check_names("in_place", self.in_place, self.outputs)
+        check_names("in_place", self.in_place.values(), self.inputs)
+        check_names("defaults", self.defaults, variable)
+        check_names("heads", HEADS if self.heads else (), fixed)
         for name, spec in (self.inputs | self.outputs).items():
-            _among(f"{name}.dtype", [spec.dtype], ITEMSIZE)
-            _among(f"{name}.shape", spec.axes, axes)
-            _among(f"{name}.moves", spec.moves or (), axes)
-            _among(f"{name}.keeps", [spec.keeps] if spec.keeps else [], self.inputs)
+            check_names(f"{name}.dtype", [spec.dtype], ITEMSIZE)
+            check_names(f"{name}.shape", spec.axes, axes)
+            check_names(f"{name}.moves", spec.moves or (), axes)
+            check_names(
+                f"{name}.keeps", [spec.keeps] if spec.keeps else [], self.inputs
+            )
         for output, source in self.in_place.items():
             new, old = self.outputs[output], self.inputs[source]
             if (new.dtype, new.shape) != (old.dtype, old.shape):
@@ -225,13 +236,6 @@ class OpFile(_Keys, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 expected = f"a number, 'var' or an expression of numbers ({e})"
                 raise Wrong(["axes", name], expected, value) from None
         return sizes
-
-
-def _among(key: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raises Wrong for a name that is not known."""
-    for name in names:
-        if name not in known:
-            raise Wrong([key], f"names of {', '.join(known)}", name)
 
 
 class Op(_Keys, frozen=True, kw_only=True):

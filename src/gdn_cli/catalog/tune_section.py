@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ..parsing import Text, Wrong
+from ..parsing import Text, Wrong, check_names
 from .expression import condition
 
 # of the generated table, in addition to the constants
@@ -62,10 +62,7 @@ class Tune(Struct, frozen=True, forbid_unknown_fields=True):
             return
         if not (self.invariant.where or self.invariant.constants):
             raise Wrong(["invariant"], "constants, or where", {})
-        for name in self.invariant.constants:
-            if name not in self.constants:
-                expected = f"constants of [tune]: {', '.join(self.constants)}"
-                raise Wrong(["invariant", "constants"], expected, name)
+        check_names("invariant", self.invariant.constants, self.constants)
         self._check_condition("invariant.where", self.invariant.where)
 
     def _check_condition(self, key: str, where: str | None) -> None:
