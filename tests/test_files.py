@@ -178,9 +178,9 @@ def test_a_file_that_is_not_to_be_written_stays():
 
 def test_lines_are_appended(tmp_path):
     file = tmp_path / "x.jsonl"
-    files.append(file, "one\n")
+    files.append_text(file, "one\n")
     with no_file_above(1000), pytest.raises(MissingError, match="File too large"):
-        files.append(file, "n" * 5000)
+        files.append_text(file, "n" * 5000)
     assert file.read_text().startswith("one\nnnn")
 
 
@@ -219,7 +219,7 @@ def test_paths_that_cannot_be_files_are_refused(make, says, tmp_path):
     make(tmp_path / "x")
     for act in (
         lambda: files.write(tmp_path / "x", "new"),
-        lambda: files.check(tmp_path / "x"),
+        lambda: files.check_writable(tmp_path / "x"),
     ):
         with pytest.raises(UsageError) as e:
             act()
@@ -277,7 +277,7 @@ def test_a_device_stays_one(tmp_path):
     link.symlink_to("/dev/null")
     before = os.stat("/dev/null").st_ino
     for name in ("/dev/null", link):
-        files.check(name)
+        files.check_writable(name)
         files.write(name, "text")
     assert (
         stat.S_ISCHR(os.stat("/dev/null").st_mode)

@@ -45,7 +45,7 @@ _OPEN_FILES = re.compile(r"/dev/fd|/proc/(?P<pid>\d+)(/task/\d+)?/fd")
 
 
 @dataclass(frozen=True)
-class Place:
+class Destination:
     """Where a name leads."""
 
     path: Path
@@ -105,7 +105,7 @@ def opened(
     """Like `write`, for data written piece by piece: the file is in place once the
     block ends without an error.
     """
-    to = place(path, within=within, hint=hint)
+    to = destination(path, within=within, hint=hint)
     if not to.stream:
         with (
             beside(path, within=within, hint=hint, sync=sync) as temporary,
@@ -142,7 +142,7 @@ def beside(
     With `mark` it has the same name every time, so that the next command overwrites
     what a killed one left.
     """
-    target = place(path, within=within, hint=hint).path
+    target = destination(path, within=within, hint=hint).path
     with _told(path, hint):
         temporary = _temporary(target, mark)
         old = target.stat() if target.exists() else None
@@ -155,7 +155,7 @@ def beside(
                 temporary.unlink(missing_ok=True)
 
 
-def append(path: Path, text: str) -> None:
+def append_text(path: Path, text: str) -> None:
     """Append lines to one of gdn's own files. Raises as `write` does; part of the text
     may be written by then.
     """
@@ -163,11 +163,11 @@ def append(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def check(path: Path, *, hint: str | None = OTHER_PLACE) -> None:
+def check_writable(path: Path, *, hint: str | None = OTHER_PLACE) -> None:
     """Raise what `write` would raise, as far as that is known without writing. The
     file's folder is created.
     """
-    to = place(path, hint=hint)
+    to = destination(path, hint=hint)
     with _told(path, hint):
         if to.descriptor is not None:
             os.close(os.dup(to.descriptor))
@@ -182,7 +182,7 @@ def is_stdout(path: Path) -> bool:
     """Whether a name leads to this process's standard output, which then must carry
     nothing else.
     """
-    return place(path).descriptor == 1
+    return destination(path).descriptor == 1
 
 
 def inside(path: Path, folder: Path) -> bool:
@@ -195,14 +195,14 @@ def inside(path: Path, folder: Path) -> bool:
         return False
 
 
-def place(
+def destination(
     path: Path, *, within: Path | None = None, hint: str | None = OTHER_PLACE
-) -> Place:
+) -> Destination:
     """Where a name leads; UsageError if it cannot be a file: a folder, a disk, a
     socket, a link to nothing.
     """
     with _told(path, hint):
-        to = _place(path)
+        to = _resolve(path)
     if within is not None and (to.stream or not inside(to.path, within)):
         raise UsageError(
             f"{path} leads out of {within}; nothing is written there",
@@ -276,7 +276,7 @@ def _plain(status: os.stat_result, path: Path) -> None:
         raise OSError(errno.EINVAL, f"it is {kind}, not a plain file", str(path))
 
 
-def _place(path: Path) -> Place:
+def _resolve(path: Path) -> Destination:
     here = _name(path)
     linked = os.path.islink(here)
     with contextlib.suppress(FileNotFoundError):
@@ -290,7 +290,7 @@ def _place(path: Path) -> Place:
         match = _OPEN_FILES.fullmatch(folder)
         if match and name.isdigit():
             own = match["pid"] in (None, str(os.getpid()))
-            return Place(Path(here), True, int(name) if own else None)
+            return Destination(Path(here), True, int(name) if own else None)
         if not os.path.islink(here):
             break
         here = os.path.join(folder, os.readlink(here))
@@ -302,11 +302,11 @@ def _place(path: Path) -> Place:
         if linked:
             why = f"it is a link to {here}, which is not there"
             raise FileNotFoundError(errno.ENOENT, why) from None
-        return Place(Path(here), False)
+        return Destination(Path(here), False)
     if stat.S_ISREG(mode):
-        return Place(Path(here), False)
+        return Destination(Path(here), False)
     if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
-        return Place(Path(here), True)
+        return Destination(Path(here), True)
     kind = _KINDS.get(stat.S_IFMT(mode), "not a plain file")
     raise OSError(errno.EINVAL, f"it is {kind}")
 

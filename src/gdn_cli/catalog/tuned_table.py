@@ -115,7 +115,7 @@ def load(algo: Algo) -> Gpus:
     UsageError for one that gdn did not write.
     """
     file = algo.own_folder / EVIDENCE
-    files.place(file, within=algo.folder)
+    files.destination(file, within=algo.folder)
     if not file.exists():
         return {}
     hint = "fix it, or move it away"

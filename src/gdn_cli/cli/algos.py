@@ -30,12 +30,12 @@ def list_(
             f"list takes no name, got '{name}'", hint=f"did you mean `{hint}`?"
         )
     machine = o.machine()
-    found = [
-        (algo, machine.place(algo))
-        for algo in (known.of(known.op(op).name) if op else known.algos)
-    ]
-    broken = [b for b in known.broken if not op or b.op == known.op(op).family]
-    shown.show_list(found, broken, json)
+    listed, broken = list(known.algos), list(known.broken)
+    if op:
+        listed = known.of(known.op(op).name)
+        broken = [b for b in broken if b.op == known.op(op).family]
+    placed = [(algo, machine.place(algo)) for algo in listed]
+    shown.show_list(placed, broken, json)
 
 
 def show(
@@ -113,34 +113,23 @@ def new(
 
     known = registry.load(algos)
     if not source:
-        likely = [
-            a
-            for a in known.of(known.op(op or registry.DEFAULT_OP).name)
-            if o.machine().place(a).mode in ("cpu", "cuda")
-        ]
-        own = [a.name for a in likely if a.language in ("cpp", "cuda", "triton")] or [
-            a.name for a in likely
-        ]
+        every = known.of(known.op(op or registry.DEFAULT_OP).name)
+        runs = [a for a in every if o.machine().place(a).mode in ("cpu", "cuda")]
+        # the last rung of a kernel, else of torch
+        runs.sort(key=lambda algo: algo.language != "python")
+        start = runs[-1].name if runs else "ALGO"
         option = f" --op {op}" if op else ""
-        hint = (
-            f"gdn new {shlex.quote(name)} --from {own[-1] if own else 'ALGO'}{option}; `gdn list`"
-            " shows all"
+        command = f"gdn new {shlex.quote(name)} --from {start}{option}"
+        raise errors.UsageError(
+            "which algo to start from?", hint=f"{command}; `gdn list` shows all"
         )
-        raise errors.UsageError("which algo to start from?", hint=hint)
     into = into or next(iter(registry.own_folders(algos)), None)
     found = known.find(source, op)
     folder = scaffold.new(known, name, found, into)
     if json:
-        made = sorted(path.name for path in folder.iterdir())
-        return screen.show_json(
-            {
-                "op": found.op,
-                "algo": name,
-                "from": source,
-                "folder": str(folder),
-                "files": made,
-            }
-        )
+        files = sorted(path.name for path in folder.iterdir())
+        facts = {"op": found.op, "algo": name, "from": source}
+        return screen.show_json(facts | {"folder": str(folder), "files": files})
     where = f" --algos {shlex.quote(str(into))}" if into else ""
     commands = (
         f"`gdn run --algo {name}{where}` and `gdn bench --algo {name},{source}{where}`"

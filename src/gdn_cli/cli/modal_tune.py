@@ -85,7 +85,7 @@ def tune(
     )
     search.check_folder(plan.algo)
     if out:
-        files.check(out)
+        files.check_writable(out)
     work = engine_of(
         Containers(rented.gpu, rented.image, together=True),
         Errand(max_minutes),

@@ -83,7 +83,7 @@ def pack(
             "--json has stdout to itself",
             hint="drop --json, or name another file with -o",
         )
-    if prove and files.place(file).stream:
+    if prove and files.destination(file).stream:
         raise errors.UsageError(
             f"--prove reads the file back, and {file} is not a file",
             hint="name a file with -o",

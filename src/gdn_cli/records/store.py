@@ -168,7 +168,7 @@ def open_document(command: str, options: Json, out: Path | None) -> Writer:
     try:
         if not named:
             paths.make(out.parent)
-        files.check(out, hint=hint)
+        files.check_writable(out, hint=hint)
     except GdnError as e:
         if named:
             raise
@@ -182,7 +182,7 @@ def open_document(command: str, options: Json, out: Path | None) -> Writer:
         records=[],
         **environment.commit(),
     )
-    return Writer(document, out, stream=files.place(out).stream)
+    return Writer(document, out, stream=files.destination(out).stream)
 
 
 # --- the file

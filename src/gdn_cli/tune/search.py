@@ -271,7 +271,7 @@ def check_folder(algo: Algo) -> Gpus:
         raise UsageError(
             f"cannot write {algo.folder}: {e.strerror}", hint=hint
         ) from None
-    files.place(algo.folder / algo.tune.file, within=algo.folder)
+    files.destination(algo.folder / algo.tune.file, within=algo.folder)
     return tuned_table.load(algo)
 
 
