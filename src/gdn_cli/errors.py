@@ -1,4 +1,4 @@
-"""What a user sees instead of a traceback: one clear line, what to do next, and a
+"""Errors for a user, instead of tracebacks: one clear line, what to do next, and a
 stable exit code.
 """
 

@@ -196,7 +196,7 @@ def _beyond(e: Exception) -> str:
 
 
 def _fault(value: Any, endless: tuple[float, ...] = ()) -> str | None:
-    """What is unreasonable in a value, or None. `endless`: floats that JSON cannot have.
+    """The unreasonable part of a value, or None. `endless`: floats that JSON cannot have.
 
     Goes level by level, since deep nesting would break a recursion.
     """

@@ -52,8 +52,8 @@ def expanded(name: str) -> Path:
 
 
 def _user_dir(kind: str, xdg: str, fallback: str) -> Path:
-    if own := os.environ.get("GDN_HOME"):
-        return expanded(own).absolute() / kind
+    if name := os.environ.get("GDN_HOME"):
+        return expanded(name).absolute() / kind
     base = os.environ.get(xdg, "")  # that standard wants a relative one to be ignored
     return (Path(base) if os.path.isabs(base) else home() / fallback) / "gdn" / kind
 
@@ -76,7 +76,7 @@ def baselines_dir() -> Path:
 
 
 def tunes_dir() -> Path:
-    """What `gdn tune` has measured so far, next to the records; it resumes from there."""
+    """Measurements of `gdn tune`, next to the records; it resumes from there."""
     return _user_dir("tunes", "XDG_DATA_HOME", ".local/share")
 
 
@@ -99,9 +99,9 @@ def make(folder: Path) -> Path:
     keeps its permissions. Raises MissingError.
     """
     try:
-        for each in [*reversed(folder.parents), folder]:
-            if not each.is_dir():
-                each.mkdir(mode=0o700, exist_ok=True)
+        for part in [*reversed(folder.parents), folder]:
+            if not part.is_dir():
+                part.mkdir(mode=0o700, exist_ok=True)
     except OSError as e:
         why = "Not a directory" if isinstance(e, FileExistsError) else e.strerror
         raise MissingError(

@@ -13,7 +13,7 @@ from ..parsing import Positive, Text, decode, read_toml
 
 
 class Peaks(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a GPU could do at most."""
+    """The most that a GPU can do, by its data sheet."""
 
     # as the driver has them
     names: tuple[Text, ...]

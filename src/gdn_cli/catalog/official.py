@@ -73,9 +73,9 @@ def here(asked: Harness) -> Harness:
     """The harness with the folder that it has on this machine. MissingError, with pip's
     command, if it is not here.
     """
-    own = re.fullmatch(r"flashinfer-bench==(\S+)", asked.needs)
+    version = re.fullmatch(r"flashinfer-bench==(\S+)", asked.needs)
     try:
-        if own and metadata.version("flashinfer-bench") == own[1]:
+        if version and metadata.version("flashinfer-bench") == version[1]:
             return asked
     except metadata.PackageNotFoundError:
         pass

@@ -365,8 +365,8 @@ def _files(folders: Iterable[Path]) -> dict[str, OpFile]:
 
 
 def _op(family: str, file: OpFile, heads: Heads | None = None) -> Op:
-    own = file.sizes()
-    if heads and heads == Heads.of(f"{own['num_q_heads']}/{own['num_v_heads']}"):
+    first = file.sizes()
+    if heads and heads == (first["num_q_heads"], first["num_v_heads"]):
         heads = None
     sizes = file.sizes(heads)
     changes = {
@@ -378,7 +378,7 @@ def _op(family: str, file: OpFile, heads: Heads | None = None) -> Op:
         **msgspec.structs.asdict(file) | changes,
         name=f"{family}_qk{heads.qk}_v{heads.v}" if heads else family,
         family=family,
-        family_definition=file.definition.format(**own),
+        family_definition=file.definition.format(**first),
     )
 
 

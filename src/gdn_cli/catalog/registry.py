@@ -22,7 +22,6 @@ from .ops import Heads, Op, Ops
 from .tune_section import Tune
 
 # Where an algo can run. `interpreter` is Triton's, on a CPU: for checks, never timed.
-MODES = ("cuda", "cpu", "interpreter")
 Mode = Literal["cuda", "cpu", "interpreter"]
 DEFAULT_OP = "gdn_decode"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")

@@ -13,9 +13,7 @@ from typing import Any
 
 
 def fault(ends: Any, total: int) -> str | None:
-    """What is wrong with cu_seqlens `ends` (in host memory) for `total` tokens; None if
-    nothing is.
-    """
+    """The fault of cu_seqlens `ends` (in host memory) for `total` tokens, or None."""
     values = [int(x) for x in ends]
     should = f"must rise from 0 to total_seq_len={total}"
     if not values:

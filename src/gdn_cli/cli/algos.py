@@ -61,24 +61,24 @@ def show(
     from ..report import screen
 
     known = registry.load(algos)
-    found = known.find(algo, op)
+    target = known.find(algo, op)
     kept = history.History()
-    own = [s for s in kept.series() if (s.op, s.algo) == (found.op, found.name)]
+    series = [s for s in kept.series() if (s.op, s.algo) == (target.op, target.name)]
     for notice in kept.notices:
         screen.say(notice)
-    log = found.own_folder.parent / "README.md"
+    log = target.own_folder.parent / "README.md"
     text = read(log).decode(errors="replace") if log.is_file() else ""
-    saved = committed(paths.RESULTS_DIR, found.op, found.name, text)
+    saved = committed(paths.RESULTS_DIR, target.op, target.name, text)
     files = []
-    for path in pack.sources(found):
+    for path in pack.sources(target):
         lines = read(path).decode(errors="replace").splitlines()
         files.append((path, len(lines)))
     facts = shown.Known(
-        found,
-        o.machine().place(found),
+        target,
+        o.machine().place(target),
         files,
-        log=log if f"`{found.name}`" in text else None,
-        history=history.timeline(own, count=1),
+        log=log if f"`{target.name}`" in text else None,
+        history=history.timeline(series, count=1),
         committed=[saved] if saved else [],
     )
     shown.show_algo(facts, json)
