@@ -339,7 +339,7 @@ def test_a_build_cache_below_a_folder_of_all_users_is_looked_at(tmp_path):
     shared.chmod(0o1777)
     for folder in (mine, builds):
         folder.chmod(0o755)
-    assert paths.planted(builds) is paths.foreign(shared / "not-there" / "x") is None
+    assert paths.planted(builds) is paths.planted(shared / "not-there" / "x") is None
     mine.chmod(0o777)
     assert paths.planted(builds) == f"others may write to {mine}"
     mine.chmod(0o755)
