@@ -20,7 +20,7 @@ import helpers
 import pytest
 
 from gdn_cli import errors, files, parsing
-from gdn_cli.catalog import file_kinds, pack, trace_set
+from gdn_cli.catalog import pack, trace_set
 from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.records import store
 from gdn_cli.report import markdown_blocks
@@ -178,9 +178,9 @@ def test_a_file_that_is_not_to_be_written_stays():
 
 def test_lines_are_appended(tmp_path):
     file = tmp_path / "x.jsonl"
-    files.append(file, "one\n")
+    files.append_text(file, "one\n")
     with no_file_above(1000), pytest.raises(MissingError, match="File too large"):
-        files.append(file, "n" * 5000)
+        files.append_text(file, "n" * 5000)
     assert file.read_text().startswith("one\nnnn")
 
 
@@ -219,7 +219,7 @@ def test_paths_that_cannot_be_files_are_refused(make, says, tmp_path):
     make(tmp_path / "x")
     for act in (
         lambda: files.write(tmp_path / "x", "new"),
-        lambda: files.check(tmp_path / "x"),
+        lambda: files.check_writable(tmp_path / "x"),
     ):
         with pytest.raises(UsageError) as e:
             act()
@@ -277,7 +277,7 @@ def test_a_device_stays_one(tmp_path):
     link.symlink_to("/dev/null")
     before = os.stat("/dev/null").st_ino
     for name in ("/dev/null", link):
-        files.check(name)
+        files.check_writable(name)
         files.write(name, "text")
     assert (
         stat.S_ISCHR(os.stat("/dev/null").st_mode)
@@ -408,9 +408,7 @@ def test_a_plain_file_is_read_up_to_its_limit(tmp_path):
     assert files.read(Path("/proc/self/stat"))  # which says that it has no bytes
 
 
-@pytest.mark.parametrize(
-    "reader", ["records", "solution", "toml", "page", "kind", "workloads"]
-)
+@pytest.mark.parametrize("reader", ["records", "solution", "toml", "page", "workloads"])
 def test_every_reader_says_so_in_one_line(reader, no_file):
     path, why = no_file
     read = {
@@ -418,12 +416,8 @@ def test_every_reader_says_so_in_one_line(reader, no_file):
         "solution": lambda: pack.read_solution(path, helpers.REGISTRY),
         "toml": lambda: parsing.read_toml(path),
         "page": lambda: markdown_blocks.update(path, None),
-        "kind": lambda: file_kinds.kind(path),
         "workloads": lambda: trace_set._read(path),
     }[reader]
-    if reader == "kind":
-        assert read() is None
-        return
     with pytest.raises(errors.GdnError) as e:
         read()
     told = (

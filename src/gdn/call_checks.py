@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from gdn_cli.catalog import seqlens
-from gdn_cli.catalog.dtypes import torch_dtype
 from gdn_cli.catalog.expression import condition
-from gdn_cli.catalog.ops import Op, TensorSpec
+from gdn_cli.catalog.ops import Op, TensorSpec, torch_dtype
 from gdn_cli.catalog.registry import Algo, Registry
 
 from . import tensor_checks

@@ -9,19 +9,20 @@ EDGE = 64 * 1024  # of a longer output: kept of the beginning, and of the end
 
 
 class Output:
-    """What a process prints, as bytes: the beginning and the end of it."""
+    """The output of a process, as bytes: the beginning and the end of it."""
 
     def __init__(self, edge: int = EDGE) -> None:
-        self.edge, self.head, self.tail, self.size = edge, bytearray(), bytearray(), 0
+        self.edge = edge
+        self.head = bytearray()
+        self.tail = bytearray()
+        self.size = 0
 
     def add(self, data: bytes) -> None:
         self.size += len(data)
-        if room := self.edge - len(self.head):
-            self.head += data[:room]
-            data = data[room:]
-        if data:
-            self.tail += data[-self.edge :]
-            del self.tail[: -self.edge]
+        room = self.edge - len(self.head)
+        self.head += data[:room]
+        self.tail += data[room:][-self.edge :]
+        del self.tail[: -self.edge]
 
     def text(self) -> str:
         """With a line in the middle that says how much was left out."""
@@ -38,17 +39,19 @@ def clip(text: str, most: int = 2 * EDGE) -> str:
     return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
 
 
-def clipped(what: Any, most: int = 2 * EDGE) -> Any:
+def clipped(value: Any, most: int = 2 * EDGE) -> Any:
     """JSON with every text in it clipped."""
-    return mapped(what, lambda text: clip(text, most), lambda key: clip(str(key), 1024))
+    return mapped(
+        value, lambda text: clip(text, most), lambda key: clip(str(key), 1024)
+    )
 
 
-def mapped(what: Any, text: Callable[[str], str], key: Callable[[Any], Any]) -> Any:
+def mapped(value: Any, text: Callable[[str], str], key: Callable[[Any], Any]) -> Any:
     """JSON with every text in it passed through `text`, and every key through `key`."""
-    if isinstance(what, str):
-        return text(what)
-    if isinstance(what, dict):
-        return {key(name): mapped(value, text, key) for name, value in what.items()}
-    if isinstance(what, (list, tuple)):
-        return [mapped(value, text, key) for value in what]
-    return what
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, dict):
+        return {key(name): mapped(item, text, key) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [mapped(item, text, key) for item in value]
+    return value

@@ -1,4 +1,4 @@
-"""What a user sees instead of a traceback: one clear line, what to do next, and a
+"""Errors for a user, instead of tracebacks: one clear line, what to do next, and a
 stable exit code.
 """
 
@@ -70,15 +70,14 @@ def unknown(
         advice = f"there are: {', '.join(map(shown, known))}"
     else:
         advice = "there are none"
-    return UsageError(
-        f"unknown {kind} '{name}'",
-        hint=f"{advice}{' ' if near else '; '}{hint}" if hint else advice,
-    )
+    if hint:
+        advice += f"{' ' if near else '; '}{hint}"
+    return UsageError(f"unknown {kind} '{name}'", hint=advice)
 
 
 def one_line(e: BaseException) -> str:
     """The kind of an exception and the first line of what it says."""
-    if said := getattr(e, "one_line", None):  # set on an exception of another process
-        return said
-    lines = [line for line in str(e).splitlines() if line.strip()]
-    return f"{type(e).__name__}: {lines[0][:300]}" if lines else type(e).__name__
+    if hasattr(e, "one_line"):  # an exception of another process
+        return e.one_line
+    text = str(e).strip().splitlines()
+    return f"{type(e).__name__}: {text[0][:300]}" if text else type(e).__name__

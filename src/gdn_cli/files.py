@@ -45,12 +45,14 @@ _OPEN_FILES = re.compile(r"/dev/fd|/proc/(?P<pid>\d+)(/task/\d+)?/fd")
 
 
 @dataclass(frozen=True)
-class Place:
+class Destination:
     """Where a name leads."""
 
     path: Path
-    stream: bool  # written into, never replaced
-    descriptor: int | None = None  # the stream is one that this process has open
+    # written into, never replaced
+    stream: bool
+    # the stream is one that this process has open
+    descriptor: int | None = None
 
 
 def read(path: Path, most: int = MOST) -> bytes:
@@ -103,7 +105,7 @@ def opened(
     """Like `write`, for data written piece by piece: the file is in place once the
     block ends without an error.
     """
-    to = place(path, within=within, hint=hint)
+    to = destination(path, within=within, hint=hint)
     if not to.stream:
         with (
             beside(path, within=within, hint=hint, sync=sync) as temporary,
@@ -140,12 +142,10 @@ def beside(
     With `mark` it has the same name every time, so that the next command overwrites
     what a killed one left.
     """
-    target = place(path, within=within, hint=hint).path
+    target = destination(path, within=within, hint=hint).path
     with _told(path, hint):
-        temporary, old = (
-            _temporary(target, mark),
-            target.stat() if target.exists() else None,
-        )
+        temporary = _temporary(target, mark)
+        old = target.stat() if target.exists() else None
         try:
             yield temporary
             _finish(temporary, old, sync)
@@ -155,7 +155,7 @@ def beside(
                 temporary.unlink(missing_ok=True)
 
 
-def append(path: Path, text: str) -> None:
+def append_text(path: Path, text: str) -> None:
     """Append lines to one of gdn's own files. Raises as `write` does; part of the text
     may be written by then.
     """
@@ -163,11 +163,11 @@ def append(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def check(path: Path, *, hint: str | None = OTHER_PLACE) -> None:
+def check_writable(path: Path, *, hint: str | None = OTHER_PLACE) -> None:
     """Raise what `write` would raise, as far as that is known without writing. The
     file's folder is created.
     """
-    to = place(path, hint=hint)
+    to = destination(path, hint=hint)
     with _told(path, hint):
         if to.descriptor is not None:
             os.close(os.dup(to.descriptor))
@@ -182,28 +182,27 @@ def is_stdout(path: Path) -> bool:
     """Whether a name leads to this process's standard output, which then must carry
     nothing else.
     """
-    return place(path).descriptor == 1
+    return destination(path).descriptor == 1
 
 
 def inside(path: Path, folder: Path) -> bool:
     """Whether a path, once links are followed, lies in a folder. A path that does not exist yet
     counts by its name, and one that no file can have lies nowhere."""
     try:
-        return Path(os.path.realpath(_name(path))).is_relative_to(
-            os.path.realpath(folder)
-        )
+        real = Path(os.path.realpath(_name(path)))
+        return real.is_relative_to(os.path.realpath(folder))
     except OSError:
         return False
 
 
-def place(
+def destination(
     path: Path, *, within: Path | None = None, hint: str | None = OTHER_PLACE
-) -> Place:
+) -> Destination:
     """Where a name leads; UsageError if it cannot be a file: a folder, a disk, a
     socket, a link to nothing.
     """
     with _told(path, hint):
-        to = _place(path)
+        to = _resolve(path)
     if within is not None and (to.stream or not inside(to.path, within)):
         raise UsageError(
             f"{path} leads out of {within}; nothing is written there",
@@ -231,14 +230,13 @@ def refused(e: Exception) -> GdnError | None:
     if not isinstance(e, OSError):
         return None
     if e.errno in _LIMITS:
-        return MissingError(
-            f"this machine refuses more: {e.strerror}", hint=LIMITS_HINT
-        )
+        message = f"this machine refuses more: {e.strerror}"
+        return MissingError(message, hint=LIMITS_HINT)
     if e.errno in MACHINE:
         return failure(e.filename or "the output", e)
-    return (
-        UsageError(f"{e.filename}: {e.strerror}") if e.filename and e.strerror else None
-    )
+    if e.filename and e.strerror:
+        return UsageError(f"{e.filename}: {e.strerror}")
+    return None
 
 
 @contextlib.contextmanager
@@ -270,15 +268,15 @@ _KINDS = {
 }
 
 
-def _plain(found: os.stat_result, path: Path) -> None:
-    if stat.S_ISDIR(found.st_mode):
+def _plain(status: os.stat_result, path: Path) -> None:
+    if stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
         raise OSError(errno.EINVAL, f"it is {kind}, not a plain file", str(path))
 
 
-def _place(path: Path) -> Place:
+def _resolve(path: Path) -> Destination:
     here = _name(path)
     linked = os.path.islink(here)
     with contextlib.suppress(FileNotFoundError):
@@ -289,9 +287,10 @@ def _place(path: Path) -> Place:
         folder = os.path.realpath(os.path.dirname(here) or os.curdir)
         name = os.path.basename(here)
         here = os.path.join(folder, name)
-        if (found := _OPEN_FILES.fullmatch(folder)) and name.isdigit():
-            own = found["pid"] is None or int(found["pid"]) == os.getpid()
-            return Place(Path(here), True, int(name) if own else None)
+        match = _OPEN_FILES.fullmatch(folder)
+        if match and name.isdigit():
+            own = match["pid"] in (None, str(os.getpid()))
+            return Destination(Path(here), True, int(name) if own else None)
         if not os.path.islink(here):
             break
         here = os.path.join(folder, os.readlink(here))
@@ -301,17 +300,15 @@ def _place(path: Path) -> Place:
         mode = os.stat(here).st_mode
     except FileNotFoundError:
         if linked:
-            raise FileNotFoundError(
-                errno.ENOENT, f"it is a link to {here}, which is not there"
-            ) from None
-        return Place(Path(here), False)
+            why = f"it is a link to {here}, which is not there"
+            raise FileNotFoundError(errno.ENOENT, why) from None
+        return Destination(Path(here), False)
     if stat.S_ISREG(mode):
-        return Place(Path(here), False)
+        return Destination(Path(here), False)
     if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
-        return Place(Path(here), True)
-    raise OSError(
-        errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'not a plain file')}"
-    )
+        return Destination(Path(here), True)
+    kind = _KINDS.get(stat.S_IFMT(mode), "not a plain file")
+    raise OSError(errno.EINVAL, f"it is {kind}")
 
 
 def _temporary(target: Path, mark: str) -> Path:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from . import files
-from .errors import GdnError, UsageError, unknown
+from . import files, paths
+from .errors import GdnError, UsageError
+from .text import shown
 
 try:
     import tomllib
@@ -25,13 +25,14 @@ T = TypeVar("T")
 Json = dict[str, Any]  # a table with unchecked keys and values
 Kind = Callable[..., GdnError]  # UsageError or MissingError
 # Types that fields of several Structs share.
-Text = Annotated[str, Meta(pattern=r"\S", description="text")]
+Text = Annotated[str, Meta(min_length=1)]
 Positive = Annotated[int, Meta(ge=1)]
 
 _LARGEST_TOML = 4 << 20  # bytes: its parser takes seconds for a MiB
 # levels of nesting: real files have fewer, and later readers may recurse
 _DEEPEST = 100
 HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # surrogates: valid only in pairs
+_LONGEST = 500  # characters of msgspec's words: keys may be of any length
 _WIDEST = 2**64  # whole numbers beyond 64 bits break SQLite, C++ and float
 
 
@@ -60,16 +61,13 @@ def json_of(text: str | bytes, where: object, kind: Kind = UsageError) -> Any:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as e:
-        place = (
-            f"column {e.colno}"
-            if e.lineno == 1
-            else f"line {e.lineno} column {e.colno}"
-        )
+        line = "" if e.lineno == 1 else f"line {e.lineno} "
+        place = f"{line}column {e.colno}"
         raise _wrong(where, "JSON", f"{e.msg} at {place}", kind) from None
     # Python's limits on digits and nesting, or not text
     except (ValueError, RecursionError) as e:
         raise _wrong(where, "JSON", _beyond(e), kind) from None
-    if fault := _fault(value, (math.inf, -math.inf)):  # 1e999; TOML may say inf
+    if fault := _fault([value], (math.inf, -math.inf)):  # 1e999; TOML may say inf
         raise _wrong(where, "JSON", fault, kind)
     try:
         if HALVES.search(
@@ -91,57 +89,50 @@ def read_toml(path: Path) -> Json:
         raise _wrong(path, "TOML", str(e), UsageError) from None
     except (ValueError, RecursionError) as e:
         raise _wrong(path, "TOML", _beyond(e), UsageError) from None
-    if fault := _fault(value):
+    if fault := _fault([value]):
         raise _wrong(path, "TOML", fault, UsageError)
     return value
 
 
+def overlaid(base: Json, changes: Json) -> Json:
+    """A table with these changes; those to a table in it change only what they name."""
+    table = dict(base)
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(table.get(key), dict):
+            value = overlaid(table[key], value)
+        table[key] = value
+    return table
+
+
+def read_config(name: str) -> tuple[Json, str]:
+    """The table of configs/NAME, under that of the user's own file of this name, and
+    which files these are. Where both have a key, the user's wins.
+    """
+    files = [folder / name for folder in paths.config_dirs()]
+    files = [files[0], *filter(Path.is_file, files[1:])]
+    table: Json = {}
+    for file in files:
+        table = overlaid(table, read_toml(file))
+    return table, " and ".join(map(str, files))
+
+
 class Wrong(ValueError):
-    """A file breaks a rule that a Struct checks in its `__post_init__`. `steps` lead
-    from the Struct to `got`; leave `got` out if the value is missing.
+    """A rule that a Struct checks in its `__post_init__`. `steps` lead from the Struct
+    to `got`; leave `got` out if the value is missing.
     """
 
     def __init__(
         self, steps: Sequence[str | int], expected: str, got: Any = ...
     ) -> None:
-        super().__init__()
-        self.steps, self.expected, self.got = steps, expected, got
+        seen = "it is missing" if got is ... else f"got {got!r:.80}"
+        super().__init__(f"{'.'.join(map(str, steps))}: expected {expected}, {seen}")
 
 
-def decode(
-    value: Any, form: type[T], where: object, kind: Kind = UsageError, root: str = "$"
-) -> T:
-    """A parsed file's value as a `form`: a msgspec Struct, or a type made of Structs.
-
-    Raises `kind` if it does not fit, in one line: `where` the value is from, the path
-    in it (`$.tune.constants.rows`), what is expected there and what was found. `root`
-    is the value's own path, for a part of a file.
-    """
-    try:
-        return msgspec.convert(value, form)
-    except msgspec.ValidationError as e:
-        error = e
-    at = re.search(r" - at (?:`key` in )?`\$([^`]*)`$", str(error))
-    said = str(error)[: at.start()] if at else str(error)
-    steps = _steps(at[1] if at else "", error, value, form)
-    if isinstance(rule := error.__cause__, Wrong):
-        raise wrong(where, [*steps, *rule.steps], rule.expected, rule.got, kind, root)
-    if said.startswith("Object contains unknown field `"):
-        key = said.split("`", 1)[1][:-1]
-        known = [
-            name
-            for node in _nodes(form, steps)[0]
-            for name in node.get("properties", ())
-        ]
-        place = f"{where}: {root}{_path([*steps, key])}"
-        raise kind(f"{place}: unknown key", hint=unknown("key", key, known).hint)
-    missing = said.startswith("Object missing required field `")
-    expected, steps = _expected(
-        form, [*steps, said.split("`")[1]] if missing else steps
-    )
-    raise wrong(
-        where, steps, expected, ... if missing else _found(value, steps), kind, root
-    )
+def check_names(key: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raises Wrong for a name that is not known."""
+    for name in names:
+        if name not in known:
+            raise Wrong([key], f"names of {', '.join(known)}", name)
 
 
 def wrong(
@@ -150,11 +141,25 @@ def wrong(
     expected: str,
     got: Any = ...,
     kind: Kind = UsageError,
-    root: str = "$",
 ) -> GdnError:
     """The error for one value of a file; without `got` the value is missing."""
-    seen = "it is missing" if got is ... else f"got {got!r:.80}"
-    return kind(f"{where}: {root}{_path(steps)}: expected {expected}, {seen}")
+    return _one_line(where, f"$.{Wrong(steps, expected, got)}", kind)
+
+
+def decode(value: Any, form: type[T], where: object, kind: Kind = UsageError) -> T:
+    """A parsed file's value as a `form`: a msgspec Struct, or a type made of Structs.
+
+    Raises `kind` if it does not fit, in one line: `where` the value is from, and what
+    msgspec says, with the path in the value.
+    """
+    try:
+        return msgspec.convert(value, form)
+    except msgspec.ValidationError as e:
+        raise _one_line(where, str(e), kind) from None
+
+
+def _one_line(where: object, text: str, kind: Kind) -> GdnError:
+    return kind(f"{where}: {shown(text)[:_LONGEST]}")
 
 
 def to_json(value: Any) -> Any:
@@ -165,133 +170,15 @@ def to_json(value: Any) -> Any:
 def lined(value: Any, indent: int = 0) -> str:
     """JSON with each table of a list on a line: readable, small, and good to diff."""
     if isinstance(value, dict) and value:
-        brackets, inside = (
-            "{}",
-            [
-                f"{json.dumps(key)}: {lined(item, indent + 1)}"
-                for key, item in value.items()
-            ],
-        )
+        brackets = "{}"
+        inside = [f"{json.dumps(k)}: {lined(v, indent + 1)}" for k, v in value.items()]
     elif isinstance(value, list) and value and isinstance(value[0], dict):
-        brackets, inside = "[]", list(map(json.dumps, value))
+        brackets = "[]"
+        inside = [json.dumps(item) for item in value]
     else:
         return json.dumps(value)
     space = "\n" + " " * (indent + 1)
     return brackets[0] + space + f",{space}".join(inside) + space[:-1] + brackets[1]
-
-
-def schema(form: Any) -> Json:
-    """The JSON Schema of a Struct, or of a type made of Structs."""
-    return msgspec.json.schema(form)
-
-
-def _path(steps: Sequence[str | int]) -> str:
-    def shown(step: str | int) -> str:
-        plain = isinstance(step, str) and re.fullmatch(r"[\w-]{1,80}", step)
-        return f".{step}" if plain else f"[{json.dumps(step)[:80]}]"
-
-    return "".join(map(shown, steps))
-
-
-def _found(value: Any, steps: Sequence[str | int]) -> Any:
-    for step in steps:
-        value = value[step]
-    return value
-
-
-def _steps(
-    at: str, error: msgspec.ValidationError, value: Any, form: Any
-) -> list[str | int]:
-    """The keys that lead to the value that an error is about; `at` is msgspec's path.
-    msgspec writes `[...]` for any key of a table of names: the key is found by leaving
-    entries out until the error changes or goes away.
-    """
-
-    def same() -> bool:
-        try:
-            msgspec.convert(value, form)
-        except msgspec.ValidationError as e:
-            return str(e) == str(error)
-        return False
-
-    value, steps = copy.deepcopy(value), []
-    for index, name in re.findall(r"\[(\d+|\.\.\.)\]|\.([^.\[]+)", at):
-        if index == "...":
-            table = _found(value, steps)
-            for name in list(table):
-                item = table.pop(name)
-                if not same():
-                    break
-            table[name] = item
-        steps.append(name or int(index))
-    return steps
-
-
-def _nodes(form: Any, steps: list[str | int]) -> tuple[list[Json], list[str | int]]:
-    """The parts of a form's schema that the value at `steps` may be. A list that is
-    described as a whole describes its items too: the steps end there.
-    """
-    whole = schema(form)
-
-    def opened(node: Json) -> list[Json]:
-        if "$ref" in node:  # a Struct's own description is its docstring
-            named = whole["$defs"][node["$ref"].rsplit("/", 1)[1]]
-            return opened(
-                {key: of for key, of in named.items() if key != "description"}
-            )
-        if "description" in node or "anyOf" not in node:
-            return [node]
-        return [inner for each in node["anyOf"] for inner in opened(each)]
-
-    nodes = opened(whole)
-    for i, step in enumerate(steps):
-        if described := [
-            n for n in nodes if n.get("type") == "array" and "description" in n
-        ]:
-            return described, steps[:i]
-        key = "items" if isinstance(step, int) else "additionalProperties"
-        each = [opened(n) for node in nodes for n in node.get("anyOf", [node])]
-        under = [
-            n.get("properties", {}).get(step, n.get(key))
-            for alternatives in each
-            for n in alternatives
-        ]
-        nodes = [n for node in under if isinstance(node, dict) for n in opened(node)]
-    return nodes, steps
-
-
-def _expected(form: Any, steps: list[str | int]) -> tuple[str, list[str | int]]:
-    """What a value at `steps` must be, in words, and the steps to the part that these
-    words describe.
-    """
-    nodes, steps = _nodes(form, steps)
-    words = [
-        node.get("description") or _words(node)
-        for node in nodes
-        if node.get("type") != "null"
-    ]
-    return " or ".join(dict.fromkeys(words)), steps
-
-
-_WORDS = {
-    "string": "text",
-    "boolean": "true or false",
-    "array": "a list",
-    "object": "a table",
-    "integer": "a whole number",
-    "number": "a number",
-}
-
-
-def _words(node: Json) -> str:
-    if names := node.get("enum"):
-        return f"one of {', '.join(names)}" if len(names) > 1 else repr(names[0])
-    word = _WORDS.get(node.get("type", ""), "another value")
-    if node.keys() & {"minItems", "minLength"}:
-        word += " that is not empty"
-    if node.get("minimum", 0) > 0 or node.get("exclusiveMinimum") == 0:
-        word = word.replace("a ", "a positive ")
-    return f"{word}, 0 or more" if node.get("minimum") == 0 else word
 
 
 def _wrong(where: object, form: str, why: str, kind: Kind) -> GdnError:
@@ -309,31 +196,21 @@ def _beyond(e: Exception) -> str:
 
 
 def _fault(value: Any, endless: tuple[float, ...] = ()) -> str | None:
-    """What is unreasonable in a value, or None. Goes level by level, since deep nesting
-    would break a recursion. `endless` are the floats that are not allowed as numbers.
+    """The unreasonable part of a value, or None. `endless`: floats that JSON cannot have.
+
+    Goes level by level, since deep nesting would break a recursion.
     """
     level = [value]
     for _ in range(_DEEPEST):
-        inner: list[Any] = []
+        items: list[Any] = []
         for table in level:
-            for item in (
-                table.values()
-                if isinstance(table, dict)
-                else table
-                if isinstance(table, list)
-                else (table,)
-            ):
-                if isinstance(item, (dict, list)):
-                    inner.append(item)
-                elif (
-                    type(item) is int
-                    and not -_WIDEST < item < _WIDEST
-                    or item in endless
-                ):
-                    return _LARGE
-                elif endless and item != item:
-                    return "it has NaN, which is not a number"
-        if not inner:
+            items += table.values() if isinstance(table, dict) else table
+        for item in items:
+            if type(item) is int and abs(item) >= _WIDEST or item in endless:
+                return _LARGE
+            if endless and item != item:
+                return "it has NaN, which is not a number"
+        level = [item for item in items if isinstance(item, (dict, list))]
+        if not level:
             return None
-        level = inner
     return _NESTED

@@ -15,14 +15,13 @@ PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = PACKAGE.parent.parent
 
 # A checkout keeps algos/ and configs/ at its top; a wheel carries them inside the package.
-IN_CHECKOUT = (_CHECKOUT / "pyproject.toml").is_file() and (
-    _CHECKOUT / "algos"
-).is_dir()
+# These two are of a checkout only.
+PYPROJECT = _CHECKOUT / "pyproject.toml"
+RESULTS_DIR = _CHECKOUT / "results"
+IN_CHECKOUT = PYPROJECT.is_file() and (_CHECKOUT / "algos").is_dir()
 _ROOT = _CHECKOUT if IN_CHECKOUT else PACKAGE
 ALGOS_DIR = _ROOT / "algos"
 CONFIGS_DIR = _ROOT / "configs"
-RESULTS_DIR = _CHECKOUT / "results"  # of a checkout only
-PYPROJECT = _CHECKOUT / "pyproject.toml"  # of a checkout only
 
 
 def home() -> Path:
@@ -53,8 +52,8 @@ def expanded(name: str) -> Path:
 
 
 def _user_dir(kind: str, xdg: str, fallback: str) -> Path:
-    if own := os.environ.get("GDN_HOME"):
-        return expanded(own).absolute() / kind
+    if name := os.environ.get("GDN_HOME"):
+        return expanded(name).absolute() / kind
     base = os.environ.get(xdg, "")  # that standard wants a relative one to be ignored
     return (Path(base) if os.path.isabs(base) else home() / fallback) / "gdn" / kind
 
@@ -77,7 +76,7 @@ def baselines_dir() -> Path:
 
 
 def tunes_dir() -> Path:
-    """What `gdn tune` has measured so far, next to the records; it resumes from there."""
+    """Measurements of `gdn tune`, next to the records; it resumes from there."""
     return _user_dir("tunes", "XDG_DATA_HOME", ".local/share")
 
 
@@ -86,15 +85,23 @@ def harness_dir() -> Path:
     return _user_dir("harness", "XDG_DATA_HOME", ".local/share")
 
 
+def config_dirs() -> list[Path]:
+    """The folders of ops, presets and engines: gdn's own and the user's."""
+    try:
+        return [CONFIGS_DIR, _user_dir("configs", "XDG_CONFIG_HOME", ".config")]
+    except MissingError:  # a user without a home
+        return [CONFIGS_DIR]
+
+
 def make(folder: Path) -> Path:
     """Make one of gdn's own folders and its missing parents, for this user alone
     (0700): its files are executed, or show what the user works on. An existing folder
     keeps its permissions. Raises MissingError.
     """
     try:
-        for each in [*reversed(folder.parents), folder]:
-            if not each.is_dir():
-                each.mkdir(mode=0o700, exist_ok=True)
+        for part in [*reversed(folder.parents), folder]:
+            if not part.is_dir():
+                part.mkdir(mode=0o700, exist_ok=True)
     except OSError as e:
         why = "Not a directory" if isinstance(e, FileExistsError) else e.strerror
         raise MissingError(
@@ -115,19 +122,13 @@ def builds_dir() -> Path:
     folder = _user_dir("builds", "XDG_CACHE_HOME", ".cache")
     if not any(c.isspace() for c in str(folder)):
         return folder
-    folder = (
-        Path(tempfile.gettempdir())
-        / f"gdn-builds-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
-    )
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    folder = Path(tempfile.gettempdir()) / f"gdn-builds-{user}"
     if not folder.is_symlink():
         make(folder)
-    found = folder.lstat()
-    if (
-        not stat.S_ISDIR(found.st_mode)
-        or not _mine(found)
-        or os.name == "posix"
-        and found.st_mode & 0o077
-    ):
+    status = folder.lstat()
+    private = os.name != "posix" or not status.st_mode & 0o077
+    if not (stat.S_ISDIR(status.st_mode) and _trusted(status) and private):
         raise MissingError(
             f"{folder} is not a folder of yours alone (0700), and builds would be run from it",
             hint="delete it, or let GDN_HOME name a folder without white space",
@@ -135,29 +136,30 @@ def builds_dir() -> Path:
     return folder
 
 
-def foreign(folder: Path) -> str | None:
-    """Which part of a path another user could have put there, with everything in it,
-    and why; None if nobody could.
+def planted(folder: Path) -> str | None:
+    """Why another user could have planted a path and everything in it, with the part of
+    it that is theirs; None if nobody could.
 
     That can happen in a folder that everyone may write to, such as /tmp: whoever comes
     first gets the name.
     """
     shared = False
     path = Path(os.path.realpath(folder))
-    for each in [*reversed(path.parents), path]:
+    for part in [*reversed(path.parents), path]:
         try:
-            found = each.stat()
+            status = part.stat()
         except FileNotFoundError:
             return None
         except OSError as e:
-            return f"{each}: {e.strerror}"
-        if shared and not _mine(found):
-            return f"{each} belongs to another user"
-        shared = shared or bool(found.st_mode & stat.S_IWOTH)
-        if shared and found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
-            return f"others may write to {each}"
+            return f"{part}: {e.strerror}"
+        if shared and not _trusted(status):
+            return f"{part} belongs to another user"
+        shared = shared or bool(status.st_mode & stat.S_IWOTH)
+        if shared and status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+            return f"others may write to {part}"
     return None
 
 
-def _mine(found: os.stat_result) -> bool:
-    return not hasattr(os, "geteuid") or found.st_uid in (os.geteuid(), 0)
+def _trusted(status: os.stat_result) -> bool:
+    """Whether it belongs to this user or to root."""
+    return not hasattr(os, "geteuid") or status.st_uid in (os.geteuid(), 0)

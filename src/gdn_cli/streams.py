@@ -34,9 +34,8 @@ def keep() -> None:
         stream = getattr(sys, name)
         # Python looked at its start: what has this number now is not a stream
         if stream is None:
-            setattr(
-                sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8")
-            )
+            mode = "w" if number else "r"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
         elif number and _number(stream) == number:
             setattr(sys, name, _lasting(stream, number))
 

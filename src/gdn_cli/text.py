@@ -40,13 +40,14 @@ def _visible(match: re.Match[str]) -> str:
     c = match[0]
     if c.isprintable() and not _UNSEEN.match(c):
         return c
-    return (
-        "\ufffd" if "\ud800" <= c <= "\udfff" else c.encode("unicode_escape").decode()
-    )
+    if "\ud800" <= c <= "\udfff":
+        return "\ufffd"
+    return c.encode("unicode_escape").decode()
 
 
 # what is between backticks is one word: a command to be copied
 _WORDS = re.compile(r"(?:[^\s`]*`[^`]*`)+[^\s`]*|\S+")
+_UNBROKEN = re.compile(r"\S+")
 
 
 def breaks(text: str, width: int, hang: int = 0, hard: bool = False) -> list[int]:
@@ -57,37 +58,38 @@ def breaks(text: str, width: int, hang: int = 0, hard: bool = False) -> list[int
     stands alone; with `hard` it is broken, too.
     """
     lead = len(text) - len(text.lstrip())
-    words = [(m.start(), m.end()) for m in _WORDS.finditer(text)]
-    words = [
-        (start + m.start(), start + m.end())
-        for start, end in words
-        for m in re.finditer(
-            r"\S+" if end - start > width - lead - hang else r"(?s:.+)", text[start:end]
-        )
-    ]
-    # `indent`: blanks that are put in front of the present line
-    found, begin, indent = [], 0, 0
+    words: list[tuple[int, int]] = []
+    for match in _WORDS.finditer(text):
+        start, end = match.span()
+        if end - start <= width - lead - hang:
+            words.append((start, end))
+        else:
+            words += [part.span() for part in _UNBROKEN.finditer(text, start, end)]
+    places: list[int] = []
+    # where the present line begins, and how many blanks are put in front of it
+    begin = indent = 0
     for start, end in words:
-        if indent + end - begin > width and start > begin + lead * (not found):
-            found.append(start)
+        first = begin if places else lead
+        if indent + end - begin > width and start > first:
+            places.append(start)
             begin, indent = start, lead + hang
         while hard and indent + end - begin > width:
             begin += max(1, width - indent)
-            found.append(begin)
+            places.append(begin)
             indent = lead + hang
-    return found
+    return places
 
 
 def folded(text: str, width: int, hang: int = 2) -> str:
-    """The same as text of several lines."""
+    """Wrap each line to `width`; continuation lines are indented by `hang` more."""
     lines = []
     for line in text.split("\n"):
-        at = [0, *breaks(line, width, hang), len(line)]
         indent = " " * (hang + len(line) - len(line.lstrip()))
-        lines += [
-            indent * (i > 0) + line[a:b].rstrip()
-            for i, (a, b) in enumerate(zip(at, at[1:], strict=False))
-        ]
+        begin = 0
+        for end in [*breaks(line, width, hang), len(line)]:
+            part = line[begin:end].rstrip()
+            lines.append(indent + part if begin else part)
+            begin = end
     return "\n".join(lines)
 
 
@@ -98,11 +100,7 @@ def folded_for(stream: TextIO, text: str) -> str:
 
 def whole(text: str) -> str:
     """Text that UTF-8 can hold: half a surrogate pair becomes U+FFFD; nothing else changes."""
-    return (
-        text
-        if text.isascii()
-        else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    )
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 # --- files
@@ -110,12 +108,8 @@ def whole(text: str) -> str:
 
 def markdown(text: str) -> str:
     """Text that stays text in Markdown: no markup, link, cell or comment can start in it."""
-    text = (
-        " ".join(shown(text).split())
-        .replace("&", "&amp;")
-        .replace("<", "&lt;")
-        .replace("\\", "\\\\")
-    )
+    text = " ".join(shown(text).split())
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\")
     text = re.sub(r"[|*`\[\]$~]", r"\\\g<0>", text)
     # inside a word it marks nothing
     return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)
@@ -129,6 +123,7 @@ def markdown_code(text: str) -> str:
     return "`" + text.replace("|", r"\|") + "`"
 
 
+_BEGINS_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -139,9 +134,7 @@ def csv_cell(value: Any) -> Any:
     if not isinstance(value, str):
         return "" if value is None else value
     cell = shown(value)
-    formula = value[:1] in tuple(
-        "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
-    ) and not _NUMBER.fullmatch(value)
+    formula = value[:1] in _BEGINS_FORMULA and not _NUMBER.fullmatch(value)
     return f"'{cell}" if formula else cell
 
 

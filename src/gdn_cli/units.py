@@ -22,17 +22,18 @@ def three(value: float) -> str:
     size = abs(value)
     if 0.0005 <= size < 0.0995:
         return f"{value:.2g}"
-    places = 0 if size >= 99.95 else 1 if size >= 9.995 else 2 if size >= 0.9995 else 3
+    places = sum(size < limit for limit in (0.9995, 9.995, 99.95))
     return f"{value:.{places}f}"
 
 
 def duration(us: float) -> str:
     """A time with its unit, by magnitude: 2.05 us, 332 us, 41.0 ms."""
-    unit, size = (
-        ("us", 1.0) if us < 999.5 else ("ms", 1e3) if us < 999.5e3 else ("s", 1e6)
-    )
-    value = us / size
-    places = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    value, unit = us, "us"
+    if us >= 999.5e3:
+        value, unit = us / 1e6, "s"
+    elif us >= 999.5:
+        value, unit = us / 1e3, "ms"
+    places = sum(value < limit for limit in (9.995, 99.95))
     return f"{value:.{places}f} {unit}"
 
 
@@ -55,18 +56,23 @@ def cell(us: float, unit: str | None) -> str:
 
 def size(n: float) -> str:
     """Bytes, in powers of ten like rates: 8 B, 535 KB, 7.53 MB."""
-    for unit, one in (("B", 1.0), ("KB", 1e3), ("MB", 1e6), ("GB", 1e9)):
-        if abs(n) < 999.5 * one or unit == "GB":
-            break
-    return f"{n:.0f} B" if unit == "B" else f"{three(n / one)} {unit}"
+    if abs(n) < 999.5:
+        return f"{n:.0f} B"
+    if abs(n) < 999.5e3:
+        return f"{three(n / 1e3)} KB"
+    if abs(n) < 999.5e6:
+        return f"{three(n / 1e6)} MB"
+    return f"{three(n / 1e9)} GB"
 
 
 def figure(value: float | str | None, unit: str) -> str:
     """A figure with its unit: 2.85 us, 535 KB, 188 GB/s, 12.3 %, 215,040, 1.02x; "-"
     where it is not known.
     """
-    if value is None or isinstance(value, str):
-        return "-" if value is None else value
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
     if unit == "us":
         return f"-{duration(-value)}" if value < 0 else duration(value)
     if unit == "B":
@@ -74,11 +80,8 @@ def figure(value: float | str | None, unit: str) -> str:
     if unit == "x":
         return times(value)
     if unit == "count":  # whole numbers in full
-        return (
-            f"{value:,.0f}"
-            if float(value).is_integer() or abs(value) >= 999.5
-            else three(value)
-        )
+        whole = float(value).is_integer() or abs(value) >= 999.5
+        return f"{value:,.0f}" if whole else three(value)
     if not unit:  # a line's number, say
         return str(value) if isinstance(value, int) else three(value)
     return f"{three(value) if value else 0} {unit}"
@@ -99,18 +102,11 @@ def listed(names: Iterable[str], most: int | None = None) -> str:
     names = list(names)
     if most is not None and len(names) > most:
         names = [*names[:most], f"{len(names) - most} more"]
-    return (
-        " and ".join([", ".join(names[:-1]), names[-1]])
-        if len(names) > 1
-        else "".join(names)
-    )
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def is_positive(value: Any) -> bool:
     """Whether a value read from a file is a positive number."""
-    return (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and value > 0
-    )
+    return type(value) in (int, float) and 0 < value < math.inf

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import helpers
 import pytest
-from msgspec import structs
 
-from gdn_cli.catalog import expression, gpus
-from gdn_cli.parsing import Wrong
+from gdn_cli.catalog import gpus
 
 OPS = helpers.REGISTRY.ops
 
@@ -68,13 +66,6 @@ def test_attention(op):
     assert OPS[op].work({"batch_size": 2}) is None
 
 
-def test_a_formula_has_numbers_and_names_only():
-    assert expression.formula("7 * n // 2", {"n"})({"n": 3}) == 10
-    for text in ("n.real", "f(n)", "n **", "m * 2"):
-        with pytest.raises(ValueError):
-            expression.formula(text, {"n"})
-
-
 @pytest.mark.parametrize(
     ("device", "tensor", "fp32"),
     [("NVIDIA H200", 989.5, 67), ("NVIDIA H200, GPU 1", 989.5, 67), ("NVIDIA B200 (Modal)", 2250, 80),
@@ -82,28 +73,9 @@ def test_a_formula_has_numbers_and_names_only():
 )  # fmt: skip
 def test_peaks(device, tensor, fp32):
     found = gpus.peaks_of(device)
-    assert (found.of("tensor"), found.of("fp32")) == (
-        tensor,
-        fp32,
-    ) and "NVIDIA" in found.source
+    assert (found.of("tensor"), found.of("fp32")) == (tensor, fp32)
+    assert "NVIDIA" in found.source
 
 
 def test_a_gpu_that_is_not_known_has_no_peaks():
-    assert (
-        gpus.peaks_of("NVIDIA H20") is None and gpus.peaks_of("GPU (not named)") is None
-    )
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"flops": "2 * batch_size"},
-        {"peak": "fp32"},
-        {"flops": "2 * nope", "peak": "fp32"},
-    ],
-)
-def test_what_an_op_says_of_its_work_is_checked(given):
-    with pytest.raises(Wrong):
-        structs.replace(
-            OPS["gdn_decode"], **{"flops": None, "peak": None} | given
-        ).__post_init__()
+    assert gpus.peaks_of("NVIDIA H20") is gpus.peaks_of("GPU (not named)") is None

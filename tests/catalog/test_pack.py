@@ -28,29 +28,15 @@ def test_every_shipped_algo_packs_and_comes_back(algo, tmp_path):
 
     op = REGISTRY.ops[algo.op]
     solution = pack.pack(algo, op)
-    assert list(solution["spec"]) == [
-        "language", "target_hardware", "entry_point", "dependencies", "destination_passing_style", "binding"
-    ]  # fmt: skip
-    assert (
-        solution["name"] == f"{algo.op}-{algo.name}"
-        and solution["definition"] == op.definition
-    )
-    assert solution["spec"]["binding"] == (
-        "tvm-ffi" if algo.language in ("cpp", "cuda") else None
-    )
-    assert solution["spec"]["target_hardware"] and set(
-        solution["spec"]["target_hardware"]
-    ) <= {
-        "cuda",
-        "cpu",
-    }
-    own = [
-        p
-        for p in algo.folder.iterdir()
-        if p.is_file() and p.name not in pack.STAY_BEHIND
-    ]
-    files = {p.name: p.read_text() for p in [*own, *algo.shares]}
-    assert {s["path"]: s["content"] for s in solution["sources"]} == files
+    spec = solution["spec"]
+    assert solution["name"] == f"{algo.op}-{algo.name}"
+    assert solution["definition"] == op.definition
+    assert (spec["binding"] == "tvm-ffi") is (algo.language in ("cpp", "cuda"))
+    assert set() < set(spec["target_hardware"]) <= {"cuda", "cpu"}
+    own = [p for p in algo.folder.iterdir() if p.is_file()]
+    files = [p for p in own if p.name not in pack.STAY_BEHIND] + list(algo.shares)
+    contents = {s["path"]: s["content"] for s in solution["sources"]}
+    assert contents == {p.name: p.read_text() for p in files}
 
     parsed = Solution.model_validate(solution)  # flashinfer-bench's own word
     assert parsed.get_entry_symbol() == "run"
@@ -68,17 +54,11 @@ def test_every_shipped_algo_packs_and_comes_back(algo, tmp_path):
 
 def test_a_definition_says_what_flashinfer_bench_needs():
     d = pack.definition(DECODE, REGISTRY)
-    assert d["axes"]["batch_size"] == {"type": "var"} and d["axes"]["head_size"] == {
-        "type": "const",
-        "value": 128,
-    }
+    assert d["axes"]["batch_size"] == {"type": "var"}
+    assert d["axes"]["head_size"] == {"type": "const", "value": 128}
     assert d["inputs"]["scale"] == {"shape": None, "dtype": "float32"}
-    assert d["inputs"]["state"]["shape"] == [
-        "batch_size",
-        "num_v_heads",
-        "head_size",
-        "head_size",
-    ]
+    shape = ["batch_size", "num_v_heads", "head_size", "head_size"]
+    assert d["inputs"]["state"]["shape"] == shape
     assert d["reference"] == helpers.RIGHT
 
 
@@ -112,40 +92,27 @@ def test_the_source_hash_follows_what_decides_the_build(tmp_path, write_algo):
 RUN = "def run(): ...\n"
 REFUSED = {
     "an-empty-file": (
-        {"main.py": RUN, "extra.py": " \n"},
-        "extra.py",
-        "flashinfer-bench refuses empty files",
+        {"main.py": RUN, "x.py": " \n"},
+        "x.py: flashinfer-bench refuses",
     ),
     "absolute-import": (
         {"main.py": "import os\nimport helper\n" + RUN, "helper.py": "#"},
-        "main.py:2",
-        (
-            "absolute import of the sibling 'helper'; a solution is imported as a package: write"
-            " `from .helper import ...`"
-        ),
+        "main.py:2: absolute import of the sibling 'helper'",
     ),
     "absolute-from": (
         {"main.py": RUN + "def f():\n    from helper.x import y\n", "helper.py": "#"},
-        "main.py:3",
-        "absolute import of the sibling 'helper'",
+        "main.py:3: absolute import of the sibling 'helper'",
     ),
     "a-suffix": (
-        {"main.py": RUN, "table.json": "{}"},
-        "table.json",
-        "flashinfer-bench drops files with the suffix '.json'",
+        {"main.py": RUN, "t.json": "{}"},
+        "t.json: flashinfer-bench drops files",
     ),
     "no-suffix": (
         {"main.py": RUN, "Makefile": "all:"},
-        "Makefile",
-        "flashinfer-bench drops files with the suffix ''",
+        "Makefile: flashinfer-bench drops",
     ),
-    "not-utf8": ({"main.py": RUN, "k.cu": b"// \xe9"}, "k.cu", "not UTF-8 text"),
-    "not-python": (
-        {"main.py": "def run(:\n    pass\n"},
-        "main.py:1",
-        "not valid Python",
-    ),
-    "python-not-utf8": ({"main.py": b"# \xe9\n"}, "main.py", "not UTF-8 text"),
+    "not-utf8": ({"main.py": RUN, "k.cu": b"// \xe9"}, "k.cu: not UTF-8 text"),
+    "not-python": ({"main.py": "def run(:\n"}, "main.py:1: not valid Python"),
 }
 
 
@@ -153,11 +120,11 @@ REFUSED = {
 def test_solutions_that_flashinfer_bench_cannot_take_are_refused(
     name, tmp_path, write_algo
 ):
-    sources, where, why = REFUSED[name]
+    sources, says = REFUSED[name]
     folder = write_algo(tmp_path, name, sources)
     with pytest.raises(UsageError) as e:
         pack.pack(registry.load(str(tmp_path)).find(name), DECODE)
-    assert e.value.code == 2 and str(e.value).startswith(f"{folder}/{where}: {why}")
+    assert e.value.code == 2 and str(e.value).startswith(f"{folder}/{says}")
 
 
 def test_a_subfolder_is_refused_but_ignored_files_are_not(tmp_path, write_algo):
@@ -185,11 +152,7 @@ def test_a_subfolder_is_refused_but_ignored_files_are_not(tmp_path, write_algo):
 def test_a_refused_algo_is_not_written(tmp_path, write_algo, gdn):
     write_algo(tmp_path / "algos", "bad", REFUSED["a-suffix"][0])
     done = gdn("pack", "--algo", "bad", "--algos", tmp_path / "algos", cwd=tmp_path)
-    assert (
-        done.code == 2
-        and "table.json: flashinfer-bench drops files" in done.err
-        and done.out == ""
-    )
+    assert done.code == 2 and "t.json: flash" in done.err and done.out == ""
     assert sorted(p.name for p in tmp_path.iterdir()) == ["algos"]
 
 
@@ -287,37 +250,29 @@ def source(path: str) -> list[dict]:
     return [{"path": "main.py", "content": RUN}, {"path": path, "content": "#"}]
 
 
+OUTSIDE = "would be written outside its folder; refused"
 BAD_FILES = {
     "not JSON": ("{", "not valid JSON"),
-    "a list": ("[]", "$: expected a table, got []"),
-    "no name": (foreign(name=None), "$.name: expected text"),
-    "no author": (foreign(author=None), "$.author: expected text"),
-    "no spec": (foreign(spec=None), "$.spec: expected a table"),
-    "spec is text": (foreign(spec="x"), "$.spec: expected a table"),
-    "no language": (foreign(spec__language=None), "$.spec.language: expected one of python, triton"),
-    "unknown language": (foreign(spec__language="rust"), "$.spec.language: expected one of python, triton, "),
-    "no hardware": (foreign(spec__target_hardware=[]), "$.spec.target_hardware: expected a list"),
-    "no entry point": (foreign(spec__entry_point=None), "$.spec.entry_point: expected text"),
-    "entry file missing": (foreign(spec__entry_point="kernel.py::run"), "$.spec.entry_point: expected '<one"),
-    "entry without symbol": (foreign(spec__entry_point="main.py"), "$.spec.entry_point: expected '<one of the"),
-    "style is text": (
-        foreign(spec__destination_passing_style="false"),
-        "$.spec.destination_passing_style: expected true or false",
+    "a list": ("[]", "Expected `object`"),
+    "no name": (foreign(name=None), "required field `name`"),
+    "unknown language": (
+        foreign(spec__language="rust"),
+        "'rust' - at `$.spec.language`",
     ),
-    "no sources": (foreign(sources=[]), "$.sources: expected a list that is not empty"),
-    "source is text": (foreign(sources=["main.py"]), "$.sources[0]: expected a table, got 'main.py'"),
-    "empty source": (foreign(sources=[{"path": "main.py", "content": ""}]), "$.sources[0].content: expected text"),
-    "twice the same": (foreign(sources=source("main.py")), "$.sources: expected files of different names, got"),
-    "unknown definition": (foreign(definition="moe_fp8"), "definition 'moe_fp8' is not one of gdn's ops; gdn knows"),
-    "up": (foreign(sources=source("../x.py")), "source '../x.py' would be written outside its folder; refused"),
-    "up later": (foreign(sources=source("a/../../x.py")), "source 'a/../../x.py' would be written outside"),
-    "absolute": (foreign(sources=source("/tmp/x.py")), "source '/tmp/x.py' would be written outside"),
-    "windows up": (foreign(sources=source("..\\x.py")), "source '..\\x.py' would be written outside"),
-    "windows drive": (foreign(sources=source("C:\\x.py")), "source 'C:\\x.py' would be written outside"),
-    "windows drive, relative": (foreign(sources=source("C:x.py")), "source 'C:x.py' would be written outside"),
-    "windows root": (foreign(sources=source("\\x.py")), "source '\\x.py' would be written outside"),
-    "windows share": (foreign(sources=source("\\\\host\\share\\x.py")), "would be written outside"),
-}  # fmt: skip
+    "no sources": (foreign(sources=[]), "length >= 1 - at `$.sources`"),
+    "no file": (foreign(spec__entry_point="k.py::run"), "$.spec.entry_point: expected"),
+    "no symbol": (foreign(spec__entry_point="main.py"), "$.spec.entry_point: expected"),
+    "twice the same": (foreign(sources=source("main.py")), "files of different names"),
+    "definition": (foreign(definition="moe_fp8"), "'moe_fp8' is not one of gdn's ops"),
+    "up": (foreign(sources=source("../x.py")), OUTSIDE),
+    "up later": (foreign(sources=source("a/../../x.py")), OUTSIDE),
+    "absolute": (foreign(sources=source("/tmp/x.py")), OUTSIDE),
+    "windows up": (foreign(sources=source("..\\x.py")), OUTSIDE),
+    "windows drive": (foreign(sources=source("C:\\x.py")), OUTSIDE),
+    "windows drive, relative": (foreign(sources=source("C:x.py")), OUTSIDE),
+    "windows root": (foreign(sources=source("\\x.py")), OUTSIDE),
+    "windows share": (foreign(sources=source("\\\\host\\share\\x.py")), OUTSIDE),
+}
 
 
 @pytest.mark.parametrize("what", BAD_FILES)
@@ -327,12 +282,9 @@ def test_a_foreign_file_that_is_wrong(what, tmp_path):
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(UsageError) as e:
         pack.read_solution(file, REGISTRY)
-    assert (
-        e.value.code == 2
-        and str(e.value).startswith(f"{file}: ")
-        and says in str(e.value)
-    )
-    assert "\n" not in str(e.value)
+    text = str(e.value)
+    assert e.value.code == 2 and text.startswith(f"{file}: ") and says in text
+    assert "\n" not in text
 
 
 def test_a_file_that_is_not_there_or_not_text(tmp_path):
@@ -499,12 +451,7 @@ WHOLE = INPUTS + list(DECODE.outputs)
 @pytest.mark.parametrize(
     ("parameters", "passing", "state", "says"),
     [
-        (
-            WHOLE,
-            True,
-            "ok",
-            "11 arguments, destination passing, as the definition has them",
-        ),
+        (WHOLE, True, "ok", "11 arguments, destination passing, as the definition has"),
         (
             INPUTS,
             False,
@@ -515,10 +462,7 @@ WHOLE = INPUTS + list(DECODE.outputs)
             WHOLE,
             False,
             "failed",
-            (
-                "takes 11 arguments, value returning passes 9 (q, k, v, state, A_log, a,"
-                " dt_bias, b, "
-            ),
+            "takes 11 arguments, value returning passes 9 (q, k, v",
         ),
         (INPUTS, True, "failed", "takes 9 arguments, destination passing passes 11 ("),
         (INPUTS[:-1], False, "failed", "takes 8 arguments, value returning passes 9 ("),
@@ -526,22 +470,17 @@ WHOLE = INPUTS + list(DECODE.outputs)
             ["k", "q", *INPUTS[2:]],
             False,
             "failed",
-            "order (k, q, v, state, A_log, a, dt_bias, b, scale), expected (q, k, ",
+            "order (k, q, v, state, A_log, a, dt",
         ),
         (
             [*INPUTS, "new_state", "output"],
             True,
             "failed",
-            "order (q, k, v, state, A_log, a, dt_bias, b, scale, new_state, ",
+            "order (q, k, v, state, A_log",
         ),
         # names of their own: nothing to compare
         (list("abcdefghi"), False, "ok", "9 arguments"),
-        (
-            ["*everything"],
-            False,
-            "skipped",
-            "the entry point does not say which parameters it has",
-        ),
+        (["*everything"], False, "skipped", "the entry point does not say which param"),
     ],
 )
 def test_signatures(parameters, passing, state, says):

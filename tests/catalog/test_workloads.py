@@ -14,15 +14,16 @@ from collections import Counter
 import msgspec
 import pytest
 
-from gdn_cli import parsing, paths
-from gdn_cli.catalog import ops, presets, registry, trace_set
+from gdn_cli import paths
+from gdn_cli.catalog import ops, pack, presets, registry, trace_set
 from gdn_cli.catalog.presets import Preset
 from gdn_cli.catalog.trace_set import from_folder
 from gdn_cli.catalog.workloads import Workload, embedded, select
 from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.parsing import to_json
 
-OPS = registry.load().ops
+REGISTRY = registry.load()
+OPS = REGISTRY.ops
 DECODE, PREFILL, ATTENTION = OPS["gdn_decode"], OPS["gdn_prefill"], OPS["attention_fwd"]
 
 
@@ -36,15 +37,8 @@ def axes_of(workloads) -> list[dict]:
 def test_decode_workloads_are_the_contests():
     ws = embedded(DECODE)
     assert [w.index for w in ws] == list(range(54))
-    assert Counter(w.axes["batch_size"] for w in ws) == {
-        1: 10,
-        4: 8,
-        8: 7,
-        16: 7,
-        32: 7,
-        48: 7,
-        64: 8,
-    }
+    counts = {1: 10, 4: 8, 8: 7, 16: 7, 32: 7, 48: 7, 64: 8}
+    assert Counter(w.axes["batch_size"] for w in ws) == counts
     assert ws[0].uuid == "901e5104-dccb-4c3f-ae13-ef4d31a4d456"
     assert ws[20].uuid.startswith("25d1f606") and ws[20].axes == {"batch_size": 8}
 
@@ -65,9 +59,8 @@ def test_every_workload_has_the_ops_axes_and_its_own_uuid():
     assert len(every) == 54 + 100 + 2 * 6 + 10 + 2 * (9 + 8 + 8 + 9)
     assert len({str(uuid.UUID(w.uuid)) for _, w in every}) == len(every)
     for op, w in every:
-        assert (
-            set(w.axes) == set(op.var_axes) and w.origin == "twin" and w.inputs is None
-        )
+        assert set(w.axes) == set(op.var_axes)
+        assert w.origin == "twin" and w.inputs is None
 
 
 def test_attention_twins_have_lasting_uuids():
@@ -77,28 +70,18 @@ def test_attention_twins_have_lasting_uuids():
     ]
     # results are filed under these: a change here orphans every record there is
     assert ws[2].uuid == "588b0601-e2b5-55a7-abb7-9b29c2d66d82"
-    assert (
-        select(DECODE, [], chosen=["batch_size=5"])[0].uuid
-        == "0c8f11b8-7711-55ae-ad5c-0865fd44fe11"
-    )
-    assert (
-        select(PREFILL, [], chosen=["seq_lens=1024+7168"])[0].uuid
-        == "e8e3337a-fd21-5784-b834-8c66ee91fc04"
-    )
+    for op, chosen, id_ in (
+        (DECODE, "batch_size=5", "0c8f11b8-7711-55ae-ad5c-0865fd44fe11"),
+        (PREFILL, "seq_lens=1024+7168", "e8e3337a-fd21-5784-b834-8c66ee91fc04"),
+    ):
+        assert [w.uuid for w in select(op, [], chosen=[chosen])] == [id_]
 
 
 def test_a_workload_survives_json():
-    for w in (
-        embedded(DECODE)[3],
-        select(PREFILL, [], chosen=["seq_lens=2x8"])[0],
-        Workload(
-            "u",
-            {"batch_size": 2},
-            7,
-            "dataset",
-            {"scale": {"type": "scalar", "value": 0.5}},
-        ),
-    ):
+    scale = {"scale": {"type": "scalar", "value": 0.5}}
+    of_folder = Workload("u", {"batch_size": 2}, 7, "dataset", scale)
+    lengths = select(PREFILL, [], chosen=["seq_lens=2x8"])
+    for w in (embedded(DECODE)[3], *lengths, of_folder):
         again = msgspec.convert(to_json(w), Workload)
         assert again == w and again.seq_lens == w.seq_lens
 
@@ -107,12 +90,9 @@ def test_nothing_here_imports_torch_or_numpy():
     code = "import sys, gdn_cli.catalog.workloads as w; w.contest(); "
     code += "print([m for m in ('torch', 'numpy') if m in sys.modules])"
     env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], env=env, capture_output=True, text=True
-        ).stdout
-        == "[]\n"
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.stdout == "[]\n"
 
 
 # --- selecting
@@ -147,9 +127,8 @@ def test_choosing(op, chosen, indices):
 
 
 def test_digits_are_read_as_an_index_first():
-    ws = [Workload("1234-a", {"batch_size": 1}, 0)] + [
-        Workload(f"u{i}", {"batch_size": 1}, i) for i in range(1, 2000)
-    ]
+    ws = [Workload("1234-a", {"batch_size": 1}, 0)]
+    ws += [Workload(f"u{i}", {"batch_size": 1}, i) for i in range(1, 2000)]
     assert select(DECODE, ws, chosen=["1234"]) == [ws[1234]]
     assert select(DECODE, ws[:9], chosen=["1234"]) == [ws[0]]
 
@@ -163,62 +142,25 @@ def test_first_few():
 
 
 @pytest.mark.parametrize(
-    ("op", "chosen", "axes", "seq_lens"),
+    ("op", "chosen", "sizes", "seq_lens"),
     [
-        (DECODE, "batch_size=5", {"batch_size": 5}, None),
-        (ATTENTION, "seq_len=300", {"batch_size": 1, "seq_len": 300}, None),
-        (
-            ATTENTION,
-            "seq_len=512,batch_size=4",
-            {"batch_size": 4, "seq_len": 512},
-            None,
-        ),
-        (DECODE, "B=5", {"batch_size": 5}, None),  # as tables have it
-        (DECODE, " B = 5 ", {"batch_size": 5}, None),
-        (ATTENTION, "B=4 S=512", {"batch_size": 4, "seq_len": 512}, None),
-        (
-            PREFILL,
-            "T=70 N=9",
-            {"total_seq_len": 70, "num_seqs": 9, "len_cu_seqlens": 10},
-            None,
-        ),
-        (
-            PREFILL,
-            "T=70,num_seqs=9",
-            {"total_seq_len": 70, "num_seqs": 9, "len_cu_seqlens": 10},
-            None,
-        ),
-        (
-            PREFILL,
-            "total_seq_len=70,num_seqs=9",
-            {"total_seq_len": 70, "num_seqs": 9, "len_cu_seqlens": 10},
-            None,
-        ),
-        (
-            PREFILL,
-            "total_seq_len=70,len_cu_seqlens=3",
-            {"total_seq_len": 70, "num_seqs": 2, "len_cu_seqlens": 3},
-            None,
-        ),
-        (
-            PREFILL,
-            "seq_lens=2x3+64",
-            {"total_seq_len": 70, "num_seqs": 3, "len_cu_seqlens": 4},
-            (3, 3, 64),
-        ),
-        (
-            PREFILL,
-            "seq_lens=77777",
-            {"total_seq_len": 77777, "num_seqs": 1, "len_cu_seqlens": 2},
-            None,
-        ),
+        (DECODE, "batch_size=5", (5,), None),
+        (ATTENTION, "seq_len=300", (1, 300), None),
+        (ATTENTION, "seq_len=512,batch_size=4", (4, 512), None),
+        (DECODE, "B=5", (5,), None),  # as tables have it
+        (DECODE, " B = 5 ", (5,), None),
+        (ATTENTION, "B=4 S=512", (4, 512), None),
+        (PREFILL, "T=70,num_seqs=9", (70, 9, 10), None),
+        (PREFILL, "total_seq_len=70,len_cu_seqlens=3", (70, 2, 3), None),
+        (PREFILL, "seq_lens=2x3+64", (70, 3, 4), (3, 3, 64)),
+        (PREFILL, "seq_lens=77777", (77777, 1, 2), None),
     ],
 )
-def test_axes_that_no_workload_has_give_a_twin(op, chosen, axes, seq_lens):
+def test_axes_that_no_workload_has_give_a_twin(op, chosen, sizes, seq_lens):
     (w,) = select(op, embedded(op), chosen=[chosen])
-    assert (w.axes, w.seq_lens, w.index, w.origin) == (axes, seq_lens, None, "twin")
+    assert list(w.axes.items()) == list(zip(op.var_axes, sizes, strict=True))
+    assert (w.seq_lens, w.index, w.origin) == (seq_lens, None, "twin")
     assert select(op, [], chosen=[chosen]) == [w]  # the same one whatever it is beside
-    assert list(w.axes) == list(op.var_axes)
     assert w.uuid not in {e.uuid for e in embedded(op)}
 
 
@@ -227,23 +169,15 @@ def test_every_size_can_be_chosen_by_the_label_that_tables_give_it():
         for w in embedded(op)[:3]:
             label, _ = ops.label_of(op, w.axes)
             found = select(op, embedded(op), chosen=[label])
-            assert w in found and {ops.label_of(op, f.axes)[0] for f in found} == {
-                label
-            }, (
-                op.name,
-                label,
-            )
+            labels = {ops.label_of(op, f.axes)[0] for f in found}
+            assert w in found and labels == {label}, op.name
 
 
 def test_twins_come_after_the_data_set_and_once():
     ws = embedded(DECODE)
-    picked = select(
-        DECODE, ws, chosen=["batch_size=5", "0", "batch_size=5", "batch_size=2"]
-    )
-    assert (
-        axes_of(picked) == [{"batch_size": 1}, {"batch_size": 5}, {"batch_size": 2}]
-        and picked[0] == ws[0]
-    )
+    chosen = ["batch_size=5", "0", "batch_size=5", "batch_size=2"]
+    picked = select(DECODE, ws, chosen=chosen)
+    assert [w.axes["batch_size"] for w in picked] == [1, 5, 2] and picked[0] == ws[0]
 
 
 def test_other_lengths_of_the_same_axes_are_another_twin():
@@ -258,72 +192,36 @@ def test_other_lengths_of_the_same_axes_are_another_twin():
 @pytest.mark.parametrize(
     ("op", "chosen", "says"),
     [
-        (
-            DECODE,
-            "54",
-            "no workload '54' of gdn_decode: its 54 workloads have indices 0-53",
-        ),
+        (DECODE, "54", "no workload '54' of gdn_decode: its 54 workloads have indices"),
         (DECODE, "50-54", "indices 0-53"),
         (DECODE, "9-0", "indices 0-53"),
         (DECODE, "901", "indices 0-53"),
         (DECODE, "a57", "a uuid prefix of at least 4 hex digits"),
-        (
-            DECODE,
-            "ffff",
-            "no workload 'ffff' of gdn_decode; expected an index 0-53, a range such as 0-9",
-        ),
+        (DECODE, "ffff", "expected an index 0-53, a range such as 0-9"),
         (DECODE, "", "no workload ''"),
-        (
-            DECODE,
-            "batchsize=4",
-            "unknown axis of gdn_decode 'batchsize'; did you mean batch_size?",
-        ),
+        (DECODE, "batchsize=4", "'batchsize'; did you mean batch_size?"),
         (DECODE, "S=4", "unknown axis of gdn_decode 'S'; there are: batch_size"),
+        (DECODE, "head_size=64", "is always 128; choose by batch_size"),
+        (DECODE, "batch_size=many", "='many'; expected a positive whole number"),
         (DECODE, "B=0", "axis batch_size='0'; expected a positive whole number"),
-        (
-            DECODE,
-            "head_size=64",
-            "axis 'head_size' of gdn_decode is always 128; choose by batch_size",
-        ),
-        (
-            DECODE,
-            "batch_size=many",
-            "axis batch_size='many'; expected a positive whole number",
-        ),
-        (
-            DECODE,
-            "batch_size=0",
-            "axis batch_size='0'; expected a positive whole number",
-        ),
         (DECODE, "batch_size=-1", "axis batch_size='-1'"),
         (DECODE, "seq_lens=4", "unknown axis of gdn_decode 'seq_lens'"),
         (
             PREFILL,
             "num_seqs=600",
-            (
-                "has num_seqs=600; there are num_seqs 1, 2, 3, 4, 5, 13, 15, 20, ..., 57 (19"
-                " values); add total_seq_len for a twin"
-            ),
+            "1, 2, 3, 4, 5, 13, 15, 20, ..., 57 (19 values); add",
         ),
         (PREFILL, "total_seq_len=7", "there are total_seq_len 6, 12, 13"),
+        (PREFILL, "T=3,N=4", "num_seqs=4 sequences do not fit total_seq_len=3"),
         (
             PREFILL,
-            "total_seq_len=3,num_seqs=4",
-            "num_seqs=4 sequences do not fit total_seq_len=3",
-        ),
-        (
-            PREFILL,
-            "total_seq_len=9,num_seqs=4,len_cu_seqlens=9",
-            "len_cu_seqlens is num_seqs + 1",
+            "T=9,N=4,len_cu_seqlens=9",
+            "expected len_cu_seqlens == num_seqs + 1",
         ),
         (PREFILL, "seq_lens=4x", "seq_lens='4x'; expected lengths such as"),
         (PREFILL, "seq_lens=4x0", "expected lengths"),
         (PREFILL, "seq_lens=4x2,num_seqs=4", "seq_lens allows no other axes"),
-        (
-            ATTENTION,
-            "batch_size=2",
-            "has batch_size=2; there are batch_size 1; add seq_len for a twin",
-        ),
+        (ATTENTION, "batch_size=2", "there are batch_size 1; add seq_len for a twin"),
     ],
 )
 def test_invalid_selections_are_refused(op, chosen, says):
@@ -333,13 +231,9 @@ def test_invalid_selections_are_refused(op, chosen, says):
 
 
 def test_an_ambiguous_prefix_names_the_candidates():
-    ws = [Workload(f"abcd{i}000-aa", {"batch_size": 1}, i) for i in range(3)] + [
-        Workload("abce", {"batch_size": 1}, 3)
-    ]
-    with pytest.raises(
-        UsageError,
-        match="'abcd' fits 3 workloads of gdn_decode: abcd0000-aa, abcd1000-aa, abcd2",
-    ):
+    ids = ["abcd0000-aa", "abcd1000-aa", "abcd2000-aa", "abce"]
+    ws = [Workload(id_, {"batch_size": 1}, i) for i, id_ in enumerate(ids)]
+    with pytest.raises(UsageError, match="fits 3 workloads of gdn_decode: abcd0000-aa"):
         select(DECODE, ws, chosen=["abcd"])
     assert select(DECODE, ws, chosen=["abce"]) == [ws[3]]
 
@@ -357,33 +251,13 @@ def test_nothing_to_take():
 
 
 def test_the_presets_that_ship():
-    assert list(parsing.read_toml(presets.presets_file())) == [
-        "quick",
-        "contest",
-        "sweep",
-        "peers",
-    ]
+    assert presets.names() == ["quick", "contest", "sweep", "peers"]
     quick, contest, sweep = map(presets.load_preset, ("quick", "contest", "sweep"))
-    assert (
-        quick.settings_for("gdn_decode")
-        == quick.settings_for("gdn_prefill")
-        == {"seconds": 0.3}
-    )
-    assert contest.settings_for("gdn_decode") == {
-        "warmup": 10,
-        "iterations": 50,
-        "trials": 3,
-    }
-    assert contest.settings_for("attention_fwd") == {
-        "warmup": 10,
-        "iterations": 50,
-        "trials": 3,
-    }
-    assert contest.settings_for("gdn_prefill") == {
-        "warmup": 1,
-        "iterations": 5,
-        "trials": 3,
-    }
+    assert quick.settings_for("gdn_decode") == {"seconds": 0.3}
+    counts = {"warmup": 10, "iterations": 50, "trials": 3}
+    assert contest.settings_for("gdn_decode") == counts
+    counts = {"warmup": 1, "iterations": 5, "trials": 3}
+    assert contest.settings_for("gdn_prefill") == counts
     assert set(sweep.settings_for("gdn_decode")) == {"seconds"}
     peers = presets.load_preset("peers")
     prefill = select(PREFILL, embedded(PREFILL), preset=peers)
@@ -392,14 +266,12 @@ def test_the_presets_that_ship():
     assert len(prefill) == 17 and all(
         w in prefill for w in select(PREFILL, embedded(PREFILL), preset=sweep)
     )
-    sizes = [
-        w.axes["batch_size"] for w in select(DECODE, embedded(DECODE), preset=peers)
-    ]
-    assert len(sizes) == 27 and {1, 3, 33, 64, 129, 255, 256} < set(sizes)
 
     def chosen(op, preset):
         return select(op, embedded(op), preset=preset)
 
+    sizes = [w.axes["batch_size"] for w in chosen(DECODE, peers)]
+    assert len(sizes) == 27 and {1, 3, 33, 64, 129, 255, 256} < set(sizes)
     for op in OPS.values():
         assert chosen(op, contest) == embedded(op)
     # the first of each size
@@ -408,48 +280,18 @@ def test_the_presets_that_ship():
     assert [w.index for w in chosen(ATTENTION, quick)] == [2]
     sizes = [1, 2, 4, 8, 16, 32, 48, 64, 128, 256]
     assert [w.axes["batch_size"] for w in chosen(DECODE, sweep)] == sizes
-    assert [w.index for w in chosen(DECODE, sweep)] == [
-        0,
-        None,
-        10,
-        18,
-        25,
-        32,
-        39,
-        46,
-        None,
-        None,
-    ]
-    lens = [
-        (64,),
-        (512,),
-        (2048,),
-        (8192,),
-        (32768,),
-        (2048,) * 4,
-        (1024,) * 8,
-        (256,) * 32,
-        (64,) * 64,
-        (1024, 7168),
-    ]
-    assert [
-        w.seq_lens or (w.axes["total_seq_len"],) for w in chosen(PREFILL, sweep)
-    ] == lens
-    assert [w.axes["num_seqs"] for w in chosen(PREFILL, sweep)] == [
-        len(x) for x in lens
-    ]
+    indices = [0, None, 10, 18, 25, 32, 39, 46, None, None]
+    assert [w.index for w in chosen(DECODE, sweep)] == indices
+    lens = [(64,), (512,), (2048,), (8192,), (32768,)]
+    lens += [(2048,) * 4, (1024,) * 8, (256,) * 32, (64,) * 64, (1024, 7168)]
+    picked = chosen(PREFILL, sweep)
+    assert [w.seq_lens or (w.axes["total_seq_len"],) for w in picked] == lens
+    assert [w.axes["num_seqs"] for w in picked] == [len(x) for x in lens]
+    sizes = [(1, s) for s in (128, 256, 512, 1024, 2048, 4096)]
+    sizes += [(b, s) for b in (2, 4) for s in (128, 256, 512, 1024)]
     for op in (ATTENTION, OPS["attention_fwd_causal"]):
-        assert axes_of(chosen(op, sweep)) == [
-            *(
-                {"batch_size": 1, "seq_len": s}
-                for s in (128, 256, 512, 1024, 2048, 4096)
-            ),
-            *(
-                {"batch_size": b, "seq_len": s}
-                for b in (2, 4)
-                for s in (128, 256, 512, 1024)
-            ),
-        ]
+        axes = [{"batch_size": b, "seq_len": s} for b, s in sizes]
+        assert axes_of(chosen(op, sweep)) == axes
 
 
 def test_named_workloads_win_over_the_presets():
@@ -488,96 +330,30 @@ GOOD = (
     ("old", "new", "says"),
     [
         ('"s"', '"s', "not valid TOML"),
-        ('summary = "s"', "", "$.p.summary: expected text, it is missing"),
+        ('summary = "s"', "", "[p]: Object missing required field `summary`"),
+        ("seconds = 1", "", "[p.settings]: seconds: expected either"),
+        ("seconds = 1", "seconds = 1\ntrials = 3", "seconds: expected either"),
+        ("seconds = 1", "warmup = 1\ntrials = 3", "seconds: expected either"),
         (
-            "[p.settings]\nseconds = 1",
-            "",
-            "$.p.settings: expected a table, it is missing",
+            "= 1",
+            "= 1\n[p.settings.gdn_decode]\nwarmup = 1.5",
+            "[p.settings.gdn_decode]",
         ),
+        ("batch_size = 2", "batch = 2", "gdn_decode[0]: unknown axis of gdn_decode"),
         (
-            "seconds = 1",
-            "",
-            "$.p.settings.seconds: expected a positive number, or warmup",
+            "batch_size = 2",
+            'seq_lens = "x"',
+            "gdn_decode[0]: unknown axis of gdn_decod",
         ),
-        (
-            "seconds = 1",
-            "seconds = 0",
-            "$.p.settings.seconds: expected a positive number, got 0",
-        ),
-        (
-            "seconds = 1",
-            'seconds = "1"',
-            "$.p.settings.seconds: expected a positive number, got '1'",
-        ),
-        (
-            "seconds = 1",
-            "seconds = 1\ntrials = 3",
-            "$.p.settings.trials: expected no value together with seconds",
-        ),
-        (
-            "seconds = 1",
-            "warmup = 1\ntrials = 3",
-            "$.p.settings.iterations: expected a whole number, it is missing",
-        ),
-        (
-            "seconds = 1",
-            "warmup = 1\ntrials = 3\niterations = 0",
-            "iterations: expected a positive whole",
-        ),
-        (
-            "seconds = 1",
-            "seconds = 1\n[p.settings.gdn_decode]\nwarmup = 1.5",
-            "$.p.settings.gdn_decode.warmup",
-        ),
-        (
-            "[p.workloads]",
-            "[p.workload]",
-            "$.p.workload: unknown key; did you mean workloads?",
-        ),
-        (
-            "[{ batch_size = 2 }]",
-            '"some"',
-            '$.p.workloads.gdn_decode: expected "all", or a list of axes',
-        ),
-        (
-            "[{ batch_size = 2 }]",
-            "[]",
-            '$.p.workloads.gdn_decode: expected "all", or a list of axes',
-        ),
-        (
-            "[{ batch_size = 2 }]",
-            "[3]",
-            "$.p.workloads.gdn_decode[0]: expected axes such as",
-        ),
-        (
-            "= 2 }",
-            '= "2" }',
-            "$.p.workloads.gdn_decode[0].batch_size: expected a positive whole number, got '2'",
-        ),
-        (
-            "batch_size = 2 }",
-            "batch = 2 }",
-            "$.p.workloads.gdn_decode[0].batch: expected an axis of gdn_decode",
-        ),
-        (
-            "batch_size = 2 }",
-            'seq_lens = "x" }',
-            "$.p.workloads.gdn_decode[0].seq_lens: expected only lengths",
-        ),
-        (
-            "gdn_decode =",
-            "gdn_decod =",
-            "no workloads for gdn_decode, it has gdn_decod",
-        ),
+        ("gdn_decode =", "gdn_decod =", "no workloads for gdn_decode, it has gdn_deco"),
     ],
 )
 def test_a_broken_preset_names_file_and_key(tmp_path, monkeypatch, old, new, says):
     monkeypatch.setattr(paths, "CONFIGS_DIR", tmp_path)
     file = tmp_path / "presets.toml"
     file.write_text(GOOD)
-    assert axes_of(
-        select(DECODE, embedded(DECODE), preset=presets.load_preset("p"))
-    ) == [{"batch_size": 2}]
+    workloads = select(DECODE, embedded(DECODE), preset=presets.load_preset("p"))
+    assert axes_of(workloads) == [{"batch_size": 2}]
     assert old in GOOD
     file.write_text(GOOD.replace(old, new))
     with pytest.raises(UsageError) as e:
@@ -587,16 +363,8 @@ def test_a_broken_preset_names_file_and_key(tmp_path, monkeypatch, old, new, say
 
 def test_a_preset_entry_that_leaves_an_axis_open_needs_a_workload_that_has_it():
     entries = [{"total_seq_len": 8192}, {"total_seq_len": 7}]
-    preset = Preset(
-        name="p",
-        summary="s",
-        settings={"seconds": 1.0},
-        workloads={"gdn_prefill": entries},
-    )
-    with pytest.raises(
-        UsageError,
-        match=r"gdn_prefill\[1\]: no workload of gdn_prefill has total_seq_len=7",
-    ):
+    preset = Preset(summary="s", settings={}, workloads={"gdn_prefill": entries})
+    with pytest.raises(UsageError, match=r"gdn_prefill\[1\]: no workload .*_len=7"):
         select(PREFILL, embedded(PREFILL), preset=preset)
 
 
@@ -604,44 +372,20 @@ def test_a_preset_entry_that_leaves_an_axis_open_needs_a_workload_that_has_it():
 
 
 def definition_of(op) -> dict:
-    def specs(tensors):
-        return {
-            n: {"shape": s.shape and list(s.shape), "dtype": s.dtype}
-            for n, s in tensors.items()
-        }
-
-    axes = {
-        n: {"type": "var"} if v is None else {"type": "const", "value": v}
-        for n, v in op.axes.items()
-    }
-    return {
-        "name": op.definition,
-        "op_type": op.op_type,
-        "axes": axes,
-        "inputs": specs(op.inputs),
-        "outputs": specs(op.outputs),
-        "reference": "def run(): ...",
-    }
+    return json.loads(json.dumps(pack.definition(op, REGISTRY)))
 
 
 def row(op, name="w0", axes=None, inputs=None, **more) -> dict:
     axes = axes or {a: 2 for a in op.var_axes}
     workload = {"uuid": name, "axes": axes, "inputs": {} if inputs is None else inputs}
-    return {
-        "definition": op.definition,
-        "workload": workload,
-        "solution": None,
-        "evaluation": None,
-        **more,
-    }
+    return {"definition": op.definition, "workload": workload, **more}
 
 
 def write_folder(root, op, rows, definition=None, file=None):
     d = root / "definitions" / op.op_type
     d.mkdir(parents=True, exist_ok=True)
-    (d / f"{op.definition}.json").write_text(
-        json.dumps(definition or definition_of(op))
-    )
+    text = json.dumps(definition or definition_of(op))
+    (d / f"{op.definition}.json").write_text(text)
     w = root / "workloads" / op.op_type
     w.mkdir(parents=True, exist_ok=True)
     lines = [r if isinstance(r, str) else json.dumps(r) for r in rows]
@@ -704,29 +448,22 @@ def test_folders_that_are_not_there_or_empty(tmp_path):
         assert e.value.code == 3 and "\n" not in str(e.value)
         return str(e.value)
 
-    assert f"no such data set folder: {tmp_path / 'nowhere'}; `gdn data build" in says(
-        tmp_path / "nowhere"
-    )
-    assert not (tmp_path / "nowhere").exists()  # flashinfer-bench would have made it
+    nowhere = tmp_path / "nowhere"
+    assert f"no such data set folder: {nowhere}; `gdn data build" in says(nowhere)
+    assert not nowhere.exists()  # flashinfer-bench would have made it
     assert "it has no definitions/ and no workloads/" in says(tmp_path)
     (tmp_path / "file").write_text("")
     assert "is a file, not a data set folder" in says(tmp_path / "file")
     (tmp_path / "definitions").mkdir()
     assert "it has no workloads/" in says(tmp_path)
     (tmp_path / "workloads").mkdir()
-    assert f"has no definition {DECODE.definition} (gdn_decode); it has none" in says(
-        tmp_path
-    )
+    absent = f"has no definition {DECODE.definition} (gdn_decode); it has"
+    assert f"{absent} none" in says(tmp_path)
     write_folder(tmp_path, PREFILL, [row(PREFILL)])
-    assert (
-        f"has no definition {DECODE.definition} (gdn_decode); it has {PREFILL.definition}"
-        in says(tmp_path)
-    )
+    assert f"{absent} {PREFILL.definition}" in says(tmp_path)
     write_folder(tmp_path, DECODE, [])
-    assert (
-        f"has no workloads of {DECODE.definition}; it has {PREFILL.definition}"
-        in says(tmp_path)
-    )
+    absent = f"has no workloads of {DECODE.definition}; it has"
+    assert f"{absent} {PREFILL.definition}" in says(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -734,23 +471,19 @@ def test_folders_that_are_not_there_or_empty(tmp_path):
     [
         (
             changed(inputs__state={"dtype": "bfloat16"}),
-            (
-                "state is bfloat16 [batch_size, 8, 128, 128]; that of gdn_decode is float32"
-                " [batch_size, 8, 128, 128]"
-            ),
+            "state is bfloat16 [batch_size, 8, 128, 128]; that of gdn_decode is float32",
         ),
         (
             changed(axes__head_size={"value": 64}),
-            "q is bfloat16 [batch_size, 1, 4, 64]; that of gdn_decode is",
+            "q is bfloat16 [batch_size, 1, 4, 64]",
         ),
         (
             changed(inputs__scale={"shape": ["seq_len"]}),
-            "scale is float32 [1]; that of gdn_decode is float32 scalar",
+            "scale is float32 [1]; that of",
         ),
-        (changed(outputs__new_state={"dtype": "bfloat16"}), "new_state is bfloat16"),
         (
             changed(inputs__b=None),
-            "its inputs are q, k, v, state, A_log, a, dt_bias, scale; those of gdn_decode are q",
+            "its inputs are q, k, v, state, A_log, a, dt_bias, s",
         ),
         (
             changed(inputs__extra={"dtype": "float32", "shape": None}),
@@ -766,13 +499,11 @@ def test_a_definition_that_is_not_ours(tmp_path, definition, says):
     write_folder(tmp_path, DECODE, [row(DECODE)], definition)
     with pytest.raises(MissingError) as e:
         from_folder(DECODE, tmp_path)
-    assert (
-        f"{DECODE.definition}.json: " in str(e.value)
-        and says in str(e.value)
-        and e.value.code == 3
-    )
+    assert f"{DECODE.definition}.json: " in str(e.value) and says in str(e.value)
+    assert e.value.code == 3
 
 
+FILE = {"type": "safetensors", "path": "p", "tensor_key": "q"}
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9"
 
 
@@ -780,54 +511,19 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9"
     ("line", "says"),
     [
         ('{"definition": ', "jsonl:2: not valid JSON: Expecting value at column"),
-        ("[1, 2]", "jsonl:2: $: expected a table, got [1, 2]"),
+        ("[1, 2]", "jsonl:2: Expected `object`"),
         (row(DECODE, solution="s"), "jsonl:2: a trace, not a workload"),
-        (
-            row(DECODE) | {"workload": None},
-            "jsonl:2: $.workload: expected a table, got None",
-        ),
-        (
-            row(DECODE, name=""),
-            "jsonl:2: $.workload.uuid: expected text without / and control characters, got ''",
-        ),
         *[
-            (
-                row(DECODE, name=name),
-                "$.workload.uuid: expected text without / and control",
-            )
-            for name in ("a/b", "..\\x", "a\0b", "a\n", "/", " ", "x" * 201)
+            (row(DECODE, name=name), "$.workload.uuid")
+            for name in ("", "a/b", "..\\x", "a\0b", "a\n", "/", " ", "x" * 201)
         ],
-        *[
-            (
-                row(
-                    DECODE,
-                    inputs={
-                        "q": {"type": "safetensors", "path": path, "tensor_key": "q"}
-                    },
-                ),
-                says,
-            )
-            for path, says in (
-                (
-                    "a\0b",
-                    ".q.path: expected the name of a file in the data set, got 'a\\x00b'",
-                ),
-                (" ", ".q.path: expected the name of a file in the data set, got ' '"),
-                ("../x", "path '../x' leads out of the data set"),
-            )
-        ],
+        (row(DECODE, inputs={"q": FILE | {"path": "a\0b"}}), "$.workload.inputs"),
+        (row(DECODE, inputs={"q": FILE | {"path": "../x"}}), "'../x' leads out of the"),
+        (row(DECODE, inputs={"q": {"type": "file"}}), "$.workload.inputs"),
         (row(DECODE, "fine"), "uuid fine is that of "),
         (
-            row(DECODE, axes={"batch_size": "2"}),
-            "$.workload.axes.batch_size: expected a positive whole number, got '2'",
-        ),
-        (
-            row(DECODE, axes={"batch_size": 0}),
-            "$.workload.axes.batch_size: expected a positive whole number, got 0",
-        ),
-        (
             row(DECODE, axes={"batch": 2}),
-            "jsonl:2: axes batch=2; those of gdn_decode are batch_size",
+            "axes batch=2; those of gdn_decode are batch_",
         ),
         (
             row(DECODE, axes={"batch_size": 2, "head_size": 64}),
@@ -836,26 +532,6 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9"
         (
             row(PREFILL) | {"definition": DECODE.definition},
             "jsonl:2: axes total_seq_len=2, num_seqs=2",
-        ),
-        (
-            row(DECODE, inputs=[]),
-            "jsonl:2: $.workload.inputs: expected a table, got []",
-        ),
-        (
-            row(DECODE, inputs={"q": {"type": "file"}}),
-            ".q.type: expected 'random' or 'scalar' or 'safet",
-        ),
-        (
-            row(DECODE, inputs={"q": 3}),
-            "jsonl:2: $.workload.inputs.q: expected a table, got 3",
-        ),
-        (
-            row(DECODE, inputs={"scale": {"type": "scalar"}}),
-            ".scale.value: expected a number, it is missing",
-        ),
-        (
-            row(DECODE, inputs={"q": {"type": "safetensors", "path": "p"}}),
-            ".q.tensor_key: expected text, it is",
         ),
     ],
 )
@@ -872,24 +548,18 @@ def test_many_workloads_cost_no_more_looks_at_folders_than_few(tmp_path, monkeyp
     from the root.
     """
     resolve, looks = os.path.realpath, []
-    monkeypatch.setattr(
-        os.path,
-        "realpath",
-        lambda *args, **how: looks.append(args) or resolve(*args, **how),
-    )
+
+    def counted(*args, **how):
+        looks.append(args)
+        return resolve(*args, **how)
+
+    monkeypatch.setattr(os.path, "realpath", counted)
     counts = []
     for n in (3, 300):
-        inputs = {
-            name: {"type": "safetensors", "tensor_key": name} for name in DECODE.inputs
-        }
-        rows = [
-            row(
-                DECODE,
-                f"w{i}",
-                inputs={k: v | {"path": f"blob/{i}-{k}"} for k, v in inputs.items()},
-            )
-            for i in range(n)
-        ]
+        rows = []
+        for i in range(n):
+            inputs = {k: FILE | {"path": f"blob/{i}-{k}"} for k in DECODE.inputs}
+            rows.append(row(DECODE, f"w{i}", inputs=inputs))
         write_folder(tmp_path, DECODE, rows)
         looks.clear()
         assert len(from_folder(DECODE, tmp_path)) == n

@@ -657,7 +657,7 @@ def test_doctor_calls_broken_parts_bad(tmp_path, gdn, write_algo):
         and "GDN_HOME" in bad["records"]["mend"]
     )
     assert bad["dataset"]["found"] == f"no such data set folder: {tmp_path}/none"
-    assert "$.summary: expected text" in bad["algo.toml"]["found"]
+    assert "required field `summary`" in bad["algo.toml"]["found"]
 
 
 def test_a_home_that_cannot_be_written_stops_before_any_work(tmp_path, gdn):

@@ -326,15 +326,9 @@ constants = { rows = 1 }
 @pytest.mark.parametrize(
     "wrong, says",
     [
-        (
-            "constants = { row = 1 }",
-            "$.tune.invariant.constants: expected constants of [tune]: rows",
-        ),
-        (
-            'where = "row == 1"',
-            "$.tune.invariant.where: expected a condition on the constants",
-        ),
-        ("", "$.tune.invariant: expected constants, or where"),
+        ("constants = { row = 1 }", "invariant: expected names of rows, got 'row'"),
+        ('where = "row == 1"', "invariant.where: expected a condition"),
+        ("", "invariant: expected constants, or where"),
         ("sizes = 3", "$.tune.invariant"),
     ],
 )

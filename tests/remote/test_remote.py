@@ -194,9 +194,28 @@ def test_images_are_dated_and_proved_without_a_gpu():
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("idle = 2", "idle = 0", "$.limits.idle: expected a positive whole number"),
-        ("queue = 900", "queu = 900", "$.limits.queu: unknown key"),
-        ('image = "gdn"', 'image = "other"', "$.image: expected one of gdn, flashin"),
+        ('gpu = "B200"', "gpu = 1", "$.gpu"),
+        (
+            "idle = 2",
+            "idle = 0",
+            "$.limits.idle",
+        ),
+        (
+            "queue = 900",
+            "queu = 900",
+            "unknown field `queu` - at `$.limits`",
+        ),
+        (
+            'python = ""',
+            "python = 3",
+            "$.images[...].python",
+        ),
+        (
+            'image = "gdn"',
+            'image = "other"',
+            "image: expected one of gdn, flashinfer, got 'other'",
+        ),
+        ("[environment]", "[enviroment]", "unknown field `enviroment`"),
     ],
 )
 def test_a_wrong_key_in_modal_toml_is_named(old, new, says, tmp_path, monkeypatch):

@@ -37,18 +37,15 @@ MARK = "@invariant"  # appended to the name of the build, in records and tables
 
 def offered(algo: Algo) -> bool:
     """Whether algo.toml says how the algo is batch-invariant. A packed solution does not say."""
-    return algo.solution is None and (
-        algo.batch_invariant or bool(algo.tune and algo.tune.invariant)
-    )
+    declared = algo.batch_invariant or bool(algo.tune and algo.tune.invariant)
+    return declared and algo.solution is None
 
 
 def why_not(algo: Algo) -> str | None:
     """The reason why an algo has no batch-invariant build; None if it has one."""
-    return (
-        None
-        if offered(algo)
-        else f"--batch-invariant: {algo.full_name} does not say that it can be"
-    )
+    if offered(algo):
+        return None
+    return f"--batch-invariant: {algo.full_name} does not say that it can be"
 
 
 def variant(algo: Algo, op: Op) -> Algo:
@@ -56,76 +53,71 @@ def variant(algo: Algo, op: Op) -> Algo:
 
     UsageError for an algo that does not offer one, or has no table to make one from.
     """
-    if not offered(algo):
-        raise UsageError(why_not(algo), hint=HOW)
+    if reason := why_not(algo):
+        raise UsageError(reason, hint=HOW)
     if algo.batch_invariant:
         return algo
-    table = tuned_table.render(algo.tune, rows(algo), batch_invariant=True)
+    table = tuned_table.render(algo.tuning, rows(algo), batch_invariant=True)
     return tuned_table.with_table(algo, op, f"{algo.name}{MARK}", table)
 
 
 def rows(algo: Algo) -> list[Row]:
     """The rows of the table, for each GPU that the algo was tuned on."""
-    tune, wanted = algo.tune, algo.tune.invariant
-    path = algo.folder / "algo.toml"
-    tuned = [
-        replace(row, constants=row.constants | wanted.constants)
-        for row in tuned_table.rows(tune, tuned_table.load(algo))
-    ]
-    if not tuned and set(wanted.constants) == set(tune.constants):
-        tuned = [
-            Row(
-                "any",
-                0,
-                ENDLESS,
-                dict(wanted.constants),
-                ENDLESS if tune.length else None,
-            )
-        ]
-    if not tuned or any(set(row.constants) != set(tune.constants) for row in tuned):
-        hint = "`gdn tune` makes one"
+    tune = algo.tuning
+    invariant = tune.invariant
+    assert invariant
+    path = algo.own_folder / "algo.toml"
+    table = []
+    for row in tuned_table.rows(tune, tuned_table.load(algo)):
+        table.append(replace(row, constants=row.constants | invariant.constants))
+    if not table:
+        length = ENDLESS if tune.length else None
+        table = [Row("any", 0, ENDLESS, dict(invariant.constants), length)]
+    if any(set(row.constants) != set(tune.constants) for row in table):
         raise UsageError(
             f"{algo.full_name} has no table of constants to make a batch-invariant one from",
-            hint=hint,
+            hint="`gdn tune` makes one",
         )
-    holds = _met(path, "invariant.where", wanted.where, tune)
-    fits = _met(path, "where", tune.where, tune)
-    found: list[Row] = []
+    holds = _condition(path, "invariant.where", invariant.where, tune)
+    allowed = _condition(path, "where", tune.where, tune)
+    chosen = []
     for _, group in itertools.groupby(
-        tuned, lambda row: (row.gpu, row.sms, row.length_up_to)
+        table, lambda row: (row.gpu, row.sms, row.length_up_to)
     ):
-        of_length = list(group)
-        good = [holds(row.constants) for row in of_length]
-        if not any(good):
-            what = tuned_table.label(of_length[0].constants)
+        candidates = list(group)
+        good = [i for i, row in enumerate(candidates) if holds(row.constants)]
+        if not good:
+            constants = tuned_table.label(candidates[0].constants)
             raise UsageError(
-                f"{path}: $.tune.invariant.where: '{wanted.where}' leaves no row, not {what}"
+                f"{path}: $.tune.invariant.where: '{invariant.where}' leaves no row, not"
+                f" {constants}"
             )
-        for i, row in enumerate(of_length):
-            at = next(j for j in (*range(i, len(good)), *range(i, -1, -1)) if good[j])
-            found.append(replace(row, constants=of_length[at].constants))
-    for row in found:
-        if not fits(row.constants):
-            what = tuned_table.label(row.constants)
+        for i, row in enumerate(candidates):
+            # the next one that meets the condition, else the last before it
+            place = min((j for j in good if j >= i), default=good[-1])
+            chosen.append(replace(row, constants=candidates[place].constants))
+    for row in chosen:
+        if not allowed(row.constants):
+            constants = tuned_table.label(row.constants)
             raise UsageError(
-                f"{path}: $.tune.invariant: [tune] `where` leaves out {what}"
+                f"{path}: $.tune.invariant: [tune] `where` leaves out {constants}"
             )
-    return _merged(found)
+    return _merged(chosen)
 
 
-def _met(
+def _condition(
     path: Path, key: str, where: str | None, tune: Tune
 ) -> Callable[[Constants], bool]:
     """Whether constants meet a condition of algo.toml. UsageError if that has no answer."""
-    holds = condition(where, tune.constants) if where else lambda _: True
+    meets = condition(where or "1", tune.constants)
 
-    def met(constants: Constants) -> bool:
+    def holds(constants: Constants) -> bool:
         try:
-            return holds(constants)
+            return meets(constants)
         except ValueError as e:
             raise UsageError(f"{path}: $.tune.{key}: '{where}': {e}") from None
 
-    return met
+    return holds
 
 
 def _merged(rows: list[Row]) -> list[Row]:

@@ -35,9 +35,7 @@ _ALLOWED = (
 
 
 def condition(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]], bool]:
-    """The condition as a function of the values of `names`; the same as `formula`, with
-    a truth for a value.
-    """
+    """The condition as a function of the values of `names`; errors as in `formula`."""
     value = formula(text, names)
     return lambda values: bool(value(values))
 
@@ -54,11 +52,11 @@ def formula(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]], 
         for node in ast.walk(tree.body):
             if isinstance(node, ast.Name) and node.id not in names:
                 raise ValueError(f"'{node.id}' is not one of {', '.join(names)}")
-            number = not isinstance(node, ast.Constant) or type(node.value) in (
+            odd = isinstance(node, ast.Constant) and type(node.value) not in (
                 int,
                 float,
             )
-            if not isinstance(node, _ALLOWED) or not number:
+            if odd or not isinstance(node, _ALLOWED):
                 raise ValueError(
                     "it has more than names, numbers, `+ - * / // %`, comparisons, and, or, not"
                 )
@@ -81,7 +79,7 @@ def size(text: str, values: Mapping[str, int]) -> int:
     """The value of `text`, which must be a positive whole number: otherwise raises
     ValueError, with the reason.
     """
-    found = formula(text, values)(values)
-    if type(found) is not int or found < 1:
-        raise ValueError(f"it is {found}, not a positive whole number")
-    return found
+    value = formula(text, values)(values)
+    if type(value) is not int or value < 1:
+        raise ValueError(f"it is {value}, not a positive whole number")
+    return value

@@ -13,11 +13,7 @@ from msgspec import Meta
 
 from ..parsing import Positive, Text
 
-LANGUAGES = ("python", "triton", "cpp", "cuda")
-Language = Annotated[
-    Literal["python", "triton", "cpp", "cuda"],
-    Meta(description=f"one of {', '.join(LANGUAGES)}"),
-]
+Language = Literal["python", "triton", "cpp", "cuda"]
 Given = Annotated[str, Meta(min_length=1)]
 
 

@@ -13,12 +13,16 @@ from ..parsing import Positive, Text, decode, read_toml
 
 
 class Peaks(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a GPU could do at most."""
+    """The most that a GPU can do, by its data sheet."""
 
-    names: tuple[Text, ...]  # as the driver has them
-    tensor: Positive | float  # TFLOP/s in float16 or bfloat16, without sparsity
-    fp32: Positive | float  # TFLOP/s without the tensor cores
-    dram: Positive | float  # GB/s
+    # as the driver has them
+    names: tuple[Text, ...]
+    # TFLOP/s in float16 or bfloat16, without sparsity
+    tensor: Positive | float
+    # TFLOP/s without the tensor cores
+    fp32: Positive | float
+    # GB/s
+    dram: Positive | float
     source: Text
 
     def of(self, units: Literal["tensor", "fp32"]) -> float:

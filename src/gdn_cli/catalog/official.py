@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from .. import paths
 from ..errors import MissingError, UsageError, unknown
-from ..parsing import Text, Wrong, decode, read_json, read_toml
+from ..parsing import Text, check_names, decode, read_json, read_toml
 
 TIER = "official"  # under which its times are recorded
 IN_IMAGE = "/opt/gdn/harness"  # where a container has it
@@ -29,19 +29,19 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
     versions: dict[str, Version]
 
     def __post_init__(self) -> None:
-        if self.harness not in self.versions:
-            raise Wrong(
-                ("harness",), f"one of {', '.join(self.versions)}", self.harness
-            )
+        check_names("harness", [self.harness], self.versions)
 
 
 class Harness(Struct, frozen=True, kw_only=True):
     """A flashinfer-bench to judge with."""
 
     name: str
-    needs: str  # its requirement, for pip
-    how: str  # how it times
-    folder: str | None = None  # that has it; None: the one of gdn's own environment
+    # its requirement, for pip
+    needs: str
+    # how it times
+    how: str
+    # that has it; None: the one of gdn's own environment
+    folder: str | None = None
     # a process for each solution and workload, as the contest's evaluation has it
     isolated: bool = False
 
@@ -61,11 +61,11 @@ class Harness(Struct, frozen=True, kw_only=True):
 def harness(name: str | None, isolated: bool) -> Harness:
     """The harness of this name, else the default one. A UsageError names those that there are."""
     file = paths.CONFIGS_DIR / "official.toml"
-    found = decode(read_toml(file), _File, file)
-    name = name or found.harness
-    if name not in found.versions:
-        raise unknown("harness", name, found.versions, hint=f"they are in {file}")
-    version = found.versions[name]
+    config = decode(read_toml(file), _File, file)
+    name = name or config.harness
+    if name not in config.versions:
+        raise unknown("harness", name, config.versions, hint=f"they are in {file}")
+    version = config.versions[name]
     return Harness(name=name, needs=version.needs, how=version.how, isolated=isolated)
 
 
@@ -73,14 +73,15 @@ def here(asked: Harness) -> Harness:
     """The harness with the folder that it has on this machine. MissingError, with pip's
     command, if it is not here.
     """
-    own = re.fullmatch(r"flashinfer-bench==(\S+)", asked.needs)
+    version = re.fullmatch(r"flashinfer-bench==(\S+)", asked.needs)
     try:
-        if own and metadata.version("flashinfer-bench") == own[1]:
+        if version and metadata.version("flashinfer-bench") == version[1]:
             return asked
     except metadata.PackageNotFoundError:
         pass
-    placed = replace(asked, folder=str(paths.harness_dir() / asked.name))
-    if not _has(Path(placed.folder), asked.needs):
+    folder = paths.harness_dir() / asked.name
+    placed = replace(asked, folder=str(folder))
+    if not _has(folder, asked.needs):
         raise MissingError(
             f"{asked.words} is not installed here", hint=placed.install()
         )
@@ -88,14 +89,12 @@ def here(asked: Harness) -> Harness:
 
 
 def there(asked: Harness, pinned: list[str]) -> Harness:
-    """The same in a container whose image has these pinned packages, and this harness
-    if it is none of them.
+    """The harness in a container whose image has these pinned packages, and a folder for
+    a harness that is none of them.
     """
-    return (
-        asked
-        if asked.needs in pinned
-        else replace(asked, folder=f"{IN_IMAGE}/{asked.name}")
-    )
+    if asked.needs in pinned:
+        return asked
+    return replace(asked, folder=f"{IN_IMAGE}/{asked.name}")
 
 
 def _has(folder: Path, needs: str) -> bool:
@@ -104,8 +103,6 @@ def _has(folder: Path, needs: str) -> bool:
         try:
             return needs.endswith(read_json(info / "direct_url.json")["url"])
         except (UsageError, LookupError, TypeError, AttributeError):
-            return (
-                needs
-                == f"flashinfer-bench=={info.name.removesuffix('.dist-info').partition('-')[2]}"
-            )
+            version = info.name.removesuffix(".dist-info").partition("-")[2]
+            return needs == f"flashinfer-bench=={version}"
     return False

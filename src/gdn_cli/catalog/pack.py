@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from ..errors import UsageError, one_line
 from ..parsing import decode, read_json, read_text, wrong
-from . import file_kinds
-from .file_kinds import SUFFIXES
-from .formats import Definition, Solution, Tensor
+from .formats import Axis, Definition, Solution, Tensor
 from .ops import Op, TensorSpec
-from .registry import Algo, Registry, is_source
+from .registry import Algo, Mode, Registry, is_source
 
+SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".cxx", ".cc", ".c", ".h", ".hpp")
 # files of the folder that are not packed
 STAY_BEHIND = ("algo.toml", "README.md", "tuning.json")
 AUTHOR = "gdn"
@@ -35,25 +35,21 @@ def pack(
     """
     if algo.solution is not None:
         return algo.solution
-    solution = {
+    hardware: list[str] = [mode for mode in algo.modes if mode != "interpreter"]
+    files = sources(algo)
+    solution: Solution = {
         "name": name or f"{op.name}-{algo.name}",
         "definition": op.definition,
         "author": author,
         "spec": {
             "language": algo.language,
-            "target_hardware": [
-                "cuda" if mode == "cuda" else "cpu"
-                for mode in algo.modes
-                if mode != "interpreter"
-            ],
+            "target_hardware": hardware,
             "entry_point": algo.entry_point,
             "dependencies": list(algo.packages.values()),
             "destination_passing_style": algo.destination_passing,
             "binding": "tvm-ffi" if algo.language in ("cpp", "cuda") else None,
         },
-        "sources": [
-            {"path": path.name, "content": _content(path)} for path in sources(algo)
-        ],
+        "sources": [{"path": path.name, "content": _content(path)} for path in files],
         "description": algo.summary,
     }
     _check(solution, f"{op.name}/{algo.name}")
@@ -65,12 +61,9 @@ def sources(algo: Algo) -> list[Path]:
     the first that cannot be packed.
     """
     files = []
-    for path in sorted(algo.folder.iterdir()):
-        if (
-            path.name in STAY_BEHIND
-            or path.name == "__pycache__"
-            or path.name.startswith(".")
-        ):
+    folder = algo.own_folder
+    for path in sorted(folder.iterdir()):
+        if path.name in (*STAY_BEHIND, "__pycache__") or path.name.startswith("."):
             continue
         if path.is_dir():
             raise UsageError(
@@ -78,14 +71,12 @@ def sources(algo: Algo) -> list[Path]:
                 hint="move its files next to algo.toml, or out of the algo",
             )
         if path.suffix not in SUFFIXES:
+            suffixes = ", ".join(SUFFIXES)
             raise UsageError(
                 f"{path}: flashinfer-bench drops files with the suffix '{path.suffix}'",
-                hint=(
-                    f"rename it to one of {', '.join(SUFFIXES)}, or move it out of the algo's"
-                    " folder"
-                ),
+                hint=f"rename it to one of {suffixes}, or move it out of the algo's folder",
             )
-        if not is_source(path, algo.folder):
+        if not is_source(path, folder):
             raise UsageError(
                 f"{path}: not a plain file of the algo's own folder",
                 hint="links must stay inside the folder: copy the file",
@@ -118,18 +109,18 @@ def _refuse_absolute_siblings(path: Path, siblings: set[str]) -> None:
     except (ValueError, RecursionError, MemoryError) as e:
         raise UsageError(f"{path}: not valid Python: {one_line(e)}") from None
     for node in ast.walk(tree):
-        names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             names = [node.module or ""]
+        else:
+            continue
         for name in names:
-            if (module := name.split(".")[0]) in siblings:
+            module = name.split(".")[0]
+            if module in siblings:
                 raise UsageError(
                     f"{path}:{node.lineno}: absolute import of the sibling '{module}'",
-                    hint=(
-                        f"a solution is imported as a package: write `from .{module} import ...`"
-                    ),
+                    hint=f"a solution is imported as a package: write `from .{module} import ...`",
                 )
 
 
@@ -138,15 +129,19 @@ def definition(op: Op, registry: Registry) -> Definition:
     reference algo.
     """
     algo = registry.reference(op)
-    axes = {
-        name: {"type": "var"} if value is None else {"type": "const", "value": value}
-        for name, value in op.axes.items()
-    }
+    main = algo.entry_point.split("::")[0]
+    texts = {path.name: _content(path) for path in sources(algo)}
+    axes: dict[str, Axis] = {}
+    for axis, size in op.axes.items():
+        axes[axis] = {"type": "const", "value": size} if size else {"type": "var"}
 
     def tensors(specs: dict[str, TensorSpec]) -> dict[str, Tensor]:
         return {
-            name: {"shape": list(s.shape) if s.shape else None, "dtype": s.dtype}
-            for name, s in specs.items()
+            name: {
+                "shape": list(spec.shape) if spec.shape else None,
+                "dtype": spec.dtype,
+            }
+            for name, spec in specs.items()
         }
 
     return {
@@ -158,11 +153,7 @@ def definition(op: Op, registry: Registry) -> Definition:
         "constraints": list(op.constraints),
         "inputs": tensors(op.inputs),
         "outputs": tensors(op.outputs),
-        "reference": next(
-            _content(p)
-            for p in sources(algo)
-            if p.name == algo.entry_point.split("::")[0]
-        ),
+        "reference": texts[main],
     }
 
 
@@ -188,31 +179,24 @@ def read_solution(path: Path, registry: Registry) -> Algo:
     """Read a packed solution.json as an algo. Nothing is written; a UsageError says
     what is wrong with the file.
     """
-    if (found := file_kinds.kind(path)) and found[0] != "a packed solution":
-        raise UsageError(
-            f"{path}: a packed solution was expected, and this is {found[0]}",
-            hint=found[1],
-        )
-    solution = decode(read_json(path), Solution, path)
+    kind = partial(UsageError, hint="`gdn pack` writes a packed solution")
+    solution = decode(read_json(path), Solution, path, kind)
     _check(solution, path)
-    name, spec, entry_point = (
-        solution["name"],
-        solution["spec"],
-        solution["spec"]["entry_point"],
-    )
-    if not (op := registry.ops.of_definition(solution["definition"])):
-        wanted = f"definition '{solution['definition']}' is not one of gdn's ops"
+    spec = solution["spec"]
+    op = registry.ops.of_definition(solution["definition"])
+    if not op:
+        known = ", ".join(op.definition for op in registry.ops.values())
         raise UsageError(
-            f"{path}: {wanted}",
-            hint=f"gdn knows {', '.join(o.definition for o in registry.ops.values())}",
+            f"{path}: definition '{solution['definition']}' is not one of gdn's ops",
+            hint=f"gdn knows {known}",
         )
     spec.setdefault("destination_passing_style", True)  # flashinfer-bench's default
     return Algo(
         op=op.name,
-        name=name,
+        name=solution["name"],
         summary=solution.get("description") or f"packed by {solution['author']}",
         language=spec["language"],
-        entry_point=entry_point,
+        entry_point=spec["entry_point"],
         destination_passing=spec["destination_passing_style"],
         modes=_modes(spec["language"], spec["target_hardware"]),
         solution=solution,
@@ -222,42 +206,33 @@ def read_solution(path: Path, registry: Registry) -> Algo:
 def _check(solution: Solution, where: object) -> None:
     """UsageError for what no packed file may hold: `pack` writes nothing that `run` refuses."""
     files = [source["path"] for source in solution["sources"]]
-    for key in ("name", "author"):
-        if not solution[key].isprintable() or len(solution[key]) > 200:
-            raise wrong(
-                where, [key], "printable text of at most 200 characters", solution[key]
-            )
+    for key, text in (("name", solution["name"]), ("author", solution["author"])):
+        if not text.isprintable() or len(text) > 200:
+            expected = "printable text of at most 200 characters"
+            raise wrong(where, [key], expected, text)
     if len(set(files)) < len(files):
         raise wrong(where, ["sources"], "files of different names", files)
     entry_point = solution["spec"]["entry_point"]
     if entry_point.count("::") != 1 or entry_point.split("::")[0] not in files:
-        raise wrong(
-            where,
-            ["spec", "entry_point"],
-            "'<one of the sources>::<symbol>'",
-            entry_point,
-        )
+        expected = "'<one of the sources>::<symbol>'"
+        raise wrong(where, ["spec", "entry_point"], expected, entry_point)
     for file in files:
-        parts = PurePosixPath(file).parts + PureWindowsPath(file).parts
-        if not file.isprintable() or not PurePosixPath(file).name or len(file) > 200:
+        posix, windows = PurePosixPath(file), PureWindowsPath(file)
+        if not file.isprintable() or not posix.name or len(file) > 200:
             raise UsageError(f"{where}: source {file!r:.60} is not a valid file name")
-        if (
-            ".." in parts
-            or PurePosixPath(file).is_absolute()
-            or PureWindowsPath(file).anchor
-        ):
-            out = f"source '{file}' would be written outside its folder; refused"
-            raise UsageError(f"{where}: {out}")
+        leads_up = ".." in posix.parts + windows.parts
+        if leads_up or posix.is_absolute() or windows.anchor:
+            raise UsageError(
+                f"{where}: source '{file}' would be written outside its folder; refused"
+            )
 
 
-def _modes(language: str, hardware: list[str]) -> tuple[str, ...]:
+def _modes(language: str, hardware: list[str]) -> tuple[Mode, ...]:
     """Where a packed file may run. Hardware names are free text ('cuda', 'NVIDIA_B200',
     'cpu'); languages are not.
     """
-    if language == "cpp" or (
-        language == "python" and "cpu" in hardware and len(hardware) == 1
-    ):
+    if language == "cpp":
         return ("cpu",)
     if language == "python" and "cpu" in hardware:
-        return ("cuda", "cpu")
+        return ("cpu",) if len(hardware) == 1 else ("cuda", "cpu")
     return ("cuda", "interpreter") if language == "triton" else ("cuda",)

@@ -17,90 +17,104 @@ from msgspec import Meta, Struct
 from .. import files, paths
 from ..errors import UsageError, one_line, unknown
 from ..parsing import Text, Wrong, decode, read_toml, wrong
-from . import file_kinds
 from .formats import Language, Solution
 from .ops import Heads, Op, Ops
 from .tune_section import Tune
 
 # Where an algo can run. `interpreter` is Triton's, on a CPU: for checks, never timed.
-MODES = ("cuda", "cpu", "interpreter")
 Mode = Literal["cuda", "cpu", "interpreter"]
 DEFAULT_OP = "gdn_decode"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
-_ENTRY = Meta(
-    pattern=r"^[^:/\\\x00-\x1f]+::[A-Za-z_]\w*(?!\n)$",
-    description="'file::symbol', such as 'kernel.cu::run'",
-)
-_SETUP = Meta(
-    pattern=r"^[^:/\\\x00-\x1f]+\.py::[A-Za-z_]\w*(?!\n)$",
-    description="'file.py::function', a Python algo's file of this folder or one it shares",
-)
-_CAPABILITY = Meta(
-    pattern=r"^[0-9]+\.[0-9](?!\n)$", description="a compute capability such as '9.0'"
-)
+_ENTRY_POINT = re.compile(r"[^:/\\\x00-\x1f]+::[A-Za-z_]\w*")
+_ENTRY = "'file::symbol', such as 'kernel.cu::run'"
+_SETUP = "'file.py::function', a Python algo's file of this folder or one it shares"
+_CAPABILITY = Meta(pattern=r"^[0-9]+\.[0-9](?!\n)$")
 
 
-class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """algo.toml: an algo's description. Raises parsing.Wrong if its parts are inconsistent."""
+class _Keys(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keys of algo.toml that an Algo has as they are."""
 
     summary: Text
     language: Language
-    entry_point: Annotated[str, _ENTRY]
+    entry_point: Annotated[str, Meta(description=_ENTRY)]
     destination_passing: bool
-    modes: Annotated[
-        tuple[Mode, ...],
-        Meta(min_length=1, description=f"a list of {', '.join(MODES)}"),
-    ] = msgspec.field(name="devices")
-    packages: dict[str, str] = {}  # import name -> what pip installs
-    provenance: dict[str, str]
+    modes: Annotated[tuple[Mode, ...], Meta(min_length=1)] = msgspec.field(
+        name="devices"
+    )
+    # import name -> what pip installs
+    packages: dict[str, str] = {}
     tune: Tune | None = None
-    # files of other algos that are packed with its own: <op>/<algo>/<file>
-    shares: tuple[str, ...] = ()
-    # the lowest CUDA compute capability
+    # the lowest CUDA compute capability, such as "9.0"
     capability: Annotated[str, _CAPABILITY] | None = None
     # built for its GPU's own features (sm_90a), not for what later GPUs have too
     # (sm_90)
     specific: bool = False
-    after: Text | None = None  # the rung below it
-    peer: bool = False  # another project's kernel, which ours are compared with
+    # the rung below it
+    after: Text | None = None
+    # another project's kernel, which ours are compared with
+    peer: bool = False
     # the only numbers of heads that it supports, "4/8"; empty: any
     heads: tuple[str, ...] = ()
     # a sequence's bits do not depend on its neighbours, whatever the sizes
     batch_invariant: bool = False
-    setup: Annotated[str, _SETUP] | None = (
-        None  # work that is done once for the inputs, and not timed: executor/prepared.py
-    )
+    # work that is done once for the inputs, and not timed: executor/prepared.py
+    setup: Annotated[str, Meta(description=_SETUP)] | None = None
+
+
+class AlgoFile(_Keys, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """algo.toml: an algo's description. Raises parsing.Wrong if its parts are inconsistent."""
+
+    provenance: dict[str, str]
+    # files of other algos that are packed with its own: <op>/<algo>/<file>
+    shares: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not _ENTRY_POINT.fullmatch(self.entry_point):
+            raise Wrong(["entry_point"], _ENTRY, self.entry_point)
         if "interpreter" in self.modes and self.language != "triton":
-            raise Wrong(
-                ("devices",),
-                "'interpreter' only where language is triton",
-                list(self.modes),
-            )
-        if self.setup and self.language not in ("python", "triton"):
-            raise Wrong(("setup",), _SETUP.description, self.setup)
+            expected = "'interpreter' only where language is triton"
+            raise Wrong(["devices"], expected, list(self.modes))
+        if self.setup:
+            python = self.language in ("python", "triton")
+            file = self.setup.partition("::")[0]
+            match = _ENTRY_POINT.fullmatch(self.setup)
+            if not (python and match and file.endswith(".py")):
+                raise Wrong(["setup"], _SETUP, self.setup)
         if self.peer and self.after:
-            raise Wrong(("peer",), "either this or after", True)
+            raise Wrong(["peer"], "either this or after", True)
         if self.batch_invariant and self.tune and self.tune.invariant:
-            raise Wrong(("batch_invariant",), "either this or [tune.invariant]", True)
+            raise Wrong(["batch_invariant"], "either this or [tune.invariant]", True)
 
 
-class Algo(AlgoFile, frozen=True, kw_only=True):
+class Algo(_Keys, frozen=True, kw_only=True):
     """One implementation of an op: a folder with an algo.toml, or a packed solution file."""
 
     op: str
     name: str
+    # None for a packed solution
     folder: Path | None = None
     provenance: dict[str, str] = {}
     shares: tuple[Path, ...] = ()
-    solution: Solution | None = None  # a packed file's content, unchanged
+    # a packed file's content, unchanged
+    solution: Solution | None = None
 
     @property
     def full_name(self) -> str:
         return f"{self.op}/{self.name}"
+
+    @property
+    def own_folder(self) -> Path:
+        """Its folder, for an algo that is not a packed solution."""
+        assert self.folder
+        return self.folder
+
+    @property
+    def tuning(self) -> Tune:
+        """[tune] of its algo.toml, for an algo that has one."""
+        assert self.tune
+        return self.tune
 
 
 @dataclass(frozen=True)
@@ -117,44 +131,30 @@ class Broken:
 
 def read_algo(path: Path, op: str) -> Algo:
     """Read `<op>/<algo>/algo.toml`; a UsageError names the file, the key and what was expected."""
-    algo, folder = decode(read_toml(path), AlgoFile, path), path.parent
+    algo = decode(read_toml(path), AlgoFile, path)
+    folder = path.parent
     if not NAME.fullmatch(folder.name):
         raise UsageError(
             f"{folder}: folder name '{folder.name}': expected lower case letters, digits, '.',"
             " '_' or '-'"
         )
-    shares, file = _shares(algo, path), algo.entry_point.split("::")[0]
+    shares = _shares(algo, path)
     for key, named in (("entry_point", algo.entry_point), ("setup", algo.setup)):
-        source = named and named.split("::")[0]
-        if (
-            source
-            and not is_source(folder / source, folder)
-            and source not in [shared.name for shared in shares]
-        ):
-            raise wrong(
-                path, [key], "a file of this folder, or one that it shares", named
-            )
+        file = (named or "").partition("::")[0]
+        shared = file in [other.name for other in shares]
+        if file and not shared and not is_source(folder / file, folder):
+            expected = "a file of this folder, or one that it shares"
+            raise wrong(path, [key], expected, named)
     if algo.tune:
-        suffix, named = _TUNED[algo.language], algo.tune.file
-        own = re.fullmatch(rf"[A-Za-z_]\w*\{suffix}", named) and files.inside(
-            folder / named, folder
-        )
-        if not own or named == file:
-            raise wrong(
-                path,
-                ["tune", "file"],
-                f"a file of its own in this folder, such as 'tuned{suffix}'",
-                named,
-            )
-    return Algo(
-        **msgspec.structs.asdict(algo)
-        | {
-            "op": op,
-            "name": folder.name,
-            "folder": folder,
-            "shares": shares,
-        }
-    )
+        suffix = _TUNED[algo.language]
+        file = algo.tune.file
+        fits = re.fullmatch(rf"[A-Za-z_]\w*\{suffix}", file)
+        inside = files.inside(folder / file, folder)
+        if not fits or not inside or file == algo.entry_point.partition("::")[0]:
+            expected = f"a file of its own in this folder, such as 'tuned{suffix}'"
+            raise wrong(path, ["tune", "file"], expected, file)
+    changes = {"op": op, "name": folder.name, "folder": folder, "shares": shares}
+    return Algo(**msgspec.structs.asdict(algo) | changes)
 
 
 def is_source(path: Path, folder: Path) -> bool:
@@ -172,34 +172,22 @@ def _shares(algo: AlgoFile, path: Path) -> tuple[Path, ...]:
     """The files that `shares` names, as `<op>/<algo>/<file>`: from this folder of
     algos, else from gdn's own.
     """
-    found = []
+    shares: list[Path] = []
     for name in algo.shares:
         parts = Path(name).parts
-        named = len(parts) == 3 and ".." not in parts and not Path(name).is_absolute()
-        roots = (path.parent.parent.parent, paths.ALGOS_DIR) if named else ()
-        file = next(
-            (
-                root.joinpath(*parts)
-                for root in roots
-                if is_source(root.joinpath(*parts), root)
-            ),
-            None,
-        )
-        if file is None:
-            raise wrong(
-                path,
-                ["shares"],
-                "files of other algos, such as 'gdn_decode/cuda-v5/decode.cuh'",
-                name,
-            )
-        if os.path.exists(path.parent / file.name) or file.name in [
-            other.name for other in found
-        ]:
-            raise wrong(
-                path, ["shares"], "files whose names are not taken in this folder", name
-            )
-        found.append(file)
-    return tuple(found)
+        inner = len(parts) == 3 and ".." not in parts and not Path(name).is_absolute()
+        roots = (path.parents[2], paths.ALGOS_DIR) if inner else ()
+        sources = [root / name for root in roots if is_source(root / name, root)]
+        if not sources:
+            expected = "files of other algos, such as 'gdn_decode/cuda-v5/decode.cuh'"
+            raise wrong(path, ["shares"], expected, name)
+        file = sources[0]
+        taken = [other.name for other in shares]
+        if file.name in taken or os.path.exists(path.parent / file.name):
+            expected = "files whose names are not taken in this folder"
+            raise wrong(path, ["shares"], expected, name)
+        shares.append(file)
+    return tuple(shares)
 
 
 # --- finding
@@ -222,13 +210,13 @@ class Registry:
         op = self.ops[name]
         if not self.heads:
             return op
-        at = self.ops.at(op.family, self.heads)
-        if name not in (op.family, at.name):
+        other = self.ops.at(op.family, self.heads)
+        if name not in (op.family, other.name):
             raise UsageError(
                 f"--op {name} --heads {self.heads}: these are different heads",
                 hint="leave one out",
             )
-        return at
+        return other
 
     def of(self, op: str) -> list[Algo]:
         """The algos of an op, in ladder order: each rung after the one that its `after`
@@ -237,62 +225,55 @@ class Registry:
         """
         if op not in self.ops:
             return []
-        found = self.op(op)
-        return [
-            _moved(a, found)
-            for a in self.algos
-            if a.op == found.family and _takes(a, found)
-        ]
+        target = self.op(op)
+        family = [algo for algo in self.algos if algo.op == target.family]
+        return [_at_heads(algo, target) for algo in family if _takes(algo, target)]
 
     def find(self, name: str, op: str | None = None) -> Algo:
         """By full name, or by short name: the one in `op`; without `op` decode's, else
         the only op that has it.
         """
         given, _, short = name.rpartition("/")
-        there = {(a.op, a.name): a for a in (*self.algos, *self.broken)}
-        known = short in [algo for _, algo in there] and (
-            not given or given in self.ops
-        )
-        if not known and (other := file_kinds.kind(Path(name))):
+        every: list[Algo | Broken] = [*self.algos, *self.broken]
+        known = {(algo.op, algo.name): algo for algo in every}
+        names = [algo for _, algo in known]
+        is_name = short in names and (not given or given in self.ops)
+        if not is_name and os.path.exists(name):
             raise UsageError(
-                f"{name}: an algo's name was expected, and this is {other[0]}",
-                hint=other[1],
+                f"{name}: an algo's name was expected, and this is a file or a folder",
+                hint="`gdn list` shows the names; --algos DIR adds a folder of your own",
             )
-        wanted = self.op(given or op) if given or op else None
+        wanted = given or op
+        target = self.op(wanted) if wanted else None
         family = self.op(op).family if op else None
-        full = f"{wanted.family}/{short}" if given and wanted else short
-        found = there[named(full, family, there, hint="`gdn list` shows all")]
-        if isinstance(found, Broken):
-            raise found.error
-        target = wanted or self.op(found.op)
-        if not _takes(found, target):
-            hint = f"other algos of it do: gdn list --op {target.name}"
+        full = f"{target.family}/{short}" if given and target else short
+        algo = known[named(full, family, known, hint="`gdn list` shows all")]
+        if isinstance(algo, Broken):
+            raise algo.error
+        target = target or self.op(algo.op)
+        if not _takes(algo, target):
             raise UsageError(
-                f"{name} takes {' and '.join(found.heads)} heads, not those of {target.name}",
-                hint=hint,
+                f"{name} takes {' and '.join(algo.heads)} heads, not those of {target.name}",
+                hint=f"other algos of it do: gdn list --op {target.name}",
             )
-        return _moved(found, target)
+        return _at_heads(algo, target)
 
     def reference(self, op: Op) -> Algo:
-        """The shipped algo that defines an op's results: a user's folder may replace
-        any other algo, but not this one.
+        """The algo that defines an op's results. For an op of gdn's it is the shipped
+        one: a user's folder may replace any other algo, but not this one.
         """
-        return _moved(
-            read_algo(
-                paths.ALGOS_DIR / op.family / op.reference / "algo.toml", op.family
-            ),
-            op,
-        )
+        path = paths.ALGOS_DIR / op.family / op.reference / "algo.toml"
+        if not path.is_file():
+            return self.find(f"{op.family}/{op.reference}", op.name)
+        return _at_heads(read_algo(path, op.family), op)
 
 
 def _takes(algo: Algo, op: Op) -> bool:
-    return (
-        not algo.heads
-        or f"{op.axes.get('num_q_heads')}/{op.axes.get('num_v_heads')}" in algo.heads
-    )
+    heads = f"{op.axes.get('num_q_heads')}/{op.axes.get('num_v_heads')}"
+    return not algo.heads or heads in algo.heads
 
 
-def _moved(algo: Algo, op: Op) -> Algo:
+def _at_heads(algo: Algo, op: Op) -> Algo:
     """The algo at the heads of this op of its family."""
     return algo if algo.op == op.name else msgspec.structs.replace(algo, op=op.name)
 
@@ -300,7 +281,7 @@ def _moved(algo: Algo, op: Op) -> Algo:
 def named(
     name: str, op: str | None, known: Iterable[tuple[str, str]], hint: str
 ) -> tuple[str, str]:
-    """Which (op, algo) of `known` a name means: `op/algo`, or a short name as in
+    """The (op, algo) of `known` that a name means: `op/algo`, or a short name as in
     `Registry.find`.
     """
     given, _, short = name.rpartition("/")
@@ -310,32 +291,28 @@ def named(
             hint="drop --op, or name one of its algos",
         )
     op = given or op
-    there = [pair for pair in known if op in (None, pair[0])]
-    found = [pair for pair in there if pair[1] == short]
-    found = [pair for pair in found if pair[0] == DEFAULT_OP] or found
-    if not found:
-        raise unknown(
-            f"algo of {op}" if op else "algo",
-            short,
-            [algo for _, algo in there],
-            hint=hint,
-        )
-    if len(found) > 1:
+    candidates = [pair for pair in known if op in (None, pair[0])]
+    pairs = [pair for pair in candidates if pair[1] == short]
+    pairs = [pair for pair in pairs if pair[0] == DEFAULT_OP] or pairs
+    if not pairs:
+        kind = f"algo of {op}" if op else "algo"
+        raise unknown(kind, short, [algo for _, algo in candidates], hint=hint)
+    if len(pairs) > 1:
         raise UsageError(
-            f"several ops have '{short}': {', '.join(map('/'.join, found))}",
+            f"several ops have '{short}': {', '.join(map('/'.join, pairs))}",
             hint="add --op",
         )
-    return found[0]
+    return pairs[0]
 
 
-def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
+def _ladder(algos: list[Algo], reference: str) -> list[Algo]:
     """Climb each ladder from its lowest rung; algos that are on no ladder come last, by name.
 
     The reference is the lowest rung of all, even if nothing is above it yet.
     """
-    names = {a.name for a in algos}
+    names = {algo.name for algo in algos}
     above: dict[str | None, list[Algo]] = {}
-    for algo in sorted(algos, key=lambda a: a.name):
+    for algo in sorted(algos, key=lambda algo: algo.name):
         above.setdefault(algo.after if algo.after in names else None, []).append(algo)
     climbed: dict[str, Algo] = {}
 
@@ -345,12 +322,11 @@ def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
             for next_rung in above.get(algo.name, []):
                 climb(next_rung)
 
+    def place(algo: Algo) -> tuple[bool, bool, str]:
+        return algo.name != reference, algo.name not in above, algo.name
+
     # a cycle (`after` pointing at each other) has no lowest rung: the last pass adds those
-    lowest = sorted(
-        above.get(None, []),
-        key=lambda a: (a.name != reference, a.name not in above, a.name),
-    )
-    for algo in lowest + algos:
+    for algo in sorted(above.get(None, []), key=place) + algos:
         climb(algo)
     return list(climbed.values())
 
@@ -360,12 +336,12 @@ def names(text: str | None) -> list[str]:
     is given but empty: that is a variable left empty by mistake, and does not mean all
     algos.
     """
-    found = [name.strip() for name in (text or "").split(",") if name.strip()]
-    if text is not None and not found:
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    if text is not None and not names:
         raise UsageError(
             f"--algo '{text}' names nothing", hint="name one, or leave it out"
         )
-    return found
+    return names
 
 
 def own_folders(option: str | None) -> list[Path]:
@@ -378,9 +354,7 @@ def own_folders(option: str | None) -> list[Path]:
             raise UsageError(
                 f"no such algos folder: {folder}", hint="it holds <op>/<algo>/algo.toml"
             )
-        if next(folder.glob("algo.toml"), None) or next(
-            folder.glob("*/algo.toml"), None
-        ):
+        if [*folder.glob("algo.toml"), *folder.glob("*/algo.toml")]:
             raise UsageError(
                 f"{folder} is inside an algos folder",
                 hint="name the one that holds <op>/<algo>/algo.toml",
@@ -397,46 +371,47 @@ def load(own: str | None = None, heads: str | None = None) -> Registry:
     """
     # decode first: most users want it
     ops = Ops(
-        paths.CONFIGS_DIR,
+        paths.config_dirs(),
         lambda name: (name != DEFAULT_OP, not name.startswith("gdn"), name),
     )
-    algos: dict[tuple[str, str], Algo | Broken] = {}
+    algos: dict[tuple[str, str], Algo] = {}
+    broken: dict[tuple[str, str], Broken] = {}
     for root in [*own_folders(own), paths.ALGOS_DIR]:
         for path in sorted(root.glob("*/*/algo.toml")):
-            op, name = path.parent.parent.name, path.parent.name
-            if (op, name) in algos:
+            op, name = key = path.parts[-3], path.parts[-2]
+            if key in algos or key in broken:
                 continue
             try:
-                if op not in list(ops):
-                    raise UsageError(
-                        f"{path}: folder '{op}': expected an op, one of {', '.join(ops)}"
-                    )
-                if not os.path.isfile(path):
-                    raise UsageError(f"{path}: not a plain file")
-                algos[op, name] = read_algo(path, op)
-                for key in ("size", "length") if algos[op, name].tune else ():
-                    for axis in getattr(algos[op, name].tune, key):
-                        if axis not in ops[op].axes:
-                            raise wrong(
-                                path,
-                                ["tune", key],
-                                f"axes of {op} ({', '.join(ops[op].axes)})",
-                                axis,
-                            )
+                algos[key] = _read_for(path, ops)
             except UsageError as e:
-                algos[op, name] = Broken(op, name, e)
+                broken[key] = Broken(op, name, e)
             except Exception as e:  # an error in one does not stop the others
-                algos[op, name] = Broken(
-                    op, name, UsageError(f"{path}: cannot be read: {one_line(e)}")
-                )
-    whole = [a for a in algos.values() if isinstance(a, Algo)]
+                error = UsageError(f"{path}: cannot be read: {one_line(e)}")
+                broken[key] = Broken(op, name, error)
+    ordered: list[Algo] = []
+    for name in ops:
+        of_op = [algo for algo in algos.values() if algo.op == name]
+        ordered += _ladder(of_op, ops[name].reference)
     return Registry(
         ops=ops,
-        algos=tuple(
-            a
-            for name in ops
-            for a in _ladder([a for a in whole if a.op == name], ops[name].reference)
-        ),
-        broken=tuple(a for a in algos.values() if isinstance(a, Broken)),
+        algos=tuple(ordered),
+        broken=tuple(broken.values()),
         heads=Heads.of(heads) if heads else None,
     )
+
+
+def _read_for(path: Path, ops: Ops) -> Algo:
+    """Read algo.toml, whose folder and axes must be of an op."""
+    name = path.parts[-3]
+    if name not in list(ops):
+        expected = f"expected an op, one of {', '.join(ops)}"
+        raise UsageError(f"{path}: folder '{name}': {expected}")
+    if not os.path.isfile(path):
+        raise UsageError(f"{path}: not a plain file")
+    algo = read_algo(path, name)
+    for key in ("size", "length") if algo.tune else ():
+        for axis in getattr(algo.tune, key):
+            if axis not in ops[name].axes:
+                expected = f"axes of {name} ({', '.join(ops[name].axes)})"
+                raise wrong(path, ["tune", key], expected, axis)
+    return algo

@@ -40,29 +40,23 @@ def new(registry: Registry, name: str, source: Algo, into: Path | None) -> Path:
             f"{op}/{name} exists already",
             hint="choose another name, or delete its folder first",
         )
-    text = re.sub(
-        r"(?m)^(after|peer) *=.*\n", "", read_text(source.folder / "algo.toml")
-    )
+    text = read_text(source.own_folder / "algo.toml")
+    text = re.sub(r"(?m)^(after|peer) *=.*\n", "", text)
     text = re.sub(r"(?m)^shares *= *\[[^\]]*\].*\n", "", text)
     # after `summary`, so that it stays in the top table whatever tables follow
-    head = (
-        f'summary = "a copy of {source.name}: say here what it does differently"\nafter ='
-        f' "{source.name}"\n'
-    )
+    head = f'''\
+summary = "a copy of {source.name}: say here what it does differently"
+after = "{source.name}"
+'''
     text = re.sub(r"(?m)^summary *=.*\n", head, text, count=1)
-    temporary, hint = (
-        folder.with_name(f".{name}.{os.getpid()}"),
-        "--into DIR names another algos folder",
-    )
+    temporary = folder.with_name(f".{name}.{os.getpid()}")
+    hint = "--into DIR names another algos folder"
     try:
         temporary.mkdir(parents=True)
-        for path in source.folder.iterdir():  # sources have no subfolders: see pack.py
-            stays = (
-                path.name in STAY_BEHIND
-                and path.name != EVIDENCE
-                or path.name.startswith(".")
-            )
-            if is_source(path, source.folder) and not stays:
+        for path in source.own_folder.iterdir():  # it has no subfolders: see pack.py
+            stays = path.name in STAY_BEHIND and path.name != EVIDENCE
+            hidden = path.name.startswith(".")
+            if is_source(path, source.own_folder) and not stays and not hidden:
                 shutil.copy(path, temporary)
         for path in source.shares:
             shutil.copy(path, temporary)

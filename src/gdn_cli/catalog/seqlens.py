@@ -13,9 +13,7 @@ from typing import Any
 
 
 def fault(ends: Any, total: int) -> str | None:
-    """What is wrong with cu_seqlens `ends` (in host memory) for `total` tokens; None if
-    nothing is.
-    """
+    """The fault of cu_seqlens `ends` (in host memory) for `total` tokens, or None."""
     values = [int(x) for x in ends]
     should = f"must rise from 0 to total_seq_len={total}"
     if not values:
@@ -23,8 +21,6 @@ def fault(ends: Any, total: int) -> str | None:
     for n, (first, end) in enumerate(zip(values, values[1:], strict=False)):
         if end < first:
             return f"{should}, it falls from {first} to {end} at sequence {n}"
-    return (
-        None
-        if (values[0], values[-1]) == (0, total)
-        else f"{should}, it goes from {values[0]} to {values[-1]}"
-    )
+    if (values[0], values[-1]) != (0, total):
+        return f"{should}, it goes from {values[0]} to {values[-1]}"
+    return None

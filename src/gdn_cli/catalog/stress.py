@@ -29,57 +29,41 @@ class Gates(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Family(Struct, frozen=True, forbid_unknown_fields=True):
-    """One [stress.NAME]: axes, and how its values differ from those of a twin with the same axes.
-
-    keys          all different; all keys of a head equal; equal but for signs that
-      alternate along the tokens; or all
-                  keys and queries 0
-    padding       some rows, the first and the last among them, have no slot: their slot
-      number is 0 or -1
-    forget_every  the first of every so many tokens has a = 60: the whole state is forgotten there
-    state         root mean square of the state
-    logits        how many times larger than a twin's: a factor on q
-    tolerance     replaces the op's, if no kernel comes closer
-    """
+    """One [stress.NAME]: axes, and how its values differ from a twin's at these axes."""
 
     summary: Text
     axes: dict[str, Positive] = {}
-    seq_lens: tuple[Annotated[int, Meta(ge=0)], ...] | None = (
-        # lengths of packed sequences, instead of axes; 0 is a sequence without tokens
-        None
-    )
+    # lengths of packed sequences, instead of axes; 0 is a sequence without tokens
+    seq_lens: tuple[Annotated[int, Meta(ge=0)], ...] | None = None
+    # all different; all keys of a head equal; equal but for signs that alternate along
+    # the tokens; or all keys and queries 0
     keys: Literal["own", "equal", "alternating", "zero"] = "own"
+    # some rows, the first and the last among them, have no slot: their slot number is
+    # 0 or -1
     padding: bool = False
     gates: Gates | None = None
+    # the first of every so many tokens has a = 60: the whole state is forgotten there
     forget_every: Annotated[int, Meta(ge=0)] = 0
+    # root mean square of the state
     state: NotNegative | None = None
+    # how many times larger than a twin's: a factor on q
     logits: Number = 1.0
+    # replaces the op's, if no kernel comes closer
     tolerance: PositiveNumber | None = None
 
 
 def fault(family: Family, variable: Sequence[str]) -> Wrong | None:
-    """The first part of a family that does not fit an op with these variable axes; the
-    steps lead from the family.
-    """
+    """The first key of a family that does not fit an op with these variable axes."""
     if "num_seqs" in variable:
         if not family.seq_lens or family.axes:
-            return Wrong(
-                ("seq_lens",),
-                "lengths such as [0, 1, 64], and no axes",
-                family.seq_lens,
-            )
+            expected = "lengths such as [0, 1, 64], and no axes"
+            return Wrong(["seq_lens"], expected, family.seq_lens)
     elif family.seq_lens is not None or set(family.axes) != set(variable):
-        return Wrong(
-            ("axes",),
-            f"a positive whole number for each of {', '.join(variable)}, and no more",
-            family.axes,
-        )
-    if family.keys in ("equal", "alternating") and not any(
-        name in TOKENS for name in variable
-    ):
-        return Wrong(
-            ("keys",), "'own' or 'zero': this op has one token a sequence", family.keys
-        )
+        expected = f"a size for each of {', '.join(variable)}, and no more"
+        return Wrong(["axes"], expected, family.axes)
+    if family.keys in ("equal", "alternating") and not set(TOKENS) & set(variable):
+        expected = "'own' or 'zero': this op has one token a sequence"
+        return Wrong(["keys"], expected, family.keys)
     return None
 
 
@@ -88,14 +72,14 @@ def largest(records: Iterable[Record]) -> list[Largest]:
     output and the input that has it; NaN and Inf (None) count as larger than any
     number.
     """
-    found: dict[tuple, Largest] = {}
+    worst: dict[tuple, Largest] = {}
     for record in records:
         if not (record.workload and record.workload.stress):
             continue
         for output, error in (record.check.errors if record.check else {}).items():
             key = record.op, record.algo, record.mode
-            if key not in found or size(error) > size(found[key].error):
-                found[key] = Largest(
+            if key not in worst or size(error) > size(worst[key].error):
+                worst[key] = Largest(
                     op=record.op,
                     algo=record.algo,
                     mode=record.mode,
@@ -103,7 +87,7 @@ def largest(records: Iterable[Record]) -> list[Largest]:
                     output=output,
                     stress=record.workload.stress,
                 )
-    return list(found.values())
+    return list(worst.values())
 
 
 def size(error: float | None) -> float:

@@ -9,22 +9,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tier:
-    """What a tier can do: which mode it times, in which states of L2, whether calls of
-    several algos can take turns in it (needed by `gdn compare`), whether it times more
-    than solutions (needed for a floor), whether the host's part of a call counts, which
-    other work on the host can lengthen, and whether a subject's buffers change places.
-    """
+    """A way to time calls, and its abilities."""
 
+    # cuda or cpu
     mode: str
+    # in which states of L2
     l2: tuple[str, ...] = ()
+    # calls of several algos can take turns (needed by `gdn compare`)
     interleaves: bool = True
+    # it times more than solutions (needed for a floor)
     floors: bool = True
+    # the host's part of a call counts, which other work on the host can lengthen
     host: bool = False
+    # a subject's buffers change places
     moves: bool = False
-    # can restore overwritten inputs (`--in-place`) before the next call, untimed, L2
-    # cold
+    # overwritten inputs (`--in-place`) can be restored before the next call, untimed,
+    # L2 cold
     restores: bool = False
-    package: str | None = None  # that it needs, besides torch
+    # that it needs, besides torch
+    package: str | None = None
 
 
 # in the order of `--tier all`; the first that fits a mode is the default there

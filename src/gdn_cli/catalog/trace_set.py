@@ -7,7 +7,7 @@ Tensors are read later, by worker/dataset.py; worker/trace_set_writer.py writes 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
@@ -15,22 +15,17 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from ..errors import GdnError, MissingError
-from ..parsing import Json, Positive, Text, Wrong, decode, json_of, read_text, wrong
+from ..parsing import Json, Positive, Text, decode, json_of, read_text, wrong
 from ..units import listed
-from .formats import Calls
-from .ops import Op
+from .formats import Calls, Tensor
+from .ops import Op, TensorSpec
 from .workloads import Workload, embedded
 
 _LFS_POINTER = "version https://git-lfs"
 
 
-_FILE = Meta(
-    pattern=r"^(?=\s*\S)[^\x00]+$", description="the name of a file in the data set"
-)
-_UUID = Meta(
-    pattern=r"^(?=\s*\S)[^\x00-\x1f\x7f/\\]{1,200}(?!\n)$",
-    description="text without / and control characters",
-)
+_FILE = Meta(pattern=r"^(?=\s*\S)[^\x00]+$")
+_UUID = Meta(pattern=r"^(?=\s*\S)[^\x00-\x1f\x7f/\\]{1,200}(?!\n)$")
 
 
 class Random(Struct, frozen=True, tag_field="type", tag="random"):
@@ -38,11 +33,7 @@ class Random(Struct, frozen=True, tag_field="type", tag="random"):
 
 
 class Scalar(Struct, frozen=True, tag_field="type", tag="scalar"):
-    value: Annotated[int | float, Meta(description="a number")]
-
-    def __post_init__(self) -> None:
-        if self.value != self.value:
-            raise Wrong(("value",), "a number", self.value)
+    value: int | float
 
 
 class Safetensors(Struct, frozen=True, tag_field="type", tag="safetensors"):
@@ -51,11 +42,17 @@ class Safetensors(Struct, frozen=True, tag_field="type", tag="safetensors"):
 
 
 class Row(Struct, frozen=True):
-    """The workload of a line of workloads/**/*.jsonl."""
+    """A workload."""
 
     uuid: Annotated[str, _UUID]
     axes: dict[str, Positive]
     inputs: dict[str, Random | Scalar | Safetensors]
+
+
+class Line(Struct, frozen=True):
+    """A line of workloads/**/*.jsonl."""
+
+    workload: Row
 
 
 def known(op: Op, root: Path | None) -> list[Workload]:
@@ -80,9 +77,8 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
             f"{root} is a file, not a data set folder",
             hint="name the folder that has definitions/",
         )
-    absent = [
-        name for name in ("definitions", "workloads") if not os.path.isdir(root / name)
-    ]
+    folders = ("definitions", "workloads")
+    absent = [name for name in folders if not os.path.isdir(root / name)]
     if absent:
         raise MissingError(
             f"{root} is not a FlashInfer-Trace data set: it has no {'/ and no '.join(absent)}/",
@@ -101,16 +97,19 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
             if file.stem != op.definition and f'"{op.definition}"' not in line:
                 others.add(file.stem)
                 continue
-            if line.strip():
-                where = f"{file}:{number}"
-                workload = _row(op, where, line, len(workloads), within)
-                if workload is None:
-                    continue
-                if (first := lines.setdefault(workload.uuid, where)) != where:
-                    hint = "each workload has its own: give one of them another, or delete it"
-                    same = f"uuid {workload.uuid} is that of {first}"
-                    raise MissingError(f"{where}: {same}", hint=hint)
-                workloads.append(workload)
+            if not line.strip():
+                continue
+            where = f"{file}:{number}"
+            workload = _row(op, where, line, len(workloads), within)
+            if workload is None:
+                continue
+            first = lines.setdefault(workload.uuid, where)
+            if first != where:
+                raise MissingError(
+                    f"{where}: uuid {workload.uuid} is that of {first}",
+                    hint="each workload has its own: give one of them another, or delete it",
+                )
+            workloads.append(workload)
     if not workloads:
         raise MissingError(
             f"{root / 'workloads'} has no workloads of {op.definition}",
@@ -153,9 +152,8 @@ class _Within:
         snapshots = os.path.dirname(home)
         # in Hugging Face's cache the files of a snapshot are links into blobs/
         if os.path.basename(snapshots) == "snapshots":
-            self.homes.append(
-                os.path.join(os.path.dirname(snapshots), "blobs") + os.sep
-            )
+            blobs = os.path.join(os.path.dirname(snapshots), "blobs")
+            self.homes.append(blobs + os.sep)
         self.known: set[str] = set()
 
     def check(self, name: str, where: str) -> None:
@@ -163,17 +161,19 @@ class _Within:
         if name in self.known:
             return
         if os.path.isabs(name) or ".." in name.split("/"):
-            hint = "paths start at its root"
             raise MissingError(
-                f"{where}: path '{name}' leads out of the data set", hint=hint
+                f"{where}: path '{name}' leads out of the data set",
+                hint="paths start at its root",
             )
         folder, file = os.path.split(os.path.join(self.root, name))
         path = os.path.join(self.real(folder), file)
         if os.path.islink(path):
             path = os.path.realpath(path)
         if not path.startswith(tuple(self.homes)):
-            out = f"path '{name}' is a link that leads out of the data set"
-            raise MissingError(f"{where}: {out}", hint="copy the file")
+            raise MissingError(
+                f"{where}: path '{name}' is a link that leads out of the data set",
+                hint="copy the file",
+            )
         self.known.add(name)
 
 
@@ -207,54 +207,58 @@ def _find_definition(op: Op, root: Path) -> tuple[Path, Json]:
         if definition.get("name") == op.definition:
             return path, definition
         names.add(str(definition.get("name")))
-    lacks = f"{root / 'definitions'} has no definition {op.definition} ({op.name})"
-    raise MissingError(lacks, hint=f"it has {_some(names)}")
+    raise MissingError(
+        f"{root / 'definitions'} has no definition {op.definition} ({op.name})",
+        hint=f"it has {_some(names)}",
+    )
 
 
 def _same_definition(op: Op, path: Path, definition: Json) -> None:
     """Check for the same inputs and outputs, in order. Fixed axes are compared by
     value: their names do not matter.
     """
-    hint = "the folder is made for another version of the definition"
-    failed = partial(MissingError, hint=hint)
+    failed = partial(
+        MissingError, hint="the folder is made for another version of the definition"
+    )
     calls = decode(definition, Calls, path, failed)
     axes = {name: axis.get("value") for name, axis in calls["axes"].items()}
-    for kind, theirs, ours in (
-        ("inputs", calls["inputs"], op.inputs),
-        ("outputs", calls["outputs"], op.outputs),
-    ):
-        for name, tensor in theirs.items():
-            if unknown := set(tensor["shape"] or ()) - set(axes):
-                raise wrong(
-                    path,
-                    [kind, name, "shape"],
-                    "axes of the definition",
-                    min(unknown),
-                    failed,
-                )
-        # gdn's ops have no optional inputs: those of a definition are left out
-        theirs = {
-            name: tensor
-            for name, tensor in theirs.items()
-            if not tensor.pop("optional", False) or name in ours
-        }
-        if list(theirs) != list(ours):
-            raise failed(
-                f"{path}: its {kind} are {', '.join(theirs)}; those of {op.name} are"
-                f" {', '.join(ours)}"
-            )
-        for name, spec in ours.items():
-            found, should = (
-                _said(**theirs[name], axes=axes),
-                _said(spec.shape, spec.dtype, op.axes),
-            )
-            if found != should:
-                raise failed(
-                    f"{path}: {name} is {found}; that of {op.name} is {should}"
-                )
+    _same_tensors(op, "inputs", calls["inputs"], op.inputs, axes, path, failed)
+    _same_tensors(op, "outputs", calls["outputs"], op.outputs, axes, path, failed)
 
 
-def _said(
+def _same_tensors(
+    op: Op,
+    kind: str,
+    tensors: Mapping[str, Tensor],
+    specs: Mapping[str, TensorSpec],
+    axes: Mapping[str, int | None],
+    path: Path,
+    failed: Callable[[str], MissingError],
+) -> None:
+    for name, tensor in tensors.items():
+        unknown = set(tensor["shape"] or ()) - set(axes)
+        if unknown:
+            expected = "axes of the definition"
+            raise wrong(path, [kind, name, "shape"], expected, min(unknown), failed)
+    # gdn's ops have no optional inputs: those of a definition are left out
+    names = [
+        name
+        for name, tensor in tensors.items()
+        if name in specs or not tensor.get("optional")
+    ]
+    if names != list(specs):
+        raise failed(
+            f"{path}: its {kind} are {', '.join(names)}; those of {op.name} are"
+            f" {', '.join(specs)}"
+        )
+    for name, spec in specs.items():
+        actual = _words(tensors[name]["shape"], tensors[name]["dtype"], axes)
+        expected = _words(spec.shape, spec.dtype, op.axes)
+        if actual != expected:
+            raise failed(f"{path}: {name} is {actual}; that of {op.name} is {expected}")
+
+
+def _words(
     shape: Sequence[str] | None, dtype: str, axes: Mapping[str, int | None]
 ) -> str:
     """A tensor in words: "float32 [batch_size, 128]"."""
@@ -265,32 +269,30 @@ def _said(
 
 def _row(op: Op, where: str, line: str, index: int, within: _Within) -> Workload | None:
     """One line of a JSONL file; None for another definition's."""
-    row = _json(where, line)
-    if row.get("definition") != op.definition:
+    table = _json(where, line)
+    if table.get("definition") != op.definition:
         return None
-    if row.get("solution") or row.get("evaluation"):
+    if table.get("solution") or table.get("evaluation"):
         raise MissingError(
             f"{where}: a trace, not a workload", hint="traces belong in traces/"
         )
-    found = decode(row.get("workload"), Row, where, MissingError, "$.workload")
-    axes = found.axes
+    row = decode(table, Line, where, MissingError).workload
     # flashinfer-bench ignores fixed axes in a row; a fixed axis of another value is another op
-    fixed = {k: v for k, v in axes.items() if op.axes.get(k) is not None}
-    if set(axes) - set(fixed) != set(op.var_axes) or any(
-        op.axes[k] != v for k, v in fixed.items()
-    ):
-        got = ", ".join(f"{k}={v}" for k, v in axes.items()) or "none"
+    fixed = {name: size for name, size in row.axes.items() if name in op.fixed}
+    variable = set(row.axes) - set(fixed)
+    if variable != set(op.var_axes) or not fixed.items() <= op.fixed.items():
+        sizes = ", ".join(f"{name}={size}" for name, size in row.axes.items())
         raise MissingError(
-            f"{where}: axes {got}; those of {op.name} are {', '.join(op.var_axes)}"
+            f"{where}: axes {sizes or 'none'}; those of {op.name} are"
+            f" {', '.join(op.var_axes)}"
         )
-    for key, spec in found.inputs.items():
+    for name, spec in row.inputs.items():
         if isinstance(spec, Safetensors):
-            within.check(spec.path, f"{where}: input {key}")
-    inputs = row["workload"]["inputs"]
+            within.check(spec.path, f"{where}: input {name}")
     return Workload(
-        found.uuid,
-        {a: axes[a] for a in op.var_axes},
+        row.uuid,
+        {axis: row.axes[axis] for axis in op.var_axes},
         index=index,
         origin="dataset",
-        inputs=inputs,
+        inputs=table["workload"]["inputs"],
     )

@@ -7,12 +7,12 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ..parsing import Text, Wrong
+from ..parsing import Text, Wrong, check_names
 from .expression import condition
 
 # of the generated table, in addition to the constants
 _COLUMNS = ("gpu", "sms", "length_up_to", "up_to")
-_VALUES = Meta(min_length=1, description="a list of different whole numbers of 32 bits")
+_Value = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -22,7 +22,7 @@ class Invariant(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     # for every row
-    constants: dict[str, Annotated[int, Meta(ge=-(2**31), lt=2**31)]] = {}
+    constants: dict[str, _Value] = {}
     # a condition on the constants: other rows are replaced by the next that meets it
     where: Text | None = None
 
@@ -34,49 +34,41 @@ class Tune(Struct, frozen=True, forbid_unknown_fields=True):
     # Python
     file: Text
     # axes of the op: their product decides which row of the file is used
-    size: Annotated[
-        tuple[str, ...], Meta(min_length=1, description="at least one axis of the op")
-    ]
+    size: Annotated[tuple[str, ...], Meta(min_length=1)]
     # name -> the values to try, in the order of algo.toml
-    constants: dict[
-        str, Annotated[tuple[Annotated[int, Meta(ge=-(2**31), lt=2**31)], ...], _VALUES]
-    ]
-    where: Text | None = None  # a condition on the constants: see expression.py
+    constants: dict[str, Annotated[tuple[_Value, ...], Meta(min_length=1)]]
+    # a condition on the constants: see expression.py
+    where: Text | None = None
     # axes of the op: rows are looked up by their product first, then by size; none: by size alone
     length: tuple[str, ...] = ()
     invariant: Invariant | None = None
 
     def __post_init__(self) -> None:
-        for name in self.invariant.constants if self.invariant else ():
-            if name not in self.constants:
-                raise Wrong(
-                    ("invariant", "constants"),
-                    f"constants of [tune]: {', '.join(self.constants)}",
-                    name,
-                )
-        if self.invariant and not (self.invariant.where or self.invariant.constants):
-            raise Wrong(("invariant",), "constants, or where", {})
+        if not self.constants:
+            expected = "at least one constant, such as rows = [1, 2, 4]"
+            raise Wrong(["constants"], expected, {})
         for name, values in self.constants.items():
             if not _IDENTIFIER.fullmatch(name) or name in _COLUMNS:
-                rule = (
-                    "a name that is valid in C++ and Python, and not one of"
-                    f" {', '.join(_COLUMNS)}"
+                columns = ", ".join(_COLUMNS)
+                expected = (
+                    f"names that are valid in C++ and Python, and not one of {columns}"
                 )
-                raise Wrong(("constants", name), rule, name)
+                raise Wrong(["constants"], expected, name)
             if len(set(values)) < len(values):
-                raise Wrong(("constants", name), _VALUES.description, list(values))
-        if not self.constants:
-            raise Wrong(
-                ("constants",), "at least one constant, such as rows = [1, 2, 4]", {}
-            )
-        for steps, where in (
-            (("where",), self.where),
-            (("invariant", "where"), self.invariant and self.invariant.where),
-        ):
-            try:
-                if where is not None:
-                    condition(where, self.constants)
-            except ValueError as e:
-                raise Wrong(
-                    steps, f"a condition on the constants, but {e}", where
-                ) from None
+                expected = "a list of different whole numbers"
+                raise Wrong(["constants", name], expected, list(values))
+        self._check_condition("where", self.where)
+        if not self.invariant:
+            return
+        if not (self.invariant.where or self.invariant.constants):
+            raise Wrong(["invariant"], "constants, or where", {})
+        check_names("invariant", self.invariant.constants, self.constants)
+        self._check_condition("invariant.where", self.invariant.where)
+
+    def _check_condition(self, key: str, where: str | None) -> None:
+        try:
+            if where is not None:
+                condition(where, self.constants)
+        except ValueError as e:
+            expected = f"a condition on the constants, but {e}"
+            raise Wrong([key], expected, where) from None

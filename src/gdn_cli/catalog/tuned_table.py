@@ -57,16 +57,10 @@ class Row:
     length_up_to: int | None = None
 
     def to_json(self) -> dict[str, int | str]:
-        length = (
-            {} if self.length_up_to is None else {"length_up_to": self.length_up_to}
-        )
-        return {
-            "gpu": self.gpu,
-            "sms": self.sms,
-            **length,
-            "up_to": self.up_to,
-            **self.constants,
-        }
+        row: dict[str, int | str] = {"gpu": self.gpu, "sms": self.sms}
+        if self.length_up_to is not None:
+            row["length_up_to"] = self.length_up_to
+        return row | {"up_to": self.up_to} | self.constants
 
 
 # --- the file
@@ -79,38 +73,33 @@ def render(tune: Tune, rows: Sequence[Row], batch_invariant: bool = False) -> st
     size = f"size ({' * '.join(tune.size)})"
     if tune.length:
         size = f"length ({' * '.join(tune.length)}) and {size}"
-    what = (
+    title = (
         f"Written by `gdn tune`: which constants for which {size}, by GPU. The evidence is in"
         " tuning.json."
     )
-    table = [
-        replace(r, constants={n: r.constants[n] for n in tune.constants}).to_json()
-        for r in rows
-    ]
+    table = []
+    for row in rows:
+        constants = {name: row.constants[name] for name in tune.constants}
+        table.append(replace(row, constants=constants).to_json())
     if tune.file.endswith(".py"):
-        lines = [
-            f'"""{what}"""',
-            "TUNED = [",
-            *(f"    {json.dumps(row)}," for row in table),
-            "]",
-        ]
-    else:
-        up_to = "length_up_to, up_to" if tune.length else "up_to"
-        fields = f"const char* gpu; int sms; int64_t {up_to}; int {', '.join(tune.constants)};"
-        lines = [
-            f"// {what}",
-            "#pragma once",
-            "#include <cstdint>",
-            *(["#define GDN_BATCH_INVARIANT"] if batch_invariant else []),
-            f"struct Tuned {{ {fields} }};   // constants in the order of algo.toml",
-            "constexpr Tuned TUNED[] = {",
-            *(
-                f"    {{{', '.join(json.dumps(value) for value in row.values())}}},"
-                for row in table
-            ),
-            "};",
-        ]
-    return "\n".join(lines) + "\n"
+        lines = "".join(f"    {json.dumps(row)},\n" for row in table)
+        return f'"""{title}"""\nTUNED = [\n{lines}]\n'
+    lines = ""
+    for cells in table:
+        lines += f"    {{{', '.join(map(json.dumps, cells.values()))}}},\n"
+    up_to = "length_up_to, up_to" if tune.length else "up_to"
+    fields = (
+        f"const char* gpu; int sms; int64_t {up_to}; int {', '.join(tune.constants)};"
+    )
+    macro = "#define GDN_BATCH_INVARIANT\n" if batch_invariant else ""
+    return f"""\
+// {title}
+#pragma once
+#include <cstdint>
+{macro}struct Tuned {{ {fields} }};   // constants in the order of algo.toml
+constexpr Tuned TUNED[] = {{
+{lines}}};
+"""
 
 
 class _Entry(msgspec.Struct):
@@ -125,14 +114,14 @@ def load(algo: Algo) -> Gpus:
     """The contents of tuning.json in the algo's folder, by GPU; {} without the file.
     UsageError for one that gdn did not write.
     """
-    file = algo.folder / EVIDENCE
-    files.place(file, within=algo.folder)
+    file = algo.own_folder / EVIDENCE
+    files.destination(file, within=algo.folder)
     if not file.exists():
         return {}
     hint = "fix it, or move it away"
     try:
         gpus = json_of(read_text(file), f"{file} is not what gdn wrote")["gpus"]
-        rows(algo.tune, gpus)
+        rows(algo.tuning, gpus)
     except UsageError as e:
         raise UsageError(e.message, hint=hint) from None
     except (ValueError, KeyError, TypeError) as e:
@@ -146,30 +135,28 @@ def rows(tune: Tune, gpus: Gpus) -> list[Row]:
     """The rows of all GPUs, in the order of the generated file. ValueError, with the
     reason, for rows of another form.
     """
-    found = []
-    for row in (
-        row
-        for entry in msgspec.convert(gpus, dict[str, _Entry]).values()
-        for row in entry.rows
-    ):
-        gpu, sms, up_to = (row.pop(key, None) for key in ("gpu", "sms", "up_to"))
-        length = (
-            row.pop("length_up_to", None if gpu != UNTUNED else ENDLESS)
-            if tune.length
-            else None
-        )
-        lengths = (length,) if tune.length else ()
-        if not isinstance(gpu, str) or any(
-            type(n) is not int for n in (sms, up_to, *lengths, *row.values())
-        ):
-            raise ValueError(f"a row of '{gpu}' does not have the form that gdn writes")
-        if gpu != UNTUNED and set(row) != set(tune.constants):
-            there, wanted = ", ".join(row), ", ".join(tune.constants)
-            raise ValueError(
-                f"its rows of '{gpu}' hold {there}, algo.toml names {wanted}"
-            )
-        found.append(Row(gpu, sms, up_to, row, length))
-    return found
+    table = []
+    for entry in msgspec.convert(gpus, dict[str, _Entry]).values():
+        table += [_row(tune, cells) for cells in entry.rows]
+    return table
+
+
+def _row(tune: Tune, cells: dict[str, int | str]) -> Row:
+    gpu = cells.pop("gpu", None)
+    numbers = {name: cell for name, cell in cells.items() if isinstance(cell, int)}
+    keys = {"sms", "up_to"}
+    if tune.length:
+        keys.add("length_up_to")
+        if gpu == UNTUNED:
+            numbers.setdefault("length_up_to", ENDLESS)
+    complete = len(numbers) >= len(cells) and keys <= numbers.keys()
+    if not isinstance(gpu, str) or not complete:
+        raise ValueError(f"a row of '{gpu}' does not have the form that gdn writes")
+    fields = {key: numbers.pop(key) for key in keys}
+    if gpu != UNTUNED and set(numbers) != set(tune.constants):
+        names, wanted = ", ".join(numbers), ", ".join(tune.constants)
+        raise ValueError(f"its rows of '{gpu}' hold {names}, algo.toml names {wanted}")
+    return Row(gpu, constants=numbers, **fields)
 
 
 # --- rows
@@ -195,11 +182,10 @@ class Size(NamedTuple):
 
 
 def size_of(op: Op, tune: Tune, workload: Workload) -> Size:
-    axes = {
-        name: value for name, value in op.axes.items() if value is not None
-    } | workload.axes
+    axes = op.fixed | workload.axes
     return Size(
-        *(math.prod(axes[axis] for axis in named) for named in (tune.length, tune.size))
+        length=math.prod(axes[axis] for axis in tune.length),
+        size=math.prod(axes[axis] for axis in tune.size),
     )
 
 
@@ -212,37 +198,25 @@ def table(
     sizes, or lengths, is their geometric mean, rounded down: nothing in between was
     measured, and sizes go up by factors.
     """
-    if not tune.length:
-        return _of_one_length(
-            gpu, sms, [(size.size, constants) for size, constants in chosen]
-        )
     lengths: dict[int, list[tuple[int, Constants]]] = {}
     for size, constants in chosen:
         lengths.setdefault(size.length, []).append((size.size, constants))
     ends = [math.isqrt(a * b) for a, b in itertools.pairwise(lengths)] + [ENDLESS]
-    return [
-        replace(row, length_up_to=end)
-        for end, of_one in zip(ends, lengths.values(), strict=True)
-        for row in _of_one_length(gpu, sms, of_one)
-    ]
+    rows = []
+    for end, of_length in zip(ends, lengths.values(), strict=False):
+        for row in _of_one_length(gpu, sms, of_length):
+            rows.append(replace(row, length_up_to=end if tune.length else None))
+    return rows
 
 
 def _of_one_length(
     gpu: str, sms: int, chosen: Sequence[tuple[int, Constants]]
 ) -> list[Row]:
     rows = []
-    for i, (size, constants) in enumerate(chosen):
-        following = chosen[i + 1] if i + 1 < len(chosen) else None
-        if following and following[1] == constants:
-            continue
-        rows.append(
-            Row(
-                gpu,
-                sms,
-                math.isqrt(size * following[0]) if following else ENDLESS,
-                constants,
-            )
-        )
+    for (size, constants), (following, others) in itertools.pairwise(chosen):
+        if others != constants:
+            rows.append(Row(gpu, sms, math.isqrt(size * following), constants))
+    rows.append(Row(gpu, sms, ENDLESS, chosen[-1][1]))
     return rows
 
 
@@ -255,14 +229,11 @@ def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
     """
     gpu, sms = new[0].gpu, new[0].sms
     old = [row for row in old if row.gpu != UNTUNED]
-    place = next(
-        (i for i, row in enumerate(old) if row.gpu == gpu or row.sms == sms), len(old)
-    )
-    return (
-        [row for row in old[:place] if row.gpu != gpu]
-        + list(new)
-        + [row for row in old[place:] if row.gpu != gpu]
-    )
+    same = [i for i, row in enumerate(old) if row.gpu == gpu or row.sms == sms]
+    place = same[0] if same else len(old)
+    before = [row for row in old[:place] if row.gpu != gpu]
+    after = [row for row in old[place:] if row.gpu != gpu]
+    return [*before, *new, *after]
 
 
 def used(algo: Algo | None, solution: object, environment: Environment) -> Row | None:
@@ -294,8 +265,8 @@ def candidates(algo: Algo) -> tuple[list[Constants], int]:
 
     Raises UsageError if none are left, or far too many.
     """
-    tune, path = algo.tune, f"{algo.folder or algo.full_name}/algo.toml"
-    count = math.prod(map(len, tune.constants.values()))
+    tune, path = algo.tuning, f"{algo.folder or algo.full_name}/algo.toml"
+    count = math.prod(len(values) for values in tune.constants.values())
     if count > 100 * MOST:
         raise UsageError(
             f"{path}: [tune.constants] gives {count} candidates",
@@ -326,19 +297,20 @@ def narrowed(algo: Algo, only: Sequence[str], where: str | None = None) -> Algo:
     """The algo with fewer values to try: each of `only` is "NAME=V[,V...]", with values
     that its algo.toml declares; `where` is a condition in addition to its own.
     """
-    constants = dict(algo.tune.constants)
-    condition_ = algo.tune.where
+    constants = dict(algo.tuning.constants)
+    both = algo.tuning.where
     if where:
-        condition_ = f"({condition_}) and ({where})" if condition_ else where
+        both = f"({both}) and ({where})" if both else where
         try:
-            condition(condition_, constants)
+            condition(both, constants)
         except ValueError as e:
             raise UsageError(
                 f"--where '{where}': {e}", hint='such as "rows * warps <= 16"'
             ) from None
     for text in only:
         name, _, values = text.partition("=")
-        if (name := name.strip()) not in constants:
+        name = name.strip()
+        if name not in constants:
             raise unknown("constant", name, constants)
         declared = constants[name]
         wanted = [value.strip() for value in values.split(",")]
@@ -346,9 +318,8 @@ def narrowed(algo: Algo, only: Sequence[str], where: str | None = None) -> Algo:
             hint = f"algo.toml declares {name} = {', '.join(map(str, declared))}"
             raise UsageError(f"--only {text}: expected values to try", hint=hint)
         constants[name] = tuple(value for value in declared if str(value) in wanted)
-    return structs.replace(
-        algo, tune=structs.replace(algo.tune, constants=constants, where=condition_)
-    )
+    tune = structs.replace(algo.tuning, constants=constants, where=both)
+    return structs.replace(algo, tune=tune)
 
 
 def label(constants: Constants) -> str:
@@ -357,10 +328,10 @@ def label(constants: Constants) -> str:
 
 def candidate(algo: Algo, op: Op, constants: Constants) -> Algo:
     """The algo with these constants at every size; its folder is not changed."""
-    row = Row(CANDIDATE, 0, ENDLESS, constants, ENDLESS if algo.tune.length else None)
-    return with_table(
-        algo, op, f"{algo.name}[{label(constants)}]", render(algo.tune, [row])
-    )
+    tune = algo.tuning
+    row = Row(CANDIDATE, 0, ENDLESS, constants, ENDLESS if tune.length else None)
+    text = render(tune, [row])
+    return with_table(algo, op, f"{algo.name}[{label(constants)}]", text)
 
 
 def with_table(algo: Algo, op: Op, name: str, table: str) -> Algo:
@@ -368,10 +339,9 @@ def with_table(algo: Algo, op: Op, name: str, table: str) -> Algo:
     folder is not changed.
     """
     solution = pack(algo, op, name=f"{op.name}-{name}")
-    generated = {"path": algo.tune.file, "content": table}
-    sources = sorted(
-        [*_own(algo, solution["sources"]), generated], key=lambda source: source["path"]
-    )
+    generated: Source = {"path": algo.tuning.file, "content": table}
+    sources = [*_own(algo, solution["sources"]), generated]
+    sources.sort(key=lambda source: source["path"])
     return structs.replace(algo, name=name, solution=solution | {"sources": sources})
 
 
@@ -382,4 +352,4 @@ def own_hash(algo: Algo, op: Op) -> str:
 
 
 def _own(algo: Algo, sources: list[Source]) -> list[Source]:
-    return [source for source in sources if source["path"] != algo.tune.file]
+    return [source for source in sources if source["path"] != algo.tuning.file]

@@ -30,12 +30,12 @@ def list_(
             f"list takes no name, got '{name}'", hint=f"did you mean `{hint}`?"
         )
     machine = o.machine()
-    found = [
-        (algo, machine.place(algo))
-        for algo in (known.of(known.op(op).name) if op else known.algos)
-    ]
-    broken = [b for b in known.broken if not op or b.op == known.op(op).family]
-    shown.show_list(found, broken, json)
+    listed, broken = list(known.algos), list(known.broken)
+    if op:
+        listed = known.of(known.op(op).name)
+        broken = [b for b in broken if b.op == known.op(op).family]
+    placed = [(algo, machine.place(algo)) for algo in listed]
+    shown.show_list(placed, broken, json)
 
 
 def show(
@@ -53,7 +53,7 @@ def show(
 ) -> None:
     """Show one algo: its files, where it runs, its times, its log."""
     from .. import paths
-    from ..catalog import ladder_log, pack, registry
+    from ..catalog import pack, registry
     from ..files import read
     from ..records import history
     from ..records.history.committed import committed
@@ -61,24 +61,27 @@ def show(
     from ..report import screen
 
     known = registry.load(algos)
-    found = known.find(algo, op)
+    target = known.find(algo, op)
     kept = history.History()
-    own = [s for s in kept.series() if (s.op, s.algo) == (found.op, found.name)]
+    series = [s for s in kept.series() if (s.op, s.algo) == (target.op, target.name)]
     for notice in kept.notices:
         screen.say(notice)
-    saved = committed(
-        paths.RESULTS_DIR, found.op, found.name, ladder_log.read(found)[1]
+    log = target.own_folder.parent / "README.md"
+    text = read(log).decode(errors="replace") if log.is_file() else ""
+    saved = committed(paths.RESULTS_DIR, target.op, target.name, text)
+    files = []
+    for path in pack.sources(target):
+        lines = read(path).decode(errors="replace").splitlines()
+        files.append((path, len(lines)))
+    facts = shown.Known(
+        target,
+        o.machine().place(target),
+        files,
+        log=log if f"`{target.name}`" in text else None,
+        history=history.timeline(series, count=1),
+        committed=[saved] if saved else [],
     )
-    texts = {path: read(path).decode(errors="replace") for path in pack.sources(found)}
-    files = [(path, len(text.splitlines())) for path, text in texts.items()]
-    entry = ladder_log.entry(found)
-    times = {
-        "history": history.timeline(own, count=1),
-        "committed": [saved] if saved else [],
-    }
-    shown.show_algo(
-        shown.Known(found, o.machine().place(found), files, entry, **times), json
-    )
+    shown.show_algo(facts, json)
 
 
 def new(
@@ -110,34 +113,23 @@ def new(
 
     known = registry.load(algos)
     if not source:
-        likely = [
-            a
-            for a in known.of(known.op(op or registry.DEFAULT_OP).name)
-            if o.machine().place(a).mode in ("cpu", "cuda")
-        ]
-        own = [a.name for a in likely if a.language in ("cpp", "cuda", "triton")] or [
-            a.name for a in likely
-        ]
+        every = known.of(known.op(op or registry.DEFAULT_OP).name)
+        runs = [a for a in every if o.machine().place(a).mode in ("cpu", "cuda")]
+        # the last rung of a kernel, else of torch
+        runs.sort(key=lambda algo: algo.language != "python")
+        start = runs[-1].name if runs else "ALGO"
         option = f" --op {op}" if op else ""
-        hint = (
-            f"gdn new {shlex.quote(name)} --from {own[-1] if own else 'ALGO'}{option}; `gdn list`"
-            " shows all"
+        command = f"gdn new {shlex.quote(name)} --from {start}{option}"
+        raise errors.UsageError(
+            "which algo to start from?", hint=f"{command}; `gdn list` shows all"
         )
-        raise errors.UsageError("which algo to start from?", hint=hint)
     into = into or next(iter(registry.own_folders(algos)), None)
     found = known.find(source, op)
     folder = scaffold.new(known, name, found, into)
     if json:
-        made = sorted(path.name for path in folder.iterdir())
-        return screen.show_json(
-            {
-                "op": found.op,
-                "algo": name,
-                "from": source,
-                "folder": str(folder),
-                "files": made,
-            }
-        )
+        files = sorted(path.name for path in folder.iterdir())
+        facts = {"op": found.op, "algo": name, "from": source}
+        return screen.show_json(facts | {"folder": str(folder), "files": files})
     where = f" --algos {shlex.quote(str(into))}" if into else ""
     commands = (
         f"`gdn run --algo {name}{where}` and `gdn bench --algo {name},{source}{where}`"

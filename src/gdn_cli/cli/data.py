@@ -6,13 +6,17 @@ import contextlib
 import dataclasses
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import errors
 from . import options as o
 from .help import App
+
+if TYPE_CHECKING:
+    from ..catalog.registry import Registry
+    from ..catalog.workloads import Workload
 
 data = App(name="data", help="List workloads; write them as a FlashInfer-Trace folder.")
 
@@ -39,12 +43,8 @@ def build(
     if json:
         screen.show_json({"folder": str(folder)} | counts)
     else:
-        screen.put(
-            f"{folder}: "
-            + ", ".join(
-                f"{value} {key.replace('_', ' ')}" for key, value in counts.items()
-            )
-        )
+        words = [f"{value} {key.replace('_', ' ')}" for key, value in counts.items()]
+        screen.put(f"{folder}: {', '.join(words)}")
         where = shlex.quote(str(folder))
         screen.put(
             f"  next: gdn run --dataset {where}, or flashinfer-bench run --local {where}"
@@ -60,12 +60,10 @@ def written(folder: Path, algos: o.Algos, which: o.Workloads) -> dict[str, int]:
     known = algos.known()
     chosen = _select(known, algos.op, which)
     ops = [known.ops[name] for name in chosen]
-    names = registry.names(algos.algo) if algos.algo != "all" else None
-    picked = (
-        [known.find(name, algos.op) for name in names]
-        if names
-        else [a for o in ops for a in known.of(o.name)]
-    )
+    names = registry.names(algos.algo) if algos.algo != "all" else []
+    picked = [known.find(name, algos.op) for name in names]
+    for op in [] if names else ops:
+        picked += known.of(op.name)
     solutions = [pack.pack(a, known.ops[a.op]) for a in picked if a.op in chosen]
     with screen.progress() as progress:
         return trace_set_writer.build(
@@ -99,32 +97,35 @@ def list_(
     known = registry.load()
     if full or json or which.workload or which.n or which.preset or which.dataset:
         return terminal.show_workloads(_select(known, op, which), json)
-    found = {None: _select(known, op, which)}
+    selected: dict[str | None, dict[str, list[Workload]]]
+    selected = {None: _select(known, op, which)}
     for name in presets.names():
         presets.load_preset(name)  # raises if the preset is invalid
         with contextlib.suppress(errors.GdnError):  # a preset that the op does not have
-            found[name] = _select(known, op, dataclasses.replace(which, preset=name))
-    terminal.show_presets(found, known)
+            selected[name] = _select(known, op, dataclasses.replace(which, preset=name))
+    terminal.show_presets(selected, known)
 
 
-def _select(known: Any, op: str | None, which: o.Workloads) -> dict[str, list]:
+def _select(
+    known: Registry, op: str | None, which: o.Workloads
+) -> dict[str, list[Workload]]:
     """The chosen workloads by op. Without --op, ops without them (an axis, a uuid) are
     skipped, unless all are.
     """
     from ..catalog import trace_set, workloads
 
     _, preset = which.loaded(None)
-    found, refused = {}, []
-    for one in [known.op(op)] if op else list(known.ops.values()):
+    selected, refused = {}, []
+    for each in [known.op(op)] if op else list(known.ops.values()):
         try:
-            every = trace_set.known(one, which.dataset)
-            found[one.name] = workloads.select(
-                one, every, chosen=which.workload or [], first=which.n, preset=preset
+            every = trace_set.known(each, which.dataset)
+            selected[each.name] = workloads.select(
+                each, every, chosen=which.workload or [], first=which.n, preset=preset
             )
         except errors.GdnError as e:
             if op:
                 raise
             refused.append(e)
-    if not found:
+    if not selected:
         raise refused[0]
-    return found
+    return selected

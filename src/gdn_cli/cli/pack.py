@@ -83,7 +83,7 @@ def pack(
             "--json has stdout to itself",
             hint="drop --json, or name another file with -o",
         )
-    if prove and files.place(file).stream:
+    if prove and files.destination(file).stream:
         raise errors.UsageError(
             f"--prove reads the file back, and {file} is not a file",
             hint="name a file with -o",
@@ -92,36 +92,30 @@ def pack(
     files.write(file, j.dumps(solution, indent=2) + "\n")
     if replaced:
         screen.say(f"replaced {file}")
-    summary = {
-        "file": str(file),
-        "name": solution["name"],
-        "definition": solution["definition"],
-    }
-    summary |= {
-        "source_hash": p.source_hash(solution),
-        "sources": [s["path"] for s in solution["sources"]],
-        "proof": None,
-    }
+    sources = [source["path"] for source in solution["sources"]]
+    title = f"{solution['name']} for {solution['definition']}"
     if not json:
-        text = (
-            f"{file}: {solution['name']} for {solution['definition']},"
-            f" {', '.join(summary['sources'])}"
-        )
+        text = f"{file}: {title}, {', '.join(sources)}"
         (screen.say if to_stdout else screen.put)(text)
+    steps: list[dict[str, str]] = []
     if prove:
         from ..run import prove as proof
 
-        summary["proof"] = list(
-            proof.prove(file, found.packages, known, timeout, o.machine())
-        )
+        steps += proof.prove(file, found.packages, known, timeout, o.machine())
         if not json:
-            terminal.show_proof(summary["proof"])
+            terminal.show_proof(steps)
     if json:
-        screen.show_json(summary)
-    if any(step["state"] == "failed" for step in summary["proof"] or []):
+        screen.show_json(
+            {
+                "file": str(file),
+                "name": solution["name"],
+                "definition": solution["definition"],
+                "source_hash": p.source_hash(solution),
+                "sources": sources,
+                "proof": steps if prove else None,
+            }
+        )
+    if any(step["state"] == "failed" for step in steps):
         raise typer.Exit(errors.FAILED)
-    if any(
-        (step["step"], step["state"]) == ("build", "skipped")
-        for step in summary["proof"] or []
-    ):
+    if any((step["step"], step["state"]) == ("build", "skipped") for step in steps):
         raise typer.Exit(errors.MISSING)  # nothing was proved

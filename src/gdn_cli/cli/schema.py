@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 import typer
 
 from .. import errors
@@ -19,7 +20,6 @@ def schema(
     ] = "record",
 ) -> None:
     """Print the JSON Schema of a file that gdn writes or reads."""
-    from .. import parsing
     from ..catalog import registry
     from ..report import screen
     from ..schema import record_types
@@ -32,4 +32,4 @@ def schema(
     }
     if what not in forms:
         raise errors.unknown("schema", what, forms)
-    screen.show_json(parsing.schema(forms[what]))
+    screen.show_json(msgspec.json.schema(forms[what]))

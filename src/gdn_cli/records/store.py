@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from .. import bounded, files, paths
-from ..catalog import file_kinds, tuned_table
+from ..catalog import tuned_table
 from ..catalog.formats import Solution
 from ..catalog.ops import Op
 from ..catalog.pack import source_hash
@@ -168,7 +168,7 @@ def open_document(command: str, options: Json, out: Path | None) -> Writer:
     try:
         if not named:
             paths.make(out.parent)
-        files.check(out, hint=hint)
+        files.check_writable(out, hint=hint)
     except GdnError as e:
         if named:
             raise
@@ -182,7 +182,7 @@ def open_document(command: str, options: Json, out: Path | None) -> Writer:
         records=[],
         **environment.commit(),
     )
-    return Writer(document, out, stream=files.place(out).stream)
+    return Writer(document, out, stream=files.destination(out).stream)
 
 
 # --- the file
@@ -198,9 +198,9 @@ def load(path: Path) -> Document:
     try:
         found = json_of(text, wrong)
     except UsageError as e:
-        raise _other(path, wrong) or e from None
+        raise UsageError(e.message, hint=_WRITES) from None
     if not isinstance(found, dict) or not isinstance(found.get("records"), list):
-        raise _other(path, wrong) or UsageError(wrong, hint=_WRITES)
+        raise UsageError(wrong, hint=_WRITES)
     if found.get("schema") not in (1, SCHEMA):
         raise UsageError(
             f"{path} has schema {found.get('schema')!r:.40}, this gdn reads 1 and {SCHEMA}",
@@ -214,16 +214,6 @@ def load(path: Path) -> Document:
         raise UsageError(
             f"{path}: {at}: {said[:1].lower()}{said[1:].replace('`', '')}", hint=_WRITES
         ) from None
-
-
-def _other(path: Path, wrong: str) -> UsageError | None:
-    """The error for a known kind of other file, or None."""
-    found = file_kinds.kind(path)
-    return (
-        UsageError(f"{wrong}: it is {found[0]}", hint=found[1])
-        if found and found[0] != "records"
-        else None
-    )
 
 
 def dumps(document: Any) -> str:

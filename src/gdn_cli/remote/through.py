@@ -28,7 +28,7 @@ from .. import bounded, errors, paths
 from ..catalog.registry import Algo
 from ..errors import MissingError, unknown
 from ..machine import inventory
-from ..parsing import Positive, Text, Wrong, decode, read_toml
+from ..parsing import Positive, Text, Wrong, decode, read_config
 from ..run.elsewhere import Elsewhere
 from ..run.execute import Came
 from ..run.jobs import Job, Outcome
@@ -69,11 +69,10 @@ _WORD = (
 
 def settings(name: str) -> Settings:
     """The engine of this name. A UsageError names those that there are."""
-    file = paths.CONFIGS_DIR / "engines.toml"
-    known = decode(read_toml(file), dict[str, Settings], file)
-    if name not in known:
-        raise unknown("engine", name, known, hint=f"they are in {file}")
-    return known[name]
+    tables, files = read_config("engines.toml")
+    if name not in tables:
+        raise unknown("engine", name, tables, hint=f"they are in {files}")
+    return decode(tables[name], Settings, f"{files}: [{name}]")
 
 
 @dataclass

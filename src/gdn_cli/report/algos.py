@@ -14,7 +14,6 @@ from .table import Cell, Column, Mark, Table, numbers, words
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..catalog.ladder_log import Entry
     from ..catalog.registry import Algo, Broken
     from ..machine.inventory import Place
     from ..records.history import Group
@@ -95,7 +94,8 @@ class Known:
     algo: Algo
     place: Place
     files: list[tuple[Path, int]]  # with their lines
-    entry: Entry | None
+    # the README of its op, if that names it
+    log: Path | None = None
     # the last run of each device and tier
     history: list[Group] = field(default_factory=list)
     # (file, its times) of results/
@@ -103,7 +103,7 @@ class Known:
 
 
 def show_algo(known: Known, as_json: bool) -> None:
-    algo, place, entry = known.algo, known.place, known.entry
+    algo, place = known.algo, known.place
     if as_json:
         return show_json(
             _plain(algo, place)
@@ -118,8 +118,7 @@ def show_algo(known: Known, as_json: bool) -> None:
                 "files": [
                     {"path": str(path), "lines": lines} for path, lines in known.files
                 ],
-                "log": entry
-                and {"file": str(entry.file), "line": entry.line, "text": entry.text},
+                "log": known.log and str(known.log),
                 "history": [_times(group) for group in known.history],
                 "results": [
                     {"file": file} | _times(group) for file, group in known.committed
@@ -137,12 +136,8 @@ def show_algo(known: Known, as_json: bool) -> None:
         made.add(path.name, str(lines), "" if own else "/".join(path.parent.parts[-2:]))
     print_table(out, made)
     out.print()
-    if entry:
-        print_line(
-            out, styled(("log ", "bold"), f"{entry.file}:{entry.line}"), whole=True
-        )
-        for line in entry.text.splitlines():
-            print_line(out, f"  {line}", 2 * line.startswith("- "))
+    if known.log:
+        print_line(out, styled(("log ", "bold"), str(known.log)), whole=True)
         out.print()
     for title, group in [
         ("your last run", group) for group in known.history

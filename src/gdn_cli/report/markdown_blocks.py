@@ -114,7 +114,7 @@ def update(
         try:
             rendered = render(block.args, path.parent)
             if rendered.file:
-                files.place(rendered.file, within=path.parent)
+                files.destination(rendered.file, within=path.parent)
             made.append(rendered)
         except UsageError as e:
             raise UsageError(

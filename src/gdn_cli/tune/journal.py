@@ -125,7 +125,7 @@ class Journal:
                 if self.unsaved:
                     self._write()
                 else:
-                    files.append(self.path, _text(line))
+                    files.append_text(self.path, _text(line))
                 self.unsaved = None
             except GdnError as e:
                 self.unsaved = e.message

@@ -278,7 +278,7 @@ def check_folder(algo: Algo) -> Gpus:
     except OSError as e:
         raise UsageError(f"cannot write {folder}: {e.strerror}", hint=hint) from None
     assert algo.tune is not None
-    files.place(folder / algo.tune.file, within=folder)
+    files.destination(folder / algo.tune.file, within=folder)
     return tuned_table.load(algo)
 
 

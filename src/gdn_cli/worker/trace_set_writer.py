@@ -17,15 +17,15 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import safetensors
 import safetensors.torch
 import torch
 
 from .. import files
-from ..catalog.dtypes import ITEMSIZE
-from ..catalog.ops import Op
+from ..catalog.formats import Definition, Solution
+from ..catalog.ops import ITEMSIZE, Op
 from ..catalog.workloads import Workload, embedded
 from ..errors import GdnError, MissingError, UsageError
 from ..parsing import Json, json_of, read_json, read_text
@@ -41,8 +41,8 @@ def build(
     root: Path,
     ops: Sequence[Op],
     workloads_by_op: Mapping[str, Sequence[Workload]],  # by op.name; twins
-    solutions: Sequence[Json],
-    definitions: Sequence[Json],
+    solutions: Sequence[Solution],
+    definitions: Sequence[Definition],
     # blobs; what is being written
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> dict[str, int]:
@@ -51,67 +51,85 @@ def build(
     Returns counts. Refuses a folder that holds anything else, such as the contest's own
     data set: twins have its uuids.
     """
-    root = Path(root)
-    by_name = {d["name"]: d for d in definitions}
-    types = {name: d["op_type"] for name, d in by_name.items()}
-    places = {
-        root
-        / "solutions"
-        / s["author"]
-        / types[s["definition"]]
-        / s["definition"]
-        / f"{s['name']}.json": s
-        for s in solutions
-    }
-    # files outside the folder would not be read back
-    into: dict[str, Any] = {"within": root, "hint": None}
-    for op in ops:
-        for workload in workloads_by_op[op.name]:
-            if workload.origin != "twin":
-                raise UsageError(
-                    f"workload {workload.uuid} is from a data set; only twins are written",
-                    hint="leave --dataset out",
-                )
+    by_name = {definition["name"]: definition for definition in definitions}
+    packed: dict[Path, Solution] = {}
+    for solution in solutions:
+        name = solution["definition"]
+        folder = (
+            root / "solutions" / solution["author"] / by_name[name]["op_type"] / name
+        )
+        packed[folder / f"{solution['name']}.json"] = solution
+    tasks = [
+        _Task(op, w, root / blob(op, w)) for op in ops for w in workloads_by_op[op.name]
+    ]
+    for task in tasks:
+        if task.workload.origin != "twin":
+            raise UsageError(
+                f"workload {task.workload.uuid} is from a data set; only twins are written",
+                hint="leave --dataset out",
+            )
     with _writing(root):
         _claim(root)
-        _refuse_same_names(root, places)
-        jobs = [
-            (op, w, root / blob(op, w)) for op in ops for w in workloads_by_op[op.name]
-        ]
-        waiting = [not _whole(op, w, path) for op, w, path in jobs]
-        sizes = [
-            sum(
-                math.prod(op.shape(s, w.axes)) * ITEMSIZE[s.dtype]
-                for s in op.inputs.values()
-            )
-            for op, w, _ in jobs
-        ]
-        _refuse_small_disk(
-            root, sum(size for size, wait in zip(sizes, waiting, strict=True) if wait)
-        )
-        report = {
-            "written": 0,
-            "kept": waiting.count(False),
-            "bytes": 0,
-            "solutions": len(places),
-        }
-        for done, ((op, workload, path), wait) in enumerate(
-            zip(jobs, waiting, strict=True)
-        ):
-            progress(done, len(jobs), f"{op.name} {op.label.format(**workload.axes)}")
-            if wait:
-                report["written"] += 1
-                report["bytes"] += write_blob(op, workload, path, root)
+        _refuse_same_names(root, packed)
+        waiting = [task for task in tasks if not task.complete]
+        _refuse_small_disk(root, sum(task.size for task in waiting))
+        written = 0
+        for done, task in enumerate(tasks):
+            label = task.op.label.format(**task.workload.axes)
+            progress(done, len(tasks), f"{task.op.name} {label}")
+            if task in waiting:
+                written += write_blob(task.op, task.workload, task.path, root)
         for op in ops:
             path = root / "definitions" / op.op_type / f"{op.definition}.json"
-            files.write(path, _pretty(by_name[op.definition]), **into)
+            _write(path, _pretty(by_name[op.definition]), root)
             # rows last: a row never names a blob that is not there
             path = root / "workloads" / op.op_type / f"{op.definition}.jsonl"
-            files.write(path, _rows(op, workloads_by_op[op.name], path), **into)
-        for path, solution in places.items():
-            files.write(path, _pretty(solution), **into)
-        progress(len(jobs), len(jobs), "done")
-    return report
+            _write(path, _rows(op, workloads_by_op[op.name], path), root)
+        for path, solution in packed.items():
+            _write(path, _pretty(solution), root)
+        progress(len(tasks), len(tasks), "done")
+    return {
+        "written": len(waiting),
+        "kept": len(tasks) - len(waiting),
+        "bytes": written,
+        "solutions": len(packed),
+    }
+
+
+class _Task(NamedTuple):
+    """The tensors of a workload, to be written to a path."""
+
+    op: Op
+    workload: Workload
+    path: Path
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        total = 0
+        for spec in self.op.inputs.values():
+            count = math.prod(self.op.shape(spec, self.workload.axes))
+            total += count * ITEMSIZE[spec.dtype]
+        return total
+
+    @property
+    def complete(self) -> bool:
+        """Whether the blob exists, with the right tensors and this version of the twins."""
+        try:
+            tensors, metadata = blob_header(self.path)
+        except GdnError:
+            return False
+        specs = {
+            name: (DTYPE_CODES[spec.dtype], self.op.shape(spec, self.workload.axes))
+            for name, spec in self.op.inputs.items()
+            if spec.shape is not None
+        }
+        return tensors == specs and metadata == _metadata(self.workload)
+
+
+def _write(path: Path, text: str, root: Path) -> None:
+    # files outside the folder would not be read back
+    files.write(path, text, within=root, hint=None)
 
 
 def blob(op: Op, workload: Workload) -> str:
@@ -122,12 +140,10 @@ def blob(op: Op, workload: Workload) -> str:
 def _rows(op: Op, workloads: Sequence[Workload], path: Path) -> str:
     """The rows of these workloads and those already in the folder, in the contest's order."""
     lines = read_text(path, MissingError).splitlines() if path.exists() else []
+    rows = {}
     try:
-        rows = {
-            json_of(line, path, MissingError)["workload"]["uuid"]: line
-            for line in lines
-            if line.strip()
-        }
+        for line in filter(str.strip, lines):
+            rows[json_of(line, path, MissingError)["workload"]["uuid"]] = line
     except (KeyError, TypeError):
         raise MissingError(
             f"{path}: a line of it is not a workload",
@@ -135,33 +151,22 @@ def _rows(op: Op, workloads: Sequence[Workload], path: Path) -> str:
         ) from None
     rows |= {w.uuid: json.dumps(row(op, w)) for w in workloads}
     place = {w.uuid: i for i, w in enumerate(embedded(op))}
-    return "".join(
-        rows[uuid] + "\n"
-        for uuid in sorted(rows, key=lambda uuid: place.get(uuid, len(place)))
-    )
+    ordered = sorted(rows, key=lambda uuid: place.get(uuid, len(place)))
+    return "".join(rows[uuid] + "\n" for uuid in ordered)
 
 
 def row(op: Op, workload: Workload) -> Json:
     inputs: dict[str, dict] = {}
     for name, spec in op.inputs.items():
         if spec.shape is None:
-            inputs[name] = {
-                "type": "scalar",
-                "value": synthetic.draw(op, workload, name),
-            }
+            value = synthetic.draw(op, workload, name)
+            inputs[name] = {"type": "scalar", "value": value}
         else:
-            inputs[name] = {
-                "type": "safetensors",
-                "path": blob(op, workload),
-                "tensor_key": name,
-            }
+            file = {"path": blob(op, workload), "tensor_key": name}
+            inputs[name] = {"type": "safetensors"} | file
     row = {"uuid": workload.uuid, "axes": workload.axes, "inputs": inputs}
-    return {
-        "definition": op.definition,
-        "workload": row,
-        "solution": None,
-        "evaluation": None,
-    }
+    none = {"solution": None, "evaluation": None}
+    return {"definition": op.definition, "workload": row} | none
 
 
 def _metadata(workload: Workload) -> dict[str, str]:
@@ -169,38 +174,16 @@ def _metadata(workload: Workload) -> dict[str, str]:
     return {"gdn_twin": f"{workload.uuid} version {synthetic.VERSION}"}
 
 
-def _specs(op: Op, workload: Workload) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {
-        name: (DTYPE_CODES[spec.dtype], op.shape(spec, workload.axes))
-        for name, spec in op.inputs.items()
-        if spec.shape is not None
-    }
-
-
-def _whole(op: Op, workload: Workload, path: Path) -> bool:
-    """Whether the blob exists, with the right size, the right tensors, and this version
-    of the twins.
-    """
-    try:
-        there, metadata = blob_header(path)
-    except GdnError:
-        return False
-    return there == _specs(op, workload) and metadata == _metadata(workload)
-
-
 def write_blob(op: Op, workload: Workload, path: Path, root: Path) -> int:
-    tensors = {
-        n: t
-        for n, t in synthetic.inputs(op, workload).items()
-        if isinstance(t, torch.Tensor)
-    }
+    inputs = synthetic.inputs(op, workload).items()
+    tensors = {name: x for name, x in inputs if isinstance(x, torch.Tensor)}
     # a fixed name: what a killed run left, gigabytes perhaps, is overwritten by the next
     with files.beside(path, within=root, hint=None, mark="part") as temporary:
         safetensors.torch.save_file(tensors, temporary, metadata=_metadata(workload))
         return temporary.stat().st_size
 
 
-def _pretty(value: dict) -> str:
+def _pretty(value: object) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
@@ -209,9 +192,8 @@ def _writing(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        raise MissingError(
-            f"cannot write {e.filename or root}: {e.strerror or e}"
-        ) from None
+        where = e.filename or root
+        raise MissingError(f"cannot write {where}: {e.strerror or e}") from None
     except safetensors.SafetensorError as e:
         raise MissingError(
             f"cannot write the tensors under {root}: {e}", hint="is the disk full?"
@@ -230,17 +212,9 @@ def _claim(root: Path) -> None:
             hint="name a new or empty folder; nothing was changed",
         )
     note = "twins: uuids and axes of the contest where it has the op, tensors drawn from the uuids"
-    files.write(
-        root / MARKER,
-        _pretty(
-            {
-                "made_by": "gdn data build",
-                "note": note,
-                "twin_version": synthetic.VERSION,
-            }
-        ),
-        hint=None,
-    )
+    made = {"made_by": "gdn data build", "note": note}
+    text = _pretty(made | {"twin_version": synthetic.VERSION})
+    files.write(root / MARKER, text, hint=None)
 
 
 def _refuse_small_disk(root: Path, needed: int) -> None:
@@ -252,11 +226,11 @@ def _refuse_small_disk(root: Path, needed: int) -> None:
         )
 
 
-def _refuse_same_names(root: Path, places: Mapping[Path, dict]) -> None:
+def _refuse_same_names(root: Path, packed: Mapping[Path, Solution]) -> None:
     """A name that occurs twice in the folder makes it unreadable for flashinfer-bench."""
-    names = {s["name"]: path for path, s in places.items()}
+    names = [solution["name"] for solution in packed.values()]
     for path in (root / "solutions").rglob("*.json"):
-        if path in places:
+        if path in packed:
             continue
         with suppress(MissingError, AttributeError):
             name = read_json(path, MissingError).get("name")

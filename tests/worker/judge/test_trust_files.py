@@ -307,7 +307,7 @@ def below_tmp(tmp_path, monkeypatch):
 
 def test_builds_below_the_temporary_folder_are_made_for_this_user_alone(below_tmp):
     assert paths.builds_dir() == below_tmp and rights(below_tmp) == 0o700
-    assert paths.foreign(below_tmp / "py311-cpu") is None
+    assert paths.planted(below_tmp / "py311-cpu") is None
 
 
 @pytest.mark.parametrize("plant", ["open", "readable", "link", "file", "somebody's"])
@@ -339,10 +339,10 @@ def test_a_build_cache_below_a_folder_of_all_users_is_looked_at(tmp_path):
     shared.chmod(0o1777)
     for folder in (mine, builds):
         folder.chmod(0o755)
-    assert paths.foreign(builds) is paths.foreign(shared / "not-there" / "x") is None
+    assert paths.planted(builds) is paths.planted(shared / "not-there" / "x") is None
     mine.chmod(0o777)
-    assert paths.foreign(builds) == f"others may write to {mine}"
+    assert paths.planted(builds) == f"others may write to {mine}"
     mine.chmod(0o755)
     if os.geteuid() == 0:
         os.chown(mine, 1234, 1234)
-        assert paths.foreign(builds) == f"{mine} belongs to another user"
+        assert paths.planted(builds) == f"{mine} belongs to another user"

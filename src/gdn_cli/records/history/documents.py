@@ -326,7 +326,7 @@ def _op(name: str) -> Op | None:
 @lru_cache
 def _ops() -> Mapping[str, Op]:
     try:
-        return Ops(paths.CONFIGS_DIR, str)
+        return Ops(paths.config_dirs(), str)
     except UsageError:  # labels then show the axes
         return {}
 

@@ -31,7 +31,7 @@ def unusable(cache: Path) -> str | None:
     """Why nothing can be built in this folder, and what to do; None if it can. The
     folder is created if needed.
     """
-    if planted := paths.foreign(cache):
+    if planted := paths.planted(cache):
         return f"the build cache {cache} could hold what others put there ({planted}); {_ELSEWHERE}"
     try:
         paths.make(cache)

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from ...catalog.dtypes import torch_dtype
-from ...catalog.ops import Op
+from ...catalog.ops import Op, torch_dtype
 from ...schema.record_types import Check, FirstWrong
 from ..executor import calls
 from ..executor.build import Kernel

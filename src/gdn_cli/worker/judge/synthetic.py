@@ -37,9 +37,8 @@ import zlib
 import numpy as np
 import torch
 
-from ...catalog.dtypes import torch_dtype
 from ...catalog.expression import size
-from ...catalog.ops import Op
+from ...catalog.ops import Op, torch_dtype
 from ...catalog.stress import TOKENS, Family
 from ...catalog.workloads import Workload
 from ...errors import UsageError

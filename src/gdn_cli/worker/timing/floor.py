@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from ...catalog.dtypes import ITEMSIZE
-from ...catalog.ops import Op, TensorSpec
+from ...catalog.ops import ITEMSIZE, Op, TensorSpec
 from ...catalog.tiers import TIERS
 from ...records.statistics import centre
 from .measurement import interleave
