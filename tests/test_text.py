@@ -24,7 +24,7 @@ import reports
 from markupsafe import escape
 from rich.text import Text
 
-from gdn_cli import text
+from gdn_cli import paths, text
 from gdn_cli.catalog.registry import Broken
 from gdn_cli.catalog.tuned_table import Size
 from gdn_cli.catalog.workloads import Workload
@@ -32,7 +32,7 @@ from gdn_cli.errors import UsageError
 from gdn_cli.machine.inventory import Place
 from gdn_cli.parsing import to_json
 from gdn_cli.profile import differences
-from gdn_cli.records import history
+from gdn_cli.records import history, store
 from gdn_cli.remote import modal_client, resume
 from gdn_cli.report import (
     algos,
@@ -51,7 +51,7 @@ from gdn_cli.report import (
 from gdn_cli.report import history as shown_history
 from gdn_cli.report.book import Book
 from gdn_cli.schema.profile_types import Listed
-from gdn_cli.schema.record_types import Status, document_of
+from gdn_cli.schema.record_types import Status
 from gdn_cli.tune.evidence import Evidence, Measured
 from gdn_cli.tune.search import LeftOut, Space
 
@@ -176,18 +176,13 @@ def kept(evil: str) -> history.History:
     ]
     records[0]["source_hash"] = evil
     head = planted(reports.document([]), evil, RECORD) | {"options": {evil: evil}}
-    store = history.History()
-    store.keep(
-        document_of(head | {"records": records}), Path("/x") / evil.replace("\0", "")
-    )
+    first = head | {"records": records, "file": evil}
     other = {"cuda": head["environments"]["cuda"] | {"versions": {evil: evil}}}
-    later = head | {
-        "time": "2026-11-22T14:12:11Z",
-        "records": records,
-        "environments": other,
-    }
-    store.keep(document_of(later))
-    return store
+    later = first | {"time": "2026-11-22T14:12:11Z", "environments": other}
+    for name, document in (("first", first), ("later", later)):
+        file = paths.make(paths.runs_dir()) / f"{name}.json"
+        file.write_text(store.dumps(document))
+    return history.History()
 
 
 def timeline(evil: str) -> None:
@@ -277,7 +272,6 @@ SCREENS = {
     "floors": lambda evil: show(evil, "floors"),
     "history": lambda evil: shown_history.show_overview(history.overview(kept(evil).series()), False),
     "history --algo": timeline,
-    "history --import": lambda evil: shown_history.show_imported([(Path(evil), history.Kept(1))], False),
     "history --export": lambda evil: shown_history.show_exported(1, evil, False),
     "history --forget": forgotten,
     "profile": lambda evil: profiled(evil, False),

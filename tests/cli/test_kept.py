@@ -19,12 +19,12 @@ import reports
 import test_files
 from tune import test_search as test_tune
 
-from gdn_cli import errors, files
+from gdn_cli import errors, files, paths
 from gdn_cli.catalog import pack, registry, scaffold
 from gdn_cli.cli import bench
 from gdn_cli.errors import GdnError, MissingError, UsageError
 from gdn_cli.profile import differences, session
-from gdn_cli.records import history, store
+from gdn_cli.records import store
 from gdn_cli.report import history as shown
 from gdn_cli.run import execute, planning
 from gdn_cli.schema.record_types import Status, document_of
@@ -126,7 +126,7 @@ def test_a_run_that_this_machine_ends_shows_its_results(performed, tmp_path, cap
 
 def test_a_history_that_cannot_take_it_is_exit_3(performed, tmp_path, capfd):
     assert performed(nothing, out=tmp_path / "a.json").exit_code(errors.OK) == errors.OK
-    folder = history.default()
+    folder = paths.runs_dir()
     folder.rename(folder.with_name("away"))
     folder.write_text("a file where the folder should be")
     assert (

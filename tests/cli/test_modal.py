@@ -324,7 +324,7 @@ def test_the_history_tells_a_rented_gpu_from_ones_own(tmp_path):
             ).code
             == 0
         )
-    kept = history.History(tmp_path / "history").series()
+    kept = history.History(tmp_path / "runs").series()
     assert {row.device for row in kept} == {"NVIDIA B200 (modal)"}
 
 
@@ -491,7 +491,7 @@ def test_a_call_that_is_lost_costs_its_own_algo(tmp_path):
     assert {r["status"] for r in records} == {"passed"} and len(records) == 8
     runs = {
         row.algo: row.runs
-        for row in history.overview(history.History(tmp_path / "history").series())
+        for row in history.overview(history.History(tmp_path / "runs").series())
     }
     assert runs["fla-recurrent"] == 1  # what was kept is not counted twice
 

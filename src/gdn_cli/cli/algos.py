@@ -52,11 +52,9 @@ def show(
     json: o.AsJson = False,
 ) -> None:
     """Show one algo: its files, where it runs, its times, its log."""
-    from .. import paths
     from ..catalog import ladder_log, pack, registry
     from ..files import read
     from ..records import history
-    from ..records.history.committed import committed
     from ..report import algos as shown
     from ..report import screen
 
@@ -64,20 +62,14 @@ def show(
     found = known.find(algo, op)
     kept = history.History()
     own = [s for s in kept.series() if (s.op, s.algo) == (found.op, found.name)]
-    for notice in kept.notices:
+    for notice in kept.skipped.values():
         screen.say(notice)
-    saved = committed(
-        paths.RESULTS_DIR, found.op, found.name, ladder_log.read(found)[1]
-    )
     texts = {path: read(path).decode(errors="replace") for path in pack.sources(found)}
     files = [(path, len(text.splitlines())) for path, text in texts.items()]
     entry = ladder_log.entry(found)
-    times = {
-        "history": history.timeline(own, count=1),
-        "committed": [saved] if saved else [],
-    }
+    times = history.timeline(own, count=1)
     shown.show_algo(
-        shown.Known(found, o.machine().place(found), files, entry, **times), json
+        shown.Known(found, o.machine().place(found), files, entry, times), json
     )
 
 

@@ -61,18 +61,10 @@ class Writer:
 
     document: Document
     path: Path
-    earlier: int = 0  # this many of the records are from the run that is resumed
     stream: bool = False  # the file is a pipe or a device
     written: int = 0  # this many records are in the file
     unsaved: str | None = None  # why the file could not be written the last time
     forgotten: bool = False  # the history could not save it
-
-    @property
-    def news(self) -> Document:
-        """The document without the resumed run's records, which were saved then."""
-        return msgspec.structs.replace(
-            self.document, records=self.document.records[self.earlier :]
-        )
 
     def save(self) -> None:
         """Rewrite the file during the command. If that fails (a full disk), the command
@@ -163,7 +155,7 @@ def open_document(command: str, options: Json, out: Path | None) -> Writer:
     """
     named, now = out is not None, datetime.now(timezone.utc)
     if out is None:
-        out = paths.runs_dir() / f"{now:%Y%m%d-%H%M%S}-{command}-{os.getpid()}.json"
+        out = path_of(f"{now:%Y%m%d-%H%M%S}", command)
     hint = "--out FILE or GDN_HOME names another folder"
     try:
         if not named:
@@ -183,6 +175,11 @@ def open_document(command: str, options: Json, out: Path | None) -> Writer:
         **environment.commit(),
     )
     return Writer(document, out, stream=files.place(out).stream)
+
+
+def path_of(moment: str, command: str) -> Path:
+    """A new file of the runs folder."""
+    return paths.runs_dir() / f"{moment}-{command}-{os.getpid()}.json"
 
 
 # --- the file

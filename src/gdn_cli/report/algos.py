@@ -98,8 +98,6 @@ class Known:
     entry: Entry | None
     # the last run of each device and tier
     history: list[Group] = field(default_factory=list)
-    # (file, its times) of results/
-    committed: list[tuple[str, Group]] = field(default_factory=list)
 
 
 def show_algo(known: Known, as_json: bool) -> None:
@@ -121,9 +119,6 @@ def show_algo(known: Known, as_json: bool) -> None:
                 "log": entry
                 and {"file": str(entry.file), "line": entry.line, "text": entry.text},
                 "history": [_times(group) for group in known.history],
-                "results": [
-                    {"file": file} | _times(group) for file, group in known.committed
-                ],
             }
         )
     out = console()
@@ -144,11 +139,9 @@ def show_algo(known: Known, as_json: bool) -> None:
         for line in entry.text.splitlines():
             print_line(out, f"  {line}", 2 * line.startswith("- "))
         out.print()
-    for title, group in [
-        ("your last run", group) for group in known.history
-    ] + known.committed:
-        _show_times(out, title, group)
-    if not (known.history or known.committed):
+    for group in known.history:
+        _show_times(out, "your last run", group)
+    if not known.history:
         remark(
             out, f"no times yet: `gdn bench --algo {algo.name}{_op(algo)}` takes some"
         )

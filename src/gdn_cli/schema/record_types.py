@@ -426,6 +426,8 @@ class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
     official: list[Judged] | None = None  # `gdn run --official`, one per algo
     # `gdn modal check`: what works there
     findings: list[dict[str, str | None]] | None = None
+    # of the records: how many are from the run that was resumed, and in its file too
+    earlier: Count = 0
     records: list[Record]  # the measurements
 
     def environment(self, record: Record) -> Environment:
