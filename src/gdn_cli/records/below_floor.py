@@ -38,8 +38,10 @@ def _place(record: Record) -> tuple[str | None, ...] | None:
 
 
 def _compare(record: Record, floor: Record) -> None:
-    us, copy = record.median_us, floor.median_us
-    if not (us and copy) or us >= _SHARE * copy:
+    if not (record.timing and floor.timing):
+        return
+    us, copy = record.timing.median_us, floor.timing.median_us
+    if us >= _SHARE * copy:
         return
     advice = "check in a profile that the call does all of its work"
     if floor.doubts:

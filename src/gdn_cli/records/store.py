@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -85,12 +84,9 @@ class Writer:
             files.write(self.path, dumps(self.document) + "\n", hint=None, sync=sync)
             self.unsaved, self.written = None, count
         except GdnError as e:
-            there = (
-                f"; it has the first {self.written} of {count} records"
-                if self.written
-                else ""
-            )
-            self.unsaved = e.message + there
+            self.unsaved = e.message
+            if self.written:
+                self.unsaved += f"; it has the first {self.written} of {count} records"
 
     def exit_code(self, code: int) -> int:
         """A command's exit code: 0 only if the records are also saved."""
@@ -134,17 +130,17 @@ class Writer:
 
     def add_unpackable(self, op: str, algo: str, mode: str, reason: str) -> None:
         """Add a record for an algo that could not become a job."""
-        row = {
-            "op": op,
-            "algo": algo,
-            "source_hash": None,
-            "mode": mode,
-            "tier": None,
-            "workload": None,
-        }
-        self.document.records.append(
-            Record(**row, status=Status.UNPACKABLE, reason=reason)
+        record = Record(
+            op=op,
+            algo=algo,
+            source_hash=None,
+            mode=mode,
+            tier=None,
+            workload=None,
+            status=Status.UNPACKABLE,
+            reason=reason,
         )
+        self.document.records.append(record)
 
 
 def open_document(command: str, options: Json, out: Path | None) -> Writer:
@@ -153,16 +149,15 @@ def open_document(command: str, options: Json, out: Path | None) -> Writer:
 
     Nothing is written yet: an existing file is replaced only when there is a record.
     """
-    named, now = out is not None, datetime.now(timezone.utc)
-    if out is None:
-        out = path_of(f"{now:%Y%m%d-%H%M%S}", command)
+    now = datetime.now(timezone.utc)
+    path = out or path_of(f"{now:%Y%m%d-%H%M%S}", command)
     hint = "--out FILE or GDN_HOME names another folder"
     try:
-        if not named:
-            paths.make(out.parent)
-        files.check(out, hint=hint)
+        if out is None:
+            paths.make(path.parent)
+        files.check(path, hint=hint)
     except GdnError as e:
-        if named:
+        if out:
             raise
         raise MissingError(e.message, hint=hint) from None
     document = Document(
@@ -174,7 +169,7 @@ def open_document(command: str, options: Json, out: Path | None) -> Writer:
         records=[],
         **environment.commit(),
     )
-    return Writer(document, out, stream=files.place(out).stream)
+    return Writer(document, path, stream=files.place(path).stream)
 
 
 def path_of(moment: str, command: str) -> Path:
@@ -206,30 +201,28 @@ def load(path: Path) -> Document:
     try:
         return document_of(found)
     except msgspec.ValidationError as e:
-        said, _, place = str(e).partition(" - at ")
-        at = re.sub(r"`|key in ", "", place) or "$"
-        raise UsageError(
-            f"{path}: {at}: {said[:1].lower()}{said[1:].replace('`', '')}", hint=_WRITES
-        ) from None
+        what, _, place = str(e).replace("`", "").partition(" - at ")
+        field = place.replace("key in ", "") or "$"
+        what = what[:1].lower() + what[1:]
+        raise UsageError(f"{path}: {field}: {what}", hint=_WRITES) from None
 
 
 def _other(path: Path, wrong: str) -> UsageError | None:
     """The error for a known kind of other file, or None."""
     found = file_kinds.kind(path)
-    return (
-        UsageError(f"{wrong}: it is {found[0]}", hint=found[1])
-        if found and found[0] != "records"
-        else None
-    )
+    if not found or found[0] == "records":
+        return None
+    return UsageError(f"{wrong}: it is {found[0]}", hint=found[1])
 
 
 def dumps(document: Any) -> str:
     """JSON with one record, score or comparison per line: readable, small, and easy to diff. In
     records the name of a file that is not UTF-8, which no reader of JSON takes, gets U+FFFD."""
-    fields = (
-        msgspec.to_builtins(document) if isinstance(document, Document) else document
-    )
-    if not (isinstance(fields, dict) and "records" in fields):
-        return json.dumps(fields, indent=1)
-    text = lined(fields)
-    return lined(bounded.mapped(fields, whole, whole)) if HALVES.search(text) else text
+    if isinstance(document, Document):
+        document = msgspec.to_builtins(document)
+    if not (isinstance(document, dict) and "records" in document):
+        return json.dumps(document, indent=1)
+    text = lined(document)
+    if HALVES.search(text):
+        return lined(bounded.mapped(document, whole, whole))
+    return text

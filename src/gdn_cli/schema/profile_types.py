@@ -13,7 +13,7 @@ from ..parsing import Wrong
 from .numbers import Count, NotNegative, Number
 from .record_types import Call, Environment, Status
 
-SCHEMA = 1
+SCHEMA: Literal[1] = 1
 
 Value = int | Number | str | None
 Untimed = NotNegative | None | UnsetType  # UNSET if nothing was timed
@@ -64,7 +64,7 @@ class Found(Struct, frozen=True):
         return next((fact.value for fact in self.facts if fact.key == key), None)
 
     def number(self, key: str) -> float | None:
-        """The same, but also None if it is text."""
+        """The value of a fact; None if there is none or it is text."""
         value = self.value(key)
         return None if isinstance(value, str) else value
 

@@ -56,4 +56,6 @@ def blame(status: Status, code: int | None) -> Blame:
     """Whose fault a status is. An exit code that says so takes precedence over the status."""
     if status.blame is Blame.NONE:
         return Blame.NONE
-    return {MISSING: Blame.MACHINE, REMOTE: Blame.REMOTE}.get(code, status.blame)
+    if code == MISSING:
+        return Blame.MACHINE
+    return Blame.REMOTE if code == REMOTE else status.blame
