@@ -38,7 +38,7 @@ from gdn_cli.catalog import batch_invariance, pack, registry
 from gdn_cli.catalog.registry import Algo
 from gdn_cli.errors import GdnError, MissingError, UsageError
 from gdn_cli.machine import inventory
-from gdn_cli.machine.builders import environment, with_builders
+from gdn_cli.machine.inventory import environment, with_builders
 from gdn_cli.parsing import Json
 from gdn_cli.worker.executor import build, prepared
 

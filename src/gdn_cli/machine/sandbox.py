@@ -57,8 +57,8 @@ def wrap(mode: str) -> list[str]:
         if any(folder.is_relative_to(out) for out in hidden):
             command += ["--ro-bind", str(folder), str(folder)]
     built = own / "built"
-    for folder in ("built", "home"):
-        (own / folder).mkdir(exist_ok=True)
+    for name in ("built", "home"):
+        (own / name).mkdir(exist_ok=True)
     command += ["--bind", str(own), str(own), "--chdir", str(own)]
     for folder in hidden:  # they look empty, and must not be written to either
         if folder.is_dir():

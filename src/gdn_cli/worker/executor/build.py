@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import MissingError
 from ...machine import inventory, locks
-from ...machine.builders import environment
+from ...machine.inventory import environment
 from ...parsing import Json
 from ..timing.subject import listed
 from . import build_cache
