@@ -44,12 +44,12 @@ class Status(str, Enum):
     REMOTE_FAILED = "remote_failed", Blame.REMOTE
 
     def __str__(self) -> str:  # otherwise Python 3.11 and later write "Status.PASSED"
-        return self.value
+        return str(self.value)
 
     @property
     def words(self) -> str:
         """For people: "out of memory"."""
-        return self.value.replace("_", " ")
+        return str(self).replace("_", " ")
 
 
 def blame(status: Status, code: int | None) -> Blame:
