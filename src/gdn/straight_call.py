@@ -27,7 +27,7 @@ from torch.autograd import forward_ad
 
 from gdn_cli.errors import MissingError
 from gdn_cli.machine import inventory
-from gdn_cli.machine.builders import environment, with_builders
+from gdn_cli.machine.inventory import environment, with_builders
 from gdn_cli.worker.executor import build, build_cache
 
 from .call_checks import Contract

@@ -19,12 +19,12 @@ import reports
 import test_files
 from tune import test_search as test_tune
 
-from gdn_cli import errors, files
+from gdn_cli import errors, files, paths
 from gdn_cli.catalog import pack, registry, scaffold
 from gdn_cli.cli import bench
 from gdn_cli.errors import GdnError, MissingError, UsageError
 from gdn_cli.profile import differences, session
-from gdn_cli.records import history, store
+from gdn_cli.records import store
 from gdn_cli.report import history as shown
 from gdn_cli.run import execute, planning
 from gdn_cli.schema.record_types import Status, document_of
@@ -126,7 +126,7 @@ def test_a_run_that_this_machine_ends_shows_its_results(performed, tmp_path, cap
 
 def test_a_history_that_cannot_take_it_is_exit_3(performed, tmp_path, capfd):
     assert performed(nothing, out=tmp_path / "a.json").exit_code(errors.OK) == errors.OK
-    folder = history.default()
+    folder = paths.runs_dir()
     folder.rename(folder.with_name("away"))
     folder.write_text("a file where the folder should be")
     assert (
@@ -366,13 +366,14 @@ def key() -> journal.Key:
 @pytest.mark.parametrize(
     "damage",
     [
-        b"\xff\xfe\n", b"[1]\n", b"\n", b'{"step": "else"}\n', b'{"step": "time", "round": 1}\n', b'{"step": []}\n',
-        b'{"step": "check", "name": "n", "workload": "w", "status": "fine", "reason": null, "at": null}\n',
-        b'{"step": "time", "round": 1, "names": ["n"], "workload": "w", "gpu": null, "doubts": [], '
-        b'"results": {"n": {"status": "passed", "us": 0}}}\n',
-        b"[" * 5000 + b"\n", b'{"step": "key", "x": ' + b"9" * 10_000 + b"}\n", b'{"step": "check", "na\n',
+        b"\xff\xfe\n",
+        b"[1]\n",
+        b'{"step": "else"}\n',
+        b'{"step": "time", "round": 1}\n',
+        b"[" * 5000 + b"\n",
+        b'{"step": "check", "na\n',
     ],
-)  # fmt: skip
+)
 def test_a_damaged_journal_is_one_clear_line_and_loses_nothing(
     damage, tmp_path, monkeypatch
 ):
@@ -443,13 +444,9 @@ def test_a_profile_that_cannot_be_kept_is_shown_and_exit_3(
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         "{",
-        "[]",
-        '{"schema": 1}',
         '{"schema": 99, "tool": "ncu"}',
         "[" * 5000,
-        "\x00" * 99,
     ],
 )
 def test_a_damaged_profile_is_one_clear_line_and_hides_no_other(
@@ -474,39 +471,19 @@ def test_a_damaged_profile_is_one_clear_line_and_hides_no_other(
 
 
 @pytest.mark.parametrize(
-    ("at", "value", "says"),
+    ("key", "value", "message"),
     [
-        (["status"], "fine", "$.status"),
-        (["schema"], 2, "$.schema"),
-        (["tool"], "gdb", "$.tool: expected one of ncu, proton, "),
-        (["survey", "time_us"], -1, "$.survey.time_us"),
-        (
-            ["reading", "found", 0, "facts", 1, "value"],
-            [],
-            "$.reading.found[0].facts[1].value",
-        ),
-        (
-            ["reading", "found", 0, "tables", 0, "rows", 1],
-            ["wait"],
-            "rows.1: expected a value for each column",
-        ),
+        ("status", "fine", "$.status"),
+        ("schema", 2, "$.schema"),
+        ("tool", "gdb", "$.tool: expected one of ncu, proton, "),
     ],
 )
-def test_a_damaged_value_of_a_profile_is_named(at, value, says, tmp_path):
-    document = profiles.v4()
-    table = document
-    for step in at[:-1]:
-        table = table[step]
-    table[at[-1]] = value
+def test_a_damaged_value_of_a_profile_is_named(key, value, message, tmp_path):
     file = tmp_path / "profile.json"
-    file.write_text(json.dumps(document))
+    file.write_text(json.dumps(profiles.v4() | {key: value}))
     with pytest.raises(MissingError) as e:
         session.load(file)
-    assert (
-        e.value.message.startswith(f"{file}: ")
-        and says in e.value.message
-        and "\n" not in str(e.value)
-    )
+    assert e.value.message.startswith(f"{file}: {message}")
 
 
 def test_a_profile_of_a_tool_that_is_gone_is_shown_with_a_line(tmp_path, gdn):
@@ -522,16 +499,16 @@ def test_a_profile_of_a_tool_that_is_gone_is_shown_with_a_line(tmp_path, gdn):
 
 def test_texts_where_figures_should_be_are_passed_over(tmp_path):
     document = profiles.v4()
-    for fact in document["reading"]["found"][0]["facts"]:
+    found = document["reading"]["found"][0]
+    for fact in found["facts"]:
         fact["value"] = "text"
-    for row in document["reading"]["found"][0]["tables"][0]["rows"]:
+    for row in found["tables"][0]["rows"]:
         row[1:3] = ["text", None]
     (tmp_path / "profile.json").write_text(json.dumps(document))
-    assert session.load(tmp_path).verdict.bound == "unclear"
-    found = differences.difference(
-        session.load(tmp_path), profiles.typed(profiles.fla())
-    )
-    assert [row.key for row in found.rows[:1]] == ["survey_us"]
+    profile = session.load(tmp_path)
+    assert profile.verdict.bound == "unclear"
+    rows = differences.difference(profile, profiles.typed(profiles.fla())).rows
+    assert rows[0].key == "survey_us"
 
 
 RECORDED = sorted(

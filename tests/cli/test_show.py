@@ -49,11 +49,6 @@ def test_show_says_what_is_known(gdn):
     )
     assert found["provenance"]["license"] == "Apache-2.0"
     assert found["log"] == str(ALGOS_DIR / "gdn_decode" / "README.md")
-    (result,) = found["results"]
-    assert (
-        result["file"] == "results/h200/decode-sweep.json"
-        and result["medians_us"]["B=1"] == 1.824
-    )
 
 
 @pytest.mark.torch

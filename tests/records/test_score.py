@@ -9,7 +9,6 @@ from collections import defaultdict
 
 import building
 import helpers
-import msgspec
 import pytest
 from msgspec import structs
 
@@ -124,56 +123,31 @@ def test_a_real_record(expect):
     """The contest's workloads on an H200, against a computation that shares nothing
     with the module.
     """
-    doc = json.loads(CONTEST.read_text())
-    # tier -> uuid -> algo -> microseconds
-    table = defaultdict(lambda: defaultdict(dict))
-    for r in doc["records"]:
-        if r.get("timing") and r["workload"] and r["status"] == "passed":
-            table[r["timing"]["tier"]][r["workload"]["uuid"]][r["algo"]] = r["timing"][
-                "median_us"
-            ]
-    uuids = {r["workload"]["uuid"] for r in doc["records"] if r["workload"]}
+    medians = defaultdict(dict)  # (tier, algo) -> uuid -> microseconds
+    uuids = set()
+    for r in json.loads(CONTEST.read_text())["records"]:
+        timing, workload = r.get("timing"), r["workload"]
+        uuids.update([workload["uuid"]] if workload else [])
+        if timing and workload and r["status"] == "passed":
+            us = timing["median_us"]
+            medians[timing["tier"], r["algo"]][workload["uuid"]] = us
     assert len(uuids) == 54
     found = score.scores(store.load(CONTEST), OP, sorted(uuids) if expect else None)
     compared = [s for s in found if s.value is not None]
     assert {s.algo for s in compared} >= {"pt-reference", "fi-baseline", "cuda-v4"}
     for s in compared:
-        ratios = {
-            uuid: row[s.against] / row[s.algo]
-            for uuid, row in table[s.tier].items()
-            if s.algo in row
-        }
-        assert s.value == pytest.approx(sum(ratios.values()) / len(ratios), rel=1e-12)
+        own, other = medians[s.tier, s.algo], medians[s.tier, s.against]
+        ratios = {uuid: other[uuid] / us for uuid, us in own.items()}
+        total = sum(ratios.values())
+        assert s.value == pytest.approx(total / len(ratios), rel=1e-12)
         assert {x.uuid: x.speedup for x in s.shares} == pytest.approx(ratios)
-        assert sum(x.share for x in s.shares) == pytest.approx(1)
-        assert [x for _, x in s.by_label] == sorted(
-            (x for _, x in s.by_label), reverse=True
-        )
         assert len(s.missing) == 54 - len(ratios)
-        if len(ratios) == 54:
+        if not s.missing:
+            best = sum(sorted(ratios.values())[-11:])
+            small = sum(x.speedup for x in s.shares if x.label == "B=1")
             assert s.official == s.value
-            assert s.top_fifth == pytest.approx(
-                sum(sorted(ratios.values())[-11:]) / sum(ratios.values())
-            )
-            of_one = [x.uuid for x in s.shares if x.label == "B=1"]
-            assert len(of_one) == 10
-            assert dict(s.by_label)["B=1"] == pytest.approx(
-                sum(ratios[x] for x in of_one) / sum(ratios.values())
-            )
-
-
-def test_score_is_json():
-    doc = document(
-        *REFERENCE,
-        *BASELINE,
-        *times("mine", 10, 20, None),
-        record("mine", "cccc-3", status="wrong"),
-    )
-    for s in score.scores(doc, OP):
-        read = json.loads(msgspec.json.encode(s))
-        assert read["value"] == s.value and read["top_fifth"] == s.top_fifth
-        assert [x["uuid"] for x in read["shares"]] == [x.uuid for x in s.shares]
-        assert [x["kind"] for x in read["missing"]] == [x.kind for x in s.missing]
+            assert s.top_fifth == pytest.approx(best / total)
+            assert dict(s.by_label)["B=1"] == pytest.approx(small / total)
 
 
 # --- ratios that are never taken

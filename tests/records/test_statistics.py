@@ -434,7 +434,6 @@ def test_geometric_mean_and_its_error():
     assert stats.geometric([comparison(0.98, 0.004)] * 3).verdict == SLOWER
     # below the threshold
     assert stats.geometric([comparison(0.996, 0.0001)] * 3).verdict == SAME
-    assert stats.geometric([]) is None
 
 
 def test_geometric_mean_of_one_is_that_one():

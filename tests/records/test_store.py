@@ -89,54 +89,11 @@ def test_a_record_of_schema_1_is_what_it_would_be_today(tmp_path):
     assert (b.tier, b.timing, b.workload, b.median_us) == (None, None, None, None)
 
 
-def test_a_fresh_record_is_written_as_the_schema_says(gdn, tmp_path):
-    """Keys, and what must be there: by the schema that `gdn schema` prints."""
-    done = gdn("schema", "record")
-    assert done.code == 0
+def test_a_fresh_record_is_read_as_it_was_written(gdn, tmp_path):
     made = gdn("run", "--algo", "pt-reference", "-w", "0", "--out", tmp_path / "x.json")
     assert made.code == 0, made.err
     written = json.loads((tmp_path / "x.json").read_text())
-    assert list(wrong_keys(written, done.json, done.json["$defs"])) == []
     assert json.loads(store.dumps(store.load(tmp_path / "x.json"))) == written
-
-
-def wrong_keys(value, schema, defs, where="$"):
-    if "$ref" in schema:
-        schema = defs[schema["$ref"].rsplit("/", 1)[1]]
-    if "anyOf" in schema:
-        found = [list(wrong_keys(value, each, defs, where)) for each in schema["anyOf"]]
-        yield from min(found, key=len)
-    elif schema.get("type") == "object":
-        if not isinstance(value, dict):
-            yield where
-            return
-        properties, more = (
-            schema.get("properties", {}),
-            schema.get("additionalProperties"),
-        )
-        if not properties and more is None:  # anything
-            return
-        yield from (
-            f"{where}.{key}" for key in schema.get("required", ()) if key not in value
-        )
-        for key, inner in value.items():
-            known = properties.get(key, more)
-            if known is None:
-                yield f"{where}.{key}"
-            elif isinstance(known, dict):
-                yield from wrong_keys(inner, known, defs, f"{where}.{key}")
-    elif schema.get("type") == "array" and isinstance(value, list):
-        for i, inner in enumerate(value):
-            yield from wrong_keys(
-                inner, schema.get("items") or {}, defs, f"{where}[{i}]"
-            )
-    elif "type" in schema and not isinstance(value, KINDS[schema["type"]]):
-        yield where
-
-
-KINDS = {
-    "string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None), "array": list,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", ["record", "reply"])
@@ -190,104 +147,25 @@ R, T = "records.0.", "records.0.timing."
     ("key", "value", "said"),
     [
         ("schema", 3, "has schema 3, this gdn reads 1 and 2"),
-        ("schema", "2", "has schema '2'"),
         ("schema", _DELETE, "has schema None"),
         ("schema", [2] * 99, "has schema [2, 2"),
         ("records", _DELETE, "holds no records"),
         ("records", {}, "holds no records"),
-        ("records", "[]", "holds no records"),
         ("command", _DELETE, "$: object missing required field command"),
-        ("command", 7, "$.command: expected str, got int"),
-        ("options", [], "$.options: expected object, got array"),
-        ("environments", [], "$.environments: expected object"),
         ("environments.cuda", "H200", "$.environments[...]: expected object, got str"),
-        ("environments.cuda.sms", "132", ".sms: expected int"),
-        ("environments.cuda.versions.torch", 2.11, ".versions[...]: expected str"),
-        ("missing", [7], "$.missing[0]: expected object"),
-        ("missing.0.algo", None, "$.missing[0].algo: expected str, got null"),
-        ("modal.calls", {}, "$.modal.calls: expected array"),
         ("modal.calls.0.limit_s", -1, "$.modal.calls[0].limit_s: expected"),
         ("comparisons.0.ratio", 0, "$.comparisons[0].ratio: expected float >= 1e-100"),
-        ("comparisons.0.verdict", None, "$.comparisons[0].verdict: expected str"),
-        ("comparisons.0.df", 0, "$.comparisons[0].df: expected int >= 1"),
-        (
-            "comparisons.0.log_sd",
-            1e300,
-            "$.comparisons[0].log_sd: expected float <= 1000000.0",
-        ),
+        ("comparisons.0.log_sd", 1e300, ".log_sd: expected float <= 1000000.0"),
         ("records.0", None, "$.records[0]: expected object, got null"),
-        ("records.0", [], "$.records[0]: expected object, got array"),
-        (R + "op", _DELETE, "$.records[0]: object missing required field op"),
-        (R + "algo", 1, "$.records[0].algo: expected str, got int"),
         (R + "status", "fine", "$.records[0].status: invalid enum value 'fine'"),
-        (R + "status", None, "$.records[0].status: expected str"),
-        (R + "workload", "u", "$.records[0].workload: expected object"),
-        (
-            R + "workload.axes",
-            {"batch_size": "1"},
-            "$.records[0].workload.axes[...]: expected int, got str",
-        ),
-        (R + "check.passed", 1, "$.records[0].check.passed: expected bool"),
         (R + "check.errors.output", float("nan"), "NaN"),
-        (R + "code", "3", "$.records[0].code: expected int"),
-        (R + "doubts", "noisy", "$.records[0].doubts: expected array"),
-        (R + "doubts", [1], "$.records[0].doubts[0]: expected str"),
-        (
-            R + "gpu_state.before",
-            None,
-            "$.records[0].gpu_state.before: expected object",
-        ),
-        (
-            R + "gpu_state.after.throttle",
-            "hot",
-            "$.records[0].gpu_state.after.throttle: expected array",
-        ),
-        (
-            R + "rounds_us",
-            [1.0, -1.0],
-            "$.records[0].rounds_us[1]: expected float >= 1e-100",
-        ),
-        (R + "unfinished", -1, "$.records[0].unfinished: expected int >= 0"),
-        (R + "timing", [], "$.records[0].timing: expected object"),
-        (
-            T + "median_us",
-            "2",
-            "$.records[0].timing.median_us: expected float, got str",
-        ),
-        (T + "median_us", 0, "$.records[0].timing.median_us: expected float >= 1e-100"),
-        (
-            T + "median_us",
-            -2.0,
-            "$.records[0].timing.median_us: expected float >= 1e-100",
-        ),
-        (
-            T + "median_us",
-            True,
-            "$.records[0].timing.median_us: expected float, got bool",
-        ),
-        (T + "median_us", float("nan"), "NaN"),
+        (T + "median_us", 0, ".timing.median_us: expected float >= 1e-100"),
+        (T + "median_us", True, ".timing.median_us: expected float, got bool"),
         (T + "low_us", float("-inf"), "does not fit in 64 bits"),
         (T + "high_us", "1e999", "does not fit in 64 bits"),
         (T + "samples", 10**30, "does not fit in 64 bits"),
-        (T + "samples", 0, "$.records[0].timing.samples: expected int >= 1"),
-        (T + "kernels", -1, "$.records[0].timing.kernels: expected"),
-        (
-            T + "histogram",
-            [[2.0]],
-            "$.records[0].timing.histogram[0]: expected array of length 2",
-        ),
-        (
-            T + "histogram",
-            [[2.0, "9"]],
-            "$.records[0].timing.histogram[0][1]: expected int",
-        ),
-        (
-            T + "host",
-            {"taken": 1},
-            "$.records[0].timing.host: object missing required field",
-        ),
+        (T + "histogram", [[2.0, "9"]], ".timing.histogram[0][1]: expected int"),
         (R + "reason", "\\ud800", "half a character"),
-        (R + "reason", [[["deep"]]], "$.records[0].reason: expected str"),
         (R + "answer", "bomb", "nested more than 100 deep"),
     ],
 )

@@ -52,11 +52,9 @@ def show(
     json: o.AsJson = False,
 ) -> None:
     """Show one algo: its files, where it runs, its times, its log."""
-    from .. import paths
     from ..catalog import pack, registry
     from ..files import read
     from ..records import history
-    from ..records.history.committed import committed
     from ..report import algos as shown
     from ..report import screen
 
@@ -64,11 +62,10 @@ def show(
     target = known.find(algo, op)
     kept = history.History()
     series = [s for s in kept.series() if (s.op, s.algo) == (target.op, target.name)]
-    for notice in kept.notices:
+    for notice in kept.skipped.values():
         screen.say(notice)
     log = target.own_folder.parent / "README.md"
     text = read(log).decode(errors="replace") if log.is_file() else ""
-    saved = committed(paths.RESULTS_DIR, target.op, target.name, text)
     files = []
     for path in pack.sources(target):
         lines = read(path).decode(errors="replace").splitlines()
@@ -79,7 +76,6 @@ def show(
         files,
         log=log if f"`{target.name}`" in text else None,
         history=history.timeline(series, count=1),
-        committed=[saved] if saved else [],
     )
     shown.show_algo(facts, json)
 

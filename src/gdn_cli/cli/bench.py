@@ -300,7 +300,7 @@ def perform(
         writer.keep()
         if document.command != "run":
             try:
-                history.History().keep(writer.news, writer.path)
+                history.keep(document, writer.path)
             except errors.GdnError as e:
                 writer.forgotten = True
                 screen.say(str(e))

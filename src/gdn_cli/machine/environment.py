@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from .. import __version__, paths
 from ..schema.record_types import Environment, GpuState, Timing
@@ -42,54 +42,51 @@ def describe(mode: str) -> Environment:
     """The environment of a worker that runs in `mode`. Imports torch."""
     import torch
 
-    found = Environment(
+    here = Environment(
         versions=versions() | {"torch": str(torch.__version__)}, cpus=os.cpu_count()
     )
     if mode == "cuda":
-        _describe_gpu(found)
-        found.cuda = torch.version.cuda
+        _describe_gpu(here)
+        here.cuda = torch.version.cuda
         # otherwise built for this GPU, see `specific`
-        found.architectures = os.environ.get(inventory.ARCHITECTURES)
+        here.architectures = os.environ.get(inventory.ARCHITECTURES)
     else:
-        found.cpu, found.threads = cpu_name(), torch.get_num_threads()
+        here.cpu, here.threads = cpu_name(), torch.get_num_threads()
     # for a GPU too: the host launches what runs there
     if hasattr(os, "sched_getaffinity"):
-        mine = os.sched_getaffinity(0)
-        found.cpus, found.affinity = len(mine), ranges(mine)
-    return found
+        cpus = os.sched_getaffinity(0)
+        here.cpus, here.affinity = len(cpus), ranges(cpus)
+    return here
 
 
-def _describe_gpu(found: Environment) -> None:
+def _describe_gpu(here: Environment) -> None:
     """The GPU in use: properties that do not change while it runs."""
     import torch
 
     properties = torch.cuda.get_device_properties(0)
-    found.gpu, found.capability = (
-        properties.name,
-        f"{properties.major}.{properties.minor}",
-    )
-    found.sms, found.l2_bytes = (
-        properties.multi_processor_count,
-        properties.L2_cache_size,
-    )
-    if mine := _which(str(properties.uuid), inventory.gpus()):
-        found.gpu_index, found.gpu_uuid = mine.index, mine.uuid
-    if opened := _opened():
-        nvml, handle = opened
-        # a container may hide it: leave it out rather than guess
-        with contextlib.suppress(Exception):
-            found.driver = nvml.nvmlSystemGetDriverVersion()
-            found.max_sm_clock_mhz = nvml.nvmlDeviceGetMaxClockInfo(
-                handle, nvml.NVML_CLOCK_SM
-            )
+    here.gpu = properties.name
+    here.capability = f"{properties.major}.{properties.minor}"
+    here.sms = properties.multi_processor_count
+    here.l2_bytes = properties.L2_cache_size
+    gpu = _which(str(properties.uuid), inventory.gpus())
+    if gpu:
+        here.gpu_index, here.gpu_uuid = gpu.index, gpu.uuid
+    # a container may hide it: leave it out rather than guess
+    with contextlib.suppress(Exception):
+        nvml, handle = _opened()
+        here.driver = nvml.nvmlSystemGetDriverVersion()
+        clock = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
+        here.max_sm_clock_mhz = clock
 
 
 def _which(uuid: str, visible: Sequence[inventory.Gpu]) -> inventory.Gpu | None:
     """The GPU with this UUID as torch gives it (without GPU- or MIG-), otherwise the
     only GPU if there is just one.
     """
-    same = [gpu for gpu in visible if gpu.uuid.endswith(uuid)]
-    return same[0] if same else visible[0] if len(visible) == 1 else None
+    for gpu in visible:
+        if gpu.uuid.endswith(uuid):
+            return gpu
+    return visible[0] if len(visible) == 1 else None
 
 
 class _Slowed(NamedTuple):
@@ -127,10 +124,7 @@ def gpu_state(brief: bool = False, own: int = 1) -> GpuState:
     `brief`, between batches: only the values that may change during a measurement, the
     SM clock and the reasons for reducing it.
     """
-    found = GpuState()
-    if (opened := _opened()) is None:
-        return found
-    nvml, handle = opened
+    nvml, handle = _opened()
     readings: dict[str, Callable[[], Any]] = {
         "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
         "throttle": lambda: _throttle(nvml, handle),
@@ -148,11 +142,12 @@ def gpu_state(brief: bool = False, own: int = 1) -> GpuState:
                 nvml.nvmlDeviceGetComputeRunningProcesses(handle), own
             ),
         }
+    state = GpuState()
     for name, read in readings.items():
         # not supported by this GPU, this driver or this container
         with contextlib.suppress(Exception):
-            setattr(found, name, read())
-    return found
+            setattr(state, name, read())
+    return state
 
 
 def _throttle(nvml: Any, handle: Any) -> list[str]:
@@ -195,28 +190,25 @@ def doubts(
     target                 the plan's: half the width of the median's 95 % interval, as
       a share of the median
     """
-    said = [
+    found = [
         *_shared([before, *during, after]),
         *_slowed([*during, after]),
         *_moved(during),
     ]
     # a cause says more than its effect
-    return [*said, *(host_load.doubts(timing) or _noisy(timing, target))]
+    return found + (host_load.doubts(timing) or _noisy(timing, target))
 
 
 def _shared(states: list[GpuState]) -> list[str]:
     most = max(state.other_processes or 0 for state in states)
+    meanwhile = "on the GPU while this was measured"
     if most == 0:
         return []
     if most == 1:
-        return [
-            "another process was on the GPU while this was measured: end it, or measure again"
-            " when it is done"
-        ]
-    return [
-        f"{most} other processes were on the GPU while this was measured: end them, or measure"
-        " when they are done"
-    ]
+        advice = "end it, or measure again when it is done"
+        return [f"another process was {meanwhile}: {advice}"]
+    advice = "end them, or measure when they are done"
+    return [f"{most} other processes were {meanwhile}: {advice}"]
 
 
 def _slowed(states: list[GpuState]) -> list[str]:
@@ -227,23 +219,19 @@ def _slowed(states: list[GpuState]) -> list[str]:
     # NVML also sets the less specific hw_slowdown with these
     if reasons & {"hw_thermal", "hw_power_brake"}:
         reasons.discard("hw_slowdown")
-    causes = dict.fromkeys(
-        (slowed.cause, slowed.advice)
+    texts = [
+        f"the GPU was slowed by {slowed.cause} while this was measured: {slowed.advice}, or"
+        " compare within this run only"
         for slowed in _SLOWED.values()
         if slowed.name in reasons
-    )
-    said = [
-        f"the GPU was slowed by {what} while this was measured: {advice}, or compare within this"
-        " run only"
-        for what, advice in causes
     ]
     hottest = max((state.temperature_c or 0 for state in states), default=0)
     if hottest >= _HOT_C:
-        said.append(
+        texts.append(
             f"the GPU was at {hottest} °C while this was measured: let it cool, or see to its"
             " cooling"
         )
-    return said
+    return list(dict.fromkeys(texts))
 
 
 def _moved(during: list[GpuState]) -> list[str]:
@@ -254,27 +242,28 @@ def _moved(during: list[GpuState]) -> list[str]:
     low, high = min(clocks, default=0), max(clocks, default=0)
     if high - low <= _MOVED * high:
         return []
+    advice = "lock it (nvidia-smi --lock-gpu-clocks), or compare within this run only"
     return [
-        f"the SM clock moved between {low} and {high} MHz while this was measured: "
-        "lock it (nvidia-smi --lock-gpu-clocks), or compare within this run only"
+        f"the SM clock moved between {low} and {high} MHz while this was measured: {advice}"
     ]
 
 
 def _noisy(timing: Timing, target: float) -> list[str]:
-    median, said = timing.median_us, []
-    if median and None not in (timing.ci_low_us, timing.ci_high_us):
-        interval = (timing.ci_high_us - timing.ci_low_us) / 2 / median
-        if timing.stopped == "time" and interval > target:
-            said.append(
+    texts = []
+    low, high = timing.ci_low_us, timing.ci_high_us
+    if low is not None and high is not None and timing.stopped == "time":
+        interval = (high - low) / 2 / timing.median_us
+        if interval > target:
+            texts.append(
                 f"the median is known to ±{_percent(interval)} only, not to the target of"
                 f" {_percent(target)}: give it more time (--seconds)"
             )
     if timing.spread > _SPREAD and timing.high_us - timing.low_us > _TICKS_US:
-        said.append(
+        texts.append(
             f"the middle half of the samples spreads over ±{_percent(timing.spread)} of the"
             " median: end other programs on this machine and measure again"
         )
-    return said
+    return texts
 
 
 def _percent(share: float) -> str:
@@ -282,9 +271,9 @@ def _percent(share: float) -> str:
 
 
 @lru_cache
-def _opened() -> tuple[Any, Any] | None:
+def _opened() -> tuple[Any, Any]:
     """(pynvml, handle of the GPU in use), open for the rest of the process: nvmlInit
-    takes milliseconds.
+    takes milliseconds. (None, None) if it cannot be opened: every reading then fails.
     """
     import torch
 
@@ -292,11 +281,10 @@ def _opened() -> tuple[Any, Any] | None:
         import pynvml
 
         pynvml.nvmlInit()
-        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(
-            f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-        )
+        uuid = torch.cuda.get_device_properties(0).uuid
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     except Exception:  # no library, no driver, no permission, no GPU that torch can use
-        return None
+        return None, None
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -318,19 +306,21 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def commit() -> dict[str, str | bool]:
-    """The git commit of this checkout, and whether the files differ from it; {} for an
-    installed wheel.
+class Commit(TypedDict, total=False):
+    commit: str
+    dirty: bool  # the files differ from it
+
+
+def commit() -> Commit:
+    """The git commit of this checkout; {} for an installed wheel.
 
     Where sources were copied without their .git (a cluster, a container), `GDN_COMMIT` gives it.
     """
     import subprocess
 
     if given := os.environ.get("GDN_COMMIT"):
-        return {
-            "commit": given.removesuffix("-dirty"),
-            "dirty": given.endswith("-dirty"),
-        }
+        dirty = given.endswith("-dirty")
+        return Commit(commit=given.removesuffix("-dirty"), dirty=dirty)
     if not paths.IN_CHECKOUT:
         return {}
 
@@ -343,4 +333,6 @@ def commit() -> dict[str, str | bool]:
         return done.stdout.strip() if done.returncode == 0 else None
 
     head = git("rev-parse", "--short=12", "HEAD")
-    return {"commit": head, "dirty": bool(git("status", "--porcelain"))} if head else {}
+    if not head:
+        return {}
+    return Commit(commit=head, dirty=bool(git("status", "--porcelain")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -20,14 +21,18 @@ def deal(items: Mapping[T, tuple[int, Sequence[Gpu]]]) -> dict[T, Gpu]:
     the least loaded of these, the first if several are equal. Items with the fewest
     GPUs to choose from are placed first, heavy ones before light ones.
     """
-    load: dict[Gpu, int] = {}
-    found = {}
-    for item, (weight, able) in sorted(
-        items.items(), key=lambda pair: (len(pair[1][1]), -pair[1][0])
-    ):
-        found[item] = min(able, key=lambda gpu: load.get(gpu, 0))
-        load[found[item]] = load.get(found[item], 0) + weight
-    return {item: found[item] for item in items}
+
+    def order(item: T) -> tuple[int, int]:
+        weight, candidates = items[item]
+        return len(candidates), -weight
+
+    load: Counter[Gpu] = Counter()
+    dealt = {}
+    for item in sorted(items, key=order):
+        weight, candidates = items[item]
+        dealt[item] = min(candidates, key=load.__getitem__)
+        load[dealt[item]] += weight
+    return {item: dealt[item] for item in items}
 
 
 def side_by_side(work: Sequence[Callable[[], None]], stop: threading.Event) -> None:
@@ -41,27 +46,23 @@ def side_by_side(work: Sequence[Callable[[], None]], stop: threading.Event) -> N
         for only in work:
             only()
         return
-    pool, lanes = (
-        ThreadPoolExecutor(len(work), "gdn-lane"),
-        [(threading.Event(), threading.Event()) for _ in work],
-    )
+    pool = ThreadPoolExecutor(len(work), "gdn-lane")
+    running = threading.Condition()
+    count = 0
 
-    def lane(
-        each: Callable[[], None], begun: threading.Event, ended: threading.Event
-    ) -> None:
-        begun.set()
+    def lane(task: Callable[[], None]) -> None:
+        nonlocal count
+        with running:
+            count += 1
         try:
-            each()
+            task()
         finally:
-            ended.set()
+            with running:
+                count -= 1
+                running.notify_all()
 
     try:
-        for done in as_completed(
-            [
-                pool.submit(lane, each, *events)
-                for each, events in zip(work, lanes, strict=True)
-            ]
-        ):
+        for done in as_completed([pool.submit(lane, task) for task in work]):
             done.result()
     except BaseException:
         stop.set()
@@ -69,9 +70,8 @@ def side_by_side(work: Sequence[Callable[[], None]], stop: threading.Event) -> N
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         # Ctrl-C in `submit` can leave a thread that runs out of the pool's list
-        for begun, ended in lanes:
-            if begun.is_set():
-                ended.wait()
+        with running:
+            running.wait_for(lambda: count == 0)
 
 
 # --- the host's share
@@ -83,37 +83,39 @@ def cpus(gpus: Sequence[Gpu], machine: Machine = HERE) -> dict[Gpu, frozenset[in
 
     Empty sets, which mean all CPUs, if there is only one GPU, or too few cores to share out.
     """
-    everywhere = {gpu: frozenset[int]() for gpu in gpus}
+    everywhere: dict[Gpu, frozenset[int]] = dict.fromkeys(gpus, frozenset())
     if len(gpus) < 2 or not hasattr(os, "sched_getaffinity"):
         return everywhere
-    mine = frozenset(os.sched_getaffinity(0))
-    sides = {gpu: machine.near(gpu) & mine or mine for gpu in gpus}
-    if any(a != b and a & b for a in sides.values() for b in sides.values()):
-        sides = dict.fromkeys(gpus, mine)
-    found = {}
+    allowed = frozenset(os.sched_getaffinity(0))
+    sides = {gpu: machine.near(gpu) & allowed or allowed for gpu in gpus}
+    different = set(sides.values())
+    if sum(map(len, different)) > len(frozenset().union(*different)):  # they overlap
+        sides = dict.fromkeys(gpus, allowed)
+    shares = {}
     for side in dict.fromkeys(sides.values()):
         here = [gpu for gpu in gpus if sides[gpu] == side]
-        whole = _cores(side)
-        if len(whole) < _LEAST * len(here):
+        cores = _cores(side)
+        if len(cores) < _LEAST * len(here):
             return everywhere
-        ends = [len(whole) * i // len(here) for i in range(len(here) + 1)]
-        for gpu, start, end in zip(here, ends, ends[1:], strict=False):
-            found[gpu] = frozenset[int]().union(*whole[start:end])
-    return found
+        for i, gpu in enumerate(here):
+            first, end = (len(cores) * k // len(here) for k in (i, i + 1))
+            shares[gpu] = frozenset[int]().union(*cores[first:end])
+    return shares
 
 
 def _cores(side: frozenset[int]) -> list[frozenset[int]]:
     """The cores of these CPUs, in order: hardware threads of one core stay together."""
-    found = dict.fromkeys(frozenset(_siblings(cpu)) & side for cpu in sorted(side))
-    return sorted(found, key=min)
+    cores = {frozenset(_siblings(cpu)) & side for cpu in side}
+    return sorted(cores, key=min)
 
 
 def _siblings(cpu: int) -> set[int]:
+    file = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+    siblings = {cpu}
     try:
-        text = Path(
-            f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-        ).read_text()
-        ends = [[int(end) for end in run.split("-")] for run in text.strip().split(",")]
+        for run in Path(file).read_text().strip().split(","):
+            first, _, last = run.partition("-")
+            siblings.update(range(int(first), int(last or first) + 1))
     except (OSError, ValueError):  # not Linux, or hidden by a container
         return {cpu}
-    return {cpu}.union(*(range(run[0], run[-1] + 1) for run in ends))
+    return siblings

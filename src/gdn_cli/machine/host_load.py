@@ -106,7 +106,7 @@ class Witness:
     """Observes the host while rounds of calls are made."""
 
     def __init__(self) -> None:
-        self._cpus: tuple[int | None, ...] = ()  # that the last round ran on
+        self._cpus: list[int | None] = []  # that the last round ran on
         self._began = time.perf_counter(), _busy(), time.process_time()
 
     def look_on(self, work: Callable[[], Any]) -> tuple[Any, Round]:
@@ -116,13 +116,11 @@ class Witness:
         result = work()
         ended = time.perf_counter()
         preempted, after = _preempted() - preempted, _threads()
-        self._cpus = _used(before, after, ended - began)
-        waited = sum(
-            waited - before.get(thread, (0, 0))[1]
-            for thread, (_, waited) in after.items()
-        )
+        spent = _difference(before, after)
+        self._cpus = _used(spent, ended - began)
+        waited_s = sum(waited for _, waited in spent.values()) / 1e9
         yardsticks += _yardsticks(self._cpus)
-        return result, Round(began, ended, waited / 1e9, preempted, yardsticks)
+        return result, Round(began, ended, waited_s, preempted, yardsticks)
 
     def shared(self) -> tuple[float, int]:
         """(CPUs used by other processes since the beginning, number of CPUs)."""
@@ -131,9 +129,8 @@ class Witness:
         lasted = time.perf_counter() - began
         if not cpus or lasted <= 0:
             return 0.0, 0
-        return round(
-            max(0.0, now - before - (time.process_time() - own)) / lasted, 3
-        ), cpus
+        others = now - before - (time.process_time() - own)
+        return round(max(0.0, others) / lasted, 3), cpus
 
 
 def _busy() -> tuple[float, int]:
@@ -141,23 +138,26 @@ def _busy() -> tuple[float, int]:
     (0, 0) if the system does not say.
     """
     try:
-        mine = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
-        lines = [line.split() for line in _STAT.read_text().splitlines()]
-        ticks = os.sysconf("SC_CLK_TCK")
-        # user, nice, system, idle, iowait, irq, softirq, steal
-        found = [
-            sum(map(int, n[1:4] + n[6:9])) / ticks for n in lines if n and n[0] in mine
-        ]
+        cpus = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+        per_second = os.sysconf("SC_CLK_TCK")
+        busy = []
+        for line in _STAT.read_text().splitlines():
+            name, *ticks = line.split() or [""]
+            if name in cpus:
+                # user, nice, system, idle, iowait, irq, softirq, steal
+                busy.append(sum(map(int, ticks[:3] + ticks[5:8])) / per_second)
     except (AttributeError, OSError, ValueError):
         return 0.0, 0
-    return sum(found), len(found)
+    return sum(busy), len(busy)
 
 
-def _threads() -> dict[str, tuple[int, int]]:
-    """Thread -> nanoseconds that it ran, and that it was ready but did not run; {} if
-    the kernel does not say.
-    """
-    found = {}
+# thread -> nanoseconds that it ran, and that it was ready but did not run
+Threads = dict[str, tuple[int, int]]
+
+
+def _threads() -> Threads:
+    """This process's threads; {} if the kernel does not say."""
+    threads = {}
     try:
         names = os.listdir(_TASKS)
     except OSError:
@@ -167,31 +167,32 @@ def _threads() -> dict[str, tuple[int, int]]:
             ran, waited, _ = (_TASKS / name / "schedstat").read_text().split()
         except (OSError, ValueError):  # it has ended, or the kernel does not count this
             continue
-        found[name] = int(ran), int(waited)
-    return found
+        threads[name] = int(ran), int(waited)
+    return threads
 
 
-def _used(
-    before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]], lasted: float
-) -> tuple[int | None, ...]:
-    """The CPUs on which the threads that ran were last seen; (None,), the current one,
+def _difference(before: Threads, after: Threads) -> Threads:
+    spent = {}
+    for name, (ran, waited) in after.items():
+        ran_before, waited_before = before.get(name, (0, 0))
+        spent[name] = ran - ran_before, waited - waited_before
+    return spent
+
+
+def _used(spent: Threads, lasted: float) -> list[int | None]:
+    """The CPUs on which the threads that ran were last seen; [None], the current one,
     if the system does not say.
     """
-    busy = [
-        name
-        for name, (ran, _) in after.items()
-        if ran - before.get(name, (0, 0))[0] > _USED * lasted * 1e9
-    ]
+    busy = [name for name, (ran, _) in spent.items() if ran > _USED * lasted * 1e9]
     cpus = set()
     for name in busy if hasattr(os, "sched_setaffinity") else ():
         try:  # the name, in brackets, may hold anything
-            cpus.add(
-                int((_TASKS / name / "stat").read_text().rpartition(")")[2].split()[36])
-            )
+            fields = (_TASKS / name / "stat").read_text().rpartition(")")[2].split()
+            cpus.add(int(fields[36]))
         except (OSError, ValueError, IndexError):
             continue
-    ordered = sorted(cpus)
-    return tuple(ordered[:: -(-len(ordered) // _MOST_CPUS)]) if ordered else (None,)
+    step = max(1, -(-len(cpus) // _MOST_CPUS))
+    return [*sorted(cpus)[::step]] or [None]
 
 
 def _preempted() -> int:
@@ -206,27 +207,27 @@ _BLOCK = bytes(16384)
 _TRIES = 50
 
 
-def _yardsticks(cpus: tuple[int | None, ...]) -> tuple[tuple[str, float], ...]:
+def _yardsticks(cpus: list[int | None]) -> tuple[tuple[str, float], ...]:
     """(kind of CPU, microseconds) on each of these, from a separate thread: this thread
     stays where it is.
     """
-    if not cpus:
-        return ()
-    if cpus == (None,):
-        return tuple(_noted("", us) for us in _yardstick())
     found: list[tuple[str, float]] = []
 
     def visit() -> None:
         for cpu in cpus:
+            if cpu is None:
+                found.extend(_noted("", us) for us in _yardstick())
+                continue
             try:
                 os.sched_setaffinity(0, {cpu})
             except OSError:  # taken from this process meanwhile
                 continue
             found.extend(_noted(_kind(cpu), us) for us in _yardstick())
 
-    thread = threading.Thread(target=visit)
-    thread.start()
-    thread.join()
+    if cpus:
+        thread = threading.Thread(target=visit)
+        thread.start()
+        thread.join()
     return tuple(found)
 
 
@@ -242,24 +243,19 @@ def _yardstick() -> list[float]:
     [] if other threads of this process keep running, as they may share the core:
     OpenMP's spin on for a while.
     """
-    found: list[float] = []
+    clocks = time.perf_counter_ns, time.thread_time_ns, time.process_time_ns
+    times: list[float] = []
     for _ in range(_TRIES):
-        own, mine, began = (
-            time.process_time_ns(),
-            time.thread_time_ns(),
-            time.perf_counter_ns(),
-        )
+        before = [clock() for clock in clocks]
         hashlib.blake2b(_BLOCK).digest()
-        took, mine, own = (
-            time.perf_counter_ns() - began,
-            time.thread_time_ns() - mine,
-            time.process_time_ns() - own,
+        took, thread, process = (
+            clock() - began for clock, began in zip(clocks, before, strict=True)
         )
-        if own < 1.5 * mine:
-            found.append(took / 1e3)
-        if len(found) == 5:
+        if process < 1.5 * thread:
+            times.append(took / 1e3)
+        if len(times) == 5:
             break
-    return [min(found)] if found else []
+    return [min(times)] if times else []
 
 
 @lru_cache
@@ -293,32 +289,31 @@ def doubts(timing: Timing) -> list[str]:
 
     Says nothing about a timing without `host`.
     """
-    if not (host := timing.host):
+    host = timing.host
+    if not host:
         return []
-    said, again = [], "end other programs on this machine and measure again"
+    texts, again = [], "end other programs on this machine and measure again"
     of = f"{host.taken} round{'s' * (host.taken > 1)}"
     if not host.aside:  # otherwise enough rounds were undisturbed
         if host.waiting * 5 > host.taken:
-            said.append(
-                f"threads had to wait for a CPU in {host.waiting} of {of}: {again}"
-            )
+            texts.append(f"threads had to wait for a CPU in {host.waiting} of {of}")
         if host.slowed * 5 > host.taken:
-            said.append(
+            texts.append(
                 f"a CPU was slower than its best in {host.slowed} of {of}, as it does when"
-                f" another thread has its core or its clock falls: {again}"
+                " another thread has its core or its clock falls"
             )
-    if not said and host.others > _OTHERS * host.cpus > 0:
-        said.append(
-            f"other processes used {host.others:.2g} of {host.cpus} CPUs: {again}"
+    if not texts and host.others > _OTHERS * host.cpus > 0:
+        texts.append(f"other processes used {host.others:.2g} of {host.cpus} CPUs")
+    rounds = host.rounds_us
+    if not texts and apart(rounds):
+        ends = f"{min(rounds):.4g} and {max(rounds):.4g} us"
+        texts.append(
+            f"the rounds disagree: the medians of {len(rounds)} lie between {ends}"
         )
-    if not said and apart(rounds := host.rounds_us):
-        said.append(
-            f"the rounds disagree: the medians of {len(rounds)} lie between {min(rounds):.4g} and"
-            f" {max(rounds):.4g} us: {again}"
-        )
-    if (count := timing.samples) <= FEW:
+    doubts = [f"{text}: {again}" for text in texts]
+    count = timing.samples
+    if count <= FEW:
         seconds = -(-timing.median_us * (FEW + 1) // 1e6)
-        said.append(
-            f"only {count} sample{'s' * (count > 1)}: give it more time (--seconds {seconds:.0f})"
-        )
-    return said
+        advice = f"give it more time (--seconds {seconds:.0f})"
+        doubts.append(f"only {count} sample{'s' * (count > 1)}: {advice}")
+    return doubts

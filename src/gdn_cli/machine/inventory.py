@@ -1,5 +1,5 @@
-"""What this machine has, without importing torch: GPUs, compilers, packages; and
-whether an algo can run on it.
+"""What this machine has, without importing torch: GPUs and packages; whether an algo can
+run on it; and the environment in which kernels are built.
 """
 
 from __future__ import annotations
@@ -7,10 +7,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -20,6 +18,7 @@ from typing import Any
 from .. import paths
 from ..catalog.registry import Algo
 from ..errors import MissingError, UsageError
+from .toolchain import cuda_home, cxx
 
 
 @dataclass(frozen=True)
@@ -190,81 +189,6 @@ def has_package(module: str) -> bool:
         return False
 
 
-def cuda_home() -> Path | None:
-    """The CUDA toolkit's folder: CUDA_HOME, else that of nvcc, else /usr/local/cuda,
-    else PyPI's nvcc wheel.
-
-    flashinfer-bench's builder uses `CUDA_HOME/bin/nvcc`, `CUDA_HOME/include` and
-    `CUDA_HOME/lib64`. If the nvcc on PATH is a wrapper script, its folder has no
-    libraries, so a folder counts only if it also has the headers.
-    """
-    places = [
-        Path(p) for p in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if p
-    ]
-    if nvcc := shutil.which("nvcc"):
-        places.append(Path(nvcc).resolve().parent.parent)
-    places += [
-        Path("/usr/local/cuda"),
-        *sorted(Path("/usr/local").glob("cuda-*"), reverse=True),
-    ]
-    for place in places:
-        if (place / "bin" / "nvcc").is_file() and (
-            place / "include" / "cuda_runtime.h"
-        ).is_file():
-            return place
-    return _wheel_cuda_home()
-
-
-def _wheel_cuda_home() -> Path | None:
-    """nvcc from the extra `gdn[cuda]`: site-packages/nvidia/cu13, which does not have
-    the names that a linker looks for.
-    """
-    for entry in sys.path:
-        wheel = Path(entry) / "nvidia" / "cu13"
-        if not (
-            (wheel / "bin" / "nvcc").is_file()
-            and (wheel / "include" / "cuda_runtime.h").is_file()
-        ):
-            continue
-        try:
-            return _linked_home(wheel, paths.builds_dir() / "cuda-home")
-        except (
-            OSError,
-            MissingError,
-        ):  # the links cannot be made: then nothing can be built; doctor reports it
-            return None
-    return None
-
-
-def _linked_home(wheel: Path, home: Path) -> Path:
-    """`home` with the names that a builder needs, each a link into the wheel. Safe to
-    repeat, and to run twice at once.
-    """
-    libraries = home / "lib64"
-    paths.make(libraries)
-    links = {home / name: wheel / name for name in ("bin", "include", "nvvm")}
-    links |= {libraries / lib.name: lib for lib in (wheel / "lib").glob("*.*")}
-    # -lcudart needs libcudart.so, but the wheel has only libcudart.so.13
-    links |= {
-        libraries / (lib.name.split(".so")[0] + ".so"): lib
-        for lib in (wheel / "lib").glob("lib*.so.*")
-    }
-    for link, target in links.items():
-        if not (link.is_symlink() and link.readlink() == target):
-            temporary = link.with_name(
-                f".{link.name}.{os.getpid()}.{threading.get_ident()}"
-            )
-            temporary.symlink_to(target)
-            temporary.replace(link)
-    return home
-
-
-def cxx() -> str | None:
-    """The C++ compiler that the builder would call."""
-    # CXX may be "ccache g++"
-    return shutil.which((os.environ.get("CXX") or "c++").split()[-1])
-
-
 # --- can it run here?
 
 
@@ -311,11 +235,12 @@ def placed(
             f"does not run on {device}",
             f"it runs on {', '.join(algo.modes)}: drop {option}",
         )
-    problem = None
+    problem = Place(None)
     for mode in modes:
-        problem = missing(algo, mode)
-        if problem is None:
+        lack = missing(algo, mode)
+        if lack is None:
             return Place(mode)
+        problem = lack
     return problem
 
 
@@ -344,37 +269,35 @@ class Machine:
         CUDA_VISIBLE_DEVICES leaves out do not count. UsageError if an entry names no
         GPU or one twice, MissingError if there is no GPU at all.
         """
-        wanted, shown = [entry.strip() for entry in text.split(",")], text or "''"
-        for entry in wanted if text.strip() != "all" else ():
+        option = f"--gpus {text or repr('')}"
+        every = text.strip() == "all"
+        entries = [] if every else [entry.strip() for entry in text.split(",")]
+        for entry in entries:
             if not re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+", entry):
-                said = f"'{entry}' names no GPU" if entry else "names no GPU"
+                subject = f"'{entry}' " if entry else ""
                 raise UsageError(
-                    f"--gpus {shown}: {said}",
+                    f"{option}: {subject}names no GPU",
                     hint="--gpus all, or numbers or UUIDs such as --gpus 0,1",
                 )
-        found = self.gpus()
-        if not found:
-            raise MissingError(f"--gpus {shown}: no GPU here", hint=MODAL)
-        if text.strip() == "all":
-            return found
+        visible = self.gpus()
+        if not visible:
+            raise MissingError(f"{option}: no GPU here", hint=MODAL)
+        if every:
+            return visible
         picked: list[Gpu] = []
-        for entry in wanted:
-            named = (
-                found[int(entry) :][:1]
-                if entry.isdigit()
-                else [g for g in found if g.uuid.startswith(entry)]
-            )
-            if len(named) != 1:
-                problem = (
-                    f"{len(named)} GPUs have this beginning"
-                    if named
-                    else f"no GPU {entry} here"
-                )
-                raise UsageError(f"--gpus {shown}: {problem}", hint=_there(found))
+        for entry in entries:
+            if entry.isdigit():
+                named = list(visible[int(entry) :][:1])
+            else:
+                named = [gpu for gpu in visible if gpu.uuid.startswith(entry)]
+            if not named:
+                problem = f"no GPU {entry} here"
+                raise UsageError(f"{option}: {problem}", hint=_numbers(visible))
+            if len(named) > 1:
+                problem = f"{len(named)} GPUs have this beginning"
+                raise UsageError(f"{option}: {problem}", hint=_numbers(visible))
             if named[0] in picked:
-                raise UsageError(
-                    f"--gpus {shown} names a GPU twice", hint="name each once"
-                )
+                raise UsageError(f"{option} names a GPU twice", hint="name each once")
             picked += named
         return tuple(picked)
 
@@ -415,11 +338,65 @@ class Machine:
 HERE = Machine()  # the default, if none is passed
 
 
-def _there(found: Sequence[Gpu]) -> str:
+def _numbers(visible: Sequence[Gpu]) -> str:
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     why = "" if setting is None else f", by CUDA_VISIBLE_DEVICES={setting}"
-    return (
-        f"there are GPUs 0 to {len(found) - 1}"
-        if len(found) > 1
-        else "there is only GPU 0"
-    ) + why
+    if len(visible) > 1:
+        return f"there are GPUs 0 to {len(visible) - 1}{why}"
+    return f"there is only GPU 0{why}"
+
+
+# --- the environment of builders
+
+
+def with_builders(
+    env: Mapping[str, str],
+    mode: str,
+    gpu: Gpu | None = None,
+    machine: Machine = HERE,
+) -> dict[str, str]:
+    """An environment in which flashinfer-bench's builders work. `gpu` is the only
+    visible GPU; None: CUDA's choice.
+    """
+    env = dict(env)
+    # ninja and other tools are next to the interpreter of a virtual environment that
+    # may not be activated
+    env["PATH"] = os.pathsep.join(
+        [os.path.dirname(sys.executable), env.get("PATH", "")]
+    )
+    home = machine.cuda_home()
+    if home:
+        env["CUDA_HOME"] = str(home)
+    # flashinfer-bench's cache key has neither the GPU nor the Python that a build was
+    # made for, nor the list of architectures
+    target = "cpu"
+    gpus: tuple[Gpu, ...] = ()
+    if mode == "cuda":
+        gpus = (gpu,) if gpu else machine.gpus()
+    if gpus:
+        target = gpus[0].capability
+        # the one that is locked, whatever CUDA's order is
+        if gpu or len(gpus) > 1:
+            env["CUDA_VISIBLE_DEVICES"] = gpus[0].uuid
+    architectures = env.get(ARCHITECTURES)
+    if architectures:
+        target += f"-for-{re.sub(r'[^0-9A-Za-z.+]+', '_', architectures)}"
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    env.setdefault("FIB_CACHE_PATH", str(paths.builds_dir() / f"{python}-{target}"))
+    # otherwise in the temporary folder
+    env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(paths.builds_dir() / "inductor"))
+    return env
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set these variables in this process's environment while the block runs."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

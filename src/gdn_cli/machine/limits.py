@@ -56,7 +56,8 @@ def _files(most: int) -> int:
 
 def _threads(most: int) -> int:
     """How many more threads this user may have, up to `most`; a process counts as one."""
-    over, started = threading.Event(), []
+    over = threading.Event()
+    started: list[threading.Thread] = []
     try:
         while len(started) < most:
             thread = threading.Thread(target=over.wait, daemon=True)

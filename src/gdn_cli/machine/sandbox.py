@@ -19,8 +19,9 @@ _KEPT = ("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV
 
 def find() -> str:
     """The `bwrap` of this machine; MissingError if there is none."""
-    if found := shutil.which("bwrap"):
-        return found
+    bwrap = shutil.which("bwrap")
+    if bwrap:
+        return bwrap
     raise MissingError(
         "--sandbox needs bubblewrap (bwrap), which is not installed",
         hint="apt-get install bubblewrap",
@@ -56,36 +57,34 @@ def wrap(mode: str) -> list[str]:
         if any(folder.is_relative_to(out) for out in hidden):
             command += ["--ro-bind", str(folder), str(folder)]
     built = own / "built"
-    for folder in ("built", "home"):
-        (own / folder).mkdir(exist_ok=True)
+    for name in ("built", "home"):
+        (own / name).mkdir(exist_ok=True)
     command += ["--bind", str(own), str(own), "--chdir", str(own)]
     for folder in hidden:  # they look empty, and must not be written to either
         if folder.is_dir():
             command += ["--remount-ro", str(folder)]
-    for name, value in (
+    for name, folder in (
         ("HOME", own / "home"),
         ("FIB_CACHE_PATH", built / "fib"),
         ("TORCHINDUCTOR_CACHE_DIR", built / "inductor"),
         ("TRITON_CACHE_DIR", built / "triton"),
         ("XDG_CACHE_HOME", built / "cache"),
     ):
-        command += ["--setenv", name, str(value)]
+        command += ["--setenv", name, str(folder)]
     return command
 
 
 def _needed() -> list[Path]:
     """What the runner reads: Python, gdn, and the folders that the environment names."""
-    found = [
+    folders = [
         sys.prefix,
         sys.base_prefix,
         os.path.dirname(os.path.realpath(sys.executable)),
         str(paths.PACKAGE.parent),
     ]
-    found += [str(paths.ALGOS_DIR.parent)] if paths.IN_CHECKOUT else []
+    if paths.IN_CHECKOUT:
+        folders.append(str(paths.ALGOS_DIR.parent))
     for name in _KEPT:
-        found += os.environ.get(name, "").split(os.pathsep)
-    return list(
-        dict.fromkeys(
-            Path(entry).resolve() for entry in found if entry and os.path.isdir(entry)
-        )
-    )
+        folders += os.environ.get(name, "").split(os.pathsep)
+    needed = [Path(name).resolve() for name in folders if os.path.isdir(name)]
+    return list(dict.fromkeys(needed))

@@ -20,17 +20,16 @@ def doubt(records: list[Record], new: Record) -> None:
     place = _place(new)
     if place is None:
         return
-    if new.algo == COPY:
-        for record in records:
-            if record.algo not in FLOORS and _place(record) == place:
-                _compare(record, new)
-    elif new.algo not in FLOORS:
-        for record in records:
-            if record.algo == COPY and _place(record) == place:
-                _compare(new, record)
+    for record in records:
+        if _place(record) != place:
+            continue
+        if new.algo == COPY and record.algo not in FLOORS:
+            _compare(record, new)
+        elif record.algo == COPY and new.algo not in FLOORS:
+            _compare(new, record)
 
 
-def _place(record: Record) -> tuple | None:
+def _place(record: Record) -> tuple[str | None, ...] | None:
     """Key of the times that may be compared; None for a record without a time."""
     if not record.timing or not record.workload:
         return None
@@ -39,14 +38,16 @@ def _place(record: Record) -> tuple | None:
 
 
 def _compare(record: Record, floor: Record) -> None:
+    if not (record.timing and floor.timing):
+        return
     us, copy = record.timing.median_us, floor.timing.median_us
     if us >= _SHARE * copy:
         return
     advice = "check in a profile that the call does all of its work"
     if floor.doubts:
         advice = f"the copy's time is in doubt too, so measure both again, or {advice}"
-    reason = (
-        f"{1 - us / copy:.0%} faster than the fastest plain copy of the bytes that must move"
-        f" ({duration(copy)})"
+    floor_words = (
+        f"the fastest plain copy of the bytes that must move ({duration(copy)})"
     )
-    record.doubts = [*(record.doubts or []), f"{reason}: {advice}"]
+    reason = f"{1 - us / copy:.0%} faster than {floor_words}: {advice}"
+    record.doubts = [*(record.doubts or []), reason]

@@ -1,14 +1,13 @@
 """Compares algos from samples taken in turns: is the candidate faster than the
-baseline, and which peer is the fastest? The same against a saved record.
+baseline, and which peer is the fastest? Also from two saved records.
 
 The statistics are in statistics.py; this module applies them to records.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from statistics import geometric_mean
 
 from msgspec import structs
 
@@ -18,17 +17,28 @@ from ..errors import UsageError
 from ..schema.record_types import (
     BestPeer,
     BestPeers,
+    Call,
     Compared,
     Comparison,
     Document,
     Environment,
     Overall,
     Record,
+    Timing,
 )
 from . import statistics
 
+Key = tuple[str | None, ...]
+
 # a time depends on these too: if a saved record differs in one, there is a warning
 _ORIGIN = ("where", "gpu", "cpu", "driver", "cuda", "threads")
+_ALIKE = "the sessions differ (load, clocks, drivers, builds), not the code"
+_VERDICTS = (
+    statistics.FASTER,
+    statistics.SAME,
+    statistics.SLOWER,
+    statistics.UNCLEAR,
+)
 
 
 def between(document: Document, baselines: dict[str, str], threshold: float) -> None:
@@ -37,27 +47,25 @@ def between(document: Document, baselines: dict[str, str], threshold: float) -> 
 
     Removes the ordered samples (`rounds_us`) from the records, which keep their histograms.
     """
-    rounds: dict[tuple, dict[str, Record]] = {}
+    turns: dict[Key, dict[str, tuple[Record, list[float]]]] = {}
     for record in document.records:
         if record.rounds_us:
-            rounds.setdefault((record.op, record.mode, record.tier, record.uuid), {})[
-                record.algo
-            ] = record
-    found = []
-    for (op, *_), records in rounds.items():
-        base = records.pop(baselines[op], None)
-        for record in records.values() if base else ():
-            compared = statistics.compare(
-                base.rounds_us, record.rounds_us, threshold=threshold
-            )
-            times = (
-                statistics.centre(base.rounds_us),
-                statistics.centre(record.rounds_us),
-            )
-            found.append(_pair(base, record, baselines[op], times, compared))
-    for record in document.records:
+            key = (record.op, record.mode, record.tier, record.uuid)
+            turns.setdefault(key, {})[record.algo] = record, record.rounds_us
         record.rounds_us = None
-    _finish(document, found)
+    compared = []
+    for algos in turns.values():
+        name = baselines[next(iter(algos.values()))[0].op]
+        if name not in algos:
+            continue
+        base, base_us = algos.pop(name)
+        centre_us = statistics.centre(base_us)
+        for record, us in algos.values():
+            result = statistics.compare(base_us, us, threshold=threshold)
+            pair = _pair(base, record, name, result)
+            pair.baseline_us, pair.us = centre_us, statistics.centre(us)
+            compared.append(pair)
+    _finish(document, compared)
 
 
 def against(
@@ -66,40 +74,31 @@ def against(
     """Compare every algo of a document with `algo` of a saved one (None: with the algo
     of the same name); sets `comparisons`, `overall` and `warnings`.
     """
-    found, warnings, alike = [], {}, {}
-    for record in document.records:
-        if not record.timing or record.algo in FLOORS or not record.workload:
+    compared: list[Compared] = []
+    warnings: dict[str, None] = {}
+    differing: dict[str, float] = {}  # algo with equal sources -> the greatest ratio
+    for record, timing, _ in _timed(document):
+        match = _saved(saved, record, algo or record.algo)
+        if match is None:
             continue
-        if base := _saved(saved, record, algo or record.algo):
-            warnings |= dict.fromkeys(_differences(document, saved, name, base.algo))
-            compared = statistics.unpaired(
-                base.timing, record.timing, threshold=threshold
-            )
-            times = base.timing.median_us, record.timing.median_us
-            pair = _pair(base, record, f"{base.algo} of {name}", times, compared)
-            pair.same_sources = (
-                record.source_hash is not None
-                and record.source_hash == base.source_hash
-            )
-            if pair.same_sources and pair.verdict in (
-                statistics.FASTER,
-                statistics.SLOWER,
-            ):
-                pair.doubted = True  # the machine or the build differs, not the code
-                alike.setdefault(record.algo, []).append(pair.ratio)
-            found.append(pair)
-    for one, ratios in alike.items():
-        most = max(max(r, 1 / r) for r in ratios)
-        text = (
-            f"{one} has the same sources in both runs, but times that differ by up to"
-            f" {units.times(most)}: {_ALIKE}"
-        )
+        base, base_timing = match
+        warnings |= dict.fromkeys(_differences(document, saved, name, base.algo))
+        result = statistics.unpaired(base_timing, timing, threshold=threshold)
+        pair = _pair(base, record, f"{base.algo} of {name}", result)
+        pair.baseline_us, pair.us = base_timing.median_us, timing.median_us
+        sources = record.source_hash
+        pair.same_sources = sources is not None and sources == base.source_hash
+        if pair.same_sources and pair.verdict in ("FASTER", "SLOWER"):
+            pair.doubted = True  # the machine or the build differs, not the code
+            ratio = max(pair.ratio, 1 / pair.ratio, differing.get(record.algo, 1.0))
+            differing[record.algo] = ratio
+        compared.append(pair)
+    for same, ratio in differing.items():
+        differ = f"times that differ by up to {units.times(ratio)}"
+        text = f"{same} has the same sources in both runs, but {differ}: {_ALIKE}"
         warnings[text] = None
     document.warnings = list(warnings)
-    _finish(document, found)
-
-
-_ALIKE = "the sessions differ (load, clocks, drivers, builds), not the code"
+    _finish(document, compared)
 
 
 def two(
@@ -112,24 +111,23 @@ def two(
     algos that were asked for and are in the first document too. Raises UsageError if
     there are none.
     """
-    one, other = algos
-    there = {r.algo for r in _own(first)}
-    if one is not None and one not in there:
+    base, other = algos
+    known = {r.algo for r in _asked(first)}
+    if base is not None and base not in known:
         raise UsageError(
-            f"{names[0]} holds no times of {one}",
-            hint=f"it has {', '.join(sorted(there)) or 'no algo'}",
+            f"{names[0]} holds no times of {base}",
+            hint=f"it has {', '.join(sorted(known)) or 'no algo'}",
         )
-    records = [
-        r
-        for r in _own(second)
-        if (r.algo == other if other else r.algo == one or one is None)
-        and _saved(first, r, one or r.algo)
-    ]
+    records = []
+    for record in _asked(second):
+        chosen = other or base or record.algo
+        if record.algo == chosen and _saved(first, record, base or record.algo):
+            records.append(record)
     if not records:
-        what = f"of {one or other} " if one or other else ""
+        of = f"of {base or other} " if base or other else ""
         hint = "FILE.json:ALGO names one on each side; op, workload and tier must be the same"
         raise UsageError(
-            f"{names[0]} and {names[1]} have no times {what}in common", hint=hint
+            f"{names[0]} and {names[1]} have no times {of}in common", hint=hint
         )
     return structs.replace(
         second,
@@ -141,18 +139,21 @@ def two(
     )
 
 
-def _own(document: Document) -> list[Record]:
-    """The timed records of algos, without those that gdn added to compare with."""
-    return [
-        r
-        for r in document.records
-        if r.timing and r.workload and r.algo not in FLOORS and not r.added
-    ]
+def _timed(document: Document) -> Iterator[tuple[Record, Timing, Call]]:
+    """The records of algos that have a time, each with it and its workload."""
+    for record in document.records:
+        if record.timing and record.workload and record.algo not in FLOORS:
+            yield record, record.timing, record.workload
+
+
+def _asked(document: Document) -> list[Record]:
+    """The timed records, without those that gdn added to compare with."""
+    return [record for record, *_ in _timed(document) if not record.added]
 
 
 def own_algos(document: Document, op: str | None) -> list[str]:
     """The algos of one op that a saved document measured."""
-    ops = list(dict.fromkeys(r.op for r in _own(document)))
+    ops = list(dict.fromkeys(r.op for r in _asked(document)))
     if not ops or op is not None and op not in ops:
         raise UsageError(
             f"these records hold no times{f' of {op}' if op else ''}",
@@ -163,28 +164,22 @@ def own_algos(document: Document, op: str | None) -> list[str]:
             f"these records are of several ops: {', '.join(ops)}",
             hint="choose one with --op",
         )
-    return list(dict.fromkeys(r.algo for r in _own(document) if r.op == (op or ops[0])))
+    op = op or ops[0]
+    return list(dict.fromkeys(r.algo for r in _asked(document) if r.op == op))
 
 
 def _pair(
-    base: Record,
-    record: Record,
-    name: str,
-    times_us: tuple[float, float],
-    compared: Comparison,
+    base: Record, record: Record, baseline_name: str, result: Comparison
 ) -> Compared:
-    """`name` is the baseline's."""
     return Compared(
         op=record.op,
         mode=record.mode,
-        tier=record.tier,
-        baseline=name,
+        tier=record.tier or "",
+        baseline=baseline_name,
         algo=record.algo,
         workload=record.workload,
         doubted=bool(base.doubts or record.doubts),
-        baseline_us=times_us[0],
-        us=times_us[1],
-        **structs.asdict(compared),
+        **structs.asdict(result),
     )
 
 
@@ -195,15 +190,14 @@ def best_peers(document: Document, is_peer: Callable[[str, str], bool]) -> None:
 
     is_peer  (op, algo) -> whether it is a peer (`Ladder.peer`)
     """
-    fastest: dict[tuple, Compared] = {}
+    fastest: dict[Key, BestPeer] = {}
     for c in document.comparisons or ():
-        if is_peer(c.op, c.algo):
-            key = c.op, c.mode, c.tier, c.baseline, c.workload.uuid
-            fastest[key] = min(fastest.get(key, c), c, key=lambda one: one.us)
-    if not fastest:
-        return
-    document.best_peers = [
-        BestPeer(
+        if not is_peer(c.op, c.algo) or not (c.workload and c.us and c.baseline_us):
+            continue
+        key = c.op, c.mode, c.tier, c.baseline, c.workload.uuid
+        if key in fastest and fastest[key].peer_us <= c.us:
+            continue
+        fastest[key] = BestPeer(
             op=c.op,
             mode=c.mode,
             tier=c.tier,
@@ -217,31 +211,31 @@ def best_peers(document: Document, is_peer: Callable[[str, str], bool]) -> None:
             high=1 / c.low,
             doubted=c.doubted,
         )
-        for c in fastest.values()
-    ]
-    document.best_peers_overall = best_peers_over_all(document.best_peers)
+    if fastest:
+        document.best_peers = list(fastest.values())
+        document.best_peers_overall = best_peers_over_all(document.best_peers)
 
 
 def best_peers_over_all(rows: Iterable[BestPeer]) -> list[BestPeers]:
     """The geometric means over workloads, one for each op, mode, tier and first algo."""
-    together: dict[tuple, list[float]] = {}
+    sets: dict[tuple[str, str, str, str], list[float]] = {}
     for row in rows:
-        together.setdefault((row.op, row.mode, row.tier, row.algo), []).append(
-            row.ratio
-        )
-    return [
-        BestPeers(
+        key = (row.op, row.mode, row.tier, row.algo)
+        sets.setdefault(key, []).append(row.ratio)
+    means = []
+    for (op, mode, tier, algo), ratios in sets.items():
+        mean = BestPeers(
             op=op,
             mode=mode,
             tier=tier,
             algo=algo,
             workloads=len(ratios),
-            ratio=math.exp(math.fsum(map(math.log, ratios)) / len(ratios)),
+            ratio=geometric_mean(ratios),
             least=min(ratios),
             slower=sum(ratio < 1 for ratio in ratios),
         )
-        for (op, mode, tier, algo), ratios in together.items()
-    ]
+        means.append(mean)
+    return means
 
 
 def check_saved(
@@ -257,107 +251,98 @@ def check_saved(
     or if its tier differs.
     """
     records = [
-        r for r in saved.records if r.op == op and r.timing and r.algo not in FLOORS
+        record
+        for record in saved.records
+        if record.op == op and record.in_place == in_place
+        if record.timing and record.algo not in FLOORS
     ]
-    records = [r for r in records if r.in_place == in_place]
-    there = list(dict.fromkeys(r.algo for r in records))
-    if not there:
-        how = " in place" if in_place else ""
-        hint = f"`gdn bench{' --in-place' if in_place else ''} --out FILE` writes such a file"
-        raise UsageError(f"{name} holds no times of {op}{how}", hint=hint)
+    known = list(dict.fromkeys(r.algo for r in records))
+    if not known:
+        how, option = (" in place", " --in-place") if in_place else ("", "")
+        raise UsageError(
+            f"{name} holds no times of {op}{how}",
+            hint=f"`gdn bench{option} --out FILE` writes such a file",
+        )
     if algo is None:
-        same = [a for a in algos if a in there]
-        own = list(dict.fromkeys(r.algo for r in records if not r.added))
-        algo = same[0] if same else own[0] if len(own) == 1 else None
-    if algo not in there:
-        hint = f"name one: {name}:{there[0]}; it has {', '.join(there)}"
-        raise UsageError(
-            f"{name} holds no times of {algo or ' or '.join(algos)}", hint=hint
-        )
-    timed_in = sorted({r.tier for r in records if r.algo == algo})
+        same = [a for a in algos if a in known]
+        asked = {r.algo for r in records if not r.added}
+        if same or len(asked) == 1:
+            algo = [*same, *asked][0]
+    if algo not in known:
+        hint = f"name one: {name}:{known[0]}; it has {', '.join(known)}"
+        names = algo or " or ".join(algos)
+        raise UsageError(f"{name} holds no times of {names}", hint=hint)
+    timed_in = sorted({r.tier or "" for r in records if r.algo == algo})
     if not tiers.intersection(timed_in):
-        was = (
-            f"{name} was timed in tier {', '.join(timed_in)}, this run in"
-            f" {', '.join(sorted(tiers))}"
-        )
+        was, now = ", ".join(timed_in), ", ".join(sorted(tiers))
         raise UsageError(
-            f"{was}: times of different tiers are not compared",
+            f"{name} was timed in tier {was}, this run in {now}: times of different tiers"
+            " are not compared",
             hint=f"--tier {timed_in[0]} uses the same tier",
         )
     return algo
 
 
-def _saved(saved: Document, record: Record, algo: str) -> Record | None:
-    def of(r: Record) -> tuple:
-        return r.op, r.mode, r.tier, r.uuid or r.workload.axes, r.in_place
+def _saved(saved: Document, record: Record, algo: str) -> tuple[Record, Timing] | None:
+    call = _call(record)
+    for other, timing, _ in _timed(saved):
+        if other.algo == algo and _call(other) == call:
+            return other, timing
+    return None
 
-    return next(
-        (
-            r
-            for r in saved.records
-            if r.algo == algo and r.timing and r.workload and of(r) == of(record)
-        ),
-        None,
-    )
+
+def _call(record: Record) -> tuple[object, ...]:
+    """What two times must share to be compared."""
+    axes = record.workload.axes if record.workload else {}
+    return record.op, record.mode, record.tier, record.uuid or axes, record.in_place
 
 
 def _differences(
     document: Document, saved: Document, name: str, algo: str
 ) -> list[str]:
     """Differences between the two setups, in words."""
-    found = []
+    pairs: list[tuple[str, object, object]] = []  # what, in the saved document, here
     for mode, here in document.environments.items():
-        ours = [r for r in saved.records if r.mode == mode and r.algo == algo]
-        there = saved.environment(ours[0]) if ours else Environment()
-        for key in _ORIGIN:
-            found += _differs(name, key, getattr(there, key), getattr(here, key))
-        for package in dict.fromkeys([*here.versions, *there.versions]):
-            found += _differs(
-                name, package, there.versions.get(package), here.versions.get(package)
-            )
-    return found + _differs(
-        name, "L2", saved.options.get("l2"), document.options.get("l2")
-    )
-
-
-def _differs(name: str, what: str, there: Any, here: Any) -> list[str]:
-    if there == here:
-        return []
+        theirs = [r for r in saved.records if r.mode == mode and r.algo == algo]
+        before = saved.environment(theirs[0]) if theirs else Environment()
+        pairs += [(key, getattr(before, key), getattr(here, key)) for key in _ORIGIN]
+        old, new = before.versions, here.versions
+        pairs += [
+            (package, old.get(package), new.get(package)) for package in new | old
+        ]
+    pairs.append(("L2", saved.options.get("l2"), document.options.get("l2")))
     return [
-        f"{what} differs: {there or 'not known'} in {name}, {here or 'not known'} here"
+        f"{what} differs: {old or 'not known'} in {name}, {new or 'not known'} here"
+        for what, old, new in pairs
+        if old != new
     ]
 
 
-def _finish(document: Document, found: list[Compared]) -> None:
-    document.comparisons, document.overall = found, over_all(found)
+def _finish(document: Document, compared: list[Compared]) -> None:
+    document.comparisons, document.overall = compared, over_all(compared)
 
 
-def over_all(found: Iterable[Compared]) -> list[Overall]:
+def over_all(compared: Iterable[Compared]) -> list[Overall]:
     """The geometric means over workloads, one for each op, mode, tier and pair of algos."""
-    sets: dict[tuple, list[Compared]] = {}
-    for each in found:
-        sets.setdefault(
-            (each.op, each.mode, each.tier, each.baseline, each.algo), []
-        ).append(each)
-    means, names = (
-        [],
-        (statistics.FASTER, statistics.SAME, statistics.SLOWER, statistics.UNCLEAR),
+    sets: dict[Key, list[Compared]] = {}
+    for c in compared:
+        sets.setdefault((c.op, c.mode, c.tier, c.baseline, c.algo), []).append(c)
+    return [_overall(pairs) for pairs in sets.values()]
+
+
+def _overall(pairs: list[Compared]) -> Overall:
+    first = pairs[0]
+    verdicts = [pair.verdict for pair in pairs]
+    mean = statistics.geometric(pairs, threshold=first.threshold)
+    return Overall(
+        op=first.op,
+        mode=first.mode,
+        tier=first.tier,
+        baseline=first.baseline,
+        algo=first.algo,
+        **structs.asdict(mean),
+        workloads=len(pairs),
+        verdicts={name: verdicts.count(name) for name in _VERDICTS},
+        doubted=any(pair.doubted for pair in pairs),
+        same_sources=all(pair.same_sources for pair in pairs),
     )
-    for (op, mode, tier, baseline, algo), each in sets.items():
-        whole = statistics.geometric(each, threshold=each[0].threshold)
-        verdicts = [one.verdict for one in each]
-        means.append(
-            Overall(
-                op=op,
-                mode=mode,
-                tier=tier,
-                baseline=baseline,
-                algo=algo,
-                **structs.asdict(whole),
-                workloads=len(each),
-                verdicts={name: verdicts.count(name) for name in names},
-                doubted=any(one.doubted for one in each),
-                same_sources=all(one.same_sources for one in each),
-            )
-        )
-    return means

@@ -13,44 +13,49 @@ from ..schema.scores import Judged
 
 def judged(document: Document, harness: Harness) -> list[Judged]:
     """A summary for each algo that was judged, in the document's order."""
-    mine = [r for r in document.records if r.tier == TIER]
-    keys = dict.fromkeys((r.op, r.algo) for r in mine)
-    return [
-        _summary(
-            op,
-            algo,
-            [r for r in document.records if (r.op, r.algo) == (op, algo)],
-            harness,
-        )
-        for op, algo in keys
-    ]
+    algos: dict[tuple[str, str], list[Record]] = {}
+    for record in document.records:
+        algos.setdefault((record.op, record.algo), []).append(record)
+    summaries = []
+    for records in algos.values():
+        if TIER in [record.tier for record in records]:
+            summaries.append(_summary(records, harness))
+    return summaries
 
 
-def _summary(op: str, algo: str, records: Sequence[Record], harness: Harness) -> Judged:
-    its = [r for r in records if r.tier == TIER]
-    traces = [r.official for r in its if r.official]
-    lacking = sum(r.unfinished or 1 for r in its if not r.official)
-    ours = {r.uuid: r.median_us for r in records if r.tier != TIER and r.median_us}
-    both = [(r.median_us, ours[r.uuid]) for r in its if r.median_us and r.uuid in ours]
-    tiers = dict.fromkeys(r.timed_in for r in records if r.tier != TIER and r.median_us)
-    speedups = [
-        t["performance"]["speedup_factor"] for t in traces if t["status"] == "PASSED"
-    ]
-    whole = bool(speedups) and len(speedups) == len(its)
+def _summary(records: Sequence[Record], harness: Harness) -> Judged:
+    theirs = [r for r in records if r.tier == TIER]
+    first = theirs[0]
+    traces = [r.official for r in theirs if r.official]
+    our_times = {}
+    tiers = []
+    for r in records:
+        if r.tier != TIER and r.median_us:
+            our_times[r.uuid] = r.median_us
+            tiers.append(r.timed_in)
+    pairs = []
+    for r in theirs:
+        if r.median_us and r.uuid in our_times:
+            pairs.append((r.median_us, our_times[r.uuid]))
+    passed = [t for t in traces if t["status"] == "PASSED"]
+    speedups = [t["performance"]["speedup_factor"] for t in passed]
+    score = None
+    if speedups and len(speedups) == len(theirs):
+        score = sum(speedups) / len(speedups)
+    elif len(traces) == len(theirs):
+        score = 0.0
     return Judged(
-        op=op,
-        algo=algo,
-        mode=its[0].mode,
+        op=first.op,
+        algo=first.algo,
+        mode=first.mode,
         tier=TIER,
         harness=harness.words,
         isolated=harness.isolated,
         statuses=dict(Counter(t["status"] for t in traces)),
-        without_trace=lacking,
-        its_us=geometric_mean([us for us, _ in both]) if both else None,
-        our_us=geometric_mean([us for _, us in both]) if both else None,
-        our_tier=next(iter(tiers), None),
-        compared=len(both),
-        score=sum(speedups) / len(speedups)
-        if whole
-        else (0.0 if len(traces) == len(its) else None),
+        without_trace=sum(r.unfinished or 1 for r in theirs if not r.official),
+        its_us=geometric_mean([us for us, _ in pairs]) if pairs else None,
+        our_us=geometric_mean([us for _, us in pairs]) if pairs else None,
+        our_tier=tiers[0] if tiers else None,
+        compared=len(pairs),
+        score=score,
     )

@@ -80,9 +80,8 @@ def _rank(n: int, level: float) -> int:
     """
     tail = (1 - level) / 2
     if n > 60:
-        return max(
-            1, math.floor((n + 1 - NormalDist().inv_cdf(1 - tail) * math.sqrt(n)) / 2)
-        )
+        z = NormalDist().inv_cdf(1 - tail)
+        return max(1, math.floor((n + 1 - z * math.sqrt(n)) / 2))
     rank, below = 0, 1
     # below: how many of the 2^n outcomes have at most `rank` heads
     while below <= tail * 2**n:
@@ -102,9 +101,8 @@ def centre(samples: Sequence[float]) -> float:
     middle half may be one tick; then it is off by up to a quarter of a tick.
     """
     ordered = sorted(samples)
-    return math.fsum(
-        w * x for w, x in zip(_weights(len(ordered)), ordered, strict=True)
-    )
+    weights = _weights(len(ordered))
+    return math.fsum(w * x for w, x in zip(weights, ordered, strict=True))
 
 
 @lru_cache(maxsize=64)
@@ -138,7 +136,7 @@ def compare(
     and for times that are not positive. Do not use the verdict to stop sampling, which
     would find a difference sooner or later: see `enough`.
     """
-    a, b = list(map(float, baseline)), list(map(float, candidate))
+    a, b = list(baseline), list(candidate)
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} samples: rounds have one of each")
     if len(a) < 2:
@@ -146,10 +144,9 @@ def compare(
     if not all(0 < x < math.inf for x in a + b):
         raise ValueError("times must be positive numbers")
     log_sd, df = _bootstrap(a, b, resamples)
+    log_ratio = math.log(centre(a) / centre(b))
     method = f"paired rounds, bootstrap of {resamples}"
-    return _judged(
-        math.log(centre(a) / centre(b)), log_sd, df, len(a), threshold, method, EFFECT
-    )
+    return _judged(log_ratio, log_sd, df, len(a), threshold, method, EFFECT)
 
 
 def _bootstrap(a: list[float], b: list[float], resamples: int) -> tuple[float, float]:
@@ -167,17 +164,15 @@ def _bootstrap(a: list[float], b: list[float], resamples: int) -> tuple[float, f
         n -= n % 2  # whole A B B A groups, also where the circle closes
     blocks = -(-n // length)
     pairs = np.array([a[:n], b[:n]])
-    windows = sliding_window_view(
-        np.concatenate([pairs, pairs[:, : length - 1]], axis=1), length, axis=1
-    )
+    circle = np.concatenate([pairs, pairs[:, : length - 1]], axis=1)
+    windows = sliding_window_view(circle, length, axis=1)
     weights = np.array(_weights(n))
     starts = np.random.default_rng(0).integers(0, n, (resamples, blocks))
     rows = max(1, _AT_ONCE // (2 * n))
     logs = []
     for first in range(0, resamples, rows):
-        drawn = windows[:, starts[first : first + rows]].reshape(
-            2, -1, blocks * length
-        )[:, :, :n]
+        blocks_drawn = windows[:, starts[first : first + rows]]
+        drawn = blocks_drawn.reshape(2, -1, blocks * length)[:, :, :n]
         drawn.sort(axis=2)
         centres = drawn @ weights
         logs.append(np.log(centres[0] / centres[1]))
@@ -206,7 +201,7 @@ def enough(
 def unpaired(
     baseline: Timing, candidate: Timing, *, threshold: float = THRESHOLD
 ) -> Comparison:
-    """The same for times that were not taken in turns, such as a saved record's. It
+    """`compare` for times that were not taken in turns, such as a saved record's. It
     uses the histograms, or if one is missing (older records) both records' quartiles,
     assuming a normal distribution; `method` says which.
 
@@ -215,20 +210,19 @@ def unpaired(
     workloads of a run share it. The caller makes sure that tier, L2 and device are the
     same.
     """
-    whole = bool(baseline.histogram and candidate.histogram)
-    (a, a_sd, a_n), (b, b_sd, b_n) = map(
-        _by_samples if whole else _by_quartiles, (baseline, candidate)
-    )
+    estimate, source = _by_quartiles, "quartiles only"
+    if baseline.histogram and candidate.histogram:
+        estimate, source = _by_samples, "their samples"
+    a, a_sd, a_n = estimate(baseline)
+    b, b_sd, b_n = estimate(candidate)
     rounds = min(a_n, b_n)
-    log_sd = math.sqrt(a_sd**2 + b_sd**2 + BETWEEN_RUNS**2)
-    method = f"two runs, by {'their samples' if whole else 'quartiles only'}"
     return _judged(
         math.log(a / b),
-        log_sd,
+        math.sqrt(a_sd**2 + b_sd**2 + BETWEEN_RUNS**2),
         max(1, rounds - 1),
         rounds,
         threshold,
-        method,
+        f"two runs, by {source}",
         EFFECT_OF_RUNS,
         BETWEEN_RUNS,
     )
@@ -238,7 +232,9 @@ def _by_samples(times: Timing) -> tuple[float, float, int]:
     """(midmean, its relative standard error, samples): from the winsorised variance
     (Tukey and McLaughlin 1963).
     """
-    samples = [us for us, count in times.histogram for _ in range(count)]
+    samples: list[float] = []
+    for us, count in times.histogram:
+        samples += [us] * count
     middle, n = centre(samples), len(samples)
     if n < 2:
         return middle, 0.0, n
@@ -253,24 +249,18 @@ def _by_quartiles(times: Timing) -> tuple[float, float, int]:
     """(Tukey's trimean, its relative standard error for a normal distribution, samples)."""
     trimean = (times.low_us + 2 * times.median_us + times.high_us) / 4
     # sd = IQR / 1.349, and the trimean's error is 1.10 sd / sqrt(n)
-    return (
-        trimean,
-        0.81 * (times.high_us - times.low_us) / math.sqrt(times.samples) / trimean,
-        times.samples,
-    )
+    error = 0.81 * (times.high_us - times.low_us) / math.sqrt(times.samples)
+    return trimean, error / trimean, times.samples
 
 
 def geometric(
     comparisons: Sequence[Comparison], *, threshold: float = THRESHOLD
-) -> Comparison | None:
-    """The geometric mean of the ratios over workloads, with a verdict by the same rule;
-    None without workloads.
+) -> Comparison:
+    """The geometric mean of the ratios over workloads, with a verdict by the same rule.
 
     The errors of workloads are independent (their variances add up), except the part
     that all share in a saved run (`run_sd`), which more workloads do not average out.
     """
-    if not comparisons:
-        return None
     k = len(comparisons)
     own = [max(0.0, c.log_sd**2 - c.run_sd**2) / k**2 for c in comparisons]
     shared = math.fsum(c.run_sd for c in comparisons) / k
@@ -281,8 +271,8 @@ def geometric(
     rounds = sum(c.rounds for c in comparisons)
     method = f"geometric mean of {k} workload{'s' * (k > 1)}"
     log_sd = math.sqrt(math.fsum(own) + shared**2)
-    effects = [c.effect for c in comparisons]
-    effect = None if None in effects else max(effects)
+    effects = [c.effect for c in comparisons if c.effect is not None]
+    effect = max(effects) if len(effects) == k else None
     return _judged(log_ratio, log_sd, df, rounds, threshold, method, effect, shared)
 
 
@@ -299,17 +289,13 @@ def _judged(
     """`effect` None: of records that were made before there was UNCLEAR."""
     effect = effect and max(effect, threshold)
     half = _student((1 + LEVEL) / 2, df) * log_sd
-    # with two rounds the interval may be huge: bounded, so that JSON can hold it
-    ratio, low, high = (
-        math.exp(min(max(x, -300.0), 300.0))
-        for x in (log_ratio, log_ratio - half, log_ratio + half)
-    )
-    if low <= 1 <= high or abs(ratio - 1) < threshold:
-        verdict = (
-            SAME if effect is None or max(high, 1 / low) - 1 <= effect else UNCLEAR
-        )
-    else:
+    ratio, low, high = map(_exp, (log_ratio, log_ratio - half, log_ratio + half))
+    if abs(ratio - 1) >= threshold and not low <= 1 <= high:
         verdict = FASTER if ratio > 1 else SLOWER
+    elif effect is None or max(high, 1 / low) - 1 <= effect:
+        verdict = SAME
+    else:
+        verdict = UNCLEAR
     resolution = max(threshold, math.expm1(math.log(high / low) / 2))
     return Comparison(
         ratio=ratio,
@@ -326,6 +312,11 @@ def _judged(
         resolution=resolution,
         effect=effect,
     )
+
+
+def _exp(log: float) -> float:
+    """Bounded, so that JSON can hold it: with two rounds an interval may be huge."""
+    return math.exp(min(max(log, -300.0), 300.0))
 
 
 @lru_cache(maxsize=256)

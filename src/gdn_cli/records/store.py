@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -61,18 +60,10 @@ class Writer:
 
     document: Document
     path: Path
-    earlier: int = 0  # this many of the records are from the run that is resumed
     stream: bool = False  # the file is a pipe or a device
     written: int = 0  # this many records are in the file
     unsaved: str | None = None  # why the file could not be written the last time
     forgotten: bool = False  # the history could not save it
-
-    @property
-    def news(self) -> Document:
-        """The document without the resumed run's records, which were saved then."""
-        return msgspec.structs.replace(
-            self.document, records=self.document.records[self.earlier :]
-        )
 
     def save(self) -> None:
         """Rewrite the file during the command. If that fails (a full disk), the command
@@ -93,12 +84,9 @@ class Writer:
             files.write(self.path, dumps(self.document) + "\n", hint=None, sync=sync)
             self.unsaved, self.written = None, count
         except GdnError as e:
-            there = (
-                f"; it has the first {self.written} of {count} records"
-                if self.written
-                else ""
-            )
-            self.unsaved = e.message + there
+            self.unsaved = e.message
+            if self.written:
+                self.unsaved += f"; it has the first {self.written} of {count} records"
 
     def exit_code(self, code: int) -> int:
         """A command's exit code: 0 only if the records are also saved."""
@@ -142,17 +130,17 @@ class Writer:
 
     def add_unpackable(self, op: str, algo: str, mode: str, reason: str) -> None:
         """Add a record for an algo that could not become a job."""
-        row = {
-            "op": op,
-            "algo": algo,
-            "source_hash": None,
-            "mode": mode,
-            "tier": None,
-            "workload": None,
-        }
-        self.document.records.append(
-            Record(**row, status=Status.UNPACKABLE, reason=reason)
+        record = Record(
+            op=op,
+            algo=algo,
+            source_hash=None,
+            mode=mode,
+            tier=None,
+            workload=None,
+            status=Status.UNPACKABLE,
+            reason=reason,
         )
+        self.document.records.append(record)
 
 
 def open_document(command: str, options: Json, out: Path | None) -> Writer:
@@ -161,16 +149,15 @@ def open_document(command: str, options: Json, out: Path | None) -> Writer:
 
     Nothing is written yet: an existing file is replaced only when there is a record.
     """
-    named, now = out is not None, datetime.now(timezone.utc)
-    if out is None:
-        out = paths.runs_dir() / f"{now:%Y%m%d-%H%M%S}-{command}-{os.getpid()}.json"
+    now = datetime.now(timezone.utc)
+    path = out or path_of(f"{now:%Y%m%d-%H%M%S}", command)
     hint = "--out FILE or GDN_HOME names another folder"
     try:
-        if not named:
-            paths.make(out.parent)
-        files.check_writable(out, hint=hint)
+        if out is None:
+            paths.make(path.parent)
+        files.check_writable(path, hint=hint)
     except GdnError as e:
-        if named:
+        if out:
             raise
         raise MissingError(e.message, hint=hint) from None
     document = Document(
@@ -182,7 +169,12 @@ def open_document(command: str, options: Json, out: Path | None) -> Writer:
         records=[],
         **environment.commit(),
     )
-    return Writer(document, out, stream=files.destination(out).stream)
+    return Writer(document, path, stream=files.destination(path).stream)
+
+
+def path_of(moment: str, command: str) -> Path:
+    """A new file of the runs folder."""
+    return paths.runs_dir() / f"{moment}-{command}-{os.getpid()}.json"
 
 
 # --- the file
@@ -209,20 +201,20 @@ def load(path: Path) -> Document:
     try:
         return document_of(found)
     except msgspec.ValidationError as e:
-        said, _, place = str(e).partition(" - at ")
-        at = re.sub(r"`|key in ", "", place) or "$"
-        raise UsageError(
-            f"{path}: {at}: {said[:1].lower()}{said[1:].replace('`', '')}", hint=_WRITES
-        ) from None
+        what, _, place = str(e).replace("`", "").partition(" - at ")
+        field = place.replace("key in ", "") or "$"
+        what = what[:1].lower() + what[1:]
+        raise UsageError(f"{path}: {field}: {what}", hint=_WRITES) from None
 
 
 def dumps(document: Any) -> str:
     """JSON with one record, score or comparison per line: readable, small, and easy to diff. In
     records the name of a file that is not UTF-8, which no reader of JSON takes, gets U+FFFD."""
-    fields = (
-        msgspec.to_builtins(document) if isinstance(document, Document) else document
-    )
-    if not (isinstance(fields, dict) and "records" in fields):
-        return json.dumps(fields, indent=1)
-    text = lined(fields)
-    return lined(bounded.mapped(fields, whole, whole)) if HALVES.search(text) else text
+    if isinstance(document, Document):
+        document = msgspec.to_builtins(document)
+    if not (isinstance(document, dict) and "records" in document):
+        return json.dumps(document, indent=1)
+    text = lined(document)
+    if HALVES.search(text):
+        return lined(bounded.mapped(document, whole, whole))
+    return text

@@ -67,5 +67,5 @@ def resume(jobs: list[Job], old: Document, writer: Writer) -> list[Job]:
             left.append(rest)
     if document.records:
         document.environments |= old.environments
-    writer.earlier = len(document.records)
+    document.earlier = len(document.records)
     return left

@@ -98,8 +98,6 @@ class Known:
     log: Path | None = None
     # the last run of each device and tier
     history: list[Group] = field(default_factory=list)
-    # (file, its times) of results/
-    committed: list[tuple[str, Group]] = field(default_factory=list)
 
 
 def show_algo(known: Known, as_json: bool) -> None:
@@ -120,9 +118,6 @@ def show_algo(known: Known, as_json: bool) -> None:
                 ],
                 "log": known.log and str(known.log),
                 "history": [_times(group) for group in known.history],
-                "results": [
-                    {"file": file} | _times(group) for file, group in known.committed
-                ],
             }
         )
     out = console()
@@ -139,11 +134,9 @@ def show_algo(known: Known, as_json: bool) -> None:
     if known.log:
         print_line(out, styled(("log ", "bold"), str(known.log)), whole=True)
         out.print()
-    for title, group in [
-        ("your last run", group) for group in known.history
-    ] + known.committed:
-        _show_times(out, title, group)
-    if not (known.history or known.committed):
+    for group in known.history:
+        _show_times(out, "your last run", group)
+    if not known.history:
         remark(
             out, f"no times yet: `gdn bench --algo {algo.name}{_op(algo)}` takes some"
         )

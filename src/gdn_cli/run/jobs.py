@@ -20,7 +20,7 @@ from ..catalog.registry import Algo
 from ..catalog.tiers import COPY, FLOORS
 from ..catalog.workloads import Workload
 from ..machine import inventory, limits
-from ..machine.builders import with_builders
+from ..machine.inventory import with_builders
 from ..schema.record_types import Record
 from ..worker.request import PlanFields, Profiling, Request, Rival, Timing
 from . import redaction

@@ -64,7 +64,7 @@ class Found(Struct, frozen=True):
         return next((fact.value for fact in self.facts if fact.key == key), None)
 
     def number(self, key: str) -> float | None:
-        """The same, but also None if it is text."""
+        """The value of a fact; None if there is none or it is text."""
         value = self.value(key)
         return None if isinstance(value, str) else value
 

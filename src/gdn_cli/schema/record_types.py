@@ -51,11 +51,11 @@ class FirstWrong(msgspec.Struct, kw_only=True, omit_defaults=True):
     @property
     def words(self) -> str:
         """at [0, 3]: expected 1.25, never written."""
-        got = f"{self.got:.4g}" if self.got is not None else self.instead
-        return (
-            f"at {self.index}: expected {self.expected:.4g},"
-            f" {'' if got == 'never written' else 'got '}{got}"
-        )
+        got = f"got {self.got:.4g}"
+        if self.got is None:
+            written = self.instead != "never written"
+            got = f"got {self.instead}" if written else "never written"
+        return f"at {self.index}: expected {self.expected:.4g}, {got}"
 
 
 class Check(msgspec.Struct, kw_only=True):
@@ -66,7 +66,7 @@ class Check(msgspec.Struct, kw_only=True):
     official: bool = True  # whether the contest's rule passed
     # the largest error of an element; None if it is NaN or Inf
     max_abs_error: NotNegative | None = 0.0
-    # the same, relative to the reference's element
+    # the largest error relative to the reference's element
     max_rel_error: NotNegative | None = 0.0
     errors: dict[str, NotNegative | None] = {}  # output -> relative Frobenius error
     inputs_changed: list[str] = []  # names of inputs that the call overwrote
@@ -124,9 +124,8 @@ class Timing(msgspec.Struct, kw_only=True):
     busy_s: NotNegative | None = None  # seconds for all samples
     # seconds of the whole measurement, with warm-up and bookkeeping
     took_s: NotNegative | None = None
-    histogram: tuple[
-        tuple[Positive, Annotated[int, Meta(ge=1)]], ...
-    ] = ()  # every sample, as (microseconds, how often)
+    # every sample, as (microseconds, how often)
+    histogram: tuple[tuple[Positive, Annotated[int, Meta(ge=1)]], ...] = ()
     host: HostLoad | None = None  # what disturbed the CPU; None on a GPU
     spread: NotNegative = 0.0  # half the interquartile range, as a share of the median
     # mean clock of the SMs while the samples were taken; None on a CPU
@@ -212,6 +211,11 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
         return blame(self.status, self.code)
 
     @property
+    def valid_timing(self) -> Timing | None:
+        """The measurement, if the record passed."""
+        return self.timing if self.passed else None
+
+    @property
     def median_us(self) -> float | None:
         """The time, if the record passed."""
         return self.timing.median_us if self.timing and self.passed else None
@@ -229,18 +233,15 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     @property
     def words(self) -> str:
         """The status with its reason, in words."""
-        return (
-            f"{self.status.words}: {self.reason}" if self.reason else self.status.words
-        )
+        status = self.status.words
+        return f"{status}: {self.reason}" if self.reason else status
 
     @property
     def place(self) -> str:
         """Its key in the document's `environments`. A rented GPU has no number."""
-        return (
-            self.mode
-            if self.gpu is None or self.gpu.index is None
-            else f"{self.mode}:{self.gpu.index}"
-        )
+        if self.gpu is None or self.gpu.index is None:
+            return self.mode
+        return f"{self.mode}:{self.gpu.index}"
 
 
 class Environment(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -276,8 +277,10 @@ class Environment(msgspec.Struct, kw_only=True, omit_defaults=True):
         where = f" ({self.where})" if self.where else ""
         if self.gpu:
             return self.gpu + where
+        if not self.cpu:
+            return None
         threads = f", {self.threads} threads" if self.threads else ""
-        return self.cpu + threads + where if self.cpu else None
+        return self.cpu + threads + where
 
 
 class Missing(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -307,8 +310,7 @@ class Comparison(msgspec.Struct, kw_only=True, omit_defaults=True):
     threshold: Number  # differences below this share are neither FASTER nor SLOWER
     method: str  # the statistical method, in words
     resolution: Number  # SAME means: no difference larger than this share
-    # SAME: all of the interval is within this share of 1; None: no UNCLEAR, as before
-    # it
+    # SAME: all of the interval is within this share of 1; None: no UNCLEAR, as before it
     effect: Number | None = None
 
     @property
@@ -333,7 +335,9 @@ class Compared(Comparison, kw_only=True, omit_defaults=True):
 
 
 class Overall(Compared):
-    """The same over a set of workloads: the geometric mean of their ratios."""
+    """A candidate against a baseline over a set of workloads: the geometric mean of
+    their ratios.
+    """
 
     workloads: Count  # how many
     verdicts: dict[str, Count]  # verdict -> how many workloads have it
@@ -357,7 +361,7 @@ class BestPeer(msgspec.Struct, kw_only=True):
 
 
 class BestPeers(msgspec.Struct, kw_only=True):
-    """The same over all workloads."""
+    """The first algo of a comparison and the fastest peers, over all workloads."""
 
     op: str  # such as gdn_decode
     mode: str  # cuda, cpu or interpreter
@@ -426,6 +430,8 @@ class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
     official: list[Judged] | None = None  # `gdn run --official`, one per algo
     # `gdn modal check`: what works there
     findings: list[dict[str, str | None]] | None = None
+    # of the records: how many are from the run that was resumed, and in its file too
+    earlier: Count = 0
     records: list[Record]  # the measurements
 
     def environment(self, record: Record) -> Environment:
@@ -448,12 +454,9 @@ def _upgraded(record: Any) -> Any:
     if not isinstance(record, dict):
         return record
     timing, clocks = record.get("timing"), record.get("clocks")
-    tier = timing.get("tier") if isinstance(timing, dict) else None
-    state = (
-        {"gpu_state": {"before": {}, "during": [], "after": clocks}} if clocks else {}
-    )
-    return (
-        {"source_hash": None, "tier": tier, "workload": None, "reason": None}
-        | state
-        | record
-    )
+    added: Json = {"source_hash": None, "tier": None, "workload": None, "reason": None}
+    if isinstance(timing, dict):
+        added["tier"] = timing.get("tier")
+    if clocks:
+        added["gpu_state"] = {"before": {}, "during": [], "after": clocks}
+    return added | record

@@ -15,7 +15,7 @@ import torch
 from gdn_cli.catalog import ops, registry
 from gdn_cli.errors import UsageError
 from gdn_cli.machine import inventory
-from gdn_cli.records import comparison, history, score
+from gdn_cli.records import comparison, history, score, store
 from gdn_cli.report import merge
 from gdn_cli.run import eligibility, planning
 from gdn_cli.schema.record_types import Record
@@ -334,13 +334,10 @@ def test_a_saved_time_is_of_the_same_kind_of_call():
 
 
 def test_the_history_keeps_them_apart(tmp_path):
-    kept = history.History(tmp_path)
-    kept.keep(
-        building.document(
-            record(3.0), record(2.0, in_place=True), time="2026-11-21T14:12:11Z"
-        )
-    )
-    assert [(s.tier, s.measured) for s in kept.series()] == [
+    document = building.document(record(3.0), record(2.0, in_place=True))
+    (tmp_path / "x.json").write_text(store.dumps(document))
+    series = history.History(tmp_path).series()
+    assert [(s.tier, s.measured) for s in series] == [
         ("cupti", 1),
         ("cupti, in place", 1),
     ]

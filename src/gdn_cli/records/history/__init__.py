@@ -1,14 +1,13 @@
-"""The history: a copy of every document that this user measured, and queries over them.
+"""The history: this user's benches, and queries over them.
 
-A run is one document. A series is one algo of it in one tier, with the values that
-tables need, so that a query does not read a hundred thousand records.
+A run is one document of the runs folder. A series is one algo of it in one tier.
 """
 
 from __future__ import annotations
 
 from .documents import EXPORTED, Place, Row, Series
+from .folder import SHORT, History, keep
 from .query import Filter, Group, Overview, most_measured, overview, timeline
-from .store import SHORT, History, Kept, default
 
 __all__ = [
     "EXPORTED",
@@ -16,12 +15,11 @@ __all__ = [
     "Filter",
     "Group",
     "History",
-    "Kept",
     "Overview",
     "Place",
     "Row",
     "Series",
-    "default",
+    "keep",
     "most_measured",
     "overview",
     "timeline",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-import msgspec
+from msgspec import Struct, structs, to_builtins
 
 from ... import paths
 from ...catalog.ops import Op, Ops, label_of
@@ -22,61 +22,26 @@ from ...schema.record_types import Document, Environment, Record
 from ...schema.statuses import Blame
 
 # every column of an exported record, in this order
-EXPORTED = (
-    "run",
-    "time",
-    "command",
-    "commit",
-    "dirty",
-    "interrupted",
-    "options",
-    "file",
-    "op",
-    "algo",
-    "source_hash",
-    "mode",
-    "device",
-    "driver",
-    "versions",
-    "environment",
-    "tier",
-    "l2",
-    "uuid",
-    "index",
-    "axes",
-    "label",
-    "origin",
-    "status",
-    "reason",
-    "unfinished",
-    "median_us",
-    "low_us",
-    "high_us",
-    "ci_low_us",
-    "ci_high_us",
-    "span_us",
-    "samples",
-    "kernels",
-    "bytes_moved",
-    "stopped",
-    "note",
-    "how",
-    "backend",
-    "doubts",
-    "histogram",
-    "gpu_state",
+EXPORTED = tuple(
+    "run time command commit dirty interrupted options file op algo source_hash mode"
+    " device driver versions environment tier l2 uuid index axes label origin status"
+    " reason unfinished median_us low_us high_us ci_low_us ci_high_us span_us samples"
+    " kernels bytes_moved stopped note how backend doubts histogram gpu_state".split()
 )
 Row = Json  # an exported record
+Label = tuple[str, tuple[float, ...]]  # of a workload in tables, and its sort key
+Key = tuple[str | None, ...]
 
 
 class Stored(Document):
     """A document in the history."""
 
     schema: Literal[2]
-    file: str | None = None  # the record file
+    # the record file, if it is another one
+    file: str | None = None
 
 
-class Place(msgspec.Struct):
+class Place(Struct):
     """The properties that times must share to be compared."""
 
     op: str
@@ -87,7 +52,7 @@ class Place(msgspec.Struct):
     l2: str | None
 
     @property
-    def place(self) -> tuple[str | None, ...]:
+    def place(self) -> Key:
         return self.op, self.algo, self.device, self.mode, self.tier, self.l2
 
 
@@ -139,38 +104,39 @@ class Part:
 
     def environment(self, document: Document) -> Environment:
         """The fields that are equal in the environments of all its records."""
-        first, *others = [
-            document.environment(r) for r in {r.place: r for r in self.records}.values()
-        ]
-        fields = msgspec.structs.asdict(first).items()
-        return Environment(
-            **{
-                k: v
-                for k, v in fields
-                if all(getattr(other, k) == v for other in others)
-            }
-        )
+        places = {record.place: record for record in self.records}
+        first, *others = [document.environment(r) for r in places.values()]
+        equal = structs.asdict(first)
+        for other in others:
+            for name, value in structs.asdict(other).items():
+                if value != getattr(first, name):
+                    equal.pop(name, None)
+        return Environment(**equal)
 
 
 def parts(document: Document) -> list[Part]:
     """Times and failures by algo and tier, in the document's order; [] for a check."""
     if document.command == "run":
         return []
+    records = document.records[document.earlier :]
     # schema 1 has no tier in failed records; there was one tier per mode
-    tiers: dict[str, set[str | None]] = {}
-    l2s: dict[tuple[str, str | None], str | None] = {}
-    for r in document.records:
+    measured: dict[str, dict[str | None, str | None]] = {}  # mode -> tier -> L2
+    for r in records:
         if r.timing:
-            tiers.setdefault(r.mode, set()).add(tier_of(r))
-            l2s[r.mode, tier_of(r)] = r.timing.l2
-    found: dict[tuple[str | None, ...], Part] = {}
-    for r in document.records:
-        if not r.timing and r.passed:
+            measured.setdefault(r.mode, {})[tier_of(r)] = r.timing.l2
+    found: dict[Key, Part] = {}
+    for r in records:
+        if r.passed and not r.timing:
             continue
-        only = tiers.get(r.mode, set())
-        tier = tier_of(r) or (next(iter(only)) if len(only) == 1 else None)
-        asked = document.options.get("l2") if r.mode == "cuda" and tier else None
-        l2 = r.timing.l2 if r.timing else l2s.get((r.mode, tier), asked)
+        tiers = measured.get(r.mode, {})
+        tier = tier_of(r)
+        if not tier and len(tiers) == 1:
+            tier = next(iter(tiers))
+        if r.timing:
+            l2 = r.timing.l2
+        else:
+            asked = document.options.get("l2") if r.mode == "cuda" and tier else None
+            l2 = tiers.get(tier, asked)
         key = (r.op, r.algo, r.source_hash, r.mode, tier, l2, r.place)
         found.setdefault(key, Part(tier, l2)).records.append(r)
     return _joined(found, document)
@@ -181,146 +147,133 @@ def tier_of(record: Record) -> str | None:
     asked for. Calls in place have their own name, because their times are not
     comparable with others.
     """
-    return (
-        f"{record.timed_in}, in place"
-        if record.timed_in and record.in_place
-        else record.timed_in
-    )
+    tier = record.timed_in
+    return f"{tier}, in place" if tier and record.in_place else tier
 
 
-def _joined(
-    found: dict[tuple[str | None, ...], Part], document: Document
-) -> list[Part]:
+def _joined(found: dict[Key, Part], document: Document) -> list[Part]:
     """Join the parts of one algo on several GPUs of a kind, if each had other
     workloads: a mean over one GPU's share would not be comparable. If several GPUs
     measured the same workloads (the reference), the parts stay separate.
     """
-    whole: dict[tuple[str | None, ...], Part] = {}
+    joined: dict[Key, Part] = {}
     kept = []
     for (*key, _), part in found.items():
-        first = whole.setdefault((*key, part.environment(document).device), part)
-        if first is part or set(map(_workload, part.records)) & set(
-            map(_workload, first.records)
-        ):
+        first = joined.setdefault((*key, part.environment(document).device), part)
+        same = set(map(_workload, part.records)) & set(map(_workload, first.records))
+        if same:  # also where it is the first itself
             kept.append(part)
         else:
             first.records += part.records
     return kept
 
 
-def series(document: Stored, run: str) -> list[Series]:
-    return [_series(part, document, run) for part in parts(document)]
+def series(document: Stored) -> list[Series]:
+    return [summary for _, summary in _summaries(document)]
 
 
-def _series(part: Part, document: Stored, run: str) -> Series:
-    one, where = part.records[0], part.environment(document)
-    measured = [r for r in part.records if r.median_us is not None]
-    labels: dict[str, list[Record]] = {}
-    for r in measured:
+def _summaries(document: Stored) -> list[tuple[Part, Series]]:
+    pairs = [(part, _summary(part, document)) for part in parts(document)]
+    run = _run_id(document, [summary for _, summary in pairs])
+    for _, summary in pairs:
+        summary.run = run
+    return pairs
+
+
+def _summary(part: Part, document: Stored) -> Series:
+    first, environment = part.records[0], part.environment(document)
+    medians: dict[str, list[float]] = {}
+    doubted: dict[str, int] = {}
+    sizes: dict[str, list[float]] = {}
+    measured = []
+    for r in part.records:
+        if r.median_us is None:
+            continue
+        measured.append(r)
         # an empty launch or a large copy has no workload
-        labels.setdefault(_label(r)[0] or "all", []).append(r)
+        label, size = _label(r) or ("all", ())
+        medians.setdefault(label, []).append(r.median_us)
+        doubted[label] = doubted.get(label, 0) + bool(r.doubts)
+        sizes.setdefault(label, list(size))
+    every = [us for found in medians.values() for us in found]
     return Series(
-        one.op,
-        one.algo,
-        where.device,
-        one.mode,
+        first.op,
+        first.algo,
+        environment.device,
+        first.mode,
         part.tier,
         part.l2,
-        run,
-        document.time,
-        document.command,
-        document.commit,
-        bool(document.dirty),
-        bool(document.interrupted),
-        document.file,
-        one.source_hash,
-        where.driver,
-        where.versions or None,
-        len(part.records),
+        run="",
+        time=document.time,
+        command=document.command,
+        commit=document.commit,
+        dirty=bool(document.dirty),
+        interrupted=bool(document.interrupted),
+        file=document.file,
+        source_hash=first.source_hash,
+        driver=environment.driver,
+        versions=environment.versions or None,
+        records=len(part.records),
         measured=len(measured),
         failed=sum(r.unfinished or 1 for r in part.records if r.blame is Blame.ALGO),
-        doubted=sum(bool(r.doubts) for r in measured),
+        doubted=sum(doubted.values()),
         workloads=_hash(sorted(map(_workload, measured))),
-        mean_us=statistics.geometric_mean(r.median_us for r in measured)
-        if measured
-        else None,
-        medians_us={
-            label: statistics.median(r.median_us for r in found)
-            for label, found in labels.items()
-        },
-        doubted_labels=[
-            label for label, found in labels.items() if any(r.doubts for r in found)
-        ],
-        sizes={label: list(_label(found[0])[1]) for label, found in labels.items()},
+        mean_us=statistics.geometric_mean(every) if every else None,
+        medians_us={label: statistics.median(us) for label, us in medians.items()},
+        doubted_labels=[label for label, count in doubted.items() if count],
+        sizes=sizes,
     )
 
 
 def rows(document: Stored, wanted: list[Series]) -> Iterator[Row]:
     """Every record of these series of a document, with all known fields; the keys are EXPORTED."""
-    for part in parts(document):
-        found = _series(part, document, wanted[0].run)
-        if found not in wanted:
+    for part, summary in _summaries(document):
+        if summary not in wanted:
             continue
-        environment = msgspec.to_builtins(part.environment(document))
-        head = msgspec.structs.asdict(found) | {
-            "options": document.options,
-            "environment": {
-                k: v for k, v in environment.items() if k not in ("driver", "versions")
-            }
-            or None,
-        }
+        environment = to_builtins(part.environment(document))
+        environment.pop("driver", None)
+        environment.pop("versions", None)
+        head = structs.asdict(summary)
+        head |= {"options": document.options, "environment": environment or None}
         for r in part.records:
-            row = {} if r.workload is None else msgspec.to_builtins(r.workload)
-            timing = {} if r.timing is None else msgspec.to_builtins(r.timing)
-            row |= (
-                timing
-                | msgspec.to_builtins(r)
-                | head
-                | {"label": _label(r)[0], "doubts": r.doubts or []}
-            )
-            row["how"] = r.how or timing.get("how")  # of a copy, or of a tier
-            row["histogram"] = [
-                list(bin) for bin in timing.get("histogram", ())
-            ] or None
-            yield {name: row.get(name) for name in EXPORTED}
+            yield _row(r, head)
 
 
-def run_id(document: Document) -> str:
+def _row(record: Record, head: Json) -> Row:
+    timing = to_builtins(record.timing) if record.timing else {}
+    row = to_builtins(record.workload) if record.workload else {}
+    row |= timing | to_builtins(record) | head
+    label = _label(record)
+    row["label"] = label and label[0]
+    row["doubts"] = record.doubts or []
+    row["how"] = record.how or timing.get("how")  # of a copy, or of a tier
+    row["histogram"] = list(map(list, timing.get("histogram", ()))) or None
+    return {name: row.get(name) for name in EXPORTED}
+
+
+def _run_id(document: Document, found: list[Series]) -> str:
     """A hash of the measurements; two runs in the same second differ."""
-    facts = []
-    for r in document.records:
-        t = r.timing
-        times = [t.median_us, t.low_us, t.high_us, t.samples] if t else []
-        facts.append(
-            _text(
-                [
-                    r.op,
-                    r.algo,
-                    r.mode,
-                    r.source_hash,
-                    tier_of(r),
-                    _workload(r),
-                    r.status,
-                    times,
-                ]
-            )
-        )
-    return _hash([document.time, document.command, document.commit, sorted(facts)])
+    facts = [
+        [s.place, s.source_hash, s.workloads, s.mean_us, s.records, s.failed]
+        for s in found
+    ]
+    return _hash([document.time, document.command, document.commit, facts])
 
 
 def _workload(record: Record) -> str:
-    return _text([record.uuid, record.workload.axes if record.workload else {}])
+    axes = record.workload.axes if record.workload else {}
+    return f"{record.uuid} {sorted(axes.items())}"
 
 
-def _label(record: Record) -> tuple[str | None, tuple[float, ...]]:
-    """The workload's label in tables, and its sort key."""
+def _label(record: Record) -> Label | None:
     if not record.workload:
-        return None, ()
-    return label_of(_op(record.op), record.workload.axes)
+        return None
+    return _label_of(record.op, tuple(record.workload.axes.items()))
 
 
-def _op(name: str) -> Op | None:
-    return _ops().get(name)
+@lru_cache(maxsize=4096)
+def _label_of(op: str, axes: tuple[tuple[str, int], ...]) -> Label:
+    return label_of(_ops().get(op), dict(axes))
 
 
 @lru_cache
@@ -331,9 +284,6 @@ def _ops() -> Mapping[str, Op]:
         return {}
 
 
-def _text(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
 def _hash(value: object) -> str:
-    return hashlib.sha256(_text(value).encode()).hexdigest()[:16]
+    text = json.dumps(value, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

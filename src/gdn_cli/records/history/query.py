@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...catalog import registry
 from ...catalog.tiers import FLOORS
 from ...errors import unknown
-from .documents import Place, Series
+from .documents import Key, Place, Series
 
 _SHOWS = "`gdn history` shows the history"
 
@@ -22,7 +22,7 @@ class Filter:
     algos: tuple[str, ...] = ()
     op: str | None = None
     tier: str | None = None
-    device: str | None = None
+    device: str = ""
 
     def of(self, series: list[Series]) -> list[Series]:
         """The matching series, in order. Raises UsageError for an unknown name, with
@@ -31,23 +31,18 @@ class Filter:
         if not series:
             return []
         shown = [s for s in series if s.shown]
+        ops = [s.op for s in shown]
+        if self.op and self.op not in ops:
+            raise unknown("op", self.op, ops, hint=_SHOWS)
         tiers = [s.tier for s in series if s.tier]
-        for kind, name, there in (
-            ("op", self.op, [s.op for s in shown]),
-            ("tier", self.tier, tiers),
-        ):
-            if name and name not in there:
-                raise unknown(kind, name, there, hint=_SHOWS)
+        if self.tier and self.tier not in tiers:
+            raise unknown("tier", self.tier, tiers, hint=_SHOWS)
         devices = [s.device for s in series if s.device]
-        part = (self.device or "").lower()
-        if part and not any(part in device.lower() for device in devices):
+        if self.device and not any(map(self._matches, devices)):
             raise unknown("device", self.device, devices, hint=_SHOWS)
+        algos = {(s.op, s.algo) for s in shown}
         known = sorted(
-            {
-                (s.op, s.algo)
-                for s in shown
-                if s.algo not in FLOORS or s.algo in self.algos
-            }
+            pair for pair in algos if pair[1] not in FLOORS or pair[1] in self.algos
         )
         named = {registry.named(name, self.op, known, _SHOWS) for name in self.algos}
         return [
@@ -56,8 +51,11 @@ class Filter:
             if self.op in (None, s.op)
             and (not named or (s.op, s.algo) in named)
             and self.tier in (None, s.tier)
-            and part in (s.device or "").lower()
+            and self._matches(s.device or "")
         ]
+
+    def _matches(self, device: str) -> bool:
+        return self.device.lower() in device.lower()
 
 
 class Overview(Place):
@@ -83,40 +81,43 @@ class Overview(Place):
     best_doubted: bool
 
 
-def overview(series: list[Series], where: Filter | None = None) -> list[Overview]:
+def overview(series: list[Series], where: Filter = Filter()) -> list[Overview]:
     """A line for each algo, without the copy. Raises UsageError as Filter does."""
-    found: dict[tuple[str, str], list[Series]] = {}
-    for s in (where or Filter()).of(series):
+    algos: dict[tuple[str, str], list[Series]] = {}
+    for s in where.of(series):
         if s.shown and s.algo not in FLOORS:
-            found.setdefault((s.op, s.algo), []).append(s)
-    return [_overview(found[name]) for name in sorted(found)]
+            algos.setdefault((s.op, s.algo), []).append(s)
+    return [_overview(algos[name]) for name in sorted(algos)]
 
 
-def _overview(found: list[Series]) -> Overview:
+def _overview(rows: list[Series]) -> Overview:
     # a run's first series has the tier that the user named first, or the best tier
-    last = min(
-        (s for s in found if s.run == found[-1].run), key=lambda s: s.measured == 0
-    )
-    measured = [s for s in found if s.place == last.place and s.measured]
-    workloads = (
-        last.workloads if last.measured or not measured else measured[-1].workloads
-    )
-    same = [s for s in measured if s.workloads == workloads]
-    best = min(same, key=lambda s: (s.doubted > 0, s.mean_us), default=None)
+    newest = [s for s in rows if s.run == rows[-1].run]
+    last = min(newest, key=lambda s: s.measured == 0)
+    measured = [s for s in rows if s.place == last.place and s.measured]
+    if measured:
+        workloads = (last if last.measured else measured[-1]).workloads
+        measured = [s for s in measured if s.workloads == workloads]
+    best = min(measured, key=lambda s: (s.doubted > 0, s.mean_us or 0), default=None)
     return Overview(
-        *last.place,
-        last.source_hash,
-        last.measured,
-        last.failed,
-        last.doubted,
-        last.commit,
-        last.dirty,
-        runs=len({s.run for s in found}),
-        first=found[0].time,
+        last.op,
+        last.algo,
+        last.device,
+        last.mode,
+        last.tier,
+        last.l2,
+        source_hash=last.source_hash,
+        measured=last.measured,
+        failed=last.failed,
+        doubted=last.doubted,
+        commit=last.commit,
+        dirty=last.dirty,
+        runs=len({s.run for s in rows}),
+        first=rows[0].time,
         last=last.time,
         last_us=last.mean_us,
         best_us=best.mean_us if best else None,
-        best_doubted=bool(best and best.doubted),
+        best_doubted=best is not None and best.doubted > 0,
     )
 
 
@@ -130,32 +131,43 @@ class Group(Place):
 
 
 def timeline(
-    series: list[Series], where: Filter | None = None, count: int = 20
+    series: list[Series], where: Filter = Filter(), count: int = 20
 ) -> list[Group]:
     """A group for each place, with its last `count` measurements. Raises UsageError as
     Filter does.
     """
-    found: dict[tuple[str | None, ...], list[Series]] = {}
-    for s in (where or Filter()).of(series):
+    groups: dict[Key, list[Series]] = {}
+    for s in where.of(series):
         if s.shown:
-            found.setdefault(s.place, []).append(s)
-    return [
-        _group(found[place][-count:])
-        for place in sorted(found, key=lambda place: [x or "" for x in place])
-    ]
+            groups.setdefault(s.place, []).append(s)
+    in_order = sorted(groups, key=lambda place: [word or "" for word in place])
+    return [_group(groups[place][-count:]) for place in in_order]
 
 
 def _group(rows: list[Series]) -> Group:
-    sizes = {label: size for s in rows for label, size in s.sizes.items()}
+    sizes: dict[str, list[float]] = {}
+    for row in rows:
+        sizes |= row.sizes
     labels = sorted(sizes, key=lambda label: (sizes[label], label))
-    for before, now in zip([rows[0], *rows], rows, strict=False):
-        now.source_changed = now.source_hash != before.source_hash
-        now.changes = _changes(before, now)
-        now.medians_us = {
-            label: now.medians_us[label] for label in labels if label in now.medians_us
-        }
-        now.doubted_labels = [label for label in labels if label in now.doubted_labels]
-    return Group(*rows[0].place, labels, rows)
+    before = rows[0]
+    for row in rows:
+        medians = row.medians_us
+        row.source_changed = row.source_hash != before.source_hash
+        row.changes = _changes(before, row)
+        row.medians_us = {label: medians[label] for label in labels if label in medians}
+        row.doubted_labels = [x for x in labels if x in row.doubted_labels]
+        before = row
+    place = rows[0]
+    return Group(
+        place.op,
+        place.algo,
+        place.device,
+        place.mode,
+        place.tier,
+        place.l2,
+        labels=labels,
+        rows=rows,
+    )
 
 
 def _changes(before: Series, now: Series) -> list[str]:
@@ -165,11 +177,12 @@ def _changes(before: Series, now: Series) -> list[str]:
     # a run that ended before they were known
     if not before.versions or not now.versions:
         return []
-    old, new = ({"driver": row.driver} | row.versions for row in (before, now))
+    old = {"driver": before.driver} | before.versions
+    new = {"driver": now.driver} | now.versions
     return [
-        f"{k} {old.get(k) or 'none'} -> {new.get(k) or 'none'}"
-        for k in old | new
-        if old.get(k) != new.get(k)
+        f"{name} {old.get(name) or 'none'} -> {new.get(name) or 'none'}"
+        for name in old | new
+        if old.get(name) != new.get(name)
     ]
 
 
@@ -178,15 +191,15 @@ def most_measured(group: Group, limit: int) -> list[str]:
 
     If too many are in equally many rows, they are taken evenly between the first and the last.
     """
-    counts = Counter(label for row in group.rows for label in row.medians_us)
+    counts: Counter[str] = Counter()
+    for row in group.rows:
+        counts.update(row.medians_us.keys())
     if len(counts) <= limit:
         return group.labels
     cut = sorted(counts.values(), reverse=True)[limit - 1]
     chosen = {label for label, count in counts.items() if count > cut}
-    alike = [label for label in group.labels if counts[label] == cut]
+    equals = [label for label in group.labels if counts[label] == cut]
     room = limit - len(chosen)
-    chosen |= {
-        alike[round(i * (len(alike) - 1) / (room - 1)) if room > 1 else 0]
-        for i in range(room)
-    }
+    step = (len(equals) - 1) / max(room - 1, 1)
+    chosen |= {equals[round(i * step)] for i in range(room)}
     return [label for label in group.labels if label in chosen]

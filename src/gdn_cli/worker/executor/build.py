@@ -17,7 +17,7 @@ from typing import Any
 from ...catalog.formats import Definition, Solution
 from ...errors import MissingError
 from ...machine import inventory, locks
-from ...machine.builders import environment
+from ...machine.inventory import environment
 from ..timing.subject import listed
 from . import build_cache
 
