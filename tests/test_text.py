@@ -44,12 +44,12 @@ from gdn_cli.report import (
     profile,
     screen,
     table,
-    tables,
     terminal,
     tune,
 )
 from gdn_cli.report import history as shown_history
 from gdn_cli.report.book import Book
+from gdn_cli.report.tables import records
 from gdn_cli.schema.profile_types import Listed
 from gdn_cli.schema.record_types import Status, document_of
 from gdn_cli.tune.evidence import Evidence, Measured
@@ -394,7 +394,7 @@ def test_markdown_and_csv_hold_text(evil):
     assert seen in re.sub(r"\\([\\`*_{}\[\]()#+\-.!|$~])", r"\1", made)
     rows = list(
         csv.DictReader(
-            io.StringIO(table.csv_text(tables.every_record(book(evil))), newline="")
+            io.StringIO(table.csv_text(records.every_record(book(evil))), newline="")
         )
     )
     assert harmless("".join(v for row in rows for v in row.values())) and seen in {
