@@ -16,19 +16,8 @@ from .findings import Rung, rungs
 # --- against the best peer
 
 
-@dataclass(frozen=True)
-class OverPeer:
-    """The best peer's time over an algo's at one size: above 1, the algo is faster than
-    all peers.
-    """
-
-    label: str
-    peer: str
-    ratio: float
-
-
-def over_peers(known: Ladder, group: Group, algo: str) -> list[OverPeer]:
-    """From small to large; sizes where one of the two times is in doubt are left out."""
+def over_peers(known: Ladder, group: Group, algo: str) -> list[float]:
+    """The best peer's time over an algo's, at each size where neither is in doubt."""
     factors = []
     for label in group.labels:
         point = group.points.get((algo, label))
@@ -36,7 +25,7 @@ def over_peers(known: Ladder, group: Group, algo: str) -> list[OverPeer]:
         best = quickest(peer for peer in peers if peer)
         factor = ratio(best, point)
         if best and point and factor and not (point.doubted or best.doubted):
-            factors.append(OverPeer(label, best.algo, factor))
+            factors.append(factor)
     return factors
 
 
@@ -57,7 +46,7 @@ def of_algos(book: Book, group: Group) -> str:
     over = over_peers(known, group, best.algo)
     facts = []
     if over and not best.peer:
-        facts.append(_over_best([peer.ratio for peer in over]))
+        facts.append(_over_best(over))
     elif best.speedup and best.algo != known.reference:
         facts.append(f"{units.times(best.speedup)} as fast as the reference")
     if best.over_floor:

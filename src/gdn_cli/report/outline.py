@@ -159,13 +159,11 @@ def _group(
 ) -> Section:
     headline = " ".join(headlines.headline(book, group))
     section = Section(heading, origins.lead(group), headline)
-    if "times" in parts:
-        table = times.times(group, unit, floors=drawn)
+    if "times" in parts or ("floor" in parts and not drawn):
+        table = times.times(group, unit, floors=drawn or "floor" in parts)
         if not drawn:  # a page has this in its headline
             table.notes += headlines.machine(group)
         section.tables.append(table)
-    if "floor" in parts and not drawn:
-        section.tables.append(times.over_floor(group))
     if "rates" in parts and drawn:
         section.tables.append(times.rates(book, group))
     if "ladder" in parts:

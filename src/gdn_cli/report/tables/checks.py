@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ...catalog import stress
-from ...schema.record_types import Check
+from ...schema.record_types import Record
 from .. import notes
 from ..book import Book, Point
 from ..table import Cell, Column, Mark, Name, Table, became, numbers, words, worst
@@ -100,23 +100,15 @@ def on_hard_inputs(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
     families = list(dict.fromkeys(family for family, _ in by_input))
     algos = list(dict.fromkeys(algo for _, algo in by_input))
 
-    def cell(family: str, algo: str, value: Callable[[Check], float | None]) -> Cell:
-        record = by_input.get((family, algo))
-        if record is None:
-            return Cell("-")
-        if not record.check or not record.check.errors:
-            return Cell(record.status.words, Mark.BAD)
-        text = _number(value(record.check))
-        return Cell(text) if record.passed else Cell(f"{text} !", Mark.BAD)
-
-    values = {"relative errors": _relative, "largest absolute errors": _absolute}
     tables = []
-    for title, value in values.items():
+    for title in ("relative errors", "largest absolute errors"):
         columns = [Column(algo, number=True, most=_NAME) for algo in algos]
         table = Table(title, [*words("input"), *columns])
         for family in families:
-            cells = [cell(family, algo, value) for algo in algos]
-            table.add(family, *cells)
+            on_input = [by_input.get((family, algo)) for algo in algos]
+            table.add(
+                family, *(_error(record, "absolute" in title) for record in on_input)
+            )
         tables.append(table)
 
     columns = [*words("algo"), *numbers("largest"), *words("of", "at", "at most")]
@@ -142,14 +134,17 @@ def on_hard_inputs(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
         yield table
 
 
-def _relative(check: Check) -> float | None:
-    """The worst output's error; None if one of them is not a number."""
+def _error(record: Record | None, absolute: bool) -> Cell:
+    """The worst output's error on one input, or what went wrong."""
+    if record is None:
+        return Cell("-")
+    check = record.check
+    if not check or not check.errors:
+        return Cell(record.status.words, Mark.BAD)
     errors = [error for error in check.errors.values() if error is not None]
-    return max(errors) if len(errors) == len(check.errors) else None
-
-
-def _absolute(check: Check) -> float | None:
-    return check.max_abs_error if _relative(check) is not None else None
+    error = check.max_abs_error if absolute else max(errors, default=None)
+    text = _number(error if len(errors) == len(check.errors) else None)
+    return Cell(text) if record.passed else Cell(f"{text} !", Mark.BAD)
 
 
 def _number(error: float | None) -> str:

@@ -43,15 +43,10 @@ def calls(book: Book, op: str, rows: list[Point]) -> Table:
     known = book.registry.ops.get(op)
     is_peer = ladder(book.registry, op).peer
     copies = {p.place: p for p in rows if p.algo == COPY}
-    rivals: dict[tuple, list[Point]] = {}
-    for point in rows:
-        if is_peer(point.algo) and point.median_us is not None:
-            rivals.setdefault(point.place, []).append(point)
-    has_peers = bool(rivals)
-    if known and not has_peers:
-        for point in rows:
-            if point.algo == known.reference and point.median_us is not None:
-                rivals.setdefault(point.place, []).append(point)
+    timed = [p for p in rows if p.median_us is not None]
+    rivals = peers = [p for p in timed if is_peer(p.algo)]
+    if known and not peers:
+        rivals = [p for p in timed if p.algo == known.reference]
     # only for ops limited by arithmetic; for the others GB/s are enough
     rates: dict[int, headlines.Rate | None] = {}
     if known and known.peak == "tensor":
@@ -59,7 +54,7 @@ def calls(book: Book, op: str, rows: list[Point]) -> Table:
     has_rates = any(rates.values())
 
     def factor(point: Point) -> Cell:
-        rival = quickest(rivals.get(point.place, ()))
+        rival = quickest(rival for rival in rivals if rival.place == point.place)
         times = ratio(rival, point)
         if rival is None or times is None or point.algo == COPY:
             return Cell("")
@@ -67,7 +62,7 @@ def calls(book: Book, op: str, rows: list[Point]) -> Table:
 
     columns = ["median", "spread"]
     if rivals:
-        columns.append("x peer" if has_peers else "speedup")
+        columns.append("x peer" if peers else "speedup")
     columns += ["GB/s", "x copy"]
     if has_rates:
         columns.append("TFLOP/s")
@@ -109,16 +104,15 @@ def calls(book: Book, op: str, rows: list[Point]) -> Table:
     if any(row.best for row in table.rows):
         table.notes.append("*: the fastest of its size")
     table.notes.append("spread: half the interquartile range, as a share of the median")
-    if has_peers:
+    if peers:
         table.notes.append(
             "x peer: the best peer's time over this one's; above 1 is faster than all peers"
         )
-    over = (
-        [f"speedup: over {known.reference}"]
-        if known and rivals and not has_peers
-        else []
-    )
-    over += ["x copy: the time over the copy's"] if copies else []
+    over = []
+    if known and rivals and not peers:
+        over.append(f"speedup: over {known.reference}")
+    if copies:
+        over.append("x copy: the time over the copy's")
     if over:
         table.notes.append("; ".join(over))
     if any(len(p.measured) > 1 for p in rows):
@@ -276,20 +270,6 @@ def times(group: Group, unit: str, *, floors: bool) -> Table:
         table.notes.append(SHARED)
     if floors and any(p.doubted for p in group.points.values()):
         table.notes.append(DOUBTED)
-    return table
-
-
-def over_floor(group: Group) -> Table | None:
-    """Each algo's time over the copy's, at each size."""
-    if COPY not in group.algos:
-        return None
-
-    def cell(algo: str, label: str) -> Cell:
-        return Cell(_three(group.over_floor(algo, label)))
-
-    table = _by_size("x copy", group, group.rivals, cell)
-    what = "x copy: the time over that of a plain copy of the same bytes."
-    table.notes.append(f"{what} {BELOW_ONE}")
     return table
 
 
