@@ -542,12 +542,10 @@ def test_the_png_is_the_main_figure_and_carries_no_date():
 
 def test_floors_and_peers_have_their_own_look():
     book = book_of(reports.bench())
-    (drawing,) = figures.latency(book, book.groups[0])
+    drawing = figures.latency(book, book.groups[0])
     root = ElementTree.fromstring(pictures.svg(drawing, ["Ours"]))
     texts = {element.text for element in root.iter() if element.tag.endswith("}text")}
     assert {"Ours", "copy", "empty launch", "fi-baseline", "cuda-v4", "64"} <= texts
-    lines = "batch size from 1 to 64: copy from 1.66 us to 18.0 us"
-    assert lines in drawing.description
     styles = styles_of(book, "gdn_decode")
     assert styles["fi-baseline"].dashes != styles["cuda-v4"].dashes == "-"
 

@@ -180,9 +180,11 @@ def report(
 
     if update:
         return _update(update, asked, json)
+
     kind, book = asked.kind("html"), asked.book(algos)
     if json and not asked.out and not asked.format:
         return show_json({"written": None} | findings.to_json(book))
+
     content = asked.content(book, kind)
     file = asked.out
     if file is None and kind in ("html", "png", "svg"):
@@ -196,12 +198,14 @@ def report(
         stdout.write(content)
         stdout.flush()
         return
+
     replaced = os.path.isfile(file)
     write(file, content)
     if replaced:
         say(f"replaced {file}")
     if json:
         return show_json({"written": str(file)} | findings.to_json(book))
+
     put(str(file))
     if kind == "html":
         say(f"open {file.resolve().as_uri()}")
@@ -256,6 +260,7 @@ def _block(args: list[str], folder: Path) -> Rendered:
         )
     except _UsageError as e:
         raise errors.UsageError(e.format_message()) from None
+
     kind, book = asked.kind("md"), asked.book(base=folder)
     if kind == "md" and not asked.out:
         return markdown_blocks.Rendered(asked.content(book, kind).decode())
@@ -267,6 +272,7 @@ def _block(args: list[str], folder: Path) -> Rendered:
         data, heading = asked.picture(book, kind)
         image = markdown_blocks.image(asked.out, heading)
         return markdown_blocks.Rendered(image, folder / asked.out, data)
+
     raise errors.UsageError(
         "a block holds a table (--format md) or a figure (-o FILE.png, or .svg)"
     )

@@ -47,6 +47,7 @@ def show_list(
         errors = [{"op": b.op, "algo": b.name, "error": str(b.error)} for b in broken]
         plain = [_plain(algo, place) for algo, place in places]
         return show_json({"algos": plain, "broken": errors})
+
     out = console()
     tables: dict[str, Table] = {}
     columns = [
@@ -65,12 +66,15 @@ def show_list(
             summary = summary[: room - 2].rpartition(" ")[0] + "..."
         table = tables.setdefault(algo.op, Table(algo.op, columns))
         table.add(algo.name, algo.language, here, summary)
+
     print_table(out, *tables.values())
     for b in broken:
         print_line(out, styled(("broken", "red"), f" {b.op}/{b.name}: {b.error}"))
+
     hints = dict.fromkeys(place.hint for _, place in places if place.hint)
     if hints:
         remark(out, "to run the others:", "; ".join(hints))
+
     remark(out, "`gdn show ALGO` shows everything about one")
 
 
@@ -96,15 +100,18 @@ def show_algo(known: Known, as_json: bool) -> None:
     algo, place = known.algo, known.place
     if as_json:
         return show_json(_whole(known))
+
     out = console()
     print_line(out, styled((algo.full_name, "bold"), f": {algo.summary}"), 2)
     for word, text in _facts(algo, place).items():
         print_line(out, styled((f"{word:<10}", "dim"), text), 10)
+
     out.print()
     table = Table("", [*words("file"), *numbers("lines"), *words("from")])
     for path, lines in known.files:
         folder = "" if path.parent == algo.folder else "/".join(path.parent.parts[-2:])
         table.add(path.name, str(lines), folder)
+
     print_table(out, table)
     out.print()
     if entry := known.entry:
@@ -113,9 +120,11 @@ def show_algo(known: Known, as_json: bool) -> None:
         for text in entry.text.splitlines():
             print_line(out, f"  {text}", 2 * text.startswith("- "))
         out.print()
+
     runs = [("your last run", group) for group in known.history]
     for title, group in runs + known.committed:
         _show_times(out, title, group)
+
     if not runs and not known.committed:
         op = "" if algo.op == DEFAULT_OP else f" --op {algo.op}"
         remark(out, f"no times yet: `gdn bench --algo {algo.name}{op}` takes some")
@@ -126,6 +135,7 @@ def _whole(known: Known) -> dict[str, Any]:
     log = None
     if entry:
         log = {"file": str(entry.file), "line": entry.line, "text": entry.text}
+
     return _plain(algo, known.place) | {
         "entry_point": algo.entry_point,
         "capability": algo.capability,
@@ -162,6 +172,7 @@ def _facts(algo: Algo, place: Place) -> dict[str, str]:
     if algo.tune:
         sizes = ", ".join(algo.tune.size)
         facts["tuned"] = f"{algo.tune.file} holds its constants by {sizes}"
+
     return {word: text for word, text in facts.items() if text}
 
 

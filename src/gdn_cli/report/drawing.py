@@ -26,7 +26,6 @@ class Drawing:
     name: str  # letters, digits and dashes
     title: str
     words: str  # the caption: how to read it
-    description: str  # the figure in words, for screen readers
     draw: Callable[[Any], None]  # on a matplotlib Figure
     height: float  # inches
 
@@ -57,9 +56,9 @@ def styles_of(book: Book, op: str) -> dict[str, Style]:
     decides. The lines of peers are dashed.
     """
     known = ladder(book.registry, op)
-    own = {algo for group in book.of(op) for algo in group.rivals} - set(known.order)
+    others = {algo for group in book.of(op) for algo in group.rivals}
     styles = {}
-    for i, algo in enumerate([*known.order, *sorted(own)]):
+    for i, algo in enumerate([*known.order, *sorted(others - {*known.order})]):
         dashes = (0, (4, 2)) if known.peer(algo) else "-"
         colour, marker = _COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)]
         styles[algo] = Style(colour, marker, dashes)

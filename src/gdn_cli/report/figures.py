@@ -36,11 +36,12 @@ from .tables.times import BELOW_ONE
 Lines = dict[str, list[tuple[float, float]]]  # algo -> (place on the axis, value)
 
 
-def latency(book: Book, group: Group) -> list[Drawing]:
+def latency(book: Book, group: Group) -> Drawing | None:
     """Median times over an op's axis; none if there is only one size."""
     sizes = findings.sizes_along(group)
     if sizes is None:
-        return []
+        return None
+
     lines = _lines(group, sizes, group.algos, group.median_us)
     medians = [us for points in lines.values() for _, us in points]
     empty = group.machine.get(EMPTY)
@@ -48,6 +49,7 @@ def latency(book: Book, group: Group) -> list[Drawing]:
     # an empty launch far below all times would squeeze them
     if empty_us and not min(medians) / 3 < empty_us < max(medians):
         empty_us = None
+
     names = [*lines, *(["empty launch"] if empty_us else [])]
     styles, axis = styles_of(book, group.op), findings.axis_words(sizes.axis)
 
@@ -66,6 +68,7 @@ def latency(book: Book, group: Group) -> list[Drawing]:
     known = ladder(book.registry, group.op)
     if any(map(known.peer, group.rivals)):
         words += "Dashed lines are peers. "
+
     words += _thick(group.winner, lines)
     if COPY in lines:
         words += "The grey line is a plain copy of the same bytes. "
@@ -73,28 +76,22 @@ def latency(book: Book, group: Group) -> list[Drawing]:
         words += "The sizes differ in other axes too. "
     if sizes.left_out:
         words += f"In the table only: {units.listed(sizes.left_out, most=6)}."
-    extents = [
-        f"{algo} from {units.duration(points[0][1])} to {units.duration(points[-1][1])}"
-        for algo, points in lines.items()
-    ]
-    ends = sizes.at[sizes.labels[0]], sizes.at[sizes.labels[-1]]
-    description = (
-        f"Median times over {axis} from {ends[0]:g} to {ends[1]:g}: {'; '.join(extents)}. The"
-        " table of times has all values."
-    )
+
     title = f"Time over {axis}{_fixed(sizes)}"
     if len({g.how for g in book.of(group.op) if g.device == group.device}) > 1:
         title += f", {group.how}"
+
     name = _name(group, "latency")
-    return [Drawing(name, title, words.strip(), description, draw, height_with(names))]
+    return Drawing(name, title, words.strip(), draw, height_with(names))
 
 
-def over_floor(book: Book, group: Group) -> list[Drawing]:
+def over_floor(book: Book, group: Group) -> Drawing | None:
     """Each algo's time divided by the copy's, over the same axis."""
     sizes = findings.sizes_along(group)
     lines = _lines(group, sizes, group.rivals, group.over_floor) if sizes else {}
     if sizes is None or not lines:
-        return []
+        return None
+
     styles, axis = styles_of(book, group.op), findings.axis_words(sizes.axis)
 
     def draw(figure: Any) -> None:
@@ -105,28 +102,17 @@ def over_floor(book: Book, group: Group) -> list[Drawing]:
         log_y(ax)
         legend(figure, lines)
 
-    extents = []
-    factors = {algo: [factor for _, factor in points] for algo, points in lines.items()}
-    for algo, values in factors.items():
-        extents.append(
-            f"{algo} ({units.three(min(values))} to {units.three(max(values))})"
-        )
     words = (
         "The line at 1 is a plain copy of the same bytes; lower is faster. Both axes are"
         f" logarithmic. {_thick(group.winner, lines)}"
     )
-    if min(map(min, factors.values())) < 1:
+    factors = [factor for points in lines.values() for _, factor in points]
+    if min(factors) < 1:
         words += BELOW_ONE
-    return [
-        Drawing(
-            name=_name(group, "floor"),
-            title=f"Time over that of a plain copy{_fixed(sizes)}",
-            words=words.strip(),
-            description=f"Time as a multiple of the copy's over {axis}: {'; '.join(extents)}.",
-            draw=draw,
-            height=height_with(lines),
-        )
-    ]
+
+    title = f"Time over that of a plain copy{_fixed(sizes)}"
+    name = _name(group, "floor")
+    return Drawing(name, title, words.strip(), draw, height_with(lines))
 
 
 def _fixed(sizes: Slice) -> str:
@@ -139,7 +125,7 @@ def _thick(first: str | None, lines: Lines) -> str:
     return f"The thick line is {first}, the fastest at most sizes. "
 
 
-def the_ladder(book: Book, group: Group) -> list[Drawing]:
+def the_ladder(book: Book, group: Group) -> Drawing | None:
     """Bars from the lowest rung up: the speedup over the reference, or the time if
     there is no reference.
     """
@@ -153,11 +139,13 @@ def the_ladder(book: Book, group: Group) -> list[Drawing]:
         value = speedup if relative else rung.mean_us
         if value is not None:
             bars.append((rung, value))
+
     most = max((value for rung, value in bars if rung.algo != COPY), default=0.0)
     # with a copy that is much faster, the other bars would be too short to see
     bars = [(r, value) for r, value in bars if r.algo != COPY or value <= 2.5 * most]
     if sum(rung.algo != COPY for rung, _ in bars) < 2:
-        return []
+        return None
+
     styles = styles_of(book, group.op)
 
     def text(rung: Rung, value: float) -> str:
@@ -193,15 +181,12 @@ def the_ladder(book: Book, group: Group) -> list[Drawing]:
         words += (
             " In brackets: the number of workloads with a time, if not all have one."
         )
-    values = "; ".join(f"{rung.algo} {text(rung, value)}" for rung, value in bars)
-    description = f"From the lowest rung: {values}."
+
     height = 0.6 + 0.27 * len(bars)
-    return [
-        Drawing(_name(group, "ladder"), "The ladder", words, description, draw, height)
-    ]
+    return Drawing(_name(group, "ladder"), "The ladder", words, draw, height)
 
 
-PARTS: dict[str, Callable[[Book, Group], list[Drawing]]] = {
+PARTS: dict[str, Callable[[Book, Group], Drawing | None]] = {
     "latency": latency,
     "floor": over_floor,
     "ladder": the_ladder,
@@ -215,19 +200,22 @@ def one(book: Book, part: str) -> tuple[Drawing, list[str]]:
     figures: dict[str, tuple[Drawing, str]] = {}
     for op in book.ops:
         for group in book.of(op):
-            for drawing in PARTS[part](book, group):
+            if drawing := PARTS[part](book, group):
                 heading = f"{op} on {origins.origin(group)}"
                 figures.setdefault(f"{op} on {group.device}", (drawing, heading))
+
     if not figures:
         others = ", ".join(name for name in PARTS if name != part)
         raise UsageError(
             f"these records have no figure '{part}'", hint=f"other parts: {others}"
         )
+
     if len(figures) > 1:
         raise UsageError(
             f"a png holds one figure, and there are several: {'; '.join(figures)}",
             hint="choose with --op, or name fewer files",
         )
+
     ((drawing, heading),) = figures.values()
     return drawing, [drawing.title, heading]
 

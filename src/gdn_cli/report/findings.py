@@ -7,6 +7,7 @@ Every page, table and figure uses these, so that all agree. Times are in microse
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -43,27 +44,29 @@ def sizes_along(group: Group) -> Slice | None:
         names = label_axes(group.known, m.axes) if m.label else []
         if names and all(units.is_positive(m.axes[name]) for name in names):
             axes[m.label] = {name: m.axes[name] for name in names}
+
     labels = [label for label in group.labels if label in axes]
     if len(labels) < 2:
         return None
+
     rows: dict[tuple, list[str]] = {}
     for label in labels:
         for name in axes[label]:
             others = tuple(item for item in axes[label].items() if item[0] != name)
             rows.setdefault((name, others), []).append(label)
+
     # max() keeps the first of equals: the op's first axis
     (axis, others), row = max(rows.items(), key=lambda item: len(item[1]))
     joined = len(row) == len(labels) or len(row) >= max(3, len(labels) / 3)
     if not joined:
-        values = {
-            name: {axes[label].get(name) for label in labels}
-            for name in axes[labels[0]]
-        }
-        axis = max(values, key=lambda name: len(values[name]))
+        values = dict.fromkeys(pair for label in labels for pair in axes[label].items())
+        ((axis, _),) = Counter(name for name, _ in values).most_common(1)
         row, others = [label for label in labels if axis in axes[label]], ()
+
     at = {label: float(axes[label][axis]) for label in row}
     if len(set(at.values())) < 2:
         return None
+
     return Slice(
         axis=axis,
         labels=tuple(sorted(row, key=lambda label: at[label])),
@@ -114,7 +117,7 @@ def rungs(book: Book, group: Group, *, trusted: bool = False) -> list[Rung]:
     known = ladder(book.registry, group.op)
     medians = _shared_medians(group, trusted)
     doubted = {(m.algo, m.workload) for m in group.measured if m.doubted}
-    count = len({workload for own in medians.values() for workload in own})
+    count = len({workload for times in medians.values() for workload in times})
 
     def factor(slow: str | None, fast: str) -> float | None:
         """The mean of one algo's times over another's, on the workloads that both have."""
@@ -126,7 +129,7 @@ def rungs(book: Book, group: Group, *, trusted: bool = False) -> list[Rung]:
 
     rungs = []
     for algo in [*group.rivals, *(algo for algo in group.algos if algo == COPY)]:
-        own = medians[algo]
+        times = medians[algo]
         below = known.after.get(algo)
         # skip rungs that are not in these files
         while below and not medians.get(below):
@@ -135,22 +138,23 @@ def rungs(book: Book, group: Group, *, trusted: bool = False) -> list[Rung]:
         if algo not in FLOORS:
             speedup = factor(known.reference, algo)
             over = factor(algo, COPY) if COPY in medians else None
-        if own and algo == known.reference:
+        if times and algo == known.reference:
             speedup = 1.0
         rungs.append(
             Rung(
                 algo=algo,
                 after=below,
                 peer=known.peer(algo),
-                right=len(own),
+                right=len(times),
                 of=count,
-                mean_us=statistics.geometric_mean(own.values()) if own else None,
+                mean_us=statistics.geometric_mean(times.values()) if times else None,
                 speedup=speedup,
                 step=factor(below, algo),
                 over_floor=over,
-                doubted=any((algo, workload) in doubted for workload in own),
+                doubted=any((algo, workload) in doubted for workload in times),
             )
         )
+
     return rungs
 
 
@@ -162,15 +166,19 @@ def _shared_medians(group: Group, trusted: bool) -> dict[str, dict[str, float]]:
     for m in group.measured:
         if m.median_us is not None and m.workload and not (trusted and m.doubted):
             medians[m.algo][m.workload] = m.median_us
+
     every = {workload for algo in group.rivals for workload in medians[algo]}
     common = set(every)
     for algo in group.rivals:
         if len(medians[algo]) * 2 >= len(every):
             common &= medians[algo].keys()
+
     if len(common) * 2 < len(every):
         common = every
-    for algo, own in medians.items():
-        medians[algo] = {w: us for w, us in own.items() if w in common}
+
+    for algo, times in medians.items():
+        medians[algo] = {w: us for w, us in times.items() if w in common}
+
     return medians
 
 
@@ -223,7 +231,8 @@ def _side_by_side(groups: list[Group], least: int) -> Tiers:
             medians = tuple(g.median_us(algo, label) for g in groups)
             if sum(us is not None for us in medians) >= least:
                 rows.append((label, algo, medians))
-    said = []
+
+    sentences = []
     for i, name in enumerate(names[1:], 1):
         gaps = []
         for label, algo, medians in rows:
@@ -231,8 +240,9 @@ def _side_by_side(groups: list[Group], least: int) -> Tiers:
             if first is not None and other is not None:
                 gaps.append((other - first, f"{algo} at {label}"))
         if gaps:
-            said.append(_gap_words(names[0], name, sorted(gaps)))
-    return Tiers(tuple(groups), tuple(names), tuple(rows), tuple(said))
+            sentences.append(_gap_words(names[0], name, sorted(gaps)))
+
+    return Tiers(tuple(groups), tuple(names), tuple(rows), tuple(sentences))
 
 
 def _gap_words(first: str, name: str, gaps: list[tuple[float, str]]) -> str:
@@ -285,6 +295,7 @@ def to_json(book: Book) -> dict[str, Any]:
             {"op": op, "kind": note.kind, "text": note.text, "lines": note.tail}
             for note in notes.notes(book, op)
         ]
+
     return document
 
 

@@ -41,6 +41,7 @@ def of_algos(book: Book, group: Group) -> str:
     ranked = _ranked(book, group, trusted=True)
     if len(ranked) < 2 or ranked[0].algo != _ranked(book, group, trusted=False)[0].algo:
         return ""
+
     first = ranked[0]
     best = next((rung for rung in ranked if not rung.peer), first)
     over = over_peers(known, group, best.algo)
@@ -49,20 +50,25 @@ def of_algos(book: Book, group: Group) -> str:
         facts.append(_over_best(over))
     elif best.speedup and best.algo != known.reference:
         facts.append(f"{units.times(best.speedup)} as fast as the reference")
+
     if best.over_floor:
         facts.append(f"{units.times(best.over_floor)} a plain copy")
+
     text = f"{best.algo} takes {units.duration(best.mean_us or 0)}"
     if best.of > 1:
         text += f" in the geometric mean over {best.of} workloads"
+
     text += f": {units.listed(facts)}." if facts else "."
     sizes = len(group.labels)
     if sizes > 1:
         wins = sum(group.fastest(label) == best.algo for label in group.labels)
         share = "all" if wins == sizes else f"{wins} of"
         text += f" It is the fastest at {share} {sizes} sizes."
+
     if best is not first:
         time = units.duration(first.mean_us or 0)
         text += f" The fastest in the mean is {first.algo}, a peer, with {time}."
+
     return text
 
 

@@ -46,7 +46,7 @@ def blocks(text: str, name: str) -> list[Block]:
     """The blocks of a Markdown text. Raises UsageError with file and line if one is not
     closed, or not opened.
     """
-    found: list[Block] = []
+    parsed: list[Block] = []
     opened: Block | None = None
     for i, line in _outside_fences(text.splitlines()):
         if match := _OPEN.match(line):
@@ -56,14 +56,16 @@ def blocks(text: str, name: str) -> list[Block]:
         elif _CLOSE.match(line):
             if opened is None:
                 raise UsageError(f"{name}:{i + 1}: no `gdn report` block is open here")
-            found.append(Block(opened.first, i, opened.args))
+            parsed.append(Block(opened.first, i, opened.args))
             opened = None
+
     if opened:
         raise UsageError(
             f"{name}:{opened.first}: this `gdn report` block is not closed",
             hint="end it with <!-- /gdn report -->",
         )
-    return found
+
+    return parsed
 
 
 def _outside_fences(lines: list[str]) -> Iterator[tuple[int, str]]:
@@ -103,12 +105,14 @@ def update(
     except (OSError, UnicodeDecodeError) as e:
         reason = getattr(e, "strerror", None) or e
         raise UsageError(f"cannot read {path}: {reason}") from None
-    found = blocks(text, str(path))
-    if not found:
+
+    parsed = blocks(text, str(path))
+    if not parsed:
         hint = "<!-- gdn report FILE.json --> ... <!-- /gdn report -->"
         raise UsageError(f"{path} has no block", hint=hint)
+
     contents = []
-    for block in found:
+    for block in parsed:
         try:
             rendered = render(block.args, path.parent)
             if rendered.file:
@@ -117,10 +121,11 @@ def update(
             place = f"{path}:{block.first}"
             raise UsageError(f"{place}: {e.message}", hint=e.hint) from None
         contents.append(rendered)
+
     lines = text.splitlines(keepends=True)
     changes: list[dict[str, object]] = []
     # from the end, so that the numbers of the lines before stay right
-    for block, rendered in reversed([*zip(found, contents, strict=True)]):
+    for block, rendered in reversed([*zip(parsed, contents, strict=True)]):
         ending = "\r\n" if lines[block.first - 1].endswith("\r\n") else "\n"
         new = [line + ending for line in rendered.text.rstrip("\n").split("\n")]
         changed = new != lines[block.first : block.last]
@@ -130,8 +135,10 @@ def update(
             changed = True
         file = str(rendered.file) if rendered.file else None
         changes.insert(0, {"line": block.first, "file": file, "changed": changed})
+
     if "".join(lines) != text:
         files.write(path, "".join(lines))
+
     return changes
 
 

@@ -64,6 +64,7 @@ def gather(
     for source in sources:
         records = source.document.records
         batches.append([_measurement(r, source, registry) for r in records])
+
     every = [m for batch in batches for m in batch]
     _check("op", (op,) if op else (), [m.op for m in every])
     _check("algo", algos, [m.algo for m in every])
@@ -128,6 +129,7 @@ def _merge(
                 stays.append(old)
         # keep all failures
         kept = stays + [m for m in batch if last[m.key] is m or not m.passed]
+
     return kept, replaced
 
 
@@ -141,6 +143,7 @@ def _groups(
             op = registry.ops.get(m.op)
             group = Group(m.op, m.device, m.tier, m.l2, op, m.record.in_place)
             groups.setdefault(key, group)
+
     for group in groups.values():
         for m in kept:
             if not _belongs(m, group):
@@ -150,6 +153,7 @@ def _groups(
             else:
                 group.measured.append(m)
         group.algos = _in_order(group, registry, algos)
+
     ops = list(dict.fromkeys(m.op for m in kept))
     devices = list(dict.fromkeys(m.device for m in kept))
     ranks = {tier: i for i, tier in enumerate(TIERS)}

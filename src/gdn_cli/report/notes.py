@@ -50,7 +50,7 @@ def checks(book: Book, op: str) -> list[Checked]:
         and m.workload
         and (m.record.check or not m.passed)
     ]
-    found = []
+    summaries = []
     cases = _grouped(judged, lambda m: (m.algo, m.device, m.record.mode))
     for (algo, device, mode), measured in cases.items():
         errors: dict[str, float] = {}
@@ -62,10 +62,11 @@ def checks(book: Book, op: str) -> list[Checked]:
                     errors[name] = max(error, errors.get(name, 0.0))
         workloads = _grouped(measured, lambda m: m.workload)
         right = sum(all(map(_right, same)) for same in workloads.values())
-        found.append(Checked(algo, device, mode, right, len(workloads), errors))
+        summaries.append(Checked(algo, device, mode, right, len(workloads), errors))
+
     order = list(book.algos or ladder(book.registry, op).order)
     return sorted(
-        found, key=lambda c: order.index(c.algo) if c.algo in order else len(order)
+        summaries, key=lambda c: order.index(c.algo) if c.algo in order else len(order)
     )
 
 
@@ -102,34 +103,36 @@ def notes(book: Book, op: str | None = None, *, brief: bool = False) -> list[Not
     only one of several doubts that differ only in their numbers.
     """
     measured = [m for m in book.measured if op in (None, m.op)]
-    found = [*_failures(book, measured), *_doubts(measured, brief), *_remarks(measured)]
+    every = [*_failures(book, measured), *_doubts(measured, brief), *_remarks(measured)]
     for group in book.groups if op is None else book.of(op):
-        found += [note for note in _mixed(group) if note not in found]
+        every += [note for note in _mixed(group) if note not in every]
+
     lacking = [
         m for s in book.sources for m in s.document.missing if op in (None, m.op)
     ]
     for (reason, hint), same in _grouped(lacking, lambda m: (m.reason, m.hint)).items():
         algos = ", ".join(dict.fromkeys(m.algo for m in same))
-        found.append(
+        every.append(
             Note("not run", f"{algos}: {reason}" + (f" ({hint})" if hint else ""))
         )
-    return found
+
+    return every
 
 
 def file_notes(book: Book) -> list[Note]:
     """Notes on the files."""
-    found = []
+    lines = []
     for source in book.sources:
         prefix = f"{source.name}: " if source.name else ""
         if source.document.interrupted is True:
             text = f"{prefix}these are the measurements until then"
-            found.append(Note("interrupted", text))
+            lines.append(Note("interrupted", text))
         for warning in source.document.warnings or []:
-            found.append(Note("warning", prefix + warning))
+            lines.append(Note("warning", prefix + warning))
     for (old, new), count in book.replaced.items():
         text = f"{units.count(count, 'record')} of {old} replaced by those of {new}"
-        found.append(Note("replaced", text))
-    return found
+        lines.append(Note("replaced", text))
+    return lines
 
 
 def _failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
@@ -193,7 +196,7 @@ def tuned(book: Book) -> list[Note]:
     near = {
         (m.algo, m.record.tuned_for) for m in book.measured if m.record.tuned_nearest
     }
-    found = []
+    lines = []
     for algo, gpu in sorted(near):
         text = f"tuned for {gpu}, the nearest to this GPU"
         if gpu == "untuned":
@@ -201,8 +204,8 @@ def tuned(book: Book) -> list[Note]:
                 "not tuned yet: its constants are its author's estimates; `gdn tune`"
                 " chooses them"
             )
-        found.append(Note("note", f"{algo}: {text}"))
-    return found
+        lines.append(Note("note", f"{algo}: {text}"))
+    return lines
 
 
 def _where(measured: list[Measurement], *, named: bool = False) -> str:
@@ -239,11 +242,13 @@ def _mixed(group: Group) -> Iterator[Note]:
                     facts.setdefault(name, {})[str(value)] = source.name
             for name, version in environment.versions.items():
                 versions.setdefault(name, {})[version] = source.name
+
     head = f"{group.op}, {group.how}"
     for name, values in facts.items():
         if len(values) > 1:
             files = "; ".join(f"{value} in {file}" for value, file in values.items())
             yield Note("mixed", f"{head}: several {name} are mixed: {files}")
+
     several = [
         f"{name} {units.listed(values)}"
         for name, values in versions.items()
@@ -251,6 +256,7 @@ def _mixed(group: Group) -> Iterator[Note]:
     ]
     if several:
         yield Note("mixed", f"{head}: several versions are mixed: {'; '.join(several)}")
+
     for algo in group.rivals:
         own = [m.record.source_hash for m in group.measured if m.algo == algo]
         hashes = list(dict.fromkeys(filter(None, own)))

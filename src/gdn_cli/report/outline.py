@@ -92,11 +92,13 @@ def _op(book: Book, op: str, parts: tuple[str, ...], unit: str, drawn: bool) -> 
         tables = [compared.overall(book, op)]
         tables += [compared.turns(book, op, item) for item in book.overall(op)]
         sections.append(Section("Compared", (Name(op), lead), tables=tables))
+
     if "score" in parts:
         lead = ", a forecast of the contest's score:"
         table = compared.scores([score for _, score in book.scores(op)])
         heading = "Forecast of the contest's score"
         sections.append(Section(heading, (Name(op), lead), tables=[table]))
+
     if "checks" in parts:
         lead = (
             ": workloads on which each algo is right, and the largest relative Frobenius error of"
@@ -104,6 +106,7 @@ def _op(book: Book, op: str, parts: tuple[str, ...], unit: str, drawn: bool) -> 
         )
         table = checks.summary(book, op)
         sections.append(Section("Checks", (Name(op), lead), tables=[table]))
+
     heading = "Failures, doubts and notes"
     sections.append(Section(heading, notes=op_notes, id=f"{slug(op)}-notes"))
     return Part(
@@ -122,11 +125,11 @@ def _measured(
     groups = book.of(op)
     side_by_side = findings.tiers(book, op) if "tiers" in parts else []
     for device in dict.fromkeys(g.device for g in groups):
-        own = [g for g in groups if g.device == device]
+        on_device = [g for g in groups if g.device == device]
         rest = []
-        for group in own:
+        for group in on_device:
             # the most exact tier, and those whose times are not all in a table of tiers
-            if group is own[0] or not any(t.hold(group) for t in side_by_side):
+            if group is on_device[0] or not any(t.hold(group) for t in side_by_side):
                 heading = f"{group.device}, {group.how}" if len(groups) > 1 else ""
                 yield _group(book, group, heading, parts, unit, drawn)
             else:
@@ -135,7 +138,8 @@ def _measured(
             if tiers.groups[0].device == device:
                 yield _tiers(op, tiers)
         if drawn and "latency" in parts:
-            yield Section(drawings=[d for g in rest for d in figures.latency(book, g)])
+            drawings = [figures.latency(book, group) for group in rest]
+            yield Section(drawings=[drawing for drawing in drawings if drawing])
 
 
 def _tiers(op: str, tiers: Tiers) -> Section:
@@ -164,12 +168,14 @@ def _group(
         if not drawn:  # a page has this in its headline
             table.notes += headlines.machine(group)
         section.tables.append(table)
+
     if "rates" in parts and drawn:
         section.tables.append(times.rates(book, group))
     if "ladder" in parts:
         section.tables.append(times.ladder_table(book, group))
     if drawn:
         for name, draw in figures.PARTS.items():
-            if name in parts:
-                section.drawings += draw(book, group)
+            if name in parts and (drawing := draw(book, group)):
+                section.drawings.append(drawing)
+
     return section

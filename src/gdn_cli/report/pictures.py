@@ -67,12 +67,14 @@ def _saved(
             "figures need matplotlib, which is not installed",
             hint="pip install matplotlib",
         ) from None
+
     lines = [
         part for line in heading for part in textwrap.wrap(line, int(width * 13.5))
     ]
     height = drawing.height
     if lines:
         height = max(3.5, height) + 0.17 * len(lines)
+
     file = io.BytesIO()
     with matplotlib.rc_context(), warnings.catch_warnings():
         # no message if the font has no such glyph: it is drawn as a box
@@ -86,4 +88,5 @@ def _saved(
             figure.suptitle(text, x=0.01, ha="left", fontsize=_TEXT)
         drawing.draw(figure)
         figure.savefig(file, **options)
+
     return file.getvalue()

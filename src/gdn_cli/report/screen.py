@@ -100,11 +100,13 @@ def print_line(
     """
     if isinstance(text, str):
         text = styled(text)
+
     lines = [text]
     if out.file.isatty() if whole else _has_width(out.file):
         lines = []
         for line in text.split("\n", allow_blank=True):
             lines += folded(line, out.width, hang, hard=not (whole or hang))
+
     for line in lines:
         out.print(line, soft_wrap=True)
 
@@ -163,6 +165,7 @@ def print_table(out: Console, *tables: Table) -> None:
     """
     if not tables:
         return
+
     columns = tables[0].columns
     every = [row for table in tables for row in table.rows]
     widths = [_widths(column, i, every) for i, column in enumerate(columns)]
@@ -176,6 +179,7 @@ def print_table(out: Console, *tables: Table) -> None:
             width.cells if column.number else width.word
             for column, width in zip(columns, widths, strict=True)
         ]
+
     for table in tables:
         if table.title:
             title = styled(("".join(table.title), "bold"))
@@ -249,6 +253,7 @@ def _grid(table: Table, part: list[int], widths: list[int], gap: int) -> Grid:
         column = table.columns[i]
         justify: JustifyMethod = "right" if column.number else "left"
         grid.add_column(_head(column), justify=justify, overflow="fold", width=width)
+
     firsts = [row.cells[0].text for row in table.rows]
     apart = table.grouped and len(set(firsts)) < len(firsts)
     for n, row in enumerate(table.rows):
@@ -258,8 +263,9 @@ def _grid(table: Table, part: list[int], widths: list[int], gap: int) -> Grid:
         cells = [_cell(row.cells[i], table.prose) for i in part]
         if again:
             cells[0] = Text()
-        style = "bold green" if row.best else "dim" if row.quiet else None
-        grid.add_row(*cells, style=style)
+        style = "dim" if row.quiet else None
+        grid.add_row(*cells, style="bold green" if row.best else style)
+
     return grid
 
 
@@ -348,6 +354,7 @@ def _progress_lines() -> Iterator[Callable[..., None]]:
     # no room for a thread: what runs will say so
     with contextlib.suppress(RuntimeError):
         thread.start()
+
     try:
         yield report
     finally:

@@ -46,6 +46,7 @@ def show(
         say(f"the records could not be saved: {unsaved}")
     if as_json:
         return show_json(document)
+
     # imported here because `gdn list` needs none of it
     from . import merge, notes
     from .book import Source
@@ -57,6 +58,7 @@ def show(
     for table in commands.of(book, document.command):
         print_table(out, table)
         legend |= dict.fromkeys("".join(note) for note in table.notes)
+
     every_note = (
         notes.notes(book, brief=True) + notes.tuned(book) + notes.file_notes(book)
     )
@@ -67,8 +69,10 @@ def show(
         remark(to, note.kind, block(note.text), "red" if note.grave else "yellow")
         for text in note.tail:
             remark(out, f"    {text}")
+
     for text in legend:
         remark(out, text)
+
     if book.measured and saved and not unsaved:
         remark(out, f"records: {saved}", whole=True)
 
@@ -78,10 +82,18 @@ def show(
 
 def show_workloads(workloads: dict[str, list[Workload]], as_json: bool) -> None:
     """The workloads of each op."""
-    rows = [(op, w) for op, own in workloads.items() for w in own]
+    rows = [(op, w) for op, of_op in workloads.items() for w in of_op]
     if as_json:
-        keys = ("index", "uuid", "axes", "origin")
-        plain = [{"op": op} | {key: getattr(w, key) for key in keys} for op, w in rows]
+        plain = [
+            {
+                "op": op,
+                "index": w.index,
+                "uuid": w.uuid,
+                "axes": w.axes,
+                "origin": w.origin,
+            }
+            for op, w in rows
+        ]
         return show_json({"workloads": plain})
     axes = Column("axes", folds=True)
     table = Table("", [*words("op"), *numbers("index"), *words("uuid"), axes])
@@ -118,6 +130,7 @@ def show_presets(
                 sizes[2:-1] = [f"... {len(sizes) - 3} more ..."]
             count = str(len(workloads))
             table.add(op, preset or "(all)", count, ", ".join(sizes))
+
     print_table(out, table)
     remark(
         out,
@@ -142,12 +155,14 @@ def show_doctor(
 ) -> None:
     if as_json:
         return show_json({"findings": findings, "summary": summary})
+
     out = console()
     columns = [Column(name, folds=True) for name in ("found", "for")]
     table = Table("", [*words("", "what"), *columns])
     for finding in findings:
         texts = [finding[key] or "" for key in ("what", "found", "for")]
         table.add(_state(finding["state"]), *texts)
+
     print_table(out, table)
     out.print()
     print_line(out, styled((summary, "bold")))
@@ -155,6 +170,7 @@ def show_doctor(
     if wanting:
         out.print()
         print_line(out, styled(("what to do about the others:", "bold")))
+
     for finding in wanting:
         line = styled(f"  {finding['what']}: ", (finding["mend"] or "", "yellow"))
         print_line(out, line, 2, whole=True)
@@ -174,15 +190,18 @@ def show_proof(steps: Iterable[Mapping[str, str]]) -> None:
 def show_remote(status: Status, as_json: bool) -> None:
     if as_json:
         return show_json(msgspec.to_builtins(status))
+
     out = console()
     table = Table("", words("app", "state", "created"))
     for app in status.apps:
         created = app.created.replace("T", " ").replace("Z", " UTC")
         table.add(app.app, app.state, created)
+
     if status.apps:
         print_table(out, table)
     else:
         print_line(out, "no app is running at Modal")
+
     for run in status.runs:
         counts = {"done": run.done, "under way": run.under_way, "lost": run.lost}
         states = ", ".join(f"{n} {state}" for state, n in counts.items() if n)

@@ -29,6 +29,7 @@ def show_tuning(plan: Plan, state: State | None, as_json: bool) -> None:
         from ..tune.evidence import document
 
         return show_json(document(plan, state))
+
     out = console()
     if state is None:
         return _show_plan(out, plan)
@@ -36,10 +37,12 @@ def show_tuning(plan: Plan, state: State | None, as_json: bool) -> None:
         _show_result(out, state.result, plan)
     else:
         print_line(out, styled((_title(plan), "bold"), " | no choice yet"))
+
     _show_left_out(out, list(state.out.values()), len(plan.constants))
     if state.interrupted:
         text = "the measurements are saved; the same command continues from here"
         remark(out, "interrupted:", text, "red")
+
     for file in state.written:
         remark(out, f"written: {file}", whole=True)
 
@@ -60,13 +63,16 @@ def _show_plan(out: Console, plan: Plan) -> None:
             rule = "`where` (in full with --json)"
         excluded = f", {plan.excluded} more are excluded by "
         count = styled(count, excluded, (rule, "bold"))
+
     print_line(out, count)
     table = Table("", numbers(*space.constants))
     for constants in candidates[:_ROWS]:
         table.add(*map(str, constants.values()))
+
     print_table(out, table)
     if len(candidates) > _ROWS:
         remark(out, f"and {len(candidates) - _ROWS} more with --json")
+
     out.print()
     lengths = ["length"] if space.length else []
     table = Table("", [*words("workload"), *numbers(*lengths, "size"), *words("uuid")])
@@ -74,6 +80,7 @@ def _show_plan(out: Console, plan: Plan) -> None:
         sizes = [str(n) for n in (size if lengths else size[1:])]
         for w in workloads:
             table.add(plan.label(w), *sizes, w.uuid[:8])
+
     print_table(out, table)
     remark(out, _meaning(space))
     if plan.algo.folder and plan.algo.tune:
@@ -93,6 +100,7 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
     device = result.gpu
     if several:
         device += f" (GPU {', '.join(map(str, gpus))})"
+
     l2 = f", L2 {result.l2}" if result.l2 else ""
     titles = [_title(plan), device, f"tier {result.tier}{l2}"]
     titles += ["in place"] if result.in_place else []
@@ -120,6 +128,7 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
             *interval,
             _constants(w.second) if w.second else "",
         )
+
     print_table(out, table)
     keys = {"length_up_to": "length up to"} if result.space.length else {}
     keys["up_to"] = "size up to"
@@ -127,6 +136,7 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
     for row in result.rows:
         bounds = ["any" if row[key] == ENDLESS else str(row[key]) for key in keys]
         table.add(*bounds, *(str(row[name]) for name in result.space.constants))
+
     print_table(out, table)
     remark(out, _meaning(result.space))
     remark(
@@ -137,6 +147,7 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
             out,
             "~ not measurably slower than the fastest, and the same as for the previous size",
         )
+
     for text in result.doubts:
         remark(out, "doubt", text, "yellow")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...catalog import stress
-from ...schema.record_types import Record
+from ...schema.record_types import Check, Record
 from .. import notes
 from ..book import Book, Point
 from ..table import Cell, Column, Mark, Name, Table, became, numbers, words, worst
@@ -23,6 +23,7 @@ def summary(book: Book, op: str) -> Table | None:
     checks = notes.checks(book, op)
     if not checks:
         return None
+
     outputs = list(dict.fromkeys(name for check in checks for name in check.errors))
     columns = [*words("algo", "on"), *numbers("right", *outputs)]
     table = Table("Workloads on which each algo is right", columns)
@@ -37,6 +38,7 @@ def summary(book: Book, op: str) -> Table | None:
             ),
             *(worst([check.errors.get(name)]) for name in outputs),
         )
+
     known = book.registry.ops.get(op)
     if known and outputs:
         limits = [known.tolerance.get(name) for name in outputs]
@@ -46,6 +48,7 @@ def summary(book: Book, op: str) -> Table | None:
             "The numbers are the largest relative Frobenius error of each output, against"
             " float64."
         )
+
     return table
 
 
@@ -65,6 +68,7 @@ def by_call(book: Book, op: str, rows: list[Point]) -> Table:
     for point in rows:
         records = [m.record for m in point.measured]
         checks = [record.check for record in records if record.check]
+        errors = [worst(_errors_of(checks, name)) for name in outputs]
         verdict = Cell("passed", Mark.GOOD)
         if point.failed:
             verdict = became(point.failed)
@@ -77,17 +81,23 @@ def by_call(book: Book, op: str, rows: list[Point]) -> Table:
             *[point.gpu][: len(gpus)],
             verdict,
             f"{passed}/{asked}",
-            *(worst(c.errors.get(name) for c in checks) for name in outputs),
+            *errors,
         )
+
     if known:
         limits = [f"{limit:g}" for limit in known.tolerance.values()]
         blanks = [""] * (len(columns) - 1 - len(limits))
         table.add("at most", *blanks, *limits, quiet=True)
+
     table.notes += [
         _NUMBERS,
         "passed: by the contest's rule, errors within these limits, inputs not changed",
     ]
     return table
+
+
+def _errors_of(checks: list[Check], output: str) -> list[float | None]:
+    return [check.errors.get(output) for check in checks]
 
 
 def on_hard_inputs(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
@@ -122,6 +132,7 @@ def on_hard_inputs(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
             limit = own_limit or known.tolerance.get(row.output)
         text = f"{limit:g}" if limit else ""
         table.add(row.algo, _number(row.error), row.output, row.stress, text)
+
     tables.append(table)
 
     measured = [m for p in rows for m in p.measured]

@@ -43,6 +43,7 @@ def _bench(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
     for m in _measured(rows):
         if m.tier:
             main.setdefault(m.record.mode, m.tier)
+
     first = [p for p in rows if p.first.tier in (main.get(p.first.record.mode), None)]
     yield times.calls(book, op, first)
     if len(first) < len(rows):
@@ -52,9 +53,11 @@ def _bench(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
                 op, [m for group in several.groups for m in group.measured]
             )
             yield table
+
     yield from _turns(book, op, rows)
     if judged := compared.judged([item for _, item in book.judged(op)]):
         yield judged
+
     forecast = [score for _, score in book.scores(op)]
     if scores := compared.scores(forecast):
         tiers = ", ".join(dict.fromkeys(score.tier for score in forecast))
@@ -71,12 +74,14 @@ def _compare(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
             table.title = head(op, group.measured, title.lower())
             table.notes = []
             yield table
+
     timed = [m for m in _measured(rows) if m.median_us is not None]
     for tier in dict.fromkeys(m.tier for m in timed if m.tier):
         if peers := compared.best_peers(book, op, tier):
             measured = [m for m in _measured(rows) if m.tier == tier]
             peers.title = head(op, measured, "".join(peers.title))
             yield peers
+
     yield from _turns(book, op, rows)
     failed = [point for point in rows if point.median_us is None]
     if failed:

@@ -32,9 +32,11 @@ def overall(book: Book, op: str) -> Table | None:
     items = book.overall(op)
     if not items:
         return None
+
     verdicts = ["FASTER", "SAME", "SLOWER"]
     if any(item.verdicts.get("UNCLEAR") for item in items):
         verdicts.append("UNCLEAR")
+
     columns = [
         *words("pair"),
         *numbers("speedup"),
@@ -46,6 +48,7 @@ def overall(book: Book, op: str) -> Table | None:
     for item in items:
         counts = [str(item.verdicts.get(verdict, 0)) for verdict in verdicts]
         table.add(pair_name(item), *ratio_cells(item), *counts)
+
     return table
 
 
@@ -64,12 +67,15 @@ def turns(book: Book, op: str, item: Overall) -> Table:
             axes = compared.workload.axes if compared.workload else {}
             label, order = label_of(known, axes)
             rows.append((order, label, compared))
+
     for _, label, compared in sorted(rows, key=lambda row: row[0]):
         times = (compared.baseline_us, compared.us)
         medians = ["" if us is None else units.duration(us) for us in times]
         table.add(label, *medians, *ratio_cells(compared))
+
     if len(rows) > 1:
         table.add("all", "", "", *ratio_cells(item))
+
     return table
 
 
@@ -81,6 +87,7 @@ def turn_notes(book: Book, op: str) -> list[Words]:
     how = "calls in turns: A B B A"
     if apart:
         how = "of two runs: the interval includes about 1 % between runs"
+
     notes: list[Words] = [f"speedup: the baseline's time over the candidate's, {how}."]
     effects = [pair.effect for pair in pairs if pair.effect is not None]
     within = f"±{max(effects):.1%}" if effects else ""
@@ -92,16 +99,18 @@ def turn_notes(book: Book, op: str) -> list[Words]:
             "SAME: the interval includes 1, or the difference is below --threshold; it is at"
             f" most {finest:.1%}."
         )
+
     if "UNCLEAR" in verdicts:
         notes.append(
             f"UNCLEAR: no difference is seen, but the interval reaches beyond {within}:"
             f" {clearer(apart)}."
         )
+
     return notes
 
 
 def clearer(apart: bool) -> str:
-    """What helps against UNCLEAR; `apart`: the times are of two runs."""
+    """How to get a clear verdict; `apart`: the times are of two runs."""
     if apart:
         return "compare in turns, `gdn compare A B`"
     return "quiet the machine, or give it more time (--seconds)"
@@ -112,6 +121,7 @@ def best_peers(book: Book, op: str, tier: str) -> Table | None:
     peers = [peer for _, peer in book.best_peers(op) if peer.tier == tier]
     if not peers:
         return None
+
     columns = [
         *words("workload", "best peer"),
         *numbers("best/first"),
@@ -124,12 +134,14 @@ def best_peers(book: Book, op: str, tier: str) -> Table | None:
         table.add(
             label, peer.peer, f"{peer.ratio:.3f}x", doubtful(interval, peer.doubted)
         )
+
     for mean in book.best_peers_overall(op):
         if mean.tier == tier:
             least = (
                 f"least {mean.least:.3f}x, below 1 at {mean.slower} of {mean.workloads}"
             )
             table.add("all", "", f"{mean.ratio:.3f}x", least)
+
     return table
 
 
@@ -137,6 +149,7 @@ def scores(items: list[Score]) -> Table | None:
     """The forecast of the contest's score for each algo."""
     if not items:
         return None
+
     columns = [
         *words("algo", "tier", "over"),
         *numbers("score", "workloads"),
@@ -156,13 +169,15 @@ def scores(items: list[Score]) -> Table | None:
             f"{len(score.shares)}/{score.workloads}",
             score.reason or ", ".join(most),
         )
+
     return table
 
 
 def judged(items: list[Judged]) -> Table | None:
-    """What the contest's harness says, beside gdn's times."""
+    """The verdicts and times of the contest's harness, beside gdn's times."""
     if not items:
         return None
+
     first = items[0]
     runner = "its isolated runner" if first.isolated else "its persistent runner"
     columns = [
@@ -190,6 +205,7 @@ def judged(items: list[Judged]) -> Table | None:
             "-" if item.score is None else units.times(item.score),
             ", ".join(others),
         )
+
     table.notes += [
         "no trace: workloads that it left out; its own score would not say so",
         "its score: the mean of its speedups over the reference; 0 if one of them failed",
@@ -200,4 +216,5 @@ def judged(items: list[Judged]) -> Table | None:
             f"gdn's: by tier {tiers[0]}; both times are geometric means over the workloads that"
             " have both. What differs between them is how each measures, not the kernel"
         )
+
     return table

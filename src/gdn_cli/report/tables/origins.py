@@ -16,19 +16,23 @@ def head(op: str, measured: list[Measurement], *more: str) -> str:
     for m in measured:
         device = m.source.environment(m.record.place).device or m.record.mode
         devices.setdefault(device, []).append(m)
+
     for device, rows in devices.items():
         gpus = sorted({m.gpu for m in rows if m.gpu is not None})
         if gpus:
             device += f" (GPU {', '.join(map(str, gpus))})"
         clock = sm_clock(rows)
         parts.append(f"{device} at {clock}" if clock else device)
+
     tiers = dict.fromkeys(m.tier for m in measured if m.tier)
     states = sorted({m.timing.l2 for m in measured if m.timing and m.timing.l2})
     if tiers:
         l2 = f", L2 {'/'.join(states)}" if states else ""
         parts.append(f"tier {', '.join(tiers)}{l2}")
+
     if any(m.record.in_place for m in measured):
         parts.append("in place")
+
     return " | ".join([*parts, *more])
 
 
@@ -57,6 +61,7 @@ def origin(group: Group) -> str:
         facts += [f"{most} MHz at most"] if most else []
     elif most:
         facts.append(f"SM clock {most} MHz")
+
     within = f" ({', '.join(facts)})" if facts else ""
     return f"{group.device}{within}, tier {group.how}"
 
@@ -117,6 +122,7 @@ def _states(source: Source, place: str) -> dict[str, str]:
     for record in records:
         if record.gpu_state:
             states += [*record.gpu_state.during, record.gpu_state.after]
+
     ranges = {
         "SM clock": _range([s.sm_mhz for s in states if s.sm_mhz], "MHz"),
         "memory clock": _range([s.memory_mhz for s in states if s.memory_mhz], "MHz"),

@@ -35,6 +35,7 @@ def every_record(book: Book) -> Table:
             "speedup": 1 / reference if reference else None,
         }
         rows.append(values)
+
     names = dict.fromkeys(name for values in rows for name in values)
     more = [name for name in names if name not in COLUMNS]
     more.sort(key=lambda name: name.startswith("error_"))
@@ -43,4 +44,5 @@ def every_record(book: Book) -> Table:
     for values in rows:
         cells = [values.get(name) for name in columns]
         table.add(*("" if value is None else str(value) for value in cells))
+
     return table

@@ -47,10 +47,12 @@ def calls(book: Book, op: str, rows: list[Point]) -> Table:
     rivals = peers = [p for p in timed if is_peer(p.algo)]
     if known and not peers:
         rivals = [p for p in timed if p.algo == known.reference]
+
     # only for ops limited by arithmetic; for the others GB/s are enough
     rates: dict[int, headlines.Rate | None] = {}
     if known and known.peak == "tensor":
         rates = {id(p): headlines.rate(book, p) for p in rows if p.algo not in FLOORS}
+
     has_rates = any(rates.values())
 
     def factor(point: Point) -> Cell:
@@ -63,9 +65,11 @@ def calls(book: Book, op: str, rows: list[Point]) -> Table:
     columns = ["median", "spread"]
     if rivals:
         columns.append("x peer" if peers else "speedup")
+
     columns += ["GB/s", "x copy"]
     if has_rates:
         columns.append("TFLOP/s")
+
     gpus = gpu_column(rows)
     table = Table(
         head(op, [m for p in rows for m in p.measured]),
@@ -93,21 +97,25 @@ def calls(book: Book, op: str, rows: list[Point]) -> Table:
         if rate := rates.get(id(point)):
             cells.append(rate.words)
         table.add(_label(point), name, *gpu, *cells, quiet=point.algo == COPY)
+
     tiers = {p.first.tier for p in rows}
     groups = [g for g in book.of(op) if g.tier in tiers and not gpus]
     for group in groups:
         # a line for each sentence
         sentences = re.split(r"(?<=[.:]) (?=\S)", headlines.of_algos(book, group))
         table.notes += filter(None, sentences)
+
     if has_rates:
         table.notes += rate_notes(book, op, rows[0].first)
     if any(row.best for row in table.rows):
         table.notes.append("*: the fastest of its size")
+
     table.notes.append("spread: half the interquartile range, as a share of the median")
     if peers:
         table.notes.append(
             "x peer: the best peer's time over this one's; above 1 is faster than all peers"
         )
+
     over = []
     if known and rivals and not peers:
         over.append(f"speedup: over {known.reference}")
@@ -119,9 +127,11 @@ def calls(book: Book, op: str, rows: list[Point]) -> Table:
         table.notes.append(SHARED)
     if any(p.doubted for p in rows):
         table.notes.append(DOUBTED)
+
     table.notes += floor_notes(book)
     if gpus:
         table.notes += _notes_on_gpus(rows)
+
     return table
 
 
@@ -165,14 +175,17 @@ def _notes_on_gpus(rows: list[Point]) -> Iterator[str]:
         gpus.setdefault(key, set()).add(m.gpu)
         if m.algo == COPY:
             copies.setdefault(key, []).append(m.median_us)
+
     if any(len(numbers) > 1 for numbers in gpus.values()):
         yield "no * here: algos on different GPUs are not ranked; `gdn compare` runs them on one"
+
     differences = [max(us) / min(us) - 1 for us in copies.values() if len(us) > 1]
     if differences:
         yield (
             "the rows of the copy and the reference are the first GPU's; the copy's time differs"
             f" by up to {max(differences):.1%} between GPUs"
         )
+
     tiers = dict.fromkeys(p.first.tier for p in rows if p.first.tier)
     host = [tier for tier in tiers if tier in TIERS and TIERS[tier].host]
     if host:
@@ -207,6 +220,7 @@ def floors(book: Book, op: str, rows: list[Point]) -> Table:
             _three(point.gigabytes_per_s),
             point.first.record.how or "",
         )
+
     return table
 
 
@@ -216,11 +230,14 @@ def floor_notes(book: Book) -> Iterator[str]:
     for m in book.measured:
         if m.timing and m.timing.how:
             hows.setdefault(m.timing.tier, set()).add(m.timing.how)
+
     for tier, texts in hows.items():
         if len(texts) == 1:
             yield f"{tier}: {texts.pop()}"
+
     if any(m.algo == COPY for m in book.measured):
         yield "copy: the fastest plain copy of the bytes that the op must move"
+
     limits = [
         _limit(m, m.median_us)
         for m in book.measured
@@ -263,13 +280,16 @@ def times(group: Group, unit: str, *, floors: bool) -> Table:
     if COPY in group.algos:
         what = " is a plain copy of the bytes that the op must move."
         table.notes.append((Name(COPY), what))
+
     if floors and COPY in group.algos:
         over = f"Below a time: x copy, the time over the copy's. {BELOW_ONE}"
         table.notes.append(over)
+
     if any(group.shared(label) > 1 for label in group.labels):
         table.notes.append(SHARED)
     if floors and any(p.doubted for p in group.points.values()):
         table.notes.append(DOUBTED)
+
     return table
 
 
@@ -311,15 +331,18 @@ def _by_size(
     for label in group.labels:
         count = group.shared(label)
         heads[label] = f"{label} ({count})" if count > 1 else label
+
     if len(heads) > _ACROSS:
         columns = [Column(Name(algo), number=True, most=_NAME) for algo in algos]
         table = Table(title, [*words("size"), *columns])
         for label, name in heads.items():
             table.add(name, *(cell(algo, label) for algo in algos))
         return table
+
     table = Table(title, [*words("algo"), *numbers(*heads.values())])
     for algo in algos:
         table.add(Name(algo), *(cell(algo, label) for label in heads))
+
     return table
 
 
@@ -331,6 +354,7 @@ def ladder_table(book: Book, group: Group) -> Table | None:
     rungs = findings.rungs(book, group)
     if sum(rung.mean_us is not None for rung in rungs) < 2:
         return None
+
     factors = numbers(
         "mean time", "speedup", "over the rung below", "x copy", "workloads"
     )
@@ -349,6 +373,7 @@ def ladder_table(book: Book, group: Group) -> Table | None:
             ),
             f"{rung.right}/{rung.of}",
         )
+
     table.notes.append(
         "Geometric means over the workloads that the algos share; speedup: over the reference."
     )
@@ -374,4 +399,5 @@ def tiers(tiers: Tiers, *, gaps: bool = True) -> Table:
                 gap = f"({units.gap(us - first)})"
             cells.append(doubtful(units.duration(us), point.doubted, gap))
         table.add(label, Name(algo), *cells)
+
     return table
