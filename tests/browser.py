@@ -173,12 +173,6 @@ class Browser:
             json.dumps(e["params"]) for e in self.events if e.get("method") in kinds
         ]
 
-    def screenshot(self, file: Path, *, whole: bool = True) -> None:
-        data = self(
-            "Page.captureScreenshot", format="png", captureBeyondViewport=whole
-        )["data"]
-        file.write_bytes(base64.b64decode(data))
-
     def pdf(self) -> bytes:
         """The page as it is printed on A4."""
         data = self(

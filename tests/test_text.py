@@ -35,9 +35,9 @@ from gdn_cli.report import (
     pictures,
     screen,
     table,
-    tables,
     terminal,
 )
+from gdn_cli.report.tables import records
 
 REGISTRY = helpers.REGISTRY
 
@@ -169,7 +169,7 @@ def test_markdown_and_csv_hold_text(evil):
     seen = CORPUS[evil]
     assert harmless(page) and page.encode()
     assert seen in re.sub(r"\\([\\`*_{}\[\]()#+\-.!|$~])", r"\1", page)
-    content = io.StringIO(table.csv_text(tables.every_record(book(evil))), newline="")
+    content = io.StringIO(table.csv_text(records.every_record(book(evil))), newline="")
     rows = list(csv.DictReader(content))
     assert seen in {row["algo"] for row in rows}
     assert all(harmless("".join(row.values())) for row in rows)

@@ -526,14 +526,9 @@ def test_among_rungs_alone_no_peer_is_named():
 def test_times_of_all_stand_side_by_side_with_the_best_peer(capsys, tmp_path):
     terminal.show(reports.typed(with_peers()), REGISTRY, False, tmp_path / "out.json")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    first, second = [i for i, line in enumerate(lines) if line[:1] == ["workload"]][:2]
-    assert lines[first + 1 : first + 3] == [
-        ["B=1", "2.00", "1.00", "3.00", "2.50"],
-        ["B=8", "2.00", "-", "1.00", "4.00"],
-    ]
-    assert any(
-        line[:1] == ["gdn_decode"] and line[-1] == "us" for line in lines[:first]
-    )
+    rows = {line[0]: line[1:] for line in lines if line}
+    assert rows["cuda-v5"] == ["2.00", "2.00"] and rows["cuda-v4"][0] == "1.00"
+    second = next(i for i, line in enumerate(lines) if line[:1] == ["workload"])
     best = [" ".join(line) for line in lines[second + 1 : second + 5] if line]
     assert best[0].startswith("B=1 fla-upstream 1.250x 1.2") and best[1].startswith(
         "B=8 fi-baseline 0.500x 0.5"

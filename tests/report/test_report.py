@@ -9,12 +9,10 @@ import io
 import json
 import os
 import re
-import shutil
 import statistics
 import struct
 import subprocess
 import sys
-from copy import deepcopy
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -23,9 +21,11 @@ import browser
 import helpers
 import pytest
 import reports
+import screens
 
 from gdn_cli import errors, units
 from gdn_cli.errors import UsageError
+from gdn_cli.records.columns import COLUMNS
 from gdn_cli.report import (
     figures,
     findings,
@@ -38,10 +38,10 @@ from gdn_cli.report import (
     outline,
     pictures,
     table,
-    tables,
     terminal,
 )
-from gdn_cli.report.drawing import DARK, in_lines, styles_of
+from gdn_cli.report.drawing import styles_of
+from gdn_cli.report.tables import records
 
 ROOT = helpers.TESTS.parent
 H200 = ROOT / "results" / "h200"
@@ -57,7 +57,7 @@ def book_of(*documents: dict, **narrow):
 
 
 def sheet(book) -> str:
-    return table.csv_text(tables.every_record(book))
+    return table.csv_text(records.every_record(book))
 
 
 def results(*names: str):
@@ -78,84 +78,69 @@ def cells(text: str, n: int = 0) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("us", "plain", "long"),
     [
-        (0.05, "0.05", "0.05 us"), (2.048, "2.05", "2.05 us"), (9.996, "10.00", "10.0 us"), (99.994, "99.99", "100 us"),
-        (99.996, "100", "100 us"), (109.4, "109", "109 us"), (999.6, "1000", "1.00 ms"), (6878.2, "6878", "6.88 ms"),
+        (0.05, "0.05", "0.05 us"),
+        (9.996, "10.00", "10.0 us"),
+        (99.996, "100", "100 us"),
+        (999.6, "1000", "1.00 ms"),
         (3.2e6, "3200000", "3.20 s"),
     ],
-)  # fmt: skip
+)
 def test_numbers_have_the_digits_that_count(us, plain, long):
     assert (units.digits(us), units.duration(us)) == (plain, long)
 
 
 def test_small_words():
-    assert [units.three(x) for x in (0.9215, 0.9996, 1.2, 9.996, 17.66, 99.96, 332.4)] == [
-        "0.921", "1.00", "1.20", "10.0", "17.7", "100", "332",
-    ]  # fmt: skip
+    values = [units.three(x) for x in (0.9215, 0.9996, 1.2, 9.996, 17.66, 99.96)]
+    assert values == ["0.921", "1.00", "1.20", "10.0", "17.7", "100"]
     assert units.gap(-0.5) == "-0.50 us" and units.gap(35) == "+35.0 us"
-    assert units.listed(["a"]) == "a" and units.listed("abc") == "a, b and c"
+    assert units.listed("abc") == "a, b and c"
     assert units.listed("abcd", most=2) == "a, b and 2 more"
     # a column that needs more than four digits before the point has a unit in each cell
-    assert (
-        units.table_unit([1.0, 9999.0]) == "us"
-        and units.table_unit([1.0, 41000.0]) is None
-    )
-    assert (
-        units.table_unit([41000.0], "us") == "us"
-        and units.cell(41000.0, "ms") == "41.00"
-    )
+    assert units.table_unit([1.0, 9999.0]) == "us"
+    assert units.table_unit([1.0, 41000.0]) is None
+    assert units.cell(41000.0, "ms") == "41.00"
 
 
 def test_medians_means_and_floors_are_those_of_the_records():
     """Against the file itself, by another road: no code of the report's."""
     document = json.loads((H200 / "decode-contest.json").read_text())
-    own: dict[tuple[str, str], float] = {}
+    us: dict[str, dict[str, float]] = {}
+    at_64: dict[str, list[float]] = {}
     for r in document["records"]:
-        own[r["algo"], r["workload"]["uuid"]] = r["timing"]["median_us"]
-    (group,) = results("decode-contest.json").groups
-    assert (group.device, group.tier, group.l2) == ("NVIDIA H200", "cupti", "cold")
-    for b in (1, 64):
-        there = [
-            r for r in document["records"] if r["workload"]["axes"]["batch_size"] == b
-        ]
-        for algo in ("copy", "cuda-v4"):
-            expected = statistics.median(
-                r["timing"]["median_us"] for r in there if r["algo"] == algo
-            )
-            assert group.median_us(algo, f"B={b}") == expected
-        ratio = group.median_us("cuda-v4", f"B={b}") / group.median_us("copy", f"B={b}")
-        assert group.over_floor("cuda-v4", f"B={b}") == pytest.approx(ratio)
+        us.setdefault(r["algo"], {})[r["workload"]["uuid"]] = r["timing"]["median_us"]
+        if r["workload"]["axes"]["batch_size"] == 64:
+            at_64.setdefault(r["algo"], []).append(r["timing"]["median_us"])
     book = results("decode-contest.json")
-    rungs = {r.algo: r for r in findings.rungs(book, book.groups[0])}
-    workloads = sorted({w for _, w in own})
-    for algo, below in (
-        ("fla-recurrent", "pt-compiled"),
-        ("cuda-v1", "fla-recurrent"),
-        ("cuda-v4", "cuda-v1"),
-    ):
-        product = {name: 1.0 for name in ("reference", "below", "floor")}
-        for w in workloads:
-            product["reference"] *= (own["pt-reference", w] / own[algo, w]) ** (
-                1 / len(workloads)
-            )
-            product["below"] *= (own[below, w] / own[algo, w]) ** (1 / len(workloads))
-            product["floor"] *= (own[algo, w] / own["copy", w]) ** (1 / len(workloads))
-        r = rungs[algo]
-        assert (r.speedup, r.step, r.over_floor) == pytest.approx(
-            tuple(product.values())
-        )
-        # cpp-v1 stands between pt-compiled and fla-recurrent, but has no times here
-        assert (r.after, r.right, r.of, r.peer) == (below, 54, 54, False)
+    (group,) = book.groups
+    assert (group.device, group.tier, group.l2) == ("NVIDIA H200", "cupti", "cold")
+    copy, own = (statistics.median(at_64[algo]) for algo in ("copy", "cuda-v4"))
+    assert group.median_us("cuda-v4", "B=64") == own
+    assert group.over_floor("cuda-v4", "B=64") == pytest.approx(own / copy)
+
+    def mean(slow: str, fast: str) -> float:
+        return statistics.geometric_mean(us[slow][w] / us[fast][w] for w in us[fast])
+
+    rungs = {rung.algo: rung for rung in findings.rungs(book, group)}
+    # cpp-v1 stands between pt-compiled and fla-recurrent, but has no times here
+    for algo, below in (("fla-recurrent", "pt-compiled"), ("cuda-v4", "cuda-v1")):
+        rung = rungs[algo]
+        assert (rung.after, rung.right, rung.of, rung.peer) == (below, 54, 54, False)
+        factors = mean("pt-reference", algo), mean(below, algo), mean(algo, "copy")
+        assert (rung.speedup, rung.step, rung.over_floor) == pytest.approx(factors)
     assert rungs["fi-baseline"].peer and rungs["pt-reference"].speedup == 1.0
 
 
 def test_means_are_over_the_workloads_that_the_algos_share():
     document = reports.bench((1, 8, 64))
+    missing = {("cuda-v4", 64), ("cuda-v1", 8), ("cuda-v1", 64)}
     document["records"] = [
-        r for r in document["records"] if (r["algo"], r["workload"] and r["workload"]["axes"]["batch_size"]) not in
-        {("cuda-v4", 64), ("cuda-v1", 8), ("cuda-v1", 64)}
-    ]  # fmt: skip
+        r
+        for r in document["records"]
+        if not r["workload"]
+        or (r["algo"], r["workload"]["axes"]["batch_size"]) not in missing
+    ]
     book = book_of(document)
-    rungs = {r.algo: r for r in findings.rungs(book, book.groups[0])}
+    rungs = {rung.algo: rung for rung in findings.rungs(book, book.groups[0])}
     two = statistics.geometric_mean([36.0 + 1.6, 36.0 + 1.6 * 8])
     # not over 64, which cuda-v4 lacks
     assert rungs["pt-reference"].mean_us == pytest.approx(two)
@@ -165,47 +150,13 @@ def test_means_are_over_the_workloads_that_the_algos_share():
 
 
 def test_the_readmes_table_from_its_records():
-    text = markdown.markdown(results("decode-contest.json"))
-    assert text.startswith(
-        "`gdn_decode` on NVIDIA H200 (driver 580.159.04, SM clock 1980 MHz), tier cupti, L2"
-        " cold; "
+    screens.check(
+        "report-decode-contest", markdown.markdown(results("decode-contest.json"))
     )
-    assert "commit 1c78cc43113f" in text
-    table = cells(text)
-    assert list(table) == [
-        "algo", "---", "`copy`", "`pt-reference`", "`pt-compiled`", "`fla-recurrent`", "`cuda-v1`", "`cuda-v4`",
-        "`fi-baseline`", "`fla-upstream`",
-    ]  # fmt: skip
-    assert table["algo"] == [
-        "B=1 (10)",
-        "B=4 (8)",
-        "B=8 (7)",
-        "B=16 (7)",
-        "B=32 (7)",
-        "B=48 (7)",
-        "B=64 (8)",
-    ]
-    assert table["`pt-reference`"] == [
-        "37.35",
-        "43.00",
-        "45.21",
-        "56.54",
-        "80.93",
-        "109",
-        "141",
-    ]
-    assert (
-        table["`fla-recurrent`"][-2:] == ["14.94", "**18.56**"]
-        and table["`cuda-v1`"][-2] == "**14.85**"
-    )
-    cpu = merge.gather(
-        merge.read([ROOT / "results/epyc-2cpu/decode-quick.json"]), REGISTRY
-    )
-    assert cells(markdown.markdown(cpu))["`cpp-v1`"] == [
-        "**10.1 us**",
-        "**64.1 us**",
-        "**1.15 ms**",
-    ]
+    file = ROOT / "results/epyc-2cpu/decode-quick.json"
+    cpu = merge.gather(merge.read([file]), REGISTRY)
+    times = ["**10.1 us**", "**64.1 us**", "**1.15 ms**"]
+    assert cells(markdown.markdown(cpu))["`cpp-v1`"] == times
     assert cells(markdown.markdown(cpu, unit="us"))["`pt-reference`"][2] == "40969"
 
 
@@ -235,120 +186,81 @@ def test_an_own_algo_comes_after_the_ladder_and_before_the_peers():
 
 
 def test_a_later_file_replaces_the_same_measurement_and_no_other():
-    old, new = (
-        reports.bench((1, 8)),
-        reports.document([reports.record("cuda-v4", 8, 3.0)]),
-    )
+    old = reports.bench((1, 8))
+    new = reports.document([reports.record("cuda-v4", 8, 3.0)])
     book = book_of(old, new)
     (group,) = book.groups
     assert group.median_us("cuda-v4", "B=8") == 3.0
     assert group.median_us("cuda-v4", "B=1") == pytest.approx(1.9 + 0.28)
-    assert group.median_us("cuda-v1", "B=8") == pytest.approx(2.3 + 0.26 * 8)
-    assert notes.file_notes(book) == [
-        notes.Note("replaced", "1 record of 0.json replaced by those of 1.json")
-    ]
-    assert book_of(new, old).groups[0].median_us("cuda-v4", "B=8") == pytest.approx(
-        1.9 + 0.28 * 8
-    )
+    (note,) = notes.file_notes(book)
+    assert note.text == "1 record of 0.json replaced by those of 1.json"
+    (group,) = book_of(new, old).groups
+    assert group.median_us("cuda-v4", "B=8") == pytest.approx(1.9 + 0.28 * 8)
 
 
 def test_devices_tiers_and_l2_states_stay_apart():
     warm = reports.bench((1, 8))
     for r in warm["records"]:
         r["timing"]["l2"] = "warm"
-    other = reports.bench(
-        (1, 8), environments={"cuda": reports.GPU | {"gpu": "NVIDIA B200"}}
-    )
+    b200 = {"cuda": reports.GPU | {"gpu": "NVIDIA B200"}}
+    other = reports.bench((1, 8), environments=b200)
     for r in other["records"]:
         r["timing"]["median_us"] /= 2
-    cpu = reports.document(
-        [
-            reports.record(a, b, 90.0 * b, "wall", mode="cpu")
-            for a in ("copy", "cuda-v4")
-            for b in (1, 8)
-        ],
-        environments={"cpu": reports.CPU},
-    )
+    rows = [reports.record(a, 8, 90.0, "wall", mode="cpu") for a in ("copy", "cuda-v4")]
+    cpu = reports.document(rows, environments={"cpu": reports.CPU})
     book = book_of(reports.bench((1, 8), ("cupti", "fib")), warm, other, cpu)
-    assert [(g.device, g.tier, g.l2) for g in book.groups] == [
-        ("NVIDIA H200", "cupti", "cold"), ("NVIDIA H200", "cupti", "warm"), ("NVIDIA H200", "fib", "cold"),
-        ("NVIDIA B200", "cupti", "cold"), ("AMD EPYC, 2 threads", "wall", None),
-    ]  # fmt: skip
-    for group, factor in (
-        (book.groups[0], 1),
-        (book.groups[1], 1),
-        (book.groups[3], 0.5),
-    ):
-        assert group.median_us("cuda-v4", "B=8") == pytest.approx(
-            (1.9 + 0.28 * 8) * factor
-        )
-        assert group.over_floor("cuda-v4", "B=8") == pytest.approx(
-            (1.9 + 0.28 * 8) / (1.4 + 0.26 * 8)
-        )
-    fib = book.groups[2]
-    assert fib.median_us("cuda-v4", "B=8") == pytest.approx(1.9 + 0.28 * 8 + 35)
-    # there is no copy in that tier, and no other tier's will do
-    assert fib.over_floor("cuda-v4", "B=8") is None
-    assert book.groups[4].over_floor("cuda-v4", "B=8") == 1.0
-    rows = list(csv.DictReader(io.StringIO(sheet(book))))
-    for row in rows:
-        assert (row["over_floor"] == "") == (
-            row["tier"] == "fib" or row["algo"] in ("copy", "empty", "copy-rate")
-        )
+    us, over = 1.9 + 0.28 * 8, (1.9 + 0.28 * 8) / (1.4 + 0.26 * 8)
+    found = [
+        (g.device, g.how, g.median_us("cuda-v4", "B=8"), g.over_floor("cuda-v4", "B=8"))
+        for g in book.groups
+    ]
+    assert found == [
+        ("NVIDIA H200", "cupti, L2 cold", pytest.approx(us), pytest.approx(over)),
+        ("NVIDIA H200", "cupti, L2 warm", pytest.approx(us), pytest.approx(over)),
+        # there is no copy in that tier, and no other tier's will do
+        ("NVIDIA H200", "fib, L2 cold", pytest.approx(us + 35), None),
+        ("NVIDIA B200", "cupti, L2 cold", pytest.approx(us / 2), pytest.approx(over)),
+        ("AMD EPYC, 2 threads", "wall", 90.0, 1.0),
+    ]
+    for row in csv.DictReader(io.StringIO(sheet(book))):
+        alone = row["tier"] == "fib" or row["algo"] in ("copy", "empty", "copy-rate")
+        assert (row["over_floor"] == "") == alone
 
 
 def test_a_later_failed_check_removes_the_time_and_a_later_pass_restores_it():
     good = reports.bench((1, 8))
     check = {"passed": False, "official": False, "errors": {"output": 0.5}}
-    wrong = reports.record(
-        "cuda-v4", 8, None, None, status="wrong", reason="off", check=check
-    )
-    bad = reports.document([wrong], command="run")
+    failure = {"status": "wrong", "reason": "off", "check": check}
+    bad = reports.document([reports.record("cuda-v4", 8, None, None, **failure)])
     book = book_of(good, bad)
     (group,) = book.groups
-    assert (
-        group.median_us("cuda-v4", "B=8") is None
-        and group.points["cuda-v4", "B=8"].failed.reason == "off"
-    )
+    assert group.median_us("cuda-v4", "B=8") is None
+    assert group.points["cuda-v4", "B=8"].failed.reason == "off"
     assert group.median_us("cuda-v4", "B=1") is not None
     # it counts in no mean either
     assert {r.algo: r.right for r in findings.rungs(book, group)}["cuda-v4"] == 1
     assert cells(markdown.markdown(book))["`cuda-v4`"][1] == "wrong"
-    assert [
-        (c.right, c.of) for c in notes.checks(book, "gdn_decode") if c.algo == "cuda-v4"
-    ] == [(1, 2)]
+    checks = {c.algo: (c.right, c.of) for c in notes.checks(book, "gdn_decode")}
+    assert checks["cuda-v4"] == (1, 2)
     mended = book_of(good, bad, good)
-    assert (
-        mended.groups[0].median_us("cuda-v4", "B=8") is not None
-        and notes.notes(mended, "gdn_decode") == []
-    )
-    crashed = reports.record(
-        "cuda-v4", 1, None, status="crashed", reason="signal 11", workload=None
-    )
-    assert notes.notes(book_of(reports.document([crashed]), good), "gdn_decode") == []
+    assert mended.groups[0].median_us("cuda-v4", "B=8") is not None
+    assert notes.notes(mended) == []
+    crashed = reports.record("cuda-v4", 1, None, status="crashed", workload=None)
+    assert notes.notes(book_of(reports.document([crashed]), good)) == []
 
 
 def test_rows_of_several_origins_in_one_table_are_noted():
+    row = reports.record("cuda-v4", 8, 3.0, source_hash="cuda-v4-2")
+    environment = reports.GPU | {"driver": "590.1", "versions": {"torch": "2.12"}}
     other = reports.document(
-        [reports.record("cuda-v4", 8, 3.0, source_hash="cuda-v4-2")], commit="2222", dirty=True,
-        environments={"cuda": reports.GPU | {"driver": "590.1", "versions": {"torch": "2.12"}}},
-    )  # fmt: skip
-    said = [
-        n.text
-        for n in notes.notes(book_of(reports.bench((1, 8)), other), "gdn_decode")
-        if n.kind == "mixed"
-    ]
-    joined = "; ".join(said)
-    assert "several drivers are mixed: 580.159.04 in 0.json; 590.1 in 1.json" in joined
-    assert (
-        "commits are mixed: 1c78cc43113f in 0.json; 2222 with changes in 1.json"
-        in joined
+        [row], commit="2222", dirty=True, environments={"cuda": environment}
     )
-    assert "torch 2.11.0+cu130 and 2.12" in joined
-    assert (
-        "cuda-v4: several states of its sources are mixed: cuda-v4-1 and cuda-v4-2"
-        in joined
-    )
+    found = notes.notes(book_of(reports.bench((1, 8)), other), "gdn_decode")
+    text = "; ".join(note.text for note in found if note.kind == "mixed")
+    assert "drivers are mixed: 580.159.04 in 0.json; 590.1 in 1.json" in text
+    assert "commits are mixed: 1c78cc43113f in 0.json; 2222 with changes" in text
+    assert "torch 2.11.0+cu130 and 2.12" in text
+    assert "sources are mixed: cuda-v4-1 and cuda-v4-2" in text
     assert notes.notes(book_of(reports.bench()), "gdn_decode") == []
 
 
@@ -358,155 +270,69 @@ def test_files_of_schema_1_and_2_are_read_alike(tmp_path):
         for key in ("ci_low_us", "ci_high_us", "histogram", "stopped"):
             del r["timing"][key]
         del r["tier"]
-    books = [
-        merge.gather(merge.read([reports.write(tmp_path, d)]), REGISTRY)
-        for d in (new, old)
-    ]
-    assert [g.how for b in books for g in b.groups] == ["cupti, L2 cold"] * 2
-    assert cells(markdown.markdown(books[0])) == cells(markdown.markdown(books[1]))
-    said = [figures.spread(b, b.groups[0])[0].words for b in books]
-    # schema 1 did not keep it
-    assert "interval" in said[0] and "interval" not in said[1]
-    assert html.page(books[1], "old").count("<svg") == 5
+    files = [reports.write(tmp_path, d, f"{i}.json") for i, d in enumerate((new, old))]
+    first, second = (merge.gather(merge.read([file]), REGISTRY) for file in files)
+    assert [g.how for g in first.groups + second.groups] == ["cupti, L2 cold"] * 2
+    assert cells(markdown.markdown(first)) == cells(markdown.markdown(second))
 
 
 # --- findings
 
 
 def test_tiers_are_told_apart_by_gaps_never_by_ratios():
-    (t,) = findings.tiers(
-        book_of(reports.bench((1, 8), ("cupti", "events", "fib"))), "gdn_decode"
-    )
-    assert t.names == ("cupti", "events", "fib")
-    rows = {(label, algo): medians for label, algo, medians in t.rows}
+    book = book_of(reports.bench((1, 8), ("cupti", "events", "fib")))
+    (tiers,) = findings.tiers(book, "gdn_decode")
+    assert tiers.names == ("cupti", "events", "fib")
+    rows = {(label, algo): medians for label, algo, medians in tiers.rows}
     assert rows["B=1", "cuda-v4"] == pytest.approx((2.18, 6.18, 37.18))
     assert rows["B=1", "copy"] == pytest.approx((1.66, 5.66, None))
-    assert t.said[1].startswith("fib adds 35.0 us to the time in cupti, in the median.")
-    assert "Its ranking of the algos is the same" in t.said[1]
-    turned = reports.bench((1, 8), ("cupti", "fib"))
-    for r in turned["records"]:
+    assert tiers.said[1] == "fib adds 35.0 us to the time in cupti, in the median."
+    uneven = reports.bench((1, 8), ("cupti", "fib"))
+    for r in uneven["records"]:
         if (r["algo"], r["tier"], r["workload"]) == (
             "fi-baseline",
             "fib",
             reports.workload(8),
         ):
             r["timing"]["median_us"] = 20.0
-    said = findings.tiers(book_of(turned), "gdn_decode")[0].said[0]
-    assert (
-        "to +35.0 us" in said
-        and "It ranks cuda-v1 and fi-baseline at B=8 the other way round" in said
-    )
+    (tiers,) = findings.tiers(book_of(uneven), "gdn_decode")
+    assert "from +12.5 us (fi-baseline at B=8) to +35.0 us" in tiers.said[0]
     assert findings.tiers(book_of(reports.bench()), "gdn_decode") == []
 
 
-def slices_of(op: str, *axes: dict[str, int]) -> list[findings.Slice]:
-    rows = [
-        reports.record(
-            "pt-reference",
-            1,
-            5.0,
-            op=op,
-            workload={"uuid": str(i), "index": i, "axes": a},
-        )
-        for i, a in enumerate(axes)
-    ]
-    return findings.slices(book_of(reports.document(rows)).groups[0])
+def sizes_along(op: str, names: str, *sizes: tuple[int, ...]) -> findings.Slice | None:
+    """The sizes that a figure shows, of workloads with these axes."""
+    rows = []
+    for i, values in enumerate(sizes):
+        axes = dict(zip(names.split(), values, strict=True))
+        call = {"uuid": str(i), "index": i, "axes": axes}
+        rows.append(reports.record("pt-reference", 1, 5.0, op=op, workload=call))
+    (group,) = book_of(reports.document(rows)).groups
+    return findings.sizes_along(group)
 
 
-def test_a_figure_follows_one_axis_and_names_the_others():
-    grid = [
-        {"batch_size": b, "seq_len": s}
-        for b, s in [(1, 128), (1, 512), (1, 1024), (1, 4096), (2, 512), (4, 512)]
-    ]
-    long, wide = slices_of("attention_fwd", *grid)
-    assert (long.axis, long.fixed, long.labels[-1]) == (
-        "seq_len",
-        "batch_size=1",
-        "B=1 S=4096",
-    )
-    assert (wide.axis, wide.fixed, wide.labels) == (
-        "batch_size",
-        "seq_len=512",
-        ("B=1 S=512", "B=2 S=512", "B=4 S=512"),
-    )
-    # three sizes that differ in both axes: one figure, joined, that says so
-    few = [
-        {"total_seq_len": t, "num_seqs": n, "len_cu_seqlens": n + 1}
-        for t, n in [(16, 1), (139, 3), (525, 1)]
-    ]
-    (only,) = slices_of("gdn_prefill", *few)
-    assert (only.axis, only.fixed, only.joined, only.others) == (
-        "total_seq_len",
-        "",
-        True,
-        True,
-    )
-    # many sizes in no order: marks without lines between them
-    many = [
-        {"total_seq_len": 10 * i + 7, "num_seqs": i % 7 + 1, "len_cu_seqlens": 2}
-        for i in range(1, 40)
-    ]
-    (only,) = slices_of("gdn_prefill", *many)
-    assert not only.joined and len(only.labels) == 39
-    assert slices_of("gdn_decode", {"batch_size": 4}) == []
-    four = [
-        {"total_seq_len": t, "num_seqs": 1, "len_cu_seqlens": 2}
-        for t in (8, 64, 512, 4096)
-    ]
-    (row,) = slices_of(
-        "gdn_prefill", *four, {"total_seq_len": 99, "num_seqs": 5, "len_cu_seqlens": 6}
-    )
-    assert row.left_out == ("T=99 N=5",)
+def test_a_figure_follows_the_longest_row_of_sizes():
+    grid = [(1, 128), (1, 512), (1, 1024), (1, 4096), (2, 512), (4, 512)]
+    row = sizes_along("attention_fwd", "batch_size seq_len", *grid)
+    assert (row.axis, row.fixed, row.joined) == ("seq_len", "batch size 1", True)
+    assert row.labels[-1] == "B=1 S=4096" and row.left_out == ("B=2 S=512", "B=4 S=512")
+    assert row.at["B=1 S=512"] == 512.0
+    # sizes in no order: marks without lines between them, over the axis with most values
+    mixed = [(10 * i + 7, i % 7 + 1, 2) for i in range(1, 40)]
+    row = sizes_along("gdn_prefill", "total_seq_len num_seqs len_cu_seqlens", *mixed)
+    assert (row.axis, row.fixed, row.joined) == ("total_seq_len", "", False)
+    assert len(row.labels) == 39 and row.left_out == ()
+    assert sizes_along("gdn_decode", "batch_size", (4,)) is None
 
 
 def test_only_a_failed_probe_or_check_counts_as_wrong():
-    records = [
-        reports.record(
-            "cheat",
-            1,
-            None,
-            status="wrong",
-            reason="probe cached by pointer: equal outputs",
-        ),
-        reports.record(
-            "honest",
-            1,
-            None,
-            "nvbench",
-            status="tier_unavailable",
-            reason="nvbench: pip install cuda-bench",
-        ),
-    ]
-    found = {
-        c.algo: c.right
-        for c in notes.checks(book_of(reports.document(records)), "gdn_decode")
-    }
-    assert found == {"cheat": 0, "honest": 1}
-
-
-def test_the_spread_is_that_of_the_samples():
-    book = book_of(reports.bench((8,), each=2))
-    low, high = findings.spreads(book.groups[0], "cuda-v4")
-    base, other = 1.9 + 0.28 * 8, (1.9 + 0.28 * 8) * 1.01
-    middle = (base + other) / 2
-    assert (low.median, high.median) == pytest.approx(
-        (100 * (base / middle - 1), 100 * (other / middle - 1)), abs=0.02
+    cheat = reports.record(
+        "cheat", 1, None, status="wrong", reason="probe cached by pointer"
     )
-    assert low.most == pytest.approx(
-        (100 * (base * 0.98 / middle - 1), 100 * (base * 1.05 / middle - 1)), abs=0.02
-    )
-    assert (
-        low.quartiles[0]
-        < low.interval[0]
-        < low.median
-        < low.interval[1]
-        < low.quartiles[1]
-    )
-    # the 1st and the 99th percentile leave single strays out
-    assert findings._percentiles([[1.0, 1], [5.0, 150], [9.0, 2], [99.0, 1]]) == (
-        5.0,
-        9.0,
-    )
+    status, reason = "tier_unavailable", "nvbench: pip install cuda-bench"
+    honest = reports.record("honest", 1, None, "nvbench", status=status, reason=reason)
+    checks = notes.checks(book_of(reports.document([cheat, honest])), "gdn_decode")
+    assert {check.algo: check.right for check in checks} == {"cheat": 0, "honest": 1}
 
 
 def doubting(document: dict, *where: tuple[str, int]) -> dict:
@@ -517,153 +343,76 @@ def doubting(document: dict, *where: tuple[str, int]) -> dict:
     return document
 
 
-def test_nothing_in_doubt_is_the_fastest_or_a_headline():
+def test_nothing_in_doubt_is_the_fastest():
     """If the first is in doubt, no algo gets the star; a doubt about another one does
     not change it.
     """
     (plain,) = book_of(reports.bench()).groups
-    assert [plain.fastest(label) for label in plain.labels] == [
-        "cuda-v4",
-        "cuda-v4",
-        "cuda-v1",
-    ]
+    assert [*map(plain.fastest, plain.labels)] == ["cuda-v4", "cuda-v4", "cuda-v1"]
     book = book_of(
         doubting(reports.bench(), ("cuda-v4", 1), ("cuda-v4", 64), ("fi-baseline", 8))
     )
     (group,) = book.groups
-    assert [group.fastest(label) for label in group.labels] == [
-        None,
-        "cuda-v4",
-        "cuda-v1",
-    ]
+    assert [*map(group.fastest, group.labels)] == [None, "cuda-v4", "cuda-v1"]
     text = markdown.markdown(book)
-    assert (
-        f"| {units.cell(group.median_us('cuda-v4', 'B=1'), 'us')} ? |" in text
-        and text.count("**") == 2 * 2
-    )
-    points = {
-        (p["algo"], p["label"]): p
-        for p in findings.to_json(book)["groups"][0]["points"]
-    }
-    assert (
-        points["cuda-v4", "B=1"]["doubted"] and not points["cuda-v4", "B=1"]["fastest"]
-    )
-    assert {r.algo: r.doubted for r in findings.rungs(book, group) if r.algo.startswith("cuda")} == {
-        "cuda-v1": False, "cuda-v4": True,
-    }  # fmt: skip
+    assert "| 2.18 ? |" in text and text.count("**") == 2 * 2
+    points = findings.to_json(book)["groups"][0]["points"]
+    (point,) = [p for p in points if (p["algo"], p["label"]) == ("cuda-v4", "B=1")]
+    assert point["doubted"] and not point["fastest"]
+    doubted = {rung.algo: rung.doubted for rung in findings.rungs(book, group)}
+    assert doubted["cuda-v4"] and not doubted["cuda-v1"]
 
 
 def test_a_headline_is_of_times_that_are_not_in_doubt():
-    book = book_of(reports.bench())
-    first, *_ = headlines.headline(book, book.groups[0])
-    assert first.startswith("cuda-v4 takes") and "3 workloads" in first
-    assert "as fast as the best peer (" in first and "the reference" not in first
-    book = book_of(doubting(reports.bench(), ("pt-reference", 64)))
+    def headline(*doubted):
+        book = book_of(doubting(reports.bench(), *doubted))
+        return headlines.of_algos(book, book.groups[0])
+
+    text = headline()
+    assert text.startswith("cuda-v4 takes") and "3 workloads" in text
+    assert "as fast as the best peer (" in text and "the reference" not in text
     # the ratio to the reference is over the other two
-    first, *_ = headlines.headline(book, book.groups[0])
-    assert first.startswith("cuda-v4 takes") and "2 workloads" in first
-    book = book_of(doubting(reports.bench(), *(("cuda-v4", b) for b in (1, 8, 64))))
-    assert headlines.headline(book, book.groups[0]) == headlines.machine(book.groups[0])
-    assert " ?" in next(
-        r.mean for r in findings.rungs(book, book.groups[0]) if r.algo == "cuda-v4"
-    )
+    assert "over 2 workloads" in headline(("pt-reference", 64))
+    assert headline(*(("cuda-v4", b) for b in (1, 8, 64))) == ""
 
 
-def test_the_terminal_gives_no_star_and_no_plain_ratio_to_doubted_times(capsys):
-    def lines(*where):
-        document = doubting(reports.bench((1,)), *where)
-        terminal.show(reports.typed(document), REGISTRY, False, Path("x.json"))
-        found = capsys.readouterr().out.splitlines()
-        return {
-            algo: next(line for line in found if f" {algo} " in line)
-            for algo in ("cuda-v1", "cuda-v4")
-        }
-
-    plain = lines()
-    assert "cuda-v4 *" in plain["cuda-v4"] and "x ?" not in plain["cuda-v4"]
-    unsure = lines(("cuda-v4", 1))
-    assert "*" not in unsure["cuda-v4"] + unsure["cuda-v1"]
-    assert "x ?" in unsure["cuda-v4"] and "x ?" not in unsure["cuda-v1"]
-    # the star stays, and a ratio to a doubted time is doubted
-    slow = lines(("fi-baseline", 1))
-    assert (
-        "cuda-v4 *" in slow["cuda-v4"]
-        and "x ?" in slow["cuda-v4"]
-        and "x ?" in slow["cuda-v1"]
-    )
+@pytest.mark.parametrize("doubted", ["", "cuda-v4", "fi-baseline"])
+def test_the_terminal_marks_doubted_times(doubted, capsys):
+    """No star and no plain ratio: a ratio to a doubted time is doubted, too."""
+    document = doubting(reports.bench((1,)), (doubted, 1))
+    terminal.show(reports.typed(document), REGISTRY, False, Path("x.json"))
+    screens.check(f"doubted-{doubted or 'none'}", capsys.readouterr().out)
 
 
-def test_failures_and_doubts_are_said_in_words():
-    book = book_of(reports.everything())
-    said = {(n.kind, n.text) for n in notes.notes(book, "gdn_decode")}
-    assert (
-        "failed",
-        (
-            "wrong-v1 at B=1 (7d79fd33) and B=4: wrong, output is off by 0.31; the contest's own"
-            " rule would pass it"
-        ),
-    ) in said
-    assert ("failed", "cuda-v9: crashed, signal 11; 3 workloads not reached") in said
-    crash = {
-        "during": {"uuid": "2640f1e3-x", "axes": {"batch_size": 8}},
-        "tail": ["in Run(...)"],
-    }
+def test_everything_on_the_terminal_and_in_markdown(capsys):
+    document = reports.typed(reports.everything())
+    terminal.show(document, REGISTRY, False, Path("x.json"))
+    screens.check("everything", capsys.readouterr().out)
+    text = markdown.markdown(book_of(reports.everything()), markdown.PARTS)
+    screens.check("everything-markdown", text)
+
+
+def test_failures_name_the_workload_and_the_first_wrong_value():
     failed = {"op": "gdn_decode", "algo": "mine", "mode": "cpu"}
-    wrong = {
-        "first_wrong": {
-            "output": {"index": [0, 5], "expected": 0.25, "instead": "never written"}
-        }
-    }
-    document = reports.everything() | {
-        "records": [
-            failed | {"status": "crashed", "reason": "crashed with SIGSEGV"} | crash,
-            failed
-            | {
-                "status": "build_failed",
-                "reason": "a.cpp:1: error: x\na.cpp:2: error: y",
-            },
-            failed
-            | {
-                "status": "wrong",
-                "reason": "output: 3 of 9 elements were not written",
-                "check": wrong,
-            },
-        ]
-    }
-    own = [
-        (n.text, n.tail) for n in notes.notes(book_of(document)) if n.kind == "failed"
-    ]
-    assert own == [
-        ("mine at B=8 (2640f1e3): crashed with SIGSEGV", ("in Run(...)",)),
+    call = {"uuid": "2640f1e3-x", "axes": {"batch_size": 8}}
+    wrong = {"output": {"index": [0, 5], "expected": 0.25, "instead": "never written"}}
+    records = [
+        {"status": "crashed", "reason": "crashed with SIGSEGV", "during": call, "tail": ["in Run()"]},
+        {"status": "build_failed", "reason": "a.cpp:1: error: x\na.cpp:2: error: y"},
+        {"status": "wrong", "reason": "3 of 9 were not written", "check": {"first_wrong": wrong}},
+    ]  # fmt: skip
+    book = book_of(reports.document([failed | record for record in records]))
+    assert [(note.text, note.tail) for note in notes.notes(book)] == [
+        ("mine at B=8 (2640f1e3): crashed with SIGSEGV", ("in Run()",)),
         ("mine: build failed, a.cpp:1: error: x", ("a.cpp:2: error: y",)),
         (
-            (
-                "mine: wrong, output: 3 of 9 elements were not written; the contest's own rule"
-                " would pass it"
-            ),
+            "mine: wrong, 3 of 9 were not written; the contest's own rule would pass it",
             ("output: first wrong at [0, 5]: expected 0.25, never written",),
         ),
     ]
-    assert ("not run", "fla-upstream: fla is not here (pip install fla-core)") in said
-    assert any(
-        kind == "doubt"
-        and text.startswith("fi-baseline at B=16 (cupti): the SM clock moved")
-        for kind, text in said
-    )
-    right = {c.algo: (c.right, c.of) for c in notes.checks(book, "gdn_decode")}
-    assert (
-        right["cuda-v4"] == (10, 10)
-        and right["wrong-v1"] == (0, 2)
-        and "cuda-v9" not in right
-    )
-    text = markdown.markdown(book)
-    assert (
-        cells(text)["`fi-baseline`"][3].endswith(" ?")
-        and cells(text)["`cuda-v9`"] == ["crashed"] * 5
-    )
-    assert "see the notes" in html.page(book, "x", ("times", "notes"))
     interrupted = book_of(reports.bench(interrupted=True))
     assert notes.file_notes(interrupted)[0].kind == "interrupted"
+    assert "see the notes" in html.page(book, "x", ("times", "notes"))
 
 
 # --- writing
@@ -671,8 +420,6 @@ def test_failures_and_doubts_are_said_in_words():
 
 class Tags(HTMLParser):
     """Every tag with its attributes, and the texts."""
-
-    VOID = {"meta", "link", "br", "path", "rect", "use", "stop"}
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -682,7 +429,7 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "link"):
+        if tag not in ("meta", "link", "img"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
@@ -727,233 +474,90 @@ def test_the_page_is_whole_and_alone(pages, name):
     # else a browser asks for /favicon.ico
     assert ("link", {"rel": "icon", "href": "data:,"}) in tags.tags
     ids = [a["id"] for _, a in tags.tags if "id" in a]
-    assert len(ids) == len(set(ids))
-    referred = {
-        a["href"][1:] for _, a in tags.tags if a.get("href", "").startswith("#")
-    }
-    referred |= set(re.findall(r"url\(#([^)]+)\)", text))
-    assert referred <= set(ids)
+    links = [a["href"] for _, a in tags.tags if a.get("href", "").startswith("#")]
+    assert len(ids) == len(set(ids)) and {link[1:] for link in links} <= set(ids)
     # nothing that would be fetched: every address is inside the page
     for tag, attributes in tags.tags:
-        assert tag not in (
-            "script",
-            "iframe",
-            "object",
-            "embed",
-            "img",
-            "image",
-            "base",
-            "form",
-        )
-        for key in ("href", "src", "srcset", "xlink:href", "data", "action"):
-            assert re.match(r"#|data:,", attributes.get(key, "#")), (tag, attributes)
-        assert not [k for k in attributes if k.startswith("on")]
+        assert tag not in ("script", "iframe", "object", "embed", "base", "form", "svg")
+        for key in ("href", "src", "srcset", "data", "action"):
+            assert re.match("#|data:", attributes.get(key, "#")), (tag, attributes)
+        assert not [key for key in attributes if key.startswith("on")]
+        assert tag != "th" or attributes["scope"] in ("col", "row")
+        assert tag != "img" or attributes["alt"].endswith(".")
     assert not re.search(r"@import|url\((?!#)", text)
-    for tag, attributes in tags.tags:
-        if tag == "th":
-            assert attributes["scope"] in ("col", "row")
-        if tag == "svg":
-            assert attributes["role"] == "img" and set(
-                attributes["aria-labelledby"].split()
-            ) <= set(ids)
-    assert (
-        text.count("<svg")
-        == text.count("<title id=")
-        == text.count("<desc")
-        == text.count("<figcaption")
-        > 5
-    )
+    images = text.count("<img")
+    assert images == text.count("<figcaption") > 2
 
 
 def test_values_from_records_stay_text(pages):
     text = (pages / "hostile.html").read_text()
-    for bad in ("<script", "<img", "<i>", "</style><", "<1>", "]]>", "no_such<"):
+    for bad in ("<script", "<i>", "</style><", "<1>", "]]>", "no_such<", "\x07"):
         assert bad not in text, bad
     seen = "".join(Tags(text).texts)
-    for name in (
-        "<script>alert(1)</script>",
-        "</style><img src=x onerror=alert(1)>",
-        "no_such<op>",
-        "<commit>",
-    ):
+    for name in ("<script>alert(1)</script>", "no_such<op>", "<commit>"):
         assert name in seen
-    assert "\x07" not in text
-    table = sheet(book_of(reports.hostile()))
-    assert {row["algo"] for row in csv.DictReader(io.StringIO(table))} >= {
-        "'=cmd()",
-        '$x^2$ & "quotes" \'`|\\',
-    }
-    text = markdown.markdown(book_of(reports.hostile()))
-    assert (
-        len(
-            {
-                len(re.split(r"(?<!\\)\|", line))
-                for line in text.split("\n\n")[1].splitlines()
-            }
-        )
-        == 1
-    )
+    book = book_of(reports.hostile())
+    rows = csv.DictReader(io.StringIO(sheet(book)))
+    names = {"'=cmd()", '$x^2$ & "quotes" \'`|\\'}
+    assert {row["algo"] for row in rows} >= names
+    text = markdown.markdown(book)
+    lines = text.split("\n\n")[1].splitlines()
+    # no cell begins in a name
+    assert len({len(re.split(r"(?<!\\)\|", line)) for line in lines}) == 1
     assert "<!--" not in text and "<img" not in text
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path):
     """In another process, with other hashes, another folder and another matplotlibrc."""
     file = reports.write(tmp_path, reports.everything())
-    script = (
-        "import sys, hashlib\nfrom pathlib import Path\nfrom gdn_cli.catalog import"
-        " registry\nfrom gdn_cli.report import figures, html, merge as gather, pictures\nbook ="
-        f" gather.gather(gather.read([Path({str(file)!r})]), registry.load())\npng ="
-        " pictures.png(*figures.one(book, 'latency'))\nmade = html.page(book, 'x', ('latency',"
-        " 'ladder', 'spread', 'tiers', 'environment')).encode(),"
-        " png\nprint(*(hashlib.sha256(x).hexdigest() for x in made))"
-    )
-    (tmp_path / "matplotlibrc").write_text(
-        "font.size: 30\naxes.facecolor: red\nsavefig.dpi: 20\n"
-    )
-    seen = set()
+    (tmp_path / "matplotlibrc").write_text("font.size: 30\naxes.facecolor: red\n")
     for seed, cwd in (("1", tmp_path), ("2", ROOT)):
-        env = helpers.environment(
-            PYTHONHASHSEED=seed, TZ="Asia/Tokyo" if seed == "1" else "UTC"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            env=env,
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-        )
-        seen.add(done.stdout or done.stderr)
-    assert len(seen) == 1 and re.fullmatch(r"[0-9a-f]{64} [0-9a-f]{64}\n", seen.pop())
+        for kind in ("html", "png", "svg"):
+            out = tmp_path / f"{seed}.{kind}"
+            command = [sys.executable, "-m", "gdn_cli", "report", file, "-o", out]
+            env = helpers.environment(PYTHONHASHSEED=seed)
+            subprocess.run(command, env=env, cwd=cwd, check=True, capture_output=True)
+    for kind in ("html", "png", "svg"):
+        first, second = (tmp_path / f"{seed}.{kind}" for seed in "12")
+        assert first.read_bytes() == second.read_bytes(), kind
 
 
 def test_the_png_is_the_main_figure_and_carries_no_date():
     book = book_of(reports.bench())
     drawing, heading = figures.one(book, "latency")
     data = pictures.png(drawing, heading)
-    assert (
-        data[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">I", data[16:20])[0] == 1280
-    )
-    kinds = re.findall(rb"tEXt|tIME|iTXt|zTXt", data)
-    assert kinds == []
-    assert (
-        heading[1]
-        == "gdn_decode on NVIDIA H200 (driver 580.159.04, SM clock 1980 MHz), tier cupti, L2 cold"
-    )
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">I", data[16:20])[0] == 1280
+    assert not re.search(rb"tEXt|tIME|iTXt|zTXt", data)
+    assert heading[1].startswith("gdn_decode on NVIDIA H200 (driver 580.159.04, ")
+    several = results("decode-contest.json", "attention-climb.json")
     with pytest.raises(
-        UsageError,
-        match="there are several: gdn_decode on NVIDIA H200; attention_fwd on NVIDIA H200",
+        UsageError, match="there are several: gdn_decode on NVIDIA H200; "
     ):
-        figures.one(results("decode-contest.json", "attention-climb.json"), "latency")
-    with pytest.raises(UsageError, match="no figure 'compare'"):
-        figures.one(book, "compare")
+        figures.one(several, "latency")
+    file = ROOT / "results/epyc-2cpu/decode-contest-check.json"
+    with pytest.raises(UsageError, match="no figure 'floor'"):
+        figures.one(merge.gather(merge.read([file]), REGISTRY), "floor")
 
 
 def test_floors_and_peers_have_their_own_look():
     book = book_of(reports.bench())
-    (drawing,) = figures.latency(book, book.groups[0])
-    svg = pictures.svg(drawing)
-    for name in ("copy", "empty launch", "fi-baseline", "cuda-v4"):
-        assert f">{name}</text>" in svg
-    assert "stroke-dasharray" in svg  # the peer, in grey as well
-    assert "<metadata" not in svg and "<style" not in svg and "clip" in svg
-    assert drawing.description.startswith(
-        "Median times over batch size from 1 to 64: copy from 1.66 us to 18.0 us"
-    )
+    drawing = figures.latency(book, book.groups[0])
+    root = ElementTree.fromstring(pictures.svg(drawing, ["Ours"]))
+    texts = {element.text for element in root.iter() if element.tag.endswith("}text")}
+    assert {"Ours", "copy", "empty launch", "fi-baseline", "cuda-v4", "64"} <= texts
+    styles = styles_of(book, "gdn_decode")
+    assert styles["fi-baseline"].dashes != styles["cuda-v4"].dashes == "-"
 
 
-def test_marks_have_their_values_and_colours_can_be_replaced():
-    book = book_of(reports.bench())
-    (drawing,) = figures.latency(book, book.groups[0])
-    svg = pictures.svg(drawing)
-    for b in (1, 8, 64):
-        us = units.duration(book.groups[0].median_us("cuda-v4", f"B={b}"))
-        assert svg.count(f"<title>cuda-v4, batch size {b}: {us}</title>") == 1
-    colour = styles_of(book, "gdn_decode")["cuda-v4"].colour
-    assert (
-        f"var(--c{colour[1:]}, {colour})" in svg
-        and f"--c{colour[1:]}:{DARK[colour]}" in pictures.dark_colours()
-    )
-    page = html.page(book, "x")
-    assert (
-        "@media screen and (prefers-color-scheme:dark)" in page
-        and pictures.dark_colours() in page
-    )
-
-
-def test_a_colour_stays_with_an_algo():
-    every = book_of(reports.bench())
-    few = merge.gather(
-        [reports.source("x", reports.bench())], REGISTRY, algos=("cuda-v4",)
-    )
-    assert (
-        styles_of(every, "gdn_decode")["cuda-v4"]
-        == styles_of(few, "gdn_decode")["cuda-v4"]
-    )
+def test_a_style_stays_with_an_algo():
+    every = styles_of(book_of(reports.bench()), "gdn_decode")
+    few = styles_of(book_of(reports.bench(), algos=("cuda-v4",)), "gdn_decode")
     own = reports.bench()
-    own["records"] = [
-        r | {"algo": "mine"} if r["algo"] == "cuda-v1" else r for r in own["records"]
-    ]
-    mine = styles_of(book_of(own), "gdn_decode")
-    known = styles_of(every, "gdn_decode")
-    assert "mine" in mine and all(mine[algo] == style for algo, style in known.items())
-    rungs = [
-        known[a].colour
-        for a in ("cuda-v5", "cuda-v4", "triton-v2", "fi-baseline", "fla-upstream")
-    ]
-    assert len(set(rungs)) == 5
-
-
-def test_every_size_has_a_tick():
-    assert in_lines([1, 2, 4], 200) == ["1", "2", "4"]
-    shown = in_lines([1, 2, 4, 8, 16, 32, 48, 64, 128, 256], 220)
-    assert [s.strip() for s in shown] == [
-        "1",
-        "2",
-        "4",
-        "8",
-        "16",
-        "32",
-        "48",
-        "64",
-        "128",
-        "256",
-    ]
-    assert [s.count("\n") for s in shown] == [0] * 6 + [1] + [0] * 3
-
-
-def test_an_svg_file_is_whole_and_dark_where_its_reader_is(tmp_path, gdn):
-    file = reports.write(tmp_path, reports.bench())
-    done = gdn(
-        "report", file, "-o", tmp_path / "a.svg", "--part", "floor", "--title", "Ours"
-    )
-    assert done.code == 0
-    root = ElementTree.parse(tmp_path / "a.svg").getroot()
-    text = (tmp_path / "a.svg").read_text()
-    assert root.tag == "{http://www.w3.org/2000/svg}svg" and root.get("width") == "800"
-    assert "prefers-color-scheme:dark" in text and ">Ours</text>" in text
-    # a picture alone says what it does not show
-    assert "Above the frame: pt-reference" in text
-
-
-def test_a_roofline_has_the_peaks_and_a_dot_for_each_size():
-    book = book_of(reports.bench())
-    (drawing,) = figures.roofline(book, book.groups[0])
-    svg = pictures.svg(drawing)
-    for words in ("tensor cores 989.5", "fp32 67", "DRAM 4800 GB/s"):
-        assert f">{words}</text>" in svg
-    # 64 sequences: 58.72 MFLOP in 19.82 us, 64 MB
-    assert (
-        svg.count(
-            "<title>cuda-v4, B=64: 2.96 TFLOP/s, 4% of the peak, 0.918 FLOP/B</title>"
-        )
-        == 1
-    )
-    assert "data sheet" in drawing.words and "cuda-v4" in drawing.description
-    unknown = deepcopy(reports.bench())
-    for environment in unknown["environments"].values():
-        environment["gpu"] = "NVIDIA Nobody"
-    book = book_of(unknown)
-    assert figures.roofline(book, book.groups[0]) == []
+    own["records"].append(reports.record("mine", 1, 1.5))
+    more = styles_of(book_of(own), "gdn_decode")
+    assert few["cuda-v4"] == every["cuda-v4"] and every.items() <= more.items()
+    assert len({(style.colour, style.marker) for style in more.values()}) == len(more)
 
 
 # --- the command
@@ -965,54 +569,45 @@ def test_the_newest_bench_is_the_default(gdn, tmp_path):
     done = gdn("report", env=env)
     assert done.code == errors.MISSING and "gdn bench" in done.err
     runs.mkdir(parents=True)
-    for name, us in (
-        ("20260101-000000-bench-9", 7.0),
-        ("20260102-000000-bench-10", 5.0),
-        ("20260103-0-run-1", 9.0),
-    ):
-        reports.write(
-            runs, reports.document([reports.record("cuda-v4", 1, us)]), f"{name}.json"
-        )
+    times = {
+        "20260101-0-bench-9": 7.0,
+        "20260102-0-bench-10": 5.0,
+        "20260103-0-run-1": 9.0,
+    }
+    for name, us in times.items():
+        document = reports.document([reports.record("cuda-v4", 1, us)])
+        reports.write(runs, document, f"{name}.json")
     done = gdn("report", "--json", env=env, cwd=tmp_path)
-    assert done.code == 0 and done.json["groups"][0]["points"][0]["median_us"] == 5.0
+    assert done.json["groups"][0]["points"][0]["median_us"] == 5.0
     assert done.json["written"] is None and not list(tmp_path.glob("report*"))
     done = gdn("report", env=env, cwd=tmp_path)
-    assert (done.code, done.out) == (0, "report.html\n") and (
-        tmp_path / "report.html"
-    ).stat().st_size > 3000
+    assert (done.code, done.out) == (0, "report.html\n")
+    assert (tmp_path / "report.html").stat().st_size > 3000
 
 
 def test_formats_go_where_they_are_sent(gdn, tmp_path):
     file = reports.write(tmp_path, reports.bench(), "a b.json")
-    done = gdn(
-        "report", "a b.json", "--format", "md", "--part", "times,ladder", cwd=tmp_path
-    )
-    assert (
-        done.code == 0
-        and cells(done.out)["`cuda-v4`"][0] == "**2.18**"
-        and "| `cuda-v4` | `cuda-v1` |" in done.out
-    )
+    done = gdn("report", "a b.json", "-f", "md", "--part", "times,ladder", cwd=tmp_path)
+    assert done.code == 0 and cells(done.out)["`cuda-v4`"][0] == "**2.18**"
+    assert "| `cuda-v4` | `cuda-v1` |" in done.out
     done = gdn("report", file, "-o", "x.csv", "--json", cwd=tmp_path)
     assert done.json["written"] == "x.csv"
     rows = list(csv.DictReader((tmp_path / "x.csv").open()))
-    assert (
-        len(rows) == 17
-        and rows[6] | {"algo": "cuda-v1", "median_us": "2.56", "axis_batch_size": "1"}
-        == rows[6]
+    row = rows[6]
+    assert len(rows) == 17 and tuple(row)[: len(COLUMNS)] == COLUMNS
+    assert (row["algo"], row["median_us"], row["axis_batch_size"]) == (
+        "cuda-v1",
+        "2.56",
+        "1",
     )
-    assert float(rows[6]["speedup"]) == pytest.approx(37.6 / 2.56) and float(
-        rows[6]["over_floor"]
-    ) == pytest.approx(2.56 / 1.66)
-    assert (
-        gdn("report", file, "-o", "-", "-f", "csv").out
-        == (tmp_path / "x.csv").read_text()
-    )
-    done = gdn("report", file, "-o", "deep/x.png", "--part", "ladder", cwd=tmp_path)
-    assert (
-        done.code == 0 and (tmp_path / "deep" / "x.png").read_bytes()[:4] == b"\x89PNG"
-    )
+    assert float(row["speedup"]) == pytest.approx(37.6 / 2.56)
+    assert float(row["over_floor"]) == pytest.approx(2.56 / 1.66)
+    done = gdn("report", file, "-o", "-", "-f", "csv")
+    assert done.out == (tmp_path / "x.csv").read_text()
+    gdn("report", file, "-o", "deep/x.png", "--part", "ladder", cwd=tmp_path)
+    assert (tmp_path / "deep" / "x.png").read_bytes()[:4] == b"\x89PNG"
     done = gdn("report", file, "--title", "<Mine>", "--part", "times", "-o", "-")
-    assert "<title>&lt;Mine&gt;</title>" in done.out and "<svg" not in done.out
+    assert "<title>&lt;Mine&gt;</title>" in done.out and "<img" not in done.out
 
 
 def test_the_records_of_this_repository_are_read_as_the_readme_says():
@@ -1024,7 +619,7 @@ def test_the_records_of_this_repository_are_read_as_the_readme_says():
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["none.json"], "none.json: cannot be read: No such file or directory"),
+        (["none.json"], "none.json: cannot be read"),
         (["text.json"], "text.json holds no records of gdn"),
         (
             ["bad.json"],
@@ -1036,10 +631,7 @@ def test_the_records_of_this_repository_are_read_as_the_readme_says():
         (["a.json", "--tier", "events"], "unknown tier 'events'"),
         (["a.json", "--unit", "ns"], "unknown unit 'ns'"),
         (["a.json", "--part", "tables"], "unknown part of a page 'tables'"),
-        (
-            ["a.json", "-f", "md", "--part", "spread"],
-            "unknown part of Markdown 'spread'",
-        ),
+        (["a.json", "-f", "md", "--part", "latency"], "unknown part of Markdown"),
         (["a.json", "-f", "png", "--part", "latency,floor"], "a png holds one figure"),
         (["a.json", "-f", "md", "--json"], "--json has stdout to itself"),
         (["a.json", "--update", "README.md"], "--update takes no files"),
@@ -1063,28 +655,17 @@ def test_wrong_usage_is_one_line_and_exit_2(gdn, tmp_path, args, said):
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_without_matplotlib_tables_still_come_and_figures_say_what_to_install(
-    gdn, tmp_path
-):
+def test_without_matplotlib_tables_still_come(gdn, tmp_path):
     (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')\n")
     file = reports.write(tmp_path, reports.bench())
-    env = {
-        "PYTHONPATH": (
-            os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).strip(
-                os.pathsep
-            )
-        )
-    }
+    path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {"PYTHONPATH": os.pathsep.join(path)}
     for name in ("x.html", "x.png"):
         done = gdn("report", file, "-o", tmp_path / name, env=env)
-        assert done.code == errors.MISSING and done.err.endswith(
-            "pip install matplotlib\n"
-        )
+        assert done.code == errors.MISSING and "pip install matplotlib" in done.err
         assert not (tmp_path / name).exists()
-    for kind in ("md", "csv"):
-        assert gdn("report", file, "-f", kind, env=env).code == 0
-    assert gdn("report", file, "--json", env=env).json["groups"]
-    assert gdn("report", file, "--part", "times,notes", "-o", "-", env=env).code == 0
+    for options in ("-f md", "-f csv", "--json", "--part times,notes -o -"):
+        assert gdn("report", file, *options.split(), env=env).code == 0
 
 
 # --- README blocks
@@ -1118,38 +699,25 @@ def outside(text: str) -> list[str]:
 
 def test_update_writes_the_blocks_and_nothing_else(gdn, tmp_path):
     reports.write(tmp_path, reports.bench(), "a.json")
-    file = tmp_path / "README.md"
+    file, figure = tmp_path / "README.md", tmp_path / "docs" / "a.png"
     file.write_text(_TEXT)
     file.chmod(0o640)
     # paths start at the file's folder, whatever this one is
     done = gdn("report", "--update", file)
     assert (done.code, done.out) == (0, f"{file}: 2 blocks, 2 changed\n")
     new = file.read_text()
-    assert "\nold\n" not in new and cells(new)["`cuda-v4`"] == [
-        "**2.18**",
-        "**4.14**",
-        "19.82",
-    ]
-    image = (
-        "![How \\[fast\\]; gdn_decode on NVIDIA H200 (driver 580.159.04, SM clock 1980 MHz), tier"
-        " cupti, L2 cold]"
-    )
-    assert f"{image}(docs/a.png)\n<!-- /gdn report -->\nafter" in new
+    assert "\nold\n" not in new
+    assert cells(new)["`cuda-v4`"] == ["**2.18**", "**4.14**", "19.82"]
+    assert "![How \\[fast\\]; gdn_decode on NVIDIA H200 (driver" in new
+    assert "L2 cold](docs/a.png)\n<!-- /gdn report -->\nafter" in new
     assert outside(new) == outside(_TEXT) and len(outside(_TEXT)) == 12
-    assert (
-        file.stat().st_mode & 0o777 == 0o640 and (tmp_path / "docs" / "a.png").is_file()
-    )
-    stamps = file.stat().st_mtime_ns, (tmp_path / "docs" / "a.png").stat().st_mtime_ns
+    assert file.stat().st_mode & 0o777 == 0o640
+    stamps = [path.stat().st_mtime_ns for path in (file, figure)]
     done = gdn("report", "--update", "README.md", "--json", cwd=tmp_path)
-    assert [b["changed"] for b in done.json["blocks"]] == [False, False]
-    assert all(
-        "<!-- gdn report a.json" in new.splitlines()[b["line"] - 1]
-        for b in done.json["blocks"]
-    )
-    assert stamps == (
-        file.stat().st_mtime_ns,
-        (tmp_path / "docs" / "a.png").stat().st_mtime_ns,
-    )
+    assert [block["changed"] for block in done.json["blocks"]] == [False, False]
+    assert stamps == [path.stat().st_mtime_ns for path in (file, figure)]
+    names = [new.splitlines()[block["line"] - 1] for block in done.json["blocks"]]
+    assert all("<!-- gdn report a.json" in name for name in names)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "a.json", "docs"]
 
 
@@ -1180,11 +748,9 @@ def test_update_keeps_line_endings(tmp_path):
         ("<!-- gdn report a.json --nope -->\n<!-- /gdn report -->\n", ":1: No such option: --nope"),
         ("<!-- gdn report a.json --json -->\n<!-- /gdn report -->\n", ":1: a block takes no --update and no --json"),
         ("<!-- gdn report a\0.json -->\n<!-- /gdn report -->\n", ":1: a zero byte, which no option may hold"),
-        ("<!-- gdn report a.json -o \0.png -->\n<!-- /gdn report -->\n", ":1: a zero byte, which no option"),
         (f"<!-- gdn report {'x' * 5000}.json -->\n<!-- /gdn report -->\n", ":1: xxx"),
         ("<!-- gdn report /dev/zero -->\n<!-- /gdn report -->\n", ":1: /dev/zero: cannot be read: it is a device"),
         ("<!-- gdn report a.json -f csv -->\n<!-- /gdn report -->\n", ":1: a block holds a table"),
-        ("<!-- gdn report a.json --algo x -->\n<!-- /gdn report -->\n", ":1: unknown algo 'x'"),
     ],
 )  # fmt: skip
 def test_update_refuses_an_invalid_block_and_writes_nothing(gdn, tmp_path, text, said):
@@ -1210,6 +776,15 @@ needs_browser = pytest.mark.skipif(
 _MEASURE = """
 (() => {
   const width = document.documentElement.clientWidth, out = {figures: [], wide: []};
+  for (const image of document.querySelectorAll('figure img')) {
+    const box = document.createElement('div');
+    const bytes = Uint8Array.from(atob(image.src.split(',')[1]), c => c.charCodeAt(0));
+    box.innerHTML = new TextDecoder().decode(bytes).replace(/^[^]*?<svg/, '<svg');
+    box.firstChild.setAttribute('width', '100%');
+    box.firstChild.removeAttribute('height');
+    box.title = image.alt;
+    image.replaceWith(box);
+  }
   for (const e of document.querySelectorAll('main *, header *'))
     if (!e.closest('.scroll') && !e.closest('svg') && e.getBoundingClientRect().right > width + 0.5)
       out.wide.push(e.tagName + ' ' + e.textContent.slice(0, 40));
@@ -1220,7 +795,7 @@ _MEASURE = """
       texts.push({text: t.textContent, size: parseFloat(getComputedStyle(t).fontSize) * t.getScreenCTM().a,
                   box: [b.left - box.left, b.top - box.top, b.right - box.left, b.bottom - box.top]});
     }
-    out.figures.push({name: svg.querySelector('title').textContent, left: box.left, top: box.top + scrollY,
+    out.figures.push({name: svg.parentNode.title, left: box.left, top: box.top + scrollY,
                       width: box.width, height: box.height, texts});
   }
   const root = document.documentElement;
@@ -1264,43 +839,28 @@ def test_the_page_in_a_browser(chromium, server, name, width):
     server.asked.clear()
     chromium.open(f"{server.url}/{name}.html", width, phone=width < 500)
     seen = chromium.js(_MEASURE)
-    assert server.asked == [f"/{name}.html"] and chromium.requests == [
-        f"{server.url}/{name}.html"
-    ]
-    assert chromium.complaints == []
-    assert (
-        seen["page"][:2] == [width, width]
-        and seen["page"][2] <= width
-        and seen["wide"] == []
-    )
-    assert len(seen["figures"]) > 5 and all(t[2] == 0 for t in seen["tables"])
+    assert server.asked == [f"/{name}.html"]
+    fetched = [url for url in chromium.requests if not url.startswith("data:")]
+    assert fetched == [f"{server.url}/{name}.html"]
+    assert chromium.complaints == [] and seen["wide"] == []
+    assert seen["page"][:2] == [width, width] and seen["page"][2] <= width
+    assert len(seen["figures"]) > 2 and all(t[2] == 0 for t in seen["tables"])
     for f in seen["figures"]:
-        assert (
-            f["width"] > 300
-            and f["height"] > 60
-            and f["left"] >= 0
-            and f["left"] + f["width"] <= width
-        )
-        assert len(f["texts"]) >= 3 and min(t["size"] for t in f["texts"]) >= 9, f[
-            "name"
-        ]
+        assert f["width"] > 300 and f["height"] > 60
+        assert 0 <= f["left"] <= width - f["width"]
+        assert len(f["texts"]) >= 3 and min(t["size"] for t in f["texts"]) >= 9
         assert colliding(f["texts"]) == [], f["name"]
         for t in f["texts"]:
             left, top, right, bottom = t["box"]
-            inside = (
-                left >= -1
-                and top >= -2
-                and right <= f["width"] + 1
-                and bottom <= f["height"] + 2
-            )
-            assert inside, (f["name"], t)
+            assert left >= -1 and right <= f["width"] + 1, (f["name"], t)
+            assert top >= -2 and bottom <= f["height"] + 2, (f["name"], t)
     lefts = {round(f["left"]) for f in seen["figures"]}
     assert len(lefts) == (1 if width < 500 else 2)
 
 
 @needs_browser
 @pytest.mark.parametrize("name", ["real", "all", "hostile"])
-def test_the_page_on_paper(chromium, server, name, tmp_path):
+def test_the_page_on_paper(chromium, server, name):
     """A4 within its margins is 688 CSS pixels wide."""
     chromium.open(f"{server.url}/{name}.html", 688)
     chromium("Emulation.setEmulatedMedia", media="print")
@@ -1309,27 +869,18 @@ def test_the_page_on_paper(chromium, server, name, tmp_path):
     assert all(inner <= outer for inner, outer, _ in seen["tables"])
     pdf = chromium.pdf()
     assert pdf[:5] == b"%PDF-" and len(pdf) > 20_000
-    if shutil.which("pdftotext"):
-        done = subprocess.run(["pdftotext", "-", "-"], input=pdf, capture_output=True)
-        printed = " ".join(done.stdout.decode().split())
-        for words in (
-            "The ladder.",
-            "Spread of the samples.",
-            "Where it was measured",
-            "Sources that ran",
-        ):
-            assert words in printed
 
 
 @needs_browser
 def test_the_collision_test_can_fail(chromium, server):
     """Two labels put on top of each other, and a page made too wide, must be seen."""
     chromium.open(f"{server.url}/all.html", 390, phone=True)
+    chromium.js(_MEASURE)
     chromium.js(
-        "(() => { const [a, b] = document.querySelectorAll('figure svg"
-        " text');b.setAttribute('transform', a.getAttribute('transform')); b.setAttribute('x',"
-        " a.getAttribute('x'));b.setAttribute('y', a.getAttribute('y')); b.style.textAnchor ="
-        " a.style.textAnchor;document.querySelector('h1').style.width = '800px'; })()"
+        "(() => { const [a, b] = document.querySelectorAll('figure svg text');"
+        " for (const name of ['transform', 'x', 'y', 'style'])"
+        " b.setAttribute(name, a.getAttribute(name) || '');"
+        " document.querySelector('h1').style.width = '800px'; })()"
     )
     seen = chromium.js(_MEASURE)
     assert (

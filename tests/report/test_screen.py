@@ -1,114 +1,66 @@
 """The layout of lines and tables on a terminal of any width."""
 
 import pytest
+import screens
 
 from gdn_cli.report import screen
 from gdn_cli.report.table import Column, Table, numbers, words
 
 
-def printed(capsys, monkeypatch, width, show):
-    if width:
-        monkeypatch.setenv("COLUMNS", str(width))
-    else:
-        monkeypatch.delenv("COLUMNS", raising=False)
-    show(screen.console())
-    return capsys.readouterr().out.splitlines()
+@pytest.fixture
+def printed(capsys, monkeypatch):
+    def show(width, print_, *args) -> list[str]:
+        if width:
+            monkeypatch.setenv("COLUMNS", str(width))
+        else:
+            monkeypatch.delenv("COLUMNS", raising=False)
+        print_(screen.console(), *args)
+        return capsys.readouterr().out.splitlines()
+
+    return show
 
 
 def table() -> Table:
-    made = Table(
-        "",
-        [
-            *words("algo"),
-            *numbers("median of all", "speedup"),
-            Column("summary", folds=True),
-        ],
-    )
+    columns = [
+        *words("algo"),
+        *numbers("median of all", "speedup"),
+        Column("summary", folds=True),
+    ]
+    made = Table("", columns)
     made.add("cuda-v5", "1.63 us", "577x", "each CTA keeps rows of the state")
     made.add("pt-reference", "343 ms", "1x", "one loop over time")
     return made
 
 
-def test_a_table_that_fits_is_not_folded(capsys, monkeypatch):
-    assert printed(
-        capsys, monkeypatch, 80, lambda out: screen.print_table(out, table())
-    ) == [
-        "algo          median of all  speedup  summary",
-        "cuda-v5             1.63 us     577x  each CTA keeps rows of the state",
-        "pt-reference         343 ms       1x  one loop over time",
-    ]
+def test_a_table_folds_its_texts_then_its_heads_then_splits(printed):
+    """At 80 columns it fits; no figure is cut at any width."""
+    lines = []
+    for width in (80, 60, 42, 30, 24):
+        at_width = printed(width, screen.print_table, table())
+        assert max(map(len, at_width)) <= width
+        assert all(line == line.rstrip() for line in at_width)
+        text = " ".join(" ".join(at_width).split())
+        for part in ("1.63 us", "343 ms", "577x", "speedup", "keeps", "cuda-v5"):
+            assert part in text
+        lines += [f"--- {width}", *at_width]
+    screens.check("table-widths", "\n".join(lines))
 
 
-def test_texts_fold_then_headers_and_no_unit_is_cut(capsys, monkeypatch):
-    assert printed(
-        capsys, monkeypatch, 60, lambda out: screen.print_table(out, table())
-    ) == [
-        "algo          median of all  speedup  summary",
-        "cuda-v5             1.63 us     577x  each CTA keeps rows of",
-        "                                      the state",
-        "pt-reference         343 ms       1x  one loop over time",
-    ]
-    assert printed(
-        capsys, monkeypatch, 42, lambda out: screen.print_table(out, table())
-    ) == [
-        "                median",
-        "algo            of all  speedup  summary",
-        "cuda-v5        1.63 us     577x  each CTA",
-        "                                 keeps",
-        "                                 rows of",
-        "                                 the state",
-        "pt-reference    343 ms       1x  one loop",
-        "                                 over time",
-    ]
-    assert printed(
-        capsys, monkeypatch, 30, lambda out: screen.print_table(out, table())
-    ) == [
-        "               median",
-        "algo           of all  speedup",
-        "cuda-v5       1.63 us     577x",
-        "pt-reference   343 ms       1x",
+def test_rows_of_a_group_show_their_first_cell_once(printed):
+    made = Table("", words("workload", "algo"), grouped=True)
+    for row in (("B=1", "a"), ("B=1", "b"), ("B=8", "a")):
+        made.add(*row)
+    assert printed(80, screen.print_table, made) == [
+        "workload  algo",
+        "B=1       a",
+        "          b",
         "",
-        "algo          summary",
-        "cuda-v5       each CTA keeps",
-        "              rows of the",
-        "              state",
-        "pt-reference  one loop over",
-        "              time",
+        "B=8       a",
     ]
 
 
-@pytest.mark.parametrize("width", [24, 30, 40, 50, 60])
-def test_every_word_and_figure_is_there_at_any_width(capsys, monkeypatch, width):
-    lines = printed(
-        capsys, monkeypatch, width, lambda out: screen.print_table(out, table())
-    )
-    text = " ".join(" ".join(lines).split())
-    assert max(map(len, lines)) <= width and not [
-        line for line in lines if line != line.rstrip()
-    ]
-    for part in (
-        "1.63 us",
-        "343 ms",
-        "577x",
-        "speedup",
-        "keeps",
-        "cuda-v5",
-        "pt-reference",
-    ):
-        assert part in text
-
-
-def test_a_sentence_breaks_between_words_and_is_whole_in_a_pipe(capsys, monkeypatch):
-    said = (
-        "the median over the workloads of each column, in microseconds, and its spread"
-    )
-    assert printed(
-        capsys, monkeypatch, 40, lambda out: screen.remark(out, "numbers:", said)
-    ) == [
-        "numbers: the median over the workloads",
-        "  of each column, in microseconds, and",
-        "  its spread",
-    ]
-    assert printed(
-        capsys, monkeypatch, None, lambda out: screen.remark(out, "numbers:", said)
-    ) == [f"numbers: {said}"]
+def test_a_sentence_breaks_between_words_and_is_whole_in_a_pipe(printed):
+    said = "the median over the workloads of each column, in microseconds"
+    folded = printed(40, screen.remark, "numbers:", said)
+    assert folded[1:] == ["  of each column, in microseconds"]
+    assert printed(None, screen.remark, "numbers:", said) == [f"numbers: {said}"]

@@ -188,7 +188,7 @@ def _missed(judged: list[Any], gate: float) -> str | None:
     was measured.
     """
     from ..records import statistics
-    from ..report import tables
+    from ..report.tables import compared
 
     least = min((one.ratio for one in judged), default=gate)
     if least < gate:
@@ -203,7 +203,7 @@ def _missed(judged: list[Any], gate: float) -> str | None:
         f"{one.algo} is UNCLEAR, {one.low:.3f} to {one.high:.3f}, which reaches below the gate"
         f" {gate:g}"
     )
-    return f"not shown to be as fast: {seen}: {tables.clearer(bool(one.run_sd))}"
+    return f"not shown to be as fast: {seen}: {compared.clearer(bool(one.run_sd))}"
 
 
 @dataclass(frozen=True)

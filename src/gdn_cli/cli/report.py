@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -64,7 +64,7 @@ Part = Annotated[
         "--part",
         metavar="PART[,PART...]",
         help=(
-            "times, latency, floor, ladder, spread, tiers, compare, score, checks, notes,"
+            "times, latency, floor, rates, ladder, tiers, compare, score, checks, notes,"
             " environment."
         ),
     ),
@@ -117,15 +117,11 @@ class Asked:
         from ..report import merge
 
         o.check_choice("unit", self.unit, ("auto", "us", "ms"))
-        sources, names = (
-            merge.read(self.files or [merge.newest()], base=base),
-            tuple(registry.names(self.algo)),
-        )
         return merge.gather(
-            sources,
+            merge.read(self.files or [merge.newest()], base=base),
             registry.load(algos),
             op=self.op,
-            algos=names,
+            algos=tuple(registry.names(self.algo)),
             tiers=o.listed(self.tier),
         )
 
@@ -136,34 +132,35 @@ class Asked:
             o.check_choice(f"part of {kind}", name, known)
         return o.listed(self.part) or usual
 
-    def made(self, book: Book, kind: str) -> bytes:
-        from ..report import html, markdown, outline, table, tables
+    def content(self, book: Book, kind: str) -> bytes:
+        """The file's bytes."""
+        from ..report import html, markdown, outline, table
+        from ..report.tables import records
 
         if kind in ("png", "svg"):
             return self.picture(book, kind)[0]
         if kind == "csv":
-            return table.csv_text(tables.every_record(book)).encode()
+            return table.csv_text(records.every_record(book)).encode()
         if kind == "md":
             parts = self.parts(markdown.PARTS, markdown.USUAL, "Markdown")
             return markdown.markdown(book, parts, self.unit, self.title).encode()
         parts = self.parts(html.PARTS, html.PARTS, "a page")
-        return html.page(
-            book, self.title or outline.title_of(book), parts, self.unit
-        ).encode()
+        title = self.title or outline.title_of(book)
+        return html.page(book, title, parts, self.unit).encode()
 
     def picture(self, book: Book, kind: str) -> tuple[bytes, str]:
         """The figure asked for, and its title with its origin."""
         from ..report import figures, pictures
 
-        parts = self.parts(figures.NAMES, ("latency",), "a figure")
+        parts = self.parts(tuple(figures.PARTS), ("latency",), "a figure")
         if len(parts) > 1:
             raise errors.UsageError(
                 f"a {kind} holds one figure", hint="name one --part"
             )
-        drawn, heading = figures.one(book, parts[0])
+        drawing, heading = figures.one(book, parts[0])
         heading[0] = self.title or heading[0]
-        make = pictures.png if kind == "png" else pictures.svg_file
-        return make(drawn, heading), "; ".join(heading)
+        draw = pictures.png if kind == "png" else pictures.svg
+        return draw(drawing, heading), "; ".join(heading)
 
 
 @o.grouped
@@ -177,49 +174,59 @@ def report(
 
     Without files: the newest bench. Times of different devices or tiers are kept apart.
     """
-    from .. import units
     from ..files import is_stdout, write
-    from ..report import findings, markdown_blocks
+    from ..report import findings
     from ..report.screen import put, say, show_json
 
-    out = asked.out
     if update:
-        if asked.files or out or asked.format:
-            hint = "the blocks in FILE.md have them"
-            raise errors.UsageError(
-                "--update takes no files, --format and --out", hint=hint
-            )
-        said = markdown_blocks.update(update, _block)
-        if json:
-            return show_json({"updated": str(update), "blocks": said})
-        changed = sum(bool(s["changed"]) for s in said)
-        return put(f"{update}: {units.count(len(said), 'block')}, {changed} changed")
+        return _update(update, asked, json)
+
     kind, book = asked.kind("html"), asked.book(algos)
-    wanted = not json or out or asked.format
-    if wanted:
-        made = asked.made(book, kind)
-        if out is None and kind in ("html", "png", "svg"):
-            out = Path(f"report.{kind}")
-    to_stdout = out is None or str(out) == "-" or is_stdout(out)
-    if json and wanted and to_stdout:
-        raise errors.UsageError(
-            "--json has stdout to itself", hint="name a file with -o, or drop --format"
-        )
-    if wanted and to_stdout:
-        bare = unguarded(sys.stdout).buffer  # bytes; their text is already escaped
-        bare.write(made)
-        bare.flush()
-    elif wanted:
-        replaced = os.path.isfile(out)
-        write(out, made)
-        if replaced:
-            say(f"replaced {out}")
+    if json and not asked.out and not asked.format:
+        return show_json({"written": None} | findings.to_json(book))
+
+    content = asked.content(book, kind)
+    file = asked.out
+    if file is None and kind in ("html", "png", "svg"):
+        file = Path(f"report.{kind}")
+    if file is None or str(file) == "-" or is_stdout(file):
+        if json:
+            hint = "name a file with -o, or drop --format"
+            raise errors.UsageError("--json has stdout to itself", hint=hint)
+        # bytes; their text is already escaped
+        stdout = unguarded(sys.stdout).buffer
+        stdout.write(content)
+        stdout.flush()
+        return
+
+    replaced = os.path.isfile(file)
+    write(file, content)
+    if replaced:
+        say(f"replaced {file}")
     if json:
-        show_json({"written": str(out) if wanted else None} | findings.to_json(book))
-    elif not to_stdout:
-        put(str(out))
-        if kind == "html":
-            say(f"open {out.resolve().as_uri()}")
+        return show_json({"written": str(file)} | findings.to_json(book))
+
+    put(str(file))
+    if kind == "html":
+        say(f"open {file.resolve().as_uri()}")
+
+
+def _update(file: Path, asked: Asked, json: bool) -> None:
+    """Rewrite the blocks of a Markdown file."""
+    from .. import units
+    from ..report import markdown_blocks
+    from ..report.screen import put, show_json
+
+    if asked.files or asked.out or asked.format:
+        hint = "the blocks in FILE.md have them"
+        raise errors.UsageError(
+            "--update takes no files, --format and --out", hint=hint
+        )
+    blocks = markdown_blocks.update(file, _block)
+    if json:
+        return show_json({"updated": str(file), "blocks": blocks})
+    changed = sum(bool(block["changed"]) for block in blocks)
+    put(f"{file}: {units.count(len(blocks), 'block')}, {changed} changed")
 
 
 @o.grouped
@@ -238,7 +245,7 @@ def _read(
 
 
 # error for an invalid command line: from click before typer 0.26, later typer's own
-_Unreadable = typer.BadParameter.__mro__[1]
+_UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 
 def _block(args: list[str], folder: Path) -> Rendered:
@@ -251,20 +258,21 @@ def _block(args: list[str], folder: Path) -> Rendered:
         asked = typer.main.get_command(app).main(
             args, prog_name="gdn report", standalone_mode=False
         )
-    except _Unreadable as e:
+    except _UsageError as e:
         raise errors.UsageError(e.format_message()) from None
+
     kind, book = asked.kind("md"), asked.book(base=folder)
     if kind == "md" and not asked.out:
-        return markdown_blocks.Rendered(asked.made(book, kind).decode())
+        return markdown_blocks.Rendered(asked.content(book, kind).decode())
     if kind in ("png", "svg") and asked.out:
         if asked.out.suffix.lower() != f".{kind}":
             raise errors.UsageError(
                 f"-o {asked.out}: a figure goes into a file that ends in .{kind}"
             )
-        data, said = asked.picture(book, kind)
-        return markdown_blocks.Rendered(
-            markdown_blocks.image(asked.out, said), folder / asked.out, data
-        )
+        data, heading = asked.picture(book, kind)
+        image = markdown_blocks.image(asked.out, heading)
+        return markdown_blocks.Rendered(image, folder / asked.out, data)
+
     raise errors.UsageError(
         "a block holds a table (--format md) or a figure (-o FILE.png, or .svg)"
     )

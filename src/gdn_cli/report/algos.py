@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from .. import units
+from ..catalog.registry import DEFAULT_OP
 from .screen import console, print_line, print_table, remark, show_json, styled
 from .table import Cell, Column, Mark, Table, numbers, words
 
@@ -38,18 +39,14 @@ def _plain(algo: Algo, place: Place) -> dict[str, Any]:
 
 
 def show_list(
-    found: list[tuple[Algo, Place]], broken: list[Broken], as_json: bool
+    places: list[tuple[Algo, Place]], broken: list[Broken], as_json: bool
 ) -> None:
     """The algos, where each of them runs here, and the folders whose algo.toml cannot be read."""
     if as_json:
-        return show_json(
-            {
-                "algos": [_plain(algo, place) for algo, place in found],
-                "broken": [
-                    {"op": b.op, "algo": b.name, "error": str(b.error)} for b in broken
-                ],
-            }
-        )
+        errors = [{"op": b.op, "algo": b.name, "error": str(b.error)} for b in broken]
+        plain = [_plain(algo, place) for algo, place in places]
+        return show_json({"algos": plain, "broken": errors})
+
     out = console()
     tables: dict[str, Table] = {}
     columns = [
@@ -57,29 +54,26 @@ def show_list(
         Column("here", folds=True),
         Column("summary", folds=True),
     ]
-    rows = [
-        (algo.op, algo.name, algo.language, _here(place), algo.summary)
-        for algo, place in found
-    ]
-    room = out.width - sum(
-        2 + max([len(columns[i - 1].name), *(len(row[i]) for row in rows)])
-        for i in (1, 2, 3)
-    )
-    for (op, name, language, here, summary), (_, place) in zip(
-        rows, found, strict=True
-    ):
-        cell = Cell(here, Mark.GOOD if place.mode else Mark.WARN)
-        text = (
-            summary
-            if room < _LEAST or len(summary) <= room
-            else summary[: room - 2].rpartition(" ")[0] + "..."
-        )
-        tables.setdefault(op, Table(op, columns)).add(name, language, cell, text)
+    texts = [[column.name for column in columns[:3]]]
+    texts += [[algo.name, algo.language, _here(place)] for algo, place in places]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    room = out.width - sum(widths) - 2 * len(widths)
+    for algo, place in places:
+        here = Cell(_here(place), Mark.GOOD if place.mode else Mark.WARN)
+        summary = algo.summary
+        if _LEAST <= room < len(summary):
+            summary = summary[: room - 2].rpartition(" ")[0] + "..."
+        table = tables.setdefault(algo.op, Table(algo.op, columns))
+        table.add(algo.name, algo.language, here, summary)
+
     print_table(out, *tables.values())
     for b in broken:
         print_line(out, styled(("broken", "red"), f" {b.op}/{b.name}: {b.error}"))
-    if hints := dict.fromkeys(place.hint for _, place in found if place.hint):
+
+    hints = dict.fromkeys(place.hint for _, place in places if place.hint)
+    if hints:
         remark(out, "to run the others:", "; ".join(hints))
+
     remark(out, "`gdn show ALGO` shows everything about one")
 
 
@@ -103,80 +97,72 @@ class Known:
 def show_algo(known: Known, as_json: bool) -> None:
     algo, place = known.algo, known.place
     if as_json:
-        return show_json(
-            _plain(algo, place)
-            | {
-                "entry_point": algo.entry_point,
-                "capability": algo.capability,
-                "packages": algo.packages,
-                "provenance": algo.provenance,
-                "batch_invariant": algo.batch_invariant,
-                "folder": str(algo.folder),
-                "tuned": algo.tune and algo.tune.file,
-                "files": [
-                    {"path": str(path), "lines": lines} for path, lines in known.files
-                ],
-                "log": known.log and str(known.log),
-                "history": [_times(group) for group in known.history],
-            }
-        )
+        return show_json(_whole(known))
+
     out = console()
     print_line(out, styled((algo.full_name, "bold"), f": {algo.summary}"), 2)
-    for word, text in _facts(algo, place):
+    for word, text in _facts(algo, place).items():
         print_line(out, styled((f"{word:<10}", "dim"), text), 10)
+
     out.print()
-    made = Table("", [*words("file"), *numbers("lines"), *words("from")])
+    table = Table("", [*words("file"), *numbers("lines"), *words("from")])
     for path, lines in known.files:
-        own = path.parent == algo.folder
-        made.add(path.name, str(lines), "" if own else "/".join(path.parent.parts[-2:]))
-    print_table(out, made)
+        folder = "" if path.parent == algo.folder else "/".join(path.parent.parts[-2:])
+        table.add(path.name, str(lines), folder)
+
+    print_table(out, table)
     out.print()
     if known.log:
         print_line(out, styled(("log ", "bold"), str(known.log)), whole=True)
         out.print()
+
     for group in known.history:
         _show_times(out, "your last run", group)
+
     if not known.history:
-        remark(
-            out, f"no times yet: `gdn bench --algo {algo.name}{_op(algo)}` takes some"
-        )
+        op = "" if algo.op == DEFAULT_OP else f" --op {algo.op}"
+        remark(out, f"no times yet: `gdn bench --algo {algo.name}{op}` takes some")
 
 
-def _op(algo: Algo) -> str:
-    from ..catalog.registry import DEFAULT_OP
+def _whole(known: Known) -> dict[str, Any]:
+    algo = known.algo
+    return _plain(algo, known.place) | {
+        "entry_point": algo.entry_point,
+        "capability": algo.capability,
+        "packages": algo.packages,
+        "provenance": algo.provenance,
+        "batch_invariant": algo.batch_invariant,
+        "folder": str(algo.folder),
+        "tuned": algo.tune and algo.tune.file,
+        "files": [{"path": str(path), "lines": lines} for path, lines in known.files],
+        "log": known.log and str(known.log),
+        "history": [_times(group) for group in known.history],
+    }
 
-    return "" if algo.op == DEFAULT_OP else f" --op {algo.op}"
 
-
-def _facts(algo: Algo, place: Place) -> list[tuple[str, str]]:
+def _facts(algo: Algo, place: Place) -> dict[str, str]:
     least = f", compute capability {algo.capability} or more" if algo.capability else ""
-    found = [
-        ("language", f"{algo.language}; the call is {algo.entry_point}"),
-        ("runs on", f"{', '.join(algo.modes)}{least}"),
-        ("here", f"yes, on {place.mode}" if place.mode else f"no: {place.reason}"),
-        ("", "" if place.mode else place.hint or ""),
-        ("after", algo.after or ""),
-        (
-            "peer",
-            "yes: another project's kernel, which ours are compared with"
-            if algo.peer
-            else "",
-        ),
-        (
-            "setup",
-            f"{algo.setup} runs before the call and is not timed" if algo.setup else "",
-        ),
-        ("packages", ", ".join(algo.packages.values())),
-        (
-            "tuned",
-            f"{algo.tune.file} holds its constants by {', '.join(algo.tune.size)}"
-            if algo.tune
-            else "",
-        ),
-        *((key, value) for key, value in algo.provenance.items()),
-        ("folder", str(algo.folder or "")),
-    ]
-    return [(word, text) for word, text in found if text]
+    facts = {
+        "language": f"{algo.language}; the call is {algo.entry_point}",
+        "runs on": f"{', '.join(algo.modes)}{least}",
+        "here": f"yes, on {place.mode}" if place.mode else f"no: {place.reason}",
+        "": "" if place.mode else place.hint,
+        "after": algo.after,
+        "peer": "yes: another project's kernel, which ours are compared with",
+        "setup": f"{algo.setup} runs before the call and is not timed",
+        "packages": ", ".join(algo.packages.values()),
+        **algo.provenance,
+        "folder": str(algo.folder or ""),
+    }
+    if not algo.peer:
+        del facts["peer"]
+    if not algo.setup:
+        del facts["setup"]
+    if algo.tune:
+        sizes = ", ".join(algo.tune.size)
+        facts["tuned"] = f"{algo.tune.file} holds its constants by {sizes}"
+
+    return {word: text for word, text in facts.items() if text}
 
 
 def _times(group: Group) -> dict[str, Any]:
@@ -195,24 +181,16 @@ def _times(group: Group) -> dict[str, Any]:
 
 
 def _show_times(out: Console, title: str, group: Group) -> None:
-    """The last row of a group, one column per size, as many as fit in a line."""
+    """The last row of a group, one column per size."""
     last = group.rows[-1]
-    where = [
-        group.device or group.mode or "",
-        f"tier {group.tier}" + (f", L2 {group.l2}" if group.l2 else ""),
-    ]
+    l2 = f", L2 {group.l2}" if group.l2 else ""
+    device = group.device or group.mode or ""
+    heads = [title, device, f"tier {group.tier}{l2}", last.time[:10]]
     labels = [label for label in group.labels if label in last.medians_us]
-    times = {
-        label: units.duration(last.medians_us[label])
-        + "?" * (label in last.doubted_labels)
-        for label in labels
-    }
-    step = 1
-    while (
-        step < len(labels)
-        and sum(2 + max(len(times[x]), len(x)) for x in labels[::step]) > out.width + 2
-    ):
-        step += 1
-    made = Table(" | ".join([title, *where, last.time[:10]]), numbers(*labels[::step]))
-    made.add(*(times[label] for label in labels[::step]))
-    print_table(out, made)
+    table = Table(" | ".join(heads), numbers(*labels))
+    cells = []
+    for label in labels:
+        doubt = "?" if label in last.doubted_labels else ""
+        cells.append(units.duration(last.medians_us[label]) + doubt)
+    table.add(*cells)
+    print_table(out, table)

@@ -9,10 +9,11 @@ command.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 from ..catalog.ops import Op
 from ..catalog.registry import Registry
@@ -31,6 +32,10 @@ from ..schema.record_types import (
 from ..schema.scores import Judged, Score
 
 _GPU, _CPU = "GPU (not named)", "CPU (not named)"
+# what two items besides records share if they measure the same
+_SAME = ("tier", "l2", "baseline", "algo", "against", "rule")
+Item = TypeVar("Item", Compared, BestPeer, Score, Judged)
+Mean = TypeVar("Mean", Overall, BestPeers)
 
 
 @dataclass(frozen=True)
@@ -46,11 +51,7 @@ class Source:
     def commit(self) -> str | None:
         """The commit that ran, marked if there were uncommitted changes."""
         commit = self.document.commit
-        return (
-            f"{commit}{' with changes' if self.document.dirty else ''}"
-            if commit
-            else None
-        )
+        return f"{commit} with changes" if commit and self.document.dirty else commit
 
     @property
     def time(self) -> str:
@@ -72,12 +73,14 @@ class Source:
         name with its threads.
         """
         mode, _, number = place.partition(":")
-        several = (
-            sum(other.startswith("cuda:") for other in self.places) > 1
-            and place in self.places
+        unnamed = _GPU if mode == "cuda" else _CPU
+        name = self.environment(place).device or unnamed
+        gpus = [other for other in self.places if other.startswith("cuda:")]
+        return (
+            f"{name}, GPU {number}"
+            if number and len(gpus) > 1 and place in gpus
+            else name
         )
-        name = self.environment(place).device or (_GPU if mode == "cuda" else _CPU)
-        return f"{name}, GPU {number}" if number and several else name
 
 
 @dataclass(frozen=True)
@@ -132,9 +135,9 @@ class Measurement:
     def workload(self) -> str | None:
         """A key of the workload: its uuid, or its axes if it has none."""
         workload = self.record.workload
-        return (
-            (workload.uuid or repr(sorted(workload.axes.items()))) if workload else None
-        )
+        if workload is None:
+            return None
+        return workload.uuid or repr(sorted(workload.axes.items()))
 
     @property
     def case(self) -> tuple:
@@ -164,6 +167,24 @@ class Point:
         return self.measured[0]
 
     @property
+    def algo(self) -> str:
+        return self.first.algo
+
+    @property
+    def place(self) -> tuple:
+        """Key of the times that may be divided by each other: one label, tier and GPU."""
+        return self.first.label, self.first.tier, self.first.gpu
+
+    @property
+    def label(self) -> str:
+        return self.first.label or "all"
+
+    @property
+    def gpu(self) -> str:
+        """The GPU's number as text; "" if GPUs were not chosen."""
+        return "" if self.first.gpu is None else str(self.first.gpu)
+
+    @property
     def failed(self) -> Record | None:
         return next((m.record for m in self.measured if not m.passed), None)
 
@@ -180,12 +201,25 @@ class Point:
 
     @property
     def gigabytes_per_s(self) -> float | None:
-        moved = self.first.record.bytes_moved
-        return None if moved is None else moved / self.median_us / 1e3
+        moved, us = self.first.record.bytes_moved, self.median_us
+        return moved / us / 1e3 if moved is not None and us else None
 
     @property
     def doubted(self) -> bool:
         return any(m.doubted for m in self.measured)
+
+
+def ratio(slow: Point | None, fast: Point | None) -> float | None:
+    """One time over another; None if one of them is not known."""
+    slow_us = slow.median_us if slow else None
+    fast_us = fast.median_us if fast else None
+    return slow_us / fast_us if slow_us and fast_us else None
+
+
+def quickest(points: Iterable[Point]) -> Point | None:
+    """The point with the least time, in doubt or not."""
+    times = [(p.median_us, i, p) for i, p in enumerate(points) if p.median_us]
+    return min(times)[2] if times else None
 
 
 def fastest(points: Iterable[Point]) -> Point | None:
@@ -193,11 +227,12 @@ def fastest(points: Iterable[Point]) -> Point | None:
     different GPUs.
     """
     timed = [p for p in points if p.median_us is not None]
-    gpus = {m.record.gpu.uuid for p in timed for m in p.measured if m.record.gpu}
-    if len(timed) < 2 or len(gpus) > 1:
+    measured = [m for p in timed for m in p.measured]
+    gpus = {m.record.gpu.uuid for m in measured if m.record.gpu}
+    first = quickest(timed)
+    if len(timed) < 2 or len(gpus) > 1 or first is None or first.doubted:
         return None
-    first = min(timed, key=lambda p: p.median_us)
-    return None if first.doubted else first
+    return first
 
 
 @dataclass(eq=False)
@@ -219,23 +254,23 @@ class Group:
     @cached_property
     def labels(self) -> list[str]:
         """From small to large."""
-        found = {m.label: m.order for m in self.measured if m.label}
-        return sorted(found, key=lambda label: found[label])
+        orders = {m.label: m.order for m in self.measured if m.label}
+        return sorted(orders, key=lambda label: orders[label])
 
     @cached_property
     def points(self) -> dict[tuple[str, str], Point]:
         """(algo, label) -> its measurements. The failure of a whole algo is at every
         label without one.
         """
-        found: dict[tuple[str, str], Point] = {}
+        points: dict[tuple[str, str], Point] = {}
         for m in self.measured:
             if m.label:
-                found.setdefault((m.algo, m.label), Point([])).measured.append(m)
+                points.setdefault((m.algo, m.label), Point([])).measured.append(m)
         for m in self.measured:
             if not m.label and not m.passed:
                 for label in self.labels:
-                    found.setdefault((m.algo, label), Point([m]))
-        return found
+                    points.setdefault((m.algo, label), Point([m]))
+        return points
 
     def median_us(self, algo: str, label: str) -> float | None:
         point = self.points.get((algo, label))
@@ -247,24 +282,22 @@ class Group:
         return [a for a in self.algos if a not in FLOORS]
 
     def fastest(self, label: str) -> str | None:
-        """The fastest algo there; None if there is only one, or if it is not certain
-        which is the fastest.
+        """The fastest algo at this label; None if there is only one, or if it is not
+        certain which is the fastest.
         """
-        first = fastest(
-            self.points[a, label] for a in self.rivals if (a, label) in self.points
-        )
-        return first.first.algo if first else None
+        points = [self.points.get((algo, label)) for algo in self.rivals]
+        first = fastest(point for point in points if point)
+        return first.algo if first else None
 
     @cached_property
     def winner(self) -> str | None:
         """The algo that is the fastest at most sizes."""
-        firsts = [first for label in self.labels if (first := self.fastest(label))]
-        return max(dict.fromkeys(firsts), key=firsts.count, default=None)
+        wins = Counter(filter(None, map(self.fastest, self.labels)))
+        return wins.most_common(1)[0][0] if wins else None
 
     def over_floor(self, algo: str, label: str) -> float | None:
         """The algo's time divided by the copy's."""
-        floor, own = self.median_us(COPY, label), self.median_us(algo, label)
-        return own / floor if floor and own is not None else None
+        return ratio(self.points.get((algo, label)), self.points.get((COPY, label)))
 
     def shared(self, label: str) -> int:
         """How many workloads share the label."""
@@ -281,8 +314,12 @@ class Group:
     @property
     def how(self) -> str:
         """cupti, L2 cold."""
-        l2 = f", L2 {self.l2}" if self.l2 else ""
-        return f"{self.tier}{l2}{', in place' if self.in_place else ''}"
+        parts = [self.tier]
+        if self.l2:
+            parts.append(f"L2 {self.l2}")
+        if self.in_place:
+            parts.append("in place")
+        return ", ".join(parts)
 
 
 @dataclass
@@ -311,13 +348,13 @@ class Book:
         """Points by algo, label, tier and GPU, label by label, in the order of
         measurement; without the empty launch and the large copy.
         """
-        found: dict[tuple, Point] = {}
+        points: dict[tuple, Point] = {}
         for m in self.measured:
             if m.op == op and (m.algo not in FLOORS or m.workload):
                 key = (m.algo, m.label, m.record.mode, m.tier, m.gpu)
-                found.setdefault(key, Point([])).measured.append(m)
-        labels = list(dict.fromkeys(p.first.label for p in found.values()))
-        return sorted(found.values(), key=lambda p: labels.index(p.first.label))
+                points.setdefault(key, Point([])).measured.append(m)
+        labels = list(dict.fromkeys(p.first.label for p in points.values()))
+        return sorted(points.values(), key=lambda p: labels.index(p.first.label))
 
     def comparisons(self, op: str) -> list[tuple[Source, Compared]]:
         return self._latest(op, lambda document: document.comparisons)
@@ -342,37 +379,36 @@ class Book:
         return self._latest(op, lambda document: document.scores)
 
     def _latest(
-        self, op: str, items: Callable[[Document], Any]
-    ) -> list[tuple[Source, Any]]:
+        self, op: str, items: Callable[[Document], list[Item] | None]
+    ) -> list[tuple[Source, Item]]:
         """Items that documents hold besides records, for one op; the latest of those
         that measure the same.
         """
-        found: dict[tuple, tuple[Source, Any]] = {}
+        latest: dict[tuple, tuple[Source, Item]] = {}
         for source in self.sources:
             for item in items(source.document) or []:
-                if item.op == op and self._wanted(item):
-                    same = [
-                        getattr(item, key, None)
-                        for key in ("tier", "l2", "baseline", "algo", "against", "rule")
-                    ]
-                    workload = getattr(item, "workload", None)
-                    which = workload and (workload.uuid or repr(workload.axes))
-                    found[(source.device(item.mode), *same, which)] = source, item
-        return list(found.values())
+                if item.op != op or not self._wanted(item):
+                    continue
+                same = tuple(getattr(item, name, None) for name in _SAME)
+                workload = getattr(item, "workload", None)
+                case = workload and (workload.uuid or repr(workload.axes))
+                latest[(source.device(item.mode), case, same)] = source, item
+        return list(latest.values())
 
     def _means(
-        self, each: list[tuple[Source, Any]], means: Callable[[list[Any]], list[Any]]
-    ) -> list[Any]:
+        self,
+        pairs: list[tuple[Source, Item]],
+        means: Callable[[list[Item]], list[Mean]],
+    ) -> list[Mean]:
         """Means of the items of each device."""
-        by_device: dict[str, list[Any]] = {}
-        for source, item in each:
+        by_device: dict[str, list[Item]] = {}
+        for source, item in pairs:
             by_device.setdefault(source.device(item.mode), []).append(item)
         return [mean for items in by_device.values() for mean in means(items)]
 
-    def _wanted(self, item: Compared | BestPeer | BestPeers | Score) -> bool:
-        return (not self.tiers or item.tier in self.tiers) and (
-            not self.algos or item.algo in self.algos
-        )
+    def _wanted(self, item: Compared | BestPeer | Score | Judged) -> bool:
+        tier = not self.tiers or item.tier in self.tiers
+        return tier and (not self.algos or item.algo in self.algos)
 
 
 # --- the ladder
@@ -393,14 +429,14 @@ class Ladder:
 
 def ladder(registry: Registry, op: str) -> Ladder:
     algos = registry.of(op)
-    names = {a.name for a in algos}
-    after = {a.name: a.after for a in algos if a.after in names}
+    names = {algo.name for algo in algos}
+    after = {a.name: a.after for a in algos if a.after and a.after in names}
+    on_ladder = after.keys() | set(after.values())
+    order = sorted(algos, key=lambda a: (a.peer, a.name not in on_ladder))
     known = registry.ops.get(op)
-    order = sorted(
-        algos,
-        key=lambda a: (a.peer, a.name not in after and a.name not in after.values()),
-    )
-    peers = frozenset(a.name for a in algos if a.peer)
     return Ladder(
-        tuple(a.name for a in order), after, known.reference if known else None, peers
+        order=tuple(algo.name for algo in order),
+        after=after,
+        reference=known.reference if known else None,
+        peers=frozenset(algo.name for algo in algos if algo.peer),
     )

@@ -1,10 +1,12 @@
 """A report as one HTML file: no script, no network, readable on a phone and in print.
 
-The template (templates/page.html.j2) escapes everything; figures are inline SVG.
+The template (templates/page.html.j2) escapes everything; figures are SVG images inside
+the file.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ from .. import __version__
 from ..text import shown
 from . import outline
 from .book import Book
-from .pictures import dark_colours, svg
+from .drawing import Drawing
+from .pictures import svg
 from .table import Mark, Table
 
 # values of --parts, in the page's order
@@ -24,9 +27,8 @@ PARTS = (
     "times",
     "latency",
     "floor",
-    "roofline",
+    "rates",
     "ladder",
-    "spread",
     "tiers",
     "compare",
     "score",
@@ -42,22 +44,24 @@ def page(
     """The whole document. Raises MissingError if a figure is asked for and matplotlib
     is missing.
     """
-    made = outline.of(book, tuple(parts), unit, drawn=True)
-    ops, facts = [part for part in made if part.sections], outline.facts(book)
-    return (
-        _templates()
-        .get_template("page.html.j2")
-        .render(title=title, parts=ops, facts=facts, version=__version__)
+    content = outline.of(book, tuple(parts), unit, drawn=True)
+    template = _templates().get_template("page.html.j2")
+    return template.render(
+        title=title,
+        parts=[part for part in content if part.sections],
+        facts=outline.facts(book),
+        version=__version__,
     )
 
 
-def table(made: Table) -> str:
+def table(table: Table) -> str:
     """One table with its notes."""
-    return str(_templates().get_template("table.html.j2").module.table(made))
+    module: Any = _templates().get_template("table.html.j2").module
+    return str(module.table(table))
 
 
 def _templates() -> jinja2.Environment:
-    made = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         trim_blocks=True,
@@ -65,9 +69,14 @@ def _templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=_visible,
     )
-    made.globals |= {"Mark": Mark, "dark_colours": dark_colours}
-    made.filters |= {"svg": lambda drawing: Markup(svg(drawing)), "sentence": _sentence}
-    return made
+    environment.globals["Mark"] = Mark
+    environment.filters |= {"image": _image, "sentence": _sentence}
+    return environment
+
+
+def _image(drawing: Drawing) -> str:
+    """The figure as the address of an image. An SVG image runs no script."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg(drawing)).decode()}"
 
 
 def _visible(value: Any) -> Any:
@@ -79,4 +88,5 @@ def _visible(value: Any) -> Any:
 
 def _sentence(words: Any) -> str:
     """Join a sentence's parts, or a compiler's lines, to one line."""
-    return " ".join((words if isinstance(words, str) else "".join(words)).split())
+    text = words if isinstance(words, str) else "".join(words)
+    return " ".join(text.split())

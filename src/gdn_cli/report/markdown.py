@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..text import markdown as _text
+from ..text import markdown as escaped
 from ..text import markdown_code
 from . import outline
 from .book import Book
@@ -22,56 +22,56 @@ def markdown(
     title: str | None = None,
 ) -> str:
     """Each section's origin, tables and notes, with a newline at the end."""
-    out = [f"# {_text(title)}"] if title else []
+    blocks = [f"# {escaped(title)}"] if title else []
     for part in outline.of(book, tuple(parts), unit, drawn=False):
         for section in part.sections:
-            out += _section(section)
-    return "\n\n".join(out) + "\n"
+            blocks += _section(section)
+    return "\n\n".join(blocks) + "\n"
 
 
 def _section(section: Section) -> Iterator[str]:
     tables = [t for t in section.tables if t and not t.detail]
     if tables and section.lead:
-        yield said(section.lead)
+        yield sentence(section.lead)
     for t in tables:
         yield table(t)
         if t.notes:
-            yield " ".join(map(said, t.notes))
-    for bullets in (section.said, [f"{n.kind}: {n.text}" for n in section.notes]):
+            yield " ".join(map(sentence, t.notes))
+    notes = [f"{note.kind}: {note.text}" for note in section.notes]
+    for bullets in (section.said, notes):
         if bullets:
-            yield "\n".join(f"- {_text(text)}" for text in bullets)
+            yield "\n".join(f"- {escaped(text)}" for text in bullets)
 
 
-def table(made: Table) -> str:
+def table(table: Table) -> str:
     """The head and the rows, without notes; numbers are right-aligned."""
-    head = " | ".join(said(column.name) for column in made.columns)
-    rule = "|".join("---:" if column.number else "---" for column in made.columns)
-    rows = [" | ".join(map(cell, row.cells)) for row in made.rows]
-    return "\n".join([f"| {head} |", f"|{rule}|", *(f"| {row} |" for row in rows)])
+    heads = [sentence(column.name) for column in table.columns]
+    rules = ["---:" if column.number else "---" for column in table.columns]
+    lines = [f"| {' | '.join(heads)} |", f"|{'|'.join(rules)}|"]
+    for row in table.rows:
+        lines.append(f"| {' | '.join(map(_cell, row.cells))} |")
+    return "\n".join(lines)
 
 
-def cell(made: Cell) -> str:
-    text = said(made.text)
-    if made.mark is Mark.BEST:
+def _cell(cell: Cell) -> str:
+    text = sentence(cell.text)
+    if cell.mark is Mark.BEST:
         text = f"**{text}**"
-    small = f" {_text(made.small)}" if made.small else ""
-    return text + small + (" ?" if made.mark is Mark.DOUBTED else "")
+    if cell.small:
+        text += f" {escaped(cell.small)}"
+    return f"{text} ?" if cell.mark is Mark.DOUBTED else text
 
 
-def said(words: Words) -> str:
+def sentence(words: Words) -> str:
     """A sentence, which may come in parts, with names as code."""
     parts = (words,) if isinstance(words, str) else words
-    return "".join(
-        markdown_code(part) if isinstance(part, Name) else _part(part) for part in parts
-    )
+    return "".join(map(_part, parts))
 
 
 def _part(text: str) -> str:
-    """Escaped text; a blank at either end stays, because it separates the part from its
-    neighbour.
-    """
-    before, after = (
-        " " * text.startswith(" "),
-        " " * (text.endswith(" ") and text.strip() != ""),
-    )
-    return before + _text(text) + after
+    """Escaped text. A blank at either end stays: it separates the part from the next one."""
+    if isinstance(text, Name):
+        return markdown_code(text)
+    before = " " if text.startswith(" ") else ""
+    after = " " if text.endswith(" ") and text.strip() else ""
+    return before + escaped(text) + after

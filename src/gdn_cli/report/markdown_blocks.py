@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,44 +46,48 @@ def blocks(text: str, name: str) -> list[Block]:
     """The blocks of a Markdown text. Raises UsageError with file and line if one is not
     closed, or not opened.
     """
-    found: list[Block] = []
-    fence: str | None = None
-    opened: tuple[int, list[str]] | None = None
-    for i, line in enumerate(text.splitlines()):
-        if opened is None and (mark := _FENCE.match(line)):
-            if fence is None:
-                fence = mark["mark"]
-            elif mark["mark"].startswith(fence) and not mark["more"].strip():
-                fence = None
-            continue
-        if fence is not None:
-            continue
+    parsed: list[Block] = []
+    opened: Block | None = None
+    for i, line in _outside_fences(text.splitlines()):
         if match := _OPEN.match(line):
             if opened:
-                raise UsageError(
-                    f"{name}:{opened[0]}: this `gdn report` block is not closed before the next"
-                    f" one, at line {i + 1}",
-                    hint="end it with <!-- /gdn report -->",
-                )
-            if "\0" in match["args"]:
-                raise UsageError(
-                    f"{name}:{i + 1}: a zero byte, which no option may hold"
-                )
-            try:
-                opened = i + 1, shlex.split(match["args"])
-            except ValueError as e:
-                raise UsageError(f"{name}:{i + 1}: {e}") from None
+                break
+            opened = Block(i + 1, 0, _arguments(match["args"], f"{name}:{i + 1}"))
         elif _CLOSE.match(line):
             if opened is None:
                 raise UsageError(f"{name}:{i + 1}: no `gdn report` block is open here")
-            found.append(Block(opened[0], i, opened[1]))
+            parsed.append(Block(opened.first, i, opened.args))
             opened = None
+
     if opened:
         raise UsageError(
-            f"{name}:{opened[0]}: this `gdn report` block is not closed",
+            f"{name}:{opened.first}: this `gdn report` block is not closed",
             hint="end it with <!-- /gdn report -->",
         )
-    return found
+
+    return parsed
+
+
+def _outside_fences(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """The lines outside of code fences, with their numbers from 0."""
+    fence = ""
+    for i, line in enumerate(lines):
+        mark = _FENCE.match(line)
+        if mark and not fence:
+            fence = mark["mark"]
+        elif mark and mark["mark"].startswith(fence) and not mark["more"].strip():
+            fence = ""
+        elif not fence:
+            yield i, line
+
+
+def _arguments(text: str, place: str) -> list[str]:
+    if "\0" in text:
+        raise UsageError(f"{place}: a zero byte, which no option may hold")
+    try:
+        return shlex.split(text)
+    except ValueError as e:
+        raise UsageError(f"{place}: {e}") from None
 
 
 def update(
@@ -99,52 +103,47 @@ def update(
     try:
         text = files.read(path).decode()
     except (OSError, UnicodeDecodeError) as e:
-        raise UsageError(
-            f"cannot read {path}: {getattr(e, 'strerror', None) or e}"
-        ) from None
-    lines = text.splitlines(keepends=True)
-    found = blocks(text, str(path))
-    if not found:
-        raise UsageError(
-            f"{path} has no block",
-            hint="<!-- gdn report FILE.json --> ... <!-- /gdn report -->",
-        )
-    made = []
-    for block in found:
+        reason = getattr(e, "strerror", None) or e
+        raise UsageError(f"cannot read {path}: {reason}") from None
+
+    parsed = blocks(text, str(path))
+    if not parsed:
+        hint = "<!-- gdn report FILE.json --> ... <!-- /gdn report -->"
+        raise UsageError(f"{path} has no block", hint=hint)
+
+    contents = []
+    for block in parsed:
         try:
             rendered = render(block.args, path.parent)
             if rendered.file:
                 files.destination(rendered.file, within=path.parent)
-            made.append(rendered)
         except UsageError as e:
-            raise UsageError(
-                f"{path}:{block.first}: {e.message}", hint=e.hint
-            ) from None
-    said, out, at = [], [], 0
-    for block, rendered in zip(found, made, strict=True):
+            place = f"{path}:{block.first}"
+            raise UsageError(f"{place}: {e.message}", hint=e.hint) from None
+        contents.append(rendered)
+
+    lines = text.splitlines(keepends=True)
+    changes: list[dict[str, object]] = []
+    # from the end, so that the numbers of the lines before stay right
+    for block, rendered in reversed([*zip(parsed, contents, strict=True)]):
         ending = "\r\n" if lines[block.first - 1].endswith("\r\n") else "\n"
         new = [line + ending for line in rendered.text.rstrip("\n").split("\n")]
-        out += [*lines[at : block.first], *new]
-        at = block.last
-        there = (
-            files.read(rendered.file)
-            if rendered.file and rendered.file.is_file()
-            else b""
-        )
-        changed = new != lines[block.first : block.last] or rendered.data != there
-        said.append(
-            {
-                "line": block.first,
-                "file": str(rendered.file) if rendered.file else None,
-                "changed": changed,
-            }
-        )
-        if rendered.file and rendered.data != there:
+        changed = new != lines[block.first : block.last]
+        lines[block.first : block.last] = new
+        if rendered.file and not _holds(rendered.file, rendered.data):
             files.write(rendered.file, rendered.data, within=path.parent)
-    whole = "".join([*out, *lines[at:]])
-    if whole != text:
-        files.write(path, whole)
-    return said
+            changed = True
+        file = str(rendered.file) if rendered.file else None
+        changes.insert(0, {"line": block.first, "file": file, "changed": changed})
+
+    if "".join(lines) != text:
+        files.write(path, "".join(lines))
+
+    return changes
+
+
+def _holds(file: Path, data: bytes) -> bool:
+    return file.is_file() and files.read(file) == data
 
 
 def image(file: Path, text: str) -> str:

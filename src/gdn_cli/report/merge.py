@@ -6,7 +6,7 @@ workload, device).
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,13 +23,13 @@ from .book import Book, Group, Measurement, Source, ladder
 def newest() -> Path:
     """The newest bench of the runs folder; their names begin with their time."""
     folder = paths.runs_dir()
-    found = sorted(folder.glob("*-bench-*.json"))
-    if not found:
+    files = sorted(folder.glob("*-bench-*.json"))
+    if not files:
         raise MissingError(
             f"no record of a bench in {folder}",
             hint="`gdn bench` makes one; or name a FILE.json",
         )
-    return found[-1]
+    return files[-1]
 
 
 def read(files: Iterable[Path], *, base: Path | None = None) -> list[Source]:
@@ -37,13 +37,11 @@ def read(files: Iterable[Path], *, base: Path | None = None) -> list[Source]:
 
     `base` is the folder of relative names.
     """
-    return [
-        Source(
-            file.name if file.is_absolute() else file.as_posix(),
-            store.load((base or Path()) / file),
-        )
-        for file in files
-    ]
+    sources = []
+    for file in files:
+        name = file.name if file.is_absolute() else file.as_posix()
+        sources.append(Source(name, store.load((base or Path()) / file)))
+    return sources
 
 
 # --- merging
@@ -62,25 +60,15 @@ def gather(
 
     Raises UsageError for a name that no record has.
     """
-    batches = [
-        [_measurement(r, source, registry) for r in source.document.records]
-        for source in sources
-    ]
+    batches = []
+    for source in sources:
+        records = source.document.records
+        batches.append([_measurement(r, source, registry) for r in records])
+
     every = [m for batch in batches for m in batch]
-    if op and op not in {m.op for m in every}:
-        raise unknown("op", op, [m.op for m in every], hint="these files hold no other")
-    for kind, names, there in (
-        ("algo", algos, [m.algo for m in every]),
-        ("tier", tiers, [m.tier for m in every]),
-    ):
-        for name in names:
-            if name not in there:
-                raise unknown(
-                    kind,
-                    name,
-                    [n for n in there if n],
-                    hint="these files hold no other",
-                )
+    _check("op", (op,) if op else (), [m.op for m in every])
+    _check("algo", algos, [m.algo for m in every])
+    _check("tier", tiers, [m.tier for m in every if m.tier])
     kept, replaced = _merge(batches)
     kept = [
         m
@@ -92,48 +80,56 @@ def gather(
     order = {name: i for i, name in enumerate(registry.ops)}
     # stable: within an op as the files have them
     kept.sort(key=lambda m: order.get(m.op, len(order)))
-    return Book(
-        sources, _groups(kept, registry, algos), kept, registry, replaced, tiers, algos
-    )
+    groups = _groups(kept, registry, algos)
+    return Book(sources, groups, kept, registry, replaced, tiers, algos)
+
+
+def _check(kind: str, names: Iterable[str], known: list[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise unknown(kind, name, known, hint="these files hold no other")
 
 
 def _measurement(record: Record, source: Source, registry: Registry) -> Measurement:
-    label, order = (
-        label_of(registry.ops.get(record.op), record.workload.axes)
-        if record.workload
-        else ("", ())
-    )
+    label = ""
+    order: tuple[float, ...] = ()
+    if record.workload:
+        label, order = label_of(registry.ops.get(record.op), record.workload.axes)
+    l2 = None
     if record.timing:
         l2 = record.timing.l2
-    else:  # the state it would have been timed in
-        l2 = source.document.options.get("l2") if record.mode == "cuda" else None
+    elif record.mode == "cuda":  # the state it would have been timed in
+        l2 = source.document.options.get("l2")
     return Measurement(record, source, label, order, source.device(record.place), l2)
 
 
 def _merge(
     batches: list[list[Measurement]],
-) -> tuple[list[Measurement], dict[tuple[str, str], int]]:
+) -> tuple[list[Measurement], Counter[tuple[str, str]]]:
+    """The measurements that count, and how many records of a file another one replaced."""
     kept: list[Measurement] = []
-    replaced: dict[tuple[str, str], int] = {}
+    replaced: Counter[tuple[str, str]] = Counter()
     for batch in batches:
         last = {m.key: m for m in batch}
         # a later check that fails removes the times in all tiers: a wrong kernel has no valid time
         failed = {m.case for m in batch if not m.passed and m.tier is None}
         passed = {m.case for m in batch if m.passed}
-        seen = {(m.op, m.algo, m.record.mode) for m in batch}
+        algos = {(m.op, m.algo, m.record.mode) for m in batch}
         stays = []
         for old in kept:
-            whole = old.workload is None and (old.op, old.algo, old.record.mode) in seen
+            again = (
+                old.workload is None and (old.op, old.algo, old.record.mode) in algos
+            )
             mended = not old.passed and (
-                whole or old.tier is None and old.case in passed
+                again or (old.tier is None and old.case in passed)
             )
             if old.key in last or old.case in failed or mended:
-                pair = old.source.name, batch[0].source.name
-                replaced[pair] = replaced.get(pair, 0) + 1
+                replaced[old.source.name, batch[0].source.name] += 1
             else:
                 stays.append(old)
         # keep all failures
         kept = stays + [m for m in batch if last[m.key] is m or not m.passed]
+
     return kept, replaced
 
 
@@ -143,56 +139,56 @@ def _groups(
     groups: dict[tuple, Group] = {}
     for m in kept:
         if m.tier and m.timing:
-            key = m.op, m.device, m.tier, m.l2, m.record.in_place
-            groups.setdefault(
-                key,
-                Group(
-                    *key[:4], known=registry.ops.get(m.op), in_place=m.record.in_place
-                ),
-            )
-    for m, group in itertools.product(kept, groups.values()):
-        here = (m.op, m.device, m.record.in_place) == (
-            group.op,
-            group.device,
+            key = (m.op, m.device, m.tier, m.l2, m.record.in_place)
+            op = registry.ops.get(m.op)
+            group = Group(m.op, m.device, m.tier, m.l2, op, m.record.in_place)
+            groups.setdefault(key, group)
+
+    for group in groups.values():
+        for m in kept:
+            if not _belongs(m, group):
+                continue
+            if m.algo in FLOORS and m.workload is None:
+                group.machine[m.algo] = m
+            else:
+                group.measured.append(m)
+        group.algos = _in_order(group, registry, algos)
+
+    ops = list(dict.fromkeys(m.op for m in kept))
+    devices = list(dict.fromkeys(m.device for m in kept))
+    ranks = {tier: i for i, tier in enumerate(TIERS)}
+
+    def order(group: Group) -> tuple:
+        return (
+            ops.index(group.op),
+            devices.index(group.device),
+            ranks.get(group.tier, len(ranks)),
+            group.l2 != "cold",
             group.in_place,
         )
-        # a failure without a tier belongs to all tiers
-        everywhere = not m.tier and not m.passed
-        if (
-            not here
-            or (m.tier, m.l2) != (group.tier, group.l2)
-            and not everywhere
-            or m.passed
-            and not m.timing
-        ):
-            continue
-        if m.algo in FLOORS and m.workload is None:
-            group.machine[m.algo] = m
-        else:
-            group.measured.append(m)
-    for group in groups.values():
-        there = list(dict.fromkeys(m.algo for m in group.measured))
-        known = ladder(registry, group.op)
-        chosen = algos or [
-            *(a for a in known.order if not known.peer(a)),
-            *(a for a in there if a not in known.order),  # the user's own
-            *(a for a in known.order if known.peer(a)),
-        ]
-        group.algos = [
-            a for a in (*FLOORS, *(a for a in chosen if a not in FLOORS)) if a in there
-        ]
-    ops, devices = (
-        list(dict.fromkeys(m.op for m in kept)),
-        list(dict.fromkeys(m.device for m in kept)),
-    )
-    ranks = list(TIERS)
-    return sorted(
-        groups.values(),
-        key=lambda g: (
-            ops.index(g.op),
-            devices.index(g.device),
-            ranks.index(g.tier) if g.tier in ranks else len(ranks),
-            g.l2 != "cold",
-            g.in_place,
-        ),
-    )
+
+    return sorted(groups.values(), key=order)
+
+
+def _belongs(m: Measurement, group: Group) -> bool:
+    place = (m.op, m.device, m.record.in_place)
+    if place != (group.op, group.device, group.in_place):
+        return False
+    # a failure without a tier belongs to all tiers
+    if not m.tier and not m.passed:
+        return True
+    same = (m.tier, m.l2) == (group.tier, group.l2)
+    return same and not (m.passed and not m.timing)
+
+
+def _in_order(group: Group, registry: Registry, algos: tuple[str, ...]) -> list[str]:
+    """The copy, then the chosen algos; or the ladder, the user's own, and the peers."""
+    names = list(dict.fromkeys(m.algo for m in group.measured))
+    known = ladder(registry, group.op)
+    order = list(algos)
+    if not algos:
+        order += [algo for algo in known.order if not known.peer(algo)]
+        order += [algo for algo in names if algo not in known.order]
+        order += [algo for algo in known.order if known.peer(algo)]
+    order = [*FLOORS, *(algo for algo in order if algo not in FLOORS)]
+    return [algo for algo in order if algo in names]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from .. import units
 from ..catalog.ops import label_of
@@ -12,6 +13,19 @@ from ..catalog.tiers import FLOORS
 from ..schema.record_types import Record, Status
 from ..text import shown
 from .book import Book, Group, Measurement, ladder
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def _grouped(
+    items: Iterable[Item], key: Callable[[Item], Key]
+) -> dict[Key, list[Item]]:
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
 
 # --- checks
 
@@ -28,31 +42,31 @@ class Checked:
 
 def checks(book: Book, op: str) -> list[Checked]:
     """The number of workloads on which each algo is right, timed or not."""
-    cases: dict[tuple, dict[str, list[Measurement]]] = {}
-    for m in book.measured:
-        if (
-            m.op == op
-            and m.algo not in FLOORS
-            and m.workload
-            and (m.record.check or not m.passed)
-        ):
-            cases.setdefault((m.algo, m.device, m.record.mode), {}).setdefault(
-                m.workload, []
-            ).append(m)
-    order = list(book.algos or ladder(book.registry, op).order)
-    found = []
-    for case, workloads in cases.items():
+    judged = [
+        m
+        for m in book.measured
+        if m.op == op
+        and m.algo not in FLOORS
+        and m.workload
+        and (m.record.check or not m.passed)
+    ]
+    summaries = []
+    cases = _grouped(judged, lambda m: (m.algo, m.device, m.record.mode))
+    for (algo, device, mode), measured in cases.items():
         errors: dict[str, float] = {}
-        for check in (
-            m.record.check for ms in workloads.values() for m in ms if m.record.check
-        ):
-            for name, error in check.errors.items():
+        for m in measured:
+            for name, error in (
+                m.record.check.errors if m.record.check else {}
+            ).items():
                 if error is not None:
                     errors[name] = max(error, errors.get(name, 0.0))
-        right = sum(all(map(_right, ms)) for ms in workloads.values())
-        found.append(Checked(*case, right, len(workloads), errors))
+        workloads = _grouped(measured, lambda m: m.workload)
+        right = sum(all(map(_right, same)) for same in workloads.values())
+        summaries.append(Checked(algo, device, mode, right, len(workloads), errors))
+
+    order = list(book.algos or ladder(book.registry, op).order)
     return sorted(
-        found, key=lambda c: order.index(c.algo) if c.algo in order else len(order)
+        summaries, key=lambda c: order.index(c.algo) if c.algo in order else len(order)
     )
 
 
@@ -61,14 +75,14 @@ def _right(m: Measurement) -> bool:
     result that the check passed.
     """
     check = m.record.check
-    return m.passed or (
-        m.record.status is not Status.WRONG and check is not None and check.passed
-    )
+    if m.passed or check is None:
+        return m.passed
+    return m.record.status is not Status.WRONG and check.passed
 
-
-_TAIL = 6  # lines of a crash that are shown; the record has more
 
 # --- what is wrong
+
+_TAIL = 6  # lines of a crash that are shown; the record has more
 
 
 @dataclass(frozen=True)
@@ -89,71 +103,57 @@ def notes(book: Book, op: str | None = None, *, brief: bool = False) -> list[Not
     only one of several doubts that differ only in their numbers.
     """
     measured = [m for m in book.measured if op in (None, m.op)]
-    found = [*_failures(book, measured), *_doubts(measured, brief), *_remarks(measured)]
-    for g in book.groups if op is None else book.of(op):
-        found += [n for n in _mixed(g) if n not in found]
-    lacking: dict[tuple, dict[str, None]] = {}
-    for missing in (
+    every = [*_failures(book, measured), *_doubts(measured, brief), *_remarks(measured)]
+    for group in book.groups if op is None else book.of(op):
+        every += [note for note in _mixed(group) if note not in every]
+
+    lacking = [
         m for s in book.sources for m in s.document.missing if op in (None, m.op)
-    ):
-        lacking.setdefault((missing.reason, missing.hint), {})[missing.algo] = None
-    for (reason, hint), algos in lacking.items():
-        found.append(
-            Note(
-                "not run",
-                f"{', '.join(algos)}: {reason}" + (f" ({hint})" if hint else ""),
-            )
+    ]
+    for (reason, hint), same in _grouped(lacking, lambda m: (m.reason, m.hint)).items():
+        algos = ", ".join(dict.fromkeys(m.algo for m in same))
+        every.append(
+            Note("not run", f"{algos}: {reason}" + (f" ({hint})" if hint else ""))
         )
-    return found
+
+    return every
 
 
 def file_notes(book: Book) -> list[Note]:
     """Notes on the files."""
-    found = []
+    lines = []
     for source in book.sources:
-        name = f"{source.name}: " if source.name else ""
+        prefix = f"{source.name}: " if source.name else ""
         if source.document.interrupted is True:
-            what = f"{name}these" if name else "these"
-            found.append(Note("interrupted", f"{what} are the measurements until then"))
-        found += [
-            Note("warning", f"{name}{text}") for text in source.document.warnings or []
-        ]
-    for (old, new), n in book.replaced.items():
-        found.append(
-            Note(
-                "replaced",
-                f"{units.count(n, 'record')} of {old} replaced by those of {new}",
-            )
-        )
-    return found
+            text = f"{prefix}these are the measurements until then"
+            lines.append(Note("interrupted", text))
+        for warning in source.document.warnings or []:
+            lines.append(Note("warning", prefix + warning))
+    for (old, new), count in book.replaced.items():
+        text = f"{units.count(count, 'record')} of {old} replaced by those of {new}"
+        lines.append(Note("replaced", text))
+    return lines
 
 
 def _failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
-    together: dict[tuple, list[Measurement]] = {}
-    for m in measured:
-        if not m.passed:
-            together.setdefault(
-                (m.record.status, m.record.reason or "", repr(m.record.during)), []
-            ).append(m)
-    for (status, reason, _), ms in together.items():
-        first = ms[0].record
+    failed = [m for m in measured if not m.passed]
+    same = _grouped(
+        failed,
+        lambda m: (m.record.status, m.record.reason or "", repr(m.record.during)),
+    )
+    for (status, reason, _), failures in same.items():
+        first = failures[0].record
         # a compiler's errors have a line each
-        said, *lines = map(str.strip, reason.splitlines() or [""])
-        what = (
-            said
-            if said.startswith(f"{status.words} with ")
-            else f"{status.words}{f', {said}' if said else ''}"
-        )
-        text = f"{shown(_where(ms, named=True))}{_during(book, first)}: {what}"
+        what, *lines = [line.strip() for line in reason.splitlines()] or [""]
+        if not what.startswith(f"{status.words} with "):
+            what = f"{status.words}, {what}" if what else status.words
+        text = f"{shown(_where(failures, named=True))}{_during(book, first)}: {what}"
         if status is Status.WRONG and first.check and first.check.official:
             text += "; the contest's own rule would pass it"
-        if unfinished := max(m.record.unfinished or 0 for m in ms):
+        if unfinished := max(m.record.unfinished or 0 for m in failures):
             text += f"; {units.count(unfinished, 'workload')} not reached"
-        yield Note(
-            "failed",
-            text,
-            tuple(lines or [*_first_wrong(first), *(first.tail or [])[:_TAIL]]),
-        )
+        tail = lines or [*_first_wrong(first), *(first.tail or [])[:_TAIL]]
+        yield Note("failed", text, tuple(tail))
 
 
 def _during(book: Book, record: Record) -> str:
@@ -165,35 +165,30 @@ def _during(book: Book, record: Record) -> str:
 
 
 def _first_wrong(record: Record) -> list[str]:
-    found = (record.check and record.check.first_wrong) or {}
-    return [f"{name}: first wrong {wrong.words}" for name, wrong in found.items()]
+    wrong = (record.check and record.check.first_wrong) or {}
+    return [f"{name}: first wrong {first.words}" for name, first in wrong.items()]
 
 
 def _doubts(measured: list[Measurement], brief: bool) -> Iterator[Note]:
-    together: dict[str, list[tuple[Measurement, str]]] = {}
-    for m in measured:
-        for text in m.record.doubts or []:
-            together.setdefault(
-                re.sub(r"[\d.]+", "#", text) if brief else text, []
-            ).append((m, text))
-    for found in together.values():
-        others = len({text for _, text in found}) - 1
+    doubts = [(m, text) for m in measured for text in m.record.doubts or []]
+
+    def kind(doubt: tuple[Measurement, str]) -> str:
+        return re.sub(r"[\d.]+", "#", doubt[1]) if brief else doubt[1]
+
+    for same in _grouped(doubts, kind).values():
+        others = len({text for _, text in same}) - 1
         more = f" (and {others} more)" if others else ""
-        yield Note("doubt", f"{_where([m for m, _ in found])}: {found[0][1]}{more}")
+        yield Note("doubt", f"{_where([m for m, _ in same])}: {same[0][1]}{more}")
 
 
 def _remarks(measured: list[Measurement]) -> Iterator[Note]:
-    together: dict[str, list[Measurement]] = {}
-    for m in measured:
-        if m.timing and m.timing.note:
-            together.setdefault(m.timing.note, []).append(m)
-    for text, ms in together.items():
-        yield Note("note", f"{_where(ms)}: {text}")
-    backends = dict.fromkeys(
-        (m.algo, m.record.backend) for m in measured if m.record.backend
-    )
-    for algo, backend in backends:
-        yield Note("note", f"{algo} ran its backend {backend}")
+    remarked = [m for m in measured if m.timing and m.timing.note]
+    for text, same in _grouped(remarked, lambda m: m.timing and m.timing.note).items():
+        yield Note("note", f"{_where(same)}: {text}")
+    pairs = dict.fromkeys((m.algo, m.record.backend) for m in measured)
+    for algo, backend in pairs:
+        if backend:
+            yield Note("note", f"{algo} ran its backend {backend}")
 
 
 def tuned(book: Book) -> list[Note]:
@@ -201,77 +196,70 @@ def tuned(book: Book) -> list[Note]:
     near = {
         (m.algo, m.record.tuned_for) for m in book.measured if m.record.tuned_nearest
     }
-    untuned = "not tuned yet: its constants are its author's estimates; `gdn tune` chooses them"
-    return [
-        Note(
-            "note",
-            f"{algo}:"
-            f" {untuned if gpu == 'untuned' else f'tuned for {gpu}, the nearest to this GPU'}",
-        )
-        for algo, gpu in sorted(near)
-    ]
+    lines = []
+    for algo, gpu in sorted(near):
+        text = f"tuned for {gpu}, the nearest to this GPU"
+        if gpu == "untuned":
+            text = (
+                "not tuned yet: its constants are its author's estimates; `gdn tune`"
+                " chooses them"
+            )
+        lines.append(Note("note", f"{algo}: {text}"))
+    return lines
 
 
-def _where(ms: list[Measurement], *, named: bool = False) -> str:
+def _where(measured: list[Measurement], *, named: bool = False) -> str:
     """cuda-v1 and cuda-v4 at B=1 and B=8 (cupti). `named`: with the first workload's
     uuid and the GPUs instead of the tiers, so that the user can run it again.
     """
-    algos = units.listed(dict.fromkeys(m.algo for m in ms))
-    labels = list(dict.fromkeys(m.label for m in ms if m.label))
-    tiers = units.listed(dict.fromkeys(m.tier for m in ms if m.tier))
-    within = f" ({tiers})" if tiers else ""
+    text = units.listed(dict.fromkeys(m.algo for m in measured))
+    labels = list(dict.fromkeys(m.label for m in measured if m.label))
+    uuid = next((m.record.uuid for m in measured if m.record.workload), None)
+    if named and labels and uuid:
+        labels[0] = f"{labels[0]} ({uuid[:8]})"
+    if labels:
+        text += f" at {units.listed(labels, most=4)}"
     if named:
-        uuid = next((m.record.workload.uuid for m in ms if m.record.workload), None)
-        labels[:1] = [
-            f"{label} ({uuid[:8]})" if uuid else label for label in labels[:1]
-        ]
-        gpus = units.listed(str(gpu) for gpu in sorted({m.gpu for m in ms} - {None}))
-        within = f" on GPU {gpus}" if gpus else ""
-    return f"{algos}{f' at {units.listed(labels, most=4)}' if labels else ''}{within}"
+        gpus = sorted({m.gpu for m in measured if m.gpu is not None})
+        return text + (f" on GPU {units.listed(map(str, gpus))}" if gpus else "")
+    tiers = units.listed(dict.fromkeys(m.tier for m in measured if m.tier))
+    return f"{text} ({tiers})" if tiers else text
 
 
 def _mixed(group: Group) -> Iterator[Note]:
     """Notes on a group whose numbers have several origins, such as two drivers."""
-    told: dict[str, dict[str, str]] = {}  # what -> value -> a file that has it
+    facts: dict[str, dict[str, str]] = {}  # what -> value -> a file that has it
     versions: dict[str, dict[str, str]] = {}
-    for s in group.sources:
-        for env in map(s.environment, group.places):
+    for source in group.sources:
+        for environment in map(source.environment, group.places):
             single = {
-                "drivers": env.driver,
-                "greatest SM clocks": env.max_sm_clock_mhz,
-                "commits": s.commit,
+                "drivers": environment.driver,
+                "greatest SM clocks": environment.max_sm_clock_mhz,
+                "commits": source.commit,
             }
-            for found, values in ((told, single), (versions, env.versions)):
-                for what, value in values.items():
-                    if value:
-                        found.setdefault(what, {})[str(value)] = s.name
-    for what, seen in told.items():
-        if len(seen) > 1:
-            which = "; ".join(f"{value} in {name}" for value, name in seen.items())
-            yield Note(
-                "mixed", f"{group.op}, {group.how}: several {what} are mixed: {which}"
-            )
-    differing = [
-        f"{name} {units.listed(seen)}"
-        for name, seen in versions.items()
-        if len(seen) > 1
+            for name, value in single.items():
+                if value:
+                    facts.setdefault(name, {})[str(value)] = source.name
+            for name, version in environment.versions.items():
+                versions.setdefault(name, {})[version] = source.name
+
+    head = f"{group.op}, {group.how}"
+    for name, values in facts.items():
+        if len(values) > 1:
+            files = "; ".join(f"{value} in {file}" for value, file in values.items())
+            yield Note("mixed", f"{head}: several {name} are mixed: {files}")
+
+    several = [
+        f"{name} {units.listed(values)}"
+        for name, values in versions.items()
+        if len(values) > 1
     ]
-    if differing:
-        yield Note(
-            "mixed",
-            f"{group.op}, {group.how}: several versions are mixed: {'; '.join(differing)}",
-        )
+    if several:
+        yield Note("mixed", f"{head}: several versions are mixed: {'; '.join(several)}")
+
     for algo in group.rivals:
-        known = list(
-            dict.fromkeys(
-                h
-                for m in group.measured
-                if m.algo == algo and (h := m.record.source_hash)
-            )
-        )
-        if len(known) > 1:
-            yield Note(
-                "mixed",
-                f"{group.op}, {algo}: several states of its sources are mixed:"
-                f" {units.listed(known)}",
-            )
+        own = [m.record.source_hash for m in group.measured if m.algo == algo]
+        hashes = list(dict.fromkeys(filter(None, own)))
+        if len(hashes) > 1:
+            text = f"several states of its sources are mixed: {units.listed(hashes)}"
+            yield Note("mixed", f"{group.op}, {algo}: {text}")

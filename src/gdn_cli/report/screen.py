@@ -15,20 +15,21 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
 from rich.segment import Segment
+from rich.table import Table as Grid
 from rich.text import Text
 
 from ..records.store import dumps
 from ..text import breaks, folded_for, shown, unguarded
-from .table import Cell, Column, Mark, Table
+from .table import Cell, Column, Mark, Row, Table
 
 _WIDE = 1000  # without a terminal (a file, CI) nothing is wrapped
 _HANG = 2  # indent of a sentence's further lines
 _STILL_S = 30.0  # between lines of progress, where there is no bar
-_NARROW = 20  # a column that wraps is at least this wide if it has words that long
 
 
 class _Console(Console):
@@ -53,33 +54,35 @@ class _Console(Console):
     ) -> Iterable[Segment]:
         """Escapes the rest: a Text made from a raw string. Rich's own codes are in `control`."""
         for segment in super().render(renderable, options):
-            yield (
-                segment
-                if segment.control
-                else segment._replace(text=shown(segment.text, lines=True))
-            )
+            if not segment.control:
+                segment = segment._replace(text=shown(segment.text, lines=True))
+            yield segment
 
 
-def _known(file: Any) -> bool:
+def _has_width(file: Any) -> bool:
+    """Whether lines are to be wrapped: on a terminal, or if COLUMNS is set."""
     return file.isatty() or "COLUMNS" in os.environ
 
 
 def console(stderr: bool = False) -> Console:
     file = unguarded(sys.stderr if stderr else sys.stdout)
-    return _Console(file=file, highlight=False, width=None if _known(file) else _WIDE)
+    return _Console(
+        file=file, highlight=False, width=None if _has_width(file) else _WIDE
+    )
 
 
 def styled(*parts: str | tuple[str, str] | Text) -> Text:
     """A line of parts: text, (text, style) such as ("failed", "red"), or a result of `styled`."""
-    gated = (
-        p
-        if isinstance(p, Text)
-        else shown(p)
-        if isinstance(p, str)
-        else (shown(p[0]), p[1])
-        for p in parts
-    )
-    return Text.assemble(*gated)
+    line = Text()
+    for part in parts:
+        if isinstance(part, Text):
+            line.append_text(part)
+        elif isinstance(part, str):
+            line.append(shown(part))
+        else:
+            text, style = part
+            line.append(shown(text), style)
+    return line
 
 
 def block(text: str) -> Text:
@@ -95,18 +98,22 @@ def print_line(
     `whole`: it has a path or a command to copy; it is wrapped only on a terminal, and
     never inside a word.
     """
-    text = text if isinstance(text, Text) else styled(text)
-    folds = out.file.isatty() if whole else _known(out.file)
-    for one in text.split("\n", allow_blank=True) if folds else [text]:
-        for part in (
-            folded(one, out.width, hang, hard=not (whole or hang)) if folds else [one]
-        ):
-            out.print(part, soft_wrap=True)
+    if isinstance(text, str):
+        text = styled(text)
+
+    lines = [text]
+    if out.file.isatty() if whole else _has_width(out.file):
+        lines = []
+        for line in text.split("\n", allow_blank=True):
+            lines += folded(line, out.width, hang, hard=not (whole or hang))
+
+    for line in lines:
+        out.print(line, soft_wrap=True)
 
 
-def print_grid(out: Console, made: RenderableType) -> None:
+def print_grid(out: Console, grid: RenderableType) -> None:
     """A grid from rich, without blanks at the ends of lines."""
-    for segments in out.render_lines(made, pad=False):
+    for segments in out.render_lines(grid, pad=False):
         text = Text.assemble(*((s.text, s.style or "") for s in segments))
         text.rstrip()
         out.print(text, soft_wrap=True)
@@ -114,12 +121,13 @@ def print_grid(out: Console, made: RenderableType) -> None:
 
 def folded(text: Text, width: int, hang: int = 0, hard: bool = False) -> list[Text]:
     """Wrap a one-line text between words; `hard` also breaks a word that is too long for a line."""
-    lines = text.divide(breaks(text.plain, width, hang, hard))
-    for one in lines:
-        one.rstrip()
-    for one in lines[1:]:
-        one.pad_left(hang + len(text.plain) - len(text.plain.lstrip()))
-    return list(lines)
+    lines = list(text.divide(breaks(text.plain, width, hang, hard)))
+    indent = hang + len(text.plain) - len(text.plain.lstrip())
+    for line in lines:
+        line.rstrip()
+    for line in lines[1:]:
+        line.pad_left(indent)
+    return lines
 
 
 def remark(
@@ -130,7 +138,10 @@ def remark(
     whole: bool = False,
 ) -> None:
     """A line with a word in a style, and a text after it. `whole`: as in `print_line`."""
-    print_line(out, styled((word, style), *([" ", text] if text else [])), _HANG, whole)
+    line = styled((word, style))
+    if text:
+        line = styled(line, " ", text)
+    print_line(out, line, _HANG, whole)
 
 
 # --- tables
@@ -142,177 +153,136 @@ _STYLES = {
     Mark.DOUBTED: "yellow",
     Mark.QUIET: "dim",
 }
+_NARROW = 20  # a column that folds is at least this wide if it has words that long
 
 
 def print_table(out: Console, *tables: Table) -> None:
     """Print tables below their titles, without notes; an empty line follows a table
     with a title. Several tables must have the same columns, and get the same widths.
 
-    If they are too wide for the screen, the headers are wrapped, then the texts; if
-    that is not enough, the columns are split into parts, each with the first columns
-    again. No cell is cut.
+    Text that is too wide for its column is folded. If a table is still too wide, its
+    columns are split into parts, each with the first column again. No cell is cut.
     """
     if not tables:
         return
-    head = [_head(column) for column in tables[0].columns]
-    rows = [
-        [[_cell(cell, made.prose) for cell in row.cells] for row in made.rows]
-        for made in tables
+
+    columns = tables[0].columns
+    every = [row for table in tables for row in table.rows]
+    widths = [_widths(column, i, every) for i, column in enumerate(columns)]
+    whole = [width.whole for width in widths]
+    least = [
+        width.word if column.folds else width.cells
+        for column, width in zip(columns, widths, strict=True)
     ]
-    parts = _parts(
-        tables[0].columns, head, [row for part in rows for row in part], out.width
-    )
-    for made, cells in zip(tables, rows, strict=True):
-        if made.title:
-            print_line(out, styled(("".join(made.title), "bold")), _HANG, whole=True)
-        for i, part in enumerate(parts):
-            if i:
-                out.print()
-            _print_part(out, made, head, cells, part)
-        if made.title:
-            out.print()
-
-
-def _print_part(
-    out: Console, made: Table, head: list[Text], rows: list[list[Text]], part: _Part
-) -> None:
-    """Some of a table's columns."""
-    which, widths, gap = part
-    columns = [made.columns[k] for k in which]
-    _print_row(out, columns, widths, gap, [head[k] for k in which], "", True)
-    for row, cells in zip(made.rows, rows, strict=True):
-        if row.gap:
-            out.print()
-        style = "bold green" if row.best else "dim" if row.quiet else ""
-        _print_row(out, columns, widths, gap, [cells[k] for k in which], style, False)
-
-
-def _head(column: Column) -> Text:
-    name = shown(column.name)
-    return Text(
-        textwrap.fill(name, column.most, break_long_words=False)
-        if column.most
-        else name,
-        "dim",
-    )
-
-
-def _cell(cell: Cell, prose: bool) -> Text:
-    text = block(cell.plain) if prose else styled(cell.plain)
-    text.stylize(_STYLES.get(cell.mark, ""))
-    return text
-
-
-def _print_row(
-    out: Console,
-    columns: list[Column],
-    widths: list[int],
-    gap: int,
-    cells: list[Text],
-    style: str = "",
-    head: bool = False,
-) -> None:
-    parts = [
-        [
-            part
-            for one in cell.split("\n", allow_blank=True)
-            for part in folded(one, width, hard=True)
+    if sum(least) + len(least) - 1 > out.width:
+        least = [
+            width.cells if column.number else width.word
+            for column, width in zip(columns, widths, strict=True)
         ]
-        for cell, width in zip(cells, widths, strict=True)
-    ]
-    height = max(map(len, parts))
-    if head:  # align the header at the bottom
-        parts = [[Text()] * (height - len(part)) + part for part in parts]
-    for i in range(height):
-        made = Text(style=style)
-        for column, width, part in zip(columns, widths, parts, strict=True):
-            text = part[i] if i < len(part) else Text()
-            blanks = " " * (width - text.cell_len)
-            made.append(blanks if column.number else "").append_text(text)
-            made.append("" if column.number else blanks).append(" " * gap)
-        made.rstrip()
-        out.print(made, soft_wrap=True)
+
+    for table in tables:
+        if table.title:
+            title = styled(("".join(table.title), "bold"))
+            print_line(out, title, _HANG, whole=True)
+        for n, part in enumerate(_parts(least, out.width)):
+            if n:
+                out.print()
+            gaps = len(part) - 1
+            gap = 2 if sum(least[i] for i in part) + 2 * gaps <= out.width else 1
+            layout = _shared(
+                [whole[i] for i in part],
+                [least[i] for i in part],
+                out.width - gap * gaps,
+            )
+            print_grid(out, _grid(table, part, layout, gap))
+        if table.title:
+            out.print()
 
 
-# columns, their widths, blanks between columns
-_Part = tuple[list[int], list[int], int]
+class _Widths(NamedTuple):
+    """The width of a column if nothing is wrapped, if its name is, and if its cells are."""
+
+    whole: int
+    cells: int
+    word: int
 
 
-def _parts(
-    columns: list[Column], head: list[Text], rows: list[list[Text]], width: int
-) -> list[_Part]:
-    """The layout of a table in `width` characters."""
-    # widths if we wrap: nothing; text columns; headers too; everything
-    whole, least, headers, folds = [], [], [], []
-    for i, column in enumerate(columns):
-        cells, name = (
-            max((_widest(row[i]) for row in rows), default=0),
-            _widest(head[i]),
-        )
-        word = max([_word(head[i]), *(_word(row[i]) for row in rows)])
-        whole.append(max(cells, name))
-        headers.append(
-            max(min(word, _NARROW) if column.folds else cells, _word(head[i]))
-        )
-        least.append(headers[-1] if column.folds else whole[-1])
-        folds.append(headers[-1] if column.folds or column.number else word)
-    every = list(range(len(columns)))
-    for smallest, gap in (
-        (least, 2),
-        (headers, 2),
-        (headers, 1),
-        (folds, 2),
-        (folds, 1),
-    ):
-        room = width - gap * (len(columns) - 1)
-        if sum(smallest) <= room:
-            return [(every, _shared(whole, smallest, room), gap)]
-    gap, keys = 2, 1
-    if (
-        len(columns) > 2
-        and not columns[1].number
-        and folds[0] + folds[1] + 2 * gap <= width // 2
-    ):
-        keys = 2
-    widths = [min(n, width) for n in folds]
-    parts: list[list[int]] = [every[:keys]]
-    for k in every[keys:]:
-        used = sum(widths[i] + gap for i in parts[-1])
-        if len(parts[-1]) > keys and used + widths[k] > width:
-            parts.append(every[:keys])
-            used = sum(widths[i] + gap for i in every[:keys])
-        widths[k] = max(1, min(widths[k], width - used))
-        parts[-1] = [*parts[-1], k]
-    laid = []
-    for which in parts:
-        most, used = (
-            [max(whole[k], widths[k]) for k in which],
-            [widths[k] for k in which],
-        )
-        laid.append((which, _shared(most, used, width - gap * (len(which) - 1)), gap))
-    return laid
+def _widths(column: Column, i: int, rows: list[Row]) -> _Widths:
+    head = _head(column)
+    cells = Text("\n").join([Text(), *(_cell(row.cells[i]) for row in rows)])
+    narrow = max(_longest(cells.plain.split("\n")), _longest(head.plain.split()))
+    words = [*head.plain.split(), *cells.plain.split()]
+    return _Widths(
+        whole=max(narrow, _longest(head.plain.split("\n"))),
+        cells=narrow,
+        word=min(max(_longest(words), 1), _NARROW),
+    )
+
+
+def _longest(texts: list[str]) -> int:
+    return max(map(cell_len, texts), default=0)
+
+
+def _parts(least: list[int], width: int) -> list[list[int]]:
+    """The columns that fit beside each other; the first one stands in every part."""
+    parts = [[0]]
+    for i in range(1, len(least)):
+        used = sum(least[k] + 1 for k in parts[-1])
+        if len(parts[-1]) > 1 and used + least[i] > width:
+            parts.append([0])
+        parts[-1].append(i)
+    return parts
 
 
 def _shared(whole: list[int], least: list[int], room: int) -> list[int]:
     """Widths between the least and the whole one of each column; columns that need the
     fewest more get them first.
     """
-    widths, spare = list(least), room - sum(least)
+    widths = list(least)
     order = sorted(range(len(whole)), key=lambda i: whole[i] - least[i])
     for n, i in enumerate(order):
-        more = min(whole[i] - least[i], spare // (len(order) - n))
-        widths[i] += more
-        spare -= more
+        spare = (room - sum(widths)) // (len(order) - n)
+        widths[i] = max(1, min(whole[i], least[i] + spare))
     return widths
 
 
-def _widest(text: Text) -> int:
-    return max(one.cell_len for one in text.split("\n", allow_blank=True))
+def _grid(table: Table, part: list[int], widths: list[int], gap: int) -> Grid:
+    """Some columns of a table, laid out by rich."""
+    grid = Grid(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
+    for i, width in zip(part, widths, strict=True):
+        column = table.columns[i]
+        justify: JustifyMethod = "right" if column.number else "left"
+        grid.add_column(_head(column), justify=justify, overflow="fold", width=width)
+
+    firsts = [row.cells[0].text for row in table.rows]
+    apart = table.grouped and len(set(firsts)) < len(firsts)
+    for n, row in enumerate(table.rows):
+        again = table.grouped and n > 0 and firsts[n] == firsts[n - 1]
+        if apart and n and not again:
+            grid.add_row()
+        cells = [_cell(row.cells[i], table.prose) for i in part]
+        if again:
+            cells[0] = Text()
+        style = "dim" if row.quiet else None
+        grid.add_row(*cells, style="bold green" if row.best else style)
+
+    return grid
 
 
-def _word(text: Text) -> int:
-    return max((len(word) for word in text.plain.split()), default=0)
+def _head(column: Column) -> Text:
+    name = shown(column.name)
+    if column.most:
+        name = textwrap.fill(name, column.most, break_long_words=False)
+    return Text(name)
 
+
+def _cell(cell: Cell, prose: bool = False) -> Text:
+    text = block(cell.plain) if prose else styled(cell.plain)
+    text.stylize(_STYLES.get(cell.mark, ""))
+    return text
+
+
+# --- documents and messages
 
 # not empty once stdout has a document: a later error must not add another
 JSON: list[bool] = []
@@ -320,16 +290,14 @@ JSON: list[bool] = []
 
 def show_error(message: str, hint: str | None, code: int) -> None:
     """With --json: the error as JSON on stdout, in addition to the lines on stderr."""
-    if not JSON:
-        show_json(
-            {
-                "error": {
-                    "message": shown(message),
-                    "hint": hint and shown(hint, lines=True),
-                    "code": code,
-                }
-            }
-        )
+    if JSON:
+        return
+    error = {
+        "message": shown(message),
+        "hint": hint and shown(hint, lines=True),
+        "code": code,
+    }
+    show_json({"error": error})
 
 
 def show_json(document: Any) -> None:
@@ -357,48 +325,58 @@ def progress() -> Iterator[Callable[..., None]]:
     Yields a function of a name, the number done, the total, and whether this name has
     just finished.
     """
-    if not sys.stderr.isatty():
-        begun, now, over = time.monotonic(), [""], threading.Event()
+    shows = _progress_bar if sys.stderr.isatty() else _progress_lines
+    with shows() as report:
+        yield report
 
-        def line(name: str, done: int, total: int, ended: bool = False) -> None:
-            now[0] = "" if ended else f"{name}: {done} of {total}"
-            if ended:
-                say(
-                    f"{name}: done, {done} of {total} after {time.monotonic() - begun:.0f} s"
-                )
 
-        def go_on() -> None:
-            while not over.wait(_STILL_S):
-                if state := now[0]:
-                    say(f"{state} after {time.monotonic() - begun:.0f} s")
+@contextlib.contextmanager
+def _progress_lines() -> Iterator[Callable[..., None]]:
+    begin = time.monotonic()
+    state = ""
+    ended = threading.Event()
 
-        thread = threading.Thread(target=go_on, daemon=True)
-        # no room for a thread: what runs will say so
-        with contextlib.suppress(RuntimeError):
-            thread.start()
-        try:
-            yield line
-        finally:
-            over.set()
-            if thread.ident:
-                thread.join()
-        return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-    )
+    def say_with_time(text: str) -> None:
+        say(f"{text} after {time.monotonic() - begin:.0f} s")
+
+    def report(name: str, done: int, total: int, finished: bool = False) -> None:
+        nonlocal state
+        state = "" if finished else f"{name}: {done} of {total}"
+        if finished:
+            say_with_time(f"{name}: done, {done} of {total}")
+
+    def repeat() -> None:
+        while not ended.wait(_STILL_S):
+            if state:
+                say_with_time(state)
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    # no room for a thread: what runs will say so
+    with contextlib.suppress(RuntimeError):
+        thread.start()
+
+    try:
+        yield report
+    finally:
+        ended.set()
+        if thread.ident:
+            thread.join()
+
+
+@contextlib.contextmanager
+def _progress_bar() -> Iterator[Callable[..., None]]:
+    from rich import progress as bars
 
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        bars.TextColumn("{task.description}", markup=False),
+        bars.BarColumn(30),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+    with bars.Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
-        yield lambda name, done, total, ended=False: bar.update(
-            task, description=shown(name), completed=done, total=total
-        )
+
+        def report(name: str, done: int, total: int, finished: bool = False) -> None:
+            bar.update(task, description=shown(name), completed=done, total=total)
+
+        yield report

@@ -23,19 +23,19 @@ class Name(str):
 
 
 class Mark(Enum):
-    """A cell's mark; the value is the sign after the text if there are no colours."""
+    """How a cell is marked: in colour on the terminal, in bold on a page."""
 
-    NONE = ""
-    BEST = " *"
-    DOUBTED = " ?"
-    BAD = "\0bad"
-    GOOD = "\0good"
-    WARN = "\0warn"
-    QUIET = "\0quiet"
+    NONE = "none"
+    BEST = "best"
+    DOUBTED = "doubted"
+    BAD = "bad"
+    GOOD = "good"
+    WARN = "warn"
+    QUIET = "quiet"
 
-    @property
-    def sign(self) -> str:
-        return self.value.partition("\0")[0]
+
+# the signs of marks that must be seen without colours, too
+_SIGNS = {Mark.BEST: " *", Mark.DOUBTED: " ?"}
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,9 @@ class Cell:
 
     @property
     def plain(self) -> str:
-        """All of it as text."""
-        return (
-            " ".join(part for part in (self.text, self.small) if part) + self.mark.sign
-        )
+        """Text, second figure and sign."""
+        text = " ".join(filter(None, (self.text, self.small)))
+        return text + _SIGNS.get(self.mark, "")
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ class Column:
 @dataclass(frozen=True)
 class Row:
     cells: tuple[Cell, ...]
-    gap: bool = False  # a group begins here
     quiet: bool = False  # the copy or a limit: for comparison with the other rows
 
     @property
@@ -82,11 +80,14 @@ class Table:
     notes: list[Words] = field(default_factory=list)
     prose: bool = False  # cells with texts of any length
     detail: bool = False  # not in Markdown
+    # rows with the same first cell belong together: the terminal shows it once
+    grouped: bool = False
 
-    def add(self, *cells: str | Cell, gap: bool = False, quiet: bool = False) -> None:
+    def add(self, *cells: str | Cell, quiet: bool = False) -> None:
+        """A row; cells that are not given are empty."""
         row = [cell if isinstance(cell, Cell) else Cell(cell) for cell in cells]
         row += [Cell("")] * (len(self.columns) - len(row))
-        self.rows.append(Row(tuple(row), gap, quiet))
+        self.rows.append(Row(tuple(row), quiet))
 
 
 def words(*names: str) -> list[Column]:

@@ -18,7 +18,7 @@ from .screen import (
     show_json,
     styled,
 )
-from .table import Cell, Column, Mark, Table, words
+from .table import Cell, Column, Mark, Table, numbers, words
 
 if TYPE_CHECKING:
     from ..catalog.registry import Registry
@@ -42,32 +42,33 @@ def show(
         say(f"the records could not be saved: {unsaved}")
     if as_json:
         return show_json(document)
+
     # imported here because `gdn list` needs none of it
-    from . import command_tables, merge, notes
+    from . import merge, notes
     from .book import Source
+    from .tables import commands
 
     out = console()
     book = merge.gather([Source("", document)], registry)
     legend: dict[str, None] = {}
-    for made in command_tables.of(book, document.command):
-        print_table(out, made)
-        legend |= dict.fromkeys("".join(note) for note in made.notes)
-    for note in [
-        *notes.notes(book, brief=True),
-        *notes.tuned(book),
-        *notes.file_notes(book),
-    ]:
+    for table in commands.of(book, document.command):
+        print_table(out, table)
+        legend |= dict.fromkeys("".join(note) for note in table.notes)
+
+    every_note = (
+        notes.notes(book, brief=True) + notes.tuned(book) + notes.file_notes(book)
+    )
+    for note in every_note:
         # no result: an error
-        to = (
-            console(stderr=True)
-            if note.kind == "not run" and not book.measured
-            else out
-        )
+        is_error = note.kind == "not run" and not book.measured
+        to = console(stderr=True) if is_error else out
         remark(to, note.kind, block(note.text), "red" if note.grave else "yellow")
         for text in note.tail:
             remark(out, f"    {text}")
+
     for text in legend:
         remark(out, text)
+
     if book.measured and saved and not unsaved:
         remark(out, f"records: {saved}", whole=True)
 
@@ -75,69 +76,58 @@ def show(
 # --- gdn data list, gdn doctor, gdn pack
 
 
-def show_workloads(found: dict[str, list[Workload]], as_json: bool) -> None:
+def show_workloads(workloads: dict[str, list[Workload]], as_json: bool) -> None:
     """The workloads of each op."""
-    rows = [(op, w) for op, workloads in found.items() for w in workloads]
+    rows = [(op, w) for op, of_op in workloads.items() for w in of_op]
     if as_json:
-        keys = ("index", "uuid", "axes", "origin")
-        return show_json(
+        plain = [
             {
-                "workloads": [
-                    {"op": op} | {key: getattr(w, key) for key in keys}
-                    for op, w in rows
-                ]
+                "op": op,
+                "index": w.index,
+                "uuid": w.uuid,
+                "axes": w.axes,
+                "origin": w.origin,
             }
-        )
-    made = Table(
-        "",
-        [
-            Column("op"),
-            Column("index", number=True),
-            Column("uuid"),
-            Column("axes", folds=True),
-        ],
-    )
+            for op, w in rows
+        ]
+        return show_json({"workloads": plain})
+    axes = Column("axes", folds=True)
+    table = Table("", [*words("op"), *numbers("index"), *words("uuid"), axes])
     for op, w in rows:
-        axes = " ".join(f"{name}={size}" for name, size in w.axes.items())
-        made.add(op, "-" if w.index is None else str(w.index), w.uuid[:8], axes)
-    print_table(console(), made)
+        sizes = " ".join(f"{name}={size}" for name, size in w.axes.items())
+        table.add(op, "-" if w.index is None else str(w.index), w.uuid[:8], sizes)
+    print_table(console(), table)
+
+
+_SIZES = 4  # up to this many sizes of a preset are named
 
 
 def show_presets(
-    found: dict[str | None, dict[str, list[Workload]]], registry: Registry
+    presets: dict[str | None, dict[str, list[Workload]]], registry: Registry
 ) -> None:
     """The number of workloads of each preset and op, and their sizes; the key None is
     all workloads.
     """
     out = console()
-    made = Table(
-        "",
-        [
-            *words("op", "preset"),
-            Column("workloads", number=True),
-            Column("sizes", folds=True),
-        ],
-    )
-    for op in found[None]:
-        for preset, workloads in found.items():
-            if chosen := workloads.get(op):
-                sizes = list(
-                    dict.fromkeys(label_of(registry.ops[op], w.axes)[0] for w in chosen)
-                )
-                some = (
-                    sizes
-                    if len(sizes) <= _SIZES
-                    else [*sizes[:2], f"... {len(sizes) - 3} more ...", sizes[-1]]
-                )
-                first = preset is None
-                made.add(
-                    op if first else "",
-                    preset or "(all)",
-                    str(len(chosen)),
-                    ", ".join(some),
-                    gap=bool(made.rows) and first,
-                )
-    print_table(out, made)
+    columns = [
+        *words("op", "preset"),
+        *numbers("workloads"),
+        Column("sizes", folds=True),
+    ]
+    table = Table("", columns, grouped=True)
+    for op in presets[None]:
+        for preset, by_op in presets.items():
+            workloads = by_op.get(op)
+            if not workloads:
+                continue
+            labels = [label_of(registry.ops[op], w.axes)[0] for w in workloads]
+            sizes = list(dict.fromkeys(labels))
+            if len(sizes) > _SIZES:
+                sizes[2:-1] = [f"... {len(sizes) - 3} more ..."]
+            count = str(len(workloads))
+            table.add(op, preset or "(all)", count, ", ".join(sizes))
+
+    print_table(out, table)
     remark(
         out,
         "`gdn data list --full` has a line for each workload; `--preset NAME` only those of a"
@@ -145,7 +135,6 @@ def show_presets(
     )
 
 
-_SIZES = 4  # up to this many sizes of a preset are named
 _STATES = {
     "ok": Cell("ok", Mark.GOOD),
     "bad": Cell("!!", Mark.BAD),
@@ -153,42 +142,39 @@ _STATES = {
 }
 
 
+def _state(state: str | None) -> Cell:
+    return _STATES.get(state or "", Cell("--", Mark.WARN))
+
+
 def show_doctor(
     findings: list[dict[str, str | None]], summary: str, as_json: bool
 ) -> None:
     if as_json:
         return show_json({"findings": findings, "summary": summary})
+
     out = console()
-    made = Table(
-        "", [*words("", "what"), Column("found", folds=True), Column("for", folds=True)]
-    )
-    for f in findings:
-        made.add(
-            _STATES.get(f["state"], Cell("--", Mark.WARN)),
-            f["what"],
-            f["found"],
-            f["for"],
-        )
-    print_table(out, made)
+    columns = [Column(name, folds=True) for name in ("found", "for")]
+    table = Table("", [*words("", "what"), *columns])
+    for finding in findings:
+        texts = [finding[key] or "" for key in ("what", "found", "for")]
+        table.add(_state(finding["state"]), *texts)
+
+    print_table(out, table)
     out.print()
     print_line(out, styled((summary, "bold")))
-    if wanting := [f for f in findings if f.get("mend")]:
+    wanting = [finding for finding in findings if finding.get("mend")]
+    if wanting:
         out.print()
         print_line(out, styled(("what to do about the others:", "bold")))
-    for f in wanting:
-        print_line(
-            out, styled(f"  {f['what']}: ", (f["mend"], "yellow")), 2, whole=True
-        )
+
+    for finding in wanting:
+        line = styled(f"  {finding['what']}: ", (finding["mend"] or "", "yellow"))
+        print_line(out, line, 2, whole=True)
 
 
 def show_proof(steps: Iterable[Mapping[str, str]]) -> None:
-    made = Table(
-        "", [*words("", "step"), Column("what was seen", folds=True)], prose=True
-    )
+    seen = Column("what was seen", folds=True)
+    table = Table("", [*words("", "step"), seen], prose=True)
     for step in steps:
-        made.add(
-            _STATES.get(step["state"], Cell("--", Mark.WARN)),
-            shown(step["step"]),
-            step["detail"],
-        )
-    print_table(console(), made)
+        table.add(_state(step["state"]), shown(step["step"]), step["detail"])
+    print_table(console(), table)

@@ -29,67 +29,63 @@ def show_tuning(plan: Plan, state: State | None, as_json: bool) -> None:
         from ..tune.evidence import document
 
         return show_json(document(plan, state))
+
     out = console()
     if state is None:
         return _show_plan(out, plan)
     if state.result:
         _show_result(out, state.result, plan)
     else:
-        print_line(
-            out,
-            styled((f"{plan.op.name}/{plan.algo.name}", "bold"), " | no choice yet"),
-        )
+        print_line(out, styled((_title(plan), "bold"), " | no choice yet"))
+
     _show_left_out(out, list(state.out.values()), len(plan.constants))
     if state.interrupted:
-        remark(
-            out,
-            "interrupted:",
-            "the measurements are saved; the same command continues from here",
-            "red",
-        )
+        text = "the measurements are saved; the same command continues from here"
+        remark(out, "interrupted:", text, "red")
+
     for file in state.written:
         remark(out, f"written: {file}", whole=True)
 
 
+def _title(plan: Plan) -> str:
+    return f"{plan.op.name}/{plan.algo.name}"
+
+
 def _show_plan(out: Console, plan: Plan) -> None:
-    space, found = plan.space, list(plan.constants.values())
+    space, candidates = plan.space, list(plan.constants.values())
     print_line(
-        out,
-        styled(
-            (f"{plan.op.name}/{plan.algo.name}", "bold"),
-            " | dry run: nothing is run or written",
-        ),
+        out, styled((_title(plan), "bold"), " | dry run: nothing is run or written")
     )
-    rule = (
-        space.where
-        if len(space.where or "") <= _RULE
-        else "`where` (in full with --json)"
-    )
-    where = (
-        [f", {plan.excluded} more are excluded by ", (rule, "bold")]
-        if plan.excluded
-        else []
-    )
-    print_line(out, styled(units.count(len(found), "candidate"), *where))
-    made = Table("", numbers(*space.constants))
-    for constants in found[:_ROWS]:
-        made.add(*map(str, constants.values()))
-    print_table(out, made)
-    if len(found) > _ROWS:
-        remark(out, f"and {len(found) - _ROWS} more with --json")
+    count = styled(units.count(len(candidates), "candidate"))
+    if plan.excluded:
+        rule = space.where or ""
+        if len(rule) > _RULE:
+            rule = "`where` (in full with --json)"
+        excluded = f", {plan.excluded} more are excluded by "
+        count = styled(count, excluded, (rule, "bold"))
+
+    print_line(out, count)
+    table = Table("", numbers(*space.constants))
+    for constants in candidates[:_ROWS]:
+        table.add(*map(str, constants.values()))
+
+    print_table(out, table)
+    if len(candidates) > _ROWS:
+        remark(out, f"and {len(candidates) - _ROWS} more with --json")
+
     out.print()
     lengths = ["length"] if space.length else []
-    made = Table("", [*words("workload"), *numbers(*lengths, "size"), *words("uuid")])
+    table = Table("", [*words("workload"), *numbers(*lengths, "size"), *words("uuid")])
     for size, workloads in plan.sizes.items():
+        sizes = [str(n) for n in (size if lengths else size[1:])]
         for w in workloads:
-            made.add(
-                plan.label(w), *map(str, size if lengths else size[1:]), w.uuid[:8]
-            )
-    print_table(out, made)
+            table.add(plan.label(w), *sizes, w.uuid[:8])
+
+    print_table(out, table)
     remark(out, _meaning(space))
-    remark(
-        out, f"would be written: {plan.algo.folder / plan.algo.tune.file}", whole=True
-    )
+    if plan.algo.folder and plan.algo.tune:
+        file = plan.algo.folder / plan.algo.tune.file
+        remark(out, f"would be written: {file}", whole=True)
 
 
 def _meaning(space: Space) -> str:
@@ -98,72 +94,77 @@ def _meaning(space: Space) -> str:
 
 
 def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
-    l2 = f", L2 {result.l2}" if result.l2 else ""
-    in_place = " | in place" if result.in_place else ""
-    gpus = sorted({w.gpu.index for w in result.workloads if w.gpu})
+    numbers_of_gpus = {w.gpu.index for w in result.workloads if w.gpu}
+    gpus = sorted(n for n in numbers_of_gpus if n is not None)
     several = len(gpus) > 1
-    where = result.gpu + (f" (GPU {', '.join(map(str, gpus))})" if several else "")
-    head = [
+    device = result.gpu
+    if several:
+        device += f" (GPU {', '.join(map(str, gpus))})"
+
+    l2 = f", L2 {result.l2}" if result.l2 else ""
+    titles = [_title(plan), device, f"tier {result.tier}{l2}"]
+    titles += ["in place"] if result.in_place else []
+    columns = [
         *words("workload"),
         *(numbers("GPU") if several else []),
         *words("chosen"),
         *numbers("time", "to second"),
+        *words("99 % interval"),
+        Column("second", folds=True),
     ]
-    head += [*words("99 % interval"), Column("second", folds=True)]
-    made = Table(
-        f"{plan.op.name}/{plan.algo.name} | {where} | tier {result.tier}{l2}{in_place}",
-        head,
-    )
-    notes = ["to second: the second fastest's time over the fastest's, calls in turns"]
-    near = "~ not measurably slower than the fastest, and the same as for the previous size"
+    table = Table(" | ".join(titles), columns)
     for w in result.workloads:
-        chosen = _constants(w.chosen)
-        if w.chosen != w.fastest:
-            chosen, notes[1:] = f"{chosen} ~", [near]
-        ratio, low, high = w.ratio or (0, 0, 0)
-        interval = (f"{ratio:.3f}x", f"{low:.3f} to {high:.3f}") if ratio else ("", "")
-        gpu = [str(w.gpu.index)] if several else []
-        second = _constants(w.second) if w.second else ""
-        made.add(
+        gpu = str(w.gpu.index) if w.gpu else ""
+        near = "" if w.chosen == w.fastest else " ~"
+        interval = ["", ""]
+        if w.ratio:
+            ratio, low, high = w.ratio
+            interval = [f"{ratio:.3f}x", f"{low:.3f} to {high:.3f}"]
+        table.add(
             plan.op.label.format(**w.axes),
-            *gpu,
-            chosen,
+            *([gpu] if several else []),
+            _constants(w.chosen) + near,
             units.duration(w.chosen_us),
             *interval,
-            second,
+            _constants(w.second) if w.second else "",
         )
-    print_table(out, made)
-    keys = (
-        {"length_up_to": "length up to", "up_to": "size up to"}
-        if result.space.length
-        else {"up_to": "size up to"}
-    )
-    made = Table("", [*words(*keys.values()), *numbers(*result.space.constants)])
+
+    print_table(out, table)
+    keys = {"length_up_to": "length up to"} if result.space.length else {}
+    keys["up_to"] = "size up to"
+    table = Table("", [*words(*keys.values()), *numbers(*result.space.constants)])
     for row in result.rows:
         bounds = ["any" if row[key] == ENDLESS else str(row[key]) for key in keys]
-        made.add(*bounds, *(str(row[name]) for name in result.space.constants))
-    print_table(out, made)
-    for text in (_meaning(result.space), *notes):
-        remark(out, text)
+        table.add(*bounds, *(str(row[name]) for name in result.space.constants))
+
+    print_table(out, table)
+    remark(out, _meaning(result.space))
+    remark(
+        out, "to second: the second fastest's time over the fastest's, calls in turns"
+    )
+    if any(w.chosen != w.fastest for w in result.workloads):
+        remark(
+            out,
+            "~ not measurably slower than the fastest, and the same as for the previous size",
+        )
+
     for text in result.doubts:
         remark(out, "doubt", text, "yellow")
 
 
-def _show_left_out(out: Console, found: list[LeftOut], count: int) -> None:
+def _show_left_out(out: Console, left_out: list[LeftOut], count: int) -> None:
     """The candidates that are wrong or cannot be built, grouped by reason."""
-    together: dict[tuple[str, str], list[str]] = {}
-    for one in found:
-        first = (one.reason or "").partition("\n")[0]
-        together.setdefault((one.status.words, first), []).append(
-            _constants(one.constants)
-        )
-    for (status, reason), who in together.items():
-        more = f" and {len(who) - 4} more" if len(who) > 4 else ""
-        remark(
-            out, "left out", f"{status}, {'; '.join(who[:4])}{more}: {reason}", "yellow"
-        )
-    if found:
-        remark(out, f"{len(found)} of {count} candidates were left out")
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for candidate in left_out:
+        reason, *_ = (candidate.reason or "").split("\n")
+        names = by_reason.setdefault((candidate.status.words, reason), [])
+        names.append(_constants(candidate.constants))
+    for (status, reason), names in by_reason.items():
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        text = f"{status}, {'; '.join(names[:4])}{more}: {reason}"
+        remark(out, "left out", text, "yellow")
+    if left_out:
+        remark(out, f"{len(left_out)} of {count} candidates were left out")
 
 
 def _constants(constants: Constants) -> str:

@@ -51,10 +51,12 @@ class FirstWrong(msgspec.Struct, kw_only=True, omit_defaults=True):
     @property
     def words(self) -> str:
         """at [0, 3]: expected 1.25, never written."""
-        got = f"got {self.got:.4g}"
-        if self.got is None:
-            written = self.instead != "never written"
-            got = f"got {self.instead}" if written else "never written"
+        if self.got is not None:
+            got = f"got {self.got:.4g}"
+        elif self.instead == "never written":
+            got = self.instead
+        else:
+            got = f"got {self.instead}"
         return f"at {self.index}: expected {self.expected:.4g}, {got}"
 
 
