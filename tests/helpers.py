@@ -214,9 +214,7 @@ def built(algo_name: str, mode: str):
     algo = known.find(algo_name)
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
-    with mock.patch.dict(
-        os.environ, jobs.environ(jobs.Job("check", op, definition, solution, mode, ()))
-    ):
+    with mock.patch.dict(os.environ, jobs.environ_of(mode)):
         return op, prepared.built(
             definition, solution, algo.setup, specific=algo.specific and mode == "cuda"
         )

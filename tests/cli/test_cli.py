@@ -33,6 +33,7 @@ from gdn_cli.report import terminal as report
 from gdn_cli.run import execute as execution
 from gdn_cli.run import jobs, planning
 from gdn_cli.schema.record_types import Status
+from gdn_cli.worker.request import Timing
 
 REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
@@ -473,9 +474,11 @@ def test_a_command_that_times_on_a_device_holds_its_lock(
     machine = inventory.Machine(
         gpus=lambda: (inventory.Gpu("H200", "9.0", "580", "GPU-7", 3),)
     )
-    job = jobs.Job("bench", DECODE, {}, None, mode, (), tiers=tiers, machine=machine)
+    job = jobs.Job.of(
+        "bench", DECODE, {}, mode, (), timing=Timing(tiers), machine=machine
+    )
     writer = store.Writer(building.document(), tmp_path / "x.json")
-    execution.run(planning.Plan([job, job], [], []), writer, lambda *_: None, print)
+    execution.run(planning.Plan([job, job]), writer, lambda *_: None, print)
     # once, around all of it
     assert log == [*held, "compile", "run", "run", *(["free"] if held else [])]
 

@@ -64,9 +64,7 @@ def kernel(full_name: str, mode: str):
     op = REGISTRY.ops[algo.op]
     algo = batch_invariance.variant(algo, op)
     definition, solution = pack.definition(op, REGISTRY), pack.pack(algo, op)
-    with mock.patch.dict(
-        os.environ, jobs.environ(jobs.Job("check", op, definition, solution, mode, ()))
-    ):
+    with mock.patch.dict(os.environ, jobs.environ_of(mode)):
         return prepared.built(
             definition, solution, algo.setup, specific=algo.specific and mode == "cuda"
         )

@@ -24,6 +24,7 @@ from gdn_cli.catalog.workloads import embedded, select
 from gdn_cli.machine import inventory
 from gdn_cli.run import jobs
 from gdn_cli.worker.judge import check
+from gdn_cli.worker.request import Timing
 
 pytestmark = pytest.mark.gpu
 
@@ -79,15 +80,13 @@ def job(algo, command: str, chosen: list[str], **more) -> jobs.Job:
     if place.mode is None:
         pytest.skip(f"{algo.full_name}: {place.reason}")
     op = REGISTRY.ops[algo.op]
-    definition, solution = pack.definition(op, REGISTRY), pack.pack(algo, op)
-    return jobs.Job(
+    return jobs.Job.of(
         command,
         op,
-        definition,
-        solution,
+        pack.definition(op, REGISTRY),
         place.mode,
         work(op, chosen),
-        algo,
+        [(algo, pack.pack(algo, op))],
         timeout_s=600,
         **more,
     )
@@ -189,14 +188,13 @@ def test_the_floors_of_this_gpu():
         pytest.skip("no GPU here")
     found = done(
         jobs.execute(
-            jobs.Job(
+            jobs.Job.of(
                 "floor",
                 op,
                 pack.definition(op, REGISTRY),
-                None,
                 MODE,
                 work(op, ["batch_size=8"]),
-                tiers=TIERS,
+                timing=Timing(TIERS),
             )
         )
     )

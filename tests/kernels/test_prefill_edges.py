@@ -189,9 +189,7 @@ def exact(
 def build_here(algo, solution, mode: str, specific: bool = True):
     """As gdn builds it; without `specific` as a judge does."""
     definition = pack.definition(OP, REGISTRY)
-    with mock.patch.dict(
-        os.environ, jobs.environ(jobs.Job("check", OP, definition, solution, mode, ()))
-    ):
+    with mock.patch.dict(os.environ, jobs.environ_of(mode)):
         return build.build(
             definition, solution, specific=specific and algo.specific and mode == "cuda"
         )

@@ -50,6 +50,7 @@ from gdn_cli.remote import (
 from gdn_cli.remote.wire import Cache, Parcel, Profile, Refusal, Reply
 from gdn_cli.run import execute, jobs, planning, worker_process
 from gdn_cli.schema.record_types import Environment, RemoteCall, Status
+from gdn_cli.worker.request import Options, Timing
 
 REGISTRY = helpers.REGISTRY
 SETTINGS = settings.load()
@@ -63,14 +64,13 @@ def job(
     algo = REGISTRY.find(name)
     op = REGISTRY.ops[algo.op]
     known = sorted(embedded(op), key=lambda w: max(w.axes.values()))
-    return jobs.Job(
+    return jobs.Job.of(
         command,
         op,
         pack.definition(op, REGISTRY),
-        pack.pack(algo, op),
         mode,
-        tuple(known[:workloads]),
-        algo,
+        known[:workloads],
+        [(algo, pack.pack(algo, op))],
         **more,
     )
 
@@ -258,12 +258,12 @@ def test_a_wrong_key_in_modal_toml_is_named(old, new, says, tmp_path, monkeypatc
 
 def test_all_54_workloads_travel_as_one_request_and_come_back_as_they_were():
     op = REGISTRY.ops["gdn_decode"]
-    whole = job("cuda-v4", "cuda", 54, "bench", tiers=("cupti",))
+    whole = job("cuda-v4", "cuda", 54, "bench", timing=Timing(("cupti",)))
     data = rented().parcel(work_of(whole), B200)
     content = opened(data)
     (only,) = content.jobs
     assert len(only.request.workloads) == 54 == len(embedded(op))
-    assert (to_json(only.request), only.timeout_s) == (to_json(whole.request()), 300.0)
+    assert (to_json(only.request), only.timeout_s) == (to_json(whole.request), 300.0)
     assert content.gpu == B200 and len(data) < 100_000
     outcome = jobs.Outcome(
         Status.TIMED_OUT,
@@ -305,10 +305,10 @@ def test_an_invalid_parcel_is_refused_in_one_line(data):
 
 
 def test_a_dataset_is_read_where_it_is_mounted():
-    here = job("pt-reference", "cpu", dataset=Path("/somewhere/here"))
+    here = job("pt-reference", "cpu", options=Options(dataset="/somewhere/here"))
     assert engine.piece(here).request.dataset == "/data"
     assert engine.piece(here, Path("/data/contest")).request.dataset == "/data/contest"
-    assert here.request().dataset == "/somewhere/here"
+    assert here.request.dataset == "/somewhere/here"
 
 
 def test_a_secret_of_this_machine_does_not_travel(monkeypatch):
@@ -324,7 +324,7 @@ def test_a_secret_of_this_machine_does_not_travel(monkeypatch):
 def test_every_request_arrives_as_it_is_with_every_file_that_a_source_names(algo):
     mine = job(algo.full_name, algo.modes[0])
     (there,) = opened(rented().parcel(work_of(mine), B200)).jobs
-    assert to_json(there.request) == to_json(mine.request())
+    assert to_json(there.request) == to_json(mine.request)
     sources = {s["path"]: s["content"] for s in there.request.solution["sources"]}
     named = set()
     for name, text in sources.items():
@@ -487,14 +487,13 @@ def test_a_crash_and_a_hang_cost_their_own_algo_only(tmp_path, write_algo):
     few = (embedded(op)[0], next(w for w in embedded(op) if w.axes["batch_size"] > 1))
     described = pack.definition(op, known)
     wanted = [
-        jobs.Job(
+        jobs.Job.of(
             "check",
             op,
             described,
-            pack.pack(known.find(n), op),
             "cpu",
             few,
-            known.find(n),
+            [(known.find(n), pack.pack(known.find(n), op))],
             timeout_s=s,
         )
         for n, s in (("aborts", 300.0), ("hangs", 4.0))
@@ -1103,7 +1102,9 @@ def test_a_rented_gpu_is_not_paid_for_work_on_a_cpu():
 def test_a_tier_that_the_image_does_not_have_is_refused_before_the_start(monkeypatch):
     assert all(tier.package in {None} | settings.pinned() for tier in TIERS.values())
     monkeypatch.setattr(costs, "pinned", lambda: settings.pinned() - {"cuda-bench"})
-    many = job("cuda-v4", "cuda", command="bench", tiers=("cupti", "nvbench", "fib"))
+    many = job(
+        "cuda-v4", "cuda", command="bench", timing=Timing(("cupti", "nvbench", "fib"))
+    )
     with pytest.raises(
         UsageError, match="tier 'nvbench' needs cuda-bench, which is not in the image"
     ):
@@ -1115,15 +1116,17 @@ def test_a_tier_that_the_image_does_not_have_is_refused_before_the_start(monkeyp
 
 def test_together_puts_the_named_algos_into_turns_and_all_into_one_parcel(monkeypatch):
     tiers = ("cupti", "fib")
-    floor = job("pt-reference", "cuda", command="floor", tiers=tiers)
-    yardstick = job("pt-reference", "cuda", command="bench", tiers=tiers, added=True)
+    floor = job("pt-reference", "cuda", command="floor", timing=Timing(tiers))
+    yardstick = job(
+        "pt-reference", "cuda", command="bench", timing=Timing(tiers), added=True
+    )
     a, b = (
-        job(n, "cuda", command="bench", tiers=tiers)
+        job(n, "cuda", command="bench", timing=Timing(tiers))
         for n in ("cuda-v4", "fla-recurrent")
     )
     made = engine.together([floor, yardstick, a, b])
     assert [j.command for j in made] == ["floor", "bench", "compare"]
-    assert [algo.name for algo, _ in made[2].rivals] == ["cuda-v4", "fla-recurrent"]
+    assert made[2].names == ("cuda-v4", "fla-recurrent")
     assert made[2].tiers == ("cupti",) and made[2].timeout_s == 600 and made[2].due == 2
     assert engine.together([floor, yardstick, a]) == [floor, yardstick, a]
     (work,) = rented(together=True)._split(made)
@@ -1131,7 +1134,7 @@ def test_together_puts_the_named_algos_into_turns_and_all_into_one_parcel(monkey
     with pytest.raises(UsageError, match="use --tier cupti"):
         engine.together(
             [
-                job(n, "cuda", command="bench", tiers=("fib",))
+                job(n, "cuda", command="bench", timing=Timing(("fib",)))
                 for n in ("cuda-v4", "fla-recurrent")
             ]
         )
@@ -1265,7 +1268,7 @@ def test_a_call_that_is_started_again_does_what_is_left(monkeypatch):
     machine = inventory.Machine(
         gpus=lambda: (inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-2"),)
     )
-    whole = job("cuda-v4", "cuda", 3, "bench", tiers=("cupti", "graph"))
+    whole = job("cuda-v4", "cuda", 3, "bench", timing=Timing(("cupti", "graph")))
     first, half, last = (w.uuid for w in whole.workloads)
 
     def record(uuid, tier, us):
@@ -1562,7 +1565,7 @@ def test_only_failed_calls_are_repeated(tmp_path, monkeypatch):
     )
     left = resume.resume([a, b], old, again)
     assert left == [b] and again.document.environments["cuda"].gpu == "NVIDIA B200"
-    again.add(b, building.record("cuda-v4"))
+    again.add(building.record("cuda-v4"), b.place, None)
     assert again.earlier == 2 and [r.algo for r in again.news.records] == ["cuda-v4"]
     for record in old.records:
         record.source_hash = "another"

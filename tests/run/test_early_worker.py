@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import helpers
 import pytest
 
-from gdn_cli.catalog import pack, trace_set
-from gdn_cli.catalog.workloads import select
+from gdn_cli.catalog import pack
+from gdn_cli.catalog.workloads import embedded, select
 from gdn_cli.run import compile_ahead, execute, jobs
 from gdn_cli.run.jobs import Job, Outcome
 from gdn_cli.schema.record_types import Status
@@ -22,23 +22,13 @@ OP = REGISTRY.ops["gdn_decode"]
 
 def job(name: str, mode: str = "cuda") -> Job:
     algo = REGISTRY.find(name, OP.name)
-    workloads = tuple(
-        select(
-            OP,
-            trace_set.known(OP, None),
-            chosen=["batch_size=2"],
-            first=None,
-            preset=None,
-        )
-    )
-    return Job(
+    return Job.of(
         "check",
         OP,
         pack.definition(OP, REGISTRY),
-        pack.pack(algo, OP),
         mode,
-        workloads,
-        algo=algo,
+        select(OP, embedded(OP), chosen=["batch_size=2"]),
+        [(algo, pack.pack(algo, OP))],
     )
 
 

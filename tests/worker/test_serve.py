@@ -316,11 +316,15 @@ def test_ctrl_c_keeps_the_measurements_and_leaves_no_worker(tmp_path, write_algo
 def request_of(tmp_path, write_algo, source: str, **changes) -> dict:
     write_algo(tmp_path, "one", source)
     algo = registry.load(str(tmp_path)).find("one")
-    job = jobs.Job(
-        "check", DECODE, pack.definition(DECODE, REGISTRY), pack.pack(algo, DECODE), "cpu",
-        tuple(select(DECODE, embedded(DECODE), chosen=["0", "batch_size=3"])), algo,
-    )  # fmt: skip
-    return to_json(job.request()) | changes
+    job = jobs.Job.of(
+        "check",
+        DECODE,
+        pack.definition(DECODE, REGISTRY),
+        "cpu",
+        select(DECODE, embedded(DECODE), chosen=["0", "batch_size=3"]),
+        [(algo, pack.pack(algo, DECODE))],
+    )
+    return to_json(job.request) | changes
 
 
 def test_gdn_worker_serves_a_request_from_stdin(tmp_path, gdn, write_algo):
@@ -401,11 +405,10 @@ def test_the_workers_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("FIB_CACHE_PATH")
     monkeypatch.delenv(inventory.ARCHITECTURES, raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("here", "/there")))
-    job = jobs.Job(
+    job = jobs.Job.of(
         "check",
         DECODE,
         {},
-        None,
         "cpu",
         (),
         env={"FROM_JOB": "1", "PYTHONUNBUFFERED": "0"},

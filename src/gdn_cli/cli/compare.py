@@ -72,7 +72,7 @@ def compare(
     tiers, overrides = sampling.checked()
     if gate is not None and not 0 < gate < 100:
         raise errors.UsageError(f"--gate {gate:g}: expected a ratio such as 0.99")
-    preset, loaded = which.loaded()
+    preset_name, preset = planning.preset_of(which)
     known = registry.load(algos, heads)
     saved, live = _split(names, {algo.name for algo in known.algos})
     machine = o.machine()
@@ -104,15 +104,12 @@ def compare(
     overrides = {"seconds": 2.0, "target": statistics.THRESHOLD, "iterations": None} | {
         k: v for k, v in overrides.items() if v
     }
-    parts = which.parts(known, entries, loaded, overrides)
+    parts = planning.select(known, entries, which, preset, overrides)
     settings = planning.Settings(
         "compare",
-        which.dataset,
+        o.for_workers(which.dataset, trust, o.Calls(in_place)),
         tiers,
-        trust.strict,
         place.timeout,
-        sandbox=trust.sandbox,
-        in_place=in_place,
         machine=machine,
     )
     plan = planning.prepare(known, parts, settings)
@@ -121,7 +118,7 @@ def compare(
         "names": names,
         "workload": which.workload,
         "n": which.n,
-        "preset": preset,
+        "preset": preset_name,
     }
     chosen |= {
         "tier": sampling.tier,

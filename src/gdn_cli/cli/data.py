@@ -112,8 +112,9 @@ def _select(known: Any, op: str | None, which: o.Workloads) -> dict[str, list]:
     skipped, unless all are.
     """
     from ..catalog import trace_set, workloads
+    from ..run import planning
 
-    _, preset = which.loaded(None)
+    _, preset = planning.preset_of(which, None)
     found, refused = {}, []
     for one in [known.op(op)] if op else list(known.ops.values()):
         try:

@@ -12,7 +12,7 @@ import typer
 
 from .. import errors
 from . import options as o
-from .bench import Work, carry_out
+from .bench import carry_out
 from .help import App
 from .judge import Judge
 
@@ -181,21 +181,21 @@ def _carried(
             replace(output, out=output.out or errand.resume),
         )
     elsewhere = engine_of(asked, errand, command, asked, old)
-    trust, official = o.Trust(strict=asked.strict), command == "run"
-    harness = asked.judge.harness_for()
-    work = Work(
-        "bench",
-        asked,
-        asked,
-        asked,
-        asked,
-        trust,
-        list(asked.solutions),
-        official=official,
-        harness=harness,
-    )
     try:
-        code = carry_out(work, output, elsewhere)
+        code = carry_out(
+            "bench",
+            asked,
+            asked,
+            output,
+            sampling=asked,
+            place=asked,
+            trust=o.Trust(strict=asked.strict),
+            calls=o.Calls(),
+            files=asked.solutions,
+            contest=command == "run",
+            harness=asked.judge.harness_for(),
+            elsewhere=elsewhere,
+        )
     except errors.GdnError as e:
         _left(elsewhere.writer, e.code, errand.detach)
         raise

@@ -60,7 +60,7 @@ def tune(
 
     tiers, _ = sampling.checked()
     name = algos.one("modal tune")
-    preset, loaded = which.loaded("sweep")
+    preset, loaded = planning.preset_of(which, "sweep")
     known = algos.known()
 
     def there(algo: Algo, device: str) -> object:
@@ -72,7 +72,7 @@ def tune(
             f"{name} cannot run at Modal: {entry.place.reason}", hint=entry.place.hint
         )
     (entry,) = eligibility.overwriting(known, [entry], named=True, asked=in_place)
-    (part,) = which.parts(known, [entry], loaded, {})
+    (part,) = planning.select(known, [entry], which, loaded, {})
     plan = search.plan(known, entry, part.workloads, preset, only or [], where)
     (tier,) = planning.tiers_for(plan.mode, tiers, "compare")[:1]
     settings = search.Settings(

@@ -14,7 +14,7 @@ import functools
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,15 +29,13 @@ from typing import (
 )
 
 import typer
-from msgspec import structs
 
 from ..errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from ..catalog.presets import Preset
     from ..catalog.registry import Registry
     from ..machine.inventory import Machine
-    from ..run.planning import Entry, Part
+    from ..worker.request import Options as WorkerOptions
     from ..worker.request import PlanFields
 
 G, R = TypeVar("G"), TypeVar("R")
@@ -291,58 +289,9 @@ class Workloads:
     n: First = None
     preset: PresetName = None
 
-    dataset: ClassVar[Path | None] = None  # options of the derived groups
+    # options of the derived groups
+    dataset: ClassVar[Path | None] = None
     stress: ClassVar[bool] = False
-
-    def loaded(
-        self, otherwise: str | None = "quick"
-    ) -> tuple[str | None, Preset | None]:
-        """The preset in use, as (name, preset): `otherwise` if no option chooses workloads."""
-        from ..catalog import presets
-
-        if self.stress and (self.preset or self.dataset):
-            other = "--preset" if self.preset else "--dataset"
-            hint = "--workload NAME chooses among the hard inputs"
-            raise UsageError(f"--stress and {other} exclude each other", hint=hint)
-        name = self.preset
-        if name is None and not (
-            self.workload or self.n or self.dataset or self.stress
-        ):
-            name = otherwise
-        return name, presets.load_preset(name) if name else None
-
-    def official(self) -> tuple[str, Preset]:
-        """The same with the contest's counts, and all its workloads if no option chooses some."""
-        from ..catalog import presets
-
-        contest = presets.load_preset("contest")
-        loaded = presets.load_preset(self.preset) if self.preset else contest
-        counts = structs.replace(loaded, settings=contest.settings)
-        return self.preset or contest.name, counts
-
-    def parts(
-        self,
-        known: Registry,
-        entries: list[Entry],
-        preset: Preset | None,
-        plan: PlanFields,
-    ) -> list[Part]:
-        """The algos by op, each op with its workloads; `plan` overrides the preset's
-        (planning.parts).
-        """
-        from ..run import planning
-
-        if self.stress:
-            return planning.hard(known, entries, self.workload or [], self.n)
-        return planning.parts(
-            known,
-            entries,
-            chosen=self.workload or [],
-            first=self.n,
-            preset=preset,
-            dataset=self.dataset,
-            overrides=plan,
-        )
 
 
 @dataclass(frozen=True)
@@ -354,7 +303,7 @@ class Selection(Workloads):
 
 @dataclass(frozen=True)
 class HardInputs(Selection):
-    """The same, or the op's hard inputs."""
+    """Workload options, with `--stress` for the op's hard inputs."""
 
     stress: Annotated[
         bool,
@@ -437,6 +386,14 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Calls:
+    """How the algos are called and checked: fields of request.Options."""
+
+    in_place: InPlace = False
+    batch_invariant: BatchInvariant = False
+
+
+@dataclass(frozen=True)
 class Trust:
     """How much the algos are trusted."""
 
@@ -452,7 +409,7 @@ class Trust:
         ),
     ] = False
 
-    def tell(self, solutions: list[Path]) -> None:
+    def tell(self, solutions: Sequence[Path]) -> None:
         """Warn that packed files run with the user's rights. Raises MissingError if
         --sandbox finds no bubblewrap.
         """
@@ -482,6 +439,18 @@ class Output:
         Optional[Path],
         typer.Option("--out", metavar="FILE", help="Write the records to FILE."),
     ] = None
+
+
+def for_workers(dataset: Path | None, trust: Trust, calls: Calls) -> WorkerOptions:
+    """What every worker of a command is asked for."""
+    from ..worker.request import Options
+
+    return Options(
+        dataset=str(dataset.absolute()) if dataset else None,
+        strict=trust.strict,
+        sandbox=trust.sandbox,
+        **dataclasses.asdict(calls),
+    )
 
 
 def machine() -> Machine:

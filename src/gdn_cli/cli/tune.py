@@ -62,14 +62,14 @@ def tune(
     tiers, _ = sampling.checked()
     algo = algos.one("tune")
     chosen_gpus, device = place.on(gpus)
-    preset, loaded = which.loaded("sweep")
+    preset, loaded = planning.preset_of(which, "sweep")
     known = algos.known()
     machine = o.machine()
     (entry,) = planning.rivals(
         known, [algo], algos.op, device, partial(machine.place, among=chosen_gpus)
     )
     (entry,) = eligibility.overwriting(known, [entry], named=True, asked=in_place)
-    (part,) = which.parts(known, [entry], loaded, {})
+    (part,) = planning.select(known, [entry], which, loaded, {})
     plan = search.plan(known, entry, part.workloads, preset, only or [], where)
     if dry_run:
         return shown.show_tuning(plan, None, json)

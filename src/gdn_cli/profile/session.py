@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from .. import errors, files, paths
+from ..catalog.formats import Definition, Solution
 from ..catalog.ops import Op
 from ..catalog.pack import definition, pack, source_hash
 from ..catalog.registry import Algo, Registry
@@ -37,7 +38,7 @@ from ..schema.profile_types import Found, Listed, Profile, Survey, Verdict
 from ..schema.record_types import Call, Environment, Record, Status
 from ..worker import messages, profilers
 from ..worker.profilers import Ask, Reply, Run
-from ..worker.request import Profiling
+from ..worker.request import Options, PlanFields, Profiling, Timing
 from . import bottleneck
 
 _FILE = "profile.json"
@@ -67,8 +68,8 @@ class Subject:
     algo: Algo
     mode: str | None
     workload: Workload
-    definition: dict[str, Any]
-    solution: dict[str, Any]
+    definition: Definition
+    solution: Solution
 
     @property
     def label(self) -> str:
@@ -299,13 +300,12 @@ def _survey(
     if subject.mode is None:  # a tool that only compiles
         return None, None, Status.PASSED, None
     timed = profilers.TOOLS[settings.tool].timed
-    job = replace(
-        _job(subject, settings, Profiling("survey", l2=settings.l2), machine),
-        tiers=planning.tiers_for(subject.mode, ()) if timed else (),
-        plan={"l2": settings.l2}
-        | ({"seconds": settings.seconds} if settings.seconds else {}),
-        fallback=True,
-    )
+    plan: PlanFields = {"l2": settings.l2}
+    if settings.seconds:
+        plan["seconds"] = settings.seconds
+    tiers = planning.tiers_for(subject.mode, ()) if timed else ()
+    job = _job(subject, settings, Profiling("survey", l2=settings.l2), machine)
+    job = job.asking(timing=Timing(tiers, plan, fallback=True))
     outcome = execute(job)
     record = next(iter(outcome.records), None)
     status, reason = (
@@ -367,15 +367,15 @@ def _ran(subject: Subject, settings: Settings, each: Run, machine: Machine) -> R
 def _job(
     subject: Subject, settings: Settings, asked: Profiling, machine: Machine
 ) -> Job:
-    return Job(
-        command="profile",
-        op=subject.op,
-        definition=subject.definition,
-        solution=subject.solution,
-        mode=subject.mode or "cpu",
-        workloads=(subject.workload,),
-        algo=subject.algo,
-        dataset=settings.dataset,
+    dataset = settings.dataset
+    return Job.of(
+        "profile",
+        subject.op,
+        subject.definition,
+        subject.mode or "cpu",
+        [subject.workload],
+        [(subject.algo, subject.solution)],
+        options=Options(dataset=str(dataset.absolute()) if dataset else None),
         profile=asked,
         timeout_s=settings.timeout_s,
         machine=machine,

@@ -43,7 +43,7 @@ def plan(
     )
     floors = planning.Settings("floor", tiers=tiers, timeout_s=timeout_s, place=place)
     made = planning.prepare(registry, [part], floors)
-    made.jobs[:] = [planning.added(job) for job in made.jobs]
+    made.jobs[:] = [planning.as_extra(job) for job in made.jobs]
     made.missing.clear()
     checks = planning.prepare(
         registry, [part], planning.Settings("check", timeout_s=timeout_s, place=place)

@@ -118,7 +118,7 @@ def _outcome(
 
     piece = content.jobs[number]
     request, earlier = piece.request, [made.record for made in had]
-    rest = jobs.unfinished(request, earlier)
+    rest = request.unfinished(earlier)
     if had and not rest:
         return worker_process.Outcome(
             Status.DONE, records=earlier, environment=had[-1].environment

@@ -4,7 +4,7 @@ before anything is started.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec import structs
 
 from ..catalog.tiers import TIERS
 from ..errors import UsageError
@@ -30,7 +30,9 @@ def affordable(plan: planning.Plan, every_tier: bool) -> None:
     there = {None} | pinned()
     for i, job in enumerate(plan.jobs):
         able = tuple(
-            tier for tier in job.tiers if job.official or TIERS[tier].package in there
+            tier
+            for tier in job.tiers
+            if job.request.official or TIERS[tier].package in there
         )
         if able != job.tiers and not (every_tier and able):
             tier, *_ = (tier for tier in job.tiers if tier not in able)
@@ -43,4 +45,5 @@ def affordable(plan: planning.Plan, every_tier: bool) -> None:
                 f"tier '{tier}' needs {TIERS[tier].package}, which is not in the image",
                 hint=f"use --tier {' or '.join(usable)}",
             )
-        plan.jobs[i] = replace(job, tiers=able)
+        timing = structs.replace(job.request.timing, tiers=able)
+        plan.jobs[i] = job.asking(timing=timing)

@@ -185,7 +185,7 @@ class Engine(Elsewhere):
                 w
                 for work in fresh
                 for job in work.jobs
-                if job.dataset
+                if job.request.dataset
                 for w in job.workloads
             ]
         )
@@ -446,8 +446,10 @@ def piece(job: Job, dataset_at: Path = Path(DATA)) -> Piece:
     """A job as it is sent: the request that a worker here would get, with the data
     set's path in the container.
     """
-    there = replace(job, dataset=dataset_at) if job.dataset else job
-    return Piece(there.request(), job.timeout_s)
+    request = job.request
+    if request.dataset:
+        request = msgspec.structs.replace(request, dataset=str(dataset_at))
+    return Piece(request, job.timeout_s)
 
 
 def _minutes(seconds: float) -> str:

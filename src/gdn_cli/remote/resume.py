@@ -5,7 +5,6 @@ which are fetched or sent again.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -17,7 +16,7 @@ from ..catalog.tiers import FLOORS
 from ..errors import GdnError, UsageError
 from ..records import store
 from ..records.store import Writer
-from ..run.jobs import Job, unfinished
+from ..run.jobs import Job
 from ..schema.record_types import Document, Record, Rented
 from . import modal_client, modal_errors
 from .modal_client import App
@@ -40,9 +39,7 @@ def settled(job: Job, old: Document) -> tuple[list[Record], Job | None]:
     other sources; None if nothing is. Floors and comparisons are whole or not at all:
     their records belong together.
     """
-    hashes = {algo.name: source_hash(solution) for algo, solution in job.rivals}
-    if job.algo:
-        hashes[job.algo.name] = source_hash(job.solution)
+    hashes = {algo.name: source_hash(solution) for algo, solution in job.packed}
     mine = [
         r
         for r in old.records
@@ -55,11 +52,10 @@ def settled(job: Job, old: Document) -> tuple[list[Record], Job | None]:
         return mine, None
     if job.command not in ("check", "bench", "official"):
         return [], job
-    rest = unfinished(job.request(), [r for r in mine if r.passed])
+    rest = job.request.unfinished([r for r in mine if r.passed])
     done = {w.uuid for w in job.workloads} - {w.uuid for w in rest}
-    return [r for r in mine if r.uuid in done], replace(
-        job, workloads=rest
-    ) if rest else None
+    left = job.asking(workloads=rest) if rest else None
+    return [r for r in mine if r.uuid in done], left
 
 
 def resume(jobs: list[Job], old: Document, writer: Writer) -> list[Job]:

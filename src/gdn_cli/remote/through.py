@@ -126,7 +126,7 @@ class Through(Elsewhere):
             gpu=None,
             cache=None,
             env=env,
-            jobs=[Piece(job.request(), job.timeout_s) for job in jobs],
+            jobs=[Piece(job.request, job.timeout_s) for job in jobs],
         )
         heard = Heard(lambda data: self._record(data, jobs, came))
         reply = self._carried(wire.encode(content), limit, heard)

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import structs
 
 from ..catalog.pack import source_hash
 from ..catalog.registry import Algo
@@ -58,10 +61,8 @@ class Work:
     @property
     def sources(self) -> list[str]:
         """The hashes of the algos to build."""
-        solutions = [
-            solution
-            for job in self.jobs
-            for solution in (job.solution, *(s for _, s in job.rivals))
+        solutions: list[Any] = [
+            solution for job in self.jobs for _, solution in job.packed
         ]
         solutions += [wanted["subject"]["solution"] for wanted in self.profiles]
         solutions += [asked.algo.solution for asked in self.tunings]
@@ -109,15 +110,18 @@ def _interleaved(rivals: list[Job]) -> Job:
             f"calls of several algos cannot take turns in {', '.join(first.tiers)}",
             hint=f"use --tier {able}",
         )
-    return replace(
-        first,
-        command="compare",
-        algo=None,
-        solution=None,
-        tiers=tiers,
-        fallback=False,
-        rivals=tuple((j.algo, j.solution) for j in rivals),
-        timeout_s=sum(j.timeout_s for j in rivals),
+    request = first.request
+    return Job.of(
+        "compare",
+        first.op,
+        request.definition,
+        first.mode,
+        first.workloads,
+        [pair for job in rivals for pair in job.packed],
+        options=request.options,
+        timing=structs.replace(request.timing, tiers=tiers, fallback=False),
+        timeout_s=sum(job.timeout_s for job in rivals),
+        machine=first.machine,
     )
 
 

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..catalog import workloads
+from ..catalog.formats import Solution
 from ..catalog.ops import Op
 from ..catalog.pack import definition, read_solution
-from ..catalog.registry import Algo, Registry
+from ..catalog.registry import Registry
 from ..machine import inventory
 from ..machine.inventory import HERE, Machine
 from ..schema.record_types import Status
@@ -39,13 +40,14 @@ def prove(
     others has none.
     """
     algo = read_solution(file, registry)
-    op = registry.ops[algo.op]
+    op, solution = registry.ops[algo.op], algo.solution
+    assert solution is not None
     yield _step(
         "read",
         "ok",
-        f"{len(algo.solution['sources'])} sources, {file.stat().st_size} bytes of JSON",
+        f"{len(solution['sources'])} sources, {file.stat().st_size} bytes of JSON",
     )
-    step = _imports(algo, packages)
+    step = _imports(solution, packages)
     yield step
     if step["state"] == "failed":
         return
@@ -75,15 +77,13 @@ def prove(
     def job(
         mode: str, work: tuple[workloads.Workload, ...], env: dict[str, str]
     ) -> Job:
-        described = definition(op, registry)
-        return Job(
+        return Job.of(
             "prove",
             op,
-            described,
-            algo.solution,
+            definition(op, registry),
             mode,
             work,
-            algo,
+            [(algo, solution)],
             timeout_s=timeout_s,
             env=env,
             machine=machine,
@@ -116,17 +116,17 @@ def _step(name: str, state: str, detail: str) -> Step:
     return {"step": name, "state": state, "detail": detail}
 
 
-def _imports(algo: Algo, packages: dict[str, str]) -> Step:
+def _imports(solution: Solution, packages: dict[str, str]) -> Step:
     """Top-level modules that the sources import, compared with the packages that the
     solution declares.
     """
     declared = {
         name.lower().replace("-", "_")
-        for name in algo.solution["spec"].get("dependencies") or []
+        for name in solution["spec"].get("dependencies") or []
     }
     declared |= set(packages) | _ALWAYS_THERE | set(sys.stdlib_module_names)
     found: set[str] = set()
-    for source in algo.solution["sources"]:
+    for source in solution["sources"]:
         if source["path"].endswith(".py"):
             try:
                 tree = ast.parse(source["content"])

@@ -18,6 +18,7 @@ from typing import Any
 
 from .. import errors
 from ..catalog import tuned_table
+from ..catalog.registry import Algo
 from ..catalog.tuned_table import Size
 from ..catalog.workloads import Workload
 from ..errors import GdnError, MissingError
@@ -26,6 +27,7 @@ from ..machine.inventory import Gpu
 from ..records import statistics
 from ..run.jobs import Job, Outcome, execute
 from ..schema.record_types import Blame, Environment, Record, Status
+from ..worker.request import Options, Timing
 from . import tournament
 from .journal import Check, Result, Time, Where
 from .search import State
@@ -157,14 +159,7 @@ def check(
             for (name, lacking), gpu in zip(
                 due.items(), itertools.cycle(gpus), strict=False
             ):
-                job = _job(
-                    state,
-                    "check",
-                    lacking,
-                    gpu,
-                    solution=plan.algos[name].solution,
-                    algo=plan.algos[name],
-                )
+                job = _job(state, "check", lacking, gpu, [plan.algos[name]])
                 running[pool.submit(execute, job, given_up=state.stop.is_set)] = name
             for i, future in enumerate(as_completed(running)):
                 state.progress("check", i, len(due))
@@ -185,24 +180,22 @@ def _job(
     command: str,
     workloads: Sequence[Workload],
     gpu: Gpu | None,
+    algos: Sequence[Algo],
     **more: Any,
 ) -> Job:
     plan, s = state.plan, state.settings
-    more = {
-        "solution": None,
-        "machine": s.machine,
-        "dataset": s.dataset,
-        "timeout_s": s.timeout_s,
-        "in_place": s.in_place,
-    } | more
-    return Job(
+    dataset = str(s.dataset.absolute()) if s.dataset else None
+    return Job.of(
         command,
         plan.op,
         plan.definition,
-        mode=plan.mode,
-        workloads=tuple(workloads),
+        plan.mode,
+        workloads,
+        [(algo, algo.solution) for algo in algos if algo.solution],
+        options=Options(dataset=dataset, in_place=s.in_place),
         gpu=gpu,
-        **more,
+        machine=s.machine,
+        **{"timeout_s": s.timeout_s, **more},
     )
 
 
@@ -325,10 +318,9 @@ def _time(
         "compare",
         workloads,
         gpu,
-        rivals=tuple((algo, algo.solution) for algo in rivals),
+        rivals,
         turns={uuid: tuple(names) for uuid, names in wanted.items()},
-        tiers=(s.tier,),
-        plan={"seconds": seconds, "target": target, "l2": s.l2},
+        timing=Timing((s.tier,), {"seconds": seconds, "target": target, "l2": s.l2}),
         timeout_s=s.timeout_s * len(rivals),
         cpus=state.cpus.get(gpu, frozenset()),
     )

@@ -408,10 +408,10 @@ def test_tune_asks_for_them_and_keeps_what_it_measured_apart(in_place, monkeypat
         {},
         homes={1: None},
     )
-    jobs = [race._job(work, "check", [], None)]
+    jobs = [race._job(work, "check", [], None, [])]
     monkeypatch.setattr(race, "execute", lambda job, *_, **__: jobs.append(job))
     race._time(work, race.FIRST, {1: ["a"]}, [], "a group")
-    assert [job.in_place for job in jobs] == [in_place] * 2 and [
+    assert [job.request.in_place for job in jobs] == [in_place] * 2 and [
         job.command for job in jobs
     ] == [
         "check",

@@ -439,14 +439,13 @@ def profiled(known: registry.Registry, name: str, folder: Path, *archs: str):
     for run in sass.runs(asked, folder):
         profile = Profiling("sass", run.params)
         workload = workloads.twin(op, {"batch_size": 1})
-        job = jobs.Job(
+        job = jobs.Job.of(
             "profile",
             op,
             definition,
-            solution,
             "cpu",
-            (workload,),
-            algo,
+            [workload],
+            [(algo, solution)],
             profile=profile,
             wrap=run.wrap,
             env=run.env,

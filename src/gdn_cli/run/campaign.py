@@ -1,0 +1,90 @@
+"""`gdn run`, `bench` and `floors`: options -> the plan of a command; and what all of its
+records together say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..catalog import stress
+from ..catalog.official import Harness
+from ..catalog.presets import Preset
+from ..catalog.registry import Registry
+from ..records import official, score
+from ..schema.record_types import Document
+from ..worker.request import PlanFields
+from . import eligibility, planning
+from .planning import Entry, Plan, Selected, Settings
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The algos that a user chooses: names, full names, `all`, and packed files."""
+
+    names: str | None = None
+    op: str | None = None
+    files: Sequence[Path] = ()
+    device: str = "auto"
+
+
+def entries(
+    known: Registry, chosen: Chosen, settings: Settings
+) -> tuple[list[Entry], bool]:
+    """The algos of a command, and whether the user named them one by one."""
+    options, timed = settings.options, settings.command == "bench"
+    if settings.command == "floor":
+        place = settings.machine.place
+        return planning.anywhere(known, chosen.op, chosen.device, place), False
+    result, named = planning.choose(
+        known,
+        chosen.names,
+        chosen.op,
+        list(chosen.files),
+        chosen.device,
+        timed=timed,
+        place=settings.place,
+    )
+    result = eligibility.overwriting(known, result, named, options.in_place, timed)
+    if options.batch_invariant:
+        result = eligibility.batch_invariant(known, result, named)
+    return result, named
+
+
+def plan(
+    known: Registry,
+    algos: list[Entry],
+    named: bool,
+    which: Selected,
+    preset: Preset | None,
+    overrides: PlanFields,
+    settings: Settings,
+) -> Plan:
+    """All jobs of a command; `overrides` replace the preset's way of timing."""
+    parts = planning.select(known, algos, which, preset, overrides)
+    # calls in place are not the contest's, so no score
+    if settings.options.in_place:
+        parts = [replace(part, scored=False) for part in parts]
+    elif settings.command == "bench":
+        parts = eligibility.unscored(parts, named)
+    return planning.prepare(known, parts, settings)
+
+
+def conclude(document: Document, plan: Plan, harness: Harness | None) -> None:
+    """Set the fields of a document that need all records."""
+    if harness:
+        document.official = official.judged(document, harness)
+    if document.options.get("stress"):
+        document.largest = stress.largest(document.records)
+    for part in plan.parts:
+        if not part.scored or document.command != "bench":
+            continue
+        names = {entry.algo.name for entry in part.entries}
+        uuids = [workload.uuid for workload in part.workloads]
+        rows = [
+            row
+            for row in score.scores(document, part.op, uuids)
+            if row.algo in names and row.algo != row.against
+        ]
+        document.scores = (document.scores or []) + rows
