@@ -46,6 +46,11 @@ def run(
 
     Without --algo: every algo that can run here. Without workloads: the preset `quick`;
     with --official `contest`.
+
+    Examples:
+      gdn run cpp-v1
+      gdn run my-v1 --algos ~/kernels -w batch_size=64 --stress
+      gdn run cuda-v5 --official
     """
     algos, files = algos.also(solutions)
     harness = judge.harness_for(
@@ -93,6 +98,10 @@ def bench(
     """Check algos, then time them, the reference and a plain copy of the same bytes.
 
     Without --algo: every algo that can be timed here. Without workloads: the preset `quick`.
+
+    Examples:
+      gdn bench cpp-v1 pt-compiled -w batch_size=64
+      gdn bench --op gdn_prefill --preset quick --json
     """
     algos, files = algos.also(solutions)
     code = carry_out(
@@ -120,7 +129,11 @@ def floors(
     output: o.Output,
     op: o.OpName = None,
 ) -> None:
-    """Time a plain copy of the same bytes, an empty launch, and a large copy."""
+    """Time a plain copy of the same bytes, an empty launch, and a large copy.
+
+    Examples:
+      gdn floors -w batch_size=64
+    """
     code = carry_out(
         "floor",
         o.Algos(op=op),

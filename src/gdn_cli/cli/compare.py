@@ -12,6 +12,7 @@ from msgspec import structs
 from .. import errors
 from . import options as o
 from .bench import perform
+from .help import Panel
 
 
 @o.grouped
@@ -37,6 +38,7 @@ def compare(
         bool,
         typer.Option(
             "--batch-invariant",
+            rich_help_panel=Panel.RUNNING,
             help="Also run each algo's batch-invariant build, as NAME@invariant.",
         ),
     ] = False,
@@ -44,6 +46,7 @@ def compare(
         float,
         typer.Option(
             "--threshold",
+            rich_help_panel=Panel.TIMING,
             metavar="SHARE",
             min=0.0,
             help="The least relative difference that is FASTER or SLOWER.",
@@ -53,6 +56,7 @@ def compare(
         Optional[float],
         typer.Option(
             "--gate",
+            rich_help_panel=Panel.TIMING,
             metavar="RATIO",
             help="Exit 1 if a geometric mean over the workloads is, or may be, below RATIO.",
         ),
@@ -63,6 +67,10 @@ def compare(
     A is the baseline. It can be saved records: a file (`gdn bench --out FILE`) or a
     name (`gdn bench --save NAME`); add :ALGO for one of its algos. Two saved records
     are compared with each other, and nothing is run.
+
+    Examples:
+      gdn compare cpp-v1 my-v1
+      gdn compare before.json my-v1 --gate 0.99
     """
     from ..catalog import registry
     from ..records import comparison, statistics, store

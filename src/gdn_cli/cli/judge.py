@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from ..errors import UsageError
+from .help import Panel
 
 if TYPE_CHECKING:
     from ..catalog.official import Harness
@@ -21,6 +22,7 @@ class Judge:
         bool,
         typer.Option(
             "--official",
+            rich_help_panel=Panel.JUDGE,
             help="flashinfer-bench itself judges too, beside gdn's own times; on a GPU.",
         ),
     ] = False
@@ -28,6 +30,7 @@ class Judge:
         Optional[str],
         typer.Option(
             "--harness",
+            rich_help_panel=Panel.JUDGE,
             metavar="NAME",
             show_default="main",
             help="Which flashinfer-bench: 0.1.2, main.",
@@ -37,6 +40,7 @@ class Judge:
         bool,
         typer.Option(
             "--isolated",
+            rich_help_panel=Panel.JUDGE,
             help="Its isolated runner: a process for each solution and workload.",
         ),
     ] = False

@@ -13,7 +13,7 @@ import typer
 from .. import errors
 from . import options as o
 from .bench import carry_out
-from .help import App
+from .help import App, Panel
 from .judge import Judge
 
 T = TypeVar("T")
@@ -31,6 +31,7 @@ class Machine:
         Optional[str],
         typer.Option(
             "--gpu",
+            rich_help_panel=Panel.MODAL,
             metavar="GPU",
             show_default="B200",
             help="H200, H100!, B200:2, ...; no other GPU is accepted.",
@@ -40,6 +41,7 @@ class Machine:
         Optional[str],
         typer.Option(
             "--image",
+            rich_help_panel=Panel.MODAL,
             metavar="gdn|flashinfer",
             show_default="gdn",
             help="flashinfer: the contest's.",
@@ -55,6 +57,7 @@ class Containers(Machine):
         int,
         typer.Option(
             "--parallel",
+            rich_help_panel=Panel.MODAL,
             metavar="N",
             min=1,
             help="Up to N containers at a time, one algo in each.",
@@ -64,6 +67,7 @@ class Containers(Machine):
         bool,
         typer.Option(
             "--together",
+            rich_help_panel=Panel.MODAL,
             help="All in one container, with calls in turns, and a comparison.",
         ),
     ] = False
@@ -77,6 +81,7 @@ class Errand:
         Optional[float],
         typer.Option(
             "--max-minutes",
+            rich_help_panel=Panel.MODAL,
             metavar="MINUTES",
             min=1,
             help="Stop everything after that.",
@@ -85,13 +90,16 @@ class Errand:
     detach: Annotated[
         bool,
         typer.Option(
-            "--detach", help="Start it and return; --resume FILE fetches the results."
+            "--detach",
+            rich_help_panel=Panel.MODAL,
+            help="Start it and return; --resume FILE fetches the results.",
         ),
     ] = False
     resume: Annotated[
         Optional[Path],
         typer.Option(
             "--resume",
+            rich_help_panel=Panel.MODAL,
             metavar="FILE",
             help="Continue a run: fetch its results, and repeat what failed.",
         ),
@@ -135,6 +143,9 @@ def run(
 ) -> None:
     """Check and time algos as the contest does: its number of calls and trials, all its
     workloads.
+
+    Examples:
+      gdn modal run --algo cuda-v5
     """
     algos, files = algos.also(solutions)
     judge.harness_for()
@@ -156,7 +167,11 @@ def bench(
     solutions: o.Solutions = None,
     strict: o.Strict = False,
 ) -> None:
-    """`gdn bench` at Modal: check algos, then time them, the reference and a plain copy."""
+    """`gdn bench` at Modal: check algos, then time them, the reference and a plain copy.
+
+    Examples:
+      gdn modal bench --algo cuda-v5 -w batch_size=64
+    """
     algos, files = algos.also(solutions)
     asked = _asked(files, algos, which, sampling, place, rented, strict=strict)
     raise typer.Exit(_carried("bench", ctx, asked, errand, output))
@@ -329,11 +344,19 @@ def profile(
     json: o.AsJson = False,
     out: Annotated[
         Optional[Path],
-        typer.Option("--out", metavar="DIR", help="The folder of profiles."),
+        typer.Option(
+            "--out",
+            rich_help_panel=Panel.RESULTS,
+            metavar="DIR",
+            help="The folder of profiles.",
+        ),
     ] = None,
 ) -> None:
     """`gdn profile` at Modal: one algo on one workload, or the differences of two. The
     folder is saved here.
+
+    Examples:
+      gdn modal profile cuda-v5 -w batch_size=64
     """
     from .. import paths
     from ..profile import session

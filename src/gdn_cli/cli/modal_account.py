@@ -10,6 +10,7 @@ import typer
 
 from .. import errors
 from . import options as o
+from .help import Panel
 from .modal import Containers, Errand, Machine, engine_of, modal
 
 
@@ -24,6 +25,7 @@ def check(
         float,
         typer.Option(
             "--max-minutes",
+            rich_help_panel=Panel.MODAL,
             metavar="MINUTES",
             min=1,
             help="Stop everything after that.",
@@ -32,6 +34,9 @@ def check(
 ) -> None:
     """What works there: driver, nvcc, CUPTI, ncu, clocks, a copy's rate; each algo of
     an op built and right once.
+
+    Examples:
+      gdn modal check
     """
     from ..records import store
     from ..remote import check as c
@@ -88,6 +93,7 @@ def setup(
         Optional[str],
         typer.Option(
             "--image",
+            rich_help_panel=Panel.MODAL,
             metavar="gdn|flashinfer",
             show_default="gdn",
             help="Which to build.",
@@ -104,6 +110,9 @@ def setup(
 
     Only --dataset and the contest's tools need the data set; twins are otherwise
     generated in the container.
+
+    Examples:
+      gdn modal setup --no-data
     """
     import tempfile
 
@@ -130,7 +139,11 @@ def setup(
 
 @modal.command()
 def status(json: o.AsJson = False) -> None:
-    """Show the apps that are running at Modal, and the runs left there."""
+    """Show the apps that are running at Modal, and the runs left there.
+
+    Examples:
+      gdn modal status
+    """
     from ..remote import resume, settings
     from ..report import terminal
 
@@ -147,7 +160,11 @@ def logs(
         int, typer.Option("-n", metavar="N", min=1, help="The last N lines.")
     ] = 100,
 ) -> None:
-    """Show the output of an app's containers."""
+    """Show the output of an app's containers.
+
+    Examples:
+      gdn modal logs APP
+    """
     from ..remote import resume, settings
     from ..report import screen
 

@@ -9,6 +9,7 @@ import typer
 
 from .. import errors
 from . import options as o
+from .help import Panel
 from .modal import Containers, Errand, Machine, engine_of
 from .modal_account import modal
 from .tune import Only, Where
@@ -28,6 +29,7 @@ def tune(
         float,
         typer.Option(
             "--max-minutes",
+            rich_help_panel=Panel.MODAL,
             metavar="MINUTES",
             min=1,
             help="Stop after that; the next call goes on.",
@@ -38,6 +40,7 @@ def tune(
         Optional[Path],
         typer.Option(
             "--out",
+            rich_help_panel=Panel.RESULTS,
             metavar="FILE",
             help="Write a patch, and leave the algo's folder alone.",
         ),
@@ -48,6 +51,9 @@ def tune(
     those of others stay.
 
     Without workloads: the preset `sweep`. A stopped run continues where it ended.
+
+    Examples:
+      gdn modal tune --algo cuda-v5 --only rows=1,2
     """
     from .. import files, paths
     from ..catalog.registry import Algo

@@ -31,6 +31,7 @@ from typing import (
 import typer
 
 from ..errors import UsageError, unknown
+from .help import Panel
 
 if TYPE_CHECKING:
     from ..catalog.registry import Registry
@@ -64,11 +65,20 @@ def algos_like(incomplete: str) -> list[str]:
 
 AsJson = Annotated[
     bool,
-    typer.Option("--json", help="Print one JSON document on stdout, and nothing else."),
+    typer.Option(
+        "--json",
+        rich_help_panel=Panel.RESULTS,
+        help="Print one JSON document on stdout, and nothing else.",
+    ),
 ]
 OpName = Annotated[
     Optional[str],
-    typer.Option("--op", metavar="OP", help="The op, such as gdn_prefill."),
+    typer.Option(
+        "--op",
+        rich_help_panel=Panel.ALGOS,
+        metavar="OP",
+        help="The op, such as gdn_prefill.",
+    ),
 ]
 Heads = Annotated[
     Optional[str],
@@ -82,6 +92,7 @@ OwnAlgos = Annotated[
     Optional[str],
     typer.Option(
         "--algos",
+        rich_help_panel=Panel.ALGOS,
         envvar="GDN_ALGOS",
         metavar="DIR",
         help="Your own folder of <op>/<algo>/algo.toml.",
@@ -99,6 +110,7 @@ Gpus = Annotated[
     Optional[str],
     typer.Option(
         "--gpus",
+        rich_help_panel=Panel.RUNNING,
         metavar="N[,N...]",
         help=(
             "Spread the algos over these GPUs, or `all`; with fewer algos than GPUs, the"
@@ -111,6 +123,7 @@ OneWorkload = Annotated[
     typer.Option(
         "--workload",
         "-w",
+        rich_help_panel=Panel.WORKLOADS,
         metavar="WHICH",
         help="An index, a uuid prefix, or axes (batch_size=64, B=64).",
     ),
@@ -119,6 +132,7 @@ Dataset = Annotated[
     Optional[Path],
     typer.Option(
         "--dataset",
+        rich_help_panel=Panel.WORKLOADS,
         envvar="FIB_DATASET_PATH",
         metavar="DIR",
         help="A FlashInfer-Trace folder.",
@@ -128,6 +142,7 @@ Tier = Annotated[
     Optional[str],
     typer.Option(
         "--tier",
+        rich_help_panel=Panel.TIMING,
         metavar="TIER[,TIER...]",
         help="cupti, events, graph, nvbench, fib (GPU), wall (CPU), or `all`.",
     ),
@@ -136,6 +151,7 @@ Timeout = Annotated[
     float,
     typer.Option(
         "--timeout",
+        rich_help_panel=Panel.RUNNING,
         metavar="SECONDS",
         min=1.0,
         help="The most seconds that one algo may take.",
@@ -144,19 +160,26 @@ Timeout = Annotated[
 Strict = Annotated[
     bool,
     typer.Option(
-        "--strict", help="Probe for cheats and faults on every workload; no fallback."
+        "--strict",
+        rich_help_panel=Panel.RUNNING,
+        help="Probe for cheats and faults on every workload; no fallback.",
     ),
 ]
 First = Annotated[
     Optional[int],
     typer.Option(
-        "-n", metavar="N", min=1, help="The first N workloads of the selection."
+        "-n",
+        rich_help_panel=Panel.WORKLOADS,
+        metavar="N",
+        min=1,
+        help="The first N workloads of the selection.",
     ),
 ]
 PresetName = Annotated[
     Optional[str],
     typer.Option(
         "--preset",
+        rich_help_panel=Panel.WORKLOADS,
         metavar="NAME",
         help="One of configs/presets.toml: quick, contest, sweep, peers.",
     ),
@@ -165,6 +188,7 @@ InPlace = Annotated[
     bool,
     typer.Option(
         "--in-place",
+        rich_help_panel=Panel.RUNNING,
         help="Outputs overwrite inputs where the op allows it: decode's state.",
     ),
 ]
@@ -172,6 +196,7 @@ BatchInvariant = Annotated[
     bool,
     typer.Option(
         "--batch-invariant",
+        rich_help_panel=Panel.RUNNING,
         help="Builds that give a sequence the same bits in any batch: NAME@invariant.",
     ),
 ]
@@ -179,6 +204,7 @@ L2 = Annotated[
     str,
     typer.Option(
         "--l2",
+        rich_help_panel=Panel.TIMING,
         metavar="cold|warm",
         help="State of the GPU's L2 cache before each call.",
     ),
@@ -187,6 +213,7 @@ Seconds = Annotated[
     Optional[float],
     typer.Option(
         "--seconds",
+        rich_help_panel=Panel.TIMING,
         metavar="SECONDS",
         min=0.01,
         show_default="the preset's",
@@ -203,6 +230,7 @@ class Algos:
         Optional[str],
         typer.Option(
             "--algo",
+            rich_help_panel=Panel.ALGOS,
             envvar="ALGO",
             metavar="NAME[,NAME...]",
             autocompletion=algos_like,
@@ -249,6 +277,7 @@ class OneAlgo(Algos):
         Optional[str],
         typer.Option(
             "--algo",
+            rich_help_panel=Panel.ALGOS,
             envvar="ALGO",
             metavar="NAME",
             autocompletion=algos_like,
@@ -279,6 +308,7 @@ class Workloads:
         typer.Option(
             "--workload",
             "-w",
+            rich_help_panel=Panel.WORKLOADS,
             metavar="WHICH",
             help=(
                 "An index, a range (0-9), a uuid prefix, or axes (batch_size=64, B=64)."
@@ -309,6 +339,7 @@ class HardInputs(Selection):
         bool,
         typer.Option(
             "--stress",
+            rich_help_panel=Panel.WORKLOADS,
             help="The op's hard inputs in place of workloads; --workload chooses some.",
         ),
     ] = False
@@ -324,6 +355,7 @@ class Sampling:
         Optional[float],
         typer.Option(
             "--target",
+            rich_help_panel=Panel.TIMING,
             metavar="SHARE",
             show_default="0.01; 0.005 for ratios",
             help="Sample until medians and ratios are known this precisely.",
@@ -366,7 +398,12 @@ class Place:
 
     device: Annotated[
         str,
-        typer.Option("--device", metavar="auto|cuda|cpu", help="auto: cuda, else cpu."),
+        typer.Option(
+            "--device",
+            rich_help_panel=Panel.RUNNING,
+            metavar="auto|cuda|cpu",
+            help="auto: cuda, else cpu.",
+        ),
     ] = "auto"
     timeout: Timeout = 300.0
 
@@ -402,6 +439,7 @@ class Trust:
         bool,
         typer.Option(
             "--sandbox",
+            rich_help_panel=Panel.RUNNING,
             help=(
                 "Run the algos' code in bubblewrap: no network, no home, read-only except its own"
                 " folder."
@@ -437,7 +475,12 @@ class Output:
     json: AsJson = False
     out: Annotated[
         Optional[Path],
-        typer.Option("--out", metavar="FILE", help="Write the records to FILE."),
+        typer.Option(
+            "--out",
+            rich_help_panel=Panel.RESULTS,
+            metavar="FILE",
+            help="Write the records to FILE.",
+        ),
     ] = None
 
 

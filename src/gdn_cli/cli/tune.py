@@ -52,6 +52,10 @@ def tune(
     to a file beside it.
 
     Without workloads: the preset `sweep`. A stopped run continues where it ended.
+
+    Examples:
+      gdn tune --algo cuda-v5 --dry-run
+      gdn tune --algo my-v1 --only rows=2,4 -w batch_size=64
     """
     from .. import paths
     from ..report import screen
