@@ -163,7 +163,7 @@ def built(
         try:
             specific = algo.specific and place.mode == "cuda"
             return prepared.built(definition, solution, algo.setup, specific=specific)
-        except build.BuildFailed as e:
+        except build.BuildFailedError as e:
             raise (MissingError if e.missing else GdnError)(
                 f"{algo.full_name} does not build: {e}"
             ) from None

@@ -82,7 +82,7 @@ def test_a_failed_build_leaves_the_environment_as_it_was(built, monkeypatch):
     monkeypatch.setattr(
         BuilderRegistry, "get_instance", lambda: SimpleNamespace(build=fails)
     )
-    with pytest.raises(build.BuildFailed):
+    with pytest.raises(build.BuildFailedError):
         built(True)
     assert inventory.ARCHITECTURES not in os.environ
 

@@ -629,7 +629,7 @@ def test_two_workers_do_not_write_one_build_at_once(monkeypatch, tmp_path):
         pack.definition(DECODE, REGISTRY),
         pack.pack(REGISTRY.find("pt-reference"), DECODE),
     )
-    with pytest.raises(build.BuildFailed, match="looked"):
+    with pytest.raises(build.BuildFailedError, match="looked"):
         build.build(definition, solution)
     assert free == []  # nobody else could have had it
     (tmp_path / "locks").rename(tmp_path / "before")

@@ -55,8 +55,8 @@ def main(
     reply = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     started = None
-    if mode or runner:
-        _imports(mode or runner)
+    if early := mode or runner:
+        _imports(early)
         import torch  # noqa: F401
     if runner:
         started = process.fork(runner)
@@ -126,7 +126,7 @@ def serve(
             # the reference is built in a folder that no algo's code has written to
             os.environ["FIB_CACHE_PATH"] = tempfile.mkdtemp(prefix="gdn-reference-")
         from ..machine import environment
-        from .executor import client
+        from .executor import build, client
         from .judge import tasks
 
         reply.environment = environment.describe(request.mode)
@@ -144,13 +144,13 @@ def serve(
             for record in work(request, reply):
                 emit(record)
                 reply.records.append(record)
-        except client.Died as e:
+        except client.DiedError as e:
             reply.status, reply.reason, reply.exit_code = (
                 e.status,
                 e.reason,
                 e.exit_code,
             )
-        except tasks.BuildFailed as e:
+        except build.BuildFailedError as e:
             reply.status, reply.reason, reply.code = Status.BUILD_FAILED, str(e), e.code
     except GdnError as e:  # earlier measurements stay in the reply
         reply.status, reply.reason, reply.code = Status.REFUSED, str(e), e.code

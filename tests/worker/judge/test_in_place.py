@@ -24,7 +24,7 @@ from gdn_cli.tune import race, search
 from gdn_cli.worker import timing
 from gdn_cli.worker.executor import calls
 from gdn_cli.worker.judge import check
-from gdn_cli.worker.timing import Plan, Subject, TierUnavailable, cupti, events
+from gdn_cli.worker.timing import Plan, Subject, TierUnavailableError, cupti, events
 
 REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_decode"]
@@ -253,7 +253,7 @@ def test_scaled_values_are_never_larger_than_the_first_ones():
 def test_a_tier_that_cannot_put_the_state_back_says_so(tier):
     state = torch.zeros(8)
     with pytest.raises(
-        TierUnavailable,
+        TierUnavailableError,
         match="cannot restore inputs that a call overwrites.*; cupti, events can",
     ):
         timing.measure(tier, Subject.of(step([]), [state], [state]), Plan())

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...errors import MissingError
+from ...errors import FAILED, MISSING, GdnError, MissingError
 from ...machine import inventory, locks
 from ...machine.builders import environment
 from ...parsing import Json
@@ -24,14 +24,14 @@ from . import build_cache
 _ERRORS = 5  # of a compiler: the later ones often follow from the first
 
 
-class BuildFailed(Exception):
+class BuildFailedError(GdnError):
     """The builder's full reason: a missing package, a compiler's errors, a signature
-    that does not match.
+    that does not match. `missing`: a package, or a cache that cannot be written: not
+    the algo's fault.
     """
 
     def __init__(self, message: str, *, missing: bool = False) -> None:
-        super().__init__(message)
-        # a missing package or a cache that cannot be written: not the algo's fault
+        super().__init__(message, code=MISSING if missing else FAILED)
         self.missing = missing
 
 
@@ -107,7 +107,7 @@ def _module_of(runnable: Any) -> Any:
 
 
 def build(definition: Json, solution: Json, *, specific: bool = False) -> Kernel:
-    """Build a solution; raises BuildFailed with the full cause.
+    """Build a solution; raises BuildFailedError with the full cause.
 
     `specific` (algo.toml): compile for all features of this GPU, such as sm_90a; by
     default the builder uses only those that later GPUs have too, such as sm_90. A
@@ -126,7 +126,7 @@ def build(definition: Json, solution: Json, *, specific: bool = False) -> Kernel
         )
     except ValidationError as e:
         first = e.errors()[0]
-        raise BuildFailed(
+        raise BuildFailedError(
             f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         ) from None
     cache = _cache()
@@ -186,16 +186,16 @@ def reference(definition: Json) -> Kernel:
         _cache()
         with _alone(parsed.name, f"the reference of {parsed.name}"):
             return Kernel(BuilderRegistry.get_instance().build_reference(parsed))
-    except BuildFailed as e:
+    except BuildFailedError as e:
         raise MissingError(str(e)) from None
 
 
 def _cache() -> Path:
-    """The folder of builds, created if needed; BuildFailed if it cannot be used."""
+    """The folder of builds, created if needed; BuildFailedError if it cannot be used."""
     from flashinfer_bench.env import get_fib_cache_path
 
     if wrong := build_cache.unusable(folder := get_fib_cache_path()):
-        raise BuildFailed(wrong, missing=True)
+        raise BuildFailedError(wrong, missing=True)
     return folder
 
 
@@ -227,12 +227,12 @@ def _say(line: str) -> None:
     print(f"gdn: {line}", file=sys.stderr, flush=True)
 
 
-def _cause(e: BaseException, cache: Path) -> BuildFailed:
+def _cause(e: BaseException, cache: Path) -> BuildFailedError:
     """The innermost message: a compiler's error lines rather than its whole command line."""
-    if isinstance(e, BuildFailed):
+    if isinstance(e, BuildFailedError):
         return e
     if fault := build_cache.machines_fault(e, cache):
-        return BuildFailed(fault, missing=True)
+        return BuildFailedError(fault, missing=True)
     text = str(e)
     while e.__cause__ is not None or e.__context__ is not None:
         e = e.__cause__ or e.__context__
@@ -240,10 +240,13 @@ def _cause(e: BaseException, cache: Path) -> BuildFailed:
             text = f"{text}\n{e}"
     lines = [line for line in text.splitlines() if line.strip()]
     # ptxas pads its colons
-    errors = [line for line in lines if re.search(r"error\s*:|fatal", line)]
+    failures = [line for line in lines if re.search(r"error\s*:|fatal", line)]
     if isinstance(e, ModuleNotFoundError):
-        return BuildFailed(f"package '{e.name}' is missing: {lines[0]}", missing=True)
-    more = [f"and {len(errors) - _ERRORS} more errors"] if len(errors) > _ERRORS else []
-    return BuildFailed(
-        "\n".join([*errors[:_ERRORS], *more] or lines[:12]) or type(e).__name__
+        return BuildFailedError(
+            f"package '{e.name}' is missing: {lines[0]}", missing=True
+        )
+    left = len(failures) - _ERRORS
+    more = [f"and {left} more errors"] if left > 0 else []
+    return BuildFailedError(
+        "\n".join([*failures[:_ERRORS], *more] or lines[:12]) or type(e).__name__
     )

@@ -164,7 +164,7 @@ class Here:
 
         Raises LookupError if no trace can be taken.
         """
-        from ..timing import TierUnavailable
+        from ..timing import TierUnavailableError
 
         # imports Triton kernels, which a CPU does not need
         from ..timing.trace import Trace
@@ -179,7 +179,7 @@ class Here:
         try:
             with closing(Trace.open()) as trace:
                 ran = trace.kernels(work)
-        except TierUnavailable as e:
+        except TierUnavailableError as e:
             raise LookupError(one_line(e)) from e
         if not ran:
             raise LookupError("nothing in the trace")

@@ -24,7 +24,7 @@ _BACKEND = 200  # characters of an algo's own words that are kept
 _PATIENCE_S = 10.0  # how long a runner that closed its connection may take to end
 
 
-class Died(Exception):
+class DiedError(Exception):
     """The runner ended before it answered: how it ended, and whose turn it was if that is known."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Died(Exception):
         )
 
 
-class Raised(Exception):
+class RaisedError(Exception):
     """An exception of the algo's code."""
 
     def __init__(self, said: Said) -> None:
@@ -56,11 +56,11 @@ class Raised(Exception):
         )
 
 
-class OutOfMemory(Raised, MemoryError):
+class OutOfMemoryError(RaisedError, MemoryError):
     pass
 
 
-class NotThere(Raised, LookupError):
+class NotThereError(RaisedError, LookupError):
     pass
 
 
@@ -94,30 +94,30 @@ class Runner:
             self.line.send({"do": do, "number": self.asked} | fields, _descriptors)
             answer = msgspec.convert(self.line.receive(), Answer)
             if answer.number != self.asked:
-                raise channel.Garbled("an answer that was not asked for")
+                raise channel.GarbledError("an answer that was not asked for")
         except (EOFError, OSError):
             raise self._death() from None
-        except (channel.Garbled, msgspec.ValidationError) as e:
+        except (channel.GarbledError, msgspec.ValidationError) as e:
             self.close()
             nonsense = (
-                e if isinstance(e, channel.Garbled) else f"an invalid answer: {e}"
+                e if isinstance(e, channel.GarbledError) else f"an invalid answer: {e}"
             )
-            raise Died(
+            raise DiedError(
                 Status.CRASHED, f"the process that ran it sent {nonsense}", None
             ) from None
         if said := answer.raised:
-            raise {"out_of_memory": OutOfMemory, "lookup": NotThere}.get(
-                said.kind, Raised
+            raise {"out_of_memory": OutOfMemoryError, "lookup": NotThereError}.get(
+                said.kind, RaisedError
             )(said)
         return answer
 
-    def _death(self) -> Died:
+    def _death(self) -> DiedError:
         try:
             code = self.process.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:  # it closed its connection and still runs
             self.process.kill()
             self.process.wait()
-            return Died(
+            return DiedError(
                 Status.EXITED,
                 "the process closed its connection before it was done",
                 None,
@@ -125,14 +125,14 @@ class Runner:
             )
         if self.wrapped and code > 128:  # as in a shell
             code = 128 - code
-        return Died(*exit_reasons.death(code, self.ooms), code, self.turn())
+        return DiedError(*exit_reasons.death(code, self.ooms), code, self.turn())
 
     def usable(self) -> bool:
         """Whether it can still be used: after a fault on a GPU it cannot."""
         try:
             self.ask("pull", storages=[])
             return True
-        except Raised:
+        except RaisedError:
             return False
 
     def close(self) -> None:
@@ -296,7 +296,9 @@ class Runner:
             len(kernels) == len(said.records) == len(said.rounds) == len(said.last)
         )
         if not complete and not said.replaced:
-            raise Died(Status.CRASHED, "the process that ran it sent no time", None)
+            raise DiedError(
+                Status.CRASHED, "the process that ran it sent no time", None
+            )
         return said if said.replaced else _measured(said)
 
     def turn(self) -> int | None:
@@ -408,7 +410,9 @@ class Kernel:
         """
         said = _measured(self.ask("time", inputs, outputs, **how))
         if len(said.records) != 1 and not said.replaced:
-            raise Died(Status.CRASHED, "the process that ran it sent no time", None)
+            raise DiedError(
+                Status.CRASHED, "the process that ran it sent no time", None
+            )
         return said
 
     def seconds_outside(self, inputs: list, outputs: list, times: int) -> float:
@@ -430,7 +434,9 @@ def _measured(answer: Answer) -> Answer:
         if (each.timing is None or each.doubts is None) and (
             each.timing or each.status is Status.PASSED
         ):
-            raise Died(Status.CRASHED, "the process that ran it sent no time", None)
+            raise DiedError(
+                Status.CRASHED, "the process that ran it sent no time", None
+            )
         if each.timing:
             each.status, each.reason = Status.PASSED, None
     return answer

@@ -63,7 +63,7 @@ class Runner:
             while True:
                 try:
                     message, descriptors = line.receive_with(1)
-                except (EOFError, OSError, channel.Garbled):
+                except (EOFError, OSError, channel.GarbledError):
                     return
                 number = message.pop("number", 0)
                 try:
@@ -77,7 +77,7 @@ class Runner:
                             errno.EMFILE, "no file descriptor is left for the harness"
                         )
                     answer = do(self, *descriptors, **self._meant(message)) or Answer()
-                except integrity.Tampered as e:
+                except integrity.TamperedError as e:
                     answer = Answer(replaced=e.names)
                 except Exception as e:
                     answer = Answer(raised=self._raised(e))
@@ -87,12 +87,12 @@ class Runner:
     def _raised(self, e: Exception) -> Said:
         """An exception, classified by its kind."""
         from .. import timing
-        from .build import BuildFailed
+        from .build import BuildFailedError
 
         kinds = {
-            "build_failed": isinstance(e, BuildFailed),
+            "build_failed": isinstance(e, BuildFailedError),
             "out_of_memory": self.calls.out_of_memory(e),
-            "tier_unavailable": isinstance(e, timing.TierUnavailable),
+            "tier_unavailable": isinstance(e, timing.TierUnavailableError),
             "refused": isinstance(e, GdnError),
             "lookup": isinstance(e, LookupError),
         }
@@ -387,7 +387,7 @@ class Runner:
             for name in integrity.hidden(each)
         ]
         if names := integrity.changed(self.as_it_was) + hidden:
-            raise integrity.Tampered(names)
+            raise integrity.TamperedError(names)
 
 
 class _Marked:

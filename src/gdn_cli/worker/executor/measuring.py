@@ -46,7 +46,7 @@ def timed(
                 status=Status.OUT_OF_MEMORY,
                 reason=f"{tier}: {str(e).splitlines()[0]}",
             )
-        except timing.TierUnavailable as e:
+        except timing.TierUnavailableError as e:
             if not fallback or tier != "cupti":
                 return Measured(
                     tier=tier, status=Status.TIER_UNAVAILABLE, reason=f"{tier}: {e}"

@@ -16,7 +16,7 @@ from ...errors import one_line
 from ...parsing import Json
 from ..timing.subject import listed
 from . import build
-from .build import BuildFailed, Kernel
+from .build import BuildFailedError, Kernel
 
 NOTE = "setup not timed"
 
@@ -35,11 +35,11 @@ class Prepared(Kernel):
                 f"{self.module.__package__}.{file.removesuffix('.py')}"
             )
         except Exception as e:  # whatever its code does
-            raise BuildFailed(
+            raise BuildFailedError(
                 f"{file}: {one_line(e)}", missing=isinstance(e, ModuleNotFoundError)
             ) from None
         if not callable(entry := getattr(self.module, symbol, None)):
-            raise BuildFailed(f"{file} has no function {symbol}")
+            raise BuildFailedError(f"{file} has no function {symbol}")
         self.entry = entry
 
     def _ready(self, inputs: list) -> list:

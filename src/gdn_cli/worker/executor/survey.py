@@ -29,7 +29,7 @@ def ran(subject: Subject, l2: str) -> list[Ran] | None:
         with closing(Trace.open()) as trace:
             once()
             found = trace.kernels(once)
-    except timing.TierUnavailable:
+    except timing.TierUnavailableError:
         return None
     first = (
         next(

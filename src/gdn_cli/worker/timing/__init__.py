@@ -10,7 +10,7 @@
 | wall    | the host's clock around the call                                     | CPU   |
 
 Times are only comparable within a tier. A tier that is not available raises
-`TierUnavailable`; nothing here falls back.
+`TierUnavailableError`; nothing here falls back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .sampling import Enough, Row, Taken, Watch, collect
 from .subject import Subject
 
 
-class TierUnavailable(Exception):
+class TierUnavailableError(Exception):
     """This tier is not available here; the message says why and what to install."""
 
 
@@ -199,7 +199,7 @@ def measure(
     watch: Watch = lambda: None,
     last: Last | None = None,
 ) -> Timing:
-    """Time one subject in a tier. Raises TierUnavailable, with what to install.
+    """Time one subject in a tier. Raises TierUnavailableError, with what to install.
 
     `last` gets the results of one more call in each place of the subject's buffers,
     made as the timed ones are, for values that are known (Subject.hold). It is not
@@ -257,7 +257,7 @@ def _call_once_more(
 ) -> None:
     """A last call of each subject, on known values; `last` gets its results."""
     if names := integrity.hidden(sampler):
-        raise integrity.Tampered(names)
+        raise integrity.TamperedError(names)
     # its only sample had these values (sampling.collect)
     known = sampler.slow and len(sampler.subjects) == 1
     if not known:
@@ -340,7 +340,7 @@ def interleave(
             for name, t in TIERS.items()
             if t.interleaves and t.mode == TIERS[tier].mode
         )
-        raise TierUnavailable(
+        raise TierUnavailableError(
             f"calls of several algos cannot take turns in it; {able} can"
         )
     clock = Clock(TIERS[tier].mode)
@@ -403,12 +403,12 @@ def _module(tier: str, plan: Plan, subjects: list[Subject]) -> Any:
             for name, t in TIERS.items()
             if t.restores and t.mode == TIERS[tier].mode
         )
-        raise TierUnavailable(
+        raise TierUnavailableError(
             f"it cannot restore inputs that a call overwrites in place; {able} can"
         )
     states = TIERS[tier].l2
     if states and plan.l2 not in states:
-        raise TierUnavailable(
+        raise TierUnavailableError(
             f"it times with L2 {' or '.join(states)} only; use --l2 {states[0]}"
         )
     return importlib.import_module(f".{tier}", __package__)

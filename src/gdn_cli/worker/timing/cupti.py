@@ -13,7 +13,7 @@ from time import perf_counter
 
 import torch
 
-from . import Sample, TierUnavailable
+from . import Sample, TierUnavailableError
 from .kernels import BEGINS, REST, Flush, Flushed, begin, rest
 from .trace import Ran, Trace
 
@@ -77,12 +77,12 @@ class Sampler(Flushed):
 
     def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
         """Where the records come from; a note if the number of kernels varies;
-        TierUnavailable if the trace is wrong.
+        TierUnavailableError if the trace is wrong.
         """
         counts = [s.kernels for s in samples]
         seen = f"{min(counts)} to {max(counts)}"
         if self.alone and not min(counts) <= self.alone[i] <= max(counts):
-            raise TierUnavailable(
+            raise TierUnavailableError(
                 f"a call leaves {seen} kernels in the trace, and {self.alone[i]} without the flush"
             )
         how = {"how": self.trace.how} if self.trace else {}
@@ -113,7 +113,7 @@ def cut(ran: list[Ran], count: int) -> list[Sample]:
         elif inside:
             calls[-1].append((start, duration))
     if len(calls) != count or not all(calls):
-        raise TierUnavailable(
+        raise TierUnavailableError(
             f"{sum(map(bool, calls))} of {count} calls left kernels in CUPTI's trace"
         )
     return [

@@ -20,7 +20,7 @@ from time import perf_counter
 
 from ... import errors
 from ...schema.record_types import Timing
-from . import Plan, Subject, TierUnavailable, summarise
+from . import Plan, Subject, TierUnavailableError, summarise
 
 # the evaluator's defaults, and the contest's for decode
 _CONTEST = Plan(warmup=10, iterations=50, trials=3)
@@ -36,9 +36,9 @@ METHODS = {
 def measure(subject: Subject, plan: Plan) -> Timing:
     """One sample per trial: the evaluator's result from its iterations."""
     if subject.kernel is None or subject.definition is None:
-        raise TierUnavailable("flashinfer-bench times solutions only, not floors")
+        raise TierUnavailableError("flashinfer-bench times solutions only, not floors")
     if hasattr(subject.kernel, "bind"):
-        raise TierUnavailable(
+        raise TierUnavailableError(
             "flashinfer-bench's evaluator calls a solution with the op's inputs, not with a"
             " setup's"
         )
@@ -52,7 +52,7 @@ def measure(subject: Subject, plan: Plan) -> Timing:
     try:
         trial = _trial(subject, plan)
     except (ImportError, AttributeError, TypeError) as e:
-        raise TierUnavailable(
+        raise TierUnavailableError(
             f"{name} is not supported by this gdn: {errors.one_line(e)}"
         ) from None
     samples = []

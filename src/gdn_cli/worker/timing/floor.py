@@ -21,7 +21,7 @@ from ...catalog.dtypes import ITEMSIZE
 from ...catalog.ops import Op, TensorSpec
 from ...catalog.tiers import TIERS
 from ...records.statistics import centre
-from . import Plan, Subject, TierUnavailable, interleave
+from . import Plan, Subject, TierUnavailableError, interleave
 
 # read and written together: far beyond any cache
 _RATE_BYTES = {"cuda": 2 * 2**30, "cpu": 2 * 2**28}
@@ -93,7 +93,7 @@ def _race(subjects: list[Subject], mode: str, plan: Plan) -> list[list[float]]:
     for tier in tiers:
         try:
             return interleave(tier, subjects, plan)[1]
-        except TierUnavailable:
+        except TierUnavailableError:
             if tier == tiers[-1]:
                 raise
     raise AssertionError(f"no tier for {mode}")

@@ -16,7 +16,7 @@ from time import perf_counter
 import torch
 
 from ...errors import one_line
-from . import Sample, Subject, TierUnavailable, Warmed
+from . import Sample, Subject, TierUnavailableError, Warmed
 from .subject import listed
 
 # the least number of calls in a graph, so that launching it is a small part
@@ -157,7 +157,7 @@ def _capture(copies: list[Subject], nodes: int) -> torch.cuda.CUDAGraph:
                 copies[n % len(copies)].call()
     except Exception as e:
         torch.cuda.synchronize()
-        raise TierUnavailable(
+        raise TierUnavailableError(
             f"a call cannot be captured in a CUDA graph: {one_line(e)[:120]}"
         ) from None
     return graph

@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 
-from . import TierUnavailable
+from . import TierUnavailableError
 from .kernels import begin
 
 Ran = tuple[
@@ -57,7 +57,7 @@ class Trace:
 
     @staticmethod
     def open() -> Trace:
-        """The best source that sees a kernel here. TierUnavailable, with every source's
+        """The best source that sees a kernel here. TierUnavailableError, with every source's
         reason, if none does.
         """
         reasons = []
@@ -72,16 +72,16 @@ class Trace:
                     f"{source.called} saw {', '.join(ran) or 'nothing'} of the one kernel that"
                     " was launched"
                 )
-            except TierUnavailable as e:
+            except TierUnavailableError as e:
                 reasons.append(str(e))
             if trace:
                 trace.close()
-        raise TierUnavailable("; ".join(dict.fromkeys(reasons)))
+        raise TierUnavailableError("; ".join(dict.fromkeys(reasons)))
 
     def kernels(self, work: Callable[[], Any]) -> list[Ran]:
         """What ran on the GPU in `work`, which synchronises at its end, in the order of the starts.
 
-        Raises what `work` raises, and TierUnavailable if a record is missing or incomplete.
+        Raises what `work` raises, and TierUnavailableError if a record is missing or incomplete.
         """
         raise NotImplementedError
 
@@ -144,7 +144,7 @@ class Activity(Trace):
             raise RuntimeError("a trace is already open in this process")
         version = self._cupti.version
         if version not in _VERSIONS:
-            raise TierUnavailable(
+            raise TierUnavailableError(
                 f"libcupti's API version {version} is not one whose records are known"
             )
         self.how = f"CUPTI's activity records (libcupti, API version {version})"
@@ -152,7 +152,7 @@ class Activity(Trace):
         try:
             self._cupti.start()
             if abs((rate := self._cupti.rate()) - 1) > _RATE_OFF:
-                raise TierUnavailable(
+                raise TierUnavailableError(
                     f"libcupti's clock runs at {rate:.3g} times the host's"
                 )
         except BaseException:
@@ -166,16 +166,16 @@ class Activity(Trace):
         work()
         self._cupti.flush()
         if error := self._cupti.error:
-            raise TierUnavailable(
+            raise TierUnavailableError(
                 f"CUPTI's buffers could not be read: {type(error).__name__}: {error}"
             )
         if dropped := self._cupti.dropped():
-            raise TierUnavailable(f"CUPTI dropped {dropped} records")
+            raise TierUnavailableError(f"CUPTI dropped {dropped} records")
         ran = []
         names: dict[int, str] = {}
         for kind, start, end, name_at in self._cupti.records():
             if not 0 < start <= end:
-                raise TierUnavailable(
+                raise TierUnavailableError(
                     f"CUPTI left a record without its times (start {start}, end {end})"
                 )
             name = (
@@ -229,7 +229,7 @@ class _Cupti:
             advice = next(
                 (f": {words}" for part, words in _HELP.items() if part in name), ""
             )
-            raise TierUnavailable(f"{function} says {name}{advice}")
+            raise TierUnavailableError(f"{function} says {name}{advice}")
 
     def start(self) -> None:
         # set again each time: torch's profiler and cupti-python replace the callbacks,
@@ -269,7 +269,7 @@ class _Cupti:
             ("cuptiActivityFlushAll", _FORCED),
         ):
             # on the way out an error changes nothing
-            with contextlib.suppress(TierUnavailable):
+            with contextlib.suppress(TierUnavailableError):
                 self.call(function, argument)
         self.forget()
 
@@ -338,7 +338,7 @@ class _Cupti:
         if status == _NO_MORE:
             return end - at
         if status:
-            raise TierUnavailable(
+            raise TierUnavailableError(
                 f"CUPTI cannot read its own buffer (error {status} after a record of kind {kind})"
             )
         self._sizes[kind] = this.value - base - at
@@ -347,7 +347,7 @@ class _Cupti:
 
 @cache
 def _cupti() -> _Cupti:
-    """Raises TierUnavailable if there is none."""
+    """Raises TierUnavailableError if there is none."""
     try:
         library = _load()
         for name, types in {
@@ -370,7 +370,7 @@ def _cupti() -> _Cupti:
             function.argtypes, function.restype = types, c_int
         cupti = _Cupti(library)
     except (OSError, AttributeError) as e:
-        raise TierUnavailable(
+        raise TierUnavailableError(
             f"libcupti cannot be loaded ({str(e).splitlines()[0]})"
         ) from None
     atexit.register(cupti.stop)
@@ -440,4 +440,4 @@ class Profiler(Trace):
             yield
         except (RuntimeError, AttributeError, AssertionError, TypeError) as e:
             lines = str(e).splitlines() or [type(e).__name__]
-            raise TierUnavailable(f"torch's profiler failed: {lines[0]}") from None
+            raise TierUnavailableError(f"torch's profiler failed: {lines[0]}") from None

@@ -25,7 +25,7 @@ _ALIGN = 4096  # bytes: more than any kernel needs
 _PATTERN = 0xA5
 
 
-class Caught(Exception):
+class CaughtError(Exception):
     """A probe's finding, in one line."""
 
 
@@ -184,9 +184,9 @@ class Case:
         try:
             return how(*arguments)
         except Exception as e:
-            if calls.out_of_memory(e) or isinstance(e, (LookupError, client.Died)):
+            if calls.out_of_memory(e) or isinstance(e, (LookupError, client.DiedError)):
                 raise
-            raise Caught(f"raised {one_line(e)}") from e
+            raise CaughtError(f"raised {one_line(e)}") from e
 
     def call(
         self,
@@ -220,7 +220,7 @@ class Case:
     def form(self, results: list) -> None:
         """Catch results that do not match the op's outputs."""
         if len(results) != len(self.op.outputs):
-            raise Caught(
+            raise CaughtError(
                 f"returned {len(results)} outputs, expected {len(self.op.outputs)}"
             )
         for (name, spec), out, want in zip(
@@ -231,9 +231,9 @@ class Case:
                 (tuple(want.shape), f"torch.{spec.dtype}", str(want.device)),
             )
             if isinstance(got, str):
-                raise Caught(f"{name}: returned a {got}, expected a tensor")
+                raise CaughtError(f"{name}: returned a {got}, expected a tensor")
             if got != due:
-                raise Caught(
+                raise CaughtError(
                     f"{name}: returned {got[0]} {got[1]} on {got[2]}, expected {due[0]} {due[1]}"
                     f" on {due[2]}"
                 )

@@ -21,18 +21,12 @@ from ....catalog.ops import Op, Part
 from ....catalog.workloads import Workload
 from ....errors import GdnError, MissingError
 from ....schema.record_types import Call, Check, Record, Status
-from ...executor import calls, client, prepared, process
+from ...executor import build, calls, client, prepared, process
 from ...messages import Answer, Measured, Result
 from ...request import Rival, Serving
 from ...timing import floor
 from ...timing.flips import Flips, part
 from .. import check, dataset, probes
-
-
-class BuildFailed(GdnError):
-    """The algo cannot be built; the code says whether the algo is at fault or a package
-    is missing here.
-    """
 
 
 def runner_of(request: Serving) -> client.Runner:
@@ -57,12 +51,10 @@ def built(
             setup=of.setup,
             **how,
         )
-    except client.Raised as e:
+    except client.RaisedError as e:
         if e.kind != "build_failed":
-            raise BuildFailed(e.one_line, code=errors.FAILED) from None
-        raise BuildFailed(
-            str(e), code=errors.MISSING if e.missing else errors.FAILED
-        ) from None
+            raise build.BuildFailedError(e.one_line) from None
+        raise build.BuildFailedError(str(e), missing=e.missing) from None
 
 
 def smallest(request: Serving, i: int) -> bool:
@@ -113,7 +105,7 @@ def guarded(
     try:
         with torch.no_grad():
             return work(request, workload, *args)
-    except client.Died:
+    except client.DiedError:
         raise
     except GdnError as e:  # the workload's data, not the algo
         failed = {"status": Status.REFUSED, "reason": str(e), "code": e.code}
@@ -121,7 +113,7 @@ def guarded(
         failed = befell(e)
     finally:
         # the next command reports a dead runner
-        with contextlib.suppress(client.Died, client.Raised):
+        with contextlib.suppress(client.DiedError, client.RaisedError):
             if runner:
                 runner.forget()
     return [
@@ -148,7 +140,7 @@ def befell(e: Exception) -> Fate:
             "status": Status.OUT_OF_MEMORY,
             "reason": str(e).splitlines()[0] if str(e) else "out of memory",
         }
-    known = isinstance(e, client.Raised)
+    known = isinstance(e, client.RaisedError)
     trace = (
         e.trace if known else "".join(traceback.format_exception(e)).splitlines()[-12:]
     )
@@ -372,7 +364,7 @@ def _unsteady(case: Case, kernel: client.Kernel, verdict: Check) -> str | None:
         return None
     try:
         return case.probe(kernel, ["nondeterminism"], hard=False)["nondeterminism"]
-    except client.Raised:  # the first call did not
+    except client.RaisedError:  # the first call did not
         return None
 
 

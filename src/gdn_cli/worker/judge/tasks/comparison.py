@@ -15,7 +15,6 @@ from ...messages import Measured, Reply
 from ...request import Serving
 from ...timing import floor
 from .common import (
-    BuildFailed,
     Case,
     Depth,
     befell,
@@ -50,7 +49,7 @@ def compare(request: Serving, reply: Reply) -> Iterator[Record]:
                     request, workload, field.kernels, *meet, runner=field.runner
                 )
                 break
-            except client.Died as e:
+            except client.DiedError as e:
                 yield from field.without(e, request.workloads[i:])
                 if not field.kernels:
                     return
@@ -86,18 +85,18 @@ class _Field:
                         self.kernels[rival.name] = built(
                             self.runner, self.request, rival
                         )[0]
-                    except BuildFailed as e:
+                    except build.BuildFailedError as e:
                         self.rivals.remove(rival)
                         yield from self._out(
                             rival.name, Status.BUILD_FAILED, str(e), [None], code=e.code
                         )
                 self.turn(None)
                 return
-            except client.Died as e:
+            except client.DiedError as e:
                 yield from self._dropped(e, [None])
 
     def without(
-        self, end: client.Died, workloads: Sequence[Workload]
+        self, end: client.DiedError, workloads: Sequence[Workload]
     ) -> Iterator[Record]:
         """Go on without the algo whose turn it was; yields its records for the
         workloads that it will miss.
@@ -106,7 +105,7 @@ class _Field:
         yield from self.built()
 
     def _dropped(
-        self, end: client.Died, workloads: Sequence[Workload | None]
+        self, end: client.DiedError, workloads: Sequence[Workload | None]
     ) -> Iterator[Record]:
         self.runner.close()
         guilty = self.at
@@ -192,10 +191,12 @@ class _Field:
         self.turn(record.algo)
         try:
             return work(record, case, kernel, *more)
-        except client.Raised as e:
+        except client.RaisedError as e:
             failed = befell(e)
             if not self.runner.usable():
-                raise client.Died(failed["status"], failed["reason"], None) from None
+                raise client.DiedError(
+                    failed["status"], failed["reason"], None
+                ) from None
             return replace(record, **failed)
 
     def _guilty(self, case: Case, outputs: list, names: list[str]) -> str | None:
@@ -210,7 +211,7 @@ class _Field:
                     kernel = built(alone, self.request, rival)[0]
                     kernel.push([*case.inputs, *outputs])
                     kernel.seconds_outside(case.inputs, outputs, _OFTEN)
-                except (client.Raised, client.Died, BuildFailed):
+                except (client.RaisedError, client.DiedError, build.BuildFailedError):
                     return rival.name
                 finally:
                     alone.close()
@@ -241,11 +242,13 @@ class _Field:
                 own=1 + gpu,
                 **changing,
             )
-        except client.Raised as e:
+        except client.RaisedError as e:
             if e.kind != "tier_unavailable":
                 self.turn(self._guilty(case, outputs, self.meeting))
                 failed = befell(e)
-                raise client.Died(failed["status"], failed["reason"], None) from None
+                raise client.DiedError(
+                    failed["status"], failed["reason"], None
+                ) from None
             gone = Measured(
                 tier=tier, status=Status.TIER_UNAVAILABLE, reason=f"{tier}: {e}"
             )

@@ -130,7 +130,7 @@ def _judged(
         if workload.origin == "twin":
             blob.unlink(missing_ok=True)
     if not line:
-        raise client.Died(
+        raise client.DiedError(
             Status.EXITED,
             f"{request.official.words} ended before it was done",
             process.wait(),

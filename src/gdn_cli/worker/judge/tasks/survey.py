@@ -10,7 +10,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from .... import errors
 from ....catalog.workloads import Workload
 from ....schema.record_types import Record
 from ... import profilers
@@ -19,7 +18,7 @@ from ...messages import Floors, Reply, Survey
 from ...request import Serving
 from ...timing import Subject, floor
 from .. import check, dataset
-from .common import BuildFailed, Case, Depth, begun, built, guarded, judged, runner_of
+from .common import Case, Depth, begun, built, guarded, judged, runner_of
 from .floors import timed_floor
 from .trial import timed
 
@@ -41,14 +40,9 @@ class Target:
         here judges the algo.
         """
         specific = self.request.specific and self.mode == "cuda"
-        try:
-            return prepared.built(
-                self.definition, self.solution, self.request.setup, specific=specific
-            )
-        except build.BuildFailed as e:
-            raise BuildFailed(
-                str(e), code=errors.MISSING if e.missing else errors.FAILED
-            ) from None
+        return prepared.built(
+            self.definition, self.solution, self.request.setup, specific=specific
+        )
 
     @cached_property
     def case(self) -> Case:

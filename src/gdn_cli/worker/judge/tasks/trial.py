@@ -122,7 +122,7 @@ def timed(
     if found.timing is None:
         return with_time(record, found, kernel)
     if not said.last and tier != "fib":
-        raise client.Died(
+        raise client.DiedError(
             Status.CRASHED,
             "the process that ran it sent no results of its timed calls",
             None,
