@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from ..worker.request import Options as WorkerOptions
     from ..worker.request import PlanFields
 
-G, R = TypeVar("G"), TypeVar("R")
+G = TypeVar("G")
+R = TypeVar("R")
 MACHINE: ContextVar[Machine | None] = ContextVar("MACHINE", default=None)
 
 
@@ -48,18 +49,12 @@ def algos_like(incomplete: str) -> list[str]:
     from .. import paths
 
     before, comma, begun = incomplete.rpartition(",")
-    own = [
-        Path(part) for part in os.environ.get("GDN_ALGOS", "").split(os.pathsep) if part
-    ]
-    found = {
-        file.parent
-        for folder in (*own, paths.ALGOS_DIR)
-        for file in folder.glob("*/*/algo.toml")
-    }
-    names = {
-        f"{folder.parent.name}/{folder.name}" if "/" in begun else folder.name
-        for folder in found
-    }
+    own = os.environ.get("GDN_ALGOS", "").split(os.pathsep)
+    names = set()
+    for folder in (*map(Path, filter(None, own)), paths.ALGOS_DIR):
+        for file in folder.glob("*/*/algo.toml"):
+            op, name, _ = file.parts[-3:]
+            names.add(f"{op}/{name}" if "/" in begun else name)
     return [before + comma + name for name in sorted(names) if name.startswith(begun)]
 
 
@@ -252,21 +247,18 @@ class Algos:
         """
         files = [Path(name) for name in given or [] if _is_file(name)]
         named = [name for name in given or [] if not _is_file(name)]
-        if named and self.algo and self.algo != os.environ.get("ALGO"):
+        if not named:
+            return self, files
+        if self.algo and self.algo != os.environ.get("ALGO"):
             named.append(self.algo)
-        return (
-            dataclasses.replace(self, algo=",".join(named)) if named else self
-        ), files
+        return dataclasses.replace(self, algo=",".join(named)), files
 
 
 def _is_file(name: str) -> bool:
+    if name.endswith((".json", ".toml", ".html")) or name[:1] in "./~":
+        return True
     folder = "/" in name.strip("/") and os.path.isfile(f"{name}/algo.toml")
-    return (
-        name.endswith((".json", ".toml", ".html"))
-        or name[:1] in "./~"
-        or os.path.isfile(name)
-        or folder
-    )
+    return folder or os.path.isfile(name)
 
 
 @dataclass(frozen=True)
@@ -328,14 +320,14 @@ class Workloads:
 class Selection(Workloads):
     """Which workloads, from gdn or from a folder."""
 
-    dataset: Dataset = None
+    dataset: Dataset = None  # type: ignore[misc]  # a class variable above
 
 
 @dataclass(frozen=True)
 class HardInputs(Selection):
     """Workload options, with `--stress` for the op's hard inputs."""
 
-    stress: Annotated[
+    stress: Annotated[  # type: ignore[misc]  # a class variable above
         bool,
         typer.Option(
             "--stress",
@@ -378,18 +370,21 @@ class Sampling:
         tiers = listed(self.tier)
         for name in tiers:
             check_choice("tier", name, [*TIERS, "all"])
+        overrides: PlanFields = {"l2": self.l2, **self.bounds}
         # exact counts of a preset do not apply then
-        counts = {"iterations": None} if self.bounds else {}
-        return tiers, {"l2": self.l2} | counts | self.bounds
+        if self.bounds:
+            overrides["iterations"] = None
+        return tiers, overrides
 
     @property
     def bounds(self) -> PlanFields:
         """Those of --seconds and --target that were given."""
-        return {
-            name: value
-            for name in ("seconds", "target")
-            if (value := getattr(self, name))
-        }
+        bounds: PlanFields = {}
+        if self.seconds:
+            bounds["seconds"] = self.seconds
+        if self.target:
+            bounds["target"] = self.target
+        return bounds
 
 
 @dataclass(frozen=True)
@@ -457,14 +452,12 @@ class Trust:
         if self.sandbox:
             bubblewrap.find()
         elif solutions:
-            what = (
-                "a packed file's code runs"
-                if len(solutions) == 1
-                else "the packed files' code runs"
-            )
+            code = "a packed file's code runs"
+            if len(solutions) > 1:
+                code = "the packed files' code runs"
             screen.say(
-                f"{what} with your rights on this machine; --sandbox takes away its network, your"
-                " home and your files"
+                f"{code} with your rights on this machine; --sandbox takes away its"
+                " network, your home and your files"
             )
 
 
@@ -500,9 +493,11 @@ def machine() -> Machine:
     """The machine that the command uses: made once, if main() was not given one."""
     from ..machine.inventory import Machine
 
-    if MACHINE.get() is None:
-        MACHINE.set(Machine())
-    return MACHINE.get()
+    known = MACHINE.get()
+    if known is None:
+        known = Machine()
+        MACHINE.set(known)
+    return known
 
 
 def check_choice(kind: str, value: str, known: Any) -> None:
@@ -527,7 +522,9 @@ def listed(text: str | None) -> tuple[str, ...]:
 
 def grouped(command: Callable[..., R]) -> Callable[..., R]:
     """The command for typer: each parameter that is a dataclass becomes an option per field."""
-    parameters, groups = [], {}
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {}
+    members: set[str] = set()
     # not get_type_hints: up to Python 3.10 it wraps an option whose default is None in another
     # Optional, and typer does not look for the option inside
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
@@ -538,25 +535,20 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
         groups[name] = kind
         types = get_type_hints(kind, include_extras=True)
         for field in dataclasses.fields(kind):
-            parameters.append(
-                inspect.Parameter(
-                    field.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=field.default,
-                    annotation=types[field.name],
-                )
+            members.add(field.name)
+            option = inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=types[field.name],
             )
+            parameters.append(option)
 
     @functools.wraps(command)
     def called(**given: Any) -> R:
+        others = {name: given[name] for name in given if name not in members}
         made = {name: pick(kind, given) for name, kind in groups.items()}
-        fields = {
-            field.name for kind in groups.values() for field in dataclasses.fields(kind)
-        }
-        return command(
-            **made,
-            **{name: value for name, value in given.items() if name not in fields},
-        )
+        return command(**made, **others)
 
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -565,10 +557,5 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
 
 def pick(group: type[G], values: Mapping[str, Any]) -> G:
     """Make a group from the values with its fields' names."""
-    return group(
-        **{
-            field.name: values[field.name]
-            for field in dataclasses.fields(group)
-            if field.name in values
-        }
-    )
+    names = [field.name for field in dataclasses.fields(group)]  # type: ignore[arg-type]
+    return group(**{name: values[name] for name in names if name in values})

@@ -65,16 +65,12 @@ def run(
                 for job, outcome in arriving:
                     tally.arrived(job, outcome)
         else:
+            lanes: dict[Gpu | None, list[Job]] = {}
+            for job in plan.jobs:
+                lanes.setdefault(job.gpu, []).append(job)
             work = [
-                partial(
-                    _lane,
-                    gpu,
-                    [job for job in plan.jobs if job.gpu == gpu],
-                    tally,
-                    say,
-                    stop.is_set,
-                )
-                for gpu in dict.fromkeys(job.gpu for job in plan.jobs)
+                partial(_lane, gpu, jobs, tally, say, stop.is_set)
+                for gpu, jobs in lanes.items()
             ]
             gpu_sharing.side_by_side(work, stop)
     finally:
@@ -92,13 +88,14 @@ def _lane(
     given_up: Callable[[], bool],
 ) -> None:
     """Run one GPU's jobs, or those without a GPU, one after the other."""
+    timed = {job.mode for job in jobs if job.tiers}
     with contextlib.ExitStack() as held:
-        if any(job.mode == "cuda" and job.tiers for job in jobs):
+        if "cuda" in timed:
             gpu = gpu or jobs[0].machine.gpus()[0]
             held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}", given_up))
-        if any(job.mode == "cpu" and job.tiers for job in jobs):
+        if "cpu" in timed:
             held.enter_context(locks.cpu(say, given_up))
-        with _while_running(jobs[0] if jobs else None) as worker:
+        with _while_running(jobs[0]) as worker:
             compile_ahead.ahead(jobs, tally.compiling, given_up)
         for job, following in zip_longest(jobs, jobs[1:]):
             tally.begin(job)
@@ -289,13 +286,12 @@ def exit_code(document: Document, named: bool) -> int:
     named, the tier or the data is not available here. An algo that gdn added was not
     asked for: neither its failure counts, nor a tier that it has not.
     """
-    blames = {
-        r.blame
-        for r in document.records
-        if not (
-            r.added and (r.blame is Blame.ALGO or r.status is Status.TIER_UNAVAILABLE)
-        )
-    }
+
+    def counts(record: Record) -> bool:
+        unavailable = record.status is Status.TIER_UNAVAILABLE
+        return not (record.added and (unavailable or record.blame is Blame.ALGO))
+
+    blames = {record.blame for record in document.records if counts(record)}
     if Blame.ALGO in blames:
         return errors.FAILED
     if Blame.REMOTE in blames:

@@ -89,7 +89,8 @@ def descendants(root):
             continue
         if state not in (b"Z", b"X"):
             parents[pid] = int(parent)
-    found, level = [], {root}
+    found: list = []
+    level = {root}
     while level:
         level = {
             pid

@@ -104,32 +104,36 @@ def choose(
     Triton's interpreter does not count; `place` says where an algo can run.
     """
     op = registry.op(op).name if op else None
-    algos = [read_solution(file, registry) for file in files]
-    for file, algo in zip(files, algos, strict=True):
+    algos = []
+    for file in files:
+        algo = read_solution(file, registry)
         if op and algo.op != op:
             raise UsageError(
                 f"{file} is a solution of {algo.op}, not of {op}", hint="drop --op"
             )
+        algos.append(algo)
     wanted = listed(names)
     every = not wanted and not files
-    for name in wanted or (["all"] if every else []):
-        algos += (
-            registry.of(op or DEFAULT_OP)
-            if name == "all"
-            else [registry.find(name, op)]
-        )
+    if every:
+        wanted = ["all"]
+    for name in wanted:
+        if name == "all":
+            algos += registry.of(op or DEFAULT_OP)
+        else:
+            algos.append(registry.find(name, op))
     entries = [
         _entry(algo, place(algo, device), timed) for algo in _distinct(algos, registry)
     ]
     # includes algos whose algo.toml is broken, to report them
-    if every or "all" in wanted:
+    if "all" in wanted:
         family = registry.op(op or DEFAULT_OP).family
         broken = [b for b in registry.broken if b.op == family]
         entries += [_broken(b.op, b.name, str(b.error)) for b in broken]
     if every and timed:
         # times of the GPU and of the CPU cannot be compared: with a GPU here, only the GPU's algos
-        best = "cuda" if any(e.place.mode == "cuda" for e in entries) else "cpu"
-        entries = [e for e in entries if e.place.mode in (None, best)]
+        modes = {entry.place.mode for entry in entries}
+        best = "cuda" if "cuda" in modes else "cpu"
+        entries = [entry for entry in entries if entry.place.mode in (None, best)]
     return entries, bool(files) or any(name != "all" for name in wanted)
 
 
@@ -161,10 +165,9 @@ def rivals(
     """
     entries: list[Entry] = []
     for name in names:
+        packed = name.endswith(".json")
         algo = (
-            read_solution(Path(name), registry)
-            if name.endswith(".json")
-            else registry.find(name, op)
+            read_solution(Path(name), registry) if packed else registry.find(name, op)
         )
         if entries and algo.op != entries[0].algo.op:
             first = entries[0].algo.full_name
@@ -172,12 +175,11 @@ def rivals(
                 f"{first} and {algo.full_name} are of different ops",
                 hint="--op says which is meant",
             )
-        taken = [e.algo.name for e in entries]
+        taken = [entry.algo.name for entry in entries]
         if algo.name in taken:
-            count = 1 + sum(
-                t == algo.name or t.startswith(f"{algo.name}@") for t in taken
-            )
-            algo = structs.replace(algo, name=f"{algo.name}@{count}")
+            marked = f"{algo.name}@"
+            count = taken.count(algo.name) + sum(t.startswith(marked) for t in taken)
+            algo = structs.replace(algo, name=f"{marked}{count + 1}")
         entries.append(_entry(algo, place(algo, device), timed=True))
     return entries
 
@@ -186,10 +188,9 @@ def _entry(algo: Algo, place: inventory.Place, timed: bool) -> Entry:
     """An algo's entry. With `timed`, Triton's interpreter does not count: its times
     mean nothing.
     """
-    nowhere = timed and place.mode == "interpreter"
-    return Entry(
-        algo, inventory.Place(None, NOT_TIMED, inventory.MODAL) if nowhere else place
-    )
+    if timed and place.mode == "interpreter":
+        place = inventory.Place(None, NOT_TIMED, inventory.MODAL)
+    return Entry(algo, place)
 
 
 def anywhere(
@@ -210,25 +211,21 @@ def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
     algo of the same name, or with the name of the reference or of a floor, gets a mark
     appended to its name.
     """
-    found: dict[tuple[str, str], Algo] = {}
+    distinct: dict[tuple[str, str], Algo] = {}
+    floors = {f"{op}/{floor}" for op in registry.ops for floor in FLOORS}
     for algo in algos:
         source = source_hash(algo.solution) if algo.solution else str(algo.folder)
-        if (algo.full_name, source) in found:
+        key = algo.full_name, source
+        if key in distinct:
             continue
         reference = registry.reference(registry.ops[algo.op])
-        taken = {a.full_name for a in found.values()} | {
-            f"{algo.op}/{floor}" for floor in FLOORS
-        }
-        if algo.full_name in taken or (
-            algo.name == reference.name and algo.folder != reference.folder
-        ):
-            marked = structs.replace(
-                algo, name=f"{algo.name}@{source[:6] if algo.solution else 'own'}"
-            )
-        else:
-            marked = algo
-        found[algo.full_name, source] = marked
-    return list(found.values())
+        taken = {other.full_name for other in distinct.values()} | floors
+        poses = algo.name == reference.name and algo.folder != reference.folder
+        if poses or algo.full_name in taken:
+            mark = source[:6] if algo.solution else "own"
+            algo = structs.replace(algo, name=f"{algo.name}@{mark}")
+        distinct[key] = algo
+    return list(distinct.values())
 
 
 def preset_of(
@@ -559,15 +556,11 @@ def tiers_for(
     """The tiers to time a mode in: the user's that fit it, else the first that does.
     `all` means all that fit.
     """
-    able = {
-        "floor": lambda tier: tier.floors,
-        "compare": lambda tier: tier.interleaves,
-    }.get(command, lambda tier: True)
     fitting = [name for name, tier in TIERS.items() if tier.mode == mode]
-    chosen = (
-        fitting if "all" in wanted else [name for name in wanted if name in fitting]
-    )
-    if not wanted:
+    chosen = [name for name in wanted if name in fitting]
+    if "all" in wanted:
+        chosen = fitting
+    elif not wanted:
         chosen = fitting[:1]
     if not chosen:
         place = {"cuda": "on a GPU", "cpu": "on the CPU"}[mode]
@@ -575,11 +568,15 @@ def tiers_for(
         raise UsageError(
             f"tier '{','.join(wanted)}' cannot time algos {place}", hint=hint
         )
-    kept = tuple(dict.fromkeys(name for name in chosen if able(TIERS[name])))
-    if not kept and command == "compare":
-        takes_turns = ", ".join(name for name in fitting if TIERS[name].interleaves)
-        raise UsageError(
-            f"calls of several algos cannot take turns in {', '.join(chosen)}",
-            hint=f"use {takes_turns}",
-        )
-    return kept
+    if command == "floor":
+        chosen = [name for name in chosen if TIERS[name].floors]
+    if command == "compare":
+        refused = ", ".join(chosen)
+        chosen = [name for name in chosen if TIERS[name].interleaves]
+        if not chosen:
+            able = ", ".join(name for name in fitting if TIERS[name].interleaves)
+            raise UsageError(
+                f"calls of several algos cannot take turns in {refused}",
+                hint=f"use {able}",
+            )
+    return tuple(dict.fromkeys(chosen))

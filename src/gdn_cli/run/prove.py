@@ -52,21 +52,11 @@ def prove(
     if step["state"] == "failed":
         return
     place = machine.place(algo)
-    missing = next(
-        (
-            wheel
-            for module, wheel in packages.items()
-            if not machine.has_package(module)
-        ),
-        None,
-    )
-    if missing:
-        yield _step(
-            "build",
-            "skipped",
-            f"package {missing} is not installed: pip install {missing}",
-        )
-        return
+    for module, wheel in packages.items():
+        if not machine.has_package(module):
+            why = f"package {wheel} is not installed: pip install {wheel}"
+            yield _step("build", "skipped", why)
+            return
     if algo.language == "cpp" and not machine.cxx():
         yield _step("build", "skipped", "no C++ compiler here")
         return
@@ -92,18 +82,17 @@ def prove(
     with tempfile.TemporaryDirectory(prefix="gdn-prove-") as cache:
         env = {"FIB_CACHE_PATH": f"{cache}/built", "GDN_ALGOS": ""}
         if algo.language == "cuda":
-            arch = env | {
+            for_all = env | {
                 "FIB_CACHE_PATH": f"{cache}/archs",
                 inventory.ARCHITECTURES: " ".join(ARCHITECTURES),
             }
-            outcome = execute(job("cpu", (), arch))
-            yield from _built(
-                outcome, ", ".join(f"sm_{a.replace('.', '')}" for a in ARCHITECTURES)
-            )
+            outcome = execute(job("cpu", (), for_all))
+            targets = [f"sm_{arch.replace('.', '')}" for arch in ARCHITECTURES]
+            yield from _built(outcome, ", ".join(targets))
         else:
             outcome = execute(job(place.mode or "cpu", (), env))
             yield from _built(outcome, "")
-        if outcome.status is not Status.DONE or outcome.proof["state"] == "failed":
+        if outcome.proof is None or outcome.proof["state"] == "failed":
             return
         if place.mode is None:
             yield _step("run", "skipped", f"{place.reason}; {place.hint}")
@@ -125,35 +114,26 @@ def _imports(solution: Solution, packages: dict[str, str]) -> Step:
         for name in solution["spec"].get("dependencies") or []
     }
     declared |= set(packages) | _ALWAYS_THERE | set(sys.stdlib_module_names)
-    found: set[str] = set()
+    imported: set[str] = set()
     for source in solution["sources"]:
-        if source["path"].endswith(".py"):
-            try:
-                tree = ast.parse(source["content"])
-            except SyntaxError as e:
-                return _step(
-                    "imports",
-                    "failed",
-                    f"{source['path']}:{e.lineno}: not valid Python: {e.msg}",
-                )
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Import):
-                    found |= {alias.name.split(".")[0] for alias in node.names}
-                elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                    found.add((node.module or "").split(".")[0])
-    if undeclared := sorted(found - declared):
-        names = ", ".join(undeclared)
-        return _step(
-            "imports",
-            "failed",
-            f"{names}: imported, but not in [packages] of algo.toml: a judge may not have it",
-        )
-    outside = sorted(found - set(sys.stdlib_module_names))
-    return _step(
-        "imports",
-        "ok",
-        f"needs {', '.join(outside)}" if outside else "needs no package",
-    )
+        if not source["path"].endswith(".py"):
+            continue
+        try:
+            tree = ast.parse(source["content"])
+        except SyntaxError as e:
+            why = f"{source['path']}:{e.lineno}: not valid Python: {e.msg}"
+            return _step("imports", "failed", why)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                imported.add((node.module or "").split(".")[0])
+    if undeclared := sorted(imported - declared):
+        why = "imported, but not in [packages] of algo.toml: a judge may not have it"
+        return _step("imports", "failed", f"{', '.join(undeclared)}: {why}")
+    outside = sorted(imported - set(sys.stdlib_module_names))
+    needs = f"needs {', '.join(outside)}" if outside else "needs no package"
+    return _step("imports", "ok", needs)
 
 
 def _built(outcome: Outcome, targets: str) -> Iterator[Step]:
@@ -162,7 +142,8 @@ def _built(outcome: Outcome, targets: str) -> Iterator[Step]:
         return
     how = f" for {targets}" if targets else ""
     yield _step("build", "ok", f"by flashinfer-bench{how}, in {outcome.build_s:.1f} s")
-    yield {"step": "signature", **outcome.proof}
+    if outcome.proof:
+        yield {"step": "signature", **outcome.proof}
 
 
 def _ran(outcome: Outcome, op: Op, workload: workloads.Workload, mode: str) -> Step:
@@ -172,7 +153,7 @@ def _ran(outcome: Outcome, op: Op, workload: workloads.Workload, mode: str) -> S
     record = outcome.records[0]
     if not record.passed:
         return _step("run", "failed", f"{label}: {record.reason}")
-    errors = ", ".join(
-        f"{name} {error:.1e}" for name, error in record.check.errors.items()
-    )
+    assert record.check is not None
+    by_output = record.check.errors.items()
+    errors = ", ".join(f"{name} {error:.1e}" for name, error in by_output)
     return _step("run", "ok", f"{label}: right, relative error {errors}")
