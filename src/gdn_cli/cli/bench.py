@@ -17,7 +17,6 @@ from .. import errors
 from . import options as o
 from .elsewhere import EngineName
 from .elsewhere import elsewhere as engine_of
-from .judge import Judge
 
 if TYPE_CHECKING:
     from ..catalog.official import Harness
@@ -36,7 +35,7 @@ def run(
     place: o.Place,
     calls: o.Calls,
     output: o.Output,
-    judge: Judge,
+    judge: o.Judge,
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
     engine: EngineName = None,
@@ -192,8 +191,9 @@ def carry_out(
     known = algos.known()
     if save is not None:
         baselines.check(save, [algo.name for algo in known.algos])
-    chosen = campaign.Chosen(algos.algo, algos.op, files, device)
-    entries, named = campaign.entries(known, chosen, settings)
+    entries, named = campaign.entries(
+        known, algos.algo, algos.op, files, device, settings
+    )
     plan = campaign.plan(known, entries, named, which, preset, overrides, settings)
     if harness:
         if not harness.folder:

@@ -14,7 +14,6 @@ from .. import errors
 from . import options as o
 from .bench import carry_out
 from .help import App, Panel
-from .judge import Judge
 
 T = TypeVar("T")
 modal = App(
@@ -112,7 +111,7 @@ class Asked(o.Algos, o.Selection, o.Sampling, o.Place, Containers):
 
     solutions: tuple[Path, ...] = ()
     strict: bool = False
-    judge: Judge = Judge()
+    judge: o.Judge = o.Judge()
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def run(
     rented: Containers,
     errand: Errand,
     output: o.Output,
-    judge: Judge,
+    judge: o.Judge,
     solutions: o.Solutions = None,
     tier: o.Tier = None,
     timeout: o.Timeout = 300.0,

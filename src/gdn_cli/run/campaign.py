@@ -5,7 +5,7 @@ records together say.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ..catalog import stress
@@ -19,32 +19,22 @@ from . import eligibility, planning
 from .planning import Entry, Plan, Selected, Settings
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The algos that a user chooses: names, full names, `all`, and packed files."""
-
-    names: str | None = None
-    op: str | None = None
-    files: Sequence[Path] = ()
-    device: str = "auto"
-
-
 def entries(
-    known: Registry, chosen: Chosen, settings: Settings
+    known: Registry,
+    names: str | None,
+    op: str | None,
+    files: Sequence[Path],
+    device: str,
+    settings: Settings,
 ) -> tuple[list[Entry], bool]:
-    """The algos of a command, and whether the user named them one by one."""
+    """The algos of a command (planning.choose), and whether the user named them one by
+    one.
+    """
     options, timed = settings.options, settings.command == "bench"
     if settings.command == "floor":
-        place = settings.machine.place
-        return planning.anywhere(known, chosen.op, chosen.device, place), False
+        return planning.anywhere(known, op, device, settings.machine.place), False
     result, named = planning.choose(
-        known,
-        chosen.names,
-        chosen.op,
-        list(chosen.files),
-        chosen.device,
-        timed=timed,
-        place=settings.place,
+        known, names, op, list(files), device, timed=timed, place=settings.place
     )
     result = eligibility.overwriting(known, result, named, options.in_place, timed)
     if options.batch_invariant:
