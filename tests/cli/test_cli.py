@@ -22,11 +22,10 @@ import helpers
 import pytest
 import reports
 import screens
-from msgspec import structs
 
-from gdn_cli import __version__, errors, paths, units
+from gdn_cli import errors, paths, units
 from gdn_cli.catalog import pack, registry
-from gdn_cli.catalog.tiers import FLOORS, TIERS
+from gdn_cli.catalog.tiers import FLOORS
 from gdn_cli.catalog.workloads import embedded
 from gdn_cli.errors import UsageError
 from gdn_cli.machine import inventory
@@ -91,10 +90,6 @@ def test_nothing_that_lists_or_prints_imports_torch(args, code, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_the_version(gdn):
-    assert gdn("--version").out == f"gdn {__version__}\n"
-
-
 @pytest.mark.torch
 def test_list_says_where_each_runs_and_why_not(gdn):
     done = gdn("list", "--json")
@@ -113,32 +108,28 @@ def test_list_says_where_each_runs_and_why_not(gdn):
 
 
 def test_list_in_a_terminal_of_80_columns():
-    out = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal(80, "list"))
-    lines = [line.rstrip() for line in out.splitlines()]
-    assert max(map(len, lines)) <= 80
-    for algo in REGISTRY.algos:  # none cut short
-        row = re.compile(rf"{re.escape(algo.name)} +{algo.language} ")
-        assert any(map(row.match, lines)), algo.name
-
-
-def terminal(columns: int, *args: str) -> str:
-    """What `gdn` writes to a terminal so wide."""
+    """A real terminal: nothing is cut."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-m", "gdn_cli", *args], stdin=theirs, stdout=theirs, stderr=theirs,
-        env=helpers.environment(COLUMNS=str(columns), TERM="xterm"),
-    )  # fmt: skip
+        [sys.executable, "-m", "gdn_cli", "list"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=helpers.environment(COLUMNS="80", TERM="xterm"),
+    )
     os.close(theirs)
     text = b""
-    try:
+    with contextlib.suppress(OSError):  # Linux says EIO where the other end is closed
         while chunk := os.read(ours, 65536):
             text += chunk
-    except OSError:  # Linux says EIO where the other end is closed
-        pass
     os.close(ours)
     assert process.wait() == 0
-    return text.decode()
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.decode()).splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    for algo in REGISTRY.algos:
+        row = re.compile(rf"{re.escape(algo.name)} +{algo.language} ")
+        assert any(map(row.match, lines)), algo.name
 
 
 # --- wrong usage, and missing parts
@@ -282,36 +273,25 @@ def test_two_files_of_the_same_name_are_two_algos(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("have", "need", "fits"),
-    [("9.0", "9.0", True), ("8.9", "9.0", False), ("10.0", "9.0", True)],
-)
-def test_capabilities_compare_as_numbers(have, need, fits):
-    algo = structs.replace(REGISTRY.find("pt-reference"), capability=need)
-    assert inventory.Gpu("GPU", have, "1").fits(algo) is fits
-
-
-GPU_TIERS = ("cupti", "events", "graph", "nvbench", "fib")
-
-
-@pytest.mark.parametrize(
     ("mode", "wanted", "command", "tiers"),
     [
-        ("cpu", (), "bench", ("wall",)),
-        ("cuda", (), "bench", ("cupti",)),
+        ("cpu", "", "bench", "wall"),
+        ("cuda", "", "bench", "cupti"),
         # in the user's order, each once
-        ("cuda", ("fib", "events", "fib"), "bench", ("fib", "events")),
-        ("cuda", ("all",), "bench", GPU_TIERS),
+        ("cuda", "fib events fib", "bench", "fib events"),
+        ("cuda", "all", "bench", "cupti events graph nvbench fib"),
         # flashinfer-bench times solutions only
-        ("cuda", ("all",), "floor", GPU_TIERS[:4]),
+        ("cuda", "all", "floor", "cupti events graph nvbench"),
         # calls cannot take turns in the others
-        ("cuda", ("all",), "compare", GPU_TIERS[:3]),
-        ("cuda", ("fib",), "floor", ()),
-        ("cpu", ("cupti", "wall"), "bench", ("wall",)),
+        ("cuda", "all", "compare", "cupti events graph"),
+        ("cuda", "fib", "floor", ""),
+        ("cpu", "cupti wall", "bench", "wall"),
     ],
 )
 def test_tiers(mode, wanted, command, tiers):
-    assert planning.tiers_for(mode, wanted, command) == tiers
-    assert all(TIERS[tier].mode == mode for tier in tiers)
+    assert planning.tiers_for(mode, tuple(wanted.split()), command) == tuple(
+        tiers.split()
+    )
 
 
 @pytest.mark.parametrize(
@@ -573,15 +553,6 @@ def size_of(record: dict) -> int | None:
 
 
 @pytest.mark.torch
-def test_bytes_moved_are_each_input_and_output_once(bench):
-    per_sequence = 2 * 8 * 128 * 128 * 4 + 2 * 4 * 128 * 2 + 2 * 8 * 128 * 2 + 2 * 8 * 2
-    scalars = 2 * 8 * 4 + 4  # A_log, dt_bias, scale
-    for r in bench.records:
-        if r["status"] == "passed" and r["workload"]:
-            assert r["bytes_moved"] == size_of(r) * per_sequence + scalars
-
-
-@pytest.mark.torch
 def test_rows_of_the_table_derive_from_the_records(bench):
     book = merge.gather([reports.source("", bench.document)], REGISTRY)
     rows = {(row.first.algo, row.first.label): row for row in book.rows("gdn_decode")}
@@ -591,30 +562,16 @@ def test_rows_of_the_table_derive_from_the_records(bench):
         mine = [
             r for r in bench.records if r["algo"] == algo and f"B={size_of(r)}" == label
         ]
-        uuids = [r["workload"]["uuid"] for r in mine]
-        assert [m.workload for m in row.measured] == uuids
-        assert len(mine) == (2 if label == "B=1" else 1)
+        assert len(mine) == len(row.measured) == (2 if label == "B=1" else 1)
         if algo == "wrong":
             assert row.median_us is None and row.failed.status == "wrong"
             continue
         median = statistics.median(r["timing"]["median_us"] for r in mine)
         rate = pytest.approx(mine[0]["bytes_moved"] / median / 1e3)
         assert (row.median_us, row.gigabytes_per_s) == (median, rate)
-
-    shown = table_of(bench.document)
-    for label in ("B=1", "B=3"):
-        medians = {name: rows[name, label].median_us for name in names}
-        begin = next(i for i, line in enumerate(shown) if line.startswith(label))
-        line = next(line for line in shown[begin:] if "copycat" in line)
-        name, *cells = re.split(r"  +", line.strip())
-        speedup = medians["pt-reference"] / medians["copycat"]
-        assert cells[2].rstrip(" ?") == units.times(speedup)
-        over_floor = medians["copycat"] / medians["copy"]
-        assert float(cells[4]) == pytest.approx(over_floor, rel=0.006)
-        # the fastest is marked, if it is certain
-        least = rows["copycat" if speedup > 1 else "pt-reference", label]
-        assert (name == "copycat *") is (speedup > 1 and not least.doubted)
-    text = words(" ".join(shown))
+    text = words(" ".join(table_of(bench.document)))
+    speedup = rows["pt-reference", "B=3"].median_us / rows["copycat", "B=3"].median_us
+    assert f" {units.times(speedup)}" in text
     assert "elements beyond 1e-2" in text and "cuda-v4: no GPU here" in text
 
 
