@@ -140,7 +140,8 @@ def compare(
         chosen["batch_invariant"] = True
     of_op = parts[0].op
     if baseline:
-        base, base_algo = store.load(baseline.file), baseline.algo
+        base = store.load(baseline.file)
+        base_algo = baseline.algo
         ours = [entry.algo.name for entry in entries]
         tiers_used = {tier for job in plan.jobs for tier in job.tiers}
         always = in_place or of_op.in_place_only
@@ -220,7 +221,8 @@ class _Saved:
 
 def _split(names: list[str], algos: set[str]) -> tuple[list[_Saved], list[str]]:
     """Split the names into saved records (two at most) and the others."""
-    saved, live = [], []
+    saved = []
+    live = []
     for name in names:
         records = _saved(name, algos)
         if records:
@@ -264,7 +266,8 @@ def _two(
     from ..report import terminal
 
     first, second = saved
-    base, other = store.load(first.file), store.load(second.file)
+    base = store.load(first.file)
+    other = store.load(second.file)
     for document in (base, other):
         if op:
             document.records = [r for r in document.records if r.op == op]

@@ -11,7 +11,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 _FEW = 8  # up to this many options need no headings
-_ARGUMENTS, _OPTIONS = "Arguments", "Options"
+_ARGUMENTS = "Arguments"
+_OPTIONS = "Options"
 
 
 class Panel(str, Enum):
@@ -33,7 +34,8 @@ def _heading(of: Any, otherwise: str) -> str:
 
 
 def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
-    arguments, options = [], []
+    arguments = []
+    options = []
     for parameter in command.get_params(ctx):
         record = parameter.get_help_record(ctx)
         if record is None:

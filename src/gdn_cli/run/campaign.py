@@ -30,7 +30,8 @@ def entries(
     """The algos of a command (planning.choose), and whether the user named them one by
     one.
     """
-    options, timed = settings.options, settings.command == "bench"
+    options = settings.options
+    timed = settings.command == "bench"
     if settings.command == "floor":
         return planning.anywhere(known, op, device, settings.machine.place), False
     result, named = planning.choose(

@@ -54,7 +54,8 @@ def ahead(
     at_once = min(len(waiting), cpus() // 2, _MOST)
     if at_once < 2 or cpus() < LEAST_CPUS:
         return
-    lock, stop = threading.Lock(), threading.Event()
+    lock = threading.Lock()
+    stop = threading.Event()
     names = [name for job in waiting.values() for name in job.names]
     progress(_line(names))
 

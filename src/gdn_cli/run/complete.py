@@ -43,7 +43,8 @@ class JobRecords:
         """The record as it is stored. Times below the floor, of it or of the `others`,
         are put in doubt.
         """
-        job, algo = self.job, self.algos.get(record.algo)
+        job = self.job
+        algo = self.algos.get(record.algo)
         row = self._row(record.algo, env)
         whole = replace(
             self.pointed(record),

@@ -155,7 +155,8 @@ def _dataset(folder: Path | None) -> Finding:
     if folder is None:
         mend = "set FIB_DATASET_PATH, or `gdn data build DIR`"
         return finding("missing", "dataset", "none chosen", purpose, mend)
-    counts, problems = [], []
+    counts = []
+    problems = []
     for op in registry.load().ops.values():
         try:
             counts.append(f"{len(trace_set.from_folder(op, folder))} {op.name}")
@@ -187,7 +188,8 @@ def _has_modal_profile() -> bool:
 
 def _writable(what: str, place: Callable[[], Path]) -> Finding:
     """Really write a file there: that shows permissions, full disks and read-only mounts."""
-    use, folder = "run, bench", None
+    use = "run, bench"
+    folder = None
     try:
         folder = paths.make(place())
         with tempfile.TemporaryFile(dir=folder):

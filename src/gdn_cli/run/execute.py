@@ -57,7 +57,8 @@ def run(
     document = writer.document
     document.missing.extend(plan.missing)
     document.records.extend(plan.unpackable)
-    tally, stop = _Tally(plan, writer, progress), threading.Event()
+    tally = _Tally(plan, writer, progress)
+    stop = threading.Event()
     document.interrupted = True
     try:
         if engine:
@@ -128,20 +129,26 @@ class _Tally:
     """
 
     def __init__(self, plan: Plan, writer: Writer, progress: Progress) -> None:
-        self.order, self.writer, self.progress = plan.order, writer, progress
-        self.total, self.done = sum(job.due for job in plan.jobs), 0
+        self.order = plan.order
+        self.writer = writer
+        self.progress = progress
+        self.total = sum(job.due for job in plan.jobs)
+        self.done = 0
         self.jobs: dict[int, JobRecords] = {}
         self.ranks: dict[int, tuple[float, ...]] = {}  # by record
         self.gpus = list(dict.fromkeys(job.gpu for job in plan.jobs))
         self.lock = threading.Lock()
 
+    def _show(self, line: str, *ended: bool) -> None:
+        self.progress(line, self.done, self.total, *ended)
+
     def compiling(self, line: str) -> None:
         with self.lock:
-            self.progress(line, self.done, self.total)
+            self._show(line)
 
     def begin(self, job: Job) -> None:
         with self.lock:
-            self.progress(_shown(job), self.done, self.total)
+            self._show(_shown(job))
 
     def add(self, job: Job, record: Record, environment: Environment | None) -> None:
         if not job.asked(record):
@@ -149,7 +156,7 @@ class _Tally:
         with self.lock:
             self._keep(job, [record], environment)
             self.done += 1
-            self.progress(_shown(job), self.done, self.total)
+            self._show(_shown(job))
 
     def end(self, job: Job, outcome: Outcome) -> None:
         with self.lock:
@@ -157,7 +164,7 @@ class _Tally:
             of_job.with_tails(outcome.tail)
             self.done += job.due - len(of_job.seen)
             self._keep(job, _fates(job, outcome, of_job.seen), outcome.environment)
-            self.progress(_shown(job), self.done, self.total, True)
+            self._show(_shown(job), True)
 
     def came(self, job: Job, record: Record, environment: Environment | None) -> None:
         """Add a record from elsewhere: its environment says on which GPU it was made.
@@ -190,7 +197,8 @@ class _Tally:
     def _keep(
         self, job: Job, records: list[Record], environment: Environment | None
     ) -> None:
-        of_job, document = self._records(job), self.writer.document
+        of_job = self._records(job)
+        document = self.writer.document
         for record in records:
             whole = of_job.complete(record, environment, document.records)
             self.writer.add(whole, job.place, of_job.environment(environment))
@@ -237,7 +245,8 @@ def _fates(job: Job, outcome: Outcome, seen: list[Record]) -> list[Record]:
     owed: Counter[str] = Counter()
     for (algo, _), count in job.request.owed(seen).items():
         owed[algo] += count
-    status, reason = outcome.status, outcome.reason
+    status = outcome.status
+    reason = outcome.reason
     if status is Status.DONE:
         if not owed:
             return []

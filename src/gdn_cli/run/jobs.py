@@ -84,7 +84,7 @@ class Job:
             about = {
                 "name": algo.name,
                 "solution": solution,
-                # a judge's build is of all sizes
+                # a judge does not build for this GPU alone
                 "specific": algo.specific and command != "prove",
                 "setup": algo.setup,
             }

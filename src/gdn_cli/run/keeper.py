@@ -16,7 +16,9 @@ import signal
 import subprocess
 import sys
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
 _PASSES = 1000  # over the process table: with a fork bomb more would not help
 
 

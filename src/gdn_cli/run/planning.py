@@ -384,11 +384,13 @@ def _shares(part: Part, gpus: Sequence[Gpu]) -> list[Part]:
     if not gpus:
         return [part]
     ready = [e for e in part.entries if e.place.mode]
-    candidates = {
-        i: (1, [gpu for gpu in gpus if gpu.fits(entry.algo)])
-        for i, entry in enumerate(ready)
-    }
-    usable = [gpu for gpu in gpus if any(gpu in fit for _, fit in candidates.values())]
+    candidates: dict[int, tuple[int, list[Gpu]]] = {}
+    fitting: set[Gpu] = set()
+    for i, entry in enumerate(ready):
+        fit = [gpu for gpu in gpus if gpu.fits(entry.algo)]
+        candidates[i] = 1, fit
+        fitting.update(fit)
+    usable = [gpu for gpu in gpus if gpu in fitting]
     if len(ready) < len(usable) and len({gpu.name for gpu in usable}) == 1:
         return _by_workload(replace(part, entries=ready), usable)
     gpu_of = gpu_sharing.deal(candidates)
@@ -453,12 +455,14 @@ def _jobs(
     """One job for each algo that can run; a bench runs the floors and the references of
     each mode first. A comparison has one job for all algos that run in the same mode.
     """
-    command, op = settings.command, part.op
+    command = settings.command
+    op = part.op
     make = partial(_job, settings, part, definition(op, registry))
     by_mode: dict[str, list[tuple[Algo, Solution]]] = {}
     names: set[tuple[str, str]] = set()
     for entry in part.entries:
-        mode, algo = entry.place.mode, entry.algo
+        mode = entry.place.mode
+        algo = entry.algo
         if mode is None:
             continue
         packed = by_mode.setdefault(mode, [])

@@ -40,7 +40,8 @@ def prove(
     others has none.
     """
     algo = read_solution(file, registry)
-    op, solution = registry.ops[algo.op], algo.solution
+    op = registry.ops[algo.op]
+    solution = algo.solution
     assert solution is not None
     yield _step(
         "read",

@@ -79,11 +79,13 @@ class Worker:
         wrap: tuple[str, ...] = (),
         cpus: frozenset[int] = frozenset(),
     ) -> None:
-        self.outcome, self.request = Outcome(Status.DONE), request
+        self.outcome = Outcome(Status.DONE)
+        self.request = request
         self.on_record: OnRecord = lambda record, environment: None
         self.secrets = redaction.values()
         self.log = bounded.Output(bounded.EDGE + 4096)
-        self.reply, self.partial = bytearray(), bytearray()
+        self.reply = bytearray()
+        self.partial = bytearray()
         self.garbled: str | None = None
         linux.hide_memory()  # from here on this process holds the seal
         # precedes each record: only the worker knows it, not the algo's code
@@ -143,7 +145,8 @@ class Worker:
         size, and values of this process's secret variables are removed from it.
         """
         self.on_record = on_record
-        deadline, timed_out = time.monotonic() + timeout_s, False
+        deadline = time.monotonic() + timeout_s
+        timed_out = False
         try:
             with self.stdin:
                 self.stdin.write(
@@ -267,7 +270,8 @@ class Worker:
         """
         outcome = self.outcome
         if timed_out:
-            outcome.status, outcome.reason = Status.TIMED_OUT, timed_out
+            outcome.status = Status.TIMED_OUT
+            outcome.reason = timed_out
             return
         reply = self._decoded(self.reply, Reply) if self.reply else None
         if self.garbled or (self.reply and (reply is None or reply.seal != self.seal)):

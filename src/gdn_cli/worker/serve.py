@@ -71,7 +71,8 @@ def main(
         if isinstance(request, Request)
         else request
     )
-    answer.schema, answer.seal = SCHEMA, request.seal or None
+    answer.schema = SCHEMA
+    answer.seal = request.seal or None
     with reply:
         reply.write(_json(answer) + "\n")
     return answer.code or 0
@@ -145,15 +146,17 @@ def serve(
                 emit(record)
                 reply.records.append(record)
         except client.DiedError as e:
-            reply.status, reply.reason, reply.exit_code = (
-                e.status,
-                e.reason,
-                e.exit_code,
-            )
+            reply.status = e.status
+            reply.reason = e.reason
+            reply.exit_code = e.exit_code
         except build.BuildFailedError as e:
-            reply.status, reply.reason, reply.code = Status.BUILD_FAILED, str(e), e.code
+            reply.status = Status.BUILD_FAILED
+            reply.reason = str(e)
+            reply.code = e.code
     except GdnError as e:  # earlier measurements stay in the reply
-        reply.status, reply.reason, reply.code = Status.REFUSED, str(e), e.code
+        reply.status = Status.REFUSED
+        reply.reason = str(e)
+        reply.code = e.code
     return reply
 
 
