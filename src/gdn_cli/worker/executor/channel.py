@@ -41,7 +41,7 @@ class Channel:
         self.end.sendall(data)
 
     def receive(self) -> Json:
-        """The next message. Raises EOFError if the other side is gone, Garbled if it
+        """The next message. Raises EOFError if the other side is gone, GarbledError if it
         sent anything else.
 
         Attached descriptors are closed: the worker wants none from a runner.

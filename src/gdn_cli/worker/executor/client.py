@@ -84,7 +84,7 @@ class Runner:
     # --- asking
 
     def ask(self, do: str, _descriptors: tuple[int, ...] = (), **fields: Any) -> Answer:
-        """Send a command and wait for its answer. Raises Died, or Raised with the
+        """Send a command and wait for its answer. Raises DiedError, or RaisedError with the
         algo's exception.
         """
         if self.dropped:
@@ -265,14 +265,14 @@ class Runner:
     def build(
         self, name: str, definition: dict, solution: dict, **how: Any
     ) -> tuple[Kernel, Answer]:
-        """(the kernel, the build's answer). Raises Raised with kind build_failed."""
+        """(the kernel, the build's answer). RaisedError with kind build_failed."""
         said = self.ask(
             "build", name=name, definition=definition, solution=solution, **how
         )
         return Kernel(self, name, said.destination_passing, how.get("setup")), said
 
     def watched(self) -> None:
-        """Let the runner report whose turn it is, for `Died.turn`."""
+        """Let the runner report whose turn it is, for `DiedError.turn`."""
         if self.mark is None:
             self.mark = shared_memory.Region(8)
             self.ask("watch", (self.mark.descriptor,))

@@ -380,7 +380,7 @@ class Runner:
         self.turn.close()
 
     def _intact(self) -> None:
-        """Raises Tampered if an algo has changed a part of the timer."""
+        """Raises TamperedError if an algo has changed a part of the timer."""
         hidden = [
             name
             for each in (self, *self.kernels.values())
