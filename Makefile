@@ -1,11 +1,16 @@
 # make bench   sets up what is needed, then runs the main job: `gdn bench`
 # make test    the same set-up, then the tests that take no longer than they must: minutes on two cores
+# make test ROOM=report   those of one room: tests/report, or tests/worker/judge for ROOM=judge
+# make check   lint, types and the tests of what changed since main: about a minute
+# make lint    ruff and the types; make types: mypy alone, which may find no more than .ci/mypy-errors says
 # make test-all   those that are marked slow, too
 # make test-lowest   `make test` with the lowest versions that pyproject.toml allows, in .ci/venvs
 # make verify-results   whether README's tables are what the committed records say
 # make test-gpu   the tests that need a GPU, on a machine that has one; CALLS=1000 calls each launch path so often, on a busy GPU
 # make attacks   wrong algos and cheats, and what stops each: tests/attacks
 # make screens   writes tests/screens/*.txt anew; read the diff
+# make coverage   how much of the quick rooms their tests reach
+# make dist-check   builds the wheel and the sdist, and tries both in a new environment
 # make docs    the documentation as a site, to be opened at site/index.html
 # make pages   writes the generated parts of docs/cli.md and docs/records.md again
 # make compile_commands.json   where the kernels' headers lie, for editors
@@ -16,20 +21,29 @@ PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
 
 CALLS ?= 20
-# a file is one process's work; conftest.py puts the long ones first
+# a file is one process's work; conftest.py puts the large ones first
 XDIST := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: bench test test-all test-lowest test-gpu screens attacks which-python verify-results docs pages lint clean
+# the tests of ROOM; all without one
+TESTS = $(if $(ROOM),$(or $(firstword $(wildcard tests/$(ROOM) tests/worker/$(ROOM))),$(error no tests/$(ROOM))))
+COVERED := catalog records report
+QUICK := -m "not slow and not records"
+
+.PHONY: bench test test-all test-lowest test-gpu check screens attacks which-python verify-results docs pages \
+	lint types coverage dist-check clean
 
 bench: $(STAMP)
 	$(VENV)/bin/gdn bench
 	@echo "next: '. $(VENV)/bin/activate', then 'gdn new my-v1 --from cpp-v1' begins a kernel of yours"
 
 test: $(STAMP)
-	$(VENV)/bin/python -m pytest $(XDIST) -m "not slow and not records"
+	$(VENV)/bin/python -m pytest $(XDIST) $(QUICK) $(TESTS)
 
 test-all: $(STAMP)
-	$(VENV)/bin/python -m pytest $(XDIST) -m "not records"
+	$(VENV)/bin/python -m pytest $(XDIST) -m "not records" $(TESTS)
+
+check: lint
+	$(VENV)/bin/python -m pytest $(XDIST) $(QUICK) $$($(VENV)/bin/python .ci/changed.py)
 
 test-lowest:
 	@test -n "$(PYTHON)" || { echo "gdn needs Python 3.10 to 3.13; set PYTHON=..." >&2; exit 3; }
@@ -47,8 +61,12 @@ verify-results: $(STAMP)
 test-gpu: $(STAMP)
 	$(VENV)/bin/python -m pytest -m gpu -n auto --dist worksteal --calls $(CALLS)
 
+# in one process each: what commands and workers run in others is not counted. All tests with it would take 15 % longer
+coverage: $(STAMP)
+	$(VENV)/bin/python -m pytest $(XDIST) $(QUICK) $(COVERED:%=--cov=src/gdn_cli/%) $(COVERED:%=tests/%)
+
 screens: $(STAMP)
-	-$(VENV)/bin/python -m pytest -q -n auto -m "not slow and not records" --write-screens
+	-$(VENV)/bin/python -m pytest -q -n auto $(QUICK) --write-screens
 	git diff --stat tests/screens
 
 attacks: $(STAMP)
@@ -64,9 +82,16 @@ pages: $(STAMP)
 compile_commands.json: $(STAMP) algos/_cuda/compile_commands.py
 	$(VENV)/bin/python algos/_cuda/compile_commands.py > $@
 
-lint: $(STAMP)
+lint: $(STAMP) types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+
+types: $(STAMP)
+	$(VENV)/bin/python .ci/check_types.py
+
+dist-check:
+	@test -n "$(PYTHON)" || { echo "gdn needs Python 3.10 to 3.13; set PYTHON=..." >&2; exit 3; }
+	.ci/dist $(PYTHON)
 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "gdn needs Python 3.10 to 3.13; set PYTHON=..." >&2; exit 3; }

@@ -105,20 +105,11 @@ def write_algo():
     return helpers.write_algo
 
 
-# The files that take longest, the longest first: where they come last, one process
-# works and the others wait.
-LONG = (
-    "test_gpu test_gpu_calls test_trust test_algos test_probes test_modal test_cli"
-    " test_decode_edges test_serve test_prefill_pool test_build_cache test_comparison test_search"
-    " test_honest test_sass test_kept test_mtp test_prefill_chunk test_remote test_session"
-    " test_history test_pack test_report test_cpu test_gpu_sharing test_flashcore"
-    " test_prefill_edges"
-).split()
-
-
 def pytest_collection_modifyitems(items):
-    order = {name: i for i, name in enumerate(LONG)}
-    items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
+    # A file is one process's work, and long files take long: were these last, one process
+    # would work and the others wait.
+    sizes = {path: path.stat().st_size for path in {item.path for item in items}}
+    items.sort(key=lambda item: -sizes[item.path])
     if not importlib.util.find_spec("torch"):  # .ci/other_pythons.py
         for item in items:
             if item.get_closest_marker("torch"):

@@ -202,22 +202,27 @@ def alive(pid: int) -> bool:
 # --- kernels against the oracle
 
 
-def built(algo_name: str, mode: str):
-    """(op, kernel): the algo built in this process as the worker would, with the
-    worker's paths to the compilers.
+def build(algo, mode: str, solution=None, *, specific: bool = True):
+    """The kernel of an algo, or of another solution of it, built in this process as the
+    worker would, with the worker's paths to the compilers. Without `specific` as a judge
+    builds it.
     """
-    from gdn_cli.catalog import pack, registry
+    from gdn_cli.catalog import pack
     from gdn_cli.run import jobs
     from gdn_cli.worker.executor import prepared
 
-    known = registry.load()
-    algo = known.find(algo_name)
-    op = known.ops[algo.op]
-    definition, solution = pack.definition(op, known), pack.pack(algo, op)
+    op = REGISTRY.ops[algo.op]
+    definition = pack.definition(op, REGISTRY)
+    solution = solution or pack.pack(algo, op)
+    specific = specific and algo.specific and mode == "cuda"
     with mock.patch.dict(os.environ, jobs.environ_of(mode)):
-        return op, prepared.built(
-            definition, solution, algo.setup, specific=algo.specific and mode == "cuda"
-        )
+        return prepared.built(definition, solution, algo.setup, specific=specific)
+
+
+def built(algo_name: str, mode: str):
+    """(op, kernel) of an algo by its name."""
+    algo = REGISTRY.find(algo_name)
+    return REGISTRY.ops[algo.op], build(algo, mode)
 
 
 def local(kernel):

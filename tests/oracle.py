@@ -203,7 +203,8 @@ def gdn_prefill_packed(
     for n, slot in enumerate(state_indices.tolist()):
         if slot > 0:
             rows = slice(int(cu_seqlens[n]), int(cu_seqlens[n + 1]))
-            start = S[slot : slot + 1] * bool(has_initial_state[n])
+            start = S[slot : slot + 1]
+            start = start if has_initial_state[n] else np.zeros_like(start)
             here = q[rows], k[rows], v[rows], start, A_log, a[rows], dt_bias, b[rows]
             out[rows], (S[slot],) = gdn_prefill(
                 *here, [0, rows.stop - rows.start], scale

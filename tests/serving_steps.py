@@ -21,6 +21,11 @@ def error(x: torch.Tensor, right: torch.Tensor) -> float:
     return float((x.cpu().double() - right).norm() / right.norm().clamp(min=1e-30))
 
 
+def off(x: torch.Tensor, right: torch.Tensor) -> float:
+    """The relative Frobenius error; the absolute one where all is to be 0."""
+    return float((x.cpu().double() - right).norm() / (right.norm() or 1))
+
+
 def walk(S, q, k, v, a, b, A_log, dt_bias, scale, norm: bool = True):
     """Tokens of one sequence: S [HV, V, K], q and k [T, H, K], v [T, HV, V], a and b
     [T, HV], all of any dtype. Returns outputs [T, HV, V] and the state after each token
@@ -34,15 +39,14 @@ def walk(S, q, k, v, a, b, A_log, dt_bias, scale, norm: bool = True):
             x * (x.square().sum(-1, keepdim=True) + EPSILON).rsqrt() for x in (q, k)
         )
     q, k = (x.repeat_interleave(S.shape[0] // x.shape[1], 1) for x in (q, k))
-    outputs, states = [], []
+    outputs, states = torch.zeros_like(v), S.new_zeros(len(v), *S.shape)
     for t in range(len(v)):
         g = torch.exp(-torch.exp(A_log) * torch.log1p(torch.exp(a[t] + dt_bias)))
         S = S * g[:, None, None]
         d = torch.sigmoid(b[t])[:, None] * (v[t] - (S @ k[t, :, :, None])[..., 0])
         S = S + d[:, :, None] * k[t, :, None, :]
-        outputs.append(scale * (S @ q[t, :, :, None])[..., 0])
-        states.append(S)
-    return torch.stack(outputs), torch.stack(states)
+        outputs[t], states[t] = scale * (S @ q[t, :, :, None])[..., 0], S
+    return outputs, states
 
 
 def apart(x: torch.Tensor, gap: int, before: int = 0) -> torch.Tensor:

@@ -5,21 +5,43 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import string
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gdn_cli.catalog import seqlens
 from gdn_cli.catalog.dtypes import torch_dtype
 from gdn_cli.catalog.expression import condition
-from gdn_cli.catalog.ops import Op
+from gdn_cli.catalog.ops import Op, TensorSpec
 from gdn_cli.catalog.registry import Algo, Registry
 
 from . import tensor_checks
 
 # bytes: of every address on a GPU; wide loads need it, and Triton compiles for it
 ALIGNMENT = 16
+# of the docstring of what `load` returns
+DOCUMENT = """{op.name} by {algo.name}: {algo.summary}.
+
+{op.summary}.
+
+Inputs:
+{inputs}
+
+Returns a tuple of:
+{outputs}
+
+The definition has {fixed}.
+The algo may take other head counts.
+out={out} writes into these tensors instead of new ones, and returns them.
+{remarks}
+As an operator: torch.ops.{operator}, torch.ops.{operator}_out."""
+IN_PLACE = "It updates {} in place, given as {} too; without out= it works on a copy of all of {}."
+DEVICES = "Runs on {}; all tensors contiguous and on one device. No backward."
+ADDRESSES = "On a GPU addresses are as its kernel needs them; those of .clone() are."
+ALIGNED = f"On a GPU every tensor begins at a multiple of {ALIGNMENT} bytes; one of .clone() does."
 
 
 class Contract:
@@ -29,130 +51,76 @@ class Contract:
     known  where to look for another op that takes inputs that this one does not
     """
 
-    def __init__(self, op: Op, algo: Algo, known: Registry | None = None) -> None:
+    def __init__(self, op: Op, algo: Algo, known: Registry) -> None:
         self.op, self.algo, self.known = op, algo, known
         self.names, self.outputs = tuple(op.inputs), tuple(op.outputs)
-        self.tuple = (
-            f"({', '.join(self.outputs)}{',' if len(self.outputs) == 1 else ''})"
-        )
+        # as Python writes it: a comma follows a single one
+        self.tuple = f"({', '.join(self.outputs)}{',' * (len(self.outputs) == 1)})"
         self.tensors = tuple(
             name for name, spec in op.inputs.items() if spec.shape is not None
         )
-        interpreted = (
-            "interpreter" in algo.modes and os.environ.get("TRITON_INTERPRET") == "1"
-        )
-        self.devices = tuple(
-            device
-            for device in ("cuda", "cpu")
-            if device in algo.modes or (device == "cpu" and interpreted)
-        )
+        self.devices = _devices(algo)
         self.constraints = tuple(_over_axes(op))
         # a library's binding knows what its kernel needs of each address
         self.alignment = 1 if algo.language in ("cpp", "cuda") else ALIGNMENT
         # shapes that passed: checking costs the host more than the call costs the GPU
-        self._agreed: set[tuple] = set()
+        self._agreed: set[tuple[torch.Size, ...]] = set()
 
     def schema(self, *, into: bool) -> str:
         """The operator's schema; with `into`, the outputs are arguments that it writes to."""
-        arguments = [
-            f"{'Tensor' if name in self.tensors else f'{self._scalar(name).__name__}?'} {name}"
-            for name in self.names
-        ]
+        kinds = {name: f"{self._scalar(name).__name__}?" for name in self.names}
+        kinds |= dict.fromkeys(self.tensors, "Tensor")
+        arguments = [f"{kind} {name}" for name, kind in kinds.items()]
+        returns = ["Tensor"] * len(self.outputs)
         if into:
-            arguments += [
-                f"Tensor({chr(ord('a') + i)}!) {name}"
-                for i, name in enumerate(self.outputs)
-            ]
-            return f"({', '.join(arguments)}) -> ()"
-        returns = ", ".join(["Tensor"] * len(self.outputs))
-        return f"({', '.join(arguments)}) -> {f'({returns})' if len(self.outputs) > 1 else returns}"
+            letters = zip(string.ascii_letters, self.outputs, strict=False)
+            arguments += [f"Tensor({letter}!) {name}" for letter, name in letters]
+            returns = []
+        result = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
+        return f"({', '.join(arguments)}) -> {result}"
 
-    def of_python(self) -> inspect.Signature:
-        """The signature for inspect.signature: scalars at the end may be left out."""
-        kind, parameters = inspect.Parameter.POSITIONAL_OR_KEYWORD, []
-        for i, name in enumerate(self.names):
-            is_tensor = name in self.tensors
-            default = None if self.optional(i) else inspect.Parameter.empty
-            annotation = torch.Tensor if is_tensor else self._scalar(name) | None
-            parameters.append(
-                inspect.Parameter(name, kind, default=default, annotation=annotation)
-            )
-        out = inspect.Parameter(
-            "out",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=tuple[torch.Tensor, ...] | None,
-        )
-        return inspect.Signature(
-            [*parameters, out], return_annotation=tuple[torch.Tensor, ...]
-        )
+    def signature(self) -> inspect.Signature:
+        """The signature in Python: scalars at the end may be left out. `out` comes last."""
+        result = tuple[Tensor, ...]
+        kinds: dict[str, Any] = {n: self._scalar(n) | None for n in self.names}
+        kinds |= dict.fromkeys(self.tensors, Tensor)
+        either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [
+            inspect.Parameter(name, either, annotation=kind)
+            for name, kind in kinds.items()
+        ]
+        for i in range(self.names.index(self.tensors[-1]) + 1, len(parameters)):
+            parameters[i] = parameters[i].replace(default=None)
+        out = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None)
+        parameters.append(out.replace(annotation=result | None))
+        return inspect.Signature(parameters, return_annotation=result)
 
-    def _scalar(self, name: str) -> type:
+    def _scalar(self, name: str) -> type[int] | type[float]:
         return int if "int" in self.op.inputs[name].dtype else float
 
-    def optional(self, i: int) -> bool:
-        """Whether the i-th input may be left out: a scalar followed by nothing but scalars."""
-        return not any(name in self.tensors for name in self.names[i:])
-
     def document(self, operator: str) -> str:
-        def line(name: str, spec: Any) -> str:
-            shape = (
-                "a number, or None for the default"
-                if spec.shape is None
-                else f"[{', '.join(spec.shape)}]"
-            )
-            return f"    {name:<{width}}  {spec.dtype:<8}  {shape}" + (
-                f", {spec.note}" if spec.note else ""
-            )
-
+        op = self.op
         width = max(map(len, (*self.names, *self.outputs)))
-        fixed = ", ".join(
-            f"{name} = {value}"
-            for name, value in self.op.axes.items()
-            if value is not None
+        inputs = [_line(name, spec, width) for name, spec in op.inputs.items()]
+        outputs = [_line(name, spec, width) for name, spec in op.outputs.items()]
+        fixed = [f"{axis} = {size}" for axis, size in op.axes.items() if size]
+        remarks = []
+        if op.in_place_only:
+            names = op.in_place.items()
+            remarks = [IN_PLACE.format(i, output, i) for output, i in names]
+        remarks.append(DEVICES.format(" and ".join(self.devices)))
+        if "cuda" in self.devices:
+            remarks.append(ADDRESSES if self.alignment == 1 else ALIGNED)
+        return DOCUMENT.format(
+            op=op,
+            algo=self.algo,
+            inputs="\n".join(inputs),
+            outputs="\n".join(outputs),
+            fixed=", ".join(fixed),
+            out=self.tuple,
+            remarks="\n".join(remarks),
+            operator=operator,
         )
-        return "\n".join(
-            [
-                f"{self.op.name} by {self.algo.name}: {self.algo.summary}.",
-                "",
-                f"{self.op.summary}.",
-                "",
-                "Inputs:",
-                *(line(*item) for item in self.op.inputs.items()),
-                "",
-                "Returns a tuple of:",
-                *(line(*item) for item in self.op.outputs.items()),
-                "",
-                f"The definition has {fixed}.",
-                "The algo may take other head counts.",
-                (
-                    f"out={self.tuple} writes into these tensors instead of new ones, and returns"
-                    " them."
-                ),
-                *(
-                    f"It updates {i} in place, given as {o} too; without out= it works on a copy"
-                    f" of all of {i}."
-                    for o, i in self.op.in_place.items()
-                    if self.op.in_place_only
-                ),
-                (
-                    f"Runs on {' and '.join(self.devices)}; all tensors contiguous and on one"
-                    " device. No backward."
-                ),
-                *self._about_addresses(),
-                f"As an operator: torch.ops.{operator}, torch.ops.{operator}_out.",
-            ]
-        )
-
-    def _about_addresses(self) -> list[str]:
-        if "cuda" not in self.devices:
-            return []
-        if self.alignment == 1:
-            return [
-                "On a GPU addresses are as its kernel needs them; those of .clone() are."
-            ]
-        multiple = f"a multiple of {self.alignment} bytes"
-        return [f"On a GPU every tensor begins at {multiple}; one of .clone() does."]
 
     def inputs(self, inputs: Sequence[Any]) -> None:
         """Check a call's inputs; raises TypeError or ValueError. Not `cu_seqlens` on a
@@ -164,74 +132,61 @@ class Contract:
         self.sizes(inputs)
         if "cu_seqlens" in self.names:
             ends = inputs[self.names.index("cu_seqlens")]
-            if ends.device.type == "cpu" and (
-                wrong := seqlens.fault(ends, inputs[0].shape[0])
-            ):
-                raise ValueError(f"cu_seqlens: {wrong}")
+            fault = None
+            if ends.device.type == "cpu":
+                fault = seqlens.fault(ends, inputs[0].shape[0])
+            if fault:
+                raise ValueError(f"cu_seqlens: {fault}")
 
     def kinds(self, inputs: Sequence[Any]) -> None:
         """Check ranks, dtypes and devices: all that is known of fake tensors without a guard on
         their sizes."""
-        where = None
-        for name, x in self._tensors(inputs).items():
+        tensors = self._tensors(inputs)
+        first = self.tensors[0]
+        device = tensors[first].device
+        for name, x in tensors.items():
             self._kind(name, self.op.inputs[name], x)
-            where = where or (name, x.device)
-            if x.device != where[1]:
-                first, device = where
-                raise ValueError(
-                    f"{name}: expected on {device}, where {first} is, got {x.device}"
-                )
-        if where and where[1].type not in (*self.devices, "meta"):
-            raise ValueError(
-                f"{self.algo.name} runs on {' and '.join(self.devices)}, got tensors on"
-                f" {where[1]}"
-            )
+            if x.device != device:
+                expected = f"expected on {device}, where {first} is"
+                raise ValueError(f"{name}: {expected}, got {x.device}")
+        if device.type not in (*self.devices, "meta"):
+            runs = f"{self.algo.name} runs on {' and '.join(self.devices)}"
+            raise ValueError(f"{runs}, got tensors on {device}")
 
-    def _tensors(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        return {
-            name: x
-            for name, x in zip(self.names, inputs, strict=True)
-            if name in self.tensors
-        }
+    def _tensors(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
+        named = dict(zip(self.names, inputs, strict=True))
+        return {name: named[name] for name in self.tensors}
 
-    def _kind(self, name: str, spec: Any, x: torch.Tensor) -> None:
+    def _kind(self, name: str, spec: TensorSpec, x: Tensor) -> None:
         tensor_checks.plain(name, x)
         if x.dtype != torch_dtype(spec.dtype):
-            got = str(x.dtype).removeprefix("torch.")
-            raise TypeError(
-                f"{name}: expected {spec.dtype}, got {got}{self._cure(name, spec, x.dtype)}"
-            )
-        if x.dim() != len(spec.shape):
-            raise ValueError(
-                f"{name}: expected {len(spec.shape)} dimensions [{', '.join(spec.shape)}], got"
-                f" {list(x.shape)}"
-            )
+            got = str(x.dtype).removeprefix("torch.") + self._cure(name, spec, x.dtype)
+            raise TypeError(f"{name}: expected {spec.dtype}, got {got}")
+        axes = _axes(spec)
+        if x.dim() != len(axes):
+            expected = f"expected {len(axes)} dimensions [{', '.join(axes)}]"
+            raise ValueError(f"{name}: {expected}, got {list(x.shape)}")
 
-    def _cure(self, name: str, spec: Any, dtype: torch.dtype) -> str:
+    def _cure(self, name: str, spec: TensorSpec, dtype: torch.dtype) -> str:
         """What to do about an input of another dtype: a lossless conversion, or the op
         that takes this dtype.
         """
         if dtype in _WHOLE and torch_dtype(spec.dtype) in _WHOLE:
             return f"; call .to(torch.{spec.dtype}) on it"
-        for op in self.known.ops.values() if self.known else ():
-            of = op.inputs.get(name)
-            if (
-                of
-                and torch_dtype(of.dtype) == dtype
-                and _shapes(op) == _shapes(self.op)
-            ):
-                names = [
-                    a.name
-                    for a in self.known.of(op.name)
-                    if set(self.devices) & set(a.modes)
-                ]
-                if self.algo.name in names or len(names) == 1:
-                    name = self.algo.name if self.algo.name in names else names[0]
-                    return f"; {op.name} takes it: load('{name}', op='{op.name}')"
-                return (
-                    f"; {op.name} takes it: load(..., op='{op.name}') with one of"
-                    f" {', '.join(names)}"
-                )
+        for op in self.known.ops.values():
+            other = op.inputs.get(name)
+            if other is None or torch_dtype(other.dtype) != dtype:
+                continue
+            if _shapes(op) != _shapes(self.op):
+                continue
+            takes = f"; {op.name} takes it: load"
+            algos = self.known.of(op.name)
+            names = [a.name for a in algos if set(self.devices) & set(a.modes)]
+            if self.algo.name in names:
+                names = [self.algo.name]
+            if len(names) == 1:
+                return f"{takes}('{names[0]}', op='{op.name}')"
+            return f"{takes}(..., op='{op.name}') with one of {', '.join(names)}"
         return ""
 
     def number(self, name: str, x: Any) -> int | float | None:
@@ -248,69 +203,60 @@ class Contract:
         tensors = self._tensors(inputs)
         for name, x in tensors.items():
             if not x.is_contiguous():
-                raise ValueError(
-                    f"{name}: expected contiguous; call .contiguous() on it"
-                )
+                cure = "call .contiguous() on it"
+                raise ValueError(f"{name}: expected contiguous; {cure}")
             self.aligned(name, x, "call .clone() on it")
         shapes = tuple([x.shape for x in tensors.values()])
         if shapes in self._agreed:
             return
-        axes: dict[str, tuple[int, str]] = {}
+        sizes: dict[str, int] = {}
+        owners: dict[str, str] = {}
         for name, x in tensors.items():
-            for axis, size in zip(self.op.inputs[name].shape, x.shape, strict=True):
-                first, owner = axes.setdefault(axis, (size, name))
-                if size != first:
-                    raise ValueError(
-                        f"{name}: expected {axis} = {first}, as {owner} has it, got {size}"
-                    )
+            for axis, size in zip(_axes(self.op.inputs[name]), x.shape, strict=True):
+                expected = sizes.setdefault(axis, size)
+                owner = owners.setdefault(axis, name)
+                if size != expected:
+                    wanted = f"{axis} = {expected}, as {owner} has it"
+                    raise ValueError(f"{name}: expected {wanted}, got {size}")
                 if self.op.axes[axis] == 1 and size != 1:
                     raise ValueError(f"{name}: expected {axis} = 1, got {size}")
-        known = {axis: size for axis, (size, _) in axes.items()}
         for text, holds in self.constraints:
             try:
-                right = holds(known)
+                fits = holds(sizes)
             except ValueError:  # it divides by zero
-                right = False
-            if not right:
-                got = ", ".join(
-                    f"{axis} = {size}"
-                    for axis, size in known.items()
-                    if re.search(rf"\b{axis}\b", text)
-                )
+                fits = False
+            if not fits:
+                named = [axis for axis in sizes if re.search(rf"\b{axis}\b", text)]
+                got = ", ".join(f"{axis} = {sizes[axis]}" for axis in named)
                 raise ValueError(f"expected {text}, got {got}")
         if len(self._agreed) < 1000:
             self._agreed.add(shapes)
 
     def shapes(self, inputs: Sequence[Any]) -> list[list[int]]:
         """The outputs' shapes from the inputs' sizes (symbolic if those are)."""
-        axes: dict[str, int | torch.SymInt] = {}
+        sizes: dict[str, int] = {}
         for name, x in self._tensors(inputs).items():
-            for axis, size in zip(self.op.inputs[name].shape, x.shape, strict=True):
-                axes.setdefault(axis, size)
-        return [
-            [axes[axis] for axis in spec.shape] for spec in self.op.outputs.values()
-        ]
+            for axis, size in zip(_axes(self.op.inputs[name]), x.shape, strict=True):
+                sizes.setdefault(axis, size)
+        outputs = self.op.outputs.values()
+        return [list(map(sizes.__getitem__, _axes(spec))) for spec in outputs]
 
-    def empty(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        like = next(iter(self._tensors(inputs).values()))
-        dtypes = [torch_dtype(spec.dtype) for spec in self.op.outputs.values()]
-        return [
-            like.new_empty(shape, dtype=dtype)
-            for shape, dtype in zip(self.shapes(inputs), dtypes, strict=True)
-        ]
+    def empty(self, inputs: Sequence[Any]) -> list[Tensor]:
+        like = inputs[self.names.index(self.tensors[0])]
+        specs = zip(self.op.outputs.values(), self.shapes(inputs), strict=True)
+        return [like.new_empty(x, dtype=torch_dtype(spec.dtype)) for spec, x in specs]
 
     def overwritten(
-        self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]
+        self, inputs: Sequence[Any], outputs: Sequence[Tensor]
     ) -> list[Any]:
         """The inputs for a call with new `outputs`. For an op that is always in place,
         the overwritten inputs are copied into the outputs, which are used instead.
         """
-        given = list(inputs)
-        for output, source in (
-            self.op.overwrites.items() if self.op.in_place_only else ()
-        ):
-            given[source] = outputs[output].copy_(given[source])
-        return given
+        arguments = list(inputs)
+        if self.op.in_place_only:
+            for output, source in self.op.overwrites.items():
+                arguments[source] = outputs[output].copy_(arguments[source])
+        return arguments
 
     def results(
         self,
@@ -323,41 +269,35 @@ class Contract:
         """Check that `outputs`, given or returned as `whose` says, match the op for
         these inputs.
         """
-        if len(outputs) != len(self.outputs):
-            raise ValueError(
-                f"{whose}: expected {len(self.outputs)} outputs, got {len(outputs)}"
-            )
-        device = next(iter(self._tensors(inputs).values())).device
-        for (name, spec), shape, x in zip(
-            self.op.outputs.items(), self.shapes(inputs), outputs, strict=True
-        ):
+        count = len(self.outputs)
+        if len(outputs) != count:
+            raise ValueError(f"{whose}: expected {count} outputs, got {len(outputs)}")
+        device = inputs[self.names.index(self.tensors[0])].device
+        specs = self.op.outputs.items()
+        shapes = self.shapes(inputs)
+        for (name, spec), shape, x in zip(specs, shapes, outputs, strict=True):
+            expected = f"{whose}: {name}: expected"
             self._kind(f"{whose}: {name}", spec, x)
             if x.device != device:
-                raise ValueError(
-                    f"{whose}: {name}: expected on {device}, where the inputs are, got {x.device}"
-                )
+                place = f"on {device}, where the inputs are"
+                raise ValueError(f"{expected} {place}, got {x.device}")
             if sizes and list(x.shape) != shape:
-                raise ValueError(
-                    f"{whose}: {name}: expected shape {shape}, got {list(x.shape)}"
-                )
+                raise ValueError(f"{expected} shape {shape}, got {list(x.shape)}")
             if sizes and not x.is_contiguous():
-                raise ValueError(f"{whose}: {name}: expected contiguous")
+                raise ValueError(f"{expected} contiguous")
 
     def places(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Check that given outputs have memory, aligned and of their own: not an input's, but where
         the op is in place, and the output is that input as a whole."""
-        named = {
-            f"out: {name}": x for name, x in zip(self.outputs, outputs, strict=True)
-        }
+        names = [f"out: {name}" for name in self.outputs]
+        named = dict(zip(names, outputs, strict=True))
         for name, x in named.items():
             tensor_checks.stored(name, x)
             self.aligned(name, x, "pass one made by torch.empty")
-        in_place = {
-            f"out: {output}": source for output, source in self.op.in_place.items()
-        }
+        in_place = {f"out: {name}": x for name, x in self.op.in_place.items()}
         tensor_checks.outputs_apart(named, self._tensors(inputs), in_place)
 
-    def aligned(self, name: str, x: torch.Tensor, cure: str) -> None:
+    def aligned(self, name: str, x: Tensor, cure: str) -> None:
         """On a GPU, a 16-byte load from an unaligned address destroys the context and everything in
         it.
 
@@ -372,15 +312,34 @@ class Contract:
 _WHOLE = (torch.int32, torch.int64)
 
 
-def _shapes(op: Op) -> list[tuple]:
+def _devices(algo: Algo) -> tuple[str, ...]:
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    on_cpu = "cpu" in algo.modes or (interpreted and "interpreter" in algo.modes)
+    return ("cuda",) * ("cuda" in algo.modes) + ("cpu",) * on_cpu
+
+
+def _axes(spec: TensorSpec) -> tuple[str, ...]:
+    """Those of a tensor; a scalar has none."""
+    return spec.shape or ()
+
+
+def _shapes(op: Op) -> list[tuple[str, tuple[str, ...] | None]]:
     return [(name, spec.shape) for name, spec in op.inputs.items()]
+
+
+def _line(name: str, spec: TensorSpec, width: int) -> str:
+    shape = "a number, or None for the default"
+    if spec.shape is not None:
+        shape = f"[{', '.join(spec.shape)}]"
+    note = f", {spec.note}" if spec.note else ""
+    return f"    {name:<{width}}  {spec.dtype:<8}  {shape}{note}"
 
 
 def _over_axes(op: Op) -> Iterator[tuple[str, Callable[[dict[str, int]], bool]]]:
     """The definition's constraints on sizes; checking one on a tensor's values would
     have to wait for the device.
     """
-    seen = {axis for spec in op.inputs.values() for axis in spec.shape or ()}
+    seen = set().union(*map(_axes, op.inputs.values()))
     for text in op.constraints:
         try:
             holds = condition(text, seen)

@@ -24,40 +24,40 @@ to the library (straight_call.py) without torch's dispatcher.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gdn_cli.catalog import batch_invariance, pack, registry
+from gdn_cli.catalog.formats import Definition, Solution
 from gdn_cli.catalog.registry import Algo
 from gdn_cli.errors import GdnError, MissingError, UsageError
 from gdn_cli.machine import inventory
-from gdn_cli.machine.builders import environment, with_builders
-from gdn_cli.parsing import Json
 from gdn_cli.worker.executor import build, prepared
 
 from . import tensor_checks
 from .call_checks import Contract
 from .registration import NAMESPACE, is_registered, register
-from .straight_call import FOR_BUILDING, StraightCall, this_thread
+from .straight_call import StraightCall, building, this_thread
 
 _lock = threading.Lock()
-_loaded: dict[tuple, Callable[..., tuple[torch.Tensor, ...]]] = {}
+Function = Callable[..., tuple[Tensor, ...]]
+_loaded: dict[Hashable, Function] = {}
 
 
 def load(
     name: str,
     op: str | None = None,
-    algos: str | os.PathLike | None = None,
+    algos: str | os.PathLike[str] | None = None,
     *,
     batch_invariant: bool = False,
-) -> Callable[..., tuple[torch.Tensor, ...]]:
+) -> Function:
     """Build an algo and return it as a function of the definition's inputs.
 
     name   "cuda-v4", or in full "gdn_decode/cuda-v4"; see `gdn list`
@@ -103,52 +103,46 @@ def on(
     machine: inventory.Machine,
     name: str,
     op: str | None = None,
-    algos: str | os.PathLike | None = None,
+    algos: str | os.PathLike[str] | None = None,
     *,
     batch_invariant: bool = False,
-) -> Callable[..., tuple[torch.Tensor, ...]]:
+) -> Function:
     """`load` for the given machine."""
-    if not isinstance(name, str):
-        got = type(name).__name__
-        raise UsageError(f"load: name: expected a text such as 'cuda-v5', got {got}")
-    if not isinstance(op, (str, type(None))):
-        raise UsageError(
-            f"load: op: expected a text such as 'gdn_decode', got {type(op).__name__}"
-        )
-    if not isinstance(algos, (str, os.PathLike, type(None))):
-        raise UsageError(
-            f"load: algos: expected a folder's path, got {type(algos).__name__}"
-        )
-    known = registry.load(
-        os.fspath(algos) if algos is not None else os.environ.get("GDN_ALGOS")
-    )
+    _expect("name", name, "a text such as 'cuda-v5'", str)
+    _expect("op", op, "a text such as 'gdn_decode'", str, type(None))
+    _expect("algos", algos, "a folder's path", str, os.PathLike, type(None))
+    folder = os.environ.get("GDN_ALGOS") if algos is None else os.fspath(algos)
+    known = registry.load(folder)
     algo = known.find(name, op)
-    of = known.ops[algo.op]
+    definition = known.ops[algo.op]
     if batch_invariant:
-        algo = batch_invariance.variant(algo, of)
-    solution = pack.pack(algo, of)
+        algo = batch_invariance.variant(algo, definition)
+    solution = pack.pack(algo, definition)
     digest = pack.source_hash(solution)
     key = (algo.op, algo.name, algo.modes, digest)
     with _lock:
         if key not in _loaded:
-            kernel = built(machine, algo, pack.definition(of, known), solution)
-            if slower := kernel.fallback():
-                warnings.warn(f"{algo.full_name}: {slower}", stacklevel=3)
-            _loaded[key] = _function(
-                algo,
-                Contract(of, algo, known),
-                kernel,
-                machine,
-                _operator_name(algo, digest),
-            )
+            kernel = built(machine, algo, pack.definition(definition, known), solution)
+            slower_way = kernel.fallback()
+            if slower_way:
+                warnings.warn(f"{algo.full_name}: {slower_way}", stacklevel=3)
+            contract = Contract(definition, algo, known)
+            operator = _operator_name(algo, digest)
+            _loaded[key] = _function(contract, kernel, machine, operator)
         return _loaded[key]
+
+
+def _expect(argument: str, value: object, expected: str, *types: type) -> None:
+    if not isinstance(value, types):
+        got = type(value).__name__
+        raise UsageError(f"load: {argument}: expected {expected}, got {got}")
 
 
 # --- building
 
 
 def built(
-    machine: inventory.Machine, algo: Algo, definition: Json, solution: Json
+    machine: inventory.Machine, algo: Algo, definition: Definition, solution: Solution
 ) -> build.Kernel:
     """An algo's kernel in this process; MissingError or GdnError if it cannot be built here."""
     place = machine.place(algo)
@@ -158,15 +152,13 @@ def built(
     if place.mode == "interpreter" and os.environ.get("TRITON_INTERPRET") != "1":
         hint = "TRITON_INTERPRET=1, set before Triton is imported, runs it on the CPU, slowly"
         raise MissingError(f"{algo.full_name}: no GPU here", hint=hint)
-    wanted = with_builders(os.environ, place.mode, machine=machine)
-    with environment({name: wanted[name] for name in FOR_BUILDING if name in wanted}):
+    specific = algo.specific and place.mode == "cuda"
+    with building(machine, place.mode):
         try:
-            specific = algo.specific and place.mode == "cuda"
             return prepared.built(definition, solution, algo.setup, specific=specific)
         except build.BuildFailedError as e:
-            raise (MissingError if e.missing else GdnError)(
-                f"{algo.full_name} does not build: {e}"
-            ) from None
+            error = MissingError if e.missing else GdnError
+            raise error(f"{algo.full_name} does not build: {e}") from None
 
 
 # --- the operators, and the function around them
@@ -177,28 +169,27 @@ def _operator_name(algo: Algo, digest: str) -> str:
     name already.
     """
     plain = re.sub(r"\W", "_", f"{algo.op}__{algo.name}")
-    hashed = f"{plain}__{digest}"
-    for name in itertools.chain(
-        (plain, hashed), (f"{hashed}_{i}" for i in itertools.count(2))
-    ):
-        if not is_registered(name) and not is_registered(f"{name}_out"):
-            return name
-    raise AssertionError("there is always another number")
+    name = plain
+    number = 1
+    while is_registered(name) or is_registered(f"{name}_out"):
+        name = f"{plain}__{digest}" + (f"_{number}" if number > 1 else "")
+        number += 1
+    return name
 
 
 def _registered(contract: Contract, kernel: build.Kernel, name: str) -> tuple[Any, Any]:
     """The operators that return new outputs and that write into given ones."""
     takes = len(contract.names)
+    whose = contract.algo.name
 
     def returning(*inputs: Any) -> Any:
         contract.inputs(inputs)
         with _around(inputs):
-            if kernel.destination_passing:
-                outputs = contract.empty(inputs)
-                kernel(contract.overwritten(inputs, outputs), outputs)
-            else:
-                outputs = _returned(inputs)
-        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+            if not kernel.destination_passing:
+                return _for_torch(kernel_outputs(inputs))
+            outputs = contract.empty(inputs)
+            kernel(contract.overwritten(inputs, outputs), outputs)
+        return _for_torch(outputs)
 
     def writing(*arguments: Any) -> None:
         inputs, outputs = arguments[:takes], arguments[takes:]
@@ -209,31 +200,34 @@ def _registered(contract: Contract, kernel: build.Kernel, name: str) -> tuple[An
             if kernel.destination_passing:
                 kernel(list(inputs), list(outputs))
             else:
-                for given, result in zip(outputs, _returned(inputs), strict=True):
-                    given.copy_(result)
+                results = kernel_outputs(inputs)
+                for output, result in zip(outputs, results, strict=True):
+                    output.copy_(result)
 
-    def _returned(inputs: tuple) -> list[torch.Tensor]:
+    def kernel_outputs(inputs: Sequence[Any]) -> list[Tensor]:
         outputs = [x.contiguous() for x in kernel.returns(list(inputs))]
-        contract.results(inputs, outputs, f"{contract.algo.name} is at fault")
+        contract.results(inputs, outputs, f"{whose} is at fault")
         return outputs
 
     def fake_returning(*inputs: Any) -> Any:
         contract.kinds(inputs)
-        outputs = contract.empty(inputs)
-        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+        return _for_torch(contract.empty(inputs))
 
     def fake_writing(*arguments: Any) -> None:
         inputs, outputs = arguments[:takes], arguments[takes:]
         contract.kinds(inputs)
         contract.results(inputs, outputs, "out", sizes=False)
 
-    whose = contract.algo.name
+    into = f"{name}_out"
     return (
         register(name, contract.schema(into=False), returning, fake_returning, whose),
-        register(
-            f"{name}_out", contract.schema(into=True), writing, fake_writing, whose
-        ),
+        register(into, contract.schema(into=True), writing, fake_writing, whose),
     )
+
+
+def _for_torch(outputs: list[Tensor]) -> Any:
+    """An operator returns a tuple of several tensors, or one as it is."""
+    return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
 
 _NOTHING = contextlib.nullcontext()
@@ -241,26 +235,24 @@ _NOTHING = contextlib.nullcontext()
 
 def _around(inputs: Sequence[Any]) -> Any:
     """The context of a call: the tensors' device, its CUDA context, and no autocast."""
-    device = next(x.device for x in inputs if isinstance(x, torch.Tensor))
-    plain = (
-        torch.autocast(device.type, enabled=False)
-        if torch.is_autocast_enabled(device.type)
-        else None
-    )
+    device = next(x.device for x in inputs if isinstance(x, Tensor))
+    no_autocast: Any = _NOTHING
+    if torch.is_autocast_enabled(device.type):
+        no_autocast = torch.autocast(device.type, enabled=False)
     if device.type != "cuda":
-        return plain or _NOTHING
-    if getattr(this_thread, "bound", False) and plain is None:
+        return no_autocast
+    if getattr(this_thread, "bound", False) and no_autocast is _NOTHING:
         return torch.cuda.device(device)
-    return _first(device, plain or _NOTHING)
+    return _on_device(device, no_autocast)
 
 
 @contextlib.contextmanager
-def _first(device: torch.device, plain: Any) -> Iterator[None]:
+def _on_device(device: torch.device, no_autocast: Any) -> Iterator[None]:
     """Make the tensors' device current: Triton launches on the current one. Torch does
     not bind a context if this device is the thread's current one already; a CUDA
     runtime call that needs one, such as mem_get_info, does.
     """
-    with torch.cuda.device(device), plain:
+    with torch.cuda.device(device), no_autocast:
         if not getattr(this_thread, "bound", False):
             torch.cuda.mem_get_info(device)
             this_thread.bound = True
@@ -268,31 +260,25 @@ def _first(device: torch.device, plain: Any) -> Iterator[None]:
 
 
 def _function(
-    algo: Algo,
-    contract: Contract,
-    kernel: build.Kernel,
-    machine: inventory.Machine,
-    operator: str,
-) -> Callable[..., tuple[torch.Tensor, ...]]:
+    contract: Contract, kernel: build.Kernel, machine: inventory.Machine, operator: str
+) -> Function:
     """The function that load returns. It checks arguments first, so that errors are
     ours and not the dispatcher's.
     """
     returning, writing = _registered(contract, kernel, operator)
-    names, outputs, tensors = (
-        contract.names,
-        contract.outputs,
-        frozenset(contract.tensors),
-    )
-    taken = contract.of_python()
-    inputs_only = [
-        parameter for parameter in taken.parameters.values() if parameter.name != "out"
-    ]
-    bind = taken.replace(parameters=inputs_only).bind
+    names = contract.names
+    outputs = contract.outputs
+    tensors = frozenset(contract.tensors)
+    signature = contract.signature()
+    inputs_only = list(signature.parameters.values())[:-1]
+    bind = signature.replace(parameters=inputs_only).bind
     straight = StraightCall(contract, kernel, machine)
     count = len(names) + len(outputs)
 
-    def call(*args: Any, out: Any = None, **named: Any) -> tuple[torch.Tensor, ...]:
-        inputs = args if len(args) == len(names) and not named else _bound(args, named)
+    def call(*args: Any, out: Any = None, **named: Any) -> tuple[Tensor, ...]:
+        inputs: Sequence[Any] = args
+        if named or len(args) != len(names):
+            inputs = by_position(args, named)
         compiling = torch.compiler.is_compiling()
         kind = None
         if type(out) is tuple and not compiling:
@@ -311,14 +297,13 @@ def _function(
         if out is None:
             result = returning(*inputs)
             return result if len(outputs) > 1 else (result,)
-        if not isinstance(out, (tuple, list)) or not all(
-            isinstance(x, torch.Tensor) for x in out
-        ):
-            raise TypeError(f"out: expected a tuple of tensors {contract.tuple}")
+        expected = f"out: expected a tuple of tensors {contract.tuple}"
+        if not isinstance(out, (tuple, list)):
+            raise TypeError(expected)
+        if not all(isinstance(x, Tensor) for x in out):
+            raise TypeError(expected)
         if len(out) != len(outputs):
-            raise ValueError(
-                f"out: expected a tuple of tensors {contract.tuple}, got {len(out)}"
-            )
+            raise ValueError(f"{expected}, got {len(out)}")
         if not compiling:
             for name, x in zip(outputs, out, strict=True):
                 tensor_checks.plain(f"out: {name}", x)
@@ -326,14 +311,16 @@ def _function(
         straight.learn(kind)
         return tuple(out)
 
-    def _bound(args: tuple, named: dict[str, Any]) -> list[Any]:
+    def by_position(args: Sequence[Any], named: dict[str, Any]) -> Sequence[Any]:
         try:
             values = bind(*args, **named).arguments
         except TypeError as e:
-            raise TypeError(f"{algo.name} takes {', '.join(names)}: {e}") from None
+            takes = f"{contract.algo.name} takes {', '.join(names)}"
+            raise TypeError(f"{takes}: {e}") from None
         return [values.get(name) for name in names]
 
     call.__name__ = call.__qualname__ = operator
     call.__doc__ = contract.document(f"{NAMESPACE}.{operator}")
-    call.__signature__ = taken
+    # as inspect.signature looks for it; mypy does not know it of functions
+    setattr(call, "__signature__", signature)  # noqa: B010
     return call

@@ -36,9 +36,9 @@ def register(
     whose   says what has no backward
     """
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-    operator = getattr(getattr(torch.ops, NAMESPACE), name).default
-    names = [x.name for x in operator._schema.arguments]
-    written = tuple(i for i, x in enumerate(operator._schema.arguments) if x.is_write)
+    operator: torch._ops.OpOverload = getattr(torch.ops.gdn, name).default
+    parameters = operator._schema.arguments
+    written = [i for i, x in enumerate(parameters) if x.is_write]
 
     def counted(*arguments: Any) -> Any:
         result = real(*arguments)
@@ -47,13 +47,12 @@ def register(
         return result
 
     def without_backward(keys: Any, *arguments: Any) -> Any:
-        for argument, x in zip(names, arguments, strict=True):
+        for parameter, x in zip(parameters, arguments, strict=True):
             if isinstance(x, torch.Tensor):
-                tensor_checks.no_grad(argument, x, whose)
+                tensor_checks.no_grad(parameter.name, x, whose)
+        below = keys & torch._C._after_autograd_keyset
         with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(
-                keys & torch._C._after_autograd_keyset, *arguments
-            )
+            return operator.redispatch(below, *arguments)
 
     _library.impl(name, counted if written else real, "CompositeExplicitAutograd")
     _library.impl(name, without_backward, "Autograd", with_keyset=True)

@@ -9,6 +9,7 @@ else there is the operator, and tensor_checks.py has the words.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.machinery
@@ -17,6 +18,7 @@ import os
 import sysconfig
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,6 @@ from gdn_cli.worker.executor import build, build_cache
 
 from .call_checks import Contract
 
-# Variables that with_builders sets and a build in this process needs; the caller's others stay.
-FOR_BUILDING = ("CUDA_HOME", "PATH", "FIB_CACHE_PATH")
 # .bound: it has called a kernel, and so has the device's context
 this_thread = threading.local()
 # straight_call.cpp's, once `native` has been called and it works here
@@ -49,18 +49,16 @@ class StraightCall:
     def __init__(
         self, contract: Contract, kernel: build.Kernel, machine: inventory.Machine
     ) -> None:
-        self.first = next(
-            i for i, name in enumerate(contract.names) if name in contract.tensors
-        )
+        self.first = contract.names.index(contract.tensors[0])
         # the contract must check its values at every call
         self.on_cpu = "cu_seqlens" not in contract.names
         self.roles = _roles(contract)
         self.run = kernel.entry_point
         library = kernel.destination_passing and kernel.is_library
-        self.native = native(machine) if library else None
+        self.native: Any = native(machine) if library else None
         self.known: set[bytes] = set()
 
-    def kind(self, arguments: tuple) -> bytes | None:
+    def kind(self, arguments: tuple[Any, ...]) -> bytes | None:
         """What this call's checks depend on; None if it must go through the operator."""
         kind = self.native and self.native.kind(self.roles, arguments)
         if kind is None:
@@ -71,7 +69,7 @@ class StraightCall:
         bound = hasattr(this_thread, "bound") and device == torch._C._cuda_getDevice()
         return kind if bound else None
 
-    def __call__(self, arguments: tuple) -> None:
+    def __call__(self, arguments: tuple[Any, ...]) -> None:
         self.run(*arguments)
         self.native.wrote(self.roles, arguments)
 
@@ -86,11 +84,20 @@ def _roles(contract: Contract) -> bytes:
     roles = ["r" if name in contract.tensors else "F" for name in contract.names]
     roles += "w" * len(contract.outputs)
     for i, (output, source) in enumerate(contract.op.overwrites.items()):
-        roles[source], roles[len(contract.names) + output] = (
-            chr(ord("a") + i),
-            chr(ord("0") + i),
-        )
+        roles[source] = "abcdefgh"[i]
+        roles[len(contract.names) + output] = str(i)
     return "".join(roles).encode()
+
+
+@contextlib.contextmanager
+def building(machine: inventory.Machine, mode: str) -> Iterator[Path]:
+    """The environment of a build in this process, with the folder for what it compiles.
+    The caller's other variables stay.
+    """
+    builders = with_builders(os.environ, mode, machine=machine)
+    names = {"CUDA_HOME", "PATH", "FIB_CACHE_PATH"} & set(builders)
+    with environment({name: builders[name] for name in names}):
+        yield Path(builders["FIB_CACHE_PATH"])
 
 
 @functools.cache
@@ -99,51 +106,49 @@ def native(machine: inventory.Machine = inventory.HERE) -> Any:
     seconds); None if that does not work here: then every call goes through its operator."""
     global module
     try:
-        built = _loaded(machine)
+        extension = _loaded(machine)
     except Exception:  # no compiler, no Python.h, a full disk, headers of another torch
         return None
-    parameter = torch.nn.Parameter(torch.empty(1))
-    if built.setup(
-        torch.Tensor, type(parameter), torch.empty(1), parameter, vars(forward_ad)
+    tensor = torch.empty(1)
+    parameter = torch.nn.Parameter(tensor)
+    if extension.setup(
+        torch.Tensor, torch.nn.Parameter, tensor, parameter, vars(forward_ad)
     ):
-        module = built
+        module = extension
     return module
 
 
 def _loaded(machine: inventory.Machine) -> Any:
     source = _SOURCE.read_bytes()
     key = hashlib.sha256(source + torch.__version__.encode()).hexdigest()[:16]
-    wanted = with_builders(os.environ, "cpu", machine=machine)
-    with environment({name: wanted[name] for name in FOR_BUILDING if name in wanted}):
-        cache = Path(wanted["FIB_CACHE_PATH"])
-        if wrong := build_cache.unusable(cache):
-            raise MissingError(wrong)
+    with building(machine, "cpu") as cache:
+        fault = build_cache.unusable(cache)
+        if fault:
+            raise MissingError(fault)
         library = cache / _SOURCE.stem / f"{key}.so"
         if not library.exists():
             _compile(library)
     loader = importlib.machinery.ExtensionFileLoader(_SOURCE.stem, str(library))
-    spec = importlib.util.spec_from_file_location(_SOURCE.stem, library, loader=loader)
-    built = importlib.util.module_from_spec(spec)
-    loader.exec_module(built)
-    return built
+    spec = importlib.machinery.ModuleSpec(_SOURCE.stem, loader, origin=str(library))
+    extension = importlib.util.module_from_spec(spec)
+    loader.exec_module(extension)
+    return extension
 
 
 def _compile(library: Path) -> None:
     import tvm_ffi.cpp
 
     torch_folder = Path(torch.__file__).parent
+    headers = [str(torch_folder / "include"), sysconfig.get_path("include")]
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        built = tvm_ffi.cpp.build(
+        compiled = tvm_ffi.cpp.build(
             library.stem,
             cpp_files=[str(_SOURCE)],
             extra_cflags=["-w"],  # torch's headers warn
-            extra_include_paths=[
-                str(torch_folder / "include"),
-                sysconfig.get_path("include"),
-            ],
+            extra_include_paths=headers,
             extra_ldflags=[f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu"],
             build_directory=folder,
         )
         # whole or not at all, whoever compiles at the same time
-        os.replace(built, library)
+        os.replace(compiled, library)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Real
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 
@@ -18,9 +20,9 @@ class NoBackward(ValueError, RuntimeError):
     replaces an engine's function catches ValueError, and calls the engine's own."""
 
 
-def tensor(name: str, x: Any, *ranks: int) -> torch.Tensor:
+def tensor(name: str, x: Any, *ranks: int) -> Tensor:
     """x, if it is a tensor with one of these numbers of axes (any if none is given)."""
-    if not isinstance(x, torch.Tensor):
+    if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     if ranks and x.dim() not in ranks:
         axes = " or ".join(map(str, ranks))
@@ -36,7 +38,8 @@ def number(name: str, x: Any, kind: type = float) -> int | float | None:
     if x is None or isinstance(x, (int, float)):
         return x
     if isinstance(x, Real):  # NumPy's
-        return kind(x)
+        value: int | float = kind(x)
+        return value
     cure = ""
     if getattr(x, "ndim", None) == 0:
         wait = ", which waits for the GPU" if getattr(x, "is_cuda", False) else ""
@@ -44,7 +47,7 @@ def number(name: str, x: Any, kind: type = float) -> int | float | None:
     raise TypeError(f"{name}: expected a number or None, got {type(x).__name__}{cure}")
 
 
-def plain(name: str, x: torch.Tensor) -> None:
+def plain(name: str, x: Tensor) -> None:
     """Check that x is stored element by element, each as its value is."""
     if x.layout != torch.strided or x.is_nested:
         layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
@@ -57,7 +60,7 @@ def plain(name: str, x: torch.Tensor) -> None:
         raise ValueError(f"{name}: has no memory; call .clone() on it")
 
 
-def no_grad(name: str, x: torch.Tensor, whose: str) -> None:
+def no_grad(name: str, x: Tensor, whose: str) -> None:
     """Check that no gradient is wanted: torch would go on without it, at most with a warning."""
     if x.requires_grad and torch.is_grad_enabled():
         cure = "call it under torch.no_grad()"
@@ -66,51 +69,48 @@ def no_grad(name: str, x: torch.Tensor, whose: str) -> None:
         raise NoBackward(f"{name}: has a tangent, and {whose} has no derivative")
 
 
-def stored(name: str, x: torch.Tensor) -> None:
+def stored(name: str, x: Tensor) -> None:
     """Check that x has its memory: a storage can be shrunk or freed under its tensors."""
     begin, end = memory(x)
-    expected = x.storage_offset() * x.element_size() + end - begin if end > begin else 0
+    expected = x.storage_offset() * x.element_size() + end - begin
     held = x.untyped_storage().nbytes()
-    if held < expected:
-        why = "it was freed or shrunk"
-        raise ValueError(
-            f"{name}: expected a storage of {expected} bytes, got {held}: {why}"
-        )
+    if held < expected and end > begin:
+        got = f"got {held}: it was freed or shrunk"
+        raise ValueError(f"{name}: expected a storage of {expected} bytes, {got}")
 
 
 def outputs_apart(
-    outputs: Mapping[str, torch.Tensor],
-    inputs: Mapping[str, torch.Tensor],
-    may_be: Mapping[str, str] | None = None,
+    outputs: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
+    may_be: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Check that each output has memory of its own. may_be: output -> the input that it may be,
     as a whole."""
-    before: dict[str, torch.Tensor] = {}
+    before: dict[str, Tensor] = {}
     for name, x in outputs.items():
         if not _own_addresses(x):
             cure = "call .contiguous() on it"
             raise ValueError(f"{name}: several elements have one address; {cure}")
         for other, y in {**inputs, **before}.items():
-            in_place = may_be is not None and may_be.get(name) == other and _same(x, y)
+            in_place = may_be.get(name) == other and _same(x, y)
             if not in_place and overlap(x, y):
-                raise ValueError(
-                    f"{name}: overlaps {other}; pass a tensor with memory of its own"
-                )
+                cure = "pass a tensor with memory of its own"
+                raise ValueError(f"{name}: overlaps {other}; {cure}")
         before[name] = x
 
 
-def memory(x: torch.Tensor) -> tuple[int, int]:
+def memory(x: Tensor) -> tuple[int, int]:
     """The addresses of x: that of its first byte, and the one after its last."""
     begin = x.data_ptr()
     if x.numel() == 0:
         return begin, begin
-    last = sum(
-        (size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)
-    )
-    return begin, begin + (last + 1) * x.element_size()
+    elements = 1
+    for size, stride in zip(x.shape, x.stride(), strict=True):
+        elements += (size - 1) * stride
+    return begin, begin + elements * x.element_size()
 
 
-def overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
+def overlap(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors share bytes. Rows that lie between each other's, as of two pools in one
     page, do not; for other tensors that are interleaved the answer is yes."""
     if x.device != y.device:
@@ -123,24 +123,27 @@ def overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
     row = x.stride(0) * x.element_size()
     if row == 0 or row != y.stride(0) * y.element_size():
         return True
-    x_width, y_width = (end - begin for begin, end in (memory(x[0]), memory(y[0])))
     ahead = (y_begin - x_begin) % row
-    return ahead < x_width or ahead + y_width > row
+    return ahead < _width(x[0]) or ahead + _width(y[0]) > row
 
 
-def _same(x: torch.Tensor, y: torch.Tensor) -> bool:
+def _width(x: Tensor) -> int:
+    begin, end = memory(x)
+    return end - begin
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
     if x.data_ptr() != y.data_ptr() or x.dtype != y.dtype:
         return False
     return x.shape == y.shape and x.stride() == y.stride()
 
 
-def _own_addresses(x: torch.Tensor) -> bool:
+def _own_addresses(x: Tensor) -> bool:
     span = 1
     if x.numel() == 0:
         return True
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size > 1:
-            if stride < span:
-                return False
-            span += (size - 1) * stride
+        if size > 1 and stride < span:
+            return False
+        span += (size - 1) * stride
     return True

@@ -1,6 +1,6 @@
 """The CUDA kernel of gdn_mtp and gdn_mtp_packed on a CPU: several tokens of each
 sequence, states from slots of a pool, every way to keep new ones, against a step in
-float64 that is written here.
+float64.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import math
 import shutil
 
 import pytest
+import serving_steps as steps
 import torch
 from emulator import emulation
+from serving_steps import off, same
 
 OUTPUTS, LAST, SLOTS, BUFFER = range(4)  # what is kept: mtp_verify's modes
 # rows, warps of a row, groups of rows
@@ -178,52 +180,30 @@ class Problem:
 
     def right(self, mode: int, *, first_slot=1, epsilon=1e-6, scale=0.1):
         """(output, {slot: state}, {(row, token): state}) in float64, token by token."""
-        output, pool, states = (
-            torch.zeros(self.output.shape, dtype=torch.float64),
-            {},
-            {},
-        )
-        q, k, v = (x.double() for x in (self.q, self.k, self.v))
-        if epsilon >= 0:
-            q, k = (
-                x / (x.square().sum(-1, keepdim=True) + epsilon).sqrt() for x in (q, k)
-            )
-        q, k = (x.repeat_interleave(self.HV // self.H, dim=1) for x in (q, k))
-        decay = self.A_log.double().exp() * torch.nn.functional.softplus(
-            self.a.double() + self.dt_bias.double()
-        )
-        g, beta = torch.exp(-decay), torch.sigmoid(self.b.double())
+        output = torch.zeros(self.output.shape, dtype=torch.float64)
+        pool, states = {}, {}
+        live = range(first_slot, len(self.pool))
         for i in range(self.B):
             accepted = 1 if self.accepted is None else int(self.accepted[i])
-            if not 1 <= accepted <= self.T:
+            slots = self.slots[i].view(-1).tolist()
+            if not 1 <= accepted <= self.T or slots[accepted - 1] not in live:
                 continue
-            start = int(
-                self.slots[i] if self.slots.ndim == 1 else self.slots[i, accepted - 1]
+            start = slots[accepted - 1]
+            rows = slice(self.starts[i], self.starts[i] + self.lengths[i])
+            tokens = [x[rows] for x in (self.q, self.k, self.v, self.a, self.b)]
+            gates = self.A_log, self.dt_bias
+            output[rows], after = steps.walk(
+                self.pool[start], *tokens, *gates, scale, epsilon >= 0
             )
-            if not first_slot <= start < len(self.pool):
-                continue
-            S = self.pool[start].double()
-            for t in range(self.lengths[i]):
-                n = self.starts[i] + t
-                S = g[n][:, None, None] * S
-                d = beta[n][:, None] * (v[n] - torch.einsum("hvk,hk->hv", S, k[n]))
-                S = S + torch.einsum("hv,hk->hvk", d, k[n])
-                output[n] = scale * torch.einsum("hvk,hk->hv", S, q[n])
-                if mode == SLOTS and first_slot <= int(self.slots[i, t]) < len(
-                    self.pool
-                ):
-                    pool[int(self.slots[i, t])] = S
+            for t, S in enumerate(after):
+                if mode == SLOTS and slots[t] in live:
+                    pool[slots[t]] = S
                 if mode == BUFFER:
-                    states[
-                        (i if self.states_rows is None else int(self.states_rows[i])), t
-                    ] = S
+                    row = i if self.states_rows is None else int(self.states_rows[i])
+                    states[row, t] = S
             if mode == LAST:
-                pool[start] = S
+                pool[start] = after[-1] if len(after) else self.pool[start].double()
         return output, pool, states
-
-
-def off(x: torch.Tensor, right: torch.Tensor) -> float:
-    return float((x.double() - right).norm() / (right.norm() or 1))
 
 
 def check(library, problem: Problem, cut: int, mode: int, **how) -> None:
@@ -237,9 +217,7 @@ def check(library, problem: Problem, cut: int, mode: int, **how) -> None:
         if slot in pool:
             assert off(problem.pool[slot], pool[slot]) < TOLERANCE[before.dtype]
         else:
-            assert torch.equal(
-                problem.pool[slot].nan_to_num(7), before[slot].nan_to_num(7)
-            )
+            assert same(problem.pool[slot], before[slot])
     for row in range(problem.B + 1):
         for t in range(problem.T):
             if (row, t) in states:

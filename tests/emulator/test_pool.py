@@ -8,10 +8,11 @@ from __future__ import annotations
 import ctypes
 import math
 
-import oracle
 import pytest
+import serving_steps as steps
 import torch
 from emulator import emulation
+from serving_steps import off
 
 CUTS = [
     (8, 1, 1, 4),
@@ -147,42 +148,27 @@ class Problem:
     ):
         """(output, {slot: new state}) in float64."""
         output, states = torch.zeros(self.output.shape, dtype=torch.float64), {}
-        q, k, v = self.qkv.double().split(
-            [self.H * 128, self.H * 128, self.HV * 128], dim=1
-        )
-        q, k, v = (x.unflatten(1, (-1, 128)) for x in (q, k, v))
-        if epsilon >= 0:
-            q, k = (
-                x / (x.square().sum(-1, keepdim=True) + epsilon).sqrt() for x in (q, k)
-            )
+        heads = self.qkv.unflatten(1, (-1, 128))
+        q, k, v = heads.split([self.H, self.H, self.HV], dim=1)
+        live = range(first_slot, len(self.pool))
         for i, slot in enumerate(self.slots.tolist()):
-            if not first_slot <= slot < len(self.pool):
+            if slot not in live:
                 continue
-            state = self.pool[slot].double()
+            state = self.pool[slot]
             if has_state is not None and not has_state[i]:
                 state = torch.zeros_like(state)
-            one = [x[i][None, None] for x in (q, k, v)]
-            gates = (
-                self.A_log.double(),
-                self.a[i][None, None].double(),
-                self.dt_bias.double(),
-            )
-            found = oracle.gdn_decode(
-                *one, state[None], *gates, self.b[i][None, None].double(), scale
-            )
-            output[i] = torch.as_tensor(found[0]).reshape(self.HV, 128)
+            token = [x[i : i + 1] for x in (q, k, v, self.a, self.b)]
+            gates = self.A_log, self.dt_bias
+            found, after = steps.walk(state, *token, *gates, scale, epsilon >= 0)
+            output[i] = found[0]
             target = slot if new_slots is None else int(new_slots[i])
-            if first_slot <= target < len(self.pool):
-                states[target] = torch.as_tensor(found[1])[0]
+            if target in live:
+                states[target] = after[0]
         return output, states
 
 
 def _step(slots: torch.Tensor) -> int:
     return slots.stride(0) * slots.element_size()
-
-
-def off(x: torch.Tensor, right: torch.Tensor) -> float:
-    return float((x.double() - right).norm() / (right.norm() or 1))
 
 
 def check(library, problem: Problem, cut: int, **how) -> None:

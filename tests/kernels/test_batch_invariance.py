@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
-from unittest import mock
 
 import helpers
 import pytest
@@ -24,8 +22,6 @@ from gdn_cli.catalog import batch_invariance, pack, tuned_table
 from gdn_cli.catalog.expression import condition
 from gdn_cli.errors import UsageError
 from gdn_cli.machine import inventory
-from gdn_cli.run import jobs
-from gdn_cli.worker.executor import prepared
 
 REGISTRY = helpers.REGISTRY
 OFFERED = [algo for algo in REGISTRY.algos if batch_invariance.offered(algo)]
@@ -61,13 +57,7 @@ def kernel(full_name: str, mode: str):
     algo = REGISTRY.find(full_name)
     if (place := inventory.HERE.place(algo, mode)).mode != mode:
         pytest.skip(place.reason)
-    op = REGISTRY.ops[algo.op]
-    algo = batch_invariance.variant(algo, op)
-    definition, solution = pack.definition(op, REGISTRY), pack.pack(algo, op)
-    with mock.patch.dict(os.environ, jobs.environ_of(mode)):
-        return prepared.built(
-            definition, solution, algo.setup, specific=algo.specific and mode == "cuda"
-        )
+    return helpers.build(batch_invariance.variant(algo, REGISTRY.ops[algo.op]), mode)
 
 
 def call(run, inputs: list, outputs: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -11,18 +11,14 @@ from __future__ import annotations
 
 import functools
 import math
-import os
-from unittest import mock
 
 import helpers
 import oracle
 import pytest
 import torch
 
-from gdn_cli.catalog import pack, tuned_table
+from gdn_cli.catalog import tuned_table
 from gdn_cli.machine import inventory
-from gdn_cli.run import jobs
-from gdn_cli.worker.executor import build
 
 REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_decode"]
@@ -132,12 +128,6 @@ def error(x: torch.Tensor, right: torch.Tensor) -> float:
     return distance / norm if norm else distance
 
 
-def build_here(algo, solution, mode: str):
-    definition = pack.definition(OP, REGISTRY)
-    with mock.patch.dict(os.environ, jobs.environ_of(mode)):
-        return build.build(definition, solution)
-
-
 def step(kernel, args: list, in_place: bool = False) -> list:
     """[output, new_state] of one call; in place, the state that came in is the one that
     comes out.
@@ -202,12 +192,12 @@ def interpreted(name: str, work: dict, constants: list[dict] | None = None) -> d
     """For the process of the fixture `interpreter`: case -> errors."""
     algo = REGISTRY.find(name)
     if constants is None:
-        kernel = build_here(algo, pack.pack(algo, OP), "interpreter")
+        kernel = helpers.build(algo, "interpreter")
         return {c: judge(kernel, one) for c, one in work.items()}
     found = {}
     for chosen in constants:
-        kernel = build_here(
-            algo, tuned_table.candidate(algo, OP, chosen).solution, "interpreter"
+        kernel = helpers.build(
+            algo, "interpreter", tuned_table.candidate(algo, OP, chosen).solution
         )
         found |= {
             f"{c}, {tuned_table.label(chosen)}": judge(kernel, one)
@@ -253,7 +243,7 @@ def test_the_gates_reach_their_ends():
 def test_at_the_edges_on_the_cpu(algo):
     if algo.language == "cpp" and not inventory.cxx():
         pytest.skip("no C++ compiler here")
-    kernel = build_here(algo, pack.pack(algo, OP), "cpu")
+    kernel = helpers.build(algo, "cpu")
     assert wrong({name: judge(kernel, work) for name, work in SMALL.items()}) == {}
 
 
@@ -286,7 +276,7 @@ def on_gpu(name: str):
     algo = REGISTRY.find(name)
     if (place := inventory.HERE.place(algo, "cuda")).mode is None:
         pytest.skip(f"{name}: {place.reason}")
-    return build_here(algo, pack.pack(algo, OP), "cuda")
+    return helpers.build(algo, "cuda")
 
 
 GPU = named([a for a in OURS if "cuda" in a.modes])
@@ -366,31 +356,6 @@ def test_a_graph_of_steps_in_place_advances_the_state(algo):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("algo", GPU_KERNELS)
-def test_a_side_stream_in_place(algo):
-    """The state becomes right only late on that stream: a kernel on another one reads
-    zeros, or is overwritten.
-    """
-    kernel = on_gpu(algo.full_name)
-    args = inputs(24, 4, 8, device="cuda")
-    state, (right_output, right) = args[3].clone(), exact(*args)
-    output = torch.empty_like(args[2])
-    step(kernel, args)
-    args[3].zero_()
-    torch.cuda.synchronize()
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(50_000_000)  # cycles: about 25 ms
-        args[3].copy_(state)
-        kernel(args, [output, args[3]])
-    side.synchronize()
-    assert (
-        error(args[3], right) < TOLERANCE["new_state"]
-        and error(output, right_output) < TOLERANCE["output"]
-    )
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("algo", GPU_KERNELS)
 def test_a_state_beyond_what_32_bits_count(algo):
     """2^31 elements and more: an int32 offset wraps around. In place; the first and the
     last sequences are judged.
@@ -415,8 +380,8 @@ def test_every_constant_that_can_be_tuned_is_right_on_the_gpu(algo):
     on_gpu(algo.full_name)  # skips where it cannot run
     found = {}
     for constants in covering(algo):
-        kernel = build_here(
-            algo, tuned_table.candidate(algo, OP, constants).solution, "cuda"
+        kernel = helpers.build(
+            algo, "cuda", tuned_table.candidate(algo, OP, constants).solution
         )
         found |= {
             f"B={B}, {tuned_table.label(constants)}": judge(

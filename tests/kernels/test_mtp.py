@@ -1,6 +1,6 @@
-"""gdn_mtp and gdn_mtp_packed: every algo against steps in float64 that are written
-here; accepted counts, padding, slots, rows that lie apart; and `mtp_verify`, the
-function of a compiled rung that gdn.serving calls.
+"""gdn_mtp and gdn_mtp_packed: every algo against tests/oracle.py; accepted counts,
+padding, slots, rows that lie apart. `mtp_verify`, the function of a compiled rung that
+gdn.serving calls, is in tests/library/serving.
 
 Algos are the registry's, by the devices that they name: a new rung joins by its folder.
 """
@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 
 import helpers
+import oracle
 import pytest
 import torch
+from serving_steps import bits, off, same
 
 from gdn_cli.machine import inventory
 
@@ -110,80 +112,16 @@ def start(slots: list[int], accepted: int) -> int:
     return slot if slot > 0 else -1
 
 
-def split(row: torch.Tensor, HV: int) -> list[torch.Tensor]:
-    """q, k and v, [B, T, heads, 128], of packed rows."""
-    H = (row.shape[2] // D - HV) // 2
-    return [x.unflatten(2, (-1, D)) for x in row.split([H * D, H * D, HV * D], dim=2)]
-
-
-def exact(q, k, v, a, b, A_log, dt_bias, pool, starts: list[int], scale, epsilon=None):
-    """(output [B, T, HV, V], states [B, T, HV, V, K] after each token) in float64, one
-    token and head at a time; padding has outputs of 0 and states of NaN.
-    """
-    q, k, v, a, b, A_log, dt_bias, pool = (
-        x.double().cpu() for x in (q, k, v, a, b, A_log, dt_bias, pool)
-    )
-    B, T, HV, _ = v.shape
-    out, states = (
-        torch.zeros_like(v),
-        torch.full((B, T, HV, D, D), math.nan, dtype=torch.float64),
-    )
-    for n, slot in enumerate(starts):
-        for h in range(HV) if slot >= 0 else ():
-            S = pool[slot, h].clone()
-            for t in range(T):
-                x, y = q[n, t, h * q.shape[2] // HV], k[n, t, h * q.shape[2] // HV]
-                if epsilon is not None:
-                    x, y = x * (x @ x + epsilon) ** -0.5, y * (y @ y + epsilon) ** -0.5
-                z = float(a[n, t, h] + dt_bias[h])
-                S = S * math.exp(
-                    -math.exp(A_log[h]) * (max(z, 0) + math.log1p(math.exp(-abs(z))))
-                )
-                S = S + torch.outer(
-                    (v[n, t, h] - S @ y) / (1 + math.exp(-b[n, t, h])), y
-                )
-                out[n, t, h], states[n, t, h] = (scale or D**-0.5) * (S @ x), S
-    return out, states
-
-
 def right(op: str, x: dict) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
     """(output, slot -> the state that is to be there)."""
-    gates = [x[name] for name in ("a", "b", "A_log", "dt_bias")]
+    output, pool = getattr(oracle, op)(*x.values())
     if STATES[op] == "initial_state":
-        starts = x["initial_state_indices"].tolist()
-        return (
-            exact(
-                x["q"], x["k"], x["v"], *gates, x["initial_state"], starts, x["scale"]
-            )[0],
-            {},
-        )
-    rows = list(
-        zip(x["state_indices"].tolist(), x["num_accepted_tokens"].tolist(), strict=True)
+        return torch.from_numpy(output), {}
+    rows = zip(
+        x["state_indices"].tolist(), x["num_accepted_tokens"].tolist(), strict=True
     )
-    starts = [start(*row) for row in rows]
-    output, states = exact(
-        *split(x["mixed_qkv"], x["pool"].shape[1]),
-        *gates,
-        x["pool"],
-        starts,
-        x["scale"],
-        1e-6,
-    )
-    kept = [
-        (slot, n, t)
-        for n, (slots, _) in enumerate(rows)
-        if starts[n] > 0
-        for t, slot in enumerate(slots)
-    ]
-    return output, {slot: states[n, t] for slot, n, t in kept if slot > 0}
-
-
-def bits(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().view({2: torch.int16, 4: torch.int32}[x.element_size()])
-
-
-def same(x: torch.Tensor, y: torch.Tensor) -> bool:
-    return torch.equal(bits(x), bits(y))
+    written = [slot for row in rows if start(*row) > 0 for slot in row[0] if slot > 0]
+    return torch.from_numpy(output), {s: torch.from_numpy(pool[s]) for s in written}
 
 
 def step(kernel, op: str, x: dict) -> tuple[torch.Tensor, torch.Tensor]:
@@ -198,12 +136,6 @@ def step(kernel, op: str, x: dict) -> tuple[torch.Tensor, torch.Tensor]:
     return output, pool
 
 
-def far(x: torch.Tensor, y: torch.Tensor) -> float:
-    """The relative Frobenius error; the absolute one where all is to be 0."""
-    x, y = x.double().cpu(), y.double().cpu()
-    return float((x - y).norm() / (y.norm() if y.any() else 1))
-
-
 def faults(kernel, op: str, x: dict) -> list[str]:
     """What is wrong with a call."""
     (output, states), old = right(op, x), x[STATES[op]].clone()
@@ -214,9 +146,9 @@ def faults(kernel, op: str, x: dict) -> list[str]:
         found.append("a slot that is not to be written has changed")
     if any(bits(got[n]).any() for n in range(len(got)) if not output[n].any()):
         found.append("padding has an output")
-    if got.numel() and not (error := far(got, output)) <= limits[0]:
+    if got.numel() and not (error := off(got, output)) <= limits[0]:
         found.append(f"output: {error:.2g}")
-    wrong = {slot: far(pool[slot], state) for slot, state in states.items()}
+    wrong = {slot: off(pool[slot], state) for slot, state in states.items()}
     return found + [
         f"slot {slot}: {error:.2g}"
         for slot, error in wrong.items()
@@ -380,8 +312,8 @@ def errors_on_bfloat16() -> list[float]:
     output, states = right(op, x)
     got, pool = step(kernel, op, x)
     return [
-        far(got, output),
-        *(far(pool[slot], state) for slot, state in states.items()),
+        off(got, output),
+        *(off(pool[slot], state) for slot, state in states.items()),
     ]
 
 
@@ -451,143 +383,6 @@ def test_what_cannot_be_is_refused_before_anything_is_written():
     )
 
 
-# --- mtp_verify, the function that a compiled rung of gdn_mtp_packed exports
-
-
-def verify_of(full_name: str, device: str):
-    import tvm_ffi
-
-    library = tvm_ffi.load_module(
-        str(kernel_of(full_name, device).runnable.metadata.misc["binary"])
-    )
-    return library.get_function("mtp_verify")
-
-
-def compiled(device: str) -> list[str]:
-    return [
-        n
-        for n in algos(device)
-        if n.startswith("gdn_mtp_packed/")
-        and REGISTRY.find(n).language in ("cpp", "cuda")
-    ]
-
-
-def verified(
-    verify, device: str, *, lengths: tuple[int, ...] | None, mode: int, wide: bool
-) -> list[str]:
-    """What is wrong with a call of `mtp_verify`: three sequences of up to 4 tokens, the
-    second one padding.
-    """
-    g, (H, HV, B, T, P) = torch.Generator().manual_seed(mode), (2, 6, 3, 4, 15)
-    counts, whole = lengths or (T,) * B, torch.int64 if wide else torch.int32
-
-    def randn(*shape):
-        return torch.randn(*shape, generator=g).bfloat16()
-
-    q, k, v, a, b = (
-        randn(B, T, H, D),
-        randn(B, T, H, D),
-        randn(B, T, HV, D),
-        randn(B, T, HV),
-        randn(B, T, HV),
-    )
-    A_log, dt_bias = torch.randn(HV, generator=g) - 1, torch.randn(HV, generator=g)
-    slots = torch.tensor([[5, 1, 9, 2], [0, 3, 4, 6], [14, 8, 7, 13]])
-    accepted = torch.tensor([3, 1, 2]) if mode == 2 else None
-    # first_slot is 1: the second sequence is padding
-    starts = [9, 0, 8] if mode == 2 else [5, 0, 14]
-    pool = torch.randn(P, HV, D, D, generator=g)
-    states, rows = torch.full((5, T + 1, HV, D, D), math.nan), torch.tensor([4, 0, 1])
-    right, after = exact(
-        q,
-        k,
-        v,
-        a,
-        b,
-        A_log,
-        dt_bias,
-        pool,
-        [n if n > 0 else -1 for n in starts],
-        0.1,
-        1e-6,
-    )
-    tokens = [(n, t) for n in range(B) for t in range(counts[n])]
-    if lengths:
-        q, k, v, a, b = (
-            torch.stack([x[n, t] for n, t in tokens]) for x in (q, k, v, a, b)
-        )
-    output = torch.full_like(v, math.nan)
-    ends = torch.tensor([0, *counts]).cumsum(0).int() if lengths else None
-    if mode != 2:
-        slots = slots if mode == 3 or lengths else slots[:, 0].contiguous()
-    before, x = pool.clone(), [q, k, v, a, b, A_log, dt_bias, pool, slots.to(whole)]
-    x += [
-        accepted.int() if mode == 2 else None,
-        ends,
-        0.1,
-        output,
-        *((states, rows.to(whole)) if mode == 3 else (None,) * 2),
-    ]
-    there = [y.to(device) if isinstance(y, torch.Tensor) else y for y in x]
-    verify(*there, mode, 1, 1e-6)
-    pool, output, states = (
-        there[7].cpu(),
-        there[12].cpu(),
-        there[13].cpu() if mode == 3 else states,
-    )
-    flat, found = output if lengths else output.flatten(0, 1), []
-    if not far(flat, torch.stack([right[n, t] for n, t in tokens])) <= 5e-3:
-        found.append("output")
-    live = [(n, t) for n, t in tokens if starts[n] > 0]
-    want = {}  # slot -> the last state that is written there
-    for n, t in live if mode in (1, 2) else ():
-        want[starts[n] if mode == 1 else int(slots[n, t])] = after[n, t]
-    found += [
-        f"slot {i}" for i, state in want.items() if not far(pool[i], state) <= 1e-5
-    ]
-    found += [
-        f"slot {i} changed"
-        for i in range(P)
-        if i not in want and not same(pool[i], before[i])
-    ]
-    if mode == 3:
-        found += [
-            f"state {n}, {t}"
-            for n, t in live
-            if not far(states[rows[n], t], after[n, t]) <= 1e-5
-        ]
-        free = [
-            (i, t)
-            for i in range(5)
-            for t in range(T + 1)
-            if (i, t) not in [(int(rows[n]), t) for n, t in live]
-        ]
-        found += [
-            f"buffer {i}, {t} written"
-            for i, t in free
-            if not states[i, t].isnan().all()
-        ]
-    return found
-
-
-CALLS = [
-    (lengths, mode, wide)
-    for lengths in (None, (2, 4, 1))
-    for mode in range(4)
-    for wide in ((False, True)[mode % 2],)
-]
-
-
-@pytest.mark.parametrize("name", compiled("cpu"))
-def test_the_servers_function_on_a_cpu(name):
-    verify = verify_of(name, "cpu")
-    found = {
-        call: verified(verify, "cpu", lengths=call[0], mode=call[1], wide=call[2])
-        for call in CALLS
-    }
-    assert {call: what for call, what in found.items() if what} == {}
-
-
 # --- on a GPU
 
 
@@ -597,47 +392,3 @@ def test_on_a_gpu(name):
     kernel, op = kernel_of(name, "cuda"), name.split("/")[0]
     assert every_case(kernel, op, CASES, (*HEADS, (16, 48)), "cuda") == {}
     assert strided_differences(kernel, op, "cuda") == []
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "name", [n for n in algos("cuda") if not n.endswith("/pt-reference")]
-)
-def test_a_graph_is_replayed_with_other_rows_and_padding(name):
-    kernel, op = kernel_of(name, "cuda"), name.split("/")[0]
-    x = inputs(op, "each start", 4, 8, "cuda")
-    x[STATES[op]].nan_to_num_(0.5)  # other slots are starts in the replay
-    fresh, output = (
-        x[STATES[op]].clone(),
-        torch.empty_like(x["a"][..., None].expand(-1, -1, -1, D).contiguous()),
-    )
-    kernel(list(x.values()), [output, x[STATES[op]]])
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kernel(list(x.values()), [output, x[STATES[op]]])
-    x[STATES[op]].copy_(fresh)
-    if STATES[op] == "initial_state":
-        x["initial_state_indices"].copy_(torch.tensor([3, -1, 12, 1]))
-    else:
-        x["state_indices"][1], x["state_indices"][2] = (
-            0,
-            torch.tensor([17, 4, 9, 5], device="cuda"),
-        )
-        x["num_accepted_tokens"].copy_(torch.tensor([2, 1, 4, 7]))
-    graph.replay()
-    replayed, after = output.clone(), x[STATES[op]].clone()
-    x[STATES[op]] = fresh
-    want, pool = step(kernel, op, x)
-    assert same(replayed, want) and same(after, pool) and not replayed[1].any()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", compiled("cuda"))
-def test_the_servers_function_on_a_gpu(name):
-    verify = verify_of(name, "cuda")
-    found = {
-        call: verified(verify, "cuda", lengths=call[0], mode=call[1], wide=call[2])
-        for call in CALLS
-    }
-    assert {call: what for call, what in found.items() if what} == {}

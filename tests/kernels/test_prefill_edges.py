@@ -12,8 +12,6 @@ from __future__ import annotations
 import ast
 import functools
 import math
-import os
-from unittest import mock
 
 import helpers
 import oracle
@@ -21,10 +19,8 @@ import pytest
 import torch
 from kernels.test_decode_edges import covering, error, named
 
-from gdn_cli.catalog import pack, tuned_table
+from gdn_cli.catalog import tuned_table
 from gdn_cli.machine import inventory
-from gdn_cli.run import jobs
-from gdn_cli.worker.executor import build
 
 REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_prefill"]
@@ -186,15 +182,6 @@ def exact(
     return out, new_state
 
 
-def build_here(algo, solution, mode: str, specific: bool = True):
-    """As gdn builds it; without `specific` as a judge does."""
-    definition = pack.definition(OP, REGISTRY)
-    with mock.patch.dict(os.environ, jobs.environ_of(mode)):
-        return build.build(
-            definition, solution, specific=specific and algo.specific and mode == "cuda"
-        )
-
-
 def call(kernel, args: list) -> list:
     """[output, new_state] of one call, from memory full of NaN."""
     if not kernel.destination_passing:
@@ -233,12 +220,8 @@ def interpreted(name: str, work: dict, constants: list[dict] | None = None) -> d
     """For the process of the fixture `interpreter`: case -> errors."""
     algo, found = REGISTRY.find(name), {}
     for chosen in constants or [None]:
-        solution = (
-            tuned_table.candidate(algo, OP, chosen).solution
-            if chosen
-            else pack.pack(algo, OP)
-        )
-        kernel = build_here(algo, solution, "interpreter")
+        solution = chosen and tuned_table.candidate(algo, OP, chosen).solution
+        kernel = helpers.build(algo, "interpreter", solution)
         found |= {
             f"{c}, {tuned_table.label(chosen)}" if chosen else c: judge(kernel, one)
             for c, one in work.items()
@@ -286,7 +269,7 @@ def test_the_inputs_match_their_names():
 def test_at_the_edges_on_the_cpu(algo):
     if algo.language == "cpp" and not inventory.cxx():
         pytest.skip("no C++ compiler here")
-    kernel = build_here(algo, pack.pack(algo, OP), "cpu")
+    kernel = helpers.build(algo, "cpu")
     assert (
         wrong({name: judge(kernel, work) for name, work in (SMALL | LONG).items()})
         == {}
@@ -322,7 +305,7 @@ def on_gpu(name: str):
     algo = REGISTRY.find(name)
     if (place := inventory.HERE.place(algo, "cuda")).mode is None:
         pytest.skip(f"{name}: {place.reason}")
-    return build_here(algo, pack.pack(algo, OP), "cuda")
+    return helpers.build(algo, "cuda")
 
 
 GPU = named([a for a in OURS if "cuda" in a.modes])
@@ -402,28 +385,6 @@ def test_a_call_waits_for_nothing(algo):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("algo", GPU_KERNELS)
-def test_a_side_stream(algo):
-    """v becomes right only late on that stream: a kernel on another one reads zeros."""
-    kernel = on_gpu(algo.full_name)
-    args = inputs((100, 1, 64), (4, 8), device="cuda")
-    right, v = exact(*args), args[2].clone()
-    results = call(kernel, args)
-    args[2].zero_()
-    torch.cuda.synchronize()
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(50_000_000)  # cycles: about 25 ms
-        args[2].copy_(v)
-        kernel(args, results)
-    side.synchronize()
-    assert all(
-        error(x, y) <= limit
-        for x, y, limit in zip(results, right, OP.tolerance.values(), strict=True)
-    )
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("algo", GPU_KERNELS)
 def test_wrong_cu_seqlens_touch_no_foreign_memory(algo):
     """gdn catches them where it reads them; where it cannot look, a kernel keeps to its
     tensors all the same.
@@ -449,8 +410,8 @@ def test_every_constant_that_can_be_tuned_is_right_on_the_gpu(algo):
     on_gpu(algo.full_name)  # skips where it cannot run
     found = {}
     for constants in covering(algo):
-        kernel = build_here(
-            algo, tuned_table.candidate(algo, OP, constants).solution, "cuda"
+        kernel = helpers.build(
+            algo, "cuda", tuned_table.candidate(algo, OP, constants).solution
         )
         found[tuned_table.label(constants)] = judge(
             kernel, case(1, 70, 200, heads=(4, 8)), "cuda"
@@ -466,7 +427,7 @@ def test_a_graph_of_many_sequences_takes_its_work_tiles_again():
     algo = REGISTRY.find("gdn_prefill/cuda-chunk")
     on_gpu(algo.full_name)  # skips where it cannot run
     solution = tuned_table.candidate(algo, OP, {"recurrent": 0, "segments": 0}).solution
-    kernel = build_here(algo, solution, "cuda", True)
+    kernel = helpers.build(algo, "cuda", solution)
     equal, ragged = [100] * 40, [1, 0, 3000, *[20] * 36, 279]
     args = inputs(tuple(equal), (4, 8), device="cuda")
     results = [torch.empty_like(args[2]), torch.empty_like(args[3])]
@@ -500,7 +461,7 @@ def test_chunks_of_short_sequences_too(segments, specific):
     solution = tuned_table.candidate(
         algo, OP, {"recurrent": 0, "segments": segments}
     ).solution
-    kernel = build_here(algo, solution, "cuda", specific)
+    kernel = helpers.build(algo, "cuda", solution, specific=specific)
     cases = (
         SMALL
         | {name: work for name, work in LARGE.items() if "65536" not in name}

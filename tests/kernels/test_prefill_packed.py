@@ -1,4 +1,4 @@
-"""gdn_prefill_packed: the algos against a step in float64 that is written here; slots,
+"""gdn_prefill_packed: the algos against tests/oracle.py; slots,
 padding, fresh sequences.
 """
 
@@ -7,8 +7,10 @@ from __future__ import annotations
 import math
 
 import helpers
+import oracle
 import pytest
 import torch
+from serving_steps import apart, between, bits, off, same
 
 from gdn_cli.catalog.workloads import embedded, select, stressed, twin
 from gdn_cli.errors import UsageError
@@ -60,84 +62,37 @@ def inputs(
     return [*(x.to(device) for x in made), scale]
 
 
-def exact(
-    mixed_qkv,
-    a,
-    b,
-    A_log,
-    dt_bias,
-    pool,
-    state_indices,
-    has_initial_state,
-    cu_seqlens,
-    scale,
-):
-    """(output, {slot: new state}) in float64, one token at a time."""
-    x, a, b, A_log, dt_bias = (
-        t.double().cpu() for t in (mixed_qkv, a, b, A_log, dt_bias)
-    )
-    HV = pool.shape[1]
-    H, T = (x.shape[1] // D - HV) // 2, len(x)
-    q, k, v = (t.reshape(T, -1, D) for t in x.split([H * D, H * D, HV * D], dim=1))
-    q, k = (t * (t.square().sum(-1, keepdim=True) + 1e-6) ** -0.5 for t in (q, k))
-    q, k = (t.repeat_interleave(HV // H, dim=1) for t in (q, k))
-    g = torch.exp(
-        -torch.exp(A_log) * torch.nn.functional.softplus(a + dt_bias, threshold=1e9)
-    )
-    beta, out, states = (
-        1 / (1 + torch.exp(-b)),
-        torch.zeros(T, HV, D, dtype=torch.float64),
-        {},
-    )
-    for n, slot in enumerate(state_indices.tolist()):
-        if slot <= 0:
-            continue
-        S = (
-            pool[slot].double().cpu()
-            if has_initial_state[n]
-            else torch.zeros(HV, D, D, dtype=torch.float64)
-        )
-        for t in range(int(cu_seqlens[n]), int(cu_seqlens[n + 1])):
-            S = S * g[t, :, None, None]
-            d = beta[t, :, None] * (v[t] - torch.einsum("hvk,hk->hv", S, k[t]))
-            S = S + d[:, :, None] * k[t, :, None, :]
-            out[t] = (scale or D**-0.5) * torch.einsum("hvk,hk->hv", S, q[t])
-        states[slot] = S
-    return out, states
-
-
-def off(x, right) -> float:
-    return float((x.double().cpu() - right).norm() / (right.norm() or 1))
+def exact(*args) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    """(output, {slot: new state}) in float64."""
+    output, pool = oracle.gdn_prefill_packed(*args)
+    slots = [slot for slot in args[6].tolist() if slot > 0]
+    return torch.from_numpy(output), {s: torch.from_numpy(pool[s]) for s in slots}
 
 
 def faults(kernel, args: list, output: float = 5e-3, state: float = 5e-3) -> list[str]:
     """What is wrong with a call. An output that nothing wrote is NaN."""
-    right_output, right = exact(*args)
-    old = args[5].clone()
+    right, old = exact(*args), args[5].clone()
     if kernel.destination_passing:
-        found, pool = args[0].new_full(right_output.shape, math.nan), args[5]
+        found, pool = args[0].new_full(right[0].shape, math.nan), args[5]
         kernel(args, [found, pool])
     else:
         found, pool = kernel.returns(args)
-    wrong = [f"slot {i}" for i in range(len(pool)) if i not in right
-             and not torch.equal(pool[i].view(torch.int32), old[i].view(torch.int32))]  # fmt: skip
+    return differences(args, old, (found, pool), right, output, state)
+
+
+def differences(args, old, found, right, output, state, first_slot=1) -> list[str]:
+    """What is wrong with outputs and a pool that was `old`: padding and others' slots, too."""
+    (tokens, pool), (right_tokens, states) = found, right
+    others = [i for i in range(len(pool)) if i not in states]
+    wrong = [f"slot {i}" for i in others if not same(pool[i], old[i])]
     cu = args[8].tolist()
-    padding = [i for i, slot in enumerate(args[6].tolist()) if slot <= 0]
-    wrong += [
-        f"padding {i}"
-        for i in padding
-        if found[cu[i] : cu[i + 1]].view(torch.int16).any()
-    ]
-    wrong += (
-        [f"output {off(found, right_output):.2g}"]
-        if not off(found, right_output) < output
-        else []
-    )
-    return wrong + [
-        f"state {i}: {off(pool[i], x):.2g}"
-        for i, x in right.items()
-        if not off(pool[i], x) < state
-    ]
+    for i, slot in enumerate(args[6].tolist()):
+        if slot < first_slot and bits(tokens[cu[i] : cu[i + 1]]).any():
+            wrong.append(f"padding {i}")
+    if not off(tokens, right_tokens) < output:
+        wrong.append(f"output {off(tokens, right_tokens):.2g}")
+    far = {i: off(pool[i], x) for i, x in states.items()}
+    return wrong + [f"state {i}: {e:.2g}" for i, e in far.items() if not e < state]
 
 
 # lengths, slots, slots of the pool, sequences that start from zeros
@@ -301,15 +256,11 @@ def test_a_pool_of_bfloat16_and_rows_and_slots_that_lie_apart_on_a_gpu(
         given[6], given[8] = given[6].long(), given[8].long()
         right_output, right = exact(*given)
         for i, gap in ((0, 64), (1, 3), (2, 5), (5, 64)):
-            x = given[i]
-            wide = x.new_full((len(x), x[0].numel() + gap), math.nan)
-            wide[:, : x[0].numel()] = x.flatten(1)
-            given[i] = wide.as_strided(x.shape, (wide.stride(0), *x.stride()[1:]))
+            given[i] = apart(given[i], gap)
         output = called(chunk_prefill, given, 2, 4)
         assert off(output, right_output) < 6e-3
         assert {i for i, x in right.items() if not off(given[5][i], x) < limit} == set()
-        between = given[5].as_strided((P, 64), (given[5].stride(0), 1), 4 * D * D)
-        assert between[: P - 1].isnan().all()
+        assert between(given[5]).isnan().all()
 
 
 @pytest.mark.gpu

@@ -13,6 +13,7 @@ import torch
 from emulator import emulation
 from kernels import test_prefill_chunk as chunk
 from kernels import test_prefill_packed as packed
+from serving_steps import apart, between, bits, off, same
 
 FOLDER = helpers.OURS / "_cuda" / "prefill_pool"
 D = 128
@@ -143,13 +144,6 @@ def path(request, chunked, recurrent):
     ]
 
 
-def spread(x: torch.Tensor, gap: int) -> torch.Tensor:
-    """The same values in rows that lie `gap` elements apart, NaN in between."""
-    wide = x.new_full((len(x), x[0].numel() + gap), math.nan)
-    wide[:, : x[0].numel()] = x.flatten(1)
-    return wide.as_strided(x.shape, (wide.stride(0), *x.stride()[1:]))
-
-
 def call(
     path,
     args: list,
@@ -199,39 +193,12 @@ def chunk_bytes(library) -> int:
     return library.prepared_bytes() if hasattr(library, "prepared_bytes") else 0
 
 
-def bits(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().view(torch.int16 if x.element_size() == 2 else torch.int32)
-
-
-def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
-    return torch.equal(bits(x), bits(y))
-
-
 def faults(path, args: list, output=4.5e-3, state=3e-3, right=None, **how) -> list[str]:
     """What is wrong with a call."""
-    right_output, states = right or packed.exact(*args)
-    old = args[5].clone()
-    found, pool = call(path, args, **how), args[5]
-    wrong = [
-        f"slot {i}"
-        for i in range(len(pool))
-        if i not in states and not torch.equal(bits(pool[i]), bits(old[i]))
-    ]
-    cu = args[8].tolist()
-    padding = [
-        i for i, slot in enumerate(args[6].tolist()) if slot < how.get("first_slot", 1)
-    ]
-    wrong += [f"padding {i}" for i in padding if bits(found[cu[i] : cu[i + 1]]).any()]
-    wrong += (
-        [f"output {packed.off(found, right_output):.2g}"]
-        if not packed.off(found, right_output) < output
-        else []
-    )
-    return wrong + [
-        f"state {i}: {packed.off(pool[i], x):.2g}"
-        for i, x in states.items()
-        if not packed.off(pool[i], x) < state
-    ]
+    right, old = right or packed.exact(*args), args[5].clone()
+    found = call(path, args, **how), args[5]
+    first_slot = how.get("first_slot", 1)
+    return packed.differences(args, old, found, right, output, state, first_slot)
 
 
 def slow(lengths, slots, P, H=1, HV=2, **how) -> list:
@@ -263,15 +230,13 @@ def test_rows_outside_of_the_sequences_enter_no_state(
     output, states = packed.exact(*args)
     inside = slice(before, before + sum(lengths))
     old, found = args[5].clone(), call(path, args)
-    assert packed.off(found[inside], output[inside]) < 4.5e-3
+    assert off(found[inside], output[inside]) < 4.5e-3
     assert found[:before].isnan().all() and found[inside.stop :].isnan().all()
     for slot in range(5):
-        off = (
-            packed.off(args[5][slot], states[slot])
-            if slot in states
-            else not same_bits(args[5][slot], old[slot])
-        )
-        assert off < 3e-3, slot
+        if slot in states:
+            assert off(args[5][slot], states[slot]) < 3e-3, slot
+        else:
+            assert same(args[5][slot], old[slot]), slot
 
 
 @pytest.mark.parametrize("how", [SPLIT, SYNC, ONE, TWO, HALF])
@@ -282,9 +247,9 @@ def test_rows_outside_of_the_sequences_enter_no_state_in_segments(chunked, how, 
     right = packed.exact(*args)
     inside = slice(before, before + 330)
     found = call((chunked, how), args, segment=1)
-    assert packed.off(found[inside], right[0][inside]) < 4.5e-3
+    assert off(found[inside], right[0][inside]) < 4.5e-3
     assert found[:before].isnan().all() and found[inside.stop :].isnan().all()
-    assert max(packed.off(args[5][slot], x) for slot, x in right[1].items()) < 3e-3
+    assert max(off(args[5][slot], x) for slot, x in right[1].items()) < 3e-3
 
 
 def test_a_gate_of_nan_is_not_forgotten(path):
@@ -319,16 +284,14 @@ def test_a_gate_of_nan_is_not_forgotten_in_segments(chunked, how):
 
 
 def test_slots_in_a_column_of_a_table_and_heads_that_lie_apart(path):
-    dense, apart = (slow([70, 17], [3, 1], 4, 1, 3) for _ in range(2))
+    dense, far = (slow([70, 17], [3, 1], 4, 1, 3) for _ in range(2))
     whole = torch.full((4, 3, D * D + 2 * D), math.nan)
-    apart[5] = whole[:, :, : D * D].unflatten(2, (D, D)).copy_(dense[5])
-    apart[6] = torch.stack([apart[6], torch.full((2,), 99, dtype=torch.int32)], dim=1)[
-        :, 0
-    ]
-    expected, found = call(path, dense), call(path, apart)
-    assert torch.equal(found, expected) and torch.equal(bits(apart[5]), bits(dense[5]))
+    far[5] = whole[:, :, : D * D].unflatten(2, (D, D)).copy_(dense[5])
+    far[6] = torch.stack([far[6], torch.full((2,), 99, dtype=torch.int32)], dim=1)[:, 0]
+    expected, found = call(path, dense), call(path, far)
+    assert torch.equal(found, expected) and same(far[5], dense[5])
     assert whole[:, :, D * D :].isnan().all()
-    assert packed.off(found, packed.exact(*slow([70, 17], [3, 1], 4, 1, 3))[0]) < 4.5e-3
+    assert off(found, packed.exact(*slow([70, 17], [3, 1], 4, 1, 3))[0]) < 4.5e-3
 
 
 def test_numbers_of_64_bits_are_no_slots_by_their_low_words(path):
@@ -341,7 +304,7 @@ def test_numbers_of_64_bits_are_no_slots_by_their_low_words(path):
         and not bits(found[25:]).any()
         and found[5:25].isfinite().all()
     )
-    assert same_bits(args[5][[0, 1, 3]], before[[0, 1, 3]]) and not same_bits(
+    assert same(args[5][[0, 1, 3]], before[[0, 1, 3]]) and not same(
         args[5][2], before[2]
     )
 
@@ -375,15 +338,16 @@ def test_slots_padding_fresh_sequences_and_norms(path, mode):
     assert faults(path, args, mode=mode) == []
 
 
-def test_strided_rows_and_slots_are_the_same_bits(path):
-    dense, apart = (slow([70, 17], [3, 1], 4, 2, 4) for _ in range(2))
+def test_strided_rows_and_slots_are_the_same(path):
+    dense, lying_apart = (slow([70, 17], [3, 1], 4, 2, 4) for _ in range(2))
     for i, gap in ((0, 64), (1, 3), (2, 5), (5, 64)):
-        apart[i] = spread(apart[i], gap)
-    expected, found = call(path, dense), call(path, apart)
-    assert torch.equal(found, expected) and torch.equal(bits(apart[5]), bits(dense[5]))
-    between = apart[5].as_strided((4, 64), (apart[5].stride(0), 1), 4 * D * D)
-    assert between[:3].isnan().all()  # nothing between the slots was written
-    assert packed.off(found, packed.exact(*slow([70, 17], [3, 1], 4, 2, 4))[0]) < 4.5e-3
+        lying_apart[i] = apart(lying_apart[i], gap)
+    expected, found = call(path, dense), call(path, lying_apart)
+    assert torch.equal(found, expected) and same(lying_apart[5], dense[5])
+    assert (
+        between(lying_apart[5]).isnan().all()
+    )  # nothing between the slots was written
+    assert off(found, packed.exact(*slow([70, 17], [3, 1], 4, 2, 4))[0]) < 4.5e-3
 
 
 def test_numbers_of_64_bits_a_bias_in_bfloat16_and_slot_0(path):
@@ -513,7 +477,5 @@ def test_states_within_sequences(chunked, how, half, segment):
             )
             == []
         )
-        assert {
-            i for i, x in used.items() if not packed.off(kept[i], x) < 4.5e-3
-        } == set()
+        assert {i for i, x in used.items() if not off(kept[i], x) < 4.5e-3} == set()
         assert kept[[i for i in range(14) if i not in used]].isnan().all()

@@ -194,11 +194,13 @@ class There:
 
 @pytest.mark.parametrize("address", [1, 2, 4, 8, 24])
 def test_a_gpus_tensors_begin_at_multiples_of_16_bytes_where_no_binding_checks(address):
-    of_triton = Contract(DECODE, REGISTRY.find("triton-v2"))
+    of_triton = Contract(DECODE, REGISTRY.find("triton-v2"), REGISTRY)
     of_triton.aligned("q", There(32), "call .clone() on it")
     with pytest.raises(ValueError, match=f"^q: {re.escape(ALIGNED)}$"):
         of_triton.aligned("q", There(address), "call .clone() on it")
-    Contract(DECODE, REGISTRY.find("cuda-v5")).aligned("q", There(address), "")
+    Contract(DECODE, REGISTRY.find("cuda-v5"), REGISTRY).aligned(
+        "q", There(address), ""
+    )
 
 
 def test_triton_rungs_ask_for_the_same():

@@ -38,14 +38,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gdn_cli.errors import UsageError
 
 from .. import tensor_checks
 from .library import Exported
-from .operator import BF16, F32, POOLS, WHOLE, Fixed, Number, Operator, Tensor
+from .operator import BF16, F32, POOLS, WHOLE, Fixed, Number, Operator, TensorArgument
 
-# under the root: x / sqrt(sum(x^2) + 1e-6), as in vLLM, SGLang and FlashInfer
+__all__ = ["chunk_prefill", "mtp_verify", "packed_decode", "prepare"]
+
+# of the norm of q and k, below 0 there is none. It is under the root, as in vLLM, SGLang and
+# FlashInfer: x / sqrt(sum(x^2) + 1e-6)
 NORM_EPSILON = 1e-6
 # mode of mtp_verify in the library: which states are written, and where
 OUTPUTS, LAST, SLOTS, BUFFER = range(4)
@@ -62,85 +66,76 @@ _prefill = Exported(
     "chunk_prefill", "gdn_prefill_packed/cuda-chunk-packed", "gdn_prefill_packed/cpp-v1"
 )
 
-_POOL, _HEADS = Tensor((4,), written=True), Tensor((1,), F32)
+# written in place; what a state is computed with, in the order of all libraries
+_GATES = {
+    "A_log": TensorArgument((1,), F32),
+    "dt_bias": TensorArgument((1,), F32 + BF16),
+    "initial_state": TensorArgument((4,), written=True),
+}
+_NUMBERS = {"first_slot": Number("int"), "epsilon": Number("float")}
 _run_decode = Operator(
     _decode,
     {
-        "mixed_qkv": Tensor((2,), BF16),
-        "a": Tensor((2,), BF16),
-        "b": Tensor((2,), BF16),
-        "A_log": _HEADS,
-        "dt_bias": Tensor((1,), F32 + BF16),
-        "initial_state": _POOL,
-        "ssm_state_indices": Tensor((1,), WHOLE),
+        **dict.fromkeys(("mixed_qkv", "a", "b"), TensorArgument((2,), BF16)),
+        **_GATES,
+        "ssm_state_indices": TensorArgument((1,), WHOLE),
         "scale": Number("float?"),
-        "out": Tensor((4,), BF16, written=True),
+        "out": TensorArgument((4,), BF16, written=True),
         "new_pool": Fixed("initial_state"),
         "new_indices": Fixed(),
         "has_initial_state": Fixed(),
-        "first_slot": Number("int"),
-        "epsilon": Number("float"),
+        **_NUMBERS,
     },
 )
-_run_verify = Operator(
+run_verify = Operator(
     _verify,
     {
-        "q": Tensor((3, 4), BF16),
-        "k": Tensor((3, 4), BF16),
-        "v": Tensor((3, 4), BF16),
-        "a": Tensor((2, 3), BF16),
-        "b": Tensor((2, 3), BF16),
-        "A_log": _HEADS,
-        "dt_bias": Tensor((1,), F32 + BF16),
-        "initial_state": _POOL,
-        "ssm_state_indices": Tensor((1, 2), WHOLE),
-        "num_accepted_tokens": Tensor((1,), WHOLE, optional=True),
-        "cu_seqlens": Tensor((1,), WHOLE, optional=True),
+        **dict.fromkeys("qkv", TensorArgument((3, 4), BF16)),
+        **dict.fromkeys("ab", TensorArgument((2, 3), BF16)),
+        **_GATES,
+        "ssm_state_indices": TensorArgument((1, 2), WHOLE),
+        "num_accepted_tokens": TensorArgument((1,), WHOLE, optional=True),
+        "cu_seqlens": TensorArgument((1,), WHOLE, optional=True),
         "scale": Number("float?"),
-        "out": Tensor((3, 4), BF16, written=True),
-        "states": Tensor((5,), POOLS, written=True, optional=True),
-        "states_rows": Tensor((1,), WHOLE, optional=True),
+        "out": TensorArgument((3, 4), BF16, written=True),
+        # of mode BUFFER: [N, >= T, HV, V, K] of the pool's dtype takes the state after each
+        # token, in row states_rows[n] or n
+        "states": TensorArgument((5,), POOLS, written=True, optional=True),
+        "states_rows": TensorArgument((1,), WHOLE, optional=True),
         "state_mode": Number("int"),  # torch has a name of its own for "mode"
-        "first_slot": Number("int"),
-        "epsilon": Number("float"),
+        **_NUMBERS,
     },
 )
 _run_prefill = Operator(
     _prefill,
     {
-        "q": Tensor((3,), BF16),
-        "k": Tensor((3,), BF16),
-        "v": Tensor((3,), BF16),
-        "a": Tensor((2,), BF16),
-        "b": Tensor((2,), BF16),
-        "A_log": _HEADS,
-        "dt_bias": Tensor((1,), F32 + BF16),
-        "initial_state": _POOL,
-        "ssm_state_indices": Tensor((1,), WHOLE),
-        "has_initial_state": Tensor((1,), (torch.bool,), optional=True),
-        "cu_seqlens": Tensor((1,), WHOLE),
+        **dict.fromkeys("qkv", TensorArgument((3,), BF16)),
+        **dict.fromkeys("ab", TensorArgument((2,), BF16)),
+        **_GATES,
+        "ssm_state_indices": TensorArgument((1,), WHOLE),
+        "has_initial_state": TensorArgument((1,), (torch.bool,), optional=True),
+        "cu_seqlens": TensorArgument((1,), WHOLE),
         "scale": Number("float?"),
-        "out": Tensor((3,), BF16, written=True),
-        "first_slot": Number("int"),
-        "epsilon": Number("float"),
+        "out": TensorArgument((3,), BF16, written=True),
+        **_NUMBERS,
     },
 )
 
 
 def packed_decode(
-    mixed_qkv: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    A_log: torch.Tensor,
-    dt_bias: torch.Tensor,
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
     scale: float,
-    initial_state: torch.Tensor,
-    out: torch.Tensor | None,
-    ssm_state_indices: torch.Tensor,
+    initial_state: Tensor,
+    out: Tensor | None,
+    ssm_state_indices: Tensor,
     use_qk_l2norm_in_kernel: bool = False,
     *,
     first_slot: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """One token for each of B rows: vLLM 0.33's and SGLang 0.5.23's
     fused_recurrent_gated_delta_rule_packed_decode.
 
@@ -185,27 +180,27 @@ def packed_decode(
 
 
 def mtp_verify(
-    A_log: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    dt_bias: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    A_log: Tensor,
+    a: Tensor,
+    b: Tensor,
+    dt_bias: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     beta: float = 1.0,
     threshold: float = 20.0,
     scale: float | None = None,
-    initial_state: torch.Tensor | None = None,
+    initial_state: Tensor | None = None,
     inplace_final_state: bool = True,
-    cu_seqlens: torch.Tensor | None = None,
-    ssm_state_indices: torch.Tensor | None = None,
-    num_accepted_tokens: torch.Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    ssm_state_indices: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
     use_qk_l2norm_in_kernel: bool = False,
     is_kda: bool = False,
     *,
-    out: torch.Tensor | None = None,
+    out: Tensor | None = None,
     first_slot: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Up to 8 tokens for each of N sequences, as many states: vLLM 0.33's
     fused_sigmoid_gating_delta_rule_update.
 
@@ -241,22 +236,25 @@ def mtp_verify(
     if cu_seqlens is not None:
         count = tensor_checks.tensor("cu_seqlens", cu_seqlens, 1).shape[0] - 1
         ssm_state_indices = _first(ssm_state_indices, count)
-        num_accepted_tokens = _first(num_accepted_tokens, count)
+        if num_accepted_tokens is not None:
+            num_accepted_tokens = _first(num_accepted_tokens, count)
     if ssm_state_indices.dim() == 1:
-        tokens = (
-            q.shape[1] if cu_seqlens is None else q.shape[1] - cu_seqlens.shape[0] + 2
-        )
+        tokens = q.shape[1]
+        if cu_seqlens is not None:
+            tokens += 2 - cu_seqlens.shape[0]
         if tokens != 1 or num_accepted_tokens is not None:
             raise ValueError(
                 "ssm_state_indices: expected [N, T], or [N] for sequences of one token"
             )
         ssm_state_indices = ssm_state_indices.unsqueeze(1)
-    if ssm_state_indices.shape[1] > MOST_TOKENS:
-        got = ssm_state_indices.shape[1]
-        raise ValueError(
-            f"ssm_state_indices: expected at most {MOST_TOKENS} tokens, got {got}"
-        )
-    out = verify(
+    columns = ssm_state_indices.shape[1]
+    if columns > MOST_TOKENS:
+        expected = f"expected at most {MOST_TOKENS} tokens, got {columns}"
+        raise ValueError(f"ssm_state_indices: {expected}")
+    if out is None:
+        tensor_checks.tensor("v", v)
+        out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    run_verify(
         q,
         k,
         v,
@@ -274,85 +272,34 @@ def mtp_verify(
         None,
         SLOTS,
         first_slot,
-        use_qk_l2norm_in_kernel,
+        NORM_EPSILON if use_qk_l2norm_in_kernel else -1.0,
     )
     return out, initial_state
 
 
-def _first(x: torch.Tensor | None, count: int) -> torch.Tensor | None:
+def _first(x: Tensor, count: int) -> Tensor:
     """The first `count` rows. A slice takes a microsecond: only if there are more."""
-    return x if x is None or x.dim() == 0 or x.shape[0] <= count else x[:count]
-
-
-def verify(
-    q,
-    k,
-    v,
-    a,
-    b,
-    A_log,
-    dt_bias,
-    pool,
-    state_indices,
-    num_accepted_tokens,
-    cu_seqlens,
-    scale,
-    out,
-    states,
-    states_rows,
-    mode: int,
-    first_slot: int,
-    norm: bool,
-) -> torch.Tensor:
-    """The library's mtp_verify on the tensors of mtp_verify above. If mode is BUFFER,
-    states [N, >= T, HV, V, K] of the pool's dtype takes the state after each token, in
-    row states_rows[n] (int32 or int64 [N]) or n. Returns out.
-    """
-    if out is None:
-        out = torch.empty_like(
-            tensor_checks.tensor("v", v), memory_format=torch.contiguous_format
-        )
-    _run_verify(
-        q,
-        k,
-        v,
-        a,
-        b,
-        A_log,
-        dt_bias,
-        pool,
-        state_indices,
-        num_accepted_tokens,
-        cu_seqlens,
-        scale,
-        out,
-        states,
-        states_rows,
-        mode,
-        first_slot,
-        NORM_EPSILON if norm else -1.0,
-    )
-    return out
+    return x if x.dim() == 0 or x.shape[0] <= count else x[:count]
 
 
 def chunk_prefill(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    A_log: torch.Tensor,
-    dt_bias: torch.Tensor,
-    initial_state: torch.Tensor,
-    ssm_state_indices: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    has_initial_state: torch.Tensor | None = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    initial_state: Tensor,
+    ssm_state_indices: Tensor,
+    cu_seqlens: Tensor,
+    has_initial_state: Tensor | None = None,
     scale: float | None = None,
-    out: torch.Tensor | None = None,
+    out: Tensor | None = None,
     use_qk_l2norm_in_kernel: bool = True,
     *,
     first_slot: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Prompts of N sequences, from the pool and back to it: in one call what engines do
     around chunk_gated_delta_rule (gates, norm, gathering states, zeroing those of new
     sequences, scattering the final ones).
@@ -393,7 +340,7 @@ def chunk_prefill(
     return out, initial_state
 
 
-def _flat(name: str, x: torch.Tensor, axes: int) -> torch.Tensor:
+def _flat(name: str, x: Tensor, axes: int) -> Tensor:
     """[1, total, ...], as engines have the tokens of all sequences, as [total, ...]."""
     if tensor_checks.tensor(name, x, axes, axes + 1).dim() == axes:
         return x
@@ -410,16 +357,19 @@ def prepare(
     """Build or load the libraries of these functions of this module (default: packed_decode,
     mtp_verify and chunk_prefill) for pools of this dtype on "cuda" or "cpu": minutes the first time
     on a machine. Raises UsageError, MissingError or GdnError."""
-    known = {packed_decode: _decode, mtp_verify: _verify, chunk_prefill: _prefill}
+    known: dict[Callable[..., Any], Exported] = {
+        packed_decode: _decode,
+        mtp_verify: _verify,
+        chunk_prefill: _prefill,
+    }
     for function in functions:
         if function not in list(known):
             name = getattr(function, "__name__", type(function).__name__)
             names = "packed_decode, mtp_verify or chunk_prefill"
             raise UsageError(f"prepare: expected {names}, got {name}")
     if not isinstance(dtype, torch.dtype):
-        raise UsageError(
-            f"prepare: dtype: expected a torch.dtype, got {type(dtype).__name__}"
-        )
+        got = type(dtype).__name__
+        raise UsageError(f"prepare: dtype: expected a torch.dtype, got {got}")
     kind = str(device).partition(":")[0]
     if kind not in ("cuda", "cpu"):
         raise UsageError(f"prepare: device: expected 'cuda' or 'cpu', got {device}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
@@ -15,9 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gdn_cli.errors import GdnError, MissingError, one_line
 from gdn_cli.text import folded_for
+
+Function = Callable[..., Any]
+Values = tuple[Any, ...]  # of a call's arguments, to be compared
 
 _log = logging.getLogger("gdn.serving")
 # strides of calls, reasons: limits the memory of a program with ever new sizes
@@ -36,11 +41,11 @@ class Engine:
                arguments. A call with a pool of two axes, vLLM's warm-up, is not counted
     """
 
-    def __init__(self, package: str, functions: dict[str, Callable[..., Any]]) -> None:
+    def __init__(self, package: str, functions: dict[str, Function]) -> None:
         self.package, self.functions = package, functions
         self.fallbacks: Counter[str] = Counter()
         # where -> the engine's, ours
-        self._replaced: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        self._replaced: dict[str, tuple[Function, Function]] = {}
         self._lock = threading.Lock()
 
     def check(self) -> dict[str, str | None]:
@@ -48,8 +53,8 @@ class Engine:
         MissingError: no engine.
         """
         return {
-            where.partition(":")[2]: _difference(self._own(where), ours)
-            for where, ours in self.functions.items()
+            _name(path): _difference(self._own(path), ours)
+            for path, ours in self.functions.items()
         }
 
     def install(self) -> list[str]:
@@ -60,16 +65,17 @@ class Engine:
         engine.
         """
         with self._lock:
-            for where, ours in self.functions.items():
-                name, own = where.partition(":")[2], self._own(where)
-                if where in self._replaced:
+            for path, ours in self.functions.items():
+                name, own = _name(path), self._own(path)
+                if path in self._replaced:
                     continue
-                if different := _difference(own, ours):
-                    _log.warning("%s is not replaced: %s", name, different)
+                difference = _difference(own, ours)
+                if difference:
+                    _log.warning("%s is not replaced: %s", name, difference)
                     continue
-                self._replaced[where] = own, self._replacement(name, own, ours)
-                self._swap(*self._replaced[where])
-            return [where.partition(":")[2] for where in self._replaced]
+                self._replaced[path] = own, self._replacement(name, own, ours)
+                self._swap(*self._replaced[path])
+            return list(map(_name, self._replaced))
 
     def uninstall(self) -> None:
         """Give the engine its own functions back. CUDA graphs that were captured before
@@ -82,34 +88,31 @@ class Engine:
 
     def main(self) -> int:
         """`python -m`: a line for each function, 0 if all can be replaced."""
+        version = self.package
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version += f" {importlib.metadata.version(self.package)}"
         try:
-            found = self.check()
+            differences = self.check()
         except MissingError as e:
             print(folded_for(sys.stdout, str(e)))
             return 1
-        for name, different in found.items():
-            line = f"{self._version()}: {name} {different or 'has the signature that is replaced'}"
-            print(folded_for(sys.stdout, line))
-        return int(any(found.values()))
+        for name, difference in differences.items():
+            state = difference or "has the signature that is replaced"
+            print(folded_for(sys.stdout, f"{version}: {name} {state}"))
+        return int(any(differences.values()))
 
-    def _version(self) -> str:
+    def _own(self, path: str) -> Function:
+        if path in self._replaced:
+            return self._replaced[path][0]
+        module, _, name = path.partition(":")
         try:
-            return f"{self.package} {importlib.metadata.version(self.package)}"
-        except importlib.metadata.PackageNotFoundError:
-            return self.package
-
-    def _own(self, where: str) -> Callable[..., Any]:
-        if where in self._replaced:
-            return self._replaced[where][0]
-        module, _, name = where.partition(":")
-        try:
-            return getattr(importlib.import_module(module), name)
+            own: Function = getattr(importlib.import_module(module), name)
         # whatever the engine's import does where it does not fit
         except Exception as e:
             hint = f"is {self.package} installed in this environment?"
-            raise MissingError(
-                f"{module}: no {name} to replace: {one_line(e)}", hint=hint
-            ) from None
+            reason = f"{module}: no {name} to replace: {one_line(e)}"
+            raise MissingError(reason, hint=hint) from None
+        return own
 
     def _swap(self, old: Any, new: Any) -> None:
         """In all of the engine's modules: most import the function by its name."""
@@ -119,18 +122,19 @@ class Engine:
                     if value is old:
                         setattr(module, attribute, new)
 
-    def _replacement(
-        self, name: str, own: Callable[..., Any], ours: Callable[..., Any]
-    ) -> Callable[..., Any]:
+    def _replacement(self, name: str, own: Function, ours: Function) -> Function:
         # kinds of calls -> why, as a library's refusal takes longer than a call; by what is
         # quicker to look at
-        refused: dict[tuple, dict[tuple, str]] = {}
+        refused: dict[Values, dict[Values, str]] = {}
         reports = _Reports(name, self.package)
-        place = _place_of_pool(ours)
+        parameters = list(inspect.signature(ours).parameters)
+        pool_name = next((x for x in _POOLS if x in parameters), "")
+        position = parameters.index(pool_name) if pool_name else sys.maxsize
 
         @functools.wraps(own)
         def call(*args: Any, **named: Any) -> Any:
-            pool = _pool(place, args, named)
+            given = args[position] if position < len(args) else named.get(pool_name)
+            pool = given if isinstance(given, Tensor) else None
             # vLLM's warm-up, which is none of states
             if pool is not None and pool.dim() == 2:
                 return own(*args, **named)
@@ -143,13 +147,11 @@ class Engine:
                 except (ValueError, TypeError, GdnError) as e:
                     why = str(e)
                     # on a CPU values are looked at too: the next call of the kind may be right
-                    lasting = not isinstance(e, GdnError) and (
-                        pool is None or not pool.is_cpu
-                    )
+                    on_cpu = pool is not None and pool.is_cpu
+                    lasting = not isinstance(e, GdnError) and not on_cpu
                     if lasting and len(refused) < _REMEMBERED:
-                        refused.setdefault(_strides(args, named), {})[
-                            _kind(args, named)
-                        ] = why
+                        kinds = refused.setdefault(_strides(args, named), {})
+                        kinds[_kind(args, named)] = why
             with self._lock:
                 self.fallbacks[name] += 1
                 reports.add(why)
@@ -177,20 +179,8 @@ class _Reports:
             _log.warning(line, self.name, self.package, calls, why)
 
 
-def _place_of_pool(ours: Callable[..., Any]) -> tuple[str, int] | None:
-    """The name and position of the pool among a function's parameters."""
-    names = list(inspect.signature(ours).parameters)
-    return next(((name, names.index(name)) for name in _POOLS if name in names), None)
-
-
-def _pool(
-    place: tuple[str, int] | None, args: tuple, named: dict[str, Any]
-) -> torch.Tensor | None:
-    if place is None:
-        return None
-    name, position = place
-    pool = args[position] if position < len(args) else named.get(name)
-    return pool if isinstance(pool, torch.Tensor) else None
+def _name(path: str) -> str:
+    return path.partition(":")[2]
 
 
 def _plain(x: Any) -> Any:
@@ -198,47 +188,36 @@ def _plain(x: Any) -> Any:
     return x if x is None or isinstance(x, (bool, int, float, str)) else type(x)
 
 
-def _strides(args: tuple, named: dict[str, Any]) -> tuple:
+def _strides(args: Values, named: dict[str, Any]) -> Values:
     values = (*args, *named.values())
-    return tuple(
-        [x.stride() if isinstance(x, torch.Tensor) else _plain(x) for x in values]
-    )
+    return tuple([x.stride() if isinstance(x, Tensor) else _plain(x) for x in values])
 
 
-def _kind(args: tuple, named: dict[str, Any]) -> tuple:
+def _kind(args: Values, named: dict[str, Any]) -> Values:
     """What the checks of a call on a GPU look at: alignments up to 32 bytes, which tensors share
     memory, gradients, and everything but values."""
     values = (*args, *named.values())
-    tensors = [x for x in values if isinstance(x, torch.Tensor)]
-    memory = [x.untyped_storage().data_ptr() for x in tensors]
-    shared = tuple(memory.index(address) for address in memory)
-    described = tuple(
-        [_described(x) if isinstance(x, torch.Tensor) else _plain(x) for x in values]
-    )
-    return torch.is_grad_enabled(), shared, tuple(named), described
+    storages = [x.untyped_storage().data_ptr() for x in values if isinstance(x, Tensor)]
+    shared = tuple(map(storages.index, storages))
+    described = [_described(x) if isinstance(x, Tensor) else _plain(x) for x in values]
+    return torch.is_grad_enabled(), shared, tuple(named), tuple(described)
 
 
-def _described(x: torch.Tensor) -> tuple:
-    layout = (
-        x.dtype,
-        x.shape,
-        x.stride(),
-        x.device,
-        x.data_ptr() % 32,
-        x.data_ptr() == 0,
-    )
+def _described(x: Tensor) -> Values:
+    address = x.data_ptr()
+    layout = x.dtype, x.shape, x.stride(), x.device, address % 32, address == 0
     return *layout, x.requires_grad, x.is_neg(), x.is_conj()
 
 
-def _signature(function: Callable[..., Any]) -> str:
+def _signature(function: Function) -> str:
     """Names in their order, and defaults."""
-    of = inspect.signature(function).parameters.values()
-    return ", ".join(
-        str(p.replace(annotation=p.empty)) for p in of if p.kind != p.KEYWORD_ONLY
-    )
+    parameters = inspect.signature(function).parameters.values()
+    shared = [p for p in parameters if p.kind != p.KEYWORD_ONLY]
+    return ", ".join(str(p.replace(annotation=p.empty)) for p in shared)
 
 
-def _difference(own: Callable[..., Any], ours: Callable[..., Any]) -> str | None:
-    if _signature(own) != (expected := _signature(ours)):
-        return f"takes ({_signature(own)}), expected ({expected})"
-    return None
+def _difference(own: Function, ours: Function) -> str | None:
+    taken, expected = _signature(own), _signature(ours)
+    if taken == expected:
+        return None
+    return f"takes ({taken}), expected ({expected})"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from gdn_cli.catalog import pack, registry
 from gdn_cli.errors import GdnError, MissingError
 from gdn_cli.machine import inventory
+from gdn_cli.worker.executor.build import Kernel
 
 from .. import loading, straight_call
 
@@ -38,31 +38,28 @@ class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
 
     def __missing__(self, kind: tuple[torch.dtype, bool]) -> Callable[..., None]:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            reason = "its library cannot be loaded while a CUDA graph is captured"
             hint = (
                 "call gdn.serving.prepare(), or the function itself, before the capture"
             )
-            raise GdnError(
-                f"{self.name}: its library cannot be loaded while a CUDA graph is captured",
-                hint=hint,
-            )
+            raise GdnError(f"{self.name}: {reason}", hint=hint)
         with _lock:
             if kind in self.failed:
                 raise self.failed[kind].with_traceback(None)
             if kind not in self:
                 try:
-                    self[kind] = self._found(*kind)
+                    self[kind] = self._function(*kind)
                     straight_call.native()  # with the library, not later in a capture
                 except GdnError as e:
                     self.failed[kind] = e
                     raise
             return self[kind]
 
-    def _found(self, dtype: torch.dtype, cuda: bool) -> Callable[..., None]:
+    def _function(self, dtype: torch.dtype, cuda: bool) -> Callable[..., None]:
         if dtype not in _SUFFIX:
-            raise MissingError(
-                f"{self.name}: no function for a pool of {dtype}",
-                hint="use float32, bfloat16 or float16",
-            )
+            hint = "use float32, bfloat16 or float16"
+            reason = f"{self.name}: no function for a pool of {dtype}"
+            raise MissingError(reason, hint=hint)
         rung = self.cpu
         if cuda:
             rung = self.cuda if dtype == torch.float32 else self.halves or self.cuda
@@ -70,19 +67,17 @@ class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
             hint = "move the tensors to a GPU"
             raise MissingError(f"{self.name}: no function for a CPU", hint=hint)
         kernel = _kernel(rung)
-        if found := kernel.exported(self.name + _SUFFIX[dtype]) or kernel.exported(
-            self.name
-        ):
-            return found
-        raise MissingError(
-            f"{rung}: its library has no function {self.name}", hint="update gdn"
-        )
+        for name in (self.name + _SUFFIX[dtype], self.name):
+            function: Callable[..., None] | None = kernel.exported(name)
+            if function:
+                return function
+        reason = f"{rung}: its library has no function {self.name}"
+        raise MissingError(reason, hint="update gdn")
 
 
-def _kernel(name: str) -> Any:
+def _kernel(rung: str) -> Kernel:
     known = registry.load()
-    algo = known.find(name)
+    algo = known.find(rung)
     op = known.ops[algo.op]
-    return loading.built(
-        inventory.HERE, algo, pack.definition(op, known), pack.pack(algo, op)
-    )
+    definition, solution = pack.definition(op, known), pack.pack(algo, op)
+    return loading.built(inventory.HERE, algo, definition, solution)

@@ -9,9 +9,11 @@ library cannot see is checked here: storages, overlap, negative bits, gradients.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from string import ascii_letters
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from .. import straight_call, tensor_checks
@@ -24,7 +26,7 @@ WHOLE = (torch.int32, torch.int64)
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorArgument:
     """A tensor argument: how many axes it may have, and its dtypes (none: the library knows)."""
 
     ranks: tuple[int, ...]
@@ -58,10 +60,10 @@ class Number:
         return {"int": "i", "float": "f", "float?": "F"}[self.kind]
 
     def taken(self, name: str, x: Any) -> int | float | None:
-        x = tensor_checks.number(name, x, int if self.kind == "int" else float)
-        if x is None and self.kind != "float?":
+        number = tensor_checks.number(name, x, int if self.kind == "int" else float)
+        if number is None and self.kind != "float?":
             raise TypeError(f"{name}: expected a number, got NoneType")
-        return x
+        return number
 
 
 class Operator:
@@ -74,21 +76,20 @@ class Operator:
     """
 
     def __init__(
-        self, exported: Exported, arguments: dict[str, Tensor | Number | Fixed]
+        self, exported: Exported, arguments: dict[str, TensorArgument | Number | Fixed]
     ) -> None:
-        self.exported, self.arguments = exported, arguments
-        self.takes = {
-            name: of for name, of in arguments.items() if not isinstance(of, Fixed)
-        }
-        self._own = [
-            i for i, of in enumerate(arguments.values()) if not isinstance(of, Fixed)
-        ]
-        self._pool = list(arguments).index("initial_state")
-        self._roles = "".join(of.role for of in arguments.values()).encode()
-        name = exported.name
-        self.operator = register(
-            name, _schema(self.takes), self._real, self._fake, name
-        )
+        self.exported = exported
+        self.fixed = {n: x.of for n, x in arguments.items() if isinstance(x, Fixed)}
+        self.takes = {n: x for n, x in arguments.items() if not isinstance(x, Fixed)}
+        self._names = list(arguments)
+        self._written = [n for n, x in self.takes.items() if x.role in "wW"]
+        self._own = [self._names.index(name) for name in self.takes]
+        self._pool = self._names.index("initial_state")
+        roles = [argument.role for argument in arguments.values()]
+        self._roles = "".join(roles).encode()
+        schema = _schema(self.takes)
+        whose = exported.name
+        self.operator = register(whose, schema, self._real, self._fake, whose)
 
     def __call__(self, *args: Any) -> None:
         if is_dynamo_compiling():
@@ -102,14 +103,14 @@ class Operator:
             return
         self.operator(*self._plain([args[i] for i in self._own]))
 
-    def _plain(self, args: list) -> list:
+    def _plain(self, args: list[Any]) -> list[Any]:
         """What torch would answer with an error of its own, or with a copy that nobody
         asked for.
         """
-        for i, (name, of) in enumerate(self.takes.items()):
-            if isinstance(of, Number):
-                args[i] = of.taken(name, args[i])
-            elif args[i] is not None or not of.optional:
+        for i, (name, argument) in enumerate(self.takes.items()):
+            if isinstance(argument, Number):
+                args[i] = argument.taken(name, args[i])
+            elif args[i] is not None or not argument.optional:
                 tensor_checks.plain(name, tensor_checks.tensor(name, args[i]))
         return args
 
@@ -118,13 +119,8 @@ class Operator:
         pool = tensor_checks.tensor("initial_state", args["initial_state"])
         # first of all: where there is none, the reason is more than a dtype
         function = self.exported[pool.dtype, pool.is_cuda]
-        fixed = {
-            name: args.get(of.of)
-            for name, of in self.arguments.items()
-            if name not in args
-        }
-        both = args | fixed
-        given = tuple([both[name] for name in self.arguments])
+        fixed = {name: args.get(same or "") for name, same in self.fixed.items()}
+        given = tuple(map((args | fixed).__getitem__, self._names))
         native = straight_call.module
         if native is None or not native.fits(self._roles, given):
             self._in_words(args)
@@ -132,32 +128,32 @@ class Operator:
 
     def _in_words(self, args: dict[str, Any]) -> None:
         """Check what a library cannot see."""
-        tensors = self._checked(args)
-        for name, x in tensors.items():
+        read = self._checked(args)
+        for name, x in read.items():
             tensor_checks.stored(name, x)
-        written = {name: x for name, x in tensors.items() if self.takes[name].written}
-        read = {name: x for name, x in tensors.items() if name not in written}
+        written = {name: read.pop(name) for name in self._written if name in read}
         tensor_checks.outputs_apart(written, read)
 
     def _fake(self, *own: Any) -> None:
         self._checked(dict(zip(self.takes, own, strict=True)))
 
-    def _checked(self, args: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def _checked(self, args: dict[str, Any]) -> dict[str, Tensor]:
         """Check all that is known of fake tensors without a guard on their sizes. The tensors by
         name."""
-        device, tensors = args["initial_state"].device, {}
-        for name, of in self.takes.items():
+        device = args["initial_state"].device
+        tensors = {}
+        for name, argument in self.takes.items():
             x = args[name]
-            if isinstance(of, Number) or (x is None and of.optional):
+            if isinstance(argument, Number) or (x is None and argument.optional):
                 continue
-            tensor_checks.tensor(name, x, *of.ranks)
+            tensor_checks.tensor(name, x, *argument.ranks)
             tensor_checks.plain(name, x)
-            if of.dtypes and x.dtype not in of.dtypes:
-                expected = " or ".join(map(_name, of.dtypes))
+            if argument.dtypes and x.dtype not in argument.dtypes:
+                expected = " or ".join(map(_name, argument.dtypes))
                 raise TypeError(f"{name}: expected {expected}, got {_name(x.dtype)}")
             if x.device != device:
-                where = f"{device}, where initial_state is"
-                raise ValueError(f"{name}: expected on {where}, got {x.device}")
+                place = f"{device}, where initial_state is"
+                raise ValueError(f"{name}: expected on {place}, got {x.device}")
             tensors[name] = x
         return tensors
 
@@ -166,12 +162,13 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _schema(takes: dict[str, Tensor | Number]) -> str:
-    arguments = []
-    for i, (name, of) in enumerate(takes.items()):
-        kind = of.kind if isinstance(of, Number) else "Tensor"
-        if isinstance(of, Tensor):
-            kind += f"({chr(ord('a') + i)}!)" if of.written else ""
-            kind += "?" if of.optional else ""
-        arguments.append(f"{kind} {name}")
-    return f"({', '.join(arguments)}) -> ()"
+def _schema(takes: dict[str, TensorArgument | Number]) -> str:
+    declared = []
+    for letter, (name, argument) in zip(ascii_letters, takes.items(), strict=False):
+        if isinstance(argument, Number):
+            kind = argument.kind
+        else:
+            alias = f"({letter}!)" if argument.written else ""
+            kind = f"Tensor{alias}{'?' * argument.optional}"
+        declared.append(f"{kind} {name}")
+    return f"({', '.join(declared)}) -> ()"

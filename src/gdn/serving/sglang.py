@@ -8,40 +8,44 @@ import functools
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from . import BUFFER, LAST, OUTPUTS, packed_decode, verify
+from .. import tensor_checks
+from . import BUFFER, LAST, NORM_EPSILON, OUTPUTS, packed_decode, run_verify
 from .engine import Engine
+
+__all__ = ["check", "fallbacks", "install", "uninstall", "update"]
 
 
 def update(
-    A_log: torch.Tensor,
-    a: torch.Tensor,
-    dt_bias: torch.Tensor,
+    A_log: Tensor,
+    a: Tensor,
+    dt_bias: Tensor,
     softplus_beta: float,
     softplus_threshold: float,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    b: torch.Tensor,
-    initial_state_source: torch.Tensor,
-    initial_state_indices: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    b: Tensor,
+    initial_state_source: Tensor,
+    initial_state_indices: Tensor,
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     is_kda: bool = False,
     lower_bound: float | None = None,
     disable_state_update: bool = False,
-    intermediate_states_buffer: torch.Tensor | None = None,
-    intermediate_state_indices: torch.Tensor | None = None,
+    intermediate_states_buffer: Tensor | None = None,
+    intermediate_state_indices: Tensor | None = None,
     cache_steps: int | None = None,
-    retrieve_parent_token: torch.Tensor | None = None,
+    retrieve_parent_token: Tensor | None = None,
     cache_ring: bool = False,
     replayssm_rawv: Any = None,
     replayssm_rawk: Any = None,
     replayssm_g: Any = None,
     replayssm_beta: Any = None,
     match_cutedsl_decode: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """SGLang's fused_sigmoid_gating_delta_rule_update: T = 1 to 8 tokens for each of N sequences.
 
     q, k, v                     [1, N T, H or HV, 128] bfloat16 with cu_seqlens, else
@@ -59,13 +63,9 @@ def update(
 
     ValueError for trees of drafts, KDA, rings (ReplaySSM), other gates. Returns the output, like v.
     """
-    if (
-        is_kda
-        or lower_bound is not None
-        or match_cutedsl_decode
-        or softplus_beta != 1.0
-        or softplus_threshold != 20.0
-    ):
+    softplus = softplus_beta, softplus_threshold
+    other_gates = is_kda or lower_bound is not None or softplus != (1.0, 20.0)
+    if other_gates or match_cutedsl_decode:
         raise ValueError(
             "update: only with scalar gates of softplus beta 1 and threshold 20, without a lower"
             " bound"
@@ -75,8 +75,12 @@ def update(
     states = intermediate_states_buffer
     if states is not None and not disable_state_update:
         raise ValueError("update: intermediate states only with disable_state_update")
-    mode = BUFFER if states is not None else OUTPUTS if disable_state_update else LAST
-    return verify(
+    mode = OUTPUTS if disable_state_update else LAST
+    if states is not None:
+        mode = BUFFER
+    tensor_checks.tensor("v", v)
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    run_verify(
         q,
         k,
         v,
@@ -89,13 +93,14 @@ def update(
         None,
         None,
         scale,
-        None,
+        out,
         states,
         intermediate_state_indices,
         mode,
         0,
-        use_qk_l2norm_in_kernel,
+        NORM_EPSILON if use_qk_l2norm_in_kernel else -1.0,
     )
+    return out
 
 
 _OPS = "sglang.kernels.ops.attention"
@@ -109,12 +114,10 @@ ENGINE = Engine(
         ),
     },
 )
-check, install, uninstall, fallbacks = (
-    ENGINE.check,
-    ENGINE.install,
-    ENGINE.uninstall,
-    ENGINE.fallbacks,
-)
+check = ENGINE.check
+install = ENGINE.install
+uninstall = ENGINE.uninstall
+fallbacks = ENGINE.fallbacks
 
 if __name__ == "__main__":
     raise SystemExit(ENGINE.main())

@@ -11,6 +11,8 @@ from __future__ import annotations
 from . import mtp_verify, packed_decode
 from .engine import Engine
 
+__all__ = ["check", "fallbacks", "install", "uninstall"]
+
 _OPS = "vllm.third_party.flash_linear_attention.ops"
 ENGINE = Engine(
     "vllm",
@@ -19,12 +21,10 @@ ENGINE = Engine(
         f"{_OPS}.fused_sigmoid_gating:fused_sigmoid_gating_delta_rule_update": mtp_verify,
     },
 )
-check, install, uninstall, fallbacks = (
-    ENGINE.check,
-    ENGINE.install,
-    ENGINE.uninstall,
-    ENGINE.fallbacks,
-)
+check = ENGINE.check
+install = ENGINE.install
+uninstall = ENGINE.uninstall
+fallbacks = ENGINE.fallbacks
 
 if __name__ == "__main__":
     raise SystemExit(ENGINE.main())

@@ -13,7 +13,7 @@ from ..parsing import Wrong
 from .numbers import Count, NotNegative, Number
 from .record_types import Call, Environment, Status
 
-SCHEMA = 1
+SCHEMA: Literal[1] = 1
 
 Value = int | Number | str | None
 Untimed = NotNegative | None | UnsetType  # UNSET if nothing was timed

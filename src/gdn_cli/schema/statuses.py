@@ -44,16 +44,18 @@ class Status(str, Enum):
     REMOTE_FAILED = "remote_failed", Blame.REMOTE
 
     def __str__(self) -> str:  # otherwise Python 3.11 and later write "Status.PASSED"
-        return self.value
+        return str(self.value)
 
     @property
     def words(self) -> str:
         """For people: "out of memory"."""
-        return self.value.replace("_", " ")
+        return str(self).replace("_", " ")
 
 
 def blame(status: Status, code: int | None) -> Blame:
     """Whose fault a status is. An exit code that says so takes precedence over the status."""
     if status.blame is Blame.NONE:
         return Blame.NONE
-    return {MISSING: Blame.MACHINE, REMOTE: Blame.REMOTE}.get(code, status.blame)
+    if code == MISSING:
+        return Blame.MACHINE
+    return Blame.REMOTE if code == REMOTE else status.blame

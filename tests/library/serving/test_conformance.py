@@ -151,14 +151,6 @@ def test_what_lies_apart_gives_the_same_bits(device, name):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_without_out_it_makes_one(device):
-    x = call([1, 2], 3, 2, 6, device)
-    again = x | {"out": None, "initial_state": x["initial_state"].clone()}
-    out, _ = serving.packed_decode(**again)
-    assert same(out, serving.packed_decode(**x)[0])
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_no_row(device):
     x = call([], 2, 2, 6, device)
     before = x["initial_state"].clone()

@@ -9,7 +9,6 @@ import functools
 import math
 
 import helpers
-import oracle
 import pytest
 import serving_steps as steps
 import torch
@@ -71,23 +70,12 @@ def recurrence(
     x: dict, n: int, S: torch.Tensor
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Outputs and the state after each token of sequence n, in float64."""
-    q, k = x["q"].double(), x["k"].double()
-    if x["epsilon"] >= 0:
-        q, k = (
-            y / (y.square().sum(-1, keepdim=True) + x["epsilon"]).sqrt() for y in (q, k)
-        )
-    outputs, states = [], []
     first = sum(x["lengths"][:n])
-    S = S.double()
-    for t in range(first, first + x["lengths"][n]):
-        token = slice(t, t + 1)
-        y = [z[token] for z in (q, k, x["v"])]
-        gates = [x["A_log"], x["a"][token], x["dt_bias"], x["b"][token]]
-        output, S = oracle.gdn_prefill(*y, S[None], *gates, [0, 1], x["scale"])
-        S = torch.from_numpy(S)[0]
-        outputs.append(torch.from_numpy(output)[0])
-        states.append(S)
-    return torch.stack(outputs) if outputs else torch.zeros(0, HV, D), states
+    rows = slice(first, first + x["lengths"][n])
+    tokens = [x[name][rows] for name in "qkvab"]
+    norm = x["epsilon"] >= 0
+    outputs, states = steps.walk(S, *tokens, x["A_log"], x["dt_bias"], x["scale"], norm)
+    return outputs, list(states)
 
 
 def called(name: str, x: dict, **places) -> torch.Tensor:

@@ -491,23 +491,6 @@ def test_mtp_verify_s_arguments(stub):
     assert (args[11], *args[13:]) == (None, None, None, serving.SLOTS, 1, 1e-6)
 
 
-def test_mtp_verify_of_single_tokens(stub):
-    """vLLM's decode rows in a batch with prompts: slots [N]."""
-    x = verify_call(
-        3,
-        1,
-        ssm_state_indices=torch.tensor([3, 0, 1], dtype=torch.int32),
-        num_accepted_tokens=None,
-    )
-    serving.mtp_verify(**x)
-    ((_, args),) = stub
-    assert (
-        args[8].tolist() == [[3], [0], [1]]
-        and args[9] is None
-        and args[15:] == (serving.SLOTS, 1, 1e-6)
-    )
-
-
 @pytest.mark.parametrize(
     "changed, says",
     [
