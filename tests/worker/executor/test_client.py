@@ -80,14 +80,31 @@ def test_results_of_another_form_arrive_unchanged(runner, tmp_path):
     runner.forget()
 
 
+EXCHANGES = """import sys
+from .right import run
+main = sys.modules.get("gdn_cli.worker.executor.main") or sys.modules["__main__"]
+main.Runner.backend = lambda *_, **__: None
+"""
+
+
+def test_a_method_that_is_exchanged_is_named_in_a_new_process_too(tmp_path):
+    folder = helpers.write_algo(tmp_path, "exchanges", EXCHANGES)
+    runner = client.Runner("cpu", process.start("cpu"))
+    kernel = build(runner, registry.read_algo(folder / "algo.toml", "gdn_decode"))
+    inputs = dataset.load_inputs(DECODE, WORK, "cpu")
+    kernel.push(inputs)
+    plan = {"definition": DEFINITION, "tier": "wall", "plan": {"iterations": 1}}
+    how = {"flipped": [], "seed": 0, "fallback": False}
+    replaced = kernel.time(inputs, [], **plan, **how).replaced
+    assert replaced == ["gdn_cli.worker.executor.main:Runner.backend"]
+    runner.close()
+
+
 def test_anything_but_an_answer_ends_the_runner():
     ours, theirs = channel.pair()
     other = channel.inherited(theirs)
-    for data, says in (
-        (b"[1]", "not a JSON object"),
-        (b"{", "not JSON"),
-        (b"[" * 5000, "not JSON"),
-    ):
+    bad = {b"[1]": "not a JSON object", b"{": "not JSON", b"[" * 5000: "not JSON"}
+    for data, says in bad.items():
         other.end.sendall(len(data).to_bytes(8, "little") + data)
         with pytest.raises(channel.GarbledError, match=says):
             ours.receive()
@@ -104,19 +121,10 @@ TIME = {"tier": "wall", "median_us": 1.0, "low_us": 1.0, "high_us": 1.0, "sample
 
 def timed(*records: dict, replaced: tuple[str, ...] | list[str] = ()) -> Answer:
     """The worker's result if the runner sends these for a time."""
-    runner = object.__new__(client.Runner)
-    runner.line, runner.process, runner.dropped, runner.asked = (
-        mock.Mock(),
-        mock.Mock(),
-        [],
-        0,
-    )
-    runner.line.receive.return_value = {
-        "number": 1,
-        "records": list(records),
-        "replaced": list(replaced),
-    }
-    return client.Kernel(runner, "a", True).time([], [])
+    line = mock.Mock()
+    line.receive.return_value = {"number": 1, "records": records, "replaced": replaced}
+    started = process.Started(line, mock.Mock(), 0, False)
+    return client.Kernel(client.Runner("cpu", started), "a", True).time([], [])
 
 
 @pytest.mark.parametrize(
@@ -132,24 +140,12 @@ def test_a_time_is_a_positive_number(key, value):
 
 
 def test_a_runner_sends_a_time_or_why_there_is_none():
-    answer = timed(
-        {
-            "tier": "wall",
-            "timing": TIME,
-            "doubts": [],
-            "status": "wrong",
-            "reason": "a lie",
-        }
-    )
-    record = answer.records[0]
-    assert (record.status, record.reason, record.timing.median_us) == (
-        Status.PASSED,
-        None,
-        1.0,
-    )
-    record = timed(
-        {"tier": "wall", "status": "tier_unavailable", "reason": "no"}
-    ).records[0]
+    lie = {"status": "wrong", "reason": "a lie"}
+    (record,) = timed({"tier": "wall", "timing": TIME, "doubts": []} | lie).records
+    assert (record.status, record.reason) == (Status.PASSED, None)
+    assert record.timing.median_us == 1.0
+    none = {"tier": "wall", "status": "tier_unavailable", "reason": "no"}
+    (record,) = timed(none).records
     assert (record.status, record.timing) == (Status.TIER_UNAVAILABLE, None)
     assert timed(replaced=["time:perf_counter"]).replaced == ["time:perf_counter"]
     for records in (

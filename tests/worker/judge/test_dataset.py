@@ -24,7 +24,7 @@ from gdn_cli.catalog.trace_set import from_folder
 from gdn_cli.catalog.workloads import Workload, contest, embedded, select
 from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.worker import trace_set_writer
-from gdn_cli.worker.judge import synthetic
+from gdn_cli.worker.judge import check, synthetic
 from gdn_cli.worker.judge.dataset import blob_header, drawn, load_inputs
 
 REGISTRY = helpers.REGISTRY
@@ -42,15 +42,24 @@ def digest(tensor: torch.Tensor) -> str:
     ).hexdigest()[:12]
 
 
+def bits(values: list) -> list:
+    """All that two lists of inputs must have in common."""
+    return [
+        (x.dtype, x.shape, digest(x)) if isinstance(x, torch.Tensor) else x
+        for x in values
+    ]
+
+
 def same_bits(one: list, other: list) -> bool:
-    return len(one) == len(other) and all(
-        (
-            a == b
-            if isinstance(a, float)
-            else a.dtype == b.dtype and a.shape == b.shape and digest(a) == digest(b)
-        )
-        for a, b in zip(one, other, strict=True)
-    )
+    return bits(one) == bits(other)
+
+
+def data_workload(op=DECODE, inputs=None, **axes) -> Workload:
+    return Workload("0", axes or {"batch_size": 1}, 0, "dataset", inputs or {})
+
+
+def tensor(path, key) -> dict:
+    return {"type": "safetensors", "path": str(path), "tensor_key": key}
 
 
 # --- twins
@@ -61,23 +70,15 @@ def test_a_twins_bits_never_change():
     twins.VERSION, and these with it.
     """
     x = synthetic.inputs(DECODE, embedded(DECODE)[0])
-    assert {n: digest(x[n]) for n in ("q", "k", "v", "state", "a", "b")} == {
-        "q": "67a88bc6a7a2",
-        "k": "c1555e6f388e",
-        "v": "b6acc1495ee8",
-        "state": "db1440c225d8",
-        "a": "a91d2b6c85fc",
-        "b": "a612e9d6fdce",
-    }
-    torch.testing.assert_close(
-        x["A_log"][:2], torch.tensor([2.73930359, 2.51388144]), rtol=2e-7, atol=0
+    digests = (
+        "67a88bc6a7a2 c1555e6f388e b6acc1495ee8 db1440c225d8 a91d2b6c85fc a612e9d6fdce"
     )
-    torch.testing.assert_close(
-        x["dt_bias"][:2], torch.tensor([-6.64300871, -5.78985262]), rtol=2e-7, atol=0
-    )
-    assert (
-        digest(synthetic.draw(ATTENTION, embedded(ATTENTION)[0], "q")) == "e2b95aefeb51"
-    )
+    assert [digest(x[n]) for n in "q k v state a b".split()] == digests.split()
+    assert x["A_log"][:2].tolist() == pytest.approx([2.73930359, 2.51388144], rel=2e-7)
+    biases = x["dt_bias"][:2].tolist()
+    assert biases == pytest.approx([-6.64300871, -5.78985262], rel=2e-7)
+    q = synthetic.draw(ATTENTION, embedded(ATTENTION)[0], "q")
+    assert digest(q) == "e2b95aefeb51"
     assert synthetic.sequence_lengths(embedded(PREFILL)[72]) == (236, 22, 138, 5)
 
 
@@ -91,12 +92,9 @@ def test_twins_repeat_whatever_the_order_and_differ_otherwise(op, chosen):
     alone = [synthetic.draw(op, w, name) for name in reversed(op.inputs)][::-1]
     assert same_bits(first, load_inputs(op, w)) and same_bits(first, alone)
     other = load_inputs(op, Workload(str(uuid.uuid4()), w.axes))
-    tensors = [
-        t for t in first if isinstance(t, torch.Tensor) and t.is_floating_point()
-    ]
-    others = [t for t in other if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    tensors = [x for x in first + other if check.is_float(x)]
     # each from a stream of its own
-    assert len({digest(t) for t in tensors + others}) == len(tensors) * 2
+    assert len({digest(x) for x in tensors}) == len(tensors)
 
 
 @pytest.mark.parametrize(
@@ -115,10 +113,8 @@ def test_twins_have_the_definitions_shapes_and_dtypes(op, chosen):
         if spec.shape is None:
             assert name == "scale" and value == 1 / math.sqrt(128)
         else:
-            assert (
-                value.shape == op.shape(spec, w.axes)
-                and str(value.dtype) == f"torch.{spec.dtype}"
-            ), name
+            assert value.shape == op.shape(spec, w.axes), name
+            assert str(value.dtype) == f"torch.{spec.dtype}", name
             assert value.is_contiguous() and value.device.type == "cpu"
 
 
@@ -152,18 +148,15 @@ def test_gdn_tensors_are_normal_and_keys_have_length_one():
 
 
 def test_gates_are_mamba2s():
-    ws = embedded(DECODE) + embedded(PREFILL)[:46]
-    ops = [DECODE] * 54 + [PREFILL] * 46
-    A = (
-        torch.stack(
-            [synthetic.draw(op, w, "A_log") for op, w in zip(ops, ws, strict=True)]
-        )
-        .double()
-        .exp()
-    )
-    dt_bias = torch.stack(
-        [synthetic.draw(op, w, "dt_bias") for op, w in zip(ops, ws, strict=True)]
-    ).double()
+    calls = [(DECODE, w) for w in embedded(DECODE)]
+    calls += [(PREFILL, w) for w in embedded(PREFILL)[:46]]
+
+    def all_of(name):
+        drawn = [synthetic.draw(op, w, name) for op, w in calls]
+        return torch.stack(drawn).double()
+
+    A = all_of("A_log").exp()
+    dt_bias = all_of("dt_bias")
     log_dt = torch.nn.functional.softplus(dt_bias).log10()
     n = A.numel()
     assert n == 800
@@ -195,11 +188,8 @@ def test_lengths_fill_the_axes_of_every_prefill_workload():
         assert len(lengths) == w.axes["num_seqs"] and min(lengths) >= 1, w
         assert sum(lengths) == w.axes["total_seq_len"], w
         ends = synthetic.draw(PREFILL, w, "cu_seqlens")
-        assert (
-            ends.dtype == torch.int64
-            and ends[0] == 0
-            and tuple(ends.diff().tolist()) == lengths
-        )
+        assert ends.dtype == torch.int64 and ends[0] == 0
+        assert tuple(ends.diff().tolist()) == lengths
 
 
 @pytest.mark.parametrize(
@@ -224,30 +214,15 @@ def statistics(workloads) -> dict[str, float]:
     lengths = np.array([n for w in workloads for n in synthetic.sequence_lengths(w)])
     counts = np.histogram(lengths, [1, 33, 129, 513, 2049, 1 << 20])[0]
     published = contest()[PREFILL.definition].sequence_lengths
-    figures = {f"p{p}": float(np.percentile(lengths, p)) for p in (50, 90, 95, 99)} | {
-        "max": int(lengths.max())
-    }
-    return figures | dict(zip(published["buckets"], map(int, counts), strict=True))
+    percents = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
+    figures = {name: np.percentile(lengths, p) for name, p in percents.items()}
+    return figures | dict(zip(published["buckets"], counts, strict=True))
 
 
 def published() -> dict[str, float]:
-    stats = contest()[PREFILL.definition].sequence_lengths
-    return {k: stats[k] for k in ("p50", "p90", "p95", "p99", "max")} | stats["buckets"]
-
-
-def test_the_published_figures_are_all_there():
-    assert published() == {
-        "p50": 41,
-        "p90": 662,
-        "p95": 1131,
-        "p99": 2822,
-        "max": 5637,
-        "1-32": 338,
-        "33-128": 254,
-        "129-512": 112,
-        "513-2048": 74,
-        "2049+": 19,
-    }
+    stats = dict(contest()[PREFILL.definition].sequence_lengths)
+    names = "p50 p90 p95 p99 max".split()
+    return {name: stats[name] for name in names} | stats["buckets"]
 
 
 def test_lengths_of_the_contests_twins_have_the_published_statistics():
@@ -256,22 +231,19 @@ def test_lengths_of_the_contests_twins_have_the_published_statistics():
     for name, value in want.items():
         room = 3 if "-" in name or "+" in name else 0.05 * value
         assert abs(got[name] - value) <= room, (name, got[name], value)
-    assert (
-        sum(got[b] for b in ("1-32", "33-128", "129-512", "513-2048", "2049+")) == 797
-    )
+    buckets = [name for name in want if "-" in name or "+" in name]
+    assert len(buckets) == 5 and sum(got[name] for name in buckets) == 797
 
 
 def test_the_statistics_are_the_methods_not_one_seeds():
     """Averaged over 20 other sets of uuids: percentiles and bucket counts within 10 %."""
-    sets = [
-        statistics(
-            [
-                Workload(str(uuid.uuid5(uuid.UUID(w.uuid), str(i))), w.axes)
-                for w in embedded(PREFILL)
-            ]
-        )
-        for i in range(20)
-    ]
+
+    def other(w, i):
+        return Workload(str(uuid.uuid5(uuid.UUID(w.uuid), str(i))), w.axes)
+
+    sets = []
+    for i in range(20):
+        sets.append(statistics([other(w, i) for w in embedded(PREFILL)]))
     for name, value in published().items():
         mean = sum(s[name] for s in sets) / len(sets)
         assert abs(mean - value) <= 0.1 * value, (name, mean, value)
@@ -280,24 +252,15 @@ def test_the_statistics_are_the_methods_not_one_seeds():
 # --- a folder, written and read
 
 SMALL = {
-    "gdn_decode": [pick(DECODE, "1"), pick(DECODE, "batch_size=2")],
-    "gdn_decode_bf16": [pick(OPS["gdn_decode_bf16"], "0")],
-    "gdn_decode_packed": [pick(OPS["gdn_decode_packed"], "0")],
-    "gdn_decode_packed_bf16": [pick(OPS["gdn_decode_packed_bf16"], "0")],
-    "gdn_mtp": [pick(OPS["gdn_mtp"], "0")],
-    "gdn_mtp_bf16": [pick(OPS["gdn_mtp_bf16"], "0")],
-    "gdn_mtp_packed": [pick(OPS["gdn_mtp_packed"], "0")],
-    "gdn_mtp_packed_bf16": [pick(OPS["gdn_mtp_packed_bf16"], "0")],
-    "gdn_prefill": [pick(PREFILL, "24"), pick(PREFILL, "seq_lens=1+9")],
-    "gdn_prefill_packed": [
-        pick(OPS["gdn_prefill_packed"], "total_seq_len=3,num_seqs=1")
-    ],
-    "gdn_prefill_packed_bf16": [
-        pick(OPS["gdn_prefill_packed_bf16"], "total_seq_len=3,num_seqs=1")
-    ],
-    "attention_fwd": [pick(ATTENTION, "seq_len=128")],
-    "attention_fwd_causal": [pick(OPS["attention_fwd_causal"], "seq_len=128")],
+    "gdn_decode": ["1", "batch_size=2"],
+    "gdn_prefill": ["24", "seq_lens=1+9"],
+    "gdn_prefill_packed": ["total_seq_len=3,num_seqs=1"],
+    "gdn_prefill_packed_bf16": ["total_seq_len=3,num_seqs=1"],
+    "attention_fwd": ["seq_len=128"],
+    "attention_fwd_causal": ["seq_len=128"],
 }
+for name, op in OPS.items():
+    SMALL[name] = [pick(op, chosen) for chosen in SMALL.get(name, ["0"])]
 COUNT = sum(map(len, SMALL.values()))
 
 
@@ -327,22 +290,16 @@ def blobs(root) -> list:
 
 def test_a_written_folder_gives_the_twins_back_bit_by_bit(written):
     root, report, steps = written
-    assert report == {
-        "written": COUNT,
-        "kept": 0,
-        "bytes": sum(p.stat().st_size for p in blobs(root)),
-        "solutions": len(SMALL),
-    }
-    assert [step[:2] for step in steps] == [
-        (i, COUNT) for i in range(COUNT + 1)
-    ] and steps[1][2] == "gdn_decode B=2"
+    size = sum(path.stat().st_size for path in blobs(root))
+    counts = {"written": COUNT, "kept": 0, "solutions": len(SMALL)}
+    assert report == counts | {"bytes": size}
+    assert [step[:2] for step in steps] == [(i, COUNT) for i in range(COUNT + 1)]
+    assert steps[1][2] == "gdn_decode B=2"
     for name, twin_workloads in SMALL.items():
         op = OPS[name]
         read = from_folder(op, root)
-        assert [(w.uuid, w.axes, w.index) for w in read] == [
-            (w.uuid, w.axes, i) for i, w in enumerate(twin_workloads)
-        ]
-        for w, t in zip(read, twin_workloads, strict=True):
+        for i, (w, t) in enumerate(zip(read, twin_workloads, strict=True)):
+            assert (w.uuid, w.axes, w.index) == (t.uuid, t.axes, i)
             assert w.origin == "dataset" and drawn(op, w) == []
             assert same_bits(load_inputs(op, w, "cpu", root), load_inputs(op, t))
 
@@ -353,12 +310,8 @@ def test_flashinfer_bench_loads_what_is_written(written):
 
     root, *_ = written
     ts = TraceSet.from_path(str(root))
-    assert (
-        set(ts.definitions)
-        == set(ts.workloads)
-        == set(ts.solutions)
-        == {op.definition for op in OPS.values()}
-    )
+    names = {op.definition for op in OPS.values()}
+    assert set(ts.definitions) == set(ts.workloads) == set(ts.solutions) == names
     assert ts.get_solution("gdn_decode-pt-reference").author == "gdn" and not ts.traces
     for name, twin_workloads in SMALL.items():
         op = OPS[name]
@@ -380,28 +333,17 @@ def test_the_layout_is_flashinfer_traces(written):
     ):
         assert (root / path).is_file(), path
     row = json.loads((root / f"workloads/gdn/{d}.jsonl").read_text().split("\n")[0])
-    assert (
-        list(row) == ["definition", "workload", "solution", "evaluation"]
-        and row["solution"] is None
-    )
-    assert row["workload"]["inputs"]["scale"] == {
-        "type": "scalar",
-        "value": 1 / math.sqrt(128),
-    }
-    assert row["workload"]["inputs"]["q"] == {
-        "type": "safetensors",
-        "path": f"blob/workloads/gdn/{d}/{u}.safetensors",
-        "tensor_key": "q",
-    }
+    assert list(row) == "definition workload solution evaluation".split()
+    inputs = row["workload"]["inputs"]
+    assert inputs["scale"] == {"type": "scalar", "value": 1 / math.sqrt(128)}
+    assert inputs["q"] == tensor(f"blob/workloads/gdn/{d}/{u}.safetensors", "q")
+    assert row["solution"] is None
     assert not [p for p in root.rglob("*") if p.name.endswith(".part")]
 
 
 def test_a_second_run_keeps_whole_blobs_and_repairs_the_others(folder):
     first, second, third, fourth, *_ = blobs(folder)
-    before = {
-        p: (p.stat().st_mtime_ns, digest(torch.tensor(list(p.read_bytes()[:4000]))))
-        for p in blobs(folder)
-    }
+    before = {p: (p.stat().st_mtime_ns, p.read_bytes()[:4000]) for p in blobs(folder)}
     os.truncate(first, first.stat().st_size - 1)
     second.unlink()
     third.write_bytes(third.read_bytes().replace(b" version 1", b" version 0"))
@@ -409,10 +351,9 @@ def test_a_second_run_keeps_whole_blobs_and_repairs_the_others(folder):
     report = write(folder)
     assert (report["written"], report["kept"]) == (4, COUNT - 4)
     for p, (mtime, start) in before.items():
-        assert (p.stat().st_mtime_ns == mtime) == (
-            p not in (first, second, third, fourth)
-        )
-        assert digest(torch.tensor(list(p.read_bytes()[:4000]))) == start
+        repaired = p in (first, second, third, fourth)
+        assert (p.stat().st_mtime_ns != mtime) == repaired
+        assert p.read_bytes()[:4000] == start
     assert b" version 1" in third.read_bytes()
 
 
@@ -421,52 +362,38 @@ def test_a_run_broken_off_leaves_no_row_without_its_blob(tmp_path, monkeypatch):
     real = trace_set_writer.safetensors.torch.save_file
 
     def stop(tensors, path, metadata):
-        real(
-            {"half": tensors["q"]} if blobs(root) else tensors, path, metadata=metadata
-        )
-        if blobs(root):
-            raise KeyboardInterrupt
+        if not blobs(root):
+            return real(tensors, path, metadata=metadata)
+        real({"half": tensors["q"]}, path, metadata=metadata)
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(trace_set_writer.safetensors.torch, "save_file", stop)
     with pytest.raises(KeyboardInterrupt):
         write(root)
-    assert (
-        len(blobs(root)) == 1
-        and not list(root.rglob("*.jsonl"))
-        and not list(root.rglob("*.part"))
-    )
+    assert len(blobs(root)) == 1
+    assert not [p for p in root.rglob("*") if p.suffix in (".jsonl", ".part")]
     monkeypatch.setattr(trace_set_writer.safetensors.torch, "save_file", real)
     assert write(root)["kept"] == 1
-    again = from_folder(DECODE, root)[1]
-    assert same_bits(
-        load_inputs(DECODE, again, "cpu", root),
-        load_inputs(DECODE, SMALL["gdn_decode"][1]),
-    )
+    read = load_inputs(DECODE, from_folder(DECODE, root)[1], "cpu", root)
+    assert same_bits(read, load_inputs(DECODE, SMALL["gdn_decode"][1]))
 
 
 def test_one_workload_is_in_memory_at_a_time(tmp_path, monkeypatch):
     real, alive = synthetic.inputs, []
 
     def watched(op, w):
-        assert not [name for name, ref in alive if ref() is not None]
+        assert not any(ref() is not None for ref in alive)
         x = real(op, w)
-        alive.extend(
-            (name, weakref.ref(t))
-            for name, t in x.items()
-            if isinstance(t, torch.Tensor)
-        )
+        alive.extend(weakref.ref(t) for t in x.values() if isinstance(t, torch.Tensor))
         return x
 
     monkeypatch.setattr(synthetic, "inputs", watched)
     write(tmp_path / "set")
-    tensors = [
-        spec
-        for name, some in SMALL.items()
-        for spec in OPS[name].inputs.values()
-        for _ in some
-        if spec.shape
-    ]
-    assert len(alive) == len(tensors)
+    count = 0
+    for name, some in SMALL.items():
+        specs = OPS[name].inputs.values()
+        count += len(some) * sum(spec.shape is not None for spec in specs)
+    assert len(alive) == count
 
 
 def tree(root) -> dict:
@@ -476,9 +403,7 @@ def tree(root) -> dict:
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path, written):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "thesis.txt").write_text("years of work")
-    with pytest.raises(
-        UsageError, match="is not empty, and `gdn data build` did not write it"
-    ):
+    with pytest.raises(UsageError, match="is not empty, and .* did not write it"):
         write(tmp_path / "notes")
     assert {p.name for p in tree(tmp_path / "notes")} == {"thesis.txt"}
 
@@ -487,15 +412,12 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path, written):
     (theirs / trace_set_writer.MARKER).unlink()
     os.truncate(blobs(theirs)[0], 100)
     before = tree(theirs)
-    with pytest.raises(
-        UsageError,
-        match="did not write it; name a new or empty folder; nothing was changed",
-    ):
+    with pytest.raises(UsageError, match="did not write it; .*nothing was changed"):
         write(theirs)
     assert tree(theirs) == before
 
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UsageError, match="file is a file; name a new or empty folder"):
+    with pytest.raises(UsageError, match="file is a file"):
         write(tmp_path / "file")
     with pytest.raises(UsageError, match=r"cannot write .*file/below"):
         write(tmp_path / "file" / "below")
@@ -510,10 +432,7 @@ def test_too_small_a_disk_is_reported_before_anything_is_drawn(
 
     everything = {name: embedded(op) for name, op in OPS.items()}
     free(10**9)
-    with pytest.raises(
-        MissingError,
-        match=r"set2: the tensors need [34]\.\d\d GB, 1\.00 GB are free; free some",
-    ):
+    with pytest.raises(MissingError, match=r"need [34]\.\d\d GB, 1\.00 GB are free"):
         write(tmp_path / "set2", everything)
     assert not blobs(tmp_path / "set2")
     free(17 << 20)  # existing blobs need no more room
@@ -521,10 +440,7 @@ def test_too_small_a_disk_is_reported_before_anything_is_drawn(
 
 
 def test_only_twins_are_written(written, tmp_path):
-    with pytest.raises(
-        UsageError,
-        match="is from a data set; only twins are written; leave --dataset out",
-    ):
+    with pytest.raises(UsageError, match="only twins are written"):
         write(tmp_path / "set", {"gdn_decode": from_folder(DECODE, written[0])})
     assert not (tmp_path / "set").exists()
 
@@ -534,47 +450,27 @@ def test_a_solution_is_there_once(folder):
     good = pack.pack(REGISTRY.reference(DECODE), DECODE)
 
     def build(root, *solutions):
-        return trace_set_writer.build(
-            root,
-            [DECODE],
-            {"gdn_decode": SMALL["gdn_decode"][:1]},
-            solutions,
-            definitions,
-        )
+        workloads = {"gdn_decode": SMALL["gdn_decode"][:1]}
+        given = [DECODE], workloads, solutions, definitions
+        return trace_set_writer.build(root, *given)
 
     assert build(folder, good, good)["solutions"] == 1
-    with pytest.raises(
-        UsageError,
-        match="pt-reference.json: has a solution called 'gdn_decode-pt-reference' already",
-    ):
+    with pytest.raises(UsageError, match="has a solution called .* already"):
         build(folder, good | {"author": "someone"})
 
 
 # --- what can be wrong with a data set's tensors
 
 
-def data_workload(op=DECODE, inputs=None, **axes) -> Workload:
-    return Workload("0", axes or {"batch_size": 1}, 0, "dataset", inputs or {})
-
-
-def tensor(path, key) -> dict:
-    return {"type": "safetensors", "path": str(path), "tensor_key": key}
-
-
 def test_random_and_absent_inputs_are_drawn_as_the_twin_has_them():
     """Blindly drawn, cu_seqlens would point anywhere and keys would overflow the state."""
     axes = {"total_seq_len": 40, "num_seqs": 3, "len_cu_seqlens": 4}
-    inputs = {
-        "cu_seqlens": {"type": "random"},
-        "k": {"type": "random"},
-        "scale": {"type": "scalar", "value": 0.25},
-    }
+    inputs = {name: {"type": "random"} for name in ("cu_seqlens", "k")}
+    inputs["scale"] = {"type": "scalar", "value": 0.25}
     w = Workload("any name", axes, 0, "dataset", inputs)
     got = load_inputs(PREFILL, w)
-    assert (
-        same_bits(got[:9], load_inputs(PREFILL, Workload("any name", axes))[:9])
-        and got[9] == 0.25
-    )
+    twins = load_inputs(PREFILL, Workload("any name", axes))
+    assert same_bits(got[:9], twins[:9]) and got[9] == 0.25
     assert got[8][0] == 0 and got[8][-1] == 40
     assert drawn(PREFILL, w) == [name for name in PREFILL.inputs if name != "scale"]
     assert drawn(PREFILL, Workload("any name", axes)) == list(PREFILL.inputs)
@@ -589,8 +485,12 @@ def test_tensors_are_found_by_their_key_and_path(tmp_path):
         assert torch.equal(values[4], want + 1) and torch.equal(values[6], want)
 
 
-def header(text: bytes):
-    return lambda path: path.write_bytes(len(text).to_bytes(8, "little") + text)
+def header(text: bytes, more: bytes = b""):
+    data = len(text).to_bytes(8, "little") + text + more
+    return lambda path: path.write_bytes(data)
+
+
+BROKEN = "{path}: cut short, or not a safetensors file: "
 
 
 GOOD = {"A_log": torch.zeros(8), "b": torch.zeros(1, 1, 8, dtype=torch.bfloat16)}
@@ -600,64 +500,36 @@ def cut(n):
     return lambda path: path.write_bytes(path.read_bytes()[:n])
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+# the eight numbers of A_log begin after a hole
+HOLE = b'{"A_log":{"dtype":"F32","shape":[8],"data_offsets":[32,64]}}'
+
+
+def saved(**tensors):
+    return lambda path: save_file(tensors, path)
+
+
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (
-            lambda path: path.unlink(),
-            "no such file: {path}; the data set is not complete",
-        ),
-        (
-            lambda path: path.write_text(
-                "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
-            ),
-            "{path}: a git-LFS pointer, the data itself was not downloaded; run `git lfs pull`",
-        ),
-        *(
-            (spoil, "{path}: cut short, or not a safetensors file: ")
-            for spoil in (
-                cut(-1),
-                cut(100),
-                cut(5),
-                cut(0),
-                lambda path: path.write_bytes(path.read_bytes() + b"more"),
-                lambda path: path.write_bytes(b"<html>not found</html>" * 9),
-                header(b"{{{{"),
-                header(b"[]"),
-            )
-        ),
-        (
-            lambda path: save_file({"x": torch.zeros(2), "y": torch.zeros(2)}, path),
-            "{path}: no tensor 'A_log' for input A_log; it has x, y",
-        ),
-        (
-            lambda path: save_file(GOOD | {"A_log": torch.zeros(4)}, path),
-            (
-                "{path}: tensor 'A_log' has shape [4], gdn_decode_qk4_v8_d128_k_last at"
-                " batch_size=1 has [8]"
-            ),
-        ),
-        (
-            lambda path: save_file(
-                GOOD | {"b": torch.zeros(8, dtype=torch.bfloat16)}, path
-            ),
-            (
-                "{path}: tensor 'b' has shape [8], gdn_decode_qk4_v8_d128_k_last at batch_size=1"
-                " has [1, 1, 8]"
-            ),
-        ),
-        (
-            lambda path: save_file(
-                GOOD | {"A_log": torch.zeros(8, dtype=torch.float16)}, path
-            ),
-            "{path}: tensor 'A_log' is F16, gdn_decode_qk4_v8_d128_k_last has F32",
-        ),
-        (
-            lambda path: (path.unlink(), path.mkdir()),
-            "path 'blob.safetensors' is not a plain file",
-        ),
+        (lambda path: path.unlink(), "no such file: {path}; the data set is not complete"),
+        (lambda path: path.write_text(POINTER), "{path}: a git-LFS pointer"),
+        (cut(-1), BROKEN),
+        (cut(100), BROKEN),
+        (cut(5), BROKEN),
+        (cut(0), BROKEN),
+        (lambda path: path.write_bytes(path.read_bytes() + b"more"), BROKEN),
+        (lambda path: path.write_bytes(b"<html>not found</html>" * 9), BROKEN),
+        (header(b"{{{{"), BROKEN),
+        (header(b"[]"), BROKEN),
+        (header(HOLE, bytes(64)), "{path}: "),
+        (saved(x=torch.zeros(2), y=torch.zeros(2)), "no tensor 'A_log' for input A_log; it has x, y"),
+        (saved(A_log=torch.zeros(4)), "'A_log' has shape [4], {op} at batch_size=1 has [8]"),
+        (saved(A_log=torch.zeros(8), b=torch.zeros(8).bfloat16()), "has shape [8], {op} at batch_size=1 has [1, 1, 8]"),
+        (saved(A_log=torch.zeros(8).half()), "{path}: tensor 'A_log' is F16, {op} has F32"),
+        (lambda path: (path.unlink(), path.mkdir()), "is not a plain file"),
     ],
-)
+)  # fmt: skip
 def test_a_spoiled_file_is_one_clear_line(tmp_path, spoil, says):
     path = tmp_path / "blob.safetensors"
     save_file(GOOD, path)
@@ -666,56 +538,27 @@ def test_a_spoiled_file_is_one_clear_line(tmp_path, spoil, says):
     spoil(path)
     with pytest.raises(MissingError) as e:
         load_inputs(DECODE, w, "cpu", tmp_path)
-    assert (
-        says.format(path=path) in str(e.value)
-        and e.value.code == 3
-        and "\n" not in str(e.value)
-    )
+    assert says.format(path=path, op=DECODE.definition) in str(e.value)
+    assert e.value.code == 3 and "\n" not in str(e.value)
 
 
-def test_offsets_that_lie_are_caught(tmp_path):
-    """A header that leaves a hole."""
-    header = json.dumps(
-        {"A_log": {"dtype": "F32", "shape": [8], "data_offsets": [32, 64]}}
-    ).encode()
-    (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
-    with pytest.raises(MissingError, match=str(tmp_path / "x")) as e:
-        load_inputs(
-            DECODE,
-            data_workload(inputs={"A_log": tensor("x", "A_log")}),
-            "cpu",
-            tmp_path,
-        )
-    assert "\n" not in str(e.value)
-
-
-def test_inputs_of_the_wrong_kind(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "spec", "says"),
+    [
+        ("scale", tensor("x", "scale"), "for input scale, which is a scalar in"),
+        (
+            "q",
+            {"type": "scalar", "value": 1.0},
+            "input q is a scalar, .* a tensor there",
+        ),
+        ("A_log", None, "that is not given; name its folder: --dataset DIR"),
+    ],
+)
+def test_inputs_of_the_wrong_kind(name, spec, says, tmp_path):
     save_file({"scale": torch.zeros(())}, tmp_path / "x")
-    with pytest.raises(
-        MissingError,
-        match="tensor 'scale' for input scale, which is a scalar in gdn_decode",
-    ):
-        load_inputs(
-            DECODE,
-            data_workload(inputs={"scale": tensor("x", "scale")}),
-            "cpu",
-            tmp_path,
-        )
-    with pytest.raises(
-        MissingError,
-        match="input q is a scalar, gdn_decode_qk4_v8_d128_k_last has a tensor there",
-    ):
-        load_inputs(
-            DECODE,
-            data_workload(inputs={"q": {"type": "scalar", "value": 1.0}}),
-            "cpu",
-            tmp_path,
-        )
-    with pytest.raises(
-        MissingError,
-        match="of a data set that is not given; name its folder: --dataset DIR",
-    ):
-        load_inputs(DECODE, data_workload(inputs={"A_log": tensor("x", "A_log")}))
+    workload = data_workload(inputs={name: spec or tensor("x", name)})
+    with pytest.raises(MissingError, match=says):
+        load_inputs(DECODE, workload, "cpu", tmp_path if spec else None)
 
 
 @pytest.mark.parametrize(
@@ -737,25 +580,16 @@ def test_cu_seqlens_that_point_outside_never_reach_a_kernel(tmp_path, ends, what
     save_file({"c": torch.tensor(ends)}, tmp_path / "x")
     with pytest.raises(MissingError) as e:
         load_inputs(PREFILL, w, "cpu", tmp_path)
-    assert (
-        str(e.value)
-        == f"{tmp_path / 'x'}: tensor 'c' must rise from 0 to total_seq_len=10, it {what}"
-    )
+    file = tmp_path / "x"
+    assert str(e.value).startswith(f"{file}: tensor 'c' must rise from 0 to ")
+    assert str(e.value).endswith(what)
 
 
 def test_a_twin_whose_lengths_are_not_its_axes_never_reaches_a_kernel():
     axes = {"total_seq_len": 10, "num_seqs": 2, "len_cu_seqlens": 3}
     w = Workload("0", axes, seq_lens=(3, 9))
-    message = "^workload 0: cu_seqlens must rise from 0 to total_seq_len=10, it goes from 0 to 12$"
-    with pytest.raises(MissingError, match=message):
+    with pytest.raises(MissingError, match="^workload 0: cu_seqlens .* from 0 to 12$"):
         load_inputs(PREFILL, w)
-
-
-def test_a_header_is_read_without_the_tensors(written):
-    tensors, metadata = blob_header(blobs(written[0])[-1])
-    assert tensors["cu_seqlens"][0] == "I64" and metadata["gdn_twin"].endswith(
-        f" version {synthetic.VERSION}"
-    )
 
 
 def test_tensors_begin_at_a_cache_line(monkeypatch):

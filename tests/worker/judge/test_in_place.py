@@ -13,7 +13,6 @@ import reports
 import torch
 
 from gdn_cli.catalog import ops, registry
-from gdn_cli.catalog.tiers import TIERS
 from gdn_cli.errors import UsageError
 from gdn_cli.machine import inventory
 from gdn_cli.records import comparison, history, score
@@ -59,21 +58,15 @@ def entries(folder, *names: str) -> list[planning.Entry]:
 
 
 def test_an_op_says_which_output_may_be_which_input():
-    assert {name: op.in_place for name, op in REGISTRY.ops.items() if op.in_place} == {
-        "gdn_decode": {"new_state": "state"},
-        "gdn_decode_bf16": {"new_state": "state"},
-        "gdn_decode_packed": {"new_pool": "pool"},
-        "gdn_decode_packed_bf16": {"new_pool": "pool"},
-        "gdn_mtp": {"final_state": "initial_state"},
-        "gdn_mtp_bf16": {"final_state": "initial_state"},
-        "gdn_mtp_packed": {"new_pool": "pool"},
-        "gdn_mtp_packed_bf16": {"new_pool": "pool"},
-        "gdn_prefill_packed": {"new_pool": "pool"},
-        "gdn_prefill_packed_bf16": {"new_pool": "pool"},
-    }
-    only = [name for name, op in REGISTRY.ops.items() if op.in_place_only]
-    floats = ("gdn_decode_packed", "gdn_mtp", "gdn_mtp_packed", "gdn_prefill_packed")
-    assert only == [name for each in floats for name in (each, f"{each}_bf16")]
+    decode, mtp = {"new_state": "state"}, {"final_state": "initial_state"}
+    packed = {"new_pool": "pool"}
+    pairs = {"gdn_decode": decode, "gdn_decode_packed": packed, "gdn_mtp": mtp}
+    pairs |= {"gdn_mtp_packed": packed, "gdn_prefill_packed": packed}
+    pairs |= {f"{name}_bf16": pair for name, pair in pairs.items()}
+    found = {name: op.in_place for name, op in REGISTRY.ops.items() if op.in_place}
+    assert found == pairs
+    only = {name for name, op in REGISTRY.ops.items() if op.in_place_only}
+    assert only == {name for name, pair in pairs.items() if pair is not decode}
 
 
 @pytest.mark.parametrize(
@@ -105,29 +98,19 @@ def test_who_cannot_is_refused_by_name_and_left_out_of_all(tmp_path):
         ("returns", "cannot write into given buffers"),
         ("ready", "keeps data that its setup made"),
     ):
+        some = entries(tmp_path, "good", name)
         with pytest.raises(UsageError, match=f"--in-place: gdn_decode/{name} .*{says}"):
-            eligibility.overwriting(
-                REGISTRY, entries(tmp_path, "good", name), named=True
-            )
-    found = eligibility.overwriting(
-        REGISTRY, entries(tmp_path, "good", "returns"), named=False
-    )
-    assert [e.place.mode for e in found] == [
-        "cpu",
-        None,
-    ] and "returns its results" in found[1].place.reason
+            eligibility.overwriting(REGISTRY, some, named=True)
+    some = entries(tmp_path, "good", "returns")
+    good, returns = eligibility.overwriting(REGISTRY, some, named=False)
+    assert (good.place.mode, returns.place.mode) == ("cpu", None)
+    assert "returns its results" in returns.place.reason
 
 
 def test_an_op_without_an_in_place_output_is_refused():
-    some = [
-        planning.Entry(
-            REGISTRY.find("gdn_prefill/pt-reference"), inventory.Place("cpu")
-        )
-    ]
-    with pytest.raises(
-        UsageError,
-        match="--in-place: gdn_prefill declares no output that may be an input",
-    ) as e:
+    algo = REGISTRY.find("gdn_prefill/pt-reference")
+    some = [planning.Entry(algo, inventory.Place("cpu"))]
+    with pytest.raises(UsageError, match="gdn_prefill declares no output that") as e:
         eligibility.overwriting(REGISTRY, some, named=False)
     able = [name for name, op in REGISTRY.ops.items() if op.in_place]
     assert e.value.hint == f"{', '.join(able)} do"
@@ -149,10 +132,8 @@ def step(seen: list[float]):
 def test_every_call_that_is_timed_finds_the_state_as_it_was():
     seen, state = [], torch.zeros(8)
     subject = Subject.of(step(seen), [state], [state])
-    assert (
-        subject.in_place
-        and not Subject.of(step([]), [state], [torch.zeros(8)]).in_place
-    )
+    assert subject.in_place
+    assert not Subject.of(step([]), [state], [torch.zeros(8)]).in_place
     timing.measure("wall", subject, Plan(warmup=0, iterations=20, in_a_row=True))
     assert len(seen) == 20 and set(seen) == {0.0} and float(state[0]) == 1
 
@@ -192,12 +173,8 @@ def on_gpu(monkeypatch):
         log.clear()
         state.zero_()
         sampler = object.__new__(module.Sampler)
-        sampler.subjects, sampler.warm, sampler.busy_s, sampler.alone = (
-            [subject],
-            warm,
-            0.0,
-            [1],
-        )
+        sampler.subjects, sampler.alone = [subject], [1]
+        sampler.warm, sampler.busy_s = warm, 0.0
         sampler.flush = lambda: log.append("flush")
         sampler.trace = SimpleNamespace(kernels=lambda loop: loop())
         sampler.take([0, 0])
@@ -207,16 +184,13 @@ def on_gpu(monkeypatch):
 
 
 def test_on_a_gpu_the_state_is_put_back_where_it_is_not_timed(on_gpu):
-    assert (
-        on_gpu(events, False) == ["restore", "flush", "event", "call on 0", "event"] * 2
-    )
-    assert on_gpu(cupti, False) == ["rest", "restore", "flush", "call on 0"] * 2
-    warm = ["restore", "call on 0", "restore"]
-    assert on_gpu(events, True) == [*warm, "event", "call on 0", "event"] * 2
-    assert (
-        on_gpu(cupti, True)
-        == ["rest", "restore", "rest", "call on 0", "restore", "begin", "call on 0"] * 2
-    )
+    for tier, warm, steps in (
+        (events, False, "restore, flush, event, call on 0, event"),
+        (cupti, False, "rest, restore, flush, call on 0"),
+        (events, True, "restore, call on 0, restore, event, call on 0, event"),
+        (cupti, True, "rest, restore, rest, call on 0, restore, begin, call on 0"),
+    ):
+        assert on_gpu(tier, warm) == steps.split(", ") * 2
 
 
 def test_a_copy_in_another_place_is_in_place_too_and_starts_from_the_same_values():
@@ -226,11 +200,8 @@ def test_a_copy_in_another_place_is_in_place_too_and_starts_from_the_same_values
     # its own buffers, and the same ones because they are small
     for least in (0, 10**6):
         other = subject.copy(least)
-        assert (
-            other.in_place
-            and other.outputs[0] is other.inputs[0]
-            and (other.inputs[0] is state) == bool(least)
-        )
+        assert other.in_place and other.outputs[0] is other.inputs[0]
+        assert (other.inputs[0] is state) == bool(least)
         other.call()
         other.refresh()
         other.call()
@@ -247,19 +218,14 @@ def test_scaled_values_are_never_larger_than_the_first_ones():
     assert scales == [-1, 0.5, -0.5, 1, -1] and scaling.scale == -1
 
 
-@pytest.mark.parametrize(
-    "tier", [name for name, tier in TIERS.items() if not tier.restores]
-)
+@pytest.mark.parametrize("tier", ["graph", "nvbench", "fib"])
 def test_a_tier_that_cannot_put_the_state_back_says_so(tier):
     state = torch.zeros(8)
+    subject = Subject.of(step([]), [state], [state])
     with pytest.raises(
-        TierUnavailableError,
-        match="cannot restore inputs that a call overwrites.*; cupti, events can",
+        TierUnavailableError, match="cannot restore.*; cupti, events can"
     ):
-        timing.measure(tier, Subject.of(step([]), [state], [state]), Plan())
-    assert set(TIERS) - {"graph", "nvbench", "fib"} == {
-        n for n, t in TIERS.items() if t.restores
-    }
+        timing.measure(tier, subject, Plan())
 
 
 # --- checks
@@ -297,10 +263,9 @@ def test_a_check_in_place_sees_who_reads_too_late_and_leaves_the_inputs(
 ):
     x, s = torch.ones(4), torch.full((4,), 3.0)
     right = [(x + s).double(), (2 * s).double()]
+    given = helpers.local(Steps(early)), TOY, {"n": 4}, [x, s], right
     for pairs, passes in (({}, apart), ({1: 1}, in_place)):
-        verdict = check.check(
-            helpers.local(Steps(early)), TOY, {"n": 4}, [x, s], right, in_place=pairs
-        )
+        verdict = check.check(*given, in_place=pairs)
         assert verdict.passed == passes and not verdict.inputs_changed
         assert torch.equal(s, torch.full((4,), 3.0))
 
@@ -319,14 +284,10 @@ def test_records_say_that_they_are_in_place(bench_in_place):
     found = {r["algo"]: r for r in bench_in_place["records"] if r["workload"]}
     assert set(found) == {"copy", "good", "early"}  # the reference returns its results
     assert all(r["in_place"] is True for r in bench_in_place["records"])
-    assert (
-        found["good"]["status"] == "passed" and found["good"]["timing"]["median_us"] > 0
-    )
-    assert found["good"]["probes"] and not any(found["good"]["probes"].values())
-    assert (
-        found["early"]["status"] == "wrong"
-        and found["early"]["check"]["inputs_changed"] == []
-    )
+    good, early = found["good"], found["early"]
+    assert good["status"] == "passed" and good["timing"]["median_us"] > 0
+    assert good["probes"] and not any(good["probes"].values())
+    assert early["status"] == "wrong" and early["check"]["inputs_changed"] == []
 
 
 # --- reading in-place records

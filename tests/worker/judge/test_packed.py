@@ -50,22 +50,17 @@ def drawn(op, **axes) -> dict:
 
 def test_parts_are_drawn_each_by_itself_and_slots_without_repeats():
     x = drawn(OP, batch_size=40)
-    parts = {
-        name: x["mixed_qkv"][:, i:j].float()
-        for name, (i, j) in OP.parts("mixed_qkv").items()
-    }
-    assert [part.shape[1] for part in parts.values()] == [512, 512, 1024]
-    for piece in parts.values():
+    q, k, v = (
+        x["mixed_qkv"][:, i:j].float() for i, j in OP.parts("mixed_qkv").values()
+    )
+    assert [piece.shape[1] for piece in (q, k, v)] == [512, 512, 1024]
+    for piece in (q, k, v):
         assert abs(float(piece.mean())) < 0.03 and abs(float(piece.std()) - 1) < 0.03
-    assert not torch.equal(parts["q"], parts["k"])
+    assert not torch.equal(q, k)
     assert float(x["pool"].std()) == pytest.approx(0.17, rel=0.01)
     slots = x["state_indices"].tolist()
-    assert (
-        len(set(slots)) == 40
-        and 1 <= min(slots)
-        and max(slots) <= 80
-        and slots != sorted(slots)
-    )
+    assert len(set(slots)) == 40 and slots != sorted(slots)
+    assert 1 <= min(slots) and max(slots) <= 80
     full = drawn(SMALL, batch_size=6, pool_size=7)["state_indices"]
     assert sorted(full.tolist()) == [1, 2, 3, 4, 5, 6] and full.dtype == torch.int32
 
@@ -74,16 +69,12 @@ def test_the_hard_inputs_are_what_they_say():
     found = {name: dict(zip(OP.inputs, dataset.load_inputs(OP, stressed(OP, [name])[0]), strict=True))
              for name in ("padding", "zero-keys", "large-state", "odd-batch", "strong-decay")}  # fmt: skip
     slots = found["padding"]["state_indices"].tolist()
-    assert (
-        slots[0] == slots[4] == 0
-        and slots[-1] == -1
-        and len({s for s in slots if s > 0}) == 5
-    )
+    assert slots[0] == slots[4] == 0 and slots[-1] == -1
+    assert len({s for s in slots if s > 0}) == 5
     row = found["zero-keys"]["mixed_qkv"]
     assert not row[:, :1024].any() and row[:, 1024:].all(1).any()
-    assert float(
-        found["large-state"]["pool"].double().square().mean().sqrt()
-    ) == pytest.approx(1e6, rel=0.01)
+    squares = found["large-state"]["pool"].double().square()
+    assert float(squares.mean().sqrt()) == pytest.approx(1e6, rel=0.01)
     assert set(range(1, 34)) == set(found["odd-batch"]["state_indices"].tolist())
     assert found["strong-decay"]["a"].float().mean() == pytest.approx(60, rel=0.05)
 
@@ -92,27 +83,18 @@ def test_a_call_moves_the_slots_in_use_and_a_file_holds_the_pool():
     small, large = ({"batch_size": 8, "pool_size": n} for n in (17, 1000))
     slots = 8 * 8 * 128 * 128 * 4
     rest = 2 * 8 * (2048 + 8 + 8 + 8 * 128) + 4 * (8 + 8 + 8 + 1)
-    assert (
-        floor.bytes_moved(OP, small) == floor.bytes_moved(OP, large) == 2 * slots + rest
-    )
+    moved = [floor.bytes_moved(OP, axes) for axes in (small, large)]
+    assert moved == [2 * slots + rest] * 2
     assert check.wanted(OP, large)[1][0] == (1000, 8, 128, 128)
 
 
 def test_a_data_set_needs_room_for_the_whole_pool(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        trace_set_writer,
-        "_refuse_small_disk",
-        lambda root, needed: asked.append(needed),
-    )
-    w = twin(SMALL, {"batch_size": 1, "pool_size": 9})
-    trace_set_writer.build(
-        tmp_path / "set",
-        [SMALL],
-        {SMALL.name: [w]},
-        [],
-        [pack.definition(SMALL, REGISTRY)],
-    )
+    look = lambda root, needed: asked.append(needed)  # noqa: E731
+    monkeypatch.setattr(trace_set_writer, "_refuse_small_disk", look)
+    workloads = {SMALL.name: [twin(SMALL, {"batch_size": 1, "pool_size": 9})]}
+    definitions = [pack.definition(SMALL, REGISTRY)]
+    trace_set_writer.build(tmp_path / "set", [SMALL], workloads, [], definitions)
     assert asked == [9 * 2 * 128 * 128 * 4 + 2 * (512 + 2 + 2) + 4 * (2 + 2 + 1 + 1)]
 
 
@@ -127,18 +109,17 @@ class Work:
     def __init__(self, batch: int = 3) -> None:
         self.axes = {"batch_size": batch, "pool_size": 2 * batch + 1}
         self.inputs = list(drawn(SMALL, **self.axes).values())
-        self.expected = check.oracle(
-            build.reference(pack.definition(SMALL, REGISTRY)), self.inputs
-        )
-        self.before = [
-            x.clone() if isinstance(x, torch.Tensor) else x for x in self.inputs
-        ]
+        self.expected = self.right()
+        self.before = check.cloned(self.inputs)
+
+    def right(self) -> list:
+        reference = build.reference(pack.definition(SMALL, REGISTRY))
+        return check.oracle(reference, self.inputs)
 
     def check(self, kernel):
         in_place = SMALL.overwrites if kernel.destination_passing else {}
-        return check.check(
-            kernel, SMALL, self.axes, self.inputs, self.expected, in_place=in_place
-        )
+        given = SMALL, self.axes, self.inputs, self.expected
+        return check.check(kernel, *given, in_place=in_place)
 
     def probe(self, kernel, names=None) -> dict[str, str]:
         args = SMALL, self.axes, self.inputs, self.expected, names, SMALL.overwrites
@@ -200,15 +181,12 @@ def test_a_slot_that_no_row_names_must_keep_its_bits(end, says, make, work):
 def test_padding_names_no_slot(make):
     work = Work()
     work.inputs[6][:] = torch.tensor([-1, 2, 0])
-    work.expected = check.oracle(
-        build.reference(pack.definition(SMALL, REGISTRY)), work.inputs
-    )
+    work.expected = work.right()
     assert work.check(make()).passed
     late = f"{END}; new_pool[len(new_pool) - 1] += 1"  # what -1 is to Python
     assert work.check(make(END, late)).reason.startswith("new_pool: slot 6 changed")
-    assert work.check(make(END, f"{END}; new_pool[0] += 1")).reason.startswith(
-        "new_pool: slot 0 changed"
-    )
+    first = make(END, f"{END}; new_pool[0] += 1")
+    assert work.check(first).reason.startswith("new_pool: slot 0 changed")
 
 
 def test_who_returns_a_new_pool_is_judged_by_that(make, work):
@@ -217,11 +195,8 @@ def test_who_returns_a_new_pool_is_judged_by_that(make, work):
     )
     kernel = make(HONEST, returning, destination_passing=False)
     assert work.check(kernel).passed
-    kernel = make(
-        HONEST,
-        returning.replace("return y, s", "s[0] = 1; return y, s"),
-        destination_passing=False,
-    )
+    returning = returning.replace("return y, s", "s[0] = 1; return y, s")
+    kernel = make(HONEST, returning, destination_passing=False)
     assert work.check(kernel).reason.startswith("new_pool: slot 0 changed")
 
 
@@ -254,15 +229,12 @@ def test_a_cheat_is_caught_in_place(probe, old, new, says, make, work):
 def test_new_values_are_those_of_the_part_and_the_pool():
     x = drawn(SMALL, batch_size=2)
     before = {name: x[name].clone() for name in ("mixed_qkv", "pool")}
-    refresh = calls.Scaling(
-        [part(list(x.values())[i], *where) for i, *where in SMALL.linear]
-    )
+    values = list(x.values())
+    refresh = calls.Scaling([part(values[i], *where) for i, *where in SMALL.linear])
     refresh()
     assert torch.equal(x["mixed_qkv"][:, :256], before["mixed_qkv"][:, :256])
-    assert (
-        torch.equal(x["mixed_qkv"][:, 256:], -before["mixed_qkv"][:, 256:])
-        and refresh.scale == -1
-    )
+    assert torch.equal(x["mixed_qkv"][:, 256:], -before["mixed_qkv"][:, 256:])
+    assert refresh.scale == -1
     assert torch.equal(x["pool"], -before["pool"])
 
 
@@ -319,26 +291,17 @@ def test_two_take_turns_in_place(tmp_path, gdn):
         "    mixed_qkv = kept.setdefault(0, mixed_qkv.clone())\n    y, s = right",
     )
     for name, text in (("one", HONEST), ("two", HONEST), ("three", remembers)):
-        helpers.write_algo(
-            tmp_path,
-            name,
-            {"main.py": text, "reference.py": RIGHT},
-            op=OP.name,
-            destination_passing=True,
-        )
+        sources = {"main.py": text, "reference.py": RIGHT}
+        keys = {"op": OP.name, "destination_passing": True}
+        helpers.write_algo(tmp_path, name, sources, **keys)
     args = (
         "compare one two three --op gdn_decode_packed -w batch_size=2 --seconds 0.2 --json"
         " --algos".split()
     )
     done = gdn(*args, tmp_path)
     records = {r["algo"]: r for r in done.json["records"]}
-    assert {name: r["status"] for name, r in records.items()} == {
-        "one": "passed",
-        "two": "passed",
-        "three": "wrong",
-    }
+    statuses = [records[name]["status"] for name in ("one", "two", "three")]
+    assert statuses == ["passed", "passed", "wrong"]
     assert records["one"]["in_place"] and records["two"]["timing"]["median_us"] > 0
-    assert (
-        "wrong on new values" in records["three"]["reason"]
-        or "probe" in records["three"]["reason"]
-    )
+    reason = records["three"]["reason"]
+    assert "wrong on new values" in reason or "probe" in reason

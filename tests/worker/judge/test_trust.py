@@ -90,32 +90,13 @@ def tried(tmp_path_factory, gdn, write_algo):
         write_algo(folder, name, source)
     temporary = folder / "tmp"
     temporary.mkdir()
-    env = {
-        "MODAL_TOKEN_ID": SECRET,
-        "HARMLESS": "1",
-        "WANTED": "1",
-        "GDN_PASS_ENV": "WANTED",
-        "TMPDIR": str(temporary),
-    }
-    done = gdn(
-        "bench",
-        "--algos",
-        folder,
-        "--algo",
-        ",".join(ALGOS),
-        "-w",
-        "0",
-        "--seconds",
-        "0.05",
-        "--json",
-        env=env,
-    )
-    found = SimpleNamespace(
-        done=done,
-        document=done.json,
-        sleeping=_sleepers(),
-        left=list(temporary.iterdir()),
-    )
+    env = {"MODAL_TOKEN_ID": SECRET, "HARMLESS": "1", "WANTED": "1"}
+    env |= {"GDN_PASS_ENV": "WANTED", "TMPDIR": str(temporary)}
+    names = ",".join(ALGOS)
+    words = f"bench --algo {names} -w 0 --seconds 0.05 --json --algos".split()
+    done = gdn(*words, folder, env=env)
+    after = {"sleeping": _sleepers(), "left": list(temporary.iterdir())}
+    found = SimpleNamespace(done=done, document=done.json, **after)
     for pid in found.sleeping:  # in any case: the tests must not leave processes either
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -145,29 +126,19 @@ def test_nothing_outlives_its_command(tried):
 
 def test_an_algos_output_and_errors_are_bounded(tried):
     flood, book = of(tried, "floods"), of(tried, "raises-a-book")
-    assert (
-        flood["status"] == "exited"
-        and flood["tail"][-1] == "END"
-        and len(json.dumps(flood)) < 50_000
-    )
+    assert flood["status"] == "exited" and flood["tail"][-1] == "END"
+    assert len(json.dumps(flood)) < 50_000
     assert book["status"] == "error" and len(json.dumps(book)) < 400_000
 
 
 def test_an_algo_that_deletes_its_folder_hurts_itself_at_most(tried):
-    assert of(tried, "removes-its-folder")["status"] in (
-        "passed",
-        "build_failed",
-        "error",
-        "refused",
-    )
+    harmless = "passed build_failed error refused".split()
+    assert of(tried, "removes-its-folder")["status"] in harmless
 
 
 def test_a_kill_is_called_one(tried):
     record = of(tried, "kills-itself")
-    assert (record["status"], record["reason"]) == (
-        "killed",
-        "killed from outside (SIGKILL)",
-    )
+    assert record["status"] == "killed" and "(SIGKILL)" in record["reason"]
 
 
 def test_secrets_reach_neither_the_algo_nor_the_record(tried):
@@ -179,26 +150,20 @@ def test_secrets_reach_neither_the_algo_nor_the_record(tried):
 
 
 def test_the_others_are_timed_all_the_same(tried):
-    assert (
-        of(tried, "pt-reference")["status"] == "passed"
-        and of(tried, "pt-reference")["timing"]["median_us"] > 0
-    )
+    record = of(tried, "pt-reference")
+    assert record["status"] == "passed" and record["timing"]["median_us"] > 0
     assert tried.done.code == errors.FAILED and "Traceback" not in tried.done.err
 
 
 @pytest.mark.slow
 def test_a_comparison_goes_on_without_the_rival_that_crashes(tmp_path, gdn, write_algo):
     write_algo(tmp_path, "honest", _TOP + _RIGHT)
-    crash = _RIGHT.replace(
-        "    return",
-        "    calls.append(1)\n    if len(calls) > 3: ctypes.string_at(0)\n    return",
-    )
+    late = "    calls.append(1)\n    if len(calls) > 3: ctypes.string_at(0)\n    return"
+    crash = _RIGHT.replace("    return", late)
     write_algo(tmp_path, "late-crash", f"{_TOP}calls = []\n{crash}")
     write_algo(tmp_path, "leaves", f"{_TOP}os._exit(7)\n{_RIGHT}")
-    raises = _RIGHT.replace(
-        "    return",
-        "    if 'turns' in who_asks(): raise ValueError('tired')\n    return",
-    )
+    tired = "    if 'turns' in who_asks(): raise ValueError('tired')\n    return"
+    raises = _RIGHT.replace("    return", tired)
     write_algo(tmp_path, "tires", f"{_TOP}{_WHO}{raises}")
     done = gdn(
         "compare", "honest", "leaves", "late-crash", "tires", "pt-reference", "--algos", tmp_path, "-w", "0",
@@ -206,10 +171,7 @@ def test_a_comparison_goes_on_without_the_rival_that_crashes(tmp_path, gdn, writ
     )  # fmt: skip
     found = {r["algo"]: (r["status"], r["reason"]) for r in done.json["records"]}
     assert found["late-crash"] == ("crashed", "crashed with SIGSEGV")
-    assert found["leaves"] == (
-        "exited",
-        "the process ended with exit code 7 before it was done",
-    )
+    assert found["leaves"][0] == "exited" and "exit code 7" in found["leaves"][1]
     assert found["tires"] == ("error", "ValueError: tired")
     assert found["honest"][0] == found["pt-reference"][0] == "passed"
     assert done.code == errors.FAILED and len(done.json["comparisons"]) == 1
@@ -246,14 +208,9 @@ def test_a_worker_that_owes_records_has_failed():
     assert not owed([record(one, 0), record(one, 1)])
     assert not owed([record(one, 0, uuid=None, status="build_failed")])
     (fate,) = execute._fates(one, Outcome(Status.DONE), [record(one, 0)])
-    assert (fate.status, fate.reason) == (
-        Status.EXITED,
-        "it answered with 1 of 2 records",
-    )
-    assert (
-        execute._fates(one, Outcome(Status.DONE), [record(one, 0), record(one, 1)])
-        == []
-    )
+    assert fate.status is Status.EXITED and "1 of 2 records" in fate.reason
+    both = [record(one, 0), record(one, 1)]
+    assert execute._fates(one, Outcome(Status.DONE), both) == []
 
 
 def test_records_of_something_else_were_not_asked_for():
@@ -356,17 +313,8 @@ def _until(condition) -> None:
 def test_a_keeper_ends_as_its_command_did(script, code, tmp_path):
     folder = tmp_path / "its"
     folder.mkdir()
-    command = [
-        sys.executable,
-        "-I",
-        "-S",
-        keeper.__file__,
-        str(folder),
-        "--",
-        "sh",
-        "-c",
-        script,
-    ]
+    keep = [sys.executable, "-I", "-S", keeper.__file__, str(folder), "--"]
+    command = [*keep, "sh", "-c", script]
     assert subprocess.run(command).returncode == code
     assert not folder.exists()
 
@@ -375,29 +323,21 @@ def test_head_and_tail_of_an_output_are_kept():
     kept = bounded.Output(edge=10)
     for part in (b"0123456", b"789ab", b"c" * 1000, b"the end"):
         kept.add(part)
-    assert (
-        kept.text()
-        == f"0123456789\n... {kept.size - 20} bytes left out ...\nccc" + "the end"
-    )
+    middle = f"... {kept.size - 20} bytes left out ..."
+    assert kept.text() == f"0123456789\n{middle}\nccc" + "the end"
     short = bounded.Output(edge=10)
     short.add(b"all of it, 17 b.")
     assert short.text() == "all of it, 17 b."
-    assert bounded.clip("x" * 10, 10) == "x" * 10 and bounded.clip(
-        "a" * 6 + "b" * 6, 10
-    ).startswith("aaaaa\n... 2 ")
+    assert bounded.clip("x" * 10, 10) == "x" * 10
+    assert bounded.clip("a" * 6 + "b" * 6, 10).startswith("aaaaa\n... 2 ")
 
 
 def test_the_environment_is_an_allow_list():
     env = {"PATH": "/bin", "CUDA_HOME": "/cuda", "HF_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "s", "GITHUB_TOKEN": "g",
            "MODAL_TOKEN_SECRET": "m", "GDN_TOKEN": "x", "SOMETHING": "1", "OMP_NUM_THREADS": "2", "MINE": "3",
            redaction.PASS: "MINE,HF_TOKEN"}  # fmt: skip
-    assert set(redaction.allowed(env)) == {
-        "PATH",
-        "CUDA_HOME",
-        "OMP_NUM_THREADS",
-        "MINE",
-        redaction.PASS,
-    }
+    kept = {*"PATH CUDA_HOME OMP_NUM_THREADS MINE".split(), redaction.PASS}
+    assert set(redaction.allowed(env)) == kept
 
 
 def test_values_of_secrets_are_masked_wherever_they_stand():
@@ -415,16 +355,12 @@ def test_values_of_secrets_are_masked_wherever_they_stand():
 @pytest.mark.parametrize(
     ("writes", "status", "says"),
     [
-        ("events: nonsense", "crashed", "a record came that its worker did not write"),
-        ("events: [1]", "crashed", "a record came that its worker did not write"),
-        ("reply: nonsense", "crashed", "a reply came that its worker did not write"),
-        ("reply: {}", "crashed", "a reply came that its worker did not write"),
-        (
-            "reply: " + "[" * 5000,
-            "crashed",
-            "a reply came that its worker did not write",
-        ),
-        ("nothing", "exited", "the process ended with exit code 0 before it was done"),
+        ("events: nonsense", "crashed", "a record came that its worker did not"),
+        ("events: [1]", "crashed", "a record came that its worker did not"),
+        ("reply: nonsense", "crashed", "a reply came that its worker did not"),
+        ("reply: {}", "crashed", "a reply came that its worker did not"),
+        ("reply: " + "[" * 5000, "crashed", "a reply came that its worker did not"),
+        ("nothing", "exited", "the process ended with exit code 0 before"),
     ],
 )
 def test_garbage_is_that_workers_failure(writes, status, says, tmp_path, monkeypatch):
@@ -440,30 +376,19 @@ def test_garbage_is_that_workers_failure(writes, status, says, tmp_path, monkeyp
     wrapped = (str(script),)
     request = jobs.Job.of("floor", DECODE, {}, "cpu", ()).request
     outcome = worker_process.serve(request, dict(os.environ), 60.0, wrap=wrapped)
-    assert (outcome.status, outcome.reason) == (status, says)
+    assert outcome.status == status and outcome.reason.startswith(says)
 
 
 # --- the sandbox
 
 
 def _sandbox_works() -> bool:
-    command = [
-        "bwrap",
-        "--ro-bind",
-        "/",
-        "/",
-        "--proc",
-        "/proc",
-        "--dev",
-        "/dev",
-        "--unshare-net",
-        "--unshare-pid",
-        "true",
-    ]
-    return (
-        shutil.which("bwrap") is not None
-        and subprocess.run(command, capture_output=True).returncode == 0
+    command = (
+        "bwrap --ro-bind / / --proc /proc --dev /dev --unshare-net --unshare-pid true"
     )
+    if not shutil.which("bwrap"):
+        return False
+    return subprocess.run(command.split(), capture_output=True).returncode == 0
 
 
 @pytest.mark.slow
@@ -509,20 +434,10 @@ def test_a_sandbox_has_no_network_no_home_and_writes_nothing_outside(
 
 
 def test_a_sandbox_that_is_not_there_is_missing(gdn, tmp_path):
-    done = gdn(
-        "run",
-        "--sandbox",
-        "--algo",
-        "pt-reference",
-        "-w",
-        "0",
-        env={"PATH": str(tmp_path)},
-    )
-    assert (
-        done.code == errors.MISSING
-        and "bubblewrap" in done.err
-        and "Traceback" not in done.err
-    )
+    words = "run --sandbox --algo pt-reference -w 0".split()
+    done = gdn(*words, env={"PATH": str(tmp_path)})
+    assert done.code == errors.MISSING and "bubblewrap" in done.err
+    assert "Traceback" not in done.err
 
 
 def test_a_packed_file_is_said_to_run_with_ones_rights(tmp_path, gdn):

@@ -75,9 +75,7 @@ def test_a_source_that_is_a_link_out_of_its_folder_is_refused(file, algos, secre
     (folder / file).symlink_to(secret)
     known = registry.load(str(algos))
     if file == "more.py":  # no key of algo.toml names it: it is seen when it is packed
-        with pytest.raises(
-            UsageError, match="more.py: not a plain file of the algo's own folder"
-        ):
+        with pytest.raises(UsageError, match="more.py: not a plain file of"):
             pack.pack(known.find("thief"), DECODE)
     else:
         key = {"main.py": "entry_point", "tuned.py": "tune.file"}[file]
@@ -93,11 +91,9 @@ def test_links_inside_the_folder_are_as_good_as_files(algos):
     (algos / "gdn_decode" / "alias").symlink_to("linked")  # and a whole algo may be one
     known = registry.load(str(algos))
     for name in ("linked", "alias"):
-        sources = {
-            s["path"]: s["content"]
-            for s in pack.pack(known.find(name), DECODE)["sources"]
-        }
-        assert sources == {"main.py": RUN, "real.py": RUN}
+        sources = pack.pack(known.find(name), DECODE)["sources"]
+        assert {s["path"] for s in sources} == {"main.py", "real.py"}
+        assert {s["content"] for s in sources} == {RUN}
 
 
 def test_a_pipe_among_the_sources_does_not_block(algos):
@@ -135,19 +131,13 @@ def test_an_algo_toml_of_any_kind_breaks_itself_only(algos, gdn):
     says = broken(algos)
     assert set(says) == {"a-folder", *(f"bad-{i}" for i in range(len(BAD_TOML)))}
     for name, text in says.items():
-        assert (
-            text.startswith(f"{algos}/gdn_decode/{name}/algo.toml: ")
-            and "\n" not in text
-            and len(text) < 6000
-        )
+        assert text.startswith(f"{algos}/gdn_decode/{name}/algo.toml: ")
+        assert "\n" not in text and len(text) < 6000
     whole = {a.name for a in registry.load(str(algos)).algos}
     assert {"good", "pt-reference", "cuda-v5"} <= whole
     done = gdn("run", "--algos", algos, "--algo", "bad-0", "-w", "0")
-    assert (
-        done.code == 2
-        and len(done.err.splitlines()) == 1
-        and "nested more than 100 deep" in done.err
-    )
+    assert done.code == 2 and len(done.err.splitlines()) == 1
+    assert "nested more than 100 deep" in done.err
 
 
 @pytest.mark.parametrize(
@@ -163,19 +153,15 @@ def test_a_source_that_ends_the_parser_is_one_line(text, algos):
 # --- JSON
 
 DEEP = "[" * 5000 + "]" * 5000
+TOO_DEEP = "tables are nested more than 100 deep"
+TOO_LONG = "it has a number that does not fit in 64 bits"
 BAD_JSON = {
-    "deep": (DEEP, "tables are nested more than 100 deep"),
-    "deep below a name": (
-        '{"a":' * 5000 + "1" + "}" * 5000,
-        "tables are nested more than 100 deep",
-    ),
-    "less deep": ("[" * 101 + "]" * 101, "tables are nested more than 100 deep"),
-    "long": ("9" * 10_000, "it has a number that does not fit in 64 bits"),
-    "long below a name": (
-        '{"a": [1, -' + "9" * 400 + "]}",
-        "it has a number that does not fit in 64 bits",
-    ),
-    "endless": ('{"a": 1e99999}', "it has a number that does not fit in 64 bits"),
+    "deep": (DEEP, TOO_DEEP),
+    "deep below a name": ('{"a":' * 5000 + "1" + "}" * 5000, TOO_DEEP),
+    "less deep": ("[" * 101 + "]" * 101, TOO_DEEP),
+    "long": ("9" * 10_000, TOO_LONG),
+    "long below a name": ('{"a": [1, -' + "9" * 400 + "]}", TOO_LONG),
+    "endless": ('{"a": 1e99999}', TOO_LONG),
     "half a character": ('{"a": "\\ud800"}', "an escape spells half a character"),
     "nothing": ("", "Expecting value at column 1"),
     "half": ('{"a":\n 1', "Expecting ',' delimiter at line 2 column 3"),
@@ -208,15 +194,14 @@ def test_json_that_is_large_and_right_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("args", "code"),
     [
-        (["report", "x.json"], 2),
-        (["run", "x.json", "-w", "0"], 2),
-        (["compare", "x.json", "pt-reference"], 2),
-        (["history", "--import", "x.json"], 2),
-        (["profile", "x.json"], 2),
-        (["modal", "bench", "--resume", "x.json"], 2),
-        (["run", "--algo", "pt-reference", "--dataset", "data", "-w", "0"], 3),
+        ("report x.json", 2),
+        ("run x.json -w 0", 2),
+        ("compare x.json pt-reference", 2),
+        ("history --import x.json", 2),
+        ("profile x.json", 2),
+        ("modal bench --resume x.json", 2),
+        ("run --algo pt-reference --dataset data -w 0", 3),
     ],
-    ids=["report", "run", "compare", "history", "profile", "modal", "dataset"],
 )
 def test_every_command_that_reads_json_says_so_in_one_line(
     args, code, text, tmp_path, gdn
@@ -225,7 +210,8 @@ def test_every_command_that_reads_json_says_so_in_one_line(
     for name in ("definitions", "workloads"):
         (tmp_path / "data" / name).mkdir(parents=True)
     (tmp_path / "data" / "definitions" / f"{DECODE.definition}.json").write_text(text)
-    done = gdn(*args, cwd=tmp_path, env={"GDN_HOME": str(tmp_path / "home")})
+    home = {"GDN_HOME": str(tmp_path / "home")}
+    done = gdn(*args.split(), cwd=tmp_path, env=home)
     assert (done.code, done.out) == (code, "") and "Traceback" not in done.err
     assert "not valid JSON: " in done.err and len(done.err.splitlines()[0]) < 500
 
@@ -234,13 +220,8 @@ def test_every_command_that_reads_json_says_so_in_one_line(
 
 
 def fetched(root, path):
-    row = Workload(
-        "0",
-        {"batch_size": 1},
-        index=0,
-        origin="dataset",
-        inputs={"A_log": tensor(path)},
-    )
+    inputs = {"A_log": tensor(path)}
+    row = Workload("0", {"batch_size": 1}, 0, "dataset", inputs)
     return dataset.load_inputs(DECODE, row, "cpu", root)
 
 
@@ -261,22 +242,17 @@ def test_a_data_set_s_paths_stay_inside_it(path, tmp_path):
     (root / "good").symlink_to("inside")
     assert torch.equal(fetched(root, "good")[4], torch.zeros(8))
     path = path.format(tmp=tmp_path, root=root)
-    with pytest.raises(
-        MissingError, match="input A_log: path '.*leads out of the data set"
-    ):
+    says = "input A_log: path '.*leads out of the data set"
+    with pytest.raises(MissingError, match=says):
         fetched(root, path)
     for name in ("definitions", "workloads"):
         (root / name).mkdir()
-    (root / "definitions" / "x.json").write_text(
-        json.dumps(pack.definition(DECODE, registry.load()))
-    )
+    definition = json.dumps(pack.definition(DECODE, registry.load()))
+    (root / "definitions" / "x.json").write_text(definition)
     row = {"uuid": "u", "axes": {"batch_size": 1}, "inputs": {"A_log": tensor(path)}}
-    (root / "workloads" / "x.jsonl").write_text(
-        json.dumps({"definition": DECODE.definition, "workload": row}) + "\n"
-    )
-    with pytest.raises(
-        MissingError, match="x.jsonl:1: input A_log: path '.*leads out of the data set"
-    ):
+    line = json.dumps({"definition": DECODE.definition, "workload": row})
+    (root / "workloads" / "x.jsonl").write_text(f"{line}\n")
+    with pytest.raises(MissingError, match=f"x.jsonl:1: {says}"):
         trace_set.from_folder(DECODE, root)
 
 
@@ -306,12 +282,8 @@ def rights(path) -> int:
 def test_gdns_own_folders_are_private_to_the_user(tmp_path, monkeypatch):
     monkeypatch.setenv("GDN_HOME", str(tmp_path / "new" / "home"))
     store.open_document("run", {}, None)
-    assert (
-        rights(tmp_path / "new")
-        == rights(tmp_path / "new" / "home")
-        == rights(paths.runs_dir())
-        == 0o700
-    )
+    for folder in (tmp_path / "new", tmp_path / "new" / "home", paths.runs_dir()):
+        assert rights(folder) == 0o700
     (tmp_path / "old").mkdir()
     (tmp_path / "old").chmod(0o755)
     monkeypatch.setenv("GDN_HOME", str(tmp_path / "old"))
@@ -335,10 +307,7 @@ def below_tmp(tmp_path, monkeypatch):
 
 def test_builds_below_the_temporary_folder_are_made_for_this_user_alone(below_tmp):
     assert paths.builds_dir() == below_tmp and rights(below_tmp) == 0o700
-    assert (
-        paths.builds_dir() == below_tmp
-        and paths.foreign(below_tmp / "py311-cpu") is None
-    )
+    assert paths.foreign(below_tmp / "py311-cpu") is None
 
 
 @pytest.mark.parametrize("plant", ["open", "readable", "link", "file", "somebody's"])
@@ -359,32 +328,21 @@ def test_builds_that_another_user_may_have_planted_are_refused(
         os.chown(below_tmp, 1234, 1234)
     with pytest.raises(MissingError) as e:
         paths.builds_dir()
-    assert (
-        str(below_tmp) in str(e.value)
-        and "GDN_HOME" in str(e.value)
-        and "\n" not in str(e.value)
-    )
+    assert str(below_tmp) in str(e.value) and "GDN_HOME" in str(e.value)
+    assert "\n" not in str(e.value)
 
 
 def test_a_build_cache_below_a_folder_of_all_users_is_looked_at(tmp_path):
     shared = tmp_path / "shared"
-    (shared / "mine" / "builds").mkdir(parents=True)
+    mine, builds = shared / "mine", shared / "mine" / "builds"
+    builds.mkdir(parents=True)
     shared.chmod(0o1777)
-    for folder in (shared / "mine", shared / "mine" / "builds"):
+    for folder in (mine, builds):
         folder.chmod(0o755)
-    assert (
-        paths.foreign(shared / "mine" / "builds") is None
-        and paths.foreign(shared / "not-there" / "x") is None
-    )
-    (shared / "mine").chmod(0o777)
-    assert (
-        paths.foreign(shared / "mine" / "builds")
-        == f"others may write to {shared}/mine"
-    )
-    (shared / "mine").chmod(0o755)
+    assert paths.foreign(builds) is paths.foreign(shared / "not-there" / "x") is None
+    mine.chmod(0o777)
+    assert paths.foreign(builds) == f"others may write to {mine}"
+    mine.chmod(0o755)
     if os.geteuid() == 0:
-        os.chown(shared / "mine", 1234, 1234)
-        assert (
-            paths.foreign(shared / "mine" / "builds")
-            == f"{shared}/mine belongs to another user"
-        )
+        os.chown(mine, 1234, 1234)
+        assert paths.foreign(builds) == f"{mine} belongs to another user"

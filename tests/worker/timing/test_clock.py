@@ -57,6 +57,18 @@ def counters(monkeypatch):
     return read
 
 
+NOTHING = Subject(lambda: None, [], [])
+
+
+def measured(tier, subject=NOTHING, **plan):
+    return timing.measure(tier, subject, Plan(**plan))
+
+
+def replace_tier(monkeypatch, tier, **module):
+    name = f"gdn_cli.worker.timing.{tier}"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(**module))
+
+
 class Sampler(timing.Warmed):
     def __init__(self, subjects, plan):
         self.busy_s = 0.0
@@ -67,38 +79,18 @@ class Sampler(timing.Warmed):
 
 def test_the_record_of_every_tier_on_a_gpu_has_it(counters, monkeypatch):
     for tier in ("cupti", "events", "graph", "nvbench"):
-        monkeypatch.setitem(
-            sys.modules,
-            f"gdn_cli.worker.timing.{tier}",
-            SimpleNamespace(Sampler=Sampler),
-        )
-        assert (
-            timing.measure(
-                tier, Subject(lambda: None, [], []), Plan(iterations=5)
-            ).sm_clock_mhz
-            == 1710.0
-        )
-    timings, _ = timing.interleave(
-        "cupti", [Subject(lambda: None, [], [])] * 2, Plan(iterations=4)
-    )
+        replace_tier(monkeypatch, tier, Sampler=Sampler)
+        assert measured(tier, iterations=5).sm_clock_mhz == 1710.0
+    timings, _ = timing.interleave("cupti", [NOTHING] * 2, Plan(iterations=4))
     assert [t.sm_clock_mhz for t in timings] == [1710.0] * 2
-    own = SimpleNamespace(measure=lambda subject, plan: timing.summarise("fib", [2.0]))
-    monkeypatch.setitem(sys.modules, "gdn_cli.worker.timing.fib", own)
-    assert (
-        timing.measure("fib", Subject(lambda: None, [], []), Plan()).sm_clock_mhz
-        == 1710.0
-    )
+    own = lambda subject, plan: timing.summarise("fib", [2.0])  # noqa: E731
+    replace_tier(monkeypatch, "fib", measure=own)
+    assert measured("fib").sm_clock_mhz == 1710.0
     assert len(counters) == 6 * 3  # once to compile, and around each batch of samples
 
 
 def test_on_a_cpu_there_is_none(counters):
-    assert (
-        timing.measure(
-            "wall", Subject(lambda: None, [], []), Plan(iterations=2)
-        ).sm_clock_mhz
-        is None
-    )
-    assert counters == []
+    assert measured("wall", iterations=2).sm_clock_mhz is None and counters == []
 
 
 def test_a_time_does_not_fail_with_its_clock(monkeypatch):
@@ -109,10 +101,8 @@ def test_a_time_does_not_fail_with_its_clock(monkeypatch):
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(clock, "_stamps", broken)
-    monkeypatch.setitem(
-        sys.modules, "gdn_cli.worker.timing.cupti", SimpleNamespace(Sampler=Sampler)
-    )
-    t = timing.measure("cupti", Subject(lambda: None, [], []), Plan(iterations=5))
+    replace_tier(monkeypatch, "cupti", Sampler=Sampler)
+    t = measured("cupti", iterations=5)
     assert (t.median_us, t.sm_clock_mhz, tried) == (2.0, None, [1])
 
 
@@ -130,7 +120,7 @@ def test_on_a_gpu_it_is_a_clock_that_the_gpu_can_have(tier):
         [x],
         [x.clone()],
     )
-    mhz = timing.measure(tier, subject, Plan(seconds=0.2)).sm_clock_mhz
+    mhz = measured(tier, subject, seconds=0.2).sm_clock_mhz
     assert 200 < mhz < 1.01 * (environment.describe("cuda").max_sm_clock_mhz or 3000)
 
 

@@ -13,9 +13,10 @@ import oracle
 import pytest
 import torch
 
+from gdn_cli.worker.judge import check
 from gdn_cli.worker.timing import Plan, Subject, measure
 from gdn_cli.worker.timing.flips import Flips
-from gdn_cli.worker.timing.subject import Values
+from gdn_cli.worker.timing.subject import Values, values
 
 WHERE = [(0, None, None), (1, 8, 24)]
 
@@ -33,13 +34,11 @@ def test_each_call_has_values_that_no_other_has():
     for _ in range(50):
         flips()
         seen.add(given[0].float().numpy().tobytes())
-        assert all(
-            torch.equal(x.abs(), old.abs())
-            for x, old in zip(given, before, strict=True)
-        )
+        for x, old in zip(given, before, strict=True):
+            assert torch.equal(x.abs(), old.abs())
     assert len(seen) == 50
     flips.restore()
-    assert all(torch.equal(x, old) for x, old in zip(given, before, strict=True))
+    assert all(map(torch.equal, given, before))
 
 
 def test_a_call_changes_every_row_and_only_the_part_that_may_change():
@@ -47,11 +46,8 @@ def test_a_call_changes_every_row_and_only_the_part_that_may_change():
     before = given[1].clone()
     Flips(given, WHERE, seed=1)()
     changed = given[1] != before
-    assert (
-        changed[:, 8:24].any(1).all()
-        and not changed[:, :8].any()
-        and not changed[:, 24:].any()
-    )
+    assert changed[:, 8:24].any(1).all()
+    assert not changed[:, :8].any() and not changed[:, 24:].any()
 
 
 def test_the_last_values_follow_from_the_seed_whatever_came_before():
@@ -71,18 +67,17 @@ def test_the_last_values_follow_from_the_seed_whatever_came_before():
 
 @pytest.mark.parametrize("op", helpers.REGISTRY.ops.values(), ids=lambda op: op.name)
 def test_what_an_op_lets_change_changes_every_output(op):
-    sizes = {
-        "gdn_prefill": {"lengths": [3, 5]},
-        "attention_fwd": {"seq_len": 5},
-        "attention_fwd_causal": {"seq_len": 5},
-    }
-    given = oracle.inputs(op.name, seed=1, **sizes.get(op.name, {"batch_size": 2}))
-    once = getattr(oracle, op.name)(*given)
-    changed = [x.clone() if isinstance(x, torch.Tensor) else x for x in given]
+    size = {"batch_size": 2}
+    if op.name == "gdn_prefill":
+        size = {"lengths": [3, 5]}
+    elif op.name.startswith("attention"):
+        size = {"seq_len": 5}
+    given = oracle.inputs(op.name, seed=1, **size)
+    right = getattr(oracle, op.name)
+    once = right(*given)
+    changed = check.cloned(given)
     Flips(changed, op.flipped, seed=3)()
-    for name, old, new in zip(
-        op.outputs, once, getattr(oracle, op.name)(*changed), strict=True
-    ):
+    for name, old, new in zip(op.outputs, once, right(*changed), strict=True):
         old, new = torch.as_tensor(old), torch.as_tensor(new)
         off = float((new - old).norm() / old.norm())
         least = 0 if op.outputs[name].moves == () else 2 * op.tolerance[name]
@@ -136,13 +131,12 @@ def test_the_last_call_is_made_on_values_that_are_known(plan):
     known = x.clone()
     Flips([known], [(0, None, None)], seed=5).last()
     results = []
-    subject = Subject.of(Adds(), [x], [out], Flips([x], [(0, None, None)], seed=5))
+    refresh = values([x], [out], Flips([x], [(0, None, None)], seed=5))
+    subject = Subject.of(Adds(), [x], [out], refresh)
     measure("wall", subject, plan, last=results.append)
     ((last,),) = results
     assert torch.equal(last, known + 1) and last.data_ptr() != out.data_ptr()
-    cheat = Subject.of(
-        Adds(honest=10), [x], [out], Flips([x], [(0, None, None)], seed=5)
-    )
+    cheat = Subject.of(Adds(honest=10), [x], [out], refresh)
     measure("wall", cheat, Plan(iterations=20, in_a_row=True), last=results.append)
     assert not torch.equal(results[-1][0], known + 1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gdn_cli.worker import timing
-from gdn_cli.worker.timing import integrity, sampling, wall
+from gdn_cli.worker.timing import integrity, measurement, sampling, wall
 
 
 def test_what_is_as_it_was_is_not_named():
@@ -20,6 +20,10 @@ def _code(monkeypatch):
 
 def _method(monkeypatch):
     monkeypatch.setattr(wall.Sampler, "take", lambda self, order: [])
+
+
+def _inherited(monkeypatch):
+    monkeypatch.setattr(wall.Sampler, "results", lambda self, i: [], raising=False)
 
 
 def _defaults(monkeypatch):
@@ -50,7 +54,8 @@ def _property(monkeypatch):
 
 CHANGES = {
     "gdn_cli.worker.timing.wall:Sampler.take": (_code, _method),
-    "gdn_cli.worker.timing:measure": (_defaults,),
+    "gdn_cli.worker.timing.wall:Sampler.results": (_inherited,),
+    "gdn_cli.worker.timing.measurement:measure": (_defaults,),
     "gdn_cli.worker.timing.sampling:collect": (_keywords,),
     "gdn_cli.worker.timing.wall:perf_counter_ns": (_imported,),
     "time:perf_counter_ns": (_clock,),
@@ -77,4 +82,4 @@ def test_an_attribute_that_hides_a_method_is_named():
     sampler.take = lambda order: []
     assert integrity.hidden(sampler) == ["gdn_cli.worker.timing.wall:Sampler.take"]
     with pytest.raises(integrity.TamperedError, match="wall:Sampler.take"):
-        timing._call_once_more(sampler, lambda order: [], lambda results: None)
+        measurement._call_once_more(sampler, lambda order: [], lambda results: None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ from gdn_cli.worker.timing import (
     cupti,
     graph,
     kernels,
+    measurement,
     sampling,
     wall,
 )
@@ -31,25 +33,27 @@ def alone(monkeypatch):
     """A host that leaves every round alone, and rounds that need nothing to settle."""
 
     def look_on(self, work):
-        began = timing.time.perf_counter()
+        began = time.perf_counter()
         result = work()
-        return result, host_load.Round(began, timing.time.perf_counter(), 0.0, 0, ())
+        return result, host_load.Round(began, time.perf_counter(), 0.0, 0, ())
 
     monkeypatch.setattr(host_load.Witness, "look_on", look_on)
     monkeypatch.setattr(sampling, "_settle", lambda take, lasts: None)
 
 
+def replace_tier(monkeypatch, tier, sampler):
+    name = f"gdn_cli.worker.timing.{tier}"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(Sampler=sampler))
+
+
+def measured(tier, subject, *more, **plan):
+    return timing.measure(tier, subject, Plan(**plan), *more)
+
+
 def test_a_record_has_median_quartiles_spread_and_interval():
     t = timing.summarise("wall", [5.0, 1.0, 4.0, 2.0, 3.0], l2="cold", kernels=2)
-    assert (t.tier, t.low_us, t.median_us, t.high_us, t.samples, t.l2, t.kernels) == (
-        "wall",
-        2,
-        3,
-        4,
-        5,
-        "cold",
-        2,
-    )
+    assert (t.tier, t.l2, t.kernels, t.samples) == ("wall", "cold", 2, 5)
+    assert (t.low_us, t.median_us, t.high_us) == (2, 3, 4)
     assert t.spread == pytest.approx(1 / 3)  # half of 4 - 2, of 3
     # of five samples nothing narrower holds with 95 %
     assert (t.ci_low_us, t.ci_high_us) == (1, 5)
@@ -65,9 +69,9 @@ def test_one_sample_is_its_own_median():
 
 def test_a_histogram_keeps_every_sample_and_stays_small():
     ticks = [2.016, 2.048, 2.048, 2.08]
-    assert timing.histogram(ticks) == ((2.016, 1), (2.048, 2), (2.08, 1))
+    assert measurement.histogram(ticks) == ((2.016, 1), (2.048, 2), (2.08, 1))
     many = [100 + i / 10 for i in range(1000)]  # a thousand different values
-    kept = timing.histogram(many)
+    kept = measurement.histogram(many)
     assert len(kept) <= 200 and sum(count for _, count in kept) == 1000
     # three digits: whole microseconds here
     assert all(abs(us / round(us) - 1) < 1e-9 for us, _ in kept)
@@ -106,7 +110,7 @@ def test_sampling_stops_when_the_median_is_known():
 
 def test_sampling_goes_on_while_the_median_is_not_known(monkeypatch):
     clock = itertools.count(0, 0.01)  # every look at it costs 10 ms
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     noisy = itertools.cycle([1.0, 3.0])
     samples, stopped, batches = collect(noisy, Plan(seconds=0.1))
     assert stopped == "time" and len(samples) > 20
@@ -114,23 +118,20 @@ def test_sampling_goes_on_while_the_median_is_not_known(monkeypatch):
 
     # the same noise is good enough for whoever asks for less
     monkeypatch.undo()
-    assert (
-        collect(itertools.cycle([1.0, 1.1]), Plan(seconds=60, target=0.2))[1]
-        == "target"
-    )
+    close = itertools.cycle([1.0, 1.1])
+    assert collect(close, Plan(seconds=60, target=0.2))[1] == "target"
 
 
 def test_a_slow_call_is_not_repeated_twenty_times(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     def take(count):
         now[0] += 0.2 * count
         return [(Sample(2e5),)] * count
 
-    samples, stopped = sampling.in_a_row(
-        take, Plan(seconds=0.3), lambda: None, lambda columns: True
-    )
+    how = Plan(seconds=0.3), lambda: None, lambda columns: True
+    samples, stopped = sampling.in_a_row(take, *how)
     assert (len(samples), stopped) == (3, "target")
 
 
@@ -141,7 +142,7 @@ def test_a_slow_call_is_not_repeated_twenty_times(monkeypatch):
 def clock(monkeypatch):
     """A clock that only the calls move: clock[0] is its time in seconds."""
     now = [0.0]
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(wall, "perf_counter_ns", lambda: round(now[0] * 1e9))
     return now
 
@@ -160,22 +161,14 @@ def lasting(clock, log, name, *seconds):
 
 def test_a_call_longer_than_the_seconds_is_made_twice(clock):
     log, watched = [], []
-    t = timing.measure(
-        "wall",
-        lasting(clock, log, "A", 3.0),
-        Plan(seconds=0.3),
-        lambda: watched.append(1),
+    t = measured(
+        "wall", lasting(clock, log, "A", 3.0), lambda: watched.append(1), seconds=0.3
     )
     assert log == ["A"] * 2 and watched == [1]  # one to warm up, one that counts
     assert (t.samples, t.stopped, t.busy_s, t.took_s) == (1, "time", 3, 6)
-    assert (
-        t.low_us == t.median_us == t.high_us == t.ci_low_us == t.ci_high_us == 3e6
-        and t.spread == 0
-    )
-    assert (
-        t.histogram == ((3e6, 1),)
-        and t.note == "calls take longer than the time limit of 0.3 s: 1 sample"
-    )
+    assert t.low_us == t.median_us == t.high_us == t.ci_low_us == t.ci_high_us == 3e6
+    assert (t.spread, t.histogram) == (0, ((3e6, 1),))
+    assert t.note == "calls take longer than the time limit of 0.3 s: 1 sample"
 
 
 def test_a_first_call_that_compiles_does_not_count_as_slow(clock):
@@ -183,15 +176,9 @@ def test_a_first_call_that_compiles_does_not_count_as_slow(clock):
     are enough.
     """
     log = []
-    t = timing.measure(
-        "wall", lasting(clock, log, "A", 9.0, 2**-13), Plan(seconds=0.3, warmup=3)
-    )
-    assert (t.samples, t.stopped, t.note, t.median_us) == (
-        10 * 164,
-        "target",
-        None,
-        pytest.approx(122.07),
-    )
+    t = measured("wall", lasting(clock, log, "A", 9.0, 2**-13), seconds=0.3, warmup=3)
+    assert (t.samples, t.stopped, t.note) == (10 * 164, "target", None)
+    assert t.median_us == pytest.approx(122.07)
     # the slow one, one to look, the other two; then ten rounds of 20 ms
     assert len(log) == 1 + 1 + 2 + 10 * 164
 
@@ -200,7 +187,7 @@ def test_rounds_on_a_cpu_are_apart(clock, monkeypatch):
     """Ten of 20 ms: 40 samples in a row would all be in one slice of the scheduler."""
     settled = []
     monkeypatch.setattr(sampling, "_settle", lambda take, lasts: settled.append(lasts))
-    t = timing.measure("wall", lasting(clock, [], "A", 2**-13), Plan(seconds=0.3))
+    t = measured("wall", lasting(clock, [], "A", 2**-13), seconds=0.3)
     assert t.host.taken == len(t.host.rounds_us) == len(settled) == 10
     assert set(t.host.rounds_us) == {122.1} and t.host.aside == 0
     assert t.host.span_s == pytest.approx(10 * 164 / 2**13) and t.host.span_s >= 0.2
@@ -209,18 +196,15 @@ def test_rounds_on_a_cpu_are_apart(clock, monkeypatch):
 
 def test_a_call_a_little_shorter_is_repeated_as_before(clock):
     log = []
-    t = timing.measure("wall", lasting(clock, log, "A", 0.29), Plan(seconds=0.3))
+    t = measured("wall", lasting(clock, log, "A", 0.29), seconds=0.3)
     # up to five are too few to be believed
     assert (len(log), t.samples, t.stopped) == (3 + 6, 6, "target")
 
 
 def test_exact_counts_are_exact_for_slow_calls_too(clock):
     log = []
-    t = timing.measure(
-        "wall",
-        lasting(clock, log, "A", 3.0),
-        Plan(seconds=0.3, warmup=2, iterations=2, trials=2),
-    )
+    counts = {"warmup": 2, "iterations": 2, "trials": 2}
+    t = measured("wall", lasting(clock, log, "A", 3.0), seconds=0.3, **counts)
     assert (len(log), t.samples, t.stopped, t.note) == (2 + 4, 4, "count", None)
 
 
@@ -230,9 +214,7 @@ def test_slow_calls_in_turns_are_still_pairs(clock):
     subjects = [lasting(clock, log, "A", 3.0), lasting(clock, log, "B", 0.01)]
     timings, rounds = timing.interleave("wall", subjects, Plan(seconds=0.3))
     assert len(log) == 2 + 4 and "".join(log[2:]) in ("ABBA", "BAAB")
-    assert [t.samples for t in timings] == [2, 2] and {t.stopped for t in timings} == {
-        "time"
-    }
+    assert [(t.samples, t.stopped) for t in timings] == [(2, "time")] * 2
     assert rounds == [[pytest.approx(3e6)] * 2, [pytest.approx(1e4)] * 2]
 
 
@@ -268,20 +250,15 @@ def traced(clock, monkeypatch):
 
 def test_a_slow_call_is_traced_once(traced):
     log, of = traced
-    t = timing.measure("cupti", of(3.0), Plan(seconds=0.3))
+    t = measured("cupti", of(3.0), seconds=0.3)
     assert log == [FLUSH, "k", "open", FLUSH, "k"]
-    assert (t.samples, t.stopped, t.kernels, t.median_us, t.how) == (
-        1,
-        "time",
-        1,
-        1,
-        "pretended",
-    )
+    assert (t.samples, t.stopped, t.how) == (1, "time", "pretended")
+    assert (t.kernels, t.median_us) == (1, 1)
 
 
 def test_a_kernel_that_compiled_is_counted_without_a_flush_all_the_same(traced):
     log, of = traced
-    t = timing.measure("cupti", of(9.0, 1e-4), Plan(seconds=0.3, warmup=2))
+    t = measured("cupti", of(9.0, 1e-4), seconds=0.3, warmup=2)
     look = [FLUSH, "k", "open", FLUSH, "k"]
     assert log == [*look, FLUSH, "k", BEGIN, "k", *[FLUSH, "k"] * 21]
     assert (t.samples, t.stopped, t.note) == (20, "target", None)
@@ -298,17 +275,19 @@ def test_a_trace_that_takes_long_to_open_does_not_make_a_call_slow(
         return quick()
 
     monkeypatch.setattr(cupti.Trace, "open", opened)
-    t = timing.measure("cupti", of(9.0, 1e-4), Plan(seconds=0.3, warmup=2))
+    t = measured("cupti", of(9.0, 1e-4), seconds=0.3, warmup=2)
     assert (t.samples, t.stopped, t.note) == (20, "target", None)
 
 
 def test_a_slow_call_is_a_graph_of_one(clock, monkeypatch):
     log, warm = [], []
-    monkeypatch.setattr(
-        graph,
-        "_on_the_side",
-        lambda subjects: [warm.append(1), *(s.call() for s in subjects)],
-    )
+
+    def on_the_side(subjects):
+        warm.append(1)
+        for each in subjects:
+            each.call()
+
+    monkeypatch.setattr(graph, "_on_the_side", on_the_side)
 
     def capture(copies, nodes):
         for _ in range(nodes):
@@ -319,13 +298,10 @@ def test_a_slow_call_is_a_graph_of_one(clock, monkeypatch):
     event = SimpleNamespace(record=lambda: None, elapsed_time=lambda _: 600.0)
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    t = timing.measure("graph", lasting(clock, log, "A", 3.0), Plan(seconds=0.3))
+    t = measured("graph", lasting(clock, log, "A", 3.0), seconds=0.3)
     assert log == ["A", "A", "replay"] and warm == [1]
     assert (t.samples, t.stopped, t.median_us) == (1, "time", 600_000)
-    assert (
-        t.how
-        == "a graph of one call over one set of buffers, gaps between them included"
-    )
+    assert t.how.startswith("a graph of one call over one set of buffers")
 
 
 # --- one subject, several subjects
@@ -337,12 +313,8 @@ def subject(log, name, **more):
 
 def test_wall_calls_as_often_as_it_says():
     log = []
-    t = timing.measure(
-        "wall", subject(log, "A"), Plan(warmup=4, iterations=5, trials=3)
-    )
-    assert (
-        t.samples == 15 and t.tier == "wall" and t.l2 is None and t.stopped == "count"
-    )
+    t = measured("wall", subject(log, "A"), warmup=4, iterations=5, trials=3)
+    assert (t.samples, t.tier, t.l2, t.stopped) == (15, "wall", None, "count")
     assert log == ["A"] * (4 + 15)
     assert 0 < t.busy_s <= t.took_s
 
@@ -363,26 +335,20 @@ def test_turns_lock_in_with_no_period(count):
     """Of any two each one is first as often as last; over many, none keeps its position
     in a period of 2 to 8.
     """
-    turns = list(itertools.islice(timing._turns(count), 400))
-    assert all(
-        turn == turn[::-1] and sorted(turn) == sorted([*range(count)] * 2)
-        for turn in turns
-    )
-    assert all(
-        a[:count] == b[count:] and a[:count] == b[:count][::-1]
-        for a, b in zip(turns[::2], turns[1::2], strict=True)
-    )
+    turns = list(itertools.islice(measurement._turns(count), 400))
+    for turn in turns:
+        assert turn == turn[::-1] and sorted(turn) == sorted([*range(count)] * 2)
+    for a, b in zip(turns[::2], turns[1::2], strict=True):
+        assert a[:count] == b[count:] == b[:count][::-1]
     calls = [i for turn in turns for i in turn]
     for period in range(2, 9):
         for place in range(period):
-            share = [
-                calls[place::period].count(i) / len(calls[place::period])
-                for i in range(count)
-            ]
-            assert max(abs(x - 1 / count) for x in share) < 0.1, (period, place)
+            some = calls[place::period]
+            for i in range(count):
+                assert abs(some.count(i) / len(some) - 1 / count) < 0.1, (period, place)
 
 
-def test_a_period_of_four_calls_makes_no_difference():
+def test_a_period_of_four_calls_makes_no_difference(monkeypatch):
     """Two of each four calls slower by 1 %: in A B B A alone it would all be on one of
     two equal algos.
     """
@@ -392,25 +358,13 @@ def test_a_period_of_four_calls_makes_no_difference():
             self.busy_s, self.calls = 0.0, 0
 
         def take(self, order):
-            found = []
-            for _ in order:
-                found.append(Sample(2.02 if self.calls % 4 in (0, 3) else 2.0))
-                self.calls += 1
-            return found
+            self.calls += len(order)
+            numbers = range(self.calls - len(order), self.calls)
+            return [Sample(2.02 if n % 4 in (0, 3) else 2.0) for n in numbers]
 
-        def about(self, i, samples):
-            return {}
-
-        def close(self):
-            pass
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(
-            sys.modules, "gdn_cli.worker.timing.wall", SimpleNamespace(Sampler=Sampler)
-        )
-        _, (a, b) = timing.interleave(
-            "wall", [subject([], "A"), subject([], "B")], Plan(iterations=400)
-        )
+    replace_tier(monkeypatch, "wall", Sampler)
+    subjects = [subject([], "A"), subject([], "B")]
+    _, (a, b) = timing.interleave("wall", subjects, Plan(iterations=400))
     assert sum(a) == pytest.approx(sum(b), rel=1e-9)
 
 
@@ -423,11 +377,8 @@ def test_who_takes_turns_decides_when_it_is_enough(clock):
 
     a, b = lasting(clock, [], "A", 1e-3), lasting(clock, [], "B", 2e-3)
     _, rounds = timing.interleave("wall", [a, b], Plan(seconds=60), enough=enough)
-    assert (
-        len(seen) == 2
-        and all(a == b for a, b in seen)
-        and len(rounds[0]) == len(rounds[1]) >= 20
-    )
+    assert len(seen) == 2 and all(a == b for a, b in seen)
+    assert len(rounds[0]) == len(rounds[1]) >= 20
 
 
 def test_a_copy_has_its_own_buffers():
@@ -463,31 +414,26 @@ def placed(monkeypatch):
             return [Sample([33.8, 35.1, 35.1, 33.8][i], 40.0 + i, 2) for i in order]
 
         def about(self, i, samples):
-            assert {s.kernels for s in samples} == {2} and all(
-                isinstance(s.kernels, int) for s in samples
-            )
-            return {}
+            assert {str(s.kernels) for s in samples} == {"2"}
+            return None, None
 
         def close(self):
             pass
 
-    monkeypatch.setitem(
-        sys.modules, "gdn_cli.worker.timing.cupti", SimpleNamespace(Sampler=Sampler)
-    )
-    monkeypatch.setattr(timing, "_free_bytes", lambda: 2**30)
+    replace_tier(monkeypatch, "cupti", Sampler)
+    monkeypatch.setattr(measurement, "_free_bytes", lambda: 2**30)
     large, lengths, out = torch.ones(2**19), torch.tensor([0, 64]), torch.zeros(2**19)
     return given, Subject.of(lambda inputs, outputs: None, [large, lengths, 0.5], [out])
 
 
 def test_a_sample_is_the_mean_of_a_call_in_each_place_of_large_buffers(placed):
     given, one = placed
-    t = timing.measure("cupti", one, Plan(seconds=60))
+    t = measured("cupti", one, seconds=60)
     assert (t.places, t.samples, t.kernels, t.span_us) == (4, 20, 2, 41.5)
     assert t.median_us == pytest.approx(34.45) and t.low_us == t.high_us
     assert given[0] is one and len({s.inputs[0].data_ptr() for s in given}) == 4
-    assert len({s.outputs[0].data_ptr() for s in given}) == 4 and all(
-        s.inputs[1] is one.inputs[1] for s in given
-    )
+    assert len({s.outputs[0].data_ptr() for s in given}) == 4
+    assert all(s.inputs[1] is one.inputs[1] for s in given)
 
 
 def test_buffers_stay_where_calls_are_counted_or_slow_or_small_or_memory_is_short(
@@ -496,12 +442,12 @@ def test_buffers_stay_where_calls_are_counted_or_slow_or_small_or_memory_is_shor
     given, one = placed
     with monkeypatch.context() as slow:
         slow.setattr(timing.Warmed, "slow", True)
-        assert timing.measure("cupti", one, Plan(seconds=0)).places == len(given) == 1
-    assert timing.measure("cupti", one, Plan(iterations=3)).places == len(given) == 1
+        assert measured("cupti", one, seconds=0).places == len(given) == 1
+    assert measured("cupti", one, iterations=3).places == len(given) == 1
     small = Subject.of(lambda inputs, outputs: None, [torch.ones(2**18)], [])
-    assert timing.measure("cupti", small, Plan()).places == len(given) == 1
-    monkeypatch.setattr(timing, "_free_bytes", lambda: 4 * 3 * one.nbytes - 256)
-    assert timing.measure("cupti", one, Plan()).places == len(given) == 1
+    assert measured("cupti", small).places == len(given) == 1
+    monkeypatch.setattr(measurement, "_free_bytes", lambda: 4 * 3 * one.nbytes - 256)
+    assert measured("cupti", one).places == len(given) == 1
 
 
 # --- tiers that are not there
@@ -509,7 +455,7 @@ def test_buffers_stay_where_calls_are_counted_or_slow_or_small_or_memory_is_shor
 
 def test_a_tier_says_what_it_cannot_do():
     with pytest.raises(TierUnavailableError, match="L2 cold only; use --l2 cold"):
-        timing.measure("nvbench", subject([], "A"), Plan(l2="warm"))
+        measured("nvbench", subject([], "A"), l2="warm")
     with pytest.raises(TierUnavailableError, match="cupti, events, graph can"):
         timing.interleave("fib", [subject([], "A")], Plan())
 
@@ -518,11 +464,9 @@ def test_nothing_falls_back_by_itself(monkeypatch):
     def refuses(subjects, plan):
         raise TierUnavailableError("no CUPTI")
 
-    monkeypatch.setitem(
-        sys.modules, "gdn_cli.worker.timing.cupti", SimpleNamespace(Sampler=refuses)
-    )
+    replace_tier(monkeypatch, "cupti", refuses)
     with pytest.raises(TierUnavailableError, match="no CUPTI"):
-        timing.measure("cupti", subject([], "A"), Plan())
+        measured("cupti", subject([], "A"))
 
 
 # --- cupti: the trace
@@ -590,10 +534,9 @@ def test_a_call_without_kernels_has_no_time(kernels):
 def test_the_count_of_kernels_is_compared_with_a_run_without_a_flush():
     sampler = object.__new__(cupti.Sampler)
     sampler.alone = [2]
-    assert sampler.about(0, [Sample(1, 1, 2)] * 3) == {}
-    assert sampler.about(0, [Sample(1, 1, 2), Sample(1, 1, 3)]) == {
-        "note": "launched 2 to 3 kernels per call"
-    }
+    assert sampler.about(0, [Sample(1, 1, 2)] * 3) == (None, None)
+    _, note = sampler.about(0, [Sample(1, 1, 2), Sample(1, 1, 3)])
+    assert note == "launched 2 to 3 kernels per call"
     with pytest.raises(
         TierUnavailableError, match="leaves 1 to 1 kernels in the trace, and 2 without"
     ):

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ...catalog.formats import Definition, Solution
 from ...errors import FAILED, MISSING, GdnError, MissingError
 from ...machine import inventory, locks
 from ...machine.builders import environment
-from ...parsing import Json
 from ..timing.subject import listed
 from . import build_cache
 
@@ -62,9 +62,8 @@ class Kernel:
 
         A Python module says it by `backend(*inputs)`, a library by `fallback()`.
         """
-        if callable(tell := getattr(self.module, "backend", None)):
-            return str(tell(*inputs))
-        return self.fallback()
+        tell = getattr(self.module, "backend", None)
+        return str(tell(*inputs)) if callable(tell) else self.fallback()
 
     def fallback(self) -> str | None:
         """The slower path that a library takes on the current device although it has a
@@ -106,24 +105,24 @@ def _module_of(runnable: Any) -> Any:
     return sys.modules.get(runnable.metadata.misc.get("module_name", ""))
 
 
-def build(definition: Json, solution: Json, *, specific: bool = False) -> Kernel:
+def build(
+    definition: Definition, solution: Solution, *, specific: bool = False
+) -> Kernel:
     """Build a solution; raises BuildFailedError with the full cause.
 
     `specific` (algo.toml): compile for all features of this GPU, such as sm_90a; by
     default the builder uses only those that later GPUs have too, such as sm_90. A
     TVM_FFI_CUDA_ARCH_LIST that is set takes precedence.
     """
-    from flashinfer_bench.data import Definition, Solution
+    from flashinfer_bench import data
     from pydantic import ValidationError
 
     if arch := _own_architecture() if specific else None:
         # the builder's cache key has the name, but not the architecture
         solution = solution | {"name": f"{solution['name']}-sm_{arch.replace('.', '')}"}
     try:
-        parsed = (
-            Definition.model_validate(definition),
-            Solution.model_validate(solution),
-        )
+        meant = data.Definition.model_validate(definition)
+        parsed = data.Solution.model_validate(solution)
     except ValidationError as e:
         first = e.errors()[0]
         raise BuildFailedError(
@@ -132,10 +131,10 @@ def build(definition: Json, solution: Json, *, specific: bool = False) -> Kernel
     cache = _cache()
     try:
         with (
-            _alone(parsed[1].hash(), solution["name"]),
+            _alone(parsed.hash(), solution["name"]),
             environment({inventory.ARCHITECTURES: arch} if arch else {}),
         ):
-            return Kernel(_built(*parsed))
+            return Kernel(_built(meant, parsed))
     # builders wrap most causes in BuildError, and let some through
     except Exception as e:
         raise _cause(e, cache) from None
@@ -163,7 +162,7 @@ def _built(definition: Any, solution: Any) -> Any:
 
 
 def _own_architecture() -> str | None:
-    """ "9.0a" on a GPU of compute capability 9.0; None if a list is set or the GPU has
+    """9.0a on a GPU of compute capability 9.0; None if a list is set or the GPU has
     no features of its own.
     """
     import torch
@@ -174,14 +173,14 @@ def _own_architecture() -> str | None:
     return inventory.specific(f"{major}.{minor}")
 
 
-def reference(definition: Json) -> Kernel:
+def reference(definition: Definition) -> Kernel:
     """The definition's own reference, as flashinfer-bench builds it; MissingError if
     the cache cannot be used.
     """
+    from flashinfer_bench import data
     from flashinfer_bench.compile import BuilderRegistry
-    from flashinfer_bench.data import Definition
 
-    parsed = Definition.model_validate(definition)
+    parsed = data.Definition.model_validate(definition)
     try:
         _cache()
         with _alone(parsed.name, f"the reference of {parsed.name}"):
@@ -194,7 +193,8 @@ def _cache() -> Path:
     """The folder of builds, created if needed; BuildFailedError if it cannot be used."""
     from flashinfer_bench.env import get_fib_cache_path
 
-    if wrong := build_cache.unusable(folder := get_fib_cache_path()):
+    folder = get_fib_cache_path()
+    if wrong := build_cache.unusable(folder):
         raise BuildFailedError(wrong, missing=True)
     return folder
 
@@ -234,19 +234,18 @@ def _cause(e: BaseException, cache: Path) -> BuildFailedError:
     if fault := build_cache.machines_fault(e, cache):
         return BuildFailedError(fault, missing=True)
     text = str(e)
-    while e.__cause__ is not None or e.__context__ is not None:
-        e = e.__cause__ or e.__context__
-        if str(e) and str(e) not in text:
-            text = f"{text}\n{e}"
+    *_, innermost = causes = build_cache.causes(e)
+    for cause in causes:
+        if str(cause) not in text:
+            text = f"{text}\n{cause}"
     lines = [line for line in text.splitlines() if line.strip()]
     # ptxas pads its colons
-    failures = [line for line in lines if re.search(r"error\s*:|fatal", line)]
-    if isinstance(e, ModuleNotFoundError):
+    errors = [line for line in lines if re.search(r"error\s*:|fatal", line)]
+    if isinstance(innermost, ModuleNotFoundError):
+        name = innermost.name
         return BuildFailedError(
-            f"package '{e.name}' is missing: {lines[0]}", missing=True
+            f"package '{name}' is missing: {lines[0]}", missing=True
         )
-    left = len(failures) - _ERRORS
-    more = [f"and {left} more errors"] if left > 0 else []
-    return BuildFailedError(
-        "\n".join([*failures[:_ERRORS], *more] or lines[:12]) or type(e).__name__
-    )
+    if len(errors) > _ERRORS:
+        errors[_ERRORS:] = [f"and {len(errors) - _ERRORS} more errors"]
+    return BuildFailedError("\n".join(errors or lines[:12]) or type(innermost).__name__)

@@ -48,26 +48,29 @@ def machines_fault(e: BaseException, cache: Path) -> str | None:
     """The one line for a build that failed because of the disk; None if it is the algo's fault."""
     if wrong := unusable(cache):
         return wrong
-    chain: list[BaseException] = [e]
+    for each in causes(e):
+        if isinstance(each, OSError) and _of_machine(each, cache):
+            place = each.filename or cache
+            return f"the build cache {place} cannot be written: {each.strerror}; {_ELSEWHERE}"
+        if full := _FULL.search(str(each)):
+            places = f"{cache} or {tempfile.gettempdir()}"
+            return f"the compiler could not write to {places}: {full[0]}; {_ELSEWHERE}"
+    return None
+
+
+def _of_machine(e: OSError, cache: Path) -> bool:
+    if e.errno in files.MACHINE:
+        return True
+    below = files.inside(Path(str(e.filename or "/")), cache)
+    return below and isinstance(e, PermissionError)
+
+
+def causes(e: BaseException) -> list[BaseException]:
+    """An exception, and those that led to it."""
+    chain = [e]
     while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(inner)
-    for each in chain:
-        below = isinstance(each, OSError) and files.inside(
-            Path(str(each.filename or "/")), cache
-        )
-        if isinstance(each, OSError) and (
-            each.errno in files.MACHINE or below and isinstance(each, PermissionError)
-        ):
-            return (
-                f"the build cache {each.filename or cache} cannot be written: {each.strerror};"
-                f" {_ELSEWHERE}"
-            )
-        if found := _FULL.search(str(each)):
-            return (
-                f"the compiler could not write to {cache} or {tempfile.gettempdir()}: {found[0]};"
-                f" {_ELSEWHERE}"
-            )
-    return None
+    return chain
 
 
 def library(registry: Any, solution: Any) -> Path | None:
@@ -127,7 +130,8 @@ def _whole(library: Path) -> bool:
         if _mark(library).exists():
             return _mark(library).read_text() == _digest(library)
         with library.open("rb") as file:
-            head, size = file.read(64), library.stat().st_size
+            head = file.read(64)
+            size = library.stat().st_size
     except OSError:
         return False
     if head[:4] != b"\x7fELF":

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ...errors import one_line
+from ..timing import TierUnavailableError
 
 # GPU cycles until late inputs come: 20 ms at 2 GHz, longer than most calls take to
 # launch
@@ -47,16 +48,16 @@ def described(x: Any) -> str | tuple[tuple[int, ...], str, str]:
 
 def out_of_memory(e: BaseException) -> bool:
     """Whether memory ran out; torch's CPU allocator raises a plain RuntimeError."""
-    return isinstance(
-        e, (MemoryError, torch.cuda.OutOfMemoryError)
-    ) or "can't allocate memory" in str(e)
+    kinds = MemoryError, torch.cuda.OutOfMemoryError
+    return isinstance(e, kinds) or "can't allocate memory" in str(e)
 
 
 class Here:
     """A kernel of this process: a build.Kernel, or anything called like one."""
 
     def __init__(self, kernel: Any) -> None:
-        self.kernel, self.destination_passing = kernel, kernel.destination_passing
+        self.kernel = kernel
+        self.destination_passing = kernel.destination_passing
 
     def run(self, inputs: list, outputs: list) -> list:
         """One complete call; returns the outputs, given or returned by the kernel."""
@@ -71,7 +72,8 @@ class Here:
         self.kernel(inputs, outputs)
         return outputs
 
-    def odd(self, results: Sequence[Any]) -> list[str | None]:
+    @staticmethod
+    def odd(results: Sequence[Any]) -> list[str | None]:
         """For each result the name of its type, if that is a tensor that may be
         computed only when it is read.
         """
@@ -164,8 +166,6 @@ class Here:
 
         Raises LookupError if no trace can be taken.
         """
-        from ..timing import TierUnavailableError
-
         # imports Triton kernels, which a CPU does not need
         from ..timing.trace import Trace
 
@@ -183,9 +183,8 @@ class Here:
             raise LookupError(one_line(e)) from e
         if not ran:
             raise LookupError("nothing in the trace")
-        return Counter(name for _, _, name in ran), sum(
-            duration for _, duration, _ in ran
-        )
+        counts = Counter(name for _, _, name in ran)
+        return counts, sum(duration for _, duration, _ in ran)
 
 
 class Scaling:
@@ -195,7 +194,9 @@ class Scaling:
     """
 
     def __init__(self, linear: list[Any]) -> None:
-        self.linear, self.scale, self.turn = linear, 1.0, 0
+        self.linear = linear
+        self.scale = 1.0
+        self.turn = 0
 
     def __call__(self) -> None:
         scale = (-1.0, 0.5, -0.5, 1.0)[self.turn % 4]
@@ -213,9 +214,8 @@ def _bytes(x: torch.Tensor) -> tuple[bytes, int]:
     """The memory of a tensor's storage, and how many elements come before the tensor's first."""
     if not x.is_contiguous():
         storage = x.untyped_storage()
-        return ctypes.string_at(
-            storage.data_ptr(), storage.nbytes()
-        ), x.storage_offset()
+        memory = ctypes.string_at(storage.data_ptr(), storage.nbytes())
+        return memory, int(x.storage_offset())
     return ctypes.string_at(x.data_ptr(), x.numel() * x.element_size()), 0
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
+from ...catalog.formats import Definition, Solution
 from ...schema.record_types import Status
 from .. import exit_reasons
 from ..messages import Answer, Result, Said
@@ -35,12 +36,10 @@ class DiedError(Exception):
         turn: int | None = None,
     ) -> None:
         super().__init__(reason)
-        self.status, self.reason, self.exit_code, self.turn = (
-            status,
-            reason,
-            exit_code,
-            turn,
-        )
+        self.status = status
+        self.reason = reason
+        self.exit_code = exit_code
+        self.turn = turn
 
 
 class RaisedError(Exception):
@@ -48,12 +47,10 @@ class RaisedError(Exception):
 
     def __init__(self, said: Said) -> None:
         super().__init__(said.text)
-        self.one_line, self.trace, self.kind, self.missing = (
-            said.line,
-            said.trace,
-            said.kind,
-            said.missing,
-        )
+        self.one_line = said.line
+        self.trace = said.trace
+        self.kind = said.kind
+        self.missing = said.missing
 
 
 class OutOfMemoryError(RaisedError, MemoryError):
@@ -70,15 +67,19 @@ class Runner:
     """
 
     def __init__(self, mode: str, started: process.Started) -> None:
-        self.device = "cuda" if mode == "cuda" else "cpu"
+        self.device = process.device_of(mode)
         self.line, self.process, self.ooms, self.wrapped = started
         self.numbers: dict[int, int] = {}  # a storage's address here -> its number
-        # number -> tensor kept, region, bytes
-        self.regions: dict[int, tuple[Any, shared_memory.Region, Any]] = {}
+        self.regions: dict[int, shared_memory.Region] = {}
+        # number -> the tensor, kept so that its address does not become another's, and
+        # all bytes of its storage
+        self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # id of a result's tensor here -> what the runner said of it, and its storage
+        self.results: dict[int, tuple[Result, int]] = {}
         self.count = 0
         self.asked = 0
         # results no longer needed, and their storages
-        self.dropped: list[tuple[int, int]] = []
+        self.dropped: list[tuple[int | None, int]] = []
         self.mark: shared_memory.Region | None = None
 
     # --- asking
@@ -99,16 +100,11 @@ class Runner:
             raise self._death() from None
         except (channel.GarbledError, msgspec.ValidationError) as e:
             self.close()
-            nonsense = (
-                e if isinstance(e, channel.GarbledError) else f"an invalid answer: {e}"
-            )
-            raise DiedError(
-                Status.CRASHED, f"the process that ran it sent {nonsense}", None
-            ) from None
+            invalid = not isinstance(e, channel.GarbledError)
+            raise _sent(f"an invalid answer: {e}" if invalid else str(e)) from None
         if said := answer.raised:
-            raise {"out_of_memory": OutOfMemoryError, "lookup": NotThereError}.get(
-                said.kind, RaisedError
-            )(said)
+            kinds = {"out_of_memory": OutOfMemoryError, "lookup": NotThereError}
+            raise kinds.get(said.kind, RaisedError)(said)
         return answer
 
     def _death(self) -> DiedError:
@@ -117,12 +113,8 @@ class Runner:
         except subprocess.TimeoutExpired:  # it closed its connection and still runs
             self.process.kill()
             self.process.wait()
-            return DiedError(
-                Status.EXITED,
-                "the process closed its connection before it was done",
-                None,
-                self.turn(),
-            )
+            reason = "the process closed its connection before it was done"
+            return DiedError(Status.EXITED, reason, None, self.turn())
         if self.wrapped and code > 128:  # as in a shell
             code = 128 - code
         return DiedError(*exit_reasons.death(code, self.ooms), code, self.turn())
@@ -145,10 +137,11 @@ class Runner:
 
     def forget(self) -> None:
         """Drop all tensors that were sent or received, and the results kept for them."""
-        for _, region, _ in self.regions.values():
+        for region in self.regions.values():
             region.close()
         self.numbers.clear()
         self.regions.clear()
+        self.kept.clear()
         self.ask("forget")
 
     def number(self, x: torch.Tensor) -> int | None:
@@ -158,27 +151,20 @@ class Runner:
         storage = x.untyped_storage()
         if not storage.nbytes():
             return None
-        if (found := self.numbers.get(storage.data_ptr())) is not None:
-            return found
-        number = self._share(storage.nbytes(), storage.data_ptr() % shared_memory.ALIGN)
-        self.numbers[storage.data_ptr()] = number
-        region = self.regions[number][1]
-        # kept: its address must not become another's
-        self.regions[number] = x, region, shared_memory.all_bytes(x)
-        return number
+        address = storage.data_ptr()
+        if address not in self.numbers:
+            number = self._share(storage.nbytes(), address % shared_memory.ALIGN)
+            self.numbers[address] = number
+            self.kept[number] = x, shared_memory.all_bytes(x)
+        return self.numbers[address]
 
     def _share(self, nbytes: int, place: int) -> int:
         self.count += 1
         region = shared_memory.Region(nbytes)
-        self.ask(
-            "share",
-            (region.descriptor,),
-            storage=self.count,
-            nbytes=nbytes,
-            place=place,
-        )
+        descriptors = (region.descriptor,)
+        self.ask("share", descriptors, storage=self.count, nbytes=nbytes, place=place)
         region.close()
-        self.regions[self.count] = None, region, None
+        self.regions[self.count] = region
         return self.count
 
     def forms(self, values: Sequence[Any]) -> list[Any]:
@@ -192,84 +178,67 @@ class Runner:
         """Send the runner the bytes of these tensors' storages."""
         numbers = self._numbers(tensors)
         for number in numbers:
-            _, region, there = self.regions[number]
-            region.bytes.copy_(there)
-        self._settle()
+            self.regions[number].bytes.copy_(self.kept[number][1])
+        if self.device == "cuda":
+            torch.cuda.synchronize()
         if numbers:
             self.ask("push", storages=numbers)
 
     def pull(self, tensors: Sequence[Any]) -> None:
         """Fetch the bytes from the runner: of results, and of storages that were pushed."""
-        results = [
-            x
-            for x in tensors
-            if isinstance(x, torch.Tensor) and hasattr(x, "_gdn_result")
-        ]
-        numbers = self._numbers([x for x in tensors if not hasattr(x, "_gdn_result")])
-        asked = [(x, *x._gdn_result) for x in results if x.numel()]
-        if not (numbers or asked):
+        numbers = self._numbers([x for x in tensors if id(x) not in self.results])
+        returned = [x for x in tensors if id(x) in self.results and x.numel()]
+        if not (numbers or returned):
             return
-        self.ask(
-            "pull",
-            storages=numbers,
-            results=[[result.number, storage] for _, result, storage in asked],
-        )
+        wanted = [self.results[id(x)] for x in returned]
+        pairs = [(result.number, storage) for result, storage in wanted]
+        self.ask("pull", storages=numbers, results=pairs)
         for number in numbers:
-            _, region, here = self.regions[number]
-            here.copy_(region.bytes)
-        for x, _, storage in asked:
-            x.copy_(
-                self.regions[storage][1].bytes.view(x.dtype)[: x.numel()].view(x.shape)
-            )
+            self.kept[number][1].copy_(self.regions[number].bytes)
+        for x, (_, storage) in zip(returned, wanted, strict=True):
+            x.copy_(self.regions[storage].like(x))
 
     def _numbers(self, tensors: Sequence[Any]) -> list[int]:
-        found = (self.number(x) for x in tensors if isinstance(x, torch.Tensor))
-        return list(dict.fromkeys(n for n in found if n is not None))
-
-    def _settle(self) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
+        numbers = [self.number(x) for x in tensors if isinstance(x, torch.Tensor)]
+        return list(dict.fromkeys(n for n in numbers if n is not None))
 
     def received(self, results: Sequence[Result], wanted: Sequence[tuple]) -> list[Any]:
         """The results that a runner reports: a tensor each, not yet pulled, if it has
         the expected form.
         """
-        found = []
-        for i, one in enumerate(results):
-            form, due = (
-                (one.shape, one.dtype, one.device),
-                wanted[i] if i < len(wanted) else None,
-            )
-            if one.number is None:
-                found.append(Strange(one.type[:80]))
-            elif (
-                due is None
-                or form[:2] != (tuple(due[0]), str(due[1]))
-                or not one.device.startswith(self.device)
+        tensors: list[Any] = []
+        for i, result in enumerate(results):
+            due = wanted[i] if i < len(wanted) else (None, None)
+            if result.number is None:
+                tensors.append(Strange(result.type[:80]))
+            elif (result.shape, result.dtype) != (due[0], str(due[1])) or (
+                not result.device.startswith(self.device)
             ):
-                found.append(Strange("Tensor", form))
+                form = result.shape, result.dtype, result.device
+                tensors.append(Strange("Tensor", form))
             else:
                 x = torch.empty(due[0], dtype=due[1], device=self.device)
-                x._gdn_result = one, self._share(x.nbytes, -1) if x.nbytes else 0
-                weakref.finalize(x, self._drop, one.number, x._gdn_result[1])
-                found.append(x)
-        return found
+                storage = self._share(x.nbytes, -1) if x.nbytes else 0
+                self.results[id(x)] = result, storage
+                weakref.finalize(x, self._drop, id(x), result.number, storage)
+                tensors.append(x)
+        return tensors
 
-    def _drop(self, result: int, storage: int) -> None:
+    def _drop(self, tensor: int, result: int | None, storage: int) -> None:
         """A result that is no longer needed: the runner may free it with the next command."""
         self.dropped.append((result, storage))
+        self.results.pop(tensor, None)
         self.regions.pop(storage, None)
 
     # --- kernels
 
     def build(
-        self, name: str, definition: dict, solution: dict, **how: Any
+        self, name: str, definition: Definition, solution: Solution, **how: Any
     ) -> tuple[Kernel, Answer]:
         """(the kernel, the build's answer). RaisedError with kind build_failed."""
-        said = self.ask(
-            "build", name=name, definition=definition, solution=solution, **how
-        )
-        return Kernel(self, name, said.destination_passing, how.get("setup")), said
+        how |= {"name": name, "definition": definition, "solution": solution}
+        answer = self.ask("build", **how)
+        return Kernel(self, name, answer.destination_passing, how.get("setup")), answer
 
     def watched(self) -> None:
         """Let the runner report whose turn it is, for `DiedError.turn`."""
@@ -285,29 +254,18 @@ class Runner:
         """Several kernels' times on the same buffers, their calls taking turns, and the
         results of each one's last call.
         """
-        said = self.ask(
-            "turns",
-            kernels=kernels,
-            inputs=self.forms(inputs),
-            outputs=self.forms(outputs),
-            **how,
-        )
-        complete = (
-            len(kernels) == len(said.records) == len(said.rounds) == len(said.last)
-        )
-        if not complete and not said.replaced:
-            raise DiedError(
-                Status.CRASHED, "the process that ran it sent no time", None
-            )
-        return said if said.replaced else _measured(said)
+        how |= {"inputs": self.forms(inputs), "outputs": self.forms(outputs)}
+        answer = self.ask("turns", kernels=kernels, **how)
+        if answer.replaced:
+            return answer
+        if not len(kernels) == len(answer.rounds) == len(answer.last):
+            raise _sent("no time")
+        return _measured(answer, len(kernels))
 
     def turn(self) -> int | None:
         """Which kernel of `turns` was last at work."""
-        return (
-            int(self.mark.bytes[0])
-            if self.mark is not None and int(self.mark.bytes[0]) != 255
-            else None
-        )
+        number = 255 if self.mark is None else int(self.mark.bytes[0])
+        return None if number == 255 else number
 
 
 class Kernel:
@@ -322,12 +280,10 @@ class Kernel:
         destination_passing: bool,
         setup: str | None = None,
     ) -> None:
-        self.runner, self.name, self.destination_passing, self.setup = (
-            runner,
-            name,
-            destination_passing,
-            setup,
-        )
+        self.runner = runner
+        self.name = name
+        self.setup = setup
+        self.destination_passing = destination_passing
 
     def push(self, tensors: Sequence[Any]) -> None:
         self.runner.push(tensors)
@@ -343,34 +299,30 @@ class Kernel:
 
     def ask(self, do: str, inputs: list, outputs: list, **more: Any) -> Answer:
         forms = self.runner.forms
-        return self.runner.ask(
-            do, kernel=self.name, inputs=forms(inputs), outputs=forms(outputs), **more
-        )
+        more |= {"inputs": forms(inputs), "outputs": forms(outputs)}
+        return self.runner.ask(do, kernel=self.name, **more)
 
-    def _results(self, said: Answer, outputs: list, wanted: Sequence[tuple]) -> list:
-        return (
-            outputs
-            if self.destination_passing
-            else self.runner.received(said.results, wanted)
-        )
+    def _results(self, answer: Answer, outputs: list, wanted: Sequence[tuple]) -> list:
+        if self.destination_passing:
+            return outputs
+        return self.runner.received(answer.results, wanted)
 
     def run(self, inputs: list, outputs: list, wanted: Sequence[tuple]) -> list:
         return self._results(self.ask("run", inputs, outputs), outputs, wanted)
 
     def address(self, result: torch.Tensor) -> int:
-        return result._gdn_result[0].address
+        return self.runner.results[id(result)][0].address
 
     def odd(self, results: Sequence[Any]) -> list[str | None]:
-        return [
-            x._gdn_result[0].odd if hasattr(x, "_gdn_result") else None for x in results
-        ]
+        known = self.runner.results
+        return [known[id(x)][0].odd if id(x) in known else None for x in results]
 
     def at_return(
         self, inputs: list, outputs: list, wanted: Sequence[tuple]
     ) -> tuple[list, list]:
-        said = self.ask("at_return", inputs, outputs)
-        seen = self.runner.received(said.seen, wanted)
-        results = self._results(said, outputs, wanted)
+        answer = self.ask("at_return", inputs, outputs)
+        seen = self.runner.received(answer.seen, wanted)
+        results = self._results(answer, outputs, wanted)
         self.pull([*seen, *results])
         return results, seen
 
@@ -385,15 +337,9 @@ class Kernel:
     ) -> list:
         self.push([*late, *copies])
         forms = self.runner.forms
-        said = self.ask(
-            "late",
-            inputs,
-            outputs,
-            late=forms(late),
-            zeroed=list(zeroed),
-            copies=forms(copies),
-        )
-        results = self._results(said, outputs, wanted)
+        how = {"late": forms(late), "zeroed": list(zeroed), "copies": forms(copies)}
+        answer = self.ask("late", inputs, outputs, **how)
+        results = self._results(answer, outputs, wanted)
         self.pull([*copies, *results])
         return results
 
@@ -401,19 +347,15 @@ class Kernel:
         return self.ask("seconds", inputs, outputs).seconds
 
     def trace(self, inputs: list, outputs: list) -> tuple[Counter[str], int]:
-        said = self.ask("trace", inputs, outputs)
-        return Counter(said.counts), int(said.ns)
+        answer = self.ask("trace", inputs, outputs)
+        return Counter(answer.counts), int(answer.ns)
 
     def time(self, inputs: list, outputs: list, **how: Any) -> Answer:
         """A tier's part of a record, which parts of the timer had been replaced, and
         the results of the last calls.
         """
-        said = _measured(self.ask("time", inputs, outputs, **how))
-        if len(said.records) != 1 and not said.replaced:
-            raise DiedError(
-                Status.CRASHED, "the process that ran it sent no time", None
-            )
-        return said
+        answer = self.ask("time", inputs, outputs, **how)
+        return answer if answer.replaced else _measured(answer, 1)
 
     def seconds_outside(self, inputs: list, outputs: list, times: int) -> float:
         """The time of a call by the worker's clock, over `times` calls in a row."""
@@ -422,21 +364,25 @@ class Kernel:
         return (time.perf_counter() - began) / times
 
     def backend(self, inputs: list) -> str | None:
-        told = self.runner.ask(
-            "backend", kernel=self.name, inputs=self.runner.forms(inputs)
-        ).backend
-        return told and told[:_BACKEND]
+        forms = self.runner.forms(inputs)
+        name = self.runner.ask("backend", kernel=self.name, inputs=forms).backend
+        return name and name[:_BACKEND]
 
 
-def _measured(answer: Answer) -> Answer:
+def _measured(answer: Answer, count: int) -> Answer:
     """Check a runner's answer about times: each has a time, or a reason why not."""
-    for each in answer.records:
-        if (each.timing is None or each.doubts is None) and (
-            each.timing or each.status is Status.PASSED
-        ):
-            raise DiedError(
-                Status.CRASHED, "the process that ran it sent no time", None
-            )
-        if each.timing:
-            each.status, each.reason = Status.PASSED, None
+    if len(answer.records) != count:
+        raise _sent("no time")
+    for record in answer.records:
+        if record.timing is None and record.status is Status.PASSED:
+            raise _sent("no time")
+        if record.timing and record.doubts is None:
+            raise _sent("no time")
+        if record.timing:
+            record.status = Status.PASSED
+            record.reason = None
     return answer
+
+
+def _sent(what: str) -> DiedError:
+    return DiedError(Status.CRASHED, f"the process that ran it sent {what}", None)

@@ -10,9 +10,8 @@ import torch
 
 from ...machine import environment
 from ...schema.record_types import GpuState, GpuStates, Status, Timing
-from .. import timing
 from ..messages import Measured
-from ..timing import Last, Plan, Subject
+from ..timing import Last, Plan, Subject, TierUnavailableError, measure
 
 # a median with a wider interval is in doubt, whatever precision was asked for
 _NOISY = 0.01
@@ -37,30 +36,30 @@ def timed(
     """
     with Watch(plan, gpu, own) as watch:
         try:
-            found = timing.measure(tier, subject, plan, watch, last)
+            timing = measure(tier, subject, plan, watch, last)
         # of this tier's buffers: the other tiers may have room
         except torch.cuda.OutOfMemoryError as e:
             torch.cuda.empty_cache()
-            return Measured(
-                tier=tier,
-                status=Status.OUT_OF_MEMORY,
-                reason=f"{tier}: {str(e).splitlines()[0]}",
-            )
-        except timing.TierUnavailableError as e:
+            reason = f"{tier}: {str(e).splitlines()[0]}"
+            return Measured(tier=tier, status=Status.OUT_OF_MEMORY, reason=reason)
+        except TierUnavailableError as e:
             if not fallback or tier != "cupti":
+                reason = f"{tier}: {e}"
                 return Measured(
-                    tier=tier, status=Status.TIER_UNAVAILABLE, reason=f"{tier}: {e}"
+                    tier=tier, status=Status.TIER_UNAVAILABLE, reason=reason
                 )
-            found = timing.measure("events", subject, plan, watch, last)
-            found.note = f"cupti not available ({e}): timed with CUDA events instead"
-    return watch.measured(found)
+            timing = measure("events", subject, plan, watch, last)
+            timing.note = f"cupti not available ({e}): timed with CUDA events instead"
+    return watch.measured(timing)
 
 
 class Watch:
     """Reads the GPU's state before, between and after the batches of a measurement."""
 
     def __init__(self, plan: Plan, gpu: bool, own: int) -> None:
-        self.plan, self.on_gpu, self.own = plan, gpu, own
+        self.plan = plan
+        self.on_gpu = gpu
+        self.own = own
         self.states: list[GpuState] = []
 
     def __call__(self, brief: bool = True) -> None:
@@ -74,24 +73,22 @@ class Watch:
     def __exit__(self, *_: Any) -> None:
         self(brief=False)
 
-    def measured(self, timed: Timing) -> Measured:
+    def measured(self, timing: Timing) -> Measured:
         before, *during, after = self.states or [GpuState(), GpuState()]
-        doubts = environment.doubts(
-            before, during, after, timed, max(self.plan.target, _NOISY)
+        noisy = max(self.plan.target, _NOISY)
+        measured = Measured(
+            tier=timing.tier,
+            timing=timing,
+            doubts=environment.doubts(before, during, after, timing, noisy),
         )
-        state = (
-            GpuStates(before=before, during=_few(during), after=after)
-            if self.on_gpu
-            else None
-        )
-        return Measured(tier=timed.tier, timing=timed, doubts=doubts, gpu_state=state)
+        if self.on_gpu:
+            states = GpuStates(before=before, during=_few(during), after=after)
+            measured.gpu_state = states
+        return measured
 
 
 def _few(states: list[GpuState]) -> list[GpuState]:
     """The first, the middle and the last, without duplicates: enough to see a trend."""
-    kept = (
-        states
-        if len(states) <= 3
-        else [states[0], states[len(states) // 2], states[-1]]
-    )
-    return [state for i, state in enumerate(kept) if not i or state != kept[i - 1]]
+    if len(states) > 3:
+        states = [states[0], states[len(states) // 2], states[-1]]
+    return [state for i, state in enumerate(states) if not i or state != states[i - 1]]

@@ -12,8 +12,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from ...catalog.formats import Definition, Solution
 from ...errors import one_line
-from ...parsing import Json
 from ..timing.subject import listed
 from . import build
 from .build import BuildFailedError, Kernel
@@ -30,26 +30,24 @@ class Prepared(Kernel):
         super().__init__(kernel.runnable)
         self.destination_passing = destination_passing
         file, _, symbol = entry_point.partition("::")
+        name = f"{self.module.__package__}.{file.removesuffix('.py')}"
         try:
-            self.module = importlib.import_module(
-                f"{self.module.__package__}.{file.removesuffix('.py')}"
-            )
+            self.module = importlib.import_module(name)
         except Exception as e:  # whatever its code does
             raise BuildFailedError(
                 f"{file}: {one_line(e)}", missing=isinstance(e, ModuleNotFoundError)
             ) from None
-        if not callable(entry := getattr(self.module, symbol, None)):
+        self.entry: Any = getattr(self.module, symbol, None)
+        if not callable(self.entry):
             raise BuildFailedError(f"{file} has no function {symbol}")
-        self.entry = entry
 
     def _ready(self, inputs: list) -> list:
         """The entry point's arguments, made from the inputs."""
-        found = self.entry_point(*inputs)
-        if not isinstance(found, (tuple, list)):
-            raise TypeError(
-                f"the setup returned {type(found).__name__}, expected a tuple"
-            )
-        return list(found)
+        ready = self.entry_point(*inputs)
+        if not isinstance(ready, (tuple, list)):
+            kind = type(ready).__name__
+            raise TypeError(f"the setup returned {kind}, expected a tuple")
+        return list(ready)
 
     def bind(self, inputs: list, outputs: list) -> Callable[[], Any]:
         """The call on these buffers alone, its setup already done."""
@@ -72,7 +70,11 @@ class Prepared(Kernel):
 
 
 def built(
-    definition: Json, solution: Json, setup: str | None, *, specific: bool = False
+    definition: Definition,
+    solution: Solution,
+    setup: str | None,
+    *,
+    specific: bool = False,
 ) -> Kernel:
     """build.build, also for an algo with a setup. flashinfer-bench's builder compares
     an entry point's arguments with the definition's, and those are the setup's.
@@ -80,8 +82,6 @@ def built(
     if setup is None:
         return build.build(definition, solution, specific=specific)
     spec = solution["spec"]
-    first = solution | {
-        "spec": spec | {"entry_point": setup, "destination_passing_style": False}
-    }
-    kernel = build.build(definition, first, specific=specific)
+    first = spec | {"entry_point": setup, "destination_passing_style": False}
+    kernel = build.build(definition, solution | {"spec": first}, specific=specific)
     return Prepared(kernel, spec["entry_point"], spec["destination_passing_style"])

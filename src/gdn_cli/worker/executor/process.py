@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...errors import MissingError
-from ...machine import sandbox
+from ...machine import linux, sandbox
 from .. import exit_reasons
 from ..request import Serving
 from . import channel
@@ -43,12 +43,12 @@ class Forked:
         """The return code, once the child has ended. Raises subprocess.TimeoutExpired
         after `timeout` seconds.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while self.poll() is None:
-            if deadline is not None and time.monotonic() > deadline:
+        began = time.monotonic()
+        while (code := self.poll()) is None:
+            if timeout is not None and time.monotonic() - began > timeout:
                 raise subprocess.TimeoutExpired("runner", timeout)
             time.sleep(0.001)
-        return self.returncode
+        return code
 
     def kill(self) -> None:
         if self.poll() is None:
@@ -64,13 +64,14 @@ class Started(NamedTuple):
     wrapped: bool
 
 
+def device_of(mode: str) -> str:
+    return "cuda" if mode == "cuda" else "cpu"
+
+
 def of(request: Serving) -> Started:
     """A runner for a worker's request, in a sandbox if that asks for one."""
-    return start(
-        request.mode,
-        sandbox.wrap(request.mode) if request.sandbox else (),
-        request.builds,
-    )
+    wrap = sandbox.wrap(request.mode) if request.sandbox else ()
+    return start(request.mode, wrap, request.builds)
 
 
 def start(mode: str, wrap: Sequence[str] = (), builds: str | None = None) -> Started:
@@ -79,14 +80,7 @@ def start(mode: str, wrap: Sequence[str] = (), builds: str | None = None) -> Sta
     """
     line, theirs = channel.pair()
     ooms = exit_reasons.ooms()
-    command = [
-        *wrap,
-        sys.executable,
-        "-m",
-        "gdn_cli.worker.executor.main",
-        str(theirs),
-        "cuda" if mode == "cuda" else "cpu",
-    ]
+    command = [*wrap, sys.executable, "-m", __package__, str(theirs), device_of(mode)]
     env = dict(os.environ) | ({"FIB_CACHE_PATH": builds} if builds else {})
     try:
         process = subprocess.Popen(
@@ -108,7 +102,8 @@ def fork(mode: str) -> Started:
     import torch  # noqa: F401
 
     line, theirs = channel.pair()
-    ooms, worker = exit_reasons.ooms(), os.getpid()
+    ooms = exit_reasons.ooms()
+    worker = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -130,6 +125,8 @@ def _become_runner(worker: int, descriptor: int, mode: str) -> None:
     random.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
-    from . import main
+    linux.end_with_parent(worker)
+    linux.confine()
+    from .main import main
 
-    main.main(descriptor, "cuda" if mode == "cuda" else "cpu", worker)
+    main(descriptor, device_of(mode))

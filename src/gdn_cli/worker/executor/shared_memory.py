@@ -22,9 +22,12 @@ class Region:
     def __init__(self, nbytes: int, descriptor: int | None = None) -> None:
         self.nbytes = nbytes
         self.descriptor = _memory(nbytes) if descriptor is None else descriptor
-        self.bytes = torch.frombuffer(
-            mmap.mmap(self.descriptor, nbytes), dtype=torch.uint8
-        )
+        memory = mmap.mmap(self.descriptor, nbytes)
+        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
+
+    def like(self, x: torch.Tensor) -> torch.Tensor:
+        """The first bytes as a tensor of another one's dtype and shape."""
+        return self.bytes.view(x.dtype)[: x.numel()].view(x.shape)
 
     def close(self) -> None:
         """Close the descriptor; the mapping ends with the last tensor in it."""
@@ -37,11 +40,8 @@ def _memory(nbytes: int) -> int:
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("gdn", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, nbytes)
-        fcntl.fcntl(
-            descriptor,
-            fcntl.F_ADD_SEALS,
-            fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
-        )
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
         return descriptor
     with tempfile.TemporaryFile() as file:  # not Linux
         os.ftruncate(file.fileno(), nbytes)
@@ -72,7 +72,7 @@ def form(x: torch.Tensor, storage: int | None) -> Form:
         str(x.dtype).removeprefix("torch."),
         tuple(x.shape),
         x.stride(),
-        x.storage_offset(),
+        int(x.storage_offset()),
     )
 
 

@@ -6,21 +6,20 @@ import inspect
 import re
 from typing import Any
 
-from ...parsing import Json
+from ...catalog.formats import Definition, Solution
 
 
-def match(function: Any, definition: Json, solution: Json) -> dict[str, str]:
+def match(function: Any, definition: Definition, solution: Solution) -> dict[str, str]:
     """{"state": ok | skipped | failed, "detail"} for a built entry point."""
-    inputs, outputs = list(definition["inputs"]), list(definition["outputs"])
+    inputs = list(definition["inputs"])
+    outputs = list(definition["outputs"])
     passing = solution["spec"]["destination_passing_style"]
     wanted = inputs + outputs if passing else inputs
     style = "destination passing" if passing else "value returning"
     count, names = _parameters(function)
     if count is None:
-        return {
-            "state": "skipped",
-            "detail": "the entry point does not say which parameters it has",
-        }
+        detail = "the entry point does not say which parameters it has"
+        return {"state": "skipped", "detail": detail}
     if count != len(wanted):
         other = len(inputs) if passing else len(inputs) + len(outputs)
         advice = "; set destination_passing the other way?" if count == other else ""
@@ -28,14 +27,10 @@ def match(function: Any, definition: Json, solution: Json) -> dict[str, str]:
         detail = f"takes {count} arguments, {passed}{advice}"
         return {"state": "failed", "detail": detail}
     if names and sorted(names) == sorted(wanted) and names != wanted:
-        return {
-            "state": "failed",
-            "detail": f"order ({', '.join(names)}), expected ({', '.join(wanted)})",
-        }
-    return {
-        "state": "ok",
-        "detail": f"{count} arguments, {style}, as the definition has them",
-    }
+        detail = f"order ({', '.join(names)}), expected ({', '.join(wanted)})"
+        return {"state": "failed", "detail": detail}
+    detail = f"{count} arguments, {style}, as the definition has them"
+    return {"state": "ok", "detail": detail}
 
 
 def _parameters(function: Any) -> tuple[int | None, list[str]]:

@@ -7,8 +7,7 @@ from contextlib import closing
 import torch
 
 from ...schema.profile_types import Ran
-from .. import timing
-from ..timing import Subject
+from ..timing import Subject, TierUnavailableError
 
 
 def ran(subject: Subject, l2: str) -> list[Ran] | None:
@@ -28,15 +27,14 @@ def ran(subject: Subject, l2: str) -> list[Ran] | None:
     try:
         with closing(Trace.open()) as trace:
             once()
-            found = trace.kernels(once)
-    except timing.TierUnavailableError:
+            kernels = trace.kernels(once)
+    except TierUnavailableError:
         return None
-    first = (
-        next(
-            (i for i, (_, _, name) in enumerate(found) if name.startswith("gdn_begin")),
-            len(found),
-        )
-        + 1
-    )
-    started = found[first][0] if first < len(found) else 0
-    return [Ran(name, (at - started) / 1e3, us / 1e3) for at, us, name in found[first:]]
+    marks = [
+        i for i, (_, _, name) in enumerate(kernels) if name.startswith("gdn_begin")
+    ]
+    inside = kernels[marks[0] + 1 :] if marks else []
+    return [
+        Ran(name, (start - inside[0][0]) / 1e3, duration / 1e3)
+        for start, duration, name in inside
+    ]

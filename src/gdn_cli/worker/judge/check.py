@@ -42,12 +42,9 @@ def allocate(
     """One tensor per output, every element the marked NaN. `empty` allocates them, with
     torch.empty's arguments.
     """
-    specs = op.outputs.values()
     return [
-        poison(
-            empty(op.shape(spec, axes), dtype=torch_dtype(spec.dtype), device=device)
-        )
-        for spec in specs
+        poison(empty(shape, dtype=dtype, device=device))
+        for shape, dtype in wanted(op, axes)
     ]
 
 
@@ -73,28 +70,41 @@ def _mark(t: torch.Tensor) -> tuple[torch.dtype, int]:
     return (as_int, _F16_MARK) if t.dtype == torch.float16 else (as_int, mark)
 
 
+# by element size in bytes
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether all bits are the same, also those of NaNs and signed zeros."""
-    as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[
-        a.element_size()
-    ]
+    as_int = _INTEGERS[a.element_size()]
     return torch.equal(a.view(as_int), b.view(as_int))
 
 
 def relative_error(out: torch.Tensor, want: torch.Tensor) -> float:
     """|out - want| / |want| (Frobenius): infinite where only `want` is all zero."""
-    out, want = out.double(), want.double()
-    size, off = float(want.norm()), float((out - want).norm())
-    return off / size if size > 0 else (0.0 if off == 0 else math.inf)
+    out = out.double()
+    want = want.double()
+    size = float(want.norm())
+    off = float((out - want).norm())
+    if size > 0:
+        return off / size
+    return 0.0 if off == 0 else math.inf
 
 
 def oracle(reference: Kernel, inputs: list) -> list[torch.Tensor]:
     """The definition's reference in float64: its arithmetic follows the dtype of its inputs."""
-    wide = [
-        x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-        for x in inputs
-    ]
+    wide = [x.double() if is_float(x) else x for x in inputs]
     return reference.returns(wide)
+
+
+def is_float(x: Any) -> bool:
+    """Whether it is a tensor of floating-point numbers."""
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
+def cloned(values: list) -> list:
+    """The same values, of tensors in other memory."""
+    return [x.clone() if isinstance(x, torch.Tensor) else x for x in values]
 
 
 def finite(tensors: list[torch.Tensor]) -> bool:
@@ -116,22 +126,21 @@ def check(
 
     kernel      a kernel in a runner (runner.client.Kernel)
     in_place    index of an output -> index of the input that it overwrites, which is
-      restored afterwards
+                restored afterwards
     by_element  whether the contest's rule can fail the kernel; otherwise its errors are
-      only reported
+                only reported
     """
     in_place = in_place or {}
     device = expected[0].device
-    before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+    before = cloned(inputs)
     outputs = allocate(op, axes, str(device)) if kernel.destination_passing else []
     for output, source in in_place.items():
         outputs[output] = inputs[source]
     kernel.push([*inputs, *outputs])
     outputs = kernel.run(inputs, outputs, wanted(op, axes))
     kernel.pull([*inputs, *outputs])
-    verdict = results(
-        op, axes, outputs, expected, kernel.destination_passing, by_element
-    )
+    marked = kernel.destination_passing
+    verdict = results(op, axes, outputs, expected, marked, by_element)
     _kept(verdict, op, before, outputs)
     for source in in_place.values():
         inputs[source].copy_(before[source])
@@ -148,28 +157,25 @@ def _kept(verdict: Check, op: Op, inputs: list, outputs: list) -> None:
     """Check that slots which no row names (`keeps`), or all if a call writes none
     (`moves`), have the same bits as in the input that the output overwrites.
     """
-    names = list(op.inputs)
+    given = dict(zip(op.inputs, inputs, strict=True))
     for (name, spec), out in zip(op.outputs.items(), outputs, strict=False):
         # otherwise its shape or dtype is already wrong
-        if spec.keeps and name in verdict.errors:
-            slots, old = (
-                inputs[names.index(spec.keeps)],
-                inputs[names.index(op.in_place[name])],
-            )
-            other = torch.ones(len(out), dtype=torch.bool, device=out.device)
-            if spec.moves != ():
-                other[slots[slots > 0].long()] = False
-            as_int, _ = _mark(out)
-            changed = (out.view(as_int) != old.view(as_int)).flatten(1).any(1) & other
-            if where := changed.nonzero().flatten().tolist():
-                more = f", and {len(where) - 1} more" if len(where) > 1 else ""
-                verdict.reason = None  # more specific than an error over the whole pool
-                why = (
-                    "no call may change one"
-                    if spec.moves == ()
-                    else f"no row of {spec.keeps} names it"
-                )
-                verdict.fail(f"{name}: slot {where[0]}{more} changed, and {why}")
+        if not spec.keeps or name not in verdict.errors:
+            continue
+        slots = given[spec.keeps]
+        old = given[op.in_place[name]]
+        others = torch.ones(len(out), dtype=torch.bool, device=out.device)
+        reason = "no call may change one"
+        if spec.moves != ():
+            others[slots[slots > 0].long()] = False
+            reason = f"no row of {spec.keeps} names it"
+        as_int, _ = _mark(out)
+        differs = (out.view(as_int) != old.view(as_int)).flatten(1).any(1)
+        changed = (differs & others).nonzero().flatten().tolist()
+        if changed:
+            more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+            verdict.reason = None  # more specific than an error over the whole pool
+            verdict.fail(f"{name}: slot {changed[0]}{more} changed, and {reason}")
 
 
 def wanted(op: Op, axes: dict[str, int]) -> list[tuple[tuple[int, ...], torch.dtype]]:
@@ -197,18 +203,20 @@ def results(
         op.outputs.items(), outputs, expected, strict=True
     ):
         due = op.shape(spec, axes), f"torch.{spec.dtype}", str(ref.device)
-        _judge(verdict, name, due, op.tolerance[name], out, ref, marked, by_element)
-    verdict.max_abs_error, verdict.max_rel_error = (
-        _number(verdict.max_abs_error),
-        _number(verdict.max_rel_error),
-    )
-    verdict.errors = {name: _number(error) for name, error in verdict.errors.items()}
+        if not _usable(verdict, name, due, out, ref, marked):
+            verdict.official = False
+        elif out.numel():
+            _judge(verdict, name, op.tolerance[name], out, ref, by_element)
+        else:
+            verdict.errors[name] = 0.0
+    verdict.max_abs_error = _number(verdict.max_abs_error)
+    verdict.max_rel_error = _number(verdict.max_rel_error)
     return verdict
 
 
-def _number(error: float) -> float | None:
+def _number(error: float | None) -> float | None:
     """None for NaN and Inf, which JSON does not have."""
-    return error if math.isfinite(error) else None
+    return error if error is not None and math.isfinite(error) else None
 
 
 def _first(
@@ -222,93 +230,86 @@ def _first(
     """Note the first element of an output that is wrong; `instead` is what is there,
     where that is no number.
     """
-    at = int(wrong.flatten().int().argmax())
-    index, got = [], float(out.flatten()[at])
-    for size in reversed(out.shape):
-        at, place = divmod(at, size)
-        index.insert(0, place)
+    flat = wrong.flatten().int().argmax()
+    index = [int(i) for i in torch.unravel_index(flat, out.shape)]
+    got = float(out[tuple(index)])
     if not math.isfinite(got) and instead is None:
-        instead = "NaN" if math.isnan(got) else "Inf" if got > 0 else "-Inf"
-    found = FirstWrong(
+        instead = {math.inf: "Inf", -math.inf: "-Inf"}.get(got, "NaN")
+    element = FirstWrong(
         index=index,
         expected=float(ref[tuple(index)]),
         got=None if instead else got,
         instead=instead,
     )
-    verdict.first_wrong = (verdict.first_wrong or {}) | {name: found}
+    verdict.first_wrong = (verdict.first_wrong or {}) | {name: element}
+
+
+def _usable(
+    verdict: Check, name: str, due: tuple, out: Any, ref: torch.Tensor, marked: bool
+) -> bool:
+    """Whether an output is a tensor of the right form full of numbers; `due` is its
+    shape, dtype and device.
+    """
+    form = calls.described(out)
+    if form != due:
+        elsewhere = form[:2] == due[:2]
+        expected = _shown(due, elsewhere).replace("torch.", "")
+        verdict.fail(f"{name}: expected {expected}, got {_shown(form, elsewhere)}")
+        return False
+    if marked and (missing := unwritten(out)):
+        _first(verdict, name, out, ref, _holds_mark(out), "never written")
+        verdict.unwritten[name] = missing
+        verdict.fail(f"{name}: {missing} of {out.numel()} elements were not written")
+        return False
+    odd = ~torch.isfinite(out)
+    if bool(odd.any()):
+        verdict.errors[name] = None
+        _first(verdict, name, out, ref, odd)
+        count = f"{int(odd.sum())} of {out.numel()} elements"
+        verdict.fail(f"{name}: {count} are NaN or Inf")
+        return False
+    return True
+
+
+def _shown(form: str | tuple, with_device: bool) -> str:
+    if isinstance(form, str):
+        return form
+    shape, dtype, device = form
+    return f"{shape} {dtype} on {device}" if with_device else f"{shape} {dtype}"
 
 
 def _judge(
     verdict: Check,
     name: str,
-    due: tuple,
     tolerance: float,
-    out: Any,
+    out: torch.Tensor,
     ref: torch.Tensor,
-    marked: bool,
     by_element: bool,
 ) -> None:
-    """Check one output; `due` is its shape, dtype and device."""
-    got = calls.described(out)
-    if got != due:
-        elsewhere = got[:2] == due[:2]
-        shown = [
-            x
-            if isinstance(x, str)
-            else f"{x[0]} {x[1]}{f' on {x[2]}' if elsewhere else ''}"
-            for x in (due, got)
-        ]
-        verdict.official = False
-        verdict.fail(
-            f"{name}: expected {shown[0].replace('torch.', '')}, got {shown[1]}"
-        )
-        return
-    if marked and (missing := unwritten(out)):
-        verdict.official = False
-        _first(verdict, name, out, ref, _holds_mark(out), "never written")
-        verdict.unwritten[name] = missing
-        verdict.fail(f"{name}: {missing} of {out.numel()} elements were not written")
-        return
-    if not bool(torch.isfinite(out).all()):
-        verdict.official = False
-        verdict.errors[name] = math.nan
-        _first(verdict, name, out, ref, ~torch.isfinite(out))
-        verdict.fail(
-            f"{name}: {int((~torch.isfinite(out)).sum())} of {out.numel()} elements are NaN"
-            " or Inf"
-        )
-        return
-    if not out.numel():
-        verdict.errors[name] = 0.0
-        return
+    """Check the values of one output by both rules."""
     # the official rule compares in float32 with the reference rounded to the output's dtype
-    got, want = out.float(), ref.to(out.dtype).float()
+    got = out.float()
+    want = ref.to(out.dtype).float()
     absolute = (got - want).abs()
     relative = absolute / (want.abs() + 1e-8)
+    largest = float(absolute.max())
     far = (absolute > ATOL) & (relative > RTOL)
     beyond = int(far.sum())
-    verdict.max_abs_error = max(verdict.max_abs_error, float(absolute.max()))
-    verdict.max_rel_error = max(verdict.max_rel_error, float(relative.max()))
+    verdict.max_abs_error = max(verdict.max_abs_error or 0.0, largest)
+    verdict.max_rel_error = max(verdict.max_rel_error or 0.0, float(relative.max()))
     verdict.official = verdict.official and not beyond
     if beyond and by_element:
-        verdict.fail(
-            f"{name}: {beyond} of {out.numel()} elements beyond 1e-2, largest error"
-            f" {float(absolute.max()):.2g}"
-        )
-    verdict.errors[name] = relative_error(out, ref)
-    inexact = verdict.errors[name] > tolerance
+        count = f"{beyond} of {out.numel()} elements"
+        verdict.fail(f"{name}: {count} beyond 1e-2, largest error {largest:.2g}")
+    error = relative_error(out, ref)
+    verdict.errors[name] = _number(error)
+    inexact = error > tolerance
     # none is far off by itself: the first beyond the output's share of what is allowed
     if inexact and not beyond:
         far = absolute > tolerance * (want.abs() + want.square().mean().sqrt())
     if inexact or beyond and by_element:
-        _first(
-            verdict,
-            name,
-            out,
-            ref,
-            far if bool(far.any()) else absolute == absolute.max(),
-        )
+        wrong = far if bool(far.any()) else absolute == absolute.max()
+        _first(verdict, name, out, ref, wrong)
     if inexact:
-        verdict.fail(
-            f"{name}: relative error {verdict.errors[name]:.2g}, at most {tolerance:g} allowed"
-        )
+        limit = f"at most {tolerance:g} allowed"
+        verdict.fail(f"{name}: relative error {error:.2g}, {limit}")

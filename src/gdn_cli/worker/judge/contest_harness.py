@@ -1,8 +1,9 @@
 """The contest's harness in a process of its own, with the flashinfer-bench that is on
 its path; nothing of gdn.
 
-    python judge.py FOLDER CONFIG      FOLDER is a FlashInfer-Trace set, CONFIG the JSON
-      of a BenchmarkConfig
+    python contest_harness.py FOLDER CONFIG
+
+FOLDER is a FlashInfer-Trace set, CONFIG the JSON of a BenchmarkConfig.
 
 Each line on stdin is a workload's uuid, and each line on stdout what has come of it:
 its trace, or null if the harness left none, and the errors that it logged. Its own

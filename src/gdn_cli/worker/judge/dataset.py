@@ -16,6 +16,7 @@ import safetensors
 import torch
 
 from ...catalog import seqlens
+from ...catalog.formats import Input
 from ...catalog.ops import Op
 from ...catalog.trace_set import blob, lfs_error
 from ...catalog.workloads import Workload
@@ -33,6 +34,10 @@ DTYPE_CODES = {
 }
 
 
+# name -> dtype code, shape
+Tensors = dict[str, tuple[str, tuple[int, ...]]]
+
+
 def load_inputs(
     op: Op, workload: Workload, device: str = "cpu", root: Path | None = None
 ) -> list[Any]:
@@ -42,53 +47,39 @@ def load_inputs(
     row calls random, or leaves out (`drawn`), come from the twin: blindly drawn ones
     would make an invalid call, or one that overflows.
     """
-    blobs: dict[Path, dict] = {}  # headers; several inputs share a file
-    names, values = drawn(op, workload), []
+    blobs: dict[Path, Tensors] = {}  # headers; several inputs share a file
+    names = drawn(op, workload)
     # 65536 tokens of 16/32 heads take seconds, most in numpy
     with ThreadPoolExecutor(len(names) or 1) as pool:
-        made = dict(
-            zip(
-                names,
-                pool.map(lambda name: synthetic.draw(op, workload, name), names),
-                strict=True,
-            )
-        )
+        twins = [*pool.map(lambda name: synthetic.draw(op, workload, name), names)]
+    values: dict[str, torch.Tensor | float] = dict(zip(names, twins, strict=True))
+    given = workload.inputs or {}
     for name in op.inputs:
-        spec = (workload.inputs or {}).get(name)
-        if name in made:
-            value = made.pop(name)
-        elif spec["type"] == "scalar":
-            if op.inputs[name].shape is not None:
-                there = f"{op.definition} has a tensor there"
-                raise MissingError(
-                    f"workload {workload.uuid}: input {name} is a scalar, {there}"
-                )
-            value = spec["value"]
-        else:
-            value = _read(op, workload, name, spec, root, blobs)
-        if name == "cu_seqlens" and (
-            wrong := seqlens.fault(value, workload.axes["total_seq_len"])
-        ):
-            where = f"workload {workload.uuid}: cu_seqlens"
-            if name not in drawn(op, workload):
-                where = (
-                    f"{Path(root or '') / spec['path']}: tensor '{spec['tensor_key']}'"
-                )
-            raise MissingError(f"{where} {wrong}")
-        values.append(
-            _placed(value.to(device)) if isinstance(value, torch.Tensor) else value
-        )
-    return values
+        if name not in values:
+            values[name] = _given(op, workload, name, given[name], root, blobs)
+    if "cu_seqlens" in values:
+        total = workload.axes["total_seq_len"]
+        if wrong := seqlens.fault(values["cu_seqlens"], total):
+            place = f"workload {workload.uuid}: cu_seqlens"
+            if "cu_seqlens" not in names:
+                spec = given["cu_seqlens"]
+                file = Path(root or "") / spec["path"]
+                place = f"{file}: tensor '{spec['tensor_key']}'"
+            raise MissingError(f"{place} {wrong}")
+    return [_placed(values[name], device) for name in op.inputs]
 
 
 _LINE = 64  # bytes in a cache line; torch's own tensors start at one
 
 
-def _placed(value: torch.Tensor) -> torch.Tensor:
-    """The tensor, moved to the start of a cache line as a caller's is. numpy's memory
-    starts 16, 32 or 48 bytes after one, different in each process: a state placed like
-    that raised cpp-v1's time from 15 us to 20.
+def _placed(value: torch.Tensor | float, device: str) -> torch.Tensor | float:
+    """The value on a device. A tensor is moved to the start of a cache line, as a
+    caller's is: numpy's memory starts 16, 32 or 48 bytes after one, different in each
+    process. A state placed like that raised cpp-v1's time from 15 us to 20.
     """
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.to(device)
     return value.clone() if value.data_ptr() % _LINE else value
 
 
@@ -96,21 +87,31 @@ def drawn(op: Op, workload: Workload) -> list[str]:
     """Names of the inputs that are drawn from the uuid instead of read from a file or a row."""
     if workload.origin == "twin":
         return list(op.inputs)
+    given = workload.inputs or {}
     return [
-        n
-        for n in op.inputs
-        if (workload.inputs or {}).get(n, {"type": "random"})["type"] == "random"
+        name
+        for name in op.inputs
+        if name not in given or given[name]["type"] == "random"
     ]
 
 
-def _read(
+def _given(
     op: Op,
     workload: Workload,
     name: str,
-    spec: dict,
+    spec: Input,
     root: Path | None,
-    blobs: dict[Path, dict],
-) -> torch.Tensor:
+    blobs: dict[Path, Tensors],
+) -> torch.Tensor | float:
+    """An input of a row: a scalar, or a tensor of a file."""
+    want = op.inputs[name]
+    if spec["type"] == "scalar":
+        if want.shape is None:
+            return spec["value"]
+        raise MissingError(
+            f"workload {workload.uuid}: input {name} is a scalar, {op.definition} has a tensor"
+            " there"
+        )
     if root is None:
         raise MissingError(
             f"workload {workload.uuid}: input {name} is in {spec['path']}, of a data set that is"
@@ -120,38 +121,38 @@ def _read(
     path = blob(Path(root), spec["path"], f"workload {workload.uuid}: input {name}")
     if path not in blobs:
         blobs[path] = blob_header(path)[0]
-    key, there = spec["tensor_key"], blobs[path]
-    if key not in there:
+    key = spec["tensor_key"]
+    tensors = blobs[path]
+    if key not in tensors:
+        names = ", ".join(tensors) or "none"
         raise MissingError(
-            f"{path}: no tensor '{key}' for input {name}; it has {', '.join(there) or 'none'}"
+            f"{path}: no tensor '{key}' for input {name}; it has {names}"
         )
-    want = op.inputs[name]
     if want.shape is None:
         raise MissingError(
             f"{path}: tensor '{key}' for input {name}, which is a scalar in {op.definition}"
         )
-    dtype, shape = there[key]
-    if shape != op.shape(want, workload.axes):
+    dtype, shape = tensors[key]
+    due = op.shape(want, workload.axes)
+    if shape != due:
+        axes = ", ".join(f"{axis}={size}" for axis, size in workload.axes.items())
         raise MissingError(
-            f"{path}: tensor '{key}' has shape {list(shape)}, {op.definition} at "
-            f"{', '.join(f'{k}={v}' for k, v in workload.axes.items())} "
-            f"has {list(op.shape(want, workload.axes))}"
+            f"{path}: tensor '{key}' has shape {list(shape)}, {op.definition} at {axes} has"
+            f" {list(due)}"
         )
-    if dtype != DTYPE_CODES[want.dtype]:
+    code = DTYPE_CODES[want.dtype]
+    if dtype != code:
         raise MissingError(
-            f"{path}: tensor '{key}' is {dtype}, {op.definition} has {DTYPE_CODES[want.dtype]}"
+            f"{path}: tensor '{key}' is {dtype}, {op.definition} has {code}"
         )
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            tensor = file.get_tensor(key)
+            return file.get_tensor(key)
     except (OSError, safetensors.SafetensorError) as e:
         raise MissingError(f"{path}: {e}") from None
-    return tensor
 
 
-def blob_header(
-    path: Path,
-) -> tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, str]]:
+def blob_header(path: Path) -> tuple[Tensors, dict[str, str]]:
     """A safetensors file's tensors, name -> (dtype code, shape), and its metadata.
     Reads no tensor.
     """
@@ -162,11 +163,11 @@ def blob_header(
             if file.read(64).startswith(b"version https://git-lfs"):
                 raise lfs_error(path)
         with safetensors.safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  not a dict
-            return {
-                name: (x.get_dtype(), tuple(x.get_shape()))
-                for name, x in slices.items()
-            }, file.metadata() or {}
+            tensors: Tensors = {}
+            for name in file.keys():  # noqa: SIM118  not a dict
+                piece = file.get_slice(name)
+                tensors[name] = piece.get_dtype(), tuple(piece.get_shape())
+            return tensors, file.metadata() or {}
     except FileNotFoundError:
         raise MissingError(
             f"no such file: {path}",

@@ -7,15 +7,13 @@ order, on every machine.
 
 Gated delta net (K is head_size):
   q, k        N(0, 1), L2-normalised over K (norm in float64, quotient in float32), then
-    rounded to bf16
+              rounded to bf16
   v           N(0, 1)
   state, pool N(0, 0.17^2) f32: the size at which the recurrence settles with these
-    inputs; so has every input that an
-              output overwrites
-  A_log       log U(1, 16)                                     Mamba-2's initialisation
-    (arXiv 2405.21060), which
-  dt_bias     softplus^-1(dt), log dt ~ U(log 1e-3, log 1e-1)  Gated DeltaNet keeps
-    (arXiv 2412.06464)
+              inputs; so has every input that an output overwrites
+  A_log       log U(1, 16)
+  dt_bias     softplus^-1(dt), log dt ~ U(log 1e-3, log 1e-1): Mamba-2's initialisation
+              (arXiv 2405.21060), which Gated DeltaNet keeps (arXiv 2412.06464)
   a, b        N(0, 1): projections of a normalised hidden state
   cu_seqlens  see `sequence_lengths`
   slots of a pool (`keeps` of an output) drawn without repeats from 1 on
@@ -42,7 +40,7 @@ import torch
 from ...catalog.dtypes import torch_dtype
 from ...catalog.expression import size
 from ...catalog.ops import Op
-from ...catalog.stress import TOKENS
+from ...catalog.stress import TOKENS, Family
 from ...catalog.workloads import Workload
 from ...errors import UsageError
 
@@ -88,7 +86,8 @@ def sequence_lengths(workload: Workload) -> tuple[int, ...]:
     """
     if workload.seq_lens is not None:
         return workload.seq_lens
-    total, count = workload.axes["total_seq_len"], workload.axes["num_seqs"]
+    total = workload.axes["total_seq_len"]
+    count = workload.axes["num_seqs"]
     rng = stream(workload, "cu_seqlens", _LENGTHS_SALT)
     draws = np.exp(np.interp(rng.random((_DRAWS, count)), _SHARE, np.log(_LENGTH)))
     best = draws[np.argmin(np.abs(np.log(draws.sum(axis=1) / total)))]
@@ -104,7 +103,9 @@ def sequence_lengths(workload: Workload) -> tuple[int, ...]:
 def draw(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
     """One input of the op: a CPU tensor of the definition's shape and dtype, or a Python float."""
     x = _drawn(op, workload, name)
-    return _stressed(op, workload, name, x) if workload.stress else x
+    if workload.stress and isinstance(x, torch.Tensor):
+        return _stressed(op, workload, name, op.stress[workload.stress], x)
+    return x
 
 
 def _drawn(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
@@ -117,7 +118,8 @@ def _drawn(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
                 hint="use a data set: --dataset DIR",
             )
         return 1 / math.sqrt(head_size)
-    shape, dtype = op.shape(spec, workload.axes), torch_dtype(spec.dtype)
+    shape = op.shape(spec, workload.axes)
+    dtype = torch_dtype(spec.dtype)
     if name == "cu_seqlens":
         ends = np.cumsum([0, *sequence_lengths(workload)], dtype=np.int64)
         return torch.from_numpy(ends).to(dtype)
@@ -127,9 +129,9 @@ def _drawn(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
         return torch.from_numpy(slots[: math.prod(shape)].reshape(shape)).to(dtype)
     if spec.between:
         low, high = (size(text, op.fixed | workload.axes) for text in spec.between)
-        return torch.from_numpy(
-            stream(workload, name).integers(low, high, shape, endpoint=True)
-        ).to(dtype)
+        rng = stream(workload, name)
+        numbers = rng.integers(low, high, shape, endpoint=True)
+        return torch.from_numpy(numbers).to(dtype)
     if dtype == torch.bool:
         return torch.arange(shape[0]) % 4 != 3
     if not dtype.is_floating_point:
@@ -144,12 +146,11 @@ def _drawn(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
         dt = np.exp(rng.uniform(math.log(1e-3), math.log(1e-1), shape))
         return torch.from_numpy(dt + np.log(-np.expm1(-dt))).to(dtype)  # softplus^-1
     if parts := op.parts(name):
-        drawn = [
-            stream(workload, part).standard_normal(
-                (*shape[:-1], end - begin), dtype=np.float32
-            )
-            for part, (begin, end) in parts.items()
-        ]
+        drawn = []
+        for part, (begin, end) in parts.items():
+            rng = stream(workload, part)
+            sizes = (*shape[:-1], end - begin)
+            drawn.append(rng.standard_normal(sizes, dtype=np.float32))
         return torch.from_numpy(np.concatenate(drawn, axis=-1)).to(dtype)
     x = rng.standard_normal(shape, dtype=np.float32)
     if op.op_type == "gdn" and name in ("q", "k"):
@@ -166,9 +167,8 @@ def _normalise(rows: np.ndarray) -> None:
     """
     for first in range(0, len(rows), _ROWS):
         part = rows[first : first + _ROWS]
-        part /= np.sqrt(
-            np.square(part, dtype=np.float64).sum(axis=-1, keepdims=True)
-        ).astype(np.float32)
+        squares = np.square(part, dtype=np.float64)
+        part /= np.sqrt(squares.sum(axis=-1, keepdims=True)).astype(np.float32)
 
 
 def _is_state(op: Op, name: str) -> bool:
@@ -182,16 +182,13 @@ _FORGETS = 60.0
 
 
 def _stressed(
-    op: Op, workload: Workload, name: str, x: torch.Tensor | float
-) -> torch.Tensor | float:
+    op: Op, workload: Workload, name: str, family: Family, x: torch.Tensor
+) -> torch.Tensor:
     """One input of a family of hard inputs (catalog/stress.py), made from the twin's: x."""
-    family, shape = op.stress[workload.stress], op.inputs[name].shape
     if name in _GATES and family.gates:
-        mean = getattr(family.gates, name, 0.0)
-        drawn = mean + _GATES[name] * stream(
-            workload, f"stress {name}"
-        ).standard_normal(x.shape)
-        x = torch.from_numpy(drawn).to(x.dtype)
+        drawn = stream(workload, f"stress {name}").standard_normal(x.shape)
+        gates = getattr(family.gates, name, 0.0) + _GATES[name] * drawn
+        x = torch.from_numpy(gates).to(x.dtype)
     if name == "a" and family.forget_every:
         x[:: family.forget_every] = _FORGETS
     if name == "q" and family.logits != 1:
@@ -201,15 +198,17 @@ def _stressed(
     if family.padding and name in op.slots:
         x[::4], x[-1] = 0, -1
     if family.keys == "zero":
-        parts = {name: (0, None)} if name in ("q", "k") else op.parts(name)
-        for i, j in (parts[part] for part in ("q", "k") if part in parts):
-            x[..., i:j] = 0
+        if name in ("q", "k"):
+            x.zero_()
+        for part, (begin, end) in op.parts(name).items():
+            if part in ("q", "k"):
+                x[..., begin:end] = 0
     elif name == "k" and family.keys != "own":
-        tokens = next(i for i, axis in enumerate(shape) if axis in TOKENS)
+        axes = op.inputs[name].shape or ()
+        tokens = next(i for i, axis in enumerate(axes) if axis in TOKENS)
         x = x.narrow(tokens, 0, min(1, x.shape[tokens])).expand(x.shape).contiguous()
         if family.keys == "alternating":
-            signs = 1 - 2 * (torch.arange(x.shape[tokens]) % 2).to(x.dtype)
-            x = x * signs.reshape([-1 if i == tokens else 1 for i in range(x.dim())])
+            x.transpose(0, tokens)[1::2].neg_()
     return x
 
 

@@ -59,16 +59,17 @@ def mean_mhz(around: list[tuple[list[Stamp], list[Stamp]]]) -> float | None:
     """
     cycles = ns = 0
     for before, after in around:
-        first = {sm: (cycle, at) for sm, cycle, at in before}
+        first = {sm: (cycle, time) for sm, cycle, time in before}
         passed = [
-            (cycle - first[sm][0], at - first[sm][1])
-            for sm, cycle, at in after
+            (cycle - first[sm][0], time - first[sm][1])
+            for sm, cycle, time in after
             if sm in first
         ]
         rates = sorted((c / t, c, t) for c, t in passed if t > 0)
         if rates:
             _, c, t = rates[len(rates) // 2]
-            cycles, ns = cycles + c, ns + t
+            cycles = cycles + c
+            ns = ns + t
     return round(cycles / ns * 1e3, 1) if ns >= _LEAST_NS else None
 
 

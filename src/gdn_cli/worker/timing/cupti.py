@@ -8,13 +8,13 @@ separate the calls in the trace by their names (kernels.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import torch
 
-from . import Sample, TierUnavailableError
-from .kernels import BEGINS, REST, Flush, Flushed, begin, rest
+from .kernels import BEGINS, REST, Flushed, begin, rest
+from .tier import Sample, TierUnavailableError
 from .trace import Ran, Trace
 
 # a token loop launches that many in one call: a trace must still fit in memory
@@ -27,32 +27,34 @@ class Sampler(Flushed):
     """
 
     trace: Trace | None = None
-    # each subject's number of kernels without a flush; empty if a call is too slow for
-    # that
-    alone: Sequence[int] = ()
+    # each subject's number of kernels without a flush; empty if a call is too slow
+    alone: Sequence[float] = ()
 
     def open_late(self) -> None:
         # a trace must not include compiling and loading in a first call
+        self._opened()
+
+    def _opened(self) -> Trace:
         if self.trace is None:
             self.trace = Trace.open()
+        return self.trace
 
     def _prepare(self) -> None:
         # a flush could be taken for an algo's kernel, or hide one: without a flush a
         # call must run as many kernels
-        self.alone = [
-            sample.kernels for sample in self._trace(range(len(self.subjects)), begin)
-        ]
+        samples = self._trace(range(len(self.subjects)), begin)
+        self.alone = [sample.kernels for sample in samples]
 
     def take(self, order: Sequence[int]) -> list[Sample]:
-        room = max(1, _KERNELS_PER_TRACE // max(self.alone, default=_KERNELS_PER_TRACE))
+        most = max(self.alone, default=_KERNELS_PER_TRACE)
+        room = max(1, int(_KERNELS_PER_TRACE // most))
+        before = begin if self.warm else self.flush
         samples: list[Sample] = []
         for start in range(0, len(order), room):
-            samples += self._trace(
-                order[start : start + room], begin if self.warm else self.flush
-            )
+            samples += self._trace(order[start : start + room], before)
         return samples
 
-    def _trace(self, order: Sequence[int], before: Flush) -> list[Sample]:
+    def _trace(self, order: Sequence[int], before: Callable[[], None]) -> list[Sample]:
         """What each call of `order` ran on the GPU, with `before` launched before each."""
 
         def loop() -> None:
@@ -72,25 +74,21 @@ class Sampler(Flushed):
             torch.cuda.synchronize()
             self.busy_s += perf_counter() - began
 
-        self.open_late()
-        return cut(self.trace.kernels(loop), len(order))
+        return cut(self._opened().kernels(loop), len(order))
 
-    def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
+    def about(self, i: int, samples: list[Sample]) -> tuple[str | None, str | None]:
         """Where the records come from; a note if the number of kernels varies;
         TierUnavailableError if the trace is wrong.
         """
-        counts = [s.kernels for s in samples]
-        seen = f"{min(counts)} to {max(counts)}"
-        if self.alone and not min(counts) <= self.alone[i] <= max(counts):
+        counts = [sample.kernels for sample in samples]
+        least, most = min(counts), max(counts)
+        seen = f"{least} to {most}"
+        if self.alone and not least <= self.alone[i] <= most:
             raise TierUnavailableError(
                 f"a call leaves {seen} kernels in the trace, and {self.alone[i]} without the flush"
             )
-        how = {"how": self.trace.how} if self.trace else {}
-        return how | (
-            {}
-            if min(counts) == max(counts)
-            else {"note": f"launched {seen} kernels per call"}
-        )
+        note = None if least == most else f"launched {seen} kernels per call"
+        return self.trace.how if self.trace else None, note
 
     def close(self) -> None:
         if self.trace:
@@ -116,11 +114,11 @@ def cut(ran: list[Ran], count: int) -> list[Sample]:
         raise TierUnavailableError(
             f"{sum(map(bool, calls))} of {count} calls left kernels in CUPTI's trace"
         )
-    return [
-        Sample(
-            sum(duration for _, duration in call) / 1e3,
-            (max(start + duration for start, duration in call) - call[0][0]) / 1e3,
-            len(call),
-        )
-        for call in calls
-    ]
+    return [_sample(call) for call in calls]
+
+
+def _sample(call: list[tuple[int, int]]) -> Sample:
+    """A call's kernels, (start, duration) each, as one sample."""
+    busy = sum(duration for _, duration in call)
+    end = max(start + duration for start, duration in call)
+    return Sample(busy / 1e3, (end - call[0][0]) / 1e3, len(call))

@@ -13,8 +13,8 @@ from time import perf_counter
 
 import torch
 
-from . import Sample
 from .kernels import Flushed
+from .tier import Sample
 
 # calls in flight between two synchronisations: keeps the launch queue from filling
 _BATCH = 50

@@ -17,10 +17,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from time import perf_counter
+from typing import Any
 
 from ... import errors
 from ...schema.record_types import Timing
-from . import Plan, Subject, TierUnavailableError, summarise
+from .measurement import summarise
+from .subject import Subject
+from .tier import Plan, TierUnavailableError
 
 # the evaluator's defaults, and the contest's for decode
 _CONTEST = Plan(warmup=10, iterations=50, trials=3)
@@ -31,6 +34,7 @@ METHODS = {
         " call, and the arguments cloned after that, so that a call finds of them what L2 holds"
     ),
 }
+_FELL_BACK = "without cupti-python 13 or newer it fell back to CUDA events"
 
 
 def measure(subject: Subject, plan: Plan) -> Timing:
@@ -44,33 +48,24 @@ def measure(subject: Subject, plan: Plan) -> Timing:
         )
     plan = plan if plan.iterations else _CONTEST
     version = _version()
-    name, method = (
-        f"flashinfer-bench {version}",
-        METHODS.get(version, "how it times is unknown"),
-    )
+    name = f"flashinfer-bench {version}"
+    method = METHODS.get(version, "how it times is unknown").format(plan.iterations)
     began = perf_counter()
     try:
-        trial = _trial(subject, plan)
+        evaluate = _evaluation(subject, plan)
     except (ImportError, AttributeError, TypeError) as e:
         raise TierUnavailableError(
             f"{name} is not supported by this gdn: {errors.one_line(e)}"
         ) from None
-    samples = []
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")  # for each workload, not just the first one
-        for _ in range(plan.trials):
-            samples.append(trial())
-    fell_back = any("cupti" in str(w.message).lower() for w in warned)
-    note = (
-        "without cupti-python 13 or newer it fell back to CUDA events"
-        if fell_back
-        else None
-    )
-    how = f"{name}: {method.format(plan.iterations)}"
-    # neither cold nor warm in 0.1.2, and unknown in others
-    return summarise(
-        "fib", samples, l2=None, how=how, note=note, busy_s=perf_counter() - began
-    )
+        samples = [_trial(evaluate) for _ in range(plan.trials)]
+    # its times are neither cold nor warm in 0.1.2, and unknown in others
+    timing = summarise("fib", samples, how=f"{name}: {method}")
+    timing.busy_s = perf_counter() - began
+    if any("cupti" in str(warning.message).lower() for warning in warned):
+        timing.note = _FELL_BACK
+    return timing
 
 
 def _version() -> str:
@@ -80,8 +75,8 @@ def _version() -> str:
         return "of unknown version"
 
 
-def _trial(subject: Subject, plan: Plan) -> Callable[[], float]:
-    """A function that makes one trial and returns its microseconds."""
+def _evaluation(subject: Subject, plan: Plan) -> Callable[[], Any]:
+    """The evaluator's function, with arguments for one trial."""
     from flashinfer_bench.bench.config import BenchmarkConfig
     from flashinfer_bench.bench.evaluators import resolve_evaluator
     from flashinfer_bench.data import Definition
@@ -93,52 +88,49 @@ def _trial(subject: Subject, plan: Plan) -> Callable[[], float]:
     # newer ones merge layers of settings first
     if hasattr(config, "resolve_eval_config"):
         config = config.resolve_eval_config(definition)
-    evaluator = resolve_evaluator(definition)
-    asked = {
-        "definition": definition,
-        "sol_runnable": subject.kernel.runnable,
+    evaluate = resolve_evaluator(definition).eval_performance
+    tensors = [x for x in [*subject.inputs, *subject.outputs] if hasattr(x, "device")]
+    asked = inspect.signature(evaluate).bind(  # a TypeError if its parameters differ
+        definition=definition,
+        sol_runnable=subject.kernel.runnable,
         # one list for each trial; the evaluator allocates the outputs
-        "inputs": [list(subject.inputs)],
-        "ref_mean_latency_ms": 1.0,  # for a speed-up that is not used here
-        "cfg": config,
-        "log_path": os.devnull,
-        "device": str(
-            next(
-                x.device
-                for x in [*subject.inputs, *subject.outputs]
-                if hasattr(x, "device")
-            )
-        ),
-    }
-    # a TypeError if its parameters differ
-    inspect.signature(evaluator.eval_performance).bind(**asked)
+        inputs=[list(subject.inputs)],
+        ref_mean_latency_ms=1.0,  # for a speed-up that is not used here
+        cfg=config,
+        log_path=os.devnull,
+        device=str(tensors[0].device),
+    )
+    return lambda: evaluate(*asked.args, **asked.kwargs)
 
-    def trial() -> float:
-        with _swallowed() as caught:
-            try:
-                performance, evaluation = evaluator.eval_performance(**asked)
-            except Exception:  # even its report of an error needs a healthy device
-                if not caught:
-                    raise
-        if caught:
-            raise caught[0]
-        if performance is None:
-            raise RuntimeError(
-                f"flashinfer-bench's evaluator gives no time: {evaluation.status}"
-            )
-        return performance.latency_ms * 1e3
 
-    return trial
+def _trial(evaluate: Callable[[], Any]) -> float:
+    """Microseconds. An algo's error comes back as itself."""
+    with _swallowed() as caught:
+        try:
+            performance, evaluation = evaluate()
+        except Exception:  # even its report of an error needs a healthy device
+            if not caught:
+                raise
+    if caught:
+        raise caught[0]
+    if performance is None:
+        raise RuntimeError(
+            f"flashinfer-bench's evaluator gives no time: {evaluation.status}"
+        )
+    return performance.latency_ms * 1e3
 
 
 @contextmanager
 def _swallowed() -> Iterator[list[BaseException]]:
-    """Collect exceptions that the evaluator catches, prints and turns into a status: an
-    algo's error must come back as itself.
-    """
+    """Collect exceptions that the evaluator catches, prints and turns into a status."""
     caught: list[BaseException] = []
+
+    def collect(*_: Any, **__: Any) -> None:
+        if error := sys.exc_info()[1]:
+            caught.append(error)
+
     print_exc = traceback.print_exc
-    traceback.print_exc = lambda *_, **__: caught.append(sys.exc_info()[1])
+    traceback.print_exc = collect
     try:
         yield caught
     finally:

@@ -24,23 +24,23 @@ class Flips:
     Equal seeds and shapes give equal values, so another process can tell what a call's
     right results are.
 
-    where  number of an input, and where a part of it begins and ends on the last axis
+    parts  number of an input, and where a part of it begins and ends on the last axis
       (`Op.flipped`)
     """
 
     def __init__(
-        self, inputs: Sequence[Any], where: Sequence[Sequence[Any]], seed: int
+        self, inputs: Sequence[Any], parts: Sequence[Sequence[Any]], seed: int
     ) -> None:
-        self.where, self.seed = where, seed
-        self.numbers = {i for i, *_ in where}
-        self.tables = [_Signs(part(inputs[i], *ends)) for i, *ends in where]
+        self.parts, self.seed = parts, seed
+        self.numbers = {i for i, *_ in parts}
+        self.tables = [_Signs(part(inputs[i], *ends)) for i, *ends in parts]
         self.draw = random.Random(seed)
 
     def on(self, inputs: Sequence[Any]) -> Flips:
         """The same for copies of the inputs: other values before each call, but the
         same last ones.
         """
-        other = Flips(inputs, self.where, self.seed)
+        other = Flips(inputs, self.parts, self.seed)
         other.draw = random.Random(self.draw.getrandbits(64))
         return other
 

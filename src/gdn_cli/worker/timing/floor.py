@@ -21,7 +21,9 @@ from ...catalog.dtypes import ITEMSIZE
 from ...catalog.ops import Op, TensorSpec
 from ...catalog.tiers import TIERS
 from ...records.statistics import centre
-from . import Plan, Subject, TierUnavailableError, interleave
+from .measurement import interleave
+from .subject import Subject
+from .tier import Plan, TierUnavailableError
 
 # read and written together: far beyond any cache
 _RATE_BYTES = {"cuda": 2 * 2**30, "cpu": 2 * 2**28}
@@ -139,7 +141,8 @@ def _on_cpu() -> dict[str, Callable[[torch.Tensor, torch.Tensor], Any]]:
         ctypes.memmove(target, source, count)
 
     def in_parts(source: torch.Tensor, target: torch.Tensor) -> None:
-        size, part = source.nbytes, -(-source.nbytes // threads)
+        size = source.nbytes
+        part = -(-source.nbytes // threads)
         starts = range(0, size, part)
         list(
             _pool().map(

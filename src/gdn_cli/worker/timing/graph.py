@@ -12,12 +12,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from ...errors import one_line
-from . import Sample, Subject, TierUnavailableError, Warmed
-from .subject import listed
+from .subject import Subject, listed
+from .tier import Sample, TierUnavailableError, Warmed
 
 # the least number of calls in a graph, so that launching it is a small part
 _NODES = 20
@@ -32,7 +33,9 @@ class Sampler(Warmed):
     """One graph per subject, replayed in the order asked for."""
 
     def _open(self) -> None:
-        self.graphs, self.kept = [], []
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+        # each graph's buffers, and what its calls return
+        self.kept: list[tuple[list[Subject], Any]] = []
 
     def _round(self) -> None:
         _on_the_side(self.subjects)
@@ -111,14 +114,11 @@ class Sampler(Warmed):
             return chosen.results()
         return [x.clone() for x in listed(returned)]
 
-    def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
-        sets = (
-            f"{self.sets[i]} sets of buffers"
-            if self.sets[i] > 1
-            else "one set of buffers"
-        )
+    def about(self, i: int, samples: list[Sample]) -> tuple[str | None, str | None]:
+        sets = f"{self.sets[i]} sets" if self.sets[i] > 1 else "one set"
         calls = f"{self.nodes[i]} calls" if self.nodes[i] > 1 else "one call"
-        return {"how": f"a graph of {calls} over {sets}, gaps between them included"}
+        how = f"a graph of {calls} over {sets} of buffers, gaps between them included"
+        return how, None
 
     def close(self) -> None:
         for graph in self.graphs:

@@ -21,7 +21,7 @@ _OURS = (
     "gdn_cli.records.statistics",
     "gdn_cli.machine.host_load",
 )
-_ON_CPU = ("wall",)
+_ON_CPU = ("measurement", "wall")
 _ON_GPU = ("cupti", "events", "graph", "kernels", "nvbench", "trace")
 _BELOW = (
     "time:perf_counter",
@@ -57,13 +57,11 @@ def state(device: str) -> State:
         with contextlib.suppress(ImportError):  # the tier will say so
             importlib.import_module(f"gdn_cli.worker.timing.{name}")
     ours = [name for name in sorted(sys.modules) if name.startswith(_OURS)]
-    parts: list[tuple[str, tuple[Any, ...]]] = [
-        (name, (sys.modules[name],)) for name in ours
-    ]
+    parts: list[tuple[str, tuple[Any, ...]]] = []
     for name in ours:
+        parts.append((name, (sys.modules[name],)))
         parts += _of_module(name)
-    for name in _BELOW:
-        parts.append((name, _parts_of(_named(name))))
+    parts += [(name, _parts_of(_named(name))) for name in _BELOW]
     return tuple(parts)
 
 
@@ -71,11 +69,9 @@ def changed(before: State) -> list[str]:
     """The names of the parts that are not what they were."""
     names = []
     for name, were in before:
-        are = (sys.modules.get(name),) if ":" not in name else _parts_of(_named(name))
-        same = len(are) == len(were) and all(
-            x is y for x, y in zip(are, were, strict=True)
-        )
-        if not same:
+        are = _parts_of(_named(name)) if ":" in name else (sys.modules.get(name),)
+        # by identity: what is equal may have been exchanged
+        if [*map(id, are)] != [*map(id, were)]:
             names.append(name)
     return names
 
@@ -96,37 +92,37 @@ def _of_module(name: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
         if callable(value):
             yield f"{name}:{attribute}", _parts_of(value)
         if inspect.isclass(value) and value.__module__ == name:
-            for method, inner in list(vars(value).items()):
-                if callable(inner) or isinstance(
-                    inner, (staticmethod, classmethod, property)
-                ):
+            # inherited ones too: a new one in the class would hide them
+            for method in dir(value):
+                inner = inspect.getattr_static(value, method)
+                if callable(inner) or isinstance(inner, _METHODS):
                     yield f"{name}:{attribute}.{method}", _parts_of(inner)
+
+
+_METHODS = staticmethod, classmethod, property
 
 
 def _named(name: str) -> Any:
     module, path = name.split(":")
     value: Any = sys.modules.get(module) or importlib.import_module(module)
     for part in path.split("."):
-        value = (
-            vars(value).get(part)
-            if inspect.isclass(value)
-            else getattr(value, part, None)
-        )
+        look = inspect.getattr_static if inspect.isclass(value) else getattr
+        value = look(value, part, None)
     return value
 
 
 def _parts_of(value: Any) -> tuple[Any, ...]:
     """The object, and of a function what decides what it does."""
-    function = (
-        value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-    )
-    function = inspect.unwrap(function) if callable(function) else function
+    function = getattr(value, "__func__", value)
+    if isinstance(value, property):
+        function = value.fget
+    if callable(function):
+        function = inspect.unwrap(function)
     if not inspect.isfunction(function):
         return (value,)
-    keywords = tuple((function.__kwdefaults__ or {}).values())
-    closed = tuple(
-        cell.cell_contents for cell in function.__closure__ or () if _filled(cell)
-    )
+    keywords = (function.__kwdefaults__ or {}).values()
+    cells = [cell for cell in function.__closure__ or () if _filled(cell)]
+    closed = [cell.cell_contents for cell in cells]
     return value, function, function.__code__, function.__defaults__, *keywords, *closed
 
 

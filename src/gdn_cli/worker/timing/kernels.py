@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import Warmed
+from .tier import Warmed
 
 # in a trace, what follows one of these is a timed call,
 BEGINS = ("gdn_l2_flush", "gdn_begin")

@@ -30,7 +30,8 @@ from typing import Any, TypeVar
 import torch
 
 from ... import errors, paths
-from . import Sample, Subject, TierUnavailableError, Warmed
+from .subject import Subject
+from .tier import Sample, TierUnavailableError, Warmed
 
 T = TypeVar("T")
 
@@ -54,16 +55,19 @@ class Sampler(Warmed):
     waits = True  # assumed for a slow call, which is not probed
 
     def _open(self) -> None:
-        [self.subject] = self.subjects
         self.session = _session()
 
+    def _do(self, job: Callable[..., T], *more: Any) -> T:
+        [subject] = self.subjects
+        return self.session.do(partial(job, subject, *more))
+
     def _round(self) -> None:
-        self.session.do(partial(_call, self.subject))
+        self._do(_call)
 
     def _prepare(self) -> None:
         if self.plan.warmup == 0:
             self._round()  # the compiler would keep the host, and look like a wait
-        self.waits = self.session.do(partial(_waits, self.subject))
+        self.waits = self._do(_waits)
 
     def take(self, order: Sequence[int]) -> list[Sample]:
         began = perf_counter()
@@ -78,22 +82,22 @@ class Sampler(Warmed):
         return [Sample(s * 1e6) for s in seconds]
 
     def _measure(self, count: int) -> list[float]:
-        return self.session.do(partial(_cold, self.subject, count, self.waits))
+        return self._do(_cold, count, self.waits)
 
-    def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
+    def about(self, i: int, samples: list[Sample]) -> tuple[str | None, str | None]:
         how = f"cuda-bench {self.session.bench.__version__}: CUDA events on a stream "
         if self.slow:
-            return {"how": how + "that runs freely, host time included"}
+            return how + "that runs freely, host time included", None
         if self.waits:
             note = (
                 "the call waits for the GPU, so nvbench cannot hold its stream, and host time is"
                 " in it"
             )
-            return {"how": how + "that runs freely", "note": note}
-        return {"how": how + "that is held until the call is queued"}
+            return how + "that runs freely", note
+        return how + "that is held until the call is queued", None
 
     def close(self) -> None:
-        self.subject, self.subjects = None, []
+        self.subjects = []
 
 
 # --- in nvbench's thread
@@ -154,15 +158,15 @@ def _cold(
 
 
 def _read(folder: Path, count: int) -> list[float]:
-    found = list((folder / f"{_FILE}-bin").glob("*.bin"))
+    files = list((folder / f"{_FILE}-bin").glob("*.bin"))
     samples = array("f")  # 32 bits, little-endian
-    if len(found) == 1:
-        samples.frombytes(found[0].read_bytes())
+    if len(files) == 1:
+        samples.frombytes(files[0].read_bytes())
         if sys.byteorder == "big":
             samples.byteswap()
     if len(samples) < count:
         raise TierUnavailableError(
-            f"cuda-bench left {len(samples)} of {count} samples in {len(found)} files"
+            f"cuda-bench left {len(samples)} of {count} samples in {len(files)} files"
         )
     return samples.tolist()[:count]
 
@@ -171,7 +175,8 @@ class _Session:
     """nvbench's one run in this process, open until the process ends."""
 
     def __init__(self, bench: Any) -> None:
-        self.bench, self.device = bench, torch.cuda.current_device()
+        self.bench = bench
+        self.device = torch.cuda.current_device()
         # nvbench opens a file for its report, and creates the folder for the samples
         # again: none of it must stay
         self.folder = Path(tempfile.mkdtemp(prefix="gdn-nvbench-"))

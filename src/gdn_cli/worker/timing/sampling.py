@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...machine.host_load import FEW, Round, Witness, apart, load_of
@@ -19,7 +20,7 @@ from ...records.statistics import median_interval
 from ...schema.record_types import HostLoad
 
 if TYPE_CHECKING:
-    from . import Plan, Sample, Warmed
+    from .tier import Plan, Sample, Warmed
 
 Row = tuple["Sample", ...]
 Take = Callable[[int], list[Row]]
@@ -76,7 +77,7 @@ def collect(
         began = time.perf_counter()
         witness = Witness()
         taken = (
-            _host(witness, [witness.look_on(lambda: take(1))], "time")
+            _host(witness, [witness.look_on(partial(take, 1))], "time")
             if on_cpu
             else Taken(take(1), "time")
         )
@@ -101,7 +102,11 @@ def known(target: float, times: list[float]) -> bool:
 
 def columns(rows: list[Row]) -> list[list[float]]:
     """Each subject's microseconds."""
-    return [[sample.us for sample in column] for column in zip(*rows, strict=True)]
+    return [_us(column) for column in zip(*rows, strict=True)]
+
+
+def _us(samples: Iterable[Sample]) -> list[float]:
+    return [sample.us for sample in samples]
 
 
 def in_a_row(
@@ -143,10 +148,10 @@ def _host(
 ) -> Taken:
     """The samples, with the record of the host; `kept` are the rounds that count, if not all do."""
     kept = rounds if kept is None else kept
-    counts = [any(one is other for other in kept) for one in rounds]
+    chosen = {id(each) for each in kept}
     host = load_of(
         [what for _, what in rounds],
-        counts,
+        [id(each) in chosen for each in rounds],
         [_median(rows) for rows, _ in kept],
         witness.shared(),
     )
@@ -164,14 +169,13 @@ def _counted(take: Take, plan: Plan, watch: Watch, step: int) -> Taken:
     """Exactly as many rows as requested, in at least five rounds if there are that
     many. Calls that do not count are made before each round.
     """
-    trial = -(-(plan.iterations or 0) // step)
-    units = trial * plan.trials
+    units = -(-(plan.iterations or 0) // step) * plan.trials
     count = min(units, max(_ROUNDS, plan.trials))
     witness, rounds = Witness(), []
     for i in range(count):
         _settle(take, _APART_S)
         share = (units * (i + 1) // count - units * i // count) * step
-        rounds.append(witness.look_on(lambda share=share: take(share)))
+        rounds.append(witness.look_on(partial(take, share)))
         watch()
     return _host(witness, rounds, "count")
 
@@ -191,7 +195,7 @@ def _rounds(take: Take, plan: Plan, watch: Watch, enough: Enough) -> Taken:
         # an odd step: with turns, each is first equally often
         rounds.append((rows[:: (len(rows) // _KEPT) | 1], what))
         watch()
-        kept = [one for one in rounds if not one[1].disturbed]
+        kept = [each for each in rounds if not each[1].disturbed]
         left_alone = len(kept) >= _ROUNDS and 2 * len(kept) >= len(rounds)
         samples = [row for rows, _ in kept for row in rows]
         lasted = sum(what.ended - what.began for _, what in kept)
@@ -222,7 +226,6 @@ def _round(take: Take, lasts: float) -> list[Row]:
     began = time.perf_counter()
     rows = take(1)
     while (spent := time.perf_counter() - began) < lasts:
-        rows += take(
-            max(1, min(_LEAST, int(len(rows) * (lasts - spent) / max(spent, 1e-9))))
-        )
+        within = int(len(rows) * (lasts - spent) / max(spent, 1e-9))
+        rows += take(max(1, min(_LEAST, within)))
     return rows

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-from ...parsing import Json
 
 if TYPE_CHECKING:
     from .flips import Flips
@@ -61,7 +60,7 @@ class Subject:
     inputs: list[Any]
     outputs: list[Any]
     kernel: Any = None
-    definition: Json | None = None
+    definition: Any = None
     refresh: Values | Callable[[], None] | None = None
     # the same call on other buffers
     rebuild: Callable[[list[Any], list[Any]], Callable[[], Any]] | None = None
@@ -72,16 +71,14 @@ class Subject:
         kernel: Any,
         inputs: list[Any],
         outputs: list[Any],
-        flips: Flips | None = None,
-        **more: Any,
+        refresh: Values | None = None,
+        definition: Any = None,
     ) -> Subject:
         """A built solution on these buffers."""
-
-        def bind(inputs: list[Any], outputs: list[Any]) -> Callable[[], Any]:
-            return bound(kernel, inputs, outputs)
-
-        more.setdefault("refresh", values(inputs, outputs, flips))
-        return cls(bind(inputs, outputs), inputs, outputs, kernel, rebuild=bind, **more)
+        bind = partial(bound, kernel)
+        call = bind(inputs, outputs)
+        refresh = refresh or values(inputs, outputs)
+        return cls(call, inputs, outputs, kernel, definition, refresh, bind)
 
     @property
     def in_place(self) -> bool:
@@ -91,13 +88,7 @@ class Subject:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(
-            x.nbytes for x in [*self.inputs, *self.outputs] if hasattr(x, "nbytes")
-        )
-
-    @property
-    def _flips(self) -> Flips | None:
-        return self.refresh.flips if isinstance(self.refresh, Values) else None
+        return sum(getattr(x, "nbytes", 0) for x in [*self.inputs, *self.outputs])
 
     def hold(self, held: bool = True) -> None:
         """See Values.hold."""
@@ -114,9 +105,11 @@ class Subject:
         """The same call with equal values; buffers of `least` bytes or more are copied,
         and those whose signs change.
         """
+        assert self.rebuild is not None
+        flips = None
         if isinstance(self.refresh, Values):
             self.refresh.restore()
-        flips = self._flips
+            flips = self.refresh.flips
         changing = [self.inputs[i] for i in flips.numbers] if flips else []
         copies: dict[int, Any] = {}  # an output that is also an input remains so
 
@@ -144,11 +137,9 @@ def bound(kernel: Any, inputs: list[Any], outputs: list[Any]) -> Callable[[], An
     """A kernel's call on these buffers; work done once for the inputs
     (executor/prepared.py) is done here.
     """
-    return (
-        kernel.bind(inputs, outputs)
-        if hasattr(kernel, "bind")
-        else lambda: kernel(inputs, outputs)
-    )
+    if hasattr(kernel, "bind"):
+        return kernel.bind(inputs, outputs)
+    return lambda: kernel(inputs, outputs)
 
 
 def listed(result: Any) -> list:
@@ -170,8 +161,5 @@ def values(
     inputs: list[Any], outputs: list[Any], flips: Flips | None = None
 ) -> Values | None:
     """What changes before each call; None if nothing does."""
-    return (
-        Values(inputs, outputs, flips)
-        if flips or overwritten(inputs, outputs)
-        else None
-    )
+    changing = flips or overwritten(inputs, outputs)
+    return Values(inputs, outputs, flips) if changing else None

@@ -36,16 +36,12 @@ from typing import Any
 
 import torch
 
-from . import TierUnavailableError
 from .kernels import begin
+from .tier import TierUnavailableError
 
-Ran = tuple[
-    int,
-    int,
-    str,
-    # start in ns, duration in ns, name (of a C++ kernel: mangled by one source, plain by
-    # the other)
-]
+# start in ns, duration in ns, name (of a C++ kernel: mangled by one source, plain by the
+# other)
+Ran = tuple[int, int, str]
 
 
 class Trace:
@@ -68,9 +64,9 @@ class Trace:
                 ran = [name for _, _, name in trace.kernels(_one_kernel)]
                 if sum(name.startswith("gdn_begin") for name in ran) == 1:
                     return trace
+                seen = ", ".join(ran) or "nothing"
                 reasons.append(
-                    f"{source.called} saw {', '.join(ran) or 'nothing'} of the one kernel that"
-                    " was launched"
+                    f"{source.called} saw {seen} of the one kernel that was launched"
                 )
             except TierUnavailableError as e:
                 reasons.append(str(e))
@@ -97,8 +93,11 @@ def _one_kernel() -> None:
 # --- libcupti
 
 # CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, which holds kernels of graphs too; copies
-_KERNEL, _MEMCPY, _MEMSET = 10, 1, 2
-_NAMES = {_MEMCPY: "Memcpy", _MEMSET: "Memset"}
+_KERNEL = 10
+_MEMCPY = 1
+_MEMSET = 2
+# what is traced, and the names of what has none in its record
+_NAMES = {_KERNEL: "", _MEMCPY: "Memcpy", _MEMSET: "Memset"}
 # Every record of these kinds begins with its kind (u32 at 0), its start and end (u64 at
 # 16 and 24), a kernel's with its name (a pointer at 104): CUpti_ActivityKernel3 to 13
 # (cupti_activity.h of CUDA 7 to 13.5), new fields at the end only.
@@ -151,7 +150,8 @@ class Activity(Trace):
         Activity._open = True
         try:
             self._cupti.start()
-            if abs((rate := self._cupti.rate()) - 1) > _RATE_OFF:
+            rate = self._cupti.rate()
+            if abs(rate - 1) > _RATE_OFF:
                 raise TierUnavailableError(
                     f"libcupti's clock runs at {rate:.3g} times the host's"
                 )
@@ -172,23 +172,16 @@ class Activity(Trace):
         if dropped := self._cupti.dropped():
             raise TierUnavailableError(f"CUPTI dropped {dropped} records")
         ran = []
-        names: dict[int, str] = {}
-        for kind, start, end, name_at in self._cupti.records():
+        names = {0: ""}  # by address
+        for kind, start, end, address in self._cupti.records():
             if not 0 < start <= end:
                 raise TierUnavailableError(
                     f"CUPTI left a record without its times (start {start}, end {end})"
                 )
-            name = (
-                names.get(name_at)
-                if kind == _KERNEL
-                else _NAMES.get(kind, f"activity {kind}")
-            )
-            if name is None:
-                name = names[name_at] = (
-                    ctypes.string_at(name_at).decode(errors="replace")
-                    if name_at
-                    else ""
-                )
+            if kind == _KERNEL and address not in names:
+                text = ctypes.string_at(address)
+                names[address] = text.decode(errors="replace")
+            name = _NAMES.get(kind, f"activity {kind}") or names[address]
             ran.append((start, end - start, name))
         return sorted(ran)
 
@@ -207,10 +200,8 @@ class _Cupti:
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        self._requested, self._completed = (
-            _REQUESTED(self._request),
-            _COMPLETED(self._complete),
-        )
+        self._requested = _REQUESTED(self._request)
+        self._completed = _COMPLETED(self._complete)
         self._clock = _steady_clock()
         self._free: list[Any] = []
         self._lent: dict[int, Any] = {}  # by address
@@ -237,7 +228,7 @@ class _Cupti:
         # GPU's microsecond is 2100 "nanoseconds"
         self.call("cuptiActivityRegisterCallbacks", self._requested, self._completed)
         self.call("cuptiActivityRegisterTimestampCallback", self._clock)
-        for kind in (_KERNEL, _MEMCPY, _MEMSET):
+        for kind in _NAMES:
             self.call("cuptiActivityEnable", kind)
 
     def rate(self) -> float:
@@ -264,10 +255,8 @@ class _Cupti:
         """Stop recording and give back the buffers. Also called at the interpreter's
         end, after which CUPTI must not call.
         """
-        for function, argument in (
-            *(("cuptiActivityDisable", kind) for kind in (_KERNEL, _MEMCPY, _MEMSET)),
-            ("cuptiActivityFlushAll", _FORCED),
-        ):
+        disable = [("cuptiActivityDisable", kind) for kind in _NAMES]
+        for function, argument in [*disable, ("cuptiActivityFlushAll", _FORCED)]:
             # on the way out an error changes nothing
             with contextlib.suppress(TierUnavailableError):
                 self.call(function, argument)
@@ -322,26 +311,28 @@ class _Cupti:
         the address only for kernels.
         """
         for filled in self._filled:
-            at, end = 0, len(filled) - _RECORD.size
-            while at < end:
-                record = _RECORD.unpack_from(filled, at)
+            offset = 0
+            end = len(filled) - _RECORD.size
+            while offset < end:
+                record = _RECORD.unpack_from(filled, offset)
                 yield record
-                at += self._sizes.get(record[0]) or self._size(
-                    record[0], filled, at, end
-                )
+                kind = record[0]
+                offset += self._sizes.get(kind) or self._size(kind, filled, offset, end)
 
-    def _size(self, kind: int, filled: bytes, at: int, end: int) -> int:
+    def _size(self, kind: int, filled: bytes, offset: int, end: int) -> int:
         """The record's size, from CUPTI itself: it depends on CUPTI's version."""
         base = ctypes.cast(ctypes.c_char_p(filled), c_void_p).value
-        this = c_void_p(base + at)
-        status = self._library.cuptiActivityGetNextRecord(base, end, byref(this))
+        assert base is not None
+        following = c_void_p(base + offset)
+        status = self._library.cuptiActivityGetNextRecord(base, end, byref(following))
         if status == _NO_MORE:
-            return end - at
+            return end - offset
         if status:
             raise TierUnavailableError(
                 f"CUPTI cannot read its own buffer (error {status} after a record of kind {kind})"
             )
-        self._sizes[kind] = this.value - base - at
+        assert following.value is not None
+        self._sizes[kind] = following.value - base - offset
         return self._sizes[kind]
 
 
@@ -367,7 +358,8 @@ def _cupti() -> _Cupti:
             "cuptiActivityGetNextRecord": [c_void_p, c_size_t, POINTER(c_void_p)],
         }.items():
             function = getattr(library, name)
-            function.argtypes, function.restype = types, c_int
+            function.argtypes = types
+            function.restype = c_int
         cupti = _Cupti(library)
     except (OSError, AttributeError) as e:
         raise TierUnavailableError(
@@ -377,7 +369,7 @@ def _cupti() -> _Cupti:
     return cupti
 
 
-def _steady_clock() -> int:
+def _steady_clock() -> int | None:
     """The address of a function without arguments that returns nanoseconds, which CUPTI
     calls from its own threads: std::chrono::steady_clock::now() of the C++ library that
     torch has loaded.
@@ -391,15 +383,11 @@ def _load() -> Any:
     copy would conflict with it.
     """
     maps = Path("/proc/self/maps")
-    found = (
-        re.findall(r"/\S*/libcupti\.so\S*", maps.read_text()) if maps.exists() else []
-    )
-    found.sort(key=lambda path: "/triton/" in path)
-    return ctypes.CDLL(
-        found[0]
-        if found
-        else f"libcupti.so.{(torch.version.cuda or '13').split('.')[0]}"
-    )
+    text = maps.read_text() if maps.exists() else ""
+    loaded = re.findall(r"/\S*/libcupti\.so\S*", text)
+    loaded.sort(key=lambda path: "/triton/" in path)
+    major, _, _ = (torch.version.cuda or "13").partition(".")
+    return ctypes.CDLL(loaded[0] if loaded else f"libcupti.so.{major}")
 
 
 # --- torch's profiler
@@ -426,12 +414,13 @@ class Profiler(Trace):
             with self._failing():
                 profile.__exit__(None, None, None)
         with self._failing():
-            events = profile.kineto_results.events()
+            results = profile.kineto_results
+            assert results is not None
             on_gpu = torch.autograd.DeviceType.CUDA
             return sorted(
-                (e.start_ns(), e.duration_ns(), e.name())
-                for e in events
-                if e.device_type() == on_gpu
+                (event.start_ns(), event.duration_ns(), event.name())
+                for event in results.events()
+                if event.device_type() == on_gpu
             )
 
     @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter_ns
 
-from . import Sample, Warmed
+from .tier import Sample, Warmed
 
 
 class Sampler(Warmed):

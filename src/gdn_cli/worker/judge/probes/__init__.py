@@ -1,29 +1,23 @@
 """Cheats and faults that a single right result does not show: probes of a built kernel
 that has passed its check.
 
-| probe               | what it catches
-  |
-|---------------------|--------------------------------------------------------------------------------------------|
-| inputs-changed      | an input that is not the same bit for bit after any of several
-  calls                       |
-| out-of-bounds       | writes next to an output: guard bytes lie on both sides of each
-  |
-| late-work           | work that is not done, or not ordered, when the call returns:
-  another stream, a thread, a  |
-|                     | lazy tensor; no timer sees it
-  |
-| nondeterminism      | equal calls whose results differ by more than a tenth of the
-  tolerance: a race             |
-| overwritten-results | a result that changes after it was returned: by the next call,
-  or with the inputs          |
-| pointer-cache       | results remembered by address: new values in the same buffers
-  give the old results         |
-| content-cache       | results remembered by value, or by a fingerprint of a few
-  elements                         |
-| zero-outputs        | results that are right only where the outputs were full of NaN
-  before the call             |
-| neighbours          | only with `--batch-invariant`: a sequence with different bits
-  alone than in its batch      |
+| probe               | what it catches                                                        |
+|---------------------|------------------------------------------------------------------------|
+| inputs-changed      | an input that is not the same bit for bit after any of several calls   |
+| out-of-bounds       | writes next to an output: guard bytes lie on both sides of each        |
+| late-work           | work that is not done, or not ordered, when the call returns: another  |
+|                     | stream, a thread, a lazy tensor; no timer sees it                      |
+| nondeterminism      | equal calls whose results differ by more than a tenth of the           |
+|                     | tolerance: a race                                                      |
+| overwritten-results | a result that changes after it was returned: by the next call, or with |
+|                     | the inputs                                                             |
+| pointer-cache       | results remembered by address: new values in the same buffers give the |
+|                     | old results                                                            |
+| content-cache       | results remembered by value, or by a fingerprint of a few elements     |
+| zero-outputs        | results that are right only where the outputs were full of NaN before  |
+|                     | the call                                                               |
+| neighbours          | only with `--batch-invariant`: a sequence with different bits alone    |
+|                     | than in its batch                                                      |
 
 No second oracle is needed: an op is linear in some of its inputs together
 (`Op.linear_in`), and scaling those by -1/2 scales every output by exactly that. For an
@@ -81,7 +75,7 @@ def run(
     says what was found.
 
     inputs    the call's tensors and scalars; values are changed in place and restored
-      bit for bit before this returns
+              bit for bit before this returns
     expected  the float64 oracle's outputs for them
     names     the probes to run, of PROBES; None for the usual ones
     in_place  number of an output -> number of the input that it overwrites in each call
@@ -91,25 +85,22 @@ def run(
     does not: it is raised, as from any other call.
     """
     chosen = list(USUAL if names is None else names)
-    found: dict[str, str | None] = {}
+    findings: dict[str, str | None] = {}
     with torch.no_grad():
         case = Case(kernel, op, axes, inputs, expected, in_place, hard)
         for name in chosen:
             try:
-                found[name] = _probed(case, PROBES[name])
+                findings[name] = _probed(case, PROBES[name])
             except (RuntimeError, client.RaisedError) as e:
                 if calls.out_of_memory(e) or not case.gpu:
                     raise
                 # a fault on a GPU makes its context unusable: every later call would
                 # fail with the same error
-                found[name] = f"left the GPU unusable: {one_line(e)}"
-                found |= {
-                    rest: f"not probed: {name} came before"
-                    for rest in chosen
-                    if rest not in found
-                }
+                findings[name] = f"left the GPU unusable: {one_line(e)}"
+                for rest in chosen[chosen.index(name) + 1 :]:
+                    findings[rest] = f"not probed: {name} came before"
                 break
-    return found
+    return findings
 
 
 def _probed(case: Case, probe: Callable[[Case], str | None]) -> str | None:

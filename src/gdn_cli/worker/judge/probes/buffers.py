@@ -19,20 +19,16 @@ def inputs_changed(case: Case) -> str | None:
     for n, fill in enumerate((check.poison, check.poison, None), start=1):
         case.call(fill=fill)
         case.kernel.pull(case.inputs)
-        changed = [
-            name
-            for i, (name, x, right) in enumerate(
-                zip(case.op.inputs, case.inputs, case.original, strict=True)
-            )
-            if isinstance(x, torch.Tensor)
-            and i not in case.held
-            and not check.same_bits(x, right)
-        ]
+        changed = []
+        for i, name in enumerate(case.op.inputs):
+            x = case.inputs[i]
+            right = case.original[i]
+            judged = isinstance(x, torch.Tensor) and i not in case.held
+            if judged and not check.same_bits(x, right):
+                changed.append(name)
         if changed:
-            return (
-                f"changed {', '.join(changed)} in call {n} of 3: every input must come back as"
-                " it was"
-            )
+            names = ", ".join(changed)
+            return f"changed {names} in call {n} of 3: every input must come back as it was"
     return None
 
 
@@ -57,14 +53,10 @@ def zero_outputs(case: Case) -> str | None:
             name, error = wrong
             i = list(case.op.outputs).index(name)
             if not results[i].any():
-                return (
-                    f"{name} is all zeros if its buffer held no NaN before the call, and should"
-                    " not be"
-                )
-            return (
-                f"{name} is wrong if its buffer held zeros before the call: relative error"
-                f" {error:.2g}"
-            )
+                before = "if its buffer held no NaN before the call"
+                return f"{name} is all zeros {before}, and should not be"
+            before = "if its buffer held zeros before the call"
+            return f"{name} is wrong {before}: relative error {error:.2g}"
     return None
 
 
@@ -119,27 +111,24 @@ def overwritten_results(case: Case) -> str | None:
                 f"{name}: {missing} of {out.numel()} elements were not written in a buffer that"
                 " is new to the kernel"
             )
-    kept = [x.clone() for x in results]
+    kept = check.cloned(results)
 
     def changed() -> str | None:
         case.kernel.pull(results)
-        # those in place must change
-        each = enumerate(zip(case.op.outputs, results, kept, strict=True))
-        found = (
-            name
-            for i, (name, now, then) in each
-            if i not in case.in_place and not check.same_bits(now, then)
-        )
-        return next(found, None)
+        for i, name in enumerate(case.op.outputs):
+            # those in place must change
+            if i not in case.in_place and not check.same_bits(results[i], kept[i]):
+                return name
+        return None
 
     if case.linear:
         case.write(case.scaled(FACTOR))
     else:
         case.refresh(2 * GROUPS + 2)  # values that content-cache has not used
-    if name := changed():
-        return f"{name} changed when the inputs got new values: it shares memory with an input"
-    other = case.call(outputs=sets[1])
-    if name := changed():
-        return f"{name} of one call was overwritten by the next: each result needs its own memory"
-    del other
+    if shared := changed():
+        return f"{shared} changed when the inputs got new values: it shares memory with an input"
+    following = case.call(outputs=sets[1])
+    if lost := changed():
+        return f"{lost} of one call was overwritten by the next: each result needs its own memory"
+    del following
     return None

@@ -29,25 +29,18 @@ def pointer_cache(case: Case) -> str | None:
             return _stale(case, wrong, old, results)
     # the other inputs: the right results for new ones are not known, but a call on
     # other buffers must give the same
-    turned = [
-        x.flip(tuple(range(x.dim()))) if i in case.other else x
-        for i, x in enumerate(case.original)
-    ]
+    turned = list(case.original)
+    for i in case.other:
+        turned[i] = turned[i].flip(tuple(range(turned[i].dim())))
     case.write(turned)
-    here = case.kept(fill=None)
-    elsewhere = case.scaled(
-        FACTOR,
-        [
-            x.clone() if i in (*case.linear, *case.other) else x
-            for i, x in enumerate(turned)
-        ],
-    )
-    there = case.call(elsewhere, case.fresh(elsewhere))
-    if not check.finite(here) and not check.finite(there):
+    results = case.kept(fill=None)
+    elsewhere = case.scaled(FACTOR, turned)
+    others = case.call(elsewhere, case.fresh(elsewhere))
+    if not check.finite(results) and not check.finite(others):
         return None  # unrealistic values: they prove nothing
     factor = FACTOR if case.linear else 1.0
-    if wrong := case.differs(there, [x.double() * factor for x in here]):
-        return _stale(case, wrong, old, here)
+    if wrong := case.differs(others, [x.double() * factor for x in results]):
+        return _stale(case, wrong, old, results)
     return None
 
 
@@ -62,14 +55,10 @@ def _stale(case: Case, wrong: tuple[str, float], old: list, new: list) -> str | 
     if case.wrong(case.call()):
         return None
     if stayed:
-        return (
-            f"{name} stayed the same when the same buffers got new values: an old result came"
-            " back"
-        )
-    return (
-        f"{name} is wrong when the same buffers get new values, relative error {error:.2g}: it"
-        " remembers something"
-    )
+        why = "an old result came back"
+        return f"{name} stayed the same when the same buffers got new values: {why}"
+    why = f"relative error {error:.2g}: it remembers something"
+    return f"{name} is wrong when the same buffers get new values, {why}"
 
 
 def content_cache(case: Case) -> str | None:
@@ -79,18 +68,19 @@ def content_cache(case: Case) -> str | None:
     if case.fills:
         old = case.kept()
     else:
-        first, old = case.call(), case.call()
+        first = case.call()
+        old = case.call()
         for i, name in enumerate(case.op.outputs):
-            where = case.kernel.address
-            if first[i].numel() and where(first[i]) == where(old[i]):
+            address = case.kernel.address
+            if first[i].numel() and address(first[i]) == address(old[i]):
                 case.refresh(2 * GROUPS + 1)
                 # otherwise it happens always: see overwritten-results
-                if where(case.call()[i]) != where(old[i]):
+                if address(case.call()[i]) != address(old[i]):
                     return (
                         f"{name}: a second call with the same values returned the first one's"
                         " tensor"
                     )
-        old = [x.clone() for x in old]
+        old = check.cloned(old)
         del first
     return _fingerprint(case, old) or _skipped_repeats(case)
 
@@ -107,8 +97,8 @@ def _fingerprint(case: Case, old: list[torch.Tensor]) -> str | None:
         return None
     outliers = {i: case.original[i].clone() for i in case.linear}
     for i, x in outliers.items():
-        for where in case.parts[i]:
-            linear = part(x, *where)
+        for ends in case.parts[i]:
+            linear = part(x, *ends)
             linear.copy_(_outlier(linear.contiguous()))
     swapped = {i: _swapped(case.original[i]) for i in case.other}
     for changed, factor in zip((outliers, swapped), _UNSEEN, strict=True):
@@ -119,25 +109,15 @@ def _fingerprint(case: Case, old: list[torch.Tensor]) -> str | None:
         results = case.kept()
         case.write(case.scaled(factor, values))
         asked = case.call()
-        for name, before, now, scaled in zip(
-            case.op.outputs, old, results, asked, strict=True
-        ):
-            follows = scaled.double() / factor
-            least = (
-                2
-                * case.op.tolerance[name]
-                * float(follows.norm())
-                / math.sqrt(max(follows.numel(), 1))
-            )
-            moved = (
-                float((follows - before.double()).abs().max())
-                if follows.numel()
-                else 0.0
-            )
-            if moved > least and check.same_bits(before, now):
-                inside = ", ".join(
-                    x for i, x in enumerate(case.op.inputs) if i in changed
-                )
+        for i, name in enumerate(case.op.outputs):
+            follows = asked[i].double() / factor
+            if not follows.numel() or not check.same_bits(old[i], results[i]):
+                continue
+            rms = float(follows.norm()) / math.sqrt(follows.numel())
+            moved = float((follows - old[i].double()).abs().max())
+            if moved > 2 * case.op.tolerance[name] * rms:
+                inputs = [x for j, x in enumerate(case.op.inputs) if j in changed]
+                inside = ", ".join(inputs)
                 return (
                     f"{name} stayed the same when single elements of {inside} changed: it uses a"
                     " fingerprint"
@@ -156,7 +136,8 @@ def _outlier(x: torch.Tensor) -> torch.Tensor:
     """x with one element far from all the others."""
     y = x.clone()
     if x.numel():
-        flat, i = y.view(-1), _deep(x)
+        flat = y.view(-1)
+        i = _deep(x)
         largest = float(x.abs().max())
         far = min(8 * largest, torch.finfo(x.dtype).max / 16) or 1.0
         flat[i] = -math.copysign(far, float(flat[i]))
@@ -218,7 +199,9 @@ def _faster_when_repeated(case: Case) -> float | None:
     gains little.
     """
     ratios: list[float] = []
-    failed, k, collecting = 0, 0, gc.isenabled()
+    failed = 0
+    k = 0
+    collecting = gc.isenabled()
     gc.disable()
     try:
         while len(ratios) < GROUPS:
@@ -260,7 +243,8 @@ def _fewer_kernels(case: Case) -> str | None:
     LookupError if there is no trace.
     """
     missing: set[str] | None = None
-    fresh_ns, repeat_ns = [], []
+    fresh_ns = []
+    repeat_ns = []
     for k in range(1, _ROUNDS + 1):
         fresh, took = _trace(case, k)
         repeat, took_again = _trace(case, k)
@@ -270,17 +254,14 @@ def _fewer_kernels(case: Case) -> str | None:
         missing = gone if missing is None else missing & gone
         if not missing and max(repeat_ns) >= _FASTER * min(fresh_ns):
             return None
-    if missing:
-        name = min(missing, key=lambda name: (repeat[name], name))
-        less = "less often" if repeat[name] else "not at all"
-        more = (
-            f", and {len(missing) - 1} more kernels less often"
-            if len(missing) > 1
-            else ""
-        )
-        what = f"{name[:60]} runs {less}{more}"
+    if not missing:
+        share = max(repeat_ns) / min(fresh_ns)
+        what = f"its kernels take {share:.0%} of the time for fresh ones"
     else:
-        what = f"its kernels take {max(repeat_ns) / min(fresh_ns):.0%} of the time for fresh ones"
+        name = min(missing, key=lambda name: (repeat[name], name))
+        what = f"{name[:60]} runs {'less often' if repeat[name] else 'not at all'}"
+        if len(missing) > 1:
+            what += f", and {len(missing) - 1} more kernels less often"
     return f"for values that were just seen {what}: results are remembered by their inputs' content"
 
 

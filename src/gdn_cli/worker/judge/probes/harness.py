@@ -34,8 +34,8 @@ class Case:
     guards) stay at their addresses.
 
     in_place  number of an output -> number of the input that it overwrites. The kernel
-      gets a buffer with guards for
-              this input too, and before each call the values in `held` are written to it
+              gets a buffer with guards for this input too, and before each call the
+              values in `held` are written to it
     hard      look longer for races
     """
 
@@ -49,42 +49,36 @@ class Case:
         in_place: Mapping[int, int] | None = None,
         hard: bool = False,
     ) -> None:
-        self.kernel, self.op, self.axes, self.inputs, self.expected = (
-            kernel,
-            op,
-            axes,
-            list(inputs),
-            expected,
-        )
+        self.kernel = kernel
+        self.op = op
+        self.axes = axes
+        self.inputs = list(inputs)
+        self.expected = expected
         self.in_place = dict(in_place or {})
         self.hard = hard
         self.wanted = check.wanted(op, axes)
         self.device = expected[0].device
         self.gpu = self.device.type == "cuda"
-        self.original = [
-            x.clone() if isinstance(x, torch.Tensor) else x for x in inputs
-        ]
-        floats = [
-            i
-            for i, x in enumerate(inputs)
-            if isinstance(x, torch.Tensor) and x.is_floating_point()
-        ]
-        parts = {i: [where for j, *where in op.linear if i == j] for i, *_ in op.linear}
+        self.original = check.cloned(inputs)
+        floats = [i for i, x in enumerate(inputs) if check.is_float(x)]
+        parts: dict[int, list[list[int | None]]] = {}
+        for i, *ends in op.linear:
+            parts.setdefault(i, []).append(ends)
         # number of an input -> in which parts op is linear
         self.parts = parts if set(parts) <= set(floats) else {}
         self.linear = list(self.parts)
         self.other = [i for i in floats if [None, None] not in self.parts.get(i, [])]
         self.guards = Guards()
-        self.outputs = (
-            check.allocate(op, axes, str(self.device), self.guards.empty)
-            if self.fills
-            else []
-        )
+        self.outputs = self._allocate(self.guards)
         for output, source in self.in_place.items():
             self.inputs[source] = self.outputs[output].copy_(inputs[source])
-        self.held = {
-            source: self.original[source].clone() for source in self.in_place.values()
-        }
+        sources = self.in_place.values()
+        self.held = {source: self.original[source].clone() for source in sources}
+
+    def _allocate(self, guards: Guards) -> list[torch.Tensor]:
+        if not self.fills:
+            return []
+        return check.allocate(self.op, self.axes, str(self.device), guards.empty)
 
     @property
     def fills(self) -> bool:
@@ -114,14 +108,11 @@ class Case:
         """New buffers for the outputs, with guards; for an output that overwrites an
         input, that of `inputs`.
         """
-        if not self.fills:
-            return []
-        made = check.allocate(self.op, self.axes, str(self.device), Guards().empty)
-        sources = self.inputs if inputs is None else inputs
-        return [
-            sources[self.in_place[i]] if i in self.in_place else x
-            for i, x in enumerate(made)
-        ]
+        outputs = self._allocate(Guards())
+        if outputs:
+            for output, source in self.in_place.items():
+                outputs[output] = (self.inputs if inputs is None else inputs)[source]
+        return outputs
 
     def fill(
         self,
@@ -135,11 +126,9 @@ class Case:
         """
         filled = []
         for out in outputs:
-            held = next(
-                (x for i, x in self.held.items() if out is self.inputs[i]), None
-            )
-            if held is not None:
-                out.data.copy_(held)
+            held = [x for i, x in self.held.items() if out is self.inputs[i]]
+            if held:
+                out.data.copy_(held[0])
             elif with_what is None or any(out is x for x in given):
                 continue
             else:
@@ -155,8 +144,8 @@ class Case:
         values = list(self.original if values is None else values)
         for i, parts in self.parts.items():
             values[i] = values[i].clone()
-            for where in parts:
-                part(values[i], *where).mul_(factor)
+            for ends in parts:
+                part(values[i], *ends).mul_(factor)
         return values
 
     def refresh(self, k: int) -> None:
@@ -168,11 +157,9 @@ class Case:
         time of the next call.
         """
         for i in self.linear or self.other:
-            for where in self.parts.get(i, [(None, None)]):
-                old, new = (
-                    part(x, *where) for x in (self.original[i], self.inputs[i].data)
-                )
-                torch.mul(old, 1 + k / 128, out=new)
+            for ends in self.parts.get(i, [(None, None)]):
+                new = part(self.inputs[i].data, *ends)
+                torch.mul(part(self.original[i], *ends), 1 + k / 128, out=new)
             if i in self.held:
                 self.held[i].copy_(self.inputs[i])
         self.kernel.push([self.inputs[i] for i in self.linear or self.other])
@@ -201,12 +188,8 @@ class Case:
         if inputs is not None:
             self.kernel.push(inputs)
         self.fill(outputs, fill, inputs or ())
-        results = self.ask(
-            self.kernel.run,
-            self.inputs if inputs is None else inputs,
-            outputs,
-            self.wanted,
-        )
+        given = self.inputs if inputs is None else inputs
+        results = self.ask(self.kernel.run, given, outputs, self.wanted)
         if self.gpu:
             self.ask(torch.cuda.synchronize)
         self.kernel.pull(results)
@@ -223,20 +206,18 @@ class Case:
             raise CaughtError(
                 f"returned {len(results)} outputs, expected {len(self.op.outputs)}"
             )
-        for (name, spec), out, want in zip(
-            self.op.outputs.items(), results, self.expected, strict=True
-        ):
-            got, due = (
-                calls.described(out),
-                (tuple(want.shape), f"torch.{spec.dtype}", str(want.device)),
-            )
-            if isinstance(got, str):
-                raise CaughtError(f"{name}: returned a {got}, expected a tensor")
-            if got != due:
-                raise CaughtError(
-                    f"{name}: returned {got[0]} {got[1]} on {got[2]}, expected {due[0]} {due[1]}"
-                    f" on {due[2]}"
-                )
+        for i, (name, spec) in enumerate(self.op.outputs.items()):
+            form = calls.described(results[i])
+            want = self.expected[i]
+            if isinstance(form, str):
+                raise CaughtError(f"{name}: returned a {form}, expected a tensor")
+            due = tuple(want.shape), f"torch.{spec.dtype}", str(want.device)
+            if form != due:
+                shown = [
+                    f"{shape} {dtype} on {device}"
+                    for shape, dtype, device in (form, due)
+                ]
+                raise CaughtError(f"{name}: returned {shown[0]}, expected {shown[1]}")
 
     def wrong(
         self, results: list[torch.Tensor], factor: float = 1.0
@@ -288,14 +269,12 @@ class Guards:
 
     @staticmethod
     def _broken(block: torch.Tensor, begin: int, end: int) -> str | None:
-        for side, where in (
-            (begin - 1 - (block[:begin] != _PATTERN).nonzero(), "before its first"),
-            ((block[end:] != _PATTERN).nonzero(), "after its last"),
-        ):
+        before = begin - 1 - (block[:begin] != _PATTERN).nonzero()
+        after = (block[end:] != _PATTERN).nonzero()
+        for side, where in (before, "before its first"), (after, "after its last"):
             if len(side):
-                near, far = int(side.min()) + 1, int(side.max()) + 1
-                return (
-                    f"{len(side)} bytes written, {near if near == far else f'{near} to {far}'}"
-                    f" {where}"
-                )
+                near = int(side.min()) + 1
+                far = int(side.max()) + 1
+                distance = f"{near} to {far}" if near < far else near
+                return f"{len(side)} bytes written, {distance} {where}"
         return None

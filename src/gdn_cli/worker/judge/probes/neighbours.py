@@ -1,10 +1,15 @@
-"""Checks that a sequence's bits depend on nothing but the sequence, for an algo that promises it
-(`--batch-invariant`)."""
+"""Checks that a sequence's bits depend on nothing but the sequence, for an algo that
+promises it (`--batch-invariant`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
+from ....catalog.ops import TensorSpec
 from .. import check
 from .harness import Case
 
@@ -13,35 +18,32 @@ def other_bits(case: Case) -> str | None:
     """1 call with all sequences, and 1 each with up to three sequences alone: the
     first, a middle one, the last.
     """
-    spans = _spans(case)
-    if len(next(iter(spans.values()), [])) < 2:
+    op = case.op
+    sequences = _sequences(case)
+    count = len(sequences)
+    if count < 2:
         return None
-    count = len(next(iter(spans.values())))
     whole = case.kept()
     for i in sorted({0, count // 2, count - 1}):
-        here = {axis: cut[i] for axis, cut in spans.items()}
-        inputs = [
-            _part(spec.shape, x, here)
-            for spec, x in zip(case.op.inputs.values(), case.original, strict=True)
-        ]
-        if "cu_seqlens" in case.op.inputs:
-            ends = list(case.op.inputs).index("cu_seqlens")
+        spans = sequences[i]
+        inputs = _parts(op.inputs, case.original, spans)
+        if "cu_seqlens" in op.inputs:
+            ends = list(op.inputs).index("cu_seqlens")
             inputs[ends] = inputs[ends] - inputs[ends][0]
-        axes = case.axes | {axis: span.stop - span.start for axis, span in here.items()}
-        outputs = [spec.shape for spec in case.op.outputs.values()]
-        right = [
-            _part(shape, x, here)
-            for shape, x in zip(outputs, case.expected, strict=True)
-        ]
-        one = Case(case.kernel, case.op, axes, inputs, right, case.in_place)
-        alone = one.call(one.inputs)
-        for (name, spec), x, y in zip(
-            case.op.outputs.items(), alone, whole, strict=True
-        ):
+        sizes = {axis: span.stop - span.start for axis, span in spans.items()}
+        right = _parts(op.outputs, case.expected, spans)
+        alone_case = Case(
+            case.kernel, op, case.axes | sizes, inputs, right, case.in_place
+        )
+        alone = alone_case.call(alone_case.inputs)
+        among = _parts(op.outputs, whole, spans)
+        for (name, spec), x, y in zip(op.outputs.items(), alone, among, strict=True):
             if spec.keeps:  # of a pool, only the sequence's own slot
-                slots = inputs[list(case.op.inputs).index(spec.keeps)]
-                x, y = (z[slots[slots > 0].long()] for z in (x, y))
-            if not check.same_bits(x, _part(spec.shape, y, here)):
+                slots = inputs[list(op.inputs).index(spec.keeps)]
+                used = slots[slots > 0].long()
+                x = x[used]
+                y = y[used]
+            if not check.same_bits(x, y):
                 return (
                     f"{name} of sequence {i} has other bits alone than among {count}: it depends"
                     " on its neighbours"
@@ -49,23 +51,32 @@ def other_bits(case: Case) -> str | None:
     return None
 
 
-def _spans(case: Case) -> dict[str, list[slice]]:
-    """Axis -> where each sequence lies on it; {} for an op whose sequences cannot be told apart."""
+def _sequences(case: Case) -> list[dict[str, slice]]:
+    """Where each sequence lies on its axes; [] for an op whose sequences cannot be told apart."""
     if "batch_size" in case.axes:
-        return {"batch_size": [slice(i, i + 1) for i in range(case.axes["batch_size"])]}
+        return [{"batch_size": slice(i, i + 1)} for i in range(case.axes["batch_size"])]
     if not {"num_seqs", "total_seq_len", "len_cu_seqlens"} <= set(case.axes):
-        return {}
+        return []
     ends = case.original[list(case.op.inputs).index("cu_seqlens")].tolist()
-    sequences = range(case.axes["num_seqs"])
-    return {
-        "num_seqs": [slice(i, i + 1) for i in sequences],
-        "total_seq_len": [slice(ends[i], ends[i + 1]) for i in sequences],
-        "len_cu_seqlens": [slice(i, i + 2) for i in sequences],
-    }
+    return [
+        {
+            "num_seqs": slice(i, i + 1),
+            "total_seq_len": slice(ends[i], ends[i + 1]),
+            "len_cu_seqlens": slice(i, i + 2),
+        }
+        for i in range(case.axes["num_seqs"])
+    ]
 
 
-def _part(shape: tuple[str, ...] | None, x: object, where: dict[str, slice]) -> object:
-    """One sequence's part of a tensor: its rows of the first axis, if sequences share that axis."""
-    if not shape or shape[0] not in where or not isinstance(x, torch.Tensor):
-        return x
-    return x[where[shape[0]]].clone()
+def _parts(
+    specs: Mapping[str, TensorSpec], values: list, spans: dict[str, slice]
+) -> list[Any]:
+    """One sequence's part of each tensor: its rows of the first axis, if sequences share
+    that axis.
+    """
+    parts = []
+    for spec, x in zip(specs.values(), values, strict=True):
+        first = spec.shape[0] if spec.shape else ""
+        shared = first in spans and isinstance(x, torch.Tensor)
+        parts.append(x[spans[first]].clone() if shared else x)
+    return parts

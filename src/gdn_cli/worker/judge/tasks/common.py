@@ -23,7 +23,7 @@ from ....errors import GdnError, MissingError
 from ....schema.record_types import Call, Check, Record, Status
 from ...executor import build, calls, client, prepared, process
 from ...messages import Answer, Measured, Result
-from ...request import Rival, Serving
+from ...request import PlanFields, Rival, Serving
 from ...timing import floor
 from ...timing.flips import Flips, part
 from .. import check, dataset, probes
@@ -33,7 +33,8 @@ def runner_of(request: Serving) -> client.Runner:
     """The process for the algo's code: the one started while this process imported
     torch, or a new one.
     """
-    started, request.started = request.started, None
+    started = request.started
+    request.started = None
     return client.Runner(request.mode, started or process.of(request))
 
 
@@ -41,17 +42,12 @@ def built(
     runner: client.Runner, request: Serving, of: Serving | Rival, **how: Any
 ) -> tuple[client.Kernel, Answer]:
     """Build the solution of `of`: the request itself or one of its rivals."""
-    specific = of.specific and request.mode == "cuda"
+    assert of.name is not None and of.solution is not None
+    how |= {"specific": of.specific and request.mode == "cuda", "setup": of.setup}
     try:
-        return runner.build(
-            of.name,
-            request.definition,
-            of.solution,
-            specific=specific,
-            setup=of.setup,
-            **how,
-        )
+        return runner.build(of.name, request.definition, of.solution, **how)
     except client.RaisedError as e:
+        # an exception of the algo's own may say `missing` too
         if e.kind != "build_failed":
             raise build.BuildFailedError(e.one_line) from None
         raise build.BuildFailedError(str(e), missing=e.missing) from None
@@ -108,19 +104,16 @@ def guarded(
     except client.DiedError:
         raise
     except GdnError as e:  # the workload's data, not the algo
-        failed = {"status": Status.REFUSED, "reason": str(e), "code": e.code}
+        fate: Fate = {"status": Status.REFUSED, "reason": str(e), "code": e.code}
     except Exception as e:
-        failed = befell(e)
+        fate = befell(e)
     finally:
         # the next command reports a dead runner
         with contextlib.suppress(client.DiedError, client.RaisedError):
             if runner:
                 runner.forget()
-    return [
-        r
-        for name in names
-        for r in each_tier(request, replace(begun(request, workload, name), **failed))
-    ]
+    failed = [replace(begun(request, workload, name), **fate) for name in names]
+    return [record for each in failed for record in each_tier(request, each)]
 
 
 class Fate(TypedDict, total=False):
@@ -140,10 +133,10 @@ def befell(e: Exception) -> Fate:
             "status": Status.OUT_OF_MEMORY,
             "reason": str(e).splitlines()[0] if str(e) else "out of memory",
         }
-    known = isinstance(e, client.RaisedError)
-    trace = (
-        e.trace if known else "".join(traceback.format_exception(e)).splitlines()[-12:]
-    )
+    if isinstance(e, client.RaisedError):
+        trace = e.trace
+    else:
+        trace = "".join(traceback.format_exception(e)).splitlines()[-12:]
     return {"status": Status.ERROR, "reason": errors.one_line(e), "trace": trace}
 
 
@@ -178,11 +171,14 @@ def wrong(record: Record, reason: str, **more: Any) -> Record:
     return replace(record, status=Status.WRONG, reason=reason, **more)
 
 
-class Changing(TypedDict):
-    """How a runner changes the inputs' values before each timed call."""
+class Timed(TypedDict):
+    """How a runner times."""
 
-    flipped: list[Part]
-    seed: int
+    tier: str
+    plan: PlanFields
+    own: int  # how many of gdn's own processes are on the GPU
+    flipped: list[Part]  # which inputs get other values before each call
+    seed: int  # of those values
 
 
 class Case:
@@ -192,18 +188,20 @@ class Case:
     """
 
     def __init__(self, request: Serving, workload: Workload, reference: Any) -> None:
-        self.op, self.axes = request.op, workload.axes
-        self.batch_invariant = request.batch_invariant
-        self.stress = self.op.stress[workload.stress] if workload.stress else None
-        if self.stress and self.stress.tolerance:
-            self.op = replace(
-                self.op, tolerance=dict.fromkeys(self.op.outputs, self.stress.tolerance)
-            )
+        self.request = request
+        self.op = request.op
+        self.axes = workload.axes
+        stress = self.op.stress[workload.stress] if workload.stress else None
+        # the contest's rule has an absolute part: it says little about hard inputs,
+        # whose results may be of any size
+        self.by_element = stress is None
+        if stress and stress.tolerance:
+            tolerance = dict.fromkeys(self.op.outputs, stress.tolerance)
+            self.op = replace(self.op, tolerance=tolerance)
         self.in_place = self.op.overwrites if request.in_place else {}
         root = Path(request.dataset) if request.dataset else None
-        self.inputs = dataset.load_inputs(
-            self.op, workload, "cuda" if request.mode == "cuda" else "cpu", root
-        )
+        device = process.device_of(request.mode)
+        self.inputs = dataset.load_inputs(self.op, workload, device, root)
         self.reference = reference
         self.expected = check.oracle(reference, self.inputs)
         if not check.finite(self.expected):
@@ -211,9 +209,8 @@ class Case:
                 f"workload {workload.uuid}: the reference gives NaN or Inf on it, so its inputs"
                 " cannot be used"
             )
-        self.refresh = calls.Scaling(
-            [part(self.inputs[i], *where) for i, *where in self.op.linear]
-        )
+        linear = [part(self.inputs[i], *ends) for i, *ends in self.op.linear]
+        self.refresh = calls.Scaling(linear)
         self.seed = secrets.randbits(64)  # of the values that timed calls get
 
     @property
@@ -238,41 +235,35 @@ class Case:
         for i, value in self.op.unset:
             inputs = [value if i == j else x for j, x in enumerate(self.inputs)]
             right = check.oracle(self.reference, inputs)
-            verdict = check.check(
-                kernel,
-                self.op,
-                self.axes,
-                inputs,
-                right,
-                in_place=self.in_place,
-                by_element=False,
-            )
+            verdict = self._check(kernel, inputs, right, by_element=False)
             if not verdict.passed:
-                return f"with {list(self.op.inputs)[i]} = {value}, its default: {verdict.reason}"
+                name = list(self.op.inputs)[i]
+                return f"with {name} = {value}, its default: {verdict.reason}"
         return None
 
     def probe(
         self, kernel: client.Kernel, names: list[str], hard: bool
     ) -> dict[str, str | None]:
-        """What these probes find."""
+        """Probe -> its finding."""
         in_place = self.in_place if self.op.in_place_only else None
-        return probes.run(
-            kernel,
-            self.op,
-            self.axes,
-            self.inputs,
-            self.expected,
-            names,
-            in_place,
-            hard,
-        )
+        given = self.op, self.axes, self.inputs, self.expected
+        return probes.run(kernel, *given, names, in_place, hard)
 
-    def changing(self, kernels: Iterable[client.Kernel]) -> Changing:
-        """What `time` and `turns` need to change the inputs' values. What a setup made
-        of them would not follow.
+    def timed(self, tier: str, kernels: Iterable[client.Kernel]) -> Timed:
+        """How the runner times these kernels. A setup's results would not follow other
+        values of the inputs.
         """
+        gpu = self.request.mode == "cuda"
+        if gpu:
+            torch.cuda.empty_cache()  # the runner needs the room
         fixed = any(kernel.setup for kernel in kernels)
-        return {"flipped": [] if fixed else self.op.flipped, "seed": self.seed}
+        return {
+            "tier": tier,
+            "plan": self.request.timing.plan,
+            "own": 1 + gpu,
+            "flipped": [] if fixed else self.op.flipped,
+            "seed": self.seed,
+        }
 
     def wrong_when_timed(
         self, kernel: client.Kernel, results: Sequence[Result], changed: bool
@@ -280,40 +271,32 @@ class Case:
         """The check of a timed call's results, if they are wrong."""
         tensors = kernel.pulled(results, check.wanted(self.op, self.axes))
         right = self.right_last if changed else self.right
-        by_element = self.stress is None
-        verdict = check.results(
-            self.op, self.axes, tensors, right, kernel.destination_passing, by_element
-        )
+        marked = kernel.destination_passing
+        given = self.op, self.axes, tensors, right, marked, self.by_element
+        verdict = check.results(*given)
         return None if verdict.passed else verdict
 
     def check(self, kernel: Any) -> Check:
-        """Check the kernel. The contest's rule has an absolute part: it says little
-        about hard inputs, whose results may be of any size.
-        """
-        by_element = self.stress is None
-        return check.check(
-            kernel,
-            self.op,
-            self.axes,
-            self.inputs,
-            self.right,
-            in_place=self.in_place,
-            by_element=by_element,
-        )
+        return self._check(kernel, self.inputs, self.right, self.by_element)
+
+    def _check(self, kernel: Any, inputs: list, right: list, by_element: bool) -> Check:
+        given = self.op, self.axes, inputs, right
+        in_place = self.in_place
+        return check.check(kernel, *given, in_place=in_place, by_element=by_element)
 
     def outputs(self) -> list:
         """Output buffers; in place, some of the inputs are among them."""
-        made = check.allocate(self.op, self.axes, str(self.inputs[0].device))
-        return [
-            self.inputs[self.in_place[i]] if i in self.in_place else x
-            for i, x in enumerate(made)
-        ]
+        outputs = check.allocate(self.op, self.axes, str(self.inputs[0].device))
+        for output, source in self.in_place.items():
+            outputs[output] = self.inputs[source]
+        return outputs
 
     def poison(self, outputs: list) -> list:
         """The outputs, filled with the marked NaN unless they are inputs too."""
-        return [
-            x if i in self.in_place else check.poison(x) for i, x in enumerate(outputs)
-        ]
+        for i, output in enumerate(outputs):
+            if i not in self.in_place:
+                check.poison(output)
+        return outputs
 
 
 class Depth(NamedTuple):
@@ -334,13 +317,13 @@ def judged(record: Record, case: Case, kernel: client.Kernel, depth: Depth) -> R
     verdict = case.check(kernel)
     record = replace(record, check=verdict)
     if not verdict.passed:
-        record = wrong(record, _unsteady(case, kernel, verdict) or verdict.reason)
+        unsteady = _unsteady(case, kernel, verdict)
+        record = wrong(record, unsteady or str(verdict.reason))
     elif names := _probes(case, depth):
         record.probes = case.probe(kernel, names, depth.hard)
-        if caught := [
-            f"probe {name}: {what}" for name, what in record.probes.items() if what
-        ]:
-            record = wrong(record, caught[0])
+        for name, finding in record.probes.items():
+            if finding and record.passed:
+                record = wrong(record, f"probe {name}: {finding}")
     if record.passed and depth.unset and (reason := case.wrong_by_default(kernel)):
         record = wrong(record, reason)
     record.backend = kernel.backend(case.inputs)
@@ -351,7 +334,7 @@ def _probes(case: Case, depth: Depth) -> list[str]:
     names = list(probes.USUAL if depth.probed else ())
     if depth.hard and not depth.probed:
         names.append("nondeterminism")
-    if case.batch_invariant:
+    if case.request.batch_invariant:
         names.append("neighbours")
     return names
 
@@ -372,6 +355,17 @@ def wrong_when_timed(record: Record, verdict: Check, tier: str) -> Record:
     """The record of an algo that was right when it was checked and wrong while it was timed."""
     reason = f"right when it was checked, wrong while it was timed: {verdict.reason}"
     return wrong(record, reason, tier=tier, check=verdict)
+
+
+def replaced(record: Record, names: list[str], tier: str) -> Record:
+    """The record of an algo that has exchanged parts of the timer."""
+    return wrong(record, f"probe timer: replaced {', '.join(names[:3])}", tier=tier)
+
+
+def checked_again(record: Record, case: Case, kernel: client.Kernel) -> Record:
+    """The record, after a check on the values that the buffers hold after timing."""
+    verdict = case.check(kernel)
+    return record if verdict.passed else stale(record, verdict)
 
 
 def stale(record: Record, verdict: Check) -> Record:

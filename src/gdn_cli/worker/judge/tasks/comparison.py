@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from msgspec.structs import replace
 
 from ....catalog.workloads import Workload
@@ -20,14 +19,14 @@ from .common import (
     befell,
     begun,
     built,
+    checked_again,
     each_tier,
     guarded,
     judged,
+    replaced,
     runner_of,
     smallest,
-    stale,
     with_time,
-    wrong,
     wrong_when_timed,
 )
 
@@ -43,14 +42,13 @@ def compare(request: Serving, reply: Reply) -> Iterator[Record]:
         first = smallest(request, i)
         depth = Depth(unset=first, probed=request.strict or first)
         while True:
+            meet = field.kernels, field.meet, reference, depth
             try:
-                meet = field.meet, reference, depth
-                yield from guarded(
-                    request, workload, field.kernels, *meet, runner=field.runner
-                )
+                yield from guarded(request, workload, *meet, runner=field.runner)
                 break
             except client.DiedError as e:
-                yield from field.without(e, request.workloads[i:])
+                yield from field.dropped(e, request.workloads[i:])
+                yield from field.built()
                 if not field.kernels:
                     return
 
@@ -59,82 +57,63 @@ class _Field:
     """The rivals that are left, in the process that they share."""
 
     def __init__(self, request: Serving) -> None:
-        self.request, self.rivals = request, list(request.rivals)
-        self.runner: client.Runner | None = None
+        self.request = request
+        self.rivals = list(request.rivals)
+        self.runner = runner_of(request)
         self.kernels: dict[str, client.Kernel] = {}
-        self.at: str | None = None
+        # whose code runs, if it is only one's, and whose calls take turns
+        self.current: str | None = None
         self.meeting: list[str] = []
 
     def turn(self, name: str | None) -> None:
         """Note whose code runs now, if it is only one algo's; the command is told, in
         case it never ends.
         """
-        self.at = name
+        self.current = name
         self.request.at(name)
 
     def built(self) -> Iterator[Record]:
-        """Build all that are left in a new process; yields the records of those that
-        cannot be built.
-        """
-        while True:
-            self.runner, self.kernels = runner_of(self.request), {}
-            try:
-                for rival in list(self.rivals):
-                    self.turn(rival.name)
-                    try:
-                        self.kernels[rival.name] = built(
-                            self.runner, self.request, rival
-                        )[0]
-                    except build.BuildFailedError as e:
-                        self.rivals.remove(rival)
-                        yield from self._out(
-                            rival.name, Status.BUILD_FAILED, str(e), [None], code=e.code
-                        )
-                self.turn(None)
-                return
-            except client.DiedError as e:
-                yield from self._dropped(e, [None])
+        """Build all that are left; yields the records of those that cannot be built."""
+        self.kernels = {}
+        try:
+            for rival in list(self.rivals):
+                self.turn(rival.name)
+                try:
+                    kernel, _ = built(self.runner, self.request, rival)
+                    self.kernels[rival.name] = kernel
+                except build.BuildFailedError as e:
+                    self.rivals.remove(rival)
+                    fate = {"status": Status.BUILD_FAILED, "reason": str(e)}
+                    yield from self._out(rival.name, [None], code=e.code, **fate)
+            self.turn(None)
+        except client.DiedError as e:
+            yield from self.dropped(e, [None])
+            yield from self.built()
 
-    def without(
-        self, end: client.DiedError, workloads: Sequence[Workload]
-    ) -> Iterator[Record]:
-        """Go on without the algo whose turn it was; yields its records for the
-        workloads that it will miss.
-        """
-        yield from self._dropped(end, workloads)
-        yield from self.built()
-
-    def _dropped(
+    def dropped(
         self, end: client.DiedError, workloads: Sequence[Workload | None]
     ) -> Iterator[Record]:
+        """Go on in a new process without the algo whose turn it was, or without all if
+        that is not known; yields the records for the workloads that they will miss.
+        """
         self.runner.close()
-        guilty = self.at
+        guilty = self.current
         if guilty is None and end.turn is not None and end.turn < len(self.meeting):
             guilty = self.meeting[end.turn]
-        names = [rival.name for rival in self.rivals]
-        for name in [guilty] if guilty else names:
-            self.rivals = [rival for rival in self.rivals if rival.name != name]
-            self.kernels.pop(name, None)
-            yield from self._out(name, end.status, end.reason, workloads)
+        for rival in list(self.rivals):
+            if guilty in (None, rival.name):
+                self.rivals.remove(rival)
+                fate = {"status": end.status, "reason": end.reason}
+                yield from self._out(rival.name, workloads, **fate)
+        self.runner = runner_of(self.request)
 
     def _out(
-        self,
-        name: str,
-        status: Status,
-        reason: str,
-        workloads: Sequence[Workload | None],
-        code: int | None = None,
+        self, name: str, workloads: Sequence[Workload | None], **fate: Any
     ) -> Iterator[Record]:
         for workload in workloads:
-            if workload is None or name in self.request.turns.get(
-                workload.uuid, [name]
-            ):
-                failed = replace(
-                    begun(self.request, workload, name),
-                    status=status,
-                    reason=reason,
-                    code=code,
-                )
+            turns = self.request.turns.get(workload.uuid) if workload else None
+            if turns is None or name in turns:
+                failed = replace(begun(self.request, workload, name), **fate)
                 yield from each_tier(self.request, failed)
 
     def meet(
@@ -143,36 +122,35 @@ class _Field:
         """One workload's records: each algo's timing, and its samples in the order in
         which they were taken.
         """
-        named = request.turns.get(workload.uuid, self.kernels)
-        kernels = {name: self.kernels[name] for name in named if name in self.kernels}
+        names = request.turns.get(workload.uuid, self.kernels)
+        kernels = [self.kernels[name] for name in names if name in self.kernels]
         if not kernels:
             return []
-        case, found = Case(request, workload, reference), {}
-        for name, kernel in kernels.items():
-            record = begun(request, workload, name)
-            found[name] = self._of_one(record, judged, case, kernel, depth)
-            if found[name].passed:
-                found[name].bytes_moved = floor.bytes_moved(case.op, workload.axes)
+        case = Case(request, workload, reference)
+        records: list[Record] = []
+        right: dict[str, Record] = {}
+        for kernel in kernels:
+            record = begun(request, workload, kernel.name)
+            record = self._of_one(record, judged, case, kernel, depth)
+            if record.passed:
+                record.bytes_moved = floor.bytes_moved(case.op, workload.axes)
+                right[kernel.name] = record
+            else:
+                records += each_tier(request, record)
         self.turn(None)
-        right = {name: record for name, record in found.items() if record.passed}
-        records = [
-            r
-            for record in found.values()
-            if not record.passed
-            for r in each_tier(request, record)
-        ]
-        for tier in request.timing.tiers if right else []:
+        if not right:
+            return records
+        for tier in request.timing.tiers:
             records += self._in_turns(request, tier, case, right)
         case.refresh()
-        seen = {r.algo for r in records if r.status is Status.WRONG}
+        caught = {record.algo for record in records if record.status is Status.WRONG}
         for name, record in right.items():
-            if name in seen:
+            if name in caught:
                 continue
-            again = self._of_one(record, _again, case, kernels[name])
+            again = self._of_one(record, checked_again, case, self.kernels[name])
             if not again.passed:
-                records = [r for r in records if r.algo != name] + each_tier(
-                    request, again
-                )
+                others = [each for each in records if each.algo != name]
+                records = others + each_tier(request, again)
         self.turn(None)
         return records
 
@@ -192,12 +170,10 @@ class _Field:
         try:
             return work(record, case, kernel, *more)
         except client.RaisedError as e:
-            failed = befell(e)
+            fate = befell(e)
             if not self.runner.usable():
-                raise client.DiedError(
-                    failed["status"], failed["reason"], None
-                ) from None
-            return replace(record, **failed)
+                raise client.DiedError(fate["status"], fate["reason"], None) from None
+            return replace(record, **fate)
 
     def _guilty(self, case: Case, outputs: list, names: list[str]) -> str | None:
         """Which algo raised while calls took turns. On a GPU a fault shows some calls
@@ -208,7 +184,7 @@ class _Field:
             if rival.name in names:
                 alone = runner_of(self.request)
                 try:
-                    kernel = built(alone, self.request, rival)[0]
+                    kernel, _ = built(alone, self.request, rival)
                     kernel.push([*case.inputs, *outputs])
                     kernel.seconds_outside(case.inputs, outputs, _OFTEN)
                 except (client.RaisedError, client.DiedError, build.BuildFailedError):
@@ -224,56 +200,35 @@ class _Field:
         # the same buffers for all, so that their place in memory affects all alike
         outputs = case.outputs()
         self.runner.push([*case.inputs, *outputs])
-        gpu = request.mode == "cuda"
-        if gpu:
-            torch.cuda.empty_cache()
         self.meeting = list(right)
         self.runner.watched()
+        kernels = [self.kernels[name] for name in right]
+        how = case.timed(tier, kernels)
         try:
-            plan = request.timing.plan
-            kernels = [self.kernels[name] for name in right]
-            changing = case.changing(kernels)
-            said = self.runner.turns(
-                self.meeting,
-                case.inputs,
-                outputs,
-                tier=tier,
-                plan=plan,
-                own=1 + gpu,
-                **changing,
-            )
+            answer = self.runner.turns(self.meeting, case.inputs, outputs, **how)
         except client.RaisedError as e:
             if e.kind != "tier_unavailable":
                 self.turn(self._guilty(case, outputs, self.meeting))
-                failed = befell(e)
-                raise client.DiedError(
-                    failed["status"], failed["reason"], None
-                ) from None
-            gone = Measured(
-                tier=tier, status=Status.TIER_UNAVAILABLE, reason=f"{tier}: {e}"
-            )
+                fate = befell(e)
+                raise client.DiedError(fate["status"], fate["reason"], None) from None
+            reason = f"{tier}: {e}"
+            gone = Measured(tier=tier, status=Status.TIER_UNAVAILABLE, reason=reason)
             return [with_time(record, gone) for record in right.values()]
-        if said.replaced:
-            reason = f"probe timer: replaced {', '.join(said.replaced[:3])}"
-            return [wrong(record, reason, tier=tier) for record in right.values()]
+        if answer.replaced:
+            return [
+                replaced(record, answer.replaced, tier) for record in right.values()
+            ]
         records = []
-        for i, (kernel, record) in enumerate(zip(kernels, right.values(), strict=True)):
-            timed = replace(
-                with_time(record, said.records[i], kernel), rounds_us=said.rounds[i]
-            )
-            verdict = case.wrong_when_timed(
-                kernel, said.last[i], bool(changing["flipped"])
-            )
-            records.append(
-                wrong_when_timed(record, verdict, tier) if verdict else timed
-            )
+        for i, kernel in enumerate(kernels):
+            record = right[kernel.name]
+            results = answer.last[i]
+            wrong = case.wrong_when_timed(kernel, results, bool(how["flipped"]))
+            if wrong:
+                records.append(wrong_when_timed(record, wrong, tier))
+                continue
+            record = with_time(record, answer.records[i], kernel)
+            records.append(replace(record, rounds_us=answer.rounds[i]))
         return records
 
 
 _OFTEN = 300  # calls
-
-
-def _again(record: Record, case: Case, kernel: client.Kernel) -> Record:
-    """The record of an algo after timing: checked again on new values."""
-    verdict = case.check(kernel)
-    return record if verdict.passed else stale(record, verdict)

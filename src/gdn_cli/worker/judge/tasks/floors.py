@@ -30,17 +30,14 @@ def floors(request: Serving, reply: Reply) -> Iterator[Record]:
             if moved not in seen:  # the copy depends on nothing else
                 seen[moved] = guarded(request, workload, [COPY], _copy, moved)
             call = begun(request, workload, COPY).workload
-            yield from (
-                replace(record, workload=call, bytes_moved=moved)
-                for record in seen[moved]
-            )
+            for record in seen[moved]:
+                yield replace(record, workload=call, bytes_moved=moved)
         yield from _machine(request)
 
 
 def _copy(request: Serving, workload: Workload, moved: int) -> list[Record]:
-    subject, how = floor.fastest_copy(
-        moved, request.mode, request.timing.plan.get("l2", "cold")
-    )
+    l2 = request.timing.plan.get("l2", "cold")
+    subject, how = floor.fastest_copy(moved, request.mode, l2)
     record = replace(begun(request, workload, COPY), how=how)
     return [
         with_time(record, timed_floor(request, tier, subject))
@@ -52,10 +49,10 @@ def timed_floor(request: Serving, tier: str, subject: Subject) -> Measured:
     """One tier's part of a floor's record, measured in this process: a floor is not an
     algo's code.
     """
-    plan, gpu = Plan(**request.timing.plan), request.mode == "cuda"
-    return measuring.timed(
-        tier, subject, plan, gpu=gpu, fallback=request.timing.fallback
-    )
+    plan = Plan(**request.timing.plan)
+    gpu = request.mode == "cuda"
+    fallback = request.timing.fallback
+    return measuring.timed(tier, subject, plan, gpu=gpu, fallback=fallback)
 
 
 def _machine(request: Serving) -> Iterator[Record]:
@@ -63,10 +60,8 @@ def _machine(request: Serving) -> Iterator[Record]:
     a large copy.
     """
     tiers = request.timing.tiers
-    record, subject = (
-        replace(begun(request, None, EMPTY), bytes_moved=0),
-        floor.empty(request.mode),
-    )
+    record = replace(begun(request, None, EMPTY), bytes_moved=0)
+    subject = floor.empty(request.mode)
     for tier in tiers:
         yield with_time(record, timed_floor(request, tier, subject))
     subject, moved = floor.large_copy(request.mode)

@@ -4,12 +4,13 @@ Its verdicts and times are taken as they are; nothing here times or checks anyth
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from msgspec.structs import replace
 from .... import bounded
 from ....catalog import official as harnesses
 from ....catalog import trace_set
+from ....catalog.official import Harness
 from ....catalog.workloads import Workload
 from ....errors import FAILED
 from ....parsing import Json
@@ -44,11 +46,22 @@ _LOG = 4000  # characters of a trace's log that are kept
 
 def official(request: Serving, reply: Reply) -> Iterator[Record]:
     """A record for each workload, with the harness's own evaluation in it."""
+    harness = request.official
+    assert harness is not None
     root = Path(tempfile.mkdtemp(prefix="gdn-official-"))
     _write(request, root)
-    with _started(request, root) as process:
+    with _started(request, harness, root) as process:
+        assert process.stdin is not None and process.stdout is not None
         for workload in request.workloads:
-            yield _judged(request, workload, root, process)
+            with _blob(request, workload, root), contextlib.suppress(BrokenPipeError):
+                line = ""
+                process.stdin.write(workload.uuid + "\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+            if not line:
+                reason = f"{harness.words} ended before it was done"
+                raise client.DiedError(Status.EXITED, reason, process.wait())
+            yield _record(request, harness, workload, json.loads(line))
         process.stdin.close()
         process.wait()
 
@@ -57,22 +70,25 @@ def _write(request: Serving, root: Path) -> None:
     """A FlashInfer-Trace folder with one solution. Twins' tensors are not in it: each
     is written for its own turn.
     """
-    op, definition, solution = request.op, request.definition, request.solution
+    op = request.op
+    solution = request.solution
+    assert solution is not None
+    definition: Mapping = request.definition
     if request.dataset:
         definition = trace_set.definition(op, Path(request.dataset))
         (root / "blob").symlink_to(Path(request.dataset) / "blob")
+    kind = f"{op.op_type}/{op.definition}"
+    author = solution["author"]
+    name = solution["name"]
+    rows = [json.dumps(_row(request, workload)) for workload in request.workloads]
     files = {
-        f"definitions/{op.op_type}/{op.definition}.json": json.dumps(definition),
-        f"solutions/{solution['author']}/{op.op_type}/{op.definition}/{solution['name']}.json": (
-            json.dumps(solution)
-        ),
-        f"workloads/{op.op_type}/{op.definition}.jsonl": "".join(
-            json.dumps(_row(request, w)) + "\n" for w in request.workloads
-        ),
+        f"definitions/{kind}.json": json.dumps(definition),
+        f"solutions/{author}/{kind}/{name}.json": json.dumps(solution),
+        f"workloads/{kind}.jsonl": "".join(f"{row}\n" for row in rows),
     }
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
 
 
 def _row(request: Serving, workload: Workload) -> Json:
@@ -87,22 +103,22 @@ def _row(request: Serving, workload: Workload) -> Json:
     }
 
 
-def _started(request: Serving, root: Path) -> subprocess.Popen:
-    """The harness's process. It compiles anew, in a folder of its own: another
-    version's builds are not its.
+def _started(request: Serving, harness: Harness, root: Path) -> subprocess.Popen:
+    """Start the contest's harness with an empty build cache, so that it cannot pick up
+    builds of another version.
     """
-    harness, plan = request.official, request.timing.plan
-    config = {"use_isolated_runner": harness.isolated, "timeout_seconds": _LIMIT_S}
-    config |= {
+    plan = request.timing.plan
+    config = {
+        "use_isolated_runner": harness.isolated,
+        "timeout_seconds": _LIMIT_S,
         "warmup_runs": plan["warmup"],
         "iterations": plan["iterations"],
         "num_trials": plan["trials"],
     }
     env = os.environ | {"FIB_CACHE_PATH": str(root / "cache")}
     if harness.folder:
-        env["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [harness.folder, env.get("PYTHONPATH")])
-        )
+        folders = filter(None, [harness.folder, env.get("PYTHONPATH")])
+        env["PYTHONPATH"] = os.pathsep.join(folders)
     command = [sys.executable, contest_harness.__file__, str(root), json.dumps(config)]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True
@@ -112,65 +128,52 @@ def _started(request: Serving, root: Path) -> subprocess.Popen:
 _LIMIT_S = 300  # for a solution on a workload: the contest's
 
 
-def _judged(
-    request: Serving, workload: Workload, root: Path, process: subprocess.Popen
-) -> Record:
+@contextlib.contextmanager
+def _blob(request: Serving, workload: Workload, root: Path) -> Iterator[None]:
+    """A twin's tensors in the folder, for as long as they are needed."""
+    if workload.origin != "twin":
+        yield
+        return
     blob = root / trace_set_writer.blob(request.op, workload)
-    if workload.origin == "twin":
-        blob.parent.mkdir(parents=True, exist_ok=True)
-        trace_set_writer.write_blob(request.op, workload, blob, root)
-        torch.cuda.empty_cache()
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    trace_set_writer.write_blob(request.op, workload, blob, root)
+    torch.cuda.empty_cache()
     try:
-        process.stdin.write(workload.uuid + "\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-    except BrokenPipeError:
-        line = ""
+        yield
     finally:
-        if workload.origin == "twin":
-            blob.unlink(missing_ok=True)
-    if not line:
-        raise client.DiedError(
-            Status.EXITED,
-            f"{request.official.words} ended before it was done",
-            process.wait(),
-        )
-    return _record(request, workload, json.loads(line))
+        blob.unlink(missing_ok=True)
 
 
-def _record(request: Serving, workload: Workload, answer: Json) -> Record:
+def _record(
+    request: Serving, harness: Harness, workload: Workload, answer: Json
+) -> Record:
     """What the harness says of one workload. One without a trace is dropped from its
     score without a word: here it is a record, and not the algo's fault.
     """
-    words = request.official.words
+    assert request.name is not None
+    words = harness.words
     record = replace(begun(request, workload, request.name), tier=harnesses.TIER)
     if answer["trace"] is None:
-        why = (
-            bounded.clip(answer["said"][-1])
-            if answer["said"]
-            else "it does not say why"
-        )
-        return replace(
-            record, status=Status.REFUSED, reason=f"{words} left no trace: {why}"
-        )
-    found = answer["trace"]["evaluation"]
-    found["log"] = (found.get("log") or "")[-_LOG:]
-    record = replace(
-        record, official=found, status=_STATUS.get(found["status"], Status.ERROR)
-    )
-    if record.status is not Status.PASSED:
-        log = found["log"].strip().splitlines()
-        reason = f"{words}: {found['status']}" + (f", {log[-1][:300]}" if log else "")
+        lines = answer["said"] or ["it does not say why"]
+        reason = f"{words} left no trace: {bounded.clip(lines[-1])}"
+        return replace(record, status=Status.REFUSED, reason=reason)
+    evaluation = answer["trace"]["evaluation"]
+    evaluation["log"] = (evaluation.get("log") or "")[-_LOG:]
+    status = _STATUS.get(evaluation["status"], Status.ERROR)
+    record = replace(record, official=evaluation, status=status)
+    if not record.passed:
+        log = evaluation["log"].strip().splitlines()
+        last = f", {log[-1][:300]}" if log else ""
+        reason = f"{words}: {evaluation['status']}{last}"
         return replace(record, reason=reason, code=FAILED)
-    us = found["performance"]["latency_ms"] * 1e3
+    us = evaluation["performance"]["latency_ms"] * 1e3
     timing = Timing(
         tier=harnesses.TIER,
         median_us=us,
         low_us=us,
         high_us=us,
         samples=1,
-        how=f"{words}: {request.official.how}",
+        how=f"{words}: {harness.how}",
     )
-    return replace(
-        record, timing=timing, bytes_moved=floor.bytes_moved(request.op, workload.axes)
-    )
+    moved = floor.bytes_moved(request.op, workload.axes)
+    return replace(record, timing=timing, bytes_moved=moved)

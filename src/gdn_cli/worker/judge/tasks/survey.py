@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from ....catalog.workloads import Workload
 from ....schema.record_types import Record
 from ... import profilers
-from ...executor import build, prepared
+from ...executor import build, prepared, process
 from ...messages import Floors, Reply, Survey
-from ...request import Serving
+from ...request import Profiling, Serving
 from ...timing import Subject, floor
 from .. import check, dataset
 from .common import Case, Depth, begun, built, guarded, judged, runner_of
@@ -28,21 +28,24 @@ class Target:
     need no GPU or no kernel.
     """
 
-    def __init__(self, request: Serving, workload: Workload) -> None:
-        self.request, self.workload = request, workload
-        self.op, self.mode = request.op, request.mode
-        self.definition, self.solution = request.definition, request.solution
-        self.l2 = request.profile.l2
+    def __init__(self, request: Serving, workload: Workload, asked: Profiling) -> None:
+        self.request = request
+        self.workload = workload
+        self.l2 = asked.l2
+        self.op = request.op
+        self.mode = request.mode
+        self.definition = request.definition
+        self.solution = request.solution
 
     @cached_property
     def kernel(self) -> build.Kernel:
         """The algo in this process, because the tool looks at this process. Nothing
         here judges the algo.
         """
+        assert self.solution is not None
         specific = self.request.specific and self.mode == "cuda"
-        return prepared.built(
-            self.definition, self.solution, self.request.setup, specific=specific
-        )
+        given = self.definition, self.solution, self.request.setup
+        return prepared.built(*given, specific=specific)
 
     @cached_property
     def case(self) -> Case:
@@ -53,33 +56,36 @@ class Target:
     def subject(self) -> Subject:
         """The call on its own buffers, without an oracle: nothing else runs before it."""
         root = Path(self.request.dataset) if self.request.dataset else None
-        device = "cuda" if self.mode == "cuda" else "cpu"
+        device = process.device_of(self.mode)
         inputs = dataset.load_inputs(self.op, self.workload, device, root)
         outputs = check.allocate(self.op, self.workload.axes, str(inputs[0].device))
-        for output, source in (
-            self.op.overwrites.items() if self.request.in_place else ()
-        ):
+        overwritten = self.op.overwrites if self.request.in_place else {}
+        for output, source in overwritten.items():
             outputs[output] = inputs[source]
         return Subject.of(self.kernel, inputs, outputs, definition=self.definition)
 
 
 def profile(request: Serving, reply: Reply) -> Iterator[Record]:
-    """`survey`: is the algo right, how long does a call take, what does it run? For
-    other tools: a profiler's target.
-    """
+    """`survey`, or a tool's own part of a profile."""
+    asked = request.profile
+    assert asked is not None and request.name is not None
+    work = _surveyed if asked.task == "survey" else _inside
     for workload in request.workloads:
-        work = _surveyed if request.profile.task == "survey" else _inside
-        yield from guarded(request, workload, [request.name], work)
+        yield from guarded(request, workload, [request.name], work, asked, request.name)
 
 
-def _inside(request: Serving, workload: Workload) -> list[Record]:
+def _inside(
+    request: Serving, workload: Workload, asked: Profiling, name: str
+) -> list[Record]:
     """A tool's own part, in the process that the tool looks at."""
-    ask = request.profile
-    answer = profilers.module(ask.task).inside(Target(request, workload), **ask.params)
-    return [replace(begun(request, workload, request.name), answer=answer)]
+    target = Target(request, workload, asked)
+    answer = profilers.module(asked.task).inside(target, **asked.params)
+    return [replace(begun(request, workload, name), answer=answer)]
 
 
-def _surveyed(request: Serving, workload: Workload) -> list[Record]:
+def _surveyed(
+    request: Serving, workload: Workload, asked: Profiling, name: str
+) -> list[Record]:
     """What a profile is read against: the check, a time, the floors of this workload,
     and what a call runs.
 
@@ -88,31 +94,43 @@ def _surveyed(request: Serving, workload: Workload) -> list[Record]:
     runner = runner_of(request)
     reference = build.reference(request.definition)
     kernel, _ = built(runner, request, request)
-    case, op, l2 = Case(request, workload, reference), request.op, request.profile.l2
-    record = judged(begun(request, workload, request.name), case, kernel, Depth())
-    sizes = (floor.bytes_of(op, names, case.axes) for names in (op.inputs, op.outputs))
-    record.answer = survey = Survey(bytes_in=next(sizes), bytes_out=next(sizes))
+    case = Case(request, workload, reference)
+    op = request.op
+    record = judged(begun(request, workload, name), case, kernel, Depth())
+    survey = Survey(
+        bytes_in=floor.bytes_of(op, op.inputs, case.axes),
+        bytes_out=floor.bytes_of(op, op.outputs, case.axes),
+    )
+    record.answer = survey
     if not request.timing.tiers:
         return [record]
-    moved, tier = floor.bytes_moved(op, case.axes), request.timing.tiers[0]
+    tier = request.timing.tiers[0]
     outputs = case.outputs()
-    found = timed(request, record, tier, case, kernel, outputs)
+    timing = timed(request, record, tier, case, kernel, outputs)
     if not record.passed:  # a failed check outranks the time
-        found.status, found.reason = record.status, record.reason
+        timing.status = record.status
+        timing.reason = record.reason
     if request.mode == "cuda":
-        survey.ran = kernel.ask(
-            "survey", case.inputs, outputs, definition=request.definition, l2=l2
-        ).ran
+        how = {"definition": request.definition, "l2": asked.l2}
+        survey.ran = kernel.ask("survey", case.inputs, outputs, **how).ran
     runner.close()
+    survey.floors = _floors(request, tier, asked.l2, case)
+    return [timing]
+
+
+def _floors(request: Serving, tier: str, l2: str, case: Case) -> Floors:
+    moved = floor.bytes_moved(case.op, case.axes)
     copy, how = floor.fastest_copy(moved, request.mode, l2)
     large, large_bytes = floor.large_copy(request.mode)
-    us = {}
-    for name, subject in (
-        ("copy_us", copy),
-        ("empty_us", floor.empty(request.mode)),
-        ("large_us", large),
-    ):
+
+    def us(subject: Subject) -> float | None:
         timing = timed_floor(request, tier, subject).timing
-        us[name] = timing and timing.median_us
-    survey.floors = Floors(**us, large_bytes=large_bytes, copy_how=how)
-    return [found]
+        return timing.median_us if timing else None
+
+    return Floors(
+        copy_us=us(copy),
+        empty_us=us(floor.empty(request.mode)),
+        large_us=us(large),
+        large_bytes=large_bytes,
+        copy_how=how,
+    )

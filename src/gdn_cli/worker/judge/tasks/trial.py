@@ -8,8 +8,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from ....catalog.workloads import Workload
 from ....schema.record_types import Record, Status
 from ...executor import build, client
@@ -21,14 +19,14 @@ from .common import (
     Depth,
     begun,
     built,
+    checked_again,
     each_tier,
     guarded,
     judged,
+    replaced,
     runner_of,
     smallest,
-    stale,
     with_time,
-    wrong,
     wrong_when_timed,
 )
 
@@ -38,26 +36,17 @@ def algo(request: Serving, reply: Reply) -> Iterator[Record]:
     runner = runner_of(request)
     # before any of the algo's code runs
     reference = build.reference(request.definition)
-    kernel, said = built(runner, request, request, prove=request.command == "prove")
-    reply.build_s, reply.proof = said.build_s, said.proof
+    kernel, answer = built(runner, request, request, prove=request.command == "prove")
+    reply.build_s = answer.build_s
+    reply.proof = answer.proof
+    timing = request.command == "bench"
+    # not in the interpreter, which is one thread
+    hard = not timing and request.mode != "interpreter"
     for i, workload in enumerate(request.workloads):
         first = smallest(request, i)
-        depth = Depth(
-            unset=first,
-            probed=request.strict or (request.command == "bench" and first),
-            # that is one thread
-            hard=request.command != "bench" and request.mode != "interpreter",
-        )
-        yield from guarded(
-            request,
-            workload,
-            [request.name],
-            _measured,
-            kernel,
-            reference,
-            depth,
-            runner=runner,
-        )
+        depth = Depth(first, request.strict or (timing and first), hard)
+        work = _measured, kernel, reference, depth
+        yield from guarded(request, workload, [kernel.name], *work, runner=runner)
 
 
 def _measured(
@@ -72,7 +61,7 @@ def _measured(
     right only once, gets no time.
     """
     case = Case(request, workload, reference)
-    record = judged(begun(request, workload, request.name), case, kernel, depth)
+    record = judged(begun(request, workload, kernel.name), case, kernel, depth)
     if request.command != "bench" or not record.passed:
         return each_tier(request, record)
     record.bytes_moved = floor.bytes_moved(case.op, workload.axes)
@@ -81,11 +70,12 @@ def _measured(
         timed(request, record, tier, case, kernel, outputs)
         for tier in request.timing.tiers
     ]
-    if seen := next((r for r in records if r.status is Status.WRONG), None):
-        return each_tier(request, seen)
+    wrong = [record for record in records if record.status is Status.WRONG]
+    if wrong:
+        return each_tier(request, wrong[0])
     case.refresh()
-    again = case.check(kernel)
-    return records if again.passed else each_tier(request, stale(record, again))
+    again = checked_again(record, case, kernel)
+    return records if again.passed else each_tier(request, again)
 
 
 def timed(
@@ -100,53 +90,43 @@ def timed(
     outside say about it.
     """
     kernel.push([*case.inputs, *case.poison(outputs)])
-    gpu = request.mode == "cuda"
-    if gpu:
-        torch.cuda.empty_cache()  # the runner needs the room
-    changing = case.changing([kernel])
-    said = kernel.time(
+    how = case.timed(tier, [kernel])
+    answer = kernel.time(
         case.inputs,
         outputs,
         definition=request.definition,
-        tier=tier,
-        plan=request.timing.plan,
         fallback=request.timing.fallback,
-        own=1 + gpu,
-        **changing,
+        **how,
     )
-    if said.replaced:
-        return wrong(
-            record, f"probe timer: replaced {', '.join(said.replaced[:3])}", tier=tier
-        )
-    found = said.records[0]
-    if found.timing is None:
-        return with_time(record, found, kernel)
-    if not said.last and tier != "fib":
-        raise client.DiedError(
-            Status.CRASHED,
-            "the process that ran it sent no results of its timed calls",
-            None,
-        )
-    for results in said.last:
-        if verdict := case.wrong_when_timed(kernel, results, bool(changing["flipped"])):
+    if answer.replaced:
+        return replaced(record, answer.replaced, tier)
+    measured = answer.records[0]
+    if measured.timing is None or measured.doubts is None:
+        return with_time(record, measured, kernel)
+    if not answer.last and tier != "fib":
+        reason = "the process that ran it sent no results of its timed calls"
+        raise client.DiedError(Status.CRASHED, reason, None)
+    for results in answer.last:
+        if verdict := case.wrong_when_timed(kernel, results, bool(how["flipped"])):
             return wrong_when_timed(record, verdict, tier)
     # a clock outside would time the setup as well
-    own_clock = tier == "wall" and not kernel.setup
-    if own_clock and (
-        doubt := _outside(kernel, case.inputs, outputs, found.timing.median_us)
-    ):
-        found.doubts.append(doubt)
-    return with_time(record, found, kernel)
+    if tier == "wall" and not kernel.setup:
+        median_us = measured.timing.median_us
+        measured.doubts += _outside(kernel, case.inputs, outputs, median_us)
+    return with_time(record, measured, kernel)
 
 
-_TRAIN_S, _TRAINS, _SLOWER, _SLACK_US = 0.01, 5, 2.0, 5.0
+_TRAIN_S = 0.01
+_TRAINS = 5
+_SLOWER = 2.0
+_SLACK_US = 5.0
 
 
 def _outside(
     kernel: client.Kernel, inputs: list, outputs: list, median_us: float
-) -> str | None:
-    """What the worker's own clock says against a time measured in the algo's process;
-    None if they agree.
+) -> list[str]:
+    """The doubt if the worker's own clock disagrees with a time measured in the algo's
+    process.
 
     It times rows of calls and the fastest counts: a busy machine makes some of them
     longer, a wrong clock all of them.
@@ -156,11 +136,11 @@ def _outside(
     for _ in range(_TRAINS):
         best = min(best, kernel.seconds_outside(inputs, outputs, times) * 1e6)
         if best <= _SLOWER * median_us + _SLACK_US + _CALL_US / times:
-            return None
-    return (
+            return []
+    return [
         f"by a clock outside its process a call takes {best:.3g} us, by the one inside"
         f" {median_us:.3g}: see what it does to the clock, or measure again"
-    )
+    ]
 
 
 _CALL_US = 2000.0  # allowed for the request itself
