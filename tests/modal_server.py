@@ -46,42 +46,41 @@ sys.stdout.buffer.write(getattr(module, sys.argv[2])(data))
 class Server:
     """`with Server() as s`: its address is `s.url`."""
 
-    def __init__(self, **behaviour: Any) -> None:
+    def __init__(self, **behaviour: Any):
         # RPC -> the error that it answers with
-        self.failing: dict[str, tuple[grpclib.Status, str]] = {}
+        self.failing = {}
         # RPC -> what its next requests get: see _fault; then it works again
-        self.faults: dict[str, list[Any]] = {}
-        self.image_result: Any = None  # a GenericResult in the place of success
-        self.image_logs: list[str] = []
+        self.faults = {}
+        self.image_result = None  # a GenericResult in the place of success
+        self.image_logs = []
         # called with (number of the call, parcel): bytes, a GenericResult, None for
         # "not yet"
-        self.answer: Any = None
+        self.answer = None
         # records on a call's queue, at which its first container is ended
-        self.preempt_after: int | None = None
-        self.preempted: list[str] = []
+        self.preempt_after = None
+        self.preempted = []
         self.create_delay = 0.0  # seconds that the creation of a function takes
-        self.app_name = "gdn"
         for name, value in behaviour.items():
             setattr(self, name, value)
-        self.rpcs: list[str] = []
-        self.metadata: dict[str, str] = {}
-        self.functions: list[pb.Function] = []
-        self.images: list[pb.Image] = []
-        self.mounts: dict[str, dict[str, str]] = {}  # mount id -> path there -> sha256
-        self.contents: dict[str, bytes] = {}  # sha256 -> content
-        self.volumes: dict[str, dict[str, bytes]] = {}  # name -> path -> content
+        self.rpcs = []
+        self.metadata = {}
+        self.functions = []
+        self.images = []
+        self.mounts = {}  # mount id -> path there -> sha256
+        self.contents = {}  # sha256 -> content
+        self.volumes = {}  # name -> path -> content
         # (name, partition) -> items, pickled
-        self.queues: dict[tuple[str, str], list[bytes]] = {}
-        self.calls: dict[str, bytes] = {}  # id -> parcel
-        self.results: dict[str, Any] = {}
-        self.cancelled: list[str] = []
-        self.disconnects: list[Any] = []
-        self.app_states: list[int] = []
+        self.queues = {}
+        self.calls = {}  # id -> parcel
+        self.results = {}
+        self.cancelled = []
+        self.disconnects = []
+        self.app_states = []
         self._ready = threading.Event()
 
     # --- life
 
-    def __enter__(self) -> Server:
+    def __enter__(self):
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), daemon=True
         )
@@ -89,11 +88,11 @@ class Server:
         assert self._ready.wait(60)
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: Any):
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(20)
 
-    async def _serve(self) -> None:
+    async def _serve(self):
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         listener = Listener([_service(self)])
         await listener.start("127.0.0.1", 0)
@@ -103,7 +102,7 @@ class Server:
         listener.close()
 
     @property
-    def env(self) -> dict[str, str]:
+    def env(self):
         """The environment that a client needs to connect here."""
         return {
             "MODAL_SERVER_URL": self.url, "MODAL_TOKEN_ID": TOKEN[0], "MODAL_TOKEN_SECRET": TOKEN[1],
@@ -112,7 +111,7 @@ class Server:
 
     # --- its arguments
 
-    def lay_out(self, root: Path) -> Path:
+    def lay_out(self, root: Path):
         """Write the files that the last function mounted under `root`; returns the
         stand-in for /root.
         """
@@ -123,7 +122,7 @@ class Server:
                 path.write_bytes(self.contents[sha])
         return root / "root"
 
-    def carry_out(self, id: str) -> Any:
+    def carry_out(self, id: str):
         """A call's result, made as a container makes it."""
         if self.answer is not None:
             number = list(self.calls).index(id)
@@ -166,7 +165,7 @@ class Server:
             )
         return out
 
-    def _preempt(self, id: str, process: subprocess.Popen) -> None:
+    def _preempt(self, id: str, process: subprocess.Popen):
         while process.poll() is None:
             if (
                 sum(
@@ -180,9 +179,7 @@ class Server:
             time.sleep(0.005)
 
 
-def failure(
-    status: str, text: str, data: bytes = b"", trace: str = ""
-) -> pb.GenericResult:
+def failure(status: str, text: str, data: bytes = b"", trace: str = ""):
     """A result that is none: status is FAILURE, TIMEOUT, INTERNAL_FAILURE, ..."""
     number = getattr(pb.GenericResult, f"GENERIC_STATUS_{status}")
     return pb.GenericResult(status=number, exception=text, data=data, traceback=trace)
@@ -191,12 +188,12 @@ def failure(
 # --- the protocol
 
 
-def _service(s: Server) -> Any:
+def _service(s: Server):
     """The servicer: what `_Answers` has a method for, and UNIMPLEMENTED for everything else."""
     streams = ("ImageJoinStreaming", "AppGetLogs", "VolumeListFiles")
 
-    def unary(name: str) -> Any:
-        async def handle(self: Any, stream: Any) -> None:
+    def unary(name: str):
+        async def handle(self: Any, stream: Any):
             request = await stream.recv_message()
             s.rpcs.append(name)
             s.metadata |= dict(stream.metadata)
@@ -220,7 +217,7 @@ def _service(s: Server) -> Any:
     return type("Service", (ModalClientBase,), {name: unary(name) for name in names})()
 
 
-async def _fault(kind: Any, stream: Any) -> None:
+async def _fault(kind: Any, stream: Any):
     """`"reset"`: the connection is cut. `"silence"`: there is never an answer. (status,
     text): an error.
     """
@@ -234,87 +231,56 @@ async def _fault(kind: Any, stream: Any) -> None:
 class _Answers:
     """Each is called with the server and the request."""
 
-    def ClientHello(s: Server, r: Any) -> Any:
+    def ClientHello(s, r):
         return pb.ClientHelloResponse()
 
-    def AuthTokenGet(s: Server, r: Any) -> Any:
+    def AuthTokenGet(s, r):
         return pb.AuthTokenGetResponse(token="e30.eyJleHAiOiA5OTk5OTk5OTk5fQ.e30")
 
-    def EnvironmentGetOrCreate(s: Server, r: Any) -> Any:
+    def EnvironmentGetOrCreate(s, r):
         settings = pb.EnvironmentSettings(image_builder_version="2025.06")
         metadata = pb.EnvironmentMetadata(name="main", settings=settings)
         return pb.EnvironmentGetOrCreateResponse(
             environment_id="en-1", metadata=metadata
         )
 
-    def AppCreate(s: Server, r: Any) -> Any:
+    def AppCreate(s, r):
         s.app_states.append(r.app_state)
         return pb.AppCreateResponse(
             app_id="ap-" + "1" * 22, app_page_url="https://example.invalid/app"
         )
 
-    def AppGetOrCreate(s: Server, r: Any) -> Any:
-        return pb.AppGetOrCreateResponse(app_id=r.app_name)
-
-    def AppHeartbeat(s: Server, r: Any) -> Any:
+    def AppHeartbeat(s, r):
         return empty_pb2.Empty()
 
-    def AppPublish(s: Server, r: Any) -> Any:
+    def AppPublish(s, r):
         return pb.AppPublishResponse(url="https://example.invalid/app")
 
-    def AppClientDisconnect(s: Server, r: Any) -> Any:
+    def AppClientDisconnect(s, r):
         s.disconnects.append(r)
         return empty_pb2.Empty()
 
-    def AppList(s: Server, r: Any) -> Any:
-        state = pb.APP_STATE_DETACHED
-        lifecycle = pb.AppLifecycle(app_state=state, created_at=1_790_000_000.0)
-        found = [
-            pb.AppListResponse.AppListItem(
-                app_id=f"ap-{i:022}", description=name, state=state,
-                metadata=pb.AppHandleMetadata(description=name, lifecycle=lifecycle),
-            )
-            for i, name in enumerate((s.app_name, "somebody-else"))
-        ]  # fmt: skip
-        return pb.AppListResponse(apps=found)
-
-    def AppGetInfo(s: Server, r: Any) -> Any:
-        lifecycle = pb.AppLifecycle(
-            app_state=pb.APP_STATE_DETACHED, created_at=1_790_000_000.0
-        )
-        return pb.AppGetInfoResponse(
-            info=pb.AppHandleMetadata(
-                description=s.app_name, app_id=r.app_id, lifecycle=lifecycle
-            )
-        )
-
-    def AppGetLogs(s: Server, r: Any) -> Any:
+    def AppGetLogs(s, r):
         return [pb.TaskLogsBatch(app_done=True)]
 
-    def AppFetchLogs(s: Server, r: Any) -> Any:
-        item = pb.TaskLogs(
-            data="LINE-ONE\nwith as-TESTSECRET in it\n", timestamp=1_790_000_000.0
-        )
-        return pb.AppFetchLogsResponse(batches=[pb.TaskLogsBatch(items=[item])])
-
-    def MountGetOrCreate(s: Server, r: Any) -> Any:
+    def MountGetOrCreate(s, r):
         id = f"mo-{len(s.mounts)}"
         s.mounts[id] = {f.filename: f.sha256_hex for f in r.files}
         return pb.MountGetOrCreateResponse(
             mount_id=id, handle_metadata=pb.MountHandleMetadata()
         )
 
-    def MountBatchedCheckExistence(s: Server, r: Any) -> Any:
+    def MountBatchedCheckExistence(s, r):
         missing = [sha for sha in r.sha256_hex_hashes if sha not in s.contents]
         return pb.MountBatchedCheckExistenceResponse(missing_sha256_hex_hashes=missing)
 
-    def MountPutFile(s: Server, r: Any) -> Any:
+    def MountPutFile(s, r):
         if r.WhichOneof("data_oneof") == "data":
             assert hashlib.sha256(r.data).hexdigest() == r.sha256_hex
             s.contents[r.sha256_hex] = r.data
         return pb.MountPutFileResponse(exists=r.sha256_hex in s.contents)
 
-    def ImageGetOrCreate(s: Server, r: Any) -> Any:
+    def ImageGetOrCreate(s, r):
         s.images.append(r.image)
         ok = pb.GenericResult(status=pb.GenericResult.GENERIC_STATUS_SUCCESS)
         if s.image_result is not None:
@@ -323,7 +289,7 @@ class _Answers:
             image_id=f"im-{len(s.images)}", result=ok, metadata=pb.ImageMetadata()
         )
 
-    def ImageJoinStreaming(s: Server, r: Any) -> Any:
+    def ImageJoinStreaming(s, r):
         logs = [pb.TaskLogs(data=line + "\n") for line in s.image_logs]
         return [
             pb.ImageJoinStreamingResponse(task_logs=logs, entry_id="1-0"),
@@ -332,7 +298,7 @@ class _Answers:
             ),
         ]
 
-    def VolumeGetOrCreate(s: Server, r: Any) -> Any:
+    def VolumeGetOrCreate(s, r):
         s.volumes.setdefault(r.deployment_name, {})
         metadata = pb.VolumeMetadata(
             version=pb.VOLUME_FS_VERSION_V1, name=r.deployment_name
@@ -341,7 +307,7 @@ class _Answers:
             volume_id=f"vo-{r.deployment_name}", metadata=metadata
         )
 
-    def VolumeListFiles(s: Server, r: Any) -> Any:
+    def VolumeListFiles(s, r):
         files = s.volumes[r.volume_id.removeprefix("vo-")]
         found = [
             pb.FileEntry(path=name, type=pb.FileEntry.FILE, size=len(data))
@@ -349,27 +315,27 @@ class _Answers:
         ]
         return [pb.VolumeListFilesResponse(entries=found)]
 
-    def VolumePutFiles(s: Server, r: Any) -> Any:
+    def VolumePutFiles(s, r):
         volume = s.volumes[r.volume_id.removeprefix("vo-")]
         volume.update(
             {f.filename.lstrip("/"): s.contents[f.sha256_hex] for f in r.files}
         )
         return empty_pb2.Empty()
 
-    def VolumeRemoveFile(s: Server, r: Any) -> Any:
+    def VolumeRemoveFile(s, r):
         del s.volumes[r.volume_id.removeprefix("vo-")][r.path.lstrip("/")]
         return empty_pb2.Empty()
 
-    def QueueGetOrCreate(s: Server, r: Any) -> Any:
+    def QueueGetOrCreate(s, r):
         return pb.QueueGetOrCreateResponse(queue_id=f"qu-{r.deployment_name}")
 
-    def QueuePut(s: Server, r: Any) -> Any:
+    def QueuePut(s, r):
         s.queues.setdefault(
             (r.queue_id.removeprefix("qu-"), r.partition_key.decode()), []
         ).extend(r.values)
         return empty_pb2.Empty()
 
-    async def QueueNextItems(s: Server, r: Any) -> Any:
+    async def QueueNextItems(s, r):
         end, first = time.monotonic() + r.item_poll_timeout, int(r.last_entry_id or 0)
         while True:
             items = s.queues.get(
@@ -385,12 +351,12 @@ class _Answers:
         ]
         return pb.QueueNextItemsResponse(items=found)
 
-    def FunctionPrecreate(s: Server, r: Any) -> Any:
+    def FunctionPrecreate(s, r):
         return pb.FunctionPrecreateResponse(
             function_id="fu-1", handle_metadata=_handle(r.function_name)
         )
 
-    async def FunctionCreate(s: Server, r: Any) -> Any:
+    async def FunctionCreate(s, r):
         await asyncio.sleep(s.create_delay)
         s.functions.append(r.function)
         ranked = [pb.FunctionData.RankedFunction(rank=0, function=r.function)]
@@ -399,7 +365,7 @@ class _Answers:
             function_data=pb.FunctionData(ranked_functions=ranked),
         )  # fmt: skip
 
-    def FunctionMap(s: Server, r: Any) -> Any:
+    def FunctionMap(s, r):
         id = f"fc-{len(s.calls)}"
         s.calls[id] = b""
         put = [_put(s, id, item) for item in r.pipelined_inputs]
@@ -407,12 +373,12 @@ class _Answers:
             function_call_id=id, function_call_jwt=id, pipelined_inputs=put
         )
 
-    def FunctionPutInputs(s: Server, r: Any) -> Any:
+    def FunctionPutInputs(s, r):
         return pb.FunctionPutInputsResponse(
             inputs=[_put(s, r.function_call_id, item) for item in r.inputs]
         )
 
-    async def FunctionGetOutputs(s: Server, r: Any) -> Any:
+    async def FunctionGetOutputs(s, r):
         id = r.function_call_id
         if id not in s.results:
             s.results[id] = asyncio.create_task(asyncio.to_thread(s.carry_out, id))
@@ -434,11 +400,11 @@ class _Answers:
         )
         return pb.FunctionGetOutputsResponse(outputs=[item])
 
-    def FunctionCallCancel(s: Server, r: Any) -> Any:
+    def FunctionCallCancel(s, r):
         s.cancelled.append(r.function_call_id)
         return empty_pb2.Empty()
 
-    def FunctionCallFromId(s: Server, r: Any) -> Any:
+    def FunctionCallFromId(s, r):
         if r.function_call_id not in s.calls:
             raise grpclib.GRPCError(grpclib.Status.NOT_FOUND, "no such call")
         return pb.FunctionCallFromIdResponse(
@@ -446,7 +412,7 @@ class _Answers:
         )
 
 
-def _put(s: Server, id: str, item: Any) -> Any:
+def _put(s: Server, id: str, item: Any):
     (parcel,), _ = pickle.loads(item.input.args)
     s.calls[id] = parcel
     return pb.FunctionPutInputsResponseItem(
@@ -454,7 +420,7 @@ def _put(s: Server, id: str, item: Any) -> Any:
     )
 
 
-def _handle(name: str) -> Any:
+def _handle(name: str):
     kind = pb.Function.FUNCTION_TYPE_FUNCTION
     return pb.FunctionHandleMetadata(
         function_name=name,

@@ -166,3 +166,24 @@ def fla(**more: Any) -> dict[str, Any]:
 
 def typed(document: dict[str, Any]) -> Profile:
     return msgspec.convert(document, Profile)
+
+
+def told(reading: Reading) -> str:
+    """A reading as text, for tests/screens."""
+    lines = []
+    for found in reading.found:
+        lines.append(f"[{found.name or 'the call'}]")
+        for fact in found.facts:
+            figure = f"{fact.key} = {shown(fact.value)} {fact.unit}"
+            lines.append(f"{fact.group}: {figure}  {fact.note}")
+        for table in found.tables:
+            lines.append(f"-- {table.title}. {table.note}")
+            lines += [" | ".join(map(shown, row)) for row in table.rows]
+    lines += [f"note: {note}" for note in reading.notes]
+    return "\n".join(
+        [*lines, f"files: {reading.files}", f"failed: {reading.failed}", ""]
+    )
+
+
+def shown(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

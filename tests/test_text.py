@@ -33,7 +33,6 @@ from gdn_cli.machine.inventory import Place
 from gdn_cli.parsing import to_json
 from gdn_cli.profile import differences
 from gdn_cli.records import history
-from gdn_cli.remote import modal_client, resume
 from gdn_cli.report import (
     algos,
     figures,
@@ -237,7 +236,7 @@ def tuned(evil: str, dry_run: bool) -> None:
     )  # fmt: skip
     measured = Measured(
         uuid=evil, axes={"batch_size": 1}, size=1, chosen=constants, chosen_us=1.0, fastest=constants,
-        second=constants, ratio=(1.0, 1.0, 1.0), candidates=[],
+        second=constants, ratio=(1.0, 1.0, 1.0),
     )  # fmt: skip
     result = Evidence(
         gpu=evil, sms=1, versions={}, source_hash="", date="", tier=evil, l2=evil, seconds=1.0, target=0.1,
@@ -255,13 +254,6 @@ def doctor(evil: str) -> None:
         [{"state": "bad", "what": evil, "found": evil, "for": evil, "mend": evil}],
         evil,
         False,
-    )
-
-
-def remote(evil: str) -> None:
-    run = resume.Left(evil, evil, 1, 1, 0, 0)
-    terminal.show_remote(
-        resume.Status([modal_client.App(evil, evil, evil)], [run]), False
     )
 
 
@@ -287,7 +279,6 @@ SCREENS = {
     "tune": lambda evil: tuned(evil, False),
     "doctor": doctor,
     "pack --prove": lambda evil: terminal.show_proof([{"state": "failed", "step": evil, "detail": evil}]),
-    "modal status": remote,
     "data list": workloads,
     "a line": lambda evil: screen.put(f"{evil}: {evil}"),
     "stderr": screen.say,
@@ -333,7 +324,7 @@ def test_the_colours_are_those_of_gdn_alone(monkeypatch):
     """The same screen with an innocent name has as many: hostile text adds none and
     takes none away.
     """
-    for name in ("list", "doctor", "tune", "modal status"):
+    for name in ("list", "doctor", "tune"):
         plain = len(SGR.findall(printed(SCREENS[name], "innocent", monkeypatch, True)))
         assert {
             len(SGR.findall(printed(SCREENS[name], e, monkeypatch, True)))
@@ -613,11 +604,3 @@ def test_without_a_terminal_a_line_says_from_time_to_time_how_far_it_is(monkeypa
     # no test sees how many there were
     done = helpers.Done(0, "", "".join(said) + "gdn: else\n")
     assert (done.complaints, done.finished) == ("gdn: else\n", ["x: done, 2 of 2"])
-
-
-def test_modal_s_lines_are_shown(monkeypatch, capsys):
-    from gdn_cli.cli import modal_account as modal
-
-    monkeypatch.setattr(resume, "logs", lambda *_: ["\x1b]0;t\x07 [/]"])
-    modal.logs()
-    assert capsys.readouterr().out == "\\x1b]0;t\\x07 [/]\n"

@@ -509,6 +509,17 @@ def test_a_damaged_value_of_a_profile_is_named(at, value, says, tmp_path):
     )
 
 
+def test_a_profile_of_a_tool_that_is_gone_is_shown_with_a_line(tmp_path, gdn):
+    folder = tmp_path / "old"
+    folder.mkdir()
+    document = profiles.v4(name="old", tool="nsys")
+    (folder / "profile.json").write_text(json.dumps(document))
+    done = gdn("profile", "old", "--out", tmp_path)
+    assert done.code == errors.OK and done.err == ""
+    assert "no tool nsys" in done.out and "gdn_decode_v4" in done.out
+    assert gdn("profile", "--list", "--out", tmp_path).code == errors.OK
+
+
 def test_texts_where_figures_should_be_are_passed_over(tmp_path):
     document = profiles.v4()
     for fact in document["reading"]["found"][0]["facts"]:

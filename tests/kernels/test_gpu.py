@@ -158,10 +158,8 @@ TIERS = ("cupti", "events", "graph")  # nvbench and fib: timing/test_tiers.py
 @pytest.mark.parametrize("l2", ["cold", "warm"])
 @pytest.mark.parametrize("algo", [p for p in KERNELS if p.values[0].op == "gdn_decode"])
 def test_every_tier_times_a_small_decode(algo, l2):
-    plan = {"seconds": 0.1, "l2": l2}
-    records = done(
-        jobs.execute(job(algo, "bench", ["batch_size=1"], tiers=TIERS, plan=plan))
-    )
+    timing = Timing(TIERS, {"seconds": 0.1, "l2": l2})
+    records = done(jobs.execute(job(algo, "bench", ["batch_size=1"], timing=timing)))
     assert [(r["tier"], r["status"], r["reason"]) for r in records] == [
         (tier, "passed", None) for tier in TIERS
     ]

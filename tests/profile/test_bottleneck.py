@@ -7,6 +7,7 @@ from __future__ import annotations
 import helpers
 import msgspec
 import pytest
+import screens
 
 from gdn_cli.profile import bottleneck, session
 from gdn_cli.schema.profile_types import Survey, Verdict
@@ -24,6 +25,9 @@ B1 = {
 B1 |= {"bytes_in": 527_392, "bytes_out": 526_336, "bytes_moved": 1_053_728}
 B64 = B1 | {"time_us": 20.1, "copy_us": 18.0}
 B64 |= {"bytes_in": 33_751_136, "bytes_out": 33_685_504, "bytes_moved": 67_436_640}
+
+
+READ = B64["bytes_in"]
 
 
 def judge(survey: dict | None, found: tuple[Found, ...]) -> Verdict | None:
@@ -66,122 +70,76 @@ V4_B64 = kernel(
 )
 
 
-def test_cuda_v4_at_batch_1_is_latency_bound():
-    verdict = judge(B1, (V4_B1,))
-    assert verdict.bound == "latency"
-    why = " | ".join(verdict.why)
-    # 1,053,728 B in 2.10 us are 502 GB/s, 12 % of 4230; its copy makes 646 GB/s, 15 % of it
-    assert "bytes at 12 % of the large copy's rate, issue slots 18 % busy" in why
-    assert "12 % of the warps that an SM can hold are there, 0.12 waves of CTAs" in why
-    assert (
-        "a plain copy of these bytes takes 1.63 us, 78 % of its 2.10 us, and is latency-bound"
-        " itself (15 %" in why
-    )
-    assert "warps wait most with: long scoreboard (42 %)" in why
-    assert "every SM has work" in verdict.next[0]
-    assert verdict.next[1].startswith("long scoreboard: have more loads in flight")
-    assert any("of 2.10 us an empty launch is 0.54 us" in line for line in verdict.next)
+def busy(us: float, **values) -> tuple[dict, tuple[Found, ...]]:
+    """A call at B = 64 of this time, and its kernel."""
+    return B64 | {"time_us": us}, (kernel(time_us=us, **values),)
 
 
-def test_cuda_v4_at_batch_64_is_bandwidth_bound():
-    verdict = judge(B64, (V4_B64,))
-    assert verdict.bound == "bandwidth"
-    # 67,436,640 B in 20.1 us are 3355 GB/s, 79 % of 4230; the copy's 18.0 us are 90 % of 20.1
-    assert verdict.why[0].startswith(
-        "3355 GB/s of bytes that must move, 3252 GB/s in DRAM by the counters: 79 % of"
-    )
-    assert "takes 18.0 us, 90 % of its 20.1 us" in verdict.why[1]
-    # the issue slots are busier than memory, but only a tenth of the time is above the copy
-    assert verdict.next[0].startswith("10 % is left to a plain copy")
-    assert "issue slots 82 % busy as well" in verdict.next[1]
+def table(key: str, *row) -> tuple[Found, ...]:
+    columns = ((key, ""), ("share", "%"))
+    return (Found("", (), (Table(key, key, columns, (row, ("(all others)", 9.0))),)),)
 
 
-def test_bandwidth_of_bytes_that_need_not_move():
-    twice = kernel(
-        time_us=36.0,
-        dram_rate=3700.0,
-        dram_read=2 * B64["bytes_in"],
-        issue=30.0,
-        pipe=10.0,
-    )
-    verdict = judge(B64 | {"time_us": 36.0}, (twice,))
-    assert verdict.bound == "bandwidth"
-    assert "it reads 2.00 times the bytes that it must" in verdict.why
-    assert verdict.next[0].startswith("read each byte once")
+TWENTY = [{"name": f"k{i}", "start_us": 5.0 * i, "us": 1.5} for i in range(20)]
+COPY_FIRST = [
+    {"name": "Memcpy", "start_us": 0.0, "us": 15.0},
+    {"name": "k", "start_us": 80.0, "us": 20.0},
+]
+ON_CPU = B1 | {"tier": "wall", "empty_us": 0.1}
+SLOW = ON_CPU | {"time_us": 900.0, "large_rate": 20.0, "copy_us": 60.0}
+# 1.05 MB in 16.4 us are 64 GB/s, far above a large copy's 36: they never leave the cache
+IN_CACHE = ON_CPU | {"time_us": 16.4, "copy_us": 9.5, "large_rate": 36.0}
+CASES = {
+    "cuda-v4 at B = 1": (B1, (V4_B1,)),
+    "cuda-v4 at B = 64": (B64, (V4_B64,)),
+    "reads twice": busy(36.0, dram_rate=3700.0, dram_read=2 * READ, issue=30.0),
+    "a full L2": busy(40.0, dram_rate=1700.0, l2_peak=91.0, issue=40.0, pipe=20.0),
+    "busy issue slots": busy(40.0, dram_rate=1700.0, issue=85.0, spills=4096),
+    "a busy pipe": busy(40.0, dram_rate=100.0, issue=40.0, pipe=90.0),
+    # one every 5 us
+    "20 kernels of 1.5 us": (
+        B1 | {"time_us": 30.0, "span_us": 96.5, "ran": TWENTY, "launches": 20.0},
+        (V4_B1,),
+    ),
+    # FlashInfer's decode updates the state in place, so its wrapper copies it first
+    "a copy beside the kernel": (
+        B64 | {"time_us": 35.0, "ran": COPY_FIRST, "launches": 2},
+        (kernel(time_us=20.0, dram_rate=3252.0, dram_read=READ, issue=40.0),),
+    ),
+    "hardly anything": (B1 | {"time_us": 1.2, "copy_us": None}, (V4_B1,)),
+    "no counters, near the copy": (B64, ()),
+    "no counters": (B1, ()),
+    "on a CPU": (SLOW, ()),
+    "ops on a CPU": (SLOW, table("ops", "mul", 61.2)),
+    "in a cache": (IN_CACHE, ()),
+    "in a cache, near the copy": (IN_CACHE | {"time_us": 10.0}, ()),
+    "functions in a cache": (
+        IN_CACHE | {"time_us": 1800.0, "copy_us": 91.7, "large_rate": 0.4},
+        table("functions", "run", 97.0),
+    ),
+    "other bytes": busy(360.0, dram_rate=3700.0, dram_read=19 * READ, issue=30.0),
+    "other bytes, in DRAM": busy(360.0, dram_rate=3700.0, issue=30.0),
+    "other bytes, in L2": busy(360.0, dram_rate=900.0, l2_peak=91.0, issue=30.0),
+    "a copy that takes longer": (B64 | {"copy_us": 24.0}, ()),
+    "a disturbed copy": (B64 | {"copy_us": 40.0}, (V4_B64,)),
+}
 
 
-def test_l2_can_be_the_limit():
-    verdict = judge(
-        B64 | {"time_us": 40.0},
-        (kernel(time_us=40.0, dram_rate=1700.0, l2_peak=91.0, issue=40.0, pipe=20.0),),
-    )
-    assert verdict.bound == "bandwidth" and "L2" in verdict.summary
-    assert verdict.why[0] == "L2 at 91 % of its peak, DRAM far below its own (40 %)"
+def test_verdicts():
+    text = ""
+    for name, (survey, found) in CASES.items():
+        verdict = judge(survey, found)
+        assert verdict.summary.startswith(verdict.bound)
+        lines = [verdict.summary, *verdict.why, *(f"> {x}" for x in verdict.next)]
+        text += "\n  ".join([f"= {name}", *lines]) + "\n"
+    screens.check("verdicts", text)
 
 
-def test_busy_issue_slots_far_from_the_floor():
-    busy = kernel(time_us=40.0, dram_rate=1700.0, issue=85.0, pipe=70.0, spills=4096)
-    verdict = judge(B64 | {"time_us": 40.0}, (busy,))
-    assert verdict.bound == "instruction"
-    assert verdict.summary == "instruction-bound: the issue slots are the limit"
-    assert verdict.why[0].startswith(
-        "issue slots 85 % busy while an SM is active; bytes at 40 %"
-    )
-    assert "4,096 requests of spilled registers" in verdict.why[-1]
-    assert any(line.startswith("no spills") for line in verdict.next)
-
-
-def test_a_busy_pipe_is_named():
-    verdict = judge(
-        B64 | {"time_us": 40.0},
-        (kernel(time_us=40.0, dram_rate=100.0, issue=40.0, pipe=90.0),),
-    )
-    assert verdict.summary == "instruction-bound: the fma pipe is the limit"
-
-
-def test_many_short_kernels_are_launch_bound():
-    # 20 kernels of 1.5 us, one every 5 us
-    ran = [{"name": f"k{i}", "start_us": 5.0 * i, "us": 1.5} for i in range(20)]
-    calls = B1 | {"time_us": 30.0, "span_us": 96.5, "ran": ran, "launches": 20.0}
-    verdict = judge(calls, (V4_B1,))
-    assert verdict.bound == "launch"
-    assert verdict.why[0] == "20 kernels and copies a call, 1.50 us each on average"
-    assert (
-        verdict.why[1]
-        == "of 96.5 us from the first start to the last end, nothing runs in 69 %"
-    )
-    assert verdict.why[2] == "that is 2.8 times an empty launch (0.54 us)"
-    assert "one kernel instead of several" in verdict.next[0]
-
-
-def test_a_copy_beside_the_kernel_is_named():
-    """FlashInfer's decode updates the state in place, so its wrapper copies the state first."""
-    ran = [
-        {"name": "Memcpy", "start_us": 0.0, "us": 15.0},
-        {"name": "k", "start_us": 80.0, "us": 20.0},
-    ]
-    longest = kernel(
-        time_us=20.0, dram_rate=3252.0, dram_read=33_826_304, issue=40.0, pipe=20.0
-    )
-    verdict = judge(B64 | {"time_us": 35.0, "ran": ran, "launches": 2}, (longest,))
-    assert verdict.bound == "bandwidth"
-    assert (
-        verdict.why[-1]
-        == "the figures are for the longest of 2 different ones that a call runs; copies and"
-        " fills take 15.0 us of 35.0 us; a call that finds the GPU idle takes 100 us: the host"
-        " is slower"
-    )
-    assert verdict.next[1].startswith("less work on the host between launches")
-    assert verdict.next[0].startswith("no copy next to the kernel: 43 % of the time")
-    # the kernel is only a part of the call
-    assert not any("times the bytes" in line for line in verdict.why)
-
-
-def test_a_kernel_that_hardly_does_anything_is_launch_bound():
-    verdict = judge(B1 | {"time_us": 1.2, "copy_us": None}, (V4_B1,))
-    assert verdict.bound == "launch" and verdict.why == [
-        "it takes 1.20 us, 2.2 times an empty launch (0.54 us)"
-    ]
+def test_far_above_its_copy_nothing_is_bandwidth_bound():
+    for times in (3.1, 5, 20, 100):
+        for large in (0.1, 1.0, 6.4, 92.0, 1000.0):
+            us = {"time_us": 91.7 * times, "copy_us": 91.7, "large_rate": large}
+            assert judge(ON_CPU | us, ()).bound != "bandwidth", (times, large)
 
 
 @pytest.mark.parametrize(
@@ -193,121 +151,6 @@ def test_between_the_limits_it_is_unclear(issue, bound):
         (kernel(time_us=6.0, dram_rate=50.0, issue=issue, pipe=5.0),),
     )
     assert verdict.bound == bound
-
-
-def test_without_counters_only_the_floor_can_decide():
-    assert judge(B64, ()).bound == "bandwidth"
-    verdict = judge(B1, ())
-    assert verdict.bound == "unclear" and verdict.next == [
-        "--tool ncu has the counters"
-    ]
-    on_cpu = B1 | {
-        "tier": "wall",
-        "time_us": 900.0,
-        "empty_us": 0.1,
-        "large_rate": 20.0,
-        "copy_us": 60.0,
-    }
-    verdict = judge(on_cpu, ())
-    assert verdict.bound == "unclear" and verdict.next == [
-        "--tool cpu shows where the time goes"
-    ]
-    ops = Table(
-        "ops",
-        "ops",
-        (("op", ""), ("self", "us"), ("share", "%")),
-        (("mul", 9.0, 61.2), ("add", 2.0, 20.0)),
-    )
-    verdict = judge(on_cpu, (Found("", (), (ops,)),))
-    assert verdict.why[-1] == "the most of the time goes to mul (61 %) and add (20 %)"
-    assert verdict.next == ["start with what takes the most time"]
-
-
-def test_bytes_in_a_cache_are_measured_by_the_copy_of_the_same_bytes():
-    """1.05 MB in 16.4 us are 64 GB/s, far above a large copy's 36: they never leave the cache."""
-    on_cpu = B1 | {
-        "tier": "wall",
-        "time_us": 16.4,
-        "copy_us": 9.5,
-        "empty_us": 0.1,
-        "large_rate": 36.0,
-    }
-    verdict = judge(on_cpu, ())
-    assert verdict.bound == "unclear"
-    assert verdict.why[0].startswith(
-        "bytes at 58 % of a copy's rate in the same cache; there are no counters"
-    )
-    verdict = judge(on_cpu | {"time_us": 10.0}, ())
-    assert verdict.bound == "bandwidth" and verdict.why[0].endswith(
-        "95 % of a copy's rate in the same cache"
-    )
-
-
-def test_far_above_its_copy_nothing_is_bandwidth_bound():
-    """A scalar loop on a busy machine, as it was seen: 4.7 GB/s beside a large copy's
-    6, and 19.6 times its copy.
-    """
-    seen = {
-        "tier": "wall",
-        "time_us": 1800.0,
-        "copy_us": 91.7,
-        "empty_us": 0.08,
-        "large_rate": 6.4,
-        "launches": 1,
-    }
-    seen |= {"bytes_in": 4_219_136, "bytes_out": 4_210_688, "bytes_moved": 8_429_824}
-    columns = (("function", ""), ("library", ""), ("share", "%"), ("samples", "count"))
-    functions = Table("functions", "functions", columns, (("run", "k.so", 97.0, 900),))
-    verdict = judge(seen, (Found("", (), (functions,)),))
-    assert verdict.bound == "unclear"
-    assert verdict.why[0].startswith("bytes at 5 % of a copy's rate in the same cache")
-    assert verdict.next == ["start with what takes the most time"]
-    for times in (3.1, 5, 20, 100):
-        for large in (0.1, 1.0, 6.4, 92.0, 1000.0):
-            verdict = judge(seen | {"time_us": 91.7 * times, "large_rate": large}, ())
-            assert verdict.bound != "bandwidth", (times, large)
-
-
-@pytest.mark.parametrize(
-    ("counters", "summary", "advice"),
-    [
-        (
-            {"dram_rate": 3700.0, "dram_read": 19 * B64["bytes_in"]},
-            "bytes move",
-            "read each byte once",
-        ),
-        ({"dram_rate": 3700.0}, "bytes move", "fewer bytes: keep what is read again"),
-        ({"dram_rate": 900.0, "l2_peak": 91.0}, "L2 move", "fewer sectors"),
-    ],
-)
-def test_a_bus_that_is_full_of_other_bytes_has_a_name_of_its_own(
-    counters, summary, advice
-):
-    verdict = judge(
-        B64 | {"time_us": 360.0},
-        (kernel(time_us=360.0, issue=30.0, pipe=10.0, **counters),),
-    )
-    assert verdict.bound == "traffic" and verdict.summary.startswith(
-        f"traffic-bound: {summary}"
-    )
-    assert verdict.next[0].startswith(advice) and not any(
-        "in flight" in text for text in verdict.next
-    )
-
-
-def test_nothing_is_left_to_a_copy_that_takes_longer():
-    verdict = judge(B64 | {"copy_us": 24.0}, ())
-    assert verdict.bound == "bandwidth" and verdict.next == [
-        "only fewer bytes help (a 16-bit state, fusing)"
-    ]
-
-
-def test_a_floor_far_above_the_algo_is_not_believed():
-    verdict = judge(B64 | {"copy_us": 40.0}, (V4_B64,))
-    assert verdict.bound == "unclear" and verdict.next == ["measure again, alone"]
-    assert verdict.why[0].startswith(
-        "a plain copy of these bytes takes 40.0 us, 199 % of its 20.1 us"
-    )
 
 
 def test_without_a_time_there_is_no_verdict():

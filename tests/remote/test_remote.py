@@ -6,6 +6,7 @@ has the carried files and nothing else.
 from __future__ import annotations
 
 import ast
+import contextlib
 import fnmatch
 import io
 import json
@@ -14,7 +15,6 @@ import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,20 +37,23 @@ from gdn_cli.records import store
 from gdn_cli.records.store import Writer
 from gdn_cli.remote import (
     build_cache,
+    calls,
     container,
     costs,
     engine,
     modal_client,
     modal_errors,
     profiles,
+    replies,
     resume,
     settings,
     wire,
 )
 from gdn_cli.remote.wire import Cache, Parcel, Profile, Refusal, Reply
+from gdn_cli.remote.work import Rent
 from gdn_cli.run import execute, jobs, planning, worker_process
 from gdn_cli.schema.record_types import Environment, RemoteCall, Status
-from gdn_cli.worker.request import Options, Timing
+from gdn_cli.worker.request import Timing
 
 REGISTRY = helpers.REGISTRY
 SETTINGS = settings.load()
@@ -59,7 +62,7 @@ PACKAGE = Path(gdn_cli.__file__).parent
 
 
 def job(
-    name: str, mode: str, workloads: int = 1, command: str = "check", **more
+    name: str, mode: str, workloads: int = 1, command: str = "check", tiers=(), **more
 ) -> jobs.Job:
     algo = REGISTRY.find(name)
     op = REGISTRY.ops[algo.op]
@@ -71,8 +74,12 @@ def job(
         mode,
         known[:workloads],
         [(algo, pack.pack(algo, op))],
+        timing=Timing(tiers),
         **more,
     )
+
+
+V1, V4 = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
 
 
 def work_of(*wanted: jobs.Job) -> engine.Work:
@@ -89,7 +96,7 @@ def answered(data: bytes) -> Reply:
 
 def rented(**more) -> engine.Engine:
     return engine.Engine(
-        SETTINGS, engine.Rent(B200, SETTINGS.chosen(None), **more), lambda line: None
+        SETTINGS, Rent(B200, SETTINGS.chosen(None), **more), lambda line: None
     )
 
 
@@ -99,56 +106,40 @@ def rented(**more) -> engine.Engine:
 @pytest.mark.parametrize(
     ("asked", "sent_as", "devices", "fits"),
     [
-        (None, "B200", ["NVIDIA B200"], True),
-        ("b200", "B200", ["NVIDIA B200"], True),
-        ("B200:2", "B200:2", ["NVIDIA B200", "NVIDIA B200"], True),
-        ("B200:2", "B200:2", ["NVIDIA B200"], False),
-        ("B200", "B200", ["NVIDIA B200", "NVIDIA B200"], False),
-        ("B200", "B200", ["NVIDIA B300 SXM6 AC"], False),
-        ("B200", "B200", ["NVIDIA GB200"], False),
-        ("B200", "B200", [], False),
-        ("H100!", "H100!", ["NVIDIA H100 80GB HBM3"], True),
-        ("H100!", "H100!", ["NVIDIA H200"], False),
+        (None, "B200", "NVIDIA B200", True),
+        ("b200", "B200", "NVIDIA B200", True),
+        ("B200:2", "B200:2", "NVIDIA B200,NVIDIA B200", True),
+        ("B200:2", "B200:2", "NVIDIA B200", False),
+        ("B200", "B200", "NVIDIA B200,NVIDIA B200", False),
+        ("B200", "B200", "NVIDIA B300 SXM6 AC", False),
+        ("B200", "B200", "NVIDIA GB200", False),
+        ("B200", "B200", "", False),
         # without its `!` Modal may give an H200
-        ("H100", "H100!", ["NVIDIA H100 80GB HBM3"], True),
-        ("H100", "H100!", ["NVIDIA H100 80GB HBM3 MIG 1g.10gb"], False),
-        ("H200", "H200", ["NVIDIA H200"], True),
-        ("A100-80GB", "A100-80GB", ["NVIDIA A100-SXM4-80GB"], True),
-        ("A100-80GB", "A100-80GB", ["NVIDIA A100 80GB PCIe"], True),
-        ("A100-80GB", "A100-80GB", ["NVIDIA A100-SXM4-40GB"], False),
-        ("A100", "A100", ["NVIDIA A100-SXM4-40GB"], True),
-        ("L4", "L4", ["NVIDIA L40S"], False),
-        ("L40S", "L40S", ["NVIDIA L40S"], True),
-        ("A10", "A10", ["NVIDIA A10G"], True),
-        ("T4", "T4", ["Tesla T4"], True),
-        (
-            "RTX-PRO-6000",
-            "RTX-PRO-6000",
-            ["NVIDIA RTX PRO 6000 Blackwell Server Edition"],
-            True,
-        ),
+        ("H100", "H100!", "NVIDIA H100 80GB HBM3", True),
+        ("H100!", "H100!", "NVIDIA H200", False),
+        ("H100", "H100!", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", False),
+        ("A100-80GB", "A100-80GB", "NVIDIA A100-SXM4-80GB", True),
+        ("A100-80GB", "A100-80GB", "NVIDIA A100 80GB PCIe", True),
+        ("A100-80GB", "A100-80GB", "NVIDIA A100-SXM4-40GB", False),
+        ("L4", "L4", "NVIDIA L40S", False),
+        ("A10", "A10", "NVIDIA A10G", True),
+        ("T4", "T4", "Tesla T4", True),
+        ("RTX-PRO-6000", "RTX-PRO-6000", "NVIDIA RTX PRO 6000 Blackwell", True),
     ],
 )
 def test_only_the_gpu_that_was_asked_for_will_do(asked, sent_as, devices, fits):
     gpu = SETTINGS.parse(asked)
     assert str(gpu) == sent_as
-    why = gpu.mismatch(devices)
+    why = gpu.mismatch(devices.split(",") if devices else [])
     assert (why is None) == fits
     if why:
-        assert (
-            why
-            == f"asked for {sent_as}, and the container has {', '.join(devices) or 'no GPU'}"
-        )
+        assert f"asked for {sent_as}" in why
 
 
 @pytest.mark.parametrize(
-    "asked",
-    ["B200,H100", "B200+", "B200:0", "B200:16", "", " ", "B200:", "a b", "B200!!"],
+    "asked", ["B200,H100", "B200+", "B200:0", "B200:16", "B200:", "a b", "B200!!"]
 )
 def test_anything_but_one_gpu_by_name_is_refused(asked):
-    if not asked.strip():
-        assert asked != "" or SETTINGS.parse(asked) == B200  # an empty option is none
-        return
     with pytest.raises(UsageError, match="expected a GPU"):
         SETTINGS.parse(asked)
 
@@ -162,39 +153,30 @@ ENGINES = {"vllm", "sglang"}
 
 def test_the_image_has_what_pyproject_pins_and_nothing_is_named_twice(monkeypatch):
     project = registry.read_toml(paths.PYPROJECT)["project"]
-    pins = {r.name: r for r in map(Requirement, settings.pins())}
-    assert len(pins) == len(settings.pins())
+    listed = settings.pins()
+    pins = {r.name: r for r in map(Requirement, listed)}
+    assert len(pins) == len(listed)
     assert all([s.operator for s in r.specifier] == ["=="] for r in pins.values())
-    wanted = [
-        Requirement(r)
-        for r in project["dependencies"] + project["optional-dependencies"]["peers"]
-    ]
     # what no worker imports
     only_here = {"typer", "rich", "modal", "tomli", "matplotlib", "jinja2"}
-    for requirement in wanted:
+    for line in project["dependencies"] + project["optional-dependencies"]["peers"]:
+        requirement = Requirement(line)
         if requirement.name not in only_here:
             pinned = next(iter(pins[requirement.name].specifier)).version
-            assert requirement.specifier.contains(pinned), (
-                f"{requirement} and the image's {pinned}"
-            )
+            assert requirement.specifier.contains(pinned), f"{line}: {pinned}"
     for algo in REGISTRY.algos:
-        if whole := ENGINES & set(algo.packages.values()):
-            assert (
-                engine.place(algo).reason == f"package {min(whole)} is not in the image"
-            )
-            continue
-        assert set(algo.packages.values()) <= set(pins), algo.full_name
-        assert engine.place(algo).mode == (
-            algo.modes[0] if "cuda" not in algo.modes else "cuda"
-        )
+        place, packages = engine.place(algo), set(algo.packages.values())
+        if engines := ENGINES & packages:
+            assert place.reason == f"package {min(engines)} is not in the image"
+        else:
+            assert packages <= set(pins), algo.full_name
+            assert place.mode == ("cuda" if "cuda" in algo.modes else algo.modes[0])
     # the same list of an installed wheel, as its metadata has it
-    lines = [f"{pin} ; extra == 'image'" for pin in settings.pins()] + [
-        "pytest>=8; extra == 'dev'",
-        "numpy>=1.26",
-    ]
+    lines = [f"{pin} ; extra == 'image'" for pin in listed]
+    lines += ["pytest>=8; extra == 'dev'", "numpy>=1.26"]
     monkeypatch.setattr(paths, "IN_CHECKOUT", False)
     monkeypatch.setattr(settings.metadata, "requires", lambda name: lines)
-    assert [line.split(" ;")[0] for line in lines[:-2]] == settings.pins()
+    assert settings.pins() == listed
 
 
 def test_images_are_dated_and_proved_without_a_gpu():
@@ -202,46 +184,20 @@ def test_images_are_dated_and_proved_without_a_gpu():
     for image in SETTINGS.images.values():
         tag = image.base.split(":")[1]
         assert re.search(r"\d", tag) and "latest" not in tag
-        assert all(
-            word in image.smoke
-            for word in ("nvcc", "c++", "ninja", "torch", "flashinfer_bench")
-        )
+        for word in ("nvcc", "c++", "ninja", "torch", "flashinfer_bench"):
+            assert word in image.smoke
         assert "cuda.init" not in image.smoke and "is_available" not in image.smoke
-    assert (
-        SETTINGS.chosen(None).python == "3.12" and "devel" in SETTINGS.chosen(None).base
-    )
-    kept = settings.packages(SETTINGS.chosen("flashinfer"))
-    assert (
-        not any(pin.startswith(("torch==", "triton==")) for pin in kept)
-        and "ninja==1.13.2" in kept
-    )
+    packages = settings.packages(SETTINGS.chosen("flashinfer"))
+    assert "ninja==1.13.2" in packages
+    assert not any(pin.startswith(("torch==", "triton==")) for pin in packages)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('gpu = "B200"', "gpu = 1", "$.gpu: expected text, got 1"),
-        (
-            "idle = 2",
-            "idle = 0",
-            "$.limits.idle: expected a positive whole number, got 0",
-        ),
-        (
-            "queue = 900",
-            "queu = 900",
-            "$.limits.queu: unknown key; did you mean queue?",
-        ),
-        (
-            'python = ""',
-            "python = 3",
-            "$.images.flashinfer.python: expected a version such as '3.12', or '', got 3",
-        ),
-        (
-            'image = "gdn"',
-            'image = "other"',
-            "$.image: expected one of gdn, flashinfer, got 'other'",
-        ),
-        ("[environment]", "[enviroment]", "$.enviroment: unknown key"),
+        ("idle = 2", "idle = 0", "$.limits.idle: expected a positive whole number"),
+        ("queue = 900", "queu = 900", "$.limits.queu: unknown key"),
+        ('image = "gdn"', 'image = "other"', "$.image: expected one of gdn, flashin"),
     ],
 )
 def test_a_wrong_key_in_modal_toml_is_named(old, new, says, tmp_path, monkeypatch):
@@ -257,31 +213,19 @@ def test_a_wrong_key_in_modal_toml_is_named(old, new, says, tmp_path, monkeypatc
 
 
 def test_all_54_workloads_travel_as_one_request_and_come_back_as_they_were():
-    op = REGISTRY.ops["gdn_decode"]
-    whole = job("cuda-v4", "cuda", 54, "bench", timing=Timing(("cupti",)))
+    whole = job("cuda-v4", "cuda", 54, "bench", tiers=("cupti",))
     data = rented().parcel(work_of(whole), B200)
     content = opened(data)
     (only,) = content.jobs
-    assert len(only.request.workloads) == 54 == len(embedded(op))
+    assert len(only.request.workloads) == 54
     assert (to_json(only.request), only.timeout_s) == (to_json(whole.request), 300.0)
     assert content.gpu == B200 and len(data) < 100_000
-    outcome = jobs.Outcome(
-        Status.TIMED_OUT,
-        "r",
-        [building.record("a", 2.0)],
-        Environment(gpu="x"),
-        ["last"],
-        3,
+    records, env = [building.record("a", 2.0)], Environment(gpu="x")
+    outcome = jobs.Outcome(Status.TIMED_OUT, "r", records, env, ["last"], 3)
+    profile = Profile(
+        documents.typed(documents.v4(label="\ud800")), {"a": bytes(range(256)) * 9}
     )
-    reply = Reply(
-        outcomes=[outcome],
-        profiles=[
-            Profile(
-                documents.typed(documents.v4(label="\ud800")),
-                {"a": bytes(range(256)) * 9},
-            )
-        ],
-    )
+    reply = Reply(outcomes=[outcome], profiles=[profile])
     assert answered(wire.encode(reply)) == reply
     with pytest.raises(RemoteError, match="not a reply of gdn: .*status"):
         answered(wire.encode(Reply(outcomes=[{"records": []}])))
@@ -292,32 +236,11 @@ def test_all_54_workloads_travel_as_one_request_and_come_back_as_they_were():
     [b"", b"no zlib", wire.zlib.compress(b"[]"), wire.zlib.compress(b'{"schema": 99}')],
 )
 def test_an_invalid_parcel_is_refused_in_one_line(data):
-    with pytest.raises(
-        RemoteError, match="not a reply of gdn|speaks schema 99, this gdn 3"
-    ):
+    with pytest.raises(RemoteError, match="not a reply of gdn|speaks schema 99"):
         answered(data)
     # the other side says so as well, and does not raise
     reply = answered(container.serve(data))
-    assert (
-        reply.lost.startswith("the container failed: RemoteError: ")
-        and reply.outcomes == []
-    )
-
-
-def test_a_dataset_is_read_where_it_is_mounted():
-    here = job("pt-reference", "cpu", options=Options(dataset="/somewhere/here"))
-    assert engine.piece(here).request.dataset == "/data"
-    assert engine.piece(here, Path("/data/contest")).request.dataset == "/data/contest"
-    assert here.request.dataset == "/somewhere/here"
-
-
-def test_a_secret_of_this_machine_does_not_travel(monkeypatch):
-    for name in ("MODAL_TOKEN_SECRET", "HF_TOKEN", "SOME_PASSWORD"):
-        monkeypatch.setenv(name, "s3cr3t-value")
-    data = rented().parcel(work_of(job("pt-reference", "cpu")), None)
-    assert b"s3cr3t-value" not in wire.zlib.decompress(data) and set(
-        opened(data).env
-    ) <= {"GDN_COMMIT"}
+    assert "RemoteError: " in reply.lost and reply.outcomes == []
 
 
 @pytest.mark.parametrize("algo", REGISTRY.algos, ids=lambda a: a.full_name)
@@ -326,19 +249,15 @@ def test_every_request_arrives_as_it_is_with_every_file_that_a_source_names(algo
     (there,) = opened(rented().parcel(work_of(mine), B200)).jobs
     assert to_json(there.request) == to_json(mine.request)
     sources = {s["path"]: s["content"] for s in there.request.solution["sources"]}
-    named = set()
+    named = {algo.entry_point.split("::")[0]}
     for name, text in sources.items():
-        if name.endswith(".py"):
-            tree = ast.parse(text)
-            named |= {
-                f"{n.module.split('.')[0]}.py"
-                for n in ast.walk(tree)
-                if isinstance(n, ast.ImportFrom) and n.level
-            }
-        else:
+        if not name.endswith(".py"):
             named |= set(re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M))
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                named.add(f"{node.module.split('.')[0]}.py")
     assert named <= set(sources), f"left behind: {named - set(sources)}"
-    assert algo.entry_point.split("::")[0] in sources
 
 
 # --- the container
@@ -377,24 +296,15 @@ def serve_alone(root: Path, data: bytes, gpu: bool = False) -> Reply:
     """container.serve in a new process, in an empty folder, with only the carried files."""
     empty = root.parent / f"empty-{os.urandom(4).hex()}"
     empty.mkdir()
-    hidden = {
-        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES") if gpu else ""
-    }
-    packages = [
-        p
-        for p in os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        if p and not Path(p, "gdn_cli").exists()
-    ]
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    packages = [p for p in given if p and not Path(p, "gdn_cli").exists()]
     path = os.pathsep.join([str(root), *packages])
     env = {"PATH": os.environ["PATH"], "HOME": str(empty), "PYTHONPATH": path}
-    env |= {name: value for name, value in hidden.items() if value is not None}
-    done = subprocess.run(
-        [sys.executable, "-c", _SERVE, str(root)],
-        input=data,
-        capture_output=True,
-        cwd=empty,
-        env=env,
-    )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") if gpu else ""
+    if visible is not None:
+        env["CUDA_VISIBLE_DEVICES"] = visible
+    command = [sys.executable, "-c", _SERVE, str(root)]
+    done = subprocess.run(command, input=data, capture_output=True, cwd=empty, env=env)
     assert done.returncode == 0, done.stderr.decode()
     return answered(done.stdout)
 
@@ -414,35 +324,18 @@ def test_algos_get_their_verdicts_with_only_the_carried_files(tmp_path):
     languages = {REGISTRY.find(name).language for name, _ in HERE}
     assert languages == {a.language for a in REGISTRY.algos if set(a.modes) != {"cuda"}}
     root = carried(tmp_path / "root")
-    assert (root / "gdn_cli" / "profilers" / "stalls.toml").is_file() and not (
-        root / "gdn_cli" / "algos"
-    ).exists()
-    assert (
-        not list(root.rglob("__pycache__"))
-        and not (root / "gdn_cli" / "configs").exists()
-    )
-    parts = [HERE[:1], HERE[1:]]  # at about the same time to their end
-    data = [
-        rented().parcel(work_of(*(job(name, mode) for name, mode in part)), None)
-        for part in parts
-    ]
-    with ThreadPoolExecutor(2) as pool:
-        replies = list(pool.map(lambda d: serve_alone(root, d), data))
-    for part, reply in zip(parts, replies, strict=True):
-        assert reply.lost is None
-        for (name, mode), outcome in zip(part, reply.outcomes, strict=True):
-            assert (outcome.status, [r.status for r in outcome.records]) == (
-                "done",
-                ["passed"],
-            ), (name, outcome)
-            assert (
-                outcome.environment.where == "modal"
-                and outcome.environment.image == "gdn"
-            )
-            # to the last bit what this machine's command says
-            if name == "gdn_decode/pt-reference":
-                here = jobs.execute(job(name, mode))
-                assert here.records[0].check == outcome.records[0].check
+    for absent in ("algos", "configs"):
+        assert not (root / "gdn_cli" / absent).exists()
+    assert not list(root.rglob("__pycache__"))
+    wanted = [job(name, mode) for name, mode in HERE]
+    reply = serve_alone(root, rented().parcel(work_of(*wanted), None))
+    assert reply.lost is None
+    for here, there in zip(wanted, reply.outcomes, strict=True):
+        (record,) = there.records
+        assert (there.status, record.status) == ("done", "passed"), here.algo.name
+        assert there.environment.where == "modal" and there.environment.image == "gdn"
+    # to the last bit what this machine's command says
+    assert jobs.execute(wanted[-1]).records[0].check == record.check
 
 
 @pytest.mark.gpu
@@ -452,85 +345,54 @@ def test_algos_get_their_verdicts_with_only_the_carried_files(tmp_path):
 def test_a_gpu_algo_gets_its_verdict_with_only_the_carried_files(tmp_path, name):
     if (place := inventory.HERE.place(REGISTRY.find(name), "cuda")).mode is None:
         pytest.skip(f"{name}: {place.reason}")
-    device = inventory.gpus()[0].name
-    gpu = settings.Gpu(
-        device, len(inventory.gpus()), (tuple(re.split(r"[\s\-_]+", device.upper())),)
-    )
+    device, *others = (gpu.name for gpu in inventory.gpus())
+    words = tuple(re.split(r"[\s\-_]+", device.upper()))
+    gpu = settings.Gpu(device, 1 + len(others), (words,))
     wanted = job(name, "cuda")
-    reply = serve_alone(
-        carried(tmp_path / "root"), rented().parcel(work_of(wanted), gpu), gpu=True
-    )
+    parcel = rented().parcel(work_of(wanted), gpu)
+    reply = serve_alone(carried(tmp_path / "root"), parcel, gpu=True)
     assert (reply.lost, reply.wrong_gpu) == (None, None)
     there, here = reply.outcomes[0], jobs.execute(wanted)
-    verdicts = [
-        [(r.status, r.reason) for r in outcome.records] for outcome in (there, here)
-    ]
-    assert verdicts[0] == verdicts[1] and there.status == here.status
+    assert there.status == here.status
+    for theirs, ours in zip(there.records, here.records, strict=True):
+        assert (theirs.status, theirs.reason) == (ours.status, ours.reason)
     assert there.environment.gpu == device and there.environment.asked == str(gpu)
 
 
 @pytest.mark.slow
-def test_a_crash_and_a_hang_cost_their_own_algo_only(tmp_path, write_algo):
-    head = "from .right import run as right\nimport os, signal\n\n"
-    run = f"def run({helpers.DECODE_ARGS}):\n    {{}}\n    return right({helpers.DECODE_ARGS})\n"
+def test_a_crash_costs_its_own_algo_only(tmp_path, write_algo):
     # pt-reference's workloads in the order of their size: B = 1, then 4
-    write_algo(
-        tmp_path,
-        "aborts",
-        head
-        + run.format("if q.shape[0] > 1: os.write(2, b'LAST-WORDS\\n'); os.abort()"),
+    source = (
+        "from .right import run as right\nimport os\n\n"
+        f"def run({helpers.DECODE_ARGS}):\n"
+        "    if q.shape[0] > 1: os.write(2, b'LAST-WORDS\\n'); os.abort()\n"
+        f"    return right({helpers.DECODE_ARGS})\n"
     )
-    write_algo(
-        tmp_path, "hangs", head + "while True: signal.pause()\n" + run.format("pass")
-    )
+    write_algo(tmp_path, "aborts", source)
     known, op = registry.load(str(tmp_path)), REGISTRY.ops["gdn_decode"]
     few = (embedded(op)[0], next(w for w in embedded(op) if w.axes["batch_size"] > 1))
-    described = pack.definition(op, known)
-    wanted = [
-        jobs.Job.of(
-            "check",
-            op,
-            described,
-            "cpu",
-            few,
-            [(known.find(n), pack.pack(known.find(n), op))],
-            timeout_s=s,
-        )
-        for n, s in (("aborts", 300.0), ("hangs", 4.0))
-    ]
-    content = rented().parcel(work_of(*wanted), None)
+    algo, definition = known.find("aborts"), pack.definition(op, known)
+    packed = [(algo, pack.pack(algo, op))]
+    wanted = jobs.Job.of("check", op, definition, "cpu", few, packed)
+    parcel = rented().parcel(work_of(wanted, job("pt-reference", "cpu")), None)
     before = dict(os.environ)
-    reply = answered(container.serve(content))
+    crashed, right = answered(container.serve(parcel)).outcomes
     assert dict(os.environ) == before
-    crashed, hung = reply.outcomes
-    assert (crashed.status, [r.status for r in crashed.records]) == (
-        "crashed",
-        ["passed"],
-    )
+    assert (crashed.status, right.status) == ("crashed", "done")
+    assert [r.status for r in crashed.records] == ["passed"]
     assert "LAST-WORDS" in crashed.tail and crashed.environment.where == "modal"
-    assert (hung.status, hung.records, hung.reason) == (
-        "timed_out",
-        [],
-        "no end after 4 s; --timeout gives more",
-    )
 
 
 def test_another_gpu_than_was_asked_for_is_said_before_anything_runs(monkeypatch):
-    machine = inventory.Machine(
-        gpus=lambda: (inventory.Gpu("NVIDIA H200", "9.0", "1"),)
-    )
-    monkeypatch.setattr(
-        worker_process, "serve", lambda *_: pytest.fail("it ran all the same")
-    )
-    wanted = job("cuda-v4", "cuda")
+    h200 = inventory.Gpu("NVIDIA H200", "9.0", "1")
+    machine = inventory.Machine(gpus=lambda: (h200,))
+    monkeypatch.setattr(worker_process, "serve", lambda *_: pytest.fail("it ran"))
+    wanted = V4
     data = container.serve(rented().parcel(work_of(wanted), B200), machine=machine)
-    assert answered(data) == Reply(
-        wrong_gpu="asked for B200, and the container has NVIDIA H200"
-    )
+    why = "asked for B200, and the container has NVIDIA H200"
+    assert answered(data) == Reply(wrong_gpu=why)
     Cloud([data]).install(monkeypatch)
-    with pytest.raises(
-        RemoteError, match="asked for B200, and the container has NVIDIA H200"
-    ) as caught:
+    with pytest.raises(RemoteError, match=why) as caught:
         list(rented()([wanted]))
     assert caught.value.code == errors.REMOTE
 
@@ -545,30 +407,18 @@ def test_what_was_measured_before_the_containers_time_is_up_is_sent_back(monkeyp
     def serve(request, env, timeout_s, on_record):
         asked.append(timeout_s)
         clock[0] += timeout_s
-        return jobs.Outcome(
-            Status.TIMED_OUT,
-            f"no end after {timeout_s:g} s",
-            [building.record("a", 2.0)],
-        )
+        return jobs.Outcome(Status.TIMED_OUT, "no end", [building.record("a", 2.0)])
 
     monkeypatch.setattr(worker_process, "serve", serve)
     slow = [job("pt-reference", "cpu", timeout_s=s) for s in (20.0, 300.0, 300.0)]
-    work = engine.Work(slow, 60)
-    by_algo, by_limit, unstarted = answered(
-        container.serve(rented(minutes=1).parcel(work, None))
-    ).outcomes
+    parcel = rented(minutes=1).parcel(engine.Work(slow, 60), None)
+    by_algo, by_limit, unstarted = answered(container.serve(parcel)).outcomes
     assert asked == [20, 60 - 15 - 20]  # 15 s to send it
-    assert (by_algo.status, by_algo.reason) == ("timed_out", "no end after 20 s")
-    for outcome, records in ((by_limit, 1), (unstarted, 0)):
-        assert (outcome.status, outcome.code, len(outcome.records)) == (
-            "remote_failed",
-            errors.REMOTE,
-            records,
-        )
-        assert (
-            outcome.reason
-            == "the container's time of 60 s was up; --max-minutes gives more"
-        )
+    assert (by_algo.status, by_algo.reason) == ("timed_out", "no end")
+    assert (len(by_limit.records), len(unstarted.records)) == (1, 0)
+    for outcome in (by_limit, unstarted):
+        assert (outcome.status, outcome.code) == ("remote_failed", errors.REMOTE)
+        assert "time of 60 s was up; --max-minutes gives more" in outcome.reason
 
 
 @pytest.mark.parametrize(
@@ -577,34 +427,9 @@ def test_what_was_measured_before_the_containers_time_is_up_is_sent_back(monkeyp
 def test_a_call_that_modal_ended_names_the_option_that_ended_it(
     minutes, option, monkeypatch
 ):
-    Cloud(
-        [modal_errors.TimedOut("Modal ended the container at its time limit")]
-    ).install(monkeypatch)
-    ((_, lost),) = rented(minutes=minutes)([job("cuda-v4", "cuda")])
-    assert (
-        lost.reason
-        == f"Modal ended the container at its time limit; {option} gives more"
-    )
-
-
-def test_each_environment_says_where_it_is_and_what_was_asked_for(monkeypatch):
-    gpu = inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-1")
-    machine = inventory.Machine(gpus=lambda: (gpu,))
-    described = {"gpu": gpu.name, "gpu_index": 0, "gpu_uuid": gpu.uuid}
-    monkeypatch.setattr(
-        worker_process,
-        "serve",
-        lambda *_, **__: jobs.Outcome(
-            Status.DONE, environment=Environment(**described)
-        ),
-    )
-    reply = answered(
-        container.serve(
-            rented().parcel(work_of(job("cuda-v4", "cuda")), B200), machine=machine
-        )
-    )
-    label = {"where": "modal", "image": "gdn", "asked": "B200", "gpus": ["NVIDIA B200"]}
-    assert reply.outcomes[0].environment == Environment(**described | label)
+    Cloud([modal_errors.TimedOut("ended")]).install(monkeypatch)
+    ((_, lost),) = rented(minutes=minutes)([V4])
+    assert lost.reason == f"ended; {option} gives more"
 
 
 @pytest.mark.slow
@@ -613,95 +438,80 @@ def test_a_profile_is_made_there_and_its_folder_unpacked_here(tmp_path):
         REGISTRY, ["pt-reference"], None, "torch", "0", None, "cpu"
     )
     asked = session.Settings(tool, tmp_path / "here", seconds=0.05)
-    again, theirs = session.received(
-        json.loads(json.dumps(session.sent(subject, asked))), tmp_path / "x"
-    )
-    assert (again.op, again.workload, again.solution) == (
-        subject.op,
-        subject.workload,
-        subject.solution,
-    )
+    sent = session.sent(subject, asked)
+    again, theirs = session.received(json.loads(json.dumps(sent)), tmp_path / "x")
+    for name in ("op", "workload", "solution"):
+        assert getattr(again, name) == getattr(subject, name)
     assert theirs == session.Settings(tool, tmp_path / "x", seconds=0.05)
-    wanted, work = engine.Work([], 60, [session.sent(subject, asked)]), rented()
+    wanted, work = engine.Work([], 60, [sent]), rented()
     assert not wanted.cuda
     (made,) = answered(container.serve(work.parcel(wanted, None))).profiles
-    profile = profiles._unpacked(made, asked.folder, work.say)
+    profile = profiles.unpacked(made, asked.folder, work.say)
     folder = Path(profile.folder)
-    assert (
-        folder.parent == tmp_path / "here"
-        and (folder / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
-    )
+    assert folder.parent == tmp_path / "here"
+    assert (folder / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
     kept = session.load(folder)
-    assert (
-        kept.environment.where == "modal"
-        and kept.passed
-        and kept.algo == "pt-reference"
-    )
-    assert kept == profile and kept.survey.time_us > 0
+    assert kept == profile and kept.passed and kept.survey.time_us > 0
+    assert (kept.environment.where, kept.algo) == ("modal", "pt-reference")
+
+
+def subjects_of(*names: str) -> list[session.Subject]:
+    return session.subjects(
+        REGISTRY, list(names), None, "torch", "0", None, "cuda", place=engine.place
+    )[1]
+
+
+def profile_of(gpu: str = "NVIDIA B200", files=None, **more) -> Profile:
+    environment = documents.GPU | {"gpu": gpu}
+    document = documents.typed(documents.v4(environment=environment, **more))
+    return Profile(document, files or {})
+
+
+def profiled(monkeypatch, folder: Path, answer, *names: str) -> tuple[list, Cloud]:
+    """The profiles made of what Modal answers, in `folder`."""
+    fake = Cloud([answer]).install(monkeypatch)
+    asked = session.Settings("torch", folder)
+    return list(profiles.made(rented(), subjects_of(*names), asked)), fake
 
 
 def test_profiles_are_of_one_container_and_a_refusal_is_passed_on(
     tmp_path, monkeypatch
 ):
-    tool, subjects = session.subjects(
-        REGISTRY,
-        ["cuda-v4", "cuda-v1"],
-        None,
-        "torch",
-        "0",
-        None,
-        "cuda",
-        place=engine.place,
-    )
-    asked = session.Settings(tool, tmp_path)
-    there = [
-        Profile(
-            documents.typed(
-                documents.v4(
-                    name=f"of-{i}", environment=documents.GPU | {"gpu": "NVIDIA B200"}
-                )
-            ),
-            {"a.txt": wire.zlib.compress(b"A")},
-        )
-        for i in range(2)
-    ]
-    fake = Cloud([wire.encode(Reply(profiles=there))]).install(monkeypatch)
-    made = list(profiles.made(rented(), subjects, asked))
-    assert [Path(p.folder).name for p in made] == ["of-0", "of-1"] and len(
-        fake.parcels
-    ) == 1
+    files = {"a.txt": wire.zlib.compress(b"A")}
+    there = [profile_of(name=f"of-{i}", files=files) for i in range(2)]
+    answer = wire.encode(Reply(profiles=there))
+    made, fake = profiled(monkeypatch, tmp_path, answer, "cuda-v4", "cuda-v1")
+    assert [Path(p.folder).name for p in made] == ["of-0", "of-1"]
     assert [(Path(p.folder) / "a.txt").read_text() for p in made] == ["A", "A"]
+    assert len(fake.parcels) == 1
     refused = Profile(refused=Refusal("no ncu here", "take torch", errors.MISSING))
-    Cloud([wire.encode(Reply(profiles=[refused]))]).install(monkeypatch)
-    with pytest.raises(
-        errors.GdnError, match="at Modal: no ncu here; take torch"
-    ) as caught:
-        list(profiles.made(rented(), subjects[:1], asked))
+    with pytest.raises(errors.GdnError, match="no ncu here; take torch") as caught:
+        profiled(
+            monkeypatch, tmp_path, wire.encode(Reply(profiles=[refused])), "cuda-v4"
+        )
     assert caught.value.code == errors.MISSING
-    Cloud([modal_errors.CallFailed("lost")]).install(monkeypatch)
     with pytest.raises(RemoteError, match="lost"):
-        list(profiles.made(rented(), subjects[:1], asked))
+        profiled(monkeypatch, tmp_path, modal_errors.CallFailed("lost"), "cuda-v4")
 
 
 def test_builds_are_kept_for_the_next_container(tmp_path, monkeypatch):
-    volume, first, second = tmp_path / "volume", tmp_path / "first", tmp_path / "second"
+    volume = tmp_path / "volume"
     volume.mkdir()
     monkeypatch.setattr(container, "CACHE", str(volume))
-    seen, committed = [], []
+    seen, written, committed = [], [], []
     for _ in range(2):
         with container._built(Cache("key/1", "gdn-cache"), committed.append) as env:
             file = Path(env["TRITON_CACHE_DIR"]) / "deep" / "kernel.cubin"
             seen.append(file.exists())
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(b"cubin")
-        written = (volume / "key_1.tar.gz").stat().st_mtime_ns
-        seen.append(written)
+        written.append((volume / "key_1.tar.gz").stat().st_mtime_ns)
     # nothing new, nothing written
-    assert seen[0] is False and seen[2] is True and seen[1] == seen[3]
+    assert seen == [False, True] and written[0] == written[1]
     assert committed == ["gdn-cache"]
-    assert not build_cache.restore(volume, "another", first)
     (volume / "broken.tar.gz").write_bytes(b"not an archive")
-    assert not build_cache.restore(volume, "broken", second)
+    for name in ("another", "broken"):
+        assert not build_cache.restore(volume, name, tmp_path / name)
 
 
 # --- calls, limits, and results
@@ -713,66 +523,48 @@ class Cloud:
     """
 
     def __init__(self, *scripts):
-        self.scripts, self.parcels, self.cancelled, self.declared = (
-            list(scripts),
-            [],
-            [],
-            None,
-        )
-        self.clock, self.deaf, self.refuses, self.made, self.live = (
-            0.0,
-            False,
-            {},
-            {},
-            {},
-        )
+        self.scripts = list(scripts)
+        self.parcels, self.cancelled, self.declared = [], [], None
+        self.clock, self.deaf = 0.0, False
+        self.refuses, self.live = {}, {}
 
     def install(self, monkeypatch):
         for name in ("connect", "declare", "session", "recall", "first", "kept"):
             monkeypatch.setattr(modal_client, name, getattr(self, name))
-        monkeypatch.setattr(
-            engine, "time", SimpleNamespace(monotonic=lambda: self.clock)
-        )
+        clock = SimpleNamespace(monotonic=lambda: self.clock)
+        monkeypatch.setattr(calls, "time", clock)
         return self
 
     def connect(self, seconds):
         pass
 
     def kept(self, id):
-        return self.made.get(id, [])
+        return []
 
     def declare(self, *declared):
         self.declared = declared
         return None, None
 
     def session(self, app, function, detach):
-        import contextlib
-
         return contextlib.nullcontext(self.spawn)
 
     def recall(self, id):
         return self.spawn(None, id)
 
-    def first(self, calls, seconds):
+    def first(self, waiting, seconds):
         self.clock += seconds
-        for call in calls:
+        for call in waiting:
             got = call.script.pop(0) if len(call.script) > 1 else call.script[0]
             call.trouble = got if isinstance(got, modal_errors.Unreachable) else None
             call.got = None if call.trouble else got
-        return [call for call in calls if call.got is not None]
+        return [call for call in waiting if call.got is not None]
 
     def spawn(self, data, id=None):
         number = len(self.parcels)
         if number in self.refuses:
             raise self.refuses[number]
-        name = id or f"fc-{number}"
-        call = SimpleNamespace(
-            id=name,
-            script=self.scripts.pop(0),
-            trouble=None,
-            got=None,
-            made=self.live.get(name, []),
-        )
+        call = SimpleNamespace(id=id or f"fc-{number}", trouble=None, got=None)
+        call.script, call.made = self.scripts.pop(0), self.live.get(call.id, [])
         self.parcels.append(data)
 
         def result():
@@ -780,13 +572,11 @@ class Cloud:
                 raise call.got
             return call.got
 
-        call.look = lambda: call.trouble
-        call.result, call.cancel = (
-            result,
-            lambda: self.deaf or (self.cancelled.append(number), True)[1],
-        )
-        if self.deaf:
-            call.cancel = lambda: False
+        def cancel():
+            self.cancelled.append(number)
+            return not self.deaf
+
+        call.look, call.result, call.cancel = lambda: call.trouble, result, cancel
         return call
 
 
@@ -801,85 +591,62 @@ def passed(j: jobs.Job, **environment) -> bytes:
     )
 
 
-def test_one_lost_call_leaves_the_others(monkeypatch):
-    a, b, c = job("cuda-v1", "cuda"), job("cuda-v4", "cuda"), job("cuda-v5", "cuda")
-    fake = Cloud(
-        [None, passed(a)],
-        [modal_errors.CallFailed("Modal ended the container")],
-        [RESET, passed(c)],
-    ).install(monkeypatch)
-    got = {j.algo.name: o for j, o in rented(containers=9)([a, b, c])}
-    assert {name: o.status for name, o in got.items()} == {
-        "cuda-v1": "done", "cuda-v4": "remote_failed", "cuda-v5": "done"
-    }  # fmt: skip
-    assert (
-        got["cuda-v4"].code == errors.REMOTE
-        and got["cuda-v4"].reason == "Modal ended the container"
-    )
-    _, image, gpu, limit, containers = fake.declared
-    assert (image.name, str(gpu), limit) == ("gdn", "B200", 300 + SETTINGS.limits.start)
-    assert containers == min(3, SETTINGS.limits.containers)
-
-
 RESET = modal_errors.Unreachable("no connection to Modal (Connection reset by peer)")
 
 
+def call_of(j: jobs.Job, id: str) -> RemoteCall:
+    return RemoteCall(id=id, keys=[engine.key(j)], limit_s=540)
+
+
+def ran(wanted: list[jobs.Job], file: Path, engine: engine.Engine) -> Writer:
+    """The document of these jobs, run at Modal."""
+    writer = Writer(building.document(), file)
+    plan = planning.Plan(wanted, [], [])
+    execute.run(plan, writer, lambda *_: None, print, engine)
+    return writer
+
+
 def test_an_interruption_is_waited_for_and_said_once(monkeypatch):
-    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
-    Cloud([*[RESET] * 400, passed(a)], [*[RESET] * 300, None, passed(b)]).install(
-        monkeypatch
-    )
+    scripts = [*[RESET] * 400, passed(V1)], [*[RESET] * 300, None, passed(V4)]
+    Cloud(*scripts).install(monkeypatch)
     work, said = rented(containers=2), []
     work.say = said.append
-    assert [(j.algo.name, o.status) for j, o in work([a, b])] == [
-        ("cuda-v4", "done"),
-        ("cuda-v1", "done"),
-    ]
-    assert work.sent == []
-    told = [line for line in said if "connection" in line or "again" in line]
-    assert told == [
-        (
-            "no connection to Modal (Connection reset by peer): the calls go on there; asking"
-            " again for up to 24 min"
-        ),
-        "Modal answers again",
-    ]
+    got = [(j.algo.name, o.status) for j, o in work([V1, V4])]
+    assert got == [("cuda-v4", "done"), ("cuda-v1", "done")] and work.sent == []
+    cut, again = [line for line in said if "connection" in line or "again" in line]
+    assert "the calls go on there" in cut and "up to 24 min" in cut
+    assert again == "Modal answers again"
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-@pytest.mark.parametrize("how", ["reset", "silence"])
-def test_without_an_answer_until_the_limit_no_id_is_dropped(how, resumed, monkeypatch):
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [(RESET, "Connection reset by peer"), (None, "Modal does not answer")],
+)
+def test_without_an_answer_until_the_limit_no_id_is_dropped(
+    script, says, resumed, monkeypatch
+):
     """Not even one that a resumed run has: it would be sent, and paid for, once more."""
-    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
-    fake = Cloud([passed(a)], [RESET if how == "reset" else None]).install(monkeypatch)
+    fake = Cloud([passed(V1)], [script]).install(monkeypatch)
     fake.deaf = True  # a request to stop it is not heard either
     work = rented(minutes=10)
     if resumed:
-        work.earlier = [
-            RemoteCall(id=f"fc-{i}", keys=[engine.key(j)], limit_s=540)
-            for i, j in enumerate((a, b))
-        ]
-    got = {j.algo.name: o for j, o in work([a, b])}
+        work.earlier = [call_of(V1, "fc-0"), call_of(V4, "fc-1")]
+    got = {j.algo.name: o for j, o in work([V1, V4])}
     assert 600 <= fake.clock <= 602 and got["cuda-v1"].status == "done"
-    assert (got["cuda-v4"].status, got["cuda-v4"].code) == (
-        "remote_failed",
-        errors.REMOTE,
-    )
-    said = "Connection reset by peer" if how == "reset" else "Modal does not answer"
-    assert said in got["cuda-v4"].reason and "may go on there" in got["cuda-v4"].reason
-    assert [(call.id, call.keys) for call in work.sent] == [("fc-1", [engine.key(b)])]
+    lost = got["cuda-v4"]
+    assert (lost.status, lost.code) == ("remote_failed", errors.REMOTE)
+    assert says in lost.reason and "may go on there" in lost.reason
+    assert [(call.id, call.keys) for call in work.sent] == [("fc-1", [engine.key(V4)])]
 
 
 def test_what_cannot_be_sent_leaves_what_was(monkeypatch):
     a, b, c = (job(n, "cuda") for n in ("cuda-v1", "cuda-v4", "cuda-v5"))
     fake = Cloud([passed(a)], [None]).install(monkeypatch)
-    fake.refuses = {1: RemoteError("Modal does not grant it: too many inputs")}
+    fake.refuses = {1: RemoteError("too many inputs")}
     got = {j.algo.name: (o.status, o.reason) for j, o in rented()([a, b, c])}
     assert got["cuda-v1"][0] == "done" and got["cuda-v4"] == got["cuda-v5"]
-    assert got["cuda-v4"] == (
-        "remote_failed",
-        "it was not sent: Modal does not grant it: too many inputs",
-    )
+    assert got["cuda-v4"] == ("remote_failed", "it was not sent: too many inputs")
 
 
 @pytest.mark.parametrize(
@@ -894,15 +661,18 @@ def test_what_cannot_be_sent_leaves_what_was(monkeypatch):
 def test_ids_are_forgotten_only_with_their_app(end, kept, monkeypatch):
     fake, work = Cloud([None]).install(monkeypatch), rented()
 
+    def ids() -> list[str]:
+        return [call.id for call in work.sent]
+
     def first(calls, seconds):
         # in the file from the start: this process may be killed
-        assert [call.id for call in work.sent] == ["fc-0"]
+        assert ids() == ["fc-0"]
         raise end
 
     monkeypatch.setattr(modal_client, "first", first)
     with pytest.raises(type(end)):
-        list(work([job("cuda-v4", "cuda")]))
-    assert [call.id for call in work.sent] == kept and len(fake.parcels) == 1
+        list(work([V4]))
+    assert ids() == kept and len(fake.parcels) == 1
 
 
 def heard(*script) -> tuple[object, list[float], list[float]]:
@@ -931,13 +701,15 @@ def faults() -> list[Exception]:
     import modal.exception as e
 
     return [
-        ConnectionResetError(104, "Connection reset by peer"), ConnectionRefusedError(111, "Connection refused"),
-        grpclib.exceptions.StreamTerminatedError("Connection lost"), h2.exceptions.ProtocolError("closed"),
-        e.ConnectionError("Could not connect"), e.ServiceError("unavailable"), e.InternalError("internal"),
-        e.ResourceExhaustedError("rate limit"), e.ConflictError("aborted"), e.ClientClosed("closed"),
+        ConnectionResetError(104, "Connection reset by peer"),
+        grpclib.exceptions.StreamTerminatedError("Connection lost"),
+        h2.exceptions.ProtocolError("closed"),
+        *(kind("") for kind in (e.ConnectionError, e.ServiceError, e.InternalError)),
+        *(kind("") for kind in (e.ResourceExhaustedError, e.ConflictError)),
+        e.ClientClosed("closed"),
         e.ExecutionError("Get from url failed with status 503: Slow Down"),
         AttributeError("'NoneType' object has no attribute '_write_appdata'"),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_call_is_asked_for_by_long_requests_and_with_longer_pauses_while_nothing_answers():
@@ -954,21 +726,18 @@ def test_only_the_calls_own_verdict_is_its_failure():
     import modal.exception as e
 
     for verdict, says in [
-        (e.FunctionTimeoutError("t"), "Modal ended the container at its time limit"),
+        (e.FunctionTimeoutError("t"), "ended the container at its time limit"),
         (e.OutputExpiredError(), "no longer has its result"),
-        (
-            e.DeserializationError("see above"),
-            "is not a reply of gdn: it cannot be unpacked",
-        ),
+        (e.DeserializationError("see above"), "it cannot be unpacked"),
         (e.NotFoundError("no such call"), "does not know this call"),
         (e.InternalFailure("worker lost"), "the container failed: worker lost"),
         (e.RemoteError("exit code 137"), "out of memory"),
         (ZeroDivisionError("oops"), "the container failed: oops"),
+        *((no_bytes, "it is of type") for no_bytes in ("text", 7, {})),
     ]:
         answer, _, pauses = heard(verdict)
-        assert isinstance(answer.exception(), modal_errors.CallFailed) and says in str(
-            answer.exception()
-        )
+        error = answer.exception()
+        assert isinstance(error, modal_errors.CallFailed) and says in str(error)
         assert pauses == []
     assert isinstance(heard(e.AuthError("revoked"))[0].exception(), RemoteError)
 
@@ -984,9 +753,8 @@ def test_only_the_calls_own_verdict_is_its_failure():
 
 
 def test_calls_that_are_too_slow_are_cancelled(monkeypatch):
-    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
-    fake = Cloud([passed(a)], [None]).install(monkeypatch)
-    got = [(j.algo.name, o.status, o.reason) for j, o in rented(minutes=1e-6)([a, b])]
+    fake = Cloud([passed(V1)], [None]).install(monkeypatch)
+    got = [(j.algo.name, o.status, o.reason) for j, o in rented(minutes=1e-6)([V1, V4])]
     assert got[0][:2] == ("cuda-v1", "done") and fake.cancelled == [1]
     assert got[1][:2] == ("cuda-v4", "remote_failed") and "--max-minutes" in got[1][2]
 
@@ -1002,98 +770,55 @@ def test_algos_for_a_cpu_rent_no_gpu(monkeypatch):
     ("count", "more", "says"),
     [
         (
-            1,
-            {},
-            (
-                "Modal: B200, 1 container, 1 call of at most 9 min: 9 min of container time at"
-                " most, $0.98 "
-            ),
-        ),
-        (
             3,
             {},
-            (
-                "Modal: B200, 1 container, 3 calls of at most 9 min: 27 min of container time at"
-                " most, $2.95 "
-            ),
+            "B200, 1 container, 3 calls of at most 9 min: 27 min of container time",
         ),
-        (
-            3,
-            {"containers": 2},
-            (
-                "Modal: B200, 2 containers, 3 calls of at most 9 min: 27 min of container time at"
-                " most"
-            ),
-        ),
-        (
-            3,
-            {"minutes": 5},
-            "Modal: B200, 1 container, 3 calls of at most 5 min: 5 min of container time at most",
-        ),
-        (
-            3,
-            {"minutes": 5, "detach": True},
-            "Modal: B200, 1 container, 3 calls of at most 5 min: 15 min of",
-        ),
-        (
-            3,
-            {"together": True},
-            "Modal: B200, 1 container, 1 call of at most 19 min: 19 min of",
-        ),
+        (3, {"containers": 2}, "B200, 2 containers, 3 calls of at most 9 min: 27 min"),
+        (3, {"minutes": 5}, "B200, 1 container, 3 calls of at most 5 min: 5 min"),
+        (3, {"minutes": 5, "detach": True}, "3 calls of at most 5 min: 15 min of"),
+        (3, {"together": True}, "1 container, 1 call of at most 19 min: 19 min of"),
         (99, {"containers": 99}, "Modal: B200, 4 containers, 99 calls of"),
+        (1, {}, "most, $0.98 "),
     ],
 )
 def test_the_bill_is_said_before_the_start(count, more, says, monkeypatch):
     said = []
     work = rented(**more)
     work.say = said.append
-    wanted = [job("cuda-v4", "cuda")] * count
-    replies = [modal_errors.CallFailed("x")]
-    fake = Cloud(*[replies] * count).install(monkeypatch)
-    monkeypatch.setattr(
-        fake,
-        "session",
-        lambda *_: pytest.fail("started") if not said else Cloud.session(fake, *_),
-    )
-    monkeypatch.setattr(modal_client, "session", fake.session)
-    list(work(wanted))
-    assert said[0].startswith(says)
+    lost = [modal_errors.CallFailed("x")]
+    fake = Cloud(*[lost] * count).install(monkeypatch)
+
+    def session(*declared):
+        assert says in said[0]
+        return fake.session(*declared)
+
+    monkeypatch.setattr(modal_client, "session", session)
+    list(work([V4] * count))
+    assert fake.parcels
 
 
 @pytest.mark.parametrize(
-    ("gpu", "dollars"),
-    [
-        # an hour: 4 cores of $0.0000131 a second, 16 GiB of $0.00000222, and the GPUs
-        ("B200", 3600 * (4 * 0.0000131 + 16 * 0.00000222 + 0.001736)),
-        ("B200:2", 3600 * (4 * 0.0000131 + 16 * 0.00000222 + 2 * 0.001736)),
-        ("H100", 3600 * (4 * 0.0000131 + 16 * 0.00000222 + 0.001097)),
-        (None, 3600 * (4 * 0.0000131 + 16 * 0.00000222)),
-    ],
+    ("gpu", "rate"), [("B200", 0.001736), ("B200:2", 2 * 0.001736), (None, 0)]
 )
-def test_dollars_are_those_of_all_gpus_of_a_container(gpu, dollars):
+def test_dollars_are_those_of_all_gpus_of_a_container(gpu, rate):
+    # an hour: 4 cores of $0.0000131 a second, 16 GiB of $0.00000222, and the GPUs
+    dollars = 3600 * (4 * 0.0000131 + 16 * 0.00000222 + rate)
     words = SETTINGS.dollars(gpu and SETTINGS.parse(gpu), 3600)
     assert words == f"${dollars:.2f} at the prices of {SETTINGS.prices.date}"
-    assert (
-        SETTINGS.dollars(SETTINGS.parse("B300"), 60)
-        == "configs/modal.toml has no price of B300"
-    )
-    assert set(SETTINGS.prices.gpus) == {
-        name.rstrip("!") for name in SETTINGS.gpus.known
-    }
+    assert "has no price of B300" in SETTINGS.dollars(SETTINGS.parse("B300"), 60)
+    known = {name.rstrip("!") for name in SETTINGS.gpus.known}
+    assert set(SETTINGS.prices.gpus) == known
 
 
 def test_a_rented_gpu_is_not_paid_for_work_on_a_cpu():
-    gpu, cpu = (
-        job("cuda-v4", "cuda", command="bench"),
-        job("cpp-v1", "cpu", command="bench"),
-    )
-    plan = planning.Plan(
-        [job("pt-reference", "cpu", command="floor"), cpu, gpu], [], []
-    )
+    gpu = job("cuda-v4", "cuda", command="bench")
+    cpu = job("cpp-v1", "cpu", command="bench")
+    plan = planning.Plan([cpu, gpu], [], [])
     costs.affordable(plan, False)
-    assert plan.jobs == [gpu] and [(m.algo, m.hint) for m in plan.missing] == [
-        ("pt-reference", "--device cpu rents none"), ("cpp-v1", "--device cpu rents none")
-    ]  # fmt: skip
+    (missing,) = plan.missing
+    assert plan.jobs == [gpu] and missing.algo == "cpp-v1"
+    assert missing.hint == "--device cpu rents none"
     alone = planning.Plan([cpu], [], [])
     costs.affordable(alone, False)  # no GPU is rented
     assert alone.jobs == [cpu] and alone.missing == []
@@ -1102,9 +827,7 @@ def test_a_rented_gpu_is_not_paid_for_work_on_a_cpu():
 def test_a_tier_that_the_image_does_not_have_is_refused_before_the_start(monkeypatch):
     assert all(tier.package in {None} | settings.pinned() for tier in TIERS.values())
     monkeypatch.setattr(costs, "pinned", lambda: settings.pinned() - {"cuda-bench"})
-    many = job(
-        "cuda-v4", "cuda", command="bench", timing=Timing(("cupti", "nvbench", "fib"))
-    )
+    many = job("cuda-v4", "cuda", command="bench", tiers=("cupti", "nvbench", "fib"))
     with pytest.raises(
         UsageError, match="tier 'nvbench' needs cuda-bench, which is not in the image"
     ):
@@ -1114,83 +837,35 @@ def test_a_tier_that_the_image_does_not_have_is_refused_before_the_start(monkeyp
     assert plan.jobs[0].tiers == ("cupti", "fib")
 
 
-def test_together_puts_the_named_algos_into_turns_and_all_into_one_parcel(monkeypatch):
-    tiers = ("cupti", "fib")
-    floor = job("pt-reference", "cuda", command="floor", timing=Timing(tiers))
-    yardstick = job(
-        "pt-reference", "cuda", command="bench", timing=Timing(tiers), added=True
-    )
-    a, b = (
-        job(n, "cuda", command="bench", timing=Timing(tiers))
-        for n in ("cuda-v4", "fla-recurrent")
-    )
+def test_together_puts_the_named_algos_into_turns_and_all_into_one_parcel():
+    def benched(name, command="bench", tiers=("cupti", "fib"), **more):
+        return job(name, "cuda", command=command, tiers=tiers, **more)
+
+    floor = benched("pt-reference", "floor")
+    yardstick = benched("pt-reference", added=True)
+    a, b = benched("cuda-v4"), benched("fla-recurrent")
     made = engine.together([floor, yardstick, a, b])
     assert [j.command for j in made] == ["floor", "bench", "compare"]
     assert made[2].names == ("cuda-v4", "fla-recurrent")
     assert made[2].tiers == ("cupti",) and made[2].timeout_s == 600 and made[2].due == 2
     assert engine.together([floor, yardstick, a]) == [floor, yardstick, a]
-    (work,) = rented(together=True)._split(made)
+    (work,) = rented(together=True).split(made)
     assert work.earlier is None and len(work.jobs) == 3
     with pytest.raises(UsageError, match="use --tier cupti"):
-        engine.together(
-            [
-                job(n, "cuda", command="bench", timing=Timing(("fib",)))
-                for n in ("cuda-v4", "fla-recurrent")
-            ]
-        )
+        engine.together([benched(n, tiers=("fib",)) for n in ("cuda-v4", "cuda-v1")])
 
 
 def test_times_of_several_gpus_are_said_to_be_so(tmp_path, monkeypatch):
-    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
-    Cloud([passed(a, gpu_uuid="GPU-1")], [passed(b, gpu_uuid="GPU-2")]).install(
-        monkeypatch
-    )
-    work, document = rented(containers=2), building.document()
-    execute.run(
-        planning.Plan([a, b], [], []),
-        Writer(document, tmp_path / "run.json"),
-        lambda *_: None,
-        print,
-        work,
-    )
+    replies = [passed(V1, gpu_uuid="GPU-1")], [passed(V4, gpu_uuid="GPU-2")]
+    Cloud(*replies).install(monkeypatch)
+    work = rented(containers=2)
+    document = ran([V1, V4], tmp_path / "run.json", work).document
     work.finish(document)
-    assert (
-        "2 GPUs of one kind" in document.warnings[0]
-        and "--together" in document.warnings[0]
-    )
+    assert "2 GPUs of one kind" in document.warnings[0]
     del document.records[0]
     document.warnings = None
     work.finish(document)
     assert document.warnings is None
-
-
-def test_records_stand_in_the_order_of_the_jobs_whenever_they_come(
-    tmp_path, monkeypatch
-):
-    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
-    Cloud([None, passed(a)], [passed(b)]).install(monkeypatch)
-    writer, came = Writer(building.document(), tmp_path / "run.json"), []
-    save = writer.save
-    monkeypatch.setattr(
-        writer,
-        "save",
-        lambda: (came.append([r.algo for r in writer.document.records]), save()),
-    )
-    order = {planning.key(a): 0, planning.key(b): 1}
-    execute.run(
-        planning.Plan([a, b], [], [], order),
-        writer,
-        lambda *_: None,
-        print,
-        rented(containers=2),
-    )
-    assert came == [["cuda-v4"], ["cuda-v4", "cuda-v1"], ["cuda-v1", "cuda-v4"]]
-    assert [
-        r["algo"] for r in json.loads((tmp_path / "run.json").read_text())["records"]
-    ] == [
-        "cuda-v1",
-        "cuda-v4",
-    ]
 
 
 # --- records of calls that did not reply
@@ -1199,161 +874,109 @@ def test_records_stand_in_the_order_of_the_jobs_whenever_they_come(
 def test_each_record_is_kept_as_it_is_made_with_where_it_was_made(monkeypatch):
     gpu = inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-1")
     machine = inventory.Machine(gpus=lambda: (gpu,))
+    described = {"gpu": gpu.name, "gpu_uuid": gpu.uuid}
+    record = building.record("cuda-v4", 2.0)
     kept = []
 
     def serve(request, env, timeout_s, on_record):
-        on_record(
-            building.record("cuda-v4", 2.0),
-            Environment(gpu=gpu.name, gpu_uuid=gpu.uuid),
-        )
+        on_record(record, Environment(**described))
         assert len(kept) == 1  # before the worker's end
         raise MemoryError("and then the container is gone")
 
     monkeypatch.setattr(worker_process, "serve", serve)
-    data = rented().parcel(work_of(job("cuda-v4", "cuda")), B200)
-    assert (
-        "MemoryError"
-        in answered(container.serve(data, machine=machine, keep=kept.append)).lost
-    )
+    data = rented().parcel(work_of(V4), B200)
+    reply = answered(container.serve(data, machine=machine, keep=kept.append))
+    assert "MemoryError" in reply.lost
     made = wire.decode(kept[0], wire.Made)
-    assert (made.piece, made.record) == (0, building.record("cuda-v4", 2.0))
-    assert (
-        made.environment.where,
-        made.environment.asked,
-        made.environment.gpu_uuid,
-    ) == ("modal", "B200", "GPU-1")
+    assert (made.piece, made.record) == (0, record)
+    label = {"where": "modal", "image": "gdn", "asked": "B200", "gpus": [gpu.name]}
+    assert made.environment == Environment(**described | label)
 
 
-def test_what_a_lost_call_had_measured_is_kept_once_and_only_of_the_gpu_asked_for(
-    monkeypatch,
-):
+def made_of(record, gpu: str = "NVIDIA B200", piece: int = 0, **more) -> bytes:
+    """A record as a container keeps it."""
+    return wire.encode(wire.Made(piece, record, Environment(gpu=gpu, **more)))
+
+
+def test_what_a_lost_call_had_measured_is_kept_once_and_only_of_the_gpu_asked_for():
     mine = job("cuda-v4", "cuda", 3)
-    uuids = [w.uuid for w in mine.workloads]
-
-    def made(uuid, us, gpu="NVIDIA B200", piece=0, algo="cuda-v4"):
-        return wire.encode(
-            wire.Made(
-                piece,
-                building.record(algo, us, uuid),
-                Environment(gpu=gpu, where="modal"),
-            )
-        )
-
-    fake = Cloud([modal_errors.CallFailed("preempted")]).install(monkeypatch)
-    fake.made["fc-0"] = [
-        # started again
-        made(uuids[0], 2.0), b"damaged", made(uuids[1], 3.0), made(uuids[0], 4.0),
-        made(uuids[2], 5.0, "NVIDIA H200"), made(uuids[2], 5.0, piece=1), made(uuids[2], 5.0, algo="cuda-v1"),
-    ]  # fmt: skip
-    said, work = [], rented()
-    work.say = said.append
-    ((_, outcome),) = work([mine])
-    assert (outcome.status, outcome.reason, outcome.code) == (
-        "remote_failed",
-        "preempted",
-        errors.REMOTE,
-    )
-    assert [(r.uuid, r.timing.median_us) for r in outcome.records] == [
-        (uuids[0], 2.0),
-        (uuids[1], 3.0),
-    ]
+    a, b, c = (building.record("cuda-v4", 2.0, w.uuid) for w in mine.workloads)
+    kept = [made_of(a), b"damaged", made_of(b), made_of(a), made_of(c, "NVIDIA H200")]
+    kept += [made_of(c, piece=1), made_of(building.record("cuda-v1", 2.0, c.uuid))]
+    said = []
+    lost = Reply(lost="preempted")
+    ((_, outcome),) = replies.outcomes([mine], lost, kept, B200, said.append)
+    assert (outcome.status, outcome.reason) == ("remote_failed", "preempted")
+    assert outcome.code == errors.REMOTE and outcome.records == [a, b]
     assert outcome.environment.gpu == "NVIDIA B200"
-    assert said[-1] == "gdn_decode/cuda-v4: 2 of 3 came before that"
+    assert said == ["gdn_decode/cuda-v4: 2 of 3 came before that"]
 
 
 def test_a_call_that_is_started_again_does_what_is_left(monkeypatch):
     """What a preempted container has kept, with its own GPU, and the workloads that it
     had not finished.
     """
-    machine = inventory.Machine(
-        gpus=lambda: (inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-2"),)
-    )
-    whole = job("cuda-v4", "cuda", 3, "bench", timing=Timing(("cupti", "graph")))
+    gpu = inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-2")
+    machine = inventory.Machine(gpus=lambda: (gpu,))
+    whole = job("cuda-v4", "cuda", 3, "bench", tiers=("cupti", "graph"))
     first, half, last = (w.uuid for w in whole.workloads)
-
-    def record(uuid, tier, us):
-        return building.record("cuda-v4", us, uuid, tier=tier)
-
-    old = Environment(gpu="NVIDIA B200", gpu_uuid="GPU-1")
-    before = [wire.encode(wire.Made(0, record(*one), old)) for one in (
-        (first, "cupti", 1.0), (first, "graph", 2.0), (half, "cupti", 3.0)
-    )]  # fmt: skip
     asked = []
+
+    def kept(uuid, tier) -> bytes:
+        record = building.record("cuda-v4", 1.0, uuid, tier=tier)
+        return made_of(record, gpu_uuid="GPU-1")
 
     def serve(request, env, timeout_s, on_record):
         asked.append([w.uuid for w in request.workloads])
-        made = [
-            record(w.uuid, tier, 9.0)
-            for w in request.workloads
-            for tier in request.timing.tiers
-        ]
-        return jobs.Outcome(
-            Status.DONE,
-            records=made,
-            environment=Environment(gpu="NVIDIA B200", gpu_uuid="GPU-2"),
-        )
+        records = []
+        for w in request.workloads:
+            for tier in request.timing.tiers:
+                records.append(building.record("cuda-v4", 9.0, w.uuid, tier=tier))
+        return jobs.Outcome(Status.DONE, records=records)
+
+    def served(before):
+        reply = container.serve(data, machine=machine, before=before)
+        return answered(reply).outcomes[0]
 
     monkeypatch.setattr(worker_process, "serve", serve)
     data = rented().parcel(work_of(whole), B200)
-    (got,) = answered(
-        container.serve(data, machine=machine, before=[b"damaged", *before])
-    ).outcomes
+    before = [b"damaged", kept(first, "cupti"), kept(first, "graph")]
+    before.append(kept(half, "cupti"))
+    got = served(before)
     assert asked == [[half, last]]
-    times = [
-        (r.uuid, r.tier, r.timing.median_us, r.gpu and r.gpu.uuid) for r in got.records
-    ]
-    assert times == [
-        (first, "cupti", 1.0, "GPU-1"), (first, "graph", 2.0, "GPU-1"), (half, "cupti", 9.0, None),
-        (half, "graph", 9.0, None), (last, "cupti", 9.0, None), (last, "graph", 9.0, None),
+    assert [(r.uuid, r.timing.median_us) for r in got.records] == [
+        (first, 1.0), (first, 1.0), (half, 9.0), (half, 9.0), (last, 9.0), (last, 9.0)
     ]  # fmt: skip
-    more = [
-        wire.encode(wire.Made(0, record(u, t, 5.0), old))
-        for u, t in ((half, "graph"), (last, "cupti"), (last, "graph"))
-    ]
-    (got,) = answered(
-        container.serve(data, machine=machine, before=before + more)
-    ).outcomes
-    assert (
-        asked == [[half, last]]
-        and len(got.records) == 6
-        and got.environment.gpu_uuid == "GPU-1"
-    )
+    assert [r.gpu and r.gpu.uuid for r in got.records[1:3]] == ["GPU-1", None]
+    rest = [kept(half, "graph"), kept(last, "cupti"), kept(last, "graph")]
+    got = served(before + rest)
+    assert len(asked) == 1 and len(got.records) == 6
+    assert got.environment.gpu_uuid == "GPU-1"
 
 
 def test_records_are_in_the_document_before_their_call_has_ended(tmp_path, monkeypatch):
     mine = job("cuda-v4", "cuda", 3)
-    uuids = [w.uuid for w in mine.workloads]
-    where = Environment(gpu="NVIDIA B200", gpu_uuid="GPU-1", where="modal")
-    ended = jobs.Outcome(
-        Status.DONE, None, [building.record("cuda-v4", 7.0, u) for u in uuids], where
-    )
-    fake = Cloud([None, None, wire.encode(Reply(outcomes=[ended]))]).install(
-        monkeypatch
-    )
-    fake.live["fc-0"] = []
+    records = [building.record("cuda-v4", 2.0, w.uuid) for w in mine.workloads]
+    env = Environment(gpu="NVIDIA B200")
+    reply = Reply(outcomes=[jobs.Outcome(Status.DONE, None, records, env)])
+    fake = Cloud([None, None, wire.encode(reply)]).install(monkeypatch)
+    live = fake.live["fc-0"] = []
     writer, said, saved = Writer(building.document(), tmp_path / "run.json"), [], []
 
     def first(calls, seconds):
         got = Cloud.first(fake, calls, seconds)
-        if len(calls[0].made) < 2:  # one between two looks
-            made = building.record(
-                "cuda-v4", 1.0 + len(calls[0].made), uuids[len(calls[0].made)]
-            )
-            calls[0].made.append(wire.encode(wire.Made(0, made, where)))
-        saved.append([r.timing.median_us for r in writer.document.records])
+        if len(live) < 2:  # one between two looks
+            live.append(made_of(records[len(live)], gpu_uuid="GPU-1"))
+        saved.append(len(writer.document.records))
         return got
 
     monkeypatch.setattr(modal_client, "first", first)
     work = rented()
     work.say = said.append
     execute.run(planning.Plan([mine], [], []), writer, lambda *_: None, print, work)
-    assert saved == [[], [1.0], [1.0, 2.0]]
-    # each once
-    assert [r.timing.median_us for r in writer.document.records] == [1.0, 2.0, 7.0]
-    assert {r.gpu.uuid for r in writer.document.records} == {"GPU-1"}
-    assert [line for line in said if "so far" in line] == [
-        "gdn_decode/cuda-v4: 1 of 3 so far"
-    ]
+    assert saved == [0, 1, 2] and len(writer.document.records) == 3  # each once
+    assert writer.document.records[0].gpu.uuid == "GPU-1"
+    assert sum("1 of 3 so far" in line for line in said) == 1
 
 
 # --- replies that are not what was asked for
@@ -1362,82 +985,51 @@ def test_records_are_in_the_document_before_their_call_has_ended(tmp_path, monke
 def outcome(
     gpu: str | None = "NVIDIA B200", algo: str = "cuda-v4", **more
 ) -> jobs.Outcome:
-    records = [
-        building.record(algo, None, w.uuid, tier=None)
-        for w in job(algo, "cuda").workloads
-    ]
-    return jobs.Outcome(
-        Status.DONE, records=records, environment=gpu and Environment(gpu=gpu, **more)
-    )
+    (workload,) = job(algo, "cuda").workloads
+    records = [building.record(algo, None, workload.uuid, tier=None)]
+    env = gpu and Environment(gpu=gpu, **more)
+    return jobs.Outcome(Status.DONE, records=records, environment=env)
 
 
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "what came back from Modal is not a reply of gdn"),
-        (wire.zlib.compress(b"{}"), "what came back from Modal is not a reply of gdn"),
+        (b"", "is not a reply of gdn"),
+        (wire.zlib.compress(b"{}"), "is not a reply of gdn"),
         (
             wire.zlib.compress(
                 b'{"schema": 3, "outcomes": [{"status": "done", "records": 7}]}'
             ),
             "not a reply of gdn: ",
         ),
-        (Reply(), "not a reply of gdn: it has 0 outcomes for 1 job"),
-        (
-            Reply(outcomes=[outcome(), outcome()]),
-            "not a reply of gdn: it has 2 outcomes for 1 job",
-        ),
-        (
-            Reply(outcomes=[outcome("NVIDIA H200")]),
-            "asked for B200, and the container has NVIDIA H200",
-        ),
-        (
-            Reply(outcomes=[outcome(None)]),
-            "asked for B200, and the reply does not name its GPU",
-        ),
-        (
-            Reply(outcomes=[outcome(gpus=["NVIDIA B200"] * 2)]),
-            "the container has NVIDIA B200, NVIDIA B200",
-        ),
-        (
-            Reply(outcomes=[outcome("NVIDIA H200", gpus=["NVIDIA B200"])]),
-            "the reply names NVIDIA H200 and NVIDIA B200",
-        ),
+        ([], "it has 0 outcomes for 1 job"),
+        ([outcome(), outcome()], "it has 2 outcomes for 1 job"),
+        ([outcome("NVIDIA H200")], "the container has NVIDIA H200"),
+        ([outcome(None)], "the reply does not name its GPU"),
+        ([outcome(gpus=["NVIDIA B200"] * 2)], "has NVIDIA B200, NVIDIA B200"),
+        ([outcome("NVIDIA H200", gpus=["NVIDIA B200"])], "H200 and NVIDIA B200"),
     ],
 )
 def test_a_wrong_reply_is_the_failure_of_its_own_call(data, says, monkeypatch):
-    data = wire.encode(data) if isinstance(data, Reply) else data
-    wrong, right = job("cuda-v4", "cuda"), job("cuda-v1", "cuda")
+    if isinstance(data, list):
+        data = wire.encode(Reply(outcomes=data))
+    wrong, right = V4, V1
     Cloud([data], [None, passed(right)]).install(monkeypatch)
     work = rented(containers=2)
     got = {j.algo.name: o for j, o in work([wrong, right])}
-    assert (
-        got["cuda-v1"].status == "done" and got["cuda-v1"].environment.where == "modal"
-    )
-    assert (got["cuda-v4"].status, got["cuda-v4"].code) == (
-        "remote_failed",
-        errors.REMOTE,
-    )
-    assert (
-        says in got["cuda-v4"].reason
-        and got["cuda-v4"].records == []
-        and work.sent == []
-    )
+    assert got["cuda-v1"].status == "done"
+    assert got["cuda-v1"].environment.where == "modal"
+    lost = got["cuda-v4"]
+    assert (lost.status, lost.code) == ("remote_failed", errors.REMOTE)
+    assert says in lost.reason and lost.records == [] == work.sent
 
 
 def test_a_reply_for_another_gdn_can_still_be_fetched_by_that_one(monkeypatch):
     Cloud([wire.zlib.compress(b'{"schema": 2}')]).install(monkeypatch)
     work = rented()
-    ((_, lost),) = work([job("cuda-v4", "cuda")])
-    assert "speaks schema 2, this gdn 3" in lost.reason and [
-        call.id for call in work.sent
-    ] == ["fc-0"]
-
-
-def test_what_modals_client_unpacks_as_something_else_than_bytes_is_no_reply():
-    for content in ("text", 7, {"outcomes": []}, None):
-        answer, _, _ = heard(content)
-        assert "is not a reply of gdn: it is of type" in str(answer.exception())
+    ((_, lost),) = work([V4])
+    assert "speaks schema 2" in lost.reason
+    assert [call.id for call in work.sent] == ["fc-0"]
 
 
 @pytest.mark.parametrize(
@@ -1445,25 +1037,12 @@ def test_what_modals_client_unpacks_as_something_else_than_bytes_is_no_reply():
     [
         ([], "it has 0 profiles for 1"),
         ([Profile()], "a profile is empty"),
-        (
-            [
-                Profile(
-                    documents.typed(
-                        documents.v4(environment=documents.GPU | {"gpu": "NVIDIA H200"})
-                    )
-                )
-            ],
-            "asked for B200",
-        ),
+        ([profile_of("NVIDIA H200")], "asked for B200"),
     ],
 )
 def test_a_wrong_profile_is_refused_in_one_line(made, says, tmp_path, monkeypatch):
-    Cloud([wire.encode(Reply(profiles=made))]).install(monkeypatch)
-    tool, subjects = session.subjects(
-        REGISTRY, ["cuda-v4"], None, "torch", "0", None, "cuda", place=engine.place
-    )
     with pytest.raises(RemoteError, match=says):
-        list(profiles.made(rented(), subjects, session.Settings(tool, tmp_path)))
+        profiled(monkeypatch, tmp_path, wire.encode(Reply(profiles=made)), "cuda-v4")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -1472,27 +1051,19 @@ def test_a_message_has_a_limit_and_so_has_each_text_in_it(monkeypatch):
     are texts in JSON as well.
     """
     long = "<" + "x" * 1_000_000 + ">"
-    profile = Profile(
-        refused=wire.Refusal(long, None, 1), files={"big": b"x" * 1_000_000}
-    )
+    refusal = wire.Refusal(long, None, 1)
+    profile = Profile(refused=refusal, files={"big": b"x" * 1_000_000})
     got = answered(wire.encode(Reply(lost=long, profiles=[profile])))
     for text in (got.lost, got.profiles[0].refused.message):
-        assert (
-            len(text) < 140_000
-            and text[0] + text[-1] == "<>"
-            and "characters left out" in text
-        )
+        assert len(text) < 140_000 and text[0] + text[-1] == "<>"
+        assert "characters left out" in text
     assert got.profiles[0].files == profile.files
     parcel = Parcel(gpu=None, cache=None, env={"long": long})
     assert opened(wire.encode(parcel)).env["long"] == long
     monkeypatch.setattr(wire, "MOST", 1 << 20)
     answered(wire.encode(Reply(lost="x" * 1_000_000)))
-    for data in (
-        wire.encode(Reply(lost="x" * 1_100_000)),
-        wire.encode(Reply(lost="x"))[:-4],
-        "text",
-        None,
-    ):
+    too_long = wire.encode(Reply(lost="x" * 1_100_000))
+    for data in (too_long, wire.encode(Reply(lost="x"))[:-4], "text", None):
         with pytest.raises(RemoteError, match="is not a reply of gdn"):
             answered(data)
 
@@ -1503,39 +1074,26 @@ def test_what_modal_says_has_a_limit():
     for _ in range(100):
         tee.write("x" * 1000)
     tee.write("y\nlast")
-    assert [len(text) for text in tee.last()] == [2000, 4] and tee.last()[0].endswith(
-        "xy"
-    )
+    first, last = tee.last()
+    assert len(first) == 2000 and first.endswith("xy") and last == "last"
 
 
-@pytest.mark.parametrize("profiles", [None, 1, [1], [None], {"a": 1}, [[]]])
-def test_profiles_of_another_shape_are_no_reply(profiles):
-    data = wire.zlib.compress(
-        json.dumps({"schema": wire.SCHEMA, "profiles": profiles}).encode()
-    )
+@pytest.mark.parametrize("shape", [None, 1, [1], {"a": 1}, [[]]])
+def test_profiles_of_another_shape_are_no_reply(shape):
+    content = json.dumps({"schema": wire.SCHEMA, "profiles": shape})
     with pytest.raises(RemoteError, match="is not a reply of gdn"):
-        answered(data)
+        answered(wire.zlib.compress(content.encode()))
 
 
 def test_a_damaged_file_of_a_profile_costs_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(profiles, "_FILE", 1 << 20)
-    b200 = documents.v4(environment=documents.GPU | {"gpu": "NVIDIA B200"})
-    files = {"a.txt": b"no zlib", "../b.txt": wire.zlib.compress(b"B")}
-    files |= {
-        "c.txt": wire.zlib.compress(bytes(2 << 20)),
-        "d\0.txt": wire.zlib.compress(b"D"),
-        "..": b"",
-    }
-    sent = Profile(documents.typed(b200), files)
-    Cloud([wire.encode(Reply(profiles=[sent]))]).install(monkeypatch)
-    tool, subjects = session.subjects(
-        REGISTRY, ["cuda-v4"], None, "torch", "0", None, "cuda", place=engine.place
-    )
-    (made,) = profiles.made(rented(), subjects, session.Settings(tool, tmp_path / "p"))
-    assert (
-        "a.txt arrived damaged" in made.unkept
-        and (Path(made.folder) / "b.txt").read_text() == "B"
-    )
+    whole = wire.zlib.compress(b"B")
+    files = {"a.txt": b"no zlib", "../b.txt": whole, "d\0.txt": whole, "..": b""}
+    files["c.txt"] = wire.zlib.compress(bytes(2 << 20))
+    answer = wire.encode(Reply(profiles=[profile_of(files=files)]))
+    ((made,), _) = profiled(monkeypatch, tmp_path / "p", answer, "cuda-v4")
+    assert "a.txt arrived damaged" in made.unkept
+    assert (Path(made.folder) / "b.txt").read_text() == "B"
 
 
 # --- going on with a run
@@ -1543,61 +1101,44 @@ def test_a_damaged_file_of_a_profile_costs_the_file(tmp_path, monkeypatch):
 
 def test_only_failed_calls_are_repeated(tmp_path, monkeypatch):
     a, b = job("cuda-v1", "cuda", 2, "bench"), job("cuda-v4", "cuda", 2, "bench")
-    first = building.document()
     Cloud([passed(a)], [modal_errors.CallFailed("lost")]).install(monkeypatch)
-    execute.run(
-        planning.Plan([a, b], [], []),
-        Writer(first, tmp_path / "run.json"),
-        lambda *_: None,
-        print,
-        rented(),
-    )
-    assert [(r.algo, r.status) for r in first.records] == [
-        ("cuda-v1", "passed"), ("cuda-v1", "passed"), ("cuda-v4", "remote_failed"),
-    ]  # fmt: skip
-    assert (
-        first.records[-1].unfinished == 2
-        and execute.exit_code(first, True) == errors.REMOTE
-    )
-    old, again = (
-        store.load(tmp_path / "run.json"),
-        Writer(building.document(), tmp_path / "run.json"),
-    )
-    left = resume.resume([a, b], old, again)
-    assert left == [b] and again.document.environments["cuda"].gpu == "NVIDIA B200"
+    file = tmp_path / "run.json"
+    first = ran([a, b], file, rented()).document
+    assert [(r.algo, r.status, r.unfinished) for r in first.records] == [
+        ("cuda-v1", "passed", None),
+        ("cuda-v1", "passed", None),
+        ("cuda-v4", "remote_failed", 2),
+    ]
+    assert execute.exit_code(first, True) == errors.REMOTE
+    old, again = store.load(file), Writer(building.document(), file)
+    assert resume.resume([a, b], old, again) == [b]
+    assert again.document.environments["cuda"].gpu == "NVIDIA B200"
     again.add(building.record("cuda-v4"), b.place, None)
     assert again.earlier == 2 and [r.algo for r in again.news.records] == ["cuda-v4"]
     for record in old.records:
         record.source_hash = "another"
-    assert resume.resume(
-        [a, b], old, Writer(building.document(), tmp_path / "x.json")
-    ) == [a, b]
+    fresh = Writer(building.document(), tmp_path / "x.json")
+    assert resume.resume([a, b], old, fresh) == [a, b]
 
 
 def test_detached_calls_are_fetched_and_not_sent_again(monkeypatch):
-    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
-    fake = Cloud([passed(a)], [passed(b)]).install(monkeypatch)
+    fake = Cloud([passed(V1)], [passed(V4)]).install(monkeypatch)
     work = rented()
-    work.earlier = [RemoteCall(id="fc-old", keys=[engine.key(a)], limit_s=540)]
-    assert [j.algo.name for j, _ in work([a, b])] == ["cuda-v1", "cuda-v4"]
+    work.earlier = [call_of(V1, "fc-old")]
+    assert [j.algo.name for j, _ in work([V1, V4])] == ["cuda-v1", "cuda-v4"]
     assert fake.parcels[0] is None and fake.parcels[1] is not None and work.sent == []
 
 
 def test_detached_calls_are_not_forgotten_without_a_connection(monkeypatch):
-    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
-    Cloud().install(monkeypatch)
-    monkeypatch.setattr(
-        modal_client,
-        "connect",
-        lambda seconds: (_ for _ in ()).throw(modal_errors.Unreachable("no network")),
-    )
+
+    def connect(seconds):
+        raise modal_errors.Unreachable("no network")
+
+    monkeypatch.setattr(modal_client, "connect", connect)
     work = rented()
-    work.earlier = [
-        RemoteCall(id=f"fc-{j.algo.name}", keys=[engine.key(j)], limit_s=540)
-        for j in (a, b)
-    ]
+    work.earlier = [call_of(V1, "fc-a"), call_of(V4, "fc-b")]
     with pytest.raises(RemoteError, match="no network"):
-        list(work([a, b]))
+        list(work([V1, V4]))
     assert work.sent == work.earlier
 
 

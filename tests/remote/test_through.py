@@ -56,78 +56,54 @@ def test_all_jobs_travel_in_one_parcel_and_records_come_as_they_are_made(tmp_pat
     a, b = job("cuda-v1", "cuda", 2), job("cuda-v4", "cuda", 2)
     made = [building.record("cuda-v1", 2.0, w.uuid) for w in a.workloads]
     others = [building.record("cuda-v4", 3.0, w.uuid) for w in b.workloads]
-    reply = wire.Reply(
-        outcomes=[jobs.Outcome(Status.DONE, None, r, WHERE) for r in (made, others)]
-    )
-    (tmp_path / "answer").write_text(
-        "\n".join(
-            [
-                "a banner of the site",
-                line(wire.Made(0, made[0], WHERE)),
-                "more talk",
-                line(reply),
-                "",
-            ]
-        )
-    )
+    done = [jobs.Outcome(Status.DONE, None, r, WHERE) for r in (made, others)]
+    first, reply = line(wire.Made(0, made[0], WHERE)), line(wire.Reply(outcomes=done))
+    answer = f"a banner of the site\n{first}\nmore talk\n{reply}\n"
+    (tmp_path / "answer").write_text(answer)
     said, came = [], []
     engine = engine_of(tmp_path, f"cat {tmp_path}/answer", said)
-    got = list(
-        engine(
-            [a, b],
-            lambda job, record, env: came.append(
-                (job.algo.name, record.uuid, env.where)
-            ),
-        )
-    )
-    assert [(j.algo.name, o.status, len(o.records)) for j, o in got] == [
-        ("cuda-v1", "done", 2),
-        ("cuda-v4", "done", 2),
+    got = list(engine([a, b], lambda *record: came.append(record)))
+    assert [(j, o.status, len(o.records)) for j, o in got] == [
+        (a, "done", 2),
+        (b, "done", 2),
     ]
-    assert came == [("cuda-v1", made[0].uuid, "slurm")]
+    assert came == [(a, made[0], WHERE)]
     content = sent(tmp_path)
     assert [piece.request.name for piece in content.jobs] == ["cuda-v1", "cuda-v4"]
-    assert (content.where, content.gpu, content.cache, content.image) == (
-        "slurm",
-        None,
-        None,
-        None,
-    )
+    assert content.where == "slurm"
+    assert (content.gpu, content.cache, content.image) == (None, None, None)
     minutes = (300 + 300 + 120) // 60
-    assert (
-        tmp_path / "words"
-    ).read_text() == f"--time={minutes} {sys.executable} worker\n"
+    words = (tmp_path / "words").read_text()
+    assert words == f"--time={minutes} {sys.executable} worker\n"
     assert said[-1] == "gdn_decode/cuda-v4: 2 of 2 passed, NVIDIA H100 (slurm)"
 
 
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        (
-            "echo 'srun: error: Invalid partition' >&2; exit 1",
-            "srun ended with 1 and without a reply: srun: error: In",
-        ),
+        ("echo 'Invalid partition' >&2; exit 1", "1 and without a reply: Invalid par"),
         ("echo gdn-parcel: rubbish", "srun ended with 0 and without a reply"),
         ("kill -9 $$", "srun ended with -9 and without a reply"),
-        (":", "srun ended with 0 and without a reply"),
     ],
 )
 def test_a_command_that_does_not_answer_keeps_what_came(script, why, tmp_path):
     mine = job("cuda-v4", "cuda", 2)
-    first = building.record("cuda-v4", 2.0, mine.workloads[0].uuid)
-    (tmp_path / "answer").write_text(line(wire.Made(0, first, WHERE)) + "\n")
+    first = began(tmp_path, mine)
     writer = Writer(building.document(), tmp_path / "run.json")
     engine = engine_of(tmp_path, f"cat {tmp_path}/answer\n{script}")
     execute.run(planning.Plan([mine], [], []), writer, lambda *_: None, print, engine)
     kept, lost = writer.document.records
-    assert (kept.uuid, kept.gpu.uuid, lost.status, lost.code) == (
-        first.uuid,
-        "GPU-7",
-        "remote_failed",
-        errors.REMOTE,
-    )
+    assert (kept.uuid, kept.gpu.uuid) == (first.uuid, "GPU-7")
+    assert (lost.status, lost.code) == ("remote_failed", errors.REMOTE)
     assert why in lost.reason and lost.unfinished == 1
     assert execute.exit_code(writer.document, True) == errors.REMOTE
+
+
+def began(tmp_path, mine: jobs.Job):
+    """The first record of a job, in a file as a command prints it."""
+    first = building.record("cuda-v4", 2.0, mine.workloads[0].uuid)
+    (tmp_path / "answer").write_text(line(wire.Made(0, first, WHERE)) + "\n")
+    return first
 
 
 # --- a command that does not end, or says too much
@@ -139,13 +115,15 @@ def hasty(monkeypatch):
     monkeypatch.setattr(through, "_END_S", 0.05)
 
 
-def passing(tmp_path, name="cuda-v4") -> tuple[jobs.Job, str]:
-    """A job, and a file with the reply to it."""
-    mine = job(name, "cuda", 2)
-    records = [building.record(name, 2.0, w.uuid) for w in mine.workloads]
+def passing(tmp_path, then: str, said: list | None = None) -> jobs.Outcome:
+    """The outcome of a job whose command replies, and then does something else."""
+    mine = job("cuda-v4", "cuda", 2)
+    records = [building.record("cuda-v4", 2.0, w.uuid) for w in mine.workloads]
     reply = wire.Reply(outcomes=[jobs.Outcome(Status.DONE, None, records, WHERE)])
     (tmp_path / "answer").write_text(line(reply) + "\n")
-    return mine, f"cat {tmp_path}/answer"
+    engine = engine_of(tmp_path, f"cat {tmp_path}/answer\n{then}", said)
+    ((_, outcome),) = engine([mine])
+    return outcome
 
 
 @pytest.mark.parametrize(
@@ -153,19 +131,15 @@ def passing(tmp_path, name="cuda-v4") -> tuple[jobs.Job, str]:
     ["sleep 20", "trap '' TERM; sleep 20 & wait", "exec >&- 2>&-; sleep 20", "yes"],
 )
 def test_after_its_reply_a_command_has_a_moment_to_end(then, tmp_path, hasty):
-    mine, answer = passing(tmp_path)
     said = []
-    ((_, outcome),) = list(engine_of(tmp_path, f"{answer}\n{then}", said)([mine]))
+    outcome = passing(tmp_path, then, said)
     assert (outcome.status, len(outcome.records)) == ("done", 2)
     assert f"slurm: {tmp_path}/srun did not end after its reply, and was ended" in said
 
 
 def test_what_a_command_leaves_behind_is_not_waited_for(tmp_path, hasty):
     """It holds both pipes open, and even talks on."""
-    mine, answer = passing(tmp_path)
-    ((_, outcome),) = list(
-        engine_of(tmp_path, f"{answer}\nsleep 20 &\nyes >&2 &")([mine])
-    )
+    outcome = passing(tmp_path, "sleep 20 &\nyes >&2 &")
     assert (outcome.status, len(outcome.records)) == ("done", 2)
 
 
@@ -174,20 +148,19 @@ def test_a_command_without_a_reply_is_ended_at_the_limit(tmp_path, hasty):
     until then it may queue.
     """
     mine = replace(job("cuda-v4", "cuda", 2), timeout_s=0.05)
-    first = building.record("cuda-v4", 2.0, mine.workloads[0].uuid)
-    (tmp_path / "answer").write_text(line(wire.Made(0, first, WHERE)) + "\n")
-    engine = engine_of(tmp_path, f"cat {tmp_path}/answer\nsleep 20")
-    engine.how = structs.replace(engine.how, start_s=0, queue_s=3600)
-    ((_, outcome),) = list(engine([mine]))
+    first = began(tmp_path, mine)
+
+    def ended(script: str, **how) -> jobs.Outcome:
+        engine = engine_of(tmp_path, script)
+        engine.how = structs.replace(engine.how, start_s=0, **how)
+        ((_, outcome),) = engine([mine])
+        return outcome
+
+    outcome = ended(f"cat {tmp_path}/answer\nsleep 20", queue_s=3600)
     assert (outcome.status, outcome.code) == ("remote_failed", errors.REMOTE)
-    assert [r.uuid for r in outcome.records] == [first.uuid]
-    assert outcome.reason.endswith(
-        "srun was ended: no reply after 3600.05 s; --timeout gives more"
-    )
-    mute = engine_of(tmp_path, "sleep 20")
-    mute.how = structs.replace(mute.how, start_s=0)
-    ((_, outcome),) = list(mute([mine]))
-    assert outcome.reason.endswith("no reply after 0.05 s; --timeout gives more")
+    assert outcome.records == [first]
+    assert "was ended: no reply after 3600.05 s; --timeout gives" in outcome.reason
+    assert "no reply after 0.05 s" in ended("sleep 20").reason
 
 
 def heard(*parts: bytes) -> tuple[through.Heard, list[bytes]]:
@@ -218,23 +191,21 @@ def test_messages_are_found_wherever_the_stream_is_cut():
         assert len(found) == 1 and one.reply.lost == "gone"
 
 
-def test_more_messages_than_can_be_are_not_read(tmp_path, hasty, monkeypatch):
+@pytest.mark.parametrize(
+    ("script", "end"),
+    [
+        ("printf 'gdn-parcel: '; yes | tr -d '\\n'", "messages are longer than 1 MiB"),
+        # of many words the ends are kept
+        (
+            "yes error | head -c 3000000 >&2; printf '\\033[2Jthe last' >&2; exit 7",
+            "srun ended with 7 and without a reply: \x1b[2Jthe last",
+        ),
+    ],
+)
+def test_more_than_can_be_is_not_kept(script, end, tmp_path, hasty, monkeypatch):
     monkeypatch.setattr(wire, "MOST", 1 << 20)
-    engine = engine_of(tmp_path, "printf 'gdn-parcel: '; yes | tr -d '\\n'")
-    ((_, outcome),) = list(engine([job("cuda-v4", "cuda", 2)]))
-    assert outcome.reason.endswith("srun was ended: its messages are longer than 1 MiB")
-
-
-def test_of_many_words_the_ends_are_kept(tmp_path, hasty):
-    engine = engine_of(
-        tmp_path,
-        "yes error | head -c 3000000 >&2; printf '\\033[2Jthe last' >&2; exit 7",
-    )
-    ((_, outcome),) = list(engine([job("cuda-v4", "cuda", 2)]))
-    assert outcome.reason.endswith(
-        "srun ended with 7 and without a reply: \x1b[2Jthe last"
-    )
-    assert len(outcome.reason) < 500
+    ((_, outcome),) = engine_of(tmp_path, script)([job("cuda-v4", "cuda", 2)])
+    assert outcome.reason.endswith(end) and len(outcome.reason) < 500
 
 
 def test_a_reply_of_megabytes_of_text_is_a_few_on_the_screen(tmp_path):
@@ -242,45 +213,27 @@ def test_a_reply_of_megabytes_of_text_is_a_few_on_the_screen(tmp_path):
     reply = wire.Reply(lost="begin\x1b[2J" + "x" * 5_000_000 + "end")
     (tmp_path / "answer").write_text(line(reply) + "\n")
     engine_of(tmp_path, f"cat {tmp_path}/answer")
-    env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    done = helpers.gdn(
-        "run",
-        "pt-reference",
-        "--device",
-        "cpu",
-        "-w",
-        "0",
-        "--engine",
-        "slurm",
-        env=env,
-    )
+    done = helpers.gdn(*RUN.split(), env={"PATH": path(tmp_path)})
     shown = done.out + done.err
     assert done.code == errors.REMOTE and len(shown) < 300_000
-    assert (
-        "\x1b" not in shown
-        and "begin\\x1b[2Jxxx" in shown
-        and "characters left out" in shown
-    )
+    assert "\x1b" not in shown and "begin\\x1b[2Jxxx" in shown
+    assert "characters left out" in shown
+
+
+RUN = "run pt-reference --device cpu -w 0 --engine slurm"
+
+
+def path(folder) -> str:
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
 # --- configs/engines.toml
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        "{nope}",
-        "{",
-        "}",
-        "a{}",
-        "{0}",
-        "{python!r}",
-        "{minutes:d}",
-        "{python.x}",
-        "{python[0]}",
-        "a\\u0000b",
-    ],
-)
+WORDS = ["{nope}", "{", "}", "a{}", "{0}", "{python!r}", "{minutes:d}", "{python.x}"]
+
+
+@pytest.mark.parametrize("word", [*WORDS, "{python[0]}", "a\\u0000b"])
 def test_a_word_that_cannot_be_filled_in_names_file_and_key(
     word, tmp_path, monkeypatch
 ):
@@ -289,9 +242,7 @@ def test_a_word_that_cannot_be_filled_in_names_file_and_key(
     monkeypatch.setattr(through.paths, "CONFIGS_DIR", tmp_path)
     with pytest.raises(UsageError) as e:
         through.settings("mine")
-    assert str(e.value).startswith(
-        f"{file}: $.mine.command[1]: expected text without NUL, with {{python}}"
-    )
+    assert f"{file}: $.mine.command[1]: expected text without NUL" in str(e.value)
 
 
 def test_braces_can_be_written_twice(tmp_path, monkeypatch):
@@ -307,90 +258,62 @@ def test_braces_can_be_written_twice(tmp_path, monkeypatch):
 
 def test_what_the_file_of_engines_has_and_what_it_lacks(tmp_path):
     how = through.settings("slurm")
-    assert (
-        how.command[0] == "srun"
-        and "--gpus=1" in how.command
-        and how.command[-1] == "--parcel"
-        and how.cuda
-    )
+    assert how.command[0] == "srun" and how.command[-1] == "--parcel" and how.cuda
     with pytest.raises(UsageError, match="unknown engine 'slrm'; did you mean slurm"):
         through.settings("slrm")
     blind = through.Through("cpus", through.Settings(("x",), False, 1), print)
-    assert (
-        blind.place(helpers.REGISTRY.find("cuda-v4")).reason == "engine cpus has no GPU"
-    )
+    place = blind.place(helpers.REGISTRY.find("cuda-v4"))
+    assert place.reason == "engine cpus has no GPU"
     assert blind.place(helpers.REGISTRY.find("cpp-v1")) == inventory.Place("cpu")
-    gone = through.Through(
-        "gone",
-        through.Settings((str(tmp_path / "nothing"),), True, 1),
-        lambda line: None,
-    )
+    nothing = through.Settings((str(tmp_path / "nothing"),), True, 1)
     with pytest.raises(MissingError, match="cannot start .*nothing: No such file"):
-        list(gone([job("cuda-v4", "cuda")]))
+        list(through.Through("gone", nothing, print)([job("cuda-v4", "cuda")]))
 
 
-def test_both_engines_have_the_one_interface():
-    assert issubclass(Engine, elsewhere.Elsewhere) and issubclass(
-        through.Through, elsewhere.Elsewhere
-    )
-    assert not (Engine.__abstractmethods__ | through.Through.__abstractmethods__)
+@pytest.mark.parametrize("kind", [Engine, through.Through])
+def test_both_engines_have_the_one_interface(kind):
+    assert issubclass(kind, elsewhere.Elsewhere) and not kind.__abstractmethods__
 
 
 def test_ctrl_c_ends_the_command(tmp_path):
     """And keeps what came."""
-    script = (
-        f"trap 'echo ended > {tmp_path}/ended; exit' TERM\ntouch {tmp_path}/there\nwhile :; do"
-        " sleep 0.05; done"
+    engine_of(
+        tmp_path,
+        f"""
+        trap 'echo ended > {tmp_path}/ended; exit' TERM
+        touch {tmp_path}/there
+        while :; do sleep 0.05; done
+        """,
     )
-    engine_of(tmp_path, script)
-    env = helpers.environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     process = subprocess.Popen(
-        [sys.executable, "-m", "gdn_cli", "run", "pt-reference", "--device", "cpu", "-w", "0", "--engine", "slurm"],
-        env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "gdn_cli", *RUN.split()],
+        env=helpers.environment(PATH=path(tmp_path)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    end = time.monotonic() + 60
+    )
+    end = time.monotonic() + helpers.PATIENCE_S
     while not (tmp_path / "there").exists():
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert (
-        process.returncode == errors.INTERRUPTED
-        and "Traceback" not in err
-        and (tmp_path / "ended").exists()
-    )
+    _, err = process.communicate(timeout=helpers.PATIENCE_S)
+    assert process.returncode == errors.INTERRUPTED and "Traceback" not in err
+    assert (tmp_path / "ended").exists()
 
 
 @pytest.mark.slow
 def test_a_stand_in_for_srun_runs_gdn_itself(tmp_path):
     srun = tmp_path / "srun"
-    srun.write_text(
-        '#!/bin/sh\necho "$@" >&2\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n'
-    )
+    skip = 'while [ "${1#--}" != "$1" ]; do shift; done'
+    srun.write_text(f'#!/bin/sh\necho "$@" >&2\n{skip}\nexec "$@"\n')
     srun.chmod(0o755)
-    env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    args = (
-        "pt-reference",
-        "--device",
-        "cpu",
-        "-w",
-        "0",
-        "--seconds",
-        "0.05",
-        "--engine",
-        "slurm",
-        "--json",
-    )
-    done = helpers.gdn("bench", *args, env=env)
+    args = RUN.replace("run", "bench", 1) + " --seconds 0.05 --json"
+    done = helpers.gdn(*args.split(), env={"PATH": path(tmp_path)})
     document = json.loads(done.out)
     assert done.code == 0 and {r["status"] for r in document["records"]} == {"passed"}
-    assert {r["algo"] for r in document["records"]} == {
-        "copy",
-        "empty",
-        "copy-rate",
-        "pt-reference",
-    }
-    assert (
-        document["environments"]["cpu"]["where"] == "slurm" and "modal" not in document
-    )
+    names = {r["algo"] for r in document["records"]}
+    assert names == {"copy", "empty", "copy-rate", "pt-reference"}
+    assert document["environments"]["cpu"]["where"] == "slurm"
+    assert "modal" not in document

@@ -5,21 +5,28 @@ the lines that come home.
 from __future__ import annotations
 
 import json
-import subprocess
-from pathlib import Path
 
 import helpers
 import pytest
 from cli.test_modal import rent
 from modal_server import Server
-from remote.test_remote import answered, opened, rented
+from remote.test_remote import Cloud, answered, opened, rented
 from tune.test_search import GUESS, WIDE, Workers, by_tile, tunable
 
 from gdn_cli import errors
 from gdn_cli.catalog import registry, scaffold, tuned_table
 from gdn_cli.catalog.workloads import twin
+from gdn_cli.errors import RemoteError
 from gdn_cli.machine import inventory
-from gdn_cli.remote import container, engine, replies, wire
+from gdn_cli.remote import (
+    container,
+    engine,
+    modal_client,
+    modal_errors,
+    profiles,
+    replies,
+    wire,
+)
 from gdn_cli.run import planning
 from gdn_cli.schema.record_types import Environment
 from gdn_cli.tune import away, evidence, search
@@ -86,11 +93,9 @@ def test_what_is_measured_there_is_chosen_here(tuning, monkeypatch):
     plan, settings = tuning
     workers, kept = Workers(by_tile), []
     found = served(parcel(plan, settings), workers, monkeypatch, keep=kept.append)
-    assert found.done and len(workers.jobs) == 30
-    notes = wire.notes(kept)
-    assert [note.line for note in notes[1:]] == found.lines and notes[
-        0
-    ].key == found.key
+    assert found.done and len(workers.jobs) == 29
+    notes = [noted.line for noted in wire.readable(kept, away.Noted)]
+    assert notes == [found.key, *found.lines]
     gpus = chosen_as_here(plan, settings, found, monkeypatch)["gpus"]
     assert [w["chosen"] for w in gpus["A CPU"]["workloads"]] == [
         {"tile": 12},
@@ -136,10 +141,26 @@ def test_one_whose_time_is_up_is_kept_and_the_next_call_goes_on(tuning, monkeypa
     whole = served(parcel(plan, settings), rest, monkeypatch)
     assert (
         whole.done
-        and len(rest.jobs) == 3
+        and len(rest.jobs) == 2
         and whole.lines[: len(found.lines)] == found.lines
     )
     chosen_as_here(plan, settings, whole, monkeypatch)
+
+
+def test_a_lost_call_leaves_the_lines_that_it_had_kept(tuning, monkeypatch):
+    plan, settings = tuning
+    kept = []
+    whole = served(
+        parcel(plan, settings), Workers(by_tile), monkeypatch, keep=kept.append
+    )
+    Cloud([modal_errors.CallFailed("preempted")]).install(monkeypatch)
+    monkeypatch.setattr(modal_client, "kept", lambda id: kept[:-3])
+    found = profiles.tuned(rented(minutes=5), plan, settings)
+    assert (found.done, found.reason) == (False, "preempted")
+    assert found.key == whole.key and found.lines == whole.lines[:-3]
+    Cloud([modal_errors.CallFailed("preempted")]).install(monkeypatch)
+    with pytest.raises(RemoteError, match="preempted"):
+        profiles.tuned(rented(minutes=5), plan, settings)
 
 
 def test_lines_of_another_machine_are_not_mixed(tuning, monkeypatch):
@@ -150,28 +171,26 @@ def test_lines_of_another_machine_are_not_mixed(tuning, monkeypatch):
     assert asked.tunings[0].lines == first.lines
     asked.tunings[0].key.driver = "another"
     workers = Workers(by_tile)
-    assert (
-        served(wire.encode(asked), workers, monkeypatch).done
-        and len(workers.jobs) == 30
-    )
+    assert served(wire.encode(asked), workers, monkeypatch).done
+    assert len(workers.jobs) == 29
 
 
 def test_a_reply_of_another_gpu_is_refused():
     gpu = rented().rent.gpu
-    key = None
+    work = engine.Work([], 60, tunings=[None])
     for name, why in (
         ("NVIDIA B200", None),
         ("NVIDIA H200", "asked for B200, and the container has NVIDIA H200"),
     ):
-        found = away.Measured(key=key, lines=[], gpu={"name": name})
-        assert replies.untuned(1, wire.Reply(tuned=[found]), gpu) == why
-    assert "it has 0 tunings for 1" in replies.untuned(1, wire.Reply(), gpu)
+        found = away.Measured(key=None, lines=[], gpu=inventory.Gpu(name, "10.0", ""))
+        assert replies.fault(work, wire.Reply(tuned=[found]), gpu) == why
+    assert "it has 0 tunings for 1" in replies.fault(work, wire.Reply(), gpu)
 
 
-def test_the_command_writes_the_rows_or_a_patch(tmp_path, monkeypatch):
+def test_the_command_writes_the_rows_of_that_gpu(tmp_path, monkeypatch):
     source = helpers.REGISTRY.find("cuda-v5", "gdn_decode")
     folder = scaffold.new(helpers.REGISTRY, "my-v5", source, tmp_path / "own")
-    before = {path.name: path.read_text() for path in folder.iterdir()}
+    before = (folder / "tuned.h").read_text()
     workers = Workers(lambda name, batch: 3.0 if "rows=2" in name else 2.0)
     workers.env = Environment(
         gpu="NVIDIA B200",
@@ -184,52 +203,22 @@ def test_the_command_writes_the_rows_or_a_patch(tmp_path, monkeypatch):
     monkeypatch.setattr(container, "CACHE", str(tmp_path / "no-volume"))
     gpu = inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-1")
     machine = inventory.Machine(gpus=lambda: (gpu,))
-    only = [
-        "lanes=16",
-        "rows=1,2",
-        "passes=1",
-        "warps=2",
-        "load=0",
-        "store=0",
-        "resident=1",
-    ]
-    args = [
-        "tune",
-        "--algo",
-        "my-v5",
-        "--algos",
-        tmp_path / "own",
-        "-w",
-        "batch_size=64",
-        "-n",
-        "1",
-    ]
-    args += [word for constant in only for word in ("--only", constant)]
-    patch = tmp_path / "b200.patch"
+    args = ["tune", "--algo", "my-v5", "--algos", tmp_path / "own"]
+    args += ["-w", "batch_size=64", "-n", "1"]
+    for (
+        constant
+    ) in "lanes=16 rows=1,2 passes=1 warps=2 load=0 store=0 resident=1".split():
+        args += ["--only", constant]
+    home = {"GDN_HOME": str(tmp_path / "home")}
     with Server(answer=lambda n, data: container.serve(data, machine=machine)) as s:
-        patched = rent(s, *args, "--out", patch, GDN_HOME=str(tmp_path / "home"))
-        untouched = {path.name: path.read_text() for path in folder.iterdir()}
-        first = len(workers.jobs)
-        written = rent(s, *args, GDN_HOME=str(tmp_path / "home"))
-    assert (
-        patched.code == 0 and f"written: {patch}" in patched.out and untouched == before
-    )
-    assert "B200, 1 container, 1 call of at most 60 min" in patched.err
-    assert written.code == 0 and first == len(workers.jobs)  # the lines were sent along
+        first = rent(s, *args, **home)
+        jobs = len(workers.jobs)
+        again = rent(s, *args, **home)
+    assert first.code == again.code == 0
+    assert "B200, 1 container, 1 call of at most 60 min" in first.err
+    assert jobs == len(workers.jobs) > 0  # the lines were sent along
     text = (folder / "tuned.h").read_text()
-    assert text != before["tuned.h"] and "NVIDIA B200" in text and "NVIDIA H200" in text
-    (row,) = (
-        row
-        for row in tuned_table.load(registry.load(str(tmp_path / "own")).find("my-v5"))[
-            "NVIDIA B200"
-        ]["rows"]
-    )
+    assert text != before and "NVIDIA B200" in text and "NVIDIA H200" in text
+    mine = registry.load(str(tmp_path / "own")).find("my-v5")
+    (row,) = tuned_table.load(mine)["NVIDIA B200"]["rows"]
     assert row["rows"] == 1
-    for name, old in before.items():
-        (folder / name).write_text(old)
-    applied = subprocess.run(
-        ["git", "apply", "-p1", patch], cwd=folder, capture_output=True, text=True
-    )
-    assert applied.returncode == 0 and Path(folder / "tuned.h").read_text() == text, (
-        applied.stderr
-    )

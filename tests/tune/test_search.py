@@ -15,8 +15,9 @@ import building
 import helpers
 import pytest
 import reports
+import screens
 
-from gdn_cli import errors, paths
+from gdn_cli import errors
 from gdn_cli.catalog import expression, pack, registry, scaffold, tuned_table
 from gdn_cli.catalog.registry import Tune
 from gdn_cli.catalog.tuned_table import ENDLESS, Row, Size
@@ -27,7 +28,7 @@ from gdn_cli.run import complete, jobs, planning
 from gdn_cli.schema.record_types import Environment, Status
 from gdn_cli.tune import evidence, search, tournament
 from gdn_cli.tune import race as racing
-from gdn_cli.tune.tournament import AGAIN, FINAL, FIRST, Meeting
+from gdn_cli.tune.tournament import FINAL, FIRST, Meeting
 
 CPP = Tune(
     "tuned.h",
@@ -35,30 +36,6 @@ CPP = Tune(
     {"lanes": (8, 16, 32), "rows": (1, 2, 4)},
     "rows * lanes <= 64",
 )
-PYTHON = Tune(
-    "tuned.py", ("batch_size", "num_v_heads"), {"BV": (4, 16), "num_warps": (1, 2)}
-)
-WHAT = (
-    "Written by `gdn tune`: which constants for which size (batch_size * num_v_heads), by GPU. "
-    "The evidence is in tuning.json."
-)
-HEADER = f"""\
-// {WHAT}
-#pragma once
-#include <cstdint>
-struct Tuned {{ const char* gpu; int sms; int64_t up_to; int lanes, rows; }};   // constants in the order of algo.toml
-constexpr Tuned TUNED[] = {{
-    {{"NVIDIA H200", 132, 8, 8, 1}},
-    {{"NVIDIA H200", 132, 9223372036854775807, 16, 4}},
-}};
-"""
-MODULE = f'''\
-"""{WHAT}"""
-TUNED = [
-    {{"gpu": "NVIDIA H200", "sms": 132, "up_to": 8, "BV": 4, "num_warps": 1}},
-    {{"gpu": "NVIDIA H200", "sms": 132, "up_to": 9223372036854775807, "BV": 16, "num_warps": 1}},
-]
-'''
 
 
 def rows_of(gpu: str, sms: int, *found: tuple[int, dict[str, int]]) -> list[Row]:
@@ -66,19 +43,6 @@ def rows_of(gpu: str, sms: int, *found: tuple[int, dict[str, int]]) -> list[Row]
 
 
 # --- the generated file
-
-
-@pytest.mark.parametrize(
-    ("tune", "constants", "text"),
-    [
-        (CPP, [{"lanes": 8, "rows": 1}, {"rows": 4, "lanes": 16}], HEADER),
-        (PYTHON, [{"BV": 4, "num_warps": 1}, {"BV": 16, "num_warps": 1}], MODULE),
-    ],
-    ids=["h", "py"],
-)
-def test_the_file_is_exactly_this(tune, constants, text):
-    rows = rows_of("NVIDIA H200", 132, (8, constants[0]), (ENDLESS, constants[1]))
-    assert tuned_table.render(tune, rows) == text
 
 
 def gpus_of(*rows: Row) -> dict:
@@ -121,43 +85,21 @@ def test_a_copy_of_an_algo_keeps_the_rows(tmp_path, write_algo):
     assert pack.pack(copy, op)["sources"] == pack.pack(algo, op)["sources"]
 
 
-def test_rows_are_read_from_the_kept_files():
-    rows = [
-        *rows_of("untuned", 0, (64, {"lanes": 8}), (ENDLESS, {"lanes": 32})),
-        *rows_of("H200", 132, (ENDLESS, A)),
-    ]
-    assert tuned_table.rows(CPP, json.loads(json.dumps(gpus_of(*rows)))) == rows
-
-
 GOOD = {"gpu": "H200", "sms": 132, "up_to": 8, "lanes": 8, "rows": 1}
 
 
 @pytest.mark.parametrize(
     ("gpus", "says"),
     [
-        ([], "Expected `object`, got `array`"),
-        ({"H200": {}}, "missing required field `rows`"),
-        ({"H200": {"rows": 3}}, r"Expected `array`, got `int` - at `\$\[...\].rows`"),
-        (
-            {"H200": {"rows": [GOOD | {"up_to": 0.5}]}},
-            "Expected `int | str`, got `float`",
-        ),
-        (
-            {"H200": {"rows": [GOOD | {"sms": "132"}]}},
-            "a row of 'H200' does not have the form",
-        ),
-        (
-            {"H200": {"rows": [{"gpu": "H200", "sms": 1}]}},
-            "a row of 'H200' does not have the form",
-        ),
-        (
-            {"H200": {"rows": [GOOD | {"tile": 1}]}},
-            "hold lanes, rows, tile, algo.toml names lanes, rows",
-        ),
+        ([], "array"),
+        ({"H200": {}}, "rows"),
+        ({"H200": {"rows": [GOOD | {"sms": "132"}]}}, "does not have the form"),
+        ({"H200": {"rows": [{"gpu": "H200", "sms": 1}]}}, "does not have the form"),
+        ({"H200": {"rows": [GOOD | {"tile": 1}]}}, "hold lanes, rows, tile"),
     ],
 )
 def test_rows_of_another_form_are_refused(gpus, says):
-    with pytest.raises(ValueError, match=says.replace("int | str", r"int \| str")):
+    with pytest.raises(ValueError, match=says):
         tuned_table.rows(CPP, gpus)
 
 
@@ -167,98 +109,79 @@ A, B, C = ({"lanes": n, "rows": 1} for n in (8, 16, 32))
 
 
 def test_neighbours_with_equal_constants_are_one_row_and_boundaries_are_geometric_middles():
-    chosen = [(8, A), (16, A), (32, B), (512, C), (2048, C)]
     tune = Tune("tuned.h", ("batch_size",), {"lanes": (8,)})
 
-    def table(sms, chosen):
-        return tuned_table.table(
-            tune, "G", sms, [(Size(1, size), constants) for size, constants in chosen]
-        )
+    def table(*chosen):
+        sizes = [(Size(1, size), constants) for size, constants in chosen]
+        return tuned_table.table(tune, "G", 132, sizes)
 
-    assert table(132, chosen) == rows_of("G", 132, (22, A), (128, B), (ENDLESS, C))
-    assert table(132, [(8, A)]) == rows_of("G", 132, (ENDLESS, A))
-    near = table(1, [(1, A), (2, B)])
-    assert [
-        next(row for row in near if size <= row.up_to).constants
-        for size in (1, 2, 10**12)
-    ] == [A, B, B]
+    rows = table((8, A), (16, A), (32, B), (512, C), (2048, C))
+    assert rows == rows_of("G", 132, (22, A), (128, B), (ENDLESS, C))
+    assert table((8, A)) == rows_of("G", 132, (ENDLESS, A))
+    assert table((1, A), (2, B)) == rows_of("G", 132, (1, A), (ENDLESS, B))
 
 
 def test_rows_of_each_length_by_themselves():
     """1 x 512 and 2 x 256 are one size as a product, and have rows of their own where
     seq_len is the length.
     """
-    tune = Tune(
-        "tuned.h",
-        ("batch_size",),
-        {"lanes": (8, 16, 32), "rows": (1,)},
-        length=("seq_len",),
-    )
-    chosen = [
-        (Size(256, 1), A),
-        (Size(256, 2), B),
-        (Size(512, 1), C),
-        (Size(512, 4), C),
-    ]
-    rows = tuned_table.table(tune, "G", 132, chosen)
+    constants = {"lanes": (8, 16, 32), "rows": (1,)}
+    tune = Tune("tuned.h", ("batch_size",), constants, length=("seq_len",))
+    sizes = Size(256, 1), Size(256, 2), Size(512, 1), Size(512, 4)
+    rows = tuned_table.table(tune, "G", 132, [*zip(sizes, (A, B, C, C), strict=True)])
     assert [(row.length_up_to, row.up_to, row.constants) for row in rows] == [
-        (362, 1, A), (362, ENDLESS, B), (ENDLESS, ENDLESS, C),
-    ]  # fmt: skip
+        (362, 1, A),
+        (362, ENDLESS, B),
+        (ENDLESS, ENDLESS, C),
+    ]
     text = tuned_table.render(tune, rows)
-    assert (
-        "length (seq_len) and size (batch_size)" in text
-        and "int64_t length_up_to, up_to; int lanes, rows;" in text
-    )
+    assert "length (seq_len) and size (batch_size)" in text
+    assert "int64_t length_up_to, up_to; int lanes, rows;" in text
     assert '{"G", 132, 362, 1, 8, 1}' in text
-    kept = {"G": {"rows": [row.to_json() for row in rows]}}
+    kept = gpus_of(*rows)
     assert tuned_table.rows(tune, kept) == rows
     del kept["G"]["rows"][0]["length_up_to"]
-    with pytest.raises(ValueError, match="a row of 'G' does not have the form"):
+    with pytest.raises(ValueError, match="does not have the form"):
         tuned_table.rows(tune, kept)
 
 
 def test_a_kernel_takes_the_rows_of_the_nearest_gpu():
-    rows = rows_of("H200", 132, (8, A), (ENDLESS, B)) + rows_of(
-        "B200", 148, (ENDLESS, C)
+    h200, b200 = (
+        rows_of("H200", 132, (8, A), (ENDLESS, B)),
+        rows_of("B200", 148, (9, C)),
     )
-    for sms, gpu in (
-        (132, "H200"),
-        (1, "H200"),
-        (139, "H200"),
-        (140, "H200"),
-        (141, "B200"),
-        (1000, "B200"),
-    ):
-        # 140 is as far from both: the first
-        assert {row.gpu for row in tuned_table.nearest(rows, sms)} == {gpu}, sms
-    assert [row.up_to for row in tuned_table.nearest(rows, 132)] == [8, ENDLESS]
+    # 140 is as far from both: the first
+    for sms, rows in ((132, h200), (1, h200), (140, h200), (141, b200), (1000, b200)):
+        assert tuned_table.nearest(h200 + b200, sms) == rows
     assert tuned_table.nearest([], 132) == []
 
 
 def test_other_gpus_keep_their_rows_and_estimates_go():
-    h200, b200 = (
-        rows_of("H200", 132, (8, A), (ENDLESS, B)),
-        rows_of("B200", 148, (ENDLESS, C)),
-    )
+    h200 = rows_of("H200", 132, (8, A), (ENDLESS, B))
+    b200 = rows_of("B200", 148, (ENDLESS, C))
     guess, new = rows_of("untuned", 0, (ENDLESS, A)), rows_of("H200", 132, (ENDLESS, C))
-    assert tuned_table.merge(guess + b200, new) == b200 + new
-    assert tuned_table.merge(h200 + b200, new) == new + b200
-    assert tuned_table.merge([], new) == new
     # a kernel cannot tell it from an H200: the one tuned last goes first
     h100 = rows_of("H100", 132, (ENDLESS, B))
-    assert tuned_table.merge(b200 + h100, new) == b200 + new + h100
-    assert tuned_table.merge(b200 + new + h100, h100) == b200 + h100 + new
+    for old, rows, merged in (
+        (guess + b200, new, b200 + new),
+        (h200 + b200, new, new + b200),
+        ([], new, new),
+        (b200 + h100, new, b200 + new + h100),
+        (b200 + new + h100, h100, b200 + h100 + new),
+    ):
+        assert tuned_table.merge(old, rows) == merged
 
 
 def test_the_record_says_whose_rows_were_used(tmp_path, write_algo):
     algo, op = tunable(tmp_path, write_algo)
-    mine = rows_of("H200", 132, (ENDLESS, {"rows": 1, "policy": 0}))
-    write_rows(algo, *mine)
+    (row,) = rows_of("H200", 132, (ENDLESS, {"rows": 1, "policy": 0}))
+    write_rows(algo, row)
     solution = pack.pack(algo, op)
     h200, other = Environment(gpu="H200", sms=132), Environment(gpu="B200", sms=148)
-    assert tuned_table.built_with(algo) == mine
-    job = jobs.Job.of("compare", op, {}, "cuda", (), [(algo, solution)])
-    known = complete.JobRecords(job)
+    assert tuned_table.built_with(algo) == [row]
+    known = complete.JobRecords(
+        jobs.Job.of("compare", op, {}, "cuda", (), [(algo, solution)])
+    )
     cpu = Environment(cpu="x", cpus=2)
     for env, wanted in (
         (h200, ("H200", False)),
@@ -273,30 +196,16 @@ def test_the_record_says_whose_rows_were_used(tmp_path, write_algo):
 def test_the_screen_says_so_too(capsys):
     from gdn_cli.report import terminal
 
-    r = {
-        "op": "gdn_decode",
-        "mode": "cuda",
-        "tier": None,
-        "status": "passed",
-        "reason": None,
-        "check": None,
-    }
-    r |= {"workload": {"uuid": "u", "axes": {"batch_size": 1}}, "tuned_nearest": True}
-    found = [
-        r | {"algo": "x", "tuned_for": "H200"},
-        r | {"algo": "y", "tuned_for": "untuned"},
-    ]
-    document = {
-        "schema": 2,
-        "command": "run",
-        "environments": {},
-        "missing": [],
-        "records": found,
-    }
+    r = {"op": "gdn_decode", "mode": "cuda", "tier": None, "check": None}
+    r |= {"status": "passed", "reason": None, "tuned_nearest": True}
+    r |= {"workload": {"uuid": "u", "axes": {"batch_size": 1}}}
+    document = {"schema": 2, "command": "run", "environments": {}, "missing": []}
+    names = ("x", "H200"), ("y", "untuned")
+    document["records"] = [r | {"algo": n, "tuned_for": gpu} for n, gpu in names]
     terminal.show(reports.typed(document), registry.load(), False, Path("x.json"))
     out = capsys.readouterr().out
     assert "note x: tuned for H200, the nearest to this GPU" in out
-    assert "note y: not tuned yet: its constants are its author's estimates" in out
+    assert "note y: not tuned yet" in out
 
 
 # --- algo.toml
@@ -339,90 +248,35 @@ def tunable(folder: Path, write_algo, toml: str = TOML, name: str = "slow", **ke
     return algo, known.ops[algo.op]
 
 
-def test_tune_is_read(tmp_path, write_algo):
-    algo, _ = tunable(tmp_path, write_algo)
-    space = {"rows": (1, 4), "policy": (0, 1)}
-    assert algo.tune == Tune(
-        "tuned.py", ("batch_size", "num_v_heads"), space, "rows * (policy + 1) <= 4"
-    )
-    assert registry.load().find("cpp-v1").tune is None
-
-
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('file = "tuned.py"', "", "$.tune.file: expected text, it is missing"),
-        (
-            '"tuned.py"',
-            '"tuned.h"',
-            "$.tune.file: expected a file of its own in this folder, such as 'tuned.py'",
-        ),
-        ('"tuned.py"', '"main.py"', "$.tune.file: expected a file of its own"),
-        ('"tuned.py"', '"../tuned.py"', "$.tune.file: expected a file of its own"),
-        (
-            '["batch_size", "num_v_heads"]',
-            "[]",
-            "$.tune.size: expected at least one axis of the op",
-        ),
-        (
-            '"num_v_heads"',
-            '"heads"',
-            "$.tune.size: expected axes of gdn_decode (batch_size, ",
-        ),
-        (
-            "rows * (policy + 1) <= 4",
-            "rows < tile",
-            "expected a condition on the constants, but 'tile' is not one of rows",
-        ),
-        (
-            "[1, 4]",
-            "[1, 4.5]",
-            "$.tune.constants.rows: expected a list of different whole numbers",
-        ),
-        (
-            "[1, 4]",
-            "[1, 1]",
-            "$.tune.constants.rows: expected a list of different whole numbers",
-        ),
-        (
-            "[1, 4]",
-            "[true]",
-            "$.tune.constants.rows: expected a list of different whole numbers",
-        ),
-        (
-            "[1, 4]",
-            "[4294967296]",
-            "$.tune.constants.rows: expected a list of different whole numbers",
-        ),
-        (
-            "[1, 4]",
-            "4",
-            "$.tune.constants.rows: expected a list of different whole numbers",
-        ),
-        (
-            "rows = [1, 4]",
-            "up_to = [1]",
-            "$.tune.constants.up_to: expected a name that is valid in C++ and Python",
-        ),
-        (
-            "rows = [1, 4]\npolicy = [0, 1]",
-            "",
-            "$.tune.constants: expected at least one constant",
-        ),
-        ("where =", "were =", "$.tune.were: unknown key"),
+        ('file = "tuned.py"', "", "file: expected text, it is missing"),
+        ('"tuned.py"', '"tuned.h"', "file: expected a file of its own"),
+        ('"tuned.py"', '"main.py"', "file: expected a file of its own"),
+        ('"tuned.py"', '"../tuned.py"', "file: expected a file of its own"),
+        ('["batch_size", "num_v_heads"]', "[]", "size: expected at least one axis"),
+        ('"num_v_heads"', '"heads"', "size: expected axes of gdn_decode"),
+        ("rows * (policy + 1) <= 4", "rows < tile", "'tile' is not one of rows"),
+        ("[1, 4]", "[1, 4.5]", "rows: expected a list of different whole numbers"),
+        ("[1, 4]", "[1, 1]", "rows: expected a list of different whole numbers"),
+        ("[1, 4]", "[true]", "rows: expected a list of different whole numbers"),
+        ("[1, 4]", "[4294967296]", "rows: expected a list of different whole numbers"),
+        ("[1, 4]", "4", "rows: expected a list of different whole numbers"),
+        ("rows = [1, 4]", "up_to = [1]", "up_to: expected a name that is valid"),
+        ("rows = [1, 4]\npolicy = [0, 1]", "", "expected at least one constant"),
+        ("where =", "were =", "were: unknown key"),
     ],
 )
 def test_a_wrong_tune_names_file_and_key(old, new, says, tmp_path, write_algo):
     toml = TOML.replace(old, new)
-    if "constants: expected at least" in says or "up_to" in says:
+    if "constant" in says or "up_to" in says:
         toml = toml.replace('where = "rows * (policy + 1) <= 4"\n', "")
     assert toml != TOML
     write_algo(tmp_path, "slow", {"main.py": MAIN}, extra=toml)
-    with pytest.raises(UsageError) as e:
+    with pytest.raises(UsageError, match=re.escape(says)) as e:
         registry.load(str(tmp_path)).find("slow")
-    assert str(e.value).startswith(
-        f"{tmp_path}/gdn_decode/slow/algo.toml: "
-    ) and says in str(e.value)
+    assert f"{tmp_path}/gdn_decode/slow/algo.toml: $.tune." in str(e.value)
 
 
 @pytest.mark.parametrize(
@@ -463,32 +317,20 @@ def test_conditions_hold_nothing_but_arithmetic_and_comparisons(text):
 def test_candidates_are_the_algo_with_one_row(tmp_path, write_algo):
     algo, op = tunable(tmp_path, write_algo)
     found, excluded = tuned_table.candidates(algo)
-    assert (
-        found
-        == [
-            {"rows": 1, "policy": 0},
-            {"rows": 1, "policy": 1},
-            {"rows": 4, "policy": 0},
-        ]
-        and excluded == 1
-    )
+    assert [tuple(c.values()) for c in found] == [(1, 0), (1, 1), (4, 0)]
+    assert excluded == 1
     one = tuned_table.candidate(algo, op, found[2])
-    assert (
-        one.name == "slow[rows=4,policy=0]"
-        and (algo.folder / "tuned.py").read_text() == GUESS
-    )
+    assert one.name == "slow[rows=4,policy=0]"
+    assert (algo.folder / "tuned.py").read_text() == GUESS
     sources = {s["path"]: s["content"] for s in one.solution["sources"]}
+    assert list(sources) == ["main.py", "right.py", "tuned.py"]
+    assert sources["main.py"] == MAIN
     assert (
-        list(sources) == ["main.py", "right.py", "tuned.py"]
-        and sources["main.py"] == MAIN
+        '"candidate", "sms": 0, "up_to": 9223372036854775807, "rows": 4'
+        in (sources["tuned.py"])
     )
-    last = '{"gpu": "candidate", "sms": 0, "up_to": 9223372036854775807, "rows": 4, "policy": 0}'
-    assert f"TUNED = [\n    {last},\n]\n" in sources["tuned.py"]
     before = tuned_table.own_hash(algo, op)
-    (algo.folder / "tuned.py").write_text(
-        tuned_table.render(algo.tune, rows_of("G", 1, (ENDLESS, found[0])))
-    )
-    (algo.folder / "tuning.json").write_text("{}")  # the evidence is not packed
+    write_rows(algo, *rows_of("G", 1, (ENDLESS, found[0])))
     assert tuned_table.own_hash(algo, op) == before
 
 
@@ -531,14 +373,11 @@ def test_groups_are_compared_through_their_leader():
     ]
 
 
-def test_who_is_much_slower_is_dropped_and_the_best_of_several_groups_meet():
+def test_who_is_much_slower_is_dropped_and_the_best_of_all_groups_meet():
     groups = [met(FIRST, a=10, b=10.5, c=12), met(FIRST, a=10, d=10.2, e=10.8)]
     assert tournament.racing(tournament.standing(groups, FIRST)) == ["a", "d", "b", "e"]
-    assert tournament.again(groups, ()) == ["a", "d", "b", "e"]
-    assert tournament.again(groups[:1], ()) == []  # they have met already
-    assert tournament.finals({8: groups, 16: [*groups, met(AGAIN, a=10.9, d=10.1, b=10, e=12)]}, ()) == {
-        8: ["a", "d", "b"], 16: ["b", "d", "a"],
-    }  # fmt: skip
+    groups.append(met(FIRST, a=10, f=10.1, g=10.3, h=10.4))
+    assert tournament.finals({8: groups}, {"f"}) == {8: ["a", "d", "g", "h", "b"]}
 
 
 def test_the_final_has_close_candidates_and_the_smaller_sizes_winner():
@@ -557,41 +396,24 @@ def test_the_fastest_is_chosen_or_the_smaller_sizes_constants_where_these_are_as
         64: [met(FINAL, b=10, c=9)],
     }
     found = tournament.choose(sizes)
-    assert [(c.size, c.chosen, c.fastest, c.second) for c in found] == [
-        (8, "a", "a", "b"), (16, "a", "b", "a"), (32, "b", "b", "a"), (64, "c", "c", "b"),
-    ]  # fmt: skip
-    assert (
-        found[0].ahead.ratio == pytest.approx(1.05)
-        and found[0].ahead.verdict == "FASTER"
-    )
+    chosen = ["".join((c.chosen, c.fastest, c.second)) for c in found]
+    assert [c.size for c in found] == list(sizes)
+    assert chosen == ["aab", "aba", "bba", "ccb"]
+    assert found[0].ahead.ratio == pytest.approx(1.05)
+    assert found[0].ahead.verdict == "FASTER"
     assert found[1].behind.ratio == pytest.approx(1.002) and found[2].behind is None
 
 
-def test_little_time_keeps_the_row_where_the_times_are_equal():
-    noisy = {"b": [10, 14, 8, 10], "a": [10.1, 8, 14, 10.1]}
-    final = Meeting(FINAL, ("b", "a"), {"w": {"b": 10.0, "a": 10.1}}, {"w": noisy})
-    assert tournament.against(final, "a", "b").verdict == "UNCLEAR"
-    assert [
-        c.chosen for c in tournament.choose({8: [met(FINAL, a=10, b=11)], 16: [final]})
-    ] == [
-        "a",
-        "a",
-    ]
-
-
-def test_little_time_does_not_make_different_times_the_same():
+@pytest.mark.parametrize(("us", "chosen"), [(10.1, "a"), (10.4, "b")])
+def test_little_time_keeps_the_row_only_where_the_times_are_equal(us, chosen):
     """Four samples that scatter: the interval holds 1, and yet 4 % are no reason to
     keep the slower one.
     """
-    noisy = {"b": [10, 14, 8, 10], "a": [10.4, 8, 14, 10.4]}
-    final = Meeting(FINAL, ("b", "a"), {"w": {"b": 10.0, "a": 10.4}}, {"w": noisy})
+    noisy = {"b": [10, 14, 8, 10], "a": [us, 8, 14, us]}
+    final = Meeting(FINAL, ("b", "a"), {"w": {"b": 10.0, "a": us}}, {"w": noisy})
     assert tournament.against(final, "a", "b").verdict == "UNCLEAR"
-    assert [
-        c.chosen for c in tournament.choose({8: [met(FINAL, a=10, b=11)], 16: [final]})
-    ] == [
-        "a",
-        "b",
-    ]
+    found = tournament.choose({8: [met(FINAL, a=10, b=11)], 16: [final]})
+    assert [c.chosen for c in found] == ["a", chosen]
 
 
 # --- the race, with workers that only answer
@@ -689,34 +511,25 @@ def by_tile(name: str, batch: int) -> float:
 def test_25_candidates_race_in_groups_led_by_the_best_so_far(race):
     workers = Workers(by_tile)
     work = race(workers, 64, 1)
-    first, second, third, best, final = workers.meetings()
-    assert first == {1: list(range(1, 11)), 64: list(range(1, 11))}
-    assert second == {1: [10, *range(11, 20)], 64: [10, *range(11, 20)]}
-    assert third == {1: [12, *range(20, 26)], 64: [19, *range(20, 26)]}
-    assert best[1][:3] == [12, 11, 13] and len(best[1]) == 10 and best[64][0] == 24
-    assert final == {1: [12, 11, 13], 64: [24, 23, 25]}  # 12 is a tenth slower there
+    assert workers.meetings() == [
+        {1: list(range(1, 11)), 64: list(range(1, 11))},
+        {1: [10, *range(11, 20)], 64: [10, *range(11, 20)]},
+        {1: [12, *range(20, 26)], 64: [19, *range(20, 26)]},
+        # the final: tile 12 is a tenth slower at 64
+        {1: [12, 11, 13, 10, 14], 64: [24, 23, 25, 22, 21]},
+    ]
     plans = [
         job.request.timing.plan for job in workers.jobs if job.command == "compare"
     ]
-    assert [p["target"] for p in plans] == [0.02] * 4 + [0.005] and [
-        p["seconds"] for p in plans
-    ] == [0.3] * 4 + [1.0]
+    assert [p["target"] for p in plans] == [0.02] * 3 + [0.005]
+    assert [p["seconds"] for p in plans] == [0.3] * 3 + [1.0]
     rows = rows_of("A CPU", 2, (8, {"tile": 12}), (ENDLESS, {"tile": 24}))
-    assert (race.folder / "tuned.py").read_text() == tuned_table.render(
-        work.plan.algo.tune, rows
-    )
-    assert (
-        tuned_table.rows(work.plan.algo.tune, tuned_table.load(work.plan.algo)) == rows
-    )
+    tune = work.plan.tune
+    assert (race.folder / "tuned.py").read_text() == tuned_table.render(tune, rows)
+    assert tuned_table.rows(tune, tuned_table.load(work.plan.algo)) == rows
     entry = json.loads((race.folder / "tuning.json").read_text())["gpus"]["A CPU"]
     assert [w["chosen"] for w in entry["workloads"]] == [{"tile": 12}, {"tile": 24}]
-    assert all(len(w["candidates"]) == 25 for w in entry["workloads"])
     assert entry["workloads"][0]["ratio"][0] == pytest.approx(101 / 100)
-    assert entry["workloads"][0]["candidates"][0] == {
-        "tile": 12,
-        "us": pytest.approx(100.1),
-        "round": FINAL,
-    }
 
 
 def test_who_crashes_while_it_is_timed_is_found_and_left_out(race):
@@ -724,19 +537,14 @@ def test_who_crashes_while_it_is_timed_is_found_and_left_out(race):
     group are timed again.
     """
     best = "slow[tile=12]"
-    workers = Workers(by_tile, crash={(best, 4)})
-    work = race(workers, 1, 4, 64)
-    assert work.out == {
-        best: search.LeftOut(
-            {"tile": 12}, Status.CRASHED, "crashed with SIGSEGV", "B=4"
-        )
-    }
-    assert [c.chosen for c in work.choices] == [
-        "slow[tile=11]",
-        "slow[tile=11]",
-        "slow[tile=24]",
-    ]
-    again = Workers(by_tile, crash={(best, 4)})
+    crash = {(best, 4)}
+    work = race(Workers(by_tile, crash=crash), 1, 4, 64)
+    left_out = search.LeftOut(
+        {"tile": 12}, Status.CRASHED, "crashed with SIGSEGV", "B=4"
+    )
+    assert work.out == {best: left_out}
+    assert [tile(c.chosen) for c in work.choices] == [11, 11, 24]
+    again = Workers(by_tile, crash=crash)
     assert race(again, 1, 4, 64).choices == work.choices and again.jobs == []
 
 
@@ -746,20 +554,14 @@ def test_a_crash_that_no_single_candidate_explains_ends_it_and_keeps_the_rest(ra
             self.crash = {("slow[tile=1]", 64)} if job.command == "compare" else ()
             return super().__call__(job, *args, **kwargs)
 
-    with pytest.raises(
-        GdnError,
-        match="timing at B=64 came to no end, .*crashed with SIGSEGV; measurements are kept",
-    ):
+    with pytest.raises(GdnError, match="timing at B=64 came to no end, .*SIGSEGV"):
         race(Together(by_tile), 1, 64)
-    assert (race.folder / "tuned.py").read_text().count("untuned") == 1
+    assert "untuned" in (race.folder / "tuned.py").read_text()
     workers = Workers(by_tile)
     race(workers, 1, 64)
-    assert list(workers.meetings()[0]) == [64] and all(
-        job.command == "compare" for job in workers.jobs
-    )
-    assert race.said == [
-        "resuming with 50 checks and 1 timings of an earlier run; --fresh starts again"
-    ]
+    assert list(workers.meetings()[0]) == [64]
+    assert {job.command for job in workers.jobs} == {"compare"}
+    assert "resuming with 50 checks and 1 timings" in race.said[0]
 
 
 def test_a_second_run_measures_nothing_and_fresh_all(race):
@@ -768,21 +570,17 @@ def test_a_second_run_measures_nothing_and_fresh_all(race):
     assert len(race(same, 64, 1).choices) == 2 and same.jobs == []
     race(other, 1, 64, seconds=2.0)
     race(fresh, 1, 64, fresh=True)
-    assert len(other.jobs) == len(fresh.jobs) == 30
+    assert len(other.jobs) == len(fresh.jobs) == 29
 
 
 def test_evidence_names_no_folders_of_this_machine():
     said = "/tmp/home/builds/py311-cpu/x_1__71/kernel.cu:14:68: error: a/b is no number"
     assert racing._without_folders(said) == "kernel.cu:14:68: error: a/b is no number"
-    assert racing._without_folders(None) is None
 
 
 def test_nothing_right_is_nothing_written(race):
     wrong = [f"slow[tile={i}]" for i in range(1, 26)]
-    with pytest.raises(
-        GdnError,
-        match="none of the 25 candidates of gdn_decode/slow is right: output: 3 elements",
-    ) as e:
+    with pytest.raises(GdnError, match="none of the 25 .* right: output: 3 el") as e:
         race(Workers(by_tile, wrong=wrong), 1)
     assert e.value.code == errors.FAILED and not (race.folder / "tuning.json").exists()
 
@@ -805,16 +603,12 @@ def test_a_tier_that_cannot_be_had_is_missing(race):
         race(NoTier(by_tile), 1)
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[]", '{"gpus": 3}', '{"gpus": {"x": {"rows": [{"gpu": 1e999}]}}}']
-)
+@pytest.mark.parametrize("text", ["{", "[]", '{"gpus": 3}'])
 def test_files_in_the_folder_are_never_lost(race, text):
     evidence = race.folder / "tuning.json"
     evidence.write_text(text)
     workers = Workers(by_tile)
-    with pytest.raises(
-        UsageError, match="tuning.json is not what gdn wrote.*; fix it, or move it away"
-    ):
+    with pytest.raises(UsageError, match="tuning.json is not what gdn wrote"):
         race(workers, 1)
     assert evidence.read_text() == text and workers.jobs == []
 
@@ -829,30 +623,16 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
 
     with monkeypatch.context() as patch:
         patch.setattr(search, "TemporaryFile", refuse)
-        with pytest.raises(
-            UsageError,
-            match="cannot write .*/slow: Permission denied; `gdn new NAME --from ALGO",
-        ):
+        with pytest.raises(UsageError, match="Permission denied; tune a copy: gdn new"):
             race(workers, 1)
-    monkeypatch.setattr(paths, "IN_CHECKOUT", False)
-    algo = registry.load(str(race.folder.parent.parent)).find("slow")
-    monkeypatch.setattr(paths, "ALGOS_DIR", race.folder.parent.parent)
-    with pytest.raises(UsageError, match="slow belongs to an installed gdn"):
-        search.check_folder(algo)
     assert workers.jobs == []
 
 
-def test_workloads_of_one_size_decide_together(race):
-    """Twice as fast on one, 1.5 times as slow on the other: the geometric mean is for tile 1."""
-    workers = Workers(
-        lambda name, batch: 100 if tile(name) > 1 else {1: 50, 2: 150}[batch]
-    )
-    work = race(workers, 1)
-    one = work.plan.sizes[Size(1, 1)][0]
-    meeting = Meeting(
-        FINAL, ("a", "b"), {"u": {"a": 100, "b": 50}, "v": {"a": 100, "b": 150}}
-    )
-    assert meeting.speed("b") > meeting.speed("a") and one.axes == {"batch_size": 1}
+def test_workloads_of_one_size_decide_together():
+    """Twice as fast on one, 1.5 times as slow on the other: the geometric mean decides."""
+    times = {"u": {"a": 100, "b": 50}, "v": {"a": 100, "b": 150}}
+    meeting = Meeting(FINAL, ("a", "b"), times)
+    assert meeting.speed("b") > meeting.speed("a")
     assert Meeting(FINAL, ("a",), {"u": {"a": 1}, "v": {}}).speed("a") is None
 
 
@@ -920,20 +700,12 @@ def tuned_here(tmp_path_factory, gdn):
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_measurements_and_writes_nothing(tuned_here):
     _, stopped, before, went_on, *_ = tuned_here
-    assert (
-        stopped.code == errors.INTERRUPTED
-        and stopped.json["interrupted"]
-        and stopped.json["result"] is None
-    )
+    assert stopped.code == errors.INTERRUPTED and stopped.json["interrupted"]
+    assert stopped.json["result"] is None
     assert json.loads(before) == {"gpus": gpus_of(OTHER)}
-    assert (
-        2 <= went_on.json["resumed"]["check"] < 6
-        and went_on.json["resumed"]["time"] == 0
-    )
-    assert (
-        f"resuming with {went_on.json['resumed']['check']} checks and 0 timings"
-        in went_on.err
-    )
+    resumed = went_on.json["resumed"]
+    assert 2 <= resumed["check"] < 6 and resumed["time"] == 0
+    assert f"resuming with {resumed['check']} checks and 0 timings" in went_on.err
 
 
 @pytest.mark.slow
@@ -941,34 +713,22 @@ def test_tune_finds_the_planted_constants_and_leaves_the_wrong_out(tuned_here):
     algo, _, _, done, written, *_ = tuned_here
     assert done.code == 0
     (out,) = done.json["left_out"]
-    assert (
-        out["constants"] == {"rows": 1, "policy": 1}
-        and out["status"] == "wrong"
-        and "output: " in out["reason"]
-    )
+    assert out["constants"] == {"rows": 1, "policy": 1}
+    assert out["status"] == "wrong" and "output: " in out["reason"]
     result = done.json["result"]
-    assert [w["chosen"] for w in result["workloads"]] == [
-        {"rows": 1, "policy": 0},
-        {"rows": 4, "policy": 0},
-    ]
+    few, many = {"rows": 1, "policy": 0}, {"rows": 4, "policy": 0}
+    # 12 ms beside one
+    chosen = [(w["chosen"], w["second"]) for w in result["workloads"]]
+    assert chosen == [(few, many), (many, few)]
+    assert all(w["ratio"][0] > 1 for w in result["workloads"])
     gpu, sms = result["gpu"], result["sms"]
-    rows = rows_of(
-        gpu, sms, (36, {"rows": 1, "policy": 0}), (ENDLESS, {"rows": 4, "policy": 0})
-    )
+    rows = rows_of(gpu, sms, (36, few), (ENDLESS, many))
     assert written["tuned.py"] == tuned_table.render(algo.tune, [OTHER, *rows])
     evidence = json.loads(written["tuning.json"])
-    assert evidence["algo"] == "gdn_decode/slow" and evidence["gpus"] == gpus_of(
-        OTHER
-    ) | {gpu: result}
+    assert evidence["algo"] == "gdn_decode/slow"
+    assert evidence["gpus"] == gpus_of(OTHER) | {gpu: result}
     assert (result["tier"], result["l2"], result["preset"]) == ("wall", None, None)
-    assert {"versions", "source_hash", "date", "space", "rows", "doubts"} <= set(result)
-    for w, slow in zip(
-        result["workloads"],
-        ({"rows": 4, "policy": 0}, {"rows": 1, "policy": 0}),
-        strict=True,
-    ):
-        # 12 ms beside one
-        assert w["second"] == slow and w["ratio"][0] > 1 and len(w["candidates"]) == 2
+    assert {"versions", "source_hash", "date", "space", "doubts"} <= set(result)
 
 
 @pytest.mark.slow
@@ -977,89 +737,50 @@ def test_a_second_run_only_measures_new_candidates(tuned_here):
     assert done.code == 0 and all_lines[: len(lines)] == lines
     added = [json.loads(line) for line in all_lines[len(lines) :]]
     assert {line["step"] for line in added} == {"time"}
-    first = {json.loads(line).get("workload") for line in lines}
-    assert (
-        first.isdisjoint(line["workload"] for line in added)
-        and len({line["workload"] for line in added}) == 1
-    )
-    assert (
-        "B=5" in done.out
-        and "rows=4 policy=0" in done.out
-        and "left out wrong, rows=1 policy=1: output: " in done.out
-    )
-    assert [row.up_to for row in tuned_table.rows(algo.tune, tuned_table.load(algo))][
-        1:
-    ] == [
-        30,
-        ENDLESS,
-    ]
+    (workload,) = {line["workload"] for line in added}
+    assert not any(workload in line for line in lines)
+    for text in ("B=5", "rows=4 policy=0", "left out wrong, rows=1 policy=1: output: "):
+        assert text in done.out
+    rows = tuned_table.rows(algo.tune, tuned_table.load(algo))
+    assert [row.up_to for row in rows][1:] == [30, ENDLESS]
 
 
 def test_a_dry_run_needs_no_gpu_and_touches_nothing(tmp_path, write_algo, gdn):
     algo, _ = tunable(tmp_path, write_algo, devices=["cuda"])
     (algo.folder / "tuned.py").unlink()  # a fresh algo need not have it
+    files = sorted(algo.folder.iterdir())
     env = {"GDN_HOME": str(tmp_path / "home")}
-    args = "tune", "--algo", "slow", "--algos", tmp_path, "--dry-run"
-    done = gdn(*args, "--json", env=env)
-    assert (
-        done.code == 0
-        and done.json["dry_run"]
-        and done.json["excluded"] == 1
-        and len(done.json["candidates"]) == 3
-    )
-    assert [w["size"] for w in done.json["workloads"]] == sorted(
-        w["size"] for w in done.json["workloads"]
-    )
-    assert done.json["preset"] == "sweep" and {
-        w["size"] for w in done.json["workloads"]
-    } >= {
-        8,
-        64,
-        2048,
-    }
-    narrowed = gdn(
-        *args, "--only", "rows=4", "--only", "policy=1,0", "--json", env=env
-    ).json
-    assert narrowed["candidates"] == [{"rows": 4, "policy": 0}] and narrowed["space"][
-        "constants"
-    ]["rows"] == [4]
-    where = gdn(*args, "--where", "rows == 1 and policy == 1", "--json", env=env).json
+
+    def run(*more):
+        return gdn("tune", "--algo", "slow", "--algos", tmp_path, *more, env=env)
+
+    done = run("--dry-run", "--json")
+    plan = done.json
+    assert done.code == 0 and plan["dry_run"] and plan["preset"] == "sweep"
+    assert plan["excluded"] == 1 and len(plan["candidates"]) == 3
+    sizes = [w["size"] for w in plan["workloads"]]
+    assert sizes == sorted(sizes) and set(sizes) >= {8, 64, 2048}
+    only = "--only", "rows=4", "--only", "policy=1,0"
+    narrowed = run("--dry-run", "--json", *only).json
+    assert narrowed["candidates"] == [{"rows": 4, "policy": 0}]
+    assert narrowed["space"]["constants"]["rows"] == [4]
+    where = run("--dry-run", "--json", "--where", "rows == 1 and policy == 1").json
     assert where["candidates"] == [{"rows": 1, "policy": 1}]
-    assert (
-        where["space"]["where"]
-        == "(rows * (policy + 1) <= 4) and (rows == 1 and policy == 1)"
-    )
+    assert ") and (rows == 1 and policy == 1)" in where["space"]["where"]
     for option, value, says in (
         ("--only", "row=4", "unknown constant 'row'"),
         ("--only", "rows=3", "algo.toml declares rows = 1, 4"),
         ("--where", "row == 4", "--where 'row == 4': 'row' is not one of rows, policy"),
-        ("--where", "rows == 3", "leaves no candidate"),
     ):
-        done = gdn(*args, option, value, env=env)
+        done = run("--dry-run", option, value)
         assert done.code == errors.USAGE and says in done.err
-    shown = gdn(*args, "-w", "batch_size=3", env=env).out
-    assert (
-        "3 candidates, 1 more are excluded by rows * (policy + 1) <= 4" in shown
-        and "B=3" in shown
-    )
-    long = gdn(
-        *args, "--where", " or ".join(f"rows == {n}" for n in range(1, 9)), env=env
-    ).out
-    assert (
-        "3 candidates, 1 more are excluded by `where` (in full with --json)" in long
-        and "rows ==" not in long
-    )
-    assert sorted(p.name for p in algo.folder.iterdir()) == [
-        "algo.toml",
-        "main.py",
-        "right.py",
-    ]
-    assert not (tmp_path / "home").exists()
-    done = gdn(*args[:-1], env=env)
-    assert (
-        done.code == errors.MISSING
-        and "gdn_decode/slow cannot run here: no GPU here" in done.err
-    )
+    shown = run("--dry-run", "-w", "batch_size=3").out
+    screens.check("tune-dry-run", shown.replace(str(tmp_path), "FOLDER"))
+    long = " or ".join(f"rows == {n}" for n in range(1, 9))
+    assert "by `where` (in full with --json)" in run("--dry-run", "--where", long).out
+    assert sorted(algo.folder.iterdir()) == files and not (tmp_path / "home").exists()
+    done = run()
+    assert done.code == errors.MISSING and "cannot run here: no GPU here" in done.err
 
 
 @pytest.mark.parametrize(
@@ -1067,40 +788,21 @@ def test_a_dry_run_needs_no_gpu_and_touches_nothing(tmp_path, write_algo, gdn):
     [
         ("", "which algo?\n  gdn tune --algo NAME"),
         ("--algo cpp-v1,cuda-v4", "tune takes one algo, not 'cpp-v1,cuda-v4'"),
-        ("--algo all", "tune takes one algo, not 'all'"),
         ("--algo cppv1", "unknown algo 'cppv1'\n  did you mean cpp-v1"),
-        ("--algo cpp-v1 --preset swep", "unknown preset 'swep'"),
+        ("--algo pt-reference --seconds inf", "--seconds inf: expected a number"),
         (
-            "--algo pt-reference --seconds inf",
-            "--seconds inf: expected a number of seconds",
+            "--algo pt-reference",
+            "pt-reference/algo.toml declares nothing to tune",
         ),
     ],
 )
 def test_wrong_usage_is_one_line(args, says, gdn):
     done = gdn("tune", *args.split())
-    assert (
-        done.code == errors.USAGE
-        and done.out == ""
-        and done.err.startswith(f"gdn: {says}")
-    )
-
-
-def test_an_algo_that_declares_nothing_says_what_to_write(gdn):
-    done = gdn("tune", "--algo", "pt-reference")
-    assert (
-        done.code == errors.USAGE
-        and "pt-reference/algo.toml declares nothing to tune" in done.err
-    )
-    assert (
-        '[tune] with file = "tuned.py", size = ["batch_size"]' in done.err
-        and "[tune.constants]" in done.err
-    )
+    assert (done.code, done.out) == (errors.USAGE, "")
+    assert says in done.err
 
 
 def test_one_tier_only(tmp_path, write_algo, gdn):
     tunable(tmp_path, write_algo)
     done = gdn("tune", "--algo", "slow", "--algos", tmp_path, "--tier", "cupti")
-    assert (
-        done.code == errors.USAGE
-        and "tier 'cupti' cannot time algos on the CPU" in done.err
-    )
+    assert done.code == errors.USAGE and "cannot time algos on the CPU" in done.err

@@ -1,11 +1,11 @@
-"""`gdn modal`: run, bench and profile on a GPU rented from Modal; setup, status and logs."""
+"""`gdn modal`: run, bench and profile on a GPU rented from Modal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Optional, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
 import msgspec
 import typer
@@ -15,11 +15,29 @@ from . import options as o
 from .bench import carry_out
 from .help import App, Panel
 
+if TYPE_CHECKING:
+    from ..records.store import Writer
+    from ..remote.engine import Engine
+    from ..schema.profile_types import Profile
+    from ..schema.record_types import Document, Rented
+
 T = TypeVar("T")
 modal = App(
     name="modal",
     help="Run, bench and profile on a rented GPU at Modal (needs an account; costs money).",
 )
+
+
+MaxMinutes = Annotated[
+    Optional[float],
+    typer.Option(
+        "--max-minutes",
+        rich_help_panel=Panel.MODAL,
+        metavar="MINUTES",
+        min=1,
+        help="Stop everything after that.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -49,8 +67,32 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Containers(Machine):
-    """The rented machines, and how the algos share them."""
+class Errand(Machine):
+    """A rented machine, how long to wait for it, and how to resume."""
+
+    max_minutes: MaxMinutes = None
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach",
+            rich_help_panel=Panel.MODAL,
+            help="Start it and return; --resume FILE fetches the results.",
+        ),
+    ] = False
+    resume: Annotated[
+        Optional[Path],
+        typer.Option(
+            "--resume",
+            rich_help_panel=Panel.MODAL,
+            metavar="FILE",
+            help="Continue a run: fetch its results, and repeat what failed.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Containers(Errand):
+    """Rented machines, and how the algos share them."""
 
     parallel: Annotated[
         int,
@@ -70,39 +112,6 @@ class Containers(Machine):
             help="All in one container, with calls in turns, and a comparison.",
         ),
     ] = False
-
-
-@dataclass(frozen=True)
-class Errand:
-    """How long to wait, and how to resume."""
-
-    max_minutes: Annotated[
-        Optional[float],
-        typer.Option(
-            "--max-minutes",
-            rich_help_panel=Panel.MODAL,
-            metavar="MINUTES",
-            min=1,
-            help="Stop everything after that.",
-        ),
-    ] = None
-    detach: Annotated[
-        bool,
-        typer.Option(
-            "--detach",
-            rich_help_panel=Panel.MODAL,
-            help="Start it and return; --resume FILE fetches the results.",
-        ),
-    ] = False
-    resume: Annotated[
-        Optional[Path],
-        typer.Option(
-            "--resume",
-            rich_help_panel=Panel.MODAL,
-            metavar="FILE",
-            help="Continue a run: fetch its results, and repeat what failed.",
-        ),
-    ] = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +142,6 @@ def run(
     algos: o.Algos,
     which: o.Selection,
     rented: Containers,
-    errand: Errand,
     output: o.Output,
     judge: o.Judge,
     solutions: o.Solutions = None,
@@ -149,7 +157,7 @@ def run(
     algos, files = algos.also(solutions)
     judge.harness_for()
     asked = _asked(files, algos, which, rented, judge=judge, tier=tier, timeout=timeout)
-    raise typer.Exit(_carried("run", ctx, asked, errand, output))
+    raise typer.Exit(_carried("run", ctx, asked, output))
 
 
 @modal.command()
@@ -161,7 +169,6 @@ def bench(
     sampling: o.Sampling,
     place: o.Place,
     rented: Containers,
-    errand: Errand,
     output: o.Output,
     solutions: o.Solutions = None,
     strict: o.Strict = False,
@@ -173,7 +180,7 @@ def bench(
     """
     algos, files = algos.also(solutions)
     asked = _asked(files, algos, which, sampling, place, rented, strict=strict)
-    raise typer.Exit(_carried("bench", ctx, asked, errand, output))
+    raise typer.Exit(_carried("bench", ctx, asked, output))
 
 
 def _asked(solutions: list[Path], *groups: Any, **more: Any) -> Asked:
@@ -184,17 +191,16 @@ def _asked(solutions: list[Path], *groups: Any, **more: Any) -> Asked:
     return Asked(**more, solutions=tuple(path.absolute() for path in solutions))
 
 
-def _carried(
-    command: str, ctx: typer.Context, asked: Asked, errand: Errand, output: o.Output
-) -> int:
+def _carried(command: str, ctx: typer.Context, asked: Asked, output: o.Output) -> int:
     old = None
-    if errand.resume:
-        old, asked = _resumed(ctx, errand.resume, Asked, "run", "bench")
-        command, output = (
-            old.modal.command,
-            replace(output, out=output.out or errand.resume),
-        )
-    elsewhere = engine_of(asked, errand, command, asked, old)
+    if file := asked.resume:
+        old, rented, first = _resumed(ctx, file, Asked, "run", "bench")
+        command = rented.command
+        given = {name: getattr(asked, name) for name in ("max_minutes", "detach")}
+        asked = replace(first, **given)
+        output = replace(output, out=output.out or file)
+    engine = engine_of(asked, command, asked, asked.parallel, asked.together)
+    engine.resumed = old
     try:
         code = carry_out(
             "bench",
@@ -208,64 +214,67 @@ def _carried(
             files=asked.solutions,
             contest=command == "run",
             harness=asked.judge.harness_for(),
-            elsewhere=elsewhere,
+            elsewhere=engine,
         )
     except errors.GdnError as e:
-        _left(elsewhere.writer, e.code, errand.detach)
+        if engine.writer:
+            _left(engine.writer, e.code, asked.detach)
         raise
-    left = _left(elsewhere.writer, code, errand.detach)
-    return elsewhere.writer.exit_code(
-        errors.OK if left and errand.detach and code != errors.INTERRUPTED else code
-    )
+    writer = engine.writer
+    assert writer is not None
+    left = _left(writer, code, asked.detach)
+    if left and asked.detach and code != errors.INTERRUPTED:
+        code = errors.OK
+    return writer.exit_code(code)
 
 
 def _resumed(
     ctx: typer.Context, file: Path, form: type[T], *commands: str
-) -> tuple[Any, T]:
-    """The document of the run to resume, and its options. It must be of one of `commands`."""
+) -> tuple[Document, Rented, T]:
+    """The run to resume, and its options. It must be of one of `commands`."""
     from ..remote import resume
 
-    old = resume.read(file)
-    if (command := old.modal.command) not in commands:
+    old, rented = resume.read(file)
+    command = rented.command
+    if command not in commands:
         raise errors.UsageError(
             f"{file} is a run of {command}", hint=f"gdn modal {command} --resume {file}"
         )
-    for p in ctx.command.params:
-        given = ctx.get_parameter_source(p.name)
-        if p.name not in _WITH_RESUME and given and given.name == "COMMANDLINE":
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        source = ctx.get_parameter_source(name)
+        if name not in _WITH_RESUME and source and source.name == "COMMANDLINE":
             hint = "drop it, or drop --resume to start over"
             raise errors.UsageError(
-                f"--resume takes {p.opts[0]} from {file}", hint=hint
+                f"--resume takes {parameter.opts[0]} from {file}", hint=hint
             )
     try:
-        return old, msgspec.convert(
-            old.modal.asked, form, dec_hook=lambda kind, value: kind(value)
+        asked = msgspec.convert(
+            rented.asked, form, dec_hook=lambda kind, value: kind(value)
         )
     except msgspec.ValidationError as e:
         raise errors.UsageError(
             f"{file}: $.modal.asked: {e}", hint="drop --resume to start over"
         ) from None
+    return old, rented, asked
 
 
-def _left(writer: Any, code: int, detached: bool) -> bool:
+def _left(writer: Writer, code: int, detached: bool) -> bool:
     """Tell the user how to continue an incomplete run. Returns whether there are calls
     to fetch at Modal.
     """
     from ..report import screen
 
-    if writer is None:
-        return False
     rented = writer.document.modal
+    assert rented is not None
     again = f"gdn modal {rented.command} --resume {writer.path}"
     if rented.calls:
         writer.keep()
         if writer.unsaved:
             screen.say(f"the run could not be saved: {writer.unsaved}")
-        what = (
-            "left running at Modal"
-            if detached
-            else "what the calls at Modal have made is not lost"
-        )
+        what = "what the calls at Modal have made is not lost"
+        if detached:
+            what = "left running at Modal"
         screen.say(f"{what}; fetch it with: {again}")
         return True
     if code in (errors.REMOTE, errors.INTERRUPTED) and writer.document.records:
@@ -274,29 +283,25 @@ def _left(writer: Any, code: int, detached: bool) -> bool:
 
 
 def engine_of(
-    rented: Containers,
-    errand: Errand,
+    rented: Errand,
     command: str,
-    asked: Asked | AskedProfiles,
-    old: Any = None,
-) -> Any:
+    asked: Asked | AskedProfiles | None,
+    parallel: int = 1,
+    together: bool = True,
+) -> Engine:
     from ..remote import engine, settings
+    from ..remote.work import Rent
     from ..report import screen
 
     found = settings.load()
-    rent = engine.Rent(
-        found.parse(rented.gpu),
-        found.chosen(rented.image),
-        rented.parallel,
-        rented.together,
-        errand.max_minutes,
-        errand.detach,
-    )
-    if rent.gpu.count > 1:
+    gpu, image = found.parse(rented.gpu), found.chosen(rented.image)
+    minutes, detach = rented.max_minutes, rented.detach
+    rent = Rent(gpu, image, parallel, together, minutes, detach)
+    if gpu.count > 1:
         screen.say(
-            f"{rent.gpu}: the container gets {rent.gpu.count} GPUs, and gdn uses the first"
+            f"{gpu}: the container gets {gpu.count} GPUs, and gdn uses the first"
         )
-    return engine.Engine(found, rent, screen.say, command, asked, old)
+    return engine.Engine(found, rent, screen.say, command=command, asked=asked)
 
 
 @dataclass(frozen=True)
@@ -331,8 +336,7 @@ def profile(
     ctx: typer.Context,
     algos: o.Algos,
     look: Look,
-    rented: Machine,
-    errand: Errand,
+    rented: Errand,
     names: Annotated[
         Optional[list[str]],
         typer.Argument(
@@ -359,12 +363,12 @@ def profile(
     """
     from .. import paths
     from ..profile import session
-    from ..remote import engine, profiles
+    from ..remote import profiles
     from ..worker import profilers
     from . import profile as here
 
-    if errand.resume:
-        raise typer.Exit(_fetched(ctx, errand, out, json))
+    if file := rented.resume:
+        raise typer.Exit(_fetched(ctx, file, rented.max_minutes, out, json))
     if look.tool in profilers.TOOLS and "cuda" not in profilers.TOOLS[look.tool].modes:
         raise errors.UsageError(
             f"--tool {look.tool} needs no GPU",
@@ -374,14 +378,11 @@ def profile(
     settings = here.Look(**asdict(look)).settings(o.Place("cuda", timeout), folder)
     names = here.named(names, algos.algo)
     asked = AskedProfiles(names, folder.absolute())
-    work = engine_of(
-        Containers(rented.gpu, rented.image, together=True), errand, "profile", asked
-    )
+    engine = engine_of(rented, "profile", asked)
 
-    def profiled(live: list[str]) -> Any:
-        known = algos.known()
-        found = session.subjects(
-            known,
+    def profiled(live: list[str]) -> Iterator[Profile]:
+        _, subjects = session.subjects(
+            algos.known(),
             live,
             algos.op,
             look.tool,
@@ -389,74 +390,62 @@ def profile(
             look.dataset,
             "cuda",
             engine.place,
-        )[1]
-        yield from profiles.made(work, found, settings)
+        )
+        yield from profiles.made(engine, subjects, settings)
 
-    if errand.detach:
-        raise typer.Exit(_sent_off(work, names, folder, profiled, json))
-    try:
-        code = here.looked_at(names, folder, json, profiled)
-    except errors.GdnError:
-        if work.sent:  # nothing was heard of the call: it can be fetched later
-            _left(_file(work), errors.OK, False)
-        raise
-    raise typer.Exit(code)
-
-
-def _file(work: Any) -> Any:
-    """The file that --resume takes to fetch profiles."""
-    from ..records import store
-
-    writer = store.open_document("profile", {}, None)
-    work.note(writer.document)
-    return writer
-
-
-def _sent_off(
-    work: Any,
-    names: list[str],
-    folder: Path,
-    profiled: Callable[[list[str]], Any],
-    json: bool,
-) -> int:
-    """Start profiles at Modal, and write a file that --resume takes to fetch them."""
-    from ..profile import session
-    from ..report import screen
-
+    if not rented.detach:
+        try:
+            code = here.looked_at(names, folder, json, profiled)
+        except errors.GdnError:
+            if engine.sent:  # nothing was heard of the call: it can be fetched later
+                _left(_file(engine), errors.OK, False)
+            raise
+        raise typer.Exit(code)
     live = [name for name in names if session.find(name, folder) is None]
     if not live:
         raise errors.UsageError(
             f"{' and '.join(names)}: already saved here", hint="drop --detach to see it"
         )
-    writer = _file(work)
+    writer = _file(engine)
     try:
         list(profiled(live))
     finally:
         _left(writer, errors.OK, True)
     if json:
+        from ..report import screen
+
         screen.show_json(writer.document)
-    return writer.exit_code(errors.OK)
+    raise typer.Exit(writer.exit_code(errors.OK))
 
 
-def _fetched(ctx: typer.Context, errand: Errand, out: Path | None, json: bool) -> int:
+def _file(engine: Engine) -> Writer:
+    """The file that --resume takes to fetch profiles."""
+    from ..records import store
+
+    writer = store.open_document("profile", {}, None)
+    engine.note(writer.document)
+    return writer
+
+
+def _fetched(
+    ctx: typer.Context, file: Path, minutes: float | None, out: Path | None, json: bool
+) -> int:
     """Fetch and show profiles started with --detach. Removes their file once they are
     here, or lost.
     """
     from ..remote import profiles
     from .profile import looked_at
 
-    file = errand.resume
-    document, asked = _resumed(ctx, file, AskedProfiles, "profile")
-    old, folder = document.modal, out or asked.folder
-    rented = Containers(old.gpu, old.image, together=True)
-    work = engine_of(rented, Errand(errand.max_minutes), "profile", asked)
+    _, old, asked = _resumed(ctx, file, AskedProfiles, "profile")
+    folder = out or asked.folder
+    engine = engine_of(Errand(old.gpu, old.image, minutes), "profile", asked)
     (call,) = old.calls
     try:
         code = looked_at(
-            asked.names, folder, json, lambda _: profiles.fetched(work, call, folder)
+            asked.names, folder, json, lambda _: profiles.fetched(engine, call, folder)
         )
     except errors.GdnError:
-        if not work.sent:
+        if not engine.sent:
             file.unlink(missing_ok=True)
         raise
     if code != errors.MISSING:  # otherwise they could not be saved here

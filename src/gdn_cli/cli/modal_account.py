@@ -1,9 +1,9 @@
-"""`gdn modal` around the runs: what works there (check), setup, status and logs."""
+"""`gdn modal check` and `gdn modal setup`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import msgspec
 import typer
@@ -11,7 +11,10 @@ import typer
 from .. import errors
 from . import options as o
 from .help import Panel
-from .modal import Containers, Errand, Machine, engine_of, modal
+from .modal import Errand, Machine, MaxMinutes, engine_of, modal
+
+if TYPE_CHECKING:
+    from ..run.doctor import Finding
 
 
 @modal.command()
@@ -21,16 +24,7 @@ def check(
     output: o.Output,
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
-    max_minutes: Annotated[
-        float,
-        typer.Option(
-            "--max-minutes",
-            rich_help_panel=Panel.MODAL,
-            metavar="MINUTES",
-            min=1,
-            help="Stop everything after that.",
-        ),
-    ] = 10.0,
+    max_minutes: MaxMinutes = 10.0,
 ) -> None:
     """What works there: driver, nvcc, CUPTI, ncu, clocks, a copy's rate; each algo of
     an op built and right once.
@@ -46,34 +40,28 @@ def check(
 
     known = o.Algos(op=op, algos=algos).known()
     plan, wanted = c.plan(known, op, 120.0)
-    elsewhere = engine_of(
-        Containers(rented.gpu, rented.image, together=True),
-        Errand(max_minutes),
-        "check",
-        None,
-    )
-    elsewhere.wanted = wanted
+    errand = Errand(rented.gpu, rented.image, max_minutes)
+    engine = engine_of(errand, "check", None)
+    engine.wanted = wanted
     writer = store.open_document("run", {"op": op, "check": True}, output.out)
-    elsewhere.begin(plan, writer)
+    engine.begin(plan, writer)
     document = writer.document
+    findings: list[Finding] = []
 
     def finish() -> None:
-        reply = elsewhere.reply
+        reply = engine.reply
         there = (reply.findings, reply.profiles) if reply else ([], [])
-        document.findings = c.findings(document, *there)
+        findings[:] = c.findings(document, *there)
+        document.findings = findings
 
-    perform(plan, writer, known, output.json, finish, elsewhere)
+    perform(plan, writer, known, output.json, finish, engine)
     if not output.json:
-        bad = sum(f["state"] != "ok" for f in document.findings)
-        summary = (
-            f"{len(document.findings) - bad} of {len(document.findings)} work there"
-        )
-        terminal.show_doctor(document.findings, summary, False)
-    code = (
-        errors.INTERRUPTED
-        if document.interrupted
-        else execute.exit_code(document, False)
-    )
+        working = sum(f["state"] == "ok" for f in findings)
+        summary = f"{working} of {len(findings)} work there"
+        terminal.show_doctor(findings, summary, False)
+    code = execute.exit_code(document, False)
+    if document.interrupted:
+        code = errors.INTERRUPTED
     raise typer.Exit(writer.exit_code(code))
 
 
@@ -116,57 +104,29 @@ def setup(
     """
     import tempfile
 
-    from ..remote import settings, setup
+    from ..remote import settings
+    from ..remote import setup as volumes
     from ..report import screen
     from .data import written
 
     found = settings.load()
-    with tempfile.TemporaryDirectory(prefix="gdn-twins-") as folder:
+    with tempfile.TemporaryDirectory(prefix="gdn-twins-") as name:
+        folder = Path(name)
 
         def twins() -> Path:
             screen.say("data set: generating the twins")
-            written(Path(folder), o.Algos(op=op), o.Workloads(preset=preset, n=n))
-            return Path(folder)
+            written(folder, o.Algos(op=op), o.Workloads(preset=preset, n=n))
+            return folder
 
-        data = (None, None) if no_data else (dataset, twins)
-        chosen = None if no_image else found.chosen(image)
-        done = setup.setup(found, *data, screen.say, force, chosen)
+        done = volumes.setup(
+            found,
+            None if no_data else dataset,
+            None if no_data else twins,
+            screen.say,
+            force,
+            None if no_image else found.chosen(image),
+        )
     if json:
         screen.show_json(msgspec.to_builtins(done))
     else:
         screen.say(f"ready: {done.uploaded} files uploaded, {done.kept} already there")
-
-
-@modal.command()
-def status(json: o.AsJson = False) -> None:
-    """Show the apps that are running at Modal, and the runs left there.
-
-    Examples:
-      gdn modal status
-    """
-    from ..remote import resume, settings
-    from ..report import terminal
-
-    terminal.show_remote(resume.status(settings.load()), json)
-
-
-@modal.command()
-def logs(
-    app: Annotated[
-        Optional[str],
-        typer.Argument(metavar="[APP]", help="An app's id; the newest without it."),
-    ] = None,
-    lines: Annotated[
-        int, typer.Option("-n", metavar="N", min=1, help="The last N lines.")
-    ] = 100,
-) -> None:
-    """Show the output of an app's containers.
-
-    Examples:
-      gdn modal logs APP
-    """
-    from ..remote import resume, settings
-    from ..report import screen
-
-    for line in resume.logs(settings.load(), app, lines):
-        screen.put(line)

@@ -24,7 +24,7 @@ class Look:
         typer.Option(
             "--tool",
             metavar="TOOL",
-            help="ncu, proton, torch, nsys, sanitizer (GPU), cpu, or sass (neither).",
+            help="ncu, proton, torch, sanitizer (GPU), cpu, or sass (neither).",
         ),
     ] = None
     arch: Annotated[
@@ -74,16 +74,11 @@ class Look:
                 )
         o.check_choice("clocks", self.clocks, ("none", "base"))
         o.Sampling(l2=self.l2, seconds=self.seconds).checked()
-        if (
-            tool
-            and place.device != "auto"
-            and place.device not in (modes := profilers.TOOLS[tool].modes)
-        ):
-            where = (
-                f"profiles code on {' or '.join(modes)}" if modes else "runs nothing"
-            )
+        modes = profilers.TOOLS[tool].modes if tool else ()
+        if tool and place.device not in ("auto", *modes):
+            does = f"profiles code on {' or '.join(modes)}" if modes else "runs nothing"
             raise errors.UsageError(
-                f"--tool {tool} {where}", hint=f"drop --device {place.device}"
+                f"--tool {tool} {does}", hint=f"drop --device {place.device}"
             )
         archs = tuple(
             profilers.module("sass").parse_arch(a) for a in o.listed(self.arch)

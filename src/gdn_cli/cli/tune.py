@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from .. import errors
 from . import options as o
+
+if TYPE_CHECKING:
+    from ..machine import inventory
+    from ..run.planning import Placing
+    from ..tune.search import Plan, Settings, State
 
 Only = Annotated[
     Optional[list[str]],
@@ -57,55 +62,30 @@ def tune(
       gdn tune --algo cuda-v5 --dry-run
       gdn tune --algo my-v1 --only rows=2,4 -w batch_size=64
     """
-    from .. import paths
     from ..report import screen
     from ..report import tune as shown
-    from ..run import eligibility, planning
     from ..tune import evidence, race, search
 
-    tiers, _ = sampling.checked()
-    algo = algos.one("tune")
-    chosen_gpus, device = place.on(gpus)
-    preset, loaded = planning.preset_of(which, "sweep")
-    known = algos.known()
+    sampling.checked()
+    name = algos.one("tune")
+    chosen, device = place.on(gpus)
     machine = o.machine()
-    (entry,) = planning.rivals(
-        known, [algo], algos.op, device, partial(machine.place, among=chosen_gpus)
-    )
-    (entry,) = eligibility.overwriting(known, [entry], named=True, asked=in_place)
-    (part,) = planning.select(known, [entry], which, loaded, {})
-    plan = search.plan(known, entry, part.workloads, preset, only or [], where)
+    placing = partial(machine.place, among=chosen)
+    plan, there = planned(name, algos, which, device, placing, in_place, only, where)
     if dry_run:
         return shown.show_tuning(plan, None, json)
-    if not paths.IN_CHECKOUT and plan.algo.folder.is_relative_to(paths.ALGOS_DIR):
-        hint = f"tune a copy: gdn new my-{plan.algo.name} --from {plan.algo.full_name} --into DIR"
-        raise errors.UsageError(
-            f"{plan.algo.full_name} is part of the installed gdn, and tune would write into its"
-            " folder",
-            hint=hint,
-        )
-    if plan.mode is None:
-        reason, hint = entry.place.reason, entry.place.hint
-        raise errors.MissingError(
-            f"{plan.algo.full_name} cannot run here: {reason}", hint=hint
-        )
-    chosen = planning.tiers_for(plan.mode, tiers, "compare")
-    if len(chosen) > 1:
-        raise errors.UsageError(
-            f"tune takes one tier, not {', '.join(chosen)}", hint=f"--tier {chosen[0]}"
-        )
-    settings = search.Settings(
-        chosen[0],
-        sampling.l2,
-        dataset=which.dataset,
+    refuse(plan, there, "here")
+    settings = settings_of(
+        plan,
+        sampling,
+        which,
         timeout_s=place.timeout,
-        fresh=fresh,
-        gpus=chosen_gpus,
         in_place=in_place,
+        fresh=fresh,
+        gpus=chosen,
         machine=machine,
-        **sampling.bounds,
     )
-    failed = None
+    failed: errors.GdnError | None = None
     with search.alone(plan.algo, screen.say):
         with screen.progress() as progress:
             state = search.begin(plan, settings, progress, screen.say)
@@ -120,11 +100,74 @@ def tune(
                 if not state.choices:
                     raise
                 failed = e
-        shown.show_tuning(plan, state, json)
-        if unsaved := state.journal.unsaved:
-            screen.say(f"some measurements could not be saved: {unsaved}")
+        code = show(state, json)
         if failed:
             raise failed
-    if state.interrupted:
-        raise typer.Exit(errors.INTERRUPTED)
-    raise typer.Exit(errors.MISSING if unsaved else errors.OK)
+    raise typer.Exit(errors.INTERRUPTED if state.interrupted else code)
+
+
+def planned(
+    name: str,
+    algos: o.OneAlgo,
+    which: o.Selection,
+    device: str,
+    place: Placing,
+    in_place: bool,
+    only: list[str] | None,
+    where: str | None,
+) -> tuple[Plan, inventory.Place]:
+    """What `gdn tune` or `gdn modal tune` is to try, and where it runs."""
+    from ..run import eligibility, planning
+    from ..tune import search
+
+    preset, loaded = planning.preset_of(which, "sweep")
+    known = algos.known()
+    entries = planning.rivals(known, [name], algos.op, device, place)
+    entries = eligibility.overwriting(known, entries, named=True, asked=in_place)
+    (part,) = planning.select(known, entries, which, loaded, {})
+    (entry,) = entries
+    plan = search.plan(known, entry, part.workloads, preset, only or [], where)
+    return plan, entry.place
+
+
+def refuse(plan: Plan, place: inventory.Place, where: str) -> None:
+    """Raise UsageError for a folder that cannot be written, MissingError for an algo
+    that cannot run there.
+    """
+    from ..tune import search
+
+    search.check_folder(plan.algo)
+    if place.mode is None:
+        raise errors.MissingError(
+            f"{plan.algo.full_name} cannot run {where}: {place.reason}", hint=place.hint
+        )
+
+
+def settings_of(
+    plan: Plan, sampling: o.Sampling, which: o.Selection, **more: Any
+) -> Settings:
+    """How to measure. UsageError for more than one tier."""
+    from ..run import planning
+    from ..tune import search
+
+    tiers, _ = sampling.checked()
+    assert plan.mode is not None
+    able = planning.tiers_for(plan.mode, tiers, "compare")
+    if len(able) > 1:
+        raise errors.UsageError(
+            f"tune takes one tier, not {', '.join(able)}", hint=f"--tier {able[0]}"
+        )
+    more |= sampling.bounds
+    return search.Settings(able[0], sampling.l2, dataset=which.dataset, **more)
+
+
+def show(state: State, json: bool) -> int:
+    """Show what a tuning has come to; returns the exit code."""
+    from ..report import screen
+    from ..report import tune as shown
+
+    shown.show_tuning(state.plan, state, json)
+    if unsaved := state.journal.unsaved:
+        screen.say(f"some measurements could not be saved: {unsaved}")
+        return errors.MISSING
+    return errors.OK

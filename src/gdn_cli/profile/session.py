@@ -9,7 +9,6 @@ findings, the survey and the verdict go into `profile.json`, next to the tool's 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -17,9 +16,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from .. import errors, files, paths
 from ..catalog.formats import Definition, Solution
@@ -30,11 +29,11 @@ from ..catalog.workloads import Workload
 from ..errors import GdnError, MissingError, UsageError
 from ..machine import environment, locks
 from ..machine.inventory import HERE, Machine
-from ..parsing import decode, read_json, wrong
+from ..parsing import Json, decode, read_json, wrong
 from ..records.store import dumps
 from ..run import planning
 from ..run.jobs import Job, execute
-from ..schema.profile_types import Found, Listed, Profile, Survey, Verdict
+from ..schema.profile_types import Listed, Profile, Reading, Survey, Verdict
 from ..schema.record_types import Call, Environment, Record, Status
 from ..worker import messages, profilers
 from ..worker.profilers import Ask, Reply, Run
@@ -56,13 +55,18 @@ class Settings:
     archs: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
     dataset: Path | None = None
-    seconds: float | None = None  # at most, for each time that the survey measures
+    # at most, for each time that the survey measures
+    seconds: float | None = None
     timeout_s: float = 300.0
+
+    @property
+    def timed(self) -> bool:
+        return profilers.TOOLS[self.tool].timed
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is profiled. `mode` is None for a tool that only compiles."""
+    """An algo on a workload. `mode` is None for a tool that only compiles."""
 
     op: Op
     algo: Algo
@@ -96,12 +100,11 @@ def subjects(
         first = planning.rivals(registry, names[:1], op, device, place)[0]
         tool = "cpu" if first.place.mode == "cpu" else "ncu"
     modes = profilers.TOOLS[tool].modes
-    entries = planning.rivals(
-        registry, names, op, modes[0] if len(modes) == 1 else device, place
-    )
+    if len(modes) == 1:
+        device = modes[0]
     part = planning.parts(
         registry,
-        entries,
+        planning.rivals(registry, names, op, device, place),
         chosen=[workload] if workload else [],
         first=None if workload else 1,
         preset=None,
@@ -111,46 +114,37 @@ def subjects(
     found = []
     for entry in part.entries:
         mode = _mode(tool, entry) if modes else None
-        solution = pack(entry.algo, part.op)
+        contract, solution = definition(part.op, registry), pack(entry.algo, part.op)
         found.append(
-            Subject(
-                part.op,
-                entry.algo,
-                mode,
-                part.workloads[0],
-                definition(part.op, registry),
-                solution,
-            )
+            Subject(part.op, entry.algo, mode, part.workloads[0], contract, solution)
         )
     return tool, found
 
 
 def _mode(tool: str, entry: planning.Entry) -> str:
     """Where the algo runs under the tool."""
-    place, wanted = entry.place, profilers.TOOLS[tool].modes
-    if place.mode in wanted:
+    algo, place = entry.algo, entry.place
+    modes = profilers.TOOLS[tool].modes
+    if place.mode in modes:
         return place.mode
-    able = [
-        f"--tool {name}"
-        for name, other in profilers.TOOLS.items()
-        if set(other.modes) & set(entry.algo.modes)
-    ]
-    if not set(wanted) & set(entry.algo.modes):
-        where = "a GPU" if wanted == ("cuda",) else "a CPU"
+    if not set(modes) & set(algo.modes):
+        device = "a GPU" if modes == ("cuda",) else "a CPU"
+        usable = [
+            f"--tool {name}"
+            for name, other in profilers.TOOLS.items()
+            if set(other.modes) & set(algo.modes)
+        ]
         raise UsageError(
-            f"--tool {tool} is for algos on {where}, and {entry.algo.full_name} does not run there",
-            hint=f"use {' or '.join(able)}",
+            f"--tool {tool} is for algos on {device}, and {algo.full_name} does not run there",
+            hint=f"use {' or '.join(usable)}",
         )
-    compiled = entry.algo.language in ("cuda", "triton") and (
-        place.reason or ""
-    ).startswith("no GPU here")
-    hint = f"{place.hint}; --tool sass needs no GPU" if compiled else place.hint
-    raise MissingError(
-        f"{entry.algo.full_name} cannot run here: {place.reason}", hint=hint
-    )
+    hint, reason = place.hint, place.reason or ""
+    if algo.language in ("cuda", "triton") and reason.startswith("no GPU here"):
+        hint = f"{hint}; --tool sass needs no GPU"
+    raise MissingError(f"{algo.full_name} cannot run here: {reason}", hint=hint)
 
 
-def sent(subject: Subject, settings: Settings) -> dict[str, Any]:
+def sent(subject: Subject, settings: Settings) -> Json:
     """A subject and how to profile it, as JSON for another machine."""
     algo = msgspec.structs.replace(subject.algo, folder=None, shares=(), solution=None)
     away = {
@@ -160,15 +154,15 @@ def sent(subject: Subject, settings: Settings) -> dict[str, Any]:
     return msgspec.to_builtins(away, enc_hook=str)
 
 
-def received(d: dict[str, Any], folder: Path) -> tuple[Subject, Settings]:
+def received(request: Json, folder: Path) -> tuple[Subject, Settings]:
     """The inverse of `sent`; the profile is to go into `folder`."""
-    read = partial(msgspec.convert, dec_hook=lambda form, value: form(value))  # paths
-    return read(d["subject"], Subject), replace(
-        read(d["settings"], Settings), folder=folder
-    )
+    # the hook is for paths
+    convert = partial(msgspec.convert, dec_hook=lambda form, value: form(value))
+    settings = convert(request["settings"], Settings)
+    return convert(request["subject"], Subject), replace(settings, folder=folder)
 
 
-# What runs now, and how many of how many processes are done.
+# The process that runs now, and how many of how many are done.
 Progress = Callable[[str, int, int], None]
 
 
@@ -183,15 +177,14 @@ def run(
 
     Raises GdnError if there is no result at all; the folder is then removed.
     """
-    tool = profilers.module(settings.tool)
-    tool.find(machine)
+    profilers.module(settings.tool).find(machine)
     # named so that a user can find it: when, what, on which GPU, with which tool
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     words = [stamp, subject.op.name, subject.algo.name, subject.label, settings.tool]
     folder = new_folder(settings.folder, words)
     try:
         with contextlib.ExitStack() as held:
-            if subject.mode == "cuda" and profilers.TOOLS[settings.tool].timed:
+            if subject.mode == "cuda" and settings.timed:
                 gpu = machine.gpus()[0]
                 held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}"))
             profile = _profiled(subject, settings, folder, progress, machine)
@@ -208,13 +201,10 @@ def keep(folder: Path, profile: Profile) -> Profile:
     """Write a profile into its folder. Returns it with its path, or, if it could not be
     written, with the reason in `unkept`: it can still be shown.
     """
-    profile = msgspec.structs.replace(
-        profile, folder=msgspec.UNSET, unkept=msgspec.UNSET
-    )
+    profile = msgspec.structs.replace(profile, folder=UNSET, unkept=UNSET)
+    text = dumps(msgspec.to_builtins(profile)) + "\n"
     try:
-        files.write(
-            folder / _FILE, dumps(msgspec.to_builtins(profile)) + "\n", hint=None
-        )
+        files.write(folder / _FILE, text, hint=None)
     except GdnError as e:
         profile.unkept = f"the profile could not be kept: {e.message}"
     profile.folder = str(folder.absolute())
@@ -230,25 +220,40 @@ def _profiled(
 ) -> Profile:
     tool = profilers.module(settings.tool)
     name = f"{subject.algo.full_name} {subject.label}"
+    profile = _empty(subject, settings, folder)
     progress(f"{name}: survey", 0, 1)
-    survey, origin, status, reason = _survey(subject, settings, machine)
-    must = (survey.bytes_in, survey.bytes_out) if survey else (0, 0)
-    asked = (settings.l2, settings.clocks, settings.archs, settings.checks)
+    if subject.mode is not None:
+        _survey(profile, subject, settings, machine)
     ask = Ask(
-        subject.solution, *asked, *must, specific=subject.algo.specific, machine=machine
+        subject.solution,
+        settings.l2,
+        settings.clocks,
+        settings.archs,
+        settings.checks,
+        specific=subject.algo.specific,
+        machine=machine,
     )
+    if survey := profile.survey:
+        ask = replace(ask, bytes_in=survey.bytes_in, bytes_out=survey.bytes_out)
     replies = []
     runs = tool.runs(ask, folder)
-    for i, each in enumerate(runs):
-        progress(f"{name}: {settings.tool} {each.name}", i + 1, len(runs) + 1)
-        replies.append(_ran(subject, settings, each, machine))
-    reading, workload = tool.read(ask, folder, replies), subject.workload
-    if reading.failed and status is Status.PASSED:
-        status, reason = Status.FAILED, reading.failed
+    for i, each in enumerate(runs, 1):
+        progress(f"{name}: {settings.tool} {each.name}", i, len(runs) + 1)
+        replies.append(_reply(subject, settings, each, machine))
+    profile.reading = tool.read(ask, folder, replies)
+    failed = profile.reading.failed
+    if failed and profile.passed:
+        profile.status, profile.reason = Status.FAILED, failed
+    profile.verdict = _verdict(profile)
+    return msgspec.structs.replace(profile, **environment.commit())
+
+
+def _empty(subject: Subject, settings: Settings, folder: Path) -> Profile:
+    """A profile before anything was measured."""
+    workload = subject.workload
     return Profile(
         name=folder.name,
         time=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        **environment.commit(),
         tool=settings.tool,
         op=subject.op.name,
         algo=subject.algo.name,
@@ -262,24 +267,24 @@ def _profiled(
             origin=workload.origin,
         ),
         label=subject.label,
-        environment=origin or Environment(),
-        status=status,
-        reason=reason,
-        survey=survey,
-        verdict=_verdict(settings.tool, survey, reading.found),
-        reading=reading,
+        environment=Environment(),
+        status=Status.PASSED,
+        reason=None,
+        survey=None,
+        verdict=None,
+        reading=Reading(),
     )
 
 
 def new_folder(parent: Path, words: list[str]) -> Path:
     """A new folder in `parent`, named from these words; UsageError if none can be made."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "", "-".join(words).replace(" ", "-"))
-    marks = ("", *(f"-{i}" for i in range(2, 1000)))
     try:
-        paths.make(parent) if parent == paths.profiles_dir() else parent.mkdir(
-            parents=True, exist_ok=True
-        )
-        for folder in ((parent / (name + mark)).absolute() for mark in marks):
+        if parent == paths.profiles_dir():
+            paths.make(parent)
+        parent.mkdir(parents=True, exist_ok=True)
+        for i in range(1, 1000):
+            folder = (parent / (f"{name}-{i}" if i > 1 else name)).absolute()
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 return folder
@@ -294,78 +299,69 @@ def new_folder(parent: Path, words: list[str]) -> Path:
 
 
 def _survey(
-    subject: Subject, settings: Settings, machine: Machine
-) -> tuple[Survey | None, Environment | None, Status, str | None]:
-    """A plain worker's results: the survey, its environment, the status and the reason."""
-    if subject.mode is None:  # a tool that only compiles
-        return None, None, Status.PASSED, None
-    timed = profilers.TOOLS[settings.tool].timed
+    profile: Profile, subject: Subject, settings: Settings, machine: Machine
+) -> None:
+    """Fill in the results of a plain worker."""
     plan: PlanFields = {"l2": settings.l2}
     if settings.seconds:
         plan["seconds"] = settings.seconds
-    tiers = planning.tiers_for(subject.mode, ()) if timed else ()
     job = _job(subject, settings, Profiling("survey", l2=settings.l2), machine)
-    job = job.asking(timing=Timing(tiers, plan, fallback=True))
-    outcome = execute(job)
+    tiers = planning.tiers_for(job.mode, ()) if settings.timed else ()
+    outcome = execute(job.asking(timing=Timing(tiers, plan, fallback=True)))
     record = next(iter(outcome.records), None)
-    status, reason = (
-        (record.status, record.reason) if record else (outcome.status, outcome.reason)
-    )
+    end = record or outcome
     # without a time the profile cannot be interpreted
-    if timed and (record is None or record.timing is None):
-        code = record and record.code or outcome.code or errors.FAILED
+    if settings.timed and (record is None or record.timing is None):
         tail = f" ({outcome.tail[-1][:160]})" if outcome.tail and not record else ""
-        first, *rest = (reason or status.value).splitlines()
+        first, *rest = (end.reason or end.status.value).splitlines()
         raise GdnError(
             f"{subject.algo.full_name}: {first}{tail}",
-            code=code,
+            code=end.code or outcome.code or errors.FAILED,
             hint="\n  ".join(rest) or None,
         )
-    return _surveyed(record) if record else None, outcome.environment, status, reason
+    profile.survey = _survey_of(record) if record else None
+    profile.environment = outcome.environment or profile.environment
+    profile.status, profile.reason = end.status, end.reason
 
 
-def _surveyed(record: Record) -> Survey | None:
+def _survey_of(record: Record) -> Survey | None:
     """The parts of a survey's record that a profile keeps."""
     if record.answer is None:
         return None
-    said, timing = msgspec.convert(record.answer, messages.Survey), record.timing
-    if timing is None:
-        return Survey(bytes_in=said.bytes_in, bytes_out=said.bytes_out)
-    floors = said.floors
-    return Survey(
-        bytes_in=said.bytes_in,
-        bytes_out=said.bytes_out,
-        tier=record.tier,
-        time_us=timing.median_us,
-        span_us=timing.span_us,
-        launches=timing.kernels,
-        copy_us=floors.copy_us,
-        empty_us=floors.empty_us,
-        large_rate=floors.large_bytes / floors.large_us / 1e3
-        if floors.large_us
-        else None,
-        bytes_moved=said.bytes_in + said.bytes_out,
-        ran=said.ran,
-        doubts=record.doubts or [],
-    )
+    answer = msgspec.convert(record.answer, messages.Survey)
+    survey = Survey(bytes_in=answer.bytes_in, bytes_out=answer.bytes_out)
+    timing, floors = record.timing, answer.floors
+    if timing is None or floors is None:
+        return survey
+    survey.tier = record.tier or UNSET
+    survey.time_us = timing.median_us
+    survey.span_us = timing.span_us
+    survey.launches = timing.kernels
+    survey.copy_us = floors.copy_us
+    survey.empty_us = floors.empty_us
+    survey.large_rate = None
+    if floors.large_us:
+        survey.large_rate = floors.large_bytes / floors.large_us / 1e3
+    survey.bytes_moved = answer.bytes_in + answer.bytes_out
+    survey.ran = answer.ran
+    survey.doubts = record.doubts or []
+    return survey
 
 
-def _ran(subject: Subject, settings: Settings, each: Run, machine: Machine) -> Reply:
+def _reply(subject: Subject, settings: Settings, each: Run, machine: Machine) -> Reply:
     """Run one target process under the tool."""
-    asked = Profiling(settings.tool, each.params, settings.l2)
-    outcome = execute(
-        replace(_job(subject, settings, asked, machine), wrap=each.wrap, env=each.env)
-    )
+    task = Profiling(settings.tool, each.params, settings.l2)
+    job = _job(subject, settings, task, machine)
+    outcome = execute(replace(job, wrap=each.wrap, env=each.env))
     record = next(iter(outcome.records), None)
-    fate = record if record and not record.passed else outcome
+    end = record if record and not record.passed else outcome
     answer = record.answer if record else None
-    return Reply(
-        each, fate.status.value, fate.reason, answer, tuple(outcome.tail), fate.code
-    )
+    tail = tuple(outcome.tail)
+    return Reply(each, end.status.value, end.reason, answer, tail, end.code)
 
 
 def _job(
-    subject: Subject, settings: Settings, asked: Profiling, machine: Machine
+    subject: Subject, settings: Settings, task: Profiling, machine: Machine
 ) -> Job:
     dataset = settings.dataset
     return Job.of(
@@ -376,7 +372,7 @@ def _job(
         [subject.workload],
         [(subject.algo, subject.solution)],
         options=Options(dataset=str(dataset.absolute()) if dataset else None),
-        profile=asked,
+        profile=task,
         timeout_s=settings.timeout_s,
         machine=machine,
     )
@@ -396,42 +392,37 @@ def load(path: Path) -> Profile | None:
     damaged = partial(MissingError, hint="delete its folder, or profile again")
     try:
         profile = decode(read_json(file, damaged), Profile, file, damaged)
-        if profile.tool not in profilers.TOOLS:
-            raise wrong(
-                file,
-                ["tool"],
-                f"one of {', '.join(profilers.TOOLS)}",
-                profile.tool,
-                damaged,
-            )
+        tools = [*profilers.TOOLS, *profilers.RETIRED]
+        if profile.tool not in tools:
+            names = ", ".join(tools)
+            raise wrong(file, ["tool"], f"one of {names}", profile.tool, damaged)
     except GdnError:
-        if file.name != _FILE:  # a packed solution, anything
+        # a packed solution, anything
+        if file.name != _FILE:
             return None
         raise
     reading = profile.reading
-    profile.reading = msgspec.structs.replace(
-        reading, files=profilers.kept(file.parent, *reading.files)
-    )
-    profile.verdict = _verdict(profile.tool, profile.survey, reading.found)
+    notes = reading.notes
+    if profile.tool in profilers.RETIRED:
+        notes += (f"this gdn has no tool {profile.tool} any more: a saved profile",)
+    names_here = profilers.files_in(file.parent, *reading.files)
+    profile.reading = msgspec.structs.replace(reading, notes=notes, files=names_here)
+    profile.verdict = _verdict(profile)
     profile.folder = str(file.parent.absolute())
     return profile
 
 
-def _verdict(
-    tool: str, survey: Survey | None, found: tuple[Found, ...]
-) -> Verdict | None:
+def _verdict(profile: Profile) -> Verdict | None:
     """The verdict of this gdn version on the stored figures."""
-    return bottleneck.judge(survey, found) if profilers.TOOLS[tool].timed else None
+    tool = profilers.TOOLS.get(profile.tool)
+    if tool and not tool.timed:
+        return None
+    return bottleneck.judge(profile.survey, profile.reading.found)
 
 
 def find(name: str, folder: Path) -> Profile | None:
     """The stored profile of that name in `folder`, or at that path; None if there is none."""
-    paths_ = (
-        [Path(name)]
-        if os.sep in name or name.endswith(".json")
-        else [folder / name, Path(name)]
-    )
-    return next((found for path in paths_ if (found := load(path))), None)
+    return load(folder / name) or load(Path(name))
 
 
 def kept(folder: Path, damaged: Callable[[str], None]) -> list[Listed]:
@@ -441,19 +432,32 @@ def kept(folder: Path, damaged: Callable[[str], None]) -> list[Listed]:
     rows = []
     for file in sorted(folder.glob(f"*/{_FILE}")) + sorted(folder.glob("*.json")):
         try:
-            p = load(file)
+            profile = load(file)
         except GdnError as e:
             damaged(str(e))
             continue
-        if p:
-            us, bound = (
-                p.survey and p.survey.time_us or None,
-                p.verdict and p.verdict.bound,
-            )
-            place = str(file.parent if file.name == _FILE else file)
-            head = p.name, p.time, p.tool, p.op, p.algo, p.label, p.status
-            rows.append(Listed(*head, us, bound, p.environment.device, place))
+        if profile:
+            place = file.parent if file.name == _FILE else file
+            rows.append(_listed(profile, place))
     return rows
+
+
+def _listed(p: Profile, place: Path) -> Listed:
+    time_us = bottleneck.known(p.survey.time_us) if p.survey else None
+    bound = p.verdict.bound if p.verdict else None
+    return Listed(
+        p.name,
+        p.time,
+        p.tool,
+        p.op,
+        p.algo,
+        p.label,
+        p.status,
+        time_us,
+        bound,
+        p.environment.device,
+        str(place),
+    )
 
 
 def exit_code(profiles: list[Profile]) -> int:

@@ -4,19 +4,19 @@ replies back.
     settings.py      configs/modal.toml, the pinned packages, what a GPU's name means
     wire.py          requests and replies as bytes
     container.py     runs there: the same worker as here, in an empty folder, with its
-      own time limit
+                     own time limit
     build_cache.py   compiled code, kept for the next container
     through.py       `--engine`: the same through the stdin and stdout of a command, such as srun
-    engine.py        jobs -> calls -> outcomes: how many containers, limits, interrupts
-    work.py          what one container gets, and where an algo runs there
-    check.py         `gdn modal check`; tuning.py: `gdn modal tune`
+    engine.py        jobs -> calls -> outcomes: what `gdn modal run` and `bench` plug in
+    calls.py         sends calls, follows them, and says how each ended
+    work.py          what one container gets, how long it may take, and what that costs
     costs.py         what is left out of a plan, or refused, because it would be paid for in vain
     replies.py       whether a reply is what was asked for, of the GPU that was asked for
-    resume.py        an unfinished run: which parts of its file stay, and which are
-      fetched or sent again
-    modal_client.py  Modal itself: image, function, session, calls, volumes;
-      modal_errors.py: its errors as ours
-                     (only these two import modal)
+    resume.py        an unfinished run: which parts of its file stay
+    check.py         `gdn modal check`
+    profiles.py      `gdn modal profile` and `gdn modal tune`
+    modal_client.py  Modal itself: image, function, session, calls, volumes
+    modal_errors.py  its errors as ours (only these two import modal)
     setup.py         `gdn modal setup`; where on its volume a data set is
 
 The container's side does not need Modal: `container.serve(bytes) -> bytes` would work

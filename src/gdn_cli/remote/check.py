@@ -15,13 +15,15 @@ from ..machine import inventory
 from ..profile import session
 from ..run import planning
 from ..run.doctor import Finding, finding
-from ..schema.record_types import Document, Status
+from ..schema.record_types import Document, Record, Status
 from .wire import Profile, Wanted
 from .work import place
 
 _TOOL = "ncu"
-_NOT_THERE = ("matplotlib", "modal")  # what a container has no use for
-_SECONDS = 0.2  # for a time
+# what a container has no use for
+_NOT_THERE = ("matplotlib", "modal")
+# for a time
+_SECONDS = 0.2
 
 
 def plan(
@@ -30,133 +32,109 @@ def plan(
     """The jobs, on the op's smallest workload, and the profile to make of the newest
     rung that is our own.
     """
-    found = registry.op(op or "gdn_decode")
+    chosen = registry.op(op or "gdn_decode")
     entries = [
         planning.Entry(algo, place(algo, "cuda"))
-        for algo in registry.of(found.name)
+        for algo in registry.of(chosen.name)
         if "cuda" in algo.modes
     ]
-    small = min(workloads.embedded(found), key=lambda w: sum(w.axes.values()))
-    part = planning.Part(found, entries, [small], {"seconds": _SECONDS})
-    tiers = tuple(
-        name for name, tier in TIERS.items() if tier.mode == "cuda" and tier.floors
+    small = min(workloads.embedded(chosen), key=lambda w: sum(w.axes.values()))
+    part = planning.Part(chosen, entries, [small], {"seconds": _SECONDS})
+    tiers = [name for name, t in TIERS.items() if t.mode == "cuda" and t.floors]
+    floors = planning.Settings(
+        "floor", tiers=tuple(tiers), timeout_s=timeout_s, place=place
     )
-    floors = planning.Settings("floor", tiers=tiers, timeout_s=timeout_s, place=place)
-    made = planning.prepare(registry, [part], floors)
-    made.jobs[:] = [planning.as_extra(job) for job in made.jobs]
-    made.missing.clear()
-    checks = planning.prepare(
-        registry, [part], planning.Settings("check", timeout_s=timeout_s, place=place)
-    )
-    made.jobs.extend(checks.jobs)
-    made.missing.extend(checks.missing)
-    made.unpackable.extend(checks.unpackable)
-    own = [
-        e.algo for e in entries if e.place.mode == "cuda" and e.algo.language == "cuda"
+    checks = planning.Settings("check", timeout_s=timeout_s, place=place)
+    planned = planning.prepare(registry, [part], checks)
+    # what cannot run is missing once
+    planned.jobs[:0] = [
+        planning.as_extra(job)
+        for job in planning.prepare(registry, [part], floors).jobs
     ]
-    wanted = []
-    if own:
-        _, (subject,) = session.subjects(
-            registry,
-            [own[-1].full_name],
-            None,
-            _TOOL,
-            small.uuid,
-            None,
-            "cuda",
-            place=place,
-        )
-        wanted.append(
-            session.sent(
-                subject,
-                session.Settings(_TOOL, Path(), seconds=_SECONDS, timeout_s=timeout_s),
-            )
-        )
-    return made, wanted
+    own = [
+        entry.algo.full_name
+        for entry in entries
+        if entry.place.mode == "cuda" and entry.algo.language == "cuda"
+    ]
+    if not own:
+        return planned, []
+    names, uuid = own[-1:], small.uuid
+    _, (subject,) = session.subjects(
+        registry, names, None, _TOOL, uuid, None, "cuda", place=place
+    )
+    settings = session.Settings(_TOOL, Path(), seconds=_SECONDS, timeout_s=timeout_s)
+    return planned, [session.sent(subject, settings)]
 
 
 def findings(
     document: Document, installed: list[Finding], profiles: list[Profile]
 ) -> list[Finding]:
-    """What was found, for a table; the records are in the document besides."""
+    """What works there, for a table; the records are in the document besides."""
     records = document.records
-    found = [
-        row | {"mend": None} for row in installed if row["what"] not in _NOT_THERE
-    ]  # nobody can install anything there
-    for record in (r for r in records if r.algo == COPY):
-        if record.median_us:
-            text = (
-                f"a copy of {units.three((record.bytes_moved or 0) / 1e6)} MB takes"
-                f" {units.duration(record.median_us)}"
-            )
-            found.append(finding("ok", f"tier {record.tier}", text, "times"))
-        else:
-            found.append(
-                finding("missing", f"tier {record.tier}", record.words, "times")
-            )
-    for name, what in ((EMPTY, "an empty launch"), (COPY_RATE, "a large copy")):
-        if record := next((r for r in records if r.algo == name and r.median_us), None):
-            rate = f"{units.three((record.bytes_moved or 0) / record.median_us / 1e3)} GB/s"
-            found.append(
-                finding(
-                    "ok",
-                    what,
-                    rate if name == COPY_RATE else units.duration(record.median_us),
-                    "times",
-                )
-            )
-    found += _clocks(document)
-    found += [_read(profile) for profile in profiles]
-    checked = [r for r in records if r.algo not in FLOORS]
-    right = sum(r.passed for r in checked)
+    checked = [record for record in records if record.algo not in FLOORS]
+    right = sum(record.passed for record in checked)
     state = "ok" if checked and right == len(checked) else "bad"
-    return [
-        *found,
-        finding(state, "algos", f"{right} of {len(checked)} built and right", "all"),
+    rows = [
+        # nobody can install anything there
+        row | {"mend": None}
+        for row in installed
+        if row["what"] not in _NOT_THERE
     ]
+    rows += [_tier(record) for record in records if record.algo == COPY]
+    rows += _floors(records)
+    rows.append(_clocks(document))
+    rows += [_counters(profile) for profile in profiles]
+    built = f"{right} of {len(checked)} built and right"
+    return [*rows, finding(state, "algos", built, "all")]
 
 
-def _clocks(document: Document) -> list[Finding]:
-    most = next(
-        (
-            e.max_sm_clock_mhz
-            for e in document.environments.values()
-            if e.max_sm_clock_mhz
-        ),
-        None,
-    )
-    seen = [
-        s.after.sm_mhz
-        for r in document.records
-        if (s := r.gpu_state) and s.after and s.after.sm_mhz
-    ]
+def _tier(copy: Record) -> Finding:
+    name = f"tier {copy.tier}"
+    if not copy.median_us:
+        return finding("missing", name, copy.words, "times")
+    megabytes = units.three((copy.bytes_moved or 0) / 1e6)
+    text = f"a copy of {megabytes} MB takes {units.duration(copy.median_us)}"
+    return finding("ok", name, text, "times")
+
+
+def _floors(records: list[Record]) -> list[Finding]:
+    """The first time of an empty launch, and of a large copy."""
+    rows: dict[str, Finding] = {}
+    for record in records:
+        us = record.median_us
+        if not us:
+            continue
+        if record.algo == EMPTY:
+            text = units.duration(us)
+            rows.setdefault(EMPTY, finding("ok", "an empty launch", text, "times"))
+        elif record.algo == COPY_RATE:
+            text = f"{units.three((record.bytes_moved or 0) / us / 1e3)} GB/s"
+            rows.setdefault(COPY_RATE, finding("ok", "a large copy", text, "times"))
+    return [rows[name] for name in (EMPTY, COPY_RATE) if name in rows]
+
+
+def _clocks(document: Document) -> Finding:
+    seen = []
+    for record in document.records:
+        state = record.gpu_state
+        if state and state.after and state.after.sm_mhz:
+            seen.append(state.after.sm_mhz)
     if not seen:
-        return [finding("missing", "clocks", "NVML does not say", "doubts")]
-    of = f" of at most {most}" if most else ""
-    return [
-        finding(
-            "ok",
-            "clocks",
-            f"{min(seen)} to {max(seen)} MHz{of} after a measurement",
-            "doubts",
-        )
-    ]
+        return finding("missing", "clocks", "NVML does not say", "doubts")
+    limits = [e.max_sm_clock_mhz for e in document.environments.values()]
+    known = [f" of at most {limit}" for limit in limits if limit]
+    text = f"{min(seen)} to {max(seen)} MHz{''.join(known[:1])} after a measurement"
+    return finding("ok", "clocks", text, "doubts")
 
 
-def _read(profile: Profile) -> Finding:
+def _counters(profile: Profile) -> Finding:
     """Whether a counter could be read: Modal gives that right on request."""
     what, purpose = f"{_TOOL}'s counters", "profile"
-    if profile.refused:
-        return finding(
-            "missing", what, profile.refused.message, purpose, profile.refused.hint
-        )
-    document = profile.document
+    refused, document = profile.refused, profile.document
+    if refused:
+        return finding("missing", what, refused.message, purpose, refused.hint)
+    assert document is not None
     if document.status is Status.PASSED:
         return finding("ok", what, f"it reads the counters of {document.algo}", purpose)
-    return finding(
-        "missing",
-        what,
-        document.reason or document.status.words,
-        purpose,
-        inventory.MODAL_RIGHTS,
-    )
+    reason = document.reason or document.status.words
+    return finding("missing", what, reason, purpose, inventory.MODAL_RIGHTS)

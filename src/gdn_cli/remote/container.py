@@ -25,16 +25,21 @@ from .. import errors
 from ..errors import GdnError, one_line
 from ..machine.inventory import HERE, Machine
 from ..run import doctor, jobs, worker_process
+from ..run.worker_process import Outcome
 from ..schema.record_types import Environment, GpuName, Record, Status
 from ..tune import away
 from . import build_cache, wire
 from .settings import CACHE
 from .wire import Cache, Made, Parcel, Profile, Refusal, Reply, Wanted
 
-_RESERVE_S = 15.0  # of the container's time, to send back what there is
-_PROFILE_S = 60.0  # that must be left to begin a profile after other work
-_FILES_MIB = 64  # of a profile's files; the ones to open first have priority
-Commit = Callable[[str], None]  # makes changes on a volume permanent
+# of the container's time, to send back what there is
+_RESERVE_S = 15.0
+# that must be left to begin a profile after other work
+_PROFILE_S = 60.0
+# of a profile's files; the ones to open first have priority
+_FILES_MIB = 64
+# makes changes on a volume permanent
+Commit = Callable[[str], None]
 
 
 def serve(
@@ -50,164 +55,141 @@ def serve(
     not: Modal starts a preempted call again, and this one goes on after them.
     """
     try:
-        reply = _served(wire.decode(data, Parcel), commit, machine, keep, before)
+        container = _Container(wire.decode(data, Parcel), machine, keep)
+        reply = container.served(commit, before)
     except Exception as e:  # the other side may not know the exception's type
         reply = Reply(lost=f"the container failed: {one_line(e)}")
     return wire.encode(reply)
 
 
-def _served(
-    content: Parcel,
-    commit: Commit,
-    machine: Machine,
-    keep: Callable[[bytes], None],
-    before: Sequence[bytes],
-) -> Reply:
-    if content.gpu and (
-        why := content.gpu.mismatch([gpu.name for gpu in machine.gpus()])
-    ):
-        return Reply(wrong_gpu=why)
-    end = time.monotonic() + (content.limit_s or math.inf) - _RESERVE_S
-    had = _had(before)
-    with _built(content.cache, commit) as env, _environment(env | content.env):
-        return Reply(
-            outcomes=[
-                _outcome(i, content, machine, end, keep, had.get(i, []))
-                for i in range(len(content.jobs))
-            ],
-            profiles=[
-                _profile(wanted, content, machine, end) for wanted in content.profiles
-            ],
-            tuned=[
-                _tuned(asked, machine, end, keep, before) for asked in content.tunings
-            ],
-            findings=doctor.installed(machine) if content.examine else [],
-        )
+class _Container:
+    """One parcel's work. `end` is when it must stop, to send back what there is."""
 
+    def __init__(
+        self, content: Parcel, machine: Machine, keep: Callable[[bytes], None]
+    ) -> None:
+        self.content = content
+        self.machine = machine
+        self.keep = keep
+        self.end = time.monotonic() + (content.limit_s or math.inf) - _RESERVE_S
 
-def _had(before: Sequence[bytes]) -> dict[int, list[Made]]:
-    """The records of an earlier container by their piece, each with the GPU that it had."""
-    found: dict[int, list[Made]] = {}
-    for data in before:
-        with contextlib.suppress(GdnError):
-            made = wire.decode(data, Made)
-            if made.environment and made.environment.gpu_uuid:
-                made.record.gpu = GpuName(
-                    uuid=made.environment.gpu_uuid, name=made.environment.gpu
+    def served(self, commit: Commit, before: Sequence[bytes]) -> Reply:
+        content = self.content
+        devices = [gpu.name for gpu in self.machine.gpus()] if content.gpu else []
+        if content.gpu and (why := content.gpu.mismatch(devices)):
+            return Reply(wrong_gpu=why)
+        earlier = _by_piece(before)
+        reply = Reply()
+        with _built(content.cache, commit) as env, _environment(env | content.env):
+            for i in range(len(content.jobs)):
+                reply.outcomes.append(self._outcome(i, earlier.get(i, [])))
+            for wanted in content.profiles:
+                reply.profiles.append(self._profile(wanted))
+            for asked in content.tunings:
+                reply.tuned.append(self._tuned(asked, before))
+            if content.examine:
+                reply.findings = doctor.installed(self.machine)
+        return reply
+
+    def _outcome(self, number: int, before: list[Made]) -> Outcome:
+        """A worker's outcome, at `end` at the latest: what it has measured by then is
+        sent back. A worker is only asked for the workloads that an earlier one has not
+        finished.
+        """
+        piece = self.content.jobs[number]
+        request, earlier = piece.request, [made.record for made in before]
+        rest = request.unfinished(earlier)
+        if before and not rest:
+            known = before[-1].environment
+            return Outcome(Status.DONE, records=earlier, environment=known)
+        left = self.end - time.monotonic()
+        limit_s = self.content.limit_s or 0
+        cut = f"the container's time of {limit_s:g} s was up; --max-minutes gives more"
+        if left <= 0:
+            return Outcome(Status.REMOTE_FAILED, cut, earlier, code=errors.REMOTE)
+
+        def on_record(record: Record, environment: Environment | None) -> None:
+            self._label(environment)
+            self.keep(wire.encode(Made(number, record, environment)))
+
+        environ = jobs.environ_of(request.mode, machine=self.machine)
+        asked = structs.replace(request, workloads=rest)
+        timeout_s = min(piece.timeout_s, left)
+        outcome = worker_process.serve(asked, environ, timeout_s, on_record=on_record)
+        unfinished = {w.uuid for w in rest}
+        finished = [record for record in earlier if record.uuid not in unfinished]
+        outcome.records = finished + outcome.records
+        # not for want of speed
+        if outcome.status is Status.TIMED_OUT and left < piece.timeout_s:
+            outcome.status = Status.REMOTE_FAILED
+            outcome.reason = cut
+            outcome.code = errors.REMOTE
+        self._label(outcome.environment)
+        return outcome
+
+    def _label(self, environment: Environment | None) -> None:
+        """Note where the numbers come from: measured at Modal, in which image, on which
+        of its GPUs.
+        """
+        if not environment:
+            return
+        environment.where = self.content.where
+        environment.image = self.content.image
+        if self.content.gpu and environment.gpu:
+            environment.asked = str(self.content.gpu)
+            environment.gpus = [gpu.name for gpu in self.machine.gpus()]
+
+    def _profile(self, wanted: Wanted) -> Profile:
+        """A profile made as `gdn profile` makes it here: its document, and the files of
+        its folder.
+        """
+        from ..profile import session
+
+        if self.content.jobs and time.monotonic() > self.end - _PROFILE_S:
+            hint = "--max-minutes gives more"
+            refusal = Refusal("no time was left for it", hint, errors.REMOTE)
+            return Profile(refused=refusal)
+        with tempfile.TemporaryDirectory(prefix="gdn-profiles-") as folder:
+            try:
+                subject, settings = session.received(wanted, Path(folder))
+                profile = session.run(
+                    subject, settings, lambda *_: None, lambda line: None, self.machine
                 )
-            found.setdefault(made.piece, []).append(made)
-    return found
+            except GdnError as e:
+                return Profile(refused=Refusal(e.message, e.hint, e.code))
+            self._label(profile.environment)
+            files, left = _files(Path(str(profile.folder)), profile.reading.files)
+            profile.folder = msgspec.UNSET
+        return Profile(profile, files, left)
 
-
-def _outcome(
-    number: int,
-    content: Parcel,
-    machine: Machine,
-    end: float,
-    keep: Callable[[bytes], None],
-    had: list[Made],
-) -> worker_process.Outcome:
-    """A worker's outcome, at `end` at the latest: what it has measured by then is sent
-    back. A worker is only asked for the workloads that an earlier one has not finished.
-    """
-
-    def made(record: Record, environment: Environment | None) -> None:
-        if environment:
-            _label(environment, content, machine)
-        keep(wire.encode(Made(number, record, environment)))
-
-    piece = content.jobs[number]
-    request, earlier = piece.request, [made.record for made in had]
-    rest = request.unfinished(earlier)
-    if had and not rest:
-        return worker_process.Outcome(
-            Status.DONE, records=earlier, environment=had[-1].environment
-        )
-    left = end - time.monotonic()
-    cut = f"the container's time of {content.limit_s or 0:g} s was up; --max-minutes gives more"
-    if left <= 0:
-        return worker_process.Outcome(
-            Status.REMOTE_FAILED, cut, earlier, code=errors.REMOTE
-        )
-    environ = jobs.environ_of(request.mode, machine=machine)
-    asked = structs.replace(request, workloads=rest)
-    outcome = worker_process.serve(
-        asked, environ, min(piece.timeout_s, left), on_record=made
-    )
-    finished = {record.uuid for record in earlier} - {w.uuid for w in rest}
-    outcome.records = [
-        record for record in earlier if record.uuid in finished
-    ] + outcome.records
-    # not for want of speed
-    if outcome.status is Status.TIMED_OUT and left < piece.timeout_s:
-        outcome.status, outcome.reason, outcome.code = (
-            Status.REMOTE_FAILED,
-            cut,
-            errors.REMOTE,
-        )
-    if outcome.environment:
-        _label(outcome.environment, content, machine)
-    return outcome
-
-
-def _label(environment: Environment, content: Parcel, machine: Machine) -> None:
-    """Note where the numbers come from: measured at Modal, in which image, on which of its GPUs."""
-    environment.where, environment.image = content.where, content.image
-    if content.gpu and environment.gpu:
-        environment.asked, environment.gpus = (
-            str(content.gpu),
-            [gpu.name for gpu in machine.gpus()],
-        )
-
-
-def _profile(wanted: Wanted, content: Parcel, machine: Machine, end: float) -> Profile:
-    """A profile made as `gdn profile` makes it here: its document, and the files of its folder."""
-    from ..profile import session
-
-    if content.jobs and time.monotonic() > end - _PROFILE_S:
-        return Profile(
-            refused=Refusal(
-                "no time was left for it", "--max-minutes gives more", errors.REMOTE
-            )
-        )
-    with tempfile.TemporaryDirectory(prefix="gdn-profiles-") as folder:
+    def _tuned(self, asked: away.Wanted, before: Sequence[bytes]) -> away.Measured:
+        """A tuning's measurements, as many as can be made until `end`."""
+        over = threading.Event()
+        left = min(self.end - time.monotonic(), threading.TIMEOUT_MAX)
+        alarm = threading.Timer(left, over.set)
+        alarm.daemon = True
+        alarm.start()
         try:
-            subject, settings = session.received(wanted, Path(folder))
-            made = session.run(
-                subject, settings, lambda *_: None, lambda line: None, machine
+            return away.measure(
+                asked,
+                self.machine,
+                lambda noted: self.keep(wire.encode(noted)),
+                wire.readable(before, away.Noted),
+                over,
             )
-        except GdnError as e:
-            return Profile(refused=Refusal(e.message, e.hint, e.code))
-        _label(made.environment, content, machine)
-        files, left = _files(Path(made.folder), made.reading.files)
-        made.folder = msgspec.UNSET
-    return Profile(made, files, left)
+        finally:
+            alarm.cancel()
 
 
-def _tuned(
-    asked: away.Wanted,
-    machine: Machine,
-    end: float,
-    keep: Callable[[bytes], None],
-    before: Sequence[bytes],
-) -> away.Measured:
-    """A tuning's measurements, as many as can be made until `end`."""
-    over = threading.Event()
-    alarm = threading.Timer(
-        min(end - time.monotonic(), threading.TIMEOUT_MAX), over.set
-    )
-    alarm.daemon = True
-    alarm.start()
-    try:
-        return away.measure(
-            asked,
-            machine,
-            lambda note: keep(wire.encode(note)),
-            wire.notes(before),
-            over,
-        )
-    finally:
-        alarm.cancel()
+def _by_piece(before: Sequence[bytes]) -> dict[int, list[Made]]:
+    """The records of an earlier container by their piece, each with the GPU that it had."""
+    earlier: dict[int, list[Made]] = {}
+    for made in wire.readable(before, Made):
+        env = made.environment
+        if env and env.gpu and env.gpu_uuid:
+            made.record.gpu = GpuName(uuid=env.gpu_uuid, name=env.gpu)
+        earlier.setdefault(made.piece, []).append(made)
+    return earlier
 
 
 def _files(folder: Path, first: Sequence[str]) -> tuple[dict[str, bytes], list[str]]:

@@ -1,5 +1,5 @@
-"""What is not paid for: work that a rented GPU would be rented for in vain. Decided
-before anything is started.
+"""Drops jobs that a rented GPU cannot run: algos for a CPU, and tiers whose package the
+image lacks. Decided before anything is started.
 """
 
 from __future__ import annotations
@@ -21,29 +21,27 @@ def affordable(plan: planning.Plan, every_tier: bool) -> None:
     if any(job.mode == "cuda" for job in plan.jobs):
         for job in plan.jobs:
             if job.mode != "cuda" and job.algo and not job.added:
-                why = {
-                    "reason": "it runs on a CPU, and a GPU is rented",
-                    "hint": "--device cpu rents none",
-                }
-                plan.missing.append(Missing(op=job.op.name, algo=job.algo.name, **why))
+                plan.missing.append(
+                    Missing(
+                        op=job.op.name,
+                        algo=job.algo.name,
+                        reason="it runs on a CPU, and a GPU is rented",
+                        hint="--device cpu rents none",
+                    )
+                )
         plan.jobs[:] = [job for job in plan.jobs if job.mode == "cuda"]
-    there = {None} | pinned()
+    packages = {None} | pinned()
+    timed = {name for name, tier in TIERS.items() if tier.package in packages}
     for i, job in enumerate(plan.jobs):
-        able = tuple(
-            tier
-            for tier in job.tiers
-            if job.request.official or TIERS[tier].package in there
-        )
-        if able != job.tiers and not (every_tier and able):
-            tier, *_ = (tier for tier in job.tiers if tier not in able)
-            usable = [
-                name
-                for name, other in TIERS.items()
-                if other.mode == job.mode and other.package in there
-            ]
+        if job.request.official:
+            continue
+        tiers = tuple(tier for tier in job.tiers if tier in timed)
+        if tiers != job.tiers and not (every_tier and tiers):
+            lacking = next(tier for tier in job.tiers if tier not in timed)
+            usable = [n for n, t in TIERS.items() if t.mode == job.mode and n in timed]
             raise UsageError(
-                f"tier '{tier}' needs {TIERS[tier].package}, which is not in the image",
+                f"tier '{lacking}' needs {TIERS[lacking].package}, which is not in the image",
                 hint=f"use --tier {' or '.join(usable)}",
             )
-        timing = structs.replace(job.request.timing, tiers=able)
+        timing = structs.replace(job.request.timing, tiers=tiers)
         plan.jobs[i] = job.asking(timing=timing)

@@ -23,8 +23,6 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from msgspec import Struct
-
 from ..text import display, unguarded
 from . import container
 from .modal_errors import (
@@ -39,8 +37,10 @@ from .modal_errors import (
 from .settings import CACHE, DATA, RECORDS, Gpu, Image, Settings, packages
 
 T = TypeVar("T")
-_LAST = 8  # lines of a build that failed
-_LINE = 2000  # characters of such a line
+# lines of a build that failed
+_LAST = 8
+# characters of such a line
+_LINE = 2000
 # that a request for a reply stays open at Modal; its client asks anew after 55
 _POLL_S = 50.0
 # without a record, until the queue is opened anew; its client asks anew after 30
@@ -49,7 +49,8 @@ _FOLLOW_S = 600.0
 _PAUSE_S, _LONGEST_S = 1.0, 30.0
 # for Modal to confirm that a call is stopped, or to tell what it has kept
 _SOON_S = 15.0
-_STOP_S = 45.0  # for the app to end; Modal's client itself waits without limit
+# for the app to end; Modal's client itself waits without limit
+_STOP_S = 45.0
 # files of gdn that are not sent: an algo's sources travel in the request
 _IGNORED = ["**/__pycache__", "**/*.pyc", "algos", "configs"]
 
@@ -262,6 +263,9 @@ class Call:
         )
 
 
+Spawn = Callable[[bytes], Call]
+
+
 def _soon(ask: Callable[[], T]) -> T | None:
     """What `ask` gets from Modal; None if it fails, or has not answered soon: its
     client may wait without limit.
@@ -295,7 +299,7 @@ def recall(id: str) -> Call:
 
 
 @contextlib.contextmanager
-def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes], Call]]:
+def session(app: Any, function: Any, detach: bool) -> Iterator[Spawn]:
     """Build the image if needed, start the app, and stop it at the end unless it is to
     be left running. Yields a function that calls the app's own with a parcel.
 
@@ -312,12 +316,14 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes],
     finished, late, over = False, threading.Event(), threading.Event()
 
     def watch() -> None:
-        if over.wait(_STOP_S) or not hasattr(signal, "pthread_kill"):  # not on Windows
+        # not on Windows
+        if over.wait(_STOP_S) or not hasattr(signal, "pthread_kill"):
             return
         late.set()
         # as Ctrl-C does, pressed again: only that gets Modal's client out of its waits
+        main = threading.main_thread().ident or 0
         while True:
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            signal.pthread_kill(main, signal.SIGINT)
             if over.wait(_PAUSE_S):
                 return
 
@@ -350,7 +356,7 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes],
         # itself stops an app without a client
         if not detach:
             talk.write(
-                f"gdn: {e.message}: the app could not be stopped; `gdn modal status` shows"
+                f"gdn: {e.message}: the app could not be stopped; `modal app list` shows"
                 " whether it runs\n"
             )
         if isinstance(ended, KeyboardInterrupt):
@@ -365,34 +371,30 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes],
 
 class _Tee:
     """Passes on what is written to it, without secrets and control sequences, and
-    remembers the last lines.
+    remembers its end.
     """
 
-    def __init__(self, to: Any) -> None:
-        self.to = to
-        self.lines: deque[str] = deque([""], maxlen=200)
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.end = ""
 
     def write(self, text: str) -> int:
         text = scrub(text)
-        first, *more = text.split("\n")
-        self.lines[-1] = (self.lines[-1] + first)[-_LINE:]
-        self.lines.extend(more)
-        self.to.write(display(text))
+        self.end = (self.end + text)[-_LAST * _LINE :]
+        self.stream.write(display(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.to, name)
+        return getattr(self.stream, name)
 
     def last(self) -> list[str]:
         """The last lines that are not empty, without a terminal's colours."""
-        plain = (
-            re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", line).rstrip()
-            for line in self.lines
-        )
-        return [line for line in plain if line][-_LAST:]
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", self.end)
+        lines = [line.rstrip()[-_LINE:] for line in plain.splitlines()]
+        return [line for line in lines if line][-_LAST:]
 
 
-# --- volumes, apps, logs
+# --- volumes
 
 
 def commit(volume: str) -> None:
@@ -435,41 +437,3 @@ class Volume:
         with translated(), self._volume.batch_upload(force=True) as batch:
             for name, path in files.items():
                 batch.put_file(path, f"/{name}")
-
-
-class App(Struct):
-    """A running app."""
-
-    app: str  # its id
-    state: str
-    created: str  # 2026-11-21T14:12:00Z
-
-
-def apps(name: str) -> list[App]:
-    """The running apps of this name, newest first."""
-    import modal
-
-    with translated():
-        found = [
-            app.info()
-            for app in modal.Environment.from_context().apps.list()
-            if app.description == name
-        ]
-    rows = [
-        App(
-            i.app_id,
-            i.lifecycle.state.value,
-            f"{i.lifecycle.created_at:%Y-%m-%dT%H:%M:%SZ}",
-        )
-        for i in found
-    ]
-    return sorted(rows, key=lambda row: row.created, reverse=True)
-
-
-def logs(app: str, lines: int) -> list[str]:
-    """The last lines that an app's containers printed."""
-    import modal
-
-    with translated():
-        entries = list(modal.App.lookup(app).logs.tail(lines))
-    return scrub("".join(entry.message for entry in entries)).splitlines()

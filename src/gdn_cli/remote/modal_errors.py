@@ -177,7 +177,7 @@ def _said(e: Exception, last: Callable[[], list[str]]) -> GdnError:
     if isinstance(e, kinds.NotFoundError):
         return RemoteError(
             f"Modal does not know it: {text}",
-            hint="`gdn modal status` lists what there is",
+            hint="`modal app list` has the apps",
         )
     if "gpu" in text.lower():
         return RemoteError(

@@ -1,10 +1,10 @@
-"""Profiles made at Modal: sent as one request, made by profile/session.py, their
-folders unpacked here.
+"""Profiles and tunings at Modal: each is sent as one request. Profiles are made by
+profile/session.py, and their folders unpacked here; the measuring of a tuning is
+tune/away.py's.
 """
 
 from __future__ import annotations
 
-import contextlib
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,38 +15,40 @@ from ..errors import GdnError, RemoteError, one_line
 from ..profile import session
 from ..schema.profile_types import Profile
 from ..schema.record_types import RemoteCall
-from . import modal_client, wire
-from .engine import Engine, Work
-from .wire import Reply
+from ..tune import away, search
+from ..tune.journal import Key
+from . import wire
+from .calls import Calls
+from .work import Work
 
-_FILE = 1 << 30  # bytes of a file once it is unpacked
-_PROCESSES = 5  # at most for a profile, each with its own time limit
+# bytes of a file once it is unpacked
+_FILE = 1 << 30
+# at most for a profile, each with its own time limit
+_PROCESSES = 5
 
 
 def made(
-    engine: Engine, subjects: list[session.Subject], settings: session.Settings
+    calls: Calls, subjects: list[session.Subject], settings: session.Settings
 ) -> Iterator[Profile]:
     """The profile of each subject, whose folder is here by then; none if they are left
     there (--detach). Raises the error if one was refused.
     """
     away = settings
     if settings.dataset:
-        modal_client.connect(engine.settings.limits.connect)
-        engine.look_at([subject.workload for subject in subjects])
-        away = replace(settings, dataset=engine.dataset_at)
-    limit_s = engine.bounded(settings.timeout_s * _PROCESSES * len(subjects))
+        dataset = calls.find_dataset([subject.workload for subject in subjects])
+        away = replace(settings, dataset=dataset)
+    limit_s = calls.limit_s(settings.timeout_s * _PROCESSES * len(subjects))
     wanted = [session.sent(subject, away) for subject in subjects]
-    yield from _arrived(engine, Work([], limit_s, wanted), settings.folder)
+    yield from _arrived(calls, Work([], limit_s, wanted), settings.folder)
 
 
-def fetched(engine: Engine, call: RemoteCall, folder: Path) -> Iterator[Profile]:
+def fetched(calls: Calls, call: RemoteCall, folder: Path) -> Iterator[Profile]:
     """The profiles that an earlier command left there: `call` is from its Engine.sent."""
-    yield from _arrived(engine, Work([], call.limit_s, earlier=call), folder)
+    yield from _arrived(calls, Work([], call.limit_s, earlier=call), folder)
 
 
-def _arrived(engine: Engine, work: Work, folder: Path) -> Iterator[Profile]:
-    with contextlib.closing(engine.carry([work])) as arriving:
-        _, reply = next(arriving, (work, Reply()))
+def _arrived(calls: Calls, work: Work, folder: Path) -> Iterator[Profile]:
+    reply = calls.carry_one(work)
     if reply.lost:
         raise RemoteError(reply.lost)
     for arrived in reply.profiles:
@@ -54,23 +56,24 @@ def _arrived(engine: Engine, work: Work, folder: Path) -> Iterator[Profile]:
             raise GdnError(
                 f"at Modal: {refused.message}", code=refused.code, hint=refused.hint
             )
-        yield _unpacked(arrived, folder, engine.say)
+        yield unpacked(arrived, folder, calls.say)
 
 
-def _unpacked(
+def unpacked(
     arrived: wire.Profile, profiles: Path, say: Callable[[str], None]
 ) -> Profile:
     profile = arrived.document
-    folder, lost = session.new_folder(profiles, [profile.name]), []
-    for name, packed in arrived.files.items():
+    assert profile is not None
+    folder = session.new_folder(profiles, [profile.name])
+    lost = []
+    for path, packed in arrived.files.items():
+        name = Path(path).name
         try:  # a full disk costs a file, not the profile
-            files.write(
-                folder / Path(name).name, wire.inflated(packed, _FILE), hint=None
-            )
+            files.write(folder / name, wire.inflated(packed, _FILE), hint=None)
         except GdnError as e:
             lost.append(e.message)
         except (zlib.error, ValueError) as e:  # ValueError: a NUL in its name
-            lost.append(f"{Path(name).name} arrived damaged ({one_line(e)})")
+            lost.append(f"{name} arrived damaged ({one_line(e)})")
     if arrived.left:
         say(f"too large to send: {', '.join(arrived.left)}")
     profile.name = folder.name
@@ -78,3 +81,28 @@ def _unpacked(
     if lost and not profile.unkept:
         profile.unkept = f"not all of the profile could be kept: {lost[0]}"
     return profile
+
+
+def tuned(calls: Calls, plan: search.Plan, settings: search.Settings) -> away.Measured:
+    """What was measured there; of a call that did not reply, what it had kept.
+    RemoteError if there is nothing.
+    """
+    dataset = calls.find_dataset(plan.workloads) if settings.dataset else None
+    asked = away.wanted(plan, settings, dataset)
+    work = Work([], calls.limit_s(float("inf")), tunings=[asked])
+    reply = calls.carry_one(work)
+    if not reply.lost:
+        return reply.tuned[0]
+    lines = [noted.line for noted in wire.readable(work.kept, away.Noted)]
+    if not lines or not isinstance(lines[0], Key):
+        raise RemoteError(reply.lost)
+    key = lines[0]
+    measured = away.Measured(key=key, lines=[], reason=reply.lost)
+    # another key: it was started again on another machine
+    for line in lines[1:]:
+        if isinstance(line, Key):
+            if line != key:
+                break
+        elif line not in measured.lines:
+            measured.lines.append(line)
+    return measured

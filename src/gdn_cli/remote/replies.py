@@ -4,97 +4,100 @@ checked: a wrong one costs its own call, and no other.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from .. import errors, units
-from ..errors import RemoteError
+from ..run import planning
 from ..run.jobs import Job, Outcome
 from ..schema.record_types import Environment, Record, Status
 from . import wire
 from .settings import Gpu
 from .wire import Made, Reply
+from .work import Work
 
-_NOT = "what came back from Modal is not a reply of gdn"
 
-
-def fault(
-    jobs: Sequence[Job], profiles: int | None, reply: Reply, gpu: Gpu
-) -> str | None:
-    """Why a reply to these jobs, and to so many profiles (None: not known), cannot be
-    used; None if it can.
-    """
-    if len(reply.outcomes) != len(jobs):
-        return (
-            f"{_NOT}: it has {units.count(len(reply.outcomes), 'outcome')} for"
-            f" {units.count(len(jobs), 'job')}"
-        )
-    if not jobs and len(reply.profiles) != (profiles or max(1, len(reply.profiles))):
-        return (
-            f"{_NOT}: it has {units.count(len(reply.profiles), 'profile')} for"
-            f" {profiles or 'one or more'}"
-        )
+def fault(work: Work, reply: Reply, gpu: Gpu) -> str | None:
+    """Why the reply to this work cannot be used; None if it can."""
+    why = _miscount("outcome", len(reply.outcomes), len(work.jobs), "job")
+    why = why or _miscount("tuning", len(reply.tuned), len(work.tunings))
+    if not (work.jobs or work.tunings):
+        # how many an earlier call is to make is not known here
+        due = len(work.profiles) or max(1, len(reply.profiles))
+        why = why or _miscount("profile", len(reply.profiles), due)
+    for measured in reply.tuned:
+        if measured.gpu:
+            why = why or gpu.mismatch([measured.gpu.name] * gpu.count)
     for profile in reply.profiles:
-        if not profile.refused:
-            if not profile.document:
-                return f"{_NOT}: a profile is empty"
-            if profile.document.mode == "cuda" and (
-                why := _elsewhere(profile.document.environment, gpu)
-            ):
-                return why
-    for job, outcome in zip(jobs, reply.outcomes, strict=True):
-        if (
-            job.mode == "cuda"
-            and outcome.records
-            and (why := _elsewhere(outcome.environment, gpu))
-        ):
-            return why
-    return None
+        document = profile.document
+        if not document and not profile.refused:
+            why = why or f"{wire.NOT}: a profile is empty"
+        elif document and document.mode == "cuda":
+            why = why or _elsewhere(document.environment, gpu)
+    for job, outcome in zip(work.jobs, reply.outcomes, strict=False):
+        if job.mode == "cuda" and outcome.records:
+            why = why or _elsewhere(outcome.environment, gpu)
+    return why
 
 
-def untuned(tunings: int, reply: Reply, gpu: Gpu) -> str | None:
-    """The same for a reply to tunings."""
-    if len(reply.tuned) != tunings:
-        return f"{_NOT}: it has {units.count(len(reply.tuned), 'tuning')} for {tunings}"
-    names = [found.gpu["name"] for found in reply.tuned if found.gpu]
-    return next(
-        (why for name in names if (why := gpu.mismatch([name] * gpu.count))), None
-    )
+def _miscount(what: str, count: int, due: int, of: str | None = None) -> str | None:
+    if count == due:
+        return None
+    return f"{wire.NOT}: it has {units.count(count, what)} for {units.count(due, of or what)}"
 
 
-def kept(jobs: Sequence[Job], found: Sequence[bytes], gpu: Gpu | None) -> list[Outcome]:
-    """What a call without a reply has left of each job: the records that its container
-    kept, each once though Modal may have started it again.
+def outcomes(
+    jobs: Sequence[Job],
+    reply: Reply,
+    kept: Sequence[bytes],
+    gpu: Gpu | None,
+    say: Callable[[str], None],
+) -> Iterator[tuple[Job, Outcome]]:
+    """Each job with its outcome; without a reply, with the records that were `kept`."""
+    found = rebuilt(jobs, kept, gpu) if reply.lost else reply.outcomes
+    for job, outcome in zip(jobs, found, strict=True):
+        name = planning.name(job)
+        device = outcome.environment and outcome.environment.device
+        if not reply.lost:
+            passed = sum(record.passed for record in outcome.records)
+            where = f", {device}" if device else ""
+            say(f"{name}: {passed} of {job.due} passed{where}")
+        elif outcome.records:
+            say(f"{name}: {len(outcome.records)} of {job.due} came before that")
+        outcome.reason = reply.lost or outcome.reason
+        yield job, outcome
+
+
+def rebuilt(
+    jobs: Sequence[Job], kept: Sequence[bytes], gpu: Gpu | None
+) -> list[Outcome]:
+    """Outcomes from the records of a call that died. A restarted container sends
+    records twice; the first counts.
     """
-    outcomes = [Outcome(Status.REMOTE_FAILED, code=errors.REMOTE) for _ in jobs]
-    records: list[dict[tuple[str, str | None, str | None], Record]] = [{} for _ in jobs]
-    for made in usable(jobs, found, gpu):
+    lost = [Outcome(Status.REMOTE_FAILED, code=errors.REMOTE) for _ in jobs]
+    records: dict[tuple[int, str, str | None, str | None], Record] = {}
+    for made in usable(jobs, kept, gpu):
         record = made.record
-        records[made.piece].setdefault((record.algo, record.uuid, record.tier), record)
-        outcomes[made.piece].environment = made.environment
-    for outcome, mine in zip(outcomes, records, strict=True):
-        outcome.records = list(mine.values())
-    return outcomes
+        identity = (made.piece, record.algo, record.uuid, record.tier)
+        records.setdefault(identity, record)
+        lost[made.piece].environment = made.environment
+    for (piece, *_), record in records.items():
+        lost[piece].records = [*lost[piece].records, record]
+    return lost
 
 
 def usable(
-    jobs: Sequence[Job], found: Sequence[bytes], gpu: Gpu | None
+    jobs: Sequence[Job], kept: Sequence[bytes], gpu: Gpu | None
 ) -> Iterator[Made]:
     """Those of these records that belong to the jobs and were made on the GPU that was
     asked for (None: any).
     """
-    for data in found:
-        with contextlib.suppress(RemoteError):
-            made = wire.decode(data, Made)
-            job = jobs[made.piece] if 0 <= made.piece < len(jobs) else None
-            if (
-                job
-                and job.asked(made.record)
-                and not (
-                    job.mode == "cuda" and gpu and _elsewhere(made.environment, gpu)
-                )
-            ):
-                yield made
+    for made in wire.readable(kept, Made):
+        if not 0 <= made.piece < len(jobs):
+            continue
+        job = jobs[made.piece]
+        wrong_gpu = job.mode == "cuda" and gpu and _elsewhere(made.environment, gpu)
+        if job.asked(made.record) and not wrong_gpu:
+            yield made
 
 
 def _elsewhere(environment: Environment | None, gpu: Gpu) -> str | None:

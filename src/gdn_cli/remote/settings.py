@@ -16,11 +16,13 @@ from .. import paths
 from ..errors import MissingError, UsageError, unknown
 from ..parsing import Positive, Text, Wrong, decode, read_toml
 
-DATA, CACHE = "/data", "/cache"  # where the volumes are mounted
+# where the volumes are mounted
+DATA, CACHE = "/data", "/cache"
 # the queue at Modal with the records of each call, by its id; Modal drops them after a
 # day
 RECORDS = "gdn-records"
-_EXTRA = "image"  # the extra of pyproject.toml that pins what the image holds
+# the extra of pyproject.toml that pins what the image holds
+_EXTRA = "image"
 
 
 class Gpu(Struct, frozen=True):
@@ -28,7 +30,8 @@ class Gpu(Struct, frozen=True):
     container.
     """
 
-    model: str  # upper case, with Modal's `!` if only that model will do
+    # upper case, with Modal's `!` if only that model will do
+    model: str
     count: int
     # alternatives: words that the device's own name must contain
     words: tuple[tuple[str, ...], ...]
@@ -62,20 +65,26 @@ class ImageTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     base: Text
     # "": the base has its own
     python: Annotated[str, Meta(description="a version such as '3.12', or ''")]
-    first: tuple[str, ...] = ()  # commands at the beginning of the build
-    keeps: tuple[str, ...] = ()  # packages of the base that are not replaced
+    # commands at the beginning of the build
+    first: tuple[str, ...] = ()
+    # packages of the base that are not replaced
+    keeps: tuple[str, ...] = ()
     smoke: Text
 
 
 class Image(ImageTable, frozen=True, kw_only=True):
     name: str
-    then: tuple[str, ...] = ()  # commands at the end of the build
+    # commands at the end of the build
+    then: tuple[str, ...] = ()
 
 
 class Gpus(Struct, frozen=True, forbid_unknown_fields=True):
-    known: tuple[str, ...]  # names to propose
-    exact: tuple[str, ...]  # names that get a `!`
-    devices: dict[str, tuple[str, ...]] = {}  # model -> other names of its devices
+    # names to propose
+    known: tuple[str, ...]
+    # names that get a `!`
+    exact: tuple[str, ...]
+    # model -> other names of its devices
+    devices: dict[str, tuple[str, ...]] = {}
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,8 +98,10 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Container(Struct, frozen=True, forbid_unknown_fields=True):
-    cpu: Positive  # cores
-    memory: Positive  # MiB
+    # cores
+    cpu: Positive
+    # MiB
+    memory: Positive
 
 
 class Volumes(Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,11 +111,13 @@ class Volumes(Struct, frozen=True, forbid_unknown_fields=True):
     cache: Text
 
 
-Dollars = Annotated[float, Meta(gt=0, description="a positive number")]  # a second
+# a second
+Dollars = Annotated[float, Meta(gt=0, description="a positive number")]
 
 
 class Prices(Struct, frozen=True, forbid_unknown_fields=True):
-    date: Text  # on which they were read
+    # on which they were read
+    date: Text
     core: Dollars
     gib: Dollars
     gpus: dict[str, Dollars]
@@ -138,15 +151,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """What a container with this GPU costs in so much time, as words of a line; the
         date is the prices'.
         """
-        model = gpu.model.rstrip("!") if gpu else None
-        if model and model not in self.prices.gpus:
-            return f"configs/modal.toml has no price of {model}"
-        rate = (
-            self.container.cpu * self.prices.core
-            + self.container.memory / 1024 * self.prices.gib
-        )
+        container, prices = self.container, self.prices
+        rate = container.cpu * prices.core + container.memory / 1024 * prices.gib
         if gpu:
-            rate += gpu.count * self.prices.gpus[model]
+            model = gpu.model.rstrip("!")
+            if model not in prices.gpus:
+                return f"configs/modal.toml has no price of {model}"
+            rate += gpu.count * prices.gpus[model]
         return f"${rate * seconds:.2f} at the prices of {self.prices.date}"
 
     def parse(self, asked: str | None) -> Gpu:

@@ -13,7 +13,8 @@ from msgspec import Struct, structs
 from ..errors import MissingError, UsageError
 from .settings import Image, Settings
 
-_BATCH = 32  # files per upload: uploaded files are not sent again after an interrupt
+# files per upload: uploaded files are not sent again after an interrupt
+_BATCH = 32
 # folders of a FlashInfer-Trace data set that a worker reads
 _KINDS = ("definitions", "workloads", "blob", "solutions")
 # the mark of what `setup` put on a volume
@@ -28,7 +29,8 @@ class Stocked(Struct):
     uploaded: int = 0
     kept: int = 0
     bytes: int = 0
-    image: str | None = None  # that was built, or was there
+    # that was built, or was there
+    image: str | None = None
 
 
 def setup(
@@ -52,12 +54,13 @@ def setup(
     files = _files(dataset) if dataset else {}
     modal_client.connect(settings.limits.connect)
     say("token: Modal accepts it")
-    names, volumes = structs.asdict(settings.volumes), {}
-    for use, name in names.items():
-        volumes[use] = modal_client.Volume(name)
+    volumes = {}
+    for use, name in structs.asdict(settings.volumes).items():
+        volumes[name] = modal_client.Volume(name)
         say(f"volume {name}: there ({use})")
-    done = Stocked(list(names.values()))
-    volume, mark = volumes["dataset"], DATASET if dataset else TWINS
+    done = Stocked(list(volumes))
+    volume = volumes[settings.volumes.dataset]
+    mark = DATASET if dataset else TWINS
     there = volume.files() if dataset or twins else {}
     if there and not force:
         _refuse_others(settings.volumes.dataset, there, mark)
@@ -65,34 +68,30 @@ def setup(
         say(
             f"image {image.name}: building it, unless Modal has it; the first time takes minutes"
         )
-        with modal_client.session(
-            *modal_client.declare(settings, image, None, 60, 1), False
-        ):
+        app, function = modal_client.declare(settings, image, None, 60, 1)
+        with modal_client.session(app, function, False):
             done.image = image.name
         say(f"image {image.name}: there")
-    if not (dataset or twins):
-        return done
-    if dataset is None:
+    if not dataset:
+        if not twins:
+            return done
         files = _files(twins())
     volume.upload({mark: io.BytesIO(_MARK)})
     for other in {TWINS, DATASET} & set(there) - {mark}:
         volume.remove(other)
-    lacking = files
-    if not force:
-        lacking = {
-            name: path
-            for name, path in files.items()
-            if there.get(name) != path.stat().st_size or _small(path)
-        }
+    lacking = [
+        name
+        for name, path in files.items()
+        if force or _small(path) or there.get(name) != path.stat().st_size
+    ]
     done.kept = len(files) - len(lacking)
     if files and not lacking:
         say(f"data set: all {len(files)} files are there")
-    names = list(lacking)
-    for i in range(0, len(names), _BATCH):
-        batch = {name: lacking[name] for name in names[i : i + _BATCH]}
+    for i in range(0, len(lacking), _BATCH):
+        batch = {name: files[name] for name in lacking[i : i + _BATCH]}
         size = sum(path.stat().st_size for path in batch.values())
         say(
-            f"data set: uploading {i + 1} to {i + len(batch)} of {len(names)} files"
+            f"data set: uploading {i + 1} to {i + len(batch)} of {len(lacking)} files"
             f" ({size / 2**20:.1f} MiB)"
         )
         volume.upload(batch)
@@ -147,9 +146,9 @@ def place(volume: str, there: Iterable[str], needed: Iterable[str]) -> str:
     )
     if not found:
         raise MissingError(f"volume {volume} has no data set", hint=hint)
-    lacking = {
-        root: [name for name in needed if root + name not in there] for root in found
-    }
+    lacking = {}
+    for root in found:
+        lacking[root] = [name for name in needed if root + name not in there]
     best = min(found, key=lambda root: len(lacking[root]))
     if missing := lacking[best]:
         what = (

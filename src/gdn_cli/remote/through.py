@@ -10,9 +10,9 @@ import base64
 import contextlib
 import math
 import os
+import re
 import selectors
 import signal
-import string
 import subprocess
 import sys
 import tempfile
@@ -20,16 +20,15 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Annotated, BinaryIO
+from typing import IO, Annotated, BinaryIO
 
 from msgspec import Meta, Struct
 
 from .. import bounded, errors, paths
 from ..catalog.registry import Algo
-from ..errors import MissingError, RemoteError, unknown
-from ..machine import environment, inventory
+from ..errors import MissingError, unknown
+from ..machine import inventory
 from ..parsing import Positive, Text, Wrong, decode, read_toml
-from ..run import planning
 from ..run.elsewhere import Elsewhere
 from ..run.execute import Came
 from ..run.jobs import Job, Outcome
@@ -39,9 +38,11 @@ from .wire import Parcel, Piece, Reply
 
 _MARK = b"gdn-parcel: "
 _POLL_S = 0.05
-_GRACE_S = 5.0  # for the command to end once its reply is there
-_END_S = 10.0  # for the command to end once it is asked to
-_FILLED = ("python", "minutes")
+# for the command to end once its reply is there
+_GRACE_S = 5.0
+# for the command to end once it is asked to
+_END_S = 10.0
+_FILLABLE = re.compile(r"([^{}\0]|\{\{|\}\}|\{python\}|\{minutes\})+")
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,7 +57,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for i, word in enumerate(self.command):
-            if not _fillable(word):
+            if not _FILLABLE.fullmatch(word):
                 raise Wrong(("command", i), _WORD, word)
 
 
@@ -64,21 +65,6 @@ _WORD = (
     "text without NUL, with {python} and {minutes} as its only braces ({{ and }} stand for a"
     " brace)"
 )
-
-
-def _fillable(word: str) -> bool:
-    try:
-        parts = list(string.Formatter().parse(word))
-    except ValueError:  # a single brace
-        return False
-    fields = [
-        (name, spec, conversion)
-        for _, name, spec, conversion in parts
-        if name is not None
-    ]
-    return "\0" not in word and all(
-        field in [(name, "", None) for name in _FILLED] for field in fields
-    )
 
 
 def settings(name: str) -> Settings:
@@ -114,40 +100,20 @@ class Through(Elsewhere):
     ) -> Generator[tuple[Job, Outcome], None, None]:
         if not jobs:
             return
-        limit = sum(job.timeout_s for job in jobs) + self.how.start_s
-        found = environment.commit()
-        env = (
-            {"GDN_COMMIT": found["commit"] + ("-dirty" if found.get("dirty") else "")}
-            if found
-            else {}
-        )
         content = Parcel(
             where=self.name,
             gpu=None,
             cache=None,
-            env=env,
-            jobs=[Piece(job.request, job.timeout_s) for job in jobs],
+            env=wire.commit(),
+            jobs=[Piece.of(job) for job in jobs],
         )
+        limit_s = sum(job.timeout_s for job in jobs) + self.how.start_s
         heard = Heard(lambda data: self._record(data, jobs, came))
-        reply = self._carried(wire.encode(content), limit, heard)
+        reply = self._carried(wire.encode(content), limit_s, heard)
         if not reply.lost and len(reply.outcomes) != len(jobs):
-            reply.lost = (
-                f"the reply has {len(reply.outcomes)} outcomes for {len(jobs)} jobs"
-            )
-        if reply.lost:
-            outcomes = replies.kept(jobs, heard.made, None)
-            for outcome in outcomes:
-                outcome.reason = reply.lost
-        else:
-            outcomes = reply.outcomes
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            device = outcome.environment and outcome.environment.device
-            passed = sum(record.passed for record in outcome.records)
-            self.say(
-                f"{planning.name(job)}: {passed} of {job.due} passed"
-                + (f", {device}" if device else "")
-            )
-            yield job, outcome
+            count = len(reply.outcomes)
+            reply.lost = f"the reply has {count} outcomes for {len(jobs)} jobs"
+        yield from replies.outcomes(jobs, reply, heard.made, None, self.say)
 
     def finish(self, document: Document) -> None:
         """Nothing: all records are of one GPU."""
@@ -159,57 +125,55 @@ class Through(Elsewhere):
     def _carried(self, parcel: bytes, limit_s: float, heard: Heard) -> Reply:
         """What the command answers; of one that fails, `heard` has the records until then."""
         minutes = str(math.ceil(limit_s / 60))
-        command = [
-            word.format(python=sys.executable, minutes=minutes)
-            for word in self.how.command
-        ]
-        package = str(paths.PACKAGE.parent)
-        path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        queue = (
-            f", and {self.how.queue_s / 3600:.3g} h in its queue"
-            if self.how.queue_s
-            else ""
-        )
+        words = self.how.command
+        command = [w.format(python=sys.executable, minutes=minutes) for w in words]
+        queue = ""
+        if self.how.queue_s:
+            queue = f", and {self.how.queue_s / 3600:.3g} h in its queue"
         self.say(
             f"{self.name}: {command[0]}, at most {minutes} min once it runs{queue}"
         )
         with tempfile.TemporaryFile() as stdin:
             stdin.write(base64.b64encode(parcel))
             stdin.seek(0)
-            try:
-                process = subprocess.Popen(
-                    command,
-                    stdin=stdin,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    env=os.environ | {"PYTHONPATH": path},
-                    start_new_session=True,  # Ctrl-C is ours: it ends the command below
-                )
-            except OSError as e:
-                hint = f"configs/engines.toml has the command of engine {self.name}"
-                raise MissingError(
-                    f"cannot start {command[0]}: {e.strerror}", hint=hint
-                ) from None
+            process = self._started(command, stdin)
             try:
                 why = self._followed(process, heard, limit_s)
             finally:
                 _end(process)
         if heard.reply is None:
-            return Reply(lost=why or self._unanswered(heard, process.returncode))
+            return Reply(lost=why or _unanswered(words[0], heard, process.returncode))
         if why:
             self.say(f"{self.name}: {why}")
         return heard.reply
 
+    def _started(self, command: list[str], stdin: IO[bytes]) -> subprocess.Popen[bytes]:
+        paths_ = [str(paths.PACKAGE.parent), os.environ.get("PYTHONPATH")]
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths_))}
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=env,
+                # Ctrl-C is ours: it ends the command below
+                start_new_session=True,
+            )
+        except OSError as e:
+            hint = f"configs/engines.toml has the command of engine {self.name}"
+            raise MissingError(
+                f"cannot start {command[0]}: {e.strerror}", hint=hint
+            ) from None
+
     def _followed(
-        self, process: subprocess.Popen, heard: Heard, limit_s: float
+        self, process: subprocess.Popen[bytes], heard: Heard, limit_s: float
     ) -> str | None:
         """Hear the command until it ends; or why it is to be ended."""
-        end, what = time.monotonic() + self.how.queue_s + limit_s, self.how.command[0]
+        what, queue_s = self.how.command[0], self.how.queue_s
+        end = time.monotonic() + queue_s + limit_s
         with selectors.DefaultSelector() as selector:
-            for stream, take in (
-                (process.stdout, heard.out),
-                (process.stderr, heard.log.add),
-            ):
+            for stream, take in _streams(process, heard):
                 os.set_blocking(stream.fileno(), False)
                 selector.register(stream, selectors.EVENT_READ, take)
             while time.monotonic() < end:
@@ -229,15 +193,21 @@ class Through(Elsewhere):
             return None
         if heard.reply:
             return f"{what} did not end after its reply, and was ended"
-        return (
-            f"{what} was ended: no reply after {limit_s + self.how.queue_s:g} s; --timeout gives"
-            " more"
-        )
+        waited_s = limit_s + queue_s
+        return f"{what} was ended: no reply after {waited_s:g} s; --timeout gives more"
 
-    def _unanswered(self, heard: Heard, code: int) -> str:
-        lines = [text for text in heard.log.text().splitlines() if text.strip()]
-        why = f": {lines[-1][:300]}" if lines else ""
-        return f"{self.how.command[0]} ended with {code} and without a reply{why}"
+
+def _unanswered(what: str, heard: Heard, code: int) -> str:
+    lines = [text for text in heard.log.text().splitlines() if text.strip()]
+    why = f": {lines[-1][:300]}" if lines else ""
+    return f"{what} ended with {code} and without a reply{why}"
+
+
+def _streams(
+    process: subprocess.Popen[bytes], heard: Heard
+) -> list[tuple[IO[bytes], Callable[[bytes], None]]]:
+    assert process.stdout and process.stderr
+    return [(process.stdout, heard.out), (process.stderr, heard.log.add)]
 
 
 class Heard:
@@ -251,7 +221,8 @@ class Heard:
         self.look = look
         self.reply: Reply | None = None
         self.made: list[bytes] = []
-        self.size = 0  # of all marked lines
+        # of all marked lines
+        self.size = 0
         self.log = bounded.Output()
         # the present one, if it may be marked; of another one its beginning
         self._line = bytearray()
@@ -284,11 +255,9 @@ class Heard:
 
 def _answer(data: bytes) -> Reply | None:
     """The reply that this is; None for a record and for rubbish."""
-    try:
-        reply = wire.decode(data, Reply)
-    except RemoteError:
-        return None
-    return reply if reply.outcomes or reply.lost else None
+    for reply in wire.readable([data], Reply):
+        return reply if reply.outcomes or reply.lost else None
+    return None
 
 
 def _unmarked(line: bytes) -> bytes:
@@ -312,7 +281,7 @@ def _read(selector: selectors.BaseSelector, wait_s: float) -> bool:
     return bool(ready)
 
 
-def _end(process: subprocess.Popen) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """End the command and what it left: srun cancels its step on SIGTERM."""
     if process.poll() is None:
         process.terminate()
@@ -321,8 +290,9 @@ def _end(process: subprocess.Popen) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    process.stdout.close()
-    process.stderr.close()
+    for stream in (process.stdout, process.stderr):
+        if stream:
+            stream.close()
 
 
 def serve(stdin: BinaryIO) -> int:
@@ -330,16 +300,13 @@ def serve(stdin: BinaryIO) -> int:
     stdout. Returns the exit code.
     """
     out, lock = os.fdopen(os.dup(1), "wb"), threading.Lock()
-    os.dup2(2, 1)  # what else is printed here is no answer
+    # what else is printed here is no answer
+    os.dup2(2, 1)
 
     def tell(data: bytes) -> None:
         with lock:
             out.write(_MARK + base64.b64encode(data) + b"\n")
             out.flush()
 
-    try:
-        parcel = base64.b64decode(stdin.read())
-    except ValueError:
-        parcel = b""
-    tell(container.serve(parcel, keep=tell))
+    tell(container.serve(_unmarked(stdin.read()), keep=tell))
     return errors.OK

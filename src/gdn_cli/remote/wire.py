@@ -9,7 +9,8 @@ import contextlib
 import json
 import threading
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,8 +18,9 @@ from msgspec import Struct
 
 from .. import bounded
 from ..errors import RemoteError
+from ..machine import environment
 from ..run.doctor import Finding
-from ..run.jobs import Outcome
+from ..run.jobs import Job, Outcome
 from ..schema import profile_types
 from ..schema.record_types import Environment, Record
 from ..tune import away
@@ -29,10 +31,12 @@ SCHEMA = 3
 # msgspec 0.22 crashes if several threads are the first to read a type
 _ALONE = threading.Lock()
 OTHER = "the other side speaks schema"
+NOT = "what came back from Modal is not a reply of gdn"
 # bytes of a message once it is unpacked: a long comparison has about 40 MiB
 MOST = 256 << 20
 T = TypeVar("T", "Parcel", "Reply", "Made", away.Noted)
-Wanted = dict[str, Any]  # a profile to be made: what profiling.sent gives
+# a profile to be made: what profiling.sent gives
+Wanted = dict[str, Any]
 
 
 class Piece(Struct):
@@ -40,6 +44,14 @@ class Piece(Struct):
 
     request: Request
     timeout_s: float
+
+    @staticmethod
+    def of(job: Job, dataset: Path | None = None) -> Piece:
+        """The request that a worker here would get; `dataset` is where --dataset is there."""
+        request = job.request
+        if request.dataset and dataset:
+            request = msgspec.structs.replace(request, dataset=str(dataset))
+        return Piece(request, job.timeout_s)
 
 
 class Cache(Struct):
@@ -52,17 +64,22 @@ class Cache(Struct):
 class Parcel(Struct, kw_only=True):
     """The work of one container: jobs, or profiles to make."""
 
-    where: str = "modal"  # noted in each environment
+    # noted in each environment
+    where: str = "modal"
     image: str | None = None
-    gpu: Gpu | None  # that the container must have; None for work on a CPU
-    cache: Cache | None  # None: compiled code stays where gdn keeps it on that machine
+    # that the container must have; None for work on a CPU
+    gpu: Gpu | None
+    # None: compiled code stays where gdn keeps it on that machine
+    cache: Cache | None
     # of --max-minutes, after which the container is ended, and all that it has is lost
     limit_s: float | None = None
-    env: dict[str, str]  # variables for the workers, and this gdn's commit
+    # variables for the workers, and this gdn's commit
+    env: dict[str, str]
     jobs: list[Piece] = []
     profiles: list[Wanted] = []
     tunings: list[away.Wanted] = []
-    examine: bool = False  # whether to say what is installed
+    # whether to say what is installed
+    examine: bool = False
 
 
 class Refusal(Struct):
@@ -77,8 +94,10 @@ class Profile(Struct):
     """A profile that was made there, with the files of its folder."""
 
     document: profile_types.Profile | None = None
-    files: dict[str, bytes] = {}  # each compressed by zlib
-    left: list[str] = []  # names of files that were too large to send
+    # each compressed by zlib
+    files: dict[str, bytes] = {}
+    # names of files that were too large to send
+    left: list[str] = []
     refused: Refusal | None = None
 
 
@@ -87,49 +106,55 @@ class Reply(Struct, kw_only=True):
 
     outcomes: list[Outcome] = []
     profiles: list[Profile] = []
-    findings: list[Finding] = []  # what is installed
+    # what is installed
+    findings: list[Finding] = []
     tuned: list[away.Measured] = []
     wrong_gpu: str | None = None
-    lost: str | None = None  # why there is no other result
+    # why there is no other result
+    lost: str | None = None
 
 
 class Made(Struct):
     """A record that a container has made: kept at Modal in case that there is no reply."""
 
-    piece: int  # of the parcel's jobs
+    # of the parcel's jobs
+    piece: int
     record: Record
     environment: Environment | None
 
 
-def notes(found: Iterable[bytes]) -> list[away.Noted]:
-    """The lines of a tuning among what a container has kept at Modal."""
-    noted = []
-    for data in found:
+def readable(messages: Iterable[bytes], form: type[T]) -> Iterator[T]:
+    """Those of this form among what a container has kept at Modal."""
+    for data in messages:
         with contextlib.suppress(RemoteError):
-            noted.append(decode(data, away.Noted))
-    return [note for note in noted if note.key or note.line]
+            yield decode(data, form)
+
+
+def commit() -> dict[str, str]:
+    """The variable with the commit of the sources, which travel without their .git."""
+    known = environment.commit()
+    if not known:
+        return {}
+    dirty = "-dirty" if known.get("dirty") else ""
+    return {"GDN_COMMIT": f"{known['commit']}{dirty}"}
 
 
 def encode(content: Parcel | Reply | Made | away.Noted) -> bytes:
     # not msgspec's own JSON, which cannot hold half a surrogate pair or NaN, and an
     # algo may have written either
-    return zlib.compress(
-        json.dumps(
-            {"schema": SCHEMA} | msgspec.to_builtins(content, enc_hook=str)
-        ).encode(),
-        1,
-    )
+    plain = {"schema": SCHEMA} | msgspec.to_builtins(content, enc_hook=str)
+    return zlib.compress(json.dumps(plain).encode(), 1)
 
 
 def inflated(data: bytes, most: int) -> bytes:
     """What zlib has compressed. zlib.error if it is damaged, or if it is more than `most` bytes."""
     unpack = zlib.decompressobj()
-    found = unpack.decompress(data, most + 1)
-    if len(found) > most:
+    content = unpack.decompress(data, most + 1)
+    if len(content) > most:
         raise zlib.error(f"it is more than {most >> 20} MiB")
     if not unpack.eof:
         raise zlib.error("it is not complete")
-    return found
+    return content
 
 
 def decode(data: bytes, form: type[T]) -> T:
@@ -149,9 +174,7 @@ def decode(data: bytes, form: type[T]) -> T:
                     content, form, dec_hook=lambda kind, value: kind(value)
                 )
     except msgspec.ValidationError as e:
-        raise RemoteError(
-            f"what came back from Modal is not a reply of gdn: {e}"
-        ) from None
+        raise RemoteError(f"{NOT}: {e}") from None
     except (
         zlib.error,
         ValueError,
@@ -160,7 +183,7 @@ def decode(data: bytes, form: type[T]) -> T:
         AttributeError,
         RecursionError,
     ):
-        raise RemoteError("what came back from Modal is not a reply of gdn") from None
+        raise RemoteError(NOT) from None
     raise RemoteError(
         f"{OTHER} {schema!r:.40}, this gdn {SCHEMA}", hint="use one gdn for both"
     )

@@ -6,9 +6,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from .. import units
 from ..catalog.ops import label_of
 from ..text import shown
 from .screen import (
@@ -26,7 +23,6 @@ from .table import Cell, Column, Mark, Table, words
 if TYPE_CHECKING:
     from ..catalog.registry import Registry
     from ..catalog.workloads import Workload
-    from ..remote.resume import Status
     from ..schema.record_types import Document
 
 # --- gdn run, gdn bench, gdn floors, gdn compare
@@ -196,24 +192,3 @@ def show_proof(steps: Iterable[Mapping[str, str]]) -> None:
             step["detail"],
         )
     print_table(console(), made)
-
-
-# --- gdn modal status
-
-
-def show_remote(there: Status, as_json: bool) -> None:
-    if as_json:
-        return show_json(msgspec.to_builtins(there))
-    out = console()
-    made = Table("", words("app", "state", "created"))
-    for a in there.apps:
-        made.add(a.app, a.state, a.created.replace("T", " ").replace("Z", " UTC"))
-    if there.apps:
-        print_table(out, made)
-    else:
-        print_line(out, "no app is running at Modal")
-    for run in there.runs:
-        counts = {"done": run.done, "under way": run.under_way, "lost": run.lost}
-        states = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
-        print_line(out, f"{units.count(run.calls, 'call')} left behind: {states}")
-        print_line(out, f"  gdn modal {run.command} --resume {run.file}", whole=True)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,15 +18,7 @@ from ..errors import GdnError, MissingError, UsageError
 from ..parsing import decode, json_of, read_text
 from ..schema.numbers import Positive
 from ..schema.record_types import Environment, Status
-
-
-class Space(Struct, omit_defaults=True):
-    """The values to try: [tune] of algo.toml, possibly narrowed."""
-
-    size: tuple[str, ...]
-    where: str | None
-    constants: dict[str, tuple[int, ...]]
-    length: tuple[str, ...] = ()
+from .tuning_json import Space
 
 
 class Key(Struct, kw_only=True, omit_defaults=True, tag_field="step", tag="key"):
@@ -37,7 +30,8 @@ class Key(Struct, kw_only=True, omit_defaults=True, tag_field="step", tag="key")
     algo: str
     source_hash: str
     space: Space
-    gpu: str  # or a CPU
+    # or a CPU
+    gpu: str
     driver: str | None
     versions: dict[str, str | None]
     dataset: str | None
@@ -61,7 +55,8 @@ class Check(Struct, tag_field="step", tag="check"):
     workload: str
     status: Status
     reason: str | None
-    at: str | None  # the workload in words; None if it does not matter
+    # the workload in words; None if it does not matter
+    at: str | None
 
 
 class Result(Struct, omit_defaults=True):
@@ -69,8 +64,10 @@ class Result(Struct, omit_defaults=True):
 
     status: Status
     reason: str | None = None
-    us: Positive | None = None  # the midmean, if it was timed
-    samples: list[Positive] = []  # in a final, which they decide
+    # the midmean, if it was timed
+    us: Positive | None = None
+    # in a final, which they decide
+    samples: list[Positive] = []
 
 
 class Time(Struct, tag_field="step", tag="time"):
@@ -79,13 +76,15 @@ class Time(Struct, tag_field="step", tag="time"):
     round: int
     names: list[str]
     workload: str
-    gpu: str | None  # its UUID
+    # its UUID
+    gpu: str | None
     results: dict[str, Result]
     doubts: list[str]
 
 
-Line = Key | Where | Check | Time
+Line = Where | Check | Time
 L = TypeVar("L", Where, Check, Time)
+_ANY: Any = Key | Line
 
 
 class Journal:
@@ -93,17 +92,22 @@ class Journal:
     GPU and settings.
     """
 
+    # gets each new line
+    note: Callable[[Line], None] | None = None
+
     def __init__(self, key: Key, fresh: bool = False) -> None:
-        digest = hashlib.sha256(
-            msgspec.json.encode(key, order="deterministic")
-        ).hexdigest()[:12]
-        self.key, self.lock = key, threading.Lock()
+        text = msgspec.json.encode(key, order="deterministic")
+        digest = hashlib.sha256(text).hexdigest()[:12]
+        self.key = key
+        self.lock = threading.Lock()
         self.path = paths.tunes_dir() / f"{key.op}-{key.algo}-{digest}.jsonl"
-        self.unsaved: str | None = None  # why the last line could not be written
+        # why the last line could not be written
+        self.unsaved: str | None = None
         paths.make(self.path.parent)
-        self.lines = (
-            [] if fresh or not os.path.exists(self.path) else _whole_lines(self.path)
-        )
+        self.lines: list[Line] = []
+        if not fresh and os.path.exists(self.path):
+            self.lines = read(self.path)
+
         try:
             # again, without the half line that a killed run may leave at the end
             self._write()
@@ -125,44 +129,46 @@ class Journal:
                 self.unsaved = None
             except GdnError as e:
                 self.unsaved = e.message
+        if self.note:
+            self.note(line)
+
+    def add_new(self, lines: list[Line]) -> None:
+        """Store the lines that are not there yet."""
+        for line in lines:
+            if line not in self.lines:
+                self.add(line)
 
     def all(self, kind: type[L]) -> list[L]:
         return [line for line in self.lines if isinstance(line, kind)]
 
-    def find(self, kind: type[L], **wanted: Any) -> L | None:
+    def find(self, kind: type[L], **values: Any) -> L | None:
         """The last line of a kind that has these values."""
-        lines = (line for line in reversed(self.lines) if isinstance(line, kind))
-        return next(
-            (
-                line
-                for line in lines
-                if all(getattr(line, k) == v for k, v in wanted.items())
-            ),
-            None,
-        )
+        for line in reversed(self.all(kind)):
+            if all(getattr(line, name) == value for name, value in values.items()):
+                return line
+        return None
 
     def _write(self) -> None:
         text = "".join(map(_text, [self.key, *self.lines]))
         files.write(self.path, text, hint="GDN_HOME names another place", sync=False)
 
 
-def _text(line: Line) -> str:
+def _text(line: Key | Line) -> str:
     return json.dumps(msgspec.to_builtins(line)) + "\n"
 
 
-def _whole_lines(file: Path) -> list[Line]:
+def read(file: Path) -> list[Line]:
     """The lines of an earlier run. MissingError names a damaged one; the last may be
     incomplete, if the run was killed, and is measured again.
     """
     try:
-        *lines, _ = read_text(file, MissingError).split("\n")
-        found = []
-        for number, text in enumerate(lines, 1):
+        *texts, _ = read_text(file, MissingError).split("\n")
+        lines = []
+        for number, text in enumerate(texts, 1):
             where = f"{file}:{number}"
-            found.append(
-                decode(json_of(text, where, MissingError), Line, where, MissingError)
-            )
+            value = json_of(text, where, MissingError)
+            lines.append(decode(value, _ANY, where, MissingError))
     except MissingError as e:
         hint = "--fresh measures again; or delete that line, and the rest is kept"
         raise MissingError(f"{e.message}; the file is damaged", hint=hint) from None
-    return [line for line in found if not isinstance(line, Key)]
+    return [line for line in lines if not isinstance(line, Key)]

@@ -18,19 +18,20 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import Any
 
 from .. import files, paths
 from ..catalog import tuned_table
 from ..catalog.formats import Definition
 from ..catalog.ops import Op
 from ..catalog.pack import definition
-from ..catalog.registry import Algo, Registry
+from ..catalog.registry import Algo, Registry, Tune
 from ..catalog.tuned_table import Constants, Gpus, Size
 from ..catalog.workloads import Workload
 from ..errors import UsageError
@@ -39,12 +40,12 @@ from ..machine.inventory import HERE, Gpu, Machine
 from ..records import statistics
 from ..run import planning
 from ..schema.record_types import Status
-from .journal import Journal, Key, Space
+from .journal import Journal, Key
 from .tournament import Choice, Meeting
+from .tuning_json import Evidence, LeftOut, Space
 
-if TYPE_CHECKING:
-    from .evidence import Evidence
-
+# the settings that decide what a time means
+HOW = ("tier", "l2", "seconds", "target", "in_place")
 # What runs now, and how many of how many are done.
 Progress = Callable[[str, int, int], None]
 
@@ -61,7 +62,8 @@ class Settings:
     timeout_s: float = 300.0
     fresh: bool = False
     in_place: bool = False
-    gpus: tuple[Gpu, ...] = ()  # of one kind; empty: the one that CUDA chooses
+    # of one kind; empty: the one that CUDA chooses
+    gpus: tuple[Gpu, ...] = ()
     machine: Machine = HERE
 
 
@@ -70,30 +72,46 @@ class Plan:
     """What will be tried, known before anything is run. Sizes ascend; each has its workloads."""
 
     op: Op
+    # which has a [tune] table
     algo: Algo
-    mode: str | None  # None: it cannot run here, and can only be shown
+    # None: it cannot run here, and can only be shown
+    mode: str | None
     definition: Definition
-    constants: dict[str, Constants]  # of each candidate, by name
-    algos: dict[str, Algo]  # candidate -> the algo with its constants
-    excluded: int  # by `where`
+    # of each candidate, by name
+    constants: dict[str, Constants]
+    # candidate -> the algo with its constants
+    algos: dict[str, Algo]
+    # by `where`
+    excluded: int
     sizes: dict[Size, list[Workload]]
     preset: str | None
 
     @property
     def workloads(self) -> list[Workload]:
-        return [w for ws in self.sizes.values() for w in ws]
+        return [w for workloads in self.sizes.values() for w in workloads]
+
+    @property
+    def tune(self) -> Tune:
+        assert self.algo.tune is not None
+        return self.algo.tune
+
+    @property
+    def folder(self) -> Path:
+        """The algo's folder; on another machine there is none."""
+        return folder_of(self.algo)
 
     @property
     def space(self) -> Space:
-        return Space(
-            self.algo.tune.size,
-            self.algo.tune.where,
-            self.algo.tune.constants,
-            self.algo.tune.length,
-        )
+        tune = self.tune
+        return Space(tune.size, tune.where, tune.constants, tune.length)
 
     def label(self, workload: Workload) -> str:
         return self.op.label.format(**workload.axes)
+
+
+def folder_of(algo: Algo) -> Path:
+    assert algo.folder is not None
+    return algo.folder
 
 
 def plan(
@@ -107,11 +125,13 @@ def plan(
     """The candidates and sizes of one algo, narrowed by `only` and `where`. UsageError
     if its folder has nothing to tune.
     """
-    algo, op = entry.algo, registry.op(entry.algo.op)
+    algo = entry.algo
+    op = registry.op(algo.op)
     if algo.folder is None:
         raise UsageError(
             f"{algo.name} is a packed solution", hint="tune the algo, then pack it"
         )
+
     if algo.tune is None:
         file = "tuned.h" if algo.language in ("cpp", "cuda") else "tuned.py"
         raise UsageError(
@@ -122,7 +142,8 @@ def plan(
             ),
         )
     algo = tuned_table.narrowed(algo, only, where)
-    return made(op, algo, entry.place.mode, definition(op, registry), workloads, preset)
+    described = definition(op, registry)
+    return made(op, algo, entry.place.mode, described, workloads, preset)
 
 
 def made(
@@ -131,33 +152,28 @@ def made(
     mode: str | None,
     described: Definition,
     workloads: Sequence[Workload],
-    preset: str | None,
+    preset: str | None = None,
 ) -> Plan:
     """All candidates of an algo, and the sizes of these workloads."""
+    assert algo.tune is not None
     space, excluded = tuned_table.candidates(algo)
-    algos = {
-        c.name: c
-        for c in (tuned_table.candidate(algo, op, constants) for constants in space)
-    }
-    constants = dict(zip(algos, space, strict=True))
-    sizes: dict[Size, list[Workload]] = {}
-    for workload in sorted(
-        workloads, key=lambda w: tuned_table.size_of(op, algo.tune, w)
-    ):
-        sizes.setdefault(tuned_table.size_of(op, algo.tune, workload), []).append(
-            workload
-        )
+    algos = {}
+    constants = {}
+    for values in space:
+        candidate = tuned_table.candidate(algo, op, values)
+        algos[candidate.name] = candidate
+        constants[candidate.name] = values
+
+    by_size: dict[Size, list[Workload]] = {}
+    for workload in workloads:
+        size = tuned_table.size_of(op, algo.tune, workload)
+        by_size.setdefault(size, []).append(workload)
+    sizes = dict(sorted(by_size.items()))
     return Plan(op, algo, mode, described, constants, algos, excluded, sizes, preset)
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """A candidate that failed anywhere, and why."""
-
-    constants: Constants
-    status: Status
-    reason: str | None
-    at: str | None  # the workload in words; None if it does not matter
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass
@@ -168,14 +184,19 @@ class State:
     settings: Settings
     progress: Progress
     say: Callable[[str], None]
-    gpus: tuple[Gpu | None, ...]  # None: a CPU, or the GPU that CUDA chooses
-    held: Gpus  # what the folder's tuning.json holds
+    # None: a CPU, or the GPU that CUDA chooses
+    gpus: tuple[Gpu | None, ...]
+    # what the folder's tuning.json holds
+    held: Gpus
     journal: Journal
-    meetings: dict[Size, list[Meeting]]  # by size
-    out: dict[str, LeftOut] = field(default_factory=dict)  # by candidate
+    meetings: dict[Size, list[Meeting]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    # by candidate
+    out: dict[str, LeftOut] = field(default_factory=dict)
     # size -> the GPU that it is timed on
     homes: dict[Size, Gpu | None] = field(default_factory=dict)
-    cpus: dict[Gpu | None, frozenset[int]] = field(default_factory=dict)
+    cpus: Mapping[Gpu, frozenset[int]] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
     # a doubt without its figures -> with them
     doubts: dict[str, str] = field(default_factory=dict)
@@ -183,11 +204,7 @@ class State:
     written: list[str] = field(default_factory=list)
     interrupted: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
-    time: str = field(
-        default_factory=lambda: datetime.now(timezone.utc).strftime(
-            "%Y-%m-%dT%H:%M:%SZ"
-        )
-    )
+    time: str = field(default_factory=_now)
 
     def left(self, names: Sequence[str]) -> list[str]:
         """The candidates that are still in."""
@@ -198,9 +215,8 @@ class State:
     ) -> None:
         """Drop a candidate that failed anywhere; its first reason is stored."""
         if status is not Status.PASSED and name in self.plan.constants:
-            self.out.setdefault(
-                name, LeftOut(self.plan.constants[name], status, reason, at)
-            )
+            constants = self.plan.constants[name]
+            self.out.setdefault(name, LeftOut(constants, status, reason, at))
 
 
 def begin(
@@ -215,26 +231,21 @@ def begin(
             f"tune takes GPUs of one kind, not {kinds}",
             hint="--gpus names those of one kind",
         )
-    gpus = (
-        (settings.gpus or settings.machine.gpus()[:1]) if plan.mode == "cuda" else ()
-    ) or (None,)
+
+    gpus: tuple[Gpu | None, ...] = ()
+    if plan.mode == "cuda":
+        gpus = settings.gpus or settings.machine.gpus()[:1]
+    gpus = gpus or (None,)
+
     held = check_folder(plan.algo)
     journal = Journal(key_of(plan, settings, gpus[0]), settings.fresh)
-    return State(
-        plan,
-        settings,
-        progress,
-        say,
-        gpus,
-        held,
-        journal,
-        {size: [] for size in plan.sizes},
-    )
+    return State(plan, settings, progress, say, gpus, held, journal)
 
 
 def key_of(plan: Plan, settings: Settings, gpu: Gpu | None) -> Key:
     """What the measurements of this plan depend on, on that GPU; None: on this machine's CPU."""
-    found = environment.versions()
+    versions = environment.versions()
+    how: dict[str, Any] = {name: getattr(settings, name) for name in HOW}
     return Key(
         op=plan.op.name,
         algo=plan.algo.name,
@@ -242,12 +253,9 @@ def key_of(plan: Plan, settings: Settings, gpu: Gpu | None) -> Key:
         space=plan.space,
         gpu=gpu.name if gpu else environment.cpu_name(),
         driver=gpu.driver if gpu else None,
-        versions={name: found.get(name) for name in ("torch", "triton")},
+        versions={name: versions.get(name) for name in ("torch", "triton")},
         dataset=str(settings.dataset.absolute()) if settings.dataset else None,
-        **{
-            name: getattr(settings, name)
-            for name in ("tier", "l2", "seconds", "target", "in_place")
-        },
+        **how,
     )
 
 
@@ -255,23 +263,22 @@ def check_folder(algo: Algo) -> Gpus:
     """The contents of the folder's tuning.json. UsageError if it cannot be read, or the
     folder cannot be written: before hours of measuring, not after.
     """
-    hint = (
-        "`gdn new NAME --from ALGO --into DIR` copies it; "
-        "then `gdn tune --algo NAME --algos DIR`"
-    )
-    if not paths.IN_CHECKOUT and paths.ALGOS_DIR in algo.folder.parents:
+    folder = folder_of(algo)
+    hint = f"tune a copy: gdn new my-{algo.name} --from {algo.full_name} --into DIR"
+    if not paths.IN_CHECKOUT and paths.ALGOS_DIR in folder.parents:
         raise UsageError(
-            f"{algo.name} belongs to an installed gdn, whose files must not be changed",
+            f"{algo.full_name} is part of the installed gdn, and tune would write into its"
+            " folder",
             hint=hint,
         )
+
     try:
-        with TemporaryFile(dir=algo.folder):
+        with TemporaryFile(dir=folder):
             pass
     except OSError as e:
-        raise UsageError(
-            f"cannot write {algo.folder}: {e.strerror}", hint=hint
-        ) from None
-    files.place(algo.folder / algo.tune.file, within=algo.folder)
+        raise UsageError(f"cannot write {folder}: {e.strerror}", hint=hint) from None
+    assert algo.tune is not None
+    files.place(folder / algo.tune.file, within=folder)
     return tuned_table.load(algo)
 
 
@@ -280,6 +287,7 @@ def alone(algo: Algo, say: Callable[[str], None]) -> Iterator[None]:
     """Allow one `gdn tune` of an algo at a time: two would resume from one file of
     measurements, and the second would overwrite the first one's results.
     """
-    key = hashlib.sha256(os.path.realpath(algo.folder).encode()).hexdigest()[:16]
+    path = os.path.realpath(folder_of(algo))
+    key = hashlib.sha256(path.encode()).hexdigest()[:16]
     with locks.shared(f"tune-{key}", say, algo.full_name):
         yield

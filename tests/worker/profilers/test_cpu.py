@@ -1,14 +1,10 @@
-"""The cpu tool on real algos, through the worker: torch's ops, a C++ algo's functions
-and lines by perf.
-"""
+"""The cpu tool on real algos, through the worker: torch's ops, a C++ algo's functions by perf."""
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -32,7 +28,7 @@ namespace {
 struct Job { volatile double sum = 0; };
 __attribute__((noinline)) void burn(Job& job, int n) {
   for (int i = 0; i < n; ++i) {
-    job.sum = job.sum + 1.0 / (i + 1);  // the hot line
+    job.sum = job.sum + 1.0 / (i + 1);
   }
 }
 }  // namespace
@@ -45,7 +41,6 @@ void Run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
 }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, Run);
 """
-BURN = next(i for i, line in enumerate(CPP.splitlines(), 1) if "the hot line" in line)
 
 
 def profiled(
@@ -109,27 +104,17 @@ def burner(tmp_path_factory, write_algo):
 
 @pytest.mark.skipif(inventory.cxx() is None, reason="no C++ compiler")
 @pytest.mark.slow
-def test_perf_finds_the_function_and_the_line_that_take_the_time(burner, tmp_path):
+def test_perf_finds_the_function_that_takes_the_time(burner, tmp_path):
     if perf.missing() is not None:
         pytest.skip("perf cannot be used here")
-    (found,) = (reading := profiled("cpu", "burner", tmp_path, algos=burner)).found
-    functions = table(found, "functions")
+    reading = profiled("cpu", "burner", tmp_path, algos=burner)
+    (found,) = reading.found
+    # a C++ algo has no ops
+    (functions,) = found.tables
     name, library, share, count = functions.rows[0]
-    assert name == "burn" and "burner" in library
-    assert share > 50 and count > 5
+    assert name == "burn" and "burner" in library and share > 50 and count > 5
     assert sum(row[2] for row in functions.rows) == pytest.approx(100)
     assert reading.files == ("perf.data",)
-    if shutil.which("addr2line"):
-        hot = {where: source for where, _, _, source in table(found, "hot").rows}
-        assert "the hot line" in hot[f"kernel.cpp:{BURN}"]
-    assert (
-        found.value("cpu_us") > 0
-        and 0 < found.value("threads_busy") <= (os.cpu_count() or 1) + 0.5
-    )
-    assert found.value("rate") == pytest.approx(
-        4_000_000 / found.value("time_us") / 1e3
-    )
-    assert not [t for t in found.tables if t.key == "ops"]  # it has none
 
 
 @pytest.mark.skipif(inventory.cxx() is None, reason="no C++ compiler")
@@ -137,19 +122,16 @@ def test_perf_finds_the_function_and_the_line_that_take_the_time(burner, tmp_pat
 def test_without_perf_a_cpp_algo_has_its_figures_and_torchs_ops(
     burner, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(perf.shutil, "which", lambda name: None)
+    monkeypatch.setattr(perf, "missing", lambda: "there is no perf here")
     reading = profiled("cpu", "burner", tmp_path, algos=burner)
     (found,) = reading.found
+    assert [t.key for t in found.tables] == ["ops"] and reading.files == ()
     # it joins a thread
-    assert [t.key for t in found.tables] == ["ops"] and found.value(
-        "switches_voluntary"
-    ) >= 1
-    assert reading.files == () and reading.notes == (
-        (
-            "no functions: there is no perf here. perf would show functions and source lines:"
-            " apt-get install linux-perf (Ubuntu: linux-tools-generic)"
-        ),
-    )
+    assert found.value("switches_voluntary") >= 1 and found.value("cpu_us") > 0
+    assert 0 < found.value("threads_busy") <= (os.cpu_count() or 1) + 0.5
+    rate = 4_000_000 / found.value("time_us") / 1e3
+    assert found.value("rate") == pytest.approx(rate)
+    assert reading.notes == ("no functions: there is no perf here",)
 
 
 def test_the_ops_of_a_torch_algo(tmp_path, monkeypatch, write_algo):
@@ -176,10 +158,7 @@ def test_a_perf_that_is_not_permitted_says_why(tmp_path, monkeypatch):
     fake.write_text("#!/bin/sh\necho 'Error:' >&2\nexit 255\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert (
-        perf.missing()
-        == "perf is not permitted here (Error): as root, sysctl kernel.perf_event_paranoid=1"
-    )
+    assert perf.missing().startswith("perf is not permitted here (Error): as root")
 
 
 # --- names and samples
@@ -193,73 +172,54 @@ V4 = "_ZN41_GLOBAL__N__4eb81770_9_kernel_cu_b147438113gdn_decode_v4EPK13__nv_bfl
         (V4, "gdn_decode_v4"),
         ("gdn_decode_kernel", "gdn_decode_kernel"),
         ("<unnamed>::gdn_decode_v4(const __nv_bfloat16 *, float)", "gdn_decode_v4"),
-        ("void at::elementwise<4, at::f<float> >(int, float (*)(int))", "at::elementwise<4, at::f<float> >"),
+        (
+            "void at::f<4, at::g<float> >(int, float (*)(int))",
+            "at::f<4, at::g<float> >",
+        ),
+        ("void at::k<4, at::F(int)>(int, T3)", "at::k<4, at::F(int)>"),
+        ("void (anonymous namespace)::k<float, (int)4>(int)", "k<float, (int)4>"),
         ("gdn::Pool::serve(int) [clone .isra.0]", "gdn::Pool::serve"),
         ("A::operator()(int) const", "A::operator()"),
         ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD (Device -> Device)"),
         ("(no symbol)", "(no symbol)"),
         ("_Zbroken", "_Zbroken"),
     ],
-)  # fmt: skip
+)
 def test_names_are_short(name, plain):
     assert symbols.short(name) == plain
 
 
-def test_names_of_torchs_loops_are_read_by_their_kernel():
-    loop = (
-        "c10::function_ref<void"
-        " (char**)>::callback_fn<at::native::AVX2::VectorizedLoop2d<at::native::mul_kernel("
-    )
-    assert perf.readable(loop + "x" * 80) == "at::native::mul_kernel"
-    assert perf.readable("f<" + "x" * 90 + ">") == "f<...>"
-    assert perf.readable("burn") == "burn"
-
-
-def test_an_inlined_headers_time_is_at_the_algos_own_line(monkeypatch):
-    header = "_mm512_add_ps\n/usr/lib/gcc/include/avx.h:9\n"
-    own = "g(int)\n/b/rows.h:2 (discriminator 3)\nf\n/b/k.cpp:3\n"
-    said = f"0x{16:016x}\n{header}{own}0x{32:016x}\n{header}0x{48:016x}\n??\n??:0\n"
-
-    def addr2line(command, stdin):
-        assert command[-1] == "/b/own.so" and stdin.split() == ["0x10", "0x20", "0x30"]
-        return SimpleNamespace(stdout=said)
-
-    monkeypatch.setattr(perf.tools, "run", addr2line)
+def test_functions_by_their_samples():
     spots = Counter(
         {
-            perf.Spot("f", "/b/own.so", 1000 + at): n
-            for n, at in ((6, 16), (3, 32), (1, 48))
+            perf.Spot("(anonymous namespace)::burn(int)", "/b/k.so"): 1990,
+            perf.Spot("f<" + "x" * 90 + ">", "/b/k.so"): 1000,
+            perf.Spot("[unknown]", "/usr/lib/libgomp.so.1"): 1000,
+            perf.Spot("rare", "/b/k.so"): 10,
         }
     )
-    spots[perf.Spot("clear_page", "[kernel.kallsyms]", None)] = 2
-    spots[perf.Spot("[unknown]", "/usr/lib/libgomp.so.1", 7)] = 8
-    functions, hot = perf.tables(
-        spots,
-        perf.Code({"/b/own.so": 1000}, {"rows.h": "// one\n  x += y;\n", "k.cpp": ""}),
+    (table,) = perf.table(spots)
+    assert table.rows == (
+        ("burn", "k.so", 49.75, 1990),
+        ("f", "k.so", 25.0, 1000),
+        ("(no symbol: OpenMP, mostly waiting)", "libgomp.so.1", 25.0, 1000),
+        ("(all others)", "", 0.25, 10),
     )
-    assert functions.rows == (
-        ("f", "own.so", 50.0, 10), ("(no symbol: OpenMP, mostly waiting)", "libgomp.so.1", 40.0, 8),
-        ("clear_page", "[kernel.kallsyms]", 10.0, 2),
-    )  # fmt: skip
-    assert hot.rows[:2] == (
-        ("rows.h:2", 30.0, "g", "x += y;"),
-        ("avx.h:9", 15.0, "_mm512_add_ps", ""),
-    )
-    assert perf.tables(Counter(), perf.Code({}, {})) == []
+    assert perf.table(Counter()) == []
 
 
 def test_perf_script_is_read_line_by_line():
+    burn = (
+        "7 2329.275: 7f573f012220 (anonymous namespace)::burn(int) (/tmp/a (1)/k.so)\n"
+    )
     text = (
-        "  7 2329.274:  ffffffff8157ae7d clear_page_erms ([kernel.kallsyms])\n  7 2329.275:     "
-        " 7f573f012220 (anonymous namespace)::burn(int, float) (/tmp/a (1)/k.so)\n  7 2329.276:  "
-        "    7f573f012220 (anonymous namespace)::burn(int, float) (/tmp/a (1)/k.so)\n  7"
-        " 2329.276:      7f573f012221 [unknown] (/tmp/k.so)\n  8 2329.277:      7f573f012220"
-        " another_process (/tmp/k.so)\nperf: something else\n"
+        "  7 2329.274:  ffffffff8157ae7d clear_page_erms ([kernel.kallsyms])\n"
+        f"{burn}  {burn}"
+        "  7 2329.276:      7f573f012221 [unknown] (/tmp/k.so)\n"
+        "  8 2329.277:      7f573f012220 another_process (/tmp/k.so)\nperf: another line\n"
     )
     assert perf.parsed(text, 7) == {
-        perf.Spot("clear_page_erms", "[kernel.kallsyms]", None): 1,
-        perf.Spot(
-            "(anonymous namespace)::burn(int, float)", "/tmp/a (1)/k.so", 0x7F573F012220
-        ): 2,
-        perf.Spot("[unknown]", "/tmp/k.so", 0x7F573F012221): 1,
+        perf.Spot("clear_page_erms", "[kernel.kallsyms]"): 1,
+        perf.Spot("(anonymous namespace)::burn(int)", "/tmp/a (1)/k.so"): 2,
+        perf.Spot("[unknown]", "/tmp/k.so"): 1,
     }

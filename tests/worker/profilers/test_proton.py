@@ -10,7 +10,9 @@ import shutil
 from types import SimpleNamespace
 
 import helpers
+import profiles
 import pytest
+import screens
 from worker.profilers.test_cpu import profiled
 
 from gdn_cli.errors import GdnError, MissingError
@@ -45,46 +47,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_times_are_means_by_kernel_and_the_flush_is_not_of_the_call(folder):
-    reading = proton.read(ASK, folder, replies())
-    whole, v4, triton = reading.found
-    assert [f.name for f in reading.found] == ["", "gdn_decode_v4", "gdn_decode_kernel"]
-    assert (whole.value("time_us"), whole.value("launches")) == (3.0, 3.0)
-    assert (v4.value("time_us"), v4.value("launches"), v4.value("share")) == (
-        2.1,
-        1.0,
-        70.0,
-    )
-    assert (
-        triton.value("time_us"),
-        triton.value("launches"),
-        triton.value("share"),
-    ) == (0.45, 2.0, 30.0)
-    assert reading.files == ("times.hatchet", "samples.hatchet")
-    assert "means" in reading.notes[0]
-
-
-def test_stall_reasons_by_share_and_the_lines_of_a_kernel_that_has_any(folder):
-    _, v4, triton = proton.read(ASK, folder, replies()).found
-    (reasons,) = v4.tables  # no lines: the builder compiles CUDA without
-    by_name = {row[0]: row for row in reasons.rows}
-    assert reasons.key == "samples" and by_name["long scoreboard"][2] == 4880
-    assert by_name["long scoreboard"][1] == pytest.approx(100 * 4880 / 54219)
-    assert sum(row[1] for row in reasons.rows) == pytest.approx(100)
-    assert "barrier" not in by_name  # none of the samples
-    assert [row[2] for row in reasons.rows] == sorted(
-        (row[2] for row in reasons.rows), reverse=True
-    )
-
-    reasons, hot = triton.tables
-    assert {row[0]: row[2] for row in reasons.rows} == {
-        "long scoreboard": 500, "selected": 280, "wait": 120, "misc": 100,
-    }  # fmt: skip
-    assert hot.rows == (
-        ("kernel.py:3", 60.0, "long scoreboard", "s = tl.load(p_s)"),
-        # more samples issued, which is not a stall
-        ("kernel.py:2", 30.0, "wait", "m = tl.sum(s * k)"),
-    )
+def test_means_by_kernel_and_stalls_by_line_and_the_flush_is_not_of_the_call(folder):
+    screens.check("proton", profiles.told(proton.read(ASK, folder, replies())))
 
 
 @pytest.mark.parametrize("name", ["/a/b/kernel.py:12@fn", "/a/b/kernel.py:fn@12"])
@@ -105,14 +69,7 @@ def test_a_kernel_without_own_figures_is_known_by_its_lines(tmp_path):
 @pytest.mark.parametrize(
     "samples, reason",
     [
-        (
-            Reply(
-                SAMPLES,
-                "done",
-                answer={"calls": 0, "failed": "CUPTI_ERROR_NOT_SUPPORTED"},
-            ),
-            "CUPTI_ERROR_NOT_SUPP",
-        ),
+        (Reply(SAMPLES, "done", answer={"calls": 0, "failed": "no CUPTI"}), "no CUPTI"),
         (Reply(SAMPLES, "crashed", "crashed with SIGSEGV"), "SIGSEGV"),
     ],
 )
@@ -125,10 +82,9 @@ def test_no_samples_are_a_note_and_the_times_remain(folder, samples, reason):
 
 
 def test_without_times_there_is_nothing_to_tell(folder):
+    failed = replies(times={"calls": 0, "failed": "Unknown profiler"})
     with pytest.raises(MissingError, match="cannot start: Unknown profiler"):
-        proton.read(
-            ASK, folder, replies(times={"calls": 0, "failed": "Unknown profiler"})
-        )
+        proton.read(ASK, folder, failed)
     tree = json.loads((DATA / "times.hatchet").read_text())
     tree[0]["children"].pop()  # the calls' scope
     (folder / "times.hatchet").write_text(json.dumps(tree))
@@ -150,7 +106,7 @@ def test_start_speaks_to_old_and_new_versions():
 
     for start in (new, old):
         for mode in (None, "pcsampling"):
-            proton._start(SimpleNamespace(start=start), "p", mode)
+            proton.start(SimpleNamespace(start=start), "p", mode)
     assert said == [
         ("p", "cupti", None),
         ("p", "cupti", "pcsampling"),

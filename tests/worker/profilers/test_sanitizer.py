@@ -10,7 +10,9 @@ from pathlib import Path
 
 import helpers
 import msgspec
+import profiles
 import pytest
+import screens
 
 from gdn_cli import errors
 from gdn_cli.catalog import pack, registry
@@ -23,8 +25,7 @@ from gdn_cli.worker.profilers import Ask, Reply, Run, sanitizer, tools
 from gdn_cli.worker.request import Profiling
 
 LOGS = helpers.TESTS / "data" / "sanitizer"
-BUFFERS = {"state": [0x7F0000100000, 4096], "new_state": [0x7F0000000000, 524288]}
-DONE = {"attached": True, "buffers": BUFFERS}
+DONE = {"attached": True}
 
 
 def ask(*checks: str) -> Ask:
@@ -53,13 +54,9 @@ def tables(read) -> dict[str, tuple]:
 
 def test_checks_are_all_four_or_those_named_in_the_order_of_running():
     assert sanitizer.checks(()) == ("memcheck", "racecheck", "initcheck", "synccheck")
-    assert sanitizer.checks(["synccheck", "memcheck", "synccheck"]) == (
-        "memcheck",
-        "synccheck",
-    )
-    with pytest.raises(
-        errors.UsageError, match="unknown check 'racechek'; did you mean racecheck"
-    ):
+    several = sanitizer.checks(["synccheck", "memcheck", "synccheck"])
+    assert several == ("memcheck", "synccheck")
+    with pytest.raises(errors.UsageError, match="did you mean racecheck"):
         sanitizer.checks(["memcheck", "racechek"])
 
 
@@ -84,26 +81,19 @@ def nowhere(tmp_path, monkeypatch):
 
 def test_it_is_looked_for_on_path_then_in_toolkits_then_in_the_wheel(nowhere):
     machine = inventory.Machine(cuda_home=lambda: nowhere / "toolkit")
-    with pytest.raises(
-        errors.MissingError,
-        match="no compute-sanitizer here; it comes with the CUDA toolkit",
-    ):
+    with pytest.raises(errors.MissingError, match="no compute-sanitizer here"):
         sanitizer.find(machine)
     folder = nowhere / "site" / "nvidia" / "cu13"
     wheel = executable(folder / "bin" / "compute-sanitizer")
-    with pytest.raises(errors.MissingError):  # the wheel that lacks the launcher
+    # the wheel that lacks the launcher
+    with pytest.raises(errors.MissingError):
         sanitizer.find(machine)
     executable(folder / "compute-sanitizer" / "TreeLauncherSubreaper")
     assert sanitizer.executable(machine) == wheel
-    old = executable(nowhere / "local" / "cuda-9.2" / "bin" / "compute-sanitizer")
-    assert sanitizer.executable(machine) == old
-    new = executable(nowhere / "local" / "cuda-13.0" / "bin" / "compute-sanitizer")
-    assert sanitizer.executable(machine) == new
-    toolkit = executable(nowhere / "toolkit" / "bin" / "compute-sanitizer")
-    assert sanitizer.executable(machine) == toolkit
-    path = executable(nowhere / "path" / "compute-sanitizer")
-    assert sanitizer.executable(machine) == path
-    sanitizer.find(machine)
+    # each is preferred to those before it
+    for place in ("local/cuda-9.2/bin", "local/cuda-13.0/bin", "toolkit/bin", "path"):
+        path = executable(nowhere / place / "compute-sanitizer")
+        assert sanitizer.executable(machine) == path
 
 
 def test_a_run_for_each_check_and_a_separate_allocation_for_each_tensor(
@@ -126,142 +116,50 @@ def test_a_run_for_each_check_and_a_separate_allocation_for_each_tensor(
 
 # --- logs
 
-
-def test_faults_are_in_words_with_the_tensor_and_counted_by_place(tmp_path):
-    read = reading(tmp_path, memcheck="memcheck.log")
-    assert tables(read)["checks"] == (
-        ("memcheck", "4 errors", sanitizer.CHECKS["memcheck"].looks_for),
-    )
-    assert tables(read)["findings"] == (
-        ("memcheck", "writes 4 B of global memory", "decode_kernel", "kernel.cu:57",
-         "thread (0,0,0) in block (3,0,0)", "1 B after new_state", 2),
-        ("memcheck", "reads 16 B of global memory", "decode_kernel", "kernel.cu:21 in kernel.cu:40",
-         "thread (7,0,0) in block (0,0,0)", "misaligned, byte 4 of state", 1),
-        ("memcheck", "writes 4 B of shared memory", "other", "+0x30",
-         "thread (128,0,0) in block (0,0,0)", "out of bounds", 1),
-    )  # fmt: skip
-    assert read.failed == "memcheck: 4 faults of `decode_kernel`, `other`"
-    assert read.found[0].value("memcheck") == "4 errors"
-    assert read.files == ("memcheck.log",)
+WRITE = "Invalid __global__ write of size 4 bytes"
 
 
-def test_an_unknown_tensor_is_named_by_the_size_of_its_allocation():
-    log = sanitizer.parse((LOGS / "memcheck.log").read_text())
-    assert [f.address for f in log.findings] == [
-        "1 B after an allocation of 524288 B", "5 B after an allocation of 524288 B", "misaligned", "out of bounds",
-    ]  # fmt: skip
-
-
-def test_the_older_wording_is_read_too_and_missing_output_is_noted(tmp_path):
-    read = reading(tmp_path, memcheck="memcheck-old.log")
-    assert [row[1:4] for row in tables(read)["findings"]] == [
-        ("reads 8 B of global memory", "device_bootstrap", "+0x3b0"),
-        ("reads 8 B of global memory", "ThreadLoad", "thread_load.cuh:272"),
-    ]
-    assert read.found[0].value("memcheck") == "257 errors"
-    assert (
-        "memcheck: 255 of its 257 errors are counted but not in the log" in read.notes
-    )
-
-
-def test_races_name_both_places_and_warnings_fail_nothing(tmp_path):
-    read = reading(tmp_path, racecheck="racecheck.log")
-    assert tables(read)["checks"][0][:2] == ("racecheck", "1 error, 1 warning")
-    race = "write and read of the same shared memory race"
-    assert tables(read)["findings"] == (
-        ("racecheck", race, "sum_kernel", "kernel.cu:41 and kernel.cu:51", "", "", 512),
-        ("racecheck", "read and write of the same shared memory race (warning)", "sum_kernel", "+0x2f0 and +0x310",
-         "", "", 1024),
-    )  # fmt: skip
-    assert read.failed == "racecheck: 1 race in the shared memory of `sum_kernel`"
-    assert any("more hazards than it can store" in note for note in read.notes)
-    assert any("lane's arrival" in note for note in read.notes)
-
-    read = reading(tmp_path, racecheck="racecheck-warned.log")
-    assert read.failed is None and read.found[0].value("racecheck") == "1 warning"
-    assert any("may be intended" in note for note in read.notes)
-    assert not any("lane's arrival" in note for note in read.notes)
-
-
-def test_reads_of_unwritten_memory_fail_and_copies_of_it_do_not(tmp_path):
-    read = reading(tmp_path, initcheck="initcheck.log")
-    assert tables(read)["findings"] == (
-        ("initcheck", "reads 4 B of uninitialised global memory", "decode_kernel", "kernel.cu:33",
-         "thread (31,0,0) in block (1,0,0)", "byte 252 of new_state", 2),
-        ("initcheck", "copies uninitialised memory (warning)", "cudaMemcpy", "", "", "", 1),
-    )  # fmt: skip
-    assert (
-        read.failed == "initcheck: 2 reads of uninitialised memory by `decode_kernel`"
-    )
-    assert read.found[0].value("initcheck") == "2 errors, 1 warning"
-    read = reading(tmp_path, initcheck="initcheck-copied.log")
-    assert read.failed is None and read.found[0].value("initcheck") == "1 warning"
-
-
-def test_barriers_and_the_kernel_that_a_function_was_called_from(tmp_path):
-    read = reading(tmp_path, synccheck="synccheck.log")
-    assert tables(read)["findings"] == (
-        ("synccheck", "threads of a warp wait at a barrier that others of it do not reach", "divergent_kernel",
-         "kernel.cu:20", "thread (0,0,0) in block (0,0,0)", "", 2),
-        ("synccheck", "barrier: invalid arguments", "other_kernel", "+0x30 in kernel.cu:48",
-         "thread (0,0,0) in block (0,0,0)", "", 1),
-    )  # fmt: skip
-    assert (
-        read.failed
-        == "synccheck: 3 barrier errors in `divergent_kernel`, `other_kernel`"
-    )
-    assert any("named barrier" in note for note in read.notes)
+def test_errors_are_counted_by_kind_and_kernel(tmp_path):
+    text = ""
+    for check in sanitizer.CHECKS:
+        for file in sorted(LOGS.glob(f"{check}*.log")):
+            read = reading(tmp_path, **{check: file.name})
+            text += f"= {file.name}\n{profiles.told(read)}"
+    screens.check("sanitizer", text)
 
 
 # --- verdicts
 
 
 def test_all_clean(tmp_path):
-    read = reading(
-        tmp_path,
-        memcheck="clean.log",
-        racecheck="racecheck-clean.log",
-        initcheck="clean.log",
-        synccheck="clean.log",
-    )
-    assert [row[:2] for row in tables(read)["checks"]] == [
-        (check, "clean") for check in sanitizer.CHECKS
-    ]
-    assert [(f.key, f.value) for f in read.found[0].facts] == [
-        (check, "clean") for check in sanitizer.CHECKS
-    ]
+    logs = dict.fromkeys(sanitizer.CHECKS, "clean.log")
+    read = reading(tmp_path, **logs | {"racecheck": "racecheck-clean.log"})
+    clean = [(check, "clean") for check in sanitizer.CHECKS]
+    assert [row[:2] for row in tables(read)["checks"]] == clean
+    assert [(f.key, f.value) for f in read.found[0].facts] == clean
     assert "findings" not in tables(read) and read.failed is None
-    assert read.files == (
-        "memcheck.log",
-        "racecheck.log",
-        "initcheck.log",
-        "synccheck.log",
-    )
+    assert read.files == tuple(f"{check}.log" for check in sanitizer.CHECKS)
     assert msgspec.convert(to_json(read), profilers.Reading) == read
 
 
 def test_one_check_that_cannot_run_hides_no_other_and_is_never_clean(tmp_path):
-    late = Reply(Run(""), "timed_out", "no end after 300 s; --timeout gives more")
     read = reading(
         tmp_path,
         memcheck="untracked.log",
         racecheck="racecheck.log",
         initcheck="clean.log",
-        synccheck=late,
+        synccheck=Reply(Run(""), "timed_out", "no end after 300 s"),
     )
     verdicts = dict(row[:2] for row in tables(read)["checks"])
-    assert verdicts["memcheck"].startswith(
-        "not run: compute-sanitizer itself failed (Internal Sanitizer Error: "
-    )
-    assert (
-        verdicts["racecheck"] == "1 error, 1 warning"
-        and verdicts["initcheck"] == "clean"
-    )
-    assert verdicts["synccheck"] == "not run: no end after 300 s; --timeout gives more"
-    assert (
-        read.found[0].value("memcheck") is None
-        and read.found[0].value("synccheck") is None
-    )
+    failed = "not run: compute-sanitizer itself failed (Internal Sanitizer Error: "
+    assert verdicts.pop("memcheck").startswith(failed)
+    assert verdicts == {
+        "racecheck": "1 error, 1 warning",
+        "initcheck": "clean",
+        "synccheck": "not run: no end after 300 s",
+    }
+    (found,) = read.found
+    assert found.value("memcheck") is found.value("synccheck") is None
     assert read.failed == "racecheck: 1 race in the shared memory of `sum_kernel`"
     # the one to open first in front
     assert read.files == ("racecheck.log", "memcheck.log", "initcheck.log")
@@ -270,57 +168,43 @@ def test_one_check_that_cannot_run_hides_no_other_and_is_never_clean(tmp_path):
 @pytest.mark.parametrize(
     ("log", "reply", "says"),
     [
-        ("unsupported.log", Reply(Run("memcheck"), "done", answer=DONE),
-         "compute-sanitizer gave no verdict: compute-sanitizer does not know this GPU; use the one of a newer"),
-        ("terminated.log", Reply(Run("memcheck"), "crashed", "crashed with SIGSEGV"),
-         "the process ended before it used the GPU: crashed with SIGSEGV; see the log"),
-        ("clean.log", Reply(Run("memcheck"), "done", answer=DONE | {"attached": False}),
-         "compute-sanitizer did not attach to the process; another version of it may"),
-        ("clean.log", Reply(Run("memcheck"), "done", answer=DONE | {"error": "RuntimeError: invalid configuration"}),
-         "the call failed: RuntimeError: invalid configuration"),
-        ("clean.log", Reply(Run("memcheck"), "out_of_memory", "killed from outside"), "killed from outside"),
+        ("unsupported", {}, "does not know this GPU; use the one of a newer"),
+        (
+            "terminated",
+            {"status": "crashed", "reason": "crashed with SIGSEGV"},
+            "the process ended before it used the GPU: crashed with SIGSEGV; see the log",
+        ),
+        ("clean", {"answer": {"attached": False}}, "did not attach to the process"),
+        ("clean", {"answer": DONE | {"error": "X: why"}}, "the call failed: X: why"),
+        ("clean", {"status": "out_of_memory", "reason": "killed"}, "verdict: killed"),
     ],
-)  # fmt: skip
+)
 def test_a_missing_verdict_is_one_line_with_the_fix(tmp_path, log, reply, says):
-    (tmp_path / "memcheck.log").write_bytes((LOGS / log).read_bytes())
+    (tmp_path / "memcheck.log").write_bytes((LOGS / f"{log}.log").read_bytes())
+    reply = Reply(Run("memcheck"), **{"status": "done", "answer": DONE} | reply)
     with pytest.raises(errors.MissingError) as raised:
         sanitizer.read(ask("memcheck"), tmp_path, [reply])
     assert says in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_a_log_that_breaks_off_keeps_its_findings_and_is_not_clean_without_any(
-    tmp_path,
-):
-    text = (LOGS / "synccheck.log").read_text()
-    (tmp_path / "synccheck.log").write_text(
-        text[: text.index("========= ERROR SUMMARY")]
-    )
-    hung = Reply(Run("synccheck"), "timed_out", "no end after 9 s", answer={})
+def test_a_log_that_breaks_off_keeps_its_findings_and_is_not_clean(tmp_path):
+    log = tmp_path / "synccheck.log"
+    log.write_text((LOGS / log.name).read_text().split("========= ERROR SUMMARY")[0])
+    hung = Reply(Run("synccheck"), "timed_out", "no end after 9 s")
     read = sanitizer.read(ask("synccheck"), tmp_path, [hung])
-    assert (
-        read.failed
-        == "synccheck: 3 barrier errors in `divergent_kernel`, `other_kernel`"
-    )
-    (tmp_path / "synccheck.log").write_text("========= COMPUTE-SANITIZER\n")
-    with pytest.raises(errors.MissingError, match="its log has no summary"):
-        sanitizer.read(
-            ask("synccheck"), tmp_path, [replace(hung, status="done", answer=DONE)]
-        )
+    assert read.failed.startswith("synccheck: 3 barrier errors in `divergent_kernel`")
+    log.write_text("========= COMPUTE-SANITIZER\n")
+    done = replace(hung, status="done", answer=DONE)
+    with pytest.raises(errors.MissingError, match="no summary"):
+        sanitizer.read(ask("synccheck"), tmp_path, [done])
 
 
-def test_a_fault_that_left_the_context_unusable_is_the_finding_not_the_error_of_the_call(
-    tmp_path,
-):
+def test_a_fault_is_the_finding_and_not_the_error_of_the_call_after_it(tmp_path):
     (tmp_path / "memcheck.log").write_bytes((LOGS / "memcheck.log").read_bytes())
-    reply = Reply(
-        Run("memcheck"),
-        "done",
-        answer=DONE | {"error": "AcceleratorError: CUDA error: unspecified"},
-    )
-    assert (
-        sanitizer.read(ask("memcheck"), tmp_path, [reply]).failed
-        == "memcheck: 4 faults of `decode_kernel`, `other`"
-    )
+    answer = DONE | {"error": "AcceleratorError: CUDA error: unspecified"}
+    reply = Reply(Run("memcheck"), "done", answer=answer)
+    read = sanitizer.read(ask("memcheck"), tmp_path, [reply])
+    assert read.failed.startswith("memcheck: 4 faults")
 
 
 # --- through a worker
@@ -353,13 +237,9 @@ def replies(
         outcome = jobs.execute(job)
         record = next(iter(outcome.records), None)
         assert record is None or record.passed, record
-        return Reply(
-            run,
-            outcome.status.value,
-            outcome.reason,
-            record and record.answer or {},
-            tuple(outcome.tail),
-        )
+        answer = record and record.answer or {}
+        tail = tuple(outcome.tail)
+        return Reply(run, outcome.status.value, outcome.reason, answer, tail)
 
     with ThreadPoolExecutor(4) as pool:
         return list(pool.map(reply, sanitizer.runs(asked, folder)))
@@ -389,19 +269,10 @@ def test_the_worker_calls_the_algo_once_below_the_tool_on_outputs_that_nothing_w
     (reply,) = replies(known.find("mine"), known, "cpu", folder, "memcheck")
     assert reply.status == "done" and calls.read_text() == "1"
     assert reply.answer["error"] == "RuntimeError: no luck"
-    assert set(reply.answer["buffers"]) == {
-        *helpers.DECODE_ARGS.split(", ")[:-1],
-        "output",
-        "new_state",
-    }
-    assert reply.answer["buffers"]["new_state"][1] == 8 * 128 * 128 * 4
-    assert reply.answer["attached"] is False  # the real one is found in the process
-    assert (folder / "memcheck.log").read_bytes() == (
-        LOGS / "memcheck.log"
-    ).read_bytes()
-    assert sanitizer.read(ask("memcheck"), folder, [reply]).failed.startswith(
-        "memcheck: 4 faults"
-    )
+    # the real one is found in the process
+    assert reply.answer["attached"] is False
+    read = sanitizer.read(ask("memcheck"), folder, [reply])
+    assert read.failed.startswith("memcheck: 4 faults")
 
 
 # --- on a GPU
@@ -504,22 +375,10 @@ def test_each_planted_bug_is_seen_by_its_own_check_and_by_no_other(tmp_path, bug
     assert {(row[0], row[2]) for row in rows} == {
         ("memcheck", "overruns"), ("racecheck", "races"), ("initcheck", "reads_unwritten"),
     }, logs  # fmt: skip
-    by = {row[0]: row for row in rows}
-    assert by["memcheck"][1] == "writes 4 B of global memory" and by["memcheck"][
-        5:
-    ] == (
-        "1 B after new_state",
-        1,
-    )
-    assert by["racecheck"][1] == "write and read of the same shared memory race"
-    assert (
-        by["initcheck"][1] == "reads 4 B of uninitialised global memory"
-        and by["initcheck"][6] > 0
-    )
-    assert by["initcheck"][5].endswith("of new_state")
-    assert [check for check in sanitizer.CHECKS if f"{check}: " in read.failed] == list(
-        by
-    )
+    assert ("memcheck", WRITE, "overruns", 1) in rows
+    assert [check for check in sanitizer.CHECKS if f"{check}: " in read.failed] == [
+        row[0] for row in rows
+    ]
     assert read.found[0].value("synccheck") == "clean"
 
     # the hardware's behaviour at this barrier is undefined: it may never end
@@ -528,9 +387,6 @@ def test_each_planted_bug_is_seen_by_its_own_check_and_by_no_other(tmp_path, bug
     assert {(row[0], row[2]) for row in tables(read)["findings"]} == {
         ("synccheck", "diverges")
     }
-    assert (
-        "at a barrier that others of it do not reach" in tables(read)["findings"][0][1]
-    )
     assert read.failed.endswith("in `diverges`")
 
 
@@ -542,7 +398,4 @@ def test_ours_are_clean(tmp_path, name):
     on_this_gpu(algo)
     built(algo, known)
     read = sanitizer.read(ask(), tmp_path, replies(algo, known, "cuda", tmp_path))
-    assert [row[:2] for row in tables(read)["checks"]] == [
-        (check, "clean") for check in sanitizer.CHECKS
-    ]
-    assert read.failed is None
+    assert {row[1] for row in tables(read)["checks"]} == {"clean"}

@@ -11,17 +11,27 @@ from pathlib import Path
 
 import helpers
 import oracle
+import profiles
 import pytest
+import screens
 
 from gdn_cli.catalog import pack, registry, workloads
 from gdn_cli.errors import FAILED, MISSING, USAGE, GdnError, MissingError, UsageError
 from gdn_cli.machine import inventory
 from gdn_cli.machine.inventory import HERE, Gpu, Machine
-from gdn_cli.run import jobs
+from gdn_cli.profile import session
 from gdn_cli.worker.judge import check
-from gdn_cli.worker.profilers import Ask, Reply, Run, disassembly, sass, symbols, tools
+from gdn_cli.worker.profilers import (
+    Ask,
+    Reading,
+    Reply,
+    Run,
+    disassembly,
+    sass,
+    symbols,
+    tools,
+)
 from gdn_cli.worker.profilers.disassembly import Attributes, Instruction, Kernel
-from gdn_cli.worker.request import Profiling
 
 # rows.cu, and what CUDA 13's tools print of it for sm_90a
 DATA = helpers.TESTS / "data" / "sass"
@@ -39,18 +49,6 @@ def instructions(*texts: str) -> list[Instruction]:
 # --- what nvdisasm and cuobjdump print
 
 
-def test_a_listing_has_each_kernel_without_what_fills_it_up():
-    assert [(symbols.own(k.symbol), len(k.instructions)) for k in (ROWS, CROWDED)] == [
-        # the function that it calls comes after it, and is counted
-        ("rows<__nv_bfloat16, 3>", 41),
-        ("crowded", 163),
-    ]
-    assert ROWS.instructions[0].text == "LDC R1, c[0x0][0x28]"
-    assert (ROWS.instructions[-1].offset, ROWS.instructions[-1].name) == (0x280, "RET")
-    assert [i.offset for i in CROWDED.instructions] == list(range(0, 163 * 16, 16))
-    assert (ROWS.labels[".L_x_1"], ROWS.labels[".L_x_0"]) == (0x110, 0x1C0)
-
-
 def places(text, sources=()):
     """Offset -> (instruction, file, line) of the kernel `rows`."""
     (kernel,) = (k for k in disassembly.kernels(text) if k.symbol == ROWS.symbol)
@@ -62,18 +60,19 @@ def places(text, sources=()):
 def test_an_instruction_has_the_source_line_of_the_algo_or_else_the_innermost():
     ours = places(LISTING, ["rows.cu"])
     load = "LDG.E.64.CONSTANT R2, desc[UR6][R2.64]"
-    assert ours[0x150] == (load, "rows.cu", 5)  # __ldg, in load(), in rows()
+    # __ldg, in load(), in rows()
+    assert ours[0x150] == (load, "rows.cu", 5)
     assert ours[0x190] == ("FFMA R7, R3, 3, R2", "rows.cu", 16)
-    assert ours[0x1A0][2] == 16  # said once for both
-    assert ours[0x270][2] == 7  # of the function behind the kernel
-    anyones = places(LISTING)
-    assert anyones[0x150] == (load, "/cuda/include/sm_32_intrinsics.hpp", 137)
+    # said once for both; of the function behind the kernel
+    assert (ours[0x1A0][2], ours[0x270][2]) == (16, 7)
+    innermost = ("/cuda/include/sm_32_intrinsics.hpp", 137)
+    assert places(LISTING)[0x150] == (load, *innermost)
 
 
 def test_code_without_source_lines_is_not_given_another_s():
     text = LISTING.replace('//## File "/builds/rows/rows.cu", line 7', "")
     at = places(text, ["rows.cu"])
-    assert (at[0x250][2], *at[0x260][1:]) == (21, None, None)
+    assert (at[0x250][2], *at[0x260][1:]) == (21, "", 0)
 
 
 @pytest.mark.parametrize(
@@ -90,153 +89,41 @@ def test_a_path_of_the_line_table_names_a_source(file, source):
     assert disassembly.source_of(file, ["kernel.cu", "gates/kernel.cu"]) == source
 
 
-def test_resources_and_attributes():
-    usage = disassembly.resources(USAGE_TEXT)
-    figures = {
-        symbols.own(s): (u["REG"], u["STACK"], u["SHARED"], u["CONSTANT[0]"])
-        for s, u in usage.items()
-    }
-    assert figures == {
-        "rows<__nv_bfloat16, 3>": (16, 0, 128 + 1024, 548),
-        "crowded": (32, 64, 0, 544),
-    }
-    found = disassembly.attributes(ELF)
-    assert (found[ROWS.symbol].max_threads, found[CROWDED.symbol].max_threads) == (
-        128,
-        1024,
-    )
-    assert found[ROWS.symbol].threads is None
-    assert (
-        disassembly.attributes(ELF.replace("EIATTR_MAX_THREADS", "EIATTR_REQNTID"))[
-            ROWS.symbol
-        ].threads
-        == 128
-    )
-    assert (disassembly.architecture(ELF), disassembly.assembler(ELF)) == (
-        "sm_90a",
-        "13.0.88",
-    )
-    assert disassembly.reserves_shared(ELF)
-
-
-def test_the_header_of_an_older_cubin():
-    old = "64bit elf: type=2, abi=7, sm=90a, toolkit=128, flags = 0x5a0d5a"
-    assert (disassembly.architecture(old), disassembly.assembler(old)) == (
-        "sm_90a",
-        "12.8",
-    )
-    assert not disassembly.reserves_shared(old)
-
-
-def test_spills_are_what_ptxas_counts():
-    marks = disassembly.attributes(ELF)
-    # nvcc -Xptxas -v on rows.cu: "64 bytes stack frame, 56 bytes spill stores, 72 bytes
-    # spill loads"
-    assert disassembly.spilled(CROWDED.instructions, marks[CROWDED.symbol].spills) == (
-        56,
-        72,
-    )
-    assert disassembly.spilled(ROWS.instructions, marks[ROWS.symbol].spills) == (0, 0)
-
-
-def test_a_local_array_is_not_a_spill_and_an_old_ptxas_does_not_say():
-    array = Kernel("k", tuple(instructions("STL.128 [R1], R4", "LDL R3, [R2]")), {})
-    assert sass._spills(array, Attributes(), "13.0.88").value == 0
-    assert sass._spills(array, Attributes(), "12.4").value is None
-    assert sass._spills(array, Attributes(spills=frozenset({0})), "12.4").value == 16
-    assert (
-        sass._spills(
-            Kernel("k", tuple(instructions("EXIT")), {}), Attributes(), "12.4"
-        ).value
-        == 0
-    )
-
-
-# --- instructions
-
-
-def test_the_mix_of_a_kernel():
-    rows = {
-        kind: (count, which)
-        for kind, count, _, which in disassembly.mix(ROWS.instructions)
-    }
-    assert rows == {
-        "integer": (13, "LEA 3, IMAD 2, ISETP 2, LOP3 2, VIADD 2, IADD3 1, 1 more"),
-        "moves and other": (9, "IMAD 3, S2R 2, CS2R 1, MOV 1, S2UR 1, UMOV 1"),
-        "branches": (5, "BRA 2, CALL 1, EXIT 1, RET 1"),
-        "constant loads": (5, "ULDC 3, LDC 2"),
-        "FP32 math": (3, "FFMA 2, FADD 1"),
-        "memory loads": (2, "LDG 1, LDS 1"),
-        "memory stores": (2, "STG 1, STS 1"),
-        "barriers and fences": (1, "BAR 1"),
-        "conversions": (1, "F2FP 1"),
-    }
-    shares = [share for _, _, share, _ in disassembly.mix(ROWS.instructions)]
-    assert sum(shares) == pytest.approx(100) and shares[0] == pytest.approx(
-        100 * 13 / 41
-    )
+def test_the_facts_of_kernels():
+    sizes = disassembly.resources(USAGE_TEXT), disassembly.attributes(ELF)
+    cubin = sass.Cubin(LISTING, "13.0", "13.0.88", "sm_90a", *sizes, 1024)
+    found = [cubin.found(symbols.own(k.symbol), k, None) for k in (ROWS, CROWDED)]
+    screens.check("sass-facts", profiles.told(Reading(tuple(found))))
+    exact = ELF.replace("EIATTR_MAX_THREADS", "EIATTR_REQNTID")
+    assert disassembly.attributes(exact)[ROWS.symbol].threads == 128
 
 
 @pytest.mark.parametrize(
-    "text, kind",
+    "elf, arch, ptxas, reserves",
     [
-        ("@!P0 FADD.FTZ R1, R2, R3", "FP32 math"),
-        ("FFMA2 R4, R4.F32x2.HI_LO, R2.F32x2.HI_LO, R6.F32x2.HI_LO", "FP32 math"),
-        ("HFMA2.MMA R5, -RZ, RZ, 0, 0", "moves and other"),  # a constant
-        # no tensor core, for all its name
-        ("HFMA2.MMA R5, R4, R3, R5", "FP16 and bf16 math"),
-        ("HFMA2.BF16_V2 R5, R4, R3, -RZ", "FP16 and bf16 math"),
-        ("IMAD.MOV.U32 R3, RZ, RZ, 0x0", "moves and other"),
-        ("IMAD.WIDE.U32 R2, R13, 0x2, R2", "integer"),
-        ("UIADD3 UR4, UR4, 0x1, URZ", "integer"),
-        ("MUFU.EX2 R2, R2", "special functions"),
-        ("SHFL.BFLY PT, R7, R26, 0x10, 0x1f", "shuffles and votes"),
-        ("I2FP.F32.S32 R2, R0", "conversions"),
-        ("ULDC.64 UR4, c[0x0][0x208]", "constant loads"),
-        ("LDCU.128 UR8, c[0x0][0x390]", "constant loads"),
-        ("LDSM.16.M88.4 R4, [R2]", "memory loads"),
-        ("REDG.E.ADD.F32.FTZ.RN.STRONG.GPU desc[UR4][R2.64], R5", "atomics"),
-        ("LDGSTS.E.BYPASS.128 [R3], desc[UR4][R4.64]", disassembly.ASYNC),
-        ("UTMALDG.2D [UR8], [UR4], desc[UR6]", disassembly.ASYNC),
-        ("UBLKCP.S.G [UR4], [UR6], UR8", disassembly.ASYNC),
-        ("HMMA.16816.F32.BF16 R4, R8, R10, R4", disassembly.TENSOR),
-        ("HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24", disassembly.TENSOR),
-        (
-            "UTCHMMA gdesc[UR4], gdesc[UR6], tmem[UR8], tmem[UR10], idesc[UR11], !UPT",
-            disassembly.TENSOR,
-        ),
-        ("LDTM.x32 R4, tmem[UR4]", disassembly.TENSOR),
-        ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R2", "barriers and fences"),
-        ("WARPSYNC.ALL", "barriers and fences"),
-        ("BAR.SYNC.DEFER_BLOCKING 0x0", "barriers and fences"),
-        ("@P0 EXIT", "branches"),
-        ("SOMETHING.NEW R1", "moves and other"),
+        (ELF, "sm_90a", "13.0.88", True),
+        ("64bit elf: type=2, abi=7, sm=90a, toolkit=128", "sm_90a", "12.8", False),
     ],
 )
-def test_the_kind_of_an_instruction(text, kind):
-    assert disassembly.kind(Instruction(0, text)) == kind
+def test_the_header_of_a_cubin(elf, arch, ptxas, reserves):
+    assert disassembly.architecture(elf) == arch
+    assert disassembly.assembler(elf) == ptxas
+    assert disassembly.reserves_shared(elf) is reserves
 
 
-def test_widths_by_memory():
-    code = instructions(
-        "LDG.E.NA.128 R4, desc[UR4][R4.64]", "LDG.E.ENL2.256 R8, R4, desc[UR4][R2.64]", "LDG.E.U16.CONSTANT R1, [R2]",
-        "LDG.E R1, [R2]", "@P0 LDG.E.128 R4, [R2]", "STS.64 [R2], R4", "LDSM.16.M88.4 R4, [R2]", "LDS.U8 R1, [R2]",
-        "LDC.64 R2, c[0x0][0x210]", "FADD R1, R2, R3",
-    )  # fmt: skip
-    assert [(where, name, bits, count) for where, name, bits, count, _ in disassembly.widths(code)] == [
-        ("global", "LDG", 256, 1), ("global", "LDG", 128, 2), ("global", "LDG", 32, 1), ("global", "LDG", 16, 1),
-        ("shared", "LDS", 8, 1), ("shared", "STS", 64, 1), ("shared", "LDSM", 128, 1),
-    ]  # fmt: skip
-    notes = {bits: note for _, _, bits, _, note in disassembly.widths(code)}
-    assert (notes[128], notes[16]) == (
-        "16 bytes a lane: full width",
-        "2 bytes a lane: an eighth or less of the width",
-    )
+@pytest.mark.parametrize(
+    "marked, ptxas, value",
+    [((), "13.0.88", 0), ((), "12.4", None), ((0,), "12.4", 16)],
+)
+def test_a_local_array_is_not_a_spill_and_an_old_ptxas_does_not_say(
+    marked, ptxas, value
+):
+    array = Kernel("k", tuple(instructions("STL.128 [R1], R4", "LDL R3, [R2]")), {})
+    attributes = Attributes(spills=frozenset(marked))
+    assert sass.spills(array, attributes, ptxas).value == value
 
 
-def test_loops_are_backward_branches():
-    assert disassembly.loops(ROWS) == [(0x110, 0x1B0, 11, 1)]
-    assert disassembly.loops(CROWDED) == []
+# --- instructions
 
 
 @pytest.mark.parametrize(
@@ -255,54 +142,31 @@ def test_a_kernel_s_short_name(symbol, name):
 
 
 def test_a_listing_that_people_read():
-    spills = disassembly.attributes(ELF)[CROWDED.symbol].spills
     text = disassembly.annotated(ROWS, {"rows.cu": SOURCE}, ["rows, by hand"])
-    assert text.startswith("// rows, by hand\n")
-    assert (
-        ".L_x_1:\n/*0110*/      IADD3 R3, P0, R11, R4, RZ\n" in text
-        and "    // sm_32_intrinsics.hpp:137 <- rows.cu:5 <- rows.cu:15    __device__ float4 load(const float4* p) { return __ldg(p); }\n/*0150*/      LDG.E.64.CONSTANT R2, desc[UR6][R2.64]\n"
-        in text
-    )
-    assert "\nrescue(" not in text and "\nrescue:\n" in text
-    assert "    // spill" not in text
+    spills = disassembly.attributes(ELF)[CROWDED.symbol].spills
     marked = disassembly.annotated(CROWDED, {}, [], spills)
-    assert (
-        "/*0230*/      STL [R1], R2    // spill\n" in marked
-        and marked.count("// spill") == 26
-    )
+    assert text.startswith("// rows, by hand\n")
+    assert ".L_x_1:\n/*0110*/      IADD3 R3, P0, R11, R4, RZ\n" in text
+    screens.check("sass-listing", text)
+    assert "/*0230*/      STL [R1], R2    // spill\n" in marked
+    assert (text.count("// spill"), marked.count("// spill")) == (0, 26)
 
 
-# --- occupancy, names, refusals
+# --- names, refusals
 
 
 @pytest.mark.parametrize(
-    "arch, registers, threads, shared, limit",
+    "text, arch",
     [
-        # cuda-v4; Nsight Compute on an H200 says 100 %, too
-        ("sm_90a", 32, 256, 0, (100, "warps")),
-        ("sm_90a", 60, 32, 8, (50, "blocks")),  # fla-recurrent; 50 % there
-        # handed out as 104: 4 warps in a partition, not 5
-        ("sm_100a", 97, 32, 0, (25, "registers")),
-        # two CTAs of four warps
-        ("sm_90", 32, 128, 100 * 1024, (12.5, "shared memory")),
-        # 48 warps: one CTA of 32
-        ("sm_86", 32, 1024, 0, (pytest.approx(200 / 3), "warps")),
-        ("sm_70", 32, 256, 0, None),  # its limits are not known here
+        *((text, "sm_90a") for text in ("sm_90a", "90a", "SM_90A", "sm90a", " 9.0a ")),
+        ("10.0a", "sm_100a"),
+        ("100a", "sm_100a"),
+        ("sm_120", "sm_120"),
+        ("10.3f", "sm_103f"),
     ],
 )
-def test_theoretical_occupancy(arch, registers, threads, shared, limit):
-    assert sass.occupancy(arch, registers, threads, shared) == limit
-
-
-@pytest.mark.parametrize("text", ["sm_90a", "90a", "9.0a", "SM_90A", "sm90a", " 9.0a "])
-def test_an_architecture_by_any_of_its_names(text):
-    assert sass.parse_arch(text) == "sm_90a"
-
-
-def test_architectures_of_three_digits():
-    assert [sass.parse_arch(text) for text in ("10.0a", "100a", "sm_120", "10.3f")] == [
-        "sm_100a", "sm_100a", "sm_120", "sm_103f",
-    ]  # fmt: skip
+def test_an_architecture_by_any_of_its_names(text, arch):
+    assert sass.parse_arch(text) == arch
 
 
 @pytest.mark.parametrize(
@@ -319,11 +183,12 @@ def ask(language: str, *archs: str, machine: Machine = HERE) -> Ask:
     )
 
 
-def test_algos_that_no_builder_compiles_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="--tool ncu"):
-        sass.runs(ask("python"), tmp_path)
-    with pytest.raises(UsageError, match="--tool cpu"):
-        sass.runs(ask("cpp"), tmp_path)
+@pytest.mark.parametrize(
+    "language, hint", [("python", "--tool ncu"), ("cpp", "--tool cpu")]
+)
+def test_algos_that_no_builder_compiles_are_refused(tmp_path, language, hint):
+    with pytest.raises(UsageError, match=hint):
+        sass.runs(ask(language), tmp_path)
 
 
 def test_missing_parts_are_named(tmp_path, monkeypatch):
@@ -338,21 +203,19 @@ def test_missing_parts_are_named(tmp_path, monkeypatch):
         sass.runs(ask("triton", machine=machine), tmp_path)
 
 
-def test_without_an_architecture_it_is_this_gpu_s_or_hoppers(tmp_path):
-    machine = Machine(gpus=lambda: (), has_package=lambda name: True)
-    assert [
-        run.name for run in sass.runs(ask("triton", machine=machine), tmp_path)
-    ] == ["sm_90a"]
-    machine = Machine(
-        gpus=lambda: (Gpu("a card", "10.0", "580"),), has_package=lambda name: True
-    )
-    assert [
-        run.name for run in sass.runs(ask("triton", machine=machine), tmp_path)
-    ] == ["sm_100"]
-    assert [
-        run.name
-        for run in sass.runs(ask("triton", "90a", "sm_90a", machine=machine), tmp_path)
-    ] == ["sm_90a"]
+GPUS = (Gpu("a card", "10.0", "580"),)
+
+
+@pytest.mark.parametrize(
+    "gpus, archs, name",
+    [((), (), "sm_90a"), (GPUS, (), "sm_100"), (GPUS, ("90a", "sm_90a"), "sm_90a")],
+)
+def test_without_an_architecture_it_is_this_gpu_s_or_hoppers(
+    tmp_path, gpus, archs, name
+):
+    machine = Machine(gpus=lambda: gpus, has_package=lambda name: True)
+    (run,) = sass.runs(ask("triton", *archs, machine=machine), tmp_path)
+    assert run.name == name
 
 
 def tool(path: Path, version: str, prints: str | None) -> Path:
@@ -379,40 +242,45 @@ def test_the_newest_tool_that_can_read_a_cubin_is_taken(tmp_path, monkeypatch):
         ((13, 10, 1), new.resolve()),
         ((12, 8, 55), old.resolve()),
     ]
-    assert sass._Code._read("nvdisasm", tmp_path / "x.cubin", machine=machine) == (
-        "code\n",
-        "12.8.55",
-    )
+    cubin = tmp_path / "x.cubin"
+    printed = sass.printed("nvdisasm", cubin, machine=machine)
+    assert printed == ("code\n", "12.8.55")
     tool(old, "12.8.55", None)
-    with pytest.raises(
-        GdnError,
-        match="no nvdisasm here reads x.cubin: the newest is 13.10.1; pip install -U",
-    ):
-        sass._Code._read("nvdisasm", tmp_path / "x.cubin", machine=machine)
+    with pytest.raises(GdnError, match="reads x.cubin: the newest is 13.10.1"):
+        sass.printed("nvdisasm", cubin, machine=machine)
 
 
 @pytest.mark.parametrize(
     "reply, code, line",
     [
-        ({"status": "refused", "reason": "nvcc fatal   : Unsupported gpu architecture 'compute_130a'"}, USAGE,
-         "nvcc does not know sm_90a: Unsupported gpu architecture 'compute_130a'; another --arch, or a newer CUDA "
-         "toolkit"),
-        ({"status": "refused", "reason": "no GPU; ncu", "code": MISSING, "tail": ("said",)}, MISSING,
-         "sm_90a: no GPU; ncu"),
-        ({"status": "crashed", "reason": "crashed with SIGABRT", "tail": ("a", "LLVM ERROR: no such target")}, FAILED,
-         "sm_90a: crashed with SIGABRT: LLVM ERROR: no such target"),
-        ({"status": "refused", "reason": "kernel.cu(3): error: expected a ;\nkernel.cu(9): error"}, FAILED,
-         "sm_90a: kernel.cu(3): error: expected a ;"),
+        (
+            {"reason": "nvcc fatal   : Unsupported gpu architecture 'compute_130a'"},
+            USAGE,
+            "nvcc does not know sm_90a: ",
+        ),
+        (
+            {"reason": "no GPU; ncu", "code": MISSING, "tail": ("said",)},
+            MISSING,
+            "sm_90a: no GPU; ncu",
+        ),
+        (
+            {"reason": "crashed", "tail": ("a", "LLVM ERROR: no such target")},
+            FAILED,
+            "sm_90a: crashed: LLVM ERROR: no such target",
+        ),
+        (
+            {"reason": "k.cu(3): error\nk.cu(9): error"},
+            FAILED,
+            "sm_90a: k.cu(3): error",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_run_that_failed_is_one_line(tmp_path, reply, code, line):
+    run = Run("sm_90a", params={"arch": "sm_90a"})
     with pytest.raises(GdnError) as caught:
-        sass.read(
-            ask("cuda"),
-            tmp_path,
-            [Reply(Run("sm_90a", params={"arch": "sm_90a"}), **reply)],
-        )
-    assert (str(caught.value), caught.value.code) == (line, code)
+        sass.read(ask("cuda"), tmp_path, [Reply(run, "refused", **reply)])
+    assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+    assert caught.value.code == code
 
 
 # --- compiled, through the worker
@@ -434,161 +302,102 @@ def profiled(known: registry.Registry, name: str, folder: Path, *archs: str):
     algo = known.find(name)
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
-    asked = Ask(solution, archs=archs)
-    replies = []
-    for run in sass.runs(asked, folder):
-        profile = Profiling("sass", run.params)
-        workload = workloads.twin(op, {"batch_size": 1})
-        job = jobs.Job.of(
-            "profile",
-            op,
-            definition,
-            "cpu",
-            [workload],
-            [(algo, solution)],
-            profile=profile,
-            wrap=run.wrap,
-            env=run.env,
-        )
-        outcome = jobs.execute(job)
-        record = next(iter(outcome.records), None)
-        fate = record if record and not record.passed else outcome
-        answer = record.answer if record else None
-        replies.append(
-            Reply(
-                run,
-                fate.status.value,
-                fate.reason,
-                answer,
-                tuple(outcome.tail),
-                fate.code,
-            )
-        )
-    return sass.read(asked, folder, replies)
+    workload = workloads.twin(op, {"batch_size": 1})
+    subject = session.Subject(op, algo, None, workload, definition, solution)
+    settings = session.Settings("sass", folder, archs=archs)
+    profile = session.run(subject, settings, lambda *_: None, print)
+    return profile.reading, Path(profile.folder)
 
 
-def table(found, key: str) -> list[tuple]:
-    return list(next(t.rows for t in found.tables if t.key == key))
-
-
-@pytest.fixture(scope="module")
-def v4(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("v4")
-    return profiled(registry.load(), "cuda-v4", folder, "sm_90a", "sm_100a"), folder
+def opcodes(found) -> Counter:
+    (table,) = found.tables
+    return Counter({row[0]: row[1] for row in table.rows})
 
 
 @needs_tools
 @needs_nvcc
 @pytest.mark.slow
-def test_cuda_cpp_is_what_its_source_says(v4):
-    reading, folder = v4
-    assert [found.name for found in reading.found] == [
-        "gdn_decode_v4 (sm_90a)",
-        "gdn_decode_v4 (sm_100a)",
-    ]
+def test_cuda_cpp_is_what_its_source_says(tmp_path):
+    archs = "sm_90a", "sm_100a"
+    reading, folder = profiled(registry.load(), "cuda-v4", tmp_path, *archs)
+    names = [f"gdn_decode_v4 ({arch})" for arch in archs]
+    assert [found.name for found in reading.found] == names
     assert reading.files == (
-        "gdn_decode_v4.sm_90a.sass", "gdn_decode_v4.sm_100a.sass", "kernel.sm_90a.cubin", "kernel.sm_100a.cubin",
-    )  # fmt: skip
+        *(f"gdn_decode_v4.{arch}.sass" for arch in archs),
+        *(f"kernel.{arch}.cubin" for arch in archs),
+    )
     for found in reading.found:
-        assert found.value("registers") <= 32  # 8 CTAs of 256 threads
-        assert (found.value("threads"), found.value("occupancy_max")) == (256, 100)
-        assert (found.value("shared"), found.value("spills"), found.value("stack")) == (
-            0,
-            0,
-            0,
-        )
-        mix = {kind: which for kind, _, _, which in table(found, "mix")}
-        assert "SHFL 15" in mix["shuffles and votes"]  # three sums, five steps each
-        assert disassembly.TENSOR not in mix and "barriers and fences" not in mix
-        widths = Counter({row[1:3]: row[3] for row in table(found, "widths")})
+        # 8 CTAs of 256 threads
+        assert found.value("registers") <= 32 and found.value("threads") == 256
+        sizes = [found.value(key) for key in ("shared", "spills", "stack")]
+        assert sizes == [0, 0, 0]
+        counts = opcodes(found)
+        # three sums, five steps each
+        assert sum(n for op, n in counts.items() if op.startswith("SHFL")) == 15
         # the state; k and q
-        assert (widths["LDG", 128], widths["STG", 128], widths["LDG", 64]) == (1, 1, 2)
-        assert not any(row[0] == "shared" for row in table(found, "widths"))
-    for arch in ("sm_90a", "sm_100a"):
-        text = (folder / f"gdn_decode_v4.{arch}.sass").read_text()
-        assert text.startswith(
-            f"// gdn_decode_v4 ({arch})\n// 32 registers, 0 B of shared memory, no spills"
-        )
-        line = text.splitlines()[
-            next(i for i, x in enumerate(text.splitlines()) if "STG.E.128" in x) - 1
+        loads = [
+            n for op, n in counts.items() if op.startswith("LDG.E") and "128" in op
         ]
-        assert re.fullmatch(
-            r"    // kernel\.cu:\d+    reinterpret_cast<float4\*>\(new_state\)\[at\] = s;",
-            line,
-        )
+        assert sum(loads) == 1
+        assert not any(op.startswith(("HMMA", "HGMMA", "BAR")) for op in counts)
+    for arch in archs:
+        text = (folder / f"gdn_decode_v4.{arch}.sass").read_text()
+        assert text.startswith(f"// gdn_decode_v4 ({arch})\n// {arch}: ptxas ")
+        lines = text.splitlines()
+        store = next(i for i, line in enumerate(lines) if "STG.E.128" in line)
+        assert "reinterpret_cast<float4*>(new_state)[at] = s;" in lines[store - 1]
 
 
 @needs_tools
 @needs_nvcc
 def test_line_information_changes_no_instruction_and_spills_are_ptxas_own(tmp_path):
+    cubin = tmp_path / "rows.cubin"
     nvcc = inventory.cuda_home() / "bin" / "nvcc"
-    (tmp_path / "rows.cu").write_text(SOURCE)
-    code = {}
-    for name, flags in (("plain", ["-Xptxas", "-v"]), ("lines", ["-lineinfo"])):
-        cubin = tmp_path / f"{name}.cubin"
-        done = subprocess.run(
-            [nvcc, "-std=c++17", "-O2", "-arch=sm_90a", "-cubin", "-o", cubin, *flags, tmp_path / "rows.cu"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        code[name] = sass._Code(cubin, "sm_90a")
-        said = done.stderr if name == "plain" else said  # noqa: F821
+    command = [nvcc, "-std=c++17", "-O2", "-arch=sm_90a", "-cubin", "-o", cubin]
 
-    def texts(code):
-        return [
-            (i.offset, re.sub(r"`\(\$?_\S*\)", "", i.text))
-            for k in disassembly.kernels(code.text)
-            for i in k.instructions
-        ]
+    def compiled(*flags: str) -> tuple[sass.Cubin, str]:
+        line = [*command, *flags, DATA / "rows.cu"]
+        done = subprocess.run(line, capture_output=True, text=True, check=True)
+        return sass.Cubin.of(cubin, "sm_90a"), done.stderr
 
-    assert texts(code["plain"]) == texts(code["lines"])
-    frames = {
-        name: [i.frames for k in disassembly.kernels(c.text) for i in k.instructions]
-        for name, c in code.items()
-    }
-    assert not any(frames["plain"]) and all(frames["lines"])
-    for kernel in disassembly.kernels(code["plain"].text):
-        counts = disassembly.spilled(
-            kernel.instructions, code["plain"].attributes[kernel.symbol].spills
-        )
-        assert f"{counts[0]} bytes spill stores, {counts[1]} bytes spill loads" in said
-    assert any(int(stores) for stores in re.findall(r"(\d+) bytes spill stores", said))
-    rows = next(
-        k
-        for k in disassembly.kernels(code["lines"].text)
-        if "rows" in symbols.own(k.symbol)
-    )
-    found = sass._found("rows", rows, code["lines"], None, {})
+    def texts(kernel: Kernel) -> list[str]:
+        return [re.sub(r"`\(\$?_\S*\)", "", i.text) for i in kernel.instructions]
+
+    (plain, said), (lines, _) = compiled("-Xptxas", "-v"), compiled("-lineinfo")
+    kernels = [disassembly.kernels(code.text) for code in (plain, lines)]
+    for a, b in zip(*kernels, strict=True):
+        assert texts(a) == texts(b)
+        assert not any(i.frames for i in a.instructions)
+        assert all(i.frames for i in b.instructions)
+        spills = plain.attributes[a.symbol].spills
+        stores, loads = disassembly.spilled(a.instructions, spills)
+        assert f"{stores} bytes spill stores, {loads} bytes spill loads" in said
+    assert re.search(r"[1-9]\d* bytes spill stores", said)
     # ptxas's "128 bytes smem": the driver's KiB is not the kernel's
-    assert found.value("shared") == 128
-    assert [row[0] for row in table(found, "loops")] == ["rows.cu:14"]
+    rows = next(k for k in kernels[1] if "rows" in k.symbol)
+    assert lines.found("rows", rows, None).value("shared") == 128
 
 
 @needs_tools
 @needs_triton
 @pytest.mark.slow
 def test_triton_compiles_without_a_gpu(tmp_path):
-    reading = profiled(registry.load(), "fla-recurrent", tmp_path, "sm_90a", "sm_100a")
-    assert [found.name for found in reading.found] == [
-        "gdn_decode_kernel (sm_90a)",
-        "gdn_decode_kernel (sm_100a)",
-    ]
+    archs = "sm_90a", "sm_100a"
+    reading, folder = profiled(registry.load(), "fla-recurrent", tmp_path, *archs)
+    names = [f"gdn_decode_kernel ({arch})" for arch in archs]
+    assert [found.name for found in reading.found] == names
     for found in reading.found:
-        assert (found.value("threads"), found.value("spills")) == (32, 0)  # num_warps=1
-        widths = Counter({row[1:3]: row[3] for row in table(found, "widths")})
+        # num_warps=1
+        assert (found.value("threads"), found.value("spills")) == (32, 0)
         # BV=4 rows of 128 floats over 32 lanes
-        assert (widths["LDG", 128], widths["STG", 128]) == (4, 4)
-        assert disassembly.TENSOR not in {row[0] for row in table(found, "mix")}
-    text = (tmp_path / "gdn_decode_kernel.sm_100a.sass").read_text()
-    assert "CTAs of 32 threads" in text.splitlines()[1]
+        counts = opcodes(found)
+        assert (counts["LDG.E.128"], counts["STG.E.128"]) == (4, 4)
+    text = (folder / "gdn_decode_kernel.sm_100a.sass").read_text()
     assert re.search(r"// kernel\.py:\d+    b_s = tl\.load\(state \+ o_s\)", text)
-    assert (
-        "compiled as a call with batch_size=1 launches it: other sizes may compile to other code"
-        in reading.notes
-    )
+    assert "batch_size=1 launches it" in "".join(reading.notes)
+    kinds = "sass", "cubin"
     assert set(reading.files) == {
-        f"gdn_decode_kernel.{arch}.{kind}"
-        for arch in ("sm_90a", "sm_100a")
-        for kind in ("sass", "cubin")
+        f"gdn_decode_kernel.{arch}.{kind}" for arch in archs for kind in kinds
     }
 
 
@@ -624,38 +433,20 @@ ASKS_FIRST = (
 def test_launches_are_compiled_once_each_and_the_first_config_is_taken(
     tmp_path, write_algo
 ):
-    write_algo(
-        tmp_path,
-        "launches",
-        {"main.py": LAUNCHES},
-        language="triton",
-        destination_passing=True,
-        devices=["cuda"],
-    )
-    write_algo(
-        tmp_path,
-        "asks",
-        {"main.py": ASKS_FIRST},
-        language="triton",
-        destination_passing=True,
-        devices=["cuda"],
-    )
+    more = {"language": "triton", "destination_passing": True, "devices": ["cuda"]}
+    write_algo(tmp_path, "launches", {"main.py": LAUNCHES}, **more)
+    write_algo(tmp_path, "asks", {"main.py": ASKS_FIRST}, **more)
     known = registry.load(str(tmp_path))
-    reading = profiled(known, "launches", tmp_path, "sm_90a")
+    reading, _ = profiled(known, "launches", tmp_path, "sm_90a")
     assert [(f.name, f.value("threads")) for f in reading.found] == [
-        ("tuned (sm_90a)", 128), ("copy (sm_90a)", 32), ("copy-2 (sm_90a)", 32),
-    ]  # fmt: skip
-    assert any(
-        note.startswith("autotuned: the first of 2 configs, N: 128, num_warps: 4")
-        for note in reading.notes
-    )
-    assert any(
-        note.startswith("compiled up to where the algo's host code fails")
-        for note in reading.notes
-    )
-    with pytest.raises(
-        GdnError, match="fails without a GPU before it launches a kernel.*--tool ncu"
-    ) as caught:
+        ("tuned (sm_90a)", 128),
+        ("copy (sm_90a)", 32),
+        ("copy-2 (sm_90a)", 32),
+    ]
+    notes = "\n".join(reading.notes)
+    assert "autotuned: the first of 2 configs, N: 128, num_warps: 4" in notes
+    assert "compiled up to where the algo's host code fails" in notes
+    with pytest.raises(GdnError, match="before it launches a kernel") as caught:
         profiled(known, "asks", tmp_path, "sm_90a")
     assert caught.value.code == MISSING
 
@@ -678,14 +469,6 @@ def test_a_separate_cuda_build_for_each_architecture_and_flags(tmp_path, monkeyp
     assert len({env["FIB_CACHE_PATH"] for env in (hopper, blackwell, *plain)}) == 4
 
 
-@needs_nvcc
-def test_an_architecture_that_the_compiler_does_not_know(tmp_path):
-    with pytest.raises(
-        UsageError, match="the ptxas of nvcc does not know sm_990; it knows sm_.*sm_90a"
-    ):
-        sass.runs(ask("cuda", "99.0"), tmp_path)
-
-
 @pytest.mark.gpu
 @needs_tools
 @needs_triton
@@ -702,13 +485,13 @@ def test_triton_offline_is_triton_on_the_gpu(tmp_path):
         for i, compiled in enumerate(cache[0].values()):
             (tmp_path / f"{i}.cubin").write_bytes(compiled.asm["cubin"])
             there.append(code_of(tmp_path / f"{i}.cubin"))
-    reading = profiled(registry.load(), "fla-recurrent", tmp_path)
+    reading, folder = profiled(registry.load(), "fla-recurrent", tmp_path)
     (offline,) = (
-        code_of(tmp_path / name) for name in reading.files if name.endswith(".cubin")
+        code_of(folder / name) for name in reading.files if name.endswith(".cubin")
     )
     assert offline in there
 
 
 def code_of(cubin: Path) -> list[str]:
-    (kernel,) = disassembly.kernels(sass._Code(cubin, "").text)
+    (kernel,) = disassembly.kernels(sass.Cubin.of(cubin, "").text)
     return [i.text for i in kernel.instructions]

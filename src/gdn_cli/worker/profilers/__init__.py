@@ -15,7 +15,6 @@ profile/session.py does.
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +22,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ...catalog.formats import Solution
 from ...errors import GdnError
 from ...machine.inventory import HERE, Machine
+from ...parsing import Json
 from ...schema.profile_types import Fact, Found, Reading, Table
 
 __all__ = [
+    "RETIRED",
     "TOOLS",
     "Ask",
     "Fact",
@@ -37,7 +39,7 @@ __all__ = [
     "Run",
     "Table",
     "Tool",
-    "kept",
+    "files_in",
     "module",
     "source_line",
 ]
@@ -47,13 +49,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Tool:
-    """What a tool is for, and the modes in which an algo can run under it (none: it
-    only compiles).
+    """A tool's purpose, and the modes in which an algo can run under it (none: it only
+    compiles).
     """
 
     summary: str
     modes: tuple[str, ...]
-    timed: bool = True  # its figures are times: it waits for other timings on the GPU
+    # its figures are times: it waits for other timings on the GPU
+    timed: bool = True
 
 
 TOOLS = {
@@ -66,7 +69,6 @@ TOOLS = {
         "what a call does on the host and on the GPU, by torch.profiler",
         ("cuda", "cpu"),
     ),
-    "nsys": Tool("host and GPU on one time line, by Nsight Systems", ("cuda",)),
     "sanitizer": Tool(
         "memory faults and races, by compute-sanitizer", ("cuda",), timed=False
     ),
@@ -74,30 +76,34 @@ TOOLS = {
     "cpu": Tool("where a CPU algo's time goes", ("cpu",)),
 }
 
+# tools of older versions: their saved profiles can still be shown and compared
+RETIRED = ("nsys",)
+
 
 def module(tool: str) -> Any:
     """The module of a tool."""
-    return importlib.import_module(f".{_MODULES.get(tool, tool)}", __package__)
-
-
-# a module named torch would be confused with `import torch`
-_MODULES = {"torch": "torch_profiler"}
+    # a module named torch would be confused with `import torch`
+    name = "torch_profiler" if tool == "torch" else tool
+    return importlib.import_module(f".{name}", __package__)
 
 
 @dataclass(frozen=True)
 class Ask:
     """What to profile, and how."""
 
-    solution: dict[str, Any]  # packed: language, sources, entry point
+    solution: Solution
     l2: str = "cold"
     # ncu's --clock-control: none leaves the clocks alone, base locks them
     clocks: str = "none"
-    archs: tuple[str, ...] = ()  # sass: sm_90a, ...
-    checks: tuple[str, ...] = ()  # sanitizer: memcheck, ...
+    # sass: sm_90a, ...
+    archs: tuple[str, ...] = ()
+    # sanitizer: memcheck, ...
+    checks: tuple[str, ...] = ()
     # bytes that the op must read and write at this workload, each tensor once
     bytes_in: int = 0
     bytes_out: int = 0
-    specific: bool = False  # built for all features of its GPU (executor/build.py)
+    # built for all features of its GPU (executor/build.py)
+    specific: bool = False
     machine: Machine = HERE
 
     @property
@@ -114,14 +120,14 @@ class Ask:
 
 @dataclass(frozen=True)
 class Run:
-    """One target process: the tool's command line before the worker's own, its
-    environment, and the parameters of `inside`.
+    """One target process: the tool's command line before the worker's, its environment,
+    and the parameters of `inside`.
     """
 
     name: str
     wrap: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
-    params: dict[str, str | float | None] = field(default_factory=dict)
+    params: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -133,27 +139,30 @@ class Reply:
     run: Run
     status: str
     reason: str | None = None
-    answer: Any = None  # what inside returned, as JSON
-    tail: tuple[str, ...] = ()  # last lines of the process's output
-    code: int | None = None  # the exit code, if `inside` was refused
+    # the result of `inside`, as JSON
+    answer: Any = None
+    # last lines of the process's output
+    tail: tuple[str, ...] = ()
+    # the exit code, if `inside` was refused
+    code: int | None = None
 
-    def said(self, form: type[T]) -> T:
-        """The answer, as far as there is one."""
+    def partial(self, form: type[T]) -> T:
+        """The answer; without one, all its fields have their defaults."""
         return msgspec.convert(self.answer or {}, form)
 
     def answered(self, form: type[T]) -> T:
         """The answer; GdnError with the reason if there is none."""
-        if self.status != "done" or not self.answer:
-            last = f" ({self.tail[-1][:200]})" if self.tail and not self.reason else ""
-            raise GdnError(
-                f"the algo's process under the profiler: {self.reason or self.status}{last}"
-            )
-        return self.said(form)
+        if self.status == "done" and self.answer:
+            return self.partial(form)
+        reason = self.reason or self.status
+        if self.tail and not self.reason:
+            reason += f" ({self.tail[-1][:200]})"
+        raise GdnError(f"the algo's process under the profiler: {reason}")
 
 
-def kept(folder: Path, *names: str) -> tuple[str, ...]:
+def files_in(folder: Path, *names: str) -> tuple[str, ...]:
     """Those of the names that are files in the folder."""
-    return tuple(name for name in names if os.path.isfile(folder / name))
+    return tuple(name for name in names if (folder / name).is_file())
 
 
 def log_text(path: Path) -> str:
@@ -163,6 +172,5 @@ def log_text(path: Path) -> str:
 
 def source_line(sources: Mapping[str, str], file: str, line: int) -> str:
     """A line of one of the sources' texts, with single spaces; "" if there is none."""
-    return " ".join(
-        "".join(sources.get(file, "").splitlines()[max(0, line - 1) : line]).split()
-    )
+    lines = sources.get(file, "").splitlines()
+    return " ".join(lines[line - 1].split()) if 0 < line <= len(lines) else ""

@@ -1,5 +1,4 @@
-"""Where the time of a call on the CPU goes: threads, page faults, functions, source
-lines, and torch's ops.
+"""Where the time of a call on the CPU goes: threads, page faults, functions, and torch's ops.
 
 Times and counts are from calls that are observed only by perf, if it is installed;
 functions come from perf's samples of the same loop run again, ops from calls under
@@ -18,12 +17,23 @@ from typing import Any
 
 from msgspec import Struct
 
-from ... import paths
 from ...errors import MissingError
 from ...machine.inventory import HERE, Machine
-from . import Ask, Fact, Found, Reading, Reply, Run, facts, kept, perf, torch_profiler
+from . import (
+    Ask,
+    Fact,
+    Found,
+    Reading,
+    Reply,
+    Run,
+    facts,
+    files_in,
+    perf,
+    torch_profiler,
+)
 
-_COUNTED_S, _SAMPLED_S = 1.0, 2.5  # seconds of calls: counted, then sampled
+# seconds of calls: counted, then sampled
+_COUNTED_S, _SAMPLED_S = 1.0, 2.5
 _OPS_CALLS = 10
 
 
@@ -36,153 +46,101 @@ def find(machine: Machine = HERE) -> None:
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
-    compiled, why = ask.language == "cpp", perf.missing()
-    env = _with_lines() if compiled else {}
+    why = perf.missing()
+    wrap = () if why else perf.record(folder)
     params = {
         "counted_s": _COUNTED_S,
         "sampled_s": 0.0 if why else _SAMPLED_S,
-        "cache": env.get("FIB_CACHE_PATH"),
+        # the functions of a C++ algo say more
+        "ops": bool(why) or ask.language != "cpp",
+        "why": why,
     }
-    params |= {"ops": not compiled or why is not None, "why": why}
-    measure = Run("measure", () if why else perf.record(folder), env, params)
-    # built first, so that no compiler is sampled
-    return (
-        [Run("build", env=env, params={"counted_s": 0.0}), measure]
-        if compiled
-        else [measure]
-    )
-
-
-def _with_lines() -> dict[str, str]:
-    """An environment in which the builder compiles with -g, which does not change the
-    code, into a separate cache.
-    """
-    python = f"py{sys.version_info.major}{sys.version_info.minor}"
-    cache = os.environ.get("FIB_CACHE_PATH") or str(
-        paths.builds_dir() / f"{python}-cpu"
-    )
-    return {
-        "CXX": f"{os.environ.get('CXX') or 'c++'} -g",
-        "FIB_CACHE_PATH": f"{cache}-lines",
-    }
+    return [Run("measure", wrap, params=params)]
 
 
 # --- in the worker
 
 
-class Counted(Struct):
-    """The cost of calls by the kernel's accounting, over all threads (getrusage):
-    microseconds and counts, of all calls.
+class Answer(Struct):
+    """The answer of `inside`. `per_call`: a fact's key -> its value, over all threads,
+    by the kernel's accounting (getrusage).
     """
 
     calls: int
     wall_us: float
     median_us: float
-    user_us: float
-    system_us: float
-    minor: int  # page faults
-    major: int
-    voluntary: int  # switches to another thread
-    involuntary: int
-
-
-class Answer(Struct):
-    """The answer of `inside`; for a run that only builds, just the first field."""
-
-    built: bool = True
-    counted: Counted | None = None
-    cpus: int = 0
-    torch_threads: int = 0
-    pid: int = 0
-    span: tuple[float, float] | None = None  # of the sampled calls, by time.monotonic()
-    mapped: dict[str, int] = {}
+    per_call: dict[str, float]
+    cpus: int
+    torch_threads: int
+    pid: int
+    # of the sampled calls, by time.monotonic()
+    span: tuple[float, float] = (0.0, 0.0)
     ops: torch_profiler.Profiled | None = None
 
 
 def inside(
-    target: Any,
-    counted_s: float,
-    sampled_s: float = 0.0,
-    cache: str | None = None,
-    ops: bool = False,
-    why: str = "",
+    target: Any, counted_s: float, sampled_s: float, ops: bool, why: str | None
 ) -> Answer:
     """`why` is for `read`."""
-    if not counted_s:
-        return Answer(bool(target.kernel))
     import torch
 
     call = target.subject.call
     for _ in range(3):
         call()
-    answer = Answer(
-        counted=counted(call, counted_s),
-        cpus=_cpus(),
-        torch_threads=torch.get_num_threads(),
-        pid=os.getpid(),
-    )
+    answer = counted(call, counted_s)
+    answer.torch_threads = torch.get_num_threads()
     if sampled_s:
         began = time.monotonic()
         _calls(call, sampled_s)
-        answer.span, answer.mapped = (began, time.monotonic()), _mapped(cache)
+        answer.span = began, time.monotonic()
     if ops:
         answer.ops = torch_profiler.profiled(call, "cpu", _OPS_CALLS)
     return answer
 
 
-def _mapped(cache: str | None) -> dict[str, int]:
-    """Libraries of the build cache that are loaded here, and the address of the first
-    byte of each.
-    """
-    found: dict[str, int] = {}
-    for line in Path("/proc/self/maps").read_text().splitlines() if cache else []:
-        span, _, _, _, _, *path = line.split(maxsplit=5)
-        if path and path[0].startswith(f"{cache}/"):
-            found.setdefault(path[0], int(span.partition("-")[0], 16))
-    return found
-
-
-def _cpus() -> int:
-    """How many CPUs this process may use."""
-    return (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )
-
-
 def _calls(call: Callable[[], Any], seconds: float) -> list[float]:
     """Call until the time is over, at least three times: microseconds of each call."""
     times: list[float] = []
-    now = time.perf_counter_ns()
-    end = now + int(seconds * 1e9)
-    while len(times) < 3 or now < end:
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
         start = time.perf_counter_ns()
         call()
-        now = time.perf_counter_ns()
-        times.append((now - start) / 1e3)
+        times.append((time.perf_counter_ns() - start) / 1e3)
     return times
 
 
-def counted(call: Callable[[], Any], seconds: float) -> Counted:
+# fact's key -> getrusage's field, and its unit in the fact's
+_USAGE = {
+    "cpu_us": ("ru_utime", 1e6),
+    "system_us": ("ru_stime", 1e6),
+    "faults_minor": ("ru_minflt", 1),
+    "faults_major": ("ru_majflt", 1),
+    "switches_voluntary": ("ru_nvcsw", 1),
+    "switches_forced": ("ru_nivcsw", 1),
+}
+
+
+def counted(call: Callable[[], Any], seconds: float) -> Answer:
     import resource
 
-    before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter_ns()
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    began = time.perf_counter_ns()
     times = _calls(call, seconds)
-    wall_us, after = (
-        (time.perf_counter_ns() - began) / 1e3,
-        resource.getrusage(resource.RUSAGE_SELF),
-    )
-    return Counted(
-        len(times),
-        wall_us,
-        statistics.median(times),
-        (after.ru_utime - before.ru_utime) * 1e6,
-        (after.ru_stime - before.ru_stime) * 1e6,
-        after.ru_minflt - before.ru_minflt,
-        after.ru_majflt - before.ru_majflt,
-        after.ru_nvcsw - before.ru_nvcsw,
-        after.ru_nivcsw - before.ru_nivcsw,
+    wall_us = (time.perf_counter_ns() - began) / 1e3
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    per_call = {
+        key: (getattr(after, field) - getattr(before, field)) * scale / len(times)
+        for key, (field, scale) in _USAGE.items()
+    }
+    per_call["cpu_us"] += per_call["system_us"]
+    return Answer(
+        calls=len(times),
+        wall_us=wall_us,
+        median_us=statistics.median(times),
+        per_call=per_call,
+        cpus=len(os.sched_getaffinity(0)),
+        torch_threads=0,
+        pid=os.getpid(),
     )
 
 
@@ -190,44 +148,32 @@ def counted(call: Callable[[], Any], seconds: float) -> Counted:
 
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
-    answer = [reply.answered(Answer) for reply in replies][-1]
-    notes, tables = [], []
-    if why := replies[-1].run.params["why"]:
-        notes.append(f"no functions: {why}")
-    else:
-        sources = {Path(path).name: text for path, text in ask.sources.items()}
-        spots = perf.read(folder, answer.pid, answer.span)
-        tables += perf.tables(spots, perf.Code(answer.mapped, sources))
+    answer = replies[0].answered(Answer)
+    why = replies[0].run.params["why"]
+    notes = [f"no functions: {why}"] if why else []
+    tables = []
+    if not why:
+        tables += perf.table(perf.read(folder, answer.pid, answer.span))
         if not tables:
             notes.append("no samples fell into the calls")
     if answer.ops:
         tables += torch_profiler.ops_table(answer.ops)
-    watched = "" if why else ", under perf"
-    return Reading(
-        (Found("", _facts(ask, answer, watched), tuple(tables)),),
-        tuple(notes),
-        kept(folder, perf.DATA),
-    )
+    made = _facts(ask, answer, "" if why else ", under perf")
+    found = Found("", tuple(made), tuple(tables))
+    return Reading((found,), tuple(notes), files_in(folder, perf.DATA))
 
 
-def _facts(ask: Ask, answer: Answer, watched: str) -> tuple[Fact, ...]:
+def _facts(ask: Ask, answer: Answer, watched: str) -> list[Fact]:
     """Figures per call. `watched`: by whom, in words."""
-    seen = answer.counted
-    calls, cpu_us = seen.calls, seen.user_us + seen.system_us
     moved = ask.bytes_in + ask.bytes_out
     threads = f"of {answer.cpus} CPUs, waiting awake counts too"
     if ask.language != "cpp":
         threads += f"; torch uses {answer.torch_threads} threads"
-    return (
-        facts.fact(
-            "time_us", seen.median_us, f"wall, median of {calls} calls{watched}"
-        ),
-        facts.fact("cpu_us", cpu_us / calls),
-        facts.fact("system_us", seen.system_us / calls),
-        facts.fact("threads_busy", cpu_us / seen.wall_us, threads),
-        facts.fact("rate", moved / seen.median_us / 1e3 if moved else None),
-        facts.fact("faults_minor", seen.minor / calls),
-        facts.fact("faults_major", seen.major / calls),
-        facts.fact("switches_voluntary", seen.voluntary / calls),
-        facts.fact("switches_forced", seen.involuntary / calls),
-    )
+    time_note = f"wall, median of {answer.calls} calls{watched}"
+    busy = answer.per_call["cpu_us"] * answer.calls / answer.wall_us
+    return [
+        facts.fact("time_us", answer.median_us, time_note),
+        facts.fact("threads_busy", busy, threads),
+        facts.fact("rate", moved / answer.median_us / 1e3 if moved else None),
+        *(facts.fact(key, value) for key, value in answer.per_call.items()),
+    ]

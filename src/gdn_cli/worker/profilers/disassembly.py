@@ -2,7 +2,7 @@
 lines, resources.
 
 The text is from `nvdisasm -c -gi` (its JSON has no source lines), `cuobjdump
--res-usage` and `cuobjdump -elf`. The kinds of opcodes are in opcodes.toml.
+-res-usage` and `cuobjdump -elf`.
 """
 
 from __future__ import annotations
@@ -11,25 +11,34 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
 
-from ...parsing import read_toml
+from msgspec import Struct
+
 from . import source_line, symbols
+
+# (file, line), the innermost inlined function first
+Frames = tuple[tuple[str, int], ...]
+
+
+class Compiled(Struct):
+    """A kernel compiled by Triton: the cubin's name in the profile's folder, bytes of
+    dynamic shared memory.
+    """
+
+    cubin: str
+    shared: int
 
 
 @dataclass(frozen=True)
 class Instruction:
     """One instruction. `offset`: bytes from the kernel's start; `text`: as printed,
-    with its predicate, without ';'.
-
-    `frames` are the (file, line) pairs that it comes from, the innermost inlined
-    function first; empty if the compiler gave none.
+    with its predicate, without ';'; `frames`: where it comes from, empty if the
+    compiler did not say.
     """
 
     offset: int
     text: str
-    frames: tuple[tuple[str, int], ...] = ()
+    frames: Frames = ()
 
     @property
     def op(self) -> str:
@@ -42,12 +51,6 @@ class Instruction:
         """The opcode alone: "LDG"."""
         return self.op.split(".")[0]
 
-    @property
-    def target(self) -> str | None:
-        """The label that a branch goes to."""
-        found = re.search(r"`\((\.L[^)]*)\)", self.text)
-        return found[1] if found and self.name == "BRA" else None
-
 
 @dataclass(frozen=True)
 class Kernel:
@@ -58,14 +61,8 @@ class Kernel:
 
     symbol: str
     instructions: tuple[Instruction, ...]
-    labels: Mapping[str, int]  # label -> offset
-
-
-class Place(NamedTuple):
-    """Where an instruction comes from. `file` and `line` are None if not known."""
-
-    file: str | None
-    line: int | None
+    # label -> offset
+    labels: Mapping[str, int]
 
 
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(\S.*?)\s*;?\s*$")
@@ -88,62 +85,60 @@ def kernels(text: str) -> list[Kernel]:
 def _kernel(symbol: str, part: str) -> Kernel:
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
+    # labels of the next instruction
     waiting: list[str] = []
-    frames: list[tuple[str, int]] = []
-    whole = True  # an instruction's frames end with the one that is not inlined
+    frames: Frames = ()
+    # an instruction's frames end with the one that is not inlined
+    ended = True
     for line in part.splitlines():
-        if found := _FRAME.match(line):
-            frames = [] if whole else frames
-            frames.append((found[1], int(found[2])))
-            whole = not found[3]
-        elif found := _INSTRUCTION.match(line):
-            offset = int(found[1], 16)
+        if match := _FRAME.match(line):
+            frame = match[1], int(match[2])
+            frames = (frame,) if ended else (*frames, frame)
+            ended = not match[3]
+        elif match := _INSTRUCTION.match(line):
+            offset = int(match[1], 16)
             labels |= dict.fromkeys(waiting, offset)
             waiting.clear()
             # line 0: unknown
-            instructions.append(
-                Instruction(offset, found[2], tuple(f for f in frames if f[1]))
-            )
-        elif found := _LABEL.match(line):
-            waiting.append(found[1])
+            known = tuple(frame for frame in frames if frame[1])
+            instructions.append(Instruction(offset, match[2], known))
+        elif match := _LABEL.match(line):
+            waiting.append(match[1])
             # a function, possibly of a library: the line before it is not its own
-            if not found[1].startswith(".L"):
-                frames, whole = [], True
+            if not match[1].startswith(".L"):
+                frames, ended = (), True
     return Kernel(symbol, tuple(_without_padding(instructions, labels)), labels)
 
 
 def _without_padding(
     instructions: list[Instruction], labels: Mapping[str, int]
 ) -> list[Instruction]:
-    end = len(instructions)
-    while end and instructions[end - 1].name == "NOP":
-        end -= 1
-    last = instructions[end - 1] if end else None
-    if last and last.target and labels.get(last.target) == last.offset:
-        end -= 1
-    return instructions[:end]
+    code = list(instructions)
+    while code and code[-1].name == "NOP":
+        code.pop()
+    if code and code[-1].name == "BRA":
+        target = re.search(r"`\((\.L[^)]*)\)", code[-1].text)
+        if target and labels.get(target[1]) == code[-1].offset:
+            code.pop()
+    return code
 
 
-def place(instruction: Instruction, sources: Iterable[str] = ()) -> Place:
+def place(instruction: Instruction, sources: Iterable[str] = ()) -> tuple[str, int]:
     """The innermost line that is in one of `sources` (paths as in a solution), named by
-    that path; if there is none, the innermost of all, by the file's own name.
+    that path; else the innermost of all, by the file's own name; ("", 0) if not known.
     """
-    own = (
-        Place(source, line)
-        for file, line in instruction.frames
-        if (source := source_of(file, sources))
-    )
-    return next(own, Place(*(instruction.frames or [(None, None)])[0]))
+    for file, line in instruction.frames:
+        if source := source_of(file, sources):
+            return source, line
+    return instruction.frames[0] if instruction.frames else ("", 0)
 
 
 def source_of(file: str, sources: Iterable[str]) -> str | None:
     """Which of the sources a path of the line table is: the builder wrote them into its
     own folder.
     """
-    found = [
-        source for source in sources if file == source or file.endswith(f"/{source}")
-    ]
-    return max(found, key=len, default=None)
+    matches = [s for s in sources if f"/{file}".endswith(f"/{s}")]
+    return max(matches, key=len, default=None)
 
 
 # --- resources
@@ -157,13 +152,11 @@ def resources(text: str) -> dict[str, dict[str, int]]:
     KiB if there is any at all.
     """
     usage = {}
-    for symbol, values in re.findall(
+    for symbol, line in re.findall(
         r"^\s*Function (\S+):\s*\n\s*(.*)$", text, flags=re.M
     ):
-        usage[symbol] = {
-            key: int(value)
-            for key, value in re.findall(r"(\w+(?:\[\d+\])?):(\d+)", values)
-        }
+        values = re.findall(r"(\w+(?:\[\d+\])?):(\d+)", line)
+        usage[symbol] = {key: int(value) for key, value in values}
     return usage
 
 
@@ -171,8 +164,10 @@ def resources(text: str) -> dict[str, dict[str, int]]:
 class Attributes:
     """A kernel's attributes in a cubin."""
 
-    max_threads: int | None = None  # __launch_bounds__: the most threads of a CTA
-    threads: int | None = None  # the exact number of threads of a CTA
+    # __launch_bounds__: the most threads of a CTA
+    max_threads: int | None = None
+    # the exact number of threads of a CTA
+    threads: int | None = None
     # offsets of the instructions that spill or refill a register
     spills: frozenset[int] = frozenset()
 
@@ -182,30 +177,25 @@ def attributes(text: str) -> dict[str, Attributes]:
     `cuobjdump -elf`.
     """
     found = {}
-    for part in re.split(r"^(?=\.nv\.info\.)", text, flags=re.M)[1:]:
-        symbol = part.split("\n", 1)[0].strip().removeprefix(".nv.info.")
+    for part in re.split(r"^\.nv\.info\.", text, flags=re.M)[1:]:
+        symbol = part.split("\n", 1)[0].strip()
         # up to the next section
-        part = re.split(r"^\.", part[1:], maxsplit=1, flags=re.M)[0]
-        spills = (
-            int(at, 16)
-            for at in re.findall(r"SpillRefill\s*:\s*Offset\s*:\s*(0x[0-9a-f]+)", part)
-        )
+        part = re.split(r"^\.", part, maxsplit=1, flags=re.M)[0]
+        offsets = re.findall(r"SpillRefill\s*:\s*Offset\s*:\s*(0x[0-9a-f]+)", part)
+        spills = frozenset(int(offset, 16) for offset in offsets)
         found[symbol] = Attributes(
-            _cta(part, "MAX_THREADS"), _cta(part, "REQNTID"), frozenset(spills)
+            _cta(part, "MAX_THREADS"), _cta(part, "REQNTID"), spills
         )
     return found
 
 
 def _cta(part: str, attribute: str) -> int | None:
     """The product of an attribute's three sizes."""
-    found = re.search(
-        rf"EIATTR_{attribute}\s+Format:\s*\w+\s+Value:\s*((?:0x[0-9a-f]+\s+){{3}})",
-        part,
-    )
-    if not found:
+    sizes = r"Value:\s*(0x[0-9a-f]+)\s+(0x[0-9a-f]+)\s+(0x[0-9a-f]+)\s"
+    match = re.search(rf"EIATTR_{attribute}\s+Format:\s*\w+\s+{sizes}", part)
+    if not match:
         return None
-    x, y, z = (int(size, 16) for size in found[1].split())
-    return x * y * z
+    return int(match[1], 16) * int(match[2], 16) * int(match[3], 16)
 
 
 def reserves_shared(text: str) -> bool:
@@ -219,135 +209,29 @@ def assembler(text: str) -> str | None:
     """The version of the ptxas that made the cubin, from the output of `cuobjdump
     -elf`: "13.0.88", or before 13.0 only the toolkit's, "12.8".
     """
-    if found := re.search(r"Tool Version:.*\bV(\d+\.\d+\.\d+)", text):
-        return found[1]
-    found = re.search(r"\btoolkit=(\d+?)\.?(\d)\b", text)
-    return f"{found[1]}.{found[2]}" if found else None
+    if version := re.search(r"Tool Version:.*\bV(\d+\.\d+\.\d+)", text):
+        return version[1]
+    toolkit = re.search(r"\btoolkit=(\d+?)\.?(\d)\b", text)
+    return f"{toolkit[1]}.{toolkit[2]}" if toolkit else None
 
 
 def architecture(text: str) -> str | None:
     """ "sm_90a", from the output of `cuobjdump -elf`."""
-    found = re.search(r"\bELF:.*\bsm=(\d+[af]?)\b", text, flags=re.I)
-    return f"sm_{found[1]}" if found else None
+    match = re.search(r"\bELF:.*\bsm=(\d+[af]?)\b", text, flags=re.I)
+    return f"sm_{match[1]}" if match else None
 
 
-# --- kinds of instructions
-
-LOADS, STORES, ASYNC, TENSOR = (
-    "memory loads",
-    "memory stores",
-    "asynchronous copies (TMA, cp.async)",
-    "tensor cores",
-)
-OTHER = "moves and other"
-
-_OPCODES = read_toml(Path(__file__).with_name("opcodes.toml"))
-_KIND = {name: kind for kind, names in _OPCODES["kinds"].items() for name in names}
+# --- instructions
 
 
-def kind(instruction: Instruction) -> str:
-    """The kind of work that it does; `OTHER` for moves and unknown opcodes."""
-    name, text = instruction.name, instruction.text
-    if instruction.op.startswith("IMAD.MOV") or re.search(
-        r"\bHFMA2(\.\w+)* \w+, -?RZ, -?RZ, ", text
-    ):
-        return OTHER  # a move into a register, on whichever pipe is free
-    return _KIND.get(name) or (
-        _KIND.get(name[1:], OTHER) if name.startswith("U") else OTHER
-    )
-
-
-def mix(instructions: Iterable[Instruction]) -> list[tuple[str, int, float, str]]:
-    """(kind, how many, share in %, the opcodes in it with their numbers), the most
-    frequent kind first.
+def mix(instructions: Iterable[Instruction]) -> list[tuple[str, int, float]]:
+    """(opcode with its modifiers, how many, share in %), the most frequent first. The
+    modifiers have the width of a load or store: "LDG.E.128".
     """
-    kinds: dict[str, Counter[str]] = {}
-    for instruction in instructions:
-        kinds.setdefault(kind(instruction), Counter())[instruction.name] += 1
-    total = sum(names.total() for names in kinds.values())
-    rows = []
-    for what, names in sorted(
-        kinds.items(), key=lambda item: (-item[1].total(), item[0])
-    ):
-        ranked = sorted(names.items(), key=lambda item: (-item[1], item[0]))
-        which = ", ".join(f"{name} {count}" for name, count in ranked[:6])
-        more = f", {len(ranked) - 6} more" if len(ranked) > 6 else ""
-        rows.append((what, names.total(), 100 * names.total() / total, which + more))
-    return rows
-
-
-_SPACES = _OPCODES["spaces"]  # the memory that a load or store with a width accesses
-
-
-def bits(instruction: Instruction) -> int:
-    """How many bits a load or store moves for one thread."""
-    modifiers = instruction.op.split(".")[1:]
-    # 8x8 matrices of 16-bit values: 32 bits a thread each
-    if instruction.name in ("LDSM", "STSM"):
-        return 32 * next((int(m) for m in modifiers if m in ("2", "4")), 1)
-    if any(m in ("U8", "S8", "8") for m in modifiers):
-        return 8
-    if any(m in ("U16", "S16", "16") for m in modifiers):
-        return 16
-    return next((int(m) for m in modifiers if m in ("64", "128", "256")), 32)
-
-
-_WIDTH_NOTES = {
-    256: "two full 16-byte accesses in one",
-    128: "full width",
-    64: "half width",
-    32: "a quarter of the width",
-}
-
-
-def widths(instructions: Iterable[Instruction]) -> list[tuple[str, str, int, int, str]]:
-    """(memory, opcode, bits per thread, how many, note), the memories in `_SPACES`'
-    order, the widest first.
-    """
-    counts = Counter(
-        (_SPACES[i.name], i.name, bits(i)) for i in instructions if i.name in _SPACES
-    )
-    order = {name: at for at, name in enumerate(_SPACES)}
-    rows = []
-    for (where, name, width), count in sorted(
-        counts.items(), key=lambda item: (order[item[0][1]], -item[0][2])
-    ):
-        size = f"{width // 8} byte{'s' if width > 8 else ''} a lane"
-        note = _WIDTH_NOTES.get(width, "an eighth or less of the width")
-        rows.append((where, name, width, count, f"{size}: {note}"))
-    return rows
-
-
-class Loop(NamedTuple):
-    """A backward branch and its target: offsets of the first and of the last instruction."""
-
-    first: int
-    last: int
-    instructions: int
-    accesses: int  # loads and stores, except loads of constants
-
-
-def loops(kernel: Kernel) -> list[Loop]:
-    """The kernel's loops in the order of their first instructions; several branches to
-    one target are one loop.
-    """
-    ends: dict[int, int] = {}
-    for i in kernel.instructions:
-        start = kernel.labels.get(i.target) if i.target else None
-        if start is not None and start < i.offset:
-            ends[start] = max(i.offset, ends.get(start, 0))
-    found = []
-    for first, last in sorted(ends.items()):
-        body = [i for i in kernel.instructions if first <= i.offset <= last]
-        found.append(
-            Loop(
-                first,
-                last,
-                len(body),
-                sum(kind(i) in (LOADS, STORES, ASYNC) for i in body),
-            )
-        )
-    return found
+    counts = Counter(instruction.op for instruction in instructions)
+    total = counts.total()
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [(op, count, 100 * count / total) for op, count in ranked]
 
 
 def spilled(
@@ -357,13 +241,12 @@ def spilled(
     them: each counted once, however often a loop runs it. ptxas -v calls them "spill
     stores" and "spill loads".
     """
-    there = [i for i in instructions if i.offset in spills]
-    return tuple(
-        sum(bits(i) // 8 for i in there if i.name == name) for name in ("STL", "LDL")
-    )  # type: ignore
-
-
-# --- names and listings
+    sizes = Counter[str]()
+    for i in instructions:
+        if i.offset in spills:
+            width = re.search(r"\.(64|128)\b", i.op)
+            sizes[i.name] += int(width[1]) // 8 if width else 4
+    return sizes["STL"], sizes["LDL"]
 
 
 def annotated(
@@ -379,30 +262,27 @@ def annotated(
     `kernel.cu:51 <- kernel.cu:75`. `spills`: offsets of the instructions that are
     marked as spills.
     """
-    names = {offset: name for name, offset in kernel.labels.items()}
-    out = [f"// {line}".rstrip() for line in header]
-    above: tuple[tuple[str, int], ...] | None = None
+    labels = {offset: name for name, offset in kernel.labels.items() if offset}
+    lines = [f"// {line}".rstrip() for line in header]
+    above: Frames | None = None
     for i in kernel.instructions:
-        if i.offset in names and i.offset:
-            label = names[i.offset]
-            out.append(
-                f"{label}:"
-                if label.startswith(".L")
-                else f"\n{symbols.own(label.rsplit('$', 1)[-1])}:"
-            )
+        if label := labels.get(i.offset):
+            function = symbols.own(label.rsplit("$", 1)[-1])
+            lines.append(f"{label}:" if label.startswith(".L") else f"\n{function}:")
         if i.frames != above:
-            above, at = i.frames, place(i, sources)
-            chain = [
-                f"{source_of(file, sources) or file.rsplit('/', 1)[-1]}:{line}"
-                for file, line in i.frames
-            ]
-            text = source_line(sources, at.file or "", at.line or 0)
-            out += [
-                "",
-                f"    // {' <- '.join(chain) or 'no source line'}    {text}".rstrip(),
-            ]
+            above = i.frames
+            lines += ["", f"    // {_chain(i, sources)}".rstrip()]
         predicated = i.text if i.text.startswith("@") else f"     {i.text}"
-        out.append(
-            f"/*{i.offset:04x}*/ {predicated}{'    // spill' if i.offset in spills else ''}"
-        )
-    return "\n".join(out) + "\n"
+        mark = "    // spill" if i.offset in spills else ""
+        lines.append(f"/*{i.offset:04x}*/ {predicated}{mark}")
+    return "\n".join(lines) + "\n"
+
+
+def _chain(instruction: Instruction, sources: Mapping[str, str]) -> str:
+    """The source lines that an instruction comes from, and the text of the algo's."""
+    chain = [
+        f"{source_of(file, sources) or file.rsplit('/', 1)[-1]}:{line}"
+        for file, line in instruction.frames
+    ]
+    text = source_line(sources, *place(instruction, sources))
+    return f"{' <- '.join(chain) or 'no source line'}    {text}"

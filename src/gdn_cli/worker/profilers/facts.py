@@ -4,7 +4,7 @@ groups and columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,18 @@ from ...schema.profile_types import Fact, Table, Value
 
 
 class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fixed texts of a fact."""
+    """The fixed texts of a fact, and ncu's metrics of which the first is its value."""
 
     label: str
     unit: str = ""
     group: str = ""
     better: str = ""
     note: str = ""
-    metrics: tuple[str, ...] = ()  # ncu's: the first of these is used
+    metrics: tuple[str, ...] = ()
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The properties of all tables of one kind."""
+    """The fixed texts of a table."""
 
     title: str
     columns: tuple[tuple[str, str], ...]
@@ -47,26 +47,14 @@ def fact(key: str, value: Value, note: str = "") -> Fact:
     with the note from facts.toml.
     """
     words = WORDS[key]
-    return Fact(
-        _bare(key),
-        words.label,
-        value,
-        words.unit,
-        words.group,
-        note or words.note,
-        words.better,
-    )
+    note = note or words.note
+    bare = key.rpartition(".")[2]
+    return Fact(bare, words.label, value, words.unit, words.group, note, words.better)
 
 
-def table(key: str, rows: Iterable[tuple[Any, ...]], note: str = "") -> list[Table]:
+def table(key: str, rows: Sequence[tuple[Any, ...]], note: str = "") -> list[Table]:
     """The table of this key in a list, which is empty if there are no rows."""
-    shape, found = _CATALOGUE.tables[key], tuple(rows)
-    return (
-        [Table(_bare(key), shape.title, shape.columns, found, note or shape.note)]
-        if found
-        else []
-    )
-
-
-def _bare(key: str) -> str:
-    return key.rpartition(".")[2]
+    shape = _CATALOGUE.tables[key]
+    bare = key.rpartition(".")[2]
+    note = note or shape.note
+    return [Table(bare, shape.title, shape.columns, tuple(rows), note)] if rows else []

@@ -5,14 +5,13 @@ single pass: time and DRAM bytes of a call after our own flush of L2, as `gdn be
 times it, in several rounds. `full` replays one call's kernels about forty times for all
 metrics: only in the first pass would L2 be as the flush left it, so ncu empties L2
 before each pass. An empty L2 has room for what the kernel writes, so bytes written to
-DRAM and the time differ from the first run's. For CUDA C++ an earlier run compiles once
-more, for the source lines (ncu_lines.py).
+DRAM and the time differ from the first run's.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -26,12 +25,10 @@ from . import (
     Reading,
     Reply,
     Run,
-    kept,
+    files_in,
     log_text,
     ncu_facts,
-    ncu_lines,
     ncu_reader,
-    sass,
     symbols,
     tools,
 )
@@ -58,21 +55,24 @@ _ROUNDS_S = 10.0
 _BENCH_LAUNCHES = 2000
 _FULL_LAUNCHES = 20
 # kernels of a call to show: this many, or those with this share of its time
-_SHOWN, _MOST = 4, 0.95
+_SHOWN = 4
+_SHOWN_SHARE = 0.95
 
 GET_NCU = (
     "install Nsight Compute (with the CUDA toolkit, or the package nsight-compute), or put ncu on"
     " PATH"
 )
 
+Rounds = tuple[tuple[Launch, ...], ...]
+
 
 def find(machine: Machine = HERE) -> None:
     """MissingError if ncu, or the package that reads its reports, is not installed."""
-    _ncu(machine)
+    executable(machine)
     ncu_reader.find(machine)
 
 
-def _ncu(machine: Machine = HERE) -> str:
+def executable(machine: Machine = HERE) -> str:
     return tools.first("ncu", "nsight-compute/*/ncu", hint=GET_NCU, machine=machine)
 
 
@@ -80,74 +80,64 @@ def _ncu(machine: Machine = HERE) -> str:
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
-    """The two processes.
+    metrics = ",".join(METRICS)
+    single = ("none", "--launch-count", str(_BENCH_LAUNCHES), "--metrics", metrics)
+    caches = "none" if ask.l2 == "warm" else "all"
+    full = (caches, "--launch-count", str(_FULL_LAUNCHES), "--set", "full")
+    return [
+        Run(BENCH, _command(ask, folder / BENCH, *single), params={"rounds": _ROUNDS}),
+        Run(
+            FULL,
+            _command(ask, folder / FULL, *full, "--import-source", "yes"),
+            params={"rounds": 1},
+        ),
+    ]
+
+
+def _command(ask: Ask, report: Path, *options: str) -> tuple[str, ...]:
+    """The command line that writes this report, without its suffix.
 
     Only the worker's own process is profiled: its child processes (a compiler, a
     helper) do not launch the algo's kernels, and ncu would wait for one that outlives
     the worker. sys.executable is an interpreter, never a launcher that starts another
     process.
     """
-
-    def command(name: str, *options: str) -> tuple[str, ...]:
-        return (
-            _ncu(ask.machine),
-            "--target-processes",
-            "application-only",
-            "--profile-from-start",
-            "off",
-            "--clock-control",
-            ask.clocks,
-            "--force-overwrite",
-            "--export",
-            str(folder / name),
-            "--log-file",
-            str(folder / f"{name}.log"),
-            "--cache-control",
-            *options,
-        )
-
-    single = (
-        "none",
-        "--launch-count",
-        str(_BENCH_LAUNCHES),
-        "--metrics",
-        ",".join(METRICS),
+    return (
+        executable(ask.machine),
+        "--target-processes",
+        "application-only",
+        "--profile-from-start",
+        "off",
+        "--clock-control",
+        ask.clocks,
+        "--force-overwrite",
+        "--export",
+        str(report),
+        "--log-file",
+        f"{report}.log",
+        "--cache-control",
+        *options,
     )
-    caches = "none" if ask.l2 == "warm" else "all"
-    full = (
-        caches,
-        "--launch-count",
-        str(_FULL_LAUNCHES),
-        "--set",
-        "full",
-        "--import-source",
-        "yes",
-    )
-    return [
-        *ncu_lines.runs(ask, folder),
-        Run(BENCH, command(BENCH, *single), params={"rounds": _ROUNDS}),
-        Run(FULL, command(FULL, *full), params={"rounds": 1}),
-    ]
 
 
-def inside(target: Any, rounds: int = 0, **lines: str) -> dict[str, int] | sass.Answer:
+def inside(target: Any, rounds: int) -> dict[str, int]:
     """Warm up, then in each round flush L2 (or warm it) and let ncu see one call.
-    Returns the number of rounds. Without rounds it is the run of ncu_lines.
+    Returns the number of rounds.
     """
-    if not rounds:
-        return sass.inside(target, **lines)
     import torch
 
     from ..timing.kernels import Flush
 
-    call, flush = target.subject.call, Flush()
-    before = call if target.l2 == "warm" else flush
+    call = target.subject.call
+    flush = Flush()
+    prepare = call if target.l2 == "warm" else flush
     for _ in range(3):
         flush()
         call()
-    began, done = perf_counter(), 0
+    began = perf_counter()
+    done = 0
     while done < rounds and (not done or perf_counter() - began < _ROUNDS_S):
-        before()
+        prepare()
         torch.cuda.synchronize()
         torch.cuda.profiler.start()
         call()
@@ -165,7 +155,7 @@ class _Report:
     """A run's launches, and what its log says about them."""
 
     launches: list[Launch]
-    passes: int | None
+    passes: int
     rounds: int
 
 
@@ -173,39 +163,23 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     """The kernels with most of a call's time. Raises MissingError or GdnError if a run
     gave no result.
     """
-    compiled = next(
-        (reply for reply in replies if reply.run.name == ncu_lines.NAME), None
-    )
-    bench, full = (_report(folder, reply) for reply in replies if reply is not compiled)
+    bench, full = (_report(folder, reply) for reply in replies)
     rounds, doubts = _rounds(bench)
-    launches = ncu_lines.lent(ask, folder, compiled, full.launches)
-    kernels = sorted(_kernels(rounds, launches), key=lambda kernel: -kernel.time_us)
-    shown = _most(kernels)
-    must, call_us = (
-        (ask.bytes_in, ask.bytes_out),
-        sum(kernel.time_us for kernel in kernels),
-    )
+    kernels = _kernels(rounds, full.launches)
+    shown = _longest(kernels)
     if len(kernels) == 1:
-        found = [ncu_facts.found(kernels[0], *must)]
+        found = [ncu_facts.found(kernels[0], ask.bytes_in, ask.bytes_out)]
     else:
-        found = [
-            ncu_facts.call(kernels, *must),
-            *(ncu_facts.found(kernel, 0, 0, call_us) for kernel in shown),
-        ]
+        call_us = sum(kernel.time_us for kernel in kernels)
+        found = [ncu_facts.call(kernels, ask.bytes_in, ask.bytes_out)]
+        found += [ncu_facts.found(kernel, 0, 0, call_us) for kernel in shown]
     notes = [
         _how(ask, bench, full),
         *doubts,
         *_doubts(ask, bench, full, kernels, shown),
     ]
-    if launches is not full.launches and any(kernel.lines for kernel in shown):
-        notes.append(
-            "source lines: from a build with -lineinfo, whose instructions are identical to those"
-            " that ran"
-        )
-    files = kept(
-        folder, f"{FULL}.ncu-rep", f"{BENCH}.ncu-rep", f"{FULL}.log", f"{BENCH}.log"
-    )
-    return Reading(tuple(found), tuple(notes), files)
+    names = f"{FULL}.ncu-rep", f"{BENCH}.ncu-rep", f"{FULL}.log", f"{BENCH}.log"
+    return Reading(tuple(found), tuple(notes), files_in(folder, *names))
 
 
 def _report(folder: Path, reply: Reply) -> _Report:
@@ -215,28 +189,29 @@ def _report(folder: Path, reply: Reply) -> _Report:
         raise trouble
     report = folder / f"{name}.ncu-rep"
     if not report.is_file():
-        said = _lines(*reply.tail, log) or ["no reason given"]
-        raise MissingError(f"ncu left no report: {said[-1]}")
+        lines = _lines(*reply.tail, log) or ["no reason given"]
+        raise MissingError(f"ncu left no report: {lines[-1]}")
     passes = [int(n) for n in re.findall(r"(\d+) pass(?:es)?\s*$", log, re.MULTILINE)]
     launches = ncu_reader.launches(report)
-    if not launches and passes:  # the log has kernels
+    # the log has kernels
+    if not launches and passes:
         raise MissingError(
             f"ncu-report finds no kernel in {report.name}", hint=ncu_reader.GET_PACKAGE
         )
     if not launches:
-        raise _nothing()
-    rounds = reply.said(dict[str, int]).get("rounds") or reply.run.params["rounds"]
-    return _Report(launches, max(passes, default=None), rounds)
+        raise _no_kernel()
+    rounds = (reply.answer or reply.run.params)["rounds"]
+    return _Report(launches, max(passes, default=0), rounds)
 
 
-def _rounds(
-    report: _Report,
-) -> tuple[dict[str, tuple[tuple[Launch, ...], ...]], list[str]]:
+def _rounds(report: _Report) -> tuple[dict[str, Rounds], list[str]]:
     """Kernel -> its launches in each round, in the order in which the kernels first
     ran; and doubts.
     """
-    count, doubts = report.rounds, []
-    if len(report.launches) >= _BENCH_LAUNCHES:  # the ends of rounds are not known
+    count = report.rounds
+    doubts = []
+    # the ends of rounds are not known
+    if len(report.launches) >= _BENCH_LAUNCHES:
         count = 1
         doubts.append(
             "a call launches very many kernels: all figures are for the first"
@@ -245,73 +220,69 @@ def _rounds(
     by_name: dict[str, list[Launch]] = {}
     for launch in report.launches:
         by_name.setdefault(launch.full_name, []).append(launch)
-    rounds, uneven = {}, []
+    rounds: dict[str, Rounds] = {}
+    uneven = []
     for name, launches in by_name.items():
-        each = max(1, round(len(launches) / count))
-        rounds[name] = tuple(
-            tuple(launches[i : i + each])
-            for i in range(0, len(launches) - each + 1, each)
-        )
-        if len(launches) != each * count:
+        size = max(1, round(len(launches) / count))
+        starts = range(0, len(launches) - size + 1, size)
+        rounds[name] = tuple(tuple(launches[i : i + size]) for i in starts)
+        if len(launches) != size * count:
             uneven.append(symbols.short(name))
     if uneven:
         doubts.append(f"doubt: calls differ in how often they launch {_list(uneven)}")
     return rounds, doubts
 
 
-def _kernels(
-    rounds: dict[str, tuple[tuple[Launch, ...], ...]], full: list[Launch]
-) -> list[Kernel]:
-    """Each kernel with its rounds and, if the full run has it, its longest launch there."""
+def _kernels(rounds: dict[str, Rounds], full: list[Launch]) -> list[Kernel]:
+    """Each kernel with its rounds and its longest launch in the full run, the one with
+    most time first. One that only the full run saw has that launch as its round.
+    """
     longest: dict[str, Launch] = {}
-    for launch in sorted(
-        full, key=lambda launch: -(launch.number(ncu_facts.TIME) or 0)
-    ):
+    for launch in sorted(full, key=lambda launch: -launch.ns):
         longest.setdefault(launch.full_name, launch)
-    return [
-        Kernel(name, rounds.get(name, ()), longest.get(name))
-        for name in dict.fromkeys([*rounds, *longest])
+    kernels = [Kernel(name, each, longest.get(name)) for name, each in rounds.items()]
+    kernels += [
+        Kernel(name, ((launch,),), launch)
+        for name, launch in longest.items()
+        if name not in rounds
     ]
+    return sorted(kernels, key=lambda kernel: -kernel.time_us)
 
 
-def _most(kernels: list[Kernel]) -> list[Kernel]:
+def _longest(kernels: list[Kernel]) -> list[Kernel]:
     """The first few, up to those that take nearly all of the time."""
-    total, before = sum(kernel.time_us for kernel in kernels), 0.0
-    shown = []
+    limit = _SHOWN_SHARE * sum(kernel.time_us for kernel in kernels)
+    shown: list[Kernel] = []
     for kernel in kernels[:_SHOWN]:
-        if shown and before >= _MOST * total:
+        if shown and sum(k.time_us for k in shown) >= limit:
             break
         shown.append(kernel)
-        before += kernel.time_us
     return shown
 
 
 def _how(ask: Ask, bench: _Report, full: _Report) -> str:
     """Which figures come from which run."""
-    state = (
-        "L2 warmed by the same call"
-        if ask.l2 == "warm"
-        else "L2 flushed before each, as gdn bench does"
+    state, replay = (
+        "L2 flushed before each, as gdn bench does",
+        "L2 emptied before each",
     )
-    replay = (
-        "L2 as left by the previous pass"
-        if ask.l2 == "warm"
-        else "L2 emptied before each"
-    )
-    passes = f"{full.passes} passes" if full.passes else "several passes"
+    if ask.l2 == "warm":
+        state, replay = "L2 warmed by the same call", "L2 as left by the previous pass"
     rounds = "1 round" if bench.rounds == 1 else f"medians of {bench.rounds} rounds"
     return (
-        f"duration, DRAM and busy SMs: {rounds}, {state}; everything else: {passes} of one call,"
-        f" {replay}"
+        f"duration, DRAM and busy SMs: {rounds}, {state}; everything else:"
+        f" {full.passes or 'several'} passes of one call, {replay}"
     )
 
 
 def _doubts(
     ask: Ask, bench: _Report, full: _Report, kernels: list[Kernel], shown: list[Kernel]
 ) -> Iterator[str]:
-    if bench.passes and bench.passes > 1:
-        first = f"the bench-like run needed {bench.passes} passes a launch here"
-        yield f"doubt: {first}, and all but the first find L2 warm"
+    if bench.passes > 1:
+        yield (
+            f"doubt: the bench-like run needed {bench.passes} passes a launch here, and"
+            " all but the first find L2 warm"
+        )
     if ask.clocks != "none":
         yield f"clocks: ncu's --clock-control {ask.clocks}, not as they are in gdn bench"
     if len(full.launches) >= _FULL_LAUNCHES:
@@ -329,65 +300,60 @@ def _doubts(
         share = sum(kernel.time_us for kernel in hidden) / total
         names = _list([kernel.name for kernel in hidden])
         yield f"not shown: {len(hidden)} more kernels with {share:.1%} of the time: {names}"
-    if any(kernel.hot and not kernel.lines for kernel in shown):
+    if not any(kernel.hot for kernel in shown):
+        yield "no hot places: ncu's sampler found no warp"
+    elif any(kernel.hot and not kernel.lines for kernel in shown):
         why = "the kernel was compiled without them"
         if ask.language in ("cuda", "cpp"):
             why = "flashinfer-bench's builder compiles CUDA C++ without -lineinfo"
         yield (
-            f"no source lines: {why}; hot places are machine instructions, which --tool sass"
-            " lists"
+            f"no source lines: {why}; hot places are offsets in the machine code, which --tool"
+            " sass lists under its source lines"
         )
-    elif not any(kernel.hot for kernel in shown):
-        yield "no hot places: ncu's sampler found no warp"
 
 
-def _list(names: list[str]) -> str:
-    few = [
-        name if len(name) <= 60 else f"{name[:57]}..." for name in dict.fromkeys(names)
-    ]
-    return ", ".join(few[:3]) + (f" and {len(few) - 3} more" if len(few) > 3 else "")
+def _list(names: Sequence[str]) -> str:
+    unique = list(dict.fromkeys(names))
+    short = [name if len(name) <= 60 else f"{name[:57]}..." for name in unique[:3]]
+    more = f" and {len(unique) - 3} more" if len(unique) > 3 else ""
+    return ", ".join(short) + more
 
 
 # --- what can go wrong
 
 
-def _nothing() -> MissingError:
-    what = "ncu saw no kernel: the call launches none in its own process"
-    return MissingError(what, hint="--tool torch shows what a call does")
+def _no_kernel() -> MissingError:
+    return MissingError(
+        "ncu saw no kernel: the call launches none in its own process",
+        hint="--tool torch shows what a call does",
+    )
 
 
 def _trouble(log: str, reply: Reply) -> GdnError | None:
     """Why a run gave no result. ncu's own reason comes first: it ends the target, whose
     exit then says nothing.
     """
-    said = "\n".join(
+    errors = [
         line for line in log.splitlines() if "==ERROR==" in line or "Error:" in line
-    )
+    ]
+    text = "\n".join([*errors, *reply.tail])
     for known in read_toml(Path(__file__).with_suffix(".toml"))["trouble"]:
-        if re.search(known["log"], said + "\n".join(reply.tail)):
+        if re.search(known["log"], text):
             return MissingError(known["message"], hint=known["hint"])
     if reply.status != "done":
-        first = _lines(reply.reason or "")[:1] or [reply.status.replace("_", " ")]
-        last = [
-            line
-            for line in _lines(*reply.tail)[-1:]
-            if line not in (reply.reason or "")
-        ]
-        return GdnError(
-            f"the process under ncu: {first[0]}{f' ({last[0]})' if last else ''}"
-        )
+        reason = reply.reason or reply.status.replace("_", " ")
+        last = _lines(*reply.tail)[-1:]
+        more = f" ({last[0]})" if last and last[0] not in reason else ""
+        return GdnError(f"the process under ncu: {_lines(reason)[0]}{more}")
     if "No kernels were profiled" in log:
-        return _nothing()
-    if "Failed to profile" in said:
-        return MissingError(f"ncu could not profile the kernel: {_lines(said)[0]}")
+        return _no_kernel()
+    if any("Failed to profile" in line for line in errors):
+        return MissingError(f"ncu could not profile the kernel: {_lines(*errors)[0]}")
     return None
 
 
 def _lines(*texts: str) -> list[str]:
-    """The text after ncu's marks."""
-    bare = (
-        re.sub(r"^==\w+==\s*", "", line.strip())[:200]
-        for text in texts
-        for line in text.splitlines()
-    )
+    """The lines that are not empty, without ncu's marks."""
+    lines = [line.strip() for line in "\n".join(texts).splitlines()]
+    bare = [re.sub(r"^==\w+==\s*", "", line)[:200] for line in lines]
     return [line for line in bare if line]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,7 +23,19 @@ GET_PACKAGE = (
     "pip install 'ncu-report>=2026.3' (or gdn[profile]); it must be as new as the ncu that made"
     " the report"
 )
-_STEP = 16  # bytes of an instruction
+TIME = "gpu__time_duration.sum"
+# bytes of an instruction
+_STEP = 16
+
+
+def total(values: Iterable[float | None]) -> float | None:
+    """The sum; None if one of the values is not known."""
+    result = 0.0
+    for value in values:
+        if value is None:
+            return None
+        result += value
+    return result
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,7 @@ class Instruction:
 
     offset: int
     text: str
-    reasons: dict[str, int] = field(default_factory=dict)
+    reasons: Mapping[str, int] = field(default_factory=dict)
     line: Line | None = None
 
     @property
@@ -59,9 +72,11 @@ class Instruction:
 class Launch:
     """One profiled launch. Metrics are in base units (bytes, ns, Hz)."""
 
-    full_name: str  # with its parameters, to tell overloads apart
-    values: dict[str, float | str | None]
-    code: tuple[Instruction, ...] = ()  # empty if nothing was sampled
+    # with its parameters, to tell overloads apart
+    full_name: str
+    values: Mapping[str, float | str | None]
+    # empty if nothing was sampled
+    code: tuple[Instruction, ...] = ()
 
     @property
     def name(self) -> str:
@@ -71,28 +86,37 @@ class Launch:
     def samples(self) -> int:
         return sum(i.samples for i in self.code)
 
+    @property
+    def ns(self) -> float:
+        """Its time; 0 if that is not known."""
+        return self.number(TIME) or 0.0
+
     def number(self, *keys: str) -> float | None:
         """The first of these metrics that has a value."""
-        found = (self.values.get(key) for key in keys)
-        return next(
-            (x for x in found if isinstance(x, (int, float)) and math.isfinite(x)), None
-        )
+        for key in keys:
+            value = self.values.get(key)
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                return value
+        return None
 
     def total(self, *keys: str) -> float | None:
         """The sum of these metrics, None if one of them has no value."""
-        found = [self.number(key) for key in keys]
-        return None if None in found else sum(found)
+        return total(self.number(key) for key in keys)
 
     def matching(self, pattern: str) -> dict[str, float]:
         """The pattern's first group -> value, for the metrics whose whole name matches."""
-        matches = ((re.fullmatch(pattern, key), key) for key in self.values)
-        numbers = {match[1]: self.number(key) for match, key in matches if match}
-        return {key: value for key, value in numbers.items() if value is not None}
+        numbers = {}
+        for key in self.values:
+            match = re.fullmatch(pattern, key)
+            value = self.number(key)
+            if match and value is not None:
+                numbers[match[1]] = value
+        return numbers
 
-    def sizes(self, what: str) -> str:
+    def sizes(self, kind: str) -> str:
         """The "(x, y, z)" of the launch's grid or block; "" if it is not known."""
-        found = [self.number(f"launch__{what}_dim_{axis}") for axis in "xyz"]
-        return "" if None in found else f"({', '.join(f'{n:.0f}' for n in found)})"
+        sizes = [self.number(f"launch__{kind}_dim_{axis}") for axis in "xyz"]
+        return "" if None in sizes else f"({', '.join(f'{n:.0f}' for n in sizes)})"
 
 
 def find(machine: Machine = HERE) -> None:
@@ -122,9 +146,8 @@ def launches(report: Path) -> list[Launch]:
 
 def _launch(action: Any) -> Launch:
     values = {name: action[name].value() for name in action.metric_names()}
-    return Launch(
-        action.name(action.NameBase_DEMANGLED), values, tuple(_code(action, values))
-    )
+    code = tuple(_code(action, values))
+    return Launch(action.name(action.NameBase_DEMANGLED), values, code)
 
 
 def _code(action: Any, values: dict[str, Any]) -> list[Instruction]:
@@ -138,21 +161,21 @@ def _code(action: Any, values: dict[str, Any]) -> list[Instruction]:
     if not samples or "inst_executed" not in values:
         return []
     texts = dict(action.source_files().items())
-    first = at = min(_instances(action["inst_executed"]))
-    found = []
-    while text := action.sass_by_pc(at):
-        line, info = None, action.source_info(at)
-        if info and info.line():
-            line = Line(
-                info.file_name(),
-                info.line(),
-                source_line(texts, info.file_name(), info.line()),
-            )
-        found.append(
-            Instruction(at - first, " ".join(text.split()), samples.get(at, {}), line)
-        )
-        at += _STEP
-    return found
+    first = address = min(_instances(action["inst_executed"]))
+    code = []
+    while text := action.sass_by_pc(address):
+        line = _line(action.source_info(address), texts)
+        reasons = samples.get(address, {})
+        code.append(Instruction(address - first, " ".join(text.split()), reasons, line))
+        address += _STEP
+    return code
+
+
+def _line(info: Any, texts: dict[str, str]) -> Line | None:
+    if not info or not info.line():
+        return None
+    file, number = info.file_name(), info.line()
+    return Line(file, number, source_line(texts, file, number))
 
 
 def _instances(metric: Any) -> dict[int, int]:
@@ -171,9 +194,11 @@ class Hot:
     """
 
     where: str
-    share: float  # of the launch's samples, in %
+    # of the launch's samples, in %
+    share: float
     samples: int
-    stall: str  # the main reason there; "" where every sample issued
+    # the main reason there; "" where every sample issued
+    stall: str
     text: str
 
 
@@ -181,37 +206,27 @@ def hot_instructions(launch: Launch, count: int = 6) -> list[Hot]:
     """The instructions with most samples. An offset is the one that cuobjdump and
     nvdisasm print before an instruction.
     """
-    sampled = [(f"+0x{i.offset:x}", i.text, [i]) for i in launch.code if i.samples]
-    return _ranked(sampled, launch.samples, count)
+    hot = [
+        _hot(f"+0x{i.offset:x}", i.text, i.reasons, launch)
+        for i in launch.code
+        if i.samples
+    ]
+    return sorted(hot, key=lambda place: -place.samples)[:count]
 
 
 def hot_lines(launch: Launch, count: int = 6) -> list[Hot]:
     """The source lines with most samples; [] if no instruction with a sample has a line."""
-    at: dict[Line, list[Instruction]] = {}
-    for instruction in launch.code:
-        if instruction.samples and instruction.line:
-            at.setdefault(instruction.line, []).append(instruction)
-    return _ranked(
-        [(line.where, line.text, code) for line, code in at.items()],
-        launch.samples,
-        count,
-    )
+    lines: dict[Line, Counter[str]] = {}
+    for i in launch.code:
+        if i.samples and i.line:
+            lines.setdefault(i.line, Counter()).update(i.reasons)
+    hot = [
+        _hot(line.where, line.text, reasons, launch) for line, reasons in lines.items()
+    ]
+    return sorted(hot, key=lambda place: -place.samples)[:count]
 
 
-def _ranked(
-    places: list[tuple[str, str, list[Instruction]]], total: int, count: int
-) -> list[Hot]:
-    """(where, text, instructions) of places, those with most samples."""
-    found = []
-    for where, text, code in places:
-        reasons = sum((Counter(i.reasons) for i in code), Counter())
-        found.append(
-            Hot(
-                where,
-                100 * reasons.total() / total,
-                reasons.total(),
-                stalls.main(reasons),
-                text,
-            )
-        )
-    return sorted(found, key=lambda hot: -hot.samples)[:count]
+def _hot(where: str, text: str, reasons: Mapping[str, int], launch: Launch) -> Hot:
+    samples = sum(reasons.values())
+    share = 100 * samples / launch.samples
+    return Hot(where, share, samples, stalls.main(reasons), text)

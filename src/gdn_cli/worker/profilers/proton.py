@@ -16,6 +16,7 @@ import importlib.util
 import inspect
 import re
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,6 +26,7 @@ from msgspec import Struct
 
 from ...errors import GdnError, MissingError
 from ...machine.inventory import HERE, Machine
+from ...parsing import Json
 from . import (
     Ask,
     Fact,
@@ -34,49 +36,41 @@ from . import (
     Run,
     Table,
     facts,
-    kept,
+    files_in,
     source_line,
     stalls,
     symbols,
 )
 
 _CALLS, _SAMPLED = 100, 300
-_SECONDS = 10.0  # for each process, from the first call on
-_CALL, _BEFORE = "call", "flush"  # scopes
-_MOST = 15  # lines of a table
+# for each process, from the first call on
+_SECONDS = 10.0
+# scopes
+_CALL, _BEFORE = "call", "flush"
+# lines of a table
+_MOST = 15
 
 
 def find(machine: Machine = HERE) -> None:
     spec = importlib.util.find_spec("triton")
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        if (Path(place) / "profiler" / "__init__.py").is_file() and any(
-            (Path(place) / "_C").glob("libproton*")
-        ):
+    if spec is None:
+        raise MissingError("triton is missing: no proton", hint="pip install triton")
+    for name in spec.submodule_search_locations or ():
+        folder = Path(name)
+        library = any((folder / "_C").glob("libproton*"))
+        if library and (folder / "profiler" / "__init__.py").is_file():
             return
-    what = (
-        "the installed triton was built without its profiler"
-        if spec
-        else "triton is missing"
+    raise MissingError(
+        "the installed triton was built without its profiler: no proton",
+        hint="pip install 'triton>=3.4'",
     )
-    raise MissingError(f"{what}: no proton", hint="pip install 'triton>=3.4'")
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
     """`path` is without the suffix, which proton appends."""
-    return [
-        Run(
-            "times",
-            params={"path": str(folder / "times"), "calls": _CALLS, "mode": None},
-        ),
-        Run(
-            "samples",
-            params={
-                "path": str(folder / "samples"),
-                "calls": _SAMPLED,
-                "mode": "pcsampling",
-            },
-        ),
-    ]
+    times = {"path": str(folder / "times"), "calls": _CALLS, "mode": None}
+    samples = {"path": str(folder / "samples"), "calls": _SAMPLED, "mode": "pcsampling"}
+    return [Run("times", params=times), Run("samples", params=samples)]
 
 
 # --- in the worker
@@ -101,28 +95,29 @@ def inside(target: Any, path: str, calls: int, mode: str | None) -> Answer:
     from ..timing.kernels import Flush
 
     call = target.subject.call
-    before = call if target.l2 == "warm" else Flush()
+    prepare = call if target.l2 == "warm" else Flush()
     # before the first call: proton knows the source lines only of later loads and
     # graphs
     try:
-        _start(proton, path, mode)
+        start(proton, path, mode)
     # not supported by this Triton, driver or GPU
     except (RuntimeError, TypeError, ValueError) as e:
-        return Answer(0, str(e).splitlines()[0] if str(e) else type(e).__name__)
+        return Answer(0, (str(e) or type(e).__name__).splitlines()[0])
     for _ in range(3):
-        before()
+        prepare()
         call()
     torch.cuda.synchronize()
-    done, began = 0, perf_counter()
+    done = 0
+    began = perf_counter()
     try:
         while done < calls and (done < 10 or perf_counter() - began < _SECONDS):
             with proton.scope(_BEFORE):
-                before()
+                prepare()
             with proton.scope(_CALL):
                 call()
             done += 1
+            # so that the clock measures finished work, not queued work
             if done % 10 == 0:
-                # so that the clock measures finished work, not queued work
                 torch.cuda.synchronize()
         torch.cuda.synchronize()
     finally:
@@ -130,14 +125,14 @@ def inside(target: Any, path: str, calls: int, mode: str | None) -> Answer:
     return Answer(done)
 
 
-def _start(proton: Any, path: str, mode: str | None) -> None:
+def start(proton: Any, path: str, mode: str | None) -> None:
     """proton.start with this Triton's parameters."""
+    options = {"context": "shadow", "backend": "cupti"}
     if mode and "mode" in inspect.signature(proton.start).parameters:
-        proton.start(path, context="shadow", backend="cupti", mode=mode)
-    else:
-        proton.start(
-            path, context="shadow", backend=f"cupti_{mode}" if mode else "cupti"
-        )
+        options["mode"] = mode
+    elif mode:
+        options["backend"] = f"cupti_{mode}"
+    proton.start(path, **options)
 
 
 # --- after the run
@@ -171,25 +166,21 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
                 "samples: proton slows kernels down while it takes them; times are from a run"
                 " without"
             )
+    found = []
     total_ns = sum(kernel.ns for kernel in kernels.values())
-    launches = sum(kernel.count for kernel in kernels.values())
-    whole = (
-        facts.fact(
-            "time_us",
-            total_ns / answer.calls / 1e3,
-            f"all kernels, mean of {answer.calls} calls",
-        ),
-        facts.fact("launches", launches / answer.calls, "per call"),
-    )
+    if len(kernels) > 1:
+        time_note = f"all kernels, mean of {answer.calls} calls"
+        launches = sum(kernel.count for kernel in kernels.values()) / answer.calls
+        time = facts.fact("time_us", total_ns / answer.calls / 1e3, time_note)
+        found.append(Found("", (time, facts.fact("launches", launches, "per call"))))
     sources = {Path(path).name: text for path, text in ask.sources.items()}
-    found = [Found("", whole)] if len(kernels) > 1 else []
     for name, kernel in sorted(kernels.items(), key=lambda item: -item[1].ns):
         tables = sampled.get(name, Kernel()).tables(sources)
-        found.append(Found(name, kernel.facts(answer.calls, total_ns), tuple(tables)))
+        made = kernel.facts(answer.calls, total_ns)
+        found.append(Found(name, tuple(made), tuple(tables)))
     notes = ("times are means: proton keeps sums only", note)
-    return Reading(
-        tuple(found), notes, kept(folder, "times.hatchet", "samples.hatchet")
-    )
+    names = files_in(folder, "times.hatchet", "samples.hatchet")
+    return Reading(tuple(found), notes, names)
 
 
 def _no_samples(reply: Reply) -> str | None:
@@ -200,51 +191,45 @@ def _no_samples(reply: Reply) -> str | None:
         return e.message
 
 
+@dataclass
 class Kernel:
     """A tree's values for one kernel: launches, nanoseconds, samples by stall reason
     and by source line.
     """
 
-    def __init__(self) -> None:
-        self.count, self.ns, self.samples = 0, 0, 0
-        self.reasons: Counter[str] = Counter()
-        self.lines: dict[tuple[str, int], Counter[str]] = {}
+    count: int = 0
+    ns: int = 0
+    samples: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    lines: dict[tuple[str, int], Counter[str]] = field(default_factory=dict)
 
-    def facts(self, calls: int, total_ns: int) -> tuple[Fact, ...]:
+    def facts(self, calls: int, total_ns: int) -> list[Fact]:
         each = self.ns / self.count / 1e3 if self.count else None
-        return (
+        return [
             facts.fact("time_us", each, f"mean of {self.count} launches"),
             facts.fact("share", 100 * self.ns / total_ns if total_ns else None),
             facts.fact("launches", self.count / calls, "per call"),
-        )
+        ]
 
     def tables(self, sources: dict[str, str]) -> list[Table]:
         total = self.reasons.total()
-        reasons = (
-            (stalls.of(reason).label, 100 * n / total, n, stalls.of(reason).meaning)
-            for reason, n in self.reasons.most_common()
-            if n
-        )
+        reasons = []
+        for reason, n in self.reasons.most_common():
+            if n:
+                words = stalls.of(reason)
+                reasons.append((words.label, 100 * n / total, n, words.meaning))
+        hot = []
         ranked = sorted(self.lines.items(), key=lambda item: -item[1].total())
-        hot = (
-            (
-                f"{Path(file).name}:{line}",
-                100 * at.total() / total,
-                stalls.main(at),
-                _text(sources, file, line),
-            )
-            for (file, line), at in ranked[:_MOST]
-            if at.total()
-        )
+        for (path, line), waits in ranked[:_MOST]:
+            if waits.total():
+                file, share = Path(path).name, 100 * waits.total() / total
+                text = source_line(sources, file, line)
+                hot.append((f"{file}:{line}", share, stalls.main(waits), text))
         note = (
             f"{self.samples} samples of warps; proton has no count of warps that were ready and"
             " not selected"
         )
         return [*facts.table("samples", reasons, note), *facts.table("hot", hot)]
-
-
-def _text(sources: dict[str, str], file: str, line: int) -> str:
-    return source_line(sources, Path(file).name, line)
 
 
 class Frame(Struct, frozen=True):
@@ -256,9 +241,10 @@ class Node(Struct):
     its lines.
     """
 
-    frame: Frame = Frame()  # the last root, which describes the device, has none
+    # the last root, which describes the device, has none
+    frame: Frame = Frame()
     children: list[Node] = []
-    metrics: dict[str, int | float | str | None] = {}
+    metrics: Json = {}
 
 
 def load(path: Path) -> dict[str, Kernel]:
@@ -273,36 +259,27 @@ def load(path: Path) -> dict[str, Kernel]:
         raise GdnError(
             f"{path.name} is not valid: proton was stopped while writing it"
         ) from None
-    found: dict[str, Kernel] = {}
-    for scope in (
-        scope for root in tree for scope in root.children if scope.frame.name == _CALL
-    ):
-        _collect(scope, found, None)
-    return {
-        name: kernel
-        for name, kernel in found.items()
-        if kernel.count or kernel.ns or kernel.samples
-    }
+    kernels: dict[str, Kernel] = {}
+    for root in tree:
+        for scope in root.children:
+            if scope.frame.name == _CALL:
+                _collect(scope, kernels, None)
+    return {name: k for name, k in kernels.items() if k.count or k.ns or k.samples}
 
 
-def _collect(node: Node, found: dict[str, Kernel], kernel: Kernel | None) -> None:
-    """Add up everything under a node."""
+def _collect(node: Node, kernels: dict[str, Kernel], kernel: Kernel | None) -> None:
+    """Add up everything under a node, which is a part of `kernel`."""
     for child in node.children:
-        line, mine = _line(child.frame.name), kernel
-        if line is None and (
-            child.metrics or any(_line(c.frame.name) for c in child.children)
-        ):
-            mine = found.setdefault(symbols.short(child.frame.name), Kernel())
-        if mine is not None:
-            _add(mine, child.metrics, line)
-        _collect(child, found, mine)
+        line = _line(child.frame.name)
+        owner = kernel
+        if line is None and (child.metrics or any(_is_line(c) for c in child.children)):
+            owner = kernels.setdefault(symbols.short(child.frame.name), Kernel())
+        if owner:
+            _add(owner, child.metrics, line)
+        _collect(child, kernels, owner)
 
 
-def _add(
-    kernel: Kernel,
-    metrics: dict[str, int | float | str | None],
-    line: tuple[str, int] | None,
-) -> None:
+def _add(kernel: Kernel, metrics: Json, line: tuple[str, int] | None) -> None:
     if line is None:
         kernel.count += int(metrics.get("count", 0))
         kernel.ns += int(metrics.get("time (ns)", 0))
@@ -313,10 +290,13 @@ def _add(
         kernel.lines.setdefault(line, Counter()).update(reasons)
 
 
+def _is_line(node: Node) -> bool:
+    return _line(node.frame.name) is not None
+
+
 def _line(name: str) -> tuple[str, int] | None:
     """(file, line) of a source line's node, in either of proton's spellings."""
-    if m := re.fullmatch(r"(.+):(\d+)@.*", name) or re.fullmatch(
-        r"(.+?):[^:@]*@(\d+)", name
-    ):
-        return m[1], int(m[2])
+    for spelling in (r"(.+):(\d+)@.*", r"(.+?):[^:@]*@(\d+)"):
+        if match := re.fullmatch(spelling, name):
+            return match[1], int(match[2])
     return None

@@ -26,20 +26,24 @@ from ... import errors
 from ...errors import MissingError
 from ...machine.inventory import HERE, Machine
 from ...parsing import read_toml
-from . import Ask, Fact, Found, Reading, Reply, Run, facts, kept, log_text, tools
-from .sanitizer_log import Finding, Log, parse
+from . import Ask, Fact, Found, Reading, Reply, Run, facts, files_in, log_text, tools
+from .sanitizer_log import Log, parse
 
 _TOOL = "compute-sanitizer"
 _GENERAL = (
-    "--target-processes=application-only",  # no compiler that an algo may start
+    # no compiler that an algo may start
+    "--target-processes=application-only",
     # importing torch from a cold disk takes longer than its ten seconds; the run has a
     # limit
     "--launch-timeout=0",
-    "--destroy-on-device-error=kernel",  # kernels after a fault are checked as well
-    "--check-exit-code=no",  # the reply says how it ended
+    # kernels after a fault are checked as well
+    "--destroy-on-device-error=kernel",
+    # the reply says how it ended
+    "--check-exit-code=no",
     "--show-backtrace=device",
     "--demangle=simple",
-    "--print-limit=1000",  # errors that are written out; all are counted
+    # errors that are written out; all are counted
+    "--print-limit=1000",
 )
 
 
@@ -52,8 +56,8 @@ class Check(Struct, frozen=True):
     options: tuple[str, ...] = ()
 
 
-_KNOWN = read_toml(Path(__file__).with_suffix(".toml"))
-CHECKS = msgspec.convert(_KNOWN["checks"], dict[str, Check])
+_TEXTS = read_toml(Path(__file__).with_suffix(".toml"))
+CHECKS = msgspec.convert(_TEXTS["checks"], dict[str, Check])
 
 
 def checks(names: Iterable[str]) -> tuple[str, ...]:
@@ -73,57 +77,43 @@ def find(machine: Machine = HERE) -> None:
 
 def executable(machine: Machine = HERE) -> Path:
     """Raises MissingError if there is none that works."""
-    for place in tools.executables(_TOOL, machine=machine):
-        if _whole(place.resolve().parent):
-            return place
+    for path in tools.executables(_TOOL, machine=machine):
+        if _has_launcher(path.resolve().parent):
+            return path
     raise MissingError(
         f"no {_TOOL} here",
         hint="it comes with the CUDA toolkit; or `pip install 'nvidia-cuda-sanitizer-api>=13.5'`",
     )
 
 
-def _whole(folder: Path) -> bool:
+def _has_launcher(folder: Path) -> bool:
     """PyPI's wheel of CUDA 13.0 has the command without the launcher that it needs to
     start a process.
     """
-    launchers = (
-        folder / "TreeLauncherSubreaper",
-        folder.parent / _TOOL / "TreeLauncherSubreaper",
-    )
-    return folder.parent.parent.name != "nvidia" or any(
-        path.is_file() for path in launchers
-    )
+    if folder.parent.parent.name != "nvidia":
+        return True
+    folders = folder, folder.parent / _TOOL
+    return any((path / "TreeLauncherSubreaper").is_file() for path in folders)
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
     tool = str(executable(ask.machine))
     # it replaces % sequences by process ids and variables
     log = f"{folder}/".replace("%", "%%")
-    return [
-        Run(
-            check,
-            wrap=(
-                tool,
-                f"--tool={check}",
-                f"--log-file={log}{check}.log",
-                *_GENERAL,
-                *CHECKS[check].options,
-            ),
-            env={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
-        )
-        for check in checks(ask.checks)
-    ]
+    env = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    found = []
+    for check in checks(ask.checks):
+        options = f"--tool={check}", f"--log-file={log}{check}.log", *_GENERAL
+        found.append(Run(check, (tool, *options, *CHECKS[check].options), env))
+    return found
 
 
 # --- in the worker
 
 
 class Answer(Struct):
-    """The answer of `inside`. `buffers`: name of a tensor -> [address, bytes]; `error`:
-    a CUDA fault, in one line.
-    """
+    """The answer of `inside`; `error`: a CUDA fault, in one line."""
 
-    buffers: dict[str, tuple[int, int]] = {}
     attached: bool | None = None
     error: str | None = None
 
@@ -133,23 +123,10 @@ def inside(target: Any) -> Answer:
     import torch
 
     subject = target.subject
-    outputs = [
-        x if any(x is y for y in subject.inputs) else torch.empty_like(x)
-        for x in subject.outputs
-    ]
+    inputs = {id(x) for x in subject.inputs}
+    outputs = [x if id(x) in inputs else torch.empty_like(x) for x in subject.outputs]
     call = subject.rebuild(subject.inputs, outputs)
-    tensors = zip(
-        [*target.op.inputs, *target.op.outputs],
-        [*subject.inputs, *outputs],
-        strict=True,
-    )
-    answer = Answer(
-        {
-            name: (x.data_ptr(), x.nbytes)
-            for name, x in tensors
-            if isinstance(x, torch.Tensor)
-        }
-    )
+    answer = Answer()
     try:
         call()
         if target.mode == "cuda":
@@ -166,8 +143,7 @@ def _attached() -> bool | None:
     errors for a process that they never attached to. None if that cannot be seen.
     """
     try:
-        with open("/proc/self/maps") as maps:
-            return any("/libsanitizer" in line for line in maps)
+        return "/libsanitizer" in Path("/proc/self/maps").read_text()
     except OSError:
         return None
 
@@ -179,68 +155,66 @@ def _attached() -> bool | None:
 class _Verdict:
     check: str
     log: Log
-    cannot: str | None = None  # why there is none
-    hint: str | None = None
+    # why there is no verdict
+    cannot: str = ""
+    hint: str = ""
 
     def __str__(self) -> str:
         if self.cannot:
             return f"not run: {self.cannot}"
-        counts = [(self.log.errors, "error"), (self.log.warnings, "warning")]
-        return (
-            ", ".join(_count(n, noun, f"{noun}s") for n, noun in counts if n) or "clean"
-        )
+        counts = [
+            _count(n, noun, f"{noun}s")
+            for n, noun in ((self.log.errors, "error"), (self.log.warnings, "warning"))
+            if n
+        ]
+        return ", ".join(counts) or "clean"
 
     @property
-    def failed(self) -> str | None:
+    def failed(self) -> str:
+        """What the check found, in words; "" if nothing."""
         if self.cannot or not self.log.errors:
-            return None
+            return ""
         words = CHECKS[self.check]
-        kernels = dict.fromkeys(
-            f.kernel for f in self.log.findings if f.error and f.kernel
-        )
-        at = (
-            f" {words.where} {', '.join(f'`{kernel}`' for kernel in kernels)}"
-            if kernels
-            else ""
-        )
+        kernels = {f.kernel: f"`{f.kernel}`" for f in self.log.findings if f.error}
+        kernels.pop("", None)
+        at = f" {words.where} {', '.join(kernels.values())}" if kernels else ""
         return f"{self.check}: {_count(self.log.errors, *words.nouns)}{at}"
 
 
-def _count(n: int, one: str, several: str) -> str:
-    return f"{n:,} {one if n == 1 else several}"
+def _count(n: int, noun: str, plural: str) -> str:
+    return f"{n:,} {noun if n == 1 else plural}"
 
 
 def _verdict(reply: Reply, text: str) -> _Verdict:
     """The verdict of a check from its run's log and the way its process ended."""
-    check, answer = reply.run.name, reply.said(Answer)
-    log = parse(text, answer.buffers)
-    if log.shown:  # valid whatever happened afterwards
+    log = parse(text)
+    # findings are valid whatever happened afterwards
+    if log.shown:
         if not log.whole:
-            log.errors, log.warnings = log.shown, len(log.findings) - log.shown
-        return _Verdict(check, log)
-    for known in _KNOWN["cannot"]:
-        if said := next(
-            (remark for remark in log.remarks if known["log"] in remark), None
-        ):
-            cause = known["cause"]
-            more = f" ({said})" if "itself failed" in cause else ""
-            died = (
-                f": {reply.reason}" if "ended before" in cause and reply.reason else ""
-            )
-            return _Verdict(check, log, f"{cause}{more}{died}", known["hint"])
+            log.errors = log.shown
+            log.warnings = log.findings.total() - log.shown
+        return _Verdict(reply.run.name, log)
+    return _Verdict(reply.run.name, log, *_obstacle(reply, log))
+
+
+def _obstacle(reply: Reply, log: Log) -> tuple[str, str]:
+    """Why a run without a finding gives no verdict, and a hint; empty if it does."""
+    ended = reply.reason or reply.status
+    for known in _TEXTS["cannot"]:
+        for remark in log.remarks:
+            if known["log"] in remark:
+                cause = known["cause"].format(remark=remark, ended=ended)
+                return cause, known["hint"]
     if reply.status != "done":
-        return _Verdict(check, log, reply.reason or reply.status)
+        return ended, ""
+    answer = reply.partial(Answer)
     if answer.attached is False:
-        return _Verdict(
-            check,
-            log,
-            f"{_TOOL} did not attach to the process",
-            "another version of it may",
-        )
+        return f"{_TOOL} did not attach to the process", "another version of it may"
     if not log.whole:
-        return _Verdict(check, log, "its log has no summary")
-    failed = answer.error and not log.errors
-    return _Verdict(check, log, f"the call failed: {answer.error}" if failed else None)
+        return "its log has no summary", ""
+    if answer.error and not log.errors:
+        return f"the call failed: {answer.error}", ""
+    return "", ""
 
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
@@ -250,51 +224,33 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     ]
     if all(v.cannot for v in verdicts):
         first = verdicts[0]
-        raise MissingError(f"{_TOOL} gave no verdict: {first.cannot}", hint=first.hint)
-    told = (
-        Fact(
-            v.check,
-            v.check,
-            None if v.cannot else str(v),
-            group="checks",
-            note=str(v) if v.cannot else "",
+        raise MissingError(
+            f"{_TOOL} gave no verdict: {first.cannot}", hint=first.hint or None
         )
+    made = [_fact(v) for v in verdicts]
+    checked = [(v.check, str(v), CHECKS[v.check].looks_for) for v in verdicts]
+    findings = [
+        (v.check, finding.words, finding.kernel, times)
         for v in verdicts
-    )
-    tables = (
-        *facts.table(
-            "checks", ((v.check, str(v), CHECKS[v.check].looks_for) for v in verdicts)
-        ),
-        *facts.table("findings", (row for v in verdicts for row in _rows(v))),
-    )
+        for finding, times in v.log.findings.items()
+    ]
+    tables = (*facts.table("checks", checked), *facts.table("findings", findings))
+    # the one to open comes first
+    logs = [f"{v.check}.log" for v in sorted(verdicts, key=lambda v: not v.failed)]
+    failures = [v.failed for v in verdicts if v.failed]
     return Reading(
-        (Found("", tuple(told), tables),),
-        notes=tuple(_notes(verdicts)),
-        files=kept(
-            folder,
-            *(f"{v.check}.log" for v in sorted(verdicts, key=lambda v: not v.failed)),
-        ),
-        failed="; ".join(v.failed for v in verdicts if v.failed) or None,
+        (Found("", tuple(made), tables),),
+        tuple(_notes(verdicts)),
+        files_in(folder, *logs),
+        "; ".join(failures) or None,
     )
 
 
-def _rows(verdict: _Verdict) -> Iterator[tuple[str | int, ...]]:
-    """Findings of one kind at one place become one row, with the first one's thread and address."""
-    groups: dict[tuple[bool, str, str, str], list[Finding]] = {}
-    for f in verdict.log.findings:
-        groups.setdefault((f.error, f.what, f.kernel, f.where), []).append(f)
-    for (error, what, kernel, where), found in groups.items():
-        what = what if error else f"{what} (warning)"
-        times = sum(f.times for f in found)
-        yield (
-            verdict.check,
-            what,
-            kernel,
-            where,
-            found[0].thread,
-            found[0].address,
-            times,
-        )
+def _fact(verdict: _Verdict) -> Fact:
+    text = str(verdict)
+    if verdict.cannot:
+        return Fact(verdict.check, verdict.check, None, group="checks", note=text)
+    return Fact(verdict.check, verdict.check, text, group="checks")
 
 
 def _notes(verdicts: list[_Verdict]) -> Iterator[str]:
@@ -302,16 +258,19 @@ def _notes(verdicts: list[_Verdict]) -> Iterator[str]:
         "one call on this workload for each check, every tensor followed by 64 KiB of unused"
         " memory"
     )
+    yield "the logs have each place, thread and address"
     for v in verdicts:
+        hidden = v.log.errors - v.log.shown
         if v.cannot:
-            yield f"{v.check} was not run: {v.cannot}{f'; {v.hint}' if v.hint else ''}"
-        elif v.check != "racecheck" and (more := v.log.errors - v.log.shown) > 0:
+            hint = f"; {v.hint}" if v.hint else ""
+            yield f"{v.check} was not run: {v.cannot}{hint}"
+        elif v.check != "racecheck" and hidden > 0:
             yield (
-                f"{v.check}: {more:,} of its {v.log.errors:,} errors are counted but not in"
+                f"{v.check}: {hidden:,} of its {v.log.errors:,} errors are counted but not in"
                 " the log"
             )
-    by = {v.check: v.log for v in verdicts if not v.cannot}
-    races = by.get("racecheck", Log())
+    logs = {v.check: v.log for v in verdicts if not v.cannot}
+    races = logs.get("racecheck", Log())
     if races.warnings:
         yield (
             "racecheck's warnings, mostly among threads of one warp, may be intended: they do not"
@@ -325,7 +284,7 @@ def _notes(verdicts: list[_Verdict]) -> Iterator[str]:
         )
     if any("hazards reached" in remark for remark in races.remarks):
         yield "racecheck found more hazards than it can store: there may be others"
-    if by.get("synccheck", Log()).errors:
+    if logs.get("synccheck", Log()).errors:
         yield (
             "synccheck also reports warps that use one named barrier from different places, which"
             " PTX allows"

@@ -38,7 +38,7 @@ def short(name: str) -> str:
     plain = re.sub(r"\(anonymous namespace\)::|<unnamed>::", "", demangle(name))
     plain = re.sub(r" \[clone [^]]*\]|\.(constprop|isra|part|cold)\.?\d*", "", plain)
     begin = 0
-    for i, c in _outside(plain):
+    for i, c in _outside_brackets(plain):
         if c == " ":
             begin = i + 1
         elif c == "(" and i > begin and not plain[:i].endswith("operator"):
@@ -49,14 +49,14 @@ def short(name: str) -> str:
 def own(name: str) -> str:
     """A function's own name: like `short`, also without namespaces; template arguments stay."""
     plain = short(name)
-    return plain[
-        max(
-            (i + 2 for i, c in _outside(plain) if plain.startswith("::", i)), default=0
-        ) :
-    ]
+    begin = 0
+    for i, _ in _outside_brackets(plain):
+        if plain.startswith("::", i):
+            begin = i + 2
+    return plain[begin:]
 
 
-def _outside(text: str) -> Iterator[tuple[int, str]]:
+def _outside_brackets(text: str) -> Iterator[tuple[int, str]]:
     """The characters, with their positions, that are not inside brackets of templates
     or lambdas.
     """

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ...errors import MissingError
@@ -26,38 +26,33 @@ def executables(name: str, *packages: str, machine: Machine = HERE) -> list[Path
     PATH comes first, because it was set on purpose. A tool's own package is newer than
     the toolkit's, and of several the newest knows the most GPUs.
     """
-    places = [Path(there)] if (there := shutil.which(name)) else []
-    places += sorted(
-        (place for pattern in packages for place in PACKAGES.glob(pattern)),
-        key=_version,
-        reverse=True,
-    )
-    toolkits = [home] if (home := machine.cuda_home()) else []
-    toolkits += [
-        LOCAL / "cuda",
-        *sorted(LOCAL.glob("cuda-*"), key=_version, reverse=True),
-    ]
-    places += [toolkit / "bin" / name for toolkit in toolkits]
-    places += [
-        wheel
-        for entry in sys.path
-        for wheel in sorted(Path(entry).glob(f"nvidia/*/bin/{name}"), reverse=True)
-    ]
+    paths = [Path(path) for path in (shutil.which(name),) if path]
+    for pattern in packages:
+        paths += _newest_first(PACKAGES.glob(pattern))
+    home = machine.cuda_home()
+    toolkits = [home] if home else []
+    toolkits += [LOCAL / "cuda", *_newest_first(LOCAL.glob("cuda-*"))]
+    paths += [toolkit / "bin" / name for toolkit in toolkits]
+    for entry in sys.path:
+        paths += sorted(Path(entry).glob(f"nvidia/*/bin/{name}"), reverse=True)
     return [
-        place
-        for place in dict.fromkeys(places)
-        if place.is_file() and os.access(place, os.X_OK)
+        path
+        for path in dict.fromkeys(paths)
+        if path.is_file() and os.access(path, os.X_OK)
     ]
 
 
-def _version(place: Path) -> list[int]:
-    return [int(n) for n in re.findall(r"\d+", str(place))]
+def _newest_first(paths: Iterable[Path]) -> list[Path]:
+    def version(path: Path) -> list[int]:
+        return [int(n) for n in re.findall(r"\d+", str(path))]
+
+    return sorted(paths, key=version, reverse=True)
 
 
 def first(name: str, *packages: str, hint: str, machine: Machine = HERE) -> str:
     """The preferred one; MissingError if there is none."""
-    for place in executables(name, *packages, machine=machine):
-        return str(place)
+    for path in executables(name, *packages, machine=machine):
+        return str(path)
     raise MissingError(f"no {name} here", hint=hint)
 
 
@@ -65,7 +60,6 @@ def run(
     command: Sequence[str | Path],
     *,
     timeout_s: float = 120.0,
-    stdin: str = "",
     cwd: str | None = None,
 ) -> subprocess.CompletedProcess[str] | None:
     """A command with its output as text, numbers with a point; None if it cannot be
@@ -74,7 +68,7 @@ def run(
     try:
         return subprocess.run(
             list(map(str, command)),
-            input=stdin,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
@@ -96,16 +90,16 @@ def versions(name: str, machine: Machine = HERE) -> list[tuple[tuple[int, ...], 
     """All executables of this name that are here, including Triton's, newest first: a
     cubin may be from a newer CUDA than the first on PATH.
     """
-    places = executables(name, machine=machine)
-    if triton := triton_bin():
-        places.append(triton / name)
+    paths = executables(name, machine=machine)
+    folder = triton_bin()
+    if folder and (folder / name).is_file():
+        paths.append(folder / name)
     found = []
-    for place in dict.fromkeys(path.resolve() for path in places if path.is_file()):
-        if version := re.search(
-            r"\bV(\d+)\.(\d+)\.(\d+)", output(place, "--version") or ""
-        ):
-            found.append((tuple(map(int, version.groups())), place))
-    return sorted(found, key=lambda item: item[0], reverse=True)
+    for path in {path.resolve() for path in paths}:
+        text = output(path, "--version") or ""
+        if version := re.search(r"\bV(\d+)\.(\d+)\.(\d+)", text):
+            found.append((tuple(map(int, version.groups())), path))
+    return sorted(found, reverse=True)
 
 
 def triton_bin() -> Path | None:
@@ -114,12 +108,8 @@ def triton_bin() -> Path | None:
         spec = importlib.util.find_spec("triton")
     except (ImportError, ValueError):
         return None
-    places = (
-        [
-            Path(p) / "backends" / "nvidia" / "bin"
-            for p in (spec.submodule_search_locations or ())
-        ]
-        if spec
-        else []
-    )
-    return next((place for place in places if place.is_dir()), None)
+    for package in (spec and spec.submodule_search_locations) or ():
+        folder = Path(package, "backends", "nvidia", "bin")
+        if folder.is_dir():
+            return folder
+    return None

@@ -18,14 +18,18 @@ from msgspec import Struct
 
 from ...errors import MissingError
 from ...machine.inventory import HERE, Machine
-from . import Ask, Fact, Found, Reading, Reply, Run, Table, facts, kept, symbols
+from . import Ask, Fact, Found, Reading, Reply, Run, Table, facts, files_in, symbols
 
 TRACE = "trace.json.gz"
-CALL = "gdn_call"  # the name of a call's range in the trace
+# the name of a call's range in the trace
+CALL = "gdn_call"
 _CALLS = 20
-_SECONDS = 3.0  # for the calls under the profiler, and as much for those before
+# for the calls under the profiler, and as much for those before
+_SECONDS = 3.0
 # of the host in one trace: more are slow to read, here and in a browser
 _EVENTS = 40_000
+
+Callback = Callable[[], Any]
 
 
 class Op(Struct):
@@ -46,7 +50,7 @@ class Ran(NamedTuple):
     us: float
 
 
-class Profiled(Struct, kw_only=True):
+class Profiled(Struct):
     """Calls under the profiler; `gpu` has what ran on the GPU in each."""
 
     calls: int
@@ -54,10 +58,11 @@ class Profiled(Struct, kw_only=True):
     gpu: list[list[Ran]] | None = None
 
 
-class Answer(Profiled, kw_only=True):
-    """The answer of `inside`."""
+class Answer(Struct):
+    """The answer of `inside`. `host_us`: the host's time of each call."""
 
     host_us: list[float]
+    seen: Profiled
 
 
 def find(machine: Machine = HERE) -> None:
@@ -73,44 +78,50 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
 
 
 def inside(target: Any, trace: str, calls: int) -> Answer:
-    call, before = target.subject.call, (lambda: None)
+    call = target.subject.call
+    prepare = _nothing
     if target.mode == "cuda":
-        before = _before(call, target.l2)
-    host_us = _host_times(call, before, _waiter(target.mode), calls)
-    seen = profiled(call, target.mode, calls, before, Path(trace))
-    return Answer(host_us=host_us, calls=seen.calls, ops=seen.ops, gpu=seen.gpu)
+        prepare = _before(call, target.l2)
+    host_us = _host_times(call, prepare, _waiter(target.mode), calls)
+    seen = profiled(call, target.mode, calls, prepare, Path(trace))
+    return Answer(host_us, seen)
 
 
-def _before(call: Callable[[], Any], l2: str) -> Callable[[], Any]:
+def _nothing() -> None:
+    pass
+
+
+def _before(call: Callback, l2: str) -> Callback:
     """The work before each call that makes L2 cold or warm; its last kernel is a mark."""
     from ..timing.kernels import Flush, begin, rest
 
-    return Flush() if l2 == "cold" else lambda: (rest(), call(), begin())
+    def warm() -> None:
+        rest()
+        call()
+        begin()
+
+    return Flush() if l2 == "cold" else warm
 
 
-def _waiter(mode: str) -> Callable[[], Any]:
+def _waiter(mode: str) -> Callback:
     import torch
 
-    return torch.cuda.synchronize if mode == "cuda" else lambda: None
+    return torch.cuda.synchronize if mode == "cuda" else _nothing
 
 
 def _host_times(
-    call: Callable[[], Any],
-    before: Callable[[], Any],
-    wait: Callable[[], Any],
-    calls: int,
+    call: Callback, prepare: Callback, wait: Callback, calls: int
 ) -> list[float]:
     """Microseconds until each call returned; on a GPU with nothing else queued; the
     kernels may still run.
     """
     for _ in range(3):
-        before()
+        prepare()
         call()
-    times, began = [], time.perf_counter()
-    while len(times) < calls and (
-        len(times) < 3 or time.perf_counter() - began < _SECONDS
-    ):
-        before()
+    times: list[float] = []
+    end = time.perf_counter() + _SECONDS
+    while len(times) < calls and (len(times) < 3 or time.perf_counter() < end):
+        prepare()
         wait()
         start = time.perf_counter_ns()
         call()
@@ -120,10 +131,10 @@ def _host_times(
 
 
 def profiled(
-    call: Callable[[], Any],
+    call: Callback,
     mode: str,
     calls: int,
-    before: Callable[[], Any] = lambda: None,
+    prepare: Callback = _nothing,
     trace: Path | None = None,
 ) -> Profiled:
     """Up to `calls` calls under torch.profiler, fewer if they take long or do much."""
@@ -134,10 +145,10 @@ def profiled(
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
     wait = _waiter(mode)
 
-    def some(count: int) -> Any:
+    def profile_of(count: int) -> Any:
         with torch.profiler.profile(activities=kinds) as profile:
             for _ in range(count):
-                before()
+                prepare()
                 wait()
                 with torch.profiler.record_function(CALL):
                     call()
@@ -145,38 +156,34 @@ def profiled(
         return profile
 
     # includes the profiler's one-time costs, and shows how long a call takes
-    once = some(1).events()
-    took_s = sum(e.cpu_time_total for e in once if e.name == CALL) / 1e6
-    calls = max(
-        1, min(calls, int(_SECONDS / max(took_s, 1e-6)), _EVENTS // max(1, len(once)))
-    )
-    profile = some(calls)
+    first = profile_of(1).events()
+    took_s = sum(e.cpu_time_total for e in first if e.name == CALL) / 1e6
+    calls = min(calls, int(_SECONDS / max(took_s, 1e-6)), _EVENTS // (len(first) or 1))
+    calls = max(1, calls)
+    profile = profile_of(calls)
     if trace:
         profile.export_chrome_trace(str(trace))
-    on_gpu = torch.autograd.DeviceType.CUDA
-    events = list(profile.events())
-    ran = [
-        (e.time_range.start, e.time_range.elapsed_us(), e.name)
-        for e in events
-        if e.device_type == on_gpu
-        and e.name != CALL
-        and not getattr(e, "is_user_annotation", False)
-    ]
-    ops = _ops([e for e in events if e.name == CALL and e.device_type != on_gpu])
-    return Profiled(calls=calls, ops=ops, gpu=of_calls(ran) if mode == "cuda" else None)
+    ran, ranges = [], []
+    for e in profile.events():
+        if e.device_type != torch.autograd.DeviceType.CUDA:
+            ranges += [e] if e.name == CALL else []
+        elif e.name != CALL and not getattr(e, "is_user_annotation", False):
+            ran.append((e.time_range.start, e.time_range.elapsed_us(), e.name))
+    gpu = of_calls(ran) if mode == "cuda" else None
+    return Profiled(calls, _ops(ranges), gpu)
 
 
-def _ops(roots: list[Any]) -> list[Op]:
-    """What ran in these ranges, by name."""
-    found: dict[str, Op] = {}
-    left = list(roots)
+def _ops(ranges: list[Any]) -> list[Op]:
+    """The ops in these ranges, by name."""
+    ops: dict[str, Op] = {}
+    left = list(ranges)
     while left:
         event = left.pop()
         left += event.cpu_children
-        op = found.setdefault(event.name, Op(event.name))
+        op = ops.setdefault(event.name, Op(event.name))
         op.count += 1
         op.self_us += event.self_cpu_time_total
-    return list(found.values())
+    return list(ops.values())
 
 
 def of_calls(ran: list[tuple[float, float, str]]) -> list[list[Ran]]:
@@ -188,7 +195,8 @@ def of_calls(ran: list[tuple[float, float, str]]) -> list[list[Ran]]:
     first = 0.0
     for start, us, name in sorted(ran):
         if name.startswith(BEGINS):
-            calls.append(current := [])
+            current = []
+            calls.append(current)
         elif name.startswith(REST):
             current = None
         elif current is not None:
@@ -202,104 +210,89 @@ def of_calls(ran: list[tuple[float, float, str]]) -> list[list[Ran]]:
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     answer = replies[0].answered(Answer)
-    made, tables, notes = [], [], []
+    seen = answer.seen
+    tables, notes = ops_table(seen), []
     host_us = median(answer.host_us)
-    if answer.gpu is None:
-        made.append(facts.fact("time_us", host_us, "wall, not profiled"))
+    if seen.gpu is None:
+        made = [facts.fact("time_us", host_us, "wall, not profiled")]
     else:
-        made.append(
-            facts.fact(
-                "host_us",
-                host_us,
-                "until the call returns, GPU idle before it, not profiled",
-            )
-        )
-        made += gpu_facts(answer.gpu)
-        tables += kernels_table(answer.gpu)
-        if not any(answer.gpu):
+        note = "until the call returns, GPU idle before it, not profiled"
+        made = [facts.fact("host_us", host_us, note), *gpu_facts(seen.gpu)]
+        tables = kernels_table(seen.gpu) + tables
+        if not any(seen.gpu):
             notes.append(
                 "torch.profiler saw no kernel of the call: another profiler may hold CUPTI in"
                 " this process"
             )
-    made.append(
-        facts.fact(
-            "ops", sum(op.count for op in answer.ops if op.name != CALL) / answer.calls
-        )
-    )
-    notes.append(f"{TRACE} shows {answer.calls} calls: each is a range {CALL}")
-    found = Found("", tuple(made), (*tables, *ops_table(answer)))
-    return Reading((found,), tuple(notes), kept(folder, TRACE))
+    count = sum(op.count for op in seen.ops if op.name != CALL)
+    made.append(facts.fact("ops", count / seen.calls))
+    notes.append(f"{TRACE} shows {seen.calls} calls: each is a range {CALL}")
+    found = Found("", tuple(made), tuple(tables))
+    return Reading((found,), tuple(notes), files_in(folder, TRACE))
 
 
 def ops_table(seen: Profiled, most: int = 20) -> list[Table]:
     """The host's ops by the time that they took themselves."""
-    calls, total = seen.calls, sum(op.self_us for op in seen.ops)
-    rows = [
-        (
-            "(outside any op)" if op.name == CALL else op.name,
-            op.count / calls,
-            op.self_us / calls,
-            100 * op.self_us / total if total else None,
-        )
-        for op in sorted(seen.ops, key=lambda op: (-op.self_us, op.name != CALL))
-    ]
-    if len(rows) > most:
-        rest = rows[most - 1 :]
-        rows[most - 1 :] = [
-            ("(all others)", *(sum(row[i] or 0 for row in rest) for i in (1, 2, 3)))
-        ]
+    ranked = sorted(seen.ops, key=lambda op: (-op.self_us, op.name != CALL))
+    if len(ranked) > most:
+        others = ranked[most - 1 :]
+        count, self_us = sum(o.count for o in others), sum(o.self_us for o in others)
+        ranked[most - 1 :] = [Op("(all others)", count, self_us)]
+    total = sum(op.self_us for op in seen.ops)
+    rows = []
+    for op in ranked:
+        name = "(outside any op)" if op.name == CALL else op.name
+        share = 100 * op.self_us / total if total else None
+        rows.append((name, op.count / seen.calls, op.self_us / seen.calls, share))
     return facts.table("ops", rows)
 
 
 def gpu_facts(calls: list[list[Ran]]) -> list[Fact]:
-    """What the GPU did in a call, medians over the calls."""
-    seen = [call for call in calls if call]
-    if not seen:
-        return []
-    times = [busy((r.start, r.us) for r in call) for call in seen]
-    span = [max(r.start + r.us for r in call) for call in seen]
-    share = [100 * b / s if s else 100.0 for b, s in zip(times, span, strict=True)]
-    idle = [s - b for b, s in zip(times, span, strict=True)]
+    """The GPU's work in a call, medians over the calls."""
+    values: dict[str, list[float]] = {}
+    for call in filter(None, calls):
+        busy_us = busy((ran.start, ran.us) for ran in call)
+        span = max(ran.start + ran.us for ran in call)
+        figures = {
+            "time_us": sum(ran.us for ran in call),
+            "span_us": span,
+            "gpu_busy": 100 * busy_us / span if span else 100.0,
+            "idle_us": span - busy_us,
+            "launches": len(call),
+        }
+        for key, value in figures.items():
+            values.setdefault(key, []).append(value)
+    notes = {
+        "time_us": "kernels, copies and fills added up",
+        "launches": "per call, copies and fills too",
+    }
     return [
-        facts.fact(
-            "time_us",
-            median(sum(r.us for r in call) for call in seen),
-            "kernels, copies and fills added up",
-        ),
-        facts.fact("torch.span_us", median(span)),
-        facts.fact("gpu_busy", median(share)),
-        facts.fact("idle_us", median(idle)),
-        facts.fact(
-            "launches", median(map(len, seen)), "per call, copies and fills too"
-        ),
+        facts.fact(key, median(each), notes.get(key, ""))
+        for key, each in values.items()
     ]
 
 
 def busy(spans: Iterable[tuple[float, float]]) -> float:
     """How long at least one of (start, duration) ran: they may overlap."""
-    total = until = 0
+    total = until = 0.0
     for start, took in sorted(spans):
-        total += max(0, start + took - max(until, start))
+        total += max(0.0, start + took - max(until, start))
         until = max(until, start + took)
     return total
 
 
 def kernels_table(calls: list[list[Ran]]) -> list[Table]:
-    """What ran on the GPU by name, most time first; no table if nothing ran."""
-    counts, times = Counter(), Counter()
-    for ran in (ran for call in calls for ran in call):
-        counts[symbols.short(ran.name)] += 1
-        times[symbols.short(ran.name)] += ran.us
-    whole = times.total()
-    return facts.table(
-        "kernels",
-        (
-            (
-                name,
-                counts[name] / len(calls),
-                us / len(calls),
-                100 * us / whole if whole else None,
-            )
-            for name, us in times.most_common()
-        ),
-    )
+    """Kernels, copies and fills by name, most time first; no table if nothing ran."""
+    counts: Counter[str] = Counter()
+    times: dict[str, float] = {}
+    for call in calls:
+        for ran in call:
+            name = symbols.short(ran.name)
+            counts[name] += 1
+            times[name] = times.get(name, 0.0) + ran.us
+    total = sum(times.values())
+    rows = []
+    for name, us in sorted(times.items(), key=lambda item: -item[1]):
+        share = 100 * us / total if total else None
+        rows.append((name, counts[name] / len(calls), us / len(calls), share))
+    return facts.table("kernels", rows)

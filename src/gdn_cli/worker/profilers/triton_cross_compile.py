@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import files
 from ...errors import GdnError, MissingError, one_line
-from .sass import Compiled
+from .disassembly import Compiled
 
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
@@ -77,7 +77,8 @@ def compiled(
     for i, kernel in enumerate(kernels.values()):
         number = f"-{i}" if i else ""
         target = re.search(r"^\.target (sm_\w+)", kernel.asm["ptx"], flags=re.M)
-        file = f"{kernel.metadata.name}.{target[1] if target else f'sm_{capability}'}{number}.cubin"
+        arch = target[1] if target else f"sm_{capability}"
+        file = f"{kernel.metadata.name}.{arch}{number}.cubin"
         files.write(folder / file, kernel.asm["cubin"])
         found.append(Compiled(file, kernel.metadata.shared))
     return found, notes
@@ -122,10 +123,8 @@ def _compiling(
 def _reason(e: BaseException) -> str:
     """The line of a compiler's message that has the error."""
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
-    wrong = [
-        line
-        for line in lines
-        if "error" in line.lower() and not line.endswith(("error", "error:"))
-    ]
-    fatal = [line for line in lines if "fatal" in line.lower()]
-    return (fatal or wrong or lines or [type(e).__name__])[0][:300]
+    for word in ("fatal", "error"):
+        for line in lines:
+            if word in line.lower() and not line.endswith(("error", "error:")):
+                return line[:300]
+    return (lines or [type(e).__name__])[0][:300]
