@@ -2,7 +2,7 @@
 # make test    the same set-up, then the tests that take no longer than they must: minutes on two cores
 # make test ROOM=report   those of one room: tests/report, or tests/worker/judge for ROOM=judge
 # make check   lint, types and the tests of what changed since main: about a minute
-# make lint    ruff and the types; make types: mypy alone, which may find no more than .ci/mypy-errors says
+# make lint    ruff and the types; make types: mypy alone
 # make test-all   those that are marked slow, too
 # make test-lowest   `make test` with the lowest versions that pyproject.toml allows, in .ci/venvs
 # make verify-results   whether README's tables are what the committed records say
@@ -87,7 +87,7 @@ lint: $(STAMP) types
 	$(VENV)/bin/ruff format --check .
 
 types: $(STAMP)
-	$(VENV)/bin/python .ci/check_types.py
+	$(VENV)/bin/mypy
 
 dist-check:
 	@test -n "$(PYTHON)" || { echo "gdn needs Python 3.10 to 3.13; set PYTHON=..." >&2; exit 3; }

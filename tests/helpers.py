@@ -214,9 +214,8 @@ def build(algo, mode: str, solution=None, *, specific: bool = True):
     op = REGISTRY.ops[algo.op]
     definition = pack.definition(op, REGISTRY)
     solution = solution or pack.pack(algo, op)
-    job = jobs.Job("check", op, definition, solution, mode, ())
     specific = specific and algo.specific and mode == "cuda"
-    with mock.patch.dict(os.environ, jobs.environ(job)):
+    with mock.patch.dict(os.environ, jobs.environ_of(mode)):
         return prepared.built(definition, solution, algo.setup, specific=specific)
 
 

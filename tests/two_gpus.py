@@ -27,14 +27,11 @@ GPUS = tuple(
 )
 
 
-def request(job: jobs.Job, plain=jobs.Job.request) -> Request:
-    asked = plain(job)
-    asked.mode = "cpu"
-    tiers = tuple("wall" for _ in asked.timing.tiers)
-    asked.timing = structs.replace(
-        asked.timing, tiers=tiers, plan=asked.timing.plan | {"l2": "cold"}
-    )
-    return asked
+def worker(request: Request, *process, plain=jobs.Worker) -> jobs.Worker:
+    tiers = tuple("wall" for _ in request.timing.tiers)
+    plan = request.timing.plan | {"l2": "cold"}
+    timing = structs.replace(request.timing, tiers=tiers, plan=plan)
+    return plain(structs.replace(request, mode="cpu", timing=timing), *process)
 
 
 if __name__ == "__main__":
@@ -44,7 +41,7 @@ if __name__ == "__main__":
         lambda: here, lambda gpu: frozenset(), lambda module: True, lambda: None
     )
     with (
-        mock.patch.object(jobs.Job, "request", request),
+        mock.patch.object(jobs, "Worker", worker),
         mock.patch.object(
             planning, "tiers_for", lambda mode, wanted, command="bench": ("wall",)
         ),

@@ -156,7 +156,7 @@ def built(
     with building(machine, place.mode):
         try:
             return prepared.built(definition, solution, algo.setup, specific=specific)
-        except build.BuildFailed as e:
+        except build.BuildFailedError as e:
             error = MissingError if e.missing else GdnError
             raise error(f"{algo.full_name} does not build: {e}") from None
 

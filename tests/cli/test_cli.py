@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import pty
@@ -20,10 +21,11 @@ import building
 import helpers
 import pytest
 import reports
+import screens
 
-from gdn_cli import __version__, errors, paths, units
+from gdn_cli import errors, paths, units
 from gdn_cli.catalog import pack, registry
-from gdn_cli.catalog.tiers import FLOORS, TIERS
+from gdn_cli.catalog.tiers import FLOORS
 from gdn_cli.catalog.workloads import embedded
 from gdn_cli.errors import UsageError
 from gdn_cli.machine import inventory
@@ -32,7 +34,8 @@ from gdn_cli.report import merge, screen
 from gdn_cli.report import terminal as report
 from gdn_cli.run import execute as execution
 from gdn_cli.run import jobs, planning
-from gdn_cli.schema.record_types import Status
+from gdn_cli.schema.record_types import Missing, Status
+from gdn_cli.worker.request import Timing
 
 REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
@@ -49,18 +52,7 @@ def words(text: str) -> str:
 
 # --- instant commands
 
-_HEAVY = (
-    "torch",
-    "triton",
-    "numpy",
-    "matplotlib",
-    "flashinfer_bench",
-    "flashinfer",
-    "fla",
-    "modal",
-    "pydantic",
-)
-_PROBE = f"""
+_PROBE = """
 import json, sys
 from gdn_cli.cli import main
 sys.argv[0] = "gdn"
@@ -68,117 +60,76 @@ try:
     main()
 except SystemExit as e:
     code = e.code
-print("\\n" + json.dumps({{"code": code or 0, "heavy": [m for m in {_HEAVY} if m in sys.modules]}}))
+heavy = "torch triton numpy matplotlib flashinfer_bench flashinfer fla modal pydantic".split()
+print("\\n" + json.dumps([code or 0, [name for name in heavy if name in sys.modules]]))
 """
 
 
 @pytest.mark.parametrize(
-    "args",
+    ("args", "code"),
     [
-        "--version", "--help", "list", "list --json", "list --op gdn_prefill", "run --help", "bench -h", "data --help",
-        "data list --op gdn_decode", "doctor --json", "report --help", "compare --help", "history", "history --json",
-        "modal --help", "modal run --help", "pack --algo cuda-v4 --out x.json", "run --algo cuda-v4",
-        "new mine --from cpp-v1 --into here", "bench --algo nothing-like-it",
+        *((args, 0) for args in (
+            "--version", "--help", "list", "list --json", "list --op gdn_prefill", "run --help", "bench -h",
+            "data --help", "data list --op gdn_decode", "doctor --json", "report --help", "compare --help", "history",
+            "history --json", "modal --help", "modal run --help", "pack --algo cuda-v4 --out x.json",
+            "new mine --from cpp-v1 --into here",
+        )),
+        ("run --algo cuda-v4", 3),
+        ("bench --algo nothing-like-it", 2),
     ],
 )  # fmt: skip
-def test_nothing_that_lists_or_prints_imports_torch(args, tmp_path):
+def test_nothing_that_lists_or_prints_imports_torch(args, code, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", _PROBE, *args.split()], capture_output=True, text=True, cwd=tmp_path,
+        [sys.executable, "-c", _PROBE, *args.split()],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
         env=helpers.environment(TRITON_CACHE_DIR=str(tmp_path)),
-    )  # fmt: skip
-    seen = json.loads(done.stdout.splitlines()[-1])
-    assert seen["heavy"] == [] and "Traceback" not in done.stderr
-    assert seen["code"] == {
-        "run --algo cuda-v4": 3,
-        "bench --algo nothing-like-it": 2,
-    }.get(args, 0)
-
-
-def test_version_and_help(gdn):
-    assert gdn("--version").out == f"gdn {__version__}\n"
-    for args in (["--help"], ["-h"]):
-        done = gdn(*args)
-        assert done.code == 0
-        for command in (
-            "run", "bench", "floors", "compare", "profile", "tune", "modal", "history", "report", "list", "new", "pack",
-            "data", "doctor", "worker",
-        ):  # fmt: skip
-            assert re.search(rf"^  {command} +\S", done.out, re.M), command
-    done = gdn("bench", "--help")
-    assert all(
-        option in done.out
-        for option in (
-            "--algo",
-            "--op",
-            "-w",
-            "--preset",
-            "--dataset",
-            "--tier",
-            "--strict",
-            "--json",
-        )
     )
+    assert json.loads(done.stdout.splitlines()[-1]) == [code, []]
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.torch
 def test_list_says_where_each_runs_and_why_not(gdn):
     done = gdn("list", "--json")
-    assert done.code == 0
+    assert (done.code, done.json["broken"]) == (0, [])
     rows = {f"{a['op']}/{a['algo']}": a for a in done.json["algos"]}
-    assert (
-        list(rows) == [a.full_name for a in REGISTRY.algos]
-        and done.json["broken"] == []
-    )
+    assert list(rows) == [a.full_name for a in REGISTRY.algos]
     v4 = rows["gdn_decode/cuda-v4"]
-    assert (v4["here"], v4["reason"], v4["after"], v4["devices"]) == (
-        None,
-        "no GPU here",
-        "cuda-v1",
-        ["cuda"],
-    )
+    assert (v4["here"], v4["reason"]) == (None, "no GPU here")
+    assert (v4["after"], v4["devices"]) == ("cuda-v1", ["cuda"])
     assert "gdn modal run" in v4["hint"]
-    assert (
-        rows["gdn_decode/pt-reference"]["here"] == "cpu"
-        and rows["gdn_decode/pt-reference"]["reason"] is None
-    )
-    assert rows["gdn_decode/fla-recurrent"]["here"] == "interpreter"
-    assert {
-        a["op"] for a in gdn("list", "--op", "attention_fwd", "--json").json["algos"]
-    } == {"attention_fwd"}
+    for name, here in (("pt-reference", "cpu"), ("fla-recurrent", "interpreter")):
+        row = rows[f"gdn_decode/{name}"]
+        assert (row["here"], row["reason"]) == (here, None)
+    of_op = gdn("list", "--op", "attention_fwd", "--json").json["algos"]
+    assert {a["op"] for a in of_op} == {"attention_fwd"}
 
 
 def test_list_in_a_terminal_of_80_columns():
-    out = terminal(80, "list")
-    lines = [
-        line.rstrip()
-        for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out).splitlines()
-    ]
-    assert max(map(len, lines)) <= 80
-    for a in REGISTRY.algos:
-        # none cut short
-        assert any(
-            re.match(rf"{re.escape(a.name)} +{a.language} ", line) for line in lines
-        ), a.name
-
-
-def terminal(columns: int, *args: str) -> str:
-    """What `gdn` writes to a terminal so wide."""
+    """A real terminal: nothing is cut."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-m", "gdn_cli", *args], stdin=theirs, stdout=theirs, stderr=theirs,
-        env=helpers.environment(COLUMNS=str(columns), TERM="xterm"),
-    )  # fmt: skip
+        [sys.executable, "-m", "gdn_cli", "list"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=helpers.environment(COLUMNS="80", TERM="xterm"),
+    )
     os.close(theirs)
     text = b""
-    try:
+    with contextlib.suppress(OSError):  # Linux says EIO where the other end is closed
         while chunk := os.read(ours, 65536):
             text += chunk
-    except OSError:  # Linux says EIO where the other end is closed
-        pass
     os.close(ours)
     assert process.wait() == 0
-    return text.decode()
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.decode()).splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    for algo in REGISTRY.algos:
+        row = re.compile(rf"{re.escape(algo.name)} +{algo.language} ")
+        assert any(map(row.match, lines)), algo.name
 
 
 # --- wrong usage, and missing parts
@@ -187,47 +138,23 @@ def terminal(columns: int, *args: str) -> str:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ("run --preset quik", "gdn: unknown preset 'quik' did you mean quick?"),
-        (
-            "bench --op gdn_prefil",
-            "gdn: unknown op 'gdn_prefil' did you mean gdn_prefill",
-        ),
-        ("run --device gpu", "gdn: unknown device 'gpu' "),
-        (
-            "bench --algo pt-reference -w 0 --tier cuptti",
-            "gdn: unknown tier 'cuptti' did you mean cupti?",
-        ),
+        ("run --preset quik", "did you mean quick?"),
+        ("bench --op gdn_prefil", "did you mean gdn_prefill"),
+        ("run --device gpu", "did you mean cuda?"),
+        ("bench --algo pt-reference -w 0 --tier cuptti", "did you mean cupti?"),
         pytest.param(
             "bench --algo pt-reference -w 0 --tier events",
-            "gdn: tier 'events' cannot time algos on the CPU use wall",
+            "tier 'events' cannot time algos on the CPU use wall",
             marks=pytest.mark.torch,
         ),
-        ("bench --l2 hot", "gdn: unknown l2 state 'hot' "),
-        (
-            "run --algo pt-referense",
-            "gdn: unknown algo 'pt-referense' did you mean pt-reference?",
-        ),
-        ("run --algo sdpa --op gdn_decode", "gdn: unknown algo of gdn_decode 'sdpa' "),
-        (
-            "run --algo pt-reference -w 54",
-            "gdn: no workload '54' of gdn_decode: its 54 workloads have indices 0-53",
-        ),
-        (
-            "run --algo pt-reference -w batchsize=3",
-            "gdn: unknown axis of gdn_decode 'batchsize' did you mean batch_size?",
-        ),
-        (
-            "run --algo pt-reference -w cafecafe",
-            "gdn: no workload 'cafecafe' of gdn_decode expected an index 0-53, ",
-        ),
-        (
-            "run --algos nowhere",
-            "gdn: no such algos folder: nowhere it holds <op>/<algo>/algo.toml",
-        ),
-        (
-            "run nowhere.json",
-            "gdn: nowhere.json: cannot be read: No such file or directory",
-        ),
+        ("bench --l2 hot", "unknown l2 state 'hot'"),
+        ("run --algo pt-referense", "did you mean pt-reference?"),
+        ("run --algo sdpa --op gdn_decode", "unknown algo of gdn_decode 'sdpa'"),
+        ("run --algo pt-reference -w 54", "its 54 workloads have indices 0-53"),
+        ("run --algo pt-reference -w batchsize=3", "did you mean batch_size?"),
+        ("run --algo pt-reference -w cafecafe", "expected an index 0-53"),
+        ("run --algos nowhere", "no such algos folder: nowhere"),
+        ("run nowhere.json", "No such file or directory"),
         ("run -n 0", "Invalid value for '-n'"),
         ("run --timeout 0", "Invalid value for '--timeout'"),
         ("run --nonsense", "No such option: --nonsense"),
@@ -237,52 +164,35 @@ def terminal(columns: int, *args: str) -> str:
 )
 def test_wrong_usage_is_exit_2_and_one_clear_line(args, says, tmp_path, gdn):
     done = gdn(*args.split(), cwd=tmp_path)
-    assert done.code == errors.USAGE and says in words(done.err)
-    assert done.out == "" and "Traceback" not in done.err
+    assert (done.code, done.out) == (errors.USAGE, "")
+    assert says in words(done.err) and "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ("run --algo cuda-v4", "not run cuda-v4: no GPU here (`gdn modal run` "),
-        (
-            "bench --algo cuda-v1,cuda-v4",
-            "not run cuda-v1, cuda-v4: no GPU here (`gdn modal run` ",
-        ),
+        ("run --algo cuda-v4", "cuda-v4: no GPU here (`gdn modal run` "),
+        ("bench --algo cuda-v1,cuda-v4", "cuda-v1, cuda-v4: no GPU here"),
         pytest.param(
             "bench --algo fla-recurrent",
-            "not run fla-recurrent: no GPU here, and Triton's interpreter is for checks, not for",
+            "Triton's interpreter is for checks",
             marks=pytest.mark.torch,
         ),
-        (
-            "run --algo cpp-v1 --device cuda",
-            "not run cpp-v1: does not run on cuda (it runs on cpu: drop --device cuda)",
-        ),
+        ("run --algo cpp-v1 --device cuda", "it runs on cpu: drop --device cuda"),
         ("run --device cuda", "gdn modal run"),
     ],
 )
 def test_an_algo_that_cannot_run_here_is_exit_3_and_says_what_helps(args, says, gdn):
     done = gdn(*args.split())
-    assert (
-        done.code == errors.MISSING
-        and says in words(done.err)
-        and done.out == ""
-        and "Traceback" not in done.err
-    )
+    assert (done.code, done.out) == (errors.MISSING, "")
+    assert says in words(done.err) and "Traceback" not in done.err
 
 
 def test_a_missing_gpu_in_json(gdn):
     done = gdn("run", "--algo", "cuda-v4", "--json")
-    assert done.code == errors.MISSING
-    assert done.json["records"] == [] and done.json["missing"] == [
-        {
-            "op": "gdn_decode",
-            "algo": "cuda-v4",
-            "reason": "no GPU here",
-            "hint": inventory.MODAL,
-        }
-    ]
-    assert "`gdn modal run`" in inventory.MODAL
+    assert (done.code, done.json["records"]) == (errors.MISSING, [])
+    about = {"op": "gdn_decode", "algo": "cuda-v4", "reason": "no GPU here"}
+    assert done.json["missing"] == [about | {"hint": inventory.MODAL}]
 
 
 @pytest.mark.parametrize(
@@ -299,142 +209,95 @@ def test_a_missing_gpu_in_json(gdn):
     ],
 )
 def test_exit_codes(statuses, missing, named, code):
-    document = SimpleNamespace(
-        records=[building.record(status=s) for s in statuses], missing=[None] * missing
-    )
+    document = building.document(*[building.record(status=s) for s in statuses])
+    document.missing = [Missing(op="gdn_decode", algo="x")] * missing
     assert execution.exit_code(document, named) == code
 
 
 @pytest.mark.parametrize(
     ("status", "code"),
-    [
-        ("tier_unavailable", 0),
-        ("wrong", 0),
-        ("crashed", 0),
-        ("remote_failed", errors.REMOTE),
-    ],
+    [("tier_unavailable", 0), ("wrong", 0), ("crashed", 0), ("remote_failed", 4)],
 )
-def test_an_algo_that_gdn_added_and_that_fails_is_not_a_failure_of_those_asked_for(
-    status, code
-):
-    found = [building.record(status=status, added=True), building.record()]
-    assert execution.exit_code(SimpleNamespace(records=found, missing=[]), True) == code
+def test_the_failure_of_an_algo_that_gdn_added_does_not_count(status, code):
+    records = [building.record(status=status, added=True), building.record()]
+    assert execution.exit_code(building.document(*records), True) == code
 
 
 # --- which algos
 
 
+def choose(place, names=None, op=None, device="auto", timed=True):
+    return planning.choose(REGISTRY, names, op, [], device, timed=timed, place=place)
+
+
 @pytest.mark.torch
 def test_all_means_what_can_run_here():
     place = inventory.Machine(gpus=lambda: ()).place
-    entries, named = planning.choose(
-        REGISTRY, None, None, [], "auto", timed=True, place=place
-    )
+    entries, named = choose(place)
     assert not named and [e.algo for e in entries] == REGISTRY.of("gdn_decode")
-    assert {e.algo.name for e in entries if e.place.mode == "cpu"} >= {
-        "pt-reference",
-        "pt-compiled",
-    }
+    on_cpu = {e.algo.name for e in entries if e.place.mode == "cpu"}
+    assert on_cpu >= {"pt-reference", "pt-compiled"}
     # times of the interpreter mean nothing
     assert {e.place.mode for e in entries} <= {"cpu", None}
-    entries, named = planning.choose(
-        REGISTRY, "all", "gdn_prefill", [], "cpu", timed=False, place=place
-    )
+    entries, named = choose(place, "all", "gdn_prefill", "cpu", timed=False)
     assert not named and [e.algo for e in entries] == REGISTRY.of("gdn_prefill")
-    entries, named = planning.choose(
-        REGISTRY, "sdpa, pt-reference,sdpa", None, [], "auto", timed=False, place=place
-    )
-    assert named and [e.algo.full_name for e in entries] == [
-        "attention_fwd/sdpa",
-        "gdn_decode/pt-reference",
-    ]
+    entries, named = choose(place, "sdpa, pt-reference,sdpa", timed=False)
+    full_names = [e.algo.full_name for e in entries]
+    assert named and full_names == ["attention_fwd/sdpa", "gdn_decode/pt-reference"]
 
 
 def test_with_a_gpu_all_means_the_gpus():
     gpus = (inventory.Gpu("H200", "9.0", "580"),)
-    place = inventory.Machine(
+    machine = inventory.Machine(
         lambda: gpus, has_package=lambda module: True, cuda_home=lambda: "/cuda"
-    ).place
-    entries, _ = planning.choose(
-        REGISTRY, None, None, [], "auto", timed=True, place=place
     )
+    entries, _ = choose(machine.place)
     assert {e.place.mode for e in entries} == {"cuda"}
-    assert {e.algo.name for e in entries} == {
-        a.name for a in REGISTRY.of("gdn_decode") if "cuda" in a.modes
-    }
-    (cpp,), _ = planning.choose(
-        REGISTRY, "cpp-v1", None, [], "auto", timed=True, place=place
-    )
+    on_gpu = {a.name for a in REGISTRY.of("gdn_decode") if "cuda" in a.modes}
+    assert {e.algo.name for e in entries} == on_gpu
+    (cpp,), _ = choose(machine.place, "cpp-v1")
     assert cpp.place.mode == "cpu"  # named: it runs where it can
 
 
 def test_two_files_of_the_same_name_are_two_algos(tmp_path):
-    """`gdn bench old/solution.json new/solution.json`, packed from the same folder at
-    two times: no one may vanish.
-    """
+    """`gdn bench old/solution.json new/solution.json`: no one may vanish."""
     files = []
     for when in ("old", "new"):
         solution = pack.pack(REGISTRY.find("pt-reference"), DECODE)
         solution["sources"][0]["content"] += f"# {when}\n"
-        (tmp_path / when).mkdir()
-        files.append(tmp_path / when / "solution.json")
+        files.append(tmp_path / f"{when}.json")
         files[-1].write_text(json.dumps(solution))
-    try:
-        entries, _ = planning.choose(REGISTRY, None, None, files, "cpu", timed=True)
-    except UsageError as e:
-        assert "gdn_decode-pt-reference" in str(e)  # refused by name is as good
-    else:
-        assert len({e.algo.name for e in entries}) == 2
-
-
-@pytest.mark.parametrize(
-    ("have", "need", "fits"),
-    [("9.0", "9.0", True), ("8.9", "9.0", False), ("10.0", "9.0", True)],
-)
-def test_capabilities_compare_as_numbers(have, need, fits):
-    gpus = (inventory.Gpu("GPU", have, "1"),)
-    machine = inventory.Machine(gpus=lambda: gpus, has_package=lambda module: True)
-    algo = registry.Algo(
-        op="gdn_decode",
-        name="x",
-        summary="",
-        language="python",
-        entry_point="m.py::run",
-        destination_passing=True,
-        modes=("cuda",),
-        capability=need,
-    )
-    assert (machine.place(algo).mode == "cuda") is fits
-
-
-GPU_TIERS = ("cupti", "events", "graph", "nvbench", "fib")
+    entries, _ = planning.choose(REGISTRY, None, None, files, "cpu", timed=True)
+    first, second = [e.algo.name for e in entries]
+    assert second.startswith(f"{first}@")
 
 
 @pytest.mark.parametrize(
     ("mode", "wanted", "command", "tiers"),
     [
-        ("cpu", (), "bench", ("wall",)),
-        ("cuda", (), "bench", ("cupti",)),
+        ("cpu", "", "bench", "wall"),
+        ("cuda", "", "bench", "cupti"),
         # in the user's order, each once
-        ("cuda", ("fib", "events", "fib"), "bench", ("fib", "events")),
-        ("cuda", ("all",), "bench", GPU_TIERS),
+        ("cuda", "fib events fib", "bench", "fib events"),
+        ("cuda", "all", "bench", "cupti events graph nvbench fib"),
         # flashinfer-bench times solutions only
-        ("cuda", ("all",), "floor", GPU_TIERS[:4]),
+        ("cuda", "all", "floor", "cupti events graph nvbench"),
         # calls cannot take turns in the others
-        ("cuda", ("all",), "compare", GPU_TIERS[:3]),
-        ("cuda", ("fib",), "floor", ()),
-        ("cpu", ("cupti", "wall"), "bench", ("wall",)),
+        ("cuda", "all", "compare", "cupti events graph"),
+        ("cuda", "fib", "floor", ""),
+        ("cpu", "cupti wall", "bench", "wall"),
     ],
 )
 def test_tiers(mode, wanted, command, tiers):
-    assert planning.tiers_for(mode, wanted, command) == tiers
-    assert all(TIERS[tier].mode == mode for tier in tiers)
+    assert planning.tiers_for(mode, tuple(wanted.split()), command) == tuple(
+        tiers.split()
+    )
 
 
 @pytest.mark.parametrize(
     ("mode", "tiers", "held"),
     [
-        ("cuda", ("cupti",), ["GPU-7", "GPU 3"]),
+        ("cuda", ("cupti",), ["GPU-7"]),
         ("cuda", (), []),
         ("cpu", ("wall",), ["CPU"]),
         ("cpu", (), []),
@@ -447,14 +310,8 @@ def test_a_command_that_times_on_a_device_holds_its_lock(
     log = []
 
     @contextlib.contextmanager
-    def cpu(waiting, given_up):
-        log.append("CPU")
-        yield
-        log.append("free")
-
-    @contextlib.contextmanager
-    def gpu(uuid, waiting, name, given_up):
-        log.extend((uuid, name))
+    def lock(name, *_):
+        log.append(name if isinstance(name, str) else "CPU")
         yield
         log.append("free")
 
@@ -462,28 +319,24 @@ def test_a_command_that_times_on_a_device_holds_its_lock(
         log.append("run")
         return jobs.Outcome(Status.DONE)
 
-    monkeypatch.setattr(execution.locks, "gpu", gpu)
-    monkeypatch.setattr(execution.locks, "cpu", cpu)
+    monkeypatch.setattr(execution.locks, "gpu", lock)
+    monkeypatch.setattr(execution.locks, "cpu", lock)
     monkeypatch.setattr(execution, "execute", execute)
-    # no worker is started early
-    monkeypatch.setattr(execution.compile_ahead, "cpus", lambda: 1)
-    monkeypatch.setattr(
-        execution.compile_ahead, "ahead", lambda *_: log.append("compile")
-    )
-    machine = inventory.Machine(
-        gpus=lambda: (inventory.Gpu("H200", "9.0", "580", "GPU-7", 3),)
-    )
-    job = jobs.Job("bench", DECODE, {}, None, mode, (), tiers=tiers, machine=machine)
+    ahead = execution.compile_ahead
+    monkeypatch.setattr(ahead, "cpus", lambda: 1)  # no worker is started early
+    monkeypatch.setattr(ahead, "ahead", lambda *_: log.append("compile"))
+    gpu = inventory.Gpu("H200", "9.0", "580", "GPU-7", 3)
+    machine = inventory.Machine(gpus=lambda: (gpu,))
+    timing = Timing(tiers)
+    job = jobs.Job.of("bench", DECODE, {}, mode, (), timing=timing, machine=machine)
     writer = store.Writer(building.document(), tmp_path / "x.json")
-    execution.run(planning.Plan([job, job], [], []), writer, lambda *_: None, print)
+    execution.run(planning.Plan([job, job]), writer, lambda *_: None, print)
     # once, around all of it
-    assert log == [*held, "compile", "run", "run", *(["free"] if held else [])]
+    assert log == [*held, "compile", "run", "run", *["free" for _ in held]]
 
 
 def test_a_tier_that_cannot_take_turns_compares_nothing():
-    with pytest.raises(
-        UsageError, match="cannot take turns in nvbench; use cupti, events, graph"
-    ):
+    with pytest.raises(UsageError, match="use cupti, events, graph"):
         planning.tiers_for("cuda", ("nvbench",), "compare")
 
 
@@ -491,30 +344,26 @@ def test_a_tier_that_cannot_take_turns_compares_nothing():
 def test_heads_choose_the_op_of_other_models(gdn, tmp_path):
     done = gdn("run", "cpp-v1", "--heads", "2/6", "-w", "batch_size=3", "--json")
     (record,) = done.json["records"]
-    assert done.code == 0 and (record["op"], record["status"]) == (
-        "gdn_decode_qk2_v6",
-        "passed",
-    )
+    assert (done.code, record["op"]) == (0, "gdn_decode_qk2_v6")
     file = tmp_path / "solution.json"
     assert gdn("pack", "--algo", "cuda-v5", "--heads", "8/16", "-o", file).code == 0
-    assert (
-        json.loads(file.read_text())["definition"] == "gdn_decode_qk8_v16_d128_k_last"
-    )
+    definition = json.loads(file.read_text())["definition"]
+    assert definition == "gdn_decode_qk8_v16_d128_k_last"
     packed = gdn("run", file)
-    assert (
-        packed.code == errors.MISSING
-        and "not run gdn_decode_qk8_v16-cuda-v5" in packed.err
-    )
-    for args, says in (
-        (("--heads", "4/6"), "gdn: heads '4/6'\n"),
-        (
-            ("--op", "attention_fwd", "--heads", "4/8"),
-            "gdn: attention_fwd has one number of heads\n",
-        ),
-        (("--op", "gdn_decode_qk8_v16", "--heads", "4/8"), "these are different heads"),
-    ):
-        refused = gdn("run", *args)
-        assert refused.code == errors.USAGE and says in refused.err
+    assert packed.code == errors.MISSING and "gdn_decode_qk8_v16-cuda-v5" in packed.err
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ("--heads 4/6", "gdn: heads '4/6'"),
+        ("--op attention_fwd --heads 4/8", "has one number of heads"),
+        ("--op gdn_decode_qk8_v16 --heads 4/8", "these are different heads"),
+    ],
+)
+def test_heads_that_an_op_cannot_have(args, says, gdn):
+    done = gdn("run", *args.split())
+    assert done.code == errors.USAGE and says in done.err
 
 
 # --- gdn new
@@ -523,51 +372,39 @@ def test_heads_choose_the_op_of_other_models(gdn, tmp_path):
 def test_new_copies_a_rung_and_puts_it_on_the_ladder(tmp_path, gdn):
     done = gdn("new", "cpp-v2", "--from", "cpp-v1", "--into", tmp_path)
     folder = tmp_path / "gdn_decode" / "cpp-v2"
-    assert (
-        done.code == 0
-        and done.out.startswith(f"{folder}\n")
-        and "gdn bench --algo cpp-v2,cpp-v1" in done.out
-    )
+    assert done.code == 0 and done.out.startswith(f"{folder}\n")
+    assert "gdn bench --algo cpp-v2,cpp-v1" in done.out
     # shared files are copied too, so that they can be changed
-    sources = pack.sources(REGISTRY.find("cpp-v1"))
-    assert sorted(p.name for p in folder.iterdir()) == sorted(
-        [*(p.name for p in sources), "algo.toml"]
-    )
-    for path in sources:
-        assert (folder / path.name).read_bytes() == path.read_bytes()
-    r = registry.load(str(tmp_path))
-    assert r.broken == () and r.find("cpp-v2").after == "cpp-v1"
-    names = [a.name for a in r.of("gdn_decode")]
+    sources = {p.name: p.read_bytes() for p in pack.sources(REGISTRY.find("cpp-v1"))}
+    copies = {p.name: p.read_bytes() for p in folder.iterdir()}
+    assert copies == sources | {"algo.toml": copies["algo.toml"]}
+    known = registry.load(str(tmp_path))
+    assert known.broken == () and known.find("cpp-v2").after == "cpp-v1"
+    names = [a.name for a in known.of("gdn_decode")]
     assert names.index("cpp-v2") > names.index("cpp-v1")
-    assert r.find("cpp-v2").entry_point == REGISTRY.find("cpp-v1").entry_point
 
     again = gdn("new", "cpp-v2", "--from", "cpp-v1", "--into", tmp_path)
     assert again.code == 2 and "gdn_decode/cpp-v2 exists already" in again.err
     # into the user's own folder
-    more = gdn("new", "cpp-v3", "--from", "cpp-v2", "--algos", tmp_path)
-    told = gdn("new", "cpp-v4", "--from", "cpp-v2", "--algos", tmp_path, "--json").json
-    assert (told["op"], told["algo"], told["from"]) == (
-        "gdn_decode",
-        "cpp-v4",
-        "cpp-v2",
-    )
-    assert "algo.toml" in told["files"]
-    assert told["folder"] == str(tmp_path / "gdn_decode" / "cpp-v4")
-    assert (
-        more.code == 0 and registry.load(str(tmp_path)).find("cpp-v3").after == "cpp-v2"
-    )
+    done = gdn("new", "cpp-v4", "--from", "cpp-v2", "--algos", tmp_path, "--json")
+    told = dict(done.json)
+    assert "algo.toml" in told.pop("files") and told == {
+        "op": "gdn_decode",
+        "algo": "cpp-v4",
+        "from": "cpp-v2",
+        "folder": str(folder.with_name("cpp-v4")),
+    }
+    assert registry.load(str(tmp_path)).find("cpp-v4").after == "cpp-v2"
 
 
 def test_new_with_several_folders_takes_the_first(tmp_path, gdn):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    both = os.pathsep.join((str(tmp_path / "one"), str(tmp_path / "two")))
-    done = gdn("new", "mine", "--from", "gdn_prefill/pt-chunk", env={"GDN_ALGOS": both})
-    assert (
-        done.code == 0
-        and (tmp_path / "one" / "gdn_prefill" / "mine" / "main.py").is_file()
-    )
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "two"]
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    env = {"GDN_ALGOS": os.pathsep.join(map(str, folders))}
+    done = gdn("new", "mine", "--from", "gdn_prefill/pt-chunk", env=env)
+    assert done.code == 0 and not list(folders[1].iterdir())
+    assert (folders[0] / "gdn_prefill" / "mine" / "main.py").is_file()
 
 
 @pytest.mark.parametrize(
@@ -576,14 +413,10 @@ def test_new_with_several_folders_takes_the_first(tmp_path, gdn):
         ("cuda-v4 --from cuda-v1", "gdn_decode/cuda-v4 exists already"),
         ("Cuda --from cuda-v1", "invalid algo name 'Cuda'"),
         ("../x --from cuda-v1", "invalid algo name '../x'"),
-        ("a/b --from cuda-v1", "invalid algo name 'a/b'"),
         ("-x --from cuda-v1", "No such option"),
         (".hidden --from cuda-v1", "invalid algo name '.hidden'"),
         ("mine --from cuda-v9", "unknown algo 'cuda-v9'"),
-        (
-            "mine --from fi-baseline --op attention_fwd",
-            "unknown algo of attention_fwd 'fi-baseline'",
-        ),
+        ("mine --from fi-baseline --op attention_fwd", "'fi-baseline'"),
     ],
 )
 def test_new_refuses(args, says, tmp_path, gdn):
@@ -594,98 +427,67 @@ def test_new_refuses(args, says, tmp_path, gdn):
 # --- gdn doctor
 
 
+def examined(gdn, env: dict) -> tuple:
+    """`gdn doctor --json`, and its findings by name."""
+    done = gdn("doctor", "--json", env=env)
+    return done, {f["what"]: f for f in done.json["findings"]}
+
+
 @pytest.mark.torch
 def test_doctor_finds_what_is_here_and_what_is_not(tmp_path, gdn):
-    secret = "as-0123456789abcdef"
     env = {
-        "GDN_HOME": str(tmp_path / "home"), "TRITON_CACHE_DIR": str(tmp_path / "triton"),
-        "MODAL_TOKEN_ID": "ak-0123456789abcdef", "MODAL_TOKEN_SECRET": secret,
-    }  # fmt: skip
-    done = gdn("doctor", "--json", env=env)
-    assert done.code == 0
-    found = {f["what"]: f for f in done.json["findings"]}
-    assert (
-        found["Python"]["state"]
-        == found["torch"]["state"]
-        == found["flashinfer-bench"]["state"]
-        == "ok"
-    )
-    assert found["Python"]["found"] == ".".join(map(str, sys.version_info[:3]))
-    assert (
-        found["GPU"]["state"] == "missing" and "gdn modal run" in found["GPU"]["mend"]
-    )
-    assert (
-        found["dataset"]["state"] == "missing"
-        and "gdn data build DIR" in found["dataset"]["mend"]
-    )
-    assert found["records"] == {
-        "state": "ok", "what": "records", "found": str(tmp_path / "home" / "runs"), "for": "run, bench", "mend": None
-    }  # fmt: skip
-    assert (
-        found["Modal token"]["state"] == "ok"
-        and secret not in done.out
-        and "ak-0" not in done.out
-    )
-    assert all(f["mend"] for f in found.values() if f["state"] != "ok")
+        "GDN_HOME": str(tmp_path / "home"),
+        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+    }
+    token = {"MODAL_TOKEN_ID": "ak-0123456789", "MODAL_TOKEN_SECRET": "as-0123456789"}
+    done, findings = examined(gdn, env | token)
+    assert done.code == 0 and "0123456789" not in done.out
+    for name in ("Python", "torch", "flashinfer-bench", "records", "Modal token"):
+        assert findings[name]["state"] == "ok"
+    assert findings["Python"]["found"] == ".".join(map(str, sys.version_info[:3]))
+    assert findings["records"]["found"] == str(tmp_path / "home" / "runs")
+    for name, mend in (("GPU", "gdn modal run"), ("dataset", "gdn data build DIR")):
+        assert findings[name]["state"] == "missing" and mend in findings[name]["mend"]
+    assert all(f["mend"] for f in findings.values() if f["state"] != "ok")
     env |= {"MODAL_TOKEN_ID": "", "MODAL_CONFIG_PATH": str(tmp_path / "none.toml")}
-    found = {f["what"]: f for f in gdn("doctor", "--json", env=env).json["findings"]}
-    assert (found["Modal token"]["state"], found["Modal token"]["mend"]) == (
-        "missing",
-        "modal setup",
-    )
+    _, findings = examined(gdn, env)
+    assert findings["Modal token"]["mend"] == "modal setup"
     shown = gdn("doctor", env=env)
-    assert (
-        shown.code == 0
-        and "modal setup" in shown.out
-        and "flashinfer-bench" in shown.out
-    )
+    assert shown.code == 0 and "modal setup" in shown.out
 
 
 def test_doctor_calls_broken_parts_bad(tmp_path, gdn, write_algo):
     (tmp_path / "file").write_text("in the way")
     write_algo(tmp_path / "algos", "bad", "#", drop=("summary",))
-    env = {
-        "GDN_HOME": str(tmp_path / "file"), "TRITON_CACHE_DIR": str(tmp_path), "GDN_ALGOS": str(tmp_path / "algos"),
-        "FIB_DATASET_PATH": str(tmp_path / "none"),
-    }  # fmt: skip
-    done = gdn("doctor", "--json", env=env)
+    folders = {
+        "GDN_HOME": "file",
+        "GDN_ALGOS": "algos",
+        "FIB_DATASET_PATH": "none",
+        "TRITON_CACHE_DIR": ".",
+    }
+    env = {name: str(tmp_path / folder) for name, folder in folders.items()}
+    done, findings = examined(gdn, env)
     assert done.code == errors.MISSING
-    bad = {f["what"]: f for f in done.json["findings"] if f["state"] == "bad"}
+    bad = {name: f["found"] for name, f in findings.items() if f["state"] == "bad"}
     assert set(bad) == {"records", "builds", "dataset", "algo.toml"}
-    assert (
-        bad["records"]["found"].endswith("Not a directory")
-        and "GDN_HOME" in bad["records"]["mend"]
-    )
-    assert bad["dataset"]["found"] == f"no such data set folder: {tmp_path}/none"
-    assert "required field `summary`" in bad["algo.toml"]["found"]
+    assert bad["records"].endswith("Not a directory")
+    assert "GDN_HOME" in findings["records"]["mend"]
+    assert bad["dataset"] == f"no such data set folder: {tmp_path}/none"
+    assert "required field `summary`" in bad["algo.toml"]
 
 
-def test_a_home_that_cannot_be_written_stops_before_any_work(tmp_path, gdn):
-    (tmp_path / "file").write_text("in the way")
-    for more, code in (
-        (["--out", tmp_path / "file" / "x.json"], errors.USAGE),
-        ([], errors.MISSING),
-    ):
-        done = gdn(
-            "run",
-            "--algo",
-            "pt-reference",
-            "-w",
-            "0",
-            *more,
-            env={"GDN_HOME": str(tmp_path / "file")},
-        )
-        assert (
-            done.code == code
-            and f"cannot write {tmp_path}/file/" in done.err
-            and "--out FILE" in done.err
-        )
+@pytest.mark.parametrize(("out", "code"), [("file/x.json", 2), (None, 3)])
+def test_a_home_that_cannot_be_written_stops_before_any_work(out, code, tmp_path, gdn):
+    home = tmp_path / "file"
+    home.write_text("in the way")
+    more = ["--out", tmp_path / out] if out else []
+    args = ["run", "--algo", "pt-reference", "-w", "0", *more]
+    done = gdn(*args, env={"GDN_HOME": str(home)})
+    assert done.code == code and f"cannot write {home}/" in done.err
+    assert "--out FILE" in done.err
 
 
 # --- gdn bench
-
-
-NONE = {"axes": {"batch_size": None}}
 
 
 @pytest.fixture(scope="module")
@@ -700,141 +502,86 @@ def bench(tmp_path_factory, gdn, write_algo):
         "bench", "--algos", folder, "--algo", "pt-reference,copycat,wrong,cuda-v4", "-w", "0", "-w", "1",
         "-w", "batch_size=3", "--seconds", "0.3", "--json", "--out", folder / "records.json",
     )  # fmt: skip
-    return SimpleNamespace(
-        done=done,
-        document=json.loads(done.out),
-        records=json.loads(done.out)["records"],
-    )
+    document = json.loads(done.out)
+    return SimpleNamespace(done=done, document=document, records=document["records"])
 
 
 @pytest.mark.torch
 def test_bench_checks_and_times(bench):
     # `wrong` is wrong
     assert bench.done.code == errors.FAILED and bench.done.complaints == ""
-    names = [
-        f"gdn_decode{name}: done"
-        for name in (", floors", "/pt-reference", "/copycat", "/wrong")
+    # a line for each algo that is done
+    assert bench.done.finished == [
+        "gdn_decode, floors: done, 5 of 14",
+        "gdn_decode/pt-reference: done, 8 of 14",
+        "gdn_decode/copycat: done, 11 of 14",
+        "gdn_decode/wrong: done, 14 of 14",
     ]
-    ends = [
-        f"{name}, {count} of 14"
-        for name, count in zip(names, (5, 8, 11, 14), strict=True)
-    ]
-    assert bench.done.finished == ends  # a line for each algo that is done
-    labels = [
-        (r["algo"], (r["workload"] or NONE)["axes"]["batch_size"], r["status"])
-        for r in bench.records
-    ]
-    sizes = (1, 1, 3)
+    labels = [(r["algo"], size_of(r), r["status"]) for r in bench.records]
     assert labels == [
-        *(("copy", n, "passed") for n in sizes),
+        *(("copy", n, "passed") for n in (1, 1, 3)),
         # the machine's, whatever the workload
         *((name, None, "passed") for name in ("empty", "copy-rate")),
-        *((name, n, "passed") for name in ("pt-reference", "copycat") for n in sizes),
-        *(("wrong", n, "wrong") for n in sizes),
+        *(("pt-reference", n, "passed") for n in (1, 1, 3)),
+        *(("copycat", n, "passed") for n in (1, 1, 3)),
+        *(("wrong", n, "wrong") for n in (1, 1, 3)),
     ]
     assert [m["algo"] for m in bench.document["missing"]] == ["cuda-v4"]
     for r in bench.records:
         if r["status"] != "passed":
-            assert "timing" not in r and r["check"]["errors"][
-                "output"
-            ] == pytest.approx(0.5, rel=0.01)
+            error = r["check"]["errors"]["output"]
+            assert "timing" not in r and error == pytest.approx(0.5, rel=0.01)
             continue
-        t = r["timing"]
+        t, host = r["timing"], r["timing"]["host"]
         assert (
             t["tier"] == r["tier"] == "wall" and t["l2"] is None and t["note"] is None
         )
         assert t["samples"] >= 1 and t["stopped"] in ("target", "time")
-        host = t["host"]
-        assert (
-            0 < len(host["rounds_us"]) == host["taken"] - host["aside"]
-            and host["span_s"] > 0
-        )
-        assert t["samples"] > 5 or r["doubts"]
+        assert 0 < len(host["rounds_us"]) == host["taken"] - host["aside"]
+        assert host["span_s"] > 0 and (t["samples"] > 5 or r["doubts"])
         assert sum(count for _, count in t["histogram"]) == t["samples"]
         assert 0 < t["low_us"] <= t["median_us"] <= t["high_us"]
         assert t["ci_low_us"] <= t["median_us"] <= t["ci_high_us"]
-        assert t["spread"] == pytest.approx(
-            (t["high_us"] - t["low_us"]) / 2 / t["median_us"]
-        )
+        half = (t["high_us"] - t["low_us"]) / 2
+        assert t["spread"] == pytest.approx(half / t["median_us"])
         assert r["algo"] in FLOORS or r["check"]["passed"]
 
 
-@pytest.mark.torch
-def test_bytes_moved_are_each_input_and_output_once(bench):
-    per_sequence = 2 * 8 * 128 * 128 * 4 + 2 * 4 * 128 * 2 + 2 * 8 * 128 * 2 + 2 * 8 * 2
-    for r in bench.records:
-        if r["status"] == "passed" and r["workload"]:
-            scalars = 2 * 8 * 4 + 4  # A_log, dt_bias, scale
-            assert (
-                r["bytes_moved"]
-                == r["workload"]["axes"]["batch_size"] * per_sequence + scalars
-            )
+def size_of(record: dict) -> int | None:
+    workload = record["workload"]
+    return workload["axes"]["batch_size"] if workload else None
 
 
 @pytest.mark.torch
 def test_rows_of_the_table_derive_from_the_records(bench):
-    placed = [r for r in bench.records if r["workload"]]
     book = merge.gather([reports.source("", bench.document)], REGISTRY)
     rows = {(row.first.algo, row.first.label): row for row in book.rows("gdn_decode")}
-    assert [key for key in rows] == [
-        (a, b)
-        for b in ("B=1", "B=3")
-        for a in ("copy", "pt-reference", "copycat", "wrong")
-    ]
-    medians = {}
+    names = "copy", "pt-reference", "copycat", "wrong"
+    assert list(rows) == [(name, label) for label in ("B=1", "B=3") for name in names]
     for (algo, label), row in rows.items():
         mine = [
-            r
-            for r in placed
-            if r["algo"] == algo and f"B={r['workload']['axes']['batch_size']}" == label
+            r for r in bench.records if r["algo"] == algo and f"B={size_of(r)}" == label
         ]
-        assert [m.workload for m in row.measured] == [
-            r["workload"]["uuid"] for r in mine
-        ]
-        assert len(mine) == (2 if label == "B=1" else 1)
+        assert len(mine) == len(row.measured) == (2 if label == "B=1" else 1)
         if algo == "wrong":
             assert row.median_us is None and row.failed.status == "wrong"
             continue
-        medians[algo, label] = statistics.median(r["timing"]["median_us"] for r in mine)
-        assert row.median_us == medians[algo, label]
-        assert row.gigabytes_per_s == pytest.approx(
-            mine[0]["bytes_moved"] / row.median_us * 1e6 / 1e9
-        )
-
-    shown = table_of(bench.document)
-    for label in ("B=1", "B=3"):
-        mine, ours = medians["copycat", label], medians["pt-reference", label]
-        line = next(
-            x
-            for x in shown[shown.index(next(x for x in shown if x.startswith(label))) :]
-            if "copycat" in x
-        )
-        name, *cells = re.split(r"  +", line.strip())
-        # speedup over the reference
-        assert cells[2].rstrip(" ?") == units.times(ours / mine)
-        # times the floor
-        assert float(cells[4]) == pytest.approx(
-            mine / medians["copy", label], rel=0.006
-        )
-        least = rows["copycat" if mine < ours else "pt-reference", label]
-        # the fastest is marked, if it is certain
-        assert (name == "copycat *") is (mine < ours and not least.doubted)
-    wrong = [line for line in shown if re.search(r"\bwrong\b", line)]
-    assert "elements beyond 1e-2" in words(
-        " ".join(wrong)
-    ) and "cuda-v4: no GPU here" in words(" ".join(shown))
+        median = statistics.median(r["timing"]["median_us"] for r in mine)
+        rate = pytest.approx(mine[0]["bytes_moved"] / median / 1e3)
+        assert (row.median_us, row.gigabytes_per_s) == (median, rate)
+    text = words(" ".join(table_of(bench.document)))
+    speedup = rows["pt-reference", "B=3"].median_us / rows["copycat", "B=3"].median_us
+    assert f" {units.times(speedup)}" in text
+    assert "elements beyond 1e-2" in text and "cuda-v4: no GPU here" in text
 
 
-def table_of(document: dict, width: int = 80, known=REGISTRY) -> list[str]:
+def table_of(document: dict, width: int = 80) -> list[str]:
     """The lines that `gdn` shows of a document, without a terminal, at a width."""
-    import io
-
     out = io.StringIO()
+    file = paths.runs_dir() / "x.json"
     with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
         patch.setattr(screen, "_WIDE", width)
-        report.show(
-            reports.typed(document), known, False, saved=paths.runs_dir() / "x.json"
-        )
+        report.show(reports.typed(document), REGISTRY, False, saved=file)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -854,126 +601,58 @@ def passed(
     return record | ({"timing": timing} if status == "passed" else {}) | more
 
 
-def document_of(command: str, found: list[dict]) -> dict:
-    return {
-        "schema": 2,
-        "command": command,
-        "environments": {"cuda": {"gpu": "NVIDIA H200"}},
-        "missing": [],
-        "records": found,
-    }
+def document_of(command: str, *records: dict) -> dict:
+    environments = {"cuda": {"gpu": "NVIDIA H200"}}
+    document = {"schema": 2, "command": command, "missing": [], "records": [*records]}
+    return document | {"environments": environments}
 
 
-@pytest.mark.parametrize("command", ["run", "bench"])
-def test_tables_fit_80_columns(command):
+@pytest.mark.parametrize(("command", "cells"), [("run", 4), ("bench", 3)])
+def test_tables_fit_80_columns(command, cells):
     names = [
         "copy",
         *(a.name for a in REGISTRY.of("gdn_decode")),
-        "a-name-of-twenty-four-ch",
+        "a-name-of-24-characters-",
     ]
-    found = [passed(n, size, 1234567.0 / size) for size in (1, 256) for n in names]
-    lines = table_of(document_of(command, found))
+    records = [passed(n, size, 1234567.0 / size) for size in (1, 256) for n in names]
+    lines = table_of(document_of(command, *records))
     # all but the title and the file's name, which a terminal may wrap
     assert max(map(len, lines[1:-1])) <= 80
-    for n in names:  # whole, not cut, with what belongs to it
-        cells = rf"(  +\S+( us| ms| s)?){{{4 if command == 'run' else 3},}}"
-        assert (
-            sum(
-                bool(re.match(rf"(B=\d+)? +{re.escape(n)}( \*)?{cells}$", line))
-                for line in lines
-            )
-            == 2
-        ), n
+    for name in names:  # whole, not cut, with what belongs to it
+        figures = rf"(  +\S+( us| ms| s)?){{{cells},}}"
+        row = re.compile(rf"(B=\d+)? +{re.escape(name)}( \*)?{figures}$")
+        assert len(list(filter(row.match, lines))) == 2, name
 
 
-def test_a_failed_row_shows_its_status():
-    found = [
+def test_failures_and_notes_on_the_screen():
+    note = {"note": "cupti not available (x): timed with events"}
+    document = document_of(
+        "bench",
         passed("pt-reference", 1, 10.0),
-        passed(
-            "a",
-            1,
-            0,
-            "timed_out",
-            reason="no end after 3 s",
-            tail=["last words"],
-            unfinished=2,
-            workload=None,
-        ),
+        passed("a", 1, 0, "timed_out", reason="no end after 3 s", tail=["last words"], unfinished=2, workload=None),
         passed("b", 1, 0, "error", reason="RuntimeError: [not markup]"),
-        passed(
-            "c",
-            1,
-            5.0,
-            timing=passed("c", 1, 5.0)["timing"]
-            | {"note": "cupti not available (x): timed with events"},
-        ),
-    ]
-    text = words(" ".join(table_of(document_of("bench", found))))
-    assert (
-        "a timed out" in text
-        and "failed a: timed out, no end after 3 s; 2 workloads not reached last words"
-        in text
-    )
-    assert "failed b at B=1 (901e5104): error, RuntimeError: [not markup]" in text
-    assert "note c at B=1 (cupti): cupti not available (x): timed with events" in text
-    assert "c * 5.00 us" in text and " 2.00x " in text
+        passed("c", 1, 5.0, timing=passed("c", 1, 5.0)["timing"] | note),
+    )  # fmt: skip
+    screens.check("bench-failures", "\n".join(table_of(document)[:-1]))
 
 
 def test_times_of_different_tiers_are_never_divided():
     other = passed("b", 1, 5.0)
     other["tier"] = other["timing"]["tier"] = "events"
-    lines = table_of(
-        document_of(
-            "bench", [passed("copy", 1, 2.0), passed("pt-reference", 1, 10.0), other]
-        )
+    document = document_of(
+        "bench", passed("copy", 1, 2.0), passed("pt-reference", 1, 10.0), other
     )
-    beside = [re.split(r"  +", x.strip()) for x in lines]
-    # a column for each tier, and nothing that divides one by another
-    assert ["b", "-", "5.00 us"] in beside
-    assert ["pt-reference", "10.0 us", "-"] in beside
-    assert not [
-        cells
-        for cells in beside
-        if cells[0].startswith("b") and "x" in "".join(cells[1:])
-    ]
+    screens.check("bench-two-tiers", "\n".join(table_of(document)[:-1]))
 
 
 def test_an_error_that_could_not_be_measured_is_not_shown_as_zero():
     """An output that nothing wrote, or one of NaN, has no error; 0.0e+00 would read as perfect."""
-    bad = {"passed": False, "errors": {"output": 1e-3}, "unwritten": {"new_state": 5}}
-    found = [
-        passed(
-            "a",
-            1,
-            0,
-            "wrong",
-            reason="new_state: 5 of 9 elements were not written",
-            check=bad,
-        )
-    ]
-    (line,) = (
-        x for x in table_of(document_of("run", found)) if re.search(r"^B=1 +a ", x)
-    )
-    assert "1.0e-03" in line and "0.0e+00" not in line
-    nan = {
-        "passed": False,
-        "errors": {"output": None, "new_state": 1e-7},
-        "unwritten": {},
-    }
-    found = [
-        passed(
-            "a",
-            1,
-            0,
-            "wrong",
-            reason="output: 1 of 9 elements are NaN or Inf",
-            check=nan,
-        )
-    ]
-    (line,) = (
-        x for x in table_of(document_of("run", found)) if re.search(r"^B=1 +a ", x)
-    )
-    assert "1.0e-07" in line
+    check = {"passed": False, "errors": {"output": 1e-3}, "unwritten": {"new_state": 5}}
+    unwritten = passed("a", 1, 0, "wrong", reason="5 were not written", check=check)
+    check = {"passed": False, "errors": {"output": None, "new_state": 1e-7}}
+    nan = passed("b", 1, 0, "wrong", reason="1 is NaN or Inf", check=check)
+    document = document_of("run", unwritten, nan)
+    screens.check("run-no-error", "\n".join(table_of(document)[:-1]))
 
 
 def test_records_go_to_a_file_of_their_own_and_are_readable_json(tmp_path, monkeypatch):
@@ -981,114 +660,79 @@ def test_records_go_to_a_file_of_their_own_and_are_readable_json(tmp_path, monke
     writer = store.open_document("bench", {"n": 1}, None)
     # nothing to keep yet
     assert writer.path.parent == tmp_path / "runs" and not writer.path.exists()
-    writer.document.records = [
-        building.record("a", 1.0),
-        building.record("b", status="wrong"),
-    ]
+    records = [building.record("a", 1.0), building.record("b", status="wrong")]
+    writer.document.records = records
     writer.save()
-    lines = [
-        line.strip(", ")
-        for line in writer.path.read_text().splitlines()
-        if line.startswith("  {")
-    ]
+    lines = re.findall(r"^  (\{.*\}),?$", writer.path.read_text(), re.M)
     assert [json.loads(line)["algo"] for line in lines] == ["a", "b"]  # a record a line
     assert store.load(writer.path) == writer.document
-    assert store.dumps({"x": 1}) == '{\n "x": 1\n}'
 
 
 # --- data
 
 
 def test_data_list(gdn):
-    done = gdn("data", "list", "--json")
-    rows = done.json["workloads"]
-    assert done.code == 0 and len(rows) == sum(
-        len(embedded(op)) for op in REGISTRY.ops.values()
-    )
-    assert rows[20] == {
-        "op": "gdn_decode", "index": 20, "uuid": rows[20]["uuid"], "axes": {"batch_size": 8}, "origin": "twin"
-    }  # fmt: skip
-    lines = [
-        x.split() for x in gdn("data", "list", "--op", "gdn_decode").out.splitlines()
-    ]
+    rows = gdn("data", "list", "--json").json["workloads"]
+    assert len(rows) == sum(len(embedded(op)) for op in REGISTRY.ops.values())
+    about = {
+        "op": "gdn_decode",
+        "index": 20,
+        "axes": {"batch_size": 8},
+        "origin": "twin",
+    }
+    assert rows[20] == about | {"uuid": rows[20]["uuid"]}
+
+    def shown(*args: str) -> list[list[str]]:
+        done = gdn("data", "list", "--op", *args)
+        return [line.split() for line in done.out.splitlines()]
+
+    lines = shown("gdn_decode")
     assert lines[1][:4] == ["gdn_decode", "(all)", "54", "B=1,"]
-    assert [x[:2] for x in lines[2:6]] == [
-        ["quick", "3"],
-        ["contest", "54"],
-        ["sweep", "10"],
-        ["peers", "27"],
+    counts = {"quick": "3", "contest": "54", "sweep": "10", "peers": "27"}
+    assert dict(line[:2] for line in lines[2:6]) == counts
+    full = shown("gdn_decode", "--full")
+    assert len(full) == 55 and full[21][:2] == ["gdn_decode", "20"]
+    lines = shown("gdn_prefill", "-w", "seq_lens=4x16", "-w", "3")
+    _, index, _, *axes = lines[-1]
+    assert index == "-" and axes == [
+        "total_seq_len=64",
+        "num_seqs=4",
+        "len_cu_seqlens=5",
     ]
-    full = gdn("data", "list", "--op", "gdn_decode", "--full").out.splitlines()
-    assert len(full) == 55 and full[21].split()[:2] == ["gdn_decode", "20"]
-    done = gdn("data", "list", "--op", "gdn_prefill", "-w", "seq_lens=4x16", "-w", "3")
-    lines = [x.split() for x in done.out.splitlines() if x.startswith("gdn_prefill")]
-    assert [(x[1], x[3:]) for x in lines] == [
-        ("3", lines[0][3:]), ("-", ["total_seq_len=64", "num_seqs=4", "len_cu_seqlens=5"])
-    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, gdn):
     """A FlashInfer-Trace folder of two decode twins."""
     folder = tmp_path_factory.mktemp("data") / "set"
-    args = [
-        "data",
-        "build",
-        folder,
-        "--op",
-        "gdn_decode",
-        "-w",
-        "0",
-        "-w",
-        "batch_size=2",
-        "--algo",
-        "pt-reference",
-    ]
-    done = gdn(*args, "--json")
-    assert done.code == 0 and (
-        done.json["written"],
-        done.json["kept"],
-        done.json["solutions"],
-    ) == (2, 0, 1)
-    again = gdn(*args, "--json")
-    assert (again.json["written"], again.json["kept"]) == (0, 2)
+    args = "--op gdn_decode -w 0 -w batch_size=2 --algo pt-reference --json".split()
+    for written in (2, 0):  # the second time all is there
+        done = gdn("data", "build", folder, *args)
+        assert (done.json["written"], done.json["kept"]) == (written, 2 - written)
+    assert done.code == 0 and done.json["solutions"] == 1
     return folder
 
 
 @pytest.mark.torch
 def test_data_build_then_run_on_it(folder, gdn):
-    done = gdn(
-        "run", "--algo", "pt-reference", "--json", env={"FIB_DATASET_PATH": str(folder)}
-    )
+    env = {"FIB_DATASET_PATH": str(folder)}
+    done = gdn("run", "--algo", "pt-reference", "--json", env=env)
     assert done.code == 0
-    assert [(r["workload"]["origin"], r["workload"]["axes"], r["status"]) for r in done.json["records"]] == [
-        ("dataset", {"batch_size": 1}, "passed"), ("dataset", {"batch_size": 2}, "passed")
-    ]  # fmt: skip
-    assert [r["workload"]["index"] for r in done.json["records"]] == [0, 1]
-    rows = gdn(
-        "data", "list", "--op", "gdn_decode", "--dataset", folder, "--json"
-    ).json["workloads"]
-    assert [r["origin"] for r in rows] == ["dataset", "dataset"]
+    for i, record in enumerate(done.json["records"]):
+        workload = record["workload"]
+        assert (workload["origin"], workload["index"]) == ("dataset", i)
+        assert (size_of(record), record["status"]) == (i + 1, "passed")
+    listed = gdn("data", "list", "--op", "gdn_decode", "--dataset", folder, "--json")
+    assert [row["origin"] for row in listed.json["workloads"]] == ["dataset"] * 2
 
 
-def test_a_data_set_that_is_not_there_is_exit_3(tmp_path, gdn):
-    for args, says in (
-        (
-            ["--dataset", tmp_path / "none"],
-            f"gdn: no such data set folder: {tmp_path}/none `gdn data build DIR` writes one",
-        ),
-        (
-            ["--dataset", tmp_path],
-            (
-                f"gdn: {tmp_path} is not a FlashInfer-Trace data set: it has no definitions/ and"
-                " no workl"
-            ),
-        ),
-    ):
-        done = gdn("run", "--algo", "pt-reference", *args)
-        assert (
-            done.code == errors.MISSING and says in words(done.err) and done.out == ""
-        )
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("none", "`gdn data build DIR` writes one"), (".", "it has no definitions/")],
+)
+def test_a_data_set_that_is_not_there_is_exit_3(name, says, tmp_path, gdn):
+    done = gdn("run", "--algo", "pt-reference", "--dataset", tmp_path / name)
+    assert (done.code, done.out) == (errors.MISSING, "") and says in words(done.err)
 
 
 @pytest.mark.torch
@@ -1096,12 +740,9 @@ def test_a_broken_tensor_file_is_exit_3_and_one_clear_line(folder, tmp_path, gdn
     """The worker finds it when it reads the workload: earlier measurements are kept."""
     broken = tmp_path / "set"
     shutil.copytree(folder, broken)
-    (second,) = (
-        p for p in broken.rglob("*.safetensors") if p.stat().st_size > 1_000_000
-    )
+    second = max(broken.rglob("*.safetensors"), key=lambda file: file.stat().st_size)
     second.write_bytes(second.read_bytes()[:900_000])
     done = gdn("run", "--algo", "pt-reference", "--dataset", broken, "--json")
     first, last = done.json["records"]
-    assert first["status"] == "passed"
+    assert (done.code, first["status"]) == (errors.MISSING, "passed")
     assert f"{second}: cut short, or not a safetensors file: " in last["reason"]
-    assert done.code == errors.MISSING

@@ -24,6 +24,7 @@ from gdn_cli.catalog.workloads import embedded, select
 from gdn_cli.machine import inventory
 from gdn_cli.run import jobs
 from gdn_cli.worker.judge import check
+from gdn_cli.worker.request import Timing
 
 pytestmark = pytest.mark.gpu
 
@@ -79,15 +80,13 @@ def job(algo, command: str, chosen: list[str], **more) -> jobs.Job:
     if place.mode is None:
         pytest.skip(f"{algo.full_name}: {place.reason}")
     op = REGISTRY.ops[algo.op]
-    definition, solution = pack.definition(op, REGISTRY), pack.pack(algo, op)
-    return jobs.Job(
+    return jobs.Job.of(
         command,
         op,
-        definition,
-        solution,
+        pack.definition(op, REGISTRY),
         place.mode,
         work(op, chosen),
-        algo,
+        [(algo, pack.pack(algo, op))],
         timeout_s=600,
         **more,
     )
@@ -159,10 +158,8 @@ TIERS = ("cupti", "events", "graph")  # nvbench and fib: timing/test_tiers.py
 @pytest.mark.parametrize("l2", ["cold", "warm"])
 @pytest.mark.parametrize("algo", [p for p in KERNELS if p.values[0].op == "gdn_decode"])
 def test_every_tier_times_a_small_decode(algo, l2):
-    plan = {"seconds": 0.1, "l2": l2}
-    records = done(
-        jobs.execute(job(algo, "bench", ["batch_size=1"], tiers=TIERS, plan=plan))
-    )
+    timing = Timing(TIERS, {"seconds": 0.1, "l2": l2})
+    records = done(jobs.execute(job(algo, "bench", ["batch_size=1"], timing=timing)))
     assert [(r["tier"], r["status"], r["reason"]) for r in records] == [
         (tier, "passed", None) for tier in TIERS
     ]
@@ -189,14 +186,13 @@ def test_the_floors_of_this_gpu():
         pytest.skip("no GPU here")
     found = done(
         jobs.execute(
-            jobs.Job(
+            jobs.Job.of(
                 "floor",
                 op,
                 pack.definition(op, REGISTRY),
-                None,
                 MODE,
                 work(op, ["batch_size=8"]),
-                tiers=TIERS,
+                timing=Timing(TIERS),
             )
         )
     )

@@ -82,7 +82,7 @@ def test_a_failed_build_leaves_the_environment_as_it_was(built, monkeypatch):
     monkeypatch.setattr(
         BuilderRegistry, "get_instance", lambda: SimpleNamespace(build=fails)
     )
-    with pytest.raises(build.BuildFailed):
+    with pytest.raises(build.BuildFailedError):
         built(True)
     assert inventory.ARCHITECTURES not in os.environ
 
@@ -93,16 +93,14 @@ def test_the_worker_is_told_but_for_a_proof(tmp_path, write_algo):
     own = registry.load(str(tmp_path)).find("own")
     assert own.specific and not ALGO.specific
 
-    def request(command: str, algo, **more):
-        return jobs.Job(command, OP, {}, {}, "cuda", (), algo, **more).request()
+    def request(command: str, *algos):
+        packed = [(algo, {}) for algo in algos]
+        return jobs.Job.of(command, OP, {}, "cuda", (), packed).request
 
-    assert [request("bench", algo).specific for algo in (own, ALGO, None)] == [
-        True,
-        False,
-        False,
-    ]
+    assert request("bench", own).specific and not request("bench", ALGO).specific
+    assert not request("floor").specific
     assert request("prove", own).specific is False  # a proof is of what a judge does
-    rivals = request("compare", None, rivals=((own, {}), (ALGO, {}))).rivals
+    rivals = request("compare", own, ALGO).rivals
     assert [rival.specific for rival in rivals] == [True, False]
 
 

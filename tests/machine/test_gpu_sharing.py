@@ -38,11 +38,12 @@ from gdn_cli.machine.inventory import Gpu, Machine
 from gdn_cli.records import score, store
 from gdn_cli.records.history import documents
 from gdn_cli.report import merge, terminal
+from gdn_cli.run import complete, jobs, planning
 from gdn_cli.run import execute as execution
-from gdn_cli.run import jobs, planning
 from gdn_cli.schema.record_types import Environment, GpuName, Status, document_of
 from gdn_cli.tune import evidence, race, search
 from gdn_cli.worker.executor import build
+from gdn_cli.worker.request import Timing
 
 REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
@@ -245,7 +246,9 @@ def test_an_algo_that_cannot_be_packed_is_reported_once(monkeypatch):
         planning, "pack", lambda algo, op: (_ for _ in ()).throw(UsageError("no"))
     )
     plan = plan_of(named("a"), (G0, G1), ["batch_size=1", "batch_size=4"], "check")
-    assert plan.unpackable == [("gdn_decode", "a", "cuda", "no")] and plan.jobs == []
+    (record,) = plan.unpackable
+    assert (record.algo, record.mode, record.reason) == ("a", "cuda", "no")
+    assert plan.jobs == []
 
 
 def test_the_heaviest_are_dealt_first_to_whom_has_least():
@@ -325,16 +328,14 @@ def job_on(
     gpu: Gpu | None, algo: str = "a", sizes=(1, 2), mode: str = "cuda", **more
 ) -> jobs.Job:
     tiers = more.pop("tiers", ("cupti",))
-    workloads = tuple(twin(DECODE, {"batch_size": n}) for n in sizes)
-    return jobs.Job(
+    return jobs.Job.of(
         "bench",
         DECODE,
         {},
-        {"sources": []},
         mode,
-        workloads,
-        named(algo)[0],
-        tiers=tiers,
+        [twin(DECODE, {"batch_size": n}) for n in sizes],
+        [(named(algo)[0], {"sources": []})],
+        timing=Timing(tiers),
         gpu=gpu,
         **{"machine": BOTH} | more,
     )
@@ -344,9 +345,9 @@ def run(monkeypatch, tmp_path, execute, *work: jobs.Job, order=None, say=print):
     monkeypatch.setattr(execution, "execute", execute)
     # no worker is started early
     monkeypatch.setattr(execution.compile_ahead, "cpus", lambda: 1)
-    monkeypatch.setattr(store, "source_hash", lambda solution: "0" * 12)
+    monkeypatch.setattr(complete, "source_hash", lambda solution: "0" * 12)
     writer, shown = store.Writer(building.document(), tmp_path / "records.json"), []
-    plan = planning.Plan(list(work), [], [], order or {})
+    plan = planning.Plan(list(work), order=order or {})
     try:
         execution.run(plan, writer, lambda *line: shown.append(line), say)
     finally:
@@ -430,7 +431,7 @@ def test_ctrl_c_reaches_every_gpu_and_keeps_the_results(monkeypatch, tmp_path):
     ended, ready = [], threading.Barrier(2)
 
     def execute(job, on_record, given_up, worker):
-        passed(replace(job, workloads=job.workloads[:1]), on_record)
+        passed(job.asking(workloads=job.workloads[:1]), on_record)
         if ready.wait(timeout=helpers.PATIENCE_S) == 0:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         deadline = time.monotonic() + helpers.PATIENCE_S
@@ -519,10 +520,16 @@ def test_the_worker_gets_one_gpu_by_uuid_and_its_cpus(monkeypatch):
 def test_a_worker_stays_on_its_cpus():
     """As the worker itself says: its environment has its affinity."""
     one = min(os.sched_getaffinity(0))
-    workloads = tuple(select(DECODE, embedded(DECODE), chosen=["0"]))
     algo = REGISTRY.find("pt-reference")
-    packed = pack.definition(DECODE, REGISTRY), pack.pack(algo, DECODE)
-    job = jobs.Job("check", DECODE, *packed, "cpu", workloads, algo, cpus={one})
+    job = jobs.Job.of(
+        "check",
+        DECODE,
+        pack.definition(DECODE, REGISTRY),
+        "cpu",
+        select(DECODE, embedded(DECODE), chosen=["0"]),
+        [(algo, pack.pack(algo, DECODE))],
+        cpus=frozenset({one}),
+    )
     outcome = jobs.execute(job)
     assert outcome.status == "done" and outcome.environment.affinity == str(one)
 
@@ -558,7 +565,7 @@ def test_two_workers_do_not_write_one_build_at_once(monkeypatch, tmp_path):
         pack.definition(DECODE, REGISTRY),
         pack.pack(REGISTRY.find("pt-reference"), DECODE),
     )
-    with pytest.raises(build.BuildFailed, match="looked"):
+    with pytest.raises(build.BuildFailedError, match="looked"):
         build.build(definition, solution)
     assert free == []  # nobody else could have had it
     (tmp_path / "locks").rename(tmp_path / "before")
@@ -741,7 +748,7 @@ class Workers:
         found = []
         for w in job.workloads:
             compared = job.command == "compare"
-            for name in job.turns[w.uuid] if compared else [job.algo.name]:
+            for name in job.request.turns[w.uuid] if compared else [job.algo.name]:
                 us = 90.0 if "tile=2" in name else 100.0
                 rounds = [us, us * 1.001, us * 1.002] * 20
                 found.append(building.record(name, None, w.uuid, rounds_us=rounds))

@@ -53,6 +53,7 @@ from gdn_cli.remote.wire import Cache, Parcel, Profile, Refusal, Reply
 from gdn_cli.remote.work import Rent
 from gdn_cli.run import execute, jobs, planning, worker_process
 from gdn_cli.schema.record_types import Environment, RemoteCall, Status
+from gdn_cli.worker.request import Timing
 
 REGISTRY = helpers.REGISTRY
 SETTINGS = settings.load()
@@ -61,19 +62,19 @@ PACKAGE = Path(gdn_cli.__file__).parent
 
 
 def job(
-    name: str, mode: str, workloads: int = 1, command: str = "check", **more
+    name: str, mode: str, workloads: int = 1, command: str = "check", tiers=(), **more
 ) -> jobs.Job:
     algo = REGISTRY.find(name)
     op = REGISTRY.ops[algo.op]
     known = sorted(embedded(op), key=lambda w: max(w.axes.values()))
-    return jobs.Job(
+    return jobs.Job.of(
         command,
         op,
         pack.definition(op, REGISTRY),
-        pack.pack(algo, op),
         mode,
-        tuple(known[:workloads]),
-        algo,
+        known[:workloads],
+        [(algo, pack.pack(algo, op))],
+        timing=Timing(tiers),
         **more,
     )
 
@@ -236,7 +237,7 @@ def test_all_54_workloads_travel_as_one_request_and_come_back_as_they_were():
     content = opened(data)
     (only,) = content.jobs
     assert len(only.request.workloads) == 54
-    assert (to_json(only.request), only.timeout_s) == (to_json(whole.request()), 300.0)
+    assert (to_json(only.request), only.timeout_s) == (to_json(whole.request), 300.0)
     assert content.gpu == B200 and len(data) < 100_000
     records, env = [building.record("a", 2.0)], Environment(gpu="x")
     outcome = jobs.Outcome(Status.TIMED_OUT, "r", records, env, ["last"], 3)
@@ -265,7 +266,7 @@ def test_an_invalid_parcel_is_refused_in_one_line(data):
 def test_every_request_arrives_as_it_is_with_every_file_that_a_source_names(algo):
     mine = job(algo.full_name, algo.modes[0])
     (there,) = opened(rented().parcel(work_of(mine), B200)).jobs
-    assert to_json(there.request) == to_json(mine.request())
+    assert to_json(there.request) == to_json(mine.request)
     sources = {s["path"]: s["content"] for s in there.request.solution["sources"]}
     named = {algo.entry_point.split("::")[0]}
     for name, text in sources.items():
@@ -390,7 +391,8 @@ def test_a_crash_costs_its_own_algo_only(tmp_path, write_algo):
     known, op = registry.load(str(tmp_path)), REGISTRY.ops["gdn_decode"]
     few = (embedded(op)[0], next(w for w in embedded(op) if w.axes["batch_size"] > 1))
     algo, definition = known.find("aborts"), pack.definition(op, known)
-    wanted = jobs.Job("check", op, definition, pack.pack(algo, op), "cpu", few, algo)
+    packed = [(algo, pack.pack(algo, op))]
+    wanted = jobs.Job.of("check", op, definition, "cpu", few, packed)
     parcel = rented().parcel(work_of(wanted, job("pt-reference", "cpu")), None)
     before = dict(os.environ)
     crashed, right = answered(container.serve(parcel)).outcomes
@@ -863,7 +865,7 @@ def test_together_puts_the_named_algos_into_turns_and_all_into_one_parcel():
     a, b = benched("cuda-v4"), benched("fla-recurrent")
     made = engine.together([floor, yardstick, a, b])
     assert [j.command for j in made] == ["floor", "bench", "compare"]
-    assert [algo.name for algo, _ in made[2].rivals] == ["cuda-v4", "fla-recurrent"]
+    assert made[2].names == ("cuda-v4", "fla-recurrent")
     assert made[2].tiers == ("cupti",) and made[2].timeout_s == 600 and made[2].due == 2
     assert engine.together([floor, yardstick, a]) == [floor, yardstick, a]
     (work,) = rented(together=True).split(made)
@@ -1130,7 +1132,7 @@ def test_only_failed_calls_are_repeated(tmp_path, monkeypatch):
     old, again = store.load(file), Writer(building.document(), file)
     assert resume.resume([a, b], old, again) == [b]
     assert again.document.environments["cuda"].gpu == "NVIDIA B200"
-    again.add(b, building.record("cuda-v4"))
+    again.add(building.record("cuda-v4"), b.place, None)
     assert again.document.earlier == 2
     assert [r.algo for r in again.document.records[2:]] == ["cuda-v4"]
     for record in old.records:

@@ -4,7 +4,6 @@ data set on it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from gdn_cli.catalog import workloads
 from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.remote import modal_client, setup
 from gdn_cli.remote.setup import DATASET, TWINS
+from gdn_cli.worker.request import Options
 
 FILES = {
     "definitions/gdn/d.json": b"{}",
@@ -153,10 +153,10 @@ def test_a_run_reads_the_folder_that_has_its_data(monkeypatch):
 
 
 def of_dataset():
-    base = job("cuda-v4", "cuda", dataset=Path("/here"))
+    base = job("cuda-v4", "cuda", options=Options(dataset="/here"))
     spec = {"type": "safetensors", "path": "blob/w.safetensors", "tensor_key": "q"}
     rows = [
         workloads.replace(w, origin="dataset", inputs={"q": spec})
         for w in base.workloads
     ]
-    return replace(base, workloads=tuple(rows))
+    return base.asking(workloads=tuple(rows))

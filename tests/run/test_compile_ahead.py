@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 import helpers
 import pytest
 
 from gdn_cli.catalog import pack
-from gdn_cli.catalog.workloads import select
+from gdn_cli.catalog.workloads import embedded
 from gdn_cli.run import compile_ahead
 from gdn_cli.run.jobs import Job, Outcome
 from gdn_cli.schema.record_types import Status
+from gdn_cli.worker.request import Timing
 
 REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_decode"]
@@ -20,26 +20,16 @@ OP = REGISTRY.ops["gdn_decode"]
 
 def job(*names: str, command: str = "bench", sizes: int = 6) -> Job:
     """A bench of one algo, or a comparison of several, on the first workloads of decode."""
-    from gdn_cli.catalog import trace_set
-
-    workloads = tuple(
-        select(OP, trace_set.known(OP, None), chosen=["0-53"], first=sizes, preset=None)
-    )
     algos = [REGISTRY.find(name, OP.name) for name in names]
-    made = Job(
+    return Job.of(
         command,
         OP,
         pack.definition(OP, REGISTRY),
-        None,
         "cpu",
-        workloads,
-        tiers=("wall",),
+        embedded(OP)[:sizes],
+        [(algo, pack.pack(algo, OP)) for algo in algos],
+        timing=Timing(() if command == "check" else ("wall",)),
     )
-    if command == "compare":
-        return replace(
-            made, rivals=tuple((algo, pack.pack(algo, OP)) for algo in algos)
-        )
-    return replace(made, algo=algos[0], solution=pack.pack(algos[0], OP))
 
 
 @pytest.fixture
@@ -70,7 +60,7 @@ def test_each_algo_that_compiles_is_checked_on_a_few_workloads_at_once(ran):
         job("cpp-v1"),
         job("pt-reference"),
         job("pt-compiled"),
-        replace(job("cuda-v4"), tiers=()),
+        job("cuda-v4", command="check"),
     )
     assert sorted(j.algo.name for j in ran) == ["cpp-v1", "pt-compiled"]
     for each in ran:
@@ -90,9 +80,8 @@ def test_kernels_are_compiled_once(ran):
 
 def test_the_rivals_of_a_comparison_each_for_itself(ran):
     ahead(job("cpp-v1", "pt-reference", "pt-compiled", command="compare"))
-    assert sorted(j.algo.name for j in ran) == ["cpp-v1", "pt-compiled"] and not any(
-        j.rivals for j in ran
-    )
+    assert sorted(j.algo.name for j in ran) == ["cpp-v1", "pt-compiled"]
+    assert not any(j.request.rivals for j in ran)
 
 
 def test_one_alone_or_two_cpus_are_nothing_to_gain(ran, monkeypatch):

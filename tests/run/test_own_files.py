@@ -25,31 +25,27 @@ def algo() -> registry.Algo:
 
 def test_a_compilers_errors_name_the_file_that_the_user_edits(algo, monkeypatch):
     monkeypatch.chdir(Path(algo.folder).parent)
-    said = (
-        f"{COPY}/kernel.cpp:114:10: error: no\n{COPY}/kernel.cpp(7): error: no\n{COPY}/else.h:1:"
-        " error: no"
-    )
-    found = own_files.pointed(replace(RECORD, reason=said), algo)
-    assert found.reason.splitlines() == [
-        "cpp-v1/kernel.cpp:114:10: error: no", "cpp-v1/kernel.cpp:7: error: no", "else.h:1: error: no",
+    lines = [
+        "kernel.cpp:114:10: error: no",
+        "kernel.cpp(7): error: no",
+        "else.h:1: error: no",
+    ]
+    reason = "\n".join(f"{COPY}/{line}" for line in lines)
+    pointed = own_files.pointed(replace(RECORD, reason=reason), algo)
+    assert pointed.reason.splitlines() == [
+        f"cpp-v1/{lines[0]}", "cpp-v1/kernel.cpp:7: error: no", lines[2],
     ]  # fmt: skip
 
 
 def test_an_exceptions_trace_too_and_other_paths_stay(algo, monkeypatch):
     monkeypatch.chdir("/")
-    record = replace(
-        RECORD,
-        trace=[
-            f'  File "{COPY}/pool.h", line 3, in run',
-            '  File "/usr/lib/x.py", line 1',
-        ],
+    own, other = (
+        f'  File "{COPY}/pool.h", line 3, in run',
+        '  File "/usr/lib/x.py", line 1',
     )
-    found = own_files.pointed(record, algo)
-    assert (
-        found.trace[0].endswith('_cuda/cpu/pool.h", line 3, in run')
-        and COPY not in found.trace[0]
-    )
-    assert found.trace[1] == '  File "/usr/lib/x.py", line 1'
+    trace = own_files.pointed(replace(RECORD, trace=[own, other]), algo).trace
+    assert trace[0].endswith('_cuda/cpu/pool.h", line 3, in run')
+    assert COPY not in trace[0] and trace[1] == other
 
 
 def test_a_packed_files_sources_have_names_alone(algo):

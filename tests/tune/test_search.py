@@ -24,8 +24,7 @@ from gdn_cli.catalog.tuned_table import ENDLESS, Row, Size
 from gdn_cli.catalog.workloads import twin
 from gdn_cli.errors import GdnError, MissingError, UsageError
 from gdn_cli.machine import inventory
-from gdn_cli.records import store
-from gdn_cli.run import jobs, planning
+from gdn_cli.run import complete, jobs, planning
 from gdn_cli.schema.record_types import Environment, Status
 from gdn_cli.tune import evidence, search, tournament
 from gdn_cli.tune import race as racing
@@ -179,14 +178,19 @@ def test_the_record_says_whose_rows_were_used(tmp_path, write_algo):
     write_rows(algo, row)
     solution = pack.pack(algo, op)
     h200, other = Environment(gpu="H200", sms=132), Environment(gpu="B200", sms=148)
-    assert tuned_table.used(algo, solution, Environment(cpu="x", cpus=2)) is None
-    assert tuned_table.used(None, None, h200) is None
-    writer = store.open_document("run", {}, tmp_path / "r.json")
-    job = jobs.Job("compare", op, {}, None, "cuda", (), rivals=((algo, solution),))
-    for env, nearest in ((h200, False), (other, True)):
-        assert tuned_table.used(algo, solution, env) == row
-        record = writer.add(job, building.record(algo.name), env)
-        assert (record.tuned_for, record.tuned_nearest) == ("H200", nearest)
+    assert tuned_table.built_with(algo) == [row]
+    known = complete.JobRecords(
+        jobs.Job.of("compare", op, {}, "cuda", (), [(algo, solution)])
+    )
+    cpu = Environment(cpu="x", cpus=2)
+    for env, wanted in (
+        (h200, ("H200", False)),
+        (other, ("H200", True)),
+        (cpu, (None, None)),
+        (None, (None, None)),
+    ):
+        record = known.complete(building.record(algo.name), env, [])
+        assert (record.tuned_for, record.tuned_nearest) == wanted
 
 
 def test_the_screen_says_so_too(capsys):
@@ -436,7 +440,11 @@ class Workers:
         self.jobs.append(job)
         found = []
         for w in job.workloads:
-            names = job.turns[w.uuid] if job.command == "compare" else (job.algo.name,)
+            names = (
+                job.request.turns[w.uuid]
+                if job.command == "compare"
+                else (job.algo.name,)
+            )
             if any((name, w.axes["batch_size"]) in self.crash for name in names):
                 return jobs.Outcome(
                     Status.CRASHED, "crashed with SIGSEGV", found, self.env
@@ -457,7 +465,7 @@ class Workers:
         """Of each process: which tile sizes took turns, by batch size."""
         return [
             {
-                w.axes["batch_size"]: [tile(name) for name in job.turns[w.uuid]]
+                w.axes["batch_size"]: [tile(name) for name in job.request.turns[w.uuid]]
                 for w in job.workloads
             }
             for job in self.jobs
@@ -519,7 +527,9 @@ def test_25_candidates_race_in_groups_led_by_the_best_so_far(race):
         # the final: tile 12 is a tenth slower at 64
         {1: [12, 11, 13, 10, 14], 64: [24, 23, 25, 22, 21]},
     ]
-    plans = [job.plan for job in workers.jobs if job.command == "compare"]
+    plans = [
+        job.request.timing.plan for job in workers.jobs if job.command == "compare"
+    ]
     assert [p["target"] for p in plans] == [0.02] * 3 + [0.005]
     assert [p["seconds"] for p in plans] == [0.3] * 3 + [1.0]
     rows = rows_of("A CPU", 2, (8, {"tile": 12}), (ENDLESS, {"tile": 24}))
@@ -592,7 +602,7 @@ def test_a_tier_that_cannot_be_had_is_missing(race):
             gone = {"status": "tier_unavailable", "reason": "cupti: no CUPTI here"}
             for w in job.workloads:
                 on_record(
-                    building.record(job.rivals[0][0].name, None, w.uuid, **gone),
+                    building.record(job.names[0], None, w.uuid, **gone),
                     self.env,
                 )
 

@@ -23,7 +23,6 @@ from msgspec import structs
 from .. import errors, files
 from ..errors import UsageError, unknown
 from ..parsing import Json, json_of, read_text
-from ..schema.record_types import Environment
 from .expression import condition
 from .formats import Source
 from .ops import Op
@@ -236,25 +235,18 @@ def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
     return [*before, *new, *after]
 
 
-def used(algo: Algo | None, solution: object, environment: Environment) -> Row | None:
-    """The first of the rows that a tuned algo uses on the GPU of a worker's
-    environment. None if there is no table: a packed solution has no tuning.json, and a
-    candidate has its own rows.
+def built_with(algo: Algo) -> list[Row]:
+    """The rows that a tuned algo is built with. None if there is no table: a packed
+    solution has no tuning.json, and a candidate has its own rows.
 
-    Its `gpu` is the one on which the rows were measured, or "untuned" for an author's estimates.
+    A row's `gpu` is the one on which it was measured, or "untuned" for an author's estimates.
     """
-    if (
-        algo is None
-        or algo.tune is None
-        or algo.solution
-        or solution is None
-        or environment.sms is None
-    ):
-        return None
+    if algo.tune is None or algo.solution:
+        return []
     try:
-        return next(iter(nearest(rows(algo.tune, load(algo)), environment.sms)), None)
+        return rows(algo.tune, load(algo))
     except UsageError:
-        return None
+        return []
 
 
 # --- candidates

@@ -40,29 +40,27 @@ app = App(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for command in (
-    bench.run,
-    bench.bench,
-    bench.floors,
-    compare.compare,
-    tune.tune,
-    profile.profile,
-    modal_tune.modal,
-    history.history,
-    report.report,
-    algos.list_,
-    algos.show,
-    algos.new,
-    pack.pack,
-    data.data,
-    doctor.doctor,
-    schema.schema,
-    worker.worker,
-):
-    if isinstance(command, typer.Typer):
-        app.add_typer(command)
-    else:
-        app.command(command.__name__.rstrip("_"))(command)
+_COMMANDS: dict[str, list[Any]] = {
+    "Write": [algos.new, algos.list_, algos.show],
+    "Check and time": [
+        bench.run,
+        bench.bench,
+        compare.compare,
+        bench.floors,
+        history.history,
+        report.report,
+    ],
+    "Understand and improve": [profile.profile, tune.tune],
+    "Ship": [pack.pack, data.data, modal_tune.modal],
+    "This machine, and other programs": [doctor.doctor, schema.schema, worker.worker],
+}
+for _panel, _commands in _COMMANDS.items():
+    for _command in _commands:
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, rich_help_panel=_panel)
+        else:
+            _name = _command.__name__.rstrip("_")
+            app.command(_name, rich_help_panel=_panel)(_command)
 app.command("help", hidden=True)(help_)
 
 
@@ -82,7 +80,7 @@ def _top(
         is_eager=True,
         help="Show the version.",
     ),
-):
+) -> None:
     pass
 
 

@@ -10,6 +10,7 @@ import typer
 
 from .. import errors
 from . import options as o
+from .help import Panel
 
 
 def list_(
@@ -18,7 +19,11 @@ def list_(
     algos: o.OwnAlgos = None,
     json: o.AsJson = False,
 ) -> None:
-    """Show the algos, and which of them can run here."""
+    """Show the algos, and which of them can run here.
+
+    Examples:
+      gdn list --op gdn_prefill
+    """
     from ..catalog import registry
     from ..report import algos as shown
 
@@ -51,7 +56,11 @@ def show(
     algos: o.OwnAlgos = None,
     json: o.AsJson = False,
 ) -> None:
-    """Show one algo: its files, where it runs, its times, its log."""
+    """Show one algo: its files, where it runs, its times, its log.
+
+    Examples:
+      gdn show cuda-v5
+    """
     from ..catalog import pack, registry
     from ..files import read
     from ..records import history
@@ -86,6 +95,7 @@ def new(
         Optional[str],
         typer.Option(
             "--from",
+            rich_help_panel=Panel.ALGOS,
             metavar="ALGO",
             autocompletion=o.algos_like,
             help="The algo to start from.",
@@ -97,13 +107,18 @@ def new(
         Optional[Path],
         typer.Option(
             "--into",
+            rich_help_panel=Panel.ALGOS,
             metavar="DIR",
             help="The algos folder for it (default: --algos, else gdn's own).",
         ),
     ] = None,
     json: o.AsJson = False,
 ) -> None:
-    """Copy an algo, to start your own from it."""
+    """Copy an algo, to start your own from it.
+
+    Examples:
+      gdn new my-v1 --from cpp-v1
+    """
     from ..catalog import registry, scaffold
     from ..report import screen
 

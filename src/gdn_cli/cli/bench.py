@@ -5,10 +5,11 @@ other limits).
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -16,7 +17,14 @@ from .. import errors
 from . import options as o
 from .elsewhere import EngineName
 from .elsewhere import elsewhere as engine_of
-from .judge import Judge
+
+if TYPE_CHECKING:
+    from ..catalog.official import Harness
+    from ..catalog.registry import Registry
+    from ..records.store import Writer
+    from ..run.elsewhere import Elsewhere
+    from ..run.execute import Engine
+    from ..run.planning import Plan
 
 
 @o.grouped
@@ -25,12 +33,11 @@ def run(
     which: o.HardInputs,
     trust: o.Trust,
     place: o.Place,
+    calls: o.Calls,
     output: o.Output,
-    judge: Judge,
+    judge: o.Judge,
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
-    in_place: o.InPlace = False,
-    batch_invariant: o.BatchInvariant = False,
     engine: EngineName = None,
 ) -> None:
     """Check algos on workloads: are they right? With --official the contest's own
@@ -38,29 +45,32 @@ def run(
 
     Without --algo: every algo that can run here. Without workloads: the preset `quick`;
     with --official `contest`.
+
+    Examples:
+      gdn run cpp-v1
+      gdn run my-v1 --algos ~/kernels -w batch_size=64 --stress
+      gdn run cuda-v5 --official
     """
     algos, files = algos.also(solutions)
-    others = {
-        "stress": which.stress,
-        "in_place": in_place,
-        "batch_invariant": batch_invariant,
-        "sandbox": trust.sandbox,
-    }
-    harness = judge.harness_for(**others)
-    work = Work(
+    harness = judge.harness_for(
+        stress=which.stress, **asdict(calls), sandbox=trust.sandbox
+    )
+    code = carry_out(
         "bench" if harness else "check",
         algos,
         which,
+        output,
+        sampling=o.Sampling(),
         place=place,
         trust=trust,
-        solutions=files,
+        calls=calls,
+        files=files,
         gpus=gpus,
-        in_place=in_place,
-        batch_invariant=batch_invariant,
-        official=bool(harness),
+        contest=bool(harness),
         harness=harness,
+        elsewhere=engine_of(engine, gpus, trust),
     )
-    raise typer.Exit(carry_out(work, output, engine_of(engine, gpus, trust)))
+    raise typer.Exit(code)
 
 
 @o.grouped
@@ -70,11 +80,10 @@ def bench(
     sampling: o.Sampling,
     trust: o.Trust,
     place: o.Place,
+    calls: o.Calls,
     output: o.Output,
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
-    in_place: o.InPlace = False,
-    batch_invariant: o.BatchInvariant = False,
     save: Annotated[
         Optional[str],
         typer.Option(
@@ -88,23 +97,27 @@ def bench(
     """Check algos, then time them, the reference and a plain copy of the same bytes.
 
     Without --algo: every algo that can be timed here. Without workloads: the preset `quick`.
+
+    Examples:
+      gdn bench cpp-v1 pt-compiled -w batch_size=64
+      gdn bench --op gdn_prefill --preset quick --json
     """
     algos, files = algos.also(solutions)
-    work = Work(
+    code = carry_out(
         "bench",
         algos,
         which,
-        sampling,
-        place,
-        trust,
-        files,
-        gpus,
-        in_place,
-        batch_invariant,
+        output,
+        sampling=sampling,
+        place=place,
+        trust=trust,
+        calls=calls,
+        files=files,
+        gpus=gpus,
+        save=save,
+        elsewhere=engine_of(engine, gpus, trust),
     )
-    raise typer.Exit(
-        carry_out(replace(work, save=save), output, engine_of(engine, gpus, trust))
-    )
+    raise typer.Exit(code)
 
 
 @o.grouped
@@ -115,153 +128,116 @@ def floors(
     output: o.Output,
     op: o.OpName = None,
 ) -> None:
-    """Time a plain copy of the same bytes, an empty launch, and a large copy."""
-    raise typer.Exit(
-        carry_out(Work("floor", o.Algos(op=op), which, sampling, place), output)
-    )
+    """Time a plain copy of the same bytes, an empty launch, and a large copy.
 
-
-@dataclass(frozen=True)
-class Work:
-    """The options of a command in this file. `official`: use the contest's counts with
-    any preset.
+    Examples:
+      gdn floors -w batch_size=64
     """
-
-    command: str  # check, bench or floor
-    algos: o.Algos
-    which: o.Selection
-    sampling: o.Sampling = o.Sampling()
-    place: o.Place = o.Place()
-    trust: o.Trust = o.Trust()
-    solutions: list[Path] = field(default_factory=list)
-    gpus: str | None = None
-    in_place: bool = False
-    batch_invariant: bool = False
-    official: bool = False
-    harness: Any = None  # catalog.official.Harness: the contest's, which judges too
-    save: str | None = None
+    code = carry_out(
+        "floor",
+        o.Algos(op=op),
+        which,
+        output,
+        sampling=sampling,
+        place=place,
+        trust=o.Trust(),
+        calls=o.Calls(),
+    )
+    raise typer.Exit(code)
 
 
-def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
+def carry_out(
+    command: str,  # check, bench or floor
+    algos: o.Algos,
+    which: o.Workloads,
+    output: o.Output,
+    *,
+    sampling: o.Sampling,
+    place: o.Place,
+    trust: o.Trust,
+    calls: o.Calls,
+    files: Sequence[Path] = (),  # packed solutions
+    gpus: str | None = None,
+    contest: bool = False,
+    harness: Harness | None = None,
+    save: str | None = None,
+    elsewhere: Elsewhere | None = None,
+) -> int:
     """Run a command, save and show its document. Returns the exit code.
 
-    `elsewhere` runs it on another machine (a run.elsewhere.Elsewhere).
+    contest    the contest's number of calls, with any preset
+    harness    the contest's, which judges too
+    elsewhere  another machine, which runs it
     """
     from ..catalog import official
     from ..records import baselines, store
     from ..report import screen
-    from ..run import eligibility, execute, planning
+    from ..run import campaign, execute, planning
 
-    which, command = work.which, work.command
-    tiers, overrides = work.sampling.checked()
-    chosen, device = work.place.on(work.gpus)
+    tiers, overrides = sampling.checked()
+    chosen_gpus, device = place.on(gpus)
     machine = o.machine()
-    place = elsewhere.place if elsewhere else partial(machine.place, among=chosen)
-    preset, loaded = which.official() if work.official else which.loaded()
-    known = work.algos.known()
-    if work.save is not None:
-        baselines.check(work.save, [algo.name for algo in known.algos])
-    if command == "floor":
-        entries, named = (
-            planning.anywhere(known, work.algos.op, device, machine.place),
-            False,
-        )
-    else:
-        entries, named = planning.choose(
-            known,
-            work.algos.algo,
-            work.algos.op,
-            work.solutions,
-            device,
-            timed=command == "bench",
-            place=place,
-        )
-    entries = eligibility.overwriting(
-        known, entries, named, work.in_place, timed=command == "bench"
-    )
-    if work.batch_invariant:
-        entries = eligibility.batch_invariant(known, entries, named)
-    parts = which.parts(known, entries, loaded, overrides)
-    if work.in_place:  # calls in place are not the contest's, so no score
-        parts = [replace(part, scored=False) for part in parts]
-    elif command == "bench":
-        parts = eligibility.unscored(parts, named)
     settings = planning.Settings(
         command,
-        which.dataset,
+        o.for_workers(which.dataset, trust, calls),
         tiers,
-        work.trust.strict,
-        work.place.timeout,
-        chosen,
-        place,
-        work.trust.sandbox,
-        work.in_place,
-        work.batch_invariant,
+        place.timeout,
+        chosen_gpus,
+        elsewhere.place if elsewhere else partial(machine.place, among=chosen_gpus),
         machine,
     )
-    harness = work.harness
-    if harness and not harness.folder:
-        harness = elsewhere.harness(harness) if elsewhere else official.here(harness)
-    plan = planning.prepare(known, parts, settings)
+    preset_of = planning.contest_preset if contest else planning.preset_of
+    preset_name, preset = preset_of(which)
+    known = algos.known()
+    if save is not None:
+        baselines.check(save, [algo.name for algo in known.algos])
+    entries, named = campaign.entries(
+        known, algos.algo, algos.op, files, device, settings
+    )
+    plan = campaign.plan(known, entries, named, which, preset, overrides, settings)
     if harness:
-        planning.judged(plan, harness)
+        if not harness.folder:
+            find = elsewhere.harness if elsewhere else official.here
+            harness = find(harness)
+        planning.add_judge(plan, harness)
     options = {
         "workload": which.workload,
         "n": which.n,
-        "preset": preset,
+        "preset": preset_name,
         "dataset": bool(which.dataset),
+        "tier": sampling.tier,
+        "l2": sampling.l2,
     }
-    options |= {"tier": work.sampling.tier, "l2": work.sampling.l2} | (
-        {"gpus": work.gpus} if work.gpus else {}
-    )
-    options |= {"stress": True} if which.stress else {}
-    options |= {"in_place": True} if work.in_place else {}
-    options |= {"batch_invariant": True} if work.batch_invariant else {}
-    options |= {"official": harness.words} if harness else {}
+    more = {"gpus": gpus, "stress": which.stress} | asdict(calls)
+    more["official"] = harness and harness.words
+    options |= {name: value for name, value in more.items() if value}
     name = {"check": "run", "floor": "floors"}.get(command, command)
     writer = store.open_document(name, options, output.out)
     document = writer.document
     if elsewhere:
         elsewhere.begin(plan, writer)
     else:
-        work.trust.tell(work.solutions)
+        trust.tell(files)
 
     def finish() -> None:
-        """Set the fields that need all records."""
         if elsewhere:
             elsewhere.finish(document)
-        if harness:
-            from ..records.official import judged
-
-            document.official = judged(document, harness)
-        if which.stress:
-            from ..catalog import stress
-
-            document.largest = stress.largest(document.records)
-        for part in parts if command == "bench" else ():
-            if part.scored:
-                from ..records import score
-
-                asked = {e.algo.name for e in part.entries}
-                found = score.scores(
-                    document, part.op, [w.uuid for w in part.workloads]
-                )
-                rows = [s for s in found if s.algo in asked and s.algo != s.against]
-                document.scores = [*(document.scores or []), *rows]
+        campaign.conclude(document, plan, harness)
 
     perform(plan, writer, known, output.json, finish, elsewhere)
-    if work.save is not None and document.records and not document.interrupted:
-        screen.say(baselines.keep(work.save, document))
-    code = (
-        errors.INTERRUPTED
-        if document.interrupted
-        else execute.exit_code(document, named)
-    )
-    return writer.exit_code(code)
+    if save is not None and document.records and not document.interrupted:
+        screen.say(baselines.keep(save, document))
+    code = execute.exit_code(document, named)
+    return writer.exit_code(errors.INTERRUPTED if document.interrupted else code)
 
 
 def perform(
-    plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine: Any = None
+    plan: Plan,
+    writer: Writer,
+    known: Registry,
+    json: bool,
+    finish: Callable[[], None],
+    engine: Engine | None = None,
 ) -> None:
     """Run a plan, `finish` its document, save it and show it.
 
@@ -277,24 +253,19 @@ def perform(
         raise errors.UsageError(
             "--json has stdout to itself", hint="drop --json, or --out"
         )
-    failed = None
+    failure: errors.GdnError | None = None
+    quiet = contextlib.nullcontext(lambda *_: None)
     try:
-        with (
-            screen.progress()
-            if engine is None
-            else contextlib.nullcontext(lambda *_: None) as progress
-        ):
+        with quiet if engine else screen.progress() as progress:
             execute.run(plan, writer, progress, screen.say, engine)
     except KeyboardInterrupt:
         pass  # the document says so
-    except (errors.GdnError, OSError) as e:
-        failed = (
-            e
-            if isinstance(e, errors.GdnError)
-            else errors.MissingError(f"this machine cannot go on: {e}")
-        )
-        if not document.records:
-            raise failed from None
+    except errors.GdnError as e:
+        failure = e
+    except OSError as e:
+        failure = errors.MissingError(f"this machine cannot go on: {e}")
+    if failure and not document.records:
+        raise failure from None
     finish()
     if document.records:
         writer.keep()
@@ -305,5 +276,5 @@ def perform(
                 writer.forgotten = True
                 screen.say(str(e))
     terminal.show(document, known, json, writer.path, writer.unsaved)
-    if failed:
-        raise failed
+    if failure:
+        raise failure

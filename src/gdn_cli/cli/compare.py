@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, NoReturn, Optional
 
 import typer
-from msgspec import structs
 
 from .. import errors
 from . import options as o
 from .bench import perform
+from .help import Panel
+
+if TYPE_CHECKING:
+    from ..catalog.registry import Registry
+    from ..schema.record_types import Document, Overall
+    from ..worker.request import PlanFields
 
 
 @o.grouped
@@ -37,6 +42,7 @@ def compare(
         bool,
         typer.Option(
             "--batch-invariant",
+            rich_help_panel=Panel.RUNNING,
             help="Also run each algo's batch-invariant build, as NAME@invariant.",
         ),
     ] = False,
@@ -44,6 +50,7 @@ def compare(
         float,
         typer.Option(
             "--threshold",
+            rich_help_panel=Panel.TIMING,
             metavar="SHARE",
             min=0.0,
             help="The least relative difference that is FASTER or SLOWER.",
@@ -53,6 +60,7 @@ def compare(
         Optional[float],
         typer.Option(
             "--gate",
+            rich_help_panel=Panel.TIMING,
             metavar="RATIO",
             help="Exit 1 if a geometric mean over the workloads is, or may be, below RATIO.",
         ),
@@ -63,67 +71,64 @@ def compare(
     A is the baseline. It can be saved records: a file (`gdn bench --out FILE`) or a
     name (`gdn bench --save NAME`); add :ALGO for one of its algos. Two saved records
     are compared with each other, and nothing is run.
+
+    Examples:
+      gdn compare cpp-v1 my-v1
+      gdn compare before.json my-v1 --gate 0.99
     """
     from ..catalog import registry
     from ..records import comparison, statistics, store
     from ..report import book
     from ..run import eligibility, execute, planning
 
-    tiers, overrides = sampling.checked()
+    tiers, bounds = sampling.checked()
     if gate is not None and not 0 < gate < 100:
         raise errors.UsageError(f"--gate {gate:g}: expected a ratio such as 0.99")
-    preset, loaded = which.loaded()
+    preset_name, preset = planning.preset_of(which)
     known = registry.load(algos, heads)
     saved, live = _split(names, {algo.name for algo in known.algos})
-    machine = o.machine()
     if len(saved) == 2:
         if live:
             raise errors.UsageError(
                 "two record files are compared alone",
                 hint=f"leave out {', '.join(live)}",
             )
-        return _two(saved, known, op, threshold, gate, output)
+        _two(saved, known, op, threshold, gate, output)
+    baseline = saved[0] if saved else None
     # compare every algo of the file with its present state
-    each = bool(saved) and not live and saved[0].algo is None
-    if saved and not live:
-        live = (
-            [saved[0].algo]
-            if saved[0].algo
-            else comparison.own_algos(store.load(saved[0].file), op)
-        )
+    each = baseline is not None and not live and baseline.algo is None
+    if baseline and not live:
+        base = store.load(baseline.file)
+        live = comparison.own_algos(base, op) if each else [str(baseline.algo)]
+    machine = o.machine()
     entries = planning.rivals(known, live, op, place.device, machine.place)
     if batch_invariant:
         entries = eligibility.beside_batch_invariant(known, entries)
-    if len(entries) + bool(saved) < 2:
+    if len(entries) + len(saved) < 2:
         raise errors.UsageError(
             "one algo is not enough to compare",
             hint="gdn compare A B, or gdn compare RECORDS.json",
         )
     entries = eligibility.overwriting(known, entries, named=True, asked=in_place)
     # a preset's counts are for benches; a comparison samples until the ratio is precise
-    overrides = {"seconds": 2.0, "target": statistics.THRESHOLD, "iterations": None} | {
-        k: v for k, v in overrides.items() if v
-    }
-    parts = which.parts(known, entries, loaded, overrides)
+    overrides: PlanFields = {"l2": sampling.l2, "iterations": None}
+    overrides["seconds"] = bounds.get("seconds") or 2.0
+    overrides["target"] = bounds.get("target") or statistics.THRESHOLD
+    parts = planning.select(known, entries, which, preset, overrides)
     settings = planning.Settings(
         "compare",
-        which.dataset,
+        o.for_workers(which.dataset, trust, o.Calls(in_place)),
         tiers,
-        trust.strict,
         place.timeout,
-        sandbox=trust.sandbox,
-        in_place=in_place,
         machine=machine,
     )
     plan = planning.prepare(known, parts, settings)
     trust.tell([Path(name) for name in live if name.endswith(".json")])
-    chosen = {
+    chosen: dict[str, object] = {
         "names": names,
         "workload": which.workload,
         "n": which.n,
-        "preset": preset,
-    }
-    chosen |= {
+        "preset": preset_name,
         "tier": sampling.tier,
         "l2": sampling.l2,
         "threshold": threshold,
@@ -133,77 +138,76 @@ def compare(
         chosen["in_place"] = True
     if batch_invariant:
         chosen["batch_invariant"] = True
-    if saved:
-        file, algo, shown = saved[0].file, saved[0].algo, saved[0].name
-        base = store.load(file)
-        timed_in = {tier for job in plan.jobs for tier in job.tiers}
-        ours = [e.algo.name for e in entries]
-        always = in_place or parts[0].op.in_place_only
-        for one in ours if each else [algo]:
-            algo = comparison.check_saved(
-                base, shown, parts[0].op.name, ours, one, timed_in, always
+    of_op = parts[0].op
+    if baseline:
+        base = store.load(baseline.file)
+        base_algo = baseline.algo
+        ours = [entry.algo.name for entry in entries]
+        tiers_used = {tier for job in plan.jobs for tier in job.tiers}
+        always = in_place or of_op.in_place_only
+        for name in ours if each else [base_algo]:
+            base_algo = comparison.check_saved(
+                base, baseline.name, of_op.name, ours, name, tiers_used, always
             )
     writer = store.open_document("compare", chosen, output.out)
     document = writer.document
 
     def finish() -> None:
-        if saved:
-            comparison.against(document, base, shown, None if each else algo, threshold)
-        else:
-            comparison.between(
-                document,
-                {part.op.name: part.entries[0].algo.name for part in parts},
-                threshold,
-            )
-            comparison.best_peers(
-                document, lambda op, algo: book.ladder(known, op).peer(algo)
-            )
+        if baseline:
+            algo = None if each else base_algo
+            comparison.against(document, base, baseline.name, algo, threshold)
+            return
+        firsts = {part.op.name: part.entries[0].algo.name for part in parts}
+        comparison.between(document, firsts, threshold)
+        comparison.best_peers(
+            document, lambda op, algo: book.ladder(known, op).peer(algo)
+        )
 
     perform(plan, writer, known, output.json, finish)
-    raise typer.Exit(
-        writer.exit_code(_code(execute.exit_code(document, True), document, gate))
-    )
+    code = _code(execute.exit_code(document, True), document, gate)
+    raise typer.Exit(writer.exit_code(code))
 
 
-def _code(code: int, document: Any, gate: float | None) -> int:
+def _code(code: int, document: Document, gate: float | None) -> int:
     """The exit code, most serious first: interrupted, an algo failed, the gate missed,
     something missing here.
     """
+    from ..report import screen
+
     if document.interrupted:
         return errors.INTERRUPTED
     if code == errors.FAILED or gate is None:
         return code
     # equal sources are never a regression
-    judged = [one for one in document.overall if not one.same_sources]
-    if missed := _missed(judged, gate):
-        from ..report import screen
+    judged = [row for row in document.overall or [] if not row.same_sources]
+    missed = _missed(judged, gate)
+    if missed is None:
+        return code
+    screen.say(missed)
+    return errors.FAILED
 
-        screen.say(missed)
-        return errors.FAILED
-    return code
 
-
-def _missed(judged: list[Any], gate: float) -> str | None:
+def _missed(judged: list[Overall], gate: float) -> str | None:
     """Why the gate is not passed: a mean below it, or one that may be, as nothing clear
     was measured.
     """
     from ..records import statistics
     from ..report.tables import compared
 
-    least = min((one.ratio for one in judged), default=gate)
+    least = min((row.ratio for row in judged), default=gate)
     if least < gate:
         return f"a regression: {least:.3f} is below the gate {gate:g}"
     unclear = [
-        one for one in judged if one.verdict == statistics.UNCLEAR and one.low < gate
+        row for row in judged if row.verdict == statistics.UNCLEAR and row.low < gate
     ]
     if not unclear:
         return None
-    one = min(unclear, key=lambda one: one.low)
-    seen = (
-        f"{one.algo} is UNCLEAR, {one.low:.3f} to {one.high:.3f}, which reaches below the gate"
-        f" {gate:g}"
+    lowest = min(unclear, key=lambda row: row.low)
+    return (
+        f"not shown to be as fast: {lowest.algo} is UNCLEAR, {lowest.low:.3f} to"
+        f" {lowest.high:.3f}, which reaches below the gate {gate:g}:"
+        f" {compared.clearer(bool(lowest.run_sd))}"
     )
-    return f"not shown to be as fast: {seen}: {compared.clearer(bool(one.run_sd))}"
 
 
 @dataclass(frozen=True)
@@ -217,26 +221,14 @@ class _Saved:
 
 def _split(names: list[str], algos: set[str]) -> tuple[list[_Saved], list[str]]:
     """Split the names into saved records (two at most) and the others."""
-    from .. import parsing
-    from ..records import baselines
-
-    saved: list[_Saved] = []
+    saved = []
     live = []
     for name in names:
-        path, _, algo = name.partition(".json:") if ".json:" in name else (name, "", "")
-        file = Path(path + ".json" if algo else path)
-        if file.suffix != ".json":
-            baseline, _, within = name.partition(":")
-            if baseline not in algos and (kept := baselines.find(baseline)):
-                saved.append(_Saved(kept, within or None, baseline))
-                continue
-            live.append(name)
-            continue
-        holds = parsing.read_json(file)
-        if not (isinstance(holds, dict) and "records" in holds):
-            live.append(name)  # a packed solution
+        records = _saved(name, algos)
+        if records:
+            saved.append(records)
         else:
-            saved.append(_Saved(file, algo or None, file.name))
+            live.append(name)
     if len(saved) > 2:
         raise errors.UsageError(
             f"{len(saved)} record files", hint="compare takes two at most"
@@ -244,32 +236,50 @@ def _split(names: list[str], algos: set[str]) -> tuple[list[_Saved], list[str]]:
     return saved, live
 
 
+def _saved(name: str, algos: set[str]) -> _Saved | None:
+    """The records of that name; None for an algo or a packed solution."""
+    from .. import parsing
+    from ..records import baselines
+
+    path, _, algo = name.partition(".json:")
+    if not algo and not name.endswith(".json"):
+        baseline, _, algo = name.partition(":")
+        kept = None if baseline in algos else baselines.find(baseline)
+        return _Saved(kept, algo or None, baseline) if kept else None
+    file = Path(f"{path}.json" if algo else path)
+    content = parsing.read_json(file)
+    if isinstance(content, dict) and "records" in content:
+        return _Saved(file, algo or None, file.name)
+    return None
+
+
 def _two(
     saved: list[_Saved],
-    known: Any,
+    known: Registry,
     op: str | None,
     threshold: float,
     gate: float | None,
-    output: Any,
-) -> None:
+    output: o.Output,
+) -> NoReturn:
     """Compare two saved runs; nothing is measured."""
     from ..records import comparison, store
     from ..report import terminal
 
-    base, other = (store.load(one.file) for one in saved)
-    if op:
-        base, other = (
-            structs.replace(d, records=[r for r in d.records if r.op == op])
-            for d in (base, other)
-        )
-    names = saved[0].name, saved[1].name
-    if names[0] == names[1]:
-        names = str(saved[0].file), str(saved[1].file)
-    document = comparison.two(base, other, names, (saved[0].algo, saved[1].algo))
-    comparison.against(document, base, names[0], saved[0].algo, threshold)
+    first, second = saved
+    base = store.load(first.file)
+    other = store.load(second.file)
+    for document in (base, other):
+        if op:
+            document.records = [r for r in document.records if r.op == op]
+    names = first.name, second.name
+    if first.name == second.name:
+        names = str(first.file), str(second.file)
+    document = comparison.two(base, other, names, (first.algo, second.algo))
+    comparison.against(document, base, names[0], first.algo, threshold)
     writer = store.Writer(document, output.out) if output.out else None
     if writer:
         writer.keep()
-    terminal.show(document, known, output.json, output.out, writer and writer.unsaved)
+    unsaved = writer.unsaved if writer else None
+    terminal.show(document, known, output.json, output.out, unsaved)
     code = _code(errors.OK, document, gate)
     raise typer.Exit(writer.exit_code(code) if writer else code)

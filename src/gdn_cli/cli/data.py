@@ -12,7 +12,7 @@ import typer
 
 from .. import errors
 from . import options as o
-from .help import App
+from .help import App, Panel
 
 if TYPE_CHECKING:
     from ..catalog.registry import Registry
@@ -36,6 +36,9 @@ def build(
 
     Everything together is about 2 GB; --op, -w, -n and --preset select less. Repeating
     it keeps existing files.
+
+    Examples:
+      gdn data build ~/gdn-data --op gdn_decode -n 4
     """
     from ..report import screen
 
@@ -83,13 +86,21 @@ def list_(
     op: o.OpName = None,
     full: Annotated[
         bool,
-        typer.Option("--full", help="A line for each workload: index, uuid, axes."),
+        typer.Option(
+            "--full",
+            rich_help_panel=Panel.RESULTS,
+            help="A line for each workload: index, uuid, axes.",
+        ),
     ] = False,
     json: o.AsJson = False,
 ) -> None:
     """Show the presets of each op; with --full or a choice, the workloads.
 
     -w, -n, --preset and --dataset choose workloads; --json lists each of them.
+
+    Examples:
+      gdn data list --op gdn_decode
+      gdn data list --op gdn_prefill --full
     """
     from ..catalog import presets, registry
     from ..report import terminal
@@ -113,8 +124,9 @@ def _select(
     skipped, unless all are.
     """
     from ..catalog import trace_set, workloads
+    from ..run import planning
 
-    _, preset = which.loaded(None)
+    _, preset = planning.preset_of(which, None)
     selected, refused = {}, []
     for each in [known.op(op)] if op else list(known.ops.values()):
         try:

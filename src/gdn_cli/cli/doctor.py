@@ -9,7 +9,11 @@ from . import options as o
 
 
 def doctor(dataset: o.Dataset = None, json: o.AsJson = False) -> None:
-    """Show what this machine has, what is missing, and how to get it."""
+    """Show what this machine has, what is missing, and how to get it.
+
+    Examples:
+      gdn doctor
+    """
     from ..report import terminal
     from ..run import doctor as d
 

@@ -8,6 +8,7 @@ import typer
 
 from ..errors import UsageError
 from . import options as o
+from .help import Panel
 
 if TYPE_CHECKING:
     from ..run.elsewhere import Elsewhere
@@ -16,6 +17,7 @@ EngineName = Annotated[
     Optional[str],
     typer.Option(
         "--engine",
+        rich_help_panel=Panel.RUNNING,
         metavar="NAME",
         help="Run it elsewhere: slurm, or another of configs/engines.toml.",
     ),

@@ -9,28 +9,40 @@ import typer
 
 from .. import errors
 from . import options as o
+from .help import Panel
 
 Names = Annotated[
     Optional[str],
     typer.Option(
         "--algo",
+        rich_help_panel=Panel.ALGOS,
         metavar="NAME[,NAME...]",
         help="Show the times of these algos over commits.",
     ),
 ]
 Tier = Annotated[
-    Optional[str], typer.Option("--tier", metavar="TIER", help="Only this tier.")
+    Optional[str],
+    typer.Option(
+        "--tier", rich_help_panel=Panel.TIMING, metavar="TIER", help="Only this tier."
+    ),
 ]
 On = Annotated[
     Optional[str],
     typer.Option(
-        "--device", metavar="TEXT", help="Only devices with TEXT in their name."
+        "--device",
+        rich_help_panel=Panel.RUNNING,
+        metavar="TEXT",
+        help="Only devices with TEXT in their name.",
     ),
 ]
 Runs = Annotated[
     int,
     typer.Option(
-        "-n", metavar="N", min=1, help="With --algo: the last N runs of each table."
+        "-n",
+        rich_help_panel=Panel.WORKLOADS,
+        metavar="N",
+        min=1,
+        help="With --algo: the last N runs of each table.",
     ),
 ]
 Export = Annotated[
@@ -65,6 +77,10 @@ def history(
     """Show your benches: all algos, or some algos' times over commits.
 
     Every bench is saved, in the user's data folder (GDN_HOME moves it).
+
+    Examples:
+      gdn history --algo cpp-v1
+      gdn history --export times.csv
     """
     from ..catalog.registry import names as listed
     from ..records import history as records

@@ -12,9 +12,8 @@ import typer
 
 from .. import errors
 from . import options as o
-from .bench import Work, carry_out
-from .help import App
-from .judge import Judge
+from .bench import carry_out
+from .help import App, Panel
 
 if TYPE_CHECKING:
     from ..records.store import Writer
@@ -33,6 +32,7 @@ MaxMinutes = Annotated[
     Optional[float],
     typer.Option(
         "--max-minutes",
+        rich_help_panel=Panel.MODAL,
         metavar="MINUTES",
         min=1,
         help="Stop everything after that.",
@@ -48,6 +48,7 @@ class Machine:
         Optional[str],
         typer.Option(
             "--gpu",
+            rich_help_panel=Panel.MODAL,
             metavar="GPU",
             show_default="B200",
             help="H200, H100!, B200:2, ...; no other GPU is accepted.",
@@ -57,6 +58,7 @@ class Machine:
         Optional[str],
         typer.Option(
             "--image",
+            rich_help_panel=Panel.MODAL,
             metavar="gdn|flashinfer",
             show_default="gdn",
             help="flashinfer: the contest's.",
@@ -72,13 +74,16 @@ class Errand(Machine):
     detach: Annotated[
         bool,
         typer.Option(
-            "--detach", help="Start it and return; --resume FILE fetches the results."
+            "--detach",
+            rich_help_panel=Panel.MODAL,
+            help="Start it and return; --resume FILE fetches the results.",
         ),
     ] = False
     resume: Annotated[
         Optional[Path],
         typer.Option(
             "--resume",
+            rich_help_panel=Panel.MODAL,
             metavar="FILE",
             help="Continue a run: fetch its results, and repeat what failed.",
         ),
@@ -93,6 +98,7 @@ class Containers(Errand):
         int,
         typer.Option(
             "--parallel",
+            rich_help_panel=Panel.MODAL,
             metavar="N",
             min=1,
             help="Up to N containers at a time, one algo in each.",
@@ -102,6 +108,7 @@ class Containers(Errand):
         bool,
         typer.Option(
             "--together",
+            rich_help_panel=Panel.MODAL,
             help="All in one container, with calls in turns, and a comparison.",
         ),
     ] = False
@@ -113,7 +120,7 @@ class Asked(o.Algos, o.Selection, o.Sampling, o.Place, Containers):
 
     solutions: tuple[Path, ...] = ()
     strict: bool = False
-    judge: Judge = Judge()
+    judge: o.Judge = o.Judge()
 
 
 @dataclass(frozen=True)
@@ -136,13 +143,16 @@ def run(
     which: o.Selection,
     rented: Containers,
     output: o.Output,
-    judge: Judge,
+    judge: o.Judge,
     solutions: o.Solutions = None,
     tier: o.Tier = None,
     timeout: o.Timeout = 300.0,
 ) -> None:
     """Check and time algos as the contest does: its number of calls and trials, all its
     workloads.
+
+    Examples:
+      gdn modal run --algo cuda-v5
     """
     algos, files = algos.also(solutions)
     judge.harness_for()
@@ -163,7 +173,11 @@ def bench(
     solutions: o.Solutions = None,
     strict: o.Strict = False,
 ) -> None:
-    """`gdn bench` at Modal: check algos, then time them, the reference and a plain copy."""
+    """`gdn bench` at Modal: check algos, then time them, the reference and a plain copy.
+
+    Examples:
+      gdn modal bench --algo cuda-v5 -w batch_size=64
+    """
     algos, files = algos.also(solutions)
     asked = _asked(files, algos, which, sampling, place, rented, strict=strict)
     raise typer.Exit(_carried("bench", ctx, asked, output))
@@ -187,19 +201,21 @@ def _carried(command: str, ctx: typer.Context, asked: Asked, output: o.Output) -
         output = replace(output, out=output.out or file)
     engine = engine_of(asked, command, asked, asked.parallel, asked.together)
     engine.resumed = old
-    work = Work(
-        "bench",
-        asked,
-        asked,
-        asked,
-        asked,
-        o.Trust(strict=asked.strict),
-        list(asked.solutions),
-        official=command == "run",
-        harness=asked.judge.harness_for(),
-    )
     try:
-        code = carry_out(work, output, engine)
+        code = carry_out(
+            "bench",
+            asked,
+            asked,
+            output,
+            sampling=asked,
+            place=asked,
+            trust=o.Trust(strict=asked.strict),
+            calls=o.Calls(),
+            files=asked.solutions,
+            contest=command == "run",
+            harness=asked.judge.harness_for(),
+            elsewhere=engine,
+        )
     except errors.GdnError as e:
         if engine.writer:
             _left(engine.writer, e.code, asked.detach)
@@ -331,11 +347,19 @@ def profile(
     json: o.AsJson = False,
     out: Annotated[
         Optional[Path],
-        typer.Option("--out", metavar="DIR", help="The folder of profiles."),
+        typer.Option(
+            "--out",
+            rich_help_panel=Panel.RESULTS,
+            metavar="DIR",
+            help="The folder of profiles.",
+        ),
     ] = None,
 ) -> None:
     """`gdn profile` at Modal: one algo on one workload, or the differences of two. The
     folder is saved here.
+
+    Examples:
+      gdn modal profile cuda-v5 -w batch_size=64
     """
     from .. import paths
     from ..profile import session

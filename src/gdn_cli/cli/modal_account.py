@@ -10,6 +10,7 @@ import typer
 
 from .. import errors
 from . import options as o
+from .help import Panel
 from .modal import Errand, Machine, MaxMinutes, engine_of, modal
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ def check(
 ) -> None:
     """What works there: driver, nvcc, CUPTI, ncu, clocks, a copy's rate; each algo of
     an op built and right once.
+
+    Examples:
+      gdn modal check
     """
     from ..records import store
     from ..remote import check as c
@@ -77,6 +81,7 @@ def setup(
         Optional[str],
         typer.Option(
             "--image",
+            rich_help_panel=Panel.MODAL,
             metavar="gdn|flashinfer",
             show_default="gdn",
             help="Which to build.",
@@ -93,6 +98,9 @@ def setup(
 
     Only --dataset and the contest's tools need the data set; twins are otherwise
     generated in the container.
+
+    Examples:
+      gdn modal setup --no-data
     """
     import tempfile
 

@@ -29,6 +29,9 @@ def tune(
     those of others stay.
 
     Without workloads: the preset `sweep`. A stopped run continues where it ended.
+
+    Examples:
+      gdn modal tune --algo cuda-v5 --only rows=1,2
     """
     from ..remote import profiles
     from ..remote.work import place

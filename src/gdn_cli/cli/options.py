@@ -14,7 +14,7 @@ import functools
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,18 +29,19 @@ from typing import (
 )
 
 import typer
-from msgspec import structs
 
 from ..errors import UsageError, unknown
+from .help import Panel
 
 if TYPE_CHECKING:
-    from ..catalog.presets import Preset
+    from ..catalog.official import Harness
     from ..catalog.registry import Registry
     from ..machine.inventory import Machine
-    from ..run.planning import Entry, Part
+    from ..worker.request import Options as WorkerOptions
     from ..worker.request import PlanFields
 
-G, R = TypeVar("G"), TypeVar("R")
+G = TypeVar("G")
+R = TypeVar("R")
 MACHINE: ContextVar[Machine | None] = ContextVar("MACHINE", default=None)
 
 
@@ -49,28 +50,31 @@ def algos_like(incomplete: str) -> list[str]:
     from .. import paths
 
     before, comma, begun = incomplete.rpartition(",")
-    own = [
-        Path(part) for part in os.environ.get("GDN_ALGOS", "").split(os.pathsep) if part
-    ]
-    found = {
-        file.parent
-        for folder in (*own, paths.ALGOS_DIR)
-        for file in folder.glob("*/*/algo.toml")
-    }
-    names = {
-        f"{folder.parent.name}/{folder.name}" if "/" in begun else folder.name
-        for folder in found
-    }
+    own = os.environ.get("GDN_ALGOS", "").split(os.pathsep)
+    names = set()
+    for folder in (*map(Path, filter(None, own)), paths.ALGOS_DIR):
+        for file in folder.glob("*/*/algo.toml"):
+            op, name, _ = file.parts[-3:]
+            names.add(f"{op}/{name}" if "/" in begun else name)
     return [before + comma + name for name in sorted(names) if name.startswith(begun)]
 
 
 AsJson = Annotated[
     bool,
-    typer.Option("--json", help="Print one JSON document on stdout, and nothing else."),
+    typer.Option(
+        "--json",
+        rich_help_panel=Panel.RESULTS,
+        help="Print one JSON document on stdout, and nothing else.",
+    ),
 ]
 OpName = Annotated[
     Optional[str],
-    typer.Option("--op", metavar="OP", help="The op, such as gdn_prefill."),
+    typer.Option(
+        "--op",
+        rich_help_panel=Panel.ALGOS,
+        metavar="OP",
+        help="The op, such as gdn_prefill.",
+    ),
 ]
 Heads = Annotated[
     Optional[str],
@@ -84,6 +88,7 @@ OwnAlgos = Annotated[
     Optional[str],
     typer.Option(
         "--algos",
+        rich_help_panel=Panel.ALGOS,
         envvar="GDN_ALGOS",
         metavar="DIR",
         help="Your own folder of <op>/<algo>/algo.toml.",
@@ -101,6 +106,7 @@ Gpus = Annotated[
     Optional[str],
     typer.Option(
         "--gpus",
+        rich_help_panel=Panel.RUNNING,
         metavar="N[,N...]",
         help=(
             "Spread the algos over these GPUs, or `all`; with fewer algos than GPUs, the"
@@ -113,6 +119,7 @@ OneWorkload = Annotated[
     typer.Option(
         "--workload",
         "-w",
+        rich_help_panel=Panel.WORKLOADS,
         metavar="WHICH",
         help="An index, a uuid prefix, or axes (batch_size=64, B=64).",
     ),
@@ -121,6 +128,7 @@ Dataset = Annotated[
     Optional[Path],
     typer.Option(
         "--dataset",
+        rich_help_panel=Panel.WORKLOADS,
         envvar="FIB_DATASET_PATH",
         metavar="DIR",
         help="A FlashInfer-Trace folder.",
@@ -130,6 +138,7 @@ Tier = Annotated[
     Optional[str],
     typer.Option(
         "--tier",
+        rich_help_panel=Panel.TIMING,
         metavar="TIER[,TIER...]",
         help="cupti, events, graph, nvbench, fib (GPU), wall (CPU), or `all`.",
     ),
@@ -138,6 +147,7 @@ Timeout = Annotated[
     float,
     typer.Option(
         "--timeout",
+        rich_help_panel=Panel.RUNNING,
         metavar="SECONDS",
         min=1.0,
         help="The most seconds that one algo may take.",
@@ -146,19 +156,26 @@ Timeout = Annotated[
 Strict = Annotated[
     bool,
     typer.Option(
-        "--strict", help="Probe for cheats and faults on every workload; no fallback."
+        "--strict",
+        rich_help_panel=Panel.RUNNING,
+        help="Probe for cheats and faults on every workload; no fallback.",
     ),
 ]
 First = Annotated[
     Optional[int],
     typer.Option(
-        "-n", metavar="N", min=1, help="The first N workloads of the selection."
+        "-n",
+        rich_help_panel=Panel.WORKLOADS,
+        metavar="N",
+        min=1,
+        help="The first N workloads of the selection.",
     ),
 ]
 PresetName = Annotated[
     Optional[str],
     typer.Option(
         "--preset",
+        rich_help_panel=Panel.WORKLOADS,
         metavar="NAME",
         help="One of configs/presets.toml: quick, contest, sweep, peers.",
     ),
@@ -167,6 +184,7 @@ InPlace = Annotated[
     bool,
     typer.Option(
         "--in-place",
+        rich_help_panel=Panel.RUNNING,
         help="Outputs overwrite inputs where the op allows it: decode's state.",
     ),
 ]
@@ -174,6 +192,7 @@ BatchInvariant = Annotated[
     bool,
     typer.Option(
         "--batch-invariant",
+        rich_help_panel=Panel.RUNNING,
         help="Builds that give a sequence the same bits in any batch: NAME@invariant.",
     ),
 ]
@@ -181,6 +200,7 @@ L2 = Annotated[
     str,
     typer.Option(
         "--l2",
+        rich_help_panel=Panel.TIMING,
         metavar="cold|warm",
         help="State of the GPU's L2 cache before each call.",
     ),
@@ -189,6 +209,7 @@ Seconds = Annotated[
     Optional[float],
     typer.Option(
         "--seconds",
+        rich_help_panel=Panel.TIMING,
         metavar="SECONDS",
         min=0.01,
         show_default="the preset's",
@@ -205,6 +226,7 @@ class Algos:
         Optional[str],
         typer.Option(
             "--algo",
+            rich_help_panel=Panel.ALGOS,
             envvar="ALGO",
             metavar="NAME[,NAME...]",
             autocompletion=algos_like,
@@ -226,21 +248,18 @@ class Algos:
         """
         files = [Path(name) for name in given or [] if _is_file(name)]
         named = [name for name in given or [] if not _is_file(name)]
-        if named and self.algo and self.algo != os.environ.get("ALGO"):
+        if not named:
+            return self, files
+        if self.algo and self.algo != os.environ.get("ALGO"):
             named.append(self.algo)
-        return (
-            dataclasses.replace(self, algo=",".join(named)) if named else self
-        ), files
+        return dataclasses.replace(self, algo=",".join(named)), files
 
 
 def _is_file(name: str) -> bool:
+    if name.endswith((".json", ".toml", ".html")) or name[:1] in "./~":
+        return True
     folder = "/" in name.strip("/") and os.path.isfile(f"{name}/algo.toml")
-    return (
-        name.endswith((".json", ".toml", ".html"))
-        or name[:1] in "./~"
-        or os.path.isfile(name)
-        or folder
-    )
+    return folder or os.path.isfile(name)
 
 
 @dataclass(frozen=True)
@@ -251,6 +270,7 @@ class OneAlgo(Algos):
         Optional[str],
         typer.Option(
             "--algo",
+            rich_help_panel=Panel.ALGOS,
             envvar="ALGO",
             metavar="NAME",
             autocompletion=algos_like,
@@ -281,6 +301,7 @@ class Workloads:
         typer.Option(
             "--workload",
             "-w",
+            rich_help_panel=Panel.WORKLOADS,
             metavar="WHICH",
             help=(
                 "An index, a range (0-9), a uuid prefix, or axes (batch_size=64, B=64)."
@@ -291,75 +312,27 @@ class Workloads:
     n: First = None
     preset: PresetName = None
 
-    dataset: ClassVar[Path | None] = None  # options of the derived groups
+    # options of the derived groups
+    dataset: ClassVar[Path | None] = None
     stress: ClassVar[bool] = False
-
-    def loaded(
-        self, otherwise: str | None = "quick"
-    ) -> tuple[str | None, Preset | None]:
-        """The preset in use, as (name, preset): `otherwise` if no option chooses workloads."""
-        from ..catalog import presets
-
-        if self.stress and (self.preset or self.dataset):
-            other = "--preset" if self.preset else "--dataset"
-            hint = "--workload NAME chooses among the hard inputs"
-            raise UsageError(f"--stress and {other} exclude each other", hint=hint)
-        name = self.preset
-        if name is None and not (
-            self.workload or self.n or self.dataset or self.stress
-        ):
-            name = otherwise
-        return name, presets.load_preset(name) if name else None
-
-    def official(self) -> tuple[str, Preset]:
-        """The same with the contest's counts, and all its workloads if no option chooses some."""
-        from ..catalog import presets
-
-        contest = presets.load_preset("contest")
-        loaded = presets.load_preset(self.preset) if self.preset else contest
-        counts = structs.replace(loaded, settings=contest.settings)
-        return self.preset or contest.name, counts
-
-    def parts(
-        self,
-        known: Registry,
-        entries: list[Entry],
-        preset: Preset | None,
-        plan: PlanFields,
-    ) -> list[Part]:
-        """The algos by op, each op with its workloads; `plan` overrides the preset's
-        (planning.parts).
-        """
-        from ..run import planning
-
-        if self.stress:
-            return planning.hard(known, entries, self.workload or [], self.n)
-        return planning.parts(
-            known,
-            entries,
-            chosen=self.workload or [],
-            first=self.n,
-            preset=preset,
-            dataset=self.dataset,
-            overrides=plan,
-        )
 
 
 @dataclass(frozen=True)
 class Selection(Workloads):
     """Which workloads, from gdn or from a folder."""
 
-    dataset: Dataset = None
+    dataset: Dataset = None  # type: ignore[misc]  # a class variable above
 
 
 @dataclass(frozen=True)
 class HardInputs(Selection):
-    """The same, or the op's hard inputs."""
+    """Workload options, with `--stress` for the op's hard inputs."""
 
-    stress: Annotated[
+    stress: Annotated[  # type: ignore[misc]  # a class variable above
         bool,
         typer.Option(
             "--stress",
+            rich_help_panel=Panel.WORKLOADS,
             help="The op's hard inputs in place of workloads; --workload chooses some.",
         ),
     ] = False
@@ -375,6 +348,7 @@ class Sampling:
         Optional[float],
         typer.Option(
             "--target",
+            rich_help_panel=Panel.TIMING,
             metavar="SHARE",
             show_default="0.01; 0.005 for ratios",
             help="Sample until medians and ratios are known this precisely.",
@@ -397,18 +371,21 @@ class Sampling:
         tiers = listed(self.tier)
         for name in tiers:
             check_choice("tier", name, [*TIERS, "all"])
+        overrides: PlanFields = {"l2": self.l2, **self.bounds}
         # exact counts of a preset do not apply then
-        counts = {"iterations": None} if self.bounds else {}
-        return tiers, {"l2": self.l2} | counts | self.bounds
+        if self.bounds:
+            overrides["iterations"] = None
+        return tiers, overrides
 
     @property
     def bounds(self) -> PlanFields:
         """Those of --seconds and --target that were given."""
-        return {
-            name: value
-            for name in ("seconds", "target")
-            if (value := getattr(self, name))
-        }
+        bounds: PlanFields = {}
+        if self.seconds:
+            bounds["seconds"] = self.seconds
+        if self.target:
+            bounds["target"] = self.target
+        return bounds
 
 
 @dataclass(frozen=True)
@@ -417,7 +394,12 @@ class Place:
 
     device: Annotated[
         str,
-        typer.Option("--device", metavar="auto|cuda|cpu", help="auto: cuda, else cpu."),
+        typer.Option(
+            "--device",
+            rich_help_panel=Panel.RUNNING,
+            metavar="auto|cuda|cpu",
+            help="auto: cuda, else cpu.",
+        ),
     ] = "auto"
     timeout: Timeout = 300.0
 
@@ -437,6 +419,14 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Calls:
+    """How the algos are called and checked: fields of request.Options."""
+
+    in_place: InPlace = False
+    batch_invariant: BatchInvariant = False
+
+
+@dataclass(frozen=True)
 class Trust:
     """How much the algos are trusted."""
 
@@ -445,6 +435,7 @@ class Trust:
         bool,
         typer.Option(
             "--sandbox",
+            rich_help_panel=Panel.RUNNING,
             help=(
                 "Run the algos' code in bubblewrap: no network, no home, read-only except its own"
                 " folder."
@@ -452,7 +443,7 @@ class Trust:
         ),
     ] = False
 
-    def tell(self, solutions: list[Path]) -> None:
+    def tell(self, solutions: Sequence[Path]) -> None:
         """Warn that packed files run with the user's rights. Raises MissingError if
         --sandbox finds no bubblewrap.
         """
@@ -462,15 +453,66 @@ class Trust:
         if self.sandbox:
             bubblewrap.find()
         elif solutions:
-            what = (
-                "a packed file's code runs"
-                if len(solutions) == 1
-                else "the packed files' code runs"
-            )
+            code = "a packed file's code runs"
+            if len(solutions) > 1:
+                code = "the packed files' code runs"
             screen.say(
-                f"{what} with your rights on this machine; --sandbox takes away its network, your"
-                " home and your files"
+                f"{code} with your rights on this machine; --sandbox takes away its"
+                " network, your home and your files"
             )
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The contest's own harness, to judge as well."""
+
+    official: Annotated[
+        bool,
+        typer.Option(
+            "--official",
+            rich_help_panel=Panel.JUDGE,
+            help="flashinfer-bench itself judges too, beside gdn's own times; on a GPU.",
+        ),
+    ] = False
+    harness: Annotated[
+        Optional[str],
+        typer.Option(
+            "--harness",
+            rich_help_panel=Panel.JUDGE,
+            metavar="NAME",
+            show_default="main",
+            help="Which flashinfer-bench: 0.1.2, main.",
+        ),
+    ] = None
+    isolated: Annotated[
+        bool,
+        typer.Option(
+            "--isolated",
+            rich_help_panel=Panel.JUDGE,
+            help="Its isolated runner: a process for each solution and workload.",
+        ),
+    ] = False
+
+    def harness_for(self, **others: bool) -> Harness | None:
+        """The harness to judge with; None without --official. UsageError for options
+        that it excludes.
+        """
+        from ..catalog import official
+
+        if not self.official:
+            if self.harness or self.isolated:
+                raise UsageError(
+                    f"{'--harness' if self.harness else '--isolated'} is an option of --official"
+                )
+            return None
+        for name, given in others.items():
+            if given:
+                option = name.replace("_", "-")
+                raise UsageError(
+                    f"--official and --{option} exclude each other",
+                    hint="drop one of them",
+                )
+        return official.harness(self.harness, self.isolated)
 
 
 @dataclass(frozen=True)
@@ -480,17 +522,36 @@ class Output:
     json: AsJson = False
     out: Annotated[
         Optional[Path],
-        typer.Option("--out", metavar="FILE", help="Write the records to FILE."),
+        typer.Option(
+            "--out",
+            rich_help_panel=Panel.RESULTS,
+            metavar="FILE",
+            help="Write the records to FILE.",
+        ),
     ] = None
+
+
+def for_workers(dataset: Path | None, trust: Trust, calls: Calls) -> WorkerOptions:
+    """What every worker of a command is asked for."""
+    from ..worker.request import Options
+
+    return Options(
+        dataset=str(dataset.absolute()) if dataset else None,
+        strict=trust.strict,
+        sandbox=trust.sandbox,
+        **dataclasses.asdict(calls),
+    )
 
 
 def machine() -> Machine:
     """The machine that the command uses: made once, if main() was not given one."""
     from ..machine.inventory import Machine
 
-    if MACHINE.get() is None:
-        MACHINE.set(Machine())
-    return MACHINE.get()
+    known = MACHINE.get()
+    if known is None:
+        known = Machine()
+        MACHINE.set(known)
+    return known
 
 
 def check_choice(kind: str, value: str, known: Any) -> None:
@@ -515,7 +576,9 @@ def listed(text: str | None) -> tuple[str, ...]:
 
 def grouped(command: Callable[..., R]) -> Callable[..., R]:
     """The command for typer: each parameter that is a dataclass becomes an option per field."""
-    parameters, groups = [], {}
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {}
+    members: set[str] = set()
     # not get_type_hints: up to Python 3.10 it wraps an option whose default is None in another
     # Optional, and typer does not look for the option inside
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
@@ -526,25 +589,20 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
         groups[name] = kind
         types = get_type_hints(kind, include_extras=True)
         for field in dataclasses.fields(kind):
-            parameters.append(
-                inspect.Parameter(
-                    field.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=field.default,
-                    annotation=types[field.name],
-                )
+            members.add(field.name)
+            option = inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=types[field.name],
             )
+            parameters.append(option)
 
     @functools.wraps(command)
     def called(**given: Any) -> R:
+        others = {name: given[name] for name in given if name not in members}
         made = {name: pick(kind, given) for name, kind in groups.items()}
-        fields = {
-            field.name for kind in groups.values() for field in dataclasses.fields(kind)
-        }
-        return command(
-            **made,
-            **{name: value for name, value in given.items() if name not in fields},
-        )
+        return command(**made, **others)
 
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -553,10 +611,5 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
 
 def pick(group: type[G], values: Mapping[str, Any]) -> G:
     """Make a group from the values with its fields' names."""
-    return group(
-        **{
-            field.name: values[field.name]
-            for field in dataclasses.fields(group)
-            if field.name in values
-        }
-    )
+    names = [field.name for field in dataclasses.fields(group)]  # type: ignore[arg-type]
+    return group(**{name: values[name] for name in names if name in values})

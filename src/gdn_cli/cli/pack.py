@@ -10,6 +10,7 @@ import typer
 
 from .. import errors
 from . import options as o
+from .help import Panel
 
 
 @o.grouped
@@ -20,6 +21,7 @@ def pack(
         typer.Option(
             "--out",
             "-o",
+            rich_help_panel=Panel.RESULTS,
             metavar="FILE",
             show_default="solution.json",
             help="The file to write.",
@@ -53,6 +55,7 @@ def pack(
         float,
         typer.Option(
             "--timeout",
+            rich_help_panel=Panel.RUNNING,
             metavar="SECONDS",
             min=1.0,
             help="The most seconds that the proof may take.",
@@ -60,7 +63,11 @@ def pack(
     ] = 300.0,
     json: o.AsJson = False,
 ) -> None:
-    """Pack one algo into a solution.json for flashinfer-bench."""
+    """Pack one algo into a solution.json for flashinfer-bench.
+
+    Examples:
+      gdn pack --algo my-v1 --author me --prove
+    """
     import json as j
 
     from .. import files

@@ -11,6 +11,7 @@ import typer
 
 from .. import errors
 from . import options as o
+from .help import Panel
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ def profile(
         bool,
         typer.Option(
             "--full",
+            rich_help_panel=Panel.RESULTS,
             help="Every figure of every kernel; else three or more get a row each.",
         ),
     ] = False,
@@ -127,7 +129,10 @@ def profile(
     out: Annotated[
         Optional[Path],
         typer.Option(
-            "--out", metavar="DIR", help="The folder of profiles, instead of gdn's own."
+            "--out",
+            rich_help_panel=Panel.RESULTS,
+            metavar="DIR",
+            help="The folder of profiles, instead of gdn's own.",
         ),
     ] = None,
 ) -> None:
@@ -135,6 +140,10 @@ def profile(
     show the differences.
 
     Profiles are saved: `gdn profile --list` lists them, `gdn profile NAME` shows one again.
+
+    Examples:
+      gdn profile cpp-v1 -w batch_size=64
+      gdn profile cuda-v5 --tool sass --arch sm_90a
     """
     from .. import paths
     from ..profile import session

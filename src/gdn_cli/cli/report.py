@@ -13,6 +13,7 @@ import typer
 from .. import errors
 from ..text import unguarded
 from . import options as o
+from .help import Panel
 
 if TYPE_CHECKING:
     from ..report.book import Book
@@ -38,6 +39,7 @@ To = Annotated[
     typer.Option(
         "--out",
         "-o",
+        rich_help_panel=Panel.RESULTS,
         metavar="FILE",
         help="The file; - is stdout. Default: report.html, .png or .svg, else stdout.",
     ),
@@ -50,13 +52,19 @@ Names = Annotated[
     Optional[str],
     typer.Option(
         "--algo",
+        rich_help_panel=Panel.ALGOS,
         metavar="NAME[,NAME...]",
         help="These algos, in this order; the copy stays.",
     ),
 ]
 Tiers = Annotated[
     Optional[str],
-    typer.Option("--tier", metavar="TIER[,TIER...]", help="Only these tiers."),
+    typer.Option(
+        "--tier",
+        rich_help_panel=Panel.TIMING,
+        metavar="TIER[,TIER...]",
+        help="Only these tiers.",
+    ),
 ]
 Part = Annotated[
     Optional[str],
@@ -173,6 +181,10 @@ def report(
     """Make a page, a table or a figure from records.
 
     Without files: the newest bench. Times of different devices or tiers are kept apart.
+
+    Examples:
+      gdn report
+      gdn report bench.json --op gdn_decode -o bench.md
     """
     from ..files import is_stdout, write
     from ..report import findings

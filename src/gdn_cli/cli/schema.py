@@ -19,7 +19,11 @@ def schema(
         ),
     ] = "record",
 ) -> None:
-    """Print the JSON Schema of a file that gdn writes or reads."""
+    """Print the JSON Schema of a file that gdn writes or reads.
+
+    Examples:
+      gdn schema algo
+    """
     from ..catalog import registry
     from ..report import screen
     from ..schema import record_types

@@ -57,6 +57,10 @@ def tune(
     to a file beside it.
 
     Without workloads: the preset `sweep`. A stopped run continues where it ended.
+
+    Examples:
+      gdn tune --algo cuda-v5 --dry-run
+      gdn tune --algo my-v1 --only rows=2,4 -w batch_size=64
     """
     from ..report import screen
     from ..report import tune as shown
@@ -116,11 +120,11 @@ def planned(
     from ..run import eligibility, planning
     from ..tune import search
 
-    preset, loaded = which.loaded("sweep")
+    preset, loaded = planning.preset_of(which, "sweep")
     known = algos.known()
     entries = planning.rivals(known, [name], algos.op, device, place)
     entries = eligibility.overwriting(known, entries, named=True, asked=in_place)
-    (part,) = which.parts(known, entries, loaded, {})
+    (part,) = planning.select(known, entries, which, loaded, {})
     (entry,) = entries
     plan = search.plan(known, entry, part.workloads, preset, only or [], where)
     return plan, entry.place

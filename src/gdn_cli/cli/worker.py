@@ -22,7 +22,11 @@ def worker(
         ),
     ] = False,
 ) -> None:
-    """Serve one request: JSON on stdin, the reply on stdout."""
+    """Serve one request: JSON on stdin, the reply on stdout.
+
+    Examples:
+      gdn worker < request.json > reply.json
+    """
     if parcel:
         import sys
 

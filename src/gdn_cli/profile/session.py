@@ -37,7 +37,7 @@ from ..schema.profile_types import Listed, Profile, Reading, Survey, Verdict
 from ..schema.record_types import Call, Environment, Record, Status
 from ..worker import messages, profilers
 from ..worker.profilers import Ask, Reply, Run
-from ..worker.request import PlanFields, Profiling
+from ..worker.request import Options, PlanFields, Profiling, Timing
 from . import bottleneck
 
 _FILE = "profile.json"
@@ -307,7 +307,7 @@ def _survey(
         plan["seconds"] = settings.seconds
     job = _job(subject, settings, Profiling("survey", l2=settings.l2), machine)
     tiers = planning.tiers_for(job.mode, ()) if settings.timed else ()
-    outcome = execute(replace(job, tiers=tiers, plan=plan, fallback=True))
+    outcome = execute(job.asking(timing=Timing(tiers, plan, fallback=True)))
     record = next(iter(outcome.records), None)
     end = record or outcome
     # without a time the profile cannot be interpreted
@@ -363,15 +363,15 @@ def _reply(subject: Subject, settings: Settings, each: Run, machine: Machine) ->
 def _job(
     subject: Subject, settings: Settings, task: Profiling, machine: Machine
 ) -> Job:
-    return Job(
-        command="profile",
-        op=subject.op,
-        definition=subject.definition,
-        solution=subject.solution,
-        mode=subject.mode or "cpu",
-        workloads=(subject.workload,),
-        algo=subject.algo,
-        dataset=settings.dataset,
+    dataset = settings.dataset
+    return Job.of(
+        "profile",
+        subject.op,
+        subject.definition,
+        subject.mode or "cpu",
+        [subject.workload],
+        [(subject.algo, subject.solution)],
+        options=Options(dataset=str(dataset.absolute()) if dataset else None),
         profile=task,
         timeout_s=settings.timeout_s,
         machine=machine,

@@ -12,46 +12,22 @@ import os
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from .. import bounded, files, paths
-from ..catalog import tuned_table
-from ..catalog.formats import Solution
-from ..catalog.ops import Op
-from ..catalog.pack import source_hash
-from ..catalog.registry import Algo
 from ..errors import MISSING, OK, GdnError, MissingError, UsageError
 from ..machine import environment
-from ..machine.inventory import Gpu
 from ..parsing import HALVES, Json, json_of, lined, read_text
 from ..schema.record_types import (
     SCHEMA,
     Document,
     Environment,
-    GpuName,
     Record,
-    Status,
     document_of,
 )
 from ..text import whole
-
-
-class Work(Protocol):
-    """The part of a job (jobs.Job) that a document needs."""
-
-    op: Op
-    algo: Algo | None
-    solution: Solution | None
-    rivals: tuple[tuple[Algo, Solution], ...]
-    mode: str
-    gpu: Gpu | None
-    added: bool
-    in_place: bool
-
-    @property
-    def place(self) -> str: ...
 
 
 @dataclass
@@ -92,54 +68,11 @@ class Writer:
         """A command's exit code: 0 only if the records are also saved."""
         return MISSING if code == OK and (self.unsaved or self.forgotten) else code
 
-    def add(self, job: Work, record: Record, env: Environment | None = None) -> Record:
-        """Add a worker's record of one measurement, with facts about the job and the
-        algo's sources.
-        """
-        algos = {
-            algo.name: (algo, solution)
-            for algo, solution in (*job.rivals, (job.algo, job.solution))
-            if algo
-        }
-        algo, solution = algos.get(record.algo, (None, None))
-        found = tuned_table.used(algo, solution, env or Environment())
-        whole = msgspec.structs.replace(
-            record,
-            op=job.op.name,
-            mode=job.mode,
-            source_hash=source_hash(solution) if solution else None,
-            gpu=GpuName(**job.gpu.to_json()) if job.gpu else record.gpu,
-            added=job.added,
-            in_place=job.in_place,
-            setup=algo.setup if algo else None,
-            tuned_for=found and found.gpu,
-            tuned_nearest=found and found.gpu != env.gpu,
-        )
-        if job.gpu:  # known even if the worker ended before it sent anything
-            known = {
-                "gpu": job.gpu.name,
-                "gpu_index": job.gpu.index,
-                "gpu_uuid": job.gpu.uuid,
-            }
-            env = msgspec.structs.replace(env or Environment(), **known)
-        there = self.document.environments
-        if env and not (job.place in there and there[job.place].versions):
-            there[job.place] = env
-        self.document.records.append(whole)
-        return whole
-
-    def add_unpackable(self, op: str, algo: str, mode: str, reason: str) -> None:
-        """Add a record for an algo that could not become a job."""
-        record = Record(
-            op=op,
-            algo=algo,
-            source_hash=None,
-            mode=mode,
-            tier=None,
-            workload=None,
-            status=Status.UNPACKABLE,
-            reason=reason,
-        )
+    def add(self, record: Record, place: str, env: Environment | None) -> None:
+        """Add a record; `env` is where it was made, and `place` its key."""
+        environments = self.document.environments
+        if env and not (place in environments and environments[place].versions):
+            environments[place] = env
         self.document.records.append(record)
 
 
@@ -167,8 +100,9 @@ def open_document(command: str, options: Json, out: Path | None) -> Writer:
         options=options,
         interrupted=False,
         records=[],
-        **environment.commit(),
     )
+    for name, value in environment.commit().items():
+        setattr(document, name, value)
     return Writer(document, path, stream=files.destination(path).stream)
 
 

@@ -82,7 +82,7 @@ class Calls:
         workloads: list[Workload] = []
         for piece in fresh:
             for job in piece.jobs:
-                workloads += job.workloads if job.dataset else ()
+                workloads += job.workloads if job.request.dataset else ()
         if workloads:
             self.find_dataset(workloads)
         if fresh:

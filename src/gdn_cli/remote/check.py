@@ -48,7 +48,8 @@ def plan(
     planned = planning.prepare(registry, [part], checks)
     # what cannot run is missing once
     planned.jobs[:0] = [
-        planning.added(job) for job in planning.prepare(registry, [part], floors).jobs
+        planning.as_extra(job)
+        for job in planning.prepare(registry, [part], floors).jobs
     ]
     own = [
         entry.algo.full_name

@@ -98,7 +98,7 @@ class _Container:
         """
         piece = self.content.jobs[number]
         request, earlier = piece.request, [made.record for made in before]
-        rest = jobs.unfinished(request, earlier)
+        rest = request.unfinished(earlier)
         if before and not rest:
             known = before[-1].environment
             return Outcome(Status.DONE, records=earlier, environment=known)

@@ -4,7 +4,7 @@ image lacks. Decided before anything is started.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec import structs
 
 from ..catalog.tiers import TIERS
 from ..errors import UsageError
@@ -33,7 +33,7 @@ def affordable(plan: planning.Plan, every_tier: bool) -> None:
     packages = {None} | pinned()
     timed = {name for name, tier in TIERS.items() if tier.package in packages}
     for i, job in enumerate(plan.jobs):
-        if job.official:
+        if job.request.official:
             continue
         tiers = tuple(tier for tier in job.tiers if tier in timed)
         if tiers != job.tiers and not (every_tier and tiers):
@@ -43,4 +43,5 @@ def affordable(plan: planning.Plan, every_tier: bool) -> None:
                 f"tier '{lacking}' needs {TIERS[lacking].package}, which is not in the image",
                 hint=f"use --tier {' or '.join(usable)}",
             )
-        plan.jobs[i] = replace(job, tiers=tiers)
+        timing = structs.replace(job.request.timing, tiers=tiers)
+        plan.jobs[i] = job.asking(timing=timing)

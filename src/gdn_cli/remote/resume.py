@@ -4,7 +4,6 @@ which are fetched or sent again.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from ..catalog.pack import source_hash
@@ -12,7 +11,7 @@ from ..catalog.tiers import FLOORS
 from ..errors import UsageError
 from ..records import store
 from ..records.store import Writer
-from ..run.jobs import Job, unfinished
+from ..run.jobs import Job
 from ..schema.record_types import Document, Record, Rented
 
 
@@ -32,10 +31,7 @@ def settled(job: Job, old: Document) -> tuple[list[Record], Job | None]:
     other sources; None if nothing is. Floors and comparisons are whole or not at all:
     their records belong together.
     """
-    solutions = {algo.name: solution for algo, solution in job.rivals}
-    if job.algo and job.solution:
-        solutions[job.algo.name] = job.solution
-    hashes = {name: source_hash(solution) for name, solution in solutions.items()}
+    hashes = {algo.name: source_hash(solution) for algo, solution in job.packed}
     names = hashes or FLOORS
     earlier = [
         record
@@ -50,10 +46,10 @@ def settled(job: Job, old: Document) -> tuple[list[Record], Job | None]:
         return earlier, None
     if job.command not in ("check", "bench", "official"):
         return [], job
-    rest = unfinished(job.request(), passed)
+    rest = job.request.unfinished(passed)
     done = {w.uuid for w in job.workloads} - {w.uuid for w in rest}
     settled = [record for record in earlier if record.uuid in done]
-    return settled, replace(job, workloads=rest) if rest else None
+    return settled, job.asking(workloads=rest) if rest else None
 
 
 def resume(jobs: list[Job], old: Document, writer: Writer) -> list[Job]:

@@ -10,7 +10,6 @@ import json
 import threading
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,9 +48,10 @@ class Piece(Struct):
     @staticmethod
     def of(job: Job, dataset: Path | None = None) -> Piece:
         """The request that a worker here would get; `dataset` is where --dataset is there."""
-        if job.dataset and dataset:
-            job = replace(job, dataset=dataset)
-        return Piece(job.request(), job.timeout_s)
+        request = job.request
+        if request.dataset and dataset:
+            request = msgspec.structs.replace(request, dataset=str(dataset))
+        return Piece(request, job.timeout_s)
 
 
 class Cache(Struct):

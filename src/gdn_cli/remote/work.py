@@ -5,7 +5,9 @@ algo runs there.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from .. import units
 from ..catalog.formats import Solution
@@ -53,7 +55,7 @@ class Work:
 
     @property
     def cuda(self) -> bool:
-        modes = {job.mode for job in self.jobs}
+        modes: set[str] = {job.mode for job in self.jobs}
         modes |= {wanted["subject"]["mode"] for wanted in self.profiles}
         modes |= {asked.mode for asked in self.tunings}
         return "cuda" in modes
@@ -63,7 +65,7 @@ class Work:
         """The hashes of the algos to build."""
         solutions: list[Solution | None] = []
         for job in self.jobs:
-            solutions += [job.solution, *(solution for _, solution in job.rivals)]
+            solutions += [solution for _, solution in job.packed]
         solutions += [wanted["subject"]["solution"] for wanted in self.profiles]
         solutions += [asked.algo.solution for asked in self.tunings]
         return sorted(source_hash(solution) for solution in solutions if solution)
@@ -160,15 +162,18 @@ def _interleaved(jobs: list[Job]) -> Job:
             f"calls of several algos cannot take turns in {', '.join(first.tiers)}",
             hint=f"use --tier {', '.join(able)}",
         )
-    return replace(
-        first,
-        command="compare",
-        algo=None,
-        solution=None,
-        tiers=tiers,
-        fallback=False,
-        rivals=tuple((j.algo, j.solution) for j in jobs if j.algo and j.solution),
-        timeout_s=sum(j.timeout_s for j in jobs),
+    request = first.request
+    return Job.of(
+        "compare",
+        first.op,
+        request.definition,
+        first.mode,
+        first.workloads,
+        [pair for job in jobs for pair in job.packed],
+        options=request.options,
+        timing=structs.replace(request.timing, tiers=tiers, fallback=False),
+        timeout_s=sum(job.timeout_s for job in jobs),
+        machine=first.machine,
     )
 
 

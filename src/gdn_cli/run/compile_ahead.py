@@ -14,7 +14,7 @@ import importlib.metadata
 import os
 import platform
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,16 +49,14 @@ def ahead(
     """Compile what these jobs will time, unless it was compiled here before; `progress`
     gets a line after each.
     """
-    todo = {_stamp(job): job for job in map(_as_check, _each(jobs))}
+    todo = {_stamp(job): job for job in _checks(jobs)}
     waiting = {stamp: job for stamp, job in todo.items() if not stamp.exists()}
     at_once = min(len(waiting), cpus() // 2, _MOST)
     if at_once < 2 or cpus() < LEAST_CPUS:
         return
-    names, lock, stop = (
-        [job.algo.name for job in waiting.values()],
-        threading.Lock(),
-        threading.Event(),
-    )
+    lock = threading.Lock()
+    stop = threading.Event()
+    names = [name for job in waiting.values() for name in job.names]
     progress(_line(names))
 
     def compile_some() -> None:
@@ -73,7 +71,7 @@ def ahead(
                 stamp.parent.mkdir(parents=True, exist_ok=True)
                 stamp.touch()
             with lock:
-                names.remove(job.algo.name)
+                names.remove(*job.names)
                 if names:
                     progress(_line(names))
 
@@ -89,18 +87,32 @@ def _line(names: list[str]) -> str:
     )
 
 
-def _each(jobs: Sequence[Job]) -> list[Job]:
-    """A job for each algo that is timed and compiles; the algos of a comparison separately."""
-    found = []
+def _checks(jobs: Sequence[Job]) -> Iterator[Job]:
+    """A check of each algo that is timed and compiles, on a few workloads."""
     for job in jobs:
         if not job.tiers or job.command not in ("bench", "compare"):
             continue
-        for algo, solution in job.rivals or ((job.algo, job.solution),):
+        for algo, solution in job.packed:
             if compiles(algo, solution):
-                found.append(
-                    replace(job, algo=algo, solution=solution, rivals=(), turns={})
-                )
-    return found
+                yield _check(job, algo, solution)
+
+
+def _check(job: Job, algo: Algo, solution: Solution) -> Job:
+    last = len(job.workloads) - 1
+    chosen = sorted({round(i * last / (_WORKLOADS - 1)) for i in range(_WORKLOADS)})
+    options = job.request.options
+    options.strict = options.batch_invariant = False
+    check = Job.of(
+        "check",
+        job.op,
+        job.request.definition,
+        job.mode,
+        [job.workloads[i] for i in chosen],
+        [(algo, solution)],
+        options=options,
+    )
+    timeout_s = min(job.timeout_s, _TIMEOUT_S)
+    return replace(job, request=check.request, algos=(algo,), timeout_s=timeout_s)
 
 
 def compiles(algo: Algo, solution: Solution) -> bool:
@@ -111,23 +123,12 @@ def compiles(algo: Algo, solution: Solution) -> bool:
     return algo.language != "python" or bool(algo.packages) or compiled
 
 
-def _as_check(job: Job) -> Job:
-    last = len(job.workloads) - 1
-    chosen = sorted({round(i * last / (_WORKLOADS - 1)) for i in range(_WORKLOADS)})
-    few = tuple(job.workloads[i] for i in chosen)
-    timeout_s = min(job.timeout_s, _TIMEOUT_S)
-    plain = {"plan": {}, "fallback": False, "batch_invariant": False, "strict": False}
-    return replace(
-        job, command="check", workloads=few, tiers=(), timeout_s=timeout_s, **plain
-    )
-
-
 def _stamp(job: Job) -> Path:
     """A file that exists once this has been compiled: for these sources, sizes, GPU and
     versions.
     """
     what = [
-        source_hash(job.solution),
+        *(source_hash(solution) for _, solution in job.packed),
         job.place,
         *(w.uuid for w in job.workloads),
         platform.python_version(),

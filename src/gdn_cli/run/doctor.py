@@ -6,7 +6,6 @@ State `ok`; `missing`: some commands cannot run here; `bad`: something is instal
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import tempfile
@@ -40,7 +39,7 @@ def examine(dataset: Path | None = None, machine: Machine = HERE) -> list[Findin
 def installed(machine: Machine = HERE) -> list[Finding]:
     """Those that need none of gdn's own files: a container has no algos and no configs."""
     return [
-        *_python(),
+        _python(),
         *(_package(machine, *p) for p in _PACKAGES),
         _there(
             "C++ compiler",
@@ -74,17 +73,15 @@ _FOR_GPU = ("GPU", "nvcc", "triton")
 def summary(findings: list[Finding]) -> str:
     """What can be done here, in one line."""
     missing = {f["what"]: f["found"] for f in findings if f["state"] != "ok"}
-    cpu, gpu = (
-        [f"{name} ({missing[name]})" for name in names if name in missing]
-        for names in (_FOR_CPU, _FOR_GPU)
-    )
-    if cpu:
-        return f"not ready: {', '.join(cpu)}"
-    return (
-        f"ready for algos on the CPU; a GPU's need {', '.join(gpu)}"
-        if gpu
-        else "ready for algos on the CPU and GPU"
-    )
+
+    def lacking(names: tuple[str, ...]) -> str:
+        return ", ".join(f"{n} ({missing[n]})" for n in names if n in missing)
+
+    if cpu := lacking(_FOR_CPU):
+        return f"not ready: {cpu}"
+    if gpu := lacking(_FOR_GPU):
+        return f"ready for algos on the CPU; a GPU's need {gpu}"
+    return "ready for algos on the CPU and GPU"
 
 
 def finding(
@@ -93,38 +90,26 @@ def finding(
     return {"state": state, "what": what, "found": found, "for": purpose, "mend": mend}
 
 
-def _python() -> list[Finding]:
+def _python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
-    fits = (3, 10) <= sys.version_info[:2] <= (3, 13)
-    return [
-        finding(
-            "ok" if fits else "bad",
-            "Python",
-            version,
-            "all",
-            None if fits else "use Python 3.10 to 3.13",
-        )
-    ]
+    if (3, 10) <= sys.version_info[:2] <= (3, 13):
+        return finding("ok", "Python", version, "all")
+    return finding("bad", "Python", version, "all", "use Python 3.10 to 3.13")
 
 
-# distribution, import name, what it is for, how to install it
+# distribution, import name, what it is for, what pip installs if that differs
 _PACKAGES = [
-    ("torch", "torch", "run, bench", "pip install torch"),
-    ("triton", "triton", "Triton algos", "pip install triton"),
-    (
-        "flashinfer-bench",
-        "flashinfer_bench",
-        "run, bench, pack --prove",
-        "pip install flashinfer-bench",
-    ),
-    ("ninja", "ninja", "C++ and CUDA algos", "pip install ninja"),
-    ("flashinfer-python", "flashinfer", "fi-baseline", "pip install flashinfer-python"),
-    ("fla-core", "fla", "fla-upstream", "pip install fla-core"),
-    ("flash-qla", "flash_qla", "flashqla", "pip install flash-qla"),
-    ("cupti-python", "cupti", "fib, of newer versions", "pip install cupti-python"),
-    ("cuda-bench", "cuda.bench", "tier nvbench", "pip install 'cuda-bench[cu13]'"),
-    ("matplotlib", "matplotlib", "gdn report", "pip install matplotlib"),
-    ("modal", "modal", "a B200 at Modal", "pip install modal"),
+    ("torch", "torch", "run, bench"),
+    ("triton", "triton", "Triton algos"),
+    ("flashinfer-bench", "flashinfer_bench", "run, bench, pack --prove"),
+    ("ninja", "ninja", "C++ and CUDA algos"),
+    ("flashinfer-python", "flashinfer", "fi-baseline"),
+    ("fla-core", "fla", "fla-upstream"),
+    ("flash-qla", "flash_qla", "flashqla"),
+    ("cupti-python", "cupti", "fib, of newer versions"),
+    ("cuda-bench", "cuda.bench", "tier nvbench", "'cuda-bench[cu13]'"),
+    ("matplotlib", "matplotlib", "gdn report"),
+    ("modal", "modal", "a B200 at Modal"),
 ]
 
 
@@ -132,30 +117,29 @@ def _there(
     what: str, found: str | None, purpose: str, mend: str, absent: str = "none"
 ) -> Finding:
     """A finding for something that is here, or is missing and can be installed."""
-    return (
-        finding("ok", what, found, purpose)
-        if found
-        else finding("missing", what, absent, purpose, mend)
-    )
+    if found:
+        return finding("ok", what, found, purpose)
+    return finding("missing", what, absent, purpose, mend)
 
 
 def _package(
-    machine: Machine, name: str, module: str, purpose: str, mend: str
+    machine: Machine, name: str, module: str, purpose: str, wheel: str | None = None
 ) -> Finding:
-    found = None
+    version = None
     if machine.has_package(module):
         try:
-            found = metadata.version(name)
+            version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found = "version unknown"
-    return _there(name, found, purpose, mend, "not installed")
+            version = "version unknown"
+    mend = f"pip install {wheel or name}"
+    return _there(name, version, purpose, mend, "not installed")
 
 
 def _gpu(machine: Machine) -> Finding:
-    found = machine.gpus()
-    names = ", ".join(f"{g.name} (sm_{g.capability.replace('.', '')})" for g in found)
-    here = f"{names}, driver {found[0].driver}" if found else None
-    return _there("GPU", here, "CUDA algos, GPU times", inventory.MODAL)
+    gpus = machine.gpus()
+    names = [f"{gpu.name} (sm_{gpu.capability.replace('.', '')})" for gpu in gpus]
+    text = f"{', '.join(names)}, driver {gpus[0].driver}" if gpus else None
+    return _there("GPU", text, "CUDA algos, GPU times", inventory.MODAL)
 
 
 def _profiler(machine: Machine, name: str) -> Finding:
@@ -169,14 +153,10 @@ def _profiler(machine: Machine, name: str) -> Finding:
 def _dataset(folder: Path | None) -> Finding:
     purpose = "--dataset (the twins need none)"
     if folder is None:
-        return finding(
-            "missing",
-            "dataset",
-            "none chosen",
-            purpose,
-            "set FIB_DATASET_PATH, or `gdn data build DIR`",
-        )
-    counts, problems = [], []
+        mend = "set FIB_DATASET_PATH, or `gdn data build DIR`"
+        return finding("missing", "dataset", "none chosen", purpose, mend)
+    counts = []
+    problems = []
     for op in registry.load().ops.values():
         try:
             counts.append(f"{len(trace_set.from_folder(op, folder))} {op.name}")
@@ -188,40 +168,37 @@ def _dataset(folder: Path | None) -> Finding:
 
 
 def _modal_token() -> Finding:
-    found = None
+    place = None
     if os.environ.get("MODAL_TOKEN_ID") and os.environ.get("MODAL_TOKEN_SECRET"):
-        found = "in the environment"
-    else:
-        # whether any profile has one; only Modal can check the token itself
-        with contextlib.suppress(GdnError):
-            file = Path(
-                os.environ.get("MODAL_CONFIG_PATH") or paths.home() / ".modal.toml"
-            )
-            if any(
-                isinstance(of, dict) and "token_id" in of
-                for of in parsing.read_toml(file).values()
-            ):
-                found = "in Modal's config file"
-    return _there("Modal token", found, "a B200 at Modal", "modal setup")
+        place = "in the environment"
+    elif _has_modal_profile():
+        place = "in Modal's config file"
+    return _there("Modal token", place, "a B200 at Modal", "modal setup")
+
+
+def _has_modal_profile() -> bool:
+    """Whether any profile has a token; only Modal can check the token itself."""
+    file = os.environ.get("MODAL_CONFIG_PATH") or paths.home() / ".modal.toml"
+    try:
+        profiles = parsing.read_toml(Path(file)).values()
+    except GdnError:
+        return False
+    return any(isinstance(each, dict) and "token_id" in each for each in profiles)
 
 
 def _writable(what: str, place: Callable[[], Path]) -> Finding:
     """Really write a file there: that shows permissions, full disks and read-only mounts."""
+    use = "run, bench"
     folder = None
     try:
         folder = paths.make(place())
         with tempfile.TemporaryFile(dir=folder):
-            return finding("ok", what, str(folder), "run, bench")
+            return finding("ok", what, str(folder), use)
     except GdnError as e:
-        return finding("bad", what, e.message, "run, bench", e.hint)
+        return finding("bad", what, e.message, use, e.hint)
     except OSError as e:
-        return finding(
-            "bad",
-            what,
-            f"{folder}: {e.strerror}",
-            "run, bench",
-            "chmod it, or set GDN_HOME elsewhere",
-        )
+        mend = "chmod it, or set GDN_HOME elsewhere"
+        return finding("bad", what, f"{folder}: {e.strerror}", use, mend)
 
 
 def _triton_cache() -> Path:

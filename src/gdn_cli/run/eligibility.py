@@ -65,50 +65,40 @@ def batch_invariant(
     """The batch-invariant builds, for `--batch-invariant`. UsageError for an algo that
     has none if the user `named` it; otherwise the algo is reported as unable to run.
     """
-    found = []
-    for entry in _without(
-        entries, batch_invariance.why_not, _able(registry, entries), named
-    ):
-        if entry.place.mode is None:
-            found.append(entry)
-            continue
-        try:
-            found.append(
-                replace(
-                    entry,
-                    algo=batch_invariance.variant(
-                        entry.algo, registry.op(entry.algo.op)
-                    ),
-                )
-            )
-        except UsageError as e:
-            if named:
-                raise
-            found.append(replace(entry, place=inventory.Place(None, e.message, e.hint)))
-    return found
+    hint = _able(registry, entries)
+    result = []
+    for entry in _without(entries, batch_invariance.why_not, hint, named):
+        if entry.place.mode is not None:
+            try:
+                entry = _variant(registry, entry)
+            except UsageError as e:
+                if named:
+                    raise
+                entry = replace(entry, place=inventory.Place(None, e.message, e.hint))
+        result.append(entry)
+    return result
+
+
+def _variant(registry: Registry, entry: Entry) -> Entry:
+    op = registry.op(entry.algo.op)
+    return replace(entry, algo=batch_invariance.variant(entry.algo, op))
 
 
 def beside_batch_invariant(registry: Registry, entries: list[Entry]) -> list[Entry]:
     """The rivals of a comparison, each followed by its batch-invariant build if it has
     one that differs.
     """
-    able = [e for e in entries if batch_invariance.offered(e.algo)]
-    if not able:
-        raise UsageError(
-            batch_invariance.why_not(entries[0].algo), hint=_able(registry, entries)
-        )
-    variants = {
-        e.algo.name: replace(
-            e, algo=batch_invariance.variant(e.algo, registry.op(e.algo.op))
-        )
-        for e in able
-    }
-    pairs = [(entry, variants.get(entry.algo.name, entry)) for entry in entries]
-    return [
-        e
-        for entry, variant in pairs
-        for e in ([entry] if variant.algo == entry.algo else [entry, variant])
-    ]
+    if not any(batch_invariance.offered(entry.algo) for entry in entries):
+        why = batch_invariance.why_not(entries[0].algo) or ""
+        raise UsageError(why, hint=_able(registry, entries))
+    result = []
+    for entry in entries:
+        result.append(entry)
+        if batch_invariance.offered(entry.algo):
+            variant = _variant(registry, entry)
+            if variant.algo != entry.algo:
+                result.append(variant)
+    return result
 
 
 def _able(registry: Registry, entries: list[Entry]) -> str:
@@ -129,11 +119,9 @@ def unscored(parts: list[Part], named: bool) -> list[Part]:
     """
 
     def why_not(algo: Algo) -> str | None:
-        return (
-            f"{algo.full_name} has no score: its setup ({algo.setup}) is not timed"
-            if algo.setup
-            else None
-        )
+        if not algo.setup:
+            return None
+        return f"{algo.full_name} has no score: its setup ({algo.setup}) is not timed"
 
     hint = "leave it out, or choose the same workloads by --workload"
     return [
@@ -145,12 +133,12 @@ def unscored(parts: list[Part], named: bool) -> list[Part]:
 def _without(
     entries: list[Entry], why_not: Callable[[Algo], str | None], hint: str, named: bool
 ) -> list[Entry]:
-    found = []
+    result = []
     for entry in entries:
         why = why_not(entry.algo) if named or entry.place.mode else None
         if why and named:
             raise UsageError(why, hint=hint)
-        found.append(
-            replace(entry, place=inventory.Place(None, why, hint)) if why else entry
-        )
-    return found
+        if why:
+            entry = replace(entry, place=inventory.Place(None, why, hint))
+        result.append(entry)
+    return result

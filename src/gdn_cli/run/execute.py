@@ -7,18 +7,15 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator
 from functools import partial
 from itertools import zip_longest
 
-from msgspec.structs import replace
-
 from .. import errors
-from ..catalog.registry import Algo
 from ..catalog.tiers import COPY
 from ..machine import gpu_sharing, locks
 from ..machine.inventory import Gpu
-from ..records import below_floor
 from ..records.store import Writer
 from ..schema.record_types import (
     Blame,
@@ -29,7 +26,8 @@ from ..schema.record_types import (
     Record,
     Status,
 )
-from . import compile_ahead, own_files
+from . import compile_ahead
+from .complete import JobRecords
 from .jobs import Job, Outcome, execute, start
 from .planning import Plan, key, name
 from .worker_process import Worker
@@ -58,9 +56,9 @@ def run(
     """
     document = writer.document
     document.missing.extend(plan.missing)
-    for row in plan.unpackable:
-        writer.add_unpackable(*row)
-    tally, stop = _Tally(plan, writer, progress), threading.Event()
+    document.records.extend(plan.unpackable)
+    tally = _Tally(plan, writer, progress)
+    stop = threading.Event()
     document.interrupted = True
     try:
         if engine:
@@ -68,16 +66,12 @@ def run(
                 for job, outcome in arriving:
                     tally.arrived(job, outcome)
         else:
+            lanes: dict[Gpu | None, list[Job]] = {}
+            for job in plan.jobs:
+                lanes.setdefault(job.gpu, []).append(job)
             work = [
-                partial(
-                    _lane,
-                    gpu,
-                    [job for job in plan.jobs if job.gpu == gpu],
-                    tally,
-                    say,
-                    stop.is_set,
-                )
-                for gpu in dict.fromkeys(job.gpu for job in plan.jobs)
+                partial(_lane, gpu, jobs, tally, say, stop.is_set)
+                for gpu, jobs in lanes.items()
             ]
             gpu_sharing.side_by_side(work, stop)
     finally:
@@ -95,13 +89,14 @@ def _lane(
     given_up: Callable[[], bool],
 ) -> None:
     """Run one GPU's jobs, or those without a GPU, one after the other."""
+    timed = {job.mode for job in jobs if job.tiers}
     with contextlib.ExitStack() as held:
-        if any(job.mode == "cuda" and job.tiers for job in jobs):
+        if "cuda" in timed:
             gpu = gpu or jobs[0].machine.gpus()[0]
             held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}", given_up))
-        if any(job.mode == "cpu" and job.tiers for job in jobs):
+        if "cpu" in timed:
             held.enter_context(locks.cpu(say, given_up))
-        with _while_running(jobs[0] if jobs else None) as worker:
+        with _while_running(jobs[0]) as worker:
             compile_ahead.ahead(jobs, tally.compiling, given_up)
         for job, following in zip_longest(jobs, jobs[1:]):
             tally.begin(job)
@@ -116,12 +111,10 @@ def _while_running(following: Job | None) -> Generator[Worker | None]:
     """The next job's worker, started early: it imports torch, which takes seconds,
     while this job uses the GPU. Not with few CPUs, nor where a CPU is timed.
     """
-    early = (
-        following is not None
-        and following.mode == "cuda"
-        and compile_ahead.cpus() >= compile_ahead.LEAST_CPUS
-    )
-    worker = start(following) if early else None
+    worker = None
+    if following is not None and following.mode == "cuda":
+        if compile_ahead.cpus() >= compile_ahead.LEAST_CPUS:
+            worker = start(following)
     try:
         yield worker
     except BaseException:
@@ -136,83 +129,86 @@ class _Tally:
     """
 
     def __init__(self, plan: Plan, writer: Writer, progress: Progress) -> None:
-        self.order, self.writer, self.progress = plan.order, writer, progress
-        self.total, self.done = sum(job.due for job in plan.jobs), 0
-        self.seen: dict[int, list[Record]] = {}  # by job
+        self.order = plan.order
+        self.writer = writer
+        self.progress = progress
+        self.total = sum(job.due for job in plan.jobs)
+        self.done = 0
+        self.jobs: dict[int, JobRecords] = {}
         self.ranks: dict[int, tuple[float, ...]] = {}  # by record
         self.gpus = list(dict.fromkeys(job.gpu for job in plan.jobs))
         self.lock = threading.Lock()
 
+    def _show(self, line: str, *ended: bool) -> None:
+        self.progress(line, self.done, self.total, *ended)
+
     def compiling(self, line: str) -> None:
         with self.lock:
-            self.progress(line, self.done, self.total)
+            self._show(line)
 
     def begin(self, job: Job) -> None:
         with self.lock:
-            self.seen[id(job)] = []
-            self.progress(_shown(job), self.done, self.total)
+            self._show(_shown(job))
 
     def add(self, job: Job, record: Record, environment: Environment | None) -> None:
-        if not job.asked(record):  # ignore records that were not asked for
+        if not job.asked(record):
             return
         with self.lock:
-            self.seen[id(job)] += self._keep(job, [record], environment)
+            self._keep(job, [record], environment)
             self.done += 1
-            self.progress(_shown(job), self.done, self.total)
+            self._show(_shown(job))
 
     def end(self, job: Job, outcome: Outcome) -> None:
         with self.lock:
-            seen = self.seen[id(job)]
-            for record in seen:  # one that crashed, and the others went on without it
-                if record.status is Status.CRASHED and record.tail is None:
-                    record.tail = own_files.pointed(
-                        replace(record, tail=outcome.tail), _algos(job)[record.algo]
-                    ).tail
-            self._keep(job, _fates(job, outcome, seen), outcome.environment)
-            self.done += job.due - len(seen)
-            self.progress(_shown(job), self.done, self.total, True)
+            of_job = self._records(job)
+            of_job.with_tails(outcome.tail)
+            self.done += job.due - len(of_job.seen)
+            self._keep(job, _fates(job, outcome, of_job.seen), outcome.environment)
+            self._show(_shown(job), True)
 
     def came(self, job: Job, record: Record, environment: Environment | None) -> None:
-        """A record from elsewhere: its environment says on which GPU it was made. The
-        same one may come again.
+        """Add a record from elsewhere: its environment says on which GPU it was made.
+        The same one may come again.
         """
-        seen = self.seen.setdefault(id(job), [])
-        if job.asked(record) and _which(record) not in map(_which, seen):
-            seen.append(record)
-            self._keep(job, [_placed(record, environment)], environment)
+        known = map(_identity, self._records(job).seen)
+        if job.asked(record) and _identity(record) not in known:
+            self._keep(job, [_with_gpu(record, environment)], environment)
 
     def arrived(self, job: Job, outcome: Outcome) -> None:
-        """What has come of a job elsewhere: the records that did not come before, and
-        why there are no others.
+        """Add the records of a job elsewhere that did not come before, and a failure
+        for each that never came.
         """
-        env, seen = outcome.environment, self.seen.setdefault(id(job), [])
-        had = set(map(_which, seen))
-        found = [
+        seen = self._records(job).seen
+        known = set(map(_identity, seen))
+        new = [
             record
             for record in outcome.records
-            if job.asked(record) and _which(record) not in had
+            if job.asked(record) and _identity(record) not in known
         ]
-        found += _fates(job, outcome, seen + found)
-        self._keep(job, [_placed(record, env) for record in found], env)
+        new += _fates(job, outcome, seen + new)
+        env = outcome.environment
+        self._keep(job, [_with_gpu(record, env) for record in new], env)
+
+    def _records(self, job: Job) -> JobRecords:
+        if id(job) not in self.jobs:
+            self.jobs[id(job)] = JobRecords(job)
+        return self.jobs[id(job)]
 
     def _keep(
         self, job: Job, records: list[Record], environment: Environment | None
-    ) -> list[Record]:
-        kept, algos = [], _algos(job)
+    ) -> None:
+        of_job = self._records(job)
+        document = self.writer.document
         for record in records:
-            whole = self.writer.add(
-                job, own_files.pointed(record, algos.get(record.algo)), environment
-            )
-            kept.append(whole)
-            below_floor.doubt(self.writer.document.records, whole)
-            keys = key(job), (job.op.name, whole.uuid)
-            self.ranks[id(whole)] = (
-                *(self.order.get(k, math.inf) for k in keys),
-                self.gpus.index(job.gpu),
-            )
+            whole = of_job.complete(record, environment, document.records)
+            self.writer.add(whole, job.place, of_job.environment(environment))
+            of_job.seen.append(whole)
+            of_algo = self.order.get(key(job), math.inf)
+            of_workload = self.order.get((job.op.name, whole.uuid), math.inf)
+            gpu = self.gpus.index(job.gpu)
+            self.ranks[id(whole)] = of_algo, of_workload, gpu
         if records:
             self.writer.save()
-        return kept
 
     def sort(self) -> None:
         """Put the records into the order in which one GPU would have made them, after
@@ -223,14 +219,14 @@ class _Tally:
         )
 
 
-def _which(record: Record) -> tuple[str, str | None, str | None]:
-    """What a record is about: among those of one job only one is."""
+def _identity(record: Record) -> tuple[str, str | None, str | None]:
+    """(algo, workload, tier): unique within one job."""
     return record.algo, record.uuid, record.tier
 
 
-def _placed(record: Record, env: Environment | None) -> Record:
+def _with_gpu(record: Record, env: Environment | None) -> Record:
     """A record from elsewhere with its GPU, if it does not name one."""
-    if env and env.gpu_uuid and record.gpu is None:
+    if env and env.gpu and env.gpu_uuid and record.gpu is None:
         record.gpu = GpuName(uuid=env.gpu_uuid, name=env.gpu)
     return record
 
@@ -246,20 +242,20 @@ def _fates(job: Job, outcome: Outcome, seen: list[Record]) -> list[Record]:
     For a comparison: one for the algo whose code ran last, if that is known, else one
     for each that has something left.
     """
-    owed = job.owed(seen)
-    status, reason = outcome.status, outcome.reason
+    owed: Counter[str] = Counter()
+    for (algo, _), count in job.request.owed(seen).items():
+        owed[algo] += count
+    status = outcome.status
+    reason = outcome.reason
     if status is Status.DONE:
         if not owed:
             return []
-        status, reason = (
-            Status.EXITED,
-            f"it answered with {len(seen)} of {len(seen) + sum(owed.values())} records",
-        )
-    names = (
-        [outcome.at]
-        if outcome.at in owed
-        else list(owed) or [job.algo.name if job.algo else COPY]
-    )
+        status = Status.EXITED
+        due = len(seen) + owed.total()
+        reason = f"it answered with {len(seen)} of {due} records"
+    names = list(owed) or [job.algo.name if job.algo else COPY]
+    if outcome.at and outcome.at in owed:
+        names = [outcome.at]
     tiers = max(1, len(job.tiers))
     return [
         Record(
@@ -273,36 +269,25 @@ def _fates(job: Job, outcome: Outcome, seen: list[Record]) -> list[Record]:
             reason=reason,
             code=outcome.code,
             tail=outcome.tail,
-            unfinished=min(len(job.workloads), -(-owed.get(name, 0) // tiers)),
+            unfinished=min(len(job.workloads), math.ceil(owed[name] / tiers)),
             during=_during(job, outcome, seen, name),
         )
         for name in names
     ]
 
 
-def _algos(job: Job) -> dict[str, Algo]:
-    return {
-        algo.name: algo
-        for algo in (*(algo for algo, _ in job.rivals), job.algo)
-        if algo
-    }
-
-
 def _during(job: Job, outcome: Outcome, seen: list[Record], name: str) -> Call | None:
     """The workload that a worker was at when it ended: the first that has no record
     yet. None where that is not known: it may have ended while the algo was built.
     """
-    if (
-        outcome.build_s is None
-        and not seen
-        or outcome.status in (Status.BUILD_FAILED, Status.REFUSED)
-    ):
+    unbuilt = outcome.build_s is None and not seen
+    if unbuilt or outcome.status in (Status.BUILD_FAILED, Status.REFUSED):
         return None
-    had = {record.uuid for record in seen if record.algo == name}
-    first = next((w for w in job.workloads if w.uuid not in had), None)
-    return first and Call(
-        uuid=first.uuid, axes=dict(first.axes), index=first.index, origin=first.origin
-    )
+    finished = {record.uuid for record in seen if record.algo == name}
+    for w in job.workloads:
+        if w.uuid not in finished:
+            return Call(uuid=w.uuid, axes=dict(w.axes), index=w.index, origin=w.origin)
+    return None
 
 
 def exit_code(document: Document, named: bool) -> int:
@@ -310,13 +295,12 @@ def exit_code(document: Document, named: bool) -> int:
     named, the tier or the data is not available here. An algo that gdn added was not
     asked for: neither its failure counts, nor a tier that it has not.
     """
-    blames = {
-        r.blame
-        for r in document.records
-        if not (
-            r.added and (r.blame is Blame.ALGO or r.status is Status.TIER_UNAVAILABLE)
-        )
-    }
+
+    def counts(record: Record) -> bool:
+        unavailable = record.status is Status.TIER_UNAVAILABLE
+        return not (record.added and (unavailable or record.blame is Blame.ALGO))
+
+    blames = {record.blame for record in document.records if counts(record)}
     if Blame.ALGO in blames:
         return errors.FAILED
     if Blame.REMOTE in blames:

@@ -7,173 +7,173 @@ the next gets a fresh process.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
+from typing import Any, cast
+
+from msgspec import structs
 
 from ..catalog.formats import Definition, Solution
 from ..catalog.official import Harness
 from ..catalog.ops import Op
 from ..catalog.registry import Algo
-from ..catalog.tiers import COPY, FLOORS
+from ..catalog.tiers import FLOORS
 from ..catalog.workloads import Workload
 from ..machine import inventory, limits
 from ..machine.inventory import with_builders
 from ..schema.record_types import Record
-from ..worker.request import PlanFields, Profiling, Request, Rival, Timing
+from ..worker.request import (
+    Command,
+    Mode,
+    Options,
+    Profiling,
+    Request,
+    Rival,
+    Timing,
+)
 from . import redaction
 from .worker_process import OnRecord, Outcome, Worker
 
 
 @dataclass(frozen=True)
 class Job:
-    """One worker's work. `command`: check, bench, official, prove, floor, compare or
-    profile; `algo` is None for floor and compare.
-    """
+    """One worker's work: the request, and how its process is run. Make it with `of`."""
 
-    command: str
-    op: Op
-    definition: Definition
-    solution: Solution | None
-    mode: str  # cuda, cpu or interpreter
-    workloads: tuple[Workload, ...]
-    algo: Algo | None = None
-    # in a comparison: each algo and its solution
-    rivals: tuple[tuple[Algo, Solution], ...] = ()
-    # workload -> its rivals, else all
-    turns: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    dataset: Path | None = None
-    tiers: tuple[str, ...] = ()
-    plan: PlanFields = field(default_factory=dict)
-    fallback: bool = False  # whether events may replace cupti
-    strict: bool = False  # probe every workload
-    sandbox: bool = False  # run the algo's code in bubblewrap
-    in_place: bool = False  # outputs overwrite the inputs, where the op allows it
-    # a sequence alone must give the same bits as in its batch
-    batch_invariant: bool = False
-    profile: Profiling | None = None  # what a profiler's target is to do
-    wrap: tuple[str, ...] = ()  # a command line put before the worker's: a profiler's
-    # the contest's harness that judges, of command `official`
-    official: Harness | None = None
+    request: Request
+    # those of the request: one, several in a comparison, none for floors
+    algos: tuple[Algo, ...] = ()
     added: bool = False  # gdn put it in to compare with; the user did not ask for it
     timeout_s: float = 300.0
-    env: dict[str, str] = field(default_factory=dict)
     # the one to run on; None: the one that CUDA chooses
     gpu: inventory.Gpu | None = None
     cpus: frozenset[int] = frozenset()  # the only ones to run on; empty means all
+    wrap: tuple[str, ...] = ()  # a command line put before the worker's: a profiler's
+    env: dict[str, str] = field(default_factory=dict)
     machine: inventory.Machine = inventory.HERE
 
-    def __post_init__(self) -> None:
-        if self.op.in_place_only and (
-            self.algo is None or self.algo.destination_passing
-        ):
-            object.__setattr__(self, "in_place", True)
+    @classmethod
+    def of(
+        cls,
+        command: str,
+        op: Op,
+        definition: Definition,
+        mode: str,
+        workloads: Iterable[Workload],
+        algos: Iterable[tuple[Algo, Solution]] = (),
+        *,
+        options: Options | None = None,
+        timing: Timing | None = None,
+        turns: dict[str, tuple[str, ...]] | None = None,
+        profile: Profiling | None = None,
+        official: Harness | None = None,
+        **process: Any,
+    ) -> Job:
+        """The job of these algos, each with its solution. `process` are the fields of
+        Job besides.
+        """
+        packed = list(algos)
+        about: dict[str, Any] = {"solution": None}
+        if command == "compare":
+            about["rivals"] = tuple(
+                Rival(algo.name, solution, algo.specific, algo.setup)
+                for algo, solution in packed
+            )
+        elif packed:
+            ((algo, solution),) = packed
+            about = {
+                "name": algo.name,
+                "solution": solution,
+                # a judge does not build for this GPU alone
+                "specific": algo.specific and command != "prove",
+                "setup": algo.setup,
+            }
+        request = Request(
+            command=cast(Command, command),
+            op=op,
+            definition=definition,
+            mode=cast(Mode, mode),
+            workloads=tuple(workloads),
+            turns=turns or {},
+            timing=timing or Timing(),
+            profile=profile,
+            official=official,
+            **about,
+            **structs.asdict(options or Options()),
+        )
+        writes = command == "compare" or all(a.destination_passing for a, _ in packed)
+        if op.in_place_only and writes:
+            request.in_place = True
+        return cls(request, tuple(algo for algo, _ in packed), **process)
+
+    def asking(self, **changes: Any) -> Job:
+        """The job with another request: other workloads, or another command."""
+        return replace(self, request=structs.replace(self.request, **changes))
+
+    @property
+    def command(self) -> Command:
+        return self.request.command
+
+    @property
+    def op(self) -> Op:
+        return self.request.op
+
+    @property
+    def mode(self) -> Mode:
+        return self.request.mode
+
+    @property
+    def workloads(self) -> tuple[Workload, ...]:
+        return self.request.workloads
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        return self.request.timing.tiers
+
+    @property
+    def algo(self) -> Algo | None:
+        """The algo, unless it is a comparison's or there is none."""
+        return self.algos[0] if self.request.name else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.request.names
+
+    @property
+    def due(self) -> int:
+        return self.request.due
+
+    @property
+    def packed(self) -> list[tuple[Algo, Solution]]:
+        """Each algo with its solution."""
+        request = self.request
+        if request.solution is not None:
+            return [(algo, request.solution) for algo in self.algos]
+        solutions = [rival.solution for rival in request.rivals]
+        return list(zip(self.algos, solutions, strict=True))
 
     @property
     def place(self) -> str:
         """Where the job ran, as in a document: "cpu", "cuda", or "cuda:1" if GPUs were chosen."""
         return f"{self.mode}:{self.gpu.index}" if self.gpu else self.mode
 
-    @property
-    def due(self) -> int:
-        """How many records the worker owes."""
-        tiers = max(1, len(self.tiers))
-        machine_wide = tiers + 1 if self.command == "floor" else 0
-        every = max(1, len(self.rivals))
-        return (
-            sum(len(self.turns.get(w.uuid, ())) or every for w in self.workloads)
-            * tiers
-            + machine_wide
-        )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The algos that its records are about; none for floors."""
-        return tuple(algo.name for algo, _ in self.rivals) or (
-            (self.algo.name,) if self.algo else ()
-        )
-
     def asked(self, record: Record) -> bool:
         """Whether a record belongs to one of its algos, or its floors, and one of its workloads."""
-        right = record.algo in (FLOORS if self.command == "floor" else self.names)
-        return right and (record.uuid is None or record.uuid in self._uuids)
+        names = FLOORS if self.command == "floor" else self.names
+        return record.algo in names and (
+            record.uuid is None or record.uuid in self._uuids
+        )
 
     @cached_property
     def _uuids(self) -> frozenset[str]:
         return frozenset(w.uuid for w in self.workloads)
-
-    def owed(self, records: list[Record]) -> dict[str, int]:
-        """How many records a worker that has sent these still owes, by algo (the copy
-        for floors).
-        """
-        tiers = max(1, len(self.tiers))
-        if self.command == "floor":
-            return {COPY: self.due - len(records)} if len(records) < self.due else {}
-        had = Counter((r.algo, r.uuid) for r in records)
-        found: dict[str, int] = {}
-        for workload in self.workloads:
-            for name in self.turns.get(workload.uuid) or self.names:
-                missing = 0 if (name, None) in had else tiers - had[name, workload.uuid]
-                if missing > 0:
-                    found[name] = found.get(name, 0) + missing
-        return found
-
-    def request(self) -> Request:
-        """The request that `gdn worker` reads."""
-        return Request(
-            command=self.command,
-            op=self.op,
-            name=self.algo.name if self.algo else None,
-            definition=self.definition,
-            solution=self.solution,
-            # a judge's build
-            specific=bool(self.algo and self.algo.specific and self.command != "prove"),
-            setup=self.algo.setup if self.algo else None,
-            mode=self.mode,
-            workloads=self.workloads,
-            dataset=str(self.dataset.absolute()) if self.dataset else None,
-            rivals=tuple(
-                Rival(algo.name, solution, algo.specific, algo.setup)
-                for algo, solution in self.rivals
-            ),
-            turns=self.turns,
-            timing=Timing(self.tiers, self.plan, self.fallback),
-            strict=self.strict,
-            sandbox=self.sandbox,
-            in_place=self.in_place,
-            batch_invariant=self.batch_invariant,
-            profile=self.profile,
-            official=self.official,
-        )
-
-
-def unfinished(request: Request, records: list[Record]) -> tuple[Workload, ...]:
-    """The workloads of a request that these records of it do not settle: what is left
-    to ask for. Floors are always asked for as a whole: those of the machine belong to
-    no workload.
-    """
-    if request.command == "floor":
-        return request.workloads
-    had, tiers = (
-        Counter((r.algo, r.uuid) for r in records),
-        max(1, len(request.timing.tiers)),
-    )
-    names = tuple(rival.name for rival in request.rivals) or (request.name,)
-    turns = request.turns
-    return tuple(
-        w
-        for w in request.workloads
-        if any(had[n, w.uuid] < tiers for n in turns.get(w.uuid) or names)
-    )
 
 
 def start(job: Job) -> Worker:
     """The job's worker, which imports torch and waits until `execute` gets it. MissingError if this
     machine has no room for one."""
     limits.check()
-    return Worker(job.request(), environ(job), job.wrap, job.cpus)
+    return Worker(job.request, environ(job), job.wrap, job.cpus)
 
 
 def execute(

@@ -16,11 +16,13 @@ import signal
 import subprocess
 import sys
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
 _PASSES = 1000  # over the process table: with a fork bomb more would not help
 
 
-def main(folder, cpus, command):
+def main(folder: str, cpus: set[int], command: list[str]) -> int:
     """Run the command and clean up after it; returns its return code as in Popen."""
     # it holds the request for a moment, and the pipe that records go to
     _prctl(_PR_SET_DUMPABLE, 0)
@@ -50,7 +52,7 @@ def main(folder, cpus, command):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def end_all(root):
+def end_all(root: int) -> None:
     """Kill every descendant of `root`, which is this process, including those that
     appear meanwhile.
     """
@@ -66,7 +68,7 @@ def end_all(root):
             return
 
 
-def _reap():
+def _reap() -> None:
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -74,7 +76,7 @@ def _reap():
         pass
 
 
-def descendants(root):
+def descendants(root: int) -> list[int]:
     """The living descendants of `root`; without /proc the members of its process group."""
     parents = {}
     try:
@@ -89,7 +91,8 @@ def descendants(root):
             continue
         if state not in (b"Z", b"X"):
             parents[pid] = int(parent)
-    found, level = [], {root}
+    found: list[int] = []
+    level = {root}
     while level:
         level = {
             pid
@@ -100,7 +103,7 @@ def descendants(root):
     return found
 
 
-def _prctl(option, value):
+def _prctl(option: int, value: int) -> None:
     if sys.platform != "linux":
         return
     import ctypes

@@ -39,13 +39,13 @@ def pointed(record: Record, algo: Algo | None) -> Record:
     paths = _paths(algo)
 
     def own(text: str) -> str:
-        return _COPY.sub(lambda m: _place(m, paths), text)
+        return _COPY.sub(lambda match: _place(match, paths), text)
 
     return replace(
         record,
-        reason=own(record.reason) if record.reason else record.reason,
-        tail=[own(line) for line in record.tail] if record.tail else record.tail,
-        trace=[own(line) for line in record.trace] if record.trace else record.trace,
+        reason=record.reason and own(record.reason),
+        tail=record.tail and [own(line) for line in record.tail],
+        trace=record.trace and [own(line) for line in record.trace],
     )
 
 
@@ -62,8 +62,8 @@ def _paths(algo: Algo) -> dict[str, str]:
     }
 
 
-def _place(found: re.Match[str], paths: dict[str, str]) -> str:
-    name, line = found["file"], found["line"]  # nvcc writes file(12)
+def _place(match: re.Match[str], paths: dict[str, str]) -> str:
+    name, line = match["file"], match["line"]  # nvcc writes file(12)
     return paths.get(name, name) + (f":{line}" if line else "")
 
 
@@ -72,21 +72,19 @@ def tail(lines: Iterable[str]) -> list[str]:
     first, else the last lines.
     """
     lines = [line.rstrip() for line in lines if line.strip()]
-    start = next((i for i, line in enumerate(lines) if _CRASH.search(line)), None)
-    if start is None:
+    crashes = [i for i, line in enumerate(lines) if _CRASH.search(line)]
+    if not crashes:
         return lines[-_MOST:]
-    frames = [line for line in lines[start + 1 :] if line.lstrip().startswith("File ")]
-    end = next(
-        (
-            i
-            for i, line in enumerate(frames)
-            if _BELOW.search(line) and "sigaction" not in line
-        ),
-        len(frames),
-    )
-    own = [_frame(line) for line in frames[:end] if not _BELOW.search(line)][
-        : _MOST // 2
-    ]
+    after = lines[crashes[0] + 1 :]
+    frames = [line for line in after if line.lstrip().startswith("File ")]
+    own = []
+    for frame in frames:
+        if "sigaction" in frame:
+            continue
+        if _BELOW.search(frame):
+            break
+        own.append(_frame(frame))
+    own = own[: _MOST // 2]
     others = [line for line in lines if line not in frames and not _CRASH.search(line)]
     left = len(frames) - len(own)
     more = [f"({left} frames of Python and the system left out)"] if left else []
@@ -95,7 +93,6 @@ def tail(lines: Iterable[str]) -> list[str]:
 
 def _frame(line: str) -> str:
     """In Run(...), for a frame that has a name and no line; others with short parameters."""
-    line = line.strip()
-    found = _NAMELESS.fullmatch(line)
-    text = f"in {found['function']}" if found else line
+    nameless = _NAMELESS.fullmatch(line.strip())
+    text = f"in {nameless['function']}" if nameless else line.strip()
     return _LONG.sub("(...)", text)

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 from msgspec import structs
 
-from ..catalog import official, trace_set, workloads
+from ..catalog import official, presets, trace_set, workloads
+from ..catalog.formats import Definition, Solution
 from ..catalog.official import Harness
 from ..catalog.ops import Op
 from ..catalog.pack import definition, pack, read_solution, source_hash
@@ -23,9 +25,8 @@ from ..catalog.workloads import Workload
 from ..errors import UsageError
 from ..machine import gpu_sharing, inventory
 from ..machine.inventory import Gpu, Machine
-from ..parsing import Json
-from ..schema.record_types import Missing
-from ..worker.request import PlanFields
+from ..schema.record_types import Missing, Record, Status
+from ..worker.request import Options, PlanFields, Timing
 from .jobs import Job
 
 # (algo, --device) -> where it runs on the machine in question: Machine.place for this one.
@@ -58,22 +59,32 @@ class Part:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to run the parts, whatever they are."""
+    """How to run the parts, whatever they are. `options` goes to every worker as it is."""
 
     command: str  # check, bench, floor or compare
-    dataset: Path | None = None
+    options: Options = field(default_factory=Options)
     # empty: the mode's default, or a reported substitute if that is not available
     tiers: tuple[str, ...] = ()
-    strict: bool = False
     timeout_s: float = 300.0
     # to spread the parts over; empty: the one that CUDA chooses
     gpus: tuple[Gpu, ...] = ()
     place: Placing = inventory.HERE.place
-    sandbox: bool = False
-    in_place: bool = False  # outputs overwrite the inputs, where their ops allow it
-    # the algos are batch-invariant builds, and are checked for it
-    batch_invariant: bool = False
     machine: Machine = inventory.HERE
+
+
+class Selected(Protocol):
+    """The options that choose workloads (cli.options.Workloads and those derived)."""
+
+    @property
+    def workload(self) -> list[str] | None: ...
+    @property
+    def n(self) -> int | None: ...
+    @property
+    def preset(self) -> str | None: ...
+    @property
+    def dataset(self) -> Path | None: ...
+    @property
+    def stress(self) -> bool: ...
 
 
 def choose(
@@ -93,45 +104,51 @@ def choose(
     Triton's interpreter does not count; `place` says where an algo can run.
     """
     op = registry.op(op).name if op else None
-    algos = [read_solution(file, registry) for file in files]
-    for file, algo in zip(files, algos, strict=True):
+    algos = []
+    for file in files:
+        algo = read_solution(file, registry)
         if op and algo.op != op:
             raise UsageError(
                 f"{file} is a solution of {algo.op}, not of {op}", hint="drop --op"
             )
+        algos.append(algo)
     wanted = listed(names)
     every = not wanted and not files
-    for name in wanted or (["all"] if every else []):
-        algos += (
-            registry.of(op or DEFAULT_OP)
-            if name == "all"
-            else [registry.find(name, op)]
-        )
+    if every:
+        wanted = ["all"]
+    for name in wanted:
+        if name == "all":
+            algos += registry.of(op or DEFAULT_OP)
+        else:
+            algos.append(registry.find(name, op))
     entries = [
         _entry(algo, place(algo, device), timed) for algo in _distinct(algos, registry)
     ]
     # includes algos whose algo.toml is broken, to report them
-    if every or "all" in wanted:
-        unread = {
-            "summary": "",
-            "language": "",
-            "entry_point": "",
-            "destination_passing": False,
-            "modes": (),
-        }
-        entries += [
-            Entry(
-                Algo(op=b.op, name=b.name, **unread),
-                inventory.Place(None, str(b.error)),
-            )
-            for b in registry.broken
-            if b.op == registry.op(op or DEFAULT_OP).family
-        ]
+    if "all" in wanted:
+        family = registry.op(op or DEFAULT_OP).family
+        broken = [b for b in registry.broken if b.op == family]
+        entries += [_broken(b.op, b.name, str(b.error)) for b in broken]
     if every and timed:
         # times of the GPU and of the CPU cannot be compared: with a GPU here, only the GPU's algos
-        best = "cuda" if any(e.place.mode == "cuda" for e in entries) else "cpu"
-        entries = [e for e in entries if e.place.mode in (None, best)]
+        modes = {entry.place.mode for entry in entries}
+        best = "cuda" if "cuda" in modes else "cpu"
+        entries = [entry for entry in entries if entry.place.mode in (None, best)]
     return entries, bool(files) or any(name != "all" for name in wanted)
+
+
+def _broken(op: str, name: str, error: str) -> Entry:
+    """The entry of an algo whose algo.toml cannot be read."""
+    algo = Algo(
+        op=op,
+        name=name,
+        summary="",
+        language="python",
+        entry_point="",
+        destination_passing=False,
+        modes=(),
+    )
+    return Entry(algo, inventory.Place(None, error))
 
 
 def rivals(
@@ -148,10 +165,9 @@ def rivals(
     """
     entries: list[Entry] = []
     for name in names:
+        packed = name.endswith(".json")
         algo = (
-            read_solution(Path(name), registry)
-            if name.endswith(".json")
-            else registry.find(name, op)
+            read_solution(Path(name), registry) if packed else registry.find(name, op)
         )
         if entries and algo.op != entries[0].algo.op:
             first = entries[0].algo.full_name
@@ -159,12 +175,11 @@ def rivals(
                 f"{first} and {algo.full_name} are of different ops",
                 hint="--op says which is meant",
             )
-        taken = [e.algo.name for e in entries]
+        taken = [entry.algo.name for entry in entries]
         if algo.name in taken:
-            count = 1 + sum(
-                t == algo.name or t.startswith(f"{algo.name}@") for t in taken
-            )
-            algo = structs.replace(algo, name=f"{algo.name}@{count}")
+            marked = f"{algo.name}@"
+            count = taken.count(algo.name) + sum(t.startswith(marked) for t in taken)
+            algo = structs.replace(algo, name=f"{marked}{count + 1}")
         entries.append(_entry(algo, place(algo, device), timed=True))
     return entries
 
@@ -173,10 +188,9 @@ def _entry(algo: Algo, place: inventory.Place, timed: bool) -> Entry:
     """An algo's entry. With `timed`, Triton's interpreter does not count: its times
     mean nothing.
     """
-    nowhere = timed and place.mode == "interpreter"
-    return Entry(
-        algo, inventory.Place(None, NOT_TIMED, inventory.MODAL) if nowhere else place
-    )
+    if timed and place.mode == "interpreter":
+        place = inventory.Place(None, NOT_TIMED, inventory.MODAL)
+    return Entry(algo, place)
 
 
 def anywhere(
@@ -197,40 +211,68 @@ def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
     algo of the same name, or with the name of the reference or of a floor, gets a mark
     appended to its name.
     """
-    found: dict[tuple[str, str], Algo] = {}
+    distinct: dict[tuple[str, str], Algo] = {}
+    floors = {f"{op}/{floor}" for op in registry.ops for floor in FLOORS}
     for algo in algos:
         source = source_hash(algo.solution) if algo.solution else str(algo.folder)
-        if (algo.full_name, source) in found:
+        key = algo.full_name, source
+        if key in distinct:
             continue
         reference = registry.reference(registry.ops[algo.op])
-        taken = {a.full_name for a in found.values()} | {
-            f"{algo.op}/{floor}" for floor in FLOORS
-        }
-        if algo.full_name in taken or (
-            algo.name == reference.name and algo.folder != reference.folder
-        ):
-            marked = structs.replace(
-                algo, name=f"{algo.name}@{source[:6] if algo.solution else 'own'}"
-            )
-        else:
-            marked = algo
-        found[algo.full_name, source] = marked
-    return list(found.values())
+        taken = {other.full_name for other in distinct.values()} | floors
+        poses = algo.name == reference.name and algo.folder != reference.folder
+        if poses or algo.full_name in taken:
+            mark = source[:6] if algo.solution else "own"
+            algo = structs.replace(algo, name=f"{algo.name}@{mark}")
+        distinct[key] = algo
+    return list(distinct.values())
 
 
-def hard(
-    registry: Registry, entries: list[Entry], chosen: list[str], first: int | None
+def preset_of(
+    which: Selected, otherwise: str | None = "quick"
+) -> tuple[str | None, Preset | None]:
+    """The preset in use, as (name, preset): `otherwise` if no option chooses workloads."""
+    if which.stress and (which.preset or which.dataset):
+        other = "--preset" if which.preset else "--dataset"
+        hint = "--workload NAME chooses among the hard inputs"
+        raise UsageError(f"--stress and {other} exclude each other", hint=hint)
+    name = which.preset
+    chosen = which.workload or which.n or which.dataset or which.stress
+    if name is None and not chosen:
+        name = otherwise
+    return name, presets.load_preset(name) if name else None
+
+
+def contest_preset(which: Selected) -> tuple[str, Preset]:
+    """The chosen preset with the contest's run counts; all contest workloads by default."""
+    contest = presets.load_preset("contest")
+    chosen = presets.load_preset(which.preset) if which.preset else contest
+    name = which.preset or contest.name
+    return name, structs.replace(chosen, settings=contest.settings)
+
+
+def select(
+    registry: Registry,
+    entries: list[Entry],
+    which: Selected,
+    preset: Preset | None,
+    overrides: PlanFields,
 ) -> list[Part]:
-    """Group the algos by op, with each op's hard inputs: all, or those chosen by name."""
-    ops = map(registry.op, dict.fromkeys(e.algo.op for e in entries))
-    return [
-        Part(
-            op,
-            [e for e in entries if e.algo.op == op.name],
-            workloads.stressed(op, chosen, first),
-            {},
+    """Group the algos by op, each op with its workloads or its hard inputs."""
+    chosen = which.workload or []
+    if not which.stress:
+        return parts(
+            registry,
+            entries,
+            chosen=chosen,
+            first=which.n,
+            preset=preset,
+            dataset=which.dataset,
+            overrides=overrides,
         )
-        for op in ops
+    return [
+        Part(op, of_op, workloads.stressed(op, chosen, which.n), {})
+        for op, of_op in _by_op(registry, entries)
     ]
 
 
@@ -247,93 +289,88 @@ def parts(
     """Group the algos by op, and select the workloads of each op; `overrides` replace
     the preset's settings.
     """
-    found = []
-    for name in dict.fromkeys(e.algo.op for e in entries):
-        op = registry.op(name)
+    result = []
+    for op, of_op in _by_op(registry, entries):
         known = trace_set.known(op, dataset)
         picked = workloads.select(op, known, chosen=chosen, first=first, preset=preset)
-        plan = preset.settings_for(name) if preset else {}
+        plan: Any = preset.settings_for(op.name) if preset else {}
         # part of the set gives no score, and the contest has no score for other ops
-        scored = (
-            bool(preset and preset.scored)
-            and not (chosen or first)
-            and op.definition in workloads.contest()
-        )
-        found.append(
-            Part(
-                op,
-                [e for e in entries if e.algo.op == name],
-                picked,
-                plan | overrides,
-                scored,
-            )
-        )
-    return found
+        whole = preset is not None and preset.scored and not (chosen or first)
+        scored = whole and op.definition in workloads.contest()
+        result.append(Part(op, of_op, picked, plan | overrides, scored))
+    return result
+
+
+def _by_op(registry: Registry, entries: list[Entry]) -> list[tuple[Op, list[Entry]]]:
+    by_op: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_op.setdefault(entry.algo.op, []).append(entry)
+    return [(registry.op(name), of_op) for name, of_op in by_op.items()]
 
 
 @dataclass(frozen=True)
 class Plan:
     """All that a command will do, known before anything is run or written."""
 
-    jobs: list[Job]
-    missing: list[Missing]  # algos that cannot run here
-    unpackable: list[tuple[str, str, str, str]]  # op, algo, mode, reason
+    jobs: list[Job] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)  # algos that cannot run here
+    unpackable: list[Record] = field(default_factory=list)
     # `key` of a job, or (op, uuid) of a workload -> position of its records, whenever they arrive
-    order: dict[tuple[str, ...], int] = field(default_factory=dict)
+    order: dict[tuple[str | None, ...], int] = field(default_factory=dict)
+    parts: list[Part] = field(default_factory=list)
 
 
-def prepare(registry: Registry, work: list[Part], settings: Settings) -> Plan:
+def prepare(registry: Registry, parts: list[Part], settings: Settings) -> Plan:
     """Pack everything and choose tiers. An algo that cannot be packed does not stop the
     others; a wrong tier does.
     """
-    plan = Plan([], [], [])
-    for part in work:
-        for entry in part.entries:
-            if entry.place.mode is None:
-                why = {"reason": entry.place.reason, "hint": entry.place.hint}
-                plan.missing.append(
-                    Missing(op=part.op.name, algo=entry.algo.name, **why)
-                )
-        made = [
-            job
-            for share in _shares(part, settings.gpus)
-            for job in _jobs(registry, share, settings, plan)
-        ]
-        plan.jobs.extend(_in_order(part, made, plan))
+    plan = Plan(parts=parts)
+    for part in parts:
+        plan.missing.extend(_missing(part))
+        jobs: list[Job] = []
+        for share in _shares(part, settings.gpus):
+            jobs += _jobs(registry, share, settings, plan)
+        plan.jobs.extend(_in_order(part, jobs, plan))
     if len(settings.gpus) > 1:
-        apart = gpu_sharing.cpus(
-            list(dict.fromkeys(job.gpu for job in plan.jobs)), settings.machine
-        )
-        plan.jobs[:] = [replace(job, cpus=apart[job.gpu]) for job in plan.jobs]
-        # each once, even with several GPUs
-        plan.unpackable[:] = dict.fromkeys(plan.unpackable)
+        gpus = list(dict.fromkeys(job.gpu for job in plan.jobs if job.gpu))
+        cpus = gpu_sharing.cpus(gpus, settings.machine)
+        plan.jobs[:] = [
+            replace(job, cpus=cpus[job.gpu]) if job.gpu else job for job in plan.jobs
+        ]
     return plan
 
 
-def added(job: Job) -> Job:
-    """The same job as one that the user did not ask for."""
+def _missing(part: Part) -> Iterator[Missing]:
+    for entry in part.entries:
+        if entry.place.mode is None:
+            yield Missing(
+                op=part.op.name,
+                algo=entry.algo.name,
+                reason=entry.place.reason,
+                hint=entry.place.hint,
+            )
+
+
+def as_extra(job: Job) -> Job:
+    """A copy marked as added by gdn, not asked for by the user."""
     return replace(job, added=True)
 
 
-def judged(plan: Plan, harness: Harness) -> None:
+def add_judge(plan: Plan, harness: Harness) -> None:
     """Add to the plan of a bench that the contest's harness judges each algo that was
     asked for. UsageError for none that it could judge.
     """
-    mine = [job for job in plan.jobs if job.command == "bench" and not job.added]
-    able = [job for job in mine if job.mode == "cuda" and not job.algo.setup]
-    if mine and not able:
+    benches = [job for job in plan.jobs if job.command == "bench" and not job.added]
+    able = [job for job in benches if job.mode == "cuda" and not job.request.setup]
+    if benches and not able:
         raise UsageError("flashinfer-bench judges on a GPU only", hint=inventory.MODAL)
     for job in able:
-        plan.jobs.append(
-            replace(
-                job,
-                command="official",
-                tiers=(official.TIER,),
-                official=harness,
-                fallback=False,
-                timeout_s=job.timeout_s + _JUDGE_S * len(job.workloads),
-            )
+        timing = structs.replace(
+            job.request.timing, tiers=(official.TIER,), fallback=False
         )
+        judge = job.asking(command="official", timing=timing, official=harness)
+        timeout_s = job.timeout_s + _JUDGE_S * len(job.workloads)
+        plan.jobs.append(replace(judge, timeout_s=timeout_s))
 
 
 def _shares(part: Part, gpus: Sequence[Gpu]) -> list[Part]:
@@ -347,49 +384,53 @@ def _shares(part: Part, gpus: Sequence[Gpu]) -> list[Part]:
     if not gpus:
         return [part]
     ready = [e for e in part.entries if e.place.mode]
-    able = {i: (1, [g for g in gpus if g.fits(e.algo)]) for i, e in enumerate(ready)}
-    usable = [g for g in gpus if any(g in gs for _, gs in able.values())]
-    if len(ready) < len(usable) and len({g.name for g in usable}) == 1:
-        labels = [part.op.label.format(**w.axes) for w in part.workloads]
-        to = gpu_sharing.deal(
-            {label: (labels.count(label), usable) for label in labels}
-        )
-        mine = {
-            g: [
-                w
-                for w, label in zip(part.workloads, labels, strict=True)
-                if to[label] == g
-            ]
-            for g in usable
-        }
-        return [
-            replace(part, entries=ready, workloads=ws, gpu=g)
-            for g, ws in mine.items()
-            if ws
-        ]
-    on = gpu_sharing.deal(able)
-    split = {g: [e for i, e in enumerate(ready) if on[i] == g] for g in usable}
-    return [
-        replace(part, entries=entries, gpu=g) for g, entries in split.items() if entries
-    ]
+    candidates: dict[int, tuple[int, list[Gpu]]] = {}
+    fitting: set[Gpu] = set()
+    for i, entry in enumerate(ready):
+        fit = [gpu for gpu in gpus if gpu.fits(entry.algo)]
+        candidates[i] = 1, fit
+        fitting.update(fit)
+    usable = [gpu for gpu in gpus if gpu in fitting]
+    if len(ready) < len(usable) and len({gpu.name for gpu in usable}) == 1:
+        return _by_workload(replace(part, entries=ready), usable)
+    gpu_of = gpu_sharing.deal(candidates)
+    shares = []
+    for gpu in usable:
+        entries = [entry for i, entry in enumerate(ready) if gpu_of[i] == gpu]
+        if entries:
+            shares.append(replace(part, entries=entries, gpu=gpu))
+    return shares
 
 
-def _in_order(part: Part, made: list[Job], plan: Plan) -> list[Job]:
+def _by_workload(part: Part, gpus: list[Gpu]) -> list[Part]:
+    labels = [part.op.label.format(**w.axes) for w in part.workloads]
+    gpu_of = gpu_sharing.deal({label: (labels.count(label), gpus) for label in labels})
+    shares = []
+    for gpu in gpus:
+        labelled = zip(part.workloads, labels, strict=True)
+        share = [workload for workload, label in labelled if gpu_of[label] == gpu]
+        if share:
+            shares.append(replace(part, workloads=share, gpu=gpu))
+    return shares
+
+
+def _in_order(part: Part, jobs: list[Job], plan: Plan) -> list[Job]:
     """Order jobs as a single GPU would run them, and number them, so that records can
     be sorted even when GPUs finish out of order.
     """
     named = [e.algo.name for e in part.entries]
-    modes = list(dict.fromkeys(job.mode for job in made))
+    modes = list(dict.fromkeys(job.mode for job in jobs))
 
     def turn(job: Job) -> tuple[int, int, bool]:
         if job.algo is None or job.added:
             return -1, modes.index(job.mode), job.added
         return named.index(job.algo.name), 0, False
 
-    found = sorted(made, key=turn)
-    for place in [*map(key, found), *((part.op.name, w.uuid) for w in part.workloads)]:
+    ordered = sorted(jobs, key=turn)
+    workloads_ = [(part.op.name, w.uuid) for w in part.workloads]
+    for place in [*map(key, ordered), *workloads_]:
         plan.order.setdefault(place, len(plan.order))
-    return found
+    return ordered
 
 
 def key(job: Job) -> tuple[str, str, str]:
@@ -399,108 +440,114 @@ def key(job: Job) -> tuple[str, str, str]:
 
 def name(job: Job) -> str:
     """The job's name for a user."""
-    if job.rivals:
-        return " : ".join(algo.name for algo, _ in job.rivals)
-    if job.official:
-        return f"{job.algo.full_name}, {job.official.words}"
-    return job.algo.full_name if job.algo else f"{job.op.name}, floors"
+    if job.request.rivals:
+        return " : ".join(job.names)
+    if job.algo is None:
+        return f"{job.op.name}, floors"
+    if job.request.official:
+        return f"{job.algo.full_name}, {job.request.official.words}"
+    return job.algo.full_name
 
 
 def _jobs(
     registry: Registry, part: Part, settings: Settings, plan: Plan
 ) -> Iterator[Job]:
     """One job for each algo that can run; a bench runs the floors and the references of
-    each mode first.
+    each mode first. A comparison has one job for all algos that run in the same mode.
     """
-    make = partial(_job, settings, part, definition(part.op, registry))
-    ready = [e for e in part.entries if e.place.mode]
-    modes = list(dict.fromkeys(e.place.mode for e in ready))
-    if settings.command == "compare":
-        yield from _comparisons(make, part, ready, plan)
-        return
-    if settings.command == "floor":
-        yield from (make("floor", None, mode) for mode in modes)
-        return
-    for mode in modes if settings.command == "bench" else []:
-        yield make("floor", None, mode)
-        for algo in _yardsticks(registry, part, mode, settings):
-            if not any(
-                e.algo.name == algo.name and e.place.mode == mode for e in ready
-            ):
-                yield replace(
-                    make("bench", algo, mode), added=True, batch_invariant=False
-                )
-    for entry in ready:
+    command = settings.command
+    op = part.op
+    make = partial(_job, settings, part, definition(op, registry))
+    by_mode: dict[str, list[tuple[Algo, Solution]]] = {}
+    names: set[tuple[str, str]] = set()
+    for entry in part.entries:
+        mode = entry.place.mode
+        algo = entry.algo
+        if mode is None:
+            continue
+        packed = by_mode.setdefault(mode, [])
+        names.add((mode, algo.name))
         try:
-            yield make(settings.command, entry.algo, entry.place.mode)
+            if command != "floor":
+                packed.append((algo, pack(algo, op)))
         except UsageError as e:
-            plan.unpackable.append(
-                (part.op.name, entry.algo.name, entry.place.mode, str(e))
-            )
+            _cannot_pack(plan, op, algo, mode, str(e))
+    if command == "compare":
+        for mode, rivals in by_mode.items():
+            if rivals:
+                yield make("compare", mode, rivals)
+        return
+    for mode in by_mode if command in ("bench", "floor") else ():
+        yield make("floor", mode)
+        for algo in _yardsticks(registry, part, mode, settings):
+            if (mode, algo.name) not in names:
+                alone = structs.replace(settings.options, batch_invariant=False)
+                job = make("bench", mode, [(algo, pack(algo, op))], options=alone)
+                yield as_extra(job)
+    for mode, packed in by_mode.items():
+        for pair in packed:
+            yield make(command, mode, [pair])
+
+
+def _cannot_pack(plan: Plan, op: Op, algo: Algo, mode: str, reason: str) -> None:
+    record = Record(
+        op=op.name,
+        algo=algo.name,
+        source_hash=None,
+        mode=mode,
+        tier=None,
+        workload=None,
+        status=Status.UNPACKABLE,
+        reason=reason,
+    )
+    if record not in plan.unpackable:  # once, even with several GPUs
+        plan.unpackable.append(record)
 
 
 def _yardsticks(
     registry: Registry, part: Part, mode: str, settings: Settings
 ) -> list[Algo]:
-    """The algos that an op's algos are measured against: its reference, and its
-    baseline if a score is asked for.
+    """The algos that an op's algos are measured against: in a bench its reference, and
+    its baseline if a score is asked for.
     """
-    found = [registry.reference(part.op)]
-    if settings.in_place or part.op.in_place_only:
-        return [algo for algo in found if algo.destination_passing]
-    if part.scored and part.op.baseline:
-        baseline = registry.find(part.op.baseline, part.op.name)
-        if settings.place(baseline, mode).mode == mode and (
-            part.gpu is None or part.gpu.fits(baseline)
-        ):
-            found.append(baseline)
-    return found
-
-
-def _comparisons(
-    make: Callable[..., Job], part: Part, ready: list[Entry], plan: Plan
-) -> Iterator[Job]:
-    """One job for all algos that run in the same mode."""
-    for mode in dict.fromkeys(e.place.mode for e in ready):
-        rivals = []
-        for entry in ready:
-            try:
-                if entry.place.mode == mode:
-                    rivals.append((entry.algo, pack(entry.algo, part.op)))
-            except UsageError as e:
-                plan.unpackable.append((part.op.name, entry.algo.name, mode, str(e)))
-        if rivals:
-            yield replace(make("compare", None, mode), rivals=tuple(rivals))
+    if settings.command != "bench":
+        return []
+    reference = registry.reference(part.op)
+    if settings.options.in_place or part.op.in_place_only:
+        return [reference] if reference.destination_passing else []
+    if not (part.scored and part.op.baseline):
+        return [reference]
+    baseline = registry.find(part.op.baseline, part.op.name)
+    runs = settings.place(baseline, mode).mode == mode
+    fits = part.gpu is None or part.gpu.fits(baseline)
+    return [reference, baseline] if runs and fits else [reference]
 
 
 def _job(
     settings: Settings,
     part: Part,
-    described: Json,
+    described: Definition,
     command: str,
-    algo: Algo | None,
     mode: str,
+    algos: Sequence[tuple[Algo, Solution]] = (),
+    options: Options | None = None,
 ) -> Job:
+    options = options or settings.options
     timed = command != "check"
-    return Job(
-        command=command,
-        op=part.op,
-        definition=described,
-        solution=pack(algo, part.op) if algo else None,
-        mode=mode,
-        workloads=tuple(part.workloads),
-        algo=algo,
-        dataset=settings.dataset,
-        tiers=tiers_for(mode, settings.tiers, command) if timed else (),
-        plan=part.plan,
-        fallback=timed
-        and not settings.tiers
-        and not settings.strict
-        and command != "compare",
-        strict=settings.strict,
-        sandbox=settings.sandbox,
-        in_place=settings.in_place,
-        batch_invariant=settings.batch_invariant,
+    substitute = timed and command != "compare" and not options.strict
+    return Job.of(
+        command,
+        part.op,
+        described,
+        mode,
+        part.workloads,
+        algos,
+        options=options,
+        timing=Timing(
+            tiers_for(mode, settings.tiers, command) if timed else (),
+            part.plan,
+            fallback=substitute and not settings.tiers,
+        ),
         timeout_s=settings.timeout_s,
         gpu=part.gpu,
         machine=settings.machine,
@@ -513,15 +560,11 @@ def tiers_for(
     """The tiers to time a mode in: the user's that fit it, else the first that does.
     `all` means all that fit.
     """
-    able = {
-        "floor": lambda tier: tier.floors,
-        "compare": lambda tier: tier.interleaves,
-    }.get(command, lambda tier: True)
     fitting = [name for name, tier in TIERS.items() if tier.mode == mode]
-    chosen = (
-        fitting if "all" in wanted else [name for name in wanted if name in fitting]
-    )
-    if not wanted:
+    chosen = [name for name in wanted if name in fitting]
+    if "all" in wanted:
+        chosen = fitting
+    elif not wanted:
         chosen = fitting[:1]
     if not chosen:
         place = {"cuda": "on a GPU", "cpu": "on the CPU"}[mode]
@@ -529,11 +572,15 @@ def tiers_for(
         raise UsageError(
             f"tier '{','.join(wanted)}' cannot time algos {place}", hint=hint
         )
-    kept = tuple(dict.fromkeys(name for name in chosen if able(TIERS[name])))
-    if not kept and command == "compare":
-        takes_turns = ", ".join(name for name in fitting if TIERS[name].interleaves)
-        raise UsageError(
-            f"calls of several algos cannot take turns in {', '.join(chosen)}",
-            hint=f"use {takes_turns}",
-        )
-    return kept
+    if command == "floor":
+        chosen = [name for name in chosen if TIERS[name].floors]
+    if command == "compare":
+        refused = ", ".join(chosen)
+        chosen = [name for name in chosen if TIERS[name].interleaves]
+        if not chosen:
+            able = ", ".join(name for name in fitting if TIERS[name].interleaves)
+            raise UsageError(
+                f"calls of several algos cannot take turns in {refused}",
+                hint=f"use {able}",
+            )
+    return tuple(dict.fromkeys(chosen))

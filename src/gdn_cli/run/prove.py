@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..catalog import workloads
+from ..catalog.formats import Solution
 from ..catalog.ops import Op
 from ..catalog.pack import definition, read_solution
-from ..catalog.registry import Algo, Registry
+from ..catalog.registry import Registry
 from ..machine import inventory
 from ..machine.inventory import HERE, Machine
 from ..schema.record_types import Status
@@ -40,31 +41,23 @@ def prove(
     """
     algo = read_solution(file, registry)
     op = registry.ops[algo.op]
+    solution = algo.solution
+    assert solution is not None
     yield _step(
         "read",
         "ok",
-        f"{len(algo.solution['sources'])} sources, {file.stat().st_size} bytes of JSON",
+        f"{len(solution['sources'])} sources, {file.stat().st_size} bytes of JSON",
     )
-    step = _imports(algo, packages)
+    step = _imports(solution, packages)
     yield step
     if step["state"] == "failed":
         return
     place = machine.place(algo)
-    missing = next(
-        (
-            wheel
-            for module, wheel in packages.items()
-            if not machine.has_package(module)
-        ),
-        None,
-    )
-    if missing:
-        yield _step(
-            "build",
-            "skipped",
-            f"package {missing} is not installed: pip install {missing}",
-        )
-        return
+    for module, wheel in packages.items():
+        if not machine.has_package(module):
+            why = f"package {wheel} is not installed: pip install {wheel}"
+            yield _step("build", "skipped", why)
+            return
     if algo.language == "cpp" and not machine.cxx():
         yield _step("build", "skipped", "no C++ compiler here")
         return
@@ -75,15 +68,13 @@ def prove(
     def job(
         mode: str, work: tuple[workloads.Workload, ...], env: dict[str, str]
     ) -> Job:
-        described = definition(op, registry)
-        return Job(
+        return Job.of(
             "prove",
             op,
-            described,
-            algo.solution,
+            definition(op, registry),
             mode,
             work,
-            algo,
+            [(algo, solution)],
             timeout_s=timeout_s,
             env=env,
             machine=machine,
@@ -92,18 +83,17 @@ def prove(
     with tempfile.TemporaryDirectory(prefix="gdn-prove-") as cache:
         env = {"FIB_CACHE_PATH": f"{cache}/built", "GDN_ALGOS": ""}
         if algo.language == "cuda":
-            arch = env | {
+            for_all = env | {
                 "FIB_CACHE_PATH": f"{cache}/archs",
                 inventory.ARCHITECTURES: " ".join(ARCHITECTURES),
             }
-            outcome = execute(job("cpu", (), arch))
-            yield from _built(
-                outcome, ", ".join(f"sm_{a.replace('.', '')}" for a in ARCHITECTURES)
-            )
+            outcome = execute(job("cpu", (), for_all))
+            targets = [f"sm_{arch.replace('.', '')}" for arch in ARCHITECTURES]
+            yield from _built(outcome, ", ".join(targets))
         else:
             outcome = execute(job(place.mode or "cpu", (), env))
             yield from _built(outcome, "")
-        if outcome.status is not Status.DONE or outcome.proof["state"] == "failed":
+        if outcome.proof is None or outcome.proof["state"] == "failed":
             return
         if place.mode is None:
             yield _step("run", "skipped", f"{place.reason}; {place.hint}")
@@ -116,44 +106,35 @@ def _step(name: str, state: str, detail: str) -> Step:
     return {"step": name, "state": state, "detail": detail}
 
 
-def _imports(algo: Algo, packages: dict[str, str]) -> Step:
+def _imports(solution: Solution, packages: dict[str, str]) -> Step:
     """Top-level modules that the sources import, compared with the packages that the
     solution declares.
     """
     declared = {
         name.lower().replace("-", "_")
-        for name in algo.solution["spec"].get("dependencies") or []
+        for name in solution["spec"].get("dependencies") or []
     }
     declared |= set(packages) | _ALWAYS_THERE | set(sys.stdlib_module_names)
-    found: set[str] = set()
-    for source in algo.solution["sources"]:
-        if source["path"].endswith(".py"):
-            try:
-                tree = ast.parse(source["content"])
-            except SyntaxError as e:
-                return _step(
-                    "imports",
-                    "failed",
-                    f"{source['path']}:{e.lineno}: not valid Python: {e.msg}",
-                )
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Import):
-                    found |= {alias.name.split(".")[0] for alias in node.names}
-                elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                    found.add((node.module or "").split(".")[0])
-    if undeclared := sorted(found - declared):
-        names = ", ".join(undeclared)
-        return _step(
-            "imports",
-            "failed",
-            f"{names}: imported, but not in [packages] of algo.toml: a judge may not have it",
-        )
-    outside = sorted(found - set(sys.stdlib_module_names))
-    return _step(
-        "imports",
-        "ok",
-        f"needs {', '.join(outside)}" if outside else "needs no package",
-    )
+    imported: set[str] = set()
+    for source in solution["sources"]:
+        if not source["path"].endswith(".py"):
+            continue
+        try:
+            tree = ast.parse(source["content"])
+        except SyntaxError as e:
+            why = f"{source['path']}:{e.lineno}: not valid Python: {e.msg}"
+            return _step("imports", "failed", why)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                imported.add((node.module or "").split(".")[0])
+    if undeclared := sorted(imported - declared):
+        why = "imported, but not in [packages] of algo.toml: a judge may not have it"
+        return _step("imports", "failed", f"{', '.join(undeclared)}: {why}")
+    outside = sorted(imported - set(sys.stdlib_module_names))
+    needs = f"needs {', '.join(outside)}" if outside else "needs no package"
+    return _step("imports", "ok", needs)
 
 
 def _built(outcome: Outcome, targets: str) -> Iterator[Step]:
@@ -162,7 +143,8 @@ def _built(outcome: Outcome, targets: str) -> Iterator[Step]:
         return
     how = f" for {targets}" if targets else ""
     yield _step("build", "ok", f"by flashinfer-bench{how}, in {outcome.build_s:.1f} s")
-    yield {"step": "signature", **outcome.proof}
+    if outcome.proof:
+        yield {"step": "signature", **outcome.proof}
 
 
 def _ran(outcome: Outcome, op: Op, workload: workloads.Workload, mode: str) -> Step:
@@ -172,7 +154,7 @@ def _ran(outcome: Outcome, op: Op, workload: workloads.Workload, mode: str) -> S
     record = outcome.records[0]
     if not record.passed:
         return _step("run", "failed", f"{label}: {record.reason}")
-    errors = ", ".join(
-        f"{name} {error:.1e}" for name, error in record.check.errors.items()
-    )
+    assert record.check is not None
+    by_output = record.check.errors.items()
+    errors = ", ".join(f"{name} {error:.1e}" for name, error in by_output)
     return _step("run", "ok", f"{label}: right, relative error {errors}")

@@ -79,14 +79,13 @@ class Worker:
         wrap: tuple[str, ...] = (),
         cpus: frozenset[int] = frozenset(),
     ) -> None:
-        self.outcome, self.request = Outcome(Status.DONE), request
+        self.outcome = Outcome(Status.DONE)
+        self.request = request
         self.on_record: OnRecord = lambda record, environment: None
         self.secrets = redaction.values()
-        self.log, self.reply, self.partial = (
-            bounded.Output(bounded.EDGE + 4096),
-            bytearray(),
-            bytearray(),
-        )
+        self.log = bounded.Output(bounded.EDGE + 4096)
+        self.reply = bytearray()
+        self.partial = bytearray()
         self.garbled: str | None = None
         linux.hide_memory()  # from here on this process holds the seal
         # precedes each record: only the worker knows it, not the algo's code
@@ -105,28 +104,9 @@ class Worker:
             env = env | {name: str(self.folder) for name in ("TMPDIR", "TEMP", "TMP")}
             self.process = subprocess.Popen(
                 [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    str(_KEEPER),
-                    str(self.folder),
-                    *(["--cpus", ",".join(map(str, sorted(cpus)))] if cpus else []),
-                    "--",
+                    *_keeper(self.folder, cpus),
                     *wrap,
-                    sys.executable,
-                    "-m",
-                    "gdn_cli.worker.serve",
-                    *(
-                        ["--runner", request.mode]
-                        if request.judges and not request.sandbox
-                        else []
-                    ),
-                    "--mode",
-                    request.mode,
-                    "--go",
-                    str(waits),
-                    "--events",
-                    f"/dev/fd/{events_in}",
+                    *_command(request, waits, events_in),
                 ],
                 stdin=self.stdin,
                 stdout=subprocess.PIPE,
@@ -146,11 +126,12 @@ class Worker:
             os.close(waits)
             os.close(events_in)
         self.events = os.fdopen(events, "rb", buffering=0)
-        for stream, take in (
-            (self.events, self._event_bytes),
-            (self.process.stdout, self._reply_bytes),
-            (self.process.stderr, self._log_bytes),
-        ):
+        self.streams: dict[Any, Callable[[bytes], None]] = {
+            self.events: self._event_bytes,
+            self.process.stdout: self._reply_bytes,
+            self.process.stderr: self._log_bytes,
+        }
+        for stream, take in self.streams.items():
             os.set_blocking(stream.fileno(), False)
             self.selector.register(stream, selectors.EVENT_READ, take)
 
@@ -164,7 +145,8 @@ class Worker:
         size, and values of this process's secret variables are removed from it.
         """
         self.on_record = on_record
-        deadline, timed_out = time.monotonic() + timeout_s, False
+        deadline = time.monotonic() + timeout_s
+        timed_out = False
         try:
             with self.stdin:
                 self.stdin.write(
@@ -202,7 +184,7 @@ class Worker:
         while self._read(0):  # an escaped process may hold a pipe open, so do not wait
             pass
         self.selector.close()
-        for stream in (self.events, self.process.stdout, self.process.stderr):
+        for stream in self.streams:
             stream.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -244,21 +226,20 @@ class Worker:
             self.reply.clear()
 
     def _event_bytes(self, data: bytes) -> None:
-        *lines, rest = (
-            (bytes(self.partial) + data).split(b"\n")
-            if b"\n" in data
-            else (self.partial + data,)
-        )
-        self.partial = bytearray(rest)
-        if len(rest) > _MOST:
+        # whole lines, and the begin of the next; a long line comes in many parts
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = bytes(self.partial) + lines[0]
+            self.partial = bytearray(rest)
+        else:
+            self.partial += rest
+        if len(self.partial) > _MOST:
             self.garbled = f"a record of it is longer than {_MOST >> 20} MiB"
+        seal = self.seal.encode()
         for line in lines:
-            seal = self.seal.encode()
-            event = (
-                self._decoded(line[len(seal) :], Event, Record)
-                if line.startswith(seal)
-                else None
-            )
+            event = None
+            if line.startswith(seal):
+                event = self._decoded(line[len(seal) :], Event, Record)
             if event is None:
                 self.garbled = "a record came that its worker did not write"
                 return
@@ -275,12 +256,11 @@ class Worker:
         with long texts shortened and secrets removed. None for anything else.
         """
         try:
-            found = redaction.masked(bounded.clipped(json.loads(data)), self.secrets)
-            form = next(
-                (form for form in forms if set(found) <= set(form.__struct_fields__)),
-                forms[-1],
-            )
-            return msgspec.convert(found, form)
+            content = redaction.masked(bounded.clipped(json.loads(data)), self.secrets)
+            for form in forms:
+                if set(content) <= set(form.__struct_fields__):
+                    return msgspec.convert(content, form)
+            return msgspec.convert(content, forms[-1])
         except (ValueError, RecursionError, TypeError):
             return None
 
@@ -290,7 +270,8 @@ class Worker:
         """
         outcome = self.outcome
         if timed_out:
-            outcome.status, outcome.reason = Status.TIMED_OUT, timed_out
+            outcome.status = Status.TIMED_OUT
+            outcome.reason = timed_out
             return
         reply = self._decoded(self.reply, Reply) if self.reply else None
         if self.garbled or (self.reply and (reply is None or reply.seal != self.seal)):
@@ -300,23 +281,28 @@ class Worker:
             )
             return
         if reply is None:
-            outcome.status, outcome.reason = exit_reasons.death(
-                self.process.returncode, self.ooms
-            )
             exit_code = self.process.returncode
+            outcome.status, outcome.reason = exit_reasons.death(exit_code, self.ooms)
         else:
-            outcome.status, outcome.reason, outcome.code = (
-                reply.status,
-                reply.reason,
-                reply.code,
-            )
-            outcome.build_s, outcome.proof, exit_code = (
-                reply.build_s,
-                reply.proof,
-                reply.exit_code,
-            )
+            exit_code = reply.exit_code
+            for name in ("status", "reason", "code", "build_s", "proof"):
+                setattr(outcome, name, getattr(reply, name))
         if outcome.status is Status.EXITED and exit_code and outcome.tail:
             outcome.reason = f"{outcome.reason}: {outcome.tail[-1][:200]}"
+
+
+def _keeper(folder: Path, cpus: frozenset[int]) -> list[str]:
+    """The start of a worker's command line: the process around it."""
+    on = ["--cpus", ",".join(map(str, sorted(cpus)))] if cpus else []
+    return [sys.executable, "-I", "-S", str(_KEEPER), str(folder), *on, "--"]
+
+
+def _command(request: Request, go: int, events: int) -> list[str]:
+    early = request.judges and not request.sandbox
+    runner = ["--runner", request.mode] if early else []
+    module = [sys.executable, "-m", "gdn_cli.worker.serve", *runner]
+    places = ["--go", str(go), "--events", f"/dev/fd/{events}"]
+    return [*module, "--mode", request.mode, *places]
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from .. import errors
 from ..catalog import tuned_table
+from ..catalog.registry import Algo
 from ..catalog.tuned_table import Size
 from ..catalog.workloads import Workload
 from ..errors import GdnError, MissingError
@@ -26,6 +27,7 @@ from ..machine.inventory import Gpu
 from ..records import statistics
 from ..run.jobs import Job, Outcome, execute
 from ..schema.record_types import Blame, Environment, Record, Status
+from ..worker.request import Options, Timing
 from . import tournament
 from .journal import Check, Result, Time, Where
 from .search import State
@@ -253,9 +255,7 @@ def check(
             for name, lacking in due.items():
                 algo = state.plan.algos[name]
                 gpu = next(next_gpu)
-                job = _job(
-                    state, "check", lacking, gpu, solution=algo.solution, algo=algo
-                )
+                job = _job(state, "check", lacking, gpu, [algo])
                 future = pool.submit(execute, job, given_up=state.stop.is_set)
                 running[future] = name
 
@@ -279,26 +279,24 @@ def _job(
     command: str,
     workloads: Sequence[Workload],
     gpu: Gpu | None,
+    algos: Sequence[Algo],
     **more: Any,
 ) -> Job:
     """A worker's job, with what all jobs of a tuning have in common."""
     plan, settings = state.plan, state.settings
     assert plan.mode is not None
-    fields: dict[str, Any] = {
-        "solution": None,
-        "machine": settings.machine,
-        "dataset": settings.dataset,
-        "timeout_s": settings.timeout_s,
-        "in_place": settings.in_place,
-    }
-    return Job(
+    dataset = str(settings.dataset.absolute()) if settings.dataset else None
+    return Job.of(
         command,
         plan.op,
         plan.definition,
-        mode=plan.mode,
-        workloads=tuple(workloads),
+        plan.mode,
+        workloads,
+        [(algo, algo.solution) for algo in algos if algo.solution],
+        options=Options(dataset=dataset, in_place=settings.in_place),
         gpu=gpu,
-        **(fields | more),
+        machine=settings.machine,
+        **{"timeout_s": settings.timeout_s, **more},
     )
 
 
@@ -356,9 +354,7 @@ def _time(
             if w in workloads:
                 turns[w.uuid] = names
     named = set(itertools.chain(*turns.values()))
-    rivals = [
-        (algo, algo.solution) for name, algo in plan.algos.items() if name in named
-    ]
+    rivals = [algo for name, algo in plan.algos.items() if name in named]
 
     # all sizes of a call have one GPU, see _each_gpu
     (gpu,) = {state.homes[size] for size in groups}
@@ -372,10 +368,12 @@ def _time(
         "compare",
         workloads,
         gpu,
-        rivals=tuple(rivals),
+        rivals,
         turns={uuid: tuple(names) for uuid, names in turns.items()},
-        tiers=(settings.tier,),
-        plan={"seconds": seconds, "target": target, "l2": settings.l2},
+        timing=Timing(
+            (settings.tier,),
+            {"seconds": seconds, "target": target, "l2": settings.l2},
+        ),
         timeout_s=settings.timeout_s * len(rivals),
         cpus=state.cpus.get(gpu, frozenset()) if gpu else frozenset(),
     )

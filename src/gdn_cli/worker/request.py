@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypedDict
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 from msgspec import Meta, Struct
 
 from ..catalog.formats import Definition, Solution
 from ..catalog.official import Harness
 from ..catalog.ops import Op
+from ..catalog.registry import Mode
+from ..catalog.tiers import COPY
 from ..catalog.workloads import Workload
 from ..parsing import Json
-from ..schema.record_types import SCHEMA
+from ..schema.record_types import SCHEMA, Record
+
+if TYPE_CHECKING:
+    from .executor.process import Started
+
+Command = Literal["check", "bench", "official", "prove", "floor", "compare", "profile"]
 
 
 class Rival(Struct, frozen=True):
@@ -52,34 +60,44 @@ class Profiling(Struct, frozen=True):
     l2: str = "cold"
 
 
-class Request(Struct, kw_only=True):
+class Options(Struct, kw_only=True):
+    """What a user asks of every worker of a command. A new option is one field here:
+    the command line sets it, the tasks read it from their request.
+    """
+
+    dataset: str | None = None  # an absolute path
+    strict: bool = False  # probe every workload
+    sandbox: bool = False  # run the algo's code in bubblewrap
+    in_place: bool = False  # outputs overwrite the inputs that the op allows for it
+    # each sequence alone must give the same bits as in its batch
+    batch_invariant: bool = False
+
+
+class Request(Options, kw_only=True):
     """The input of `gdn worker`. It has everything except a dataset's files."""
 
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
-    command: Literal[
-        "check", "bench", "official", "prove", "floor", "compare", "profile"
-    ]
+    command: Command
     op: Op
     name: str | None = None  # of the algo; None if there are several, or none
     definition: Definition
     solution: Solution | None
     specific: bool = False
     setup: str | None = None
-    mode: Literal["cuda", "cpu", "interpreter"]
+    mode: Mode
     workloads: tuple[Workload, ...]
-    dataset: str | None = None
     rivals: tuple[Rival, ...] = ()
     # workload -> the rivals that run it; all if it is not listed
     turns: dict[str, tuple[str, ...]] = {}
     timing: Timing = Timing()
-    strict: bool = False  # probe every workload
-    sandbox: bool = False  # run the algo's code in bubblewrap
-    in_place: bool = False  # outputs overwrite the inputs that the op allows for it
-    # each sequence alone must give the same bits as in its batch
-    batch_invariant: bool = False
     profile: Profiling | None = None
     official: Harness | None = None
     seal: str = ""  # in front of each record; a secret from the algo's code
+
+    @property
+    def options(self) -> Options:
+        fields = Options.__struct_fields__
+        return Options(**{name: getattr(self, name) for name in fields})
 
     @property
     def judges(self) -> bool:
@@ -87,15 +105,57 @@ class Request(Struct, kw_only=True):
         has processes of its own; not for a profiler's target: there the tool observes
         the worker itself, and no result is checked.
         """
-        return self.command not in ("floor", "official") and (
-            self.command != "profile" or self.profile.task == "survey"
-        )
+        if self.profile:
+            return self.profile.task == "survey"
+        return self.command not in ("floor", "official")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The algos that its records are about; none for floors."""
+        if self.rivals:
+            return tuple(rival.name for rival in self.rivals)
+        return (self.name,) if self.name else ()
+
+    @property
+    def due(self) -> int:
+        """How many records the worker owes."""
+        tiers = max(1, len(self.timing.tiers))
+        machine_wide = tiers + 1 if self.command == "floor" else 0
+        algos = max(1, len(self.rivals))
+        calls = sum(len(self.turns.get(w.uuid, ())) or algos for w in self.workloads)
+        return calls * tiers + machine_wide
+
+    def owed(self, records: Iterable[Record]) -> Counter[tuple[str, str | None]]:
+        """How many records are missing beside these, by algo and workload. The copy
+        stands for all floors, without a workload. A record without a workload settles
+        all of an algo's: it could not be built.
+        """
+        counts = Counter((record.algo, record.uuid) for record in records)
+        owed: Counter[tuple[str, str | None]] = Counter()
+        if self.command == "floor":
+            owed[COPY, None] = self.due - counts.total()
+            return +owed
+        tiers = max(1, len(self.timing.tiers))
+        for workload in self.workloads:
+            for name in self.turns.get(workload.uuid) or self.names:
+                if (name, None) not in counts:
+                    owed[name, workload.uuid] = tiers - counts[name, workload.uuid]
+        return +owed
+
+    def unfinished(self, records: Iterable[Record]) -> tuple[Workload, ...]:
+        """The workloads that these records do not settle. Floors are always asked for
+        as a whole: those of the machine belong to no workload.
+        """
+        if self.command == "floor":
+            return self.workloads
+        left = {uuid for _, uuid in self.owed(records)}
+        return tuple(w for w in self.workloads if w.uuid in left)
 
 
 class Serving(Request, kw_only=True):
     """A request, with the state of the worker that serves it."""
 
     builds: str | None = None  # folder of the runners' builds
-    started: Any = None  # isolation.process.Started: a runner that is not used yet
+    started: Started | None = None  # a runner that is not used yet
     # called with the rival whose code runs, if it is only one
     at: Callable[[str | None], None] = lambda name: None

@@ -55,8 +55,8 @@ def main(
     reply = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     started = None
-    if mode or runner:
-        _imports(mode or runner)
+    if early := mode or runner:
+        _imports(early)
         import torch  # noqa: F401
     if runner:
         started = process.fork(runner)
@@ -71,7 +71,8 @@ def main(
         if isinstance(request, Request)
         else request
     )
-    answer.schema, answer.seal = SCHEMA, request.seal or None
+    answer.schema = SCHEMA
+    answer.seal = request.seal or None
     with reply:
         reply.write(_json(answer) + "\n")
     return answer.code or 0
@@ -126,7 +127,7 @@ def serve(
             # the reference is built in a folder that no algo's code has written to
             os.environ["FIB_CACHE_PATH"] = tempfile.mkdtemp(prefix="gdn-reference-")
         from ..machine import environment
-        from .executor import client
+        from .executor import build, client
         from .judge import tasks
 
         reply.environment = environment.describe(request.mode)
@@ -144,16 +145,18 @@ def serve(
             for record in work(request, reply):
                 emit(record)
                 reply.records.append(record)
-        except client.Died as e:
-            reply.status, reply.reason, reply.exit_code = (
-                e.status,
-                e.reason,
-                e.exit_code,
-            )
-        except tasks.BuildFailed as e:
-            reply.status, reply.reason, reply.code = Status.BUILD_FAILED, str(e), e.code
+        except client.DiedError as e:
+            reply.status = e.status
+            reply.reason = e.reason
+            reply.exit_code = e.exit_code
+        except build.BuildFailedError as e:
+            reply.status = Status.BUILD_FAILED
+            reply.reason = str(e)
+            reply.code = e.code
     except GdnError as e:  # earlier measurements stay in the reply
-        reply.status, reply.reason, reply.code = Status.REFUSED, str(e), e.code
+        reply.status = Status.REFUSED
+        reply.reason = str(e)
+        reply.code = e.code
     return reply
 
 

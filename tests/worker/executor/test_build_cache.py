@@ -216,7 +216,7 @@ def test_a_cache_that_cannot_be_written_is_the_machine_s_fault(
 
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
     monkeypatch.setattr(tempfile, "TemporaryFile", fail)
-    with pytest.raises(build.BuildFailed) as e:
+    with pytest.raises(build.BuildFailedError) as e:
         build._cache()
     says = (
         f"the build cache {tmp_path}/cache cannot be written: {os.strerror(number)};"

@@ -106,10 +106,10 @@ def test_anything_but_an_answer_ends_the_runner():
     bad = {b"[1]": "not a JSON object", b"{": "not JSON", b"[" * 5000: "not JSON"}
     for data, says in bad.items():
         other.end.sendall(len(data).to_bytes(8, "little") + data)
-        with pytest.raises(channel.Garbled, match=says):
+        with pytest.raises(channel.GarbledError, match=says):
             ours.receive()
     other.end.sendall((2**40).to_bytes(8, "little"))
-    with pytest.raises(channel.Garbled, match="1099511627776 bytes"):
+    with pytest.raises(channel.GarbledError, match="1099511627776 bytes"):
         ours.receive()
     other.close()
     with pytest.raises(EOFError):
@@ -134,7 +134,7 @@ def timed(*records: dict, replaced: tuple[str, ...] | list[str] = ()) -> Answer:
     "value", [0, -1.0, float("nan"), float("inf"), "1", None, True, [[1.0, 0]]]
 )
 def test_a_time_is_a_positive_number(key, value):
-    with pytest.raises(client.Died, match="sent an invalid answer") as e:
+    with pytest.raises(client.DiedError, match="sent an invalid answer") as e:
         timed({"tier": "wall", "timing": TIME | {key: value}, "doubts": []})
     assert e.value.status is Status.CRASHED
 
@@ -154,7 +154,7 @@ def test_a_runner_sends_a_time_or_why_there_is_none():
         [{"tier": "wall", "timing": TIME}],
         [{"tier": "wall", "status": "fine"}],
     ):
-        with pytest.raises(client.Died, match="sent no time|an invalid answer"):
+        with pytest.raises(client.DiedError, match="sent no time|an invalid answer"):
             timed(*records)
 
 

@@ -17,7 +17,7 @@ from gdn_cli.errors import UsageError
 from gdn_cli.machine import inventory
 from gdn_cli.run import eligibility, planning
 from gdn_cli.worker.executor import prepared
-from gdn_cli.worker.executor.build import BuildFailed
+from gdn_cli.worker.executor.build import BuildFailedError
 
 REGISTRY = helpers.REGISTRY
 READY = [a for a in REGISTRY.algos if a.setup]
@@ -110,7 +110,7 @@ def test_an_entry_point_that_is_not_there_does_not_build_and_a_setup_that_return
         ("calls_for_test.py::go", "has no function go"),
         ("none.py::run", "No module named"),
     ):
-        with pytest.raises(BuildFailed, match=says):
+        with pytest.raises(BuildFailedError, match=says):
             prepared_of(monkeypatch, None, None, entry_point)
     with pytest.raises(TypeError, match="returned int, expected a tuple"):
         prepared_of(monkeypatch, lambda x: 3, print).bind([1], [])

@@ -155,7 +155,7 @@ def test_a_packed_file_of_another_op_is_refused(tmp_path):
 
 def test_a_floor_that_cannot_be_timed_is_a_record_and_no_crash(monkeypatch):
     def refuse(*args, **kwargs):
-        raise timing.TierUnavailable("no CUPTI")
+        raise timing.TierUnavailableError("no CUPTI")
 
     monkeypatch.setattr(measuring, "measure", refuse)
     (workload,) = select(DECODE, trace_set.known(DECODE, None), chosen=["0"])

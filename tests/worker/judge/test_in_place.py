@@ -23,7 +23,7 @@ from gdn_cli.tune import race, search
 from gdn_cli.worker import timing
 from gdn_cli.worker.executor import calls
 from gdn_cli.worker.judge import check
-from gdn_cli.worker.timing import Plan, Subject, TierUnavailable, cupti, events
+from gdn_cli.worker.timing import Plan, Subject, TierUnavailableError, cupti, events
 
 REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_decode"]
@@ -218,7 +218,9 @@ def test_scaled_values_are_never_larger_than_the_first_ones():
 def test_a_tier_that_cannot_put_the_state_back_says_so(tier):
     state = torch.zeros(8)
     subject = Subject.of(step([]), [state], [state])
-    with pytest.raises(TierUnavailable, match="cannot restore.*; cupti, events can"):
+    with pytest.raises(
+        TierUnavailableError, match="cannot restore.*; cupti, events can"
+    ):
         timing.measure(tier, subject, Plan())
 
 
@@ -360,10 +362,10 @@ def test_tune_asks_for_them_and_keeps_what_it_measured_apart(in_place, monkeypat
         {},
         homes={1: None},
     )
-    jobs = [race._job(work, "check", [], None)]
+    jobs = [race._job(work, "check", [], None, [])]
     monkeypatch.setattr(race, "execute", lambda job, *_, **__: jobs.append(job))
     race._time(work, race.FIRST, {1: ["a"]}, [], "a group")
-    assert [job.in_place for job in jobs] == [in_place] * 2 and [
+    assert [job.request.in_place for job in jobs] == [in_place] * 2 and [
         job.command for job in jobs
     ] == [
         "check",

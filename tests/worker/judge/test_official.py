@@ -183,7 +183,8 @@ def test_a_harness_that_ends_keeps_what_it_has_judged(tmp_path):
     judged = tasks.official(asked(folder, few), Reply(status="done"))
     assert next(judged).status == "passed"
     with pytest.raises(
-        client.Died, match=r"flashinfer-bench main \(40e6ca7\) ended before it was done"
+        client.DiedError,
+        match=r"flashinfer-bench main \(40e6ca7\) ended before it was done",
     ) as caught:
         next(judged)
     assert caught.value.exit_code == 7
@@ -245,7 +246,7 @@ def test_which_harness_and_where_it_is(tmp_path, monkeypatch):
 def test_the_real_harness_reads_the_folder_and_asks_for_a_gpu(capfd):
     if inventory.gpus():
         pytest.skip("there is a GPU here")
-    with pytest.raises(client.Died):
+    with pytest.raises(client.DiedError):
         list(tasks.official(asked(None, embedded(OP)[:1]), Reply(status="done")))
     assert "No CUDA devices available" in capfd.readouterr().err
 

@@ -242,17 +242,12 @@ def test_new_values_are_those_of_the_part_and_the_pool():
 
 
 def test_every_job_is_in_place_but_of_who_returns():
-    about = OP, pack.definition(OP, REGISTRY), None, "cpu", ()
-    cpp, reference = (
-        REGISTRY.find(f"{OP.name}/{name}") for name in ("cpp-v1", "pt-reference")
-    )
-    assert [Job("bench", *about, algo).in_place for algo in (cpp, reference, None)] == [
-        True,
-        False,
-        True,
-    ]
-    other = REGISTRY.ops["gdn_decode"], *about[1:]
-    assert not Job("bench", *other, REGISTRY.find("gdn_decode/cpp-v1")).in_place
+    def in_place(op, *names: str) -> bool:
+        algos = [(REGISTRY.find(f"{op.name}/{name}"), {}) for name in names]
+        return Job.of("bench", op, {}, "cpu", (), algos).request.in_place
+
+    assert in_place(OP, "cpp-v1") and in_place(OP) and not in_place(OP, "pt-reference")
+    assert not in_place(REGISTRY.ops["gdn_decode"], "cpp-v1")
 
 
 def test_what_is_timed_takes_no_new_pool():
@@ -283,7 +278,7 @@ def test_what_is_timed_takes_no_new_pool():
         overrides={},
     )
     plan = planning.prepare(REGISTRY, [part], planning.Settings("bench"))
-    assert [(job.command, job.algo and job.algo.name, job.in_place) for job in plan.jobs] == [
+    assert [(job.command, job.algo and job.algo.name, job.request.in_place) for job in plan.jobs] == [
         ("floor", None, True), ("bench", "cpp-v1", True),
     ]  # fmt: skip
 

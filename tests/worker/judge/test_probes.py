@@ -91,9 +91,7 @@ def built(folder, op=DECODE, mode="cpu"):
     """
     algo = registry.read_algo(folder / "algo.toml", op.name)
     definition, solution = pack.definition(op, REGISTRY), pack.pack(algo, op)
-    with mock.patch.dict(
-        os.environ, jobs.environ(jobs.Job("check", op, definition, solution, mode, ()))
-    ):
+    with mock.patch.dict(os.environ, jobs.environ_of(mode)):
         return build.build(definition, solution)
 
 

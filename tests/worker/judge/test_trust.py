@@ -26,6 +26,7 @@ from gdn_cli.records import below_floor
 from gdn_cli.run import execute, jobs, keeper, planning, redaction, worker_process
 from gdn_cli.run.jobs import Job, Outcome
 from gdn_cli.schema.record_types import Record, Status
+from gdn_cli.worker.request import Timing
 
 REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
@@ -179,12 +180,14 @@ def test_a_comparison_goes_on_without_the_rival_that_crashes(tmp_path, gdn, writ
 # --- missing replies
 
 
-def job(command: str = "bench", **more) -> Job:
+def job(*names: str) -> Job:
     workloads = planning.workloads.select(
         DECODE, planning.trace_set.known(DECODE, None), chosen=["0-1"]
     )
-    fields = {"tiers": ("wall",), "algo": REGISTRY.find("cpp-v1")} | more
-    return Job(command, DECODE, {}, None, "cpu", tuple(workloads), **fields)
+    algos = [(REGISTRY.find(name), {}) for name in names or ("cpp-v1",)]
+    command = "compare" if names else "bench"
+    timing = Timing(("wall",))
+    return Job.of(command, DECODE, {}, "cpu", workloads, algos, timing=timing)
 
 
 def record(job: Job, i: int, **more) -> Record:
@@ -195,11 +198,15 @@ def record(job: Job, i: int, **more) -> Record:
 
 def test_a_worker_that_owes_records_has_failed():
     one = job()
-    assert one.owed([]) == {"cpp-v1": 2}
-    assert one.owed([record(one, 0)]) == {"cpp-v1": 1}
+    first, second = one.workloads
+    owed, unfinished = one.request.owed, one.request.unfinished
+    assert owed([]) == {("cpp-v1", w.uuid): 1 for w in one.workloads}
     # the same twice is not two
-    assert one.owed([record(one, 0), record(one, 0)]) == {"cpp-v1": 1}
-    assert one.owed([record(one, 0), record(one, 1)]) == {}
+    for records in ([record(one, 0)], [record(one, 0), record(one, 0)]):
+        assert owed(records) == {("cpp-v1", second.uuid): 1}
+        assert unfinished(records) == (second,)
+    assert not owed([record(one, 0), record(one, 1)])
+    assert not owed([record(one, 0, uuid=None, status="build_failed")])
     (fate,) = execute._fates(one, Outcome(Status.DONE), [record(one, 0)])
     assert fate.status is Status.EXITED and "1 of 2 records" in fate.reason
     both = [record(one, 0), record(one, 1)]
@@ -216,8 +223,7 @@ def test_records_of_something_else_were_not_asked_for():
 
 
 def test_a_comparison_that_hangs_blames_whose_code_ran():
-    algos = tuple((REGISTRY.find(name), {}) for name in ("pt-reference", "cpp-v1"))
-    one = job("compare", algo=None, rivals=algos)
+    one = job("pt-reference", "cpp-v1")
     end = Outcome(Status.TIMED_OUT, "no end after 3 s", at="cpp-v1")
     assert [(f.algo, f.unfinished) for f in execute._fates(one, end, [])] == [
         ("cpp-v1", 2)
@@ -368,7 +374,7 @@ def test_garbage_is_that_workers_failure(writes, status, says, tmp_path, monkeyp
     script.write_text(f"#!/bin/sh\n{body}\n")
     script.chmod(0o755)
     wrapped = (str(script),)
-    request = jobs.Job("floor", DECODE, {}, None, "cpu", ()).request()
+    request = jobs.Job.of("floor", DECODE, {}, "cpu", ()).request
     outcome = worker_process.serve(request, dict(os.environ), 60.0, wrap=wrapped)
     assert outcome.status == status and outcome.reason.startswith(says)
 

@@ -62,8 +62,8 @@ def profiled(
     module, replies = profilers.module(tool), []
     module.find()
     for run in module.runs(ask, folder):
-        job = jobs.Job(
-            "profile", op, definition, solution, mode, (workload,), algo=algo, wrap=run.wrap, env=run.env,
+        job = jobs.Job.of(
+            "profile", op, definition, mode, [workload], [(algo, solution)], wrap=run.wrap, env=run.env,
             profile=Profiling(tool, run.params, l2),
         )  # fmt: skip
         outcome = jobs.execute(job)

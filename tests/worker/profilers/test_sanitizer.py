@@ -230,8 +230,8 @@ def replies(
 
     def reply(run: Run) -> Reply:
         profile = Profiling("sanitizer", run.params)
-        job = jobs.Job(
-            "profile", op, definition, solution, mode, work, algo,
+        job = jobs.Job.of(
+            "profile", op, definition, mode, work, [(algo, solution)],
             profile=profile, wrap=run.wrap, env=run.env, timeout_s=timeout_s,
         )  # fmt: skip
         outcome = jobs.execute(job)
@@ -322,14 +322,13 @@ def planted(launches: str) -> str:
 def built(algo, known) -> None:
     """Compile it as a survey would, so that no compiler runs below the tool; it is not called."""
     op = known.ops[algo.op]
-    job = jobs.Job(
+    job = jobs.Job.of(
         "prove",
         op,
         pack.definition(op, known),
-        pack.pack(algo, op),
         "cuda",
         (),
-        algo,
+        [(algo, pack.pack(algo, op))],
         timeout_s=600,
     )
     outcome = jobs.execute(job)

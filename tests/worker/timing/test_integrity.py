@@ -81,5 +81,5 @@ def test_an_attribute_that_hides_a_method_is_named():
     assert integrity.hidden(sampler) == []
     sampler.take = lambda order: []
     assert integrity.hidden(sampler) == ["gdn_cli.worker.timing.wall:Sampler.take"]
-    with pytest.raises(integrity.Tampered, match="wall:Sampler.take"):
+    with pytest.raises(integrity.TamperedError, match="wall:Sampler.take"):
         measurement._call_once_more(sampler, lambda order: [], lambda results: None)

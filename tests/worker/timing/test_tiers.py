@@ -26,7 +26,7 @@ import torch
 
 from gdn_cli.catalog import pack, registry
 from gdn_cli.worker import timing
-from gdn_cli.worker.timing import Plan, Subject, TierUnavailable, fib, nvbench
+from gdn_cli.worker.timing import Plan, Subject, TierUnavailableError, fib, nvbench
 
 
 class Gpu:
@@ -375,7 +375,7 @@ def test_nvbench_leaves_no_files_and_no_buffers(gpu, bench, session):
 
 def test_nvbench_without_samples_is_said(gpu, bench, monkeypatch):
     monkeypatch.setattr(Path, "write_bytes", lambda self, data: None)
-    with pytest.raises(TierUnavailable, match="left 0 of 3 samples in 0 files"):
+    with pytest.raises(TierUnavailableError, match="left 0 of 3 samples in 0 files"):
         nv(taking(gpu, 1), iterations=3)
 
 
@@ -383,7 +383,7 @@ def test_nvbench_that_does_not_start_says_why_each_time(gpu, bench):
     bench.refuse = "Unsupported argument: '--devices'.\nValid values are none"
     for _ in range(2):
         with pytest.raises(
-            TierUnavailable,
+            TierUnavailableError,
             match=r"nvbench does not start: .*: Unsupported argument: '--devices'\.$",
         ):
             nv(taking(gpu, 1))
@@ -396,14 +396,15 @@ def test_a_body_that_cannot_begin_is_said(gpu, bench, monkeypatch):
     # nvbench calls that a skipped benchmark
     monkeypatch.setattr(torch.cuda, "ExternalStream", no_stream)
     with pytest.raises(
-        TierUnavailable, match="nvbench does not start: RuntimeError: no such stream"
+        TierUnavailableError,
+        match="nvbench does not start: RuntimeError: no such stream",
     ):
         nv(taking(gpu, 1))
 
 
 def test_without_cuda_bench_the_tier_says_what_to_install(gpu, session, monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bench", None)
-    with pytest.raises(TierUnavailable) as e:
+    with pytest.raises(TierUnavailableError) as e:
         nv(taking(gpu, 1))
     assert str(e.value).endswith("is not installed: pip install -e '.[timing]'")
     assert not session
@@ -420,14 +421,14 @@ def test_a_cuda_bench_that_does_not_load_is_said(gpu, bench, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "cuda.bench", Lazy("cuda.bench"))
     with pytest.raises(
-        TierUnavailable,
+        TierUnavailableError,
         match=r"does not load: .*cuda-bindings is required .* detection\.$",
     ):
         nv(taking(gpu, 1))
 
 
 def test_nvbench_has_no_warm_l2(gpu, bench):
-    with pytest.raises(TierUnavailable, match="use --l2 cold"):
+    with pytest.raises(TierUnavailableError, match="use --l2 cold"):
         nv(taking(gpu, 1), l2="warm")
 
 
@@ -561,10 +562,10 @@ def test_a_fault_of_the_evaluator_itself_is_not_hidden(released, monkeypatch):
 
 def test_fib_refuses_floors_and_a_warm_l2():
     with pytest.raises(
-        TierUnavailable, match="flashinfer-bench times solutions only, not floors"
+        TierUnavailableError, match="flashinfer-bench times solutions only, not floors"
     ):
         fib.measure(subject_of(lambda: None), Plan())
-    with pytest.raises(TierUnavailable, match="it times with L2 cold only"):
+    with pytest.raises(TierUnavailableError, match="it times with L2 cold only"):
         evaluated(decode(lambda *args: None), l2="warm")
 
 
@@ -690,7 +691,8 @@ def test_a_flashinfer_bench_of_another_shape_is_said(main, tmp_path, old, new, r
     path.write_text(source + "\n# newer\n")
     importlib.invalidate_caches()
     with pytest.raises(
-        TierUnavailable, match="flashinfer-bench 0.1.3 is not supported by this gdn: .*"
+        TierUnavailableError,
+        match="flashinfer-bench 0.1.3 is not supported by this gdn: .*",
     ) as e:
         evaluated(submitted(iter([])))
     assert reason in str(e.value)

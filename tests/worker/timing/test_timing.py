@@ -18,7 +18,7 @@ from gdn_cli.worker.timing import (
     Plan,
     Sample,
     Subject,
-    TierUnavailable,
+    TierUnavailableError,
     cupti,
     graph,
     kernels,
@@ -454,18 +454,18 @@ def test_buffers_stay_where_calls_are_counted_or_slow_or_small_or_memory_is_shor
 
 
 def test_a_tier_says_what_it_cannot_do():
-    with pytest.raises(TierUnavailable, match="L2 cold only; use --l2 cold"):
+    with pytest.raises(TierUnavailableError, match="L2 cold only; use --l2 cold"):
         measured("nvbench", subject([], "A"), l2="warm")
-    with pytest.raises(TierUnavailable, match="cupti, events, graph can"):
+    with pytest.raises(TierUnavailableError, match="cupti, events, graph can"):
         timing.interleave("fib", [subject([], "A")], Plan())
 
 
 def test_nothing_falls_back_by_itself(monkeypatch):
     def refuses(subjects, plan):
-        raise TierUnavailable("no CUPTI")
+        raise TierUnavailableError("no CUPTI")
 
     replace_tier(monkeypatch, "cupti", refuses)
-    with pytest.raises(TierUnavailable, match="no CUPTI"):
+    with pytest.raises(TierUnavailableError, match="no CUPTI"):
         measured("cupti", subject([], "A"))
 
 
@@ -525,7 +525,9 @@ def test_kernels_that_overlap_have_a_span_up_to_the_last_end():
     "kernels", [[(FLUSH, 1)], [(FLUSH, 1), ("a", 1), (FLUSH, 1)], [("a", 1)]]
 )
 def test_a_call_without_kernels_has_no_time(kernels):
-    with pytest.raises(TierUnavailable, match="calls left kernels in CUPTI's trace"):
+    with pytest.raises(
+        TierUnavailableError, match="calls left kernels in CUPTI's trace"
+    ):
         cupti.cut(trace(*kernels), 2)
 
 
@@ -536,7 +538,7 @@ def test_the_count_of_kernels_is_compared_with_a_run_without_a_flush():
     _, note = sampler.about(0, [Sample(1, 1, 2), Sample(1, 1, 3)])
     assert note == "launched 2 to 3 kernels per call"
     with pytest.raises(
-        TierUnavailable, match="leaves 1 to 1 kernels in the trace, and 2 without"
+        TierUnavailableError, match="leaves 1 to 1 kernels in the trace, and 2 without"
     ):
         sampler.about(0, [Sample(1, 1, 1)] * 3)
 

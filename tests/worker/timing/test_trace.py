@@ -30,7 +30,7 @@ from gdn_cli.worker.timing import (
     Plan,
     Sample,
     Subject,
-    TierUnavailable,
+    TierUnavailableError,
     cupti,
     kernels,
     trace,
@@ -267,7 +267,7 @@ def test_a_trace_with_a_dropped_record_is_refused(lib):
         lib.lose = 2
         lib.run("a", 1), lib.run("a", 1)
 
-    with pytest.raises(TierUnavailable, match="CUPTI dropped 2 records"):
+    with pytest.raises(TierUnavailableError, match="CUPTI dropped 2 records"):
         opened.kernels(work)
     assert len(opened.kernels(lambda: lib.run("a", 1))) == 1
     opened.close()
@@ -275,13 +275,13 @@ def test_a_trace_with_a_dropped_record_is_refused(lib):
 
 def test_buffers_have_an_end_and_what_finds_no_room_is_counted(lib, monkeypatch):
     monkeypatch.setattr(trace, "_BUFFERS", 0)
-    with pytest.raises(TierUnavailable, match="CUPTI dropped 1 records"):
+    with pytest.raises(TierUnavailableError, match="CUPTI dropped 1 records"):
         trace.Activity().kernels(lambda: lib.run("a", 1))
 
 
 def test_a_trace_with_a_record_without_times_is_refused(lib):
     opened = Trace.open()
-    with pytest.raises(TierUnavailable, match="without its times"):
+    with pytest.raises(TierUnavailableError, match="without its times"):
         opened.kernels(lambda: lib.run("a", 1, start=0))
     opened.close()
 
@@ -297,7 +297,7 @@ def test_an_exception_in_a_callback_does_not_vanish(lib, monkeypatch, where):
     real = getattr(ctypes, name)
     called = lambda *a: broken() if where in _callers() else real(*a)  # noqa: E731
     monkeypatch.setattr(ctypes, name, called)
-    with pytest.raises(TierUnavailable, match="be read: MemoryError: no more"):
+    with pytest.raises(TierUnavailableError, match="be read: MemoryError: no more"):
         opened.kernels(lambda: lib.run("a", 1))
     monkeypatch.undo()
 
@@ -399,7 +399,7 @@ def test_a_clock_that_is_not_in_nanoseconds_is_not_read(kineto, lib, rate):
     lib.rate = rate
     assert by_torch(trace.Trace.open())
     with pytest.raises(
-        TierUnavailable, match=r"libcupti's clock runs at [\d.]+ times the host's"
+        TierUnavailableError, match=r"libcupti's clock runs at [\d.]+ times the host's"
     ):
         trace.Activity()
     lib.rate = 1
@@ -425,7 +425,7 @@ def test_a_refusal_says_what_helps(lib, monkeypatch, status, words):
 
     monkeypatch.setattr(torch.autograd.profiler, "profile", refused)
     lib.fails["Enable"] = status
-    with pytest.raises(TierUnavailable, match=words) as e:
+    with pytest.raises(TierUnavailableError, match=words) as e:
         Trace.open()
     assert str(e.value).endswith("; torch's profiler failed: kineto is not there")
     lib.fails.clear()
@@ -462,7 +462,7 @@ def test_the_tier_times_by_the_trace_and_says_whose(sampler, lib):
 
 
 def test_a_sampler_that_cannot_be_made_leaves_nothing_open(sampler, lib):
-    with pytest.raises(TierUnavailable, match="0 of 1 calls left kernels"):
+    with pytest.raises(TierUnavailableError, match="0 of 1 calls left kernels"):
         sampler([])
     assert lib.enabled == set()
     Trace.open().close()

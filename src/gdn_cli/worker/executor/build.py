@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...catalog.formats import Definition, Solution
-from ...errors import MissingError
+from ...errors import FAILED, MISSING, GdnError, MissingError
 from ...machine import inventory, locks
 from ...machine.inventory import environment
 from ..timing.subject import listed
@@ -24,14 +24,14 @@ from . import build_cache
 _ERRORS = 5  # of a compiler: the later ones often follow from the first
 
 
-class BuildFailed(Exception):
+class BuildFailedError(GdnError):
     """The builder's full reason: a missing package, a compiler's errors, a signature
-    that does not match.
+    that does not match. `missing`: a package, or a cache that cannot be written: not
+    the algo's fault.
     """
 
     def __init__(self, message: str, *, missing: bool = False) -> None:
-        super().__init__(message)
-        # a missing package or a cache that cannot be written: not the algo's fault
+        super().__init__(message, code=MISSING if missing else FAILED)
         self.missing = missing
 
 
@@ -108,7 +108,7 @@ def _module_of(runnable: Any) -> Any:
 def build(
     definition: Definition, solution: Solution, *, specific: bool = False
 ) -> Kernel:
-    """Build a solution; raises BuildFailed with the full cause.
+    """Build a solution; raises BuildFailedError with the full cause.
 
     `specific` (algo.toml): compile for all features of this GPU, such as sm_90a; by
     default the builder uses only those that later GPUs have too, such as sm_90. A
@@ -125,7 +125,7 @@ def build(
         parsed = data.Solution.model_validate(solution)
     except ValidationError as e:
         first = e.errors()[0]
-        raise BuildFailed(
+        raise BuildFailedError(
             f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         ) from None
     cache = _cache()
@@ -185,17 +185,17 @@ def reference(definition: Definition) -> Kernel:
         _cache()
         with _alone(parsed.name, f"the reference of {parsed.name}"):
             return Kernel(BuilderRegistry.get_instance().build_reference(parsed))
-    except BuildFailed as e:
+    except BuildFailedError as e:
         raise MissingError(str(e)) from None
 
 
 def _cache() -> Path:
-    """The folder of builds, created if needed; BuildFailed if it cannot be used."""
+    """The folder of builds, created if needed; BuildFailedError if it cannot be used."""
     from flashinfer_bench.env import get_fib_cache_path
 
     folder = get_fib_cache_path()
     if wrong := build_cache.unusable(folder):
-        raise BuildFailed(wrong, missing=True)
+        raise BuildFailedError(wrong, missing=True)
     return folder
 
 
@@ -227,12 +227,12 @@ def _say(line: str) -> None:
     print(f"gdn: {line}", file=sys.stderr, flush=True)
 
 
-def _cause(e: BaseException, cache: Path) -> BuildFailed:
+def _cause(e: BaseException, cache: Path) -> BuildFailedError:
     """The innermost message: a compiler's error lines rather than its whole command line."""
-    if isinstance(e, BuildFailed):
+    if isinstance(e, BuildFailedError):
         return e
     if fault := build_cache.machines_fault(e, cache):
-        return BuildFailed(fault, missing=True)
+        return BuildFailedError(fault, missing=True)
     text = str(e)
     *_, innermost = causes = build_cache.causes(e)
     for cause in causes:
@@ -243,7 +243,9 @@ def _cause(e: BaseException, cache: Path) -> BuildFailed:
     errors = [line for line in lines if re.search(r"error\s*:|fatal", line)]
     if isinstance(innermost, ModuleNotFoundError):
         name = innermost.name
-        return BuildFailed(f"package '{name}' is missing: {lines[0]}", missing=True)
+        return BuildFailedError(
+            f"package '{name}' is missing: {lines[0]}", missing=True
+        )
     if len(errors) > _ERRORS:
         errors[_ERRORS:] = [f"and {len(errors) - _ERRORS} more errors"]
-    return BuildFailed("\n".join(errors or lines[:12]) or type(innermost).__name__)
+    return BuildFailedError("\n".join(errors or lines[:12]) or type(innermost).__name__)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ...errors import one_line
-from ..timing import TierUnavailable
+from ..timing import TierUnavailableError
 
 # GPU cycles until late inputs come: 20 ms at 2 GHz, longer than most calls take to
 # launch
@@ -179,7 +179,7 @@ class Here:
         try:
             with closing(Trace.open()) as trace:
                 ran = trace.kernels(work)
-        except TierUnavailable as e:
+        except TierUnavailableError as e:
             raise LookupError(one_line(e)) from e
         if not ran:
             raise LookupError("nothing in the trace")

@@ -21,7 +21,7 @@ _MOST = 256 << 20
 _LENGTH = struct.Struct("<Q")
 
 
-class Garbled(Exception):
+class GarbledError(Exception):
     """The received data is not a valid frame; the message says why."""
 
 
@@ -41,7 +41,7 @@ class Channel:
         self.end.sendall(data)
 
     def receive(self) -> Json:
-        """The next message. Raises EOFError if the other side is gone, Garbled if it
+        """The next message. Raises EOFError if the other side is gone, GarbledError if it
         sent anything else.
 
         Attached descriptors are closed: the worker wants none from a runner.
@@ -60,7 +60,7 @@ class Channel:
     def _length(head: bytes) -> int:
         (length,) = _LENGTH.unpack(head)
         if length > _MOST:
-            raise Garbled(f"a message of {length} bytes, at most {_MOST} may come")
+            raise GarbledError(f"a message of {length} bytes, at most {_MOST} may come")
         return length
 
     def _exactly(self, size: int) -> bytes:
@@ -81,9 +81,9 @@ def _parsed(data: bytes) -> Json:
     try:
         message = json.loads(data)
     except (ValueError, RecursionError):
-        raise Garbled("a message that is not JSON") from None
+        raise GarbledError("a message that is not JSON") from None
     if not isinstance(message, dict):
-        raise Garbled("a message that is not a JSON object")
+        raise GarbledError("a message that is not a JSON object")
     return message
 
 

@@ -25,7 +25,7 @@ _BACKEND = 200  # characters of an algo's own words that are kept
 _PATIENCE_S = 10.0  # how long a runner that closed its connection may take to end
 
 
-class Died(Exception):
+class DiedError(Exception):
     """The runner ended before it answered: how it ended, and whose turn it was if that is known."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Died(Exception):
         self.turn = turn
 
 
-class Raised(Exception):
+class RaisedError(Exception):
     """An exception of the algo's code."""
 
     def __init__(self, said: Said) -> None:
@@ -53,11 +53,11 @@ class Raised(Exception):
         self.missing = said.missing
 
 
-class OutOfMemory(Raised, MemoryError):
+class OutOfMemoryError(RaisedError, MemoryError):
     pass
 
 
-class NotThere(Raised, LookupError):
+class NotThereError(RaisedError, LookupError):
     pass
 
 
@@ -85,7 +85,7 @@ class Runner:
     # --- asking
 
     def ask(self, do: str, _descriptors: tuple[int, ...] = (), **fields: Any) -> Answer:
-        """Send a command and wait for its answer. Raises Died, or Raised with the
+        """Send a command and wait for its answer. Raises DiedError, or RaisedError with the
         algo's exception.
         """
         if self.dropped:
@@ -95,36 +95,36 @@ class Runner:
             self.line.send({"do": do, "number": self.asked} | fields, _descriptors)
             answer = msgspec.convert(self.line.receive(), Answer)
             if answer.number != self.asked:
-                raise channel.Garbled("an answer that was not asked for")
+                raise channel.GarbledError("an answer that was not asked for")
         except (EOFError, OSError):
             raise self._death() from None
-        except (channel.Garbled, msgspec.ValidationError) as e:
+        except (channel.GarbledError, msgspec.ValidationError) as e:
             self.close()
-            invalid = not isinstance(e, channel.Garbled)
+            invalid = not isinstance(e, channel.GarbledError)
             raise _sent(f"an invalid answer: {e}" if invalid else str(e)) from None
         if said := answer.raised:
-            kinds = {"out_of_memory": OutOfMemory, "lookup": NotThere}
-            raise kinds.get(said.kind, Raised)(said)
+            kinds = {"out_of_memory": OutOfMemoryError, "lookup": NotThereError}
+            raise kinds.get(said.kind, RaisedError)(said)
         return answer
 
-    def _death(self) -> Died:
+    def _death(self) -> DiedError:
         try:
             code = self.process.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:  # it closed its connection and still runs
             self.process.kill()
             self.process.wait()
             reason = "the process closed its connection before it was done"
-            return Died(Status.EXITED, reason, None, self.turn())
+            return DiedError(Status.EXITED, reason, None, self.turn())
         if self.wrapped and code > 128:  # as in a shell
             code = 128 - code
-        return Died(*exit_reasons.death(code, self.ooms), code, self.turn())
+        return DiedError(*exit_reasons.death(code, self.ooms), code, self.turn())
 
     def usable(self) -> bool:
         """Whether it can still be used: after a fault on a GPU it cannot."""
         try:
             self.ask("pull", storages=[])
             return True
-        except Raised:
+        except RaisedError:
             return False
 
     def close(self) -> None:
@@ -235,13 +235,13 @@ class Runner:
     def build(
         self, name: str, definition: Definition, solution: Solution, **how: Any
     ) -> tuple[Kernel, Answer]:
-        """(the kernel, the build's answer). Raises Raised with kind build_failed."""
+        """(the kernel, the build's answer). RaisedError with kind build_failed."""
         how |= {"name": name, "definition": definition, "solution": solution}
         answer = self.ask("build", **how)
         return Kernel(self, name, answer.destination_passing, how.get("setup")), answer
 
     def watched(self) -> None:
-        """Let the runner report whose turn it is, for `Died.turn`."""
+        """Let the runner report whose turn it is, for `DiedError.turn`."""
         if self.mark is None:
             self.mark = shared_memory.Region(8)
             self.ask("watch", (self.mark.descriptor,))
@@ -384,5 +384,5 @@ def _measured(answer: Answer, count: int) -> Answer:
     return answer
 
 
-def _sent(what: str) -> Died:
-    return Died(Status.CRASHED, f"the process that ran it sent {what}", None)
+def _sent(what: str) -> DiedError:
+    return DiedError(Status.CRASHED, f"the process that ran it sent {what}", None)

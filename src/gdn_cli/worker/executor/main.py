@@ -24,11 +24,11 @@ from ...catalog.formats import Definition, Solution
 from ...errors import GdnError, one_line
 from ...records import statistics
 from ..messages import Answer, Result, Said
-from ..timing import Plan, Subject, TierUnavailable, integrity, interleave
+from ..timing import Plan, Subject, TierUnavailableError, integrity, interleave
 from ..timing.flips import Flips
 from ..timing.subject import Values, bound, values
 from . import calls, channel, measuring, prepared, shared_memory, signature, survey
-from .build import BuildFailed, Kernel
+from .build import BuildFailedError, Kernel
 from .tensors import Tensors
 
 
@@ -51,7 +51,7 @@ class Runner(Tensors):
             while True:
                 try:
                     message, descriptors = line.receive_with(1)
-                except (EOFError, OSError, channel.Garbled):
+                except (EOFError, OSError, channel.GarbledError):
                     return
                 number = message.pop("number", 0)
                 try:
@@ -66,7 +66,7 @@ class Runner(Tensors):
                         message["kernel"] = self.kernels[message["kernel"]]
                     arguments = self._formed(message)
                     answer = do(self, *descriptors, **arguments) or Answer()
-                except integrity.Tampered as e:
+                except integrity.TamperedError as e:
                     answer = Answer(replaced=e.names)
                 except Exception as e:
                     answer = Answer(raised=self._raised(e))
@@ -76,9 +76,9 @@ class Runner(Tensors):
     def _raised(self, e: Exception) -> Said:
         """An exception, classified by its kind."""
         kinds = {
-            "build_failed": isinstance(e, BuildFailed),
+            "build_failed": isinstance(e, BuildFailedError),
             "out_of_memory": calls.out_of_memory(e),
-            "tier_unavailable": isinstance(e, TierUnavailable),
+            "tier_unavailable": isinstance(e, TierUnavailableError),
             "refused": isinstance(e, GdnError),
             "lookup": isinstance(e, LookupError),
         }
@@ -242,12 +242,12 @@ class Runner(Tensors):
         self.turn.close()
 
     def _intact(self) -> None:
-        """Raises Tampered if an algo has changed a part of the timer."""
+        """Raises TamperedError if an algo has changed a part of the timer."""
         names = integrity.changed(self.as_it_was)
         for each in (self, *self.kernels.values()):
             names += integrity.hidden(each)
         if names:
-            raise integrity.Tampered(names)
+            raise integrity.TamperedError(names)
 
 
 def _changing(

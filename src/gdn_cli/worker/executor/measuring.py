@@ -11,7 +11,7 @@ import torch
 from ...machine import environment
 from ...schema.record_types import GpuState, GpuStates, Status, Timing
 from ..messages import Measured
-from ..timing import Last, Plan, Subject, TierUnavailable, measure
+from ..timing import Last, Plan, Subject, TierUnavailableError, measure
 
 # a median with a wider interval is in doubt, whatever precision was asked for
 _NOISY = 0.01
@@ -42,7 +42,7 @@ def timed(
             torch.cuda.empty_cache()
             reason = f"{tier}: {str(e).splitlines()[0]}"
             return Measured(tier=tier, status=Status.OUT_OF_MEMORY, reason=reason)
-        except TierUnavailable as e:
+        except TierUnavailableError as e:
             if not fallback or tier != "cupti":
                 reason = f"{tier}: {e}"
                 return Measured(

@@ -16,7 +16,7 @@ from ...catalog.formats import Definition, Solution
 from ...errors import one_line
 from ..timing.subject import listed
 from . import build
-from .build import BuildFailed, Kernel
+from .build import BuildFailedError, Kernel
 
 NOTE = "setup not timed"
 
@@ -34,12 +34,12 @@ class Prepared(Kernel):
         try:
             self.module = importlib.import_module(name)
         except Exception as e:  # whatever its code does
-            raise BuildFailed(
+            raise BuildFailedError(
                 f"{file}: {one_line(e)}", missing=isinstance(e, ModuleNotFoundError)
             ) from None
         self.entry: Any = getattr(self.module, symbol, None)
         if not callable(self.entry):
-            raise BuildFailed(f"{file} has no function {symbol}")
+            raise BuildFailedError(f"{file} has no function {symbol}")
 
     def _ready(self, inputs: list) -> list:
         """The entry point's arguments, made from the inputs."""

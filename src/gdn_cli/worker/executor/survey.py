@@ -7,7 +7,7 @@ from contextlib import closing
 import torch
 
 from ...schema.profile_types import Ran
-from ..timing import Subject, TierUnavailable
+from ..timing import Subject, TierUnavailableError
 
 
 def ran(subject: Subject, l2: str) -> list[Ran] | None:
@@ -28,7 +28,7 @@ def ran(subject: Subject, l2: str) -> list[Ran] | None:
         with closing(Trace.open()) as trace:
             once()
             kernels = trace.kernels(once)
-    except TierUnavailable:
+    except TierUnavailableError:
         return None
     marks = [
         i for i, (_, _, name) in enumerate(kernels) if name.startswith("gdn_begin")

@@ -10,19 +10,19 @@
 | wall    | the host's clock around the call                                     | CPU   |
 
 Times are only comparable within a tier. A tier that is not available raises
-`TierUnavailable`; nothing here falls back.
+`TierUnavailableError`; nothing here falls back.
 """
 
 from .measurement import Last, interleave, measure, summarise
 from .subject import Subject
-from .tier import Plan, Sample, TierUnavailable, Warmed
+from .tier import Plan, Sample, TierUnavailableError, Warmed
 
 __all__ = [
     "Last",
     "Plan",
     "Sample",
     "Subject",
-    "TierUnavailable",
+    "TierUnavailableError",
     "Warmed",
     "interleave",
     "measure",

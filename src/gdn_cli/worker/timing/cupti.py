@@ -14,7 +14,7 @@ from time import perf_counter
 import torch
 
 from .kernels import BEGINS, REST, Flushed, begin, rest
-from .tier import Sample, TierUnavailable
+from .tier import Sample, TierUnavailableError
 from .trace import Ran, Trace
 
 # a token loop launches that many in one call: a trace must still fit in memory
@@ -78,13 +78,13 @@ class Sampler(Flushed):
 
     def about(self, i: int, samples: list[Sample]) -> tuple[str | None, str | None]:
         """Where the records come from; a note if the number of kernels varies;
-        TierUnavailable if the trace is wrong.
+        TierUnavailableError if the trace is wrong.
         """
         counts = [sample.kernels for sample in samples]
         least, most = min(counts), max(counts)
         seen = f"{least} to {most}"
         if self.alone and not least <= self.alone[i] <= most:
-            raise TierUnavailable(
+            raise TierUnavailableError(
                 f"a call leaves {seen} kernels in the trace, and {self.alone[i]} without the flush"
             )
         note = None if least == most else f"launched {seen} kernels per call"
@@ -111,7 +111,7 @@ def cut(ran: list[Ran], count: int) -> list[Sample]:
         elif inside:
             calls[-1].append((start, duration))
     if len(calls) != count or not all(calls):
-        raise TierUnavailable(
+        raise TierUnavailableError(
             f"{sum(map(bool, calls))} of {count} calls left kernels in CUPTI's trace"
         )
     return [_sample(call) for call in calls]

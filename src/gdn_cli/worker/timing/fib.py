@@ -23,7 +23,7 @@ from ... import errors
 from ...schema.record_types import Timing
 from .measurement import summarise
 from .subject import Subject
-from .tier import Plan, TierUnavailable
+from .tier import Plan, TierUnavailableError
 
 # the evaluator's defaults, and the contest's for decode
 _CONTEST = Plan(warmup=10, iterations=50, trials=3)
@@ -40,9 +40,9 @@ _FELL_BACK = "without cupti-python 13 or newer it fell back to CUDA events"
 def measure(subject: Subject, plan: Plan) -> Timing:
     """One sample per trial: the evaluator's result from its iterations."""
     if subject.kernel is None or subject.definition is None:
-        raise TierUnavailable("flashinfer-bench times solutions only, not floors")
+        raise TierUnavailableError("flashinfer-bench times solutions only, not floors")
     if hasattr(subject.kernel, "bind"):
-        raise TierUnavailable(
+        raise TierUnavailableError(
             "flashinfer-bench's evaluator calls a solution with the op's inputs, not with a"
             " setup's"
         )
@@ -54,7 +54,7 @@ def measure(subject: Subject, plan: Plan) -> Timing:
     try:
         evaluate = _evaluation(subject, plan)
     except (ImportError, AttributeError, TypeError) as e:
-        raise TierUnavailable(
+        raise TierUnavailableError(
             f"{name} is not supported by this gdn: {errors.one_line(e)}"
         ) from None
     with warnings.catch_warnings(record=True) as warned:

@@ -22,7 +22,7 @@ from ...catalog.tiers import TIERS
 from ...records.statistics import centre
 from .measurement import interleave
 from .subject import Subject
-from .tier import Plan, TierUnavailable
+from .tier import Plan, TierUnavailableError
 
 # read and written together: far beyond any cache
 _RATE_BYTES = {"cuda": 2 * 2**30, "cpu": 2 * 2**28}
@@ -94,7 +94,7 @@ def _race(subjects: list[Subject], mode: str, plan: Plan) -> list[list[float]]:
     for tier in tiers:
         try:
             return interleave(tier, subjects, plan)[1]
-        except TierUnavailable:
+        except TierUnavailableError:
             if tier == tiers[-1]:
                 raise
     raise AssertionError(f"no tier for {mode}")

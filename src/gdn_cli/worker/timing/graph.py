@@ -18,7 +18,7 @@ import torch
 
 from ...errors import one_line
 from .subject import Subject, listed
-from .tier import Sample, TierUnavailable, Warmed
+from .tier import Sample, TierUnavailableError, Warmed
 
 # the least number of calls in a graph, so that launching it is a small part
 _NODES = 20
@@ -157,7 +157,7 @@ def _capture(copies: list[Subject], nodes: int) -> torch.cuda.CUDAGraph:
                 copies[n % len(copies)].call()
     except Exception as e:
         torch.cuda.synchronize()
-        raise TierUnavailable(
+        raise TierUnavailableError(
             f"a call cannot be captured in a CUDA graph: {one_line(e)[:120]}"
         ) from None
     return graph

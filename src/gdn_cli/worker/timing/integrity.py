@@ -41,7 +41,7 @@ _BELOW = (
 State = tuple[tuple[str, tuple[Any, ...]], ...]
 
 
-class Tampered(Exception):
+class TamperedError(Exception):
     """Parts of the timer are not what they were before the algo's code was loaded."""
 
     def __init__(self, names: list[str]) -> None:

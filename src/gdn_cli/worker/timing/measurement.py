@@ -18,7 +18,7 @@ from . import integrity
 from .clock import Clock
 from .sampling import Enough, Row, Taken, Watch, collect, columns
 from .subject import Subject
-from .tier import Plan, Sample, TierUnavailable, Warmed
+from .tier import Plan, Sample, TierUnavailableError, Warmed
 
 Last = Callable[[list[Any]], None]  # gets the results of a subject's last call
 
@@ -30,7 +30,7 @@ def measure(
     watch: Watch = lambda: None,
     last: Last | None = None,
 ) -> Timing:
-    """Time one subject in a tier. Raises TierUnavailable, with what to install.
+    """Time one subject in a tier. Raises TierUnavailableError, with what to install.
 
     `last` gets the results of one more call in each place of the subject's buffers,
     made as the timed ones are, for values that are known (Subject.hold). It is not
@@ -90,7 +90,7 @@ def interleave(
     """
     if not TIERS[tier].interleaves:
         able = _able(tier, "interleaves")
-        raise TierUnavailable(
+        raise TierUnavailableError(
             f"calls of several algos cannot take turns in it; {able} can"
         )
     clock = Clock(TIERS[tier].mode)
@@ -127,7 +127,7 @@ def _call_once_more(
 ) -> None:
     """A last call of each subject, on known values; `last` gets its results."""
     if names := integrity.hidden(sampler):
-        raise integrity.Tampered(names)
+        raise integrity.TamperedError(names)
     # its only sample had these values (sampling.collect)
     known = sampler.slow and len(sampler.subjects) == 1
     if not known:
@@ -193,12 +193,12 @@ def _turns(count: int) -> Iterator[list[int]]:
 def _module(tier: str, plan: Plan, subjects: list[Subject]) -> Any:
     if not TIERS[tier].restores and any(subject.in_place for subject in subjects):
         able = _able(tier, "restores")
-        raise TierUnavailable(
+        raise TierUnavailableError(
             f"it cannot restore inputs that a call overwrites in place; {able} can"
         )
     states = TIERS[tier].l2
     if states and plan.l2 not in states:
-        raise TierUnavailable(
+        raise TierUnavailableError(
             f"it times with L2 {' or '.join(states)} only; use --l2 {states[0]}"
         )
     return importlib.import_module(f".{tier}", __package__)

@@ -31,7 +31,7 @@ import torch
 
 from ... import errors, paths
 from .subject import Subject
-from .tier import Sample, TierUnavailable, Warmed
+from .tier import Sample, TierUnavailableError, Warmed
 
 T = TypeVar("T")
 
@@ -165,7 +165,7 @@ def _read(folder: Path, count: int) -> list[float]:
         if sys.byteorder == "big":
             samples.byteswap()
     if len(samples) < count:
-        raise TierUnavailable(
+        raise TierUnavailableError(
             f"cuda-bench left {len(samples)} of {count} samples in {len(files)} files"
         )
     return samples.tolist()[:count]
@@ -195,7 +195,7 @@ class _Session:
         try:
             self.opened.result()
         except Exception as e:
-            raise TierUnavailable(
+            raise TierUnavailableError(
                 f"nvbench does not start: {errors.one_line(e)}"
             ) from None
         done: Future[T] = Future()
@@ -263,14 +263,14 @@ def _package() -> Any:
         bench.run_all_benchmarks  # noqa: B018 - loads the extension for this CUDA
     except ModuleNotFoundError as e:
         if e.name not in ("cuda", "cuda.bench"):
-            raise TierUnavailable(
+            raise TierUnavailableError(
                 f"cuda-bench does not load, as {e.name} is missing: {_GET}"
             ) from None
-        raise TierUnavailable(
+        raise TierUnavailableError(
             f"the package cuda-bench is not installed: {_GET}"
         ) from None
     except (ImportError, AttributeError) as e:
-        raise TierUnavailable(
+        raise TierUnavailableError(
             f"cuda-bench does not load: {errors.one_line(e)}"
         ) from None
     return bench

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from .subject import Subject
 
 
-class TierUnavailable(Exception):
+class TierUnavailableError(Exception):
     """This tier is not available here; the message says why and what to install."""
 
 

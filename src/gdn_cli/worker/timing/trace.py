@@ -37,7 +37,7 @@ from typing import Any
 import torch
 
 from .kernels import begin
-from .tier import TierUnavailable
+from .tier import TierUnavailableError
 
 # start in ns, duration in ns, name (of a C++ kernel: mangled by one source, plain by the
 # other)
@@ -53,7 +53,7 @@ class Trace:
 
     @staticmethod
     def open() -> Trace:
-        """The best source that sees a kernel here. TierUnavailable, with every source's
+        """The best source that sees a kernel here. TierUnavailableError, with every source's
         reason, if none does.
         """
         reasons = []
@@ -68,16 +68,16 @@ class Trace:
                 reasons.append(
                     f"{source.called} saw {seen} of the one kernel that was launched"
                 )
-            except TierUnavailable as e:
+            except TierUnavailableError as e:
                 reasons.append(str(e))
             if trace:
                 trace.close()
-        raise TierUnavailable("; ".join(dict.fromkeys(reasons)))
+        raise TierUnavailableError("; ".join(dict.fromkeys(reasons)))
 
     def kernels(self, work: Callable[[], Any]) -> list[Ran]:
         """What ran on the GPU in `work`, which synchronises at its end, in the order of the starts.
 
-        Raises what `work` raises, and TierUnavailable if a record is missing or incomplete.
+        Raises what `work` raises, and TierUnavailableError if a record is missing or incomplete.
         """
         raise NotImplementedError
 
@@ -143,7 +143,7 @@ class Activity(Trace):
             raise RuntimeError("a trace is already open in this process")
         version = self._cupti.version
         if version not in _VERSIONS:
-            raise TierUnavailable(
+            raise TierUnavailableError(
                 f"libcupti's API version {version} is not one whose records are known"
             )
         self.how = f"CUPTI's activity records (libcupti, API version {version})"
@@ -152,7 +152,7 @@ class Activity(Trace):
             self._cupti.start()
             rate = self._cupti.rate()
             if abs(rate - 1) > _RATE_OFF:
-                raise TierUnavailable(
+                raise TierUnavailableError(
                     f"libcupti's clock runs at {rate:.3g} times the host's"
                 )
         except BaseException:
@@ -166,16 +166,16 @@ class Activity(Trace):
         work()
         self._cupti.flush()
         if error := self._cupti.error:
-            raise TierUnavailable(
+            raise TierUnavailableError(
                 f"CUPTI's buffers could not be read: {type(error).__name__}: {error}"
             )
         if dropped := self._cupti.dropped():
-            raise TierUnavailable(f"CUPTI dropped {dropped} records")
+            raise TierUnavailableError(f"CUPTI dropped {dropped} records")
         ran = []
         names = {0: ""}  # by address
         for kind, start, end, address in self._cupti.records():
             if not 0 < start <= end:
-                raise TierUnavailable(
+                raise TierUnavailableError(
                     f"CUPTI left a record without its times (start {start}, end {end})"
                 )
             if kind == _KERNEL and address not in names:
@@ -220,7 +220,7 @@ class _Cupti:
             advice = next(
                 (f": {words}" for part, words in _HELP.items() if part in name), ""
             )
-            raise TierUnavailable(f"{function} says {name}{advice}")
+            raise TierUnavailableError(f"{function} says {name}{advice}")
 
     def start(self) -> None:
         # set again each time: torch's profiler and cupti-python replace the callbacks,
@@ -258,7 +258,7 @@ class _Cupti:
         disable = [("cuptiActivityDisable", kind) for kind in _NAMES]
         for function, argument in [*disable, ("cuptiActivityFlushAll", _FORCED)]:
             # on the way out an error changes nothing
-            with contextlib.suppress(TierUnavailable):
+            with contextlib.suppress(TierUnavailableError):
                 self.call(function, argument)
         self.forget()
 
@@ -328,7 +328,7 @@ class _Cupti:
         if status == _NO_MORE:
             return end - offset
         if status:
-            raise TierUnavailable(
+            raise TierUnavailableError(
                 f"CUPTI cannot read its own buffer (error {status} after a record of kind {kind})"
             )
         assert following.value is not None
@@ -338,7 +338,7 @@ class _Cupti:
 
 @cache
 def _cupti() -> _Cupti:
-    """Raises TierUnavailable if there is none."""
+    """Raises TierUnavailableError if there is none."""
     try:
         library = _load()
         for name, types in {
@@ -362,7 +362,7 @@ def _cupti() -> _Cupti:
             function.restype = c_int
         cupti = _Cupti(library)
     except (OSError, AttributeError) as e:
-        raise TierUnavailable(
+        raise TierUnavailableError(
             f"libcupti cannot be loaded ({str(e).splitlines()[0]})"
         ) from None
     atexit.register(cupti.stop)
@@ -429,4 +429,4 @@ class Profiler(Trace):
             yield
         except (RuntimeError, AttributeError, AssertionError, TypeError) as e:
             lines = str(e).splitlines() or [type(e).__name__]
-            raise TierUnavailable(f"torch's profiler failed: {lines[0]}") from None
+            raise TierUnavailableError(f"torch's profiler failed: {lines[0]}") from None

@@ -44,7 +44,7 @@ from ....catalog.ops import Op
 from ....errors import one_line
 from ...executor import calls, client
 from . import async_work, buffers, caching, neighbours
-from .harness import Case, Caught
+from .harness import Case, CaughtError
 
 PROBES: dict[str, Callable[[Case], str | None]] = {
     "inputs-changed": buffers.inputs_changed,
@@ -91,7 +91,7 @@ def run(
         for name in chosen:
             try:
                 findings[name] = _probed(case, PROBES[name])
-            except (RuntimeError, client.Raised) as e:
+            except (RuntimeError, client.RaisedError) as e:
                 if calls.out_of_memory(e) or not case.gpu:
                     raise
                 # a fault on a GPU makes its context unusable: every later call would
@@ -106,7 +106,7 @@ def run(
 def _probed(case: Case, probe: Callable[[Case], str | None]) -> str | None:
     try:
         return probe(case)
-    except Caught as e:
+    except CaughtError as e:
         return str(e)
     finally:
         case.restore()

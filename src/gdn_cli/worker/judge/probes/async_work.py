@@ -8,7 +8,7 @@ import time
 import torch
 
 from .. import check
-from .harness import FACTOR, Case, Caught
+from .harness import FACTOR, Case, CaughtError
 
 _LATE_S = 5.0  # how long to wait for a wrong result to change; right ones cost no wait
 
@@ -59,7 +59,7 @@ def _plain(case: Case, results: list) -> None:
     case.form(results)
     for name, odd in zip(case.op.outputs, case.kernel.odd(results), strict=True):
         if odd:
-            raise Caught(
+            raise CaughtError(
                 f"{name}: returned a {odd}, not a plain tensor: its work may be put off until it"
                 " is read"
             )

@@ -25,7 +25,7 @@ _ALIGN = 4096  # bytes: more than any kernel needs
 _PATTERN = 0xA5
 
 
-class Caught(Exception):
+class CaughtError(Exception):
     """A probe's finding, in one line."""
 
 
@@ -171,9 +171,9 @@ class Case:
         try:
             return how(*arguments)
         except Exception as e:
-            if calls.out_of_memory(e) or isinstance(e, (LookupError, client.Died)):
+            if calls.out_of_memory(e) or isinstance(e, (LookupError, client.DiedError)):
                 raise
-            raise Caught(f"raised {one_line(e)}") from e
+            raise CaughtError(f"raised {one_line(e)}") from e
 
     def call(
         self,
@@ -203,21 +203,21 @@ class Case:
     def form(self, results: list) -> None:
         """Catch results that do not match the op's outputs."""
         if len(results) != len(self.op.outputs):
-            raise Caught(
+            raise CaughtError(
                 f"returned {len(results)} outputs, expected {len(self.op.outputs)}"
             )
         for i, (name, spec) in enumerate(self.op.outputs.items()):
             form = calls.described(results[i])
             want = self.expected[i]
             if isinstance(form, str):
-                raise Caught(f"{name}: returned a {form}, expected a tensor")
+                raise CaughtError(f"{name}: returned a {form}, expected a tensor")
             due = tuple(want.shape), f"torch.{spec.dtype}", str(want.device)
             if form != due:
                 shown = [
                     f"{shape} {dtype} on {device}"
                     for shape, dtype, device in (form, due)
                 ]
-                raise Caught(f"{name}: returned {shown[0]}, expected {shown[1]}")
+                raise CaughtError(f"{name}: returned {shown[0]}, expected {shown[1]}")
 
     def wrong(
         self, results: list[torch.Tensor], factor: float = 1.0

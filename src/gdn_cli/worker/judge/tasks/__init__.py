@@ -5,11 +5,10 @@ An algo's code runs in a runner (executor/), never here. Only a profiler's targe
 itself, and it does not judge.
 """
 
-from .common import BuildFailed
 from .comparison import compare
 from .floors import floors
 from .official import official
 from .survey import Target, profile
 from .trial import algo
 
-__all__ = ["BuildFailed", "Target", "algo", "compare", "floors", "official", "profile"]
+__all__ = ["Target", "algo", "compare", "floors", "official", "profile"]

@@ -21,18 +21,12 @@ from ....catalog.ops import Op, Part
 from ....catalog.workloads import Workload
 from ....errors import GdnError, MissingError
 from ....schema.record_types import Call, Check, Record, Status
-from ...executor import calls, client, prepared, process
+from ...executor import build, calls, client, prepared, process
 from ...messages import Answer, Measured, Result
 from ...request import PlanFields, Rival, Serving
 from ...timing import floor
 from ...timing.flips import Flips, part
 from .. import check, dataset, probes
-
-
-class BuildFailed(GdnError):
-    """The algo cannot be built; the code says whether the algo is at fault or a package
-    is missing here.
-    """
 
 
 def runner_of(request: Serving) -> client.Runner:
@@ -52,10 +46,11 @@ def built(
     how |= {"specific": of.specific and request.mode == "cuda", "setup": of.setup}
     try:
         return runner.build(of.name, request.definition, of.solution, **how)
-    except client.Raised as e:
-        code = errors.MISSING if e.missing else errors.FAILED
-        reason = str(e) if e.kind == "build_failed" else e.one_line
-        raise BuildFailed(reason, code=code) from None
+    except client.RaisedError as e:
+        # an exception of the algo's own may say `missing` too
+        if e.kind != "build_failed":
+            raise build.BuildFailedError(e.one_line) from None
+        raise build.BuildFailedError(str(e), missing=e.missing) from None
 
 
 def smallest(request: Serving, i: int) -> bool:
@@ -72,13 +67,15 @@ def size(op: Op, workload: Workload) -> int:
 
 def begun(request: Serving, workload: Workload | None, algo: str) -> Record:
     """A record before anything is known: of an algo (or a floor), with or without a workload."""
-    call = workload and Call(
-        uuid=workload.uuid,
-        axes=dict(workload.axes),
-        index=workload.index,
-        origin=workload.origin,
-        stress=workload.stress or UNSET,
-    )
+    call = None
+    if workload:
+        call = Call(
+            uuid=workload.uuid,
+            axes=dict(workload.axes),
+            index=workload.index,
+            origin=workload.origin,
+            stress=workload.stress or UNSET,
+        )
     return Record(
         op=request.op.name,
         algo=algo,
@@ -106,7 +103,7 @@ def guarded(
     try:
         with torch.no_grad():
             return work(request, workload, *args)
-    except client.Died:
+    except client.DiedError:
         raise
     except GdnError as e:  # the workload's data, not the algo
         fate: Fate = {"status": Status.REFUSED, "reason": str(e), "code": e.code}
@@ -114,7 +111,7 @@ def guarded(
         fate = befell(e)
     finally:
         # the next command reports a dead runner
-        with contextlib.suppress(client.Died, client.Raised):
+        with contextlib.suppress(client.DiedError, client.RaisedError):
             if runner:
                 runner.forget()
     failed = [replace(begun(request, workload, name), **fate) for name in names]
@@ -138,7 +135,7 @@ def befell(e: Exception) -> Fate:
             "status": Status.OUT_OF_MEMORY,
             "reason": str(e).splitlines()[0] if str(e) else "out of memory",
         }
-    if isinstance(e, client.Raised):
+    if isinstance(e, client.RaisedError):
         trace = e.trace
     else:
         trace = "".join(traceback.format_exception(e)).splitlines()[-12:]
@@ -352,7 +349,7 @@ def _unsteady(case: Case, kernel: client.Kernel, verdict: Check) -> str | None:
         return None
     try:
         return case.probe(kernel, ["nondeterminism"], hard=False)["nondeterminism"]
-    except client.Raised:  # the first call did not
+    except client.RaisedError:  # the first call did not
         return None
 
 

@@ -14,7 +14,6 @@ from ...messages import Measured, Reply
 from ...request import Serving
 from ...timing import floor
 from .common import (
-    BuildFailed,
     Case,
     Depth,
     befell,
@@ -47,7 +46,7 @@ def compare(request: Serving, reply: Reply) -> Iterator[Record]:
             try:
                 yield from guarded(request, workload, *meet, runner=field.runner)
                 break
-            except client.Died as e:
+            except client.DiedError as e:
                 yield from field.dropped(e, request.workloads[i:])
                 yield from field.built()
                 if not field.kernels:
@@ -82,17 +81,17 @@ class _Field:
                 try:
                     kernel, _ = built(self.runner, self.request, rival)
                     self.kernels[rival.name] = kernel
-                except BuildFailed as e:
+                except build.BuildFailedError as e:
                     self.rivals.remove(rival)
                     fate = {"status": Status.BUILD_FAILED, "reason": str(e)}
                     yield from self._out(rival.name, [None], code=e.code, **fate)
             self.turn(None)
-        except client.Died as e:
+        except client.DiedError as e:
             yield from self.dropped(e, [None])
             yield from self.built()
 
     def dropped(
-        self, end: client.Died, workloads: Sequence[Workload | None]
+        self, end: client.DiedError, workloads: Sequence[Workload | None]
     ) -> Iterator[Record]:
         """Go on in a new process without the algo whose turn it was, or without all if
         that is not known; yields the records for the workloads that they will miss.
@@ -170,10 +169,10 @@ class _Field:
         self.turn(record.algo)
         try:
             return work(record, case, kernel, *more)
-        except client.Raised as e:
+        except client.RaisedError as e:
             fate = befell(e)
             if not self.runner.usable():
-                raise client.Died(fate["status"], fate["reason"], None) from None
+                raise client.DiedError(fate["status"], fate["reason"], None) from None
             return replace(record, **fate)
 
     def _guilty(self, case: Case, outputs: list, names: list[str]) -> str | None:
@@ -188,7 +187,7 @@ class _Field:
                     kernel, _ = built(alone, self.request, rival)
                     kernel.push([*case.inputs, *outputs])
                     kernel.seconds_outside(case.inputs, outputs, _OFTEN)
-                except (client.Raised, client.Died, BuildFailed):
+                except (client.RaisedError, client.DiedError, build.BuildFailedError):
                     return rival.name
                 finally:
                     alone.close()
@@ -207,11 +206,11 @@ class _Field:
         how = case.timed(tier, kernels)
         try:
             answer = self.runner.turns(self.meeting, case.inputs, outputs, **how)
-        except client.Raised as e:
+        except client.RaisedError as e:
             if e.kind != "tier_unavailable":
                 self.turn(self._guilty(case, outputs, self.meeting))
                 fate = befell(e)
-                raise client.Died(fate["status"], fate["reason"], None) from None
+                raise client.DiedError(fate["status"], fate["reason"], None) from None
             reason = f"{tier}: {e}"
             gone = Measured(tier=tier, status=Status.TIER_UNAVAILABLE, reason=reason)
             return [with_time(record, gone) for record in right.values()]

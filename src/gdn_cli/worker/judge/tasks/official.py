@@ -60,7 +60,7 @@ def official(request: Serving, reply: Reply) -> Iterator[Record]:
                 line = process.stdout.readline()
             if not line:
                 reason = f"{harness.words} ended before it was done"
-                raise client.Died(Status.EXITED, reason, process.wait())
+                raise client.DiedError(Status.EXITED, reason, process.wait())
             yield _record(request, harness, workload, json.loads(line))
         process.stdin.close()
         process.wait()

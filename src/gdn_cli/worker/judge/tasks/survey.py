@@ -10,7 +10,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from .... import errors
 from ....catalog.workloads import Workload
 from ....schema.record_types import Record
 from ... import profilers
@@ -19,7 +18,7 @@ from ...messages import Floors, Reply, Survey
 from ...request import Profiling, Serving
 from ...timing import Subject, floor
 from .. import check, dataset
-from .common import BuildFailed, Case, Depth, begun, built, guarded, judged, runner_of
+from .common import Case, Depth, begun, built, guarded, judged, runner_of
 from .floors import timed_floor
 from .trial import timed
 
@@ -46,11 +45,7 @@ class Target:
         assert self.solution is not None
         specific = self.request.specific and self.mode == "cuda"
         given = self.definition, self.solution, self.request.setup
-        try:
-            return prepared.built(*given, specific=specific)
-        except build.BuildFailed as e:
-            code = errors.MISSING if e.missing else errors.FAILED
-            raise BuildFailed(str(e), code=code) from None
+        return prepared.built(*given, specific=specific)
 
     @cached_property
     def case(self) -> Case:

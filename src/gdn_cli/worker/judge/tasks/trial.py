@@ -105,7 +105,7 @@ def timed(
         return with_time(record, measured, kernel)
     if not answer.last and tier != "fib":
         reason = "the process that ran it sent no results of its timed calls"
-        raise client.Died(Status.CRASHED, reason, None)
+        raise client.DiedError(Status.CRASHED, reason, None)
     for results in answer.last:
         if verdict := case.wrong_when_timed(kernel, results, bool(how["flipped"])):
             return wrong_when_timed(record, verdict, tier)

@@ -1,0 +1,81 @@
+"""`gdn run`, `bench` and `floors`: options -> the plan of a command; and what all of its
+records together say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..catalog import stress
+from ..catalog.official import Harness
+from ..catalog.presets import Preset
+from ..catalog.registry import Registry
+from ..records import official, score
+from ..schema.record_types import Document
+from ..worker.request import PlanFields
+from . import eligibility, planning
+from .planning import Entry, Plan, Selected, Settings
+
+
+def entries(
+    known: Registry,
+    names: str | None,
+    op: str | None,
+    files: Sequence[Path],
+    device: str,
+    settings: Settings,
+) -> tuple[list[Entry], bool]:
+    """The algos of a command (planning.choose), and whether the user named them one by
+    one.
+    """
+    options = settings.options
+    timed = settings.command == "bench"
+    if settings.command == "floor":
+        return planning.anywhere(known, op, device, settings.machine.place), False
+    result, named = planning.choose(
+        known, names, op, list(files), device, timed=timed, place=settings.place
+    )
+    result = eligibility.overwriting(known, result, named, options.in_place, timed)
+    if options.batch_invariant:
+        result = eligibility.batch_invariant(known, result, named)
+    return result, named
+
+
+def plan(
+    known: Registry,
+    algos: list[Entry],
+    named: bool,
+    which: Selected,
+    preset: Preset | None,
+    overrides: PlanFields,
+    settings: Settings,
+) -> Plan:
+    """All jobs of a command; `overrides` replace the preset's way of timing."""
+    parts = planning.select(known, algos, which, preset, overrides)
+    # calls in place are not the contest's, so no score
+    if settings.options.in_place:
+        parts = [replace(part, scored=False) for part in parts]
+    elif settings.command == "bench":
+        parts = eligibility.unscored(parts, named)
+    return planning.prepare(known, parts, settings)
+
+
+def conclude(document: Document, plan: Plan, harness: Harness | None) -> None:
+    """Set the fields of a document that need all records."""
+    if harness:
+        document.official = official.judged(document, harness)
+    if document.options.get("stress"):
+        document.largest = stress.largest(document.records)
+    for part in plan.parts:
+        if not part.scored or document.command != "bench":
+            continue
+        names = {entry.algo.name for entry in part.entries}
+        uuids = [workload.uuid for workload in part.workloads]
+        rows = [
+            row
+            for row in score.scores(document, part.op, uuids)
+            if row.algo in names and row.algo != row.against
+        ]
+        document.scores = (document.scores or []) + rows
