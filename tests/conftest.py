@@ -12,7 +12,6 @@ from unittest import mock
 
 import helpers
 import pytest
-import screens
 
 from gdn_cli.machine import inventory
 
@@ -43,6 +42,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    pytest.register_assert_rewrite("screens")  # a failure shows the lines that differ
+    import screens
+
     screens.write = config.getoption("--write-screens")
 
 
@@ -60,7 +62,7 @@ def home(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("ALGO", "GDN_ALGOS", "FIB_DATASET_PATH"):
+        for name in ("ALGO", "COLUMNS", "GDN_ALGOS", "FIB_DATASET_PATH"):
             patch.delenv(name, raising=False)
         patch.setenv("GDN_HOME", str(folder))
         # compilers take long: one build for all processes

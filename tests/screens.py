@@ -14,4 +14,4 @@ def check(name: str, text: str) -> None:
         FOLDER.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")
     assert file.is_file(), f"{file.name} is missing: `make screens` writes it"
-    assert text == file.read_text(encoding="utf-8")
+    assert text.splitlines() == file.read_text(encoding="utf-8").splitlines()

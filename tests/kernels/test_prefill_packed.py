@@ -149,11 +149,12 @@ def test_twins_have_room_in_their_pool_and_every_fourth_sequence_is_fresh():
 
 
 def test_a_data_set_holds_what_is_true_or_false(tmp_path):
-    w, specs = twin(OP, {"total_seq_len": 4, "num_seqs": 4}), trace_set_writer._specs
-    assert specs(OP, w)["has_initial_state"] == ("BOOL", (4,))
+    w = twin(OP, {"total_seq_len": 4, "num_seqs": 4})
     path = tmp_path / "blob.safetensors"
     trace_set_writer.write_blob(OP, w, path, tmp_path)
-    assert trace_set_writer._whole(OP, w, path)
+    tensors, _ = dataset.blob_header(path)
+    assert tensors["has_initial_state"] == ("BOOL", (4,))
+    assert trace_set_writer._Task(OP, w, path).complete
 
 
 # --- on a GPU

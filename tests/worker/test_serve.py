@@ -286,7 +286,7 @@ def test_gdn_worker_serves_a_request_from_stdin(tmp_path, gdn, write_algo):
         ("[]", "not a request of schema 2: "),
         ("{}", "schema None, this gdn speaks 2"),
         ('{"schema": 99}', "schema 99, this gdn speaks 2"),
-        ('{"schema": 2}', "not a request of schema 2: stdin: $.command: "),
+        ('{"schema": 2}', "not a request of schema 2: stdin: Object missing"),
     ],
 )
 def test_a_malformed_request_gets_a_reply_that_says_so(text, reason, gdn):

@@ -106,7 +106,7 @@ def test_a_broken_algo_is_named_by_all(mixed, gdn):
     words = "run --algo all -w 0 --device cuda --json --algos".split()
     done = gdn(*words, folder)
     (broken,) = (m for m in done.json["missing"] if m["algo"] == "broken")
-    assert "$.summary" in broken["reason"]
+    assert "`summary`" in broken["reason"]
 
 
 def test_an_algo_that_cannot_be_packed_keeps_its_row_and_the_others_go_on(mixed):

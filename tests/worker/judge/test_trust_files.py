@@ -197,7 +197,6 @@ def test_json_that_is_large_and_right_is_read(tmp_path):
         ("report x.json", 2),
         ("run x.json -w 0", 2),
         ("compare x.json pt-reference", 2),
-        ("history --import x.json", 2),
         ("profile x.json", 2),
         ("modal bench --resume x.json", 2),
         ("run --algo pt-reference --dataset data -w 0", 3),
