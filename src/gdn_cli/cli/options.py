@@ -143,16 +143,19 @@ Tier = Annotated[
         help="cupti, events, graph, nvbench, fib (GPU), wall (CPU), or `all`.",
     ),
 ]
-Timeout = Annotated[
-    float,
-    typer.Option(
+
+
+def timeout_option(words: str) -> Any:
+    return typer.Option(
         "--timeout",
         rich_help_panel=Panel.RUNNING,
         metavar="SECONDS",
         min=1.0,
-        help="The most seconds that one algo may take.",
-    ),
-]
+        help=words,
+    )
+
+
+Timeout = Annotated[float, timeout_option("The most seconds that one algo may take.")]
 Strict = Annotated[
     bool,
     typer.Option(

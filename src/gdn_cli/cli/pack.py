@@ -52,14 +52,7 @@ def pack(
         ),
     ] = False,
     timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout",
-            rich_help_panel=Panel.RUNNING,
-            metavar="SECONDS",
-            min=1.0,
-            help="The most seconds that the proof may take.",
-        ),
+        float, o.timeout_option("The most seconds that the proof may take.")
     ] = 300.0,
     json: o.AsJson = False,
 ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import geometric_mean
 
 from ..catalog.official import TIER, Harness
+from ..parsing import Json
 from ..schema.record_types import Document, Record
 from ..schema.scores import Judged
 
@@ -24,38 +25,42 @@ def judged(document: Document, harness: Harness) -> list[Judged]:
 
 
 def _summary(records: Sequence[Record], harness: Harness) -> Judged:
-    theirs = [r for r in records if r.tier == TIER]
-    first = theirs[0]
-    traces = [r.official for r in theirs if r.official]
-    our_times = {}
-    tiers = []
-    for r in records:
-        if r.tier != TIER and r.median_us:
-            our_times[r.uuid] = r.median_us
-            tiers.append(r.timed_in)
-    pairs = []
-    for r in theirs:
-        if r.median_us and r.uuid in our_times:
-            pairs.append((r.median_us, our_times[r.uuid]))
-    passed = [t for t in traces if t["status"] == "PASSED"]
-    speedups = [t["performance"]["speedup_factor"] for t in passed]
-    score = None
-    if speedups and len(speedups) == len(theirs):
-        score = sum(speedups) / len(speedups)
-    elif len(traces) == len(theirs):
-        score = 0.0
+    judgements = [r for r in records if r.tier == TIER]
+    traces = [r.official for r in judgements if r.official]
+    timed = [r for r in records if r.tier != TIER and r.median_us]
+    our_times = {r.uuid: r.median_us for r in timed}
+    its_us = []
+    our_us = []
+    for record in judgements:
+        ours = our_times.get(record.uuid)
+        if record.median_us and ours:
+            its_us.append(record.median_us)
+            our_us.append(ours)
+
     return Judged(
-        op=first.op,
-        algo=first.algo,
-        mode=first.mode,
+        op=records[0].op,
+        algo=records[0].algo,
+        mode=judgements[0].mode,
         tier=TIER,
         harness=harness.words,
         isolated=harness.isolated,
-        statuses=dict(Counter(t["status"] for t in traces)),
-        without_trace=sum(r.unfinished or 1 for r in theirs if not r.official),
-        its_us=geometric_mean([us for us, _ in pairs]) if pairs else None,
-        our_us=geometric_mean([us for _, us in pairs]) if pairs else None,
-        our_tier=tiers[0] if tiers else None,
-        compared=len(pairs),
-        score=score,
+        statuses=dict(Counter(trace["status"] for trace in traces)),
+        without_trace=sum(r.unfinished or 1 for r in judgements if not r.official),
+        its_us=geometric_mean(its_us) if its_us else None,
+        our_us=geometric_mean(our_us) if our_us else None,
+        our_tier=timed[0].timed_in if timed else None,
+        compared=len(its_us),
+        score=_score(traces, len(judgements)),
     )
+
+
+def _score(traces: Sequence[Json], workloads: int) -> float | None:
+    """The mean of the speedups; 0 if a workload failed; None if a trace is missing."""
+    speedups: list[float] = []
+    for trace in traces:
+        if trace["status"] == "PASSED":
+            speedups.append(trace["performance"]["speedup_factor"])
+
+    if speedups and len(speedups) == workloads:
+        return sum(speedups) / workloads
+    return 0.0 if len(traces) == workloads else None

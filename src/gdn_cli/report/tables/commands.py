@@ -21,8 +21,10 @@ def of(book: Book, command: str) -> Iterator[Table]:
             yield from tables[command](book, op, rows)
 
 
-def _measured(rows: list[Point]) -> list[Measurement]:
-    return [m for point in rows for m in point.measured]
+def _measured(rows: list[Point], tier: str | None = None) -> list[Measurement]:
+    """All measurements, or those of one tier."""
+    every = [m for point in rows for m in point.measured]
+    return [m for m in every if tier in (None, m.tier)]
 
 
 def _run(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
@@ -47,12 +49,7 @@ def _bench(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
     first = [p for p in rows if p.first.tier in (main.get(p.first.record.mode), None)]
     yield times.calls(book, op, first)
     if len(first) < len(rows):
-        for several in findings.tiers(book, op, least=1):
-            table = times.tiers(several, gaps=False)
-            table.title = head(
-                op, [m for group in several.groups for m in group.measured]
-            )
-            yield table
+        yield from _tiers(book, op)
 
     yield from _turns(book, op, rows)
     if judged := compared.judged([item for _, item in book.judged(op)]):
@@ -63,6 +60,15 @@ def _bench(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
         tiers = ", ".join(dict.fromkeys(score.tier for score in forecast))
         scores.title = f"{op} | forecast of the contest's two scores, tier {tiers}"
         yield scores
+
+
+def _tiers(book: Book, op: str) -> Iterator[Table]:
+    """The tiers side by side."""
+    for several in findings.tiers(book, op, least=1):
+        measured = [m for group in several.groups for m in group.measured]
+        table = times.tiers(several, gaps=False)
+        table.title = head(op, measured)
+        yield table
 
 
 def _compare(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
@@ -78,8 +84,7 @@ def _compare(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
     timed = [m for m in _measured(rows) if m.median_us is not None]
     for tier in dict.fromkeys(m.tier for m in timed if m.tier):
         if peers := compared.best_peers(book, op, tier):
-            measured = [m for m in _measured(rows) if m.tier == tier]
-            peers.title = head(op, measured, "".join(peers.title))
+            peers.title = head(op, _measured(rows, tier), "".join(peers.title))
             yield peers
 
     yield from _turns(book, op, rows)
@@ -95,11 +100,7 @@ def _compare(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
 def _turns(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
     """A table for each algo that took turns with the baseline of its op."""
     for item in book.overall(op):
-        measured = [
-            m
-            for m in _measured(rows)
-            if (m.record.mode, m.tier) == (item.mode, item.tier)
-        ]
+        measured = [m for m in _measured(rows, item.tier) if m.record.mode == item.mode]
         table = compared.turns(book, op, item)
         table.title = head(op, measured, f"{item.algo} against {item.baseline}")
         table.notes += [*times.floor_notes(book), *compared.turn_notes(book, op)]
