@@ -11,7 +11,9 @@ import ast
 import functools
 import inspect
 import re
+import textwrap
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,16 +31,49 @@ ATTACKS = HERE.parent / "tests" / "attacks"
 PART = re.compile(r"(?<=<!-- made by: make pages -->\n).*(?=<!-- end -->)", re.DOTALL)
 
 
-def helps(command: Any, *words: str) -> Iterator[str]:
+# an option of `--help`, with the lines that its words run on to
+OPTION = re.compile(r"^  (-[^ ].*\n)((?: {6,}.*\n)*)", re.MULTILINE)
+EMPTY_PANEL = re.compile(r"^[A-Z][^\n:]*:\n(?=\n|\Z)", re.MULTILINE)
+
+
+def helps(command: Any, *words: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """`--help` of a command and of its subcommands, as on a terminal of 80 columns."""
+    environment = {"COLUMNS": "80", "NO_COLOR": "1"}
     shown = CliRunner().invoke(
-        app, [*words, "--help"], prog_name="gdn", env={"COLUMNS": "80", "NO_COLOR": "1"}
+        app, [*words, "--help"], prog_name="gdn", env=environment
     )
-    lines = "\n".join(line.rstrip() for line in shown.stdout.strip().splitlines())
-    yield f"{'#' * min(len(words) + 1, 3)} {' '.join(['gdn', *words])}\n\n```text\n{lines}\n```\n"
+    lines = (line.rstrip() for line in shown.stdout.strip().splitlines())
+    yield words, "\n".join(lines) + "\n"
     for name, below in getattr(command, "commands", {}).items():
         if not below.hidden:
             yield from helps(below, *words, name)
+
+
+def option(match: re.Match) -> tuple[str, str]:
+    """An option as it is typed, and its explanation in one line."""
+    flags, _, text = match[1].strip().partition("  ")
+    return flags, " ".join(f"{text} {match[2]}".split())
+
+
+def commands() -> str:
+    """The page of commands: what several of them share stands once, at its top."""
+    pages = list(helps(typer.main.get_command(app)))[1:]
+    uses = Counter(option(each) for _, text in pages for each in OPTION.finditer(text))
+    shared = {each for each, count in uses.items() if count >= 3}
+    lines = []
+    for flags, text in (each for each in uses if each in shared):
+        lines += [f"  {flags}", textwrap.indent(textwrap.fill(text, 74), " " * 6)]
+    parts = ["\n## Common options\n\n```text", *lines, "```"]
+    for words, text in pages:
+        common = [option(m)[0] for m in OPTION.finditer(text) if option(m) in shared]
+        own = OPTION.sub(lambda m: "" if option(m) in shared else m[0], text)
+        own = re.sub(r"\n{3,}", "\n\n", EMPTY_PANEL.sub("", own))
+        names = ", ".join(f"`{flags.split()[0].rstrip(',')}`" for flags in common[:-1])
+        heading = "#" * min(len(words) + 1, 3)
+        parts.append(f"\n{heading} gdn {' '.join(words)}\n\n```text\n{own}```")
+        if names:  # all but --help
+            parts.append(f"\nAlso [common options](#common-options): {names}.")
+    return "\n".join(parts) + "\n\n"
 
 
 def comments(form: type) -> dict[str, str]:
@@ -164,10 +199,9 @@ def parts() -> dict[str, str]:
     found = (
         {record_types.Document: document} | structs(record, {}) | structs(document, {})
     )
-    top = typer.main.get_command(app)
     return {
         "checking.md": attacks(),
-        "cli.md": "\n" + "\n".join(list(helps(top))[1:]) + "\n",
+        "cli.md": commands(),
         "records.md": (
             "\n## The fields\n\n"
             + "\n".join(section(*each, found) for each in found.items())
