@@ -19,7 +19,11 @@ ROOT = helpers.TESTS.parent
 REGISTRY = helpers.REGISTRY
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    for path in [
+        ROOT / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "algos").glob("*/README.md"),
+    ]
 )
 # Written by `make docs`, or by a branch that this one does not wait for.
 MADE = {"CHANGELOG.md", "CONTRIBUTING.md", "docs/cli.md", "docs/records.md"}
@@ -160,7 +164,7 @@ def test_results_say_how_fast_prefill_is_beside_its_peers(heads, names):
     )
     assert len(ratios) == len(spans) == (100 if "100" in heads else 17)
     row = f"| {heads} | {min(ratios):.2f} | {mean:.2f} | {max(ratios):.2f} | {mean_of_spans:.2f} |"
-    assert row in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert row in (ROOT / "docs" / "results" / "prefill.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.records
@@ -194,7 +198,7 @@ def test_readme_shows_a_bench_that_was_run():
 )
 def test_a_page_is_what_its_records_say(page, gdn, tmp_path):
     """The figures may differ by a version of matplotlib; the text may not."""
-    (tmp_path / page).parent.mkdir(exist_ok=True)
+    (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
     text = shutil.copy(ROOT / page, tmp_path / page).read_text(encoding="utf-8")
     (tmp_path / "results").symlink_to(ROOT / "results")
     assert gdn("report", "--update", tmp_path / page).code == 0
