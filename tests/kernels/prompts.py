@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from kernels import edges
 
 D = 128
 
@@ -22,36 +23,22 @@ class Prompt:
 
         T, N = sum(lengths), len(lengths)
         self.lengths = lengths
-        self.q, self.k = randn(T, H, D).bfloat16(), randn(T, H, D).bfloat16()
+        self.q, self.k = (randn(T, H, D).bfloat16() for _ in range(2))
         self.v = randn(T, HV, D).bfloat16()
-        self.a, self.b = randn(T, HV).bfloat16(), randn(T, HV).bfloat16()
-        self.A_log, self.dt_bias = randn(HV) * 0.1, randn(HV) * 0.1
+        self.a, self.b = (randn(T, HV).bfloat16() for _ in range(2))
+        self.A_log, self.dt_bias = (randn(HV) * 0.1 for _ in range(2))
         self.pool = (randn(N + 1, HV, D, D) * 0.1).to(dtype)
         self.slots = torch.arange(1, N + 1, device=device, dtype=torch.int32)
         self.cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0)
 
-    def exact(self, sequence: int) -> tuple:
+    def exact(self, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(outputs, state) of one sequence in float64."""
         first, end = self.cu_seqlens[sequence : sequence + 2].tolist()
-        each = self.v.shape[1] // self.q.shape[1]
-        q, k = (
-            x[first:end].double().repeat_interleave(each, dim=1)
-            for x in (self.q, self.k)
-        )
+        rows = slice(first, end)
+        q, k = (x[rows].double() for x in (self.q, self.k))
         q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6) ** -0.5 for x in (q, k))
-        v, a, b = (x[first:end].double() for x in (self.v, self.a, self.b))
-        speed = torch.exp(self.A_log.double())
-        g = torch.exp(
-            -speed * torch.nn.functional.softplus(a + self.dt_bias, threshold=1e9)
-        )
-        beta, S, outputs = torch.sigmoid(b), self.pool[sequence + 1].double(), []
-        for t in range(end - first):
-            S = S * g[t, :, None, None]
-            d = beta[t, :, None] * (v[t] - (S @ k[t, :, :, None])[..., 0])
-            S = S + d[:, :, None] * k[t, :, None, :]
-            outputs.append((S @ q[t, :, :, None])[..., 0])
-        return torch.stack(outputs) * D**-0.5, S
-
-
-def error(x, exact) -> float:
-    return float((x.double() - exact).norm() / exact.norm())
+        state = self.pool[sequence + 1][None]
+        gates = self.A_log, self.a[rows], self.dt_bias, self.b[rows]
+        ends = self.cu_seqlens.new_tensor([0, end - first])
+        outputs, (S,) = edges.exact(q, k, self.v[rows], state, *gates, ends, None)
+        return outputs, S

@@ -18,8 +18,9 @@ import helpers
 import oracle
 import pytest
 import torch
-from kernels.prompts import Prompt, error
+from kernels.prompts import Prompt
 from library.test_call_checks import shifted
+from oracle import error
 
 from gdn import load, serving
 from gdn_cli.machine import inventory

@@ -12,8 +12,9 @@ import sys
 
 import pytest
 import torch
-from kernels.prompts import D, Prompt, error
+from kernels.prompts import D, Prompt
 from kernels.test_gpu_calls import CASES, OURS, REGISTRY, called, on, right, rung
+from oracle import error
 from oracle import inputs as drawn
 
 from gdn import load, serving
