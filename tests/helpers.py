@@ -331,6 +331,14 @@ def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list[dict]:
     return verdicts
 
 
+def of_each_op(of_kind: dict[str, Any]) -> dict[str, Any]:
+    """Op -> the value for its kind: the first that its name begins with."""
+    return {
+        op: next(value for kind, value in of_kind.items() if op.startswith(kind))
+        for op in REGISTRY.ops
+    }
+
+
 def in_place(op) -> dict[int, int]:
     """Number of an output -> that of the input which every call overwrites with it."""
     return op.overwrites if op.in_place_only else {}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 from kernels import edges
+from oracle import error
+
+from gdn import serving
 
 D = 128
 
@@ -30,6 +33,35 @@ class Prompt:
         self.pool = (randn(N + 1, HV, D, D) * 0.1).to(dtype)
         self.slots = torch.arange(1, N + 1, device=device, dtype=torch.int32)
         self.cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0)
+        self.row = torch.cat([x.flatten(1) for x in (self.q, self.k, self.v)], dim=1)
+
+    # The serving functions' calls: each writes new states into the pool.
+
+    def prefill(self, pool: torch.Tensor, out=None) -> tuple:
+        tokens = self.q, self.k, self.v, self.a, self.b
+        where = pool, self.slots, self.cu_seqlens
+        return serving.chunk_prefill(*tokens, self.A_log, self.dt_bias, *where, out=out)
+
+    def decode(self, pool: torch.Tensor, out=None) -> tuple:
+        gates = self.a, self.b, self.A_log, self.dt_bias
+        where = None, pool, out, self.slots
+        return serving.packed_decode(
+            self.row, *gates, *where, use_qk_l2norm_in_kernel=True
+        )
+
+    def verify(self, pool: torch.Tensor, slots: torch.Tensor, out=None) -> tuple:
+        gates = self.A_log, self.a, self.b, self.dt_bias
+        return serving.mtp_verify(
+            *gates,
+            self.q[None],
+            self.k[None],
+            self.v[None],
+            initial_state=pool,
+            cu_seqlens=self.cu_seqlens.int(),
+            ssm_state_indices=slots,
+            use_qk_l2norm_in_kernel=True,
+            out=out,
+        )
 
     def exact(self, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(outputs, state) of one sequence in float64."""
@@ -42,3 +74,9 @@ class Prompt:
         ends = self.cu_seqlens.new_tensor([0, end - first])
         outputs, (S,) = edges.exact(q, k, self.v[rows], state, *gates, ends, None)
         return outputs, S
+
+    def check(self, sequence: int, output: torch.Tensor, state: torch.Tensor) -> None:
+        """Assert that these are a sequence's outputs and its last state."""
+        exact_output, exact_state = self.exact(sequence)
+        assert error(output, exact_output) < 1e-2, f"output of {sequence}"
+        assert error(state, exact_state) < 1e-2, f"state of {sequence}"
