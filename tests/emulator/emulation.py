@@ -13,6 +13,7 @@ from pathlib import Path
 
 import helpers
 import pytest
+import torch
 
 from gdn_cli.machine import inventory
 
@@ -113,6 +114,35 @@ def compiled(folder: Path, *flags: str, races: bool = False) -> ctypes.CDLL:
                 )
             os.replace(f"{own}/driver.so", library)
     return ctypes.CDLL(str(library))
+
+
+C_TYPES = {
+    "void": ctypes.c_void_p,
+    "int64_t": ctypes.c_int64,
+    "float": ctypes.c_float,
+    "int": ctypes.c_int,
+    "int32_t": ctypes.c_int32,
+    "uint32_t": ctypes.c_uint32,
+}
+
+
+def structure(source: str, name: str) -> type[ctypes.Structure]:
+    """A struct of a driver: lines of `type name, *pointer, array[5];`."""
+    fields = []
+    body = re.search(rf"struct {name} {{(.*?)}};", source, re.S)[1]
+    for kind, names in re.findall(r"(\w+) ([^;]+);", body):
+        for field in re.split(r",\s*", names):
+            array = re.fullmatch(r"(\w+)\[(\d+)\]", field)
+            if array:
+                fields.append((array[1], C_TYPES[kind] * int(array[2])))
+            else:
+                fields.append((field.lstrip("*"), C_TYPES[kind]))
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+def addresses(*tensors: torch.Tensor) -> ctypes.Array:
+    """What C takes as `void** t`."""
+    return (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
 
 
 def races_in(library: ctypes.CDLL, folder: Path) -> set[tuple[str, str]]:
