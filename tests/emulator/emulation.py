@@ -126,18 +126,27 @@ C_TYPES = {
 }
 
 
-def structure(source: str, name: str) -> type[ctypes.Structure]:
+class Struct(ctypes.Structure):
+    """A tensor is its address."""
+
+    def __init__(self, **fields) -> None:
+        for name, x in fields.items():
+            fields[name] = x.data_ptr() if isinstance(x, torch.Tensor) else x
+        super().__init__(**fields)
+
+
+def structure(source: str, name: str) -> type[Struct]:
     """A struct of a driver: lines of `type name, *pointer, array[5];`."""
     fields = []
     body = re.search(rf"struct {name} {{(.*?)}};", source, re.S)[1]
-    for kind, names in re.findall(r"(\w+) ([^;]+);", body):
+    for kind, names in re.findall(r"^ +(\w+) ([^;]+);", body, re.M):
         for field in re.split(r",\s*", names):
             array = re.fullmatch(r"(\w+)\[(\d+)\]", field)
             if array:
                 fields.append((array[1], C_TYPES[kind] * int(array[2])))
             else:
                 fields.append((field.lstrip("*"), C_TYPES[kind]))
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
+    return type(name, (Struct,), {"_fields_": fields})
 
 
 def addresses(*tensors: torch.Tensor) -> ctypes.Array:
