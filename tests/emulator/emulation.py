@@ -40,11 +40,12 @@ def without_ptx(source: str) -> str:
 
 
 def library(
-    folder: Path, driver: str, kernel: Path, *, races: bool = False
+    folder: Path, driver: str, kernel: Path, *, cuts=(), races: bool = False
 ) -> ctypes.CDLL:
     """A library of `driver`, which includes `kernel`; both may include _cuda's
-    access.cuh and gates.cuh.
+    access.cuh and gates.cuh. The driver's macro CUT gets each of the `cuts`.
     """
+    driver = driver.replace("@CUTS@", "\n  ".join(f"CUT{cut}" for cut in cuts))
     for file in ("access.cuh", "gates.cuh"):
         (folder / file).write_text(
             without_ptx(next(CUDA.glob(f"*/{file}")).read_text())

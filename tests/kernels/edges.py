@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 
 import helpers
 import pytest
@@ -16,16 +15,14 @@ from oracle import error
 from gdn_cli.catalog import tuned_table
 
 
-def gates(A_log, a, dt_bias, b) -> tuple[torch.Tensor, torch.Tensor]:
+def gates(A_log, a, dt_bias, b):
     """(g, beta) in float64."""
     x = a.double() + dt_bias.double()
     softplus = x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
     return torch.exp(-A_log.double().exp() * softplus), b.double().sigmoid()
 
 
-def exact(
-    q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale
-) -> tuple[torch.Tensor, torch.Tensor]:
+def exact(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
     """(output, new_state) of prefill in float64 on the inputs' device, one token of
     every sequence at a time.
     """
@@ -52,9 +49,7 @@ def exact(
     return out, new_state
 
 
-def exact_step(
-    q, k, v, state, A_log, a, dt_bias, b, scale
-) -> tuple[torch.Tensor, torch.Tensor]:
+def exact_step(q, k, v, state, A_log, a, dt_bias, b, scale):
     """The same of decode, whose rows are sequences of one token."""
     q, k, v, a, b = (x[:, 0] for x in (q, k, v, a, b))
     ends = torch.arange(len(q) + 1, device=q.device)
@@ -62,7 +57,7 @@ def exact_step(
     return output[:, None], S
 
 
-def call(kernel, args: list, in_place: bool = False) -> list[torch.Tensor]:
+def call(kernel, args, in_place=False):
     """[output, new_state] of one call, from memory full of NaN; in place, the state
     that came in is the one that comes out.
     """
@@ -74,7 +69,7 @@ def call(kernel, args: list, in_place: bool = False) -> list[torch.Tensor]:
     return results
 
 
-def covering(algo) -> list[dict[str, int]]:
+def covering(algo):
     """A few candidates of `gdn tune` that have every value of every constant among them."""
     seen: set = set()
     chosen = []
@@ -92,11 +87,11 @@ class Edges:
     def __init__(
         self,
         op,
-        inputs: Callable,
-        exact: Callable,
-        tolerance: dict[str, float],
-        loose: dict[str, float],
-    ) -> None:
+        inputs,
+        exact,
+        tolerance,
+        loose,
+    ):
         """loose: case -> a limit in place of `tolerance`."""
         self.op = op
         self.inputs = inputs
@@ -105,17 +100,17 @@ class Edges:
 
         # one case for one algo after the other: 65536 tokens take many seconds
         @functools.lru_cache(maxsize=1)
-        def right(device: str, **case) -> tuple[torch.Tensor, torch.Tensor]:
+        def right(device, **case):
             return exact(*inputs(**case, device=device))
 
         self.right = right
 
-    def right_enough(self, results, right, limit: float = 0.0) -> bool:
+    def right_enough(self, results, right, limit=0.0):
         """Whether both outputs are within the tolerance, or this limit; NaN is not."""
         pairs = zip(results, right, self.tolerance.values(), strict=True)
         return all(error(x, y) <= (limit or bound) for x, y, bound in pairs)
 
-    def faults(self, kernel, cases: dict[str, dict], device: str = "cpu") -> dict:
+    def faults(self, kernel, cases, device="cpu"):
         """Case -> the errors of its outputs, where one is beyond the tolerance, or NaN."""
         found = {}
         for name, case in cases.items():
@@ -126,7 +121,7 @@ class Edges:
                 found[name] = [*map(error, results, right)]
         return found
 
-    def judge(self, name: str, mode: str, cases: dict[str, dict], tuned=False) -> dict:
+    def judge(self, name, mode, cases, tuned=False):
         """The faults of an algo as it ships; `tuned`: with constants that have among
         them all values which `gdn tune` tries.
         """
@@ -141,13 +136,13 @@ class Edges:
                 found[tuned_table.label(constants)] = faults
         return found
 
-    def candidate(self, algo, constants: dict[str, int], mode: str = "cuda", **how):
+    def candidate(self, algo, constants, mode="cuda", **how):
         """The kernel with these constants for all sizes."""
         solution = tuned_table.candidate(algo, self.op, constants).solution
         return helpers.build(algo, mode, solution, **how)
 
 
-def named(algos: list) -> pytest.MarkDecorator:
+def named(algos):
     """Parametrizes `algo`."""
     params = [pytest.param(algo, id=algo.name) for algo in algos]
     return pytest.mark.parametrize("algo", params)

@@ -16,9 +16,7 @@ class Prompt:
     queries of any length.
     """
 
-    def __init__(
-        self, H: int, HV: int, lengths: tuple, dtype: torch.dtype, device="cuda"
-    ) -> None:
+    def __init__(self, H, HV, lengths, dtype, device="cuda"):
         g = torch.Generator(device).manual_seed(1)
 
         def randn(*shape):
@@ -37,19 +35,19 @@ class Prompt:
 
     # The serving functions' calls: each writes new states into the pool.
 
-    def prefill(self, pool: torch.Tensor, out=None) -> tuple:
+    def prefill(self, pool, out=None):
         tokens = self.q, self.k, self.v, self.a, self.b
         where = pool, self.slots, self.cu_seqlens
         return serving.chunk_prefill(*tokens, self.A_log, self.dt_bias, *where, out=out)
 
-    def decode(self, pool: torch.Tensor, out=None) -> tuple:
+    def decode(self, pool, out=None):
         gates = self.a, self.b, self.A_log, self.dt_bias
         where = None, pool, out, self.slots
         return serving.packed_decode(
             self.row, *gates, *where, use_qk_l2norm_in_kernel=True
         )
 
-    def verify(self, pool: torch.Tensor, slots: torch.Tensor, out=None) -> tuple:
+    def verify(self, pool, slots, out=None):
         gates = self.A_log, self.a, self.b, self.dt_bias
         return serving.mtp_verify(
             *gates,
@@ -63,7 +61,7 @@ class Prompt:
             out=out,
         )
 
-    def exact(self, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def exact(self, sequence):
         """(outputs, state) of one sequence in float64."""
         first, end = self.cu_seqlens[sequence : sequence + 2].tolist()
         rows = slice(first, end)
@@ -75,7 +73,7 @@ class Prompt:
         outputs, (S,) = edges.exact(q, k, self.v[rows], state, *gates, ends, None)
         return outputs, S
 
-    def check(self, sequence: int, output: torch.Tensor, state: torch.Tensor) -> None:
+    def check(self, sequence, output, state):
         """Assert that these are a sequence's outputs and its last state."""
         exact_output, exact_state = self.exact(sequence)
         assert error(output, exact_output) < 1e-2, f"output of {sequence}"

@@ -38,7 +38,7 @@ VERIFY = {
 }
 
 
-def extreme(**size) -> dict[str, dict]:
+def extreme(**size):
     return {case: size | {"case": case} for case in ("still", "forgetful", "repeated")}
 
 
@@ -56,7 +56,7 @@ CASES = helpers.of_each_op(
 )
 
 
-def here(mode: str):
+def here(mode):
     return [a for a in REGISTRY.algos if mode in a.modes]
 
 
@@ -70,7 +70,7 @@ INTERPRETED = {
 }
 
 
-def cases_of(algo, mode: str) -> list[str]:
+def cases_of(algo, mode):
     """All of its op's; of one size only where torch.compile would compile again for B =
     1, which takes many seconds.
     """
@@ -89,7 +89,7 @@ def verdicts(interpreter):
     """
 
     @functools.cache
-    def ask(name: str, mode: str) -> dict[str, dict]:
+    def ask(name, mode):
         algo = REGISTRY.find(name)
         names = cases_of(algo, mode)
         cases = [CASES[algo.op][case] for case in names]
@@ -102,7 +102,7 @@ def verdicts(interpreter):
     return ask
 
 
-def marks(algo, mode: str) -> list:
+def marks(algo, mode):
     """A case takes seconds below Triton's interpreter and by torch.compile; tests of
     the edges run there, too.
     """
@@ -125,24 +125,16 @@ def test_an_algo_agrees_with_the_oracle(algo, mode, case, verdicts):
     agrees(algo, verdicts(algo.full_name, mode)[case])
 
 
-def agrees(algo, verdict: dict) -> None:
-    assert verdict["wrong"] == []
+def agrees(algo, verdict):
+    assert verdict.passed, verdict.reason
     tolerance = REGISTRY.ops[algo.op].tolerance
-    assert set(verdict["errors"]) == set(tolerance)
-    for name, error in verdict["errors"].items():
+    assert set(verdict.errors) == set(tolerance)
+    for name, error in verdict.errors.items():
         # NaN is not: it has one, or elements that nothing wrote
         assert error <= tolerance[name], name
 
 
-def test_every_algo_that_runs_without_a_gpu_is_tested():
-    names = {a.full_name for mode in ("cpu", "interpreter") for a in here(mode)}
-    assert names >= {
-        "gdn_decode/pt-reference", "gdn_decode/pt-compiled", "gdn_decode/cpp-v1", "gdn_decode/fla-recurrent",
-        "gdn_prefill/pt-reference", "gdn_prefill/pt-chunk", "gdn_prefill/fla-chunk", "attention_fwd/pt-reference",
-        "attention_fwd/sdpa",
-        "gdn_decode_bf16/pt-reference", "attention_fwd/flashcore-triton", "attention_fwd/sdpa-flash",
-        "attention_fwd/sdpa-math", "attention_fwd_causal/pt-reference", "attention_fwd_causal/sdpa-causal",
-    }  # fmt: skip
+def test_every_algo_has_cases():
     assert all(cases_of(a, mode) for a in REGISTRY.algos for mode in a.modes)
 
 

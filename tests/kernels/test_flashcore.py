@@ -35,16 +35,16 @@ CAUSAL = REGISTRY.find("attention_fwd_causal/flashcore-v4-causal")
 FIELDS = ("rows", "warps", "tiles", "keys", "stages", "splits", "wgmma")
 
 
-def cut_of(row) -> tuple[int, ...]:
+def cut_of(row):
     return tuple(row.constants[name] for name in FIELDS)
 
 
-def rows_of(algo) -> list:
+def rows_of(algo):
     """Those of the file that `gdn tune` writes."""
     return tuned_table.rows(algo.tune, tuned_table.load(algo))
 
 
-def instead() -> list[tuple[int, tuple[int, ...]]]:
+def instead():
     """(up to, cut) of launch.cuh's rows that stand in for those that cannot run; the
     last one is endless.
     """
@@ -151,7 +151,7 @@ int once(const Problem& p, uint32_t blocks, uint32_t heads, int only) {
 RUN = {0: "split", 1: "wide", 2: "wide", 3: "once"}  # by wgmma
 
 
-def typed(cut: tuple[int, ...]) -> str:
+def typed(cut):
     """The C++ type of a cut."""
     rows, warps, tiles, keys, stages, splits, wgmma = cut
     if wgmma == 3:
@@ -162,13 +162,13 @@ def typed(cut: tuple[int, ...]) -> str:
     return f"Cut<{rows}, {warps}, {tiles}, {keys}, {stages}, {splits}>"
 
 
-def filled(text: str, **names) -> str:
+def filled(text, **names):
     for name, value in names.items():
         text = text.replace(f"@{name}@", str(value))
     return text
 
 
-def compiled(folder, rung: str, begin: str, body: str, *flags: str):
+def compiled(folder, rung, begin, body, *flags):
     """A library of one rung's kernel."""
     kernels = [FWD / rung / "attention.cuh"]
     if rung == "flashcore-v4":
@@ -187,7 +187,7 @@ def library(tmp_path_factory):
     """library("v1"), ...: "v4" as on sm_90, "v4-sm80" as on a GPU without clusters."""
 
     @functools.cache
-    def of(name: str):
+    def of(name):
         folder = tmp_path_factory.mktemp(name)
         if not name.startswith("v4"):
             n = name[1:]
@@ -212,9 +212,7 @@ def library(tmp_path_factory):
 PLAIN, EARLY, REVERSED = 0, 1, 2  # emulated::Mode
 
 
-def attend(
-    library, rung: str, given, cut=USUAL, causal=False, mode=PLAIN, only=-1
-) -> torch.Tensor:
+def attend(library, rung, given, cut=USUAL, causal=False, mode=PLAIN, only=-1):
     """The output, [heads, S, 64]; NaN where nothing was written; the guard after it
     must stay NaN.
     """
@@ -228,12 +226,12 @@ def attend(
     return flat[:-guard].view(heads, S, 64)
 
 
-def draw(S: int, heads: int = 1, seed: int = 0) -> list[torch.Tensor]:
+def draw(S, heads=1, seed=0):
     g = torch.Generator().manual_seed(seed * 10000 + S)
     return [torch.randn(heads, S, 64, generator=g).half() for _ in range(3)]
 
 
-def exact(given, rows=slice(None), causal=False) -> torch.Tensor:
+def exact(given, rows=slice(None), causal=False):
     """softmax(q k^T / 8) v of some rows in float64, [heads, rows, 64]; the oracle's
     formula, a matrix at a time.
     """
@@ -252,7 +250,7 @@ RUNGS = list(LIMIT)
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 127, 128, 511, 512, 513, 1000)
 
 
-def near(library, rung: str, given, cut=USUAL, causal=False) -> None:
+def near(library, rung, given, cut=USUAL, causal=False):
     """Assert that the output is right."""
     found = attend(library, rung, given, cut, causal)
     assert error(found, exact(given, causal=causal)) < LIMIT[rung[:2]], causal
@@ -331,7 +329,7 @@ def test_the_cut_of_each_size(library, causal, S, heads):
     near(library, "v4", draw(S, heads), cut, causal)
 
 
-def host_cut(algo, heads: int, S: int) -> tuple[int, ...]:
+def host_cut(algo, heads, S):
     """The cut that the host takes on sm_90a: the row of this size, or the next one that
     has room for as many keys.
     """
@@ -455,7 +453,7 @@ EXTREMES = [
 ]  # fmt: skip
 
 
-def good_enough(found: torch.Tensor, right: torch.Tensor) -> bool:
+def good_enough(found, right):
     """Finite where the float64 result fits float16, and near it; below its subnormals,
     to half a unit of them.
     """
@@ -464,7 +462,7 @@ def good_enough(found: torch.Tensor, right: torch.Tensor) -> bool:
     return bool(found.isfinite().all()) and (half_a_unit or error(found, right) < 1e-3)
 
 
-def cuts_of_each_kind(rung: str) -> tuple:
+def cuts_of_each_kind(rung):
     return (USUAL, WIDE, AHEAD, ONCE) if rung == "v4" else (USUAL,)
 
 
@@ -510,48 +508,6 @@ def test_a_row_without_the_sharp_key_is_left_alone(library):
         assert max(error(found[:, i], right[:, i]) for i in range(64)) < 2e-3
 
 
-def once_bytes(rows, warps, tiles, keys, stages, splits, wgmma) -> int:
-    """The shared memory of a OnceCut, as flashcore_once.cuh has it."""
-    groups = warps * 16 // rows
-    assert tiles == splits == 1
-    assert groups > 1
-    assert groups * rows == warps * 16
-    assert groups * stages * keys <= 512
-    return rows * 128 + groups * (stages * (keys * 256 + 16) + rows * 66 * 4) + 8
-
-
-def wide_bytes(rows, warps, tiles, keys, stages, splits, wgmma) -> int:
-    """That of a WideCut."""
-    key_groups, rest = divmod(warps // 4, rows // 64)
-    assert rest == rows % 64 == 0
-    assert tiles == 1
-    assert stages >= 2
-    assert keys in (64, 128)
-    size = rows * 128 + 2048 + key_groups * stages * (keys * 256 + 32) + 8
-    return size + merged_bytes(rows, key_groups * splits, splits)
-
-
-def usual_bytes(rows, warps, tiles, keys, stages, splits, wgmma) -> int:
-    """That of a Cut."""
-    row_groups = rows // (16 * tiles)
-    key_groups, rest = divmod(warps, row_groups)
-    assert rest == rows // splits % 16 == 0
-    size = rows * 128 + 2 * stages * keys * key_groups * 128
-    return size + merged_bytes(rows, key_groups * splits, splits)
-
-
-def merged_bytes(rows: int, parts: int, splits: int) -> int:
-    return parts * rows // splits * 66 * 4 if parts > 1 else 0
-
-
-def test_the_cuts_to_try_are_those_that_fit():
-    """gdn tune tries no cut that does not compile or that sm_90 has no shared memory for."""
-    bytes_of = {0: usual_bytes, 1: wide_bytes, 2: wide_bytes, 3: once_bytes}
-    for algo in (V4, CAUSAL):
-        for cut in tuned_table.candidates(algo)[0]:
-            assert bytes_of[cut["wgmma"]](**cut) <= 227 * 1024
-
-
 NAMES = {
     "split": "flashcore_v4",
     "wide": "flashcore_v4_wide",
@@ -585,7 +541,7 @@ def compiled_cuts(tmp_path_factory):
     includes = "".join(f'#include "{name}.cuh"\n' for name in names)
     (folder / "cuts.cu").write_text(includes + "namespace flashcore {\n" + text + "}\n")
 
-    def run(*flags: str) -> tuple[str, str]:
+    def run(*flags):
         nvcc = inventory.cuda_home() / "bin" / "nvcc"
         command = [nvcc, "-std=c++17", "-O2", *flags, "-o", "made", "cuts.cu"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
@@ -611,7 +567,7 @@ def test_what_is_compiled_without_wgmma_says_so(compiled_cuts):
     COMPILED_WITH_WGMMA on sm_90.
     """
 
-    def number(pattern: str, text: str) -> int:
+    def number(pattern, text):
         return int(re.search(pattern, text)[1])
 
     threads = r"\.entry \w*flashcore_compiled_for\w*\(\)\s*\.maxntid (\d+)"
@@ -637,7 +593,7 @@ on_gpu = pytest.mark.parametrize("algo", ON_GPU)
 gpu = pytest.mark.gpu
 
 
-def on_device(algo, given) -> torch.Tensor:
+def on_device(algo, given):
     """The algo's output on the GPU; its inputs must stay as they are."""
     kernel = helpers.kernel(algo.full_name)
     before = check.cloned(given)
@@ -647,20 +603,20 @@ def on_device(algo, given) -> torch.Tensor:
     return output
 
 
-def drawn(B: int, S: int) -> list[torch.Tensor]:
+def drawn(B, S):
     g = torch.Generator("cuda").manual_seed(B * 10000 + S)
     return [
         torch.randn(B, 8, S, 64, generator=g, device="cuda").half() for _ in range(3)
     ]
 
 
-def right_of(given, causal: bool) -> torch.Tensor:
+def right_of(given, causal):
     """exact, a batch entry at a time: 8 heads of 4096 rows are a gigabyte of scores."""
     entries = zip(*given, strict=True)
     return torch.stack([exact(entry, causal=causal) for entry in entries])
 
 
-def is_causal(algo) -> bool:
+def is_causal(algo):
     return algo.op == "attention_fwd_causal"
 
 

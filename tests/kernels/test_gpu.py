@@ -34,7 +34,7 @@ MODE = "cuda"
 ON_GPU = [pytest.param(a, id=a.full_name) for a in REGISTRY.algos if MODE in a.modes]
 
 
-def pinned(algo) -> bool:
+def pinned(algo):
     """One of PyTorch's backends, which has shapes that it does not take, and says so."""
     return re.fullmatch(r"sdpa-\w+", algo.name.removesuffix("-causal")) is not None
 
@@ -82,14 +82,14 @@ WORKLOADS = helpers.of_each_op(
 )
 
 
-def work(op, chosen: list[str]) -> tuple:
+def work(op, chosen):
     """One workload for each axis filter: of the contest's with these axes the first,
     else a twin.
     """
     return tuple(select(op, embedded(op), chosen=[text])[0] for text in chosen)
 
 
-def job(algo, command: str, chosen: list[str], **more) -> jobs.Job:
+def job(algo, command, chosen, **more):
     helpers.needs(algo)
     op = REGISTRY.ops[algo.op]
     return jobs.Job.of(
@@ -104,7 +104,7 @@ def job(algo, command: str, chosen: list[str], **more) -> jobs.Job:
     )
 
 
-def done(outcome: jobs.Outcome) -> list[dict]:
+def done(outcome):
     assert outcome.status == "done", f"{outcome.reason}\n" + "\n".join(outcome.tail)
     return [msgspec.to_builtins(record) for record in outcome.records]
 
@@ -123,7 +123,7 @@ def test_every_algo_is_right_on_small_odd_and_usual_sizes(algo):
 
 
 @functools.cache
-def verdicts(name: str) -> dict[str, dict]:
+def verdicts(name):
     algo = REGISTRY.find(name)
     names = cases_of(algo, MODE)
     cases = [CASES[algo.op][case] for case in names]
@@ -187,7 +187,7 @@ def test_the_floors_of_this_gpu():
     assert "throttle" in after
 
 
-def gdn(command: str, *args, code=errors.OK, **how) -> dict:
+def gdn(command, *args, code=errors.OK, **how):
     """The document of `gdn COMMAND --json` on the GPU."""
     result = helpers.gdn(command, *args, "--json", gpu=True, **how)
     assert result.code == code, result.err + result.out
@@ -233,7 +233,7 @@ def test_gdn_bench_with_its_floor_and_its_origin():
 class Call:
     """A built kernel with its own inputs and outputs at fixed addresses."""
 
-    def __init__(self, algo, chosen: str) -> None:
+    def __init__(self, algo, chosen):
         self.op, self.kernel = helpers.built(algo.full_name, MODE)
         (self.workload,) = work(self.op, [chosen])
         self.inputs = dataset.load_inputs(self.op, self.workload, MODE)
@@ -242,22 +242,22 @@ class Call:
             "a kernel that allocates needs a test of its own"
         )
 
-    def __call__(self) -> None:
+    def __call__(self):
         self.kernel(self.inputs, self.outputs)
 
-    def results(self) -> list:
+    def results(self):
         torch.cuda.synchronize()
         return [x.clone() for x in self.outputs]
 
-    def spoil(self) -> None:
+    def spoil(self):
         for x in self.outputs:
             x.fill_(float("nan"))
 
-    def tensors(self) -> list:
+    def tensors(self):
         return [x for x in self.inputs if isinstance(x, torch.Tensor)]
 
 
-def same(some: list, others: list) -> bool:
+def same(some, others):
     return all(map(torch.equal, some, others))
 
 
@@ -371,7 +371,7 @@ def test_two_algos_on_two_gpus_each_with_its_own_floors(both):
     assert not cpus[0] & cpus[1]
 
 
-def _numbers(text: str) -> set[int]:
+def _numbers(text):
     ends = [run.split("-") for run in text.split(",")]
     return {n for run in ends for n in range(int(run[0]), int(run[-1]) + 1)}
 

@@ -53,13 +53,13 @@ CASES = helpers.of_each_op(
 NEW = 4  # threads
 
 
-def in_new_threads(work) -> list:
+def in_new_threads(work):
     """What `work(i)` gives in each of some threads that begin it together; what one
     raises is raised here.
     """
     start = threading.Barrier(NEW)
 
-    def body(i: int):
+    def body(i):
         start.wait()
         return work(i)
 
@@ -72,36 +72,36 @@ def rung(algo):
     return load(algo.full_name)
 
 
-def two_gpus() -> None:
+def two_gpus():
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU only")
 
 
-def replayed(graph: torch.cuda.CUDAGraph) -> None:
+def replayed(graph):
     """Replay on the second GPU, and wait for it."""
     with torch.cuda.device(1):  # replay is on the current device's stream
         graph.replay()
     torch.cuda.synchronize("cuda:1")
 
 
-def on(device: str, inputs: list) -> list:
+def on(device, inputs):
     return [x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs]
 
 
 @functools.cache
-def _exact(op: str, case: str) -> tuple:
+def _exact(op, case):
     exact = getattr(oracle, op)(*oracle.inputs(op, **json.loads(case)))
     return exact if isinstance(exact, tuple) else (exact,)
 
 
-def right(op, outputs, case: dict) -> None:
+def right(op, outputs, case):
     """Whether they are what float64 gives for `oracle.inputs(**case)`."""
     exact = _exact(op.name, json.dumps(case))
     for (name, bound), x, y in zip(op.tolerance.items(), outputs, exact, strict=True):
         assert oracle.error(x, y) <= bound, name  # NaN is not
 
 
-def called(call, inputs: list):
+def called(call, inputs):
     """The outputs; a skip where one of PyTorch's backends does not take the shape, as
     it says itself.
     """
@@ -248,7 +248,7 @@ def test_serving_on_another_gpu(dtype):
     two_gpus()
     x = Prompt(4, 8, (1,) * 3, dtype, "cuda:1")
 
-    def check(output, pool) -> None:
+    def check(output, pool):
         assert output.device.index == pool.device.index == 1
         for i, tokens in enumerate(output.reshape(3, 1, 8, 128)):
             x.check(i, tokens, pool[i + 1])
@@ -270,33 +270,38 @@ def test_serving_on_another_gpu(dtype):
 # --- addresses
 
 
+def each_odd(names, tensors):
+    """(number, name, all tensors, this one an element after an aligned address)."""
+    for i, (name, x) in enumerate(zip(names, tensors, strict=True)):
+        if isinstance(x, torch.Tensor):
+            yield i, name, [*tensors[:i], shifted(x), *tensors[i + 1 :]]
+
+
+# CUDA kernels read these an element at a time (test_bindings.py has each tensor)
+ONE_BY_ONE = "a", "b", "A_log", "dt_bias"
+
+
 @pytest.mark.parametrize("algo", RUNGS)
 def test_load_takes_or_refuses_an_odd_address_of_any_tensor(algo):
-    """One element after an aligned address. Bindings ask what their kernels need; for
-    other rungs it is 16 bytes.
-    """
+    """Bindings ask what their kernels need; for other rungs it is 16 bytes."""
     call, op = rung(algo), REGISTRY.ops[algo.op]
     case = CASES[algo.op][-1]
     inputs = on("cuda", oracle.inputs(algo.op, **case))
-    first = called(call, inputs)
-    made = [torch.empty_like(x) for x in first]
-    tensors = [*inputs, *made]
+    count = len(inputs)
+    made = [torch.empty_like(x) for x in called(call, inputs)]
     compiled = algo.language == "cuda"
+    aligned = "(4|8|16|32)" if compiled else "16"
     names = [*op.inputs, *(name if compiled else f"out: {name}" for name in op.outputs)]
-    for i, (name, x) in enumerate(zip(names, tensors, strict=True)):
-        if not isinstance(x, torch.Tensor) or (op.in_place_only and i >= len(inputs)):
+    for i, name, odd in each_odd(names, [*inputs, *made]):
+        if op.in_place_only and i >= count:
             continue
-        odd = [*tensors[:i], shifted(x), *tensors[i + 1 :]]
-        given, out = odd[: len(inputs)], tuple(odd[len(inputs) :])
-        bytes_ = "(4|8|16|32)" if compiled else "16"
+        out = {"out": tuple(odd[count:])} if i >= count else {}
         try:
-            outputs = call(*given, out=out) if i >= len(inputs) else call(*given)
+            outputs = call(*odd[:count], **out)
         except ValueError as e:
-            assert re.match(
-                rf"{name}: expected .*aligned to {bytes_} bytes; call \.|{name}: .*; pass one",
-                str(e),
-            ), e
-            assert not compiled or name not in ("a", "b", "A_log", "dt_bias")
+            said = rf"{name}: expected .*aligned to {aligned} bytes; call \."
+            assert re.match(rf"{said}|{name}: .*; pass one", str(e)), e
+            assert not compiled or name not in ONE_BY_ONE
         else:
             assert compiled
             right(op, outputs, case)
@@ -306,31 +311,22 @@ def test_load_takes_or_refuses_an_odd_address_of_any_tensor(algo):
 
 @pytest.mark.parametrize("algo", APART)
 def test_a_binding_takes_or_refuses_an_odd_address_of_any_tensor(algo):
-    """One element after an aligned address: right where a kernel reads one element at a time, and
-    refused by name elsewhere. CUDA kernels read the gates so (test_bindings.py has each tensor).
-    """
+    """Right where a kernel reads one element at a time, refused by name elsewhere."""
     op, kernel = helpers.built(algo.full_name, "cuda")
     case = CASES[algo.op][-1]
     given = oracle.inputs(algo.op, **case)
     inputs = on("cuda", given)
+    count = len(inputs)
     outputs = check.allocate(op, helpers.axes_of(op, given), "cuda")
-    tensors = [*inputs, *outputs]
-    for i, (name, x) in enumerate(zip((*op.inputs, *op.outputs), tensors, strict=True)):
-        if isinstance(x, torch.Tensor):
-            odd = [*tensors[:i], shifted(x), *tensors[i + 1 :]]
-            said = rf"{name}: expected a pointer aligned to (8|16|32) bytes; call \.clone\(\) on it"
-            try:
-                kernel(odd[: len(inputs)], odd[len(inputs) :])
-            except ValueError as e:
-                assert re.search(said, str(e)), e
-                assert algo.language != "cuda" or name not in (
-                    "a",
-                    "b",
-                    "A_log",
-                    "dt_bias",
-                )
-            else:
-                right(op, odd[len(inputs) :], case)
+    for _, name, odd in each_odd((*op.inputs, *op.outputs), [*inputs, *outputs]):
+        said = rf"{name}: expected a pointer aligned to (8|16|32) bytes; call \.clone\(\) on it"
+        try:
+            kernel(odd[:count], odd[count:])
+        except ValueError as e:
+            assert re.search(said, str(e)), e
+            assert algo.language != "cuda" or name not in ONE_BY_ONE
+        else:
+            right(op, odd[count:], case)
     torch.cuda.synchronize()
     kernel(inputs, outputs)
     right(op, outputs, case)

@@ -56,11 +56,11 @@ def busy():
     other.wait()
 
 
-def same_bits(x, y) -> bool:
+def same_bits(x, y):
     return torch.equal(x.view(torch.uint8), y.view(torch.uint8))
 
 
-def many_times(calls: int, call) -> list:
+def many_times(calls, call):
     """The tensors that `call()` returns, the same bits `calls` times more; the host
     waits after every other call.
     """

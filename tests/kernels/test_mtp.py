@@ -1,6 +1,6 @@
-"""gdn_mtp and gdn_mtp_packed: every algo against tests/oracle.py; accepted counts,
-padding, slots, rows that lie apart. `mtp_verify`, the function of a compiled rung that
-gdn.serving calls, is in tests/library/serving.
+"""gdn_mtp, gdn_mtp_packed and gdn_decode_packed: every algo against tests/oracle.py;
+accepted counts, padding, slots, rows that lie apart. The functions of a compiled rung
+that gdn.serving calls are in tests/library/serving.
 
 Algos are the registry's, by the devices that they name: a new rung joins by its folder.
 """
@@ -21,13 +21,17 @@ REGISTRY = helpers.REGISTRY
 HEADS = ((4, 8), (2, 6), (4, 4))
 D = 128
 # op -> arguments of its entry point
-NAMES = {name: tuple(op.inputs) for name, op in REGISTRY.ops.items() if "mtp" in name}
+NAMES = {
+    name: tuple(op.inputs)
+    for name, op in REGISTRY.ops.items()
+    if name.startswith(("gdn_mtp", "gdn_decode_packed"))
+}
 STATES = {
     op: "pool" if "pool" in names else "initial_state" for op, names in NAMES.items()
 }
 
 
-def algos(device: str) -> list[str]:
+def algos(device):
     """Those written here that run on a device; peers have packages of their own."""
     return [
         a.full_name
@@ -78,17 +82,36 @@ CASES = {
     "padding alone": ([([0, 0], 1), ([1, 2], 0)], 3),
     "no row": ([], 3),
 }
+DECODES = {
+    "one token": ([1], 2),
+    "the last slot": ([4, 2], 5),
+    "padding": ([0, 3, -1, 1, -7, 0], 5),
+    "padding alone": ([0, -1], 3),
+    "all slots": ([3, 1, 2], 4),
+    "one hole": ([0, 2], 4),
+    "holes": ([2, 0, 4], 6),
+    "no row": ([], 2),
+}
+DECODES = {
+    case: ([([slot], 1) for slot in slots], P) for case, (slots, P) in DECODES.items()
+}
 
 
-def inputs(
-    op: str, case: str, H: int, HV: int, device: str = "cpu", scale=None
-) -> dict:
+def is_decode(op):
+    return op.startswith("gdn_decode")
+
+
+def cases_of(op):
+    return DECODES if is_decode(op) else CASES
+
+
+def inputs(op, case, H, HV, device="cpu", scale=None):
     """Arguments by name. q and k have any length where they are normalised. Slots hold
     NaN unless a row starts there: whoever reads another one is found out. gdn_mtp
     starts one slot lower: there 0 is a slot like any other.
     """
-    rows, P = CASES[case]
-    T = len(rows[0][0]) if rows else 2
+    rows, P = cases_of(op)[case]
+    T = 1 if is_decode(op) else len(rows[0][0]) if rows else 2
     g, B = torch.Generator().manual_seed(len(rows) * 100 + HV), len(rows)
 
     def randn(*shape):
@@ -115,29 +138,33 @@ def inputs(
         indices = torch.tensor([slots for slots, _ in rows]).view(B, T).int()
         counts = torch.tensor([accepted for _, accepted in rows]).int()
         made = [row, a, b, A_log, dt_bias, states, indices, counts]
+        if is_decode(op):
+            made = [row[:, 0], a[:, 0], b[:, 0], *made[3:6], indices[:, 0]]
     return dict(zip(NAMES[op], [*(x.to(device) for x in made), scale], strict=True))
 
 
-def start(slots: list[int], accepted: int) -> int:
+def start(slots, accepted):
     """The slot that a row starts from, -1 for padding."""
     slot = slots[accepted - 1] if 1 <= accepted <= len(slots) else 0
     return slot if slot > 0 else -1
 
 
-def right(op: str, x: dict) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+def right(op, x):
     """(output, slot -> the state that is to be there)."""
     output, pool = map(torch.from_numpy, getattr(oracle, op)(*x.values()))
     if STATES[op] == "initial_state":
         return output, {}
+    indices, counts = x["state_indices"], x.get("num_accepted_tokens")
+    if is_decode(op):
+        indices, counts = indices[:, None], torch.ones_like(indices)
     states = {}
-    counts = x["num_accepted_tokens"].tolist()
-    for slots, accepted in zip(x["state_indices"].tolist(), counts, strict=True):
+    for slots, accepted in zip(indices.tolist(), counts.tolist(), strict=True):
         if start(slots, accepted) > 0:
             states |= {slot: pool[slot] for slot in slots if slot > 0}
     return output, states
 
 
-def step(kernel, op: str, x: dict) -> tuple[torch.Tensor, torch.Tensor]:
+def step(kernel, op, x):
     """(output, the pool after it) of one call. An output that nothing wrote is NaN."""
     if not kernel.destination_passing:
         return tuple(kernel.returns(list(x.values())))
@@ -147,7 +174,7 @@ def step(kernel, op: str, x: dict) -> tuple[torch.Tensor, torch.Tensor]:
     return output, pool
 
 
-def faults(kernel, op: str, x: dict) -> list[str]:
+def faults(kernel, op, x):
     """What is wrong with a call."""
     output, states = right(op, x)
     old = x[STATES[op]].clone()
@@ -167,12 +194,11 @@ def faults(kernel, op: str, x: dict) -> list[str]:
     return found
 
 
-def every_case(
-    kernel, op: str, names, heads=HEADS, device: str = "cpu"
-) -> dict[str, list[str]]:
+def every_case(kernel, op, names, heads=HEADS, device="cpu"):
     found = {}
     for (H, HV), name in itertools.product(heads, names):
-        for scale in (None, 0.3) if name == "two tokens" else (0.0,):
+        scales = (None, 0.3) if name in ("one token", "two tokens") else (0.0,)
+        for scale in scales:
             if wrong := faults(kernel, op, inputs(op, name, H, HV, device, scale)):
                 found[f"{H}/{HV}, {name}, {scale}"] = wrong
     return found
@@ -192,7 +218,7 @@ GAPS = {
 }
 
 
-def tokens_apart(x: torch.Tensor, gap: int) -> torch.Tensor:
+def tokens_apart(x, gap):
     """The same values in rows and tokens that lie apart, by different gaps; NaN between."""
     token = x[0, 0].numel() + gap
     row = x.shape[1] * token + 2 * gap
@@ -201,26 +227,30 @@ def tokens_apart(x: torch.Tensor, gap: int) -> torch.Tensor:
     return wide.as_strided(x.shape, strides, gap).copy_(x)
 
 
-def lying_apart(x: dict, names) -> dict:
+def lying_apart(x, names):
     """The same values, those of these names in slots or tokens that lie apart."""
-    moved = {
-        name: (apart if name in STATES.values() else tokens_apart)(x[name], GAPS[name])
-        for name in names
-    }
-    return x | moved
+    found = dict(x)
+    for name in names:
+        if name in STATES.values():
+            found[name] = apart(x[name], GAPS[name])
+        elif "num_accepted_tokens" in x or "initial_state" in x:
+            found[name] = tokens_apart(x[name], GAPS[name])
+        else:
+            found[name] = tokens_apart(x[name][:, None], GAPS[name])[:, 0]
+    return found
 
 
-def written_between(states: torch.Tensor) -> bool:
+def written_between(states):
     """Whether something other than NaN lies between slots that lie apart."""
     return not states.is_contiguous() and not bool(between(states).isnan().all())
 
 
 def strided_differences(
     kernel,
-    op: str,
-    device: str = "cpu",
+    op,
+    device="cpu",
     heads=(2, 6),
-    case: str = "padding",
+    case="padding",
     one_by_one=True,
 ):
     """Which tensors give other bits where they lie apart, as views of a server's
@@ -239,14 +269,14 @@ def strided_differences(
 
 
 ON_CPU = pytest.mark.parametrize("name", algos("cpu"))
-FIRST = ["padding", "each start"]
+FIRST = {"padding", "each start"}
 
 
 @ON_CPU
 def test_on_a_cpu(name):
     kernel, op = helpers.kernel(name, "cpu"), name.split("/")[0]
-    assert every_case(kernel, op, FIRST) == {}
-    others = [case for case in CASES if case not in FIRST]
+    assert every_case(kernel, op, FIRST & cases_of(op).keys()) == {}
+    others = [case for case in cases_of(op) if case not in FIRST]
     assert every_case(kernel, op, others, [(2, 6)]) == {}
 
 
@@ -255,19 +285,20 @@ def test_rows_and_slots_that_lie_apart_give_the_same_bits_on_a_cpu(name):
     assert strided_differences(helpers.kernel(name, "cpu"), name.split("/")[0]) == []
 
 
-def interpreted(names: list[str], cases: list[str]) -> dict:
+def interpreted(names, cases):
     """For the process of the fixture `interpreter`, which takes a second for 100 programs."""
     found = {}
     for name in names:
         kernel, op = helpers.kernel(name, "interpreter"), name.split("/")[0]
-        for case, what in every_case(kernel, op, cases, [(1, 1)]).items():
+        known = [case for case in cases if case in cases_of(op)]
+        for case, what in every_case(kernel, op, known, [(1, 1), (1, 3)]).items():
             found[f"{name}: {case}"] = what
         if what := strided_differences(kernel, op, "cpu", (1, 1), "holes", False):
             found[name] = what
     return found
 
 
-def interpreted_apart(names: list[str]) -> dict[str, list[str]]:
+def interpreted_apart(names):
     """As few programs as show something: two rows whose tensors lie apart, against
     float64; and no row.
     """
@@ -291,7 +322,7 @@ def test_below_the_interpreter(interpreter):
     assert interpreter(interpreted_apart, BELOW) == {}
 
 
-def errors_on_bfloat16() -> list[float]:
+def errors_on_bfloat16():
     op = "gdn_mtp_packed_bf16"
     kernel = helpers.kernel(f"{op}/triton-v1", "interpreter")
     x = inputs(op, "two tokens", 1, 1)
@@ -327,7 +358,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written():
     op = "gdn_mtp_packed"
     kernel = helpers.kernel(f"{op}/cpp-v1", "cpu")
 
-    def refused(says: str, new_pool=None, **changed) -> None:
+    def refused(says, new_pool=None, **changed):
         x = inputs(op, "each start", 2, 6) | changed
         before = x["pool"].clone()
         output = x["a"].new_zeros(4, 4, 6, D)
@@ -362,5 +393,6 @@ def test_what_cannot_be_is_refused_before_anything_is_written():
 @pytest.mark.parametrize("name", algos("cuda"))
 def test_on_a_gpu(name):
     kernel, op = helpers.kernel(name), name.split("/")[0]
-    assert every_case(kernel, op, CASES, (*HEADS, (16, 48)), "cuda") == {}
+    heads = *HEADS, (16, 48)
+    assert every_case(kernel, op, cases_of(op), heads, "cuda") == {}
     assert strided_differences(kernel, op, "cuda") == []

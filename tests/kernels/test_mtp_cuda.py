@@ -21,14 +21,14 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-3}
 pytestmark = pytest.mark.gpu
 
 
-def verify_of(name: str):
+def verify_of(name):
     import tvm_ffi
 
     binary = helpers.kernel(name).runnable.metadata.misc["binary"]
     return tvm_ffi.load_module(str(binary)).get_function("mtp_verify")
 
 
-def arguments(B: int, T: int, dtype: torch.dtype) -> dict:
+def arguments(B, T, dtype):
     g = torch.Generator("cuda").manual_seed(B * 10 + T)
 
     def randn(*shape):
@@ -61,7 +61,7 @@ def arguments(B: int, T: int, dtype: torch.dtype) -> dict:
     )
 
 
-def exact(x: dict) -> tuple[torch.Tensor, torch.Tensor]:
+def exact(x):
     """(output [B, T, HV, V], states [B, T, HV, V, K]) in float64."""
     q, k = (x[name].double() for name in ("q", "k"))
     q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
@@ -102,7 +102,7 @@ def test_every_number_of_tokens_and_size(name, dtype):
 def test_what_it_cannot_do_is_refused_in_one_line():
     verify = verify_of("gdn_mtp_packed/cuda-v1")
 
-    def refused(says: str, mode: int = 2, verify=verify, **changed) -> None:
+    def refused(says, mode=2, verify=verify, **changed):
         args = arguments(2, 4, torch.float32) | changed
         with pytest.raises(ValueError, match=says):
             verify(*args.values(), mode, 1, 1e-6)

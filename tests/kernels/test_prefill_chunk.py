@@ -298,7 +298,7 @@ def inputs(lengths, H=1, HV=1, *, seed=0, state_scale=1.0, slow=False):
     return [q, k, v, state, A_log, a, dt_bias, b, torch.tensor([0, *lengths]).cumsum(0)]
 
 
-def full(value: float, *shape: int, dtype=torch.float32) -> torch.Tensor:
+def full(value, *shape, dtype=torch.float32):
     return torch.full(shape, value, dtype=dtype)
 
 
@@ -342,7 +342,7 @@ def prefill(
 class Memory:
     """What the kernels of a call share."""
 
-    def __init__(self, library, T: int, N: int, HV: int, segment: int) -> None:
+    def __init__(self, library, T, N, HV, segment):
         chunks = T // 64 + N
         segments = T // (64 * segment) + N if segment else 0
         size = library.prepared_bytes() if hasattr(library, "prepared_bytes") else 0
@@ -437,11 +437,11 @@ def close(found, expected, of_state=4.5e-3):
     return output < 4.5e-3 and state < of_state
 
 
-def same(found, expected) -> bool:
+def same(found, expected):
     return all(map(torch.equal, found, expected))
 
 
-def same_in(modes, library, warps, given, expected, **how) -> None:
+def same_in(modes, library, warps, given, expected, **how):
     """Assert that every order of threads and copies gives these bits."""
     for mode in modes:
         found = prefill(library, warps, given, mode=mode, **how)
@@ -503,7 +503,7 @@ MORE_MODES = (*MODES, 4, 5, 7)
 BEHIND = 8
 
 
-def same_chunks(found, expected, chunks=slice(None)) -> bool:
+def same_chunks(found, expected, chunks=slice(None)):
     """Whether T and the gates of these chunks have the same bits."""
     return all(
         np.array_equal(found[i][chunks], expected[i][chunks], equal_nan=True)

@@ -26,14 +26,14 @@ D = 128
 def inputs(
     lengths,
     slots,
-    P: int,
-    H: int,
-    HV: int,
-    device: str = "cpu",
+    P,
+    H,
+    HV,
+    device="cpu",
     fresh=(),
     scale=None,
     decay=-1.0,
-) -> list:
+):
     """The op's inputs. Slot 0, slots of fresh sequences and all that no sequence names
     hold NaN: whoever reads them is found out. q and k have any length, as a convolution
     leaves them.
@@ -60,14 +60,14 @@ def inputs(
     return [*(x.to(device) for x in made), scale]
 
 
-def exact(*args) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+def exact(*args):
     """(output, {slot: new state}) in float64."""
     output, pool = oracle.gdn_prefill_packed(*args)
     slots = [slot for slot in args[6].tolist() if slot > 0]
     return torch.from_numpy(output), {s: torch.from_numpy(pool[s]) for s in slots}
 
 
-def faults(kernel, args: list, output: float = 5e-3, state: float = 5e-3) -> list[str]:
+def faults(kernel, args, output=5e-3, state=5e-3):
     """What is wrong with a call. An output that nothing wrote is NaN."""
     right, old = exact(*args), args[5].clone()
     if kernel.destination_passing:
@@ -78,7 +78,7 @@ def faults(kernel, args: list, output: float = 5e-3, state: float = 5e-3) -> lis
     return differences(args, old, (found, pool), right, output, state)
 
 
-def differences(args, old, found, right, output, state, first_slot=1) -> list[str]:
+def differences(args, old, found, right, output, state, first_slot=1):
     """What is wrong with outputs and a pool that was `old`: padding and others' slots, too."""
     tokens, pool = found
     right_tokens, states = right
@@ -93,7 +93,7 @@ def differences(args, old, found, right, output, state, first_slot=1) -> list[st
     return wrong + wrong_states(pool, states, state)
 
 
-def wrong_states(pool, states: dict, limit: float) -> list[str]:
+def wrong_states(pool, states, limit):
     """Slots that do not hold the state that is to be there."""
     off = {slot: error(pool[slot], state) for slot, state in states.items()}
     return [f"slot {slot}: {e:.2g}" for slot, e in off.items() if not e < limit]
@@ -119,7 +119,7 @@ def test_the_reference_on_a_cpu(case):
 
 
 def test_twins_have_room_in_their_pool_and_every_fourth_sequence_is_fresh():
-    def drawn(workload) -> dict:
+    def drawn(workload):
         return dict(zip(OP.inputs, dataset.load_inputs(OP, workload), strict=True))
 
     (w,) = select(OP, embedded(OP), chosen=["seq_lens=3x2+5"])
@@ -182,7 +182,7 @@ def library(on_gpu):
     return tvm_ffi.load_module(str(on_gpu.runnable.metadata.misc["binary"]))
 
 
-def called(library, args: list, checkpoints: tuple = ()) -> torch.Tensor:
+def called(library, args, checkpoints=()):
     """The output of the function that a server calls."""
     name = "chunk_prefill_checkpoints" if checkpoints else "chunk_prefill"
     HV = args[5].shape[1]
@@ -194,7 +194,7 @@ def called(library, args: list, checkpoints: tuple = ()) -> torch.Tensor:
     return out
 
 
-def on_gpu_inputs(case: str, H: int = 2, HV: int = 4, **how) -> list:
+def on_gpu_inputs(case, H=2, HV=4, **how):
     lengths, slots, P, fresh = ON_GPU[case]
     return inputs(lengths, slots, P, H, HV, "cuda", fresh, **how)
 
@@ -291,7 +291,7 @@ def test_states_within_sequences_on_a_gpu(library, case):
             assert error(kept[int(starts[n + 1]) - 1], state) < 5e-3
 
 
-def beginning(args: list, pool: torch.Tensor, n: int, length: int) -> torch.Tensor:
+def beginning(args, pool, n, length):
     """The state that the first tokens of sequence n leave in float64."""
     row, a, b, A_log, dt_bias, _, slots, has_state, cu, scale = args
     rows = slice(int(cu[n]), int(cu[n]) + length)
@@ -304,10 +304,10 @@ def beginning(args: list, pool: torch.Tensor, n: int, length: int) -> torch.Tens
 
 @pytest.mark.gpu
 def test_what_cannot_be_is_refused_on_a_gpu(on_gpu, library):
-    def good() -> list:
+    def good():
         return inputs([5, 3], [1, 2], 3, 2, 4, "cuda")
 
-    def refused(says: str, call, i: int, x: torch.Tensor) -> None:
+    def refused(says, call, i, x):
         args = good()
         args[i] = x
         before = args[5].clone()

@@ -147,7 +147,7 @@ def path(request, chunked, recurrent):
 
 def call(
     path,
-    args: list,
+    args,
     *,
     mode=0,
     segment=0,
@@ -155,7 +155,7 @@ def call(
     first_slot=1,
     epsilon=1e-6,
     kept=None,
-) -> torch.Tensor:
+):
     """Writes new states into the pool; returns the output. kept: checkpoints, where
     they start, chunks between them.
     """
@@ -209,7 +209,7 @@ def call(
     return guarded[:T]
 
 
-def faults(path, args: list, output=4.5e-3, state=3e-3, right=None, **how) -> list[str]:
+def faults(path, args, output=4.5e-3, state=3e-3, right=None, **how):
     """What is wrong with a call."""
     right = right or packed.exact(*args)
     old = args[5].clone()
@@ -218,12 +218,12 @@ def faults(path, args: list, output=4.5e-3, state=3e-3, right=None, **how) -> li
     return packed.differences(args, old, found, right, output, state, first_slot)
 
 
-def slow(lengths, slots, P, H=1, HV=2, **how) -> list:
+def slow(lengths, slots, P, H=1, HV=2, **how):
     """Inputs in which no chunk is forgotten."""
     return packed.inputs(lengths, slots, P, H, HV, decay=-4.0, **how)
 
 
-def rows_outside_enter_no_state(path, args: list, before: int, after: int, **how):
+def rows_outside_enter_no_state(path, args, before, after, **how):
     """Rows before the first and after the last sequence hold NaN in all that they have.
     Outputs there are not written: they keep the NaN that `call` puts there.
     """
@@ -401,7 +401,7 @@ def test_segments(chunked, how, segment, half, mode):
     assert faults((chunked, how), args, segment=segment, mode=mode, state=4.5e-3) == []
 
 
-def independent(path, mode: int, segment: int = 0) -> None:
+def independent(path, mode, segment=0):
     """Assert that NaN in one sequence reaches no other."""
     clean, given = (slow([10, 70, 10, 65], [4, 1, 2, 3], 5) for _ in range(2))
     given[0][80:90] = math.nan
