@@ -113,20 +113,17 @@ def pytest_collection_modifyitems(items):
     sizes = {path: path.stat().st_size for path in {item.path for item in items}}
     items.sort(key=lambda item: -sizes[item.path])
     if not importlib.util.find_spec("torch"):  # .ci/other_pythons.py
-        for item in items:
-            if item.get_closest_marker("torch"):
-                item.add_marker(pytest.mark.skip(reason="torch is not installed"))
-    gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu and (reason := _no_gpu()):
-        for item in gpu:
+        _skip(items, "torch", "torch is not installed")
+        return
+    if any(item.get_closest_marker("gpu") for item in items):
+        import torch
+
+        if not torch.cuda.is_available():
+            reason = f"no CUDA device that torch {torch.__version__} can use"
+            _skip(items, "gpu", reason)
+
+
+def _skip(items, mark, reason):
+    for item in items:
+        if item.get_closest_marker(mark):
             item.add_marker(pytest.mark.skip(reason=reason))
-
-
-def _no_gpu() -> str | None:
-    import torch
-
-    return (
-        None
-        if torch.cuda.is_available()
-        else f"no CUDA device that torch {torch.__version__} can use"
-    )

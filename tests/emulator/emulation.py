@@ -13,6 +13,7 @@ from pathlib import Path
 
 import helpers
 import pytest
+import torch
 
 from gdn_cli.machine import inventory
 
@@ -39,11 +40,12 @@ def without_ptx(source: str) -> str:
 
 
 def library(
-    folder: Path, driver: str, kernel: Path, *, races: bool = False
+    folder: Path, driver: str, kernel: Path, *, cuts=(), races: bool = False
 ) -> ctypes.CDLL:
     """A library of `driver`, which includes `kernel`; both may include _cuda's
-    access.cuh and gates.cuh.
+    access.cuh and gates.cuh. The driver's macro CUT gets each of the `cuts`.
     """
+    driver = driver.replace("@CUTS@", "\n  ".join(f"CUT{cut}" for cut in cuts))
     for file in ("access.cuh", "gates.cuh"):
         (folder / file).write_text(
             without_ptx(next(CUDA.glob(f"*/{file}")).read_text())
@@ -113,6 +115,44 @@ def compiled(folder: Path, *flags: str, races: bool = False) -> ctypes.CDLL:
                 )
             os.replace(f"{own}/driver.so", library)
     return ctypes.CDLL(str(library))
+
+
+C_TYPES = {
+    "void": ctypes.c_void_p,
+    "int64_t": ctypes.c_int64,
+    "float": ctypes.c_float,
+    "int": ctypes.c_int,
+    "int32_t": ctypes.c_int32,
+    "uint32_t": ctypes.c_uint32,
+}
+
+
+class Struct(ctypes.Structure):
+    """A tensor is its address."""
+
+    def __init__(self, **fields) -> None:
+        for name, x in fields.items():
+            fields[name] = x.data_ptr() if isinstance(x, torch.Tensor) else x
+        super().__init__(**fields)
+
+
+def structure(source: str, name: str) -> type[Struct]:
+    """A struct of a driver: lines of `type name, *pointer, array[5];`."""
+    fields = []
+    body = re.search(rf"struct {name} {{(.*?)}};", source, re.S)[1]
+    for kind, names in re.findall(r"^ +(\w+) ([^;]+);", body, re.M):
+        for field in re.split(r",\s*", names):
+            array = re.fullmatch(r"(\w+)\[(\d+)\]", field)
+            if array:
+                fields.append((array[1], C_TYPES[kind] * int(array[2])))
+            else:
+                fields.append((field.lstrip("*"), C_TYPES[kind]))
+    return type(name, (Struct,), {"_fields_": fields})
+
+
+def addresses(*tensors: torch.Tensor) -> ctypes.Array:
+    """What C takes as `void** t`."""
+    return (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
 
 
 def races_in(library: ctypes.CDLL, folder: Path) -> set[tuple[str, str]]:

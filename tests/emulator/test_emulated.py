@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 
-import numpy as np
 import oracle
 import pytest
 import torch
 from emulator import emulation
+from oracle import error
 
 CUTS = [
     (lanes, rows, passes, warps)
@@ -54,55 +55,43 @@ extern "C" uint32_t divide(uint32_t n, uint32_t d) { return gdn::Divisor(d).divi
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    cuts = "\n  ".join(f"CUT{cut}" for cut in CUTS)
     kernel = emulation.CUDA / "gdn" / "decode.cuh"
-    return emulation.library(
-        tmp_path_factory.mktemp("decode"), DRIVER.replace("@CUTS@", cuts), kernel
-    )
+    folder = tmp_path_factory.mktemp("decode")
+    return emulation.library(folder, DRIVER, kernel, cuts=CUTS)
 
 
-def inputs(B: int, H: int, HV: int, dtype=torch.float32) -> list:
+def inputs(B, H, HV, dtype=torch.float32):
     """q, k, v, state, A_log, a, dt_bias, b as the definition has them, keys of length 1."""
     draw = torch.Generator().manual_seed(B * 1000 + HV)
-    q, k, v = (
-        torch.randn(B, 1, n, 128, generator=draw).to(torch.bfloat16) for n in (H, H, HV)
-    )
-    k = torch.nn.functional.normalize(k.float(), dim=-1).to(torch.bfloat16)
-    state = torch.randn(B, HV, 128, 128, generator=draw).to(dtype)
-    A_log, dt_bias = (torch.randn(HV, generator=draw) for _ in range(2))
-    a, b = (torch.randn(B, 1, HV, generator=draw).to(torch.bfloat16) for _ in range(2))
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=draw)
+
+    q, k, v = (randn(B, 1, heads, 128).bfloat16() for heads in (H, H, HV))
+    k = torch.nn.functional.normalize(k.float(), dim=-1).bfloat16()
+    state = randn(B, HV, 128, 128).to(dtype)
+    A_log, dt_bias = randn(HV), randn(HV)
+    a, b = (randn(B, 1, HV).bfloat16() for _ in range(2))
     return [q, k, v, state, A_log, a, dt_bias, b]
 
 
-def decode(
-    library,
-    cut: tuple[int, int, int, int],
-    given: list,
-    scale: float,
-    in_place: bool = False,
-):
+def decode(library, cut, given, in_place=False):
     q, k, v, state, A_log, a, dt_bias, b = given
     B, _, HV, _ = v.shape
-    output = torch.full_like(v, float("nan"))
+    output = torch.full_like(v, math.nan)
     state = state.clone()
-    new_state = state if in_place else torch.full_like(state, float("nan"))
-    pointers = [state, k, q, v, a, b, A_log, dt_bias, new_state, output]
-    table = (ctypes.c_void_p * len(pointers))(*(x.data_ptr() for x in pointers))
-    bf16 = int(state.dtype == torch.bfloat16)
-    assert (
-        library.decode(bf16, *cut, table, ctypes.c_float(scale), B, q.shape[2], HV) == 0
-    )
+    new_state = state if in_place else torch.full_like(state, math.nan)
+    gates = a, b, A_log, dt_bias
+    table = emulation.addresses(state, k, q, v, *gates, new_state, output)
+    how = int(state.dtype == torch.bfloat16), *cut, table, ctypes.c_float(0.1)
+    assert library.decode(*how, B, q.shape[2], HV) == 0
     return output, new_state
-
-
-def error(x: torch.Tensor, right: np.ndarray) -> float:
-    return float(np.linalg.norm(x.double().numpy() - right) / np.linalg.norm(right))
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: "x".join(map(str, cut)))
 def test_every_cut_of_a_row(library, cut):
     given = inputs(B=2, H=1, HV=3)  # three value heads to a query head: no power of two
-    output, new_state = decode(library, cut, given, 0.1)
+    output, new_state = decode(library, cut, given)
     right_output, right_state = oracle.gdn_decode(*given, 0.1)
     assert error(new_state, right_state) < 1e-6
     assert error(output, right_output) < 3e-3  # one rounding to bf16
@@ -114,7 +103,7 @@ BF16 = [(8, 1, 1, 4), (16, 4, 1, 2), (32, 8, 1, 1), (16, 4, 2, 4), (32, 8, 4, 4)
 @pytest.mark.parametrize("cut", BF16, ids=lambda cut: "x".join(map(str, cut)))
 def test_a_state_in_bf16(library, cut):
     given = inputs(B=1, H=2, HV=4, dtype=torch.bfloat16)
-    output, new_state = decode(library, cut, given, 0.1)
+    output, new_state = decode(library, cut, given)
     right_output, right_state = oracle.gdn_decode(*given, 0.1)
     exact = torch.from_numpy(right_state).to(torch.bfloat16)
     # only where float32 and float64 fall to different sides
@@ -124,8 +113,8 @@ def test_a_state_in_bf16(library, cut):
 
 def test_in_place(library):
     given = inputs(B=2, H=2, HV=2)
-    apart, new_state = decode(library, (16, 2, 1, 2), given, 0.1)
-    output, same = decode(library, (16, 2, 1, 2), given, 0.1, in_place=True)
+    apart, new_state = decode(library, (16, 2, 1, 2), given)
+    output, same = decode(library, (16, 2, 1, 2), given, in_place=True)
     assert torch.equal(output, apart) and torch.equal(same, new_state)
 
 
@@ -135,12 +124,8 @@ def test_in_place(library):
 def test_gates_at_their_ends(library, A_log, a):
     """At A_log = 10, a = -10 a softplus of 4.5e-5 decides, which log(1 + x) would lose."""
     given = inputs(B=1, H=1, HV=1)
-    given[4], given[5], given[6] = (
-        torch.full((1,), A_log),
-        torch.full((1, 1, 1), a).bfloat16(),
-        torch.zeros(1),
-    )
-    _, new_state = decode(library, (16, 2, 1, 2), given, 0.1)
+    given[4][:], given[5][:], given[6][:] = A_log, a, 0
+    _, new_state = decode(library, (16, 2, 1, 2), given)
     assert error(new_state, oracle.gdn_decode(*given, 0.1)[1]) < 3e-6
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import torch
+from kernels import edges
+from oracle import error
+
+from gdn import serving
 
 D = 128
 
@@ -12,9 +16,7 @@ class Prompt:
     queries of any length.
     """
 
-    def __init__(
-        self, H: int, HV: int, lengths: tuple, dtype: torch.dtype, device="cuda"
-    ) -> None:
+    def __init__(self, H, HV, lengths, dtype, device="cuda"):
         g = torch.Generator(device).manual_seed(1)
 
         def randn(*shape):
@@ -22,36 +24,57 @@ class Prompt:
 
         T, N = sum(lengths), len(lengths)
         self.lengths = lengths
-        self.q, self.k = randn(T, H, D).bfloat16(), randn(T, H, D).bfloat16()
+        self.q, self.k = (randn(T, H, D).bfloat16() for _ in range(2))
         self.v = randn(T, HV, D).bfloat16()
-        self.a, self.b = randn(T, HV).bfloat16(), randn(T, HV).bfloat16()
-        self.A_log, self.dt_bias = randn(HV) * 0.1, randn(HV) * 0.1
+        self.a, self.b = (randn(T, HV).bfloat16() for _ in range(2))
+        self.A_log, self.dt_bias = (randn(HV) * 0.1 for _ in range(2))
         self.pool = (randn(N + 1, HV, D, D) * 0.1).to(dtype)
         self.slots = torch.arange(1, N + 1, device=device, dtype=torch.int32)
         self.cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0)
+        self.row = torch.cat([x.flatten(1) for x in (self.q, self.k, self.v)], dim=1)
 
-    def exact(self, sequence: int) -> tuple:
+    # The serving functions' calls: each writes new states into the pool.
+
+    def prefill(self, pool, out=None):
+        tokens = self.q, self.k, self.v, self.a, self.b
+        where = pool, self.slots, self.cu_seqlens
+        return serving.chunk_prefill(*tokens, self.A_log, self.dt_bias, *where, out=out)
+
+    def decode(self, pool, out=None):
+        gates = self.a, self.b, self.A_log, self.dt_bias
+        where = None, pool, out, self.slots
+        return serving.packed_decode(
+            self.row, *gates, *where, use_qk_l2norm_in_kernel=True
+        )
+
+    def verify(self, pool, slots, out=None):
+        gates = self.A_log, self.a, self.b, self.dt_bias
+        return serving.mtp_verify(
+            *gates,
+            self.q[None],
+            self.k[None],
+            self.v[None],
+            initial_state=pool,
+            cu_seqlens=self.cu_seqlens.int(),
+            ssm_state_indices=slots,
+            use_qk_l2norm_in_kernel=True,
+            out=out,
+        )
+
+    def exact(self, sequence):
         """(outputs, state) of one sequence in float64."""
         first, end = self.cu_seqlens[sequence : sequence + 2].tolist()
-        each = self.v.shape[1] // self.q.shape[1]
-        q, k = (
-            x[first:end].double().repeat_interleave(each, dim=1)
-            for x in (self.q, self.k)
-        )
+        rows = slice(first, end)
+        q, k = (x[rows].double() for x in (self.q, self.k))
         q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6) ** -0.5 for x in (q, k))
-        v, a, b = (x[first:end].double() for x in (self.v, self.a, self.b))
-        speed = torch.exp(self.A_log.double())
-        g = torch.exp(
-            -speed * torch.nn.functional.softplus(a + self.dt_bias, threshold=1e9)
-        )
-        beta, S, outputs = torch.sigmoid(b), self.pool[sequence + 1].double(), []
-        for t in range(end - first):
-            S = S * g[t, :, None, None]
-            d = beta[t, :, None] * (v[t] - (S @ k[t, :, :, None])[..., 0])
-            S = S + d[:, :, None] * k[t, :, None, :]
-            outputs.append((S @ q[t, :, :, None])[..., 0])
-        return torch.stack(outputs) * D**-0.5, S
+        state = self.pool[sequence + 1][None]
+        gates = self.A_log, self.a[rows], self.dt_bias, self.b[rows]
+        ends = self.cu_seqlens.new_tensor([0, end - first])
+        outputs, (S,) = edges.exact(q, k, self.v[rows], state, *gates, ends, None)
+        return outputs, S
 
-
-def error(x, exact) -> float:
-    return float((x.double() - exact).norm() / exact.norm())
+    def check(self, sequence, output, state):
+        """Assert that these are a sequence's outputs and its last state."""
+        exact_output, exact_state = self.exact(sequence)
+        assert error(output, exact_output) < 1e-2, f"output of {sequence}"
+        assert error(state, exact_state) < 1e-2, f"state of {sequence}"

@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from emulator import emulation
+from oracle import error
 
 from gdn_cli.catalog import tuned_table
 from gdn_cli.machine import inventory
@@ -34,26 +35,29 @@ CAUSAL = REGISTRY.find("attention_fwd_causal/flashcore-v4-causal")
 FIELDS = ("rows", "warps", "tiles", "keys", "stages", "splits", "wgmma")
 
 
-def cuts_of(algo) -> list[tuple[int, ...]]:
-    """The cuts in use: those of the file that `gdn tune` writes."""
-    rows = tuned_table.rows(algo.tune, tuned_table.load(algo))
-    return [tuple(row.constants[name] for name in FIELDS) for row in rows]
+def cut_of(row):
+    return tuple(row.constants[name] for name in FIELDS)
 
 
-def instead() -> list[tuple[int, tuple[int, ...]]]:
+def rows_of(algo):
+    """Those of the file that `gdn tune` writes."""
+    return tuned_table.rows(algo.tune, tuned_table.load(algo))
+
+
+def instead():
     """(up to, cut) of launch.cuh's rows that stand in for those that cannot run; the
     last one is endless.
     """
     text = (CUDA / "flashcore_launch.cuh").read_text()
-    rows = re.findall(
-        r'\{"", 0, ANY, ([^,]+), ([\d, ]+), MMA_SYNC\}',
-        text[text.index("INSTEAD[] = {") :],
-    )
-    ends = [int(end) if end.isdigit() else tuned_table.ENDLESS for end, _ in rows]
+    table = text[text.index("INSTEAD[] = {") :]
+    rows = re.findall(r'\{"", 0, ANY, ([^,]+), ([\d, ]+), MMA_SYNC\}', table)
     # MMA_SYNC = 0
     return [
-        (end, (*map(int, cut.split(", ")), 0))
-        for end, (_, cut) in zip(ends, rows, strict=True)
+        (
+            int(end) if end.isdigit() else tuned_table.ENDLESS,
+            (*map(int, cut.split(", ")), 0),
+        )
+        for end, cut in rows
     ]
 
 
@@ -63,12 +67,30 @@ AHEAD = (128, 16, 1, 64, 2, 2, 2)
 ONCE = (32, 16, 1, 64, 1, 1, 3)
 # the cuts in use, and each way to cut once more: one part and many, one row group and
 # many, more stages than steps
-CUTS = sorted({
-    *cuts_of(V4), *cuts_of(CAUSAL), *(cut for _, cut in instead()), USUAL, WIDE, AHEAD, ONCE,
-    (64, 4, 1, 64, 1, 1, 0), (64, 4, 1, 32, 3, 1, 0), (32, 4, 2, 32, 2, 2, 0), (64, 4, 1, 32, 2, 4, 0),
-    (128, 8, 2, 64, 3, 2, 0), (64, 4, 1, 64, 3, 1, 1), (64, 8, 1, 128, 2, 2, 2), (256, 16, 1, 64, 2, 1, 1),
-    (32, 8, 1, 64, 2, 1, 3), (64, 16, 1, 32, 2, 1, 3),
-})  # fmt: skip
+IN_USE = {cut_of(row) for algo in (V4, CAUSAL) for row in rows_of(algo)}
+CUTS = sorted(
+    {
+        *IN_USE,
+        *(cut for _, cut in instead()),
+        USUAL,
+        WIDE,
+        AHEAD,
+        ONCE,
+        (64, 4, 1, 64, 1, 1, 0),
+        (64, 4, 1, 32, 3, 1, 0),
+        (32, 4, 2, 32, 2, 2, 0),
+        (64, 4, 1, 32, 2, 4, 0),
+        (128, 8, 2, 64, 3, 2, 0),
+        (64, 4, 1, 64, 3, 1, 1),
+        (64, 8, 1, 128, 2, 2, 2),
+        (256, 16, 1, 64, 2, 1, 1),
+        (32, 8, 1, 64, 2, 1, 3),
+        (64, 16, 1, 32, 2, 1, 3),
+    }
+)
+EVERY_CUT = pytest.mark.parametrize(
+    "cut", CUTS, ids=lambda cut: "x".join(map(str, cut))
+)
 
 DRIVER = """
 #include <cstdint>
@@ -129,31 +151,33 @@ int once(const Problem& p, uint32_t blocks, uint32_t heads, int only) {
 RUN = {0: "split", 1: "wide", 2: "wide", 3: "once"}  # by wgmma
 
 
-def typed(cut: tuple[int, ...]) -> str:
+def typed(cut):
     """The C++ type of a cut."""
     rows, warps, tiles, keys, stages, splits, wgmma = cut
     if wgmma == 3:
         return f"OnceCut<{rows}, {warps}, {keys}, {stages}>"
     if wgmma:
-        return f"WideCut<{rows}, {warps}, {keys}, {stages}, {splits}, {str(wgmma == 2).lower()}>"
+        ahead = str(wgmma == 2).lower()
+        return f"WideCut<{rows}, {warps}, {keys}, {stages}, {splits}, {ahead}>"
     return f"Cut<{rows}, {warps}, {tiles}, {keys}, {stages}, {splits}>"
 
 
-def compiled(folder, rung: str, begin: str, body: str, *flags: str):
-    """A library of one rung's kernel, and the address of its `attend`."""
+def filled(text, **names):
+    for name, value in names.items():
+        text = text.replace(f"@{name}@", str(value))
+    return text
+
+
+def compiled(folder, rung, begin, body, *flags):
+    """A library of one rung's kernel."""
     kernels = [FWD / rung / "attention.cuh"]
     if rung == "flashcore-v4":
-        kernels = [
-            CUDA / f"flashcore{name}.cuh" for name in ("", "_parts", "_wgmma", "_once")
-        ]
+        parts = ("", "_parts", "_wgmma", "_once")
+        kernels = [CUDA / f"flashcore{part}.cuh" for part in parts]
     for file in (CUDA / "problem.cuh", CUDA / "online_softmax.cuh", *kernels):
         shutil.copy(file, folder)
     includes = "".join(f'#include "{kernel.name}"\n' for kernel in kernels)
-    text = (
-        DRIVER.replace("@INCLUDES@", includes)
-        .replace("@BEGIN@", begin)
-        .replace("@BODY@", body)
-    )
+    text = filled(DRIVER, INCLUDES=includes, BEGIN=begin, BODY=body)
     (folder / "driver.cpp").write_text(text)
     return emulation.compiled(folder, *flags)
 
@@ -163,63 +187,51 @@ def library(tmp_path_factory):
     """library("v1"), ...: "v4" as on sm_90, "v4-sm80" as on a GPU without clusters."""
 
     @functools.cache
-    def of(name: str):
+    def of(name):
         folder = tmp_path_factory.mktemp(name)
         if not name.startswith("v4"):
             n = name[1:]
             shared = "V3_SHARED" if n == "3" else "0"
             threads = "V1_ROWS" if n == "1" else f"V{n}_THREADS"
-            body = SIMPLE.replace("@SHARED@", shared).replace("@THREADS@", threads)
-            body = body.replace("@ROWS@", f"V{n}_ROWS").replace("@N@", n)
-            return compiled(folder, f"flashcore-v{n}", "", body)
-        arch, splits = ("800", "1") if name == "v4-sm80" else ("900", "C::SPLITS")
-        body = "".join(
-            CUT.replace("@NUMBERS@", ", ".join(map(str, cut))).replace("@ROWS@", str(cut[0]))
-            .replace("@CUT@", typed(cut)).replace("@RUN@", RUN[cut[-1]])
-            for cut in (CUTS if arch == "900" else [USUAL])
-        )  # fmt: skip
-        begin = (
-            "#include <algorithm>\n"
-            + SPLIT.replace("@SPLITS@", splits)
-            + WIDELY
-            + AT_ONCE
-        )
-        return compiled(folder, "flashcore-v4", begin, body, f"-D__CUDA_ARCH__={arch}")
+            how = dict(SHARED=shared, THREADS=threads, ROWS=f"V{n}_ROWS", N=n)
+            return compiled(folder, f"flashcore-v{n}", "", filled(SIMPLE, **how))
+        old = name == "v4-sm80"
+        body = ""
+        for cut in [USUAL] if old else CUTS:
+            numbers = ", ".join(map(str, cut))
+            how = dict(NUMBERS=numbers, ROWS=cut[0], CUT=typed(cut), RUN=RUN[cut[-1]])
+            body += filled(CUT, **how)
+        split = filled(SPLIT, SPLITS="1" if old else "C::SPLITS")
+        begin = "#include <algorithm>\n" + split + WIDELY + AT_ONCE
+        arch = f"-D__CUDA_ARCH__={800 if old else 900}"
+        return compiled(folder, "flashcore-v4", begin, body, arch)
 
     return of
 
 
 PLAIN, EARLY, REVERSED = 0, 1, 2  # emulated::Mode
-MODES = (PLAIN, EARLY, REVERSED, EARLY | REVERSED)
 
 
-def attend(
-    library, rung: str, given, cut=USUAL, causal=False, mode=PLAIN, only=-1
-) -> torch.Tensor:
+def attend(library, rung, given, cut=USUAL, causal=False, mode=PLAIN, only=-1):
     """The output, [heads, S, 64]; NaN where nothing was written; the guard after it
     must stay NaN.
     """
     heads, S, _ = given[0].shape
     guard = 4096
-    flat = torch.full((heads * S * 64 + guard,), float("nan"), dtype=torch.float16)
-    table = (ctypes.c_void_p * 4)(*(x.data_ptr() for x in (*given, flat)))
-    numbers = (ctypes.c_int * 7)(*cut)
-    assert (
-        library(rung).attend(
-            int(rung[1]), int(causal), numbers, mode, table, S, heads, only
-        )
-        == 0
-    )
+    flat = torch.full((heads * S * 64 + guard,), math.nan, dtype=torch.float16)
+    table = emulation.addresses(*given, flat)
+    how = int(causal), (ctypes.c_int * 7)(*cut), mode, table, S, heads, only
+    assert library(rung).attend(int(rung[1]), *how) == 0
     assert flat[-guard:].isnan().all(), "a write behind the output"
     return flat[:-guard].view(heads, S, 64)
 
 
-def draw(S: int, heads: int = 1, seed: int = 0) -> list[torch.Tensor]:
+def draw(S, heads=1, seed=0):
     g = torch.Generator().manual_seed(seed * 10000 + S)
     return [torch.randn(heads, S, 64, generator=g).half() for _ in range(3)]
 
 
-def exact(given, rows=slice(None), causal=False) -> torch.Tensor:
+def exact(given, rows=slice(None), causal=False):
     """softmax(q k^T / 8) v of some rows in float64, [heads, rows, 64]; the oracle's
     formula, a matrix at a time.
     """
@@ -232,29 +244,29 @@ def exact(given, rows=slice(None), causal=False) -> torch.Tensor:
     return p @ v / p.sum(dim=-1, keepdim=True)
 
 
-def error(x: torch.Tensor, right: torch.Tensor) -> float:
-    """Relative Frobenius error; NaN where anything is."""
-    return float((x.double() - right).norm() / right.norm())
-
-
 # rounding the output to float16 is 2e-4; v3 and v4 also round the probabilities
 LIMIT = {"v1": 2.5e-4, "v2": 2.5e-4, "v3": 3.5e-4, "v4": 3.5e-4}
 RUNGS = list(LIMIT)
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 127, 128, 511, 512, 513, 1000)
 
 
+def near(library, rung, given, cut=USUAL, causal=False):
+    """Assert that the output is right."""
+    found = attend(library, rung, given, cut, causal)
+    assert error(found, exact(given, causal=causal)) < LIMIT[rung[:2]], causal
+
+
 def test_exact_is_the_oracle():
     for op, causal in (("attention_fwd", False), ("attention_fwd_causal", True)):
-        q, k, v = oracle.inputs(op, seq_len=9, heads=2)
-        right = torch.from_numpy(getattr(oracle, op)(q, k, v)[0])
-        assert error(exact([x[0] for x in (q, k, v)], causal=causal), right) < 1e-14
+        given = oracle.inputs(op, seq_len=9, heads=2)
+        right = getattr(oracle, op)(*given)[0]
+        assert error(exact([x[0] for x in given], causal=causal), right) < 1e-14
 
 
 @pytest.mark.parametrize("S", LENGTHS)
 @pytest.mark.parametrize("rung", RUNGS)
 def test_lengths(library, rung, S):
-    given = draw(S)
-    assert error(attend(library, rung, given), exact(given)) < LIMIT[rung]
+    near(library, rung, draw(S))
 
 
 @pytest.mark.parametrize("rung, rows", [("v1", 32), ("v2", 32), ("v3", 64), ("v4", 64)])
@@ -269,81 +281,64 @@ def test_4096_by_its_last_block_of_rows(library, rung, rows):
 @pytest.mark.parametrize("rung", RUNGS)
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 7])
 def test_every_batch_and_head_is_its_own(library, rung, batch_size):
-    given = draw(17, 8 * batch_size)
-    assert error(attend(library, rung, given), exact(given)) < LIMIT[rung]
+    near(library, rung, draw(17, 8 * batch_size))
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: "x".join(map(str, cut)))
+CAUSAL_TOO = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+@CAUSAL_TOO
+@EVERY_CUT
 def test_every_cut(library, cut, causal):
     """Less than a step, whole steps, and a split that is left without keys."""
     for S in (1, 65, 200):
-        given = draw(S)
-        assert (
-            error(
-                attend(library, "v4", given, cut, causal), exact(given, causal=causal)
-            )
-            < LIMIT["v4"]
-        ), S
+        near(library, "v4", draw(S), cut, causal)
 
 
-@pytest.mark.parametrize("cut", [WIDE, AHEAD], ids=["wide", "ahead"])
-@pytest.mark.parametrize("S", [15, 63, 64, 65, 127, 128, 129, 511, 512, 513])
-def test_lengths_by_warpgroups(library, S, cut):
+AROUND = (15, 63, 64, 65, 127, 128, 129, 511, 512, 513)
+AT_MOST_512 = (15, 16, 17, 63, 64, 65, 127, 128, 449, 511, 512)
+BY_WARPGROUPS = {
+    "wide": (WIDE, AROUND),
+    "ahead": (AHEAD, AROUND),
+    "once": (ONCE, AT_MOST_512),
+    "twice": ((32, 8, 1, 64, 2, 1, 3), AT_MOST_512),
+}
+
+
+@CAUSAL_TOO
+@pytest.mark.parametrize("name", BY_WARPGROUPS)
+def test_lengths_by_warpgroups(library, name, causal):
     """On both sides of a tile's border, and of a block's; keys that only some of the
-    warpgroups see.
+    warpgroups see; tiles that only some of the rows see, and warps without any.
     """
-    given = draw(S)
-    for causal in (False, True):
-        right = exact(given, causal=causal)
-        assert error(attend(library, "v4", given, cut, causal), right) < LIMIT["v4"], (
-            causal
-        )
-
-
-@pytest.mark.parametrize("S", [15, 16, 17, 63, 64, 65, 127, 128, 449, 511, 512])
-@pytest.mark.parametrize("cut", [ONCE, (32, 8, 1, 64, 2, 1, 3)], ids=["once", "twice"])
-def test_lengths_at_once(library, S, cut):
-    """Tiles that only some of the rows see, and warps without any."""
-    given = draw(S)
-    for causal in (False, True):
-        right = exact(given, causal=causal)
-        assert error(attend(library, "v4", given, cut, causal), right) < LIMIT["v4"], (
-            causal
-        )
+    cut, lengths = BY_WARPGROUPS[name]
+    for S in lengths:
+        near(library, "v4", draw(S), cut, causal)
 
 
 @pytest.mark.parametrize("S", LENGTHS)
 def test_causal_lengths(library, S):
-    given, cut = draw(S), host_cut(CAUSAL, 1, S)
-    assert (
-        error(attend(library, "v4", given, cut, causal=True), exact(given, causal=True))
-        < LIMIT["v4"]
-    )
+    near(library, "v4", draw(S), host_cut(CAUSAL, 1, S), causal=True)
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize(
-    "S, heads", [(S, heads) for S in (16, 65, 128) for heads in (8, 24)]
-)
+@CAUSAL_TOO
+@pytest.mark.parametrize("S", [16, 65, 128])
+@pytest.mark.parametrize("heads", [8, 24])
 def test_the_cut_of_each_size(library, causal, S, heads):
-    algo = CAUSAL if causal else V4
-    given = draw(S, heads)
-    found = attend(library, "v4", given, host_cut(algo, heads, S), causal)
-    assert error(found, exact(given, causal=causal)) < LIMIT["v4"]
+    cut = host_cut(CAUSAL if causal else V4, heads, S)
+    near(library, "v4", draw(S, heads), cut, causal)
 
 
-def host_cut(algo, heads: int, S: int) -> tuple[int, ...]:
+def host_cut(algo, heads, S):
     """The cut that the host takes on sm_90a: the row of this size, or the next one that
     has room for as many keys.
     """
-    rows = tuned_table.nearest(tuned_table.rows(algo.tune, tuned_table.load(algo)), 132)
-    cuts = [
-        tuple(row.constants[name] for name in FIELDS)
-        for row in rows
-        if S <= row.length_up_to and heads <= row.up_to
-    ]
-    return next(c for c in cuts if c[6] != 3 or S <= c[3] * c[4] * 16 * c[1] // c[0])
+    for row in tuned_table.nearest(rows_of(algo), 132):
+        if S <= row.length_up_to and heads <= row.up_to:
+            rows, warps, _, keys, stages, _, wgmma = cut_of(row)
+            if wgmma != 3 or S <= keys * stages * 16 * warps // rows:
+                return cut_of(row)
+    raise AssertionError(f"no row for {heads} heads, {S} keys")
 
 
 def test_fallback_configurations_exist_for_every_size():
@@ -351,28 +346,26 @@ def test_fallback_configurations_exist_for_every_size():
     wherever the others do not.
     """
     rows = instead()
-    assert (
-        len(rows) >= 2
-        and rows[-1][0] == tuned_table.ENDLESS
-        and all(cut[-1] == 0 and len(cut) == 7 for _, cut in rows)
-    )
+    assert len(rows) >= 2
+    assert rows[-1][0] == tuned_table.ENDLESS
+    assert all(cut[-1] == 0 and len(cut) == 7 for _, cut in rows)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "rung, cut", [("v2", USUAL), ("v3", USUAL), *(("v4", cut) for cut in CUTS)]
-)
-def test_the_order_of_threads_and_of_copies_changes_nothing(library, rung, cut, mode):
+OTHERS = [("v2", USUAL), ("v3", USUAL)]
+
+
+@pytest.mark.parametrize("rung, cut", [*OTHERS, *(("v4", cut) for cut in CUTS)])
+def test_the_order_of_threads_and_of_copies_changes_nothing(library, rung, cut):
     """A barrier or a wait too little shows as a bit that depends on who was first."""
     given = draw(200)
-    assert torch.equal(
-        attend(library, rung, given, cut, mode=mode), attend(library, rung, given, cut)
-    )
+    expected = attend(library, rung, given, cut)
+    for mode in (EARLY, REVERSED, EARLY | REVERSED):
+        found = attend(library, rung, given, cut, mode=mode)
+        assert torch.equal(found, expected), mode
 
 
 def test_before_sm_90_the_same_code_splits_nothing(library):
-    given = draw(130)
-    assert error(attend(library, "v4-sm80", given), exact(given)) < LIMIT["v4"]
+    near(library, "v4-sm80", draw(130))
 
 
 # --- extremes
@@ -460,7 +453,7 @@ EXTREMES = [
 ]  # fmt: skip
 
 
-def good_enough(found: torch.Tensor, right: torch.Tensor) -> bool:
+def good_enough(found, right):
     """Finite where the float64 result fits float16, and near it; below its subnormals,
     to half a unit of them.
     """
@@ -469,8 +462,17 @@ def good_enough(found: torch.Tensor, right: torch.Tensor) -> bool:
     return bool(found.isfinite().all()) and (half_a_unit or error(found, right) < 1e-3)
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("make", EXTREMES, ids=lambda make: make.__name__)
+def cuts_of_each_kind(rung):
+    return (USUAL, WIDE, AHEAD, ONCE) if rung == "v4" else (USUAL,)
+
+
+EVERY_EXTREME = pytest.mark.parametrize(
+    "make", EXTREMES, ids=lambda make: make.__name__
+)
+
+
+@CAUSAL_TOO
+@EVERY_EXTREME
 @pytest.mark.parametrize("rung", RUNGS)
 def test_extremes(library, rung, make, causal):
     if causal and rung != "v4":
@@ -478,11 +480,9 @@ def test_extremes(library, rung, make, causal):
     for S in (17, 200):
         given = [x.half().contiguous() for x in make(S)]
         right = exact(given, causal=causal)
-        for cut in (USUAL, WIDE, AHEAD, ONCE) if rung == "v4" else (USUAL,):
-            assert good_enough(attend(library, rung, given, cut, causal), right), (
-                S,
-                cut,
-            )
+        for cut in cuts_of_each_kind(rung):
+            found = attend(library, rung, given, cut, causal)
+            assert good_enough(found, right), (S, cut)
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -491,14 +491,11 @@ def test_scores_that_float32_cannot_tell_apart_stay_finite(library, rung):
     sum, for anyone.
     """
     q, k, v = draw(130)
-    given = [
-        torch.where(q > 0, 65504.0, -65504.0).half(),
-        torch.where(k > 0, 65504.0, -65504.0).half(),
-        v,
-    ]
-    for cut in (USUAL, WIDE, AHEAD, ONCE) if rung == "v4" else (USUAL,):
-        found = attend(library, rung, given, cut)
-        assert found.isfinite().all() and found.abs().max() <= v.abs().max()
+    q, k = (torch.where(x > 0, 65504.0, -65504.0).half() for x in (q, k))
+    for cut in cuts_of_each_kind(rung):
+        found = attend(library, rung, (q, k, v), cut)
+        assert found.isfinite().all()
+        assert found.abs().max() <= v.abs().max()
 
 
 def test_a_row_without_the_sharp_key_is_left_alone(library):
@@ -511,54 +508,11 @@ def test_a_row_without_the_sharp_key_is_left_alone(library):
         assert max(error(found[:, i], right[:, i]) for i in range(64)) < 2e-3
 
 
-def test_the_cuts_to_try_are_those_that_fit():
-    """gdn tune tries no cut that does not compile or that sm_90 has no shared memory for."""
-    for algo in (V4, CAUSAL):
-        for c in tuned_table.candidates(algo)[0]:
-            if c["wgmma"] == 3:
-                groups = c["warps"] * 16 // c["rows"]
-                assert (
-                    c["tiles"] == c["splits"] == 1
-                    and groups > 1
-                    and groups * c["rows"] == c["warps"] * 16
-                )
-                assert groups * c["stages"] * c["keys"] <= 512
-                shared = (
-                    c["rows"] * 128
-                    + groups
-                    * (c["stages"] * (c["keys"] * 256 + 16) + c["rows"] * 66 * 4)
-                    + 8
-                )
-                assert shared <= 227 * 1024
-                continue
-            if c["wgmma"]:
-                groups, own = c["warps"] // 4, c["rows"] // 64
-                assert (
-                    c["rows"] % 64 == 0
-                    and groups % own == 0
-                    and c["tiles"] == 1
-                    and c["stages"] >= 2
-                )
-                parts = groups // own * c["splits"]
-                shared = (
-                    c["rows"] * 128
-                    + 2048
-                    + groups // own * c["stages"] * (c["keys"] * 256 + 32)
-                    + 8
-                )
-                shared += parts * c["rows"] // c["splits"] * 66 * 4 if parts > 1 else 0
-                assert c["keys"] in (64, 128) and shared <= 227 * 1024
-                continue
-            row_groups = c["rows"] // (16 * c["tiles"])
-            key_groups = c["warps"] // row_groups
-            assert (
-                row_groups * key_groups == c["warps"]
-                and c["rows"] // c["splits"] % 16 == 0
-            )
-            parts = key_groups * c["splits"]
-            shared = c["rows"] * 128 + 2 * c["stages"] * c["keys"] * key_groups * 128
-            shared += parts * c["rows"] // c["splits"] * 66 * 4 if parts > 1 else 0
-            assert shared <= 227 * 1024
+NAMES = {
+    "split": "flashcore_v4",
+    "wide": "flashcore_v4_wide",
+    "once": "flashcore_v4_once",
+}
 
 
 @pytest.fixture(scope="module")
@@ -572,34 +526,29 @@ def compiled_cuts(tmp_path_factory):
     for file in (*CUDA.glob("*.cuh"), *PTX.glob("*.cuh")):
         shutil.copy(file, folder)
     kernels = [
-        (cut, causal)
+        (cut_of(row), causal)
         for algo, causal in ((V4, "false"), (CAUSAL, "true"))
-        for cut in set(cuts_of(algo))
+        for row in rows_of(algo)
     ]
     text = ""
-    for cut, causal in kernels:
-        name = {
-            "split": "flashcore_v4",
-            "wide": "flashcore_v4_wide",
-            "once": "flashcore_v4_once",
-        }[RUN[cut[-1]]]
-        given = "const __grid_constant__ Maps, " if cut[-1] else ""
+    for cut, causal in set(kernels):
+        maps = "const __grid_constant__ Maps, " if cut[-1] else ""
         text += (
-            f"template __global__ void {name}<{typed(cut)}, {causal}>({given}const"
-            " __grid_constant__ Problem);\n"
+            f"template __global__ void {NAMES[RUN[cut[-1]]]}<{typed(cut)}, {causal}>"
+            f"({maps}const __grid_constant__ Problem);\n"
         )
     names = ("flashcore", "flashcore_once", "tensor_map", "flashcore_wgmma")
     includes = "".join(f'#include "{name}.cuh"\n' for name in names)
     (folder / "cuts.cu").write_text(includes + "namespace flashcore {\n" + text + "}\n")
 
-    def run(*flags: str) -> tuple[str, str]:
+    def run(*flags):
         nvcc = inventory.cuda_home() / "bin" / "nvcc"
         command = [nvcc, "-std=c++17", "-O2", *flags, "-o", "made", "cuts.cu"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
         return (folder / "made").read_text(errors="replace"), done.stderr + done.stdout
 
-    run.kernels = kernels
+    run.count = len(set(kernels))
     return run
 
 
@@ -608,7 +557,7 @@ def test_the_cuts_in_use_compile_without_spills(compiled_cuts):
     _, said = compiled_cuts("-arch=sm_90a", "-Xptxas", "-v", "-cubin")
     spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
     # and flashcore_compiled_for
-    assert spilled == [("0", "0")] * (len(compiled_cuts.kernels) + 1)
+    assert spilled == [("0", "0")] * (compiled_cuts.count + 1)
     assert "serialized" not in said  # products that wait for each other, one by one
 
 
@@ -618,86 +567,73 @@ def test_what_is_compiled_without_wgmma_says_so(compiled_cuts):
     COMPILED_WITH_WGMMA on sm_90.
     """
 
-    def threads(ptx: str) -> int:
-        return int(
-            re.search(
-                r"\.entry \w*flashcore_compiled_for\w*\(\)\s*\.maxntid (\d+)", ptx
-            )[1]
-        )
+    def number(pattern, text):
+        return int(re.search(pattern, text)[1])
 
+    threads = r"\.entry \w*flashcore_compiled_for\w*\(\)\s*\.maxntid (\d+)"
     with_it, without = (
         compiled_cuts(f"-arch={arch}", "-ptx")[0] for arch in ("sm_90a", "sm_90")
     )
-    least = int(
-        re.search(r"COMPILED_WITH_WGMMA = (\d+)", (PTX / "tensor_map.cuh").read_text())[
-            1
-        ]
-    )
-    assert threads(with_it) == least > threads(without)
-    assert "wgmma" in with_it and "wgmma.mma_async" not in without
+    source = (PTX / "tensor_map.cuh").read_text()
+    least = number(r"COMPILED_WITH_WGMMA = (\d+)", source)
+    assert number(threads, with_it) == least > number(threads, without)
+    assert "wgmma" in with_it
+    assert "wgmma.mma_async" not in without
 
 
 # --- on a GPU, with its own arithmetic
 
 ON_GPU = [
-    a
+    pytest.param(algo, id=algo.full_name)
     for op in ("attention_fwd", "attention_fwd_causal")
-    for a in REGISTRY.of(op)
-    if a.name.startswith("flashcore")
+    for algo in REGISTRY.of(op)
+    if algo.name.startswith("flashcore")
 ]
-on_gpu = pytest.mark.parametrize(
-    "algo", [pytest.param(a, id=a.full_name) for a in ON_GPU]
-)
+on_gpu = pytest.mark.parametrize("algo", ON_GPU)
 gpu = pytest.mark.gpu
 
 
-@functools.cache
-def built(full_name: str):
-    return helpers.built(full_name, "cuda")
+def on_device(algo, given):
+    """The algo's output on the GPU; its inputs must stay as they are."""
+    kernel = helpers.kernel(algo.full_name)
+    before = check.cloned(given)
+    output = torch.full_like(given[0], math.nan)
+    kernel(given, [output])
+    assert all(map(torch.equal, given, before))
+    return output
 
 
-def on_device(algo, given) -> torch.Tensor:
-    """The algo's output for [B, 8, S, 64] on the GPU; its inputs must stay as they are."""
-    if (place := inventory.HERE.place(algo, "cuda")).mode is None:
-        pytest.skip(f"{algo.full_name}: {place.reason}")
-    op, kernel = built(algo.full_name)
-    B, _, S, _ = given[0].shape
-    outputs, before = (
-        check.allocate(op, {"batch_size": B, "seq_len": S}, "cuda"),
-        [x.clone() for x in given],
-    )
-    kernel(given, outputs)
-    assert all(torch.equal(x, was) for x, was in zip(given, before, strict=True))
-    return outputs[0]
-
-
-def drawn(B: int, S: int) -> list[torch.Tensor]:
+def drawn(B, S):
     g = torch.Generator("cuda").manual_seed(B * 10000 + S)
     return [
         torch.randn(B, 8, S, 64, generator=g, device="cuda").half() for _ in range(3)
     ]
 
 
-def right_of(given, causal: bool) -> torch.Tensor:
+def right_of(given, causal):
     """exact, a batch entry at a time: 8 heads of 4096 rows are a gigabyte of scores."""
-    return torch.stack(
-        [exact(entry, causal=causal) for entry in zip(*given, strict=True)]
-    )
+    entries = zip(*given, strict=True)
+    return torch.stack([exact(entry, causal=causal) for entry in entries])
+
+
+def is_causal(algo):
+    return algo.op == "attention_fwd_causal"
 
 
 @gpu
 @pytest.mark.parametrize("S", [*LENGTHS, 4096])
 @on_gpu
 def test_gpu_lengths_and_batches_are_no_worse_than_pytorchs(algo, S):
-    causal = algo.op == "attention_fwd_causal"
+    causal = is_causal(algo)
     # which way single roundings fell: more in a few thousand elements
     slack = 1.02 if S >= 128 else 1.1
     for B in (1, 2, 3, 7):
         given = drawn(B, S)
-        found, right = on_device(algo, given), right_of(given, causal)
+        right = right_of(given, causal)
         theirs = error(F.scaled_dot_product_attention(*given, is_causal=causal), right)
-        mine = error(found, right)
-        assert mine < 2e-3 and mine <= slack * theirs + 1e-6, (B, mine, theirs)
+        ours = error(on_device(algo, given), right)
+        assert ours < 2e-3, B
+        assert ours <= slack * theirs + 1e-6, (B, theirs)
 
 
 @gpu
@@ -706,46 +642,34 @@ def test_gpu_few_heads_with_many_keys(algo):
     """A size by its elements, but no sequence that a cut of that size was made for."""
     if not algo.name.startswith("flashcore-v4"):
         return
-    causal = algo.op == "attention_fwd_causal"
     for heads, S in ((1, 4096), (2, 2048), (3, 600)):
         given = [x[:, :heads].contiguous() for x in drawn(1, S)]
-        found = torch.empty_like(given[0])
-        built(algo.full_name)[1](given, [found])
-        assert error(found, right_of(given, causal)) < LIMIT["v4"], (heads, S)
+        off = error(on_device(algo, given), right_of(given, is_causal(algo)))
+        assert off < LIMIT["v4"], (heads, S)
 
 
 @gpu
-@pytest.mark.parametrize("make", EXTREMES, ids=lambda make: make.__name__)
+@EVERY_EXTREME
 @on_gpu
 def test_gpu_extremes(algo, make):
-    causal = algo.op == "attention_fwd_causal"
     for S in (17, 200, 512, 1000):
         given = [x.half().expand(8, -1, -1)[None].contiguous().cuda() for x in make(S)]
-        assert good_enough(on_device(algo, given), right_of(given, causal)), S
+        right = right_of(given, is_causal(algo))
+        assert good_enough(on_device(algo, given), right), S
 
 
 @gpu
 @on_gpu
 def test_gpu_one_launch_and_nothing_allocated(algo):
     given = drawn(1, 512)
-    on_device(algo, given)
-    op, kernel = built(algo.full_name)
-    outputs = check.allocate(op, {"batch_size": 1, "seq_len": 512}, "cuda")
+    outputs = [on_device(algo, given)]
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CUDA]
-    ) as profile:
-        kernel(given, outputs)
+    cuda = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=cuda) as profile:
+        helpers.kernel(algo.full_name)(given, outputs)
         torch.cuda.synchronize()
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
-    assert (
-        len(
-            [
-                e
-                for e in profile.events()
-                if e.device_type == torch.autograd.DeviceType.CUDA
-            ]
-        )
-        == 1
-    )
+    on_cuda = torch.autograd.DeviceType.CUDA
+    launches = [e for e in profile.events() if e.device_type == on_cuda]
+    assert len(launches) == 1

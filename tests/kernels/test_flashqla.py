@@ -10,7 +10,6 @@ import textwrap
 import helpers
 
 from gdn_cli.catalog import pack
-from gdn_cli.machine import inventory
 
 REGISTRY = helpers.REGISTRY
 
@@ -62,17 +61,3 @@ def test_the_call_matches_the_packages_signature(tmp_path):
     assert all(output < 5e-3 and state < 1e-5 for output, state in found.values()), (
         found
     )
-
-
-def test_without_the_package_one_line_says_what_to_install():
-    algo = REGISTRY.find("gdn_prefill/flashqla")
-    for capability, reason, hint in (
-        ("9.0", "package flash-qla missing", "pip install flash-qla"),
-        ("8.0", "needs compute capability 9.0, this GPU has 8.0", inventory.MODAL),
-    ):
-        gpus = (inventory.Gpu("one", capability, "580"),)
-        machine = inventory.Machine(
-            gpus=lambda gpus=gpus: gpus,
-            has_package=lambda module: module != "flash_qla",
-        )
-        assert machine.place(algo) == inventory.Place(None, reason, hint)

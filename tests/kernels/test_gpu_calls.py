@@ -13,16 +13,16 @@ import os
 import re
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import helpers
 import oracle
 import pytest
 import torch
-from kernels.prompts import Prompt, error
+from kernels.prompts import Prompt
 from library.test_call_checks import shifted
 
-from gdn import load, serving
-from gdn_cli.machine import inventory
+from gdn import load
 from gdn_cli.worker.judge import check
 
 pytestmark = pytest.mark.gpu
@@ -38,97 +38,70 @@ OURS = [
 # their calls may have outputs of their own, at multiples of 16 bytes; the others:
 # kernels/test_decode_packed.py
 APART = [p for p in OURS if not REGISTRY.ops[p.values[0].op].in_place_only]
-CASES = {
-    "gdn_decode": [dict(batch_size=3)],
-    "gdn_decode_bf16": [dict(batch_size=3)],
-    "gdn_decode_packed": [dict(batch_size=3)],
-    "gdn_decode_packed_bf16": [dict(batch_size=3)],
-    "gdn_mtp": [dict(batch_size=3, seq_len=4)],
-    "gdn_mtp_bf16": [dict(batch_size=3, seq_len=4)],
-    "gdn_mtp_packed": [dict(batch_size=3, seq_len=4)],
-    "gdn_mtp_packed_bf16": [dict(batch_size=3, seq_len=4)],
-    # cuda-chunk: a long one, which its wgmma kernels have; many, which it walks in
-    # order of length; short ones
-    "gdn_prefill": [
-        dict(lengths=(1100,)),
-        dict(lengths=(130,) * 40),
-        dict(lengths=(5, 64, 3)),
-    ],
-    "gdn_prefill_packed": [
-        dict(lengths=(1100,)),
-        dict(lengths=(130,) * 40),
-        dict(lengths=(5, 64, 3)),
-    ],
-    "gdn_prefill_packed_bf16": [
-        dict(lengths=(1100,)),
-        dict(lengths=(130,) * 40),
-        dict(lengths=(5, 64, 3)),
-    ],
-    "attention_fwd": [
-        dict(batch_size=2, seq_len=512),
-        dict(batch_size=1, seq_len=2048),
-    ],
-    "attention_fwd_causal": [
-        dict(batch_size=2, seq_len=512),
-        dict(batch_size=1, seq_len=2048),
-    ],
-}
+# cuda-chunk: a long one, which its wgmma kernels have; many, which it walks in order of
+# length; short ones
+PREFILLS = [dict(lengths=n) for n in ((1100,), (130,) * 40, (5, 64, 3))]
+ATTENTION = [dict(batch_size=2, seq_len=512), dict(batch_size=1, seq_len=2048)]
+CASES = helpers.of_each_op(
+    {
+        "gdn_decode": [dict(batch_size=3)],
+        "gdn_mtp": [dict(batch_size=3, seq_len=4)],
+        "gdn_prefill": PREFILLS,
+        "attention_fwd": ATTENTION,
+    }
+)
 NEW = 4  # threads
 
 
-def in_new_threads(work) -> list:
+def in_new_threads(work):
     """What `work(i)` gives in each of some threads that begin it together; what one
     raises is raised here.
     """
-    results: list = [None] * NEW
     start = threading.Barrier(NEW)
 
-    def body(i: int) -> None:
-        try:
-            start.wait()
-            results[i] = work(i)
-        except BaseException as e:
-            results[i] = e
+    def body(i):
+        start.wait()
+        return work(i)
 
-    threads = [threading.Thread(target=body, args=(i,)) for i in range(NEW)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
-
-
-def here(algo):
-    if (place := inventory.HERE.place(algo, "cuda")).mode is None:
-        pytest.skip(f"{algo.full_name}: {place.reason}")
+    with ThreadPoolExecutor(NEW) as threads:
+        return list(threads.map(body, range(NEW)))
 
 
 def rung(algo):
-    here(algo)
+    helpers.needs(algo)
     return load(algo.full_name)
 
 
-def on(device: str, inputs: list) -> list:
+def two_gpus():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU only")
+
+
+def replayed(graph):
+    """Replay on the second GPU, and wait for it."""
+    with torch.cuda.device(1):  # replay is on the current device's stream
+        graph.replay()
+    torch.cuda.synchronize("cuda:1")
+
+
+def on(device, inputs):
     return [x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs]
 
 
 @functools.cache
-def _exact(op: str, case: str) -> tuple:
+def _exact(op, case):
     exact = getattr(oracle, op)(*oracle.inputs(op, **json.loads(case)))
     return exact if isinstance(exact, tuple) else (exact,)
 
 
-def right(op, outputs, case: dict) -> None:
+def right(op, outputs, case):
     """Whether they are what float64 gives for `oracle.inputs(**case)`."""
     exact = _exact(op.name, json.dumps(case))
     for (name, bound), x, y in zip(op.tolerance.items(), outputs, exact, strict=True):
         assert oracle.error(x, y) <= bound, name  # NaN is not
 
 
-def called(call, inputs: list):
+def called(call, inputs):
     """The outputs; a skip where one of PyTorch's backends does not take the shape, as
     it says itself.
     """
@@ -163,7 +136,6 @@ def test_every_rung_from_four_new_threads_at_once(algo):
 
 @pytest.mark.parametrize("algo", APART)
 def test_what_a_judge_calls_from_new_threads(algo):
-    here(algo)
     op, kernel = helpers.built(algo.full_name, "cuda")
     for case in CASES[algo.op]:
         given = oracle.inputs(algo.op, **case)
@@ -204,7 +176,7 @@ def test_the_first_calls_of_a_process_come_from_four_new_threads(algo):
     """Nothing has been asked of the device, no kernel loaded, and the main thread never
     has a context.
     """
-    here(algo)
+    helpers.needs(algo)
     path = os.pathsep.join([str(helpers.TESTS), *sys.path])
     case = json.dumps(CASES[algo.op][0])
     env = {
@@ -218,9 +190,7 @@ def test_the_first_calls_of_a_process_come_from_four_new_threads(algo):
 @pytest.mark.parametrize("algo", [p for p in APART if p.values[0].language == "cuda"])
 def test_a_binding_launches_where_its_tensors_are(algo):
     """From the main thread and from a new one, with another device current, which stays so."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU only")
-    here(algo)
+    two_gpus()
     op, kernel = helpers.built(algo.full_name, "cuda")
     case = CASES[algo.op][0]
     given = oracle.inputs(algo.op, **case)
@@ -245,8 +215,7 @@ def test_every_rung_on_another_gpu(algo):
     """From the main thread, from new ones, and from a CUDA graph; the first GPU is
     current, and stays so.
     """
-    if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU only")
+    two_gpus()
     call, op = rung(algo), REGISTRY.ops[algo.op]
     for case in CASES[algo.op]:
         given = oracle.inputs(algo.op, **case)
@@ -276,91 +245,63 @@ def test_serving_on_another_gpu(dtype):
     """The three functions, from the main thread, from new ones, and from a CUDA graph;
     the first GPU is current.
     """
-    if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU only")
+    two_gpus()
     x = Prompt(4, 8, (1,) * 3, dtype, "cuda:1")
-    gates = x.A_log, x.a, x.b, x.dt_bias
-    mixed = torch.cat([y.flatten(1) for y in (x.q, x.k, x.v)], dim=1)
-    cu = x.cu_seqlens.int()
 
-    def decode(pool):
-        args = mixed, x.a, x.b, x.A_log, x.dt_bias, None, pool, None, x.slots
-        return serving.packed_decode(*args, use_qk_l2norm_in_kernel=True)
-
-    def verify(pool):
-        return serving.mtp_verify(
-            *gates, x.q[None], x.k[None], x.v[None], initial_state=pool, cu_seqlens=cu, ssm_state_indices=x.slots,
-            use_qk_l2norm_in_kernel=True,
-        )  # fmt: skip
-
-    def prefill(pool):
-        return serving.chunk_prefill(
-            x.q, x.k, x.v, x.a, x.b, x.A_log, x.dt_bias, pool, x.slots, cu
-        )
-
-    exact = [x.exact(i) for i in range(3)]
-
-    def faults(output, pool) -> list:
+    def check(output, pool):
         assert output.device.index == pool.device.index == 1
-        wrong = []
-        for i, (o, state) in enumerate(exact):
-            wrong += [
-                error(output.reshape(3, 8, 128)[i], o[0]),
-                error(pool[i + 1], state),
-            ]
-        return [y for y in wrong if not y < 1e-2]
+        for i, tokens in enumerate(output.reshape(3, 1, 8, 128)):
+            x.check(i, tokens, pool[i + 1])
 
-    for function in (decode, verify, prefill):
-        assert faults(*function(x.pool.clone())) == []
-        for output, pool in in_new_threads(
-            lambda _, function=function: function(x.pool.clone())
-        ):
-            assert faults(output, pool) == []
+    for function in (x.decode, lambda pool: x.verify(pool, x.slots), x.prefill):
+        check(*function(x.pool.clone()))
+        for results in in_new_threads(lambda _, f=function: f(x.pool.clone())):
+            check(*results)
         assert torch.cuda.current_device() == 0
-        pool, stream, graph = (
-            x.pool.clone(),
-            torch.cuda.Stream("cuda:1"),
-            torch.cuda.CUDAGraph(),
-        )
-        with torch.cuda.graph(graph, stream=stream):
+        pool = x.pool.clone()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream("cuda:1")):
             output, _ = function(pool)
         pool.copy_(x.pool)
-        with torch.cuda.device(1):
-            graph.replay()
-        torch.cuda.synchronize("cuda:1")
-        assert faults(output, pool) == []
+        replayed(graph)
+        check(output, pool)
 
 
 # --- addresses
 
 
+def each_odd(names, tensors):
+    """(number, name, all tensors, this one an element after an aligned address)."""
+    for i, (name, x) in enumerate(zip(names, tensors, strict=True)):
+        if isinstance(x, torch.Tensor):
+            yield i, name, [*tensors[:i], shifted(x), *tensors[i + 1 :]]
+
+
+# CUDA kernels read these an element at a time (test_bindings.py has each tensor)
+ONE_BY_ONE = "a", "b", "A_log", "dt_bias"
+
+
 @pytest.mark.parametrize("algo", RUNGS)
 def test_load_takes_or_refuses_an_odd_address_of_any_tensor(algo):
-    """One element after an aligned address. Bindings ask what their kernels need; for
-    other rungs it is 16 bytes.
-    """
+    """Bindings ask what their kernels need; for other rungs it is 16 bytes."""
     call, op = rung(algo), REGISTRY.ops[algo.op]
     case = CASES[algo.op][-1]
     inputs = on("cuda", oracle.inputs(algo.op, **case))
-    first = called(call, inputs)
-    made = [torch.empty_like(x) for x in first]
-    tensors = [*inputs, *made]
+    count = len(inputs)
+    made = [torch.empty_like(x) for x in called(call, inputs)]
     compiled = algo.language == "cuda"
+    aligned = "(4|8|16|32)" if compiled else "16"
     names = [*op.inputs, *(name if compiled else f"out: {name}" for name in op.outputs)]
-    for i, (name, x) in enumerate(zip(names, tensors, strict=True)):
-        if not isinstance(x, torch.Tensor) or (op.in_place_only and i >= len(inputs)):
+    for i, name, odd in each_odd(names, [*inputs, *made]):
+        if op.in_place_only and i >= count:
             continue
-        odd = [*tensors[:i], shifted(x), *tensors[i + 1 :]]
-        given, out = odd[: len(inputs)], tuple(odd[len(inputs) :])
-        bytes_ = "(4|8|16|32)" if compiled else "16"
+        out = {"out": tuple(odd[count:])} if i >= count else {}
         try:
-            outputs = call(*given, out=out) if i >= len(inputs) else call(*given)
+            outputs = call(*odd[:count], **out)
         except ValueError as e:
-            assert re.match(
-                rf"{name}: expected .*aligned to {bytes_} bytes; call \.|{name}: .*; pass one",
-                str(e),
-            ), e
-            assert not compiled or name not in ("a", "b", "A_log", "dt_bias")
+            said = rf"{name}: expected .*aligned to {aligned} bytes; call \."
+            assert re.match(rf"{said}|{name}: .*; pass one", str(e)), e
+            assert not compiled or name not in ONE_BY_ONE
         else:
             assert compiled
             right(op, outputs, case)
@@ -370,32 +311,22 @@ def test_load_takes_or_refuses_an_odd_address_of_any_tensor(algo):
 
 @pytest.mark.parametrize("algo", APART)
 def test_a_binding_takes_or_refuses_an_odd_address_of_any_tensor(algo):
-    """One element after an aligned address: right where a kernel reads one element at a time, and
-    refused by name elsewhere. CUDA kernels read the gates so (test_bindings.py has each tensor).
-    """
-    here(algo)
+    """Right where a kernel reads one element at a time, refused by name elsewhere."""
     op, kernel = helpers.built(algo.full_name, "cuda")
     case = CASES[algo.op][-1]
     given = oracle.inputs(algo.op, **case)
     inputs = on("cuda", given)
+    count = len(inputs)
     outputs = check.allocate(op, helpers.axes_of(op, given), "cuda")
-    tensors = [*inputs, *outputs]
-    for i, (name, x) in enumerate(zip((*op.inputs, *op.outputs), tensors, strict=True)):
-        if isinstance(x, torch.Tensor):
-            odd = [*tensors[:i], shifted(x), *tensors[i + 1 :]]
-            said = rf"{name}: expected a pointer aligned to (8|16|32) bytes; call \.clone\(\) on it"
-            try:
-                kernel(odd[: len(inputs)], odd[len(inputs) :])
-            except ValueError as e:
-                assert re.search(said, str(e)), e
-                assert algo.language != "cuda" or name not in (
-                    "a",
-                    "b",
-                    "A_log",
-                    "dt_bias",
-                )
-            else:
-                right(op, odd[len(inputs) :], case)
+    for _, name, odd in each_odd((*op.inputs, *op.outputs), [*inputs, *outputs]):
+        said = rf"{name}: expected a pointer aligned to (8|16|32) bytes; call \.clone\(\) on it"
+        try:
+            kernel(odd[:count], odd[count:])
+        except ValueError as e:
+            assert re.search(said, str(e)), e
+            assert algo.language != "cuda" or name not in ONE_BY_ONE
+        else:
+            right(op, odd[count:], case)
     torch.cuda.synchronize()
     kernel(inputs, outputs)
     right(op, outputs, case)
@@ -435,7 +366,7 @@ print([str(w.message) for w in seen if w.category is UserWarning])
 @pytest.mark.parametrize("built_for", ["9.0a", "9.0"])
 def test_a_build_without_wgmma_says_so(name, built_for):
     algo = REGISTRY.find(name)
-    here(algo)
+    helpers.needs(algo)
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("no GPU with wgmma here")
     env = {"PYTHONPATH": os.pathsep.join(sys.path), "TVM_FFI_CUDA_ARCH_LIST": built_for}
@@ -457,7 +388,6 @@ def test_gdns_own_build_takes_what_its_gpu_has(name):
     if "TVM_FFI_CUDA_ARCH_LIST" in os.environ:
         pytest.skip("TVM_FFI_CUDA_ARCH_LIST says what to build for")
     algo = REGISTRY.find(name)
-    here(algo)
     _, kernel = helpers.built(name, "cuda")
     inputs = on("cuda", oracle.inputs(algo.op, **CASES[algo.op][0]))
     assert kernel.fallback() is None and kernel.backend(inputs) is None

@@ -12,11 +12,11 @@ import sys
 
 import pytest
 import torch
-from kernels.prompts import D, Prompt, error
+from kernels.prompts import D, Prompt
 from kernels.test_gpu_calls import CASES, OURS, REGISTRY, called, on, right, rung
 from oracle import inputs as drawn
 
-from gdn import load, serving
+from gdn import load
 
 pytestmark = pytest.mark.gpu
 # What is launched on 132 SMs, as dispatch_rule.h says: (H, HV, lengths).
@@ -56,11 +56,11 @@ def busy():
     other.wait()
 
 
-def same_bits(x, y) -> bool:
+def same_bits(x, y):
     return torch.equal(x.view(torch.uint8), y.view(torch.uint8))
 
 
-def many_times(calls: int, call) -> list:
+def many_times(calls, call):
     """The tensors that `call()` returns, the same bits `calls` times more; the host
     waits after every other call.
     """
@@ -88,29 +88,15 @@ def test_a_rung_many_times(algo, calls):
 @pytest.mark.parametrize("path", PREFILLS)
 def test_prefill_from_a_pool_many_times(path, dtype, calls):
     x = Prompt(*PREFILLS[path], dtype)
-    pool, out = x.pool.clone(), torch.empty_like(x.v)
+    pool = x.pool.clone()
+    out = torch.empty_like(x.v)
 
     def call():
         pool.copy_(x.pool)
-        return serving.chunk_prefill(
-            x.q,
-            x.k,
-            x.v,
-            x.a,
-            x.b,
-            x.A_log,
-            x.dt_bias,
-            pool,
-            x.slots,
-            x.cu_seqlens,
-            out=out,
-        )
+        return x.prefill(pool, out)
 
     output, states = many_times(calls, call)
-    last = len(x.lengths) - 1
-    exact, state = x.exact(last)
-    assert error(output[-x.lengths[last] :], exact) < 1e-2
-    assert error(states[last + 1], state) < 1e-2
+    x.check(len(x.lengths) - 1, output[-x.lengths[-1] :], states[-1])
 
 
 @pytest.mark.parametrize("path", PREFILLS)
@@ -119,56 +105,27 @@ def test_prefill_many_times(path, calls):
     for y in (x.q, x.k):  # this op takes keys of length 1
         y.copy_(torch.nn.functional.normalize(y.float(), dim=-1))
     prefill = load("gdn_prefill/cuda-chunk")
-    given = (
-        x.q,
-        x.k,
-        x.v,
-        x.pool[1:].clone(),
-        x.A_log,
-        x.a,
-        x.dt_bias,
-        x.b,
-        x.cu_seqlens,
-        None,
-    )
+    gates = x.A_log, x.a, x.dt_bias, x.b
+    given = x.q, x.k, x.v, x.pool[1:].clone(), *gates, x.cu_seqlens, None
     out = torch.empty_like(x.v), torch.empty_like(given[3])
     output, states = many_times(calls, lambda: prefill(*given, out=out))
-    last = len(x.lengths) - 1
-    exact, state = x.exact(last)
-    assert error(output[-x.lengths[last] :], exact) < 1e-2
-    assert error(states[last], state) < 1e-2
+    x.check(len(x.lengths) - 1, output[-x.lengths[-1] :], states[-1])
 
 
 @pytest.mark.parametrize("dtype", [*POOLS, torch.float16], ids=str)
 @pytest.mark.parametrize("B", [1, 8, 64, 256])
 def test_packed_decode_many_times(B, dtype, calls):
     x = Prompt(4, 8, (1,) * B, dtype)
-    mixed = torch.cat([y.flatten(1) for y in (x.q, x.k, x.v)], dim=1)
-    pool, out = (
-        x.pool.clone(),
-        torch.empty(B, 1, 8, D, device="cuda", dtype=torch.bfloat16),
-    )
+    pool = x.pool.clone()
+    out = torch.empty(B, 1, 8, D, device="cuda", dtype=torch.bfloat16)
 
     def call():
         pool.copy_(x.pool)
-        return serving.packed_decode(
-            mixed,
-            x.a,
-            x.b,
-            x.A_log,
-            x.dt_bias,
-            None,
-            pool,
-            out,
-            x.slots,
-            use_qk_l2norm_in_kernel=True,
-        )
+        return x.decode(pool, out)
 
     output, states = many_times(calls, call)
     for row in (0, B - 1):
-        exact, state = x.exact(row)
-        assert error(output[row], exact) < 1e-2
-        assert error(states[row + 1], state) < 1e-2
+        x.check(row, output[row], states[row + 1])
 
 
 @pytest.mark.parametrize("dtype", POOLS, ids=str)
@@ -179,18 +136,13 @@ def test_mtp_verify_many_times(N, T, dtype, calls):
     room = torch.zeros(N * T + 1, *x.pool.shape[1:], device="cuda", dtype=dtype)
     slots = torch.arange(1, N * T + 1, device="cuda", dtype=torch.int32).view(N, T)
     room[slots[:, 0].long()] = x.pool[1:]
-    pool, out = room.clone(), torch.empty_like(x.v)[None]
-    q, k, v = x.q[None], x.k[None], x.v[None]
+    pool = room.clone()
+    out = torch.empty_like(x.v)[None]
 
     def call():
         pool.copy_(room)
-        return serving.mtp_verify(
-            x.A_log, x.a, x.b, x.dt_bias, q, k, v, initial_state=pool, cu_seqlens=x.cu_seqlens.int(),
-            ssm_state_indices=slots, use_qk_l2norm_in_kernel=True, out=out,
-        )  # fmt: skip
+        return x.verify(pool, slots, out)
 
     output, states = many_times(calls, call)
     for row in (0, N - 1):
-        exact, state = x.exact(row)
-        assert error(output[0, row * T : row * T + T], exact) < 1e-2
-        assert error(states[slots[row, -1]], state) < 1e-2
+        x.check(row, output[0, row * T : row * T + T], states[slots[row, -1]])

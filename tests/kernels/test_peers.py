@@ -151,7 +151,7 @@ def test_the_calls_fit_the_engines_signatures(tmp_path):
     } == {}
 
 
-def arguments(source: str, function: str) -> list[str]:
+def arguments(source, function):
     (found,) = (
         n
         for n in ast.walk(ast.parse(source))
@@ -177,7 +177,7 @@ def test_a_stand_in_has_the_arguments_of_its_engine(function, file):
     assert set(ours) <= set(theirs) and ours[:7] == theirs[:7]
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", [*PEERS, "gdn_prefill/flashqla"])
 def test_who_is_missing_is_named_with_its_installation(name):
     algo, gpus = REGISTRY.find(name), (inventory.Gpu("one", "9.0", "580"),)
     ((module, wheel),) = algo.packages.items()

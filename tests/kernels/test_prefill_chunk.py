@@ -5,6 +5,8 @@ sequences, against float64.
 from __future__ import annotations
 
 import ctypes
+import itertools
+import math
 import re
 import shutil
 
@@ -14,6 +16,7 @@ import oracle
 import pytest
 import torch
 from emulator import emulation
+from oracle import error
 
 FOLDER = helpers.OURS / "gdn_prefill" / "cuda-chunk"
 SHARED = emulation.CUDA / "prefill"
@@ -254,26 +257,19 @@ def library_of(folder, driver, *own, races=False):
     for file in [*FOLDER.glob("*.*h"), *SHARED.glob("*.*h"), *own]:
         if file.name not in names:
             shutil.copy(file, folder)
-    chunk, n = re.subn(
-        r"__device__ __forceinline__ uint32_t transposed\(.*?\n}\n",
-        "",
-        (SHARED / "chunk.cuh").read_text(),
-        flags=re.S,
-    )
-    assert n == 1 and "asm" not in chunk, (
-        "chunk.cuh has other PTX than emulator/matrix.cuh"
-    )
+    transposed = r"__device__ __forceinline__ uint32_t transposed\(.*?\n}\n"
+    source = (SHARED / "chunk.cuh").read_text()
+    chunk, n = re.subn(transposed, "", source, flags=re.S)
+    assert n == 1
+    assert "asm" not in chunk, "chunk.cuh has other PTX than emulator/matrix.cuh"
     (folder / "chunk.cuh").write_text(chunk)
-    descriptors = re.search(
-        r"struct KMajor .*?\n(?=\n#define)",
-        (SHARED / "wgmma_bf16.cuh").read_text(),
-        re.S,
-    )[0]
-    assert "further" in descriptors and "asm" not in descriptors
+    source = (SHARED / "wgmma_bf16.cuh").read_text()
+    descriptors = re.search(r"struct KMajor .*?\n(?=\n#define)", source, re.S)[0]
+    assert "further" in descriptors
+    assert "asm" not in descriptors
     (folder / "descriptors.cuh").write_text(descriptors)  # for emulator/wgmma.cuh
-    return emulation.library(
-        folder, LAUNCHES + driver, SHARED / "intra_chunk_steps.cuh", races=races
-    )
+    kernel = SHARED / "intra_chunk_steps.cuh"
+    return emulation.library(folder, LAUNCHES + driver, kernel, races=races)
 
 
 @pytest.fixture(scope="module")
@@ -281,21 +277,29 @@ def library(tmp_path_factory):
     return library_of(tmp_path_factory.mktemp("chunk"), DRIVER)
 
 
-def inputs(lengths, H, HV, *, seed=0, state_scale=1.0):
+def inputs(lengths, H=1, HV=1, *, seed=0, state_scale=1.0, slow=False):
+    """slow: decay that forgets no chunk."""
     draw = torch.Generator().manual_seed(seed)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=draw)
+
     T, N = sum(lengths), len(lengths)
     q, k = (
-        torch.nn.functional.normalize(
-            torch.randn(T, H, 128, generator=draw), dim=-1
-        ).bfloat16()
+        torch.nn.functional.normalize(randn(T, H, 128), dim=-1).bfloat16()
         for _ in range(2)
     )
-    v = torch.randn(T, HV, 128, generator=draw).bfloat16()
-    state = torch.randn(N, HV, 128, 128, generator=draw) * state_scale
-    A_log, dt_bias = (torch.randn(HV, generator=draw) for _ in range(2))
-    a, b = (torch.randn(T, HV, generator=draw).bfloat16() for _ in range(2))
-    cu = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
-    return [q, k, v, state, A_log, a, dt_bias, b, cu]
+    v = randn(T, HV, 128).bfloat16()
+    state = randn(N, HV, 128, 128) * state_scale
+    A_log, dt_bias = randn(HV), randn(HV)
+    a, b = (randn(T, HV).bfloat16() for _ in range(2))
+    if slow:
+        A_log[:] = -3.0
+    return [q, k, v, state, A_log, a, dt_bias, b, torch.tensor([0, *lengths]).cumsum(0)]
+
+
+def full(value, *shape, dtype=torch.float32):
+    return torch.full(shape, value, dtype=dtype)
 
 
 def prefill(
@@ -313,35 +317,43 @@ def prefill(
     q, _, v, state, *_, cu = given
     segment = 0 if warps in FUSED else segment  # it takes whole sequences
     T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
-    guarded = torch.full((T + 64, HV, 128), float("nan"), dtype=torch.bfloat16)
+    guarded = full(math.nan, T + 64, HV, 128, dtype=torch.bfloat16)
     output, state = guarded[:T], state.clone()
-    new_state = state if in_place else torch.full_like(state, float("nan"))
-    prepared = torch.full(
-        ((T // 64 + N) * HV, library.prepared_bytes()), 255, dtype=torch.uint8
+    new_state = state if in_place else torch.full_like(state, math.nan)
+    memory = Memory(library, T, N, HV, segment)
+    table = emulation.addresses(
+        *given[:3], state, *given[4:], output, new_state, *memory.tensors
     )
-    segments = T // (64 * segment) + N if segment else 0
-    ends, transfers = (
-        torch.full((segments, HV, 128, 128), float("nan")) for _ in range(2)
-    )
-    plan = torch.full((4 + 4 * N + 16,), -1, dtype=torch.int32)
-    bounds = torch.full((HV, T // 64 + N), float("nan"))
-    linked = torch.full((segments, HV), -1, dtype=torch.int32)
-    memory = prepared, ends, transfers, plan, bounds, linked
-    pointers = [*given[:3], state, *given[4:], output, new_state, *memory]
-    table = (ctypes.c_void_p * len(pointers))(*(x.data_ptr() for x in pointers))
     how = warps, mode, members, segment, window
     assert library.prefill(*how, table, ctypes.c_float(scale), H, HV, N, T) == 0
     assert guarded[T:].isnan().all(), "a write behind the output"
+    plan = memory.plan
     assert (plan[4 + 4 * N :] == -1).all(), "a write behind the plan"
     if warps < 0:
         check_tiles(library, plan, cu, HV, -warps % 100, mma=warps < TMA)
     if seen is not None:
-        seen.update(bounds=bounds, linked=linked, transfers=transfers)
+        seen.update(vars(memory))
     if warps in FUSED and N * HV > warps - FUSED[0] > 0:
-        assert (plan[:2] == 0).all(), (
-            "tickets that a graph's next replay would not find"
-        )
+        # tickets that a graph's next replay would not find
+        assert (plan[:2] == 0).all()
     return output, new_state
+
+
+class Memory:
+    """What the kernels of a call share."""
+
+    def __init__(self, library, T, N, HV, segment):
+        chunks = T // 64 + N
+        segments = T // (64 * segment) + N if segment else 0
+        size = library.prepared_bytes() if hasattr(library, "prepared_bytes") else 0
+        self.prepared = full(255, chunks * HV, size, dtype=torch.uint8)
+        self.ends, self.transfers = (
+            full(math.nan, segments, HV, 128, 128) for _ in range(2)
+        )
+        self.plan = full(-1, 4 + 4 * N + 16, dtype=torch.int32)
+        self.bounds = full(math.nan, HV, chunks)
+        self.linked = full(-1, segments, HV, dtype=torch.int32)
+        self.tensors = [*vars(self).values()]
 
 
 STATIC, LONGEST_FIRST, HALVES, QUARTERS = 0, 1, 2, 3
@@ -352,9 +364,8 @@ TMA = -100
 
 def way(library, lengths, HV, ctas, mma=False):
     chunks = [-(-int(x) // 64) for x in lengths]
-    return library.way(
-        mma, max(chunks), min(chunks), sum(chunks), len(chunks), HV, ctas
-    )
+    load = max(chunks), min(chunks), sum(chunks), len(chunks)
+    return library.way(mma, *load, HV, ctas)
 
 
 def check_order(library, plan, cu, HV, ctas, mma=False):
@@ -363,10 +374,12 @@ def check_order(library, plan, cu, HV, ctas, mma=False):
     order, first, tokens, _ = plan[4 : 4 + 4 * len(lengths)].reshape(-1, 4).long().T
     assert plan[1] == way(library, lengths, HV, ctas, mma)
     assert order.sort().values.tolist() == list(range(len(lengths)))
-    assert torch.equal(first, cu[order]) and torch.equal(tokens, lengths[order])
-    assert plan[1] != STATIC or torch.equal(order, order.sort().values)
-    # longest first
-    assert plan[1] == STATIC or (-(-tokens // 64)).clamp(max=255).diff().le(0).all()
+    assert torch.equal(first, cu[order])
+    assert torch.equal(tokens, lengths[order])
+    if plan[1] == STATIC:
+        assert torch.equal(order, order.sort().values)
+    else:  # longest first
+        assert (-(-tokens // 64)).clamp(max=255).diff().le(0).all()
     return order
 
 
@@ -374,49 +387,39 @@ def check_tiles(library, plan, cu, HV, ctas, mma=False):
     """Each work tile is taken once, and in order: in the emulator one CTA comes after the other."""
     order = check_order(library, plan, cu, HV, ctas, mma).tolist()
     tiles = {HALVES: 2, QUARTERS: 4}.get(int(plan[1]), 1)
+    begins = range(0, 128, 128 // tiles)
     rows = [
-        (n * HV + hv) * 128 + 128 // tiles * i
-        for n in order
-        for hv in range(HV)
-        for i in range(tiles)
+        (n * HV + hv) * 128 + begin
+        for n, hv, begin in itertools.product(order, range(HV), begins)
     ]
     # of first ones TMA brings no state
     first, later = range(min(ctas, len(rows))), range(ctas, len(rows))
-    # each CTA has asked once in vain
-    assert plan[0] == (0 if plan[1] == STATIC else len(rows))
     if plan[1] == STATIC:
+        assert plan[0] == 0
         later = [item for cta in first for item in range(cta + ctas, len(rows), ctas)]
-    assert [library.state_asked(i) for i in range(len(rows))] == [
-        rows[i] for i in later
-    ] + [-1] * len(first)
+    else:  # each CTA has asked once in vain
+        assert plan[0] == len(rows)
+    asked = [library.state_asked(i) for i in range(len(rows))]
+    assert asked == [rows[i] for i in later] + [-1] * len(first)
 
 
-def prepared(library, given, scale, members=1, wide=0, mode=0):
-    """[chunks, HV] of T, M [64, 64] (M: None where wide) and of the gates in, out,
+def prepared(library, given, members=1, wide=0, mode=0):
+    """[chunks, HV] of T, M [64, 64] (M: nothing where wide) and of the gates in, out,
     beta, sum [4, 64]; float64.
     """
     q, k, v, _, A_log, a, dt_bias, b, cu = given
     T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
-    memory = torch.full((T // 64 + N, HV, 2 - wide, 64, 8, 16), 255, dtype=torch.uint8)
-    pointers = [q, k, A_log, a, dt_bias, b, cu, memory]
-    table = (ctypes.c_void_p * len(pointers))(*(x.data_ptr() for x in pointers))
-    library.prepare(wide, mode, members, table, ctypes.c_float(scale), H, HV, N, T)
+    memory = full(255, T // 64 + N, HV, 2 - wide, 64, 8, 16, dtype=torch.uint8)
+    table = emulation.addresses(q, k, A_log, a, dt_bias, b, cu, memory)
+    library.prepare(wide, mode, members, table, ctypes.c_float(0.25), H, HV, N, T)
     # piece c of row r is at c ^ (r % 8)
-    swizzled = torch.arange(8)[None, :] ^ torch.arange(64)[:, None] % 8
-    pieces = memory[:, :, :, torch.arange(64)[:, None], swizzled].contiguous()
-    matrices = pieces.flatten(-2).contiguous().view(torch.bfloat16).double()
+    row = torch.arange(64)[:, None]
+    pieces = memory[:, :, :, row, torch.arange(8) ^ row % 8].contiguous()
+    matrices = pieces.flatten(-2).view(torch.bfloat16).double()
     # number t of gate f: row t / 4, piece 4 + f
     gates = pieces[:, :, 0, :16, 4:].contiguous().view(torch.float32)
-    gates = gates.transpose(2, 3).flatten(3)
-    return (
-        matrices[:, :, 0].numpy(),
-        None if wide else matrices[:, :, 1].numpy(),
-        gates.double().numpy(),
-    )
-
-
-def error(x, right):
-    return float(np.linalg.norm(x.double().numpy() - right) / np.linalg.norm(right))
+    gates = gates.transpose(2, 3).flatten(3).double()
+    return matrices[:, :, 0], matrices[:, :, 1:].squeeze(2), gates
 
 
 def right(given, scale=0.1):
@@ -430,14 +433,19 @@ def close(found, expected, of_state=4.5e-3):
     """bf16 goes into every product: FlashInfer's and flash-linear-attention's errors
     are 3e-3 to 5e-3.
     """
-    return (
-        error(found[0], expected[0]) < 4.5e-3
-        and error(found[1], expected[1]) < of_state
-    )
+    output, state = map(error, found, expected)
+    return output < 4.5e-3 and state < of_state
 
 
-def same(found, expected) -> bool:
+def same(found, expected):
     return all(map(torch.equal, found, expected))
+
+
+def same_in(modes, library, warps, given, expected, **how):
+    """Assert that every order of threads and copies gives these bits."""
+    for mode in modes:
+        found = prefill(library, warps, given, mode=mode, **how)
+        assert same(found, expected), (warps, mode)
 
 
 @pytest.mark.parametrize("wide", [0, 1])
@@ -446,39 +454,39 @@ def test_the_prepared_chunks(library, wide):
     value heads in groups of 3.
     """
     given = inputs([74, 5], 2, 6, seed=4)
-    given[1][74:] = float("nan")  # the next sequence
+    given[1][74:] = math.nan  # the next sequence
     q, k, _, _, A_log, a, dt_bias, b, _ = (
         x[:74].double() if len(x) == 79 else x.double() for x in given
     )
     log_g = -torch.exp(A_log) * torch.nn.functional.softplus(a + dt_bias)
     beta = torch.sigmoid(b)
+    one = torch.eye(64).double()
     for members, mode in ((1, 0), (2, 3), (3, 2), (1, 1)):
-        T, M, gates = prepared(library, given, 0.25, members, wide, mode)
+        T, M, gates = prepared(library, given, members, wide, mode)
         for chunk, hv in ((0, 0), (0, 4), (1, 2), (1, 5)):
             rows = slice(64 * chunk, min(64 * chunk + 64, 74))
-            n = rows.stop - rows.start
-            G = torch.zeros(64).double()
-            G[:n], G[n:] = log_g[rows, hv].cumsum(0), log_g[rows, hv].sum()
-            weights = torch.zeros(64).double()
-            weights[:n] = beta[rows, hv]
-            Q, K = torch.zeros(64, 128).double(), torch.zeros(64, 128).double()
-            Q[:n], K[:n] = q[rows, hv // 3], k[rows, hv // 3]
+            rest = 64 - (rows.stop - rows.start)
+
+            def padded(x, rows=rows, rest=rest):
+                return torch.cat([x[rows], x.new_zeros(rest, *x.shape[1:])])
+
+            G = padded(log_g[:, hv]).cumsum(0)
+            weights = padded(beta[:, hv])
+            Q, K = padded(q[:, hv // 3]), padded(k[:, hv // 3])
             decay = torch.exp(G[:, None] - G[None, :]).tril()
             A = (weights[:, None] * decay * (K @ K.T)).tril(-1)
             T[chunk, hv, :32, 32:] = 0  # the gates
-            one = torch.eye(64).double()
             # its diagonal is left out
             pairs = [(T[chunk, hv], torch.linalg.inv(one + A) - one, 0)]
             if not wide:
                 pairs.append((M[chunk, hv], 0.25 * decay * (Q @ K.T), 1))
             for found, expected, zeros in pairs:
-                assert error(torch.tensor(found), expected.numpy()) < 3e-3
-                assert not np.triu(found, zeros).any()
-            expected = torch.stack(
-                [torch.exp(G), torch.exp(G[63] - G), weights]
-            ).numpy()
-            assert np.abs(gates[chunk, hv, :3] - expected).max() < 2e-6
-            assert np.allclose(gates[chunk, hv, 3], G / np.log(2), rtol=1e-5, atol=1e-6)
+                assert error(found, expected) < 3e-3
+                assert not found.triu(zeros).any()
+            expected = torch.stack([torch.exp(G), torch.exp(G[63] - G), weights])
+            assert (gates[chunk, hv, :3] - expected).abs().max() < 2e-6
+            log2 = G / math.log(2)
+            assert torch.allclose(gates[chunk, hv, 3], log2, rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture
@@ -491,7 +499,16 @@ def room(library):
 
 
 MODES = [0, 1, 2, 3]  # emulated::Mode: which warp is ahead, and when copies land
+MORE_MODES = (*MODES, 4, 5, 7)
 BEHIND = 8
+
+
+def same_chunks(found, expected, chunks=slice(None)):
+    """Whether T and the gates of these chunks have the same bits."""
+    return all(
+        np.array_equal(found[i][chunks], expected[i][chunks], equal_nan=True)
+        for i in (0, 2)
+    )
 
 
 @pytest.mark.parametrize(
@@ -507,53 +524,25 @@ BEHIND = 8
 def test_chunk_after_chunk(library, room, lengths, H, HV):
     """A CTA that goes through chunks and heads gives the same bits as one CTA for each."""
     given = inputs(lengths, H, HV, seed=5)
-    expected = prepared(library, given, 0.25, wide=1)
+    expected = prepared(library, given, wide=1)
     for ctas in (1, 2, 3, 5):
         room(ctas)
-        for mode in (*MODES, 4, 5, 7) if ctas < 3 else (0, 7):
-            found = prepared(library, given, 0.25, wide=1, mode=mode)
-            for i in (0, 2):
-                assert np.array_equal(found[i], expected[i], equal_nan=True), (
-                    ctas,
-                    mode,
-                )
+        for mode in MORE_MODES if ctas < 3 else (0, 7):
+            found = prepared(library, given, wide=1, mode=mode)
+            assert same_chunks(found, expected), (ctas, mode)
 
 
 def test_chunks_do_not_depend_on_neighbouring_sequences(library, room):
     """NaN that a tile or a gate had from one sequence does not reach the next chunk."""
-    lengths = [70, 10, 65, 128]
-    clean, given = (inputs(lengths, 1, 2, seed=6) for _ in range(2))
+    clean, given = (inputs([70, 10, 65, 128], 1, 2, seed=6) for _ in range(2))
     for x in (given[1], given[5], given[7]):
-        x[70:80] = float("nan")
-    expected = prepared(library, clean, 0.25, wide=1)
+        x[70:80] = math.nan
+    expected = prepared(library, clean, wide=1)
     there = [0, 1, 3, 4, 5, 6]  # number 2 is the sequence of NaN
-    for ctas in (1, 2):
+    for ctas, mode in itertools.product((1, 2), (0, 7)):
         room(ctas)
-        for mode in (0, 7):
-            found = prepared(library, given, 0.25, wide=1, mode=mode)
-            for i in (0, 2):
-                assert np.array_equal(
-                    found[i][there], expected[i][there], equal_nan=True
-                ), (
-                    ctas,
-                    mode,
-                )
-
-
-def test_chunk_after_chunk_beside_a_plan(library, room):
-    lengths, HV = [20, 64 * 4 + 5, 0, 64], 2
-    given = inputs(lengths, 1, HV)
-    given[4][:] = -3.0  # slow decay: no chunk is forgotten
-    for warps in (TWO, -2):  # without a plan, and with one
-        room(1 << 30)
-        expected = prefill(library, warps, given)
-        for ctas in (1, 3):
-            room(ctas)
-            for mode in (0, 3, 5):
-                assert same(prefill(library, warps, given, mode=mode), expected), (
-                    ctas,
-                    mode,
-                )
+        found = prepared(library, given, wide=1, mode=mode)
+        assert same_chunks(found, expected, there), (ctas, mode)
 
 
 SPLIT = 0  # four warps share 16 rows
@@ -579,15 +568,11 @@ def test_every_cut(library, warps):
     "lengths", [[1], [15], [16], [17], [63], [65], [129, 0, 3, 64, 70, 0], [0]]
 )
 def test_lengths(library, warps, lengths):
-    given = inputs(lengths, 1, 1)
-    output, new_state = prefill(library, warps, given, mode=3)
-    expected_output, expected_state = right(given)
-    assert error(new_state, expected_state) < USUAL
-    assert sum(lengths) == 0 or error(output, expected_output) < 4.5e-3
-    for n, length in enumerate(lengths):
-        assert length or torch.equal(new_state[n], given[3][n]), (
-            "an empty sequence keeps its state to the bit"
-        )
+    given = inputs(lengths)
+    found = prefill(library, warps, given, mode=3)
+    assert close(found, right(given), USUAL)
+    for n, length in enumerate(lengths):  # an empty sequence keeps its state to the bit
+        assert length or torch.equal(found[1][n], given[3][n])
 
 
 @pytest.mark.parametrize("warps", [8, TWO, QUARTER])
@@ -596,27 +581,25 @@ def test_heads_and_a_large_state(library, warps):
     given[4] -= 3.0  # slow decay: the second chunk counts
     expected = right(given)
     for members, mode in ((1, 0), (1, 2), (2, 2), (3, 0)) if warps == 8 else ((1, 3),):
-        assert close(
-            prefill(library, warps, given, mode=mode, members=members), expected
-        )
+        found = prefill(library, warps, given, mode=mode, members=members)
+        assert close(found, expected)
 
 
-def test_one_warpgroup_or_two_that_go_from_tile_to_tile(library):
-    """The same arithmetic for one and for two: a state that came through the pipeline
-    is the one that was loaded.
+# the second: states side by side in the ring, an odd number of chunks in between
+TILE_TO_TILE = [([64 * 3 + 5, 0, 20, 64], MORE_MODES), ([64 * 4 + 5, 0, 64], (0, 7))]
+
+
+@pytest.mark.parametrize(("lengths", "modes"), TILE_TO_TILE, ids=range(2))
+def test_one_warpgroup_two_or_one_launch_have_the_same_bits(library, lengths, modes):
+    """The same arithmetic for one warpgroup, for two that go from tile to tile, and in
+    one launch: a state that came through the pipeline is the one that was loaded.
     """
-    # the second: states side by side in the ring
-    for lengths, orders in (
-        ([64 * 3 + 5, 0, 20, 64], (*MODES, 4, 5, 7)),
-        ([64 * 4 + 5, 0, 64], (0, 7)),
-    ):
-        given = inputs(lengths, 1, 2)
-        given[4][:] = -3.0
-        for segment, modes in ((0, orders), (1, (0,))):
-            one = prefill(library, ONE, given, segment=segment)
-            for mode in modes:
-                two = prefill(library, TWO, given, segment=segment, mode=mode)
-                assert same(one, two), mode
+    given = inputs(lengths, 1, 2, slow=True)
+    one = prefill(library, ONE, given)
+    for warps in (TWO, *FUSED):
+        same_in(modes, library, warps, given, one)
+    one = prefill(library, ONE, given, segment=1)
+    same_in((0,), library, TWO, given, one, segment=1)
 
 
 IN_ONE = "8x1024x8 8x2048x8 16x512x8 24x512x8 32x256x8 64x64x8 12x512x16 4x512x32 1x1024x64".split()
@@ -644,37 +627,16 @@ def test_one_launch_or_two_for_ragged_sequences(library, N, HV, one):
     assert library.in_one(8192, N, HV) == one
 
 
-def test_one_launch_has_the_bits_of_two(library):
-    """Also where a CTA goes from tile to tile, with an odd number of chunks in between."""
-    for lengths, modes in (
-        ([64 * 3 + 5, 0, 20, 64], (*MODES, 4, 5, 7)),
-        ([64 * 4 + 5, 0, 64], (0, 7)),
-    ):
-        given = inputs(lengths, 1, 2)
-        given[4][:] = -3.0
-        two = prefill(library, ONE, given)
-        for warps in FUSED:
-            for mode in modes:
-                one = prefill(library, warps, given, mode=mode)
-                assert same(one, two), (warps, mode)
-
-
 @pytest.mark.parametrize("behind", [1, 2, 3, 4])  # consumers, maker, team, producer
 def test_one_launch_waits_for_each_warpgroup(library, behind):
     """One that runs only while no other can misses no phase: the maker did, where the
     peer makes M, and at a state.
     """
-    given = inputs([64 * 4 + 5, 0, 64], 1, 2)
-    given[4][:] = -3.0
-    for warps in (41, 43):
+    given = inputs([64 * 4 + 5, 0, 64], 1, 2, slow=True)
+    for warps in (FUSED[0], FUSED[2]):
         expected = prefill(library, warps, given)
-        for mode in (0, 1, 7):
-            assert same(
-                prefill(library, warps, given, mode=BEHIND * behind + mode), expected
-            ), (
-                warps,
-                mode,
-            )
+        modes = [BEHIND * behind + mode for mode in (0, 1, 7)]
+        same_in(modes, library, warps, given, expected)
 
 
 @pytest.mark.parametrize(
@@ -685,19 +647,16 @@ def test_inter_chunk_kernel_waits_for_each_warpgroup(library, warps, behind):
     """The same of the second of two launches: with one consumer warpgroup, the first,
     the maker waits for it.
     """
-    given = inputs([64 * 5 + 5], 1, 1)
+    given = inputs([64 * 5 + 5])
     expected = prefill(library, warps, given)
-    for mode in (0, 1):
-        assert same(
-            prefill(library, warps, given, mode=BEHIND * behind + mode), expected
-        ), mode
+    same_in((BEHIND * behind, BEHIND * behind + 1), library, warps, given, expected)
 
 
 @pytest.mark.parametrize("warps", EACH)
 def test_in_place(library, warps):
-    given = inputs([70], 1, 1)
-    apart = prefill(library, warps, given)
-    assert same(prefill(library, warps, given, in_place=True), apart)
+    given = inputs([70])
+    expected = prefill(library, warps, given)
+    same_in((0,), library, warps, given, expected, in_place=True)
 
 
 @pytest.mark.parametrize("warps", [ONE, TWO, QUARTER, HALF, *FUSED])
@@ -705,37 +664,10 @@ def test_the_order_of_threads_and_of_copies_changes_nothing(library, warps):
     """A barrier or a wait too little shows as a bit that depends on who was first;
     stages return, in segments too.
     """
-    given = inputs([64 * 6 + 5], 1, 1)
-    given[4][:] = -3.0  # slow decay: no chunk is forgotten
+    given = inputs([64 * 6 + 5], slow=True)
     for segment in (0, 6):
-        first, *others = (
-            prefill(library, warps, given, mode=mode, segment=segment)
-            for mode in (*MODES, 5, 7)
-        )
-        assert all(same(first, other) for other in others)
-
-
-@pytest.mark.parametrize("warps", [*EACH, -1, -9, TMA - 1, TMA - 9])
-def test_a_sequence_does_not_depend_on_its_neighbours(library, warps):
-    """A tile holds rows of the next sequence, too: nothing of them may reach this one,
-    not even as 0 x NaN.
-    """
-    lengths = [10, 70, 10, 65] if warps < 0 else [70, 10, 65]
-    clean, given = (inputs(lengths, 1, 1) for _ in range(2))
-    begin = sum(lengths[:-2])
-    for x in given[:3]:
-        x[begin : begin + 10] = float("nan")
-    # work tiles in order of length are of whole sequences
-    for mode, segment in ((0, 0), (7, warps >= 0)):
-        expected, found = (
-            prefill(library, warps, x, mode=mode, segment=int(segment))
-            for x in (clean, given)
-        )
-        for rows in (slice(0, begin), slice(begin + 10, None)):
-            assert torch.equal(found[0][rows], expected[0][rows])
-        others = [n for n in range(len(lengths)) if n != len(lengths) - 2]
-        assert torch.equal(found[1][others], expected[1][others])
-        assert not found[0][begin : begin + 10].isfinite().any()
+        expected = prefill(library, warps, given, segment=segment)
+        same_in((1, 2, 3, 5, 7), library, warps, given, expected, segment=segment)
 
 
 # beta near 1 and no decay, where (I + A)^-1 is far from I; decay that leaves nothing,
@@ -751,7 +683,7 @@ HARD = {
 @pytest.mark.parametrize("warps", [SPLIT, TWO, HALF])
 @pytest.mark.parametrize("case", HARD)
 def test_hard_cases(library, case, warps):
-    given = inputs([150], 1, 1)
+    given = inputs([150])
     _, k, _, _, A_log, a, dt_bias, b, _ = given
     how = HARD[case]
     dt_bias.zero_()
@@ -767,7 +699,7 @@ def test_hard_cases(library, case, warps):
 
 @pytest.mark.parametrize("warps", [8, TWO])
 def test_chunks_far_from_the_first(library, warps):
-    given = inputs([1100], 1, 1)
+    given = inputs([1100])
     given[4][:] = -10.0  # no decay
     assert close(prefill(library, warps, given), right(given), 3e-3)
 
@@ -775,13 +707,11 @@ def test_chunks_far_from_the_first(library, warps):
 @pytest.mark.parametrize("warps", EACH)
 @pytest.mark.parametrize("lengths", [[200, 64, 0, 128, 300], [129], [128]])
 def test_segments(library, warps, lengths):
-    given = inputs(lengths, 1, 1, state_scale=10.0)
-    given[4][:] = -3.0  # slow decay: tokens before a segment matter after it
+    given = inputs(lengths, state_scale=10.0, slow=True)
     expected = right(given)
     for segment, mode in ((1, 2), (2, 1)):
-        assert close(
-            prefill(library, warps, given, segment=segment, mode=mode), expected, USUAL
-        )
+        found = prefill(library, warps, given, segment=segment, mode=mode)
+        assert close(found, expected, USUAL)
 
 
 # T, N, HV, `segments` -> chunks of one, on a GPU with 132 SMs
@@ -815,11 +745,8 @@ CUT = [
 
 @pytest.mark.parametrize(("what", "chunks"), CUT)
 def test_where_sequences_are_cut(library, what, chunks):
-    T, N, HV, segments = what
-    assert (
-        library.cut(ctypes.c_int64(T), ctypes.c_int64(N), ctypes.c_int64(HV), segments)
-        == chunks
-    )
+    *sizes, segments = what
+    assert library.cut(*map(ctypes.c_int64, sizes), segments) == chunks
 
 
 # T, N, HV, `recurrent` -> whether cuda-recurrent's kernel has them
@@ -858,21 +785,21 @@ def test_scan(library, mode, count):
     axes = pair.reshape(2, count, 2, 8, 2, 4, 2, 16, 8)
     # k-step, n-tile, g, t; part, half, odd
     fragments = axes.permute(1, 2, 3, 7, 8, 5, 0, 4, 6).contiguous()
-    fragments[[0, -1]] = float("nan")  # these are never written
+    fragments[[0, -1]] = math.nan  # these are never written
     # transfer has gone through the first from the state
     expected, S = [ends[0].double()], ends[0].double()
     for i in range(1, count - 1):
         S = S @ transfers[i].double() + ends[i].double()
         expected.append(S)
     cu = torch.tensor([0, 64 * count])
-    table = (ctypes.c_void_p * 4)(*(x.data_ptr() for x in (cu, state, ends, fragments)))
+    table = emulation.addresses(cu, state, ends, fragments)
     library.scan_segments(mode, table, 2, 1, 64 * count, 1)
-    assert error(ends[:-1], torch.stack(expected).numpy()) < 3e-5
+    assert error(ends[:-1], torch.stack(expected)) < 3e-5
 
 
 def decays(given, bits):
     """Gates that take 2^-bits[hv] off a head's state in 64 tokens."""
-    softplus = torch.tensor(bits, dtype=torch.float64) * np.log(2) / 64
+    softplus = torch.tensor(bits, dtype=torch.float64) * math.log(2) / 64
     given[4].zero_(), given[5].zero_()
     given[6].copy_(torch.log(torch.expm1(softplus)))
     return given
@@ -885,19 +812,17 @@ def test_bounds_of_chunks(library):
     beta, square = torch.sigmoid(given[7].double()), given[1].double().square().sum(-1)
     grows = torch.log2((1 - beta * square).abs().clamp(min=1))
     assert (grows > 0).any() and (grows == 0).any()
-    log2_g = -torch.nn.functional.softplus(given[6].double()) / np.log(2)
+    log2_g = -torch.nn.functional.softplus(given[6].double()) / math.log(2)
     # 148 / 64 + 1 is 3
-    expected = {0: (0, 64), 1: (64, 128), 2: (128, 148), 3: (148, 212), 4: (212, 218)}
+    spans = {0: (0, 64), 1: (64, 128), 2: (128, 148), 3: (148, 212), 4: (212, 218)}
     for window, members in ((0, 1), (3, 2)):
         seen = {}
-        prefill(
-            library, TWO, given, members=members, segment=1, window=window, seen=seen
-        )
-        for number, (begin, end) in expected.items():
-            right = grows[begin:end].sum(0) + (end - begin) * log2_g
-            assert torch.allclose(
-                seen["bounds"][:, number].double(), right, rtol=1e-5, atol=1e-5
-            ), number
+        how = dict(members=members, segment=1, window=window, seen=seen)
+        prefill(library, TWO, given, **how)
+        for number, (begin, end) in spans.items():
+            expected = grows[begin:end].sum(0) + (end - begin) * log2_g
+            found = seen["bounds"][:, number].double()
+            assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5), number
 
 
 @pytest.mark.parametrize("warps", [pytest.param(ONE, marks=pytest.mark.slow), TWO])
@@ -905,41 +830,33 @@ def test_segments_that_forget(library, warps):
     """The first head forgets within a chunk, the second in three, the third never:
     other chunks, the same values.
     """
-    given = decays(
-        inputs([64 * 7 + 5, 130], 1, 3, state_scale=3.0, seed=9), [50.0, 15.0, 0.5]
-    )
+    given = inputs([64 * 7 + 5, 130], 1, 3, state_scale=3.0, seed=9)
+    decays(given, [50.0, 15.0, 0.5])
     expected = right(given)
-    for window, mode, forgets in (
-        (0, 0, ""),
-        (1, 2, "0"),
-        (2, 1, "0"),
-        (3, 3, "01"),
-        (4, 5, "01"),
-    ):
+    # window, mode, heads that forget
+    for window, mode, forget in ((0, 0, 0), (1, 2, 1), (2, 1, 1), (3, 3, 2), (4, 5, 2)):
         seen = {}
-        found = prefill(
-            library, warps, given, segment=2, window=window, mode=mode, seen=seen
-        )
+        how = dict(segment=2, window=window)
+        found = prefill(library, warps, given, mode=mode, seen=seen, **how)
         assert close(found, expected, USUAL), window
         linked = seen["linked"]  # of the first sequence 0 to 3, the last
         assert linked[0].tolist() == [0, 0, 0], "from the state"
         for hv in range(3):
-            here = [int(str(hv) not in forgets)] * 2
+            here = [hv >= forget] * 2
             if window == 4:
-                here[0] = 0  # the window reaches the sequence's state
+                here[0] = False  # the window reaches the sequence's state
             assert linked[1:3, hv].tolist() == here, (window, hv)
+            # Phi where it is needed, and only there
             written = ~seen["transfers"][1:3, hv].isnan().flatten(1).all(1)
-            assert written.tolist() == [bool(x) for x in here], (
-                "Phi where it is not needed, or none"
-            )
+            assert written.tolist() == here, (window, hv)
         if window in (1, 4):  # in other orders of threads, and in place
-            how = dict(segment=2, window=window, mode=7, in_place=window == 4)
-            assert same(prefill(library, warps, given, **how), found)
+            in_place = window == 4
+            same_in((7,), library, warps, given, found, in_place=in_place, **how)
 
 
 def test_a_segment_that_grows_is_linked(library):
     """Gates that forget, but keys so long that the state may grow."""
-    given = decays(inputs([64 * 4], 1, 1, seed=10), [50.0])
+    given = decays(inputs([64 * 4], seed=10), [50.0])
     given[1][64:192] *= 1.9
     given[7][:] = 3.0
     seen = {}
@@ -962,75 +879,52 @@ def test_links_between_segments_that_forget(library):
 def test_a_segment_for_all_is_no_segment(library, warps):
     given = inputs([200, 70], 1, 2)
     whole = prefill(library, warps, given)
-    assert same(prefill(library, warps, given, segment=100), whole)
+    same_in((0,), library, warps, given, whole, segment=100)
 
 
 # Work tiles in order of length (inter_chunk_sm90_tiles.cuh): lengths, value heads, and
 # which schedule for each of CTAS
+CTAS = (1, 2, 9)
+ALL_STATIC, ALL_HALVES = (STATIC,) * 3, (HALVES,) * 3
+UNEVEN, SPREAD = (LONGEST_FIRST, LONGEST_FIRST, HALVES), (HALVES, HALVES, QUARTERS)
 ORDERS = {
-    "one": ([70], 1, (STATIC, HALVES, HALVES), (HALVES, HALVES, QUARTERS)),
-    "one very long": (
-        [20, 64 * 4 + 5, 0, 64],
-        2,
-        (LONGEST_FIRST, LONGEST_FIRST, HALVES),
-        (HALVES, HALVES, QUARTERS),
-    ),
-    "even": ([64, 50, 1, 64, 33], 2, (STATIC, STATIC, STATIC), (HALVES,) * 3),
+    "one": ([70], 1, (STATIC, HALVES, HALVES), SPREAD),
+    "one very long": ([20, 64 * 4 + 5, 0, 64], 2, UNEVEN, SPREAD),
+    "even": ([64, 50, 1, 64, 33], 2, ALL_STATIC, ALL_HALVES),
     "even, of several chunks": (
         [130, 192, 150],
         1,
         (STATIC, STATIC, HALVES),
-        (HALVES,) * 3,
+        ALL_HALVES,
     ),
-    "empty ones": (
-        [0, 129, 0, 0, 3, 70, 0],
-        1,
-        (LONGEST_FIRST, LONGEST_FIRST, HALVES),
-        (HALVES, HALVES, QUARTERS),
-    ),
-    "nothing": ([0, 0, 0, 0, 0, 0], 2, (STATIC, STATIC, STATIC), (HALVES,) * 3),
+    "empty ones": ([0, 129, 0, 0, 3, 70, 0], 1, UNEVEN, SPREAD),
+    "nothing": ([0, 0, 0, 0, 0, 0], 2, ALL_STATIC, ALL_HALVES),
 }
-CTAS = (1, 2, 9)
+SLOW = pytest.param("one very long", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(x, marks=pytest.mark.slow if x == "one very long" else ())
-        for x in ORDERS
-    ],
-)
+@pytest.mark.parametrize("case", [SLOW if x in SLOW.values else x for x in ORDERS])
 def test_tiles_in_order_of_length(library, case):
     """The same arithmetic as with a static schedule, whichever CTA has which tile,
     whole or half.
     """
     lengths, HV, ways, mma_ways = ORDERS[case]
-    given = inputs(lengths, 1, HV)
-    given[4][:] = -3.0  # slow decay: no chunk is forgotten
+    given = inputs(lengths, 1, HV, slow=True)
     mma = prefill(library, HALF, given)
-    assert same(prefill(library, QUARTER, given), mma)
-    for expected, first, expected_ways in (
+    same_in((0,), library, QUARTER, given, mma)
+    for expected, first, each_way in (
         (prefill(library, TWO, given), 0, ways),
         (mma, TMA, mma_ways),
     ):
-        for ctas, expected_way in zip(CTAS, expected_ways, strict=True):
+        for ctas, expected_way in zip(CTAS, each_way, strict=True):
             assert way(library, lengths, HV, ctas, first == TMA) == expected_way
-            modes = [(mode, mode % 2 == 1) for mode in (0, 1, 2, 3, 4, 5)] + [
-                (7, False)
-            ]
-            for mode, in_place in modes if case == "one very long" else modes[3:5]:
-                found = prefill(
-                    library, first - ctas, given, mode=mode, in_place=in_place
-                )
-                assert same(found, expected), (first, ctas, mode)
-
-
-def test_heads_in_order(library):
-    """Several heads of q and k, groups of value heads, and more work tiles than CTAs."""
-    given = inputs([70, 5, 130], 2, 6)
-    expected = right(given)
-    for ctas, members in ((4, 1), (99, 3), (104, 3)):
-        assert close(prefill(library, -ctas, given, mode=5, members=members), expected)
+            how = library, first - ctas, given, expected
+            if case == "one very long":
+                same_in((0, 2, 4, 7), *how)
+                same_in((1, 3, 5), *how, in_place=True)
+            else:
+                same_in((3,), *how, in_place=True)
+                same_in((4,), *how)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -1038,17 +932,15 @@ def test_heads_in_order(library):
 def test_the_order(library, N, mode):
     """Longest first, also with more sequences than threads and more chunks than bins."""
     draw = np.random.default_rng(N)
-    lengths = (
-        draw.integers(0, 64 * 40, N)
-        * draw.integers(0, 2, N)
-        * (1 + 9 * (draw.random(N) < 0.1).astype(np.int64))
-    )
-    cu = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
+    some = draw.integers(0, 64 * 40, N) * draw.integers(0, 2, N)
+    long = 1 + 9 * (draw.random(N) < 0.1).astype(np.int64)
+    cu = torch.tensor([0, *np.cumsum(some * long)])
     for ctas in (3, 132):
-        plan = torch.full((4 + 4 * N + 1,), -1, dtype=torch.int32)
-        table = (ctypes.c_void_p * 2)(cu.data_ptr(), plan.data_ptr())
+        plan = full(-1, 4 + 4 * N + 1, dtype=torch.int32)
+        table = emulation.addresses(cu, plan)
         library.order(mode, table, N, ctypes.c_int64(int(cu[-1])), ctas)
-        assert plan[0] == 0 and plan[-1] == -1
+        assert plan[0] == 0
+        assert plan[-1] == -1
         check_order(library, plan, cu, 1, ctas)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import shutil
 
 import helpers
 import pytest
@@ -13,7 +14,8 @@ import torch
 from emulator import emulation
 from kernels import test_prefill_chunk as chunk
 from kernels import test_prefill_packed as packed
-from serving_steps import apart, between, bits, off, same
+from oracle import error
+from serving_steps import apart, between, between_heads, bits, heads_apart, same
 
 FOLDER = helpers.OURS / "_cuda" / "prefill_pool"
 D = 128
@@ -77,23 +79,13 @@ extern "C" void prefill(int cut, int mode, int, int, const Given* g, void**) {
 )
 
 
-class Given(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in (
-            "q k v a b A_log dt_bias pool indices has_state cu_seqlens output checkpoints starts").split()),
-        *((name, ctypes.c_int64) for name in (
-            "qk_row v_row a_row b_row slot_stride head_stride slots num_tokens num_checkpoints").split()),
-        ("scale", ctypes.c_float), ("epsilon", ctypes.c_float),
-        *((name, ctypes.c_int) for name in (
-            "H HV N first_slot long_indices long_lengths half_pool half_bias every indices_step").split()),
-    ]  # fmt: skip
+Given = emulation.structure(DRIVER, "Given")
 
 
 def chunked_of(folder, *, races=False):
     """The library of cuda-chunk's kernels."""
-    return chunk.library_of(
-        folder, DRIVER, FOLDER / "call.h", FOLDER / "tensors.cuh", races=races
-    )
+    own = FOLDER / "call.h", FOLDER / "tensors.cuh"
+    return chunk.library_of(folder, DRIVER, *own, races=races)
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +96,9 @@ def chunked(tmp_path_factory):
 def recurrent_of(folder, *, races=False):
     """The library of cuda-recurrent's kernel."""
     for name in ("call.h", "tensors.cuh", "recurrent_call.cuh"):
-        (folder / name).write_text((FOLDER / name).read_text())
-    return emulation.library(
-        folder, RECURRENT, emulation.CUDA / "gdn" / "recurrent.cuh", races=races
-    )
+        shutil.copy(FOLDER / name, folder)
+    kernel = emulation.CUDA / "gdn" / "recurrent.cuh"
+    return emulation.library(folder, RECURRENT, kernel, races=races)
 
 
 @pytest.fixture(scope="module")
@@ -130,23 +121,33 @@ def test_one_launch_or_two(chunked, shape, one):
 # and -3: work tiles in order of length, by 3 CTAs
 SPLIT, SYNC, ONE, TWO = chunk.SPLIT, 8, chunk.ONE, chunk.TWO
 QUARTER, HALF = chunk.QUARTER, chunk.HALF
-PATHS = {"recurrent, split": 0, "recurrent": 1, "recurrent, four": 2,
-         "mma.sync, split": SPLIT, "mma.sync": SYNC, "one warpgroup": ONE, "two": TWO, "ordered": -3,
-         "TMA, quarter": QUARTER, "TMA": HALF, "TMA, ordered": chunk.TMA - 3,
-         "one launch": chunk.FUSED[0], "one launch, ordered": chunk.FUSED[2]}  # fmt: skip
+PATHS = {
+    "recurrent, split": 0,
+    "recurrent": 1,
+    "recurrent, four": 2,
+    "mma.sync, split": SPLIT,
+    "mma.sync": SYNC,
+    "one warpgroup": ONE,
+    "two": TWO,
+    "ordered": -3,
+    "TMA, quarter": QUARTER,
+    "TMA": HALF,
+    "TMA, ordered": chunk.TMA - 3,
+    "one launch": chunk.FUSED[0],
+    "one launch, ordered": chunk.FUSED[2],
+}
 
 
 @pytest.fixture(params=PATHS)
 def path(request, chunked, recurrent):
     """(library, how): every kernel that a call can reach."""
-    return recurrent if request.param.startswith("recurrent") else chunked, PATHS[
-        request.param
-    ]
+    library = recurrent if request.param.startswith("recurrent") else chunked
+    return library, PATHS[request.param]
 
 
 def call(
     path,
-    args: list,
+    args,
     *,
     mode=0,
     segment=0,
@@ -154,7 +155,7 @@ def call(
     first_slot=1,
     epsilon=1e-6,
     kept=None,
-) -> torch.Tensor:
+):
     """Writes new states into the pool; returns the output. kept: checkpoints, where
     they start, chunks between them.
     """
@@ -162,59 +163,86 @@ def call(
     rows, a, b, A_log, dt_bias, pool, slots, has_state, cu, scale = args
     T, N, HV = len(rows), len(slots), pool.shape[1]
     H = (rows.shape[1] // D - HV) // 2
-    guarded = torch.full((T + 64, HV, D), math.nan, dtype=torch.bfloat16)
-    bytes_of = chunk_bytes(library)
-    prepared = torch.full(((T // 64 + N) * HV, bytes_of), 255, dtype=torch.uint8)
-    segments = T // (64 * segment) + N if segment else 0
-    ends, transfers = (torch.full((segments, HV, D, D), math.nan) for _ in range(2))
-    plan = torch.full((4 + 4 * N + 16,), -1, dtype=torch.int32)
-    q, k, v = rows.data_ptr(), rows.data_ptr() + 2 * H * D, rows.data_ptr() + 4 * H * D
-    bounds, linked = (
-        torch.full((HV, T // 64 + N), math.nan),
-        torch.full((segments, HV), -1, dtype=torch.int32),
-    )
-    memory = (prepared, ends, transfers, plan, bounds, linked)
-    table = (ctypes.c_void_p * len(memory))(*(x.data_ptr() for x in memory))
+    guarded = chunk.full(math.nan, T + 64, HV, D, dtype=torch.bfloat16)
+    memory = chunk.Memory(library, T, N, HV, segment).tensors
     places, starts, every = kept or (torch.empty(0), torch.empty(0), 0)
     given = Given(
-        q, k, v, *(x.data_ptr() for x in (a, b, A_log, dt_bias, pool, slots)),
-        None if has_state is None else has_state.data_ptr(), cu.data_ptr(), guarded.data_ptr(),
-        places.data_ptr(), starts.data_ptr(), rows.stride(0), rows.stride(0), a.stride(0), b.stride(0), pool.stride(0),
-        pool.stride(1), len(pool), T, len(places), scale or D**-0.5, epsilon, H, HV, N,
-        first_slot, slots.dtype == torch.int64, cu.dtype == torch.int64, pool.dtype == torch.bfloat16,
-        dt_bias.dtype == torch.bfloat16, every, slots.stride(0) * slots.element_size(),
-    )  # fmt: skip
+        q=rows,
+        k=rows[:, H * D :],
+        v=rows[:, 2 * H * D :],
+        a=a,
+        b=b,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        pool=pool,
+        indices=slots,
+        has_state=has_state,
+        cu_seqlens=cu,
+        output=guarded,
+        checkpoints=places,
+        starts=starts,
+        qk_row=rows.stride(0),
+        v_row=rows.stride(0),
+        a_row=a.stride(0),
+        b_row=b.stride(0),
+        slot_stride=pool.stride(0),
+        head_stride=pool.stride(1),
+        slots=len(pool),
+        num_tokens=T,
+        num_checkpoints=len(places),
+        scale=scale or D**-0.5,
+        epsilon=epsilon,
+        H=H,
+        HV=HV,
+        N=N,
+        first_slot=first_slot,
+        long_indices=slots.dtype == torch.int64,
+        long_lengths=cu.dtype == torch.int64,
+        half_pool=pool.dtype == torch.bfloat16,
+        half_bias=dt_bias.dtype == torch.bfloat16,
+        every=every,
+        indices_step=slots.stride(0) * slots.element_size(),
+    )
+    table = emulation.addresses(*memory)
     library.prefill(how, mode, members, segment, ctypes.byref(given), table)
     assert guarded[T:].isnan().all(), "a write behind the output"
     return guarded[:T]
 
 
-def chunk_bytes(library) -> int:
-    return library.prepared_bytes() if hasattr(library, "prepared_bytes") else 0
-
-
-def faults(path, args: list, output=4.5e-3, state=3e-3, right=None, **how) -> list[str]:
+def faults(path, args, output=4.5e-3, state=3e-3, right=None, **how):
     """What is wrong with a call."""
-    right, old = right or packed.exact(*args), args[5].clone()
+    right = right or packed.exact(*args)
+    old = args[5].clone()
     found = call(path, args, **how), args[5]
     first_slot = how.get("first_slot", 1)
     return packed.differences(args, old, found, right, output, state, first_slot)
 
 
-def slow(lengths, slots, P, H=1, HV=2, **how) -> list:
+def slow(lengths, slots, P, H=1, HV=2, **how):
     """Inputs in which no chunk is forgotten."""
     return packed.inputs(lengths, slots, P, H, HV, decay=-4.0, **how)
 
 
-def outside(args: list, before: int, after: int) -> None:
-    """Rows before the first and after the last sequence, NaN in all that they hold."""
+def rows_outside_enter_no_state(path, args, before, after, **how):
+    """Rows before the first and after the last sequence hold NaN in all that they have.
+    Outputs there are not written: they keep the NaN that `call` puts there.
+    """
+    inside = slice(before, before + len(args[0]))
     for i in range(3):
-        rows = args[i].new_full(
-            (before + len(args[i]) + after, args[i].shape[1]), math.nan
-        )
-        rows[before : before + len(args[i])] = args[i]
+        length = before + len(args[i]) + after
+        rows = args[i].new_full((length, args[i].shape[1]), math.nan)
+        rows[inside] = args[i]
         args[i] = rows
     args[8] += before
+    output, states = packed.exact(*args)
+    old = args[5].clone()
+    found = call(path, args, **how)
+    assert error(found[inside], output[inside]) < 4.5e-3
+    assert found[:before].isnan().all()
+    assert found[inside.stop :].isnan().all()
+    assert packed.wrong_states(args[5], states, 3e-3) == []
+    others = [i for i in range(len(old)) if i not in states]
+    assert same(args[5][others], old[others])
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 50), (70, 0), (5, 130)])
@@ -222,34 +250,15 @@ def outside(args: list, before: int, after: int) -> None:
 def test_rows_outside_of_the_sequences_enter_no_state(
     path, lengths, slots, before, after
 ):
-    """Engines pad their rows. The outputs there are not written: they keep the NaN that
-    `call` puts there.
-    """
-    args = slow(lengths, slots, 5)
-    outside(args, before, after)
-    output, states = packed.exact(*args)
-    inside = slice(before, before + sum(lengths))
-    old, found = args[5].clone(), call(path, args)
-    assert off(found[inside], output[inside]) < 4.5e-3
-    assert found[:before].isnan().all() and found[inside.stop :].isnan().all()
-    for slot in range(5):
-        if slot in states:
-            assert off(args[5][slot], states[slot]) < 3e-3, slot
-        else:
-            assert same(args[5][slot], old[slot]), slot
+    """Engines pad their rows."""
+    rows_outside_enter_no_state(path, slow(lengths, slots, 5), before, after)
 
 
 @pytest.mark.parametrize("how", [SPLIT, SYNC, ONE, TWO, HALF])
 @pytest.mark.parametrize("before", [0, 70])
 def test_rows_outside_of_the_sequences_enter_no_state_in_segments(chunked, how, before):
     args = slow([200, 130], [1, 3], 4)
-    outside(args, before, 140)
-    right = packed.exact(*args)
-    inside = slice(before, before + 330)
-    found = call((chunked, how), args, segment=1)
-    assert off(found[inside], right[0][inside]) < 4.5e-3
-    assert found[:before].isnan().all() and found[inside.stop :].isnan().all()
-    assert max(off(args[5][slot], x) for slot, x in right[1].items()) < 3e-3
+    rows_outside_enter_no_state((chunked, how), args, before, 140, segment=1)
 
 
 def test_a_gate_of_nan_is_not_forgotten(path):
@@ -259,13 +268,12 @@ def test_a_gate_of_nan_is_not_forgotten(path):
     clean, given = (slow([70, 20], [1, 2], 3) for _ in range(2))
     given[1][66, 1] = math.nan
     expected, found = call(path, clean), call(path, given)
-    assert found[66:70, 1].isnan().all() and given[5][1, 1].isnan().all()
-    assert torch.equal(found[:, 0], expected[:, 0]) and torch.equal(
-        found[70:], expected[70:]
-    )
-    assert torch.equal(given[5][1, 0], clean[5][1, 0]) and torch.equal(
-        given[5][2], clean[5][2]
-    )
+    assert found[66:70, 1].isnan().all()
+    assert given[5][1, 1].isnan().all()
+    assert torch.equal(found[:, 0], expected[:, 0])
+    assert torch.equal(found[70:], expected[70:])
+    assert torch.equal(given[5][1, 0], clean[5][1, 0])
+    assert torch.equal(given[5][2], clean[5][2])
     # back to the begin of its chunk, or of its 16 tokens, at most
     assert torch.equal(found[:64], expected[:64])
 
@@ -275,23 +283,31 @@ def test_a_gate_of_nan_is_not_forgotten_in_segments(chunked, how):
     args = slow([300], [1], 2)
     args[1][70, 0] = math.nan
     found = call((chunked, how), args, segment=1)
-    assert found[70:, 0].isnan().all() and args[5][1, 0].isnan().all()
-    assert (
-        found[:64, 0].isfinite().all()
-        and found[:, 1].isfinite().all()
-        and args[5][1, 1].isfinite().all()
-    )
+    assert found[70:, 0].isnan().all()
+    assert args[5][1, 0].isnan().all()
+    for x in (found[:64, 0], found[:, 1], args[5][1, 1]):
+        assert x.isfinite().all()
 
 
-def test_slots_in_a_column_of_a_table_and_heads_that_lie_apart(path):
-    dense, far = (slow([70, 17], [3, 1], 4, 1, 3) for _ in range(2))
-    whole = torch.full((4, 3, D * D + 2 * D), math.nan)
-    far[5] = whole[:, :, : D * D].unflatten(2, (D, D)).copy_(dense[5])
-    far[6] = torch.stack([far[6], torch.full((2,), 99, dtype=torch.int32)], dim=1)[:, 0]
-    expected, found = call(path, dense), call(path, far)
-    assert torch.equal(found, expected) and same(far[5], dense[5])
-    assert whole[:, :, D * D :].isnan().all()
-    assert off(found, packed.exact(*slow([70, 17], [3, 1], 4, 1, 3))[0]) < 4.5e-3
+def test_what_lies_apart_has_the_same_bits(path):
+    """Rows, slots, and heads of a slot; slots in a column of a table."""
+    dense, rows, heads = (slow([70, 17], [3, 1], 4, 2, 4) for _ in range(3))
+    output, states = packed.exact(*dense)
+    for i, gap in ((0, 64), (1, 3), (2, 5), (5, 64)):
+        rows[i] = apart(rows[i], gap)
+    heads[5] = heads_apart(heads[5], 2 * D)
+    table = torch.full((2, 2), 99, dtype=torch.int32)
+    table[:, 0] = heads[6]
+    heads[6] = table[:, 0]
+    expected = call(path, dense)
+    for args in (rows, heads):
+        assert torch.equal(call(path, args), expected)
+        assert same(args[5], dense[5])
+    # nothing between the slots, or their heads, was written
+    assert between(rows[5]).isnan().all()
+    assert between_heads(heads[5]).isnan().all()
+    assert error(expected, output) < 4.5e-3
+    assert packed.wrong_states(dense[5], states, 3e-3) == []
 
 
 def test_numbers_of_64_bits_are_no_slots_by_their_low_words(path):
@@ -299,14 +315,11 @@ def test_numbers_of_64_bits_are_no_slots_by_their_low_words(path):
     args[6] = torch.tensor([2**32 + 1, 2, -(2**63) + 3])
     before = args[5].clone()
     found = call(path, args)
-    assert (
-        not bits(found[:5]).any()
-        and not bits(found[25:]).any()
-        and found[5:25].isfinite().all()
-    )
-    assert same(args[5][[0, 1, 3]], before[[0, 1, 3]]) and not same(
-        args[5][2], before[2]
-    )
+    assert not bits(found[:5]).any()
+    assert not bits(found[25:]).any()
+    assert found[5:25].isfinite().all()
+    assert same(args[5][[0, 1, 3]], before[[0, 1, 3]])
+    assert not same(args[5][2], before[2])
 
 
 @pytest.mark.parametrize("how", [ONE, TWO, -3])
@@ -315,19 +328,16 @@ def test_chunk_after_chunk(chunked, how):
     one CTA for each.
     """
 
-    def bits_of(ctas, mode):
+    def results(ctas, mode):
         args = slow([20, 64 * 4 + 5, 0, 64], [4, 2, 3, 1], 5)
         chunked.fit(ctas)
-        return (*(bits(x) for x in (call((chunked, how), args, mode=mode), args[5])),)
+        return call((chunked, how), args, mode=mode), args[5]
 
     try:
-        expected = bits_of(1 << 30, 0)
+        expected = results(1 << 30, 0)
         for ctas, modes in ((1, (0, 3, 7)), (3, (0, 1, 2, 4, 5, 8, 16))):
             for mode in modes:
-                assert all(map(torch.equal, bits_of(ctas, mode), expected)), (
-                    ctas,
-                    mode,
-                )
+                assert all(map(same, results(ctas, mode), expected)), (ctas, mode)
     finally:
         chunked.fit(1 << 30)
 
@@ -336,18 +346,6 @@ def test_chunk_after_chunk(chunked, how):
 def test_slots_padding_fresh_sequences_and_norms(path, mode):
     args = slow([70, 3, 0, 129, 20, 0], [4, 0, 2, 6, -1, 1], 8, fresh=(2, 3))
     assert faults(path, args, mode=mode) == []
-
-
-def test_strided_rows_and_slots_are_the_same(path):
-    dense, lying_apart = (slow([70, 17], [3, 1], 4, 2, 4) for _ in range(2))
-    for i, gap in ((0, 64), (1, 3), (2, 5), (5, 64)):
-        lying_apart[i] = apart(lying_apart[i], gap)
-    expected, found = call(path, dense), call(path, lying_apart)
-    assert torch.equal(found, expected) and same(lying_apart[5], dense[5])
-    assert (
-        between(lying_apart[5]).isnan().all()
-    )  # nothing between the slots was written
-    assert off(found, packed.exact(*slow([70, 17], [3, 1], 4, 2, 4))[0]) < 4.5e-3
 
 
 def test_numbers_of_64_bits_a_bias_in_bfloat16_and_slot_0(path):
@@ -359,18 +357,11 @@ def test_numbers_of_64_bits_a_bias_in_bfloat16_and_slot_0(path):
         args[5][i] = args[5][i + 1].clone()
     assert faults(path, args, right=right) == []
     args = slow([5, 65], [1, 2], 3)  # where only what is below 0 is padding
-    right = packed.exact(*args)
+    output, states = packed.exact(*args)
     args[5][:2] = args[5][1:].clone()
     args[6] -= 1
-    assert (
-        faults(
-            path,
-            args,
-            right=(right[0], {i - 1: x for i, x in right[1].items()}),
-            first_slot=0,
-        )
-        == []
-    )
+    right = output, {slot - 1: state for slot, state in states.items()}
+    assert faults(path, args, right=right, first_slot=0) == []
 
 
 def test_a_pool_in_bfloat16(path):
@@ -385,14 +376,10 @@ def test_without_the_norm_and_without_has_initial_state(path):
     for i in (0, D):
         rows[:, i : i + D] = torch.nn.functional.normalize(rows[:, i : i + D], dim=-1)
     args[0] = rows.bfloat16()
-    output, states = packed.exact(*args)
+    right = packed.exact(*args)
     args[7] = None
-    assert (
-        faults(
-            path, args, right=(output, states), epsilon=-1.0, output=6e-3, state=6e-3
-        )
-        == []
-    )
+    how = dict(right=right, epsilon=-1.0, output=6e-3, state=6e-3)
+    assert faults(path, args, **how) == []
 
 
 # the binding's for 0
@@ -400,10 +387,8 @@ def test_without_the_norm_and_without_has_initial_state(path):
 def test_keys_of_zeros_divide_by_no_zero(path, epsilon):
     args = slow([70, 3], [1, 2], 3)
     args[0][:, : 2 * D] = 0
-    assert (
-        not bits(call(path, args, epsilon=epsilon)).any()
-        and args[5][1:].isfinite().all()
-    )
+    assert not bits(call(path, args, epsilon=epsilon)).any()
+    assert args[5][1:].isfinite().all()
 
 
 @pytest.mark.parametrize("how", [SPLIT, SYNC, ONE, TWO, HALF])
@@ -416,66 +401,57 @@ def test_segments(chunked, how, segment, half, mode):
     assert faults((chunked, how), args, segment=segment, mode=mode, state=4.5e-3) == []
 
 
+def independent(path, mode, segment=0):
+    """Assert that NaN in one sequence reaches no other."""
+    clean, given = (slow([10, 70, 10, 65], [4, 1, 2, 3], 5) for _ in range(2))
+    given[0][80:90] = math.nan
+    expected = call(path, clean, segment=segment)
+    found = call(path, given, mode=mode, segment=segment)
+    for rows in (slice(80), slice(90, None)):
+        assert torch.equal(found[rows], expected[rows])
+    assert torch.equal(given[5][[1, 3, 4]], clean[5][[1, 3, 4]])
+    assert not found[80:90].isfinite().any()
+
+
 def test_a_sequence_does_not_depend_on_its_neighbours(path):
     """A tile holds rows of the next sequence, too: nothing of them may reach this one,
     not even as 0 x NaN.
     """
-    clean, given = (slow([70, 10, 65], [1, 2, 3], 4) for _ in range(2))
-    given[0][70:80] = math.nan
-    expected, found = call(path, clean), call(path, given, mode=3)
-    assert torch.equal(found[:70], expected[:70]) and torch.equal(
-        found[80:], expected[80:]
-    )
-    assert torch.equal(given[5][[1, 3]], clean[5][[1, 3]])
+    independent(path, mode=3)
+
+
+@pytest.mark.parametrize("how", [SPLIT, SYNC, ONE, TWO, QUARTER, HALF])
+def test_a_sequence_in_segments_does_not_depend_on_its_neighbours(chunked, how):
+    independent((chunked, how), mode=7, segment=1)
 
 
 def test_groups_of_heads_and_many_tiles(chunked):
     lengths, slots = [70, 5, 130, 64, 0, 33], [6, 2, 9, 1, 0, 3]
     for how in (-1, -4, TWO, chunk.TMA - 4):
-        assert (
-            faults(
-                (chunked, how),
-                slow(lengths, slots, 10, 2, 6, fresh=(0,)),
-                members=3,
-                mode=5,
-            )
-            == []
-        )
+        args = slow(lengths, slots, 10, 2, 6, fresh=(0,))
+        assert faults((chunked, how), args, members=3, mode=5) == []
 
 
-_SLOW = [
-    pytest.param(*case, marks=pytest.mark.slow) for case in ((0, False), (2, False))
-]
+SLOW = [pytest.param(segment, False, marks=pytest.mark.slow) for segment in (0, 2)]
 
 
 @pytest.mark.parametrize("how", [SYNC, ONE, TWO, QUARTER])
-@pytest.mark.parametrize(("segment", "half"), [(1, True), *_SLOW])
+@pytest.mark.parametrize(("segment", "half"), [(1, True), *SLOW])
 def test_states_within_sequences(chunked, how, half, segment):
     """After each `every` chunks that are full, and nowhere else."""
     lengths, slots = [200, 64, 140, 0, 70], [1, 5, 2, 4, 0]
-    for every in (1, 2):
+    for every, count in ((1, 6), (2, 2)):
         args = slow(lengths, slots, 6, fresh=(2,))
         args[5] = args[5].bfloat16() if half else args[5]
-        starts, used = torch.tensor([2, 6, 8, 11, 12], dtype=torch.int32), {}
+        starts = torch.tensor([2, 6, 8, 11, 12], dtype=torch.int32)
+        used = {}
         for n, (length, slot) in enumerate(zip(lengths, slots, strict=True)):
-            first = int(args[8][n])
             for i in range(length // (64 * every) if slot else 0):
-                here = slice(first, first + (i + 1) * 64 * every)
-                cut = [args[0][here], args[1][here], args[2][here], *args[3:6], args[6][n : n + 1], args[7][n : n + 1],
-                       torch.tensor([0, here.stop - first]), args[9]]  # fmt: skip
-                used[int(starts[n]) + i] = packed.exact(*cut)[1][slot]
-        assert len(used) == (6 if every == 1 else 2)
+                state = packed.beginning(args, args[5], n, (i + 1) * 64 * every)
+                used[int(starts[n]) + i] = state
+        assert len(used) == count
         kept = torch.full((14, 2, D, D), math.nan, dtype=args[5].dtype)
-        assert (
-            faults(
-                (chunked, how),
-                args,
-                kept=(kept, starts, every),
-                segment=segment,
-                mode=3,
-                state=4.5e-3,
-            )
-            == []
-        )
-        assert {i for i, x in used.items() if not off(kept[i], x) < 4.5e-3} == set()
+        given = dict(kept=(kept, starts, every), segment=segment, mode=3)
+        assert faults((chunked, how), args, state=4.5e-3, **given) == []
+        assert packed.wrong_states(kept, used, 4.5e-3) == []
         assert kept[[i for i in range(14) if i not in used]].isnan().all()

@@ -12,7 +12,7 @@ PINNED = ("flash", "cudnn", "efficient", "math")
 ON_CPU = ("flash", "math")
 
 
-def name_of(op: str, backend: str) -> str:
+def name_of(op, backend):
     return f"{op}/sdpa-{backend}" + ("-causal" if op.endswith("_causal") else "")
 
 

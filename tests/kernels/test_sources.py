@@ -1,4 +1,4 @@
-"""The kernels' sources: outdated claims, and the place of shared device code."""
+"""The kernels' sources: the place of shared device code, and their ladders."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ from pathlib import Path
 import helpers
 import pytest
 
-STALE = (
-    "not measured yet",
-    "no profile has been looked at",
-    "fastest rung at six of seven",
-)
 SOURCES = [
     path
     for path in sorted(helpers.OURS.rglob("*"))
@@ -20,32 +15,16 @@ SOURCES = [
 ]
 
 
-@pytest.mark.parametrize("claim", STALE)
-def test_no_claim_waits_for_a_measurement(claim):
-    found = [
-        str(path)
-        for path in SOURCES
-        if claim in " ".join(path.read_text(encoding="utf-8").lower().split())
-    ]
-    assert found == []
-
-
 def test_device_code_of_several_algos_lies_in_cuda():
     """Only tables that `gdn tune` generates are shared from an algo's own folder, next
     to its algo.toml.
     """
-    generated = {
-        algo.folder / algo.tune.file for algo in helpers.REGISTRY.algos if algo.tune
-    }
-    for algo in helpers.REGISTRY.algos:
-        device = [
-            path
-            for path in algo.shares
-            if path.suffix != ".py" and path not in generated
-        ]
-        assert {path.parent.parent for path in device} <= {helpers.OURS / "_cuda"}, (
-            algo.full_name
-        )
+    algos = helpers.REGISTRY.algos
+    generated = {algo.folder / algo.tune.file for algo in algos if algo.tune}
+    for algo in algos:
+        for path in set(algo.shares) - generated:
+            shared = path.parent.parent == helpers.OURS / "_cuda"
+            assert shared or path.suffix == ".py", algo.full_name
 
 
 def test_names_are_those_of_one_file():
@@ -86,22 +65,13 @@ def test_a_ladder_is_a_log_of_what_exists(ladder):
     text = ladder.read_text(encoding="utf-8")
     assert OLD.findall(re.sub(r"`[^`]+`", "", text)) == []
     assert "docs/kernels/" in text.partition("\n## Present state\n")[2]
-    assert [
-        link
-        for link in re.findall(r"\]\(([^)#:]+)\)", text)
-        if not (ladder.parent / link).exists()
-    ] == []
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ladder.parent / link).exists(), link
     algos = {algo.name for algo in helpers.REGISTRY.algos}
-    named = re.findall(
-        r"`((?:pt|cpp|cuda|triton|fla|fi|flashqla|flashcore|sdpa)-[\w-]+)`", text
-    )
-    assert [name for name in named if name not in algos] == []
+    families = r"`((?:pt|cpp|cuda|triton|fla|fi|flashqla|flashcore|sdpa)-[\w-]+)`"
+    assert set(re.findall(families, text)) <= algos
     files = {path.name for path in helpers.OURS.rglob("*")}
-    assert [
-        name
-        for name in re.findall(r"`(?:[\w/]+/)?(\w+\.(?:cuh?|h|cpp))`", text)
-        if name not in files
-    ] == []
+    assert set(re.findall(r"`(?:[\w/]+/)?(\w+\.(?:cuh?|h|cpp))`", text)) <= files
 
 
 @pytest.mark.records
@@ -109,9 +79,8 @@ def test_a_ladder_is_a_log_of_what_exists(ladder):
 def test_a_ladder_names_records_that_there_are(ladder):
     """But for those that it calls old, which only the history has."""
     text = " ".join(ladder.read_text(encoding="utf-8").split())
-    names = {
-        Path(name).name
-        for name in re.findall(r"(?<!old record )`([\w/-]+\.json)`", text)
-    } - {"tuning.json"}
+    records = re.findall(r"(?<!old record )`([\w/-]+\.json)`", text)
+    names = {Path(name).name for name in records} - {"tuning.json"}
     there = {path.name for path in (helpers.TESTS.parent / "results").rglob("*.json")}
-    assert names and names <= there
+    assert names
+    assert names <= there

@@ -38,7 +38,7 @@ def built(monkeypatch):
         metadata = SimpleNamespace(destination_passing_style=True, misc={})
         return SimpleNamespace(_callable=None, metadata=metadata)
 
-    def run(specific: bool):
+    def run(specific):
         solution = pack.pack(ALGO, OP)
         build.build(pack.definition(OP, REGISTRY), solution, specific=specific)
         return seen[-1]
@@ -88,12 +88,12 @@ def test_a_failed_build_leaves_the_environment_as_it_was(built, monkeypatch):
 
 
 def test_the_worker_is_told_but_for_a_proof(tmp_path, write_algo):
-    write_algo(tmp_path, "own", {"kernel.cu": "//"}, language="cuda", entry_point="kernel.cu::run", devices=["cuda"],
-               specific=True)  # fmt: skip
+    keys = dict(language="cuda", entry_point="kernel.cu::run", devices=["cuda"])
+    write_algo(tmp_path, "own", {"kernel.cu": "//"}, specific=True, **keys)
     own = registry.load(str(tmp_path)).find("own")
     assert own.specific and not ALGO.specific
 
-    def request(command: str, *algos):
+    def request(command, *algos):
         packed = [(algo, {}) for algo in algos]
         return jobs.Job.of(command, OP, {}, "cuda", (), packed).request
 
