@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ...catalog.formats import Solution
-from ...errors import GdnError
+from ...errors import FAILED, GdnError
 from ...machine.inventory import HERE, Machine
 from ...parsing import Json
 from ...schema.profile_types import Fact, Found, Reading, Table
@@ -151,13 +151,14 @@ class Reply:
         return msgspec.convert(self.answer or {}, form)
 
     def answered(self, form: type[T]) -> T:
-        """The answer; GdnError with the reason if there is none."""
+        """The answer; GdnError with the reason in one line if there is none."""
         if self.status == "done" and self.answer:
             return self.partial(form)
-        reason = self.reason or self.status
-        if self.tail and not self.reason:
+        reason = (self.reason or self.status).strip().splitlines()[0]
+        if self.tail and self.code is None:
             reason += f" ({self.tail[-1][:200]})"
-        raise GdnError(f"the algo's process under the profiler: {reason}")
+        message = f"the algo's process under {self.run.name}: {reason}"
+        raise GdnError(message, code=self.code or FAILED)
 
 
 def files_in(folder: Path, *names: str) -> tuple[str, ...]:
