@@ -15,9 +15,10 @@ profile/session.py does.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TypeVar
 
 import msgspec
@@ -157,8 +158,17 @@ class Reply:
         reason = (self.reason or self.status).strip().splitlines()[0]
         if self.tail and self.code is None:
             reason += f" ({self.tail[-1][:200]})"
-        message = f"the algo's process under {self.run.name}: {reason}"
+        message = f"the algo's process under the profiler ({self.run.name}): {reason}"
         raise GdnError(message, code=self.code or FAILED)
+
+
+def turns(most: int, seconds: float, least: int = 1) -> Iterator[int]:
+    """Count up to `most`; after `least` only until the time is over."""
+    began = perf_counter()
+    for i in range(most):
+        if i >= least and perf_counter() - began >= seconds:
+            return
+        yield i
 
 
 def files_in(folder: Path, *names: str) -> tuple[str, ...]:
