@@ -268,7 +268,7 @@ class _Rows:
             for name in {**ours, **theirs}:
                 x, y = ours.get(name), theirs.get(name)
                 change = abs((x or 0.0) - (y or 0.0))
-                if x is not None and y is not None and _near(x, y):
+                if _near(x or 0.0, y or 0.0):
                     self.same += 1
                 elif change < SAME * whole:
                     self.small += 1

@@ -30,7 +30,6 @@ from ...parsing import Json
 from ...schema.profile_types import Fact, Found, Reading, Table
 
 __all__ = [
-    "RETIRED",
     "TOOLS",
     "Ask",
     "Fact",
@@ -76,9 +75,6 @@ TOOLS = {
     "sass": Tool("registers, spills and machine code, compiled only", (), timed=False),
     "cpu": Tool("where a CPU algo's time goes", ("cpu",)),
 }
-
-# tools of older versions: their saved profiles can still be shown and compared
-RETIRED = ("nsys",)
 
 
 def module(tool: str) -> Any:
