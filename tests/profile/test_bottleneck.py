@@ -75,11 +75,6 @@ def busy(us: float, **values) -> tuple[dict, tuple[Found, ...]]:
     return B64 | {"time_us": us}, (kernel(time_us=us, **values),)
 
 
-def table(key: str, *row) -> tuple[Found, ...]:
-    columns = ((key, ""), ("share", "%"))
-    return (Found("", (), (Table(key, key, columns, (row, ("(all others)", 9.0))),)),)
-
-
 TWENTY = [{"name": f"k{i}", "start_us": 5.0 * i, "us": 1.5} for i in range(20)]
 COPY_FIRST = [
     {"name": "Memcpy", "start_us": 0.0, "us": 15.0},
@@ -110,13 +105,8 @@ CASES = {
     "no counters, near the copy": (B64, ()),
     "no counters": (B1, ()),
     "on a CPU": (SLOW, ()),
-    "ops on a CPU": (SLOW, table("ops", "mul", 61.2)),
     "in a cache": (IN_CACHE, ()),
     "in a cache, near the copy": (IN_CACHE | {"time_us": 10.0}, ()),
-    "functions in a cache": (
-        IN_CACHE | {"time_us": 1800.0, "copy_us": 91.7, "large_rate": 0.4},
-        table("functions", "run", 97.0),
-    ),
     "other bytes": busy(360.0, dram_rate=3700.0, dram_read=19 * READ, issue=30.0),
     "other bytes, in DRAM": busy(360.0, dram_rate=3700.0, issue=30.0),
     "other bytes, in L2": busy(360.0, dram_rate=900.0, l2_peak=91.0, issue=30.0),
