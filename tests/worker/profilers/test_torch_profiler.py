@@ -20,7 +20,7 @@ def test_the_ops_of_a_call_and_a_trace_that_can_be_opened(tmp_path):
     per_call = {row[0]: row[1] for row in table(found, "ops").rows}
     assert per_call["aten::matmul"] == 2  # S k and S q
     assert per_call["(outside any op)"] == 1
-    assert sum(row[3] for row in table(found, "ops").rows) == pytest.approx(100)
+    assert 90 < sum(row[3] for row in table(found, "ops").rows) < 100.001
     assert found.value("time_us") > 0 and found.value("ops") > 20
     assert found.value("launches") is None  # no GPU
     assert reading.files == ("trace.json.gz",)
@@ -58,22 +58,9 @@ def test_a_call_that_the_profiler_saw_nothing_of():
     )
 
 
-def test_rows_beyond_the_last_are_added_up():
-    ops = [
-        torch_profiler.Op(name, 2, 10.0)
-        for name in (torch_profiler.CALL, "op0", "op1", "op2")
-    ]
-    (table,) = torch_profiler.ops_table(torch_profiler.Profiled(2, ops), most=3)
-    assert table.rows == (
-        ("(outside any op)", 1.0, 5.0, 25.0),
-        ("op0", 1.0, 5.0, 25.0),
-        ("(all others)", 2.0, 10.0, 50.0),
-    )
-
-
 def test_a_run_that_ended_badly_is_one_line():
     reply = Reply(Run("torch"), "crashed", "crashed with SIGSEGV")
-    with pytest.raises(GdnError, match="under the profiler: crashed with SIGSEGV"):
+    with pytest.raises(GdnError, match=r"under the profiler \(torch\): crashed with SIGSEGV"):
         reply.answered(torch_profiler.Answer)
 
 

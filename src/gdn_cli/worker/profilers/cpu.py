@@ -30,6 +30,7 @@ from . import (
     files_in,
     perf,
     torch_profiler,
+    turns,
 )
 
 # seconds of calls: counted, then sampled
@@ -101,8 +102,7 @@ def inside(
 def _calls(call: Callable[[], Any], seconds: float) -> list[float]:
     """Call until the time is over, at least three times: microseconds of each call."""
     times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 3 or time.perf_counter() < end:
+    for _ in turns(sys.maxsize, seconds, least=3):
         start = time.perf_counter_ns()
         call()
         times.append((time.perf_counter_ns() - start) / 1e3)
@@ -150,29 +150,31 @@ def counted(call: Callable[[], Any], seconds: float) -> Answer:
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     answer = replies[0].answered(Answer)
     why = replies[0].run.params["why"]
-    notes = [f"no functions: {why}"] if why else []
-    tables = []
-    if not why:
+    notes, tables = [], []
+    if why:
+        notes.append(f"no functions: {why}")
+    else:
         tables += perf.table(perf.read(folder, answer.pid, answer.span))
         if not tables:
             notes.append("no samples fell into the calls")
     if answer.ops:
         tables += torch_profiler.ops_table(answer.ops)
-    made = _facts(ask, answer, "" if why else ", under perf")
-    found = Found("", tuple(made), tuple(tables))
+    found = Found("", tuple(_facts(ask, answer)), tuple(tables))
     return Reading((found,), tuple(notes), files_in(folder, perf.DATA))
 
 
-def _facts(ask: Ask, answer: Answer, watched: str) -> list[Fact]:
-    """Figures per call. `watched`: by whom, in words."""
+def _facts(ask: Ask, answer: Answer) -> list[Fact]:
+    """Figures per call."""
     moved = ask.bytes_in + ask.bytes_out
-    threads = f"of {answer.cpus} CPUs, waiting awake counts too"
-    if ask.language != "cpp":
-        threads += f"; torch uses {answer.torch_threads} threads"
-    time_note = f"wall, median of {answer.calls} calls{watched}"
+    threads = (
+        f"of {answer.cpus} CPUs, waiting awake counts too; torch uses"
+        f" {answer.torch_threads} threads"
+    )
     busy = answer.per_call["cpu_us"] * answer.calls / answer.wall_us
     return [
-        facts.fact("time_us", answer.median_us, time_note),
+        facts.fact(
+            "time_us", answer.median_us, f"wall, median of {answer.calls} calls"
+        ),
         facts.fact("threads_busy", busy, threads),
         facts.fact("rate", moved / answer.median_us / 1e3 if moved else None),
         *(facts.fact(key, value) for key, value in answer.per_call.items()),
