@@ -60,7 +60,9 @@ def test_a_call_that_the_profiler_saw_nothing_of():
 
 def test_a_run_that_ended_badly_is_one_line():
     reply = Reply(Run("torch"), "crashed", "crashed with SIGSEGV")
-    with pytest.raises(GdnError, match=r"under the profiler \(torch\): crashed with SIGSEGV"):
+    with pytest.raises(
+        GdnError, match=r"under the profiler \(torch\): crashed with SIGSEGV"
+    ):
         reply.answered(torch_profiler.Answer)
 
 
