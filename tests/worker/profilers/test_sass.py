@@ -167,7 +167,6 @@ def test_the_newest_tool_that_can_read_a_cubin_is_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(tools.sys, "path", [str(tmp_path)])
     machine = Machine(cuda_home=lambda: None)
     monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
-    monkeypatch.setattr(tools, "triton_bin", lambda: None)
     assert tools.versions("nvdisasm", machine) == [
         ((13, 10, 1), new.resolve()),
         ((12, 8, 55), old.resolve()),
@@ -192,7 +191,7 @@ def test_a_run_that_failed_is_one_line(tmp_path, reply, code, line):
     failed = Reply(Run("sm_90a"), "refused", **reply)
     with pytest.raises(GdnError) as caught:
         sass.read(ask("cuda"), tmp_path, [failed])
-    assert str(caught.value) == f"the algo's process under sm_90a: {line}"
+    assert str(caught.value) == f"the algo's process under the profiler (sm_90a): {line}"
     assert caught.value.code == code
 
 

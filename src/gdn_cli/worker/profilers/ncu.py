@@ -59,7 +59,7 @@ def find(machine: Machine = HERE) -> None:
 
 
 def executable(machine: Machine = HERE) -> str:
-    return tools.first("ncu", "nsight-compute/*/ncu", hint=GET_NCU, machine=machine)
+    return tools.first("ncu", "nsight-compute", hint=GET_NCU, machine=machine)
 
 
 # --- the target processes

@@ -131,20 +131,13 @@ def environment(arch: str, language: str, machine: Machine = HERE) -> dict[str, 
 # --- in the worker
 
 
-class Compiled(Struct):
-    """A kernel compiled by Triton: the cubin's name in the profile's folder, bytes of
-    dynamic shared memory.
+class Answer(Struct):
+    """The answer of `inside`: `binary`, the library that the builder made, or Triton's
+    cubins in the profile's folder, each with its kernel's bytes of dynamic shared memory.
     """
 
-    cubin: str
-    shared: int
-
-
-class Answer(Struct):
-    """The answer of `inside`: `binary`, the library that the builder made, or Triton's kernels."""
-
     binary: str | None = None
-    kernels: list[Compiled] = []
+    cubins: dict[str, int] = {}
     notes: list[str] = []
 
 
@@ -166,13 +159,13 @@ def inside(target: Any, arch: str, folder: str) -> Answer:
     notes.append(
         f"compiled as a call with {sizes} launches it: other sizes may compile to other code"
     )
-    found = []
+    cubins = {}
     for i, kernel in enumerate(kernels):
         number = f"-{i}" if i else ""
         cubin = f"{kernel.metadata.name}{number}.{arch}.cubin"
         files.write(Path(folder, cubin), kernel.asm["cubin"])
-        found.append(Compiled(cubin, kernel.metadata.shared))
-    return Answer(kernels=found, notes=notes)
+        cubins[cubin] = kernel.metadata.shared
+    return Answer(cubins=cubins, notes=notes)
 
 
 # --- after the run
@@ -189,7 +182,7 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     for reply in replies:
         arch, answer = reply.run.name, reply.answered(Answer)
         notes += answer.notes
-        compiled = {kernel.cubin: kernel.shared for kernel in answer.kernels}
+        compiled = answer.cubins
         if answer.binary:
             compiled = dict.fromkeys(_extracted(Path(answer.binary), arch, folder), 0)
             usual = arch.rstrip("af")
