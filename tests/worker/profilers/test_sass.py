@@ -191,7 +191,9 @@ def test_a_run_that_failed_is_one_line(tmp_path, reply, code, line):
     failed = Reply(Run("sm_90a"), "refused", **reply)
     with pytest.raises(GdnError) as caught:
         sass.read(ask("cuda"), tmp_path, [failed])
-    assert str(caught.value) == f"the algo's process under the profiler (sm_90a): {line}"
+    assert (
+        str(caught.value) == f"the algo's process under the profiler (sm_90a): {line}"
+    )
     assert caught.value.code == code
 
 

@@ -35,7 +35,6 @@ from . import (
     Run,
     disassembly,
     facts,
-    files_in,
     symbols,
     tools,
 )
@@ -177,7 +176,6 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     """
     found: dict[str, Found] = {}
     notes: list[str] = []
-    listings: list[str] = []
     cubins: list[str] = []
     for reply in replies:
         arch, answer = reply.run.name, reply.answered(Answer)
@@ -190,9 +188,7 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
                 notes.append(f"{arch}: a run there is compiled for {usual}")
         for name, dynamic in compiled.items():
             cubin = Cubin.of(folder / name)
-            listing = Path(name).with_suffix(".sass").name
-            files.write(folder / listing, cubin.text)
-            listings.append(listing)
+            files.write((folder / name).with_suffix(".sass"), cubin.text)
             cubins.append(name)
             notes.append(
                 f"{cubin.arch}: ptxas {cubin.ptxas or 'unknown'}, nvdisasm {cubin.nvdisasm}"
@@ -204,8 +200,10 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
         raise GdnError(
             "the compiled code has no kernel", hint="does the entry point launch one?"
         )
-    names = files_in(folder, *listings, *cubins)
-    return Reading(tuple(found.values()), tuple(dict.fromkeys(notes)), names)
+    listings = [Path(name).with_suffix(".sass").name for name in cubins]
+    return Reading(
+        tuple(found.values()), tuple(dict.fromkeys(notes)), (*listings, *cubins)
+    )
 
 
 def _unique(name: str, taken: dict[str, Found]) -> str:
@@ -279,20 +277,17 @@ class Cubin:
         reserved = _RESERVED if disassembly.reserves_shared(self.elf) else 0
         shared = max(0, usage["SHARED"] - reserved) + dynamic
         constants = [n for key, n in usage.items() if key.startswith("CONSTANT")]
-        figures = [
+        figures = (
             facts.fact("sass.registers", usage["REG"]),
             facts.fact("sass.shared", shared),
-        ]
-        if attributes.threads:
-            figures.append(facts.fact("sass.threads", attributes.threads))
-        figures += [
+            facts.fact("sass.threads", attributes.threads),
             facts.fact("sass_instructions", len(code)),
             spills(code, attributes, self.ptxas),
             facts.fact("stack", usage["STACK"]),
             facts.fact("constants", sum(constants)),
-        ]
+        )
         table = facts.table("opcodes", disassembly.mix(code))
-        return Found(name, tuple(figures), tuple(table))
+        return Found(name, figures, tuple(table))
 
 
 def printed(
