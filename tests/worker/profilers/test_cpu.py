@@ -80,8 +80,7 @@ def profiled(
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(cpu, "_COUNTED_S", 0.05)
-    monkeypatch.setattr(cpu, "_SAMPLED_S", 0.6)
+    monkeypatch.setattr(cpu, "_SECONDS", 0.6)
 
 
 def table(found: profilers.Found, key: str) -> profilers.Table:
@@ -127,7 +126,7 @@ def test_without_perf_a_cpp_algo_has_its_figures_and_torchs_ops(
     (found,) = reading.found
     assert [t.key for t in found.tables] == ["ops"] and reading.files == ()
     # it joins a thread
-    assert found.value("switches_voluntary") >= 1 and found.value("cpu_us") > 0
+    assert found.value("switches_voluntary") > 0.5 and found.value("cpu_us") > 0
     assert 0 < found.value("threads_busy") <= (os.cpu_count() or 1) + 0.5
     rate = 4_000_000 / found.value("time_us") / 1e3
     assert found.value("rate") == pytest.approx(rate)
