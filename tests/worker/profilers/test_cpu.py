@@ -8,15 +8,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from worker.profilers import targets
 
-from gdn_cli.catalog import pack, registry
-from gdn_cli.catalog.workloads import embedded
+from gdn_cli.catalog import registry
 from gdn_cli.machine import inventory
 from gdn_cli.parsing import to_json
-from gdn_cli.run import jobs
 from gdn_cli.worker import profilers
-from gdn_cli.worker.profilers import Ask, Reading, Reply, cpu, perf, symbols
-from gdn_cli.worker.request import Profiling
+from gdn_cli.worker.profilers import Reading, cpu, perf, symbols
 
 CPP = """
 #include <thread>
@@ -44,36 +42,13 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, Run);
 
 
 def profiled(
-    tool: str,
-    name: str,
-    folder: Path,
-    *,
-    algos: Path | None = None,
-    mode: str = "cpu",
-    l2: str = "cold",
+    tool: str, name: str, folder: Path, algos: Path | None = None, **more: str
 ) -> Reading:
-    """A tool's whole way for one decode with B = 1, each of its runs in a worker."""
+    """A tool's whole way for one decode, each of its runs in a worker."""
     known = registry.load(str(algos)) if algos else registry.load()
-    op = known.ops["gdn_decode"]
-    algo = next(a for a in known.algos if (a.name, a.op) == (name, op.name))
-    definition, solution = pack.definition(op, known), pack.pack(algo, op)
-    workload = min(embedded(op), key=lambda w: w.axes["batch_size"])
-    ask = Ask(solution, l2=l2, bytes_in=3_000_000, bytes_out=1_000_000)
-    module, replies = profilers.module(tool), []
-    module.find()
-    for run in module.runs(ask, folder):
-        job = jobs.Job.of(
-            "profile", op, definition, mode, [workload], [(algo, solution)], wrap=run.wrap, env=run.env,
-            profile=Profiling(tool, run.params, l2),
-        )  # fmt: skip
-        outcome = jobs.execute(job)
-        assert outcome.status == "done", (outcome.reason, outcome.tail)
-        (record,) = outcome.records
-        assert record.passed, record
-        replies.append(
-            Reply(run, "done", answer=record.answer, tail=tuple(outcome.tail))
-        )
-    reading = module.read(ask, folder, replies)
+    sizes = {"bytes_in": 3_000_000, "bytes_out": 1_000_000}
+    ask, replies = targets.replies(tool, known, name, folder, **sizes, **more)
+    reading = profilers.module(tool).read(ask, folder, replies)
     assert msgspec.convert(to_json(reading), Reading) == reading
     return reading
 
@@ -81,10 +56,6 @@ def profiled(
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(cpu, "_SECONDS", 0.6)
-
-
-def table(found: profilers.Found, key: str) -> profilers.Table:
-    return next(t for t in found.tables if t.key == key)
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +124,7 @@ def test_the_ops_of_a_torch_algo(tmp_path, monkeypatch, write_algo):
 
 
 def test_a_perf_that_is_not_permitted_says_why(tmp_path, monkeypatch):
-    fake = tmp_path / "perf"
-    fake.write_text("#!/bin/sh\necho 'Error:' >&2\nexit 255\n")
-    fake.chmod(0o755)
+    targets.script(tmp_path / "perf", "#!/bin/sh\necho 'Error:' >&2\nexit 255\n")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert perf.missing().startswith("perf does not work here ['Error:']: as root")
 

@@ -14,6 +14,7 @@ import oracle
 import profiles
 import pytest
 import screens
+from worker.profilers import targets
 
 from gdn_cli.catalog import pack, registry, workloads
 from gdn_cli.errors import FAILED, MISSING, GdnError, MissingError, UsageError
@@ -151,16 +152,11 @@ def test_without_an_architecture_it_is_this_gpu_s_or_hoppers(
 def tool(path: Path, version: str, prints: str | None) -> Path:
     """A tool that says its version, and prints something or fails."""
     does = f"echo '{prints}'" if prints else "exit 1"
-    path.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && echo "release, V{version}" && exit 0\n{does}\n'
-    )
-    path.chmod(0o755)
-    return path
+    says = f'[ "$1" = --version ] && echo "release, V{version}" && exit 0'
+    return targets.script(path, f"#!/bin/sh\n{says}\n{does}\n")
 
 
 def test_the_newest_tool_that_can_read_a_cubin_is_taken(tmp_path, monkeypatch):
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "nvidia" / "cu13" / "bin").mkdir(parents=True)
     old = tool(tmp_path / "bin" / "nvdisasm", "12.8.55", "code")
     new = tool(tmp_path / "nvidia" / "cu13" / "bin" / "nvdisasm", "13.10.1", None)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
