@@ -17,7 +17,7 @@ latency-bound itself if it runs far below that rate. Based on the roofline model
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -90,7 +90,7 @@ class _Case:
         self.stalls = [str(row[0]) for row in waits.rows[:2]] if waits else []
         self.counters = main.value("issue") is not None
         # what a call runs -> its microseconds
-        self.parts = Counter[str]()
+        self.parts = defaultdict[str, float](float)
         for each in ran:
             self.parts[each.name] += each.us
         # GB/s of the bytes that must move

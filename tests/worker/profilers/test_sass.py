@@ -16,7 +16,7 @@ import pytest
 import screens
 from worker.profilers import targets
 
-from gdn_cli.catalog import pack, registry, workloads
+from gdn_cli.catalog import registry
 from gdn_cli.errors import FAILED, MISSING, GdnError, MissingError, UsageError
 from gdn_cli.machine import inventory
 from gdn_cli.machine.inventory import HERE, Gpu, Machine
@@ -66,21 +66,6 @@ def test_a_local_array_is_not_a_spill_and_an_old_ptxas_does_not_say(
     array = [Instruction(0, "STL.128"), Instruction(16, "LDL")]
     attributes = Attributes(spills=frozenset(marked))
     assert sass.spills(array, attributes, ptxas).value == value
-
-
-@pytest.mark.parametrize(
-    "symbol, name",
-    [
-        (
-            "_ZN41_GLOBAL__N__77b14536_9_kernel_cu_b147438113gdn_decode_v4EPK13__nv_bfloat16S2_Pf",
-            "gdn_decode_v4",
-        ),
-        ("_ZN2ns4rowsIfLi4EEEvPKT_PS1_i", "rows<float, 4>"),
-        ("gdn_decode_kernel", "gdn_decode_kernel"),
-    ],
-)
-def test_a_kernel_s_short_name(symbol, name):
-    assert symbols.own(symbol) == name
 
 
 # --- names, refusals
@@ -209,11 +194,8 @@ def profiled(known: registry.Registry, name: str, folder: Path, *archs: str):
     """The facts of an algo at batch_size 1, through a worker for each architecture, as
     in `gdn profile`.
     """
-    algo = known.find(name)
-    op = known.ops[algo.op]
-    definition, solution = pack.definition(op, known), pack.pack(algo, op)
-    workload = workloads.twin(op, {"batch_size": 1})
-    subject = session.Subject(op, algo, None, workload, definition, solution)
+    chosen = "gdn_decode", "sass", "batch_size=1", None
+    _, (subject,) = session.subjects(known, [name], *chosen)
     settings = session.Settings("sass", folder, archs=archs)
     profile = session.run(subject, settings, lambda *_: None, print)
     return profile.reading, Path(profile.folder)
@@ -357,20 +339,16 @@ def test_launches_are_compiled_once_each_and_the_first_config_is_taken(
 
 @needs_nvcc
 def test_a_separate_cuda_build_for_each_architecture_and_flags(tmp_path, monkeypatch):
-    def environments(flags: str) -> list[dict[str, str]]:
-        monkeypatch.setenv("NVCC_APPEND_FLAGS", flags)
-        return [run.env for run in sass.runs(ask("cuda", "sm_90a", "100a"), tmp_path)]
-
-    hopper, blackwell = environments("--use_fast_math")
-    assert (hopper["TVM_FFI_CUDA_ARCH_LIST"], blackwell["TVM_FFI_CUDA_ARCH_LIST"]) == (
-        "9.0a",
-        "10.0a",
-    )
+    builds = []
     # a run would be compiled with the user's, too
-    assert hopper["NVCC_APPEND_FLAGS"] == "--use_fast_math -lineinfo"
-    plain = environments("")
-    assert plain[0]["NVCC_APPEND_FLAGS"] == "-lineinfo"
-    assert len({env["FIB_CACHE_PATH"] for env in (hopper, blackwell, *plain)}) == 4
+    for flags in ("--use_fast_math -lineinfo", "-lineinfo"):
+        monkeypatch.setenv("NVCC_APPEND_FLAGS", flags.removesuffix("-lineinfo"))
+        envs = [run.env for run in sass.runs(ask("cuda", "sm_90a", "100a"), tmp_path)]
+        archs = [env["TVM_FFI_CUDA_ARCH_LIST"] for env in envs]
+        assert archs == ["9.0a", "10.0a"]
+        assert {" ".join(env["NVCC_APPEND_FLAGS"].split()) for env in envs} == {flags}
+        builds += [env["FIB_CACHE_PATH"] for env in envs]
+    assert len(set(builds)) == 4
 
 
 @pytest.mark.gpu

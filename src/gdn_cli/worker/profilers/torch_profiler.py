@@ -7,7 +7,7 @@ microsecond to each op.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
@@ -264,14 +264,14 @@ def _busy(call: Iterable[Ran]) -> float:
 def kernels_table(calls: list[list[Ran]]) -> list[Table]:
     """Kernels, copies and fills by name, most time first; no table if nothing ran."""
     counts = Counter[str]()
-    times = Counter[str]()
+    times = defaultdict[str, float](float)
     for ran in chain.from_iterable(calls):
         name = symbols.short(ran.name)
         counts[name] += 1
         times[name] += ran.us
-    total = times.total()
+    total = sum(times.values())
     rows = [
         (name, counts[name] / len(calls), us / len(calls), 100 * us / total)
-        for name, us in times.most_common()
+        for name, us in sorted(times.items(), key=lambda item: -item[1])
     ]
     return facts.table("kernels", rows)
