@@ -72,11 +72,6 @@ FLA_1 = {
     "shared": 8, "instructions": 91392, "issue": 16.55, "warps_eligible": 0.17, "thread_efficiency": 98.0,
     "bank_conflicts": 5, "waves": 0.06, "ctas": 256, "threads": 32,
 }  # fmt: skip
-V4_64 = V4_1 | {
-    "time_us": 18.56, "dram_read": 33826304, "dram_written": 7531520, "l2_read": 36159200, "dram_rate": 2228.331,
-    "dram_peak": 46.4, "l2_hit": 53.91, "occupancy": 82.75, "instructions": 13762560, "issue": 82.08,
-    "warps_eligible": 6.16, "waves": 7.76, "ctas": 8192,
-}  # fmt: skip
 V4_STALLS = {
     "long scoreboard": 3.60, "constant cache miss": 2.57, "wait": 0.99, "no instruction": 0.98,
     "short scoreboard": 0.67, "drain": 0.14,

@@ -475,7 +475,6 @@ def test_a_damaged_profile_is_one_clear_line_and_hides_no_other(
     [
         ("status", "fine", "$.status"),
         ("schema", 2, "$.schema"),
-        ("tool", "gdb", "$.tool: expected one of ncu, proton, "),
     ],
 )
 def test_a_damaged_value_of_a_profile_is_named(key, value, message, tmp_path):
@@ -486,14 +485,14 @@ def test_a_damaged_value_of_a_profile_is_named(key, value, message, tmp_path):
     assert e.value.message.startswith(f"{file}: ") and message in e.value.message
 
 
-def test_a_profile_of_a_tool_that_is_gone_is_shown_with_a_line(tmp_path, gdn):
+def test_a_profile_of_a_tool_that_is_gone_is_shown(tmp_path, gdn):
     folder = tmp_path / "old"
     folder.mkdir()
     document = profiles.v4(name="old", tool="nsys")
     (folder / "profile.json").write_text(json.dumps(document))
     done = gdn("profile", "old", "--out", tmp_path)
     assert done.code == errors.OK and done.err == ""
-    assert "no tool nsys" in done.out and "gdn_decode_v4" in done.out
+    assert "nsys" in done.out and "gdn_decode_v4" in done.out
     assert gdn("profile", "--list", "--out", tmp_path).code == errors.OK
 
 

@@ -61,11 +61,6 @@ CYCLES, COUNT = ("cycles", "cycles"), ("count", "count")
 MEDIAN, CALL = ("median", "us"), ("a call", "us")
 
 
-def pipe(name: str, share: float) -> dict:
-    fact = Fact("pipe", "busiest pipe", share, "%", "instructions", name)
-    return of(Found("k", (fact,)))
-
-
 def whole(name: str, **values: float) -> dict:
     return of(Found("", profiles.facts(values)), us=None, name=name)
 
@@ -85,14 +80,9 @@ CASES = {
         one({"registers": 32, "occupancy": 20.0, "ctas": 10, "dram_read": 0}),
         one({"registers": 255, "occupancy": 25.0, "ctas": 10_000, "dram_read": 10**12}),
     ),
-    "a fact of one profile only": (one({"registers": 32}), one({"ctas": 1})),
     "facts by their unit": (
         of_units(1.0, 8000, 20.0, 1),
         of_units(2.0, 16000, 40.0, 2),
-    ),
-    "facts by their unit, small": (
-        of_units(1.0, 100, 0.2, 1),
-        of_units(1.01, 200, 0.4, 1),
     ),
     # 0.5 -> 0.8 of 10 cycles is less than 5.0 -> 6.0, though the factor is larger;
     # 0.01 -> 0.05 is nothing
@@ -108,10 +98,6 @@ CASES = {
         table("kernels", MEDIAN, CALL, step=(2.0, 20.0), cast=(5.0, 5.0)),
         table("kernels", MEDIAN, CALL, step=(4.0, 8.0), cast=(5.0, 5.0)),
     ),
-    "a table of another shape": (
-        table("stalls", ("share", "%"), wait=(5.0,)),
-        table("stalls", CYCLES, wait=(9.0,)),
-    ),
     # three kernels in each; one of 16 % of the call matters by 16 %
     "the longest kernels, whatever they are called": (
         several(cast=0.5, main=4.0, fill=0.3),
@@ -123,9 +109,6 @@ CASES = {
         of(often("long", 3.0, 25.0, 1), often("often", 1.0, 75.0, 9), us=12.0),
         of(often("one", 9.0, 90.0, 1), often("long", 1.0, 10.0, 1), us=10.0),
     ),
-    "two pipes": (pipe("fma", 20.0), pipe("alu", 40.0)),
-    "one pipe": (pipe("fma", 20.0), pipe("fma", 40.0)),
-    "more kernels": (several(p=2.0, q=1.0), several(p=2.0)),
     "a call as a whole": (
         whole("x", time_us=9.0, registers=3),
         whole("y", time_us=4.0, registers=6),
@@ -164,8 +147,6 @@ def order(a: dict, b: dict) -> list[str]:
     return [row["key"] for row in difference(a, b)["rows"]]
 
 
-LAUNCH = profiles.verdict("launch")
-SHAPES = {"registers": 20, "ctas": 100}, {"registers": 40, "ctas": 195}
 READS = (
     {"dram_read": 10**6, "instructions": 2 * 10**6},
     {"dram_read": 2 * 10**6, "instructions": 10**6},
@@ -176,10 +157,6 @@ NEUTRAL = {"ctas": 100, "registers": 10}, {"ctas": 190, "registers": 20}
 @pytest.mark.parametrize(
     ("values", "of_a", "of_b", "keys"),
     [
-        (SHAPES, {}, {}, ["registers", "ctas"]),
-        # facts about the bottleneck count more
-        (SHAPES, {"verdict": LAUNCH}, {}, ["ctas", "registers"]),
-        (SHAPES, {}, {"verdict": LAUNCH}, ["ctas", "registers"]),
         (READS, {}, {}, ["dram_read", "instructions"]),
         # B is faster though it reads twice as much: that cannot be why
         (READS, {"us": 3.0}, {}, ["instructions", "dram_read"]),
@@ -189,7 +166,7 @@ NEUTRAL = {"ctas": 100, "registers": 10}, {"ctas": 190, "registers": 20}
         (NEUTRAL, {"us": 3.0}, {}, ["ctas", "registers"]),
     ],
 )
-def test_the_limit_and_the_time_decide_what_counts(values, of_a, of_b, keys):
+def test_what_contradicts_the_time_counts_less(values, of_a, of_b, keys):
     a, b = one(values[0], **of_a), one(values[1], **of_b)
     assert order(a, b) == ["survey_us", *keys]
 
@@ -212,9 +189,8 @@ def test_equal_facts_and_too_small_differences(key, a, b, same, small):
     for x, y in ((a, b), (b, a)):
         found = difference(one({key: x}), one({key: y}))
         assert (found["same"], found["small"]) == (same, small)
-        assert (key in [row["key"] for row in found["rows"]]) == (
-            not same and not small and a is not None
-        )
+        shown = key in [row["key"] for row in found["rows"]]
+        assert shown == (not same and not small and a is not None)
 
 
 # --- refusals and messages

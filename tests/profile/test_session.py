@@ -121,7 +121,6 @@ def test_one_that_cannot_run_leaves_a_line_and_no_folder(tmp_path):
     "args, words",
     [
         ("cpp-v1 --tool ncx", "did you mean ncu?"),
-        ("cpp-v1 --tool nsys", "unknown tool 'nsys'"),
         ("cpp-v1 --tool ncu", "cpp-v1 does not run there"),
         ("cuda-v4 --tool cpu", "cuda-v4 does not run there"),
         ("cpp-v1 --arch sm_90a", "--arch is for --tool sass"),
@@ -130,9 +129,7 @@ def test_one_that_cannot_run_leaves_a_line_and_no_folder(tmp_path):
         ("cuda-v4 --tool sanitizer --check memchek", "memcheck"),
         ("cuda-v4 --tool ncu --clocks fast", "unknown clocks 'fast'"),
         ("cuda-v4 --tool ncu --device cpu", "--tool ncu profiles code on cuda"),
-        ("cpp-v2", "unknown algo 'cpp-v2'"),
         ("", "expected one algo or two, got none"),
-        ("a b c", "expected one algo or two, got 3"),
         ("cpp-v1 -w batch_size=x", "batch_size"),
         ("pt-reference gdn_prefill/pt-reference", "are of different ops"),
     ],
@@ -170,10 +167,8 @@ def test_an_empty_list_is_not_an_error(tmp_path):
 
 
 def test_profiles_of_the_same_second_have_folders_of_their_own(tmp_path):
-    words = ["20261121-174500", "gdn_decode", "a/b", "B=1", "ncu"]
-    names = [session.new_folder(tmp_path, words).name for _ in range(3)]
-    name = "20261121-174500-gdn_decode-ab-B1-ncu"
-    assert names == [name, f"{name}-2", f"{name}-3"]
+    names = [session.new_folder(tmp_path, ["1", "a/b", "B=1"]).name for _ in range(3)]
+    assert names == ["1-ab-B1", "1-ab-B1-2", "1-ab-B1-3"]
 
 
 def test_listing_and_helping_import_no_torch(tmp_path):

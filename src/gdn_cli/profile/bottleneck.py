@@ -17,6 +17,7 @@ latency-bound itself if it runs far below that rate. Based on the roofline model
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -38,8 +39,7 @@ _AT_FLOOR = 0.8
 _FLOOR_OFF = 1.25
 # of the large copy's rate
 _CACHED = 1.1
-# a copy's time over the kernel's: below this it is not limited by the bytes that must
-# move
+# a copy's time over the kernel's: below this it is not limited by the bytes that must move
 _FAR = 1 / 3
 # a kernel shorter than this many empty launches is mostly start and end
 _LAUNCHES = 3.0
@@ -58,7 +58,6 @@ class _Case:
     """The figures that decide; None if not measured. Shares are of 1."""
 
     def __init__(self, survey: Survey, time_us: float, found: Iterable[Found]) -> None:
-        found = tuple(found)
         kernels = [f for f in found if f.name and f.number("time_us")]
         main = max(kernels, key=lambda f: f.number("time_us") or 0.0, default=Found(""))
         ran = known(survey.ran) or []
@@ -70,8 +69,6 @@ class _Case:
         self.time_us = time_us
         # first start to last end, with the host running ahead as in gdn bench
         self.span_us = known(survey.span_us)
-        # the same for a call that finds the GPU idle, so that the host's time shows
-        self.alone_us = max((r.start_us + r.us for r in ran), default=0.0)
         self.launches = known(survey.launches) or len(ran) or 1
         self.empty_us = known(survey.empty_us)
         self.copy_us = known(survey.copy_us)
@@ -87,23 +84,15 @@ class _Case:
             (share("issue") or 0.0, "issue slots"), (share("pipe") or 0.0, pipe)
         )
         self.waves = main.number("waves")
-        self.occupancy, self.occupancy_max = share("occupancy"), share("occupancy_max")
-        self.occupancy_limit = main.value("occupancy_limit")
-        self.spills = main.number("spills")
-        # bytes read from DRAM over those that must be read: a kernel that does only a
-        # part of the call need not read all
-        self.read_excess = 0.0
-        if len(ran) <= 1 and len(kernels) <= 1 and survey.bytes_in:
-            self.read_excess = (main.number("dram_read") or 0.0) / survey.bytes_in
-        # the reasons that hold the warps most, with their shares in %
+        self.occupancy = share("occupancy")
+        # the reasons that hold the warps most
         waits = main.table("stalls")
-        self.stalls = [(str(row[0]), row[1]) for row in waits.rows[:2]] if waits else []
+        self.stalls = [str(row[0]) for row in waits.rows[:2]] if waits else []
         self.counters = main.value("issue") is not None
-        self.most = _most(found)
         # what a call runs -> its microseconds
-        self.parts: dict[str, float] = {}
+        self.parts = defaultdict[str, float](float)
         for each in ran:
-            self.parts[each.name] = self.parts.get(each.name, 0.0) + each.us
+            self.parts[each.name] += each.us
         # GB/s of the bytes that must move
         self.useful = moved / time_us / 1e3
         # the copy's time over the call's; 0 if not known
@@ -114,9 +103,10 @@ class _Case:
             self.floor_rate = moved / self.copy_us / 1e3 / self.large_rate
         # the share of this machine's copy rate; if that is not known, of DRAM's peak
         self.bandwidth = share("dram_peak") or 0.0
-        self.against = "the large copy's rate"
+        self.against = "DRAM's peak"
         self.cached = False
         if self.large_rate:
+            self.against = f"the large copy's {self.large_rate:.0f} GB/s"
             fastest = max(self.useful, self.traffic or 0.0)
             self.bandwidth = fastest / self.large_rate
             # if the kernel or the copy moves them faster than a large copy does, they
@@ -145,26 +135,6 @@ def judge(survey: Survey | None, found: Iterable[Found]) -> Verdict | None:
     return _with_parts(case, _unclear(case))
 
 
-def _most(found: Iterable[Found]) -> str:
-    """The first three of the functions, or else of the ops, that a tool saw, with their
-    shares.
-    """
-    tables = [f.table(key) for key in ("functions", "ops") for f in found]
-    table = next(filter(None, tables), None)
-    if table is None:
-        return ""
-    kinds = [unit for _, unit in table.columns]
-    if "%" not in kinds:
-        return ""
-    column = kinds.index("%")
-    most = []
-    for row in table.rows:
-        share = row[column]
-        if isinstance(share, (int, float)) and not str(row[0]).startswith("(all"):
-            most.append(f"{row[0]} ({share:.0f} %)")
-    return units.listed(most[:3])
-
-
 def _with_parts(c: _Case, verdict: Verdict) -> Verdict:
     """Add what a call of several kernels and copies consists of, and that copies are
     not part of the op.
@@ -177,21 +147,10 @@ def _with_parts(c: _Case, verdict: Verdict) -> Verdict:
     )
     why = f"the figures are for the longest of {len(c.parts)} different ones that a call runs"
     advice = []
-    if copied:
-        why += f"; copies and fills take {units.duration(copied)} of {units.duration(total)}"
     if copied > 0.1 * total:
         advice.append(
             f"no copy next to the kernel: {_pc(copied / total)} of the time (read the input,"
             " write the output)"
-        )
-    if verdict.bound != "launch" and c.alone_us > 1.5 * total:
-        why += (
-            f"; a call that finds the GPU idle takes {units.duration(c.alone_us)}: the host is"
-            " slower"
-        )
-        advice.append(
-            "less work on the host between launches, or a CUDA graph, unless calls are queued"
-            " ahead"
         )
     return Verdict(
         verdict.bound,
@@ -207,23 +166,17 @@ def _with_parts(c: _Case, verdict: Verdict) -> Verdict:
 def _disturbed(c: _Case) -> Verdict | None:
     if c.at_floor < _FLOOR_OFF:
         return None
-    (copy,) = _copy(c)
     return Verdict(
         "unclear",
         "unclear: the floor of this run cannot be right",
-        [f"{copy}: no copy is so much slower, unless something else ran meanwhile"],
+        [*_copy(c), "no copy is so much slower, unless something else ran meanwhile"],
         ["measure again, alone"],
     )
 
 
 def _launch(c: _Case) -> Verdict | None:
-    many = c.launches > 1
     mean = c.time_us / c.launches
     why = []
-    if many:
-        why.append(
-            f"{c.launches:.0f} kernels and copies a call, {units.duration(mean)} each on average"
-        )
     # a few launches can be queued ahead, or put into a graph: a gap between two of them
     # need not be the limit
     idle = 1 - c.time_us / c.span_us if c.launches >= _MANY and c.span_us else 0.0
@@ -233,29 +186,24 @@ def _launch(c: _Case) -> Verdict | None:
             f" in {_pc(idle)}"
         )
     if c.empty_us and mean < _LAUNCHES * c.empty_us:
-        subject = "that is" if many else f"it takes {units.duration(c.time_us)},"
         why.append(
-            f"{subject} {mean / c.empty_us:.1f} times an empty launch"
+            f"a launch takes {units.duration(mean)}, {mean / c.empty_us:.1f} times an empty one"
             f" ({units.duration(c.empty_us)})"
         )
-    if len(why) == many:
+    if not why:
         return None
     advice = [
         "nothing inside the kernel: do more work per launch, or let launches overlap"
         " (programmatic launch)"
     ]
-    if many:
+    if c.launches > 1:
         advice = [
             "one kernel instead of several: what one writes and the next reads can stay in"
             " registers",
             "a CUDA graph",
         ]
-    return Verdict(
-        "launch",
-        "launch-bound: the time goes into starting kernels, not into running them",
-        why,
-        advice,
-    )
+    summary = "launch-bound: the time goes into starting kernels, not into running them"
+    return Verdict("launch", summary, why, advice)
 
 
 def _bandwidth(c: _Case) -> Verdict | None:
@@ -266,159 +214,100 @@ def _bandwidth(c: _Case) -> Verdict | None:
     if not in_l2 and not full:
         return None
     if in_l2:
-        fast = "L2 move about as fast as it can"
+        fast = "L2 moves about as fast as it can"
         why = [
             f"L2 at {_pc(c.l2_peak)} of its peak, DRAM far below its own ({_pc(c.bandwidth)})"
         ]
     else:
         fast = "bytes move about as fast as this machine moves any"
-        why = [_rate(c)]
+        why = [f"{c.useful:.0f} GB/s of bytes that must move"]
+        if c.traffic:
+            why[0] += f", {c.traffic:.0f} GB/s in DRAM by the counters"
+        why[0] += f": {_pc(c.bandwidth)} of {c.against}"
     why += _copy(c)
     # then it was the counters that say so: what must move is that much slower than a
     # copy
     far = 0 < c.at_floor < _FAR
-    advice = []
-    if c.read_excess > 1.1:
-        why.append(f"it reads {c.read_excess:.2f} times the bytes that it must")
-        advice.append("read each byte once: a second read costs as much as the first")
     if at_floor:
-        advice += _left_to_copy(c)
+        left = max(0.0, 1 - c.at_floor)
+        advice = (
+            f"{_pc(left)} is left to a plain copy; beyond that only fewer bytes help (a 16-bit"
+            " state, fusing)"
+        )
     elif in_l2:
-        advice.append(
-            "fewer sectors: wider and aligned accesses, reuse in registers or shared memory"
-        )
+        advice = "fewer sectors: wider and aligned accesses, reuse in registers or shared memory"
     elif far:
-        advice.append(
-            "fewer bytes: keep what is read again in registers or shared memory"
-        )
+        advice = "fewer bytes: keep what is read again in registers or shared memory"
     else:
-        advice.append(
+        advice = (
             "more bytes in flight: wider loads, several per thread before the first use, bulk"
             " copies"
         )
     if far:
         summary = f"traffic-bound: {fast}, many more than the op must move"
-        return Verdict("traffic", summary, why, advice)
-    return Verdict("bandwidth", f"bandwidth-bound: {fast}", why, advice)
-
-
-def _left_to_copy(c: _Case) -> list[str]:
-    """Advice for a call that takes about as long as a plain copy."""
-    left = 1 - c.at_floor
-    fewer = "only fewer bytes help (a 16-bit state, fusing)"
-    if left <= 0:
-        return [fewer]
-    advice = [f"{_pc(left)} is left to a plain copy; beyond that {fewer}"]
-    if c.work >= HIGH:
-        advice.append(
-            f"for these {_pc(left)}: {c.worker} {_pc(c.work)} busy as well, so fewer instructions"
-            " per byte"
-        )
-    return advice
+        return Verdict("traffic", summary, why, [advice])
+    return Verdict("bandwidth", f"bandwidth-bound: {fast}", why, [advice])
 
 
 def _instruction(c: _Case) -> Verdict | None:
     if c.work < HIGH or (c.bandwidth >= HIGH and c.bandwidth >= c.work):
         return None
-    why = [
-        f"{c.worker} {_pc(c.work)} busy while an SM is active; bytes at {_pc(c.bandwidth)} of"
-        f" {c.against}",
-        *_copy(c),
-    ]
-    advice = [
-        "fewer instructions for the same work: wider loads, packed math, addresses computed once"
-    ]
-    if c.worker == "issue slots":
-        advice.append("--tool sass shows the mix; the hot lines show where")
-    if c.spills:
-        why.append(f"{c.spills:,.0f} requests of spilled registers among them")
-        advice.append("no spills: fewer values alive at once, or fewer threads a CTA")
-    verb = "is" if c.worker.endswith("pipe") else "are"
-    summary = f"instruction-bound: the {c.worker} {verb} the limit"
-    return Verdict("instruction", summary, why, advice)
+    return Verdict(
+        "instruction",
+        f"instruction-bound: the limit is the {c.worker}",
+        [_busy(c), *_copy(c)],
+        [
+            "fewer instructions for the same work: wider loads, packed math, addresses computed"
+            " once; --tool sass shows the mix"
+        ],
+    )
 
 
 def _latency(c: _Case) -> Verdict | None:
     if not c.counters or c.bandwidth >= LOW or c.work >= LOW:
         return None
-    why = [
-        f"nothing is near its limit: bytes at {_pc(c.bandwidth)} of {c.against}, {c.worker}"
-        f" {_pc(c.work)} busy"
-    ]
+    why = [f"nothing is near its limit: {_busy(c)}"]
     if c.occupancy is not None:
         grid = f", {c.waves:.2f} waves of CTAs" if c.waves is not None else ""
         why.append(
             f"{_pc(c.occupancy)} of the warps that an SM can hold are there{grid}"
         )
     why += _copy(c)
-    named = []
-    for name, share in c.stalls:
-        known_share = isinstance(share, (int, float))
-        named.append(f"{name} ({share:.0f} %)" if known_share else name)
-    if named:
-        why.append(f"warps wait most with: {units.listed(named)}")
+    if c.stalls:
+        why.append(f"warps wait most with: {units.listed(c.stalls)}")
     advice = []
-    few = c.waves is not None and c.waves < 1
-    if few:
+    if c.waves is not None and c.waves < 1:
         advice.append(
             "more CTAs or warps: smaller tiles, so that every SM has work and loads in flight"
         )
-    elif c.occupancy_max is not None and c.occupancy_max < 0.5 and c.occupancy_limit:
-        advice.append(
-            f"more warps: {c.occupancy_limit} allow {_pc(c.occupancy_max)} of an SM's"
-        )
-    for name, _ in c.stalls:
+    for name in c.stalls:
         if text := stalls.of(name).advice:
             advice.append(f"{name}: {text}")
-    if len(advice) <= few:
-        advice.append(
-            "a shorter chain: fewer steps that need the step before (barriers, shuffles, a second"
-            " pass)"
-        )
-    if c.empty_us and c.empty_us / c.time_us > 0.2:
-        advice.append(
-            f"of {units.duration(c.time_us)} an empty launch is {units.duration(c.empty_us)}:"
-            " only the rest can be won"
-        )
     summary = "latency-bound: warps wait, and too few others have work meanwhile"
     return Verdict("latency", summary, why, advice)
 
 
 def _unclear(c: _Case) -> Verdict:
-    bytes_at = f"bytes at {_pc(c.bandwidth)} of {c.against}"
-    advice = []
-    if c.most:
-        advice.append("start with what takes the most time")
     if c.counters:
-        why = [f"{bytes_at}, {c.worker} {_pc(c.work)} busy: neither decides it"]
-        advice.append(
+        why = [f"{_busy(c)}: neither decides it"]
+        advice = (
             "gdn profile A B: compare with a variant with fewer bytes, and one with fewer"
             " instructions"
         )
     else:
-        why = [f"{bytes_at}; there are no counters of what else is busy"]
+        why = [
+            f"bytes at {_pc(c.bandwidth)} of {c.against}; there are no counters of what else is"
+            " busy"
+        ]
+        advice = "start with what takes the most time: --tool cpu shows it"
         if c.on_gpu:
-            advice.append("--tool ncu has the counters")
-        elif not c.most:
-            advice.append("--tool cpu shows where the time goes")
-    why += _copy(c)
-    if c.most:
-        why.append(f"the most of the time goes to {c.most}")
+            advice = "--tool ncu has the counters"
     summary = "unclear: these figures do not show what limits it"
-    return Verdict("unclear", summary, why, advice)
+    return Verdict("unclear", summary, [*why, *_copy(c)], [advice])
 
 
-def _rate(c: _Case) -> str:
-    """The useful rate, and the counters' rate if they differ."""
-    against = "DRAM's peak"
-    if c.cached:
-        against = c.against
-    elif c.large_rate:
-        against = f"the large copy's {c.large_rate:.0f} GB/s"
-    text = f"{c.useful:.0f} GB/s of bytes that must move"
-    if c.traffic:
-        text += f", {c.traffic:.0f} GB/s in DRAM by the counters"
-    return f"{text}: {_pc(c.bandwidth)} of {against}"
+def _busy(c: _Case) -> str:
+    return f"{c.worker} {_pc(c.work)} busy, bytes at {_pc(c.bandwidth)} of {c.against}"
 
 
 def _copy(c: _Case) -> list[str]:

@@ -6,13 +6,12 @@ Pure functions. Nothing is measured here; a fact that only one of the profiles h
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
+from .. import units
 from ..errors import UsageError
 from ..parsing import read_toml
 from ..schema.profile_types import Fact, Found, Profile, Value
@@ -39,14 +38,13 @@ class _Rules(Struct, frozen=True):
     facts: dict[str, tuple[float, float]]
     units: dict[str, tuple[float, float]]
     parts: dict[str, _Part]
-    holds: dict[str, list[str]]
 
 
 _RULES = msgspec.convert(read_toml(Path(__file__).with_suffix(".toml")), _Rules)
 _OTHER = (1.0, 0.0)
-# A fact about the kernel's limit counts more; one that contradicts the change in time
-# counts less: a kernel is not faster because it executes more instructions.
-_HELD, _AGAINST = 1.5, 0.5
+# A fact that contradicts the change in time counts less: a kernel is not faster because
+# it executes more instructions.
+_AGAINST = 0.5
 # the effect of a text that differs, as it has no ratio
 _TEXT = math.log(1.5)
 # larger factors count no more, such as 0 -> 1
@@ -117,12 +115,16 @@ def difference(a: Profile, b: Profile) -> Difference:
     _comparable(a, b)
     pairs, only = _paired(_kernels(a), _kernels(b))
     rows = _Rows()
-    _call(rows, a, b)
-    for i, (x, y) in enumerate(pairs):
-        share = max(_share(x, a), _share(y, b)) if i else 1.0
-        _facts(rows, x, y, share, longest=i == 0)
-        _parts(rows, x, y, share)
-    rows.rank([p.verdict.bound for p in (a, b) if p.verdict])
+    if a.survey and b.survey and a.survey.tier == b.survey.tier:
+        label = f"time of a call ({a.survey.tier})"
+        us = known(a.survey.time_us)
+        time = Fact("survey_us", label, us, "us", "time", better="lower")
+        rows.add(time, known(b.survey.time_us), _TIMES + 3, "")
+    rows.compare_found(a.reading.whole, b.reading.whole, _TIMES + 2)
+    for x, y in pairs:
+        longest = x is pairs[0][0]
+        rows.compare_found(x, y, _TIMES + 1 if longest else 0.0)
+    rows.rank()
     return Difference(
         a.name,
         b.name,
@@ -179,63 +181,35 @@ def _warnings(a: Profile, b: Profile) -> list[str]:
 
 def _kernels(p: Profile) -> list[Found]:
     """The kernels, the largest part of the call first; in the tool's order if it gives no times."""
-    kernels = p.reading.kernels
-    has_shares = any(f.number("share") is not None for f in kernels)
-    key = "share" if has_shares else "time_us"
-    return sorted(kernels, key=lambda f: -(f.number(key) or 0.0))
+
+    def size(kernel: Found) -> float:
+        return kernel.number("share") or kernel.number("time_us") or 0.0
+
+    return sorted(p.reading.kernels, key=size, reverse=True)
 
 
-def _call_us(p: Profile) -> float | None:
-    """The tool's time of a call: its own figure, or the sum over the kernels. None if a
-    kernel is launched more than once in a call: its time may be for one launch.
-    """
-    whole = p.reading.whole.number("time_us")
-    if whole is not None or not p.reading.kernels:
-        return whole
-    total = 0.0
-    for kernel in p.reading.kernels:
-        us = kernel.number("time_us")
-        if us is None or (kernel.number("launches") or 1) != 1:
-            return None
-        total += us
-    return total
-
-
-def _share(found: Found, p: Profile) -> float:
-    """A kernel's part of its call; 1 if it is not known."""
-    share = found.number("share")
-    if share is not None:
-        return min(1.0, share / 100)
-    us, whole = found.number("time_us"), _call_us(p)
-    return min(1.0, us / whole) if us is not None and whole else 1.0
+def _share(kernel: Found) -> float:
+    """A kernel's part of its call; 1 if it is the only one, or the tool does not say."""
+    share = kernel.number("share")
+    return 1.0 if share is None else share / 100
 
 
 def _paired(
     a: list[Found], b: list[Found]
 ) -> tuple[list[tuple[Found, Found]], list[Only]]:
-    """The longest kernel of each paired with the other's, the rest by name; and the
-    kernels left over.
-
-    If both longest kernels run in A and in B, they are paired by name too: they only
-    changed places.
+    """The kernels of one name, and the longest of the others, as pairs; and the kernels
+    left over.
     """
-    a, b = list(a), list(b)
-    pairs = []
-    swapped = a and b and _named(b, a[0].name) and _named(a, b[0].name)
-    if a and b and not swapped:
-        pairs.append((a.pop(0), b.pop(0)))
-    for kernel in list(a):
-        if other := _named(b, kernel.name):
-            pairs.append((kernel, other))
-            a.remove(kernel)
-            b.remove(other)
-    only = [Only("a", f.name, f.number("time_us")) for f in a]
-    only += [Only("b", f.name, f.number("time_us")) for f in b]
+    by_name = {kernel.name: kernel for kernel in b}
+    pairs = [(k, by_name.pop(k.name)) for k in a if k.name in by_name]
+    own = [kernel for kernel in a if kernel not in [x for x, _ in pairs]]
+    others = list(by_name.values())
+    if own and others:
+        pairs.append((own.pop(0), others.pop(0)))
+    pairs.sort(key=lambda pair: a.index(pair[0]))
+    only = [Only("a", kernel.name, kernel.number("time_us")) for kernel in own]
+    only += [Only("b", kernel.name, kernel.number("time_us")) for kernel in others]
     return pairs, only
-
-
-def _named(kernels: list[Found], name: str) -> Found | None:
-    return next((f for f in kernels if f.name == name), None)
 
 
 # --- rows
@@ -246,12 +220,23 @@ class _Rows:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
-        self.same = self.small = 0
+        self.same = 0
+        self.small = 0
 
-    def compare(self, fact: Fact, b: Value, share: float, kernel: str) -> None:
-        """A row for a fact of A and B's value of it, if they differ; `share` is the
-        kernel's part of the call.
+    def compare_found(self, a: Found, b: Found, time_weight: float) -> None:
+        """Rows for the facts and tables of a kernel, or of the call. `time_weight`: of
+        the time's row, which then is always there.
         """
+        share = max(_share(a), _share(b))
+        theirs = {fact.key: fact.value for fact in b.facts}
+        for fact in a.facts:
+            if fact.key == "time_us" and time_weight:
+                self.add(fact, theirs.get(fact.key), time_weight, a.name)
+            else:
+                self._compare(fact, theirs.get(fact.key), share, a.name)
+        self._compare_parts(a, b, share)
+
+    def _compare(self, fact: Fact, b: Value, share: float, kernel: str) -> None:
         a = fact.value
         rule = _RULES.facts.get(fact.key) or _RULES.units.get(fact.unit, _OTHER)
         weight, least = rule
@@ -270,108 +255,58 @@ class _Rows:
             effect = abs(math.log((abs(b) + least or 1.0) / (abs(a) + least or 1.0)))
             self.add(fact, b, weight * min(effect, _LARGEST) * share, kernel)
 
+    def _compare_parts(self, a: Found, b: Found, share: float) -> None:
+        """The rows of the tables with a rule, matched by their first column. A row that
+        one table does not have is unknown there, but is ranked as 0, because tables
+        leave out their smallest rows.
+        """
+        for key, rule in _RULES.parts.items():
+            ours, theirs = _column(a, key, rule.unit), _column(b, key, rule.unit)
+            if not ours or not theirs:
+                continue
+            whole = max(sum(ours.values()), sum(theirs.values()))
+            for name in {**ours, **theirs}:
+                x, y = ours.get(name), theirs.get(name)
+                change = abs((x or 0.0) - (y or 0.0))
+                if _near(x or 0.0, y or 0.0):
+                    self.same += 1
+                elif change < SAME * whole:
+                    self.small += 1
+                else:
+                    part = Fact(
+                        f"{key}: {name}",
+                        rule.prefix + name,
+                        x,
+                        rule.unit,
+                        key,
+                        better=rule.better,
+                    )
+                    self.add(part, y, rule.weight * change / whole * share, a.name)
+
     def add(self, fact: Fact, b: Value, weight: float, kernel: str) -> None:
+        """A row for a fact of A, and B's value of it."""
         a = fact.value
         ratio, better = None, ""
         if isinstance(a, (int, float)) and isinstance(b, (int, float)):
             ratio = b / a if a else None
             if fact.better and not _near(a, b):
                 better = "a" if (a < b) == (fact.better == "lower") else "b"
+        elif weight >= _TIMES:
+            return
         words = fact.key, fact.label, fact.unit, fact.group
         self.rows.append(Row(*words, a, b, ratio, better, weight, kernel))
 
-    def rank(self, bounds: list[str]) -> None:
-        """Sort the rows by weight. `bounds`: the limits that the verdicts name."""
-        held: set[str] = set()
-        for bound in bounds:
-            held.update(_RULES.holds.get(bound, ()))
+    def rank(self) -> None:
+        """Sort the rows by weight."""
         times = [row.better for row in self.rows if row.weight >= _TIMES]
         for row in self.rows:
-            if row.weight >= _TIMES:
-                continue
-            if row.group in held:
-                row.weight *= _HELD
-            if times and times[0] and row.better not in (times[0], ""):
+            if row.weight < _TIMES and {row.better, *times[:1]} == {"a", "b"}:
                 row.weight *= _AGAINST
         self.rows.sort(key=lambda row: -row.weight)
 
 
 def _near(a: float, b: float) -> bool:
     return abs(a - b) <= SAME * max(abs(a), abs(b))
-
-
-def _time(key: str, label: str, us: float) -> Fact:
-    return Fact(key, label, us, "us", "time", better="lower")
-
-
-def _call(rows: _Rows, a: Profile, b: Profile) -> None:
-    """The call as a whole: its time as gdn bench measures it, then the tool's time,
-    then the tool's other facts.
-    """
-    x, y = a.survey, b.survey
-    if x and y and x.tier == y.tier:
-        us, their_us = known(x.time_us), known(y.time_us)
-        if us and their_us:
-            time = _time("survey_us", f"time of a call ({x.tier})", us)
-            rows.add(time, their_us, _TIMES + 3, "")
-    whole, theirs = a.reading.whole, b.reading.whole
-    counts = [len(p.reading.kernels) for p in (a, b)]
-    us, their_us = _call_us(a), _call_us(b)
-    times = whole.number("time_us"), theirs.number("time_us")
-    measured = times != (None, None)
-    if (measured or max(counts) > 1) and us is not None and their_us is not None:
-        label = "duration" if measured else "sum of the kernels"
-        rows.add(_time("time_us", label, us), their_us, _TIMES + 2, "")
-    if max(counts) > 1 and min(counts):
-        count = Fact("kernels", "kernels", counts[0], "count", "launch", better="lower")
-        rows.compare(count, counts[1], 1.0, "")
-    _facts(rows, whole, theirs, 1.0)
-    _parts(rows, whole, theirs, 1.0)
-
-
-def _facts(
-    rows: _Rows, a: Found, b: Found, share: float, longest: bool = False
-) -> None:
-    theirs = {fact.key: fact for fact in b.facts}
-    for fact in a.facts:
-        other = theirs.get(fact.key)
-        # the time of the call has a row already
-        if other is None or (fact.key == "time_us" and not a.name):
-            continue
-        # figures of different pipes: compare the names
-        if fact.key == "pipe" and fact.note != other.note:
-            fact = replace(fact, value=fact.note, unit="")
-            other = replace(other, value=other.note)
-        is_time = longest and fact.key == "time_us"
-        if is_time and a.number("time_us") is not None and other.value is not None:
-            rows.add(fact, other.value, _TIMES + 1, a.name)
-        else:
-            rows.compare(fact, other.value, share, a.name)
-
-
-def _parts(rows: _Rows, a: Found, b: Found, share: float) -> None:
-    """The rows of the tables with a rule, matched by their first column. A row that one
-    table does not have is unknown there, but is ranked as 0, because tables leave out
-    their smallest rows.
-    """
-    for key, rule in _RULES.parts.items():
-        ours, theirs = _column(a, key, rule.unit), _column(b, key, rule.unit)
-        if not ours or not theirs:
-            continue
-        whole = max(sum(ours.values()), sum(theirs.values()))
-        for name in {**ours, **theirs}:
-            x, y = ours.get(name), theirs.get(name)
-            change = abs((x or 0.0) - (y or 0.0))
-            if x is not None and y is not None and _near(x, y):
-                rows.same += 1
-            elif change < SAME * whole:
-                rows.small += 1
-            else:
-                label = rule.prefix + name
-                part = Fact(
-                    f"{key}: {name}", label, x, rule.unit, key, better=rule.better
-                )
-                rows.add(part, y, rule.weight * change / whole * share, a.name)
 
 
 def _column(found: Found, key: str, unit: str) -> dict[str, float]:
@@ -388,11 +323,11 @@ def _column(found: Found, key: str, unit: str) -> dict[str, float]:
     return values
 
 
-def _summary(a: Profile, b: Profile, rows: Sequence[Row]) -> str:
+def _summary(a: Profile, b: Profile, rows: list[Row]) -> str:
     """In one line: which is faster and by how much, and the other largest differences."""
     summary = "no time is known for both"
     if rows and rows[0].weight >= _TIMES:
-        summary = _faster(a, b, rows[0]) or summary
+        summary = _faster(a, b, rows[0])
     labels = [row.label for row in rows if row.weight < _TIMES]
     if labels:
         summary += f"; other large differences: {' and '.join(labels[:2])}"
@@ -400,19 +335,10 @@ def _summary(a: Profile, b: Profile, rows: Sequence[Row]) -> str:
 
 
 def _faster(a: Profile, b: Profile, row: Row) -> str:
-    x, y = row.a, row.b
-    if not (isinstance(x, (int, float)) and isinstance(y, (int, float))):
-        return ""
-    low, high = sorted((x, y))
-    if low <= 0:
-        return ""
     names = {"a": a.algo, "b": b.algo} if a.algo != b.algo else {"a": "A", "b": "B"}
-    if row.better:
-        times = f"{_us(low)} against {_us(high)}"
-        return f"{names[row.better]} is {high / low:.2f}x faster: {times}"
+    times = f"A {units.figure(row.a, 'us')}, B {units.figure(row.b, 'us')}"
+    if row.better and row.ratio:
+        factor = max(row.ratio, 1 / row.ratio)
+        return f"{names[row.better]} is {factor:.2f}x faster: {times}"
     same = f"take the same time within {100 * SAME:.0f} %"
-    return f"{names['a']} and {names['b']} {same}: {_us(x)} and {_us(y)}"
-
-
-def _us(us: float) -> str:
-    return f"{us:.2f} us" if us < 1000 else f"{us / 1e3:.2f} ms"
+    return f"{names['a']} and {names['b']} {same}: {times}"

@@ -15,10 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from .. import errors, files, paths
 from ..catalog.formats import Definition, Solution
@@ -29,7 +31,7 @@ from ..catalog.workloads import Workload
 from ..errors import GdnError, MissingError, UsageError
 from ..machine import environment, locks
 from ..machine.inventory import HERE, Machine
-from ..parsing import Json, decode, read_json, wrong
+from ..parsing import Json, decode, read_json
 from ..records.store import dumps
 from ..run import planning
 from ..run.jobs import Job, execute
@@ -41,7 +43,6 @@ from ..worker.request import Options, PlanFields, Profiling, Timing
 from . import bottleneck
 
 _FILE = "profile.json"
-_ELSEWHERE = "--out DIR or GDN_HOME names another place"
 
 
 @dataclass(frozen=True)
@@ -129,24 +130,19 @@ def _mode(tool: str, entry: planning.Entry) -> str:
         return place.mode
     if not set(modes) & set(algo.modes):
         device = "a GPU" if modes == ("cuda",) else "a CPU"
-        usable = [
-            f"--tool {name}"
-            for name, other in profilers.TOOLS.items()
-            if set(other.modes) & set(algo.modes)
-        ]
         raise UsageError(
             f"--tool {tool} is for algos on {device}, and {algo.full_name} does not run there",
-            hint=f"use {' or '.join(usable)}",
+            hint="use --tool torch, which is for both",
         )
-    hint, reason = place.hint, place.reason or ""
-    if algo.language in ("cuda", "triton") and reason.startswith("no GPU here"):
+    hint = place.hint
+    if algo.language in ("cuda", "triton"):
         hint = f"{hint}; --tool sass needs no GPU"
-    raise MissingError(f"{algo.full_name} cannot run here: {reason}", hint=hint)
+    raise MissingError(f"{algo.full_name} cannot run here: {place.reason}", hint=hint)
 
 
 def sent(subject: Subject, settings: Settings) -> Json:
     """A subject and how to profile it, as JSON for another machine."""
-    algo = msgspec.structs.replace(subject.algo, folder=None, shares=(), solution=None)
+    algo = structs.replace(subject.algo, folder=None, shares=(), solution=None)
     away = {
         "subject": replace(subject, algo=algo),
         "settings": replace(settings, folder=Path()),
@@ -187,12 +183,9 @@ def run(
             if subject.mode == "cuda" and settings.timed:
                 gpu = machine.gpus()[0]
                 held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}"))
-            profile = _profiled(subject, settings, folder, progress, machine)
-    except BaseException as e:
+            profile = _Session(subject, settings, folder, progress, machine).profile()
+    except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
-        # a tool's files did not fit on the disk
-        if isinstance(e, OSError) and e.errno in files.MACHINE:
-            raise files.failure(e.filename or folder, e, _ELSEWHERE) from None
         raise
     return keep(folder, profile)
 
@@ -201,7 +194,7 @@ def keep(folder: Path, profile: Profile) -> Profile:
     """Write a profile into its folder. Returns it with its path, or, if it could not be
     written, with the reason in `unkept`: it can still be shown.
     """
-    profile = msgspec.structs.replace(profile, folder=UNSET, unkept=UNSET)
+    profile = structs.replace(profile, folder=UNSET, unkept=UNSET)
     text = dumps(msgspec.to_builtins(profile)) + "\n"
     try:
         files.write(folder / _FILE, text, hint=None)
@@ -211,117 +204,149 @@ def keep(folder: Path, profile: Profile) -> Profile:
     return profile
 
 
-def _profiled(
-    subject: Subject,
-    settings: Settings,
-    folder: Path,
-    progress: Progress,
-    machine: Machine,
-) -> Profile:
-    tool = profilers.module(settings.tool)
-    name = f"{subject.algo.full_name} {subject.label}"
-    profile = _empty(subject, settings, folder)
-    progress(f"{name}: survey", 0, 1)
-    if subject.mode is not None:
-        _survey(profile, subject, settings, machine)
-    ask = Ask(
-        subject.solution,
-        settings.l2,
-        settings.clocks,
-        settings.archs,
-        settings.checks,
-        specific=subject.algo.specific,
-        machine=machine,
-    )
-    if survey := profile.survey:
-        ask = replace(ask, bytes_in=survey.bytes_in, bytes_out=survey.bytes_out)
-    replies = []
-    runs = tool.runs(ask, folder)
-    for i, each in enumerate(runs, 1):
-        progress(f"{name}: {settings.tool} {each.name}", i, len(runs) + 1)
-        replies.append(_reply(subject, settings, each, machine))
-    profile.reading = tool.read(ask, folder, replies)
-    failed = profile.reading.failed
-    if failed and profile.passed:
-        profile.status, profile.reason = Status.FAILED, failed
-    profile.verdict = _verdict(profile)
-    return msgspec.structs.replace(profile, **environment.commit())
-
-
-def _empty(subject: Subject, settings: Settings, folder: Path) -> Profile:
-    """A profile before anything was measured."""
-    workload = subject.workload
-    return Profile(
-        name=folder.name,
-        time=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        tool=settings.tool,
-        op=subject.op.name,
-        algo=subject.algo.name,
-        source_hash=source_hash(subject.solution),
-        mode=subject.mode,
-        l2=settings.l2 if subject.mode == "cuda" else None,
-        workload=Call(
-            uuid=workload.uuid,
-            axes=workload.axes,
-            index=workload.index,
-            origin=workload.origin,
-        ),
-        label=subject.label,
-        environment=Environment(),
-        status=Status.PASSED,
-        reason=None,
-        survey=None,
-        verdict=None,
-        reading=Reading(),
-    )
-
-
 def new_folder(parent: Path, words: list[str]) -> Path:
     """A new folder in `parent`, named from these words; UsageError if none can be made."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "", "-".join(words).replace(" ", "-"))
+    folder = (parent / name).absolute()
     try:
         if parent == paths.profiles_dir():
             paths.make(parent)
         parent.mkdir(parents=True, exist_ok=True)
-        for i in range(1, 1000):
-            folder = (parent / (f"{name}-{i}" if i > 1 else name)).absolute()
+        for i in count(2):
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
-                return folder
+                break
+            folder = folder.with_name(f"{name}-{i}")
     except OSError as e:
-        raise files.failure(parent, e, _ELSEWHERE) from None
-    raise UsageError(
-        f"{parent} is full of {name}", hint="--out DIR names another place"
-    )
+        hint = "--out DIR or GDN_HOME names another place"
+        raise files.failure(parent, e, hint) from None
+    return folder
 
 
-# --- the processes
+@dataclass(frozen=True)
+class _Session:
+    """The processes of one profile."""
 
+    subject: Subject
+    settings: Settings
+    folder: Path
+    progress: Progress
+    machine: Machine
 
-def _survey(
-    profile: Profile, subject: Subject, settings: Settings, machine: Machine
-) -> None:
-    """Fill in the results of a plain worker."""
-    plan: PlanFields = {"l2": settings.l2}
-    if settings.seconds:
-        plan["seconds"] = settings.seconds
-    job = _job(subject, settings, Profiling("survey", l2=settings.l2), machine)
-    tiers = planning.tiers_for(job.mode, ()) if settings.timed else ()
-    outcome = execute(job.asking(timing=Timing(tiers, plan, fallback=True)))
-    record = next(iter(outcome.records), None)
-    end = record or outcome
-    # without a time the profile cannot be interpreted
-    if settings.timed and (record is None or record.timing is None):
-        tail = f" ({outcome.tail[-1][:160]})" if outcome.tail and not record else ""
-        first, *rest = (end.reason or end.status.value).splitlines()
-        raise GdnError(
-            f"{subject.algo.full_name}: {first}{tail}",
-            code=end.code or outcome.code or errors.FAILED,
-            hint="\n  ".join(rest) or None,
+    def profile(self) -> Profile:
+        subject, settings = self.subject, self.settings
+        tool = profilers.module(settings.tool)
+        name = f"{subject.algo.full_name} {subject.label}"
+        profile = self._empty()
+        self.progress(f"{name}: survey", 0, 1)
+        if subject.mode is not None:
+            self._survey(profile)
+        survey = profile.survey
+        ask = Ask(
+            subject.solution,
+            settings.l2,
+            settings.clocks,
+            settings.archs,
+            settings.checks,
+            bytes_in=survey.bytes_in if survey else 0,
+            bytes_out=survey.bytes_out if survey else 0,
+            specific=subject.algo.specific,
+            machine=self.machine,
         )
-    profile.survey = _survey_of(record) if record else None
-    profile.environment = outcome.environment or profile.environment
-    profile.status, profile.reason = end.status, end.reason
+        replies = []
+        runs = tool.runs(ask, self.folder)
+        for i, target in enumerate(runs, 1):
+            self.progress(f"{name}: {settings.tool} {target.name}", i, len(runs) + 1)
+            replies.append(self._reply(target))
+        profile.reading = tool.read(ask, self.folder, replies)
+        failed = profile.reading.failed
+        if failed and profile.passed:
+            profile.status, profile.reason = Status.FAILED, failed
+        profile.verdict = _verdict(profile)
+        return profile
+
+    def _empty(self) -> Profile:
+        """The profile before anything was measured."""
+        subject = self.subject
+        workload = subject.workload
+        return Profile(
+            name=self.folder.name,
+            time=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            tool=self.settings.tool,
+            op=subject.op.name,
+            algo=subject.algo.name,
+            source_hash=source_hash(subject.solution),
+            mode=subject.mode,
+            l2=self.settings.l2 if subject.mode == "cuda" else None,
+            workload=Call(
+                uuid=workload.uuid,
+                axes=workload.axes,
+                index=workload.index,
+                origin=workload.origin,
+            ),
+            label=subject.label,
+            environment=Environment(),
+            status=Status.PASSED,
+            reason=None,
+            survey=None,
+            verdict=None,
+            reading=Reading(),
+            **environment.commit(),
+        )
+
+    def _survey(self, profile: Profile) -> None:
+        """Fill in the results of a plain worker."""
+        settings = self.settings
+        plan: PlanFields = {"l2": settings.l2}
+        if settings.seconds:
+            plan["seconds"] = settings.seconds
+        job = self._job(Profiling("survey", l2=settings.l2))
+        tiers = planning.tiers_for(job.mode, ()) if settings.timed else ()
+        outcome = execute(job.asking(timing=Timing(tiers, plan, fallback=True)))
+        record = next(iter(outcome.records), None)
+        end = record or outcome
+        # without a time the profile cannot be interpreted
+        if settings.timed and (record is None or record.timing is None):
+            tail = f" ({outcome.tail[-1][:160]})" if outcome.tail and not record else ""
+            first, *rest = (end.reason or end.status.value).splitlines()
+            raise GdnError(
+                f"{self.subject.algo.full_name}: {first}{tail}",
+                code=end.code or outcome.code or errors.FAILED,
+                hint="\n  ".join(rest) or None,
+            )
+        profile.survey = _survey_of(record) if record else None
+        profile.environment = outcome.environment or profile.environment
+        profile.status, profile.reason = end.status, end.reason
+
+    def _reply(self, target: Run) -> Reply:
+        """Run one target process under the tool."""
+        job = self._job(
+            Profiling(self.settings.tool, target.params, self.settings.l2),
+            wrap=target.wrap,
+            env=target.env,
+        )
+        outcome = execute(job)
+        record = next(iter(outcome.records), None)
+        end = record if record and not record.passed else outcome
+        answer = record.answer if record else None
+        tail = tuple(outcome.tail)
+        return Reply(target, end.status.value, end.reason, answer, tail, end.code)
+
+    def _job(self, task: Profiling, **process: Any) -> Job:
+        subject, dataset = self.subject, self.settings.dataset
+        return Job.of(
+            "profile",
+            subject.op,
+            subject.definition,
+            subject.mode or "cpu",
+            [subject.workload],
+            [(subject.algo, subject.solution)],
+            options=Options(dataset=str(dataset.absolute()) if dataset else None),
+            profile=task,
+            timeout_s=self.settings.timeout_s,
+            machine=self.machine,
+            **process,
+        )
 
 
 def _survey_of(record: Record) -> Survey | None:
@@ -333,48 +358,19 @@ def _survey_of(record: Record) -> Survey | None:
     timing, floors = record.timing, answer.floors
     if timing is None or floors is None:
         return survey
-    survey.tier = record.tier or UNSET
-    survey.time_us = timing.median_us
-    survey.span_us = timing.span_us
-    survey.launches = timing.kernels
-    survey.copy_us = floors.copy_us
-    survey.empty_us = floors.empty_us
-    survey.large_rate = None
-    if floors.large_us:
-        survey.large_rate = floors.large_bytes / floors.large_us / 1e3
-    survey.bytes_moved = answer.bytes_in + answer.bytes_out
-    survey.ran = answer.ran
-    survey.doubts = record.doubts or []
-    return survey
-
-
-def _reply(subject: Subject, settings: Settings, each: Run, machine: Machine) -> Reply:
-    """Run one target process under the tool."""
-    task = Profiling(settings.tool, each.params, settings.l2)
-    job = _job(subject, settings, task, machine)
-    outcome = execute(replace(job, wrap=each.wrap, env=each.env))
-    record = next(iter(outcome.records), None)
-    end = record if record and not record.passed else outcome
-    answer = record.answer if record else None
-    tail = tuple(outcome.tail)
-    return Reply(each, end.status.value, end.reason, answer, tail, end.code)
-
-
-def _job(
-    subject: Subject, settings: Settings, task: Profiling, machine: Machine
-) -> Job:
-    dataset = settings.dataset
-    return Job.of(
-        "profile",
-        subject.op,
-        subject.definition,
-        subject.mode or "cpu",
-        [subject.workload],
-        [(subject.algo, subject.solution)],
-        options=Options(dataset=str(dataset.absolute()) if dataset else None),
-        profile=task,
-        timeout_s=settings.timeout_s,
-        machine=machine,
+    large_us = floors.large_us
+    return structs.replace(
+        survey,
+        tier=record.tier or UNSET,
+        time_us=timing.median_us,
+        span_us=timing.span_us,
+        launches=timing.kernels,
+        copy_us=floors.copy_us,
+        empty_us=floors.empty_us,
+        large_rate=floors.large_bytes / large_us / 1e3 if large_us else None,
+        bytes_moved=answer.bytes_in + answer.bytes_out,
+        ran=answer.ran,
+        doubts=record.doubts or [],
     )
 
 
@@ -392,21 +388,14 @@ def load(path: Path) -> Profile | None:
     damaged = partial(MissingError, hint="delete its folder, or profile again")
     try:
         profile = decode(read_json(file, damaged), Profile, file, damaged)
-        tools = [*profilers.TOOLS, *profilers.RETIRED]
-        if profile.tool not in tools:
-            names = ", ".join(tools)
-            raise wrong(file, ["tool"], f"one of {names}", profile.tool, damaged)
     except GdnError:
         # a packed solution, anything
         if file.name != _FILE:
             return None
         raise
     reading = profile.reading
-    notes = reading.notes
-    if profile.tool in profilers.RETIRED:
-        notes += (f"this gdn has no tool {profile.tool} any more: a saved profile",)
-    names_here = profilers.files_in(file.parent, *reading.files)
-    profile.reading = msgspec.structs.replace(reading, notes=notes, files=names_here)
+    names = profilers.files_in(file.parent, *reading.files)
+    profile.reading = structs.replace(reading, files=names)
     profile.verdict = _verdict(profile)
     profile.folder = str(file.parent.absolute())
     return profile
@@ -437,27 +426,22 @@ def kept(folder: Path, damaged: Callable[[str], None]) -> list[Listed]:
             damaged(str(e))
             continue
         if profile:
-            place = file.parent if file.name == _FILE else file
-            rows.append(_listed(profile, place))
+            survey, verdict = profile.survey, profile.verdict
+            listed = Listed(
+                profile.name,
+                profile.time,
+                profile.tool,
+                profile.op,
+                profile.algo,
+                profile.label,
+                profile.status,
+                bottleneck.known(survey.time_us) if survey else None,
+                verdict.bound if verdict else None,
+                profile.environment.device,
+                str(file.parent if file.name == _FILE else file),
+            )
+            rows.append(listed)
     return rows
-
-
-def _listed(p: Profile, place: Path) -> Listed:
-    time_us = bottleneck.known(p.survey.time_us) if p.survey else None
-    bound = p.verdict.bound if p.verdict else None
-    return Listed(
-        p.name,
-        p.time,
-        p.tool,
-        p.op,
-        p.algo,
-        p.label,
-        p.status,
-        time_us,
-        bound,
-        p.environment.device,
-        str(place),
-    )
 
 
 def exit_code(profiles: list[Profile]) -> int:

@@ -388,8 +388,7 @@ def _show_difference(
 
 def _show_rows(out: Console, difference: Difference, a: Profile, b: Profile) -> None:
     names = [pair.a for pair in difference.pairs]
-    # times come first
-    several = len({row.kernel for row in difference.rows if row.group != "time"}) > 1
+    several = len(difference.pairs) > 1
     columns = [
         Column("what differs", folds=True),
         Column(f"A {a.algo}", number=True, most=16),

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from worker.profilers import targets
 
-from gdn_cli.catalog import pack, registry
-from gdn_cli.catalog.workloads import embedded
+from gdn_cli.catalog import registry
 from gdn_cli.machine import inventory
 from gdn_cli.parsing import to_json
-from gdn_cli.run import jobs
 from gdn_cli.worker import profilers
-from gdn_cli.worker.profilers import Ask, Reading, Reply, cpu, perf, symbols
-from gdn_cli.worker.request import Profiling
+from gdn_cli.worker.profilers import Reading, cpu, perf, symbols
 
 CPP = """
 #include <thread>
@@ -44,48 +42,20 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, Run);
 
 
 def profiled(
-    tool: str,
-    name: str,
-    folder: Path,
-    *,
-    algos: Path | None = None,
-    mode: str = "cpu",
-    l2: str = "cold",
+    tool: str, name: str, folder: Path, algos: Path | None = None, **more: str
 ) -> Reading:
-    """A tool's whole way for one decode with B = 1, each of its runs in a worker."""
+    """A tool's whole way for one decode, each of its runs in a worker."""
     known = registry.load(str(algos)) if algos else registry.load()
-    op = known.ops["gdn_decode"]
-    algo = next(a for a in known.algos if (a.name, a.op) == (name, op.name))
-    definition, solution = pack.definition(op, known), pack.pack(algo, op)
-    workload = min(embedded(op), key=lambda w: w.axes["batch_size"])
-    ask = Ask(solution, l2=l2, bytes_in=3_000_000, bytes_out=1_000_000)
-    module, replies = profilers.module(tool), []
-    module.find()
-    for run in module.runs(ask, folder):
-        job = jobs.Job.of(
-            "profile", op, definition, mode, [workload], [(algo, solution)], wrap=run.wrap, env=run.env,
-            profile=Profiling(tool, run.params, l2),
-        )  # fmt: skip
-        outcome = jobs.execute(job)
-        assert outcome.status == "done", (outcome.reason, outcome.tail)
-        (record,) = outcome.records
-        assert record.passed, record
-        replies.append(
-            Reply(run, "done", answer=record.answer, tail=tuple(outcome.tail))
-        )
-    reading = module.read(ask, folder, replies)
+    sizes = {"bytes_in": 3_000_000, "bytes_out": 1_000_000}
+    ask, replies = targets.replies(tool, known, name, folder, **sizes, **more)
+    reading = profilers.module(tool).read(ask, folder, replies)
     assert msgspec.convert(to_json(reading), Reading) == reading
     return reading
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(cpu, "_COUNTED_S", 0.05)
-    monkeypatch.setattr(cpu, "_SAMPLED_S", 0.6)
-
-
-def table(found: profilers.Found, key: str) -> profilers.Table:
-    return next(t for t in found.tables if t.key == key)
+    monkeypatch.setattr(cpu, "_SECONDS", 0.6)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +83,7 @@ def test_perf_finds_the_function_that_takes_the_time(burner, tmp_path):
     (functions,) = found.tables
     name, library, share, count = functions.rows[0]
     assert name == "burn" and "burner" in library and share > 50 and count > 5
-    assert sum(row[2] for row in functions.rows) == pytest.approx(100)
+    assert sum(row[2] for row in functions.rows) > 90
     assert reading.files == ("perf.data",)
 
 
@@ -127,7 +97,7 @@ def test_without_perf_a_cpp_algo_has_its_figures_and_torchs_ops(
     (found,) = reading.found
     assert [t.key for t in found.tables] == ["ops"] and reading.files == ()
     # it joins a thread
-    assert found.value("switches_voluntary") >= 1 and found.value("cpu_us") > 0
+    assert found.value("switches_voluntary") > 0.5 and found.value("cpu_us") > 0
     assert 0 < found.value("threads_busy") <= (os.cpu_count() or 1) + 0.5
     rate = 4_000_000 / found.value("time_us") / 1e3
     assert found.value("rate") == pytest.approx(rate)
@@ -154,11 +124,9 @@ def test_the_ops_of_a_torch_algo(tmp_path, monkeypatch, write_algo):
 
 
 def test_a_perf_that_is_not_permitted_says_why(tmp_path, monkeypatch):
-    fake = tmp_path / "perf"
-    fake.write_text("#!/bin/sh\necho 'Error:' >&2\nexit 255\n")
-    fake.chmod(0o755)
+    targets.script(tmp_path / "perf", "#!/bin/sh\necho 'Error:' >&2\nexit 255\n")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert perf.missing().startswith("perf is not permitted here (Error): as root")
+    assert perf.missing().startswith("perf does not work here ['Error:']: as root")
 
 
 # --- names and samples
@@ -192,18 +160,16 @@ def test_names_are_short(name, plain):
 def test_functions_by_their_samples():
     spots = Counter(
         {
-            perf.Spot("(anonymous namespace)::burn(int)", "/b/k.so"): 1990,
+            perf.Spot("(anonymous namespace)::burn(int)", "/b/k.so"): 2000,
             perf.Spot("f<" + "x" * 90 + ">", "/b/k.so"): 1000,
             perf.Spot("[unknown]", "/usr/lib/libgomp.so.1"): 1000,
-            perf.Spot("rare", "/b/k.so"): 10,
         }
     )
     (table,) = perf.table(spots)
     assert table.rows == (
-        ("burn", "k.so", 49.75, 1990),
+        ("burn", "k.so", 50.0, 2000),
         ("f", "k.so", 25.0, 1000),
         ("(no symbol: OpenMP, mostly waiting)", "libgomp.so.1", 25.0, 1000),
-        ("(all others)", "", 0.25, 10),
     )
     assert perf.table(Counter()) == []
 

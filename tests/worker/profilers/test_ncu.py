@@ -15,6 +15,7 @@ import math
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,9 +25,11 @@ import profiles
 import pytest
 import screens
 import torch
+from worker.profilers import targets
 
-from gdn_cli.errors import GdnError, MissingError
+from gdn_cli.errors import FAILED, MISSING, GdnError, MissingError
 from gdn_cli.machine import inventory
+from gdn_cli.worker import profilers
 from gdn_cli.worker.profilers import (
     Ask,
     Found,
@@ -38,7 +41,7 @@ from gdn_cli.worker.profilers import (
     stalls,
     tools,
 )
-from gdn_cli.worker.profilers.ncu_reader import Instruction, Launch
+from gdn_cli.worker.profilers.ncu_reader import Launch, Place
 
 DATA = helpers.TESTS / "data" / "ncu"
 V4 = "gdn_decode_v4"
@@ -63,24 +66,7 @@ def launch(name: str) -> Launch:
 
 def of(launch: Launch, bytes_in: int = 0, bytes_out: int = 0) -> Found:
     """The facts of a launch of the full run if the other run has none."""
-    kernel = ncu_facts.Kernel(launch.full_name, ((launch,),), launch)
-    return ncu_facts.found(kernel, bytes_in, bytes_out)
-
-
-def facts(name: str, **more: int) -> Found:
-    return of(launch(name), **more)
-
-
-def rounded(value):
-    return round(value, 2) if isinstance(value, float) else value
-
-
-def note(found: Found, key: str) -> str:
-    return next(fact.note for fact in found.facts if fact.key == key)
-
-
-def table(found: Found, key: str):
-    return next((t for t in found.tables if t.key == key), None)
+    return ncu_facts.found(ncu_facts.Kernel([[launch]], launch), bytes_in, bytes_out)
 
 
 def single(
@@ -97,10 +83,10 @@ def single(
     )
 
 
-# the full run's launch of a kernel: some metrics, and two instructions that were sampled
+# the full run's launch of a kernel: some metrics, and two places that were sampled
 FULL = Launch(
     NAME, {ncu_facts.TIME: 2976, "launch__registers_per_thread": 32},
-    (Instruction(0, "LDC R1", {"no_instruction": 3}), Instruction(16, "LDG R2", {"long_scoreboard": 1})),
+    {Place("+0x0", "LDC R1"): Counter(no_instruction=3), Place("+0x10", "LDG R2"): Counter(long_scoreboard=1)},
 )  # fmt: skip
 
 
@@ -109,7 +95,7 @@ FULL = Launch(
 
 @pytest.mark.parametrize("name", ["v4-1", "v5-64", "triton-1"])
 def test_the_facts_of_real_reports(name):
-    found = facts(name, bytes_in=535_000, bytes_out=528_384)
+    found = of(launch(name), bytes_in=535_000, bytes_out=528_384)
     screens.check(f"ncu-{name}", profiles.told(Reading((found,))))
 
 
@@ -120,13 +106,10 @@ def test_the_peak_of_the_single_passes_is_ncus_own(name):
     """
     full, rounds = launch(name), report(f"{name}.bench-like")
     share = full.number("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed")
-    assert full.total(ncu_facts.READ_PEAK, ncu_facts.WRITTEN_PEAK) == pytest.approx(
-        share, rel=0.01
-    )
-    kernel = ncu_facts.Kernel(full.full_name, tuple((each,) for each in rounds), full)
-    own = sorted(
-        each.total(ncu_facts.READ_PEAK, ncu_facts.WRITTEN_PEAK) for each in rounds
-    )
+    peaks = ncu_facts.READ_PEAK, ncu_facts.WRITTEN_PEAK
+    assert full.total(peaks) == pytest.approx(share, rel=0.01)
+    kernel = ncu_facts.Kernel([[each] for each in rounds], full)
+    own = sorted(each.total(peaks) for each in rounds)
     assert ncu_facts.found(kernel, 0, 0).value("dram_peak") == own[3] > 0
 
 
@@ -136,41 +119,40 @@ def test_shared_memory_and_sectors_that_were_not_needed():
         "launch__shared_mem_per_block_static": 800,
         "launch__occupancy_limit_registers": 4,
         "launch__occupancy_limit_shared_mem": 4,
-        "launch__occupancy_limit_warps": 4,
         "launch__occupancy_limit_blocks": 32,
         "memory_l2_theoretical_sectors_global": 400,
         "derived__memory_l2_theoretical_sectors_global_excessive": 100,
-        "memory_l1_wavefronts_shared": 724_992,
         "derived__memory_l1_wavefronts_shared_excessive": 0,
+        "sass__inst_executed_register_spilling": 7,
+        "smsp__thread_inst_executed_per_inst_executed.ratio": 16,
     }
-    found = of(Launch(NAME, metrics))
-    assert {fact.key: fact.value for fact in found.facts} == {
+    assert {fact.key: fact.value for fact in of(Launch(NAME, metrics)).facts} == {
         "shared": 8992,
-        "occupancy_limit": "registers, shared memory and warps",
+        "occupancy_limit": "registers and shared memory",
         "sectors_excess": 25,
         "bank_conflicts": 0,
+        "spills": 7,
+        "thread_efficiency": 50,
     }
-    assert note(found, "bank_conflicts") == "of 724,992 shared-memory wavefronts"
 
 
-@pytest.mark.parametrize("name", ["v4-1", "v5-64"])
 @pytest.mark.parametrize(
     "metric, lost",
     [
-        (ncu_facts.TIME, {"time_us", "dram_rate", "dram_peak"}),
+        (ncu_facts.TIME, {"time_us", "dram_rate"}),
         # not of what was written alone
         (ncu_facts.READ, {"dram_read", "dram_rate"}),
-        (f"{ncu_facts.L2}_op_write.sum", {"l2_written"}),
+        ("lts__t_sectors_srcunit_tex_op_write.sum", {"l2_written"}),
         ("launch__shared_mem_per_block_static", {"shared"}),
         # the other limits still say something
         ("launch__occupancy_limit_registers", set()),
     ],
 )
-def test_a_metric_less_is_a_fact_less(name, metric, lost):
+def test_a_metric_less_is_a_fact_less(metric, lost):
     """Other versions of ncu and other GPUs do not have all metrics: a missing one
     affects no other.
     """
-    whole = launch(name)
+    whole = launch("v4-1")
     values = {key: value for key, value in whole.values.items() if key != metric}
     left = {fact.key for fact in of(replace(whole, values=values)).facts}
     assert {fact.key for fact in of(whole).facts} - left == lost
@@ -181,68 +163,28 @@ def test_without_metrics_there_are_no_facts():
     assert (empty.facts, empty.tables) == ((), ())
 
 
-LOCAL = {
-    "smsp__sass_inst_executed_op_local_ld.sum": 5,
-    "smsp__sass_inst_executed_op_local_st.sum": 2,
-}
-SHARED = {
-    "memory_l1_wavefronts_shared": 1500,
-    "memory_l1_wavefronts_shared_ideal": 1000,
-}
-
-
-@pytest.mark.parametrize(
-    "metrics, key, value",
-    [
-        (LOCAL, "spills", 7),
-        (LOCAL | {"derived__local_spilling_requests": 3}, "spills", 3),
-        (SHARED, "bank_conflicts", 500),
-        ({"launch__cluster_size": 4}, "cluster", 4),
-        ({"launch__cluster_size": 0}, "cluster", None),
-    ],
-)
-def test_facts_by_whatever_metric_there_is(metrics, key, value):
-    assert of(Launch("k", metrics)).value(key) == value
-
-
 # --- stalls
 
 
-def test_stalls_are_shares_of_all_reasons():
-    every = ncu_facts.stall_shares(launch("v4-1"))
-    assert every["long_scoreboard"] == pytest.approx((25.776, 3.0502), abs=0.001)
-    assert sum(share for share, _ in every.values()) == pytest.approx(100)
-
-
-def test_a_warp_that_was_ready_does_not_count_as_a_stall():
-    """The largest of all reasons, and still the last row: nothing is to be won there."""
+def test_a_warp_that_was_ready_is_not_a_stall():
+    """The largest of all reasons, and not in the table: nothing is to be won there."""
     cycles = {"long_scoreboard": 3, "not_selected": 5, "selected": 1, "wait": 1}
     metric = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
     values = {metric.format(reason): value for reason, value in cycles.items()}
-    rows = table(of(Launch(NAME, values)), "stalls").rows
-    assert [row[:3] for row in rows] == [
-        ("long scoreboard", 30, 3),
-        ("wait", 10, 1),
-        ("not selected", 50, 5),
-    ]
+    (table,) = of(Launch(NAME, values)).tables
+    shown = [row[:3] for row in table.rows]
+    assert shown == [("long scoreboard", 30, 3), ("wait", 10, 1)]
 
 
 @pytest.mark.parametrize(
     "spelled, reason",
     [
         ("stall_long_sb", "long_scoreboard"),
-        (
-            "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio",
-            "long_scoreboard",
-        ),
+        ("smsp__average_warps_issue_stalled_wait_per_issue_active.ratio", "wait"),
         ("smsp__pcsamp_warps_issue_stalled_no_instructions", "no_instruction"),
         ("smsp__pcsamp_warps_issue_stalled_wait_not_issued", "wait"),
         ("stalled_not_Selected", "not_selected"),
-        ("stalled_dispatch_stall", "dispatch"),
-        ("stalled_short_scoreboard", "short_scoreboard"),
-        ("stall_imc", "imc_miss"),
         ("constant cache miss", "imc_miss"),
-        ("stall_selected", "selected"),
         ("Long Scoreboard", "long_scoreboard"),
         ("quantum_flux", "quantum_flux"),
     ],
@@ -251,55 +193,14 @@ def test_every_tools_spelling_is_one_reason(spelled, reason):
     assert stalls.canonical(spelled) == reason
 
 
-def test_each_reason_says_what_it_means_and_what_to_try():
-    for reason, stall in stalls.REASONS.items():
-        assert stalls.canonical(reason) == stalls.canonical(stall.label) == reason
-        assert 0 < len(stall.meaning) <= 60, reason
-        assert stall.advice or reason == "misc"
-    assert stalls.of("quantum_flux") == stalls.Stall("quantum flux")
-
-
 def test_the_reasons_of_real_reports_are_all_known():
-    seen = {reason for i in launch("triton-1").code for reason in i.reasons}
+    samples = launch("triton-1").samples
+    seen = {reason for reasons in samples.values() for reason in reasons}
     seen |= set(ncu_facts.stall_shares(launch("v5-64")))
     assert {"drain", "no_instruction", "mio_throttle"} <= seen <= set(stalls.REASONS)
 
 
 # --- hot places
-
-
-def test_hot_instructions_by_their_offset():
-    whole = launch("v4-1")
-    assert (len(whole.code), whole.samples) == (224, 131)
-    hot = ncu_reader.hot_instructions(whole, 3)
-    assert [(h.where, h.samples, h.stall) for h in hot] == [
-        ("+0x400", 23, "long scoreboard"),
-        ("+0x720", 20, "long scoreboard"),
-        ("+0x0", 14, "no instruction"),
-    ]
-    assert hot[1].text == "LOP3.LUT R16, R8, 0xffff0000, RZ, 0xc0, !PT"
-    assert hot[1].share == pytest.approx(100 * 20 / 131)
-    # it was built without
-    assert ncu_reader.hot_lines(whole) == []
-
-
-def test_hot_lines_where_there_is_line_information():
-    whole = launch("triton-1")
-    hot = ncu_reader.hot_lines(whole, 100)
-    assert sum(h.samples for h in hot) == whole.samples == 145
-    text = "b_a = tl.load(a + i_bh).to(tl.float32) + tl.load(dt_bias + i_hv)"
-    share = pytest.approx(100 * 44 / 145)
-    first = ncu_reader.Hot("kernel.py:107", share, 44, "long scoreboard", text)
-    assert hot[0] == first
-    # inlined: where it is written
-    assert {h.where for h in hot} >= {"standard.py:263", "standard.py:293"}
-
-
-def test_a_single_pass_has_metrics_and_no_code():
-    rounds = report("v4-1.bench-like")
-    assert [each.ns for each in rounds] == [3264, 2976, 2912, 2720, 2848, 2912, 2816]
-    assert {each.full_name for each in rounds} == {launch("v4-1").full_name}
-    assert {each.code for each in rounds} == {()}
 
 
 def test_a_file_that_is_not_a_report_has_no_launches(tmp_path):
@@ -311,18 +212,13 @@ def test_a_file_that_is_not_a_report_has_no_launches(tmp_path):
 
 
 def test_samples_where_the_warp_issued_are_not_stalls():
-    code = (
-        Instruction(0, "A", {"selected": 3}),
-        Instruction(16, "B", {"selected": 1, "wait": 1}),
-        Instruction(32, "C"),
-    )
-    hot = ncu_reader.hot_instructions(Launch("k", {}, code))
-    assert [(h.where, h.stall) for h in hot] == [("+0x0", ""), ("+0x10", "wait")]
+    assert stalls.main({"selected": 3}) == ""
+    assert stalls.main({"selected": 2, "wait": 1, "not_selected": 4}) == "wait"
 
 
 # --- both runs, with a stand-in
 
-STAND_IN = """#!{python}
+STAND_IN = """
 import json, os, pathlib, subprocess, sys
 args, here = sys.argv[1:], pathlib.Path(os.environ["STAND_IN"])
 with open(here / "calls", "a") as f: print(json.dumps(args), file=f)
@@ -344,11 +240,8 @@ def stand_in(tmp_path, monkeypatch):
 
     None for the launches: ncu leaves no report. `logs`: what ncu writes into the log of each run.
     """
-    (tmp_path / "bin").mkdir()
     (tmp_path / "folder").mkdir()
-    script = tmp_path / "bin" / "ncu"
-    script.write_text(STAND_IN.format(python=sys.executable))
-    script.chmod(0o755)
+    targets.script(tmp_path / "bin" / "ncu", f"#!{sys.executable}\n{STAND_IN}")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.setenv("STAND_IN", str(tmp_path))
 
@@ -408,35 +301,27 @@ def test_source_lines_of_a_triton_kernel(stand_in):
     screens.check("ncu-lines", profiles.told(reading))
 
 
-def test_the_command_lines(stand_in):
-    stand_in([single()] * 3, [FULL])
+@pytest.mark.parametrize("l2, caches", [("cold", "all"), ("warm", "none")])
+def test_the_command_lines(stand_in, l2, caches):
+    reading = stand_in([single()] * 3, [FULL], l2=l2, clocks="base")
     own = {
-        "bench-like": f"none --launch-count 2000 --metrics {','.join(ncu.METRICS)}",
-        "full": "all --launch-count 20 --set full --import-source yes",
+        "bench-like": f"none --launch-count 2000 --metrics {','.join(ncu_facts.SINGLE_PASS)}",
+        "full": f"{caches} --launch-count 20 --set full --import-source yes",
     }
     for call, (name, options) in zip(stand_in.calls(), own.items(), strict=True):
         report = stand_in.folder / name
         line = (
-            "--target-processes application-only --profile-from-start off --clock-control none"
+            "--target-processes application-only --profile-from-start off --clock-control base"
             f" --force-overwrite --export {report} --log-file {report}.log"
             f" --cache-control {options}"
         )
         assert call == [*line.split(), sys.executable, "-c", "print('the reply')"]
+    assert any("--clock-control base" in note for note in reading.notes)
 
 
-def test_a_warm_l2_and_locked_clocks(stand_in):
-    reading = stand_in([single()] * 3, [FULL], l2="warm", clocks="base")
-    for call in stand_in.calls():
-        options = dict(zip(call, call[1:], strict=False))
-        assert options["--cache-control"] == "none"
-        assert options["--clock-control"] == "base"
-    assert any("--clock-control base" in n for n in reading.notes)
-
-
-def test_a_call_of_several_kernels(stand_in):
-    """Two launches of one kernel count together; what takes little time is counted and
-    not shown.
-    """
+def test_a_call_of_several_kernels(stand_in, monkeypatch):
+    """Two launches of one kernel count together; a short kernel is counted and not shown."""
+    monkeypatch.setattr(ncu, "_SHOWN", 1)
     a, b = NAME, "void tiny<int>(int)"
     call = [single(a, 2_000, 100, 10), single(b, 50, 8, 1), single(a, 4_000, 300, 30)]
     slow = [single(a, 2_400, 100, 10), single(b, 60, 8, 1), single(a, 4_400, 300, 30)]
@@ -457,25 +342,19 @@ def test_the_share_of_the_peak_and_busy_sms_are_the_single_passes_own(stand_in):
     }
     (found,) = stand_in([single(**more)] * 3, [FULL]).found
     assert (found.value("dram_peak"), found.value("sm_active")) == (35.5, 90)
-    # of two launches, the one that takes three times as long counts three times as much
+    # of two launches, the longer one's
     longer = single(ns=3_000, **more | {ncu_facts.READ_PEAK: 70})
-    pair = (single(ns=1_000, **more), longer)
-    kernel = ncu_facts.Kernel(V4, (pair, pair))
-    assert ncu_facts.found(kernel, 0, 0).value("dram_peak") == 0.25 * 35.5 + 0.75 * 75.5
+    pair = [single(ns=1_000, **more), longer]
+    found = ncu_facts.found(ncu_facts.Kernel([pair, pair]), 0, 0)
+    assert found.value("dram_peak") == 75.5
 
 
-def test_rounds_that_differ_are_in_doubt(stand_in):
-    # 4 launches in 3 rounds
-    rows = [single(ns=ns) for ns in (2_000, 2_000, 3_000, 9_000)]
-    reading = stand_in(rows, [FULL])
-    assert reading.found[0].value("time_us") == 2.5
-    assert "doubt: calls differ in how often they launch gdn_decode_v4" in reading.notes
-
-
-def test_more_than_one_pass_is_in_doubt(stand_in):
-    for log, doubtful in ((LOG.replace("1 pass", "3 passes"), True), (LOG, False)):
-        notes = stand_in([single()] * 3, [FULL], logs=(log, LOG)).notes
-        assert any("needed 3 passes a launch" in n for n in notes) is doubtful
+def test_rounds_that_differ_and_more_than_one_pass_are_in_doubt(stand_in):
+    assert not [n for n in stand_in([single()] * 3, [FULL]).notes if "doubt" in n]
+    log = LOG.replace("1 pass", "3 passes")
+    notes = "\n".join(stand_in([single()] * 4, [FULL], logs=(log, LOG)).notes)
+    assert "doubt: calls differ in how many kernels they launch" in notes
+    assert "doubt: the bench-like run needed 3 passes a launch" in notes
 
 
 def test_very_many_launches(stand_in, monkeypatch):
@@ -488,83 +367,57 @@ def test_very_many_launches(stand_in, monkeypatch):
     assert (step.name, step.value("time_us")) == ("step", 15)
     # the full run never came to it
     assert step.value("registers") is None and first.value("registers") == 32
-    for part in ("for the first 6 launches", "of the first 1 launches"):
+    for part in ("for the first 6 launches", "of the first 1 launches only"):
         assert any(part in n for n in reading.notes)
 
 
 # --- what can go wrong
 
-PERMISSION = (
-    "ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance"
-    " Counters on the target device 0.\n==WARNING== No kernels were profiled."
-)
-BUSY = (
-    "An error was reported by the driver\n==ERROR== Profiling failed because a driver"
-    ' resource was unavailable.\n==ERROR== Failed to profile "k" in process 7508'
-)
-LIBRARY = (
-    "An error was reported by the counter measurement library:\n==ERROR== Failed to"
-    " initialize the profiler: LibraryNotLoaded."
-)
-LOCK = "Failed to open/create lock file /tmp/nsight-compute-lock."
-CLOCKS = (
-    "Try locking the clocks externally (e.g. using 'nvidia-smi --lock-gpu-clocks=tdp')"
-)
-
 
 @pytest.mark.parametrize(
     "log, hint",
     [
-        (PERMISSION, "NVreg_RestrictProfilingToAdmin"),
-        (BUSY, "dcgmi profile --pause"),
-        (LIBRARY, "a driver as new as ncu"),
+        ("ERR_NVGPUCTRPERM - The user does not have permission", "NVreg_RestrictProfilingToAdmin"),
+        ("Profiling failed because a driver resource was unavailable.", "dcgmi profile --pause"),
+        ("Failed to initialize the profiler: LibraryNotLoaded.", "a driver as new as ncu"),
         ("Cuda driver is not compatible with Nsight Compute.", "older Nsight"),
         ("Profiling is not supported on device 0.", "ncu --list-chips"),
-        (LOCK, "set TMPDIR"),
-        (CLOCKS, "--clocks none"),
+        ("Failed to open/create lock file /tmp/nsight-compute-lock.", "set TMPDIR"),
+        ("Try locking the clocks externally (e.g. using 'nvidia-smi --lock-gpu-clocks=tdp')", "--clocks none"),
         ("Failed to find metric regex:lts__x", "newer"),
     ],
-)
-@pytest.mark.parametrize("status", ["done", "exited"])
-def test_errors_of_ncu_become_one_line_with_the_fix(stand_in, log, hint, status):
+)  # fmt: skip
+def test_errors_of_ncu_become_one_line_with_the_fix(stand_in, log, hint):
+    """They come before the end of the target, which ncu has ended."""
     log = f"==ERROR== {log}\n"
     with pytest.raises(MissingError) as e:
-        stand_in(None, None, logs=(log, log), status=status)
-    assert hint in e.value.hint and e.value.code == 3 and "\n" not in str(e.value)
+        stand_in(None, None, logs=(log, log), status="exited")
+    assert hint in e.value.hint and "\n" not in str(e.value)
 
 
-NONE = "==WARNING== No kernels were profiled.\n"
+CRASHED = {"status": "crashed", "tail": ("", "Segmentation fault")}
 
 
 @pytest.mark.parametrize(
-    "launches, log, more, says",
+    "launches, log, more, message",
     [
-        (None, NONE, {}, "ncu saw no kernel: .*; --tool torch shows"),
+        ([], LOG, {}, "no kernel in ncu's report: does the call launch"),
+        (None, "==ERROR== could not write\n", {}, "==ERROR== could not write; --tool"),
         (
             None,
-            NONE,
-            {"status": "crashed", "tail": ("", "Segmentation fault")},
-            r"^the process under ncu: crashed \(Segmentation fault\)$",
+            "",
+            CRASHED,
+            r"profiler \(bench-like\): crashed \(Segmentation fault\)$",
         ),
-        (None, "==ERROR== could not write\n", {}, "left no report: could not write"),
-        ([], "==PROF== Report: x\n", {}, "ncu saw no kernel"),
-        ([], LOG, {}, "finds no kernel in bench-like.ncu-rep; pip install"),
     ],
 )
-def test_a_run_without_a_result_is_one_line(stand_in, launches, log, more, says):
-    with pytest.raises(GdnError, match=says) as e:
+def test_a_run_without_a_result_is_one_line(stand_in, launches, log, more, message):
+    with pytest.raises(GdnError, match=message) as e:
         stand_in(launches, [FULL], logs=(log, LOG), **more)
-    assert e.value.code == (1 if more else 3)
+    assert e.value.code == (FAILED if more else MISSING)
 
 
 def test_ncu_is_looked_for(tmp_path, monkeypatch):
-    def make(folder: str) -> str:
-        path = tmp_path / folder / "ncu"
-        path.parent.mkdir(parents=True)
-        path.write_text("#!/bin/sh\n")
-        path.chmod(0o755)
-        return str(path)
-
     monkeypatch.setattr(tools, "PACKAGES", tmp_path / "opt")
     monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -573,10 +426,11 @@ def test_ncu_is_looked_for(tmp_path, monkeypatch):
     )
     with pytest.raises(MissingError, match="no ncu here; install Nsight Compute"):
         ncu.find(machine)
-    make("opt/nsight-compute/2024.9.2")
     # each is preferred to those before it, the newer package to the older one
-    for folder in ("opt/nsight-compute/2024.10.0", "bin"):
-        assert make(folder) == ncu.executable(machine)
+    packages = "opt/nsight-compute/2024.9.2", "opt/nsight-compute/2024.10.0"
+    for folder in (*packages, "bin"):
+        path = targets.script(tmp_path / folder / "ncu")
+        assert ncu.executable(machine) == str(path)
     with pytest.raises(MissingError, match="ncu-report, .* is missing; pip install"):
         ncu.find(machine)
 
@@ -603,7 +457,7 @@ def test_each_round_shows_one_call(events, l2, before):
     target = SimpleNamespace(
         subject=SimpleNamespace(call=lambda: events.append("call")), l2=l2
     )
-    assert ncu.inside(target, rounds=2) == {"rounds": 2}
+    assert ncu.inside(target, rounds=2) == ncu.Answer(2)
     warmup, rounds = events[:6], events[6:]
     assert warmup.count("call") == 3
     assert rounds == [before, "synchronize", "start", "call", "synchronize", "stop"] * 2
@@ -611,10 +465,10 @@ def test_each_round_shows_one_call(events, l2, before):
 
 def test_a_call_that_takes_long_has_fewer_rounds(events, monkeypatch):
     clock = iter(range(0, 1000, 4))
-    monkeypatch.setattr(ncu, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(profilers, "perf_counter", lambda: next(clock))
     target = SimpleNamespace(subject=SimpleNamespace(call=lambda: None), l2="cold")
     # begun at 0, 4 and 8 s, not at 12
-    assert ncu.inside(target, rounds=7) == {"rounds": 3}
+    assert ncu.inside(target, rounds=7) == ncu.Answer(3)
 
 
 @pytest.mark.gpu
@@ -622,5 +476,5 @@ def test_a_call_that_takes_long_has_fewer_rounds(events, monkeypatch):
 def test_inside_on_a_gpu(l2):
     x = torch.zeros(1, device="cuda")
     target = SimpleNamespace(subject=SimpleNamespace(call=lambda: x.add_(1)), l2=l2)
-    assert ncu.inside(target, rounds=2) == {"rounds": 2}
+    assert ncu.inside(target, rounds=2) == ncu.Answer(2)
     assert x.item() == 3 + 2 * (2 if l2 == "warm" else 1)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import helpers
 import profiles
@@ -16,6 +15,7 @@ import screens
 from worker.profilers.test_cpu import profiled
 
 from gdn_cli.errors import GdnError, MissingError
+from gdn_cli.machine.inventory import Machine
 from gdn_cli.worker.profilers import Ask, Reply, Run, proton
 
 DATA = helpers.TESTS / "data" / "proton"
@@ -63,7 +63,7 @@ def test_a_kernel_without_own_figures_is_known_by_its_lines(tmp_path):
     (tmp_path / "x.hatchet").write_text(json.dumps(tree))
     found = proton.load(tmp_path / "x.hatchet")
     assert set(found) == {"gdn_decode_v4", "gdn_decode_kernel"}
-    assert found["gdn_decode_kernel"].samples == 900
+    assert found["gdn_decode_kernel"].reasons.total() == 900
 
 
 @pytest.mark.parametrize(
@@ -95,34 +95,9 @@ def test_without_times_there_is_nothing_to_tell(folder):
         proton.read(ASK, folder, replies())
 
 
-def test_start_speaks_to_old_and_new_versions():
-    said = []
-
-    def new(name=None, *, context=None, backend=None, mode=None):
-        said.append((name, backend, mode))
-
-    def old(name=None, *, context=None, backend=None):
-        said.append((name, backend))
-
-    for start in (new, old):
-        for mode in (None, "pcsampling"):
-            proton.start(SimpleNamespace(start=start), "p", mode)
-    assert said == [
-        ("p", "cupti", None),
-        ("p", "cupti", "pcsampling"),
-        ("p", "cupti"),
-        ("p", "cupti_pcsampling"),
-    ]
-
-
-def test_find_says_what_is_missing(monkeypatch):
-    monkeypatch.setattr(proton.importlib.util, "find_spec", lambda name: None)
+def test_find_says_what_is_missing():
     with pytest.raises(MissingError, match="triton is missing"):
-        proton.find()
-    place = SimpleNamespace(submodule_search_locations=["/nowhere"])
-    monkeypatch.setattr(proton.importlib.util, "find_spec", lambda name: place)
-    with pytest.raises(MissingError, match="without its profiler"):
-        proton.find()
+        proton.find(Machine(has_package=lambda name: False))
 
 
 @pytest.mark.gpu

@@ -13,16 +13,15 @@ import msgspec
 import profiles
 import pytest
 import screens
+from worker.profilers import targets
 
 from gdn_cli import errors
 from gdn_cli.catalog import pack, registry
-from gdn_cli.catalog.workloads import embedded, select
 from gdn_cli.machine import inventory
 from gdn_cli.parsing import to_json
 from gdn_cli.run import jobs
 from gdn_cli.worker import profilers
 from gdn_cli.worker.profilers import Ask, Reply, Run, sanitizer, tools
-from gdn_cli.worker.request import Profiling
 
 LOGS = helpers.TESTS / "data" / "sanitizer"
 DONE = {"attached": True}
@@ -63,13 +62,6 @@ def test_checks_are_all_four_or_those_named_in_the_order_of_running():
 # --- finding it
 
 
-def executable(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    return path
-
-
 @pytest.fixture
 def nowhere(tmp_path, monkeypatch):
     """No compute-sanitizer on PATH, in a toolkit or in a wheel."""
@@ -83,23 +75,17 @@ def test_it_is_looked_for_on_path_then_in_toolkits_then_in_the_wheel(nowhere):
     machine = inventory.Machine(cuda_home=lambda: nowhere / "toolkit")
     with pytest.raises(errors.MissingError, match="no compute-sanitizer here"):
         sanitizer.find(machine)
-    folder = nowhere / "site" / "nvidia" / "cu13"
-    wheel = executable(folder / "bin" / "compute-sanitizer")
-    # the wheel that lacks the launcher
-    with pytest.raises(errors.MissingError):
-        sanitizer.find(machine)
-    executable(folder / "compute-sanitizer" / "TreeLauncherSubreaper")
-    assert sanitizer.executable(machine) == wheel
     # each is preferred to those before it
-    for place in ("local/cuda-9.2/bin", "local/cuda-13.0/bin", "toolkit/bin", "path"):
-        path = executable(nowhere / place / "compute-sanitizer")
-        assert sanitizer.executable(machine) == path
+    places = "local/cuda-9.2/bin", "local/cuda-13.0/bin", "toolkit/bin", "path"
+    for place in ("site/nvidia/cu13/bin", *places):
+        path = targets.script(nowhere / place / "compute-sanitizer")
+        assert sanitizer.executable(machine) == str(path)
 
 
 def test_a_run_for_each_check_and_a_separate_allocation_for_each_tensor(
     nowhere, tmp_path
 ):
-    tool = executable(nowhere / "path" / "compute-sanitizer")
+    tool = targets.script(nowhere / "path" / "compute-sanitizer")
     memory, race = sanitizer.runs(ask("racecheck", "memcheck"), tmp_path / "50% off")
     assert (memory.name, race.name) == ("memcheck", "racecheck")
     assert memory.wrap[:3] == (
@@ -138,7 +124,6 @@ def test_all_clean(tmp_path):
     assert [row[:2] for row in tables(read)["checks"]] == clean
     assert [(f.key, f.value) for f in read.found[0].facts] == clean
     assert "findings" not in tables(read) and read.failed is None
-    assert read.files == tuple(f"{check}.log" for check in sanitizer.CHECKS)
     assert msgspec.convert(to_json(read), profilers.Reading) == read
 
 
@@ -151,7 +136,7 @@ def test_one_check_that_cannot_run_hides_no_other_and_is_never_clean(tmp_path):
         synccheck=Reply(Run(""), "timed_out", "no end after 300 s"),
     )
     verdicts = dict(row[:2] for row in tables(read)["checks"])
-    failed = "not run: compute-sanitizer itself failed (Internal Sanitizer Error: "
+    failed = "not run: Internal Sanitizer Error: "
     assert verdicts.pop("memcheck").startswith(failed)
     assert verdicts == {
         "racecheck": "1 error, 1 warning",
@@ -160,7 +145,7 @@ def test_one_check_that_cannot_run_hides_no_other_and_is_never_clean(tmp_path):
     }
     (found,) = read.found
     assert found.value("memcheck") is found.value("synccheck") is None
-    assert read.failed == "racecheck: 1 race in the shared memory of `sum_kernel`"
+    assert read.failed == "racecheck: 1 error in sum_kernel"
     # the one to open first in front
     assert read.files == ("racecheck.log", "memcheck.log", "initcheck.log")
 
@@ -168,11 +153,11 @@ def test_one_check_that_cannot_run_hides_no_other_and_is_never_clean(tmp_path):
 @pytest.mark.parametrize(
     ("log", "reply", "says"),
     [
-        ("unsupported", {}, "does not know this GPU; use the one of a newer"),
+        ("unsupported", {}, "Device not supported. "),
         (
             "terminated",
             {"status": "crashed", "reason": "crashed with SIGSEGV"},
-            "the process ended before it used the GPU: crashed with SIGSEGV; see the log",
+            "before first instrumented API call (crashed with SIGSEGV); another version",
         ),
         ("clean", {"answer": {"attached": False}}, "did not attach to the process"),
         ("clean", {"answer": DONE | {"error": "X: why"}}, "the call failed: X: why"),
@@ -192,7 +177,7 @@ def test_a_log_that_breaks_off_keeps_its_findings_and_is_not_clean(tmp_path):
     log.write_text((LOGS / log.name).read_text().split("========= ERROR SUMMARY")[0])
     hung = Reply(Run("synccheck"), "timed_out", "no end after 9 s")
     read = sanitizer.read(ask("synccheck"), tmp_path, [hung])
-    assert read.failed.startswith("synccheck: 3 barrier errors in `divergent_kernel`")
+    assert read.failed.startswith("synccheck: 3 errors in divergent_kernel")
     log.write_text("========= COMPUTE-SANITIZER\n")
     done = replace(hung, status="done", answer=DONE)
     with pytest.raises(errors.MissingError, match="no summary"):
@@ -204,7 +189,7 @@ def test_a_fault_is_the_finding_and_not_the_error_of_the_call_after_it(tmp_path)
     answer = DONE | {"error": "AcceleratorError: CUDA error: unspecified"}
     reply = Reply(Run("memcheck"), "done", answer=answer)
     read = sanitizer.read(ask("memcheck"), tmp_path, [reply])
-    assert read.failed.startswith("memcheck: 4 faults")
+    assert read.failed.startswith("memcheck: 4 errors in decode_kernel")
 
 
 # --- through a worker
@@ -220,37 +205,18 @@ os.execv(rest[0], rest)
 
 
 def replies(
-    algo, known, mode: str, folder: Path, *checks: str, timeout_s: float = 300
+    known, name: str, mode: str, folder: Path, *checks: str, timeout_s: float = 300
 ) -> list[Reply]:
-    """The answers of the target processes, started as by `gdn profile`."""
-    op = known.ops[algo.op]
-    definition, solution = pack.definition(op, known), pack.pack(algo, op)
-    work = tuple(select(op, embedded(op), chosen=["batch_size=1"])[:1])
-    asked = Ask(solution, checks=checks)
-
-    def reply(run: Run) -> Reply:
-        profile = Profiling("sanitizer", run.params)
-        job = jobs.Job.of(
-            "profile", op, definition, mode, work, [(algo, solution)],
-            profile=profile, wrap=run.wrap, env=run.env, timeout_s=timeout_s,
-        )  # fmt: skip
-        outcome = jobs.execute(job)
-        record = next(iter(outcome.records), None)
-        assert record is None or record.passed, record
-        answer = record and record.answer or {}
-        tail = tuple(outcome.tail)
-        return Reply(run, outcome.status.value, outcome.reason, answer, tail)
-
-    with ThreadPoolExecutor(4) as pool:
-        return list(pool.map(reply, sanitizer.runs(asked, folder)))
+    """The answers of the target processes."""
+    return targets.replies(
+        "sanitizer", known, name, folder, mode, timeout_s, checks=checks
+    )[1]
 
 
 def test_the_worker_calls_the_algo_once_below_the_tool_on_outputs_that_nothing_wrote(
     tmp_path, monkeypatch, write_algo
 ):
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "compute-sanitizer").write_text(FAKE)
-    (tmp_path / "bin" / "compute-sanitizer").chmod(0o755)
+    targets.script(tmp_path / "bin" / "compute-sanitizer", FAKE)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_LOGS", str(LOGS))
     monkeypatch.setenv("GDN_PASS_ENV", "FAKE_LOGS")
@@ -266,13 +232,13 @@ def test_the_worker_calls_the_algo_once_below_the_tool_on_outputs_that_nothing_w
     known = registry.load(str(tmp_path / "algos"))
     folder = tmp_path / "profile"
     folder.mkdir()
-    (reply,) = replies(known.find("mine"), known, "cpu", folder, "memcheck")
+    (reply,) = replies(known, "mine", "cpu", folder, "memcheck")
     assert reply.status == "done" and calls.read_text() == "1"
     assert reply.answer["error"] == "RuntimeError: no luck"
     # the real one is found in the process
     assert reply.answer["attached"] is False
     read = sanitizer.read(ask("memcheck"), folder, [reply])
-    assert read.failed.startswith("memcheck: 4 faults")
+    assert read.failed.startswith("memcheck: 4 errors in decode_kernel")
 
 
 # --- on a GPU
@@ -346,7 +312,7 @@ def on_this_gpu(algo) -> None:
 
 @pytest.fixture
 def bugs(tmp_path, write_algo):
-    """(registry, algo with three bugs, algo with a barrier that diverges), both compiled."""
+    """A registry with an algo with three bugs, and one with a barrier that diverges, compiled."""
     for name, launches in (("three", THREE), ("diverges", DIVERGES)):
         write_algo(
             tmp_path / "algos", name, {"kernel.cu": planted(launches)},
@@ -358,13 +324,13 @@ def bugs(tmp_path, write_algo):
     on_this_gpu(algos[0])
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda algo: built(algo, known), algos))
-    return known, *algos
+    return known
 
 
 @pytest.mark.gpu
 def test_each_planted_bug_is_seen_by_its_own_check_and_by_no_other(tmp_path, bugs):
-    known, three, diverges = bugs
-    got = replies(three, known, "cuda", tmp_path)
+    known = bugs
+    got = replies(known, "three", "cuda", tmp_path)
     logs = "\n".join(
         (tmp_path / f"{check}.log").read_text()[:3000] for check in sanitizer.CHECKS
     )
@@ -382,12 +348,12 @@ def test_each_planted_bug_is_seen_by_its_own_check_and_by_no_other(tmp_path, bug
     assert read.found[0].value("synccheck") == "clean"
 
     # the hardware's behaviour at this barrier is undefined: it may never end
-    got = replies(diverges, known, "cuda", tmp_path, "synccheck", timeout_s=40)
+    got = replies(known, "diverges", "cuda", tmp_path, "synccheck", timeout_s=40)
     read = sanitizer.read(ask("synccheck"), tmp_path, got)
     assert {(row[0], row[2]) for row in tables(read)["findings"]} == {
         ("synccheck", "diverges")
     }
-    assert read.failed.endswith("in `diverges`")
+    assert read.failed.endswith("in diverges")
 
 
 @pytest.mark.gpu
@@ -397,5 +363,5 @@ def test_ours_are_clean(tmp_path, name):
     algo = known.find(name)
     on_this_gpu(algo)
     built(algo, known)
-    read = sanitizer.read(ask(), tmp_path, replies(algo, known, "cuda", tmp_path))
+    read = sanitizer.read(ask(), tmp_path, replies(known, name, "cuda", tmp_path))
     assert {row[1] for row in tables(read)["checks"]} == {"clean"}

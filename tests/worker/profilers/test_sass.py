@@ -14,9 +14,10 @@ import oracle
 import profiles
 import pytest
 import screens
+from worker.profilers import targets
 
-from gdn_cli.catalog import pack, registry, workloads
-from gdn_cli.errors import FAILED, MISSING, USAGE, GdnError, MissingError, UsageError
+from gdn_cli.catalog import registry
+from gdn_cli.errors import FAILED, MISSING, GdnError, MissingError, UsageError
 from gdn_cli.machine import inventory
 from gdn_cli.machine.inventory import HERE, Gpu, Machine
 from gdn_cli.profile import session
@@ -31,84 +32,28 @@ from gdn_cli.worker.profilers import (
     symbols,
     tools,
 )
-from gdn_cli.worker.profilers.disassembly import Attributes, Instruction, Kernel
+from gdn_cli.worker.profilers.disassembly import Attributes, Instruction
 
 # rows.cu, and what CUDA 13's tools print of it for sm_90a
 DATA = helpers.TESTS / "data" / "sass"
 LISTING, ELF, USAGE_TEXT = (
     (DATA / f"rows.{kind}.txt").read_text() for kind in ("nvdisasm", "elf", "usage")
 )
-SOURCE = (DATA / "rows.cu").read_text()
+# the kernels `rows` and `crowded`
 ROWS, CROWDED = disassembly.kernels(LISTING)
-
-
-def instructions(*texts: str) -> list[Instruction]:
-    return [Instruction(16 * i, text) for i, text in enumerate(texts)]
 
 
 # --- what nvdisasm and cuobjdump print
 
 
-def places(text, sources=()):
-    """Offset -> (instruction, file, line) of the kernel `rows`."""
-    (kernel,) = (k for k in disassembly.kernels(text) if k.symbol == ROWS.symbol)
-    return {
-        i.offset: (i.text, *disassembly.place(i, sources)) for i in kernel.instructions
-    }
-
-
-def test_an_instruction_has_the_source_line_of_the_algo_or_else_the_innermost():
-    ours = places(LISTING, ["rows.cu"])
-    load = "LDG.E.64.CONSTANT R2, desc[UR6][R2.64]"
-    # __ldg, in load(), in rows()
-    assert ours[0x150] == (load, "rows.cu", 5)
-    assert ours[0x190] == ("FFMA R7, R3, 3, R2", "rows.cu", 16)
-    # said once for both; of the function behind the kernel
-    assert (ours[0x1A0][2], ours[0x270][2]) == (16, 7)
-    innermost = ("/cuda/include/sm_32_intrinsics.hpp", 137)
-    assert places(LISTING)[0x150] == (load, *innermost)
-
-
-def test_code_without_source_lines_is_not_given_another_s():
-    text = LISTING.replace('//## File "/builds/rows/rows.cu", line 7', "")
-    at = places(text, ["rows.cu"])
-    assert (at[0x250][2], *at[0x260][1:]) == (21, "", 0)
-
-
-@pytest.mark.parametrize(
-    "file, source",
-    [
-        ("/cache/x/kernel.cu", "kernel.cu"),
-        ("kernel.cu", "kernel.cu"),
-        ("/cache/x/gates/kernel.cu", "gates/kernel.cu"),
-        ("/cache/x/my-kernel.cu", None),
-        ("/usr/include/kernel.h", None),
-    ],
-)
-def test_a_path_of_the_line_table_names_a_source(file, source):
-    assert disassembly.source_of(file, ["kernel.cu", "gates/kernel.cu"]) == source
-
-
 def test_the_facts_of_kernels():
-    sizes = disassembly.resources(USAGE_TEXT), disassembly.attributes(ELF)
-    cubin = sass.Cubin(LISTING, "13.0", "13.0.88", "sm_90a", *sizes, 1024)
-    found = [cubin.found(symbols.own(k.symbol), k, None) for k in (ROWS, CROWDED)]
+    cubin = sass.Cubin(LISTING, "13.0", ELF, disassembly.resources(USAGE_TEXT))
+    found = [cubin.found(symbols.own(name), name, 0) for name in (ROWS, CROWDED)]
     screens.check("sass-facts", profiles.told(Reading(tuple(found))))
     exact = ELF.replace("EIATTR_MAX_THREADS", "EIATTR_REQNTID")
-    assert disassembly.attributes(exact)[ROWS.symbol].threads == 128
-
-
-@pytest.mark.parametrize(
-    "elf, arch, ptxas, reserves",
-    [
-        (ELF, "sm_90a", "13.0.88", True),
-        ("64bit elf: type=2, abi=7, sm=90a, toolkit=128", "sm_90a", "12.8", False),
-    ],
-)
-def test_the_header_of_a_cubin(elf, arch, ptxas, reserves):
-    assert disassembly.architecture(elf) == arch
-    assert disassembly.assembler(elf) == ptxas
-    assert disassembly.reserves_shared(elf) is reserves
+    assert disassembly.attributes(exact) == disassembly.attributes(ELF)
+    assert (cubin.arch, cubin.ptxas) == ("sm_90a", "13.0.88")
+    assert disassembly.assembler("64bit elf: type=2, sm=90a, toolkit=128") == "12.8"
 
 
 @pytest.mark.parametrize(
@@ -118,38 +63,9 @@ def test_the_header_of_a_cubin(elf, arch, ptxas, reserves):
 def test_a_local_array_is_not_a_spill_and_an_old_ptxas_does_not_say(
     marked, ptxas, value
 ):
-    array = Kernel("k", tuple(instructions("STL.128 [R1], R4", "LDL R3, [R2]")), {})
+    array = [Instruction(0, "STL.128"), Instruction(16, "LDL")]
     attributes = Attributes(spills=frozenset(marked))
     assert sass.spills(array, attributes, ptxas).value == value
-
-
-# --- instructions
-
-
-@pytest.mark.parametrize(
-    "symbol, name",
-    [
-        (
-            "_ZN41_GLOBAL__N__77b14536_9_kernel_cu_b147438113gdn_decode_v4EPK13__nv_bfloat16S2_Pf",
-            "gdn_decode_v4",
-        ),
-        ("_ZN2ns4rowsIfLi4EEEvPKT_PS1_i", "rows<float, 4>"),
-        ("gdn_decode_kernel", "gdn_decode_kernel"),
-    ],
-)
-def test_a_kernel_s_short_name(symbol, name):
-    assert symbols.own(symbol) == name
-
-
-def test_a_listing_that_people_read():
-    text = disassembly.annotated(ROWS, {"rows.cu": SOURCE}, ["rows, by hand"])
-    spills = disassembly.attributes(ELF)[CROWDED.symbol].spills
-    marked = disassembly.annotated(CROWDED, {}, [], spills)
-    assert text.startswith("// rows, by hand\n")
-    assert ".L_x_1:\n/*0110*/      IADD3 R3, P0, R11, R4, RZ\n" in text
-    screens.check("sass-listing", text)
-    assert "/*0230*/      STL [R1], R2    // spill\n" in marked
-    assert (text.count("// spill"), marked.count("// spill")) == (0, 26)
 
 
 # --- names, refusals
@@ -221,23 +137,17 @@ def test_without_an_architecture_it_is_this_gpu_s_or_hoppers(
 def tool(path: Path, version: str, prints: str | None) -> Path:
     """A tool that says its version, and prints something or fails."""
     does = f"echo '{prints}'" if prints else "exit 1"
-    path.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && echo "release, V{version}" && exit 0\n{does}\n'
-    )
-    path.chmod(0o755)
-    return path
+    says = f'[ "$1" = --version ] && echo "release, V{version}" && exit 0'
+    return targets.script(path, f"#!/bin/sh\n{says}\n{does}\n")
 
 
 def test_the_newest_tool_that_can_read_a_cubin_is_taken(tmp_path, monkeypatch):
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "nvidia" / "cu13" / "bin").mkdir(parents=True)
     old = tool(tmp_path / "bin" / "nvdisasm", "12.8.55", "code")
     new = tool(tmp_path / "nvidia" / "cu13" / "bin" / "nvdisasm", "13.10.1", None)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
     monkeypatch.setattr(tools.sys, "path", [str(tmp_path)])
     machine = Machine(cuda_home=lambda: None)
     monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
-    monkeypatch.setattr(tools, "triton_bin", lambda: None)
     assert tools.versions("nvdisasm", machine) == [
         ((13, 10, 1), new.resolve()),
         ((12, 8, 55), old.resolve()),
@@ -253,33 +163,18 @@ def test_the_newest_tool_that_can_read_a_cubin_is_taken(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "reply, code, line",
     [
-        (
-            {"reason": "nvcc fatal   : Unsupported gpu architecture 'compute_130a'"},
-            USAGE,
-            "nvcc does not know sm_90a: ",
-        ),
-        (
-            {"reason": "no GPU; ncu", "code": MISSING, "tail": ("said",)},
-            MISSING,
-            "sm_90a: no GPU; ncu",
-        ),
-        (
-            {"reason": "crashed", "tail": ("a", "LLVM ERROR: no such target")},
-            FAILED,
-            "sm_90a: crashed: LLVM ERROR: no such target",
-        ),
-        (
-            {"reason": "k.cu(3): error\nk.cu(9): error"},
-            FAILED,
-            "sm_90a: k.cu(3): error",
-        ),
+        ({"reason": "no GPU; ncu", "code": MISSING, "tail": ("said",)}, MISSING, "no GPU; ncu"),
+        ({"reason": "crashed", "tail": ("a", "LLVM ERROR: why")}, FAILED, "crashed (LLVM ERROR: why)"),
+        ({"reason": "k.cu(3): error\nk.cu(9): error"}, FAILED, "k.cu(3): error"),
     ],
-)
+)  # fmt: skip
 def test_a_run_that_failed_is_one_line(tmp_path, reply, code, line):
-    run = Run("sm_90a", params={"arch": "sm_90a"})
+    failed = Reply(Run("sm_90a"), "refused", **reply)
     with pytest.raises(GdnError) as caught:
-        sass.read(ask("cuda"), tmp_path, [Reply(run, "refused", **reply)])
-    assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+        sass.read(ask("cuda"), tmp_path, [failed])
+    assert (
+        str(caught.value) == f"the algo's process under the profiler (sm_90a): {line}"
+    )
     assert caught.value.code == code
 
 
@@ -299,11 +194,8 @@ def profiled(known: registry.Registry, name: str, folder: Path, *archs: str):
     """The facts of an algo at batch_size 1, through a worker for each architecture, as
     in `gdn profile`.
     """
-    algo = known.find(name)
-    op = known.ops[algo.op]
-    definition, solution = pack.definition(op, known), pack.pack(algo, op)
-    workload = workloads.twin(op, {"batch_size": 1})
-    subject = session.Subject(op, algo, None, workload, definition, solution)
+    chosen = "gdn_decode", "sass", "batch_size=1", None
+    _, (subject,) = session.subjects(known, [name], *chosen)
     settings = session.Settings("sass", folder, archs=archs)
     profile = session.run(subject, settings, lambda *_: None, print)
     return profile.reading, Path(profile.folder)
@@ -323,7 +215,7 @@ def test_cuda_cpp_is_what_its_source_says(tmp_path):
     names = [f"gdn_decode_v4 ({arch})" for arch in archs]
     assert [found.name for found in reading.found] == names
     assert reading.files == (
-        *(f"gdn_decode_v4.{arch}.sass" for arch in archs),
+        *(f"kernel.{arch}.sass" for arch in archs),
         *(f"kernel.{arch}.cubin" for arch in archs),
     )
     for found in reading.found:
@@ -341,11 +233,10 @@ def test_cuda_cpp_is_what_its_source_says(tmp_path):
         assert sum(loads) == 1
         assert not any(op.startswith(("HMMA", "HGMMA", "BAR")) for op in counts)
     for arch in archs:
-        text = (folder / f"gdn_decode_v4.{arch}.sass").read_text()
-        assert text.startswith(f"// gdn_decode_v4 ({arch})\n// {arch}: ptxas ")
-        lines = text.splitlines()
-        store = next(i for i, line in enumerate(lines) if "STG.E.128" in line)
-        assert "reinterpret_cast<float4*>(new_state)[at] = s;" in lines[store - 1]
+        text = (folder / f"kernel.{arch}.sass").read_text()
+        (line,) = re.findall(r'kernel.cu", line (\d+)\n.*STG.E.128', text)
+        source = (helpers.OURS / "gdn_decode" / "cuda-v4" / "kernel.cu").read_text()
+        assert "new_state)[at] = s;" in source.splitlines()[int(line) - 1]
 
 
 @needs_tools
@@ -358,24 +249,19 @@ def test_line_information_changes_no_instruction_and_spills_are_ptxas_own(tmp_pa
     def compiled(*flags: str) -> tuple[sass.Cubin, str]:
         line = [*command, *flags, DATA / "rows.cu"]
         done = subprocess.run(line, capture_output=True, text=True, check=True)
-        return sass.Cubin.of(cubin, "sm_90a"), done.stderr
+        return sass.Cubin.of(cubin), done.stderr
 
-    def texts(kernel: Kernel) -> list[str]:
-        return [re.sub(r"`\(\$?_\S*\)", "", i.text) for i in kernel.instructions]
-
-    (plain, said), (lines, _) = compiled("-Xptxas", "-v"), compiled("-lineinfo")
-    kernels = [disassembly.kernels(code.text) for code in (plain, lines)]
-    for a, b in zip(*kernels, strict=True):
-        assert texts(a) == texts(b)
-        assert not any(i.frames for i in a.instructions)
-        assert all(i.frames for i in b.instructions)
-        spills = plain.attributes[a.symbol].spills
-        stores, loads = disassembly.spilled(a.instructions, spills)
-        assert f"{stores} bytes spill stores, {loads} bytes spill loads" in said
-    assert re.search(r"[1-9]\d* bytes spill stores", said)
+    (plain, printed), (lines, _) = compiled("-Xptxas", "-v"), compiled("-lineinfo")
+    assert plain.kernels == lines.kernels
+    assert "//## File" in lines.text and "//## File" not in plain.text
+    for symbol, code in plain.kernels.items():
+        spills = plain.attributes[symbol].spills
+        stores, loads = disassembly.spilled(code, spills)
+        assert f"{stores} bytes spill stores, {loads} bytes spill loads" in printed
+    assert re.search(r"[1-9]\d* bytes spill stores", printed)
     # ptxas's "128 bytes smem": the driver's KiB is not the kernel's
-    rows = next(k for k in kernels[1] if "rows" in k.symbol)
-    assert lines.found("rows", rows, None).value("shared") == 128
+    rows = next(symbol for symbol in lines.kernels if "rows" in symbol)
+    assert lines.found("rows", rows, 0).value("shared") == 128
 
 
 @needs_tools
@@ -393,7 +279,7 @@ def test_triton_compiles_without_a_gpu(tmp_path):
         counts = opcodes(found)
         assert (counts["LDG.E.128"], counts["STG.E.128"]) == (4, 4)
     text = (folder / "gdn_decode_kernel.sm_100a.sass").read_text()
-    assert re.search(r"// kernel\.py:\d+    b_s = tl\.load\(state \+ o_s\)", text)
+    assert re.search(r'//## File ".*kernel.py", line \d+', text)
     assert "batch_size=1 launches it" in "".join(reading.notes)
     kinds = "sass", "cubin"
     assert set(reading.files) == {
@@ -441,7 +327,7 @@ def test_launches_are_compiled_once_each_and_the_first_config_is_taken(
     assert [(f.name, f.value("threads")) for f in reading.found] == [
         ("tuned (sm_90a)", 128),
         ("copy (sm_90a)", 32),
-        ("copy-2 (sm_90a)", 32),
+        ("copy (sm_90a) 2", 32),
     ]
     notes = "\n".join(reading.notes)
     assert "autotuned: the first of 2 configs, N: 128, num_warps: 4" in notes
@@ -453,20 +339,16 @@ def test_launches_are_compiled_once_each_and_the_first_config_is_taken(
 
 @needs_nvcc
 def test_a_separate_cuda_build_for_each_architecture_and_flags(tmp_path, monkeypatch):
-    def environments(flags: str) -> list[dict[str, str]]:
-        monkeypatch.setenv("NVCC_APPEND_FLAGS", flags)
-        return [run.env for run in sass.runs(ask("cuda", "sm_90a", "100a"), tmp_path)]
-
-    hopper, blackwell = environments("--use_fast_math")
-    assert (hopper["TVM_FFI_CUDA_ARCH_LIST"], blackwell["TVM_FFI_CUDA_ARCH_LIST"]) == (
-        "9.0a",
-        "10.0a",
-    )
+    builds = []
     # a run would be compiled with the user's, too
-    assert hopper["NVCC_APPEND_FLAGS"] == "--use_fast_math -lineinfo"
-    plain = environments("")
-    assert plain[0]["NVCC_APPEND_FLAGS"] == "-lineinfo"
-    assert len({env["FIB_CACHE_PATH"] for env in (hopper, blackwell, *plain)}) == 4
+    for flags in ("--use_fast_math -lineinfo", "-lineinfo"):
+        monkeypatch.setenv("NVCC_APPEND_FLAGS", flags.removesuffix("-lineinfo"))
+        envs = [run.env for run in sass.runs(ask("cuda", "sm_90a", "100a"), tmp_path)]
+        archs = [env["TVM_FFI_CUDA_ARCH_LIST"] for env in envs]
+        assert archs == ["9.0a", "10.0a"]
+        assert {" ".join(env["NVCC_APPEND_FLAGS"].split()) for env in envs} == {flags}
+        builds += [env["FIB_CACHE_PATH"] for env in envs]
+    assert len(set(builds)) == 4
 
 
 @pytest.mark.gpu
@@ -493,5 +375,5 @@ def test_triton_offline_is_triton_on_the_gpu(tmp_path):
 
 
 def code_of(cubin: Path) -> list[str]:
-    (kernel,) = disassembly.kernels(sass.Cubin.of(cubin, "").text)
-    return [i.text for i in kernel.instructions]
+    """The instructions with their offsets and operands."""
+    return re.findall(r"/\*[0-9a-f]{4,}\*/.*", sass.Cubin.of(cubin).text)

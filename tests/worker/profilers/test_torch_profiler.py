@@ -8,7 +8,7 @@ import json
 import profiles
 import pytest
 import screens
-from worker.profilers.test_cpu import profiled, table
+from worker.profilers.test_cpu import profiled
 
 from gdn_cli.errors import GdnError
 from gdn_cli.worker.profilers import Found, Reading, Reply, Run, torch_profiler
@@ -17,10 +17,10 @@ from gdn_cli.worker.profilers import Found, Reading, Reply, Run, torch_profiler
 def test_the_ops_of_a_call_and_a_trace_that_can_be_opened(tmp_path):
     reading = profiled("torch", "pt-reference", tmp_path)
     (found,) = reading.found
-    per_call = {row[0]: row[1] for row in table(found, "ops").rows}
+    per_call = {row[0]: row[1] for row in found.table("ops").rows}
     assert per_call["aten::matmul"] == 2  # S k and S q
     assert per_call["(outside any op)"] == 1
-    assert sum(row[3] for row in table(found, "ops").rows) == pytest.approx(100)
+    assert 90 < sum(row[3] for row in found.table("ops").rows) < 100.001
     assert found.value("time_us") > 0 and found.value("ops") > 20
     assert found.value("launches") is None  # no GPU
     assert reading.files == ("trace.json.gz",)
@@ -58,22 +58,11 @@ def test_a_call_that_the_profiler_saw_nothing_of():
     )
 
 
-def test_rows_beyond_the_last_are_added_up():
-    ops = [
-        torch_profiler.Op(name, 2, 10.0)
-        for name in (torch_profiler.CALL, "op0", "op1", "op2")
-    ]
-    (table,) = torch_profiler.ops_table(torch_profiler.Profiled(2, ops), most=3)
-    assert table.rows == (
-        ("(outside any op)", 1.0, 5.0, 25.0),
-        ("op0", 1.0, 5.0, 25.0),
-        ("(all others)", 2.0, 10.0, 50.0),
-    )
-
-
 def test_a_run_that_ended_badly_is_one_line():
     reply = Reply(Run("torch"), "crashed", "crashed with SIGSEGV")
-    with pytest.raises(GdnError, match="under the profiler: crashed with SIGSEGV"):
+    with pytest.raises(
+        GdnError, match=r"under the profiler \(torch\): crashed with SIGSEGV"
+    ):
         reply.answered(torch_profiler.Answer)
 
 
@@ -82,7 +71,7 @@ def test_a_run_that_ended_badly_is_one_line():
 def test_a_triton_kernel_on_a_gpu(l2, tmp_path):
     (found,) = profiled("torch", "fla-recurrent", tmp_path, mode="cuda", l2=l2).found
     assert found.value("launches") == 1
-    assert [row[0] for row in table(found, "kernels").rows] == ["gdn_decode_kernel"]
+    assert [row[0] for row in found.table("kernels").rows] == ["gdn_decode_kernel"]
     assert 0.1 < found.value("time_us") < 1000 and found.value("host_us") > 0
     assert found.value("gpu_busy") == pytest.approx(100)
 
@@ -91,6 +80,6 @@ def test_a_triton_kernel_on_a_gpu(l2, tmp_path):
 def test_a_torch_algo_on_a_gpu(tmp_path):
     (found,) = profiled("torch", "pt-reference", tmp_path, mode="cuda").found
     assert found.value("launches") > 10 and 0 < found.value("gpu_busy") < 100
-    assert sum(row[3] for row in table(found, "kernels").rows) == pytest.approx(100)
-    assert "aten::matmul" in {row[0] for row in table(found, "ops").rows}
-    assert not any(row[0].startswith("gdn_") for row in table(found, "kernels").rows)
+    assert sum(row[3] for row in found.table("kernels").rows) == pytest.approx(100)
+    assert "aten::matmul" in {row[0] for row in found.table("ops").rows}
+    assert not any(row[0].startswith("gdn_") for row in found.table("kernels").rows)

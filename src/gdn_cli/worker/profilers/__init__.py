@@ -15,21 +15,21 @@ profile/session.py does.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TypeVar
 
 import msgspec
 
 from ...catalog.formats import Solution
-from ...errors import GdnError
+from ...errors import FAILED, GdnError
 from ...machine.inventory import HERE, Machine
 from ...parsing import Json
 from ...schema.profile_types import Fact, Found, Reading, Table
 
 __all__ = [
-    "RETIRED",
     "TOOLS",
     "Ask",
     "Fact",
@@ -75,9 +75,6 @@ TOOLS = {
     "sass": Tool("registers, spills and machine code, compiled only", (), timed=False),
     "cpu": Tool("where a CPU algo's time goes", ("cpu",)),
 }
-
-# tools of older versions: their saved profiles can still be shown and compared
-RETIRED = ("nsys",)
 
 
 def module(tool: str) -> Any:
@@ -151,13 +148,23 @@ class Reply:
         return msgspec.convert(self.answer or {}, form)
 
     def answered(self, form: type[T]) -> T:
-        """The answer; GdnError with the reason if there is none."""
+        """The answer; GdnError with the reason in one line if there is none."""
         if self.status == "done" and self.answer:
             return self.partial(form)
-        reason = self.reason or self.status
-        if self.tail and not self.reason:
+        reason = (self.reason or self.status).strip().splitlines()[0]
+        if self.tail and self.code is None:
             reason += f" ({self.tail[-1][:200]})"
-        raise GdnError(f"the algo's process under the profiler: {reason}")
+        message = f"the algo's process under the profiler ({self.run.name}): {reason}"
+        raise GdnError(message, code=self.code or FAILED)
+
+
+def turns(most: int, seconds: float, least: int = 1) -> Iterator[int]:
+    """Count up to `most`; after `least` only until the time is over."""
+    began = perf_counter()
+    for i in range(most):
+        if i >= least and perf_counter() - began >= seconds:
+            return
+        yield i
 
 
 def files_in(folder: Path, *names: str) -> tuple[str, ...]:

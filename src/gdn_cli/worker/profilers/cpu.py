@@ -1,8 +1,7 @@
 """Where the time of a call on the CPU goes: threads, page faults, functions, and torch's ops.
 
-Times and counts are from calls that are observed only by perf, if it is installed;
-functions come from perf's samples of the same loop run again, ops from calls under
-torch.profiler.
+Times, counts and functions are from the same calls, which only perf observes, if it is
+installed; ops are from calls under torch.profiler.
 """
 
 from __future__ import annotations
@@ -11,13 +10,11 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from ...errors import MissingError
 from ...machine.inventory import HERE, Machine
 from . import (
     Ask,
@@ -30,32 +27,23 @@ from . import (
     files_in,
     perf,
     torch_profiler,
+    turns,
 )
 
-# seconds of calls: counted, then sampled
-_COUNTED_S, _SAMPLED_S = 1.0, 2.5
+_SECONDS = 2.5
 _OPS_CALLS = 10
 
 
 def find(machine: Machine = HERE) -> None:
-    if os.name != "posix":
-        raise MissingError(
-            f"the cpu profile needs getrusage, missing on {sys.platform}",
-            hint="run it on Linux",
-        )
+    """It is always here."""
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
     why = perf.missing()
-    wrap = () if why else perf.record(folder)
-    params = {
-        "counted_s": _COUNTED_S,
-        "sampled_s": 0.0 if why else _SAMPLED_S,
-        # the functions of a C++ algo say more
-        "ops": bool(why) or ask.language != "cpp",
-        "why": why,
-    }
-    return [Run("measure", wrap, params=params)]
+    # the functions of a C++ algo say more than torch's ops
+    ops = bool(why) or ask.language != "cpp"
+    params = {"seconds": _SECONDS, "ops": ops, "why": why}
+    return [Run("measure", () if why else perf.record(folder), params=params)]
 
 
 # --- in the worker
@@ -67,46 +55,14 @@ class Answer(Struct):
     """
 
     calls: int
-    wall_us: float
     median_us: float
     per_call: dict[str, float]
     cpus: int
     torch_threads: int
     pid: int
-    # of the sampled calls, by time.monotonic()
-    span: tuple[float, float] = (0.0, 0.0)
+    # of all calls, by time.monotonic()
+    span: tuple[float, float]
     ops: torch_profiler.Profiled | None = None
-
-
-def inside(
-    target: Any, counted_s: float, sampled_s: float, ops: bool, why: str | None
-) -> Answer:
-    """`why` is for `read`."""
-    import torch
-
-    call = target.subject.call
-    for _ in range(3):
-        call()
-    answer = counted(call, counted_s)
-    answer.torch_threads = torch.get_num_threads()
-    if sampled_s:
-        began = time.monotonic()
-        _calls(call, sampled_s)
-        answer.span = began, time.monotonic()
-    if ops:
-        answer.ops = torch_profiler.profiled(call, "cpu", _OPS_CALLS)
-    return answer
-
-
-def _calls(call: Callable[[], Any], seconds: float) -> list[float]:
-    """Call until the time is over, at least three times: microseconds of each call."""
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 3 or time.perf_counter() < end:
-        start = time.perf_counter_ns()
-        call()
-        times.append((time.perf_counter_ns() - start) / 1e3)
-    return times
 
 
 # fact's key -> getrusage's field, and its unit in the fact's
@@ -120,13 +76,23 @@ _USAGE = {
 }
 
 
-def counted(call: Callable[[], Any], seconds: float) -> Answer:
+def inside(target: Any, seconds: float, ops: bool, why: str | None) -> Answer:
+    """`why` is for `read`."""
     import resource
 
+    import torch
+
+    call = target.subject.call
+    for _ in range(3):
+        call()
+    times = []
     before = resource.getrusage(resource.RUSAGE_SELF)
-    began = time.perf_counter_ns()
-    times = _calls(call, seconds)
-    wall_us = (time.perf_counter_ns() - began) / 1e3
+    began = time.monotonic()
+    for _ in turns(sys.maxsize, seconds, least=3):
+        start = time.perf_counter_ns()
+        call()
+        times.append((time.perf_counter_ns() - start) / 1e3)
+    span = began, time.monotonic()
     after = resource.getrusage(resource.RUSAGE_SELF)
     per_call = {
         key: (getattr(after, field) - getattr(before, field)) * scale / len(times)
@@ -135,12 +101,13 @@ def counted(call: Callable[[], Any], seconds: float) -> Answer:
     per_call["cpu_us"] += per_call["system_us"]
     return Answer(
         calls=len(times),
-        wall_us=wall_us,
         median_us=statistics.median(times),
         per_call=per_call,
         cpus=len(os.sched_getaffinity(0)),
-        torch_threads=0,
+        torch_threads=torch.get_num_threads(),
         pid=os.getpid(),
+        span=span,
+        ops=torch_profiler.profiled(call, "cpu", _OPS_CALLS) if ops else None,
     )
 
 
@@ -150,29 +117,32 @@ def counted(call: Callable[[], Any], seconds: float) -> Answer:
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     answer = replies[0].answered(Answer)
     why = replies[0].run.params["why"]
-    notes = [f"no functions: {why}"] if why else []
-    tables = []
-    if not why:
+    notes, tables = [], []
+    if why:
+        notes.append(f"no functions: {why}")
+    else:
         tables += perf.table(perf.read(folder, answer.pid, answer.span))
         if not tables:
             notes.append("no samples fell into the calls")
     if answer.ops:
         tables += torch_profiler.ops_table(answer.ops)
-    made = _facts(ask, answer, "" if why else ", under perf")
-    found = Found("", tuple(made), tuple(tables))
+    found = Found("", tuple(_facts(ask, answer)), tuple(tables))
     return Reading((found,), tuple(notes), files_in(folder, perf.DATA))
 
 
-def _facts(ask: Ask, answer: Answer, watched: str) -> list[Fact]:
-    """Figures per call. `watched`: by whom, in words."""
+def _facts(ask: Ask, answer: Answer) -> list[Fact]:
+    """Figures per call."""
     moved = ask.bytes_in + ask.bytes_out
-    threads = f"of {answer.cpus} CPUs, waiting awake counts too"
-    if ask.language != "cpp":
-        threads += f"; torch uses {answer.torch_threads} threads"
-    time_note = f"wall, median of {answer.calls} calls{watched}"
-    busy = answer.per_call["cpu_us"] * answer.calls / answer.wall_us
+    threads = (
+        f"of {answer.cpus} CPUs, waiting awake counts too; torch uses"
+        f" {answer.torch_threads} threads"
+    )
+    began, end = answer.span
+    busy = answer.per_call["cpu_us"] * answer.calls / (end - began) / 1e6
     return [
-        facts.fact("time_us", answer.median_us, time_note),
+        facts.fact(
+            "time_us", answer.median_us, f"wall, median of {answer.calls} calls"
+        ),
         facts.fact("threads_busy", busy, threads),
         facts.fact("rate", moved / answer.median_us / 1e3 if moved else None),
         *(facts.fact(key, value) for key, value in answer.per_call.items()),

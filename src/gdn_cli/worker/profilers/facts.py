@@ -15,14 +15,17 @@ from ...schema.profile_types import Fact, Table, Value
 
 
 class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fixed texts of a fact, and ncu's metrics of which the first is its value."""
+    """The fixed texts of a fact, and what it is by ncu's metrics: the first of these
+    sums whose parts are all known, times `scale`.
+    """
 
     label: str
     unit: str = ""
     group: str = ""
     better: str = ""
     note: str = ""
-    metrics: tuple[str, ...] = ()
+    metrics: tuple[tuple[str, ...], ...] = ()
+    scale: float = 1
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,12 +15,9 @@ from typing import NamedTuple
 from . import Table, facts, symbols, tools
 
 DATA = "perf.data"
-INSTALL = "perf would show functions: apt-get install linux-perf (Ubuntu: linux-tools-generic)"
 _HZ = 2000
 # rows of a table
 _MOST = 15
-# % of the samples: smaller rows are put together
-_LEAST = 0.5
 # characters of a function's name
 _LONG = 80
 
@@ -28,20 +25,18 @@ _LONG = 80
 def missing() -> str | None:
     """Why perf cannot be used here; None if it can."""
     if not shutil.which("perf"):
-        return f"there is no perf here. {INSTALL}"
-    with tempfile.TemporaryDirectory(prefix="gdn-") as name:
-        folder = Path(name)
-        for command in (*record(folder), "true"), _script(folder):
-            done = tools.run(command, timeout_s=30)
-            if done is None:
-                return "perf does not work here"
-            if done.returncode:
-                first = (done.stderr.strip() or "it fails").splitlines()[0]
-                return (
-                    f"perf is not permitted here ({first.strip(' :')[:80]}): as root, sysctl"
-                    " kernel.perf_event_paranoid=1"
-                )
-    return None
+        return (
+            "there is no perf here: apt-get install linux-perf (Ubuntu:"
+            " linux-tools-generic)"
+        )
+    with tempfile.TemporaryDirectory(prefix="gdn-") as folder:
+        done = tools.run([*record(Path(folder)), "true"], timeout_s=30)
+    if done and done.returncode == 0:
+        return None
+    error = done.stderr.strip().splitlines()[:1] if done else []
+    return (
+        f"perf does not work here {error}: as root, sysctl kernel.perf_event_paranoid=1"
+    )
 
 
 def record(folder: Path) -> tuple[str, ...]:
@@ -50,10 +45,6 @@ def record(folder: Path) -> tuple[str, ...]:
     """
     options = "-q", "-F", str(_HZ), "-k", "CLOCK_MONOTONIC", "-o", str(folder / DATA)
     return ("perf", "record", *options, "--")
-
-
-def _script(folder: Path) -> tuple[str, ...]:
-    return ("perf", "script", "-i", str(folder / DATA), "-F", "pid,time,ip,sym,dso")
 
 
 class Spot(NamedTuple):
@@ -67,8 +58,9 @@ def read(folder: Path, pid: int, span: tuple[float, float]) -> Counter[Spot]:
     """The number of samples of a process in each function between two times of
     time.monotonic().
     """
-    done = tools.run([*_script(folder), "--time", f"{span[0]:.6f},{span[1]:.6f}"])
-    return parsed(done.stdout if done else "", pid)
+    fields = "-F", "pid,time,ip,sym,dso", "--time", f"{span[0]:.6f},{span[1]:.6f}"
+    text = tools.output("perf", "script", "-i", folder / DATA, *fields)
+    return parsed(text or "", pid)
 
 
 def parsed(text: str, pid: int) -> Counter[Spot]:
@@ -82,17 +74,10 @@ def parsed(text: str, pid: int) -> Counter[Spot]:
 def table(spots: Counter[Spot]) -> list[Table]:
     """Functions by their samples; no table without samples."""
     total = spots.total()
-    functions: Counter[tuple[str, str]] = Counter()
+    functions = Counter[tuple[str, str]]()
     for spot, n in spots.items():
         functions[_function(spot), Path(spot.library).name] += n
-    rows = [
-        (*place, 100 * n / total, n)
-        for place, n in functions.most_common(_MOST)
-        if 100 * n / total >= _LEAST
-    ]
-    rest = total - sum(row[-1] for row in rows)
-    if rest:
-        rows.append(("(all others)", "", 100 * rest / total, rest))
+    rows = [(*place, 100 * n / total, n) for place, n in functions.most_common(_MOST)]
     note = (
         f"{total} samples of CPU time; `perf annotate -i {DATA}` shows the instructions"
     )

@@ -6,25 +6,22 @@ There are two processes, because taking samples slows the kernels down: "times",
 tree keeps only sums, so times are means.
 
 Sources: triton's third_party/proton, versions 3.4 to 3.9. Source lines used to be named
-"file:function@line", now "file:line@function"; `mode` was added to `proton.start` when
-"cupti_pcsampling" was removed as a backend.
+"file:function@line", now "file:line@function". Before 3.5 there are no samples here: a
+backend of its own took them.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
 import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from ...errors import GdnError, MissingError
+from ...errors import GdnError, MissingError, one_line
 from ...machine.inventory import HERE, Machine
 from ...parsing import Json
 from . import (
@@ -40,6 +37,7 @@ from . import (
     source_line,
     stalls,
     symbols,
+    turns,
 )
 
 _CALLS, _SAMPLED = 100, 300
@@ -52,18 +50,8 @@ _MOST = 15
 
 
 def find(machine: Machine = HERE) -> None:
-    spec = importlib.util.find_spec("triton")
-    if spec is None:
+    if not machine.has_package("triton"):
         raise MissingError("triton is missing: no proton", hint="pip install triton")
-    for name in spec.submodule_search_locations or ():
-        folder = Path(name)
-        library = any((folder / "_C").glob("libproton*"))
-        if library and (folder / "profiler" / "__init__.py").is_file():
-            return
-    raise MissingError(
-        "the installed triton was built without its profiler: no proton",
-        hint="pip install 'triton>=3.4'",
-    )
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
@@ -96,43 +84,33 @@ def inside(target: Any, path: str, calls: int, mode: str | None) -> Answer:
 
     call = target.subject.call
     prepare = call if target.l2 == "warm" else Flush()
+    options = {"mode": mode} if mode else {}
     # before the first call: proton knows the source lines only of later loads and
     # graphs
     try:
-        start(proton, path, mode)
+        proton.start(path, context="shadow", backend="cupti", **options)
     # not supported by this Triton, driver or GPU
     except (RuntimeError, TypeError, ValueError) as e:
-        return Answer(0, (str(e) or type(e).__name__).splitlines()[0])
+        return Answer(0, one_line(e))
     for _ in range(3):
         prepare()
         call()
     torch.cuda.synchronize()
-    done = 0
-    began = perf_counter()
+    answer = Answer(0)
     try:
-        while done < calls and (done < 10 or perf_counter() - began < _SECONDS):
+        for _ in turns(calls, _SECONDS, least=10):
             with proton.scope(_BEFORE):
                 prepare()
             with proton.scope(_CALL):
                 call()
-            done += 1
+            answer.calls += 1
             # so that the clock measures finished work, not queued work
-            if done % 10 == 0:
+            if answer.calls % 10 == 0:
                 torch.cuda.synchronize()
         torch.cuda.synchronize()
     finally:
         proton.finalize()
-    return Answer(done)
-
-
-def start(proton: Any, path: str, mode: str | None) -> None:
-    """proton.start with this Triton's parameters."""
-    options = {"context": "shadow", "backend": "cupti"}
-    if mode and "mode" in inspect.signature(proton.start).parameters:
-        options["mode"] = mode
-    elif mode:
-        options["backend"] = f"cupti_{mode}"
-    proton.start(path, **options)
+    return answer
 
 
 # --- after the run
@@ -150,22 +128,17 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     if not kernels:
         raise MissingError(
             "proton saw no kernel of the call",
-            hint=(
-                "another profiler may hold CUPTI in this process: run without nsys, ncu or"
-                " compute-sanitizer"
-            ),
+            hint="another profiler may hold CUPTI in this process: run without it",
         )
-    sampled: dict[str, Kernel] = {}
-    if reason := _no_samples(samples):
-        note = f"no samples of the program counter: {reason}"
-    else:
-        sampled = load(folder / "samples.hatchet")
-        note = "no samples of the program counter fell into the call"
-        if any(kernel.samples for kernel in sampled.values()):
-            note = (
-                "samples: proton slows kernels down while it takes them; times are from a run"
-                " without"
-            )
+    try:
+        failed = samples.answered(Answer).failed
+    except GdnError as e:
+        failed = e.message
+    sampled = {} if failed else load(folder / "samples.hatchet")
+    notes = ["times are means: proton keeps sums only"]
+    if not any(kernel.reasons for kernel in sampled.values()):
+        reason = failed or "none fell into the call"
+        notes.append(f"no samples of the program counter: {reason}")
     found = []
     total_ns = sum(kernel.ns for kernel in kernels.values())
     if len(kernels) > 1:
@@ -176,19 +149,10 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     sources = {Path(path).name: text for path, text in ask.sources.items()}
     for name, kernel in sorted(kernels.items(), key=lambda item: -item[1].ns):
         tables = sampled.get(name, Kernel()).tables(sources)
-        made = kernel.facts(answer.calls, total_ns)
-        found.append(Found(name, tuple(made), tuple(tables)))
-    notes = ("times are means: proton keeps sums only", note)
+        figures = kernel.facts(answer.calls, total_ns)
+        found.append(Found(name, tuple(figures), tuple(tables)))
     names = files_in(folder, "times.hatchet", "samples.hatchet")
-    return Reading(tuple(found), notes, names)
-
-
-def _no_samples(reply: Reply) -> str | None:
-    """Why the second run has no samples; None if it may have some."""
-    try:
-        return reply.answered(Answer).failed
-    except GdnError as e:
-        return e.message
+    return Reading(tuple(found), tuple(notes), names)
 
 
 @dataclass
@@ -199,7 +163,6 @@ class Kernel:
 
     count: int = 0
     ns: int = 0
-    samples: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     lines: dict[tuple[str, int], Counter[str]] = field(default_factory=dict)
 
@@ -215,21 +178,15 @@ class Kernel:
         total = self.reasons.total()
         reasons = []
         for reason, n in self.reasons.most_common():
-            if n:
-                words = stalls.of(reason)
-                reasons.append((words.label, 100 * n / total, n, words.meaning))
+            words = stalls.of(reason)
+            reasons.append((words.label, 100 * n / total, n, words.meaning))
         hot = []
         ranked = sorted(self.lines.items(), key=lambda item: -item[1].total())
         for (path, line), waits in ranked[:_MOST]:
-            if waits.total():
-                file, share = Path(path).name, 100 * waits.total() / total
-                text = source_line(sources, file, line)
-                hot.append((f"{file}:{line}", share, stalls.main(waits), text))
-        note = (
-            f"{self.samples} samples of warps; proton has no count of warps that were ready and"
-            " not selected"
-        )
-        return [*facts.table("samples", reasons, note), *facts.table("hot", hot)]
+            file, share = Path(path).name, 100 * waits.total() / total
+            text = source_line(sources, file, line)
+            hot.append((f"{file}:{line}", share, stalls.main(waits), text))
+        return [*facts.table("samples", reasons), *facts.table("hot", hot)]
 
 
 class Frame(Struct, frozen=True):
@@ -251,10 +208,10 @@ def load(path: Path) -> dict[str, Kernel]:
     """The kernels under the calls' scope in a .hatchet file, by their short names; none
     if there is no file.
     """
+    if not path.is_file():
+        return {}
     try:
         tree = msgspec.json.decode(path.read_bytes(), type=list[Node])
-    except FileNotFoundError:
-        return {}
     except msgspec.DecodeError:
         raise GdnError(
             f"{path.name} is not valid: proton was stopped while writing it"
@@ -263,35 +220,30 @@ def load(path: Path) -> dict[str, Kernel]:
     for root in tree:
         for scope in root.children:
             if scope.frame.name == _CALL:
-                _collect(scope, kernels, None)
-    return {name: k for name, k in kernels.items() if k.count or k.ns or k.samples}
+                _collect(scope, kernels, Kernel())
+    return {name: k for name, k in kernels.items() if k.count or k.ns or k.reasons}
 
 
-def _collect(node: Node, kernels: dict[str, Kernel], kernel: Kernel | None) -> None:
-    """Add up everything under a node, which is a part of `kernel`."""
+def _collect(node: Node, kernels: dict[str, Kernel], parent: Kernel) -> None:
+    """Add up everything under a node, which is a part of `parent`: a source line of a
+    kernel, or else a kernel or something that has no figures.
+    """
     for child in node.children:
-        line = _line(child.frame.name)
-        owner = kernel
-        if line is None and (child.metrics or any(_is_line(c) for c in child.children)):
-            owner = kernels.setdefault(symbols.short(child.frame.name), Kernel())
-        if owner:
-            _add(owner, child.metrics, line)
-        _collect(child, kernels, owner)
-
-
-def _add(kernel: Kernel, metrics: Json, line: tuple[str, int] | None) -> None:
-    if line is None:
-        kernel.count += int(metrics.get("count", 0))
-        kernel.ns += int(metrics.get("time (ns)", 0))
-    kernel.samples += int(metrics.get("num_samples", 0))
-    reasons = {key: int(n) for key, n in metrics.items() if key.startswith("stalled_")}
-    kernel.reasons.update(reasons)
-    if line and reasons:
-        kernel.lines.setdefault(line, Counter()).update(reasons)
-
-
-def _is_line(node: Node) -> bool:
-    return _line(node.frame.name) is not None
+        metrics = child.metrics
+        reasons = {
+            key: int(n)
+            for key, n in metrics.items()
+            if key.startswith("stalled_") and n
+        }
+        if line := _line(child.frame.name):
+            kernel = parent
+            kernel.lines.setdefault(line, Counter()).update(reasons)
+        else:
+            kernel = kernels.setdefault(symbols.short(child.frame.name), Kernel())
+            kernel.count += int(metrics.get("count", 0))
+            kernel.ns += int(metrics.get("time (ns)", 0))
+        kernel.reasons.update(reasons)
+        _collect(child, kernels, kernel)
 
 
 def _line(name: str) -> tuple[str, int] | None:

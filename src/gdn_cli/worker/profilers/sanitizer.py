@@ -14,7 +14,8 @@ uninitialised, so that reading them is reported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ... import errors
+from ... import errors, units
 from ...errors import MissingError
 from ...machine.inventory import HERE, Machine
 from ...parsing import read_toml
@@ -51,13 +52,13 @@ class Check(Struct, frozen=True):
     """One of the tool's checks: see sanitizer.toml."""
 
     looks_for: str
-    nouns: tuple[str, str]
-    where: str
     options: tuple[str, ...] = ()
+    caution: str = ""
 
 
-_TEXTS = read_toml(Path(__file__).with_suffix(".toml"))
-CHECKS = msgspec.convert(_TEXTS["checks"], dict[str, Check])
+CHECKS = msgspec.convert(
+    read_toml(Path(__file__).with_suffix(".toml")), dict[str, Check]
+)
 
 
 def checks(names: Iterable[str]) -> tuple[str, ...]:
@@ -75,29 +76,13 @@ def find(machine: Machine = HERE) -> None:
     executable(machine)
 
 
-def executable(machine: Machine = HERE) -> Path:
-    """Raises MissingError if there is none that works."""
-    for path in tools.executables(_TOOL, machine=machine):
-        if _has_launcher(path.resolve().parent):
-            return path
-    raise MissingError(
-        f"no {_TOOL} here",
-        hint="it comes with the CUDA toolkit; or `pip install 'nvidia-cuda-sanitizer-api>=13.5'`",
-    )
-
-
-def _has_launcher(folder: Path) -> bool:
-    """PyPI's wheel of CUDA 13.0 has the command without the launcher that it needs to
-    start a process.
-    """
-    if folder.parent.parent.name != "nvidia":
-        return True
-    folders = folder, folder.parent / _TOOL
-    return any((path / "TreeLauncherSubreaper").is_file() for path in folders)
+def executable(machine: Machine = HERE) -> str:
+    hint = "it comes with the CUDA toolkit; or `pip install 'nvidia-cuda-sanitizer-api>=13.5'`"
+    return tools.first(_TOOL, hint=hint, machine=machine)
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
-    tool = str(executable(ask.machine))
+    tool = executable(ask.machine)
     # it replaces % sequences by process ids and variables
     log = f"{folder}/".replace("%", "%%")
     env = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
@@ -157,64 +142,52 @@ class _Verdict:
     log: Log
     # why there is no verdict
     cannot: str = ""
-    hint: str = ""
-
-    def __str__(self) -> str:
-        if self.cannot:
-            return f"not run: {self.cannot}"
-        counts = [
-            _count(n, noun, f"{noun}s")
-            for n, noun in ((self.log.errors, "error"), (self.log.warnings, "warning"))
-            if n
-        ]
-        return ", ".join(counts) or "clean"
 
     @property
-    def failed(self) -> str:
-        """What the check found, in words; "" if nothing."""
-        if self.cannot or not self.log.errors:
-            return ""
-        words = CHECKS[self.check]
-        kernels = {f.kernel: f"`{f.kernel}`" for f in self.log.findings if f.error}
-        kernels.pop("", None)
-        at = f" {words.where} {', '.join(kernels.values())}" if kernels else ""
-        return f"{self.check}: {_count(self.log.errors, *words.nouns)}{at}"
+    def words(self) -> str:
+        if self.cannot:
+            return f"not run: {self.cannot}"
+        counts = {"error": self.log.errors, "warning": self.log.warnings}
+        texts = [units.count(n, noun) for noun, n in counts.items() if n]
+        return ", ".join(texts) or "clean"
 
+    @property
+    def failed(self) -> bool:
+        return bool(self.log.errors and not self.cannot)
 
-def _count(n: int, noun: str, plural: str) -> str:
-    return f"{n:,} {noun if n == 1 else plural}"
+    @property
+    def fact(self) -> Fact:
+        if self.cannot:
+            return Fact(self.check, self.check, None, group="checks", note=self.words)
+        return Fact(self.check, self.check, self.words, group="checks")
 
 
 def _verdict(reply: Reply, text: str) -> _Verdict:
     """The verdict of a check from its run's log and the way its process ended."""
     log = parse(text)
     # findings are valid whatever happened afterwards
-    if log.shown:
-        if not log.whole:
-            log.errors = log.shown
-            log.warnings = log.findings.total() - log.shown
-        return _Verdict(reply.run.name, log)
-    return _Verdict(reply.run.name, log, *_obstacle(reply, log))
+    cannot = "" if log.shown else _obstacle(reply, log)
+    return _Verdict(reply.run.name, log, cannot)
 
 
-def _obstacle(reply: Reply, log: Log) -> tuple[str, str]:
-    """Why a run without a finding gives no verdict, and a hint; empty if it does."""
+def _obstacle(reply: Reply, log: Log) -> str:
+    """Why a run without a finding gives no verdict; empty if it does."""
     ended = reply.reason or reply.status
-    for known in _TEXTS["cannot"]:
-        for remark in log.remarks:
-            if known["log"] in remark:
-                cause = known["cause"].format(remark=remark, ended=ended)
-                return cause, known["hint"]
+    troubles = [text for text in log.remarks if re.search(r"\berror\b", text, re.I)]
+    if troubles and reply.status == "done":
+        return troubles[0]
+    if troubles:
+        return f"{troubles[0]} ({ended})"
     if reply.status != "done":
-        return ended, ""
+        return ended
     answer = reply.partial(Answer)
     if answer.attached is False:
-        return f"{_TOOL} did not attach to the process", "another version of it may"
+        return f"{_TOOL} did not attach to the process"
     if not log.whole:
-        return "its log has no summary", ""
+        return "its log has no summary"
     if answer.error and not log.errors:
-        return f"the call failed: {answer.error}", ""
-    return "", ""
+        return f"the call failed: {answer.error}"
+    return ""
 
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
@@ -223,69 +196,34 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
         _verdict(reply, log_text(folder / f"{reply.run.name}.log")) for reply in replies
     ]
     if all(v.cannot for v in verdicts):
-        first = verdicts[0]
         raise MissingError(
-            f"{_TOOL} gave no verdict: {first.cannot}", hint=first.hint or None
+            f"{_TOOL} gave no verdict: {verdicts[0].cannot}",
+            hint=f"another version of {_TOOL} may, from a newer CUDA toolkit",
         )
-    made = [_fact(v) for v in verdicts]
-    checked = [(v.check, str(v), CHECKS[v.check].looks_for) for v in verdicts]
+    checked = [(v.check, v.words, CHECKS[v.check].looks_for) for v in verdicts]
     findings = [
         (v.check, finding.words, finding.kernel, times)
         for v in verdicts
         for finding, times in v.log.findings.items()
     ]
     tables = (*facts.table("checks", checked), *facts.table("findings", findings))
+    found = Found("", tuple(v.fact for v in verdicts), tables)
+    notes = [
+        "one call on this workload for each check, every tensor followed by 64 KiB of unused"
+        " memory; the logs have each place, thread and address"
+    ]
+    for v in verdicts:
+        notes += [f"{v.check}: {remark}" for remark in v.log.remarks]
+        if v.log.findings and CHECKS[v.check].caution:
+            notes.append(f"{v.check}: {CHECKS[v.check].caution}")
+    failures = []
+    for v in verdicts:
+        if v.failed:
+            kernels = {f.kernel: None for f in v.log.findings if f.error and f.kernel}
+            where = f" in {', '.join(kernels)}" if kernels else ""
+            failures.append(f"{v.check}: {units.count(v.log.errors, 'error')}{where}")
     # the one to open comes first
     logs = [f"{v.check}.log" for v in sorted(verdicts, key=lambda v: not v.failed)]
-    failures = [v.failed for v in verdicts if v.failed]
     return Reading(
-        (Found("", tuple(made), tables),),
-        tuple(_notes(verdicts)),
-        files_in(folder, *logs),
-        "; ".join(failures) or None,
+        (found,), tuple(notes), files_in(folder, *logs), "; ".join(failures) or None
     )
-
-
-def _fact(verdict: _Verdict) -> Fact:
-    text = str(verdict)
-    if verdict.cannot:
-        return Fact(verdict.check, verdict.check, None, group="checks", note=text)
-    return Fact(verdict.check, verdict.check, text, group="checks")
-
-
-def _notes(verdicts: list[_Verdict]) -> Iterator[str]:
-    yield (
-        "one call on this workload for each check, every tensor followed by 64 KiB of unused"
-        " memory"
-    )
-    yield "the logs have each place, thread and address"
-    for v in verdicts:
-        hidden = v.log.errors - v.log.shown
-        if v.cannot:
-            hint = f"; {v.hint}" if v.hint else ""
-            yield f"{v.check} was not run: {v.cannot}{hint}"
-        elif v.check != "racecheck" and hidden > 0:
-            yield (
-                f"{v.check}: {hidden:,} of its {v.log.errors:,} errors are counted but not in"
-                " the log"
-            )
-    logs = {v.check: v.log for v in verdicts if not v.cannot}
-    races = logs.get("racecheck", Log())
-    if races.warnings:
-        yield (
-            "racecheck's warnings, mostly among threads of one warp, may be intended: they do not"
-            " fail the check"
-        )
-    if races.errors:
-        yield (
-            "racecheck counts a lane's arrival at an mbarrier for that lane only: if one lane"
-            " arrives for its warp, after a __syncwarp, let all lanes arrive to see whether a"
-            " race remains"
-        )
-    if any("hazards reached" in remark for remark in races.remarks):
-        yield "racecheck found more hazards than it can store: there may be others"
-    if logs.get("synccheck", Log()).errors:
-        yield (
-            "synccheck also reports warps that use one named barrier from different places, which"
-            " PTX allows"
-        )

@@ -45,7 +45,6 @@ class Log:
 
 
 _RACE = re.compile(r"(\w+): Race reported between \w+ access at (.+)$")
-_HOST = re.compile(r"Host API (?:uninitialized )?memory access error")
 _SUMMARY = re.compile(r"ERROR SUMMARY: ([\d,]+) errors?$")
 _RACES = re.compile(r"RACECHECK SUMMARY: .*\(([\d,]+) errors?, ([\d,]+) warnings?\)")
 _OLD_PLACE = re.compile(r"0x[0-9a-f]+ in (?:[^<>()]*?[^:]:\d+:)?(.+)$")
@@ -56,28 +55,33 @@ def parse(text: str) -> Log:
     log = Log()
     calls = 0
     for head, details in _reports(text):
-        if summary := _SUMMARY.match(head):
+        summary, races, race = (
+            _SUMMARY.match(head),
+            _RACES.match(head),
+            _RACE.match(head),
+        )
+        if summary:
             log.errors, log.whole = _int(summary[1]), True
-        elif summary := _RACES.match(head):
-            log.errors, log.warnings = _int(summary[1]), _int(summary[2])
+        elif races:
+            log.errors, log.warnings = _int(races[1]), _int(races[2])
             log.whole = True
             return log
         # an API call: counted by the tool, but not a finding here
         elif head.startswith("Program hit "):
             calls += 1
-        elif race := _RACE.match(head):
+        elif race:
             error = race[1].lower() == "error"
             log.findings[Finding("race", _function(race[2]), error)] += 1
-        elif _HOST.match(head):
+        elif head.startswith("Host API"):
             log.findings[_copy(details)] += 1
         elif any(line.startswith(("at ", "by thread")) for line in details):
             log.findings[Finding(head.rstrip("."), _kernel(details))] += 1
         elif "SUMMARY" not in head:
             log.remarks.append(head)
     # the checks other than racecheck count API calls and copies among their errors
-    if log.whole:
-        log.warnings = log.findings.total() - log.shown
-        log.errors = max(0, log.errors - calls - log.warnings)
+    log.warnings = log.findings.total() - log.shown
+    counted = log.errors - calls - log.warnings if log.whole else log.shown
+    log.errors = max(0, counted)
     return log
 
 
@@ -94,12 +98,8 @@ def _reports(text: str) -> list[tuple[str, list[str]]]:
 
 def _kernel(details: list[str]) -> str:
     """The outermost function of a report's frames."""
-    places = [line[3:] for line in details if line.startswith("at ")][:1]
-    places += [
-        line.split(":", 1)[1].strip()
-        for line in details
-        if line.startswith("Device Frame:")
-    ]
+    frames = [re.match(r"(?:at|Device Frame:) ?(.+)", line) for line in details]
+    places = [frame[1] for frame in frames if frame]
     return _function(places[-1]) if places else ""
 
 

@@ -1,11 +1,11 @@
-"""Tool `sass`: registers, spills, opcodes and the annotated machine code of an algo's
-kernels. Needs no GPU.
+"""Tool `sass`: registers, spills, opcodes and the machine code of an algo's kernels.
+Needs no GPU.
 
 CUDA C++ is compiled by flashinfer-bench's own builder, as for a run, with -lineinfo
 added, which adds the line table and does not change the instructions. Triton's kernels
 are compiled by Triton for the workload's launches (triton_cross_compile.py). cuobjdump
-extracts the cubins, nvdisasm prints them; both come with the CUDA toolkit, with Triton,
-and as wheels from PyPI.
+extracts the cubins, nvdisasm prints them, with source lines; both come with the CUDA
+toolkit, with Triton, and as wheels from PyPI.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from ... import files, paths
-from ...errors import FAILED, GdnError, MissingError, UsageError
+from ...errors import GdnError, MissingError, UsageError
 from ...machine import inventory
 from ...machine.inventory import HERE, Machine
 from ...parsing import read_toml
@@ -35,11 +35,10 @@ from . import (
     Run,
     disassembly,
     facts,
-    files_in,
     symbols,
     tools,
 )
-from .disassembly import Attributes, Compiled, Kernel
+from .disassembly import Attributes, Instruction
 
 _REFUSED = read_toml(Path(__file__).with_suffix(".toml"))
 _DEFAULT = "sm_90a"
@@ -132,10 +131,12 @@ def environment(arch: str, language: str, machine: Machine = HERE) -> dict[str, 
 
 
 class Answer(Struct):
-    """The answer of `inside`: `binary`, the library that the builder made, or Triton's kernels."""
+    """The answer of `inside`: `binary`, the library that the builder made, or Triton's
+    cubins in the profile's folder, each with its kernel's bytes of dynamic shared memory.
+    """
 
     binary: str | None = None
-    kernels: list[Compiled] | None = None
+    cubins: dict[str, int] = {}
     notes: list[str] = []
 
 
@@ -152,98 +153,82 @@ def inside(target: Any, arch: str, folder: str) -> Answer:
     from .triton_cross_compile import compiled
 
     major, minor, _ = _split(arch)
-    kernels, notes = compiled(target.subject.call, major * 10 + minor, Path(folder))
+    kernels, notes = compiled(target.subject.call, major * 10 + minor)
     sizes = ", ".join(f"{name}={size}" for name, size in target.workload.axes.items())
-    first = f"compiled as a call with {sizes} launches it: other sizes may compile to other code"
-    return Answer(kernels=kernels, notes=[first, *notes])
+    notes.append(
+        f"compiled as a call with {sizes} launches it: other sizes may compile to other code"
+    )
+    cubins = {}
+    for i, kernel in enumerate(kernels):
+        number = f"-{i}" if i else ""
+        cubin = f"{kernel.metadata.name}{number}.{arch}.cubin"
+        files.write(Path(folder, cubin), kernel.asm["cubin"])
+        cubins[cubin] = kernel.metadata.shared
+    return Answer(cubins=cubins, notes=notes)
 
 
 # --- after the run
 
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
-    """Each kernel for each architecture: its facts, its opcodes, and its code as a file."""
+    """Each kernel for each architecture: its facts and its opcodes; and nvdisasm's
+    listing of each cubin as a file.
+    """
     found: dict[str, Found] = {}
     notes: list[str] = []
-    listings: list[str] = []
     cubins: list[str] = []
     for reply in replies:
-        arch, answer = reply.run.name, reply.partial(Answer)
-        for path, shared in _cubins(reply, answer, folder):
-            cubin = Cubin.of(path, arch)
-            cubins.append(path.name)
+        arch, answer = reply.run.name, reply.answered(Answer)
+        notes += answer.notes
+        compiled = answer.cubins
+        if answer.binary:
+            compiled = dict.fromkeys(_extracted(Path(answer.binary), arch, folder), 0)
+            usual = arch.rstrip("af")
+            if usual != arch and not ask.specific:
+                notes.append(f"{arch}: a run there is compiled for {usual}")
+        for name, dynamic in compiled.items():
+            cubin = Cubin.of(folder / name)
+            files.write((folder / name).with_suffix(".sass"), cubin.text)
+            cubins.append(name)
             notes.append(
                 f"{cubin.arch}: ptxas {cubin.ptxas or 'unknown'}, nvdisasm {cubin.nvdisasm}"
             )
-            if cubin.arch != arch:
-                notes.append(f"asked for {arch}: Triton compiles for {cubin.arch}")
-            for kernel in disassembly.kernels(cubin.text):
-                short = symbols.own(kernel.symbol)
-                name = _unique(short, f" ({cubin.arch})", found)
-                listing = _unique(_slug(short), f".{cubin.arch}.sass", listings)
-                header = [name, notes[-1], "/*offset in bytes*/ instruction"]
-                spills = cubin.attributes_of(kernel).spills
-                text = disassembly.annotated(kernel, ask.sources, header, spills)
-                files.write(folder / listing, text)
-                found[name] = cubin.found(name, kernel, shared)
-                listings.append(listing)
-        notes += answer.notes
-        if answer.binary and arch.endswith(("a", "f")):
-            notes.append(_target_note(arch, ask.specific))
+            for symbol in cubin.kernels:
+                kernel = _unique(f"{symbols.own(symbol)} ({cubin.arch})", found)
+                found[kernel] = cubin.found(kernel, symbol, dynamic)
     if not found:
         raise GdnError(
             "the compiled code has no kernel", hint="does the entry point launch one?"
         )
-    names = files_in(folder, *listings, *cubins)
-    return Reading(tuple(found.values()), tuple(dict.fromkeys(notes)), names)
-
-
-def _target_note(arch: str, specific: bool) -> str:
-    usual = (
-        f"compiled for {arch.rstrip('af')}, as the builder does unless"
-        f" {inventory.ARCHITECTURES} is set"
+    listings = [Path(name).with_suffix(".sass").name for name in cubins]
+    return Reading(
+        tuple(found.values()), tuple(dict.fromkeys(notes)), (*listings, *cubins)
     )
-    if specific:
-        return (
-            f"{arch}: gdn's runs there are compiled for it (algo.toml: specific); a judge's are"
-            f" {usual}"
-        )
-    return f"{arch}: a run there is {usual}"
 
 
-def _cubins(
-    reply: Reply, answer: Answer, folder: Path
-) -> list[tuple[Path, int | None]]:
-    """The cubins of a reply, in `folder`, each with its dynamic shared memory (None:
-    known only at a launch).
+def _unique(name: str, taken: dict[str, Found]) -> str:
+    """The name with a number if it is taken: a kernel may be compiled for two sets of
+    constants.
     """
-    arch = reply.run.name
-    if answer.binary:
-        return [(path, None) for path in _extracted(Path(answer.binary), arch, folder)]
-    if answer.kernels is not None:
-        return [(folder / kernel.cubin, kernel.shared) for kernel in answer.kernels]
-    reason = (reply.reason or f"the process ended as '{reply.status}'").strip()
-    if unknown := re.search(r"Unsupported gpu architecture '\w+'", reason):
-        raise UsageError(
-            f"nvcc does not know {arch}: {unknown[0]}",
-            hint="another --arch, or a newer CUDA toolkit",
-        )
-    last = f": {reply.tail[-1][:200]}" if reply.tail and reply.code is None else ""
-    raise GdnError(f"{arch}: {reason.splitlines()[0]}{last}", code=reply.code or FAILED)
+    unique, number = name, 2
+    while unique in taken:
+        unique = f"{name} {number}"
+        number += 1
+    return unique
 
 
-def _extracted(binary: Path, arch: str, folder: Path) -> list[Path]:
-    """The cubins in a library, moved into `folder` with the architecture in their names."""
+def _extracted(binary: Path, arch: str, folder: Path) -> list[str]:
+    """The names of a library's cubins, moved into `folder`."""
     for _, tool in tools.versions("cuobjdump"):
         with tempfile.TemporaryDirectory(dir=folder) as empty:
             if tools.output(tool, "-xelf", "all", binary, cwd=empty) is None:
                 continue
-            names: list[str] = []
+            names = []
             for path in sorted(Path(empty).iterdir()):
-                names.append(_unique(path.name.split(".")[0], f".{arch}.cubin", names))
-                path.replace(folder / names[-1])
+                path.replace(folder / path.name)
+                names.append(path.name)
         if names:
-            return [folder / name for name in names]
+            return names
     raise GdnError(
         f"cuobjdump finds no GPU code for {arch} in the builder's output",
         hint=GET_TOOLS,
@@ -256,53 +241,53 @@ class Cubin:
 
     text: str
     nvdisasm: str
-    ptxas: str | None
-    arch: str
+    elf: str
     usage: dict[str, dict[str, int]]
-    attributes: dict[str, Attributes]
-    # bytes of the driver's in the usage of shared memory
-    reserved: int
 
     @classmethod
-    def of(cls, path: Path, arch: str) -> Cubin:
-        text, nvdisasm = printed("nvdisasm", path, "-c", "-gi")
+    def of(cls, path: Path) -> Cubin:
+        text, version = printed("nvdisasm", path, "-c", "-gi")
         elf, _ = printed("cuobjdump", path, "-elf")
         usage, _ = printed("cuobjdump", path, "-res-usage")
-        return cls(
-            text,
-            nvdisasm,
-            disassembly.assembler(elf),
-            disassembly.architecture(elf) or arch,
-            disassembly.resources(usage),
-            disassembly.attributes(elf),
-            _RESERVED if disassembly.reserves_shared(elf) else 0,
-        )
+        return cls(text, version, elf, disassembly.resources(usage))
 
-    def attributes_of(self, kernel: Kernel) -> Attributes:
-        return self.attributes.get(kernel.symbol, Attributes())
+    @property
+    def arch(self) -> str:
+        target = re.search(r"^\s*\.target\s+(sm_\w+)", self.text, flags=re.M)
+        return target[1] if target else ""
 
-    def found(self, name: str, kernel: Kernel, dynamic: int | None) -> Found:
-        """The facts of a kernel. `dynamic`: its dynamic shared memory, if that is known."""
-        usage, attributes = self.usage[kernel.symbol], self.attributes_of(kernel)
-        static = max(0, usage["SHARED"] - self.reserved)
+    @property
+    def ptxas(self) -> str | None:
+        return disassembly.assembler(self.elf)
+
+    @cached_property
+    def kernels(self) -> dict[str, list[Instruction]]:
+        return disassembly.kernels(self.text)
+
+    @cached_property
+    def attributes(self) -> dict[str, Attributes]:
+        return disassembly.attributes(self.elf)
+
+    def found(self, name: str, symbol: str, dynamic: int) -> Found:
+        """The facts of a kernel. `dynamic`: its dynamic shared memory; 0 for CUDA C++,
+        where only a launch has it.
+        """
+        code, usage = self.kernels[symbol], self.usage[symbol]
+        attributes = self.attributes.get(symbol, Attributes())
+        reserved = _RESERVED if disassembly.reserves_shared(self.elf) else 0
+        shared = max(0, usage["SHARED"] - reserved) + dynamic
         constants = [n for key, n in usage.items() if key.startswith("CONSTANT")]
-        made = [
+        figures = (
             facts.fact("sass.registers", usage["REG"]),
-            shared_memory(kernel, static, dynamic),
-        ]
-        if threads := attributes.threads or attributes.max_threads:
-            note = "its launch bound: a launch may have fewer"
-            if attributes.threads:
-                note = ""
-            made.append(facts.fact("sass.threads", threads, note))
-        made += [
-            facts.fact("sass_instructions", len(kernel.instructions)),
-            spills(kernel, attributes, self.ptxas),
+            facts.fact("sass.shared", shared),
+            facts.fact("sass.threads", attributes.threads),
+            facts.fact("sass_instructions", len(code)),
+            spills(code, attributes, self.ptxas),
             facts.fact("stack", usage["STACK"]),
             facts.fact("constants", sum(constants)),
-        ]
-        table = facts.table("opcodes", disassembly.mix(kernel.instructions))
-        return Found(name, tuple(made), tuple(table))
+        )
+        table = facts.table("opcodes", disassembly.mix(code))
+        return Found(name, figures, tuple(table))
 
 
 def printed(
@@ -320,48 +305,19 @@ def printed(
     )
 
 
-_SHARED = re.compile(r"LDSM?|STSM?|ATOMS|LDGSTS|UBLKCP|UTMALDG|UTMASTG")
-
-
-def shared_memory(kernel: Kernel, static: int, dynamic: int | None) -> Fact:
-    """Bytes of shared memory per CTA; None if it is known only at a launch."""
-    if dynamic is None and static:
-        return facts.fact("sass.shared", static, "static; a launch may add to it")
-    if dynamic is None and any(_SHARED.fullmatch(i.name) for i in kernel.instructions):
-        return facts.fact("sass.shared", None, "dynamic: known only at a launch")
-    size = static + (dynamic or 0)
-    return facts.fact("sass.shared", size, "without the driver's KiB" if size else "")
-
-
 # the oldest ptxas known to mark spills
 _MARKS_SPILLS = (12, 8)
 
 
-def spills(kernel: Kernel, attributes: Attributes, ptxas: str | None) -> Fact:
+def spills(code: list[Instruction], attributes: Attributes, ptxas: str | None) -> Fact:
     """Bytes per thread stored for want of registers; None if an old ptxas did not mark
     its spills.
     """
     version = tuple(map(int, (ptxas or "0").split(".")[:2]))
-    stores, loads = disassembly.spilled(kernel.instructions, attributes.spills)
-    local = any(i.name == "STL" for i in kernel.instructions)
+    stores, loads = disassembly.spilled(code, attributes.spills)
+    local = any(i.name == "STL" for i in code)
     if local and not attributes.spills and version < _MARKS_SPILLS:
         note = "local memory is used, for spills or for arrays: this ptxas does not say"
         return facts.fact("sass.spills", None, note)
     note = f"stored per thread; {loads} B loaded again" if stores or loads else ""
     return facts.fact("sass.spills", stores, note)
-
-
-def _unique(name: str, suffix: str, taken: Collection[str]) -> str:
-    """The name with its suffix, and a number if it is taken: a kernel may be compiled
-    for two sets of constants.
-    """
-    number = 2
-    unique = name + suffix
-    while unique in taken:
-        unique = f"{name}-{number}{suffix}"
-        number += 1
-    return unique
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")[:80]

@@ -26,8 +26,8 @@ class Stall(msgspec.Struct, frozen=True):
     advice: str = ""  # what to try if warps wait mostly for this reason
 
 
-SELECTED = "selected"  # not a stall: the warp issued
-NOT_SELECTED = "not_selected"  # not a loss: another warp issued instead
+# the warp issued, or another one did instead
+NO_LOSS = "selected", "not_selected"
 
 REASONS = msgspec.convert(
     read_toml(Path(__file__).with_suffix(".toml")), dict[str, Stall]
@@ -69,10 +69,9 @@ def of(reason: str) -> Stall:
 
 
 def main(reasons: Mapping[str, int]) -> str:
-    """The label of the reason with most samples; "" if every sample issued."""
+    """The label of the reason with most samples; "" if a warp issued at every sample."""
     waits = {
-        reason: n
-        for reason, n in reasons.items()
-        if canonical(reason) != SELECTED and n
+        reason: n for reason, n in reasons.items() if canonical(reason) not in NO_LOSS
     }
-    return of(max(waits, key=waits.__getitem__)).label if waits else ""
+    longest = max(waits, key=lambda reason: waits[reason], default="")
+    return of(longest).label if waits.get(longest) else ""

@@ -7,27 +7,38 @@ microsecond to each op.
 
 from __future__ import annotations
 
-import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from statistics import median
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from msgspec import Struct
 
 from ...errors import MissingError
 from ...machine.inventory import HERE, Machine
-from . import Ask, Fact, Found, Reading, Reply, Run, Table, facts, files_in, symbols
+from . import (
+    Ask,
+    Fact,
+    Found,
+    Reading,
+    Reply,
+    Run,
+    Table,
+    facts,
+    files_in,
+    symbols,
+    turns,
+)
 
 TRACE = "trace.json.gz"
 # the name of a call's range in the trace
 CALL = "gdn_call"
 _CALLS = 20
 # for the calls under the profiler, and as much for those before
-_SECONDS = 3.0
-# of the host in one trace: more are slow to read, here and in a browser
-_EVENTS = 40_000
+_SECONDS = 1.0
 
 Callback = Callable[[], Any]
 
@@ -78,56 +89,45 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
 
 
 def inside(target: Any, trace: str, calls: int) -> Answer:
-    call = target.subject.call
-    prepare = _nothing
+    call, prepare = target.subject.call, _nothing
     if target.mode == "cuda":
-        prepare = _before(call, target.l2)
-    host_us = _host_times(call, prepare, _waiter(target.mode), calls)
-    seen = profiled(call, target.mode, calls, prepare, Path(trace))
-    return Answer(host_us, seen)
+        from ..timing.kernels import Flush
+
+        prepare = Flush() if target.l2 == "cold" else _warm(call)
+    for _ in range(3):
+        prepare()
+        call()
+    host_us = []
+    for _ in turns(calls, _SECONDS, least=3):
+        prepare()
+        _wait(target.mode)
+        start = perf_counter_ns()
+        call()
+        host_us.append((perf_counter_ns() - start) / 1e3)
+    return Answer(host_us, profiled(call, target.mode, calls, prepare, Path(trace)))
 
 
 def _nothing() -> None:
     pass
 
 
-def _before(call: Callback, l2: str) -> Callback:
-    """The work before each call that makes L2 cold or warm; its last kernel is a mark."""
-    from ..timing.kernels import Flush, begin, rest
+def _warm(call: Callback) -> Callback:
+    """The work before each call that makes L2 warm; its last kernel is a mark."""
+    from ..timing.kernels import begin, rest
 
     def warm() -> None:
         rest()
         call()
         begin()
 
-    return Flush() if l2 == "cold" else warm
+    return warm
 
 
-def _waiter(mode: str) -> Callback:
+def _wait(mode: str) -> None:
     import torch
 
-    return torch.cuda.synchronize if mode == "cuda" else _nothing
-
-
-def _host_times(
-    call: Callback, prepare: Callback, wait: Callback, calls: int
-) -> list[float]:
-    """Microseconds until each call returned; on a GPU with nothing else queued; the
-    kernels may still run.
-    """
-    for _ in range(3):
-        prepare()
-        call()
-    times: list[float] = []
-    end = time.perf_counter() + _SECONDS
-    while len(times) < calls and (len(times) < 3 or time.perf_counter() < end):
-        prepare()
-        wait()
-        start = time.perf_counter_ns()
-        call()
-        times.append((time.perf_counter_ns() - start) / 1e3)
-    wait()
-    return times
+    if mode == "cuda":
+        torch.cuda.synchronize()
 
 
 def profiled(
@@ -137,30 +137,21 @@ def profiled(
     prepare: Callback = _nothing,
     trace: Path | None = None,
 ) -> Profiled:
-    """Up to `calls` calls under torch.profiler, fewer if they take long or do much."""
+    """Up to `calls` calls under torch.profiler, fewer if they take long."""
     import torch
 
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if mode == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
-    wait = _waiter(mode)
-
-    def profile_of(count: int) -> Any:
+    # the first profile has the profiler's one-time costs
+    for most in (1, calls):
         with torch.profiler.profile(activities=kinds) as profile:
-            for _ in range(count):
+            for _ in turns(most, _SECONDS):
                 prepare()
-                wait()
+                _wait(mode)
                 with torch.profiler.record_function(CALL):
                     call()
-                wait()
-        return profile
-
-    # includes the profiler's one-time costs, and shows how long a call takes
-    first = profile_of(1).events()
-    took_s = sum(e.cpu_time_total for e in first if e.name == CALL) / 1e6
-    calls = min(calls, int(_SECONDS / max(took_s, 1e-6)), _EVENTS // (len(first) or 1))
-    calls = max(1, calls)
-    profile = profile_of(calls)
+                _wait(mode)
     if trace:
         profile.export_chrome_trace(str(trace))
     ran, ranges = [], []
@@ -170,7 +161,7 @@ def profiled(
         elif e.name != CALL and not getattr(e, "is_user_annotation", False):
             ran.append((e.time_range.start, e.time_range.elapsed_us(), e.name))
     gpu = of_calls(ran) if mode == "cuda" else None
-    return Profiled(calls, _ops(ranges), gpu)
+    return Profiled(len(ranges), _ops(ranges), gpu)
 
 
 def _ops(ranges: list[Any]) -> list[Op]:
@@ -211,36 +202,30 @@ def of_calls(ran: list[tuple[float, float, str]]) -> list[list[Ran]]:
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     answer = replies[0].answered(Answer)
     seen = answer.seen
-    tables, notes = ops_table(seen), []
     host_us = median(answer.host_us)
+    count = sum(op.count for op in seen.ops if op.name != CALL) / seen.calls
+    ops, tables = facts.fact("ops", count), ops_table(seen)
+    notes = [f"{TRACE} shows {seen.calls} calls: each is a range {CALL}"]
     if seen.gpu is None:
-        made = [facts.fact("time_us", host_us, "wall, not profiled")]
+        figures = [facts.fact("time_us", host_us, "wall, not profiled"), ops]
     else:
         note = "until the call returns, GPU idle before it, not profiled"
-        made = [facts.fact("host_us", host_us, note), *gpu_facts(seen.gpu)]
+        figures = [facts.fact("host_us", host_us, note), *gpu_facts(seen.gpu), ops]
         tables = kernels_table(seen.gpu) + tables
         if not any(seen.gpu):
             notes.append(
                 "torch.profiler saw no kernel of the call: another profiler may hold CUPTI in"
                 " this process"
             )
-    count = sum(op.count for op in seen.ops if op.name != CALL)
-    made.append(facts.fact("ops", count / seen.calls))
-    notes.append(f"{TRACE} shows {seen.calls} calls: each is a range {CALL}")
-    found = Found("", tuple(made), tuple(tables))
+    found = Found("", tuple(figures), tuple(tables))
     return Reading((found,), tuple(notes), files_in(folder, TRACE))
 
 
 def ops_table(seen: Profiled, most: int = 20) -> list[Table]:
     """The host's ops by the time that they took themselves."""
-    ranked = sorted(seen.ops, key=lambda op: (-op.self_us, op.name != CALL))
-    if len(ranked) > most:
-        others = ranked[most - 1 :]
-        count, self_us = sum(o.count for o in others), sum(o.self_us for o in others)
-        ranked[most - 1 :] = [Op("(all others)", count, self_us)]
     total = sum(op.self_us for op in seen.ops)
     rows = []
-    for op in ranked:
+    for op in sorted(seen.ops, key=lambda op: -op.self_us)[:most]:
         name = "(outside any op)" if op.name == CALL else op.name
         share = 100 * op.self_us / total if total else None
         rows.append((name, op.count / seen.calls, op.self_us / seen.calls, share))
@@ -249,50 +234,44 @@ def ops_table(seen: Profiled, most: int = 20) -> list[Table]:
 
 def gpu_facts(calls: list[list[Ran]]) -> list[Fact]:
     """The GPU's work in a call, medians over the calls."""
-    values: dict[str, list[float]] = {}
-    for call in filter(None, calls):
-        busy_us = busy((ran.start, ran.us) for ran in call)
-        span = max(ran.start + ran.us for ran in call)
-        figures = {
-            "time_us": sum(ran.us for ran in call),
-            "span_us": span,
-            "gpu_busy": 100 * busy_us / span if span else 100.0,
-            "idle_us": span - busy_us,
-            "launches": len(call),
-        }
-        for key, value in figures.items():
-            values.setdefault(key, []).append(value)
-    notes = {
-        "time_us": "kernels, copies and fills added up",
-        "launches": "per call, copies and fills too",
-    }
+    seen = [call for call in calls if call]
+    if not seen:
+        return []
+    spans = [max(ran.start + ran.us for ran in call) for call in seen]
+    busy = [_busy(call) for call in seen]
+    times = [sum(ran.us for ran in call) for call in seen]
+    note = "kernels, copies and fills added up"
+    share = 100 * median(busy) / median(spans)
+    launches = median(len(call) for call in seen)
     return [
-        facts.fact(key, median(each), notes.get(key, ""))
-        for key, each in values.items()
+        facts.fact("time_us", median(times), note),
+        facts.fact("span_us", median(spans)),
+        facts.fact("gpu_busy", share),
+        facts.fact("launches", launches, "per call, copies and fills too"),
     ]
 
 
-def busy(spans: Iterable[tuple[float, float]]) -> float:
-    """How long at least one of (start, duration) ran: they may overlap."""
+def _busy(call: Iterable[Ran]) -> float:
+    """How long at least one of them ran: they may overlap."""
     total = until = 0.0
-    for start, took in sorted(spans):
-        total += max(0.0, start + took - max(until, start))
-        until = max(until, start + took)
+    for ran in call:
+        end = ran.start + ran.us
+        total += max(0.0, end - max(until, ran.start))
+        until = max(until, end)
     return total
 
 
 def kernels_table(calls: list[list[Ran]]) -> list[Table]:
     """Kernels, copies and fills by name, most time first; no table if nothing ran."""
-    counts: Counter[str] = Counter()
-    times: dict[str, float] = {}
-    for call in calls:
-        for ran in call:
-            name = symbols.short(ran.name)
-            counts[name] += 1
-            times[name] = times.get(name, 0.0) + ran.us
+    counts = Counter[str]()
+    times = defaultdict[str, float](float)
+    for ran in chain.from_iterable(calls):
+        name = symbols.short(ran.name)
+        counts[name] += 1
+        times[name] += ran.us
     total = sum(times.values())
-    rows = []
-    for name, us in sorted(times.items(), key=lambda item: -item[1]):
-        share = 100 * us / total if total else None
-        rows.append((name, counts[name] / len(calls), us / len(calls), share))
+    rows = [
+        (name, counts[name] / len(calls), us / len(calls), 100 * us / total)
+        for name, us in sorted(times.items(), key=lambda item: -item[1])
+    ]
     return facts.table("kernels", rows)

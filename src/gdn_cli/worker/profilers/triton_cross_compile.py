@@ -9,14 +9,10 @@ tensors (on the CPU) and the algo's host code decide.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ... import files
 from ...errors import GdnError, MissingError, one_line
-from .disassembly import Compiled
 
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
@@ -44,8 +40,8 @@ class _Driver:
 
 
 def compiled(
-    call: Callable[[], None], capability: int, folder: Path
-) -> tuple[list[Compiled], list[str]]:
+    call: Callable[[], None], capability: int
+) -> tuple[list[CompiledKernel], list[str]]:
     """Compile what `call` launches for a compute capability (90, 100, ...), and return
     notes on it; nothing is run.
 
@@ -73,15 +69,7 @@ def compiled(
         raise MissingError(
             "the call launches no Triton kernel", hint="--tool torch says what it does"
         )
-    found = []
-    for i, kernel in enumerate(kernels.values()):
-        number = f"-{i}" if i else ""
-        target = re.search(r"^\.target (sm_\w+)", kernel.asm["ptx"], flags=re.M)
-        arch = target[1] if target else f"sm_{capability}"
-        file = f"{kernel.metadata.name}.{arch}{number}.cubin"
-        files.write(folder / file, kernel.asm["cubin"])
-        found.append(Compiled(file, kernel.metadata.shared))
-    return found, notes
+    return list(kernels.values()), notes
 
 
 @contextlib.contextmanager
