@@ -244,8 +244,8 @@ def local(kernel):
         def at_return(self, inputs, outputs, wanted=()):
             return super().at_return(inputs, outputs)
 
-        def late(self, inputs, outputs, late, zeroed, copies, wanted=()):
-            return super().late(inputs, outputs, late, zeroed, copies)
+        def late(self, inputs, outputs, wanted=(), **how):
+            return super().late(inputs, outputs, **how)
 
         def address(self, result):
             return result.data_ptr()

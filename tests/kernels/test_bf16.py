@@ -48,7 +48,12 @@ class Work:
         next one.
         """
         inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.inputs]
-        return check.check(helpers.local(kernel), OP, self.axes, inputs, self.expected)
+        problem = check.Problem(OP, self.axes, inputs, self.expected)
+        return check.check(helpers.local(kernel), problem)
+
+    def probe(self, kernel, name: str) -> dict[str, str | None]:
+        problem = check.Problem(OP, self.axes, self.inputs, self.expected)
+        return probes.run(helpers.local(kernel), problem, [name])
 
 
 @pytest.fixture(scope="module")
@@ -300,9 +305,7 @@ def test_every_probe_catches_its_cheat_on_a_bfloat16_state(probe, make, monkeypa
     monkeypatch.setattr(async_work, "_LATE_S", 60.0 if probe == "late-work" else 0.1)
     small, kernel = Work(1), make(**cheat.keys())
     assert not cheat.checked or small.check(kernel).passed
-    found = probes.run(
-        helpers.local(kernel), OP, small.axes, small.inputs, small.expected, [probe]
-    )
+    found = small.probe(kernel, probe)
     assert found[probe] and cheat.says in found[probe]
 
 
@@ -314,15 +317,7 @@ def test_a_write_of_one_element_after_the_state_is_seen(make):
         new_state.as_strided((1,), (1,), end).zero_()
     """
     kernel = make(cheats.source(body, True), destination_passing=True)
-    found = probes.run(
-        helpers.local(kernel),
-        OP,
-        small.axes,
-        small.inputs,
-        small.expected,
-        ["out-of-bounds"],
-    )
-    assert found == {
+    assert small.probe(kernel, "out-of-bounds") == {
         "out-of-bounds": "new_state: 2 bytes written, 1 to 2 after its last"
     }
 

@@ -195,7 +195,7 @@ class Kernel:
 @pytest.mark.parametrize(("spoil", "says"), [
     (lambda pool, slots: None, None),
     (lambda pool, slots: pool[int(slots[1]), 1, 2].mul_(1 + 1e-6), "final_state: slot [1-6] changed, and no call may"),
-    (lambda pool, slots: pool.neg_(), "final_state: slot 0, and 6 more changed, and no call may change one"),
+    (lambda pool, slots: pool.neg_(), "final_state: slot 0 changed, and no call may change one"),
     (lambda pool, slots: pool[0, 0, 0].fill_(math.nan), "final_state: slot 0 changed, and no call may change one"),
 ])  # fmt: skip
 def test_final_state_keeps_every_bit(spoil, says):
@@ -204,14 +204,8 @@ def test_final_state_keeps_every_bit(spoil, says):
     inputs = list(drawn(op, **axes).values())
     right = build.reference(pack.definition(op, REGISTRY))
     expected, before = check.oracle(right, inputs), inputs[3].clone()
-    verdict = check.check(
-        helpers.local(Kernel(right, spoil)),
-        op,
-        axes,
-        inputs,
-        expected,
-        in_place=op.overwrites,
-    )
+    problem = check.Problem(op, axes, inputs, expected, op.overwrites)
+    verdict = check.check(helpers.local(Kernel(right, spoil)), problem)
     assert verdict.passed == (says is None) and check.same_bits(inputs[3], before)
     if says:
         assert re.match(says, verdict.reason), verdict.reason
