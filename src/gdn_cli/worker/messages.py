@@ -70,7 +70,7 @@ class Said(msgspec.Struct):
     text: str = ""
     line: str = ""
     trace: list[str] = []
-    # build_failed, out_of_memory, tier_unavailable, lookup, or error
+    # build_failed, out_of_memory, lookup, or error
     kind: str = "error"
     # of a build: something is not installed, which is not the algo's fault
     missing: bool = False

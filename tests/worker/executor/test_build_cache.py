@@ -247,16 +247,18 @@ def test_another_user_s_cache_is_not_run_from(tmp_path, gdn):
 
 
 def test_who_waits_for_a_build_says_for_whom(held, tmp_path, monkeypatch):
-    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path))
     (tmp_path / "locks").mkdir()
     monkeypatch.setattr(build, "_say", busy)
     holder = held(tmp_path / "locks" / "gdn_decode_x")
-    with pytest.raises(Busy) as e, build._alone("gdn_decode/x", "gdn_decode-x"):
+    with (
+        pytest.raises(Busy) as e,
+        build._alone(tmp_path, "gdn_decode/x", "gdn_decode-x"),
+    ):
         pass
     assert str(e.value).startswith(
         "the build of gdn_decode-x is in use by `gdn "
     ) and holder in str(e.value)
-    with build._alone("another", "another"):
+    with build._alone(tmp_path, "another", "another"):
         pass
 
 

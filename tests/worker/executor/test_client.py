@@ -109,6 +109,11 @@ def test_anything_but_an_answer_ends_the_runner():
         other.end.sendall(len(data).to_bytes(8, "little") + data)
         with pytest.raises(channel.GarbledError, match=says):
             ours.receive()
+    with open(os.devnull) as file:
+        before = os.listdir("/proc/self/fd")
+        other.send({"number": 1}, (file.fileno(),))
+        assert ours.receive() == ({"number": 1}, [])
+        assert len(os.listdir("/proc/self/fd")) == len(before)
     other.end.sendall((2**40).to_bytes(8, "little"))
     with pytest.raises(channel.GarbledError, match="1099511627776 bytes"):
         ours.receive()
@@ -125,7 +130,7 @@ def timed(*records: dict, replaced=(), last=([],)) -> Answer:
     line = mock.Mock()
     answer = {"number": 1, "records": records, "replaced": replaced}
     answer |= {"rounds": [[1.0]], "last": [last]}
-    line.receive.return_value = answer
+    line.receive.return_value = answer, []
     started = process.Started(line, mock.Mock(), 0, False)
     return client.Runner("cpu", started).time(["a"], tier="wall")
 

@@ -243,11 +243,12 @@ def test_a_time_below_the_copy_is_in_doubt(us, in_doubt):
     # where the copy is in doubt itself, too: no star
     assert bool(mine.doubts) is in_doubt
     assert not in_doubt or "the copy's time is in doubt too" in mine.doubts[0]
-    for order in (0, 1):  # the floor may come before or after
-        records = [timed("copy", 10.0), timed("mine", us)]
-        for i, whole in enumerate(records if order else reversed(records)):
-            below_floor.doubt((records if order else records[::-1])[: i + 1], whole)
-        assert bool(records[1].doubts) is in_doubt and not records[0].doubts
+    for order in (1, -1):  # the floor may come before or after
+        floor, mine = timed("copy", 10.0), timed("mine", us)
+        records = [floor, mine][::order]
+        for i, whole in enumerate(records):
+            below_floor.doubt(records[: i + 1], whole)
+        assert bool(mine.doubts) is in_doubt and not floor.doubts
 
 
 # --- the keeper, bounds, the environment

@@ -180,7 +180,7 @@ class State:
     def set_disable_blocking_kernel(self, flag):
         self.unblocked = flag
 
-    def exec(self, fn, /, *, batched=None, sync=False, timer=False):
+    def exec(self, fn, /, *, batched=None, sync=False):
         # a batched measurement gives one mean, with L2 warm
         assert callable(fn) and batched is False
         if sync:
@@ -202,12 +202,9 @@ class State:
 
         unblocked, self.unblocked = self.unblocked, True  # the warm-up is not held
         for _ in range(1 + max(self.min_samples, self.made.params["target-samples"])):
-            if timer:
-                fn(launch, SimpleNamespace(start=start, stop=stop))
-            else:
-                start()
-                fn(launch)
-                stop()
+            start()
+            fn(launch)
+            stop()
             self.unblocked = unblocked
         assert self.made.criterion == "sample-count"
         assert self.throttle == 0 and self.timeout > 3600

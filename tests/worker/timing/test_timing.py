@@ -333,20 +333,6 @@ def test_who_takes_turns_decides_when_it_is_enough(clock):
     assert len(rounds[0]) == len(rounds[1]) >= 20
 
 
-def test_a_copy_has_its_own_buffers():
-    x, out = torch.ones(4), torch.zeros(4)
-    one = Subject.of(
-        lambda inputs, outputs: outputs[0].copy_(inputs[0] * inputs[1]), [x, 3.0], [out]
-    )
-    two = one.copy()
-    x.fill_(5)
-    two.call()
-    assert out.tolist() == [0] * 4 and two.outputs[0].tolist() == [3] * 4
-    one.call()
-    assert out.tolist() == [15] * 4 and two.outputs[0].tolist() == [3] * 4
-    assert one.nbytes == 32
-
-
 # --- buffers in several places
 
 

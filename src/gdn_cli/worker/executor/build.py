@@ -112,23 +112,16 @@ def build(
     TVM_FFI_CUDA_ARCH_LIST that is set takes precedence.
     """
     from flashinfer_bench import data
-    from pydantic import ValidationError
 
     if arch := _own_architecture() if specific else None:
         # the builder's cache key has the name, but not the architecture
         solution = solution | {"name": f"{solution['name']}-sm_{arch.replace('.', '')}"}
+    cache = _cache()
     try:
         meant = data.Definition.model_validate(definition)
         parsed = data.Solution.model_validate(solution)
-    except ValidationError as e:
-        first = e.errors()[0]
-        raise BuildFailedError(
-            f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        ) from None
-    cache = _cache()
-    try:
         with (
-            _alone(parsed.hash(), solution["name"]),
+            _alone(cache, parsed.hash(), solution["name"]),
             environment({inventory.ARCHITECTURES: arch} if arch else {}),
         ):
             return Kernel(_built(meant, parsed))
@@ -179,8 +172,7 @@ def reference(definition: Definition) -> Kernel:
 
     parsed = data.Definition.model_validate(definition)
     try:
-        _cache()
-        with _alone(parsed.name, f"the reference of {parsed.name}"):
+        with _alone(_cache(), parsed.name, f"the reference of {parsed.name}"):
             return Kernel(BuilderRegistry.get_instance().build_reference(parsed))
     except BuildFailedError as e:
         raise MissingError(str(e)) from None
@@ -201,7 +193,7 @@ _threads: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
 
 @contextlib.contextmanager
-def _alone(key: str, name: str) -> Iterator[None]:
+def _alone(cache: Path, key: str, name: str) -> Iterator[None]:
     """One process at a time builds with this key; a waiting process says what it waits
     for, on stderr.
 
@@ -209,9 +201,7 @@ def _alone(key: str, name: str) -> Iterator[None]:
     same folder, and imports them there: without a lock a process may import a file that
     another one is just writing. Its C++ builder has a lock.
     """
-    from flashinfer_bench.env import get_fib_cache_path
-
-    folder = get_fib_cache_path() / "locks"
+    folder = cache / "locks"
     # then there is no lock, and the builder reports the error
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

@@ -55,19 +55,34 @@ def out_of_memory(e: BaseException) -> bool:
     return isinstance(e, kinds) or "can't allocate memory" in str(e)
 
 
+def odd(x: Any) -> str | None:
+    """The name of a result's type, if that is a tensor that may be computed only when it
+    is read.
+    """
+    plain = (Tensor, torch.nn.Parameter)
+    return type(x).__name__ if isinstance(x, Tensor) and type(x) not in plain else None
+
+
+# a call's outputs, given or returned by the kernel, and copies of them that were made
+# at once
+Called = tuple[list, list]
+
+
 class Here:
     """A kernel of this process: a build.Kernel, or anything called like one."""
+
+    odd = staticmethod(odd)
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
         self.destination_passing = kernel.destination_passing
 
-    def run(self, inputs: list, outputs: list) -> list:
-        """One complete call; returns the outputs, given or returned by the kernel."""
+    def run(self, inputs: list, outputs: list) -> Called:
+        """One complete call."""
         results = self._call(inputs, outputs)
         if _on_gpu(inputs):
             torch.cuda.synchronize()
-        return results
+        return results, []
 
     def _call(self, inputs: list, outputs: list) -> list:
         if not self.destination_passing:
@@ -75,19 +90,7 @@ class Here:
         self.kernel(inputs, outputs)
         return outputs
 
-    @staticmethod
-    def odd(results: Sequence) -> list[str | None]:
-        """For each result the name of its type, if that is a tensor that may be
-        computed only when it is read.
-        """
-        plain = (Tensor, torch.nn.Parameter)
-        odd = [isinstance(x, Tensor) and type(x) not in plain for x in results]
-        return [
-            type(x).__name__ if is_odd else None
-            for x, is_odd in zip(results, odd, strict=True)
-        ]
-
-    def at_return(self, inputs: list, outputs: list) -> tuple[list, list]:
+    def at_return(self, inputs: list, outputs: list) -> Called:
         """One call on a CPU: its results, and copies of them as they were when it returned.
 
         `string_at` copies without releasing the interpreter's lock, and with a long
@@ -118,9 +121,8 @@ class Here:
         late: list,
         zeroed: Sequence[int],
         copies: list,
-    ) -> list:
-        """One call on a GPU whose inputs become right late on the current stream;
-        returns its results.
+    ) -> Called:
+        """One call on a GPU whose inputs become right late on the current stream.
 
         late    the inputs' values, written on the stream after a wait, right before the call
         zeroed  which inputs hold zeros until then
@@ -143,7 +145,7 @@ class Here:
                 if isinstance(out, Tensor) and out.shape == copy.shape:
                     copy.copy_(out)
         torch.cuda.synchronize()
-        return results
+        return results, []
 
     def seconds(self, inputs: list, outputs: list) -> float:
         """How long one call takes on the host's clock, from idle to idle."""

@@ -86,13 +86,17 @@ class Runner:
         algo's exception.
         """
         for name in calls.VALUES & fields.keys():
-            fields[name] = self._forms(fields[name])
+            fields[name] = [
+                shared_memory.form(x, self.number(x)) if isinstance(x, Tensor) else x
+                for x in fields[name]
+            ]
         self.asked += 1
         fields |= {"do": do, "number": self.asked, "dropped": self.dropped}
         self.dropped = []
         try:
             self.line.send(fields, _descriptors)
-            answer = msgspec.convert(self.line.receive(), Answer)
+            message, _ = self.line.receive()
+            answer = msgspec.convert(message, Answer)
             if answer.number != self.asked:
                 raise channel.GarbledError("an answer that was not asked for")
         except (EOFError, OSError):
@@ -161,13 +165,6 @@ class Runner:
         region.close()
         self.regions[self.count] = region
         return self.count
-
-    def _forms(self, values: Sequence) -> list:
-        """A call's arguments in the form in which they are sent."""
-        return [
-            shared_memory.form(x, self.number(x)) if isinstance(x, Tensor) else x
-            for x in values
-        ]
 
     def push(self, tensors: Sequence) -> None:
         """Send the runner the bytes of these tensors' storages."""
@@ -294,36 +291,34 @@ class Kernel:
         more |= {"inputs": inputs, "outputs": outputs}
         return self.runner.ask(do, kernel=self.name, **more)
 
-    def _results(self, answer: Answer, outputs: list, wanted: Sequence[tuple]) -> list:
+    def _call(
+        self, way: str, inputs: list, outputs: list, wanted: Sequence[tuple], **how: Any
+    ) -> calls.Called:
+        answer = self.ask("call", inputs, outputs, way=way, **how)
+        seen = self.runner.received(answer.seen, wanted)
         if self.destination_passing:
-            return outputs
-        return self.runner.received(answer.results, wanted)
+            return outputs, seen
+        return self.runner.received(answer.results, wanted), seen
 
-    def run(self, inputs: list, outputs: list, wanted: Sequence[tuple]) -> list:
-        return self._results(self.ask("run", inputs, outputs), outputs, wanted)
+    def run(self, *given: Any) -> list:
+        results, _ = self._call("run", *given)
+        return results
 
     def address(self, result: Tensor) -> int:
         return self.runner.results[id(result)][0].address
 
-    def odd(self, results: Sequence) -> list[str | None]:
-        known = self.runner.results
-        return [known[id(x)][0].odd if id(x) in known else None for x in results]
+    def odd(self, result: Any) -> str | None:
+        known = self.runner.results.get(id(result))
+        return known[0].odd if known else None
 
-    def at_return(
-        self, inputs: list, outputs: list, wanted: Sequence[tuple]
-    ) -> tuple[list, list]:
-        answer = self.ask("at_return", inputs, outputs)
-        seen = self.runner.received(answer.seen, wanted)
-        results = self._results(answer, outputs, wanted)
+    def at_return(self, *given: Any) -> calls.Called:
+        results, seen = self._call("at_return", *given)
         self.pull([*seen, *results])
         return results, seen
 
-    def late(
-        self, inputs: list, outputs: list, wanted: Sequence[tuple], **how: Any
-    ) -> list:
+    def late(self, *given: Any, **how: Any) -> list:
         self.push([*how["late"], *how["copies"]])
-        answer = self.ask("late", inputs, outputs, **how)
-        results = self._results(answer, outputs, wanted)
+        results, _ = self._call("late", *given, **how)
         self.pull([*how["copies"], *results])
         return results
 

@@ -24,9 +24,9 @@ from ...catalog.formats import Definition, Solution
 from ...errors import one_line
 from ...parsing import Json
 from ..messages import Answer, Result, Said
-from ..timing import Plan, Subject, TierUnavailableError, integrity
+from ..timing import Plan, Subject, integrity
 from ..timing.flips import Flips
-from ..timing.subject import Values, bound, values
+from ..timing.subject import bound, values
 from . import calls, channel, measuring, prepared, shared_memory, signature, survey
 from .build import BuildFailedError, Kernel
 from .tensors import Tensors
@@ -50,7 +50,7 @@ class Runner(Tensors):
         with torch.no_grad():
             while True:
                 try:
-                    message, descriptors = line.receive_with(1)
+                    message, descriptors = line.receive(1)
                 except (EOFError, OSError, channel.GarbledError):
                     return
                 number = message.pop("number", 0)
@@ -78,7 +78,6 @@ class Runner(Tensors):
         kinds = {
             "build_failed": isinstance(e, BuildFailedError),
             "out_of_memory": calls.out_of_memory(e),
-            "tier_unavailable": isinstance(e, TierUnavailableError),
             "lookup": isinstance(e, LookupError),
             "error": True,
         }
@@ -102,14 +101,12 @@ class Runner(Tensors):
         name: str,
         definition: Definition,
         solution: Solution,
-        specific: bool = False,
         prove: bool = False,
-        setup: str | None = None,
+        **how: Any,
     ) -> Answer:
         self.as_it_was = self.as_it_was or integrity.state(self.device)
         began = time.perf_counter()
-        kernel = prepared.built(definition, solution, setup, specific=specific)
-        self.kernels[name] = kernel
+        self.kernels[name] = kernel = prepared.built(definition, solution, **how)
         answer = Answer(
             destination_passing=kernel.destination_passing,
             build_s=time.perf_counter() - began,
@@ -122,21 +119,15 @@ class Runner(Tensors):
         """Which path the algo says it takes for these inputs; None if it does not say."""
         return Answer(backend=kernel.backend(inputs))
 
-    def run(self, kernel: Kernel, inputs: list, outputs: list) -> Answer:
-        return self._returned(kernel, calls.Here(kernel).run(inputs, outputs))
-
-    def late(self, kernel: Kernel, inputs: list, outputs: list, **how: Any) -> Answer:
-        return self._returned(kernel, calls.Here(kernel).late(inputs, outputs, **how))
-
-    def at_return(self, kernel: Kernel, inputs: list, outputs: list) -> Answer:
-        results, seen = calls.Here(kernel).at_return(inputs, outputs)
-        answer = self._returned(kernel, results)
-        answer.seen = self._described(seen)
-        return answer
-
-    def _returned(self, kernel: Kernel, results: list) -> Answer:
-        filled = kernel.destination_passing
-        return Answer(results=[] if filled else self._described(results))
+    def call(
+        self, kernel: Kernel, way: str, inputs: list, outputs: list, **how: Any
+    ) -> Answer:
+        """One call: a method of calls.Here."""
+        work = getattr(calls.Here(kernel), way)
+        results, seen = work(inputs, outputs, **how)
+        if kernel.destination_passing:
+            results = []
+        return Answer(results=self._described(results), seen=self._described(seen))
 
     def seconds(self, kernel: Kernel, inputs: list, outputs: list) -> Answer:
         return Answer(seconds=calls.Here(kernel).seconds(inputs, outputs))
@@ -161,7 +152,8 @@ class Runner(Tensors):
         """A tier's part of a record for each of these kernels, whose calls on these
         buffers take turns. `flipped` (see `Op.flipped`) gets new values for each call.
         """
-        refresh = _changing(inputs, outputs, flipped, seed)
+        flips = Flips(inputs, flipped, seed) if flipped else None
+        refresh = values(inputs, outputs, flips)
         called: list[Any] = [self.kernels[name] for name in kernels]
         if len(called) > 1:
             called = [_Marked(self.turn, *each) for each in enumerate(called)]
@@ -193,30 +185,14 @@ class Runner(Tensors):
             call()
         self._settle()
 
-    def survey(
-        self,
-        kernel: Kernel,
-        inputs: list,
-        outputs: list,
-        definition: Definition,
-        l2: str,
-    ) -> Answer:
+    def survey(self, kernel: Kernel, inputs: list, outputs: list, l2: str) -> Answer:
         """What one call puts on the GPU."""
-        subject = Subject.of(kernel, inputs, outputs, definition=definition)
-        return Answer(ran=survey.ran(subject, l2))
+        return Answer(ran=survey.ran(Subject.of(kernel, inputs, outputs), l2))
 
     def watch(self, descriptor: int) -> None:
         """Take memory in which the number of the kernel at work is written."""
         self.turn = shared_memory.Region(8, descriptor)
         self.turn.close()
-
-
-def _changing(
-    inputs: list, outputs: list, flipped: Sequence[Sequence], seed: int
-) -> Values | None:
-    """What gives these buffers the values of the next call."""
-    flips = Flips(inputs, flipped, seed) if flipped else None
-    return values(inputs, outputs, flips)
 
 
 class _Marked:

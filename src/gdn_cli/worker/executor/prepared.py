@@ -71,7 +71,7 @@ class Prepared(Kernel):
 def built(
     definition: Definition,
     solution: Solution,
-    setup: str | None,
+    setup: str | None = None,
     *,
     specific: bool = False,
 ) -> Kernel:

@@ -106,12 +106,12 @@ class Tensors:
     def _described(self, results: Sequence) -> list[Result]:
         """The returned values, each with a number by which the worker can ask for its bytes."""
         descriptions = []
-        for x, odd in zip(results, calls.Here.odd(results), strict=True):
-            result = Result(form=calls.described(x), odd=odd)
+        for x in results:
+            result = Result(form=calls.described(x), odd=calls.odd(x))
             if isinstance(x, Tensor):
                 self.count += 1
                 self.results[self.count] = x
                 result.number = self.count
-                result.address = 0 if odd else x.data_ptr()
+                result.address = 0 if result.odd else x.data_ptr()
             descriptions.append(result)
         return descriptions

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import compress
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -139,14 +140,16 @@ Seen = tuple[list[Row], Round]
 
 
 def _host(
-    witness: Witness, rounds: list[Seen], stopped: str, kept: list[Seen] | None = None
+    witness: Witness, rounds: list[Seen], stopped: str, everything: bool = True
 ) -> Taken:
-    """The samples, with the record of the host; `kept` are the rounds that count, if not all do."""
-    kept = rounds if kept is None else kept
-    chosen = [id(each) for each in kept]
+    """The samples, with the record of the host; those of disturbed rounds only if
+    `everything` counts.
+    """
+    counts = [everything or not what.disturbed for _, what in rounds]
+    kept = [*compress(rounds, counts)]
     host = load_of(
         [what for _, what in rounds],
-        [id(each) in chosen for each in rounds],
+        counts,
         [_median(rows) for rows, _ in kept],
         witness.shared(),
     )
@@ -199,11 +202,11 @@ def _rounds(take: Take, plan: Plan, watch: Watch, enough: Enough) -> Taken:
         if left_alone and plenty and not apart([_median(rows) for rows, _ in kept]):
             over = lasted >= plan.seconds
             if (over or len(kept) % _ROUNDS == 0) and enough(columns(samples)):
-                return _host(witness, rounds, "target", kept)
+                return _host(witness, rounds, "target", False)
             if over:
-                return _host(witness, rounds, "time", kept)
+                return _host(witness, rounds, "time", False)
         if time.perf_counter() - began >= plan.seconds + _PATIENCE_S:
-            return _host(witness, rounds, "time", kept if left_alone else None)
+            return _host(witness, rounds, "time", not left_alone)
 
 
 def _round(take: Take, lasts: float) -> list[Row]:

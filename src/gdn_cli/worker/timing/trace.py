@@ -180,10 +180,8 @@ class _Cupti:
             text = c_char_p()
             self._library.cuptiGetResultString(status, byref(text))
             name = text.value.decode() if text.value else f"error {status}"
-            advice = next(
-                (f": {words}" for part, words in _HELP.items() if part in name), ""
-            )
-            raise TierUnavailableError(f"{function} says {name}{advice}")
+            advice = [f": {words}" for part, words in _HELP.items() if part in name]
+            raise TierUnavailableError(f"{function} says {name}{''.join(advice)}")
 
     def start(self) -> None:
         # set again each time: torch's profiler and cupti-python replace the callbacks,

@@ -57,8 +57,8 @@ def _at_return(case: Case) -> tuple[list[Tensor], list[Tensor]]:
 def _plain(case: Case, results: list) -> None:
     """Catch results that look like tensors but may be computed only when they are read."""
     case.form(results)
-    for name, odd in zip(case.op.outputs, case.kernel.odd(results), strict=True):
-        if odd:
+    for name, result in zip(case.op.outputs, results, strict=True):
+        if odd := case.kernel.odd(result):
             raise CaughtError(
                 f"{name}: returned a {odd}, not a plain tensor: its work may be put off until it"
                 " is read"

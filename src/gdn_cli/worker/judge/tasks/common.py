@@ -109,9 +109,6 @@ def guarded(
             records = work(request, workload, *args)
     except client.DiedError:
         raise
-    except GdnError as e:  # the workload's data, not the algo
-        refused = {"status": Status.REFUSED, "reason": str(e), "code": e.code}
-        records = [begun(request, workload, name, **refused) for name in names]
     except Exception as e:
         fate = befell(e)
         records = [begun(request, workload, name, **fate) for name in names]
@@ -125,6 +122,8 @@ def guarded(
 
 def befell(e: Exception) -> Json:
     """The fields of a record for an algo that raised this exception, or whose work did."""
+    if isinstance(e, GdnError):  # the workload's data, not the algo
+        return {"status": Status.REFUSED, "reason": str(e), "code": e.code}
     if calls.out_of_memory(e):
         torch.cuda.empty_cache()
         reason, *_ = str(e).splitlines() or ["out of memory"]

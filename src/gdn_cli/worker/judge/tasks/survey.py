@@ -57,8 +57,7 @@ class Target:
         inputs = dataset.load_inputs(self.op, self.workload, device, root)
         in_place = self.op.overwrites if self.request.in_place else {}
         problem = check.Problem(self.op, self.workload.axes, inputs, [], in_place)
-        outputs = problem.buffers()
-        return Subject.of(self.kernel, inputs, outputs, definition=self.definition)
+        return Subject.of(self.kernel, inputs, problem.buffers())
 
 
 def profile(request: Serving, reply: Reply) -> Iterator[Record]:
@@ -108,8 +107,7 @@ def _surveyed(
         timed.status = record.status
         timed.reason = record.reason
     if request.mode == "cuda":
-        how = {"definition": request.definition, "l2": asked.l2}
-        survey.ran = kernel.ask("survey", case.inputs, outputs, **how).ran
+        survey.ran = kernel.ask("survey", case.inputs, outputs, l2=asked.l2).ran
     runner.close()
 
     def us(subject: Subject) -> float | None:

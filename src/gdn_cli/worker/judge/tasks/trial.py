@@ -80,10 +80,10 @@ def timed(
     answer = kernel.runner.time([kernel.name], **how)
     record = case.timed(record, kernel, how, answer, 0)
     # a clock outside would time the setup as well
-    if tier == "wall" and record.timing and record.doubts is not None:
-        if not kernel.setup:
-            median_us = record.timing.median_us
-            record.doubts += _outside(kernel, case.inputs, outputs, median_us)
+    if tier == "wall" and record.timing and not kernel.setup:
+        median_us = record.timing.median_us
+        doubts = _outside(kernel, case.inputs, outputs, median_us)
+        record.doubts = [*(record.doubts or ()), *doubts]
     return record
 
 
