@@ -179,9 +179,7 @@ def test_invalid_json_is_one_clear_line(what, tmp_path):
         assert str(e.value) == f"{file}: not valid JSON: {says}"
 
 
-@pytest.mark.parametrize(
-    "text", [DEEP, "9" * 10_000, '{"records": ' + DEEP + "}", "\0"]
-)
+@pytest.mark.parametrize("text", [DEEP, "\0"])
 @pytest.mark.parametrize(
     ("args", "code"),
     [

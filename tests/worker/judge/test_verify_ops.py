@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from gdn_cli.catalog import pack, trace_set
-from gdn_cli.catalog.presets import load_preset
 from gdn_cli.catalog.workloads import embedded, select, stressed, twin
 from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.worker import trace_set_writer
@@ -93,14 +92,6 @@ def test_axes_that_are_not_given():
         "seq_len": 2,
         "pool_size": 3,
     }
-    for op in (PLAIN, PACKED):
-        for name, count in (("quick", 3), ("sweep", 8), ("peers", 11)):
-            picked = select(op, embedded(op), preset=load_preset(name))
-            assert len(picked) == count and {w.axes["seq_len"] for w in picked} <= {
-                2,
-                4,
-                8,
-            }
 
 
 @pytest.mark.parametrize(("chosen", "says"), [

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import secrets
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,14 +52,6 @@ def built(
         if e.said.kind != "build_failed":
             raise build.BuildFailedError(e.one_line) from None
         raise build.BuildFailedError(str(e), missing=e.said.missing) from None
-
-
-def smallest(request: Serving, i: int) -> bool:
-    """Without `--strict` each algo is probed once, where that is cheapest: on its
-    smallest workload.
-    """
-    sizes = [size(request.op, workload) for workload in request.workloads]
-    return i == sizes.index(min(sizes))
 
 
 def size(op: Op, workload: Workload) -> int:
@@ -172,13 +164,30 @@ class Depth(NamedTuple):
     """How closely a workload's results are looked at.
 
     unset   call also with the values that stand for a scalar's default
-    probed  all probes
-    hard    look for races: equal calls while the machine is busy
+    probes  their names
+    hard    look longer for races: equal calls while the machine is busy
     """
 
     unset: bool = False
-    probed: bool = False
+    probes: Sequence[str] = ()
     hard: bool = False
+
+
+def depth(request: Serving, i: int) -> Depth:
+    """How closely the i-th workload is looked at. Without `--strict` each algo is probed
+    once, where that is cheapest: on its smallest workload.
+    """
+    sizes = [size(request.op, workload) for workload in request.workloads]
+    first = i == sizes.index(min(sizes))
+    timing = request.command in ("bench", "compare")
+    # not in the interpreter, which is one thread
+    hard = not timing and request.mode != "interpreter"
+    names = ["nondeterminism"] if hard else []
+    if request.strict or (timing and first):
+        names = list(probes.USUAL)
+    if request.batch_invariant:
+        names.append("neighbours")
+    return Depth(first, names, hard)
 
 
 class Case(check.Problem):
@@ -233,8 +242,8 @@ class Case(check.Problem):
         if not verdict.passed:
             reason = self._unsteady(kernel, verdict) or verdict.reason
             record = wrong(record, str(reason))
-        elif names := self._probes(depth):
-            record.probes = self._probe(kernel, names, depth.hard)
+        elif depth.probes:
+            record.probes = self._probe(kernel, depth.probes, depth.hard)
             for name, finding in record.probes.items():
                 if finding and record.passed:
                     record = wrong(record, f"probe {name}: {finding}")
@@ -243,16 +252,8 @@ class Case(check.Problem):
         record.backend = kernel.backend(self.inputs)
         return record
 
-    def _probes(self, depth: Depth) -> list[str]:
-        names = list(probes.USUAL if depth.probed else ())
-        if depth.hard and not depth.probed:
-            names.append("nondeterminism")
-        if self.request.batch_invariant:
-            names.append("neighbours")
-        return names
-
     def _probe(
-        self, kernel: client.Kernel, names: list[str], hard: bool = False
+        self, kernel: client.Kernel, names: Sequence[str], hard: bool = False
     ) -> probes.Findings:
         """Probe -> its finding."""
         given = self.op, self.axes, self.inputs, self.expected

@@ -26,8 +26,7 @@ def compare(request: Serving, reply: Reply) -> Iterator[Record]:
     field = _Field(request)
     yield from field.built()
     for i, workload in enumerate(request.workloads):
-        first = common.smallest(request, i)
-        depth = Depth(unset=first, probed=request.strict or first)
+        depth = common.depth(request, i)
         meet = partial(field.meet, reference=reference, depth=depth)
         done = False
         while field.kernels and not done:

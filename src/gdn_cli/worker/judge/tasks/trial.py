@@ -30,12 +30,8 @@ def algo(request: Serving, reply: Reply) -> Iterator[Record]:
     kernel, answer = common.built(runner, request, request, prove=proving)
     reply.build_s = answer.build_s
     reply.proof = answer.proof
-    timing = request.command == "bench"
-    # not in the interpreter, which is one thread
-    hard = not timing and request.mode != "interpreter"
     for i, workload in enumerate(request.workloads):
-        first = common.smallest(request, i)
-        depth = Depth(first, request.strict or (timing and first), hard)
+        depth = common.depth(request, i)
         work = partial(_measured, kernel=kernel, reference=reference, depth=depth)
         names = [kernel.name]
         yield from common.guarded(request, workload, names, work, runner=runner)
