@@ -1,7 +1,8 @@
 """The attacks of tests/attacks/: algos that are wrong, or not what they look like, and
 what must stop each.
 
-A folder has main.py, or what `sources` makes, and attack.toml:
+A folder has main.py, beside which tools.py is put, or what `sources` makes, and
+attack.toml:
 
     does      what it does, in a line
     by        what stops it: "probe NAME", or other words
@@ -126,7 +127,9 @@ def _read(folder: Path) -> Cheat:
         if name in keys:
             keys[name] = tuple(keys[name])
     main = folder / "main.py"
-    sources = main.read_text(encoding="utf-8") if main.exists() else _too_many_rows()
+    files = (main, ATTACKS / "tools.py") if main.exists() else ()
+    sources = {path.name: path.read_text(encoding="utf-8") for path in files}
+    sources = sources or _too_many_rows()
     return Cheat(sources=sources, says=keys.pop("says", ""), **keys)
 
 

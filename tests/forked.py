@@ -173,9 +173,14 @@ def _gdn(args: list[str], env: dict[str, str], cwd: str) -> None:
     # "Usage: python -m gdn_cli", as click has it
     sys.modules["__main__"].__package__ = "gdn_cli"
     _new_streams(cwd)
+    _end_with(cli.main)
+
+
+def _end_with(work: Callable[[], None]) -> None:
+    """Do this and nothing else, and end as Python would."""
     code = 0
     try:
-        cli.main()
+        work()
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else int(e.code is not None)
         if isinstance(e.code, str):
@@ -184,11 +189,9 @@ def _gdn(args: list[str], env: dict[str, str], cwd: str) -> None:
         sys.excepthook(*sys.exc_info())
         code = 1
     finally:
-        try:
+        with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
-        except (OSError, ValueError):
-            pass
         os._exit(code)
 
 
@@ -229,15 +232,7 @@ def _fork(work: Callable[[], None]) -> _Child:
     with _one_at_a_time:
         pid = os.fork()
     if pid == 0:
-        code = 1
-        try:
-            work()
-        except SystemExit as e:
-            code = e.code if isinstance(e.code, int) else 1
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            os._exit(code)
+        _end_with(work)
     return _Child(pid)
 
 

@@ -271,13 +271,13 @@ def local(kernel):
             pass
 
         def run(self, inputs, outputs, wanted=()):
-            return super().run(inputs, outputs)
+            return super().run(inputs, outputs)[0]
 
         def at_return(self, inputs, outputs, wanted=()):
             return super().at_return(inputs, outputs)
 
-        def late(self, inputs, outputs, late, zeroed, copies, wanted=()):
-            return super().late(inputs, outputs, late, zeroed, copies)
+        def late(self, inputs, outputs, wanted=(), **how):
+            return super().late(inputs, outputs, **how)[0]
 
         def address(self, result):
             return result.data_ptr()

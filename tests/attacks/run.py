@@ -67,11 +67,9 @@ def tried(
     for name, cheat in chosen.items():
         groups.setdefault((cheat.command, cheat.workloads), []).append(name)
     for (command, workloads), names in groups.items():
-        together = (
-            [names]
-            if command != "compare"
-            else [[name, "pt-reference"] for name in names]
-        )
+        together = [names]
+        if command == "compare":
+            together = [[name, "pt-reference"] for name in names]
         for algos in together:
             records = _records(command, workloads, algos, chosen, device)
             for name in algos:
@@ -107,18 +105,8 @@ def _records(
                 helpers.write_algo(
                     Path(folder), name, devices=[device], **chosen[name].keys()
                 )
-        words = [
-            sys.executable,
-            "-m",
-            "gdn_cli",
-            command,
-            *algos,
-            "--algos",
-            folder,
-            "--json",
-            "--device",
-            device,
-        ]
+        words = [sys.executable, "-m", "gdn_cli", command, *algos, "--algos", folder]
+        words += ["--json", "--device", device]
         for workload in workloads:
             words += ["-w", workload]
         if command != "run":

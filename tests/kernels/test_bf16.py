@@ -47,7 +47,12 @@ class Work:
         """
         inputs = check.cloned(self.inputs)
         self.given.append(inputs)
-        return check.check(helpers.local(kernel), OP, self.axes, inputs, self.expected)
+        problem = check.Problem(OP, self.axes, inputs, self.expected)
+        return check.check(helpers.local(kernel), problem)
+
+    def probe(self, kernel, name: str) -> str | None:
+        problem = check.Problem(OP, self.axes, self.inputs, self.expected)
+        return probes.run(helpers.local(kernel), problem, [name])[name]
 
 
 @pytest.fixture(scope="module")
@@ -237,18 +242,13 @@ CAUGHT["nondeterminism"] = cheats.returns(
 )
 
 
-def probed(kernel, work, probe):
-    given = OP, work.axes, work.inputs, work.expected
-    return probes.run(helpers.local(kernel), *given, [probe])[probe]
-
-
 @pytest.mark.parametrize("probe", probes.USUAL)
 def test_every_probe_catches_its_cheat_on_a_bfloat16_state(probe, make, monkeypatch):
     cheat = CAUGHT[probe]
     monkeypatch.setattr(async_work, "_LATE_S", 60.0 if probe == "late-work" else 0.1)
     small, kernel = Work(1), make(**cheat.keys())
     assert not cheat.checked or small.check(kernel).passed
-    assert cheat.says in (probed(kernel, small, probe) or "")
+    assert cheat.says in (small.probe(kernel, probe) or "")
 
 
 def test_a_write_of_one_element_after_the_state_is_seen(make):
@@ -259,7 +259,7 @@ def test_a_write_of_one_element_after_the_state_is_seen(make):
     """
     kernel = make(cheats.source(body, True), destination_passing=True)
     says = "new_state: 2 bytes written, 1 to 2 after its last"
-    assert probed(kernel, Work(1), "out-of-bounds") == says
+    assert Work(1).probe(kernel, "out-of-bounds") == says
 
 
 # --- workloads, names

@@ -145,7 +145,7 @@ def test_a_data_set_holds_what_is_true_or_false(tmp_path):
     trace_set_writer.write_blob(OP, w, path, tmp_path)
     tensors, _ = dataset.blob_header(path)
     assert tensors["has_initial_state"] == ("BOOL", (4,))
-    assert trace_set_writer._Task(OP, w, path).complete
+    assert trace_set_writer.complete(w, path)
 
 
 # --- on a GPU

@@ -53,15 +53,12 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a kernel returned: a tensor, with a number to request its bytes, or another
-    object's type.
+    """What a kernel returned: a tensor's form, with a number to request its bytes, or
+    another object's type.
     """
 
-    type: str = "Tensor"
+    form: str  # as of calls.described
     number: int | None = None
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
-    device: str = ""
     # the type, if its values may be computed only when they are read
     odd: str | None = None
     address: int = 0
@@ -73,7 +70,7 @@ class Said(msgspec.Struct):
     text: str = ""
     line: str = ""
     trace: list[str] = []
-    # build_failed, out_of_memory, tier_unavailable, refused, lookup, or error
+    # build_failed, out_of_memory, lookup, or error
     kind: str = "error"
     # of a build: something is not installed, which is not the algo's fault
     missing: bool = False
@@ -98,7 +95,8 @@ class Answer(msgspec.Struct):
     backend: str | None = None
     results: list[Result] = []
     seen: list[Result] = []
-    last: list[list[Result]] = []  # the results of the timed calls that are checked
+    # of each kernel: the results of its timed calls that are checked
+    last: list[list[list[Result]]] = []
 
 
 class Reply(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -120,10 +120,11 @@ class Request(Options, kw_only=True):
     def due(self) -> int:
         """How many records the worker owes."""
         tiers = max(1, len(self.timing.tiers))
-        machine_wide = tiers + 1 if self.command == "floor" else 0
+        if self.command == "floor":  # and those of the machine
+            return (len(self.workloads) + 1) * tiers + 1
         algos = max(1, len(self.rivals))
-        calls = sum(len(self.turns.get(w.uuid, ())) or algos for w in self.workloads)
-        return calls * tiers + machine_wide
+        calls = [len(self.turns.get(w.uuid, ())) or algos for w in self.workloads]
+        return sum(calls) * tiers
 
     def owed(self, records: Iterable[Record]) -> Counter[tuple[str, str | None]]:
         """How many records are missing beside these, by algo and workload. The copy
@@ -132,10 +133,10 @@ class Request(Options, kw_only=True):
         """
         counts = Counter((record.algo, record.uuid) for record in records)
         owed: Counter[tuple[str, str | None]] = Counter()
+        tiers = max(1, len(self.timing.tiers))
         if self.command == "floor":
             owed[COPY, None] = self.due - counts.total()
             return +owed
-        tiers = max(1, len(self.timing.tiers))
         for workload in self.workloads:
             for name in self.turns.get(workload.uuid) or self.names:
                 if (name, None) not in counts:

@@ -12,12 +12,8 @@
 from __future__ import annotations
 
 import json
-import math
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import safetensors
 import safetensors.torch
@@ -25,16 +21,14 @@ import torch
 
 from .. import files
 from ..catalog.formats import Definition, Solution
-from ..catalog.ops import ITEMSIZE, Op
+from ..catalog.ops import Op
 from ..catalog.workloads import Workload, embedded
 from ..errors import GdnError, MissingError, UsageError
-from ..parsing import Json, json_of, read_json, read_text
+from ..parsing import Json, json_of, read_text
 from .judge import synthetic
-from .judge.dataset import DTYPE_CODES, blob_header
+from .judge.dataset import blob_header
 
 MARKER = "gdn-data.json"
-# bytes that must stay free in addition to the tensors: rows, headers, directories
-_HEADROOM = 16 << 20
 
 
 def build(
@@ -52,84 +46,53 @@ def build(
     data set: twins have its uuids.
     """
     by_name = {definition["name"]: definition for definition in definitions}
-    packed: dict[Path, Solution] = {}
-    for solution in solutions:
-        name = solution["definition"]
-        folder = (
-            root / "solutions" / solution["author"] / by_name[name]["op_type"] / name
-        )
-        packed[folder / f"{solution['name']}.json"] = solution
-    tasks = [
-        _Task(op, w, root / blob(op, w)) for op in ops for w in workloads_by_op[op.name]
+    blobs = [
+        (op, w, root / blob(op, w)) for op in ops for w in workloads_by_op[op.name]
     ]
-    for task in tasks:
-        if task.workload.origin != "twin":
+    for _, workload, _ in blobs:
+        if workload.origin != "twin":
             raise UsageError(
-                f"workload {task.workload.uuid} is from a data set; only twins are written",
+                f"workload {workload.uuid} is from a data set; only twins are written",
                 hint="leave --dataset out",
             )
-    with _writing(root):
-        _claim(root)
-        _refuse_same_names(root, packed)
-        waiting = [task for task in tasks if not task.complete]
-        _refuse_small_disk(root, sum(task.size for task in waiting))
-        written = 0
-        for done, task in enumerate(tasks):
-            label = task.op.label.format(**task.workload.axes)
-            progress(done, len(tasks), f"{task.op.name} {label}")
-            if task in waiting:
-                written += write_blob(task.op, task.workload, task.path, root)
-        for op in ops:
-            path = root / "definitions" / op.op_type / f"{op.definition}.json"
-            _write(path, _pretty(by_name[op.definition]), root)
-            # rows last: a row never names a blob that is not there
-            path = root / "workloads" / op.op_type / f"{op.definition}.jsonl"
-            _write(path, _rows(op, workloads_by_op[op.name], path), root)
-        for path, solution in packed.items():
-            _write(path, _pretty(solution), root)
-        progress(len(tasks), len(tasks), "done")
-    return {
-        "written": len(waiting),
-        "kept": len(tasks) - len(waiting),
-        "bytes": written,
-        "solutions": len(packed),
-    }
+    _claim(root)
+    counts = {"written": 0, "kept": 0, "bytes": 0, "solutions": 0}
+    for done, (op, workload, path) in enumerate(blobs):
+        label = op.label.format(**workload.axes)
+        progress(done, len(blobs), f"{op.name} {label}")
+        if complete(workload, path):
+            counts["kept"] += 1
+        else:
+            counts["written"] += 1
+            counts["bytes"] += write_blob(op, workload, path, root)
+    packed = {}
+    for op in ops:
+        place = f"{op.op_type}/{op.definition}"
+        _write(root, f"definitions/{place}.json", _pretty(by_name[op.definition]))
+        # rows last: a row never names a blob that is not there
+        rows = f"workloads/{place}.jsonl"
+        _write(root, rows, _rows(op, workloads_by_op[op.name], root / rows))
+    for solution in solutions:
+        definition = by_name[solution["definition"]]
+        place = f"{solution['author']}/{definition['op_type']}/{definition['name']}"
+        packed[f"solutions/{place}/{solution['name']}.json"] = _pretty(solution)
+    for file, text in packed.items():
+        _write(root, file, text)
+    progress(len(blobs), len(blobs), "done")
+    return counts | {"solutions": len(packed)}
 
 
-class _Task(NamedTuple):
-    """The tensors of a workload, to be written to a path."""
-
-    op: Op
-    workload: Workload
-    path: Path
-
-    @property
-    def size(self) -> int:
-        """In bytes."""
-        total = 0
-        for spec in self.op.inputs.values():
-            count = math.prod(self.op.shape(spec, self.workload.axes))
-            total += count * ITEMSIZE[spec.dtype]
-        return total
-
-    @property
-    def complete(self) -> bool:
-        """Whether the blob exists, with the right tensors and this version of the twins."""
-        try:
-            tensors, metadata = blob_header(self.path)
-        except GdnError:
-            return False
-        specs = {
-            name: (DTYPE_CODES[spec.dtype], self.op.shape(spec, self.workload.axes))
-            for name, spec in self.op.inputs.items()
-            if spec.shape is not None
-        }
-        return tensors == specs and metadata == _metadata(self.workload)
+def complete(workload: Workload, path: Path) -> bool:
+    """Whether a workload's blob is there, as this version of the twins has it."""
+    try:
+        return blob_header(path)[1] == _metadata(workload)
+    except GdnError:
+        return False
 
 
-def _write(path: Path, text: str, root: Path) -> None:
+def _write(root: Path, path: str, text: str) -> None:
     # files outside the folder would not be read back
-    files.write(path, text, within=root, hint=None)
+    files.write(root / path, text, within=root, hint=None)
 
 
 def blob(op: Op, workload: Workload) -> str:
@@ -140,15 +103,7 @@ def blob(op: Op, workload: Workload) -> str:
 def _rows(op: Op, workloads: Sequence[Workload], path: Path) -> str:
     """The rows of these workloads and those already in the folder, in the contest's order."""
     lines = read_text(path, MissingError).splitlines() if path.exists() else []
-    rows = {}
-    try:
-        for line in filter(str.strip, lines):
-            rows[json_of(line, path, MissingError)["workload"]["uuid"]] = line
-    except (KeyError, TypeError):
-        raise MissingError(
-            f"{path}: a line of it is not a workload",
-            hint="delete it: it is written again",
-        ) from None
+    rows = {json_of(line, path)["workload"]["uuid"]: line for line in lines}
     rows |= {w.uuid: json.dumps(row(op, w)) for w in workloads}
     place = {w.uuid: i for i, w in enumerate(embedded(op))}
     ordered = sorted(rows, key=lambda uuid: place.get(uuid, len(place)))
@@ -164,9 +119,12 @@ def row(op: Op, workload: Workload) -> Json:
         else:
             file = {"path": blob(op, workload), "tensor_key": name}
             inputs[name] = {"type": "safetensors"} | file
-    row = {"uuid": workload.uuid, "axes": workload.axes, "inputs": inputs}
-    none = {"solution": None, "evaluation": None}
-    return {"definition": op.definition, "workload": row} | none
+    return {
+        "definition": op.definition,
+        "workload": {"uuid": workload.uuid, "axes": workload.axes, "inputs": inputs},
+        "solution": None,
+        "evaluation": None,
+    }
 
 
 def _metadata(workload: Workload) -> dict[str, str]:
@@ -175,11 +133,15 @@ def _metadata(workload: Workload) -> dict[str, str]:
 
 
 def write_blob(op: Op, workload: Workload, path: Path, root: Path) -> int:
+    """Write a workload's tensors; returns the number of bytes."""
     inputs = synthetic.inputs(op, workload).items()
     tensors = {name: x for name, x in inputs if isinstance(x, torch.Tensor)}
     # a fixed name: what a killed run left, gigabytes perhaps, is overwritten by the next
     with files.beside(path, within=root, hint=None, mark="part") as temporary:
-        safetensors.torch.save_file(tensors, temporary, metadata=_metadata(workload))
+        try:
+            safetensors.torch.save_file(tensors, temporary, _metadata(workload))
+        except safetensors.SafetensorError as e:
+            raise MissingError(f"cannot write {path}: {e}") from None
         return temporary.stat().st_size
 
 
@@ -187,24 +149,8 @@ def _pretty(value: object) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-@contextmanager
-def _writing(root: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as e:
-        where = e.filename or root
-        raise MissingError(f"cannot write {where}: {e.strerror or e}") from None
-    except safetensors.SafetensorError as e:
-        raise MissingError(
-            f"cannot write the tensors under {root}: {e}", hint="is the disk full?"
-        ) from None
-
-
-# --- refusals, before anything is written
-
-
 def _claim(root: Path) -> None:
-    if root.exists() and not root.is_dir():
+    if root.is_file():
         raise UsageError(f"{root} is a file", hint="name a new or empty folder")
     if root.is_dir() and not (root / MARKER).is_file() and any(root.iterdir()):
         raise UsageError(
@@ -213,29 +159,4 @@ def _claim(root: Path) -> None:
         )
     note = "twins: uuids and axes of the contest where it has the op, tensors drawn from the uuids"
     made = {"made_by": "gdn data build", "note": note}
-    text = _pretty(made | {"twin_version": synthetic.VERSION})
-    files.write(root / MARKER, text, hint=None)
-
-
-def _refuse_small_disk(root: Path, needed: int) -> None:
-    free = shutil.disk_usage(root).free
-    if free < needed + _HEADROOM:
-        raise MissingError(
-            f"{root}: the tensors need {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
-            hint="free some, or write fewer workloads (-n, --workload)",
-        )
-
-
-def _refuse_same_names(root: Path, packed: Mapping[Path, Solution]) -> None:
-    """A name that occurs twice in the folder makes it unreadable for flashinfer-bench."""
-    names = [solution["name"] for solution in packed.values()]
-    for path in (root / "solutions").rglob("*.json"):
-        if path in packed:
-            continue
-        with suppress(MissingError, AttributeError):
-            name = read_json(path, MissingError).get("name")
-            if name in names:
-                raise UsageError(
-                    f"{path}: has a solution called '{name}' already",
-                    hint="delete it, or pack under another name",
-                )
+    _write(root, MARKER, _pretty(made | {"twin_version": synthetic.VERSION}))

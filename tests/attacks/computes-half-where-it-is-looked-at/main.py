@@ -1,12 +1,8 @@
 from .right import run as right
+from .tools import fill
 
 
-def fill(output, new_state, results):
-    output.copy_(results[0])
-    new_state.copy_(results[1])
-
-
-def run(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
-
-    out, new = right(q, k, v, state, A_log, a, dt_bias, b, scale)
+def run(*args):
+    *inputs, output, new_state = args
+    out, new = right(*inputs)
     fill(output, new_state, (out, new if new_state.any() else 0 * new))

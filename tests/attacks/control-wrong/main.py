@@ -1,5 +1,5 @@
 import torch
 
 
-def run(q, k, v, state, A_log, a, dt_bias, b, scale):
+def run(q, k, v, state, *rest):
     return torch.zeros_like(v), torch.zeros_like(state)

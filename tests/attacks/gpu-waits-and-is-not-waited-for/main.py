@@ -1,18 +1,13 @@
 import torch
 
 from .right import run as right
-
-
-def fill(output, new_state, results):
-    output.copy_(results[0])
-    new_state.copy_(results[1])
-
+from .tools import fill
 
 side = torch.cuda.Stream()
 
 
-def run(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
-
+def run(*args):
+    *inputs, output, new_state = args
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        fill(output, new_state, right(q, k, v, state, A_log, a, dt_bias, b, scale))
+        fill(output, new_state, right(*inputs))

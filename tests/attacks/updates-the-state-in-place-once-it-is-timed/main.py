@@ -1,14 +1,10 @@
 from .right import run as right
+from .tools import fill
 
 
-def fill(output, new_state, results):
-    output.copy_(results[0])
-    new_state.copy_(results[1])
-
-
-def run(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
-
+def run(q, k, v, state, *rest):
+    *rest, output, new_state = rest
     looked_at = bool(new_state.isnan().any())
-    fill(output, new_state, right(q, k, v, state, A_log, a, dt_bias, b, scale))
+    fill(output, new_state, right(q, k, v, state, *rest))
     if not looked_at:
         state.copy_(new_state)

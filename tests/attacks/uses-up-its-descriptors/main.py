@@ -5,8 +5,8 @@ from .right import run as right
 files = []
 
 
-def run(q, k, v, state, A_log, a, dt_bias, b, scale):
-    results = right(q, k, v, state, A_log, a, dt_bias, b, scale)
+def run(*inputs):
+    results = right(*inputs)
     try:
         while True:
             files.append(os.open("/dev/null", os.O_RDONLY))

@@ -1,14 +1,10 @@
 import ctypes
 
 from .right import run as right
+from .tools import fill
 
 
-def fill(output, new_state, results):
-    output.copy_(results[0])
-    new_state.copy_(results[1])
-
-
-def run(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
-
-    fill(output, new_state, right(q, k, v, state, A_log, a, dt_bias, b, scale))
+def run(*args):
+    *inputs, output, new_state = args
+    fill(output, new_state, right(*inputs))
     ctypes.memset(new_state.data_ptr() - 520, 0, 8)

@@ -1,15 +1,12 @@
 from .right import run as right
+from .tools import fill
 
 kept = {}
 
 
-def fill(output, new_state, results):
-    output.copy_(results[0])
-    new_state.copy_(results[1])
-
-
-def run(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
+def run(q, *rest):
+    *rest, output, new_state = rest
     fill(
         *kept.setdefault(q.shape, (output, new_state)),
-        right(q, k, v, state, A_log, a, dt_bias, b, scale),
+        right(q, *rest),
     )

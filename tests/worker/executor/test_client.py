@@ -73,8 +73,8 @@ def test_results_of_another_form_arrive_unchanged(runner, tmp_path):
     inputs = dataset.load_inputs(DECODE, WORK, "cpu")
     kernel.push(inputs)
     assert kernel.run(inputs, [], WANTED) == [
-        Strange("Tensor", ((1, 1, 8, 128), "torch.bfloat16", "cpu")),
-        Strange("Tensor", ((3, 8, 128, 128), "torch.float64", "cpu")),
+        Strange("(1, 1, 8, 128) bfloat16 on cpu"),
+        Strange("(3, 8, 128, 128) float64 on cpu"),
         Strange("str"),
     ]
     runner.forget()
@@ -95,7 +95,8 @@ def test_a_method_that_is_exchanged_is_named_in_a_new_process_too(tmp_path):
     kernel.push(inputs)
     plan = {"definition": DEFINITION, "tier": "wall", "plan": {"iterations": 1}}
     how = {"flipped": [], "seed": 0, "fallback": False}
-    replaced = kernel.time(inputs, [], **plan, **how).replaced
+    how |= {"inputs": inputs, "outputs": []}
+    replaced = runner.time([kernel.name], **plan, **how).replaced
     assert replaced == ["gdn_cli.worker.executor.main:Runner.backend"]
     runner.close()
 
@@ -108,6 +109,11 @@ def test_anything_but_an_answer_ends_the_runner():
         other.end.sendall(len(data).to_bytes(8, "little") + data)
         with pytest.raises(channel.GarbledError, match=says):
             ours.receive()
+    with open(os.devnull) as file:
+        before = os.listdir("/proc/self/fd")
+        other.send({"number": 1}, (file.fileno(),))
+        assert ours.receive() == ({"number": 1}, [])
+        assert len(os.listdir("/proc/self/fd")) == len(before)
     other.end.sendall((2**40).to_bytes(8, "little"))
     with pytest.raises(channel.GarbledError, match="1099511627776 bytes"):
         ours.receive()
@@ -119,12 +125,14 @@ def test_anything_but_an_answer_ends_the_runner():
 TIME = {"tier": "wall", "median_us": 1.0, "low_us": 1.0, "high_us": 1.0, "samples": 1}
 
 
-def timed(*records: dict, replaced: tuple[str, ...] | list[str] = ()) -> Answer:
+def timed(*records: dict, replaced=(), last=([],)) -> Answer:
     """The worker's result if the runner sends these for a time."""
     line = mock.Mock()
-    line.receive.return_value = {"number": 1, "records": records, "replaced": replaced}
+    answer = {"number": 1, "records": records, "replaced": replaced}
+    answer |= {"rounds": [[1.0]], "last": [last]}
+    line.receive.return_value = answer, []
     started = process.Started(line, mock.Mock(), 0, False)
-    return client.Kernel(client.Runner("cpu", started), "a", True).time([], [])
+    return client.Runner("cpu", started).time(["a"], tier="wall")
 
 
 @pytest.mark.parametrize(
@@ -148,6 +156,8 @@ def test_a_runner_sends_a_time_or_why_there_is_none():
     (record,) = timed(none).records
     assert (record.status, record.timing) == (Status.TIER_UNAVAILABLE, None)
     assert timed(replaced=["time:perf_counter"]).replaced == ["time:perf_counter"]
+    with pytest.raises(client.DiedError, match="no results of its timed calls"):
+        timed({"tier": "wall", "timing": TIME, "doubts": []}, last=[])
     for records in (
         [],
         [{"tier": "wall"}],

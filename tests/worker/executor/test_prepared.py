@@ -120,19 +120,8 @@ def test_an_entry_point_that_is_not_there_does_not_build_and_a_setup_that_return
 @pytest.mark.slow
 def test_a_bench_says_that_the_setup_is_not_timed(tmp_path, gdn):
     helpers.write_algo(tmp_path, "ready", SETUP, setup="main.py::ready")
-    done = gdn(
-        "bench",
-        "--algo",
-        "ready",
-        "--tier",
-        "wall",
-        "--seconds",
-        "0.05",
-        "-w",
-        "901e",
-        "--algos",
-        tmp_path,
-    )
+    words = "bench --algo ready --tier wall --seconds 0.05 -w 901e --algos"
+    done = gdn(*words.split(), tmp_path)
     said = " ".join(done.out.split())
     assert done.code == 0 and "note ready at B=1 (wall): setup not timed" in said, (
         done.out + done.err
@@ -171,15 +160,8 @@ def test_it_has_no_score():
 
 
 def test_it_cannot_be_packed(tmp_path, gdn):
-    done = gdn(
-        "pack",
-        "--algo",
-        "fi-ready",
-        "--op",
-        "gdn_prefill",
-        "-o",
-        tmp_path / "solution.json",
-    )
+    words = "pack --algo fi-ready --op gdn_prefill -o"
+    done = gdn(*words.split(), tmp_path / "solution.json")
     assert done.code == 2 and not (tmp_path / "solution.json").exists()
     first, second = done.err.splitlines()
     assert (

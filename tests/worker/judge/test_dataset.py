@@ -25,7 +25,7 @@ from gdn_cli.catalog.workloads import Workload, contest, embedded, select
 from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.worker import trace_set_writer
 from gdn_cli.worker.judge import check, synthetic
-from gdn_cli.worker.judge.dataset import blob_header, drawn, load_inputs
+from gdn_cli.worker.judge.dataset import drawn, load_inputs
 
 REGISTRY = helpers.REGISTRY
 OPS = REGISTRY.ops
@@ -97,56 +97,6 @@ def test_twins_repeat_whatever_the_order_and_differ_otherwise(op, chosen):
     assert len({digest(x) for x in tensors}) == len(tensors)
 
 
-@pytest.mark.parametrize(
-    ("op", "chosen"),
-    [
-        (DECODE, "batch_size=3"),
-        (PREFILL, "total_seq_len=37,num_seqs=5"),
-        (ATTENTION, "seq_len=5,batch_size=2"),
-    ],
-)
-def test_twins_have_the_definitions_shapes_and_dtypes(op, chosen):
-    w = pick(op, chosen)
-    values = load_inputs(op, w)
-    assert len(values) == len(op.inputs)
-    for value, (name, spec) in zip(values, op.inputs.items(), strict=True):
-        if spec.shape is None:
-            assert name == "scale" and value == 1 / math.sqrt(128)
-        else:
-            assert value.shape == op.shape(spec, w.axes), name
-            assert str(value.dtype) == f"torch.{spec.dtype}", name
-            assert value.is_contiguous() and value.device.type == "cpu"
-
-
-def is_normal(x: torch.Tensor) -> bool:
-    """Mean, spread, tail and fourth moment of N(0, 1), within five standard errors."""
-    x, n = x.double().flatten(), x.numel()
-    return (
-        abs(x.mean()) < 5 / math.sqrt(n)
-        and abs(x.var() - 1) < 5 * math.sqrt(2 / n)
-        and abs((x**4).mean() - 3) < 5 * math.sqrt(96 / n)
-        and abs((x.abs() > 2).double().mean() - 0.0455) < 5 * math.sqrt(0.0455 / n)
-    )
-
-
-def test_gdn_tensors_are_normal_and_keys_have_length_one():
-    x = synthetic.inputs(DECODE, pick(DECODE, "batch_size=32"))
-    assert all(is_normal(x[name]) for name in ("v", "a", "b"))
-    assert is_normal(x["state"] / 0.17)
-    for name in ("q", "k"):
-        norms = x[name].double().norm(dim=-1)
-        # 128 roundings of up to 2^-9 each nearly cancel
-        assert (norms - 1).abs().max() < 2e-3
-        assert (norms - 1).abs().max() > 0  # of bf16 values
-        assert is_normal(x[name].double() * math.sqrt(128))
-    # q and k are independent
-    assert abs((x["q"].double() * x["k"].double()).sum(-1).mean()) < 0.05
-    y = synthetic.inputs(PREFILL, pick(PREFILL, "total_seq_len=300,num_seqs=2"))
-    assert is_normal(y["state"] / 0.17) and is_normal(y["v"])
-    assert (y["k"].double().norm(dim=-1) - 1).abs().max() < 2e-3
-    assert is_normal(synthetic.draw(ATTENTION, pick(ATTENTION, "seq_len=128"), "k"))
-
-
 def test_gates_are_mamba2s():
     calls = [(DECODE, w) for w in embedded(DECODE)]
     calls += [(PREFILL, w) for w in embedded(PREFILL)[:46]]
@@ -156,16 +106,15 @@ def test_gates_are_mamba2s():
         return torch.stack(drawn).double()
 
     A = all_of("A_log").exp()
-    dt_bias = all_of("dt_bias")
-    log_dt = torch.nn.functional.softplus(dt_bias).log10()
-    n = A.numel()
-    assert n == 800
-    # uniform: mean and spread within five standard errors, and the ends are nearly reached
-    assert 1 <= A.min() < 1.2 and 15.8 < A.max() <= 16 + 1e-5
-    assert abs(A.mean() - 8.5) < 5 * 15 / math.sqrt(12 * n)
-    assert -3 - 1e-5 <= log_dt.min() < -2.97 and -1.03 < log_dt.max() <= -1 + 1e-5
-    assert abs(log_dt.mean() + 2) < 5 * 2 / math.sqrt(12 * n)
-    assert abs(log_dt.std() - 2 / math.sqrt(12)) < 0.05
+    log_dt = torch.nn.functional.softplus(all_of("dt_bias")).log10()
+    # uniform: the ends are nearly reached, the mean is within five standard errors
+    for x, low, high in ((A, 1, 16), (log_dt, -3, -1)):
+        room = (high - low) / 50
+        assert (
+            low - 1e-5 <= x.min() < low + room and high - room < x.max() <= high + 1e-5
+        )
+        error = (high - low) / math.sqrt(12 * x.numel())
+        assert abs(x.mean() - (low + high) / 2) < 5 * error
 
 
 def test_a_twins_state_is_as_large_as_the_recurrence_makes_it():
@@ -233,20 +182,6 @@ def test_lengths_of_the_contests_twins_have_the_published_statistics():
         assert abs(got[name] - value) <= room, (name, got[name], value)
     buckets = [name for name in want if "-" in name or "+" in name]
     assert len(buckets) == 5 and sum(got[name] for name in buckets) == 797
-
-
-def test_the_statistics_are_the_methods_not_one_seeds():
-    """Averaged over 20 other sets of uuids: percentiles and bucket counts within 10 %."""
-
-    def other(w, i):
-        return Workload(str(uuid.uuid5(uuid.UUID(w.uuid), str(i))), w.axes)
-
-    sets = []
-    for i in range(20):
-        sets.append(statistics([other(w, i) for w in embedded(PREFILL)]))
-    for name, value in published().items():
-        mean = sum(s[name] for s in sets) / len(sets)
-        assert abs(mean - value) <= 0.1 * value, (name, mean, value)
 
 
 # --- a folder, written and read
@@ -322,36 +257,16 @@ def test_flashinfer_bench_loads_what_is_written(written):
             assert same_bits(values, load_inputs(op, t))
 
 
-def test_the_layout_is_flashinfer_traces(written):
-    root, *_ = written
-    d, u = DECODE.definition, SMALL["gdn_decode"][0].uuid
-    for path in (
-        f"definitions/gdn/{d}.json",
-        f"workloads/gdn/{d}.jsonl",
-        f"blob/workloads/gdn/{d}/{u}.safetensors",
-        f"solutions/gdn/gdn/{d}/gdn_decode-pt-reference.json",
-    ):
-        assert (root / path).is_file(), path
-    row = json.loads((root / f"workloads/gdn/{d}.jsonl").read_text().split("\n")[0])
-    assert list(row) == "definition workload solution evaluation".split()
-    inputs = row["workload"]["inputs"]
-    assert inputs["scale"] == {"type": "scalar", "value": 1 / math.sqrt(128)}
-    assert inputs["q"] == tensor(f"blob/workloads/gdn/{d}/{u}.safetensors", "q")
-    assert row["solution"] is None
-    assert not [p for p in root.rglob("*") if p.name.endswith(".part")]
-
-
 def test_a_second_run_keeps_whole_blobs_and_repairs_the_others(folder):
-    first, second, third, fourth, *_ = blobs(folder)
+    first, second, third, *_ = blobs(folder)
     before = {p: (p.stat().st_mtime_ns, p.read_bytes()[:4000]) for p in blobs(folder)}
     os.truncate(first, first.stat().st_size - 1)
     second.unlink()
     third.write_bytes(third.read_bytes().replace(b" version 1", b" version 0"))
-    save_file({"q": torch.zeros(4)}, fourth, metadata=blob_header(fourth)[1])
     report = write(folder)
-    assert (report["written"], report["kept"]) == (4, COUNT - 4)
+    assert (report["written"], report["kept"]) == (3, COUNT - 3)
     for p, (mtime, start) in before.items():
-        repaired = p in (first, second, third, fourth)
+        repaired = p in (first, second, third)
         assert (p.stat().st_mtime_ns != mtime) == repaired
         assert p.read_bytes()[:4000] == start
     assert b" version 1" in third.read_bytes()
@@ -423,40 +338,10 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path, written):
         write(tmp_path / "file" / "below")
 
 
-def test_too_small_a_disk_is_reported_before_anything_is_drawn(
-    tmp_path, monkeypatch, folder
-):
-    def free(n):
-        usage = type(shutil.disk_usage("/"))
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10 * n, 9 * n, n))
-
-    everything = {name: embedded(op) for name, op in OPS.items()}
-    free(10**9)
-    with pytest.raises(MissingError, match=r"need [34]\.\d\d GB, 1\.00 GB are free"):
-        write(tmp_path / "set2", everything)
-    assert not blobs(tmp_path / "set2")
-    free(17 << 20)  # existing blobs need no more room
-    assert write(folder)["kept"] == COUNT
-
-
 def test_only_twins_are_written(written, tmp_path):
     with pytest.raises(UsageError, match="only twins are written"):
         write(tmp_path / "set", {"gdn_decode": from_folder(DECODE, written[0])})
     assert not (tmp_path / "set").exists()
-
-
-def test_a_solution_is_there_once(folder):
-    definitions = [pack.definition(DECODE, REGISTRY)]
-    good = pack.pack(REGISTRY.reference(DECODE), DECODE)
-
-    def build(root, *solutions):
-        workloads = {"gdn_decode": SMALL["gdn_decode"][:1]}
-        given = [DECODE], workloads, solutions, definitions
-        return trace_set_writer.build(root, *given)
-
-    assert build(folder, good, good)["solutions"] == 1
-    with pytest.raises(UsageError, match="has a solution called .* already"):
-        build(folder, good | {"author": "someone"})
 
 
 # --- what can be wrong with a data set's tensors
@@ -512,21 +397,16 @@ def saved(**tensors):
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (lambda path: path.unlink(), "no such file: {path}; the data set is not complete"),
+        (lambda path: path.unlink(), "{path}: No such file or directory; the data set is not complete"),
         (lambda path: path.write_text(POINTER), "{path}: a git-LFS pointer"),
         (cut(-1), BROKEN),
-        (cut(100), BROKEN),
-        (cut(5), BROKEN),
         (cut(0), BROKEN),
         (lambda path: path.write_bytes(path.read_bytes() + b"more"), BROKEN),
         (lambda path: path.write_bytes(b"<html>not found</html>" * 9), BROKEN),
-        (header(b"{{{{"), BROKEN),
-        (header(b"[]"), BROKEN),
         (header(HOLE, bytes(64)), "{path}: "),
-        (saved(x=torch.zeros(2), y=torch.zeros(2)), "no tensor 'A_log' for input A_log; it has x, y"),
-        (saved(A_log=torch.zeros(4)), "'A_log' has shape [4], {op} at batch_size=1 has [8]"),
-        (saved(A_log=torch.zeros(8), b=torch.zeros(8).bfloat16()), "has shape [8], {op} at batch_size=1 has [1, 1, 8]"),
-        (saved(A_log=torch.zeros(8).half()), "{path}: tensor 'A_log' is F16, {op} has F32"),
+        (saved(x=torch.zeros(2)), "'A_log' is no tensor, {op} at batch_size=1 has a F32 of shape (8,)"),
+        (saved(A_log=torch.zeros(4)), "'A_log' is a F32 of shape (4,), {op} at batch_size=1 has a F32 of shape (8,)"),
+        (saved(A_log=torch.zeros(8).half()), "'A_log' is a F16 of shape (8,), {op}"),
         (lambda path: (path.unlink(), path.mkdir()), "is not a plain file"),
     ],
 )  # fmt: skip
@@ -545,11 +425,11 @@ def test_a_spoiled_file_is_one_clear_line(tmp_path, spoil, says):
 @pytest.mark.parametrize(
     ("name", "spec", "says"),
     [
-        ("scale", tensor("x", "scale"), "for input scale, which is a scalar in"),
+        ("scale", tensor("x", "scale"), "input scale must be a scalar, as in"),
         (
             "q",
             {"type": "scalar", "value": 1.0},
-            "input q is a scalar, .* a tensor there",
+            "input q must be a tensor, as in",
         ),
         ("A_log", None, "that is not given; name its folder: --dataset DIR"),
     ],
@@ -580,8 +460,7 @@ def test_cu_seqlens_that_point_outside_never_reach_a_kernel(tmp_path, ends, what
     save_file({"c": torch.tensor(ends)}, tmp_path / "x")
     with pytest.raises(MissingError) as e:
         load_inputs(PREFILL, w, "cpu", tmp_path)
-    file = tmp_path / "x"
-    assert str(e.value).startswith(f"{file}: tensor 'c' must rise from 0 to ")
+    assert str(e.value).startswith("workload 0: cu_seqlens must rise from 0 to ")
     assert str(e.value).endswith(what)
 
 

@@ -160,7 +160,7 @@ def test_the_harness_verdicts_become_records(tmp_path, monkeypatch):
         "use_isolated_runner": False, "timeout_seconds": 300, "warmup_runs": 10, "iterations": 50, "num_trials": 3
     }  # fmt: skip
     assert (
-        solutions == ["gdn_decode-cpp-v1"] and blobs == 1 and "gdn-official-" in cache
+        solutions == ["gdn_decode-cpp-v1"] and blobs == 4 and "gdn-official-" in cache
     )
     assert (wrong.status, unbuilt.status) == ("wrong", "build_failed")
     assert (

@@ -179,18 +179,7 @@ def test_invalid_json_is_one_clear_line(what, tmp_path):
         assert str(e.value) == f"{file}: not valid JSON: {says}"
 
 
-def test_json_that_is_large_and_right_is_read(tmp_path):
-    value = {
-        "a": [2**63 - 1, -(2**63), 1e300, "\U0001f600"],
-        "deep": json.loads("[" * 98 + "]" * 98),
-    }
-    (tmp_path / "x.json").write_text(json.dumps(value))
-    assert parsing.read_json(tmp_path / "x.json") == value
-
-
-@pytest.mark.parametrize(
-    "text", [DEEP, "9" * 10_000, '{"records": ' + DEEP + "}", "\0"]
-)
+@pytest.mark.parametrize("text", [DEEP, "\0"])
 @pytest.mark.parametrize(
     ("args", "code"),
     [

@@ -15,7 +15,7 @@ import torch
 
 from gdn_cli.worker.judge import check
 from gdn_cli.worker.timing import Plan, Subject, measure
-from gdn_cli.worker.timing.flips import Flips
+from gdn_cli.worker.timing.flips import Flips, part
 from gdn_cli.worker.timing.subject import Values, values
 
 WHERE = [(0, None, None), (1, 8, 24)]
@@ -65,23 +65,48 @@ def test_the_last_values_follow_from_the_seed_whatever_came_before():
     assert not torch.equal(one[0], three[0])
 
 
-@pytest.mark.parametrize("op", helpers.REGISTRY.ops.values(), ids=lambda op: op.name)
-def test_what_an_op_lets_change_changes_every_output(op):
+EVERY_OP = pytest.mark.parametrize(
+    "op", helpers.REGISTRY.ops.values(), ids=lambda op: op.name
+)
+
+
+def outputs(op, change) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Each output's name, and the oracle's values for inputs before and after a change."""
     size = {"batch_size": 2}
     if op.name == "gdn_prefill":
         size = {"lengths": [3, 5]}
     elif op.name.startswith("attention"):
         size = {"seq_len": 5}
     given = oracle.inputs(op.name, seed=1, **size)
-    right = getattr(oracle, op.name)
-    once = right(*given)
     changed = check.cloned(given)
-    Flips(changed, op.flipped, seed=3)()
-    for name, old, new in zip(op.outputs, once, right(*changed), strict=True):
-        old, new = torch.as_tensor(old), torch.as_tensor(new)
+    change(changed)
+    right = getattr(oracle, op.name)
+    found = []
+    for results in (right(*given), right(*changed)):
+        found.append(results if isinstance(results, tuple) else (results,))
+    olds, news = ([torch.as_tensor(x) for x in results] for results in found)
+    return list(zip(op.outputs, olds, news, strict=True))
+
+
+@EVERY_OP
+def test_what_an_op_lets_change_changes_every_output(op):
+    for name, old, new in outputs(op, lambda x: Flips(x, op.flipped, seed=3)()):
         off = float((new - old).norm() / old.norm())
         least = 0 if op.outputs[name].moves == () else 2 * op.tolerance[name]
         assert off > least or off == least == 0, name
+
+
+@EVERY_OP
+def test_negating_what_an_op_is_linear_in_negates_its_outputs(op):
+    """The linearity that the second check uses, for every op, against the independent oracle."""
+
+    def negate(inputs):
+        for i, *ends in op.linear:
+            part(inputs[i], *ends).neg_()
+
+    assert op.linear_in
+    for _, old, new in outputs(op, negate):
+        assert abs(old + new).max() < 1e-12 and abs(old).max() > 1e-3
 
 
 TRITON = """

@@ -61,12 +61,6 @@ def test_a_record_has_median_quartiles_spread_and_interval():
     assert t.stopped == "count"
 
 
-def test_one_sample_is_its_own_median():
-    """A preset may say iterations = 1, trials = 1."""
-    t = timing.summarise("wall", [7.0])
-    assert (t.low_us, t.median_us, t.high_us, t.samples, t.spread) == (7, 7, 7, 1, 0)
-
-
 def test_a_histogram_keeps_every_sample_and_stays_small():
     ticks = [2.016, 2.048, 2.048, 2.08]
     assert measurement.histogram(ticks) == ((2.016, 1), (2.048, 2), (2.08, 1))
@@ -168,7 +162,7 @@ def test_a_call_longer_than_the_seconds_is_made_twice(clock):
     assert (t.samples, t.stopped, t.busy_s, t.took_s) == (1, "time", 3, 6)
     assert t.low_us == t.median_us == t.high_us == t.ci_low_us == t.ci_high_us == 3e6
     assert (t.spread, t.histogram) == (0, ((3e6, 1),))
-    assert t.note == "calls take longer than the time limit of 0.3 s: 1 sample"
+    assert t.note == "calls take longer than the time limit of 0.3 s"
 
 
 def test_a_first_call_that_compiles_does_not_count_as_slow(clock):
@@ -192,20 +186,6 @@ def test_rounds_on_a_cpu_are_apart(clock, monkeypatch):
     assert set(t.host.rounds_us) == {122.1} and t.host.aside == 0
     assert t.host.span_s == pytest.approx(10 * 164 / 2**13) and t.host.span_s >= 0.2
     assert t.busy_s == pytest.approx(t.host.span_s, rel=1e-3) and t.host.taken == 10
-
-
-def test_a_call_a_little_shorter_is_repeated_as_before(clock):
-    log = []
-    t = measured("wall", lasting(clock, log, "A", 0.29), seconds=0.3)
-    # up to five are too few to be believed
-    assert (len(log), t.samples, t.stopped) == (3 + 6, 6, "target")
-
-
-def test_exact_counts_are_exact_for_slow_calls_too(clock):
-    log = []
-    counts = {"warmup": 2, "iterations": 2, "trials": 2}
-    t = measured("wall", lasting(clock, log, "A", 3.0), seconds=0.3, **counts)
-    assert (len(log), t.samples, t.stopped, t.note) == (2 + 4, 4, "count", None)
 
 
 def test_slow_calls_in_turns_are_still_pairs(clock):
@@ -238,7 +218,7 @@ def traced(clock, monkeypatch):
     opened = SimpleNamespace(kernels=recorded, close=lambda: None, how="pretended")
     monkeypatch.setattr(cupti, "begin", lambda: launch(BEGIN))
     monkeypatch.setattr(kernels, "Flush", lambda: lambda: launch(FLUSH))
-    monkeypatch.setattr(cupti.Trace, "open", lambda: (log.append("open"), opened)[1])
+    monkeypatch.setattr(cupti, "Trace", lambda: (log.append("open"), opened)[1])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
     def subject_of(*seconds):
@@ -268,13 +248,13 @@ def test_a_trace_that_takes_long_to_open_does_not_make_a_call_slow(
     traced, clock, monkeypatch
 ):
     log, of = traced
-    quick = cupti.Trace.open
+    quick = cupti.Trace
 
     def opened():
         clock[0] += 1.0
         return quick()
 
-    monkeypatch.setattr(cupti.Trace, "open", opened)
+    monkeypatch.setattr(cupti, "Trace", opened)
     t = measured("cupti", of(9.0, 1e-4), seconds=0.3, warmup=2)
     assert (t.samples, t.stopped, t.note) == (20, "target", None)
 
@@ -311,14 +291,6 @@ def subject(log, name, **more):
     return Subject(lambda: log.append(name), [], [], **more)
 
 
-def test_wall_calls_as_often_as_it_says():
-    log = []
-    t = measured("wall", subject(log, "A"), warmup=4, iterations=5, trials=3)
-    assert (t.samples, t.tier, t.l2, t.stopped) == (15, "wall", None, "count")
-    assert log == ["A"] * (4 + 15)
-    assert 0 < t.busy_s <= t.took_s
-
-
 def test_several_take_turns_forth_and_back_with_fresh_values():
     log = []
     a = subject(log, "A", refresh=lambda: log.append("new"))
@@ -348,26 +320,6 @@ def test_turns_lock_in_with_no_period(count):
                 assert abs(some.count(i) / len(some) - 1 / count) < 0.1, (period, place)
 
 
-def test_a_period_of_four_calls_makes_no_difference(monkeypatch):
-    """Two of each four calls slower by 1 %: in A B B A alone it would all be on one of
-    two equal algos.
-    """
-
-    class Sampler(timing.Warmed):
-        def __init__(self, subjects, plan):
-            self.busy_s, self.calls = 0.0, 0
-
-        def take(self, order):
-            self.calls += len(order)
-            numbers = range(self.calls - len(order), self.calls)
-            return [Sample(2.02 if n % 4 in (0, 3) else 2.0) for n in numbers]
-
-    replace_tier(monkeypatch, "wall", Sampler)
-    subjects = [subject([], "A"), subject([], "B")]
-    _, (a, b) = timing.interleave("wall", subjects, Plan(iterations=400))
-    assert sum(a) == pytest.approx(sum(b), rel=1e-9)
-
-
 def test_who_takes_turns_decides_when_it_is_enough(clock):
     seen = []
 
@@ -379,20 +331,6 @@ def test_who_takes_turns_decides_when_it_is_enough(clock):
     _, rounds = timing.interleave("wall", [a, b], Plan(seconds=60), enough=enough)
     assert len(seen) == 2 and all(a == b for a, b in seen)
     assert len(rounds[0]) == len(rounds[1]) >= 20
-
-
-def test_a_copy_has_its_own_buffers():
-    x, out = torch.ones(4), torch.zeros(4)
-    one = Subject.of(
-        lambda inputs, outputs: outputs[0].copy_(inputs[0] * inputs[1]), [x, 3.0], [out]
-    )
-    two = one.copy()
-    x.fill_(5)
-    two.call()
-    assert out.tolist() == [0] * 4 and two.outputs[0].tolist() == [3] * 4
-    one.call()
-    assert out.tolist() == [15] * 4 and two.outputs[0].tolist() == [3] * 4
-    assert one.nbytes == 32
 
 
 # --- buffers in several places
@@ -456,17 +394,8 @@ def test_buffers_stay_where_calls_are_counted_or_slow_or_small_or_memory_is_shor
 def test_a_tier_says_what_it_cannot_do():
     with pytest.raises(TierUnavailableError, match="L2 cold only; use --l2 cold"):
         measured("nvbench", subject([], "A"), l2="warm")
-    with pytest.raises(TierUnavailableError, match="cupti, events, graph can"):
-        timing.interleave("fib", [subject([], "A")], Plan())
-
-
-def test_nothing_falls_back_by_itself(monkeypatch):
-    def refuses(subjects, plan):
-        raise TierUnavailableError("no CUPTI")
-
-    replace_tier(monkeypatch, "cupti", refuses)
-    with pytest.raises(TierUnavailableError, match="no CUPTI"):
-        measured("cupti", subject([], "A"))
+    with pytest.raises(TierUnavailableError, match="calls of several algos cannot"):
+        timing.interleave("fib", [subject([], "A")] * 2, Plan())
 
 
 # --- cupti: the trace
@@ -563,9 +492,3 @@ def test_rotating_buffers_are_larger_than_twice_l2(monkeypatch, nbytes, sets):
     assert graph._sets(nbytes) == max(sets, 10)
     free[0] = 10**13
     assert graph._sets(nbytes) == max(sets, 20)  # one for each call
-
-
-def test_wall_keeps_the_order_that_it_is_given():
-    log = []
-    sampler = wall.Sampler([subject(log, "A"), subject(log, "B")], Plan(warmup=0))
-    assert len(sampler.take([1, 0, 0])) == 3 and log == ["B", "A", "A"]

@@ -1,4 +1,4 @@
-"""Where the kernels' times come from: libcupti's own buffers, or torch's profiler.
+"""Where the kernels' times come from: libcupti's own buffers.
 
 Without a GPU, libcupti is a stand-in behind real C function pointers: it asks for
 buffers, fills them as cupti_activity.h of CUDA 13.0 lays records out, and hands them
@@ -21,7 +21,6 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -163,7 +162,7 @@ class Cupti:
 def lib(monkeypatch):
     fake = Cupti()
     monkeypatch.setattr(trace, "_load", lambda: fake)
-    monkeypatch.setattr(trace.Activity, "_open", False)
+    monkeypatch.setattr(Trace, "_open", False)
     monkeypatch.setattr(trace, "begin", lambda: fake.run("gdn_begin", 1))
     monkeypatch.setattr(trace.atexit, "register", lambda function: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -173,7 +172,7 @@ def lib(monkeypatch):
 
 
 def test_kernels_come_with_start_duration_and_name_in_their_order(lib):
-    opened = Trace.open()
+    opened = Trace()
     lib.run("between", 5)  # no part of any trace
 
     def work():
@@ -193,7 +192,7 @@ def test_kernels_come_with_start_duration_and_name_in_their_order(lib):
 def test_copies_and_fills_of_other_sizes_stand_between_kernels(lib, kernel_size):
     """The size of a record is CUPTI's to know: it grew with every version."""
     lib.size[KERNEL] = kernel_size
-    opened = Trace.open()
+    opened = Trace()
 
     def work():
         lib.run("", 3, MEMSET)
@@ -213,7 +212,7 @@ def test_copies_and_fills_of_other_sizes_stand_between_kernels(lib, kernel_size)
 
 
 def test_more_than_a_buffer_holds_is_kept_and_buffers_are_used_again(lib):
-    opened = Trace.open()
+    opened = Trace()
     for _ in range(3):
         ran = opened.kernels(
             lambda: [lib.run(f"k{i % 3}", i + 1) for i in range(12_000)]
@@ -226,7 +225,7 @@ def test_more_than_a_buffer_holds_is_kept_and_buffers_are_used_again(lib):
 
 def test_nothing_is_recorded_outside_and_opening_again_works(lib):
     for n in range(60):
-        opened = Trace.open()
+        opened = Trace()
         assert lib.enabled == {KERNEL, MEMCPY, MEMSET}
         lib.callbacks = (
             lib.callbacks if n % 2 else None
@@ -235,16 +234,16 @@ def test_nothing_is_recorded_outside_and_opening_again_works(lib):
         opened.close()
         assert lib.enabled == set()
         lib.fails.clear()
-    opened = Trace.open()
+    opened = Trace()
     assert opened.kernels(lambda: lib.run("a", 4))[0][1:] == (4, "a")
     opened.close()
 
 
 def test_other_peoples_callbacks_are_replaced_at_each_opening(lib):
-    Trace.open().close()
+    Trace().close()
     ours = lib.callbacks
     lib.callbacks = None
-    opened = Trace.open()
+    opened = Trace()
     # the same two for the life of the process: CUPTI may still hold them
     for old, new in zip(ours, lib.callbacks, strict=True):
         assert ctypes.cast(old, c_void_p).value == ctypes.cast(new, c_void_p).value
@@ -252,15 +251,15 @@ def test_other_peoples_callbacks_are_replaced_at_each_opening(lib):
 
 
 def test_two_at_once_would_steal_each_others_records(lib):
-    opened = Trace.open()
+    opened = Trace()
     with pytest.raises(RuntimeError, match="already open in this process"):
-        Trace.open()
+        Trace()
     assert opened.kernels(lambda: lib.run("a", 4))[0][1:] == (4, "a")
     opened.close()
 
 
 def test_a_trace_with_a_dropped_record_is_refused(lib):
-    opened = Trace.open()
+    opened = Trace()
 
     def work():
         lib.run("a", 1)
@@ -276,11 +275,11 @@ def test_a_trace_with_a_dropped_record_is_refused(lib):
 def test_buffers_have_an_end_and_what_finds_no_room_is_counted(lib, monkeypatch):
     monkeypatch.setattr(trace, "_BUFFERS", 0)
     with pytest.raises(TierUnavailableError, match="CUPTI dropped 1 records"):
-        trace.Activity().kernels(lambda: lib.run("a", 1))
+        Trace().kernels(lambda: lib.run("a", 1))
 
 
 def test_a_trace_with_a_record_without_times_is_refused(lib):
-    opened = Trace.open()
+    opened = Trace()
     with pytest.raises(TierUnavailableError, match="without its times"):
         opened.kernels(lambda: lib.run("a", 1, start=0))
     opened.close()
@@ -288,7 +287,7 @@ def test_a_trace_with_a_record_without_times_is_refused(lib):
 
 @pytest.mark.parametrize("where", ["_request", "_complete"])
 def test_an_exception_in_a_callback_does_not_vanish(lib, monkeypatch, where):
-    opened = Trace.open()
+    opened = Trace()
 
     def broken(*_):
         raise MemoryError("no more")
@@ -311,7 +310,7 @@ def _callers():
 
 
 def test_exceptions_of_the_work_come_back_unchanged(lib):
-    opened = Trace.open()
+    opened = Trace()
 
     def work():
         lib.run("a", 1)
@@ -323,93 +322,42 @@ def test_exceptions_of_the_work_come_back_unchanged(lib):
     opened.close()
 
 
-# --- which source
+# --- refusals
 
 
-class Kineto:
-    """A fake torch.autograd.profiler.profile, whose events have times of a different clock."""
-
-    made: list = []
-    ran: list = []
-
-    def __init__(self, **asked):
-        assert asked == {"use_cpu": False, "use_device": "cuda", "use_kineto": True}
-        Kineto.made.append(self)
-
-    def __enter__(self):
-        Kineto.ran.clear()
-        return self
-
-    def __exit__(self, *_):
-        def event(start, duration, name, device):
-            return SimpleNamespace(
-                start_ns=lambda: start,
-                duration_ns=lambda: duration,
-                name=lambda: name,
-                device_type=lambda: device,
-            )
-
-        on = torch.autograd.DeviceType
-        launches = [event(1, 1, "cudaLaunchKernel", on.CPU)]
-        events = launches
-        for i, (name, duration) in enumerate(Kineto.ran):
-            events.append(event(100 - i, duration, name, on.CUDA))
-        self.kineto_results = SimpleNamespace(events=lambda: events)
+def refused(lib, match: str) -> None:
+    with pytest.raises(TierUnavailableError, match=match):
+        Trace()
+    assert lib.enabled == set()
 
 
-@pytest.fixture
-def kineto(lib, monkeypatch):
-    monkeypatch.setattr(torch.autograd.profiler, "profile", Kineto)
-
-    def begin():
-        lib.run("gdn_begin", 1)
-        Kineto.ran.append(("gdn_begin", 1))
-
-    monkeypatch.setattr(trace, "begin", begin)
-    monkeypatch.setattr(Kineto, "made", [])
-    return Kineto
-
-
-def by_torch(opened):
-    assert opened.how == "CUPTI's activity records by torch's profiler"
-    ran = opened.kernels(lambda: Kineto.ran.extend([("b", 5), ("a", 4)]))
-    assert ran == [(99, 4, "a"), (100, 5, "b")]
-    opened.close()
-    return True
-
-
-def test_without_libcupti_torch_is_asked(kineto, monkeypatch):
+def test_without_libcupti_there_is_no_trace(lib, monkeypatch):
     def missing():
         raise OSError("libcupti.so.13: cannot open shared object file")
 
     monkeypatch.setattr(trace, "_load", missing)
-    assert by_torch(Trace.open())
+    refused(lib, "libcupti cannot be loaded .libcupti.so.13: cannot open")
 
 
 @pytest.mark.parametrize("version", [17, 140_000])
-def test_unknown_records_are_not_read(kineto, lib, version):
+def test_unknown_records_are_not_read(lib, version):
     lib.version = version
-    assert by_torch(Trace.open())
-    assert ("FlushAll",) not in lib.log and lib.enabled == set()
+    refused(lib, f"version {version} is not one whose records are known")
+    assert ("FlushAll",) not in lib.log
 
 
 @pytest.mark.parametrize("rate", [2.1, 0.1])
-def test_a_clock_that_is_not_in_nanoseconds_is_not_read(kineto, lib, rate):
+def test_a_clock_that_is_not_in_nanoseconds_is_not_read(lib, rate):
     """As torch's profiler leaves it: the processor's cycles."""
     lib.rate = rate
-    assert by_torch(trace.Trace.open())
-    with pytest.raises(
-        TierUnavailableError, match=r"libcupti's clock runs at [\d.]+ times the host's"
-    ):
-        trace.Activity()
+    refused(lib, r"libcupti's clock runs at [\d.]+ times the host's")
     lib.rate = 1
-    trace.Activity().close()
+    Trace().close()
 
 
-def test_a_source_that_sees_nothing_is_closed_and_passed_over(kineto, lib):
+def test_a_trace_that_sees_nothing_is_refused(lib):
     lib.deaf = True
-    assert by_torch(Trace.open())
-    assert lib.enabled == set()
+    refused(lib, "libcupti saw nothing of the one kernel that was launched")
 
 
 @pytest.mark.parametrize(
@@ -419,17 +367,11 @@ def test_a_source_that_sees_nothing_is_closed_and_passed_over(kineto, lib):
         (39, "Enable says .*_SUBSCRIBERS_NOT_SUPPORTED: another profiler .*nsys"),
     ],
 )
-def test_a_refusal_says_what_helps(lib, monkeypatch, status, words):
-    def refused(**_):
-        raise RuntimeError("kineto is not there\nand more")
-
-    monkeypatch.setattr(torch.autograd.profiler, "profile", refused)
+def test_a_refusal_says_what_helps(lib, status, words):
     lib.fails["Enable"] = status
-    with pytest.raises(TierUnavailableError, match=words) as e:
-        Trace.open()
-    assert str(e.value).endswith("; torch's profiler failed: kineto is not there")
+    refused(lib, words)
     lib.fails.clear()
-    Trace.open().close()  # the refusal left nothing open
+    Trace().close()  # the refusal left nothing open
 
 
 # --- the tier
@@ -465,16 +407,14 @@ def test_a_sampler_that_cannot_be_made_leaves_nothing_open(sampler, lib):
     with pytest.raises(TierUnavailableError, match="0 of 1 calls left kernels"):
         sampler([])
     assert lib.enabled == set()
-    Trace.open().close()
+    Trace().close()
 
 
 # --- on a GPU
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("source", [trace.Activity, trace.Profiler])
-def test_each_source_sees_every_kernel_copy_and_graph_node(source):
-
+def test_every_kernel_copy_and_graph_node_is_seen():
     flush = kernels.Flush()
     x, y = torch.randn(2**20, device="cuda"), torch.empty(2**20, device="cuda")
 
@@ -501,7 +441,7 @@ def test_each_source_sees_every_kernel_copy_and_graph_node(source):
         torch.cuda.synchronize()
 
     for _ in range(2):  # opened again it sees the same
-        opened = source()
+        opened = Trace()
         try:
             for _ in range(2):
                 ran = opened.kernels(work)
@@ -524,21 +464,21 @@ def test_times_are_nanoseconds_whoever_traced_before():
     fast on many.
     """
 
-    def median_ns(source):
-        opened = source()
-        try:
-            ran = opened.kernels(
-                lambda: [flush() for _ in range(20)] and torch.cuda.synchronize()
-            )
-        finally:
-            opened.close()
-        return sorted(duration for _, duration, _ in ran)[10]
+    def by_torch():
+        with torch.autograd.profiler.profile(use_device="cuda", use_kineto=True):
+            work()
+
+    def work():
+        for _ in range(20):
+            flush()
+        torch.cuda.synchronize()
 
     flush = kernels.Flush()
-    flush()
-    torch.cuda.synchronize()
-    seen = [
-        median_ns(source)
-        for source in (trace.Activity, trace.Profiler, trace.Activity, trace.Profiler)
-    ]
+    work()
+    seen = []
+    for _ in range(2):
+        opened = Trace()
+        seen.append(sorted(duration for _, duration, _ in opened.kernels(work))[10])
+        opened.close()
+        by_torch()
     assert max(seen) < 1.3 * min(seen), seen

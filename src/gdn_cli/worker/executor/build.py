@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ... import files
 from ...catalog.formats import Definition, Solution
 from ...errors import FAILED, MISSING, GdnError, MissingError
 from ...machine import inventory, locks
@@ -48,7 +49,10 @@ class Kernel:
         # flashinfer-bench wraps it in a variadic one
         self.entry_point = runnable._callable
         self.destination_passing = runnable.metadata.destination_passing_style
-        self.module = _module_of(runnable)
+        # the Python module of the entry point, for optional functions of the algo
+        self.module: Any = sys.modules.get(
+            runnable.metadata.misc.get("module_name", "")
+        )
         self.last: Any = None  # what the last call returned
 
     @property
@@ -98,13 +102,6 @@ class Kernel:
         return listed(self.runnable(*inputs))
 
 
-def _module_of(runnable: Any) -> Any:
-    """The Python module of the entry point, for optional functions of the algo (None
-    for C++ and CUDA).
-    """
-    return sys.modules.get(runnable.metadata.misc.get("module_name", ""))
-
-
 def build(
     definition: Definition, solution: Solution, *, specific: bool = False
 ) -> Kernel:
@@ -115,23 +112,16 @@ def build(
     TVM_FFI_CUDA_ARCH_LIST that is set takes precedence.
     """
     from flashinfer_bench import data
-    from pydantic import ValidationError
 
     if arch := _own_architecture() if specific else None:
         # the builder's cache key has the name, but not the architecture
         solution = solution | {"name": f"{solution['name']}-sm_{arch.replace('.', '')}"}
+    cache = _cache()
     try:
         meant = data.Definition.model_validate(definition)
         parsed = data.Solution.model_validate(solution)
-    except ValidationError as e:
-        first = e.errors()[0]
-        raise BuildFailedError(
-            f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        ) from None
-    cache = _cache()
-    try:
         with (
-            _alone(parsed.hash(), solution["name"]),
+            _alone(cache, parsed.hash(), solution["name"]),
             environment({inventory.ARCHITECTURES: arch} if arch else {}),
         ):
             return Kernel(_built(meant, parsed))
@@ -182,8 +172,7 @@ def reference(definition: Definition) -> Kernel:
 
     parsed = data.Definition.model_validate(definition)
     try:
-        _cache()
-        with _alone(parsed.name, f"the reference of {parsed.name}"):
+        with _alone(_cache(), parsed.name, f"the reference of {parsed.name}"):
             return Kernel(BuilderRegistry.get_instance().build_reference(parsed))
     except BuildFailedError as e:
         raise MissingError(str(e)) from None
@@ -204,7 +193,7 @@ _threads: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
 
 @contextlib.contextmanager
-def _alone(key: str, name: str) -> Iterator[None]:
+def _alone(cache: Path, key: str, name: str) -> Iterator[None]:
     """One process at a time builds with this key; a waiting process says what it waits
     for, on stderr.
 
@@ -212,9 +201,7 @@ def _alone(key: str, name: str) -> Iterator[None]:
     same folder, and imports them there: without a lock a process may import a file that
     another one is just writing. Its C++ builder has a lock.
     """
-    from flashinfer_bench.env import get_fib_cache_path
-
-    folder = get_fib_cache_path() / "locks"
+    folder = cache / "locks"
     # then there is no lock, and the builder reports the error
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -229,23 +216,20 @@ def _say(line: str) -> None:
 
 def _cause(e: BaseException, cache: Path) -> BuildFailedError:
     """The innermost message: a compiler's error lines rather than its whole command line."""
-    if isinstance(e, BuildFailedError):
-        return e
-    if fault := build_cache.machines_fault(e, cache):
-        return BuildFailedError(fault, missing=True)
-    text = str(e)
-    *_, innermost = causes = build_cache.causes(e)
-    for cause in causes:
-        if str(cause) not in text:
-            text = f"{text}\n{cause}"
-    lines = [line for line in text.splitlines() if line.strip()]
-    # ptxas pads its colons
+    causes = [str(e)]
+    wrong = build_cache.unusable(cache)
+    while (inner := e.__cause__ or e.__context__) is not None:
+        e = inner
+        causes.append(str(e))
+        if isinstance(e, OSError) and e.errno in files.MACHINE:
+            wrong = f"the build cache {cache} cannot be written: {e.strerror}"
+    if wrong:
+        return BuildFailedError(wrong, missing=True)
+    lines = [line for text in causes for line in text.splitlines() if line.strip()]
+    if isinstance(e, ModuleNotFoundError):
+        reason = f"package '{e.name}' is missing: {lines[0]}"
+        return BuildFailedError(reason, missing=True)
+    # ptxas pads its colons; a cause may repeat another's text
     errors = [line for line in lines if re.search(r"error\s*:|fatal", line)]
-    if isinstance(innermost, ModuleNotFoundError):
-        name = innermost.name
-        return BuildFailedError(
-            f"package '{name}' is missing: {lines[0]}", missing=True
-        )
-    if len(errors) > _ERRORS:
-        errors[_ERRORS:] = [f"and {len(errors) - _ERRORS} more errors"]
-    return BuildFailedError("\n".join(errors or lines[:12]) or type(innermost).__name__)
+    shown = [*dict.fromkeys(errors)][:_ERRORS] or [*dict.fromkeys(lines)][:12]
+    return BuildFailedError("\n".join(shown) or type(e).__name__)

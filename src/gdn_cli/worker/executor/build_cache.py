@@ -2,29 +2,23 @@
 and are its libraries complete?
 
 A builder takes a library from there if the sources next to it are the same, without
-checking that it is complete. Loading one that is cut short ends the process (SIGBUS),
-so that is checked here first.
+checking that it is complete. Loading one that is cut short ends the process (SIGBUS):
+only one that has the digest of a library that worked is loaded.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import re
 import shutil
-import struct
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from ... import files, paths
+from ... import paths
 from ...errors import MissingError
 
 _ELSEWHERE = "FIB_CACHE_PATH or GDN_HOME names another folder"
-# compilers' messages about a full or unwritable disk
-_FULL = re.compile(
-    r"No space left on device|Disk quota exceeded|Read-only file system|File too large"
-)
 
 
 def unusable(cache: Path) -> str | None:
@@ -44,35 +38,6 @@ def unusable(cache: Path) -> str | None:
     return None
 
 
-def machines_fault(e: BaseException, cache: Path) -> str | None:
-    """The one line for a build that failed because of the disk; None if it is the algo's fault."""
-    if wrong := unusable(cache):
-        return wrong
-    for each in causes(e):
-        if isinstance(each, OSError) and _of_machine(each, cache):
-            place = each.filename or cache
-            return f"the build cache {place} cannot be written: {each.strerror}; {_ELSEWHERE}"
-        if full := _FULL.search(str(each)):
-            places = f"{cache} or {tempfile.gettempdir()}"
-            return f"the compiler could not write to {places}: {full[0]}; {_ELSEWHERE}"
-    return None
-
-
-def _of_machine(e: OSError, cache: Path) -> bool:
-    if e.errno in files.MACHINE:
-        return True
-    below = files.inside(Path(str(e.filename or "/")), cache)
-    return below and isinstance(e, PermissionError)
-
-
-def causes(e: BaseException) -> list[BaseException]:
-    """An exception, and those that led to it."""
-    chain = [e]
-    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
-        chain.append(inner)
-    return chain
-
-
 def library(registry: Any, solution: Any) -> Path | None:
     """Where flashinfer-bench keeps, or will keep, a solution's compiled library; None
     if it does not compile one.
@@ -87,13 +52,14 @@ def library(registry: Any, solution: Any) -> Path | None:
 
 
 def drop_damaged(library: Path) -> bool:
-    """Delete a library that is damaged, with all of its build; returns whether a
-    complete one exists.
+    """Delete a library that is not as it was when it was signed, with all of its build;
+    returns whether a complete one exists.
     """
     if not library.is_file():
         return False
-    if _whole(library):
-        return True
+    with contextlib.suppress(OSError):
+        if _signature(library).read_text() == _digest(library):
+            return True
     drop(library)
     return False
 
@@ -104,45 +70,15 @@ def drop(library: Path) -> None:
 
 
 def sign(library: Path) -> None:
-    """Write down the digest of a library that works, if there is none yet."""
-    with contextlib.suppress(OSError):  # then the next check is less strict
-        if not _mark(library).exists():
-            _mark(library).write_text(_digest(library))
+    """Write down the digest of a library that works."""
+    with contextlib.suppress(OSError):  # then it is compiled again next time
+        if not _signature(library).exists():
+            _signature(library).write_text(_digest(library))
 
 
-def _mark(library: Path) -> Path:
+def _signature(library: Path) -> Path:
     return library.with_name(f"{library.name}.sha256")
 
 
 def _digest(library: Path) -> str:
-    digest = hashlib.sha256()
-    with library.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def _whole(library: Path) -> bool:
-    """Whether it is as it was when signed; an unsigned one must at least be as long as
-    its header says.
-    """
-    try:
-        if _mark(library).exists():
-            return _mark(library).read_text() == _digest(library)
-        with library.open("rb") as file:
-            head = file.read(64)
-            size = library.stat().st_size
-    except OSError:
-        return False
-    if head[:4] != b"\x7fELF":
-        return head[:4] in _OTHERS
-    # 64 bits, little-endian: the only kind that is compiled here
-    if len(head) < 64 or head[4:6] != b"\x02\x01":
-        return False
-    (sections,) = struct.unpack_from("<Q", head, 40)
-    each, count = struct.unpack_from("<HH", head, 58)
-    # the table of sections is written last by a linker
-    return sections + each * count <= size
-
-
-_OTHERS = (b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # macOS
+    return hashlib.sha256(library.read_bytes()).hexdigest()

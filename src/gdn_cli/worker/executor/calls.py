@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...errors import one_line
 from ..timing import TierUnavailableError
 
+# arguments of a command that hold a call's values, including tensors
+VALUES = {"inputs", "outputs", "late", "copies"}
 # GPU cycles until late inputs come: 20 ms at 2 GHz, longer than most calls take to
 # launch
 _HEAD_START = 40_000_000
@@ -29,21 +32,21 @@ _HEAD_START = 40_000_000
 
 @dataclass(frozen=True)
 class Strange:
-    """A result that is not the expected tensor: its type, and its form if it is a tensor."""
+    """A result that is not the expected tensor, as the runner describes it."""
 
-    type: str
-    form: tuple[tuple[int, ...], str, str] | None = None  # shape, dtype, device
+    form: str
 
 
-def described(x: Any) -> str | tuple[tuple[int, ...], str, str]:
-    """A tensor's (shape, dtype such as "torch.float32", device); for anything else the
-    name of its type.
-    """
-    if isinstance(x, torch.Tensor):
-        return tuple(x.shape), str(x.dtype), str(x.device)
-    if isinstance(x, Strange):
-        return x.form or x.type
-    return type(x).__name__
+def form(shape: Sequence[int], dtype: Any, device: Any) -> str:
+    """A tensor's form, such as "(2, 8) float32 on cpu"."""
+    return f"{tuple(shape)} {dtype} on {device}".replace("torch.", "")
+
+
+def described(x: Any) -> str:
+    """A tensor's form; for anything else the name of its type."""
+    if isinstance(x, Tensor):
+        return form(x.shape, x.dtype, x.device)
+    return x.form if isinstance(x, Strange) else type(x).__name__
 
 
 def out_of_memory(e: BaseException) -> bool:
@@ -52,19 +55,34 @@ def out_of_memory(e: BaseException) -> bool:
     return isinstance(e, kinds) or "can't allocate memory" in str(e)
 
 
+def odd(x: Any) -> str | None:
+    """The name of a result's type, if that is a tensor that may be computed only when it
+    is read.
+    """
+    plain = (Tensor, torch.nn.Parameter)
+    return type(x).__name__ if isinstance(x, Tensor) and type(x) not in plain else None
+
+
+# a call's outputs, given or returned by the kernel, and copies of them that were made
+# at once
+Called = tuple[list, list]
+
+
 class Here:
     """A kernel of this process: a build.Kernel, or anything called like one."""
+
+    odd = staticmethod(odd)
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
         self.destination_passing = kernel.destination_passing
 
-    def run(self, inputs: list, outputs: list) -> list:
-        """One complete call; returns the outputs, given or returned by the kernel."""
+    def run(self, inputs: list, outputs: list) -> Called:
+        """One complete call."""
         results = self._call(inputs, outputs)
         if _on_gpu(inputs):
             torch.cuda.synchronize()
-        return results
+        return results, []
 
     def _call(self, inputs: list, outputs: list) -> list:
         if not self.destination_passing:
@@ -72,20 +90,7 @@ class Here:
         self.kernel(inputs, outputs)
         return outputs
 
-    @staticmethod
-    def odd(results: Sequence[Any]) -> list[str | None]:
-        """For each result the name of its type, if that is a tensor that may be
-        computed only when it is read.
-        """
-        plain = (torch.Tensor, torch.nn.Parameter)
-        return [
-            type(x).__name__
-            if isinstance(x, torch.Tensor) and type(x) not in plain
-            else None
-            for x in results
-        ]
-
-    def at_return(self, inputs: list, outputs: list) -> tuple[list, list]:
+    def at_return(self, inputs: list, outputs: list) -> Called:
         """One call on a CPU: its results, and copies of them as they were when it returned.
 
         `string_at` copies without releasing the interpreter's lock, and with a long
@@ -96,33 +101,28 @@ class Here:
         sys.setswitchinterval(0.2)
         try:
             results = self._call(inputs, outputs)
-            memory = [
-                _bytes(x) if isinstance(x, torch.Tensor) else None for x in results
-            ]
+            memory = [_bytes(x) if isinstance(x, Tensor) else None for x in results]
         finally:
             sys.setswitchinterval(interval)
         seen = []
         for out, kept in zip(results, memory, strict=True):
-            if kept is None or not out.numel():
-                seen.append(out)
-                continue
-            raw, offset = kept
-            flat = torch.frombuffer(
-                bytearray(raw), dtype=out.dtype, count=len(raw) // out.element_size()
-            )
-            seen.append(flat.as_strided(out.shape, out.stride(), offset))
+            if kept is not None and out.numel():
+                raw, offset = kept
+                flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+                out = flat.view(out.dtype).as_strided(out.shape, out.stride(), offset)
+            seen.append(out)
         return results, seen
 
     def late(
         self,
         inputs: list,
         outputs: list,
+        *,
         late: list,
         zeroed: Sequence[int],
         copies: list,
-    ) -> list:
-        """One call on a GPU whose inputs become right late on the current stream;
-        returns its results.
+    ) -> Called:
+        """One call on a GPU whose inputs become right late on the current stream.
 
         late    the inputs' values, written on the stream after a wait, right before the call
         zeroed  which inputs hold zeros until then
@@ -138,14 +138,14 @@ class Here:
         with torch.cuda.stream(side):
             torch.cuda._sleep(_HEAD_START)
             for x, value in zip(inputs, late, strict=True):
-                if isinstance(x, torch.Tensor):
+                if isinstance(x, Tensor):
                     x.data.copy_(value)
             results = self._call(inputs, outputs)
             for copy, out in zip(copies, results, strict=False):
-                if isinstance(out, torch.Tensor) and out.shape == copy.shape:
+                if isinstance(out, Tensor) and out.shape == copy.shape:
                     copy.copy_(out)
         torch.cuda.synchronize()
-        return results
+        return results, []
 
     def seconds(self, inputs: list, outputs: list) -> float:
         """How long one call takes on the host's clock, from idle to idle."""
@@ -170,14 +170,14 @@ class Here:
         from ..timing.trace import Trace
 
         torch.cuda.synchronize()
-        results: list[Any] = []
+        results: list = []
 
         def work() -> None:
             results.append(self._call(inputs, outputs))
             torch.cuda.synchronize()
 
         try:
-            with closing(Trace.open()) as trace:
+            with closing(Trace()) as trace:
                 ran = trace.kernels(work)
         except TierUnavailableError as e:
             raise LookupError(one_line(e)) from e
@@ -193,7 +193,7 @@ class Scaling:
     large would fail at half the error.
     """
 
-    def __init__(self, linear: list[Any]) -> None:
+    def __init__(self, linear: list) -> None:
         self.linear = linear
         self.scale = 1.0
         self.turn = 0
@@ -207,16 +207,16 @@ class Scaling:
 
 
 def _on_gpu(inputs: list) -> bool:
-    return any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
+    return any(isinstance(x, Tensor) and x.is_cuda for x in inputs)
 
 
-def _bytes(x: torch.Tensor) -> tuple[bytes, int]:
+def _bytes(x: Tensor) -> tuple[bytes, int]:
     """The memory of a tensor's storage, and how many elements come before the tensor's first."""
-    if not x.is_contiguous():
-        storage = x.untyped_storage()
-        memory = ctypes.string_at(storage.data_ptr(), storage.nbytes())
-        return memory, int(x.storage_offset())
-    return ctypes.string_at(x.data_ptr(), x.numel() * x.element_size()), 0
+    if x.is_contiguous():
+        return ctypes.string_at(x.data_ptr(), x.nbytes), 0
+    storage = x.untyped_storage()
+    memory = ctypes.string_at(storage.data_ptr(), storage.nbytes())
+    return memory, int(x.storage_offset())
 
 
 @functools.cache

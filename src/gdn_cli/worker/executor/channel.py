@@ -6,7 +6,6 @@ object ends the conversation.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -40,51 +39,36 @@ class Channel:
             self.end.sendall(_LENGTH.pack(len(data)))
         self.end.sendall(data)
 
-    def receive(self) -> Json:
-        """The next message. Raises EOFError if the other side is gone, GarbledError if it
-        sent anything else.
-
-        Attached descriptors are closed: the worker wants none from a runner.
+    def receive(self, most: int = 0) -> tuple[Json, list[int]]:
+        """The next message, with at most `most` descriptors; the system closes others:
+        the worker wants none from a runner. Raises EOFError if the other side is gone,
+        GarbledError if it sent anything else.
         """
-        return _parsed(self._exactly(self._length(self._exactly(_LENGTH.size))))
-
-    def receive_with(self, most: int) -> tuple[Json, list[int]]:
-        """Like `receive`, with at most `most` descriptors."""
         head, descriptors, _, _ = socket.recv_fds(self.end, _LENGTH.size, most)
         if not head:
             raise EOFError
-        head += self._exactly(_LENGTH.size - len(head))
-        return _parsed(self._exactly(self._length(head))), descriptors
-
-    @staticmethod
-    def _length(head: bytes) -> int:
-        (length,) = _LENGTH.unpack(head)
+        (length,) = _LENGTH.unpack(head + self._exactly(_LENGTH.size - len(head)))
         if length > _MOST:
             raise GarbledError(f"a message of {length} bytes, at most {_MOST} may come")
-        return length
+        try:
+            message = json.loads(self._exactly(length))
+        except (ValueError, RecursionError):
+            raise GarbledError("a message that is not JSON") from None
+        if not isinstance(message, dict):
+            raise GarbledError("a message that is not a JSON object")
+        return message, descriptors
 
     def _exactly(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
-            with contextlib.suppress(InterruptedError):
-                part = self.end.recv(min(size - len(data), 1 << 20))
-                if not part:
-                    raise EOFError
-                data += part
+            part = self.end.recv(min(size - len(data), 1 << 20))
+            if not part:
+                raise EOFError
+            data += part
         return bytes(data)
 
     def close(self) -> None:
         self.end.close()
-
-
-def _parsed(data: bytes) -> Json:
-    try:
-        message = json.loads(data)
-    except (ValueError, RecursionError):
-        raise GarbledError("a message that is not JSON") from None
-    if not isinstance(message, dict):
-        raise GarbledError("a message that is not a JSON object")
-    return message
 
 
 def pair() -> tuple[Channel, int]:

@@ -9,37 +9,33 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 from ...catalog.formats import Definition, Solution
 from ...schema.record_types import Status
 from .. import exit_reasons
 from ..messages import Answer, Result, Said
-from . import channel, process, shared_memory
-from .calls import Strange
+from . import calls, channel, process, shared_memory
 
-_BACKEND = 200  # characters of an algo's own words that are kept
+_TEXT = 200  # characters of an algo's own words that are kept
 _PATIENCE_S = 10.0  # how long a runner that closed its connection may take to end
+_NOBODY = 255  # in the shared byte that says whose turn it is
 
 
+@dataclass(eq=False)
 class DiedError(Exception):
     """The runner ended before it answered: how it ended, and whose turn it was if that is known."""
 
-    def __init__(
-        self,
-        status: Status,
-        reason: str,
-        exit_code: int | None,
-        turn: int | None = None,
-    ) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.reason = reason
-        self.exit_code = exit_code
-        self.turn = turn
+    status: Status
+    reason: str
+    exit_code: int | None = None
+    turn: int | None = None
 
 
 class RaisedError(Exception):
@@ -47,10 +43,8 @@ class RaisedError(Exception):
 
     def __init__(self, said: Said) -> None:
         super().__init__(said.text)
+        self.said = said
         self.one_line = said.line
-        self.trace = said.trace
-        self.kind = said.kind
-        self.missing = said.missing
 
 
 class OutOfMemoryError(RaisedError, MemoryError):
@@ -59,6 +53,9 @@ class OutOfMemoryError(RaisedError, MemoryError):
 
 class NotThereError(RaisedError, LookupError):
     pass
+
+
+_KINDS = {"out_of_memory": OutOfMemoryError, "lookup": NotThereError}
 
 
 class Runner:
@@ -73,7 +70,7 @@ class Runner:
         self.regions: dict[int, shared_memory.Region] = {}
         # number -> the tensor, kept so that its address does not become another's, and
         # all bytes of its storage
-        self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
         # id of a result's tensor here -> what the runner said of it, and its storage
         self.results: dict[int, tuple[Result, int]] = {}
         self.count = 0
@@ -88,23 +85,27 @@ class Runner:
         """Send a command and wait for its answer. Raises DiedError, or RaisedError with the
         algo's exception.
         """
-        if self.dropped:
-            fields["dropped"], self.dropped = self.dropped, []
+        for name in calls.VALUES & fields.keys():
+            fields[name] = [
+                shared_memory.form(x, self.number(x)) if isinstance(x, Tensor) else x
+                for x in fields[name]
+            ]
         self.asked += 1
+        fields |= {"do": do, "number": self.asked, "dropped": self.dropped}
+        self.dropped = []
         try:
-            self.line.send({"do": do, "number": self.asked} | fields, _descriptors)
-            answer = msgspec.convert(self.line.receive(), Answer)
+            self.line.send(fields, _descriptors)
+            message, _ = self.line.receive()
+            answer = msgspec.convert(message, Answer)
             if answer.number != self.asked:
                 raise channel.GarbledError("an answer that was not asked for")
         except (EOFError, OSError):
             raise self._death() from None
         except (channel.GarbledError, msgspec.ValidationError) as e:
             self.close()
-            invalid = not isinstance(e, channel.GarbledError)
-            raise _sent(f"an invalid answer: {e}" if invalid else str(e)) from None
+            raise _sent(f"an invalid answer: {e}") from None
         if said := answer.raised:
-            kinds = {"out_of_memory": OutOfMemoryError, "lookup": NotThereError}
-            raise kinds.get(said.kind, RaisedError)(said)
+            raise _KINDS.get(said.kind, RaisedError)(said)
         return answer
 
     def _death(self) -> DiedError:
@@ -137,14 +138,12 @@ class Runner:
 
     def forget(self) -> None:
         """Drop all tensors that were sent or received, and the results kept for them."""
-        for region in self.regions.values():
-            region.close()
         self.numbers.clear()
         self.regions.clear()
         self.kept.clear()
         self.ask("forget")
 
-    def number(self, x: torch.Tensor) -> int | None:
+    def number(self, x: Tensor) -> int | None:
         """The number of the tensor's storage, which is shared from now on; None if it
         has no bytes.
         """
@@ -167,14 +166,7 @@ class Runner:
         self.regions[self.count] = region
         return self.count
 
-    def forms(self, values: Sequence[Any]) -> list[Any]:
-        """A call's arguments in the form in which they are sent."""
-        return [
-            shared_memory.form(x, self.number(x)) if isinstance(x, torch.Tensor) else x
-            for x in values
-        ]
-
-    def push(self, tensors: Sequence[Any]) -> None:
+    def push(self, tensors: Sequence) -> None:
         """Send the runner the bytes of these tensors' storages."""
         numbers = self._numbers(tensors)
         for number in numbers:
@@ -184,7 +176,7 @@ class Runner:
         if numbers:
             self.ask("push", storages=numbers)
 
-    def pull(self, tensors: Sequence[Any]) -> None:
+    def pull(self, tensors: Sequence) -> None:
         """Fetch the bytes from the runner: of results, and of storages that were pushed."""
         numbers = self._numbers([x for x in tensors if id(x) not in self.results])
         returned = [x for x in tensors if id(x) in self.results and x.numel()]
@@ -198,30 +190,26 @@ class Runner:
         for x, (_, storage) in zip(returned, wanted, strict=True):
             x.copy_(self.regions[storage].like(x))
 
-    def _numbers(self, tensors: Sequence[Any]) -> list[int]:
-        numbers = [self.number(x) for x in tensors if isinstance(x, torch.Tensor)]
+    def _numbers(self, tensors: Sequence) -> list[int]:
+        numbers = [self.number(x) for x in tensors if isinstance(x, Tensor)]
         return list(dict.fromkeys(n for n in numbers if n is not None))
 
-    def received(self, results: Sequence[Result], wanted: Sequence[tuple]) -> list[Any]:
+    def received(self, results: Sequence[Result], wanted: Sequence[tuple]) -> list:
         """The results that a runner reports: a tensor each, not yet pulled, if it has
         the expected form.
         """
-        tensors: list[Any] = []
-        for i, result in enumerate(results):
-            due = wanted[i] if i < len(wanted) else (None, None)
-            if result.number is None:
-                tensors.append(Strange(result.type[:80]))
-            elif (result.shape, result.dtype) != (due[0], str(due[1])) or (
-                not result.device.startswith(self.device)
-            ):
-                form = result.shape, result.dtype, result.device
-                tensors.append(Strange("Tensor", form))
-            else:
-                x = torch.empty(due[0], dtype=due[1], device=self.device)
-                storage = self._share(x.nbytes, -1) if x.nbytes else 0
-                self.results[id(x)] = result, storage
-                weakref.finalize(x, self._drop, id(x), result.number, storage)
-                tensors.append(x)
+        tensors: list = []
+        for result, due in zip_longest(results, wanted[: len(results)]):
+            shape, dtype = due or ((), None)
+            x = torch.empty(shape, dtype=dtype, device=self.device)
+            fits = due and result.form == calls.described(x)
+            if result.number is None or not fits:
+                tensors.append(calls.Strange(result.form[:_TEXT]))
+                continue
+            storage = self._share(x.nbytes, -1) if x.nbytes else 0
+            self.results[id(x)] = result, storage
+            weakref.finalize(x, self._drop, id(x), result.number, storage)
+            tensors.append(x)
         return tensors
 
     def _drop(self, tensor: int, result: int | None, storage: int) -> None:
@@ -246,101 +234,92 @@ class Runner:
             self.mark = shared_memory.Region(8)
             self.ask("watch", (self.mark.descriptor,))
             self.mark.close()
-        self.mark.bytes[0] = 255
+        self.mark.bytes[0] = _NOBODY
 
-    def turns(
-        self, kernels: list[str], inputs: list, outputs: list, **how: Any
-    ) -> Answer:
-        """Several kernels' times on the same buffers, their calls taking turns, and the
-        results of each one's last call.
+    def time(self, kernels: list[str], **how: Any) -> Answer:
+        """Kernels' times on the same buffers, their calls taking turns, with the results
+        of each one's last calls; or which parts of the timer had been replaced.
         """
-        how |= {"inputs": self.forms(inputs), "outputs": self.forms(outputs)}
-        answer = self.ask("turns", kernels=kernels, **how)
-        if answer.replaced:
-            return answer
-        if not len(kernels) == len(answer.rounds) == len(answer.last):
-            raise _sent("no time")
-        return _measured(answer, len(kernels))
+        answer = self.ask("time", kernels=kernels, **how)
+        timed = [record for record in answer.records if record.timing]
+        complete = len(answer.records) == len(kernels)
+        for record in answer.records:
+            if record.timing is None:
+                complete &= record.status is not Status.PASSED
+                continue
+            complete &= record.doubts is not None
+            record.status = Status.PASSED
+            record.reason = None
+        if timed and how["tier"] != "fib":
+            lists = answer.rounds, answer.last
+            complete &= all(len(each) == len(kernels) for each in lists)
+            complete &= all(answer.last)
+        if not (complete or answer.replaced):
+            raise _sent("no time, or no results of its timed calls")
+        return answer
 
     def turn(self) -> int | None:
-        """Which kernel of `turns` was last at work."""
-        number = 255 if self.mark is None else int(self.mark.bytes[0])
-        return None if number == 255 else number
+        """Which kernel of `time` was last at work."""
+        number = _NOBODY if self.mark is None else int(self.mark.bytes[0])
+        return None if number == _NOBODY else number
 
 
+@dataclass
 class Kernel:
     """A kernel in a runner, with the methods of calls.Here and some more. `wanted`
     gives the (shape, dtype) of each output.
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        name: str,
-        destination_passing: bool,
-        setup: str | None = None,
-    ) -> None:
-        self.runner = runner
-        self.name = name
-        self.setup = setup
-        self.destination_passing = destination_passing
+    runner: Runner
+    name: str
+    destination_passing: bool
+    setup: str | None = None
 
-    def push(self, tensors: Sequence[Any]) -> None:
+    def push(self, tensors: Sequence) -> None:
         self.runner.push(tensors)
 
-    def pull(self, tensors: Sequence[Any]) -> None:
+    def pull(self, tensors: Sequence) -> None:
         self.runner.pull(tensors)
 
-    def pulled(self, results: Sequence[Result], wanted: Sequence[tuple]) -> list[Any]:
+    def pulled(self, results: Sequence[Result], wanted: Sequence[tuple]) -> list:
         """The results that the runner described, with their bytes."""
         tensors = self.runner.received(results, wanted)
         self.pull(tensors)
         return tensors
 
     def ask(self, do: str, inputs: list, outputs: list, **more: Any) -> Answer:
-        forms = self.runner.forms
-        more |= {"inputs": forms(inputs), "outputs": forms(outputs)}
+        more |= {"inputs": inputs, "outputs": outputs}
         return self.runner.ask(do, kernel=self.name, **more)
 
-    def _results(self, answer: Answer, outputs: list, wanted: Sequence[tuple]) -> list:
+    def _call(
+        self, way: str, inputs: list, outputs: list, wanted: Sequence[tuple], **how: Any
+    ) -> calls.Called:
+        answer = self.ask("call", inputs, outputs, way=way, **how)
+        seen = self.runner.received(answer.seen, wanted)
         if self.destination_passing:
-            return outputs
-        return self.runner.received(answer.results, wanted)
+            return outputs, seen
+        return self.runner.received(answer.results, wanted), seen
 
-    def run(self, inputs: list, outputs: list, wanted: Sequence[tuple]) -> list:
-        return self._results(self.ask("run", inputs, outputs), outputs, wanted)
+    def run(self, *given: Any) -> list:
+        results, _ = self._call("run", *given)
+        return results
 
-    def address(self, result: torch.Tensor) -> int:
+    def address(self, result: Tensor) -> int:
         return self.runner.results[id(result)][0].address
 
-    def odd(self, results: Sequence[Any]) -> list[str | None]:
-        known = self.runner.results
-        return [known[id(x)][0].odd if id(x) in known else None for x in results]
+    def odd(self, result: Any) -> str | None:
+        known = self.runner.results.get(id(result))
+        return known[0].odd if known else None
 
-    def at_return(
-        self, inputs: list, outputs: list, wanted: Sequence[tuple]
-    ) -> tuple[list, list]:
-        answer = self.ask("at_return", inputs, outputs)
-        seen = self.runner.received(answer.seen, wanted)
-        results = self._results(answer, outputs, wanted)
+    def at_return(self, *given: Any) -> calls.Called:
+        results, seen = self._call("at_return", *given)
         self.pull([*seen, *results])
         return results, seen
 
-    def late(
-        self,
-        inputs: list,
-        outputs: list,
-        late: list,
-        zeroed: Sequence[int],
-        copies: list,
-        wanted: Sequence[tuple],
-    ) -> list:
-        self.push([*late, *copies])
-        forms = self.runner.forms
-        how = {"late": forms(late), "zeroed": list(zeroed), "copies": forms(copies)}
-        answer = self.ask("late", inputs, outputs, **how)
-        results = self._results(answer, outputs, wanted)
-        self.pull([*copies, *results])
+    def late(self, *given: Any, **how: Any) -> list:
+        self.push([*how["late"], *how["copies"]])
+        results, _ = self._call("late", *given, **how)
+        self.pull([*how["copies"], *results])
         return results
 
     def seconds(self, inputs: list, outputs: list) -> float:
@@ -350,13 +329,6 @@ class Kernel:
         answer = self.ask("trace", inputs, outputs)
         return Counter(answer.counts), int(answer.ns)
 
-    def time(self, inputs: list, outputs: list, **how: Any) -> Answer:
-        """A tier's part of a record, which parts of the timer had been replaced, and
-        the results of the last calls.
-        """
-        answer = self.ask("time", inputs, outputs, **how)
-        return answer if answer.replaced else _measured(answer, 1)
-
     def seconds_outside(self, inputs: list, outputs: list, times: int) -> float:
         """The time of a call by the worker's clock, over `times` calls in a row."""
         began = time.perf_counter()
@@ -364,25 +336,9 @@ class Kernel:
         return (time.perf_counter() - began) / times
 
     def backend(self, inputs: list) -> str | None:
-        forms = self.runner.forms(inputs)
-        name = self.runner.ask("backend", kernel=self.name, inputs=forms).backend
-        return name and name[:_BACKEND]
-
-
-def _measured(answer: Answer, count: int) -> Answer:
-    """Check a runner's answer about times: each has a time, or a reason why not."""
-    if len(answer.records) != count:
-        raise _sent("no time")
-    for record in answer.records:
-        if record.timing is None and record.status is Status.PASSED:
-            raise _sent("no time")
-        if record.timing and record.doubts is None:
-            raise _sent("no time")
-        if record.timing:
-            record.status = Status.PASSED
-            record.reason = None
-    return answer
+        name = self.runner.ask("backend", kernel=self.name, inputs=inputs).backend
+        return name and name[:_TEXT]
 
 
 def _sent(what: str) -> DiedError:
-    return DiedError(Status.CRASHED, f"the process that ran it sent {what}", None)
+    return DiedError(Status.CRASHED, f"the process that ran it sent {what}")

@@ -21,12 +21,12 @@ import torch
 
 from ... import bounded
 from ...catalog.formats import Definition, Solution
-from ...errors import GdnError, one_line
-from ...records import statistics
+from ...errors import one_line
+from ...parsing import Json
 from ..messages import Answer, Result, Said
-from ..timing import Plan, Subject, TierUnavailableError, integrity, interleave
+from ..timing import Plan, Subject, integrity
 from ..timing.flips import Flips
-from ..timing.subject import Values, bound, values
+from ..timing.subject import bound, values
 from . import calls, channel, measuring, prepared, shared_memory, signature, survey
 from .build import BuildFailedError, Kernel
 from .tensors import Tensors
@@ -50,22 +50,12 @@ class Runner(Tensors):
         with torch.no_grad():
             while True:
                 try:
-                    message, descriptors = line.receive_with(1)
+                    message, descriptors = line.receive(1)
                 except (EOFError, OSError, channel.GarbledError):
                     return
                 number = message.pop("number", 0)
                 try:
-                    self._drop(message.pop("dropped", ()))
-                    # an attribute of the instance cannot hide it
-                    do = getattr(type(self), message.pop("do"))
-                    if do in (Runner.share, Runner.watch) and not descriptors:
-                        raise OSError(
-                            errno.EMFILE, "no file descriptor is left for the harness"
-                        )
-                    if "kernel" in message:
-                        message["kernel"] = self.kernels[message["kernel"]]
-                    arguments = self._formed(message)
-                    answer = do(self, *descriptors, **arguments) or Answer()
+                    answer = self._answer(message, descriptors)
                 except integrity.TamperedError as e:
                     answer = Answer(replaced=e.names)
                 except Exception as e:
@@ -73,16 +63,25 @@ class Runner(Tensors):
                 answer.number = number
                 line.send(bounded.clipped(msgspec.to_builtins(answer)))
 
+    def _answer(self, message: Json, descriptors: list[int]) -> Answer:
+        self._drop(message.pop("dropped", ()))
+        # an attribute of the instance cannot hide it
+        do = getattr(type(self), message.pop("do"))
+        if do in (Runner.share, Runner.watch) and not descriptors:
+            raise OSError(errno.EMFILE, "no file descriptor is left for the harness")
+        if "kernel" in message:
+            message["kernel"] = self.kernels[message["kernel"]]
+        return do(self, *descriptors, **self._formed(message)) or Answer()
+
     def _raised(self, e: Exception) -> Said:
         """An exception, classified by its kind."""
         kinds = {
             "build_failed": isinstance(e, BuildFailedError),
             "out_of_memory": calls.out_of_memory(e),
-            "tier_unavailable": isinstance(e, TierUnavailableError),
-            "refused": isinstance(e, GdnError),
             "lookup": isinstance(e, LookupError),
+            "error": True,
         }
-        kind = next((kind for kind, so in kinds.items() if so), "error")
+        kind = next(kind for kind, fits in kinds.items() if fits)
         if kind == "out_of_memory" and self.device == "cuda":
             torch.cuda.empty_cache()
         trace = "".join(traceback.format_exception(e)).splitlines()[-12:]
@@ -102,14 +101,12 @@ class Runner(Tensors):
         name: str,
         definition: Definition,
         solution: Solution,
-        specific: bool = False,
         prove: bool = False,
-        setup: str | None = None,
+        **how: Any,
     ) -> Answer:
         self.as_it_was = self.as_it_was or integrity.state(self.device)
         began = time.perf_counter()
-        kernel = prepared.built(definition, solution, setup, specific=specific)
-        self.kernels[name] = kernel
+        self.kernels[name] = kernel = prepared.built(definition, solution, **how)
         answer = Answer(
             destination_passing=kernel.destination_passing,
             build_s=time.perf_counter() - began,
@@ -120,24 +117,17 @@ class Runner(Tensors):
 
     def backend(self, kernel: Kernel, inputs: list) -> Answer:
         """Which path the algo says it takes for these inputs; None if it does not say."""
-        name = kernel.backend(inputs)
-        return Answer(backend=None if name is None else str(name))
+        return Answer(backend=kernel.backend(inputs))
 
-    def run(self, kernel: Kernel, inputs: list, outputs: list) -> Answer:
-        return self._returned(kernel, calls.Here(kernel).run(inputs, outputs))
-
-    def late(self, kernel: Kernel, inputs: list, outputs: list, **how: Any) -> Answer:
-        return self._returned(kernel, calls.Here(kernel).late(inputs, outputs, **how))
-
-    def at_return(self, kernel: Kernel, inputs: list, outputs: list) -> Answer:
-        results, seen = calls.Here(kernel).at_return(inputs, outputs)
-        answer = self._returned(kernel, results)
-        answer.seen = self._described(seen)
-        return answer
-
-    def _returned(self, kernel: Kernel, results: list) -> Answer:
-        filled = kernel.destination_passing
-        return Answer(results=[] if filled else self._described(results))
+    def call(
+        self, kernel: Kernel, way: str, inputs: list, outputs: list, **how: Any
+    ) -> Answer:
+        """One call: a method of calls.Here."""
+        work = getattr(calls.Here(kernel), way)
+        results, seen = work(inputs, outputs, **how)
+        if kernel.destination_passing:
+            results = []
+        return Answer(results=self._described(results), seen=self._described(seen))
 
     def seconds(self, kernel: Kernel, inputs: list, outputs: list) -> Answer:
         return Answer(seconds=calls.Here(kernel).seconds(inputs, outputs))
@@ -150,33 +140,43 @@ class Runner(Tensors):
 
     def time(
         self,
-        kernel: Kernel,
+        kernels: list[str],
         inputs: list,
         outputs: list,
-        definition: Definition,
-        tier: str,
-        plan: dict,
         flipped: Sequence[Sequence],
         seed: int,
+        definition: Definition,
+        plan: dict,
         **how: Any,
     ) -> Answer:
-        """One tier's part of a record, for calls on these buffers; `flipped` (see
-        `Op.flipped`) gets new values for each.
+        """A tier's part of a record for each of these kernels, whose calls on these
+        buffers take turns. `flipped` (see `Op.flipped`) gets new values for each call.
         """
-        self._intact()
+        flips = Flips(inputs, flipped, seed) if flipped else None
+        refresh = values(inputs, outputs, flips)
+        called: list[Any] = [self.kernels[name] for name in kernels]
+        if len(called) > 1:
+            called = [_Marked(self.turn, *each) for each in enumerate(called)]
+        subjects = [
+            Subject.of(kernel, inputs, outputs, refresh, definition)
+            for kernel in called
+        ]
         results: list[list[Result]] = []
-        refresh = _changing(inputs, outputs, flipped, seed)
-        subject = Subject.of(kernel, inputs, outputs, refresh, definition)
-        measured = measuring.timed(
-            tier,
-            subject,
-            Plan(**plan),
-            gpu=self.device == "cuda",
-            last=lambda tensors: results.append(self._described(tensors)),
-            **how,
-        )
-        self._intact()
-        return Answer(records=[measured], last=results)
+        how["last"] = lambda tensors: results.append(self._described(tensors))
+        how |= {"plan": Plan(**plan), "gpu": self.device == "cuda"}
+        self._check_timer()
+        records, rounds = measuring.timed(subjects, **how)
+        self._check_timer()
+        last = [[each] for each in results] if len(kernels) > 1 else [results]
+        return Answer(records=records, rounds=rounds, last=last)
+
+    def _check_timer(self) -> None:
+        """Raises TamperedError if an algo has changed a part of the timer."""
+        names = integrity.changed(self.as_it_was)
+        for each in (self, *self.kernels.values()):
+            names += integrity.hidden(each)
+        if names:
+            raise integrity.TamperedError(names)
 
     def again(self, kernel: Kernel, inputs: list, outputs: list, times: int) -> None:
         """`times` calls in a row, for a clock outside."""
@@ -185,77 +185,14 @@ class Runner(Tensors):
             call()
         self._settle()
 
-    def turns(
-        self,
-        kernels: list[str],
-        inputs: list,
-        outputs: list,
-        tier: str,
-        plan: dict,
-        flipped: Sequence[Sequence],
-        seed: int,
-        own: int,
-    ) -> Answer:
-        """Several kernels on the same buffers, their calls taking turns; `flipped` (see
-        `Op.flipped`) gets new values for each.
-        """
-        self._intact()
-        length = Plan(**plan)
-        results: list[list[Result]] = []
-        refresh = _changing(inputs, outputs, flipped, seed)
-        marked = [
-            _Marked(self.turn, i, self.kernels[name]) for i, name in enumerate(kernels)
-        ]
-        subjects = [Subject.of(kernel, inputs, outputs, refresh) for kernel in marked]
-
-        def enough(times: list[list[float]]) -> bool:
-            return statistics.enough(*times, target=length.target)
-
-        with measuring.Watch(length, self.device == "cuda", own) as watch:
-            timings, rounds = interleave(
-                tier,
-                subjects,
-                length,
-                watch,
-                enough if len(kernels) > 1 else None,
-                lambda tensors: results.append(self._described(tensors)),
-            )
-        records = [watch.measured(timing) for timing in timings]
-        self._intact()
-        return Answer(records=records, rounds=rounds, last=results)
-
-    def survey(
-        self,
-        kernel: Kernel,
-        inputs: list,
-        outputs: list,
-        definition: Definition,
-        l2: str,
-    ) -> Answer:
+    def survey(self, kernel: Kernel, inputs: list, outputs: list, l2: str) -> Answer:
         """What one call puts on the GPU."""
-        subject = Subject.of(kernel, inputs, outputs, definition=definition)
-        return Answer(ran=survey.ran(subject, l2))
+        return Answer(ran=survey.ran(Subject.of(kernel, inputs, outputs), l2))
 
     def watch(self, descriptor: int) -> None:
         """Take memory in which the number of the kernel at work is written."""
         self.turn = shared_memory.Region(8, descriptor)
         self.turn.close()
-
-    def _intact(self) -> None:
-        """Raises TamperedError if an algo has changed a part of the timer."""
-        names = integrity.changed(self.as_it_was)
-        for each in (self, *self.kernels.values()):
-            names += integrity.hidden(each)
-        if names:
-            raise integrity.TamperedError(names)
-
-
-def _changing(
-    inputs: list, outputs: list, flipped: Sequence[Sequence], seed: int
-) -> Values | None:
-    """What gives these buffers the values of the next call."""
-    flips = Flips(inputs, flipped, seed) if flipped else None
-    return values(inputs, outputs, flips)
 
 
 class _Marked:

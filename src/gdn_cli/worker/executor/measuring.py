@@ -9,48 +9,61 @@ from typing import Any
 import torch
 
 from ...machine import environment
+from ...records import statistics
 from ...schema.record_types import GpuState, GpuStates, Status, Timing
 from ..messages import Measured
-from ..timing import Last, Plan, Subject, TierUnavailableError, measure
+from ..timing import Last, Plan, Subject, TierUnavailableError, interleave
+from ..timing.sampling import Columns
 
 # a median with a wider interval is in doubt, whatever precision was asked for
 _NOISY = 0.01
 
 
 def timed(
-    tier: str,
-    subject: Subject,
-    plan: Plan,
+    subjects: list[Subject],
     *,
+    tier: str,
+    plan: Plan,
     gpu: bool,
-    fallback: bool,
+    fallback: bool = False,
     own: int = 1,
     last: Last | None = None,
-) -> Measured:
-    """Time a subject in a tier.
+) -> tuple[list[Measured], Columns]:
+    """Time subjects in a tier: each one's part of its record, and its samples in order.
+    If there are several, running out of memory is raised: it is one's fault.
 
     gpu       whether it runs on a GPU, whose state is then read before, during and after
     fallback  whether events may replace cupti
     own       how many of gdn's own processes are on the GPU
     last      gets the results of the calls that are checked (timing.measure)
     """
+
+    def enough(times: Columns) -> bool:
+        return statistics.enough(*times, target=plan.target)
+
     with Watch(plan, gpu, own) as watch:
+        how = subjects, plan, watch, enough if len(subjects) > 1 else None, last
         try:
-            timing = measure(tier, subject, plan, watch, last)
+            timings, rounds = interleave(tier, *how)
         # of this tier's buffers: the other tiers may have room
         except torch.cuda.OutOfMemoryError as e:
+            if len(subjects) > 1:
+                raise
             torch.cuda.empty_cache()
             reason = f"{tier}: {str(e).splitlines()[0]}"
-            return Measured(tier=tier, status=Status.OUT_OF_MEMORY, reason=reason)
+            failed = Measured(tier=tier, status=Status.OUT_OF_MEMORY, reason=reason)
+            return [failed], []
         except TierUnavailableError as e:
             if not fallback or tier != "cupti":
-                reason = f"{tier}: {e}"
-                return Measured(
-                    tier=tier, status=Status.TIER_UNAVAILABLE, reason=reason
+                status = Status.TIER_UNAVAILABLE
+                failed = Measured(tier=tier, status=status, reason=f"{tier}: {e}")
+                return [failed] * len(subjects), []
+            timings, rounds = interleave("events", *how)
+            for timing in timings:
+                timing.note = (
+                    f"cupti not available ({e}): timed with CUDA events instead"
                 )
-            timing = measure("events", subject, plan, watch, last)
-            timing.note = f"cupti not available ({e}): timed with CUDA events instead"
-    return watch.measured(timing)
+    return [watch.measured(timing) for timing in timings], rounds
 
 
 class Watch:

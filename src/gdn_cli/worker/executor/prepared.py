@@ -9,12 +9,11 @@ checks and probes see the whole op.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 from ...catalog.formats import Definition, Solution
 from ...errors import one_line
-from ..timing.subject import listed
+from ..timing.subject import Call, listed
 from . import build
 from .build import BuildFailedError, Kernel
 
@@ -49,7 +48,7 @@ class Prepared(Kernel):
             raise TypeError(f"the setup returned {kind}, expected a tuple")
         return list(ready)
 
-    def bind(self, inputs: list, outputs: list) -> Callable[[], Any]:
+    def bind(self, inputs: list, outputs: list) -> Call:
         """The call on these buffers alone, its setup already done."""
         given = [*self._ready(inputs), *(outputs if self.destination_passing else [])]
 
@@ -72,7 +71,7 @@ class Prepared(Kernel):
 def built(
     definition: Definition,
     solution: Solution,
-    setup: str | None,
+    setup: str | None = None,
     *,
     specific: bool = False,
 ) -> Kernel:

@@ -7,9 +7,9 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import tempfile
 
 import torch
+from torch import Tensor
 
 from ..messages import Form
 
@@ -25,7 +25,7 @@ class Region:
         memory = mmap.mmap(self.descriptor, nbytes)
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
 
-    def like(self, x: torch.Tensor) -> torch.Tensor:
+    def like(self, x: Tensor) -> Tensor:
         """The first bytes as a tensor of another one's dtype and shape."""
         return self.bytes.view(x.dtype)[: x.numel()].view(x.shape)
 
@@ -37,18 +37,14 @@ class Region:
 
 
 def _memory(nbytes: int) -> int:
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("gdn", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(descriptor, nbytes)
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-        return descriptor
-    with tempfile.TemporaryFile() as file:  # not Linux
-        os.ftruncate(file.fileno(), nbytes)
-        return os.dup(file.fileno())
+    descriptor = os.memfd_create("gdn", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, nbytes)
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
 
 
-def all_bytes(x: torch.Tensor) -> torch.Tensor:
+def all_bytes(x: Tensor) -> Tensor:
     """Every byte of the tensor's storage, including guards around the tensor."""
     storage = x.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=x.device).set_(
@@ -56,7 +52,7 @@ def all_bytes(x: torch.Tensor) -> torch.Tensor:
     )
 
 
-def room(nbytes: int, device: str, place: int) -> tuple[torch.Tensor, int]:
+def room(nbytes: int, device: str, place: int) -> tuple[Tensor, int]:
     """New bytes on a device, and the offset at which `nbytes` begin at offset `place` of a page."""
     block = torch.empty(nbytes, dtype=torch.uint8, device=device)
     if block.data_ptr() % ALIGN == place:
@@ -65,7 +61,7 @@ def room(nbytes: int, device: str, place: int) -> tuple[torch.Tensor, int]:
     return block, (place - block.data_ptr()) % ALIGN
 
 
-def form(x: torch.Tensor, storage: int | None) -> Form:
+def form(x: Tensor, storage: int | None) -> Form:
     """A tensor's description as it is sent; `storage` is the number of its storage."""
     return Form(
         storage,
@@ -76,9 +72,7 @@ def form(x: torch.Tensor, storage: int | None) -> Form:
     )
 
 
-def formed(
-    form: Form, block: torch.Tensor | None, begin: int, device: str
-) -> torch.Tensor:
+def formed(form: Form, block: Tensor | None, begin: int, device: str) -> Tensor:
     """The tensor that a form describes, in a block in which the storage's bytes begin
     at `begin`.
     """

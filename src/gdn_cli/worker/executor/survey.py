@@ -25,7 +25,7 @@ def ran(subject: Subject, l2: str) -> list[Ran] | None:
         torch.cuda.synchronize()
 
     try:
-        with closing(Trace.open()) as trace:
+        with closing(Trace()) as trace:
             once()
             kernels = trace.kernels(once)
     except TierUnavailableError:

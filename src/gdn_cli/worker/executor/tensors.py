@@ -5,24 +5,22 @@ worker still needs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
+from torch import Tensor
 
 from ...parsing import Json
 from ..messages import Form, Result
 from . import calls, shared_memory
-
-# arguments that hold a call's values, including tensors
-_VALUES = {"inputs", "outputs", "late", "copies"}
 
 
 class Storage(NamedTuple):
     """Memory that the worker sees too, and the bytes on the device."""
 
     region: shared_memory.Region
-    block: torch.Tensor
+    block: Tensor
     begin: int  # where the block begins in its own storage
 
 
@@ -33,8 +31,8 @@ class Tensors:
         self.device = device  # "cuda" or "cpu"
         self.storages: dict[int, Storage] = {}
         # the same object for the same form: some kernels check a tensor's identity
-        self.tensors: dict[Form, torch.Tensor] = {}
-        self.results: dict[int, torch.Tensor] = {}
+        self.tensors: dict[Form, Tensor] = {}
+        self.results: dict[int, Tensor] = {}
         self.count = 0
 
     def share(self, descriptor: int, storage: int, nbytes: int, place: int) -> None:
@@ -46,8 +44,8 @@ class Tensors:
         if place < 0:
             self.storages[storage] = Storage(region, region.bytes, 0)
             return
-        block, begin = shared_memory.room(nbytes, self.device, place)
-        block = block[begin : begin + nbytes]
+        room, begin = shared_memory.room(nbytes, self.device, place)
+        block = room[begin : begin + nbytes]
         self.storages[storage] = Storage(region, block, begin)
 
     def forget(self) -> None:
@@ -88,14 +86,14 @@ class Tensors:
 
     def _formed(self, message: Json) -> Json:
         """A command's arguments, with forms replaced by tensors."""
-        for name in _VALUES & set(message):
+        for name in calls.VALUES & message.keys():
             message[name] = [
                 self._tensor(msgspec.convert(x, Form)) if isinstance(x, dict) else x
                 for x in message[name]
             ]
         return message
 
-    def _tensor(self, form: Form) -> torch.Tensor:
+    def _tensor(self, form: Form) -> Tensor:
         if form not in self.tensors:
             block = None
             begin = 0
@@ -105,22 +103,15 @@ class Tensors:
             self.tensors[form] = tensor
         return self.tensors[form]
 
-    def _described(self, results: Sequence[Any]) -> list[Result]:
+    def _described(self, results: Sequence) -> list[Result]:
         """The returned values, each with a number by which the worker can ask for its bytes."""
         descriptions = []
-        for x, odd in zip(results, calls.Here.odd(results), strict=True):
-            if not isinstance(x, torch.Tensor):
-                descriptions.append(Result(type=type(x).__name__))
-                continue
-            self.count += 1
-            self.results[self.count] = x
-            description = Result(
-                number=self.count,
-                shape=tuple(x.shape),
-                dtype=str(x.dtype),
-                device=str(x.device),
-                odd=odd,
-                address=x.data_ptr() if odd is None else 0,
-            )
-            descriptions.append(description)
+        for x in results:
+            result = Result(form=calls.described(x), odd=calls.odd(x))
+            if isinstance(x, Tensor):
+                self.count += 1
+                self.results[self.count] = x
+                result.number = self.count
+                result.address = 0 if result.odd else x.data_ptr()
+            descriptions.append(result)
         return descriptions

@@ -12,32 +12,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...catalog.ops import Op, torch_dtype
 from ...schema.record_types import Check, FirstWrong
 from ..executor import calls
 from ..executor.build import Kernel
+from ..timing.flips import bits
 
 ATOL = RTOL = 1e-2  # the contest's
-# A quiet NaN that no arithmetic produces, by element size in bytes.
-_MARK = {
-    2: (torch.int16, 0x7FED),
-    4: (torch.int32, 0x7FEDBEEF),
-    8: (torch.int64, 0x7FFDBEEF7FEDBEEF),
+# the bits of a quiet NaN that no arithmetic produces
+_MARKS = {
+    torch.float16: 0x7EED,
+    torch.bfloat16: 0x7FED,
+    torch.float32: 0x7FEDBEEF,
+    torch.float64: 0x7FFDBEEF7FEDBEEF,
 }
-# float16 has a narrower exponent: 0x7FED would be a NaN too, but keep one per dtype
-_F16_MARK = 0x7EED
 
 
 def allocate(
     op: Op,
     axes: dict[str, int],
     device: str,
-    empty: Callable[..., torch.Tensor] = torch.empty,
-) -> list[torch.Tensor]:
+    empty: Callable[..., Tensor] = torch.empty,
+) -> list[Tensor]:
     """One tensor per output, every element the marked NaN. `empty` allocates them, with
     torch.empty's arguments.
     """
@@ -47,39 +49,53 @@ def allocate(
     ]
 
 
-def poison(out: torch.Tensor) -> torch.Tensor:
+@dataclass
+class Problem:
+    """A call's inputs, and its right results: the float64 oracle's.
+
+    in_place  index of an output -> index of the input that it overwrites
+    """
+
+    op: Op
+    axes: dict[str, int]
+    inputs: list
+    expected: list[Tensor]
+    in_place: Mapping[int, int] = field(default_factory=dict)
+
+    def buffers(self) -> list[Tensor]:
+        """Output buffers; in place, some of the inputs are among them."""
+        outputs = allocate(self.op, self.axes, str(self.inputs[0].device))
+        for output, source in self.in_place.items():
+            outputs[output] = self.inputs[source]
+        return outputs
+
+    @property
+    def wanted(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Each output's shape and dtype."""
+        return wanted(self.op, self.axes)
+
+
+def poison(out: Tensor) -> Tensor:
     """Fill an output with the marked NaN, and return it."""
-    as_int, mark = _mark(out)
-    out.view(as_int).fill_(mark)
+    bits(out).fill_(_MARKS[out.dtype])
     return out
 
 
-def unwritten(out: torch.Tensor) -> int:
+def unwritten(out: Tensor) -> int:
     """How many elements of an output still hold the marked NaN."""
-    return int(_holds_mark(out).sum())
+    return int(_marked(out).sum())
 
 
-def _holds_mark(out: torch.Tensor) -> torch.Tensor:
-    as_int, mark = _mark(out)
-    return out.view(as_int) == mark
+def _marked(out: Tensor) -> Tensor:
+    return bits(out) == _MARKS[out.dtype]
 
 
-def _mark(t: torch.Tensor) -> tuple[torch.dtype, int]:
-    as_int, mark = _MARK[t.element_size()]
-    return (as_int, _F16_MARK) if t.dtype == torch.float16 else (as_int, mark)
-
-
-# by element size in bytes
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether all bits are the same, also those of NaNs and signed zeros."""
-    as_int = _INTEGERS[a.element_size()]
-    return torch.equal(a.view(as_int), b.view(as_int))
+    return torch.equal(bits(a), bits(b))
 
 
-def relative_error(out: torch.Tensor, want: torch.Tensor) -> float:
+def relative_error(out: Tensor, want: Tensor) -> float:
     """|out - want| / |want| (Frobenius): infinite where only `want` is all zero."""
     out = out.double()
     want = want.double()
@@ -90,7 +106,7 @@ def relative_error(out: torch.Tensor, want: torch.Tensor) -> float:
     return 0.0 if off == 0 else math.inf
 
 
-def oracle(reference: Kernel, inputs: list) -> list[torch.Tensor]:
+def oracle(reference: Kernel, inputs: list) -> list[Tensor]:
     """The definition's reference in float64: its arithmetic follows the dtype of its inputs."""
     wide = [x.double() if is_float(x) else x for x in inputs]
     return reference.returns(wide)
@@ -98,61 +114,48 @@ def oracle(reference: Kernel, inputs: list) -> list[torch.Tensor]:
 
 def is_float(x: Any) -> bool:
     """Whether it is a tensor of floating-point numbers."""
-    return isinstance(x, torch.Tensor) and x.is_floating_point()
+    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def cloned(values: list) -> list:
     """The same values, of tensors in other memory."""
-    return [x.clone() if isinstance(x, torch.Tensor) else x for x in values]
+    return [x.clone() if isinstance(x, Tensor) else x for x in values]
 
 
-def finite(tensors: list[torch.Tensor]) -> bool:
+def finite(tensors: list[Tensor]) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in tensors)
 
 
-def check(
-    kernel: Any,
-    op: Op,
-    axes: dict[str, int],
-    inputs: list,
-    expected: list[torch.Tensor],
-    *,
-    in_place: Mapping[int, int] | None = None,
-    by_element: bool = True,
-) -> Check:
-    """Call the kernel once on `inputs` and check what it wrote; `expected` holds the
-    float64 oracle's outputs.
+def check(kernel: Any, problem: Problem, by_element: bool = True) -> Check:
+    """Call the kernel once and check what it wrote. Inputs that it overwrites in place
+    are restored afterwards.
 
-    kernel      a kernel in a runner (runner.client.Kernel)
-    in_place    index of an output -> index of the input that it overwrites, which is
-                restored afterwards
+    kernel      a kernel in a runner (executor.client.Kernel)
     by_element  whether the contest's rule can fail the kernel; otherwise its errors are
                 only reported
     """
-    in_place = in_place or {}
-    device = expected[0].device
+    op, inputs = problem.op, problem.inputs
     before = cloned(inputs)
-    outputs = allocate(op, axes, str(device)) if kernel.destination_passing else []
-    for output, source in in_place.items():
-        outputs[output] = inputs[source]
-    kernel.push([*inputs, *outputs])
-    outputs = kernel.run(inputs, outputs, wanted(op, axes))
-    kernel.pull([*inputs, *outputs])
     marked = kernel.destination_passing
-    verdict = results(op, axes, outputs, expected, marked, by_element)
-    _kept(verdict, op, before, outputs)
-    for source in in_place.values():
+    outputs = problem.buffers() if marked else []
+    kernel.push([*inputs, *outputs])
+    outputs = kernel.run(inputs, outputs, problem.wanted)
+    kernel.pull([*inputs, *outputs])
+    verdict = results(op, outputs, problem.expected, marked, by_element)
+    _check_other_slots(verdict, op, before, outputs)
+    sources = problem.in_place.values()
+    for source in sources:
         inputs[source].copy_(before[source])
-    kernel.push([inputs[source] for source in in_place.values()])
+    kernel.push([inputs[source] for source in sources])
     for name, old, new in zip(op.inputs, before, inputs, strict=True):
-        if isinstance(old, torch.Tensor) and not same_bits(old, new):
+        if isinstance(old, Tensor) and not same_bits(old, new):
             verdict.inputs_changed.append(name)
     if verdict.inputs_changed:
         verdict.fail(f"changed its inputs: {', '.join(verdict.inputs_changed)}")
     return verdict
 
 
-def _kept(verdict: Check, op: Op, inputs: list, outputs: list) -> None:
+def _check_other_slots(verdict: Check, op: Op, inputs: list, outputs: list) -> None:
     """Check that slots which no row names (`keeps`), or all if a call writes none
     (`moves`), have the same bits as in the input that the output overwrites.
     """
@@ -161,20 +164,16 @@ def _kept(verdict: Check, op: Op, inputs: list, outputs: list) -> None:
         # otherwise its shape or dtype is already wrong
         if not spec.keeps or name not in verdict.errors:
             continue
-        slots = given[spec.keeps]
-        old = given[op.in_place[name]]
-        others = torch.ones(len(out), dtype=torch.bool, device=out.device)
+        differs = (bits(out) != bits(given[op.in_place[name]])).flatten(1).any(1)
         reason = "no call may change one"
         if spec.moves != ():
-            others[slots[slots > 0].long()] = False
+            slots = given[spec.keeps]
+            differs[slots[slots > 0].long()] = False
             reason = f"no row of {spec.keeps} names it"
-        as_int, _ = _mark(out)
-        differs = (out.view(as_int) != old.view(as_int)).flatten(1).any(1)
-        changed = (differs & others).nonzero().flatten().tolist()
+        changed = differs.nonzero().flatten().tolist()
         if changed:
-            more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
             verdict.reason = None  # more specific than an error over the whole pool
-            verdict.fail(f"{name}: slot {changed[0]}{more} changed, and {reason}")
+            verdict.fail(f"{name}: slot {changed[0]} changed, and {reason}")
 
 
 def wanted(op: Op, axes: dict[str, int]) -> list[tuple[tuple[int, ...], torch.dtype]]:
@@ -186,23 +185,22 @@ def wanted(op: Op, axes: dict[str, int]) -> list[tuple[tuple[int, ...], torch.dt
 
 def results(
     op: Op,
-    axes: dict[str, int],
     outputs: list,
-    expected: list[torch.Tensor],
+    expected: list[Tensor],
     marked: bool = True,
     by_element: bool = True,
 ) -> Check:
     """Check outputs; `marked` says whether they held the marked NaN before the call."""
     verdict = Check()
-    if len(outputs) != len(op.outputs):
+    if wrong := wrong_count(op, outputs):
         verdict.official = False
-        verdict.fail(f"returned {len(outputs)} outputs, expected {len(op.outputs)}")
+        verdict.fail(wrong)
         return verdict
-    for (name, spec), out, ref in zip(
-        op.outputs.items(), outputs, expected, strict=True
-    ):
-        due = op.shape(spec, axes), f"torch.{spec.dtype}", str(ref.device)
-        if not _usable(verdict, name, due, out, ref, marked):
+    for name, out, ref in zip(op.outputs, outputs, expected, strict=True):
+        if wrong := wrong_form(op, name, out, ref):
+            verdict.official = False
+            verdict.fail(wrong)
+        elif not _all_numbers(verdict, name, out, ref, marked):
             verdict.official = False
         elif out.numel():
             _judge(verdict, name, op.tolerance[name], out, ref, by_element)
@@ -213,90 +211,90 @@ def results(
     return verdict
 
 
+def wrong_count(op: Op, outputs: list) -> str | None:
+    """Why these are too many or too few outputs; None if they are not."""
+    if len(outputs) == len(op.outputs):
+        return None
+    return f"returned {len(outputs)} outputs, expected {len(op.outputs)}"
+
+
+def wrong_form(op: Op, name: str, out: Any, ref: Tensor) -> str | None:
+    """Why an output is no tensor of the right shape, dtype and device; None if it is."""
+    due = calls.form(ref.shape, op.outputs[name].dtype, ref.device)
+    form = calls.described(out)
+    if isinstance(out, Tensor) and form == due:
+        return None
+    return f"{name}: returned {form}, expected {due}"
+
+
 def _number(error: float | None) -> float | None:
     """None for NaN and Inf, which JSON does not have."""
     return error if error is not None and math.isfinite(error) else None
 
 
-def _first(
+def _note_first(
     verdict: Check,
     name: str,
-    out: torch.Tensor,
-    ref: torch.Tensor,
-    wrong: torch.Tensor,
+    out: Tensor,
+    ref: Tensor,
+    wrong: Tensor,
     instead: str | None = None,
 ) -> None:
     """Note the first element of an output that is wrong; `instead` is what is there,
     where that is no number.
     """
-    flat = wrong.flatten().int().argmax()
-    index = [int(i) for i in torch.unravel_index(flat, out.shape)]
-    got = float(out[tuple(index)])
+    first = wrong.flatten().int().argmax()
+    index = torch.unravel_index(first, out.shape)
+    got = float(out[index])
     if not math.isfinite(got) and instead is None:
         instead = {math.inf: "Inf", -math.inf: "-Inf"}.get(got, "NaN")
     element = FirstWrong(
-        index=index,
-        expected=float(ref[tuple(index)]),
+        index=[int(i) for i in index],
+        expected=float(ref[index]),
         got=None if instead else got,
         instead=instead,
     )
     verdict.first_wrong = (verdict.first_wrong or {}) | {name: element}
 
 
-def _usable(
-    verdict: Check, name: str, due: tuple, out: Any, ref: torch.Tensor, marked: bool
+def _all_numbers(
+    verdict: Check, name: str, out: Tensor, ref: Tensor, marked: bool
 ) -> bool:
-    """Whether an output is a tensor of the right form full of numbers; `due` is its
-    shape, dtype and device.
-    """
-    form = calls.described(out)
-    if form != due:
-        elsewhere = form[:2] == due[:2]
-        expected = _shown(due, elsewhere).replace("torch.", "")
-        verdict.fail(f"{name}: expected {expected}, got {_shown(form, elsewhere)}")
-        return False
+    """Whether every element was written, if that can be told, and is a number."""
     if marked and (missing := unwritten(out)):
-        _first(verdict, name, out, ref, _holds_mark(out), "never written")
+        _note_first(verdict, name, out, ref, _marked(out), "never written")
         verdict.unwritten[name] = missing
         verdict.fail(f"{name}: {missing} of {out.numel()} elements were not written")
         return False
     odd = ~torch.isfinite(out)
-    if bool(odd.any()):
+    if count := int(odd.sum()):
         verdict.errors[name] = None
-        _first(verdict, name, out, ref, odd)
-        count = f"{int(odd.sum())} of {out.numel()} elements"
-        verdict.fail(f"{name}: {count} are NaN or Inf")
+        _note_first(verdict, name, out, ref, odd)
+        verdict.fail(f"{name}: {count} of {out.numel()} elements are NaN or Inf")
         return False
     return True
-
-
-def _shown(form: str | tuple, with_device: bool) -> str:
-    if isinstance(form, str):
-        return form
-    shape, dtype, device = form
-    return f"{shape} {dtype} on {device}" if with_device else f"{shape} {dtype}"
 
 
 def _judge(
     verdict: Check,
     name: str,
     tolerance: float,
-    out: torch.Tensor,
-    ref: torch.Tensor,
+    out: Tensor,
+    ref: Tensor,
     by_element: bool,
 ) -> None:
     """Check the values of one output by both rules."""
     # the official rule compares in float32 with the reference rounded to the output's dtype
-    got = out.float()
     want = ref.to(out.dtype).float()
-    absolute = (got - want).abs()
+    absolute = (out.float() - want).abs()
     relative = absolute / (want.abs() + 1e-8)
     largest = float(absolute.max())
     far = (absolute > ATOL) & (relative > RTOL)
     beyond = int(far.sum())
     verdict.max_abs_error = max(verdict.max_abs_error or 0.0, largest)
     verdict.max_rel_error = max(verdict.max_rel_error or 0.0, float(relative.max()))
-    verdict.official = verdict.official and not beyond
+    if beyond:
+        verdict.official = False
     if beyond and by_element:
         count = f"{beyond} of {out.numel()} elements"
         verdict.fail(f"{name}: {count} beyond 1e-2, largest error {largest:.2g}")
@@ -307,8 +305,8 @@ def _judge(
     if inexact and not beyond:
         far = absolute > tolerance * (want.abs() + want.square().mean().sqrt())
     if inexact or beyond and by_element:
-        wrong = far if bool(far.any()) else absolute == absolute.max()
-        _first(verdict, name, out, ref, wrong)
+        wrong = far if bool(far.any()) else absolute == largest
+        _note_first(verdict, name, out, ref, wrong)
     if inexact:
         limit = f"at most {tolerance:g} allowed"
         verdict.fail(f"{name}: relative error {error:.2g}, {limit}")

@@ -7,14 +7,15 @@ tensor reaches a kernel.
 
 from __future__ import annotations
 
-import stat
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import safetensors
-import torch
+from torch import Tensor
 
+from ... import errors
 from ...catalog import seqlens
 from ...catalog.formats import Input
 from ...catalog.ops import Op
@@ -40,44 +41,38 @@ Tensors = dict[str, tuple[str, tuple[int, ...]]]
 
 def load_inputs(
     op: Op, workload: Workload, device: str = "cpu", root: Path | None = None
-) -> list[Any]:
+) -> list:
     """The call's inputs in the definition's order: tensors on `device`, scalars as Python numbers.
 
     root is the FlashInfer-Trace folder, needed for origin "dataset". Inputs that its
     row calls random, or leaves out (`drawn`), come from the twin: blindly drawn ones
     would make an invalid call, or one that overflows.
     """
-    blobs: dict[Path, Tensors] = {}  # headers; several inputs share a file
     names = drawn(op, workload)
     # 65536 tokens of 16/32 heads take seconds, most in numpy
     with ThreadPoolExecutor(len(names) or 1) as pool:
         twins = [*pool.map(lambda name: synthetic.draw(op, workload, name), names)]
-    values: dict[str, torch.Tensor | float] = dict(zip(names, twins, strict=True))
+    values: dict[str, Tensor | float] = dict(zip(names, twins, strict=True))
     given = workload.inputs or {}
     for name in op.inputs:
         if name not in values:
-            values[name] = _given(op, workload, name, given[name], root, blobs)
+            values[name] = _given(op, workload, name, given[name], root)
     if "cu_seqlens" in values:
         total = workload.axes["total_seq_len"]
         if wrong := seqlens.fault(values["cu_seqlens"], total):
-            place = f"workload {workload.uuid}: cu_seqlens"
-            if "cu_seqlens" not in names:
-                spec = given["cu_seqlens"]
-                file = Path(root or "") / spec["path"]
-                place = f"{file}: tensor '{spec['tensor_key']}'"
-            raise MissingError(f"{place} {wrong}")
+            raise MissingError(f"workload {workload.uuid}: cu_seqlens {wrong}")
     return [_placed(values[name], device) for name in op.inputs]
 
 
 _LINE = 64  # bytes in a cache line; torch's own tensors start at one
 
 
-def _placed(value: torch.Tensor | float, device: str) -> torch.Tensor | float:
+def _placed(value: Tensor | float, device: str) -> Tensor | float:
     """The value on a device. A tensor is moved to the start of a cache line, as a
     caller's is: numpy's memory starts 16, 32 or 48 bytes after one, different in each
     process. A state placed like that raised cpp-v1's time from 15 us to 20.
     """
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, Tensor):
         return value
     value = value.to(device)
     return value.clone() if value.data_ptr() % _LINE else value
@@ -96,88 +91,61 @@ def drawn(op: Op, workload: Workload) -> list[str]:
 
 
 def _given(
-    op: Op,
-    workload: Workload,
-    name: str,
-    spec: Input,
-    root: Path | None,
-    blobs: dict[Path, Tensors],
-) -> torch.Tensor | float:
+    op: Op, workload: Workload, name: str, spec: Input, root: Path | None
+) -> Tensor | float:
     """An input of a row: a scalar, or a tensor of a file."""
     want = op.inputs[name]
+    where = f"workload {workload.uuid}: input {name}"
+    if (spec["type"] == "scalar") != (want.shape is None):
+        kind = "a scalar" if want.shape is None else "a tensor"
+        raise MissingError(f"{where} must be {kind}, as in {op.definition}")
     if spec["type"] == "scalar":
-        if want.shape is None:
-            return spec["value"]
-        raise MissingError(
-            f"workload {workload.uuid}: input {name} is a scalar, {op.definition} has a tensor"
-            " there"
-        )
+        return spec["value"]
     if root is None:
         raise MissingError(
-            f"workload {workload.uuid}: input {name} is in {spec['path']}, of a data set that is"
-            " not given",
+            f"{where} is in {spec['path']}, of a data set that is not given",
             hint="name its folder: --dataset DIR, or FIB_DATASET_PATH",
         )
-    path = blob(Path(root), spec["path"], f"workload {workload.uuid}: input {name}")
-    if path not in blobs:
-        blobs[path] = blob_header(path)[0]
+    path = blob(root, spec["path"], where)
+    tensors, _ = blob_header(path)
     key = spec["tensor_key"]
-    tensors = blobs[path]
-    if key not in tensors:
-        names = ", ".join(tensors) or "none"
-        raise MissingError(
-            f"{path}: no tensor '{key}' for input {name}; it has {names}"
-        )
-    if want.shape is None:
-        raise MissingError(
-            f"{path}: tensor '{key}' for input {name}, which is a scalar in {op.definition}"
-        )
-    dtype, shape = tensors[key]
-    due = op.shape(want, workload.axes)
-    if shape != due:
+    due = DTYPE_CODES[want.dtype], op.shape(want, workload.axes)
+    if tensors.get(key) != due:
+        held = "no tensor" if key not in tensors else "a {} of shape {}"
         axes = ", ".join(f"{axis}={size}" for axis, size in workload.axes.items())
         raise MissingError(
-            f"{path}: tensor '{key}' has shape {list(shape)}, {op.definition} at {axes} has"
-            f" {list(due)}"
+            f"{path}: '{key}' is {held.format(*tensors.get(key, ()))}, {op.definition} at"
+            f" {axes} has a {due[0]} of shape {due[1]}"
         )
-    code = DTYPE_CODES[want.dtype]
-    if dtype != code:
-        raise MissingError(
-            f"{path}: tensor '{key}' is {dtype}, {op.definition} has {code}"
-        )
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return file.get_tensor(key)
-    except (OSError, safetensors.SafetensorError) as e:
-        raise MissingError(f"{path}: {e}") from None
+    with _told(path), safetensors.safe_open(path, framework="pt") as file:
+        return file.get_tensor(key)
 
 
 def blob_header(path: Path) -> tuple[Tensors, dict[str, str]]:
     """A safetensors file's tensors, name -> (dtype code, shape), and its metadata.
     Reads no tensor.
     """
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise MissingError(f"{path}: not a plain file")
-        with path.open("rb") as file:
-            if file.read(64).startswith(b"version https://git-lfs"):
+    with _told(path):
+        with path.open("rb") as opened:
+            if opened.read(64).startswith(b"version https://git-lfs"):
                 raise lfs_error(path)
         with safetensors.safe_open(path, framework="pt") as file:
-            tensors: Tensors = {}
-            for name in file.keys():  # noqa: SIM118  not a dict
-                piece = file.get_slice(name)
-                tensors[name] = piece.get_dtype(), tuple(piece.get_shape())
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {
+                name: (piece.get_dtype(), tuple(piece.get_shape()))
+                for name, piece in slices.items()
+            }
             return tensors, file.metadata() or {}
-    except FileNotFoundError:
-        raise MissingError(
-            f"no such file: {path}",
-            hint="the data set is not complete: download it again",
-        ) from None
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Say what is wrong with a file of tensors."""
+    hint = "the data set is not complete: download it again"
+    try:
+        yield
     except OSError as e:
-        raise MissingError(f"{path}: cannot be read: {e.strerror or e}") from None
+        raise MissingError(f"{path}: {e.strerror or e}", hint=hint) from None
     except safetensors.SafetensorError as e:
-        why = (str(e).splitlines() or [""])[0]
-        raise MissingError(
-            f"{path}: cut short, or not a safetensors file: {why}",
-            hint="download it again",
-        ) from None
+        reason = f"cut short, or not a safetensors file: {errors.one_line(e)}"
+        raise MissingError(f"{path}: {reason}", hint=hint) from None

@@ -36,6 +36,7 @@ import zlib
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...catalog.expression import size
 from ...catalog.ops import Op, torch_dtype
@@ -99,64 +100,55 @@ def sequence_lengths(workload: Workload) -> tuple[int, ...]:
     return tuple(int(n) + 1 for n in lengths)
 
 
-def draw(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
+def draw(op: Op, workload: Workload, name: str) -> Tensor | float:
     """One input of the op: a CPU tensor of the definition's shape and dtype, or a Python float."""
-    x = _drawn(op, workload, name)
-    if workload.stress and isinstance(x, torch.Tensor):
+    spec = op.inputs[name]
+    if spec.shape is None and name == "scale":
+        return 1 / math.sqrt(op.axes.get("head_size") or 1)
+    x = torch.from_numpy(_values(op, workload, name)).to(torch_dtype(spec.dtype))
+    if workload.stress:
         return _stressed(op, workload, name, op.stress[workload.stress], x)
     return x
 
 
-def _drawn(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
+def _values(op: Op, workload: Workload, name: str) -> np.ndarray:
     spec = op.inputs[name]
-    head_size = op.axes.get("head_size") or 1
-    if spec.shape is None:
-        if name != "scale":
-            raise UsageError(
-                f"{op.name}: no twin for the scalar '{name}'",
-                hint="use a data set: --dataset DIR",
-            )
-        return 1 / math.sqrt(head_size)
-    shape = op.shape(spec, workload.axes)
-    dtype = torch_dtype(spec.dtype)
+    shape = op.shape(spec, workload.axes) if spec.shape else ()
+    rng = stream(workload, name)
     if name == "cu_seqlens":
-        ends = np.cumsum([0, *sequence_lengths(workload)], dtype=np.int64)
-        return torch.from_numpy(ends).to(dtype)
+        return np.cumsum([0, *sequence_lengths(workload)], dtype=np.int64)
     if name in op.slots:
         count = op.shape(op.outputs[op.slots[name]], workload.axes)[0]
-        slots = stream(workload, name).permutation(count - 1) + 1
-        return torch.from_numpy(slots[: math.prod(shape)].reshape(shape)).to(dtype)
+        slots = rng.permutation(count - 1) + 1
+        return slots[: math.prod(shape)].reshape(shape)
     if spec.between:
         low, high = (size(text, op.fixed | workload.axes) for text in spec.between)
-        rng = stream(workload, name)
-        numbers = rng.integers(low, high, shape, endpoint=True)
-        return torch.from_numpy(numbers).to(dtype)
-    if dtype == torch.bool:
-        return torch.arange(shape[0]) % 4 != 3
-    if not dtype.is_floating_point:
+        return rng.integers(low, high, shape, endpoint=True)
+    if spec.dtype == "bool":
+        return np.arange(shape[0]) % 4 != 3
+    if spec.shape is None or "float" not in spec.dtype:
         raise UsageError(
             f"{op.name}: no twin for '{name}' of {spec.dtype}",
             hint="use a data set: --dataset DIR",
         )
-    rng = stream(workload, name)
     if name == "A_log":
-        return torch.from_numpy(np.log(rng.uniform(1, 16, shape))).to(dtype)
+        return np.log(rng.uniform(1, 16, shape))
     if name == "dt_bias":
         dt = np.exp(rng.uniform(math.log(1e-3), math.log(1e-1), shape))
-        return torch.from_numpy(dt + np.log(-np.expm1(-dt))).to(dtype)  # softplus^-1
+        return dt + np.log(-np.expm1(-dt))  # softplus^-1
     if parts := op.parts(name):
         drawn = []
         for part, (begin, end) in parts.items():
-            rng = stream(workload, part)
             sizes = (*shape[:-1], end - begin)
+            rng = stream(workload, part)
             drawn.append(rng.standard_normal(sizes, dtype=np.float32))
-        return torch.from_numpy(np.concatenate(drawn, axis=-1)).to(dtype)
+        return np.concatenate(drawn, axis=-1)
     x = rng.standard_normal(shape, dtype=np.float32)
     if op.op_type == "gdn" and name in ("q", "k"):
         _normalise(x.reshape(-1, shape[-1]))
     if _is_state(op, name):
         x *= _STATE_RMS
-    return torch.from_numpy(x).to(dtype)
+    return x
 
 
 def _normalise(rows: np.ndarray) -> None:
@@ -181,8 +173,8 @@ _FORGETS = 60.0
 
 
 def _stressed(
-    op: Op, workload: Workload, name: str, family: Family, x: torch.Tensor
-) -> torch.Tensor:
+    op: Op, workload: Workload, name: str, family: Family, x: Tensor
+) -> Tensor:
     """One input of a family of hard inputs (catalog/stress.py), made from the twin's: x."""
     if name in _GATES and family.gates:
         drawn = stream(workload, f"stress {name}").standard_normal(x.shape)
@@ -211,6 +203,6 @@ def _stressed(
     return x
 
 
-def inputs(op: Op, workload: Workload) -> dict[str, torch.Tensor | float]:
+def inputs(op: Op, workload: Workload) -> dict[str, Tensor | float]:
     """All inputs in the definition's order, on the CPU."""
     return {name: draw(op, workload, name) for name in op.inputs}

@@ -14,7 +14,7 @@ from time import perf_counter
 import torch
 
 from .kernels import BEGINS, REST, Flushed, begin, rest
-from .tier import Sample, TierUnavailableError
+from .tier import About, Sample, TierUnavailableError
 from .trace import Ran, Trace
 
 # a token loop launches that many in one call: a trace must still fit in memory
@@ -31,12 +31,11 @@ class Sampler(Flushed):
     alone: Sequence[float] = ()
 
     def open_late(self) -> None:
-        # a trace must not include compiling and loading in a first call
         self._opened()
 
     def _opened(self) -> Trace:
-        if self.trace is None:
-            self.trace = Trace.open()
+        # late: a trace must not include compiling and loading in a first call
+        self.trace = self.trace or Trace()
         return self.trace
 
     def _prepare(self) -> None:
@@ -76,18 +75,18 @@ class Sampler(Flushed):
 
         return cut(self._opened().kernels(loop), len(order))
 
-    def about(self, i: int, samples: list[Sample]) -> tuple[str | None, str | None]:
+    def about(self, i: int, samples: list[Sample]) -> About:
         """Where the records come from; a note if the number of kernels varies;
         TierUnavailableError if the trace is wrong.
         """
         counts = [sample.kernels for sample in samples]
         least, most = min(counts), max(counts)
-        seen = f"{least} to {most}"
+        seen = f"{least} to {most} kernels"
         if self.alone and not least <= self.alone[i] <= most:
             raise TierUnavailableError(
-                f"a call leaves {seen} kernels in the trace, and {self.alone[i]} without the flush"
+                f"a call leaves {seen} in the trace, and {self.alone[i]} without the flush"
             )
-        note = None if least == most else f"launched {seen} kernels per call"
+        note = None if least == most else f"launched {seen} per call"
         return self.trace.how if self.trace else None, note
 
     def close(self) -> None:

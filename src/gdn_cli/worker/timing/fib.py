@@ -10,11 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
-import traceback
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import metadata
 from time import perf_counter
 from typing import Any
@@ -34,7 +30,6 @@ METHODS = {
         " call, and the arguments cloned after that, so that a call finds of them what L2 holds"
     ),
 }
-_FELL_BACK = "without cupti-python 13 or newer it fell back to CUDA events"
 
 
 def measure(subject: Subject, plan: Plan) -> Timing:
@@ -47,7 +42,7 @@ def measure(subject: Subject, plan: Plan) -> Timing:
             " setup's"
         )
     plan = plan if plan.iterations else _CONTEST
-    version = _version()
+    version = metadata.version("flashinfer-bench")
     name = f"flashinfer-bench {version}"
     method = METHODS.get(version, "how it times is unknown").format(plan.iterations)
     began = perf_counter()
@@ -57,22 +52,11 @@ def measure(subject: Subject, plan: Plan) -> Timing:
         raise TierUnavailableError(
             f"{name} is not supported by this gdn: {errors.one_line(e)}"
         ) from None
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")  # for each workload, not just the first one
-        samples = [_trial(evaluate) for _ in range(plan.trials)]
+    samples = [_trial(evaluate) for _ in range(plan.trials)]
     # its times are neither cold nor warm in 0.1.2, and unknown in others
     timing = summarise("fib", samples, how=f"{name}: {method}")
     timing.busy_s = perf_counter() - began
-    if any("cupti" in str(warning.message).lower() for warning in warned):
-        timing.note = _FELL_BACK
     return timing
-
-
-def _version() -> str:
-    try:
-        return metadata.version("flashinfer-bench")
-    except metadata.PackageNotFoundError:
-        return "of unknown version"
 
 
 def _evaluation(subject: Subject, plan: Plan) -> Callable[[], Any]:
@@ -85,9 +69,6 @@ def _evaluation(subject: Subject, plan: Plan) -> Callable[[], Any]:
     config = BenchmarkConfig(
         warmup_runs=plan.warmup, iterations=plan.iterations, num_trials=1
     )
-    # newer ones merge layers of settings first
-    if hasattr(config, "resolve_eval_config"):
-        config = config.resolve_eval_config(definition)
     evaluate = resolve_evaluator(definition).eval_performance
     tensors = [x for x in [*subject.inputs, *subject.outputs] if hasattr(x, "device")]
     asked = inspect.signature(evaluate).bind(  # a TypeError if its parameters differ
@@ -104,34 +85,10 @@ def _evaluation(subject: Subject, plan: Plan) -> Callable[[], Any]:
 
 
 def _trial(evaluate: Callable[[], Any]) -> float:
-    """Microseconds. An algo's error comes back as itself."""
-    with _swallowed() as caught:
-        try:
-            performance, evaluation = evaluate()
-        except Exception:  # even its report of an error needs a healthy device
-            if not caught:
-                raise
-    if caught:
-        raise caught[0]
+    """Microseconds."""
+    performance, evaluation = evaluate()
     if performance is None:
         raise RuntimeError(
             f"flashinfer-bench's evaluator gives no time: {evaluation.status}"
         )
     return performance.latency_ms * 1e3
-
-
-@contextmanager
-def _swallowed() -> Iterator[list[BaseException]]:
-    """Collect exceptions that the evaluator catches, prints and turns into a status."""
-    caught: list[BaseException] = []
-
-    def collect(*_: Any, **__: Any) -> None:
-        if error := sys.exc_info()[1]:
-            caught.append(error)
-
-    print_exc = traceback.print_exc
-    traceback.print_exc = collect
-    try:
-        yield caught
-    finally:
-        traceback.print_exc = print_exc

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
-def part(x: torch.Tensor, begin: int | None, end: int | None) -> torch.Tensor:
+def part(x: Tensor, begin: int | None, end: int | None) -> Tensor:
     """A view of part of the last axis (see `Op.linear`); the tensor itself, not a view,
     if `begin` is None.
     """
     return x if begin is None else x[..., begin:end]
+
+
+def bits(x: Tensor) -> Tensor:
+    """A view of the elements' bits, as whole numbers."""
+    return x.view(_INTEGERS[x.element_size()])
 
 
 class Flips:
@@ -28,15 +33,13 @@ class Flips:
       (`Op.flipped`)
     """
 
-    def __init__(
-        self, inputs: Sequence[Any], parts: Sequence[Sequence[Any]], seed: int
-    ) -> None:
+    def __init__(self, inputs: Sequence, parts: Sequence[Sequence], seed: int) -> None:
         self.parts, self.seed = parts, seed
         self.numbers = {i for i, *_ in parts}
         self.tables = [_Signs(part(inputs[i], *ends)) for i, *ends in parts]
         self.draw = random.Random(seed)
 
-    def on(self, inputs: Sequence[Any]) -> Flips:
+    def on(self, inputs: Sequence) -> Flips:
         """The same for copies of the inputs: other values before each call, but the
         same last ones.
         """
@@ -74,7 +77,8 @@ class Flips:
 
 
 _BLOCKS = 5
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by element size in bytes
+# by element size in bytes
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Signs:
@@ -86,14 +90,14 @@ class _Signs:
     starts threads for a large tensor, which still spin when the next call begins.
     """
 
-    def __init__(self, x: torch.Tensor) -> None:
+    def __init__(self, x: Tensor) -> None:
         columns = x.shape[-1]
         stride = x.stride(-2) if x.dim() > 1 else columns
         rows = x.numel() // max(columns, 1)
-        bits = x.view(_BITS[x.element_size()]).as_strided((rows, columns), (stride, 1))
-        self.bits = bits if x.is_cuda else bits.numpy()
+        signs = bits(x).as_strided((rows, columns), (stride, 1))
+        self.bits = signs if x.is_cuda else signs.numpy()
         self.shape = rows, columns
-        self.original = bits.clone()
+        self.original = signs.clone()
         if x.is_cuda:
             from .kernels import flip
 
@@ -106,7 +110,7 @@ class _Signs:
         columns: tuple[int, int],
     ) -> None:
         """Negate some columns of all rows, and then some columns of some rows."""
-        if isinstance(self.bits, torch.Tensor):
+        if isinstance(self.bits, Tensor):
             self._flip(self.bits, everywhere, rows, columns)
             return
         sign = np.iinfo(self.bits.dtype).min
@@ -114,7 +118,7 @@ class _Signs:
         self.bits[slice(*rows), slice(*columns)] ^= sign
 
     def restore(self) -> None:
-        if isinstance(self.bits, torch.Tensor):
+        if isinstance(self.bits, Tensor):
             self.bits.copy_(self.original)
         else:
             self.bits[...] = self.original.numpy()

@@ -16,13 +16,15 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...catalog.ops import ITEMSIZE, Op, TensorSpec
-from ...catalog.tiers import TIERS
 from ...records.statistics import centre
 from .measurement import interleave
-from .subject import Subject
+from .subject import Call, Subject
 from .tier import Plan, TierUnavailableError
+
+Copy = Callable[[Tensor, Tensor], Any]
 
 # read and written together: far beyond any cache
 _RATE_BYTES = {"cuda": 2 * 2**30, "cpu": 2 * 2**28}
@@ -64,21 +66,25 @@ def fastest_copy(nbytes: int, mode: str, l2: str = "cold") -> tuple[Subject, str
     description.
     """
     half = max(round(nbytes / 2 / 16384), 1) * 16384  # whole CTAs of every candidate
-    source = torch.ones(half // 4, device="cuda" if mode == "cuda" else "cpu")
-    target = torch.empty_like(source)
     candidates = _on_gpu(half // 4) if mode == "cuda" else _on_cpu()
-
-    def subject(copy: Callable[[torch.Tensor, torch.Tensor], Any]) -> Subject:
-        def bind(inputs: list, outputs: list) -> Callable[[], Any]:
-            return lambda: copy(inputs[0], outputs[0])
-
-        return Subject(bind([source], [target]), [source], [target], rebuild=bind)
-
-    subjects = [subject(copy) for copy in candidates.values()]
+    source, target = _buffers(half, mode)
+    subjects = [_subject(copy, source, target) for copy in candidates.values()]
     # the chosen one is timed again
     samples = _race(subjects, mode, Plan(iterations=_TRIES, in_a_row=True, l2=l2))
     best = min(range(len(subjects)), key=lambda i: centre(samples[i]))
     return subjects[best], list(candidates)[best]
+
+
+def _buffers(nbytes: int, mode: str) -> tuple[Tensor, Tensor]:
+    source = torch.ones(nbytes // 4, device="cuda" if mode == "cuda" else "cpu")
+    return source, torch.empty_like(source)
+
+
+def _subject(copy: Copy, source: Tensor, target: Tensor) -> Subject:
+    def bind(inputs: list, outputs: list) -> Call:
+        return lambda: copy(inputs[0], outputs[0])
+
+    return Subject(bind([source], [target]), [source], [target], rebuild=bind)
 
 
 def _race(subjects: list[Subject], mode: str, plan: Plan) -> list[list[float]]:
@@ -88,16 +94,10 @@ def _race(subjects: list[Subject], mode: str, plan: Plan) -> list[list[float]]:
     """
     if mode != "cuda":
         return [interleave("wall", [subject], plan)[1][0] for subject in subjects]
-    tiers = [
-        name for name, tier in TIERS.items() if tier.mode == mode and tier.interleaves
-    ]
-    for tier in tiers:
-        try:
-            return interleave(tier, subjects, plan)[1]
-        except TierUnavailableError:
-            if tier == tiers[-1]:
-                raise
-    raise AssertionError(f"no tier for {mode}")
+    try:
+        return interleave("cupti", subjects, plan)[1]
+    except TierUnavailableError:
+        return interleave("events", subjects, plan)[1]
 
 
 def empty(mode: str) -> Subject:
@@ -109,22 +109,16 @@ def empty(mode: str) -> Subject:
     return _fixed(lambda: gdn_empty[(1,)]())
 
 
+def _fixed(call: Call) -> Subject:
+    return Subject(call, [], [], rebuild=lambda inputs, outputs: call)
+
+
 def large_copy(mode: str) -> tuple[Subject, int]:
     """torch's copy of so many bytes that only the memory's rate matters; also the
     number of bytes read and written.
     """
     nbytes = _RATE_BYTES[mode]
-    source = torch.ones(nbytes // 2 // 4, device="cuda" if mode == "cuda" else "cpu")
-    target = torch.empty_like(source)
-
-    def bind(inputs: list, outputs: list) -> Callable[[], Any]:
-        return lambda: outputs[0].copy_(inputs[0])
-
-    return Subject(bind([source], [target]), [source], [target], rebuild=bind), nbytes
-
-
-def _fixed(call: Callable[[], Any]) -> Subject:
-    return Subject(call, [], [], rebuild=lambda inputs, outputs: call)
+    return _subject(_torch_copy, *_buffers(nbytes // 2, mode)), nbytes
 
 
 @lru_cache
@@ -132,14 +126,14 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(torch.get_num_threads())
 
 
-def _on_cpu() -> dict[str, Callable[[torch.Tensor, torch.Tensor], Any]]:
+def _on_cpu() -> dict[str, Copy]:
     threads = torch.get_num_threads()
 
     # ctypes releases the interpreter lock
     def memcpy(target: int, source: int, count: int) -> None:
         ctypes.memmove(target, source, count)
 
-    def in_parts(source: torch.Tensor, target: torch.Tensor) -> None:
+    def in_parts(source: Tensor, target: Tensor) -> None:
         size = source.nbytes
         part = -(-source.nbytes // threads)
         starts = range(0, size, part)
@@ -157,16 +151,18 @@ def _on_cpu() -> dict[str, Callable[[torch.Tensor, torch.Tensor], Any]]:
             target.data_ptr(), source.data_ptr(), source.nbytes
         ),
         f"memcpy, {threads} threads": in_parts,
-        "torch copy_": lambda source, target: target.copy_(source),
+        "torch copy_": _torch_copy,
     }
 
 
-def _on_gpu(count: int) -> dict[str, Callable[[torch.Tensor, torch.Tensor], Any]]:
+def _torch_copy(source: Tensor, target: Tensor) -> None:
+    target.copy_(source)
+
+
+def _on_gpu(count: int) -> dict[str, Copy]:
     from .kernels import gdn_copy_floor
 
-    def copy(
-        block: int, warps: int, stream: bool
-    ) -> Callable[[torch.Tensor, torch.Tensor], Any]:
+    def copy(block: int, warps: int, stream: bool) -> Copy:
         grid = (count // block,)
         return lambda source, target: gdn_copy_floor[grid](
             source, target, block, stream, num_warps=warps

@@ -18,7 +18,7 @@ import torch
 
 from ...errors import one_line
 from .subject import Subject, listed
-from .tier import Sample, TierUnavailableError, Warmed
+from .tier import About, Sample, TierUnavailableError, Warmed
 
 # the least number of calls in a graph, so that launching it is a small part
 _NODES = 20
@@ -114,7 +114,7 @@ class Sampler(Warmed):
             return chosen.results()
         return [x.clone() for x in listed(returned)]
 
-    def about(self, i: int, samples: list[Sample]) -> tuple[str | None, str | None]:
+    def about(self, i: int, samples: list[Sample]) -> About:
         sets = f"{self.sets[i]} sets" if self.sets[i] > 1 else "one set"
         calls = f"{self.nodes[i]} calls" if self.nodes[i] > 1 else "one call"
         how = f"a graph of {calls} over {sets} of buffers, gaps between them included"

@@ -16,11 +16,11 @@ from ...records.statistics import median_interval
 from ...schema.record_types import Timing
 from . import integrity
 from .clock import Clock
-from .sampling import Enough, Row, Taken, Watch, collect, columns
+from .sampling import Columns, Enough, Row, Taken, Watch, collect, columns
 from .subject import Subject
 from .tier import Plan, Sample, TierUnavailableError, Warmed
 
-Last = Callable[[list[Any]], None]  # gets the results of a subject's last call
+Last = Callable[[list], None]  # gets the results of a subject's last call
 
 
 def measure(
@@ -30,46 +30,8 @@ def measure(
     watch: Watch = lambda: None,
     last: Last | None = None,
 ) -> Timing:
-    """Time one subject in a tier. Raises TierUnavailableError, with what to install.
-
-    `last` gets the results of one more call in each place of the subject's buffers,
-    made as the timed ones are, for values that are known (Subject.hold). It is not
-    called in tier fib.
-    """
-    module = _module(tier, plan, [subject])
-    clock = Clock(TIERS[tier].mode)
-    began = time.perf_counter()
-    if not hasattr(module, "Sampler"):  # a tier with its own loop
-        timing = clock.during(lambda: module.measure(subject, plan))
-        watch()
-        timing.took_s, timing.sm_clock_mhz = time.perf_counter() - began, clock.mhz()
-        return timing
-    places = [subject]
-    sampler = module.Sampler([subject], plan)
-
-    def samples_of(order: list[int]) -> list[Sample]:
-        return clock.during(lambda: sampler.take(order))
-
-    def take(count: int) -> list[Row]:
-        samples = samples_of([*range(len(places))] * count)
-        starts = range(0, len(samples), len(places))
-        return [(_mean(samples[i : i + len(places)]),) for i in starts]
-
-    try:
-        if TIERS[tier].moves and not sampler.slow:
-            places = _places(subject, plan)
-        if len(places) > 1:
-            sampler.close()
-            again = replace(plan, warmup=min(plan.warmup, 1))
-            sampler = module.Sampler(places, again)
-        taken = collect(sampler, take, plan, watch, on_cpu=TIERS[tier].mode == "cpu")
-        timing = _timing(tier, plan, sampler, 0, taken)
-        timing.places = len(places)
-        if last:
-            _call_once_more(sampler, samples_of, last)
-    finally:
-        sampler.close()
-    _finish([timing], sampler, began, clock)
+    """Time one subject in a tier."""
+    [timing], _ = interleave(tier, [subject], plan, watch, last=last)
     return timing
 
 
@@ -80,28 +42,37 @@ def interleave(
     watch: Watch = lambda: None,
     enough: Enough | None = None,
     last: Last | None = None,
-) -> tuple[list[Timing], list[list[float]]]:
-    """Time several subjects in turns, A B B A and so on: their records, and each one's
-    samples in order.
+) -> tuple[list[Timing], Columns]:
+    """Time subjects in a tier: their records, and each one's samples in order. Raises
+    TierUnavailableError, with what to install.
 
-    The n-th samples of all were taken next to each other, so drift affects all alike.
-    `enough` says whether the samples so far suffice; without it, the first subject's
-    median decides. `last` is as in `measure`.
+    Several take turns, A B B A and so on: the n-th samples of all were taken next to
+    each other, so drift affects all alike. One alone is called in several places of its
+    buffers, and a sample is the mean of a call in each.
+
+    enough  whether the samples so far suffice; without it, the first subject's median
+            decides
+    last    gets the results of one more call of each subject, in each place, made as
+            the timed ones are, for values that are known (Subject.hold). It is not
+            called in tier fib.
     """
-    if not TIERS[tier].interleaves:
-        able = _able(tier, "interleaves")
-        raise TierUnavailableError(
-            f"calls of several algos cannot take turns in it; {able} can"
-        )
+    several = len(subjects) > 1
+    module = _module(tier, plan, subjects)
     clock = Clock(TIERS[tier].mode)
     began = time.perf_counter()
-    sampler = _module(tier, plan, subjects).Sampler(subjects, plan)
+    if not hasattr(module, "Sampler"):  # a tier with its own loop
+        timing = clock.during(lambda: module.measure(subjects[0], plan))
+        watch()
+        timing.took_s, timing.sm_clock_mhz = time.perf_counter() - began, clock.mhz()
+        return [timing], []
+    sampler = module.Sampler(subjects, plan)
+    places = subjects
     turns = _turns(len(subjects))
 
     def samples_of(order: list[int]) -> list[Sample]:
         return clock.during(lambda: sampler.take(order))
 
-    def take(count: int) -> list[Row]:
+    def take_turns(count: int) -> list[Row]:
         """`count` rows (made even)."""
         order = [i for _ in range(0, count, 2) for i in next(turns)]
         samples: list[list[Sample]] = [[] for _ in subjects]
@@ -109,16 +80,36 @@ def interleave(
             samples[i].append(sample)
         return list(zip(*samples, strict=True))
 
+    def take(count: int) -> list[Row]:
+        samples = samples_of([*range(len(places))] * count)
+        starts = range(0, len(samples), len(places))
+        return [(_mean(samples[i : i + len(places)]),) for i in starts]
+
     try:
-        on_cpu = TIERS[tier].mode == "cpu"
-        taken = collect(sampler, take, plan, watch, enough, on_cpu=on_cpu, step=2)
-        numbers = range(len(subjects))
-        timings = [_timing(tier, plan, sampler, i, taken) for i in numbers]
+        if not several and TIERS[tier].moves and not sampler.slow:
+            places = _places(subjects[0], plan)
+        if len(places) > len(subjects):
+            sampler.close()
+            sampler = module.Sampler(places, replace(plan, warmup=min(plan.warmup, 1)))
+        taken = collect(
+            sampler,
+            take_turns if several else take,
+            plan,
+            watch,
+            enough,
+            on_cpu=TIERS[tier].mode == "cpu",
+            step=1 + several,
+        )
+        timings = [_timing(tier, plan, sampler, i, taken) for i in range(len(subjects))]
         if last:
             _call_once_more(sampler, samples_of, last)
     finally:
         sampler.close()
-    _finish(timings, sampler, began, clock)
+    for timing in timings:
+        timing.places = len(places) // len(subjects)
+        timing.busy_s = sampler.busy_s
+        timing.took_s = time.perf_counter() - began
+        timing.sm_clock_mhz = clock.mhz()
     return timings, columns(taken.rows)
 
 
@@ -191,25 +182,19 @@ def _turns(count: int) -> Iterator[list[int]]:
 
 
 def _module(tier: str, plan: Plan, subjects: list[Subject]) -> Any:
+    if len(subjects) > 1 and not TIERS[tier].interleaves:
+        raise TierUnavailableError("calls of several algos cannot take turns in it")
     if not TIERS[tier].restores and any(subject.in_place for subject in subjects):
-        able = _able(tier, "restores")
         raise TierUnavailableError(
-            f"it cannot restore inputs that a call overwrites in place; {able} can"
+            "it cannot restore inputs that a call overwrites in place; cupti and events can"
         )
     states = TIERS[tier].l2
     if states and plan.l2 not in states:
+        able = " or ".join(states)
         raise TierUnavailableError(
-            f"it times with L2 {' or '.join(states)} only; use --l2 {states[0]}"
+            f"it times with L2 {able} only; use --l2 {states[0]}"
         )
     return importlib.import_module(f".{tier}", __package__)
-
-
-def _able(tier: str, what: str) -> str:
-    """The tiers of the same mode that can do this."""
-    mode = TIERS[tier].mode
-    return ", ".join(
-        name for name, t in TIERS.items() if getattr(t, what) and t.mode == mode
-    )
 
 
 # --- records
@@ -248,16 +233,6 @@ def histogram(samples_us: Sequence[float]) -> tuple[tuple[float, int], ...]:
     return tuple(sorted(counts.items()))
 
 
-def _mean(samples: list[Sample]) -> Sample:
-    """One sample from a call in each place. With two levels of time the median is not
-    steady, but the mean is.
-    """
-    if len(samples) == 1:
-        return samples[0]
-    us, span_us, kernels = map(statistics.fmean, zip(*samples, strict=True))
-    return Sample(us, span_us, int(kernels) if kernels.is_integer() else kernels)
-
-
 def _timing(tier: str, plan: Plan, sampler: Warmed, i: int, taken: Taken) -> Timing:
     """A subject's record. It says if calls were so slow that there are few samples."""
     samples = [row[i] for row in taken.rows]
@@ -270,15 +245,16 @@ def _timing(tier: str, plan: Plan, sampler: Warmed, i: int, taken: Taken) -> Tim
     timing.host = taken.host
     timing.how, timing.note = sampler.about(i, samples)
     if sampler.slow and timing.note is None:
-        count = f"{len(samples)} sample{'s' * (len(samples) > 1)}"
         limit = f"{plan.seconds:g} s"
-        timing.note = f"calls take longer than the time limit of {limit}: {count}"
+        timing.note = f"calls take longer than the time limit of {limit}"
     return timing
 
 
-def _finish(timings: list[Timing], sampler: Warmed, began: float, clock: Clock) -> None:
-    took_s, mhz = time.perf_counter() - began, clock.mhz()
-    for timing in timings:
-        timing.busy_s = sampler.busy_s
-        timing.took_s = took_s
-        timing.sm_clock_mhz = mhz
+def _mean(samples: list[Sample]) -> Sample:
+    """One sample from a call in each place. With two levels of time the median is not
+    steady, but the mean is.
+    """
+    if len(samples) == 1:
+        return samples[0]
+    us, span_us, kernels = map(statistics.fmean, zip(*samples, strict=True))
+    return Sample(us, span_us, int(kernels) if kernels.is_integer() else kernels)

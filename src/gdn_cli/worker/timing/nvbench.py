@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import importlib
 import shutil
-import sys
 import tempfile
 from array import array
 from collections.abc import Callable, Sequence
@@ -30,8 +29,8 @@ from typing import Any, TypeVar
 import torch
 
 from ... import errors, paths
-from .subject import Subject
-from .tier import Sample, TierUnavailableError, Warmed
+from .subject import Call, Subject
+from .tier import About, Sample, TierUnavailableError, Warmed
 
 T = TypeVar("T")
 
@@ -72,27 +71,21 @@ class Sampler(Warmed):
     def take(self, order: Sequence[int]) -> list[Sample]:
         began = perf_counter()
         try:
-            seconds = self._measure(len(order))
+            seconds = self._do(_cold, len(order), self.waits)
         except RuntimeError as e:
             if self.waits or self.busy_s or "Deadlock detected" not in str(e):
                 raise
             self.waits = True  # it did not while it was probed
-            seconds = self._measure(len(order))
+            seconds = self._do(_cold, len(order), self.waits)
         self.busy_s += perf_counter() - began
         return [Sample(s * 1e6) for s in seconds]
 
-    def _measure(self, count: int) -> list[float]:
-        return self._do(_cold, count, self.waits)
-
-    def about(self, i: int, samples: list[Sample]) -> tuple[str | None, str | None]:
+    def about(self, i: int, samples: list[Sample]) -> About:
         how = f"cuda-bench {self.session.bench.__version__}: CUDA events on a stream "
         if self.slow:
             return how + "that runs freely, host time included", None
         if self.waits:
-            note = (
-                "the call waits for the GPU, so nvbench cannot hold its stream, and host time is"
-                " in it"
-            )
+            note = "the call waits for the GPU, so host time is in it"
             return how + "that runs freely", note
         return how + "that is held until the call is queued", None
 
@@ -120,7 +113,7 @@ def _waits(subject: Subject, state: Any, folder: Path) -> bool:
     )
 
 
-def _comes_late(call: Callable[[], Any], hold_s: float) -> bool:
+def _comes_late(call: Call, hold_s: float) -> bool:
     """Whether a call on a held stream returns only after the stream is released."""
     torch.cuda._sleep(int(hold_s * _CYCLES_PER_S))
     held = torch.cuda.Event()
@@ -159,11 +152,9 @@ def _cold(
 
 def _read(folder: Path, count: int) -> list[float]:
     files = list((folder / f"{_FILE}-bin").glob("*.bin"))
-    samples = array("f")  # 32 bits, little-endian
+    samples = array("f")  # 32 bits, little-endian as every machine with a GPU
     if len(files) == 1:
         samples.frombytes(files[0].read_bytes())
-        if sys.byteorder == "big":
-            samples.byteswap()
     if len(samples) < count:
         raise TierUnavailableError(
             f"cuda-bench left {len(samples)} of {count} samples in {len(files)} files"
@@ -261,16 +252,8 @@ def _package() -> Any:
     try:
         bench = importlib.import_module("cuda.bench")
         bench.run_all_benchmarks  # noqa: B018 - loads the extension for this CUDA
-    except ModuleNotFoundError as e:
-        if e.name not in ("cuda", "cuda.bench"):
-            raise TierUnavailableError(
-                f"cuda-bench does not load, as {e.name} is missing: {_GET}"
-            ) from None
-        raise TierUnavailableError(
-            f"the package cuda-bench is not installed: {_GET}"
-        ) from None
     except (ImportError, AttributeError) as e:
         raise TierUnavailableError(
-            f"cuda-bench does not load: {errors.one_line(e)}"
+            f"cuda-bench does not load: {errors.one_line(e)}: {_GET}"
         ) from None
     return bench

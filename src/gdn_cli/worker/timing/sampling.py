@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
+from itertools import compress
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...machine.host_load import FEW, Round, Witness, apart, load_of
@@ -23,10 +25,11 @@ if TYPE_CHECKING:
     from .tier import Plan, Sample, Warmed
 
 Row = tuple["Sample", ...]
+Columns = list[list[float]]  # of each subject, its microseconds so far
 Take = Callable[[int], list[Row]]
 # called between batches: the worker reads the GPU's clocks in it
 Watch = Callable[[], None]
-Enough = Callable[[list[list[float]]], bool]  # of each subject's microseconds so far
+Enough = Callable[[Columns], bool]
 
 # rows; fewer if a single call takes a large part of the seconds
 _LEAST, _MOST = 20, 5000
@@ -75,23 +78,20 @@ def collect(
         sampler.hold()  # the only sample may be the call whose results are checked
         sampler.open_late()
         began = time.perf_counter()
-        witness = Witness()
-        taken = (
-            _host(witness, [witness.look_on(partial(take, 1))], "time")
-            if on_cpu
-            else Taken(take(1), "time")
-        )
+        if on_cpu:
+            witness = Witness()
+            taken = _host(witness, [witness.look_on(partial(take, 1))], "time")
+        else:
+            taken = Taken(take(1), "time")
         if time.perf_counter() - began > plan.seconds:
             watch()
             return taken
         sampler.get_ready()  # the first call compiled, and this one did not
-    if on_cpu:
-        return (
-            _counted(take, plan, watch, step)
-            if plan.iterations
-            else _rounds(take, plan, watch, enough)
-        )
-    return Taken(*in_a_row(take, plan, watch, enough))
+    if not on_cpu:
+        return Taken(*in_a_row(take, plan, watch, enough))
+    if plan.iterations:
+        return _counted(take, plan, watch, step)
+    return _rounds(take, plan, watch, enough)
 
 
 def known(target: float, times: list[float]) -> bool:
@@ -100,13 +100,9 @@ def known(target: float, times: list[float]) -> bool:
     return (high - low) / 2 <= target * statistics.median(times)
 
 
-def columns(rows: list[Row]) -> list[list[float]]:
+def columns(rows: list[Row]) -> Columns:
     """Each subject's microseconds."""
-    return [_us(column) for column in zip(*rows, strict=True)]
-
-
-def _us(samples: Iterable[Sample]) -> list[float]:
-    return [sample.us for sample in samples]
+    return [list(map(attrgetter("us"), column)) for column in zip(*rows, strict=True)]
 
 
 def in_a_row(
@@ -120,10 +116,10 @@ def in_a_row(
             watch()
         return rows, "count"
     began = time.perf_counter()
-    rows = take(1)  # includes one-time costs, and shows how long a row takes
+    take(1)  # includes one-time costs, and shows how long a row takes
     one_s = time.perf_counter() - began
-    rows.clear()
     began = time.perf_counter()
+    rows = []
     batch = max(3, min(_LEAST, int(plan.seconds / max(one_s, 1e-9))))
     while True:
         rows += take(batch)
@@ -144,14 +140,16 @@ Seen = tuple[list[Row], Round]
 
 
 def _host(
-    witness: Witness, rounds: list[Seen], stopped: str, kept: list[Seen] | None = None
+    witness: Witness, rounds: list[Seen], stopped: str, everything: bool = True
 ) -> Taken:
-    """The samples, with the record of the host; `kept` are the rounds that count, if not all do."""
-    kept = rounds if kept is None else kept
-    chosen = {id(each) for each in kept}
+    """The samples, with the record of the host; those of disturbed rounds only if
+    `everything` counts.
+    """
+    counts = [everything or not what.disturbed for _, what in rounds]
+    kept = [*compress(rounds, counts)]
     host = load_of(
         [what for _, what in rounds],
-        [id(each) in chosen for each in rounds],
+        counts,
         [_median(rows) for rows, _ in kept],
         witness.shared(),
     )
@@ -184,7 +182,8 @@ def _rounds(take: Take, plan: Plan, watch: Watch, enough: Enough) -> Taken:
     """Rounds until enough of them were undisturbed by the host and agree. If that does
     not happen, all of them count, and the record says what the host did.
     """
-    began, witness = time.perf_counter(), Witness()
+    began = time.perf_counter()
+    witness = Witness()
     rounds: list[Seen] = []
     one_s = 0.0
     while True:
@@ -199,24 +198,15 @@ def _rounds(take: Take, plan: Plan, watch: Watch, enough: Enough) -> Taken:
         left_alone = len(kept) >= _ROUNDS and 2 * len(kept) >= len(rounds)
         samples = [row for rows, _ in kept for row in rows]
         lasted = sum(what.ended - what.began for _, what in kept)
-        known_well = (
-            len(samples) > FEW
-            and lasted >= _SPAN_S
-            and not apart([_median(rows) for rows, _ in kept])
-        )
-        if left_alone and known_well:
+        plenty = len(samples) > FEW and lasted >= _SPAN_S
+        if left_alone and plenty and not apart([_median(rows) for rows, _ in kept]):
             over = lasted >= plan.seconds
             if (over or len(kept) % _ROUNDS == 0) and enough(columns(samples)):
-                return _host(witness, rounds, "target", kept)
+                return _host(witness, rounds, "target", False)
             if over:
-                return _host(witness, rounds, "time", kept)
+                return _host(witness, rounds, "time", False)
         if time.perf_counter() - began >= plan.seconds + _PATIENCE_S:
-            return _host(witness, rounds, "time", kept if left_alone else None)
-
-
-def _settle(take: Take, lasts: float) -> None:
-    """Calls that do not count, for so many seconds."""
-    _round(take, lasts)
+            return _host(witness, rounds, "time", not left_alone)
 
 
 def _round(take: Take, lasts: float) -> list[Row]:
@@ -229,3 +219,6 @@ def _round(take: Take, lasts: float) -> list[Row]:
         within = int(len(rows) * (lasts - spent) / max(spent, 1e-9))
         rows += take(max(1, min(_LEAST, within)))
     return rows
+
+
+_settle = _round  # calls that do not count

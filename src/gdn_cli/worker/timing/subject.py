@@ -11,15 +11,16 @@ if TYPE_CHECKING:
     from .flips import Flips
 
 
+Call = Callable[[], Any]
+
+
 class Values:
     """What the inputs hold before a call: what the last call overwrote in place is
     restored, and the signs of some blocks change, so that no call finds its results in
     buffers or in its memory.
     """
 
-    def __init__(
-        self, inputs: list[Any], outputs: list[Any], flips: Flips | None = None
-    ) -> None:
+    def __init__(self, inputs: list, outputs: list, flips: Flips | None = None) -> None:
         self.kept = [(x, x.clone()) for x in overwritten(inputs, outputs)]
         self.flips = flips
         self.held = False
@@ -56,21 +57,21 @@ class Subject:
     next call's values into the inputs.
     """
 
-    call: Callable[[], Any]
-    inputs: list[Any]
-    outputs: list[Any]
+    call: Call
+    inputs: list
+    outputs: list
     kernel: Any = None
     definition: Any = None
     refresh: Values | Callable[[], None] | None = None
     # the same call on other buffers
-    rebuild: Callable[[list[Any], list[Any]], Callable[[], Any]] | None = None
+    rebuild: Callable[[list, list], Call] | None = None
 
     @classmethod
     def of(
         cls,
         kernel: Any,
-        inputs: list[Any],
-        outputs: list[Any],
+        inputs: list,
+        outputs: list,
         refresh: Values | None = None,
         definition: Any = None,
     ) -> Subject:
@@ -95,7 +96,7 @@ class Subject:
         if isinstance(self.refresh, Values):
             self.refresh.hold(held)
 
-    def results(self) -> list[Any]:
+    def results(self) -> list:
         """Copies of what the last call left; what it returned, if it allocates its results."""
         if self.kernel is not None and not self.kernel.destination_passing:
             return listed(self.kernel.last)
@@ -133,7 +134,7 @@ class Subject:
         )
 
 
-def bound(kernel: Any, inputs: list[Any], outputs: list[Any]) -> Callable[[], Any]:
+def bound(kernel: Any, inputs: list, outputs: list) -> Call:
     """A kernel's call on these buffers; work done once for the inputs
     (executor/prepared.py) is done here.
     """
@@ -147,19 +148,17 @@ def listed(result: Any) -> list:
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
-def overwritten(inputs: list[Any], outputs: list[Any]) -> list[Any]:
+def overwritten(inputs: list, outputs: list) -> list:
     """The inputs that are also outputs."""
     return [x for x in inputs if is_one_of(x, outputs)]
 
 
-def is_one_of(x: Any, many: Sequence[Any]) -> bool:
+def is_one_of(x: Any, many: Sequence) -> bool:
     """Whether it is the same object as one of these; tensors are not comparable by ==."""
     return any(x is y for y in many)
 
 
-def values(
-    inputs: list[Any], outputs: list[Any], flips: Flips | None = None
-) -> Values | None:
+def values(inputs: list, outputs: list, flips: Flips | None = None) -> Values | None:
     """What changes before each call; None if nothing does."""
     changing = flips or overwritten(inputs, outputs)
     return Values(inputs, outputs, flips) if changing else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .subject import Subject
 
@@ -43,6 +43,9 @@ class Sample(NamedTuple):
     # first start to last end, and the number of kernels; 0 if the tier sees no kernels
     span_us: float = 0.0
     kernels: float = 0
+
+
+About = tuple[str | None, str | None]  # how a subject was timed, and a note
 
 
 class Warmed:
@@ -84,7 +87,7 @@ class Warmed:
         for subject in self.subjects:
             subject.hold(held)
 
-    def results(self, i: int) -> list[Any]:
+    def results(self, i: int) -> list:
         """Copies of the results of a subject's last call."""
         return self.subjects[i].results()
 
@@ -118,8 +121,8 @@ class Warmed:
         """A sample of each of these subjects, in this order."""
         raise NotImplementedError
 
-    def about(self, i: int, samples: list[Sample]) -> tuple[str | None, str | None]:
-        """How a subject was timed, and a note; None: nothing to say."""
+    def about(self, i: int, samples: list[Sample]) -> About:
+        """None: nothing to say."""
         return None, None
 
     def close(self) -> None:

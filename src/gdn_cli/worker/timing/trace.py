@@ -1,14 +1,9 @@
 """What ran on the GPU during some work: each kernel, copy and fill with its start and
-its duration in ns.
+its duration in ns, from CUPTI's activity records.
 
-There are two sources, the better one first. Both use CUPTI's activity records; starts
-compare within one trace only.
-
-libcupti itself, through ctypes: the copy that torch has loaded, so no package is
+libcupti is called through ctypes: the copy that torch has loaded, so no package is
 needed. Records are parsed directly from CUPTI's buffers, under a microsecond each (with
 cupti-python 13.0 tens of microseconds).
-
-torch's profiler, if libcupti cannot be used.
 """
 
 from __future__ import annotations
@@ -24,6 +19,7 @@ from ctypes import (
     CFUNCTYPE,
     POINTER,
     byref,
+    c_char_p,
     c_int,
     c_size_t,
     c_uint32,
@@ -39,58 +35,8 @@ import torch
 from .kernels import begin
 from .tier import TierUnavailableError
 
-# start in ns, duration in ns, name (of a C++ kernel: mangled by one source, plain by the
-# other)
+# start in ns, duration in ns, name (of a C++ kernel: mangled)
 Ran = tuple[int, int, str]
-
-
-class Trace:
-    """An open trace: `kernels` as often as wanted, `close` once. At most one is open in
-    a process.
-    """
-
-    how: str  # where its times come from, in words
-
-    @staticmethod
-    def open() -> Trace:
-        """The best source that sees a kernel here. TierUnavailableError, with every source's
-        reason, if none does.
-        """
-        reasons = []
-        for source in (Activity, Profiler):
-            trace = None
-            try:
-                trace = source()
-                ran = [name for _, _, name in trace.kernels(_one_kernel)]
-                if sum(name.startswith("gdn_begin") for name in ran) == 1:
-                    return trace
-                seen = ", ".join(ran) or "nothing"
-                reasons.append(
-                    f"{source.called} saw {seen} of the one kernel that was launched"
-                )
-            except TierUnavailableError as e:
-                reasons.append(str(e))
-            if trace:
-                trace.close()
-        raise TierUnavailableError("; ".join(dict.fromkeys(reasons)))
-
-    def kernels(self, work: Callable[[], Any]) -> list[Ran]:
-        """What ran on the GPU in `work`, which synchronises at its end, in the order of the starts.
-
-        Raises what `work` raises, and TierUnavailableError if a record is missing or incomplete.
-        """
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Stop recording. Calling it again does nothing."""
-
-
-def _one_kernel() -> None:
-    begin()
-    torch.cuda.synchronize()
-
-
-# --- libcupti
 
 # CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, which holds kernels of graphs too; copies
 _KERNEL = 10
@@ -131,23 +77,25 @@ _HELP = {
 }
 
 
-class Activity(Trace):
-    """CUPTI's activity records, straight from its buffers."""
+class Trace:
+    """An open trace: `kernels` as often as wanted, `close` once. At most one is open in
+    a process. TierUnavailableError if it does not see a kernel here.
+    """
 
-    called = "libcupti"
     _open = False
 
     def __init__(self) -> None:
         self._cupti = _cupti()
-        if Activity._open:
+        if Trace._open:
             raise RuntimeError("a trace is already open in this process")
         version = self._cupti.version
         if version not in _VERSIONS:
             raise TierUnavailableError(
                 f"libcupti's API version {version} is not one whose records are known"
             )
+        # where its times come from, in words
         self.how = f"CUPTI's activity records (libcupti, API version {version})"
-        Activity._open = True
+        Trace._open = True
         try:
             self._cupti.start()
             rate = self._cupti.rate()
@@ -155,11 +103,21 @@ class Activity(Trace):
                 raise TierUnavailableError(
                     f"libcupti's clock runs at {rate:.3g} times the host's"
                 )
+            seen = [name for _, _, name in self.kernels(_one_kernel)]
+            if sum(name.startswith("gdn_begin") for name in seen) != 1:
+                names = ", ".join(seen) or "nothing"
+                raise TierUnavailableError(
+                    f"libcupti saw {names} of the one kernel that was launched"
+                )
         except BaseException:
             self.close()
             raise
 
     def kernels(self, work: Callable[[], Any]) -> list[Ran]:
+        """What ran on the GPU in `work`, which synchronises at its end, in the order of the starts.
+
+        Raises what `work` raises, and TierUnavailableError if a record is missing or incomplete.
+        """
         self._cupti.flush()  # what ran since the last trace
         self._cupti.forget()
         self._cupti.dropped()
@@ -186,10 +144,15 @@ class Activity(Trace):
         return sorted(ran)
 
     def close(self) -> None:
-        if not Activity._open:
-            return
-        Activity._open = False
-        self._cupti.stop()
+        """Stop recording. Calling it again does nothing."""
+        if Trace._open:
+            Trace._open = False
+            self._cupti.stop()
+
+
+def _one_kernel() -> None:
+    begin()
+    torch.cuda.synchronize()
 
 
 class _Cupti:
@@ -203,7 +166,7 @@ class _Cupti:
         self._requested = _REQUESTED(self._request)
         self._completed = _COMPLETED(self._complete)
         self._clock = _steady_clock()
-        self._free: list[Any] = []
+        self._free: list = []
         self._lent: dict[int, Any] = {}  # by address
         self._sizes: dict[int, int] = {}  # of a record, by its kind
         self._filled: list[bytes] = []
@@ -214,13 +177,11 @@ class _Cupti:
 
     def call(self, function: str, *arguments: Any) -> None:
         if status := getattr(self._library, function)(*arguments):
-            text = ctypes.c_char_p()
+            text = c_char_p()
             self._library.cuptiGetResultString(status, byref(text))
             name = text.value.decode() if text.value else f"error {status}"
-            advice = next(
-                (f": {words}" for part, words in _HELP.items() if part in name), ""
-            )
-            raise TierUnavailableError(f"{function} says {name}{advice}")
+            advice = [f": {words}" for part, words in _HELP.items() if part in name]
+            raise TierUnavailableError(f"{function} says {name}{''.join(advice)}")
 
     def start(self) -> None:
         # set again each time: torch's profiler and cupti-python replace the callbacks,
@@ -321,7 +282,7 @@ class _Cupti:
 
     def _size(self, kind: int, filled: bytes, offset: int, end: int) -> int:
         """The record's size, from CUPTI itself: it depends on CUPTI's version."""
-        base = ctypes.cast(ctypes.c_char_p(filled), c_void_p).value
+        base = ctypes.cast(c_char_p(filled), c_void_p).value
         assert base is not None
         following = c_void_p(base + offset)
         status = self._library.cuptiActivityGetNextRecord(base, end, byref(following))
@@ -343,7 +304,7 @@ def _cupti() -> _Cupti:
         library = _load()
         for name, types in {
             "cuptiGetVersion": [POINTER(c_uint32)],
-            "cuptiGetResultString": [c_int, POINTER(ctypes.c_char_p)],
+            "cuptiGetResultString": [c_int, POINTER(c_char_p)],
             "cuptiActivityRegisterCallbacks": [_REQUESTED, _COMPLETED],
             "cuptiActivityRegisterTimestampCallback": [c_void_p],
             "cuptiGetTimestamp": [POINTER(c_uint64)],
@@ -388,45 +349,3 @@ def _load() -> Any:
     loaded.sort(key=lambda path: "/triton/" in path)
     major, _, _ = (torch.version.cuda or "13").partition(".")
     return ctypes.CDLL(loaded[0] if loaded else f"libcupti.so.{major}")
-
-
-# --- torch's profiler
-
-
-class Profiler(Trace):
-    """torch.autograd.profiler, which torch.profiler wraps. Events are read directly
-    from kineto: torch's own (with torch.profiler's acc_events=True, built at every
-    exit) cost tens of microseconds each.
-    """
-
-    called = "torch's profiler"
-    how = "CUPTI's activity records by torch's profiler"
-
-    def kernels(self, work: Callable[[], Any]) -> list[Ran]:
-        with self._failing():
-            profile = torch.autograd.profiler.profile(
-                use_cpu=False, use_device="cuda", use_kineto=True
-            )
-            profile.__enter__()
-        try:
-            work()
-        finally:
-            with self._failing():
-                profile.__exit__(None, None, None)
-        with self._failing():
-            results = profile.kineto_results
-            assert results is not None
-            on_gpu = torch.autograd.DeviceType.CUDA
-            return sorted(
-                (event.start_ns(), event.duration_ns(), event.name())
-                for event in results.events()
-                if event.device_type() == on_gpu
-            )
-
-    @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except (RuntimeError, AttributeError, AssertionError, TypeError) as e:
-            lines = str(e).splitlines() or [type(e).__name__]
-            raise TierUnavailableError(f"torch's profiler failed: {lines[0]}") from None

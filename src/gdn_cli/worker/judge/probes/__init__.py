@@ -35,17 +35,18 @@ kernel that takes over 0.1 s, and 25 on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from ....catalog.ops import Op
 from ....errors import one_line
 from ...executor import calls, client
+from ..check import Problem
 from . import async_work, buffers, caching, neighbours
 from .harness import Case, CaughtError
 
+Findings = dict[str, str | None]  # probe -> what it found
 PROBES: dict[str, Callable[[Case], str | None]] = {
     "inputs-changed": buffers.inputs_changed,
     "out-of-bounds": buffers.out_of_bounds,
@@ -63,31 +64,25 @@ USUAL = tuple(name for name in PROBES if name != "neighbours")
 
 def run(
     kernel: Any,
-    op: Op,
-    axes: dict[str, int],
-    inputs: list,
-    expected: list[torch.Tensor],
-    names: Iterable[str] | None = None,
-    in_place: Mapping[int, int] | None = None,
+    problem: Problem,
+    names: Iterable[str] = USUAL,
     hard: bool = False,
-) -> dict[str, str | None]:
+) -> Findings:
     """Probe a kernel that `check.check` has passed: probe -> None, or one line that
     says what was found.
 
-    inputs    the call's tensors and scalars; values are changed in place and restored
-              bit for bit before this returns
-    expected  the float64 oracle's outputs for them
-    names     the probes to run, of PROBES; None for the usual ones
-    in_place  number of an output -> number of the input that it overwrites in each call
+    problem   its inputs are changed in place and restored bit for bit before this
+              returns
+    names     the probes to run, of PROBES
     hard      look longer for races: many equal calls while the machine is busy
 
     An exception from the kernel counts as that probe's finding. Running out of memory
     does not: it is raised, as from any other call.
     """
-    chosen = list(USUAL if names is None else names)
-    findings: dict[str, str | None] = {}
+    chosen = list(names)
+    findings: Findings = {}
     with torch.no_grad():
-        case = Case(kernel, op, axes, inputs, expected, in_place, hard)
+        case = Case(kernel, problem, hard)
         for name in chosen:
             try:
                 findings[name] = _probed(case, PROBES[name])

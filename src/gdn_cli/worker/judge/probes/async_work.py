@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 
-import torch
+from torch import Tensor
 
 from .. import check
 from .harness import FACTOR, Case, CaughtError
@@ -44,7 +44,7 @@ def _late_on_cpu(case: Case) -> str | None:
     return None
 
 
-def _at_return(case: Case) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _at_return(case: Case) -> tuple[list[Tensor], list[Tensor]]:
     """One call's results, and copies of them as they were when it returned."""
     case.fill(case.outputs, check.poison)
     results, seen = case.ask(
@@ -57,8 +57,8 @@ def _at_return(case: Case) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 def _plain(case: Case, results: list) -> None:
     """Catch results that look like tensors but may be computed only when they are read."""
     case.form(results)
-    for name, odd in zip(case.op.outputs, case.kernel.odd(results), strict=True):
-        if odd:
+    for name, result in zip(case.op.outputs, results, strict=True):
+        if odd := case.kernel.odd(result):
             raise CaughtError(
                 f"{name}: returned a {odd}, not a plain tensor: its work may be put off until it"
                 " is read"
@@ -85,23 +85,17 @@ def _late_on_gpu(case: Case) -> str | None:
         factor = next(_UNUSED) if case.linear and not case.fills else 1.0
         late = case.scaled(factor)
         case.fill([*case.outputs, *copies], check.poison)
-        zeroed = [*case.linear, *case.other]  # integers stay: they are addresses
-        results = case.ask(
-            case.kernel.late,
-            case.inputs,
-            case.outputs,
-            late,
-            zeroed,
-            copies,
-            case.wanted,
-        )
+        # integers stay: they are addresses
+        how = {"late": late, "zeroed": [*case.linear, *case.other], "copies": copies}
+        given = case.inputs, case.outputs, case.wanted
+        results = case.ask(case.kernel.late, *given, **how)
         _plain(case, results)
         if not (wrong := case.wrong(copies, factor)):
             continue
         if _comes_right(case, results, factor):
             return (
-                f"{wrong[0]} was not complete for what follows on the current stream: "
-                "work goes on where no timer sees it"
+                f"{wrong[0]} was not complete for what follows on the current stream: work goes"
+                " on where no timer sees it"
             )
         # always wrong, or only because the inputs came late? The other probes report the former
         case.write(late)
@@ -114,7 +108,7 @@ def _late_on_gpu(case: Case) -> str | None:
     return None
 
 
-def _comes_right(case: Case, results: list[torch.Tensor], factor: float) -> bool:
+def _comes_right(case: Case, results: list[Tensor], factor: float) -> bool:
     """Whether results become right after a while, as a thread may make them."""
     began = time.monotonic()
     while case.wrong(results, factor):

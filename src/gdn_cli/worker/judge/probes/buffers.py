@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 
-import torch
+from torch import Tensor
 
 from .. import check
 from . import load
@@ -19,13 +19,13 @@ def inputs_changed(case: Case) -> str | None:
     for n, fill in enumerate((check.poison, check.poison, None), start=1):
         case.call(fill=fill)
         case.kernel.pull(case.inputs)
-        changed = []
-        for i, name in enumerate(case.op.inputs):
-            x = case.inputs[i]
-            right = case.original[i]
-            judged = isinstance(x, torch.Tensor) and i not in case.held
-            if judged and not check.same_bits(x, right):
-                changed.append(name)
+        changed = [
+            name
+            for i, name in enumerate(case.op.inputs)
+            if isinstance(case.inputs[i], Tensor)
+            and i not in case.held
+            and not check.same_bits(case.inputs[i], case.original[i])
+        ]
         if changed:
             names = ", ".join(changed)
             return f"changed {names} in call {n} of 3: every input must come back as it was"
@@ -48,15 +48,13 @@ def out_of_bounds(case: Case) -> str | None:
 def zero_outputs(case: Case) -> str | None:
     """2 calls on outputs that hold zeros: a kernel can look for the check's NaN."""
     for _ in range(2):
-        results = case.call(fill=torch.Tensor.zero_)
+        results = case.call(fill=Tensor.zero_)
         if wrong := case.wrong(results):
             name, error = wrong
-            i = list(case.op.outputs).index(name)
-            if not results[i].any():
-                before = "if its buffer held no NaN before the call"
-                return f"{name} is all zeros {before}, and should not be"
-            before = "if its buffer held zeros before the call"
-            return f"{name} is wrong {before}: relative error {error:.2g}"
+            what = f"is wrong by a relative error of {error:.2g}"
+            if not results[list(case.op.outputs).index(name)].any():
+                what = "is all zeros"
+            return f"{name} {what} if its buffer held no NaN before the call"
     return None
 
 
@@ -85,7 +83,7 @@ def nondeterminism(case: Case) -> str | None:
     return None
 
 
-def _differs(case: Case, first: list[torch.Tensor]) -> str | None:
+def _differs(case: Case, first: list[Tensor]) -> str | None:
     """1 call, compared with the results of an equal one."""
     again = case.call()
     # NaNs too
@@ -127,7 +125,7 @@ def overwritten_results(case: Case) -> str | None:
         case.refresh(2 * GROUPS + 2)  # values that content-cache has not used
     if shared := changed():
         return f"{shared} changed when the inputs got new values: it shares memory with an input"
-    following = case.call(outputs=sets[1])
+    following = case.call(outputs=sets[1])  # kept alive, so that it has its own memory
     if lost := changed():
         return f"{lost} of one call was overwritten by the next: each result needs its own memory"
     del following

@@ -8,6 +8,7 @@ import statistics
 from collections import Counter
 
 import torch
+from torch import Tensor
 
 from ...timing.flips import part
 from .. import check
@@ -50,15 +51,13 @@ def _stale(case: Case, wrong: tuple[str, float], old: list, new: list) -> str | 
     """
     name, error = wrong
     i = list(case.op.outputs).index(name)
-    stayed = check.same_bits(old[i], new[i])
+    what = f"is wrong by a relative error of {error:.2g}"
+    if check.same_bits(old[i], new[i]):
+        what = "stayed the same"
     case.restore()
     if case.wrong(case.call()):
         return None
-    if stayed:
-        why = "an old result came back"
-        return f"{name} stayed the same when the same buffers got new values: {why}"
-    why = f"relative error {error:.2g}: it remembers something"
-    return f"{name} is wrong when the same buffers get new values, {why}"
+    return f"{name} {what} when the same buffers got new values: it remembers something"
 
 
 def content_cache(case: Case) -> str | None:
@@ -68,24 +67,22 @@ def content_cache(case: Case) -> str | None:
     if case.fills:
         old = case.kept()
     else:
+        address = case.kernel.address
         first = case.call()
         old = case.call()
         for i, name in enumerate(case.op.outputs):
-            address = case.kernel.address
             if first[i].numel() and address(first[i]) == address(old[i]):
                 case.refresh(2 * GROUPS + 1)
                 # otherwise it happens always: see overwritten-results
                 if address(case.call()[i]) != address(old[i]):
-                    return (
-                        f"{name}: a second call with the same values returned the first one's"
-                        " tensor"
-                    )
+                    same = "a second call with the same values returned"
+                    return f"{name}: {same} the first one's tensor"
         old = check.cloned(old)
         del first
     return _fingerprint(case, old) or _skipped_repeats(case)
 
 
-def _fingerprint(case: Case, old: list[torch.Tensor]) -> str | None:
+def _fingerprint(case: Case, old: list[Tensor]) -> str | None:
     """Change single elements deep inside the inputs and check that the outputs follow.
 
     How much they should change is measured with the kernel itself, by scaling all
@@ -108,31 +105,30 @@ def _fingerprint(case: Case, old: list[torch.Tensor]) -> str | None:
         case.write(values)
         results = case.kept()
         case.write(case.scaled(factor, values))
-        asked = case.call()
-        for i, name in enumerate(case.op.outputs):
-            follows = asked[i].double() / factor
-            if not follows.numel() or not check.same_bits(old[i], results[i]):
+        outputs = zip(case.op.outputs, old, results, case.call(), strict=True)
+        for name, before, after, scaled in outputs:
+            follows = scaled.double() / factor
+            if not follows.numel() or not check.same_bits(before, after):
                 continue
-            rms = float(follows.norm()) / math.sqrt(follows.numel())
-            moved = float((follows - old[i].double()).abs().max())
+            rms = float(follows.square().mean().sqrt())
+            moved = float((follows - before.double()).abs().max())
             if moved > 2 * case.op.tolerance[name] * rms:
                 inputs = [x for j, x in enumerate(case.op.inputs) if j in changed]
-                inside = ", ".join(inputs)
                 return (
-                    f"{name} stayed the same when single elements of {inside} changed: it uses a"
-                    " fingerprint"
+                    f"{name} stayed the same when single elements of {', '.join(inputs)} changed:"
+                    " it uses a fingerprint"
                 )
     return None
 
 
-def _deep(x: torch.Tensor) -> int:
+def _deep(x: Tensor) -> int:
     """An index deep inside, off any regular stride that a fingerprint might use."""
     n = x.numel()
     start = int(0.618 * n)
     return next((i for i in range(start, n) if math.gcd(i, 2 * 3 * 5 * 7) == 1), start)
 
 
-def _outlier(x: torch.Tensor) -> torch.Tensor:
+def _outlier(x: Tensor) -> Tensor:
     """x with one element far from all the others."""
     y = x.clone()
     if x.numel():
@@ -144,7 +140,7 @@ def _outlier(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def _swapped(x: torch.Tensor) -> torch.Tensor:
+def _swapped(x: Tensor) -> Tensor:
     """x with an element deep inside swapped with another one of its row."""
     y = x.clone()
     if x.numel() and x.dim():
@@ -252,16 +248,12 @@ def _fewer_kernels(case: Case) -> str | None:
         repeat_ns.append(took_again)
         gone = set(fresh - repeat)  # those that run less often count
         missing = gone if missing is None else missing & gone
-        if not missing and max(repeat_ns) >= _FASTER * min(fresh_ns):
-            return None
-    if not missing:
         share = max(repeat_ns) / min(fresh_ns)
-        what = f"its kernels take {share:.0%} of the time for fresh ones"
-    else:
-        name = min(missing, key=lambda name: (repeat[name], name))
-        what = f"{name[:60]} runs {'less often' if repeat[name] else 'not at all'}"
-        if len(missing) > 1:
-            what += f", and {len(missing) - 1} more kernels less often"
+        if not missing and share >= _FASTER:
+            return None
+    what = f"its kernels take {share:.0%} of the time for fresh ones"
+    if missing:
+        what = f"{', '.join(sorted(missing))[:60]} runs less often, or not at all"
     return f"for values that were just seen {what}: results are remembered by their inputs' content"
 
 

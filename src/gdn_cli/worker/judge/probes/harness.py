@@ -5,12 +5,13 @@ exception for a finding.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ....catalog.ops import Op
 from ....errors import one_line
 from ...executor import calls, client
 from ...timing.flips import part
@@ -29,68 +30,50 @@ class CaughtError(Exception):
     """A probe's finding, in one line."""
 
 
-class Case:
+class Case(check.Problem):
     """What every probe needs. The kernel's buffers (`inputs`, and `outputs` with
     guards) stay at their addresses.
 
-    in_place  number of an output -> number of the input that it overwrites. The kernel
-              gets a buffer with guards for this input too, and before each call the
-              values in `held` are written to it
+    in_place  the kernel gets a buffer with guards for an input that is overwritten too,
+              and before each call the values in `held` are written to it
     hard      look longer for races
     """
 
-    def __init__(
-        self,
-        kernel: Any,
-        op: Op,
-        axes: dict[str, int],
-        inputs: list,
-        expected: list[torch.Tensor],
-        in_place: Mapping[int, int] | None = None,
-        hard: bool = False,
-    ) -> None:
+    def __init__(self, kernel: Any, problem: check.Problem, hard: bool = False) -> None:
+        op, inputs, expected = problem.op, problem.inputs, problem.expected
+        super().__init__(op, problem.axes, list(inputs), expected, problem.in_place)
         self.kernel = kernel
-        self.op = op
-        self.axes = axes
-        self.inputs = list(inputs)
-        self.expected = expected
-        self.in_place = dict(in_place or {})
+        # whether it writes into given outputs
+        self.fills = kernel.destination_passing
         self.hard = hard
-        self.wanted = check.wanted(op, axes)
         self.device = expected[0].device
         self.gpu = self.device.type == "cuda"
         self.original = check.cloned(inputs)
         floats = [i for i, x in enumerate(inputs) if check.is_float(x)]
-        parts: dict[int, list[list[int | None]]] = {}
-        for i, *ends in op.linear:
-            parts.setdefault(i, []).append(ends)
         # number of an input -> in which parts op is linear
-        self.parts = parts if set(parts) <= set(floats) else {}
+        self.parts: defaultdict[int, list] = defaultdict(list)
+        for i, *ends in op.linear:
+            self.parts[i].append(ends)
         self.linear = list(self.parts)
         self.other = [i for i in floats if [None, None] not in self.parts.get(i, [])]
         self.guards = Guards()
         self.outputs = self._allocate(self.guards)
+        self.held: dict[int, Tensor] = {}
         for output, source in self.in_place.items():
             self.inputs[source] = self.outputs[output].copy_(inputs[source])
-        sources = self.in_place.values()
-        self.held = {source: self.original[source].clone() for source in sources}
+            self.held[source] = self.original[source].clone()
 
-    def _allocate(self, guards: Guards) -> list[torch.Tensor]:
+    def _allocate(self, guards: Guards) -> list[Tensor]:
         if not self.fills:
             return []
         return check.allocate(self.op, self.axes, str(self.device), guards.empty)
-
-    @property
-    def fills(self) -> bool:
-        """Whether the kernel writes into given outputs."""
-        return self.kernel.destination_passing
 
     def write(self, values: list) -> None:
         """Write values into the inputs' memory. Through `.data`, because a kernel could
         also cache by a tensor's version, which the caller's next batch need not change.
         """
         for x, value in zip(self.inputs, values, strict=True):
-            if isinstance(x, torch.Tensor):
+            if isinstance(x, Tensor):
                 x.data.copy_(value)
         for i, held in self.held.items():
             held.copy_(values[i])
@@ -104,21 +87,20 @@ class Case:
         if self.gpu:
             torch.cuda.synchronize()
 
-    def fresh(self, inputs: list | None = None) -> list[torch.Tensor]:
+    def fresh(self, inputs: list | None = None) -> list[Tensor]:
         """New buffers for the outputs, with guards; for an output that overwrites an
         input, that of `inputs`.
         """
         outputs = self._allocate(Guards())
-        if outputs:
-            for output, source in self.in_place.items():
-                outputs[output] = (self.inputs if inputs is None else inputs)[source]
+        for output, source in self.in_place.items():
+            outputs[output] = (inputs or self.inputs)[source]
         return outputs
 
     def fill(
         self,
         outputs: list,
-        with_what: Callable[[torch.Tensor], Any] | None,
-        given: Sequence[Any] = (),
+        with_what: Callable[[Tensor], Any] | None,
+        given: Sequence = (),
     ) -> None:
         """Set what outputs hold before a call. Those that are the kernel's own inputs
         get the values in `held`. The others keep theirs if `with_what` is None, or if
@@ -134,14 +116,13 @@ class Case:
             else:
                 with_what(out)
             filled.append(out)
-        if filled:
-            self.kernel.push(filled)
+        self.kernel.push(filled)
 
     def scaled(self, factor: float, values: list | None = None) -> list:
         """The values (None: the original ones), with those in which the op is linear
         multiplied by `factor`.
         """
-        values = list(self.original if values is None else values)
+        values = list(values or self.original)
         for i, parts in self.parts.items():
             values[i] = values[i].clone()
             for ends in parts:
@@ -164,12 +145,12 @@ class Case:
                 self.held[i].copy_(self.inputs[i])
         self.kernel.push([self.inputs[i] for i in self.linear or self.other])
 
-    def ask(self, how: Callable[..., Any], *arguments: Any) -> Any:
+    def ask(self, how: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call one of the kernel's methods. Exceptions of the kernel are findings;
         running out of memory is not its fault, and a missing trace is for the caller.
         """
         try:
-            return how(*arguments)
+            return how(*arguments, **named)
         except Exception as e:
             if calls.out_of_memory(e) or isinstance(e, (LookupError, client.DiedError)):
                 raise
@@ -179,48 +160,37 @@ class Case:
         self,
         inputs: list | None = None,
         outputs: list | None = None,
-        fill: Callable[[torch.Tensor], Any] | None = check.poison,
-    ) -> list[torch.Tensor]:
+        fill: Callable[[Tensor], Any] | None = check.poison,
+    ) -> list[Tensor]:
         """One complete call; returns the outputs. `fill` says what given outputs hold
         before it (None: as they are).
         """
-        outputs = self.outputs if outputs is None else outputs
-        if inputs is not None:
+        outputs = outputs or self.outputs
+        if inputs:
             self.kernel.push(inputs)
         self.fill(outputs, fill, inputs or ())
-        given = self.inputs if inputs is None else inputs
-        results = self.ask(self.kernel.run, given, outputs, self.wanted)
+        given = inputs or self.inputs, outputs, self.wanted
+        results = self.ask(self.kernel.run, *given)
         if self.gpu:
             self.ask(torch.cuda.synchronize)
         self.kernel.pull(results)
         self.form(results)
         return results
 
-    def kept(self, **how: Any) -> list[torch.Tensor]:
+    def kept(self, **how: Any) -> list[Tensor]:
         """One call, and copies of its results, which the next call cannot change."""
         return [x.clone() for x in self.call(**how)]
 
     def form(self, results: list) -> None:
         """Catch results that do not match the op's outputs."""
-        if len(results) != len(self.op.outputs):
-            raise CaughtError(
-                f"returned {len(results)} outputs, expected {len(self.op.outputs)}"
-            )
-        for i, (name, spec) in enumerate(self.op.outputs.items()):
-            form = calls.described(results[i])
-            want = self.expected[i]
-            if isinstance(form, str):
-                raise CaughtError(f"{name}: returned a {form}, expected a tensor")
-            due = tuple(want.shape), f"torch.{spec.dtype}", str(want.device)
-            if form != due:
-                shown = [
-                    f"{shape} {dtype} on {device}"
-                    for shape, dtype, device in (form, due)
-                ]
-                raise CaughtError(f"{name}: returned {shown[0]}, expected {shown[1]}")
+        if wrong := check.wrong_count(self.op, results):
+            raise CaughtError(wrong)
+        for name, out, ref in zip(self.op.outputs, results, self.expected, strict=True):
+            if wrong := check.wrong_form(self.op, name, out, ref):
+                raise CaughtError(wrong)
 
     def wrong(
-        self, results: list[torch.Tensor], factor: float = 1.0
+        self, results: list[Tensor], factor: float = 1.0
     ) -> tuple[str, float] | None:
         """The first output that is not `factor` times the oracle's, and its relative
         error; None if all are right.
@@ -247,11 +217,9 @@ class Guards:
 
     def __init__(self) -> None:
         # bytes, where the output begins, where it ends
-        self.blocks: list[tuple[torch.Tensor, int, int]] = []
+        self.blocks: list[tuple[Tensor, int, int]] = []
 
-    def empty(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: str
-    ) -> torch.Tensor:
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
         """Like torch.empty; the tensor begins at a multiple of 4096 bytes, so that
         vector stores work on it.
         """
@@ -268,13 +236,12 @@ class Guards:
         return [self._broken(*block) for block in self.blocks]
 
     @staticmethod
-    def _broken(block: torch.Tensor, begin: int, end: int) -> str | None:
-        before = begin - 1 - (block[:begin] != _PATTERN).nonzero()
-        after = (block[end:] != _PATTERN).nonzero()
+    def _broken(block: Tensor, begin: int, end: int) -> str | None:
+        before = begin - (block[:begin] != _PATTERN).nonzero()
+        after = (block[end:] != _PATTERN).nonzero() + 1
         for side, where in (before, "before its first"), (after, "after its last"):
             if len(side):
-                near = int(side.min()) + 1
-                far = int(side.max()) + 1
+                near, far = int(side.min()), int(side.max())
                 distance = f"{near} to {far}" if near < far else near
                 return f"{len(side)} bytes written, {distance} {where}"
         return None

@@ -5,7 +5,6 @@ promises it (`--batch-invariant`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -32,10 +31,9 @@ def other_bits(case: Case) -> str | None:
             inputs[ends] = inputs[ends] - inputs[ends][0]
         sizes = {axis: span.stop - span.start for axis, span in spans.items()}
         right = _parts(op.outputs, case.expected, spans)
-        alone_case = Case(
-            case.kernel, op, case.axes | sizes, inputs, right, case.in_place
-        )
-        alone = alone_case.call(alone_case.inputs)
+        problem = check.Problem(op, case.axes | sizes, inputs, right, case.in_place)
+        own_case = Case(case.kernel, problem)
+        alone = own_case.call(own_case.inputs)
         among = _parts(op.outputs, whole, spans)
         for (name, spec), x, y in zip(op.outputs.items(), alone, among, strict=True):
             if spec.keeps:  # of a pool, only the sequence's own slot
@@ -70,7 +68,7 @@ def _sequences(case: Case) -> list[dict[str, slice]]:
 
 def _parts(
     specs: Mapping[str, TensorSpec], values: list, spans: dict[str, slice]
-) -> list[Any]:
+) -> list:
     """One sequence's part of each tensor: its rows of the first axis, if sequences share
     that axis.
     """

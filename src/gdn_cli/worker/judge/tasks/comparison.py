@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -10,25 +11,11 @@ from msgspec.structs import replace
 from ....catalog.workloads import Workload
 from ....schema.record_types import Record, Status
 from ...executor import build, client
-from ...messages import Measured, Reply
-from ...request import Serving
+from ...messages import Reply
+from ...request import Rival, Serving
 from ...timing import floor
-from .common import (
-    Case,
-    Depth,
-    befell,
-    begun,
-    built,
-    checked_again,
-    each_tier,
-    guarded,
-    judged,
-    replaced,
-    runner_of,
-    smallest,
-    with_time,
-    wrong_when_timed,
-)
+from . import common
+from .common import Case, Depth
 
 
 def compare(request: Serving, reply: Reply) -> Iterator[Record]:
@@ -39,18 +26,17 @@ def compare(request: Serving, reply: Reply) -> Iterator[Record]:
     field = _Field(request)
     yield from field.built()
     for i, workload in enumerate(request.workloads):
-        first = smallest(request, i)
-        depth = Depth(unset=first, probed=request.strict or first)
-        while True:
-            meet = field.kernels, field.meet, reference, depth
+        depth = common.depth(request, i)
+        meet = partial(field.meet, reference=reference, depth=depth)
+        done = False
+        while field.kernels and not done:
+            names, runner = field.kernels, field.runner
             try:
-                yield from guarded(request, workload, *meet, runner=field.runner)
-                break
+                yield from common.guarded(request, workload, names, meet, runner=runner)
+                done = True
             except client.DiedError as e:
                 yield from field.dropped(e, request.workloads[i:])
                 yield from field.built()
-                if not field.kernels:
-                    return
 
 
 class _Field:
@@ -59,7 +45,7 @@ class _Field:
     def __init__(self, request: Serving) -> None:
         self.request = request
         self.rivals = list(request.rivals)
-        self.runner = runner_of(request)
+        self.runner = common.runner_of(request)
         self.kernels: dict[str, client.Kernel] = {}
         # whose code runs, if it is only one's, and whose calls take turns
         self.current: str | None = None
@@ -79,12 +65,11 @@ class _Field:
             for rival in list(self.rivals):
                 self.turn(rival.name)
                 try:
-                    kernel, _ = built(self.runner, self.request, rival)
+                    kernel, _ = common.built(self.runner, self.request, rival)
                     self.kernels[rival.name] = kernel
                 except build.BuildFailedError as e:
-                    self.rivals.remove(rival)
                     fate = {"status": Status.BUILD_FAILED, "reason": str(e)}
-                    yield from self._out(rival.name, [None], code=e.code, **fate)
+                    yield from self._out(rival, [None], code=e.code, **fate)
             self.turn(None)
         except client.DiedError as e:
             yield from self.dropped(e, [None])
@@ -97,24 +82,26 @@ class _Field:
         that is not known; yields the records for the workloads that they will miss.
         """
         self.runner.close()
-        guilty = self.current
-        if guilty is None and end.turn is not None and end.turn < len(self.meeting):
-            guilty = self.meeting[end.turn]
+        guilty = self.current or self._named(end.turn)
         for rival in list(self.rivals):
             if guilty in (None, rival.name):
-                self.rivals.remove(rival)
                 fate = {"status": end.status, "reason": end.reason}
-                yield from self._out(rival.name, workloads, **fate)
-        self.runner = runner_of(self.request)
+                yield from self._out(rival, workloads, **fate)
+        self.runner = common.runner_of(self.request)
+
+    def _named(self, turn: int | None) -> str | None:
+        return None if turn is None else dict(enumerate(self.meeting)).get(turn)
 
     def _out(
-        self, name: str, workloads: Sequence[Workload | None], **fate: Any
+        self, rival: Rival, workloads: Sequence[Workload | None], **fate: Any
     ) -> Iterator[Record]:
+        """Go on without it; yields the records of the workloads that it will miss."""
+        self.rivals.remove(rival)
         for workload in workloads:
             turns = self.request.turns.get(workload.uuid) if workload else None
-            if turns is None or name in turns:
-                failed = replace(begun(self.request, workload, name), **fate)
-                yield from each_tier(self.request, failed)
+            if turns is None or rival.name in turns:
+                failed = common.begun(self.request, workload, rival.name, **fate)
+                yield from common.each_tier(self.request, failed)
 
     def meet(
         self, request: Serving, workload: Workload, reference: Any, depth: Depth
@@ -122,112 +109,91 @@ class _Field:
         """One workload's records: each algo's timing, and its samples in the order in
         which they were taken.
         """
-        names = request.turns.get(workload.uuid, self.kernels)
-        kernels = [self.kernels[name] for name in names if name in self.kernels]
-        if not kernels:
+        turns = request.turns.get(workload.uuid, self.kernels)
+        names = [name for name in turns if name in self.kernels]
+        if not names:
             return []
         case = Case(request, workload, reference)
         records: list[Record] = []
         right: dict[str, Record] = {}
-        for kernel in kernels:
-            record = begun(request, workload, kernel.name)
-            record = self._of_one(record, judged, case, kernel, depth)
+        for name in names:
+            record = common.begun(request, workload, name)
+            record = self._alone(record, case.judged, depth)
             if record.passed:
                 record.bytes_moved = floor.bytes_moved(case.op, workload.axes)
-                right[kernel.name] = record
+                right[name] = record
             else:
-                records += each_tier(request, record)
+                records.append(record)
         self.turn(None)
         if not right:
             return records
         for tier in request.timing.tiers:
-            records += self._in_turns(request, tier, case, right)
+            records += self._in_turns(tier, case, right)
         case.refresh()
-        caught = {record.algo for record in records if record.status is Status.WRONG}
+        caught = [record.algo for record in records if record.status is Status.WRONG]
         for name, record in right.items():
-            if name in caught:
-                continue
-            again = self._of_one(record, checked_again, case, self.kernels[name])
-            if not again.passed:
-                others = [each for each in records if each.algo != name]
-                records = others + each_tier(request, again)
+            if name not in caught:
+                again = self._alone(record, case.checked_again)
+                if not again.passed:
+                    records = [each for each in records if each.algo != name]
+                    records.append(again)
         self.turn(None)
         return records
 
-    def _of_one(
-        self,
-        record: Record,
-        work: Callable[..., Record],
-        case: Case,
-        kernel: client.Kernel,
-        *more: Any,
-    ) -> Record:
+    def _alone(self, record: Record, work: Callable[..., Record], *args: Any) -> Record:
         """The result of `work` for one algo. An exception counts against that algo; if
         it makes the process unusable, as a fault on a GPU does, the others go on in a
         new one.
         """
         self.turn(record.algo)
         try:
-            return work(record, case, kernel, *more)
+            return work(record, self.kernels[record.algo], *args)
         except client.RaisedError as e:
-            fate = befell(e)
+            fate = common.befell(e)
             if not self.runner.usable():
-                raise client.DiedError(fate["status"], fate["reason"], None) from None
+                raise client.DiedError(fate["status"], fate["reason"]) from None
             return replace(record, **fate)
 
-    def _guilty(self, case: Case, outputs: list, names: list[str]) -> str | None:
+    def _guilty(self, case: Case, outputs: list) -> str | None:
         """Which algo raised while calls took turns. On a GPU a fault shows some calls
         later, so each algo is called often by itself there; if that shows nothing, it
         is the one whose turn it was.
         """
-        for rival in self.rivals if self.request.mode == "cuda" else ():
-            if rival.name in names:
-                alone = runner_of(self.request)
-                try:
-                    kernel, _ = built(alone, self.request, rival)
-                    kernel.push([*case.inputs, *outputs])
-                    kernel.seconds_outside(case.inputs, outputs, _OFTEN)
-                except (client.RaisedError, client.DiedError, build.BuildFailedError):
-                    return rival.name
-                finally:
-                    alone.close()
-        turn = self.runner.turn()
-        return names[turn] if turn is not None and turn < len(names) else None
+        rivals = [rival for rival in self.rivals if rival.name in self.meeting]
+        for rival in rivals if self.request.mode == "cuda" else ():
+            alone = common.runner_of(self.request)
+            try:
+                kernel, _ = common.built(alone, self.request, rival)
+                kernel.push([*case.inputs, *outputs])
+                kernel.seconds_outside(case.inputs, outputs, _OFTEN)
+            except (client.RaisedError, client.DiedError, build.BuildFailedError):
+                return rival.name
+            finally:
+                alone.close()
+        return self._named(self.runner.turn())
 
     def _in_turns(
-        self, request: Serving, tier: str, case: Case, right: dict[str, Record]
+        self, tier: str, case: Case, right: dict[str, Record]
     ) -> list[Record]:
         # the same buffers for all, so that their place in memory affects all alike
-        outputs = case.outputs()
+        outputs = case.buffers()
         self.runner.push([*case.inputs, *outputs])
         self.meeting = list(right)
         self.runner.watched()
         kernels = [self.kernels[name] for name in right]
-        how = case.timed(tier, kernels)
+        how = case.how(tier, kernels) | {"inputs": case.inputs, "outputs": outputs}
         try:
-            answer = self.runner.turns(self.meeting, case.inputs, outputs, **how)
+            answer = self.runner.time(self.meeting, **how)
         except client.RaisedError as e:
-            if e.kind != "tier_unavailable":
-                self.turn(self._guilty(case, outputs, self.meeting))
-                fate = befell(e)
-                raise client.DiedError(fate["status"], fate["reason"], None) from None
-            reason = f"{tier}: {e}"
-            gone = Measured(tier=tier, status=Status.TIER_UNAVAILABLE, reason=reason)
-            return [with_time(record, gone) for record in right.values()]
-        if answer.replaced:
-            return [
-                replaced(record, answer.replaced, tier) for record in right.values()
-            ]
+            self.turn(self._guilty(case, outputs))
+            fate = common.befell(e)
+            raise client.DiedError(fate["status"], fate["reason"]) from None
         records = []
         for i, kernel in enumerate(kernels):
-            record = right[kernel.name]
-            results = answer.last[i]
-            wrong = case.wrong_when_timed(kernel, results, bool(how["flipped"]))
-            if wrong:
-                records.append(wrong_when_timed(record, wrong, tier))
-                continue
-            record = with_time(record, answer.records[i], kernel)
-            records.append(replace(record, rounds_us=answer.rounds[i]))
+            record = case.timed(right[kernel.name], kernel, how, answer, i)
+            if record.passed:
+                record.rounds_us = answer.rounds[i]
+            records.append(record)
         return records
 
 

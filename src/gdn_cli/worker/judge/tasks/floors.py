@@ -39,20 +39,23 @@ def _copy(request: Serving, workload: Workload, moved: int) -> list[Record]:
     l2 = request.timing.plan.get("l2", "cold")
     subject, how = floor.fastest_copy(moved, request.mode, l2)
     record = replace(begun(request, workload, COPY), how=how)
-    return [
-        with_time(record, timed_floor(request, tier, subject))
-        for tier in request.timing.tiers
-    ]
+    tiers = request.timing.tiers
+    return [with_time(record, timed(request, tier, subject)) for tier in tiers]
 
 
-def timed_floor(request: Serving, tier: str, subject: Subject) -> Measured:
+def timed(request: Serving, tier: str, subject: Subject) -> Measured:
     """One tier's part of a floor's record, measured in this process: a floor is not an
     algo's code.
     """
-    plan = Plan(**request.timing.plan)
-    gpu = request.mode == "cuda"
-    fallback = request.timing.fallback
-    return measuring.timed(tier, subject, plan, gpu=gpu, fallback=fallback)
+    timing = request.timing
+    (measured,), _ = measuring.timed(
+        [subject],
+        tier=tier,
+        plan=Plan(**timing.plan),
+        gpu=request.mode == "cuda",
+        fallback=timing.fallback,
+    )
+    return measured
 
 
 def _machine(request: Serving) -> Iterator[Record]:
@@ -63,7 +66,7 @@ def _machine(request: Serving) -> Iterator[Record]:
     record = replace(begun(request, None, EMPTY), bytes_moved=0)
     subject = floor.empty(request.mode)
     for tier in tiers:
-        yield with_time(record, timed_floor(request, tier, subject))
+        yield with_time(record, timed(request, tier, subject))
     subject, moved = floor.large_copy(request.mode)
     record = replace(begun(request, None, COPY_RATE), bytes_moved=moved)
-    yield with_time(record, timed_floor(request, tiers[0], subject))
+    yield with_time(record, timed(request, tiers[0], subject))

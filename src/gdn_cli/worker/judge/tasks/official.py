@@ -11,10 +11,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-
-import torch
-from msgspec.structs import replace
 
 from .... import bounded
 from ....catalog import official as harnesses
@@ -53,8 +51,8 @@ def official(request: Serving, reply: Reply) -> Iterator[Record]:
     with _started(request, harness, root) as process:
         assert process.stdin is not None and process.stdout is not None
         for workload in request.workloads:
-            with _blob(request, workload, root), contextlib.suppress(BrokenPipeError):
-                line = ""
+            line = ""
+            with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(workload.uuid + "\n")
                 process.stdin.flush()
                 line = process.stdout.readline()
@@ -63,13 +61,10 @@ def official(request: Serving, reply: Reply) -> Iterator[Record]:
                 raise client.DiedError(Status.EXITED, reason, process.wait())
             yield _record(request, harness, workload, json.loads(line))
         process.stdin.close()
-        process.wait()
 
 
 def _write(request: Serving, root: Path) -> None:
-    """A FlashInfer-Trace folder with one solution. Twins' tensors are not in it: each
-    is written for its own turn.
-    """
+    """A FlashInfer-Trace folder with one solution."""
     op = request.op
     solution = request.solution
     assert solution is not None
@@ -86,21 +81,20 @@ def _write(request: Serving, root: Path) -> None:
         f"solutions/{author}/{kind}/{name}.json": json.dumps(solution),
         f"workloads/{kind}.jsonl": "".join(f"{row}\n" for row in rows),
     }
+    for workload in request.workloads:
+        if workload.origin == "twin":
+            blob = root / trace_set_writer.blob(op, workload)
+            trace_set_writer.write_blob(op, workload, blob, root)
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
 
 
 def _row(request: Serving, workload: Workload) -> Json:
-    if workload.origin == "twin":
-        return trace_set_writer.row(request.op, workload)
-    about = {"uuid": workload.uuid, "axes": workload.axes, "inputs": workload.inputs}
-    return {
-        "definition": request.op.definition,
-        "workload": about,
-        "solution": None,
-        "evaluation": None,
-    }
+    row = trace_set_writer.row(request.op, workload)
+    if workload.origin != "twin":
+        row["workload"]["inputs"] = workload.inputs
+    return row
 
 
 def _started(request: Serving, harness: Harness, root: Path) -> subprocess.Popen:
@@ -116,32 +110,14 @@ def _started(request: Serving, harness: Harness, root: Path) -> subprocess.Popen
         "num_trials": plan["trials"],
     }
     env = os.environ | {"FIB_CACHE_PATH": str(root / "cache")}
-    if harness.folder:
-        folders = filter(None, [harness.folder, env.get("PYTHONPATH")])
-        env["PYTHONPATH"] = os.pathsep.join(folders)
+    folders = filter(None, [harness.folder, env.get("PYTHONPATH")])
+    env["PYTHONPATH"] = os.pathsep.join(folders)
     command = [sys.executable, contest_harness.__file__, str(root), json.dumps(config)]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True
-    )
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=env, text=True)
 
 
 _LIMIT_S = 300  # for a solution on a workload: the contest's
-
-
-@contextlib.contextmanager
-def _blob(request: Serving, workload: Workload, root: Path) -> Iterator[None]:
-    """A twin's tensors in the folder, for as long as they are needed."""
-    if workload.origin != "twin":
-        yield
-        return
-    blob = root / trace_set_writer.blob(request.op, workload)
-    blob.parent.mkdir(parents=True, exist_ok=True)
-    trace_set_writer.write_blob(request.op, workload, blob, root)
-    torch.cuda.empty_cache()
-    try:
-        yield
-    finally:
-        blob.unlink(missing_ok=True)
 
 
 def _record(
@@ -152,22 +128,23 @@ def _record(
     """
     assert request.name is not None
     words = harness.words
-    record = replace(begun(request, workload, request.name), tier=harnesses.TIER)
+    begin = partial(begun, request, workload, request.name, tier=harnesses.TIER)
     if answer["trace"] is None:
-        lines = answer["said"] or ["it does not say why"]
-        reason = f"{words} left no trace: {bounded.clip(lines[-1])}"
-        return replace(record, status=Status.REFUSED, reason=reason)
+        *_, last = answer["said"] or ["it does not say why"]
+        reason = f"{words} left no trace: {bounded.clip(last)}"
+        return begin(status=Status.REFUSED, reason=reason)
     evaluation = answer["trace"]["evaluation"]
-    evaluation["log"] = (evaluation.get("log") or "")[-_LOG:]
+    log = (evaluation.get("log") or "")[-_LOG:]
+    evaluation["log"] = log
     status = _STATUS.get(evaluation["status"], Status.ERROR)
-    record = replace(record, official=evaluation, status=status)
+    record = begin(official=evaluation, status=status)
     if not record.passed:
-        log = evaluation["log"].strip().splitlines()
-        last = f", {log[-1][:300]}" if log else ""
-        reason = f"{words}: {evaluation['status']}{last}"
-        return replace(record, reason=reason, code=FAILED)
+        *_, last = log.strip().splitlines() or ["no log"]
+        record.reason = f"{words}: {evaluation['status']}, {last[:300]}"
+        record.code = FAILED
+        return record
     us = evaluation["performance"]["latency_ms"] * 1e3
-    timing = Timing(
+    record.timing = Timing(
         tier=harnesses.TIER,
         median_us=us,
         low_us=us,
@@ -175,5 +152,5 @@ def _record(
         samples=1,
         how=f"{words}: {harness.how}",
     )
-    moved = floor.bytes_moved(request.op, workload.axes)
-    return replace(record, timing=timing, bytes_moved=moved)
+    record.bytes_moved = floor.bytes_moved(request.op, workload.axes)
+    return record

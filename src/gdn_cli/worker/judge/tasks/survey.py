@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from ....catalog.workloads import Workload
 from ....schema.record_types import Record
 from ... import profilers
@@ -18,9 +16,8 @@ from ...messages import Floors, Reply, Survey
 from ...request import Profiling, Serving
 from ...timing import Subject, floor
 from .. import check, dataset
-from .common import Case, Depth, begun, built, guarded, judged, runner_of
-from .floors import timed_floor
-from .trial import timed
+from . import floors, trial
+from .common import Case, Depth, begun, built, guarded, runner_of
 
 
 class Target:
@@ -58,33 +55,32 @@ class Target:
         root = Path(self.request.dataset) if self.request.dataset else None
         device = process.device_of(self.mode)
         inputs = dataset.load_inputs(self.op, self.workload, device, root)
-        outputs = check.allocate(self.op, self.workload.axes, str(inputs[0].device))
-        overwritten = self.op.overwrites if self.request.in_place else {}
-        for output, source in overwritten.items():
-            outputs[output] = inputs[source]
-        return Subject.of(self.kernel, inputs, outputs, definition=self.definition)
+        in_place = self.op.overwrites if self.request.in_place else {}
+        problem = check.Problem(self.op, self.workload.axes, inputs, [], in_place)
+        return Subject.of(self.kernel, inputs, problem.buffers())
 
 
 def profile(request: Serving, reply: Reply) -> Iterator[Record]:
     """`survey`, or a tool's own part of a profile."""
-    asked = request.profile
-    assert asked is not None and request.name is not None
+    asked, name = request.profile, request.name
+    assert asked is not None and name is not None
     work = _surveyed if asked.task == "survey" else _inside
     for workload in request.workloads:
-        yield from guarded(request, workload, [request.name], work, asked, request.name)
+        record = begun(request, workload, name)
+        yield from guarded(request, workload, [name], work, asked, record)
 
 
 def _inside(
-    request: Serving, workload: Workload, asked: Profiling, name: str
+    request: Serving, workload: Workload, asked: Profiling, record: Record
 ) -> list[Record]:
     """A tool's own part, in the process that the tool looks at."""
     target = Target(request, workload, asked)
-    answer = profilers.module(asked.task).inside(target, **asked.params)
-    return [replace(begun(request, workload, name), answer=answer)]
+    record.answer = profilers.module(asked.task).inside(target, **asked.params)
+    return [record]
 
 
 def _surveyed(
-    request: Serving, workload: Workload, asked: Profiling, name: str
+    request: Serving, workload: Workload, asked: Profiling, record: Record
 ) -> list[Record]:
     """What a profile is read against: the check, a time, the floors of this workload,
     and what a call runs.
@@ -96,7 +92,7 @@ def _surveyed(
     kernel, _ = built(runner, request, request)
     case = Case(request, workload, reference)
     op = request.op
-    record = judged(begun(request, workload, name), case, kernel, Depth())
+    record = case.judged(record, kernel, Depth())
     survey = Survey(
         bytes_in=floor.bytes_of(op, op.inputs, case.axes),
         bytes_out=floor.bytes_of(op, op.outputs, case.axes),
@@ -105,32 +101,27 @@ def _surveyed(
     if not request.timing.tiers:
         return [record]
     tier = request.timing.tiers[0]
-    outputs = case.outputs()
-    timing = timed(request, record, tier, case, kernel, outputs)
+    outputs = case.buffers()
+    timed = trial.timed(record, tier, case, kernel, outputs)
     if not record.passed:  # a failed check outranks the time
-        timing.status = record.status
-        timing.reason = record.reason
+        timed.status = record.status
+        timed.reason = record.reason
     if request.mode == "cuda":
-        how = {"definition": request.definition, "l2": asked.l2}
-        survey.ran = kernel.ask("survey", case.inputs, outputs, **how).ran
+        survey.ran = kernel.ask("survey", case.inputs, outputs, l2=asked.l2).ran
     runner.close()
-    survey.floors = _floors(request, tier, asked.l2, case)
-    return [timing]
-
-
-def _floors(request: Serving, tier: str, l2: str, case: Case) -> Floors:
-    moved = floor.bytes_moved(case.op, case.axes)
-    copy, how = floor.fastest_copy(moved, request.mode, l2)
-    large, large_bytes = floor.large_copy(request.mode)
 
     def us(subject: Subject) -> float | None:
-        timing = timed_floor(request, tier, subject).timing
+        timing = floors.timed(request, tier, subject).timing
         return timing.median_us if timing else None
 
-    return Floors(
+    moved = survey.bytes_in + survey.bytes_out
+    copy, how_copied = floor.fastest_copy(moved, request.mode, asked.l2)
+    large, large_bytes = floor.large_copy(request.mode)
+    survey.floors = Floors(
         copy_us=us(copy),
         empty_us=us(floor.empty(request.mode)),
         large_us=us(large),
         large_bytes=large_bytes,
-        copy_how=how,
+        copy_how=how_copied,
     )
+    return [timed]

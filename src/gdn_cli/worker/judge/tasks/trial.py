@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from ....catalog.workloads import Workload
 from ....schema.record_types import Record, Status
@@ -14,39 +17,24 @@ from ...executor import build, client
 from ...messages import Reply
 from ...request import Serving
 from ...timing import floor
-from .common import (
-    Case,
-    Depth,
-    begun,
-    built,
-    checked_again,
-    each_tier,
-    guarded,
-    judged,
-    replaced,
-    runner_of,
-    smallest,
-    with_time,
-    wrong_when_timed,
-)
+from . import common
+from .common import Case, Depth
 
 
 def algo(request: Serving, reply: Reply) -> Iterator[Record]:
     """`check`, `bench` and `prove`: one algo, workload after workload."""
-    runner = runner_of(request)
+    runner = common.runner_of(request)
     # before any of the algo's code runs
     reference = build.reference(request.definition)
-    kernel, answer = built(runner, request, request, prove=request.command == "prove")
+    proving = request.command == "prove"
+    kernel, answer = common.built(runner, request, request, prove=proving)
     reply.build_s = answer.build_s
     reply.proof = answer.proof
-    timing = request.command == "bench"
-    # not in the interpreter, which is one thread
-    hard = not timing and request.mode != "interpreter"
     for i, workload in enumerate(request.workloads):
-        first = smallest(request, i)
-        depth = Depth(first, request.strict or (timing and first), hard)
-        work = _measured, kernel, reference, depth
-        yield from guarded(request, workload, [kernel.name], *work, runner=runner)
+        depth = common.depth(request, i)
+        work = partial(_measured, kernel=kernel, reference=reference, depth=depth)
+        names = [kernel.name]
+        yield from common.guarded(request, workload, names, work, runner=runner)
 
 
 def _measured(
@@ -61,59 +49,38 @@ def _measured(
     right only once, gets no time.
     """
     case = Case(request, workload, reference)
-    record = judged(begun(request, workload, kernel.name), case, kernel, depth)
+    record = case.judged(common.begun(request, workload, kernel.name), kernel, depth)
     if request.command != "bench" or not record.passed:
-        return each_tier(request, record)
+        return [record]
     record.bytes_moved = floor.bytes_moved(case.op, workload.axes)
-    outputs = case.outputs()
-    records = [
-        timed(request, record, tier, case, kernel, outputs)
-        for tier in request.timing.tiers
-    ]
-    wrong = [record for record in records if record.status is Status.WRONG]
-    if wrong:
-        return each_tier(request, wrong[0])
+    outputs = case.buffers()
+    tiers = request.timing.tiers
+    records = [timed(record, tier, case, kernel, outputs) for tier in tiers]
+    for each in records:
+        if each.status is Status.WRONG:
+            return [replace(each, tier=None)]
     case.refresh()
-    again = checked_again(record, case, kernel)
-    return records if again.passed else each_tier(request, again)
+    again = case.checked_again(record, kernel)
+    return records if again.passed else [again]
 
 
 def timed(
-    request: Serving,
-    record: Record,
-    tier: str,
-    case: Case,
-    kernel: client.Kernel,
-    outputs: list,
+    record: Record, tier: str, case: Case, kernel: client.Kernel, outputs: list
 ) -> Record:
     """The record with one tier's time: the runner's measurement, and what checks from
     outside say about it.
     """
     kernel.push([*case.inputs, *case.poison(outputs)])
-    how = case.timed(tier, [kernel])
-    answer = kernel.time(
-        case.inputs,
-        outputs,
-        definition=request.definition,
-        fallback=request.timing.fallback,
-        **how,
-    )
-    if answer.replaced:
-        return replaced(record, answer.replaced, tier)
-    measured = answer.records[0]
-    if measured.timing is None or measured.doubts is None:
-        return with_time(record, measured, kernel)
-    if not answer.last and tier != "fib":
-        reason = "the process that ran it sent no results of its timed calls"
-        raise client.DiedError(Status.CRASHED, reason, None)
-    for results in answer.last:
-        if verdict := case.wrong_when_timed(kernel, results, bool(how["flipped"])):
-            return wrong_when_timed(record, verdict, tier)
+    how = case.how(tier, [kernel]) | {"inputs": case.inputs, "outputs": outputs}
+    how["fallback"] = case.request.timing.fallback
+    answer = kernel.runner.time([kernel.name], **how)
+    record = case.timed(record, kernel, how, answer, 0)
     # a clock outside would time the setup as well
-    if tier == "wall" and not kernel.setup:
-        median_us = measured.timing.median_us
-        measured.doubts += _outside(kernel, case.inputs, outputs, median_us)
-    return with_time(record, measured, kernel)
+    if tier == "wall" and record.timing and not kernel.setup:
+        median_us = record.timing.median_us
+        doubts = _outside(kernel, case.inputs, outputs, median_us)
+        record.doubts = [*(record.doubts or ()), *doubts]
+    return record
 
 
 _TRAIN_S = 0.01
