@@ -1,68 +1,16 @@
-"""`gdn modal check` and `gdn modal setup`."""
+"""`gdn modal setup`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import Annotated, Optional
 
 import msgspec
 import typer
 
-from .. import errors
 from . import options as o
 from .help import Panel
-from .modal import Errand, Machine, MaxMinutes, engine_of, modal
-
-if TYPE_CHECKING:
-    from ..run.doctor import Finding
-
-
-@modal.command()
-@o.grouped
-def check(
-    rented: Machine,
-    output: o.Output,
-    op: o.OpName = None,
-    algos: o.OwnAlgos = None,
-    max_minutes: MaxMinutes = 10.0,
-) -> None:
-    """What works there: driver, nvcc, CUPTI, ncu, clocks, a copy's rate; each algo of
-    an op built and right once.
-
-    Examples:
-      gdn modal check
-    """
-    from ..records import store
-    from ..remote import check as c
-    from ..report import terminal
-    from ..run import execute
-    from .bench import perform
-
-    known = o.Algos(op=op, algos=algos).known()
-    plan, wanted = c.plan(known, op, 120.0)
-    errand = Errand(rented.gpu, rented.image, max_minutes)
-    engine = engine_of(errand, "check", None)
-    engine.wanted = wanted
-    writer = store.open_document("run", {"op": op, "check": True}, output.out)
-    engine.begin(plan, writer)
-    document = writer.document
-    findings: list[Finding] = []
-
-    def finish() -> None:
-        reply = engine.reply
-        there = (reply.findings, reply.profiles) if reply else ([], [])
-        findings[:] = c.findings(document, *there)
-        document.findings = findings
-
-    perform(plan, writer, known, output.json, finish, engine)
-    if not output.json:
-        working = sum(f["state"] == "ok" for f in findings)
-        summary = f"{working} of {len(findings)} work there"
-        terminal.show_doctor(findings, summary, False)
-    code = execute.exit_code(document, False)
-    if document.interrupted:
-        code = errors.INTERRUPTED
-    raise typer.Exit(writer.exit_code(code))
+from .modal import modal
 
 
 @modal.command()

@@ -13,7 +13,6 @@ replies back.
     costs.py         what is left out of a plan, or refused, because it would be paid for in vain
     replies.py       whether a reply is what was asked for, of the GPU that was asked for
     resume.py        an unfinished run: which parts of its file stay
-    check.py         `gdn modal check`
     profiles.py      `gdn modal profile` and `gdn modal tune`
     modal_client.py  Modal itself: image, function, session, calls, volumes
     modal_errors.py  its errors as ours (only these two import modal)

@@ -174,7 +174,6 @@ class Calls:
             jobs=[Piece.of(job, self.dataset_at) for job in piece.jobs],
             profiles=piece.profiles,
             tunings=piece.tunings,
-            examine=piece.examine,
         )
         return wire.encode(content)
 

@@ -24,7 +24,7 @@ from msgspec import structs
 from .. import errors
 from ..errors import GdnError, one_line
 from ..machine.inventory import HERE, Machine
-from ..run import doctor, jobs, worker_process
+from ..run import jobs, worker_process
 from ..run.worker_process import Outcome
 from ..schema.record_types import Environment, GpuName, Record, Status
 from ..tune import away
@@ -34,8 +34,6 @@ from .wire import Cache, Made, Parcel, Profile, Refusal, Reply, Wanted
 
 # of the container's time, to send back what there is
 _RESERVE_S = 15.0
-# that must be left to begin a profile after other work
-_PROFILE_S = 60.0
 # of a profile's files; the ones to open first have priority
 _FILES_MIB = 64
 # makes changes on a volume permanent
@@ -87,8 +85,6 @@ class _Container:
                 reply.profiles.append(self._profile(wanted))
             for asked in content.tunings:
                 reply.tuned.append(self._tuned(asked, before))
-            if content.examine:
-                reply.findings = doctor.installed(self.machine)
         return reply
 
     def _outcome(self, number: int, before: list[Made]) -> Outcome:
@@ -145,10 +141,6 @@ class _Container:
         """
         from ..profile import session
 
-        if self.content.jobs and time.monotonic() > self.end - _PROFILE_S:
-            hint = "--max-minutes gives more"
-            refusal = Refusal("no time was left for it", hint, errors.REMOTE)
-            return Profile(refused=refusal)
         with tempfile.TemporaryDirectory(prefix="gdn-profiles-") as folder:
             try:
                 subject, settings = session.received(wanted, Path(folder))

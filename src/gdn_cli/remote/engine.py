@@ -26,7 +26,6 @@ from ..schema.record_types import Document, RemoteCall, Rented
 from . import costs, replies, resume
 from .calls import Calls
 from .settings import pins
-from .wire import Reply, Wanted
 from .work import Work, key, place, together
 
 _SEVERAL = (
@@ -47,10 +46,6 @@ class Engine(Calls, Elsewhere):
     resumed: Document | None = None
     earlier: list[RemoteCall] = field(default_factory=list)
     writer: Writer | None = None
-    # for `gdn modal check`: profiles besides the jobs, and what is installed there
-    wanted: list[Wanted] | None = None
-    # the last one that came
-    reply: Reply | None = None
 
     def place(self, algo: Algo, device: str = "auto") -> inventory.Place:
         return place(algo, device)
@@ -63,7 +58,6 @@ class Engine(Calls, Elsewhere):
             return
         with contextlib.closing(self.carry(self.split(jobs))) as answers:
             for work, reply in answers:
-                self.reply = reply
                 for outcome in reply.outcomes:
                     # never among the times of a GPU here
                     if outcome.environment:
@@ -85,8 +79,7 @@ class Engine(Calls, Elsewhere):
             parts = [fresh]
         for part in parts:
             limit_s = self.limit_s(sum(job.timeout_s for job in part))
-            examine = self.wanted is not None
-            work.append(Work(part, limit_s, self.wanted or [], examine=examine))
+            work.append(Work(part, limit_s))
         return work
 
     def harness(self, asked: Harness) -> Harness:

@@ -19,7 +19,6 @@ from msgspec import Struct
 from .. import bounded
 from ..errors import RemoteError
 from ..machine import environment
-from ..run.doctor import Finding
 from ..run.jobs import Job, Outcome
 from ..schema import profile_types
 from ..schema.record_types import Environment, Record
@@ -78,8 +77,6 @@ class Parcel(Struct, kw_only=True):
     jobs: list[Piece] = []
     profiles: list[Wanted] = []
     tunings: list[away.Wanted] = []
-    # whether to say what is installed
-    examine: bool = False
 
 
 class Refusal(Struct):
@@ -106,8 +103,6 @@ class Reply(Struct, kw_only=True):
 
     outcomes: list[Outcome] = []
     profiles: list[Profile] = []
-    # what is installed
-    findings: list[Finding] = []
     tuned: list[away.Measured] = []
     wrong_gpu: str | None = None
     # why there is no other result

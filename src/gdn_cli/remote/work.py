@@ -46,8 +46,6 @@ class Work:
     # to make: profiling.sent of each
     profiles: list[Wanted] = field(default_factory=list)
     tunings: list[away.Wanted] = field(default_factory=list)
-    # whether to say what is installed
-    examine: bool = False
     # if another command has sent it
     earlier: RemoteCall | None = None
     # what its container kept at Modal, if there was no reply
