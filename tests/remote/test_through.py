@@ -128,18 +128,21 @@ def passing(tmp_path, then: str, said: list | None = None) -> jobs.Outcome:
 
 @pytest.mark.parametrize(
     "then",
-    ["sleep 20", "trap '' TERM; sleep 20 & wait", "exec >&- 2>&-; sleep 20", "yes"],
+    [
+        "sleep 20",
+        "trap '' TERM; sleep 20 & wait",
+        "exec >&- 2>&-; sleep 20",
+        "yes",
+        # what it leaves behind holds both pipes open, and even talks on
+        "sleep 20 &\nyes >&2 &",
+    ],
 )
-def test_after_its_reply_a_command_has_a_moment_to_end(then, tmp_path, hasty):
-    said = []
-    outcome = passing(tmp_path, then, said)
-    assert (outcome.status, len(outcome.records)) == ("done", 2)
-    assert f"slurm: {tmp_path}/srun did not end after its reply, and was ended" in said
-
-
-def test_what_a_command_leaves_behind_is_not_waited_for(tmp_path, hasty):
-    """It holds both pipes open, and even talks on."""
-    outcome = passing(tmp_path, "sleep 20 &\nyes >&2 &")
+def test_a_command_has_a_moment_to_end_after_its_reply(then, tmp_path, hasty):
+    mine = job("cuda-v4", "cuda", 2)
+    records = [building.record("cuda-v4", 2.0, w.uuid) for w in mine.workloads]
+    reply = wire.Reply(outcomes=[jobs.Outcome(Status.DONE, None, records, WHERE)])
+    (tmp_path / "answer").write_text(line(reply) + "\n")
+    ((_, outcome),) = engine_of(tmp_path, f"cat {tmp_path}/answer\n{then}")([mine])
     assert (outcome.status, len(outcome.records)) == ("done", 2)
 
 
@@ -154,56 +157,28 @@ def test_a_command_without_a_reply_is_ended_at_the_limit(tmp_path, hasty):
         engine = engine_of(tmp_path, script)
         engine.how = structs.replace(engine.how, start_s=0, **how)
         ((_, outcome),) = engine([mine])
+        assert (outcome.status, outcome.code) == ("remote_failed", errors.REMOTE)
+        assert "was ended: no reply in its time; --timeout gives" in outcome.reason
         return outcome
 
-    outcome = ended(f"cat {tmp_path}/answer\nsleep 20", queue_s=3600)
-    assert (outcome.status, outcome.code) == ("remote_failed", errors.REMOTE)
-    assert outcome.records == [first]
-    assert "was ended: no reply after 3600.05 s; --timeout gives" in outcome.reason
-    assert "no reply after 0.05 s" in ended("sleep 20").reason
-
-
-def heard(*parts: bytes) -> tuple[through.Heard, list[bytes]]:
-    found: list[bytes] = []
-    one = through.Heard(found.append)
-    for part in parts:
-        one.out(part)
-    return one, found
-
-
-def test_a_line_without_an_end_is_not_kept():
-    one, found = heard(
-        *[b"x" * 65536] * 50,
-        b"\n" + line(wire.Made(0, building.record(), None)).encode(),
-        b"\n",
-    )
-    assert len(found) == len(one.made) == 1
-    one, _ = heard(*[b"gdn-parcel" * 6553] * 50)
-    assert len(one._line) <= len(through._MARK) and one.size == 0
-
-
-def test_messages_are_found_wherever_the_stream_is_cut():
-    record = line(wire.Made(0, building.record(), None)).encode()
-    reply = line(wire.Reply(lost="gone")).encode()
-    stream = b"gdn: talk\n" + record + b"\n\ngdn-par\n" + reply + b"\n" + record + b"\n"
-    for size in (1, 7, len(stream)):
-        one, found = heard(*[stream[i : i + size] for i in range(0, len(stream), size)])
-        assert len(found) == 1 and one.reply.lost == "gone"
+    assert ended(f"cat {tmp_path}/answer\nsleep 20", queue_s=3600).records == [first]
+    assert ended("sleep 20").records == []
 
 
 @pytest.mark.parametrize(
     ("script", "end"),
     [
-        ("printf 'gdn-parcel: '; yes | tr -d '\\n'", "messages are longer than 1 MiB"),
+        # a message without an end
+        ("(printf 'gdn-parcel: '; yes) | head -c 3000000 | tr -d '\\n'", "a reply"),
         # of many words the ends are kept
         (
-            "yes error | head -c 3000000 >&2; printf '\\033[2Jthe last' >&2; exit 7",
+            "yes error | head -c 3000000 >&2; printf '\033[2Jthe last' >&2; exit 7",
             "srun ended with 7 and without a reply: \x1b[2Jthe last",
         ),
     ],
 )
-def test_more_than_can_be_is_not_kept(script, end, tmp_path, hasty, monkeypatch):
-    monkeypatch.setattr(wire, "MOST", 1 << 20)
+def test_more_than_can_be_is_not_kept(script, end, tmp_path, monkeypatch):
+    monkeypatch.setattr(through, "_LINE", 1 << 20)
     ((_, outcome),) = engine_of(tmp_path, script)([job("cuda-v4", "cuda", 2)])
     assert outcome.reason.endswith(end) and len(outcome.reason) < 500
 
