@@ -10,7 +10,6 @@ replies back.
     engine.py        jobs -> calls -> outcomes: what `gdn modal run` and `bench` plug in
     calls.py         sends calls, follows them, and says how each ended
     work.py          what one container gets, how long it may take, and what that costs
-    costs.py         what is left out of a plan, or refused, because it would be paid for in vain
     replies.py       whether a reply is what was asked for, of the GPU that was asked for
     resume.py        an unfinished run: which parts of its file stay
     profiles.py      `gdn modal profile` and `gdn modal tune`

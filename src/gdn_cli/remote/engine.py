@@ -22,8 +22,8 @@ from ..run import planning
 from ..run.elsewhere import Elsewhere
 from ..run.execute import Came
 from ..run.jobs import Job, Outcome
-from ..schema.record_types import Document, RemoteCall, Rented
-from . import costs, replies, resume
+from ..schema.record_types import Document, Missing, RemoteCall, Rented
+from . import replies, resume
 from .calls import Calls
 from .settings import pins
 from .work import Work, key, place, together
@@ -78,7 +78,7 @@ class Engine(Calls, Elsewhere):
         if self.rent.together and fresh:
             parts = [fresh]
         for part in parts:
-            limit_s = self.limit_s(sum(job.timeout_s for job in part))
+            limit_s = self.rent.limit_s(sum(job.timeout_s for job in part))
             work.append(Work(part, limit_s))
         return work
 
@@ -97,7 +97,7 @@ class Engine(Calls, Elsewhere):
         """Adapt the plan: algos that take turns, and results that an earlier run already has."""
         self.writer = writer
         document = writer.document
-        costs.affordable(plan, getattr(self.asked, "tier", None) == "all")
+        leave_out_cpu(plan)
         if self.rent.together:
             plan.jobs[:] = together(plan.jobs)
         old = self.resumed
@@ -130,3 +130,19 @@ class Engine(Calls, Elsewhere):
                 baselines.setdefault(record.op, record.algo)
         if baselines:
             comparison.between(document, baselines, statistics.THRESHOLD)
+
+
+def leave_out_cpu(plan: planning.Plan) -> None:
+    """Drop what a rented GPU would be paid for in vain: algos on its CPU."""
+    if all(job.mode != "cuda" for job in plan.jobs):
+        return
+    for job in plan.jobs:
+        if job.mode != "cuda" and job.algo and not job.added:
+            missing = Missing(
+                op=job.op.name,
+                algo=job.algo.name,
+                reason="it runs on a CPU, and a GPU is rented",
+                hint="--device cpu rents none",
+            )
+            plan.missing.append(missing)
+    plan.jobs[:] = [job for job in plan.jobs if job.mode == "cuda"]

@@ -37,7 +37,7 @@ def made(
     if settings.dataset:
         dataset = calls.find_dataset([subject.workload for subject in subjects])
         away = replace(settings, dataset=dataset)
-    limit_s = calls.limit_s(settings.timeout_s * _PROCESSES * len(subjects))
+    limit_s = calls.rent.limit_s(settings.timeout_s * _PROCESSES * len(subjects))
     wanted = [session.sent(subject, away) for subject in subjects]
     yield from _arrived(calls, Work([], limit_s, wanted), settings.folder)
 
@@ -89,7 +89,7 @@ def tuned(calls: Calls, plan: search.Plan, settings: search.Settings) -> away.Me
     """
     dataset = calls.find_dataset(plan.workloads) if settings.dataset else None
     asked = away.wanted(plan, settings, dataset)
-    work = Work([], calls.limit_s(float("inf")), tunings=[asked])
+    work = Work([], calls.rent.limit_s(float("inf")), tunings=[asked])
     reply = calls.carry_one(work)
     if not reply.lost:
         return reply.tuned[0]
