@@ -637,7 +637,7 @@ def test_a_profile_that_was_left_is_fetched(tmp_path):
     where = profiles.GPU | {"gpu": "NVIDIA B200", "where": "modal"}
     made = profiles.v4(environment=where)
     del made["folder"]
-    profile = Profile(made, {"log": wire.zlib.compress(b"LOG")})
+    profile = Profile(made, {"log": b"LOG"})
     with Server(answer=lambda n, data: None) as s:
         done = rent(s, "profile cuda-v4 -w 0 --detach", **home)
         assert (done.code, done.out, len(s.calls)) == (0, "", 1)

@@ -14,7 +14,6 @@ import os
 import tempfile
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -78,7 +77,7 @@ class _Container:
             return Reply(wrong_gpu=why)
         earlier = _by_piece(before)
         reply = Reply()
-        with _built(content.cache, commit) as env, _environment(env | content.env):
+        with _builds(content.cache, commit) as env, _environment(env | content.env):
             for i in range(len(content.jobs)):
                 reply.outcomes.append(self._outcome(i, earlier.get(i, [])))
             for wanted in content.profiles:
@@ -185,46 +184,25 @@ def _by_piece(before: Sequence[bytes]) -> dict[int, list[Made]]:
 
 
 def _files(folder: Path, first: Sequence[str]) -> tuple[dict[str, bytes], list[str]]:
-    """A profile's files by name, compressed, up to the size limit; and the names of
-    those left out.
-    """
-    names = [
-        *first,
-        *sorted(
-            p.name for p in folder.iterdir() if p.name not in first and p.is_file()
-        ),
-    ]
+    """A profile's files by name, up to the size limit; and the names of those left out."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
     files, left, room = {}, [], _FILES_MIB << 20
-    for name in names:
-        packed = zlib.compress((folder / name).read_bytes(), 1)
-        if len(packed) <= room:
-            files[name] = packed
-            room -= len(packed)
+    for name in dict.fromkeys([*first, *names]):
+        content = (folder / name).read_bytes()
+        if len(content) <= room:
+            files[name] = content
+            room -= len(content)
         else:
             left.append(name)
     return files, left
 
 
-@contextlib.contextmanager
-def _built(cache: Cache | None, commit: Commit) -> Iterator[dict[str, str]]:
-    """The builders' folders on the local disk, restored from an earlier container's
-    builds; new builds are kept.
-    """
+def _builds(
+    cache: Cache | None, commit: Commit
+) -> contextlib.AbstractContextManager[dict[str, str]]:
     if cache is None:
-        yield {}
-        return
-    with tempfile.TemporaryDirectory(prefix="gdn-built-") as folder:
-        root, mounted = Path(folder), Path(CACHE)
-        if mounted.is_dir():
-            build_cache.restore(mounted, cache.key, root)
-        before = build_cache.state(root)
-        yield build_cache.environment(root)
-        if (
-            mounted.is_dir()
-            and build_cache.state(root) != before
-            and build_cache.keep(mounted, cache.key, root)
-        ):
-            commit(cache.volume)
+        return contextlib.nullcontext({})
+    return build_cache.kept(Path(CACHE), cache.key, lambda: commit(cache.volume))
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ tune/away.py's.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +20,6 @@ from . import wire
 from .calls import Calls
 from .work import Work
 
-# bytes of a file once it is unpacked
-_FILE = 1 << 30
 # at most for a profile, each with its own time limit
 _PROCESSES = 5
 
@@ -66,14 +63,11 @@ def unpacked(
     assert profile is not None
     folder = session.new_folder(profiles, [profile.name])
     lost = []
-    for path, packed in arrived.files.items():
-        name = Path(path).name
+    for path, content in arrived.files.items():
         try:  # a full disk costs a file, not the profile
-            files.write(folder / name, wire.inflated(packed, _FILE), hint=None)
-        except GdnError as e:
-            lost.append(e.message)
-        except (zlib.error, ValueError) as e:  # ValueError: a NUL in its name
-            lost.append(f"{name} arrived damaged ({one_line(e)})")
+            files.write(folder / Path(path).name, content, hint=None)
+        except (GdnError, ValueError) as e:  # ValueError: a NUL in its name
+            lost.append(one_line(e))
     if arrived.left:
         say(f"too large to send: {', '.join(arrived.left)}")
     profile.name = folder.name
