@@ -315,17 +315,6 @@ class _Answers:
         ]
         return [pb.VolumeListFilesResponse(entries=found)]
 
-    def VolumePutFiles(s, r):
-        volume = s.volumes[r.volume_id.removeprefix("vo-")]
-        volume.update(
-            {f.filename.lstrip("/"): s.contents[f.sha256_hex] for f in r.files}
-        )
-        return empty_pb2.Empty()
-
-    def VolumeRemoveFile(s, r):
-        del s.volumes[r.volume_id.removeprefix("vo-")][r.path.lstrip("/")]
-        return empty_pb2.Empty()
-
     def QueueGetOrCreate(s, r):
         return pb.QueueGetOrCreateResponse(queue_id=f"qu-{r.deployment_name}")
 

@@ -16,10 +16,9 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from ..text import display, unguarded
 from . import container
@@ -366,13 +365,3 @@ class Volume:
             except modal.exception.NotFoundError:  # nothing was ever written to it
                 return {}
         return {e.path.lstrip("/"): e.size for e in entries if e.type.name == "FILE"}
-
-    def remove(self, name: str) -> None:
-        with translated():
-            self._volume.remove_file(f"/{name}")
-
-    def upload(self, files: Mapping[str, Path | BinaryIO]) -> None:
-        """Upload these files, replacing those with the same names."""
-        with translated(), self._volume.batch_upload(force=True) as batch:
-            for name, path in files.items():
-                batch.put_file(path, f"/{name}")
