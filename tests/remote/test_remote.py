@@ -5,9 +5,7 @@ has the carried files and nothing else.
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import fnmatch
 import io
 import json
 import os
@@ -161,8 +159,8 @@ def test_the_image_has_what_pyproject_pins_and_nothing_is_named_twice(monkeypatc
     for line in project["dependencies"] + project["optional-dependencies"]["peers"]:
         requirement = Requirement(line)
         if requirement.name not in only_here:
-            pinned = next(iter(pins[requirement.name].specifier)).version
-            assert requirement.specifier.contains(pinned), f"{line}: {pinned}"
+            (pin,) = pins[requirement.name].specifier
+            assert requirement.specifier.contains(pin.version), line
     for algo in REGISTRY.algos:
         place, packages = engine.place(algo), set(algo.packages.values())
         if engines := ENGINES & packages:
@@ -170,56 +168,17 @@ def test_the_image_has_what_pyproject_pins_and_nothing_is_named_twice(monkeypatc
         else:
             assert packages <= set(pins), algo.full_name
             assert place.mode == ("cuda" if "cuda" in algo.modes else algo.modes[0])
+    # packages that an image brings along are not replaced
+    kept = settings.packages(SETTINGS.chosen("flashinfer"))
+    assert "ninja==1.13.2" in kept and not {"torch", "triton"} & set(
+        pin.split("==")[0] for pin in kept
+    )
     # the same list of an installed wheel, as its metadata has it
     lines = [f"{pin} ; extra == 'image'" for pin in listed]
     lines += ["pytest>=8; extra == 'dev'", "numpy>=1.26"]
     monkeypatch.setattr(paths, "IN_CHECKOUT", False)
     monkeypatch.setattr(settings.metadata, "requires", lambda name: lines)
     assert settings.pins() == listed
-
-
-def test_images_are_dated_and_proved_without_a_gpu():
-    assert set(SETTINGS.images) == {"gdn", "flashinfer"}
-    for image in SETTINGS.images.values():
-        tag = image.base.split(":")[1]
-        assert re.search(r"\d", tag) and "latest" not in tag
-        for word in ("nvcc", "c++", "ninja", "torch", "flashinfer_bench"):
-            assert word in image.smoke
-        assert "cuda.init" not in image.smoke and "is_available" not in image.smoke
-    packages = settings.packages(SETTINGS.chosen("flashinfer"))
-    assert "ninja==1.13.2" in packages
-    assert not any(pin.startswith(("torch==", "triton==")) for pin in packages)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ('gpu = "B200"', "gpu = 1", "$.gpu"),
-        (
-            "idle = 2",
-            "idle = 0",
-            "$.limits.idle",
-        ),
-        (
-            "queue = 900",
-            "queu = 900",
-            "unknown field `queu` - at `$.limits`",
-        ),
-        (
-            'python = ""',
-            "python = 3",
-            "$.images[...].python",
-        ),
-        ("[environment]", "[enviroment]", "unknown field `enviroment`"),
-    ],
-)
-def test_a_wrong_key_in_modal_toml_is_named(old, new, says, tmp_path, monkeypatch):
-    text = (paths.CONFIGS_DIR / "modal.toml").read_text()
-    assert old in text
-    (tmp_path / "modal.toml").write_text(text.replace(old, new))
-    monkeypatch.setattr(paths, "CONFIGS_DIR", tmp_path)
-    with pytest.raises(UsageError, match=re.escape(says)):
-        settings.load()
 
 
 # --- parcels
@@ -245,15 +204,21 @@ def test_all_54_workloads_travel_as_one_request_and_come_back_as_they_were():
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b"", b"no zlib", wire.zlib.compress(b"[]"), wire.zlib.compress(b'{"schema": 99}')],
+    "content",
+    [
+        "[]",
+        '{"schema": 99}',
+        *(f'{{"schema": 4, "profiles": {shape}}}' for shape in (1, [1], {"a": 1})),
+        None,
+    ],
 )
-def test_an_invalid_parcel_is_refused_in_one_line(data):
+def test_an_invalid_parcel_is_refused_in_one_line(content):
+    data = b"no zlib" if content is None else wire.zlib.compress(content.encode())
     with pytest.raises(RemoteError, match="not a reply of gdn|speaks schema 99"):
         answered(data)
     # the other side says so as well, and does not raise
     reply = answered(container.serve(data))
-    assert "RemoteError: " in reply.lost and reply.outcomes == []
+    assert reply.lost and reply.outcomes == []
 
 
 @pytest.mark.parametrize("algo", REGISTRY.algos, ids=lambda a: a.full_name)
@@ -264,12 +229,10 @@ def test_every_request_arrives_as_it_is_with_every_file_that_a_source_names(algo
     sources = {s["path"]: s["content"] for s in there.request.solution["sources"]}
     named = {algo.entry_point.split("::")[0]}
     for name, text in sources.items():
-        if not name.endswith(".py"):
-            named |= set(re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M))
-            continue
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                named.add(f"{node.module.split('.')[0]}.py")
+        named |= set(re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M))
+        if name.endswith(".py"):
+            modules = re.findall(r"^\s*from \.(\w+)", text, re.M)
+            named |= {f"{module}.py" for module in modules}
     assert named <= set(sources), f"left behind: {named - set(sources)}"
 
 
@@ -277,20 +240,16 @@ def test_every_request_arrives_as_it_is_with_every_file_that_a_source_names(algo
 
 
 def carried(folder: Path) -> Path:
-    """gdn's own files as they are mounted (cloud._IGNORED stays here);
+    """gdn's own files as they are mounted (modal_client._IGNORED stays here);
     cli/test_modal.py has the mount agree.
     """
+    patterns = [pattern.removeprefix("**/") for pattern in modal_client._IGNORED]
 
     def ignored(where: str, names: list[str]) -> set[str]:
-        inside = Path(where).relative_to(PACKAGE)
-        return {
-            n
-            for n in names
-            if any(
-                fnmatch.fnmatch(f"x/{inside / n}", f"*{p.removeprefix('**')}")
-                for p in modal_client._IGNORED
-            )
-        }
+        # of the package's own folder, or wherever they are
+        top = {"algos", "configs"} if Path(where) == PACKAGE else set()
+        deep = shutil.ignore_patterns(*(set(patterns) - {"algos", "configs"}))
+        return deep(where, names) | top & set(names)
 
     shutil.copytree(PACKAGE, folder / "gdn_cli", ignore=ignored)
     return folder
@@ -322,9 +281,7 @@ def serve_alone(root: Path, data: bytes, gpu: bool = False) -> Reply:
     return answered(done.stdout)
 
 
-# One algo per language: a file that a builder needs could be missing. That every algo's
-# request arrives as a worker here would get it, with all of its files, is tested above;
-# on a GPU the next test has every algo.
+# One algo per language: a file that a builder needs could be missing.
 HERE = [
     ("gdn_decode/cpp-v1", "cpu"),
     ("gdn_decode/triton-v2", "interpreter"),
@@ -336,12 +293,9 @@ HERE = [
 def test_algos_get_their_verdicts_with_only_the_carried_files(tmp_path):
     languages = {REGISTRY.find(name).language for name, _ in HERE}
     assert languages == {a.language for a in REGISTRY.algos if set(a.modes) != {"cuda"}}
-    root = carried(tmp_path / "root")
-    for absent in ("algos", "configs"):
-        assert not (root / "gdn_cli" / absent).exists()
-    assert not list(root.rglob("__pycache__"))
     wanted = [job(name, mode) for name, mode in HERE]
-    reply = serve_alone(root, rented().parcel(work_of(*wanted), None))
+    parcel = rented().parcel(work_of(*wanted), None)
+    reply = serve_alone(carried(tmp_path / "root"), parcel)
     assert reply.lost is None
     for here, there in zip(wanted, reply.outcomes, strict=True):
         (record,) = there.records
@@ -366,7 +320,6 @@ def test_a_gpu_algo_gets_its_verdict_with_only_the_carried_files(tmp_path, name)
     reply = serve_alone(carried(tmp_path / "root"), parcel, gpu=True)
     assert (reply.lost, reply.wrong_gpu) == (None, None)
     there, here = reply.outcomes[0], jobs.execute(wanted)
-    assert there.status == here.status
     for theirs, ours in zip(there.records, here.records, strict=True):
         assert (theirs.status, theirs.reason) == (ours.status, ours.reason)
     assert there.environment.gpu == device and there.environment.asked == str(gpu)
@@ -451,12 +404,7 @@ def test_a_profile_is_made_there_and_its_folder_unpacked_here(tmp_path):
         REGISTRY, ["pt-reference"], None, "torch", "0", None, "cpu"
     )
     asked = session.Settings(tool, tmp_path / "here", seconds=0.05)
-    sent = session.sent(subject, asked)
-    again, theirs = session.received(json.loads(json.dumps(sent)), tmp_path / "x")
-    for name in ("op", "workload", "solution"):
-        assert getattr(again, name) == getattr(subject, name)
-    assert theirs == session.Settings(tool, tmp_path / "x", seconds=0.05)
-    wanted, work = engine.Work([], 60, [sent]), rented()
+    wanted, work = engine.Work([], 60, [session.sent(subject, asked)]), rented()
     assert not wanted.cuda
     (made,) = answered(container.serve(work.parcel(wanted, None))).profiles
     profile = profiles.unpacked(made, asked.folder, work.say)
@@ -1064,18 +1012,10 @@ def test_a_message_has_a_limit_and_so_has_each_text_in_it(monkeypatch):
 def test_what_modal_says_has_a_limit():
     assert len(modal_errors.scrub("<" + "x" * 20_000_000 + ">")) < 140_000
     tee = modal_client._Tee(io.StringIO())
-    for _ in range(100):
-        tee.write("x" * 1000)
-    tee.write("y\nlast")
+    for text in ["x" * 1000] * 100 + ["y\nlast"]:
+        tee.write(text)
     first, last = tee.last()
     assert len(first) == 2000 and first.endswith("xy") and last == "last"
-
-
-@pytest.mark.parametrize("shape", [None, 1, [1], {"a": 1}, [[]]])
-def test_profiles_of_another_shape_are_no_reply(shape):
-    content = json.dumps({"schema": wire.SCHEMA, "profiles": shape})
-    with pytest.raises(RemoteError, match="is not a reply of gdn"):
-        answered(wire.zlib.compress(content.encode()))
 
 
 def test_a_file_of_a_profile_stays_in_its_folder(tmp_path, monkeypatch):
