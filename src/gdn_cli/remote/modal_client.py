@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
-import re
 import sys
 import threading
 import time
@@ -33,10 +32,6 @@ from .modal_errors import (
 from .settings import CACHE, DATA, RECORDS, Gpu, Image, Settings, packages
 
 T = TypeVar("T")
-# lines of a build that failed
-_LAST = 8
-# characters of such a line
-_LINE = 2000
 # that a request for a reply stays open at Modal; its client asks anew after 55
 _POLL_S = 50.0
 # without a record, until the queue is opened anew; its client asks anew after 30
@@ -282,11 +277,10 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Spawn]:
 
     ended: BaseException | None = None
     started = False
-    talk = _Tee(unguarded(sys.stderr))
     try:
         with (
-            translated(talk.last),
-            contextlib.redirect_stdout(talk),
+            translated(),
+            contextlib.redirect_stdout(_Scrubbed(unguarded(sys.stderr))),
             modal.enable_output(),
             app.run(detach=detach),
         ):
@@ -307,29 +301,17 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Spawn]:
         raise ended
 
 
-class _Tee:
-    """Passes on what is written to it, without secrets and control sequences, and
-    remembers its end.
-    """
+class _Scrubbed:
+    """A stream that shows what is written to it without secrets and control sequences."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
-        self.end = ""
 
     def write(self, text: str) -> int:
-        text = scrub(text)
-        self.end = (self.end + text)[-_LAST * _LINE :]
-        self.stream.write(display(text))
-        return len(text)
+        return self.stream.write(display(scrub(text)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
-
-    def last(self) -> list[str]:
-        """The last lines that are not empty, without a terminal's colours."""
-        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", self.end)
-        lines = [line.rstrip()[-_LINE:] for line in plain.splitlines()]
-        return [line for line in lines if line][-_LAST:]
 
 
 # --- volumes

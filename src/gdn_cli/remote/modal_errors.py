@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from .. import bounded
 from ..errors import GdnError, MissingError, RemoteError
@@ -53,16 +53,16 @@ def scrub(text: str) -> str:
 
 
 @contextlib.contextmanager
-def translated(last: Callable[[], list[str]] = list) -> Iterator[None]:
+def translated() -> Iterator[None]:
     """Every exception of Modal's client as one of ours, one line with what to do next.
-    Only the client runs in the block. `last` has the last lines that it has printed.
+    Only the client runs in the block.
     """
     try:
         yield
     except (GdnError, CallFailed):
         raise
     except Exception as e:
-        raise _said(e, last) from None
+        raise _said(e) from None
 
 
 def verdict(e: Exception) -> Exception:
@@ -113,7 +113,7 @@ def _unreachable(e: BaseException) -> Unreachable:
     )
 
 
-def _said(e: Exception, last: Callable[[], list[str]]) -> GdnError:
+def _said(e: Exception) -> GdnError:
     from modal import exception as kinds
 
     text = scrub(_last(e))
@@ -122,11 +122,9 @@ def _said(e: Exception, last: Callable[[], list[str]]) -> GdnError:
             return MissingError("not logged in to Modal", hint=LOGIN)
         return RemoteError(f"Modal does not accept the token: {text}", hint=LOGIN)
     if isinstance(e, kinds.ImageBuildError):
-        shown = "".join(f"\n    {line}" for line in last())
         return RemoteError(
             f"the image could not be built: {scrub(' '.join(str(e).split()))}",
-            hint=f"`modal image logs {e.image_id}` has the rest; configs/modal.toml has the"
-            f" image{shown}",
+            hint="its last lines are above; configs/modal.toml has the image",
         )
     if isinstance(e, (kinds.ResourceExhaustedError, kinds.PermissionDeniedError)):
         return RemoteError(
