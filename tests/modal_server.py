@@ -417,11 +417,3 @@ def _handle(name: str):
         max_object_size_bytes=1 << 24,
         max_async_object_size_bytes=1 << 24,
     )
-
-
-# for a look by hand: prints the environment that a shell needs
-if __name__ == "__main__":
-    with Server() as running:
-        print("\n".join(f"export {k}={v}" for k, v in running.env.items()), flush=True)
-        while True:
-            time.sleep(1)

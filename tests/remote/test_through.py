@@ -25,8 +25,7 @@ from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.machine import inventory
 from gdn_cli.records.store import Writer
 from gdn_cli.remote import through, wire
-from gdn_cli.remote.engine import Engine
-from gdn_cli.run import elsewhere, execute, jobs, planning
+from gdn_cli.run import execute, jobs, planning
 from gdn_cli.schema.record_types import Environment, Status
 
 WHERE = Environment(gpu="NVIDIA H100", gpu_uuid="GPU-7", where="slurm")
@@ -183,18 +182,6 @@ def test_more_than_can_be_is_not_kept(script, end, tmp_path, monkeypatch):
     assert outcome.reason.endswith(end) and len(outcome.reason) < 500
 
 
-def test_a_reply_of_megabytes_of_text_is_a_few_on_the_screen(tmp_path):
-    """And nothing in it moves the cursor."""
-    reply = wire.Reply(lost="begin\x1b[2J" + "x" * 5_000_000 + "end")
-    (tmp_path / "answer").write_text(line(reply) + "\n")
-    engine_of(tmp_path, f"cat {tmp_path}/answer")
-    done = helpers.gdn(*RUN.split(), env={"PATH": path(tmp_path)})
-    shown = done.out + done.err
-    assert done.code == errors.REMOTE and len(shown) < 300_000
-    assert "\x1b" not in shown and "begin\\x1b[2Jxxx" in shown
-    assert "characters left out" in shown
-
-
 RUN = "run pt-reference --device cpu -w 0 --engine slurm"
 
 
@@ -221,17 +208,6 @@ def test_a_word_that_cannot_be_filled_in_names_file_and_key(
     assert str(e.value).startswith(says)
 
 
-def test_braces_can_be_written_twice(tmp_path, monkeypatch):
-    (tmp_path / "engines.toml").write_text(
-        '[mine]\ncommand = ["a", "{{x}} {python} {minutes}"]\ncuda = true\nstart_s = 1\n'
-    )
-    monkeypatch.setattr(through.paths, "CONFIGS_DIR", tmp_path)
-    how = through.settings("mine")
-    assert (
-        how.command[1].format(python="p", minutes="1") == "{x} p 1" and how.queue_s == 0
-    )
-
-
 def test_what_the_file_of_engines_has_and_what_it_lacks(tmp_path):
     how = through.settings("slurm")
     assert how.command[0] == "srun" and how.command[-1] == "--parcel" and how.cuda
@@ -244,11 +220,6 @@ def test_what_the_file_of_engines_has_and_what_it_lacks(tmp_path):
     nothing = through.Settings((str(tmp_path / "nothing"),), True, 1)
     with pytest.raises(MissingError, match="cannot start .*nothing: No such file"):
         list(through.Through("gone", nothing, print)([job("cuda-v4", "cuda")]))
-
-
-@pytest.mark.parametrize("kind", [Engine, through.Through])
-def test_both_engines_have_the_one_interface(kind):
-    assert issubclass(kind, elsewhere.Elsewhere) and not kind.__abstractmethods__
 
 
 def test_ctrl_c_ends_the_command(tmp_path):

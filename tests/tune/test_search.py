@@ -643,9 +643,7 @@ OTHER = Row("A GPU", 500, ENDLESS, {"rows": 4, "policy": 0})
 
 @pytest.fixture(scope="module")
 def tuned_here(tmp_path_factory, gdn):
-    """A run that Ctrl-C ends after its first check, one that goes on, and one with a
-    workload more.
-    """
+    """A run that Ctrl-C ends after its first check, and one that goes on."""
     folder = tmp_path_factory.mktemp("tune")
     algo, _ = tunable(folder / "own", helpers.write_algo)
     write_rows(algo, OTHER)
@@ -682,23 +680,12 @@ def tuned_here(tmp_path_factory, gdn):
     written = {
         name: (algo.folder / name).read_text() for name in ("tuned.py", "tuning.json")
     }
-    lines = log[0].read_text().splitlines()
-    more = gdn(*args[:-5], *SIZES, "-w", "batch_size=5", env=env)  # without --json
-    return (
-        algo,
-        stopped,
-        before,
-        went_on,
-        written,
-        lines,
-        more,
-        log[0].read_text().splitlines(),
-    )
+    return algo, stopped, before, went_on, written
 
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_measurements_and_writes_nothing(tuned_here):
-    _, stopped, before, went_on, *_ = tuned_here
+    _, stopped, before, went_on, _ = tuned_here
     assert stopped.code == errors.INTERRUPTED and stopped.json["interrupted"]
     assert stopped.json["result"] is None
     assert json.loads(before) == {"gpus": gpus_of(OTHER)}
@@ -709,7 +696,7 @@ def test_ctrl_c_keeps_the_measurements_and_writes_nothing(tuned_here):
 
 @pytest.mark.slow
 def test_tune_finds_the_planted_constants_and_leaves_the_wrong_out(tuned_here):
-    algo, _, _, done, written, *_ = tuned_here
+    algo, _, _, done, written = tuned_here
     assert done.code == 0
     (out,) = done.json["left_out"]
     assert out["constants"] == {"rows": 1, "policy": 1}
@@ -728,20 +715,6 @@ def test_tune_finds_the_planted_constants_and_leaves_the_wrong_out(tuned_here):
     assert evidence["gpus"] == gpus_of(OTHER) | {gpu: result}
     assert (result["tier"], result["l2"], result["preset"]) == ("wall", None, None)
     assert {"versions", "source_hash", "date", "space", "doubts"} <= set(result)
-
-
-@pytest.mark.slow
-def test_a_second_run_only_measures_new_candidates(tuned_here):
-    algo, *_, lines, done, all_lines = tuned_here
-    assert done.code == 0 and all_lines[: len(lines)] == lines
-    added = [json.loads(line) for line in all_lines[len(lines) :]]
-    assert {line["step"] for line in added} == {"time"}
-    (workload,) = {line["workload"] for line in added}
-    assert not any(workload in line for line in lines)
-    for text in ("B=5", "rows=4 policy=0", "left out wrong, rows=1 policy=1: output: "):
-        assert text in done.out
-    rows = tuned_table.rows(algo.tune, tuned_table.load(algo))
-    assert [row.up_to for row in rows][1:] == [30, ENDLESS]
 
 
 def test_a_dry_run_needs_no_gpu_and_touches_nothing(tmp_path, write_algo, gdn):

@@ -56,6 +56,7 @@ class Calls:
         with contextlib.closing(self.carry([piece])) as answers:
             for _, reply in answers:
                 return reply
+
         return Reply()
 
     def carry(self, pieces: list[Work]) -> Answers:
@@ -74,6 +75,7 @@ class Calls:
         for piece in fresh:
             for job in piece.jobs:
                 workloads += job.workloads if job.request.dataset else ()
+
         if workloads:
             self.find_dataset(workloads)
 
@@ -84,6 +86,7 @@ class Calls:
                     if piece.earlier:
                         call = modal_client.recall(piece.earlier.id)
                         running.append(Running(piece, call))
+
                 if fresh:
                     self.say(self.rent.bill(gpu, fresh))
                     limit_s = math.ceil(max(piece.limit_s for piece in fresh))
@@ -94,6 +97,7 @@ class Calls:
                     session = modal_client.session(*declared, self.rent.detach)
                     spawn = stack.enter_context(session)
                     yield from self._send(fresh, spawn, gpu, running)
+
                 if running and not self.rent.detach:
                     yield from self._arriving(running)
         except BaseException as e:
@@ -104,6 +108,7 @@ class Calls:
                 for each in running:
                     if not each.work.earlier:
                         self._forget(each)
+
             raise
 
     def find_dataset(self, workloads: list[Workload]) -> Path:
@@ -115,6 +120,7 @@ class Calls:
             for spec in (workload.inputs or {}).values():
                 if spec["type"] == "safetensors":
                     needed.add(spec["path"])
+
         settings = self.rent.settings
         modal_client.connect(settings.limits.connect)
         name = settings.volumes.dataset
@@ -140,9 +146,11 @@ class Calls:
             except RemoteError as e:
                 if i == 0:
                     raise
+
                 lost = f"it was not sent: {e.message}"
                 yield from ((unsent, Reply(lost=lost)) for unsent in pieces[i:])
                 return
+
             running.append(Running(piece, call))
             keys = [key(job) for job in piece.jobs]
             limit_s = math.ceil(piece.limit_s)
@@ -188,6 +196,7 @@ class Calls:
                 )
             elif cut and not troubles:
                 self.say("Modal answers again")
+
             cut = bool(troubles)
 
             for each in list(waiting):
@@ -198,11 +207,13 @@ class Calls:
                     reply = self._late(each, patience_s)
                 else:
                     continue
+
                 # of a call that goes on the run that resumes will ask for the records;
                 # a tuning is not resumed that way
                 goes_on = any(call.id == each.call.id for call in self.sent)
                 if reply.lost and (each.work.tunings or not goes_on):
                     each.work.kept = modal_client.kept(each.call.id)
+
                 waiting.remove(each)
                 yield each.work, reply
 
@@ -215,6 +226,7 @@ class Calls:
         jobs = running.work.jobs
         for made in replies.usable(jobs, new, self.rent.gpu):
             self.came(jobs[made.piece], made.record, made.environment)
+
         now = time.monotonic()
         if new and now >= running.said + _SAY_S:
             running.said = now
@@ -237,10 +249,12 @@ class Calls:
             # the gdn that sent it can fetch it: its id stays
             if e.message.startswith(wire.OTHER):
                 return reply
+
         self._forget(running)
         if reply.wrong_gpu:
             hint = "nothing was measured; name a GPU that Modal has: --gpu"
             raise RemoteError(reply.wrong_gpu, hint=hint)
+
         reply.lost = reply.lost or replies.fault(running.work, reply, self.rent.gpu)
         return reply
 
@@ -252,6 +266,7 @@ class Calls:
             self._forget(running)
             why = f"Modal had no {self.rent.gpu} free, or --max-minutes was too short"
             return Reply(lost=f"{within}: {why}")
+
         silence = trouble.message if trouble else "Modal does not answer"
         return Reply(lost=f"{within}: {silence}; the call may go on there")
 

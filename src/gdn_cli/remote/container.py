@@ -56,6 +56,7 @@ def serve(
         reply = container.served(commit, before)
     except Exception as e:  # the other side may not know the exception's type
         reply = Reply(lost=f"the container failed: {one_line(e)}")
+
     return wire.encode(reply)
 
 
@@ -75,15 +76,19 @@ class _Container:
         devices = [gpu.name for gpu in self.machine.gpus()] if content.gpu else []
         if content.gpu and (why := content.gpu.mismatch(devices)):
             return Reply(wrong_gpu=why)
+
         earlier = _by_piece(before)
         reply = Reply()
         with _builds(content.cache, commit) as env, _environment(env | content.env):
             for i in range(len(content.jobs)):
                 reply.outcomes.append(self._outcome(i, earlier.get(i, [])))
+
             for wanted in content.profiles:
                 reply.profiles.append(self._profile(wanted))
+
             for asked in content.tunings:
                 reply.tuned.append(self._tuned(asked, before))
+
         return reply
 
     def _outcome(self, number: int, before: list[Made]) -> Outcome:
@@ -97,6 +102,7 @@ class _Container:
         if before and not rest:
             known = before[-1].environment
             return Outcome(Status.DONE, records=earlier, environment=known)
+
         left = self.end - time.monotonic()
         limit_s = self.content.limit_s or 0
         cut = f"the container's time of {limit_s:g} s was up; --max-minutes gives more"
@@ -119,6 +125,7 @@ class _Container:
             outcome.status = Status.REMOTE_FAILED
             outcome.reason = cut
             outcome.code = errors.REMOTE
+
         self._label(outcome.environment)
         return outcome
 
@@ -128,6 +135,7 @@ class _Container:
         """
         if not environment:
             return
+
         environment.where = self.content.where
         environment.image = self.content.image
         if self.content.gpu and environment.gpu:
@@ -148,9 +156,11 @@ class _Container:
                 )
             except GdnError as e:
                 return Profile(refused=Refusal(e.message, e.hint, e.code))
+
             self._label(profile.environment)
             files, left = _files(Path(str(profile.folder)), profile.reading.files)
             profile.folder = msgspec.UNSET
+
         return Profile(profile, files, left)
 
     def _tuned(self, asked: away.Wanted, before: Sequence[bytes]) -> away.Measured:
@@ -179,7 +189,9 @@ def _by_piece(before: Sequence[bytes]) -> dict[int, list[Made]]:
         env = made.environment
         if env and env.gpu and env.gpu_uuid:
             made.record.gpu = GpuName(uuid=env.gpu_uuid, name=env.gpu)
+
         earlier.setdefault(made.piece, []).append(made)
+
     return earlier
 
 
@@ -194,6 +206,7 @@ def _files(folder: Path, first: Sequence[str]) -> tuple[dict[str, bytes], list[s
             room -= len(content)
         else:
             left.append(name)
+
     return files, left
 
 
@@ -202,6 +215,7 @@ def _builds(
 ) -> contextlib.AbstractContextManager[dict[str, str]]:
     if cache is None:
         return contextlib.nullcontext({})
+
     return build_cache.kept(Path(CACHE), cache.key, lambda: commit(cache.volume))
 
 

@@ -56,12 +56,14 @@ class Engine(Calls, Elsewhere):
         self.came = came
         if not jobs:
             return
+
         with contextlib.closing(self.carry(self.split(jobs))) as answers:
             for work, reply in answers:
                 for outcome in reply.outcomes:
                     # never among the times of a GPU here
                     if outcome.environment:
                         outcome.environment.where = "modal"
+
                 gpu = self.rent.gpu
                 yield from replies.outcomes(work.jobs, reply, work.kept, gpu, self.say)
 
@@ -73,13 +75,16 @@ class Engine(Calls, Elsewhere):
             if set(call.keys) <= set(by_key):
                 answered = [by_key.pop(name) for name in call.keys]
                 work.append(Work(answered, call.limit_s, earlier=call))
+
         fresh = [job for job in jobs if key(job) in by_key]
         parts = [[job] for job in fresh]
         if self.rent.together and fresh:
             parts = [fresh]
+
         for part in parts:
             limit_s = self.rent.limit_s(sum(job.timeout_s for job in part))
             work.append(Work(part, limit_s))
+
         return work
 
     def harness(self, asked: Harness) -> Harness:
@@ -91,6 +96,7 @@ class Engine(Calls, Elsewhere):
             then = (harness.install(),)
             image = msgspec.structs.replace(self.rent.image, then=then)
             self.rent = replace(self.rent, image=image)
+
         return harness
 
     def begin(self, plan: planning.Plan, writer: Writer) -> None:
@@ -100,12 +106,14 @@ class Engine(Calls, Elsewhere):
         leave_out_cpu(plan)
         if self.rent.together:
             plan.jobs[:] = together(plan.jobs)
+
         old = self.resumed
         if old and old.modal:
             plan.jobs[:] = resume.resume(plan.jobs, old, writer)
             self.earlier = old.modal.calls
             document.comparisons = old.comparisons
             document.overall = old.overall
+
         self.note(document)
 
     def note(self, document: Document) -> None:
@@ -124,10 +132,12 @@ class Engine(Calls, Elsewhere):
         if len(uuids) > 1:
             several = _SEVERAL.format(len(uuids))
             document.warnings = [*(document.warnings or []), several]
+
         baselines: dict[str, str] = {}
         for record in document.records:
             if record.rounds_us:
                 baselines.setdefault(record.op, record.algo)
+
         if baselines:
             comparison.between(document, baselines, statistics.THRESHOLD)
 
@@ -136,6 +146,7 @@ def leave_out_cpu(plan: planning.Plan) -> None:
     """Drop what a rented GPU would be paid for in vain: algos on its CPU."""
     if all(job.mode != "cuda" for job in plan.jobs):
         return
+
     for job in plan.jobs:
         if job.mode != "cuda" and job.algo and not job.added:
             missing = Missing(
@@ -145,4 +156,5 @@ def leave_out_cpu(plan: planning.Plan) -> None:
                 hint="--device cpu rents none",
             )
             plan.missing.append(missing)
+
     plan.jobs[:] = [job for job in plan.jobs if job.mode == "cuda"]

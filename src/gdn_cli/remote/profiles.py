@@ -34,6 +34,7 @@ def made(
     if settings.dataset:
         dataset = calls.find_dataset([subject.workload for subject in subjects])
         away = replace(settings, dataset=dataset)
+
     limit_s = calls.rent.limit_s(settings.timeout_s * _PROCESSES * len(subjects))
     wanted = [session.sent(subject, away) for subject in subjects]
     yield from _arrived(calls, Work([], limit_s, wanted), settings.folder)
@@ -48,11 +49,13 @@ def _arrived(calls: Calls, work: Work, folder: Path) -> Iterator[Profile]:
     reply = calls.carry_one(work)
     if reply.lost:
         raise RemoteError(reply.lost)
+
     for arrived in reply.profiles:
         if refused := arrived.refused:
             raise GdnError(
                 f"at Modal: {refused.message}", code=refused.code, hint=refused.hint
             )
+
         yield unpacked(arrived, folder, calls.say)
 
 
@@ -68,12 +71,15 @@ def unpacked(
             files.write(folder / Path(path).name, content, hint=None)
         except (GdnError, ValueError) as e:  # ValueError: a NUL in its name
             lost.append(one_line(e))
+
     if arrived.left:
         say(f"too large to send: {', '.join(arrived.left)}")
+
     profile.name = folder.name
     profile = session.keep(folder, profile)
     if lost and not profile.unkept:
         profile.unkept = f"not all of the profile could be kept: {lost[0]}"
+
     return profile
 
 
@@ -87,9 +93,11 @@ def tuned(calls: Calls, plan: search.Plan, settings: search.Settings) -> away.Me
     reply = calls.carry_one(work)
     if not reply.lost:
         return reply.tuned[0]
+
     lines = [noted.line for noted in wire.readable(work.kept, away.Noted)]
     if not lines or not isinstance(lines[0], Key):
         raise RemoteError(reply.lost)
+
     key = lines[0]
     measured = away.Measured(key=key, lines=[], reason=reply.lost)
     # another key: it was started again on another machine

@@ -22,6 +22,7 @@ def fault(work: Work, reply: Reply, gpu: Gpu) -> str | None:
     if not (work.jobs or work.tunings or profiles):
         # how many an earlier call is to make is not known here
         profiles = max(1, len(reply.profiles))
+
     for what, results, due in (
         ("outcome", reply.outcomes, len(work.jobs)),
         ("tuning", reply.tuned, len(work.tunings)),
@@ -34,15 +35,18 @@ def fault(work: Work, reply: Reply, gpu: Gpu) -> str | None:
     for job, outcome in zip(work.jobs, reply.outcomes, strict=True):
         if job.mode == "cuda" and outcome.records:
             faults.append(_elsewhere(outcome.environment, gpu))
+
     for measured in reply.tuned:
         if measured.gpu:
             faults.append(gpu.mismatch([measured.gpu.name] * gpu.count))
+
     for profile in reply.profiles:
         document = profile.document
         if document and document.mode == "cuda":
             faults.append(_elsewhere(document.environment, gpu))
         elif not document and not profile.refused:
             faults.append(f"{wire.NOT}: a profile is empty")
+
     return next(filter(None, faults), None)
 
 
@@ -64,6 +68,7 @@ def outcomes(
         elif outcome.records:
             count = len(outcome.records)
             say(f"{planning.name(job)}: {count} of {job.due} came before that")
+
         outcome.reason = reply.lost or outcome.reason
         yield job, outcome
 
@@ -83,6 +88,7 @@ def rebuilt(
         if identity not in seen:
             seen.add(identity)
             outcome.records.append(record)
+
     return lost
 
 
@@ -104,5 +110,6 @@ def _elsewhere(environment: Environment | None, gpu: Gpu) -> str | None:
     """Why results in this environment are not those of the GPU that was asked for."""
     if not environment or not environment.gpu:
         return f"asked for {gpu}, and the reply does not name its GPU"
+
     named = [environment.gpu] * gpu.count
     return gpu.mismatch(named) or gpu.mismatch(environment.gpus or named)

@@ -72,6 +72,7 @@ def settings(name: str) -> Settings:
     tables, files = read_config("engines.toml")
     if name not in tables:
         raise unknown("engine", name, tables, hint=f"they are in {files}")
+
     return decode(tables[name], Settings, f"{files}: [{name}]")
 
 
@@ -89,6 +90,7 @@ class Through(Elsewhere):
         def lacking(_: Algo, mode: str) -> inventory.Place | None:
             if mode != "cuda" or self.how.cuda:
                 return None
+
             reason = f"engine {self.name} has no GPU"
             return inventory.Place(None, reason, "configs/engines.toml says so")
 
@@ -99,6 +101,7 @@ class Through(Elsewhere):
     ) -> Generator[tuple[Job, Outcome], None, None]:
         if not jobs:
             return
+
         pieces = [Piece.of(job) for job in jobs]
         parcel = Parcel(
             where=self.name, gpu=None, cache=None, env=wire.commit(), jobs=pieces
@@ -111,15 +114,19 @@ class Through(Elsewhere):
                 reply = _reply(message)
                 if reply:
                     break
+
                 kept.append(message)
                 for made in replies.usable(jobs, [message], None):
                     came(jobs[made.piece], made.record, made.environment)
+
             end = command.end()
+
         if reply is None:
             reply = Reply(lost=f"{self.how.command[0]} {end}")
         elif not reply.lost and len(reply.outcomes) != len(jobs):
             count = len(reply.outcomes)
             reply.lost = f"the reply has {count} outcomes for {len(jobs)} jobs"
+
         yield from replies.outcomes(jobs, reply, kept, None, self.say)
 
     def finish(self, document: Document) -> None:
@@ -132,6 +139,7 @@ class Through(Elsewhere):
         waits = ""
         if self.how.queue_s:
             waits = f", and {self.how.queue_s / 3600:.3g} h in its queue"
+
         self.say(f"{self.name}: {words[0]}, at most {minutes} min once it runs{waits}")
         try:
             return Command(words, parcel)
@@ -162,6 +170,7 @@ class Command:
                 # Ctrl-C is ours: it ends the command in `close`
                 start_new_session=True,
             )
+
         self.log = bounded.Output()
         self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._log_reader = threading.Thread(target=self._read_log, daemon=True)
@@ -174,6 +183,7 @@ class Command:
             while line := stdout.readline(_LINE):
                 if line.startswith(_MARK):
                     self._answers.put(_unmarked(line[len(_MARK) :]))
+
         self._answers.put(None)
 
     def _read_log(self) -> None:
@@ -190,12 +200,15 @@ class Command:
         while time.monotonic() < end:
             if self.process.poll() is not None:
                 end = min(end, time.monotonic() + _GRACE_S)
+
             try:
                 message = self._answers.get(timeout=_POLL_S)
             except queue.Empty:
                 continue
+
             if message is None:
                 return
+
             yield message
             end = min(end, time.monotonic() + limit_s)
 
@@ -205,6 +218,7 @@ class Command:
             code = self.process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             return "was ended: no reply in its time; --timeout gives more"
+
         self._log_reader.join(_GRACE_S)
         words = [line for line in self.log.text().splitlines() if line.strip()]
         why = f": {words[-1][:300]}" if words else ""
@@ -216,8 +230,10 @@ class Command:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_END_S)
+
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
+
         self.process.wait()
 
 
@@ -226,6 +242,7 @@ def _reply(message: bytes) -> Reply | None:
     for reply in wire.readable([message], Reply):
         if reply.outcomes or reply.lost:
             return reply
+
     return None
 
 

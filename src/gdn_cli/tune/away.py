@@ -90,6 +90,7 @@ def _earlier(wanted: Key) -> tuple[Key, list[Line]]:
             machine = {n: getattr(key, n) for n in ("gpu", "driver", "versions")}
             if key == structs.replace(wanted, **machine):
                 return key, lines
+
     return wanted, []
 
 
@@ -157,5 +158,7 @@ def choose(
             raise GdnError(
                 "not all of its measurements have come", code=errors.REMOTE
             ) from None
+
         evidence.write(state)
+
     return state

@@ -24,6 +24,7 @@ def document(plan: Plan, state: State | None = None) -> Json:
     for size, alike in plan.sizes.items():
         keys = size._asdict() if plan.tune.length else {"size": size.size}
         workloads += [{"uuid": w.uuid, "axes": w.axes, **keys} for w in alike]
+
     content: Json = {
         "command": "tune",
         "dry_run": state is None,
@@ -51,6 +52,7 @@ def document(plan: Plan, state: State | None = None) -> Json:
         }
         if state.settings.in_place:
             content["in_place"] = True
+
     return to_builtins(content)
 
 
@@ -95,6 +97,7 @@ def _rows(state: State, env: Environment) -> list[Row]:
     gpu, sms = env.gpu, env.sms
     if sms is None:
         gpu, sms = env.cpu, env.cpus
+
     assert gpu is not None and sms is not None
     chosen = [(c.size, state.plan.constants[c.chosen]) for c in state.choices]
     return tuned_table.table(state.plan.tune, gpu, sms, chosen)
@@ -105,6 +108,7 @@ def _evidence(state: State, env: Environment, rows: list[Row]) -> Evidence:
     how: dict[str, Any] = state.settings.how | environment.commit()
     if plan.mode != "cuda":
         how["l2"] = None
+
     return Evidence(
         gpu=rows[0].gpu,
         sms=rows[0].sms,
@@ -152,4 +156,5 @@ def _measured(state: State) -> list[Measured]:
 def _ratio(comparison: Comparison | None) -> Ratio | None:
     if comparison is None:
         return None
+
     return comparison.ratio, comparison.low, comparison.high

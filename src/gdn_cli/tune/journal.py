@@ -106,11 +106,13 @@ class Journal:
         self.lines: list[Line] = []
         if not fresh and self.path.exists():
             _, self.lines = read(self.path)
+
         try:
             # again, without the half line that a killed run may leave at the end
             self._write()
         except UsageError as e:
             raise MissingError(e.message, hint=e.hint) from None
+
         self.kept = {"check": len(self.all(Check)), "time": len(self.all(Time))}
 
     def add(self, line: Line) -> None:
@@ -124,9 +126,11 @@ class Journal:
                     self._write()
                 else:
                     files.append_text(self.path, _text(line))
+
                 self.unsaved = None
             except GdnError as e:
                 self.unsaved = e.message
+
         self.note(line)
 
     def add_new(self, lines: list[Line]) -> None:
@@ -143,6 +147,7 @@ class Journal:
         for line in reversed(self.all(kind)):
             if all(getattr(line, name) == value for name, value in values.items()):
                 return line
+
         return None
 
     def _write(self) -> None:
@@ -171,4 +176,5 @@ def read(file: Path) -> tuple[Key, list[Line]]:
             f"{e}; the file is damaged",
             hint="--fresh measures again; or delete that line, and the rest is kept",
         ) from None
+
     return key, lines

@@ -68,6 +68,7 @@ def run(state: State) -> None:
         # a fixed order, so that no two wait for each other
         for gpu in sorted(used, key=lambda gpu: gpu.uuid):
             locked.enter_context(locks.gpu(gpu.uuid, state.say, f"GPU {gpu.index}"))
+
         _each_gpu(state, partial(_first, state, _groups(state, ends)))
         finals = tournament.finals(state.meetings, state.out)
         _each_gpu(state, partial(_final, state, finals))
@@ -88,12 +89,14 @@ def _choose_homes(state: State) -> None:
     if not gpus:
         state.homes = dict.fromkeys(state.plan.sizes)
         return
+
     able: dict[Size, tuple[int, Sequence[Gpu]]] = {}
     for size, workloads in state.plan.sizes.items():
         uuids = {w.uuid for w in workloads}
         before = {t.gpu for t in state.journal.all(Time) if t.workload in uuids}
         same = [gpu for gpu in gpus if gpu.uuid in before]
         able[size] = len(workloads), same[:1] or gpus
+
     state.homes = {**gpu_sharing.deal(able)}
 
 
@@ -102,6 +105,7 @@ def _each_gpu(state: State, work: Callable[[list[Size]], None]) -> None:
     sizes_of: dict[Gpu | None, list[Size]] = {}
     for size, gpu in state.homes.items():
         sizes_of.setdefault(gpu, []).append(size)
+
     lanes = [partial(work, sizes) for sizes in sizes_of.values()]
     gpu_sharing.side_by_side(lanes, state.stop)
 
@@ -117,6 +121,7 @@ def _groups(state: State, ends: Sequence[Workload]) -> list[list[str]]:
     for line in state.journal.all(Check):
         if line.status is Status.PASSED:
             passed.add((line.name, line.workload))
+
     names = list(state.plan.constants)
     for w in ends:
         names = [name for name in names if (name, w.uuid) in passed]
@@ -125,6 +130,7 @@ def _groups(state: State, ends: Sequence[Workload]) -> list[list[str]]:
     groups = [names[:AT_ONCE]]
     for start in range(AT_ONCE, len(names), AT_ONCE - 1):
         groups.append(names[start : start + AT_ONCE - 1])
+
     return groups
 
 
@@ -135,6 +141,7 @@ def _first(state: State, groups: list[list[str]], sizes: list[Size]) -> None:
         for size in sizes:
             speeds = tournament.standing(state.meetings[size], FIRST, state.out)
             meeting[size] = list(speeds)[:1] + group
+
         _meet(state, FIRST, meeting, f"group {number} of {len(groups)}")
 
 
@@ -160,6 +167,7 @@ def _meet(state: State, number: int, groups: Groups, what: str) -> None:
             check(state, names, [workload], [state.homes[size]])
             if state.left(names) == names:
                 raise _no_end(state, outcome, workload)
+
             groups = _left(state, groups)
 
     for size, names in groups.items():
@@ -180,6 +188,7 @@ def _untimed(state: State, number: int, groups: Groups) -> list[tuple[Size, Work
         for w in state.plan.sizes[size]:
             if not _timed(state, number, size, names, w):
                 due.append((size, w))
+
     return due
 
 
@@ -209,6 +218,7 @@ def _meeting(state: State, number: int, size: Size, names: list[str]) -> Meeting
             if result.us:
                 us[name] = result.us
                 samples[name] = result.samples
+
         if number == FINAL:
             # one of a kind: two doubts that differ in their figures are the same
             for doubt in line.doubts:

@@ -124,11 +124,13 @@ def plan(
         raise UsageError(
             f"{algo.name} is a packed solution", hint="tune the algo, then pack it"
         )
+
     if algo.tune is None:
         raise UsageError(
             f"{algo.folder / 'algo.toml'} declares nothing to tune",
             hint="docs/writing-an-algo.md has the table [tune] of the constants to try",
         )
+
     algo = tuned_table.narrowed(algo, only, where)
     described = definition(op, registry)
     return made(op, algo, entry.place.mode, described, workloads, preset)
@@ -154,6 +156,7 @@ def made(
     for workload in workloads:
         size = tuned_table.size_of(op, algo.tuning, workload)
         by_size.setdefault(size, []).append(workload)
+
     sizes = dict(sorted(by_size.items()))
     return Plan(op, algo, mode, described, constants, algos, excluded, sizes, preset)
 
@@ -216,6 +219,7 @@ def begin(
     gpus: tuple[Gpu | None, ...] = ()
     if plan.mode == "cuda":
         gpus = settings.gpus or settings.machine.gpus()[:1]
+
     gpus = gpus or (None,)
 
     held = check_folder(plan.algo)
@@ -257,6 +261,7 @@ def check_folder(algo: Algo) -> Gpus:
             pass
     except OSError as e:
         raise UsageError(f"cannot write {folder}: {e.strerror}", hint=hint) from None
+
     files.destination(folder / algo.tuning.file, within=folder)
     return tuned_table.load(algo)
 

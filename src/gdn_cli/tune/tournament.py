@@ -47,6 +47,7 @@ class Meeting:
             times = [us[name] for us in self.us.values() if name in us]
             if times and len(times) == len(self.us):
                 speeds[name] = -statistics.fmean(map(math.log, times))
+
         return speeds
 
 
@@ -67,6 +68,7 @@ def standing(
             shift = 0.0
             if leader in speeds and leader in standings:
                 shift = standings[leader] - speeds[leader]
+
             for name, speed in speeds.items():
                 standings.setdefault(name, speed + shift)
 
@@ -100,9 +102,12 @@ def finals(
 
         if expected in in_race:
             names.append(expected)
+
         if expected not in speeds or speeds[expected] < speeds[names[0]] - CLOSE:
             expected = names[0]
+
         finalists[size] = list(dict.fromkeys(names))
+
     return finalists
 
 
@@ -138,6 +143,7 @@ def choose(
         order = list(standing(meetings, FINAL, out))
         if not order:
             continue
+
         fastest, *others = order
 
         meeting = final(meetings, fastest)
@@ -150,8 +156,10 @@ def choose(
             equal = behind.verdict in (SAME, UNCLEAR)
             if equal and math.log(behind.ratio) <= CLOSE:
                 choice = Choice(size, previous, fastest, second, ahead, behind)
+
         previous = choice.chosen
         choices.append(choice)
+
     return choices
 
 
@@ -165,4 +173,5 @@ def against(meeting: Meeting, baseline: str, candidate: str) -> Comparison:
     each = []
     for samples in meeting.samples.values():
         each.append(compare(samples[baseline], samples[candidate]))
+
     return geometric(each) if len(each) > 1 else each[0]
