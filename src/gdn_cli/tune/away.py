@@ -67,8 +67,9 @@ def wanted(plan: Plan, settings: Settings, dataset: Path | None) -> Wanted:
     algo = structs.replace(plan.algo, folder=None, shares=(), solution=solution)
     there = str(dataset) if dataset else None
     key = structs.replace(search.key_of(plan, settings, None), dataset=there)
-    earlier, lines = _earlier(key)
+    key, lines = _earlier(key)
     assert plan.mode is not None
+
     return Wanted(
         op=plan.op,
         algo=algo,
@@ -76,7 +77,7 @@ def wanted(plan: Plan, settings: Settings, dataset: Path | None) -> Wanted:
         definition=plan.definition,
         workloads=plan.workloads,
         timeout_s=settings.timeout_s,
-        key=earlier,
+        key=key,
         lines=lines,
     )
 
@@ -112,6 +113,7 @@ def measure(
     settings = Settings(
         **how, dataset=dataset, timeout_s=asked.timeout_s, machine=machine
     )
+
     gpu = machine.gpus()[0] if asked.mode == "cuda" else None
     key = search.key_of(plan, settings, gpu)
 
@@ -129,6 +131,7 @@ def measure(
     state = State(
         plan, settings, lambda *_: None, print, (gpu,), {}, journal, stop=given_up
     )
+
     measured = Measured(key=key, lines=journal.lines, gpu=gpu)
     try:
         race.run(state)
@@ -147,6 +150,7 @@ def choose(
     journal = Journal(measured.key)
     journal.add_new(measured.lines)
     held = search.check_folder(plan.algo)
+
     state = State(plan, settings, lambda *_: None, say, (measured.gpu,), held, journal)
     state.interrupted = not measured.done
     if measured.done:

@@ -239,6 +239,7 @@ def check(
     fail drop out.
     """
     checked = {(line.name, line.workload) for line in state.journal.all(Check)}
+
     # compilers are the slow part: half of the CPUs
     workers = max(1, min(8 * len(gpus), (os.cpu_count() or 2) // 2))
     next_gpu = itertools.cycle(gpus)
@@ -346,12 +347,15 @@ def _time(
     turns = {w.uuid: groups[size] for size, w in due}
     named = set(itertools.chain(*turns.values()))
     rivals = [algo for name, algo in state.plan.algos.items() if name in named]
+
     # all sizes of a call have one GPU, see _each_gpu
     (gpu,) = {state.homes[size] for size in groups}
+
     seconds, target = settings.seconds, settings.target
     if number != FINAL:
         seconds = min(COARSE_S, seconds)
         target = max(COARSE_TARGET, target)
+
     job = _job(
         state,
         "compare",
@@ -376,9 +380,11 @@ def _time(
         if record.status is Status.TIER_UNAVAILABLE:
             hint = "--tier names another one"
             raise MissingError(record.reason or record.status.words, hint=hint)
+
         # the workload failed
         if record.blame is Blame.MACHINE:
             return
+
         name, uuid = record.algo, record.uuid
         # without a workload it failed as a whole
         for at in [uuid] if uuid else turns:
@@ -399,7 +405,10 @@ def _line(
     gpu: Gpu | None,
     records: dict[str, Record],
 ) -> Time:
-    """What is stored of a workload; in a final also the samples, which decide."""
+    """What is stored of a workload.
+
+    In a final these are the samples too, which decide.
+    """
     line = Time(number, names, uuid, gpu.uuid if gpu else None, {}, [])
     for name, record in records.items():
         result = line.results[name] = Result(record.status, record.reason)

@@ -209,10 +209,10 @@ def begin(
     """Prepare to measure. UsageError for GPUs of different kinds, whose times would
     choose constants for each other, and for a folder that cannot be written at the end.
     """
-    if len({gpu.name for gpu in settings.gpus}) > 1:
-        kinds = ", ".join(f"GPU {gpu.index} {gpu.name}" for gpu in settings.gpus)
+    kinds = sorted({gpu.name for gpu in settings.gpus})
+    if len(kinds) > 1:
         raise UsageError(
-            f"tune takes GPUs of one kind, not {kinds}",
+            f"tune takes GPUs of one kind, not {' and '.join(kinds)}",
             hint="--gpus names those of one kind",
         )
 
