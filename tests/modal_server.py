@@ -315,17 +315,6 @@ class _Answers:
         ]
         return [pb.VolumeListFilesResponse(entries=found)]
 
-    def VolumePutFiles(s, r):
-        volume = s.volumes[r.volume_id.removeprefix("vo-")]
-        volume.update(
-            {f.filename.lstrip("/"): s.contents[f.sha256_hex] for f in r.files}
-        )
-        return empty_pb2.Empty()
-
-    def VolumeRemoveFile(s, r):
-        del s.volumes[r.volume_id.removeprefix("vo-")][r.path.lstrip("/")]
-        return empty_pb2.Empty()
-
     def QueueGetOrCreate(s, r):
         return pb.QueueGetOrCreateResponse(queue_id=f"qu-{r.deployment_name}")
 
@@ -428,11 +417,3 @@ def _handle(name: str):
         max_object_size_bytes=1 << 24,
         max_async_object_size_bytes=1 << 24,
     )
-
-
-# for a look by hand: prints the environment that a shell needs
-if __name__ == "__main__":
-    with Server() as running:
-        print("\n".join(f"export {k}={v}" for k, v in running.env.items()), flush=True)
-        while True:
-            time.sleep(1)

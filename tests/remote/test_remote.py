@@ -5,9 +5,7 @@ has the carried files and nothing else.
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import fnmatch
 import io
 import json
 import os
@@ -36,10 +34,8 @@ from gdn_cli.profile import session
 from gdn_cli.records import store
 from gdn_cli.records.store import Writer
 from gdn_cli.remote import (
-    build_cache,
     calls,
     container,
-    costs,
     engine,
     modal_client,
     modal_errors,
@@ -95,9 +91,8 @@ def answered(data: bytes) -> Reply:
 
 
 def rented(**more) -> engine.Engine:
-    return engine.Engine(
-        SETTINGS, Rent(B200, SETTINGS.chosen(None), **more), lambda line: None
-    )
+    rent = Rent(SETTINGS, B200, SETTINGS.chosen(None), **more)
+    return engine.Engine(rent, lambda line: None)
 
 
 # --- what a GPU's name means
@@ -107,10 +102,8 @@ def rented(**more) -> engine.Engine:
     ("asked", "sent_as", "devices", "fits"),
     [
         (None, "B200", "NVIDIA B200", True),
-        ("b200", "B200", "NVIDIA B200", True),
         ("B200:2", "B200:2", "NVIDIA B200,NVIDIA B200", True),
         ("B200:2", "B200:2", "NVIDIA B200", False),
-        ("B200", "B200", "NVIDIA B200,NVIDIA B200", False),
         ("B200", "B200", "NVIDIA B300 SXM6 AC", False),
         ("B200", "B200", "NVIDIA GB200", False),
         ("B200", "B200", "", False),
@@ -119,11 +112,9 @@ def rented(**more) -> engine.Engine:
         ("H100!", "H100!", "NVIDIA H200", False),
         ("H100", "H100!", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", False),
         ("A100-80GB", "A100-80GB", "NVIDIA A100-SXM4-80GB", True),
-        ("A100-80GB", "A100-80GB", "NVIDIA A100 80GB PCIe", True),
         ("A100-80GB", "A100-80GB", "NVIDIA A100-SXM4-40GB", False),
         ("L4", "L4", "NVIDIA L40S", False),
         ("A10", "A10", "NVIDIA A10G", True),
-        ("T4", "T4", "Tesla T4", True),
         ("RTX-PRO-6000", "RTX-PRO-6000", "NVIDIA RTX PRO 6000 Blackwell", True),
     ],
 )
@@ -137,7 +128,8 @@ def test_only_the_gpu_that_was_asked_for_will_do(asked, sent_as, devices, fits):
 
 
 @pytest.mark.parametrize(
-    "asked", ["B200,H100", "B200+", "B200:0", "B200:16", "B200:", "a b", "B200!!"]
+    "asked",
+    ["B200,H100", "B200+", "B200:0", "B200:16", "B200:", "a b", "B200!!", "any"],
 )
 def test_anything_but_one_gpu_by_name_is_refused(asked):
     with pytest.raises(UsageError, match="expected a GPU"):
@@ -157,13 +149,14 @@ def test_the_image_has_what_pyproject_pins_and_nothing_is_named_twice(monkeypatc
     pins = {r.name: r for r in map(Requirement, listed)}
     assert len(pins) == len(listed)
     assert all([s.operator for s in r.specifier] == ["=="] for r in pins.values())
+    assert {tier.package for tier in TIERS.values()} <= {None} | set(pins)
     # what no worker imports
     only_here = {"typer", "rich", "modal", "tomli", "matplotlib", "jinja2"}
     for line in project["dependencies"] + project["optional-dependencies"]["peers"]:
         requirement = Requirement(line)
         if requirement.name not in only_here:
-            pinned = next(iter(pins[requirement.name].specifier)).version
-            assert requirement.specifier.contains(pinned), f"{line}: {pinned}"
+            (pin,) = pins[requirement.name].specifier
+            assert requirement.specifier.contains(pin.version), line
     for algo in REGISTRY.algos:
         place, packages = engine.place(algo), set(algo.packages.values())
         if engines := ENGINES & packages:
@@ -171,61 +164,17 @@ def test_the_image_has_what_pyproject_pins_and_nothing_is_named_twice(monkeypatc
         else:
             assert packages <= set(pins), algo.full_name
             assert place.mode == ("cuda" if "cuda" in algo.modes else algo.modes[0])
+    # packages that an image brings along are not replaced
+    kept = settings.packages(SETTINGS.chosen("flashinfer"))
+    assert "ninja==1.13.2" in kept and not {"torch", "triton"} & set(
+        pin.split("==")[0] for pin in kept
+    )
     # the same list of an installed wheel, as its metadata has it
     lines = [f"{pin} ; extra == 'image'" for pin in listed]
     lines += ["pytest>=8; extra == 'dev'", "numpy>=1.26"]
     monkeypatch.setattr(paths, "IN_CHECKOUT", False)
     monkeypatch.setattr(settings.metadata, "requires", lambda name: lines)
     assert settings.pins() == listed
-
-
-def test_images_are_dated_and_proved_without_a_gpu():
-    assert set(SETTINGS.images) == {"gdn", "flashinfer"}
-    for image in SETTINGS.images.values():
-        tag = image.base.split(":")[1]
-        assert re.search(r"\d", tag) and "latest" not in tag
-        for word in ("nvcc", "c++", "ninja", "torch", "flashinfer_bench"):
-            assert word in image.smoke
-        assert "cuda.init" not in image.smoke and "is_available" not in image.smoke
-    packages = settings.packages(SETTINGS.chosen("flashinfer"))
-    assert "ninja==1.13.2" in packages
-    assert not any(pin.startswith(("torch==", "triton==")) for pin in packages)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ('gpu = "B200"', "gpu = 1", "$.gpu"),
-        (
-            "idle = 2",
-            "idle = 0",
-            "$.limits.idle",
-        ),
-        (
-            "queue = 900",
-            "queu = 900",
-            "unknown field `queu` - at `$.limits`",
-        ),
-        (
-            'python = ""',
-            "python = 3",
-            "$.images[...].python",
-        ),
-        (
-            'image = "gdn"',
-            'image = "other"',
-            "image: expected one of gdn, flashinfer, got 'other'",
-        ),
-        ("[environment]", "[enviroment]", "unknown field `enviroment`"),
-    ],
-)
-def test_a_wrong_key_in_modal_toml_is_named(old, new, says, tmp_path, monkeypatch):
-    text = (paths.CONFIGS_DIR / "modal.toml").read_text()
-    assert old in text
-    (tmp_path / "modal.toml").write_text(text.replace(old, new))
-    monkeypatch.setattr(paths, "CONFIGS_DIR", tmp_path)
-    with pytest.raises(UsageError, match=re.escape(says)):
-        settings.load()
 
 
 # --- parcels
@@ -236,30 +185,32 @@ def test_all_54_workloads_travel_as_one_request_and_come_back_as_they_were():
     data = rented().parcel(work_of(whole), B200)
     content = opened(data)
     (only,) = content.jobs
-    assert len(only.request.workloads) == 54
     assert (to_json(only.request), only.timeout_s) == (to_json(whole.request), 300.0)
     assert content.gpu == B200 and len(data) < 100_000
     records, env = [building.record("a", 2.0)], Environment(gpu="x")
     outcome = jobs.Outcome(Status.TIMED_OUT, "r", records, env, ["last"], 3)
-    profile = Profile(
-        documents.typed(documents.v4(label="\ud800")), {"a": bytes(range(256)) * 9}
-    )
+    document = documents.typed(documents.v4(label="\ud800"))
+    profile = Profile(document, {"a": bytes(range(256)) * 9})
     reply = Reply(outcomes=[outcome], profiles=[profile])
     assert answered(wire.encode(reply)) == reply
-    with pytest.raises(RemoteError, match="not a reply of gdn: .*status"):
-        answered(wire.encode(Reply(outcomes=[{"records": []}])))
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b"", b"no zlib", wire.zlib.compress(b"[]"), wire.zlib.compress(b'{"schema": 99}')],
+    "content",
+    [
+        "[]",
+        '{"schema": 99}',
+        *(f'{{"schema": 4, "profiles": {shape}}}' for shape in (1, [1], {"a": 1})),
+        None,
+    ],
 )
-def test_an_invalid_parcel_is_refused_in_one_line(data):
+def test_an_invalid_parcel_is_refused_in_one_line(content):
+    data = b"no zlib" if content is None else wire.zlib.compress(content.encode())
     with pytest.raises(RemoteError, match="not a reply of gdn|speaks schema 99"):
         answered(data)
     # the other side says so as well, and does not raise
     reply = answered(container.serve(data))
-    assert "RemoteError: " in reply.lost and reply.outcomes == []
+    assert reply.lost and reply.outcomes == []
 
 
 @pytest.mark.parametrize("algo", REGISTRY.algos, ids=lambda a: a.full_name)
@@ -270,12 +221,10 @@ def test_every_request_arrives_as_it_is_with_every_file_that_a_source_names(algo
     sources = {s["path"]: s["content"] for s in there.request.solution["sources"]}
     named = {algo.entry_point.split("::")[0]}
     for name, text in sources.items():
-        if not name.endswith(".py"):
-            named |= set(re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M))
-            continue
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                named.add(f"{node.module.split('.')[0]}.py")
+        named |= set(re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M))
+        if name.endswith(".py"):
+            modules = re.findall(r"^\s*from \.(\w+)", text, re.M)
+            named |= {f"{module}.py" for module in modules}
     assert named <= set(sources), f"left behind: {named - set(sources)}"
 
 
@@ -283,21 +232,11 @@ def test_every_request_arrives_as_it_is_with_every_file_that_a_source_names(algo
 
 
 def carried(folder: Path) -> Path:
-    """gdn's own files as they are mounted (cloud._IGNORED stays here);
+    """gdn's own files as they are mounted (modal_client._IGNORED stays here);
     cli/test_modal.py has the mount agree.
     """
-
-    def ignored(where: str, names: list[str]) -> set[str]:
-        inside = Path(where).relative_to(PACKAGE)
-        return {
-            n
-            for n in names
-            if any(
-                fnmatch.fnmatch(f"x/{inside / n}", f"*{p.removeprefix('**')}")
-                for p in modal_client._IGNORED
-            )
-        }
-
+    names = [pattern.rpartition("/")[2] for pattern in modal_client._IGNORED]
+    ignored = shutil.ignore_patterns(*names)
     shutil.copytree(PACKAGE, folder / "gdn_cli", ignore=ignored)
     return folder
 
@@ -311,26 +250,25 @@ assert not {"modal", "typer", "rich"} & set(sys.modules)
 """
 
 
-def serve_alone(root: Path, data: bytes, gpu: bool = False) -> Reply:
+def serve_alone(root: Path, data: bytes) -> Reply:
     """container.serve in a new process, in an empty folder, with only the carried files."""
-    empty = root.parent / f"empty-{os.urandom(4).hex()}"
+    empty = root.parent / "empty"
     empty.mkdir()
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     packages = [p for p in given if p and not Path(p, "gdn_cli").exists()]
-    path = os.pathsep.join([str(root), *packages])
-    env = {"PATH": os.environ["PATH"], "HOME": str(empty), "PYTHONPATH": path}
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") if gpu else ""
-    if visible is not None:
-        env["CUDA_VISIBLE_DEVICES"] = visible
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(empty),
+        "PYTHONPATH": os.pathsep.join([str(root), *packages]),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     command = [sys.executable, "-c", _SERVE, str(root)]
     done = subprocess.run(command, input=data, capture_output=True, cwd=empty, env=env)
     assert done.returncode == 0, done.stderr.decode()
     return answered(done.stdout)
 
 
-# One algo per language: a file that a builder needs could be missing. That every algo's
-# request arrives as a worker here would get it, with all of its files, is tested above;
-# on a GPU the next test has every algo.
+# One algo per language: a file that a builder needs could be missing.
 HERE = [
     ("gdn_decode/cpp-v1", "cpu"),
     ("gdn_decode/triton-v2", "interpreter"),
@@ -342,12 +280,9 @@ HERE = [
 def test_algos_get_their_verdicts_with_only_the_carried_files(tmp_path):
     languages = {REGISTRY.find(name).language for name, _ in HERE}
     assert languages == {a.language for a in REGISTRY.algos if set(a.modes) != {"cuda"}}
-    root = carried(tmp_path / "root")
-    for absent in ("algos", "configs"):
-        assert not (root / "gdn_cli" / absent).exists()
-    assert not list(root.rglob("__pycache__"))
     wanted = [job(name, mode) for name, mode in HERE]
-    reply = serve_alone(root, rented().parcel(work_of(*wanted), None))
+    parcel = rented().parcel(work_of(*wanted), None)
+    reply = serve_alone(carried(tmp_path / "root"), parcel)
     assert reply.lost is None
     for here, there in zip(wanted, reply.outcomes, strict=True):
         (record,) = there.records
@@ -355,51 +290,6 @@ def test_algos_get_their_verdicts_with_only_the_carried_files(tmp_path):
         assert there.environment.where == "modal" and there.environment.image == "gdn"
     # to the last bit what this machine's command says
     assert jobs.execute(wanted[-1]).records[0].check == record.check
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "name", [a.full_name for a in REGISTRY.algos if "cuda" in a.modes]
-)
-def test_a_gpu_algo_gets_its_verdict_with_only_the_carried_files(tmp_path, name):
-    if (place := inventory.HERE.place(REGISTRY.find(name), "cuda")).mode is None:
-        pytest.skip(f"{name}: {place.reason}")
-    device, *others = (gpu.name for gpu in inventory.gpus())
-    words = tuple(re.split(r"[\s\-_]+", device.upper()))
-    gpu = settings.Gpu(device, 1 + len(others), (words,))
-    wanted = job(name, "cuda")
-    parcel = rented().parcel(work_of(wanted), gpu)
-    reply = serve_alone(carried(tmp_path / "root"), parcel, gpu=True)
-    assert (reply.lost, reply.wrong_gpu) == (None, None)
-    there, here = reply.outcomes[0], jobs.execute(wanted)
-    assert there.status == here.status
-    for theirs, ours in zip(there.records, here.records, strict=True):
-        assert (theirs.status, theirs.reason) == (ours.status, ours.reason)
-    assert there.environment.gpu == device and there.environment.asked == str(gpu)
-
-
-@pytest.mark.slow
-def test_a_crash_costs_its_own_algo_only(tmp_path, write_algo):
-    # pt-reference's workloads in the order of their size: B = 1, then 4
-    source = (
-        "from .right import run as right\nimport os\n\n"
-        f"def run({helpers.DECODE_ARGS}):\n"
-        "    if q.shape[0] > 1: os.write(2, b'LAST-WORDS\\n'); os.abort()\n"
-        f"    return right({helpers.DECODE_ARGS})\n"
-    )
-    write_algo(tmp_path, "aborts", source)
-    known, op = registry.load(str(tmp_path)), REGISTRY.ops["gdn_decode"]
-    few = (embedded(op)[0], next(w for w in embedded(op) if w.axes["batch_size"] > 1))
-    algo, definition = known.find("aborts"), pack.definition(op, known)
-    packed = [(algo, pack.pack(algo, op))]
-    wanted = jobs.Job.of("check", op, definition, "cpu", few, packed)
-    parcel = rented().parcel(work_of(wanted, job("pt-reference", "cpu")), None)
-    before = dict(os.environ)
-    crashed, right = answered(container.serve(parcel)).outcomes
-    assert dict(os.environ) == before
-    assert (crashed.status, right.status) == ("crashed", "done")
-    assert [r.status for r in crashed.records] == ["passed"]
-    assert "LAST-WORDS" in crashed.tail and crashed.environment.where == "modal"
 
 
 def test_another_gpu_than_was_asked_for_is_said_before_anything_runs(monkeypatch):
@@ -457,12 +347,7 @@ def test_a_profile_is_made_there_and_its_folder_unpacked_here(tmp_path):
         REGISTRY, ["pt-reference"], None, "torch", "0", None, "cpu"
     )
     asked = session.Settings(tool, tmp_path / "here", seconds=0.05)
-    sent = session.sent(subject, asked)
-    again, theirs = session.received(json.loads(json.dumps(sent)), tmp_path / "x")
-    for name in ("op", "workload", "solution"):
-        assert getattr(again, name) == getattr(subject, name)
-    assert theirs == session.Settings(tool, tmp_path / "x", seconds=0.05)
-    wanted, work = engine.Work([], 60, [sent]), rented()
+    wanted, work = engine.Work([], 60, [session.sent(subject, asked)]), rented()
     assert not wanted.cuda
     (made,) = answered(container.serve(work.parcel(wanted, None))).profiles
     profile = profiles.unpacked(made, asked.folder, work.say)
@@ -496,7 +381,7 @@ def profiled(monkeypatch, folder: Path, answer, *names: str) -> tuple[list, Clou
 def test_profiles_are_of_one_container_and_a_refusal_is_passed_on(
     tmp_path, monkeypatch
 ):
-    files = {"a.txt": wire.zlib.compress(b"A")}
+    files = {"a.txt": b"A"}
     there = [profile_of(name=f"of-{i}", files=files) for i in range(2)]
     answer = wire.encode(Reply(profiles=there))
     made, fake = profiled(monkeypatch, tmp_path, answer, "cuda-v4", "cuda-v1")
@@ -519,18 +404,19 @@ def test_builds_are_kept_for_the_next_container(tmp_path, monkeypatch):
     monkeypatch.setattr(container, "CACHE", str(volume))
     seen, written, committed = [], [], []
     for _ in range(2):
-        with container._built(Cache("key/1", "gdn-cache"), committed.append) as env:
+        with container._builds(Cache("key", "gdn-cache"), committed.append) as env:
             file = Path(env["TRITON_CACHE_DIR"]) / "deep" / "kernel.cubin"
             seen.append(file.exists())
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(b"cubin")
-        written.append((volume / "key_1.tar.gz").stat().st_mtime_ns)
+        written.append((volume / "key.tar.gz").stat().st_mtime_ns)
     # nothing new, nothing written
     assert seen == [False, True] and written[0] == written[1]
     assert committed == ["gdn-cache"]
     (volume / "broken.tar.gz").write_bytes(b"not an archive")
-    for name in ("another", "broken"):
-        assert not build_cache.restore(volume, name, tmp_path / name)
+    for key in ("another", "broken"):
+        with container._builds(Cache(key, "gdn-cache"), committed.append) as env:
+            assert not Path(env["TRITON_CACHE_DIR"]).exists()
 
 
 # --- calls, limits, and results
@@ -548,17 +434,13 @@ class Cloud:
         self.refuses, self.live = {}, {}
 
     def install(self, monkeypatch):
-        for name in ("connect", "declare", "session", "recall", "first", "kept"):
+        for name in ("declare", "session", "recall", "first"):
             monkeypatch.setattr(modal_client, name, getattr(self, name))
+        monkeypatch.setattr(modal_client, "connect", lambda seconds: None)
+        monkeypatch.setattr(modal_client, "kept", lambda id: [])
         clock = SimpleNamespace(monotonic=lambda: self.clock)
         monkeypatch.setattr(calls, "time", clock)
         return self
-
-    def connect(self, seconds):
-        pass
-
-    def kept(self, id):
-        return []
 
     def declare(self, *declared):
         self.declared = declared
@@ -582,9 +464,11 @@ class Cloud:
         number = len(self.parcels)
         if number in self.refuses:
             raise self.refuses[number]
-        call = SimpleNamespace(id=id or f"fc-{number}", trouble=None, got=None)
-        call.script, call.made = self.scripts.pop(0), self.live.get(call.id, [])
         self.parcels.append(data)
+        id = id or f"fc-{number}"
+        call = SimpleNamespace(
+            id=id, trouble=None, script=self.scripts.pop(0), made=self.live.get(id, [])
+        )
 
         def result():
             if isinstance(call.got, BaseException):
@@ -595,7 +479,7 @@ class Cloud:
             self.cancelled.append(number)
             return not self.deaf
 
-        call.look, call.result, call.cancel = lambda: call.trouble, result, cancel
+        call.listen, call.cancel = lambda: SimpleNamespace(result=result), cancel
         return call
 
 
@@ -628,7 +512,7 @@ def ran(wanted: list[jobs.Job], file: Path, engine: engine.Engine) -> Writer:
 def test_an_interruption_is_waited_for_and_said_once(monkeypatch):
     scripts = [*[RESET] * 400, passed(V1)], [*[RESET] * 300, None, passed(V4)]
     Cloud(*scripts).install(monkeypatch)
-    work, said = rented(containers=2), []
+    work, said = rented(parallel=2), []
     work.say = said.append
     got = [(j.algo.name, o.status) for j, o in work([V1, V4])]
     assert got == [("cuda-v4", "done"), ("cuda-v1", "done")] and work.sent == []
@@ -714,35 +598,31 @@ def heard(*script) -> tuple[object, list[float], list[float]]:
     return call._answer, asked, pauses
 
 
-def faults() -> list[Exception]:
+def test_a_call_is_asked_for_by_long_requests_and_with_longer_pauses_while_nothing_answers():
     import grpclib.exceptions
-    import h2.exceptions
     import modal.exception as e
 
-    return [
+    wrong = [
         ConnectionResetError(104, "Connection reset by peer"),
         grpclib.exceptions.StreamTerminatedError("Connection lost"),
-        h2.exceptions.ProtocolError("closed"),
-        *(kind("") for kind in (e.ConnectionError, e.ServiceError, e.InternalError)),
-        *(kind("") for kind in (e.ResourceExhaustedError, e.ConflictError)),
-        e.ClientClosed("closed"),
+        *(kind("") for kind in (e.ServiceError, e.InternalError, e.AuthError)),
         e.ExecutionError("Get from url failed with status 503: Slow Down"),
-        AttributeError("'NoneType' object has no attribute '_write_appdata'"),
+        AttributeError("'Connection' object has no attribute '_transport'"),
     ]
-
-
-def test_a_call_is_asked_for_by_long_requests_and_with_longer_pauses_while_nothing_answers():
-    wrong = faults()
     answer, asked, pauses = heard(
         TimeoutError(), *wrong, TimeoutError(), TimeoutError(), b"reply"
     )
     assert answer.result() == b"reply"
-    assert pauses == [1, 2, 4, 8, 16, *[30] * (len(wrong) - 5)]
-    assert asked == [50, 50, *[1] * len(wrong), 50, 50]
+    assert pauses == [1, 2, 4, 8, 16, 30, 30]
+    assert asked == [50, 50, *[1] * 7, 50, 50]
 
 
 def test_only_the_calls_own_verdict_is_its_failure():
     import modal.exception as e
+
+    # the function of Modal's client that raises what a container has raised
+    def _process_result(of):
+        raise of
 
     for verdict, says in [
         (e.FunctionTimeoutError("t"), "ended the container at its time limit"),
@@ -752,23 +632,18 @@ def test_only_the_calls_own_verdict_is_its_failure():
         (e.InternalFailure("worker lost"), "the container failed: worker lost"),
         (e.RemoteError("exit code 137"), "out of memory"),
         (ZeroDivisionError("oops"), "the container failed: oops"),
-        *((no_bytes, "it is of type") for no_bytes in ("text", 7, {})),
+        (OSError(28, "No space left on device"), "the container failed: "),
+        (TimeoutError("inside"), "the container failed: inside"),
     ]:
-        answer, _, pauses = heard(verdict)
+        raised = verdict
+        if "container failed" in says or "memory" in says:
+            with pytest.raises(type(verdict)) as caught:
+                _process_result(verdict)
+            raised = caught.value
+        answer, _, pauses = heard(raised)
         error = answer.exception()
         assert isinstance(error, modal_errors.CallFailed) and says in str(error)
         assert pauses == []
-    assert isinstance(heard(e.AuthError("revoked"))[0].exception(), RemoteError)
-
-    # the function of Modal's client that raises what a container has raised
-    def _process_result(of):
-        raise of
-
-    for remote in (OSError(28, "No space left on device"), TimeoutError("inside")):
-        try:
-            _process_result(remote)
-        except Exception as raised:
-            assert "the container failed: " in str(heard(raised)[0].exception())
 
 
 def test_calls_that_are_too_slow_are_cancelled(monkeypatch):
@@ -793,11 +668,11 @@ def test_algos_for_a_cpu_rent_no_gpu(monkeypatch):
             {},
             "B200, 1 container, 3 calls of at most 9 min: 27 min of container time",
         ),
-        (3, {"containers": 2}, "B200, 2 containers, 3 calls of at most 9 min: 27 min"),
+        (3, {"parallel": 2}, "B200, 2 containers, 3 calls of at most 9 min: 27 min"),
         (3, {"minutes": 5}, "B200, 1 container, 3 calls of at most 5 min: 5 min"),
         (3, {"minutes": 5, "detach": True}, "3 calls of at most 5 min: 15 min of"),
         (3, {"together": True}, "1 container, 1 call of at most 19 min: 19 min of"),
-        (99, {"containers": 99}, "Modal: B200, 4 containers, 99 calls of"),
+        (99, {"parallel": 99}, "Modal: B200, 4 containers, 99 calls of"),
         (1, {}, "most, $0.98 "),
     ],
 )
@@ -834,41 +709,27 @@ def test_a_rented_gpu_is_not_paid_for_work_on_a_cpu():
     gpu = job("cuda-v4", "cuda", command="bench")
     cpu = job("cpp-v1", "cpu", command="bench")
     plan = planning.Plan([cpu, gpu], [], [])
-    costs.affordable(plan, False)
+    engine.leave_out_cpu(plan)
     (missing,) = plan.missing
     assert plan.jobs == [gpu] and missing.algo == "cpp-v1"
     assert missing.hint == "--device cpu rents none"
     alone = planning.Plan([cpu], [], [])
-    costs.affordable(alone, False)  # no GPU is rented
+    engine.leave_out_cpu(alone)  # no GPU is rented
     assert alone.jobs == [cpu] and alone.missing == []
-
-
-def test_a_tier_that_the_image_does_not_have_is_refused_before_the_start(monkeypatch):
-    assert all(tier.package in {None} | settings.pinned() for tier in TIERS.values())
-    monkeypatch.setattr(costs, "pinned", lambda: settings.pinned() - {"cuda-bench"})
-    many = job("cuda-v4", "cuda", command="bench", tiers=("cupti", "nvbench", "fib"))
-    with pytest.raises(
-        UsageError, match="tier 'nvbench' needs cuda-bench, which is not in the image"
-    ):
-        costs.affordable(planning.Plan([many], [], []), False)
-    plan = planning.Plan([many], [], [])
-    costs.affordable(plan, True)  # --tier all
-    assert plan.jobs[0].tiers == ("cupti", "fib")
 
 
 def test_together_puts_the_named_algos_into_turns_and_all_into_one_parcel():
     def benched(name, command="bench", tiers=("cupti", "fib"), **more):
         return job(name, "cuda", command=command, tiers=tiers, **more)
 
-    floor = benched("pt-reference", "floor")
-    yardstick = benched("pt-reference", added=True)
+    others = [benched("pt-reference", "floor"), benched("pt-reference", added=True)]
     a, b = benched("cuda-v4"), benched("fla-recurrent")
-    made = engine.together([floor, yardstick, a, b])
-    assert [j.command for j in made] == ["floor", "bench", "compare"]
-    assert made[2].names == ("cuda-v4", "fla-recurrent")
-    assert made[2].tiers == ("cupti",) and made[2].timeout_s == 600 and made[2].due == 2
-    assert engine.together([floor, yardstick, a]) == [floor, yardstick, a]
-    (work,) = rented(together=True).split(made)
+    *alone, pair = engine.together([*others, a, b])
+    assert alone == others and pair.command == "compare"
+    assert pair.names == ("cuda-v4", "fla-recurrent") and pair.due == 2
+    assert pair.tiers == ("cupti",) and pair.timeout_s == 600
+    assert engine.together([*others, a]) == [*others, a]
+    (work,) = rented(together=True).split([*others, pair])
     assert work.earlier is None and len(work.jobs) == 3
     with pytest.raises(UsageError, match="use --tier cupti"):
         engine.together([benched(n, tiers=("fib",)) for n in ("cuda-v4", "cuda-v1")])
@@ -877,7 +738,7 @@ def test_together_puts_the_named_algos_into_turns_and_all_into_one_parcel():
 def test_times_of_several_gpus_are_said_to_be_so(tmp_path, monkeypatch):
     replies = [passed(V1, gpu_uuid="GPU-1")], [passed(V4, gpu_uuid="GPU-2")]
     Cloud(*replies).install(monkeypatch)
-    work = rented(containers=2)
+    work = rented(parallel=2)
     document = ran([V1, V4], tmp_path / "run.json", work).document
     work.finish(document)
     assert "2 GPUs of one kind" in document.warnings[0]
@@ -893,12 +754,11 @@ def test_times_of_several_gpus_are_said_to_be_so(tmp_path, monkeypatch):
 def test_each_record_is_kept_as_it_is_made_with_where_it_was_made(monkeypatch):
     gpu = inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-1")
     machine = inventory.Machine(gpus=lambda: (gpu,))
-    described = {"gpu": gpu.name, "gpu_uuid": gpu.uuid}
     record = building.record("cuda-v4", 2.0)
     kept = []
 
     def serve(request, env, timeout_s, on_record):
-        on_record(record, Environment(**described))
+        on_record(record, Environment(gpu=gpu.name))
         assert len(kept) == 1  # before the worker's end
         raise MemoryError("and then the container is gone")
 
@@ -906,10 +766,9 @@ def test_each_record_is_kept_as_it_is_made_with_where_it_was_made(monkeypatch):
     data = rented().parcel(work_of(V4), B200)
     reply = answered(container.serve(data, machine=machine, keep=kept.append))
     assert "MemoryError" in reply.lost
-    made = wire.decode(kept[0], wire.Made)
-    assert (made.piece, made.record) == (0, record)
     label = {"where": "modal", "image": "gdn", "asked": "B200", "gpus": [gpu.name]}
-    assert made.environment == Environment(**described | label)
+    made = wire.decode(kept[0], wire.Made)
+    assert made == wire.Made(0, record, Environment(gpu=gpu.name, **label))
 
 
 def made_of(record, gpu: str = "NVIDIA B200", piece: int = 0, **more) -> bytes:
@@ -937,65 +796,63 @@ def test_a_call_that_is_started_again_does_what_is_left(monkeypatch):
     """
     gpu = inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-2")
     machine = inventory.Machine(gpus=lambda: (gpu,))
-    whole = job("cuda-v4", "cuda", 3, "bench", tiers=("cupti", "graph"))
-    first, half, last = (w.uuid for w in whole.workloads)
+    whole = job("cuda-v4", "cuda", 2, "bench", tiers=("cupti", "graph"))
+    first, half = (w.uuid for w in whole.workloads)
     asked = []
 
-    def kept(uuid, tier) -> bytes:
-        record = building.record("cuda-v4", 1.0, uuid, tier=tier)
-        return made_of(record, gpu_uuid="GPU-1")
+    def made(uuid, us) -> list:
+        return [
+            building.record("cuda-v4", us, uuid, tier=t) for t in ("cupti", "graph")
+        ]
 
     def serve(request, env, timeout_s, on_record):
         asked.append([w.uuid for w in request.workloads])
-        records = []
-        for w in request.workloads:
-            for tier in request.timing.tiers:
-                records.append(building.record("cuda-v4", 9.0, w.uuid, tier=tier))
-        return jobs.Outcome(Status.DONE, records=records)
+        return jobs.Outcome(Status.DONE, records=made(half, 9.0))
 
     def served(before):
-        reply = container.serve(data, machine=machine, before=before)
+        reply = container.serve(data, machine=machine, before=[b"damaged", *before])
         return answered(reply).outcomes[0]
 
     monkeypatch.setattr(worker_process, "serve", serve)
     data = rented().parcel(work_of(whole), B200)
-    before = [b"damaged", kept(first, "cupti"), kept(first, "graph")]
-    before.append(kept(half, "cupti"))
-    got = served(before)
-    assert asked == [[half, last]]
-    assert [(r.uuid, r.timing.median_us) for r in got.records] == [
-        (first, 1.0), (first, 1.0), (half, 9.0), (half, 9.0), (last, 9.0), (last, 9.0)
-    ]  # fmt: skip
-    assert [r.gpu and r.gpu.uuid for r in got.records[1:3]] == ["GPU-1", None]
-    rest = [kept(half, "graph"), kept(last, "cupti"), kept(last, "graph")]
-    got = served(before + rest)
-    assert len(asked) == 1 and len(got.records) == 6
+    every = [made_of(r, gpu_uuid="GPU-1") for r in made(first, 1.0) + made(half, 1.0)]
+    got = served(every[:3])
+    assert asked == [[half]]
+    assert [
+        (r.uuid, r.timing.median_us, r.gpu and r.gpu.uuid) for r in got.records
+    ] == [
+        *[(first, 1.0, "GPU-1")] * 2,
+        *[(half, 9.0, None)] * 2,
+    ]
+    got = served(every)
+    assert len(asked) == 1 and len(got.records) == 4
     assert got.environment.gpu_uuid == "GPU-1"
 
 
 def test_records_are_in_the_document_before_their_call_has_ended(tmp_path, monkeypatch):
     mine = job("cuda-v4", "cuda", 3)
     records = [building.record("cuda-v4", 2.0, w.uuid) for w in mine.workloads]
-    env = Environment(gpu="NVIDIA B200")
-    reply = Reply(outcomes=[jobs.Outcome(Status.DONE, None, records, env)])
-    fake = Cloud([None, None, wire.encode(reply)]).install(monkeypatch)
+    outcome = jobs.Outcome(Status.DONE, None, records, Environment(gpu="NVIDIA B200"))
+    reply = wire.encode(Reply(outcomes=[outcome]))
+    fake = Cloud([None, None, reply]).install(monkeypatch)
     live = fake.live["fc-0"] = []
-    writer, said, saved = Writer(building.document(), tmp_path / "run.json"), [], []
+    saved = []
+
+    def say(line):
+        if line == "gdn_decode/cuda-v4: 1 of 3 so far":
+            saved.append(len(json.loads(file.read_text())["records"]))
 
     def first(calls, seconds):
         got = Cloud.first(fake, calls, seconds)
-        if len(live) < 2:  # one between two looks
-            live.append(made_of(records[len(live)], gpu_uuid="GPU-1"))
-        saved.append(len(writer.document.records))
+        live.append(made_of(records[0], gpu_uuid="GPU-1"))
         return got
 
     monkeypatch.setattr(modal_client, "first", first)
-    work = rented()
-    work.say = said.append
-    execute.run(planning.Plan([mine], [], []), writer, lambda *_: None, print, work)
-    assert saved == [0, 1, 2] and len(writer.document.records) == 3  # each once
-    assert writer.document.records[0].gpu.uuid == "GPU-1"
-    assert sum("1 of 3 so far" in line for line in said) == 1
+    file, work = tmp_path / "run.json", rented()
+    work.say = say
+    document = ran([mine], file, work).document
+    assert saved == [1] and len(document.records) == 3  # each once
+    assert document.records[0].gpu.uuid == "GPU-1"
 
 
 # --- replies that are not what was asked for
@@ -1013,20 +870,19 @@ def outcome(
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "is not a reply of gdn"),
         (wire.zlib.compress(b"{}"), "is not a reply of gdn"),
         (
             wire.zlib.compress(
-                b'{"schema": 3, "outcomes": [{"status": "done", "records": 7}]}'
+                b'{"schema": 4, "outcomes": [{"status": "done", "records": 7}]}'
             ),
             "not a reply of gdn: ",
         ),
-        ([], "it has 0 outcomes for 1 job"),
-        ([outcome(), outcome()], "it has 2 outcomes for 1 job"),
+        ([], "it has 0 outcomes for 1"),
+        ([outcome(), outcome()], "it has 2 outcomes for 1"),
         ([outcome("NVIDIA H200")], "the container has NVIDIA H200"),
         ([outcome(None)], "the reply does not name its GPU"),
         ([outcome(gpus=["NVIDIA B200"] * 2)], "has NVIDIA B200, NVIDIA B200"),
-        ([outcome("NVIDIA H200", gpus=["NVIDIA B200"])], "H200 and NVIDIA B200"),
+        ([outcome("NVIDIA H200", gpus=["NVIDIA B200"])], "has NVIDIA H200"),
     ],
 )
 def test_a_wrong_reply_is_the_failure_of_its_own_call(data, says, monkeypatch):
@@ -1034,7 +890,7 @@ def test_a_wrong_reply_is_the_failure_of_its_own_call(data, says, monkeypatch):
         data = wire.encode(Reply(outcomes=data))
     wrong, right = V4, V1
     Cloud([data], [None, passed(right)]).install(monkeypatch)
-    work = rented(containers=2)
+    work = rented(parallel=2)
     got = {j.algo.name: o for j, o in work([wrong, right])}
     assert got["cuda-v1"].status == "done"
     assert got["cuda-v1"].environment.where == "modal"
@@ -1070,17 +926,15 @@ def test_a_message_has_a_limit_and_so_has_each_text_in_it(monkeypatch):
     are texts in JSON as well.
     """
     long = "<" + "x" * 1_000_000 + ">"
-    refusal = wire.Refusal(long, None, 1)
-    profile = Profile(refused=refusal, files={"big": b"x" * 1_000_000})
+    files = {"big": b"x" * 1_000_000}
+    profile = Profile(refused=wire.Refusal(long, None, 1), files=files)
     got = answered(wire.encode(Reply(lost=long, profiles=[profile])))
     for text in (got.lost, got.profiles[0].refused.message):
         assert len(text) < 140_000 and text[0] + text[-1] == "<>"
-        assert "characters left out" in text
-    assert got.profiles[0].files == profile.files
+    assert got.profiles[0].files == files
     parcel = Parcel(gpu=None, cache=None, env={"long": long})
     assert opened(wire.encode(parcel)).env["long"] == long
     monkeypatch.setattr(wire, "MOST", 1 << 20)
-    answered(wire.encode(Reply(lost="x" * 1_000_000)))
     too_long = wire.encode(Reply(lost="x" * 1_100_000))
     for data in (too_long, wire.encode(Reply(lost="x"))[:-4], "text", None):
         with pytest.raises(RemoteError, match="is not a reply of gdn"):
@@ -1089,30 +943,18 @@ def test_a_message_has_a_limit_and_so_has_each_text_in_it(monkeypatch):
 
 def test_what_modal_says_has_a_limit():
     assert len(modal_errors.scrub("<" + "x" * 20_000_000 + ">")) < 140_000
-    tee = modal_client._Tee(io.StringIO())
-    for _ in range(100):
-        tee.write("x" * 1000)
-    tee.write("y\nlast")
-    first, last = tee.last()
-    assert len(first) == 2000 and first.endswith("xy") and last == "last"
+    shown = io.StringIO()
+    modal_client._Scrubbed(shown).write("a\x1b[2Jb")
+    assert shown.getvalue() == "a\\x1b[2Jb"
 
 
-@pytest.mark.parametrize("shape", [None, 1, [1], {"a": 1}, [[]]])
-def test_profiles_of_another_shape_are_no_reply(shape):
-    content = json.dumps({"schema": wire.SCHEMA, "profiles": shape})
-    with pytest.raises(RemoteError, match="is not a reply of gdn"):
-        answered(wire.zlib.compress(content.encode()))
-
-
-def test_a_damaged_file_of_a_profile_costs_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(profiles, "_FILE", 1 << 20)
-    whole = wire.zlib.compress(b"B")
-    files = {"a.txt": b"no zlib", "../b.txt": whole, "d\0.txt": whole, "..": b""}
-    files["c.txt"] = wire.zlib.compress(bytes(2 << 20))
+def test_a_file_of_a_profile_stays_in_its_folder(tmp_path, monkeypatch):
+    files = {"../b.txt": b"B", "d\0.txt": b"", "..": b""}
     answer = wire.encode(Reply(profiles=[profile_of(files=files)]))
     ((made,), _) = profiled(monkeypatch, tmp_path / "p", answer, "cuda-v4")
-    assert "a.txt arrived damaged" in made.unkept
+    assert "not all of the profile could be kept" in made.unkept
     assert (Path(made.folder) / "b.txt").read_text() == "B"
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
 
 
 # --- going on with a run
@@ -1123,30 +965,18 @@ def test_only_failed_calls_are_repeated(tmp_path, monkeypatch):
     Cloud([passed(a)], [modal_errors.CallFailed("lost")]).install(monkeypatch)
     file = tmp_path / "run.json"
     first = ran([a, b], file, rented()).document
-    assert [(r.algo, r.status, r.unfinished) for r in first.records] == [
-        ("cuda-v1", "passed", None),
-        ("cuda-v1", "passed", None),
-        ("cuda-v4", "remote_failed", 2),
-    ]
+    statuses = [(r.algo, r.status, r.unfinished) for r in first.records]
+    ok, lost = ("cuda-v1", "passed", None), ("cuda-v4", "remote_failed", 2)
+    assert statuses == [ok, ok, lost]
     assert execute.exit_code(first, True) == errors.REMOTE
     old, again = store.load(file), Writer(building.document(), file)
     assert resume.resume([a, b], old, again) == [b]
     assert again.document.environments["cuda"].gpu == "NVIDIA B200"
-    again.add(building.record("cuda-v4"), b.place, None)
     assert again.document.earlier == 2
-    assert [r.algo for r in again.document.records[2:]] == ["cuda-v4"]
     for record in old.records:
         record.source_hash = "another"
     fresh = Writer(building.document(), tmp_path / "x.json")
     assert resume.resume([a, b], old, fresh) == [a, b]
-
-
-def test_detached_calls_are_fetched_and_not_sent_again(monkeypatch):
-    fake = Cloud([passed(V1)], [passed(V4)]).install(monkeypatch)
-    work = rented()
-    work.earlier = [call_of(V1, "fc-old")]
-    assert [j.algo.name for j, _ in work([V1, V4])] == ["cuda-v1", "cuda-v4"]
-    assert fake.parcels[0] is None and fake.parcels[1] is not None and work.sent == []
 
 
 def test_detached_calls_are_not_forgotten_without_a_connection(monkeypatch):

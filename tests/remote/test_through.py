@@ -25,8 +25,7 @@ from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.machine import inventory
 from gdn_cli.records.store import Writer
 from gdn_cli.remote import through, wire
-from gdn_cli.remote.engine import Engine
-from gdn_cli.run import elsewhere, execute, jobs, planning
+from gdn_cli.run import execute, jobs, planning
 from gdn_cli.schema.record_types import Environment, Status
 
 WHERE = Environment(gpu="NVIDIA H100", gpu_uuid="GPU-7", where="slurm")
@@ -128,18 +127,21 @@ def passing(tmp_path, then: str, said: list | None = None) -> jobs.Outcome:
 
 @pytest.mark.parametrize(
     "then",
-    ["sleep 20", "trap '' TERM; sleep 20 & wait", "exec >&- 2>&-; sleep 20", "yes"],
+    [
+        "sleep 20",
+        "trap '' TERM; sleep 20 & wait",
+        "exec >&- 2>&-; sleep 20",
+        "yes",
+        # what it leaves behind holds both pipes open, and even talks on
+        "sleep 20 &\nyes >&2 &",
+    ],
 )
-def test_after_its_reply_a_command_has_a_moment_to_end(then, tmp_path, hasty):
-    said = []
-    outcome = passing(tmp_path, then, said)
-    assert (outcome.status, len(outcome.records)) == ("done", 2)
-    assert f"slurm: {tmp_path}/srun did not end after its reply, and was ended" in said
-
-
-def test_what_a_command_leaves_behind_is_not_waited_for(tmp_path, hasty):
-    """It holds both pipes open, and even talks on."""
-    outcome = passing(tmp_path, "sleep 20 &\nyes >&2 &")
+def test_a_command_has_a_moment_to_end_after_its_reply(then, tmp_path, hasty):
+    mine = job("cuda-v4", "cuda", 2)
+    records = [building.record("cuda-v4", 2.0, w.uuid) for w in mine.workloads]
+    reply = wire.Reply(outcomes=[jobs.Outcome(Status.DONE, None, records, WHERE)])
+    (tmp_path / "answer").write_text(line(reply) + "\n")
+    ((_, outcome),) = engine_of(tmp_path, f"cat {tmp_path}/answer\n{then}")([mine])
     assert (outcome.status, len(outcome.records)) == ("done", 2)
 
 
@@ -154,70 +156,30 @@ def test_a_command_without_a_reply_is_ended_at_the_limit(tmp_path, hasty):
         engine = engine_of(tmp_path, script)
         engine.how = structs.replace(engine.how, start_s=0, **how)
         ((_, outcome),) = engine([mine])
+        assert (outcome.status, outcome.code) == ("remote_failed", errors.REMOTE)
+        assert "was ended: no reply in its time; --timeout gives" in outcome.reason
         return outcome
 
-    outcome = ended(f"cat {tmp_path}/answer\nsleep 20", queue_s=3600)
-    assert (outcome.status, outcome.code) == ("remote_failed", errors.REMOTE)
-    assert outcome.records == [first]
-    assert "was ended: no reply after 3600.05 s; --timeout gives" in outcome.reason
-    assert "no reply after 0.05 s" in ended("sleep 20").reason
-
-
-def heard(*parts: bytes) -> tuple[through.Heard, list[bytes]]:
-    found: list[bytes] = []
-    one = through.Heard(found.append)
-    for part in parts:
-        one.out(part)
-    return one, found
-
-
-def test_a_line_without_an_end_is_not_kept():
-    one, found = heard(
-        *[b"x" * 65536] * 50,
-        b"\n" + line(wire.Made(0, building.record(), None)).encode(),
-        b"\n",
-    )
-    assert len(found) == len(one.made) == 1
-    one, _ = heard(*[b"gdn-parcel" * 6553] * 50)
-    assert len(one._line) <= len(through._MARK) and one.size == 0
-
-
-def test_messages_are_found_wherever_the_stream_is_cut():
-    record = line(wire.Made(0, building.record(), None)).encode()
-    reply = line(wire.Reply(lost="gone")).encode()
-    stream = b"gdn: talk\n" + record + b"\n\ngdn-par\n" + reply + b"\n" + record + b"\n"
-    for size in (1, 7, len(stream)):
-        one, found = heard(*[stream[i : i + size] for i in range(0, len(stream), size)])
-        assert len(found) == 1 and one.reply.lost == "gone"
+    assert ended(f"cat {tmp_path}/answer\nsleep 20", queue_s=3600).records == [first]
+    assert ended("sleep 20").records == []
 
 
 @pytest.mark.parametrize(
     ("script", "end"),
     [
-        ("printf 'gdn-parcel: '; yes | tr -d '\\n'", "messages are longer than 1 MiB"),
+        # a message without an end
+        ("(printf 'gdn-parcel: '; yes) | head -c 3000000 | tr -d '\\n'", "a reply"),
         # of many words the ends are kept
         (
-            "yes error | head -c 3000000 >&2; printf '\\033[2Jthe last' >&2; exit 7",
+            "yes error | head -c 3000000 >&2; printf '\033[2Jthe last' >&2; exit 7",
             "srun ended with 7 and without a reply: \x1b[2Jthe last",
         ),
     ],
 )
-def test_more_than_can_be_is_not_kept(script, end, tmp_path, hasty, monkeypatch):
-    monkeypatch.setattr(wire, "MOST", 1 << 20)
+def test_more_than_can_be_is_not_kept(script, end, tmp_path, monkeypatch):
+    monkeypatch.setattr(through, "_LINE", 1 << 20)
     ((_, outcome),) = engine_of(tmp_path, script)([job("cuda-v4", "cuda", 2)])
     assert outcome.reason.endswith(end) and len(outcome.reason) < 500
-
-
-def test_a_reply_of_megabytes_of_text_is_a_few_on_the_screen(tmp_path):
-    """And nothing in it moves the cursor."""
-    reply = wire.Reply(lost="begin\x1b[2J" + "x" * 5_000_000 + "end")
-    (tmp_path / "answer").write_text(line(reply) + "\n")
-    engine_of(tmp_path, f"cat {tmp_path}/answer")
-    done = helpers.gdn(*RUN.split(), env={"PATH": path(tmp_path)})
-    shown = done.out + done.err
-    assert done.code == errors.REMOTE and len(shown) < 300_000
-    assert "\x1b" not in shown and "begin\\x1b[2Jxxx" in shown
-    assert "characters left out" in shown
 
 
 RUN = "run pt-reference --device cpu -w 0 --engine slurm"
@@ -246,17 +208,6 @@ def test_a_word_that_cannot_be_filled_in_names_file_and_key(
     assert str(e.value).startswith(says)
 
 
-def test_braces_can_be_written_twice(tmp_path, monkeypatch):
-    (tmp_path / "engines.toml").write_text(
-        '[mine]\ncommand = ["a", "{{x}} {python} {minutes}"]\ncuda = true\nstart_s = 1\n'
-    )
-    monkeypatch.setattr(through.paths, "CONFIGS_DIR", tmp_path)
-    how = through.settings("mine")
-    assert (
-        how.command[1].format(python="p", minutes="1") == "{x} p 1" and how.queue_s == 0
-    )
-
-
 def test_what_the_file_of_engines_has_and_what_it_lacks(tmp_path):
     how = through.settings("slurm")
     assert how.command[0] == "srun" and how.command[-1] == "--parcel" and how.cuda
@@ -269,11 +220,6 @@ def test_what_the_file_of_engines_has_and_what_it_lacks(tmp_path):
     nothing = through.Settings((str(tmp_path / "nothing"),), True, 1)
     with pytest.raises(MissingError, match="cannot start .*nothing: No such file"):
         list(through.Through("gone", nothing, print)([job("cuda-v4", "cuda")]))
-
-
-@pytest.mark.parametrize("kind", [Engine, through.Through])
-def test_both_engines_have_the_one_interface(kind):
-    assert issubclass(kind, elsewhere.Elsewhere) and not kind.__abstractmethods__
 
 
 def test_ctrl_c_ends_the_command(tmp_path):

@@ -11,11 +11,10 @@ import pytest
 from cli.test_modal import rent
 from modal_server import Server
 from remote.test_remote import Cloud, answered, opened, rented
-from tune.test_search import GUESS, WIDE, Workers, by_tile, tunable
+from tune.test_search import Workers, by_tile, wide
 
 from gdn_cli import errors
 from gdn_cli.catalog import registry, scaffold, tuned_table
-from gdn_cli.catalog.workloads import twin
 from gdn_cli.errors import RemoteError
 from gdn_cli.machine import inventory
 from gdn_cli.remote import (
@@ -27,7 +26,6 @@ from gdn_cli.remote import (
     replies,
     wire,
 )
-from gdn_cli.run import planning
 from gdn_cli.schema.record_types import Environment
 from gdn_cli.tune import away, evidence, search
 from gdn_cli.tune import race as racing
@@ -35,22 +33,10 @@ from gdn_cli.tune import race as racing
 
 @pytest.fixture
 def tuning(tmp_path, write_algo, monkeypatch):
-    """tuning() -> (plan, settings) of 25 candidates at two sizes; the container has its
-    own GDN_HOME.
-    """
-    (tmp_path / "own").mkdir()
-    algo, op = tunable(tmp_path / "own", write_algo, WIDE)
-    (algo.folder / "tuned.py").write_text(
-        GUESS.replace('"rows": 1, "policy": 0', '"tile": 1')
-    )
-    known = registry.load(str(tmp_path / "own"))
-    monkeypatch.setenv("GDN_HOME", str(tmp_path / "home"))
+    """(plan, settings) of 25 candidates at two sizes; the container has no volume."""
+    plan = wide(tmp_path, write_algo, monkeypatch)
     monkeypatch.setattr(container, "CACHE", str(tmp_path / "no-volume"))
-    entry = planning.Entry(known.find("slow"), inventory.Place("cpu"))
-    plan = search.plan(
-        known, entry, [twin(op, {"batch_size": b}) for b in (1, 64)], None
-    )
-    return plan, search.Settings("wall")
+    return plan(1, 64), search.Settings("wall")
 
 
 def parcel(plan, settings, minutes=None) -> bytes:
@@ -74,19 +60,15 @@ def chosen_as_here(plan, settings, found, monkeypatch) -> dict:
     the same times.
     """
     there = away.choose(plan, settings, found, print)
-    tuned = {
-        name: (plan.algo.folder / name).read_text()
-        for name in ("tuned.py", "tuning.json")
-    }
+    table, measured = plan.algo.folder / "tuned.py", plan.algo.folder / "tuning.json"
+    text, gpus = table.read_text(), json.loads(measured.read_text())["gpus"]
     monkeypatch.setattr(racing, "execute", Workers(by_tile))
-    here = search.begin(
-        plan, search.Settings("wall", fresh=True), lambda *_: None, print
-    )
+    fresh = search.Settings("wall", fresh=True)
+    here = search.begin(plan, fresh, lambda *_: None, print)
     racing.run(here)
     evidence.write(here)
-    assert tuned["tuned.py"] == (plan.algo.folder / "tuned.py").read_text()
-    assert there.choices == here.choices
-    return json.loads(tuned["tuning.json"])
+    assert text == table.read_text() and there.choices == here.choices
+    return gpus
 
 
 def test_what_is_measured_there_is_chosen_here(tuning, monkeypatch):
@@ -96,11 +78,9 @@ def test_what_is_measured_there_is_chosen_here(tuning, monkeypatch):
     assert found.done and len(workers.jobs) == 29
     notes = [noted.line for noted in wire.readable(kept, away.Noted)]
     assert notes == [found.key, *found.lines]
-    gpus = chosen_as_here(plan, settings, found, monkeypatch)["gpus"]
-    assert [w["chosen"] for w in gpus["A CPU"]["workloads"]] == [
-        {"tile": 12},
-        {"tile": 24},
-    ]
+    gpus = chosen_as_here(plan, settings, found, monkeypatch)
+    chosen = [w["chosen"] for w in gpus["A CPU"]["workloads"]]
+    assert chosen == [{"tile": 12}, {"tile": 24}]
 
 
 def test_a_preempted_tuning_goes_on(tuning, monkeypatch):
@@ -125,25 +105,16 @@ def test_one_whose_time_is_up_is_kept_and_the_next_call_goes_on(tuning, monkeypa
             return super().__call__(job, *args, **more)
 
     found = served(parcel(plan, settings), Slow(by_tile), monkeypatch)
-    assert (found.done, found.reason, found.code) == (
-        False,
-        "its time was up",
-        errors.REMOTE,
-    )
-    before = (plan.algo.folder / "tuned.py").read_text()
+    end = (found.done, found.reason, found.code)
+    assert end == (False, "its time was up", errors.REMOTE)
+    table = plan.algo.folder / "tuned.py"
+    before = table.read_text()
     state = away.choose(plan, settings, found, print)
-    assert (
-        state.interrupted
-        and state.choices == []
-        and (plan.algo.folder / "tuned.py").read_text() == before
-    )
+    assert state.interrupted and state.choices == [] and table.read_text() == before
     rest = Workers(by_tile)
     whole = served(parcel(plan, settings), rest, monkeypatch)
-    assert (
-        whole.done
-        and len(rest.jobs) == 2
-        and whole.lines[: len(found.lines)] == found.lines
-    )
+    assert whole.done and len(rest.jobs) == 2
+    assert whole.lines[: len(found.lines)] == found.lines
     chosen_as_here(plan, settings, whole, monkeypatch)
 
 
@@ -178,10 +149,8 @@ def test_lines_of_another_machine_are_not_mixed(tuning, monkeypatch):
 def test_a_reply_of_another_gpu_is_refused():
     gpu = rented().rent.gpu
     work = engine.Work([], 60, tunings=[None])
-    for name, why in (
-        ("NVIDIA B200", None),
-        ("NVIDIA H200", "asked for B200, and the container has NVIDIA H200"),
-    ):
+    other = "asked for B200, and the container has NVIDIA H200"
+    for name, why in ("NVIDIA B200", None), ("NVIDIA H200", other):
         found = away.Measured(key=None, lines=[], gpu=inventory.Gpu(name, "10.0", ""))
         assert replies.fault(work, wire.Reply(tuned=[found]), gpu) == why
     assert "it has 0 tunings for 1" in replies.fault(work, wire.Reply(), gpu)
@@ -191,24 +160,15 @@ def test_the_command_writes_the_rows_of_that_gpu(tmp_path, monkeypatch):
     source = helpers.REGISTRY.find("cuda-v5", "gdn_decode")
     folder = scaffold.new(helpers.REGISTRY, "my-v5", source, tmp_path / "own")
     before = (folder / "tuned.h").read_text()
-    workers = Workers(lambda name, batch: 3.0 if "rows=2" in name else 2.0)
-    workers.env = Environment(
-        gpu="NVIDIA B200",
-        sms=148,
-        gpu_uuid="GPU-1",
-        driver="580",
-        versions={"torch": "2"},
-    )
-    monkeypatch.setattr(racing, "execute", workers)
-    monkeypatch.setattr(container, "CACHE", str(tmp_path / "no-volume"))
     gpu = inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-1")
     machine = inventory.Machine(gpus=lambda: (gpu,))
+    workers = Workers(lambda name, batch: 3.0 if "rows=2" in name else 2.0)
+    workers.env = Environment(gpu=gpu.name, sms=148, versions={"torch": "2"})
+    monkeypatch.setattr(racing, "execute", workers)
+    monkeypatch.setattr(container, "CACHE", str(tmp_path / "no-volume"))
     args = ["tune", "--algo", "my-v5", "--algos", tmp_path / "own"]
-    args += ["-w", "batch_size=64", "-n", "1"]
-    for (
-        constant
-    ) in "lanes=16 rows=1,2 passes=1 warps=2 load=0 store=0 resident=1".split():
-        args += ["--only", constant]
+    args += ["-w batch_size=64 -n 1 --only lanes=16 --only rows=1,2 --only passes=1"]
+    args += ["--only warps=2 --only load=0 --only store=0 --only resident=1"]
     home = {"GDN_HOME": str(tmp_path / "home")}
     with Server(answer=lambda n, data: container.serve(data, machine=machine)) as s:
         first = rent(s, *args, **home)

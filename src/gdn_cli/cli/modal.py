@@ -296,12 +296,12 @@ def engine_of(
     found = settings.load()
     gpu, image = found.parse(rented.gpu), found.chosen(rented.image)
     minutes, detach = rented.max_minutes, rented.detach
-    rent = Rent(gpu, image, parallel, together, minutes, detach)
+    rent = Rent(found, gpu, image, parallel, together, minutes, detach)
     if gpu.count > 1:
         screen.say(
             f"{gpu}: the container gets {gpu.count} GPUs, and gdn uses the first"
         )
-    return engine.Engine(found, rent, screen.say, command=command, asked=asked)
+    return engine.Engine(rent, screen.say, command=command, asked=asked)
 
 
 @dataclass(frozen=True)

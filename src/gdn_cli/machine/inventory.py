@@ -206,7 +206,6 @@ class Place:
 GET_NVCC = "install the CUDA toolkit, or pip install " + (
     "-e '.[cuda]'" if paths.IN_CHECKOUT else "'gdn[cuda]'"
 )
-MODAL_RIGHTS = "Modal gives the right to read counters on request"
 MODAL = (
     "`gdn modal run` rents a B200 for it, which needs a Modal account and costs money"
 )

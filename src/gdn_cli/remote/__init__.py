@@ -10,10 +10,8 @@ replies back.
     engine.py        jobs -> calls -> outcomes: what `gdn modal run` and `bench` plug in
     calls.py         sends calls, follows them, and says how each ended
     work.py          what one container gets, how long it may take, and what that costs
-    costs.py         what is left out of a plan, or refused, because it would be paid for in vain
     replies.py       whether a reply is what was asked for, of the GPU that was asked for
     resume.py        an unfinished run: which parts of its file stay
-    check.py         `gdn modal check`
     profiles.py      `gdn modal profile` and `gdn modal tune`
     modal_client.py  Modal itself: image, function, session, calls, volumes
     modal_errors.py  its errors as ours (only these two import modal)

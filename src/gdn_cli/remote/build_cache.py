@@ -8,8 +8,10 @@ same.
 
 from __future__ import annotations
 
-import re
+import contextlib
 import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .. import files
@@ -25,49 +27,42 @@ _VARIABLES = {
 _KEPT = ("gdn/builds", "triton", "inductor", "flashinfer")
 
 
-def environment(root: Path) -> dict[str, str]:
-    """Variables that tell the builders where to write."""
-    return {name: str(root / folder) for name, folder in _VARIABLES.items()}
-
-
-def restore(volume: Path, key: str, root: Path) -> bool:
-    """Unpack the archive `key`; False if there is none, or it cannot be read."""
-    root.mkdir(parents=True, exist_ok=True)
-    try:
-        with tarfile.open(_archive(volume, key)) as archive:
-            archive.extractall(root, filter="data")
-    except (OSError, tarfile.TarError):
-        return False
-    return True
-
-
-def keep(volume: Path, key: str, root: Path) -> bool:
-    """Pack the builds into one archive, in one step; False if it cannot be kept, which
+@contextlib.contextmanager
+def kept(
+    volume: Path, key: str, commit: Callable[[], None]
+) -> Iterator[dict[str, str]]:
+    """Variables that tell the builders where to write: folders with an earlier
+    container's builds. New builds are kept; an archive that cannot be read or written
     only costs time.
     """
-    try:
+    archive = volume / f"{key}.tar.gz"
+    with tempfile.TemporaryDirectory(prefix="gdn-built-") as folder:
+        root = Path(folder)
         with (
-            files.opened(_archive(volume, key)) as file,
-            tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive,
+            contextlib.suppress(OSError, tarfile.TarError),
+            tarfile.open(archive) as tar,
         ):
-            for folder in _KEPT:
-                if (root / folder).is_dir():
-                    archive.add(root / folder, folder)
-    except (GdnError, tarfile.TarError):
-        return False
-    return True
+            tar.extractall(root, filter="data")
+        before = _state(root)
+        yield {name: str(root / part) for name, part in _VARIABLES.items()}
+        if not volume.is_dir() or _state(root) == before:
+            return
+        with contextlib.suppress(GdnError, tarfile.TarError):
+            with (
+                files.opened(archive) as file,
+                tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as tar,
+            ):
+                for part in _KEPT:
+                    if (root / part).is_dir():
+                        tar.add(root / part, part)
+            commit()
 
 
-def state(root: Path) -> set[tuple[str, int]]:
+def _state(root: Path) -> set[tuple[str, int]]:
     """The files that would be kept, to see whether there are new ones."""
-    files = (
-        path
-        for folder in _KEPT
-        for path in (root / folder).rglob("*")
-        if path.is_file()
-    )
-    return {(str(path), path.stat().st_size) for path in files}
-
-
-def _archive(volume: Path, key: str) -> Path:
-    return volume / (re.sub(r"[^A-Za-z0-9._-]", "_", key) + ".tar.gz")
+    state = set()
+    for part in _KEPT:
+        for path in (root / part).rglob("*"):
+            if path.is_file():
+                state.add((str(path), path.stat().st_size))
+    return state

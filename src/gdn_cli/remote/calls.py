@@ -6,22 +6,18 @@ import contextlib
 import hashlib
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
-from .. import units
 from ..catalog.workloads import Workload
 from ..errors import RemoteError
-from ..run import planning
 from ..run.execute import Came
 from ..schema.record_types import RemoteCall
-from . import modal_client, modal_errors, replies, setup, wire, work
-from .settings import DATA, Gpu, Settings, pins
+from . import modal_client, modal_errors, replies, setup, wire
+from .settings import DATA, Gpu, pins
 from .wire import Cache, Parcel, Piece, Reply
-from .work import Rent, Work
+from .work import Rent, Work, in_minutes, key
 
 Answers = Generator[tuple[Work, Reply], None, None]
 # between two lines about the progress of a call
@@ -38,8 +34,6 @@ class Running:
     call: modal_client.Call
     # so many of the records that it has kept at Modal are passed on
     seen: int = 0
-    # of each job, by its number
-    came: Counter[int] = field(default_factory=Counter)
     # when a line about that was printed
     said: float = -math.inf
 
@@ -50,7 +44,6 @@ class Calls:
     the keys of their jobs, their time there. `came` gets each record as it comes.
     """
 
-    settings: Settings
     rent: Rent
     say: Callable[[str], None]
     sent: list[RemoteCall] = field(default_factory=list)
@@ -58,14 +51,12 @@ class Calls:
     # in the container
     dataset_at: Path = Path(DATA)
 
-    def limit_s(self, seconds: float) -> int:
-        return work.limit_s(self.settings, self.rent, seconds)
-
     def carry_one(self, piece: Work) -> Reply:
         """The reply to one piece of work; an empty one if it is left there."""
         with contextlib.closing(self.carry([piece])) as answers:
             for _, reply in answers:
                 return reply
+
         return Reply()
 
     def carry(self, pieces: list[Work]) -> Answers:
@@ -76,17 +67,17 @@ class Calls:
         fresh = [piece for piece in pieces if not piece.earlier]
         # before anything can fail: they run and are paid for
         self.sent.extend(piece.earlier for piece in pieces if piece.earlier)
-        modal_client.connect(self.settings.limits.connect)
+        settings = self.rent.settings
+        modal_client.connect(settings.limits.connect)
         # otherwise no GPU is rented
         gpu = self.rent.gpu if any(piece.cuda for piece in fresh) else None
         workloads: list[Workload] = []
         for piece in fresh:
             for job in piece.jobs:
                 workloads += job.workloads if job.request.dataset else ()
+
         if workloads:
             self.find_dataset(workloads)
-        if fresh:
-            self.say(work.bill(self.settings, self.rent, gpu, fresh))
 
         running: list[Running] = []
         try:
@@ -95,19 +86,19 @@ class Calls:
                     if piece.earlier:
                         call = modal_client.recall(piece.earlier.id)
                         running.append(Running(piece, call))
+
                 if fresh:
+                    self.say(self.rent.bill(gpu, fresh))
                     limit_s = math.ceil(max(piece.limit_s for piece in fresh))
+                    containers = self.rent.containers(len(fresh))
                     declared = modal_client.declare(
-                        self.settings,
-                        self.rent.image,
-                        gpu,
-                        limit_s,
-                        work.containers(self.settings, self.rent, len(fresh)),
+                        settings, self.rent.image, gpu, limit_s, containers
                     )
                     session = modal_client.session(*declared, self.rent.detach)
                     spawn = stack.enter_context(session)
                     yield from self._send(fresh, spawn, gpu, running)
-                if not self.rent.detach:
+
+                if running and not self.rent.detach:
                     yield from self._arriving(running)
         except BaseException as e:
             # the app was stopped, and its calls with it; without a connection that is not known
@@ -116,7 +107,8 @@ class Calls:
             if not (unknown or self.rent.detach):
                 for each in running:
                     if not each.work.earlier:
-                        self._ended(each)
+                        self._forget(each)
+
             raise
 
     def find_dataset(self, workloads: list[Workload]) -> Path:
@@ -128,8 +120,10 @@ class Calls:
             for spec in (workload.inputs or {}).values():
                 if spec["type"] == "safetensors":
                     needed.add(spec["path"])
-        modal_client.connect(self.settings.limits.connect)
-        name = self.settings.volumes.dataset
+
+        settings = self.rent.settings
+        modal_client.connect(settings.limits.connect)
+        name = settings.volumes.dataset
         files = modal_client.Volume(name).files()
         self.dataset_at = Path(DATA, setup.place(name, files, needed))
         return self.dataset_at
@@ -152,35 +146,33 @@ class Calls:
             except RemoteError as e:
                 if i == 0:
                     raise
+
                 lost = f"it was not sent: {e.message}"
                 yield from ((unsent, Reply(lost=lost)) for unsent in pieces[i:])
                 return
+
             running.append(Running(piece, call))
-            keys = [work.key(job) for job in piece.jobs]
+            keys = [key(job) for job in piece.jobs]
             limit_s = math.ceil(piece.limit_s)
             self.sent.append(RemoteCall(id=call.id, keys=keys, limit_s=limit_s))
 
     def parcel(self, piece: Work, gpu: Gpu | None) -> bytes:
-        facts = [self.rent.image.base, *pins(), str(gpu), *piece.sources]
+        settings, image = self.rent.settings, self.rent.image
+        facts = [image.base, *pins(), str(gpu), *piece.sources]
         digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:24]
-        env = {name: str(value) for name, value in self.settings.environment.items()}
+        env = {name: str(value) for name, value in settings.environment.items()}
         content = Parcel(
-            image=self.rent.image.name,
+            image=image.name,
             gpu=gpu,
-            cache=Cache(digest, self.settings.volumes.cache),
+            cache=Cache(digest, settings.volumes.cache),
             # otherwise it is all that they may take
             limit_s=piece.limit_s if self.rent.minutes else None,
-            env=env | self._commit,
+            env=env | wire.commit(),
             jobs=[Piece.of(job, self.dataset_at) for job in piece.jobs],
             profiles=piece.profiles,
             tunings=piece.tunings,
-            examine=piece.examine,
         )
         return wire.encode(content)
-
-    @cached_property
-    def _commit(self) -> dict[str, str]:
-        return wire.commit()
 
     # --- following
 
@@ -188,110 +180,96 @@ class Calls:
         """Each reply as it comes. Without a connection the calls go on there: wait for
         it as long as for them, and keep the ids of those that were not heard of.
         """
-        if not running:
-            return
+        patience_s = self.rent.patience_s([each.work for each in running])
+        deadline = time.monotonic() + patience_s
         waiting = list(running)
-        limits_s = [each.work.limit_s for each in waiting]
-        patience = work.patience_s(self.settings, self.rent, limits_s)
-        deadline = time.monotonic() + patience
         cut = False
         while waiting:
-            left = deadline - time.monotonic()
+            left_s = max(0.0, deadline - time.monotonic())
             calls = [each.call for each in waiting]
-            done = modal_client.first(calls, max(0.0, min(_LOOK_S, left)))
-            troubles = [trouble for call in calls if (trouble := call.look())]
+            done = modal_client.first(calls, min(_LOOK_S, left_s))
+            troubles = [call.trouble for call in calls if call.trouble]
             if troubles and not cut:
                 self.say(
                     f"{troubles[0].message}: the calls go on there; asking again for up to"
-                    f" {work.minutes(max(0, left))}"
+                    f" {in_minutes(left_s)}"
                 )
             elif cut and not troubles:
                 self.say("Modal answers again")
+
             cut = bool(troubles)
-            for each in [each for each in waiting if each.call in done]:
-                waiting.remove(each)
-                yield each.work, self._kept(each, self._reply(each))
-            for each in waiting:
+
+            for each in list(waiting):
                 self._pass_on(each)
-            if left <= 0:
-                for each in waiting:
-                    yield each.work, self._kept(each, self._late(each, patience))
-                return
+                if each.call in done:
+                    reply = self._reply(each)
+                elif not left_s:
+                    reply = self._late(each, patience_s)
+                else:
+                    continue
+
+                # of a call that goes on the run that resumes will ask for the records;
+                # a tuning is not resumed that way
+                goes_on = any(call.id == each.call.id for call in self.sent)
+                if reply.lost and (each.work.tunings or not goes_on):
+                    each.work.kept = modal_client.kept(each.call.id)
+
+                waiting.remove(each)
+                yield each.work, reply
 
     def _pass_on(self, running: Running) -> None:
         """Pass on the records that a call has made since the last look, and say now and
         then how many there are.
         """
-        jobs, tunings = running.work.jobs, running.work.tunings
         new = running.call.made[running.seen :]
         running.seen += len(new)
-        if tunings and new:
-            done = units.count(running.seen, "measurement")
-            self._say_progress(running, f"{tunings[0].algo.full_name}: {done}")
+        jobs = running.work.jobs
         for made in replies.usable(jobs, new, self.rent.gpu):
-            job = jobs[made.piece]
-            running.came[made.piece] += 1
-            self.came(job, made.record, made.environment)
-            count = running.came[made.piece]
-            if count < job.due:
-                line = f"{planning.name(job)}: {count} of {job.due}"
-                self._say_progress(running, line)
+            self.came(jobs[made.piece], made.record, made.environment)
 
-    def _say_progress(self, running: Running, line: str) -> None:
         now = time.monotonic()
-        if now >= running.said + _SAY_S:
+        if new and now >= running.said + _SAY_S:
             running.said = now
-            self.say(f"{line} so far")
+            self.say(running.work.progress(running.seen))
 
     # --- the end of a call
 
     def _reply(self, running: Running) -> Reply:
-        """What has come of a call. RemoteError if Modal refuses to say, or the GPU is
-        another one.
-        """
+        """What has come of a call. RemoteError if the GPU is another one."""
         reply = Reply()
         try:
-            data = running.call.result()
+            reply = wire.decode(running.call.listen().result(), Reply)
         except modal_errors.TimedOut as e:
             option = "--max-minutes" if self.rent.minutes else "--timeout"
             reply.lost = f"{e}; {option} gives more"
         except modal_errors.CallFailed as e:
             reply.lost = str(e)
-        else:
-            try:
-                reply = wire.decode(data, Reply)
-            except RemoteError as e:
-                reply.lost = str(e)
-                # the gdn that sent it can fetch it: its id stays
-                if e.message.startswith(wire.OTHER):
-                    return reply
-        self._ended(running)
+        except RemoteError as e:
+            reply.lost = str(e)
+            # the gdn that sent it can fetch it: its id stays
+            if e.message.startswith(wire.OTHER):
+                return reply
+
+        self._forget(running)
         if reply.wrong_gpu:
             hint = "nothing was measured; name a GPU that Modal has: --gpu"
             raise RemoteError(reply.wrong_gpu, hint=hint)
+
         reply.lost = reply.lost or replies.fault(running.work, reply, self.rent.gpu)
         return reply
 
-    def _late(self, running: Running, patience: float) -> Reply:
+    def _late(self, running: Running, patience_s: float) -> Reply:
         """The reply in the place of one that did not come in time."""
-        within = f"no reply within {patience / 60:.0f} minutes"
+        within = f"no reply within {in_minutes(patience_s)}"
         trouble = running.call.trouble
         if not trouble and running.call.cancel():
-            self._ended(running)
+            self._forget(running)
             why = f"Modal had no {self.rent.gpu} free, or --max-minutes was too short"
             return Reply(lost=f"{within}: {why}")
+
         silence = trouble.message if trouble else "Modal does not answer"
         return Reply(lost=f"{within}: {silence}; the call may go on there")
 
-    def _kept(self, running: Running, reply: Reply) -> Reply:
-        """Fetch the records of a call that is lost. Of one that goes on, the run that
-        resumes will ask for them; a tuning is not resumed that way.
-        """
-        goes_on = any(call.id == running.call.id for call in self.sent)
-        if reply.lost and (running.work.tunings or not goes_on):
-            running.work.kept = modal_client.kept(running.call.id)
-        return reply
-
-    def _ended(self, running: Running) -> None:
+    def _forget(self, running: Running) -> None:
         """There is nothing to fetch any more."""
         self.sent[:] = [call for call in self.sent if call.id != running.call.id]

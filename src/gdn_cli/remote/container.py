@@ -14,7 +14,6 @@ import os
 import tempfile
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from msgspec import structs
 from .. import errors
 from ..errors import GdnError, one_line
 from ..machine.inventory import HERE, Machine
-from ..run import doctor, jobs, worker_process
+from ..run import jobs, worker_process
 from ..run.worker_process import Outcome
 from ..schema.record_types import Environment, GpuName, Record, Status
 from ..tune import away
@@ -34,8 +33,6 @@ from .wire import Cache, Made, Parcel, Profile, Refusal, Reply, Wanted
 
 # of the container's time, to send back what there is
 _RESERVE_S = 15.0
-# that must be left to begin a profile after other work
-_PROFILE_S = 60.0
 # of a profile's files; the ones to open first have priority
 _FILES_MIB = 64
 # makes changes on a volume permanent
@@ -59,6 +56,7 @@ def serve(
         reply = container.served(commit, before)
     except Exception as e:  # the other side may not know the exception's type
         reply = Reply(lost=f"the container failed: {one_line(e)}")
+
     return wire.encode(reply)
 
 
@@ -78,17 +76,19 @@ class _Container:
         devices = [gpu.name for gpu in self.machine.gpus()] if content.gpu else []
         if content.gpu and (why := content.gpu.mismatch(devices)):
             return Reply(wrong_gpu=why)
+
         earlier = _by_piece(before)
         reply = Reply()
-        with _built(content.cache, commit) as env, _environment(env | content.env):
+        with _builds(content.cache, commit) as env, _environment(env | content.env):
             for i in range(len(content.jobs)):
                 reply.outcomes.append(self._outcome(i, earlier.get(i, [])))
+
             for wanted in content.profiles:
                 reply.profiles.append(self._profile(wanted))
+
             for asked in content.tunings:
                 reply.tuned.append(self._tuned(asked, before))
-            if content.examine:
-                reply.findings = doctor.installed(self.machine)
+
         return reply
 
     def _outcome(self, number: int, before: list[Made]) -> Outcome:
@@ -102,6 +102,7 @@ class _Container:
         if before and not rest:
             known = before[-1].environment
             return Outcome(Status.DONE, records=earlier, environment=known)
+
         left = self.end - time.monotonic()
         limit_s = self.content.limit_s or 0
         cut = f"the container's time of {limit_s:g} s was up; --max-minutes gives more"
@@ -124,6 +125,7 @@ class _Container:
             outcome.status = Status.REMOTE_FAILED
             outcome.reason = cut
             outcome.code = errors.REMOTE
+
         self._label(outcome.environment)
         return outcome
 
@@ -133,6 +135,7 @@ class _Container:
         """
         if not environment:
             return
+
         environment.where = self.content.where
         environment.image = self.content.image
         if self.content.gpu and environment.gpu:
@@ -145,10 +148,6 @@ class _Container:
         """
         from ..profile import session
 
-        if self.content.jobs and time.monotonic() > self.end - _PROFILE_S:
-            hint = "--max-minutes gives more"
-            refusal = Refusal("no time was left for it", hint, errors.REMOTE)
-            return Profile(refused=refusal)
         with tempfile.TemporaryDirectory(prefix="gdn-profiles-") as folder:
             try:
                 subject, settings = session.received(wanted, Path(folder))
@@ -157,9 +156,11 @@ class _Container:
                 )
             except GdnError as e:
                 return Profile(refused=Refusal(e.message, e.hint, e.code))
+
             self._label(profile.environment)
             files, left = _files(Path(str(profile.folder)), profile.reading.files)
             profile.folder = msgspec.UNSET
+
         return Profile(profile, files, left)
 
     def _tuned(self, asked: away.Wanted, before: Sequence[bytes]) -> away.Measured:
@@ -188,51 +189,34 @@ def _by_piece(before: Sequence[bytes]) -> dict[int, list[Made]]:
         env = made.environment
         if env and env.gpu and env.gpu_uuid:
             made.record.gpu = GpuName(uuid=env.gpu_uuid, name=env.gpu)
+
         earlier.setdefault(made.piece, []).append(made)
+
     return earlier
 
 
 def _files(folder: Path, first: Sequence[str]) -> tuple[dict[str, bytes], list[str]]:
-    """A profile's files by name, compressed, up to the size limit; and the names of
-    those left out.
-    """
-    names = [
-        *first,
-        *sorted(
-            p.name for p in folder.iterdir() if p.name not in first and p.is_file()
-        ),
-    ]
+    """A profile's files by name, up to the size limit; and the names of those left out."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
     files, left, room = {}, [], _FILES_MIB << 20
-    for name in names:
-        packed = zlib.compress((folder / name).read_bytes(), 1)
-        if len(packed) <= room:
-            files[name] = packed
-            room -= len(packed)
+    for name in dict.fromkeys([*first, *names]):
+        content = (folder / name).read_bytes()
+        if len(content) <= room:
+            files[name] = content
+            room -= len(content)
         else:
             left.append(name)
+
     return files, left
 
 
-@contextlib.contextmanager
-def _built(cache: Cache | None, commit: Commit) -> Iterator[dict[str, str]]:
-    """The builders' folders on the local disk, restored from an earlier container's
-    builds; new builds are kept.
-    """
+def _builds(
+    cache: Cache | None, commit: Commit
+) -> contextlib.AbstractContextManager[dict[str, str]]:
     if cache is None:
-        yield {}
-        return
-    with tempfile.TemporaryDirectory(prefix="gdn-built-") as folder:
-        root, mounted = Path(folder), Path(CACHE)
-        if mounted.is_dir():
-            build_cache.restore(mounted, cache.key, root)
-        before = build_cache.state(root)
-        yield build_cache.environment(root)
-        if (
-            mounted.is_dir()
-            and build_cache.state(root) != before
-            and build_cache.keep(mounted, cache.key, root)
-        ):
-            commit(cache.volume)
+        return contextlib.nullcontext({})
+
+    return build_cache.kept(Path(CACHE), cache.key, lambda: commit(cache.volume))
 
 
 @contextlib.contextmanager

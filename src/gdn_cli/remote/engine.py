@@ -22,11 +22,10 @@ from ..run import planning
 from ..run.elsewhere import Elsewhere
 from ..run.execute import Came
 from ..run.jobs import Job, Outcome
-from ..schema.record_types import Document, RemoteCall, Rented
-from . import costs, replies, resume
+from ..schema.record_types import Document, Missing, RemoteCall, Rented
+from . import replies, resume
 from .calls import Calls
 from .settings import pins
-from .wire import Reply, Wanted
 from .work import Work, key, place, together
 
 _SEVERAL = (
@@ -47,10 +46,6 @@ class Engine(Calls, Elsewhere):
     resumed: Document | None = None
     earlier: list[RemoteCall] = field(default_factory=list)
     writer: Writer | None = None
-    # for `gdn modal check`: profiles besides the jobs, and what is installed there
-    wanted: list[Wanted] | None = None
-    # the last one that came
-    reply: Reply | None = None
 
     def place(self, algo: Algo, device: str = "auto") -> inventory.Place:
         return place(algo, device)
@@ -61,13 +56,14 @@ class Engine(Calls, Elsewhere):
         self.came = came
         if not jobs:
             return
+
         with contextlib.closing(self.carry(self.split(jobs))) as answers:
             for work, reply in answers:
-                self.reply = reply
                 for outcome in reply.outcomes:
                     # never among the times of a GPU here
                     if outcome.environment:
                         outcome.environment.where = "modal"
+
                 gpu = self.rent.gpu
                 yield from replies.outcomes(work.jobs, reply, work.kept, gpu, self.say)
 
@@ -79,14 +75,16 @@ class Engine(Calls, Elsewhere):
             if set(call.keys) <= set(by_key):
                 answered = [by_key.pop(name) for name in call.keys]
                 work.append(Work(answered, call.limit_s, earlier=call))
+
         fresh = [job for job in jobs if key(job) in by_key]
         parts = [[job] for job in fresh]
         if self.rent.together and fresh:
             parts = [fresh]
+
         for part in parts:
-            limit_s = self.limit_s(sum(job.timeout_s for job in part))
-            examine = self.wanted is not None
-            work.append(Work(part, limit_s, self.wanted or [], examine=examine))
+            limit_s = self.rent.limit_s(sum(job.timeout_s for job in part))
+            work.append(Work(part, limit_s))
+
         return work
 
     def harness(self, asked: Harness) -> Harness:
@@ -98,21 +96,24 @@ class Engine(Calls, Elsewhere):
             then = (harness.install(),)
             image = msgspec.structs.replace(self.rent.image, then=then)
             self.rent = replace(self.rent, image=image)
+
         return harness
 
     def begin(self, plan: planning.Plan, writer: Writer) -> None:
         """Adapt the plan: algos that take turns, and results that an earlier run already has."""
         self.writer = writer
         document = writer.document
-        costs.affordable(plan, getattr(self.asked, "tier", None) == "all")
+        leave_out_cpu(plan)
         if self.rent.together:
             plan.jobs[:] = together(plan.jobs)
+
         old = self.resumed
         if old and old.modal:
             plan.jobs[:] = resume.resume(plan.jobs, old, writer)
             self.earlier = old.modal.calls
             document.comparisons = old.comparisons
             document.overall = old.overall
+
         self.note(document)
 
     def note(self, document: Document) -> None:
@@ -131,9 +132,29 @@ class Engine(Calls, Elsewhere):
         if len(uuids) > 1:
             several = _SEVERAL.format(len(uuids))
             document.warnings = [*(document.warnings or []), several]
+
         baselines: dict[str, str] = {}
         for record in document.records:
             if record.rounds_us:
                 baselines.setdefault(record.op, record.algo)
+
         if baselines:
             comparison.between(document, baselines, statistics.THRESHOLD)
+
+
+def leave_out_cpu(plan: planning.Plan) -> None:
+    """Drop what a rented GPU would be paid for in vain: algos on its CPU."""
+    if all(job.mode != "cuda" for job in plan.jobs):
+        return
+
+    for job in plan.jobs:
+        if job.mode != "cuda" and job.algo and not job.added:
+            missing = Missing(
+                op=job.op.name,
+                algo=job.algo.name,
+                reason="it runs on a CPU, and a GPU is rented",
+                hint="--device cpu rents none",
+            )
+            plan.missing.append(missing)
+
+    plan.jobs[:] = [job for job in plan.jobs if job.mode == "cuda"]

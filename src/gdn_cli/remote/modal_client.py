@@ -12,22 +12,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
-import re
-import signal
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from ..text import display, unguarded
 from . import container
 from .modal_errors import (
     UNSTOPPED,
-    CallFailed,
     Unreachable,
     from_container,
     scrub,
@@ -37,10 +32,6 @@ from .modal_errors import (
 from .settings import CACHE, DATA, RECORDS, Gpu, Image, Settings, packages
 
 T = TypeVar("T")
-# lines of a build that failed
-_LAST = 8
-# characters of such a line
-_LINE = 2000
 # that a request for a reply stays open at Modal; its client asks anew after 55
 _POLL_S = 50.0
 # without a record, until the queue is opened anew; its client asks anew after 30
@@ -49,8 +40,6 @@ _FOLLOW_S = 600.0
 _PAUSE_S, _LONGEST_S = 1.0, 30.0
 # for Modal to confirm that a call is stopped, or to tell what it has kept
 _SOON_S = 15.0
-# for the app to end; Modal's client itself waits without limit
-_STOP_S = 45.0
 # files of gdn that are not sent: an algo's sources travel in the request
 _IGNORED = ["**/__pycache__", "**/*.pyc", "algos", "configs"]
 
@@ -176,7 +165,6 @@ class Call:
         self._call = call
         self._answer: futures.Future[bytes] | None = None
         self.trouble: Unreachable | None = None
-        self._unseen: deque[Unreachable] = deque(maxlen=1)
         # the records that its container has kept so far, from `listen` on
         self.made: list[bytes] = []
 
@@ -184,38 +172,38 @@ class Call:
     def id(self) -> str:
         return self._call.object_id
 
-    def look(self) -> Unreachable | None:
-        """`trouble`, or one that came and went since the last look: a look may be late,
-        and a pause is short.
-        """
-        unseen = self._unseen.pop() if self._unseen else None
-        return self.trouble or unseen
-
-    def wait(self, seconds: float) -> bytes | None:
-        """The reply, or None if there is none within `seconds`. Raises CallFailed if
-        this call has failed, Unreachable if the request for its reply has: the call
-        itself goes on, and can be asked for again.
-        """
-        try:
-            data = self._call.get(timeout=seconds)
-        except Exception as e:
-            if isinstance(e, TimeoutError) and not from_container(e):
-                return None
-            raise verdict(e) from None
-        if not isinstance(data, bytes):
-            raise CallFailed(
-                "what came back from Modal is not a reply of gdn: it is of type"
-                f" {type(data).__name__}"
-            )
-        return data
-
     def listen(self) -> futures.Future[bytes]:
-        """The reply, whenever it comes. A thread waits for it with one long request at a time."""
+        """The reply, whenever it comes, or CallFailed. A thread waits for it with one
+        long request at a time.
+        """
         if self._answer is None:
             self._answer = futures.Future()
             for wait in (self._listen, self._follow):
                 threading.Thread(target=wait, args=(self._answer,), daemon=True).start()
         return self._answer
+
+    def _listen(
+        self, answer: futures.Future[bytes], sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        pause = _PAUSE_S
+        while not answer.done():
+            # a short request behind a failed one, to know soon that Modal answers again
+            wait_s = _PAUSE_S if self.trouble else _POLL_S
+            try:
+                answer.set_result(self._call.get(timeout=wait_s))
+            except Exception as e:
+                if isinstance(e, TimeoutError) and not from_container(e):
+                    self.trouble, pause = None, _PAUSE_S
+                    continue
+                error = verdict(e)
+                if isinstance(error, Unreachable):
+                    # the call itself goes on
+                    self.trouble = error
+                    sleep(pause)
+                    pause = min(2 * pause, _LONGEST_S)
+                else:
+                    answer.set_exception(error)
+        self.trouble = None
 
     def _follow(self, answer: futures.Future[bytes]) -> None:
         """Add to `made` as records come, with one long request at a time. What this
@@ -232,35 +220,10 @@ class Call:
                     self.made.append(made)
             time.sleep(_PAUSE_S)
 
-    def _listen(
-        self, answer: futures.Future[bytes], sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        pause = _PAUSE_S
-        while not answer.cancelled():
-            # a short request behind a failed one, to know soon that Modal answers again
-            try:
-                data = self.wait(_PAUSE_S if self.trouble else _POLL_S)
-            except Unreachable as e:
-                self.trouble = e
-                self._unseen.append(e)
-                sleep(pause)
-                pause = min(2 * pause, _LONGEST_S)
-                continue
-            except BaseException as e:
-                return answer.set_exception(e)
-            self.trouble, pause = None, _PAUSE_S
-            if data is not None:
-                return answer.set_result(data)
-
-    def result(self) -> bytes:
-        """What `listen` has got; raises what `wait` does."""
-        return self.listen().result()
-
     def cancel(self) -> bool:
         """Stop it and its container. False if Modal does not confirm that."""
-        return (
-            _soon(lambda: self._call.cancel(terminate_containers=True) or True) is True
-        )
+        stopped = _soon(lambda: self._call.cancel(terminate_containers=True) or True)
+        return stopped is True
 
 
 Spawn = Callable[[bytes], Call]
@@ -313,85 +276,42 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Spawn]:
             return Call(function.spawn(parcel))
 
     ended: BaseException | None = None
-    finished, late, over = False, threading.Event(), threading.Event()
-
-    def watch() -> None:
-        # not on Windows
-        if over.wait(_STOP_S) or not hasattr(signal, "pthread_kill"):
-            return
-        late.set()
-        # as Ctrl-C does, pressed again: only that gets Modal's client out of its waits
-        main = threading.main_thread().ident or 0
-        while True:
-            signal.pthread_kill(main, signal.SIGINT)
-            if over.wait(_PAUSE_S):
-                return
-
-    talk = _Tee(unguarded(sys.stderr))
+    started = False
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(contextlib.redirect_stdout(talk))
-            stack.enter_context(modal.enable_output())
-            stack.enter_context(translated(talk.last))
-            with translated(talk.last, anything=True):
-                stack.enter_context(app.run(detach=detach))
+        with (
+            translated(),
+            contextlib.redirect_stdout(_Scrubbed(unguarded(sys.stderr))),
+            modal.enable_output(),
+            app.run(detach=detach),
+        ):
+            started = True
             try:
                 yield spawn
-                finished = True
             except BaseException as e:
                 ended = e
                 raise
-            finally:
-                threading.Thread(target=watch, daemon=True).start()
-    except (Unreachable, KeyboardInterrupt) as e:
-        if isinstance(e, KeyboardInterrupt):
-            if not late.is_set():
-                if ended is None or e is ended:
-                    raise
-                raise KeyboardInterrupt(UNSTOPPED) from None
-            e = Unreachable("no answer from Modal")
-        if e is ended or not (finished or ended):
-            raise
+    except BaseException as e:
+        if isinstance(ended, KeyboardInterrupt) and e is not ended:
+            raise KeyboardInterrupt(UNSTOPPED) from None
         # only the end of the app was not heard: what has arrived stays, and Modal
         # itself stops an app without a client
-        if not detach:
-            talk.write(
-                f"gdn: {e.message}: the app could not be stopped; `modal app list` shows"
-                " whether it runs\n"
-            )
-        if isinstance(ended, KeyboardInterrupt):
-            raise KeyboardInterrupt(UNSTOPPED) from None
-        if ended:
-            raise ended from None
-    finally:
-        over.set()
-    if isinstance(ended, KeyboardInterrupt):
-        raise KeyboardInterrupt
+        if not ended and not (started and isinstance(e, Unreachable)):
+            raise
+    if ended:
+        raise ended
 
 
-class _Tee:
-    """Passes on what is written to it, without secrets and control sequences, and
-    remembers its end.
-    """
+class _Scrubbed:
+    """A stream that shows what is written to it without secrets and control sequences."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
-        self.end = ""
 
     def write(self, text: str) -> int:
-        text = scrub(text)
-        self.end = (self.end + text)[-_LAST * _LINE :]
-        self.stream.write(display(text))
-        return len(text)
+        return self.stream.write(display(scrub(text)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
-
-    def last(self) -> list[str]:
-        """The last lines that are not empty, without a terminal's colours."""
-        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", self.end)
-        lines = [line.rstrip()[-_LINE:] for line in plain.splitlines()]
-        return [line for line in lines if line][-_LAST:]
 
 
 # --- volumes
@@ -427,13 +347,3 @@ class Volume:
             except modal.exception.NotFoundError:  # nothing was ever written to it
                 return {}
         return {e.path.lstrip("/"): e.size for e in entries if e.type.name == "FILE"}
-
-    def remove(self, name: str) -> None:
-        with translated():
-            self._volume.remove_file(f"/{name}")
-
-    def upload(self, files: Mapping[str, Path | BinaryIO]) -> None:
-        """Upload these files, replacing those with the same names."""
-        with translated(), self._volume.batch_upload(force=True) as batch:
-            for name, path in files.items():
-                batch.put_file(path, f"/{name}")

@@ -5,7 +5,6 @@ tune/away.py's.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +20,6 @@ from . import wire
 from .calls import Calls
 from .work import Work
 
-# bytes of a file once it is unpacked
-_FILE = 1 << 30
 # at most for a profile, each with its own time limit
 _PROCESSES = 5
 
@@ -37,7 +34,8 @@ def made(
     if settings.dataset:
         dataset = calls.find_dataset([subject.workload for subject in subjects])
         away = replace(settings, dataset=dataset)
-    limit_s = calls.limit_s(settings.timeout_s * _PROCESSES * len(subjects))
+
+    limit_s = calls.rent.limit_s(settings.timeout_s * _PROCESSES * len(subjects))
     wanted = [session.sent(subject, away) for subject in subjects]
     yield from _arrived(calls, Work([], limit_s, wanted), settings.folder)
 
@@ -51,11 +49,13 @@ def _arrived(calls: Calls, work: Work, folder: Path) -> Iterator[Profile]:
     reply = calls.carry_one(work)
     if reply.lost:
         raise RemoteError(reply.lost)
+
     for arrived in reply.profiles:
         if refused := arrived.refused:
             raise GdnError(
                 f"at Modal: {refused.message}", code=refused.code, hint=refused.hint
             )
+
         yield unpacked(arrived, folder, calls.say)
 
 
@@ -66,20 +66,20 @@ def unpacked(
     assert profile is not None
     folder = session.new_folder(profiles, [profile.name])
     lost = []
-    for path, packed in arrived.files.items():
-        name = Path(path).name
+    for path, content in arrived.files.items():
         try:  # a full disk costs a file, not the profile
-            files.write(folder / name, wire.inflated(packed, _FILE), hint=None)
-        except GdnError as e:
-            lost.append(e.message)
-        except (zlib.error, ValueError) as e:  # ValueError: a NUL in its name
-            lost.append(f"{name} arrived damaged ({one_line(e)})")
+            files.write(folder / Path(path).name, content, hint=None)
+        except (GdnError, ValueError) as e:  # ValueError: a NUL in its name
+            lost.append(one_line(e))
+
     if arrived.left:
         say(f"too large to send: {', '.join(arrived.left)}")
+
     profile.name = folder.name
     profile = session.keep(folder, profile)
     if lost and not profile.unkept:
         profile.unkept = f"not all of the profile could be kept: {lost[0]}"
+
     return profile
 
 
@@ -89,13 +89,15 @@ def tuned(calls: Calls, plan: search.Plan, settings: search.Settings) -> away.Me
     """
     dataset = calls.find_dataset(plan.workloads) if settings.dataset else None
     asked = away.wanted(plan, settings, dataset)
-    work = Work([], calls.limit_s(float("inf")), tunings=[asked])
+    work = Work([], calls.rent.limit_s(float("inf")), tunings=[asked])
     reply = calls.carry_one(work)
     if not reply.lost:
         return reply.tuned[0]
+
     lines = [noted.line for noted in wire.readable(work.kept, away.Noted)]
     if not lines or not isinstance(lines[0], Key):
         raise RemoteError(reply.lost)
+
     key = lines[0]
     measured = away.Measured(key=key, lines=[], reason=reply.lost)
     # another key: it was started again on another machine

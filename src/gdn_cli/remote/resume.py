@@ -23,6 +23,7 @@ def read(path: Path) -> tuple[Document, Rented]:
             f"{path} is not a run of `gdn modal`",
             hint="the command that left one printed its file",
         )
+
     return document, document.modal
 
 
@@ -44,8 +45,10 @@ def settled(job: Job, old: Document) -> tuple[list[Record], Job | None]:
     passed = [record for record in earlier if record.passed]
     if len(earlier) == job.due == len(passed):
         return earlier, None
+
     if job.command not in ("check", "bench", "official"):
         return [], job
+
     rest = job.request.unfinished(passed)
     done = {w.uuid for w in job.workloads} - {w.uuid for w in rest}
     settled = [record for record in earlier if record.uuid in done]
@@ -61,7 +64,9 @@ def resume(jobs: list[Job], old: Document, writer: Writer) -> list[Job]:
         document.records.extend(records)
         if rest:
             left.append(rest)
+
     if document.records:
         document.environments |= old.environments
+
     document.earlier = len(document.records)
     return left

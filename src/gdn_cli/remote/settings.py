@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .. import paths
-from ..errors import MissingError, UsageError, unknown
-from ..parsing import Positive, Text, Wrong, decode, read_toml
+from ..errors import UsageError, unknown
+from ..parsing import Positive, Text, decode, read_toml
 
 # where the volumes are mounted
 DATA, CACHE = "/data", "/cache"
@@ -45,26 +45,26 @@ class Gpu(Struct, frozen=True):
         A name's words are compared whole: an L40S is not an L4, a GB200 not a B200. A
         slice of a GPU is not the GPU.
         """
-
-        def fits(device: str) -> bool:
-            words = re.split(r"[\s\-_]+", device.upper())
-            return "MIG" not in words and any(
-                set(wanted) <= set(words) for wanted in self.words
-            )
-
-        if len(devices) == self.count and all(map(fits, devices)):
+        fits = len(devices) == self.count
+        for device in devices:
+            words = set(re.split(r"[\s\-_]+", device.upper()))
+            fits &= "MIG" not in words and any(words.issuperset(w) for w in self.words)
+        if fits:
             return None
-        return (
-            f"asked for {self}, and the container has {', '.join(devices) or 'no GPU'}"
-        )
+        have = ", ".join(devices) or "no GPU"
+        return f"asked for {self}, and the container has {have}"
 
 
-class ImageTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Table(Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of configs/modal.toml."""
+
+
+class ImageTable(Table, frozen=True, kw_only=True):
     """[images.NAME] of configs/modal.toml."""
 
     base: Text
     # "": the base has its own
-    python: Annotated[str, Meta(description="a version such as '3.12', or ''")]
+    python: str
     # commands at the beginning of the build
     first: tuple[str, ...] = ()
     # packages of the base that are not replaced
@@ -78,7 +78,7 @@ class Image(ImageTable, frozen=True, kw_only=True):
     then: tuple[str, ...] = ()
 
 
-class Gpus(Struct, frozen=True, forbid_unknown_fields=True):
+class Gpus(Table, frozen=True):
     # names to propose
     known: tuple[str, ...]
     # names that get a `!`
@@ -87,7 +87,7 @@ class Gpus(Struct, frozen=True, forbid_unknown_fields=True):
     devices: dict[str, tuple[str, ...]] = {}
 
 
-class Limits(Struct, frozen=True, forbid_unknown_fields=True):
+class Limits(Table, frozen=True):
     """Containers side by side; seconds."""
 
     containers: Positive
@@ -97,14 +97,14 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     connect: Positive
 
 
-class Container(Struct, frozen=True, forbid_unknown_fields=True):
+class Container(Table, frozen=True):
     # cores
     cpu: Positive
     # MiB
     memory: Positive
 
 
-class Volumes(Struct, frozen=True, forbid_unknown_fields=True):
+class Volumes(Table, frozen=True):
     """Names at Modal."""
 
     dataset: Text
@@ -112,10 +112,10 @@ class Volumes(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 # a second
-Dollars = Annotated[float, Meta(gt=0, description="a positive number")]
+Dollars = Annotated[float, Meta(gt=0)]
 
 
-class Prices(Struct, frozen=True, forbid_unknown_fields=True):
+class Prices(Table, frozen=True):
     # on which they were read
     date: Text
     core: Dollars
@@ -123,8 +123,8 @@ class Prices(Struct, frozen=True, forbid_unknown_fields=True):
     gpus: dict[str, Dollars]
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """configs/modal.toml. Raises parsing.Wrong for an image that it does not have."""
+class Settings(Table, frozen=True, kw_only=True):
+    """configs/modal.toml."""
 
     app: Text
     gpu: Text
@@ -136,10 +136,6 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gpus: Gpus
     prices: Prices
     environment: dict[str, str | int | float | bool] = {}
-
-    def __post_init__(self) -> None:
-        if self.image not in self.images:
-            raise Wrong(("image",), f"one of {', '.join(self.images)}", self.image)
 
     def chosen(self, image: str | None) -> Image:
         name = image or self.image
@@ -164,20 +160,22 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """`B200`, `H100!`, `B200:2`, parsed for Modal. UsageError if it does not name
         one GPU model.
         """
-        text = (asked or self.gpu).strip().upper()
-        match = re.fullmatch(r"([A-Z0-9][A-Z0-9-]*)(!?)(?::([1-8]))?", text)
-        if not match:
-            hint = (
-                "one name, such as B200, H100! or B200:2: times of different GPUs cannot be"
-                " compared"
+        text = asked or self.gpu
+        match = re.fullmatch(
+            r"([A-Z0-9][A-Z0-9-]*)(!?)(?::([1-8]))?", text.strip().upper()
+        )
+        if not match or match[1] == "ANY":
+            raise UsageError(
+                f"--gpu {text}: expected a GPU",
+                hint="one name, such as B200, H100! or B200:2: times of different GPUs cannot"
+                " be compared",
             )
-            raise UsageError(f"--gpu {asked or self.gpu}: expected a GPU", hint=hint)
-        model, count = match[1], int(match[3] or 1)
+        model, exact, count = match.groups()
         names = self.gpus.devices.get(model, (model,))
         words = tuple(tuple(name.split("-")) for name in names)
-        return Gpu(
-            model + ("!" if match[2] or model in self.gpus.exact else ""), count, words
-        )
+        if model in self.gpus.exact:
+            exact = "!"
+        return Gpu(model + exact, int(count or 1), words)
 
 
 def file() -> Path:
@@ -194,18 +192,11 @@ def pins() -> list[str]:
     or of the installed gdn.
     """
     if paths.IN_CHECKOUT:
-        return list(
-            read_toml(paths.PYPROJECT)["project"]["optional-dependencies"][_EXTRA]
-        )
-    try:
-        required = metadata.requires("gdn") or []
-    except metadata.PackageNotFoundError:
-        raise MissingError(
-            "gdn is not installed, and its pyproject.toml is not here",
-            hint="pip install gdn",
-        ) from None
+        project = read_toml(paths.PYPROJECT)["project"]
+        return list(project["optional-dependencies"][_EXTRA])
     marked = re.compile(rf"""(.+?)\s*;\s*extra\s*==\s*["']{_EXTRA}["']\s*""")
-    return [found[1] for line in required if (found := marked.fullmatch(line))]
+    matches = map(marked.fullmatch, metadata.requires("gdn") or [])
+    return [match[1] for match in matches if match]
 
 
 def pinned() -> set[str]:

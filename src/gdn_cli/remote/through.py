@@ -10,17 +10,17 @@ import base64
 import contextlib
 import math
 import os
+import queue
 import re
-import selectors
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import IO, Annotated, BinaryIO
+from typing import Annotated, BinaryIO
 
 from msgspec import Meta, Struct
 
@@ -37,12 +37,18 @@ from . import container, replies, wire
 from .wire import Parcel, Piece, Reply
 
 _MARK = b"gdn-parcel: "
+# bytes of a line; base64 is a third longer than a message
+_LINE = wire.MOST * 4 // 3 + len(_MARK) + 8
 _POLL_S = 0.05
-# for the command to end once its reply is there
+# for the command to end once its reply is there, and for its output once it has ended
 _GRACE_S = 5.0
 # for the command to end once it is asked to
 _END_S = 10.0
 _FILLABLE = re.compile(r"([^{}\0]|\{\{|\}\}|\{python\}|\{minutes\})+")
+_WORD = (
+    "text without NUL, with {python} and {minutes} as its only braces ({{ and }} stand for a"
+    " brace)"
+)
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,17 +67,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
                 raise Wrong(("command", i), _WORD, word)
 
 
-_WORD = (
-    "text without NUL, with {python} and {minutes} as its only braces ({{ and }} stand for a"
-    " brace)"
-)
-
-
 def settings(name: str) -> Settings:
     """The engine of this name. A UsageError names those that there are."""
     tables, files = read_config("engines.toml")
     if name not in tables:
         raise unknown("engine", name, tables, hint=f"they are in {files}")
+
     return decode(tables[name], Settings, f"{files}: [{name}]")
 
 
@@ -84,178 +85,164 @@ class Through(Elsewhere):
     say: Callable[[str], None]
 
     def place(self, algo: Algo, device: str = "auto") -> inventory.Place:
-        return inventory.placed(algo, device, self._lacking)
-
-    def _lacking(self, algo: Algo, mode: str) -> inventory.Place | None:
         """What the other machine has is not known here: only whether it has a GPU."""
-        if mode == "cuda" and not self.how.cuda:
-            return inventory.Place(
-                None, f"engine {self.name} has no GPU", "configs/engines.toml says so"
-            )
-        return None
+
+        def lacking(_: Algo, mode: str) -> inventory.Place | None:
+            if mode != "cuda" or self.how.cuda:
+                return None
+
+            reason = f"engine {self.name} has no GPU"
+            return inventory.Place(None, reason, "configs/engines.toml says so")
+
+        return inventory.placed(algo, device, lacking)
 
     def __call__(
         self, jobs: list[Job], came: Came = lambda *_: None
     ) -> Generator[tuple[Job, Outcome], None, None]:
         if not jobs:
             return
-        content = Parcel(
-            where=self.name,
-            gpu=None,
-            cache=None,
-            env=wire.commit(),
-            jobs=[Piece.of(job) for job in jobs],
+
+        pieces = [Piece.of(job) for job in jobs]
+        parcel = Parcel(
+            where=self.name, gpu=None, cache=None, env=wire.commit(), jobs=pieces
         )
         limit_s = sum(job.timeout_s for job in jobs) + self.how.start_s
-        heard = Heard(lambda data: self._record(data, jobs, came))
-        reply = self._carried(wire.encode(content), limit_s, heard)
-        if not reply.lost and len(reply.outcomes) != len(jobs):
+        kept: list[bytes] = []
+        reply: Reply | None = None
+        with contextlib.closing(self._started(wire.encode(parcel), limit_s)) as command:
+            for message in command.messages(limit_s, self.how.queue_s):
+                reply = _reply(message)
+                if reply:
+                    break
+
+                kept.append(message)
+                for made in replies.usable(jobs, [message], None):
+                    came(jobs[made.piece], made.record, made.environment)
+
+            end = command.end()
+
+        if reply is None:
+            reply = Reply(lost=f"{self.how.command[0]} {end}")
+        elif not reply.lost and len(reply.outcomes) != len(jobs):
             count = len(reply.outcomes)
             reply.lost = f"the reply has {count} outcomes for {len(jobs)} jobs"
-        yield from replies.outcomes(jobs, reply, heard.made, None, self.say)
+
+        yield from replies.outcomes(jobs, reply, kept, None, self.say)
 
     def finish(self, document: Document) -> None:
         """Nothing: all records are of one GPU."""
 
-    def _record(self, data: bytes, jobs: list[Job], came: Came) -> None:
-        for made in replies.usable(jobs, [data], None):
-            came(jobs[made.piece], made.record, made.environment)
-
-    def _carried(self, parcel: bytes, limit_s: float, heard: Heard) -> Reply:
-        """What the command answers; of one that fails, `heard` has the records until then."""
-        minutes = str(math.ceil(limit_s / 60))
-        words = self.how.command
-        command = [w.format(python=sys.executable, minutes=minutes) for w in words]
-        queue = ""
+    def _started(self, parcel: bytes, limit_s: float) -> Command:
+        minutes = math.ceil(limit_s / 60)
+        filled = {"python": sys.executable, "minutes": minutes}
+        words = [word.format(**filled) for word in self.how.command]
+        waits = ""
         if self.how.queue_s:
-            queue = f", and {self.how.queue_s / 3600:.3g} h in its queue"
-        self.say(
-            f"{self.name}: {command[0]}, at most {minutes} min once it runs{queue}"
-        )
+            waits = f", and {self.how.queue_s / 3600:.3g} h in its queue"
+
+        self.say(f"{self.name}: {words[0]}, at most {minutes} min once it runs{waits}")
+        try:
+            return Command(words, parcel)
+        except OSError as e:
+            raise MissingError(
+                f"cannot start {words[0]}: {e.strerror}",
+                hint=f"configs/engines.toml has the command of engine {self.name}",
+            ) from None
+
+
+class Command:
+    """A command under way: what it answers, and the ends of its other words. Two
+    threads read them, as what it leaves behind may hold its pipes open.
+    """
+
+    def __init__(self, words: list[str], parcel: bytes) -> None:
+        packages = [str(paths.PACKAGE.parent), os.environ.get("PYTHONPATH")]
         with tempfile.TemporaryFile() as stdin:
             stdin.write(base64.b64encode(parcel))
             stdin.seek(0)
-            process = self._started(command, stdin)
-            try:
-                why = self._followed(process, heard, limit_s)
-            finally:
-                _end(process)
-        if heard.reply is None:
-            return Reply(lost=why or _unanswered(words[0], heard, process.returncode))
-        if why:
-            self.say(f"{self.name}: {why}")
-        return heard.reply
-
-    def _started(self, command: list[str], stdin: IO[bytes]) -> subprocess.Popen[bytes]:
-        paths_ = [str(paths.PACKAGE.parent), os.environ.get("PYTHONPATH")]
-        env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths_))}
-        try:
-            return subprocess.Popen(
-                command,
+            self.process = subprocess.Popen(
+                words,
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=env,
-                # Ctrl-C is ours: it ends the command below
+                env=os.environ
+                | {"PYTHONPATH": os.pathsep.join(filter(None, packages))},
+                # Ctrl-C is ours: it ends the command in `close`
                 start_new_session=True,
             )
-        except OSError as e:
-            hint = f"configs/engines.toml has the command of engine {self.name}"
-            raise MissingError(
-                f"cannot start {command[0]}: {e.strerror}", hint=hint
-            ) from None
 
-    def _followed(
-        self, process: subprocess.Popen[bytes], heard: Heard, limit_s: float
-    ) -> str | None:
-        """Hear the command until it ends; or why it is to be ended."""
-        what, queue_s = self.how.command[0], self.how.queue_s
-        end = time.monotonic() + queue_s + limit_s
-        with selectors.DefaultSelector() as selector:
-            for stream, take in _streams(process, heard):
-                os.set_blocking(stream.fileno(), False)
-                selector.register(stream, selectors.EVENT_READ, take)
-            while time.monotonic() < end:
-                # before the last of its output is read
-                gone = process.poll() is not None
-                quiet = not _read(selector, 0 if gone else _POLL_S)
-                if gone and quiet:
-                    return None
-                if heard.size > wire.MOST:
-                    return f"{what} was ended: its messages are longer than {wire.MOST >> 20} MiB"
-                if heard.size:
-                    end = min(end, time.monotonic() + limit_s)
-                # it may wait for something, and what it left may hold a pipe open
-                if gone or heard.reply:
-                    end = min(end, time.monotonic() + _GRACE_S)
-        if process.poll() is not None:
-            return None
-        if heard.reply:
-            return f"{what} did not end after its reply, and was ended"
-        waited_s = limit_s + queue_s
-        return f"{what} was ended: no reply after {waited_s:g} s; --timeout gives more"
-
-
-def _unanswered(what: str, heard: Heard, code: int) -> str:
-    lines = [text for text in heard.log.text().splitlines() if text.strip()]
-    why = f": {lines[-1][:300]}" if lines else ""
-    return f"{what} ended with {code} and without a reply{why}"
-
-
-def _streams(
-    process: subprocess.Popen[bytes], heard: Heard
-) -> list[tuple[IO[bytes], Callable[[bytes], None]]]:
-    assert process.stdout and process.stderr
-    return [(process.stdout, heard.out), (process.stderr, heard.log.add)]
-
-
-class Heard:
-    """What a command has said so far: the reply, the records (wire.Made) before it, and
-    the ends of its other words.
-
-    look  gets each record as it comes
-    """
-
-    def __init__(self, look: Callable[[bytes], None]) -> None:
-        self.look = look
-        self.reply: Reply | None = None
-        self.made: list[bytes] = []
-        # of all marked lines
-        self.size = 0
         self.log = bounded.Output()
-        # the present one, if it may be marked; of another one its beginning
-        self._line = bytearray()
+        self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._log_reader = threading.Thread(target=self._read_log, daemon=True)
+        self._log_reader.start()
+        threading.Thread(target=self._read_answers, daemon=True).start()
 
-    def out(self, data: bytes) -> None:
-        *ends, rest = data.split(b"\n")
-        for part in ends:
-            self._add(part)
-            if self._line.startswith(_MARK):
-                self._marked(bytes(self._line[len(_MARK) :]))
-            self._line.clear()
-        self._add(rest)
+    def _read_answers(self) -> None:
+        assert self.process.stdout
+        with self.process.stdout as stdout:
+            while line := stdout.readline(_LINE):
+                if line.startswith(_MARK):
+                    self._answers.put(_unmarked(line[len(_MARK) :]))
 
-    def _add(self, part: bytes) -> None:
-        room = max(0, len(_MARK) - len(self._line))
-        self._line += part[:room]
-        if self._line.startswith(_MARK):
-            self._line += part[room:]
-            self.size += len(part)
+        self._answers.put(None)
 
-    def _marked(self, line: bytes) -> None:
-        if self.reply:
-            return
-        data = _unmarked(line)
-        self.reply = _answer(data)
-        if not self.reply:
-            self.made.append(data)
-            self.look(data)
+    def _read_log(self) -> None:
+        assert self.process.stderr
+        with self.process.stderr as stderr:
+            while data := os.read(stderr.fileno(), 1 << 16):
+                self.log.add(data)
+
+    def messages(self, limit_s: float, queue_s: float) -> Iterator[bytes]:
+        """What it answers until it ends, for at most `limit_s`: until the first message
+        it may wait for `queue_s` more.
+        """
+        end = time.monotonic() + queue_s + limit_s
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                end = min(end, time.monotonic() + _GRACE_S)
+
+            try:
+                message = self._answers.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+
+            if message is None:
+                return
+
+            yield message
+            end = min(end, time.monotonic() + limit_s)
+
+    def end(self) -> str:
+        """How it has ended without a reply; it gets a moment for that."""
+        try:
+            code = self.process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return "was ended: no reply in its time; --timeout gives more"
+
+        self._log_reader.join(_GRACE_S)
+        words = [line for line in self.log.text().splitlines() if line.strip()]
+        why = f": {words[-1][:300]}" if words else ""
+        return f"ended with {code} and without a reply{why}"
+
+    def close(self) -> None:
+        """End it and what it left: srun cancels its step on SIGTERM."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_END_S)
+
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+        self.process.wait()
 
 
-def _answer(data: bytes) -> Reply | None:
+def _reply(message: bytes) -> Reply | None:
     """The reply that this is; None for a record and for rubbish."""
-    for reply in wire.readable([data], Reply):
-        return reply if reply.outcomes or reply.lost else None
+    for reply in wire.readable([message], Reply):
+        if reply.outcomes or reply.lost:
+            return reply
+
     return None
 
 
@@ -266,46 +253,17 @@ def _unmarked(line: bytes) -> bytes:
         return b""
 
 
-def _read(selector: selectors.BaseSelector, wait_s: float) -> bool:
-    """Read what is there, or comes within this time; whether there was anything."""
-    if not selector.get_map():
-        time.sleep(wait_s)
-        return False
-    ready = selector.select(wait_s)
-    for key, _ in ready:
-        if data := os.read(key.fd, 1 << 16):
-            key.data(data)
-        else:
-            selector.unregister(key.fileobj)
-    return bool(ready)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the command and what it left: srun cancels its step on SIGTERM."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for stream in (process.stdout, process.stderr):
-        if stream:
-            stream.close()
-
-
 def serve(stdin: BinaryIO) -> int:
     """The other side: a parcel on stdin, records and the reply as marked lines on
     stdout. Returns the exit code.
     """
-    out, lock = os.fdopen(os.dup(1), "wb"), threading.Lock()
+    out = os.fdopen(os.dup(1), "wb")
     # what else is printed here is no answer
     os.dup2(2, 1)
 
     def tell(data: bytes) -> None:
-        with lock:
-            out.write(_MARK + base64.b64encode(data) + b"\n")
-            out.flush()
+        out.write(_MARK + base64.b64encode(data) + b"\n")
+        out.flush()
 
     tell(container.serve(_unmarked(stdin.read()), keep=tell))
     return errors.OK

@@ -19,7 +19,6 @@ from msgspec import Struct
 from .. import bounded
 from ..errors import RemoteError
 from ..machine import environment
-from ..run.doctor import Finding
 from ..run.jobs import Job, Outcome
 from ..schema import profile_types
 from ..schema.record_types import Environment, Record
@@ -27,7 +26,7 @@ from ..tune import away
 from ..worker.request import Request
 from .settings import Gpu
 
-SCHEMA = 3
+SCHEMA = 4
 # msgspec 0.22 crashes if several threads are the first to read a type
 _ALONE = threading.Lock()
 OTHER = "the other side speaks schema"
@@ -78,8 +77,6 @@ class Parcel(Struct, kw_only=True):
     jobs: list[Piece] = []
     profiles: list[Wanted] = []
     tunings: list[away.Wanted] = []
-    # whether to say what is installed
-    examine: bool = False
 
 
 class Refusal(Struct):
@@ -94,7 +91,6 @@ class Profile(Struct):
     """A profile that was made there, with the files of its folder."""
 
     document: profile_types.Profile | None = None
-    # each compressed by zlib
     files: dict[str, bytes] = {}
     # names of files that were too large to send
     left: list[str] = []
@@ -106,8 +102,6 @@ class Reply(Struct, kw_only=True):
 
     outcomes: list[Outcome] = []
     profiles: list[Profile] = []
-    # what is installed
-    findings: list[Finding] = []
     tuned: list[away.Measured] = []
     wrong_gpu: str | None = None
     # why there is no other result
@@ -146,14 +140,12 @@ def encode(content: Parcel | Reply | Made | away.Noted) -> bytes:
     return zlib.compress(json.dumps(plain).encode(), 1)
 
 
-def inflated(data: bytes, most: int) -> bytes:
-    """What zlib has compressed. zlib.error if it is damaged, or if it is more than `most` bytes."""
+def _inflated(data: bytes) -> bytes:
+    """What zlib has compressed. zlib.error if it is damaged, or too much."""
     unpack = zlib.decompressobj()
-    content = unpack.decompress(data, most + 1)
-    if len(content) > most:
-        raise zlib.error(f"it is more than {most >> 20} MiB")
-    if not unpack.eof:
-        raise zlib.error("it is not complete")
+    content = unpack.decompress(data, MOST + 1)
+    if len(content) > MOST or not unpack.eof:
+        raise zlib.error
     return content
 
 
@@ -163,7 +155,7 @@ def decode(data: bytes, form: type[T]) -> T:
     machine.
     """
     try:
-        content = json.loads(inflated(data, MOST))
+        content = json.loads(_inflated(data))
         schema = content["schema"]
         if schema == SCHEMA:
             if form is not Parcel:
@@ -175,6 +167,7 @@ def decode(data: bytes, form: type[T]) -> T:
                 )
     except msgspec.ValidationError as e:
         raise RemoteError(f"{NOT}: {e}") from None
+    # of whatever JSON it is
     except (
         zlib.error,
         ValueError,
@@ -191,9 +184,8 @@ def decode(data: bytes, form: type[T]) -> T:
 
 def _clipped(content: dict[str, Any]) -> dict[str, Any]:
     """All but the files of profiles, which are texts in JSON too."""
-    profiles = content.pop("profiles", [])
-    files = [profile.pop("files", {}) for profile in profiles]
-    content = bounded.clipped(content | {"profiles": profiles})
-    for profile, own in zip(content["profiles"], files, strict=True):
+    files = [profile.pop("files", {}) for profile in content.get("profiles", [])]
+    content = bounded.clipped(content)
+    for profile, own in zip(content.get("profiles", []), files, strict=True):
         profile["files"] = own
     return content

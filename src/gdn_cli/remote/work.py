@@ -16,25 +16,12 @@ from ..catalog.registry import Algo
 from ..catalog.tiers import TIERS
 from ..errors import UsageError
 from ..machine import inventory
+from ..run import planning
 from ..run.jobs import Job
 from ..schema.record_types import RemoteCall
 from ..tune import away
 from .settings import Gpu, Image, Settings, pinned
 from .wire import Wanted
-
-
-@dataclass(frozen=True)
-class Rent:
-    """A command's options for Modal."""
-
-    gpu: Gpu
-    image: Image
-    containers: int = 1
-    # everything in one container
-    together: bool = False
-    # after which everything is stopped
-    minutes: float | None = None
-    detach: bool = False
 
 
 @dataclass
@@ -46,8 +33,6 @@ class Work:
     # to make: profiling.sent of each
     profiles: list[Wanted] = field(default_factory=list)
     tunings: list[away.Wanted] = field(default_factory=list)
-    # whether to say what is installed
-    examine: bool = False
     # if another command has sent it
     earlier: RemoteCall | None = None
     # what its container kept at Modal, if there was no reply
@@ -70,51 +55,66 @@ class Work:
         solutions += [asked.algo.solution for asked in self.tunings]
         return sorted(source_hash(solution) for solution in solutions if solution)
 
-
-# --- limits: how long, and for how much
-
-
-def limit_s(settings: Settings, rent: Rent, seconds: float) -> int:
-    """A container's time limit for this much work: including its start, and not more
-    than --max-minutes.
-    """
-    whole = seconds + settings.limits.start
-    if rent.minutes:
-        whole = min(whole, rent.minutes * 60)
-    return max(1, math.ceil(whole))
+    def progress(self, count: int) -> str:
+        """How many of its measurements there are."""
+        if self.tunings:
+            name = self.tunings[0].algo.full_name
+            return f"{name}: {units.count(count, 'measurement')} so far"
+        due = sum(job.due for job in self.jobs)
+        return f"{planning.name(self.jobs[-1])}: {count} of {due} so far"
 
 
-def containers(settings: Settings, rent: Rent, calls: int) -> int:
-    """How many run side by side."""
-    return min(rent.containers, settings.limits.containers, calls)
+@dataclass(frozen=True)
+class Rent:
+    """A command's options for Modal, and its limits: how long, and for how much."""
+
+    settings: Settings
+    gpu: Gpu
+    image: Image
+    parallel: int = 1
+    # everything in one container
+    together: bool = False
+    # after which everything is stopped
+    minutes: float | None = None
+    detach: bool = False
+
+    def limit_s(self, seconds: float) -> int:
+        """A container's time limit for this much work: including its start, and not
+        more than --max-minutes.
+        """
+        whole = seconds + self.settings.limits.start
+        if self.minutes:
+            whole = min(whole, self.minutes * 60)
+        return max(1, math.ceil(whole))
+
+    def containers(self, calls: int) -> int:
+        """How many run side by side."""
+        return min(self.parallel, self.settings.limits.containers, calls)
+
+    def patience_s(self, work: list[Work]) -> float:
+        """How long to wait at most for the replies."""
+        if self.minutes:
+            return self.minutes * 60
+        rounds = math.ceil(len(work) / self.containers(len(work)))
+        return rounds * max(w.limit_s for w in work) + self.settings.limits.queue
+
+    def bill(self, gpu: Gpu | None, work: list[Work]) -> str:
+        """Which GPU, how many containers, how long and for how much at most: printed
+        before anything is started.
+        """
+        side_by_side = self.containers(len(work))
+        whole_s = sum(w.limit_s for w in work)
+        if self.minutes and not self.detach:
+            whole_s = min(whole_s, side_by_side * self.minutes * 60)
+        each = in_minutes(max(w.limit_s for w in work))
+        return (
+            f"Modal: {gpu or 'CPU only'}, {units.count(side_by_side, 'container')},"
+            f" {units.count(len(work), 'call')} of at most {each}: {in_minutes(whole_s)} of"
+            f" container time at most, {self.settings.dollars(gpu, whole_s)}"
+        )
 
 
-def patience_s(settings: Settings, rent: Rent, limits_s: list[float]) -> float:
-    """How long to wait at most for the replies of calls with these limits."""
-    if rent.minutes:
-        return rent.minutes * 60
-    calls = len(limits_s)
-    rounds = math.ceil(calls / containers(settings, rent, calls))
-    return rounds * max(limits_s) + settings.limits.queue
-
-
-def bill(settings: Settings, rent: Rent, gpu: Gpu | None, work: list[Work]) -> str:
-    """Which GPU, how many containers, how long and for how much at most: printed before
-    anything is started.
-    """
-    side_by_side = containers(settings, rent, len(work))
-    each = max(w.limit_s for w in work)
-    whole = sum(w.limit_s for w in work)
-    if rent.minutes and not rent.detach:
-        whole = min(whole, side_by_side * rent.minutes * 60)
-    return (
-        f"Modal: {gpu or 'CPU only'}, {units.count(side_by_side, 'container')},"
-        f" {units.count(len(work), 'call')} of at most {minutes(each)}:"
-        f" {minutes(whole)} of container time at most, {settings.dollars(gpu, whole)}"
-    )
-
-
-def minutes(seconds: float) -> str:
+def in_minutes(seconds: float) -> str:
     return f"{math.ceil(seconds / 60)} min"
 
 
@@ -129,11 +129,12 @@ def place(algo: Algo, device: str = "auto") -> inventory.Place:
 
 
 def _lacking(algo: Algo, mode: str) -> inventory.Place | None:
-    lacking = [wheel for wheel in algo.packages.values() if wheel not in pinned()]
-    if not lacking:
-        return None
-    hint = "add it to the extra `image` of pyproject.toml, with its version"
-    return inventory.Place(None, f"package {lacking[0]} is not in the image", hint)
+    for wheel in algo.packages.values():
+        if wheel not in pinned():
+            reason = f"package {wheel} is not in the image"
+            hint = "add it to the extra `image` of pyproject.toml, with its version"
+            return inventory.Place(None, reason, hint)
+    return None
 
 
 def together(jobs: list[Job]) -> list[Job]:
@@ -151,13 +152,9 @@ def _interleaved(jobs: list[Job]) -> Job:
     first = jobs[0]
     if len(jobs) == 1:
         return first
-    tiers = tuple(tier for tier in first.tiers if TIERS[tier].interleaves)
+    able = [n for n, t in TIERS.items() if t.interleaves and t.mode == first.mode]
+    tiers = tuple(tier for tier in first.tiers if tier in able)
     if not tiers:
-        able = [
-            name
-            for name, tier in TIERS.items()
-            if tier.interleaves and tier.mode == first.mode
-        ]
         raise UsageError(
             f"calls of several algos cannot take turns in {', '.join(first.tiers)}",
             hint=f"use --tier {', '.join(able)}",

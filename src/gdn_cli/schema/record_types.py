@@ -430,8 +430,6 @@ class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
     largest: list[Largest] | None = None  # `gdn run --stress`
     scores: list[Score] | None = None  # `gdn bench --preset contest`
     official: list[Judged] | None = None  # `gdn run --official`, one per algo
-    # `gdn modal check`: what works there
-    findings: list[dict[str, str | None]] | None = None
     # of the records: how many are from the run that was resumed, and in its file too
     earlier: Count = 0
     records: list[Record]  # the measurements

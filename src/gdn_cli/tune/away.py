@@ -12,9 +12,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
-import msgspec
 from msgspec import Struct, structs
 
 from .. import errors, paths
@@ -24,14 +22,10 @@ from ..catalog.pack import pack
 from ..catalog.registry import Algo
 from ..catalog.workloads import Workload
 from ..errors import GdnError
-from ..files import read
 from ..machine.inventory import Gpu, Machine
-from ..parsing import decode
 from . import evidence, race, search
-from .journal import Journal, Key, Line
+from .journal import Journal, Key, Line, read
 from .search import Plan, Settings, State
-
-Note = Callable[["Noted"], None]
 
 
 class Wanted(Struct, kw_only=True):
@@ -73,8 +67,9 @@ def wanted(plan: Plan, settings: Settings, dataset: Path | None) -> Wanted:
     algo = structs.replace(plan.algo, folder=None, shares=(), solution=solution)
     there = str(dataset) if dataset else None
     key = structs.replace(search.key_of(plan, settings, None), dataset=there)
-    earlier, lines = _earlier(key)
+    key, lines = _earlier(key)
     assert plan.mode is not None
+
     return Wanted(
         op=plan.op,
         algo=algo,
@@ -82,7 +77,7 @@ def wanted(plan: Plan, settings: Settings, dataset: Path | None) -> Wanted:
         definition=plan.definition,
         workloads=plan.workloads,
         timeout_s=settings.timeout_s,
-        key=earlier,
+        key=key,
         lines=lines,
     )
 
@@ -91,19 +86,19 @@ def _earlier(wanted: Key) -> tuple[Key, list[Line]]:
     """The newest journal here of such a tuning, on whatever machine it was measured."""
     files = paths.tunes_dir().glob(f"{wanted.op}-{wanted.algo}-*.jsonl")
     for file in sorted(files, key=lambda file: file.lstat().st_mtime, reverse=True):
-        with contextlib.suppress(GdnError, OSError, msgspec.MsgspecError):
-            first, _, _ = read(file).partition(b"\n")
-            key = decode(msgspec.json.decode(first), Key, file)
+        with contextlib.suppress(GdnError):
+            key, lines = read(file)
             machine = {n: getattr(key, n) for n in ("gpu", "driver", "versions")}
             if key == structs.replace(wanted, **machine):
-                return key, Journal(key).lines
+                return key, lines
+
     return wanted, []
 
 
 def measure(
     asked: Wanted,
     machine: Machine,
-    note: Note,
+    note: Callable[[Noted], None],
     before: Iterable[Noted],
     given_up: threading.Event,
 ) -> Measured:
@@ -113,11 +108,12 @@ def measure(
     plan = search.made(
         asked.op, asked.algo, asked.mode, asked.definition, asked.workloads
     )
-    how: dict[str, Any] = {name: getattr(asked.key, name) for name in search.HOW}
+    how = {name: getattr(asked.key, name) for name in search.HOW}
     dataset = Path(asked.key.dataset) if asked.key.dataset else None
     settings = Settings(
         **how, dataset=dataset, timeout_s=asked.timeout_s, machine=machine
     )
+
     gpu = machine.gpus()[0] if asked.mode == "cuda" else None
     key = search.key_of(plan, settings, gpu)
 
@@ -154,19 +150,19 @@ def choose(
     journal = Journal(measured.key)
     journal.add_new(measured.lines)
     held = search.check_folder(plan.algo)
+
     state = State(plan, settings, lambda *_: None, say, (measured.gpu,), held, journal)
-
     state.interrupted = not measured.done
-    if not measured.done:
-        return state
+    if measured.done:
+        # nothing may be measured here
+        state.stop.set()
+        try:
+            race.run(state)
+        except KeyboardInterrupt:
+            raise GdnError(
+                "not all of its measurements have come", code=errors.REMOTE
+            ) from None
 
-    # nothing may be measured here
-    state.stop.set()
-    try:
-        race.run(state)
-    except KeyboardInterrupt:
-        raise GdnError(
-            "not all of its measurements have come", code=errors.REMOTE
-        ) from None
-    evidence.write(state)
+        evidence.write(state)
+
     return state

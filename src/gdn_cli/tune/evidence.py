@@ -15,54 +15,50 @@ from ..schema.record_types import Comparison, Environment, GpuName
 from . import tournament
 from .journal import Where
 from .search import Plan, State
-from .tournament import Choice
 from .tuning_json import SCHEMA, Evidence, Measured, Ratio
 
 
 def document(plan: Plan, state: State | None = None) -> Json:
     """The command's document; without a state, of a dry run."""
-    content: Json = {"command": "tune", "dry_run": state is None}
-    if state:
-        content["time"] = state.time
-        content |= environment.commit()
-        content["interrupted"] = state.interrupted
-        content["mode"] = plan.mode
-        content["tier"] = state.settings.tier
-        if state.settings.in_place:
-            content["in_place"] = True
-
     workloads = []
-    for size in plan.sizes:
+    for size, alike in plan.sizes.items():
         keys = size._asdict() if plan.tune.length else {"size": size.size}
-        for w in plan.sizes[size]:
-            workloads.append({"uuid": w.uuid, "axes": w.axes, **keys})
+        workloads += [{"uuid": w.uuid, "axes": w.axes, **keys} for w in alike]
 
-    content |= {
+    content: Json = {
+        "command": "tune",
+        "dry_run": state is None,
         "op": plan.op.name,
         "algo": plan.algo.name,
-        "file": str(plan.folder / plan.tune.file),
+        "file": str(plan.algo.own_folder / plan.tune.file),
         "space": plan.space,
         "preset": plan.preset,
         "candidates": list(plan.constants.values()),
         "excluded": plan.excluded,
         "workloads": workloads,
     }
-
     if state:
         content |= {
+            "time": state.time,
+            "interrupted": state.interrupted,
+            "mode": plan.mode,
+            "tier": state.settings.tier,
             "resumed": state.journal.kept,
             "left_out": list(state.out.values()),
             "progress": str(state.journal.path),
             "written": state.written,
             "result": state.result,
+            **environment.commit(),
         }
+        if state.settings.in_place:
+            content["in_place"] = True
+
     return to_builtins(content)
 
 
 def write(state: State) -> None:
     """The generated file and the evidence, each whole or not at all."""
-    plan = state.plan
-    tune, folder = plan.tune, plan.folder
+    tune, algo = state.plan.tune, state.plan.algo
     line = state.journal.find(Where)
     env = line.environment if line else Environment()
     new = _rows(state, env)
@@ -72,21 +68,20 @@ def write(state: State) -> None:
     # other GPUs keep theirs
     rows = tuned_table.merge(tuned_table.rows(tune, state.held), new)
     measured = state.held | {gpu: to_json(state.result)}
-    whole = {
+    content = {
         "schema": SCHEMA,
-        "algo": plan.algo.full_name,
+        "algo": algo.full_name,
         "file": tune.file,
         # in the order of the rows
         "gpus": {row.gpu: measured[row.gpu] for row in rows},
     }
-
     texts = {
-        tuned_table.EVIDENCE: lined(whole) + "\n",
+        tuned_table.EVIDENCE: lined(content) + "\n",
         tune.file: tuned_table.render(tune, rows),
     }
     for name, text in texts.items():
-        path = folder / name
-        files.write(path, text, within=folder, hint="the measurements are kept")
+        path, hint = algo.own_folder / name, "the measurements are kept"
+        files.write(path, text, within=algo.folder, hint=hint)
         state.written.append(str(path))
 
     alike = [row.gpu for row in rows if row.sms == sms and row.gpu != gpu]
@@ -102,18 +97,18 @@ def _rows(state: State, env: Environment) -> list[Row]:
     gpu, sms = env.gpu, env.sms
     if sms is None:
         gpu, sms = env.cpu, env.cpus
+
     assert gpu is not None and sms is not None
     chosen = [(c.size, state.plan.constants[c.chosen]) for c in state.choices]
     return tuned_table.table(state.plan.tune, gpu, sms, chosen)
 
 
 def _evidence(state: State, env: Environment, rows: list[Row]) -> Evidence:
-    plan, settings = state.plan, state.settings
-    workloads = []
-    for choice in state.choices:
-        workloads += _measured(state, choice)
+    plan = state.plan
+    how: dict[str, Any] = state.settings.how | environment.commit()
+    if plan.mode != "cuda":
+        how["l2"] = None
 
-    commit: dict[str, Any] = {**environment.commit()}
     return Evidence(
         gpu=rows[0].gpu,
         sms=rows[0].sms,
@@ -123,31 +118,25 @@ def _evidence(state: State, env: Environment, rows: list[Row]) -> Evidence:
         versions=env.versions,
         source_hash=tuned_table.own_hash(plan.algo, plan.op),
         date=state.time,
-        tier=settings.tier,
-        l2=settings.l2 if plan.mode == "cuda" else None,
-        in_place=settings.in_place,
-        seconds=settings.seconds,
-        target=settings.target,
         preset=plan.preset,
         space=plan.space,
         doubts=list(state.doubts.values()),
         left_out=list(state.out.values()),
         rows=[row.to_json() for row in rows],
-        workloads=workloads,
-        **commit,
+        workloads=_measured(state),
+        **how,
     )
 
 
-def _measured(state: State, choice: Choice) -> list[Measured]:
-    """The workloads of a size."""
-    plan, size = state.plan, choice.size
-    constants = plan.constants
-    gpu = state.homes[size]
-    final = tournament.final(state.meetings[size], choice.fastest)
+def _measured(state: State) -> list[Measured]:
+    plan, constants = state.plan, state.plan.constants
     measured = []
-    for w in plan.sizes[size]:
-        measured.append(
-            Measured(
+    for choice in state.choices:
+        size = choice.size
+        gpu = state.homes[size]
+        final = tournament.final(state.meetings[size], choice.fastest)
+        for w in plan.sizes[size]:
+            workload = Measured(
                 uuid=w.uuid,
                 axes=w.axes,
                 size=size.size,
@@ -160,11 +149,12 @@ def _measured(state: State, choice: Choice) -> list[Measured]:
                 ratio=_ratio(choice.ahead),
                 ratio_of_chosen=_ratio(choice.behind),
             )
-        )
+            measured.append(workload)
     return measured
 
 
 def _ratio(comparison: Comparison | None) -> Ratio | None:
     if comparison is None:
         return None
+
     return comparison.ratio, comparison.low, comparison.high

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -84,7 +83,7 @@ class Time(Struct, tag_field="step", tag="time"):
 
 Line = Where | Check | Time
 L = TypeVar("L", Where, Check, Time)
-_ANY: Any = Key | Line
+_LINE: Any = Line
 
 
 class Journal:
@@ -93,7 +92,9 @@ class Journal:
     """
 
     # gets each new line
-    note: Callable[[Line], None] | None = None
+    note: Callable[[Line], None] = staticmethod(lambda line: None)
+    # why the last line could not be written
+    unsaved: str | None = None
 
     def __init__(self, key: Key, fresh: bool = False) -> None:
         text = msgspec.json.encode(key, order="deterministic")
@@ -101,18 +102,17 @@ class Journal:
         self.key = key
         self.lock = threading.Lock()
         self.path = paths.tunes_dir() / f"{key.op}-{key.algo}-{digest}.jsonl"
-        # why the last line could not be written
-        self.unsaved: str | None = None
         paths.make(self.path.parent)
         self.lines: list[Line] = []
-        if not fresh and os.path.exists(self.path):
-            self.lines = read(self.path)
+        if not fresh and self.path.exists():
+            _, self.lines = read(self.path)
 
         try:
             # again, without the half line that a killed run may leave at the end
             self._write()
         except UsageError as e:
             raise MissingError(e.message, hint=e.hint) from None
+
         self.kept = {"check": len(self.all(Check)), "time": len(self.all(Time))}
 
     def add(self, line: Line) -> None:
@@ -126,11 +126,12 @@ class Journal:
                     self._write()
                 else:
                     files.append_text(self.path, _text(line))
+
                 self.unsaved = None
             except GdnError as e:
                 self.unsaved = e.message
-        if self.note:
-            self.note(line)
+
+        self.note(line)
 
     def add_new(self, lines: list[Line]) -> None:
         """Store the lines that are not there yet."""
@@ -146,6 +147,7 @@ class Journal:
         for line in reversed(self.all(kind)):
             if all(getattr(line, name) == value for name, value in values.items()):
                 return line
+
         return None
 
     def _write(self) -> None:
@@ -157,18 +159,22 @@ def _text(line: Key | Line) -> str:
     return json.dumps(msgspec.to_builtins(line)) + "\n"
 
 
-def read(file: Path) -> list[Line]:
-    """The lines of an earlier run. MissingError names a damaged one; the last may be
-    incomplete, if the run was killed, and is measured again.
+def read(file: Path) -> tuple[Key, list[Line]]:
+    """The key and the lines of an earlier run. MissingError names a damaged one; the
+    last may be incomplete, if the run was killed, and is measured again.
     """
     try:
-        *texts, _ = read_text(file, MissingError).split("\n")
+        first, *texts, _ = read_text(file, MissingError).split("\n")
+        key = decode(json_of(first, file, MissingError), Key, file, MissingError)
         lines = []
-        for number, text in enumerate(texts, 1):
+        for number, text in enumerate(texts, 2):
             where = f"{file}:{number}"
             value = json_of(text, where, MissingError)
-            lines.append(decode(value, _ANY, where, MissingError))
-    except MissingError as e:
-        hint = "--fresh measures again; or delete that line, and the rest is kept"
-        raise MissingError(f"{e.message}; the file is damaged", hint=hint) from None
-    return [line for line in lines if not isinstance(line, Key)]
+            lines.append(decode(value, _LINE, where, MissingError))
+    except (MissingError, ValueError) as e:
+        raise MissingError(
+            f"{e}; the file is damaged",
+            hint="--fresh measures again; or delete that line, and the rest is kept",
+        ) from None
+
+    return key, lines

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 from .. import errors
-from ..catalog import tuned_table
 from ..catalog.registry import Algo
 from ..catalog.tuned_table import Size
 from ..catalog.workloads import Workload
@@ -42,7 +41,6 @@ Groups = dict[Size, list[str]]
 def run(state: State) -> None:
     """Check, time and choose. Raises GdnError if nothing can be chosen."""
     plan, kept = state.plan, state.journal.kept
-    names = list(plan.constants)
     if any(kept.values()):
         earlier = f"{kept['check']} checks and {kept['time']} timings"
         state.say(f"resuming with {earlier} of an earlier run; --fresh starts again")
@@ -51,30 +49,27 @@ def run(state: State) -> None:
     uuids = {w.uuid for w in plan.workloads}
     for line in state.journal.all(Check):
         if line.workload in uuids:
-            state.judge(line.name, line.status, line.reason, line.at)
+            state.judge(line.name, line, line.at)
 
     # the smallest and the largest workload: what fails in between is found later
     ends = plan.workloads[:1] + plan.workloads[1:][-1:]
-    check(state, names, ends, state.gpus)
-    if not state.left(names):
+    check(state, list(plan.constants), ends, state.gpus)
+    if len(state.out) == len(plan.constants):
         why = next(iter(state.out.values()))
         first = (why.reason or why.status.value).splitlines()[0]
         raise GdnError(
             f"none of the {len(state.out)} candidates of {plan.algo.full_name} is right: {first}"
         )
 
-    state.homes = _homes(state)
-    homes = state.homes.values()
-    used = [gpu for gpu in state.gpus if gpu and gpu in homes]
+    _choose_homes(state)
+    used = [gpu for gpu in state.gpus if gpu and gpu in state.homes.values()]
     state.cpus = gpu_sharing.cpus(used)
-
     with contextlib.ExitStack() as locked:
         # a fixed order, so that no two wait for each other
         for gpu in sorted(used, key=lambda gpu: gpu.uuid):
             locked.enter_context(locks.gpu(gpu.uuid, state.say, f"GPU {gpu.index}"))
 
-        groups = _groups(state, ends)
-        _each_gpu(state, partial(_first, state, groups))
+        _each_gpu(state, partial(_first, state, _groups(state, ends)))
         finals = tournament.finals(state.meetings, state.out)
         _each_gpu(state, partial(_final, state, finals))
 
@@ -86,23 +81,23 @@ def run(state: State) -> None:
         )
 
 
-def _homes(state: State) -> dict[Size, Gpu | None]:
+def _choose_homes(state: State) -> None:
     """Each size stays on one GPU: the one of an earlier run, if it is here, else the
     least loaded one.
     """
     gpus = [gpu for gpu in state.gpus if gpu]
     if not gpus:
-        return dict.fromkeys(state.plan.sizes)
-    items: dict[Size, tuple[int, Sequence[Gpu]]] = {}
+        state.homes = dict.fromkeys(state.plan.sizes)
+        return
+
+    able: dict[Size, tuple[int, Sequence[Gpu]]] = {}
     for size, workloads in state.plan.sizes.items():
-        before = set()
-        for w in workloads:
-            line = state.journal.find(Time, workload=w.uuid)
-            if line:
-                before.add(line.gpu)
+        uuids = {w.uuid for w in workloads}
+        before = {t.gpu for t in state.journal.all(Time) if t.workload in uuids}
         same = [gpu for gpu in gpus if gpu.uuid in before]
-        items[size] = len(workloads), same[:1] or gpus
-    return {**gpu_sharing.deal(items)}
+        able[size] = len(workloads), same[:1] or gpus
+
+    state.homes = {**gpu_sharing.deal(able)}
 
 
 def _each_gpu(state: State, work: Callable[[list[Size]], None]) -> None:
@@ -110,6 +105,7 @@ def _each_gpu(state: State, work: Callable[[list[Size]], None]) -> None:
     sizes_of: dict[Gpu | None, list[Size]] = {}
     for size, gpu in state.homes.items():
         sizes_of.setdefault(gpu, []).append(size)
+
     lanes = [partial(work, sizes) for sizes in sizes_of.values()]
     gpu_sharing.side_by_side(lanes, state.stop)
 
@@ -121,18 +117,20 @@ def _groups(state: State, ends: Sequence[Workload]) -> list[list[str]]:
     """The groups of the first round. They are made from all that passed the first
     check, even if they drop out later, so that a resumed run makes the same groups.
     """
-    needed = {w.uuid for w in ends}
-    passed: dict[str, set[str]] = {name: set() for name in state.plan.constants}
+    passed = set()
     for line in state.journal.all(Check):
-        if line.status is Status.PASSED and line.name in passed:
-            passed[line.name].add(line.workload)
+        if line.status is Status.PASSED:
+            passed.add((line.name, line.workload))
 
-    names = [name for name in passed if passed[name] >= needed]
+    names = list(state.plan.constants)
+    for w in ends:
+        names = [name for name in names if (name, w.uuid) in passed]
 
     # later groups have a place for the leader
     groups = [names[:AT_ONCE]]
     for start in range(AT_ONCE, len(names), AT_ONCE - 1):
         groups.append(names[start : start + AT_ONCE - 1])
+
     return groups
 
 
@@ -143,6 +141,7 @@ def _first(state: State, groups: list[list[str]], sizes: list[Size]) -> None:
         for size in sizes:
             speeds = tournament.standing(state.meetings[size], FIRST, state.out)
             meeting[size] = list(speeds)[:1] + group
+
         _meet(state, FIRST, meeting, f"group {number} of {len(groups)}")
 
 
@@ -161,13 +160,14 @@ def _meet(state: State, number: int, groups: Groups, what: str) -> None:
     """
     groups = _left(state, groups)
     while due := _untimed(state, number, groups):
-        outcome = _time(state, number, groups, [w for _, w in due], what)
-        died_at = _untimed(state, number, groups)[:1]
-        for size, workload in died_at:
+        outcome = _time(state, number, groups, due, what)
+        # in the order in which the worker takes them
+        for size, workload in _untimed(state, number, groups)[:1]:
             names = groups[size]
             check(state, names, [workload], [state.homes[size]])
             if state.left(names) == names:
-                raise _no_end(state, outcome, names, workload)
+                raise _no_end(state, outcome, workload)
+
             groups = _left(state, groups)
 
     for size, names in groups.items():
@@ -182,15 +182,14 @@ def _left(state: State, groups: Groups) -> Groups:
 
 
 def _untimed(state: State, number: int, groups: Groups) -> list[tuple[Size, Workload]]:
-    """What these groups have still to measure, in the order in which the worker takes
-    it: the first is where one that died was.
-    """
-    return [
-        (size, w)
-        for size, names in groups.items()
-        for w in state.plan.sizes[size]
-        if not _timed(state, number, size, names, w)
-    ]
+    """What these groups have still to measure."""
+    due = []
+    for size, names in groups.items():
+        for w in state.plan.sizes[size]:
+            if not _timed(state, number, size, names, w):
+                due.append((size, w))
+
+    return due
 
 
 def _timed(
@@ -208,23 +207,23 @@ def _meeting(state: State, number: int, size: Size, names: list[str]) -> Meeting
     """The lines of a size's workloads together; a candidate that failed on one of them
     is left out.
     """
-    us: dict[str, dict[str, float]] = {}
-    samples: dict[str, dict[str, list[float]]] = {}
+    meeting = Meeting(number, tuple(names), {}, {})
     for w in state.plan.sizes[size]:
         line = _timed(state, number, size, names, w)
         assert line is not None
-        us[w.uuid] = {}
-        samples[w.uuid] = {}
+        us = meeting.us[w.uuid] = {}
+        samples = meeting.samples[w.uuid] = {}
         for name, result in line.results.items():
-            state.judge(name, result.status, result.reason, state.plan.label(w))
+            state.judge(name, result, state.plan.label(w))
             if result.us:
-                us[w.uuid][name] = result.us
-                samples[w.uuid][name] = result.samples
+                us[name] = result.us
+                samples[name] = result.samples
+
         if number == FINAL:
             # one of a kind: two doubts that differ in their figures are the same
             for doubt in line.doubts:
                 state.doubts[re.sub(r"[\d.]+", "#", doubt)] = doubt
-    return Meeting(number, tuple(names), us, samples)
+    return meeting
 
 
 # --- checks
@@ -240,34 +239,30 @@ def check(
     fail drop out.
     """
     checked = {(line.name, line.workload) for line in state.journal.all(Check)}
-    due = {}
-    for name in state.left(names):
-        lacking = [w for w in workloads if (name, w.uuid) not in checked]
-        if lacking:
-            due[name] = lacking
 
     # compilers are the slow part: half of the CPUs
     workers = max(1, min(8 * len(gpus), (os.cpu_count() or 2) // 2))
     next_gpu = itertools.cycle(gpus)
+    running = {}
     with ThreadPoolExecutor(workers, "gdn-tune") as pool:
         try:
-            running = {}
-            for name, lacking in due.items():
-                algo = state.plan.algos[name]
-                gpu = next(next_gpu)
-                job = _job(state, "check", lacking, gpu, [algo])
-                future = pool.submit(execute, job, given_up=state.stop.is_set)
-                running[future] = name
+            for name in state.left(names):
+                due = [w for w in workloads if (name, w.uuid) not in checked]
+                if due:
+                    algo = state.plan.algos[name]
+                    job = _job(state, "check", due, next(next_gpu), [algo])
+                    future = pool.submit(execute, job, given_up=state.stop.is_set)
+                    running[future] = name, due
 
             for i, future in enumerate(as_completed(running)):
-                state.progress("check", i, len(due))
-                name = running[future]
+                state.progress("check", i, len(running))
+                name, due = running[future]
                 outcome = future.result()
                 _note_environment(state, outcome.environment)
-                for workload in due[name]:
+                for workload in due:
                     line = _verdict(state, name, outcome, workload)
                     state.journal.add(line)
-                    state.judge(name, line.status, line.reason, line.at)
+                    state.judge(name, line, line.at)
         except BaseException:  # Ctrl-C as well: end the workers that still run
             state.stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -296,33 +291,30 @@ def _job(
         options=Options(dataset=dataset, in_place=settings.in_place),
         gpu=gpu,
         machine=settings.machine,
-        **{"timeout_s": settings.timeout_s, **more},
+        # one of these for each algo
+        timeout_s=settings.timeout_s * len(algos),
+        **more,
     )
 
 
 def _verdict(state: State, name: str, outcome: Outcome, workload: Workload) -> Check:
-    """The result of a candidate's check on a workload. Raises GdnError if a failure is
-    not the candidate's fault.
+    """The result of a candidate's check on a workload. Raises GdnError for what failed
+    for want of memory, a compiler or a GPU: another run may find it right.
     """
-    label = state.plan.label(workload)
+    result: Record | Outcome = outcome
     for record in outcome.records:
-        _refuse_the_machines(record)
-        if record.uuid == workload.uuid:
-            return Check(name, workload.uuid, record.status, record.reason, label)
-
-    _refuse_the_machines(outcome)
-    at = None if outcome.status is Status.BUILD_FAILED else label
-    reason = _without_folders(outcome.reason)
-    return Check(name, workload.uuid, outcome.status, reason, at)
-
-
-def _refuse_the_machines(result: Record | Outcome) -> None:
-    """Raise GdnError for what failed for want of memory, a compiler or a GPU: another
-    run may find it right.
-    """
+        if record.uuid == workload.uuid or record.blame is Blame.MACHINE:
+            result = record
+            break
+    reason = result.reason
     if result.blame is Blame.MACHINE:
-        reason = result.reason or result.status.words
-        raise GdnError(reason, code=result.code or errors.MISSING)
+        raise GdnError(
+            reason or result.status.words, code=result.code or errors.MISSING
+        )
+    at = None
+    if result.status is not Status.BUILD_FAILED:
+        at = state.plan.label(workload)
+    return Check(name, workload.uuid, result.status, _without_folders(reason), at)
 
 
 def _without_folders(text: str | None) -> str | None:
@@ -342,19 +334,19 @@ def _note_environment(state: State, env: Environment | None) -> None:
 
 
 def _time(
-    state: State, number: int, groups: Groups, workloads: list[Workload], what: str
+    state: State,
+    number: int,
+    groups: Groups,
+    due: list[tuple[Size, Workload]],
+    what: str,
 ) -> Outcome:
     """One process: the candidates of each workload's size take turns, and a line is
     stored for each workload.
     """
-    plan, settings = state.plan, state.settings
-    turns: dict[str, list[str]] = {}
-    for size, names in groups.items():
-        for w in plan.sizes[size]:
-            if w in workloads:
-                turns[w.uuid] = names
+    settings = state.settings
+    turns = {w.uuid: groups[size] for size, w in due}
     named = set(itertools.chain(*turns.values()))
-    rivals = [algo for name, algo in plan.algos.items() if name in named]
+    rivals = [algo for name, algo in state.plan.algos.items() if name in named]
 
     # all sizes of a call have one GPU, see _each_gpu
     (gpu,) = {state.homes[size] for size in groups}
@@ -363,10 +355,11 @@ def _time(
     if number != FINAL:
         seconds = min(COARSE_S, seconds)
         target = max(COARSE_TARGET, target)
+
     job = _job(
         state,
         "compare",
-        workloads,
+        [w for _, w in due],
         gpu,
         rivals,
         turns={uuid: tuple(names) for uuid, names in turns.items()},
@@ -374,14 +367,12 @@ def _time(
             (settings.tier,),
             {"seconds": seconds, "target": target, "l2": settings.l2},
         ),
-        timeout_s=settings.timeout_s * len(rivals),
         cpus=state.cpus.get(gpu, frozenset()) if gpu else frozenset(),
     )
-
     if gpu and len(state.gpus) > 1:
         what = f"GPU {gpu.index}: {what}"
 
-    seen: dict[str, dict[str, Record]] = {uuid: {} for uuid in turns}
+    records: dict[str, dict[str, Record]] = {uuid: {} for uuid in turns}
     done = itertools.count(1)
 
     def on_record(record: Record, env: Environment | None) -> None:
@@ -389,26 +380,21 @@ def _time(
         if record.status is Status.TIER_UNAVAILABLE:
             hint = "--tier names another one"
             raise MissingError(record.reason or record.status.words, hint=hint)
+
         # the workload failed
         if record.blame is Blame.MACHINE:
             return
 
         name, uuid = record.algo, record.uuid
-        # it failed as a whole
-        if uuid is None:
-            for at, names in turns.items():
-                if name in names:
-                    seen[at][name] = record
-            return
+        # without a workload it failed as a whole
+        for at in [uuid] if uuid else turns:
+            if name in turns[at]:
+                records[at][name] = record
+        if uuid and len(records[uuid]) == len(turns[uuid]):
+            state.journal.add(_line(number, turns[uuid], uuid, gpu, records[uuid]))
+            state.progress(what, next(done), len(due))
 
-        records = seen[uuid]
-        records[name] = record
-        if len(records) == len(turns[uuid]):
-            home = gpu.uuid if gpu else None
-            state.journal.add(_line(number, turns[uuid], uuid, home, records))
-            state.progress(what, next(done), len(workloads))
-
-    state.progress(what, 0, len(workloads))
+    state.progress(what, 0, len(due))
     return execute(job, on_record, given_up=state.stop.is_set)
 
 
@@ -416,46 +402,30 @@ def _line(
     number: int,
     names: list[str],
     uuid: str,
-    gpu: str | None,
+    gpu: Gpu | None,
     records: dict[str, Record],
 ) -> Time:
-    """What is stored of a workload."""
-    doubts: dict[str, None] = {}
-    results = {}
+    """What is stored of a workload.
+
+    In a final these are the samples too, which decide.
+    """
+    line = Time(number, names, uuid, gpu.uuid if gpu else None, {}, [])
     for name, record in records.items():
-        results[name] = _result(record, number)
-        doubts |= dict.fromkeys(record.doubts or [])
-    return Time(number, names, uuid, gpu, results, list(doubts))
+        result = line.results[name] = Result(record.status, record.reason)
+        if record.passed and record.rounds_us:
+            result.us = statistics.centre(record.rounds_us)
+            result.samples = record.rounds_us if number == FINAL else []
+        line.doubts += [d for d in record.doubts or [] if d not in line.doubts]
+    return line
 
 
-def _result(record: Record, number: int) -> Result:
-    """What is stored of a candidate; in a final also the samples, which decide."""
-    rounds_us = record.rounds_us
-    if not record.passed or not rounds_us:
-        return Result(record.status, record.reason)
-    us = _short(statistics.centre(rounds_us))
-    samples = [_short(sample) for sample in rounds_us] if number == FINAL else []
-    return Result(record.status, us=us, samples=samples)
-
-
-def _short(us: float) -> float:
-    """Seven digits: a journal has thousands of samples."""
-    return float(f"{us:.7g}")
-
-
-def _no_end(
-    state: State, outcome: Outcome, names: list[str], workload: Workload
-) -> GdnError:
+def _no_end(state: State, outcome: Outcome, workload: Workload) -> GdnError:
     """The error for a worker that died although no single candidate is to blame."""
-    reason, code = outcome.reason, outcome.code
-    for record in outcome.records:
-        if record.code:
-            reason = reason or record.reason
-            code = code or record.code
-    who = ", ".join(tuned_table.label(state.plan.constants[name]) for name in names)
+    failed = [record for record in outcome.records if record.code]
+    why: Outcome | Record = outcome if outcome.reason or not failed else failed[0]
     return GdnError(
-        f"timing at {state.plan.label(workload)} came to no end, though each passes its check"
-        f" ({who}): {reason}",
-        code=code or errors.FAILED,
+        f"timing at {state.plan.label(workload)} came to no end, though each candidate"
+        f" passes its check: {why.reason}",
+        code=why.code or errors.FAILED,
         hint="measurements are kept: the same command resumes from here",
     )

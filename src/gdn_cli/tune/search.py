@@ -19,11 +19,11 @@ import hashlib
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import TemporaryFile
+from time import gmtime, strftime
 from typing import Any
 
 from .. import files, paths
@@ -40,7 +40,7 @@ from ..machine.inventory import HERE, Gpu, Machine
 from ..records import statistics
 from ..run import planning
 from ..schema.record_types import Status
-from .journal import Journal, Key
+from .journal import Check, Journal, Key, Result
 from .tournament import Choice, Meeting
 from .tuning_json import Evidence, LeftOut, Space
 
@@ -65,6 +65,10 @@ class Settings:
     # of one kind; empty: the one that CUDA chooses
     gpus: tuple[Gpu, ...] = ()
     machine: Machine = HERE
+
+    @property
+    def how(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in HOW}
 
 
 @dataclass(frozen=True)
@@ -92,13 +96,7 @@ class Plan:
 
     @property
     def tune(self) -> Tune:
-        assert self.algo.tune is not None
-        return self.algo.tune
-
-    @property
-    def folder(self) -> Path:
-        """The algo's folder; on another machine there is none."""
-        return folder_of(self.algo)
+        return self.algo.tuning
 
     @property
     def space(self) -> Space:
@@ -107,11 +105,6 @@ class Plan:
 
     def label(self, workload: Workload) -> str:
         return self.op.label.format(**workload.axes)
-
-
-def folder_of(algo: Algo) -> Path:
-    assert algo.folder is not None
-    return algo.folder
 
 
 def plan(
@@ -133,14 +126,11 @@ def plan(
         )
 
     if algo.tune is None:
-        file = "tuned.h" if algo.language in ("cpp", "cuda") else "tuned.py"
         raise UsageError(
             f"{algo.folder / 'algo.toml'} declares nothing to tune",
-            hint=(
-                f'write a table [tune] with file = "{file}", size = ["{op.var_axes[0]}"] and\n'
-                "  [tune.constants] with the values to try, such as rows = [1, 2, 4]"
-            ),
+            hint="docs/writing-an-algo.md has the table [tune] of the constants to try",
         )
+
     algo = tuned_table.narrowed(algo, only, where)
     described = definition(op, registry)
     return made(op, algo, entry.place.mode, described, workloads, preset)
@@ -155,25 +145,20 @@ def made(
     preset: str | None = None,
 ) -> Plan:
     """All candidates of an algo, and the sizes of these workloads."""
-    assert algo.tune is not None
-    space, excluded = tuned_table.candidates(algo)
-    algos = {}
-    constants = {}
-    for values in space:
+    every, excluded = tuned_table.candidates(algo)
+    algos, constants = {}, {}
+    for values in every:
         candidate = tuned_table.candidate(algo, op, values)
         algos[candidate.name] = candidate
         constants[candidate.name] = values
 
     by_size: dict[Size, list[Workload]] = {}
     for workload in workloads:
-        size = tuned_table.size_of(op, algo.tune, workload)
+        size = tuned_table.size_of(op, algo.tuning, workload)
         by_size.setdefault(size, []).append(workload)
+
     sizes = dict(sorted(by_size.items()))
     return Plan(op, algo, mode, described, constants, algos, excluded, sizes, preset)
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass
@@ -204,19 +189,18 @@ class State:
     written: list[str] = field(default_factory=list)
     interrupted: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
-    time: str = field(default_factory=_now)
+    time: str = field(default_factory=lambda: strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()))
 
     def left(self, names: Sequence[str]) -> list[str]:
         """The candidates that are still in."""
         return [name for name in names if name not in self.out]
 
-    def judge(
-        self, name: str, status: Status, reason: str | None, at: str | None
-    ) -> None:
+    def judge(self, name: str, result: Check | Result, at: str | None) -> None:
         """Drop a candidate that failed anywhere; its first reason is stored."""
-        if status is not Status.PASSED and name in self.plan.constants:
-            constants = self.plan.constants[name]
-            self.out.setdefault(name, LeftOut(constants, status, reason, at))
+        constants = self.plan.constants.get(name)
+        if constants and result.status is not Status.PASSED:
+            left_out = LeftOut(constants, result.status, result.reason, at)
+            self.out.setdefault(name, left_out)
 
 
 def begin(
@@ -225,16 +209,17 @@ def begin(
     """Prepare to measure. UsageError for GPUs of different kinds, whose times would
     choose constants for each other, and for a folder that cannot be written at the end.
     """
-    if len({gpu.name for gpu in settings.gpus}) > 1:
-        kinds = ", ".join(f"GPU {gpu.index} {gpu.name}" for gpu in settings.gpus)
+    kinds = sorted({gpu.name for gpu in settings.gpus})
+    if len(kinds) > 1:
         raise UsageError(
-            f"tune takes GPUs of one kind, not {kinds}",
+            f"tune takes GPUs of one kind, not {' and '.join(kinds)}",
             hint="--gpus names those of one kind",
         )
 
     gpus: tuple[Gpu | None, ...] = ()
     if plan.mode == "cuda":
         gpus = settings.gpus or settings.machine.gpus()[:1]
+
     gpus = gpus or (None,)
 
     held = check_folder(plan.algo)
@@ -245,7 +230,6 @@ def begin(
 def key_of(plan: Plan, settings: Settings, gpu: Gpu | None) -> Key:
     """What the measurements of this plan depend on, on that GPU; None: on this machine's CPU."""
     versions = environment.versions()
-    how: dict[str, Any] = {name: getattr(settings, name) for name in HOW}
     return Key(
         op=plan.op.name,
         algo=plan.algo.name,
@@ -255,7 +239,7 @@ def key_of(plan: Plan, settings: Settings, gpu: Gpu | None) -> Key:
         driver=gpu.driver if gpu else None,
         versions={name: versions.get(name) for name in ("torch", "triton")},
         dataset=str(settings.dataset.absolute()) if settings.dataset else None,
-        **how,
+        **settings.how,
     )
 
 
@@ -263,7 +247,7 @@ def check_folder(algo: Algo) -> Gpus:
     """The contents of the folder's tuning.json. UsageError if it cannot be read, or the
     folder cannot be written: before hours of measuring, not after.
     """
-    folder = folder_of(algo)
+    folder = algo.own_folder
     hint = f"tune a copy: gdn new my-{algo.name} --from {algo.full_name} --into DIR"
     if not paths.IN_CHECKOUT and paths.ALGOS_DIR in folder.parents:
         raise UsageError(
@@ -277,17 +261,17 @@ def check_folder(algo: Algo) -> Gpus:
             pass
     except OSError as e:
         raise UsageError(f"cannot write {folder}: {e.strerror}", hint=hint) from None
-    assert algo.tune is not None
-    files.destination(folder / algo.tune.file, within=folder)
+
+    files.destination(folder / algo.tuning.file, within=folder)
     return tuned_table.load(algo)
 
 
-@contextlib.contextmanager
-def alone(algo: Algo, say: Callable[[str], None]) -> Iterator[None]:
+def alone(
+    algo: Algo, say: Callable[[str], None]
+) -> contextlib.AbstractContextManager[None]:
     """Allow one `gdn tune` of an algo at a time: two would resume from one file of
     measurements, and the second would overwrite the first one's results.
     """
-    path = os.path.realpath(folder_of(algo))
+    path = os.path.realpath(algo.own_folder)
     key = hashlib.sha256(path.encode()).hexdigest()[:16]
-    with locks.shared(f"tune-{key}", say, algo.full_name):
-        yield
+    return locks.shared(f"tune-{key}", say, algo.full_name)

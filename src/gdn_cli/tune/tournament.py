@@ -9,11 +9,12 @@ the full precision, and only its samples decide. Nothing here runs anything.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..catalog.tuned_table import Size
-from ..records import statistics
+from ..records.statistics import SAME, UNCLEAR, Comparison, compare, geometric
 
 # candidates that take turns in one process
 AT_ONCE = 10
@@ -35,16 +36,19 @@ class Meeting:
     # the first one connects this group to the others of its round
     names: tuple[str, ...]
     # workload -> candidate -> midmean in us, for those that were timed
-    us: Mapping[str, Mapping[str, float]]
+    us: dict[str, dict[str, float]]
     # the same, for a final
-    samples: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
-    def speed(self, name: str) -> float | None:
-        """-log of the geometric mean of its times; None if it was not timed on every workload."""
-        times = [us[name] for us in self.us.values() if us.get(name)]
-        if not times or len(times) < len(self.us):
-            return None
-        return -math.fsum(map(math.log, times)) / len(times)
+    def speeds(self) -> dict[str, float]:
+        """-log of the geometric mean of a candidate's times, if every workload has one."""
+        speeds = {}
+        for name in self.names:
+            times = [us[name] for us in self.us.values() if name in us]
+            if times and len(times) == len(self.us):
+                speeds[name] = -statistics.fmean(map(math.log, times))
+
+        return speeds
 
 
 def standing(
@@ -58,20 +62,18 @@ def standing(
     """
     standings: dict[str, float] = {}
     for meeting in meetings:
-        if meeting.round != number:
-            continue
-        leader = meeting.names[0]
-        speed = meeting.speed(leader)
-        shift = 0.0
-        if speed is not None and leader in standings:
-            shift = standings[leader] - speed
-        for name in meeting.names:
-            speed = meeting.speed(name)
-            if speed is not None:
+        if meeting.round == number:
+            speeds = meeting.speeds()
+            leader = meeting.names[0]
+            shift = 0.0
+            if leader in speeds and leader in standings:
+                shift = standings[leader] - speeds[leader]
+
+            for name, speed in speeds.items():
                 standings.setdefault(name, speed + shift)
 
-    remaining = [item for item in standings.items() if item[0] not in out]
-    return dict(sorted(remaining, key=lambda item: -item[1]))
+    order = sorted(standings, key=standings.__getitem__, reverse=True)
+    return {name: standings[name] for name in order if name not in out}
 
 
 def racing(speeds: Mapping[str, float]) -> list[str]:
@@ -100,9 +102,12 @@ def finals(
 
         if expected in in_race:
             names.append(expected)
+
         if expected not in speeds or speeds[expected] < speeds[names[0]] - CLOSE:
             expected = names[0]
+
         finalists[size] = list(dict.fromkeys(names))
+
     return finalists
 
 
@@ -116,9 +121,9 @@ class Choice:
     # the second fastest
     second: str | None = None
     # the fastest against the second: above 1, the fastest is faster
-    ahead: statistics.Comparison | None = None
+    ahead: Comparison | None = None
     # the fastest against the chosen, if that differs
-    behind: statistics.Comparison | None = None
+    behind: Comparison | None = None
 
 
 def choose(
@@ -138,6 +143,7 @@ def choose(
         order = list(standing(meetings, FINAL, out))
         if not order:
             continue
+
         fastest, *others = order
 
         meeting = final(meetings, fastest)
@@ -147,11 +153,13 @@ def choose(
 
         if previous in others:
             behind = against(meeting, previous, fastest)
-            equal = behind.verdict in (statistics.SAME, statistics.UNCLEAR)
+            equal = behind.verdict in (SAME, UNCLEAR)
             if equal and math.log(behind.ratio) <= CLOSE:
                 choice = Choice(size, previous, fastest, second, ahead, behind)
+
         previous = choice.chosen
         choices.append(choice)
+
     return choices
 
 
@@ -160,11 +168,10 @@ def final(meetings: Sequence[Meeting], name: str) -> Meeting:
     return next(m for m in meetings if m.round == FINAL and name in m.names)
 
 
-def against(meeting: Meeting, baseline: str, candidate: str) -> statistics.Comparison:
+def against(meeting: Meeting, baseline: str, candidate: str) -> Comparison:
     """Two candidates of a meeting, over all its workloads."""
-    each = [
-        statistics.compare(samples[baseline], samples[candidate])
-        for samples in meeting.samples.values()
-    ]
-    overall = statistics.geometric(each) if len(each) > 1 else None
-    return overall or each[0]
+    each = []
+    for samples in meeting.samples.values():
+        each.append(compare(samples[baseline], samples[candidate]))
+
+    return geometric(each) if len(each) > 1 else each[0]
