@@ -49,7 +49,6 @@ def page(
     return template.render(
         title=title,
         parts=[part for part in content if part.sections],
-        facts=outline.facts(book),
         version=__version__,
     )
 
@@ -70,7 +69,7 @@ def _templates() -> jinja2.Environment:
         finalize=_visible,
     )
     environment.globals["Mark"] = Mark
-    environment.filters |= {"image": _image, "sentence": _sentence}
+    environment.filters["image"] = _image
     return environment
 
 
@@ -84,9 +83,3 @@ def _visible(value: Any) -> Any:
     before it is escaped.
     """
     return value if isinstance(value, Markup) else shown(str(value))
-
-
-def _sentence(words: Any) -> str:
-    """Join a sentence's parts, or a compiler's lines, to one line."""
-    text = words if isinstance(words, str) else "".join(words)
-    return " ".join(text.split())

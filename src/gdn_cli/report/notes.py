@@ -42,32 +42,31 @@ class Checked:
 
 def checks(book: Book, op: str) -> list[Checked]:
     """The number of workloads on which each algo is right, timed or not."""
-    judged = [
-        m
-        for m in book.measured
-        if m.op == op
-        and m.algo not in FLOORS
-        and m.workload
-        and (m.record.check or not m.passed)
+    measured = [
+        m for m in book.measured if m.op == op and m.algo not in FLOORS and m.workload
     ]
+    judged = [m for m in measured if m.record.check or not m.passed]
     summaries = []
     cases = _grouped(judged, lambda m: (m.algo, m.device, m.record.mode))
-    for (algo, device, mode), measured in cases.items():
-        errors: dict[str, float] = {}
-        for m in measured:
-            for name, error in (
-                m.record.check.errors if m.record.check else {}
-            ).items():
-                if error is not None:
-                    errors[name] = max(error, errors.get(name, 0.0))
-        workloads = _grouped(measured, lambda m: m.workload)
-        right = sum(all(map(_right, same)) for same in workloads.values())
-        summaries.append(Checked(algo, device, mode, right, len(workloads), errors))
+    for case, same in cases.items():
+        workloads = _grouped(same, lambda m: m.workload)
+        right = sum(all(map(_right, each)) for each in workloads.values())
+        errors = largest_errors(m.record for m in same)
+        summaries.append(Checked(*case, right, len(workloads), errors))
 
     order = list(book.algos or ladder(book.registry, op).order)
-    return sorted(
-        summaries, key=lambda c: order.index(c.algo) if c.algo in order else len(order)
-    )
+    ranks = {algo: rank for rank, algo in enumerate(order)}
+    return sorted(summaries, key=lambda check: ranks.get(check.algo, len(order)))
+
+
+def largest_errors(records: Iterable[Record]) -> dict[str, float]:
+    """Output -> its largest error. One without a number (unwritten, NaN) is left out."""
+    largest: dict[str, float] = {}
+    for record in records:
+        for name, error in (record.check.errors if record.check else {}).items():
+            if error is not None:
+                largest[name] = max(error, largest.get(name, 0.0))
+    return largest
 
 
 def _right(m: Measurement) -> bool:
@@ -107,20 +106,17 @@ def notes(book: Book, op: str | None = None, *, brief: bool = False) -> list[Not
     for group in book.groups if op is None else book.of(op):
         every += [note for note in _mixed(group) if note not in every]
 
-    lacking = [
-        m for s in book.sources for m in s.document.missing if op in (None, m.op)
-    ]
+    missing = [m for source in book.sources for m in source.document.missing]
+    lacking = [m for m in missing if op in (None, m.op)]
     for (reason, hint), same in _grouped(lacking, lambda m: (m.reason, m.hint)).items():
         algos = ", ".join(dict.fromkeys(m.algo for m in same))
-        every.append(
-            Note("not run", f"{algos}: {reason}" + (f" ({hint})" if hint else ""))
-        )
-
+        how = f" ({hint})" if hint else ""
+        every.append(Note("not run", f"{algos}: {reason}{how}"))
     return every
 
 
 def file_notes(book: Book) -> list[Note]:
-    """Notes on the files."""
+    """Notes on the files: interrupted, with warnings, replaced."""
     lines = []
     for source in book.sources:
         prefix = f"{source.name}: " if source.name else ""
@@ -147,26 +143,21 @@ def _failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
         what, *lines = [line.strip() for line in reason.splitlines()] or [""]
         if not what.startswith(f"{status.words} with "):
             what = f"{status.words}, {what}" if what else status.words
-        text = f"{shown(_where(failures, named=True))}{_during(book, first)}: {what}"
+        text = f"{_where(failures)}: {what}"
+        if first.during:
+            label, _ = label_of(book.registry.ops.get(first.op), first.during.axes)
+            text += f"; at {label}"
+        call = first.workload or first.during
+        if call and call.uuid:
+            text += f"; workload {call.uuid[:8]}"
         if status is Status.WRONG and first.check and first.check.official:
             text += "; the contest's own rule would pass it"
         if unfinished := max(m.record.unfinished or 0 for m in failures):
             text += f"; {units.count(unfinished, 'workload')} not reached"
-        tail = lines or [*_first_wrong(first), *(first.tail or [])[:_TAIL]]
+        wrong = (first.check and first.check.first_wrong) or {}
+        values = [f"{name}: first wrong {value.words}" for name, value in wrong.items()]
+        tail = lines or [*values, *(first.tail or [])[:_TAIL]]
         yield Note("failed", text, tuple(tail))
-
-
-def _during(book: Book, record: Record) -> str:
-    """The workload at which a process ended, if it is known."""
-    if not (call := record.during):
-        return ""
-    label, _ = label_of(book.registry.ops.get(record.op), call.axes)
-    return f" at {label}" + (f" ({call.uuid[:8]})" if call.uuid else "")
-
-
-def _first_wrong(record: Record) -> list[str]:
-    wrong = (record.check and record.check.first_wrong) or {}
-    return [f"{name}: first wrong {first.words}" for name, first in wrong.items()]
 
 
 def _doubts(measured: list[Measurement], brief: bool) -> Iterator[Note]:
@@ -185,8 +176,7 @@ def _remarks(measured: list[Measurement]) -> Iterator[Note]:
     remarked = [m for m in measured if m.timing and m.timing.note]
     for text, same in _grouped(remarked, lambda m: m.timing and m.timing.note).items():
         yield Note("note", f"{_where(same)}: {text}")
-    pairs = dict.fromkeys((m.algo, m.record.backend) for m in measured)
-    for algo, backend in pairs:
+    for algo, backend in dict.fromkeys((m.algo, m.record.backend) for m in measured):
         if backend:
             yield Note("note", f"{algo} ran its backend {backend}")
 
@@ -200,66 +190,44 @@ def tuned(book: Book) -> list[Note]:
     for algo, gpu in sorted(near):
         text = f"tuned for {gpu}, the nearest to this GPU"
         if gpu == "untuned":
-            text = (
-                "not tuned yet: its constants are its author's estimates; `gdn tune`"
-                " chooses them"
-            )
+            text = "not tuned yet: its constants are estimates; `gdn tune` chooses them"
         lines.append(Note("note", f"{algo}: {text}"))
     return lines
 
 
-def _where(measured: list[Measurement], *, named: bool = False) -> str:
-    """cuda-v1 and cuda-v4 at B=1 and B=8 (cupti). `named`: with the first workload's
-    uuid and the GPUs instead of the tiers, so that the user can run it again.
-    """
+def _where(measured: list[Measurement]) -> str:
+    """cuda-v1 and cuda-v4 at B=1 and B=8 (cupti, GPU 1)."""
     text = units.listed(dict.fromkeys(m.algo for m in measured))
     labels = list(dict.fromkeys(m.label for m in measured if m.label))
-    uuid = next((m.record.uuid for m in measured if m.record.workload), None)
-    if named and labels and uuid:
-        labels[0] = f"{labels[0]} ({uuid[:8]})"
     if labels:
         text += f" at {units.listed(labels, most=4)}"
-    if named:
-        gpus = sorted({m.gpu for m in measured if m.gpu is not None})
-        return text + (f" on GPU {units.listed(map(str, gpus))}" if gpus else "")
-    tiers = units.listed(dict.fromkeys(m.tier for m in measured if m.tier))
-    return f"{text} ({tiers})" if tiers else text
+    where = [m.tier for m in measured if m.tier]
+    where += [f"GPU {m.gpu}" for m in measured if m.gpu is not None]
+    text += f" ({', '.join(dict.fromkeys(where))})" if where else ""
+    return shown(text)
 
 
 def _mixed(group: Group) -> Iterator[Note]:
     """Notes on a group whose numbers have several origins, such as two drivers."""
     facts: dict[str, dict[str, str]] = {}  # what -> value -> a file that has it
-    versions: dict[str, dict[str, str]] = {}
     for source in group.sources:
         for environment in map(source.environment, group.places):
             single = {
-                "drivers": environment.driver,
-                "greatest SM clocks": environment.max_sm_clock_mhz,
-                "commits": source.commit,
+                "driver": environment.driver,
+                "greatest SM clock": environment.max_sm_clock_mhz,
+                "commit": source.commit,
+                **environment.versions,
             }
             for name, value in single.items():
                 if value:
                     facts.setdefault(name, {})[str(value)] = source.name
-            for name, version in environment.versions.items():
-                versions.setdefault(name, {})[version] = source.name
+    for m in group.measured:
+        if m.algo in group.rivals and m.record.source_hash:
+            of_algo = facts.setdefault(f"source of {m.algo}", {})
+            of_algo[m.record.source_hash] = m.source.name
 
-    head = f"{group.op}, {group.how}"
     for name, values in facts.items():
         if len(values) > 1:
             files = "; ".join(f"{value} in {file}" for value, file in values.items())
-            yield Note("mixed", f"{head}: several {name} are mixed: {files}")
-
-    several = [
-        f"{name} {units.listed(values)}"
-        for name, values in versions.items()
-        if len(values) > 1
-    ]
-    if several:
-        yield Note("mixed", f"{head}: several versions are mixed: {'; '.join(several)}")
-
-    for algo in group.rivals:
-        own = [m.record.source_hash for m in group.measured if m.algo == algo]
-        hashes = list(dict.fromkeys(filter(None, own)))
-        if len(hashes) > 1:
-            text = f"several states of its sources are mixed: {units.listed(hashes)}"
-            yield Note("mixed", f"{group.op}, {algo}: {text}")
+            head = f"{group.op}, {group.how}"
+            yield Note("mixed", f"{head}: more than one {name}: {files}")
