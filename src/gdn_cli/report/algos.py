@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ..machine.inventory import Place
     from ..records.history import Group
 
-_LEAST = 26  # characters; a summary that would get fewer than this is wrapped, not cut
-
 
 def _plain(algo: Algo, place: Place) -> dict[str, Any]:
     return {
@@ -48,25 +46,15 @@ def show_list(
         return show_json({"algos": plain, "broken": errors})
 
     out = console()
+    columns = words("algo", "language")
+    columns += [Column("here", folds=True), Column("summary", folds=True, cut=True)]
     tables: dict[str, Table] = {}
-    columns = [
-        *words("algo", "language"),
-        Column("here", folds=True),
-        Column("summary", folds=True),
-    ]
-    texts = [[column.name for column in columns[:3]]]
-    texts += [[algo.name, algo.language, _here(place)] for algo, place in places]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    room = out.width - sum(widths) - 2 * len(widths)
     for algo, place in places:
         here = Cell(_here(place), Mark.GOOD if place.mode else Mark.WARN)
-        summary = algo.summary
-        if _LEAST <= room < len(summary):
-            summary = summary[: room - 2].rpartition(" ")[0] + "..."
         table = tables.setdefault(algo.op, Table(algo.op, columns))
-        table.add(algo.name, algo.language, here, summary)
-
-    print_table(out, *tables.values())
+        table.add(algo.name, algo.language, here, algo.summary)
+    for table in tables.values():
+        print_table(out, table)
     for b in broken:
         print_line(out, styled(("broken", "red"), f" {b.op}/{b.name}: {b.error}"))
 

@@ -55,7 +55,7 @@ class Column:
     name: str
     number: bool = False  # right-aligned
     folds: bool = False  # its cells may be wrapped
-    most: int | None = None  # characters; a longer name is wrapped
+    cut: bool = False  # or rather cut, on a narrow screen
 
 
 @dataclass(frozen=True)

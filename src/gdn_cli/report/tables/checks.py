@@ -16,7 +16,6 @@ from .times import several_gpus
 _NUMBERS = (
     "numbers: the largest relative Frobenius error of each output, against float64"
 )
-_NAME = 9  # characters; a longer algo's name is wrapped in the head of its column
 
 
 def summary(book: Book, op: str) -> Table | None:
@@ -90,7 +89,7 @@ def on_hard_inputs(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
 
     tables = []
     for title in ("relative errors", "largest absolute errors"):
-        columns = [Column(algo, number=True, most=_NAME) for algo in algos]
+        columns = [Column(algo, number=True) for algo in algos]
         table = Table(title, words("input") + columns)
         for family in families:
             on_input = [by_input.get((family, algo)) for algo in algos]

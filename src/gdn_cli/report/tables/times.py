@@ -15,7 +15,6 @@ from ..table import Cell, Column, Mark, Name, Table, became, doubtful, numbers, 
 from .origins import head
 
 _ACROSS = 12  # with more sizes than this, sizes are rows instead of columns
-_NAME = 9  # characters; a longer algo's name is wrapped in the head of its column
 DOUBTED = "?: in doubt, see the notes"
 BELOW_ONE = (
     "x copy can be less than 1: the copy writes as much as it reads, and a kernel that"
@@ -249,7 +248,7 @@ def _by_size(
         heads[label] = f"{label} ({count})" if count > 1 else label
 
     if len(heads) > _ACROSS:
-        columns = [Column(Name(algo), number=True, most=_NAME) for algo in algos]
+        columns = [Column(Name(algo), number=True) for algo in algos]
         table = Table(title, [*words("size"), *columns])
         for label, name in heads.items():
             table.add(name, *(cell(algo, label) for algo in algos))
