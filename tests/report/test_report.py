@@ -655,9 +655,7 @@ before  <!-- not a block -->
 old
 <!-- /gdn report -->
 between
-```md
-<!-- gdn report nothing.json -->
-```
+`<!-- gdn report nothing.json -->`
   <!-- gdn report a.json --op gdn_decode -o docs/a.png --title 'How [fast]' -->
 <!-- /gdn report -->
 after"""
@@ -688,7 +686,7 @@ def test_update_writes_the_blocks_and_nothing_else(gdn, tmp_path):
     assert cells(new)["`cuda-v4`"] == ["**2.18**", "**4.14**", "19.82"]
     assert "![How \\[fast\\]; gdn_decode on NVIDIA H200 (driver" in new
     assert "L2 cold](docs/a.png)\n<!-- /gdn report -->\nafter" in new
-    assert outside(new) == outside(_TEXT) and len(outside(_TEXT)) == 12
+    assert outside(new) == outside(_TEXT) and len(outside(_TEXT)) == 10
     assert file.stat().st_mode & 0o777 == 0o640
     stamps = [path.stat().st_mtime_ns for path in (file, figure)]
     done = gdn("report", "--update", "README.md", "--json", cwd=tmp_path)
@@ -715,9 +713,9 @@ def test_update_keeps_line_endings(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a\n<!-- gdn report a.json -->\nb\n", ":2: this `gdn report` block is not closed"),
-        ("<!-- gdn report a.json -->\n<!-- gdn report a.json -->\n<!-- /gdn report -->\n", ":1: this `gdn report`"),
-        ("a\n\n<!-- /gdn report -->\n", ":3: no `gdn report` block is open here"),
+        ("a\n<!-- gdn report a.json -->\nb\n", ":2: this block is not opened, or not closed"),
+        ("<!-- gdn report a.json -->\n<!-- gdn report a.json -->\n<!-- /gdn report -->\n", ":2: this block is not"),
+        ("a\n\n<!-- /gdn report -->\n", ":3: this block is not"),
         ("<!-- gdn report 'a.json -->\n<!-- /gdn report -->\n", ":1: No closing quotation"),
         ("nothing\n", " has no block"),
         ("<!-- gdn report a.json -->\n<!-- /gdn report -->\n\n<!-- gdn report b.json -->\n<!-- /gdn report -->\n",
