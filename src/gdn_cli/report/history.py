@@ -28,7 +28,7 @@ from ..records.history import (
     most_measured,
 )
 from ..text import csv_cell
-from .screen import console, print_line, print_table, put, remark, show_json, styled
+from .screen import console, print_table, put, remark, show_json
 from .table import Cell, Column, Mark, Table, numbers, words
 
 _MOST_LABELS = 6
@@ -47,22 +47,21 @@ def show_overview(rows: list[Overview], as_json: bool, empty: str = EMPTY) -> No
     if not rows:
         return put(empty)
     columns = [Column("algo", folds=True), *numbers("runs")]
-    columns += [*words("first", "last run", "commit"), *numbers("best", "last")]
+    columns += [
+        *words("last run", "commit"),
+        *numbers("best", "last", "failed"),
+    ]
     tables: dict[str, Table] = {}
     for row in rows:
         title = _title(row.op, row)
         table = tables.setdefault(title, Table(title, columns))
-        days = row.first[:10], row.last[:10]
         best = _duration(row.best_us, row.best_doubted)
-        last = _duration(row.last_us, row.doubted > 0) or Cell("failed", Mark.BAD)
-        table.add(row.algo, str(row.runs), *days, _commit(row), best, last)
+        last = _duration(row.last_us, row.doubted > 0)
+        cells = row.algo, str(row.runs), row.last[:10], _commit(row), best, last
+        table.add(*cells, _failed(row))
     for table in tables.values():
         print_table(out, table)
-    for row in rows:
-        if row.failed and row.last_us:
-            share = f"{row.failed} of {row.failed + row.measured} workloads"
-            remark(out, "failed:", f"{row.algo}: {share} in its last run", "red")
-    remark(out, "runs, first, last run:", "on any device, in any tier")
+    remark(out, "runs, last run:", "on any device, in any tier")
     means = "the geometric mean over the last run's workloads"
     remark(out, "last:", f"{means}; best: of all runs with the same workloads")
     _legend(out, rows)
@@ -94,18 +93,14 @@ def _plain(group: Group) -> Row:
 
 def _show_group(out: Console, group: Group) -> None:
     rows = group.rows
-    failed = ["failed"] if any(row.failed for row in rows) else []
     labels = most_measured(group, _MOST_LABELS)
     head = words("time (UTC)", "run", "commit", "source")
-    table = Table("", head + numbers(*failed, *labels))
+    title = _title(f"{group.op}/{group.algo}", group)
+    table = Table(title, head + numbers("failed", *labels))
     for i, row in enumerate(rows):
         source = (row.source_hash or "-")[:6] if i == 0 or row.source_changed else ""
         cells = [_minute(row), row.run[:SHORT], _commit(row), source]
-        share = f"{row.failed}/{row.failed + row.measured}" if row.failed else ""
-        marked = [Cell(share, Mark.BAD) for _ in failed]
-        table.add(*cells, *marked, *(_cell(row, label) for label in labels))
-    title = _title(f"{group.op}/{group.algo}", group)
-    print_line(out, styled((title, "bold")), whole=True)
+        table.add(*cells, _failed(row), *(_cell(row, label) for label in labels))
     print_table(out, table)
     for row in rows:
         if row.changes:
@@ -113,13 +108,17 @@ def _show_group(out: Console, group: Group) -> None:
     hidden = len(group.labels) - len(labels)
     if hidden:
         remark(out, f"({hidden} more columns with --json)")
-    out.print()
+
+
+def _failed(row: Series | Overview) -> Cell:
+    """The workloads of the last run that failed, of how many."""
+    share = f"{row.failed}/{row.failed + row.measured}" if row.failed else ""
+    return Cell(share, Mark.BAD)
 
 
 def _cell(row: Series, label: str) -> str:
     us = row.medians_us.get(label)
-    doubted = label in row.doubted_labels
-    return "" if us is None else units.digits(us) + "?" * doubted
+    return "" if us is None else units.digits(us) + "?" * (label in row.doubted_labels)
 
 
 def _duration(us: float | None, doubted: bool) -> str:
@@ -154,20 +153,14 @@ def _legend(out: Console, rows: list[Series] | list[Overview]) -> None:
 def show_forgotten(run: str, series: list[Series], as_json: bool) -> None:
     """The removed run; a record file elsewhere (`--out`) was not removed."""
     facts: Row = {"run": run}
-    text = f"forgotten: run {run}"
-    if series:  # it could be read
-        first = series[0]
-        algos = sorted({f"{s.op}/{s.algo}" for s in series})
-        records = sum(s.records for s in series)
-        file = first.file if os.path.exists(first.file or "") else None
-        facts |= {"time": first.time, "command": first.command, "records": records}
-        facts |= {"algos": algos, "file": file}
-        text += f", {first.command} of {first.time}, {units.count(records, 'record')}"
-        text += f" of {units.listed(algos, most=4)}"
-        text += f"; its record file is still there: {file}" if file else ""
+    for first in series[:1]:  # it could be read
+        facts["time"], facts["command"] = first.time, first.command
+        facts["records"] = sum(s.records for s in series)
+        facts["algos"] = sorted({f"{s.op}/{s.algo}" for s in series})
+        facts["file"] = first.file if os.path.exists(first.file or "") else None
     if as_json:
         return show_json({"forgotten": facts})
-    put(text)
+    put(f"forgotten: run {run}")
 
 
 def export(rows: Iterable[Row], target: str) -> int:

@@ -69,14 +69,13 @@ def gather(
     _check("op", (op,) if op else (), [m.op for m in every])
     _check("algo", algos, [m.algo for m in every])
     _check("tier", tiers, [m.tier for m in every if m.tier])
-    kept, replaced = _merge(batches)
-    kept = [
-        m
-        for m in kept
-        if op in (None, m.op)
-        and (not tiers or m.tier is None or m.tier in tiers)
-        and (not algos or m.algo in algos or m.algo in FLOORS)
-    ]
+    merged, replaced = _merge(batches)
+    kept = []
+    for m in merged:
+        of_tier = not tiers or m.tier is None or m.tier in tiers
+        of_algo = not algos or m.algo in algos or m.algo in FLOORS
+        if op in (None, m.op) and of_tier and of_algo:
+            kept.append(m)
     order = {name: i for i, name in enumerate(registry.ops)}
     # stable: within an op as the files have them
     kept.sort(key=lambda m: order.get(m.op, len(order)))
@@ -154,20 +153,18 @@ def _groups(
                 group.measured.append(m)
         group.algos = _in_order(group, registry, algos)
 
-    ops = list(dict.fromkeys(m.op for m in kept))
-    devices = list(dict.fromkeys(m.device for m in kept))
-    ranks = {tier: i for i, tier in enumerate(TIERS)}
-
-    def order(group: Group) -> tuple:
-        return (
-            ops.index(group.op),
-            devices.index(group.device),
+    # by op and device as they were measured, then the most exact tier first
+    ranks = {tier: rank for rank, tier in enumerate(TIERS)}
+    places = list(dict.fromkeys((m.op, m.device) for m in kept))
+    return sorted(
+        groups.values(),
+        key=lambda group: (
+            places.index((group.op, group.device)),
             ranks.get(group.tier, len(ranks)),
             group.l2 != "cold",
             group.in_place,
-        )
-
-    return sorted(groups.values(), key=order)
+        ),
+    )
 
 
 def _belongs(m: Measurement, group: Group) -> bool:

@@ -196,12 +196,12 @@ def tuned(book: Book) -> list[Note]:
 
 
 def _where(measured: list[Measurement]) -> str:
-    """cuda-v1 and cuda-v4 at B=1 and B=8 (cupti, GPU 1)."""
+    """cuda-v1 and cuda-v4 at B=1 and B=8 (cupti, GPU 1). A failure is of all tiers."""
     text = units.listed(dict.fromkeys(m.algo for m in measured))
     labels = list(dict.fromkeys(m.label for m in measured if m.label))
     if labels:
         text += f" at {units.listed(labels, most=4)}"
-    where = [m.tier for m in measured if m.tier]
+    where = [m.tier for m in measured if m.tier and m.passed]
     where += [f"GPU {m.gpu}" for m in measured if m.gpu is not None]
     text += f" ({', '.join(dict.fromkeys(where))})" if where else ""
     return shown(text)

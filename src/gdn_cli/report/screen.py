@@ -86,7 +86,9 @@ def styled(*parts: str | tuple[str, str] | Text) -> Text:
 
 def block(text: str) -> Text:
     """Text that may have several lines, such as a compiler's output."""
-    return Text(shown(text, lines=True))
+    lines = Text(shown(text, lines=True))
+    lines.expand_tabs()
+    return lines
 
 
 def print_line(
@@ -143,7 +145,7 @@ _STYLES = {
     Mark.QUIET: "dim",
 }
 _GAP = 2  # blanks between columns
-_HEAD = 12  # the name of a column of figures is at most this wide, or as its figures
+_HEAD = 9  # the name of a column of figures is at most this wide, or as its figures
 _NARROW = 20  # a column that folds is at least this wide if it has words that long
 
 
@@ -163,7 +165,8 @@ def print_table(out: Console, table: Table) -> None:
         cells = Text("\n").join(_cell(row.cells[i]) for row in table.rows)
         head, longest = shown(column.name), cells.__rich_measure__(out, out.options)
         if column.number:
-            head = textwrap.fill(head, max(longest.maximum, _HEAD))
+            most = max(longest.maximum, _HEAD)
+            head = textwrap.fill(head, most, break_long_words=False)
         grid.add_column(
             Text(head),
             justify="right" if column.number else "left",

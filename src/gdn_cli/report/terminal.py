@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import units
 from ..catalog.ops import label_of
 from ..text import shown
 from .screen import (
@@ -53,7 +54,7 @@ def show(
     legend: dict[str, None] = {}
     for table in commands.of(book, document.command):
         print_table(out, table)
-        legend |= dict.fromkeys("".join(note) for note in table.notes)
+        legend |= dict.fromkeys(table.notes)
 
     every_note = (
         notes.notes(book, brief=True) + notes.tuned(book) + notes.file_notes(book)
@@ -80,16 +81,10 @@ def show_workloads(workloads: dict[str, list[Workload]], as_json: bool) -> None:
     """The workloads of each op."""
     rows = [(op, w) for op, of_op in workloads.items() for w in of_op]
     if as_json:
-        plain = [
-            {
-                "op": op,
-                "index": w.index,
-                "uuid": w.uuid,
-                "axes": w.axes,
-                "origin": w.origin,
-            }
-            for op, w in rows
-        ]
+        plain = []
+        for op, w in rows:
+            place = {"op": op, "index": w.index, "uuid": w.uuid}
+            plain.append(place | {"axes": w.axes, "origin": w.origin})
         return show_json({"workloads": plain})
     axes = Column("axes", folds=True)
     table = Table("", [*words("op"), *numbers("index"), *words("uuid"), axes])
@@ -108,31 +103,17 @@ def show_presets(
     """The number of workloads of each preset and op, and their sizes; the key None is
     all workloads.
     """
-    out = console()
-    columns = [
-        *words("op", "preset"),
-        *numbers("workloads"),
-        Column("sizes", folds=True),
-    ]
-    table = Table("", columns, grouped=True)
+    columns = words("op", "preset") + numbers("workloads")
+    table = Table("", [*columns, Column("sizes", folds=True)], grouped=True)
     for op in presets[None]:
         for preset, by_op in presets.items():
-            workloads = by_op.get(op)
-            if not workloads:
-                continue
-            labels = [label_of(registry.ops[op], w.axes)[0] for w in workloads]
-            sizes = list(dict.fromkeys(labels))
-            if len(sizes) > _SIZES:
-                sizes[2:-1] = [f"... {len(sizes) - 3} more ..."]
-            count = str(len(workloads))
-            table.add(op, preset or "(all)", count, ", ".join(sizes))
-
+            if workloads := by_op.get(op):
+                labels = [label_of(registry.ops[op], w.axes)[0] for w in workloads]
+                sizes = units.listed(dict.fromkeys(labels), most=_SIZES)
+                table.add(op, preset or "(all)", str(len(workloads)), sizes)
+    out = console()
     print_table(out, table)
-    remark(
-        out,
-        "`gdn data list --full` has a line for each workload; `--preset NAME` only those of a"
-        " preset",
-    )
+    remark(out, "`gdn data list --full` has a line for each workload")
 
 
 _STATES = {

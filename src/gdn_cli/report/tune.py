@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ..tune.search import LeftOut, Plan, State
 
 _ROWS = 40  # candidates of a dry run; --json has all
-_RULE = 60  # characters; a longer `where` is not shown
 
 
 def show_tuning(plan: Plan, state: State | None, as_json: bool) -> None:
@@ -37,7 +36,6 @@ def show_tuning(plan: Plan, state: State | None, as_json: bool) -> None:
         _show_result(out, state.result, plan)
     else:
         print_line(out, styled((_title(plan), "bold"), " | no choice yet"))
-
     _show_left_out(out, list(state.out.values()), len(plan.constants))
     if state.interrupted:
         text = "the measurements are saved; the same command continues from here"
@@ -53,34 +51,22 @@ def _title(plan: Plan) -> str:
 
 def _show_plan(out: Console, plan: Plan) -> None:
     space, candidates = plan.space, list(plan.constants.values())
-    print_line(
-        out, styled((_title(plan), "bold"), " | dry run: nothing is run or written")
-    )
-    count = styled(units.count(len(candidates), "candidate"))
-    if plan.excluded:
-        rule = space.where or ""
-        if len(rule) > _RULE:
-            rule = "`where` (in full with --json)"
-        excluded = f", {plan.excluded} more are excluded by "
-        count = styled(count, excluded, (rule, "bold"))
-
-    print_line(out, count)
-    table = Table("", numbers(*space.constants))
+    title = f"{_title(plan)} | dry run: nothing is run or written"
+    table = Table(title, numbers(*space.constants))
     for constants in candidates[:_ROWS]:
         table.add(*map(str, constants.values()))
-
     print_table(out, table)
-    if len(candidates) > _ROWS:
-        remark(out, f"and {len(candidates) - _ROWS} more with --json")
+    count = units.count(len(candidates), "candidate")
+    if plan.excluded:
+        count += f", {plan.excluded} more are excluded by {space.where}"
+    remark(out, count)
 
-    out.print()
     lengths = ["length"] if space.length else []
-    table = Table("", [*words("workload"), *numbers(*lengths, "size"), *words("uuid")])
+    sizes = numbers(*lengths, "size")
+    table = Table("", words("workload") + sizes + words("uuid"))
     for size, workloads in plan.sizes.items():
-        sizes = [str(n) for n in (size if lengths else size[1:])]
         for w in workloads:
-            table.add(plan.label(w), *sizes, w.uuid[:8])
-
+            table.add(plan.label(w), *map(str, size[-len(sizes) :]), w.uuid[:8])
     print_table(out, table)
     remark(out, _meaning(space))
     if plan.algo.folder and plan.algo.tune:
@@ -94,60 +80,49 @@ def _meaning(space: Space) -> str:
 
 
 def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
-    numbers_of_gpus = {w.gpu.index for w in result.workloads if w.gpu}
-    gpus = sorted(n for n in numbers_of_gpus if n is not None)
-    several = len(gpus) > 1
-    device = result.gpu
-    if several:
-        device += f" (GPU {', '.join(map(str, gpus))})"
-
     l2 = f", L2 {result.l2}" if result.l2 else ""
-    titles = [_title(plan), device, f"tier {result.tier}{l2}"]
+    titles = [_title(plan), result.gpu, f"tier {result.tier}{l2}"]
     titles += ["in place"] if result.in_place else []
     columns = [
-        *words("workload"),
-        *(numbers("GPU") if several else []),
-        *words("chosen"),
+        *words("workload", "chosen"),
         *numbers("time", "to second"),
         *words("99 % interval"),
         Column("second", folds=True),
     ]
     table = Table(" | ".join(titles), columns)
     for w in result.workloads:
-        gpu = str(w.gpu.index) if w.gpu else ""
+        label = plan.op.label.format(**w.axes)
+        if w.gpu and w.gpu.index is not None:
+            label += f", GPU {w.gpu.index}"
         near = "" if w.chosen == w.fastest else " ~"
         interval = ["", ""]
         if w.ratio:
             ratio, low, high = w.ratio
             interval = [f"{ratio:.3f}x", f"{low:.3f} to {high:.3f}"]
         table.add(
-            plan.op.label.format(**w.axes),
-            *([gpu] if several else []),
+            label,
             _constants(w.chosen) + near,
             units.duration(w.chosen_us),
             *interval,
             _constants(w.second) if w.second else "",
         )
-
     print_table(out, table)
+
     keys = {"length_up_to": "length up to"} if result.space.length else {}
     keys["up_to"] = "size up to"
-    table = Table("", [*words(*keys.values()), *numbers(*result.space.constants)])
+    table = Table("", words(*keys.values()) + numbers(*result.space.constants))
     for row in result.rows:
         bounds = ["any" if row[key] == ENDLESS else str(row[key]) for key in keys]
         table.add(*bounds, *(str(row[name]) for name in result.space.constants))
-
     print_table(out, table)
     remark(out, _meaning(result.space))
     remark(
         out, "to second: the second fastest's time over the fastest's, calls in turns"
     )
-    if any(w.chosen != w.fastest for w in result.workloads):
-        remark(
-            out,
-            "~ not measurably slower than the fastest, and the same as for the previous size",
-        )
-
+    remark(
+        out,
+        "~ not measurably slower than the fastest, and the same as for the previous size",
+    )
     for text in result.doubts:
         remark(out, "doubt", text, "yellow")
 
@@ -160,8 +135,7 @@ def _show_left_out(out: Console, left_out: list[LeftOut], count: int) -> None:
         names = by_reason.setdefault((candidate.status.words, reason), [])
         names.append(_constants(candidate.constants))
     for (status, reason), names in by_reason.items():
-        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        text = f"{status}, {'; '.join(names[:4])}{more}: {reason}"
+        text = f"{status}, {units.listed(names, most=4)}: {reason}"
         remark(out, "left out", text, "yellow")
     if left_out:
         remark(out, f"{len(left_out)} of {count} candidates were left out")
