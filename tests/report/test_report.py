@@ -749,51 +749,6 @@ needs_browser = pytest.mark.skipif(
     not browser.find(), reason="no Chromium here (apt-get install chromium)"
 )
 
-_MEASURE = """
-(() => {
-  const width = document.documentElement.clientWidth, out = {figures: [], wide: []};
-  for (const image of document.querySelectorAll('figure img')) {
-    const box = document.createElement('div');
-    const bytes = Uint8Array.from(atob(image.src.split(',')[1]), c => c.charCodeAt(0));
-    box.innerHTML = new TextDecoder().decode(bytes).replace(/^[^]*?<svg/, '<svg');
-    box.firstChild.setAttribute('width', '100%');
-    box.firstChild.removeAttribute('height');
-    box.title = image.alt;
-    image.replaceWith(box);
-  }
-  for (const e of document.querySelectorAll('main *, header *'))
-    if (!e.closest('.scroll') && !e.closest('svg') && e.getBoundingClientRect().right > width + 0.5)
-      out.wide.push(e.tagName + ' ' + e.textContent.slice(0, 40));
-  for (const svg of document.querySelectorAll('figure svg')) {
-    const box = svg.getBoundingClientRect(), texts = [];
-    for (const t of svg.querySelectorAll('text')) {
-      const b = t.getBoundingClientRect();
-      texts.push({text: t.textContent, size: parseFloat(getComputedStyle(t).fontSize) * t.getScreenCTM().a,
-                  box: [b.left - box.left, b.top - box.top, b.right - box.left, b.bottom - box.top]});
-    }
-    out.figures.push({name: svg.parentNode.title, left: box.left, top: box.top + scrollY,
-                      width: box.width, height: box.height, texts});
-  }
-  const root = document.documentElement;
-  out.page = [root.scrollWidth, root.clientWidth, document.body.scrollWidth];
-  out.tables = [...document.querySelectorAll('.scroll')].map(e => [e.scrollWidth, e.clientWidth, e.tabIndex]);
-  return out;
-})()
-"""
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with browser.Browser() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def server(pages):
-    with browser.Server(pages) as found:
-        yield found
-
-
 def colliding(texts: list[dict]) -> list[tuple[str, str]]:
     """Texts of a figure whose boxes overlap. A line's box has room above and below its
     letters: a fifth is free.
@@ -811,56 +766,42 @@ def colliding(texts: list[dict]) -> list[tuple[str, str]]:
 @needs_browser
 @pytest.mark.parametrize("name", ["real", "all", "hostile"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_in_a_browser(chromium, server, name, width):
-    server.asked.clear()
-    chromium.open(f"{server.url}/{name}.html", width, phone=width < 500)
-    seen = chromium.js(_MEASURE)
-    assert server.asked == [f"/{name}.html"]
-    fetched = [url for url in chromium.requests if not url.startswith("data:")]
-    assert fetched == [f"{server.url}/{name}.html"]
-    assert chromium.complaints == [] and seen["wide"] == []
-    assert seen["page"][:2] == [width, width] and seen["page"][2] <= width
-    assert len(seen["figures"]) > 2 and all(t[2] == 0 for t in seen["tables"])
-    for f in seen["figures"]:
-        assert f["width"] > 300 and f["height"] > 60
-        assert 0 <= f["left"] <= width - f["width"]
-        assert len(f["texts"]) >= 3 and min(t["size"] for t in f["texts"]) >= 9
-        assert colliding(f["texts"]) == [], f["name"]
-        for t in f["texts"]:
-            left, top, right, bottom = t["box"]
-            assert left >= -1 and right <= f["width"] + 1, (f["name"], t)
-            assert top >= -2 and bottom <= f["height"] + 2, (f["name"], t)
-    lefts = {round(f["left"]) for f in seen["figures"]}
+def test_the_page_in_a_browser(pages, name, width):
+    seen = browser.measured(pages / f"{name}.html", width)
+    assert seen["wide"] == [] and seen["page"] == [width, width]
+    assert len(seen["figures"]) > 2
+    for figure in seen["figures"]:
+        assert figure["width"] > 300 and figure["height"] > 60
+        assert 0 <= figure["left"] <= width - figure["width"]
+        texts = figure["texts"]
+        assert len(texts) >= 3 and min(t["size"] for t in texts) >= 9
+        assert colliding(texts) == [], figure["name"]
+        for text in texts:
+            left, top, right, bottom = text["box"]
+            assert left >= -1 and right <= figure["width"] + 1, text
+            assert top >= -2 and bottom <= figure["height"] + 2, text
+    lefts = {round(figure["left"]) for figure in seen["figures"]}
     assert len(lefts) == (1 if width < 500 else 2)
 
 
 @needs_browser
 @pytest.mark.parametrize("name", ["real", "all", "hostile"])
-def test_the_page_on_paper(chromium, server, name):
+def test_the_page_on_paper(pages, name):
     """A4 within its margins is 688 CSS pixels wide."""
-    chromium.open(f"{server.url}/{name}.html", 688)
-    chromium("Emulation.setEmulatedMedia", media="print")
-    seen = chromium.js(_MEASURE)
+    seen = browser.measured(pages / f"{name}.html", 688, printed=True)
     assert seen["page"][0] == 688 and seen["wide"] == []
-    assert all(inner <= outer for inner, outer, _ in seen["tables"])
-    pdf = chromium.pdf()
-    assert pdf[:5] == b"%PDF-" and len(pdf) > 20_000
+    assert all(inner <= outer for inner, outer in seen["tables"])
 
 
 @needs_browser
-def test_the_collision_test_can_fail(chromium, server):
+def test_the_collision_test_can_fail(pages):
     """Two labels put on top of each other, and a page made too wide, must be seen."""
-    chromium.open(f"{server.url}/all.html", 390, phone=True)
-    chromium.js(_MEASURE)
-    chromium.js(
-        "(() => { const [a, b] = document.querySelectorAll('figure svg text');"
+    spoil = (
+        "const [a, b] = document.querySelectorAll('figure svg text');"
         " for (const name of ['transform', 'x', 'y', 'style'])"
         " b.setAttribute(name, a.getAttribute(name) || '');"
-        " document.querySelector('h1').style.width = '800px'; })()"
+        " document.querySelector('h1').style.width = '800px';"
     )
-    seen = chromium.js(_MEASURE)
-    assert (
-        colliding(seen["figures"][0]["texts"])
-        and seen["wide"]
-        and seen["page"][0] > 390
-    )
+    seen = browser.measured(pages / "all.html", 390, spoil)
+    assert colliding(seen["figures"][0]["texts"])
+    assert seen["wide"] and seen["page"][0] > 390
