@@ -15,7 +15,6 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import browser
 import helpers
@@ -78,30 +77,31 @@ def cells(text: str, n: int = 0) -> dict[str, list[str]]:
 # --- numbers
 
 
-@pytest.mark.parametrize(
-    ("us", "plain", "long"),
-    [
-        (0.05, "0.05", "0.05 us"),
-        (9.996, "10.00", "10.0 us"),
-        (99.996, "100", "100 us"),
-        (999.6, "1000", "1.00 ms"),
-        (3.2e6, "3200000", "3.20 s"),
-    ],
-)
-def test_numbers_have_the_digits_that_count(us, plain, long):
-    assert (units.digits(us), units.duration(us)) == (plain, long)
-
-
-def test_small_words():
-    values = [units.three(x) for x in (0.9215, 0.9996, 1.2, 9.996, 17.66, 99.96)]
-    assert values == ["0.921", "1.00", "1.20", "10.0", "17.7", "100"]
+def test_numbers_have_the_digits_that_count():
+    assert [*map(units.digits, (0.05, 9.996, 99.996, 999.6))] == [
+        "0.05",
+        "10.00",
+        "100",
+        "1000",
+    ]
+    assert [*map(units.duration, (9.996, 999.6, 3.2e6))] == [
+        "10.0 us",
+        "1.00 ms",
+        "3.20 s",
+    ]
+    values = 0.0042, 0.0363, 0.0996, 0.9215, 0.9996, 9.996, 17.66, 99.96
+    assert (
+        " ".join(map(units.three, values))
+        == "0.0042 0.036 0.100 0.921 1.00 10.0 17.7 100"
+    )
+    sizes = [units.size(n) for n in (0, 999, 1024, 999_960, 3.2e9)]
+    assert sizes == ["0 B", "999 B", "1.02 KB", "1.00 MB", "3.20 GB"]
     assert units.gap(-0.5) == "-0.50 us" and units.gap(35) == "+35.0 us"
     assert units.listed("abc") == "a, b and c"
     assert units.listed("abcd", most=2) == "a, b and 2 more"
     # a column that needs more than four digits before the point has a unit in each cell
     assert units.table_unit([1.0, 9999.0]) == "us"
     assert units.table_unit([1.0, 41000.0]) is None
-    assert units.cell(41000.0, "ms") == "41.00"
 
 
 def test_medians_means_and_floors_are_those_of_the_records():
@@ -163,26 +163,15 @@ def test_the_readmes_table_from_its_records():
     assert cells(markdown.markdown(cpu, unit="us"))["`pt-reference`"][2] == "40969"
 
 
-def test_algos_are_chosen_and_ordered():
-    text = markdown.markdown(book_of(reports.bench(), algos=("fi-baseline", "cuda-v1")))
-    assert list(cells(text))[2:] == ["`copy`", "`fi-baseline`", "`cuda-v1`"]
-    with pytest.raises(UsageError, match="unknown algo 'cuda-v2'"):
-        book_of(reports.bench(), algos=("cuda-v2",))
-
-
 def test_an_own_algo_comes_after_the_ladder_and_before_the_peers():
     document = reports.bench()
     document["records"].append(reports.record("mine", 1, 1.5))
     (group,) = book_of(document).groups
-    assert group.algos == [
-        "copy",
-        "pt-reference",
-        "cuda-v1",
-        "cuda-v4",
-        "mine",
-        "fi-baseline",
-    ]
+    ours = ["copy", "pt-reference", "cuda-v1", "cuda-v4", "mine"]
+    assert group.algos == [*ours, "fi-baseline"]
     assert group.fastest("B=1") == "mine" and group.fastest("B=8") == "cuda-v4"
+    (chosen,) = book_of(document, algos=("fi-baseline", "cuda-v1")).groups
+    assert chosen.algos == ["copy", "fi-baseline", "cuda-v1"]
 
 
 # --- several files
@@ -354,14 +343,6 @@ def test_nothing_in_doubt_is_the_fastest():
     assert doubted["cuda-v4"] and not doubted["cuda-v1"]
 
 
-@pytest.mark.parametrize("doubted", ["", "cuda-v4", "fi-baseline"])
-def test_the_terminal_marks_doubted_times(doubted, capsys):
-    """No star and no plain ratio: a ratio to a doubted time is doubted, too."""
-    document = doubting(reports.bench((1,)), (doubted, 1))
-    terminal.show(reports.typed(document), REGISTRY, False, Path("x.json"))
-    screens.check(f"doubted-{doubted or 'none'}", capsys.readouterr().out)
-
-
 def test_everything_on_the_terminal_and_in_markdown(capsys):
     document = reports.typed(reports.everything())
     terminal.show(document, REGISTRY, False, Path("x.json"))
@@ -489,15 +470,15 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
     """In another process, with other hashes, another folder and another matplotlibrc."""
     file = reports.write(tmp_path, reports.everything())
     (tmp_path / "matplotlibrc").write_text("font.size: 30\naxes.facecolor: red\n")
+    made: dict[str, list[bytes]] = {}
     for seed, cwd in (("1", tmp_path), ("2", ROOT)):
-        for kind in ("html", "png", "svg"):
+        for kind in ("html", "png"):
             out = tmp_path / f"{seed}.{kind}"
             command = [sys.executable, "-m", "gdn_cli", "report", file, "-o", out]
             env = helpers.environment(PYTHONHASHSEED=seed)
             subprocess.run(command, env=env, cwd=cwd, check=True, capture_output=True)
-    for kind in ("html", "png", "svg"):
-        first, second = (tmp_path / f"{seed}.{kind}" for seed in "12")
-        assert first.read_bytes() == second.read_bytes(), kind
+            made.setdefault(kind, []).append(out.read_bytes())
+    assert all(first == second for first, second in made.values())
 
 
 def test_the_png_is_the_main_figure_and_carries_no_date():
@@ -507,7 +488,6 @@ def test_the_png_is_the_main_figure_and_carries_no_date():
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">I", data[16:20])[0] == 1280
     assert not re.search(rb"tEXt|tIME|iTXt|zTXt", data)
-    assert heading[1].startswith("gdn_decode on NVIDIA H200 (driver 580.159.04, ")
     several = results("decode-contest.json", "attention-climb.json")
     with pytest.raises(
         UsageError, match="there are several: gdn_decode on NVIDIA H200; "
@@ -518,22 +498,13 @@ def test_the_png_is_the_main_figure_and_carries_no_date():
         figures.one(merge.gather(merge.read([file]), REGISTRY), "floor")
 
 
-def test_floors_and_peers_have_their_own_look():
-    book = book_of(reports.bench())
-    drawing = figures.PARTS["latency"](book, book.groups[0])
-    root = ElementTree.fromstring(pictures.svg(drawing, ["Ours"]))
-    texts = {element.text for element in root.iter() if element.tag.endswith("}text")}
-    assert {"Ours", "copy", "empty launch", "fi-baseline", "cuda-v4", "64"} <= texts
-    styles = styles_of(book, "gdn_decode")
-    assert styles["fi-baseline"].dashes != styles["cuda-v4"].dashes == "-"
-
-
 def test_a_style_stays_with_an_algo():
     every = styles_of(book_of(reports.bench()), "gdn_decode")
     few = styles_of(book_of(reports.bench(), algos=("cuda-v4",)), "gdn_decode")
     own = reports.bench()
     own["records"].append(reports.record("mine", 1, 1.5))
     more = styles_of(book_of(own), "gdn_decode")
+    assert more["fi-baseline"].dashes != more["cuda-v4"].dashes == "-"
     assert few["cuda-v4"] == every["cuda-v4"] and every.items() <= more.items()
     assert len({(style.colour, style.marker) for style in more.values()}) == len(more)
 
@@ -661,24 +632,11 @@ between
 after"""
 
 
-def outside(text: str) -> list[str]:
-    """The lines in no block, with the comments around them: _TEXT's blocks name a.json,
-    its fence does not.
-    """
-    found, inside = [], False
-    for line in text.splitlines():
-        inside = inside and "/gdn report" not in line
-        found += [] if inside else [line]
-        inside = inside or "gdn report a.json" in line
-    return found
-
-
 def test_update_writes_the_blocks_and_nothing_else(gdn, tmp_path):
     reports.write(tmp_path, reports.bench(), "a.json")
     file, figure = tmp_path / "README.md", tmp_path / "docs" / "a.png"
     file.write_text(_TEXT)
     file.chmod(0o640)
-    # paths start at the file's folder, whatever this one is
     done = gdn("report", "--update", file)
     assert (done.code, done.out) == (0, f"{file}: 2 blocks, 2 changed\n")
     new = file.read_text()
@@ -686,14 +644,13 @@ def test_update_writes_the_blocks_and_nothing_else(gdn, tmp_path):
     assert cells(new)["`cuda-v4`"] == ["**2.18**", "**4.14**", "19.82"]
     assert "![How \\[fast\\]; gdn_decode on NVIDIA H200 (driver" in new
     assert "L2 cold](docs/a.png)\n<!-- /gdn report -->\nafter" in new
-    assert outside(new) == outside(_TEXT) and len(outside(_TEXT)) == 10
+    block = r"(?s)(<!-- gdn report a.json[^\n]*\n).*?(<!-- /gdn report -->)"
+    assert re.sub(block, r"\1\2", new) == re.sub(block, r"\1\2", _TEXT)
     assert file.stat().st_mode & 0o777 == 0o640
     stamps = [path.stat().st_mtime_ns for path in (file, figure)]
     done = gdn("report", "--update", "README.md", "--json", cwd=tmp_path)
     assert [block["changed"] for block in done.json["blocks"]] == [False, False]
     assert stamps == [path.stat().st_mtime_ns for path in (file, figure)]
-    names = [new.splitlines()[block["line"] - 1] for block in done.json["blocks"]]
-    assert all("<!-- gdn report a.json" in name for name in names)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "a.json", "docs"]
 
 
@@ -748,6 +705,7 @@ def test_update_refuses_an_invalid_block_and_writes_nothing(gdn, tmp_path, text,
 needs_browser = pytest.mark.skipif(
     not browser.find(), reason="no Chromium here (apt-get install chromium)"
 )
+
 
 def colliding(texts: list[dict]) -> list[tuple[str, str]]:
     """Texts of a figure whose boxes overlap. A line's box has room above and below its
