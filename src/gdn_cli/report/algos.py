@@ -50,8 +50,10 @@ def show_list(
         here = Cell(_here(place), Mark.GOOD if place.mode else Mark.WARN)
         table = tables.setdefault(algo.op, Table(algo.op, columns))
         table.add(algo.name, algo.language, here, algo.summary)
+
     for table in tables.values():
         print_table(out, table)
+
     for b in broken:
         print_line(out, styled(("broken", "red"), f" {b.op}/{b.name}: {b.error}"))
 
@@ -94,13 +96,16 @@ def show_algo(known: Known, as_json: bool) -> None:
     for path, lines in known.files:
         folder = "" if path.parent == algo.folder else "/".join(path.parent.parts[-2:])
         table.add(path.name, str(lines), folder)
+
     print_table(out, table)
     out.print()
     if known.log:
         print_line(out, styled(("log ", "bold"), str(known.log)), whole=True)
         out.print()
+
     for group in known.history:
         _show_times(out, group)
+
     if not known.history:
         op = "" if algo.op == DEFAULT_OP else f" --op {algo.op}"
         remark(out, f"no times yet: `gdn bench --algo {algo.name}{op}` takes some")

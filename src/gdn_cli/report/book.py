@@ -131,6 +131,7 @@ class Measurement:
         workload = self.record.workload
         if workload is None:
             return None
+
         return workload.uuid or repr(sorted(workload.axes.items()))
 
     @property
@@ -178,8 +179,10 @@ class Point:
         parts = [self.algo]
         if several_gpus and self.first.gpu is not None:
             parts.append(f"GPU {self.first.gpu}")
+
         if self.first.record.mode == "interpreter":
             parts.append("interpreted")
+
         return ", ".join(parts)
 
     def quickest_of(self, others: Iterable[Point]) -> Point | None:
@@ -240,6 +243,7 @@ def fastest(points: Iterable[Point]) -> Point | None:
     first = quickest(timed)
     if len(timed) < 2 or len(gpus) > 1 or first is None or first.doubted:
         return None
+
     return first
 
 
@@ -274,10 +278,12 @@ class Group:
         for m in self.measured:
             if m.label:
                 points.setdefault((m.algo, m.label), Point([])).measured.append(m)
+
         for m in self.measured:
             if not m.label and not m.passed:
                 for label in self.labels:
                     points.setdefault((m.algo, label), Point([m]))
+
         return points
 
     def median_us(self, algo: str, label: str) -> float | None:
@@ -325,8 +331,10 @@ class Group:
         parts = [self.tier]
         if self.l2:
             parts.append(f"L2 {self.l2}")
+
         if self.in_place:
             parts.append("in place")
+
         return ", ".join(parts)
 
 
@@ -361,6 +369,7 @@ class Book:
             if m.op == op and (m.algo not in FLOORS or m.workload):
                 key = (m.algo, m.label, m.record.mode, m.tier, m.gpu)
                 points.setdefault(key, Point([])).measured.append(m)
+
         labels = list(dict.fromkeys(p.first.label for p in points.values()))
         return sorted(points.values(), key=lambda p: labels.index(p.first.label))
 
@@ -400,6 +409,7 @@ class Book:
                     workload = getattr(item, "workload", None)
                     case = workload and (workload.uuid or repr(workload.axes))
                     latest[source.device(item.mode), case, same] = item
+
         return latest
 
     def _means(
@@ -409,6 +419,7 @@ class Book:
         by_device: dict[str, list[Any]] = {}
         for (device, *_), item in self._latest(op, field).items():
             by_device.setdefault(device, []).append(item)
+
         return [mean for items in by_device.values() for mean in means(items)]
 
 

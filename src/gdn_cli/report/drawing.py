@@ -15,6 +15,7 @@ from typing import Any
 from ..text import shown
 from .book import Book, ladder
 
+Lines = dict[str, list[tuple[float, float]]]  # algo -> (place on the axis, value)
 INK, GREY = "#1a1a1a", "#5f5f5f"
 
 
@@ -62,6 +63,7 @@ def styles_of(book: Book, op: str) -> dict[str, Style]:
         dashes = (0, (4, 2)) if known.peer(algo) else "-"
         colour, marker = _COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)]
         styles[algo] = Style(colour, marker, dashes)
+
     return styles
 
 
@@ -70,14 +72,6 @@ def axes(figure: Any, title: str, axis: str) -> Any:
     ax.set_title(title, loc="left", pad=6)
     ax.set_xlabel(axis)
     return ax
-
-
-def bars_only(ax: Any) -> None:
-    """Remove the axis: the bars have their numbers beside them."""
-    ax.grid(False)
-    ax.tick_params(length=0)
-    ax.spines["bottom"].set_visible(False)
-    ax.set_xticks([])
 
 
 def log_axes(ax: Any) -> None:
@@ -96,7 +90,7 @@ def log_axes(ax: Any) -> None:
 
 def series(
     ax: Any,
-    lines: dict[str, list[tuple[float, float]]],
+    lines: Lines,
     styles: dict[str, Style],
     joined: bool,
 ) -> None:
@@ -134,9 +128,11 @@ def plain(text: str, most: int) -> str:
     text = shown(text)
     if len(text) > most:
         text = f"{text[: most - 1]}…"
+
     # matplotlib leaves names with a leading _ out of a legend
     if text.startswith("_"):
         text = f" {text}"
+
     return text.replace("$", r"\$")
 
 

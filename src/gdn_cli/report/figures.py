@@ -18,8 +18,8 @@ from .book import Book, Group, ladder
 from .drawing import (
     GREY,
     Drawing,
+    Lines,
     axes,
-    bars_only,
     height_with,
     legend,
     log_axes,
@@ -39,13 +39,16 @@ def over_sizes(book: Book, group: Group, *, relative: bool) -> Drawing | None:
     sizes = findings.sizes_along(group)
     if sizes is None:
         return None
+
     algos = group.rivals if relative else group.algos
     value = group.over_floor if relative else group.median_us
-    lines = {}  # algo -> (place on the axis, value)
+    lines: Lines = {}
     for algo in algos:
-        values = [(place, value(algo, label)) for label, place in sizes.at.items()]
-        lines[algo] = [(place, y) for place, y in values if y is not None]
-    lines = {algo: points for algo, points in lines.items() if points}
+        for label, place in sizes.at.items():
+            y = value(algo, label)
+            if y is not None:
+                lines.setdefault(algo, []).append((place, y))
+
     if not lines:
         return None
 
@@ -55,10 +58,12 @@ def over_sizes(book: Book, group: Group, *, relative: bool) -> Drawing | None:
     if relative:
         level, level_name = 1.0, "copy"
         title, caption = "Time over that of a plain copy", BELOW_ONE
+
     ys = [y for points in lines.values() for _, y in points]
     # an empty launch far below all times would squeeze them
     if level and not min(ys) / 3 < level < max(ys):
         level = None
+
     names = [*lines, *([level_name] if level else [])]
     axis = findings.axis_words(sizes.axis)
 
@@ -67,6 +72,7 @@ def over_sizes(book: Book, group: Group, *, relative: bool) -> Drawing | None:
         series(ax, lines, styles_of(book, group.op), sizes.joined)
         if level:
             ax.axhline(level, color=GREY, linestyle=":", label=level_name, zorder=1)
+
         log_axes(ax)
         legend(figure, names)
 
@@ -85,12 +91,17 @@ def the_ladder(book: Book, group: Group) -> Drawing | None:
     rungs = [rung for rung in findings.rungs(book, group) if rung.speedup]
     if len(rungs) < 2:
         return None
+
     reference = ladder(book.registry, group.op).reference
     styles = styles_of(book, group.op)
 
     def draw(figure: Any) -> None:
         ax = axes(figure, plain(f"times as fast as {reference}", 60), "")
-        bars_only(ax)
+        # the bars have their numbers beside them
+        ax.grid(False)
+        ax.tick_params(length=0)
+        ax.spines["bottom"].set_visible(False)
+        ax.set_xticks([])
         for place, rung in enumerate(rungs):
             colour = styles[rung.algo].colour
             face = "white" if rung.peer else colour
@@ -101,7 +112,9 @@ def the_ladder(book: Book, group: Group) -> Drawing | None:
             text = f"{units.times(rung.speedup or 0)}, {rung.mean}"
             if rung.right < rung.of:
                 text += f" ({rung.right} of {rung.of})"
+
             ax.bar_label(bar, [text], padding=4)
+
         ax.set_yticks(range(len(rungs)), [plain(rung.algo, 20) for rung in rungs])
         ax.invert_yaxis()
 

@@ -47,6 +47,7 @@ def sizes_along(group: Group) -> Slice | None:
                 ]
                 rows.setdefault((name, *others), {})[label] = axes[label][name]
                 values.setdefault(name, {})[label] = axes[label][name]
+
     if not rows:
         return None
 
@@ -56,8 +57,10 @@ def sizes_along(group: Group) -> Slice | None:
     if not joined:
         axis, at = max(values.items(), key=lambda item: len(set(item[1].values())))
         others = []
+
     if len(set(at.values())) < 2:
         return None
+
     fixed = ", ".join(f"{axis_words(name)} {value}" for name, value in others)
     return Slice(
         axis, dict(sorted(at.items(), key=lambda item: item[1])), fixed, joined
@@ -92,6 +95,7 @@ class Rung:
         """The mean as text, with a mark if it is in doubt."""
         if self.mean_us is None:
             return ""
+
         return units.duration(self.mean_us) + (" ?" if self.doubted else "")
 
 
@@ -110,6 +114,7 @@ def rungs(book: Book, group: Group) -> list[Rung]:
         both = sorted(slow_us.keys() & fast_us.keys())
         if not both or slow == fast:
             return None
+
         return statistics.geometric_mean(slow_us[w] / fast_us[w] for w in both)
 
     rungs = []
@@ -119,11 +124,14 @@ def rungs(book: Book, group: Group) -> list[Rung]:
         # skip rungs that are not in these files
         while below and not medians.get(below):
             below = known.after.get(below)
+
         speedup = over = None
         if algo != COPY:
             speedup, over = factor(known.reference, algo), factor(algo, COPY)
+
         if times and algo == known.reference:
             speedup = 1.0
+
         rungs.append(
             Rung(
                 algo=algo,
@@ -138,6 +146,7 @@ def rungs(book: Book, group: Group) -> list[Rung]:
                 doubted=any((algo, workload) in doubted for workload in times),
             )
         )
+
     return rungs
 
 
@@ -184,6 +193,7 @@ def tiers(book: Book, op: str) -> list[Tiers]:
     devices: dict[tuple[str, bool], list[Group]] = {}
     for group in book.of(op):
         devices.setdefault((group.device, group.in_place), []).append(group)
+
     return [_side_by_side(groups) for groups in devices.values() if len(groups) > 1]
 
 
@@ -197,6 +207,7 @@ def _side_by_side(groups: list[Group]) -> Tiers:
         for algo in algos:
             if any(group.median_us(algo, label) is not None for group in groups):
                 rows.append((label, algo))
+
     return Tiers(groups, names, rows)
 
 
@@ -231,6 +242,7 @@ def to_json(book: Book) -> dict[str, Any]:
             {"op": op, "kind": note.kind, "text": note.text, "lines": note.tail}
             for note in notes.notes(book, op)
         ]
+
     return document
 
 
@@ -253,6 +265,7 @@ def _points(group: Group) -> Iterator[dict[str, Any]]:
             point = group.points.get((algo, label))
             if point is None:
                 continue
+
             yield {
                 "label": label,
                 "algo": algo,

@@ -43,9 +43,11 @@ def show_overview(rows: list[Overview], as_json: bool, empty: str = EMPTY) -> No
     """A line for each algo, in a table for each op, device and tier."""
     if as_json:
         return show_json({"algos": to_builtins(rows)})
+
     out = console()
     if not rows:
         return put(empty)
+
     columns = [Column("algo", folds=True), *numbers("runs")]
     columns += [
         *words("last run", "commit"),
@@ -59,8 +61,10 @@ def show_overview(rows: list[Overview], as_json: bool, empty: str = EMPTY) -> No
         last = _duration(row.last_us, row.doubted > 0)
         cells = row.algo, str(row.runs), row.last[:10], _commit(row), best, last
         table.add(*cells, _failed(row))
+
     for table in tables.values():
         print_table(out, table)
+
     remark(out, "runs, last run:", "on any device, in any tier")
     means = "the geometric mean over the last run's workloads"
     remark(out, "last:", f"{means}; best: of all runs with the same workloads")
@@ -71,11 +75,14 @@ def show_timeline(groups: list[Group], as_json: bool, empty: str = EMPTY) -> Non
     """A table for each algo, device and tier: a line for each run, newest last."""
     if as_json:
         return show_json({"groups": [_plain(group) for group in groups]})
+
     out = console()
     if not groups:
         return put(empty)
+
     for group in groups:
         _show_group(out, group)
+
     remark(out, "numbers:", "the median over the workloads of each column, in us")
     remark(out, "run:", "its id, which `gdn history --forget RUN` takes")
     changed = "the hash of the sources that ran, if it differs from the line above"
@@ -88,6 +95,7 @@ def _plain(group: Group) -> Row:
     for row in group.rows:
         fields = structs.asdict(row)
         rows.append({name: fields[name] for name in _ROW})
+
     return structs.asdict(group) | {"rows": rows}
 
 
@@ -101,10 +109,12 @@ def _show_group(out: Console, group: Group) -> None:
         source = (row.source_hash or "-")[:6] if i == 0 or row.source_changed else ""
         cells = [_minute(row), row.run[:SHORT], _commit(row), source]
         table.add(*cells, _failed(row), *(_cell(row, label) for label in labels))
+
     print_table(out, table)
     for row in rows:
         if row.changes:
             remark(out, f"since {_minute(row)}:", ", ".join(row.changes), "yellow")
+
     hidden = len(group.labels) - len(labels)
     if hidden:
         remark(out, f"({hidden} more columns with --json)")
@@ -142,6 +152,7 @@ def _title(name: str, place: Place) -> str:
 def _legend(out: Console, rows: list[Series] | list[Overview]) -> None:
     if any(row.dirty and row.commit for row in rows):
         remark(out, "+:", "with uncommitted changes")
+
     if any(row.doubted for row in rows):
         why = "the machine was throttled or busy (`doubts` in the export)"
         remark(out, "?:", f"some times are in doubt: {why}")
@@ -158,8 +169,10 @@ def show_forgotten(run: str, series: list[Series], as_json: bool) -> None:
         facts["records"] = sum(s.records for s in series)
         facts["algos"] = sorted({f"{s.op}/{s.algo}" for s in series})
         facts["file"] = first.file if os.path.exists(first.file or "") else None
+
     if as_json:
         return show_json({"forgotten": facts})
+
     put(f"forgotten: run {run}")
 
 
@@ -171,6 +184,7 @@ def export(rows: Iterable[Row], target: str) -> int:
     """
     if target == "-":
         return _write(rows, sys.stdout, as_csv=False)
+
     with (
         files.opened(Path(target), hint=None) as f,
         io.TextIOWrapper(f, encoding="utf-8", newline="") as text,
@@ -182,6 +196,7 @@ def _write(rows: Iterable[Row], f: TextIO, as_csv: bool) -> int:
     writer = csv.writer(f, lineterminator="\n")
     if as_csv:
         writer.writerow(EXPORTED)
+
     count = 0
     for row in rows:
         count += 1
@@ -189,6 +204,7 @@ def _write(rows: Iterable[Row], f: TextIO, as_csv: bool) -> int:
             writer.writerow(map(_csv_cell, row.values()))
         else:
             f.write(json.dumps(row) + "\n")
+
     return count
 
 
@@ -201,4 +217,5 @@ def _csv_cell(value: object) -> object:
 def show_exported(count: int, target: str, as_json: bool) -> None:
     if as_json:
         return show_json({"exported": count, "file": target})
+
     put(f"{target}: {count} records")

@@ -26,6 +26,7 @@ def markdown(
     for part in outline.of(book, tuple(parts), unit, drawn=False):
         for section in part.sections:
             blocks += _section(section)
+
     return "\n\n".join(blocks) + "\n"
 
 
@@ -33,10 +34,12 @@ def _section(section: Section) -> Iterator[str]:
     tables = [t for t in section.tables if t and not t.detail]
     if tables and section.lead:
         yield escaped(section.lead)
+
     for t in tables:
         yield table(t)
         if t.notes:
             yield " ".join(f"{escaped(note)}." for note in t.notes)
+
     if section.notes:
         yield "\n".join(f"- {n.kind}: {escaped(n.text)}" for n in section.notes)
 
@@ -48,6 +51,7 @@ def table(table: Table) -> str:
     lines = [f"| {' | '.join(heads)} |", f"|{'|'.join(rules)}|"]
     for row in table.rows:
         lines.append(f"| {' | '.join(map(_cell, row.cells))} |")
+
     return "\n".join(lines)
 
 
@@ -55,8 +59,10 @@ def _cell(cell: Cell) -> str:
     text = _text(cell.text)
     if cell.mark is Mark.BEST:
         text = f"**{text}**"
+
     if cell.small:
         text += f" {escaped(cell.small)}"
+
     return f"{text} ?" if cell.mark is Mark.DOUBTED else text
 
 

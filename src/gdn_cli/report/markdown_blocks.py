@@ -54,6 +54,7 @@ def update(
     comments = [*_COMMENT.finditer(text)]
     if not comments:
         raise UsageError(f"{path} has no block", hint=_FORM)
+
     lines = [text.count("\n", 0, comment.start()) + 1 for comment in comments]
     for n, (line, comment) in enumerate(zip(lines, comments, strict=True)):
         closes = n % 2 == 1
@@ -74,12 +75,14 @@ def update(
         if block.file and not _holds(block.file, block.data):
             files.write(block.file, block.data, within=path.parent)
             changed = True
+
         file = str(block.file) if block.file else None
         changes.append({"line": line, "file": file, "changed": changed})
 
     parts.append(text[end:])
     if "".join(parts) != text:
         files.write(path, "".join(parts))
+
     return changes
 
 
@@ -92,6 +95,7 @@ def _render(
     try:
         if "\0" in comment["args"]:
             raise UsageError("a zero byte, which no option may hold")
+
         rendered = render(shlex.split(comment["args"]), path.parent)
         if rendered.file:
             files.destination(rendered.file, within=path.parent)
@@ -99,6 +103,7 @@ def _render(
         raise UsageError(f"{path}:{line}: {e}") from None
     except UsageError as e:
         raise UsageError(f"{path}:{line}: {e.message}", hint=e.hint) from None
+
     return rendered
 
 

@@ -29,6 +29,7 @@ def newest() -> Path:
             f"no record of a bench in {folder}",
             hint="`gdn bench` makes one; or name a FILE.json",
         )
+
     return files[-1]
 
 
@@ -41,6 +42,7 @@ def read(files: Iterable[Path], *, base: Path | None = None) -> list[Source]:
     for file in files:
         name = file.name if file.is_absolute() else file.as_posix()
         sources.append(Source(name, store.load((base or Path()) / file)))
+
     return sources
 
 
@@ -76,6 +78,7 @@ def gather(
         of_algo = not algos or m.algo in algos or m.algo in FLOORS
         if op in (None, m.op) and of_tier and of_algo:
             kept.append(m)
+
     order = {name: i for i, name in enumerate(registry.ops)}
     # stable: within an op as the files have them
     kept.sort(key=lambda m: order.get(m.op, len(order)))
@@ -94,11 +97,13 @@ def _measurement(record: Record, source: Source, registry: Registry) -> Measurem
     order: tuple[float, ...] = ()
     if record.workload:
         label, order = label_of(registry.ops.get(record.op), record.workload.axes)
+
     l2 = None
     if record.timing:
         l2 = record.timing.l2
     elif record.mode == "cuda":  # the state it would have been timed in
         l2 = source.document.options.get("l2")
+
     return Measurement(record, source, label, order, source.device(record.place), l2)
 
 
@@ -126,6 +131,7 @@ def _merge(
                 replaced[old.source.name, batch[0].source.name] += 1
             else:
                 stays.append(old)
+
         # keep all failures
         kept = stays + [m for m in batch if last[m.key] is m or not m.passed]
 
@@ -147,10 +153,12 @@ def _groups(
         for m in kept:
             if not _belongs(m, group):
                 continue
+
             if m.algo in FLOORS and m.workload is None:
                 group.machine[m.algo] = m
             else:
                 group.measured.append(m)
+
         group.algos = _in_order(group, registry, algos)
 
     # by op and device as they were measured, then the most exact tier first
@@ -171,9 +179,11 @@ def _belongs(m: Measurement, group: Group) -> bool:
     place = (m.op, m.device, m.record.in_place)
     if place != (group.op, group.device, group.in_place):
         return False
+
     # a failure without a tier belongs to all tiers
     if not m.tier and not m.passed:
         return True
+
     same = (m.tier, m.l2) == (group.tier, group.l2)
     return same and not (m.passed and not m.timing)
 
@@ -187,5 +197,6 @@ def _in_order(group: Group, registry: Registry, algos: tuple[str, ...]) -> list[
         order += [algo for algo in known.order if not known.peer(algo)]
         order += [algo for algo in names if algo not in known.order]
         order += [algo for algo in known.order if known.peer(algo)]
+
     order = [*FLOORS, *(algo for algo in order if algo not in FLOORS)]
     return [algo for algo in order if algo in names]

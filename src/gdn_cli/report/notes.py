@@ -24,6 +24,7 @@ def _grouped(
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
+
     return groups
 
 
@@ -66,6 +67,7 @@ def largest_errors(records: Iterable[Record]) -> dict[str, float]:
         for name, error in (record.check.errors if record.check else {}).items():
             if error is not None:
                 largest[name] = max(error, largest.get(name, 0.0))
+
     return largest
 
 
@@ -76,6 +78,7 @@ def _right(m: Measurement) -> bool:
     check = m.record.check
     if m.passed or check is None:
         return m.passed
+
     return m.record.status is not Status.WRONG and check.passed
 
 
@@ -112,6 +115,7 @@ def notes(book: Book, op: str | None = None, *, brief: bool = False) -> list[Not
         algos = ", ".join(dict.fromkeys(m.algo for m in same))
         how = f" ({hint})" if hint else ""
         every.append(Note("not run", f"{algos}: {reason}{how}"))
+
     return every
 
 
@@ -123,11 +127,14 @@ def file_notes(book: Book) -> list[Note]:
         if source.document.interrupted is True:
             text = f"{prefix}these are the measurements until then"
             lines.append(Note("interrupted", text))
+
         for warning in source.document.warnings or []:
             lines.append(Note("warning", prefix + warning))
+
     for (old, new), count in book.replaced.items():
         text = f"{units.count(count, 'record')} of {old} replaced by those of {new}"
         lines.append(Note("replaced", text))
+
     return lines
 
 
@@ -143,17 +150,22 @@ def _failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
         what, *lines = [line.strip() for line in reason.splitlines()] or [""]
         if not what.startswith(f"{status.words} with "):
             what = f"{status.words}, {what}" if what else status.words
+
         text = f"{_where(failures)}: {what}"
+        if status is Status.WRONG and first.check and first.check.official:
+            text += "; the contest's own rule would pass it"
+
+        if unfinished := max(m.record.unfinished or 0 for m in failures):
+            text += f"; {units.count(unfinished, 'workload')} not reached"
+
         if first.during:
             label, _ = label_of(book.registry.ops.get(first.op), first.during.axes)
             text += f"; at {label}"
+
         call = first.workload or first.during
         if call and call.uuid:
             text += f"; workload {call.uuid[:8]}"
-        if status is Status.WRONG and first.check and first.check.official:
-            text += "; the contest's own rule would pass it"
-        if unfinished := max(m.record.unfinished or 0 for m in failures):
-            text += f"; {units.count(unfinished, 'workload')} not reached"
+
         wrong = (first.check and first.check.first_wrong) or {}
         values = [f"{name}: first wrong {value.words}" for name, value in wrong.items()]
         tail = lines or [*values, *(first.tail or [])[:_TAIL]]
@@ -176,6 +188,7 @@ def _remarks(measured: list[Measurement]) -> Iterator[Note]:
     remarked = [m for m in measured if m.timing and m.timing.note]
     for text, same in _grouped(remarked, lambda m: m.timing and m.timing.note).items():
         yield Note("note", f"{_where(same)}: {text}")
+
     for algo, backend in dict.fromkeys((m.algo, m.record.backend) for m in measured):
         if backend:
             yield Note("note", f"{algo} ran its backend {backend}")
@@ -191,7 +204,9 @@ def tuned(book: Book) -> list[Note]:
         text = f"tuned for {gpu}, the nearest to this GPU"
         if gpu == "untuned":
             text = "not tuned yet: its constants are estimates; `gdn tune` chooses them"
+
         lines.append(Note("note", f"{algo}: {text}"))
+
     return lines
 
 
@@ -201,6 +216,7 @@ def _where(measured: list[Measurement]) -> str:
     labels = list(dict.fromkeys(m.label for m in measured if m.label))
     if labels:
         text += f" at {units.listed(labels, most=4)}"
+
     where = [m.tier for m in measured if m.tier and m.passed]
     where += [f"GPU {m.gpu}" for m in measured if m.gpu is not None]
     text += f" ({', '.join(dict.fromkeys(where))})" if where else ""
@@ -221,6 +237,7 @@ def _mixed(group: Group) -> Iterator[Note]:
             for name, value in single.items():
                 if value:
                     facts.setdefault(name, {})[str(value)] = source.name
+
     for m in group.measured:
         if m.algo in group.rivals and m.record.source_hash:
             of_algo = facts.setdefault(f"source of {m.algo}", {})

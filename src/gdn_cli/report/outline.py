@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from .. import units
 from . import figures, findings, notes
-from .book import Book, Group
+from .book import Book
 from .drawing import Drawing, slug
 from .notes import Note
 from .table import Table
@@ -46,9 +46,11 @@ def of(book: Book, parts: tuple[str, ...], unit: str, *, drawn: bool) -> list[Pa
     if "notes" in parts:
         files = Section("Of the files", notes=notes.file_notes(book), id="files")
         last.sections.append(files)
+
     if "environment" in parts:
         tables = [None, origins.environments(book), origins.hashes(book)]
         last.sections.append(Section(tables=tables, folded=True))
+
     return [*content, last]
 
 
@@ -66,10 +68,12 @@ def _op(book: Book, op: str, parts: tuple[str, ...], unit: str, drawn: bool) -> 
         tables = [compared.overall(book, op)]
         tables += [compared.turns(book, op, item) for item in book.overall(op)]
         sections.append(Section("Compared", lead, tables))
+
     if "score" in parts:
         lead = f"{op}, a forecast of the contest's score:"
         scores = compared.scores(book.scores(op))
         sections.append(Section("Forecast of the contest's score", lead, [scores]))
+
     if "checks" in parts:
         lead = f"{op}: workloads on which each algo is right, and its largest errors:"
         sections.append(Section("Checks", lead, [checks.summary(book, op)]))
@@ -82,6 +86,7 @@ def _op(book: Book, op: str, parts: tuple[str, ...], unit: str, drawn: bool) -> 
         warning = units.listed(units.count(n, word) for n, word in counts if n)
         heading = "Failures, doubts and notes"
         sections.append(Section(heading, notes=of_op, id=f"{slug(op)}-notes"))
+
     return Part(
         heading=op,
         summary=f"{known.summary}." if known else "",
@@ -98,40 +103,33 @@ def _measured(
     side_by_side = findings.tiers(book, op) if "tiers" in parts else []
     compared = [group for tiers in side_by_side for group in tiers.groups[1:]]
     for group in groups:
-        if group not in compared:
-            section = Section(lead=origins.lead(group))
-            if len(groups) > 1:
-                section.heading = f"{group.device}, {group.how}"
-            _fill(section, book, group, parts, unit, drawn)
-            yield section
-        elif drawn and "latency" in parts:
-            drawing = figures.PARTS["latency"](book, group)
-            yield Section(drawings=[drawing] if drawing else [])
+        if group in compared:
+            continue
+
+        section = Section(lead=origins.lead(group))
+        if len(groups) > 1:
+            section.heading = f"{group.device}, {group.how}"
+
+        if "times" in parts or ("floor" in parts and not drawn):
+            table = times.times(group, unit, floors=drawn or "floor" in parts)
+            table.notes += times.machine(group)
+            section.tables.append(table)
+
+        if "rates" in parts and drawn:
+            section.tables.append(times.rates(book, group))
+
+        if "ladder" in parts:
+            section.tables.append(times.ladder_table(book, group))
+
+        for part, draw in figures.PARTS.items() if drawn else ():
+            if part in parts and (drawing := draw(book, group)):
+                section.drawings.append(drawing)
+
+        yield section
+
     for tiers in side_by_side:
-        first = tiers.groups[0].device, tiers.names[0]
-        lead = "{} on {}, tiers side by side; in brackets the gap to {}:"
-        yield Section(
-            "Tiers side by side", lead.format(op, *first), [times.tiers(tiers)]
+        lead = (
+            f"{op} on {tiers.groups[0].device}, tiers side by side; in brackets the gap to"
+            f" {tiers.names[0]}:"
         )
-
-
-def _fill(
-    section: Section,
-    book: Book,
-    group: Group,
-    parts: tuple[str, ...],
-    unit: str,
-    drawn: bool,
-) -> None:
-    """The tables and figures of one group."""
-    if "times" in parts or ("floor" in parts and not drawn):
-        table = times.times(group, unit, floors=drawn or "floor" in parts)
-        table.notes += times.machine(group)
-        section.tables.append(table)
-    if "rates" in parts and drawn:
-        section.tables.append(times.rates(book, group))
-    if "ladder" in parts:
-        section.tables.append(times.ladder_table(book, group))
-    if drawn:
-        drawings = [figures.PARTS[p](book, group) for p in figures.PARTS if p in parts]
-        section.drawings += filter(None, drawings)
+        yield Section("Tiers side by side", lead, [times.tiers(tiers)])

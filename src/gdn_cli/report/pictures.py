@@ -86,6 +86,7 @@ def _saved(
         if lines:
             text = "\n".join(plain(line, 200) for line in lines)
             figure.suptitle(text, x=0.01, ha="left", fontsize=_TEXT)
+
         drawing.draw(figure)
         figure.savefig(file, **options)
 

@@ -65,12 +65,15 @@ def show_profiles(
     if as_json:
         document = {"profiles": profiles, "difference": difference}
         return show_json(msgspec.to_builtins(document))
+
     out = console()
     if difference is not None:
         return _show_difference(out, difference, *profiles)
+
     for i, profile in enumerate(profiles):
         if i:
             out.print()
+
         _show_profile(out, profile, full)
 
 
@@ -79,8 +82,10 @@ def show_profile_list(rows: list[Listed], as_json: bool) -> None:
     rows = sorted(rows, key=lambda row: (row.time, row.name), reverse=True)
     if as_json:
         return show_json(msgspec.to_builtins({"profiles": rows}))
+
     if not rows:
         return put("there are no profiles yet: `gdn profile` makes one")
+
     # other commands take this name, so it is not wrapped if it fits
     columns = [Column("profile", folds=True), *numbers("time")]
     table = Table("profiles, newest first", columns + words("bound", "device"))
@@ -88,8 +93,10 @@ def show_profile_list(rows: list[Listed], as_json: bool) -> None:
         bound = Cell(row.bound or "-")
         if row.status is not Status.PASSED:
             bound = Cell(row.status.words, Mark.BAD)
+
         time = units.figure(row.time_us, "us")
         table.add(row.name, time, bound, row.device or "-")
+
     print_table(console(), table)
 
 
@@ -110,9 +117,11 @@ def _show_grid(
     grid.add_column(no_wrap=True)
     if figures:
         grid.add_column(justify="right", no_wrap=True)
+
     grid.add_column(overflow="fold")
     for row in rows:
         grid.add_row(*row)
+
     if grid.row_count:
         print_grid(out, grid)
 
@@ -130,6 +139,7 @@ def _show_profile(out: Console, profile: Profile, full: bool) -> None:
             _show_found(out, found, [each.name for each in reading.found])
     else:
         _show_overview(out, reading.found)
+
     out.print()
     _show_grid(out, [(_dim("note"), _dim(note)) for note in reading.notes])
     _line(out, (f"folder: {profile.folder}", "dim"))
@@ -150,15 +160,19 @@ def _judged(profile: Profile) -> Iterator[tuple[Text, RenderableType]]:
     if not profile.passed:
         reason = block(profile.reason or "no reason is known")
         yield styled((profile.status.words, "red")), reason
+
     if profile.reading.failed:
         yield styled(("failed", "red")), block(profile.reading.failed)
+
     verdict = profile.verdict
     if not verdict:
         return
+
     bound, colon, rest = verdict.summary.partition(":")
     yield _dim("verdict"), styled((bound, "bold"), colon, rest)
     for text in verdict.why:
         yield _dim("why"), styled(text)
+
     for text in verdict.next:
         yield _dim("try"), styled(text)
 
@@ -170,18 +184,22 @@ def _survey(profile: Profile, survey: Survey) -> Iterator[tuple[Text, str]]:
     us, span = known(survey.time_us), known(survey.span_us)
     if us:
         yield _dim("time"), "; ".join(_times(survey, us))
+
     if us and span and span > us * (1 + differences.SAME):
         gaps = "from the first start to the last end: the GPU waits between its kernels"
         yield Text(), f"{units.duration(span)} {gaps}"
+
     # a tool and CUPTI may name a kernel differently: mangled, cut
     seen = {short(found.name) for found in profile.reading.kernels}
     launches: dict[str, list[float]] = {}
     for ran in known(survey.ran) or []:
         launches.setdefault(short(ran.name), []).append(ran.us)
+
     for name, times in launches.items():
         many = f"{len(times)}x " if len(times) > 1 else ""
         unseen = "" if name in seen or not seen else f" (not seen by {profile.tool})"
         yield _dim("runs"), f"{many}{name} {units.figure(sum(times), 'us')}{unseen}"
+
     for doubt in known(survey.doubts) or []:
         yield styled(("doubt (?)", "yellow")), doubt
 
@@ -192,10 +210,13 @@ def _times(survey: Survey, us: float) -> Iterator[str]:
     if copy := known(survey.copy_us):
         took = units.figure(copy, "us")
         yield f"{units.figure(us / copy, 'x')} the copy, which takes {took}"
+
     if empty := known(survey.empty_us):
         yield f"an empty launch {units.figure(empty, 'us')}"
+
     if moved := known(survey.bytes_moved):
         yield f"{units.size(moved)} at {units.figure(moved / us / 1e3, 'GB/s')}"
+
     if large := known(survey.large_rate):
         yield f"a large copy {units.figure(large, 'GB/s')}"
 
@@ -212,6 +233,7 @@ def _show_overview(out: Console, found: Sequence[Found]) -> None:
     for each in found:
         cells = [units.figure(each.value(fact.key), fact.unit) for fact in chosen]
         table.add(_called(each.name, [f.name for f in found]), *cells)
+
     out.print()
     print_table(out, table)
     print_line(out, _dim("--full and --json have every figure of each"))
@@ -222,6 +244,7 @@ def _show_found(out: Console, found: Found, names: list[str]) -> None:
     out.print()
     if found.name or len(names) > 1:
         print_line(out, styled((_called(found.name, names), "bold")))
+
     _show_grid(out, _grouped(found.facts), figures=True)
     for table in found.tables:
         out.print()
@@ -233,6 +256,7 @@ def _grouped(facts: Sequence[Fact]) -> Iterator[tuple[RenderableType, ...]]:
     for group, members in groupby(facts, lambda fact: fact.group):
         if group:
             yield (_dim(group),)
+
         for fact in members:
             figure = units.figure(fact.value, fact.unit)
             yield f"  {fact.label}", figure, _dim(fact.note)
@@ -242,6 +266,7 @@ def _called(name: str, names: list[str]) -> str:
     """The kernel's short name if it is unique, otherwise its full name."""
     if not name:
         return "the call"
+
     same = [other for other in names if short(other) == short(name)]
     return short(name) if len(same) == 1 else name
 
@@ -252,16 +277,19 @@ def _show_table(out: Console, table: profile_types.Table) -> None:
         texts = any(isinstance(row[i], str) for row in table.rows)
         number = i > 0 and (bool(unit) or not texts)
         columns.append(Column(name, number, not number))
+
     shown = Table("", columns)
     # the column's name says it
     column_units = ["" if unit == "cycles" else unit for _, unit in table.columns]
     for row in table.rows[:_ROWS]:
         shown.add(*map(units.figure, row, column_units))
+
     print_line(out, _dim(table.title))
     print_table(out, shown)
     if len(table.rows) > _ROWS:
         more = len(table.rows) - _ROWS
         print_line(out, _dim(f"and {more} more rows in profile.json"))
+
     if table.note:
         print_line(out, _dim(table.note))
 
@@ -276,9 +304,11 @@ def _show_difference(
     sides = (("A", a), ("B", b))
     for side, profile in sides:
         _line(out, f"{side}  ", (profile.algo, "bold"), "  ", (profile.name, "dim"))
+
     print_line(out, difference.summary)
     for text in difference.warnings:
         print_line(out, styled(("warning", "yellow"), f" {text}"))
+
     out.print()
     _show_rows(out, difference, a, b)
     for side, profile in sides:
@@ -298,6 +328,7 @@ def _show_rows(out: Console, difference: Difference, a: Profile, b: Profile) -> 
     # times come first
     if len({row.kernel for row in difference.rows if row.group != "time"}) < 2:
         columns.pop()
+
     table = Table("", columns)
     for row in difference.rows[:_MOST]:
         good = {row.better: Mark.GOOD}
@@ -309,6 +340,7 @@ def _show_rows(out: Console, difference: Difference, a: Profile, b: Profile) -> 
             Cell(_called(row.kernel, names)),
         ]
         table.add(*cells[: len(columns)])
+
     print_table(out, table)
     for line in _left_out(difference):
         print_line(out, _dim(line))
@@ -317,11 +349,13 @@ def _show_rows(out: Console, difference: Difference, a: Profile, b: Profile) -> 
 def _left_out(difference: Difference) -> Iterator[str]:
     if len(difference.rows) > _MOST:
         yield f"{len(difference.rows) - _MOST} more differences with --json"
+
     same = f"{100 * differences.SAME:.0f} %"
     yield f"facts that are the same within {same}: {difference.same}"
     yield f"facts that differ by too little to matter: {difference.small}"
     for only in difference.only:
         yield f"only {only.side.upper()} runs {short(only.kernel)}"
+
     for pair in difference.pairs[:1]:
         if short(pair.a) != short(pair.b):
             yield f"A's {short(pair.a)} is compared with B's {short(pair.b)}"

@@ -21,6 +21,7 @@ def rate(book: Book, point: Point) -> Rate | None:
     work = op.work(measured.axes) if op and measured.axes else None
     if not op or work is None or us is None or measured.record.mode != "cuda":
         return None
+
     tflops = work / us / 1e6
     peaks = peaks_of(measured.device)
     return Rate(tflops, tflops / peaks.of(op.peak) if peaks and op.peak else None)

@@ -55,6 +55,7 @@ class _Console(Console):
         for segment in super().render(renderable, options):
             if not segment.control:
                 segment = segment._replace(text=shown(segment.text, lines=True))
+
             yield segment
 
 
@@ -81,6 +82,7 @@ def styled(*parts: str | tuple[str, str] | Text) -> Text:
         else:
             text, style = part
             line.append(shown(text), style)
+
     return line
 
 
@@ -101,6 +103,7 @@ def print_line(
     """
     if isinstance(text, str):
         text = styled(text)
+
     wraps = out.file.isatty() if whole else _has_width(out.file)
     for line in text.split("\n", allow_blank=True) if wraps else [text]:
         indent = hang + len(line.plain) - len(line.plain.lstrip())
@@ -109,6 +112,7 @@ def print_line(
             part.rstrip()
             if n:
                 part.pad_left(indent)
+
             out.print(part, soft_wrap=True)
 
 
@@ -132,6 +136,7 @@ def remark(
     line = styled((word, style))
     if text:
         line = styled(line, " ", text)
+
     print_line(out, line, _HANG, whole)
 
 
@@ -167,6 +172,7 @@ def print_table(out: Console, table: Table) -> None:
         if column.number:
             most = max(longest.maximum, _HEAD)
             head = textwrap.fill(head, most, break_long_words=False)
+
         grid.add_column(
             Text(head),
             justify="right" if column.number else "left",
@@ -182,11 +188,14 @@ def print_table(out: Console, table: Table) -> None:
         again = table.grouped and n > 0 and firsts[n] == firsts[n - 1]
         if apart and n and not again:
             grid.add_row()
+
         line = [_cell(cell, table.prose) for cell in row.cells]
         for text, column in zip(line, table.columns, strict=True):
             text.no_wrap = column.cut or None
+
         if again:
             line[0] = Text()
+
         style = "dim" if row.quiet else None
         grid.add_row(*line, style="bold green" if row.best else style)
 
@@ -211,6 +220,7 @@ def show_error(message: str, hint: str | None, code: int) -> None:
     """With --json: the error as JSON on stdout, in addition to the lines on stderr."""
     if JSON:
         return
+
     error = {
         "message": shown(message),
         "hint": hint and shown(hint, lines=True),

@@ -114,4 +114,5 @@ def csv_text(table: Table) -> str:
     writer.writerow(csv_cell(column.name) for column in table.columns)
     for row in table.rows:
         writer.writerow(csv_cell(cell.plain) for cell in row.cells)
+
     return file.getvalue()

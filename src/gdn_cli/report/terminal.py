@@ -41,6 +41,7 @@ def show(
     """
     if unsaved:
         say(f"the records could not be saved: {unsaved}")
+
     if as_json:
         return show_json(document)
 
@@ -85,12 +86,15 @@ def show_workloads(workloads: dict[str, list[Workload]], as_json: bool) -> None:
         for op, w in rows:
             place = {"op": op, "index": w.index, "uuid": w.uuid}
             plain.append(place | {"axes": w.axes, "origin": w.origin})
+
         return show_json({"workloads": plain})
+
     axes = Column("axes", folds=True)
     table = Table("", [*words("op"), *numbers("index"), *words("uuid"), axes])
     for op, w in rows:
         sizes = " ".join(f"{name}={size}" for name, size in w.axes.items())
         table.add(op, "-" if w.index is None else str(w.index), w.uuid[:8], sizes)
+
     print_table(console(), table)
 
 
@@ -111,6 +115,7 @@ def show_presets(
                 labels = [label_of(registry.ops[op], w.axes)[0] for w in workloads]
                 sizes = units.listed(dict.fromkeys(labels), most=_SIZES)
                 table.add(op, preset or "(all)", str(len(workloads)), sizes)
+
     out = console()
     print_table(out, table)
     remark(out, "`gdn data list --full` has a line for each workload")
@@ -158,4 +163,5 @@ def show_proof(steps: Iterable[Mapping[str, str]]) -> None:
     table = Table("", [*words("", "step"), seen], prose=True)
     for step in steps:
         table.add(_state(step["state"]), shown(step["step"]), step["detail"])
+
     print_table(console(), table)

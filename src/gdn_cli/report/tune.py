@@ -32,10 +32,12 @@ def show_tuning(plan: Plan, state: State | None, as_json: bool) -> None:
     out = console()
     if state is None:
         return _show_plan(out, plan)
+
     if state.result:
         _show_result(out, state.result, plan)
     else:
         print_line(out, styled((_title(plan), "bold"), " | no choice yet"))
+
     _show_left_out(out, list(state.out.values()), len(plan.constants))
     if state.interrupted:
         text = "the measurements are saved; the same command continues from here"
@@ -55,10 +57,12 @@ def _show_plan(out: Console, plan: Plan) -> None:
     table = Table(title, numbers(*space.constants))
     for constants in candidates[:_ROWS]:
         table.add(*map(str, constants.values()))
+
     print_table(out, table)
     count = units.count(len(candidates), "candidate")
     if plan.excluded:
         count += f", {plan.excluded} more are excluded by {space.where}"
+
     remark(out, count)
 
     lengths = ["length"] if space.length else []
@@ -67,6 +71,7 @@ def _show_plan(out: Console, plan: Plan) -> None:
     for size, workloads in plan.sizes.items():
         for w in workloads:
             table.add(plan.label(w), *map(str, size[-len(sizes) :]), w.uuid[:8])
+
     print_table(out, table)
     remark(out, _meaning(space))
     if plan.algo.folder and plan.algo.tune:
@@ -94,11 +99,13 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
         label = plan.op.label.format(**w.axes)
         if w.gpu and w.gpu.index is not None:
             label += f", GPU {w.gpu.index}"
+
         near = "" if w.chosen == w.fastest else " ~"
         interval = ["", ""]
         if w.ratio:
             ratio, low, high = w.ratio
             interval = [f"{ratio:.3f}x", f"{low:.3f} to {high:.3f}"]
+
         table.add(
             label,
             _constants(w.chosen) + near,
@@ -106,6 +113,7 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
             *interval,
             _constants(w.second) if w.second else "",
         )
+
     print_table(out, table)
 
     keys = {"length_up_to": "length up to"} if result.space.length else {}
@@ -114,6 +122,7 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
     for row in result.rows:
         bounds = ["any" if row[key] == ENDLESS else str(row[key]) for key in keys]
         table.add(*bounds, *(str(row[name]) for name in result.space.constants))
+
     print_table(out, table)
     remark(out, _meaning(result.space))
     remark(
@@ -134,9 +143,11 @@ def _show_left_out(out: Console, left_out: list[LeftOut], count: int) -> None:
         reason, *_ = (candidate.reason or "").split("\n")
         names = by_reason.setdefault((candidate.status.words, reason), [])
         names.append(_constants(candidate.constants))
+
     for (status, reason), names in by_reason.items():
         text = f"{status}, {units.listed(names, most=4)}: {reason}"
         remark(out, "left out", text, "yellow")
+
     if left_out:
         remark(out, f"{len(left_out)} of {count} candidates were left out")
 

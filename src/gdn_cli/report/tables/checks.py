@@ -36,6 +36,7 @@ def summary(book: Book, op: str) -> Table | None:
             Cell(right, Mark.NONE if check.right == check.of else Mark.BAD),
             *(_number(check.errors.get(name), "") for name in outputs),
         )
+
     _add_limits(table, book.registry.ops.get(op), outputs)
     return table
 
@@ -47,6 +48,7 @@ def by_call(book: Book, op: str, rows: list[Point]) -> Table:
     columns = words("workload", "algo", "verdict") + numbers("passed", *outputs)
     title = head(op, [m for p in rows for m in p.measured])
     table = Table(title, columns, grouped=True)
+    several = several_gpus(rows)
     for point in rows:
         records = [m.record for m in point.measured]
         errors = notes.largest_errors(records)
@@ -54,11 +56,12 @@ def by_call(book: Book, op: str, rows: list[Point]) -> Table:
         asked = sum(record.unfinished or 1 for record in records)
         table.add(
             point.label,
-            point.name(several_gpus(rows)),
+            point.name(several),
             became(point) if point.failed else Cell("passed", Mark.GOOD),
             f"{passed}/{asked}",
             *(_number(errors.get(name), "") for name in outputs),
         )
+
     _add_limits(table, known, outputs)
     table.notes.append(
         "passed: by the contest's rule, errors within these limits, inputs not changed"
@@ -94,6 +97,7 @@ def on_hard_inputs(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
         for family in families:
             on_input = [by_input.get((family, algo)) for algo in algos]
             table.add(family, *(_error(r, "absolute" in title) for r in on_input))
+
         tables.append(table)
 
     columns = words("algo") + numbers("largest") + words("of", "at", "at most")
@@ -105,8 +109,10 @@ def on_hard_inputs(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
             hard = known.stress.get(row.stress)
             own_limit = hard.tolerance if hard else None
             limit = own_limit or known.tolerance.get(row.output)
+
         text = f"{limit:g}" if limit else ""
         table.add(row.algo, _number(row.error), row.output, row.stress, text)
+
     tables.append(table)
 
     for table in tables:
@@ -122,9 +128,11 @@ def _error(record: Record | None, absolute: bool) -> Cell:
     """The worst output's error on one input, or what went wrong."""
     if record is None:
         return Cell("-")
+
     check = record.check
     if not check or not check.errors:
         return Cell(record.status.words, Mark.BAD)
+
     errors = [error for error in check.errors.values() if error is not None]
     error = check.max_abs_error if absolute else max(errors, default=None)
     text = _number(error if len(errors) == len(check.errors) else None)

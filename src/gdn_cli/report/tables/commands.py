@@ -57,6 +57,7 @@ def _bench(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
     yield from _turns(book, op, rows)
     if judged := compared.judged(book.judged(op)):
         yield judged
+
     if scores := compared.scores(book.scores(op)):
         scores.title = f"{op} | forecast of the contest's two scores"
         yield scores
@@ -83,6 +84,7 @@ def _compare(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
         table = Table(f"{op} | not compared", columns)
         for point in failed:
             table.add(point.label, point.algo, became(point))
+
         yield table
 
 

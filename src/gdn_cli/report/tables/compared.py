@@ -45,6 +45,7 @@ def overall(book: Book, op: str) -> Table | None:
     for item in items:
         counts = [str(item.verdicts.get(verdict, 0)) for verdict in verdicts]
         table.add(pair_name(item), *ratio_cells(item), *counts)
+
     return table
 
 
@@ -67,8 +68,10 @@ def turns(book: Book, op: str, item: Overall) -> Table:
         times = (compared.baseline_us, compared.us)
         medians = ["" if us is None else units.duration(us) for us in times]
         table.add(label, *medians, *ratio_cells(compared))
+
     if len(rows) > 1:
         table.add("all", "", "", *ratio_cells(item))
+
     return table
 
 
@@ -88,10 +91,12 @@ def turn_notes(book: Book, op: str) -> list[str]:
         # records that were made before there was UNCLEAR have no effect
         includes = "the interval includes 1, or the difference is below --threshold"
         notes.append(f"SAME: {within if effect else includes}")
+
     if "UNCLEAR" in verdicts:
         notes.append(
             f"UNCLEAR: no difference is seen, nor that {within}: {clearer(apart)}"
         )
+
     return notes
 
 
@@ -99,6 +104,7 @@ def clearer(apart: bool) -> str:
     """How to get a clear verdict; `apart`: the times are of two runs."""
     if apart:
         return "compare in turns, `gdn compare A B`"
+
     return "quiet the machine, or give it more time (--seconds)"
 
 
@@ -124,6 +130,7 @@ def best_peers(book: Book, op: str, tier: str) -> Table | None:
             below = f"below 1 at {mean.slower} of {mean.workloads}"
             least = f"least {mean.least:.3f}x, {below}"
             table.add("all", "", f"{mean.ratio:.3f}x", least)
+
     return table
 
 
@@ -142,6 +149,7 @@ def scores(items: list[Score]) -> Table | None:
         value = "-" if score.value is None else units.times(score.value)
         if score.official == 0 and score.value is not None:
             value = f"0 (else {value})"
+
         most = [f"{label} {share:.0%}" for label, share in score.by_label[:3]]
         table.add(
             Name(score.algo),
@@ -175,6 +183,7 @@ def judged(items: list[Judged]) -> Table | None:
         share = "-"
         if item.its_us and item.our_us:
             share = f"{item.its_us / item.our_us:.2f}"
+
         table.add(
             Name(item.algo),
             Cell(f"{passed}/{count}", Mark.NONE if passed == count else Mark.BAD),
@@ -196,4 +205,5 @@ def judged(items: list[Judged]) -> Table | None:
             f"gdn's: by tier {tiers[0]}; both times are geometric means over the workloads that"
             " have both. What differs between them is how each measures, not the kernel"
         )
+
     return table

@@ -16,10 +16,12 @@ def head(op: str, measured: list[Measurement], *more: str) -> str:
     for m in measured:
         device = m.source.environment(m.record.place).device or m.record.mode
         devices.setdefault(device, []).append(m)
+
     for device, rows in devices.items():
         gpus = sorted({m.gpu for m in rows if m.gpu is not None})
         if gpus:
             device += f" (GPU {', '.join(map(str, gpus))})"
+
         clock = sm_clock(rows)
         parts.append(f"{device} at {clock}" if clock else device)
 
@@ -28,8 +30,10 @@ def head(op: str, measured: list[Measurement], *more: str) -> str:
     if tiers:
         l2 = f", L2 {'/'.join(states)}" if states else ""
         parts.append(f"tier {', '.join(tiers)}{l2}")
+
     if any(m.record.in_place for m in measured):
         parts.append("in place")
+
     return " | ".join([*parts, *more])
 
 
@@ -39,6 +43,7 @@ def lead(group: Group) -> str:
     for source in group.sources:
         commit = f", commit {source.commit}" if source.commit else ""
         files.append(f"{source.name} ({source.time[:10]}{commit})")
+
     return f"{group.op} on {origin(group)}; {', '.join(files)}:"
 
 
@@ -52,9 +57,11 @@ def origin(group: Group) -> str:
     facts = [f"driver {'/'.join(drivers)}"] if drivers else []
     if seen := sm_clock(group.measured):
         facts.append(f"SM clock {seen} during the run")
+
     if clocks:
         most = "/".join(sorted(map(str, clocks)))
         facts.append(f"{most} MHz at most" if seen else f"SM clock {most} MHz")
+
     within = f" ({', '.join(facts)})" if facts else ""
     return f"{group.device}{within}, tier {group.how}"
 
@@ -71,6 +78,7 @@ def _range(values: list[float | None], unit: str) -> str:
     known = [value for value in values if value]
     if not known:
         return ""
+
     ends = dict.fromkeys([f"{min(known):.0f}", f"{max(known):.0f}"])
     return f"{' to '.join(ends)} {unit}"
 
@@ -118,10 +126,12 @@ def environments(book: Book) -> Table:
     places = []
     for source in book.sources:
         places += [_environment(source, place) for place in source.places]
+
     files = [place.pop("file") for place in places]
     table = Table("Where it was measured", words("", *files), prose=True)
     for name in dict.fromkeys(name for place in places for name in place):
         table.add(name, *(place.get(name, "") for place in places))
+
     return table
 
 
@@ -132,7 +142,9 @@ def hashes(book: Book) -> Table | None:
         if source_hash := m.record.source_hash:
             key = (m.op, m.algo, source_hash)
             files.setdefault(key, {})[m.source.name] = None
+
     table = Table("Sources that ran", words("op", "algo", "hash", "files"), prose=True)
     for key, names in files.items():
         table.add(*key, ", ".join(names))
+
     return table if table.rows else None

@@ -19,6 +19,7 @@ def every_record(book: Book) -> Table:
         other = medians.get((m.op, algo, *m.key[2:]))
         if not m.workload or not m.median_us or not other or algo == m.algo:
             return None
+
         return m.median_us / other
 
     rows: list[dict[str, Value]] = []

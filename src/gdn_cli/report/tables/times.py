@@ -53,6 +53,7 @@ def calls(book: Book, op: str, rows: list[Point]) -> Table:
     columns = ["median", "spread", "GB/s", "x copy"]
     if rivals:
         columns.insert(2, factor)
+
     # for ops that arithmetic does not limit GB/s are enough
     if known and known.peak == "tensor" and rows[0].first.record.mode == "cuda":
         columns.append("TFLOP/s")
@@ -65,8 +66,9 @@ def calls(book: Book, op: str, rows: list[Point]) -> Table:
         if point.median_us is None:
             table.add(_label(point), name, became(point))
             continue
+
         rival, copy = point.quickest_of(rivals), point.quickest_of(copies)
-        cells = {
+        cells: dict[str, str | Cell] = {
             "median": units.duration(point.median_us),
             "spread": doubtful(f"±{point.spread:.0%}", point.doubted),
             "GB/s": _three(point.gigabytes_per_s),
@@ -77,6 +79,7 @@ def calls(book: Book, op: str, rows: list[Point]) -> Table:
         if rival and speedup and point.algo != COPY:
             doubted = point.doubted or rival.doubted
             cells[factor] = doubtful(units.times(speedup), doubted)
+
         beside = [p for p in rows if p.algo not in FLOORS and p.size == point.size]
         best = fastest(beside) is point
         table.add(
@@ -89,15 +92,20 @@ def calls(book: Book, op: str, rows: list[Point]) -> Table:
     table.notes += [f"{name}: {_LEGEND[name]}" for name in columns if name in _LEGEND]
     if "TFLOP/s" in columns:
         table.notes += _rate_notes(book, rows[0].first)
+
     if any(row.best for row in table.rows):
         table.notes.append("*: the fastest of its size")
+
     if any(len(p.measured) > 1 for p in rows):
         table.notes.append(_SHARED)
+
     if any(p.doubted for p in rows):
         table.notes.append(DOUBTED)
+
     table.notes += floor_notes(book)
     if several:
         table.notes += _notes_on_gpus(rows)
+
     return table
 
 
@@ -150,7 +158,9 @@ def floors(book: Book, op: str, rows: list[Point]) -> Table:
                 Cell(_three(point.gigabytes_per_s)),
                 Cell(point.first.record.how or ""),
             ]
+
         table.add(_label(point), tier, *cells)
+
     return table
 
 
@@ -159,8 +169,10 @@ def floor_notes(book: Book) -> Iterator[str]:
     for m in book.measured:
         if m.timing and m.timing.how:
             yield f"{m.tier}: {m.timing.how}"
+
     if any(m.algo == COPY for m in book.measured):
         yield _COPY
+
     for group in book.groups:
         yield from machine(group)
 
@@ -170,6 +182,7 @@ def machine(group: Group) -> Iterator[str]:
     empty, copy = group.machine.get(EMPTY), group.machine.get(COPY_RATE)
     if empty and empty.median_us:
         yield f"An empty launch takes {units.duration(empty.median_us)}"
+
     if copy and copy.median_us and copy.record.bytes_moved:
         speed = copy.record.bytes_moved / copy.median_us / 1e3
         yield f"A large copy moves {speed:.0f} GB/s"
@@ -187,9 +200,11 @@ def times(group: Group, unit: str, *, floors: bool) -> Table:
         point = group.points.get((algo, label))
         if point is None or point.median_us is None:
             return became(point)
+
         mark = Mark.DOUBTED if point.doubted else Mark.NONE
         if group.fastest(label) == algo:
             mark = Mark.BEST
+
         over = group.over_floor(algo, label) if floors and algo not in FLOORS else None
         small = "" if over is None else units.times(over)
         return Cell(units.cell(point.median_us, shared_unit), mark, small)
@@ -201,10 +216,13 @@ def times(group: Group, unit: str, *, floors: bool) -> Table:
         table.notes.append(_COPY)
         if floors:
             table.notes += ["Below a time: x copy, the time over the copy's", BELOW_ONE]
+
     if any(group.shared(label) > 1 for label in group.labels):
         table.notes.append(_SHARED)
+
     if floors and any(p.doubted for p in group.points.values()):
         table.notes.append(DOUBTED)
+
     return table
 
 
@@ -218,6 +236,7 @@ def rates(book: Book, group: Group) -> Table | None:
     table = _by_size("TFLOP/s", group, group.rivals, cell)
     if not any(cell.text for row in table.rows for cell in row.cells[1:]):
         return None
+
     table.notes += _rate_notes(book, group.measured[0])
     return table
 
@@ -226,6 +245,7 @@ def _rate(book: Book, point: Point) -> Cell:
     found = rate(book, point)
     if found is None:
         return Cell("")
+
     share = "" if found.share is None else f"{found.share:.0%}"
     return Cell(units.three(found.tflops), small=share)
 
@@ -252,11 +272,13 @@ def _by_size(
         table = Table(title, [*words("size"), *columns])
         for label, name in heads.items():
             table.add(name, *(cell(algo, label) for algo in algos))
+
         return table
 
     table = Table(title, words("algo") + numbers(*heads.values()))
     for algo in algos:
         table.add(Name(algo), *(cell(algo, label) for label in heads))
+
     return table
 
 
@@ -301,9 +323,13 @@ def tiers(tiers: Tiers, *, gaps: bool = True) -> Table:
             if point is None or point.median_us is None:
                 cells.append(became(point))
                 continue
+
             gap = ""
             if gaps and cells and first is not None:
                 gap = f"({units.gap(point.median_us - first)})"
+
             cells.append(doubtful(units.duration(point.median_us), point.doubted, gap))
+
         table.add(label, Name(algo), *cells)
+
     return table
