@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def _plain(algo: Algo, place: Place) -> dict[str, Any]:
+    """The facts of an algo that `gdn list --json` has, too."""
     return {
         "op": algo.op,
         "algo": algo.name,
@@ -82,6 +83,7 @@ class Known:
 
 
 def show_algo(known: Known, as_json: bool) -> None:
+    """Everything about one algo: its facts, its files and its last times."""
     algo, place = known.algo, known.place
     if as_json:
         return show_json(_whole(known))
@@ -115,6 +117,7 @@ _MORE = "entry_point", "capability", "packages", "provenance", "batch_invariant"
 
 
 def _whole(known: Known) -> dict[str, Any]:
+    """Everything about one algo as JSON."""
     algo = known.algo
     return {
         **_plain(algo, known.place),
@@ -128,6 +131,7 @@ def _whole(known: Known) -> dict[str, Any]:
 
 
 def _facts(algo: Algo, place: Place) -> dict[str, str]:
+    """What is to be said of an algo, under a word each."""
     least = f", compute capability {algo.capability} or more" if algo.capability else ""
     facts = {
         "language": f"{algo.language}; the call is {algo.entry_point}",
@@ -142,16 +146,15 @@ def _facts(algo: Algo, place: Place) -> dict[str, str]:
         "folder": str(algo.folder or ""),
         "tuned": algo.tune and f"{algo.tune.file}, by {', '.join(algo.tune.size)}",
     }
+
     return {word: text for word, text in facts.items() if text}
 
 
 def _times(group: Group) -> dict[str, Any]:
+    """An algo's last run on one device and tier, as JSON."""
     last = group.rows[-1]
     return {
-        "device": group.device,
-        "mode": group.mode,
-        "tier": group.tier,
-        "l2": group.l2,
+        **{name: getattr(group, name) for name in ("device", "mode", "tier", "l2")},
         "time": last.time,
         "commit": last.commit,
         "source_hash": last.source_hash,

@@ -440,12 +440,14 @@ class Ladder:
 
 
 def ladder(registry: Registry, op: str) -> Ladder:
+    """The algos of an op, and the steps between them."""
     algos = registry.of(op)
     names = {algo.name for algo in algos}
     after = {a.name: a.after for a in algos if a.after and a.after in names}
     on_ladder = after.keys() | set(after.values())
     order = sorted(algos, key=lambda a: (a.peer, a.name not in on_ladder))
     known = registry.ops.get(op)
+
     return Ladder(
         order=tuple(algo.name for algo in order),
         after=after,

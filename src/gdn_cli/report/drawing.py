@@ -67,7 +67,12 @@ def styles_of(book: Book, op: str) -> dict[str, Style]:
     return styles
 
 
-def axes(figure: Any, title: str, axis: str) -> Any:
+def axes(
+    figure: Any,
+    title: str,
+    axis: str,
+) -> Any:
+    """The figure's only axes, with a title at the left."""
     ax = figure.subplots()
     ax.set_title(title, loc="left", pad=6)
     ax.set_xlabel(axis)
@@ -114,6 +119,7 @@ def legend(figure: Any, names: Iterable[str]) -> None:
 
 
 def _columns(names: Iterable[str]) -> int:
+    """How many columns of names fit into a legend."""
     longest = max(map(len, names))
     return 3 if longest <= 14 else 2 if longest <= 24 else 1
 

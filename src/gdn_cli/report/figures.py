@@ -32,7 +32,12 @@ from .tables import origins
 from .tables.times import BELOW_ONE
 
 
-def over_sizes(book: Book, group: Group, *, relative: bool) -> Drawing | None:
+def over_sizes(
+    book: Book,
+    group: Group,
+    *,
+    relative: bool,
+) -> Drawing | None:
     """Median times over an op's axis, or these times divided by the copy's; None if there
     is only one size.
     """
@@ -77,6 +82,7 @@ def over_sizes(book: Book, group: Group, *, relative: bool) -> Drawing | None:
         legend(figure, names)
 
     fixed = f", {sizes.fixed}" if sizes.fixed else ""
+
     return Drawing(
         name=_name(group, "floor" if relative else "latency"),
         title=f"{title} over {axis}{fixed}, {group.how}",
@@ -109,6 +115,7 @@ def the_ladder(book: Book, group: Group) -> Drawing | None:
             bar = ax.barh(
                 place, rung.speedup, 0.72, facecolor=face, edgecolor=colour, hatch=hatch
             )
+
             text = f"{units.times(rung.speedup or 0)}, {rung.mean}"
             if rung.right < rung.of:
                 text += f" ({rung.right} of {rung.of})"
@@ -123,7 +130,9 @@ def the_ladder(book: Book, group: Group) -> Drawing | None:
         " share; hatched bars are peers. ?: some of its times are in doubt. In brackets: the"
         " workloads with a time, if not all have one."
     )
+
     height = 0.6 + 0.27 * len(rungs)
+
     return Drawing(_name(group, "ladder"), "The ladder", words, draw, height)
 
 
@@ -158,10 +167,12 @@ def one(book: Book, part: str) -> tuple[Drawing, list[str]]:
         )
 
     ((drawing, heading),) = figures.values()
+
     return drawing, [drawing.title, heading]
 
 
 def _name(group: Group, part: str) -> str:
+    """A name that no other figure of the page has."""
     in_place = "in-place" if group.in_place else ""
     parts = (group.op, part, group.device, group.tier, group.l2, in_place)
     return "-".join(slug(text) for text in parts if text)

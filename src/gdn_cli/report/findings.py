@@ -45,6 +45,7 @@ def sizes_along(group: Group) -> Slice | None:
                 others = [
                     (other, axes[label][other]) for other in names if other != name
                 ]
+
                 rows.setdefault((name, *others), {})[label] = axes[label][name]
                 values.setdefault(name, {})[label] = axes[label][name]
 
@@ -62,6 +63,7 @@ def sizes_along(group: Group) -> Slice | None:
         return None
 
     fixed = ", ".join(f"{axis_words(name)} {value}" for name, value in others)
+
     return Slice(
         axis, dict(sorted(at.items(), key=lambda item: item[1])), fixed, joined
     )
@@ -198,6 +200,7 @@ def tiers(book: Book, op: str) -> list[Tiers]:
 
 
 def _side_by_side(groups: list[Group]) -> Tiers:
+    """The tiers of one device, with the calls that have a time in any of them."""
     several = len({group.l2 for group in groups if group.l2}) > 1
     names = [f"{g.tier}, {g.l2}" if several and g.l2 else g.tier for g in groups]
     order = {m.label: m.order for g in groups for m in g.measured if m.label}
@@ -247,6 +250,7 @@ def to_json(book: Book) -> dict[str, Any]:
 
 
 def _group(book: Book, group: Group) -> dict[str, Any]:
+    """A group as JSON."""
     return {
         "op": group.op,
         "device": group.device,
@@ -260,6 +264,7 @@ def _group(book: Book, group: Group) -> dict[str, Any]:
 
 
 def _points(group: Group) -> Iterator[dict[str, Any]]:
+    """A group's points as JSON, size by size."""
     for label in group.labels:
         for algo in group.algos:
             point = group.points.get((algo, label))
@@ -279,6 +284,7 @@ def _points(group: Group) -> Iterator[dict[str, Any]]:
 
 
 def _tiers(op: str, item: Tiers) -> dict[str, Any]:
+    """Tiers side by side as JSON."""
     return {
         "op": op,
         "device": item.groups[0].device,

@@ -39,7 +39,11 @@ _ROW = (  # of a timeline's JSON
 EMPTY = "the history is empty: every `gdn bench` adds to it"
 
 
-def show_overview(rows: list[Overview], as_json: bool, empty: str = EMPTY) -> None:
+def show_overview(
+    rows: list[Overview],
+    as_json: bool,
+    empty: str = EMPTY,
+) -> None:
     """A line for each algo, in a table for each op, device and tier."""
     if as_json:
         return show_json({"algos": to_builtins(rows)})
@@ -53,6 +57,7 @@ def show_overview(rows: list[Overview], as_json: bool, empty: str = EMPTY) -> No
         *words("last run", "commit"),
         *numbers("best", "last", "failed"),
     ]
+
     tables: dict[str, Table] = {}
     for row in rows:
         title = _title(row.op, row)
@@ -71,7 +76,11 @@ def show_overview(rows: list[Overview], as_json: bool, empty: str = EMPTY) -> No
     _legend(out, rows)
 
 
-def show_timeline(groups: list[Group], as_json: bool, empty: str = EMPTY) -> None:
+def show_timeline(
+    groups: list[Group],
+    as_json: bool,
+    empty: str = EMPTY,
+) -> None:
     """A table for each algo, device and tier: a line for each run, newest last."""
     if as_json:
         return show_json({"groups": [_plain(group) for group in groups]})
@@ -91,6 +100,7 @@ def show_timeline(groups: list[Group], as_json: bool, empty: str = EMPTY) -> Non
 
 
 def _plain(group: Group) -> Row:
+    """A group as JSON, with the fields of its rows that are in `_ROW`."""
     rows = []
     for row in group.rows:
         fields = structs.asdict(row)
@@ -100,6 +110,7 @@ def _plain(group: Group) -> Row:
 
 
 def _show_group(out: Console, group: Group) -> None:
+    """One algo's runs on one device in one tier, below each other."""
     rows = group.rows
     labels = most_measured(group, _MOST_LABELS)
     head = words("time (UTC)", "run", "commit", "source")
@@ -127,6 +138,7 @@ def _failed(row: Series | Overview) -> Cell:
 
 
 def _cell(row: Series, label: str) -> str:
+    """A run's median at one size, marked if it is in doubt."""
     us = row.medians_us.get(label)
     return "" if us is None else units.digits(us) + "?" * (label in row.doubted_labels)
 
@@ -144,12 +156,14 @@ def _commit(row: Series | Overview) -> str:
 
 
 def _title(name: str, place: Place) -> str:
+    """The name, the device, and the tier with L2's state."""
     tier = f"tier {place.tier}" if place.tier else "not timed"
     l2 = f", L2 {place.l2}" if place.l2 else ""
     return f"{name} | {place.device or place.mode or 'unknown device'} | {tier}{l2}"
 
 
 def _legend(out: Console, rows: list[Series] | list[Overview]) -> None:
+    """Explain the signs that occur."""
     if any(row.dirty and row.commit for row in rows):
         remark(out, "+:", "with uncommitted changes")
 
@@ -161,7 +175,11 @@ def _legend(out: Console, rows: list[Series] | list[Overview]) -> None:
 # --- files
 
 
-def show_forgotten(run: str, series: list[Series], as_json: bool) -> None:
+def show_forgotten(
+    run: str,
+    series: list[Series],
+    as_json: bool,
+) -> None:
     """The removed run; a record file elsewhere (`--out`) was not removed."""
     facts: Row = {"run": run}
     for first in series[:1]:  # it could be read
@@ -192,7 +210,12 @@ def export(rows: Iterable[Row], target: str) -> int:
         return _write(rows, text, as_csv=target.endswith(".csv"))
 
 
-def _write(rows: Iterable[Row], f: TextIO, as_csv: bool) -> int:
+def _write(
+    rows: Iterable[Row],
+    f: TextIO,
+    as_csv: bool,
+) -> int:
+    """Write the rows one by one; returns their number."""
     writer = csv.writer(f, lineterminator="\n")
     if as_csv:
         writer.writerow(EXPORTED)
@@ -214,7 +237,12 @@ def _csv_cell(value: object) -> object:
     return csv_cell(value) if plain else json.dumps(value)
 
 
-def show_exported(count: int, target: str, as_json: bool) -> None:
+def show_exported(
+    count: int,
+    target: str,
+    as_json: bool,
+) -> None:
+    """Say how many records were written, and where."""
     if as_json:
         return show_json({"exported": count, "file": target})
 

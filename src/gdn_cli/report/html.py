@@ -46,6 +46,7 @@ def page(
     """
     content = outline.of(book, tuple(parts), unit, drawn=True)
     template = _templates().get_template("page.html.j2")
+
     return template.render(
         title=title,
         parts=[part for part in content if part.sections],
@@ -60,6 +61,7 @@ def table(table: Table) -> str:
 
 
 def _templates() -> jinja2.Environment:
+    """Jinja's environment: it escapes every value, and none may be missing."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -68,8 +70,10 @@ def _templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=_visible,
     )
+
     environment.globals["Mark"] = Mark
     environment.filters["image"] = _image
+
     return environment
 
 

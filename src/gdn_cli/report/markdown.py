@@ -31,6 +31,7 @@ def markdown(
 
 
 def _section(section: Section) -> Iterator[str]:
+    """The blocks of one section: its lead, tables with their notes, and its notes."""
     tables = [t for t in section.tables if t and not t.detail]
     if tables and section.lead:
         yield escaped(section.lead)
@@ -56,6 +57,7 @@ def table(table: Table) -> str:
 
 
 def _cell(cell: Cell) -> str:
+    """A cell with its marks; the fastest is bold."""
     text = _text(cell.text)
     if cell.mark is Mark.BEST:
         text = f"**{text}**"

@@ -92,6 +92,7 @@ def _render(
     comment: re.Match[str],
     render: Callable[[list[str], Path], Rendered],
 ) -> Rendered:
+    """A block's new content. A UsageError names its file and line."""
     try:
         if "\0" in comment["args"]:
             raise UsageError("a zero byte, which no option may hold")

@@ -83,16 +83,27 @@ def gather(
     # stable: within an op as the files have them
     kept.sort(key=lambda m: order.get(m.op, len(order)))
     groups = _groups(kept, registry, algos)
+
     return Book(sources, groups, kept, registry, replaced, tiers, algos)
 
 
-def _check(kind: str, names: Iterable[str], known: list[str]) -> None:
+def _check(
+    kind: str,
+    names: Iterable[str],
+    known: list[str],
+) -> None:
+    """Raises UsageError for a name that no record has."""
     for name in names:
         if name not in known:
             raise unknown(kind, name, known, hint="these files hold no other")
 
 
-def _measurement(record: Record, source: Source, registry: Registry) -> Measurement:
+def _measurement(
+    record: Record,
+    source: Source,
+    registry: Registry,
+) -> Measurement:
+    """A record with its label, its device and L2's state."""
     label = ""
     order: tuple[float, ...] = ()
     if record.workload:
@@ -124,6 +135,7 @@ def _merge(
             again = (
                 old.workload is None and (old.op, old.algo, old.record.mode) in algos
             )
+
             mended = not old.passed and (
                 again or (old.tier is None and old.case in passed)
             )
@@ -141,6 +153,7 @@ def _merge(
 def _groups(
     kept: list[Measurement], registry: Registry, algos: tuple[str, ...]
 ) -> list[Group]:
+    """The groups of the timed records, with the failures that belong to them."""
     groups: dict[tuple, Group] = {}
     for m in kept:
         if m.tier and m.timing:
@@ -164,6 +177,7 @@ def _groups(
     # by op and device as they were measured, then the most exact tier first
     ranks = {tier: rank for rank, tier in enumerate(TIERS)}
     places = list(dict.fromkeys((m.op, m.device) for m in kept))
+
     return sorted(
         groups.values(),
         key=lambda group: (
@@ -176,6 +190,7 @@ def _groups(
 
 
 def _belongs(m: Measurement, group: Group) -> bool:
+    """Whether a measurement is one of a group's."""
     place = (m.op, m.device, m.record.in_place)
     if place != (group.op, group.device, group.in_place):
         return False
@@ -185,10 +200,15 @@ def _belongs(m: Measurement, group: Group) -> bool:
         return True
 
     same = (m.tier, m.l2) == (group.tier, group.l2)
+
     return same and not (m.passed and not m.timing)
 
 
-def _in_order(group: Group, registry: Registry, algos: tuple[str, ...]) -> list[str]:
+def _in_order(
+    group: Group,
+    registry: Registry,
+    algos: tuple[str, ...],
+) -> list[str]:
     """The copy, then the chosen algos; or the ladder, the user's own, and the peers."""
     names = list(dict.fromkeys(m.algo for m in group.measured))
     known = ladder(registry, group.op)
@@ -199,4 +219,5 @@ def _in_order(group: Group, registry: Registry, algos: tuple[str, ...]) -> list[
         order += [algo for algo in known.order if known.peer(algo)]
 
     order = [*FLOORS, *(algo for algo in order if algo not in FLOORS)]
+
     return [algo for algo in order if algo in names]

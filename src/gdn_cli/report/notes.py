@@ -21,6 +21,7 @@ Key = TypeVar("Key", bound=Hashable)
 def _grouped(
     items: Iterable[Item], key: Callable[[Item], Key]
 ) -> dict[Key, list[Item]]:
+    """Items by key, in the order of their first one."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -46,6 +47,7 @@ def checks(book: Book, op: str) -> list[Checked]:
     measured = [
         m for m in book.measured if m.op == op and m.algo not in FLOORS and m.workload
     ]
+
     judged = [m for m in measured if m.record.check or not m.passed]
     summaries = []
     cases = _grouped(judged, lambda m: (m.algo, m.device, m.record.mode))
@@ -57,6 +59,7 @@ def checks(book: Book, op: str) -> list[Checked]:
 
     order = list(book.algos or ladder(book.registry, op).order)
     ranks = {algo: rank for rank, algo in enumerate(order)}
+
     return sorted(summaries, key=lambda check: ranks.get(check.algo, len(order)))
 
 
@@ -100,7 +103,12 @@ class Note:
         return self.kind in ("failed", "interrupted")
 
 
-def notes(book: Book, op: str | None = None, *, brief: bool = False) -> list[Note]:
+def notes(
+    book: Book,
+    op: str | None = None,
+    *,
+    brief: bool = False,
+) -> list[Note]:
     """Notes on the numbers of one op or of all, the most serious first. `brief` shows
     only one of several doubts that differ only in their numbers.
     """
@@ -139,6 +147,7 @@ def file_notes(book: Book) -> list[Note]:
 
 
 def _failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
+    """A note for each reason, of all algos and workloads that failed with it."""
     failed = [m for m in measured if not m.passed]
     same = _grouped(
         failed,
@@ -173,6 +182,7 @@ def _failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
 
 
 def _doubts(measured: list[Measurement], brief: bool) -> Iterator[Note]:
+    """A note for each doubt, of all times that have it."""
     doubts = [(m, text) for m in measured for text in m.record.doubts or []]
 
     def kind(doubt: tuple[Measurement, str]) -> str:
@@ -185,6 +195,7 @@ def _doubts(measured: list[Measurement], brief: bool) -> Iterator[Note]:
 
 
 def _remarks(measured: list[Measurement]) -> Iterator[Note]:
+    """What the tiers and the algos said about themselves."""
     remarked = [m for m in measured if m.timing and m.timing.note]
     for text, same in _grouped(remarked, lambda m: m.timing and m.timing.note).items():
         yield Note("note", f"{_where(same)}: {text}")
@@ -199,6 +210,7 @@ def tuned(book: Book) -> list[Note]:
     near = {
         (m.algo, m.record.tuned_for) for m in book.measured if m.record.tuned_nearest
     }
+
     lines = []
     for algo, gpu in sorted(near):
         text = f"tuned for {gpu}, the nearest to this GPU"
@@ -220,6 +232,7 @@ def _where(measured: list[Measurement]) -> str:
     where = [m.tier for m in measured if m.tier and m.passed]
     where += [f"GPU {m.gpu}" for m in measured if m.gpu is not None]
     text += f" ({', '.join(dict.fromkeys(where))})" if where else ""
+
     return shown(text)
 
 

@@ -39,7 +39,13 @@ class Part:
         return slug(self.heading)
 
 
-def of(book: Book, parts: tuple[str, ...], unit: str, *, drawn: bool) -> list[Part]:
+def of(
+    book: Book,
+    parts: tuple[str, ...],
+    unit: str,
+    *,
+    drawn: bool,
+) -> list[Part]:
     """`drawn`: with figures, and with the multiples of the copy beside the times."""
     content = [_op(book, op, parts, unit, drawn) for op in book.ops]
     last = Part("Environment")
@@ -60,7 +66,14 @@ def title_of(book: Book) -> str:
     return f"{units.listed(book.ops, most=3)} on {units.listed(devices, most=3)}"
 
 
-def _op(book: Book, op: str, parts: tuple[str, ...], unit: str, drawn: bool) -> Part:
+def _op(
+    book: Book,
+    op: str,
+    parts: tuple[str, ...],
+    unit: str,
+    drawn: bool,
+) -> Part:
+    """All sections of one op that have something to show."""
     known = book.registry.ops.get(op)
     sections = [*_measured(book, op, parts, unit, drawn)]
     if "compare" in parts:
@@ -132,4 +145,5 @@ def _measured(
             f"{op} on {tiers.groups[0].device}, tiers side by side; in brackets the gap to"
             f" {tiers.names[0]}:"
         )
+
         yield Section("Tiers side by side", lead, [times.tiers(tiers)])

@@ -71,6 +71,7 @@ def _saved(
     lines = [
         part for line in heading for part in textwrap.wrap(line, int(width * 13.5))
     ]
+
     height = drawing.height
     if lines:
         height = max(3.5, height) + 0.17 * len(lines)

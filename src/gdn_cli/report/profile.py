@@ -129,7 +129,12 @@ def _show_grid(
 # --- one profile
 
 
-def _show_profile(out: Console, profile: Profile, full: bool) -> None:
+def _show_profile(
+    out: Console,
+    profile: Profile,
+    full: bool,
+) -> None:
+    """One profile: the verdict, gdn's own times, the kernels' facts, the files."""
     reading = profile.reading
     _line(out, (_title(profile, profile.algo), "bold"))
     survey = _survey(profile, profile.survey) if profile.survey else ()
@@ -152,6 +157,7 @@ def _title(profile: Profile, algo: str = "") -> str:
     l2 = f"L2 {profile.l2}" if profile.l2 and profile.mode == "cuda" else ""
     device = msgspec.structs.replace(profile.environment, threads=None).device
     head = f"{profile.op} {algo}".strip()
+
     return " | ".join(filter(None, [head, profile.label, device, profile.tool, l2]))
 
 
@@ -169,6 +175,7 @@ def _judged(profile: Profile) -> Iterator[tuple[Text, RenderableType]]:
         return
 
     bound, colon, rest = verdict.summary.partition(":")
+
     yield _dim("verdict"), styled((bound, "bold"), colon, rest)
     for text in verdict.why:
         yield _dim("why"), styled(text)
@@ -239,7 +246,11 @@ def _show_overview(out: Console, found: Sequence[Found]) -> None:
     print_line(out, _dim("--full and --json have every figure of each"))
 
 
-def _show_found(out: Console, found: Found, names: list[str]) -> None:
+def _show_found(
+    out: Console,
+    found: Found,
+    names: list[str],
+) -> None:
     """The facts and tables for the screen; --json has all."""
     out.print()
     if found.name or len(names) > 1:
@@ -268,10 +279,12 @@ def _called(name: str, names: list[str]) -> str:
         return "the call"
 
     same = [other for other in names if short(other) == short(name)]
+
     return short(name) if len(same) == 1 else name
 
 
 def _show_table(out: Console, table: profile_types.Table) -> None:
+    """A tool's table; the figures have their units."""
     columns = []
     for i, (name, unit) in enumerate(table.columns):
         texts = any(isinstance(row[i], str) for row in table.rows)
@@ -300,6 +313,7 @@ def _show_table(out: Console, table: profile_types.Table) -> None:
 def _show_difference(
     out: Console, difference: Difference, a: Profile, b: Profile
 ) -> None:
+    """Two profiles: what differs, then the verdict of each."""
     _line(out, (_title(a), "bold"))
     sides = (("A", a), ("B", b))
     for side, profile in sides:
@@ -318,13 +332,20 @@ def _show_difference(
         _line(out, (f"folder: {profile.folder}", "dim"))
 
 
-def _show_rows(out: Console, difference: Difference, a: Profile, b: Profile) -> None:
+def _show_rows(
+    out: Console,
+    difference: Difference,
+    a: Profile,
+    b: Profile,
+) -> None:
+    """The largest differences, the better side in green."""
     names = [pair.a for pair in difference.pairs]
     columns = [
         Column("what differs", folds=True),
         *numbers(f"A {a.algo}", f"B {b.algo}", "B/A"),
         Column("kernel", folds=True, cut=True),
     ]
+
     # times come first
     if len({row.kernel for row in difference.rows if row.group != "time"}) < 2:
         columns.pop()
@@ -339,6 +360,7 @@ def _show_rows(out: Console, difference: Difference, a: Profile, b: Profile) -> 
             Cell("" if row.ratio is None else units.times(row.ratio)),
             Cell(_called(row.kernel, names)),
         ]
+
         table.add(*cells[: len(columns)])
 
     print_table(out, table)
@@ -347,12 +369,10 @@ def _show_rows(out: Console, difference: Difference, a: Profile, b: Profile) -> 
 
 
 def _left_out(difference: Difference) -> Iterator[str]:
+    """What the table of differences lacks."""
     if len(difference.rows) > _MOST:
         yield f"{len(difference.rows) - _MOST} more differences with --json"
 
-    same = f"{100 * differences.SAME:.0f} %"
-    yield f"facts that are the same within {same}: {difference.same}"
-    yield f"facts that differ by too little to matter: {difference.small}"
     for only in difference.only:
         yield f"only {only.side.upper()} runs {short(only.kernel)}"
 

@@ -65,6 +65,7 @@ def _has_width(file: Any) -> bool:
 
 
 def console(stderr: bool = False) -> Console:
+    """A console for stdout or stderr, as wide as the terminal if there is one."""
     file = unguarded(sys.stderr if stderr else sys.stdout)
     return _Console(
         file=file, highlight=False, width=None if _has_width(file) else _WIDE
@@ -116,7 +117,11 @@ def print_line(
             out.print(part, soft_wrap=True)
 
 
-def print_grid(out: Console, grid: RenderableType, width: int | None = None) -> None:
+def print_grid(
+    out: Console,
+    grid: RenderableType,
+    width: int | None = None,
+) -> None:
     """A grid from rich, without blanks at the ends of lines."""
     options = out.options.update(width=width or out.width)
     for segments in out.render_lines(grid, options, pad=False):
@@ -179,6 +184,7 @@ def print_table(out: Console, table: Table) -> None:
             overflow="ellipsis" if column.cut else "fold",
             no_wrap=not column.folds,
         )
+
         width = min(longest.minimum, _NARROW) if column.folds else longest.maximum
         least += _GAP + max(width, *map(len, head.split("\n")), 0)
 
@@ -205,6 +211,7 @@ def print_table(out: Console, table: Table) -> None:
 
 
 def _cell(cell: Cell, prose: bool = False) -> Text:
+    """A cell in the colour of its mark."""
     text = block(cell.plain) if prose else styled(cell.plain)
     text.stylize(_STYLES.get(cell.mark, ""))
     return text
@@ -216,7 +223,11 @@ def _cell(cell: Cell, prose: bool = False) -> Text:
 JSON: list[bool] = []
 
 
-def show_error(message: str, hint: str | None, code: int) -> None:
+def show_error(
+    message: str,
+    hint: str | None,
+    code: int,
+) -> None:
     """With --json: the error as JSON on stdout, in addition to the lines on stderr."""
     if JSON:
         return
@@ -226,10 +237,12 @@ def show_error(message: str, hint: str | None, code: int) -> None:
         "hint": hint and shown(hint, lines=True),
         "code": code,
     }
+
     show_json({"error": error})
 
 
 def show_json(document: Any) -> None:
+    """The document of --json: all that stdout gets."""
     JSON.append(True)
     sys.stdout.write(dumps(document) + "\n")
 
@@ -261,6 +274,7 @@ def progress() -> Iterator[Callable[..., None]]:
 
 @contextlib.contextmanager
 def _progress_lines() -> Iterator[Callable[..., None]]:
+    """A line for each finished algo, and one from time to time."""
     begin = time.monotonic()
     state = ""
     ended = threading.Event()
@@ -268,7 +282,12 @@ def _progress_lines() -> Iterator[Callable[..., None]]:
     def say_with_time(text: str) -> None:
         say(f"{text} after {time.monotonic() - begin:.0f} s")
 
-    def report(name: str, done: int, total: int, finished: bool = False) -> None:
+    def report(
+        name: str,
+        done: int,
+        total: int,
+        finished: bool = False,
+    ) -> None:
         nonlocal state
         state = "" if finished else f"{name}: {done} of {total}"
         if finished:
@@ -294,6 +313,7 @@ def _progress_lines() -> Iterator[Callable[..., None]]:
 
 @contextlib.contextmanager
 def _progress_bar() -> Iterator[Callable[..., None]]:
+    """A bar that disappears at its end."""
     from rich import progress as bars
 
     columns = (
@@ -302,10 +322,16 @@ def _progress_bar() -> Iterator[Callable[..., None]]:
         bars.MofNCompleteColumn(),
         bars.TimeElapsedColumn(),
     )
+
     with bars.Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
 
-        def report(name: str, done: int, total: int, finished: bool = False) -> None:
+        def report(
+            name: str,
+            done: int,
+            total: int,
+            finished: bool = False,
+        ) -> None:
             bar.update(task, description=shown(name), completed=done, total=total)
 
         yield report

@@ -94,7 +94,11 @@ def numbers(*names: str) -> list[Column]:
     return [Column(name, number=True) for name in names]
 
 
-def doubtful(text: str, doubted: bool, small: str = "") -> Cell:
+def doubtful(
+    text: str,
+    doubted: bool,
+    small: str = "",
+) -> Cell:
     """A figure, marked if it is in doubt."""
     return Cell(text, Mark.DOUBTED if doubted else Mark.NONE, small)
 

@@ -135,6 +135,7 @@ def _state(state: str | None) -> Cell:
 def show_doctor(
     findings: list[dict[str, str | None]], summary: str, as_json: bool
 ) -> None:
+    """What was found on this machine, and what to do about what is missing."""
     if as_json:
         return show_json({"findings": findings, "summary": summary})
 
@@ -159,6 +160,7 @@ def show_doctor(
 
 
 def show_proof(steps: Iterable[Mapping[str, str]]) -> None:
+    """The steps of `gdn pack --prove`, and what was seen at each."""
     seen = Column("what was seen", folds=True)
     table = Table("", [*words("", "step"), seen], prose=True)
     for step in steps:

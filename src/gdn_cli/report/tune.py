@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 _ROWS = 40  # candidates of a dry run; --json has all
 
 
-def show_tuning(plan: Plan, state: State | None, as_json: bool) -> None:
+def show_tuning(
+    plan: Plan,
+    state: State | None,
+    as_json: bool,
+) -> None:
     """Show the results of `gdn tune`; without a state, the candidates that it would try."""
     if as_json:
         from ..tune.evidence import document
@@ -52,6 +56,7 @@ def _title(plan: Plan) -> str:
 
 
 def _show_plan(out: Console, plan: Plan) -> None:
+    """The candidates of a dry run, and the sizes that they would be timed at."""
     space, candidates = plan.space, list(plan.constants.values())
     title = f"{_title(plan)} | dry run: nothing is run or written"
     table = Table(title, numbers(*space.constants))
@@ -84,7 +89,12 @@ def _meaning(space: Space) -> str:
     return f"{length}size: {' * '.join(space.size)}"
 
 
-def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
+def _show_result(
+    out: Console,
+    result: Evidence,
+    plan: Plan,
+) -> None:
+    """The constants chosen for each workload, and the rows of the table."""
     l2 = f", L2 {result.l2}" if result.l2 else ""
     titles = [_title(plan), result.gpu, f"tier {result.tier}{l2}"]
     titles += ["in place"] if result.in_place else []
@@ -94,6 +104,7 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
         *words("99 % interval"),
         Column("second", folds=True),
     ]
+
     table = Table(" | ".join(titles), columns)
     for w in result.workloads:
         label = plan.op.label.format(**w.axes)
@@ -128,6 +139,7 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
     remark(
         out, "to second: the second fastest's time over the fastest's, calls in turns"
     )
+
     remark(
         out,
         "~ not measurably slower than the fastest, and the same as for the previous size",
@@ -136,7 +148,11 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
         remark(out, "doubt", text, "yellow")
 
 
-def _show_left_out(out: Console, left_out: list[LeftOut], count: int) -> None:
+def _show_left_out(
+    out: Console,
+    left_out: list[LeftOut],
+    count: int,
+) -> None:
     """The candidates that are wrong or cannot be built, grouped by reason."""
     by_reason: dict[tuple[str, str], list[str]] = {}
     for candidate in left_out:

@@ -38,10 +38,15 @@ def summary(book: Book, op: str) -> Table | None:
         )
 
     _add_limits(table, book.registry.ops.get(op), outputs)
+
     return table
 
 
-def by_call(book: Book, op: str, rows: list[Point]) -> Table:
+def by_call(
+    book: Book,
+    op: str,
+    rows: list[Point],
+) -> Table:
     """Each algo's verdict and errors on each workload."""
     known = book.registry.ops.get(op)
     outputs = list(known.outputs) if known else []
@@ -66,10 +71,15 @@ def by_call(book: Book, op: str, rows: list[Point]) -> Table:
     table.notes.append(
         "passed: by the contest's rule, errors within these limits, inputs not changed"
     )
+
     return table
 
 
-def _add_limits(table: Table, known: Op | None, outputs: list[str]) -> None:
+def _add_limits(
+    table: Table,
+    known: Op | None,
+    outputs: list[str],
+) -> None:
     """A last row with the greatest error that is allowed for each output."""
     if known and outputs:
         limits = [known.tolerance.get(name) for name in outputs]
@@ -79,7 +89,11 @@ def _add_limits(table: Table, known: Op | None, outputs: list[str]) -> None:
         table.notes.append(_NUMBERS)
 
 
-def on_hard_inputs(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+def on_hard_inputs(
+    book: Book,
+    op: str,
+    rows: list[Point],
+) -> Iterator[Table]:
     """Relative and absolute errors on each hard input, a column for each algo; then each
     algo's largest error and its input.
     """
@@ -121,6 +135,7 @@ def on_hard_inputs(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
             _NUMBERS,
             "passed: errors within the limits (!: above), inputs not changed",
         ]
+
         yield table
 
 
@@ -136,6 +151,7 @@ def _error(record: Record | None, absolute: bool) -> Cell:
     errors = [error for error in check.errors.values() if error is not None]
     error = check.max_abs_error if absolute else max(errors, default=None)
     text = _number(error if len(errors) == len(check.errors) else None)
+
     return Cell(text) if record.passed else Cell(f"{text} !", Mark.BAD)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .. import findings
 from ..book import Book, Measurement, Point
-from ..table import Table, became, words
+from ..table import Table
 from . import checks, compared, times
 from .origins import head
 
@@ -27,7 +27,12 @@ def _measured(rows: list[Point], tier: str | None = None) -> list[Measurement]:
     return [m for m in every if tier in (None, m.tier)]
 
 
-def _run(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+def _run(
+    book: Book,
+    op: str,
+    rows: list[Point],
+) -> Iterator[Table]:
+    """Verdicts and errors, of hard inputs in tables of their own."""
     workloads = [m.record.workload for m in _measured(rows)]
     if any(workload and workload.stress for workload in workloads):
         yield from checks.on_hard_inputs(book, op, rows)
@@ -35,18 +40,28 @@ def _run(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
         yield checks.by_call(book, op, rows)
 
 
-def _floors(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+def _floors(
+    book: Book,
+    op: str,
+    rows: list[Point],
+) -> Iterator[Table]:
     yield times.floors(book, op, rows)
 
 
-def _bench(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+def _bench(
+    book: Book,
+    op: str,
+    rows: list[Point],
+) -> Iterator[Table]:
     # mode -> the tier of its main table: the first one asked for
+    """Times in the main tier, all tiers side by side, ratios and scores."""
     main: dict[str, str] = {}
     for m in _measured(rows):
         if m.tier:
             main.setdefault(m.record.mode, m.tier)
 
     first = [p for p in rows if p.first.tier in (main.get(p.first.record.mode), None)]
+
     yield times.calls(book, op, first)
     if len(first) < len(rows):
         for several in findings.tiers(book, op):
@@ -63,7 +78,12 @@ def _bench(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
         yield scores
 
 
-def _compare(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+def _compare(
+    book: Book,
+    op: str,
+    rows: list[Point],
+) -> Iterator[Table]:
+    """Times side by side, the best peers, and the ratios."""
     for group in book.of(op):
         algos = {m.algo for m in group.measured if m.median_us is not None}
         if len(algos) > 2:
@@ -78,17 +98,13 @@ def _compare(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
             yield peers
 
     yield from _turns(book, op, rows)
-    failed = [point for point in rows if point.median_us is None]
-    if failed:
-        columns = words("workload", "algo", "verdict")
-        table = Table(f"{op} | not compared", columns)
-        for point in failed:
-            table.add(point.label, point.algo, became(point))
-
-        yield table
 
 
-def _turns(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+def _turns(
+    book: Book,
+    op: str,
+    rows: list[Point],
+) -> Iterator[Table]:
     """A table for each algo that took turns with the baseline of its op."""
     for item in book.overall(op):
         table = compared.turns(book, op, item)

@@ -40,6 +40,7 @@ def overall(book: Book, op: str) -> Table | None:
         *words("interval", "verdict"),
         *numbers(*map(str.lower, verdicts)),
     ]
+
     title = "Over all workloads, geometric means"
     table = Table(title, columns, notes=turn_notes(book, op))
     for item in items:
@@ -56,6 +57,7 @@ def turns(book: Book, op: str, item: Overall) -> Table:
         *numbers("baseline", "candidate", "speedup"),
         *words("99 % interval", "verdict"),
     ]
+
     table = Table(pair_name(item), columns, detail=True)
     rows = []
     for compared in book.comparisons(op):
@@ -119,6 +121,7 @@ def best_peers(book: Book, op: str, tier: str) -> Table | None:
         *numbers("best/first"),
         *words("99 % interval"),
     ]
+
     table = Table("the best peer", columns)
     for peer in peers:
         label, _ = label_of(book.registry.ops.get(op), peer.workload.axes)
@@ -144,6 +147,7 @@ def scores(items: list[Score]) -> Table | None:
         *numbers("score", "workloads"),
         Column("most of it from", folds=True),
     ]
+
     table = Table("Scores", columns)
     for score in items:
         value = "-" if score.value is None else units.times(score.value)
@@ -175,6 +179,7 @@ def judged(items: list[Judged]) -> Table | None:
         *numbers("passed", "no trace", "its time", "gdn's", "its / gdn's", "its score"),
         Column("its other statuses", folds=True),
     ]
+
     table = Table(f"{first.op} | judged by {first.harness}, {runner}", columns)
     for item in items:
         statuses = dict(item.statuses)
@@ -199,6 +204,7 @@ def judged(items: list[Judged]) -> Table | None:
         "no trace: workloads that it left out; its own score would not say so",
         "its score: the mean of its speedups over the reference; 0 if one of them failed",
     ]
+
     tiers = [item.our_tier for item in items if item.compared]
     if tiers:
         table.notes.append(

@@ -52,6 +52,7 @@ def origin(group: Group) -> str:
     environments = [
         source.environment(place) for source in group.sources for place in group.places
     ]
+
     drivers = sorted({env.driver for env in environments if env.driver})
     clocks = {env.max_sm_clock_mhz for env in environments if env.max_sm_clock_mhz}
     facts = [f"driver {'/'.join(drivers)}"] if drivers else []
@@ -63,6 +64,7 @@ def origin(group: Group) -> str:
         facts.append(f"{most} MHz at most" if seen else f"SM clock {most} MHz")
 
     within = f" ({', '.join(facts)})" if facts else ""
+
     return f"{group.device}{within}, tier {group.how}"
 
 
@@ -80,6 +82,7 @@ def _range(values: list[float | None], unit: str) -> str:
         return ""
 
     ends = dict.fromkeys([f"{min(known):.0f}", f"{max(known):.0f}"])
+
     return f"{' to '.join(ends)} {unit}"
 
 
@@ -118,6 +121,7 @@ def _environment(source: Source, place: str) -> dict[str, str]:
         "temperature, measuring": _range([s.temperature_c for s in states], "°C"),
         **env.versions,
     }
+
     return {name: str(value) for name, value in facts.items() if value}
 
 

@@ -35,6 +35,7 @@ def every_record(book: Book) -> Table:
             "over_floor": over(m, COPY),
             "speedup": 1 / reference if reference else None,
         }
+
         rows.append(values)
 
     names = dict.fromkeys(name for values in rows for name in values)

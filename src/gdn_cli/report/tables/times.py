@@ -37,7 +37,11 @@ _PEAKS = {
 # --- a row for each algo and size
 
 
-def calls(book: Book, op: str, rows: list[Point]) -> Table:
+def calls(
+    book: Book,
+    op: str,
+    rows: list[Point],
+) -> Table:
     """Each algo's time at each size, with its spread and its factor over the best peer,
     or over the reference without a peer, and over the copy.
     """
@@ -75,6 +79,7 @@ def calls(book: Book, op: str, rows: list[Point]) -> Table:
             "x copy": _three(ratio(point, copy)),
             "TFLOP/s": _rate(book, point),
         }
+
         speedup = ratio(rival, point)
         if rival and speedup and point.algo != COPY:
             doubted = point.doubted or rival.doubted
@@ -140,13 +145,18 @@ def _notes_on_gpus(rows: list[Point]) -> Iterator[str]:
 # --- floors
 
 
-def floors(book: Book, op: str, rows: list[Point]) -> Table:
+def floors(
+    book: Book,
+    op: str,
+    rows: list[Point],
+) -> Table:
     """The plain copy of each workload, and how it was made."""
     columns = [
         *words("workload", "tier"),
         *numbers("copy", "spread", "GB/s"),
         Column("how", folds=True),
     ]
+
     title = head(op, [m for p in rows for m in p.measured])
     table = Table(title, columns, notes=[*floor_notes(book)], grouped=True)
     for point in rows:
@@ -191,7 +201,12 @@ def machine(group: Group) -> Iterator[str]:
 # --- algos over sizes
 
 
-def times(group: Group, unit: str, *, floors: bool) -> Table:
+def times(
+    group: Group,
+    unit: str,
+    *,
+    floors: bool,
+) -> Table:
     """Median times, algos over sizes; `floors` adds each time over the copy's."""
     medians = [group.median_us(algo, label) for algo, label in group.points]
     shared_unit = units.table_unit([us for us in medians if us is not None], unit)
@@ -238,15 +253,18 @@ def rates(book: Book, group: Group) -> Table | None:
         return None
 
     table.notes += _rate_notes(book, group.measured[0])
+
     return table
 
 
 def _rate(book: Book, point: Point) -> Cell:
+    """Operations per second with the share of the peak; empty if not known."""
     found = rate(book, point)
     if found is None:
         return Cell("")
 
     share = "" if found.share is None else f"{found.share:.0%}"
+
     return Cell(units.three(found.tflops), small=share)
 
 
@@ -262,6 +280,7 @@ def _rate_notes(book: Book, measured: Measurement) -> Iterator[str]:
 def _by_size(
     title: str, group: Group, algos: list[str], cell: Callable[[str, str], Cell]
 ) -> Table:
+    """Algos over sizes; sizes over algos if there are many sizes."""
     heads = {}
     for label in group.labels:
         count = group.shared(label)
@@ -306,6 +325,7 @@ def ladder_table(book: Book, group: Group) -> Table | None:
     table.notes.append(
         "Geometric means over the workloads that the algos share; speedup: over the reference"
     )
+
     return table
 
 
