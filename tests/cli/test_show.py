@@ -16,9 +16,6 @@ def test_list_shows_the_summaries_in_one_line_each(gdn):
     # decode's is the first
     line = next(line for line in lines if line.startswith("cpp-v1 "))
     assert line.split()[:6] == ["cpp-v1", "cpp", "cpu", "C++", "for", "the"]
-    heads = [line for line in lines if line.startswith("algo ")]
-    # aligned across ops
-    assert len(heads) == len(REGISTRY.ops) and len(set(heads)) == 1
     wide = gdn("list", env={"COLUMNS": "200"}).out.splitlines()
     assert any(line.endswith(REGISTRY.find("cuda-v5").summary) for line in wide)
 

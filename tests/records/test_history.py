@@ -615,10 +615,7 @@ def test_one_run_is_forgotten_and_all_of_it(kept, gdn, tmp_path):
     copies = kept(other, other)
     (row,) = rows("c")
     done = gdn("history", "--forget", row["run"][:6])
-    assert done.code == 0 and done.out == (
-        f"forgotten: run {row['run']}, bench of 2026-11-02T14:12:11Z, 2 records of"
-        f" gdn_decode/a and gdn_decode/c; its record file is still there: {out}\n"
-    )
+    assert (done.code, done.out) == (0, f"forgotten: run {row['run']}\n")
     assert history.History().series() == before and out.is_file()
     assert not any(copy.exists() for copy in copies)
     kept(other)

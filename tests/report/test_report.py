@@ -15,7 +15,6 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import browser
 import helpers
@@ -29,7 +28,6 @@ from gdn_cli.records.columns import COLUMNS
 from gdn_cli.report import (
     figures,
     findings,
-    headlines,
     html,
     markdown,
     markdown_blocks,
@@ -41,7 +39,7 @@ from gdn_cli.report import (
     terminal,
 )
 from gdn_cli.report.drawing import styles_of
-from gdn_cli.report.tables import records
+from gdn_cli.report.tables import records, times
 
 ROOT = helpers.TESTS.parent
 H200 = ROOT / "results" / "h200"
@@ -54,6 +52,10 @@ def book_of(*documents: dict, **narrow):
         for i, d in enumerate(documents)
     ]
     return merge.gather(sources, REGISTRY, **narrow)
+
+
+def texts(table: table.Table) -> list[list[str]]:
+    return [[cell.plain for cell in row.cells] for row in table.rows]
 
 
 def sheet(book) -> str:
@@ -75,30 +77,31 @@ def cells(text: str, n: int = 0) -> dict[str, list[str]]:
 # --- numbers
 
 
-@pytest.mark.parametrize(
-    ("us", "plain", "long"),
-    [
-        (0.05, "0.05", "0.05 us"),
-        (9.996, "10.00", "10.0 us"),
-        (99.996, "100", "100 us"),
-        (999.6, "1000", "1.00 ms"),
-        (3.2e6, "3200000", "3.20 s"),
-    ],
-)
-def test_numbers_have_the_digits_that_count(us, plain, long):
-    assert (units.digits(us), units.duration(us)) == (plain, long)
-
-
-def test_small_words():
-    values = [units.three(x) for x in (0.9215, 0.9996, 1.2, 9.996, 17.66, 99.96)]
-    assert values == ["0.921", "1.00", "1.20", "10.0", "17.7", "100"]
+def test_numbers_have_the_digits_that_count():
+    assert [*map(units.digits, (0.05, 9.996, 99.996, 999.6))] == [
+        "0.05",
+        "10.00",
+        "100",
+        "1000",
+    ]
+    assert [*map(units.duration, (9.996, 999.6, 3.2e6))] == [
+        "10.0 us",
+        "1.00 ms",
+        "3.20 s",
+    ]
+    values = 0.0042, 0.0363, 0.0996, 0.9215, 0.9996, 9.996, 17.66, 99.96
+    assert (
+        " ".join(map(units.three, values))
+        == "0.0042 0.036 0.100 0.921 1.00 10.0 17.7 100"
+    )
+    sizes = [units.size(n) for n in (0, 999, 1024, 999_960, 3.2e9)]
+    assert sizes == ["0 B", "999 B", "1.02 KB", "1.00 MB", "3.20 GB"]
     assert units.gap(-0.5) == "-0.50 us" and units.gap(35) == "+35.0 us"
     assert units.listed("abc") == "a, b and c"
     assert units.listed("abcd", most=2) == "a, b and 2 more"
     # a column that needs more than four digits before the point has a unit in each cell
     assert units.table_unit([1.0, 9999.0]) == "us"
     assert units.table_unit([1.0, 41000.0]) is None
-    assert units.cell(41000.0, "ms") == "41.00"
 
 
 def test_medians_means_and_floors_are_those_of_the_records():
@@ -160,26 +163,15 @@ def test_the_readmes_table_from_its_records():
     assert cells(markdown.markdown(cpu, unit="us"))["`pt-reference`"][2] == "40969"
 
 
-def test_algos_are_chosen_and_ordered():
-    text = markdown.markdown(book_of(reports.bench(), algos=("fi-baseline", "cuda-v1")))
-    assert list(cells(text))[2:] == ["`copy`", "`fi-baseline`", "`cuda-v1`"]
-    with pytest.raises(UsageError, match="unknown algo 'cuda-v2'"):
-        book_of(reports.bench(), algos=("cuda-v2",))
-
-
 def test_an_own_algo_comes_after_the_ladder_and_before_the_peers():
     document = reports.bench()
     document["records"].append(reports.record("mine", 1, 1.5))
     (group,) = book_of(document).groups
-    assert group.algos == [
-        "copy",
-        "pt-reference",
-        "cuda-v1",
-        "cuda-v4",
-        "mine",
-        "fi-baseline",
-    ]
+    ours = ["copy", "pt-reference", "cuda-v1", "cuda-v4", "mine"]
+    assert group.algos == [*ours, "fi-baseline"]
     assert group.fastest("B=1") == "mine" and group.fastest("B=8") == "cuda-v4"
+    (chosen,) = book_of(document, algos=("fi-baseline", "cuda-v1")).groups
+    assert chosen.algos == ["copy", "fi-baseline", "cuda-v1"]
 
 
 # --- several files
@@ -257,10 +249,10 @@ def test_rows_of_several_origins_in_one_table_are_noted():
     )
     found = notes.notes(book_of(reports.bench((1, 8)), other), "gdn_decode")
     text = "; ".join(note.text for note in found if note.kind == "mixed")
-    assert "drivers are mixed: 580.159.04 in 0.json; 590.1 in 1.json" in text
-    assert "commits are mixed: 1c78cc43113f in 0.json; 2222 with changes" in text
-    assert "torch 2.11.0+cu130 and 2.12" in text
-    assert "sources are mixed: cuda-v4-1 and cuda-v4-2" in text
+    assert "more than one driver: 580.159.04 in 0.json; 590.1 in 1.json" in text
+    assert "more than one commit: 1c78cc43113f in 0.json; 2222 with changes" in text
+    assert "more than one torch: 2.11.0+cu130 in 0.json; 2.12 in 1.json" in text
+    assert "one source of cuda-v4: cuda-v4-1 in 0.json; cuda-v4-2 in 1.json" in text
     assert notes.notes(book_of(reports.bench()), "gdn_decode") == []
 
 
@@ -282,21 +274,10 @@ def test_files_of_schema_1_and_2_are_read_alike(tmp_path):
 def test_tiers_are_told_apart_by_gaps_never_by_ratios():
     book = book_of(reports.bench((1, 8), ("cupti", "events", "fib")))
     (tiers,) = findings.tiers(book, "gdn_decode")
-    assert tiers.names == ("cupti", "events", "fib")
-    rows = {(label, algo): medians for label, algo, medians in tiers.rows}
-    assert rows["B=1", "cuda-v4"] == pytest.approx((2.18, 6.18, 37.18))
-    assert rows["B=1", "copy"] == pytest.approx((1.66, 5.66, None))
-    assert tiers.said[1] == "fib adds 35.0 us to the time in cupti, in the median."
-    uneven = reports.bench((1, 8), ("cupti", "fib"))
-    for r in uneven["records"]:
-        if (r["algo"], r["tier"], r["workload"]) == (
-            "fi-baseline",
-            "fib",
-            reports.workload(8),
-        ):
-            r["timing"]["median_us"] = 20.0
-    (tiers,) = findings.tiers(book_of(uneven), "gdn_decode")
-    assert "from +12.5 us (fi-baseline at B=8) to +35.0 us" in tiers.said[0]
+    assert tiers.names == ["cupti", "events", "fib"]
+    assert texts(times.tiers(tiers))[0] == [
+        "B=1", "copy", "1.66 us", "5.66 us (+4.00 us)", ""
+    ]  # fmt: skip
     assert findings.tiers(book_of(reports.bench()), "gdn_decode") == []
 
 
@@ -315,13 +296,12 @@ def test_a_figure_follows_the_longest_row_of_sizes():
     grid = [(1, 128), (1, 512), (1, 1024), (1, 4096), (2, 512), (4, 512)]
     row = sizes_along("attention_fwd", "batch_size seq_len", *grid)
     assert (row.axis, row.fixed, row.joined) == ("seq_len", "batch size 1", True)
-    assert row.labels[-1] == "B=1 S=4096" and row.left_out == ("B=2 S=512", "B=4 S=512")
-    assert row.at["B=1 S=512"] == 512.0
+    assert [*row.at.values()] == [128, 512, 1024, 4096]
     # sizes in no order: marks without lines between them, over the axis with most values
     mixed = [(10 * i + 7, i % 7 + 1, 2) for i in range(1, 40)]
     row = sizes_along("gdn_prefill", "total_seq_len num_seqs len_cu_seqlens", *mixed)
     assert (row.axis, row.fixed, row.joined) == ("total_seq_len", "", False)
-    assert len(row.labels) == 39 and row.left_out == ()
+    assert len(row.at) == 39
     assert sizes_along("gdn_decode", "batch_size", (4,)) is None
 
 
@@ -363,27 +343,6 @@ def test_nothing_in_doubt_is_the_fastest():
     assert doubted["cuda-v4"] and not doubted["cuda-v1"]
 
 
-def test_a_headline_is_of_times_that_are_not_in_doubt():
-    def headline(*doubted):
-        book = book_of(doubting(reports.bench(), *doubted))
-        return headlines.of_algos(book, book.groups[0])
-
-    text = headline()
-    assert text.startswith("cuda-v4 takes") and "3 workloads" in text
-    assert "as fast as the best peer (" in text and "the reference" not in text
-    # the ratio to the reference is over the other two
-    assert "over 2 workloads" in headline(("pt-reference", 64))
-    assert headline(*(("cuda-v4", b) for b in (1, 8, 64))) == ""
-
-
-@pytest.mark.parametrize("doubted", ["", "cuda-v4", "fi-baseline"])
-def test_the_terminal_marks_doubted_times(doubted, capsys):
-    """No star and no plain ratio: a ratio to a doubted time is doubted, too."""
-    document = doubting(reports.bench((1,)), (doubted, 1))
-    terminal.show(reports.typed(document), REGISTRY, False, Path("x.json"))
-    screens.check(f"doubted-{doubted or 'none'}", capsys.readouterr().out)
-
-
 def test_everything_on_the_terminal_and_in_markdown(capsys):
     document = reports.typed(reports.everything())
     terminal.show(document, REGISTRY, False, Path("x.json"))
@@ -403,7 +362,7 @@ def test_failures_name_the_workload_and_the_first_wrong_value():
     ]  # fmt: skip
     book = book_of(reports.document([failed | record for record in records]))
     assert [(note.text, note.tail) for note in notes.notes(book)] == [
-        ("mine at B=8 (2640f1e3): crashed with SIGSEGV", ("in Run()",)),
+        ("mine: crashed with SIGSEGV; at B=8; workload 2640f1e3", ("in Run()",)),
         ("mine: build failed, a.cpp:1: error: x", ("a.cpp:2: error: y",)),
         (
             "mine: wrong, 3 of 9 were not written; the contest's own rule would pass it",
@@ -511,15 +470,15 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
     """In another process, with other hashes, another folder and another matplotlibrc."""
     file = reports.write(tmp_path, reports.everything())
     (tmp_path / "matplotlibrc").write_text("font.size: 30\naxes.facecolor: red\n")
+    made: dict[str, list[bytes]] = {}
     for seed, cwd in (("1", tmp_path), ("2", ROOT)):
-        for kind in ("html", "png", "svg"):
+        for kind in ("html", "png"):
             out = tmp_path / f"{seed}.{kind}"
             command = [sys.executable, "-m", "gdn_cli", "report", file, "-o", out]
             env = helpers.environment(PYTHONHASHSEED=seed)
             subprocess.run(command, env=env, cwd=cwd, check=True, capture_output=True)
-    for kind in ("html", "png", "svg"):
-        first, second = (tmp_path / f"{seed}.{kind}" for seed in "12")
-        assert first.read_bytes() == second.read_bytes(), kind
+            made.setdefault(kind, []).append(out.read_bytes())
+    assert all(first == second for first, second in made.values())
 
 
 def test_the_png_is_the_main_figure_and_carries_no_date():
@@ -529,7 +488,6 @@ def test_the_png_is_the_main_figure_and_carries_no_date():
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">I", data[16:20])[0] == 1280
     assert not re.search(rb"tEXt|tIME|iTXt|zTXt", data)
-    assert heading[1].startswith("gdn_decode on NVIDIA H200 (driver 580.159.04, ")
     several = results("decode-contest.json", "attention-climb.json")
     with pytest.raises(
         UsageError, match="there are several: gdn_decode on NVIDIA H200; "
@@ -540,22 +498,13 @@ def test_the_png_is_the_main_figure_and_carries_no_date():
         figures.one(merge.gather(merge.read([file]), REGISTRY), "floor")
 
 
-def test_floors_and_peers_have_their_own_look():
-    book = book_of(reports.bench())
-    drawing = figures.latency(book, book.groups[0])
-    root = ElementTree.fromstring(pictures.svg(drawing, ["Ours"]))
-    texts = {element.text for element in root.iter() if element.tag.endswith("}text")}
-    assert {"Ours", "copy", "empty launch", "fi-baseline", "cuda-v4", "64"} <= texts
-    styles = styles_of(book, "gdn_decode")
-    assert styles["fi-baseline"].dashes != styles["cuda-v4"].dashes == "-"
-
-
 def test_a_style_stays_with_an_algo():
     every = styles_of(book_of(reports.bench()), "gdn_decode")
     few = styles_of(book_of(reports.bench(), algos=("cuda-v4",)), "gdn_decode")
     own = reports.bench()
     own["records"].append(reports.record("mine", 1, 1.5))
     more = styles_of(book_of(own), "gdn_decode")
+    assert more["fi-baseline"].dashes != more["cuda-v4"].dashes == "-"
     assert few["cuda-v4"] == every["cuda-v4"] and every.items() <= more.items()
     assert len({(style.colour, style.marker) for style in more.values()}) == len(more)
 
@@ -677,24 +626,10 @@ before  <!-- not a block -->
 old
 <!-- /gdn report -->
 between
-```md
-<!-- gdn report nothing.json -->
-```
+`<!-- gdn report nothing.json -->`
   <!-- gdn report a.json --op gdn_decode -o docs/a.png --title 'How [fast]' -->
 <!-- /gdn report -->
 after"""
-
-
-def outside(text: str) -> list[str]:
-    """The lines in no block, with the comments around them: _TEXT's blocks name a.json,
-    its fence does not.
-    """
-    found, inside = [], False
-    for line in text.splitlines():
-        inside = inside and "/gdn report" not in line
-        found += [] if inside else [line]
-        inside = inside or "gdn report a.json" in line
-    return found
 
 
 def test_update_writes_the_blocks_and_nothing_else(gdn, tmp_path):
@@ -702,7 +637,6 @@ def test_update_writes_the_blocks_and_nothing_else(gdn, tmp_path):
     file, figure = tmp_path / "README.md", tmp_path / "docs" / "a.png"
     file.write_text(_TEXT)
     file.chmod(0o640)
-    # paths start at the file's folder, whatever this one is
     done = gdn("report", "--update", file)
     assert (done.code, done.out) == (0, f"{file}: 2 blocks, 2 changed\n")
     new = file.read_text()
@@ -710,14 +644,13 @@ def test_update_writes_the_blocks_and_nothing_else(gdn, tmp_path):
     assert cells(new)["`cuda-v4`"] == ["**2.18**", "**4.14**", "19.82"]
     assert "![How \\[fast\\]; gdn_decode on NVIDIA H200 (driver" in new
     assert "L2 cold](docs/a.png)\n<!-- /gdn report -->\nafter" in new
-    assert outside(new) == outside(_TEXT) and len(outside(_TEXT)) == 12
+    block = r"(?s)(<!-- gdn report a.json[^\n]*\n).*?(<!-- /gdn report -->)"
+    assert re.sub(block, r"\1\2", new) == re.sub(block, r"\1\2", _TEXT)
     assert file.stat().st_mode & 0o777 == 0o640
     stamps = [path.stat().st_mtime_ns for path in (file, figure)]
     done = gdn("report", "--update", "README.md", "--json", cwd=tmp_path)
     assert [block["changed"] for block in done.json["blocks"]] == [False, False]
     assert stamps == [path.stat().st_mtime_ns for path in (file, figure)]
-    names = [new.splitlines()[block["line"] - 1] for block in done.json["blocks"]]
-    assert all("<!-- gdn report a.json" in name for name in names)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "a.json", "docs"]
 
 
@@ -737,9 +670,9 @@ def test_update_keeps_line_endings(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a\n<!-- gdn report a.json -->\nb\n", ":2: this `gdn report` block is not closed"),
-        ("<!-- gdn report a.json -->\n<!-- gdn report a.json -->\n<!-- /gdn report -->\n", ":1: this `gdn report`"),
-        ("a\n\n<!-- /gdn report -->\n", ":3: no `gdn report` block is open here"),
+        ("a\n<!-- gdn report a.json -->\nb\n", ":2: this block is not opened, or not closed"),
+        ("<!-- gdn report a.json -->\n<!-- gdn report a.json -->\n<!-- /gdn report -->\n", ":2: this block is not"),
+        ("a\n\n<!-- /gdn report -->\n", ":3: this block is not"),
         ("<!-- gdn report 'a.json -->\n<!-- /gdn report -->\n", ":1: No closing quotation"),
         ("nothing\n", " has no block"),
         ("<!-- gdn report a.json -->\n<!-- /gdn report -->\n\n<!-- gdn report b.json -->\n<!-- /gdn report -->\n",
@@ -773,50 +706,6 @@ needs_browser = pytest.mark.skipif(
     not browser.find(), reason="no Chromium here (apt-get install chromium)"
 )
 
-_MEASURE = """
-(() => {
-  const width = document.documentElement.clientWidth, out = {figures: [], wide: []};
-  for (const image of document.querySelectorAll('figure img')) {
-    const box = document.createElement('div');
-    const bytes = Uint8Array.from(atob(image.src.split(',')[1]), c => c.charCodeAt(0));
-    box.innerHTML = new TextDecoder().decode(bytes).replace(/^[^]*?<svg/, '<svg');
-    box.firstChild.setAttribute('width', '100%');
-    box.firstChild.removeAttribute('height');
-    box.title = image.alt;
-    image.replaceWith(box);
-  }
-  for (const e of document.querySelectorAll('main *, header *'))
-    if (!e.closest('.scroll') && !e.closest('svg') && e.getBoundingClientRect().right > width + 0.5)
-      out.wide.push(e.tagName + ' ' + e.textContent.slice(0, 40));
-  for (const svg of document.querySelectorAll('figure svg')) {
-    const box = svg.getBoundingClientRect(), texts = [];
-    for (const t of svg.querySelectorAll('text')) {
-      const b = t.getBoundingClientRect();
-      texts.push({text: t.textContent, size: parseFloat(getComputedStyle(t).fontSize) * t.getScreenCTM().a,
-                  box: [b.left - box.left, b.top - box.top, b.right - box.left, b.bottom - box.top]});
-    }
-    out.figures.push({name: svg.parentNode.title, left: box.left, top: box.top + scrollY,
-                      width: box.width, height: box.height, texts});
-  }
-  const root = document.documentElement;
-  out.page = [root.scrollWidth, root.clientWidth, document.body.scrollWidth];
-  out.tables = [...document.querySelectorAll('.scroll')].map(e => [e.scrollWidth, e.clientWidth, e.tabIndex]);
-  return out;
-})()
-"""
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with browser.Browser() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def server(pages):
-    with browser.Server(pages) as found:
-        yield found
-
 
 def colliding(texts: list[dict]) -> list[tuple[str, str]]:
     """Texts of a figure whose boxes overlap. A line's box has room above and below its
@@ -835,56 +724,42 @@ def colliding(texts: list[dict]) -> list[tuple[str, str]]:
 @needs_browser
 @pytest.mark.parametrize("name", ["real", "all", "hostile"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_in_a_browser(chromium, server, name, width):
-    server.asked.clear()
-    chromium.open(f"{server.url}/{name}.html", width, phone=width < 500)
-    seen = chromium.js(_MEASURE)
-    assert server.asked == [f"/{name}.html"]
-    fetched = [url for url in chromium.requests if not url.startswith("data:")]
-    assert fetched == [f"{server.url}/{name}.html"]
-    assert chromium.complaints == [] and seen["wide"] == []
-    assert seen["page"][:2] == [width, width] and seen["page"][2] <= width
-    assert len(seen["figures"]) > 2 and all(t[2] == 0 for t in seen["tables"])
-    for f in seen["figures"]:
-        assert f["width"] > 300 and f["height"] > 60
-        assert 0 <= f["left"] <= width - f["width"]
-        assert len(f["texts"]) >= 3 and min(t["size"] for t in f["texts"]) >= 9
-        assert colliding(f["texts"]) == [], f["name"]
-        for t in f["texts"]:
-            left, top, right, bottom = t["box"]
-            assert left >= -1 and right <= f["width"] + 1, (f["name"], t)
-            assert top >= -2 and bottom <= f["height"] + 2, (f["name"], t)
-    lefts = {round(f["left"]) for f in seen["figures"]}
+def test_the_page_in_a_browser(pages, name, width):
+    seen = browser.measured(pages / f"{name}.html", width)
+    assert seen["wide"] == [] and seen["page"] == [width, width]
+    assert len(seen["figures"]) > 2
+    for figure in seen["figures"]:
+        assert figure["width"] > 300 and figure["height"] > 60
+        assert 0 <= figure["left"] <= width - figure["width"]
+        texts = figure["texts"]
+        assert len(texts) >= 3 and min(t["size"] for t in texts) >= 9
+        assert colliding(texts) == [], figure["name"]
+        for text in texts:
+            left, top, right, bottom = text["box"]
+            assert left >= -1 and right <= figure["width"] + 1, text
+            assert top >= -2 and bottom <= figure["height"] + 2, text
+    lefts = {round(figure["left"]) for figure in seen["figures"]}
     assert len(lefts) == (1 if width < 500 else 2)
 
 
 @needs_browser
 @pytest.mark.parametrize("name", ["real", "all", "hostile"])
-def test_the_page_on_paper(chromium, server, name):
+def test_the_page_on_paper(pages, name):
     """A4 within its margins is 688 CSS pixels wide."""
-    chromium.open(f"{server.url}/{name}.html", 688)
-    chromium("Emulation.setEmulatedMedia", media="print")
-    seen = chromium.js(_MEASURE)
+    seen = browser.measured(pages / f"{name}.html", 688, printed=True)
     assert seen["page"][0] == 688 and seen["wide"] == []
-    assert all(inner <= outer for inner, outer, _ in seen["tables"])
-    pdf = chromium.pdf()
-    assert pdf[:5] == b"%PDF-" and len(pdf) > 20_000
+    assert all(inner <= outer for inner, outer in seen["tables"])
 
 
 @needs_browser
-def test_the_collision_test_can_fail(chromium, server):
+def test_the_collision_test_can_fail(pages):
     """Two labels put on top of each other, and a page made too wide, must be seen."""
-    chromium.open(f"{server.url}/all.html", 390, phone=True)
-    chromium.js(_MEASURE)
-    chromium.js(
-        "(() => { const [a, b] = document.querySelectorAll('figure svg text');"
+    spoil = (
+        "const [a, b] = document.querySelectorAll('figure svg text');"
         " for (const name of ['transform', 'x', 'y', 'style'])"
         " b.setAttribute(name, a.getAttribute(name) || '');"
-        " document.querySelector('h1').style.width = '800px'; })()"
+        " document.querySelector('h1').style.width = '800px';"
     )
-    seen = chromium.js(_MEASURE)
-    assert (
-        colliding(seen["figures"][0]["texts"])
-        and seen["wide"]
-        and seen["page"][0] > 390
-    )
+    seen = browser.measured(pages / "all.html", 390, spoil)
+    assert colliding(seen["figures"][0]["texts"])
+    assert seen["wide"] and seen["page"][0] > 390

@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from ..machine.inventory import Place
     from ..records.history import Group
 
-_LEAST = 26  # characters; a summary that would get fewer than this is wrapped, not cut
-
 
 def _plain(algo: Algo, place: Place) -> dict[str, Any]:
+    """The facts of an algo that `gdn list --json` has, too."""
     return {
         "op": algo.op,
         "algo": algo.name,
@@ -31,10 +30,7 @@ def _plain(algo: Algo, place: Place) -> dict[str, Any]:
         "here": place.mode,
         "reason": place.reason,
         "hint": place.hint,
-        "after": algo.after,
-        "peer": algo.peer,
-        "setup": algo.setup,
-        "summary": algo.summary,
+        **{name: getattr(algo, name) for name in ("after", "peer", "setup", "summary")},
     }
 
 
@@ -44,29 +40,21 @@ def show_list(
     """The algos, where each of them runs here, and the folders whose algo.toml cannot be read."""
     if as_json:
         errors = [{"op": b.op, "algo": b.name, "error": str(b.error)} for b in broken]
-        plain = [_plain(algo, place) for algo, place in places]
+        plain = [_plain(*place) for place in places]
         return show_json({"algos": plain, "broken": errors})
 
     out = console()
+    columns = words("algo", "language")
+    columns += [Column("here", folds=True), Column("summary", folds=True, cut=True)]
     tables: dict[str, Table] = {}
-    columns = [
-        *words("algo", "language"),
-        Column("here", folds=True),
-        Column("summary", folds=True),
-    ]
-    texts = [[column.name for column in columns[:3]]]
-    texts += [[algo.name, algo.language, _here(place)] for algo, place in places]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    room = out.width - sum(widths) - 2 * len(widths)
     for algo, place in places:
         here = Cell(_here(place), Mark.GOOD if place.mode else Mark.WARN)
-        summary = algo.summary
-        if _LEAST <= room < len(summary):
-            summary = summary[: room - 2].rpartition(" ")[0] + "..."
         table = tables.setdefault(algo.op, Table(algo.op, columns))
-        table.add(algo.name, algo.language, here, summary)
+        table.add(algo.name, algo.language, here, algo.summary)
 
-    print_table(out, *tables.values())
+    for table in tables.values():
+        print_table(out, table)
+
     for b in broken:
         print_line(out, styled(("broken", "red"), f" {b.op}/{b.name}: {b.error}"))
 
@@ -95,6 +83,7 @@ class Known:
 
 
 def show_algo(known: Known, as_json: bool) -> None:
+    """Everything about one algo: its facts, its files and its last times."""
     algo, place = known.algo, known.place
     if as_json:
         return show_json(_whole(known))
@@ -105,7 +94,7 @@ def show_algo(known: Known, as_json: bool) -> None:
         print_line(out, styled((f"{word:<10}", "dim"), text), 10)
 
     out.print()
-    table = Table("", [*words("file"), *numbers("lines"), *words("from")])
+    table = Table("", words("file") + numbers("lines") + words("from"))
     for path, lines in known.files:
         folder = "" if path.parent == algo.folder else "/".join(path.parent.parts[-2:])
         table.add(path.name, str(lines), folder)
@@ -117,21 +106,22 @@ def show_algo(known: Known, as_json: bool) -> None:
         out.print()
 
     for group in known.history:
-        _show_times(out, "your last run", group)
+        _show_times(out, group)
 
     if not known.history:
         op = "" if algo.op == DEFAULT_OP else f" --op {algo.op}"
         remark(out, f"no times yet: `gdn bench --algo {algo.name}{op}` takes some")
 
 
+_MORE = "entry_point", "capability", "packages", "provenance", "batch_invariant"
+
+
 def _whole(known: Known) -> dict[str, Any]:
+    """Everything about one algo as JSON."""
     algo = known.algo
-    return _plain(algo, known.place) | {
-        "entry_point": algo.entry_point,
-        "capability": algo.capability,
-        "packages": algo.packages,
-        "provenance": algo.provenance,
-        "batch_invariant": algo.batch_invariant,
+    return {
+        **_plain(algo, known.place),
+        **{name: getattr(algo, name) for name in _MORE},
         "folder": str(algo.folder),
         "tuned": algo.tune and algo.tune.file,
         "files": [{"path": str(path), "lines": lines} for path, lines in known.files],
@@ -141,37 +131,30 @@ def _whole(known: Known) -> dict[str, Any]:
 
 
 def _facts(algo: Algo, place: Place) -> dict[str, str]:
+    """What is to be said of an algo, under a word each."""
     least = f", compute capability {algo.capability} or more" if algo.capability else ""
     facts = {
         "language": f"{algo.language}; the call is {algo.entry_point}",
         "runs on": f"{', '.join(algo.modes)}{least}",
-        "here": f"yes, on {place.mode}" if place.mode else f"no: {place.reason}",
-        "": "" if place.mode else place.hint,
+        "here": f"yes, on {place.mode}" if place.mode else _here(place),
+        "hint": place.hint,
         "after": algo.after,
-        "peer": "yes: another project's kernel, which ours are compared with",
-        "setup": f"{algo.setup} runs before the call and is not timed",
+        "peer": "yes: another project's kernel" if algo.peer else "",
+        "setup": algo.setup and f"{algo.setup}: before the call and not timed",
         "packages": ", ".join(algo.packages.values()),
         **algo.provenance,
         "folder": str(algo.folder or ""),
+        "tuned": algo.tune and f"{algo.tune.file}, by {', '.join(algo.tune.size)}",
     }
-    if not algo.peer:
-        del facts["peer"]
-    if not algo.setup:
-        del facts["setup"]
-    if algo.tune:
-        sizes = ", ".join(algo.tune.size)
-        facts["tuned"] = f"{algo.tune.file} holds its constants by {sizes}"
 
     return {word: text for word, text in facts.items() if text}
 
 
 def _times(group: Group) -> dict[str, Any]:
+    """An algo's last run on one device and tier, as JSON."""
     last = group.rows[-1]
     return {
-        "device": group.device,
-        "mode": group.mode,
-        "tier": group.tier,
-        "l2": group.l2,
+        **{name: getattr(group, name) for name in ("device", "mode", "tier", "l2")},
         "time": last.time,
         "commit": last.commit,
         "source_hash": last.source_hash,
@@ -180,17 +163,15 @@ def _times(group: Group) -> dict[str, Any]:
     }
 
 
-def _show_times(out: Console, title: str, group: Group) -> None:
+def _show_times(out: Console, group: Group) -> None:
     """The last row of a group, one column per size."""
     last = group.rows[-1]
     l2 = f", L2 {group.l2}" if group.l2 else ""
     device = group.device or group.mode or ""
-    heads = [title, device, f"tier {group.tier}{l2}", last.time[:10]]
+    heads = ["your last run", device, f"tier {group.tier}{l2}", last.time[:10]]
     labels = [label for label in group.labels if label in last.medians_us]
     table = Table(" | ".join(heads), numbers(*labels))
-    cells = []
-    for label in labels:
-        doubt = "?" if label in last.doubted_labels else ""
-        cells.append(units.duration(last.medians_us[label]) + doubt)
-    table.add(*cells)
+    times = [units.duration(last.medians_us[label]) for label in labels]
+    doubts = ["?" * (label in last.doubted_labels) for label in labels]
+    table.add(*map("".join, zip(times, doubts, strict=True)))
     print_table(out, table)

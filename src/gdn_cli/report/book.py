@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..catalog.ops import Op
 from ..catalog.registry import Registry
@@ -31,10 +31,8 @@ from ..schema.record_types import (
 )
 from ..schema.scores import Judged, Score
 
-_GPU, _CPU = "GPU (not named)", "CPU (not named)"
 # what two items besides records share if they measure the same
 _SAME = ("tier", "l2", "baseline", "algo", "against", "rule")
-Item = TypeVar("Item", Compared, BestPeer, Score, Judged)
 Mean = TypeVar("Mean", Overall, BestPeers)
 
 
@@ -73,14 +71,10 @@ class Source:
         name with its threads.
         """
         mode, _, number = place.partition(":")
-        unnamed = _GPU if mode == "cuda" else _CPU
-        name = self.environment(place).device or unnamed
+        kind = "GPU" if mode == "cuda" else "CPU"
+        name = self.environment(place).device or f"{kind} (not named)"
         gpus = [other for other in self.places if other.startswith("cuda:")]
-        return (
-            f"{name}, GPU {number}"
-            if number and len(gpus) > 1 and place in gpus
-            else name
-        )
+        return f"{name}, GPU {number}" if number and len(gpus) > 1 else name
 
 
 @dataclass(frozen=True)
@@ -137,6 +131,7 @@ class Measurement:
         workload = self.record.workload
         if workload is None:
             return None
+
         return workload.uuid or repr(sorted(workload.axes.items()))
 
     @property
@@ -171,18 +166,34 @@ class Point:
         return self.first.algo
 
     @property
-    def place(self) -> tuple:
-        """Key of the times that may be divided by each other: one label, tier and GPU."""
-        return self.first.label, self.first.tier, self.first.gpu
+    def size(self) -> tuple:
+        """Key of the times beside each other in a table: one label and tier."""
+        return self.first.label, self.first.tier
 
     @property
     def label(self) -> str:
         return self.first.label or "all"
 
-    @property
-    def gpu(self) -> str:
-        """The GPU's number as text; "" if GPUs were not chosen."""
-        return "" if self.first.gpu is None else str(self.first.gpu)
+    def name(self, several_gpus: bool) -> str:
+        """The algo, with its GPU if the table has several, and whether it was interpreted."""
+        parts = [self.algo]
+        if several_gpus and self.first.gpu is not None:
+            parts.append(f"GPU {self.first.gpu}")
+
+        if self.first.record.mode == "interpreter":
+            parts.append("interpreted")
+
+        return ", ".join(parts)
+
+    def quickest_of(self, others: Iterable[Point]) -> Point | None:
+        """The quickest of those whose times may be divided by this one's: at the same
+        size and tier, on the same GPU.
+        """
+        return quickest(
+            other
+            for other in others
+            if (other.size, other.first.gpu) == (self.size, self.first.gpu)
+        )
 
     @property
     def failed(self) -> Record | None:
@@ -232,6 +243,7 @@ def fastest(points: Iterable[Point]) -> Point | None:
     first = quickest(timed)
     if len(timed) < 2 or len(gpus) > 1 or first is None or first.doubted:
         return None
+
     return first
 
 
@@ -266,10 +278,12 @@ class Group:
         for m in self.measured:
             if m.label:
                 points.setdefault((m.algo, m.label), Point([])).measured.append(m)
+
         for m in self.measured:
             if not m.label and not m.passed:
                 for label in self.labels:
                     points.setdefault((m.algo, label), Point([m]))
+
         return points
 
     def median_us(self, algo: str, label: str) -> float | None:
@@ -317,8 +331,10 @@ class Group:
         parts = [self.tier]
         if self.l2:
             parts.append(f"L2 {self.l2}")
+
         if self.in_place:
             parts.append("in place")
+
         return ", ".join(parts)
 
 
@@ -353,62 +369,58 @@ class Book:
             if m.op == op and (m.algo not in FLOORS or m.workload):
                 key = (m.algo, m.label, m.record.mode, m.tier, m.gpu)
                 points.setdefault(key, Point([])).measured.append(m)
+
         labels = list(dict.fromkeys(p.first.label for p in points.values()))
         return sorted(points.values(), key=lambda p: labels.index(p.first.label))
 
-    def comparisons(self, op: str) -> list[tuple[Source, Compared]]:
-        return self._latest(op, lambda document: document.comparisons)
+    def comparisons(self, op: str) -> list[Compared]:
+        return [*self._latest(op, "comparisons").values()]
 
     def overall(self, op: str) -> list[Overall]:
         """The means of `comparisons`, so over the workloads of all files; the means in
         the files are over their own.
         """
-        return self._means(self.comparisons(op), comparison.over_all)
+        return self._means(op, "comparisons", comparison.over_all)
 
-    def best_peers(self, op: str) -> list[tuple[Source, BestPeer]]:
-        return self._latest(op, lambda document: document.best_peers)
+    def best_peers(self, op: str) -> list[BestPeer]:
+        return [*self._latest(op, "best_peers").values()]
 
     def best_peers_overall(self, op: str) -> list[BestPeers]:
-        """The means of `best_peers`, as above."""
-        return self._means(self.best_peers(op), comparison.best_peers_over_all)
+        """The means of `best_peers`, over the workloads of all files."""
+        return self._means(op, "best_peers", comparison.best_peers_over_all)
 
-    def judged(self, op: str) -> list[tuple[Source, Judged]]:
-        return self._latest(op, lambda document: document.official)
+    def judged(self, op: str) -> list[Judged]:
+        return [*self._latest(op, "official").values()]
 
-    def scores(self, op: str) -> list[tuple[Source, Score]]:
-        return self._latest(op, lambda document: document.scores)
+    def scores(self, op: str) -> list[Score]:
+        return [*self._latest(op, "scores").values()]
 
-    def _latest(
-        self, op: str, items: Callable[[Document], list[Item] | None]
-    ) -> list[tuple[Source, Item]]:
-        """Items that documents hold besides records, for one op; the latest of those
-        that measure the same.
+    def _latest(self, op: str, field: str) -> dict[tuple, Any]:
+        """The items of a field of the documents, for one op; the latest of those that
+        measure the same. The first part of a key is the device.
         """
-        latest: dict[tuple, tuple[Source, Item]] = {}
+        latest = {}
         for source in self.sources:
-            for item in items(source.document) or []:
-                if item.op != op or not self._wanted(item):
-                    continue
-                same = tuple(getattr(item, name, None) for name in _SAME)
-                workload = getattr(item, "workload", None)
-                case = workload and (workload.uuid or repr(workload.axes))
-                latest[(source.device(item.mode), case, same)] = source, item
-        return list(latest.values())
+            for item in getattr(source.document, field) or []:
+                asked = not self.tiers or item.tier in self.tiers
+                asked = asked and (not self.algos or item.algo in self.algos)
+                if item.op == op and asked:
+                    same = tuple(getattr(item, name, None) for name in _SAME)
+                    workload = getattr(item, "workload", None)
+                    case = workload and (workload.uuid or repr(workload.axes))
+                    latest[source.device(item.mode), case, same] = item
+
+        return latest
 
     def _means(
-        self,
-        pairs: list[tuple[Source, Item]],
-        means: Callable[[list[Item]], list[Mean]],
+        self, op: str, field: str, means: Callable[[list[Any]], list[Mean]]
     ) -> list[Mean]:
         """Means of the items of each device."""
-        by_device: dict[str, list[Item]] = {}
-        for source, item in pairs:
-            by_device.setdefault(source.device(item.mode), []).append(item)
-        return [mean for items in by_device.values() for mean in means(items)]
+        by_device: dict[str, list[Any]] = {}
+        for (device, *_), item in self._latest(op, field).items():
+            by_device.setdefault(device, []).append(item)
 
-    def _wanted(self, item: Compared | BestPeer | Score | Judged) -> bool:
-        tier = not self.tiers or item.tier in self.tiers
-        return tier and (not self.algos or item.algo in self.algos)
+        return [mean for items in by_device.values() for mean in means(items)]
 
 
 # --- the ladder
@@ -428,12 +440,14 @@ class Ladder:
 
 
 def ladder(registry: Registry, op: str) -> Ladder:
+    """The algos of an op, and the steps between them."""
     algos = registry.of(op)
     names = {algo.name for algo in algos}
     after = {a.name: a.after for a in algos if a.after and a.after in names}
     on_ladder = after.keys() | set(after.values())
     order = sorted(algos, key=lambda a: (a.peer, a.name not in on_ladder))
     known = registry.ops.get(op)
+
     return Ladder(
         order=tuple(algo.name for algo in order),
         after=after,

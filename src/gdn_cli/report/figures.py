@@ -7,188 +7,138 @@ colour are readable.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from .. import units
-from ..catalog.tiers import COPY, EMPTY
+from ..catalog.tiers import EMPTY
 from ..errors import UsageError
 from . import findings
 from .book import Book, Group, ladder
 from .drawing import (
     GREY,
-    PALE,
     Drawing,
+    Lines,
     axes,
-    bars_only,
     height_with,
     legend,
-    log_x,
-    log_y,
+    log_axes,
     plain,
     series,
     slug,
     styles_of,
 )
-from .findings import Rung, Slice
 from .tables import origins
 from .tables.times import BELOW_ONE
 
-Lines = dict[str, list[tuple[float, float]]]  # algo -> (place on the axis, value)
 
-
-def latency(book: Book, group: Group) -> Drawing | None:
-    """Median times over an op's axis; none if there is only one size."""
+def over_sizes(
+    book: Book,
+    group: Group,
+    *,
+    relative: bool,
+) -> Drawing | None:
+    """Median times over an op's axis, or these times divided by the copy's; None if there
+    is only one size.
+    """
     sizes = findings.sizes_along(group)
     if sizes is None:
         return None
 
-    lines = _lines(group, sizes, group.algos, group.median_us)
-    medians = [us for points in lines.values() for _, us in points]
-    empty = group.machine.get(EMPTY)
-    empty_us = empty.median_us if empty else None
-    # an empty launch far below all times would squeeze them
-    if empty_us and not min(medians) / 3 < empty_us < max(medians):
-        empty_us = None
+    algos = group.rivals if relative else group.algos
+    value = group.over_floor if relative else group.median_us
+    lines: Lines = {}
+    for algo in algos:
+        for label, place in sizes.at.items():
+            y = value(algo, label)
+            if y is not None:
+                lines.setdefault(algo, []).append((place, y))
 
-    names = [*lines, *(["empty launch"] if empty_us else [])]
-    styles, axis = styles_of(book, group.op), findings.axis_words(sizes.axis)
-
-    def draw(figure: Any) -> None:
-        ax = axes(figure, "median, us", axis)
-        series(ax, lines, styles, sizes.joined, group.winner)
-        if empty_us:
-            ax.axhline(
-                empty_us, color=GREY, linestyle=":", label="empty launch", zorder=1
-            )
-        log_x(ax, sizes.at.values())
-        log_y(ax)
-        legend(figure, names)
-
-    words = "Both axes are logarithmic; lower is faster. "
-    known = ladder(book.registry, group.op)
-    if any(map(known.peer, group.rivals)):
-        words += "Dashed lines are peers. "
-
-    words += _thick(group.winner, lines)
-    if COPY in lines:
-        words += "The grey line is a plain copy of the same bytes. "
-    if not sizes.joined:
-        words += "The sizes differ in other axes too. "
-    if sizes.left_out:
-        words += f"In the table only: {units.listed(sizes.left_out, most=6)}."
-
-    title = f"Time over {axis}{_fixed(sizes)}"
-    if len({g.how for g in book.of(group.op) if g.device == group.device}) > 1:
-        title += f", {group.how}"
-
-    name = _name(group, "latency")
-    return Drawing(name, title, words.strip(), draw, height_with(names))
-
-
-def over_floor(book: Book, group: Group) -> Drawing | None:
-    """Each algo's time divided by the copy's, over the same axis."""
-    sizes = findings.sizes_along(group)
-    lines = _lines(group, sizes, group.rivals, group.over_floor) if sizes else {}
-    if sizes is None or not lines:
+    if not lines:
         return None
 
-    styles, axis = styles_of(book, group.op), findings.axis_words(sizes.axis)
+    empty = group.machine.get(EMPTY)
+    level, level_name = (empty.median_us if empty else None), "empty launch"
+    title, caption = "Time", "The grey line is a plain copy of the same bytes"
+    if relative:
+        level, level_name = 1.0, "copy"
+        title, caption = "Time over that of a plain copy", BELOW_ONE
+
+    ys = [y for points in lines.values() for _, y in points]
+    # an empty launch far below all times would squeeze them
+    if level and not min(ys) / 3 < level < max(ys):
+        level = None
+
+    names = [*lines, *([level_name] if level else [])]
+    axis = findings.axis_words(sizes.axis)
 
     def draw(figure: Any) -> None:
-        ax = axes(figure, "x copy: time over that of a plain copy", axis)
-        ax.axhline(1.0, color=GREY, linewidth=2.0, zorder=1)
-        series(ax, lines, styles, sizes.joined, group.winner)
-        log_x(ax, sizes.at.values())
-        log_y(ax)
-        legend(figure, lines)
+        ax = axes(figure, "x copy" if relative else "median, us", axis)
+        series(ax, lines, styles_of(book, group.op), sizes.joined)
+        if level:
+            ax.axhline(level, color=GREY, linestyle=":", label=level_name, zorder=1)
 
-    words = (
-        "The line at 1 is a plain copy of the same bytes; lower is faster. Both axes are"
-        f" logarithmic. {_thick(group.winner, lines)}"
+        log_axes(ax)
+        legend(figure, names)
+
+    fixed = f", {sizes.fixed}" if sizes.fixed else ""
+
+    return Drawing(
+        name=_name(group, "floor" if relative else "latency"),
+        title=f"{title} over {axis}{fixed}, {group.how}",
+        words=f"Both axes are logarithmic; dashed lines are peers. {caption}.",
+        draw=draw,
+        height=height_with(names),
     )
-    factors = [factor for points in lines.values() for _, factor in points]
-    if min(factors) < 1:
-        words += BELOW_ONE
-
-    title = f"Time over that of a plain copy{_fixed(sizes)}"
-    name = _name(group, "floor")
-    return Drawing(name, title, words.strip(), draw, height_with(lines))
-
-
-def _fixed(sizes: Slice) -> str:
-    return f", {sizes.fixed}" if sizes.fixed else ""
-
-
-def _thick(first: str | None, lines: Lines) -> str:
-    if first not in lines or len(lines) < 3:
-        return ""
-    return f"The thick line is {first}, the fastest at most sizes. "
 
 
 def the_ladder(book: Book, group: Group) -> Drawing | None:
-    """Bars from the lowest rung up: the speedup over the reference, or the time if
-    there is no reference.
-    """
-    rungs = [rung for rung in findings.rungs(book, group) if rung.mean_us is not None]
-    reference = ladder(book.registry, group.op).reference
-    floor = next((rung.over_floor for rung in rungs if rung.algo == reference), None)
-    relative = all(rung.speedup is not None for rung in rungs if rung.algo != COPY)
-    bars: list[tuple[Rung, float]] = []
-    for rung in rungs:
-        speedup = floor if rung.algo == COPY else rung.speedup
-        value = speedup if relative else rung.mean_us
-        if value is not None:
-            bars.append((rung, value))
-
-    most = max((value for rung, value in bars if rung.algo != COPY), default=0.0)
-    # with a copy that is much faster, the other bars would be too short to see
-    bars = [(r, value) for r, value in bars if r.algo != COPY or value <= 2.5 * most]
-    if sum(rung.algo != COPY for rung, _ in bars) < 2:
+    """Bars from the lowest rung up: the speedup over the reference; None without its time."""
+    rungs = [rung for rung in findings.rungs(book, group) if rung.speedup]
+    if len(rungs) < 2:
         return None
 
+    reference = ladder(book.registry, group.op).reference
     styles = styles_of(book, group.op)
 
-    def text(rung: Rung, value: float) -> str:
-        words = f"{units.times(value)}, {rung.mean}" if relative else rung.mean
-        return f"{words} ({rung.right} of {rung.of})" if rung.right < rung.of else words
-
     def draw(figure: Any) -> None:
-        title = f"times as fast as {reference}" if relative else "geometric mean, us"
-        ax = axes(figure, plain(title, 60), "")
-        bars_only(ax)
-        for place, (rung, value) in enumerate(bars):
-            copy = rung.algo == COPY
-            colour = GREY if copy else styles[rung.algo].colour
-            face = PALE if copy else colour
-            if rung.peer:
-                face = "white"
-            bar = ax.barh(place, value, height=0.72, facecolor=face, edgecolor=colour)
-            if rung.peer:
-                bar[0].set_hatch("////")
-            ax.bar_label(bar, [text(rung, value)], padding=4)
-        ax.set_yticks(range(len(bars)), [plain(rung.algo, 20) for rung, _ in bars])
+        ax = axes(figure, plain(f"times as fast as {reference}", 60), "")
+        # the bars have their numbers beside them
+        ax.grid(False)
+        ax.tick_params(length=0)
+        ax.spines["bottom"].set_visible(False)
+        ax.set_xticks([])
+        for place, rung in enumerate(rungs):
+            colour = styles[rung.algo].colour
+            face = "white" if rung.peer else colour
+            hatch = "////" if rung.peer else ""
+            bar = ax.barh(
+                place, rung.speedup, 0.72, facecolor=face, edgecolor=colour, hatch=hatch
+            )
+
+            text = f"{units.times(rung.speedup or 0)}, {rung.mean}"
+            if rung.right < rung.of:
+                text += f" ({rung.right} of {rung.of})"
+
+            ax.bar_label(bar, [text], padding=4)
+
+        ax.set_yticks(range(len(rungs)), [plain(rung.algo, 20) for rung in rungs])
         ax.invert_yaxis()
 
-    count = units.count(rungs[0].of, "workload")
-    words = f"Geometric means over {count}."
-    if relative:
-        words = f"Speedup over {reference} and time, geometric means over {count}."
-    if any(rung.peer for rung, _ in bars):
-        words += " Hatched bars are peers."
-    if any(rung.doubted for rung, _ in bars):
-        words += " ?: some of its times are in doubt."
-    if any(rung.right < rung.of for rung, _ in bars):
-        words += (
-            " In brackets: the number of workloads with a time, if not all have one."
-        )
+    words = (
+        f"Speedup over {reference} and time, geometric means over the workloads that the algos"
+        " share; hatched bars are peers. ?: some of its times are in doubt. In brackets: the"
+        " workloads with a time, if not all have one."
+    )
 
-    height = 0.6 + 0.27 * len(bars)
+    height = 0.6 + 0.27 * len(rungs)
+
     return Drawing(_name(group, "ladder"), "The ladder", words, draw, height)
 
 
 PARTS: dict[str, Callable[[Book, Group], Drawing | None]] = {
-    "latency": latency,
-    "floor": over_floor,
+    "latency": partial(over_sizes, relative=False),
+    "floor": partial(over_sizes, relative=True),
     "ladder": the_ladder,
 }
 
@@ -217,26 +167,12 @@ def one(book: Book, part: str) -> tuple[Drawing, list[str]]:
         )
 
     ((drawing, heading),) = figures.values()
+
     return drawing, [drawing.title, heading]
 
 
-def _lines(
-    group: Group,
-    sizes: Slice,
-    algos: list[str],
-    value: Callable[[str, str], float | None],
-) -> Lines:
-    """The values of each algo, without sizes that have none."""
-    lines: Lines = {}
-    for algo in algos:
-        for label in sizes.labels:
-            y = value(algo, label)
-            if y is not None:
-                lines.setdefault(algo, []).append((sizes.at[label], y))
-    return lines
-
-
 def _name(group: Group, part: str) -> str:
+    """A name that no other figure of the page has."""
     in_place = "in-place" if group.in_place else ""
     parts = (group.op, part, group.device, group.tier, group.l2, in_place)
     return "-".join(slug(text) for text in parts if text)

@@ -46,10 +46,10 @@ def page(
     """
     content = outline.of(book, tuple(parts), unit, drawn=True)
     template = _templates().get_template("page.html.j2")
+
     return template.render(
         title=title,
         parts=[part for part in content if part.sections],
-        facts=outline.facts(book),
         version=__version__,
     )
 
@@ -61,6 +61,7 @@ def table(table: Table) -> str:
 
 
 def _templates() -> jinja2.Environment:
+    """Jinja's environment: it escapes every value, and none may be missing."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -69,8 +70,10 @@ def _templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=_visible,
     )
+
     environment.globals["Mark"] = Mark
-    environment.filters |= {"image": _image, "sentence": _sentence}
+    environment.filters["image"] = _image
+
     return environment
 
 
@@ -84,9 +87,3 @@ def _visible(value: Any) -> Any:
     before it is escaped.
     """
     return value if isinstance(value, Markup) else shown(str(value))
-
-
-def _sentence(words: Any) -> str:
-    """Join a sentence's parts, or a compiler's lines, to one line."""
-    text = words if isinstance(words, str) else "".join(words)
-    return " ".join(text.split())

@@ -9,7 +9,7 @@ from ..text import markdown_code
 from . import outline
 from .book import Book
 from .outline import Section
-from .table import Cell, Mark, Name, Table, Words
+from .table import Cell, Mark, Name, Table
 
 PARTS = ("times", "floor", "ladder", "tiers", "compare", "score", "checks", "notes")
 USUAL = ("times", "tiers", "compare", "score", "notes")  # without --parts
@@ -26,52 +26,47 @@ def markdown(
     for part in outline.of(book, tuple(parts), unit, drawn=False):
         for section in part.sections:
             blocks += _section(section)
+
     return "\n\n".join(blocks) + "\n"
 
 
 def _section(section: Section) -> Iterator[str]:
+    """The blocks of one section: its lead, tables with their notes, and its notes."""
     tables = [t for t in section.tables if t and not t.detail]
     if tables and section.lead:
-        yield sentence(section.lead)
+        yield escaped(section.lead)
+
     for t in tables:
         yield table(t)
         if t.notes:
-            yield " ".join(map(sentence, t.notes))
-    notes = [f"{note.kind}: {note.text}" for note in section.notes]
-    for bullets in (section.said, notes):
-        if bullets:
-            yield "\n".join(f"- {escaped(text)}" for text in bullets)
+            yield " ".join(f"{escaped(note)}." for note in t.notes)
+
+    if section.notes:
+        yield "\n".join(f"- {n.kind}: {escaped(n.text)}" for n in section.notes)
 
 
 def table(table: Table) -> str:
     """The head and the rows, without notes; numbers are right-aligned."""
-    heads = [sentence(column.name) for column in table.columns]
+    heads = [_text(column.name) for column in table.columns]
     rules = ["---:" if column.number else "---" for column in table.columns]
     lines = [f"| {' | '.join(heads)} |", f"|{'|'.join(rules)}|"]
     for row in table.rows:
         lines.append(f"| {' | '.join(map(_cell, row.cells))} |")
+
     return "\n".join(lines)
 
 
 def _cell(cell: Cell) -> str:
-    text = sentence(cell.text)
+    """A cell with its marks; the fastest is bold."""
+    text = _text(cell.text)
     if cell.mark is Mark.BEST:
         text = f"**{text}**"
+
     if cell.small:
         text += f" {escaped(cell.small)}"
+
     return f"{text} ?" if cell.mark is Mark.DOUBTED else text
 
 
-def sentence(words: Words) -> str:
-    """A sentence, which may come in parts, with names as code."""
-    parts = (words,) if isinstance(words, str) else words
-    return "".join(map(_part, parts))
-
-
-def _part(text: str) -> str:
-    """Escaped text. A blank at either end stays: it separates the part from the next one."""
-    if isinstance(text, Name):
-        return markdown_code(text)
-    before = " " if text.startswith(" ") else ""
-    after = " " if text.endswith(" ") and text.strip() else ""
-    return before + escaped(text) + after
+def _text(text: str) -> str:
+    return markdown_code(text) if isinstance(text, Name) else escaped(text)

@@ -4,14 +4,14 @@
     the text here is replaced
     <!-- /gdn report -->
 
-Nothing else in the file changes. Comments inside a code fence do not open a block.
+Nothing else in the file changes. A comment that is not alone on its line opens no block.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,18 +19,11 @@ from .. import files
 from ..errors import UsageError
 from ..text import markdown
 
-_OPEN = re.compile(r"\s*<!--\s*gdn\s+report\b(?P<args>.*?)-->\s*$")
-_CLOSE = re.compile(r"\s*<!--\s*/gdn\s+report\s*-->\s*$")
-_FENCE = re.compile(r"\s{0,3}(?P<mark>`{3,}|~{3,})(?P<more>.*)$")
-
-
-@dataclass(frozen=True)
-class Block:
-    """The lines between two comments: `first` to before `last`, counted from 0."""
-
-    first: int
-    last: int
-    args: list[str]
+_COMMENT = re.compile(
+    r"^[ \t]*<!--[ \t]*(?P<end>/?)gdn[ \t]+report\b(?P<args>.*?)-->[ \t]*(?P<cr>\r?)$",
+    re.MULTILINE,
+)
+_FORM = "<!-- gdn report FILE.json --> ... <!-- /gdn report -->"
 
 
 @dataclass(frozen=True)
@@ -40,54 +33,6 @@ class Rendered:
     text: str
     file: Path | None = None
     data: bytes = b""
-
-
-def blocks(text: str, name: str) -> list[Block]:
-    """The blocks of a Markdown text. Raises UsageError with file and line if one is not
-    closed, or not opened.
-    """
-    parsed: list[Block] = []
-    opened: Block | None = None
-    for i, line in _outside_fences(text.splitlines()):
-        if match := _OPEN.match(line):
-            if opened:
-                break
-            opened = Block(i + 1, 0, _arguments(match["args"], f"{name}:{i + 1}"))
-        elif _CLOSE.match(line):
-            if opened is None:
-                raise UsageError(f"{name}:{i + 1}: no `gdn report` block is open here")
-            parsed.append(Block(opened.first, i, opened.args))
-            opened = None
-
-    if opened:
-        raise UsageError(
-            f"{name}:{opened.first}: this `gdn report` block is not closed",
-            hint="end it with <!-- /gdn report -->",
-        )
-
-    return parsed
-
-
-def _outside_fences(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """The lines outside of code fences, with their numbers from 0."""
-    fence = ""
-    for i, line in enumerate(lines):
-        mark = _FENCE.match(line)
-        if mark and not fence:
-            fence = mark["mark"]
-        elif mark and mark["mark"].startswith(fence) and not mark["more"].strip():
-            fence = ""
-        elif not fence:
-            yield i, line
-
-
-def _arguments(text: str, place: str) -> list[str]:
-    if "\0" in text:
-        raise UsageError(f"{place}: a zero byte, which no option may hold")
-    try:
-        return shlex.split(text)
-    except ValueError as e:
-        raise UsageError(f"{place}: {e}") from None
 
 
 def update(
@@ -106,40 +51,61 @@ def update(
         reason = getattr(e, "strerror", None) or e
         raise UsageError(f"cannot read {path}: {reason}") from None
 
-    parsed = blocks(text, str(path))
-    if not parsed:
-        hint = "<!-- gdn report FILE.json --> ... <!-- /gdn report -->"
-        raise UsageError(f"{path} has no block", hint=hint)
+    comments = [*_COMMENT.finditer(text)]
+    if not comments:
+        raise UsageError(f"{path} has no block", hint=_FORM)
 
-    contents = []
-    for block in parsed:
-        try:
-            rendered = render(block.args, path.parent)
-            if rendered.file:
-                files.destination(rendered.file, within=path.parent)
-        except UsageError as e:
-            place = f"{path}:{block.first}"
-            raise UsageError(f"{place}: {e.message}", hint=e.hint) from None
-        contents.append(rendered)
+    lines = [text.count("\n", 0, comment.start()) + 1 for comment in comments]
+    for n, (line, comment) in enumerate(zip(lines, comments, strict=True)):
+        closes = n % 2 == 1
+        if bool(comment["end"]) != closes or (not closes and n + 1 == len(comments)):
+            message = f"{path}:{line}: this block is not opened, or not closed"
+            raise UsageError(message, hint=_FORM)
 
-    lines = text.splitlines(keepends=True)
+    blocks = [*zip(lines[::2], comments[::2], comments[1::2], strict=True)]
+    rendered = [_render(path, line, start, render) for line, start, _ in blocks]
     changes: list[dict[str, object]] = []
-    # from the end, so that the numbers of the lines before stay right
-    for block, rendered in reversed([*zip(parsed, contents, strict=True)]):
-        ending = "\r\n" if lines[block.first - 1].endswith("\r\n") else "\n"
-        new = [line + ending for line in rendered.text.rstrip("\n").split("\n")]
-        changed = new != lines[block.first : block.last]
-        lines[block.first : block.last] = new
-        if rendered.file and not _holds(rendered.file, rendered.data):
-            files.write(rendered.file, rendered.data, within=path.parent)
+    parts, end = [], 0
+    for (line, start, stop), block in zip(blocks, rendered, strict=True):
+        old = text[start.end() + 1 : stop.start()]
+        new = f"{block.text.rstrip()}\n".replace("\n", f"{start['cr']}\n")
+        parts += [text[end : start.end() + 1], new]
+        end = stop.start()
+        changed = new != old
+        if block.file and not _holds(block.file, block.data):
+            files.write(block.file, block.data, within=path.parent)
             changed = True
-        file = str(rendered.file) if rendered.file else None
-        changes.insert(0, {"line": block.first, "file": file, "changed": changed})
 
-    if "".join(lines) != text:
-        files.write(path, "".join(lines))
+        file = str(block.file) if block.file else None
+        changes.append({"line": line, "file": file, "changed": changed})
+
+    parts.append(text[end:])
+    if "".join(parts) != text:
+        files.write(path, "".join(parts))
 
     return changes
+
+
+def _render(
+    path: Path,
+    line: int,
+    comment: re.Match[str],
+    render: Callable[[list[str], Path], Rendered],
+) -> Rendered:
+    """A block's new content. A UsageError names its file and line."""
+    try:
+        if "\0" in comment["args"]:
+            raise UsageError("a zero byte, which no option may hold")
+
+        rendered = render(shlex.split(comment["args"]), path.parent)
+        if rendered.file:
+            files.destination(rendered.file, within=path.parent)
+    except ValueError as e:
+        raise UsageError(f"{path}:{line}: {e}") from None
+    except UsageError as e:
+        raise UsageError(f"{path}:{line}: {e.message}", hint=e.hint) from None
+
+    return rendered
 
 
 def _holds(file: Path, data: bytes) -> bool:

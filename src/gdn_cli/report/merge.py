@@ -29,6 +29,7 @@ def newest() -> Path:
             f"no record of a bench in {folder}",
             hint="`gdn bench` makes one; or name a FILE.json",
         )
+
     return files[-1]
 
 
@@ -41,6 +42,7 @@ def read(files: Iterable[Path], *, base: Path | None = None) -> list[Source]:
     for file in files:
         name = file.name if file.is_absolute() else file.as_posix()
         sources.append(Source(name, store.load((base or Path()) / file)))
+
     return sources
 
 
@@ -69,37 +71,50 @@ def gather(
     _check("op", (op,) if op else (), [m.op for m in every])
     _check("algo", algos, [m.algo for m in every])
     _check("tier", tiers, [m.tier for m in every if m.tier])
-    kept, replaced = _merge(batches)
-    kept = [
-        m
-        for m in kept
-        if op in (None, m.op)
-        and (not tiers or m.tier is None or m.tier in tiers)
-        and (not algos or m.algo in algos or m.algo in FLOORS)
-    ]
+    merged, replaced = _merge(batches)
+    kept = []
+    for m in merged:
+        of_tier = not tiers or m.tier is None or m.tier in tiers
+        of_algo = not algos or m.algo in algos or m.algo in FLOORS
+        if op in (None, m.op) and of_tier and of_algo:
+            kept.append(m)
+
     order = {name: i for i, name in enumerate(registry.ops)}
     # stable: within an op as the files have them
     kept.sort(key=lambda m: order.get(m.op, len(order)))
     groups = _groups(kept, registry, algos)
+
     return Book(sources, groups, kept, registry, replaced, tiers, algos)
 
 
-def _check(kind: str, names: Iterable[str], known: list[str]) -> None:
+def _check(
+    kind: str,
+    names: Iterable[str],
+    known: list[str],
+) -> None:
+    """Raises UsageError for a name that no record has."""
     for name in names:
         if name not in known:
             raise unknown(kind, name, known, hint="these files hold no other")
 
 
-def _measurement(record: Record, source: Source, registry: Registry) -> Measurement:
+def _measurement(
+    record: Record,
+    source: Source,
+    registry: Registry,
+) -> Measurement:
+    """A record with its label, its device and L2's state."""
     label = ""
     order: tuple[float, ...] = ()
     if record.workload:
         label, order = label_of(registry.ops.get(record.op), record.workload.axes)
+
     l2 = None
     if record.timing:
         l2 = record.timing.l2
     elif record.mode == "cuda":  # the state it would have been timed in
         l2 = source.document.options.get("l2")
+
     return Measurement(record, source, label, order, source.device(record.place), l2)
 
 
@@ -120,6 +135,7 @@ def _merge(
             again = (
                 old.workload is None and (old.op, old.algo, old.record.mode) in algos
             )
+
             mended = not old.passed and (
                 again or (old.tier is None and old.case in passed)
             )
@@ -127,6 +143,7 @@ def _merge(
                 replaced[old.source.name, batch[0].source.name] += 1
             else:
                 stays.append(old)
+
         # keep all failures
         kept = stays + [m for m in batch if last[m.key] is m or not m.passed]
 
@@ -136,6 +153,7 @@ def _merge(
 def _groups(
     kept: list[Measurement], registry: Registry, algos: tuple[str, ...]
 ) -> list[Group]:
+    """The groups of the timed records, with the failures that belong to them."""
     groups: dict[tuple, Group] = {}
     for m in kept:
         if m.tier and m.timing:
@@ -148,40 +166,49 @@ def _groups(
         for m in kept:
             if not _belongs(m, group):
                 continue
+
             if m.algo in FLOORS and m.workload is None:
                 group.machine[m.algo] = m
             else:
                 group.measured.append(m)
+
         group.algos = _in_order(group, registry, algos)
 
-    ops = list(dict.fromkeys(m.op for m in kept))
-    devices = list(dict.fromkeys(m.device for m in kept))
-    ranks = {tier: i for i, tier in enumerate(TIERS)}
+    # by op and device as they were measured, then the most exact tier first
+    ranks = {tier: rank for rank, tier in enumerate(TIERS)}
+    places = list(dict.fromkeys((m.op, m.device) for m in kept))
 
-    def order(group: Group) -> tuple:
-        return (
-            ops.index(group.op),
-            devices.index(group.device),
+    return sorted(
+        groups.values(),
+        key=lambda group: (
+            places.index((group.op, group.device)),
             ranks.get(group.tier, len(ranks)),
             group.l2 != "cold",
             group.in_place,
-        )
-
-    return sorted(groups.values(), key=order)
+        ),
+    )
 
 
 def _belongs(m: Measurement, group: Group) -> bool:
+    """Whether a measurement is one of a group's."""
     place = (m.op, m.device, m.record.in_place)
     if place != (group.op, group.device, group.in_place):
         return False
+
     # a failure without a tier belongs to all tiers
     if not m.tier and not m.passed:
         return True
+
     same = (m.tier, m.l2) == (group.tier, group.l2)
+
     return same and not (m.passed and not m.timing)
 
 
-def _in_order(group: Group, registry: Registry, algos: tuple[str, ...]) -> list[str]:
+def _in_order(
+    group: Group,
+    registry: Registry,
+    algos: tuple[str, ...],
+) -> list[str]:
     """The copy, then the chosen algos; or the ladder, the user's own, and the peers."""
     names = list(dict.fromkeys(m.algo for m in group.measured))
     known = ladder(registry, group.op)
@@ -190,5 +217,7 @@ def _in_order(group: Group, registry: Registry, algos: tuple[str, ...]) -> list[
         order += [algo for algo in known.order if not known.peer(algo)]
         order += [algo for algo in names if algo not in known.order]
         order += [algo for algo in known.order if known.peer(algo)]
+
     order = [*FLOORS, *(algo for algo in order if algo not in FLOORS)]
+
     return [algo for algo in order if algo in names]

@@ -21,9 +21,11 @@ Key = TypeVar("Key", bound=Hashable)
 def _grouped(
     items: Iterable[Item], key: Callable[[Item], Key]
 ) -> dict[Key, list[Item]]:
+    """Items by key, in the order of their first one."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
+
     return groups
 
 
@@ -42,32 +44,34 @@ class Checked:
 
 def checks(book: Book, op: str) -> list[Checked]:
     """The number of workloads on which each algo is right, timed or not."""
-    judged = [
-        m
-        for m in book.measured
-        if m.op == op
-        and m.algo not in FLOORS
-        and m.workload
-        and (m.record.check or not m.passed)
+    measured = [
+        m for m in book.measured if m.op == op and m.algo not in FLOORS and m.workload
     ]
+
+    judged = [m for m in measured if m.record.check or not m.passed]
     summaries = []
     cases = _grouped(judged, lambda m: (m.algo, m.device, m.record.mode))
-    for (algo, device, mode), measured in cases.items():
-        errors: dict[str, float] = {}
-        for m in measured:
-            for name, error in (
-                m.record.check.errors if m.record.check else {}
-            ).items():
-                if error is not None:
-                    errors[name] = max(error, errors.get(name, 0.0))
-        workloads = _grouped(measured, lambda m: m.workload)
-        right = sum(all(map(_right, same)) for same in workloads.values())
-        summaries.append(Checked(algo, device, mode, right, len(workloads), errors))
+    for case, same in cases.items():
+        workloads = _grouped(same, lambda m: m.workload)
+        right = sum(all(map(_right, each)) for each in workloads.values())
+        errors = largest_errors(m.record for m in same)
+        summaries.append(Checked(*case, right, len(workloads), errors))
 
     order = list(book.algos or ladder(book.registry, op).order)
-    return sorted(
-        summaries, key=lambda c: order.index(c.algo) if c.algo in order else len(order)
-    )
+    ranks = {algo: rank for rank, algo in enumerate(order)}
+
+    return sorted(summaries, key=lambda check: ranks.get(check.algo, len(order)))
+
+
+def largest_errors(records: Iterable[Record]) -> dict[str, float]:
+    """Output -> its largest error. One without a number (unwritten, NaN) is left out."""
+    largest: dict[str, float] = {}
+    for record in records:
+        for name, error in (record.check.errors if record.check else {}).items():
+            if error is not None:
+                largest[name] = max(error, largest.get(name, 0.0))
+
+    return largest
 
 
 def _right(m: Measurement) -> bool:
@@ -77,6 +81,7 @@ def _right(m: Measurement) -> bool:
     check = m.record.check
     if m.passed or check is None:
         return m.passed
+
     return m.record.status is not Status.WRONG and check.passed
 
 
@@ -98,7 +103,12 @@ class Note:
         return self.kind in ("failed", "interrupted")
 
 
-def notes(book: Book, op: str | None = None, *, brief: bool = False) -> list[Note]:
+def notes(
+    book: Book,
+    op: str | None = None,
+    *,
+    brief: bool = False,
+) -> list[Note]:
     """Notes on the numbers of one op or of all, the most serious first. `brief` shows
     only one of several doubts that differ only in their numbers.
     """
@@ -107,35 +117,37 @@ def notes(book: Book, op: str | None = None, *, brief: bool = False) -> list[Not
     for group in book.groups if op is None else book.of(op):
         every += [note for note in _mixed(group) if note not in every]
 
-    lacking = [
-        m for s in book.sources for m in s.document.missing if op in (None, m.op)
-    ]
+    missing = [m for source in book.sources for m in source.document.missing]
+    lacking = [m for m in missing if op in (None, m.op)]
     for (reason, hint), same in _grouped(lacking, lambda m: (m.reason, m.hint)).items():
         algos = ", ".join(dict.fromkeys(m.algo for m in same))
-        every.append(
-            Note("not run", f"{algos}: {reason}" + (f" ({hint})" if hint else ""))
-        )
+        how = f" ({hint})" if hint else ""
+        every.append(Note("not run", f"{algos}: {reason}{how}"))
 
     return every
 
 
 def file_notes(book: Book) -> list[Note]:
-    """Notes on the files."""
+    """Notes on the files: interrupted, with warnings, replaced."""
     lines = []
     for source in book.sources:
         prefix = f"{source.name}: " if source.name else ""
         if source.document.interrupted is True:
             text = f"{prefix}these are the measurements until then"
             lines.append(Note("interrupted", text))
+
         for warning in source.document.warnings or []:
             lines.append(Note("warning", prefix + warning))
+
     for (old, new), count in book.replaced.items():
         text = f"{units.count(count, 'record')} of {old} replaced by those of {new}"
         lines.append(Note("replaced", text))
+
     return lines
 
 
 def _failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
+    """A note for each reason, of all algos and workloads that failed with it."""
     failed = [m for m in measured if not m.passed]
     same = _grouped(
         failed,
@@ -147,29 +159,30 @@ def _failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
         what, *lines = [line.strip() for line in reason.splitlines()] or [""]
         if not what.startswith(f"{status.words} with "):
             what = f"{status.words}, {what}" if what else status.words
-        text = f"{shown(_where(failures, named=True))}{_during(book, first)}: {what}"
+
+        text = f"{_where(failures)}: {what}"
         if status is Status.WRONG and first.check and first.check.official:
             text += "; the contest's own rule would pass it"
+
         if unfinished := max(m.record.unfinished or 0 for m in failures):
             text += f"; {units.count(unfinished, 'workload')} not reached"
-        tail = lines or [*_first_wrong(first), *(first.tail or [])[:_TAIL]]
+
+        if first.during:
+            label, _ = label_of(book.registry.ops.get(first.op), first.during.axes)
+            text += f"; at {label}"
+
+        call = first.workload or first.during
+        if call and call.uuid:
+            text += f"; workload {call.uuid[:8]}"
+
+        wrong = (first.check and first.check.first_wrong) or {}
+        values = [f"{name}: first wrong {value.words}" for name, value in wrong.items()]
+        tail = lines or [*values, *(first.tail or [])[:_TAIL]]
         yield Note("failed", text, tuple(tail))
 
 
-def _during(book: Book, record: Record) -> str:
-    """The workload at which a process ended, if it is known."""
-    if not (call := record.during):
-        return ""
-    label, _ = label_of(book.registry.ops.get(record.op), call.axes)
-    return f" at {label}" + (f" ({call.uuid[:8]})" if call.uuid else "")
-
-
-def _first_wrong(record: Record) -> list[str]:
-    wrong = (record.check and record.check.first_wrong) or {}
-    return [f"{name}: first wrong {first.words}" for name, first in wrong.items()]
-
-
 def _doubts(measured: list[Measurement], brief: bool) -> Iterator[Note]:
+    """A note for each doubt, of all times that have it."""
     doubts = [(m, text) for m in measured for text in m.record.doubts or []]
 
     def kind(doubt: tuple[Measurement, str]) -> str:
@@ -182,11 +195,12 @@ def _doubts(measured: list[Measurement], brief: bool) -> Iterator[Note]:
 
 
 def _remarks(measured: list[Measurement]) -> Iterator[Note]:
+    """What the tiers and the algos said about themselves."""
     remarked = [m for m in measured if m.timing and m.timing.note]
     for text, same in _grouped(remarked, lambda m: m.timing and m.timing.note).items():
         yield Note("note", f"{_where(same)}: {text}")
-    pairs = dict.fromkeys((m.algo, m.record.backend) for m in measured)
-    for algo, backend in pairs:
+
+    for algo, backend in dict.fromkeys((m.algo, m.record.backend) for m in measured):
         if backend:
             yield Note("note", f"{algo} ran its backend {backend}")
 
@@ -196,70 +210,54 @@ def tuned(book: Book) -> list[Note]:
     near = {
         (m.algo, m.record.tuned_for) for m in book.measured if m.record.tuned_nearest
     }
+
     lines = []
     for algo, gpu in sorted(near):
         text = f"tuned for {gpu}, the nearest to this GPU"
         if gpu == "untuned":
-            text = (
-                "not tuned yet: its constants are its author's estimates; `gdn tune`"
-                " chooses them"
-            )
+            text = "not tuned yet: its constants are estimates; `gdn tune` chooses them"
+
         lines.append(Note("note", f"{algo}: {text}"))
+
     return lines
 
 
-def _where(measured: list[Measurement], *, named: bool = False) -> str:
-    """cuda-v1 and cuda-v4 at B=1 and B=8 (cupti). `named`: with the first workload's
-    uuid and the GPUs instead of the tiers, so that the user can run it again.
-    """
+def _where(measured: list[Measurement]) -> str:
+    """cuda-v1 and cuda-v4 at B=1 and B=8 (cupti, GPU 1). A failure is of all tiers."""
     text = units.listed(dict.fromkeys(m.algo for m in measured))
     labels = list(dict.fromkeys(m.label for m in measured if m.label))
-    uuid = next((m.record.uuid for m in measured if m.record.workload), None)
-    if named and labels and uuid:
-        labels[0] = f"{labels[0]} ({uuid[:8]})"
     if labels:
         text += f" at {units.listed(labels, most=4)}"
-    if named:
-        gpus = sorted({m.gpu for m in measured if m.gpu is not None})
-        return text + (f" on GPU {units.listed(map(str, gpus))}" if gpus else "")
-    tiers = units.listed(dict.fromkeys(m.tier for m in measured if m.tier))
-    return f"{text} ({tiers})" if tiers else text
+
+    where = [m.tier for m in measured if m.tier and m.passed]
+    where += [f"GPU {m.gpu}" for m in measured if m.gpu is not None]
+    text += f" ({', '.join(dict.fromkeys(where))})" if where else ""
+
+    return shown(text)
 
 
 def _mixed(group: Group) -> Iterator[Note]:
     """Notes on a group whose numbers have several origins, such as two drivers."""
     facts: dict[str, dict[str, str]] = {}  # what -> value -> a file that has it
-    versions: dict[str, dict[str, str]] = {}
     for source in group.sources:
         for environment in map(source.environment, group.places):
             single = {
-                "drivers": environment.driver,
-                "greatest SM clocks": environment.max_sm_clock_mhz,
-                "commits": source.commit,
+                "driver": environment.driver,
+                "greatest SM clock": environment.max_sm_clock_mhz,
+                "commit": source.commit,
+                **environment.versions,
             }
             for name, value in single.items():
                 if value:
                     facts.setdefault(name, {})[str(value)] = source.name
-            for name, version in environment.versions.items():
-                versions.setdefault(name, {})[version] = source.name
 
-    head = f"{group.op}, {group.how}"
+    for m in group.measured:
+        if m.algo in group.rivals and m.record.source_hash:
+            of_algo = facts.setdefault(f"source of {m.algo}", {})
+            of_algo[m.record.source_hash] = m.source.name
+
     for name, values in facts.items():
         if len(values) > 1:
             files = "; ".join(f"{value} in {file}" for value, file in values.items())
-            yield Note("mixed", f"{head}: several {name} are mixed: {files}")
-
-    several = [
-        f"{name} {units.listed(values)}"
-        for name, values in versions.items()
-        if len(values) > 1
-    ]
-    if several:
-        yield Note("mixed", f"{head}: several versions are mixed: {'; '.join(several)}")
-
-    for algo in group.rivals:
-        own = [m.record.source_hash for m in group.measured if m.algo == algo]
-        hashes = list(dict.fromkeys(filter(None, own)))
-        if len(hashes) > 1:
-            text = f"several states of its sources are mixed: {units.listed(hashes)}"
-            yield Note("mixed", f"{group.op}, {algo}: {text}")
+            head = f"{group.op}, {group.how}"
+            yield Note("mixed", f"{head}: more than one {name}: {files}")

@@ -71,6 +71,7 @@ def _saved(
     lines = [
         part for line in heading for part in textwrap.wrap(line, int(width * 13.5))
     ]
+
     height = drawing.height
     if lines:
         height = max(3.5, height) + 0.17 * len(lines)
@@ -86,6 +87,7 @@ def _saved(
         if lines:
             text = "\n".join(plain(line, 200) for line in lines)
             figure.suptitle(text, x=0.01, ha="left", fontsize=_TEXT)
+
         drawing.draw(figure)
         figure.savefig(file, **options)
 

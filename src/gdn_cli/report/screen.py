@@ -15,17 +15,16 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table as Grid
 from rich.text import Text
 
 from ..records.store import dumps
 from ..text import breaks, folded_for, shown, unguarded
-from .table import Cell, Column, Mark, Row, Table
+from .table import Cell, Mark, Table
 
 _WIDE = 1000  # without a terminal (a file, CI) nothing is wrapped
 _HANG = 2  # indent of a sentence's further lines
@@ -56,6 +55,7 @@ class _Console(Console):
         for segment in super().render(renderable, options):
             if not segment.control:
                 segment = segment._replace(text=shown(segment.text, lines=True))
+
             yield segment
 
 
@@ -65,6 +65,7 @@ def _has_width(file: Any) -> bool:
 
 
 def console(stderr: bool = False) -> Console:
+    """A console for stdout or stderr, as wide as the terminal if there is one."""
     file = unguarded(sys.stderr if stderr else sys.stdout)
     return _Console(
         file=file, highlight=False, width=None if _has_width(file) else _WIDE
@@ -82,12 +83,15 @@ def styled(*parts: str | tuple[str, str] | Text) -> Text:
         else:
             text, style = part
             line.append(shown(text), style)
+
     return line
 
 
 def block(text: str) -> Text:
     """Text that may have several lines, such as a compiler's output."""
-    return Text(shown(text, lines=True))
+    lines = Text(shown(text, lines=True))
+    lines.expand_tabs()
+    return lines
 
 
 def print_line(
@@ -101,33 +105,29 @@ def print_line(
     if isinstance(text, str):
         text = styled(text)
 
-    lines = [text]
-    if out.file.isatty() if whole else _has_width(out.file):
-        lines = []
-        for line in text.split("\n", allow_blank=True):
-            lines += folded(line, out.width, hang, hard=not (whole or hang))
+    wraps = out.file.isatty() if whole else _has_width(out.file)
+    for line in text.split("\n", allow_blank=True) if wraps else [text]:
+        indent = hang + len(line.plain) - len(line.plain.lstrip())
+        places = breaks(line.plain, out.width, hang, hard=not (whole or hang))
+        for n, part in enumerate(line.divide(places) if wraps else [line]):
+            part.rstrip()
+            if n:
+                part.pad_left(indent)
 
-    for line in lines:
-        out.print(line, soft_wrap=True)
+            out.print(part, soft_wrap=True)
 
 
-def print_grid(out: Console, grid: RenderableType) -> None:
+def print_grid(
+    out: Console,
+    grid: RenderableType,
+    width: int | None = None,
+) -> None:
     """A grid from rich, without blanks at the ends of lines."""
-    for segments in out.render_lines(grid, pad=False):
+    options = out.options.update(width=width or out.width)
+    for segments in out.render_lines(grid, options, pad=False):
         text = Text.assemble(*((s.text, s.style or "") for s in segments))
         text.rstrip()
         out.print(text, soft_wrap=True)
-
-
-def folded(text: Text, width: int, hang: int = 0, hard: bool = False) -> list[Text]:
-    """Wrap a one-line text between words; `hard` also breaks a word that is too long for a line."""
-    lines = list(text.divide(breaks(text.plain, width, hang, hard)))
-    indent = hang + len(text.plain) - len(text.plain.lstrip())
-    for line in lines:
-        line.rstrip()
-    for line in lines[1:]:
-        line.pad_left(indent)
-    return lines
 
 
 def remark(
@@ -141,6 +141,7 @@ def remark(
     line = styled((word, style))
     if text:
         line = styled(line, " ", text)
+
     print_line(out, line, _HANG, whole)
 
 
@@ -153,106 +154,39 @@ _STYLES = {
     Mark.DOUBTED: "yellow",
     Mark.QUIET: "dim",
 }
+_GAP = 2  # blanks between columns
+_HEAD = 9  # the name of a column of figures is at most this wide, or as its figures
 _NARROW = 20  # a column that folds is at least this wide if it has words that long
 
 
-def print_table(out: Console, *tables: Table) -> None:
-    """Print tables below their titles, without notes; an empty line follows a table
-    with a title. Several tables must have the same columns, and get the same widths.
+def print_table(out: Console, table: Table) -> None:
+    """Print a table below its title, without notes; an empty line follows a table with a
+    title.
 
-    Text that is too wide for its column is folded. If a table is still too wide, its
-    columns are split into parts, each with the first column again. No cell is cut.
+    The names of figures' columns are wrapped. On a narrow screen the columns that fold
+    are, too; a table that is still too wide is wider than the screen: no figure is cut.
     """
-    if not tables:
-        return
+    if table.title:
+        print_line(out, styled((table.title, "bold")), _HANG, whole=True)
 
-    columns = tables[0].columns
-    every = [row for table in tables for row in table.rows]
-    widths = [_widths(column, i, every) for i, column in enumerate(columns)]
-    whole = [width.whole for width in widths]
-    least = [
-        width.word if column.folds else width.cells
-        for column, width in zip(columns, widths, strict=True)
-    ]
-    if sum(least) + len(least) - 1 > out.width:
-        least = [
-            width.cells if column.number else width.word
-            for column, width in zip(columns, widths, strict=True)
-        ]
+    grid = Grid(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
+    least = -_GAP
+    for i, column in enumerate(table.columns):
+        cells = Text("\n").join(_cell(row.cells[i]) for row in table.rows)
+        head, longest = shown(column.name), cells.__rich_measure__(out, out.options)
+        if column.number:
+            most = max(longest.maximum, _HEAD)
+            head = textwrap.fill(head, most, break_long_words=False)
 
-    for table in tables:
-        if table.title:
-            title = styled(("".join(table.title), "bold"))
-            print_line(out, title, _HANG, whole=True)
-        for n, part in enumerate(_parts(least, out.width)):
-            if n:
-                out.print()
-            gaps = len(part) - 1
-            gap = 2 if sum(least[i] for i in part) + 2 * gaps <= out.width else 1
-            layout = _shared(
-                [whole[i] for i in part],
-                [least[i] for i in part],
-                out.width - gap * gaps,
-            )
-            print_grid(out, _grid(table, part, layout, gap))
-        if table.title:
-            out.print()
+        grid.add_column(
+            Text(head),
+            justify="right" if column.number else "left",
+            overflow="ellipsis" if column.cut else "fold",
+            no_wrap=not column.folds,
+        )
 
-
-class _Widths(NamedTuple):
-    """The width of a column if nothing is wrapped, if its name is, and if its cells are."""
-
-    whole: int
-    cells: int
-    word: int
-
-
-def _widths(column: Column, i: int, rows: list[Row]) -> _Widths:
-    head = _head(column)
-    cells = Text("\n").join([Text(), *(_cell(row.cells[i]) for row in rows)])
-    narrow = max(_longest(cells.plain.split("\n")), _longest(head.plain.split()))
-    words = [*head.plain.split(), *cells.plain.split()]
-    return _Widths(
-        whole=max(narrow, _longest(head.plain.split("\n"))),
-        cells=narrow,
-        word=min(max(_longest(words), 1), _NARROW),
-    )
-
-
-def _longest(texts: list[str]) -> int:
-    return max(map(cell_len, texts), default=0)
-
-
-def _parts(least: list[int], width: int) -> list[list[int]]:
-    """The columns that fit beside each other; the first one stands in every part."""
-    parts = [[0]]
-    for i in range(1, len(least)):
-        used = sum(least[k] + 1 for k in parts[-1])
-        if len(parts[-1]) > 1 and used + least[i] > width:
-            parts.append([0])
-        parts[-1].append(i)
-    return parts
-
-
-def _shared(whole: list[int], least: list[int], room: int) -> list[int]:
-    """Widths between the least and the whole one of each column; columns that need the
-    fewest more get them first.
-    """
-    widths = list(least)
-    order = sorted(range(len(whole)), key=lambda i: whole[i] - least[i])
-    for n, i in enumerate(order):
-        spare = (room - sum(widths)) // (len(order) - n)
-        widths[i] = max(1, min(whole[i], least[i] + spare))
-    return widths
-
-
-def _grid(table: Table, part: list[int], widths: list[int], gap: int) -> Grid:
-    """Some columns of a table, laid out by rich."""
-    grid = Grid(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
-    for i, width in zip(part, widths, strict=True):
-        column = table.columns[i]
-        justify: JustifyMethod = "right" if column.number else "left"
-        grid.add_column(_head(column), justify=justify, overflow="fold", width=width)
+        width = min(longest.minimum, _NARROW) if column.folds else longest.maximum
+        least += _GAP + max(width, *map(len, head.split("\n")), 0)
 
     firsts = [row.cells[0].text for row in table.rows]
     apart = table.grouped and len(set(firsts)) < len(firsts)
@@ -260,23 +194,24 @@ def _grid(table: Table, part: list[int], widths: list[int], gap: int) -> Grid:
         again = table.grouped and n > 0 and firsts[n] == firsts[n - 1]
         if apart and n and not again:
             grid.add_row()
-        cells = [_cell(row.cells[i], table.prose) for i in part]
+
+        line = [_cell(cell, table.prose) for cell in row.cells]
+        for text, column in zip(line, table.columns, strict=True):
+            text.no_wrap = column.cut or None
+
         if again:
-            cells[0] = Text()
+            line[0] = Text()
+
         style = "dim" if row.quiet else None
-        grid.add_row(*cells, style="bold green" if row.best else style)
+        grid.add_row(*line, style="bold green" if row.best else style)
 
-    return grid
-
-
-def _head(column: Column) -> Text:
-    name = shown(column.name)
-    if column.most:
-        name = textwrap.fill(name, column.most, break_long_words=False)
-    return Text(name)
+    print_grid(out, grid, max(out.width, least))
+    if table.title:
+        out.print()
 
 
 def _cell(cell: Cell, prose: bool = False) -> Text:
+    """A cell in the colour of its mark."""
     text = block(cell.plain) if prose else styled(cell.plain)
     text.stylize(_STYLES.get(cell.mark, ""))
     return text
@@ -288,19 +223,26 @@ def _cell(cell: Cell, prose: bool = False) -> Text:
 JSON: list[bool] = []
 
 
-def show_error(message: str, hint: str | None, code: int) -> None:
+def show_error(
+    message: str,
+    hint: str | None,
+    code: int,
+) -> None:
     """With --json: the error as JSON on stdout, in addition to the lines on stderr."""
     if JSON:
         return
+
     error = {
         "message": shown(message),
         "hint": hint and shown(hint, lines=True),
         "code": code,
     }
+
     show_json({"error": error})
 
 
 def show_json(document: Any) -> None:
+    """The document of --json: all that stdout gets."""
     JSON.append(True)
     sys.stdout.write(dumps(document) + "\n")
 
@@ -332,6 +274,7 @@ def progress() -> Iterator[Callable[..., None]]:
 
 @contextlib.contextmanager
 def _progress_lines() -> Iterator[Callable[..., None]]:
+    """A line for each finished algo, and one from time to time."""
     begin = time.monotonic()
     state = ""
     ended = threading.Event()
@@ -339,7 +282,12 @@ def _progress_lines() -> Iterator[Callable[..., None]]:
     def say_with_time(text: str) -> None:
         say(f"{text} after {time.monotonic() - begin:.0f} s")
 
-    def report(name: str, done: int, total: int, finished: bool = False) -> None:
+    def report(
+        name: str,
+        done: int,
+        total: int,
+        finished: bool = False,
+    ) -> None:
         nonlocal state
         state = "" if finished else f"{name}: {done} of {total}"
         if finished:
@@ -365,6 +313,7 @@ def _progress_lines() -> Iterator[Callable[..., None]]:
 
 @contextlib.contextmanager
 def _progress_bar() -> Iterator[Callable[..., None]]:
+    """A bar that disappears at its end."""
     from rich import progress as bars
 
     columns = (
@@ -373,10 +322,16 @@ def _progress_bar() -> Iterator[Callable[..., None]]:
         bars.MofNCompleteColumn(),
         bars.TimeElapsedColumn(),
     )
+
     with bars.Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
 
-        def report(name: str, done: int, total: int, finished: bool = False) -> None:
+        def report(
+            name: str,
+            done: int,
+            total: int,
+            finished: bool = False,
+        ) -> None:
             bar.update(task, description=shown(name), completed=done, total=total)
 
         yield report

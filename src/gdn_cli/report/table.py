@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..text import csv_cell
 
 if TYPE_CHECKING:
-    from ..schema.record_types import Record
+    from .book import Point
 
 
 class Name(str):
@@ -56,7 +55,7 @@ class Column:
     name: str
     number: bool = False  # right-aligned
     folds: bool = False  # its cells may be wrapped
-    most: int | None = None  # characters; a longer name is wrapped
+    cut: bool = False  # or rather cut, on a narrow screen
 
 
 @dataclass(frozen=True)
@@ -69,15 +68,12 @@ class Row:
         return any(cell.mark is Mark.BEST for cell in self.cells)
 
 
-Words = str | tuple[str, ...]  # a sentence; in parts if some of them are names
-
-
 @dataclass
 class Table:
-    title: Words
+    title: str
     columns: list[Column]
     rows: list[Row] = field(default_factory=list)
-    notes: list[Words] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # without full stops
     prose: bool = False  # cells with texts of any length
     detail: bool = False  # not in Markdown
     # rows with the same first cell belong together: the terminal shows it once
@@ -98,20 +94,19 @@ def numbers(*names: str) -> list[Column]:
     return [Column(name, number=True) for name in names]
 
 
-def doubtful(text: str, doubted: bool, small: str = "") -> Cell:
+def doubtful(
+    text: str,
+    doubted: bool,
+    small: str = "",
+) -> Cell:
     """A figure, marked if it is in doubt."""
     return Cell(text, Mark.DOUBTED if doubted else Mark.NONE, small)
 
 
-def became(record: Record | None) -> Cell:
-    """The cell in place of a time: the record's status, or empty without a record."""
-    return Cell(record.status.words, Mark.BAD) if record else Cell("")
-
-
-def worst(errors: Iterable[float | None]) -> str:
-    """The largest error; "" if none could be measured (unwritten, NaN, a wrong shape)."""
-    known = [error for error in errors if error is not None]
-    return f"{max(known):.1e}" if known else ""
+def became(point: Point | None) -> Cell:
+    """The cell in place of a time: the status of what failed, if anything did."""
+    failed = point.failed if point else None
+    return Cell(failed.status.words, Mark.BAD) if failed else Cell("")
 
 
 def csv_text(table: Table) -> str:
@@ -123,4 +118,5 @@ def csv_text(table: Table) -> str:
     writer.writerow(csv_cell(column.name) for column in table.columns)
     for row in table.rows:
         writer.writerow(csv_cell(cell.plain) for cell in row.cells)
+
     return file.getvalue()

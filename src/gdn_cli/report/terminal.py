@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import units
 from ..catalog.ops import label_of
 from ..text import shown
 from .screen import (
@@ -40,6 +41,7 @@ def show(
     """
     if unsaved:
         say(f"the records could not be saved: {unsaved}")
+
     if as_json:
         return show_json(document)
 
@@ -53,7 +55,7 @@ def show(
     legend: dict[str, None] = {}
     for table in commands.of(book, document.command):
         print_table(out, table)
-        legend |= dict.fromkeys("".join(note) for note in table.notes)
+        legend |= dict.fromkeys(table.notes)
 
     every_note = (
         notes.notes(book, brief=True) + notes.tuned(book) + notes.file_notes(book)
@@ -80,22 +82,19 @@ def show_workloads(workloads: dict[str, list[Workload]], as_json: bool) -> None:
     """The workloads of each op."""
     rows = [(op, w) for op, of_op in workloads.items() for w in of_op]
     if as_json:
-        plain = [
-            {
-                "op": op,
-                "index": w.index,
-                "uuid": w.uuid,
-                "axes": w.axes,
-                "origin": w.origin,
-            }
-            for op, w in rows
-        ]
+        plain = []
+        for op, w in rows:
+            place = {"op": op, "index": w.index, "uuid": w.uuid}
+            plain.append(place | {"axes": w.axes, "origin": w.origin})
+
         return show_json({"workloads": plain})
+
     axes = Column("axes", folds=True)
     table = Table("", [*words("op"), *numbers("index"), *words("uuid"), axes])
     for op, w in rows:
         sizes = " ".join(f"{name}={size}" for name, size in w.axes.items())
         table.add(op, "-" if w.index is None else str(w.index), w.uuid[:8], sizes)
+
     print_table(console(), table)
 
 
@@ -108,31 +107,18 @@ def show_presets(
     """The number of workloads of each preset and op, and their sizes; the key None is
     all workloads.
     """
-    out = console()
-    columns = [
-        *words("op", "preset"),
-        *numbers("workloads"),
-        Column("sizes", folds=True),
-    ]
-    table = Table("", columns, grouped=True)
+    columns = words("op", "preset") + numbers("workloads")
+    table = Table("", [*columns, Column("sizes", folds=True)], grouped=True)
     for op in presets[None]:
         for preset, by_op in presets.items():
-            workloads = by_op.get(op)
-            if not workloads:
-                continue
-            labels = [label_of(registry.ops[op], w.axes)[0] for w in workloads]
-            sizes = list(dict.fromkeys(labels))
-            if len(sizes) > _SIZES:
-                sizes[2:-1] = [f"... {len(sizes) - 3} more ..."]
-            count = str(len(workloads))
-            table.add(op, preset or "(all)", count, ", ".join(sizes))
+            if workloads := by_op.get(op):
+                labels = [label_of(registry.ops[op], w.axes)[0] for w in workloads]
+                sizes = units.listed(dict.fromkeys(labels), most=_SIZES)
+                table.add(op, preset or "(all)", str(len(workloads)), sizes)
 
+    out = console()
     print_table(out, table)
-    remark(
-        out,
-        "`gdn data list --full` has a line for each workload; `--preset NAME` only those of a"
-        " preset",
-    )
+    remark(out, "`gdn data list --full` has a line for each workload")
 
 
 _STATES = {
@@ -149,6 +135,7 @@ def _state(state: str | None) -> Cell:
 def show_doctor(
     findings: list[dict[str, str | None]], summary: str, as_json: bool
 ) -> None:
+    """What was found on this machine, and what to do about what is missing."""
     if as_json:
         return show_json({"findings": findings, "summary": summary})
 
@@ -173,8 +160,10 @@ def show_doctor(
 
 
 def show_proof(steps: Iterable[Mapping[str, str]]) -> None:
+    """The steps of `gdn pack --prove`, and what was seen at each."""
     seen = Column("what was seen", folds=True)
     table = Table("", [*words("", "step"), seen], prose=True)
     for step in steps:
         table.add(_state(step["state"]), shown(step["step"]), step["detail"])
+
     print_table(console(), table)

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from ..tune.search import LeftOut, Plan, State
 
 _ROWS = 40  # candidates of a dry run; --json has all
-_RULE = 60  # characters; a longer `where` is not shown
 
 
-def show_tuning(plan: Plan, state: State | None, as_json: bool) -> None:
+def show_tuning(
+    plan: Plan,
+    state: State | None,
+    as_json: bool,
+) -> None:
     """Show the results of `gdn tune`; without a state, the candidates that it would try."""
     if as_json:
         from ..tune.evidence import document
@@ -33,6 +36,7 @@ def show_tuning(plan: Plan, state: State | None, as_json: bool) -> None:
     out = console()
     if state is None:
         return _show_plan(out, plan)
+
     if state.result:
         _show_result(out, state.result, plan)
     else:
@@ -52,34 +56,26 @@ def _title(plan: Plan) -> str:
 
 
 def _show_plan(out: Console, plan: Plan) -> None:
+    """The candidates of a dry run, and the sizes that they would be timed at."""
     space, candidates = plan.space, list(plan.constants.values())
-    print_line(
-        out, styled((_title(plan), "bold"), " | dry run: nothing is run or written")
-    )
-    count = styled(units.count(len(candidates), "candidate"))
-    if plan.excluded:
-        rule = space.where or ""
-        if len(rule) > _RULE:
-            rule = "`where` (in full with --json)"
-        excluded = f", {plan.excluded} more are excluded by "
-        count = styled(count, excluded, (rule, "bold"))
-
-    print_line(out, count)
-    table = Table("", numbers(*space.constants))
+    title = f"{_title(plan)} | dry run: nothing is run or written"
+    table = Table(title, numbers(*space.constants))
     for constants in candidates[:_ROWS]:
         table.add(*map(str, constants.values()))
 
     print_table(out, table)
-    if len(candidates) > _ROWS:
-        remark(out, f"and {len(candidates) - _ROWS} more with --json")
+    count = units.count(len(candidates), "candidate")
+    if plan.excluded:
+        count += f", {plan.excluded} more are excluded by {space.where}"
 
-    out.print()
+    remark(out, count)
+
     lengths = ["length"] if space.length else []
-    table = Table("", [*words("workload"), *numbers(*lengths, "size"), *words("uuid")])
+    sizes = numbers(*lengths, "size")
+    table = Table("", words("workload") + sizes + words("uuid"))
     for size, workloads in plan.sizes.items():
-        sizes = [str(n) for n in (size if lengths else size[1:])]
         for w in workloads:
-            table.add(plan.label(w), *sizes, w.uuid[:8])
+            table.add(plan.label(w), *map(str, size[-len(sizes) :]), w.uuid[:8])
 
     print_table(out, table)
     remark(out, _meaning(space))
@@ -93,36 +89,36 @@ def _meaning(space: Space) -> str:
     return f"{length}size: {' * '.join(space.size)}"
 
 
-def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
-    numbers_of_gpus = {w.gpu.index for w in result.workloads if w.gpu}
-    gpus = sorted(n for n in numbers_of_gpus if n is not None)
-    several = len(gpus) > 1
-    device = result.gpu
-    if several:
-        device += f" (GPU {', '.join(map(str, gpus))})"
-
+def _show_result(
+    out: Console,
+    result: Evidence,
+    plan: Plan,
+) -> None:
+    """The constants chosen for each workload, and the rows of the table."""
     l2 = f", L2 {result.l2}" if result.l2 else ""
-    titles = [_title(plan), device, f"tier {result.tier}{l2}"]
+    titles = [_title(plan), result.gpu, f"tier {result.tier}{l2}"]
     titles += ["in place"] if result.in_place else []
     columns = [
-        *words("workload"),
-        *(numbers("GPU") if several else []),
-        *words("chosen"),
+        *words("workload", "chosen"),
         *numbers("time", "to second"),
         *words("99 % interval"),
         Column("second", folds=True),
     ]
+
     table = Table(" | ".join(titles), columns)
     for w in result.workloads:
-        gpu = str(w.gpu.index) if w.gpu else ""
+        label = plan.op.label.format(**w.axes)
+        if w.gpu and w.gpu.index is not None:
+            label += f", GPU {w.gpu.index}"
+
         near = "" if w.chosen == w.fastest else " ~"
         interval = ["", ""]
         if w.ratio:
             ratio, low, high = w.ratio
             interval = [f"{ratio:.3f}x", f"{low:.3f} to {high:.3f}"]
+
         table.add(
-            plan.op.label.format(**w.axes),
-            *([gpu] if several else []),
+            label,
             _constants(w.chosen) + near,
             units.duration(w.chosen_us),
             *interval,
@@ -130,9 +126,10 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
         )
 
     print_table(out, table)
+
     keys = {"length_up_to": "length up to"} if result.space.length else {}
     keys["up_to"] = "size up to"
-    table = Table("", [*words(*keys.values()), *numbers(*result.space.constants)])
+    table = Table("", words(*keys.values()) + numbers(*result.space.constants))
     for row in result.rows:
         bounds = ["any" if row[key] == ENDLESS else str(row[key]) for key in keys]
         table.add(*bounds, *(str(row[name]) for name in result.space.constants))
@@ -142,27 +139,31 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
     remark(
         out, "to second: the second fastest's time over the fastest's, calls in turns"
     )
-    if any(w.chosen != w.fastest for w in result.workloads):
-        remark(
-            out,
-            "~ not measurably slower than the fastest, and the same as for the previous size",
-        )
 
+    remark(
+        out,
+        "~ not measurably slower than the fastest, and the same as for the previous size",
+    )
     for text in result.doubts:
         remark(out, "doubt", text, "yellow")
 
 
-def _show_left_out(out: Console, left_out: list[LeftOut], count: int) -> None:
+def _show_left_out(
+    out: Console,
+    left_out: list[LeftOut],
+    count: int,
+) -> None:
     """The candidates that are wrong or cannot be built, grouped by reason."""
     by_reason: dict[tuple[str, str], list[str]] = {}
     for candidate in left_out:
         reason, *_ = (candidate.reason or "").split("\n")
         names = by_reason.setdefault((candidate.status.words, reason), [])
         names.append(_constants(candidate.constants))
+
     for (status, reason), names in by_reason.items():
-        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        text = f"{status}, {'; '.join(names[:4])}{more}: {reason}"
+        text = f"{status}, {units.listed(names, most=4)}: {reason}"
         remark(out, "left out", text, "yellow")
+
     if left_out:
         remark(out, f"{len(left_out)} of {count} candidates were left out")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .. import findings
 from ..book import Book, Measurement, Point
-from ..table import Table, became, words
+from ..table import Table
 from . import checks, compared, times
 from .origins import head
 
@@ -27,7 +27,12 @@ def _measured(rows: list[Point], tier: str | None = None) -> list[Measurement]:
     return [m for m in every if tier in (None, m.tier)]
 
 
-def _run(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+def _run(
+    book: Book,
+    op: str,
+    rows: list[Point],
+) -> Iterator[Table]:
+    """Verdicts and errors, of hard inputs in tables of their own."""
     workloads = [m.record.workload for m in _measured(rows)]
     if any(workload and workload.stress for workload in workloads):
         yield from checks.on_hard_inputs(book, op, rows)
@@ -35,73 +40,75 @@ def _run(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
         yield checks.by_call(book, op, rows)
 
 
-def _floors(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+def _floors(
+    book: Book,
+    op: str,
+    rows: list[Point],
+) -> Iterator[Table]:
     yield times.floors(book, op, rows)
 
 
-def _bench(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+def _bench(
+    book: Book,
+    op: str,
+    rows: list[Point],
+) -> Iterator[Table]:
     # mode -> the tier of its main table: the first one asked for
+    """Times in the main tier, all tiers side by side, ratios and scores."""
     main: dict[str, str] = {}
     for m in _measured(rows):
         if m.tier:
             main.setdefault(m.record.mode, m.tier)
 
     first = [p for p in rows if p.first.tier in (main.get(p.first.record.mode), None)]
+
     yield times.calls(book, op, first)
     if len(first) < len(rows):
-        yield from _tiers(book, op)
+        for several in findings.tiers(book, op):
+            table = times.tiers(several, gaps=False)
+            table.title = head(op, [m for g in several.groups for m in g.measured])
+            yield table
 
     yield from _turns(book, op, rows)
-    if judged := compared.judged([item for _, item in book.judged(op)]):
+    if judged := compared.judged(book.judged(op)):
         yield judged
 
-    forecast = [score for _, score in book.scores(op)]
-    if scores := compared.scores(forecast):
-        tiers = ", ".join(dict.fromkeys(score.tier for score in forecast))
-        scores.title = f"{op} | forecast of the contest's two scores, tier {tiers}"
+    if scores := compared.scores(book.scores(op)):
+        scores.title = f"{op} | forecast of the contest's two scores"
         yield scores
 
 
-def _tiers(book: Book, op: str) -> Iterator[Table]:
-    """The tiers side by side."""
-    for several in findings.tiers(book, op, least=1):
-        measured = [m for group in several.groups for m in group.measured]
-        table = times.tiers(several, gaps=False)
-        table.title = head(op, measured)
-        yield table
-
-
-def _compare(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+def _compare(
+    book: Book,
+    op: str,
+    rows: list[Point],
+) -> Iterator[Table]:
+    """Times side by side, the best peers, and the ratios."""
     for group in book.of(op):
         algos = {m.algo for m in group.measured if m.median_us is not None}
         if len(algos) > 2:
             table = times.times(group, "auto", floors=False)
-            title, *_ = "".join(table.title).split(",")
-            table.title = head(op, group.measured, title.lower())
+            table.title = head(op, group.measured, table.title.partition(",")[0])
             table.notes = []
             yield table
 
-    timed = [m for m in _measured(rows) if m.median_us is not None]
-    for tier in dict.fromkeys(m.tier for m in timed if m.tier):
+    for tier in dict.fromkeys(group.tier for group in book.of(op)):
         if peers := compared.best_peers(book, op, tier):
-            peers.title = head(op, _measured(rows, tier), "".join(peers.title))
+            peers.title = head(op, _measured(rows, tier), peers.title)
             yield peers
 
     yield from _turns(book, op, rows)
-    failed = [point for point in rows if point.median_us is None]
-    if failed:
-        columns = words("workload", "algo", "verdict")
-        table = Table(f"{op} | not compared", columns)
-        for point in failed:
-            table.add(point.label, point.algo, became(point.failed))
-        yield table
 
 
-def _turns(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+def _turns(
+    book: Book,
+    op: str,
+    rows: list[Point],
+) -> Iterator[Table]:
     """A table for each algo that took turns with the baseline of its op."""
     for item in book.overall(op):
-        measured = [m for m in _measured(rows, item.tier) if m.record.mode == item.mode]
         table = compared.turns(book, op, item)
-        table.title = head(op, measured, f"{item.algo} against {item.baseline}")
+        pair = f"{item.algo} against {item.baseline}"
+        table.title = head(op, _measured(rows, item.tier), pair)
         table.notes += [*times.floor_notes(book), *compared.turn_notes(book, op)]
         yield table

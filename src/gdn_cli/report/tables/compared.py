@@ -7,7 +7,7 @@ from ...catalog.ops import label_of
 from ...schema.record_types import Compared, Overall
 from ...schema.scores import Judged, Score
 from ..book import Book
-from ..table import Cell, Column, Mark, Name, Table, Words, doubtful, numbers, words
+from ..table import Cell, Column, Mark, Name, Table, doubtful, numbers, words
 
 _VERDICTS = {"FASTER": Mark.GOOD, "SLOWER": Mark.BAD}
 
@@ -33,16 +33,14 @@ def overall(book: Book, op: str) -> Table | None:
     if not items:
         return None
 
-    verdicts = ["FASTER", "SAME", "SLOWER"]
-    if any(item.verdicts.get("UNCLEAR") for item in items):
-        verdicts.append("UNCLEAR")
-
+    verdicts = "FASTER", "SAME", "SLOWER", "UNCLEAR"
     columns = [
         *words("pair"),
         *numbers("speedup"),
         *words("interval", "verdict"),
         *numbers(*map(str.lower, verdicts)),
     ]
+
     title = "Over all workloads, geometric means"
     table = Table(title, columns, notes=turn_notes(book, op))
     for item in items:
@@ -59,13 +57,13 @@ def turns(book: Book, op: str, item: Overall) -> Table:
         *numbers("baseline", "candidate", "speedup"),
         *words("99 % interval", "verdict"),
     ]
+
     table = Table(pair_name(item), columns, detail=True)
-    known = book.registry.ops.get(op)
     rows = []
-    for _, compared in book.comparisons(op):
+    for compared in book.comparisons(op):
         if (compared.mode, pair_name(compared)) == (item.mode, pair_name(item)):
             axes = compared.workload.axes if compared.workload else {}
-            label, order = label_of(known, axes)
+            label, order = label_of(book.registry.ops.get(op), axes)
             rows.append((order, label, compared))
 
     for _, label, compared in sorted(rows, key=lambda row: row[0]):
@@ -79,31 +77,26 @@ def turns(book: Book, op: str, item: Overall) -> Table:
     return table
 
 
-def turn_notes(book: Book, op: str) -> list[Words]:
+def turn_notes(book: Book, op: str) -> list[str]:
     """How the ratios were made, and what those verdicts mean that occur."""
-    pairs = [pair for _, pair in book.comparisons(op)]
+    pairs = book.comparisons(op)
     verdicts = {pair.verdict for pair in [*pairs, *book.overall(op)]}
     apart = any(pair.run_sd for pair in pairs)
     how = "calls in turns: A B B A"
     if apart:
         how = "of two runs: the interval includes about 1 % between runs"
 
-    notes: list[Words] = [f"speedup: the baseline's time over the candidate's, {how}."]
-    effects = [pair.effect for pair in pairs if pair.effect is not None]
-    within = f"±{max(effects):.1%}" if effects else ""
-    if "SAME" in verdicts and within:
-        notes.append(f"SAME: the whole interval is within {within} of 1.")
-    elif "SAME" in verdicts:
-        finest = max(pair.resolution for pair in pairs)
-        notes.append(
-            "SAME: the interval includes 1, or the difference is below --threshold; it is at"
-            f" most {finest:.1%}."
-        )
+    notes = [f"speedup: the baseline's time over the candidate's, {how}"]
+    effect = max((pair.effect or 0.0 for pair in pairs), default=0.0)
+    within = f"the whole interval is within ±{effect:.1%} of 1"
+    if "SAME" in verdicts:
+        # records that were made before there was UNCLEAR have no effect
+        includes = "the interval includes 1, or the difference is below --threshold"
+        notes.append(f"SAME: {within if effect else includes}")
 
     if "UNCLEAR" in verdicts:
         notes.append(
-            f"UNCLEAR: no difference is seen, but the interval reaches beyond {within}:"
-            f" {clearer(apart)}."
+            f"UNCLEAR: no difference is seen, nor that {within}: {clearer(apart)}"
         )
 
     return notes
@@ -113,12 +106,13 @@ def clearer(apart: bool) -> str:
     """How to get a clear verdict; `apart`: the times are of two runs."""
     if apart:
         return "compare in turns, `gdn compare A B`"
+
     return "quiet the machine, or give it more time (--seconds)"
 
 
 def best_peers(book: Book, op: str, tier: str) -> Table | None:
     """The fastest peer at each workload, and its time over the first algo's; None without peers."""
-    peers = [peer for _, peer in book.best_peers(op) if peer.tier == tier]
+    peers = [peer for peer in book.best_peers(op) if peer.tier == tier]
     if not peers:
         return None
 
@@ -127,19 +121,17 @@ def best_peers(book: Book, op: str, tier: str) -> Table | None:
         *numbers("best/first"),
         *words("99 % interval"),
     ]
+
     table = Table("the best peer", columns)
     for peer in peers:
         label, _ = label_of(book.registry.ops.get(op), peer.workload.axes)
-        interval = f"{peer.low:.3f} to {peer.high:.3f}"
-        table.add(
-            label, peer.peer, f"{peer.ratio:.3f}x", doubtful(interval, peer.doubted)
-        )
+        interval = doubtful(f"{peer.low:.3f} to {peer.high:.3f}", peer.doubted)
+        table.add(label, peer.peer, f"{peer.ratio:.3f}x", interval)
 
     for mean in book.best_peers_overall(op):
         if mean.tier == tier:
-            least = (
-                f"least {mean.least:.3f}x, below 1 at {mean.slower} of {mean.workloads}"
-            )
+            below = f"below 1 at {mean.slower} of {mean.workloads}"
+            least = f"least {mean.least:.3f}x, {below}"
             table.add("all", "", f"{mean.ratio:.3f}x", least)
 
     return table
@@ -155,11 +147,13 @@ def scores(items: list[Score]) -> Table | None:
         *numbers("score", "workloads"),
         Column("most of it from", folds=True),
     ]
+
     table = Table("Scores", columns)
     for score in items:
         value = "-" if score.value is None else units.times(score.value)
         if score.official == 0 and score.value is not None:
             value = f"0 (else {value})"
+
         most = [f"{label} {share:.0%}" for label, share in score.by_label[:3]]
         table.add(
             Name(score.algo),
@@ -185,31 +179,32 @@ def judged(items: list[Judged]) -> Table | None:
         *numbers("passed", "no trace", "its time", "gdn's", "its / gdn's", "its score"),
         Column("its other statuses", folds=True),
     ]
+
     table = Table(f"{first.op} | judged by {first.harness}, {runner}", columns)
     for item in items:
-        passed = item.statuses.get("PASSED", 0)
-        count = sum(item.statuses.values()) + item.without_trace
+        statuses = dict(item.statuses)
+        passed = statuses.pop("PASSED", 0)
+        count = passed + sum(statuses.values()) + item.without_trace
         share = "-"
         if item.its_us and item.our_us:
             share = f"{item.its_us / item.our_us:.2f}"
-        others = [
-            f"{n} {name}" for name, n in item.statuses.items() if name != "PASSED"
-        ]
+
         table.add(
             Name(item.algo),
             Cell(f"{passed}/{count}", Mark.NONE if passed == count else Mark.BAD),
             str(item.without_trace or ""),
-            units.duration(item.its_us) if item.its_us else "-",
-            units.duration(item.our_us) if item.our_us else "-",
+            units.figure(item.its_us, "us"),
+            units.figure(item.our_us, "us"),
             share,
-            "-" if item.score is None else units.times(item.score),
-            ", ".join(others),
+            units.figure(item.score, "x"),
+            ", ".join(f"{n} {name}" for name, n in statuses.items()),
         )
 
     table.notes += [
         "no trace: workloads that it left out; its own score would not say so",
         "its score: the mean of its speedups over the reference; 0 if one of them failed",
     ]
+
     tiers = [item.our_tier for item in items if item.compared]
     if tiers:
         table.notes.append(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ...schema.record_types import Record
 from ..book import Book, Group, Measurement, Source
-from ..table import Name, Table, Words, words
+from ..table import Table, words
 
 
 def head(op: str, measured: list[Measurement], *more: str) -> str:
@@ -21,6 +21,7 @@ def head(op: str, measured: list[Measurement], *more: str) -> str:
         gpus = sorted({m.gpu for m in rows if m.gpu is not None})
         if gpus:
             device += f" (GPU {', '.join(map(str, gpus))})"
+
         clock = sm_clock(rows)
         parts.append(f"{device} at {clock}" if clock else device)
 
@@ -36,33 +37,34 @@ def head(op: str, measured: list[Measurement], *more: str) -> str:
     return " | ".join([*parts, *more])
 
 
-def lead(group: Group) -> Words:
+def lead(group: Group) -> str:
     """The op, device and files of a group's numbers."""
-    files: list[str] = []
+    files = []
     for source in group.sources:
         commit = f", commit {source.commit}" if source.commit else ""
-        separator = ", " if files else "; "
-        files += [separator, Name(source.name), f" ({source.time[:10]}{commit})"]
-    return (Name(group.op), f" on {origin(group)}", *files, ":")
+        files.append(f"{source.name} ({source.time[:10]}{commit})")
+
+    return f"{group.op} on {origin(group)}; {', '.join(files)}:"
 
 
 def origin(group: Group) -> str:
     """One line: device, driver, clocks, tier, L2."""
     environments = [
-        s.environment(place) for s in group.sources for place in group.places
+        source.environment(place) for source in group.sources for place in group.places
     ]
+
     drivers = sorted({env.driver for env in environments if env.driver})
     clocks = {env.max_sm_clock_mhz for env in environments if env.max_sm_clock_mhz}
-    most = "/".join(sorted(map(str, clocks)))
-    seen = sm_clock(group.measured)
     facts = [f"driver {'/'.join(drivers)}"] if drivers else []
-    if seen:
+    if seen := sm_clock(group.measured):
         facts.append(f"SM clock {seen} during the run")
-        facts += [f"{most} MHz at most"] if most else []
-    elif most:
-        facts.append(f"SM clock {most} MHz")
+
+    if clocks:
+        most = "/".join(sorted(map(str, clocks)))
+        facts.append(f"{most} MHz at most" if seen else f"SM clock {most} MHz")
 
     within = f" ({', '.join(facts)})" if facts else ""
+
     return f"{group.device}{within}, tier {group.how}"
 
 
@@ -70,32 +72,38 @@ def sm_clock(measured: Iterable[Measurement | Record]) -> str:
     """The SMs' mean clocks while these were measured, such as 1620 to 1790 MHz; "" if
     no record has one.
     """
-    clocks = [m.timing.sm_clock_mhz for m in measured if m.timing]
-    return _range([clock for clock in clocks if clock], "MHz", ".0f")
+    return _range([m.timing.sm_clock_mhz for m in measured if m.timing], "MHz")
 
 
-def _range(values: list[float], unit: str, form: str = "g") -> str:
+def _range(values: list[float | None], unit: str) -> str:
     """1620 to 1790 MHz; one number if both ends are equal, "" without values."""
-    if not values:
+    known = [value for value in values if value]
+    if not known:
         return ""
-    ends = dict.fromkeys([format(min(values), form), format(max(values), form)])
+
+    ends = dict.fromkeys([f"{min(known):.0f}", f"{max(known):.0f}"])
+
     return f"{' to '.join(ends)} {unit}"
 
 
 def _environment(source: Source, place: str) -> dict[str, str]:
-    """The environment of one place in a file, as texts."""
+    """The environment of one place in a file, as texts. Its SM clock is the SMs' own, or
+    NVML's between batches.
+    """
     document, env = source.document, source.environment(place)
-    options = [
-        f"{name} {value}"
-        for name, value in document.options.items()
-        if value not in (None, False, [], {})
-    ]
+    options = [f"{name} {value}" for name, value in document.options.items() if value]
+    records = [record for record in document.records if record.place == place]
+    states = []
+    for record in records:
+        if record.gpu_state:
+            states += [*record.gpu_state.during, record.gpu_state.after]
+
     facts = {
         "file": source.name,
         "measured": source.time,
         "commit": source.commit or "not known",
         "command": f"gdn {document.command}",
-        "options": ", ".join(options) or "none",
+        "options": ", ".join(options),
         "device": source.device(place),
         "driver": env.driver,
         "CUDA": env.cuda,
@@ -106,32 +114,15 @@ def _environment(source: Source, place: str) -> dict[str, str]:
         "compiled for": env.architectures,
         "L2": env.l2_bytes and f"{env.l2_bytes / 2**20:.0f} MiB",
         "greatest SM clock": env.max_sm_clock_mhz and f"{env.max_sm_clock_mhz} MHz",
-        "affinity": env.affinity or None,
-        **_states(source, place),
+        "affinity": env.affinity,
+        "SM clock, measuring": sm_clock(records)
+        or _range([s.sm_mhz for s in states], "MHz"),
+        "memory clock, measuring": _range([s.memory_mhz for s in states], "MHz"),
+        "temperature, measuring": _range([s.temperature_c for s in states], "°C"),
         **env.versions,
     }
-    return {name: str(value) for name, value in facts.items() if value is not None}
 
-
-def _states(source: Source, place: str) -> dict[str, str]:
-    """The clocks and temperatures while measuring. A record without the SMs' own clock
-    has NVML's between batches.
-    """
-    records = [r for r in source.document.records if r.place == place]
-    states = []
-    for record in records:
-        if record.gpu_state:
-            states += [*record.gpu_state.during, record.gpu_state.after]
-
-    ranges = {
-        "SM clock": _range([s.sm_mhz for s in states if s.sm_mhz], "MHz"),
-        "memory clock": _range([s.memory_mhz for s in states if s.memory_mhz], "MHz"),
-        "temperature": _range(
-            [s.temperature_c for s in states if s.temperature_c], "°C"
-        ),
-    }
-    ranges["SM clock"] = sm_clock(records) or ranges["SM clock"]
-    return {f"{name}, measuring": text for name, text in ranges.items() if text}
+    return {name: str(value) for name, value in facts.items() if value}
 
 
 def environments(book: Book) -> Table:
@@ -139,12 +130,12 @@ def environments(book: Book) -> Table:
     places = []
     for source in book.sources:
         places += [_environment(source, place) for place in source.places]
-    names = dict.fromkeys(name for place in places for name in place)
-    files = [place["file"] for place in places]
+
+    files = [place.pop("file") for place in places]
     table = Table("Where it was measured", words("", *files), prose=True)
-    for name in names:
-        if name != "file":
-            table.add(name, *(place.get(name, "") for place in places))
+    for name in dict.fromkeys(name for place in places for name in place):
+        table.add(name, *(place.get(name, "") for place in places))
+
     return table
 
 
@@ -155,7 +146,9 @@ def hashes(book: Book) -> Table | None:
         if source_hash := m.record.source_hash:
             key = (m.op, m.algo, source_hash)
             files.setdefault(key, {})[m.source.name] = None
+
     table = Table("Sources that ran", words("op", "algo", "hash", "files"), prose=True)
     for key, names in files.items():
         table.add(*key, ", ".join(names))
+
     return table if table.rows else None

@@ -19,6 +19,7 @@ def every_record(book: Book) -> Table:
         other = medians.get((m.op, algo, *m.key[2:]))
         if not m.workload or not m.median_us or not other or algo == m.algo:
             return None
+
         return m.median_us / other
 
     rows: list[dict[str, Value]] = []
@@ -34,6 +35,7 @@ def every_record(book: Book) -> Table:
             "over_floor": over(m, COPY),
             "speedup": 1 / reference if reference else None,
         }
+
         rows.append(values)
 
     names = dict.fromkeys(name for values in rows for name in values)
