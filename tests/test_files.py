@@ -119,8 +119,8 @@ def test_a_fault_at_any_step_leaves_the_older_file_and_nothing_beside_it(
 def test_an_interrupted_write_leaves_the_older_file(tmp_path):
     file = tmp_path / "x"
     file.write_text("old")
-    with pytest.raises(KeyboardInterrupt), files.opened(file) as f:
-        f.write(b"half")
+    with pytest.raises(KeyboardInterrupt), files.beside(file) as temporary:
+        temporary.write_bytes(b"half")
         raise KeyboardInterrupt
     assert file.read_text() == "old" and names(tmp_path) == ["x"]
 
@@ -332,9 +332,7 @@ def test_stdout_gets_it_in_its_turn_whatever_it_is(name, tmp_path):
 
 
 def test_a_descriptor_that_is_not_open(tmp_path):
-    with pytest.raises(
-        UsageError, match="cannot write /dev/fd/987: .*(Bad file descriptor|not there)"
-    ):
+    with pytest.raises(UsageError, match="cannot write /dev/fd/987: "):
         files.write("/dev/fd/987", "text")
     assert not files.is_stdout(tmp_path / "x")
 

@@ -431,7 +431,9 @@ def test_sizes_and_times_that_cannot_be_are_refused(part, value, where, kept, gd
         done = gdn(*args)
         skipped = args[0] == "history"
         assert done.code == (errors.MISSING if skipped else errors.USAGE)
-        assert f"{file}: $.records[0].{where}: expected" in done.err
+        assert (
+            f"{file}: Expected" in done.err and f"at `$.records[0].{where}`" in done.err
+        )
 
 
 def test_a_folder_that_cannot_be_written_costs_a_line(monkeypatch, tmp_path):

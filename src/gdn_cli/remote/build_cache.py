@@ -47,8 +47,8 @@ def keep(volume: Path, key: str, root: Path) -> bool:
     """
     try:
         with (
-            files.opened(_archive(volume, key)) as file,
-            tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive,
+            files.beside(_archive(volume, key)) as file,
+            tarfile.open(file, mode="w:gz", compresslevel=1) as archive,
         ):
             for folder in _KEPT:
                 if (root / folder).is_dir():

@@ -177,8 +177,7 @@ def _metadata(workload: Workload) -> dict[str, str]:
 def write_blob(op: Op, workload: Workload, path: Path, root: Path) -> int:
     inputs = synthetic.inputs(op, workload).items()
     tensors = {name: x for name, x in inputs if isinstance(x, torch.Tensor)}
-    # a fixed name: what a killed run left, gigabytes perhaps, is overwritten by the next
-    with files.beside(path, within=root, hint=None, mark="part") as temporary:
+    with files.beside(path, within=root, hint=None) as temporary:
         safetensors.torch.save_file(tensors, temporary, metadata=_metadata(workload))
         return temporary.stat().st_size
 

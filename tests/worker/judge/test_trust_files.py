@@ -159,12 +159,11 @@ BAD_JSON = {
     "deep": (DEEP, TOO_DEEP),
     "deep below a name": ('{"a":' * 5000 + "1" + "}" * 5000, TOO_DEEP),
     "less deep": ("[" * 101 + "]" * 101, TOO_DEEP),
-    "long": ("9" * 10_000, TOO_LONG),
+    "long": ("9" * 10_000, "Integer value out of range"),
     "long below a name": ('{"a": [1, -' + "9" * 400 + "]}", TOO_LONG),
-    "endless": ('{"a": 1e99999}', TOO_LONG),
-    "half a character": ('{"a": "\\ud800"}', "an escape spells half a character"),
-    "nothing": ("", "Expecting value at column 1"),
-    "half": ('{"a":\n 1', "Expecting ',' delimiter at line 2 column 3"),
+    "endless": ('{"a": 1e99999}', "Number out of range - at `$[...]`"),
+    "half a character": ('{"a": "\\ud800"}', "Input data was truncated"),
+    "nothing": ("", "Input data was truncated"),
 }
 
 
