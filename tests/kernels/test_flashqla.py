@@ -68,7 +68,7 @@ def test_without_the_package_one_line_says_what_to_install():
     algo = REGISTRY.find("gdn_prefill/flashqla")
     for capability, reason, hint in (
         ("9.0", "package flash-qla missing", "pip install flash-qla"),
-        ("8.0", "needs compute capability 9.0, this GPU has 8.0", inventory.MODAL),
+        ("8.0", "needs compute capability 9.0, here is 8.0", inventory.MODAL),
     ):
         gpus = (inventory.Gpu("one", capability, "580"),)
         machine = inventory.Machine(
