@@ -20,7 +20,6 @@ import helpers
 import pytest
 import reports
 from markupsafe import escape
-from rich.text import Text
 
 from gdn_cli import text
 from gdn_cli.catalog.registry import Broken
@@ -123,19 +122,6 @@ def test_a_terminal_shows_text_and_obeys_none(name, colour, monkeypatch):
         bare = SGR.sub("", out)
         assert harmless(bare) and seen in bare, evil
         assert colour or out == bare
-
-
-@pytest.mark.parametrize("name", SCREENS)
-def test_the_colours_are_those_of_gdn_alone(name, monkeypatch):
-    screens = [printed(SCREENS[name], e, monkeypatch, True) for e in ("[/]", "xyz")]
-    assert len({len(SGR.findall(out)) for out in screens}) == 1
-
-
-def test_a_rich_text_of_a_raw_string(monkeypatch):
-    out = printed(
-        lambda e: screen.console().print(Text(e)), "\x9b2J", monkeypatch, True
-    )
-    assert out == "\\x9b2J\n"
 
 
 def test_several_lines_stay_where_a_compiler_says_them(capsys, monkeypatch):

@@ -7,7 +7,6 @@ two: the end of this file.
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
@@ -195,10 +194,6 @@ def test_with_fewer_algos_than_gpus_workloads_are_spread_and_a_row_stays_whole()
     assert sum(counts) == 54 and max(counts) <= 30
 
 
-def test_no_more_gpus_than_there_is_work_for():
-    assert list(work(plan_of(named("a"), (G0, G1), ["batch_size=4"]))) == [0]
-
-
 def test_an_algo_goes_to_a_gpu_that_has_its_capability():
     algos = [*named("any", "other"), *named("hopper", "late", capability="9.0")]
     found = work(plan_of(algos, (SMALL, G0), ["0"], "check"))
@@ -278,26 +273,12 @@ def test_the_cpus_near_a_gpu_are_nvml_s(monkeypatch):
     assert inventory.near(G0) == {1, 63, 64} and inventory.near(G1) == frozenset()
 
 
-def test_its_functions_are_pynvml_s():
-    pynvml = pytest.importorskip("pynvml")
-    assert list(inspect.signature(pynvml.nvmlDeviceGetCpuAffinity).parameters)[1:] == [
-        "cpuSetSize"
-    ]
-    assert pynvml.nvmlDeviceGetHandleByUUID
-
-
 def test_the_worker_finds_its_gpu_by_the_uuid_that_torch_has():
     assert environment._which("bbbbbbbb", (G0, G1)) == G1
     assert environment._which("another", (G0, G1)) is None
     # a slice, which torch may call by its GPU
     assert environment._which("another", (G2,)) == G2
     assert environment._which("another", ()) is None
-
-
-def test_this_host_tells_its_cores():
-    mine = frozenset(os.sched_getaffinity(0))
-    cores = gpu_sharing._cores(mine)
-    assert sum(map(len, cores)) == len(mine) and frozenset().union(*cores) == mine
 
 
 # --- side by side
@@ -605,21 +586,6 @@ def test_ratios_in_the_table_are_to_the_rows_own_gpu(capsys):
     assert "not ranked" in out and "differs by up to 200.0%" in out
 
 
-def test_where_a_row_is_of_one_gpu_the_fastest_is_marked(capsys):
-    found = [record("pt-reference", 0, 30.0), record("a", 0, 6.0)]
-    found += [record("pt-reference", 1, 10.0, 4), record("a", 1, 11.0, 4)]
-    out = screen(capsys, bench(*found))
-    assert "a *" in out and "pt-reference *" in out and "not ranked" not in out
-
-
-def test_a_failure_on_one_gpu_is_shown_next_to_the_others_results(capsys):
-    found = record("copy", 0, 3.0), record("copy", 1, None), record("a", 1, 5.0)
-    out = screen(capsys, bench(*found))
-    assert "failed copy at B=1 (00000000) on GPU 1: crashed" in out
-    # GB/s, and nothing x floor
-    assert re.search(r"  a  .* 200$", out, re.M)
-
-
 def test_one_gpu_by_name_is_in_the_title_and_needs_no_column(capsys):
     out = screen(capsys, bench(record("copy", 1, 1.0), record("a", 1, 5.0)))
     assert out.startswith("gdn_decode | NVIDIA H200 (GPU 1) | ")
@@ -645,14 +611,6 @@ def test_of_rented_gpus_none_is_the_fastest_where_there_were_several(
     assert "GPU " not in out and (" a *" in out) is marked and " 5.00x" in out
     devices = {s.device for s in score.scores(document_of(document), DECODE)}
     assert devices == {"NVIDIA B200 (modal)"}
-
-
-def test_tiers_that_the_host_takes_part_in_say_so(capsys):
-    found = [r | {"tier": "events"} for r in APART["records"]]
-    assert "events: these times include the host's work" in screen(
-        capsys, bench(*found)
-    )
-    assert "the host's work" not in screen(capsys, APART)
 
 
 def test_scores_divide_times_of_one_gpu():
@@ -791,14 +749,6 @@ def test_tune_goes_on_where_each_size_was(tune):
     assert sizes_on(moved) == {0: {4}}
 
 
-def test_tune_without_gpus_takes_the_first(tune):
-    workers = Workers()
-    tune(workers, (), 1, 4)
-    assert sizes_on(workers) == {0: {1, 4}} and {job.cpus for job in workers.jobs} == {
-        frozenset()
-    }
-
-
 def test_tune_refuses_gpus_of_different_kinds(tune):
     workers = Workers()
     with pytest.raises(UsageError, match="tune takes GPUs of one kind"):
@@ -853,50 +803,3 @@ def test_gdn_run_on_two_gpus_one_of_which_loses_its_worker(tmp_path, write_algo)
     uuids = {place: e["gpu_uuid"] for place, e in found["environments"].items()}
     assert uuids == {"cuda:0": G0.uuid, "cuda:1": G1.uuid}
     assert found["options"]["gpus"] == "all"
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_workers_of_all_gpus(tmp_path, write_algo):
-    out = tmp_path / "records.json"
-    marks = [tmp_path / name for name in ("one", "two")]
-    for mark in marks:
-        body = f"""if q.shape[0] == 2:
-        open({str(mark)!r}, 'w').write(str(os.getpid()))
-        while True: signal.pause()"""
-        write_algo(tmp_path, mark.name, BODY.format(body), devices=["cuda"])
-    algos = "--algos", tmp_path, "--algo", "one,two", "--gpus", "0,1"
-    which = "-w", "0", "-w", "batch_size=2"
-    process = subprocess.Popen(
-        command("run", *algos, *which, "--json", "--out", out),
-        env=visible(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # a shell's `&` has it ignored
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-
-    def hanging() -> bool:
-        """Both hang, and the file has the record of each that passed."""
-        started = all(mark.exists() and mark.read_text() for mark in marks)
-        return started and out.read_text().count('"status": "passed"') == 2
-
-    try:
-        deadline = time.monotonic() + helpers.PATIENCE_S
-        while not hanging():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=helpers.PATIENCE_S)
-        left = [m for m in marks if helpers.alive(int(m.read_text()))]
-    finally:
-        process.kill()
-        for mark in marks:
-            if mark.exists() and helpers.alive(int(mark.read_text() or 0)):
-                os.kill(int(mark.read_text()), signal.SIGKILL)
-    assert left == [] and process.returncode == errors.INTERRUPTED
-    document = json.loads(stdout)
-    assert "Traceback" not in stderr and document == json.loads(out.read_text())
-    fates = [(r["algo"], r["gpu"]["index"], r["status"]) for r in document["records"]]
-    assert fates == [("one", 0, "passed"), ("two", 1, "passed")]
-    assert document["interrupted"]

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import statistics
 from statistics import geometric_mean
 
 import helpers
@@ -261,12 +260,6 @@ def test_other_changes_between_two_rows_are_noted(kept):
     assert new.changes == ["driver 580.159.04 -> 590.1", "torch 2.11.0+cu130 -> 2.12"]
 
 
-def test_two_sources_of_one_name_in_one_run_are_two_rows(kept):
-    kept(bench(record("a", 2.0), record("a", 4.0, source_hash="fedcba987654")))
-    (group,) = timeline("a")
-    assert sorted(row.medians_us["B=1"] for row in group.rows) == [2.0, 4.0]
-
-
 def test_the_overview_compares_only_the_same_workloads(kept):
     def both(share, day, *more, **fields):
         one, other = record("a", 2 * share, 1, **fields), record("a", 20 * share, 64)
@@ -330,21 +323,6 @@ def test_a_failure_without_a_tier_belongs_to_the_only_tier_of_its_run(kept):
     assert (group.tier, group.l2, group.rows[0].failed) == ("cupti", "cold", 1)
     kept(bench(record("b", 2.0), record("c", 2.0, tier="events"), failed, day=2))
     assert [(g.tier, len(g.rows)) for g in timeline("a")] == [(None, 1), ("cupti", 1)]
-
-
-def test_many_runs_are_all_counted(kept):
-    medians = [[10.0 + (7 * i + 3 * w) % 11 for w in range(10)] for i in range(12)]
-    for day, times in enumerate(medians, 1):
-        records = [record("a", us, i // 5 + 1, i) for i, us in enumerate(times)]
-        kept(bench(*records, day=day))
-    (group,) = timeline("a", count=5)
-    for row, times in zip(group.rows, medians[-5:], strict=True):
-        halves = map(statistics.median, (times[:5], times[5:]))
-        assert list(row.medians_us.values()) == list(halves)
-    means = list(map(geometric_mean, medians))
-    (row,) = overview()
-    assert row.best_us == pytest.approx(min(means))
-    assert row.last_us == pytest.approx(means[-1])
 
 
 # --- files that are not well

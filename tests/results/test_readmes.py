@@ -142,16 +142,6 @@ def test_readme_has_a_row_for_each_op_from_its_records(row):
 
 
 @pytest.mark.records
-@pytest.mark.parametrize("peer", [FI, FLA])
-def test_readme_says_how_long_the_peers_of_its_figure_take(peer):
-    ratios = over_peers("decode-sweep", "cuda-v5", (peer,))
-    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert re.search(
-        rf"`{peer}`\)[^;.]* takes {min(ratios):.2f} to {max(ratios):.2f} times", text
-    )
-
-
-@pytest.mark.records
 @pytest.mark.parametrize(
     ("heads", "names", "said"),
     [

@@ -225,11 +225,6 @@ def test_slots_of_64_bits_and_beyond_the_pool_are_padding(name):
     assert faults(name, arguments(name, starts=(P, 1, P - 1, 99))) == []
 
 
-def test_a_float16_pool():
-    x = arguments("packed_decode")
-    assert faults("packed_decode", x | {"pool": x["pool"].half()}) == []
-
-
 HALVES = [*((name, torch.bfloat16) for name in RUNGS), ("packed_decode", torch.float16)]
 
 
@@ -245,20 +240,6 @@ def test_a_pool_of_two_bytes_is_one_of_float32_rounded_at_the_end(name, dtype):
     assert same(called(name, half), called(name, full))
     assert same(half["pool"], full["pool"].to(dtype))
     assert dtype == torch.bfloat16 or half["pool"].isinf().any()
-
-
-def test_every_float16_is_read_and_written():
-    """g is 1, k and q are 0: the state stays."""
-    every = torch.arange(1 << 16).to(torch.int32).short().view(torch.float16)
-    every[~every.isfinite()] = 0
-    x = arguments("packed_decode", starts=(1,), lengths=[1])
-    x["pool"][1] = every.view(HV, D, D).float()
-    x |= {"pool": x["pool"].half(), "A_log": torch.full((HV,), -math.inf)}
-    for zeros in "qk":
-        x[zeros].zero_()
-    before = x["pool"].clone()
-    called("packed_decode", x)
-    assert x["pool"][1].equal(before[1])
 
 
 @pytest.mark.parametrize("wide", [torch.int32, torch.int64], ids=str)

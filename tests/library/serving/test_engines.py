@@ -126,30 +126,6 @@ def test_signatures_are_those_of_the_release(release, engine, capsys):
     )
 
 
-@BOTH
-def test_the_real_files_have_these_signatures(release):
-    """Where the engine's files can be imported; only those, as its layers need a GPU."""
-    of = ENGINES[release]
-    try:
-        found = of.check()
-    except MissingError as e:
-        pytest.skip(str(e))
-    assert set(found.values()) == {None}
-    own = [of._own(where) for where in of.functions]
-    try:
-        assert len(of.install()) == len(own)
-        assert [
-            importlib.import_module(w.split(":")[0]).__dict__[w.split(":")[1]]
-            for w in of.functions
-        ] != own
-    finally:
-        of.uninstall()
-    assert [
-        importlib.import_module(w.split(":")[0]).__dict__[w.split(":")[1]]
-        for w in of.functions
-    ] == own
-
-
 @pytest.mark.parametrize("release", ["vllm 0.33.0"])
 @pytest.mark.parametrize(
     "change",
@@ -397,23 +373,6 @@ def test_a_mixed_batch_of_vllm_is_not_a_fallback(engine):
 # --- what the library gets
 
 
-def test_packed_decode_s_arguments(stub):
-    x = decode_call(out=None)
-    out, pool = serving.packed_decode(**x)
-    ((_, args),) = stub
-    assert [
-        args[i] is x[n]
-        for i, n in enumerate(["mixed_qkv", "a", "b", "A_log", "dt_bias"])
-    ] == [True] * 5
-    assert (
-        args[5] is args[9] is pool is x["initial_state"]
-        and args[6] is x["ssm_state_indices"]
-        and args[8] is out
-    )
-    assert (args[7], *args[10:]) == (0.1, None, None, 1, -1.0)
-    assert out.shape == (3, 1, 6, 128) and out.dtype == torch.bfloat16
-
-
 def verify_call(N: int, T: int, **changed) -> dict:
     """vLLM's: N sequences of T tokens, flat."""
     x = steps.tokens(N * T, 2, 6, "cpu")
@@ -423,19 +382,6 @@ def verify_call(N: int, T: int, **changed) -> dict:
         ssm_state_indices=torch.arange(1, N * T + 1, dtype=torch.int32).view(N, T),
         num_accepted_tokens=torch.ones(N, dtype=torch.int32), use_qk_l2norm_in_kernel=True,
     ) | changed  # fmt: skip
-
-
-def test_mtp_verify_s_arguments(stub):
-    x = verify_call(3, 4)
-    out, pool = serving.mtp_verify(**x)
-    ((_, args),) = stub
-    assert [args[i] is x[n] for i, n in enumerate([*"qkvab", "A_log", "dt_bias"])] == [
-        True
-    ] * 7
-    assert args[7] is pool is x["initial_state"] and args[8] is x["ssm_state_indices"]
-    assert args[9] is x["num_accepted_tokens"] and args[10] is x["cu_seqlens"]
-    assert args[12] is out and out.shape == (1, 12, 6, 128)
-    assert (args[11], *args[13:]) == (None, None, None, serving.SLOTS, 1, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -470,35 +416,6 @@ def sglang_call(N: int, T: int, **changed) -> dict:
         intermediate_states_buffer=torch.zeros(N + 1, T + 1, 6, 128, 128),
         intermediate_state_indices=torch.arange(N).int() + 1, cache_steps=T + 1,
     ) | changed  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "changed, mode",
-    [
-        ({}, serving.BUFFER),
-        (
-            {"intermediate_states_buffer": None, "intermediate_state_indices": None},
-            serving.OUTPUTS,
-        ),
-        (
-            {"intermediate_states_buffer": None, "disable_state_update": False},
-            serving.LAST,
-        ),
-    ],
-)
-def test_sglang_s_update(stub, changed, mode):
-    x = sglang_call(3, 4, **changed)
-    out = sglang.update(**x)
-    ((_, args),) = stub
-    assert [
-        args[i] is x[name] for i, name in enumerate([*"qkvab", "A_log", "dt_bias"])
-    ] == [True] * 7
-    assert (
-        args[7] is x["initial_state_source"] and args[8] is x["initial_state_indices"]
-    )
-    assert args[9] is args[10] is None and args[13] is x["intermediate_states_buffer"]
-    assert args[14] is x["intermediate_state_indices"] and args[15:] == (mode, 0, 1e-6)
-    assert out.shape == (1, 12, 6, 128) and out is args[12]
 
 
 @pytest.mark.parametrize(

@@ -272,13 +272,6 @@ def test_tokens_that_do_not_fit_the_sequences_are_refused(device):
 
 
 @on_a_gpu
-@pytest.mark.parametrize("H, HV", [(16, 32), (4, 16), (16, 48)])
-def test_bfloat16_pools(device, H, HV):
-    slots = [[1, 2, 3, 4], [5, 6, 7, 8]]
-    assert faults(call(slots, [4, 3], [1, 4], 10, H, HV, device, torch.bfloat16)) == []
-
-
-@on_a_gpu
 @pytest.mark.parametrize("N", [1, 2, 4, 8, 16])
 def test_a_graph_is_replayed_with_fewer_sequences(device, N):
     """As vLLM does: after the last sequence there are some of no tokens, with slots 0
