@@ -124,16 +124,6 @@ def test_a_terminal_shows_text_and_obeys_none(name, colour, monkeypatch):
         assert colour or out == bare
 
 
-def test_several_lines_stay_where_a_compiler_says_them(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    detail = "a.cu(1): error: \x1b[2J\n\ta.cu(2): error: [/]"
-    terminal.show_proof([{"state": "failed", "step": "build", "detail": detail}])
-    assert [line.split() for line in capsys.readouterr().out.splitlines()][1:] == [
-        ["!!", "build", "a.cu(1):", "error:", "\\x1b[2J"],
-        ["a.cu(2):", "error:", "[/]"],
-    ]
-
-
 def test_visible_text_stays_as_it_is():
     for fine in ("cuda-v4", "±5 %", "1.5 µs", "Ω/日本語", "a b", r"C:\x", "😀"):
         assert text.shown(fine) == fine == text.shown(fine, lines=True)

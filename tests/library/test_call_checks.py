@@ -173,17 +173,6 @@ def test_triton_rungs_ask_for_the_same():
 # --- documentation
 
 
-@pytest.mark.parametrize("op", ["gdn_decode", "gdn_decode_bf16", "gdn_prefill"])
-def test_the_docstring_says_that_keys_come_normalised(op):
-    lines = load("pt-reference", op=op).__doc__.splitlines()
-    (k,) = [line for line in lines if line.split()[:1] == ["k"]]
-    assert k.endswith("], L2-normalised along head_size")
-    (alignment,) = [line for line in lines if "multiple of" in line]
-    assert alignment.startswith(
-        "On a GPU every tensor begins at a multiple of 16 bytes"
-    )
-
-
 # --- a slower way
 
 CPP = """

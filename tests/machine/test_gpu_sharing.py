@@ -36,7 +36,7 @@ from gdn_cli.machine import environment, gpu_sharing, inventory, locks
 from gdn_cli.machine.inventory import Gpu, Machine
 from gdn_cli.records import score, store
 from gdn_cli.records.history import documents
-from gdn_cli.report import merge, terminal
+from gdn_cli.report import terminal
 from gdn_cli.run import complete, jobs, planning
 from gdn_cli.run import execute as execution
 from gdn_cli.schema.record_types import Environment, GpuName, Status, document_of
@@ -625,13 +625,6 @@ def test_scores_divide_times_of_one_gpu():
     apart = bench(record("a", 0, 6.0), record("pt-reference", 1, 10.0))
     alone = score.scores(document_of(apart), DECODE)[0]
     assert alone.value is None and alone.missing[0].kind == score.UNCOMPARED
-
-
-def test_the_page_keeps_gpus_of_one_run_apart():
-    groups = merge.gather([reports.source("x.json", APART)], REGISTRY).groups
-    assert [g.device for g in groups] == ["NVIDIA H200, GPU 0", "NVIDIA H200, GPU 1"]
-    assert [g.algos[-1] for g in groups] == ["a", "b"]
-    assert [g.over_floor(g.algos[-1], "B=1") for g in groups] == [2.0, 5.0]
 
 
 def places(document: dict) -> dict[str, list[list[str]]]:

@@ -350,26 +350,6 @@ def test_errors_that_may_come_after_a_launch_are_raised(calls, caplog):
     assert calls.own == [] and calls.counted == 0 and lines(caplog) == []
 
 
-@pytest.mark.skipif(not inventory.cxx(), reason="no C++ compiler here")
-@pytest.mark.parametrize("release", ["vllm 0.33.0"])
-def test_a_mixed_batch_of_vllm_is_not_a_fallback(engine):
-    """Decodes and prompts in one step: the slots are those of the whole batch, decodes first;
-    cu_seqlens and tokens are the decodes'."""
-    of, own = engine
-    of.install()
-    update = sys.modules["vllm.layer"].fused_sigmoid_gating_delta_rule_update
-    decodes = verify_call(3, 1, num_accepted_tokens=None)
-    decodes["ssm_state_indices"] = torch.tensor([3, 0, 1, 2, 2], dtype=torch.int32)
-    alone = decodes | {"ssm_state_indices": decodes["ssm_state_indices"][:3]}
-    alone["initial_state"] = decodes["initial_state"].clone()
-    before = decodes["initial_state"].clone()
-    out, pool = update(**decodes)
-    expected, states = serving.mtp_verify(**alone)
-    assert own == [] and of.fallbacks == {}
-    assert steps.same(out, expected) and steps.same(pool, states)
-    assert steps.same(pool[2], before[2]) and not steps.same(pool[3], before[3])
-
-
 # --- what the library gets
 
 
@@ -437,30 +417,20 @@ def test_sglang_s_update_refuses(stub, changed, says):
 def test_chunk_prefill_s_arguments(stub):
     x = steps.tokens(5, 2, 6, "cpu")
     x |= {name: x[name][None] for name in "qkv"}
-    pool, slots, ends = (
-        steps.pool(4, 6, "cpu"),
-        torch.tensor([3, 1]),
-        torch.tensor([0, 2, 5]),
-    )
-    fresh = torch.tensor([True, False])
-    out, _ = serving.chunk_prefill(
-        **x,
-        initial_state=pool,
-        ssm_state_indices=slots,
-        cu_seqlens=ends,
-        has_initial_state=fresh,
-        first_slot=0,
-    )
+    x |= {
+        "initial_state": steps.pool(4, 6, "cpu"),
+        "ssm_state_indices": torch.tensor([3, 1]),
+        "has_initial_state": torch.tensor([True, False]),
+        "cu_seqlens": torch.tensor([0, 2, 5]),
+    }
+    out, _ = serving.chunk_prefill(**x, first_slot=0)
     ((_, args),) = stub
     assert [arg.shape for arg in args[:3]] == [(5, 2, 128), (5, 2, 128), (5, 6, 128)]
-    assert [
-        args[7] is pool,
-        args[8] is slots,
-        args[9] is fresh,
-        args[10] is ends,
-        args[12] is out,
-    ] == [True] * 5
-    assert (args[11], *args[13:]) == (None, 0, 1e-6) and out.shape == (5, 6, 128)
+    rest = "initial_state", "ssm_state_indices", "has_initial_state", "cu_seqlens"
+    for i, name in enumerate(rest, 7):
+        assert args[i] is x[name]
+    assert args[12] is out and out.shape == (5, 6, 128)
+    assert (args[11], *args[13:]) == (None, 0, 1e-6)
 
 
 # --- the library

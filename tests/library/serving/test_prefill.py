@@ -47,38 +47,15 @@ def call(
 
 def faults(x: dict) -> list[str]:
     """What is wrong with a call, which is done here."""
-    before, slots, ends = (
-        x["initial_state"].clone(),
-        x["ssm_state_indices"].tolist(),
-        x["cu_seqlens"].tolist(),
-    )
+    before, ends = x["initial_state"].clone(), x["cu_seqlens"].tolist()
     out, pool = serving.chunk_prefill(**x)
-    found, written = [], set()
-    for n, (slot, there) in enumerate(
-        zip(slots, x["has_initial_state"].tolist(), strict=True)
-    ):
-        of = slice(ends[n], ends[n + 1])
-        if slot <= 0:
-            if steps.bits(out[of]).any():
-                found.append(f"{n}: padding has an output")
-            continue
-        written.add(slot)
-        start = before[slot] if there else torch.zeros_like(before[slot])
-        right, states = steps.walk(
-            start,
-            *(x[name][of] for name in "qkvab"),
-            x["A_log"],
-            x["dt_bias"],
-            x["scale"],
-        )
-        if not (e := error(out[of], right)) <= OUTPUT:
-            found.append(f"{n}: output {e:.2g}")
-        if not (e := error(pool[slot], states[-1])) <= STATE:
-            found.append(f"{n}: state {e:.2g}")
-    others = [s for s in range(len(pool)) if s not in written]
-    if not same(pool[others], before[others]):
-        found.append("another slot has changed")
-    return found
+    slots = zip(x["ssm_state_indices"].tolist(), x["has_initial_state"], strict=True)
+    sequences = [
+        steps.Sequence(slot, slice(ends[n], ends[n + 1]), fresh=not has)
+        for n, (slot, has) in enumerate(slots)
+    ]
+    limits = OUTPUT, dict.fromkeys(steps.STATE, STATE)
+    return steps.faults(sequences, x | {"norm": True}, before, pool, out, 1, limits)
 
 
 @pytest.mark.parametrize("H, HV", [(4, 8), (2, 6), (4, 4)])
