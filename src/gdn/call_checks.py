@@ -39,8 +39,6 @@ out={out} writes into these tensors instead of new ones, and returns them.
 As an operator: torch.ops.{operator}, torch.ops.{operator}_out."""
 IN_PLACE = "It updates {} in place, given as {} too; without out= it works on a copy of all of {}."
 DEVICES = "Runs on {}; all tensors contiguous and on one device. No backward."
-ADDRESSES = "On a GPU addresses are as its kernel needs them; those of .clone() are."
-ALIGNED = f"On a GPU every tensor begins at a multiple of {ALIGNMENT} bytes; one of .clone() does."
 
 
 class Contract:
@@ -106,8 +104,6 @@ class Contract:
             names = op.in_place.items()
             remarks = [IN_PLACE.format(i, output, i) for output, i in names]
         remarks.append(DEVICES.format(" and ".join(self.devices)))
-        if "cuda" in self.devices:
-            remarks.append(ADDRESSES if self.alignment == 1 else ALIGNED)
         return DOCUMENT.format(
             op=op,
             algo=self.algo,

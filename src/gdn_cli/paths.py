@@ -49,31 +49,30 @@ def _user_dir(kind: str, xdg: str, fallback: str) -> Path:
     return (Path(base) if os.path.isabs(base) else home() / fallback) / "gdn" / kind
 
 
+def _data_dir(kind: str) -> Path:
+    return _user_dir(kind, "XDG_DATA_HOME", ".local/share")
+
+
 def runs_dir() -> Path:
     """Records of every run and bench. `GDN_HOME` moves it; else XDG_DATA_HOME, else
     ~/.local/share.
     """
-    return _user_dir("runs", "XDG_DATA_HOME", ".local/share")
+    return _data_dir("runs")
 
 
 def profiles_dir() -> Path:
     """A folder for each profile, next to the records."""
-    return _user_dir("profiles", "XDG_DATA_HOME", ".local/share")
-
-
-def baselines_dir() -> Path:
-    """Records under names of the user's (`gdn bench --save`). Beside the records."""
-    return _user_dir("baselines", "XDG_DATA_HOME", ".local/share")
+    return _data_dir("profiles")
 
 
 def tunes_dir() -> Path:
     """Measurements of `gdn tune`, next to the records; it resumes from there."""
-    return _user_dir("tunes", "XDG_DATA_HOME", ".local/share")
+    return _data_dir("tunes")
 
 
 def harness_dir() -> Path:
     """Folders with a flashinfer-bench each, for `gdn run --official`. Next to the records."""
-    return _user_dir("harness", "XDG_DATA_HOME", ".local/share")
+    return _data_dir("harness")
 
 
 def config_dirs() -> list[Path]:

@@ -47,7 +47,7 @@ class Nvml:
     def nvmlDeviceGetPowerUsage(self, handle):
         return 123456  # milliwatts
 
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
         return self.bits
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle):
@@ -124,20 +124,8 @@ def test_the_bits_are_pynvml_s():
         for ours, theirs in names.items()
     }
     assert theirs == {bit: name for bit, (name, _) in environment._SLOWED.items()}
-    # and the functions that are called by name are there, by one name or the other
+    # and the functions that are called are there
     assert {name for name in vars(Nvml) if name.startswith("nvml")} <= set(dir(pynvml))
-    assert hasattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons")
-
-
-@pytest.mark.parametrize("lacking", ["pynvml", "driver"])
-def test_the_older_name_of_the_reasons(lacking, nvml, monkeypatch):
-    fake = nvml(bits=1)
-    if lacking == "pynvml":
-        monkeypatch.delattr(Nvml, "nvmlDeviceGetCurrentClocksEventReasons")
-    else:
-        fake.nvmlDeviceGetCurrentClocksEventReasons = fails
-    fake.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 64
-    assert environment.gpu_state().throttle == ["hw_thermal"]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +153,7 @@ def fails(*args):
         ("nvmlDeviceGetClockInfo", {"sm_mhz", "memory_mhz"}),
         ("nvmlDeviceGetTemperature", {"temperature_c"}),
         ("nvmlDeviceGetPowerUsage", {"power_w"}),
-        ("nvmlDeviceGetCurrentClocksEventReasons", {"throttle"}),
+        ("nvmlDeviceGetCurrentClocksThrottleReasons", {"throttle"}),
         ("nvmlDeviceGetComputeRunningProcesses", {"other_processes"}),
     ],
 )

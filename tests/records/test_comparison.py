@@ -14,8 +14,7 @@ import reports
 from gdn_cli import errors
 from gdn_cli.cli import compare
 from gdn_cli.errors import UsageError
-from gdn_cli.parsing import to_json
-from gdn_cli.records import baselines, comparison, store
+from gdn_cli.records import comparison
 from gdn_cli.report import book, terminal
 from gdn_cli.run import planning
 from gdn_cli.schema.record_types import Document, Record
@@ -295,43 +294,6 @@ def test_two_files_are_compared_and_nothing_is_run(compared, gdn):
     ):
         wrong = gdn("compare", *args)
         assert wrong.code == errors.USAGE and said in wrong.err and wrong.out == ""
-
-
-def test_a_baseline_has_a_name_and_stands_for_a_file(
-    compared, gdn, monkeypatch, tmp_path
-):
-    monkeypatch.setenv("GDN_HOME", str(tmp_path))
-    _, _, folder = compared
-    document = store.load(folder / "b.json")
-    assert "saved as the baseline 'main'" in baselines.keep("main", document)
-    assert "replaced the baseline 'main'" in baselines.keep("main", document)
-    assert baselines.names() == ["main"]
-    assert to_json(store.load(baselines.find("main"))) == to_json(document)
-    args = "-w", "0", "-n", "1", "--seconds", "0.1", "--json"
-    # the algo of the file, as it is now
-    for names in (("main",), ("main:pt-reference", "pt-reference")):
-        done = gdn("compare", *names, *args, env={"GDN_HOME": str(tmp_path)})
-        assert [c["baseline"] for c in done.json["comparisons"]] == [
-            "pt-reference of main"
-        ]
-    done = gdn("compare", "main", folder / "b.json", env={"GDN_HOME": str(tmp_path)})
-    assert "pt-reference against pt-reference of main" in done.out
-
-
-@pytest.mark.parametrize(
-    "name", ["", "../x", "x.json", ".x", "a b", "x" * 65, "cpp-v1"]
-)
-def test_a_baselines_name_is_checked_before_anything_runs(
-    name, gdn, monkeypatch, tmp_path
-):
-    monkeypatch.setenv("GDN_HOME", str(tmp_path))
-    with pytest.raises(UsageError, match="--save"):
-        baselines.check(name, ["cpp-v1"])
-    assert baselines.find(name) is None
-    if name == "cpp-v1":
-        done = gdn("bench", "--algo", "cpp-v1", "--save", name)
-        assert (done.code, done.out) == (errors.USAGE, "")
-        assert done.err.startswith("gdn: --save")
 
 
 # --- the best peer

@@ -316,15 +316,6 @@ def test_workloads_that_were_not_reached_failed_and_missing_ones_did_not(kept):
     assert [(r.algo, r.failed) for r in overview()] == [("a", 53)]
 
 
-def test_a_failure_without_a_tier_belongs_to_the_only_tier_of_its_run(kept):
-    failed = record("a", None, 8, tier=None)  # as in schema 1
-    kept(bench(record("a", 2.0), failed))
-    (group,) = timeline("a")
-    assert (group.tier, group.l2, group.rows[0].failed) == ("cupti", "cold", 1)
-    kept(bench(record("b", 2.0), record("c", 2.0, tier="events"), failed, day=2))
-    assert [(g.tier, len(g.rows)) for g in timeline("a")] == [(None, 1), ("cupti", 1)]
-
-
 # --- files that are not well
 
 

@@ -136,10 +136,8 @@ def gpu_state(brief: bool = False, own: int = 1) -> GpuState:
 
 
 def _throttle(nvml: Any, handle: Any) -> list[str]:
-    try:
-        bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    except (AttributeError, nvml.NVMLError):  # the name before driver 535
-        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    # the name that drivers before 535 have, too
+    bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
     return [name for bit, (name, _) in sorted(_SLOWED.items()) if bits & bit]
 
 

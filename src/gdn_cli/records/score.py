@@ -166,7 +166,7 @@ def _score(
         against=rule.against,
         value=value,
         official=official,
-        reason=_reason(kinds, rule, bool(other.times)),
+        reason=_reason(kinds, rule),
         workloads=len(workloads),
         shares=shares,
         missing=missing,
@@ -218,20 +218,9 @@ class _Outcome:
         return self.rest or (UNMEASURED, "no time")
 
 
-def _reason(kinds: Counter[str], rule: _Rule, compared: bool) -> str | None:
-    """One line about the missing workloads. `compared`: whether the other has times."""
-    other = f"{rule.against}, the {rule.name}"
-    parts = []
-    if kinds[FAILED]:
-        effect = "one failed trace makes the official score 0"
-        parts.append(f"{count(kinds[FAILED], 'workload')} failed: {effect}")
-    if kinds[UNMEASURED]:
-        effect = "the official score is over all of them"
-        parts.append(f"{count(kinds[UNMEASURED], 'workload')} without a time: {effect}")
-    if not compared:
-        why = f": {rule.unavailable}" if rule.unavailable else ", in this tier"
-        parts.append(f"no times of {other}{why}")
-    elif kinds[UNCOMPARED]:
-        left = count(kinds[UNCOMPARED], "workload")
-        parts.append(f"{left} left out: no time of {other}, there")
+def _reason(kinds: Counter[str], rule: _Rule) -> str | None:
+    """One line about the missing workloads."""
+    parts = [f"{count(n, 'workload')}: {kind}" for kind, n in kinds.items()]
+    if rule.unavailable:
+        parts.append(f"{rule.against}: {rule.unavailable}")
     return "; ".join(parts) or None

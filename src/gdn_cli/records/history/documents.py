@@ -81,24 +81,20 @@ def parts(document: Document) -> list[Part]:
     if document.command == "run":
         return []
     records = document.records[document.earlier :]
-    # schema 1 has no tier in failed records; there was one tier per mode
-    measured: dict[str, dict[str | None, str | None]] = {}  # mode -> tier -> L2
+    l2_of: dict[tuple[str, str | None], str | None] = {}  # mode, tier -> L2
     for r in records:
         if r.timing:
-            measured.setdefault(r.mode, {})[tier_of(r)] = r.timing.l2
+            l2_of[r.mode, tier_of(r)] = r.timing.l2
     found: dict[Key, Part] = {}
     for r in records:
         if r.passed and not r.timing:
             continue
-        tiers = measured.get(r.mode, {})
         tier = tier_of(r)
-        if not tier and len(tiers) == 1:
-            tier = next(iter(tiers))
         if r.timing:
             l2 = r.timing.l2
         else:
             asked = document.options.get("l2") if r.mode == "cuda" and tier else None
-            l2 = tiers.get(tier, asked)
+            l2 = l2_of.get((r.mode, tier), asked)
         key = (r.op, r.algo, r.source_hash, r.mode, tier, l2, r.place)
         found.setdefault(key, Part(tier, l2)).records.append(r)
     return _joined(found, document)
@@ -148,7 +144,9 @@ def _summary(part: Part, document: Document, run: str) -> Series:
         if r.median_us is None:
             continue
         measured.append(r)
-        label, size = "all", ()  # an empty launch or a large copy has no workload
+        # an empty launch or a large copy has no workload
+        label: str = "all"
+        size: tuple[float, ...] = ()
         if r.workload:
             label, size = _label_of(r.op, tuple(r.workload.axes.items()))
         medians.setdefault(label, []).append(r.median_us)
