@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 D = 128
@@ -47,6 +49,48 @@ def walk(S, q, k, v, a, b, A_log, dt_bias, scale, norm: bool = True):
         S = S + d[:, :, None] * k[t, :, None, :]
         outputs[t], states[t] = scale * (S @ q[t, :, :, None])[..., 0], S
     return outputs, states
+
+
+OUTPUT = 5e-3  # bfloat16's rounding
+# relative error of a state: float32's is of the sums; the others' is of the rounding,
+# half a unit in the last place
+STATE = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 5e-4}
+
+
+class Sequence(NamedTuple):
+    slot: int  # of its state at the start
+    rows: slice  # its tokens
+    # the slots of the states after each token; None: the last one goes back to `slot`
+    to: list[int] | None = None
+    fresh: bool = False  # starts from zeros
+
+
+def faults(sequences, x, before, after, out, first_slot=1, limits=(OUTPUT, STATE)):
+    """What is wrong with a call. x: its tokens, scale and norm; before, after: the pool."""
+    found, written = [], {}
+    slots = range(max(first_slot, 0), len(before))
+    for n, (start, rows, to, fresh) in enumerate(sequences):
+        if start not in slots:
+            if bits(out[rows]).any():
+                found.append(f"{n}: padding has an output")
+            continue
+        S = torch.zeros_like(before[0]) if fresh else before[start]
+        parts = [x[name][rows] for name in "qkvab"]
+        gates = x["A_log"], x["dt_bias"]
+        right, states = walk(S, *parts, *gates, x["scale"], x["norm"])
+        if len(right) and not error(out[rows], right) <= limits[0]:
+            found.append(f"{n}: output {error(out[rows], right):.2g}")
+        last = [*states[-1:], S.cpu().double()][0]
+        for slot, state in zip(to or [start], states if to else [last], strict=False):
+            if slot in slots:
+                written[slot] = state
+    for slot, state in written.items():
+        if not error(after[slot], state) <= limits[1][after.dtype]:
+            found.append(f"slot {slot}: {error(after[slot], state):.2g}")
+    others = [slot for slot in range(len(before)) if slot not in written]
+    if not same(after[others], before[others]):
+        found.append("another slot has changed")
+    return found
 
 
 def apart(x: torch.Tensor, gap: int, before: int = 0) -> torch.Tensor:

@@ -119,32 +119,10 @@ def test_a_fault_at_any_step_leaves_the_older_file_and_nothing_beside_it(
 def test_an_interrupted_write_leaves_the_older_file(tmp_path):
     file = tmp_path / "x"
     file.write_text("old")
-    with pytest.raises(KeyboardInterrupt), files.opened(file) as f:
-        f.write(b"half")
+    with pytest.raises(KeyboardInterrupt), files.beside(file) as temporary:
+        temporary.write_bytes(b"half")
         raise KeyboardInterrupt
     assert file.read_text() == "old" and names(tmp_path) == ["x"]
-
-
-def test_a_full_disk(tmp_path):
-    """A real disk, of 64 KiB and 8 files."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=8", "gdn", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("no right to mount")
-    try:
-        files.write(disk / "x", "old")
-        with pytest.raises(MissingError, match="No space left on device"):
-            files.write(disk / "x", "n" * 100_000)
-        assert (disk / "x").read_text() == "old" and names(disk) == ["x"]
-        for i in range(6):
-            files.write(disk / f"{i}", "")
-        # no inode for the new one
-        with pytest.raises(MissingError, match="No space left on device"):
-            files.write(disk / "x", "new")
-        assert (disk / "x").read_text() == "old" and len(names(disk)) == 7
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_file_that_is_not_to_be_written_stays():
@@ -286,14 +264,6 @@ def test_a_device_stays_one(tmp_path):
     assert link.is_symlink()
 
 
-def test_a_stream_that_is_full_is_one_line():
-    with pytest.raises(
-        MissingError, match="cannot write /dev/full: No space left on device"
-    ):
-        files.write("/dev/full", "text")
-    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
-
-
 def test_a_pipe_is_written_into(tmp_path):
     pipe, got = tmp_path / "pipe", []
     os.mkfifo(pipe)
@@ -332,9 +302,7 @@ def test_stdout_gets_it_in_its_turn_whatever_it_is(name, tmp_path):
 
 
 def test_a_descriptor_that_is_not_open(tmp_path):
-    with pytest.raises(
-        UsageError, match="cannot write /dev/fd/987: .*(Bad file descriptor|not there)"
-    ):
+    with pytest.raises(UsageError, match="cannot write /dev/fd/987: "):
         files.write("/dev/fd/987", "text")
     assert not files.is_stdout(tmp_path / "x")
 

@@ -58,12 +58,6 @@ def test_a_full_stdout_is_exit_3_unless_the_command_has_failed(args, code):
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
 
 
-def test_a_stdout_that_is_open_for_reading_only_is_one_line():
-    done = through("1</dev/null", [*_GDN, "list"])
-    assert done.returncode == errors.MISSING
-    assert done.stderr == "gdn: cannot write the output: Bad file descriptor\n"
-
-
 def read_by_nobody(args: list[str], **how) -> subprocess.CompletedProcess:
     """`gdn ARGS` into a pipe whose reader has left."""
     reading, writing = os.pipe()
@@ -104,17 +98,6 @@ def test_a_packed_file_may_go_to_a_reader_that_leaves(tmp_path):
 @pytest.mark.parametrize("columns", ["0", "00", "-5", "wide", "", "9" * 30])
 def test_a_width_that_no_screen_has_hides_nothing(columns, gdn):
     assert "gdn_decode" in gdn("list", env={"COLUMNS": columns}).out
-
-
-def test_a_name_of_any_length_leaves_a_line_that_says_what_is_wrong(gdn):
-    for args, wrong in (
-        (["report"], "File name too long"),
-        (["list", "--algos"], "a"),
-        (["run"], "a'"),
-    ):
-        done = gdn(*args, "a" * 10_000)
-        line = done.err.splitlines()[0]
-        assert done.code == errors.USAGE and len(line) < 2100 and line.endswith(wrong)
 
 
 _WORKS_ON = """if True:

@@ -20,7 +20,6 @@ import helpers
 import pytest
 import reports
 from markupsafe import escape
-from rich.text import Text
 
 from gdn_cli import text
 from gdn_cli.catalog.registry import Broken
@@ -123,29 +122,6 @@ def test_a_terminal_shows_text_and_obeys_none(name, colour, monkeypatch):
         bare = SGR.sub("", out)
         assert harmless(bare) and seen in bare, evil
         assert colour or out == bare
-
-
-@pytest.mark.parametrize("name", SCREENS)
-def test_the_colours_are_those_of_gdn_alone(name, monkeypatch):
-    screens = [printed(SCREENS[name], e, monkeypatch, True) for e in ("[/]", "xyz")]
-    assert len({len(SGR.findall(out)) for out in screens}) == 1
-
-
-def test_a_rich_text_of_a_raw_string(monkeypatch):
-    out = printed(
-        lambda e: screen.console().print(Text(e)), "\x9b2J", monkeypatch, True
-    )
-    assert out == "\\x9b2J\n"
-
-
-def test_several_lines_stay_where_a_compiler_says_them(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    detail = "a.cu(1): error: \x1b[2J\n\ta.cu(2): error: [/]"
-    terminal.show_proof([{"state": "failed", "step": "build", "detail": detail}])
-    assert [line.split() for line in capsys.readouterr().out.splitlines()][1:] == [
-        ["!!", "build", "a.cu(1):", "error:", "\\x1b[2J"],
-        ["a.cu(2):", "error:", "[/]"],
-    ]
 
 
 def test_visible_text_stays_as_it_is():

@@ -15,7 +15,7 @@ from torch import Tensor
 from gdn_cli.catalog import seqlens
 from gdn_cli.catalog.expression import condition
 from gdn_cli.catalog.ops import Op, TensorSpec, torch_dtype
-from gdn_cli.catalog.registry import Algo, Registry
+from gdn_cli.catalog.registry import Algo
 
 from . import tensor_checks
 
@@ -39,19 +39,15 @@ out={out} writes into these tensors instead of new ones, and returns them.
 As an operator: torch.ops.{operator}, torch.ops.{operator}_out."""
 IN_PLACE = "It updates {} in place, given as {} too; without out= it works on a copy of all of {}."
 DEVICES = "Runs on {}; all tensors contiguous and on one device. No backward."
-ADDRESSES = "On a GPU addresses are as its kernel needs them; those of .clone() are."
-ALIGNED = f"On a GPU every tensor begins at a multiple of {ALIGNMENT} bytes; one of .clone() does."
 
 
 class Contract:
     """An op's inputs and outputs in torch's terms, for the devices of one algo:
     schemas, checks, shapes.
-
-    known  where to look for another op that takes inputs that this one does not
     """
 
-    def __init__(self, op: Op, algo: Algo, known: Registry) -> None:
-        self.op, self.algo, self.known = op, algo, known
+    def __init__(self, op: Op, algo: Algo) -> None:
+        self.op, self.algo = op, algo
         self.names, self.outputs = tuple(op.inputs), tuple(op.outputs)
         # as Python writes it: a comma follows a single one
         self.tuple = f"({', '.join(self.outputs)}{',' * (len(self.outputs) == 1)})"
@@ -108,8 +104,6 @@ class Contract:
             names = op.in_place.items()
             remarks = [IN_PLACE.format(i, output, i) for output, i in names]
         remarks.append(DEVICES.format(" and ".join(self.devices)))
-        if "cuda" in self.devices:
-            remarks.append(ADDRESSES if self.alignment == 1 else ALIGNED)
         return DOCUMENT.format(
             op=op,
             algo=self.algo,
@@ -159,34 +153,13 @@ class Contract:
     def _kind(self, name: str, spec: TensorSpec, x: Tensor) -> None:
         tensor_checks.plain(name, x)
         if x.dtype != torch_dtype(spec.dtype):
-            got = str(x.dtype).removeprefix("torch.") + self._cure(name, spec, x.dtype)
+            got = str(x.dtype).removeprefix("torch.")
+            if {x.dtype, torch_dtype(spec.dtype)} <= {torch.int32, torch.int64}:
+                got += f"; call .to(torch.{spec.dtype}) on it"
             raise TypeError(f"{name}: expected {spec.dtype}, got {got}")
-        axes = _axes(spec)
-        if x.dim() != len(axes):
-            expected = f"expected {len(axes)} dimensions [{', '.join(axes)}]"
+        if x.dim() != len(spec.axes):
+            expected = f"expected {len(spec.axes)} dimensions [{', '.join(spec.axes)}]"
             raise ValueError(f"{name}: {expected}, got {list(x.shape)}")
-
-    def _cure(self, name: str, spec: TensorSpec, dtype: torch.dtype) -> str:
-        """What to do about an input of another dtype: a lossless conversion, or the op
-        that takes this dtype.
-        """
-        if dtype in _WHOLE and torch_dtype(spec.dtype) in _WHOLE:
-            return f"; call .to(torch.{spec.dtype}) on it"
-        for op in self.known.ops.values():
-            other = op.inputs.get(name)
-            if other is None or torch_dtype(other.dtype) != dtype:
-                continue
-            if _shapes(op) != _shapes(self.op):
-                continue
-            takes = f"; {op.name} takes it: load"
-            algos = self.known.of(op.name)
-            names = [a.name for a in algos if set(self.devices) & set(a.modes)]
-            if self.algo.name in names:
-                names = [self.algo.name]
-            if len(names) == 1:
-                return f"{takes}('{names[0]}', op='{op.name}')"
-            return f"{takes}(..., op='{op.name}') with one of {', '.join(names)}"
-        return ""
 
     def number(self, name: str, x: Any) -> int | float | None:
         """A scalar as the operator takes it."""
@@ -211,7 +184,7 @@ class Contract:
         sizes: dict[str, int] = {}
         owners: dict[str, str] = {}
         for name, x in tensors.items():
-            for axis, size in zip(_axes(self.op.inputs[name]), x.shape, strict=True):
+            for axis, size in zip(self.op.inputs[name].axes, x.shape, strict=True):
                 expected = sizes.setdefault(axis, size)
                 owner = owners.setdefault(axis, name)
                 if size != expected:
@@ -235,10 +208,9 @@ class Contract:
         """The outputs' shapes from the inputs' sizes (symbolic if those are)."""
         sizes: dict[str, int] = {}
         for name, x in self._tensors(inputs).items():
-            for axis, size in zip(_axes(self.op.inputs[name]), x.shape, strict=True):
-                sizes.setdefault(axis, size)
+            sizes |= zip(self.op.inputs[name].axes, x.shape, strict=True)
         outputs = self.op.outputs.values()
-        return [list(map(sizes.__getitem__, _axes(spec))) for spec in outputs]
+        return [list(map(sizes.__getitem__, spec.axes)) for spec in outputs]
 
     def empty(self, inputs: Sequence[Any]) -> list[Tensor]:
         like = inputs[self.names.index(self.tensors[0])]
@@ -308,22 +280,10 @@ class Contract:
             raise ValueError(f"{name}: {expected}; {cure}")
 
 
-_WHOLE = (torch.int32, torch.int64)
-
-
 def _devices(algo: Algo) -> tuple[str, ...]:
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     on_cpu = "cpu" in algo.modes or (interpreted and "interpreter" in algo.modes)
     return ("cuda",) * ("cuda" in algo.modes) + ("cpu",) * on_cpu
-
-
-def _axes(spec: TensorSpec) -> tuple[str, ...]:
-    """Those of a tensor; a scalar has none."""
-    return spec.shape or ()
-
-
-def _shapes(op: Op) -> list[tuple[str, tuple[str, ...] | None]]:
-    return [(name, spec.shape) for name, spec in op.inputs.items()]
 
 
 def _line(name: str, spec: TensorSpec, width: int) -> str:
@@ -338,7 +298,7 @@ def _over_axes(op: Op) -> Iterator[tuple[str, Callable[[dict[str, int]], bool]]]
     """The definition's constraints on sizes; checking one on a tensor's values would
     have to wait for the device.
     """
-    seen = set().union(*map(_axes, op.inputs.values()))
+    seen = {axis for spec in op.inputs.values() for axis in spec.axes}
     for text in op.constraints:
         try:
             holds = condition(text, seen)

@@ -40,10 +40,7 @@ def number(name: str, x: Any, kind: type = float) -> int | float | None:
     if isinstance(x, Real):  # NumPy's
         value: int | float = kind(x)
         return value
-    cure = ""
-    if getattr(x, "ndim", None) == 0:
-        wait = ", which waits for the GPU" if getattr(x, "is_cuda", False) else ""
-        cure = f"; call .item() on it{wait}"
+    cure = "; call .item() on it" if getattr(x, "ndim", None) == 0 else ""
     raise TypeError(f"{name}: expected a number or None, got {type(x).__name__}{cure}")
 
 

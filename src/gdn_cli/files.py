@@ -4,8 +4,8 @@ Only plain files are read, up to a size: a pipe or a device may have no end, or 
 
 A plain file is written whole next to its destination and then renamed: whatever happens
 on the way (a full disk, Ctrl-C, a power cut), the destination is the old file or the
-new one. Links are followed. A device, a pipe, /dev/stdout and /dev/fd/N are streams:
-the data is written into them and they are not replaced.
+new one. Links are followed. A device, a pipe and this process's stdout are streams: the
+data is written into them and they are not replaced.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import secrets
 import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from .errors import GdnError, MissingError, UsageError
 
@@ -29,7 +27,6 @@ OTHER_PLACE = "-o FILE names another place"
 MACHINE = frozenset(
     getattr(errno, name)
     for name in "ENOSPC EDQUOT EFBIG EROFS EIO ESTALE EMFILE ENFILE ENOMEM EAGAIN".split()
-    if hasattr(errno, name)
 )
 # the last: no more processes
 _LIMITS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
@@ -38,10 +35,6 @@ LIMITS_HINT = (
 )
 # bytes of a file that is read: long records and data sets have tens of MiB
 MOST = 256 << 20
-_LINKS = 40  # a chain of more is a loop: as many as Linux follows
-# The folder of a process's open files. Links in it are the files themselves and must
-# not be followed.
-_OPEN_FILES = re.compile(r"/dev/fd|/proc/(?P<pid>\d+)(/task/\d+)?/fd")
 
 
 @dataclass(frozen=True)
@@ -49,10 +42,8 @@ class Destination:
     """Where a name leads."""
 
     path: Path
-    # written into, never replaced
-    stream: bool
-    # the stream is one that this process has open
-    descriptor: int | None = None
+    stream: bool  # written into, never replaced
+    stdout: bool = False  # the stream is this process's standard output
 
 
 def read(path: Path, most: int = MOST) -> bytes:
@@ -90,41 +81,21 @@ def write(
     broken). An older file stays as it was in both cases.
     """
     data = content.encode() if isinstance(content, str) else content
-    with opened(path, within=within, hint=hint, sync=sync) as file:
-        file.write(data)
-
-
-@contextlib.contextmanager
-def opened(
-    path: Path,
-    *,
-    within: Path | None = None,
-    hint: str | None = OTHER_PLACE,
-    sync: bool = True,
-) -> Iterator[BinaryIO]:
-    """Like `write`, for data written piece by piece: the file is in place once the
-    block ends without an error.
-    """
     to = destination(path, within=within, hint=hint)
     if not to.stream:
-        with (
-            beside(path, within=within, hint=hint, sync=sync) as temporary,
-            temporary.open("wb") as file,
-        ):
-            yield file
+        with beside(path, within=within, hint=hint, sync=sync) as temporary:
+            temporary.write_bytes(data)
         return
     with _told(path, hint):
-        if to.descriptor is None:
-            # no O_CREAT: it must exist
-            descriptor = os.open(to.path, os.O_WRONLY | os.O_APPEND)
-        else:
-            for printed in (sys.stdout, sys.stderr):
-                printed.flush()  # keep the order of what was printed before
-            descriptor = os.dup(to.descriptor)
+        for printed in (sys.stdout, sys.stderr):
+            printed.flush()  # keep the order of what was printed before
+        # no O_CREAT: it must exist
+        flags = os.O_WRONLY | os.O_APPEND
+        descriptor = os.dup(1) if to.stdout else os.open(to.path, flags)
         # a reader of stdout that has left wanted no more, as with all that is printed
-        left = (BrokenPipeError,) if to.descriptor == 1 else ()
+        left = (BrokenPipeError,) if to.stdout else ()
         with contextlib.suppress(*left), os.fdopen(descriptor, "wb") as file:
-            yield file
+            file.write(data)
 
 
 @contextlib.contextmanager
@@ -134,21 +105,22 @@ def beside(
     within: Path | None = None,
     hint: str | None = OTHER_PLACE,
     sync: bool = True,
-    mark: str = "",
 ) -> Iterator[Path]:
     """A new, empty file next to `path`, for a library that writes to a name. It
-    replaces `path` when the block ends.
-
-    With `mark` it has the same name every time, so that the next command overwrites
-    what a killed one left.
+    replaces `path` when the block ends without an error. Raises as `write` does.
     """
     target = destination(path, within=within, hint=hint).path
     with _told(path, hint):
-        temporary = _temporary(target, mark)
-        old = target.stat() if target.exists() else None
+        temporary = _temporary(target)
         try:
             yield temporary
-            _finish(temporary, old, sync)
+            if target.exists():
+                old = target.stat()
+                with contextlib.suppress(OSError):  # only root may give a file away
+                    os.chown(temporary, old.st_uid, old.st_gid)
+                os.chmod(temporary, stat.S_IMODE(old.st_mode))
+            if sync:
+                _flush(temporary)
             os.replace(temporary, target)
         finally:
             with contextlib.suppress(OSError):
@@ -169,20 +141,17 @@ def check_writable(path: Path, *, hint: str | None = OTHER_PLACE) -> None:
     """
     to = destination(path, hint=hint)
     with _told(path, hint):
-        if to.descriptor is not None:
-            os.close(os.dup(to.descriptor))
-        elif to.stream:
-            if not os.access(to.path, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        else:
-            _temporary(to.path, "").unlink()
+        if not to.stream:
+            _temporary(to.path).unlink()
+        elif not (to.stdout or os.access(to.path, os.W_OK)):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def is_stdout(path: Path) -> bool:
     """Whether a name leads to this process's standard output, which then must carry
     nothing else.
     """
-    return destination(path).descriptor == 1
+    return destination(path).stdout
 
 
 def inside(path: Path, folder: Path) -> bool:
@@ -277,68 +246,44 @@ def _plain(status: os.stat_result, path: Path) -> None:
 
 
 def _resolve(path: Path) -> Destination:
-    here = _name(path)
-    linked = os.path.islink(here)
-    with contextlib.suppress(FileNotFoundError):
-        # the kernel refuses loops, and another user's links in a folder that everyone
-        # may write to
-        os.stat(here)
-    for _ in range(_LINKS):
-        folder = os.path.realpath(os.path.dirname(here) or os.curdir)
-        name = os.path.basename(here)
-        here = os.path.join(folder, name)
-        match = _OPEN_FILES.fullmatch(folder)
-        if match and name.isdigit():
-            own = match["pid"] in (None, str(os.getpid()))
-            return Destination(Path(here), True, int(name) if own else None)
-        if not os.path.islink(here):
-            break
-        here = os.path.join(folder, os.readlink(here))
-    else:
-        raise OSError(errno.ELOOP, "its links lead in a circle")
+    name = _name(path)
+    real = Path(os.path.realpath(name))
     try:
-        mode = os.stat(here).st_mode
+        status = os.stat(name)
     except FileNotFoundError:
-        if linked:
-            why = f"it is a link to {here}, which is not there"
+        if os.path.islink(name):
+            why = f"it is a link to {real}, which is not there"
             raise FileNotFoundError(errno.ENOENT, why) from None
-        return Destination(Path(here), False)
-    if stat.S_ISREG(mode):
-        return Destination(Path(here), False)
-    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
-        return Destination(Path(here), True)
-    kind = _KINDS.get(stat.S_IFMT(mode), "not a plain file")
+        return Destination(real, stream=False)
+    if os.path.samestat(status, os.fstat(1)):
+        return Destination(path, stream=True, stdout=True)
+    if stat.S_ISREG(status.st_mode):
+        return Destination(real, stream=False)
+    if stat.S_ISCHR(status.st_mode) or stat.S_ISFIFO(status.st_mode):
+        return Destination(path, stream=True)
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a plain file")
     raise OSError(errno.EINVAL, f"it is {kind}")
 
 
-def _temporary(target: Path, mark: str) -> Path:
+def _temporary(target: Path) -> Path:
     """A new file next to `target`, with the permissions that the umask leaves. Nobody
     can have put a link at its name.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, "the file is read-only")
-    path = target.with_name(f".{target.name[:80]}.{mark or secrets.token_hex(4)}")
-    if mark:
-        path.unlink(missing_ok=True)
+    path = target.with_name(f".{target.name[:80]}.{secrets.token_hex(4)}")
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     return path
 
 
-def _finish(temporary: Path, old: os.stat_result | None, sync: bool) -> None:
-    """Give the new file the old one's owner and permissions, and flush it to the disk if asked."""
-    if old:
-        if hasattr(os, "chown"):
-            with contextlib.suppress(OSError):  # only root may give a file away
-                os.chown(temporary, old.st_uid, old.st_gid)
-        os.chmod(temporary, stat.S_IMODE(old.st_mode))
-    if sync:
-        descriptor = os.open(temporary, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        except OSError as e:
-            # a file system without fsync
-            if e.errno not in (errno.EINVAL, errno.ENOTSUP):
-                raise
-        finally:
-            os.close(descriptor)
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as e:
+        # a file system without fsync
+        if e.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)

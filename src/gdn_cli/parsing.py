@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -31,9 +30,8 @@ Positive = Annotated[int, Meta(ge=1)]
 _LARGEST_TOML = 4 << 20  # bytes: its parser takes seconds for a MiB
 # levels of nesting: real files have fewer, and later readers may recurse
 _DEEPEST = 100
-HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # surrogates: valid only in pairs
 _LONGEST = 500  # characters of msgspec's words: keys may be of any length
-_WIDEST = 2**64  # whole numbers beyond 64 bits break SQLite, C++ and float
+_WIDEST = 2**64  # whole numbers beyond 64 bits break C++ and float
 
 
 def read_text(path: Path, kind: Kind = UsageError, most: int = files.MOST) -> str:
@@ -58,40 +56,52 @@ def json_of(text: str | bytes, where: object, kind: Kind = UsageError) -> Any:
     """The value in a JSON text. Raises `kind`, beginning with `where` the text is from,
     if it is not JSON, or if its nesting or its numbers are too large.
     """
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as e:
-        line = "" if e.lineno == 1 else f"line {e.lineno} "
-        place = f"{line}column {e.colno}"
-        raise _wrong(where, "JSON", f"{e.msg} at {place}", kind) from None
-    # Python's limits on digits and nesting, or not text
-    except (ValueError, RecursionError) as e:
-        raise _wrong(where, "JSON", _beyond(e), kind) from None
-    if fault := _fault([value], (math.inf, -math.inf)):  # 1e999; TOML may say inf
-        raise _wrong(where, "JSON", fault, kind)
-    try:
-        if HALVES.search(
-            text if isinstance(text, str) else text.decode(errors="replace")
-        ):
-            json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise _wrong(where, "JSON", "an escape spells half a character", kind) from None
-    return value
+    return _parsed(msgspec.json.decode, text, f"{where}: not valid JSON", kind)
 
 
 def read_toml(path: Path) -> Json:
     """The table in a TOML file; UsageError with the file's name if it cannot be read or
     is not TOML.
     """
+    text = read_text(path, most=_LARGEST_TOML)
+    table: Json = _parsed(tomllib.loads, text, f"{path}: not valid TOML", UsageError)
+    return table
+
+
+def _parsed(parse: Callable[[Any], Any], text: object, wrong: str, kind: Kind) -> Any:
     try:
-        value = tomllib.loads(read_text(path, most=_LARGEST_TOML))
-    except tomllib.TOMLDecodeError as e:
-        raise _wrong(path, "TOML", str(e), UsageError) from None
-    except (ValueError, RecursionError) as e:
-        raise _wrong(path, "TOML", _beyond(e), UsageError) from None
-    if fault := _fault([value]):
-        raise _wrong(path, "TOML", fault, UsageError)
+        value = parse(text)
+        fault = _fault(value)
+    except RecursionError:
+        fault = _NESTED
+    except (ValueError, msgspec.MsgspecError) as e:
+        fault = str(e)
+    if fault:
+        raise kind(f"{wrong}: {fault}")
     return value
+
+
+_NESTED = f"tables are nested more than {_DEEPEST} deep"
+
+
+def _fault(value: Any) -> str | None:
+    """The unreasonable part of a value, or None. Goes level by level, since deep nesting
+    would break a recursion.
+    """
+    level = [value]
+    for _ in range(_DEEPEST):
+        items: list[Any] = []
+        for item in level:
+            if type(item) is int and abs(item) >= _WIDEST:
+                return "it has a number that does not fit in 64 bits"
+            if isinstance(item, dict):
+                items += item.values()
+            elif isinstance(item, list):
+                items += item
+        if not items:
+            return None
+        level = items
+    return _NESTED
 
 
 def overlaid(base: Json, changes: Json) -> Json:
@@ -167,50 +177,18 @@ def to_json(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
+_dumps = functools.partial(json.dumps, ensure_ascii=False)
+
+
 def lined(value: Any, indent: int = 0) -> str:
     """JSON with each table of a list on a line: readable, small, and good to diff."""
     if isinstance(value, dict) and value:
         brackets = "{}"
-        inside = [f"{json.dumps(k)}: {lined(v, indent + 1)}" for k, v in value.items()]
+        inside = [f"{_dumps(k)}: {lined(v, indent + 1)}" for k, v in value.items()]
     elif isinstance(value, list) and value and isinstance(value[0], dict):
         brackets = "[]"
-        inside = [json.dumps(item) for item in value]
+        inside = list(map(_dumps, value))
     else:
-        return json.dumps(value)
+        return _dumps(value)
     space = "\n" + " " * (indent + 1)
     return brackets[0] + space + f",{space}".join(inside) + space[:-1] + brackets[1]
-
-
-def _wrong(where: object, form: str, why: str, kind: Kind) -> GdnError:
-    return kind(f"{where}: not valid {form}: {why}")
-
-
-_NESTED = f"tables are nested more than {_DEEPEST} deep"
-_LARGE = "it has a number that does not fit in 64 bits"
-
-
-def _beyond(e: Exception) -> str:
-    if isinstance(e, RecursionError):
-        return _NESTED
-    return "it is not UTF-8 text" if isinstance(e, UnicodeError) else _LARGE
-
-
-def _fault(value: Any, endless: tuple[float, ...] = ()) -> str | None:
-    """The unreasonable part of a value, or None. `endless`: floats that JSON cannot have.
-
-    Goes level by level, since deep nesting would break a recursion.
-    """
-    level = [value]
-    for _ in range(_DEEPEST):
-        items: list[Any] = []
-        for table in level:
-            items += table.values() if isinstance(table, dict) else table
-        for item in items:
-            if type(item) is int and abs(item) >= _WIDEST or item in endless:
-                return _LARGE
-            if endless and item != item:
-                return "it has NaN, which is not a number"
-        level = [item for item in items if isinstance(item, (dict, list))]
-        if not level:
-            return None
-    return _NESTED

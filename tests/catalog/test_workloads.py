@@ -510,7 +510,7 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9"
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('{"definition": ', "jsonl:2: not valid JSON: Expecting value at column"),
+        ('{"definition": ', "jsonl:2: not valid JSON: Input data was truncated"),
         ("[1, 2]", "jsonl:2: Expected `object`"),
         (row(DECODE, solution="s"), "jsonl:2: a trace, not a workload"),
         *[

@@ -228,7 +228,7 @@ def test_rivals_in_one_container_get_the_table_and_who_is_faster():
 def test_the_history_tells_a_rented_gpu_from_ones_own(tmp_path):
     with Server(answer=measured()) as s:
         assert rent(s, "bench --algo cuda-v4 -w 0", GDN_HOME=str(tmp_path)).code == 0
-    kept = history.History(tmp_path / "runs").series()
+    kept = history.read(tmp_path / "runs")[0]
     assert {row.device for row in kept} == {"NVIDIA B200 (modal)"}
 
 
@@ -344,7 +344,7 @@ def test_a_call_that_is_lost_costs_its_own_algo(tmp_path):
     assert {r["status"] for r in records} == {"passed"} and len(records) == 8
     runs = {
         row.algo: row.runs
-        for row in history.overview(history.History(tmp_path / "runs").series())
+        for row in history.overview(history.read(tmp_path / "runs")[0])
     }
     assert runs["fla-recurrent"] == 1  # what was kept is not counted twice
 

@@ -13,7 +13,6 @@ from library.test_loading import agree, needs_cxx  # noqa: F401  a fixture
 
 from gdn import load, straight_call, tensor_checks
 from gdn.tensor_checks import NoBackward
-from gdn_cli.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("needs_cxx")
 FLOATS = {"q": 0, "k": 1, "v": 2, "state": 3, "A_log": 4, "a": 5, "dt_bias": 6, "b": 7}
@@ -55,25 +54,6 @@ def test_a_negative_bit(name, given):
     )
 
 
-def test_a_negative_bit_of_an_output():
-    inputs, (output, state) = call()
-    refused(
-        inputs,
-        (torch._neg_view(output), state),
-        ValueError,
-        "^out: output: has the negative bit",
-    )
-
-
-def test_imaginary_parts_as_they_come_from_conj():
-    inputs, out = call()
-    pairs = torch.complex(inputs[3], inputs[3])
-    inputs[3] = pairs.conj().imag
-    assert inputs[3].is_neg()
-    refused(inputs, out, ValueError, "^state: has the negative bit")
-    refused([pairs.conj(), *inputs[1:]], out, ValueError, "^q: has the conjugate bit")
-
-
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("left", [0, 2], ids=["freed", "shrunk"])
 def test_a_storage_that_was_freed_or_shrunk(name, left):
@@ -87,15 +67,6 @@ def test_a_storage_that_was_freed_or_shrunk(name, left):
     refused(
         inputs, out, ValueError, f"^out: new_state: expected a storage of .* got {left}"
     )
-
-
-def test_a_storage_that_ends_within_a_view_of_it():
-    inputs, out = call()
-    wide = torch.zeros(3, *inputs[3].shape[1:])
-    inputs[3] = wide[1:]
-    load("cpp-v1")(*inputs, out=out)
-    wide.untyped_storage().resize_(2 * wide[0].nbytes)
-    refused(inputs, out, ValueError, "^state: expected a storage of")
 
 
 def test_derivatives():
@@ -268,20 +239,3 @@ def test_without_it_calls_go_through_the_operator(fails, monkeypatch):
         assert straight_call.native() is None and straight_call.module is None
     finally:
         straight_call.native.cache_clear()
-
-
-# --- names
-
-
-@pytest.mark.parametrize(
-    ("args", "named", "says"),
-    [
-        ((None,), {}, "load: name: expected a text such as 'cuda-v5', got NoneType"),
-        ((3,), {}, "load: name: expected a text such as 'cuda-v5', got int"),
-        (("cpp-v1", 3), {}, "load: op: expected a text such as 'gdn_decode', got int"),
-        (("cpp-v1",), {"algos": 3}, "load: algos: expected a folder's path, got int"),
-    ],
-)
-def test_names_that_are_none(args, named, says):
-    with pytest.raises(UsageError, match=f"^{says}$"):
-        load(*args, **named)

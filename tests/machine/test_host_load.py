@@ -161,14 +161,6 @@ def test_where_the_kernel_says_nothing_the_yardstick_is_where_this_thread_is(
     assert seen.waited_s == 0 and seen.yardsticks == (("", 20.0),)
 
 
-def test_the_witnesses_of_this_machine_answer():
-    """Whatever they are here."""
-    result, seen = host_load.Witness().look_on(lambda: sum(range(1000)))
-    assert result == 499500 and seen.ended > seen.began
-    assert min(seen.waited_s, seen.preempted) >= 0
-    assert all(us > 0 for _, us in seen.yardsticks)
-
-
 def test_what_other_processes_used(monkeypatch, tmp_path):
     """For the CPUs that this process may use, without its own use."""
     (tmp_path / "stat").write_text(
@@ -288,12 +280,6 @@ def test_where_no_round_is_left_alone_all_count_and_are_in_doubt(monkeypatch, cl
     waits, slow = doubts(t)
     assert waits.startswith(f"threads had to wait for a CPU in {n} of {n} rounds: ")
     assert slow.startswith(f"a CPU was slower than its best in {n} of {n} rounds")
-
-
-def test_a_few_rounds_left_alone_among_many_are_luck(monkeypatch, clock):
-    t, _ = measured(monkeypatch, clock, lambda i: {} if i % 3 == 0 else WAITS)
-    assert t.host.aside == 0 and t.host.waiting > t.host.taken / 2
-    assert len(doubts(t)) == 1
 
 
 def test_rounds_that_disagree_are_in_doubt_whatever_the_witnesses_saw(

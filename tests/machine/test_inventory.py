@@ -245,6 +245,4 @@ def test_place_asks_for_the_capability_of_the_first_visible(nvml, monkeypatch):
     machine = inventory.Machine(has_package=lambda module: True)
     assert machine.place(algo).mode == "cuda"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    assert (
-        machine.place(algo).reason == "needs compute capability 9.0, this GPU has 6.1"
-    )
+    assert machine.place(algo).reason == "needs compute capability 9.0, here is 6.1"

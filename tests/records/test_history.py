@@ -1,23 +1,18 @@
-"""The history: what comes back of a document, queries, files that are not well, and
-`gdn history`.
-"""
+"""The history: what it has of a document, queries, damaged files, and `gdn history`."""
 
-import csv
-import io
 import json
 import math
 import os
-import statistics
+from statistics import geometric_mean
 
 import helpers
 import pytest
 import screens
+from msgspec import structs
 
 from gdn_cli import errors, paths
 from gdn_cli.records import history
-from gdn_cli.records.history import documents
 from gdn_cli.schema.record_types import document_of
-from gdn_cli.text import shown
 
 RESULTS = helpers.TESTS.parent / "results"
 GPU = {
@@ -110,70 +105,60 @@ def kept(folder):
     return put
 
 
-def rows(*algos):
-    return list(history.History().rows(history.Filter(algos)))
+def everything():
+    series, skipped = history.read()
+    assert not skipped
+    return series
 
 
 def overview():
-    return history.overview(history.History().series())
+    return history.overview(everything())
 
 
 def timeline(*algos, count=20, **where):
-    series = history.History().series()
-    return history.timeline(series, history.Filter(algos, **where), count)
+    return history.timeline(everything(), history.Filter(algos, **where), count)
 
 
 # --- what goes in comes out
 
 
-def test_every_value_of_a_record_comes_back(kept):
-    doubtful = record("a", 2.05, 8, 18, doubts=["hot"], backend="cutlass", how="as is")
-    doubtful["timing"]["note"] = "an older CUPTI"
-    (file,) = kept(bench(doubtful, record("a", None, 64, 40), dirty=True))
-    first, second = rows()
-    assert tuple(first) == history.EXPORTED
-    expected = {
+def test_a_series_has_the_origin_and_a_summary_of_its_records(kept):
+    doubtful = record("a", 2.0, 8, 18, doubts=["hot"])
+    (file,) = kept(bench(doubtful, record("a", 8.0, 1), record("a", None, 64)))
+    (series,) = everything()
+    assert structs.asdict(series) == {
+        "op": "gdn_decode",
+        "algo": "a",
+        "device": "NVIDIA H200",
+        "mode": "cuda",
+        "tier": "cupti",
+        "l2": "cold",
+        "run": file.stem,
         "time": "2026-11-01T14:12:11Z",
         "command": "bench",
         "commit": "01c78cc43113",
-        "dirty": True,
+        "dirty": False,
         "interrupted": False,
-        "options": {"l2": "cold"},
-        "file": str(file),
-        "op": "gdn_decode",
-        "algo": "a",
         "source_hash": "0123456789ab",
-        "mode": "cuda",
-        "device": "NVIDIA H200",
         "driver": "580.159.04",
         "versions": GPU["versions"],
-        "environment": {"gpu": "NVIDIA H200", "capability": "9.0"},
-        "uuid": "8-18",
-        "index": 18,
-        "axes": {"batch_size": 8},
-        "label": "B=8",
-        "origin": "twin",
-        "status": "passed",
-        "backend": "cutlass",
-        "how": "as is",
-        "doubts": ["hot"],
-        "gpu_state": doubtful["gpu_state"],
+        "measured": 2,
+        "failed": 1,
+        "doubted": 1,
+        "workloads": ["1-0 [('batch_size', 1)]", "8-18 [('batch_size', 8)]"],
+        "mean_us": pytest.approx(4.0),
+        "medians_us": {"B=8": 2.0, "B=1": 8.0},
+        "doubted_labels": ["B=8"],
+        "sizes": {"B=8": [8.0], "B=1": [1.0]},
+        "source_changed": False,
+        "changes": [],
     }
-    expected |= {key: doubtful["timing"][key] for key in ("tier", "l2", "note")}
-    expected |= {key: doubtful["timing"][key] for key in ("median_us", "histogram")}
-    assert {key: first[key] for key in expected} == expected
-    assert (second["status"], second["median_us"], second["label"]) == (
-        "wrong",
-        None,
-        "B=64",
-    )
-    assert second["histogram"] is None and second["run"] == first["run"]
 
 
 def test_a_check_has_no_times(kept):
     passed = record("a", None, status="passed", reason=None)
     kept(bench(passed, record("b", None), command="run"), bench(passed))
-    assert history.History().series() == []
+    assert everything() == []
 
 
 @pytest.mark.parametrize("name", ["h200/decode-contest", "epyc-2cpu/decode-quick"])
@@ -181,33 +166,20 @@ def test_documents_of_schema_1_are_read(name, kept):
     old = json.loads((RESULTS / f"{name}.json").read_text())
     assert old["schema"] == 1
     kept(old)
-    found = {(r["algo"], r["uuid"], r["tier"], r["median_us"]) for r in rows()}
-    assert found == {
-        (
-            r["algo"],
-            r["workload"]["uuid"],
-            r["timing"]["tier"],
-            r["timing"]["median_us"],
-        )
-        for r in old["records"]
-    }
-    assert {r["commit"] for r in rows()} == {old["commit"]}
-
-
-def test_a_run_in_several_files_counts_once(kept, folder):
-    """As where an older gdn has copied it to the folder beside."""
-    document = bench(record("a", 2.05))
-    kept(document, document, bench(record("a", 2.06)))
-    old = paths.make(folder.with_name("history"))
-    (old / "0123.json").write_text(json.dumps(document | {"file": "/x.json"}))
-    (old / "4567.json").write_text(json.dumps(bench(record("a", 2.07))))
-    assert sorted(r["median_us"] for r in rows()) == [2.05, 2.06, 2.07]
+    series = everything()
+    assert {s.commit for s in series} == {old["commit"]}
+    assert sum(s.measured for s in series) == len(old["records"])
+    medians = {}
+    for r in old["records"]:
+        medians.setdefault(r["algo"], []).append(r["timing"]["median_us"])
+    means = {algo: pytest.approx(geometric_mean(us)) for algo, us in medians.items()}
+    assert {s.algo: s.mean_us for s in series} == means
 
 
 def test_what_a_resumed_run_took_over_counts_once(kept):
     first = record("a", 2.0)
     kept(bench(first), bench(first, record("a", 3.0, 8), day=2, earlier=1))
-    assert [r["median_us"] for r in rows()] == [2.0, 3.0]
+    assert [s.medians_us for s in everything()] == [{"B=1": 2.0}, {"B=8": 3.0}]
 
 
 def test_a_file_of_out_is_copied_once(folder, tmp_path):
@@ -215,7 +187,7 @@ def test_a_file_of_out_is_copied_once(folder, tmp_path):
     history.keep(document, folder / "own.json")
     assert list(folder.iterdir()) == []
     history.keep(document, tmp_path / "out.json")
-    assert [r["file"] for r in rows()] == [str(tmp_path / "out.json")]
+    assert [s.mean_us for s in everything()] == [pytest.approx(2.0)]
     history.keep(document_of(bench(record("a", 2.0), command="run")), tmp_path / "x")
     assert [path.name[:21] for path in folder.iterdir()] == ["20261101-141211-bench"]
 
@@ -288,12 +260,6 @@ def test_other_changes_between_two_rows_are_noted(kept):
     assert new.changes == ["driver 580.159.04 -> 590.1", "torch 2.11.0+cu130 -> 2.12"]
 
 
-def test_two_sources_of_one_name_in_one_run_are_two_rows(kept):
-    kept(bench(record("a", 2.0), record("a", 4.0, source_hash="fedcba987654")))
-    (group,) = timeline("a")
-    assert sorted(row.medians_us["B=1"] for row in group.rows) == [2.0, 4.0]
-
-
 def test_the_overview_compares_only_the_same_workloads(kept):
     def both(share, day, *more, **fields):
         one, other = record("a", 2 * share, 1, **fields), record("a", 20 * share, 64)
@@ -348,60 +314,17 @@ def test_workloads_that_were_not_reached_failed_and_missing_ones_did_not(kept):
     unavailable = record("c", None, status="tier_unavailable")
     kept(bench(record("a", 2.0), crashed, unavailable, missing))
     assert [(r.algo, r.failed) for r in overview()] == [("a", 53)]
-    # kept all the same
-    assert sorted(r["algo"] for r in rows()) == ["a", "a", "b", "c"]
-
-
-def test_a_failure_without_a_tier_belongs_to_the_only_tier_of_its_run(kept):
-    failed = record("a", None, 8, tier=None)  # as in schema 1
-    kept(bench(record("a", 2.0), failed))
-    (group,) = timeline("a")
-    assert (group.tier, group.l2, group.rows[0].failed) == ("cupti", "cold", 1)
-    kept(bench(record("b", 2.0), record("c", 2.0, tier="events"), failed, day=2))
-    assert [(g.tier, len(g.rows)) for g in timeline("a")] == [(None, 1), ("cupti", 1)]
-
-
-def test_the_columns_are_those_that_most_rows_have(kept):
-    for day, sizes in enumerate([(1, 2, 4, 8, 16, 32, 64), (4, 64), (4, 128)], 1):
-        kept(bench(*(record("a", 1.0 * size, size) for size in sizes), day=day))
-    (group,) = timeline("a")
-    assert group.labels == [f"B={b}" for b in (1, 2, 4, 8, 16, 32, 64, 128)]
-    assert history.most_measured(group, 1) == ["B=4"]
-    assert history.most_measured(group, 2) == ["B=4", "B=64"]
-    # of equals, the two ends
-    assert history.most_measured(group, 4) == ["B=1", "B=4", "B=64", "B=128"]
-    assert history.most_measured(group, 8) == group.labels
-
-
-def test_many_runs_are_all_counted(kept):
-    medians = [[10.0 + (7 * i + 3 * w) % 11 for w in range(10)] for i in range(12)]
-    for day, times in enumerate(medians, 1):
-        records = [record("a", us, i // 5 + 1, i) for i, us in enumerate(times)]
-        kept(bench(*records, day=day))
-    (group,) = timeline("a", count=5)
-    for row, times in zip(group.rows, medians[-5:], strict=True):
-        halves = map(statistics.median, (times[:5], times[5:]))
-        assert list(row.medians_us.values()) == list(halves)
-    means = list(map(statistics.geometric_mean, medians))
-    (row,) = overview()
-    assert row.best_us == pytest.approx(min(means))
-    assert row.last_us == pytest.approx(means[-1])
 
 
 # --- files that are not well
 
 
-def mended(gdn, file):
-    """Such a file hides no other run, and `--forget` removes it."""
-    for args in (["--json"], ["--export", "-"]):
-        done = gdn("history", *args)
-        assert done.code == errors.MISSING and '"algo": "good"' in done.out
-        assert "Traceback" not in done.err and done.err.count("\n") == 1
-    assert f"gdn: {file}" in done.err
-    assert f"`gdn history --forget {file.stem}` removes it" in done.err
-    done = gdn("history", "--forget", file.stem[:6])
-    assert (done.code, done.out) == (0, f"forgotten: run {file.stem}\n")
-    assert not os.path.lexists(file) and gdn("history").err == ""
+def check_skipped(gdn, file):
+    """Such a file hides no other run, and a line says how to remove it."""
+    done = gdn("history", "--json")
+    assert done.code == errors.MISSING and '"algo": "good"' in done.out
+    assert "Traceback" not in done.err and done.err.count("\n") == 1
+    assert f"gdn: {file}" in done.err and f"`rm {file}` removes it" in done.err
 
 
 @pytest.mark.parametrize(
@@ -421,7 +344,7 @@ def test_a_damaged_document_is_one_line_and_hides_no_other(text, kept, folder, g
     kept(bench(record("good", 2.0)))
     file = folder / "damaged.json"
     file.write_bytes(text)
-    mended(gdn, file)
+    check_skipped(gdn, file)
 
 
 @pytest.mark.parametrize(
@@ -434,36 +357,11 @@ def test_a_damaged_document_is_one_line_and_hides_no_other(text, kept, folder, g
     ],
     ids=["pipe", "link to a device", "circle", "without end"],
 )
-def test_whatever_lies_there_is_skipped_and_can_be_forgotten(make, kept, folder, gdn):
+def test_whatever_lies_there_is_skipped(make, kept, folder, gdn):
     kept(bench(record("good", 2.0)))
     file = folder / "0123456789abcdef.json"
     make(file)
-    mended(gdn, file)
-    assert os.path.exists("/dev/zero")
-
-
-def test_a_document_that_no_gdn_measured_is_skipped(kept, monkeypatch):
-    """Its values are of their types, and it has no summary."""
-    _, odd = kept(bench(record("good", 2.0)), bench(record("odd", 2.0), day=2))
-    label = documents._label
-
-    def fails(record):
-        return label(record) if record.algo == "good" else {}["batch_size"]
-
-    monkeypatch.setattr(documents, "_label", fails)
-    runs = history.History()
-    assert [s.algo for s in runs.series()] == ["good"]
-    assert "KeyError: 'batch_size'" in runs.skipped[odd]
-    assert runs.forget(odd.stem) == (odd.stem, []) and not odd.exists()
-
-
-def test_a_folder_is_skipped_and_not_removed(kept, folder, gdn):
-    kept(bench(record("a", 2.0)))
-    path = folder / "0123456789abcdef.json"
-    path.mkdir()
-    done = gdn("history", "--forget", "012345")
-    assert done.code == errors.MISSING and path.is_dir()
-    assert f"cannot be written: {path}: Is a directory" in done.err
+    check_skipped(gdn, file)
 
 
 @pytest.mark.parametrize("axes", [{}, {"other": 3}, {"batch_size": 2**62, "x y\n": 1}])
@@ -474,7 +372,6 @@ def test_workloads_of_any_axes_are_shown(axes, kept, gdn, tmp_path):
     for args in (
         ["history"],
         ["history", "--algo", "a"],
-        ["history", "--export", "-"],
         ["report", file, "--format", "md"],
         ["report", file, "--format", "csv"],
         ["report", file, "--json"],
@@ -503,7 +400,9 @@ def test_sizes_and_times_that_cannot_be_are_refused(part, value, where, kept, gd
         done = gdn(*args)
         skipped = args[0] == "history"
         assert done.code == (errors.MISSING if skipped else errors.USAGE)
-        assert f"{file}: $.records[0].{where}: expected" in done.err
+        assert (
+            f"{file}: Expected" in done.err and f"at `$.records[0].{where}`" in done.err
+        )
 
 
 def test_a_folder_that_cannot_be_written_costs_a_line(monkeypatch, tmp_path):
@@ -523,7 +422,6 @@ def test_an_empty_history_says_what_fills_it(folder, gdn):
         assert (done.code, done.err) == (0, "") and "gdn bench" in done.out
     assert gdn("history", "--json").json == {"algos": []}
     assert gdn("history", "--algo", "a", "--json").json == {"groups": []}
-    assert gdn("history", "--export", "-").out == ""
 
 
 def test_the_tables(kept, gdn):
@@ -571,11 +469,6 @@ def test_the_json_is_the_whole_of_it(kept, gdn):
         (["--tier", "cupty"], "did you mean cupti"),
         (["--device", "B200"], "there are: NVIDIA H200"),
         (["--algo", "sdpa"], "several ops have 'sdpa'"),
-        (["--forget", "0123", "--algo", "cuda-v4"], "--forget excludes"),
-        (["--forget", "0123"], "unknown run '0123'"),
-        (["--export", "x.xlsx"], "expected - or a name that ends in .csv"),
-        (["--export", "-", "--json"], "--export - writes JSON lines"),
-        (["--export", "/dev/null/x.csv"], "Not a directory"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_2(args, message, kept, gdn, tmp_path):
@@ -585,79 +478,10 @@ def test_wrong_usage_is_one_line_and_exit_2(args, message, kept, gdn, tmp_path):
     assert done.code == errors.USAGE and done.no_result and message in done.err
 
 
-def test_an_export_reads_back(kept, gdn, tmp_path):
-    said = record("b", None, 8, reason='said "no",\ntwice')
-    kept(bench(record("a", 2.0), said, day=2), bench(record("a", 1.0, doubts=["hot"])))
-    expected = rows()
-    assert [r["median_us"] for r in expected] == [1.0, 2.0, None]
-    lines, table = tmp_path / "all.jsonl", tmp_path / "all.csv"
-    assert gdn("history", "--export", lines).out == f"{lines}: 3 records\n"
-    streamed = gdn("history", "--export", "-").out
-    for text in (lines.read_text(), streamed):
-        assert list(map(json.loads, text.splitlines())) == expected
-    assert gdn("history", "--export", table, "--json").json["exported"] == 3
-    read = csv.DictReader(io.StringIO(table.read_text(), newline=""))
-    for row, record_ in zip(read, expected, strict=True):
-        for name, value in record_.items():
-            text = value is None or isinstance(value, str)
-            cell = row[name]
-            assert (cell == shown(value or "")) if text else (json.loads(cell) == value)
-    narrowed = gdn("history", "--export", "-", "--algo", "b").out.splitlines()
-    assert [json.loads(line)["algo"] for line in narrowed] == ["b"]
-
-
-def test_one_run_is_forgotten_and_all_of_it(kept, gdn, tmp_path):
-    kept(bench(record("a", 2.0), record("b", 5.0, 8)))
-    before = history.History().series()
-    out = tmp_path / "out.json"
-    out.write_text("")
-    other = bench(record("a", 1.0), record("c", 3.0, 7), day=2, file=str(out))
-    copies = kept(other, other)
-    (row,) = rows("c")
-    done = gdn("history", "--forget", row["run"][:6])
-    assert (done.code, done.out) == (0, f"forgotten: run {row['run']}\n")
-    assert history.History().series() == before and out.is_file()
-    assert not any(copy.exists() for copy in copies)
-    kept(other)
-    out.unlink()
-    facts = gdn("history", "--forget", row["run"], "--json").json["forgotten"]
-    assert facts == {
-        "run": row["run"],
-        "time": "2026-11-02T14:12:11Z",
-        "command": "bench",
-        "records": 2,
-        "algos": ["gdn_decode/a", "gdn_decode/c"],
-        "file": None,
-    }
-    assert history.History().series() == before
-
-
-def test_an_id_that_no_run_has_forgets_nothing(kept, gdn):
-    assert "there are none" in gdn("history", "--forget", "0123456").err
-    kept(bench(record("a", 2.0)))
-    run = rows()[0]["run"]
-    wrong = ("0" if run[0] != "0" else "1") + run[1:]
-    assert f"did you mean {run[:6]}?" in gdn("history", "--forget", wrong).err
-    # no pattern, and not so short that it fits by chance
-    for few in ("", run[:5], "%", "______"):
-        assert gdn("history", "--forget", few).code == errors.USAGE
-    assert len(rows()) == 1
-
-
-def test_a_beginning_that_several_runs_share_forgets_none(folder, gdn):
-    names = ["0123456aa", "0123456bb"]
-    for name in names:
-        (folder / f"{name}.json").write_text("")
-    done = gdn("history", "--forget", "0123456")
-    assert done.code == errors.USAGE and ", ".join(names) in done.err
-    assert gdn("history", "--forget", names[0]).code == errors.MISSING  # the other
-    assert [path.stem for path in folder.iterdir()] == names[1:]
-
-
 @pytest.mark.slow
 def test_a_bench_is_in_it_by_itself(folder, gdn):
     args = ["--algo", "pt-reference", "-w", "batch_size=1", "--seconds", "0.01"]
     done = gdn("bench", *args, "--json")
     timed = [r["timing"]["median_us"] for r in done.json["records"] if "timing" in r]
-    assert timed and sorted(r["median_us"] for r in rows()) == sorted(timed)
+    assert timed and sum(s.measured for s in everything()) == len(timed)
     assert [path.parent for path in folder.iterdir()] == [folder]

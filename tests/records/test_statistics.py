@@ -98,23 +98,11 @@ def test_median_interval_is_the_narrowest_that_covers(level):
             assert coverage(n, rank) >= level > coverage(n, rank + 1)
 
 
-def test_median_interval_has_the_ranks_of_the_tables():
-    # two-sided 95 % for the median, as printed in textbooks of nonparametric statistics
-    assert {n: rank_of(n, 0.95) for n in (6, 8, 9, 12, 15, 20, 25, 30, 40, 50)} == {
-        6: 1, 8: 1, 9: 2, 12: 3, 15: 4, 20: 6, 25: 8, 30: 10, 40: 14, 50: 18,
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("n", [61, 62, 75, 100, 151, 500, 1001, 2000, 5000])
 def test_median_interval_of_many_is_right_to_one_rank(n):
     rank = rank_of(n, 0.95)
     assert coverage(n, rank) >= 0.9499
     assert coverage(n, rank + 1) < 0.952
-
-
-def test_median_interval_of_few_is_all_of_them():
-    assert stats.median_interval([3.0]) == (3.0, 3.0)
-    assert stats.median_interval([5.0, 1.0, 3.0, 2.0, 4.0]) == (1.0, 5.0)
 
 
 def test_centre_is_the_interquartile_mean():
@@ -248,11 +236,6 @@ def test_few_rounds_have_students_interval(n, t):
     assert c.df == n - 1
     assert c.half_width == pytest.approx(t * c.log_sd, rel=0.01)
     assert c.low * c.high == pytest.approx(c.ratio**2)
-
-
-def test_few_rounds_still_find_a_large_difference():
-    assert stats.compare([100, 102, 101, 99], [10, 10.2, 9.9, 10.1]).verdict == FASTER
-    assert stats.compare([100, 140, 101, 99], [95, 90, 103, 120]).verdict == UNCLEAR
 
 
 def test_the_same_is_only_what_is_known_to_be_within_the_effect():
@@ -434,15 +417,6 @@ def test_geometric_mean_and_its_error():
     assert stats.geometric([comparison(0.98, 0.004)] * 3).verdict == SLOWER
     # below the threshold
     assert stats.geometric([comparison(0.996, 0.0001)] * 3).verdict == SAME
-
-
-def test_geometric_mean_of_one_is_that_one():
-    c = stats.compare(*rounds(random.Random(12), 60, 20, slower=0.02))
-    whole = stats.geometric([c])
-    assert (whole.ratio, whole.low, whole.high) == pytest.approx(
-        (c.ratio, c.low, c.high)
-    )
-    assert whole.df == pytest.approx(c.df)
 
 
 def test_few_rounds_at_many_workloads_add_up():

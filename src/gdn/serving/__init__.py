@@ -364,12 +364,8 @@ def prepare(
     }
     for function in functions:
         if function not in list(known):
-            name = getattr(function, "__name__", type(function).__name__)
             names = "packed_decode, mtp_verify or chunk_prefill"
-            raise UsageError(f"prepare: expected {names}, got {name}")
-    if not isinstance(dtype, torch.dtype):
-        got = type(dtype).__name__
-        raise UsageError(f"prepare: dtype: expected a torch.dtype, got {got}")
+            raise UsageError(f"prepare: expected {names}, got {function!r:.80}")
     kind = str(device).partition(":")[0]
     if kind not in ("cuda", "cpu"):
         raise UsageError(f"prepare: device: expected 'cuda' or 'cpu', got {device}")

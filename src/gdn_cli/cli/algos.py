@@ -69,9 +69,9 @@ def show(
 
     known = registry.load(algos)
     target = known.find(algo, op)
-    kept = history.History()
-    series = [s for s in kept.series() if (s.op, s.algo) == (target.op, target.name)]
-    for notice in kept.skipped.values():
+    every, skipped = history.read()
+    series = [s for s in every if (s.op, s.algo) == (target.op, target.name)]
+    for notice in skipped:
         screen.say(notice)
     log = target.own_folder.parent / "README.md"
     text = read(log).decode(errors="replace") if log.is_file() else ""

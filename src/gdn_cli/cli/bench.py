@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -84,14 +84,6 @@ def bench(
     output: o.Output,
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
-    save: Annotated[
-        Optional[str],
-        typer.Option(
-            "--save",
-            metavar="NAME",
-            help="Save the records as a baseline for `gdn compare`.",
-        ),
-    ] = None,
     engine: EngineName = None,
 ) -> None:
     """Check algos, then time them, the reference and a plain copy of the same bytes.
@@ -114,7 +106,6 @@ def bench(
         calls=calls,
         files=files,
         gpus=gpus,
-        save=save,
         elsewhere=engine_of(engine, gpus, trust),
     )
     raise typer.Exit(code)
@@ -160,7 +151,6 @@ def carry_out(
     gpus: str | None = None,
     contest: bool = False,
     harness: Harness | None = None,
-    save: str | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> int:
     """Run a command, save and show its document. Returns the exit code.
@@ -170,8 +160,7 @@ def carry_out(
     elsewhere  another machine, which runs it
     """
     from ..catalog import official
-    from ..records import baselines, store
-    from ..report import screen
+    from ..records import store
     from ..run import campaign, execute, planning
 
     tiers, overrides = sampling.checked()
@@ -189,8 +178,6 @@ def carry_out(
     preset_of = planning.contest_preset if contest else planning.preset_of
     preset_name, preset = preset_of(which)
     known = algos.known()
-    if save is not None:
-        baselines.check(save, [algo.name for algo in known.algos])
     entries, named = campaign.entries(
         known, algos.algo, algos.op, files, device, settings
     )
@@ -225,8 +212,6 @@ def carry_out(
         campaign.conclude(document, plan, harness)
 
     perform(plan, writer, known, output.json, finish, elsewhere)
-    if save is not None and document.records and not document.interrupted:
-        screen.say(baselines.keep(save, document))
     code = execute.exit_code(document, named)
     return writer.exit_code(errors.INTERRUPTED if document.interrupted else code)
 

@@ -26,7 +26,7 @@ def compare(
         typer.Argument(
             metavar="A B...",
             autocompletion=o.algos_like,
-            help="Algos, packed solutions, record files, or saved baselines.",
+            help="Algos, packed solutions, or record files.",
         ),
     ],
     which: o.Selection,
@@ -68,9 +68,8 @@ def compare(
 ) -> None:
     """Time algos in turns, A B B A, on the same buffers with fresh values, and say which is faster.
 
-    A is the baseline. It can be saved records: a file (`gdn bench --out FILE`) or a
-    name (`gdn bench --save NAME`); add :ALGO for one of its algos. Two saved records
-    are compared with each other, and nothing is run.
+    A is the baseline. It can be a file of records (`gdn bench --out FILE`); add :ALGO for
+    one of its algos. Two files are compared with each other, and nothing is run.
 
     Examples:
       gdn compare cpp-v1 my-v1
@@ -86,7 +85,7 @@ def compare(
         raise errors.UsageError(f"--gate {gate:g}: expected a ratio such as 0.99")
     preset_name, preset = planning.preset_of(which)
     known = registry.load(algos, heads)
-    saved, live = _split(names, {algo.name for algo in known.algos})
+    saved, live = _split(names)
     if len(saved) == 2:
         if live:
             raise errors.UsageError(
@@ -219,12 +218,12 @@ class _Saved:
     name: str
 
 
-def _split(names: list[str], algos: set[str]) -> tuple[list[_Saved], list[str]]:
+def _split(names: list[str]) -> tuple[list[_Saved], list[str]]:
     """Split the names into saved records (two at most) and the others."""
     saved = []
     live = []
     for name in names:
-        records = _saved(name, algos)
+        records = _saved(name)
         if records:
             saved.append(records)
         else:
@@ -236,16 +235,13 @@ def _split(names: list[str], algos: set[str]) -> tuple[list[_Saved], list[str]]:
     return saved, live
 
 
-def _saved(name: str, algos: set[str]) -> _Saved | None:
+def _saved(name: str) -> _Saved | None:
     """The records of that name; None for an algo or a packed solution."""
     from .. import parsing
-    from ..records import baselines
 
     path, _, algo = name.partition(".json:")
     if not algo and not name.endswith(".json"):
-        baseline, _, algo = name.partition(":")
-        kept = None if baseline in algos else baselines.find(baseline)
-        return _Saved(kept, algo or None, baseline) if kept else None
+        return None
     file = Path(f"{path}.json" if algo else path)
     content = parsing.read_json(file)
     if isinstance(content, dict) and "records" in content:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
@@ -45,23 +44,6 @@ Runs = Annotated[
         help="With --algo: the last N runs of each table.",
     ),
 ]
-Export = Annotated[
-    Optional[str],
-    typer.Option(
-        "--export",
-        metavar="FILE|-",
-        help="Write the records: .csv, .jsonl, or - for JSON lines on stdout.",
-    ),
-]
-Forget = Annotated[
-    Optional[str],
-    typer.Option(
-        "--forget",
-        metavar="RUN",
-        help="Remove one run, by its id; a file of --out stays.",
-    ),
-]
-_EXPORTS = (".csv", ".jsonl", ".ndjson")
 
 
 def history(
@@ -70,17 +52,15 @@ def history(
     tier: Tier = None,
     device: On = None,
     n: Runs = 20,
-    export: Export = None,
-    forget: Forget = None,
     json: o.AsJson = False,
 ) -> None:
     """Show your benches: all algos, or some algos' times over commits.
 
-    Every bench is saved, in the user's data folder (GDN_HOME moves it).
+    Every bench is saved as a file in the user's data folder (GDN_HOME moves it).
 
     Examples:
       gdn history --algo cpp-v1
-      gdn history --export times.csv
+      gdn history --op gdn_prefill --json
     """
     from ..catalog.registry import names as listed
     from ..records import history as records
@@ -89,37 +69,15 @@ def history(
 
     names = tuple(listed(algo))
     where = records.Filter(names, op, tier, device or "")
-    if forget is not None and (export or where != records.Filter()):
-        raise errors.UsageError(
-            "--forget excludes other options", hint="gdn history --forget RUN"
-        )
-    if export and export != "-" and Path(export).suffix not in _EXPORTS:
-        expected = f"expected - or a name that ends in {', '.join(_EXPORTS)}"
-        raise errors.UsageError(f"--export {export}: {expected}")
-    if export == "-" and json:
-        raise errors.UsageError(
-            "--export - writes JSON lines to stdout", hint="drop --json, or name a file"
-        )
-
-    runs = records.History()
+    series, skipped = records.read()
+    empty = "nothing in the history matches these options" if series else shown.EMPTY
     try:
-        if forget is not None:
-            shown.show_forgotten(*runs.forget(forget), json)
-        elif export:
-            count = shown.export(runs.rows(where), export)
-            if export != "-":
-                shown.show_exported(count, export, json)
+        if names:
+            shown.show_timeline(records.timeline(series, where, n), json, empty)
         else:
-            series = runs.series()
-            empty = "nothing in the history matches these options"
-            if not series:
-                empty = shown.EMPTY
-            if names:
-                shown.show_timeline(records.timeline(series, where, n), json, empty)
-            else:
-                shown.show_overview(records.overview(series, where), json, empty)
+            shown.show_overview(records.overview(series, where), json, empty)
     finally:
-        for notice in runs.skipped.values():
+        for notice in skipped:
             screen.say(notice)
-    if runs.skipped:
+    if skipped:
         raise typer.Exit(errors.MISSING)

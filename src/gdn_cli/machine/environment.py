@@ -10,9 +10,9 @@ import platform
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
-from .. import __version__, paths
+from .. import __version__, paths, units
 from ..schema.record_types import Environment, GpuState, Timing
 from . import host_load, inventory
 
@@ -89,31 +89,16 @@ def _which(uuid: str, visible: Sequence[inventory.Gpu]) -> inventory.Gpu | None:
     return visible[0] if len(visible) == 1 else None
 
 
-class _Slowed(NamedTuple):
-    """Why clocks are reduced: the name in a record, what slowed the GPU, and what to do
-    about it.
-    """
-
-    name: str
-    cause: str
-    advice: str
-
-
-# By NVML's bit (nvml.h, nvmlClocksEventReason*). Not included: an idle GPU, and clocks
-# set by a user, which is done on purpose for steady measurements.
+# By NVML's bit (nvml.h, nvmlClocksEventReason*): the name in a record, and what slowed the
+# GPU. Not included: an idle GPU, and clocks set by a user, which is done on purpose for
+# steady measurements.
 _SLOWED = {
-    0x04: _Slowed("sw_power_cap", "its power cap", "let it rest"),
-    0x20: _Slowed("sw_thermal", "its temperature", "let it cool"),
-    0x40: _Slowed("hw_thermal", "its temperature", "let it cool"),
-    0x80: _Slowed(
-        "hw_power_brake", "the power brake of its server", "see to the power supply"
-    ),
-    0x08: _Slowed(
-        "hw_slowdown", "its protection against heat and overload", "let it rest"
-    ),
-    0x10: _Slowed(
-        "sync_boost", "the others of its sync boost group", "take it out of the group"
-    ),
+    0x04: ("sw_power_cap", "its power cap"),
+    0x20: ("sw_thermal", "its temperature"),
+    0x40: ("hw_thermal", "its temperature"),
+    0x80: ("hw_power_brake", "the power brake of its server"),
+    0x08: ("hw_slowdown", "its protection against heat and overload"),
+    0x10: ("sync_boost", "the others of its sync boost group"),
 }
 
 
@@ -151,11 +136,9 @@ def gpu_state(brief: bool = False, own: int = 1) -> GpuState:
 
 
 def _throttle(nvml: Any, handle: Any) -> list[str]:
-    try:
-        bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    except (AttributeError, nvml.NVMLError):  # the name before driver 535
-        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    return [slowed.name for bit, slowed in sorted(_SLOWED.items()) if bits & bit]
+    # the name that drivers before 535 have, too
+    bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return [name for bit, (name, _) in sorted(_SLOWED.items()) if bits & bit]
 
 
 def _others(processes: list[Any], own: int) -> int:
@@ -201,14 +184,11 @@ def doubts(
 
 def _shared(states: list[GpuState]) -> list[str]:
     most = max(state.other_processes or 0 for state in states)
-    meanwhile = "on the GPU while this was measured"
     if most == 0:
         return []
-    if most == 1:
-        advice = "end it, or measure again when it is done"
-        return [f"another process was {meanwhile}: {advice}"]
-    advice = "end them, or measure when they are done"
-    return [f"{most} other processes were {meanwhile}: {advice}"]
+    others = units.count(most, "other process", "other processes")
+    advice = "measure again when the GPU is free"
+    return [f"{others} used the GPU while this was measured: {advice}"]
 
 
 def _slowed(states: list[GpuState]) -> list[str]:
@@ -219,18 +199,15 @@ def _slowed(states: list[GpuState]) -> list[str]:
     # NVML also sets the less specific hw_slowdown with these
     if reasons & {"hw_thermal", "hw_power_brake"}:
         reasons.discard("hw_slowdown")
+    advice = "let it rest, or compare within this run only"
     texts = [
-        f"the GPU was slowed by {slowed.cause} while this was measured: {slowed.advice}, or"
-        " compare within this run only"
-        for slowed in _SLOWED.values()
-        if slowed.name in reasons
+        f"the GPU was slowed by {cause} while this was measured: {advice}"
+        for name, cause in _SLOWED.values()
+        if name in reasons
     ]
     hottest = max((state.temperature_c or 0 for state in states), default=0)
     if hottest >= _HOT_C:
-        texts.append(
-            f"the GPU was at {hottest} °C while this was measured: let it cool, or see to its"
-            " cooling"
-        )
+        texts.append(f"the GPU was at {hottest} °C while this was measured: {advice}")
     return list(dict.fromkeys(texts))
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any, NamedTuple
 
+from .. import units
 from ..schema.record_types import HostLoad, Timing
 
 _TASKS, _STAT = Path("/proc/self/task"), Path("/proc/stat")
@@ -293,7 +294,7 @@ def doubts(timing: Timing) -> list[str]:
     if not host:
         return []
     texts, again = [], "end other programs on this machine and measure again"
-    of = f"{host.taken} round{'s' * (host.taken > 1)}"
+    of = units.count(host.taken, "round")
     if not host.aside:  # otherwise enough rounds were undisturbed
         if host.waiting * 5 > host.taken:
             texts.append(f"threads had to wait for a CPU in {host.waiting} of {of}")
@@ -315,5 +316,5 @@ def doubts(timing: Timing) -> list[str]:
     if count <= FEW:
         seconds = -(-timing.median_us * (FEW + 1) // 1e6)
         advice = f"give it more time (--seconds {seconds:.0f})"
-        doubts.append(f"only {count} sample{'s' * (count > 1)}: {advice}")
+        doubts.append(f"only {units.count(count, 'sample')}: {advice}")
     return doubts

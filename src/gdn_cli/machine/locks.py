@@ -195,7 +195,6 @@ class _Holder(msgspec.Struct):
 
     pid: Annotated[int, msgspec.Meta(ge=0, lt=10**10)]
     command: str
-    since: float  # seconds since 1970
 
 
 def _sign(fd: int) -> None:
@@ -206,35 +205,21 @@ def _sign(fd: int) -> None:
         shlex.join(["gdn", *sys.argv[1:]]), 60, placeholder=" ..."
     )
     # argv may not be UTF-8
-    who = json.dumps({"pid": os.getpid(), "command": command, "since": time.time()})
+    who = json.dumps({"pid": os.getpid(), "command": command})
     with suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, who.encode(), 0)
 
 
 def _holder(fd: int) -> str:
-    """`gdn bench ...` (pid 123, since 14:05), as far as the file says; any user may
-    have written it.
-    """
+    """`gdn bench ...` (pid 123), as far as the file says; any user may have written it."""
     try:
         who = msgspec.json.decode(os.pread(fd, 4096, 0), type=_Holder)
-        command, since = (
-            shown(who.command[:80]).replace("`", ""),
-            time.localtime(who.since),
-        )
-    except (
-        msgspec.MsgspecError,
-        ValueError,
-        OverflowError,
-        RecursionError,
-        OSError,
-    ):  # or its holder has just started
+    # or its holder has just started
+    except (msgspec.MsgspecError, ValueError, RecursionError, OSError):
         return "another command"
-    today = since[:3] == time.localtime()[:3]
-    return (
-        f"`{command}` (pid {who.pid}, since"
-        f" {time.strftime('%H:%M' if today else '%Y-%m-%d %H:%M', since)})"
-    )
+    command = shown(who.command[:80]).replace("`", "")
+    return f"`{command}` (pid {who.pid})"
 
 
 def _free(fd: int) -> None:

@@ -1,5 +1,4 @@
-"""The columns of a table with a row for each record: `gdn report --format csv` and
-`gdn history --export`.
+"""The columns of a table with a row for each record: `gdn report --format csv`.
 
 After these, each axis has its column (axis_NAME), and each output's error (error_NAME).
 Times are in microseconds.
@@ -9,20 +8,6 @@ from __future__ import annotations
 
 from ..schema.record_types import Document, Record
 
-_TIMING = (
-    "median_us",
-    "low_us",
-    "high_us",
-    "ci_low_us",
-    "ci_high_us",
-    "spread",
-    "samples",
-    "kernels",
-    "span_us",
-    "stopped",
-    "note",
-    "sm_clock_mhz",
-)
 COLUMNS = (
     "file",
     "time",
@@ -46,7 +31,18 @@ COLUMNS = (
     "status",
     "reason",
     "unfinished",
-    *_TIMING,
+    "median_us",
+    "low_us",
+    "high_us",
+    "ci_low_us",
+    "ci_high_us",
+    "spread",
+    "samples",
+    "kernels",
+    "span_us",
+    "stopped",
+    "note",
+    "sm_clock_mhz",
     "bytes_moved",
     "over_floor",
     "speedup",
@@ -63,41 +59,22 @@ def row(record: Record, document: Document, file: str) -> dict[str, Value]:
     """A record's value in every column. `label`, `over_floor` and `speedup` are empty:
     they need the op and other records.
     """
-    environment = document.environment(record)
     timing, workload = record.timing, record.workload
     values: dict[str, Value] = dict.fromkeys(COLUMNS)
+    environment = document.environment(record)
+    for source in (workload, timing, environment, record, document):
+        found = [name for name in COLUMNS if hasattr(source, name)]
+        values |= {name: getattr(source, name) for name in found}
     values |= {
         "file": file,
-        "time": document.time,
-        "command": document.command,
-        "commit": document.commit,
-        "dirty": document.dirty,
         "interrupted": document.interrupted is True,
-        "op": record.op,
-        "algo": record.algo,
-        "source_hash": record.source_hash,
-        "mode": record.mode,
-        "device": environment.device,
-        "driver": environment.driver,
-        "max_sm_clock_mhz": environment.max_sm_clock_mhz,
-        "tier": record.tier,
+        "workload": record.uuid,
         "status": record.status.value,
-        "reason": record.reason,
-        "unfinished": record.unfinished,
-        "bytes_moved": record.bytes_moved,
         "doubts": "; ".join(record.doubts or []),
         "how": record.how,
-        "backend": record.backend,
-        "in_place": record.in_place,
-        "setup": record.setup,
+        "median_us": timing.median_us if timing else None,
     }
-    if timing:
-        values["l2"] = timing.l2
-        values |= {name: getattr(timing, name) for name in _TIMING}
     if workload:
-        values["workload"] = workload.uuid
-        values["index"] = workload.index
-        values["origin"] = workload.origin
         values |= {f"axis_{name}": size for name, size in workload.axes.items()}
     if record.check:
         values |= {f"error_{name}": e for name, e in record.check.errors.items()}

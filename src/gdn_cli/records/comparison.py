@@ -11,13 +11,11 @@ from statistics import geometric_mean
 
 from msgspec import structs
 
-from .. import units
 from ..catalog.tiers import FLOORS
 from ..errors import UsageError
 from ..schema.record_types import (
     BestPeer,
     BestPeers,
-    Call,
     Compared,
     Comparison,
     Document,
@@ -32,13 +30,7 @@ Key = tuple[str | None, ...]
 
 # a time depends on these too: if a saved record differs in one, there is a warning
 _ORIGIN = ("where", "gpu", "cpu", "driver", "cuda", "threads")
-_ALIKE = "the sessions differ (load, clocks, drivers, builds), not the code"
-_VERDICTS = (
-    statistics.FASTER,
-    statistics.SAME,
-    statistics.SLOWER,
-    statistics.UNCLEAR,
-)
+_VERDICTS = "FASTER", "SAME", "SLOWER", "UNCLEAR"
 
 
 def between(document: Document, baselines: dict[str, str], threshold: float) -> None:
@@ -59,13 +51,11 @@ def between(document: Document, baselines: dict[str, str], threshold: float) -> 
         if name not in algos:
             continue
         base, base_us = algos.pop(name)
-        centre_us = statistics.centre(base_us)
         for record, us in algos.values():
             result = statistics.compare(base_us, us, threshold=threshold)
-            pair = _pair(base, record, name, result)
-            pair.baseline_us, pair.us = centre_us, statistics.centre(us)
-            compared.append(pair)
-    _finish(document, compared)
+            times_us = statistics.centre(base_us), statistics.centre(us)
+            compared.append(_pair(base, record, name, result, times_us))
+    document.comparisons, document.overall = compared, over_all(compared)
 
 
 def against(
@@ -76,29 +66,25 @@ def against(
     """
     compared: list[Compared] = []
     warnings: dict[str, None] = {}
-    differing: dict[str, float] = {}  # algo with equal sources -> the greatest ratio
-    for record, timing, _ in _timed(document):
+    for record, timing in _timed(document):
         match = _saved(saved, record, algo or record.algo)
         if match is None:
             continue
         base, base_timing = match
         warnings |= dict.fromkeys(_differences(document, saved, name, base.algo))
         result = statistics.unpaired(base_timing, timing, threshold=threshold)
-        pair = _pair(base, record, f"{base.algo} of {name}", result)
-        pair.baseline_us, pair.us = base_timing.median_us, timing.median_us
+        times_us = base_timing.median_us, timing.median_us
+        pair = _pair(base, record, f"{base.algo} of {name}", result, times_us)
         sources = record.source_hash
         pair.same_sources = sources is not None and sources == base.source_hash
         if pair.same_sources and pair.verdict in ("FASTER", "SLOWER"):
-            pair.doubted = True  # the machine or the build differs, not the code
-            ratio = max(pair.ratio, 1 / pair.ratio, differing.get(record.algo, 1.0))
-            differing[record.algo] = ratio
+            pair.doubted = True
+            text = f"{record.algo} has the same sources in both runs, but other times"
+            why = "the sessions differ (load, clocks, drivers, builds), not the code"
+            warnings[f"{text}: {why}"] = None
         compared.append(pair)
-    for same, ratio in differing.items():
-        differ = f"times that differ by up to {units.times(ratio)}"
-        text = f"{same} has the same sources in both runs, but {differ}: {_ALIKE}"
-        warnings[text] = None
     document.warnings = list(warnings)
-    _finish(document, compared)
+    document.comparisons, document.overall = compared, over_all(compared)
 
 
 def two(
@@ -139,16 +125,16 @@ def two(
     )
 
 
-def _timed(document: Document) -> Iterator[tuple[Record, Timing, Call]]:
-    """The records of algos that have a time, each with it and its workload."""
+def _timed(document: Document) -> Iterator[tuple[Record, Timing]]:
+    """The records of algos that have a time on a workload, each with it."""
     for record in document.records:
         if record.timing and record.workload and record.algo not in FLOORS:
-            yield record, record.timing, record.workload
+            yield record, record.timing
 
 
 def _asked(document: Document) -> list[Record]:
     """The timed records, without those that gdn added to compare with."""
-    return [record for record, *_ in _timed(document) if not record.added]
+    return [record for record, _ in _timed(document) if not record.added]
 
 
 def own_algos(document: Document, op: str | None) -> list[str]:
@@ -169,7 +155,11 @@ def own_algos(document: Document, op: str | None) -> list[str]:
 
 
 def _pair(
-    base: Record, record: Record, baseline_name: str, result: Comparison
+    base: Record,
+    record: Record,
+    baseline_name: str,
+    result: Comparison,
+    times_us: tuple[float, float],
 ) -> Compared:
     return Compared(
         op=record.op,
@@ -179,6 +169,8 @@ def _pair(
         algo=record.algo,
         workload=record.workload,
         doubted=bool(base.doubts or record.doubts),
+        baseline_us=times_us[0],
+        us=times_us[1],
         **structs.asdict(result),
     )
 
@@ -285,7 +277,7 @@ def check_saved(
 
 def _saved(saved: Document, record: Record, algo: str) -> tuple[Record, Timing] | None:
     call = _call(record)
-    for other, timing, _ in _timed(saved):
+    for other, timing in _timed(saved):
         if other.algo == algo and _call(other) == call:
             return other, timing
     return None
@@ -316,10 +308,6 @@ def _differences(
         for what, old, new in pairs
         if old != new
     ]
-
-
-def _finish(document: Document, compared: list[Compared]) -> None:
-    document.comparisons, document.overall = compared, over_all(compared)
 
 
 def over_all(compared: Iterable[Compared]) -> list[Overall]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from statistics import geometric_mean
+from statistics import fmean, geometric_mean
 
 from ..catalog.official import TIER, Harness
 from ..parsing import Json
@@ -17,26 +17,23 @@ def judged(document: Document, harness: Harness) -> list[Judged]:
     algos: dict[tuple[str, str], list[Record]] = {}
     for record in document.records:
         algos.setdefault((record.op, record.algo), []).append(record)
-    summaries = []
-    for records in algos.values():
-        if TIER in [record.tier for record in records]:
-            summaries.append(_summary(records, harness))
-    return summaries
+    return [
+        _summary(records, harness)
+        for records in algos.values()
+        if TIER in [record.tier for record in records]
+    ]
 
 
 def _summary(records: Sequence[Record], harness: Harness) -> Judged:
     judgements = [r for r in records if r.tier == TIER]
     traces = [r.official for r in judgements if r.official]
     timed = [r for r in records if r.tier != TIER and r.median_us]
-    our_times = {r.uuid: r.median_us for r in timed}
-    its_us = []
-    our_us = []
-    for record in judgements:
-        ours = our_times.get(record.uuid)
-        if record.median_us and ours:
-            its_us.append(record.median_us)
-            our_us.append(ours)
-
+    our_times = {r.uuid: r.median_us or 0 for r in timed}
+    both = [
+        (r.median_us, our_times[r.uuid])
+        for r in judgements
+        if r.median_us and r.uuid in our_times
+    ]
     return Judged(
         op=records[0].op,
         algo=records[0].algo,
@@ -46,21 +43,17 @@ def _summary(records: Sequence[Record], harness: Harness) -> Judged:
         isolated=harness.isolated,
         statuses=dict(Counter(trace["status"] for trace in traces)),
         without_trace=sum(r.unfinished or 1 for r in judgements if not r.official),
-        its_us=geometric_mean(its_us) if its_us else None,
-        our_us=geometric_mean(our_us) if our_us else None,
+        its_us=geometric_mean(its for its, _ in both) if both else None,
+        our_us=geometric_mean(ours for _, ours in both) if both else None,
         our_tier=timed[0].timed_in if timed else None,
-        compared=len(its_us),
+        compared=len(both),
         score=_score(traces, len(judgements)),
     )
 
 
 def _score(traces: Sequence[Json], workloads: int) -> float | None:
     """The mean of the speedups; 0 if a workload failed; None if a trace is missing."""
-    speedups: list[float] = []
-    for trace in traces:
-        if trace["status"] == "PASSED":
-            speedups.append(trace["performance"]["speedup_factor"])
-
-    if speedups and len(speedups) == workloads:
-        return sum(speedups) / workloads
+    passed = [trace for trace in traces if trace["status"] == "PASSED"]
+    if passed and len(passed) == workloads:
+        return fmean(trace["performance"]["speedup_factor"] for trace in passed)
     return 0.0 if len(traces) == workloads else None

@@ -12,13 +12,15 @@ times of one device, mode, tier and L2 are ever divided.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from functools import partial
 
 from ..catalog.official import TIER as OFFICIAL
 from ..catalog.ops import Op
 from ..catalog.tiers import FLOORS
+from ..parsing import Json
 from ..schema.record_types import Blame, Document, Record
 from ..schema.scores import Gap, Score, Share
 from ..units import count
@@ -31,31 +33,14 @@ UNMEASURED = "not measured"  # no record, or a failure that is not the algo's
 # the reference or the baseline has no time there
 UNCOMPARED = "nothing to compare with"
 
+Place = tuple[str, str | None]  # tier, L2
+
 
 @dataclass(frozen=True)
 class _Rule:
     name: str  # reference or baseline
     against: str  # the algo whose time is divided
     unavailable: str | None  # why it could not run
-
-
-class _Origin(TypedDict):
-    """The first fields of a score."""
-
-    op: str
-    algo: str
-    mode: str
-    tier: str
-    l2: str | None
-    device: str | None
-
-
-class _Named(TypedDict):
-    """A workload, as shares and gaps name it."""
-
-    uuid: str
-    index: int | None
-    label: str
 
 
 def scores(
@@ -88,42 +73,43 @@ def scores(
         call = calls.get(uuid)
         label = op.label.format(**call.axes) if call else uuid[:8]
         index = call.index if call else None
-        workloads.append(_Named(uuid=uuid, index=index, label=label))
-    found = []
+        workloads.append({"uuid": uuid, "index": index, "label": label})
+    scored = []
     for algo, mode in dict.fromkeys((r.algo, r.mode) for r in records):
         in_mode = [r for r in records if r.mode == mode]
         devices = [document.environment(r).device for r in in_mode if r.algo == algo]
         device = ", ".join(dict.fromkeys(filter(None, devices))) or None
         for tier, l2 in _places(in_mode, algo):
             here = [r for r in in_mode if _belongs(r, tier, l2)]
-            origin = _Origin(
-                op=op.name, algo=algo, mode=mode, tier=tier, l2=l2, device=device
+            score = partial(
+                Score, op=op.name, algo=algo, mode=mode, tier=tier, l2=l2, device=device
             )
-            found += [_score(origin, here, workloads, rule) for rule in rules]
-    return found
+            outcome = _Outcome(here, algo)
+            scored += [
+                _score(score, outcome, _Outcome(here, rule.against), workloads, rule)
+                for rule in rules
+            ]
+    return scored
 
 
-def _places(in_mode: list[Record], algo: str) -> list[tuple[str, str | None]]:
-    """(tier, L2) of an algo's scores: its own tiers, or all tiers if it was never timed."""
-    every: dict[
-        tuple[str, str | None], bool
-    ] = {}  # -> whether the algo was timed there
+def _places(in_mode: list[Record], algo: str) -> list[Place]:
+    """Of an algo's scores: its own tiers, or all tiers if it was never timed."""
+    timed: dict[Place, None] = {}
+    own: set[Place] = set()
+    asked: set[str] = set()
     for r in in_mode:
-        timing = r.valid_timing
-        if timing:
-            place = timing.tier, timing.l2
-            own = r.algo == algo and r.workload is not None
-            every[place] = every.get(place, False) or own
-    asked = {r.timed_in for r in in_mode if r.algo == algo and r.workload}
-    measured = {tier for (tier, _), own in every.items() if own}
-    only_failed = sorted(tier for tier in asked if tier and tier not in measured)
-    places = [
-        place
-        for place, own in every.items()
-        if own or place[0] in only_failed or not (measured or only_failed)
-    ]
-    tiers = {tier for tier, _ in every}
-    return places + [(tier, None) for tier in only_failed if tier not in tiers]
+        of_algo = r.algo == algo and r.workload is not None
+        if r.valid_timing:
+            place = r.valid_timing.tier, r.valid_timing.l2
+            timed[place] = None
+            if of_algo:
+                own.add(place)
+        if of_algo and r.timed_in:
+            asked.add(r.timed_in)
+    failed = asked.difference(tier for tier, _ in own)
+    places = [place for place in timed if place in own or place[0] in failed]
+    nowhere = failed.difference(tier for tier, _ in timed)
+    return places + [(tier, None) for tier in sorted(nowhere)] or list(timed)
 
 
 def _belongs(record: Record, tier: str, l2: str | None) -> bool:
@@ -137,19 +123,22 @@ def _belongs(record: Record, tier: str, l2: str | None) -> bool:
 
 
 def _score(
-    origin: _Origin, here: list[Record], workloads: list[_Named], rule: _Rule
+    score: partial[Score],
+    outcome: _Outcome,
+    other: _Outcome,
+    workloads: list[Json],
+    rule: _Rule,
 ) -> Score:
-    mine, theirs = _Outcome(here, origin["algo"]), _Outcome(here, rule.against)
     missing, doubtful = [], 0
-    speedups: list[tuple[_Named, float]] = []
+    speedups: list[tuple[Json, float]] = []
     for workload in workloads:
         uuid = workload["uuid"]
-        gap = mine.gap(uuid)
+        gap = outcome.gap(uuid)
         if gap:
             missing.append(Gap(**workload, kind=gap[0], reason=gap[1]))
             continue
-        times, others = mine.times[uuid], theirs.times.get(uuid, {})
-        gap = theirs.gap(uuid, times)
+        times, others = outcome.times[uuid], other.times.get(uuid, {})
+        gap = other.gap(uuid, times)
         if gap:
             reason = f"{rule.against}: {gap[1]}"
             missing.append(Gap(**workload, kind=UNCOMPARED, reason=reason))
@@ -162,23 +151,22 @@ def _score(
     shares = [Share(**named, speedup=s, share=s / total) for named, s in speedups]
     shares.sort(key=lambda s: -s.share)
     value = total / len(shares) if shares else None
-    kinds = [gap.kind for gap in missing]
+    kinds = Counter(gap.kind for gap in missing)
     official = value
-    if FAILED in kinds:
+    if kinds[FAILED]:
         official = 0.0
-    elif UNMEASURED in kinds:
+    elif kinds[UNMEASURED]:
         official = None
     best = shares[: math.ceil(len(shares) / 5)]  # whole workloads
     by_label: dict[str, float] = {}
     for s in shares:
         by_label[s.label] = by_label.get(s.label, 0.0) + s.share
-    return Score(
-        **origin,
+    return score(
         rule=rule.name,
         against=rule.against,
         value=value,
         official=official,
-        reason=_reason(kinds, rule, bool(theirs.times)),
+        reason=_reason(kinds, rule),
         workloads=len(workloads),
         shares=shares,
         missing=missing,
@@ -198,22 +186,21 @@ class _Outcome:
         self.absent: dict[str, str] = {}
         # (kind, reason) of all other workloads, if its build failed or its worker ended
         self.rest: tuple[str, str] | None = None
-        for record in here:
-            if record.algo == algo:
-                self._add(record)
-
-    def _add(self, r: Record) -> None:
-        failed, uuid = r.blame is Blame.ALGO, r.uuid or ""
-        if not r.workload:
-            self.rest = self.rest or (FAILED if failed else UNMEASURED, r.words)
-        elif r.median_us:
-            times = self.times.setdefault(uuid, {})
-            time = r.median_us, r.doubts or []
-            times[r.place] = min(times.get(r.place, time), time)
-        elif failed:
-            self.failed[uuid] = r.words
-        elif not r.passed:
-            self.absent[uuid] = r.words
+        for r in here:
+            if r.algo != algo:
+                continue
+            failed, uuid = r.blame is Blame.ALGO, r.uuid or ""
+            if not r.workload:
+                kind = FAILED if failed else UNMEASURED
+                self.rest = self.rest or (kind, r.words)
+            elif r.median_us:
+                times = self.times.setdefault(uuid, {})
+                time = r.median_us, r.doubts or []
+                times[r.place] = min(times.get(r.place, time), time)
+            elif failed:
+                self.failed[uuid] = r.words
+            elif not r.passed:
+                self.absent[uuid] = r.words
 
     def gap(
         self, uuid: str, places: Container[str] | None = None
@@ -231,20 +218,9 @@ class _Outcome:
         return self.rest or (UNMEASURED, "no time")
 
 
-def _reason(kinds: list[str], rule: _Rule, compared: bool) -> str | None:
-    """One line about the missing workloads. `compared`: whether the other has times."""
-    failed, unmeasured, left = map(kinds.count, (FAILED, UNMEASURED, UNCOMPARED))
-    other = f"{rule.against}, the {rule.name}"
-    parts = []
-    if failed:
-        effect = "one failed trace makes the official score 0"
-        parts.append(f"{count(failed, 'workload')} failed: {effect}")
-    if unmeasured:
-        effect = "the official score is over all of them"
-        parts.append(f"{count(unmeasured, 'workload')} without a time: {effect}")
-    if not compared:
-        why = f": {rule.unavailable}" if rule.unavailable else ", in this tier"
-        parts.append(f"no times of {other}{why}")
-    elif left:
-        parts.append(f"{count(left, 'workload')} left out: no time of {other}, there")
+def _reason(kinds: Counter[str], rule: _Rule) -> str | None:
+    """One line about the missing workloads."""
+    parts = [f"{count(n, 'workload')}: {kind}" for kind, n in kinds.items()]
+    if rule.unavailable:
+        parts.append(f"{rule.against}: {rule.unavailable}")
     return "; ".join(parts) or None

@@ -11,15 +11,16 @@ import json
 import os
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from .. import bounded, files, paths
+from .. import files, paths
 from ..errors import MISSING, OK, GdnError, MissingError, UsageError
 from ..machine import environment
-from ..parsing import HALVES, Json, json_of, lined, read_text
+from ..parsing import Json, json_of, lined, read_text
 from ..schema.record_types import (
     SCHEMA,
     Document,
@@ -111,34 +112,23 @@ def path_of(moment: str, command: str) -> Path:
     return paths.runs_dir() / f"{moment}-{command}-{os.getpid()}.json"
 
 
-# --- the file
-
-_WRITES = "`gdn bench --out FILE` writes such a file"
-
-
 def load(path: Path) -> Document:
     """Read a document of schema 1 (converted) or 2. Raises UsageError with the file's
-    name, and the position if a field is wrong.
+    name, and the path of a field that is wrong.
     """
-    text, wrong = read_text(path), f"{path} holds no records of gdn"
+    refused = partial(UsageError, hint="`gdn bench --out FILE` writes such a file")
+    wrong = f"{path} holds no records of gdn"
+    plain = json_of(read_text(path), wrong, refused)
+    if not isinstance(plain, dict) or not isinstance(plain.get("records"), list):
+        raise refused(wrong)
+    schema = plain.get("schema")
+    if schema not in (1, SCHEMA):
+        found = f"{path} has schema {schema!r:.40}"
+        raise refused(f"{found}, this gdn reads 1 and {SCHEMA}")
     try:
-        found = json_of(text, wrong)
-    except UsageError as e:
-        raise UsageError(e.message, hint=_WRITES) from None
-    if not isinstance(found, dict) or not isinstance(found.get("records"), list):
-        raise UsageError(wrong, hint=_WRITES)
-    if found.get("schema") not in (1, SCHEMA):
-        raise UsageError(
-            f"{path} has schema {found.get('schema')!r:.40}, this gdn reads 1 and {SCHEMA}",
-            hint=_WRITES,
-        )
-    try:
-        return document_of(found)
+        return document_of(plain)
     except msgspec.ValidationError as e:
-        what, _, place = str(e).replace("`", "").partition(" - at ")
-        field = place.replace("key in ", "") or "$"
-        what = what[:1].lower() + what[1:]
-        raise UsageError(f"{path}: {field}: {what}", hint=_WRITES) from None
+        raise refused(f"{path}: {e}") from None
 
 
 def dumps(document: Any) -> str:
@@ -148,7 +138,4 @@ def dumps(document: Any) -> str:
         document = msgspec.to_builtins(document)
     if not (isinstance(document, dict) and "records" in document):
         return json.dumps(document, indent=1)
-    text = lined(document)
-    if HALVES.search(text):
-        return lined(bounded.mapped(document, whole, whole))
-    return text
+    return whole(lined(document))

@@ -49,8 +49,8 @@ def kept(
             return
         with contextlib.suppress(GdnError, tarfile.TarError):
             with (
-                files.opened(archive) as file,
-                tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as tar,
+                files.beside(archive) as file,
+                tarfile.open(file, mode="w:gz", compresslevel=1) as tar,
             ):
                 for part in _KEPT:
                     if (root / part).is_dir():

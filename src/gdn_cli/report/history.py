@@ -1,34 +1,16 @@
-"""`gdn history`: an overview of all algos, one algo's times over commits, their JSON,
-and exported files.
-"""
+"""`gdn history`: an overview of all algos, one algo's times over commits, and their JSON."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import os
-import sys
-from collections.abc import Iterable
-from pathlib import Path
-from typing import TextIO
+from collections import Counter
 
 from msgspec import structs, to_builtins
 from rich.console import Console
 
-from .. import files, units
-from ..records.history import (
-    EXPORTED,
-    SHORT,
-    Group,
-    Overview,
-    Place,
-    Row,
-    Series,
-    most_measured,
-)
-from ..text import csv_cell
-from .screen import console, print_table, put, remark, show_json
+from .. import units
+from ..parsing import Json
+from ..records.history import Group, Overview, Place, Series
+from .screen import console, print_line, print_table, put, remark, show_json, styled
 from .table import Cell, Column, Mark, Table, numbers, words
 
 _MOST_LABELS = 6
@@ -93,14 +75,12 @@ def show_timeline(
         _show_group(out, group)
 
     remark(out, "numbers:", "the median over the workloads of each column, in us")
-    remark(out, "run:", "its id, which `gdn history --forget RUN` takes")
     changed = "the hash of the sources that ran, if it differs from the line above"
     remark(out, "source:", changed)
     _legend(out, [row for group in groups for row in group.rows])
 
 
-def _plain(group: Group) -> Row:
-    """A group as JSON, with the fields of its rows that are in `_ROW`."""
+def _plain(group: Group) -> Json:
     rows = []
     for row in group.rows:
         fields = structs.asdict(row)
@@ -112,15 +92,20 @@ def _plain(group: Group) -> Row:
 def _show_group(out: Console, group: Group) -> None:
     """One algo's runs on one device in one tier, below each other."""
     rows = group.rows
-    labels = most_measured(group, _MOST_LABELS)
-    head = words("time (UTC)", "run", "commit", "source")
-    title = _title(f"{group.op}/{group.algo}", group)
-    table = Table(title, head + numbers("failed", *labels))
+    failed = ["failed"] if any(row.failed for row in rows) else []
+    counts = Counter(label for row in rows for label in row.medians_us)
+    most = dict(counts.most_common(_MOST_LABELS))
+    labels = [label for label in group.labels if label in most]
+    head = words("time (UTC)", "commit", "source")
+    table = Table("", head + numbers(*failed, *labels))
     for i, row in enumerate(rows):
         source = (row.source_hash or "-")[:6] if i == 0 or row.source_changed else ""
-        cells = [_minute(row), row.run[:SHORT], _commit(row), source]
-        table.add(*cells, _failed(row), *(_cell(row, label) for label in labels))
-
+        cells = [_minute(row), _commit(row), source]
+        share = f"{row.failed}/{row.failed + row.measured}" if row.failed else ""
+        marked = [Cell(share, Mark.BAD) for _ in failed]
+        table.add(*cells, *marked, *(_cell(row, label) for label in labels))
+    title = _title(f"{group.op}/{group.algo}", group)
+    print_line(out, styled((title, "bold")), whole=True)
     print_table(out, table)
     for row in rows:
         if row.changes:
@@ -168,82 +153,5 @@ def _legend(out: Console, rows: list[Series] | list[Overview]) -> None:
         remark(out, "+:", "with uncommitted changes")
 
     if any(row.doubted for row in rows):
-        why = "the machine was throttled or busy (`doubts` in the export)"
+        why = "the machine was throttled or busy (`doubts` in the records)"
         remark(out, "?:", f"some times are in doubt: {why}")
-
-
-# --- files
-
-
-def show_forgotten(
-    run: str,
-    series: list[Series],
-    as_json: bool,
-) -> None:
-    """The removed run; a record file elsewhere (`--out`) was not removed."""
-    facts: Row = {"run": run}
-    for first in series[:1]:  # it could be read
-        facts["time"], facts["command"] = first.time, first.command
-        facts["records"] = sum(s.records for s in series)
-        facts["algos"] = sorted({f"{s.op}/{s.algo}" for s in series})
-        facts["file"] = first.file if os.path.exists(first.file or "") else None
-
-    if as_json:
-        return show_json({"forgotten": facts})
-
-    put(f"forgotten: run {run}")
-
-
-def export(rows: Iterable[Row], target: str) -> int:
-    """Write records to a file: CSV for .csv, otherwise one JSON document per line; `-`
-    is stdout. Returns their number.
-
-    A file is written completely or not at all. Raises GdnError if it cannot be written.
-    """
-    if target == "-":
-        return _write(rows, sys.stdout, as_csv=False)
-
-    with (
-        files.opened(Path(target), hint=None) as f,
-        io.TextIOWrapper(f, encoding="utf-8", newline="") as text,
-    ):
-        return _write(rows, text, as_csv=target.endswith(".csv"))
-
-
-def _write(
-    rows: Iterable[Row],
-    f: TextIO,
-    as_csv: bool,
-) -> int:
-    """Write the rows one by one; returns their number."""
-    writer = csv.writer(f, lineterminator="\n")
-    if as_csv:
-        writer.writerow(EXPORTED)
-
-    count = 0
-    for row in rows:
-        count += 1
-        if as_csv:
-            writer.writerow(map(_csv_cell, row.values()))
-        else:
-            f.write(json.dumps(row) + "\n")
-
-    return count
-
-
-def _csv_cell(value: object) -> object:
-    """Lists, tables and booleans are JSON in their cell, and None is an empty cell."""
-    plain = not isinstance(value, bool | dict | list)
-    return csv_cell(value) if plain else json.dumps(value)
-
-
-def show_exported(
-    count: int,
-    target: str,
-    as_json: bool,
-) -> None:
-    """Say how many records were written, and where."""
-    if as_json:
-        return show_json({"exported": count, "file": target})
-
-    put(f"{target}: {count} records")

@@ -136,8 +136,7 @@ def write_blob(op: Op, workload: Workload, path: Path, root: Path) -> int:
     """Write a workload's tensors; returns the number of bytes."""
     inputs = synthetic.inputs(op, workload).items()
     tensors = {name: x for name, x in inputs if isinstance(x, torch.Tensor)}
-    # a fixed name: what a killed run left, gigabytes perhaps, is overwritten by the next
-    with files.beside(path, within=root, hint=None, mark="part") as temporary:
+    with files.beside(path, within=root, hint=None) as temporary:
         try:
             safetensors.torch.save_file(tensors, temporary, _metadata(workload))
         except safetensors.SafetensorError as e:

@@ -8,7 +8,7 @@ import helpers
 import pytest
 import serving_steps as steps
 import torch
-from serving_steps import D, apart, between, error, same
+from serving_steps import D, error, same
 
 from gdn import serving
 
@@ -47,38 +47,15 @@ def call(
 
 def faults(x: dict) -> list[str]:
     """What is wrong with a call, which is done here."""
-    before, slots, ends = (
-        x["initial_state"].clone(),
-        x["ssm_state_indices"].tolist(),
-        x["cu_seqlens"].tolist(),
-    )
+    before, ends = x["initial_state"].clone(), x["cu_seqlens"].tolist()
     out, pool = serving.chunk_prefill(**x)
-    found, written = [], set()
-    for n, (slot, there) in enumerate(
-        zip(slots, x["has_initial_state"].tolist(), strict=True)
-    ):
-        of = slice(ends[n], ends[n + 1])
-        if slot <= 0:
-            if steps.bits(out[of]).any():
-                found.append(f"{n}: padding has an output")
-            continue
-        written.add(slot)
-        start = before[slot] if there else torch.zeros_like(before[slot])
-        right, states = steps.walk(
-            start,
-            *(x[name][of] for name in "qkvab"),
-            x["A_log"],
-            x["dt_bias"],
-            x["scale"],
-        )
-        if not (e := error(out[of], right)) <= OUTPUT:
-            found.append(f"{n}: output {e:.2g}")
-        if not (e := error(pool[slot], states[-1])) <= STATE:
-            found.append(f"{n}: state {e:.2g}")
-    others = [s for s in range(len(pool)) if s not in written]
-    if not same(pool[others], before[others]):
-        found.append("another slot has changed")
-    return found
+    slots = zip(x["ssm_state_indices"].tolist(), x["has_initial_state"], strict=True)
+    sequences = [
+        steps.Sequence(slot, slice(ends[n], ends[n + 1]), fresh=not has)
+        for n, (slot, has) in enumerate(slots)
+    ]
+    limits = OUTPUT, dict.fromkeys(steps.STATE, STATE)
+    return steps.faults(sequences, x | {"norm": True}, before, pool, out, 1, limits)
 
 
 @pytest.mark.parametrize("H, HV", [(4, 8), (2, 6), (4, 4)])
@@ -100,27 +77,6 @@ def test_sequences_without_a_state_and_padding():
             )
         )
         == []
-    )
-
-
-def test_a_bfloat16_pool():
-    assert faults(call([70, 3], [2, 1], 4, 4, 8, torch.bfloat16)) == []
-
-
-def test_slots_that_lie_apart_give_the_same_bits():
-    def made() -> dict:
-        return call([70, 3], [2, 1], 4, 2, 6)
-
-    dense, x = made(), made()
-    x["initial_state"] = apart(x["initial_state"], 64, 64)
-    (out, pool), (got, gaps) = (
-        serving.chunk_prefill(**dense),
-        serving.chunk_prefill(**x),
-    )
-    assert (
-        same(got, out)
-        and same(gaps, pool)
-        and between(x["initial_state"]).isnan().all()
     )
 
 

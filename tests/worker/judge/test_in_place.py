@@ -300,7 +300,7 @@ def test_a_saved_time_is_of_the_same_kind_of_call():
 def test_the_history_keeps_them_apart(tmp_path):
     document = building.document(record(3.0), record(2.0, in_place=True))
     (tmp_path / "x.json").write_text(store.dumps(document))
-    series = history.History(tmp_path).series()
+    series = history.read(tmp_path)[0]
     assert [(s.tier, s.measured) for s in series] == [
         ("cupti", 1),
         ("cupti, in place", 1),

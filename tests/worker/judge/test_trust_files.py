@@ -159,12 +159,11 @@ BAD_JSON = {
     "deep": (DEEP, TOO_DEEP),
     "deep below a name": ('{"a":' * 5000 + "1" + "}" * 5000, TOO_DEEP),
     "less deep": ("[" * 101 + "]" * 101, TOO_DEEP),
-    "long": ("9" * 10_000, TOO_LONG),
+    "long": ("9" * 10_000, "Integer value out of range"),
     "long below a name": ('{"a": [1, -' + "9" * 400 + "]}", TOO_LONG),
-    "endless": ('{"a": 1e99999}', TOO_LONG),
-    "half a character": ('{"a": "\\ud800"}', "an escape spells half a character"),
-    "nothing": ("", "Expecting value at column 1"),
-    "half": ('{"a":\n 1', "Expecting ',' delimiter at line 2 column 3"),
+    "endless": ('{"a": 1e99999}', "Number out of range - at `$[...]`"),
+    "half a character": ('{"a": "\\ud800"}', "Input data was truncated"),
+    "nothing": ("", "Input data was truncated"),
 }
 
 
@@ -278,46 +277,6 @@ def test_gdns_own_folders_are_private_to_the_user(tmp_path, monkeypatch):
     store.open_document("run", {}, None)
     # theirs stays as they made it
     assert rights(tmp_path / "old") == 0o755 and rights(paths.runs_dir()) == 0o700
-
-
-@pytest.fixture
-def below_tmp(tmp_path, monkeypatch):
-    """GDN_HOME with white space, and a temporary folder that all may write to: where
-    builds then go.
-    """
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o1777)
-    monkeypatch.setattr("tempfile.tempdir", str(shared))
-    monkeypatch.setenv("GDN_HOME", str(tmp_path / "with space"))
-    return shared / f"gdn-builds-{os.getuid()}"
-
-
-def test_builds_below_the_temporary_folder_are_made_for_this_user_alone(below_tmp):
-    assert paths.builds_dir() == below_tmp and rights(below_tmp) == 0o700
-    assert paths.planted(below_tmp / "py311-cpu") is None
-
-
-@pytest.mark.parametrize("plant", ["open", "readable", "link", "file", "somebody's"])
-def test_builds_that_another_user_may_have_planted_are_refused(
-    plant, below_tmp, tmp_path
-):
-    if plant == "link":
-        (tmp_path / "elsewhere").mkdir(mode=0o700)
-        below_tmp.symlink_to(tmp_path / "elsewhere")
-    elif plant == "file":
-        below_tmp.write_text("")
-    else:
-        below_tmp.mkdir(mode=0o700)
-        below_tmp.chmod({"open": 0o777, "readable": 0o755}.get(plant, 0o700))
-    if plant == "somebody's":
-        if os.geteuid() != 0:
-            pytest.skip("only root can give a folder away")
-        os.chown(below_tmp, 1234, 1234)
-    with pytest.raises(MissingError) as e:
-        paths.builds_dir()
-    assert str(below_tmp) in str(e.value) and "GDN_HOME" in str(e.value)
-    assert "\n" not in str(e.value)
 
 
 def test_a_build_cache_below_a_folder_of_all_users_is_looked_at(tmp_path):

@@ -5,22 +5,18 @@ A run is one document of the runs folder. A series is one algo of it in one tier
 
 from __future__ import annotations
 
-from .documents import EXPORTED, Place, Row, Series
-from .folder import SHORT, History, keep
-from .query import Filter, Group, Overview, most_measured, overview, timeline
+from .documents import Place, Series
+from .folder import keep, read
+from .query import Filter, Group, Overview, overview, timeline
 
 __all__ = [
-    "EXPORTED",
-    "SHORT",
     "Filter",
     "Group",
-    "History",
     "Overview",
     "Place",
-    "Row",
     "Series",
     "keep",
-    "most_measured",
     "overview",
+    "read",
     "timeline",
 ]

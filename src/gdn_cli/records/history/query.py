@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from ...catalog import registry
@@ -40,10 +39,7 @@ class Filter:
         devices = [s.device for s in series if s.device]
         if self.device and not any(map(self._matches, devices)):
             raise unknown("device", self.device, devices, hint=_SHOWS)
-        algos = {(s.op, s.algo) for s in shown}
-        known = sorted(
-            pair for pair in algos if pair[1] not in FLOORS or pair[1] in self.algos
-        )
+        known = sorted({(s.op, s.algo) for s in shown})
         named = {registry.named(name, self.op, known, _SHOWS) for name in self.algos}
         return [
             s
@@ -100,12 +96,7 @@ def _overview(rows: list[Series]) -> Overview:
         measured = [s for s in measured if s.workloads == workloads]
     best = min(measured, key=lambda s: (s.doubted > 0, s.mean_us or 0), default=None)
     return Overview(
-        last.op,
-        last.algo,
-        last.device,
-        last.mode,
-        last.tier,
-        last.l2,
+        *last.place,
         source_hash=last.source_hash,
         measured=last.measured,
         failed=last.failed,
@@ -157,17 +148,7 @@ def _group(rows: list[Series]) -> Group:
         row.medians_us = {label: medians[label] for label in labels if label in medians}
         row.doubted_labels = [x for x in labels if x in row.doubted_labels]
         before = row
-    place = rows[0]
-    return Group(
-        place.op,
-        place.algo,
-        place.device,
-        place.mode,
-        place.tier,
-        place.l2,
-        labels=labels,
-        rows=rows,
-    )
+    return Group(*rows[0].place, labels=labels, rows=rows)
 
 
 def _changes(before: Series, now: Series) -> list[str]:
@@ -184,22 +165,3 @@ def _changes(before: Series, now: Series) -> list[str]:
         for name in old | new
         if old.get(name) != new.get(name)
     ]
-
-
-def most_measured(group: Group, limit: int) -> list[str]:
-    """At most `limit` labels of a group, in order: those in the most rows.
-
-    If too many are in equally many rows, they are taken evenly between the first and the last.
-    """
-    counts: Counter[str] = Counter()
-    for row in group.rows:
-        counts.update(row.medians_us.keys())
-    if len(counts) <= limit:
-        return group.labels
-    cut = sorted(counts.values(), reverse=True)[limit - 1]
-    chosen = {label for label, count in counts.items() if count > cut}
-    equals = [label for label in group.labels if counts[label] == cut]
-    room = limit - len(chosen)
-    step = (len(equals) - 1) / max(room - 1, 1)
-    chosen |= {equals[round(i * step)] for i in range(room)}
-    return [label for label in group.labels if label in chosen]
