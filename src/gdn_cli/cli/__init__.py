@@ -27,7 +27,7 @@ from . import (
     tune,
     worker,
 )
-from .help import App, help_
+from .help import App
 
 _LONGEST = 2000  # characters of an error's line
 
@@ -61,7 +61,6 @@ for _panel, _commands in _COMMANDS.items():
         else:
             _name = _command.__name__.rstrip("_")
             app.command(_name, rich_help_panel=_panel)(_command)
-app.command("help", hidden=True)(help_)
 
 
 def _version(show: bool) -> None:

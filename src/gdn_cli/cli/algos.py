@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 from .. import errors
 from . import options as o
-from .help import Panel
+from .help import algos_option
 
 
 def list_(
-    name: Annotated[Optional[str], typer.Argument(metavar="", hidden=True)] = None,
+    name: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
     json: o.AsJson = False,
@@ -92,10 +92,9 @@ def show(
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new algo.")],
     source: Annotated[
-        Optional[str],
-        typer.Option(
+        str | None,
+        algos_option(
             "--from",
-            rich_help_panel=Panel.ALGOS,
             metavar="ALGO",
             autocompletion=o.algos_like,
             help="The algo to start from.",
@@ -104,10 +103,9 @@ def new(
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
     into: Annotated[
-        Optional[Path],
-        typer.Option(
+        Path | None,
+        algos_option(
             "--into",
-            rich_help_panel=Panel.ALGOS,
             metavar="DIR",
             help="The algos folder for it (default: --algos, else gdn's own).",
         ),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -85,7 +85,7 @@ def bench(
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
     save: Annotated[
-        Optional[str],
+        str | None,
         typer.Option(
             "--save",
             metavar="NAME",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, Optional
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from .. import errors
 from . import options as o
 from .bench import perform
-from .help import Panel
+from .help import running_option, timing_option
 
 if TYPE_CHECKING:
     from ..catalog.registry import Registry
@@ -40,27 +40,24 @@ def compare(
     in_place: o.InPlace = False,
     batch_invariant: Annotated[
         bool,
-        typer.Option(
+        running_option(
             "--batch-invariant",
-            rich_help_panel=Panel.RUNNING,
             help="Also run each algo's batch-invariant build, as NAME@invariant.",
         ),
     ] = False,
     threshold: Annotated[
         float,
-        typer.Option(
+        timing_option(
             "--threshold",
-            rich_help_panel=Panel.TIMING,
             metavar="SHARE",
             min=0.0,
             help="The least relative difference that is FASTER or SLOWER.",
         ),
     ] = 0.005,
     gate: Annotated[
-        Optional[float],
-        typer.Option(
+        float | None,
+        timing_option(
             "--gate",
-            rich_help_panel=Panel.TIMING,
             metavar="RATIO",
             help="Exit 1 if a geometric mean over the workloads is, or may be, below RATIO.",
         ),

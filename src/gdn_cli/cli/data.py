@@ -12,7 +12,7 @@ import typer
 
 from .. import errors
 from . import options as o
-from .help import App, Panel
+from .help import App, results_option
 
 if TYPE_CHECKING:
     from ..catalog.registry import Registry
@@ -86,9 +86,8 @@ def list_(
     op: o.OpName = None,
     full: Annotated[
         bool,
-        typer.Option(
+        results_option(
             "--full",
-            rich_help_panel=Panel.RESULTS,
             help="A line for each workload: index, uuid, axes.",
         ),
     ] = False,

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Optional
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from ..errors import UsageError
 from . import options as o
-from .help import Panel
+from .help import running_option
 
 if TYPE_CHECKING:
     from ..run.elsewhere import Elsewhere
 
 EngineName = Annotated[
-    Optional[str],
-    typer.Option(
+    str | None,
+    running_option(
         "--engine",
-        rich_help_panel=Panel.RUNNING,
         metavar="NAME",
         help="Run it elsewhere: slurm, or another of configs/engines.toml.",
     ),

@@ -3,50 +3,50 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 from .. import errors
 from . import options as o
-from .help import Panel
+from .help import (
+    algos_option,
+    running_option,
+    timing_option,
+    workloads_option,
+)
 
 Names = Annotated[
-    Optional[str],
-    typer.Option(
+    str | None,
+    algos_option(
         "--algo",
-        rich_help_panel=Panel.ALGOS,
         metavar="NAME[,NAME...]",
         help="Show the times of these algos over commits.",
     ),
 ]
 Tier = Annotated[
-    Optional[str],
-    typer.Option(
-        "--tier", rich_help_panel=Panel.TIMING, metavar="TIER", help="Only this tier."
-    ),
+    str | None,
+    timing_option("--tier", metavar="TIER", help="Only this tier."),
 ]
 On = Annotated[
-    Optional[str],
-    typer.Option(
+    str | None,
+    running_option(
         "--device",
-        rich_help_panel=Panel.RUNNING,
         metavar="TEXT",
         help="Only devices with TEXT in their name.",
     ),
 ]
 Runs = Annotated[
     int,
-    typer.Option(
+    workloads_option(
         "-n",
-        rich_help_panel=Panel.WORKLOADS,
         metavar="N",
         min=1,
         help="With --algo: the last N runs of each table.",
     ),
 ]
 Export = Annotated[
-    Optional[str],
+    str | None,
     typer.Option(
         "--export",
         metavar="FILE|-",
@@ -54,7 +54,7 @@ Export = Annotated[
     ),
 ]
 Forget = Annotated[
-    Optional[str],
+    str | None,
     typer.Option(
         "--forget",
         metavar="RUN",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -13,7 +13,7 @@ import typer
 from .. import errors
 from . import options as o
 from .bench import carry_out
-from .help import App, Panel
+from .help import App, modal_option, results_option
 
 if TYPE_CHECKING:
     from ..records.store import Writer
@@ -29,10 +29,9 @@ modal = App(
 
 
 MaxMinutes = Annotated[
-    Optional[float],
-    typer.Option(
+    float | None,
+    modal_option(
         "--max-minutes",
-        rich_help_panel=Panel.MODAL,
         metavar="MINUTES",
         min=1,
         help="Stop everything after that.",
@@ -45,20 +44,18 @@ class Machine:
     """The rented machine."""
 
     gpu: Annotated[
-        Optional[str],
-        typer.Option(
+        str | None,
+        modal_option(
             "--gpu",
-            rich_help_panel=Panel.MODAL,
             metavar="GPU",
             show_default="B200",
             help="H200, H100!, B200:2, ...; no other GPU is accepted.",
         ),
     ] = None
     image: Annotated[
-        Optional[str],
-        typer.Option(
+        str | None,
+        modal_option(
             "--image",
-            rich_help_panel=Panel.MODAL,
             metavar="gdn|flashinfer",
             show_default="gdn",
             help="flashinfer: the contest's.",
@@ -73,17 +70,15 @@ class Errand(Machine):
     max_minutes: MaxMinutes = None
     detach: Annotated[
         bool,
-        typer.Option(
+        modal_option(
             "--detach",
-            rich_help_panel=Panel.MODAL,
             help="Start it and return; --resume FILE fetches the results.",
         ),
     ] = False
     resume: Annotated[
-        Optional[Path],
-        typer.Option(
+        Path | None,
+        modal_option(
             "--resume",
-            rich_help_panel=Panel.MODAL,
             metavar="FILE",
             help="Continue a run: fetch its results, and repeat what failed.",
         ),
@@ -96,9 +91,8 @@ class Containers(Errand):
 
     parallel: Annotated[
         int,
-        typer.Option(
+        modal_option(
             "--parallel",
-            rich_help_panel=Panel.MODAL,
             metavar="N",
             min=1,
             help="Up to N containers at a time, one algo in each.",
@@ -106,9 +100,8 @@ class Containers(Errand):
     ] = 1
     together: Annotated[
         bool,
-        typer.Option(
+        modal_option(
             "--together",
-            rich_help_panel=Panel.MODAL,
             help="All in one container, with calls in turns, and a comparison.",
         ),
     ] = False
@@ -318,7 +311,7 @@ class Look:
         ),
     ] = "torch"
     check: Annotated[
-        Optional[str],
+        str | None,
         typer.Option(
             "--check",
             metavar="CHECK[,CHECK...]",
@@ -338,7 +331,7 @@ def profile(
     look: Look,
     rented: Errand,
     names: Annotated[
-        Optional[list[str]],
+        list[str] | None,
         typer.Argument(
             metavar="[A [B]]", help="Algos, packed solutions, or saved profiles."
         ),
@@ -346,10 +339,9 @@ def profile(
     timeout: o.Timeout = 300.0,
     json: o.AsJson = False,
     out: Annotated[
-        Optional[Path],
-        typer.Option(
+        Path | None,
+        results_option(
             "--out",
-            rich_help_panel=Panel.RESULTS,
             metavar="DIR",
             help="The folder of profiles.",
         ),

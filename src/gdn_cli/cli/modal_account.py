@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from .. import errors
 from . import options as o
-from .help import Panel
+from .help import modal_option
 from .modal import Errand, Machine, MaxMinutes, engine_of, modal
 
 if TYPE_CHECKING:
@@ -78,10 +78,9 @@ def setup(
         bool, typer.Option("--no-image", help="Do not build the image.")
     ] = False,
     image: Annotated[
-        Optional[str],
-        typer.Option(
+        str | None,
+        modal_option(
             "--image",
-            rich_help_panel=Panel.MODAL,
             metavar="gdn|flashinfer",
             show_default="gdn",
             help="Which to build.",

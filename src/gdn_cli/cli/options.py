@@ -23,7 +23,6 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
-    Optional,
     TypeVar,
     get_type_hints,
 )
@@ -31,7 +30,14 @@ from typing import (
 import typer
 
 from ..errors import UsageError, unknown
-from .help import Panel
+from .help import (
+    algos_option,
+    judge_option,
+    results_option,
+    running_option,
+    timing_option,
+    workloads_option,
+)
 
 if TYPE_CHECKING:
     from ..catalog.official import Harness
@@ -61,41 +67,38 @@ def algos_like(incomplete: str) -> list[str]:
 
 AsJson = Annotated[
     bool,
-    typer.Option(
+    results_option(
         "--json",
-        rich_help_panel=Panel.RESULTS,
         help="Print one JSON document on stdout, and nothing else.",
     ),
 ]
 OpName = Annotated[
-    Optional[str],
-    typer.Option(
+    str | None,
+    algos_option(
         "--op",
-        rich_help_panel=Panel.ALGOS,
         metavar="OP",
         help="The op, such as gdn_prefill.",
     ),
 ]
 Heads = Annotated[
-    Optional[str],
-    typer.Option(
+    str | None,
+    algos_option(
         "--heads",
         metavar="QK/V",
         help="Query/key and value heads, such as 16/32. Default: the op's own.",
     ),
 ]
 OwnAlgos = Annotated[
-    Optional[str],
-    typer.Option(
+    str | None,
+    algos_option(
         "--algos",
-        rich_help_panel=Panel.ALGOS,
         envvar="GDN_ALGOS",
         metavar="DIR",
         help="Your own folder of <op>/<algo>/algo.toml.",
     ),
 ]
 Solutions = Annotated[
-    Optional[list[str]],
+    list[str] | None,
     typer.Argument(
         metavar="[ALGO|SOLUTION.json]...",
         autocompletion=algos_like,
@@ -103,10 +106,9 @@ Solutions = Annotated[
     ),
 ]
 Gpus = Annotated[
-    Optional[str],
-    typer.Option(
+    str | None,
+    running_option(
         "--gpus",
-        rich_help_panel=Panel.RUNNING,
         metavar="N[,N...]",
         help=(
             "Spread the algos over these GPUs, or `all`; with fewer algos than GPUs, the"
@@ -115,30 +117,27 @@ Gpus = Annotated[
     ),
 ]
 OneWorkload = Annotated[
-    Optional[str],
-    typer.Option(
+    str | None,
+    workloads_option(
         "--workload",
         "-w",
-        rich_help_panel=Panel.WORKLOADS,
         metavar="WHICH",
         help="An index, a uuid prefix, or axes (batch_size=64, B=64).",
     ),
 ]
 Dataset = Annotated[
-    Optional[Path],
-    typer.Option(
+    Path | None,
+    workloads_option(
         "--dataset",
-        rich_help_panel=Panel.WORKLOADS,
         envvar="FIB_DATASET_PATH",
         metavar="DIR",
         help="A FlashInfer-Trace folder.",
     ),
 ]
 Tier = Annotated[
-    Optional[str],
-    typer.Option(
+    str | None,
+    timing_option(
         "--tier",
-        rich_help_panel=Panel.TIMING,
         metavar="TIER[,TIER...]",
         help="cupti, events, graph, nvbench, fib (GPU), wall (CPU), or `all`.",
     ),
@@ -146,9 +145,8 @@ Tier = Annotated[
 
 
 def timeout_option(words: str) -> Any:
-    return typer.Option(
+    return running_option(
         "--timeout",
-        rich_help_panel=Panel.RUNNING,
         metavar="SECONDS",
         min=1.0,
         help=words,
@@ -158,61 +156,54 @@ def timeout_option(words: str) -> Any:
 Timeout = Annotated[float, timeout_option("The most seconds that one algo may take.")]
 Strict = Annotated[
     bool,
-    typer.Option(
+    running_option(
         "--strict",
-        rich_help_panel=Panel.RUNNING,
         help="Probe for cheats and faults on every workload; no fallback.",
     ),
 ]
 First = Annotated[
-    Optional[int],
-    typer.Option(
+    int | None,
+    workloads_option(
         "-n",
-        rich_help_panel=Panel.WORKLOADS,
         metavar="N",
         min=1,
         help="The first N workloads of the selection.",
     ),
 ]
 PresetName = Annotated[
-    Optional[str],
-    typer.Option(
+    str | None,
+    workloads_option(
         "--preset",
-        rich_help_panel=Panel.WORKLOADS,
         metavar="NAME",
         help="One of configs/presets.toml: quick, contest, sweep, peers.",
     ),
 ]
 InPlace = Annotated[
     bool,
-    typer.Option(
+    running_option(
         "--in-place",
-        rich_help_panel=Panel.RUNNING,
         help="Outputs overwrite inputs where the op allows it: decode's state.",
     ),
 ]
 BatchInvariant = Annotated[
     bool,
-    typer.Option(
+    running_option(
         "--batch-invariant",
-        rich_help_panel=Panel.RUNNING,
         help="Builds that give a sequence the same bits in any batch: NAME@invariant.",
     ),
 ]
 L2 = Annotated[
     str,
-    typer.Option(
+    timing_option(
         "--l2",
-        rich_help_panel=Panel.TIMING,
         metavar="cold|warm",
         help="State of the GPU's L2 cache before each call.",
     ),
 ]
 Seconds = Annotated[
-    Optional[float],
-    typer.Option(
+    float | None,
+    timing_option(
         "--seconds",
-        rich_help_panel=Panel.TIMING,
         metavar="SECONDS",
         min=0.01,
         show_default="the preset's",
@@ -226,10 +217,9 @@ class Algos:
     """Which algos, and the folder to look in."""
 
     algo: Annotated[
-        Optional[str],
-        typer.Option(
+        str | None,
+        algos_option(
             "--algo",
-            rich_help_panel=Panel.ALGOS,
             envvar="ALGO",
             metavar="NAME[,NAME...]",
             autocompletion=algos_like,
@@ -270,10 +260,9 @@ class OneAlgo(Algos):
     """The algo, for a command that takes one."""
 
     algo: Annotated[
-        Optional[str],
-        typer.Option(
+        str | None,
+        algos_option(
             "--algo",
-            rich_help_panel=Panel.ALGOS,
             envvar="ALGO",
             metavar="NAME",
             autocompletion=algos_like,
@@ -300,11 +289,10 @@ class Workloads:
     """Which of gdn's own workloads."""
 
     workload: Annotated[
-        Optional[list[str]],
-        typer.Option(
+        list[str] | None,
+        workloads_option(
             "--workload",
             "-w",
-            rich_help_panel=Panel.WORKLOADS,
             metavar="WHICH",
             help=(
                 "An index, a range (0-9), a uuid prefix, or axes (batch_size=64, B=64)."
@@ -333,9 +321,8 @@ class HardInputs(Selection):
 
     stress: Annotated[  # type: ignore[misc]  # a class variable above
         bool,
-        typer.Option(
+        workloads_option(
             "--stress",
-            rich_help_panel=Panel.WORKLOADS,
             help="The op's hard inputs in place of workloads; --workload chooses some.",
         ),
     ] = False
@@ -348,10 +335,9 @@ class Sampling:
     tier: Tier = None
     l2: L2 = "cold"
     target: Annotated[
-        Optional[float],
-        typer.Option(
+        float | None,
+        timing_option(
             "--target",
-            rich_help_panel=Panel.TIMING,
             metavar="SHARE",
             show_default="0.01; 0.005 for ratios",
             help="Sample until medians and ratios are known this precisely.",
@@ -397,9 +383,8 @@ class Place:
 
     device: Annotated[
         str,
-        typer.Option(
+        running_option(
             "--device",
-            rich_help_panel=Panel.RUNNING,
             metavar="auto|cuda|cpu",
             help="auto: cuda, else cpu.",
         ),
@@ -436,9 +421,8 @@ class Trust:
     strict: Strict = False
     sandbox: Annotated[
         bool,
-        typer.Option(
+        running_option(
             "--sandbox",
-            rich_help_panel=Panel.RUNNING,
             help=(
                 "Run the algos' code in bubblewrap: no network, no home, read-only except its own"
                 " folder."
@@ -471,17 +455,15 @@ class Judge:
 
     official: Annotated[
         bool,
-        typer.Option(
+        judge_option(
             "--official",
-            rich_help_panel=Panel.JUDGE,
             help="flashinfer-bench itself judges too, beside gdn's own times; on a GPU.",
         ),
     ] = False
     harness: Annotated[
-        Optional[str],
-        typer.Option(
+        str | None,
+        judge_option(
             "--harness",
-            rich_help_panel=Panel.JUDGE,
             metavar="NAME",
             show_default="main",
             help="Which flashinfer-bench: 0.1.2, main.",
@@ -489,9 +471,8 @@ class Judge:
     ] = None
     isolated: Annotated[
         bool,
-        typer.Option(
+        judge_option(
             "--isolated",
-            rich_help_panel=Panel.JUDGE,
             help="Its isolated runner: a process for each solution and workload.",
         ),
     ] = False
@@ -524,10 +505,9 @@ class Output:
 
     json: AsJson = False
     out: Annotated[
-        Optional[Path],
-        typer.Option(
+        Path | None,
+        results_option(
             "--out",
-            rich_help_panel=Panel.RESULTS,
             metavar="FILE",
             help="Write the records to FILE.",
         ),

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 from .. import errors
 from . import options as o
-from .help import Panel
+from .help import results_option
 
 
 @o.grouped
 def pack(
     algos: o.OneAlgo,
     out: Annotated[
-        Optional[Path],
-        typer.Option(
+        Path | None,
+        results_option(
             "--out",
             "-o",
-            rich_help_panel=Panel.RESULTS,
             metavar="FILE",
             show_default="solution.json",
             help="The file to write.",
         ),
     ] = None,
     name: Annotated[
-        Optional[str],
+        str | None,
         typer.Option(
             "--name",
             metavar="NAME",
@@ -37,7 +36,7 @@ def pack(
         ),
     ] = None,
     author: Annotated[
-        Optional[str],
+        str | None,
         typer.Option(
             "--author",
             metavar="NAME",

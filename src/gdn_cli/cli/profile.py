@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
 from .. import errors
 from . import options as o
-from .help import Panel
+from .help import results_option
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Look:
 
     workload: o.OneWorkload = None
     tool: Annotated[
-        Optional[str],
+        str | None,
         typer.Option(
             "--tool",
             metavar="TOOL",
@@ -28,7 +28,7 @@ class Look:
         ),
     ] = None
     arch: Annotated[
-        Optional[str],
+        str | None,
         typer.Option(
             "--arch",
             metavar="ARCH[,ARCH...]",
@@ -36,7 +36,7 @@ class Look:
         ),
     ] = None
     check: Annotated[
-        Optional[str],
+        str | None,
         typer.Option(
             "--check",
             metavar="CHECK[,CHECK...]",
@@ -107,7 +107,7 @@ def profile(
     look: Look,
     place: o.Place,
     names: Annotated[
-        Optional[list[str]],
+        list[str] | None,
         typer.Argument(
             metavar="[A [B]]",
             autocompletion=o.algos_like,
@@ -119,18 +119,16 @@ def profile(
     ] = False,
     full: Annotated[
         bool,
-        typer.Option(
+        results_option(
             "--full",
-            rich_help_panel=Panel.RESULTS,
             help="Every figure of every kernel; else three or more get a row each.",
         ),
     ] = False,
     json: o.AsJson = False,
     out: Annotated[
-        Optional[Path],
-        typer.Option(
+        Path | None,
+        results_option(
             "--out",
-            rich_help_panel=Panel.RESULTS,
             metavar="DIR",
             help="The folder of profiles, instead of gdn's own.",
         ),

@@ -6,27 +6,27 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .. import errors
 from ..text import unguarded
 from . import options as o
-from .help import Panel
+from .help import algos_option, results_option, timing_option
 
 if TYPE_CHECKING:
     from ..report.book import Book
     from ..report.markdown_blocks import Rendered
 
 Files = Annotated[
-    Optional[list[Path]],
+    list[Path] | None,
     typer.Argument(
         metavar="[FILE.json]...", help="Records; later files replace earlier ones."
     ),
 ]
 Format = Annotated[
-    Optional[str],
+    str | None,
     typer.Option(
         "--format",
         "-f",
@@ -35,39 +35,36 @@ Format = Annotated[
     ),
 ]
 To = Annotated[
-    Optional[Path],
-    typer.Option(
+    Path | None,
+    results_option(
         "--out",
         "-o",
-        rich_help_panel=Panel.RESULTS,
         metavar="FILE",
         help="The file; - is stdout. Default: report.html, .png or .svg, else stdout.",
     ),
 ]
 Title = Annotated[
-    Optional[str],
+    str | None,
     typer.Option("--title", metavar="TEXT", help="The heading of the page."),
 ]
 Names = Annotated[
-    Optional[str],
-    typer.Option(
+    str | None,
+    algos_option(
         "--algo",
-        rich_help_panel=Panel.ALGOS,
         metavar="NAME[,NAME...]",
         help="These algos, in this order; the copy stays.",
     ),
 ]
 Tiers = Annotated[
-    Optional[str],
-    typer.Option(
+    str | None,
+    timing_option(
         "--tier",
-        rich_help_panel=Panel.TIMING,
         metavar="TIER[,TIER...]",
         help="Only these tiers.",
     ),
 ]
 Part = Annotated[
-    Optional[str],
+    str | None,
     typer.Option(
         "--part",
         metavar="PART[,PART...]",
@@ -86,7 +83,7 @@ Unit = Annotated[
     ),
 ]
 Update = Annotated[
-    Optional[Path],
+    Path | None,
     typer.Option(
         "--update",
         metavar="FILE.md",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..tune.search import Plan, Settings, State
 
 Only = Annotated[
-    Optional[list[str]],
+    list[str] | None,
     typer.Option(
         "--only",
         metavar="C=V[,V...]",
@@ -24,7 +24,7 @@ Only = Annotated[
     ),
 ]
 Where = Annotated[
-    Optional[str],
+    str | None,
     typer.Option(
         "--where",
         metavar="EXPR",

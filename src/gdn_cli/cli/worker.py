@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 
 def worker(
     events: Annotated[
-        Optional[Path],
+        Path | None,
         typer.Option(
             metavar="FILE", help="Append each record to FILE as soon as it is made."
         ),
