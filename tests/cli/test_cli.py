@@ -140,7 +140,6 @@ def test_list_in_a_terminal_of_80_columns():
     [
         ("run --preset quik", "did you mean quick?"),
         ("bench --op gdn_prefil", "did you mean gdn_prefill"),
-        ("run --device gpu", "did you mean cuda?"),
         ("bench --algo pt-reference -w 0 --tier cuptti", "did you mean cupti?"),
         pytest.param(
             "bench --algo pt-reference -w 0 --tier events",

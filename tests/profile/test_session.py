@@ -129,7 +129,7 @@ def test_one_that_cannot_run_leaves_a_line_and_no_folder(tmp_path):
         ("cuda-v4 --tool sass --arch hopper", "hopper"),
         ("cuda-v4 --tool sanitizer --check memchek", "memcheck"),
         ("cuda-v4 --tool ncu --clocks fast", "unknown clocks 'fast'"),
-        ("cuda-v4 --tool ncu --device cpu", "--tool ncu profiles code on cuda"),
+        ("cuda-v4 --tool ncu --device cpu", "unknown device of ncu 'cpu'"),
         ("cpp-v2", "unknown algo 'cpp-v2'"),
         ("", "expected one algo or two, got none"),
         ("a b c", "expected one algo or two, got 3"),

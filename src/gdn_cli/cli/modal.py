@@ -14,6 +14,7 @@ from .. import errors
 from . import options as o
 from .bench import carry_out
 from .help import App, modal_option, results_option
+from .profile import Look, Tool, looked_at, named
 
 if TYPE_CHECKING:
     from ..records.store import Writer
@@ -297,38 +298,12 @@ def engine_of(
     return engine.Engine(found, rent, screen.say, command=command, asked=asked)
 
 
-@dataclass(frozen=True)
-class Look:
-    """The workload to profile, and the tool."""
-
-    workload: o.OneWorkload = None
-    tool: Annotated[
-        str,
-        typer.Option(
-            "--tool",
-            metavar="TOOL",
-            help="torch, proton, or (if Modal lets you) ncu, sanitizer.",
-        ),
-    ] = "torch"
-    check: Annotated[
-        str | None,
-        typer.Option(
-            "--check",
-            metavar="CHECK[,CHECK...]",
-            help="sanitizer: memcheck, racecheck, ...",
-        ),
-    ] = None
-    l2: o.L2 = "cold"
-    seconds: o.Seconds = None
-    dataset: o.Dataset = None
-
-
 @modal.command()
 @o.grouped
 def profile(
     ctx: typer.Context,
     algos: o.Algos,
-    look: Look,
+    look: Tool,
     rented: Errand,
     names: Annotated[
         list[str] | None,
@@ -348,7 +323,7 @@ def profile(
     ] = None,
 ) -> None:
     """`gdn profile` at Modal: one algo on one workload, or the differences of two. The
-    folder is saved here.
+    folder is saved here. Default tool: torch; Modal may not let you use ncu and sanitizer.
 
     Examples:
       gdn modal profile cuda-v5 -w batch_size=64
@@ -356,19 +331,14 @@ def profile(
     from .. import paths
     from ..profile import session
     from ..remote import profiles
-    from ..worker import profilers
-    from . import profile as here
 
     if file := rented.resume:
         raise typer.Exit(_fetched(ctx, file, rented.max_minutes, out, json))
-    if look.tool in profilers.TOOLS and "cuda" not in profilers.TOOLS[look.tool].modes:
-        raise errors.UsageError(
-            f"--tool {look.tool} needs no GPU",
-            hint=f"gdn profile --tool {look.tool} does it here",
-        )
     folder = out or paths.profiles_dir()
-    settings = here.Look(**asdict(look)).settings(o.Place("cuda", timeout), folder)
-    names = here.named(names, algos.algo)
+    tool = look.tool or "torch"
+    look = Look(**asdict(look) | {"tool": tool})
+    settings = look.settings(o.Place("cuda", timeout), folder)
+    names = named(names, algos.algo)
     asked = AskedProfiles(names, folder.absolute())
     engine = engine_of(rented, "profile", asked)
 
@@ -377,7 +347,7 @@ def profile(
             algos.known(),
             live,
             algos.op,
-            look.tool,
+            tool,
             look.workload,
             look.dataset,
             "cuda",
@@ -387,7 +357,7 @@ def profile(
 
     if not rented.detach:
         try:
-            code = here.looked_at(names, folder, json, profiled)
+            code = looked_at(names, folder, json, profiled)
         except errors.GdnError:
             if engine.sent:  # nothing was heard of the call: it can be fetched later
                 _left(_file(engine), errors.OK, False)
@@ -426,7 +396,6 @@ def _fetched(
     here, or lost.
     """
     from ..remote import profiles
-    from .profile import looked_at
 
     _, old, asked = _resumed(ctx, file, AskedProfiles, "profile")
     folder = out or asked.folder

@@ -14,7 +14,7 @@ from .tune import Only, Where, planned, refuse, settings_of, show
 @modal.command()
 @o.grouped
 def tune(
-    algos: o.OneAlgo,
+    algos: o.Algos,
     which: o.Selection,
     sampling: o.Sampling,
     rented: Machine,

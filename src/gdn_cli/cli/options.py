@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -114,6 +113,14 @@ Gpus = Annotated[
             "Spread the algos over these GPUs, or `all`; with fewer algos than GPUs, the"
             " workloads. Ratios are taken on one GPU, and a size is tuned on one."
         ),
+    ),
+]
+EngineName = Annotated[
+    str | None,
+    running_option(
+        "--engine",
+        metavar="NAME",
+        help="Run it elsewhere: slurm, or another of configs/engines.toml.",
     ),
 ]
 OneWorkload = Annotated[
@@ -247,41 +254,18 @@ class Algos:
             named.append(self.algo)
         return dataclasses.replace(self, algo=",".join(named)), files
 
-
-def _is_file(name: str) -> bool:
-    if name.endswith((".json", ".toml", ".html")) or name[:1] in "./~":
-        return True
-    folder = "/" in name.strip("/") and os.path.isfile(f"{name}/algo.toml")
-    return folder or os.path.isfile(name)
-
-
-@dataclass(frozen=True)
-class OneAlgo(Algos):
-    """The algo, for a command that takes one."""
-
-    algo: Annotated[
-        str | None,
-        algos_option(
-            "--algo",
-            envvar="ALGO",
-            metavar="NAME",
-            autocompletion=algos_like,
-            help="The algo's name.",
-        ),
-    ] = None
-
     def one(self, command: str) -> str:
-        """Its name. Raises UsageError if there is none, or more than one."""
-        if not self.algo:
+        """The name of the algo, for a command that takes one; UsageError otherwise."""
+        if not self.algo or "," in self.algo or self.algo == "all":
             raise UsageError(
-                "which algo?", hint=f"gdn {command} --algo NAME; `gdn list` shows all"
-            )
-        if "," in self.algo or self.algo == "all":
-            raise UsageError(
-                f"{command} takes one algo, not '{self.algo}'",
-                hint="run it once for each",
+                f"{command} takes one algo, not '{self.algo or ''}'",
+                hint=f"gdn {command} --algo NAME; `gdn list` shows all",
             )
         return self.algo
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".json") or os.path.isfile(name)
 
 
 @dataclass(frozen=True)
@@ -339,6 +323,8 @@ class Sampling:
         timing_option(
             "--target",
             metavar="SHARE",
+            min=0.0001,
+            max=0.9999,
             show_default="0.01; 0.005 for ratios",
             help="Sample until medians and ratios are known this precisely.",
         ),
@@ -352,11 +338,7 @@ class Sampling:
         from ..catalog.tiers import TIERS
 
         check_choice("l2 state", self.l2, ("cold", "warm"))
-        check_finite("--seconds", self.seconds)
-        if self.target is not None and not 0 < self.target < 1:
-            raise UsageError(
-                f"--target {self.target:g}: expected a share between 0 and 1, such as 0.01"
-            )
+
         tiers = listed(self.tier)
         for name in tiers:
             check_choice("tier", name, [*TIERS, "all"])
@@ -393,16 +375,13 @@ class Place:
 
     def __post_init__(self) -> None:
         check_choice("device", self.device, ("auto", "cuda", "cpu"))
-        check_finite("--timeout", self.timeout)
 
     def on(self, gpus: str | None) -> tuple[tuple[Any, ...], str]:
         """The GPUs of --gpus (() without it), and the device, which is cuda with it."""
         if gpus is None:
             return (), self.device
         if self.device == "cpu":
-            raise UsageError(
-                "--gpus and --device cpu exclude each other", hint="drop one of them"
-            )
+            raise excluded("--gpus", "--device cpu")
         return machine().chosen(gpus), "cuda"
 
 
@@ -440,12 +419,9 @@ class Trust:
         if self.sandbox:
             bubblewrap.find()
         elif solutions:
-            code = "a packed file's code runs"
-            if len(solutions) > 1:
-                code = "the packed files' code runs"
             screen.say(
-                f"{code} with your rights on this machine; --sandbox takes away its"
-                " network, your home and your files"
+                "the packed code runs with your rights on this machine; --sandbox takes"
+                " away its network, your home and your files"
             )
 
 
@@ -485,17 +461,11 @@ class Judge:
 
         if not self.official:
             if self.harness or self.isolated:
-                raise UsageError(
-                    f"{'--harness' if self.harness else '--isolated'} is an option of --official"
-                )
+                raise UsageError("--harness and --isolated are options of --official")
             return None
         for name, given in others.items():
             if given:
-                option = name.replace("_", "-")
-                raise UsageError(
-                    f"--official and --{option} exclude each other",
-                    hint="drop one of them",
-                )
+                raise excluded("--official", f"--{name.replace('_', '-')}")
         return official.harness(self.harness, self.isolated)
 
 
@@ -526,27 +496,34 @@ def for_workers(dataset: Path | None, trust: Trust, calls: Calls) -> WorkerOptio
     )
 
 
-def machine() -> Machine:
-    """The machine that the command uses: made once, if main() was not given one."""
-    from ..machine.inventory import Machine
+def recorded(
+    which: Workloads, sampling: Sampling, preset: str | None, **more: Any
+) -> dict[str, Any]:
+    """The options as a file of records has them: of `more`, those that were given."""
+    return {
+        "workload": which.workload,
+        "n": which.n,
+        "preset": preset,
+        "dataset": bool(which.dataset),
+        "tier": sampling.tier,
+        "l2": sampling.l2,
+    } | {name: value for name, value in more.items() if value}
 
-    known = MACHINE.get()
-    if known is None:
-        known = Machine()
-        MACHINE.set(known)
-    return known
+
+def machine() -> Machine:
+    """The machine that the command uses: this one, if main() was not given another."""
+    from ..machine import inventory
+
+    return MACHINE.get() or inventory.HERE
 
 
 def check_choice(kind: str, value: str, known: Any) -> None:
     if value not in known:
-        if value == "gpu" and "cuda" in known:
-            raise UsageError(f"unknown {kind} 'gpu'", hint="did you mean cuda?")
         raise unknown(kind, value, known)
 
 
-def check_finite(option: str, value: float | None) -> None:
-    if value is not None and not math.isfinite(value):
-        raise UsageError(f"{option} {value}: expected a number of seconds")
+def excluded(one: str, other: str) -> UsageError:
+    return UsageError(f"{one} and {other} exclude each other", hint="drop one of them")
 
 
 def listed(text: str | None) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from .help import results_option
 
 @o.grouped
 def pack(
-    algos: o.OneAlgo,
+    algos: o.Algos,
     out: Annotated[
         Path | None,
         results_option(

@@ -6,14 +6,14 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import errors
 from ..text import unguarded
 from . import options as o
-from .help import algos_option, results_option, timing_option
+from .help import Unreadable, algos_option, results_option, timing_option
 
 if TYPE_CHECKING:
     from ..report.book import Book
@@ -238,37 +238,21 @@ def _update(file: Path, asked: Asked, json: bool) -> None:
     put(f"{file}: {units.count(len(blocks), 'block')}, {changed} changed")
 
 
-@o.grouped
-def _read(
-    asked: Asked,
-    update: Update = None,
-    algos: o.OwnAlgos = None,
-    json: o.AsJson = False,
-) -> Asked:
-    """Parse the options of a block, as on the command line."""
-    if not asked.files:
-        raise errors.UsageError("a block must name its record files")
-    if update or json:
-        raise errors.UsageError("a block takes no --update and no --json")
-    return asked
-
-
-# error for an invalid command line: from click before typer 0.26, later typer's own
-_UsageError: type[Any] = typer.BadParameter.__mro__[1]
-
-
 def _block(args: list[str], folder: Path) -> Rendered:
     """The new content of a block: Markdown, or the line that shows its figure."""
     from ..report import markdown_blocks
 
     app = typer.Typer(add_completion=False)
-    app.command(add_help_option=False)(_read)
+    app.command(add_help_option=False)(report)
     try:
-        asked = typer.main.get_command(app).main(
-            args, prog_name="gdn report", standalone_mode=False
-        )
-    except _UsageError as e:
+        context = typer.main.get_command(app).make_context("gdn report", args)
+    except Unreadable as e:
         raise errors.UsageError(e.format_message()) from None
+    given = context.params
+    asked = o.pick(Asked, given)
+    if not asked.files or given["update"] or given["json"]:
+        hint = "and takes no --update and no --json"
+        raise errors.UsageError("a block must name its record files", hint=hint)
 
     kind, book = asked.kind("md"), asked.book(base=folder)
     if kind == "md" and not asked.out:

@@ -35,7 +35,7 @@ Where = Annotated[
 
 @o.grouped
 def tune(
-    algos: o.OneAlgo,
+    algos: o.Algos,
     which: o.Selection,
     sampling: o.Sampling,
     place: o.Place,
@@ -108,7 +108,7 @@ def tune(
 
 def planned(
     name: str,
-    algos: o.OneAlgo,
+    algos: o.Algos,
     which: o.Selection,
     device: str,
     place: Placing,
