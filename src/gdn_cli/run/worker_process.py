@@ -28,7 +28,7 @@ from ..schema.record_types import Blame, Environment, Record, Status, blame
 from ..worker import exit_reasons
 from ..worker.messages import Event, Reply
 from ..worker.request import Request
-from . import own_files, redaction
+from . import redaction
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 _POLL_S = 0.02
@@ -36,6 +36,8 @@ _PATIENCE_S = 5.0  # for the keeper to end its processes
 # bytes of a reply, and of one record: a long comparison has about 40 MiB
 _MOST = 256 << 20
 _LINE = 2000  # characters of a line of the tail
+_LINES = 20  # of a tail
+_CRASH = re.compile(r"!{3,} .*(?:Segfault|Fatal|Abort)", re.IGNORECASE)
 _WAITS = re.compile(
     rb"^gdn: the build of [^\n]{1,200} is in use by [^\n]{1,200}; waiting$",
     re.MULTILINE,
@@ -168,7 +170,7 @@ class Worker:
         finally:
             self.close()
         text = bounded.clip(redaction.masked(self.log.text(), self.secrets))
-        self.outcome.tail = [line[:_LINE] for line in own_files.tail(text.splitlines())]
+        self.outcome.tail = tail(text)
         self._conclude(
             f"no end after {timeout_s:g} s; --timeout gives more" if timed_out else None
         )
@@ -289,6 +291,19 @@ class Worker:
                 setattr(outcome, name, getattr(reply, name))
         if outcome.status is Status.EXITED and exit_code and outcome.tail:
             outcome.reason = f"{outcome.reason}: {outcome.tail[-1][:200]}"
+
+
+def tail(text: str) -> list[str]:
+    """What a record keeps of a worker's output: the last lines; of a crash the first
+    too, where the algo's own frames are.
+    """
+    lines = [line[:_LINE].rstrip() for line in text.splitlines() if line.strip()]
+    crashes = [i for i, line in enumerate(lines) if _CRASH.search(line)]
+    if not crashes:
+        return lines[-_LINES:]
+    crash = lines[crashes[0] :]
+    half = _LINES // 2
+    return crash if len(crash) <= _LINES else crash[:half] + crash[-half:]
 
 
 def _keeper(folder: Path, cpus: frozenset[int]) -> list[str]:
