@@ -179,7 +179,7 @@ def test_gdn_pack_writes_solution_json(tmp_path, gdn):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ((), "which algo?"),
+        ((), "pack takes one algo"),
         (("--algo", "cuda-v4", "--out", "file/x.json"), "cannot write file/x.json"),
         (("--algo", "cuda-v55"), "unknown algo 'cuda-v55'"),
     ],
@@ -401,7 +401,7 @@ def test_cuda_is_compiled_for_both_architectures_without_a_gpu(tmp_path, gdn):
     }
     assert code == 0
     assert steps["build"]["detail"].startswith(
-        "by flashinfer-bench for sm_90a, sm_100a, in "
+        "by flashinfer-bench for 9.0a, 10.0a, in "
     )
     assert (
         steps["signature"]["detail"]

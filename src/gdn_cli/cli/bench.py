@@ -179,12 +179,13 @@ def carry_out(
     from ..report import screen
     from ..run import campaign, execute, planning
 
+    chosen = which.selected()
     tiers, overrides = sampling.checked()
     chosen_gpus, device = place.on(gpus)
     machine = o.machine()
     settings = planning.Settings(
         command,
-        o.for_workers(which.dataset, trust, calls),
+        o.for_workers(chosen.dataset, trust, calls),
         tiers,
         place.timeout,
         chosen_gpus,
@@ -192,24 +193,24 @@ def carry_out(
         machine,
     )
     preset_of = planning.contest_preset if contest else planning.preset_of
-    preset_name, preset = preset_of(which)
+    preset_name, preset = preset_of(chosen)
     known = algos.known()
     if save is not None:
         baselines.check(save, [algo.name for algo in known.algos])
     entries, named = campaign.entries(
         known, algos.algo, algos.op, files, device, settings
     )
-    plan = campaign.plan(known, entries, named, which, preset, overrides, settings)
+    plan = campaign.plan(known, entries, named, chosen, preset, overrides, settings)
     if harness:
         find = elsewhere.harness if elsewhere else official.here
         harness = find(harness)
         planning.add_judge(plan, harness)
     options = o.recorded(
-        which,
+        chosen,
         sampling,
         preset_name,
         gpus=gpus,
-        stress=which.stress,
+        stress=chosen.stress,
         official=harness and harness.words,
         **asdict(calls),
     )

@@ -80,8 +80,9 @@ def compare(
     from ..report import book
     from ..run import eligibility, execute, planning
 
+    chosen = which.selected()
     tiers, bounds = sampling.checked()
-    preset_name, preset = planning.preset_of(which)
+    preset_name, preset = planning.preset_of(chosen)
     known = registry.load(algos, heads)
     saved, live = _split(names, {algo.name for algo in known.algos})
     if len(saved) == 2:
@@ -106,7 +107,7 @@ def compare(
     overrides: PlanFields = {"l2": sampling.l2, "iterations": None}
     overrides["seconds"] = bounds.get("seconds") or 2.0
     overrides["target"] = bounds.get("target") or statistics.THRESHOLD
-    parts = planning.select(known, entries, which, preset, overrides)
+    parts = planning.select(known, entries, chosen, preset, overrides)
     settings = planning.Settings(
         "compare",
         o.for_workers(which.dataset, trust, o.Calls(in_place)),
@@ -116,10 +117,14 @@ def compare(
     )
     plan = planning.prepare(known, parts, settings)
     trust.tell([Path(name) for name in live if name.endswith(".json")])
-    chosen = o.recorded(
-        which, sampling, preset_name, in_place=in_place, batch_invariant=batch_invariant
+    options = o.recorded(
+        chosen,
+        sampling,
+        preset_name,
+        in_place=in_place,
+        batch_invariant=batch_invariant,
     )
-    chosen |= {"names": names, "threshold": threshold, "gate": gate}
+    options |= {"names": names, "threshold": threshold, "gate": gate}
     base_algo = baseline.algo if baseline else None
     if baseline and base:
         of_op = parts[0].op
@@ -130,7 +135,7 @@ def compare(
             base_algo = comparison.check_saved(
                 base, baseline.name, of_op.name, ours, name, tiers_used, always
             )
-    writer = store.open_document("compare", chosen, output.out)
+    writer = store.open_document("compare", options, output.out)
     document = writer.document
 
     def finish() -> None:

@@ -125,13 +125,14 @@ def _select(
     from ..catalog import trace_set, workloads
     from ..run import planning
 
-    _, preset = planning.preset_of(which, None)
+    choice = which.selected()
+    _, preset = planning.preset_of(choice, None)
     selected, refused = {}, []
     for each in [known.op(op)] if op else list(known.ops.values()):
         try:
-            every = trace_set.known(each, which.dataset)
+            every = trace_set.known(each, choice.dataset)
             selected[each.name] = workloads.select(
-                each, every, chosen=which.workload or [], first=which.n, preset=preset
+                each, every, chosen=choice.workload or [], first=choice.n, preset=preset
             )
         except errors.GdnError as e:
             if op:

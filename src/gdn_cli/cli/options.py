@@ -21,7 +21,6 @@ from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
-    ClassVar,
     TypeVar,
     get_type_hints,
 )
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from ..catalog.official import Harness
     from ..catalog.registry import Registry
     from ..machine.inventory import Machine
+    from ..run.planning import Selected
     from ..worker.request import Options as WorkerOptions
     from ..worker.request import PlanFields
 
@@ -287,23 +287,25 @@ class Workloads:
     n: First = None
     preset: PresetName = None
 
-    # options of the derived groups
-    dataset: ClassVar[Path | None] = None
-    stress: ClassVar[bool] = False
+    def selected(self) -> Selected:
+        """These, and no more for an option that the command does not have."""
+        from ..run.planning import Selected
+
+        return pick(Selected, vars(self))
 
 
 @dataclass(frozen=True)
 class Selection(Workloads):
     """Which workloads, from gdn or from a folder."""
 
-    dataset: Dataset = None  # type: ignore[misc]  # a class variable above
+    dataset: Dataset = None
 
 
 @dataclass(frozen=True)
 class HardInputs(Selection):
     """Workload options, with `--stress` for the op's hard inputs."""
 
-    stress: Annotated[  # type: ignore[misc]  # a class variable above
+    stress: Annotated[
         bool,
         workloads_option(
             "--stress",
@@ -497,7 +499,7 @@ def for_workers(dataset: Path | None, trust: Trust, calls: Calls) -> WorkerOptio
 
 
 def recorded(
-    which: Workloads, sampling: Sampling, preset: str | None, **more: Any
+    which: Selected, sampling: Sampling, preset: str | None, **more: Any
 ) -> dict[str, Any]:
     """The options as a file of records has them: of `more`, those that were given."""
     return {

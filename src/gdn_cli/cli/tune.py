@@ -120,11 +120,12 @@ def planned(
     from ..run import eligibility, planning
     from ..tune import search
 
-    preset, loaded = planning.preset_of(which, "sweep")
+    chosen = which.selected()
+    preset, loaded = planning.preset_of(chosen, "sweep")
     known = algos.known()
     entries = planning.rivals(known, [name], algos.op, device, place)
     entries = eligibility.overwriting(known, entries, named=True, asked=in_place)
-    (part,) = planning.select(known, entries, which, loaded, {})
+    (part,) = planning.select(known, entries, chosen, loaded)
     (entry,) = entries
     plan = search.plan(known, entry, part.workloads, preset, only or [], where)
     return plan, entry.place

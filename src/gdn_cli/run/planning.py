@@ -4,11 +4,12 @@ jobs, which execute.py runs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import structs
 
@@ -18,7 +19,7 @@ from ..catalog.official import Harness
 from ..catalog.ops import Op
 from ..catalog.pack import definition, pack, read_solution, source_hash
 from ..catalog.presets import Preset
-from ..catalog.registry import DEFAULT_OP, Algo, Registry
+from ..catalog.registry import DEFAULT_OP, Algo, Broken, Registry
 from ..catalog.registry import names as listed
 from ..catalog.tiers import FLOORS, TIERS
 from ..catalog.workloads import Workload
@@ -72,19 +73,15 @@ class Settings:
     machine: Machine = inventory.HERE
 
 
-class Selected(Protocol):
-    """The options that choose workloads (cli.options.Workloads and those derived)."""
+@dataclass(frozen=True)
+class Selected:
+    """The options that choose workloads."""
 
-    @property
-    def workload(self) -> list[str] | None: ...
-    @property
-    def n(self) -> int | None: ...
-    @property
-    def preset(self) -> str | None: ...
-    @property
-    def dataset(self) -> Path | None: ...
-    @property
-    def stress(self) -> bool: ...
+    workload: list[str] | None = None
+    n: int | None = None
+    preset: str | None = None
+    dataset: Path | None = None
+    stress: bool = False
 
 
 def choose(
@@ -103,19 +100,10 @@ def choose(
     Returns the entries, and whether the user named them one by one. With `timed`,
     Triton's interpreter does not count; `place` says where an algo can run.
     """
+    algos = [read_solution(file, registry) for file in files]
     op = registry.op(op).name if op else None
-    algos = []
-    for file in files:
-        algo = read_solution(file, registry)
-        if op and algo.op != op:
-            raise UsageError(
-                f"{file} is a solution of {algo.op}, not of {op}", hint="drop --op"
-            )
-        algos.append(algo)
-    wanted = listed(names)
-    every = not wanted and not files
-    if every:
-        wanted = ["all"]
+    every = not names and not files
+    wanted = ["all"] if every else listed(names)
     for name in wanted:
         if name == "all":
             algos += registry.of(op or DEFAULT_OP)
@@ -124,11 +112,9 @@ def choose(
     entries = [
         _entry(algo, place(algo, device), timed) for algo in _distinct(algos, registry)
     ]
-    # includes algos whose algo.toml is broken, to report them
-    if "all" in wanted:
+    if "all" in wanted:  # those whose algo.toml is broken too, to report them
         family = registry.op(op or DEFAULT_OP).family
-        broken = [b for b in registry.broken if b.op == family]
-        entries += [_broken(b.op, b.name, str(b.error)) for b in broken]
+        entries += [_broken(b) for b in registry.broken if b.op == family]
     if every and timed:
         # times of the GPU and of the CPU cannot be compared: with a GPU here, only the GPU's algos
         modes = {entry.place.mode for entry in entries}
@@ -137,18 +123,18 @@ def choose(
     return entries, bool(files) or any(name != "all" for name in wanted)
 
 
-def _broken(op: str, name: str, error: str) -> Entry:
+def _broken(broken: Broken) -> Entry:
     """The entry of an algo whose algo.toml cannot be read."""
     algo = Algo(
-        op=op,
-        name=name,
+        op=broken.op,
+        name=broken.name,
         summary="",
         language="python",
         entry_point="",
         destination_passing=False,
         modes=(),
     )
-    return Entry(algo, inventory.Place(None, error))
+    return Entry(algo, inventory.Place(None, str(broken.error)))
 
 
 def rivals(
@@ -164,6 +150,7 @@ def rivals(
     An algo named twice is compared with itself, as `NAME@2`. All must be of one op.
     """
     entries: list[Entry] = []
+    times: Counter[str] = Counter()
     for name in names:
         packed = name.endswith(".json")
         algo = (
@@ -175,11 +162,9 @@ def rivals(
                 f"{first} and {algo.full_name} are of different ops",
                 hint="--op says which is meant",
             )
-        taken = [entry.algo.name for entry in entries]
-        if algo.name in taken:
-            marked = f"{algo.name}@"
-            count = taken.count(algo.name) + sum(t.startswith(marked) for t in taken)
-            algo = structs.replace(algo, name=f"{marked}{count + 1}")
+        times[algo.name] += 1
+        if times[algo.name] > 1:
+            algo = structs.replace(algo, name=f"{algo.name}@{times[algo.name]}")
         entries.append(_entry(algo, place(algo, device), timed=True))
     return entries
 
@@ -233,79 +218,51 @@ def preset_of(
 ) -> tuple[str | None, Preset | None]:
     """The preset in use, as (name, preset): `otherwise` if no option chooses workloads."""
     if which.stress and (which.preset or which.dataset):
-        other = "--preset" if which.preset else "--dataset"
         hint = "--workload NAME chooses among the hard inputs"
-        raise UsageError(f"--stress and {other} exclude each other", hint=hint)
-    name = which.preset
+        raise UsageError("--stress excludes --preset and --dataset", hint=hint)
     chosen = which.workload or which.n or which.dataset or which.stress
-    if name is None and not chosen:
-        name = otherwise
+    name = which.preset or (None if chosen else otherwise)
     return name, presets.load_preset(name) if name else None
 
 
 def contest_preset(which: Selected) -> tuple[str, Preset]:
     """The chosen preset with the contest's run counts; all contest workloads by default."""
-    contest = presets.load_preset("contest")
-    chosen = presets.load_preset(which.preset) if which.preset else contest
-    name = which.preset or contest.name
-    return name, structs.replace(chosen, settings=contest.settings)
+    name = which.preset or "contest"
+    counts = presets.load_preset("contest").settings
+    return name, structs.replace(presets.load_preset(name), settings=counts)
 
 
 def select(
     registry: Registry,
     entries: list[Entry],
     which: Selected,
-    preset: Preset | None,
-    overrides: PlanFields,
+    preset: Preset | None = None,
+    overrides: PlanFields | None = None,
 ) -> list[Part]:
-    """Group the algos by op, each op with its workloads or its hard inputs."""
-    chosen = which.workload or []
-    if not which.stress:
-        return parts(
-            registry,
-            entries,
-            chosen=chosen,
-            first=which.n,
-            preset=preset,
-            dataset=which.dataset,
-            overrides=overrides,
-        )
-    return [
-        Part(op, of_op, workloads.stressed(op, chosen, which.n), {})
-        for op, of_op in _by_op(registry, entries)
-    ]
-
-
-def parts(
-    registry: Registry,
-    entries: list[Entry],
-    *,
-    chosen: list[str],
-    first: int | None,
-    preset: Preset | None,
-    dataset: Path | None,
-    overrides: PlanFields,
-) -> list[Part]:
-    """Group the algos by op, and select the workloads of each op; `overrides` replace
-    the preset's settings.
+    """Group the algos by op, each op with its workloads or its hard inputs.
+    `overrides` replace the preset's settings.
     """
-    result = []
-    for op, of_op in _by_op(registry, entries):
-        known = trace_set.known(op, dataset)
-        picked = workloads.select(op, known, chosen=chosen, first=first, preset=preset)
-        plan: Any = preset.settings_for(op.name) if preset else {}
-        # part of the set gives no score, and the contest has no score for other ops
-        whole = preset is not None and preset.scored and not (chosen or first)
-        scored = whole and op.definition in workloads.contest()
-        result.append(Part(op, of_op, picked, plan | overrides, scored))
-    return result
-
-
-def _by_op(registry: Registry, entries: list[Entry]) -> list[tuple[Op, list[Entry]]]:
     by_op: dict[str, list[Entry]] = {}
     for entry in entries:
         by_op.setdefault(entry.algo.op, []).append(entry)
-    return [(registry.op(name), of_op) for name, of_op in by_op.items()]
+    chosen = which.workload or []
+    parts = []
+    for name, of_op in by_op.items():
+        op = registry.op(name)
+        if which.stress:
+            hard = workloads.stressed(op, chosen, which.n)
+            parts.append(Part(op, of_op, hard, {}))
+            continue
+        known = trace_set.known(op, which.dataset)
+        picked = workloads.select(
+            op, known, chosen=chosen, first=which.n, preset=preset
+        )
+        plan: Any = preset.settings_for(op.name) if preset else {}
+        # part of the set gives no score, and the contest has no score for other ops
+        whole = preset is not None and preset.scored and not (chosen or which.n)
+        scored = whole and op.definition in workloads.contest()
+        parts.append(Part(op, of_op, picked, plan | (overrides or {}), scored))
+    return parts
 
 
 @dataclass(frozen=True)
@@ -561,11 +518,9 @@ def tiers_for(
     `all` means all that fit.
     """
     fitting = [name for name, tier in TIERS.items() if tier.mode == mode]
-    chosen = [name for name in wanted if name in fitting]
+    chosen = [name for name in wanted or fitting[:1] if name in fitting]
     if "all" in wanted:
         chosen = fitting
-    elif not wanted:
-        chosen = fitting[:1]
     if not chosen:
         place = {"cuda": "on a GPU", "cpu": "on the CPU"}[mode]
         hint = f"use {' or '.join(fitting)}"
@@ -575,12 +530,11 @@ def tiers_for(
     if command == "floor":
         chosen = [name for name in chosen if TIERS[name].floors]
     if command == "compare":
-        refused = ", ".join(chosen)
-        chosen = [name for name in chosen if TIERS[name].interleaves]
-        if not chosen:
-            able = ", ".join(name for name in fitting if TIERS[name].interleaves)
+        able = [name for name in fitting if TIERS[name].interleaves]
+        if not set(chosen) & set(able):
             raise UsageError(
-                f"calls of several algos cannot take turns in {refused}",
-                hint=f"use {able}",
+                f"calls of several algos cannot take turns in {', '.join(chosen)}",
+                hint=f"use {', '.join(able)}",
             )
+        chosen = [name for name in chosen if name in able]
     return tuple(dict.fromkeys(chosen))

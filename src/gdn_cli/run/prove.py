@@ -82,18 +82,24 @@ def prove(
 
     with tempfile.TemporaryDirectory(prefix="gdn-prove-") as cache:
         env = {"FIB_CACHE_PATH": f"{cache}/built", "GDN_ALGOS": ""}
+        mode, for_all = place.mode or "cpu", env
         if algo.language == "cuda":
-            for_all = env | {
+            mode = "cpu"
+            for_all = {
+                **env,
                 "FIB_CACHE_PATH": f"{cache}/archs",
                 inventory.ARCHITECTURES: " ".join(ARCHITECTURES),
             }
-            outcome = execute(job("cpu", (), for_all))
-            targets = [f"sm_{arch.replace('.', '')}" for arch in ARCHITECTURES]
-            yield from _built(outcome, ", ".join(targets))
-        else:
-            outcome = execute(job(place.mode or "cpu", (), env))
-            yield from _built(outcome, "")
-        if outcome.proof is None or outcome.proof["state"] == "failed":
+        outcome = execute(job(mode, (), for_all))
+        if outcome.status is not Status.DONE:
+            yield _step("build", "failed", outcome.reason or outcome.status)
+            return
+        targets = f" for {', '.join(ARCHITECTURES)}" if for_all is not env else ""
+        how = f"by flashinfer-bench{targets}, in {outcome.build_s:.1f} s"
+        yield _step("build", "ok", how)
+        assert outcome.proof is not None
+        yield {"step": "signature", **outcome.proof}
+        if outcome.proof["state"] == "failed":
             return
         if place.mode is None:
             yield _step("run", "skipped", f"{place.reason}; {place.hint}")
@@ -135,16 +141,6 @@ def _imports(solution: Solution, packages: dict[str, str]) -> Step:
     outside = sorted(imported - set(sys.stdlib_module_names))
     needs = f"needs {', '.join(outside)}" if outside else "needs no package"
     return _step("imports", "ok", needs)
-
-
-def _built(outcome: Outcome, targets: str) -> Iterator[Step]:
-    if outcome.status is not Status.DONE:
-        yield _step("build", "failed", outcome.reason or outcome.status)
-        return
-    how = f" for {targets}" if targets else ""
-    yield _step("build", "ok", f"by flashinfer-bench{how}, in {outcome.build_s:.1f} s")
-    if outcome.proof:
-        yield {"step": "signature", **outcome.proof}
 
 
 def _ran(outcome: Outcome, op: Op, workload: workloads.Workload, mode: str) -> Step:
