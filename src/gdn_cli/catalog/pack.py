@@ -2,18 +2,16 @@
 nor flashinfer-bench.
 
 A solution is one flat folder of sources. Files that flashinfer-bench would silently
-drop (subfolders, other suffixes) or fail on later (empty files, absolute imports of a
-sibling) are refused here, by name.
+drop (subfolders, other suffixes) or fail on later (empty files) are refused here, by name.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from ..errors import UsageError, one_line
+from ..errors import UsageError
 from ..parsing import decode, read_json, read_text, wrong
 from .formats import Axis, Definition, Solution, Tensor
 from .ops import Op, TensorSpec
@@ -82,12 +80,7 @@ def sources(algo: Algo) -> list[Path]:
                 hint="links must stay inside the folder: copy the file",
             )
         files.append(path)
-    files = sorted([*files, *algo.shares], key=lambda path: path.name)
-    modules = {path.stem for path in files if path.suffix == ".py"}
-    for path in files:
-        if path.suffix == ".py":
-            _refuse_absolute_siblings(path, modules)
-    return files
+    return sorted([*files, *algo.shares], key=lambda path: path.name)
 
 
 def _content(path: Path) -> str:
@@ -98,30 +91,6 @@ def _content(path: Path) -> str:
             hint="delete it, or give it a comment",
         )
     return text
-
-
-def _refuse_absolute_siblings(path: Path, siblings: set[str]) -> None:
-    try:
-        tree = ast.parse(_content(path), filename=str(path))
-    except SyntaxError as e:
-        raise UsageError(f"{path}:{e.lineno}: not valid Python: {e.msg}") from None
-    # a zero byte; brackets or sums beyond the parser's depth
-    except (ValueError, RecursionError, MemoryError) as e:
-        raise UsageError(f"{path}: not valid Python: {one_line(e)}") from None
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [node.module or ""]
-        else:
-            continue
-        for name in names:
-            module = name.split(".")[0]
-            if module in siblings:
-                raise UsageError(
-                    f"{path}:{node.lineno}: absolute import of the sibling '{module}'",
-                    hint=f"a solution is imported as a package: write `from .{module} import ...`",
-                )
 
 
 def definition(op: Op, registry: Registry) -> Definition:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .. import files, paths
-from ..errors import UsageError, one_line, unknown
+from ..errors import UsageError, unknown
 from ..parsing import Text, Wrong, decode, read_toml, wrong
 from .formats import Language, Solution
 from .ops import Heads, Op, Ops
@@ -236,13 +236,6 @@ class Registry:
         given, _, short = name.rpartition("/")
         every: list[Algo | Broken] = [*self.algos, *self.broken]
         known = {(algo.op, algo.name): algo for algo in every}
-        names = [algo for _, algo in known]
-        is_name = short in names and (not given or given in self.ops)
-        if not is_name and os.path.exists(name):
-            raise UsageError(
-                f"{name}: an algo's name was expected, and this is a file or a folder",
-                hint="`gdn list` shows the names; --algos DIR adds a folder of your own",
-            )
         wanted = given or op
         target = self.op(wanted) if wanted else None
         family = self.op(op).family if op else None
@@ -306,29 +299,21 @@ def named(
 
 
 def _ladder(algos: list[Algo], reference: str) -> list[Algo]:
-    """Climb each ladder from its lowest rung; algos that are on no ladder come last, by name.
-
-    The reference is the lowest rung of all, even if nothing is above it yet.
+    """Each ladder from its lowest rung, the reference's first; algos that are on no
+    ladder last, by name.
     """
-    names = {algo.name for algo in algos}
-    above: dict[str | None, list[Algo]] = {}
-    for algo in sorted(algos, key=lambda algo: algo.name):
-        above.setdefault(algo.after if algo.after in names else None, []).append(algo)
-    climbed: dict[str, Algo] = {}
+    by_name = {algo.name: algo for algo in algos}
+    below = {algo.after for algo in algos}
 
-    def climb(algo: Algo) -> None:
-        if algo.name not in climbed:
-            climbed[algo.name] = algo
-            for next_rung in above.get(algo.name, []):
-                climb(next_rung)
+    def place(algo: Algo) -> tuple[bool, bool, list[str]]:
+        rungs = [algo.name]
+        # a cycle (`after` pointing at each other) has no lowest rung
+        while algo.after in by_name and algo.after not in rungs:
+            algo = by_name[algo.after]
+            rungs.insert(0, algo.name)
+        return rungs[0] != reference, rungs[0] not in below, rungs
 
-    def place(algo: Algo) -> tuple[bool, bool, str]:
-        return algo.name != reference, algo.name not in above, algo.name
-
-    # a cycle (`after` pointing at each other) has no lowest rung: the last pass adds those
-    for algo in sorted(above.get(None, []), key=place) + algos:
-        climb(algo)
-    return list(climbed.values())
+    return sorted(algos, key=place)
 
 
 def names(text: str | None) -> list[str]:
@@ -383,11 +368,8 @@ def load(own: str | None = None, heads: str | None = None) -> Registry:
                 continue
             try:
                 algos[key] = _read_for(path, ops)
-            except UsageError as e:
+            except UsageError as e:  # an error in one does not stop the others
                 broken[key] = Broken(op, name, e)
-            except Exception as e:  # an error in one does not stop the others
-                error = UsageError(f"{path}: cannot be read: {one_line(e)}")
-                broken[key] = Broken(op, name, error)
     ordered: list[Algo] = []
     for name in ops:
         of_op = [algo for algo in algos.values() if algo.op == name]

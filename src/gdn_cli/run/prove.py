@@ -16,6 +16,7 @@ from ..catalog.formats import Solution
 from ..catalog.ops import Op
 from ..catalog.pack import definition, read_solution
 from ..catalog.registry import Registry
+from ..errors import one_line
 from ..machine import inventory
 from ..machine.inventory import HERE, Machine
 from ..schema.record_types import Status
@@ -127,8 +128,9 @@ def _imports(solution: Solution, packages: dict[str, str]) -> Step:
             continue
         try:
             tree = ast.parse(source["content"])
-        except SyntaxError as e:
-            why = f"{source['path']}:{e.lineno}: not valid Python: {e.msg}"
+        # the others: a zero byte; brackets or sums beyond the parser's depth
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
+            why = f"{source['path']}: not valid Python: {one_line(e)}"
             return _step("imports", "failed", why)
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
