@@ -151,7 +151,7 @@ def test_list_in_a_terminal_of_80_columns():
         ("run --algo sdpa --op gdn_decode", "unknown algo of gdn_decode 'sdpa'"),
         ("run --algo pt-reference -w 54", "its 54 workloads have indices 0-53"),
         ("run --algo pt-reference -w batchsize=3", "did you mean batch_size?"),
-        ("run --algo pt-reference -w cafecafe", "expected an index 0-53"),
+        ("run --algo pt-reference -w cafecafe", "a uuid prefix of at least 4"),
         ("run --algos nowhere", "no such algos folder: nowhere"),
         ("run nowhere.json", "No such file or directory"),
         ("run -n 0", "Invalid value for '-n'"),
@@ -714,7 +714,7 @@ def test_data_build_then_run_on_it(folder, gdn):
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("none", "`gdn data build DIR` writes one"), (".", "it has no definitions/")],
+    [("none", "with `gdn data build DIR`"), (".", "it has no definitions/")],
 )
 def test_a_data_set_that_is_not_there_is_exit_3(name, says, tmp_path, gdn):
     done = gdn("run", "--algo", "pt-reference", "--dataset", tmp_path / name)

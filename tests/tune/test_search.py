@@ -773,20 +773,14 @@ def test_a_dry_run_needs_no_gpu_and_touches_nothing(tmp_path, write_algo, gdn):
     narrowed = run("--dry-run", "--json", *only).json
     assert narrowed["candidates"] == [{"rows": 4, "policy": 0}]
     assert narrowed["space"]["constants"]["rows"] == [4]
-    where = run("--dry-run", "--json", "--where", "rows == 1 and policy == 1").json
-    assert where["candidates"] == [{"rows": 1, "policy": 1}]
-    assert ") and (rows == 1 and policy == 1)" in where["space"]["where"]
     for option, value, says in (
         ("--only", "row=4", "unknown constant 'row'"),
         ("--only", "rows=3", "algo.toml declares rows = 1, 4"),
-        ("--where", "row == 4", "--where 'row == 4': 'row' is not one of rows, policy"),
     ):
         done = run("--dry-run", option, value)
         assert done.code == errors.USAGE and says in done.err
     shown = run("--dry-run", "-w", "batch_size=3").out
     screens.check("tune-dry-run", shown.replace(str(tmp_path), "FOLDER"))
-    long = " or ".join(f"rows == {n}" for n in range(1, 9))
-    assert "by `where` (in full with --json)" in run("--dry-run", "--where", long).out
     assert sorted(algo.folder.iterdir()) == files and not (tmp_path / "home").exists()
     done = run()
     assert done.code == errors.MISSING and "cannot run here: no GPU here" in done.err

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from ..errors import UsageError, unknown
 from ..parsing import Json, Positive, read_json
+from ..units import listed
 from .expression import condition, size
 from .formats import Input
 from .ops import Op, label_names
@@ -265,20 +266,17 @@ def _named(op: Op, workloads: Sequence[Workload], token: str) -> Sequence[int]:
     prefix = token.lower() if len(token) >= 4 else None
     fits = [i for i, id_ in enumerate(ids) if prefix and id_.lower().startswith(prefix)]
     if len(fits) > 1:
-        names = [ids[i] for i in fits[:8]] + ["..."] * (len(fits) > 8)
         raise UsageError(
             f"uuid prefix '{token}' fits {len(fits)} workloads of {op.name}:"
-            f" {', '.join(names)}",
+            f" {listed([ids[i] for i in fits], most=8)}",
             hint="give more digits",
         )
     if not fits:
-        indices = f"indices 0-{count - 1}" if count else "no indices"
-        has = f": its {count} workloads have {indices}" if numbers else ""
-        index = f"an index 0-{count - 1}, a range such as 0-9, " if count else ""
         raise UsageError(
-            f"no workload '{token}' of {op.name}{has}",
-            hint=f"expected {index}a uuid prefix of at least 4 hex digits, or an axis filter"
-            f" such as {op.var_axes[0]}=64",
+            f"no workload '{token}' of {op.name}: its {count} workloads have indices"
+            f" 0-{count - 1}",
+            hint="expected an index, a range such as 0-9, a uuid prefix of at least 4"
+            f" hex digits, or an axis filter such as {op.var_axes[0]}=64",
         )
     return fits
 
@@ -360,14 +358,11 @@ def _at_axes(
 
 
 def present(workloads: Sequence[Workload], axes: Iterable[str]) -> str:
-    """The values that axes have in the workloads, for a message: "batch_size 1, 4, 8"."""
+    """The values that axes have in the workloads, for a message: "batch_size 1, 4 and 8"."""
     texts = []
     for axis in axes:
         sizes = sorted({w.axes[axis] for w in workloads if axis in w.axes})
-        values = [str(size) for size in sizes]
-        if len(values) > 12:
-            values = [*values[:8], "...", f"{values[-1]} ({len(values)} values)"]
-        texts.append(f"{axis} {', '.join(values) or '(none)'}")
+        texts.append(f"{axis} {listed(map(str, sizes), most=8) or '(none)'}")
     return "; ".join(texts)
 
 

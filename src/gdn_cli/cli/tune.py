@@ -23,14 +23,6 @@ Only = Annotated[
         help="Try only these values of a constant. Repeatable.",
     ),
 ]
-Where = Annotated[
-    str | None,
-    typer.Option(
-        "--where",
-        metavar="EXPR",
-        help='Try only if this is true, such as "rows * warps <= 16".',
-    ),
-]
 
 
 @o.grouped
@@ -42,7 +34,6 @@ def tune(
     gpus: o.Gpus = None,
     in_place: o.InPlace = False,
     only: Only = None,
-    where: Where = None,
     fresh: Annotated[
         bool,
         typer.Option("--fresh", help="Measure again what an earlier run has measured."),
@@ -71,7 +62,7 @@ def tune(
     chosen, device = place.on(gpus)
     machine = o.machine()
     placing = partial(machine.place, among=chosen)
-    plan, there = planned(name, algos, which, device, placing, in_place, only, where)
+    plan, there = planned(name, algos, which, device, placing, in_place, only)
     if dry_run:
         return shown.show_tuning(plan, None, json)
     refuse(plan, there, "here")
@@ -114,7 +105,6 @@ def planned(
     place: Placing,
     in_place: bool,
     only: list[str] | None,
-    where: str | None,
 ) -> tuple[Plan, inventory.Place]:
     """What `gdn tune` or `gdn modal tune` is to try, and where it runs."""
     from ..run import eligibility, planning
@@ -127,7 +117,7 @@ def planned(
     entries = eligibility.overwriting(known, entries, named=True, asked=in_place)
     (part,) = planning.select(known, entries, chosen, loaded)
     (entry,) = entries
-    plan = search.plan(known, entry, part.workloads, preset, only or [], where)
+    plan = search.plan(known, entry, part.workloads, preset, only or [])
     return plan, entry.place
 
 

@@ -120,10 +120,9 @@ def plan(
     workloads: Sequence[Workload],
     preset: str | None,
     only: Sequence[str] = (),
-    where: str | None = None,
 ) -> Plan:
-    """The candidates and sizes of one algo, narrowed by `only` and `where`. UsageError
-    if its folder has nothing to tune.
+    """The candidates and sizes of one algo, narrowed by `only`. UsageError if its
+    folder has nothing to tune.
     """
     algo = entry.algo
     op = registry.op(algo.op)
@@ -141,7 +140,7 @@ def plan(
                 "  [tune.constants] with the values to try, such as rows = [1, 2, 4]"
             ),
         )
-    algo = tuned_table.narrowed(algo, only, where)
+    algo = tuned_table.narrowed(algo, only)
     described = definition(op, registry)
     return made(op, algo, entry.place.mode, described, workloads, preset)
 
