@@ -114,9 +114,3 @@ def test_names_complete(line, completions):
         text=True,
     )
     assert (done.stdout.split(), done.stderr) == (completions, "")
-
-
-@pytest.mark.torch
-def test_new_proposes_where_to_start():
-    done = gdn("new", "my-x")
-    assert done.code == 2 and "gdn new my-x --from cpp-v1" in done.err

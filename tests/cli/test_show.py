@@ -23,18 +23,6 @@ def test_list_shows_the_summaries_in_one_line_each(gdn):
     assert any(line.endswith(REGISTRY.find("cuda-v5").summary) for line in wide)
 
 
-def test_list_takes_no_name(gdn):
-    for name, hint in (
-        ("cpp-v1", "gdn show cpp-v1"),
-        ("gdn_prefill", "gdn list --op gdn_prefill"),
-    ):
-        done = gdn("list", name)
-        assert (done.code, done.err) == (
-            2,
-            f"gdn: list takes no name, got '{name}'\n  did you mean `{hint}`?\n",
-        )
-
-
 def test_show_says_what_is_known(gdn):
     done = gdn("show", "cuda-v5", "--json")
     found, algo = done.json, REGISTRY.find("cuda-v5")

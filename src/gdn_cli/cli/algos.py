@@ -8,13 +8,11 @@ from typing import Annotated
 
 import typer
 
-from .. import errors
 from . import options as o
 from .help import algos_option
 
 
 def list_(
-    name: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
     json: o.AsJson = False,
@@ -28,12 +26,6 @@ def list_(
     from ..report import algos as shown
 
     known = registry.load(algos)
-    if name:
-        option = f" --op {name}" if name in known.ops else None
-        hint = f"gdn list{option}" if option else f"gdn show {shlex.quote(name)}"
-        raise errors.UsageError(
-            f"list takes no name, got '{name}'", hint=f"did you mean `{hint}`?"
-        )
     machine = o.machine()
     listed, broken = list(known.algos), list(known.broken)
     if op:
@@ -92,14 +84,14 @@ def show(
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new algo.")],
     source: Annotated[
-        str | None,
+        str,
         algos_option(
             "--from",
             metavar="ALGO",
             autocompletion=o.algos_like,
             help="The algo to start from.",
         ),
-    ] = None,
+    ],
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
     into: Annotated[
@@ -121,17 +113,6 @@ def new(
     from ..report import screen
 
     known = registry.load(algos)
-    if not source:
-        every = known.of(known.op(op or registry.DEFAULT_OP).name)
-        runs = [a for a in every if o.machine().place(a).mode in ("cpu", "cuda")]
-        # the last rung of a kernel, else of torch
-        runs.sort(key=lambda algo: algo.language != "python")
-        start = runs[-1].name if runs else "ALGO"
-        option = f" --op {op}" if op else ""
-        command = f"gdn new {shlex.quote(name)} --from {start}{option}"
-        raise errors.UsageError(
-            "which algo to start from?", hint=f"{command}; `gdn list` shows all"
-        )
     into = into or next(iter(registry.own_folders(algos)), None)
     found = known.find(source, op)
     folder = scaffold.new(known, name, found, into)

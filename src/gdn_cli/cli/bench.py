@@ -200,7 +200,7 @@ def carry_out(
     entries, named = campaign.entries(
         known, algos.algo, algos.op, files, device, settings
     )
-    plan = campaign.plan(known, entries, named, chosen, preset, overrides, settings)
+    plan = campaign.plan(known, entries, chosen, preset, overrides, settings)
     if harness:
         find = elsewhere.harness if elsewhere else official.here
         harness = find(harness)

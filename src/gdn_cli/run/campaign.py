@@ -46,7 +46,6 @@ def entries(
 def plan(
     known: Registry,
     algos: list[Entry],
-    named: bool,
     which: Selected,
     preset: Preset | None,
     overrides: PlanFields,
@@ -57,8 +56,6 @@ def plan(
     # calls in place are not the contest's, so no score
     if settings.options.in_place:
         parts = [replace(part, scored=False) for part in parts]
-    elif settings.command == "bench":
-        parts = eligibility.unscored(parts, named)
     return planning.prepare(known, parts, settings)
 
 

@@ -11,7 +11,7 @@ from ..catalog import batch_invariance
 from ..catalog.registry import Algo, Registry
 from ..errors import UsageError
 from ..machine import inventory
-from .planning import Entry, Part
+from .planning import Entry
 
 
 def overwriting(
@@ -111,23 +111,6 @@ def _able(registry: Registry, entries: list[Entry]) -> str:
         if batch_invariance.offered(algo)
     ]
     return f"{', '.join(able)} can" if able else batch_invariance.HOW
-
-
-def unscored(parts: list[Part], named: bool) -> list[Part]:
-    """The parts without algos that cannot have a score; UsageError if the user `named`
-    such an algo.
-    """
-
-    def why_not(algo: Algo) -> str | None:
-        if not algo.setup:
-            return None
-        return f"{algo.full_name} has no score: its setup ({algo.setup}) is not timed"
-
-    hint = "leave it out, or choose the same workloads by --workload"
-    return [
-        replace(p, entries=_without(p.entries, why_not, hint, named)) if p.scored else p
-        for p in parts
-    ]
 
 
 def _without(
