@@ -129,19 +129,6 @@ def test_what_could_not_run_is_an_error_where_nothing_ran(gdn):
     assert "not run cuda-v5" in done.out and done.complaints == ""
 
 
-def test_nothing_is_overwritten_in_silence(tmp_path, gdn):
-    for words in (
-        ["pack", "--algo", "cpp-v1"],
-        ["report", "results/h200/decode-tiers.json", "-f", "md"],
-    ):
-        file = tmp_path / f"{words[0]}.json"
-        first, again = (
-            gdn(*words, "-o", file, cwd=PACKAGE.parent.parent) for _ in range(2)
-        )
-        assert (first.code, first.err, again.code, again.out) == (0, "", 0, first.out)
-        assert again.err == f"gdn: replaced {file}\n"
-
-
 def test_tune_writes_into_no_installed_gdn(monkeypatch, capsys):
     monkeypatch.setattr("gdn_cli.paths.IN_CHECKOUT", False)
     with pytest.raises(UsageError, match="is part of the installed gdn") as e:

@@ -439,11 +439,7 @@ def test_prefills_sequences_are_told_apart(tmp_path):
 
 def test_a_named_algo_that_cannot_is_a_line():
     done = helpers.gdn("bench", "--algo", "pt-reference", "--batch-invariant")
-    assert (
-        done.code == 2
-        and "pt-reference does not say that it can be" in done.err
-        and "cpp-v1" in done.err
-    )
+    assert done.code == 2 and "pt-reference does not say that it can be" in done.err
     done = helpers.gdn("compare", "pt-reference", "pt-compiled", "--batch-invariant")
     assert done.code == 2 and "does not say that it can be" in done.err
     done = helpers.gdn("compare", "cpp-v1", "--batch-invariant")

@@ -401,12 +401,10 @@ class Ops(dict[str, Op]):
         """The op that has a definition of this name."""
         heads = re.search("_qk([0-9]{1,3})_v([0-9]{1,3})(?=_|$)", definition)
         for name, op in self.items():
-            if op.definition == definition:
-                return op
-            if heads and op.heads:
-                other = self.get(f"{name}_qk{heads[1]}_v{heads[2]}")
-                if other and other.definition == definition:
-                    return other
+            other = self.get(f"{name}_qk{heads[1]}_v{heads[2]}") if heads else None
+            for each in (op, other):
+                if each and each.definition == definition:
+                    return each
         return None
 
 

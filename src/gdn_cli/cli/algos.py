@@ -39,7 +39,6 @@ def show(
     algo: Annotated[
         str,
         typer.Argument(
-            metavar="ALGO",
             autocompletion=o.algos_like,
             help="Its name, such as cpp-v1 or gdn_prefill/fi-baseline.",
         ),
@@ -82,12 +81,11 @@ def show(
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new algo.")],
+    name: Annotated[str, typer.Argument(help="Name of the new algo.")],
     source: Annotated[
         str,
         algos_option(
             "--from",
-            metavar="ALGO",
             autocompletion=o.algos_like,
             help="The algo to start from.",
         ),
@@ -98,7 +96,6 @@ def new(
         Path | None,
         algos_option(
             "--into",
-            metavar="DIR",
             help="The algos folder for it (default: --algos, else gdn's own).",
         ),
     ] = None,

@@ -88,7 +88,6 @@ def bench(
         str | None,
         typer.Option(
             "--save",
-            metavar="NAME",
             help="Save the records as a baseline for `gdn compare`.",
         ),
     ] = None,

@@ -49,7 +49,6 @@ def compare(
         float,
         timing_option(
             "--threshold",
-            metavar="SHARE",
             min=0.0,
             help="The least relative difference that is FASTER or SLOWER.",
         ),
@@ -58,7 +57,6 @@ def compare(
         float | None,
         timing_option(
             "--gate",
-            metavar="RATIO",
             min=0.01,
             max=100,
             help="Exit 1 if a geometric mean over the workloads is, or may be, below RATIO.",

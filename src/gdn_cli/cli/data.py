@@ -24,9 +24,7 @@ data = App(name="data", help="List workloads; write them as a FlashInfer-Trace f
 @data.command()
 @o.grouped
 def build(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The folder to write or to complete.")
-    ],
+    folder: Annotated[Path, typer.Argument(help="The folder to write or to complete.")],
     algos: o.Algos,
     which: o.Workloads,
     json: o.AsJson = False,

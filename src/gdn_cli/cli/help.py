@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +32,8 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
         if parameter.param_type_name == "argument":
             heading = "Arguments"
         if record := parameter.get_help_record(ctx):
-            sections.setdefault(heading, []).append(record)
+            names = re.sub(r"<(\w+).*?>", lambda kind: kind[1].upper(), record[0])
+            sections.setdefault(heading, []).append((names, record[1]))
     sections["Options"] = sections.pop("Options")  # last
     _write(sections, formatter)
 

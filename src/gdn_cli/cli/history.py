@@ -26,13 +26,12 @@ Names = Annotated[
 ]
 Tier = Annotated[
     str | None,
-    timing_option("--tier", metavar="TIER", help="Only this tier."),
+    timing_option("--tier", help="Only this tier."),
 ]
 On = Annotated[
     str | None,
     running_option(
         "--device",
-        metavar="TEXT",
         help="Only devices with TEXT in their name.",
     ),
 ]
@@ -40,7 +39,6 @@ Runs = Annotated[
     int,
     workloads_option(
         "-n",
-        metavar="N",
         min=1,
         help="With --algo: the last N runs of each table.",
     ),
@@ -57,7 +55,6 @@ Forget = Annotated[
     str | None,
     typer.Option(
         "--forget",
-        metavar="RUN",
         help="Remove one run, by its id; a file of --out stays.",
     ),
 ]

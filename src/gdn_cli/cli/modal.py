@@ -33,7 +33,6 @@ MaxMinutes = Annotated[
     float | None,
     modal_option(
         "--max-minutes",
-        metavar="MINUTES",
         min=1,
         help="Stop everything after that.",
     ),
@@ -48,7 +47,6 @@ class Machine:
         str | None,
         modal_option(
             "--gpu",
-            metavar="GPU",
             show_default="B200",
             help="H200, H100!, B200:2, ...; no other GPU is accepted.",
         ),
@@ -80,7 +78,6 @@ class Errand(Machine):
         Path | None,
         modal_option(
             "--resume",
-            metavar="FILE",
             help="Continue a run: fetch its results, and repeat what failed.",
         ),
     ] = None
@@ -94,7 +91,6 @@ class Containers(Errand):
         int,
         modal_option(
             "--parallel",
-            metavar="N",
             min=1,
             help="Up to N containers at a time, one algo in each.",
         ),
@@ -317,7 +313,6 @@ def profile(
         Path | None,
         results_option(
             "--out",
-            metavar="DIR",
             help="The folder of profiles.",
         ),
     ] = None,

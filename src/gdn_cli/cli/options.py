@@ -75,7 +75,6 @@ OpName = Annotated[
     str | None,
     algos_option(
         "--op",
-        metavar="OP",
         help="The op, such as gdn_prefill.",
     ),
 ]
@@ -92,7 +91,6 @@ OwnAlgos = Annotated[
     algos_option(
         "--algos",
         envvar="GDN_ALGOS",
-        metavar="DIR",
         help="Your own folder of <op>/<algo>/algo.toml.",
     ),
 ]
@@ -119,7 +117,6 @@ EngineName = Annotated[
     str | None,
     running_option(
         "--engine",
-        metavar="NAME",
         help="Run it elsewhere: slurm, or another of configs/engines.toml.",
     ),
 ]
@@ -128,7 +125,6 @@ OneWorkload = Annotated[
     workloads_option(
         "--workload",
         "-w",
-        metavar="WHICH",
         help="An index, a uuid prefix, or axes (batch_size=64, B=64).",
     ),
 ]
@@ -137,7 +133,6 @@ Dataset = Annotated[
     workloads_option(
         "--dataset",
         envvar="FIB_DATASET_PATH",
-        metavar="DIR",
         help="A FlashInfer-Trace folder.",
     ),
 ]
@@ -154,7 +149,6 @@ Tier = Annotated[
 def timeout_option(words: str) -> Any:
     return running_option(
         "--timeout",
-        metavar="SECONDS",
         min=1.0,
         help=words,
     )
@@ -172,7 +166,6 @@ First = Annotated[
     int | None,
     workloads_option(
         "-n",
-        metavar="N",
         min=1,
         help="The first N workloads of the selection.",
     ),
@@ -181,7 +174,6 @@ PresetName = Annotated[
     str | None,
     workloads_option(
         "--preset",
-        metavar="NAME",
         help="One of configs/presets.toml: quick, contest, sweep, peers.",
     ),
 ]
@@ -211,7 +203,6 @@ Seconds = Annotated[
     float | None,
     timing_option(
         "--seconds",
-        metavar="SECONDS",
         min=0.01,
         show_default="the preset's",
         help="The most seconds of sampling for a measurement.",
@@ -277,7 +268,6 @@ class Workloads:
         workloads_option(
             "--workload",
             "-w",
-            metavar="WHICH",
             help=(
                 "An index, a range (0-9), a uuid prefix, or axes (batch_size=64, B=64)."
                 " Repeatable."
@@ -324,7 +314,6 @@ class Sampling:
         float | None,
         timing_option(
             "--target",
-            metavar="SHARE",
             min=0.0001,
             max=0.9999,
             show_default="0.01; 0.005 for ratios",
@@ -442,7 +431,6 @@ class Judge:
         str | None,
         judge_option(
             "--harness",
-            metavar="NAME",
             show_default="main",
             help="Which flashinfer-bench: 0.1.2, main.",
         ),
@@ -480,7 +468,6 @@ class Output:
         Path | None,
         results_option(
             "--out",
-            metavar="FILE",
             help="Write the records to FILE.",
         ),
     ] = None

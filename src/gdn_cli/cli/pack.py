@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +20,6 @@ def pack(
         results_option(
             "--out",
             "-o",
-            metavar="FILE",
             show_default="solution.json",
             help="The file to write.",
         ),
@@ -30,7 +28,6 @@ def pack(
         str | None,
         typer.Option(
             "--name",
-            metavar="NAME",
             show_default="<op>-<algo>",
             help="The solution's name.",
         ),
@@ -39,7 +36,6 @@ def pack(
         str | None,
         typer.Option(
             "--author",
-            metavar="NAME",
             show_default="gdn",
             help="The solution's author, such as your team.",
         ),
@@ -87,10 +83,7 @@ def pack(
             f"--prove reads the file back, and {file} is not a file",
             hint="name a file with -o",
         )
-    replaced = not to_stdout and os.path.isfile(file)
     files.write(file, j.dumps(solution, indent=2) + "\n")
-    if replaced:
-        screen.say(f"replaced {file}")
     sources = [source["path"] for source in solution["sources"]]
     title = f"{solution['name']} for {solution['definition']}"
     if not json:

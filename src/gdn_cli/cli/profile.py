@@ -27,7 +27,6 @@ class Tool:
         str | None,
         typer.Option(
             "--tool",
-            metavar="TOOL",
             help="ncu, proton, torch, sanitizer (GPU), cpu, or sass (neither).",
         ),
     ] = None
@@ -131,7 +130,6 @@ def profile(
         Path | None,
         results_option(
             "--out",
-            metavar="DIR",
             help="The folder of profiles, instead of gdn's own.",
         ),
     ] = None,

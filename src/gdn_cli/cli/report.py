@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,13 +38,12 @@ To = Annotated[
     results_option(
         "--out",
         "-o",
-        metavar="FILE",
         help="The file; - is stdout. Default: report.html, .png or .svg, else stdout.",
     ),
 ]
 Title = Annotated[
     str | None,
-    typer.Option("--title", metavar="TEXT", help="The heading of the page."),
+    typer.Option("--title", help="The heading of the page."),
 ]
 Names = Annotated[
     str | None,
@@ -208,10 +206,7 @@ def report(
         stdout.flush()
         return
 
-    replaced = os.path.isfile(file)
     write(file, content)
-    if replaced:
-        say(f"replaced {file}")
     if json:
         return show_json({"written": str(file)} | findings.to_json(book))
 
@@ -238,21 +233,23 @@ def _update(file: Path, asked: Asked, json: bool) -> None:
     put(f"{file}: {units.count(len(blocks), 'block')}, {changed} changed")
 
 
+@o.grouped
+def _read(asked: Asked) -> Asked:
+    return asked
+
+
 def _block(args: list[str], folder: Path) -> Rendered:
     """The new content of a block: Markdown, or the line that shows its figure."""
     from ..report import markdown_blocks
 
     app = typer.Typer(add_completion=False)
-    app.command(add_help_option=False)(report)
+    app.command(add_help_option=False)(_read)
     try:
-        context = typer.main.get_command(app).make_context("gdn report", args)
+        asked = typer.main.get_command(app).main(args, standalone_mode=False)
     except Unreadable as e:
         raise errors.UsageError(e.format_message()) from None
-    given = context.params
-    asked = o.pick(Asked, given)
-    if not asked.files or given["update"] or given["json"]:
-        hint = "and takes no --update and no --json"
-        raise errors.UsageError("a block must name its record files", hint=hint)
+    if not asked.files:
+        raise errors.UsageError("a block must name its record files")
 
     kind, book = asked.kind("md"), asked.book(base=folder)
     if kind == "md" and not asked.out:

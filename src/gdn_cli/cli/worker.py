@@ -11,9 +11,7 @@ import typer
 def worker(
     events: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Append each record to FILE as soon as it is made."
-        ),
+        typer.Option(help="Append each record to FILE as soon as it is made."),
     ] = None,
     parcel: Annotated[
         bool,

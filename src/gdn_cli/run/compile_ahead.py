@@ -10,12 +10,9 @@ algo again. A stamp next to the builds says what was compiled here before.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
-import platform
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,14 +31,6 @@ LEAST_CPUS = 4  # with fewer they would wait for each other
 _MOST = 16
 # of each algo, from smallest to largest: a tuned one compiles for each row of its table
 _WORKLOADS = 4
-_PACKAGES = (
-    "torch",
-    "triton",
-    "flashinfer-bench",
-    "apache-tvm-ffi",
-    "flash-linear-attention",
-    "flashinfer-python",
-)
 
 
 def ahead(
@@ -106,20 +95,14 @@ def compiles(algo: Algo, solution: Solution) -> bool:
 
 
 def _stamp(job: Job) -> Path:
-    """A file that exists once this has been compiled: for these sources, sizes, GPU and
-    versions.
-    """
+    """A file that exists once this has been compiled: for these sources, sizes and GPUs."""
     gpus = [job.gpu] if job.gpu else job.machine.gpus()
     facts = [
         *(source_hash(solution) for _, solution in job.packed),
         job.place,
         *(workload.uuid for workload in job.workloads),
-        platform.python_version(),
         *(f"{gpu.name} {gpu.uuid}" for gpu in gpus),
     ]
-    for package in _PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            facts.append(f"{package} {importlib.metadata.version(package)}")
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:24]
     try:
         return paths.builds_dir() / "compiled" / digest

@@ -65,9 +65,9 @@ def batch_invariant(
     """The batch-invariant builds, for `--batch-invariant`. UsageError for an algo that
     has none if the user `named` it; otherwise the algo is reported as unable to run.
     """
-    hint = _able(registry, entries)
     result = []
-    for entry in _without(entries, batch_invariance.why_not, hint, named):
+    how = batch_invariance.HOW
+    for entry in _without(entries, batch_invariance.why_not, how, named):
         if entry.place.mode is not None:
             try:
                 entry = _variant(registry, entry)
@@ -90,7 +90,7 @@ def beside_batch_invariant(registry: Registry, entries: list[Entry]) -> list[Ent
     """
     if not any(batch_invariance.offered(entry.algo) for entry in entries):
         why = batch_invariance.why_not(entries[0].algo) or ""
-        raise UsageError(why, hint=_able(registry, entries))
+        raise UsageError(why, hint=batch_invariance.HOW)
     result = []
     for entry in entries:
         result.append(entry)
@@ -99,18 +99,6 @@ def beside_batch_invariant(registry: Registry, entries: list[Entry]) -> list[Ent
             if variant.algo != entry.algo:
                 result.append(variant)
     return result
-
-
-def _able(registry: Registry, entries: list[Entry]) -> str:
-    """The end of a message after "cannot": which algos of these ops can."""
-    ops = dict.fromkeys(e.algo.op for e in entries)
-    able = [
-        algo.name
-        for op in ops
-        for algo in registry.of(op)
-        if batch_invariance.offered(algo)
-    ]
-    return f"{', '.join(able)} can" if able else batch_invariance.HOW
 
 
 def _without(
