@@ -95,7 +95,6 @@ def new(
     into: Annotated[
         Path | None,
         algos_option(
-            "--into",
             help="The algos folder for it (default: --algos, else gdn's own).",
         ),
     ] = None,

@@ -87,7 +87,6 @@ def bench(
     save: Annotated[
         str | None,
         typer.Option(
-            "--save",
             help="Save the records as a baseline for `gdn compare`.",
         ),
     ] = None,

@@ -48,7 +48,6 @@ def compare(
     threshold: Annotated[
         float,
         timing_option(
-            "--threshold",
             min=0.0,
             help="The least relative difference that is FASTER or SLOWER.",
         ),
@@ -56,7 +55,6 @@ def compare(
     gate: Annotated[
         float | None,
         timing_option(
-            "--gate",
             min=0.01,
             max=100,
             help="Exit 1 if a geometric mean over the workloads is, or may be, below RATIO.",

@@ -19,19 +19,17 @@ from .help import (
 Names = Annotated[
     str | None,
     algos_option(
-        "--algo",
         metavar="NAME[,NAME...]",
         help="Show the times of these algos over commits.",
     ),
 ]
 Tier = Annotated[
     str | None,
-    timing_option("--tier", help="Only this tier."),
+    timing_option(help="Only this tier."),
 ]
 On = Annotated[
     str | None,
     running_option(
-        "--device",
         help="Only devices with TEXT in their name.",
     ),
 ]
@@ -46,7 +44,6 @@ Runs = Annotated[
 Export = Annotated[
     str | None,
     typer.Option(
-        "--export",
         metavar="FILE|-",
         help="Write the records: .csv, .jsonl, or - for JSON lines on stdout.",
     ),
@@ -54,7 +51,6 @@ Export = Annotated[
 Forget = Annotated[
     str | None,
     typer.Option(
-        "--forget",
         help="Remove one run, by its id; a file of --out stays.",
     ),
 ]

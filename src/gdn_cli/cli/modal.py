@@ -32,7 +32,6 @@ modal = App(
 MaxMinutes = Annotated[
     float | None,
     modal_option(
-        "--max-minutes",
         min=1,
         help="Stop everything after that.",
     ),
@@ -46,7 +45,6 @@ class Machine:
     gpu: Annotated[
         str | None,
         modal_option(
-            "--gpu",
             show_default="B200",
             help="H200, H100!, B200:2, ...; no other GPU is accepted.",
         ),
@@ -54,7 +52,6 @@ class Machine:
     image: Annotated[
         str | None,
         modal_option(
-            "--image",
             metavar="gdn|flashinfer",
             show_default="gdn",
             help="flashinfer: the contest's.",
@@ -77,7 +74,6 @@ class Errand(Machine):
     resume: Annotated[
         Path | None,
         modal_option(
-            "--resume",
             help="Continue a run: fetch its results, and repeat what failed.",
         ),
     ] = None
@@ -90,7 +86,6 @@ class Containers(Errand):
     parallel: Annotated[
         int,
         modal_option(
-            "--parallel",
             min=1,
             help="Up to N containers at a time, one algo in each.",
         ),
@@ -312,7 +307,6 @@ def profile(
     out: Annotated[
         Path | None,
         results_option(
-            "--out",
             help="The folder of profiles.",
         ),
     ] = None,

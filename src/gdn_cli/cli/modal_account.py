@@ -80,7 +80,6 @@ def setup(
     image: Annotated[
         str | None,
         modal_option(
-            "--image",
             metavar="gdn|flashinfer",
             show_default="gdn",
             help="Which to build.",

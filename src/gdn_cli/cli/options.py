@@ -74,14 +74,12 @@ AsJson = Annotated[
 OpName = Annotated[
     str | None,
     algos_option(
-        "--op",
         help="The op, such as gdn_prefill.",
     ),
 ]
 Heads = Annotated[
     str | None,
     algos_option(
-        "--heads",
         metavar="QK/V",
         help="Query/key and value heads, such as 16/32. Default: the op's own.",
     ),
@@ -89,7 +87,6 @@ Heads = Annotated[
 OwnAlgos = Annotated[
     str | None,
     algos_option(
-        "--algos",
         envvar="GDN_ALGOS",
         help="Your own folder of <op>/<algo>/algo.toml.",
     ),
@@ -105,7 +102,6 @@ Solutions = Annotated[
 Gpus = Annotated[
     str | None,
     running_option(
-        "--gpus",
         metavar="N[,N...]",
         help=(
             "Spread the algos over these GPUs, or `all`; with fewer algos than GPUs, the"
@@ -116,7 +112,6 @@ Gpus = Annotated[
 EngineName = Annotated[
     str | None,
     running_option(
-        "--engine",
         help="Run it elsewhere: slurm, or another of configs/engines.toml.",
     ),
 ]
@@ -131,7 +126,6 @@ OneWorkload = Annotated[
 Dataset = Annotated[
     Path | None,
     workloads_option(
-        "--dataset",
         envvar="FIB_DATASET_PATH",
         help="A FlashInfer-Trace folder.",
     ),
@@ -139,7 +133,6 @@ Dataset = Annotated[
 Tier = Annotated[
     str | None,
     timing_option(
-        "--tier",
         metavar="TIER[,TIER...]",
         help="cupti, events, graph, nvbench, fib (GPU), wall (CPU), or `all`.",
     ),
@@ -173,7 +166,6 @@ First = Annotated[
 PresetName = Annotated[
     str | None,
     workloads_option(
-        "--preset",
         help="One of configs/presets.toml: quick, contest, sweep, peers.",
     ),
 ]
@@ -194,7 +186,6 @@ BatchInvariant = Annotated[
 L2 = Annotated[
     str,
     timing_option(
-        "--l2",
         metavar="cold|warm",
         help="State of the GPU's L2 cache before each call.",
     ),
@@ -202,7 +193,6 @@ L2 = Annotated[
 Seconds = Annotated[
     float | None,
     timing_option(
-        "--seconds",
         min=0.01,
         show_default="the preset's",
         help="The most seconds of sampling for a measurement.",
@@ -217,7 +207,6 @@ class Algos:
     algo: Annotated[
         str | None,
         algos_option(
-            "--algo",
             envvar="ALGO",
             metavar="NAME[,NAME...]",
             autocompletion=algos_like,
@@ -313,7 +302,6 @@ class Sampling:
     target: Annotated[
         float | None,
         timing_option(
-            "--target",
             min=0.0001,
             max=0.9999,
             show_default="0.01; 0.005 for ratios",
@@ -357,7 +345,6 @@ class Place:
     device: Annotated[
         str,
         running_option(
-            "--device",
             metavar="auto|cuda|cpu",
             help="auto: cuda, else cpu.",
         ),
@@ -430,7 +417,6 @@ class Judge:
     harness: Annotated[
         str | None,
         judge_option(
-            "--harness",
             show_default="main",
             help="Which flashinfer-bench: 0.1.2, main.",
         ),
@@ -467,7 +453,6 @@ class Output:
     out: Annotated[
         Path | None,
         results_option(
-            "--out",
             help="Write the records to FILE.",
         ),
     ] = None

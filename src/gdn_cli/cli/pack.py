@@ -27,7 +27,6 @@ def pack(
     name: Annotated[
         str | None,
         typer.Option(
-            "--name",
             show_default="<op>-<algo>",
             help="The solution's name.",
         ),
@@ -35,7 +34,6 @@ def pack(
     author: Annotated[
         str | None,
         typer.Option(
-            "--author",
             show_default="gdn",
             help="The solution's author, such as your team.",
         ),

@@ -26,14 +26,12 @@ class Tool:
     tool: Annotated[
         str | None,
         typer.Option(
-            "--tool",
             help="ncu, proton, torch, sanitizer (GPU), cpu, or sass (neither).",
         ),
     ] = None
     check: Annotated[
         str | None,
         typer.Option(
-            "--check",
             metavar="CHECK[,CHECK...]",
             help="sanitizer: memcheck, racecheck, initcheck, synccheck.",
         ),
@@ -50,7 +48,6 @@ class Look(Tool):
     arch: Annotated[
         str | None,
         typer.Option(
-            "--arch",
             metavar="ARCH[,ARCH...]",
             help="sass: targets to compile for, such as sm_90a,sm_100a.",
         ),
@@ -58,7 +55,6 @@ class Look(Tool):
     clocks: Annotated[
         str,
         typer.Option(
-            "--clocks",
             metavar="none|base",
             help="ncu: `base` locks the GPU's clocks, `none` does not.",
         ),
@@ -129,7 +125,6 @@ def profile(
     out: Annotated[
         Path | None,
         results_option(
-            "--out",
             help="The folder of profiles, instead of gdn's own.",
         ),
     ] = None,

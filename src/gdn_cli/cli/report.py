@@ -43,12 +43,11 @@ To = Annotated[
 ]
 Title = Annotated[
     str | None,
-    typer.Option("--title", help="The heading of the page."),
+    typer.Option(help="The heading of the page."),
 ]
 Names = Annotated[
     str | None,
     algos_option(
-        "--algo",
         metavar="NAME[,NAME...]",
         help="These algos, in this order; the copy stays.",
     ),
@@ -56,7 +55,6 @@ Names = Annotated[
 Tiers = Annotated[
     str | None,
     timing_option(
-        "--tier",
         metavar="TIER[,TIER...]",
         help="Only these tiers.",
     ),
@@ -64,7 +62,6 @@ Tiers = Annotated[
 Part = Annotated[
     str | None,
     typer.Option(
-        "--part",
         metavar="PART[,PART...]",
         help=(
             "times, latency, floor, rates, ladder, tiers, compare, score, checks, notes,"
@@ -75,7 +72,6 @@ Part = Annotated[
 Unit = Annotated[
     str,
     typer.Option(
-        "--unit",
         metavar="us|ms|auto",
         help="Unit of times in tables; auto: by magnitude.",
     ),
@@ -83,7 +79,6 @@ Unit = Annotated[
 Update = Annotated[
     Path | None,
     typer.Option(
-        "--update",
         metavar="FILE.md",
         help="Rewrite the <!-- gdn report ... --> blocks of FILE.md.",
     ),

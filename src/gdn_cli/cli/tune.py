@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 Only = Annotated[
     list[str] | None,
     typer.Option(
-        "--only",
         metavar="C=V[,V...]",
         help="Try only these values of a constant. Repeatable.",
     ),
