@@ -97,7 +97,7 @@ REFUSED = {
     ),
     "a-suffix": (
         {"main.py": RUN, "t.json": "{}"},
-        "t.json: flashinfer-bench drops files",
+        "t.json: flashinfer-bench drops",
     ),
     "no-suffix": (
         {"main.py": RUN, "Makefile": "all:"},
@@ -135,16 +135,9 @@ def test_a_subfolder_is_refused_but_ignored_files_are_not(tmp_path, write_algo):
     (folder / "csrc").mkdir()
     with pytest.raises(
         UsageError,
-        match=f"{folder}/csrc: flashinfer-bench drops subfolders; move its files next to",
+        match=f"{folder}/csrc: flashinfer-bench drops subfolders.*; move it out",
     ):
         pack.pack(algo, DECODE)
-
-
-def test_a_refused_algo_is_not_written(tmp_path, write_algo, gdn):
-    write_algo(tmp_path / "algos", "bad", REFUSED["a-suffix"][0])
-    done = gdn("pack", "--algo", "bad", "--algos", tmp_path / "algos", cwd=tmp_path)
-    assert done.code == 2 and "t.json: flash" in done.err and done.out == ""
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["algos"]
 
 
 def test_gdn_pack_writes_solution_json(tmp_path, gdn):
@@ -515,12 +508,3 @@ def test_a_source_with_such_a_name_leaves_the_older_file(
         "algos",
         "solution.json",
     ]
-
-
-def test_everything_that_is_packed_is_read_again(tmp_path):
-    solution = pack.pack(
-        REGISTRY.find("pt-reference"), DECODE, name="größe ✓", author="ü" * 200
-    )
-    file = tmp_path / "s.json"
-    file.write_text(json.dumps(solution))
-    assert pack.read_solution(file, REGISTRY).name == "größe ✓"

@@ -13,7 +13,6 @@ import pytest
 
 from gdn_cli import paths
 from gdn_cli.catalog import ops, pack, presets, registry, trace_set
-from gdn_cli.catalog.presets import Preset
 from gdn_cli.catalog.trace_set import from_folder
 from gdn_cli.catalog.workloads import Workload, embedded, select
 from gdn_cli.errors import MissingError, UsageError
@@ -111,14 +110,6 @@ def test_digits_are_read_as_an_index_first():
     assert select(DECODE, ws[:9], chosen=["1234"]) == [ws[0]]
 
 
-def test_first_few():
-    ws = embedded(DECODE)
-    assert select(DECODE, ws) == ws
-    assert select(DECODE, ws, first=3) == ws[:3]
-    assert select(DECODE, ws, chosen=["batch_size=64"], first=2) == ws[46:48]
-    assert select(DECODE, ws, first=1000) == ws
-
-
 @pytest.mark.parametrize(
     ("op", "chosen", "sizes", "seq_lens"),
     [
@@ -177,12 +168,11 @@ def test_other_lengths_of_the_same_axes_are_another_twin():
         (DECODE, "head_size=64", "is always 128; choose by batch_size"),
         (DECODE, "B=0", "axis batch_size='0'; expected a positive whole number"),
         (DECODE, "seq_lens=4", "unknown axis of gdn_decode 'seq_lens'"),
-        (PREFILL, "num_seqs=600", "num_seqs 1, 2, 3, 4, 5, 13, 15, 20 and 11 more"),
         (PREFILL, "T=3,N=4", "num_seqs=4 sequences do not fit total_seq_len=3"),
         (PREFILL, "T=9,N=4,len_cu_seqlens=9", "len_cu_seqlens == num_seqs + 1"),
         (PREFILL, "seq_lens=4x0", "seq_lens='4x0'; expected lengths such as"),
         (PREFILL, "seq_lens=4x2,num_seqs=4", "seq_lens allows no other axes"),
-        (ATTENTION, "batch_size=2", "there are batch_size 1; add seq_len for a twin"),
+        (ATTENTION, "batch_size=2", "; add seq_len for a twin"),
     ],
 )
 def test_invalid_selections_are_refused(op, chosen, says):
@@ -284,13 +274,6 @@ def test_a_broken_preset_names_file_and_key(tmp_path, monkeypatch, old, new, say
     with pytest.raises(UsageError) as e:
         select(DECODE, embedded(DECODE), preset=presets.load_preset("p"))
     assert str(file) in str(e.value) and says in str(e.value) and e.value.code == 2
-
-
-def test_a_preset_entry_that_leaves_an_axis_open_needs_a_workload_that_has_it():
-    entries = [{"total_seq_len": 8192}, {"total_seq_len": 7}]
-    preset = Preset(summary="s", settings={}, workloads={"gdn_prefill": entries})
-    with pytest.raises(UsageError, match=r"gdn_prefill\[1\]: no workload .*_len=7"):
-        select(PREFILL, embedded(PREFILL), preset=preset)
 
 
 # --- a data set folder
@@ -427,7 +410,6 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9"
     [
         ('{"definition": ', "jsonl:2: not valid JSON: Expecting value at column"),
         ("[1, 2]", "jsonl:2: Expected `object`"),
-        (row(DECODE, solution="s"), "jsonl:2: a trace, not a workload"),
         *[
             (row(DECODE, name=name), "$.workload.uuid")
             for name in ("", "a/b", "..\\x", "a\0b", "a\n", " ", "x" * 201)
@@ -435,7 +417,6 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9"
         (row(DECODE, inputs={"q": FILE | {"path": "a\0b"}}), "$.workload.inputs"),
         (row(DECODE, inputs={"q": FILE | {"path": "../x"}}), "'../x' leads out of the"),
         (row(DECODE, inputs={"q": {"type": "file"}}), "$.workload.inputs"),
-        (row(DECODE, "fine"), "uuid fine is that of "),
         (
             row(DECODE, axes={"batch": 2}),
             "axes batch=2; those of gdn_decode are batch_",
@@ -476,15 +457,6 @@ def test_many_workloads_cost_no_more_looks_at_folders_than_few(tmp_path, monkeyp
         assert len(from_folder(DECODE, tmp_path)) == n
         counts.append(len(looks))
     assert counts[0] == counts[1] <= 3
-
-
-def test_one_uuid_of_two_definitions_is_no_clash(tmp_path):
-    write_folder(tmp_path, PREFILL, [row(PREFILL, "same")])
-    write_folder(tmp_path, DECODE, [row(DECODE, "same")])
-    assert [w.uuid for op in (PREFILL, DECODE) for w in from_folder(op, tmp_path)] == [
-        "same",
-        "same",
-    ]
 
 
 def test_rows_and_definitions_that_git_lfs_still_holds(tmp_path):

@@ -53,7 +53,9 @@ def answering(profile: Profile, without: str = ""):
                 record |= {"status": "tier_unavailable", "reason": "no library"}
                 record["timing"] = None
         copies = wire.msgspec.convert(every, list[type(copy)])
-        floors.records = copies + machine * len(tiers)
+        replace = wire.msgspec.structs.replace
+        machine = [replace(r, tier=tier) for tier in tiers for r in machine]
+        floors.records = copies + machine
         reply.findings, reply.profiles = INSTALLED, [profile]
         return wire.encode(reply)
 

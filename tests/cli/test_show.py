@@ -59,16 +59,6 @@ def test_every_algo_is_in_the_log_of_its_op(algo):
     assert f"`{name}`" in (ALGOS_DIR / op / "README.md").read_text()
 
 
-def test_an_algo_of_ones_own_has_no_log_and_no_times(tmp_path, gdn):
-    assert gdn("new", "mine", "--from", "cpp-v1", "--into", tmp_path).code == 0
-    done = gdn("show", "mine", "--algos", tmp_path)
-    assert done.code == 0 and "after     cpp-v1" in done.out
-    assert (
-        done.out.endswith("no times yet: `gdn bench --algo mine` takes some\n")
-        and "\nlog " not in done.out
-    )
-
-
 # --- names where files may stand, and files of another kind
 
 

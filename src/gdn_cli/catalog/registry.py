@@ -82,10 +82,6 @@ class AlgoFile(_Keys, frozen=True, kw_only=True, forbid_unknown_fields=True):
             match = _ENTRY_POINT.fullmatch(self.setup)
             if not (python and match and file.endswith(".py")):
                 raise Wrong(["setup"], _SETUP, self.setup)
-        if self.peer and self.after:
-            raise Wrong(["peer"], "either this or after", True)
-        if self.batch_invariant and self.tune and self.tune.invariant:
-            raise Wrong(["batch_invariant"], "either this or [tune.invariant]", True)
 
 
 class Algo(_Keys, frozen=True, kw_only=True):
@@ -204,19 +200,13 @@ class Registry:
     heads: Heads | None = None
 
     def op(self, name: str) -> Op:
-        """Raises UsageError for an unknown name, and for an op at other heads than `self.heads`."""
+        """The op of this name, at `self.heads`. Raises UsageError for an unknown name."""
         if name not in self.ops:
             raise unknown("op", name, self.ops)
         op = self.ops[name]
         if not self.heads:
             return op
-        other = self.ops.at(op.family, self.heads)
-        if name not in (op.family, other.name):
-            raise UsageError(
-                f"--op {name} --heads {self.heads}: these are different heads",
-                hint="leave one out",
-            )
-        return other
+        return self.ops.at(op.family, self.heads)
 
     def of(self, op: str) -> list[Algo]:
         """The algos of an op, in ladder order: each rung after the one that its `after`

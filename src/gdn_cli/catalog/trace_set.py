@@ -78,7 +78,6 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
     _same_definition(op, path, definition)
     workloads: list[Workload] = []
     others: set[str] = set()
-    lines: dict[str, str] = {}  # uuid -> where it is
     within = _Within(root)
     for file in sorted((root / "workloads").rglob("*.jsonl")):
         for number, line in enumerate(_read(file).split("\n"), 1):
@@ -90,16 +89,8 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
             if not line.strip():
                 continue
             where = f"{file}:{number}"
-            workload = _row(op, where, line, len(workloads), within)
-            if workload is None:
-                continue
-            first = lines.setdefault(workload.uuid, where)
-            if first != where:
-                raise MissingError(
-                    f"{where}: uuid {workload.uuid} is that of {first}",
-                    hint="each workload has its own: give one of them another, or delete it",
-                )
-            workloads.append(workload)
+            if workload := _row(op, where, line, len(workloads), within):
+                workloads.append(workload)
     if not workloads:
         raise MissingError(
             f"{root / 'workloads'} has no workloads of {op.definition}",
@@ -245,10 +236,6 @@ def _row(op: Op, where: str, line: str, index: int, within: _Within) -> Workload
     table = _json(where, line)
     if table.get("definition") != op.definition:
         return None
-    if table.get("solution") or table.get("evaluation"):
-        raise MissingError(
-            f"{where}: a trace, not a workload", hint="traces belong in traces/"
-        )
     row = decode(table, Line, where, MissingError).workload
     # flashinfer-bench ignores fixed axes in a row; a fixed axis of another value is another op
     fixed = {name: size for name, size in row.axes.items() if name in op.fixed}

@@ -44,19 +44,13 @@ class Tune(Struct, frozen=True, forbid_unknown_fields=True):
     invariant: Invariant | None = None
 
     def __post_init__(self) -> None:
-        if not self.constants:
-            expected = "at least one constant, such as rows = [1, 2, 4]"
-            raise Wrong(["constants"], expected, {})
-        for name, values in self.constants.items():
+        for name in self.constants:
             if not _IDENTIFIER.fullmatch(name) or name in _COLUMNS:
                 columns = ", ".join(_COLUMNS)
                 expected = (
                     f"names that are valid in C++ and Python, and not one of {columns}"
                 )
                 raise Wrong(["constants"], expected, name)
-            if len(set(values)) < len(values):
-                expected = "a list of different whole numbers"
-                raise Wrong(["constants", name], expected, list(values))
         self._check_condition("where", self.where)
         if not self.invariant:
             return

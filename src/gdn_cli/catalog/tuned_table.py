@@ -117,15 +117,13 @@ def load(algo: Algo) -> Gpus:
     files.destination(file, within=algo.folder)
     if not file.exists():
         return {}
-    hint = "fix it, or move it away"
     try:
-        gpus = json_of(read_text(file), f"{file} is not what gdn wrote")["gpus"]
+        gpus = json_of(read_text(file), file)["gpus"]
         rows(algo.tuning, gpus)
-    except UsageError as e:
-        raise UsageError(e.message, hint=hint) from None
-    except (ValueError, KeyError, TypeError) as e:
+    except (UsageError, ValueError, KeyError, TypeError) as e:
         raise UsageError(
-            f"{file} is not what gdn wrote: {errors.one_line(e)}", hint=hint
+            f"{file} is not what gdn wrote: {errors.one_line(e)}",
+            hint="fix it, or move it away",
         ) from None
     return gpus
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from math import prod
@@ -131,7 +131,10 @@ def twin(
         try:
             held = holds(sizes)
         except ValueError as e:
-            raise _undefined(op, "constraints", text, e) from None
+            file = f"configs/{op.family}.toml"
+            raise UsageError(
+                f"{file}: $.constraints: '{text}': {e} at these axes"
+            ) from None
         if not held:
             given = _words({axis: axes[axis] for axis in op.var_axes if axis in text})
             raise UsageError(f"{op.name}: {given}", hint=f"expected {text}")
@@ -178,19 +181,11 @@ def stressed(
         if lengths is not None:
             axes = {"total_seq_len": sum(lengths), "num_seqs": len(lengths)}
             for axis, text in op.defaults.items():
-                try:
-                    axes[axis] = size(text, axes)
-                except ValueError as e:
-                    raise _undefined(op, f"defaults.{axis}", text, e) from None
+                axes[axis] = size(text, axes)
         axes = {axis: axes[axis] for axis in op.var_axes}
         id_ = str(uuid.uuid5(_NAMESPACE, f"{op.definition}?stress={name}"))
         workloads.append(Workload(id_, axes, seq_lens=lengths, stress=name))
     return workloads
-
-
-def _undefined(op: Op, key: str, text: str, why: ValueError) -> UsageError:
-    file = f"configs/{op.family}.toml"
-    return UsageError(f"{file}: $.{key}: '{text}': {why} at these axes")
 
 
 # --- selecting
@@ -352,18 +347,9 @@ def _at_axes(
     needed = [axis for axis in left if axis not in (*op.defaults, "batch_size")]
     raise UsageError(
         f"no workload of {op.name} has {_words(axes)}",
-        hint=f"there are {present(workloads, axes)}; add {' and '.join(needed or left)} for"
-        " a twin drawn at those axes",
+        hint=f"add {' and '.join(needed or left)} for a twin drawn at those axes;"
+        " `gdn data list` shows what there is",
     )
-
-
-def present(workloads: Sequence[Workload], axes: Iterable[str]) -> str:
-    """The values that axes have in the workloads, for a message: "batch_size 1, 4 and 8"."""
-    texts = []
-    for axis in axes:
-        sizes = sorted({w.axes[axis] for w in workloads if axis in w.axes})
-        texts.append(f"{axis} {listed(map(str, sizes), most=8) or '(none)'}")
-    return "; ".join(texts)
 
 
 def _preset(op: Op, workloads: Sequence[Workload], preset: Preset) -> list[Workload]:

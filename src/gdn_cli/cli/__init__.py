@@ -99,9 +99,8 @@ def main(machine: Any = None) -> None:
         raise KeyboardInterrupt
 
     # a closed terminal, `timeout`, a cancelled CI job: exit as after Ctrl-C
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), leave)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
     code = _run()
     if why := streams.fault():
         code = code or _tell(errors.MissingError(f"cannot write the output: {why}"))

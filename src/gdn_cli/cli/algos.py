@@ -39,7 +39,6 @@ def show(
     algo: Annotated[
         str,
         typer.Argument(
-            autocompletion=o.algos_like,
             help="Its name, such as cpp-v1 or gdn_prefill/fi-baseline.",
         ),
     ],
@@ -65,7 +64,6 @@ def show(
     for notice in kept.skipped.values():
         screen.say(notice)
     log = target.own_folder.parent / "README.md"
-    text = read(log).decode(errors="replace") if log.is_file() else ""
     files = []
     for path in pack.sources(target):
         lines = read(path).decode(errors="replace").splitlines()
@@ -74,7 +72,7 @@ def show(
         target,
         o.machine().place(target),
         files,
-        log=log if f"`{target.name}`" in text else None,
+        log=log if log.is_file() else None,
         history=history.timeline(series, count=1),
     )
     shown.show_algo(facts, json)
@@ -86,7 +84,6 @@ def new(
         str,
         algos_option(
             "--from",
-            autocompletion=o.algos_like,
             help="The algo to start from.",
         ),
     ],

@@ -25,7 +25,6 @@ def compare(
         list[str],
         typer.Argument(
             metavar="A B...",
-            autocompletion=o.algos_like,
             help="Algos, packed solutions, record files, or saved baselines.",
         ),
     ],

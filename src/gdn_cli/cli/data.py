@@ -108,7 +108,6 @@ def list_(
     selected: dict[str | None, dict[str, list[Workload]]]
     selected = {None: _select(known, op, which)}
     for name in presets.names():
-        presets.load_preset(name)  # raises if the preset is invalid
         with contextlib.suppress(errors.GdnError):  # a preset that the op does not have
             selected[name] = _select(known, op, dataclasses.replace(which, preset=name))
     terminal.show_presets(selected, known)

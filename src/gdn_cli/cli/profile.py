@@ -107,7 +107,6 @@ def profile(
         list[str] | None,
         typer.Argument(
             metavar="[A [B]]",
-            autocompletion=o.algos_like,
             help="Algos, packed solutions, or saved profiles.",
         ),
     ] = None,
@@ -202,13 +201,7 @@ def looked_at(
 
     saved = {name: session.find(name, folder) for name in names}
     live = [name for name in names if saved[name] is None]
-    made: list[Profile] = []
-    try:
-        made.extend(profiled(live) if live else ())
-    except errors.GdnError:
-        if made and not json:  # show the first of two if only the second failed
-            shown.show_profiles(made, None, json, full)
-        raise
+    made = list(profiled(live)) if live else []
     profiles = [saved[name] or made.pop(0) for name in names]
     difference = differences.difference(*profiles) if len(profiles) == 2 else None
     shown.show_profiles(profiles, difference, json, full)

@@ -103,8 +103,7 @@ class Asked:
         """The format: --format, or the suffix of --out."""
         name = self.format
         if name is None and self.out is not None and self.out.suffix:
-            suffix = self.out.suffix[1:].lower()
-            name = {"htm": "html", "markdown": "md"}.get(suffix, suffix)
+            name = self.out.suffix[1:].lower()
         if name is not None:
             o.check_choice("format", name, ("html", "md", "csv", "png", "svg"))
         return name or default

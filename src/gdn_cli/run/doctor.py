@@ -54,7 +54,7 @@ def installed(machine: Machine = HERE) -> list[Finding]:
     ]
 
 
-_FOR_CPU = (
+_FOR_CPU = {
     "Python",
     "torch",
     "flashinfer-bench",
@@ -62,21 +62,17 @@ _FOR_CPU = (
     "C++ compiler",
     "records",
     "builds",
-)
-_FOR_GPU = ("GPU", "nvcc", "triton")
+}
+_FOR_GPU = {"GPU", "nvcc", "triton"}
 
 
 def summary(findings: list[Finding]) -> str:
     """What can be done here, in one line."""
-    missing = {f["what"]: f["found"] for f in findings if f["state"] != "ok"}
-
-    def lacking(names: tuple[str, ...]) -> str:
-        return ", ".join(f"{n} ({missing[n]})" for n in names if n in missing)
-
-    if cpu := lacking(_FOR_CPU):
-        return f"not ready: {cpu}"
-    if gpu := lacking(_FOR_GPU):
-        return f"ready for algos on the CPU; a GPU's need {gpu}"
+    missing = [str(f["what"]) for f in findings if f["state"] != "ok"]
+    if cpu := [what for what in missing if what in _FOR_CPU]:
+        return f"not ready: {', '.join(cpu)}"
+    if gpu := [what for what in missing if what in _FOR_GPU]:
+        return f"ready for algos on the CPU; a GPU's need {', '.join(gpu)}"
     return "ready for algos on the CPU and GPU"
 
 
@@ -99,10 +95,6 @@ _PACKAGES = [
     ("triton", "triton", "Triton algos"),
     ("flashinfer-bench", "flashinfer_bench", "run, bench, pack --prove"),
     ("ninja", "ninja", "C++ and CUDA algos"),
-    ("flashinfer-python", "flashinfer", "fi-baseline"),
-    ("fla-core", "fla", "fla-upstream"),
-    ("flash-qla", "flash_qla", "flashqla"),
-    ("cupti-python", "cupti", "fib, of newer versions"),
     ("cuda-bench", "cuda.bench", "tier nvbench", "'cuda-bench[cu13]'"),
     ("matplotlib", "matplotlib", "gdn report"),
     ("modal", "modal", "a B200 at Modal"),

@@ -29,9 +29,7 @@ def overwriting(
     nothing is `timed`, an algo of an op that is always in place may return its results:
     they are checked as they are.
     """
-    names = dict.fromkeys(e.algo.op for e in entries)
-    only = {name for name in names if registry.op(name).in_place_only and timed}
-    for name in names:
+    for name in dict.fromkeys(e.algo.op for e in entries):
         if asked and not registry.op(name).in_place:
             able = ", ".join(op.name for op in registry.ops.values() if op.in_place)
             raise UsageError(
@@ -40,8 +38,9 @@ def overwriting(
             )
 
     def why_not(algo: Algo) -> str | None:
-        if not asked and algo.op not in only:
+        if not (asked or timed and registry.op(algo.op).in_place_only):
             return None
+
         where = "--in-place" if asked else f"{algo.op} is timed in place"
         if algo.setup:
             return f"{where}: {algo.full_name} keeps data that its setup made from the inputs"
@@ -65,18 +64,9 @@ def batch_invariant(
     """The batch-invariant builds, for `--batch-invariant`. UsageError for an algo that
     has none if the user `named` it; otherwise the algo is reported as unable to run.
     """
-    result = []
     how = batch_invariance.HOW
-    for entry in _without(entries, batch_invariance.why_not, how, named):
-        if entry.place.mode is not None:
-            try:
-                entry = _variant(registry, entry)
-            except UsageError as e:
-                if named:
-                    raise
-                entry = replace(entry, place=inventory.Place(None, e.message, e.hint))
-        result.append(entry)
-    return result
+    able = _without(entries, batch_invariance.why_not, how, named)
+    return [_variant(registry, entry) if entry.place.mode else entry for entry in able]
 
 
 def _variant(registry: Registry, entry: Entry) -> Entry:
@@ -92,12 +82,14 @@ def beside_batch_invariant(registry: Registry, entries: list[Entry]) -> list[Ent
         why = batch_invariance.why_not(entries[0].algo) or ""
         raise UsageError(why, hint=batch_invariance.HOW)
     result = []
+
     for entry in entries:
         result.append(entry)
         if batch_invariance.offered(entry.algo):
             variant = _variant(registry, entry)
             if variant.algo != entry.algo:
                 result.append(variant)
+
     return result
 
 

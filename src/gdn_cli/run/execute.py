@@ -60,6 +60,7 @@ def run(
     tally = _Tally(plan, writer, progress)
     stop = threading.Event()
     document.interrupted = True
+
     try:
         if engine:
             with contextlib.closing(engine(plan.jobs, tally.came)) as arriving:
@@ -76,6 +77,7 @@ def run(
             gpu_sharing.side_by_side(work, stop)
     finally:
         tally.sort()
+
     document.interrupted = False
     if document.records:
         writer.save()
@@ -90,6 +92,7 @@ def _lane(
 ) -> None:
     """Run one GPU's jobs, or those without a GPU, one after the other."""
     timed = {job.mode for job in jobs if job.tiers}
+
     with contextlib.ExitStack() as held:
         if "cuda" in timed:
             gpu = gpu or jobs[0].machine.gpus()[0]
@@ -187,6 +190,7 @@ class _Tally:
     ) -> None:
         of_job = self._records(job)
         document = self.writer.document
+
         for record in records:
             whole = of_job.complete(record, environment, document.records)
             self.writer.add(whole, job.place, of_job.environment(environment))
@@ -195,6 +199,7 @@ class _Tally:
             of_workload = self.order.get((job.op.name, whole.uuid), math.inf)
             gpu = self.gpus.index(job.gpu)
             self.ranks[id(whole)] = of_algo, of_workload, gpu
+
         if records:
             self.writer.save()
 
@@ -231,10 +236,13 @@ def _fates(job: Job, outcome: Outcome, seen: list[Record]) -> list[Record]:
     for each that has something left.
     """
     owed: Counter[str] = Counter()
+
     for (algo, _), count in job.request.owed(seen).items():
         owed[algo] += count
+
     status = outcome.status
     reason = outcome.reason
+
     if status is Status.DONE:
         if not owed:
             return []
@@ -293,6 +301,7 @@ def exit_code(document: Document, named: bool) -> int:
         return errors.FAILED
     if Blame.REMOTE in blames:
         return errors.REMOTE
+
     if Blame.MACHINE in blames or (
         document.missing and (named or not document.records)
     ):

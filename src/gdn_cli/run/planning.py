@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
 from ..catalog import official, presets, trace_set, workloads
-from ..catalog.formats import Definition, Solution
+from ..catalog.formats import Solution
 from ..catalog.official import Harness
 from ..catalog.ops import Op
 from ..catalog.pack import definition, pack, read_solution, source_hash
@@ -102,19 +101,22 @@ def choose(
     """
     algos = [read_solution(file, registry) for file in files]
     op = registry.op(op).name if op else None
-    every = not names and not files
+    every = names is None and not files
     wanted = ["all"] if every else listed(names)
+
     for name in wanted:
         if name == "all":
             algos += registry.of(op or DEFAULT_OP)
         else:
             algos.append(registry.find(name, op))
+
     entries = [
         _entry(algo, place(algo, device), timed) for algo in _distinct(algos, registry)
     ]
     if "all" in wanted:  # those whose algo.toml is broken too, to report them
         family = registry.op(op or DEFAULT_OP).family
         entries += [_broken(b) for b in registry.broken if b.op == family]
+
     if every and timed:
         # times of the GPU and of the CPU cannot be compared: with a GPU here, only the GPU's algos
         modes = {entry.place.mode for entry in entries}
@@ -151,6 +153,7 @@ def rivals(
     """
     entries: list[Entry] = []
     times: Counter[str] = Counter()
+
     for name in names:
         packed = name.endswith(".json")
         algo = (
@@ -166,6 +169,7 @@ def rivals(
         if times[algo.name] > 1:
             algo = structs.replace(algo, name=f"{algo.name}@{times[algo.name]}")
         entries.append(_entry(algo, place(algo, device), timed=True))
+
     return entries
 
 
@@ -178,19 +182,6 @@ def _entry(algo: Algo, place: inventory.Place, timed: bool) -> Entry:
     return Entry(algo, place)
 
 
-def anywhere(
-    registry: Registry,
-    op: str | None,
-    device: str,
-    place: Placing = inventory.HERE.place,
-) -> list[Entry]:
-    """Floors need no algo: return the op's reference as a placeholder, so that a device
-    is chosen.
-    """
-    algo = registry.reference(registry.op(op or DEFAULT_OP))
-    return [Entry(algo, place(algo, device))]
-
-
 def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
     """Algos with distinct names: the same file or folder twice is one algo; another
     algo of the same name, or with the name of the reference or of a floor, gets a mark
@@ -198,6 +189,7 @@ def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
     """
     distinct: dict[tuple[str, str], Algo] = {}
     floors = {f"{op}/{floor}" for op in registry.ops for floor in FLOORS}
+
     for algo in algos:
         source = source_hash(algo.solution) if algo.solution else str(algo.folder)
         key = algo.full_name, source
@@ -210,6 +202,7 @@ def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
             mark = source[:6] if algo.solution else "own"
             algo = structs.replace(algo, name=f"{algo.name}@{mark}")
         distinct[key] = algo
+
     return list(distinct.values())
 
 
@@ -243,10 +236,13 @@ def select(
     `overrides` replace the preset's settings.
     """
     by_op: dict[str, list[Entry]] = {}
+
     for entry in entries:
         by_op.setdefault(entry.algo.op, []).append(entry)
+
     chosen = which.workload or []
     parts = []
+
     for name, of_op in by_op.items():
         op = registry.op(name)
         if which.stress:
@@ -262,6 +258,7 @@ def select(
         whole = preset is not None and preset.scored and not (chosen or which.n)
         scored = whole and op.definition in workloads.contest()
         parts.append(Part(op, of_op, picked, plan | (overrides or {}), scored))
+
     return parts
 
 
@@ -282,12 +279,14 @@ def prepare(registry: Registry, parts: list[Part], settings: Settings) -> Plan:
     others; a wrong tier does.
     """
     plan = Plan(parts=parts)
+
     for part in parts:
         plan.missing.extend(_missing(part))
         jobs: list[Job] = []
         for share in _shares(part, settings.gpus):
             jobs += _jobs(registry, share, settings, plan)
         plan.jobs.extend(_in_order(part, jobs, plan))
+
     if len(settings.gpus) > 1:
         gpus = list(dict.fromkeys(job.gpu for job in plan.jobs if job.gpu))
         cpus = gpu_sharing.cpus(gpus, settings.machine)
@@ -321,6 +320,7 @@ def add_judge(plan: Plan, harness: Harness) -> None:
     able = [job for job in benches if job.mode == "cuda" and not job.request.setup]
     if benches and not able:
         raise UsageError("flashinfer-bench judges on a GPU only", hint=inventory.MODAL)
+
     for job in able:
         timing = structs.replace(
             job.request.timing, tiers=(official.TIER,), fallback=False
@@ -343,19 +343,23 @@ def _shares(part: Part, gpus: Sequence[Gpu]) -> list[Part]:
     ready = [e for e in part.entries if e.place.mode]
     candidates: dict[int, tuple[int, list[Gpu]]] = {}
     fitting: set[Gpu] = set()
+
     for i, entry in enumerate(ready):
         fit = [gpu for gpu in gpus if gpu.fits(entry.algo)]
         candidates[i] = 1, fit
         fitting.update(fit)
+
     usable = [gpu for gpu in gpus if gpu in fitting]
     if len(ready) < len(usable) and len({gpu.name for gpu in usable}) == 1:
         return _by_workload(replace(part, entries=ready), usable)
     gpu_of = gpu_sharing.deal(candidates)
     shares = []
+
     for gpu in usable:
         entries = [entry for i, entry in enumerate(ready) if gpu_of[i] == gpu]
         if entries:
             shares.append(replace(part, entries=entries, gpu=gpu))
+
     return shares
 
 
@@ -385,8 +389,10 @@ def _in_order(part: Part, jobs: list[Job], plan: Plan) -> list[Job]:
 
     ordered = sorted(jobs, key=turn)
     workloads_ = [(part.op.name, w.uuid) for w in part.workloads]
+
     for place in [*map(key, ordered), *workloads_]:
         plan.order.setdefault(place, len(plan.order))
+
     return ordered
 
 
@@ -412,11 +418,36 @@ def _jobs(
     """One job for each algo that can run; a bench runs the floors and the references of
     each mode first. A comparison has one job for all algos that run in the same mode.
     """
-    command = settings.command
     op = part.op
-    make = partial(_job, settings, part, definition(op, registry))
+    described = definition(op, registry)
+
+    def make(
+        command: str,
+        mode: str,
+        algos: Sequence[tuple[Algo, Solution]] = (),
+        options: Options = settings.options,
+    ) -> Job:
+        timed = command != "check"
+        substitute = timed and command != "compare" and not options.strict
+        tiers = tiers_for(mode, settings.tiers, command) if timed else ()
+        return Job.of(
+            command,
+            op,
+            described,
+            mode,
+            part.workloads,
+            algos,
+            options=options,
+            timing=Timing(tiers, part.plan, substitute and not settings.tiers),
+            timeout_s=settings.timeout_s,
+            gpu=part.gpu,
+            machine=settings.machine,
+        )
+
+    command = settings.command
     by_mode: dict[str, list[tuple[Algo, Solution]]] = {}
     names: set[tuple[str, str]] = set()
+
     for entry in part.entries:
         mode = entry.place.mode
         algo = entry.algo
@@ -429,18 +460,20 @@ def _jobs(
                 packed.append((algo, pack(algo, op)))
         except UsageError as e:
             _cannot_pack(plan, op, algo, mode, str(e))
+
     if command == "compare":
         for mode, rivals in by_mode.items():
             if rivals:
                 yield make("compare", mode, rivals)
         return
+
     for mode in by_mode if command in ("bench", "floor") else ():
         yield make("floor", mode)
         for algo in _yardsticks(registry, part, mode, settings):
             if (mode, algo.name) not in names:
                 alone = structs.replace(settings.options, batch_invariant=False)
-                job = make("bench", mode, [(algo, pack(algo, op))], options=alone)
-                yield as_extra(job)
+                yield as_extra(make("bench", mode, [(algo, pack(algo, op))], alone))
+
     for mode, packed in by_mode.items():
         for pair in packed:
             yield make(command, mode, [pair])
@@ -480,37 +513,6 @@ def _yardsticks(
     return [reference, baseline] if runs and fits else [reference]
 
 
-def _job(
-    settings: Settings,
-    part: Part,
-    described: Definition,
-    command: str,
-    mode: str,
-    algos: Sequence[tuple[Algo, Solution]] = (),
-    options: Options | None = None,
-) -> Job:
-    options = options or settings.options
-    timed = command != "check"
-    substitute = timed and command != "compare" and not options.strict
-    return Job.of(
-        command,
-        part.op,
-        described,
-        mode,
-        part.workloads,
-        algos,
-        options=options,
-        timing=Timing(
-            tiers_for(mode, settings.tiers, command) if timed else (),
-            part.plan,
-            fallback=substitute and not settings.tiers,
-        ),
-        timeout_s=settings.timeout_s,
-        gpu=part.gpu,
-        machine=settings.machine,
-    )
-
-
 def tiers_for(
     mode: str, wanted: tuple[str, ...], command: str = "bench"
 ) -> tuple[str, ...]:
@@ -521,6 +523,7 @@ def tiers_for(
     chosen = [name for name in wanted or fitting[:1] if name in fitting]
     if "all" in wanted:
         chosen = fitting
+
     if not chosen:
         place = {"cuda": "on a GPU", "cpu": "on the CPU"}[mode]
         hint = f"use {' or '.join(fitting)}"
@@ -529,6 +532,7 @@ def tiers_for(
         )
     if command == "floor":
         chosen = [name for name in chosen if TIERS[name].floors]
+
     if command == "compare":
         able = [name for name in fitting if TIERS[name].interleaves]
         if not set(chosen) & set(able):

@@ -54,11 +54,13 @@ def prove(
     if step["state"] == "failed":
         return
     place = machine.place(algo)
+
     for module, wheel in packages.items():
         if not machine.has_package(module):
             why = f"package {wheel} is not installed: pip install {wheel}"
             yield _step("build", "skipped", why)
             return
+
     if algo.language == "cpp" and not machine.cxx():
         yield _step("build", "skipped", "no C++ compiler here")
         return
@@ -123,6 +125,7 @@ def _imports(solution: Solution, packages: dict[str, str]) -> Step:
     }
     declared |= set(packages) | _ALWAYS_THERE | set(sys.stdlib_module_names)
     imported: set[str] = set()
+
     for source in solution["sources"]:
         if not source["path"].endswith(".py"):
             continue
@@ -137,6 +140,7 @@ def _imports(solution: Solution, packages: dict[str, str]) -> Step:
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 imported.add((node.module or "").split(".")[0])
+
     if undeclared := sorted(imported - declared):
         why = "imported, but not in [packages] of algo.toml: a judge may not have it"
         return _step("imports", "failed", f"{', '.join(undeclared)}: {why}")

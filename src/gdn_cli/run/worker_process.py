@@ -99,6 +99,7 @@ class Worker:
         self.stdin = tempfile.TemporaryFile()
         waits, self.go = os.pipe()
         events, events_in = os.pipe()
+
         try:
             # its directory: nothing can be imported or found by accident
             (self.folder / "empty").mkdir()
@@ -127,12 +128,14 @@ class Worker:
         finally:
             os.close(waits)
             os.close(events_in)
+
         self.events = os.fdopen(events, "rb", buffering=0)
         self.streams: dict[Any, Callable[[bytes], None]] = {
             self.events: self._event_bytes,
             self.process.stdout: self._reply_bytes,
             self.process.stderr: self._log_bytes,
         }
+
         for stream, take in self.streams.items():
             os.set_blocking(stream.fileno(), False)
             self.selector.register(stream, selectors.EVENT_READ, take)
@@ -149,6 +152,7 @@ class Worker:
         self.on_record = on_record
         deadline = time.monotonic() + timeout_s
         timed_out = False
+
         try:
             with self.stdin:
                 self.stdin.write(
@@ -169,6 +173,7 @@ class Worker:
         # its worker
         finally:
             self.close()
+
         text = bounded.clip(redaction.masked(self.log.text(), self.secrets))
         self.outcome.tail = tail(text)
         self._conclude(
@@ -230,6 +235,7 @@ class Worker:
     def _event_bytes(self, data: bytes) -> None:
         # whole lines, and the begin of the next; a long line comes in many parts
         *lines, rest = data.split(b"\n")
+
         if lines:
             lines[0] = bytes(self.partial) + lines[0]
             self.partial = bytearray(rest)
@@ -238,6 +244,7 @@ class Worker:
         if len(self.partial) > _MOST:
             self.garbled = f"a record of it is longer than {_MOST >> 20} MiB"
         seal = self.seal.encode()
+
         for line in lines:
             event = None
             if line.startswith(seal):
@@ -271,17 +278,20 @@ class Worker:
         worker ended.
         """
         outcome = self.outcome
+
         if timed_out:
             outcome.status = Status.TIMED_OUT
             outcome.reason = timed_out
             return
         reply = self._decoded(self.reply, Reply) if self.reply else None
+
         if self.garbled or (self.reply and (reply is None or reply.seal != self.seal)):
             outcome.status = Status.CRASHED
             outcome.reason = (
                 self.garbled or "a reply came that its worker did not write"
             )
             return
+
         if reply is None:
             exit_code = self.process.returncode
             outcome.status, outcome.reason = exit_reasons.death(exit_code, self.ooms)
