@@ -95,10 +95,7 @@ REFUSED = {
         {"main.py": RUN, "x.py": " \n"},
         "x.py: flashinfer-bench refuses",
     ),
-    "a-suffix": (
-        {"main.py": RUN, "t.json": "{}"},
-        "t.json: flashinfer-bench drops",
-    ),
+    "a-suffix": ({"main.py": RUN, "t.json": "{}"}, "t.json: flashinfer-bench drops"),
     "no-suffix": (
         {"main.py": RUN, "Makefile": "all:"},
         "Makefile: flashinfer-bench drops",

@@ -411,14 +411,7 @@ def test_a_profile_that_cannot_be_kept_is_shown_and_exit_3(
     )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        '{"schema": 99, "tool": "ncu"}',
-        "[" * 5000,
-    ],
-)
+@pytest.mark.parametrize("text", ["{", '{"schema": 99, "tool": "ncu"}', "[" * 5000])
 def test_a_damaged_profile_is_one_clear_line_and_hides_no_other(
     text, kept_profile, tmp_path, gdn
 ):

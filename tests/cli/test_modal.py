@@ -596,9 +596,7 @@ def test_ctrl_c_while_waiting_stops_the_app_and_keeps_the_arrived_results(tmp_pa
 def test_ctrl_c_before_the_start_leaves_nothing_behind():
     with Server(create_delay=30) as s:
         done = interrupted(
-            s,
-            lambda s: "FunctionCreate" in s.rpcs,
-            "bench --algo cuda-v4 -w 0 --json",
+            s, lambda s: "FunctionCreate" in s.rpcs, "bench --algo cuda-v4 -w 0 --json"
         )
     assert done.code == errors.INTERRUPTED and "Traceback" not in done.err
     assert done.json["records"] == [] and done.json["interrupted"]

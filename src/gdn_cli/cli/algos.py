@@ -13,9 +13,7 @@ from .help import algos_option
 
 
 def list_(
-    op: o.OpName = None,
-    algos: o.OwnAlgos = None,
-    json: o.AsJson = False,
+    op: o.OpName = None, algos: o.OwnAlgos = None, json: o.AsJson = False
 ) -> None:
     """Show the algos, and which of them can run here.
 
@@ -37,10 +35,7 @@ def list_(
 
 def show(
     algo: Annotated[
-        str,
-        typer.Argument(
-            help="Its name, such as cpp-v1 or gdn_prefill/fi-baseline.",
-        ),
+        str, typer.Argument(help="Its name, such as cpp-v1 or gdn_prefill/fi-baseline.")
     ],
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
@@ -80,19 +75,13 @@ def show(
 
 def new(
     name: Annotated[str, typer.Argument(help="Name of the new algo.")],
-    source: Annotated[
-        str,
-        algos_option(
-            "--from",
-            help="The algo to start from.",
-        ),
-    ],
+    source: Annotated[str, algos_option("--from", help="The algo to start from.")],
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
     into: Annotated[
         Path | None,
         algos_option(
-            help="The algos folder for it (default: --algos, else gdn's own).",
+            help="The algos folder for it (default: --algos, else gdn's own)."
         ),
     ] = None,
     json: o.AsJson = False,

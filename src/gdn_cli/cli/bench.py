@@ -86,9 +86,7 @@ def bench(
     gpus: o.Gpus = None,
     save: Annotated[
         str | None,
-        typer.Option(
-            help="Save the records as a baseline for `gdn compare`.",
-        ),
+        typer.Option(help="Save the records as a baseline for `gdn compare`."),
     ] = None,
     engine: o.EngineName = None,
 ) -> None:

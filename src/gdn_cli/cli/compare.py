@@ -11,7 +11,7 @@ import typer
 from .. import errors
 from . import options as o
 from .bench import perform
-from .help import running_option, timing_option
+from .help import timing_option
 
 if TYPE_CHECKING:
     from ..catalog.registry import Registry
@@ -37,18 +37,11 @@ def compare(
     heads: o.Heads = None,
     algos: o.OwnAlgos = None,
     in_place: o.InPlace = False,
-    batch_invariant: Annotated[
-        bool,
-        running_option(
-            "--batch-invariant",
-            help="Also run each algo's batch-invariant build, as NAME@invariant.",
-        ),
-    ] = False,
+    batch_invariant: o.BatchInvariant = False,
     threshold: Annotated[
         float,
         timing_option(
-            min=0.0,
-            help="The least relative difference that is FASTER or SLOWER.",
+            min=0.0, help="The least relative difference that is FASTER or SLOWER."
         ),
     ] = 0.005,
     gate: Annotated[

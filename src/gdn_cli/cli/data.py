@@ -84,10 +84,7 @@ def list_(
     op: o.OpName = None,
     full: Annotated[
         bool,
-        results_option(
-            "--full",
-            help="A line for each workload: index, uuid, axes.",
-        ),
+        results_option("--full", help="A line for each workload: index, uuid, axes."),
     ] = False,
     json: o.AsJson = False,
 ) -> None:

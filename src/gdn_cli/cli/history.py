@@ -8,61 +8,38 @@ import typer
 
 from .. import errors
 from . import options as o
-from .help import (
-    algos_option,
-    running_option,
-    timing_option,
-    workloads_option,
-)
-
-Names = Annotated[
-    str | None,
-    algos_option(
-        metavar="NAME[,NAME...]",
-        help="Show the times of these algos over commits.",
-    ),
-]
-Tier = Annotated[
-    str | None,
-    timing_option(help="Only this tier."),
-]
-On = Annotated[
-    str | None,
-    running_option(
-        help="Only devices with TEXT in their name.",
-    ),
-]
-Runs = Annotated[
-    int,
-    workloads_option(
-        "-n",
-        min=1,
-        help="With --algo: the last N runs of each table.",
-    ),
-]
-Export = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE|-",
-        help="Write the records: CSV for .csv, else JSON lines; - is stdout.",
-    ),
-]
-Forget = Annotated[
-    str | None,
-    typer.Option(
-        help="Remove one run, by its id; a file of --out stays.",
-    ),
-]
+from .help import algos_option, running_option, timing_option, workloads_option
 
 
 def history(
-    algo: Names = None,
+    algo: Annotated[
+        str | None,
+        algos_option(
+            metavar="NAME[,NAME...]", help="Show the times of these algos over commits."
+        ),
+    ] = None,
     op: o.OpName = None,
-    tier: Tier = None,
-    device: On = None,
-    n: Runs = 20,
-    export: Export = None,
-    forget: Forget = None,
+    tier: Annotated[str | None, timing_option(help="Only this tier.")] = None,
+    device: Annotated[
+        str | None, running_option(help="Only devices with TEXT in their name.")
+    ] = None,
+    n: Annotated[
+        int,
+        workloads_option(
+            "-n", min=1, help="With --algo: the last N runs of each table."
+        ),
+    ] = 20,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|-",
+            help="Write the records: CSV for .csv, else JSON lines; - is stdout.",
+        ),
+    ] = None,
+    forget: Annotated[
+        str | None,
+        typer.Option(help="Remove one run, by its id; a file of --out stays."),
+    ] = None,
     json: o.AsJson = False,
 ) -> None:
     """Show your benches: all algos, or some algos' times over commits.

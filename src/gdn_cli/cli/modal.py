@@ -13,8 +13,8 @@ import typer
 from .. import errors
 from . import options as o
 from .bench import carry_out
-from .help import App, modal_option, results_option
-from .profile import Look, Tool, looked_at, named
+from .help import App, modal_option
+from .profile import Folder, Look, Names, Tool, looked_at, named
 
 if TYPE_CHECKING:
     from ..records.store import Writer
@@ -30,10 +30,14 @@ modal = App(
 
 
 MaxMinutes = Annotated[
-    float | None,
+    float | None, modal_option(min=1, help="Stop everything after that.")
+]
+
+
+Image = Annotated[
+    str | None,
     modal_option(
-        min=1,
-        help="Stop everything after that.",
+        metavar="gdn|flashinfer", show_default="gdn", help="flashinfer: the contest's."
     ),
 ]
 
@@ -49,14 +53,7 @@ class Machine:
             help="H200, H100!, B200:2, ...; no other GPU is accepted.",
         ),
     ] = None
-    image: Annotated[
-        str | None,
-        modal_option(
-            metavar="gdn|flashinfer",
-            show_default="gdn",
-            help="flashinfer: the contest's.",
-        ),
-    ] = None
+    image: Image = None
 
 
 @dataclass(frozen=True)
@@ -67,15 +64,12 @@ class Errand(Machine):
     detach: Annotated[
         bool,
         modal_option(
-            "--detach",
-            help="Start it and return; --resume FILE fetches the results.",
+            "--detach", help="Start it and return; --resume FILE fetches the results."
         ),
     ] = False
     resume: Annotated[
         Path | None,
-        modal_option(
-            help="Continue a run: fetch its results, and repeat what failed.",
-        ),
+        modal_option(help="Continue a run: fetch its results, and repeat what failed."),
     ] = None
 
 
@@ -84,11 +78,7 @@ class Containers(Errand):
     """Rented machines, and how the algos share them."""
 
     parallel: Annotated[
-        int,
-        modal_option(
-            min=1,
-            help="Up to N containers at a time, one algo in each.",
-        ),
+        int, modal_option(min=1, help="Up to N containers at a time, one algo in each.")
     ] = 1
     together: Annotated[
         bool,
@@ -296,20 +286,10 @@ def profile(
     algos: o.Algos,
     look: Tool,
     rented: Errand,
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[A [B]]", help="Algos, packed solutions, or saved profiles."
-        ),
-    ] = None,
+    names: Names = None,
     timeout: o.Timeout = 300.0,
     json: o.AsJson = False,
-    out: Annotated[
-        Path | None,
-        results_option(
-            help="The folder of profiles.",
-        ),
-    ] = None,
+    out: Folder = None,
 ) -> None:
     """`gdn profile` at Modal: one algo on one workload, or the differences of two. The
     folder is saved here. Default tool: torch; Modal may not let you use ncu and sanitizer.

@@ -10,8 +10,7 @@ import typer
 
 from .. import errors
 from . import options as o
-from .help import modal_option
-from .modal import Errand, Machine, MaxMinutes, engine_of, modal
+from .modal import Errand, Image, Machine, MaxMinutes, engine_of, modal
 
 if TYPE_CHECKING:
     from ..run.doctor import Finding
@@ -77,14 +76,7 @@ def setup(
     no_image: Annotated[
         bool, typer.Option("--no-image", help="Do not build the image.")
     ] = False,
-    image: Annotated[
-        str | None,
-        modal_option(
-            metavar="gdn|flashinfer",
-            show_default="gdn",
-            help="Which to build.",
-        ),
-    ] = None,
+    image: Image = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="Upload everything, over what the volume has."),

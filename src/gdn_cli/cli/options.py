@@ -17,13 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    TypeVar,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -53,16 +47,10 @@ MACHINE: ContextVar[Machine | None] = ContextVar("MACHINE", default=None)
 AsJson = Annotated[
     bool,
     results_option(
-        "--json",
-        help="Print one JSON document on stdout, and nothing else.",
+        "--json", help="Print one JSON document on stdout, and nothing else."
     ),
 ]
-OpName = Annotated[
-    str | None,
-    algos_option(
-        help="The op, such as gdn_prefill.",
-    ),
-]
+OpName = Annotated[str | None, algos_option(help="The op, such as gdn_prefill.")]
 Heads = Annotated[
     str | None,
     algos_option(
@@ -72,10 +60,7 @@ Heads = Annotated[
 ]
 OwnAlgos = Annotated[
     str | None,
-    algos_option(
-        envvar="GDN_ALGOS",
-        help="Your own folder of <op>/<algo>/algo.toml.",
-    ),
+    algos_option(envvar="GDN_ALGOS", help="Your own folder of <op>/<algo>/algo.toml."),
 ]
 Solutions = Annotated[
     list[str] | None,
@@ -96,9 +81,7 @@ Gpus = Annotated[
 ]
 EngineName = Annotated[
     str | None,
-    running_option(
-        help="Run it elsewhere: slurm, or another of configs/engines.toml.",
-    ),
+    running_option(help="Run it elsewhere: slurm, or another of configs/engines.toml."),
 ]
 OneWorkload = Annotated[
     str | None,
@@ -110,10 +93,7 @@ OneWorkload = Annotated[
 ]
 Dataset = Annotated[
     Path | None,
-    workloads_option(
-        envvar="FIB_DATASET_PATH",
-        help="A FlashInfer-Trace folder.",
-    ),
+    workloads_option(envvar="FIB_DATASET_PATH", help="A FlashInfer-Trace folder."),
 ]
 Tier = Annotated[
     str | None,
@@ -124,35 +104,22 @@ Tier = Annotated[
 ]
 
 
-def timeout_option(words: str) -> Any:
-    return running_option(
-        "--timeout",
-        min=1.0,
-        help=words,
-    )
-
-
-Timeout = Annotated[float, timeout_option("The most seconds that one algo may take.")]
+Timeout = Annotated[
+    float, running_option(min=1.0, help="The most seconds that one algo may take.")
+]
 Strict = Annotated[
     bool,
     running_option(
-        "--strict",
-        help="Probe for cheats and faults on every workload; no fallback.",
+        "--strict", help="Probe for cheats and faults on every workload; no fallback."
     ),
 ]
 First = Annotated[
     int | None,
-    workloads_option(
-        "-n",
-        min=1,
-        help="The first N workloads of the selection.",
-    ),
+    workloads_option("-n", min=1, help="The first N workloads of the selection."),
 ]
 PresetName = Annotated[
     str | None,
-    workloads_option(
-        help="One of configs/presets.toml: quick, contest, sweep, peers.",
-    ),
+    workloads_option(help="One of configs/presets.toml: quick, contest, sweep, peers."),
 ]
 InPlace = Annotated[
     bool,
@@ -171,8 +138,7 @@ BatchInvariant = Annotated[
 L2 = Annotated[
     str,
     timing_option(
-        metavar="cold|warm",
-        help="State of the GPU's L2 cache before each call.",
+        metavar="cold|warm", help="State of the GPU's L2 cache before each call."
     ),
 ]
 Seconds = Annotated[
@@ -327,11 +293,7 @@ class Place:
     """Where algos run, and their time limit."""
 
     device: Annotated[
-        str,
-        running_option(
-            metavar="auto|cuda|cpu",
-            help="auto: cuda, else cpu.",
-        ),
+        str, running_option(metavar="auto|cuda|cpu", help="auto: cuda, else cpu.")
     ] = "auto"
     timeout: Timeout = 300.0
 
@@ -400,10 +362,7 @@ class Judge:
     ] = False
     harness: Annotated[
         str | None,
-        judge_option(
-            show_default="main",
-            help="Which flashinfer-bench: 0.1.2, main.",
-        ),
+        judge_option(show_default="main", help="Which flashinfer-bench: 0.1.2, main."),
     ] = None
     isolated: Annotated[
         bool,
@@ -434,12 +393,9 @@ class Output:
     """Where the results go."""
 
     json: AsJson = False
-    out: Annotated[
-        Path | None,
-        results_option(
-            help="Write the records to FILE.",
-        ),
-    ] = None
+    out: Annotated[Path | None, results_option(help="Write the records to FILE.")] = (
+        None
+    )
 
 
 def for_workers(dataset: Path | None, trust: Trust, calls: Calls) -> WorkerOptions:

@@ -18,24 +18,17 @@ def pack(
     out: Annotated[
         Path | None,
         results_option(
-            "--out",
-            "-o",
-            show_default="solution.json",
-            help="The file to write.",
+            "--out", "-o", show_default="solution.json", help="The file to write."
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(
-            show_default="<op>-<algo>",
-            help="The solution's name.",
-        ),
+        typer.Option(show_default="<op>-<algo>", help="The solution's name."),
     ] = None,
     author: Annotated[
         str | None,
         typer.Option(
-            show_default="gdn",
-            help="The solution's author, such as your team.",
+            show_default="gdn", help="The solution's author, such as your team."
         ),
     ] = None,
     prove: Annotated[
@@ -44,9 +37,7 @@ def pack(
             "--prove", help="Load, build and run the file in a clean process."
         ),
     ] = False,
-    timeout: Annotated[
-        float, o.timeout_option("The most seconds that the proof may take.")
-    ] = 300.0,
+    timeout: o.Timeout = 300.0,
     json: o.AsJson = False,
 ) -> None:
     """Pack one algo into a solution.json for flashinfer-bench.

@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from ..schema.profile_types import Profile
 
 
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[A [B]]", help="Algos, packed solutions, or saved profiles."
+    ),
+]
+Folder = Annotated[
+    Path | None, results_option(help="The folder of profiles, instead of gdn's own.")
+]
+
+
 @dataclass(frozen=True)
 class Tool:
     """The workload to profile, and the tool."""
@@ -26,7 +37,7 @@ class Tool:
     tool: Annotated[
         str | None,
         typer.Option(
-            help="ncu, proton, torch, sanitizer (GPU), cpu, or sass (neither).",
+            help="ncu, proton, torch, sanitizer (GPU), cpu, or sass (neither)."
         ),
     ] = None
     check: Annotated[
@@ -103,13 +114,7 @@ def profile(
     algos: o.Algos,
     look: Look,
     place: o.Place,
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[A [B]]",
-            help="Algos, packed solutions, or saved profiles.",
-        ),
-    ] = None,
+    names: Names = None,
     list_: Annotated[
         bool, typer.Option("--list", help="List the saved profiles.")
     ] = False,
@@ -121,12 +126,7 @@ def profile(
         ),
     ] = False,
     json: o.AsJson = False,
-    out: Annotated[
-        Path | None,
-        results_option(
-            help="The folder of profiles, instead of gdn's own.",
-        ),
-    ] = None,
+    out: Folder = None,
 ) -> None:
     """Profile one algo on one workload, and show what limits it; or profile two, and
     show the differences.

@@ -18,86 +18,61 @@ if TYPE_CHECKING:
     from ..report.book import Book
     from ..report.markdown_blocks import Rendered
 
-Files = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        metavar="[FILE.json]...", help="Records; later files replace earlier ones."
-    ),
-]
-Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        "-f",
-        metavar="html|md|csv|png|svg",
-        help="The format; without it, by the name in --out.",
-    ),
-]
-To = Annotated[
-    Path | None,
-    results_option(
-        "--out",
-        "-o",
-        help="The file; - is stdout. Default: report.html, .png or .svg, else stdout.",
-    ),
-]
-Title = Annotated[
-    str | None,
-    typer.Option(help="The heading of the page."),
-]
-Names = Annotated[
-    str | None,
-    algos_option(
-        metavar="NAME[,NAME...]",
-        help="These algos, in this order; the copy stays.",
-    ),
-]
-Tiers = Annotated[
-    str | None,
-    timing_option(
-        metavar="TIER[,TIER...]",
-        help="Only these tiers.",
-    ),
-]
-Part = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PART[,PART...]",
-        help=(
-            "times, latency, floor, rates, ladder, tiers, compare, score, checks, notes,"
-            " environment."
-        ),
-    ),
-]
-Unit = Annotated[
-    str,
-    typer.Option(
-        metavar="us|ms|auto",
-        help="Unit of times in tables; auto: by magnitude.",
-    ),
-]
-Update = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.md",
-        help="Rewrite the <!-- gdn report ... --> blocks of FILE.md.",
-    ),
-]
-
 
 @dataclass(frozen=True)
 class Asked:
     """The records, and the output."""
 
-    files: Files = None
-    format: Format = None
-    out: To = None
-    title: Title = None
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE.json]...", help="Records; later files replace earlier ones."
+        ),
+    ] = None
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="html|md|csv|png|svg",
+            help="The format; without it, by the name in --out.",
+        ),
+    ] = None
+    out: Annotated[
+        Path | None,
+        results_option(
+            "--out",
+            "-o",
+            help="The file; - is stdout. Default: report.html, .png or .svg, else stdout.",
+        ),
+    ] = None
+    title: Annotated[str | None, typer.Option(help="The heading of the page.")] = None
     op: o.OpName = None
-    algo: Names = None
-    tier: Tiers = None
-    part: Part = None
-    unit: Unit = "auto"
+    algo: Annotated[
+        str | None,
+        algos_option(
+            metavar="NAME[,NAME...]", help="These algos, in this order; the copy stays."
+        ),
+    ] = None
+    tier: Annotated[
+        str | None, timing_option(metavar="TIER[,TIER...]", help="Only these tiers.")
+    ] = None
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PART[,PART...]",
+            help=(
+                "times, latency, floor, rates, ladder, tiers, compare, score, checks, notes,"
+                " environment."
+            ),
+        ),
+    ] = None
+    unit: Annotated[
+        str,
+        typer.Option(
+            metavar="us|ms|auto", help="Unit of times in tables; auto: by magnitude."
+        ),
+    ] = "auto"
 
     def kind(self, default: str) -> str:
         """The format: --format, or the suffix of --out."""
@@ -163,7 +138,13 @@ class Asked:
 @o.grouped
 def report(
     asked: Asked,
-    update: Update = None,
+    update: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.md",
+            help="Rewrite the <!-- gdn report ... --> blocks of FILE.md.",
+        ),
+    ] = None,
     algos: o.OwnAlgos = None,
     json: o.AsJson = False,
 ) -> None:

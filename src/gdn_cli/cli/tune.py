@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 Only = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="C=V[,V...]",
-        help="Try only these values of a constant. Repeatable.",
+        metavar="C=V[,V...]", help="Try only these values of a constant. Repeatable."
     ),
 ]
 

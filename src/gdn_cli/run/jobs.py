@@ -23,15 +23,7 @@ from ..catalog.workloads import Workload
 from ..machine import inventory, limits
 from ..machine.inventory import with_builders
 from ..schema.record_types import Record
-from ..worker.request import (
-    Command,
-    Mode,
-    Options,
-    Profiling,
-    Request,
-    Rival,
-    Timing,
-)
+from ..worker.request import Command, Mode, Options, Profiling, Request, Rival, Timing
 from . import redaction
 from .worker_process import OnRecord, Outcome, Worker
 
