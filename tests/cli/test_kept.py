@@ -433,22 +433,6 @@ def test_a_damaged_profile_is_one_clear_line_and_hides_no_other(
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("status", "fine", "$.status"),
-        ("schema", 2, "$.schema"),
-        ("tool", "gdb", "$.tool: expected one of ncu, proton, "),
-    ],
-)
-def test_a_damaged_value_of_a_profile_is_named(key, value, message, tmp_path):
-    file = tmp_path / "profile.json"
-    file.write_text(json.dumps(profiles.v4() | {key: value}))
-    with pytest.raises(MissingError) as e:
-        session.load(file)
-    assert e.value.message.startswith(f"{file}: ") and message in e.value.message
-
-
 def test_a_profile_of_a_tool_that_is_gone_is_shown_with_a_line(tmp_path, gdn):
     folder = tmp_path / "old"
     folder.mkdir()

@@ -480,15 +480,6 @@ def test_replies_that_are_none_cost_their_own_algos():
     assert re.search(r"cuda-v1( \*)? +2\.00 us", done.out)
 
 
-def test_an_error_in_the_container_is_not_one_of_the_network():
-    error = pickle.dumps(OSError(28, "No space left on device"))
-    lost = failure("FAILURE", "OSError(28)", error)
-    with Server(answer=lambda n, data: lost) as s:
-        done = rent(s, "bench --algo cuda-v4 -w 0")
-    assert done.code == errors.REMOTE
-    assert "the container failed: [Errno 28] No space left" in words(done.out)
-
-
 NOWHERE = {
     "MODAL_SERVER_URL": "http://127.0.0.1:9",
     "MODAL_TOKEN_ID": "ak-x",

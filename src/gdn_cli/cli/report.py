@@ -158,7 +158,7 @@ def report(
     """
     from ..files import is_stdout, write
     from ..report import findings
-    from ..report.screen import put, say, show_json
+    from ..report.screen import put, show_json
 
     if update:
         return _update(update, asked, json)
@@ -186,8 +186,6 @@ def report(
         return show_json({"written": str(file)} | findings.to_json(book))
 
     put(str(file))
-    if kind == "html":
-        say(f"open {file.resolve().as_uri()}")
 
 
 def _update(file: Path, asked: Asked, json: bool) -> None:
