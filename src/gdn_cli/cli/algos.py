@@ -59,10 +59,7 @@ def show(
     for notice in kept.skipped.values():
         screen.say(notice)
     log = target.own_folder.parent / "README.md"
-    files = []
-    for path in pack.sources(target):
-        lines = read(path).decode(errors="replace").splitlines()
-        files.append((path, len(lines)))
+    files = [(path, len(read(path).splitlines())) for path in pack.sources(target)]
     facts = shown.Known(
         target,
         o.machine().place(target),
