@@ -190,8 +190,6 @@ def test_an_ambiguous_prefix_names_the_candidates():
 
 
 def test_nothing_to_take():
-    with pytest.raises(UsageError, match="-n 0; expected 1 or more"):
-        select(DECODE, embedded(DECODE), first=0)
     with pytest.raises(
         UsageError, match="no workloads of its own; name axes: --workload batch_size="
     ):

@@ -245,12 +245,9 @@ def test_a_solution_can_go_into_a_pipe(gdn, tmp_path):
     done = gdn("pack", "--algo", "cpp-v1", "-o", "/dev/stdout", cwd=tmp_path)
     assert done.code == 0 and json.loads(done.out)["name"] == "gdn_decode-cpp-v1"
     assert done.err.startswith("gdn: /dev/stdout: gdn_decode-cpp-v1")
-    for more, says in (
-        (["--prove"], "--prove reads the file back"),
-        (["--json"], "--json has stdout to itself"),
-    ):
-        done = gdn("pack", "--algo", "cpp-v1", "-o", "/dev/stdout", *more)
-        assert done.code == errors.USAGE and done.no_result and says in done.err
+    done = gdn("pack", "--algo", "cpp-v1", "-o", "/dev/stdout", "--json")
+    assert done.code == errors.USAGE and done.no_result
+    assert "--json has stdout to itself" in done.err
     assert list(tmp_path.iterdir()) == []
 
 

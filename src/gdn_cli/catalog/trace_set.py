@@ -14,7 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ..errors import GdnError, MissingError
+from ..errors import MissingError
 from ..parsing import Json, Positive, Text, decode, json_of, read_text
 from ..units import listed
 from .formats import Calls
@@ -63,9 +63,8 @@ def known(op: Op, root: Path | None) -> list[Workload]:
 def from_folder(op: Op, root: Path) -> list[Workload]:
     """The op's workloads in a FlashInfer-Trace folder, in its order. Tensors are read later.
 
-    Files are found as flashinfer-bench's TraceSet.from_path finds them:
-    definitions/**/*.json, workloads/**/*.jsonl. The definition's inputs and outputs
-    must match the op's. Any error is one MissingError line.
+    Files are definitions/**/NAME.json and workloads/**/*.jsonl. The definition's
+    inputs and outputs must match the op's. Any error is one MissingError line.
     """
     folders = ("definitions", "workloads")
     absent = [name for name in folders if not os.path.isdir(root / name)]
@@ -171,23 +170,15 @@ def definition(op: Op, root: Path) -> Json:
 
 
 def _find_definition(op: Op, root: Path) -> tuple[Path, Json]:
-    files = sorted((root / "definitions").rglob("*.json"))
-    names = set()
-    # the file of that name first: then the others need not be read
-    for path in sorted(files, key=lambda p: p.stem != op.definition):
-        try:
-            definition = _json(path, _read(path))
-        except GdnError:
-            if path.stem == op.definition:
-                raise
-            continue
-        if definition.get("name") == op.definition:
-            return path, definition
-        names.add(str(definition.get("name")))
-    raise MissingError(
-        f"{root / 'definitions'} has no definition {op.definition} ({op.name})",
-        hint=f"it has {listed(sorted(names), most=10) or 'none'}",
-    )
+    folder = root / "definitions"
+    files = {path.stem: path for path in folder.rglob("*.json")}
+    path = files.get(op.definition)
+    if path is None:
+        raise MissingError(
+            f"{folder} has no definition {op.definition} ({op.name})",
+            hint=f"it has {listed(sorted(files), most=10) or 'none'}",
+        )
+    return path, _json(path, _read(path))
 
 
 def _same_definition(op: Op, path: Path, definition: Json) -> None:

@@ -212,8 +212,6 @@ def select(
     preset  its workloads, in its order; if `chosen` is given too, that selects, and the
             preset only gives settings
     """
-    if first is not None and first < 1:
-        raise UsageError(f"-n {first}", hint="expected 1 or more")
     if chosen:
         picked = _union(op, workloads, chosen)
     elif preset is not None:

@@ -171,8 +171,7 @@ def _carried(command: str, ctx: typer.Context, asked: Asked, output: o.Output) -
     if file := asked.resume:
         old, rented, first = _resumed(ctx, file, Asked, "run", "bench")
         command = rented.command
-        given = {name: getattr(asked, name) for name in ("max_minutes", "detach")}
-        asked = replace(first, **given)
+        asked = replace(first, max_minutes=asked.max_minutes, detach=asked.detach)
         output = replace(output, out=output.out or file)
     engine = engine_of(asked, command, asked, asked.parallel, asked.together)
     engine.resumed = old

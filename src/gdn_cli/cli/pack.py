@@ -67,11 +67,6 @@ def pack(
             "--json has stdout to itself",
             hint="drop --json, or name another file with -o",
         )
-    if prove and files.destination(file).stream:
-        raise errors.UsageError(
-            f"--prove reads the file back, and {file} is not a file",
-            hint="name a file with -o",
-        )
     files.write(file, j.dumps(solution, indent=2) + "\n")
     sources = [source["path"] for source in solution["sources"]]
     title = f"{solution['name']} for {solution['definition']}"
