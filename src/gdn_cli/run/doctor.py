@@ -84,9 +84,7 @@ def finding(
 
 def _python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
-    if (3, 10) <= sys.version_info[:2] <= (3, 13):
-        return finding("ok", "Python", version, "all")
-    return finding("bad", "Python", version, "all", "use Python 3.10 to 3.13")
+    return finding("ok", "Python", version, "all")
 
 
 # distribution, import name, what it is for, what pip installs if that differs
