@@ -26,27 +26,6 @@ def test_generated_parts_are_as_the_sources_are(name):
     )
 
 
-def test_every_command_is_on_its_page():
-    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert {
-        "## gdn run",
-        "## gdn bench",
-        "### gdn modal run",
-        "### gdn data build",
-    } <= set(text.splitlines())
-    assert (
-        max(
-            map(
-                len,
-                re.search(r"## gdn bench\n\n```text\n(.*?)```", text, re.DOTALL)[
-                    1
-                ].splitlines(),
-            )
-        )
-        <= 80
-    )
-
-
 def test_every_field_of_a_record_is_explained():
     rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.*) \|$", RECORDS, re.MULTILINE)
     assert ("median_us", "number", "the time") in rows

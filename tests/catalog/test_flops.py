@@ -34,36 +34,28 @@ def attention(s: int, d: int, causal: bool) -> int:
     )
 
 
-@pytest.mark.parametrize("op", ["gdn_decode", "gdn_decode_bf16", "gdn_decode_packed"])
-def test_decode(op):
-    assert (
-        OPS[op].work({"batch_size": 3})
-        == 3 * 8 * gated_delta_step(128)
-        == 3 * 8 * 114688
-    )
-    assert OPS[op].peak == "fp32"
+STEP = gated_delta_step(128)
+VERIFY = {"batch_size": 3, "seq_len": 4, "pool_size": 13}
+PREFILL = {"total_seq_len": 5, "num_seqs": 2, "len_cu_seqlens": 3}
+ATTENTION = {"batch_size": 2, "seq_len": 16}
 
 
-@pytest.mark.parametrize("op", ["gdn_mtp", "gdn_mtp_packed"])
-def test_verify(op):
-    assert OPS[op].work(
-        {"batch_size": 3, "seq_len": 4, "pool_size": 13}
-    ) == 3 * 4 * 8 * gated_delta_step(128)
-    assert OPS[op].peak == "fp32"
-
-
-def test_prefill():
-    axes = {"total_seq_len": 5, "num_seqs": 2, "len_cu_seqlens": 3}
-    assert OPS["gdn_prefill"].work(axes) == 5 * 8 * gated_delta_step(128)
-    assert OPS["gdn_prefill"].peak == "tensor"
-
-
-@pytest.mark.parametrize("op", ["attention_fwd", "attention_fwd_causal"])
-def test_attention(op):
-    assert OPS[op].work({"batch_size": 2, "seq_len": 16}) == 2 * 8 * attention(
-        16, 64, "causal" in op
-    )
-    assert OPS[op].work({"batch_size": 2}) is None
+@pytest.mark.parametrize(
+    ("op", "axes", "count", "peak"),
+    [
+        ("gdn_decode", {"batch_size": 3}, 3 * 8 * 114688, "fp32"),
+        ("gdn_decode_bf16", {"batch_size": 3}, 3 * 8 * STEP, "fp32"),
+        ("gdn_decode_packed", {"batch_size": 3}, 3 * 8 * STEP, "fp32"),
+        ("gdn_mtp", VERIFY, 3 * 4 * 8 * STEP, "fp32"),
+        ("gdn_mtp_packed", VERIFY, 3 * 4 * 8 * STEP, "fp32"),
+        ("gdn_prefill", PREFILL, 5 * 8 * STEP, "tensor"),
+        ("attention_fwd", ATTENTION, 2 * 8 * attention(16, 64, False), "tensor"),
+        ("attention_fwd_causal", ATTENTION, 2 * 8 * attention(16, 64, True), "tensor"),
+        ("attention_fwd", {"batch_size": 2}, None, "tensor"),
+    ],
+)
+def test_operations_of_the_definition(op, axes, count, peak):
+    assert (OPS[op].work(axes), OPS[op].peak) == (count, peak)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import helpers
 import pytest
 
 from gdn_cli.catalog import expression, ops, pack
-from gdn_cli.catalog.presets import load_preset
 from gdn_cli.catalog.workloads import embedded, select, twin
 from gdn_cli.errors import UsageError
 
@@ -132,16 +131,6 @@ def test_the_pool_of_a_twin_is_twice_the_batch_and_slot_0():
         select(OP, known, chosen=["batch_size=8,pool_size=8"])
 
 
-@pytest.mark.parametrize(
-    ("name", "count"), [("quick", 3), ("sweep", 10), ("peers", 27)]
-)
-def test_presets_have_the_pool_of_their_twins(name, count):
-    picked = select(OP, embedded(OP), preset=load_preset(name))
-    pools = [w.axes["pool_size"] for w in picked]
-    assert pools == [2 * w.axes["batch_size"] + 1 for w in picked]
-    assert len(picked) == count
-
-
 def test_the_lengths_of_prefill_are_a_default_too():
     op = KNOWN.op("gdn_prefill")
     assert op.defaults == {"len_cu_seqlens": "num_seqs + 1"}
@@ -174,11 +163,3 @@ def test_an_op_like_none_there_is_names_those_that_are(tmp_path):
     (tmp_path / "other.toml").write_text('like = "toys"\ndefinition = "half"\n')
     with pytest.raises(UsageError, match="unknown op 'toys'; did you mean toy"):
         ops.read_op(tmp_path / "other.toml")
-
-
-def test_it_has_the_sizes_of_the_other():
-    bf16 = KNOWN.op("gdn_decode_packed_bf16")
-    assert [w.axes for w in embedded(bf16)] == [w.axes for w in embedded(OP)]
-    preset = load_preset("sweep")
-    picked = [select(op, embedded(op), preset=preset) for op in (OP, bf16)]
-    assert [w.axes for w in picked[0]] == [w.axes for w in picked[1]] != []

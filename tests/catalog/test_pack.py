@@ -95,24 +95,12 @@ REFUSED = {
         {"main.py": RUN, "x.py": " \n"},
         "x.py: flashinfer-bench refuses",
     ),
-    "absolute-import": (
-        {"main.py": "import os\nimport helper\n" + RUN, "helper.py": "#"},
-        "main.py:2: absolute import of the sibling 'helper'",
-    ),
-    "absolute-from": (
-        {"main.py": RUN + "def f():\n    from helper.x import y\n", "helper.py": "#"},
-        "main.py:3: absolute import of the sibling 'helper'",
-    ),
-    "a-suffix": (
-        {"main.py": RUN, "t.json": "{}"},
-        "t.json: flashinfer-bench drops files",
-    ),
+    "a-suffix": ({"main.py": RUN, "t.json": "{}"}, "t.json: flashinfer-bench drops"),
     "no-suffix": (
         {"main.py": RUN, "Makefile": "all:"},
         "Makefile: flashinfer-bench drops",
     ),
     "not-utf8": ({"main.py": RUN, "k.cu": b"// \xe9"}, "k.cu: not UTF-8 text"),
-    "not-python": ({"main.py": "def run(:\n"}, "main.py:1: not valid Python"),
 }
 
 
@@ -144,16 +132,9 @@ def test_a_subfolder_is_refused_but_ignored_files_are_not(tmp_path, write_algo):
     (folder / "csrc").mkdir()
     with pytest.raises(
         UsageError,
-        match=f"{folder}/csrc: flashinfer-bench drops subfolders; move its files next to",
+        match=f"{folder}/csrc: flashinfer-bench drops subfolders.*; move it out",
     ):
         pack.pack(algo, DECODE)
-
-
-def test_a_refused_algo_is_not_written(tmp_path, write_algo, gdn):
-    write_algo(tmp_path / "algos", "bad", REFUSED["a-suffix"][0])
-    done = gdn("pack", "--algo", "bad", "--algos", tmp_path / "algos", cwd=tmp_path)
-    assert done.code == 2 and "t.json: flash" in done.err and done.out == ""
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["algos"]
 
 
 def test_gdn_pack_writes_solution_json(tmp_path, gdn):
@@ -179,7 +160,7 @@ def test_gdn_pack_writes_solution_json(tmp_path, gdn):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ((), "which algo?"),
+        ((), "pack takes one algo"),
         (("--algo", "cuda-v4", "--out", "file/x.json"), "cannot write file/x.json"),
         (("--algo", "cuda-v55"), "unknown algo 'cuda-v55'"),
     ],
@@ -401,7 +382,7 @@ def test_cuda_is_compiled_for_both_architectures_without_a_gpu(tmp_path, gdn):
     }
     assert code == 0
     assert steps["build"]["detail"].startswith(
-        "by flashinfer-bench for sm_90a, sm_100a, in "
+        "by flashinfer-bench for 9.0a, 10.0a, in "
     )
     assert (
         steps["signature"]["detail"]
@@ -524,12 +505,3 @@ def test_a_source_with_such_a_name_leaves_the_older_file(
         "algos",
         "solution.json",
     ]
-
-
-def test_everything_that_is_packed_is_read_again(tmp_path):
-    solution = pack.pack(
-        REGISTRY.find("pt-reference"), DECODE, name="größe ✓", author="ü" * 200
-    )
-    file = tmp_path / "s.json"
-    file.write_text(json.dumps(solution))
-    assert pack.read_solution(file, REGISTRY).name == "größe ✓"

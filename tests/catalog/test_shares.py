@@ -7,7 +7,7 @@ from __future__ import annotations
 import helpers
 import pytest
 
-from gdn_cli.catalog import pack, registry, scaffold
+from gdn_cli.catalog import pack, registry
 
 TWICE = "from .half import half\n\n\ndef run(*x):\n    return half(*x)\n"
 HALF = "from .right import run as half\n"
@@ -101,22 +101,3 @@ def test_invalid_shares_are_refused(tmp_path, shares, expected):
         and "$.shares" in str(broken.error)
         and expected in str(broken.error)
     )
-
-
-COPIED = [
-    "cuda-v5",
-    "gdn_decode_bf16/cuda-v5-bf16",
-    "cuda-chunk",
-    "gdn_decode_bf16/fi-baseline",
-]
-
-
-@pytest.mark.parametrize("name", COPIED)
-def test_a_copy_packs_the_same_sources_and_shares_nothing(tmp_path, name):
-    algo = helpers.REGISTRY.find(name)
-    scaffold.new(helpers.REGISTRY, "mine", algo, tmp_path)
-    known = registry.load(str(tmp_path))
-    (mine,) = [a for a in known.algos if a.name == "mine"]
-    assert mine.shares == () and mine.after == algo.name
-    op = known.ops[algo.op]
-    assert pack.pack(mine, op)["sources"] == pack.pack(algo, op)["sources"]

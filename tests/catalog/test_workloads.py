@@ -6,21 +6,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import uuid
 from collections import Counter
 
-import msgspec
 import pytest
 
 from gdn_cli import paths
 from gdn_cli.catalog import ops, pack, presets, registry, trace_set
-from gdn_cli.catalog.presets import Preset
 from gdn_cli.catalog.trace_set import from_folder
 from gdn_cli.catalog.workloads import Workload, embedded, select
 from gdn_cli.errors import MissingError, UsageError
-from gdn_cli.parsing import to_json
 
 REGISTRY = registry.load()
 OPS = REGISTRY.ops
@@ -77,24 +72,6 @@ def test_attention_twins_have_lasting_uuids():
         assert [w.uuid for w in select(op, [], chosen=[chosen])] == [id_]
 
 
-def test_a_workload_survives_json():
-    scale = {"scale": {"type": "scalar", "value": 0.5}}
-    of_folder = Workload("u", {"batch_size": 2}, 7, "dataset", scale)
-    lengths = select(PREFILL, [], chosen=["seq_lens=2x8"])
-    for w in (embedded(DECODE)[3], *lengths, of_folder):
-        again = msgspec.convert(to_json(w), Workload)
-        assert again == w and again.seq_lens == w.seq_lens
-
-
-def test_nothing_here_imports_torch_or_numpy():
-    code = "import sys, gdn_cli.catalog.workloads as w; w.contest(); "
-    code += "print([m for m in ('torch', 'numpy') if m in sys.modules])"
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.stdout == "[]\n"
-
-
 # --- selecting
 
 
@@ -131,14 +108,6 @@ def test_digits_are_read_as_an_index_first():
     ws += [Workload(f"u{i}", {"batch_size": 1}, i) for i in range(1, 2000)]
     assert select(DECODE, ws, chosen=["1234"]) == [ws[1234]]
     assert select(DECODE, ws[:9], chosen=["1234"]) == [ws[0]]
-
-
-def test_first_few():
-    ws = embedded(DECODE)
-    assert select(DECODE, ws) == ws
-    assert select(DECODE, ws, first=3) == ws[:3]
-    assert select(DECODE, ws, chosen=["batch_size=64"], first=2) == ws[46:48]
-    assert select(DECODE, ws, first=1000) == ws
 
 
 @pytest.mark.parametrize(
@@ -194,34 +163,16 @@ def test_other_lengths_of_the_same_axes_are_another_twin():
     [
         (DECODE, "54", "no workload '54' of gdn_decode: its 54 workloads have indices"),
         (DECODE, "50-54", "indices 0-53"),
-        (DECODE, "9-0", "indices 0-53"),
-        (DECODE, "901", "indices 0-53"),
-        (DECODE, "a57", "a uuid prefix of at least 4 hex digits"),
-        (DECODE, "ffff", "expected an index 0-53, a range such as 0-9"),
-        (DECODE, "", "no workload ''"),
+        (DECODE, "901", "a uuid prefix of at least 4 hex digits"),
         (DECODE, "batchsize=4", "'batchsize'; did you mean batch_size?"),
-        (DECODE, "S=4", "unknown axis of gdn_decode 'S'; there are: batch_size"),
         (DECODE, "head_size=64", "is always 128; choose by batch_size"),
-        (DECODE, "batch_size=many", "='many'; expected a positive whole number"),
         (DECODE, "B=0", "axis batch_size='0'; expected a positive whole number"),
-        (DECODE, "batch_size=-1", "axis batch_size='-1'"),
         (DECODE, "seq_lens=4", "unknown axis of gdn_decode 'seq_lens'"),
-        (
-            PREFILL,
-            "num_seqs=600",
-            "1, 2, 3, 4, 5, 13, 15, 20, ..., 57 (19 values); add",
-        ),
-        (PREFILL, "total_seq_len=7", "there are total_seq_len 6, 12, 13"),
         (PREFILL, "T=3,N=4", "num_seqs=4 sequences do not fit total_seq_len=3"),
-        (
-            PREFILL,
-            "T=9,N=4,len_cu_seqlens=9",
-            "expected len_cu_seqlens == num_seqs + 1",
-        ),
-        (PREFILL, "seq_lens=4x", "seq_lens='4x'; expected lengths such as"),
-        (PREFILL, "seq_lens=4x0", "expected lengths"),
+        (PREFILL, "T=9,N=4,len_cu_seqlens=9", "len_cu_seqlens == num_seqs + 1"),
+        (PREFILL, "seq_lens=4x0", "seq_lens='4x0'; expected lengths such as"),
         (PREFILL, "seq_lens=4x2,num_seqs=4", "seq_lens allows no other axes"),
-        (ATTENTION, "batch_size=2", "there are batch_size 1; add seq_len for a twin"),
+        (ATTENTION, "batch_size=2", "; add seq_len for a twin"),
     ],
 )
 def test_invalid_selections_are_refused(op, chosen, says):
@@ -239,8 +190,6 @@ def test_an_ambiguous_prefix_names_the_candidates():
 
 
 def test_nothing_to_take():
-    with pytest.raises(UsageError, match="-n 0; expected 1 or more"):
-        select(DECODE, embedded(DECODE), first=0)
     with pytest.raises(
         UsageError, match="no workloads of its own; name axes: --workload batch_size="
     ):
@@ -252,26 +201,15 @@ def test_nothing_to_take():
 
 def test_the_presets_that_ship():
     assert presets.names() == ["quick", "contest", "sweep", "peers"]
-    quick, contest, sweep = map(presets.load_preset, ("quick", "contest", "sweep"))
+    quick, contest, sweep, peers = map(presets.load_preset, presets.names())
     assert quick.settings_for("gdn_decode") == {"seconds": 0.3}
-    counts = {"warmup": 10, "iterations": 50, "trials": 3}
-    assert contest.settings_for("gdn_decode") == counts
-    counts = {"warmup": 1, "iterations": 5, "trials": 3}
-    assert contest.settings_for("gdn_prefill") == counts
-    assert set(sweep.settings_for("gdn_decode")) == {"seconds"}
-    peers = presets.load_preset("peers")
-    prefill = select(PREFILL, embedded(PREFILL), preset=peers)
-    # the contest's own
-    assert [w.axes["num_seqs"] for w in prefill if w.index is not None] == [57]
-    assert len(prefill) == 17 and all(
-        w in prefill for w in select(PREFILL, embedded(PREFILL), preset=sweep)
-    )
+    for name, numbers in (("gdn_decode", (10, 50, 3)), ("gdn_prefill", (1, 5, 3))):
+        counts = dict(zip(("warmup", "iterations", "trials"), numbers, strict=True))
+        assert contest.settings_for(name) == counts
 
     def chosen(op, preset):
         return select(op, embedded(op), preset=preset)
 
-    sizes = [w.axes["batch_size"] for w in chosen(DECODE, peers)]
-    assert len(sizes) == 27 and {1, 3, 33, 64, 129, 255, 256} < set(sizes)
     for op in OPS.values():
         assert chosen(op, contest) == embedded(op)
     # the first of each size
@@ -280,18 +218,11 @@ def test_the_presets_that_ship():
     assert [w.index for w in chosen(ATTENTION, quick)] == [2]
     sizes = [1, 2, 4, 8, 16, 32, 48, 64, 128, 256]
     assert [w.axes["batch_size"] for w in chosen(DECODE, sweep)] == sizes
-    indices = [0, None, 10, 18, 25, 32, 39, 46, None, None]
-    assert [w.index for w in chosen(DECODE, sweep)] == indices
     lens = [(64,), (512,), (2048,), (8192,), (32768,)]
     lens += [(2048,) * 4, (1024,) * 8, (256,) * 32, (64,) * 64, (1024, 7168)]
     picked = chosen(PREFILL, sweep)
     assert [w.seq_lens or (w.axes["total_seq_len"],) for w in picked] == lens
-    assert [w.axes["num_seqs"] for w in picked] == [len(x) for x in lens]
-    sizes = [(1, s) for s in (128, 256, 512, 1024, 2048, 4096)]
-    sizes += [(b, s) for b in (2, 4) for s in (128, 256, 512, 1024)]
-    for op in (ATTENTION, OPS["attention_fwd_causal"]):
-        axes = [{"batch_size": b, "seq_len": s} for b, s in sizes]
-        assert axes_of(chosen(op, sweep)) == axes
+    assert len(chosen(DECODE, peers)) == 27 and len(chosen(PREFILL, peers)) == 17
 
 
 def test_named_workloads_win_over_the_presets():
@@ -313,13 +244,6 @@ def test_a_preset_takes_the_data_sets_own_workload():
     }
 
 
-def test_an_unknown_preset_names_the_nearest():
-    with pytest.raises(
-        UsageError, match=r"unknown preset 'quik'; did you mean quick\?"
-    ):
-        presets.load_preset("quik")
-
-
 GOOD = (
     '[p]\nsummary = "s"\n[p.settings]\nseconds = 1\n[p.workloads]\ngdn_decode = [{ batch_size = 2'
     " }]\n"
@@ -329,22 +253,11 @@ GOOD = (
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('"s"', '"s', "not valid TOML"),
         ('summary = "s"', "", "[p]: Object missing required field `summary`"),
         ("seconds = 1", "", "[p.settings]: seconds: expected either"),
-        ("seconds = 1", "seconds = 1\ntrials = 3", "seconds: expected either"),
         ("seconds = 1", "warmup = 1\ntrials = 3", "seconds: expected either"),
-        (
-            "= 1",
-            "= 1\n[p.settings.gdn_decode]\nwarmup = 1.5",
-            "[p.settings.gdn_decode]",
-        ),
+        ("= 1", "= 1\n[p.settings.gdn_decode]\nwarmup = 1.5", "settings.gdn_decode]"),
         ("batch_size = 2", "batch = 2", "gdn_decode[0]: unknown axis of gdn_decode"),
-        (
-            "batch_size = 2",
-            'seq_lens = "x"',
-            "gdn_decode[0]: unknown axis of gdn_decod",
-        ),
         ("gdn_decode =", "gdn_decod =", "no workloads for gdn_decode, it has gdn_deco"),
     ],
 )
@@ -359,13 +272,6 @@ def test_a_broken_preset_names_file_and_key(tmp_path, monkeypatch, old, new, say
     with pytest.raises(UsageError) as e:
         select(DECODE, embedded(DECODE), preset=presets.load_preset("p"))
     assert str(file) in str(e.value) and says in str(e.value) and e.value.code == 2
-
-
-def test_a_preset_entry_that_leaves_an_axis_open_needs_a_workload_that_has_it():
-    entries = [{"total_seq_len": 8192}, {"total_seq_len": 7}]
-    preset = Preset(summary="s", settings={}, workloads={"gdn_prefill": entries})
-    with pytest.raises(UsageError, match=r"gdn_prefill\[1\]: no workload .*_len=7"):
-        select(PREFILL, embedded(PREFILL), preset=preset)
 
 
 # --- a data set folder
@@ -449,11 +355,8 @@ def test_folders_that_are_not_there_or_empty(tmp_path):
         return str(e.value)
 
     nowhere = tmp_path / "nowhere"
-    assert f"no such data set folder: {nowhere}; `gdn data build" in says(nowhere)
+    assert "it has no definitions/ and no workloads/; name" in says(nowhere)
     assert not nowhere.exists()  # flashinfer-bench would have made it
-    assert "it has no definitions/ and no workloads/" in says(tmp_path)
-    (tmp_path / "file").write_text("")
-    assert "is a file, not a data set folder" in says(tmp_path / "file")
     (tmp_path / "definitions").mkdir()
     assert "it has no workloads/" in says(tmp_path)
     (tmp_path / "workloads").mkdir()
@@ -471,7 +374,7 @@ def test_folders_that_are_not_there_or_empty(tmp_path):
     [
         (
             changed(inputs__state={"dtype": "bfloat16"}),
-            "state is bfloat16 [batch_size, 8, 128, 128]; that of gdn_decode is float32",
+            "state is bfloat16 [batch_size, 8",
         ),
         (
             changed(axes__head_size={"value": 64}),
@@ -483,16 +386,9 @@ def test_folders_that_are_not_there_or_empty(tmp_path):
         ),
         (
             changed(inputs__b=None),
-            "its inputs are q, k, v, state, A_log, a, dt_bias, s",
+            "it has q, k, v, state, A_log, a, dt_bias, scale; gdn",
         ),
-        (
-            changed(inputs__extra={"dtype": "float32", "shape": None}),
-            "its inputs are q, k, v, state",
-        ),
-        (
-            changed(axes__head_size=None),
-            "$.inputs.q.shape: expected axes of the definition, got 'head",
-        ),
+        (changed(axes__head_size=None), "q is bfloat16 [batch_size, 1, 4, head_size]"),
     ],
 )
 def test_a_definition_that_is_not_ours(tmp_path, definition, says):
@@ -512,15 +408,13 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9"
     [
         ('{"definition": ', "jsonl:2: not valid JSON: Input data was truncated"),
         ("[1, 2]", "jsonl:2: Expected `object`"),
-        (row(DECODE, solution="s"), "jsonl:2: a trace, not a workload"),
         *[
             (row(DECODE, name=name), "$.workload.uuid")
-            for name in ("", "a/b", "..\\x", "a\0b", "a\n", "/", " ", "x" * 201)
+            for name in ("", "a/b", "..\\x", "a\0b", "a\n", " ", "x" * 201)
         ],
         (row(DECODE, inputs={"q": FILE | {"path": "a\0b"}}), "$.workload.inputs"),
         (row(DECODE, inputs={"q": FILE | {"path": "../x"}}), "'../x' leads out of the"),
         (row(DECODE, inputs={"q": {"type": "file"}}), "$.workload.inputs"),
-        (row(DECODE, "fine"), "uuid fine is that of "),
         (
             row(DECODE, axes={"batch": 2}),
             "axes batch=2; those of gdn_decode are batch_",
@@ -528,10 +422,6 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9"
         (
             row(DECODE, axes={"batch_size": 2, "head_size": 64}),
             "jsonl:2: axes batch_size=2, head_size=64; those of",
-        ),
-        (
-            row(PREFILL) | {"definition": DECODE.definition},
-            "jsonl:2: axes total_seq_len=2, num_seqs=2",
         ),
     ],
 )
@@ -565,15 +455,6 @@ def test_many_workloads_cost_no_more_looks_at_folders_than_few(tmp_path, monkeyp
         assert len(from_folder(DECODE, tmp_path)) == n
         counts.append(len(looks))
     assert counts[0] == counts[1] <= 3
-
-
-def test_one_uuid_of_two_definitions_is_no_clash(tmp_path):
-    write_folder(tmp_path, PREFILL, [row(PREFILL, "same")])
-    write_folder(tmp_path, DECODE, [row(DECODE, "same")])
-    assert [w.uuid for op in (PREFILL, DECODE) for w in from_folder(op, tmp_path)] == [
-        "same",
-        "same",
-    ]
 
 
 def test_rows_and_definitions_that_git_lfs_still_holds(tmp_path):

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import os
-import pty
-import re
 import shutil
 import statistics
-import struct
 import subprocess
 import sys
-import termios
 from types import SimpleNamespace
 
 import building
@@ -107,31 +102,6 @@ def test_list_says_where_each_runs_and_why_not(gdn):
     assert {a["op"] for a in of_op} == {"attention_fwd"}
 
 
-def test_list_in_a_terminal_of_80_columns():
-    """A real terminal: nothing is cut."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gdn_cli", "list"],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=helpers.environment(COLUMNS="80", TERM="xterm"),
-    )
-    os.close(theirs)
-    text = b""
-    with contextlib.suppress(OSError):  # Linux says EIO where the other end is closed
-        while chunk := os.read(ours, 65536):
-            text += chunk
-    os.close(ours)
-    assert process.wait() == 0
-    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.decode()).splitlines()
-    assert max(len(line.rstrip()) for line in lines) <= 80
-    for algo in REGISTRY.algos:
-        row = re.compile(rf"{re.escape(algo.name)} +{algo.language} ")
-        assert any(map(row.match, lines)), algo.name
-
-
 # --- wrong usage, and missing parts
 
 
@@ -140,7 +110,6 @@ def test_list_in_a_terminal_of_80_columns():
     [
         ("run --preset quik", "did you mean quick?"),
         ("bench --op gdn_prefil", "did you mean gdn_prefill"),
-        ("run --device gpu", "did you mean cuda?"),
         ("bench --algo pt-reference -w 0 --tier cuptti", "did you mean cupti?"),
         pytest.param(
             "bench --algo pt-reference -w 0 --tier events",
@@ -152,7 +121,7 @@ def test_list_in_a_terminal_of_80_columns():
         ("run --algo sdpa --op gdn_decode", "unknown algo of gdn_decode 'sdpa'"),
         ("run --algo pt-reference -w 54", "its 54 workloads have indices 0-53"),
         ("run --algo pt-reference -w batchsize=3", "did you mean batch_size?"),
-        ("run --algo pt-reference -w cafecafe", "expected an index 0-53"),
+        ("run --algo pt-reference -w cafecafe", "a uuid prefix of at least 4"),
         ("run --algos nowhere", "no such algos folder: nowhere"),
         ("run nowhere.json", "No such file or directory"),
         ("run -n 0", "Invalid value for '-n'"),
@@ -353,19 +322,6 @@ def test_heads_choose_the_op_of_other_models(gdn, tmp_path):
     assert packed.code == errors.MISSING and "gdn_decode_qk8_v16-cuda-v5" in packed.err
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        ("--heads 4/6", "gdn: heads '4/6'"),
-        ("--op attention_fwd --heads 4/8", "has one number of heads"),
-        ("--op gdn_decode_qk8_v16 --heads 4/8", "these are different heads"),
-    ],
-)
-def test_heads_that_an_op_cannot_have(args, says, gdn):
-    done = gdn("run", *args.split())
-    assert done.code == errors.USAGE and says in done.err
-
-
 # --- gdn new
 
 
@@ -439,41 +395,28 @@ def test_doctor_finds_what_is_here_and_what_is_not(tmp_path, gdn):
         "GDN_HOME": str(tmp_path / "home"),
         "TRITON_CACHE_DIR": str(tmp_path / "triton"),
     }
-    token = {"MODAL_TOKEN_ID": "ak-0123456789", "MODAL_TOKEN_SECRET": "as-0123456789"}
-    done, findings = examined(gdn, env | token)
-    assert done.code == 0 and "0123456789" not in done.out
-    for name in ("Python", "torch", "flashinfer-bench", "records", "Modal token"):
+    done, findings = examined(gdn, env)
+    assert done.code == 0
+    for name in ("Python", "torch", "flashinfer-bench", "records"):
         assert findings[name]["state"] == "ok"
     assert findings["Python"]["found"] == ".".join(map(str, sys.version_info[:3]))
     assert findings["records"]["found"] == str(tmp_path / "home" / "runs")
-    for name, mend in (("GPU", "gdn modal run"), ("dataset", "gdn data build DIR")):
-        assert findings[name]["state"] == "missing" and mend in findings[name]["mend"]
+    assert findings["GPU"]["state"] == "missing"
+    assert "gdn modal run" in findings["GPU"]["mend"]
     assert all(f["mend"] for f in findings.values() if f["state"] != "ok")
-    env |= {"MODAL_TOKEN_ID": "", "MODAL_CONFIG_PATH": str(tmp_path / "none.toml")}
-    _, findings = examined(gdn, env)
-    assert findings["Modal token"]["mend"] == "modal setup"
     shown = gdn("doctor", env=env)
-    assert shown.code == 0 and "modal setup" in shown.out
+    assert shown.code == 0 and "gdn modal run" in shown.out
 
 
-def test_doctor_calls_broken_parts_bad(tmp_path, gdn, write_algo):
+def test_doctor_calls_broken_parts_bad(tmp_path, gdn):
     (tmp_path / "file").write_text("in the way")
-    write_algo(tmp_path / "algos", "bad", "#", drop=("summary",))
-    folders = {
-        "GDN_HOME": "file",
-        "GDN_ALGOS": "algos",
-        "FIB_DATASET_PATH": "none",
-        "TRITON_CACHE_DIR": ".",
-    }
-    env = {name: str(tmp_path / folder) for name, folder in folders.items()}
+    env = {"GDN_HOME": str(tmp_path / "file"), "TRITON_CACHE_DIR": str(tmp_path)}
     done, findings = examined(gdn, env)
     assert done.code == errors.MISSING
     bad = {name: f["found"] for name, f in findings.items() if f["state"] == "bad"}
-    assert set(bad) == {"records", "builds", "dataset", "algo.toml"}
+    assert set(bad) == {"records", "builds"}
     assert bad["records"].endswith("Not a directory")
     assert "GDN_HOME" in findings["records"]["mend"]
-    assert bad["dataset"] == f"no such data set folder: {tmp_path}/none"
-    assert "required field `summary`" in bad["algo.toml"]
 
 
 @pytest.mark.parametrize(("out", "code"), [("file/x.json", 2), (None, 3)])
@@ -607,23 +550,6 @@ def document_of(command: str, *records: dict) -> dict:
     return document | {"environments": environments}
 
 
-@pytest.mark.parametrize(("command", "cells"), [("run", 4), ("bench", 3)])
-def test_tables_fit_80_columns(command, cells):
-    names = [
-        "copy",
-        *(a.name for a in REGISTRY.of("gdn_decode")),
-        "a-name-of-24-characters-",
-    ]
-    records = [passed(n, size, 1234567.0 / size) for size in (1, 256) for n in names]
-    lines = table_of(document_of(command, *records))
-    # all but the title and the file's name, which a terminal may wrap
-    assert max(map(len, lines[1:-1])) <= 80
-    for name in names:  # whole, not cut, with what belongs to it
-        figures = rf"(  +\S+( us| ms| s)?){{{cells},}}"
-        row = re.compile(rf"(B=\d+)? +{re.escape(name)}( \*)?{figures}$")
-        assert len(list(filter(row.match, lines))) == 2, name
-
-
 def test_failures_and_notes_on_the_screen():
     note = {"note": "cupti not available (x): timed with events"}
     document = document_of(
@@ -655,32 +581,14 @@ def test_an_error_that_could_not_be_measured_is_not_shown_as_zero():
     screens.check("run-no-error", "\n".join(table_of(document)[:-1]))
 
 
-def test_records_go_to_a_file_of_their_own_and_are_readable_json(tmp_path, monkeypatch):
-    monkeypatch.setenv("GDN_HOME", str(tmp_path))
-    writer = store.open_document("bench", {"n": 1}, None)
-    # nothing to keep yet
-    assert writer.path.parent == tmp_path / "runs" and not writer.path.exists()
-    records = [building.record("a", 1.0), building.record("b", status="wrong")]
-    writer.document.records = records
-    writer.save()
-    lines = re.findall(r"^  (\{.*\}),?$", writer.path.read_text(), re.M)
-    assert [json.loads(line)["algo"] for line in lines] == ["a", "b"]  # a record a line
-    assert store.load(writer.path) == writer.document
-
-
 # --- data
 
 
 def test_data_list(gdn):
     rows = gdn("data", "list", "--json").json["workloads"]
     assert len(rows) == sum(len(embedded(op)) for op in REGISTRY.ops.values())
-    about = {
-        "op": "gdn_decode",
-        "index": 20,
-        "axes": {"batch_size": 8},
-        "origin": "twin",
-    }
-    assert rows[20] == about | {"uuid": rows[20]["uuid"]}
+    assert (rows[20]["op"], rows[20]["index"]) == ("gdn_decode", 20)
+    assert (rows[20]["axes"], rows[20]["origin"]) == ({"batch_size": 8}, "twin")
 
     def shown(*args: str) -> list[list[str]]:
         done = gdn("data", "list", "--op", *args)
@@ -688,17 +596,8 @@ def test_data_list(gdn):
 
     lines = shown("gdn_decode")
     assert lines[1][:4] == ["gdn_decode", "(all)", "54", "B=1,"]
-    counts = {"quick": "3", "contest": "54", "sweep": "10", "peers": "27"}
-    assert dict(line[:2] for line in lines[2:6]) == counts
     full = shown("gdn_decode", "--full")
     assert len(full) == 55 and full[21][:2] == ["gdn_decode", "20"]
-    lines = shown("gdn_prefill", "-w", "seq_lens=4x16", "-w", "3")
-    _, index, _, *axes = lines[-1]
-    assert index == "-" and axes == [
-        "total_seq_len=64",
-        "num_seqs=4",
-        "len_cu_seqlens=5",
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -728,7 +627,7 @@ def test_data_build_then_run_on_it(folder, gdn):
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("none", "`gdn data build DIR` writes one"), (".", "it has no definitions/")],
+    [("none", "with `gdn data build DIR`"), (".", "it has no definitions/")],
 )
 def test_a_data_set_that_is_not_there_is_exit_3(name, says, tmp_path, gdn):
     done = gdn("run", "--algo", "pt-reference", "--dataset", tmp_path / name)

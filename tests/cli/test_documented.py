@@ -58,7 +58,7 @@ def test_the_command_line_takes_what_a_page_shows(page):
             if type(e).__name__ == "MissingParameter":  # a command's name in a sentence
                 continue
             pytest.fail(f"{page.name}: {line}: {e.format_message()}")
-        except help._Unreadable as e:
+        except help.Unreadable as e:
             pytest.fail(f"{page.name}: {line}: {e.format_message()}")
         named = [
             options[key]

@@ -1,19 +1,17 @@
-"""`--help`: groups, examples, whole summaries; `gdn help`, completion."""
+"""`--help`: groups, examples, whole summaries."""
 
 import inspect
 import re
 import shlex
-import subprocess
-import sys
 import typing
 from typing import Annotated
 
 import pytest
 import typer
-from helpers import environment, gdn
+from helpers import gdn
 from typer.main import get_command
 
-from gdn_cli.cli import _COMMANDS, app, help, options
+from gdn_cli.cli import _COMMANDS, app, options
 
 TOP = get_command(app)
 
@@ -71,56 +69,16 @@ def test_the_front_page_has_whole_summaries_in_groups():
 
 def test_options_stand_in_groups_and_every_one_is_there():
     out = gdn("bench", "--help").out
-    used = [panel for panel in help.Panel if f"\n{panel.value}:\n" in out]
-    assert [panel.name for panel in used] == [
-        "ALGOS", "WORKLOADS", "TIMING", "RUNNING", "RESULTS",
+    headings = re.findall(r"^(\w.*):\n", out, re.M)
+    assert headings == [
+        "Arguments", "Which algos", "Which workloads", "How to time", "How to run",
+        "What comes out", "Options", "Examples",
     ]  # fmt: skip
-    places = [out.index(panel.value) for panel in used]
-    assert places == sorted(places) and "Examples:\n  gdn bench cpp-v1" in out
-    assert "[default: (0.01; 0.005 for ratios)]" in out
+    assert "Examples:\n  gdn bench cpp-v1" in out
+    assert "[default: (the preset's); x>=0.01]" in out
     for parameter in TOP.commands["bench"].params:
         assert parameter.param_type_name == "argument" or parameter.opts[0] in out
 
 
-def test_gdn_help_and_version():
-    for words in ([], ["bench"], ["data", "list"]):
-        assert gdn("help", *words).out == gdn(*words, "--help").out
+def test_version():
     assert gdn("-V").out == gdn("--version").out
-    done = gdn("help", "benhc")
-    assert done.code == 2 and "Did you mean 'bench'?" in done.err
-
-
-_PROBE = """import sys
-sys.argv = ["gdn"]
-from gdn_cli.cli import main
-try:
-    main()
-finally:
-    assert not {"torch", "numpy"} & set(sys.modules)
-"""
-
-
-@pytest.mark.parametrize(
-    ("line", "completions"),
-    [
-        ("gdn bench cuda-v5-b", ["cuda-v5-bf16"]),
-        ("gdn run --algo cpp-v1,triton", ["cpp-v1,triton-v1", "cpp-v1,triton-v2"]),
-        ("gdn show gdn_prefill/fla-r", ["gdn_prefill/fla-ready"]),
-        ("gdn sh", ["show"]),
-    ],
-)
-def test_names_complete(line, completions):
-    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
-    done = subprocess.run(
-        [sys.executable, "-c", _PROBE],
-        env=environment(_GDN_COMPLETE="complete_bash", **words),
-        capture_output=True,
-        text=True,
-    )
-    assert (done.stdout.split(), done.stderr) == (completions, "")
-
-
-@pytest.mark.torch
-def test_new_proposes_where_to_start():
-    done = gdn("new", "my-x")
-    assert done.code == 2 and "gdn new my-x --from cpp-v1" in done.err

@@ -20,18 +20,6 @@ def test_list_shows_the_summaries_in_one_line_each(gdn):
     assert any(line.endswith(REGISTRY.find("cuda-v5").summary) for line in wide)
 
 
-def test_list_takes_no_name(gdn):
-    for name, hint in (
-        ("cpp-v1", "gdn show cpp-v1"),
-        ("gdn_prefill", "gdn list --op gdn_prefill"),
-    ):
-        done = gdn("list", name)
-        assert (done.code, done.err) == (
-            2,
-            f"gdn: list takes no name, got '{name}'\n  did you mean `{hint}`?\n",
-        )
-
-
 def test_show_says_what_is_known(gdn):
     done = gdn("show", "cuda-v5", "--json")
     found, algo = done.json, REGISTRY.find("cuda-v5")
@@ -68,16 +56,6 @@ def test_every_algo_is_in_the_log_of_its_op(algo):
     assert f"`{name}`" in (ALGOS_DIR / op / "README.md").read_text()
 
 
-def test_an_algo_of_ones_own_has_no_log_and_no_times(tmp_path, gdn):
-    assert gdn("new", "mine", "--from", "cpp-v1", "--into", tmp_path).code == 0
-    done = gdn("show", "mine", "--algos", tmp_path)
-    assert done.code == 0 and "after     cpp-v1" in done.out
-    assert (
-        done.out.endswith("no times yet: `gdn bench --algo mine` takes some\n")
-        and "\nlog " not in done.out
-    )
-
-
 # --- names where files may stand, and files of another kind
 
 
@@ -104,8 +82,7 @@ def test_a_file_that_is_no_algo(tmp_path, gdn):
     assert gdn("pack", "--algo", "cpp-v1", "-o", packed).code == 0
     for args, says in (
         (["run", "results/h200/decode-sweep.json"], "required field `name`"),
-        (["run", "algos/gdn_decode/cpp-v1"], "cannot be read: Is a directory"),
-        (["pack", "--algo", "examples/algos"], "this is a file or a folder"),
+        (["run", "algos/gdn_decode/cpp-v1"], "unknown op 'algos/gdn_decode'"),
         (["report", packed], "holds no records of gdn"),
     ):
         done = gdn(*args, cwd=root)
@@ -125,7 +102,6 @@ def test_errors_with_json_are_one_document(gdn):
 
 
 def test_suggestions_are_of_things_that_exist(gdn):
-    assert "did you mean cuda?" in gdn("bench", "--device", "gpu").err
     done = gdn("bench", env={"ALGO": "nope"})
     assert done.err == "gdn: unknown algo 'nope'\n  `gdn list` shows all\n"
 
@@ -138,19 +114,6 @@ def test_what_could_not_run_is_an_error_where_nothing_ran(gdn):
     )
     done = gdn("run", "cuda-v5", "cpp-v1", "-w", "0")
     assert "not run cuda-v5" in done.out and done.complaints == ""
-
-
-def test_nothing_is_overwritten_in_silence(tmp_path, gdn):
-    for words in (
-        ["pack", "--algo", "cpp-v1"],
-        ["report", "results/h200/decode-tiers.json", "-f", "md"],
-    ):
-        file = tmp_path / f"{words[0]}.json"
-        first, again = (
-            gdn(*words, "-o", file, cwd=PACKAGE.parent.parent) for _ in range(2)
-        )
-        assert (first.code, first.err, again.code, again.out) == (0, "", 0, first.out)
-        assert again.err == f"gdn: replaced {file}\n"
 
 
 def test_tune_writes_into_no_installed_gdn(monkeypatch, capsys):

@@ -292,11 +292,9 @@ def test_a_twins_state_has_the_size_that_the_recurrence_settles_at():
 )
 def test_what_the_contest_does_not_have_makes_no_score_of_it(op, scored):
     entries = [planning.Entry(a, None) for a in REGISTRY.of(op)]
-    preset = presets.load_preset("contest")
-    more = {"chosen": [], "first": None, "dataset": None, "overrides": {}}
-    (part,) = planning.parts(REGISTRY, entries, preset=preset, **more)
-    assert part.scored == scored
-    assert part.workloads == embedded(REGISTRY.ops[op])
+    contest = presets.load_preset("contest")
+    (part,) = planning.select(REGISTRY, entries, planning.Selected(), contest)
+    assert part.scored == scored and part.workloads == embedded(REGISTRY.ops[op])
     assert part.plan == {"warmup": 10, "iterations": 50, "trials": 3}
 
 

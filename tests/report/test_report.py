@@ -679,7 +679,7 @@ def test_update_keeps_line_endings(tmp_path):
          ":4: b.json: cannot be read"),
         ("<!-- gdn report -->\n<!-- /gdn report -->\n", ":1: a block must name its record files"),
         ("<!-- gdn report a.json --nope -->\n<!-- /gdn report -->\n", ":1: No such option: --nope"),
-        ("<!-- gdn report a.json --json -->\n<!-- /gdn report -->\n", ":1: a block takes no --update and no --json"),
+        ("<!-- gdn report a.json --json -->\n<!-- /gdn report -->\n", ":1: No such option: --json"),
         ("<!-- gdn report a\0.json -->\n<!-- /gdn report -->\n", ":1: a zero byte, which no option may hold"),
         (f"<!-- gdn report {'x' * 5000}.json -->\n<!-- /gdn report -->\n", ":1: xxx"),
         ("<!-- gdn report /dev/zero -->\n<!-- /gdn report -->\n", ":1: /dev/zero: cannot be read: it is a device"),

@@ -12,8 +12,8 @@ from gdn_cli.run import doctor
     [
         ("", "ready for algos on the CPU and GPU"),
         ("matplotlib", "ready for algos on the CPU and GPU"),
-        ("GPU nvcc", "ready for algos on the CPU; a GPU's need GPU (-), nvcc (-)"),
-        ("GPU ninja", "not ready: ninja (-)"),
+        ("GPU nvcc", "ready for algos on the CPU; a GPU's need GPU, nvcc"),
+        ("GPU ninja", "not ready: ninja"),
     ],
 )
 def test_what_is_missing_decides(missing, says):

@@ -11,7 +11,7 @@ import pytest
 
 from gdn_cli.catalog import pack
 from gdn_cli.catalog.workloads import embedded, select
-from gdn_cli.run import compile_ahead, execute, jobs
+from gdn_cli.run import compile_ahead, execute, jobs, worker_process
 from gdn_cli.run.jobs import Job, Outcome
 from gdn_cli.schema.record_types import Status
 
@@ -56,7 +56,7 @@ def events(monkeypatch):
 
 def lane(*wanted: Job) -> None:
     tally = SimpleNamespace(
-        begin=lambda job: None, end=lambda *_: None, add=lambda *_: None, compiling=None
+        show=lambda line: None, end=lambda *_: None, add=lambda *_: None
     )
     execute._lane(None, list(wanted), tally, print, lambda: False)
 
@@ -91,6 +91,13 @@ def test_a_worker_waits_for_its_request():
     finally:
         worker.close()
     assert not worker.folder.exists()
+
+
+def test_a_tail_keeps_where_a_crash_begins_and_the_last_lines():
+    lines = [f"line {i}" for i in range(50)]
+    assert worker_process.tail("\n".join(lines)) == lines[30:]
+    lines[3] = "!!!!!!! Segfault encountered !!!!!!!"
+    assert worker_process.tail("\n".join(lines)) == lines[3:13] + lines[40:]
 
 
 def test_a_worker_that_gets_no_request_ends():

@@ -20,16 +20,14 @@ tests/kernels/test_batch_invariance.py checks every claim.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from ..errors import UsageError
 from . import tuned_table
 from .expression import condition
 from .ops import Op
-from .registry import Algo, Tune
-from .tuned_table import ENDLESS, Constants, Row
+from .registry import Algo
+from .tuned_table import ENDLESS, Row
 
 HOW = "batch_invariant or [tune.invariant] in its algo.toml says how"
 MARK = "@invariant"  # appended to the name of the build, in records and tables
@@ -78,8 +76,7 @@ def rows(algo: Algo) -> list[Row]:
             f"{algo.full_name} has no table of constants to make a batch-invariant one from",
             hint="`gdn tune` makes one",
         )
-    holds = _condition(path, "invariant.where", invariant.where, tune)
-    allowed = _condition(path, "where", tune.where, tune)
+    holds = condition(invariant.where or "1", tune.constants)
     chosen = []
     for _, group in itertools.groupby(
         table, lambda row: (row.gpu, row.sms, row.length_up_to)
@@ -96,28 +93,7 @@ def rows(algo: Algo) -> list[Row]:
             # the next one that meets the condition, else the last before it
             place = min((j for j in good if j >= i), default=good[-1])
             chosen.append(replace(row, constants=candidates[place].constants))
-    for row in chosen:
-        if not allowed(row.constants):
-            constants = tuned_table.label(row.constants)
-            raise UsageError(
-                f"{path}: $.tune.invariant: [tune] `where` leaves out {constants}"
-            )
     return _merged(chosen)
-
-
-def _condition(
-    path: Path, key: str, where: str | None, tune: Tune
-) -> Callable[[Constants], bool]:
-    """Whether constants meet a condition of algo.toml. UsageError if that has no answer."""
-    meets = condition(where or "1", tune.constants)
-
-    def holds(constants: Constants) -> bool:
-        try:
-            return meets(constants)
-        except ValueError as e:
-            raise UsageError(f"{path}: $.tune.{key}: '{where}': {e}") from None
-
-    return holds
 
 
 def _merged(rows: list[Row]) -> list[Row]:

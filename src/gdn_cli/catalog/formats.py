@@ -14,18 +14,17 @@ from msgspec import Meta
 from ..parsing import Positive, Text
 
 Language = Literal["python", "triton", "cpp", "cuda"]
-Given = Annotated[str, Meta(min_length=1)]
 
 
 class Source(TypedDict):
-    path: Given
-    content: Given
+    path: Text
+    content: Text
 
 
 class _Spec(TypedDict):
     language: Language
     target_hardware: Annotated[list[str], Meta(min_length=1)]
-    entry_point: Given
+    entry_point: Text
 
 
 class Spec(_Spec, total=False):
@@ -37,9 +36,9 @@ class Spec(_Spec, total=False):
 
 
 class _Solution(TypedDict):
-    name: Given
-    definition: Given
-    author: Given
+    name: Text
+    definition: Text
+    author: Text
     spec: Spec
     sources: Annotated[list[Source], Meta(min_length=1)]
 

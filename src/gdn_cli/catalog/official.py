@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from .. import paths
 from ..errors import MissingError, UsageError, unknown
-from ..parsing import Text, check_names, decode, read_json, read_toml
+from ..parsing import Text, decode, read_json, read_toml
 
 TIER = "official"  # under which its times are recorded
 IN_IMAGE = "/opt/gdn/harness"  # where a container has it
@@ -27,9 +27,6 @@ class Version(Struct, frozen=True, forbid_unknown_fields=True):
 class _File(Struct, frozen=True, forbid_unknown_fields=True):
     harness: Text
     versions: dict[str, Version]
-
-    def __post_init__(self) -> None:
-        check_names("harness", [self.harness], self.versions)
 
 
 class Harness(Struct, frozen=True, kw_only=True):

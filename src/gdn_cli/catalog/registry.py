@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .. import files, paths
-from ..errors import UsageError, one_line, unknown
+from ..errors import UsageError, unknown
 from ..parsing import Text, Wrong, decode, read_toml, wrong
 from .formats import Language, Solution
 from .ops import Heads, Op, Ops
@@ -27,9 +27,14 @@ DEFAULT_OP = "gdn_decode"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
-_ENTRY_POINT = re.compile(r"[^:/\\\x00-\x1f]+::[A-Za-z_]\w*")
-_ENTRY = "'file::symbol', such as 'kernel.cu::run'"
-_SETUP = "'file.py::function', a Python algo's file of this folder or one it shares"
+_ENTRY = Meta(
+    pattern=r"^[^:/\\\x00-\x1f]+::[A-Za-z_]\w*(?!\n)$",
+    description="'file::symbol', such as 'kernel.cu::run'",
+)
+_SETUP = Meta(
+    pattern=r"^[^:/\\\x00-\x1f]+\.py::[A-Za-z_]\w*(?!\n)$",
+    description="'file.py::function', a Python file of this folder or one it shares",
+)
 _CAPABILITY = Meta(pattern=r"^[0-9]+\.[0-9](?!\n)$")
 
 
@@ -38,7 +43,7 @@ class _Keys(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     summary: Text
     language: Language
-    entry_point: Annotated[str, Meta(description=_ENTRY)]
+    entry_point: Annotated[str, _ENTRY]
     destination_passing: bool
     modes: Annotated[tuple[Mode, ...], Meta(min_length=1)] = msgspec.field(
         name="devices"
@@ -60,7 +65,7 @@ class _Keys(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # a sequence's bits do not depend on its neighbours, whatever the sizes
     batch_invariant: bool = False
     # work that is done once for the inputs, and not timed: executor/prepared.py
-    setup: Annotated[str, Meta(description=_SETUP)] | None = None
+    setup: Annotated[str, _SETUP] | None = None
 
 
 class AlgoFile(_Keys, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,21 +76,8 @@ class AlgoFile(_Keys, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shares: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not _ENTRY_POINT.fullmatch(self.entry_point):
-            raise Wrong(["entry_point"], _ENTRY, self.entry_point)
-        if "interpreter" in self.modes and self.language != "triton":
-            expected = "'interpreter' only where language is triton"
-            raise Wrong(["devices"], expected, list(self.modes))
-        if self.setup:
-            python = self.language in ("python", "triton")
-            file = self.setup.partition("::")[0]
-            match = _ENTRY_POINT.fullmatch(self.setup)
-            if not (python and match and file.endswith(".py")):
-                raise Wrong(["setup"], _SETUP, self.setup)
-        if self.peer and self.after:
-            raise Wrong(["peer"], "either this or after", True)
-        if self.batch_invariant and self.tune and self.tune.invariant:
-            raise Wrong(["batch_invariant"], "either this or [tune.invariant]", True)
+        if self.setup and self.language not in ("python", "triton"):
+            raise Wrong(["setup"], "none where language is C++", self.setup)
 
 
 class Algo(_Keys, frozen=True, kw_only=True):
@@ -204,19 +196,13 @@ class Registry:
     heads: Heads | None = None
 
     def op(self, name: str) -> Op:
-        """Raises UsageError for an unknown name, and for an op at other heads than `self.heads`."""
+        """The op of this name, at `self.heads`. Raises UsageError for an unknown name."""
         if name not in self.ops:
             raise unknown("op", name, self.ops)
         op = self.ops[name]
         if not self.heads:
             return op
-        other = self.ops.at(op.family, self.heads)
-        if name not in (op.family, other.name):
-            raise UsageError(
-                f"--op {name} --heads {self.heads}: these are different heads",
-                hint="leave one out",
-            )
-        return other
+        return self.ops.at(op.family, self.heads)
 
     def of(self, op: str) -> list[Algo]:
         """The algos of an op, in ladder order: each rung after the one that its `after`
@@ -236,13 +222,6 @@ class Registry:
         given, _, short = name.rpartition("/")
         every: list[Algo | Broken] = [*self.algos, *self.broken]
         known = {(algo.op, algo.name): algo for algo in every}
-        names = [algo for _, algo in known]
-        is_name = short in names and (not given or given in self.ops)
-        if not is_name and os.path.exists(name):
-            raise UsageError(
-                f"{name}: an algo's name was expected, and this is a file or a folder",
-                hint="`gdn list` shows the names; --algos DIR adds a folder of your own",
-            )
         wanted = given or op
         target = self.op(wanted) if wanted else None
         family = self.op(op).family if op else None
@@ -306,29 +285,21 @@ def named(
 
 
 def _ladder(algos: list[Algo], reference: str) -> list[Algo]:
-    """Climb each ladder from its lowest rung; algos that are on no ladder come last, by name.
-
-    The reference is the lowest rung of all, even if nothing is above it yet.
+    """Each ladder from its lowest rung, the reference's first; algos that are on no
+    ladder last, by name.
     """
-    names = {algo.name for algo in algos}
-    above: dict[str | None, list[Algo]] = {}
-    for algo in sorted(algos, key=lambda algo: algo.name):
-        above.setdefault(algo.after if algo.after in names else None, []).append(algo)
-    climbed: dict[str, Algo] = {}
+    by_name = {algo.name: algo for algo in algos}
+    below = {algo.after for algo in algos}
 
-    def climb(algo: Algo) -> None:
-        if algo.name not in climbed:
-            climbed[algo.name] = algo
-            for next_rung in above.get(algo.name, []):
-                climb(next_rung)
+    def place(algo: Algo) -> tuple[bool, bool, list[str]]:
+        rungs = [algo.name]
+        # a cycle (`after` pointing at each other) has no lowest rung
+        while algo.after in by_name and algo.after not in rungs:
+            algo = by_name[algo.after]
+            rungs.insert(0, algo.name)
+        return rungs[0] != reference, rungs[0] not in below, rungs
 
-    def place(algo: Algo) -> tuple[bool, bool, str]:
-        return algo.name != reference, algo.name not in above, algo.name
-
-    # a cycle (`after` pointing at each other) has no lowest rung: the last pass adds those
-    for algo in sorted(above.get(None, []), key=place) + algos:
-        climb(algo)
-    return list(climbed.values())
+    return sorted(algos, key=place)
 
 
 def names(text: str | None) -> list[str]:
@@ -383,11 +354,8 @@ def load(own: str | None = None, heads: str | None = None) -> Registry:
                 continue
             try:
                 algos[key] = _read_for(path, ops)
-            except UsageError as e:
+            except UsageError as e:  # an error in one does not stop the others
                 broken[key] = Broken(op, name, e)
-            except Exception as e:  # an error in one does not stop the others
-                error = UsageError(f"{path}: cannot be read: {one_line(e)}")
-                broken[key] = Broken(op, name, error)
     ordered: list[Algo] = []
     for name in ops:
         of_op = [algo for algo in algos.values() if algo.op == name]
@@ -409,9 +377,9 @@ def _read_for(path: Path, ops: Ops) -> Algo:
     if not os.path.isfile(path):
         raise UsageError(f"{path}: not a plain file")
     algo = read_algo(path, name)
-    for key in ("size", "length") if algo.tune else ():
-        for axis in getattr(algo.tune, key):
-            if axis not in ops[name].axes:
-                expected = f"axes of {name} ({', '.join(ops[name].axes)})"
-                raise wrong(path, ["tune", key], expected, axis)
+    axes = ops[name].axes
+    for axis in (*algo.tune.size, *algo.tune.length) if algo.tune else ():
+        if axis not in axes:
+            expected = f"axes of {name} ({', '.join(axes)})"
+            raise wrong(path, ["tune", "size"], expected, axis)
     return algo

@@ -33,11 +33,11 @@ def new(registry: Registry, name: str, source: Algo, into: Path | None) -> Path:
         )
     op = registry.ops[source.op].family
     folder = (into or paths.ALGOS_DIR) / op / name
-    if os.path.lexists(folder) or any(
-        a.name == name and a.op == op for a in registry.algos
-    ):
+    full_name = f"{op}/{name}"
+    known = {algo.full_name for algo in registry.algos}
+    if os.path.lexists(folder) or full_name in known:
         raise UsageError(
-            f"{op}/{name} exists already",
+            f"{full_name} exists already",
             hint="choose another name, or delete its folder first",
         )
     text = read_text(source.own_folder / "algo.toml")

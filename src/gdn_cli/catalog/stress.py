@@ -5,12 +5,12 @@ draws them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from ..parsing import Positive, Text, Wrong
+from ..parsing import Positive, Text
 from ..schema.numbers import NotNegative, Number
 from ..schema.numbers import Positive as PositiveNumber
 from ..schema.record_types import Largest, Record
@@ -50,21 +50,6 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
     logits: Number = 1.0
     # replaces the op's, if no kernel comes closer
     tolerance: PositiveNumber | None = None
-
-
-def fault(family: Family, variable: Sequence[str]) -> Wrong | None:
-    """The first key of a family that does not fit an op with these variable axes."""
-    if "num_seqs" in variable:
-        if not family.seq_lens or family.axes:
-            expected = "lengths such as [0, 1, 64], and no axes"
-            return Wrong(["seq_lens"], expected, family.seq_lens)
-    elif family.seq_lens is not None or set(family.axes) != set(variable):
-        expected = f"a size for each of {', '.join(variable)}, and no more"
-        return Wrong(["axes"], expected, family.axes)
-    if family.keys in ("equal", "alternating") and not set(TOKENS) & set(variable):
-        expected = "'own' or 'zero': this op has one token a sequence"
-        return Wrong(["keys"], expected, family.keys)
-    return None
 
 
 def largest(records: Iterable[Record]) -> list[Largest]:

@@ -7,18 +7,18 @@ Tensors are read later, by worker/dataset.py; worker/trace_set_writer.py writes 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ..errors import GdnError, MissingError
-from ..parsing import Json, Positive, Text, decode, json_of, read_text, wrong
+from ..errors import MissingError
+from ..parsing import Json, Positive, Text, decode, json_of, read_text
 from ..units import listed
-from .formats import Calls, Tensor
-from .ops import Op, TensorSpec
+from .formats import Calls
+from .ops import Op
 from .workloads import Workload, embedded
 
 _LFS_POINTER = "version https://git-lfs"
@@ -63,20 +63,9 @@ def known(op: Op, root: Path | None) -> list[Workload]:
 def from_folder(op: Op, root: Path) -> list[Workload]:
     """The op's workloads in a FlashInfer-Trace folder, in its order. Tensors are read later.
 
-    Files are found as flashinfer-bench's TraceSet.from_path finds them:
-    definitions/**/*.json, workloads/**/*.jsonl. The definition's inputs and outputs
-    must match the op's. Any error is one MissingError line.
+    Files are definitions/**/NAME.json and workloads/**/*.jsonl. The definition's
+    inputs and outputs must match the op's. Any error is one MissingError line.
     """
-    root = Path(root)
-    if not os.path.exists(root):
-        raise MissingError(
-            f"no such data set folder: {root}", hint="`gdn data build DIR` writes one"
-        )
-    if not os.path.isdir(root):
-        raise MissingError(
-            f"{root} is a file, not a data set folder",
-            hint="name the folder that has definitions/",
-        )
     folders = ("definitions", "workloads")
     absent = [name for name in folders if not os.path.isdir(root / name)]
     if absent:
@@ -88,7 +77,6 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
     _same_definition(op, path, definition)
     workloads: list[Workload] = []
     others: set[str] = set()
-    lines: dict[str, str] = {}  # uuid -> where it is
     within = _Within(root)
     for file in sorted((root / "workloads").rglob("*.jsonl")):
         for number, line in enumerate(_read(file).split("\n"), 1):
@@ -100,26 +88,14 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
             if not line.strip():
                 continue
             where = f"{file}:{number}"
-            workload = _row(op, where, line, len(workloads), within)
-            if workload is None:
-                continue
-            first = lines.setdefault(workload.uuid, where)
-            if first != where:
-                raise MissingError(
-                    f"{where}: uuid {workload.uuid} is that of {first}",
-                    hint="each workload has its own: give one of them another, or delete it",
-                )
-            workloads.append(workload)
+            if workload := _row(op, where, line, len(workloads), within):
+                workloads.append(workload)
     if not workloads:
         raise MissingError(
             f"{root / 'workloads'} has no workloads of {op.definition}",
-            hint=f"it has {_some(others)}",
+            hint=f"it has {listed(sorted(others), most=10) or 'none'}",
         )
     return workloads
-
-
-def _some(names: set[str]) -> str:
-    return listed(sorted(names), most=10) or "none"
 
 
 def _read(path: Path) -> str:
@@ -194,23 +170,15 @@ def definition(op: Op, root: Path) -> Json:
 
 
 def _find_definition(op: Op, root: Path) -> tuple[Path, Json]:
-    files = sorted((root / "definitions").rglob("*.json"))
-    names = set()
-    # the file of that name first: then the others need not be read
-    for path in sorted(files, key=lambda p: p.stem != op.definition):
-        try:
-            definition = _json(path, _read(path))
-        except GdnError:
-            if path.stem == op.definition:
-                raise
-            continue
-        if definition.get("name") == op.definition:
-            return path, definition
-        names.add(str(definition.get("name")))
-    raise MissingError(
-        f"{root / 'definitions'} has no definition {op.definition} ({op.name})",
-        hint=f"it has {_some(names)}",
-    )
+    folder = root / "definitions"
+    files = {path.stem: path for path in folder.rglob("*.json")}
+    path = files.get(op.definition)
+    if path is None:
+        raise MissingError(
+            f"{folder} has no definition {op.definition} ({op.name})",
+            hint=f"it has {listed(sorted(files), most=10) or 'none'}",
+        )
+    return path, _json(path, _read(path))
 
 
 def _same_definition(op: Op, path: Path, definition: Json) -> None:
@@ -222,40 +190,27 @@ def _same_definition(op: Op, path: Path, definition: Json) -> None:
     )
     calls = decode(definition, Calls, path, failed)
     axes = {name: axis.get("value") for name, axis in calls["axes"].items()}
-    _same_tensors(op, "inputs", calls["inputs"], op.inputs, axes, path, failed)
-    _same_tensors(op, "outputs", calls["outputs"], op.outputs, axes, path, failed)
-
-
-def _same_tensors(
-    op: Op,
-    kind: str,
-    tensors: Mapping[str, Tensor],
-    specs: Mapping[str, TensorSpec],
-    axes: Mapping[str, int | None],
-    path: Path,
-    failed: Callable[[str], MissingError],
-) -> None:
-    for name, tensor in tensors.items():
-        unknown = set(tensor["shape"] or ()) - set(axes)
-        if unknown:
-            expected = "axes of the definition"
-            raise wrong(path, [kind, name, "shape"], expected, min(unknown), failed)
-    # gdn's ops have no optional inputs: those of a definition are left out
-    names = [
-        name
-        for name, tensor in tensors.items()
-        if name in specs or not tensor.get("optional")
-    ]
-    if names != list(specs):
-        raise failed(
-            f"{path}: its {kind} are {', '.join(names)}; those of {op.name} are"
-            f" {', '.join(specs)}"
-        )
-    for name, spec in specs.items():
-        actual = _words(tensors[name]["shape"], tensors[name]["dtype"], axes)
-        expected = _words(spec.shape, spec.dtype, op.axes)
-        if actual != expected:
-            raise failed(f"{path}: {name} is {actual}; that of {op.name} is {expected}")
+    for tensors, specs in (
+        (calls["inputs"], op.inputs),
+        (calls["outputs"], op.outputs),
+    ):
+        # gdn's ops have no optional inputs: those of a definition are left out
+        names = [
+            name
+            for name, tensor in tensors.items()
+            if name in specs or not tensor.get("optional")
+        ]
+        if names != list(specs):
+            raise failed(
+                f"{path}: it has {', '.join(names)}; {op.name} has {', '.join(specs)}"
+            )
+        for name, spec in specs.items():
+            actual = _words(tensors[name]["shape"], tensors[name]["dtype"], axes)
+            expected = _words(spec.shape, spec.dtype, op.axes)
+            if actual != expected:
+                raise failed(
+                    f"{path}: {name} is {actual}; that of {op.name} is {expected}"
+                )
 
 
 def _words(
@@ -264,7 +219,7 @@ def _words(
     """A tensor in words: "float32 [batch_size, 128]"."""
     if shape is None:
         return f"{dtype} scalar"
-    return f"{dtype} [{', '.join(str(axes[axis] or axis) for axis in shape)}]"
+    return f"{dtype} [{', '.join(str(axes.get(axis) or axis) for axis in shape)}]"
 
 
 def _row(op: Op, where: str, line: str, index: int, within: _Within) -> Workload | None:
@@ -272,10 +227,6 @@ def _row(op: Op, where: str, line: str, index: int, within: _Within) -> Workload
     table = _json(where, line)
     if table.get("definition") != op.definition:
         return None
-    if table.get("solution") or table.get("evaluation"):
-        raise MissingError(
-            f"{where}: a trace, not a workload", hint="traces belong in traces/"
-        )
     row = decode(table, Line, where, MissingError).workload
     # flashinfer-bench ignores fixed axes in a row; a fixed axis of another value is another op
     fixed = {name: size for name, size in row.axes.items() if name in op.fixed}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -10,10 +9,11 @@ from msgspec import Meta, Struct
 from ..parsing import Text, Wrong, check_names
 from .expression import condition
 
-# of the generated table, in addition to the constants
-_COLUMNS = ("gpu", "sms", "length_up_to", "up_to")
 _Value = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+# valid in C++ and Python, and not one of the generated table's other columns
+_Name = Annotated[
+    str, Meta(pattern=r"^(?!(gpu|sms|length_up_to|up_to)$)[A-Za-z_]\w*(?!\n)$")
+]
 
 
 class Invariant(Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,7 +36,7 @@ class Tune(Struct, frozen=True, forbid_unknown_fields=True):
     # axes of the op: their product decides which row of the file is used
     size: Annotated[tuple[str, ...], Meta(min_length=1)]
     # name -> the values to try, in the order of algo.toml
-    constants: dict[str, Annotated[tuple[_Value, ...], Meta(min_length=1)]]
+    constants: dict[_Name, Annotated[tuple[_Value, ...], Meta(min_length=1)]]
     # a condition on the constants: see expression.py
     where: Text | None = None
     # axes of the op: rows are looked up by their product first, then by size; none: by size alone
@@ -44,19 +44,6 @@ class Tune(Struct, frozen=True, forbid_unknown_fields=True):
     invariant: Invariant | None = None
 
     def __post_init__(self) -> None:
-        if not self.constants:
-            expected = "at least one constant, such as rows = [1, 2, 4]"
-            raise Wrong(["constants"], expected, {})
-        for name, values in self.constants.items():
-            if not _IDENTIFIER.fullmatch(name) or name in _COLUMNS:
-                columns = ", ".join(_COLUMNS)
-                expected = (
-                    f"names that are valid in C++ and Python, and not one of {columns}"
-                )
-                raise Wrong(["constants"], expected, name)
-            if len(set(values)) < len(values):
-                expected = "a list of different whole numbers"
-                raise Wrong(["constants", name], expected, list(values))
         self._check_condition("where", self.where)
         if not self.invariant:
             return

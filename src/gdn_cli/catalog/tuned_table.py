@@ -35,7 +35,7 @@ EVIDENCE = "tuning.json"
 ENDLESS = 2**63 - 1  # INT64_MAX: the up_to of a GPU's last row
 UNTUNED = "untuned"  # the GPU of rows that an author estimated
 CANDIDATE = "candidate"  # the GPU of a candidate's only row
-MOST = 1000  # candidates: more are likely a mistake
+MOST = 100_000  # candidates before `where`: more are likely a mistake
 
 
 Constants = dict[str, int]
@@ -117,15 +117,13 @@ def load(algo: Algo) -> Gpus:
     files.destination(file, within=algo.folder)
     if not file.exists():
         return {}
-    hint = "fix it, or move it away"
     try:
-        gpus = json_of(read_text(file), f"{file} is not what gdn wrote")["gpus"]
+        gpus = json_of(read_text(file), file)["gpus"]
         rows(algo.tuning, gpus)
-    except UsageError as e:
-        raise UsageError(e.message, hint=hint) from None
-    except (ValueError, KeyError, TypeError) as e:
+    except (UsageError, ValueError, KeyError, TypeError) as e:
         raise UsageError(
-            f"{file} is not what gdn wrote: {errors.one_line(e)}", hint=hint
+            f"{file} is not what gdn wrote: {errors.one_line(e)}",
+            hint="fix it, or move it away",
         ) from None
     return gpus
 
@@ -259,58 +257,44 @@ def candidates(algo: Algo) -> tuple[list[Constants], int]:
     """
     tune, path = algo.tuning, f"{algo.folder or algo.full_name}/algo.toml"
     count = math.prod(len(values) for values in tune.constants.values())
-    if count > 100 * MOST:
+    if count > MOST:
         raise UsageError(
             f"{path}: [tune.constants] gives {count} candidates",
-            hint="name fewer values",
+            hint=f"at most {MOST}: name fewer values",
         )
-    every = [
-        dict(zip(tune.constants, values, strict=True))
-        for values in itertools.product(*tune.constants.values())
-    ]
-    kept = every
-    if tune.where:
-        holds = condition(tune.where, tune.constants)
+    holds = condition(tune.where or "1", tune.constants)
+    kept = []
+    for values in itertools.product(*tune.constants.values()):
+        constants = dict(zip(tune.constants, values, strict=True))
         try:
-            kept = [constants for constants in every if holds(constants)]
+            if holds(constants):
+                kept.append(constants)
         except ValueError as e:
             raise UsageError(f"{path}: $.tune.where: '{tune.where}': {e}") from None
     if not kept:
         raise UsageError(f"{path}: $.tune.where: '{tune.where}' leaves no candidate")
-    if len(kept) > MOST:
-        raise UsageError(
-            f"{path}: [tune] gives {len(kept)} candidates",
-            hint=f"at most {MOST}: name fewer values",
-        )
-    return kept, len(every) - len(kept)
+    return kept, count - len(kept)
 
 
-def narrowed(algo: Algo, only: Sequence[str], where: str | None = None) -> Algo:
+def narrowed(algo: Algo, only: Sequence[str]) -> Algo:
     """The algo with fewer values to try: each of `only` is "NAME=V[,V...]", with values
-    that its algo.toml declares; `where` is a condition in addition to its own.
+    that its algo.toml declares.
     """
     constants = dict(algo.tuning.constants)
-    both = algo.tuning.where
-    if where:
-        both = f"({both}) and ({where})" if both else where
-        try:
-            condition(both, constants)
-        except ValueError as e:
-            raise UsageError(
-                f"--where '{where}': {e}", hint='such as "rows * warps <= 16"'
-            ) from None
     for text in only:
         name, _, values = text.partition("=")
         name = name.strip()
         if name not in constants:
             raise unknown("constant", name, constants)
-        declared = constants[name]
+        declared = {str(value): value for value in constants[name]}
         wanted = [value.strip() for value in values.split(",")]
-        if not set(wanted) <= {str(value) for value in declared}:
-            hint = f"algo.toml declares {name} = {', '.join(map(str, declared))}"
+        if not set(wanted) <= set(declared):
+            hint = f"algo.toml declares {name} = {', '.join(declared)}"
             raise UsageError(f"--only {text}: expected values to try", hint=hint)
-        constants[name] = tuple(value for value in declared if str(value) in wanted)
-    tune = structs.replace(algo.tuning, constants=constants, where=both)
+        constants[name] = tuple(
+            declared[value] for value in declared if value in wanted
+        )
+    tune = structs.replace(algo.tuning, constants=constants)
     return structs.replace(algo, tune=tune)
 
 

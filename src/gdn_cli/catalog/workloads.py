@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from math import prod
@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from ..errors import UsageError, unknown
 from ..parsing import Json, Positive, read_json
+from ..units import listed
 from .expression import condition, size
 from .formats import Input
 from .ops import Op, label_names
@@ -130,7 +131,10 @@ def twin(
         try:
             held = holds(sizes)
         except ValueError as e:
-            raise _undefined(op, "constraints", text, e) from None
+            file = f"configs/{op.family}.toml"
+            raise UsageError(
+                f"{file}: $.constraints: '{text}': {e} at these axes"
+            ) from None
         if not held:
             given = _words({axis: axes[axis] for axis in op.var_axes if axis in text})
             raise UsageError(f"{op.name}: {given}", hint=f"expected {text}")
@@ -177,19 +181,11 @@ def stressed(
         if lengths is not None:
             axes = {"total_seq_len": sum(lengths), "num_seqs": len(lengths)}
             for axis, text in op.defaults.items():
-                try:
-                    axes[axis] = size(text, axes)
-                except ValueError as e:
-                    raise _undefined(op, f"defaults.{axis}", text, e) from None
+                axes[axis] = size(text, axes)
         axes = {axis: axes[axis] for axis in op.var_axes}
         id_ = str(uuid.uuid5(_NAMESPACE, f"{op.definition}?stress={name}"))
         workloads.append(Workload(id_, axes, seq_lens=lengths, stress=name))
     return workloads
-
-
-def _undefined(op: Op, key: str, text: str, why: ValueError) -> UsageError:
-    file = f"configs/{op.family}.toml"
-    return UsageError(f"{file}: $.{key}: '{text}': {why} at these axes")
 
 
 # --- selecting
@@ -216,8 +212,6 @@ def select(
     preset  its workloads, in its order; if `chosen` is given too, that selects, and the
             preset only gives settings
     """
-    if first is not None and first < 1:
-        raise UsageError(f"-n {first}", hint="expected 1 or more")
     if chosen:
         picked = _union(op, workloads, chosen)
     elif preset is not None:
@@ -265,20 +259,17 @@ def _named(op: Op, workloads: Sequence[Workload], token: str) -> Sequence[int]:
     prefix = token.lower() if len(token) >= 4 else None
     fits = [i for i, id_ in enumerate(ids) if prefix and id_.lower().startswith(prefix)]
     if len(fits) > 1:
-        names = [ids[i] for i in fits[:8]] + ["..."] * (len(fits) > 8)
         raise UsageError(
             f"uuid prefix '{token}' fits {len(fits)} workloads of {op.name}:"
-            f" {', '.join(names)}",
+            f" {listed([ids[i] for i in fits], most=8)}",
             hint="give more digits",
         )
     if not fits:
-        indices = f"indices 0-{count - 1}" if count else "no indices"
-        has = f": its {count} workloads have {indices}" if numbers else ""
-        index = f"an index 0-{count - 1}, a range such as 0-9, " if count else ""
         raise UsageError(
-            f"no workload '{token}' of {op.name}{has}",
-            hint=f"expected {index}a uuid prefix of at least 4 hex digits, or an axis filter"
-            f" such as {op.var_axes[0]}=64",
+            f"no workload '{token}' of {op.name}: its {count} workloads have indices"
+            f" 0-{count - 1}",
+            hint="expected an index, a range such as 0-9, a uuid prefix of at least 4"
+            f" hex digits, or an axis filter such as {op.var_axes[0]}=64",
         )
     return fits
 
@@ -354,21 +345,9 @@ def _at_axes(
     needed = [axis for axis in left if axis not in (*op.defaults, "batch_size")]
     raise UsageError(
         f"no workload of {op.name} has {_words(axes)}",
-        hint=f"there are {present(workloads, axes)}; add {' and '.join(needed or left)} for"
-        " a twin drawn at those axes",
+        hint=f"add {' and '.join(needed or left)} for a twin drawn at those axes;"
+        " `gdn data list` shows what there is",
     )
-
-
-def present(workloads: Sequence[Workload], axes: Iterable[str]) -> str:
-    """The values that axes have in the workloads, for a message: "batch_size 1, 4, 8"."""
-    texts = []
-    for axis in axes:
-        sizes = sorted({w.axes[axis] for w in workloads if axis in w.axes})
-        values = [str(size) for size in sizes]
-        if len(values) > 12:
-            values = [*values[:8], "...", f"{values[-1]} ({len(values)} values)"]
-        texts.append(f"{axis} {', '.join(values) or '(none)'}")
-    return "; ".join(texts)
 
 
 def _preset(op: Op, workloads: Sequence[Workload], preset: Preset) -> list[Workload]:

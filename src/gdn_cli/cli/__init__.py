@@ -27,7 +27,7 @@ from . import (
     tune,
     worker,
 )
-from .help import App, help_
+from .help import App
 
 _LONGEST = 2000  # characters of an error's line
 
@@ -61,7 +61,6 @@ for _panel, _commands in _COMMANDS.items():
         else:
             _name = _command.__name__.rstrip("_")
             app.command(_name, rich_help_panel=_panel)(_command)
-app.command("help", hidden=True)(help_)
 
 
 def _version(show: bool) -> None:
@@ -100,9 +99,8 @@ def main(machine: Any = None) -> None:
         raise KeyboardInterrupt
 
     # a closed terminal, `timeout`, a cancelled CI job: exit as after Ctrl-C
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), leave)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
     code = _run()
     if why := streams.fault():
         code = code or _tell(errors.MissingError(f"cannot write the output: {why}"))

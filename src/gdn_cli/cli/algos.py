@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
-from .. import errors
 from . import options as o
-from .help import Panel
+from .help import algos_option
 
 
 def list_(
-    name: Annotated[Optional[str], typer.Argument(metavar="", hidden=True)] = None,
-    op: o.OpName = None,
-    algos: o.OwnAlgos = None,
-    json: o.AsJson = False,
+    op: o.OpName = None, algos: o.OwnAlgos = None, json: o.AsJson = False
 ) -> None:
     """Show the algos, and which of them can run here.
 
@@ -28,12 +24,6 @@ def list_(
     from ..report import algos as shown
 
     known = registry.load(algos)
-    if name:
-        option = f" --op {name}" if name in known.ops else None
-        hint = f"gdn list{option}" if option else f"gdn show {shlex.quote(name)}"
-        raise errors.UsageError(
-            f"list takes no name, got '{name}'", hint=f"did you mean `{hint}`?"
-        )
     machine = o.machine()
     listed, broken = list(known.algos), list(known.broken)
     if op:
@@ -45,12 +35,7 @@ def list_(
 
 def show(
     algo: Annotated[
-        str,
-        typer.Argument(
-            metavar="ALGO",
-            autocompletion=o.algos_like,
-            help="Its name, such as cpp-v1 or gdn_prefill/fi-baseline.",
-        ),
+        str, typer.Argument(help="Its name, such as cpp-v1 or gdn_prefill/fi-baseline.")
     ],
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
@@ -74,42 +59,26 @@ def show(
     for notice in skipped:
         screen.say(notice)
     log = target.own_folder.parent / "README.md"
-    text = read(log).decode(errors="replace") if log.is_file() else ""
-    files = []
-    for path in pack.sources(target):
-        lines = read(path).decode(errors="replace").splitlines()
-        files.append((path, len(lines)))
+    files = [(path, len(read(path).splitlines())) for path in pack.sources(target)]
     facts = shown.Known(
         target,
         o.machine().place(target),
         files,
-        log=log if f"`{target.name}`" in text else None,
+        log=log if log.is_file() else None,
         history=history.timeline(series, count=1),
     )
     shown.show_algo(facts, json)
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new algo.")],
-    source: Annotated[
-        Optional[str],
-        typer.Option(
-            "--from",
-            rich_help_panel=Panel.ALGOS,
-            metavar="ALGO",
-            autocompletion=o.algos_like,
-            help="The algo to start from.",
-        ),
-    ] = None,
+    name: Annotated[str, typer.Argument(help="Name of the new algo.")],
+    source: Annotated[str, algos_option("--from", help="The algo to start from.")],
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
     into: Annotated[
-        Optional[Path],
-        typer.Option(
-            "--into",
-            rich_help_panel=Panel.ALGOS,
-            metavar="DIR",
-            help="The algos folder for it (default: --algos, else gdn's own).",
+        Path | None,
+        algos_option(
+            help="The algos folder for it (default: --algos, else gdn's own)."
         ),
     ] = None,
     json: o.AsJson = False,
@@ -123,17 +92,6 @@ def new(
     from ..report import screen
 
     known = registry.load(algos)
-    if not source:
-        every = known.of(known.op(op or registry.DEFAULT_OP).name)
-        runs = [a for a in every if o.machine().place(a).mode in ("cpu", "cuda")]
-        # the last rung of a kernel, else of torch
-        runs.sort(key=lambda algo: algo.language != "python")
-        start = runs[-1].name if runs else "ALGO"
-        option = f" --op {op}" if op else ""
-        command = f"gdn new {shlex.quote(name)} --from {start}{option}"
-        raise errors.UsageError(
-            "which algo to start from?", hint=f"{command}; `gdn list` shows all"
-        )
     into = into or next(iter(registry.own_folders(algos)), None)
     found = known.find(source, op)
     folder = scaffold.new(known, name, found, into)

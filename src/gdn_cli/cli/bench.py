@@ -15,8 +15,6 @@ import typer
 
 from .. import errors
 from . import options as o
-from .elsewhere import EngineName
-from .elsewhere import elsewhere as engine_of
 
 if TYPE_CHECKING:
     from ..catalog.official import Harness
@@ -25,6 +23,9 @@ if TYPE_CHECKING:
     from ..run.elsewhere import Elsewhere
     from ..run.execute import Engine
     from ..run.planning import Plan
+
+
+_SAMPLING, _TRUST, _CALLS = o.Sampling(), o.Trust(), o.Calls()
 
 
 @o.grouped
@@ -38,7 +39,7 @@ def run(
     judge: o.Judge,
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
-    engine: EngineName = None,
+    engine: o.EngineName = None,
 ) -> None:
     """Check algos on workloads: are they right? With --official the contest's own
     harness judges them too.
@@ -60,7 +61,6 @@ def run(
         algos,
         which,
         output,
-        sampling=o.Sampling(),
         place=place,
         trust=trust,
         calls=calls,
@@ -84,7 +84,7 @@ def bench(
     output: o.Output,
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
-    engine: EngineName = None,
+    engine: o.EngineName = None,
 ) -> None:
     """Check algos, then time them, the reference and a plain copy of the same bytes.
 
@@ -124,17 +124,22 @@ def floors(
     Examples:
       gdn floors -w batch_size=64
     """
-    code = carry_out(
-        "floor",
-        o.Algos(op=op),
-        which,
-        output,
-        sampling=sampling,
-        place=place,
-        trust=o.Trust(),
-        calls=o.Calls(),
-    )
+    algos = o.Algos(op=op)
+    code = carry_out("floor", algos, which, output, sampling=sampling, place=place)
     raise typer.Exit(code)
+
+
+def engine_of(name: str | None, gpus: str | None, trust: o.Trust) -> Elsewhere | None:
+    """The engine of `--engine`; UsageError for options that are about this machine."""
+    if name is None:
+        return None
+    from ..remote import through
+    from ..report import screen
+
+    for option, given in (("--gpus", gpus), ("--sandbox", trust.sandbox)):
+        if given:
+            raise o.excluded("--engine", option)
+    return through.Through(name, through.settings(name), screen.say)
 
 
 def carry_out(
@@ -143,10 +148,10 @@ def carry_out(
     which: o.Workloads,
     output: o.Output,
     *,
-    sampling: o.Sampling,
     place: o.Place,
-    trust: o.Trust,
-    calls: o.Calls,
+    sampling: o.Sampling = _SAMPLING,
+    trust: o.Trust = _TRUST,
+    calls: o.Calls = _CALLS,
     files: Sequence[Path] = (),  # packed solutions
     gpus: str | None = None,
     contest: bool = False,
@@ -163,12 +168,13 @@ def carry_out(
     from ..records import store
     from ..run import campaign, execute, planning
 
+    chosen = which.selected()
     tiers, overrides = sampling.checked()
     chosen_gpus, device = place.on(gpus)
     machine = o.machine()
     settings = planning.Settings(
         command,
-        o.for_workers(which.dataset, trust, calls),
+        o.for_workers(chosen.dataset, trust, calls),
         tiers,
         place.timeout,
         chosen_gpus,
@@ -176,28 +182,25 @@ def carry_out(
         machine,
     )
     preset_of = planning.contest_preset if contest else planning.preset_of
-    preset_name, preset = preset_of(which)
+    preset_name, preset = preset_of(chosen)
     known = algos.known()
     entries, named = campaign.entries(
         known, algos.algo, algos.op, files, device, settings
     )
-    plan = campaign.plan(known, entries, named, which, preset, overrides, settings)
+    plan = campaign.plan(known, entries, chosen, preset, overrides, settings)
     if harness:
-        if not harness.folder:
-            find = elsewhere.harness if elsewhere else official.here
-            harness = find(harness)
+        find = elsewhere.harness if elsewhere else official.here
+        harness = find(harness)
         planning.add_judge(plan, harness)
-    options = {
-        "workload": which.workload,
-        "n": which.n,
-        "preset": preset_name,
-        "dataset": bool(which.dataset),
-        "tier": sampling.tier,
-        "l2": sampling.l2,
-    }
-    more = {"gpus": gpus, "stress": which.stress} | asdict(calls)
-    more["official"] = harness and harness.words
-    options |= {name: value for name, value in more.items() if value}
+    options = o.recorded(
+        chosen,
+        sampling,
+        preset_name,
+        gpus=gpus,
+        stress=chosen.stress,
+        official=harness and harness.words,
+        **asdict(calls),
+    )
     name = {"check": "run", "floor": "floors"}.get(command, command)
     writer = store.open_document(name, options, output.out)
     document = writer.document

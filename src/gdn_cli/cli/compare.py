@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, Optional
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from .. import errors
 from . import options as o
 from .bench import perform
-from .help import Panel
+from .help import timing_option
 
 if TYPE_CHECKING:
     from ..catalog.registry import Registry
-    from ..schema.record_types import Document, Overall
+    from ..schema.record_types import Document
     from ..worker.request import PlanFields
 
 
@@ -25,7 +25,6 @@ def compare(
         list[str],
         typer.Argument(
             metavar="A B...",
-            autocompletion=o.algos_like,
             help="Algos, packed solutions, or record files.",
         ),
     ],
@@ -38,30 +37,18 @@ def compare(
     heads: o.Heads = None,
     algos: o.OwnAlgos = None,
     in_place: o.InPlace = False,
-    batch_invariant: Annotated[
-        bool,
-        typer.Option(
-            "--batch-invariant",
-            rich_help_panel=Panel.RUNNING,
-            help="Also run each algo's batch-invariant build, as NAME@invariant.",
-        ),
-    ] = False,
+    batch_invariant: o.BatchInvariant = False,
     threshold: Annotated[
         float,
-        typer.Option(
-            "--threshold",
-            rich_help_panel=Panel.TIMING,
-            metavar="SHARE",
-            min=0.0,
-            help="The least relative difference that is FASTER or SLOWER.",
+        timing_option(
+            min=0.0, help="The least relative difference that is FASTER or SLOWER."
         ),
     ] = 0.005,
     gate: Annotated[
-        Optional[float],
-        typer.Option(
-            "--gate",
-            rich_help_panel=Panel.TIMING,
-            metavar="RATIO",
+        float | None,
+        timing_option(
+            min=0.01,
+            max=100,
             help="Exit 1 if a geometric mean over the workloads is, or may be, below RATIO.",
         ),
     ] = None,
@@ -80,24 +67,18 @@ def compare(
     from ..report import book
     from ..run import eligibility, execute, planning
 
+    chosen = which.selected()
     tiers, bounds = sampling.checked()
-    if gate is not None and not 0 < gate < 100:
-        raise errors.UsageError(f"--gate {gate:g}: expected a ratio such as 0.99")
-    preset_name, preset = planning.preset_of(which)
+    preset_name, preset = planning.preset_of(chosen)
     known = registry.load(algos, heads)
     saved, live = _split(names)
     if len(saved) == 2:
-        if live:
-            raise errors.UsageError(
-                "two record files are compared alone",
-                hint=f"leave out {', '.join(live)}",
-            )
-        _two(saved, known, op, threshold, gate, output)
+        _two(saved, live, known, op, threshold, gate, output)
     baseline = saved[0] if saved else None
+    base = store.load(baseline.file) if baseline else None
     # compare every algo of the file with its present state
     each = baseline is not None and not live and baseline.algo is None
-    if baseline and not live:
-        base = store.load(baseline.file)
+    if baseline and base and not live:
         live = comparison.own_algos(base, op) if each else [str(baseline.algo)]
     machine = o.machine()
     entries = planning.rivals(known, live, op, place.device, machine.place)
@@ -113,7 +94,7 @@ def compare(
     overrides: PlanFields = {"l2": sampling.l2, "iterations": None}
     overrides["seconds"] = bounds.get("seconds") or 2.0
     overrides["target"] = bounds.get("target") or statistics.THRESHOLD
-    parts = planning.select(known, entries, which, preset, overrides)
+    parts = planning.select(known, entries, chosen, preset, overrides)
     settings = planning.Settings(
         "compare",
         o.for_workers(which.dataset, trust, o.Calls(in_place)),
@@ -123,24 +104,17 @@ def compare(
     )
     plan = planning.prepare(known, parts, settings)
     trust.tell([Path(name) for name in live if name.endswith(".json")])
-    chosen: dict[str, object] = {
-        "names": names,
-        "workload": which.workload,
-        "n": which.n,
-        "preset": preset_name,
-        "tier": sampling.tier,
-        "l2": sampling.l2,
-        "threshold": threshold,
-        "gate": gate,
-    }
-    if in_place:
-        chosen["in_place"] = True
-    if batch_invariant:
-        chosen["batch_invariant"] = True
-    of_op = parts[0].op
-    if baseline:
-        base = store.load(baseline.file)
-        base_algo = baseline.algo
+    options = o.recorded(
+        chosen,
+        sampling,
+        preset_name,
+        in_place=in_place,
+        batch_invariant=batch_invariant,
+    )
+    options |= {"names": names, "threshold": threshold, "gate": gate}
+    base_algo = baseline.algo if baseline else None
+    if baseline and base:
+        of_op = parts[0].op
         ours = [entry.algo.name for entry in entries]
         tiers_used = {tier for job in plan.jobs for tier in job.tiers}
         always = in_place or of_op.in_place_only
@@ -148,11 +122,11 @@ def compare(
             base_algo = comparison.check_saved(
                 base, baseline.name, of_op.name, ours, name, tiers_used, always
             )
-    writer = store.open_document("compare", chosen, output.out)
+    writer = store.open_document("compare", options, output.out)
     document = writer.document
 
     def finish() -> None:
-        if baseline:
+        if baseline and base:
             algo = None if each else base_algo
             comparison.against(document, base, baseline.name, algo, threshold)
             return
@@ -168,45 +142,33 @@ def compare(
 
 
 def _code(code: int, document: Document, gate: float | None) -> int:
-    """The exit code, most serious first: interrupted, an algo failed, the gate missed,
-    something missing here.
+    """The exit code, most serious first: interrupted, an algo failed, the gate missed
+    or, as nothing clear was measured, perhaps missed, something missing here.
     """
+    from ..records import statistics
     from ..report import screen
+    from ..report.tables import compared
 
     if document.interrupted:
         return errors.INTERRUPTED
-    if code == errors.FAILED or gate is None:
-        return code
     # equal sources are never a regression
-    judged = [row for row in document.overall or [] if not row.same_sources]
-    missed = _missed(judged, gate)
-    if missed is None:
+    rows = [row for row in document.overall or [] if not row.same_sources]
+    if code == errors.FAILED or gate is None or not rows:
         return code
-    screen.say(missed)
-    return errors.FAILED
-
-
-def _missed(judged: list[Overall], gate: float) -> str | None:
-    """Why the gate is not passed: a mean below it, or one that may be, as nothing clear
-    was measured.
-    """
-    from ..records import statistics
-    from ..report.tables import compared
-
-    least = min((row.ratio for row in judged), default=gate)
+    least = min(row.ratio for row in rows)
     if least < gate:
-        return f"a regression: {least:.3f} is below the gate {gate:g}"
-    unclear = [
-        row for row in judged if row.verdict == statistics.UNCLEAR and row.low < gate
-    ]
-    if not unclear:
-        return None
-    lowest = min(unclear, key=lambda row: row.low)
-    return (
+        screen.say(f"a regression: {least:.3f} is below the gate {gate:g}")
+        return errors.FAILED
+    unclear = [row for row in rows if row.verdict == statistics.UNCLEAR]
+    lowest = min(unclear, key=lambda row: row.low, default=None)
+    if lowest is None or lowest.low >= gate:
+        return code
+    screen.say(
         f"not shown to be as fast: {lowest.algo} is UNCLEAR, {lowest.low:.3f} to"
         f" {lowest.high:.3f}, which reaches below the gate {gate:g}:"
         f" {compared.clearer(bool(lowest.run_sd))}"
     )
+    return errors.FAILED
 
 
 @dataclass(frozen=True)
@@ -220,19 +182,13 @@ class _Saved:
 
 def _split(names: list[str]) -> tuple[list[_Saved], list[str]]:
     """Split the names into saved records (two at most) and the others."""
-    saved = []
-    live = []
-    for name in names:
-        records = _saved(name)
-        if records:
-            saved.append(records)
-        else:
-            live.append(name)
+    records_of = {name: _saved(name) for name in names}
+    saved = [records for records in map(records_of.get, names) if records]
     if len(saved) > 2:
         raise errors.UsageError(
             f"{len(saved)} record files", hint="compare takes two at most"
         )
-    return saved, live
+    return saved, [name for name in names if not records_of[name]]
 
 
 def _saved(name: str) -> _Saved | None:
@@ -251,6 +207,7 @@ def _saved(name: str) -> _Saved | None:
 
 def _two(
     saved: list[_Saved],
+    live: list[str],
     known: Registry,
     op: str | None,
     threshold: float,
@@ -261,9 +218,12 @@ def _two(
     from ..records import comparison, store
     from ..report import terminal
 
+    if live:
+        raise errors.UsageError(
+            "two record files are compared alone", hint=f"leave out {', '.join(live)}"
+        )
     first, second = saved
-    base = store.load(first.file)
-    other = store.load(second.file)
+    base, other = store.load(first.file), store.load(second.file)
     for document in (base, other):
         if op:
             document.records = [r for r in document.records if r.op == op]

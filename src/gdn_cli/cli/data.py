@@ -12,7 +12,7 @@ import typer
 
 from .. import errors
 from . import options as o
-from .help import App, Panel
+from .help import App, results_option
 
 if TYPE_CHECKING:
     from ..catalog.registry import Registry
@@ -24,9 +24,7 @@ data = App(name="data", help="List workloads; write them as a FlashInfer-Trace f
 @data.command()
 @o.grouped
 def build(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The folder to write or to complete.")
-    ],
+    folder: Annotated[Path, typer.Argument(help="The folder to write or to complete.")],
     algos: o.Algos,
     which: o.Workloads,
     json: o.AsJson = False,
@@ -86,11 +84,7 @@ def list_(
     op: o.OpName = None,
     full: Annotated[
         bool,
-        typer.Option(
-            "--full",
-            rich_help_panel=Panel.RESULTS,
-            help="A line for each workload: index, uuid, axes.",
-        ),
+        results_option("--full", help="A line for each workload: index, uuid, axes."),
     ] = False,
     json: o.AsJson = False,
 ) -> None:
@@ -111,7 +105,6 @@ def list_(
     selected: dict[str | None, dict[str, list[Workload]]]
     selected = {None: _select(known, op, which)}
     for name in presets.names():
-        presets.load_preset(name)  # raises if the preset is invalid
         with contextlib.suppress(errors.GdnError):  # a preset that the op does not have
             selected[name] = _select(known, op, dataclasses.replace(which, preset=name))
     terminal.show_presets(selected, known)
@@ -126,13 +119,14 @@ def _select(
     from ..catalog import trace_set, workloads
     from ..run import planning
 
-    _, preset = planning.preset_of(which, None)
+    choice = which.selected()
+    _, preset = planning.preset_of(choice, None)
     selected, refused = {}, []
     for each in [known.op(op)] if op else list(known.ops.values()):
         try:
-            every = trace_set.known(each, which.dataset)
+            every = trace_set.known(each, choice.dataset)
             selected[each.name] = workloads.select(
-                each, every, chosen=which.workload or [], first=which.n, preset=preset
+                each, every, chosen=choice.workload or [], first=choice.n, preset=preset
             )
         except errors.GdnError as e:
             if op:

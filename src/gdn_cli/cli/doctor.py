@@ -8,8 +8,11 @@ from .. import errors
 from . import options as o
 
 
-def doctor(dataset: o.Dataset = None, json: o.AsJson = False) -> None:
+def doctor(json: o.AsJson = False) -> None:
     """Show what this machine has, what is missing, and how to get it.
+
+    `gdn list` shows an algo.toml that is wrong, `gdn data list --dataset DIR` a data set,
+    `gdn modal setup` whether there is a token.
 
     Examples:
       gdn doctor
@@ -17,7 +20,7 @@ def doctor(dataset: o.Dataset = None, json: o.AsJson = False) -> None:
     from ..report import terminal
     from ..run import doctor as d
 
-    findings = d.examine(dataset, o.machine())
+    findings = d.examine(o.machine())
     terminal.show_doctor(findings, d.summary(findings), json)
     raise typer.Exit(
         errors.MISSING if any(f["state"] == "bad" for f in findings) else errors.OK

@@ -2,57 +2,47 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
-from enum import Enum
-from typing import Annotated, Any, Optional
+from functools import partial
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-_FEW = 8  # up to this many options need no headings
-_ARGUMENTS = "Arguments"
-_OPTIONS = "Options"
+# an option under each heading of `--help`; one without is under "Options"
+algos_option = partial(typer.Option, rich_help_panel="Which algos")
+workloads_option = partial(typer.Option, rich_help_panel="Which workloads")
+timing_option = partial(typer.Option, rich_help_panel="How to time")
+running_option = partial(typer.Option, rich_help_panel="How to run")
+judge_option = partial(typer.Option, rich_help_panel="By the contest's harness")
+modal_option = partial(typer.Option, rich_help_panel="At Modal")
+results_option = partial(typer.Option, rich_help_panel="What comes out")
 
-
-class Panel(str, Enum):
-    """The headings of options, in this order; an option without one is under "Options"."""
-
-    ALGOS = "Which algos"
-    WORKLOADS = "Which workloads"
-    TIMING = "How to time"
-    RUNNING = "How to run"
-    JUDGE = "By the contest's harness"
-    MODAL = "At Modal"
-    RESULTS = "What comes out"
-
-
-def _heading(of: Any, otherwise: str) -> str:
-    """The `rich_help_panel` of an option or a command."""
-    panel = of.rich_help_panel
-    return str(getattr(panel, "value", panel) or otherwise)
+# error for an invalid command line: click's, or typer's own
+Unreadable: Any = typer.BadParameter.__mro__[1]
 
 
 def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
-    arguments = []
-    options = []
+    """Arguments first, then each heading's options, in the command's order."""
+    sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
     for parameter in command.get_params(ctx):
-        record = parameter.get_help_record(ctx)
-        if record is None:
-            continue
+        heading = parameter.rich_help_panel or "Options"
         if parameter.param_type_name == "argument":
-            arguments.append(record)
-        else:
-            options.append((_heading(parameter, _OPTIONS), record))
-    sections = {_ARGUMENTS: arguments} | {panel.value: [] for panel in Panel}
-    sections[_OPTIONS] = []
-    for heading, record in options:
-        few = len(options) <= _FEW
-        sections[_OPTIONS if few else heading].append(record)
-    for heading, records in sections.items():
-        if records:
+            heading = "Arguments"
+        if record := parameter.get_help_record(ctx):
+            names = re.sub(r"<(\w+).*?>", lambda kind: kind[1].upper(), record[0])
+            sections.setdefault(heading, []).append((names, record[1]))
+    sections["Options"] = sections.pop("Options")  # last
+    _write(sections, formatter)
+
+
+def _write(sections: dict[str, list[tuple[str, str]]], formatter: Any) -> None:
+    for heading, rows in sections.items():
+        if rows:
             with formatter.section(heading):
-                formatter.write_dl(records)
+                formatter.write_dl(rows)
 
 
 class Command(TyperCommand):
@@ -68,20 +58,15 @@ class Command(TyperCommand):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         if self.examples:
-            several = len(self.examples) > 1
-            with formatter.section("Examples" if several else "Example"):
+            with formatter.section("Examples"):
                 formatter.write("".join(f"  {line}\n" for line in self.examples))
-
-
-# error for an invalid command line: click's, or typer's own
-_Unreadable: Any = typer.BadParameter.__mro__[1]
 
 
 class Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except _Unreadable as e:
+        except Unreadable as e:
             if "--json" in sys.argv:
                 from ..report import screen
 
@@ -98,11 +83,10 @@ class Group(TyperGroup):
         for name in self.list_commands(ctx):
             command: Any = self.get_command(ctx, name)
             if not command.hidden:
-                rows = sections.setdefault(_heading(command, "Commands"), [])
-                rows.append((name.ljust(7), command.get_short_help_str(300)))
-        for heading, rows in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(rows)
+                heading = command.rich_help_panel or "Commands"
+                row = name.ljust(7), command.get_short_help_str(300)
+                sections.setdefault(heading, []).append(row)
+        _write(sections, formatter)
 
 
 class App(typer.Typer):
@@ -116,23 +100,3 @@ class App(typer.Typer):
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:
         return super().command(name, **{"cls": Command} | settings)
-
-
-def help_(
-    ctx: typer.Context,
-    words: Annotated[
-        Optional[list[str]],
-        typer.Argument(metavar="[COMMAND]...", help="As you would type it."),
-    ] = None,
-) -> None:
-    """Show the help of a command."""
-    context: Any = ctx.parent
-    command: Any = context.command
-    for word in words or []:
-        if not isinstance(command, TyperGroup):
-            break
-        name, command, _ = command.resolve_command(context, [word])
-        context = type(ctx)(
-            command, info_name=name, parent=context, **command.context_settings
-        )
-    typer.echo(command.get_help(context))

@@ -2,56 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 from .. import errors
 from . import options as o
-from .help import Panel
-
-Names = Annotated[
-    Optional[str],
-    typer.Option(
-        "--algo",
-        rich_help_panel=Panel.ALGOS,
-        metavar="NAME[,NAME...]",
-        help="Show the times of these algos over commits.",
-    ),
-]
-Tier = Annotated[
-    Optional[str],
-    typer.Option(
-        "--tier", rich_help_panel=Panel.TIMING, metavar="TIER", help="Only this tier."
-    ),
-]
-On = Annotated[
-    Optional[str],
-    typer.Option(
-        "--device",
-        rich_help_panel=Panel.RUNNING,
-        metavar="TEXT",
-        help="Only devices with TEXT in their name.",
-    ),
-]
-Runs = Annotated[
-    int,
-    typer.Option(
-        "-n",
-        rich_help_panel=Panel.WORKLOADS,
-        metavar="N",
-        min=1,
-        help="With --algo: the last N runs of each table.",
-    ),
-]
+from .help import algos_option, running_option, timing_option, workloads_option
 
 
 def history(
-    algo: Names = None,
+    algo: Annotated[
+        str | None,
+        algos_option(
+            metavar="NAME[,NAME...]", help="Show the times of these algos over commits."
+        ),
+    ] = None,
     op: o.OpName = None,
-    tier: Tier = None,
-    device: On = None,
-    n: Runs = 20,
+    tier: Annotated[str | None, timing_option(help="Only this tier.")] = None,
+    device: Annotated[
+        str | None, running_option(help="Only devices with TEXT in their name.")
+    ] = None,
+    n: Annotated[
+        int,
+        workloads_option(
+            "-n", min=1, help="With --algo: the last N runs of each table."
+        ),
+    ] = 20,
+    forget: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Remove the file of one run.")
+    ] = None,
     json: o.AsJson = False,
 ) -> None:
     """Show your benches: all algos, or some algos' times over commits.
@@ -66,6 +46,12 @@ def history(
     from ..records import history as records
     from ..report import history as shown
     from ..report import screen
+
+    if forget is not None:
+        file = records.forget(forget)
+        if json:
+            return screen.show_json({"removed": str(file)})
+        return screen.put(f"removed {file}")
 
     names = tuple(listed(algo))
     where = records.Filter(names, op, tier, device or "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -13,7 +13,8 @@ import typer
 from .. import errors
 from . import options as o
 from .bench import carry_out
-from .help import App, Panel
+from .help import App, modal_option
+from .profile import Folder, Look, Names, Tool, looked_at, named
 
 if TYPE_CHECKING:
     from ..records.store import Writer
@@ -29,13 +30,14 @@ modal = App(
 
 
 MaxMinutes = Annotated[
-    Optional[float],
-    typer.Option(
-        "--max-minutes",
-        rich_help_panel=Panel.MODAL,
-        metavar="MINUTES",
-        min=1,
-        help="Stop everything after that.",
+    float | None, modal_option(min=1, help="Stop everything after that.")
+]
+
+
+Image = Annotated[
+    str | None,
+    modal_option(
+        metavar="gdn|flashinfer", show_default="gdn", help="flashinfer: the contest's."
     ),
 ]
 
@@ -45,25 +47,13 @@ class Machine:
     """The rented machine."""
 
     gpu: Annotated[
-        Optional[str],
-        typer.Option(
-            "--gpu",
-            rich_help_panel=Panel.MODAL,
-            metavar="GPU",
+        str | None,
+        modal_option(
             show_default="B200",
             help="H200, H100!, B200:2, ...; no other GPU is accepted.",
         ),
     ] = None
-    image: Annotated[
-        Optional[str],
-        typer.Option(
-            "--image",
-            rich_help_panel=Panel.MODAL,
-            metavar="gdn|flashinfer",
-            show_default="gdn",
-            help="flashinfer: the contest's.",
-        ),
-    ] = None
+    image: Image = None
 
 
 @dataclass(frozen=True)
@@ -73,20 +63,13 @@ class Errand(Machine):
     max_minutes: MaxMinutes = None
     detach: Annotated[
         bool,
-        typer.Option(
-            "--detach",
-            rich_help_panel=Panel.MODAL,
-            help="Start it and return; --resume FILE fetches the results.",
+        modal_option(
+            "--detach", help="Start it and return; --resume FILE fetches the results."
         ),
     ] = False
     resume: Annotated[
-        Optional[Path],
-        typer.Option(
-            "--resume",
-            rich_help_panel=Panel.MODAL,
-            metavar="FILE",
-            help="Continue a run: fetch its results, and repeat what failed.",
-        ),
+        Path | None,
+        modal_option(help="Continue a run: fetch its results, and repeat what failed."),
     ] = None
 
 
@@ -95,20 +78,12 @@ class Containers(Errand):
     """Rented machines, and how the algos share them."""
 
     parallel: Annotated[
-        int,
-        typer.Option(
-            "--parallel",
-            rich_help_panel=Panel.MODAL,
-            metavar="N",
-            min=1,
-            help="Up to N containers at a time, one algo in each.",
-        ),
+        int, modal_option(min=1, help="Up to N containers at a time, one algo in each.")
     ] = 1
     together: Annotated[
         bool,
-        typer.Option(
+        modal_option(
             "--together",
-            rich_help_panel=Panel.MODAL,
             help="All in one container, with calls in turns, and a comparison.",
         ),
     ] = False
@@ -196,8 +171,7 @@ def _carried(command: str, ctx: typer.Context, asked: Asked, output: o.Output) -
     if file := asked.resume:
         old, rented, first = _resumed(ctx, file, Asked, "run", "bench")
         command = rented.command
-        given = {name: getattr(asked, name) for name in ("max_minutes", "detach")}
-        asked = replace(first, **given)
+        asked = replace(first, max_minutes=asked.max_minutes, detach=asked.detach)
         output = replace(output, out=output.out or file)
     engine = engine_of(asked, command, asked, asked.parallel, asked.together)
     engine.resumed = old
@@ -304,59 +278,20 @@ def engine_of(
     return engine.Engine(rent, screen.say, command=command, asked=asked)
 
 
-@dataclass(frozen=True)
-class Look:
-    """The workload to profile, and the tool."""
-
-    workload: o.OneWorkload = None
-    tool: Annotated[
-        str,
-        typer.Option(
-            "--tool",
-            metavar="TOOL",
-            help="torch, proton, or (if Modal lets you) ncu, sanitizer.",
-        ),
-    ] = "torch"
-    check: Annotated[
-        Optional[str],
-        typer.Option(
-            "--check",
-            metavar="CHECK[,CHECK...]",
-            help="sanitizer: memcheck, racecheck, ...",
-        ),
-    ] = None
-    l2: o.L2 = "cold"
-    seconds: o.Seconds = None
-    dataset: o.Dataset = None
-
-
 @modal.command()
 @o.grouped
 def profile(
     ctx: typer.Context,
     algos: o.Algos,
-    look: Look,
+    look: Tool,
     rented: Errand,
-    names: Annotated[
-        Optional[list[str]],
-        typer.Argument(
-            metavar="[A [B]]", help="Algos, packed solutions, or saved profiles."
-        ),
-    ] = None,
+    names: Names = None,
     timeout: o.Timeout = 300.0,
     json: o.AsJson = False,
-    out: Annotated[
-        Optional[Path],
-        typer.Option(
-            "--out",
-            rich_help_panel=Panel.RESULTS,
-            metavar="DIR",
-            help="The folder of profiles.",
-        ),
-    ] = None,
+    out: Folder = None,
 ) -> None:
     """`gdn profile` at Modal: one algo on one workload, or the differences of two. The
-    folder is saved here.
+    folder is saved here. Default tool: torch; Modal may not let you use ncu and sanitizer.
 
     Examples:
       gdn modal profile cuda-v5 -w batch_size=64
@@ -364,19 +299,14 @@ def profile(
     from .. import paths
     from ..profile import session
     from ..remote import profiles
-    from ..worker import profilers
-    from . import profile as here
 
     if file := rented.resume:
         raise typer.Exit(_fetched(ctx, file, rented.max_minutes, out, json))
-    if look.tool in profilers.TOOLS and "cuda" not in profilers.TOOLS[look.tool].modes:
-        raise errors.UsageError(
-            f"--tool {look.tool} needs no GPU",
-            hint=f"gdn profile --tool {look.tool} does it here",
-        )
     folder = out or paths.profiles_dir()
-    settings = here.Look(**asdict(look)).settings(o.Place("cuda", timeout), folder)
-    names = here.named(names, algos.algo)
+    tool = look.tool or "torch"
+    look = Look(**asdict(look) | {"tool": tool})
+    settings = look.settings(o.Place("cuda", timeout), folder)
+    names = named(names, algos.algo)
     asked = AskedProfiles(names, folder.absolute())
     engine = engine_of(rented, "profile", asked)
 
@@ -385,7 +315,7 @@ def profile(
             algos.known(),
             live,
             algos.op,
-            look.tool,
+            tool,
             look.workload,
             look.dataset,
             "cuda",
@@ -395,7 +325,7 @@ def profile(
 
     if not rented.detach:
         try:
-            code = here.looked_at(names, folder, json, profiled)
+            code = looked_at(names, folder, json, profiled)
         except errors.GdnError:
             if engine.sent:  # nothing was heard of the call: it can be fetched later
                 _left(_file(engine), errors.OK, False)
@@ -434,7 +364,6 @@ def _fetched(
     here, or lost.
     """
     from ..remote import profiles
-    from .profile import looked_at
 
     _, old, asked = _resumed(ctx, file, AskedProfiles, "profile")
     folder = out or asked.folder

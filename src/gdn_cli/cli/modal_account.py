@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
-from .help import Panel
-from .modal import modal
+from .modal import Image, modal
 
 
 @modal.command()
@@ -15,16 +14,7 @@ def setup(
     no_image: Annotated[
         bool, typer.Option("--no-image", help="Do not build the image.")
     ] = False,
-    image: Annotated[
-        Optional[str],
-        typer.Option(
-            "--image",
-            rich_help_panel=Panel.MODAL,
-            metavar="gdn|flashinfer",
-            show_default="gdn",
-            help="Which to build.",
-        ),
-    ] = None,
+    image: Image = None,
 ) -> None:
     """Check the token, make the volumes, build the image. Safe to repeat, and rents no
     GPU.

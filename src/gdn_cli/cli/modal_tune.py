@@ -8,19 +8,18 @@ from .. import errors
 from . import options as o
 from .modal import Errand, Machine, MaxMinutes, engine_of
 from .modal_account import modal
-from .tune import Only, Where, planned, refuse, settings_of, show
+from .tune import Only, planned, refuse, settings_of, show
 
 
 @modal.command()
 @o.grouped
 def tune(
-    algos: o.OneAlgo,
+    algos: o.Algos,
     which: o.Selection,
     sampling: o.Sampling,
     rented: Machine,
     in_place: o.InPlace = False,
     only: Only = None,
-    where: Where = None,
     max_minutes: MaxMinutes = 60.0,
     timeout: o.Timeout = 300.0,
     json: o.AsJson = False,
@@ -40,7 +39,7 @@ def tune(
 
     sampling.checked()
     name = algos.one("modal tune")
-    plan, there = planned(name, algos, which, "cuda", place, in_place, only, where)
+    plan, there = planned(name, algos, which, "cuda", place, in_place, only)
     refuse(plan, there, "at Modal")
     settings = settings_of(plan, sampling, which, timeout_s=timeout, in_place=in_place)
     errand = Errand(rented.gpu, rented.image, max_minutes)

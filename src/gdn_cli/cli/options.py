@@ -12,31 +12,30 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Optional,
-    TypeVar,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from ..errors import UsageError, unknown
-from .help import Panel
+from .help import (
+    algos_option,
+    judge_option,
+    results_option,
+    running_option,
+    timing_option,
+    workloads_option,
+)
 
 if TYPE_CHECKING:
     from ..catalog.official import Harness
     from ..catalog.registry import Registry
     from ..machine.inventory import Machine
+    from ..run.planning import Selected
     from ..worker.request import Options as WorkerOptions
     from ..worker.request import PlanFields
 
@@ -45,68 +44,34 @@ R = TypeVar("R")
 MACHINE: ContextVar[Machine | None] = ContextVar("MACHINE", default=None)
 
 
-def algos_like(incomplete: str) -> list[str]:
-    """The names of algos for the shell's completion, for the part after the last comma."""
-    from .. import paths
-
-    before, comma, begun = incomplete.rpartition(",")
-    own = os.environ.get("GDN_ALGOS", "").split(os.pathsep)
-    names = set()
-    for folder in (*map(Path, filter(None, own)), paths.ALGOS_DIR):
-        for file in folder.glob("*/*/algo.toml"):
-            op, name, _ = file.parts[-3:]
-            names.add(f"{op}/{name}" if "/" in begun else name)
-    return [before + comma + name for name in sorted(names) if name.startswith(begun)]
-
-
 AsJson = Annotated[
     bool,
-    typer.Option(
-        "--json",
-        rich_help_panel=Panel.RESULTS,
-        help="Print one JSON document on stdout, and nothing else.",
+    results_option(
+        "--json", help="Print one JSON document on stdout, and nothing else."
     ),
 ]
-OpName = Annotated[
-    Optional[str],
-    typer.Option(
-        "--op",
-        rich_help_panel=Panel.ALGOS,
-        metavar="OP",
-        help="The op, such as gdn_prefill.",
-    ),
-]
+OpName = Annotated[str | None, algos_option(help="The op, such as gdn_prefill.")]
 Heads = Annotated[
-    Optional[str],
-    typer.Option(
-        "--heads",
+    str | None,
+    algos_option(
         metavar="QK/V",
         help="Query/key and value heads, such as 16/32. Default: the op's own.",
     ),
 ]
 OwnAlgos = Annotated[
-    Optional[str],
-    typer.Option(
-        "--algos",
-        rich_help_panel=Panel.ALGOS,
-        envvar="GDN_ALGOS",
-        metavar="DIR",
-        help="Your own folder of <op>/<algo>/algo.toml.",
-    ),
+    str | None,
+    algos_option(envvar="GDN_ALGOS", help="Your own folder of <op>/<algo>/algo.toml."),
 ]
 Solutions = Annotated[
-    Optional[list[str]],
+    list[str] | None,
     typer.Argument(
         metavar="[ALGO|SOLUTION.json]...",
-        autocompletion=algos_like,
         help="Algos by name, as with --algo, or packed solutions.",
     ),
 ]
 Gpus = Annotated[
-    Optional[str],
-    typer.Option(
-        "--gpus",
-        rich_help_panel=Panel.RUNNING,
+    str | None,
+    running_option(
         metavar="N[,N...]",
         help=(
             "Spread the algos over these GPUs, or `all`; with fewer algos than GPUs, the"
@@ -114,106 +79,71 @@ Gpus = Annotated[
         ),
     ),
 ]
+EngineName = Annotated[
+    str | None,
+    running_option(help="Run it elsewhere: slurm, or another of configs/engines.toml."),
+]
 OneWorkload = Annotated[
-    Optional[str],
-    typer.Option(
+    str | None,
+    workloads_option(
         "--workload",
         "-w",
-        rich_help_panel=Panel.WORKLOADS,
-        metavar="WHICH",
         help="An index, a uuid prefix, or axes (batch_size=64, B=64).",
     ),
 ]
 Dataset = Annotated[
-    Optional[Path],
-    typer.Option(
-        "--dataset",
-        rich_help_panel=Panel.WORKLOADS,
-        envvar="FIB_DATASET_PATH",
-        metavar="DIR",
-        help="A FlashInfer-Trace folder.",
-    ),
+    Path | None,
+    workloads_option(envvar="FIB_DATASET_PATH", help="A FlashInfer-Trace folder."),
 ]
 Tier = Annotated[
-    Optional[str],
-    typer.Option(
-        "--tier",
-        rich_help_panel=Panel.TIMING,
+    str | None,
+    timing_option(
         metavar="TIER[,TIER...]",
         help="cupti, events, graph, nvbench, fib (GPU), wall (CPU), or `all`.",
     ),
 ]
 
 
-def timeout_option(words: str) -> Any:
-    return typer.Option(
-        "--timeout",
-        rich_help_panel=Panel.RUNNING,
-        metavar="SECONDS",
-        min=1.0,
-        help=words,
-    )
-
-
-Timeout = Annotated[float, timeout_option("The most seconds that one algo may take.")]
+Timeout = Annotated[
+    float, running_option(min=1.0, help="The most seconds that one algo may take.")
+]
 Strict = Annotated[
     bool,
-    typer.Option(
-        "--strict",
-        rich_help_panel=Panel.RUNNING,
-        help="Probe for cheats and faults on every workload; no fallback.",
+    running_option(
+        "--strict", help="Probe for cheats and faults on every workload; no fallback."
     ),
 ]
 First = Annotated[
-    Optional[int],
-    typer.Option(
-        "-n",
-        rich_help_panel=Panel.WORKLOADS,
-        metavar="N",
-        min=1,
-        help="The first N workloads of the selection.",
-    ),
+    int | None,
+    workloads_option("-n", min=1, help="The first N workloads of the selection."),
 ]
 PresetName = Annotated[
-    Optional[str],
-    typer.Option(
-        "--preset",
-        rich_help_panel=Panel.WORKLOADS,
-        metavar="NAME",
-        help="One of configs/presets.toml: quick, contest, sweep, peers.",
-    ),
+    str | None,
+    workloads_option(help="One of configs/presets.toml: quick, contest, sweep, peers."),
 ]
 InPlace = Annotated[
     bool,
-    typer.Option(
+    running_option(
         "--in-place",
-        rich_help_panel=Panel.RUNNING,
         help="Outputs overwrite inputs where the op allows it: decode's state.",
     ),
 ]
 BatchInvariant = Annotated[
     bool,
-    typer.Option(
+    running_option(
         "--batch-invariant",
-        rich_help_panel=Panel.RUNNING,
         help="Builds that give a sequence the same bits in any batch: NAME@invariant.",
     ),
 ]
 L2 = Annotated[
     str,
-    typer.Option(
-        "--l2",
-        rich_help_panel=Panel.TIMING,
-        metavar="cold|warm",
-        help="State of the GPU's L2 cache before each call.",
+    timing_option(
+        metavar="cold|warm", help="State of the GPU's L2 cache before each call."
     ),
 ]
 Seconds = Annotated[
-    Optional[float],
-    typer.Option(
-        "--seconds",
-        rich_help_panel=Panel.TIMING,
-        metavar="SECONDS",
+    float | None,
+    timing_option(
         min=0.01,
         show_default="the preset's",
         help="The most seconds of sampling for a measurement.",
@@ -226,13 +156,10 @@ class Algos:
     """Which algos, and the folder to look in."""
 
     algo: Annotated[
-        Optional[str],
-        typer.Option(
-            "--algo",
-            rich_help_panel=Panel.ALGOS,
+        str | None,
+        algos_option(
             envvar="ALGO",
             metavar="NAME[,NAME...]",
-            autocompletion=algos_like,
             help="Algos by name, or `all` of --op (default: of decode).",
         ),
     ] = None
@@ -257,42 +184,18 @@ class Algos:
             named.append(self.algo)
         return dataclasses.replace(self, algo=",".join(named)), files
 
-
-def _is_file(name: str) -> bool:
-    if name.endswith((".json", ".toml", ".html")) or name[:1] in "./~":
-        return True
-    folder = "/" in name.strip("/") and os.path.isfile(f"{name}/algo.toml")
-    return folder or os.path.isfile(name)
-
-
-@dataclass(frozen=True)
-class OneAlgo(Algos):
-    """The algo, for a command that takes one."""
-
-    algo: Annotated[
-        Optional[str],
-        typer.Option(
-            "--algo",
-            rich_help_panel=Panel.ALGOS,
-            envvar="ALGO",
-            metavar="NAME",
-            autocompletion=algos_like,
-            help="The algo's name.",
-        ),
-    ] = None
-
     def one(self, command: str) -> str:
-        """Its name. Raises UsageError if there is none, or more than one."""
-        if not self.algo:
+        """The name of the algo, for a command that takes one; UsageError otherwise."""
+        if not self.algo or "," in self.algo or self.algo == "all":
             raise UsageError(
-                "which algo?", hint=f"gdn {command} --algo NAME; `gdn list` shows all"
-            )
-        if "," in self.algo or self.algo == "all":
-            raise UsageError(
-                f"{command} takes one algo, not '{self.algo}'",
-                hint="run it once for each",
+                f"{command} takes one algo, not '{self.algo or ''}'",
+                hint=f"gdn {command} --algo NAME; `gdn list` shows all",
             )
         return self.algo
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".json") or os.path.isfile(name)
 
 
 @dataclass(frozen=True)
@@ -300,12 +203,10 @@ class Workloads:
     """Which of gdn's own workloads."""
 
     workload: Annotated[
-        Optional[list[str]],
-        typer.Option(
+        list[str] | None,
+        workloads_option(
             "--workload",
             "-w",
-            rich_help_panel=Panel.WORKLOADS,
-            metavar="WHICH",
             help=(
                 "An index, a range (0-9), a uuid prefix, or axes (batch_size=64, B=64)."
                 " Repeatable."
@@ -315,27 +216,28 @@ class Workloads:
     n: First = None
     preset: PresetName = None
 
-    # options of the derived groups
-    dataset: ClassVar[Path | None] = None
-    stress: ClassVar[bool] = False
+    def selected(self) -> Selected:
+        """These, and no more for an option that the command does not have."""
+        from ..run.planning import Selected
+
+        return pick(Selected, vars(self))
 
 
 @dataclass(frozen=True)
 class Selection(Workloads):
     """Which workloads, from gdn or from a folder."""
 
-    dataset: Dataset = None  # type: ignore[misc]  # a class variable above
+    dataset: Dataset = None
 
 
 @dataclass(frozen=True)
 class HardInputs(Selection):
     """Workload options, with `--stress` for the op's hard inputs."""
 
-    stress: Annotated[  # type: ignore[misc]  # a class variable above
+    stress: Annotated[
         bool,
-        typer.Option(
+        workloads_option(
             "--stress",
-            rich_help_panel=Panel.WORKLOADS,
             help="The op's hard inputs in place of workloads; --workload chooses some.",
         ),
     ] = False
@@ -348,11 +250,10 @@ class Sampling:
     tier: Tier = None
     l2: L2 = "cold"
     target: Annotated[
-        Optional[float],
-        typer.Option(
-            "--target",
-            rich_help_panel=Panel.TIMING,
-            metavar="SHARE",
+        float | None,
+        timing_option(
+            min=0.0001,
+            max=0.9999,
             show_default="0.01; 0.005 for ratios",
             help="Sample until medians and ratios are known this precisely.",
         ),
@@ -366,11 +267,7 @@ class Sampling:
         from ..catalog.tiers import TIERS
 
         check_choice("l2 state", self.l2, ("cold", "warm"))
-        check_finite("--seconds", self.seconds)
-        if self.target is not None and not 0 < self.target < 1:
-            raise UsageError(
-                f"--target {self.target:g}: expected a share between 0 and 1, such as 0.01"
-            )
+
         tiers = listed(self.tier)
         for name in tiers:
             check_choice("tier", name, [*TIERS, "all"])
@@ -396,28 +293,19 @@ class Place:
     """Where algos run, and their time limit."""
 
     device: Annotated[
-        str,
-        typer.Option(
-            "--device",
-            rich_help_panel=Panel.RUNNING,
-            metavar="auto|cuda|cpu",
-            help="auto: cuda, else cpu.",
-        ),
+        str, running_option(metavar="auto|cuda|cpu", help="auto: cuda, else cpu.")
     ] = "auto"
     timeout: Timeout = 300.0
 
     def __post_init__(self) -> None:
         check_choice("device", self.device, ("auto", "cuda", "cpu"))
-        check_finite("--timeout", self.timeout)
 
     def on(self, gpus: str | None) -> tuple[tuple[Any, ...], str]:
         """The GPUs of --gpus (() without it), and the device, which is cuda with it."""
         if gpus is None:
             return (), self.device
         if self.device == "cpu":
-            raise UsageError(
-                "--gpus and --device cpu exclude each other", hint="drop one of them"
-            )
+            raise excluded("--gpus", "--device cpu")
         return machine().chosen(gpus), "cuda"
 
 
@@ -436,9 +324,8 @@ class Trust:
     strict: Strict = False
     sandbox: Annotated[
         bool,
-        typer.Option(
+        running_option(
             "--sandbox",
-            rich_help_panel=Panel.RUNNING,
             help=(
                 "Run the algos' code in bubblewrap: no network, no home, read-only except its own"
                 " folder."
@@ -456,12 +343,9 @@ class Trust:
         if self.sandbox:
             bubblewrap.find()
         elif solutions:
-            code = "a packed file's code runs"
-            if len(solutions) > 1:
-                code = "the packed files' code runs"
             screen.say(
-                f"{code} with your rights on this machine; --sandbox takes away its"
-                " network, your home and your files"
+                "the packed code runs with your rights on this machine; --sandbox takes"
+                " away its network, your home and your files"
             )
 
 
@@ -471,27 +355,19 @@ class Judge:
 
     official: Annotated[
         bool,
-        typer.Option(
+        judge_option(
             "--official",
-            rich_help_panel=Panel.JUDGE,
             help="flashinfer-bench itself judges too, beside gdn's own times; on a GPU.",
         ),
     ] = False
     harness: Annotated[
-        Optional[str],
-        typer.Option(
-            "--harness",
-            rich_help_panel=Panel.JUDGE,
-            metavar="NAME",
-            show_default="main",
-            help="Which flashinfer-bench: 0.1.2, main.",
-        ),
+        str | None,
+        judge_option(show_default="main", help="Which flashinfer-bench: 0.1.2, main."),
     ] = None
     isolated: Annotated[
         bool,
-        typer.Option(
+        judge_option(
             "--isolated",
-            rich_help_panel=Panel.JUDGE,
             help="Its isolated runner: a process for each solution and workload.",
         ),
     ] = False
@@ -504,17 +380,11 @@ class Judge:
 
         if not self.official:
             if self.harness or self.isolated:
-                raise UsageError(
-                    f"{'--harness' if self.harness else '--isolated'} is an option of --official"
-                )
+                raise UsageError("--harness and --isolated are options of --official")
             return None
         for name, given in others.items():
             if given:
-                option = name.replace("_", "-")
-                raise UsageError(
-                    f"--official and --{option} exclude each other",
-                    hint="drop one of them",
-                )
+                raise excluded("--official", f"--{name.replace('_', '-')}")
         return official.harness(self.harness, self.isolated)
 
 
@@ -523,15 +393,9 @@ class Output:
     """Where the results go."""
 
     json: AsJson = False
-    out: Annotated[
-        Optional[Path],
-        typer.Option(
-            "--out",
-            rich_help_panel=Panel.RESULTS,
-            metavar="FILE",
-            help="Write the records to FILE.",
-        ),
-    ] = None
+    out: Annotated[Path | None, results_option(help="Write the records to FILE.")] = (
+        None
+    )
 
 
 def for_workers(dataset: Path | None, trust: Trust, calls: Calls) -> WorkerOptions:
@@ -546,27 +410,34 @@ def for_workers(dataset: Path | None, trust: Trust, calls: Calls) -> WorkerOptio
     )
 
 
-def machine() -> Machine:
-    """The machine that the command uses: made once, if main() was not given one."""
-    from ..machine.inventory import Machine
+def recorded(
+    which: Selected, sampling: Sampling, preset: str | None, **more: Any
+) -> dict[str, Any]:
+    """The options as a file of records has them: of `more`, those that were given."""
+    return {
+        "workload": which.workload,
+        "n": which.n,
+        "preset": preset,
+        "dataset": bool(which.dataset),
+        "tier": sampling.tier,
+        "l2": sampling.l2,
+    } | {name: value for name, value in more.items() if value}
 
-    known = MACHINE.get()
-    if known is None:
-        known = Machine()
-        MACHINE.set(known)
-    return known
+
+def machine() -> Machine:
+    """The machine that the command uses: this one, if main() was not given another."""
+    from ..machine import inventory
+
+    return MACHINE.get() or inventory.HERE
 
 
 def check_choice(kind: str, value: str, known: Any) -> None:
     if value not in known:
-        if value == "gpu" and "cuda" in known:
-            raise UsageError(f"unknown {kind} 'gpu'", hint="did you mean cuda?")
         raise unknown(kind, value, known)
 
 
-def check_finite(option: str, value: float | None) -> None:
-    if value is not None and not math.isfinite(value):
-        raise UsageError(f"{option} {value}: expected a number of seconds")
+def excluded(one: str, other: str) -> UsageError:
+    return UsageError(f"{one} and {other} exclude each other", hint="drop one of them")
 
 
 def listed(text: str | None) -> tuple[str, ...]:

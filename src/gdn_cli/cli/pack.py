@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 from .. import errors
 from . import options as o
-from .help import Panel
+from .help import results_option
 
 
 @o.grouped
 def pack(
-    algos: o.OneAlgo,
+    algos: o.Algos,
     out: Annotated[
-        Optional[Path],
-        typer.Option(
-            "--out",
-            "-o",
-            rich_help_panel=Panel.RESULTS,
-            metavar="FILE",
-            show_default="solution.json",
-            help="The file to write.",
+        Path | None,
+        results_option(
+            "--out", "-o", show_default="solution.json", help="The file to write."
         ),
     ] = None,
     name: Annotated[
-        Optional[str],
-        typer.Option(
-            "--name",
-            metavar="NAME",
-            show_default="<op>-<algo>",
-            help="The solution's name.",
-        ),
+        str | None,
+        typer.Option(show_default="<op>-<algo>", help="The solution's name."),
     ] = None,
     author: Annotated[
-        Optional[str],
+        str | None,
         typer.Option(
-            "--author",
-            metavar="NAME",
-            show_default="gdn",
-            help="The solution's author, such as your team.",
+            show_default="gdn", help="The solution's author, such as your team."
         ),
     ] = None,
     prove: Annotated[
@@ -51,9 +37,7 @@ def pack(
             "--prove", help="Load, build and run the file in a clean process."
         ),
     ] = False,
-    timeout: Annotated[
-        float, o.timeout_option("The most seconds that the proof may take.")
-    ] = 300.0,
+    timeout: o.Timeout = 300.0,
     json: o.AsJson = False,
 ) -> None:
     """Pack one algo into a solution.json for flashinfer-bench.
@@ -83,15 +67,7 @@ def pack(
             "--json has stdout to itself",
             hint="drop --json, or name another file with -o",
         )
-    if prove and files.destination(file).stream:
-        raise errors.UsageError(
-            f"--prove reads the file back, and {file} is not a file",
-            hint="name a file with -o",
-        )
-    replaced = not to_stdout and os.path.isfile(file)
     files.write(file, j.dumps(solution, indent=2) + "\n")
-    if replaced:
-        screen.say(f"replaced {file}")
     sources = [source["path"] for source in solution["sources"]]
     title = f"{solution['name']} for {solution['definition']}"
     if not json:

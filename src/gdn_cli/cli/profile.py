@@ -2,65 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import errors
 from . import options as o
-from .help import Panel
+from .help import results_option
+
+if TYPE_CHECKING:
+    from ..profile import session
+    from ..schema.profile_types import Profile
+
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[A [B]]", help="Algos, packed solutions, or saved profiles."
+    ),
+]
+Folder = Annotated[
+    Path | None, results_option(help="The folder of profiles, instead of gdn's own.")
+]
 
 
 @dataclass(frozen=True)
-class Look:
+class Tool:
     """The workload to profile, and the tool."""
 
     workload: o.OneWorkload = None
     tool: Annotated[
-        Optional[str],
+        str | None,
         typer.Option(
-            "--tool",
-            metavar="TOOL",
-            help="ncu, proton, torch, sanitizer (GPU), cpu, or sass (neither).",
-        ),
-    ] = None
-    arch: Annotated[
-        Optional[str],
-        typer.Option(
-            "--arch",
-            metavar="ARCH[,ARCH...]",
-            help="sass: targets to compile for, such as sm_90a,sm_100a.",
+            help="ncu, proton, torch, sanitizer (GPU), cpu, or sass (neither)."
         ),
     ] = None
     check: Annotated[
-        Optional[str],
+        str | None,
         typer.Option(
-            "--check",
             metavar="CHECK[,CHECK...]",
             help="sanitizer: memcheck, racecheck, initcheck, synccheck.",
+        ),
+    ] = None
+    l2: o.L2 = "cold"
+    seconds: o.Seconds = None
+    dataset: o.Dataset = None
+
+
+@dataclass(frozen=True)
+class Look(Tool):
+    """The tool, and what only tools on this machine can do."""
+
+    arch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ARCH[,ARCH...]",
+            help="sass: targets to compile for, such as sm_90a,sm_100a.",
         ),
     ] = None
     clocks: Annotated[
         str,
         typer.Option(
-            "--clocks",
             metavar="none|base",
             help="ncu: `base` locks the GPU's clocks, `none` does not.",
         ),
     ] = "none"
-    l2: o.L2 = "cold"
-    seconds: o.Seconds = None
-    dataset: o.Dataset = None
 
-    def settings(self, place: o.Place, folder: Path) -> Any:
-        """The settings (session.Settings), checked before anything runs."""
+    def settings(self, place: o.Place, folder: Path) -> session.Settings:
+        """The settings, checked before anything runs."""
         from ..profile import session
         from ..worker import profilers
 
-        tool = self.tool
+        tool = self.tool or ""
         if tool:
             o.check_choice("tool", tool, profilers.TOOLS)
         for option, value, owner in (
@@ -68,28 +84,20 @@ class Look:
             ("--check", self.check, "sanitizer"),
         ):
             if value and tool != owner:
-                raise errors.UsageError(
-                    f"{option} is for --tool {owner}",
-                    hint=f"add --tool {owner}, or drop {option}",
-                )
+                raise errors.UsageError(f"{option} is for --tool {owner}")
         o.check_choice("clocks", self.clocks, ("none", "base"))
-        o.Sampling(l2=self.l2, seconds=self.seconds).checked()
-        modes = profilers.TOOLS[tool].modes if tool else ()
-        if tool and place.device not in ("auto", *modes):
-            does = f"profiles code on {' or '.join(modes)}" if modes else "runs nothing"
-            raise errors.UsageError(
-                f"--tool {tool} {does}", hint=f"drop --device {place.device}"
-            )
-        archs = tuple(
-            profilers.module("sass").parse_arch(a) for a in o.listed(self.arch)
-        )
-        checks = (
-            profilers.module("sanitizer").checks(o.listed(self.check))
-            if tool == "sanitizer"
-            else ()
-        )
+        o.Sampling(l2=self.l2).checked()
+        if tool:
+            modes = profilers.TOOLS[tool].modes
+            o.check_choice(f"device of {tool}", place.device, ("auto", *modes))
+        archs = checks = ()
+        if tool == "sass":
+            parse = profilers.module("sass").parse_arch
+            archs = tuple(map(parse, o.listed(self.arch)))
+        if tool == "sanitizer":
+            checks = profilers.module("sanitizer").checks(o.listed(self.check))
         return session.Settings(
-            tool or "",
+            tool,
             folder,
             self.l2,
             self.clocks,
@@ -106,35 +114,19 @@ def profile(
     algos: o.Algos,
     look: Look,
     place: o.Place,
-    names: Annotated[
-        Optional[list[str]],
-        typer.Argument(
-            metavar="[A [B]]",
-            autocompletion=o.algos_like,
-            help="Algos, packed solutions, or saved profiles.",
-        ),
-    ] = None,
+    names: Names = None,
     list_: Annotated[
         bool, typer.Option("--list", help="List the saved profiles.")
     ] = False,
     full: Annotated[
         bool,
-        typer.Option(
+        results_option(
             "--full",
-            rich_help_panel=Panel.RESULTS,
             help="Every figure of every kernel; else three or more get a row each.",
         ),
     ] = False,
     json: o.AsJson = False,
-    out: Annotated[
-        Optional[Path],
-        typer.Option(
-            "--out",
-            rich_help_panel=Panel.RESULTS,
-            metavar="DIR",
-            help="The folder of profiles, instead of gdn's own.",
-        ),
-    ] = None,
+    out: Folder = None,
 ) -> None:
     """Profile one algo on one workload, and show what limits it; or profile two, and
     show the differences.
@@ -158,8 +150,7 @@ def profile(
             screen.say(line)
         raise typer.Exit(errors.MISSING if damaged else errors.OK)
 
-    def profiled(live: list[str]) -> Iterator[Any]:
-
+    def profiled(live: list[str]) -> Iterator[Profile]:
         settings, known = look.settings(place, folder), algos.known()
         machine = o.machine()
         tool, found = session.subjects(
@@ -198,7 +189,7 @@ def looked_at(
     names: list[str],
     folder: Path,
     json: bool,
-    profiled: Callable[[list[str]], Iterator[Any]],
+    profiled: Callable[[list[str]], Iterable[Profile]],
     full: bool = True,
 ) -> int:
     """Show the profiles of one or two names, and the differences of two.
@@ -208,19 +199,10 @@ def looked_at(
     from ..report import profile as shown
     from ..report import screen
 
-    profiles: list[Any] = [session.find(name, folder) for name in names]
-    live = [
-        name for name, profile in zip(names, profiles, strict=True) if profile is None
-    ]
-    if live:
-        made: list[Any] = []
-        try:
-            made.extend(profiled(live))
-        except errors.GdnError:
-            if made and not json:  # show the first of two if only the second failed
-                shown.show_profiles(made, None, json, full)
-            raise
-        profiles = [profile or made.pop(0) for profile in profiles]
+    saved = {name: session.find(name, folder) for name in names}
+    live = [name for name in names if saved[name] is None]
+    made = list(profiled(live)) if live else []
+    profiles = [saved[name] or made.pop(0) for name in names]
     difference = differences.difference(*profiles) if len(profiles) == 2 else None
     shown.show_profiles(profiles, difference, json, full)
     for profile in profiles:

@@ -2,119 +2,83 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import errors
 from ..text import unguarded
 from . import options as o
-from .help import Panel
+from .help import Unreadable, algos_option, results_option, timing_option
 
 if TYPE_CHECKING:
     from ..report.book import Book
     from ..report.markdown_blocks import Rendered
-
-Files = Annotated[
-    Optional[list[Path]],
-    typer.Argument(
-        metavar="[FILE.json]...", help="Records; later files replace earlier ones."
-    ),
-]
-Format = Annotated[
-    Optional[str],
-    typer.Option(
-        "--format",
-        "-f",
-        metavar="html|md|csv|png|svg",
-        help="The format; without it, by the name in --out.",
-    ),
-]
-To = Annotated[
-    Optional[Path],
-    typer.Option(
-        "--out",
-        "-o",
-        rich_help_panel=Panel.RESULTS,
-        metavar="FILE",
-        help="The file; - is stdout. Default: report.html, .png or .svg, else stdout.",
-    ),
-]
-Title = Annotated[
-    Optional[str],
-    typer.Option("--title", metavar="TEXT", help="The heading of the page."),
-]
-Names = Annotated[
-    Optional[str],
-    typer.Option(
-        "--algo",
-        rich_help_panel=Panel.ALGOS,
-        metavar="NAME[,NAME...]",
-        help="These algos, in this order; the copy stays.",
-    ),
-]
-Tiers = Annotated[
-    Optional[str],
-    typer.Option(
-        "--tier",
-        rich_help_panel=Panel.TIMING,
-        metavar="TIER[,TIER...]",
-        help="Only these tiers.",
-    ),
-]
-Part = Annotated[
-    Optional[str],
-    typer.Option(
-        "--part",
-        metavar="PART[,PART...]",
-        help=(
-            "times, latency, floor, rates, ladder, tiers, compare, score, checks, notes,"
-            " environment."
-        ),
-    ),
-]
-Unit = Annotated[
-    str,
-    typer.Option(
-        "--unit",
-        metavar="us|ms|auto",
-        help="Unit of times in tables; auto: by magnitude.",
-    ),
-]
-Update = Annotated[
-    Optional[Path],
-    typer.Option(
-        "--update",
-        metavar="FILE.md",
-        help="Rewrite the <!-- gdn report ... --> blocks of FILE.md.",
-    ),
-]
 
 
 @dataclass(frozen=True)
 class Asked:
     """The records, and the output."""
 
-    files: Files = None
-    format: Format = None
-    out: To = None
-    title: Title = None
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE.json]...", help="Records; later files replace earlier ones."
+        ),
+    ] = None
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="html|md|csv|png|svg",
+            help="The format; without it, by the name in --out.",
+        ),
+    ] = None
+    out: Annotated[
+        Path | None,
+        results_option(
+            "--out",
+            "-o",
+            help="The file; - is stdout. Default: report.html, .png or .svg, else stdout.",
+        ),
+    ] = None
+    title: Annotated[str | None, typer.Option(help="The heading of the page.")] = None
     op: o.OpName = None
-    algo: Names = None
-    tier: Tiers = None
-    part: Part = None
-    unit: Unit = "auto"
+    algo: Annotated[
+        str | None,
+        algos_option(
+            metavar="NAME[,NAME...]", help="These algos, in this order; the copy stays."
+        ),
+    ] = None
+    tier: Annotated[
+        str | None, timing_option(metavar="TIER[,TIER...]", help="Only these tiers.")
+    ] = None
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PART[,PART...]",
+            help=(
+                "times, latency, floor, rates, ladder, tiers, compare, score, checks, notes,"
+                " environment."
+            ),
+        ),
+    ] = None
+    unit: Annotated[
+        str,
+        typer.Option(
+            metavar="us|ms|auto", help="Unit of times in tables; auto: by magnitude."
+        ),
+    ] = "auto"
 
     def kind(self, default: str) -> str:
         """The format: --format, or the suffix of --out."""
         name = self.format
         if name is None and self.out is not None and self.out.suffix:
-            suffix = self.out.suffix[1:].lower()
-            name = {"htm": "html", "markdown": "md"}.get(suffix, suffix)
+            name = self.out.suffix[1:].lower()
         if name is not None:
             o.check_choice("format", name, ("html", "md", "csv", "png", "svg"))
         return name or default
@@ -174,7 +138,13 @@ class Asked:
 @o.grouped
 def report(
     asked: Asked,
-    update: Update = None,
+    update: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.md",
+            help="Rewrite the <!-- gdn report ... --> blocks of FILE.md.",
+        ),
+    ] = None,
     algos: o.OwnAlgos = None,
     json: o.AsJson = False,
 ) -> None:
@@ -188,7 +158,7 @@ def report(
     """
     from ..files import is_stdout, write
     from ..report import findings
-    from ..report.screen import put, say, show_json
+    from ..report.screen import put, show_json
 
     if update:
         return _update(update, asked, json)
@@ -211,16 +181,11 @@ def report(
         stdout.flush()
         return
 
-    replaced = os.path.isfile(file)
     write(file, content)
-    if replaced:
-        say(f"replaced {file}")
     if json:
         return show_json({"written": str(file)} | findings.to_json(book))
 
     put(str(file))
-    if kind == "html":
-        say(f"open {file.resolve().as_uri()}")
 
 
 def _update(file: Path, asked: Asked, json: bool) -> None:
@@ -242,22 +207,8 @@ def _update(file: Path, asked: Asked, json: bool) -> None:
 
 
 @o.grouped
-def _read(
-    asked: Asked,
-    update: Update = None,
-    algos: o.OwnAlgos = None,
-    json: o.AsJson = False,
-) -> Asked:
-    """Parse the options of a block, as on the command line."""
-    if not asked.files:
-        raise errors.UsageError("a block must name its record files")
-    if update or json:
-        raise errors.UsageError("a block takes no --update and no --json")
+def _read(asked: Asked) -> Asked:
     return asked
-
-
-# error for an invalid command line: from click before typer 0.26, later typer's own
-_UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 
 def _block(args: list[str], folder: Path) -> Rendered:
@@ -267,11 +218,11 @@ def _block(args: list[str], folder: Path) -> Rendered:
     app = typer.Typer(add_completion=False)
     app.command(add_help_option=False)(_read)
     try:
-        asked = typer.main.get_command(app).main(
-            args, prog_name="gdn report", standalone_mode=False
-        )
-    except _UsageError as e:
+        asked = typer.main.get_command(app).main(args, standalone_mode=False)
+    except Unreadable as e:
         raise errors.UsageError(e.format_message()) from None
+    if not asked.files:
+        raise errors.UsageError("a block must name its record files")
 
     kind, book = asked.kind("md"), asked.book(base=folder)
     if kind == "md" and not asked.out:

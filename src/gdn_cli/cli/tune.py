@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,33 +16,22 @@ if TYPE_CHECKING:
     from ..tune.search import Plan, Settings, State
 
 Only = Annotated[
-    Optional[list[str]],
+    list[str] | None,
     typer.Option(
-        "--only",
-        metavar="C=V[,V...]",
-        help="Try only these values of a constant. Repeatable.",
-    ),
-]
-Where = Annotated[
-    Optional[str],
-    typer.Option(
-        "--where",
-        metavar="EXPR",
-        help='Try only if this is true, such as "rows * warps <= 16".',
+        metavar="C=V[,V...]", help="Try only these values of a constant. Repeatable."
     ),
 ]
 
 
 @o.grouped
 def tune(
-    algos: o.OneAlgo,
+    algos: o.Algos,
     which: o.Selection,
     sampling: o.Sampling,
     place: o.Place,
     gpus: o.Gpus = None,
     in_place: o.InPlace = False,
     only: Only = None,
-    where: Where = None,
     fresh: Annotated[
         bool,
         typer.Option("--fresh", help="Measure again what an earlier run has measured."),
@@ -71,7 +60,7 @@ def tune(
     chosen, device = place.on(gpus)
     machine = o.machine()
     placing = partial(machine.place, among=chosen)
-    plan, there = planned(name, algos, which, device, placing, in_place, only, where)
+    plan, there = planned(name, algos, which, device, placing, in_place, only)
     if dry_run:
         return shown.show_tuning(plan, None, json)
     refuse(plan, there, "here")
@@ -108,25 +97,25 @@ def tune(
 
 def planned(
     name: str,
-    algos: o.OneAlgo,
+    algos: o.Algos,
     which: o.Selection,
     device: str,
     place: Placing,
     in_place: bool,
     only: list[str] | None,
-    where: str | None,
 ) -> tuple[Plan, inventory.Place]:
     """What `gdn tune` or `gdn modal tune` is to try, and where it runs."""
     from ..run import eligibility, planning
     from ..tune import search
 
-    preset, loaded = planning.preset_of(which, "sweep")
+    chosen = which.selected()
+    preset, loaded = planning.preset_of(chosen, "sweep")
     known = algos.known()
     entries = planning.rivals(known, [name], algos.op, device, place)
     entries = eligibility.overwriting(known, entries, named=True, asked=in_place)
-    (part,) = planning.select(known, entries, which, loaded, {})
+    (part,) = planning.select(known, entries, chosen, loaded)
     (entry,) = entries
-    plan = search.plan(known, entry, part.workloads, preset, only or [], where)
+    plan = search.plan(known, entry, part.workloads, preset, only or [])
     return plan, entry.place
 
 

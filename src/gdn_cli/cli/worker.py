@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 
 def worker(
     events: Annotated[
-        Optional[Path],
-        typer.Option(
-            metavar="FILE", help="Append each record to FILE as soon as it is made."
-        ),
+        Path | None,
+        typer.Option(help="Append each record to FILE as soon as it is made."),
     ] = None,
     parcel: Annotated[
         bool,

@@ -103,15 +103,9 @@ def subjects(
     modes = profilers.TOOLS[tool].modes
     if len(modes) == 1:
         device = modes[0]
-    part = planning.parts(
-        registry,
-        planning.rivals(registry, names, op, device, place),
-        chosen=[workload] if workload else [],
-        first=None if workload else 1,
-        preset=None,
-        dataset=dataset,
-        overrides={},
-    )[0]
+    entries = planning.rivals(registry, names, op, device, place)
+    which = planning.Selected([workload] if workload else None, 1, dataset=dataset)
+    (part,) = planning.select(registry, entries, which)
     found = []
     for entry in part.entries:
         mode = _mode(tool, entry) if modes else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..catalog import stress
 from ..catalog.official import Harness
 from ..catalog.presets import Preset
-from ..catalog.registry import Registry
+from ..catalog.registry import DEFAULT_OP, Registry
 from ..records import official, score
 from ..schema.record_types import Document
 from ..worker.request import PlanFields
@@ -32,8 +32,9 @@ def entries(
     """
     options = settings.options
     timed = settings.command == "bench"
-    if settings.command == "floor":
-        return planning.anywhere(known, op, device, settings.machine.place), False
+    if settings.command == "floor":  # the reference, so that a device is chosen
+        algo = known.reference(known.op(op or DEFAULT_OP))
+        return [Entry(algo, settings.place(algo, device))], False
     result, named = planning.choose(
         known, names, op, list(files), device, timed=timed, place=settings.place
     )
@@ -46,7 +47,6 @@ def entries(
 def plan(
     known: Registry,
     algos: list[Entry],
-    named: bool,
     which: Selected,
     preset: Preset | None,
     overrides: PlanFields,
@@ -57,8 +57,6 @@ def plan(
     # calls in place are not the contest's, so no score
     if settings.options.in_place:
         parts = [replace(part, scored=False) for part in parts]
-    elif settings.command == "bench":
-        parts = eligibility.unscored(parts, named)
     return planning.prepare(known, parts, settings)
 
 
@@ -68,6 +66,7 @@ def conclude(document: Document, plan: Plan, harness: Harness | None) -> None:
         document.official = official.judged(document, harness)
     if document.options.get("stress"):
         document.largest = stress.largest(document.records)
+
     for part in plan.parts:
         if not part.scored or document.command != "bench":
             continue

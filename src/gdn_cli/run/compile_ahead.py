@@ -10,9 +10,7 @@ algo again. A stamp next to the builds says what was compiled here before.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
-import platform
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -33,58 +31,31 @@ LEAST_CPUS = 4  # with fewer they would wait for each other
 _MOST = 16
 # of each algo, from smallest to largest: a tuned one compiles for each row of its table
 _WORKLOADS = 4
-_PACKAGES = (
-    "torch",
-    "triton",
-    "flashinfer-bench",
-    "apache-tvm-ffi",
-    "flash-linear-attention",
-    "flashinfer-python",
-)
 
 
 def ahead(
     jobs: Sequence[Job], progress: Callable[[str], None], given_up: Callable[[], bool]
 ) -> None:
     """Compile what these jobs will time, unless it was compiled here before; `progress`
-    gets a line after each.
+    gets a line for each.
     """
-    todo = {_stamp(job): job for job in _checks(jobs)}
-    waiting = {stamp: job for stamp, job in todo.items() if not stamp.exists()}
+    checks = {_stamp(job): job for job in _checks(jobs)}
+    waiting = [(stamp, job) for stamp, job in checks.items() if not stamp.exists()]
     at_once = min(len(waiting), cpus() // 2, _MOST)
-    if at_once < 2 or cpus() < LEAST_CPUS:
+    if at_once < 2:
         return
-    lock = threading.Lock()
     stop = threading.Event()
-    names = [name for job in waiting.values() for name in job.names]
-    progress(_line(names))
+    shared = iter(waiting)  # each is taken by one thread
 
     def compile_some() -> None:
-        while True:
-            with lock:
-                if not waiting:
-                    return
-                stamp = next(iter(waiting))
-                job = waiting.pop(stamp)
+        for stamp, job in shared:
+            progress(f"compiling {job.names[0]}")
             outcome = execute(job, given_up=lambda: stop.is_set() or given_up())
             if len(outcome.records) == len(job.workloads):
                 stamp.parent.mkdir(parents=True, exist_ok=True)
                 stamp.touch()
-            with lock:
-                names.remove(*job.names)
-                if names:
-                    progress(_line(names))
 
     gpu_sharing.side_by_side([compile_some] * at_once, stop)
-
-
-def _line(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return (
-        f"compiling {shown} and {len(names) - 3} more"
-        if len(names) > 3
-        else f"compiling {shown}"
-    )
 
 
 def _checks(jobs: Sequence[Job]) -> Iterator[Job]:
@@ -124,25 +95,15 @@ def compiles(algo: Algo, solution: Solution) -> bool:
 
 
 def _stamp(job: Job) -> Path:
-    """A file that exists once this has been compiled: for these sources, sizes, GPU and
-    versions.
-    """
-    what = [
+    """A file that exists once this has been compiled: for these sources, sizes and GPUs."""
+    gpus = [job.gpu] if job.gpu else job.machine.gpus()
+    facts = [
         *(source_hash(solution) for _, solution in job.packed),
         job.place,
-        *(w.uuid for w in job.workloads),
-        platform.python_version(),
+        *(workload.uuid for workload in job.workloads),
+        *(f"{gpu.name} {gpu.uuid}" for gpu in gpus),
     ]
-    what += [
-        f"{gpu.name} {gpu.uuid}"
-        for gpu in ([job.gpu] if job.gpu else job.machine.gpus())
-    ]
-    for package in _PACKAGES:
-        try:
-            what.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            pass
-    digest = hashlib.sha256("\n".join(what).encode()).hexdigest()[:24]
+    digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:24]
     try:
         return paths.builds_dir() / "compiled" / digest
     except GdnError:
@@ -151,8 +112,6 @@ def _stamp(job: Job) -> Path:
 
 
 def cpus() -> int:
-    return (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

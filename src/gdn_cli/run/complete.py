@@ -13,7 +13,6 @@ from ..catalog.pack import source_hash
 from ..catalog.tuned_table import Row
 from ..records import below_floor
 from ..schema.record_types import Environment, GpuName, Record, Status
-from . import own_files
 from .jobs import Job
 
 
@@ -47,7 +46,7 @@ class JobRecords:
         algo = self.algos.get(record.algo)
         row = self._row(record.algo, env)
         whole = replace(
-            self.pointed(record),
+            record,
             op=job.op.name,
             mode=job.mode,
             source_hash=self.hashes.get(record.algo),
@@ -61,15 +60,11 @@ class JobRecords:
         below_floor.doubt(others, whole)
         return whole
 
-    def pointed(self, record: Record) -> Record:
-        """The record with the user's own files in its messages."""
-        return own_files.pointed(record, self.algos.get(record.algo))
-
     def with_tails(self, tail: list[str]) -> None:
         """The last output, in the records of algos that crashed while others went on."""
         for record in self.seen:
             if record.status is Status.CRASHED and record.tail is None:
-                record.tail = self.pointed(replace(record, tail=tail)).tail
+                record.tail = tail
 
     def _row(self, name: str, env: Environment | None) -> Row | None:
         """The first of the rows of its table that a tuned algo uses on this GPU."""

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from .. import parsing, paths
-from ..catalog import registry, trace_set
+from .. import paths
 from ..errors import GdnError
 from ..machine import inventory
 from ..machine.inventory import HERE, Machine
@@ -23,16 +22,13 @@ from ..worker import profilers
 Finding = dict[str, str | None]  # state, what, found, for and mend
 
 
-def examine(dataset: Path | None = None, machine: Machine = HERE) -> list[Finding]:
+def examine(machine: Machine = HERE) -> list[Finding]:
     """All findings, in the order in which a new user needs them."""
     return [
         *installed(machine),
-        _dataset(dataset),
-        _modal_token(),
         _writable("records", paths.runs_dir),
         _writable("builds", paths.builds_dir),
         _writable("Triton's cache", _triton_cache),
-        *_algos(),
     ]
 
 
@@ -58,7 +54,7 @@ def installed(machine: Machine = HERE) -> list[Finding]:
     ]
 
 
-_FOR_CPU = (
+_FOR_CPU = {
     "Python",
     "torch",
     "flashinfer-bench",
@@ -66,21 +62,17 @@ _FOR_CPU = (
     "C++ compiler",
     "records",
     "builds",
-)
-_FOR_GPU = ("GPU", "nvcc", "triton")
+}
+_FOR_GPU = {"GPU", "nvcc", "triton"}
 
 
 def summary(findings: list[Finding]) -> str:
     """What can be done here, in one line."""
-    missing = {f["what"]: f["found"] for f in findings if f["state"] != "ok"}
-
-    def lacking(names: tuple[str, ...]) -> str:
-        return ", ".join(f"{n} ({missing[n]})" for n in names if n in missing)
-
-    if cpu := lacking(_FOR_CPU):
-        return f"not ready: {cpu}"
-    if gpu := lacking(_FOR_GPU):
-        return f"ready for algos on the CPU; a GPU's need {gpu}"
+    missing = [str(f["what"]) for f in findings if f["state"] != "ok"]
+    if cpu := [what for what in missing if what in _FOR_CPU]:
+        return f"not ready: {', '.join(cpu)}"
+    if gpu := [what for what in missing if what in _FOR_GPU]:
+        return f"ready for algos on the CPU; a GPU's need {', '.join(gpu)}"
     return "ready for algos on the CPU and GPU"
 
 
@@ -92,9 +84,7 @@ def finding(
 
 def _python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
-    if (3, 10) <= sys.version_info[:2] <= (3, 13):
-        return finding("ok", "Python", version, "all")
-    return finding("bad", "Python", version, "all", "use Python 3.10 to 3.13")
+    return finding("ok", "Python", version, "all")
 
 
 # distribution, import name, what it is for, what pip installs if that differs
@@ -103,10 +93,6 @@ _PACKAGES = [
     ("triton", "triton", "Triton algos"),
     ("flashinfer-bench", "flashinfer_bench", "run, bench, pack --prove"),
     ("ninja", "ninja", "C++ and CUDA algos"),
-    ("flashinfer-python", "flashinfer", "fi-baseline"),
-    ("fla-core", "fla", "fla-upstream"),
-    ("flash-qla", "flash_qla", "flashqla"),
-    ("cupti-python", "cupti", "fib, of newer versions"),
     ("cuda-bench", "cuda.bench", "tier nvbench", "'cuda-bench[cu13]'"),
     ("matplotlib", "matplotlib", "gdn report"),
     ("modal", "modal", "a B200 at Modal"),
@@ -150,42 +136,6 @@ def _profiler(machine: Machine, name: str) -> Finding:
     return finding("ok", f"--tool {name}", "here", "profile")
 
 
-def _dataset(folder: Path | None) -> Finding:
-    purpose = "--dataset (the twins need none)"
-    if folder is None:
-        mend = "set FIB_DATASET_PATH, or `gdn data build DIR`"
-        return finding("missing", "dataset", "none chosen", purpose, mend)
-    counts = []
-    problems = []
-    for op in registry.load().ops.values():
-        try:
-            counts.append(f"{len(trace_set.from_folder(op, folder))} {op.name}")
-        except GdnError as e:
-            problems.append(e)
-    if counts:
-        return finding("ok", "dataset", f"{', '.join(counts)} workloads", purpose)
-    return finding("bad", "dataset", problems[0].message, purpose, problems[0].hint)
-
-
-def _modal_token() -> Finding:
-    place = None
-    if os.environ.get("MODAL_TOKEN_ID") and os.environ.get("MODAL_TOKEN_SECRET"):
-        place = "in the environment"
-    elif _has_modal_profile():
-        place = "in Modal's config file"
-    return _there("Modal token", place, "a B200 at Modal", "modal setup")
-
-
-def _has_modal_profile() -> bool:
-    """Whether any profile has a token; only Modal can check the token itself."""
-    file = os.environ.get("MODAL_CONFIG_PATH") or paths.home() / ".modal.toml"
-    try:
-        profiles = parsing.read_toml(Path(file)).values()
-    except GdnError:
-        return False
-    return any(isinstance(each, dict) and "token_id" in each for each in profiles)
-
-
 def _writable(what: str, place: Callable[[], Path]) -> Finding:
     """Really write a file there: that shows permissions, full disks and read-only mounts."""
     use = "run, bench"
@@ -203,16 +153,3 @@ def _writable(what: str, place: Callable[[], Path]) -> Finding:
 
 def _triton_cache() -> Path:
     return Path(os.environ.get("TRITON_CACHE_DIR") or paths.home() / ".triton")
-
-
-def _algos() -> list[Finding]:
-    try:
-        broken = registry.load(os.environ.get("GDN_ALGOS")).broken
-    except GdnError as e:
-        return [finding("bad", "GDN_ALGOS", e.message, "your own algos", e.hint)]
-    return [
-        finding(
-            "bad", "algo.toml", str(b.error), f"{b.op}/{b.name}", "correct that key"
-        )
-        for b in broken
-    ]

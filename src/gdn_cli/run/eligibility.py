@@ -11,7 +11,7 @@ from ..catalog import batch_invariance
 from ..catalog.registry import Algo, Registry
 from ..errors import UsageError
 from ..machine import inventory
-from .planning import Entry, Part
+from .planning import Entry
 
 
 def overwriting(
@@ -29,9 +29,7 @@ def overwriting(
     nothing is `timed`, an algo of an op that is always in place may return its results:
     they are checked as they are.
     """
-    names = dict.fromkeys(e.algo.op for e in entries)
-    only = {name for name in names if registry.op(name).in_place_only and timed}
-    for name in names:
+    for name in dict.fromkeys(e.algo.op for e in entries):
         if asked and not registry.op(name).in_place:
             able = ", ".join(op.name for op in registry.ops.values() if op.in_place)
             raise UsageError(
@@ -40,8 +38,9 @@ def overwriting(
             )
 
     def why_not(algo: Algo) -> str | None:
-        if not asked and algo.op not in only:
+        if not (asked or timed and registry.op(algo.op).in_place_only):
             return None
+
         where = "--in-place" if asked else f"{algo.op} is timed in place"
         if algo.setup:
             return f"{where}: {algo.full_name} keeps data that its setup made from the inputs"
@@ -65,18 +64,9 @@ def batch_invariant(
     """The batch-invariant builds, for `--batch-invariant`. UsageError for an algo that
     has none if the user `named` it; otherwise the algo is reported as unable to run.
     """
-    hint = _able(registry, entries)
-    result = []
-    for entry in _without(entries, batch_invariance.why_not, hint, named):
-        if entry.place.mode is not None:
-            try:
-                entry = _variant(registry, entry)
-            except UsageError as e:
-                if named:
-                    raise
-                entry = replace(entry, place=inventory.Place(None, e.message, e.hint))
-        result.append(entry)
-    return result
+    how = batch_invariance.HOW
+    able = _without(entries, batch_invariance.why_not, how, named)
+    return [_variant(registry, entry) if entry.place.mode else entry for entry in able]
 
 
 def _variant(registry: Registry, entry: Entry) -> Entry:
@@ -90,44 +80,17 @@ def beside_batch_invariant(registry: Registry, entries: list[Entry]) -> list[Ent
     """
     if not any(batch_invariance.offered(entry.algo) for entry in entries):
         why = batch_invariance.why_not(entries[0].algo) or ""
-        raise UsageError(why, hint=_able(registry, entries))
+        raise UsageError(why, hint=batch_invariance.HOW)
     result = []
+
     for entry in entries:
         result.append(entry)
         if batch_invariance.offered(entry.algo):
             variant = _variant(registry, entry)
             if variant.algo != entry.algo:
                 result.append(variant)
+
     return result
-
-
-def _able(registry: Registry, entries: list[Entry]) -> str:
-    """The end of a message after "cannot": which algos of these ops can."""
-    ops = dict.fromkeys(e.algo.op for e in entries)
-    able = [
-        algo.name
-        for op in ops
-        for algo in registry.of(op)
-        if batch_invariance.offered(algo)
-    ]
-    return f"{', '.join(able)} can" if able else batch_invariance.HOW
-
-
-def unscored(parts: list[Part], named: bool) -> list[Part]:
-    """The parts without algos that cannot have a score; UsageError if the user `named`
-    such an algo.
-    """
-
-    def why_not(algo: Algo) -> str | None:
-        if not algo.setup:
-            return None
-        return f"{algo.full_name} has no score: its setup ({algo.setup}) is not timed"
-
-    hint = "leave it out, or choose the same workloads by --workload"
-    return [
-        replace(p, entries=_without(p.entries, why_not, hint, named)) if p.scored else p
-        for p in parts
-    ]
 
 
 def _without(

@@ -60,6 +60,7 @@ def run(
     tally = _Tally(plan, writer, progress)
     stop = threading.Event()
     document.interrupted = True
+
     try:
         if engine:
             with contextlib.closing(engine(plan.jobs, tally.came)) as arriving:
@@ -76,6 +77,7 @@ def run(
             gpu_sharing.side_by_side(work, stop)
     finally:
         tally.sort()
+
     document.interrupted = False
     if document.records:
         writer.save()
@@ -90,6 +92,7 @@ def _lane(
 ) -> None:
     """Run one GPU's jobs, or those without a GPU, one after the other."""
     timed = {job.mode for job in jobs if job.tiers}
+
     with contextlib.ExitStack() as held:
         if "cuda" in timed:
             gpu = gpu or jobs[0].machine.gpus()[0]
@@ -97,9 +100,9 @@ def _lane(
         if "cpu" in timed:
             held.enter_context(locks.cpu(say, given_up))
         with _while_running(jobs[0]) as worker:
-            compile_ahead.ahead(jobs, tally.compiling, given_up)
+            compile_ahead.ahead(jobs, tally.show, given_up)
         for job, following in zip_longest(jobs, jobs[1:]):
-            tally.begin(job)
+            tally.show(_shown(job))
             with _while_running(following) as ahead:
                 outcome = execute(job, partial(tally.add, job), given_up, worker)
             worker = ahead
@@ -137,18 +140,11 @@ class _Tally:
         self.jobs: dict[int, JobRecords] = {}
         self.ranks: dict[int, tuple[float, ...]] = {}  # by record
         self.gpus = list(dict.fromkeys(job.gpu for job in plan.jobs))
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
 
-    def _show(self, line: str, *ended: bool) -> None:
-        self.progress(line, self.done, self.total, *ended)
-
-    def compiling(self, line: str) -> None:
+    def show(self, line: str, *ended: bool) -> None:
         with self.lock:
-            self._show(line)
-
-    def begin(self, job: Job) -> None:
-        with self.lock:
-            self._show(_shown(job))
+            self.progress(line, self.done, self.total, *ended)
 
     def add(self, job: Job, record: Record, environment: Environment | None) -> None:
         if not job.asked(record):
@@ -156,7 +152,7 @@ class _Tally:
         with self.lock:
             self._keep(job, [record], environment)
             self.done += 1
-            self._show(_shown(job))
+            self.show(_shown(job))
 
     def end(self, job: Job, outcome: Outcome) -> None:
         with self.lock:
@@ -164,7 +160,7 @@ class _Tally:
             of_job.with_tails(outcome.tail)
             self.done += job.due - len(of_job.seen)
             self._keep(job, _fates(job, outcome, of_job.seen), outcome.environment)
-            self._show(_shown(job), True)
+            self.show(_shown(job), True)
 
     def came(self, job: Job, record: Record, environment: Environment | None) -> None:
         """Add a record from elsewhere: its environment says on which GPU it was made.
@@ -178,16 +174,11 @@ class _Tally:
         """Add the records of a job elsewhere that did not come before, and a failure
         for each that never came.
         """
-        seen = self._records(job).seen
-        known = set(map(_identity, seen))
-        new = [
-            record
-            for record in outcome.records
-            if job.asked(record) and _identity(record) not in known
-        ]
-        new += _fates(job, outcome, seen + new)
         env = outcome.environment
-        self._keep(job, [_with_gpu(record, env) for record in new], env)
+        for record in outcome.records:
+            self.came(job, record, env)
+        fates = _fates(job, outcome, self._records(job).seen)
+        self._keep(job, [_with_gpu(record, env) for record in fates], env)
 
     def _records(self, job: Job) -> JobRecords:
         if id(job) not in self.jobs:
@@ -199,6 +190,7 @@ class _Tally:
     ) -> None:
         of_job = self._records(job)
         document = self.writer.document
+
         for record in records:
             whole = of_job.complete(record, environment, document.records)
             self.writer.add(whole, job.place, of_job.environment(environment))
@@ -207,6 +199,7 @@ class _Tally:
             of_workload = self.order.get((job.op.name, whole.uuid), math.inf)
             gpu = self.gpus.index(job.gpu)
             self.ranks[id(whole)] = of_algo, of_workload, gpu
+
         if records:
             self.writer.save()
 
@@ -243,10 +236,13 @@ def _fates(job: Job, outcome: Outcome, seen: list[Record]) -> list[Record]:
     for each that has something left.
     """
     owed: Counter[str] = Counter()
+
     for (algo, _), count in job.request.owed(seen).items():
         owed[algo] += count
+
     status = outcome.status
     reason = outcome.reason
+
     if status is Status.DONE:
         if not owed:
             return []
@@ -305,6 +301,7 @@ def exit_code(document: Document, named: bool) -> int:
         return errors.FAILED
     if Blame.REMOTE in blames:
         return errors.REMOTE
+
     if Blame.MACHINE in blames or (
         document.missing and (named or not document.records)
     ):

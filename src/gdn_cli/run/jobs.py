@@ -23,15 +23,7 @@ from ..catalog.workloads import Workload
 from ..machine import inventory, limits
 from ..machine.inventory import with_builders
 from ..schema.record_types import Record
-from ..worker.request import (
-    Command,
-    Mode,
-    Options,
-    Profiling,
-    Request,
-    Rival,
-    Timing,
-)
+from ..worker.request import Command, Mode, Options, Profiling, Request, Rival, Timing
 from . import redaction
 from .worker_process import OnRecord, Outcome, Worker
 
@@ -173,7 +165,8 @@ def start(job: Job) -> Worker:
     """The job's worker, which imports torch and waits until `execute` gets it. MissingError if this
     machine has no room for one."""
     limits.check()
-    return Worker(job.request, environ(job), job.wrap, job.cpus)
+    env = environ_of(job.mode, job.gpu, job.machine) | job.env
+    return Worker(job.request, env, job.wrap, job.cpus)
 
 
 def execute(
@@ -189,11 +182,6 @@ def execute(
     KeyboardInterrupt, which threads other than the main one never get by themselves.
     """
     return (worker or start(job)).serve(job.timeout_s, on_record, given_up)
-
-
-def environ(job: Job) -> dict[str, str]:
-    """The environment of a job's worker."""
-    return environ_of(job.mode, job.gpu, job.machine) | job.env
 
 
 def environ_of(

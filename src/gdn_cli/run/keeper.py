@@ -32,7 +32,7 @@ def main(folder: str, cpus: set[int], command: list[str]) -> int:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before the line above
         sys.exit(1)
-    if cpus and hasattr(os, "sched_setaffinity"):
+    if cpus:
         try:
             os.sched_setaffinity(0, cpus)
         except OSError:  # the allowed CPUs have changed: run on those
@@ -120,9 +120,9 @@ if __name__ == "__main__":
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(-code, signal.SIG_DFL) if -code not in (
-            signal.SIGKILL,
-            signal.SIGSTOP,
-        ) else None
+        try:
+            signal.signal(-code, signal.SIG_DFL)
+        except OSError:  # SIGKILL
+            pass
         os.kill(os.getpid(), -code)
     os._exit(code)

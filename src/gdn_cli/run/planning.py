@@ -4,21 +4,21 @@ jobs, which execute.py runs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import structs
 
 from ..catalog import official, presets, trace_set, workloads
-from ..catalog.formats import Definition, Solution
+from ..catalog.formats import Solution
 from ..catalog.official import Harness
 from ..catalog.ops import Op
 from ..catalog.pack import definition, pack, read_solution, source_hash
 from ..catalog.presets import Preset
-from ..catalog.registry import DEFAULT_OP, Algo, Registry
+from ..catalog.registry import DEFAULT_OP, Algo, Broken, Registry
 from ..catalog.registry import names as listed
 from ..catalog.tiers import FLOORS, TIERS
 from ..catalog.workloads import Workload
@@ -72,19 +72,15 @@ class Settings:
     machine: Machine = inventory.HERE
 
 
-class Selected(Protocol):
-    """The options that choose workloads (cli.options.Workloads and those derived)."""
+@dataclass(frozen=True)
+class Selected:
+    """The options that choose workloads."""
 
-    @property
-    def workload(self) -> list[str] | None: ...
-    @property
-    def n(self) -> int | None: ...
-    @property
-    def preset(self) -> str | None: ...
-    @property
-    def dataset(self) -> Path | None: ...
-    @property
-    def stress(self) -> bool: ...
+    workload: list[str] | None = None
+    n: int | None = None
+    preset: str | None = None
+    dataset: Path | None = None
+    stress: bool = False
 
 
 def choose(
@@ -103,32 +99,24 @@ def choose(
     Returns the entries, and whether the user named them one by one. With `timed`,
     Triton's interpreter does not count; `place` says where an algo can run.
     """
+    algos = [read_solution(file, registry) for file in files]
     op = registry.op(op).name if op else None
-    algos = []
-    for file in files:
-        algo = read_solution(file, registry)
-        if op and algo.op != op:
-            raise UsageError(
-                f"{file} is a solution of {algo.op}, not of {op}", hint="drop --op"
-            )
-        algos.append(algo)
-    wanted = listed(names)
-    every = not wanted and not files
-    if every:
-        wanted = ["all"]
+    every = names is None and not files
+    wanted = ["all"] if every else listed(names)
+
     for name in wanted:
         if name == "all":
             algos += registry.of(op or DEFAULT_OP)
         else:
             algos.append(registry.find(name, op))
+
     entries = [
         _entry(algo, place(algo, device), timed) for algo in _distinct(algos, registry)
     ]
-    # includes algos whose algo.toml is broken, to report them
-    if "all" in wanted:
+    if "all" in wanted:  # those whose algo.toml is broken too, to report them
         family = registry.op(op or DEFAULT_OP).family
-        broken = [b for b in registry.broken if b.op == family]
-        entries += [_broken(b.op, b.name, str(b.error)) for b in broken]
+        entries += [_broken(b) for b in registry.broken if b.op == family]
+
     if every and timed:
         # times of the GPU and of the CPU cannot be compared: with a GPU here, only the GPU's algos
         modes = {entry.place.mode for entry in entries}
@@ -137,18 +125,18 @@ def choose(
     return entries, bool(files) or any(name != "all" for name in wanted)
 
 
-def _broken(op: str, name: str, error: str) -> Entry:
+def _broken(broken: Broken) -> Entry:
     """The entry of an algo whose algo.toml cannot be read."""
     algo = Algo(
-        op=op,
-        name=name,
+        op=broken.op,
+        name=broken.name,
         summary="",
         language="python",
         entry_point="",
         destination_passing=False,
         modes=(),
     )
-    return Entry(algo, inventory.Place(None, error))
+    return Entry(algo, inventory.Place(None, str(broken.error)))
 
 
 def rivals(
@@ -164,6 +152,8 @@ def rivals(
     An algo named twice is compared with itself, as `NAME@2`. All must be of one op.
     """
     entries: list[Entry] = []
+    times: Counter[str] = Counter()
+
     for name in names:
         packed = name.endswith(".json")
         algo = (
@@ -175,12 +165,11 @@ def rivals(
                 f"{first} and {algo.full_name} are of different ops",
                 hint="--op says which is meant",
             )
-        taken = [entry.algo.name for entry in entries]
-        if algo.name in taken:
-            marked = f"{algo.name}@"
-            count = taken.count(algo.name) + sum(t.startswith(marked) for t in taken)
-            algo = structs.replace(algo, name=f"{marked}{count + 1}")
+        times[algo.name] += 1
+        if times[algo.name] > 1:
+            algo = structs.replace(algo, name=f"{algo.name}@{times[algo.name]}")
         entries.append(_entry(algo, place(algo, device), timed=True))
+
     return entries
 
 
@@ -193,19 +182,6 @@ def _entry(algo: Algo, place: inventory.Place, timed: bool) -> Entry:
     return Entry(algo, place)
 
 
-def anywhere(
-    registry: Registry,
-    op: str | None,
-    device: str,
-    place: Placing = inventory.HERE.place,
-) -> list[Entry]:
-    """Floors need no algo: return the op's reference as a placeholder, so that a device
-    is chosen.
-    """
-    algo = registry.reference(registry.op(op or DEFAULT_OP))
-    return [Entry(algo, place(algo, device))]
-
-
 def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
     """Algos with distinct names: the same file or folder twice is one algo; another
     algo of the same name, or with the name of the reference or of a floor, gets a mark
@@ -213,6 +189,7 @@ def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
     """
     distinct: dict[tuple[str, str], Algo] = {}
     floors = {f"{op}/{floor}" for op in registry.ops for floor in FLOORS}
+
     for algo in algos:
         source = source_hash(algo.solution) if algo.solution else str(algo.folder)
         key = algo.full_name, source
@@ -225,6 +202,7 @@ def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
             mark = source[:6] if algo.solution else "own"
             algo = structs.replace(algo, name=f"{algo.name}@{mark}")
         distinct[key] = algo
+
     return list(distinct.values())
 
 
@@ -233,79 +211,55 @@ def preset_of(
 ) -> tuple[str | None, Preset | None]:
     """The preset in use, as (name, preset): `otherwise` if no option chooses workloads."""
     if which.stress and (which.preset or which.dataset):
-        other = "--preset" if which.preset else "--dataset"
         hint = "--workload NAME chooses among the hard inputs"
-        raise UsageError(f"--stress and {other} exclude each other", hint=hint)
-    name = which.preset
+        raise UsageError("--stress excludes --preset and --dataset", hint=hint)
     chosen = which.workload or which.n or which.dataset or which.stress
-    if name is None and not chosen:
-        name = otherwise
+    name = which.preset or (None if chosen else otherwise)
     return name, presets.load_preset(name) if name else None
 
 
 def contest_preset(which: Selected) -> tuple[str, Preset]:
     """The chosen preset with the contest's run counts; all contest workloads by default."""
-    contest = presets.load_preset("contest")
-    chosen = presets.load_preset(which.preset) if which.preset else contest
-    name = which.preset or contest.name
-    return name, structs.replace(chosen, settings=contest.settings)
+    name = which.preset or "contest"
+    counts = presets.load_preset("contest").settings
+    return name, structs.replace(presets.load_preset(name), settings=counts)
 
 
 def select(
     registry: Registry,
     entries: list[Entry],
     which: Selected,
-    preset: Preset | None,
-    overrides: PlanFields,
+    preset: Preset | None = None,
+    overrides: PlanFields | None = None,
 ) -> list[Part]:
-    """Group the algos by op, each op with its workloads or its hard inputs."""
-    chosen = which.workload or []
-    if not which.stress:
-        return parts(
-            registry,
-            entries,
-            chosen=chosen,
-            first=which.n,
-            preset=preset,
-            dataset=which.dataset,
-            overrides=overrides,
-        )
-    return [
-        Part(op, of_op, workloads.stressed(op, chosen, which.n), {})
-        for op, of_op in _by_op(registry, entries)
-    ]
-
-
-def parts(
-    registry: Registry,
-    entries: list[Entry],
-    *,
-    chosen: list[str],
-    first: int | None,
-    preset: Preset | None,
-    dataset: Path | None,
-    overrides: PlanFields,
-) -> list[Part]:
-    """Group the algos by op, and select the workloads of each op; `overrides` replace
-    the preset's settings.
+    """Group the algos by op, each op with its workloads or its hard inputs.
+    `overrides` replace the preset's settings.
     """
-    result = []
-    for op, of_op in _by_op(registry, entries):
-        known = trace_set.known(op, dataset)
-        picked = workloads.select(op, known, chosen=chosen, first=first, preset=preset)
-        plan: Any = preset.settings_for(op.name) if preset else {}
-        # part of the set gives no score, and the contest has no score for other ops
-        whole = preset is not None and preset.scored and not (chosen or first)
-        scored = whole and op.definition in workloads.contest()
-        result.append(Part(op, of_op, picked, plan | overrides, scored))
-    return result
-
-
-def _by_op(registry: Registry, entries: list[Entry]) -> list[tuple[Op, list[Entry]]]:
     by_op: dict[str, list[Entry]] = {}
+
     for entry in entries:
         by_op.setdefault(entry.algo.op, []).append(entry)
-    return [(registry.op(name), of_op) for name, of_op in by_op.items()]
+
+    chosen = which.workload or []
+    parts = []
+
+    for name, of_op in by_op.items():
+        op = registry.op(name)
+        if which.stress:
+            hard = workloads.stressed(op, chosen, which.n)
+            parts.append(Part(op, of_op, hard, {}))
+            continue
+        known = trace_set.known(op, which.dataset)
+        picked = workloads.select(
+            op, known, chosen=chosen, first=which.n, preset=preset
+        )
+        plan: Any = preset.settings_for(op.name) if preset else {}
+        # part of the set gives no score, and the contest has no score for other ops
+        whole = preset is not None and preset.scored and not (chosen or which.n)
+        scored = whole and op.definition in workloads.contest()
+        parts.append(Part(op, of_op, picked, plan | (overrides or {}), scored))
+
+    return parts
 
 
 @dataclass(frozen=True)
@@ -325,12 +279,14 @@ def prepare(registry: Registry, parts: list[Part], settings: Settings) -> Plan:
     others; a wrong tier does.
     """
     plan = Plan(parts=parts)
+
     for part in parts:
         plan.missing.extend(_missing(part))
         jobs: list[Job] = []
         for share in _shares(part, settings.gpus):
             jobs += _jobs(registry, share, settings, plan)
         plan.jobs.extend(_in_order(part, jobs, plan))
+
     if len(settings.gpus) > 1:
         gpus = list(dict.fromkeys(job.gpu for job in plan.jobs if job.gpu))
         cpus = gpu_sharing.cpus(gpus, settings.machine)
@@ -364,6 +320,7 @@ def add_judge(plan: Plan, harness: Harness) -> None:
     able = [job for job in benches if job.mode == "cuda" and not job.request.setup]
     if benches and not able:
         raise UsageError("flashinfer-bench judges on a GPU only", hint=inventory.MODAL)
+
     for job in able:
         timing = structs.replace(
             job.request.timing, tiers=(official.TIER,), fallback=False
@@ -386,19 +343,23 @@ def _shares(part: Part, gpus: Sequence[Gpu]) -> list[Part]:
     ready = [e for e in part.entries if e.place.mode]
     candidates: dict[int, tuple[int, list[Gpu]]] = {}
     fitting: set[Gpu] = set()
+
     for i, entry in enumerate(ready):
         fit = [gpu for gpu in gpus if gpu.fits(entry.algo)]
         candidates[i] = 1, fit
         fitting.update(fit)
+
     usable = [gpu for gpu in gpus if gpu in fitting]
     if len(ready) < len(usable) and len({gpu.name for gpu in usable}) == 1:
         return _by_workload(replace(part, entries=ready), usable)
     gpu_of = gpu_sharing.deal(candidates)
     shares = []
+
     for gpu in usable:
         entries = [entry for i, entry in enumerate(ready) if gpu_of[i] == gpu]
         if entries:
             shares.append(replace(part, entries=entries, gpu=gpu))
+
     return shares
 
 
@@ -428,8 +389,10 @@ def _in_order(part: Part, jobs: list[Job], plan: Plan) -> list[Job]:
 
     ordered = sorted(jobs, key=turn)
     workloads_ = [(part.op.name, w.uuid) for w in part.workloads]
+
     for place in [*map(key, ordered), *workloads_]:
         plan.order.setdefault(place, len(plan.order))
+
     return ordered
 
 
@@ -455,11 +418,36 @@ def _jobs(
     """One job for each algo that can run; a bench runs the floors and the references of
     each mode first. A comparison has one job for all algos that run in the same mode.
     """
-    command = settings.command
     op = part.op
-    make = partial(_job, settings, part, definition(op, registry))
+    described = definition(op, registry)
+
+    def make(
+        command: str,
+        mode: str,
+        algos: Sequence[tuple[Algo, Solution]] = (),
+        options: Options = settings.options,
+    ) -> Job:
+        timed = command != "check"
+        substitute = timed and command != "compare" and not options.strict
+        tiers = tiers_for(mode, settings.tiers, command) if timed else ()
+        return Job.of(
+            command,
+            op,
+            described,
+            mode,
+            part.workloads,
+            algos,
+            options=options,
+            timing=Timing(tiers, part.plan, substitute and not settings.tiers),
+            timeout_s=settings.timeout_s,
+            gpu=part.gpu,
+            machine=settings.machine,
+        )
+
+    command = settings.command
     by_mode: dict[str, list[tuple[Algo, Solution]]] = {}
     names: set[tuple[str, str]] = set()
+
     for entry in part.entries:
         mode = entry.place.mode
         algo = entry.algo
@@ -472,18 +460,20 @@ def _jobs(
                 packed.append((algo, pack(algo, op)))
         except UsageError as e:
             _cannot_pack(plan, op, algo, mode, str(e))
+
     if command == "compare":
         for mode, rivals in by_mode.items():
             if rivals:
                 yield make("compare", mode, rivals)
         return
+
     for mode in by_mode if command in ("bench", "floor") else ():
         yield make("floor", mode)
         for algo in _yardsticks(registry, part, mode, settings):
             if (mode, algo.name) not in names:
                 alone = structs.replace(settings.options, batch_invariant=False)
-                job = make("bench", mode, [(algo, pack(algo, op))], options=alone)
-                yield as_extra(job)
+                yield as_extra(make("bench", mode, [(algo, pack(algo, op))], alone))
+
     for mode, packed in by_mode.items():
         for pair in packed:
             yield make(command, mode, [pair])
@@ -523,37 +513,6 @@ def _yardsticks(
     return [reference, baseline] if runs and fits else [reference]
 
 
-def _job(
-    settings: Settings,
-    part: Part,
-    described: Definition,
-    command: str,
-    mode: str,
-    algos: Sequence[tuple[Algo, Solution]] = (),
-    options: Options | None = None,
-) -> Job:
-    options = options or settings.options
-    timed = command != "check"
-    substitute = timed and command != "compare" and not options.strict
-    return Job.of(
-        command,
-        part.op,
-        described,
-        mode,
-        part.workloads,
-        algos,
-        options=options,
-        timing=Timing(
-            tiers_for(mode, settings.tiers, command) if timed else (),
-            part.plan,
-            fallback=substitute and not settings.tiers,
-        ),
-        timeout_s=settings.timeout_s,
-        gpu=part.gpu,
-        machine=settings.machine,
-    )
-
-
 def tiers_for(
     mode: str, wanted: tuple[str, ...], command: str = "bench"
 ) -> tuple[str, ...]:
@@ -561,11 +520,10 @@ def tiers_for(
     `all` means all that fit.
     """
     fitting = [name for name, tier in TIERS.items() if tier.mode == mode]
-    chosen = [name for name in wanted if name in fitting]
+    chosen = [name for name in wanted or fitting[:1] if name in fitting]
     if "all" in wanted:
         chosen = fitting
-    elif not wanted:
-        chosen = fitting[:1]
+
     if not chosen:
         place = {"cuda": "on a GPU", "cpu": "on the CPU"}[mode]
         hint = f"use {' or '.join(fitting)}"
@@ -574,13 +532,13 @@ def tiers_for(
         )
     if command == "floor":
         chosen = [name for name in chosen if TIERS[name].floors]
+
     if command == "compare":
-        refused = ", ".join(chosen)
-        chosen = [name for name in chosen if TIERS[name].interleaves]
-        if not chosen:
-            able = ", ".join(name for name in fitting if TIERS[name].interleaves)
+        able = [name for name in fitting if TIERS[name].interleaves]
+        if not set(chosen) & set(able):
             raise UsageError(
-                f"calls of several algos cannot take turns in {refused}",
-                hint=f"use {able}",
+                f"calls of several algos cannot take turns in {', '.join(chosen)}",
+                hint=f"use {', '.join(able)}",
             )
+        chosen = [name for name in chosen if name in able]
     return tuple(dict.fromkeys(chosen))

@@ -16,6 +16,7 @@ from ..catalog.formats import Solution
 from ..catalog.ops import Op
 from ..catalog.pack import definition, read_solution
 from ..catalog.registry import Registry
+from ..errors import one_line
 from ..machine import inventory
 from ..machine.inventory import HERE, Machine
 from ..schema.record_types import Status
@@ -53,11 +54,13 @@ def prove(
     if step["state"] == "failed":
         return
     place = machine.place(algo)
+
     for module, wheel in packages.items():
         if not machine.has_package(module):
             why = f"package {wheel} is not installed: pip install {wheel}"
             yield _step("build", "skipped", why)
             return
+
     if algo.language == "cpp" and not machine.cxx():
         yield _step("build", "skipped", "no C++ compiler here")
         return
@@ -82,18 +85,24 @@ def prove(
 
     with tempfile.TemporaryDirectory(prefix="gdn-prove-") as cache:
         env = {"FIB_CACHE_PATH": f"{cache}/built", "GDN_ALGOS": ""}
+        mode, for_all = place.mode or "cpu", env
         if algo.language == "cuda":
-            for_all = env | {
+            mode = "cpu"
+            for_all = {
+                **env,
                 "FIB_CACHE_PATH": f"{cache}/archs",
                 inventory.ARCHITECTURES: " ".join(ARCHITECTURES),
             }
-            outcome = execute(job("cpu", (), for_all))
-            targets = [f"sm_{arch.replace('.', '')}" for arch in ARCHITECTURES]
-            yield from _built(outcome, ", ".join(targets))
-        else:
-            outcome = execute(job(place.mode or "cpu", (), env))
-            yield from _built(outcome, "")
-        if outcome.proof is None or outcome.proof["state"] == "failed":
+        outcome = execute(job(mode, (), for_all))
+        if outcome.status is not Status.DONE:
+            yield _step("build", "failed", outcome.reason or outcome.status)
+            return
+        targets = f" for {', '.join(ARCHITECTURES)}" if for_all is not env else ""
+        how = f"by flashinfer-bench{targets}, in {outcome.build_s:.1f} s"
+        yield _step("build", "ok", how)
+        assert outcome.proof is not None
+        yield {"step": "signature", **outcome.proof}
+        if outcome.proof["state"] == "failed":
             return
         if place.mode is None:
             yield _step("run", "skipped", f"{place.reason}; {place.hint}")
@@ -116,35 +125,28 @@ def _imports(solution: Solution, packages: dict[str, str]) -> Step:
     }
     declared |= set(packages) | _ALWAYS_THERE | set(sys.stdlib_module_names)
     imported: set[str] = set()
+
     for source in solution["sources"]:
         if not source["path"].endswith(".py"):
             continue
         try:
             tree = ast.parse(source["content"])
-        except SyntaxError as e:
-            why = f"{source['path']}:{e.lineno}: not valid Python: {e.msg}"
+        # the others: a zero byte; brackets or sums beyond the parser's depth
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
+            why = f"{source['path']}: not valid Python: {one_line(e)}"
             return _step("imports", "failed", why)
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 imported.add((node.module or "").split(".")[0])
+
     if undeclared := sorted(imported - declared):
         why = "imported, but not in [packages] of algo.toml: a judge may not have it"
         return _step("imports", "failed", f"{', '.join(undeclared)}: {why}")
     outside = sorted(imported - set(sys.stdlib_module_names))
     needs = f"needs {', '.join(outside)}" if outside else "needs no package"
     return _step("imports", "ok", needs)
-
-
-def _built(outcome: Outcome, targets: str) -> Iterator[Step]:
-    if outcome.status is not Status.DONE:
-        yield _step("build", "failed", outcome.reason or outcome.status)
-        return
-    how = f" for {targets}" if targets else ""
-    yield _step("build", "ok", f"by flashinfer-bench{how}, in {outcome.build_s:.1f} s")
-    if outcome.proof:
-        yield {"step": "signature", **outcome.proof}
 
 
 def _ran(outcome: Outcome, op: Op, workload: workloads.Workload, mode: str) -> Step:

@@ -28,7 +28,7 @@ from ..schema.record_types import Blame, Environment, Record, Status, blame
 from ..worker import exit_reasons
 from ..worker.messages import Event, Reply
 from ..worker.request import Request
-from . import own_files, redaction
+from . import redaction
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 _POLL_S = 0.02
@@ -36,6 +36,8 @@ _PATIENCE_S = 5.0  # for the keeper to end its processes
 # bytes of a reply, and of one record: a long comparison has about 40 MiB
 _MOST = 256 << 20
 _LINE = 2000  # characters of a line of the tail
+_LINES = 20  # of a tail
+_CRASH = re.compile(r"!{3,} .*(?:Segfault|Fatal|Abort)", re.IGNORECASE)
 _WAITS = re.compile(
     rb"^gdn: the build of [^\n]{1,200} is in use by [^\n]{1,200}; waiting$",
     re.MULTILINE,
@@ -97,6 +99,7 @@ class Worker:
         self.stdin = tempfile.TemporaryFile()
         waits, self.go = os.pipe()
         events, events_in = os.pipe()
+
         try:
             # its directory: nothing can be imported or found by accident
             (self.folder / "empty").mkdir()
@@ -125,12 +128,14 @@ class Worker:
         finally:
             os.close(waits)
             os.close(events_in)
+
         self.events = os.fdopen(events, "rb", buffering=0)
         self.streams: dict[Any, Callable[[bytes], None]] = {
             self.events: self._event_bytes,
             self.process.stdout: self._reply_bytes,
             self.process.stderr: self._log_bytes,
         }
+
         for stream, take in self.streams.items():
             os.set_blocking(stream.fileno(), False)
             self.selector.register(stream, selectors.EVENT_READ, take)
@@ -147,6 +152,7 @@ class Worker:
         self.on_record = on_record
         deadline = time.monotonic() + timeout_s
         timed_out = False
+
         try:
             with self.stdin:
                 self.stdin.write(
@@ -167,8 +173,9 @@ class Worker:
         # its worker
         finally:
             self.close()
+
         text = bounded.clip(redaction.masked(self.log.text(), self.secrets))
-        self.outcome.tail = [line[:_LINE] for line in own_files.tail(text.splitlines())]
+        self.outcome.tail = tail(text)
         self._conclude(
             f"no end after {timeout_s:g} s; --timeout gives more" if timed_out else None
         )
@@ -228,6 +235,7 @@ class Worker:
     def _event_bytes(self, data: bytes) -> None:
         # whole lines, and the begin of the next; a long line comes in many parts
         *lines, rest = data.split(b"\n")
+
         if lines:
             lines[0] = bytes(self.partial) + lines[0]
             self.partial = bytearray(rest)
@@ -236,6 +244,7 @@ class Worker:
         if len(self.partial) > _MOST:
             self.garbled = f"a record of it is longer than {_MOST >> 20} MiB"
         seal = self.seal.encode()
+
         for line in lines:
             event = None
             if line.startswith(seal):
@@ -269,17 +278,20 @@ class Worker:
         worker ended.
         """
         outcome = self.outcome
+
         if timed_out:
             outcome.status = Status.TIMED_OUT
             outcome.reason = timed_out
             return
         reply = self._decoded(self.reply, Reply) if self.reply else None
+
         if self.garbled or (self.reply and (reply is None or reply.seal != self.seal)):
             outcome.status = Status.CRASHED
             outcome.reason = (
                 self.garbled or "a reply came that its worker did not write"
             )
             return
+
         if reply is None:
             exit_code = self.process.returncode
             outcome.status, outcome.reason = exit_reasons.death(exit_code, self.ooms)
@@ -289,6 +301,19 @@ class Worker:
                 setattr(outcome, name, getattr(reply, name))
         if outcome.status is Status.EXITED and exit_code and outcome.tail:
             outcome.reason = f"{outcome.reason}: {outcome.tail[-1][:200]}"
+
+
+def tail(text: str) -> list[str]:
+    """What a record keeps of a worker's output: the last lines; of a crash the first
+    too, where the algo's own frames are.
+    """
+    lines = [line[:_LINE].rstrip() for line in text.splitlines() if line.strip()]
+    crashes = [i for i, line in enumerate(lines) if _CRASH.search(line)]
+    if not crashes:
+        return lines[-_LINES:]
+    crash = lines[crashes[0] :]
+    half = _LINES // 2
+    return crash if len(crash) <= _LINES else crash[:half] + crash[-half:]
 
 
 def _keeper(folder: Path, cpus: frozenset[int]) -> list[str]:

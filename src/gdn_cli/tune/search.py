@@ -113,10 +113,9 @@ def plan(
     workloads: Sequence[Workload],
     preset: str | None,
     only: Sequence[str] = (),
-    where: str | None = None,
 ) -> Plan:
-    """The candidates and sizes of one algo, narrowed by `only` and `where`. UsageError
-    if its folder has nothing to tune.
+    """The candidates and sizes of one algo, narrowed by `only`. UsageError if its
+    folder has nothing to tune.
     """
     algo = entry.algo
     op = registry.op(algo.op)
@@ -130,8 +129,7 @@ def plan(
             f"{algo.folder / 'algo.toml'} declares nothing to tune",
             hint="docs/writing-an-algo.md has the table [tune] of the constants to try",
         )
-
-    algo = tuned_table.narrowed(algo, only, where)
+    algo = tuned_table.narrowed(algo, only)
     described = definition(op, registry)
     return made(op, algo, entry.place.mode, described, workloads, preset)
 

@@ -13,9 +13,6 @@ import helpers
 import pytest
 
 from gdn_cli.catalog import pack, registry
-from gdn_cli.errors import UsageError
-from gdn_cli.machine import inventory
-from gdn_cli.run import eligibility, planning
 from gdn_cli.worker.executor import prepared
 from gdn_cli.worker.executor.build import BuildFailedError
 
@@ -136,27 +133,6 @@ def test_a_bench_says_that_the_setup_is_not_timed(tmp_path, gdn):
 
 
 # --- where it has no place
-
-
-def part(*names: str, scored: bool = True) -> planning.Part:
-    found = [
-        planning.Entry(REGISTRY.find(name, "gdn_prefill"), inventory.Place("cuda"))
-        for name in names
-    ]
-    return planning.Part(REGISTRY.ops["gdn_prefill"], found, [], {}, scored)
-
-
-def test_it_has_no_score():
-    with pytest.raises(
-        UsageError,
-        match=r"gdn_prefill/fi-ready has no score: its setup \(ready.py::decay\)",
-    ) as e:
-        eligibility.unscored([part("cuda-chunk", "fi-ready")], named=True)
-    assert "--workload" in e.value.hint
-    (left,) = eligibility.unscored([part("cuda-chunk", "fi-ready")], named=False)
-    assert [e.place.mode for e in left.entries] == ["cuda", None]
-    whole = part("cuda-chunk", "fi-ready", scored=False)
-    assert eligibility.unscored([whole], named=True) == [whole]
 
 
 def test_it_cannot_be_packed(tmp_path, gdn):

@@ -209,15 +209,7 @@ def test_what_is_timed_takes_no_new_pool():
         match="gdn_decode_packed is timed in place: gdn_decode_packed/pt-reference returns",
     ):
         eligibility.overwriting(REGISTRY, entries, named=True, asked=False)
-    (part,) = planning.parts(
-        REGISTRY,
-        timed,
-        chosen=["0"],
-        first=None,
-        preset=None,
-        dataset=None,
-        overrides={},
-    )
+    (part,) = planning.select(REGISTRY, timed, planning.Selected(["0"]))
     plan = planning.prepare(REGISTRY, [part], planning.Settings("bench"))
     assert [(job.command, job.algo and job.algo.name, job.request.in_place) for job in plan.jobs] == [
         ("floor", None, True), ("bench", "cpp-v1", True),

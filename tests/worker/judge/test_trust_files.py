@@ -140,16 +140,6 @@ def test_an_algo_toml_of_any_kind_breaks_itself_only(algos, gdn):
     assert "nested more than 100 deep" in done.err
 
 
-@pytest.mark.parametrize(
-    "text", ["x = 1\0", "x = " + "(" * 1000 + ")" * 1000, "x = " + "-" * 100_000 + "1"]
-)
-def test_a_source_that_ends_the_parser_is_one_line(text, algos):
-    helpers.write_algo(algos, "thief", {"main.py": RUN, "more.py": text})
-    with pytest.raises(UsageError, match=r"more.py.*: not valid Python: ") as e:
-        pack.pack(registry.load(str(algos)).find("thief"), DECODE)
-    assert "\n" not in str(e.value)
-
-
 # --- JSON
 
 DEEP = "[" * 5000 + "]" * 5000

@@ -130,7 +130,7 @@ def test_a_folder_may_have_an_optional_input_that_the_op_has_not(tmp_path):
     file.write_text(json.dumps(definition))
     with pytest.raises(
         MissingError,
-        match="its inputs are q, .*, scale, intermediate_states_buffer; those of gdn_mtp_qk1",
+        match="it has q, .*, scale, intermediate_states_buffer; gdn_mtp_qk1",
     ):
         trace_set.from_folder(op, root)
 

@@ -6,7 +6,7 @@ A run is one document of the runs folder. A series is one algo of it in one tier
 from __future__ import annotations
 
 from .documents import Place, Series
-from .folder import keep, read
+from .folder import forget, keep, read
 from .query import Filter, Group, Overview, overview, timeline
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Overview",
     "Place",
     "Series",
+    "forget",
     "keep",
     "overview",
     "read",

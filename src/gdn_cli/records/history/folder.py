@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from ... import files, paths
-from ...errors import GdnError, MissingError
+from ...errors import GdnError, MissingError, unknown
 from ...schema.record_types import Document
 from .. import store
 from . import documents
@@ -48,9 +48,21 @@ def read(folder: Path | None = None) -> tuple[list[Series], list[str]]:
         try:
             series += documents.series(_document(path), path.stem)
         except GdnError as e:
-            mend = f"`rm {shlex.quote(str(path))}` removes it"
+            mend = f"`gdn history --forget {shlex.quote(path.stem)}` removes it"
             skipped.append(f"{e.message}; it is skipped, and {mend}")
     return sorted(series, key=lambda s: (s.time, s.run)), skipped
+
+
+def forget(run: str) -> Path:
+    """Remove the file of a run, readable or not; returns its path. Raises UsageError if
+    there is no such run.
+    """
+    files_of_runs = {path.stem: path for path in paths.runs_dir().glob("*.json")}
+    if run not in files_of_runs:
+        raise unknown("run", run, files_of_runs)
+    path = files_of_runs[run]
+    path.unlink()
+    return path
 
 
 def _document(path: Path) -> Document:
