@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gdn_cli import units
@@ -22,8 +23,11 @@ from gdn_cli.errors import GdnError, MissingError, one_line
 from gdn_cli.text import folded_for
 
 Function = Callable[..., Any]
+Values = tuple[Any, ...]  # of a call's arguments, to be compared
 
 _log = logging.getLogger("gdn.serving")
+# strides of calls, reasons: limits the memory of a program with ever new sizes
+_REMEMBERED = 1000
 # how the engines' functions call the pool
 _POOLS = ("initial_state", "initial_state_source")
 
@@ -41,7 +45,6 @@ class Engine:
     def __init__(self, package: str, functions: dict[str, Function]) -> None:
         self.package, self.functions = package, functions
         self.fallbacks: Counter[str] = Counter()
-        self._reasons: Counter[tuple[str, str]] = Counter()
         # where -> the engine's, ours
         self._replaced: dict[str, tuple[Function, Function]] = {}
         self._lock = threading.Lock()
@@ -121,39 +124,90 @@ class Engine:
                         setattr(module, attribute, new)
 
     def _replacement(self, name: str, own: Function, ours: Function) -> Function:
+        # kinds of calls -> why, as a library's refusal takes longer than a call; by what is
+        # quicker to look at
+        refused: dict[Values, dict[Values, str]] = {}
+        reports = _Reports(name, self.package)
         parameters = list(inspect.signature(ours).parameters)
         pool_name = next((x for x in _POOLS if x in parameters), "")
         position = parameters.index(pool_name) if pool_name else sys.maxsize
 
         @functools.wraps(own)
         def call(*args: Any, **named: Any) -> Any:
-            pool = args[position] if position < len(args) else named.get(pool_name)
+            given = args[position] if position < len(args) else named.get(pool_name)
+            pool = given if isinstance(given, Tensor) else None
             # vLLM's warm-up, which is none of states
-            if not (isinstance(pool, Tensor) and pool.dim() == 2):
+            if pool is not None and pool.dim() == 2:
+                return own(*args, **named)
+            kinds = refused.get(_strides(args, named)) if refused else None
+            why = kinds.get(_kind(args, named)) if kinds else None
+            if why is None:
                 try:
                     return ours(*args, **named)
                 # before anything was launched
                 except (ValueError, TypeError, GdnError) as e:
-                    self._count(name, str(e))
+                    why = str(e)
+                    # on a CPU values are looked at too: the next call of the kind may be right
+                    on_cpu = pool is not None and pool.is_cpu
+                    lasting = not isinstance(e, GdnError) and not on_cpu
+                    if lasting and len(refused) < _REMEMBERED:
+                        kinds = refused.setdefault(_strides(args, named), {})
+                        kinds[_kind(args, named)] = why
+            with self._lock:
+                self.fallbacks[name] += 1
+                reports.add(why)
             return own(*args, **named)
 
         return call
 
-    def _count(self, name: str, why: str) -> None:
-        """A line in the log for the 1st, 10th, 100th, ... fallback for the same reason."""
-        reason = name, re.sub(r"\d+", "", why)  # the same whatever the sizes
-        with self._lock:
-            self.fallbacks[name] += 1
-            self._reasons[reason] += 1
-            count = self._reasons[reason]
+
+class _Reports:
+    """A line in the log for a function's 1st, 10th, 100th, ... fallback for the same reason."""
+
+    def __init__(self, name: str, package: str) -> None:
+        self.name, self.package = name, package
+        self.counts: Counter[str] = Counter()
+
+    def add(self, why: str) -> None:
+        reason = re.sub(r"\d+", "", why)  # the same whatever the sizes
+        if reason not in self.counts and len(self.counts) >= _REMEMBERED:
+            reason = "other reasons"
+        self.counts[reason] += 1
+        count = self.counts[reason]
         if str(count).rstrip("0") == "1":
             calls = units.count(count, "call")
             line = "%s falls back to %s's own (%s so far): %s"
-            _log.warning(line, name, self.package, calls, why)
+            _log.warning(line, self.name, self.package, calls, why)
 
 
 def _name(path: str) -> str:
     return path.partition(":")[2]
+
+
+def _plain(x: Any) -> Any:
+    """What stands for an argument that is no tensor: itself, if it can be compared."""
+    return x if x is None or isinstance(x, (bool, int, float, str)) else type(x)
+
+
+def _strides(args: Values, named: dict[str, Any]) -> Values:
+    values = (*args, *named.values())
+    return tuple([x.stride() if isinstance(x, Tensor) else _plain(x) for x in values])
+
+
+def _kind(args: Values, named: dict[str, Any]) -> Values:
+    """What the checks of a call on a GPU look at: alignments up to 32 bytes, which tensors share
+    memory, gradients, and everything but values."""
+    values = (*args, *named.values())
+    storages = [x.untyped_storage().data_ptr() for x in values if isinstance(x, Tensor)]
+    shared = tuple(map(storages.index, storages))
+    described = [_described(x) if isinstance(x, Tensor) else _plain(x) for x in values]
+    return torch.is_grad_enabled(), shared, tuple(named), tuple(described)
+
+
+def _described(x: Tensor) -> Values:
+    address = x.data_ptr()
+    layout = x.dtype, x.shape, x.stride(), x.device, address % 32, address == 0
+    return *layout, x.requires_grad, x.is_neg(), x.is_conj()
 
 
 def _signature(function: Function) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from gdn import serving
 from gdn.serving import library, sglang, vllm
-from gdn.serving.engine import Engine
+from gdn.serving.engine import Engine, _kind
 from gdn_cli.errors import GdnError, MissingError
 from gdn_cli.machine import inventory
 
@@ -281,6 +281,7 @@ def lines(caplog) -> list[str]:
 
 
 def meta(*shape: int, **options) -> torch.Tensor:
+    """A tensor that is not on a CPU, where nothing is remembered."""
     return torch.empty(*shape, device="meta", **options)
 
 
@@ -317,6 +318,7 @@ def test_fallbacks_are_told_each_time_they_have_grown_tenfold(calls, caplog):
         "(100 calls so far): x: expected [2], got [4]",
         "(1000 calls so far): x: expected [2], got [8]",
     ]
+    assert len(calls.ours) == 7  # each kind once
 
 
 def test_each_reason_is_told_for_itself(calls, caplog):
@@ -330,16 +332,67 @@ def test_each_reason_is_told_for_itself(calls, caplog):
     assert calls.counted == 4
 
 
-@pytest.mark.parametrize("error", [ValueError, TypeError, GdnError])
-def test_a_refused_call_is_the_engine_s_own_and_the_next_is_tried(calls, error):
-    refused = meta(2)
-    calls.refuses = lambda x, *_: error("x: no") if x is refused else None
-    assert [calls(x, POOL) for x in (refused, meta(2), refused)] == [
-        "own",
-        "ours",
-        "own",
-    ]
-    assert len(calls.own) == calls.counted == 2
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+def test_what_is_refused_is_not_tried_again(calls, error):
+    calls.refuses = lambda x, *_: (
+        None if x.is_contiguous() else error("x: expected contiguous")
+    )
+    for _ in range(3):
+        assert calls(meta(4, 3).T, POOL) == "own"
+    assert len(calls.ours) == 1 and len(calls.own) == calls.counted == 3
+    assert calls(meta(3, 4), POOL) == "ours"
+
+
+def test_a_library_that_does_not_build_is_asked_for_again(calls):
+    """Not for good: `prepare` may have built it."""
+    calls.refuses = lambda *args: GdnError("it does not build")
+    for _ in range(2):
+        assert calls(meta(2), POOL) == "own"
+    assert len(calls.ours) == calls.counted == 2
+
+
+KINDS = {
+    "a gradient": lambda: meta(4, requires_grad=True),
+    "another dtype": lambda: meta(4, dtype=torch.bfloat16),
+    "another length": lambda: meta(5),
+    "a list": lambda: [1, 2],
+    "nothing": lambda: None,
+}
+
+
+@pytest.mark.parametrize("refused", KINDS)
+def test_a_refusal_is_of_one_kind_of_call(calls, refused):
+    """Others of the same strides are tried; an argument that has no hash is no fault."""
+    other = KINDS[refused]()
+    calls.refuses = lambda x, pool, slots: ValueError("x: no") if x is other else None
+    assert calls(other, POOL) == "own"
+    assert calls(meta(4), POOL) == "ours"
+    assert calls(other, POOL) == "own" and len(calls.ours) == 2
+
+
+def test_tensors_that_share_memory_are_another_kind_of_call():
+    """As an output is that lies in the pool."""
+    pool, apart = torch.zeros(2, 1, 128, 128), torch.zeros(128)
+    shared, other, again = (
+        _kind(x, {}) for x in ((pool[0, 0, 0], pool), (apart, pool), (apart, pool))
+    )
+    assert shared != other == again
+
+
+def test_a_gradient_is_refused_only_where_gradients_are_taken(calls):
+    refusal = ValueError("x: requires grad")
+    calls.refuses = lambda *args: refusal if torch.is_grad_enabled() else None
+    x = meta(4, requires_grad=True)
+    assert calls(x, POOL) == "own"
+    with torch.no_grad():
+        assert calls(x, POOL) == "ours"
+
+
+def test_on_a_cpu_a_refusal_may_be_of_values_and_is_not_remembered(calls):
+    calls.refuses = lambda x, *_: ValueError("x: never falls") if x[0] > x[1] else None
+    pool = torch.zeros(2, 1, 128, 128)
+    assert calls(torch.tensor([2, 1]), pool) == "own"
+    assert calls(torch.tensor([1, 2]), pool) == "ours"
 
 
 def test_errors_that_may_come_after_a_launch_are_raised(calls, caplog):
