@@ -1,6 +1,5 @@
 """gdn's own folders, whatever HOME and the other variables say."""
 
-import os
 import pwd
 from pathlib import Path
 
@@ -28,28 +27,26 @@ def nobody(monkeypatch):
     monkeypatch.setattr(pwd, "getpwuid", unknown)
 
 
-@pytest.mark.parametrize("home", [None, "relative"])
-def test_without_a_home_folder_it_is_one_line(home, nobody, monkeypatch):
+@pytest.mark.parametrize("home", [None, "", "relative", ".", "~", "~nouser/x"])
+def test_a_home_that_is_none_is_the_one_of_passwd_or_one_line(
+    home, nobody, monkeypatch
+):
     if home is not None:
         monkeypatch.setenv("HOME", home)
     for folder in (paths.runs_dir, paths.builds_dir, paths.profiles_dir):
-        with pytest.raises(
-            MissingError, match="^this user has no home.*GDN_HOME names"
-        ):
+        with pytest.raises(MissingError) as e:
             folder()
+        assert (
+            e.value.message == "this user has no home folder"
+            and "GDN_HOME names" in e.value.hint
+        )
     monkeypatch.setenv("GDN_HOME", "/own")
     assert paths.runs_dir() == Path("/own/runs")
-
-
-def test_the_home_folder_may_be_that_of_passwd():
-    there = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    monkeypatch.undo()
+    monkeypatch.delenv("GDN_HOME", raising=False)
+    monkeypatch.setenv("HOME", home or "")
+    there = Path(pwd.getpwuid(paths.os.getuid()).pw_dir)
     assert paths.runs_dir() == there / ".local/share/gdn/runs"
-
-
-def test_builds_need_a_folder_without_white_space(monkeypatch):
-    monkeypatch.setenv("GDN_HOME", "/a b")
-    with pytest.raises(MissingError, match="/a b/builds has white space"):
-        paths.builds_dir()
 
 
 def test_relative_folders_of_xdg_are_ignored(monkeypatch):
@@ -71,7 +68,7 @@ def test_a_tilde_is_a_home_folder_and_an_unknown_user_is_one_line(monkeypatch):
     ):
         assert paths.expanded(name) == Path(path)
     for name in ("~nouser/x", "~nouser", "~no\udcffuser/x"):
-        with pytest.raises(UsageError, match="~no.*: no such home folder"):
+        with pytest.raises(UsageError, match="no such user: no"):
             paths.expanded(name)
 
 
@@ -100,6 +97,6 @@ def test_no_command_ends_in_a_traceback(args, gdn, tmp_path):
         made = [path.name for path in tmp_path.iterdir()]
         assert made in ([], ["xdg"])  # nothing under a name that is no folder
     done = gdn(*args, env={"GDN_HOME": "~nouser/x"}, cwd=tmp_path)
-    assert "~nouser/x: no such home folder" in (
+    assert "~nouser/x: no such user: nouser" in (
         done.out if args == ["doctor"] else done.err
     )

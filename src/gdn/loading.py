@@ -37,7 +37,7 @@ from torch import Tensor
 from gdn_cli.catalog import batch_invariance, pack, registry
 from gdn_cli.catalog.formats import Definition, Solution
 from gdn_cli.catalog.registry import Algo
-from gdn_cli.errors import GdnError, MissingError
+from gdn_cli.errors import GdnError, MissingError, UsageError
 from gdn_cli.machine import inventory
 from gdn_cli.worker.executor import build, prepared
 
@@ -108,6 +108,9 @@ def on(
     batch_invariant: bool = False,
 ) -> Function:
     """`load` for the given machine."""
+    _expect("name", name, "a text such as 'cuda-v5'", str)
+    _expect("op", op, "a text such as 'gdn_decode'", str, type(None))
+    _expect("algos", algos, "a folder's path", str, os.PathLike, type(None))
     folder = os.environ.get("GDN_ALGOS") if algos is None else os.fspath(algos)
     known = registry.load(folder)
     algo = known.find(name, op)
@@ -127,6 +130,12 @@ def on(
             operator = _operator_name(algo, digest)
             _loaded[key] = _function(contract, kernel, machine, operator)
         return _loaded[key]
+
+
+def _expect(argument: str, value: object, expected: str, *types: type) -> None:
+    if not isinstance(value, types):
+        got = type(value).__name__
+        raise UsageError(f"load: {argument}: expected {expected}, got {got}")
 
 
 # --- building

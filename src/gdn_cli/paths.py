@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 from .errors import MissingError, UsageError
@@ -26,20 +27,28 @@ CONFIGS_DIR = _ROOT / "configs"
 def home() -> Path:
     """The user's home folder: HOME, or what the system says of this user. MissingError if there is
     none, as for a user of a container who has no entry in its passwd."""
-    name = os.path.expanduser("~")
-    if os.path.isabs(name):
-        return Path(name)
+    try:
+        import pwd
+
+        listed = pwd.getpwuid(os.getuid()).pw_dir
+    except (ImportError, KeyError):
+        listed = ""
+    for name in (os.environ.get("HOME", ""), listed):
+        if os.path.isabs(name):
+            return Path(name)
     hint = "HOME names one; GDN_HOME names a folder for gdn alone"
     raise MissingError("this user has no home folder", hint=hint)
 
 
 def expanded(name: str) -> Path:
     """A path that may begin with `~` or `~user`. UsageError if that has no home folder."""
-    path = os.path.expanduser(name)
-    if name.startswith("~") and not os.path.isabs(path):
+    if name == "~" or name.startswith("~/"):
+        return home() / name[2:]
+    path = Path(os.path.expanduser(name))
+    if name.startswith("~") and not path.is_absolute():
         hint = "./~... names a folder that begins with ~"
-        raise UsageError(f"{name}: no such home folder", hint=hint)
-    return Path(path)
+        raise UsageError(f"{name}: no such user: {path.parts[0][1:]}", hint=hint)
+    return path
 
 
 def _user_dir(kind: str, xdg: str, fallback: str) -> Path:
@@ -104,12 +113,25 @@ def builds_dir() -> Path:
     """Where the builders put compiled code; safe to delete. `GDN_HOME` moves it; else
     XDG_CACHE_HOME, else ~/.cache.
 
-    White space in a path breaks the builders' ninja files: MissingError.
+    White space in a path breaks the builders' ninja files. In that case a folder under
+    the temporary directory is used and made at once. Anyone may have made a folder of
+    that name before: MissingError unless it is this user's alone, because files in it
+    are executed.
     """
     folder = _user_dir("builds", "XDG_CACHE_HOME", ".cache")
-    if any(c.isspace() for c in str(folder)):
-        hint = "GDN_HOME names a folder without"
-        raise MissingError(f"{folder} has white space, which breaks builds", hint=hint)
+    if not any(c.isspace() for c in str(folder)):
+        return folder
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    folder = Path(tempfile.gettempdir()) / f"gdn-builds-{user}"
+    if not folder.is_symlink():
+        make(folder)
+    status = folder.lstat()
+    private = os.name != "posix" or not status.st_mode & 0o077
+    if not (stat.S_ISDIR(status.st_mode) and _trusted(status) and private):
+        raise MissingError(
+            f"{folder} is not a folder of yours alone (0700), and builds would be run from it",
+            hint="delete it, or let GDN_HOME name a folder without white space",
+        )
     return folder
 
 
@@ -129,10 +151,14 @@ def planted(folder: Path) -> str | None:
             return None
         except OSError as e:
             return f"{part}: {e.strerror}"
-        # this user's, or root's
-        if shared and status.st_uid not in (os.geteuid(), 0):
+        if shared and not _trusted(status):
             return f"{part} belongs to another user"
         shared = shared or bool(status.st_mode & stat.S_IWOTH)
         if shared and status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
             return f"others may write to {part}"
     return None
+
+
+def _trusted(status: os.stat_result) -> bool:
+    """Whether it belongs to this user or to root."""
+    return not hasattr(os, "geteuid") or status.st_uid in (os.geteuid(), 0)

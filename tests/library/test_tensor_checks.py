@@ -13,6 +13,7 @@ from library.test_loading import agree, needs_cxx  # noqa: F401  a fixture
 
 from gdn import load, straight_call, tensor_checks
 from gdn.tensor_checks import NoBackward
+from gdn_cli.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("needs_cxx")
 FLOATS = {"q": 0, "k": 1, "v": 2, "state": 3, "A_log": 4, "a": 5, "dt_bias": 6, "b": 7}
@@ -239,3 +240,19 @@ def test_without_it_calls_go_through_the_operator(fails, monkeypatch):
         assert straight_call.native() is None and straight_call.module is None
     finally:
         straight_call.native.cache_clear()
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("args", "named", "says"),
+    [
+        ((None,), {}, "load: name: expected a text such as 'cuda-v5', got NoneType"),
+        (("cpp-v1", 3), {}, "load: op: expected a text such as 'gdn_decode', got int"),
+        (("cpp-v1",), {"algos": 3}, "load: algos: expected a folder's path, got int"),
+    ],
+)
+def test_names_that_are_none(args, named, says):
+    with pytest.raises(UsageError, match=f"^{says}$"):
+        load(*args, **named)

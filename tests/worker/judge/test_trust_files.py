@@ -225,7 +225,7 @@ def test_a_data_set_s_paths_stay_inside_it(path, tmp_path):
     for name in ("definitions", "workloads"):
         (root / name).mkdir()
     definition = json.dumps(pack.definition(DECODE, registry.load()))
-    (root / "definitions" / "x.json").write_text(definition)
+    (root / "definitions" / f"{DECODE.definition}.json").write_text(definition)
     row = {"uuid": "u", "axes": {"batch_size": 1}, "inputs": {"A_log": tensor(path)}}
     line = json.dumps({"definition": DECODE.definition, "workload": row})
     (root / "workloads" / "x.jsonl").write_text(f"{line}\n")
@@ -267,6 +267,46 @@ def test_gdns_own_folders_are_private_to_the_user(tmp_path, monkeypatch):
     store.open_document("run", {}, None)
     # theirs stays as they made it
     assert rights(tmp_path / "old") == 0o755 and rights(paths.runs_dir()) == 0o700
+
+
+@pytest.fixture
+def below_tmp(tmp_path, monkeypatch):
+    """GDN_HOME with white space, and a temporary folder that all may write to: where
+    builds then go.
+    """
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    monkeypatch.setenv("GDN_HOME", str(tmp_path / "with space"))
+    return shared / f"gdn-builds-{os.getuid()}"
+
+
+def test_builds_below_the_temporary_folder_are_made_for_this_user_alone(below_tmp):
+    assert paths.builds_dir() == below_tmp and rights(below_tmp) == 0o700
+    assert paths.planted(below_tmp / "py311-cpu") is None
+
+
+@pytest.mark.parametrize("plant", ["open", "readable", "link", "file", "somebody's"])
+def test_builds_that_another_user_may_have_planted_are_refused(
+    plant, below_tmp, tmp_path
+):
+    if plant == "link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        below_tmp.symlink_to(tmp_path / "elsewhere")
+    elif plant == "file":
+        below_tmp.write_text("")
+    else:
+        below_tmp.mkdir(mode=0o700)
+        below_tmp.chmod({"open": 0o777, "readable": 0o755}.get(plant, 0o700))
+    if plant == "somebody's":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder away")
+        os.chown(below_tmp, 1234, 1234)
+    with pytest.raises(MissingError) as e:
+        paths.builds_dir()
+    assert str(below_tmp) in str(e.value) and "GDN_HOME" in str(e.value)
+    assert "\n" not in str(e.value)
 
 
 def test_a_build_cache_below_a_folder_of_all_users_is_looked_at(tmp_path):
