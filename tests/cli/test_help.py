@@ -3,12 +3,14 @@
 import inspect
 import re
 import shlex
+import subprocess
+import sys
 import typing
 from typing import Annotated
 
 import pytest
 import typer
-from helpers import gdn
+from helpers import environment, gdn
 from typer.main import get_command
 
 from gdn_cli.cli import _COMMANDS, app, options
@@ -82,3 +84,33 @@ def test_options_stand_in_groups_and_every_one_is_there():
 
 def test_version():
     assert gdn("-V").out == gdn("--version").out
+
+
+_PROBE = """import sys
+sys.argv = ["gdn"]
+from gdn_cli.cli import main
+try:
+    main()
+finally:
+    assert not {"torch", "numpy"} & set(sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "completions"),
+    [
+        ("gdn bench cuda-v5-b", ["cuda-v5-bf16"]),
+        ("gdn run --algo cpp-v1,triton", ["cpp-v1,triton-v1", "cpp-v1,triton-v2"]),
+        ("gdn show gdn_prefill/fla-r", ["gdn_prefill/fla-ready"]),
+        ("gdn sh", ["show"]),
+    ],
+)
+def test_names_complete(line, completions):
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE],
+        env=environment(_GDN_COMPLETE="complete_bash", **words),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout.split(), done.stderr) == (completions, "")

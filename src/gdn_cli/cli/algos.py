@@ -35,7 +35,11 @@ def list_(
 
 def show(
     algo: Annotated[
-        str, typer.Argument(help="Its name, such as cpp-v1 or gdn_prefill/fi-baseline.")
+        str,
+        typer.Argument(
+            autocompletion=o.algos_like,
+            help="Its name, such as cpp-v1 or gdn_prefill/fi-baseline.",
+        ),
     ],
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
@@ -72,7 +76,12 @@ def show(
 
 def new(
     name: Annotated[str, typer.Argument(help="Name of the new algo.")],
-    source: Annotated[str, algos_option("--from", help="The algo to start from.")],
+    source: Annotated[
+        str,
+        algos_option(
+            "--from", autocompletion=o.algos_like, help="The algo to start from."
+        ),
+    ],
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
     into: Annotated[

@@ -25,6 +25,7 @@ def compare(
         list[str],
         typer.Argument(
             metavar="A B...",
+            autocompletion=o.algos_like,
             help="Algos, packed solutions, or record files.",
         ),
     ],

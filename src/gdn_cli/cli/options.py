@@ -44,6 +44,20 @@ R = TypeVar("R")
 MACHINE: ContextVar[Machine | None] = ContextVar("MACHINE", default=None)
 
 
+def algos_like(incomplete: str) -> list[str]:
+    """The names of algos for the shell's completion, for the part after the last comma."""
+    from .. import paths
+
+    before, comma, begun = incomplete.rpartition(",")
+    own = os.environ.get("GDN_ALGOS", "").split(os.pathsep)
+    names = set()
+    for folder in (*map(Path, filter(None, own)), paths.ALGOS_DIR):
+        for file in folder.glob("*/*/algo.toml"):
+            op, name, _ = file.parts[-3:]
+            names.add(f"{op}/{name}" if "/" in begun else name)
+    return [before + comma + name for name in sorted(names) if name.startswith(begun)]
+
+
 AsJson = Annotated[
     bool,
     results_option(
@@ -66,6 +80,7 @@ Solutions = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[ALGO|SOLUTION.json]...",
+        autocompletion=algos_like,
         help="Algos by name, as with --algo, or packed solutions.",
     ),
 ]
@@ -160,6 +175,7 @@ class Algos:
         algos_option(
             envvar="ALGO",
             metavar="NAME[,NAME...]",
+            autocompletion=algos_like,
             help="Algos by name, or `all` of --op (default: of decode).",
         ),
     ] = None

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 Names = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[A [B]]", help="Algos, packed solutions, or saved profiles."
+        metavar="[A [B]]",
+        autocompletion=o.algos_like,
+        help="Algos, packed solutions, or saved profiles.",
     ),
 ]
 Folder = Annotated[

@@ -13,6 +13,7 @@ from ..catalog.pack import source_hash
 from ..catalog.tuned_table import Row
 from ..records import below_floor
 from ..schema.record_types import Environment, GpuName, Record, Status
+from . import own_files
 from .jobs import Job
 
 
@@ -46,7 +47,7 @@ class JobRecords:
         algo = self.algos.get(record.algo)
         row = self._row(record.algo, env)
         whole = replace(
-            record,
+            own_files.pointed(record, algo),
             op=job.op.name,
             mode=job.mode,
             source_hash=self.hashes.get(record.algo),
@@ -64,7 +65,8 @@ class JobRecords:
         """The last output, in the records of algos that crashed while others went on."""
         for record in self.seen:
             if record.status is Status.CRASHED and record.tail is None:
-                record.tail = tail
+                crashed = replace(record, tail=tail)
+                record.tail = own_files.pointed(crashed, self.algos[record.algo]).tail
 
     def _row(self, name: str, env: Environment | None) -> Row | None:
         """The first of the rows of its table that a tuned algo uses on this GPU."""
