@@ -200,7 +200,7 @@ def _kernels(bench: _Report, full: list[Launch]) -> list[Kernel]:
     rounds = [bench.launches[start : start + size] for start in starts]
     longest = {x.full_name: x for x in sorted(full, key=lambda x: x.ns)}
     kernels = []
-    for name in dict.fromkeys(launch.full_name for launch in bench.launches):
+    for name in dict.fromkeys(x.full_name for launches in rounds for x in launches):
         own = [[x for x in launches if x.full_name == name] for launches in rounds]
         kernels.append(Kernel([each for each in own if each], longest.get(name)))
     return sorted(kernels, key=lambda kernel: -kernel.time_us)

@@ -241,7 +241,7 @@ def gpu_facts(calls: list[list[Ran]]) -> list[Fact]:
     busy = [_busy(call) for call in seen]
     times = [sum(ran.us for ran in call) for call in seen]
     note = "kernels, copies and fills added up"
-    share = 100 * median(busy) / median(spans)
+    share = 100 * median(busy) / (median(spans) or 1.0)
     launches = median(len(call) for call in seen)
     return [
         facts.fact("time_us", median(times), note),
@@ -269,7 +269,7 @@ def kernels_table(calls: list[list[Ran]]) -> list[Table]:
         name = symbols.short(ran.name)
         counts[name] += 1
         times[name] += ran.us
-    total = sum(times.values())
+    total = sum(times.values()) or 1.0
     rows = [
         (name, counts[name] / len(calls), us / len(calls), 100 * us / total)
         for name, us in sorted(times.items(), key=lambda item: -item[1])
