@@ -237,7 +237,7 @@ def test_a_data_set_s_paths_stay_inside_it(path, tmp_path):
     for name in ("definitions", "workloads"):
         (root / name).mkdir()
     definition = json.dumps(pack.definition(DECODE, registry.load()))
-    (root / "definitions" / "x.json").write_text(definition)
+    (root / "definitions" / f"{DECODE.definition}.json").write_text(definition)
     row = {"uuid": "u", "axes": {"batch_size": 1}, "inputs": {"A_log": tensor(path)}}
     line = json.dumps({"definition": DECODE.definition, "workload": row})
     (root / "workloads" / "x.jsonl").write_text(f"{line}\n")
