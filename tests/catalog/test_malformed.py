@@ -113,7 +113,7 @@ CASES = [
     (op, "new_state = 1e-5", "", "outputs: expected names of output"),
     (op, "new_state = 1e-5", "x = 1e-5\nnew_state = 1", "tolerance: expected names of"),
     (op, '["num_v_heads"]', '["heads"]', "A_log.shape: expected names of batch_size"),
-    (op, '{ new_state = "state"', '{ new_state = "w"', "in_place: expected names of q"),
+    (op, '{ new_state = "state"', '{ new_state = "w"', "in_place.new_state: expected"),
     (preset, "seconds = 1", "trials = 1", "[p.settings]: seconds: expected either"),
     (modal, "idle = 2", "idle = -2", "$.limits.idle"),
     (solution, SOLUTION, "null", "Expected `object`"),

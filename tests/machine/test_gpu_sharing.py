@@ -284,11 +284,6 @@ def test_the_worker_finds_its_gpu_by_the_uuid_that_torch_has():
 # --- side by side
 
 
-def environ(gpu: inventory.Gpu | None) -> dict[str, str]:
-    job = job_on(gpu)
-    return jobs.environ_of(job.mode, job.gpu, job.machine)
-
-
 def job_on(
     gpu: Gpu | None, algo: str = "a", sizes=(1, 2), mode: str = "cuda", **more
 ) -> jobs.Job:
@@ -473,13 +468,13 @@ def test_a_wait_for_a_lock_can_be_given_up(monkeypatch):
 
 def test_the_worker_gets_one_gpu_by_uuid_and_its_cpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert environ(G1)["CUDA_VISIBLE_DEVICES"] == G1.uuid
-    assert environ(None)["CUDA_VISIBLE_DEVICES"] == G0.uuid
+    assert jobs.environ(job_on(G1))["CUDA_VISIBLE_DEVICES"] == G1.uuid
+    assert jobs.environ(job_on(None))["CUDA_VISIBLE_DEVICES"] == G0.uuid
     monkeypatch.delenv("FIB_CACHE_PATH")
     # not the first GPU's
-    assert environ(SMALL)["FIB_CACHE_PATH"].endswith("-6.1")
+    assert jobs.environ(job_on(SMALL))["FIB_CACHE_PATH"].endswith("-6.1")
     slice_ = replace(G1, uuid="MIG-c7384736-a75d-5afc-978f-d2f1294409fd")
-    assert environ(slice_)["CUDA_VISIBLE_DEVICES"] == slice_.uuid
+    assert jobs.environ(job_on(slice_))["CUDA_VISIBLE_DEVICES"] == slice_.uuid
 
 
 def test_a_worker_stays_on_its_cpus():

@@ -188,7 +188,11 @@ class OpFile(_Keys, frozen=True, kw_only=True, forbid_unknown_fields=True):
         check_names("outputs", self.outputs, self.tolerance)
         check_names("linear_in", self.linear_in, inputs)
         check_names("flips", self.flips, inputs)
-        check_names("in_place", self.in_place.values(), self.inputs)
+        for output, source in self.in_place.items():
+            new, old = self.outputs.get(output), self.inputs.get(source)
+            if not new or not old or (new.dtype, new.shape) != (old.dtype, old.shape):
+                expected = "output = 'input', both of one shape and dtype"
+                raise Wrong(["in_place", output], expected, source)
 
     def sizes(self, heads: Heads | None = None) -> dict[str, int | None]:
         """Each axis's size, None for a variable one; at these heads, or those of the file."""

@@ -77,7 +77,7 @@ class AlgoFile(_Keys, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.setup and self.language not in ("python", "triton"):
-            raise Wrong(["setup"], "none where language is C++", self.setup)
+            raise Wrong(["setup"], "a Python algo's file", self.setup)
 
 
 class Algo(_Keys, frozen=True, kw_only=True):

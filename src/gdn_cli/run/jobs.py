@@ -165,8 +165,7 @@ def start(job: Job) -> Worker:
     """The job's worker, which imports torch and waits until `execute` gets it. MissingError if this
     machine has no room for one."""
     limits.check()
-    env = environ_of(job.mode, job.gpu, job.machine) | job.env
-    return Worker(job.request, env, job.wrap, job.cpus)
+    return Worker(job.request, environ(job), job.wrap, job.cpus)
 
 
 def execute(
@@ -182,6 +181,11 @@ def execute(
     KeyboardInterrupt, which threads other than the main one never get by themselves.
     """
     return (worker or start(job)).serve(job.timeout_s, on_record, given_up)
+
+
+def environ(job: Job) -> dict[str, str]:
+    """The environment of a job's worker."""
+    return environ_of(job.mode, job.gpu, job.machine) | job.env
 
 
 def environ_of(

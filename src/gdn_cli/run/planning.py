@@ -101,6 +101,13 @@ def choose(
     """
     algos = [read_solution(file, registry) for file in files]
     op = registry.op(op).name if op else None
+
+    for algo in algos:
+        if op and algo.op != op:
+            raise UsageError(
+                f"{algo.name} is of {algo.op}, not of {op}", hint="drop --op"
+            )
+
     every = names is None and not files
     wanted = ["all"] if every else listed(names)
 
