@@ -183,7 +183,7 @@ class _Outcome:
         # uuid -> Record.place -> (median, doubts), the lowest median
         self.times: dict[str, dict[str, tuple[float, list[str]]]] = {}
         self.failed: dict[str, str] = {}  # uuid -> reason
-        self.absent: dict[str, str] = {}
+        self.absent: dict[str, tuple[str, str]] = {}  # uuid -> (kind, reason)
         # (kind, reason) of all other workloads, if its build failed or its worker ended
         self.rest: tuple[str, str] | None = None
         for r in here:
@@ -200,7 +200,7 @@ class _Outcome:
             elif failed:
                 self.failed[uuid] = r.words
             elif not r.passed:
-                self.absent[uuid] = r.words
+                self.absent[uuid] = UNMEASURED, r.words
 
     def gap(
         self, uuid: str, places: Container[str] | None = None
@@ -213,9 +213,7 @@ class _Outcome:
         timed = self.times.get(uuid, ())
         if any(places is None or place in places for place in timed):
             return None
-        if uuid in self.absent:
-            return UNMEASURED, self.absent[uuid]
-        return self.rest or (UNMEASURED, "no time")
+        return self.absent.get(uuid) or self.rest or (UNMEASURED, "no time")
 
 
 def _reason(kinds: Counter[str], rule: _Rule) -> str | None:
