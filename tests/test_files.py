@@ -19,11 +19,8 @@ from pathlib import Path
 import helpers
 import pytest
 
-from gdn_cli import errors, files, parsing
-from gdn_cli.catalog import pack, trace_set
+from gdn_cli import errors, files
 from gdn_cli.errors import MissingError, UsageError
-from gdn_cli.records import store
-from gdn_cli.report import markdown_blocks
 
 
 @contextmanager
@@ -374,26 +371,6 @@ def test_a_plain_file_is_read_up_to_its_limit(tmp_path):
     with pytest.raises(OSError):
         files.read(file, most=4)
     assert files.read(Path("/proc/self/stat"))  # which says that it has no bytes
-
-
-@pytest.mark.parametrize("reader", ["records", "solution", "toml", "page", "workloads"])
-def test_every_reader_says_so_in_one_line(reader, no_file):
-    path, why = no_file
-    read = {
-        "records": lambda: store.load(path),
-        "solution": lambda: pack.read_solution(path, helpers.REGISTRY),
-        "toml": lambda: parsing.read_toml(path),
-        "page": lambda: markdown_blocks.update(path, None),
-        "workloads": lambda: trace_set._read(path),
-    }[reader]
-    with pytest.raises(errors.GdnError) as e:
-        read()
-    told = (
-        {"it has more than 256 MiB": "it has more than 4 MiB"}
-        if reader == "toml"
-        else {}
-    )
-    assert e.value.message.endswith(told.get(why, why)) and "\n" not in e.value.message
 
 
 def test_no_source_reads_a_file_in_another_way():

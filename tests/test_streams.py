@@ -2,7 +2,6 @@
 would, and loses nothing.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -154,24 +153,3 @@ def test_a_stream_that_is_busy_is_waited_for():
         "| { read -r line; echo ${#line}; cat; }", [sys.executable, "-c", script]
     )
     assert (done.stdout, done.stderr) == ("1000000\n", "")
-
-
-@pytest.mark.torch
-def test_a_check_without_streams_saves_its_records(tmp_path):
-    file = tmp_path / "r.json"
-    command = [
-        *_GDN,
-        "run",
-        "--algo",
-        "pt-reference",
-        "-w",
-        "0",
-        "--device",
-        "cpu",
-        "--out",
-        str(file),
-    ]
-    assert through("<&- >&- 2>&-", command).returncode == errors.OK
-    assert [record["status"] for record in json.loads(file.read_text())["records"]] == [
-        "passed"
-    ]

@@ -15,7 +15,6 @@ import msgspec
 import profiles
 import pytest
 import reports
-import test_files
 from tune import test_search as test_tune
 
 from gdn_cli import errors, files, paths
@@ -24,7 +23,6 @@ from gdn_cli.cli import bench
 from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.profile import session
 from gdn_cli.records import store
-from gdn_cli.report import history as shown
 from gdn_cli.run import execute, planning
 from gdn_cli.schema.record_types import Status, document_of
 from gdn_cli.tune import journal
@@ -226,19 +224,6 @@ def test_an_older_file_outlives_a_write_that_breaks_off(args, file, tmp_path):
     assert (tmp_path / file).read_text() == old and sorted(
         p.name for p in tmp_path.iterdir()
     ) == before
-
-
-@pytest.mark.parametrize("name", ["x.csv", "x.jsonl"])
-def test_an_older_export_outlives_one_that_breaks_off(name, tmp_path):
-    file = tmp_path / name
-    file.write_text("old")
-    with (
-        test_files.no_file_above(10_000),
-        pytest.raises(MissingError, match="File too large"),
-    ):
-        shown.export(({"op": "x" * 100} for _ in range(1000)), str(file))
-    assert file.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == [name]
-    assert shown.export(({"op": "x" * 100} for _ in range(1000)), str(file)) == 1000
 
 
 def test_a_solution_can_go_into_a_pipe(gdn, tmp_path):

@@ -248,27 +248,6 @@ def test_changed_tensors_are_checked_again(needs_cxx, checks):
     agree(out, [*inputs[:8], 0.5])
 
 
-def test_whoever_traces_or_watches_gets_the_operator(needs_cxx, checks):
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            names.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    decode, inputs, names = (
-        loaded("cpp-v1"),
-        oracle.inputs("gdn_decode", batch_size=2),
-        [],
-    )
-    decode(*inputs, out=outs(inputs))
-    out = outs(inputs)
-    with Watch():
-        decode(*inputs, out=out)
-    assert [name for name in names if "cpp_v1_out" in name]
-    agree(out, inputs)
-
-
 @pytest.mark.parametrize("name", ON_CPU)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_state_is_updated_in_place(name, compiled):
@@ -652,25 +631,6 @@ def test_the_lines_in_the_readme_run(needs_cxx):
 
 
 # --- on a GPU
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ON_GPU)
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_gpu_compiled_in_one_graph_for_all_batch_sizes(name, backend, counted):
-    decode = loaded(name)
-    counter = counted(backend)
-    run = torch.compile(
-        lambda q, *rest: decode(-q, *rest), fullgraph=True, backend=counter
-    )
-    for batch_size in (3, 2, 65):
-        inputs = oracle.inputs("gdn_decode", batch_size=batch_size)
-        there = on("cuda", inputs)
-        there[0] = -there[0]
-        for i in (0, 1, 2, 3, 5, 7):
-            torch._dynamo.mark_dynamic(there[i], 0)
-        agree(run(*there), inputs)
-    assert counter.frame_count == 1
 
 
 @pytest.mark.gpu

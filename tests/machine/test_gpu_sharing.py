@@ -208,13 +208,6 @@ def test_workloads_are_not_spread_over_gpus_of_different_kinds():
     assert list(found) == [0] and found[0][-1] == ("a", False, [1, 4])
 
 
-def test_one_gpu_by_name_gets_all():
-    plan = plan_of(named("a", "b"), (G1,), ["0"])
-    assert [name for name, *_ in work(plan)[1]] == ["copy", "pt-reference", "a", "b"]
-    assert {job.cpus for job in plan.jobs} == {frozenset()}
-    assert {job.gpu for job in plan_of(named("a"), (), ["0"]).jobs} == {None}
-
-
 def test_an_algo_that_cannot_be_packed_is_reported_once(monkeypatch):
     monkeypatch.setattr(
         planning, "pack", lambda algo, op: (_ for _ in ()).throw(UsageError("no"))
@@ -585,12 +578,6 @@ def test_ratios_in_the_table_are_to_the_rows_own_gpu(capsys):
     assert "GPU 0 *" not in out and "GPU 1 *" not in out and "not ranked" in out
     # the copy of each GPU
     assert re.search(r" copy, GPU 0 +3\.00 us.*\n +copy, GPU 1 +1\.00 us", out)
-
-
-def test_one_gpu_by_name_is_in_the_title_and_needs_no_column(capsys):
-    out = screen(capsys, bench(record("copy", 1, 1.0), record("a", 1, 5.0)))
-    assert out.startswith("gdn_decode | NVIDIA H200 (GPU 1) | ")
-    assert out.count("GPU") == 1
 
 
 @pytest.mark.parametrize(("second", "marked"), [("GPU-1", True), ("GPU-2", False)])

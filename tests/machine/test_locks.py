@@ -265,20 +265,6 @@ def test_a_holder_s_command_has_no_escapes(start, file):
     assert len(line) < 160
 
 
-def test_a_long_command_is_shortened(monkeypatch, file):
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["/bin/gdn", "bench", "--file", "a b.json", *["--algo", "cuda-v4"] * 20],
-    )
-    with locks.gpu(UUID, unexpected):
-        command = json.loads(file.read_text())["command"]
-    assert command.startswith(
-        "gdn bench --file 'a b.json' --algo cuda-v4"
-    ) and command.endswith(" ...")
-    assert len(command) <= 60
-
-
 # --- without a lock
 
 

@@ -9,13 +9,12 @@ from types import SimpleNamespace
 import building
 import helpers
 import pytest
-import reports
 
 from gdn_cli import errors
 from gdn_cli.cli import compare
 from gdn_cli.errors import UsageError
 from gdn_cli.records import comparison
-from gdn_cli.report import book, terminal
+from gdn_cli.report import book
 from gdn_cli.run import planning
 from gdn_cli.schema.record_types import Document, Record
 from gdn_cli.worker.timing import summarise
@@ -320,16 +319,3 @@ def test_the_best_peer_is_the_fastest_of_those_declared():
     assert overall.ratio == pytest.approx((1.25 * 0.5) ** 0.5)
     assert (overall.workloads, overall.slower) == (2, 1)
     assert overall.least == pytest.approx(0.5)
-
-
-def test_times_of_all_stand_side_by_side_with_the_best_peer(capsys, tmp_path):
-    terminal.show(reports.typed(with_peers()), REGISTRY, False, tmp_path / "out.json")
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    rows = {line[0]: line[1:] for line in lines if line}
-    assert rows["cuda-v5"] == ["2.00", "2.00"] and rows["cuda-v4"][0] == "1.00"
-    second = next(i for i, line in enumerate(lines) if line[:1] == ["workload"])
-    best = [" ".join(line) for line in lines[second + 1 : second + 5] if line]
-    assert best[0].startswith("B=1 fla-upstream 1.250x 1.2") and best[1].startswith(
-        "B=8 fi-baseline 0.500x 0.5"
-    )
-    assert best[2] == "all 0.791x least 0.500x, below 1 at 1 of 2"

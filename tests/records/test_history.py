@@ -382,29 +382,6 @@ def test_workloads_of_any_axes_are_shown(axes, kept, gdn, tmp_path):
         assert "Traceback" not in done.err and done.code == 0, done.err
 
 
-@pytest.mark.parametrize(
-    ("part", "value", "where"),
-    [
-        ("workload", {"axes": {"batch_size": 0}}, "workload.axes[...]"),
-        ("workload", {"axes": {"batch_size": 1.5}}, "workload.axes[...]"),
-        ("workload", {"axes": {"batch_size": None}}, "workload.axes[...]"),
-        ("timing", {"median_us": 5e-324}, "timing.median_us"),
-        ("timing", {"median_us": 1e308}, "timing.median_us"),
-    ],
-)
-def test_sizes_and_times_that_cannot_be_are_refused(part, value, where, kept, gdn):
-    odd = record("a", 2.0)
-    odd[part] |= value
-    (file,) = kept(bench(odd))
-    for args in (["report", file], ["compare", file, file], ["history"]):
-        done = gdn(*args)
-        skipped = args[0] == "history"
-        assert done.code == (errors.MISSING if skipped else errors.USAGE)
-        assert (
-            f"{file}: Expected" in done.err and f"at `$.records[0].{where}`" in done.err
-        )
-
-
 def test_a_folder_that_cannot_be_written_costs_a_line(monkeypatch, tmp_path):
     (tmp_path / "home").write_text("a file where the folder should be")
     monkeypatch.setenv("GDN_HOME", str(tmp_path / "home"))

@@ -158,18 +158,6 @@ def test_equal_algos_are_the_same_and_two_percent_are_found(us):
     assert set(faster) == {FASTER}
 
 
-def test_ratio_is_the_candidates_speed_up():
-    a, _ = rounds(random.Random(2), 100, 20)
-    half = stats.compare(a, [x / 2 for x in a])
-    assert (half.verdict, half.rounds) == (FASTER, 100)
-    assert (
-        half.ratio == pytest.approx(2)
-        and half.low == pytest.approx(2)
-        and half.high == pytest.approx(2)
-    )
-    assert stats.compare([x / 2 for x in a], a).ratio == pytest.approx(0.5)
-
-
 def test_drift_of_both_cancels():
     """The clock halves on the way, the candidate is 1 % slower throughout: plain in
     pairs, and only there.
@@ -263,14 +251,6 @@ def test_one_end_of_an_interval_beyond_the_effect_is_enough():
         assert stats._judged(log_ratio, 0.006, 1000, 9, 0.005, "", None).verdict == SAME
 
 
-def test_equal_runs_can_be_the_same():
-    a, b = rounds(random.Random(11), 5000, 20, slower=0.01)
-    apart = stats.unpaired(record(a), record(b))
-    assert (apart.verdict, apart.effect) == (SAME, stats.EFFECT_OF_RUNS)
-    whole = stats.geometric([apart, stats.compare(a[:100], a[:100])])
-    assert (whole.verdict, whole.effect) == (SAME, stats.EFFECT_OF_RUNS)
-
-
 def test_threshold_and_level_decide_the_verdict(monkeypatch):
     a = [20 + 0.01 * (i % 5) for i in range(100)]
     b = [x * 1.004 for x in a]
@@ -292,14 +272,6 @@ def test_same_samples_give_the_same_answer_and_json():
     a, b = rounds(random.Random(7), 101, 2.05)
     c = stats.compare(a, b)
     assert c == stats.compare(tuple(a), tuple(b))
-    read = json.loads(json.dumps(to_json(c), allow_nan=False))
-    assert (read["ratio"], read["verdict"], read["rounds"], read["level"]) == (
-        c.ratio,
-        c.verdict,
-        101,
-        0.99,
-    )
-    assert read["resolution"] == c.resolution
     # says nothing, but is JSON
     json.dumps(to_json(stats.compare([1e-3, 1e3], [1e3, 1e-3])), allow_nan=False)
 

@@ -20,6 +20,7 @@ def doubt(records: list[Record], new: Record) -> None:
     place = _place(new)
     if place is None:
         return
+
     for record in records:
         if _place(record) != place:
             continue
@@ -40,12 +41,15 @@ def _place(record: Record) -> tuple[str | None, ...] | None:
 def _compare(record: Record, floor: Record) -> None:
     if not (record.timing and floor.timing):
         return
+
     us, copy = record.timing.median_us, floor.timing.median_us
     if us >= _SHARE * copy:
         return
+
     advice = "check in a profile that the call does all of its work"
     if floor.doubts:
         advice = f"the copy's time is in doubt too, so measure both again, or {advice}"
+
     floor_words = (
         f"the fastest plain copy of the bytes that must move ({duration(copy)})"
     )

@@ -65,6 +65,7 @@ def row(record: Record, document: Document, file: str) -> dict[str, Value]:
     for source in (workload, timing, environment, record, document):
         found = [name for name in COLUMNS if hasattr(source, name)]
         values |= {name: getattr(source, name) for name in found}
+
     values |= {
         "file": file,
         "interrupted": document.interrupted is True,
@@ -76,6 +77,8 @@ def row(record: Record, document: Document, file: str) -> dict[str, Value]:
     }
     if workload:
         values |= {f"axis_{name}": size for name, size in workload.axes.items()}
+
     if record.check:
         values |= {f"error_{name}": e for name, e in record.check.errors.items()}
+
     return values

@@ -45,6 +45,7 @@ def between(document: Document, baselines: dict[str, str], threshold: float) -> 
             key = (record.op, record.mode, record.tier, record.uuid)
             turns.setdefault(key, {})[record.algo] = record, record.rounds_us
         record.rounds_us = None
+
     compared = []
     for algos in turns.values():
         name = baselines[next(iter(algos.values()))[0].op]
@@ -55,6 +56,7 @@ def between(document: Document, baselines: dict[str, str], threshold: float) -> 
             result = statistics.compare(base_us, us, threshold=threshold)
             times_us = statistics.centre(base_us), statistics.centre(us)
             compared.append(_pair(base, record, name, result, times_us))
+
     document.comparisons, document.overall = compared, over_all(compared)
 
 
@@ -83,6 +85,7 @@ def against(
             why = "the sessions differ (load, clocks, drivers, builds), not the code"
             warnings[f"{text}: {why}"] = None
         compared.append(pair)
+
     document.warnings = list(warnings)
     document.comparisons, document.overall = compared, over_all(compared)
 
@@ -104,17 +107,20 @@ def two(
             f"{names[0]} holds no times of {base}",
             hint=f"it has {', '.join(sorted(known)) or 'no algo'}",
         )
+
     records = []
     for record in _asked(second):
         chosen = other or base or record.algo
         if record.algo == chosen and _saved(first, record, base or record.algo):
             records.append(record)
+
     if not records:
         of = f"of {base or other} " if base or other else ""
         hint = "FILE.json:ALGO names one on each side; op, workload and tier must be the same"
         raise UsageError(
             f"{names[0]} and {names[1]} have no times {of}in common", hint=hint
         )
+
     return structs.replace(
         second,
         command="compare",
@@ -145,11 +151,13 @@ def own_algos(document: Document, op: str | None) -> list[str]:
             f"these records hold no times{f' of {op}' if op else ''}",
             hint="`gdn bench` makes some",
         )
+
     if op is None and len(ops) > 1:
         raise UsageError(
             f"these records are of several ops: {', '.join(ops)}",
             hint="choose one with --op",
         )
+
     op = op or ops[0]
     return list(dict.fromkeys(r.algo for r in _asked(document) if r.op == op))
 
@@ -203,6 +211,7 @@ def best_peers(document: Document, is_peer: Callable[[str, str], bool]) -> None:
             high=1 / c.low,
             doubted=c.doubted,
         )
+
     if fastest:
         document.best_peers = list(fastest.values())
         document.best_peers_overall = best_peers_over_all(document.best_peers)
@@ -214,6 +223,7 @@ def best_peers_over_all(rows: Iterable[BestPeer]) -> list[BestPeers]:
     for row in rows:
         key = (row.op, row.mode, row.tier, row.algo)
         sets.setdefault(key, []).append(row.ratio)
+
     means = []
     for (op, mode, tier, algo), ratios in sets.items():
         mean = BestPeers(
@@ -227,6 +237,7 @@ def best_peers_over_all(rows: Iterable[BestPeer]) -> list[BestPeers]:
             slower=sum(ratio < 1 for ratio in ratios),
         )
         means.append(mean)
+
     return means
 
 
@@ -255,15 +266,18 @@ def check_saved(
             f"{name} holds no times of {op}{how}",
             hint=f"`gdn bench{option} --out FILE` writes such a file",
         )
+
     if algo is None:
         same = [a for a in algos if a in known]
         asked = {r.algo for r in records if not r.added}
         if same or len(asked) == 1:
             algo = [*same, *asked][0]
+
     if algo not in known:
         hint = f"name one: {name}:{known[0]}; it has {', '.join(known)}"
         names = algo or " or ".join(algos)
         raise UsageError(f"{name} holds no times of {names}", hint=hint)
+
     timed_in = sorted({r.tier or "" for r in records if r.algo == algo})
     if not tiers.intersection(timed_in):
         was, now = ", ".join(timed_in), ", ".join(sorted(tiers))
@@ -272,6 +286,7 @@ def check_saved(
             " are not compared",
             hint=f"--tier {timed_in[0]} uses the same tier",
         )
+
     return algo
 
 
@@ -302,6 +317,7 @@ def _differences(
         pairs += [
             (package, old.get(package), new.get(package)) for package in new | old
         ]
+
     pairs.append(("L2", saved.options.get("l2"), document.options.get("l2")))
     return [
         f"{what} differs: {old or 'not known'} in {name}, {new or 'not known'} here"

@@ -68,12 +68,14 @@ def scores(
     rules = [_Rule(REFERENCE, op.reference, missing.get(op.reference))]
     if op.baseline:
         rules.append(_Rule(BASELINE, op.baseline, missing.get(op.baseline)))
+
     workloads = []
     for uuid in dict.fromkeys(calls if expected is None else expected):
         call = calls.get(uuid)
         label = op.label.format(**call.axes) if call else uuid[:8]
         index = call.index if call else None
         workloads.append({"uuid": uuid, "index": index, "label": label})
+
     scored = []
     for algo, mode in dict.fromkeys((r.algo, r.mode) for r in records):
         in_mode = [r for r in records if r.mode == mode]
@@ -89,6 +91,7 @@ def scores(
                 _score(score, outcome, _Outcome(here, rule.against), workloads, rule)
                 for rule in rules
             ]
+
     return scored
 
 
@@ -106,6 +109,7 @@ def _places(in_mode: list[Record], algo: str) -> list[Place]:
                 own.add(place)
         if of_algo and r.timed_in:
             asked.add(r.timed_in)
+
     failed = asked.difference(tier for tier, _ in own)
     places = [place for place in timed if place in own or place[0] in failed]
     nowhere = failed.difference(tier for tier, _ in timed)
@@ -147,6 +151,7 @@ def _score(
         (us, doubts), (other_us, other_doubts) = times[gpu], others[gpu]
         speedups.append((workload, other_us / us))
         doubtful += bool(doubts or other_doubts)
+
     total = math.fsum(speedup for _, speedup in speedups)
     shares = [Share(**named, speedup=s, share=s / total) for named, s in speedups]
     shares.sort(key=lambda s: -s.share)
@@ -157,10 +162,12 @@ def _score(
         official = 0.0
     elif kinds[UNMEASURED]:
         official = None
+
     best = shares[: math.ceil(len(shares) / 5)]  # whole workloads
     by_label: dict[str, float] = {}
     for s in shares:
         by_label[s.label] = by_label.get(s.label, 0.0) + s.share
+
     return score(
         rule=rule.name,
         against=rule.against,
@@ -183,7 +190,7 @@ class _Outcome:
         # uuid -> Record.place -> (median, doubts), the lowest median
         self.times: dict[str, dict[str, tuple[float, list[str]]]] = {}
         self.failed: dict[str, str] = {}  # uuid -> reason
-        self.absent: dict[str, str] = {}
+        self.absent: dict[str, tuple[str, str]] = {}  # uuid -> (kind, reason)
         # (kind, reason) of all other workloads, if its build failed or its worker ended
         self.rest: tuple[str, str] | None = None
         for r in here:
@@ -200,7 +207,7 @@ class _Outcome:
             elif failed:
                 self.failed[uuid] = r.words
             elif not r.passed:
-                self.absent[uuid] = r.words
+                self.absent[uuid] = UNMEASURED, r.words
 
     def gap(
         self, uuid: str, places: Container[str] | None = None
@@ -213,9 +220,7 @@ class _Outcome:
         timed = self.times.get(uuid, ())
         if any(places is None or place in places for place in timed):
             return None
-        if uuid in self.absent:
-            return UNMEASURED, self.absent[uuid]
-        return self.rest or (UNMEASURED, "no time")
+        return self.absent.get(uuid) or self.rest or (UNMEASURED, "no time")
 
 
 def _reason(kinds: Counter[str], rule: _Rule) -> str | None:

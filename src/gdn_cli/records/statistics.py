@@ -82,6 +82,7 @@ def _rank(n: int, level: float) -> int:
     if n > 60:
         z = NormalDist().inv_cdf(1 - tail)
         return max(1, math.floor((n + 1 - z * math.sqrt(n)) / 2))
+
     rank, below = 0, 1
     # below: how many of the 2^n outcomes have at most `rank` heads
     while below <= tail * 2**n:
@@ -139,10 +140,13 @@ def compare(
     a, b = list(baseline), list(candidate)
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} samples: rounds have one of each")
+
     if len(a) < 2:
         raise ValueError("a spread needs two rounds or more")
+
     if not all(0 < x < math.inf for x in a + b):
         raise ValueError("times must be positive numbers")
+
     log_sd, df = _bootstrap(a, b, resamples)
     log_ratio = math.log(centre(a) / centre(b))
     method = f"paired rounds, bootstrap of {resamples}"
@@ -162,6 +166,7 @@ def _bootstrap(a: list[float], b: list[float], resamples: int) -> tuple[float, f
     else:
         length = 2 * max(1, round(n ** (1 / 3) / 2))
         n -= n % 2  # whole A B B A groups, also where the circle closes
+
     blocks = -(-n // length)
     pairs = np.array([a[:n], b[:n]])
     circle = np.concatenate([pairs, pairs[:, : length - 1]], axis=1)
@@ -176,6 +181,7 @@ def _bootstrap(a: list[float], b: list[float], resamples: int) -> tuple[float, f
         drawn.sort(axis=2)
         centres = drawn @ weights
         logs.append(np.log(centres[0] / centres[1]))
+
     df = n // length - 1
     # draws spread around their own mean, which is too narrow by this factor
     return float(np.concatenate(logs).std() * math.sqrt((df + 1) / df)), df
@@ -193,6 +199,7 @@ def enough(
     """
     if len(baseline) < _LEAST:
         return False
+
     return all(
         compare(baseline, c, resamples=300).half_width <= target for c in candidates
     )
@@ -213,6 +220,7 @@ def unpaired(
     estimate, source = _by_quartiles, "quartiles only"
     if baseline.histogram and candidate.histogram:
         estimate, source = _by_samples, "their samples"
+
     a, a_sd, a_n = estimate(baseline)
     b, b_sd, b_n = estimate(candidate)
     rounds = min(a_n, b_n)
@@ -235,9 +243,11 @@ def _by_samples(times: Timing) -> tuple[float, float, int]:
     samples: list[float] = []
     for us, count in times.histogram:
         samples += [us] * count
+
     middle, n = centre(samples), len(samples)
     if n < 2:
         return middle, 0.0, n
+
     low, _, high = quantiles(samples, n=4, method="inclusive")
     held = [min(max(x, low), high) for x in samples]
     mean = math.fsum(held) / n
@@ -296,6 +306,7 @@ def _judged(
         verdict = SAME
     else:
         verdict = UNCLEAR
+
     resolution = max(threshold, math.expm1(math.log(high / low) / 2))
     return Comparison(
         ratio=ratio,
@@ -328,8 +339,10 @@ def _student(p: float, df: float) -> float:
     """
     if df < 2:
         return math.tan(math.pi * (p - 0.5))
+
     if df < 3:
         return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
+
     z = NormalDist().inv_cdf(p)
     return (
         z

@@ -94,6 +94,7 @@ def open_document(command: str, options: Json, out: Path | None) -> Writer:
         if out:
             raise
         raise MissingError(e.message, hint=hint) from None
+
     document = Document(
         schema=SCHEMA,
         command=command,
@@ -104,6 +105,7 @@ def open_document(command: str, options: Json, out: Path | None) -> Writer:
     )
     for name, value in environment.commit().items():
         setattr(document, name, value)
+
     return Writer(document, path, stream=files.destination(path).stream)
 
 
@@ -121,10 +123,12 @@ def load(path: Path) -> Document:
     plain = json_of(read_text(path), wrong, refused)
     if not isinstance(plain, dict) or not isinstance(plain.get("records"), list):
         raise refused(wrong)
+
     schema = plain.get("schema")
     if schema not in (1, SCHEMA):
         found = f"{path} has schema {schema!r:.40}"
         raise refused(f"{found}, this gdn reads 1 and {SCHEMA}")
+
     try:
         return document_of(plain)
     except msgspec.ValidationError as e:

@@ -80,11 +80,13 @@ def parts(document: Document) -> list[Part]:
     """Times and failures by algo and tier, in the document's order; [] for a check."""
     if document.command == "run":
         return []
+
     records = document.records[document.earlier :]
     l2_of: dict[tuple[str, str | None], str | None] = {}  # mode, tier -> L2
     for r in records:
         if r.timing:
             l2_of[r.mode, tier_of(r)] = r.timing.l2
+
     found: dict[Key, Part] = {}
     for r in records:
         if r.passed and not r.timing:
@@ -97,6 +99,7 @@ def parts(document: Document) -> list[Part]:
             l2 = l2_of.get((r.mode, tier), asked)
         key = (r.op, r.algo, r.source_hash, r.mode, tier, l2, r.place)
         found.setdefault(key, Part(tier, l2)).records.append(r)
+
     return _joined(found, document)
 
 
@@ -125,6 +128,7 @@ def _joined(found: dict[Key, Part], document: Document) -> list[Part]:
             kept.append(part)
         else:
             first.records += part.records
+
     return kept
 
 
@@ -152,6 +156,7 @@ def _summary(part: Part, document: Document, run: str) -> Series:
         medians.setdefault(label, []).append(r.median_us)
         doubted[label] = doubted.get(label, 0) + bool(r.doubts)
         sizes.setdefault(label, list(size))
+
     every = [us for found in medians.values() for us in found]
     return Series(
         first.op,

@@ -31,6 +31,7 @@ def keep(document: Document, path: Path) -> None:
     folder = paths.runs_dir()
     if not documents.parts(document) or path.resolve().parent == folder.resolve():
         return
+
     moment = re.sub(r"\D", "", document.time)
     copy = store.path_of(f"{moment[:8]}-{moment[8:]}", document.command)
     try:

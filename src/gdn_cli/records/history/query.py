@@ -29,16 +29,20 @@ class Filter:
         """
         if not series:
             return []
+
         shown = [s for s in series if s.shown]
         ops = [s.op for s in shown]
         if self.op and self.op not in ops:
             raise unknown("op", self.op, ops, hint=_SHOWS)
+
         tiers = [s.tier for s in series if s.tier]
         if self.tier and self.tier not in tiers:
             raise unknown("tier", self.tier, tiers, hint=_SHOWS)
+
         devices = [s.device for s in series if s.device]
         if self.device and not any(map(self._matches, devices)):
             raise unknown("device", self.device, devices, hint=_SHOWS)
+
         known = sorted({(s.op, s.algo) for s in shown})
         named = {registry.named(name, self.op, known, _SHOWS) for name in self.algos}
         return [
@@ -94,6 +98,7 @@ def _overview(rows: list[Series]) -> Overview:
     if measured:
         workloads = (last if last.measured else measured[-1]).workloads
         measured = [s for s in measured if s.workloads == workloads]
+
     best = min(measured, key=lambda s: (s.doubted > 0, s.mean_us or 0), default=None)
     return Overview(
         *last.place,
@@ -139,6 +144,7 @@ def _group(rows: list[Series]) -> Group:
     sizes: dict[str, list[float]] = {}
     for row in rows:
         sizes |= row.sizes
+
     labels = sorted(sizes, key=lambda label: (sizes[label], label))
     before = rows[0]
     for row in rows:
@@ -148,6 +154,7 @@ def _group(rows: list[Series]) -> Group:
         row.medians_us = {label: medians[label] for label in labels if label in medians}
         row.doubted_labels = [x for x in labels if x in row.doubted_labels]
         before = row
+
     return Group(*rows[0].place, labels=labels, rows=rows)
 
 
@@ -158,6 +165,7 @@ def _changes(before: Series, now: Series) -> list[str]:
     # a run that ended before they were known
     if not before.versions or not now.versions:
         return []
+
     old = {"driver": before.driver} | before.versions
     new = {"driver": now.driver} | now.versions
     return [
