@@ -19,10 +19,13 @@ INTERRUPTED = 130
 
 class GdnError(Exception):
     """An error with one line for the user (`message`), the next step (`hint`, possibly
-    several lines) and an exit code.
+    several lines) and an exit code. For programs: `id` names its kind and stays the
+    same, `suggestion` is the name that was probably meant.
     """
 
     code = FAILED
+    id = "failed"
+    suggestion: str | None = None
 
     def __init__(
         self, message: str, *, code: int | None = None, hint: str | None = None
@@ -38,14 +41,17 @@ class GdnError(Exception):
 
 class UsageError(GdnError):
     code = USAGE
+    id = "usage"
 
 
 class MissingError(GdnError):
     code = MISSING
+    id = "missing"
 
 
 class RemoteError(GdnError):
     code = REMOTE
+    id = "remote"
 
 
 _SHORT = 3  # characters
@@ -72,7 +78,10 @@ def unknown(
         advice = "there are none"
     if hint:
         advice += f"{' ' if near else '; '}{hint}"
-    return UsageError(f"unknown {kind} '{name}'", hint=advice)
+    error = UsageError(f"unknown {kind} '{name}'", hint=advice)
+    error.id = f"unknown_{kind.replace(' ', '_')}"
+    error.suggestion = near[0] if near else None
+    return error
 
 
 def one_line(e: BaseException) -> str:

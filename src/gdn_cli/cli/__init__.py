@@ -14,6 +14,7 @@ from .. import __version__, errors, streams, text
 from . import (
     algos,
     bench,
+    commands,
     compare,
     data,
     doctor,
@@ -52,7 +53,12 @@ _COMMANDS: dict[str, list[Any]] = {
     ],
     "Understand and improve": [profile.profile, tune.tune],
     "Ship": [pack.pack, data.data, modal_tune.modal],
-    "This machine, and other programs": [doctor.doctor, schema.schema, worker.worker],
+    "This machine, and other programs": [
+        doctor.doctor,
+        commands.commands,
+        schema.schema,
+        worker.worker,
+    ],
 }
 for _panel, _commands in _COMMANDS.items():
     for _command in _commands:
@@ -89,6 +95,10 @@ def main(machine: Any = None) -> None:
 
     `machine` is the inventory.Machine to use; without it, each command examines this machine.
     """
+    # typer knows no option whose value may be left out
+    if "--json=summary" in sys.argv:
+        at = sys.argv.index("--json=summary")
+        sys.argv[at : at + 1] = ["--json", "--summary"]
     streams.keep()
     text.guard()
     options.MACHINE.set(machine)
@@ -144,5 +154,5 @@ def _tell(e: errors.GdnError) -> int:
     if "--json" in sys.argv:
         from ..report import screen
 
-        screen.show_error(e.message, e.hint, e.code)
+        screen.show_error(e)
     return e.code

@@ -214,7 +214,7 @@ def carry_out(
             elsewhere.finish(document)
         campaign.conclude(document, plan, harness)
 
-    perform(plan, writer, known, output.json, finish, elsewhere)
+    perform(plan, writer, known, output, finish, elsewhere)
     code = execute.exit_code(document, named)
     return writer.exit_code(errors.INTERRUPTED if document.interrupted else code)
 
@@ -223,7 +223,7 @@ def perform(
     plan: Plan,
     writer: Writer,
     known: Registry,
-    json: bool,
+    output: o.Output,
     finish: Callable[[], None],
     engine: Engine | None = None,
 ) -> None:
@@ -237,7 +237,7 @@ def perform(
     from ..run import execute
 
     document = writer.document
-    if json and writer.stream and files.is_stdout(writer.path):
+    if output.json and writer.stream and files.is_stdout(writer.path):
         raise errors.UsageError(
             "--json has stdout to itself", hint="drop --json, or --out"
         )
@@ -263,6 +263,13 @@ def perform(
             except errors.GdnError as e:
                 writer.forgotten = True
                 screen.say(str(e))
-    terminal.show(document, known, json, writer.path, writer.unsaved)
+    terminal.show(
+        document,
+        known,
+        output.json,
+        writer.path,
+        writer.unsaved,
+        output.summary,
+    )
     if failure:
         raise failure

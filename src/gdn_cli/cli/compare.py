@@ -137,7 +137,7 @@ def compare(
             document, lambda op, algo: book.ladder(known, op).peer(algo)
         )
 
-    perform(plan, writer, known, output.json, finish)
+    perform(plan, writer, known, output, finish)
     code = _code(execute.exit_code(document, True), document, gate)
     raise typer.Exit(writer.exit_code(code))
 
@@ -237,6 +237,6 @@ def _two(
     if writer:
         writer.keep()
     unsaved = writer.unsaved if writer else None
-    terminal.show(document, known, output.json, output.out, unsaved)
+    terminal.show(document, known, output.json, output.out, unsaved, output.summary)
     code = _code(errors.OK, document, gate)
     raise typer.Exit(writer.exit_code(code) if writer else code)

@@ -11,6 +11,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from ..errors import UsageError
+
 # an option under each heading of `--help`; one without is under "Options"
 algos_option = partial(typer.Option, rich_help_panel="Which algos")
 workloads_option = partial(typer.Option, rich_help_panel="Which workloads")
@@ -70,7 +72,11 @@ class Group(TyperGroup):
             if "--json" in sys.argv:
                 from ..report import screen
 
-                screen.show_error(e.format_message(), None, e.exit_code)
+                error = UsageError(e.format_message())
+                error.suggestion = next(
+                    iter(getattr(e, "possibilities", None) or []), None
+                )
+                screen.show_error(error)
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -409,6 +409,10 @@ class Output:
     """Where the results go."""
 
     json: AsJson = False
+    summary: Annotated[
+        bool,
+        results_option(help="With --json: only a line for each algo and size."),
+    ] = False
     out: Annotated[Path | None, results_option(help="Write the records to FILE.")] = (
         None
     )

@@ -14,8 +14,8 @@ def schema(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="[record|reply|algo]",
-            help="A record file, a worker's reply, or an algo.toml.",
+            metavar="[record|summary|reply|algo]",
+            help="A record file, --json=summary, a worker's reply, or an algo.toml.",
         ),
     ] = "record",
 ) -> None:
@@ -27,10 +27,12 @@ def schema(
     from ..catalog import registry
     from ..report import screen
     from ..schema import record_types
+    from ..schema import summary as summaries
     from ..worker import messages
 
     forms = {
         "record": record_types.Document,
+        "summary": summaries.Summary,
         "reply": messages.Reply,
         "algo": registry.AlgoFile,
     }

@@ -22,6 +22,7 @@ from rich.segment import Segment
 from rich.table import Table as Grid
 from rich.text import Text
 
+from ..errors import GdnError
 from ..records.store import dumps
 from ..text import breaks, folded_for, shown, unguarded
 from .table import Cell, Mark, Table
@@ -223,19 +224,17 @@ def _cell(cell: Cell, prose: bool = False) -> Text:
 JSON: list[bool] = []
 
 
-def show_error(
-    message: str,
-    hint: str | None,
-    code: int,
-) -> None:
+def show_error(e: GdnError) -> None:
     """With --json: the error as JSON on stdout, in addition to the lines on stderr."""
     if JSON:
         return
 
     error = {
-        "message": shown(message),
-        "hint": hint and shown(hint, lines=True),
-        "code": code,
+        "id": e.id,
+        "message": shown(e.message),
+        "hint": e.hint and shown(e.hint, lines=True),
+        "suggestion": e.suggestion,
+        "code": e.code,
     }
 
     show_json({"error": error})

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import to_builtins
+
 from .. import units
 from ..catalog.ops import label_of
 from ..text import shown
@@ -35,23 +37,29 @@ def show(
     as_json: bool,
     saved: Path | None,
     unsaved: str | None = None,
+    summary: bool = False,
 ) -> None:
     """Show a command's document: tables, failures, missing algos, legends, and the path
-    of the records.
+    of the records. As JSON all of it, or a `summary`.
     """
     if unsaved:
         say(f"the records could not be saved: {unsaved}")
 
-    if as_json:
+    if as_json and not summary:
         return show_json(document)
 
     # imported here because `gdn list` needs none of it
     from . import merge, notes
+    from . import summary as summaries
     from .book import Source
     from .tables import commands
 
     out = console()
     book = merge.gather([Source("", document)], registry)
+    if summary:
+        short = summaries.summary(book, None if unsaved else saved)
+        return show_json(to_builtins(short))
+
     legend: dict[str, None] = {}
     for table in commands.of(book, document.command):
         print_table(out, table)

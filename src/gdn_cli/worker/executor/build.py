@@ -24,6 +24,12 @@ from . import build_cache
 
 _ERRORS = 5  # of a compiler: the later ones often follow from the first
 
+# compilers' messages about a full or unwritable disk
+_FULL = re.compile(
+    r"No space left on device|Disk quota exceeded|Read-only file system|File too large"
+)
+_ELSEWHERE = "TMPDIR and GDN_HOME name other folders"
+
 
 class BuildFailedError(GdnError):
     """The builder's full reason: a missing package, a compiler's errors, a signature
@@ -223,6 +229,8 @@ def _cause(e: BaseException, cache: Path) -> BuildFailedError:
         causes.append(str(e))
         if isinstance(e, OSError) and e.errno in files.MACHINE:
             wrong = f"the build cache {cache} cannot be written: {e.strerror}"
+    if full := _FULL.search("\n".join(causes)):
+        wrong = f"the compiler could not write its files: {full[0]}; {_ELSEWHERE}"
     if wrong:
         return BuildFailedError(wrong, missing=True)
     lines = [line for text in causes for line in text.splitlines() if line.strip()]

@@ -1,0 +1,52 @@
+"""`gdn commands`: what the command line takes, for programs that drive it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from .options import AsJson
+
+
+def commands(ctx: typer.Context, json: AsJson = False) -> None:
+    """List every command; with --json also its arguments and options.
+
+    Examples:
+      gdn commands --json
+    """
+    from ..report import screen
+
+    top: Any = ctx.parent and ctx.parent.command
+    every = list(_commands(top, ()))
+    if json:
+        return screen.show_json({"commands": every})
+    for each in every:
+        screen.put(f"gdn {each['name']:18} {each['summary']}")
+
+
+def _commands(group: Any, words: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    for name, command in group.commands.items():
+        path = (*words, name)
+        if hasattr(command, "commands"):
+            yield from _commands(command, path)
+        elif not command.hidden:
+            yield {
+                "name": " ".join(path),
+                "summary": command.get_short_help_str(300),
+                "examples": command.examples,
+                "parameters": [_parameter(each) for each in command.params],
+            }
+
+
+def _parameter(each: Any) -> dict[str, Any]:
+    return {
+        "names": each.opts if each.param_type_name == "option" else [],
+        "value": each.metavar or each.type.name,
+        "flag": getattr(each, "is_flag", False),
+        "repeatable": each.multiple if hasattr(each, "multiple") else each.nargs == -1,
+        "required": each.required,
+        "environment": each.envvar,
+        "help": each.help,
+    }

@@ -1,0 +1,74 @@
+"""`--json=summary`: what a program that writes kernels needs of a command's records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..catalog.tiers import COPY, FLOORS
+from ..schema.summary import Line, Summary
+from .book import Book, Point, fastest, ladder, ratio
+from .rates import rate
+
+
+def summary(book: Book, records: Path | None) -> Summary:
+    """`records` is the file with all that the summary leaves out."""
+    document = book.sources[0].document
+    lines = [line for op in book.ops for line in _lines(book, op)]
+    verdicts = [
+        f"{each.algo} against {each.baseline}: {each.verdict}, {each.ratio:.3f}x"
+        f" ({each.low:.3f} to {each.high:.3f})"
+        for op in book.ops
+        for each in book.overall(op)
+    ]
+    return Summary(
+        command=document.command,
+        passed=all(record.passed for record in document.records),
+        records=str(records) if records else None,
+        lines=lines,
+        verdicts=verdicts,
+        missing=document.missing or [],
+    )
+
+
+def _lines(book: Book, op: str) -> Iterator[Line]:
+    every = book.rows(op)
+    rows = [point for point in every if point.algo not in FLOORS]
+    copies = [point for point in every if point.algo == COPY]
+    known = book.registry.ops.get(op)
+    is_peer = ladder(book.registry, op).peer
+    peers = [point for point in rows if is_peer(point.algo)]
+    references = [point for point in rows if known and point.algo == known.reference]
+    for point in rows:
+        beside = [other for other in rows if other.size == point.size]
+        line = _line(point)
+        line.x_copy = ratio(point, point.quickest_of(copies))
+        line.fastest = fastest(beside) is point
+        rival = point.quickest_of(peers or references)
+        if rival and rival is not point:
+            line.speedup = ratio(rival, point)
+            line.over = rival.algo
+        if work := rate(book, point):
+            line.peak_share = work.share
+        yield line
+
+
+def _line(point: Point) -> Line:
+    """What the records of one algo at one size say."""
+    record = point.failed or point.first.record
+    timing = point.first.timing
+    wrong = (record.check and record.check.first_wrong) or {}
+    return Line(
+        op=point.first.op,
+        algo=point.algo,
+        size=point.label,
+        axes=point.first.axes,
+        status=record.status,
+        reason=record.reason,
+        first_wrong={name: first.words for name, first in wrong.items()},
+        device=point.first.device,
+        tier=point.first.tier,
+        median_us=point.median_us,
+        interval_us=(timing.ci_low_us, timing.ci_high_us) if timing else None,
+        doubts=list(dict.fromkeys(record.doubts or [])),
+    )
