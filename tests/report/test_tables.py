@@ -186,7 +186,7 @@ def test_comparisons_and_scores():
     assert texts(compared.scores(scores)) == [
         ["cuda-v4", "cupti", "fi-baseline", "1.71x", "2/2", "B=1 62%, B=64 38%"]
     ]
-    _, turns, _ = commands.of(book, "compare")
+    _, turns = commands.of(book, "compare")
     assert texts(turns)[1][-1] == "SLOWER ?" and texts(turns)[-1] == [
         "all",
         "",

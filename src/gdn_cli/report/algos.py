@@ -50,7 +50,12 @@ def show_list(
     for algo, place in places:
         here = Cell(_here(place), Mark.GOOD if place.mode else Mark.WARN)
         table = tables.setdefault(algo.op, Table(algo.op, columns))
-        table.add(algo.name, algo.language, here, algo.summary)
+        table.add(
+            algo.name,
+            algo.language,
+            here,
+            algo.summary,
+        )
 
     for table in tables.values():
         print_table(out, table)

@@ -49,7 +49,7 @@ _COLOURS = (
     "#3f4fb5",
     "#4d6b00",
 )
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+_MARKERS = "os^DvPX<>ph"
 
 
 def styles_of(book: Book, op: str) -> dict[str, Style]:

@@ -74,9 +74,20 @@ def over_sizes(
 
     def draw(figure: Any) -> None:
         ax = axes(figure, "x copy" if relative else "median, us", axis)
-        series(ax, lines, styles_of(book, group.op), sizes.joined)
+        series(
+            ax,
+            lines,
+            styles_of(book, group.op),
+            sizes.joined,
+        )
         if level:
-            ax.axhline(level, color=GREY, linestyle=":", label=level_name, zorder=1)
+            ax.axhline(
+                level,
+                color=GREY,
+                linestyle=":",
+                label=level_name,
+                zorder=1,
+            )
 
         log_axes(ax)
         legend(figure, names)
@@ -133,7 +144,13 @@ def the_ladder(book: Book, group: Group) -> Drawing | None:
 
     height = 0.6 + 0.27 * len(rungs)
 
-    return Drawing(_name(group, "ladder"), "The ladder", words, draw, height)
+    return Drawing(
+        _name(group, "ladder"),
+        "The ladder",
+        words,
+        draw,
+        height,
+    )
 
 
 PARTS: dict[str, Callable[[Book, Group], Drawing | None]] = {
@@ -155,10 +172,7 @@ def one(book: Book, part: str) -> tuple[Drawing, list[str]]:
                 figures.setdefault(f"{op} on {group.device}", (drawing, heading))
 
     if not figures:
-        others = ", ".join(name for name in PARTS if name != part)
-        raise UsageError(
-            f"these records have no figure '{part}'", hint=f"other parts: {others}"
-        )
+        raise UsageError(f"these records have no figure '{part}'")
 
     if len(figures) > 1:
         raise UsageError(

@@ -109,7 +109,12 @@ def _show_group(out: Console, group: Group) -> None:
     print_table(out, table)
     for row in rows:
         if row.changes:
-            remark(out, f"since {_minute(row)}:", ", ".join(row.changes), "yellow")
+            remark(
+                out,
+                f"since {_minute(row)}:",
+                ", ".join(row.changes),
+                "yellow",
+            )
 
     hidden = len(group.labels) - len(labels)
     if hidden:

@@ -44,7 +44,12 @@ def page(
     """The whole document. Raises MissingError if a figure is asked for and matplotlib
     is missing.
     """
-    content = outline.of(book, tuple(parts), unit, drawn=True)
+    content = outline.of(
+        book,
+        tuple(parts),
+        unit,
+        drawn=True,
+    )
     template = _templates().get_template("page.html.j2")
 
     return template.render(

@@ -72,7 +72,10 @@ def update(
         parts += [text[end : start.end() + 1], new]
         end = stop.start()
         changed = new != old
-        if block.file and not _holds(block.file, block.data):
+        same = (
+            block.file and block.file.is_file() and files.read(block.file) == block.data
+        )
+        if block.file and not same:
             files.write(block.file, block.data, within=path.parent)
             changed = True
 
@@ -106,10 +109,6 @@ def _render(
         raise UsageError(f"{path}:{line}: {e.message}", hint=e.hint) from None
 
     return rendered
-
-
-def _holds(file: Path, data: bytes) -> bool:
-    return file.is_file() and files.read(file) == data
 
 
 def image(file: Path, text: str) -> str:

@@ -84,7 +84,15 @@ def gather(
     kept.sort(key=lambda m: order.get(m.op, len(order)))
     groups = _groups(kept, registry, algos)
 
-    return Book(sources, groups, kept, registry, replaced, tiers, algos)
+    return Book(
+        sources,
+        groups,
+        kept,
+        registry,
+        replaced,
+        tiers,
+        algos,
+    )
 
 
 def _check(
@@ -115,7 +123,14 @@ def _measurement(
     elif record.mode == "cuda":  # the state it would have been timed in
         l2 = source.document.options.get("l2")
 
-    return Measurement(record, source, label, order, source.device(record.place), l2)
+    return Measurement(
+        record,
+        source,
+        label,
+        order,
+        source.device(record.place),
+        l2,
+    )
 
 
 def _merge(
@@ -159,7 +174,14 @@ def _groups(
         if m.tier and m.timing:
             key = (m.op, m.device, m.tier, m.l2, m.record.in_place)
             op = registry.ops.get(m.op)
-            group = Group(m.op, m.device, m.tier, m.l2, op, m.record.in_place)
+            group = Group(
+                m.op,
+                m.device,
+                m.tier,
+                m.l2,
+                op,
+                m.record.in_place,
+            )
             groups.setdefault(key, group)
 
     for group in groups.values():

@@ -50,7 +50,13 @@ def svg(drawing: Drawing, heading: Sequence[str] = ()) -> bytes:
     """The figure as an SVG file; for a page without a heading."""
     width = 8.0 if heading else 5.0
     metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    data = _saved(drawing, width, heading, format="svg", metadata=metadata)
+    data = _saved(
+        drawing,
+        width,
+        heading,
+        format="svg",
+        metadata=metadata,
+    )
     # Verdana has the same widths
     return data.replace(b"'DejaVu Sans'", b"'DejaVu Sans', Verdana, sans-serif")
 
@@ -86,7 +92,12 @@ def _saved(
         figure = Figure((width, height), layout="constrained")
         if lines:
             text = "\n".join(plain(line, 200) for line in lines)
-            figure.suptitle(text, x=0.01, ha="left", fontsize=_TEXT)
+            figure.suptitle(
+                text,
+                x=0.01,
+                ha="left",
+                fontsize=_TEXT,
+            )
 
         drawing.draw(figure)
         figure.savefig(file, **options)

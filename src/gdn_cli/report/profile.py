@@ -95,7 +95,12 @@ def show_profile_list(rows: list[Listed], as_json: bool) -> None:
             bound = Cell(row.status.words, Mark.BAD)
 
         time = units.figure(row.time_us, "us")
-        table.add(row.name, time, bound, row.device or "-")
+        table.add(
+            row.name,
+            time,
+            bound,
+            row.device or "-",
+        )
 
     print_table(console(), table)
 
@@ -317,14 +322,25 @@ def _show_difference(
     _line(out, (_title(a), "bold"))
     sides = (("A", a), ("B", b))
     for side, profile in sides:
-        _line(out, f"{side}  ", (profile.algo, "bold"), "  ", (profile.name, "dim"))
+        _line(
+            out,
+            f"{side}  ",
+            (profile.algo, "bold"),
+            "  ",
+            (profile.name, "dim"),
+        )
 
     print_line(out, difference.summary)
     for text in difference.warnings:
         print_line(out, styled(("warning", "yellow"), f" {text}"))
 
     out.print()
-    _show_rows(out, difference, a, b)
+    _show_rows(
+        out,
+        difference,
+        a,
+        b,
+    )
     for side, profile in sides:
         out.print()
         print_line(out, styled((f"{side}  {profile.algo}", "bold")))

@@ -47,7 +47,12 @@ class _Console(Console):
         """Escapes every plain string (printed, in a cell, a column's name) before its
         width is measured.
         """
-        return Text(shown(text), style=style, justify=justify, overflow=overflow)
+        return Text(
+            shown(text),
+            style=style,
+            justify=justify,
+            overflow=overflow,
+        )
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -109,7 +114,12 @@ def print_line(
     wraps = out.file.isatty() if whole else _has_width(out.file)
     for line in text.split("\n", allow_blank=True) if wraps else [text]:
         indent = hang + len(line.plain) - len(line.plain.lstrip())
-        places = breaks(line.plain, out.width, hang, hard=not (whole or hang))
+        places = breaks(
+            line.plain,
+            out.width,
+            hang,
+            hard=not (whole or hang),
+        )
         for n, part in enumerate(line.divide(places) if wraps else [line]):
             part.rstrip()
             if n:
@@ -143,7 +153,12 @@ def remark(
     if text:
         line = styled(line, " ", text)
 
-    print_line(out, line, _HANG, whole)
+    print_line(
+        out,
+        line,
+        _HANG,
+        whole,
+    )
 
 
 # --- tables
@@ -168,7 +183,12 @@ def print_table(out: Console, table: Table) -> None:
     are, too; a table that is still too wide is wider than the screen: no figure is cut.
     """
     if table.title:
-        print_line(out, styled((table.title, "bold")), _HANG, whole=True)
+        print_line(
+            out,
+            styled((table.title, "bold")),
+            _HANG,
+            whole=True,
+        )
 
     grid = Grid(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
     least = -_GAP
@@ -248,14 +268,24 @@ def show_json(document: Any) -> None:
 
 def put(text: str) -> None:
     """A line of the result, outside tables."""
-    print_line(console(), text, _HANG, whole=True)
+    print_line(
+        console(),
+        text,
+        _HANG,
+        whole=True,
+    )
 
 
 def say(line: str) -> None:
     """A message that is not part of the result: it goes to stderr."""
     line = folded_for(sys.stderr, f"gdn: {shown(line)}")
     # in one piece: threads say something too
-    print(line + "\n", end="", file=sys.stderr, flush=True)
+    print(
+        line + "\n",
+        end="",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 @contextlib.contextmanager
@@ -331,6 +361,11 @@ def _progress_bar() -> Iterator[Callable[..., None]]:
             total: int,
             finished: bool = False,
         ) -> None:
-            bar.update(task, description=shown(name), completed=done, total=total)
+            bar.update(
+                task,
+                description=shown(name),
+                completed=done,
+                total=total,
+            )
 
         yield report

@@ -72,7 +72,12 @@ def show(
         # no result: an error
         is_error = note.kind == "not run" and not book.measured
         to = console(stderr=True) if is_error else out
-        remark(to, note.kind, block(note.text), "red" if note.grave else "yellow")
+        remark(
+            to,
+            note.kind,
+            block(note.text),
+            "red" if note.grave else "yellow",
+        )
         for text in note.tail:
             remark(out, f"    {text}")
 
@@ -101,7 +106,12 @@ def show_workloads(workloads: dict[str, list[Workload]], as_json: bool) -> None:
     table = Table("", [*words("op"), *numbers("index"), *words("uuid"), axes])
     for op, w in rows:
         sizes = " ".join(f"{name}={size}" for name, size in w.axes.items())
-        table.add(op, "-" if w.index is None else str(w.index), w.uuid[:8], sizes)
+        table.add(
+            op,
+            "-" if w.index is None else str(w.index),
+            w.uuid[:8],
+            sizes,
+        )
 
     print_table(console(), table)
 
@@ -122,7 +132,12 @@ def show_presets(
             if workloads := by_op.get(op):
                 labels = [label_of(registry.ops[op], w.axes)[0] for w in workloads]
                 sizes = units.listed(dict.fromkeys(labels), most=_SIZES)
-                table.add(op, preset or "(all)", str(len(workloads)), sizes)
+                table.add(
+                    op,
+                    preset or "(all)",
+                    str(len(workloads)),
+                    sizes,
+                )
 
     out = console()
     print_table(out, table)
@@ -164,7 +179,12 @@ def show_doctor(
 
     for finding in wanting:
         line = styled(f"  {finding['what']}: ", (finding["mend"] or "", "yellow"))
-        print_line(out, line, 2, whole=True)
+        print_line(
+            out,
+            line,
+            2,
+            whole=True,
+        )
 
 
 def show_proof(steps: Iterable[Mapping[str, str]]) -> None:

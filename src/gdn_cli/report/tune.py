@@ -45,7 +45,12 @@ def show_tuning(
     _show_left_out(out, list(state.out.values()), len(plan.constants))
     if state.interrupted:
         text = "the measurements are saved; the same command continues from here"
-        remark(out, "interrupted:", text, "red")
+        remark(
+            out,
+            "interrupted:",
+            text,
+            "red",
+        )
 
     for file in state.written:
         remark(out, f"written: {file}", whole=True)
@@ -145,7 +150,12 @@ def _show_result(
         "~ not measurably slower than the fastest, and the same as for the previous size",
     )
     for text in result.doubts:
-        remark(out, "doubt", text, "yellow")
+        remark(
+            out,
+            "doubt",
+            text,
+            "yellow",
+        )
 
 
 def _show_left_out(
@@ -162,7 +172,12 @@ def _show_left_out(
 
     for (status, reason), names in by_reason.items():
         text = f"{status}, {units.listed(names, most=4)}: {reason}"
-        remark(out, "left out", text, "yellow")
+        remark(
+            out,
+            "left out",
+            text,
+            "yellow",
+        )
 
     if left_out:
         remark(out, f"{len(left_out)} of {count} candidates were left out")

@@ -31,7 +31,7 @@ class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
     doubts: list[str] = []  # reasons not to trust the time
 
 
-class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Summary(msgspec.Struct, kw_only=True):
     """What a command's records come to."""
 
     schema: int = 2  # of the record file

@@ -184,9 +184,14 @@ def test_errors_of_every_algo_and_the_largest_of_each(ran):
 
 def test_they_are_shown_side_by_side(ran):
     lines = [line.split() for line in ran[1].out.splitlines()]
+    heads = [i for i, line in enumerate(lines) if line[:1] == ["input"]]
+    assert [lines[i][-1] for i in heads] == ["off"]
+    relative = {row[0]: row[1:] for row in lines[heads[0] + 1 : heads[0] + 3]}
+    assert set(relative) == {"zero-state", "large-state"}
+    assert relative["large-state"][1:] == ["1.0e-02", "!"]
+    assert float(relative["large-state"][0]) < 5e-3
+    assert relative["zero-state"][1:] == ["no", "number", "!"]
     assert "off no number new_state zero-state 1e-05".split() in lines
-    shown = [line[2:] for line in lines if line[:1] == ["large-state"]]
-    assert shown[0] == ["1.0e-02", "!"] and len(shown) == 2
 
 
 def test_the_contests_rule_does_not_decide_on_hard_inputs():

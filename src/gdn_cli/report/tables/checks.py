@@ -85,7 +85,12 @@ def _add_limits(
         limits = [known.tolerance.get(name) for name in outputs]
         texts = ["" if limit is None else f"{limit:g}" for limit in limits]
         blanks = [""] * (len(table.columns) - 1 - len(texts))
-        table.add("at most", *blanks, *texts, quiet=True)
+        table.add(
+            "at most",
+            *blanks,
+            *texts,
+            quiet=True,
+        )
         table.notes.append(_NUMBERS)
 
 
@@ -94,7 +99,7 @@ def on_hard_inputs(
     op: str,
     rows: list[Point],
 ) -> Iterator[Table]:
-    """Relative and absolute errors on each hard input, a column for each algo; then each
+    """Relative errors on each hard input, a column for each algo; then each
     algo's largest error and its input.
     """
     measured = [m for p in rows for m in p.measured]
@@ -104,18 +109,13 @@ def on_hard_inputs(
     families = list(dict.fromkeys(family for family, _ in by_input))
     algos = list(dict.fromkeys(algo for _, algo in by_input))
 
-    tables = []
-    for title in ("relative errors", "largest absolute errors"):
-        columns = [Column(algo, number=True) for algo in algos]
-        table = Table(title, words("input") + columns)
-        for family in families:
-            on_input = [by_input.get((family, algo)) for algo in algos]
-            table.add(family, *(_error(r, "absolute" in title) for r in on_input))
-
-        tables.append(table)
+    columns = [Column(algo, number=True) for algo in algos]
+    relative = Table("relative errors", words("input") + columns)
+    for family in families:
+        relative.add(family, *(_error(by_input.get((family, algo))) for algo in algos))
 
     columns = words("algo") + numbers("largest") + words("of", "at", "at most")
-    table = Table("the largest relative error of each", columns)
+    worst = Table("the largest relative error of each", columns)
     largest = stress.largest(records)
     for row in sorted(largest, key=lambda row: stress.size(row.error), reverse=True):
         limit = None
@@ -125,11 +125,15 @@ def on_hard_inputs(
             limit = own_limit or known.tolerance.get(row.output)
 
         text = f"{limit:g}" if limit else ""
-        table.add(row.algo, _number(row.error), row.output, row.stress, text)
+        worst.add(
+            row.algo,
+            _number(row.error),
+            row.output,
+            row.stress,
+            text,
+        )
 
-    tables.append(table)
-
-    for table in tables:
+    for table in (relative, worst):
         table.title = head(op, measured, f"hard inputs, {table.title}")
         table.notes += [
             _NUMBERS,
@@ -139,7 +143,7 @@ def on_hard_inputs(
         yield table
 
 
-def _error(record: Record | None, absolute: bool) -> Cell:
+def _error(record: Record | None) -> Cell:
     """The worst output's error on one input, or what went wrong."""
     if record is None:
         return Cell("-")
@@ -149,8 +153,7 @@ def _error(record: Record | None, absolute: bool) -> Cell:
         return Cell(record.status.words, Mark.BAD)
 
     errors = [error for error in check.errors.values() if error is not None]
-    error = check.max_abs_error if absolute else max(errors, default=None)
-    text = _number(error if len(errors) == len(check.errors) else None)
+    text = _number(max(errors) if len(errors) == len(check.errors) else None)
 
     return Cell(text) if record.passed else Cell(f"{text} !", Mark.BAD)
 

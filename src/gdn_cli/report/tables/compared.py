@@ -72,7 +72,12 @@ def turns(book: Book, op: str, item: Overall) -> Table:
         table.add(label, *medians, *ratio_cells(compared))
 
     if len(rows) > 1:
-        table.add("all", "", "", *ratio_cells(item))
+        table.add(
+            "all",
+            "",
+            "",
+            *ratio_cells(item),
+        )
 
     return table
 
@@ -126,13 +131,23 @@ def best_peers(book: Book, op: str, tier: str) -> Table | None:
     for peer in peers:
         label, _ = label_of(book.registry.ops.get(op), peer.workload.axes)
         interval = doubtful(f"{peer.low:.3f} to {peer.high:.3f}", peer.doubted)
-        table.add(label, peer.peer, f"{peer.ratio:.3f}x", interval)
+        table.add(
+            label,
+            peer.peer,
+            f"{peer.ratio:.3f}x",
+            interval,
+        )
 
     for mean in book.best_peers_overall(op):
         if mean.tier == tier:
             below = f"below 1 at {mean.slower} of {mean.workloads}"
             least = f"least {mean.least:.3f}x, {below}"
-            table.add("all", "", f"{mean.ratio:.3f}x", least)
+            table.add(
+                "all",
+                "",
+                f"{mean.ratio:.3f}x",
+                least,
+            )
 
     return table
 

@@ -158,18 +158,26 @@ def floors(
     ]
 
     title = head(op, [m for p in rows for m in p.measured])
-    table = Table(title, columns, notes=[*floor_notes(book)], grouped=True)
+    table = Table(
+        title,
+        columns,
+        notes=[*floor_notes(book)],
+        grouped=True,
+    )
     for point in rows:
-        tier, cells = point.first.tier or "", [became(point)]
-        if point.median_us is not None:
-            cells = [
-                Cell(units.duration(point.median_us)),
-                Cell(f"±{point.spread:.0%}"),
-                Cell(_three(point.gigabytes_per_s)),
-                Cell(point.first.record.how or ""),
-            ]
+        tier, us = point.first.tier or "", point.median_us
+        if us is None:
+            table.add(_label(point), tier, became(point))
+            continue
 
-        table.add(_label(point), tier, *cells)
+        table.add(
+            _label(point),
+            tier,
+            units.duration(us),
+            f"±{point.spread:.0%}",
+            _three(point.gigabytes_per_s),
+            point.first.record.how or "",
+        )
 
     return table
 
@@ -225,7 +233,12 @@ def times(
         return Cell(units.cell(point.median_us, shared_unit), mark, small)
 
     title = f"Median times in {shared_unit}" if shared_unit else "Median times"
-    table = _by_size(f"{title}, {group.how}", group, group.algos, cell)
+    table = _by_size(
+        f"{title}, {group.how}",
+        group,
+        group.algos,
+        cell,
+    )
     table.notes.append(f"{title}; bold: the fastest")
     if COPY in group.algos:
         table.notes.append(_COPY)
@@ -248,7 +261,12 @@ def rates(book: Book, group: Group) -> Table | None:
         point = group.points.get((algo, label))
         return _rate(book, point) if point else Cell("")
 
-    table = _by_size("TFLOP/s", group, group.rivals, cell)
+    table = _by_size(
+        "TFLOP/s",
+        group,
+        group.rivals,
+        cell,
+    )
     if not any(cell.text for row in table.rows for cell in row.cells[1:]):
         return None
 
