@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -283,6 +284,7 @@ class Sampling:
         from ..catalog.tiers import TIERS
 
         check_choice("l2 state", self.l2, ("cold", "warm"))
+        check_finite("--seconds", self.seconds)
 
         tiers = listed(self.tier)
         for name in tiers:
@@ -315,6 +317,7 @@ class Place:
 
     def __post_init__(self) -> None:
         check_choice("device", self.device, ("auto", "cuda", "cpu"))
+        check_finite("--timeout", self.timeout)
 
     def on(self, gpus: str | None) -> tuple[tuple[Any, ...], str]:
         """The GPUs of --gpus (() without it), and the device, which is cuda with it."""
@@ -454,6 +457,11 @@ def machine() -> Machine:
 def check_choice(kind: str, value: str, known: Any) -> None:
     if value not in known:
         raise unknown(kind, value, known)
+
+
+def check_finite(option: str, value: float | None) -> None:
+    if value is not None and not math.isfinite(value):
+        raise UsageError(f"{option} {value}: expected a number of seconds")
 
 
 def excluded(one: str, other: str) -> UsageError:
