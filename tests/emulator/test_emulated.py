@@ -5,8 +5,6 @@ What ptxas, memory and timing make of it is for a GPU to say; a lane that reads 
 wrong partner shows here.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import math

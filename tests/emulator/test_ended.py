@@ -2,8 +2,6 @@
 emulator ends the process.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

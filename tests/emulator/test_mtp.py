@@ -3,8 +3,6 @@ sequence, states from slots of a pool, every way to keep new ones, against a ste
 float64.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import math

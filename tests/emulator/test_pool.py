@@ -3,8 +3,6 @@ padding, fresh slots, the norm of q and k, for states of float32, bfloat16 and f
 against float64.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 

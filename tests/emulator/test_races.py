@@ -6,8 +6,6 @@ chunks, one of them short: accesses on both sides of a barrier that all threads 
 (docs/profiling.md). Here they are checked by other means.
 """
 
-from __future__ import annotations
-
 import pytest
 from emulator import emulation
 from kernels import test_prefill_chunk as chunk

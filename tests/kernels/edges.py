@@ -142,7 +142,10 @@ class Edges:
         return helpers.build(algo, mode, solution, **how)
 
 
-def named(algos):
-    """Parametrizes `algo`."""
-    params = [pytest.param(algo, id=algo.name) for algo in algos]
+def named(algos, mode=None):
+    """Parametrizes `algo`: those of a mode; with cuda the test needs a GPU."""
+    marks = [pytest.mark.gpu] if mode == "cuda" else []
+    if mode:
+        algos = [algo for algo in algos if mode in algo.modes]
+    params = [pytest.param(algo, id=algo.name, marks=marks) for algo in algos]
     return pytest.mark.parametrize("algo", params)

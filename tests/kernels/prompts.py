@@ -1,7 +1,5 @@
 """Sequences on a GPU for the serving functions, and their results in float64, computed there."""
 
-from __future__ import annotations
-
 import torch
 from kernels import edges
 from oracle import error

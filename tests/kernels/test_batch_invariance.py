@@ -6,8 +6,6 @@ between calls of one kernel, and the whole batch is held against float64, since 
 build has constants of its own.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -27,7 +25,6 @@ from gdn_cli.errors import UsageError
 
 REGISTRY = helpers.REGISTRY
 OFFERED = [algo for algo in REGISTRY.algos if batch_invariance.offered(algo)]
-ON_CPU = [algo for algo in OFFERED if "cpu" in algo.modes]
 TABLES = [algo for algo in OFFERED if algo.tune]
 
 # of the contest's 8 value heads: sizes around the rows of every table
@@ -37,9 +34,9 @@ LENGTHS += tuple(37 * n % 211 for n in range(40))
 
 
 def of(op):
-    """Parametrizes `algo`: those of the op and of its variants."""
+    """Parametrizes `algo`: those of the op and of its variants, on a GPU."""
     ops = op, f"{op}_bf16", f"{op}_causal"
-    return edges.named([algo for algo in OFFERED if algo.op in ops])
+    return edges.named([algo for algo in OFFERED if algo.op in ops], "cuda")
 
 
 @functools.cache
@@ -75,7 +72,7 @@ def decode_differs(run, inputs, batches):
     ]
 
 
-@edges.named([a for a in ON_CPU if a.op == "gdn_decode"])
+@edges.named([a for a in OFFERED if a.op == "gdn_decode"], "cpu")
 def test_decode_on_a_cpu(algo):
     run = kernel(algo.full_name, "cpu")
     assert decode_differs(run, decode.inputs(7, 4, 8), (1, 2, 3, 7)) == []
@@ -87,7 +84,6 @@ def right_enough(algo, results, right):
     return all(error(x, y) <= limit for x, y, limit in pairs)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("heads", [(4, 8), (16, 32), (2, 4)])
 @of("gdn_decode")
 def test_decode(algo, heads):
@@ -130,7 +126,6 @@ GROUPS += [[8, 3, 12], [12, 0], [2, 2], [6, 10, 0, 2]]
 GROUPS += [list(range(20)), list(range(52, 3, -1))]
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("heads", [(4, 8), (16, 32), (2, 2)])
 @of("gdn_prefill")
 def test_prefill(algo, heads):
@@ -146,7 +141,6 @@ PARTS = [slice(n) for n in (1, 2, 3, 5, 6, 12)]
 PARTS += [slice(n, n + 1) for n in (1, 11, 23)]
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("S", [1, 64, 200, 512, 700, 1024, 2048, 4096])
 @of("attention_fwd")
 def test_attention(algo, S):

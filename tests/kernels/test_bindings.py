@@ -1,8 +1,6 @@
 """What the bindings of CUDA kernels take and refuse, without a GPU: compiled as C++ with a launch
 that only keeps its arguments. Tensors are a CPU's, which the sources here take for a GPU's."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import math

@@ -7,8 +7,6 @@ large as these sizes make it wants a float64 step that is quick (edges.py); it i
 against the oracle first.
 """
 
-from __future__ import annotations
-
 import helpers
 import oracle
 import pytest
@@ -29,6 +27,7 @@ OURS = [
 ]
 KERNELS = [a for a in OURS if a.destination_passing]
 TRITON = [a for a in OURS if a.language == "triton"]
+TUNED = [a for a in TRITON if a.tune]
 
 BATCHES = (1, 2, 3, 5, 7, 12, 24, 31, 65, 100, 257)
 HEADS = ((4, 8), (2, 8), (16, 32), (16, 64), (1, 1))
@@ -116,7 +115,7 @@ def test_the_quick_step_is_the_oracle(name):
         assert oracle.error(quick, slow) < 1e-12
 
 
-@named([a for a in OURS if "cpu" in a.modes])
+@named(OURS, "cpu")
 def test_at_the_edges_on_the_cpu(algo):
     assert EDGES.judge(algo.full_name, "cpu", SMALL) == {}
 
@@ -130,7 +129,7 @@ def test_at_the_edges_below_the_interpreter(algo, below_the_interpreter):
     assert below_the_interpreter(cases) == {}
 
 
-@named([a for a in TRITON if a.tune])
+@named(TUNED)
 @pytest.mark.slow
 def test_every_constant_that_can_be_tuned_is_right(algo, below_the_interpreter):
     assert below_the_interpreter({"in place": dict(in_place=True)}, True) == {}
@@ -138,11 +137,10 @@ def test_every_constant_that_can_be_tuned_is_right(algo, below_the_interpreter):
 
 # --- on a GPU
 
-ON_GPU = named([a for a in OURS if "cuda" in a.modes])
-ON_GPU_IN_PLACE = named([a for a in KERNELS if "cuda" in a.modes])
+ON_GPU = named(OURS, "cuda")
+ON_GPU_IN_PLACE = named(KERNELS, "cuda")
 
 
-@pytest.mark.gpu
 @ON_GPU
 @pytest.mark.parametrize("heads", HEADS, ids=lambda heads: f"{heads[0]}-{heads[1]}")
 def test_every_batch_and_head_count(algo, heads):
@@ -151,7 +149,6 @@ def test_every_batch_and_head_count(algo, heads):
     assert EDGES.judge(algo.full_name, "cuda", cases) == {}
 
 
-@pytest.mark.gpu
 @ON_GPU
 def test_at_the_edges_on_the_gpu(algo):
     size = dict(B=65, H=4, HV=8)
@@ -159,7 +156,6 @@ def test_at_the_edges_on_the_gpu(algo):
     assert EDGES.judge(algo.full_name, "cuda", SMALL | large) == {}
 
 
-@pytest.mark.gpu
 @ON_GPU_IN_PLACE
 def test_in_place_gives_the_same_bits(algo):
     kernel = helpers.kernel(algo.full_name)
@@ -171,7 +167,6 @@ def test_in_place_gives_the_same_bits(algo):
         assert all(map(torch.equal, apart, same)), B
 
 
-@pytest.mark.gpu
 @ON_GPU_IN_PLACE
 def test_a_graph_of_steps_in_place_advances_the_state(algo):
     """Three replays are three tokens: every launch of a graph reads the output of the
@@ -193,7 +188,6 @@ def test_a_graph_of_steps_in_place_advances_the_state(algo):
     assert EDGES.right_enough([output, args[3]], [right_output, right])
 
 
-@pytest.mark.gpu
 @ON_GPU_IN_PLACE
 def test_a_state_beyond_what_32_bits_count(algo):
     """2^31 elements and more: an int32 offset wraps around. In place; the first and the
@@ -213,8 +207,7 @@ def test_a_state_beyond_what_32_bits_count(algo):
     assert EDGES.right_enough([x[ends] for x in results], right)
 
 
-@pytest.mark.gpu
-@named([a for a in TRITON if a.tune])
+@named(TUNED, "cuda")
 def test_every_constant_that_can_be_tuned_is_right_on_the_gpu(algo):
     cases = {f"B={B}": dict(B=B, H=4, HV=8) for B in (1, 31)}
     assert EDGES.judge(algo.full_name, "cuda", cases, tuned=True) == {}

@@ -1,7 +1,5 @@
 """gdn_decode_packed: what its binding refuses, and `load`. Its algos are in test_mtp.py."""
 
-from __future__ import annotations
-
 import helpers
 import pytest
 import torch

@@ -5,8 +5,6 @@ What ptxas, memory and timing make of them is for a GPU to say. Lanes that read 
 wrong partner, a wait or a barrier too little, and rows that share a maximum show here.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import math

@@ -2,8 +2,6 @@
 documents it.
 """
 
-from __future__ import annotations
-
 import json
 import textwrap
 

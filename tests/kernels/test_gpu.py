@@ -5,8 +5,6 @@ Skipped, with the reason, where there is no device. New folders under algos/ are
 up by themselves.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import subprocess

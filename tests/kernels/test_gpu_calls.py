@@ -5,8 +5,6 @@ A fault here takes the context down, and every later test of the process with it
 first failure is the one to read.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -36,7 +34,7 @@ OURS = [
     if p.values[0].language in ("cuda", "triton") and not p.values[0].packages
 ]
 # their calls may have outputs of their own, at multiples of 16 bytes; the others:
-# kernels/test_decode_packed.py
+# kernels/test_mtp.py
 APART = [p for p in OURS if not REGISTRY.ops[p.values[0].op].in_place_only]
 # cuda-chunk: a long one, which its wgmma kernels have; many, which it walks in order of
 # length; short ones

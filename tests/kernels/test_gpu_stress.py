@@ -5,8 +5,6 @@ A fault that needs a late arrival or a descheduled CTA shows once in hundreds of
 Each call must give the bits of the first one, whose values are compared with float64.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

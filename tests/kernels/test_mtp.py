@@ -5,8 +5,6 @@ that gdn.serving calls are in tests/library/serving.
 Algos are the registry's, by the devices that they name: a new rung joins by its folder.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

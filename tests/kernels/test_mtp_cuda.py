@@ -2,8 +2,6 @@
 tokens, every row of constants.
 """
 
-from __future__ import annotations
-
 import helpers
 import pytest
 import torch

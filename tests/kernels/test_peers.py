@@ -5,8 +5,6 @@ op wants them. The stand-ins compute with the oracle.
 Where an engine's files are on the path, its own signatures are read too, without importing it.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

@@ -2,8 +2,6 @@
 sequences, against float64.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import math

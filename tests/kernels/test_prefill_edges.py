@@ -6,8 +6,6 @@ below Triton's interpreter what a few seconds allow, on a GPU all of it. Long se
 want a float64 recurrence that is quick (edges.py); it is held against the oracle first.
 """
 
-from __future__ import annotations
-
 import math
 
 import helpers
@@ -25,6 +23,7 @@ KERNELS = [
     a for a in OURS if a.language in ("cuda", "triton") and a.destination_passing
 ]
 TRITON = [a for a in OURS if a.language == "triton"]
+TUNED = [a for a in TRITON if a.tune]
 
 # What A_log, a and b are drawn around: g to 1, 0 or between, beta to 1, 0 or between.
 GATES = {
@@ -160,12 +159,12 @@ def test_the_quick_recurrence_is_the_oracle(name):
         assert oracle.error(quick, slow) < 1e-12
 
 
-@named([a for a in OURS if "cpu" in a.modes])
+@named(OURS, "cpu")
 def test_at_the_edges_on_the_cpu(algo):
     assert EDGES.judge(algo.full_name, "cpu", SMALL | LONG) == {}
 
 
-@named([a for a in TRITON if "interpreter" in a.modes])
+@named(TRITON, "interpreter")
 @pytest.mark.slow
 def test_at_the_edges_below_the_interpreter(algo, interpreter):
     # it takes seconds for a thousand tokens
@@ -173,24 +172,22 @@ def test_at_the_edges_below_the_interpreter(algo, interpreter):
     assert interpreter(interpreted, algo.full_name, SMALL | shorter) == {}
 
 
-@named([a for a in TRITON if a.tune and "interpreter" in a.modes])
+@named(TUNED, "interpreter")
 def test_every_constant_that_can_be_tuned_is_right(algo, interpreter):
     assert interpreter(interpreted, algo.full_name, {"40": case(40)}, True) == {}
 
 
 # --- on a GPU
 
-ON_GPU = named([a for a in OURS if "cuda" in a.modes])
-KERNELS_ON_GPU = named([a for a in KERNELS if "cuda" in a.modes])
+ON_GPU = named(OURS, "cuda")
+KERNELS_ON_GPU = named(KERNELS, "cuda")
 
 
-@pytest.mark.gpu
 @ON_GPU
 def test_at_the_edges_on_the_gpu(algo):
     assert EDGES.judge(algo.full_name, "cuda", SMALL | LONG) == {}
 
 
-@pytest.mark.gpu
 @KERNELS_ON_GPU
 @pytest.mark.parametrize("name", LARGE)
 def test_long_sequences_many_sequences_many_heads(algo, name):
@@ -217,7 +214,6 @@ class Graph:
         return EDGES.right_enough(self.results, exact(*self.args))
 
 
-@pytest.mark.gpu
 @KERNELS_ON_GPU
 def test_a_graph_follows_its_cu_seqlens(algo):
     """Nothing of them was read on the host."""
@@ -228,7 +224,6 @@ def test_a_graph_follows_its_cu_seqlens(algo):
         assert graph.is_right(each), each
 
 
-@pytest.mark.gpu
 @KERNELS_ON_GPU
 def test_a_call_waits_for_nothing(algo):
     kernel = helpers.kernel(algo.full_name)
@@ -242,7 +237,6 @@ def test_a_call_waits_for_nothing(algo):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.gpu
 @KERNELS_ON_GPU
 def test_wrong_cu_seqlens_touch_no_foreign_memory(algo):
     """gdn catches them where it reads them; where it cannot look, a kernel keeps to its
@@ -260,8 +254,7 @@ def test_wrong_cu_seqlens_touch_no_foreign_memory(algo):
         torch.cuda.synchronize()
 
 
-@pytest.mark.gpu
-@named([a for a in TRITON if a.tune and "cuda" in a.modes])
+@named(TUNED, "cuda")
 def test_every_constant_that_can_be_tuned_is_right_on_the_gpu(algo):
     cases = {"three": large(1, 70, 200)}
     assert EDGES.judge(algo.full_name, "cuda", cases, tuned=True) == {}

@@ -2,8 +2,6 @@
 padding, fresh sequences.
 """
 
-from __future__ import annotations
-
 import math
 
 import helpers
@@ -150,6 +148,8 @@ def test_a_data_set_holds_what_is_true_or_false(tmp_path):
 
 # --- on a GPU
 
+gpu = pytest.mark.gpu
+
 # lengths, slots, slots of the pool, fresh sequences: on an H200 with 2/4 heads each has
 # another path (dispatch_rule.h)
 ON_GPU = {
@@ -199,14 +199,14 @@ def on_gpu_inputs(case, H=2, HV=4, **how):
     return inputs(lengths, slots, P, H, HV, "cuda", fresh, **how)
 
 
-@pytest.mark.gpu
+@gpu
 @pytest.mark.parametrize("case", ON_GPU)
 def test_on_a_gpu(on_gpu, case):
     for decay in (-1.0, -4.0):
         assert faults(on_gpu, on_gpu_inputs(case, decay=decay)) == []
 
 
-@pytest.mark.gpu
+@gpu
 @pytest.mark.parametrize("heads", [(1, 3), (4, 8), (2, 2)], ids=str)
 def test_at_other_heads_on_a_gpu(on_gpu, heads):
     for name in ("token by token", "tiles in turn"):
@@ -216,7 +216,7 @@ def test_at_other_heads_on_a_gpu(on_gpu, heads):
 SOME = ["token by token", "one warpgroup, fresh", "segments, fresh"]
 
 
-@pytest.mark.gpu
+@gpu
 @pytest.mark.parametrize("case", [*SOME, "longest first"])
 def test_a_pool_of_bfloat16_and_rows_and_slots_that_lie_apart_on_a_gpu(library, case):
     args = on_gpu_inputs(case, decay=-4.0)
@@ -232,7 +232,7 @@ def test_a_pool_of_bfloat16_and_rows_and_slots_that_lie_apart_on_a_gpu(library, 
         assert between(given[5]).isnan().all()
 
 
-@pytest.mark.gpu
+@gpu
 def test_a_slot_beyond_two_to_the_31_elements_on_a_gpu(library):
     P = 68_000  # 4.5 GB
     args = inputs([70, 5], [1, 2], 3, 1, 2, "cuda")
@@ -247,7 +247,7 @@ def test_a_slot_beyond_two_to_the_31_elements_on_a_gpu(library):
     assert not args[5][P - 2].any()
 
 
-@pytest.mark.gpu
+@gpu
 @pytest.mark.parametrize("case", ["token by token", "segments, fresh", "tiles in turn"])
 def test_a_graph_follows_its_slots_on_a_gpu(on_gpu, case):
     """Captured once, replayed with other slots, other padding and other lengths of as
@@ -269,7 +269,7 @@ def test_a_graph_follows_its_slots_on_a_gpu(on_gpu, case):
     assert wrong_states(args[5], right, 5e-3) == []
 
 
-@pytest.mark.gpu
+@gpu
 @pytest.mark.parametrize("case", [*SOME, "tiles in turn"])
 def test_states_within_sequences_on_a_gpu(library, case):
     """A checkpoint is the state that the sequence's beginning alone leaves."""
@@ -302,7 +302,7 @@ def beginning(args, pool, n, length):
     return states[int(slots[n])]
 
 
-@pytest.mark.gpu
+@gpu
 def test_what_cannot_be_is_refused_on_a_gpu(on_gpu, library):
     def good():
         return inputs([5, 3], [1, 2], 3, 2, 4, "cuda")

@@ -2,8 +2,6 @@
 slots of a pool, strided rows, padding, fresh sequences, the norms of q and k.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import shutil

@@ -1,7 +1,5 @@
 """The kernels' sources: the place of shared device code, and their ladders."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which row of a tuned.h a kernel takes (ffi/tuned_row.cuh), on a CPU."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest
