@@ -15,7 +15,7 @@ from typer.main import get_command
 from gdn_cli.cli import app, help
 
 ROOT = helpers.TESTS.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = (
     {algo.name for algo in helpers.REGISTRY.algos}
     | {algo.full_name for algo in helpers.REGISTRY.algos}
@@ -45,7 +45,10 @@ def commands(text: str) -> list[str]:
 def test_the_command_line_takes_what_a_page_shows(page):
     top = typer.Context(get_command(app), info_name="gdn")
     for line in commands(page.read_text(encoding="utf-8")):
-        words = shlex.split(line.replace("...", "NAME"))[1:]
+        plain = line.replace("...", "NAME").replace(
+            "--json=summary", "--json --summary"
+        )
+        words = shlex.split(plain)[1:]
         if not words[0].isalpha():  # gdn --help
             continue
         command, context = top.command, top
