@@ -355,9 +355,9 @@ def put_off(run: helpers.Done) -> None:
     said = re.findall(
         "the calls go on there; asking again|Modal answers again", run.err
     )
-    assert all(
-        ("asking" in line) == (i % 2 == 0) for i, line in enumerate(said)
-    ), run.err
+    assert all(("asking" in line) == (i % 2 == 0) for i, line in enumerate(said)), (
+        run.err
+    )
     assert "Traceback" not in run.err
 
 
