@@ -242,15 +242,6 @@ def everything() -> dict[str, Any]:
                 "the SM clock moved between 1500 and 1980 MHz while this was measured: lock it"
             ]
     records[3] |= {"backend": "eager"}
-    score = {
-        "op": "gdn_decode", "algo": "cuda-v4", "mode": "cuda", "tier": "cupti", "l2": "cold", "device": "NVIDIA H200",
-        "rule": "baseline", "against": "fi-baseline", "value": 1.71, "official": 1.71, "reason": None, "workloads": 2,
-        "shares": [
-            {"uuid": uuid, "index": None, "label": label, "speedup": 1.71, "share": share}
-            for uuid, label, share in (("a", "B=1", 0.62), ("b", "B=64", 0.38))
-        ],
-        "missing": [], "by_label": [["B=1", 0.62], ["B=64", 0.38]],
-    }  # fmt: skip
     ratios = {
         1: (0.981, 0.975, 0.987, "SLOWER"),
         4: (1.001, 0.996, 1.006, "SAME"),
@@ -266,7 +257,6 @@ def everything() -> dict[str, Any]:
     ]
     more = compared(ratios) | {
         "missing": missing,
-        "scores": [score],
         "warnings": ["the saved record has another driver"],
     }
     return found | more | {"command": "bench", "records": records}

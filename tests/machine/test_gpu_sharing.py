@@ -34,7 +34,7 @@ from gdn_cli.catalog.workloads import embedded, select, twin
 from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.machine import environment, gpu_sharing, inventory, locks
 from gdn_cli.machine.inventory import Gpu, Machine
-from gdn_cli.records import score, store
+from gdn_cli.records import store
 from gdn_cli.records.history import documents
 from gdn_cli.report import terminal
 from gdn_cli.run import complete, jobs, planning
@@ -597,22 +597,6 @@ def test_of_rented_gpus_none_is_the_fastest_where_there_were_several(
     out = screen(capsys, document)
     assert out.startswith("gdn_decode | NVIDIA B200 (modal) | tier cupti, L2 cold\n")
     assert "GPU " not in out and (" a *" in out) is marked and " 5.00x" in out
-    devices = {s.device for s in score.scores(document_of(document), DECODE)}
-    assert devices == {"NVIDIA B200 (modal)"}
-
-
-def test_scores_divide_times_of_one_gpu():
-    spread = [record("a", 1, 2.0, 4), record("pt-reference", 1, 8.0, 4)]
-    document = document_of(bench(*APART["records"], *spread))
-    found = {s.algo: s for s in score.scores(document, DECODE) if s.rule == "reference"}
-    speedups = {
-        name: sorted(share.speedup for share in s.shares) for name, s in found.items()
-    }
-    assert (speedups["a"], speedups["b"]) == ([4.0, 5.0], [2.0])
-    assert found["a"].value == 4.5 and found["a"].device == "NVIDIA H200"
-    apart = bench(record("a", 0, 6.0), record("pt-reference", 1, 10.0))
-    alone = score.scores(document_of(apart), DECODE)[0]
-    assert alone.value is None and alone.missing[0].kind == score.UNCOMPARED
 
 
 def places(document: dict) -> dict[str, list[list[str]]]:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gdn_cli.errors import FAILED, MISSING, OK, REMOTE, GdnError, UsageError
-from gdn_cli.records import score, store
+from gdn_cli.records import store
 from gdn_cli.run import execute, jobs
 from gdn_cli.schema import record_types
 from gdn_cli.schema.record_types import Blame, Record, Status
@@ -218,19 +218,6 @@ def test_everybody_asks_the_record_whose_fault_it_is(status, code, blame, exit):
         record.blame is blame and jobs.Outcome(record.status, code=code).blame is blame
     )
     assert execute.exit_code(building.document(record), True) == exit
-    (found,) = score.scores(
-        building.document(record, building.record("b", 1.0)), score_op(reference="b"),
-    )[:1]  # fmt: skip
-    assert (found.official == 0.0) is (blame is Blame.ALGO)
-
-
-def score_op(**more):
-
-    from gdn_cli.catalog import registry
-
-    return msgspec.structs.replace(
-        registry.load().ops["gdn_decode"], baseline=None, **more
-    )
 
 
 def test_every_status_says_whose_fault_it_is():

@@ -173,19 +173,15 @@ def test_times_and_ladder():
     assert rungs[3] == ["own", "", "", "", "", "", "0/1"]
 
 
-def test_comparisons_and_scores():
+def test_comparisons():
     more = reports.compared(RATIOS)
     more["comparisons"][1]["doubted"] = True
-    book = book_of(*few(), **more | {"scores": reports.everything()["scores"]})
+    book = book_of(*few(), **more)
     (row,) = texts(compared.overall(book, "gdn_decode"))
     # each workload's error is 1 %, of 29 degrees of freedom: together Student's t of 87
     assert row == [
         "cuda-v4 against cuda-v1, cupti", "0.965x", "0.951 to 0.980", "SLOWER ?", "1", "0", "2", "0",
     ]  # fmt: skip
-    scores = book.scores("gdn_decode")
-    assert texts(compared.scores(scores)) == [
-        ["cuda-v4", "cupti", "fi-baseline", "1.71x", "2/2", "B=1 62%, B=64 38%"]
-    ]
     _, turns = commands.of(book, "compare")
     assert texts(turns)[1][-1] == "SLOWER ?" and texts(turns)[-1] == [
         "all",

@@ -46,8 +46,6 @@ class Preset(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # keys of Sampling; an op that differs has a table of its name
     settings: Json
     workloads: dict[str, Entries]
-    # whether a contest's score is made from these workloads
-    scored: bool = False
 
     def settings_for(self, op_name: str | None) -> dict[str, float]:
         """{"seconds"} or {"warmup", "iterations", "trials"}; for None the settings of

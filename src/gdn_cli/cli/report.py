@@ -62,7 +62,7 @@ class Asked:
         typer.Option(
             metavar="PART[,PART...]",
             help=(
-                "times, latency, floor, rates, ladder, tiers, compare, score, checks, notes,"
+                "times, latency, floor, rates, ladder, tiers, compare, checks, notes,"
                 " environment."
             ),
         ),

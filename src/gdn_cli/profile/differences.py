@@ -202,7 +202,8 @@ def _paired(
     """
     by_name = {kernel.name: kernel for kernel in b}
     pairs = [(k, by_name.pop(k.name)) for k in a if k.name in by_name]
-    own = [kernel for kernel in a if kernel not in [x for x, _ in pairs]]
+    paired = [kernel for kernel, _ in pairs]
+    own = [kernel for kernel in a if kernel not in paired]
     others = list(by_name.values())
     if own and others:
         pairs.append((own.pop(0), others.pop(0)))

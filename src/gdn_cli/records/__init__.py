@@ -1,1 +1,1 @@
-"""Measured data: documents of commands, comparisons, scores, statistics and the history."""
+"""Measured data: documents of commands, comparisons, statistics and the history."""

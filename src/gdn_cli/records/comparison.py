@@ -127,7 +127,6 @@ def two(
         records=records,
         comparisons=None,
         overall=None,
-        scores=None,
     )
 
 

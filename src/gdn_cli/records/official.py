@@ -17,15 +17,15 @@ def judged(document: Document, harness: Harness) -> list[Judged]:
     algos: dict[tuple[str, str], list[Record]] = {}
     for record in document.records:
         algos.setdefault((record.op, record.algo), []).append(record)
-    return [
-        _summary(records, harness)
-        for records in algos.values()
-        if TIER in [record.tier for record in records]
-    ]
+    summaries = (_summary(records, harness) for records in algos.values())
+    return [each for each in summaries if each]
 
 
-def _summary(records: Sequence[Record], harness: Harness) -> Judged:
+def _summary(records: Sequence[Record], harness: Harness) -> Judged | None:
+    """None if the harness did not judge this algo."""
     judgements = [r for r in records if r.tier == TIER]
+    if not judgements:
+        return None
     traces = [r.official for r in judgements if r.official]
     timed = [r for r in records if r.tier != TIER and r.median_us]
     our_times = {r.uuid: r.median_us or 0 for r in timed}

@@ -136,7 +136,7 @@ def load(path: Path) -> Document:
 
 
 def dumps(document: Any) -> str:
-    """JSON with one record, score or comparison per line: readable, small, and easy to diff. In
+    """JSON with one record or comparison per line: readable, small, and easy to diff. In
     records the name of a file that is not UTF-8, which no reader of JSON takes, gets U+FFFD."""
     if isinstance(document, Document):
         document = msgspec.to_builtins(document)

@@ -29,7 +29,7 @@ from ..schema.record_types import (
     Record,
     Timing,
 )
-from ..schema.scores import Judged, Score
+from ..schema.scores import Judged
 
 # what two items besides records share if they measure the same
 _SAME = ("tier", "l2", "baseline", "algo", "against", "rule")
@@ -391,9 +391,6 @@ class Book:
 
     def judged(self, op: str) -> list[Judged]:
         return [*self._latest(op, "official").values()]
-
-    def scores(self, op: str) -> list[Score]:
-        return [*self._latest(op, "scores").values()]
 
     def _latest(self, op: str, field: str) -> dict[tuple, Any]:
         """The items of a field of the documents, for one op; the latest of those that

@@ -229,7 +229,6 @@ def to_json(book: Book) -> dict[str, Any]:
         "checks": [],
         "comparisons": [],
         "overall": [],
-        "scores": [],
         "notes": [],
         "file_notes": [
             {"kind": note.kind, "text": note.text} for note in notes.file_notes(book)
@@ -240,7 +239,6 @@ def to_json(book: Book) -> dict[str, Any]:
         document["checks"] += [{"op": op} | vars(c) for c in notes.checks(book, op)]
         document["comparisons"] += map(_whole, book.comparisons(op))
         document["overall"] += map(_whole, book.overall(op))
-        document["scores"] += map(_whole, book.scores(op))
         document["notes"] += [
             {"op": op, "kind": note.kind, "text": note.text, "lines": note.tail}
             for note in notes.notes(book, op)
@@ -285,19 +283,12 @@ def _points(group: Group) -> Iterator[dict[str, Any]]:
 
 def _tiers(op: str, item: Tiers) -> dict[str, Any]:
     """Tiers side by side as JSON."""
-    return {
-        "op": op,
-        "device": item.groups[0].device,
-        "tiers": item.names,
-        "rows": [
-            {
-                "label": label,
-                "algo": algo,
-                "median_us": [group.median_us(algo, label) for group in item.groups],
-            }
-            for label, algo in item.rows
-        ],
-    }
+    rows = []
+    for label, algo in item.rows:
+        medians = [group.median_us(algo, label) for group in item.groups]
+        rows.append({"label": label, "algo": algo, "median_us": medians})
+    device = item.groups[0].device
+    return {"op": op, "device": device, "tiers": item.names, "rows": rows}
 
 
 def _whole(item: msgspec.Struct) -> Any:

@@ -31,7 +31,6 @@ PARTS = (
     "ladder",
     "tiers",
     "compare",
-    "score",
     "checks",
     "notes",
     "environment",

@@ -11,8 +11,8 @@ from .book import Book
 from .outline import Section
 from .table import Cell, Mark, Name, Table
 
-PARTS = ("times", "floor", "ladder", "tiers", "compare", "score", "checks", "notes")
-USUAL = ("times", "tiers", "compare", "score", "notes")  # without --parts
+PARTS = ("times", "floor", "ladder", "tiers", "compare", "checks", "notes")
+USUAL = ("times", "tiers", "compare", "notes")  # without --parts
 
 
 def markdown(

@@ -82,11 +82,6 @@ def _op(
         tables += [compared.turns(book, op, item) for item in book.overall(op)]
         sections.append(Section("Compared", lead, tables))
 
-    if "score" in parts:
-        lead = f"{op}, a forecast of the contest's score:"
-        scores = compared.scores(book.scores(op))
-        sections.append(Section("Forecast of the contest's score", lead, [scores]))
-
     if "checks" in parts:
         lead = f"{op}: workloads on which each algo is right, and its largest errors:"
         sections.append(Section("Checks", lead, [checks.summary(book, op)]))

@@ -5,14 +5,13 @@ records together say.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ..catalog import stress
 from ..catalog.official import Harness
 from ..catalog.presets import Preset
 from ..catalog.registry import DEFAULT_OP, Registry
-from ..records import official, score
+from ..records import official
 from ..schema.record_types import Document
 from ..worker.request import PlanFields
 from . import eligibility, planning
@@ -54,9 +53,6 @@ def plan(
 ) -> Plan:
     """All jobs of a command; `overrides` replace the preset's way of timing."""
     parts = planning.select(known, algos, which, preset, overrides)
-    # calls in place are not the contest's, so no score
-    if settings.options.in_place:
-        parts = [replace(part, scored=False) for part in parts]
     return planning.prepare(known, parts, settings)
 
 
@@ -66,15 +62,3 @@ def conclude(document: Document, plan: Plan, harness: Harness | None) -> None:
         document.official = official.judged(document, harness)
     if document.options.get("stress"):
         document.largest = stress.largest(document.records)
-
-    for part in plan.parts:
-        if not part.scored or document.command != "bench":
-            continue
-        names = {entry.algo.name for entry in part.entries}
-        uuids = [workload.uuid for workload in part.workloads]
-        rows = [
-            row
-            for row in score.scores(document, part.op, uuids)
-            if row.algo in names and row.algo != row.against
-        ]
-        document.scores = (document.scores or []) + rows

@@ -53,7 +53,6 @@ class Part:
     entries: list[Entry]
     workloads: list[Workload]
     plan: PlanFields  # how long to measure
-    scored: bool = False  # whether these workloads make a contest's score
     gpu: Gpu | None = None  # the one that this share runs on
 
 
@@ -261,10 +260,7 @@ def select(
             op, known, chosen=chosen, first=which.n, preset=preset
         )
         plan: Any = preset.settings_for(op.name) if preset else {}
-        # part of the set gives no score, and the contest has no score for other ops
-        whole = preset is not None and preset.scored and not (chosen or which.n)
-        scored = whole and op.definition in workloads.contest()
-        parts.append(Part(op, of_op, picked, plan | (overrides or {}), scored))
+        parts.append(Part(op, of_op, picked, plan | (overrides or {})))
 
     return parts
 
@@ -504,20 +500,13 @@ def _cannot_pack(plan: Plan, op: Op, algo: Algo, mode: str, reason: str) -> None
 def _yardsticks(
     registry: Registry, part: Part, mode: str, settings: Settings
 ) -> list[Algo]:
-    """The algos that an op's algos are measured against: in a bench its reference, and
-    its baseline if a score is asked for.
-    """
+    """The algos that an op's algos are measured against: in a bench its reference."""
     if settings.command != "bench":
         return []
     reference = registry.reference(part.op)
     if settings.options.in_place or part.op.in_place_only:
         return [reference] if reference.destination_passing else []
-    if not (part.scored and part.op.baseline):
-        return [reference]
-    baseline = registry.find(part.op.baseline, part.op.name)
-    runs = settings.place(baseline, mode).mode == mode
-    fits = part.gpu is None or part.gpu.fits(baseline)
-    return [reference, baseline] if runs and fits else [reference]
+    return [reference]
 
 
 def tiers_for(

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from ..parsing import Json
 from .numbers import Count, Degrees, Deviation, NotNegative, Number, Positive
-from .scores import Judged, Score
+from .scores import Judged
 from .statuses import Blame, Status, blame
 
 SCHEMA = 2
@@ -428,7 +428,6 @@ class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
     best_peers: list[BestPeer] | None = None
     best_peers_overall: list[BestPeers] | None = None  # the same over all workloads
     largest: list[Largest] | None = None  # `gdn run --stress`
-    scores: list[Score] | None = None  # `gdn bench --preset contest`
     official: list[Judged] | None = None  # `gdn run --official`, one per algo
     # of the records: how many are from the run that was resumed, and in its file too
     earlier: Count = 0

@@ -15,7 +15,7 @@ import torch
 from gdn_cli.catalog import ops, registry
 from gdn_cli.errors import UsageError
 from gdn_cli.machine import inventory
-from gdn_cli.records import comparison, history, score, store
+from gdn_cli.records import comparison, history, store
 from gdn_cli.report import merge
 from gdn_cli.run import eligibility, planning
 from gdn_cli.schema.record_types import Record
@@ -269,14 +269,7 @@ def test_a_report_never_has_them_in_one_group_with_others():
     assert [m.record.in_place for m in book.measured] == [False, True]
 
 
-def test_in_place_records_have_no_score_and_are_compared_only_with_each_other():
-    others = building.document(
-        record(2.0, in_place=True), record(1.0, setup="main.py::ready")
-    )
-    assert score.scores(others, OP) == []
-    assert [s.algo for s in score.scores(building.document(record(2.0)), OP)] == [
-        "cuda-v5"
-    ] * 2
+def test_in_place_records_are_compared_only_with_each_other():
     saved = building.document(record(2.0, in_place=True))
     with pytest.raises(UsageError, match="a.json holds no times of gdn_decode"):
         comparison.check_saved(

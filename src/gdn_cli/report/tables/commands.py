@@ -54,7 +54,7 @@ def _bench(
     rows: list[Point],
 ) -> Iterator[Table]:
     # mode -> the tier of its main table: the first one asked for
-    """Times in the main tier, all tiers side by side, ratios and scores."""
+    """Times in the main tier, all tiers side by side, and ratios."""
     main: dict[str, str] = {}
     for m in _measured(rows):
         if m.tier:
@@ -72,10 +72,6 @@ def _bench(
     yield from _turns(book, op, rows)
     if judged := compared.judged(book.judged(op)):
         yield judged
-
-    if scores := compared.scores(book.scores(op)):
-        scores.title = f"{op} | forecast of the contest's two scores"
-        yield scores
 
 
 def _compare(

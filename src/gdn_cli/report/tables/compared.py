@@ -5,7 +5,7 @@ from __future__ import annotations
 from ... import units
 from ...catalog.ops import label_of
 from ...schema.record_types import Compared, Overall
-from ...schema.scores import Judged, Score
+from ...schema.scores import Judged
 from ..book import Book
 from ..table import Cell, Column, Mark, Name, Table, doubtful, numbers, words
 
@@ -148,36 +148,6 @@ def best_peers(book: Book, op: str, tier: str) -> Table | None:
                 f"{mean.ratio:.3f}x",
                 least,
             )
-
-    return table
-
-
-def scores(items: list[Score]) -> Table | None:
-    """The forecast of the contest's score for each algo."""
-    if not items:
-        return None
-
-    columns = [
-        *words("algo", "tier", "over"),
-        *numbers("score", "workloads"),
-        Column("most of it from", folds=True),
-    ]
-
-    table = Table("Scores", columns)
-    for score in items:
-        value = "-" if score.value is None else units.times(score.value)
-        if score.official == 0 and score.value is not None:
-            value = f"0 (else {value})"
-
-        most = [f"{label} {share:.0%}" for label, share in score.by_label[:3]]
-        table.add(
-            Name(score.algo),
-            score.tier,
-            Name(score.against),
-            doubtful(value, score.doubtful > 0),
-            f"{len(score.shares)}/{score.workloads}",
-            score.reason or ", ".join(most),
-        )
 
     return table
 

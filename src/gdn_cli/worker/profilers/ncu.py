@@ -201,8 +201,11 @@ def _kernels(bench: _Report, full: list[Launch]) -> list[Kernel]:
     longest = {x.full_name: x for x in sorted(full, key=lambda x: x.ns)}
     kernels = []
     for name in dict.fromkeys(x.full_name for launches in rounds for x in launches):
-        own = [[x for x in launches if x.full_name == name] for launches in rounds]
-        kernels.append(Kernel([each for each in own if each], longest.get(name)))
+        own = []
+        for launches in rounds:
+            if of_name := [x for x in launches if x.full_name == name]:
+                own.append(of_name)
+        kernels.append(Kernel(own, longest.get(name)))
     return sorted(kernels, key=lambda kernel: -kernel.time_us)
 
 

@@ -67,7 +67,10 @@ class Kernel:
 
     def sums(self, key: str) -> list[float | None]:
         """The metric's sum over each round's launches."""
-        return [total(x.number(key) for x in launches) for launches in self.rounds]
+        sums = []
+        for launches in self.rounds:
+            sums.append(total(x.number(key) for x in launches))
+        return sums
 
     @property
     def time_us(self) -> float:

@@ -237,9 +237,11 @@ def gpu_facts(calls: list[list[Ran]]) -> list[Fact]:
     seen = [call for call in calls if call]
     if not seen:
         return []
-    spans = [max(ran.start + ran.us for ran in call) for call in seen]
+    spans, times = [], []
+    for call in seen:
+        spans.append(max(ran.start + ran.us for ran in call))
+        times.append(sum(ran.us for ran in call))
     busy = [_busy(call) for call in seen]
-    times = [sum(ran.us for ran in call) for call in seen]
     note = "kernels, copies and fills added up"
     share = 100 * median(busy) / (median(spans) or 1.0)
     launches = median(len(call) for call in seen)
