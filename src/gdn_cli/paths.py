@@ -15,9 +15,8 @@ PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = PACKAGE.parent.parent
 
 # A checkout keeps algos/ and configs/ at its top; a wheel carries them inside the package.
-# These two are of a checkout only.
+# Of a checkout only.
 PYPROJECT = _CHECKOUT / "pyproject.toml"
-RESULTS_DIR = _CHECKOUT / "results"
 IN_CHECKOUT = PYPROJECT.is_file() and (_CHECKOUT / "algos").is_dir()
 _ROOT = _CHECKOUT if IN_CHECKOUT else PACKAGE
 ALGOS_DIR = _ROOT / "algos"

@@ -9,7 +9,6 @@ command.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -302,12 +301,6 @@ class Group:
         points = [self.points.get((algo, label)) for algo in self.rivals]
         first = fastest(point for point in points if point)
         return first.algo if first else None
-
-    @cached_property
-    def winner(self) -> str | None:
-        """The algo that is the fastest at most sizes."""
-        wins = Counter(filter(None, map(self.fastest, self.labels)))
-        return wins.most_common(1)[0][0] if wins else None
 
     def over_floor(self, algo: str, label: str) -> float | None:
         """The algo's time divided by the copy's."""
