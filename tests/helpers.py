@@ -302,9 +302,9 @@ def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list:
         exact = exact if isinstance(exact, tuple) else (exact,)
         right = [torch.from_numpy(x).to(device) for x in exact]
         there = [x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs]
-        given = op, axes_of(op, inputs), there, right
         how = in_place(op) if kernel.destination_passing else {}
-        verdict = check.check(local(kernel), *given, in_place=how, by_element=False)
+        problem = check.Problem(op, axes_of(op, inputs), there, right, how)
+        verdict = check.check(local(kernel), problem, by_element=False)
         verdicts.append(verdict)
     return verdicts
 

@@ -19,7 +19,7 @@ from tune import test_search as test_tune
 
 from gdn_cli import errors, files, paths
 from gdn_cli.catalog import pack, registry, scaffold
-from gdn_cli.cli import bench
+from gdn_cli.cli import bench, options
 from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.profile import session
 from gdn_cli.records import store
@@ -67,7 +67,7 @@ def performed(tmp_path, monkeypatch):
                 writer.save()
 
         monkeypatch.setattr(execute, "run", run)
-        bench.perform(None, opened, KNOWN, json, lambda: None)
+        bench.perform(None, opened, KNOWN, options.Output(json), lambda: None)
         return opened
 
     return perform

@@ -94,7 +94,15 @@ def test_errors_with_json_are_one_document(gdn):
     hint = "did you mean cpp-v1? `gdn list` shows all"
     assert (done.code, done.json) == (
         2,
-        {"error": {"message": "unknown algo 'cpp-v'", "hint": hint, "code": 2}},
+        {
+            "error": {
+                "id": "unknown_algo",
+                "message": "unknown algo 'cpp-v'",
+                "hint": hint,
+                "suggestion": "cpp-v1",
+                "code": 2,
+            }
+        },
     )
     assert done.err == f"gdn: unknown algo 'cpp-v'\n  {hint}\n"
     done = gdn("data", "list", "--nope", "--json")

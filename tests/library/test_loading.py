@@ -611,7 +611,7 @@ def test_the_lines_in_the_readme_run(needs_cxx):
         .split("\n## ")[0]
     )
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    assert len([line for line in code.splitlines() if line]) == 5
+    assert len([line for line in code.splitlines() if line]) == 6
     names: dict = {}
     exec(code, names)
     zeros = torch.zeros(3, 8, 128, 128), torch.zeros(8)

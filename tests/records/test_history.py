@@ -324,7 +324,10 @@ def check_skipped(gdn, file):
     done = gdn("history", "--json")
     assert done.code == errors.MISSING and '"algo": "good"' in done.out
     assert "Traceback" not in done.err and done.err.count("\n") == 1
-    assert f"gdn: {file}" in done.err and f"`rm {file}` removes it" in done.err
+    assert (
+        f"gdn: {file}" in done.err
+        and f"`gdn history --forget {file.stem}` removes it" in done.err
+    )
 
 
 @pytest.mark.parametrize(

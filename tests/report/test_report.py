@@ -572,7 +572,7 @@ def test_the_records_of_this_repository_are_read_as_the_readme_says():
         (["text.json"], "text.json holds no records of gdn"),
         (
             ["bad.json"],
-            "bad.json: $.records[1].timing.median_us: expected float >= 1e-100",
+            "bad.json: Expected `float` >= 1e-100 - at `$.records[1].timing.median_us`",
         ),
         (["a.json", "--format", "pdf"], "unknown format 'pdf'"),
         (["a.json", "-o", "x.txt"], "unknown format 'txt'"),

@@ -266,9 +266,9 @@ def tunable(folder: Path, write_algo, toml: str = TOML, name: str = "slow", **ke
             "rows < tile",
             "expected a condition on the constants, but 'tile' is not one of rows",
         ),
-        ("[1, 4]", "[1, 1]", "constants.rows: expected a list of different"),
-        ("rows = [1, 4]", "up_to = [1]", "constants: expected names that are valid"),
-        ("rows = [1, 4]\npolicy = [0, 1]", "", "constants: expected at least one"),
+        ("[1, 4]", "[1, 4.5]", "$.tune.constants"),
+        ("[1, 4]", "[4294967296]", "$.tune.constants"),
+        ("rows = [1, 4]", "up_to = [1]", "`$.tune.constants`"),
     ],
 )
 def test_a_wrong_tune_names_file_and_key(old, new, says, tmp_path, write_algo):

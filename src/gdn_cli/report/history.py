@@ -10,7 +10,7 @@ from rich.console import Console
 from .. import units
 from ..parsing import Json
 from ..records.history import Group, Overview, Place, Series
-from .screen import console, print_line, print_table, put, remark, show_json, styled
+from .screen import console, print_table, put, remark, show_json
 from .table import Cell, Column, Mark, Table, numbers, words
 
 _MOST_LABELS = 6
@@ -97,15 +97,14 @@ def _show_group(out: Console, group: Group) -> None:
     most = dict(counts.most_common(_MOST_LABELS))
     labels = [label for label in group.labels if label in most]
     head = words("time (UTC)", "commit", "source")
-    table = Table("", head + numbers(*failed, *labels))
+    title = _title(f"{group.op}/{group.algo}", group)
+    table = Table(title, head + numbers(*failed, *labels))
     for i, row in enumerate(rows):
         source = (row.source_hash or "-")[:6] if i == 0 or row.source_changed else ""
         cells = [_minute(row), _commit(row), source]
         share = f"{row.failed}/{row.failed + row.measured}" if row.failed else ""
         marked = [Cell(share, Mark.BAD) for _ in failed]
         table.add(*cells, *marked, *(_cell(row, label) for label in labels))
-    title = _title(f"{group.op}/{group.algo}", group)
-    print_line(out, styled((title, "bold")), whole=True)
     print_table(out, table)
     for row in rows:
         if row.changes:

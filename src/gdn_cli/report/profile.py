@@ -362,8 +362,7 @@ def _show_rows(
         Column("kernel", folds=True, cut=True),
     ]
 
-    # times come first
-    if len({row.kernel for row in difference.rows if row.group != "time"}) < 2:
+    if len(difference.pairs) < 2:
         columns.pop()
 
     table = Table("", columns)

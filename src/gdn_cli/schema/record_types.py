@@ -428,6 +428,8 @@ class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
     best_peers: list[BestPeer] | None = None
     best_peers_overall: list[BestPeers] | None = None  # the same over all workloads
     largest: list[Largest] | None = None  # `gdn run --stress`
+    # of an older gdn: a forecast of the contest's scores
+    scores: list[Json] | None = None
     official: list[Judged] | None = None  # `gdn run --official`, one per algo
     # of the records: how many are from the run that was resumed, and in its file too
     earlier: Count = 0

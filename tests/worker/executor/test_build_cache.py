@@ -53,7 +53,7 @@ def held():
         )
         started.append(process)
         assert process.stdout.readline() == "held\n"
-        return f"(pid {process.pid}, since "
+        return f"(pid {process.pid})"
 
     yield hold
     for process in started:

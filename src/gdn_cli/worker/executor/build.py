@@ -229,7 +229,7 @@ def _cause(e: BaseException, cache: Path) -> BuildFailedError:
         causes.append(str(e))
         if isinstance(e, OSError) and e.errno in files.MACHINE:
             wrong = f"the build cache {cache} cannot be written: {e.strerror}"
-    if full := _FULL.search("\n".join(causes)):
+    if not wrong and (full := _FULL.search("\n".join(causes))):
         wrong = f"the compiler could not write its files: {full[0]}; {_ELSEWHERE}"
     if wrong:
         return BuildFailedError(wrong, missing=True)

@@ -16,8 +16,9 @@ from ...messages import Floors, Reply, Survey
 from ...request import Profiling, Serving
 from ...timing import Subject, floor
 from .. import check, dataset
-from . import floors, trial
+from . import trial
 from .common import Case, Depth, begun, built, guarded, runner_of
+from .floors import timed as floor_timed
 
 
 class Target:
@@ -111,7 +112,7 @@ def _surveyed(
     runner.close()
 
     def us(subject: Subject) -> float | None:
-        timing = floors.timed(request, tier, subject).timing
+        timing = floor_timed(request, tier, subject).timing
         return timing.median_us if timing else None
 
     moved = survey.bytes_in + survey.bytes_out
