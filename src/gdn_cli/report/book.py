@@ -366,6 +366,14 @@ class Book:
         labels = list(dict.fromkeys(p.first.label for p in points.values()))
         return sorted(points.values(), key=lambda p: labels.index(p.first.label))
 
+    def rivals(self, op: str, rows: list[Point]) -> tuple[list[Point], bool]:
+        """What times are divided by: the peers (True), or the reference without any."""
+        timed = [point for point in rows if point.median_us is not None]
+        order = ladder(self.registry, op)
+        peers = [point for point in timed if order.peer(point.algo)]
+        references = [point for point in timed if point.algo == order.reference]
+        return peers or references, bool(peers)
+
     def comparisons(self, op: str) -> list[Compared]:
         return [*self._latest(op, "comparisons").values()]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..catalog.tiers import COPY, FLOORS
 from ..schema.summary import Line, Summary
-from .book import Book, Point, fastest, ladder, ratio
+from .book import Book, Point, fastest, ratio
 from .rates import rate
 
 
@@ -35,16 +35,13 @@ def _lines(book: Book, op: str) -> Iterator[Line]:
     every = book.rows(op)
     rows = [point for point in every if point.algo not in FLOORS]
     copies = [point for point in every if point.algo == COPY]
-    known = book.registry.ops.get(op)
-    is_peer = ladder(book.registry, op).peer
-    peers = [point for point in rows if is_peer(point.algo)]
-    references = [point for point in rows if known and point.algo == known.reference]
+    rivals, _ = book.rivals(op, rows)
     for point in rows:
         beside = [other for other in rows if other.size == point.size]
         line = _line(point)
         line.x_copy = ratio(point, point.quickest_of(copies))
         line.fastest = fastest(beside) is point
-        rival = point.quickest_of(peers or references)
+        rival = point.quickest_of(rivals)
         if rival and rival is not point:
             line.speedup = ratio(rival, point)
             line.over = rival.algo

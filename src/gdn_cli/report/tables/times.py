@@ -8,7 +8,7 @@ from ... import units
 from ...catalog.gpus import peaks_of
 from ...catalog.tiers import COPY, COPY_RATE, EMPTY, FLOORS, TIERS
 from .. import findings
-from ..book import Book, Group, Measurement, Point, fastest, ladder, ratio
+from ..book import Book, Group, Measurement, Point, fastest, ratio
 from ..findings import Tiers
 from ..rates import rate
 from ..table import Cell, Column, Mark, Name, Table, became, doubtful, numbers, words
@@ -46,13 +46,9 @@ def calls(
     or over the reference without a peer, and over the copy.
     """
     known = book.registry.ops.get(op)
-    is_peer = ladder(book.registry, op).peer
-    timed = [p for p in rows if p.median_us is not None]
-    copies = [p for p in timed if p.algo == COPY]
-    rivals, factor = [p for p in timed if is_peer(p.algo)], "x peer"
-    if known and not rivals:
-        rivals = [p for p in timed if p.algo == known.reference]
-        factor = "speedup"
+    copies = [p for p in rows if p.algo == COPY]
+    rivals, are_peers = book.rivals(op, rows)
+    factor = "x peer" if are_peers else "speedup"
 
     columns = ["median", "spread", "GB/s", "x copy"]
     if rivals:
