@@ -269,7 +269,9 @@ def _show_found(
 
 def _grouped(facts: Sequence[Fact]) -> Iterator[tuple[RenderableType, ...]]:
     """Rows of facts, each group under its name."""
-    for group, members in groupby(facts, lambda fact: fact.group):
+    groups = [fact.group for fact in facts]
+    by_group = sorted(facts, key=lambda fact: groups.index(fact.group))
+    for group, members in groupby(by_group, lambda fact: fact.group):
         if group:
             yield (_dim(group),)
 
