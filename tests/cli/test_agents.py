@@ -38,6 +38,7 @@ def test_every_command_is_listed_with_its_options(gdn):
 
 
 def test_a_summary_is_short_and_names_the_file_with_the_rest(gdn):
+    pytest.importorskip("torch")
     done = gdn("run", "cpp-v1", "-w", "0", "--json=summary")
     (line,) = done.json["lines"]
     assert (line["algo"], line["size"], line["status"]) == ("cpp-v1", "B=1", "passed")

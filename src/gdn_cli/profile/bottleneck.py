@@ -213,40 +213,38 @@ def _bandwidth(c: _Case) -> Verdict | None:
     full = c.bandwidth >= HIGH and (at_floor or c.bandwidth >= c.work)
     if not in_l2 and not full:
         return None
+    fast = "bytes move about as fast as this machine moves any"
+    why = f"{c.useful:.0f} GB/s of bytes that must move"
+    if c.traffic:
+        why += f", {c.traffic:.0f} GB/s in DRAM by the counters"
+    why += f": {_pc(c.bandwidth)} of {c.against}"
     if in_l2:
         fast = "L2 moves about as fast as it can"
-        why = [
-            f"L2 at {_pc(c.l2_peak)} of its peak, DRAM far below its own ({_pc(c.bandwidth)})"
-        ]
-    else:
-        fast = "bytes move about as fast as this machine moves any"
-        why = [f"{c.useful:.0f} GB/s of bytes that must move"]
-        if c.traffic:
-            why[0] += f", {c.traffic:.0f} GB/s in DRAM by the counters"
-        why[0] += f": {_pc(c.bandwidth)} of {c.against}"
-    why += _copy(c)
-    # then it was the counters that say so: what must move is that much slower than a
-    # copy
+        below = f"DRAM far below its own ({_pc(c.bandwidth)})"
+        why = f"L2 at {_pc(c.l2_peak)} of its peak, {below}"
+    reasons = [why, *_copy(c)]
+    # the counters say so, and what must move is that much slower than a copy
     far = 0 < c.at_floor < _FAR
-    if at_floor:
-        left = max(0.0, 1 - c.at_floor)
-        advice = (
-            f"{_pc(left)} is left to a plain copy; beyond that only fewer bytes help (a 16-bit"
-            " state, fusing)"
-        )
-    elif in_l2:
-        advice = "fewer sectors: wider and aligned accesses, reuse in registers or shared memory"
-    elif far:
-        advice = "fewer bytes: keep what is read again in registers or shared memory"
-    else:
-        advice = (
-            "more bytes in flight: wider loads, several per thread before the first use, bulk"
-            " copies"
-        )
+    advice = [_fewer_or_faster(c, at_floor, in_l2, far)]
     if far:
         summary = f"traffic-bound: {fast}, many more than the op must move"
-        return Verdict("traffic", summary, why, [advice])
-    return Verdict("bandwidth", f"bandwidth-bound: {fast}", why, [advice])
+        return Verdict("traffic", summary, reasons, advice)
+    return Verdict("bandwidth", f"bandwidth-bound: {fast}", reasons, advice)
+
+
+def _fewer_or_faster(c: _Case, at_floor: bool, in_l2: bool, far: bool) -> str:
+    if at_floor:
+        left = _pc(max(0.0, 1 - c.at_floor))
+        fewer = "only fewer bytes help (a 16-bit state, fusing)"
+        return f"{left} is left to a plain copy; beyond that {fewer}"
+    if in_l2:
+        how = "wider and aligned accesses, reuse in registers or shared memory"
+        return f"fewer sectors: {how}"
+    if far:
+        how = "keep what is read again in registers or shared memory"
+        return f"fewer bytes: {how}"
+    how = "wider loads, several per thread before the first use, bulk copies"
+    return f"more bytes in flight: {how}"
 
 
 def _instruction(c: _Case) -> Verdict | None:
