@@ -134,7 +134,7 @@ def compare(
         firsts = {part.op.name: part.entries[0].algo.name for part in parts}
         comparison.between(document, firsts, threshold)
         comparison.best_peers(
-            document, lambda op, algo: book.ladder(known, op).peer(algo)
+            document, lambda op, algo: algo in book.ladder(known, op).peers
         )
 
     perform(plan, writer, known, output, finish)

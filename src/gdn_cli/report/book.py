@@ -370,7 +370,7 @@ class Book:
         """What times are divided by: the peers (True), or the reference without any."""
         timed = [point for point in rows if point.median_us is not None]
         order = ladder(self.registry, op)
-        peers = [point for point in timed if order.peer(point.algo)]
+        peers = [point for point in timed if point.algo in order.peers]
         references = [point for point in timed if point.algo == order.reference]
         return peers or references, bool(peers)
 
@@ -432,9 +432,6 @@ class Ladder:
     after: dict[str, str]  # rung -> the rung below it
     reference: str | None
     peers: frozenset[str]  # those that their algo.toml declares
-
-    def peer(self, algo: str) -> bool:
-        return algo in self.peers
 
 
 def ladder(registry: Registry, op: str) -> Ladder:

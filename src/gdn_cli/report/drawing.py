@@ -60,7 +60,7 @@ def styles_of(book: Book, op: str) -> dict[str, Style]:
     others = {algo for group in book.of(op) for algo in group.rivals}
     styles = {}
     for i, algo in enumerate([*known.order, *sorted(others - {*known.order})]):
-        dashes = (0, (4, 2)) if known.peer(algo) else "-"
+        dashes = (0, (4, 2)) if algo in known.peers else "-"
         colour, marker = _COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)]
         styles[algo] = Style(colour, marker, dashes)
 

@@ -138,7 +138,7 @@ def rungs(book: Book, group: Group) -> list[Rung]:
             Rung(
                 algo=algo,
                 after=below,
-                peer=known.peer(algo),
+                peer=algo in known.peers,
                 right=len(times),
                 of=count,
                 mean_us=statistics.geometric_mean(times.values()) if times else None,

@@ -234,12 +234,8 @@ def _in_order(
     """The copy, then the chosen algos; or the ladder, the user's own, and the peers."""
     names = list(dict.fromkeys(m.algo for m in group.measured))
     known = ladder(registry, group.op)
-    order = list(algos)
-    if not algos:
-        order += [algo for algo in known.order if not known.peer(algo)]
-        order += [algo for algo in names if algo not in known.order]
-        order += [algo for algo in known.order if known.peer(algo)]
+    every = [*known.order, *names]
+    order = algos or sorted(every, key=lambda algo: algo in known.peers)
+    shown = (algo for algo in [*FLOORS, *order] if algo in names)
 
-    order = [*FLOORS, *(algo for algo in order if algo not in FLOORS)]
-
-    return [algo for algo in order if algo in names]
+    return list(dict.fromkeys(shown))

@@ -18,8 +18,7 @@ def summary(book: Book, records: Path | None) -> Summary:
     verdicts = [
         f"{each.algo} against {each.baseline}: {each.verdict}, {each.ratio:.3f}x"
         f" ({each.low:.3f} to {each.high:.3f})"
-        for op in book.ops
-        for each in book.overall(op)
+        for each in document.overall or []
     ]
     return Summary(
         command=document.command,
@@ -32,6 +31,10 @@ def summary(book: Book, records: Path | None) -> Summary:
 
 
 def _lines(book: Book, op: str) -> Iterator[Line]:
+    """A line for each point of an op but the floors, with its factors over the others of
+    its size: the copy of the same bytes, and the best peer or the reference. The fastest
+    is marked only where its time is not in doubt.
+    """
     every = book.rows(op)
     rows = [point for point in every if point.algo not in FLOORS]
     copies = [point for point in every if point.algo == COPY]
