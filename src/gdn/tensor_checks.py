@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 
-class NoBackward(ValueError, RuntimeError):
+class NoBackwardError(ValueError, RuntimeError):
     """A gradient is wanted of a call that has none. Torch's users expect a RuntimeError; what
     replaces an engine's function catches ValueError, and calls the engine's own."""
 
@@ -61,9 +61,11 @@ def no_grad(name: str, x: Tensor, whose: str) -> None:
     """Check that no gradient is wanted: torch would go on without it, at most with a warning."""
     if x.requires_grad and torch.is_grad_enabled():
         cure = "call it under torch.no_grad()"
-        raise NoBackward(f"{name}: requires grad, and {whose} has no backward; {cure}")
+        raise NoBackwardError(
+            f"{name}: requires grad, and {whose} has no backward; {cure}"
+        )
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
-        raise NoBackward(f"{name}: has a tangent, and {whose} has no derivative")
+        raise NoBackwardError(f"{name}: has a tangent, and {whose} has no derivative")
 
 
 def stored(name: str, x: Tensor) -> None:

@@ -126,7 +126,7 @@ def read_config(name: str) -> tuple[Json, str]:
     return table, " and ".join(map(str, files))
 
 
-class Wrong(ValueError):
+class WrongError(ValueError):
     """A rule that a Struct checks in its `__post_init__`. `steps` lead from the Struct
     to `got`; leave `got` out if the value is missing.
     """
@@ -139,10 +139,10 @@ class Wrong(ValueError):
 
 
 def check_names(key: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raises Wrong for a name that is not known."""
+    """Raises WrongError for a name that is not known."""
     for name in names:
         if name not in known:
-            raise Wrong([key], f"names of {', '.join(known)}", name)
+            raise WrongError([key], f"names of {', '.join(known)}", name)
 
 
 def wrong(
@@ -153,7 +153,7 @@ def wrong(
     kind: Kind = UsageError,
 ) -> GdnError:
     """The error for one value of a file; without `got` the value is missing."""
-    return _one_line(where, f"$.{Wrong(steps, expected, got)}", kind)
+    return _one_line(where, f"$.{WrongError(steps, expected, got)}", kind)
 
 
 def decode(value: Any, form: type[T], where: object, kind: Kind = UsageError) -> T:

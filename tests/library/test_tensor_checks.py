@@ -12,7 +12,7 @@ import torch
 from library.test_loading import agree, needs_cxx  # noqa: F401  a fixture
 
 from gdn import load, straight_call, tensor_checks
-from gdn.tensor_checks import NoBackward
+from gdn.tensor_checks import NoBackwardError
 from gdn_cli.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("needs_cxx")
@@ -77,11 +77,11 @@ def test_derivatives():
         return load("cpp-v1")(*inputs[:2], v, *inputs[3:])[0].float().sum()
 
     with pytest.raises(
-        NoBackward, match="^v: requires grad, and cpp-v1 has no backward"
+        NoBackwardError, match="^v: requires grad, and cpp-v1 has no backward"
     ):
         torch.func.grad(total)(inputs[2])
     with pytest.raises(
-        NoBackward, match="^v: has a tangent, and cpp-v1 has no derivative"
+        NoBackwardError, match="^v: has a tangent, and cpp-v1 has no derivative"
     ):
         torch.func.jvp(total, (inputs[2],), (inputs[2],))
 

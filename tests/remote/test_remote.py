@@ -336,7 +336,7 @@ def test_what_was_measured_before_the_containers_time_is_up_is_sent_back(monkeyp
 def test_a_call_that_modal_ended_names_the_option_that_ended_it(
     minutes, option, monkeypatch
 ):
-    Cloud([modal_errors.TimedOut("ended")]).install(monkeypatch)
+    Cloud([modal_errors.TimedOutError("ended")]).install(monkeypatch)
     ((_, lost),) = rented(minutes=minutes)([V4])
     assert lost.reason == f"ended; {option} gives more"
 
@@ -395,7 +395,7 @@ def test_profiles_are_of_one_container_and_a_refusal_is_passed_on(
         )
     assert caught.value.code == errors.MISSING
     with pytest.raises(RemoteError, match="lost"):
-        profiled(monkeypatch, tmp_path, modal_errors.CallFailed("lost"), "cuda-v4")
+        profiled(monkeypatch, tmp_path, modal_errors.CallFailedError("lost"), "cuda-v4")
 
 
 def test_builds_are_kept_for_the_next_container(tmp_path, monkeypatch):
@@ -456,7 +456,9 @@ class Cloud:
         self.clock += seconds
         for call in waiting:
             got = call.script.pop(0) if len(call.script) > 1 else call.script[0]
-            call.trouble = got if isinstance(got, modal_errors.Unreachable) else None
+            call.trouble = (
+                got if isinstance(got, modal_errors.UnreachableError) else None
+            )
             call.got = None if call.trouble else got
         return [call for call in waiting if call.got is not None]
 
@@ -494,7 +496,9 @@ def passed(j: jobs.Job, **environment) -> bytes:
     )
 
 
-RESET = modal_errors.Unreachable("no connection to Modal (Connection reset by peer)")
+RESET = modal_errors.UnreachableError(
+    "no connection to Modal (Connection reset by peer)"
+)
 
 
 def call_of(j: jobs.Job, id: str) -> RemoteCall:
@@ -642,7 +646,7 @@ def test_only_the_calls_own_verdict_is_its_failure():
             raised = caught.value
         answer, _, pauses = heard(raised)
         error = answer.exception()
-        assert isinstance(error, modal_errors.CallFailed) and says in str(error)
+        assert isinstance(error, modal_errors.CallFailedError) and says in str(error)
         assert pauses == []
 
 
@@ -680,7 +684,7 @@ def test_the_bill_is_said_before_the_start(count, more, says, monkeypatch):
     said = []
     work = rented(**more)
     work.say = said.append
-    lost = [modal_errors.CallFailed("x")]
+    lost = [modal_errors.CallFailedError("x")]
     fake = Cloud(*[lost] * count).install(monkeypatch)
 
     def session(*declared):
@@ -962,7 +966,7 @@ def test_a_file_of_a_profile_stays_in_its_folder(tmp_path, monkeypatch):
 
 def test_only_failed_calls_are_repeated(tmp_path, monkeypatch):
     a, b = job("cuda-v1", "cuda", 2, "bench"), job("cuda-v4", "cuda", 2, "bench")
-    Cloud([passed(a)], [modal_errors.CallFailed("lost")]).install(monkeypatch)
+    Cloud([passed(a)], [modal_errors.CallFailedError("lost")]).install(monkeypatch)
     file = tmp_path / "run.json"
     first = ran([a, b], file, rented()).document
     statuses = [(r.algo, r.status, r.unfinished) for r in first.records]
@@ -982,7 +986,7 @@ def test_only_failed_calls_are_repeated(tmp_path, monkeypatch):
 def test_detached_calls_are_not_forgotten_without_a_connection(monkeypatch):
 
     def connect(seconds):
-        raise modal_errors.Unreachable("no network")
+        raise modal_errors.UnreachableError("no network")
 
     monkeypatch.setattr(modal_client, "connect", connect)
     work = rented()

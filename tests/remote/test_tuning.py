@@ -124,12 +124,12 @@ def test_a_lost_call_leaves_the_lines_that_it_had_kept(tuning, monkeypatch):
     whole = served(
         parcel(plan, settings), Workers(by_tile), monkeypatch, keep=kept.append
     )
-    Cloud([modal_errors.CallFailed("preempted")]).install(monkeypatch)
+    Cloud([modal_errors.CallFailedError("preempted")]).install(monkeypatch)
     monkeypatch.setattr(modal_client, "kept", lambda id: kept[:-3])
     found = profiles.tuned(rented(minutes=5), plan, settings)
     assert (found.done, found.reason) == (False, "preempted")
     assert found.key == whole.key and found.lines == whole.lines[:-3]
-    Cloud([modal_errors.CallFailed("preempted")]).install(monkeypatch)
+    Cloud([modal_errors.CallFailedError("preempted")]).install(monkeypatch)
     with pytest.raises(RemoteError, match="preempted"):
         profiles.tuned(rented(minutes=5), plan, settings)
 

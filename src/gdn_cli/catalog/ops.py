@@ -20,7 +20,7 @@ from ..parsing import (
     Json,
     Positive,
     Text,
-    Wrong,
+    WrongError,
     check_names,
     decode,
     overlaid,
@@ -170,7 +170,7 @@ class _Keys(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class OpFile(_Keys, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """configs/<op>.toml. Raises parsing.Wrong for a name that it does not declare."""
+    """configs/<op>.toml. Raises parsing.WrongError for a name that it does not declare."""
 
     # a number, "var", or an expression of axes that are numbers
     axes: dict[str, Positive | str]
@@ -192,7 +192,7 @@ class OpFile(_Keys, frozen=True, kw_only=True, forbid_unknown_fields=True):
             new, old = self.outputs.get(output), self.inputs.get(source)
             if not new or not old or (new.dtype, new.shape) != (old.dtype, old.shape):
                 expected = "output = 'input', both of one shape and dtype"
-                raise Wrong(["in_place", output], expected, source)
+                raise WrongError(["in_place", output], expected, source)
 
     def sizes(self, heads: Heads | None = None) -> dict[str, int | None]:
         """Each axis's size, None for a variable one; at these heads, or those of the file."""
@@ -207,7 +207,7 @@ class OpFile(_Keys, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 sizes[name] = None if variable else number or size(str(value), numbers)
             except ValueError as e:
                 expected = f"a number, 'var' or an expression of numbers ({e})"
-                raise Wrong(["axes", name], expected, value) from None
+                raise WrongError(["axes", name], expected, value) from None
         return sizes
 
 

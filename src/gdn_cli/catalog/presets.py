@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ..errors import unknown
-from ..parsing import Json, Positive, Text, Wrong, decode, read_config
+from ..parsing import Json, Positive, Text, WrongError, decode, read_config
 
 _FILE = "presets.toml"
 
@@ -32,7 +32,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
         missing = counts.count(None)
         if missing != (3 if self.seconds else 0):
             expected = "either a number, or warmup, iterations and trials"
-            raise Wrong(["seconds"], expected, self.seconds)
+            raise WrongError(["seconds"], expected, self.seconds)
 
 
 class Preset(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from .. import files, paths
 from ..errors import UsageError, unknown
-from ..parsing import Text, Wrong, decode, read_toml, wrong
+from ..parsing import Text, WrongError, decode, read_toml, wrong
 from .formats import Language, Solution
 from .ops import Heads, Op, Ops
 from .tune_section import Tune
@@ -69,7 +69,7 @@ class _Keys(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AlgoFile(_Keys, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """algo.toml: an algo's description. Raises parsing.Wrong if its parts are inconsistent."""
+    """algo.toml: an algo's description. Raises parsing.WrongError if its parts are inconsistent."""
 
     provenance: dict[str, str]
     # files of other algos that are packed with its own: <op>/<algo>/<file>
@@ -77,7 +77,7 @@ class AlgoFile(_Keys, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.setup and self.language not in ("python", "triton"):
-            raise Wrong(["setup"], "a Python algo's file", self.setup)
+            raise WrongError(["setup"], "a Python algo's file", self.setup)
 
 
 class Algo(_Keys, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ..parsing import Text, Wrong, check_names
+from ..parsing import Text, WrongError, check_names
 from .expression import condition
 
 _Value = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
@@ -48,7 +48,7 @@ class Tune(Struct, frozen=True, forbid_unknown_fields=True):
         if not self.invariant:
             return
         if not (self.invariant.where or self.invariant.constants):
-            raise Wrong(["invariant"], "constants, or where", {})
+            raise WrongError(["invariant"], "constants, or where", {})
         check_names("invariant", self.invariant.constants, self.constants)
         self._check_condition("invariant.where", self.invariant.where)
 
@@ -58,4 +58,4 @@ class Tune(Struct, frozen=True, forbid_unknown_fields=True):
                 condition(where, self.constants)
         except ValueError as e:
             expected = f"a condition on the constants, but {e}"
-            raise Wrong([key], expected, where) from None
+            raise WrongError([key], expected, where) from None

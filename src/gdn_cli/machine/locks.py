@@ -88,7 +88,7 @@ def hold(
             lambda holder: waiting(f"{name} is in use by {holder}; waiting"),
             given_up,
         )
-    except _NoLock as e:
+    except _NoLockError as e:
         if tell:
             waiting(f"no lock on {name} ({e}): another command may use it meanwhile")
     try:
@@ -99,7 +99,7 @@ def hold(
             _free(fd)
 
 
-class _NoLock(Exception):
+class _NoLockError(Exception):
     """No lock can be had here; the message says why."""
 
 
@@ -133,7 +133,7 @@ def _take(path: Path, busy: Says, given_up: GivenUp) -> int:
             holder = _holder(fd)
         except OSError as e:  # a file system without locks
             os.close(fd)
-            raise _NoLock(f"{path}: {e.strerror}") from None
+            raise _NoLockError(f"{path}: {e.strerror}") from None
         os.close(fd)
         if holder is None:
             continue
@@ -161,11 +161,11 @@ def _open(path: Path) -> int:
         except FileNotFoundError:
             fd = _create(path, flags)
     except OSError as e:
-        raise _NoLock(f"{path}: {e.strerror}") from None
+        raise _NoLockError(f"{path}: {e.strerror}") from None
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(fd)
-        raise _NoLock(f"{path}: not a plain file")
+        raise _NoLockError(f"{path}: not a plain file")
     return fd
 
 

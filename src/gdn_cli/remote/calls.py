@@ -102,7 +102,7 @@ class Calls:
                     yield from self._arriving(running)
         except BaseException as e:
             # the app was stopped, and its calls with it; without a connection that is not known
-            unknown = isinstance(e, modal_errors.Unreachable)
+            unknown = isinstance(e, modal_errors.UnreachableError)
             unknown = unknown or modal_errors.UNSTOPPED in e.args
             if not (unknown or self.rent.detach):
                 for each in running:
@@ -239,10 +239,10 @@ class Calls:
         reply = Reply()
         try:
             reply = wire.decode(running.call.listen().result(), Reply)
-        except modal_errors.TimedOut as e:
+        except modal_errors.TimedOutError as e:
             option = "--max-minutes" if self.rent.minutes else "--timeout"
             reply.lost = f"{e}; {option} gives more"
-        except modal_errors.CallFailed as e:
+        except modal_errors.CallFailedError as e:
             reply.lost = str(e)
         except RemoteError as e:
             reply.lost = str(e)

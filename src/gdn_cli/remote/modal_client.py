@@ -23,7 +23,7 @@ from ..text import display, unguarded
 from . import container
 from .modal_errors import (
     UNSTOPPED,
-    Unreachable,
+    UnreachableError,
     from_container,
     scrub,
     translated,
@@ -164,7 +164,7 @@ class Call:
     def __init__(self, call: Any) -> None:
         self._call = call
         self._answer: futures.Future[bytes] | None = None
-        self.trouble: Unreachable | None = None
+        self.trouble: UnreachableError | None = None
         # the records that its container has kept so far, from `listen` on
         self.made: list[bytes] = []
 
@@ -173,7 +173,7 @@ class Call:
         return self._call.object_id
 
     def listen(self) -> futures.Future[bytes]:
-        """The reply, whenever it comes, or CallFailed. A thread waits for it with one
+        """The reply, whenever it comes, or CallFailedError. A thread waits for it with one
         long request at a time.
         """
         if self._answer is None:
@@ -196,7 +196,7 @@ class Call:
                     self.trouble, pause = None, _PAUSE_S
                     continue
                 error = verdict(e)
-                if isinstance(error, Unreachable):
+                if isinstance(error, UnreachableError):
                     # the call itself goes on
                     self.trouble = error
                     sleep(pause)
@@ -295,7 +295,7 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Spawn]:
             raise KeyboardInterrupt(UNSTOPPED) from None
         # only the end of the app was not heard: what has arrived stays, and Modal
         # itself stops an app without a client
-        if not ended and not (started and isinstance(e, Unreachable)):
+        if not ended and not (started and isinstance(e, UnreachableError)):
             raise
     if ended:
         raise ended

@@ -24,18 +24,18 @@ _SECRETS = (
 )
 
 
-class Unreachable(RemoteError):
+class UnreachableError(RemoteError):
     """No answer from Modal itself; it may be reachable again in a moment."""
 
 
 UNSTOPPED = "the app could not be stopped"
 
 
-class CallFailed(Exception):
+class CallFailedError(Exception):
     """One call failed; the message says why, and the others may go on."""
 
 
-class TimedOut(CallFailed):
+class TimedOutError(CallFailedError):
     """Modal has ended a call at its time limit."""
 
 
@@ -59,26 +59,26 @@ def translated() -> Iterator[None]:
     """
     try:
         yield
-    except (GdnError, CallFailed):
+    except (GdnError, CallFailedError):
         raise
     except Exception as e:
         raise _said(e) from None
 
 
 def verdict(e: Exception) -> Exception:
-    """What an exception of a request for a call's reply means: CallFailed only if the
+    """What an exception of a request for a call's reply means: CallFailedError only if the
     call has ended, and not if anything between here and there has failed.
     """
     from modal import exception as kinds
 
     if isinstance(e, kinds.FunctionTimeoutError):
-        return TimedOut("Modal ended the container at its time limit")
+        return TimedOutError("Modal ended the container at its time limit")
     if isinstance(e, kinds.DeserializationError):
-        return CallFailed(
+        return CallFailedError(
             "what came back from Modal is not a reply of gdn: it cannot be unpacked"
         )
     if isinstance(e, kinds.OutputExpiredError):
-        return CallFailed("Modal no longer has its result")
+        return CallFailedError("Modal no longer has its result")
     text = scrub(_last(e))
     if from_container(e):
         # of whatever type the other side has raised
@@ -86,12 +86,12 @@ def verdict(e: Exception) -> Exception:
             r"out of memory|\boom\b|exit code 137|memory limit", text, re.I
         )
         if memory and "cuda" not in text.lower():
-            return CallFailed(
+            return CallFailedError(
                 f"the container ran out of memory ({text}); configs/modal.toml gives it more"
             )
-        return CallFailed(f"the container failed: {text}")
+        return CallFailedError(f"the container failed: {text}")
     if isinstance(e, kinds.NotFoundError):
-        return CallFailed(f"Modal does not know this call ({text})")
+        return CallFailedError(f"Modal does not know this call ({text})")
     # what a network can raise is an open list
     return _unreachable(e)
 
@@ -105,9 +105,9 @@ def from_container(e: BaseException) -> bool:
     return "_process_result" in places and "blob_download" not in places
 
 
-def _unreachable(e: BaseException) -> Unreachable:
+def _unreachable(e: BaseException) -> UnreachableError:
     text = getattr(e, "strerror", None) or scrub(_last(e))
-    return Unreachable(
+    return UnreachableError(
         f"no connection to Modal ({text})",
         hint="check the network, or see https://status.modal.com",
     )

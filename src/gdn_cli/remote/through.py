@@ -28,7 +28,7 @@ from .. import bounded, errors, paths
 from ..catalog.registry import Algo
 from ..errors import MissingError, unknown
 from ..machine import inventory
-from ..parsing import Positive, Text, Wrong, decode, read_config
+from ..parsing import Positive, Text, WrongError, decode, read_config
 from ..run.elsewhere import Elsewhere
 from ..run.execute import Came
 from ..run.jobs import Job, Outcome
@@ -52,7 +52,9 @@ _WORD = (
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of configs/engines.toml. Raises parsing.Wrong for a word that cannot be filled in."""
+    """A table of configs/engines.toml. Raises parsing.WrongError for a word that no
+    field fills in.
+    """
 
     command: Annotated[
         tuple[Text, ...], Meta(min_length=1, description="a list of words")
@@ -64,7 +66,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for i, word in enumerate(self.command):
             if not _FILLABLE.fullmatch(word):
-                raise Wrong(("command", i), _WORD, word)
+                raise WrongError(("command", i), _WORD, word)
 
 
 def settings(name: str) -> Settings:

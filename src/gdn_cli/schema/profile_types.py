@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ..parsing import Wrong
+from ..parsing import WrongError
 from .numbers import Count, NotNegative, Number
 from .record_types import Call, Environment, Status
 
@@ -49,7 +49,7 @@ class Table(Struct, frozen=True):
     def __post_init__(self) -> None:
         for i, row in enumerate(self.rows):
             if len(row) != len(self.columns):
-                raise Wrong(("rows", i), "a value for each column", row)
+                raise WrongError(("rows", i), "a value for each column", row)
 
 
 class Found(Struct, frozen=True):

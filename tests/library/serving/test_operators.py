@@ -17,7 +17,7 @@ from serving_steps import D, same
 from torch.autograd import forward_ad
 
 from gdn import serving, straight_call
-from gdn.tensor_checks import NoBackward
+from gdn.tensor_checks import NoBackwardError
 from gdn_cli.errors import UsageError
 from gdn_cli.machine import inventory
 
@@ -311,7 +311,7 @@ def test_gradients_are_refused(name):
     refused(
         name,
         x | {"A_log": torch.nn.Parameter(x["A_log"])},
-        NoBackward,
+        NoBackwardError,
         "^A_log: requires grad, and",
     )
     for guard in (torch.no_grad, torch.inference_mode):
@@ -324,16 +324,18 @@ def test_gradients_are_refused(name):
         return call(**CALLS[name]() | {"A_log": A_log})[0].float().sum()
 
     x = CALLS[name]()
-    with pytest.raises(NoBackward, match="^A_log: requires grad"):
+    with pytest.raises(NoBackwardError, match="^A_log: requires grad"):
         torch.func.grad(total)(x["A_log"])
-    with pytest.raises(NoBackward, match="^A_log: has a tangent"):
+    with pytest.raises(NoBackwardError, match="^A_log: has a tangent"):
         torch.func.jvp(total, (x["A_log"],), (x["A_log"],))
     with (
         forward_ad.dual_level(),
-        pytest.raises(NoBackward, match="^A_log: has a tangent"),
+        pytest.raises(NoBackwardError, match="^A_log: has a tangent"),
     ):
         total(forward_ad.make_dual(x["A_log"], x["A_log"]))
-    assert issubclass(NoBackward, ValueError) and issubclass(NoBackward, RuntimeError)
+    assert issubclass(NoBackwardError, ValueError) and issubclass(
+        NoBackwardError, RuntimeError
+    )
 
 
 ODD = {
