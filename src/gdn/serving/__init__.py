@@ -28,8 +28,8 @@ torch.compile, torch.export and FakeTensorMode take it.
 Errors come before anything is launched: ValueError or TypeError if the arguments do not fit, have
 the negative bit, share memory with an output or have lost it, or want a gradient
 (NoBackwardError, which is a RuntimeError too). A library says pool, state_indices and output for
-initial_state, ssm_state_indices and out. MissingError if this machine or this version has no such library,
-GdnError if it does not build, or is not loaded when a CUDA graph is captured.
+initial_state, ssm_state_indices and out. MissingError if this machine or this version has no such
+library, GdnError if it does not build, or is not loaded when a CUDA graph is captured.
 """
 
 from __future__ import annotations
