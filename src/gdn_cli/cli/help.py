@@ -73,9 +73,8 @@ class Group(TyperGroup):
                 from ..report import screen
 
                 error = UsageError(e.format_message())
-                error.suggestion = next(
-                    iter(getattr(e, "possibilities", None) or []), None
-                )
+                near = getattr(e, "possibilities", None)
+                error.suggestion = near[0] if near else None
                 screen.show_error(error)
             raise
 

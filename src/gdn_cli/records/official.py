@@ -28,12 +28,12 @@ def _summary(records: Sequence[Record], harness: Harness) -> Judged | None:
         return None
     traces = [r.official for r in judgements if r.official]
     timed = [r for r in records if r.tier != TIER and r.median_us]
-    our_times = {r.uuid: r.median_us or 0 for r in timed}
-    both = [
-        (r.median_us, our_times[r.uuid])
-        for r in judgements
-        if r.median_us and r.uuid in our_times
-    ]
+    ours_of = {r.uuid: r.median_us or 0 for r in timed}
+    compared = [r for r in judgements if r.median_us and r.uuid in ours_of]
+    its_us = [r.median_us or 0 for r in compared]
+    our_us = [ours_of[r.uuid] for r in compared]
+    missing = [r.unfinished or 1 for r in judgements if not r.official]
+
     return Judged(
         op=records[0].op,
         algo=records[0].algo,
@@ -42,11 +42,11 @@ def _summary(records: Sequence[Record], harness: Harness) -> Judged | None:
         harness=harness.words,
         isolated=harness.isolated,
         statuses=dict(Counter(trace["status"] for trace in traces)),
-        without_trace=sum(r.unfinished or 1 for r in judgements if not r.official),
-        its_us=geometric_mean(its for its, _ in both) if both else None,
-        our_us=geometric_mean(ours for _, ours in both) if both else None,
+        without_trace=sum(missing),
+        its_us=geometric_mean(its_us) if its_us else None,
+        our_us=geometric_mean(our_us) if our_us else None,
         our_tier=timed[0].timed_in if timed else None,
-        compared=len(both),
+        compared=len(compared),
         score=_score(traces, len(judgements)),
     )
 
