@@ -272,7 +272,7 @@ def test_a_graph_is_replayed_with_fewer_sequences(device, N):
 
 
 @on_a_gpu
-@pytest.mark.parametrize("dtype", STATE, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_heads_that_lie_apart_give_the_same_bits(device, dtype):
     slots = [[1, 2, 3], [4, 5, 6]]
     dense, x = (call(slots, [3, 2], [1, 3], 8, 2, 6, device, dtype) for _ in range(2))
