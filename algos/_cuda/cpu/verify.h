@@ -46,7 +46,7 @@ struct Verify : Walk {
 // ...], and a sequence has as many tokens as that says, at most T: the columns of state_indices, or
 // 8. Tokens after the last sequence belong to none: their outputs are not written. Without
 // cu_seqlens they may be [total, ...], with total / B tokens for each. [total, ...] may have a
-// leading axis of 1. A_log [HV] f32; dt_bias [HV] f32 or bf16. pool [slots, HV, 128, 128] f32 or
+// leading axis of 1. A_log [HV] f32; dt_bias [HV] f32 or bf16, or neither (GateTypes). pool [slots, HV, 128, 128] f32 or
 // bf16, k-last; slots and heads may lie apart. state_indices [B] or [B, T], int32 or int64, rows
 // with any stride that is not negative: the start is in column num_accepted_tokens - 1 ([B]), or 0
 // without those. A sequence is padding if its count is not in 1..T or its start is below first_slot
@@ -58,8 +58,9 @@ struct Verify : Walk {
 // states[states_rows[b] or b, t] of states [rows, >= T, HV, 128, 128] like the pool, if there is
 // that row. ValueError before anything is written.
 inline void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a,
-                       ffi::TensorView b, ffi::TensorView A_log, ffi::TensorView dt_bias,
-                       ffi::TensorView pool, ffi::TensorView state_indices,
+                       ffi::TensorView b, ffi::Optional<ffi::TensorView> A_log,
+                       ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
+                       ffi::TensorView state_indices,
                        ffi::Optional<ffi::TensorView> num_accepted_tokens,
                        ffi::Optional<ffi::TensorView> cu_seqlens, ffi::Optional<double> scale,
                        ffi::TensorView output, ffi::Optional<ffi::TensorView> states,
@@ -95,26 +96,28 @@ inline void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, 
   j.T = T, j.H = H, j.HV = HV, j.columns = columns, j.mode = mode;
   j.first_slot = std::max<int64_t>(first_slot, 0);
   j.pool = states_of(pool, "pool"), j.type = j.pool.type;
+  const GateTypes gates = take_gates(j, A_log, dt_bias, b);
   if (axes == 1) {
     j.q = rows_of(q, "q", {total, H, K}), j.k = rows_of(k, "k", {total, H, K});
     j.v = rows_of(v, "v", {total, HV, V});
-    j.a = rows_of(a, "a", {total, HV}), j.b = rows_of(b, "b", {total, HV});
+    j.a = rows_of(a, "a", {total, HV}, gates.a), j.b = rows_of(b, "b", {total, HV}, gates.b);
     for (Tokens* x : {&j.q, &j.k, &j.v, &j.a, &j.b}) x->sequence = T * x->token;
     j.output = data<uint16_t>(output, "output", BF16, {total, HV, V}, CPU);
     if (cu_seqlens) take_lengths(j, cu_seqlens.value(), B, total, T);
   } else {
     const auto tokens = [&](const ffi::TensorView& t, const char* name,
-                            std::initializer_list<int64_t> shape) {
+                            std::initializer_list<int64_t> shape, DLDataType dtype = BF16) {
       int64_t strides[2];
-      const auto* at = strided<const uint16_t, 2>(t, name, BF16, shape, CPU, 2, strides);
+      const auto* at =
+          strided<const uint16_t, 2>(t, name, dtype, shape, CPU, dtype.bits / 8, strides);
       return Tokens{at, strides[0], strides[1]};
     };
     j.q = tokens(q, "q", {B, T, H, K}), j.k = tokens(k, "k", {B, T, H, K});
     j.v = tokens(v, "v", {B, T, HV, V});
-    j.a = tokens(a, "a", {B, T, HV}), j.b = tokens(b, "b", {B, T, HV});
+    j.a = tokens(a, "a", {B, T, HV}, gates.a), j.b = tokens(b, "b", {B, T, HV}, gates.b);
     j.output = data<uint16_t>(output, "output", BF16, {B, T, HV, V}, CPU);
   }
-  take_constants(j, A_log, dt_bias, scale, epsilon);
+  take_constants(j, scale, epsilon);
   if (mode == SLOTS && !columns) {
     TVM_FFI_THROW(ValueError) << "state_indices: expected a column for each of " << T
                               << " tokens, got " << state_indices.shape();

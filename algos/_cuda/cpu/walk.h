@@ -1,7 +1,7 @@
 // Sequences of the gated delta rule on the CPU as servers call it: strided tokens, states in slots.
 //
 //   q, k = q / sqrt(q.q + epsilon), k / sqrt(k.k + epsilon)     not if epsilon < 0
-//   g = exp(-exp(A_log) * softplus(a + dt_bias)),  beta = sigmoid(b)
+//   g = exp(-exp(A_log) * softplus(a + dt_bias)),  beta = sigmoid(b)        or as given
 //   S = g S;  d = beta (v - S k);  S = S + d k^T;  o = scale * S q          token after token
 //
 // A chunk of rows of one head goes through all tokens of a sequence before the next chunk begins,
@@ -221,9 +221,10 @@ inline void check_in_place(const ffi::TensorView& pool, const ffi::TensorView& n
 
 struct Walk {
   Tokens q, k, v, a, b;
-  const float* A_log;
+  const float* A_log;  // null: the gates are given, a is log g and b is beta
   const void* dt_bias;
   bool half_bias;  // bfloat16
+  bool wide_a, wide_b;  // float
   float scale, epsilon;
   uint16_t* output;  // [all tokens, HV, V]
   Whole cu_seqlens;  // null: T tokens for each sequence
@@ -234,8 +235,12 @@ struct Walk {
 
   int64_t begin(int64_t n) const { return cu_seqlens.data ? cu_seqlens[n] : n * T; }
   int64_t count(int64_t n) const { return cu_seqlens.data ? cu_seqlens[n + 1] - cu_seqlens[n] : T; }
-  const uint16_t* at(const Tokens& x, int64_t n, int64_t t) const {
-    return x.data + (cu_seqlens.data ? (begin(n) + t) * x.token : n * x.sequence + t * x.token);
+  int64_t place(const Tokens& x, int64_t n, int64_t t) const {
+    return cu_seqlens.data ? (begin(n) + t) * x.token : n * x.sequence + t * x.token;
+  }
+  const uint16_t* at(const Tokens& x, int64_t n, int64_t t) const { return x.data + place(x, n, t); }
+  float gate(const Tokens& x, bool wide, int64_t i) const {
+    return wide ? reinterpret_cast<const float*>(x.data)[i] : from_bf16(x.data[i]);
   }
   float bias(int64_t i_hv) const {
     return half_bias ? from_bf16(static_cast<const uint16_t*>(dt_bias)[i_hv])
@@ -254,22 +259,31 @@ inline void take_rows(Walk& j, const ffi::TensorView& mixed_qkv) {
   j.v = {x + 2 * j.H * K, stride, stride};
 }
 
-// bfloat16 [T, heads, 128] or [T, heads]; tokens, or rows of one token, may lie apart.
+// [T, heads, 128] or [T, heads]; tokens, or rows of one token, may lie apart.
 inline Tokens rows_of(const ffi::TensorView& t, const char* name,
-                      std::initializer_list<int64_t> shape) {
+                      std::initializer_list<int64_t> shape, DLDataType dtype = BF16) {
   Tokens x;
-  x.data = strided<const uint16_t>(t, name, BF16, shape, CPU, 2, &x.token);
+  x.data = strided<const uint16_t>(t, name, dtype, shape, CPU, dtype.bits / 8, &x.token);
   x.sequence = x.token;
   return x;
 }
 
-// What all calls have besides tokens and states. H and HV are known.
-inline void take_constants(Walk& j, const ffi::TensorView& A_log, const ffi::TensorView& dt_bias,
-                           ffi::Optional<double> scale, double epsilon) {
+// Of all calls: what the gates are computed with, or that they are given. HV is known.
+inline GateTypes take_gates(Walk& j, const ffi::Optional<ffi::TensorView>& A_log,
+                            const ffi::Optional<ffi::TensorView>& dt_bias,
+                            const ffi::TensorView& b) {
+  const GateTypes types(A_log, dt_bias, b);
+  j.wide_a = types.a == F32, j.wide_b = types.b == F32;
+  if (types.given) return types;
+  const ffi::TensorView bias = dt_bias.value();
+  j.A_log = data<const float>(A_log.value(), "A_log", F32, {j.HV}, CPU);
+  j.half_bias = bias.dtype() == BF16;
+  j.dt_bias = data<const char>(bias, "dt_bias", j.half_bias ? BF16 : F32, {j.HV}, CPU);
+  return types;
+}
+
+inline void take_constants(Walk& j, ffi::Optional<double> scale, double epsilon) {
   const double s = scale.value_or(0.0);
-  j.A_log = data<const float>(A_log, "A_log", F32, {j.HV}, CPU);
-  j.half_bias = dt_bias.dtype() == BF16;
-  j.dt_bias = data<const char>(dt_bias, "dt_bias", j.half_bias ? BF16 : F32, {j.HV}, CPU);
   j.scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s);
   j.epsilon = static_cast<float>(epsilon);
 }
@@ -327,9 +341,11 @@ void walk_chunk(const void* p, int64_t chunk) {
     widened(j.at(j.q, n, t) + i_h * K, j.epsilon, h.q);
     widened(j.at(j.k, n, t) + i_h * K, j.epsilon, h.k);
     h.kq = dot(h.k, h.q);
-    const float a = from_bf16(j.at(j.a, n, t)[i_hv]);
-    h.g = std::exp(-std::exp(j.A_log[i_hv]) * softplus(a + j.bias(i_hv)));
-    h.beta = 1.f / (1.f + std::exp(-from_bf16(j.at(j.b, n, t)[i_hv])));
+    const float a = j.gate(j.a, j.wide_a, j.place(j.a, n, t) + i_hv);
+    const float b = j.gate(j.b, j.wide_b, j.place(j.b, n, t) + i_hv);
+    const float rate = j.A_log ? -std::exp(j.A_log[i_hv]) * softplus(a + j.bias(i_hv)) : a;
+    h.g = std::exp(rate);
+    h.beta = j.A_log ? 1.f / (1.f + std::exp(-b)) : b;
     h.scale = j.scale;
     j.rows(h, from, j.at(j.v, n, t) + i_hv * V + i_v, to, output, j.chunk_rows);
     if (!direct && target) narrow(scratch, j.type, elements, target + inside);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cfloat>
 
+#include <tvm/ffi/optional.h>
+
 #include "tensor.cuh"
 
 namespace gdn {
@@ -51,6 +53,23 @@ inline int64_t within(const char* name, int64_t stride, int64_t least, int64_t m
   }
   return stride;
 }
+
+// The dtypes of a and b: bfloat16 before the gates; without A_log and dt_bias they are log g, in float32, and beta, in float32 or
+// bfloat16.
+struct GateTypes {
+  DLDataType a{kDLBfloat, 16, 1}, b{kDLBfloat, 16, 1};
+  bool given = false;
+
+  GateTypes(const ffi::Optional<ffi::TensorView>& A_log, const ffi::Optional<ffi::TensorView>& dt_bias, const ffi::TensorView& beta)
+      : given(!A_log) {
+    const DLDataType f32{kDLFloat, 32, 1};
+    if (given == static_cast<bool>(dt_bias)) {
+      TVM_FFI_THROW(ValueError) << "A_log and dt_bias: expected both, or neither: then a is log g, in float32, and b is beta";
+    }
+    if (given) a = f32;
+    if (given && beta.dtype() == f32) b = f32;
+  }
+};
 
 // int32 or int64 [B], dense; *shift is log2 of an element's bytes.
 inline const void* slots_of(const ffi::TensorView& t, const char* name, int64_t B, DLDevice device, uint8_t* shift) {

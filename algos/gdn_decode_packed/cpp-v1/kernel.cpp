@@ -38,7 +38,7 @@ struct Decode : Walk {
 // The call of a serving engine; the CUDA rungs export the same one.
 //
 // mixed_qkv [B, 2 H 128 + HV 128] bf16: q of all heads, k, then v; a, b [B, HV] bf16; rows of these
-// may lie apart. A_log [HV] f32; dt_bias [HV] f32 or bf16. pool [slots, HV, 128, 128] f32, bf16 or
+// may lie apart. A_log [HV] f32; dt_bias [HV] f32 or bf16, or neither (GateTypes). pool [slots, HV, 128, 128] f32, bf16 or
 // f16, k-last; slots and heads may lie apart. state_indices [B] int32 or int64, with any stride
 // that is not negative. A row whose slot is below first_slot (at least 0), or not below the pool's
 // size, is padding: zeros out, and no state is touched. Slots of the other rows are distinct.
@@ -47,8 +47,8 @@ struct Decode : Walk {
 // epsilon: q and k are divided by sqrt(sum(x^2) + epsilon); below 0: taken as they are. Writes
 // output [B, HV, 128] or [B, 1, HV, 128] bf16. ValueError before anything is written.
 void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b,
-                   ffi::TensorView A_log, ffi::TensorView dt_bias, ffi::TensorView pool,
-                   ffi::TensorView state_indices, ffi::Optional<double> scale,
+                   ffi::Optional<ffi::TensorView> A_log, ffi::Optional<ffi::TensorView> dt_bias,
+                   ffi::TensorView pool, ffi::TensorView state_indices, ffi::Optional<double> scale,
                    ffi::TensorView output, ffi::TensorView new_pool,
                    ffi::Optional<ffi::TensorView> new_indices,
                    ffi::Optional<ffi::TensorView> has_initial_state, int64_t first_slot,
@@ -66,8 +66,9 @@ void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView
     TVM_FFI_THROW(ValueError) << "new_pool: expected the dtype and the heads of pool";
   }
   take_rows(j, mixed_qkv);
-  j.a = rows_of(a, "a", {B, HV}), j.b = rows_of(b, "b", {B, HV});
-  take_constants(j, A_log, dt_bias, scale, epsilon);
+  const GateTypes gates = take_gates(j, A_log, dt_bias, b);
+  j.a = rows_of(a, "a", {B, HV}, gates.a), j.b = rows_of(b, "b", {B, HV}, gates.b);
+  take_constants(j, scale, epsilon);
   j.slots = j.new_slots = whole(state_indices, "state_indices", {B});
   if (new_indices) j.new_slots = whole(new_indices.value(), "new_indices", {B});
   if (has_initial_state) {

@@ -33,15 +33,17 @@ struct Prefill : Walk {
 };
 
 // Checks all but q, k and v, which j has, with H and HV; and runs.
-void checked(Prefill& j, int64_t total, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log,
-             ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
+void checked(Prefill& j, int64_t total, ffi::TensorView a, ffi::TensorView b,
+             ffi::Optional<ffi::TensorView> A_log, ffi::Optional<ffi::TensorView> dt_bias,
+             ffi::TensorView pool, ffi::TensorView state_indices,
              ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens,
              ffi::Optional<double> scale, ffi::TensorView output, int64_t first_slot,
              double epsilon) {
   const int64_t N = state_indices.size(0), HV = j.HV;
   j.pool = states_of(pool, "pool"), j.type = j.pool.type;
-  j.a = rows_of(a, "a", {total, HV}), j.b = rows_of(b, "b", {total, HV});
-  take_constants(j, A_log, dt_bias, scale, epsilon);
+  const GateTypes gates = take_gates(j, A_log, dt_bias, b);
+  j.a = rows_of(a, "a", {total, HV}, gates.a), j.b = rows_of(b, "b", {total, HV}, gates.b);
+  take_constants(j, scale, epsilon);
   j.slots = whole(state_indices, "state_indices", {N});
   if (has_initial_state) {
     j.has_state = data<const bool>(has_initial_state.value(), "has_initial_state", BOOL, {N}, CPU);
@@ -62,7 +64,7 @@ void check_ranks(const ffi::TensorView& pool, const ffi::TensorView& state_indic
 // The call of a serving engine; the CUDA rungs export the same one.
 //
 // q, k [total, H, 128], v [total, HV, 128] and a, b [total, HV] bf16, each with any stride from a
-// token to the next; A_log [HV] f32; dt_bias [HV] f32 or bf16; pool [slots, HV, 128, 128] f32 or
+// token to the next; A_log [HV] f32; dt_bias [HV] f32 or bf16, or neither (GateTypes); pool [slots, HV, 128, 128] f32 or
 // bf16, k-last, slots and heads may lie apart, updated in place; state_indices [N] int32 or int64,
 // with any stride that is not negative: the slot of each sequence, distinct. One below first_slot
 // (at least 0), or not below the pool's size, is padding: zeros out, and no state is touched.
@@ -72,9 +74,10 @@ void check_ranks(const ffi::TensorView& pool, const ffi::TensorView& state_indic
 // sqrt(sum(x^2) + epsilon); below 0: taken as they are. Writes output [total, HV, 128] bf16.
 // ValueError before anything is written.
 void chunk_prefill(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a,
-                   ffi::TensorView b, ffi::TensorView A_log, ffi::TensorView dt_bias,
-                   ffi::TensorView pool, ffi::TensorView state_indices,
-                   ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens,
+                   ffi::TensorView b, ffi::Optional<ffi::TensorView> A_log,
+                   ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
+                   ffi::TensorView state_indices, ffi::Optional<ffi::TensorView> has_initial_state,
+                   ffi::TensorView cu_seqlens,
                    ffi::Optional<double> scale, ffi::TensorView output, int64_t first_slot,
                    double epsilon) {
   if (q.ndim() != 3) TVM_FFI_THROW(ValueError) << "q: expected [total, H, 128], got " << q.shape();

@@ -17,7 +17,10 @@ called from any thread. There is no backward. The step is that of Gated Delta Ne
     S <- g S;  S <- S + beta (v - S k) k^T;  o = scale S q
     g = exp(-exp(A_log) softplus(a + dt_bias)),  beta = sigmoid(b),  both in float32
 
-with a state S [V, K] for each value head and K = V = 128; HV is any multiple of H.
+Gates that the caller has are taken as well: with None for A_log and dt_bias, a is log g, in
+float32, and b is beta, in float32 or bfloat16, of the same shapes.
+
+There is a state S [V, K] for each value head and K = V = 128; HV is any multiple of H.
 Slots are below the size of the pool, and those of one call are distinct unless they are
 padding: both are up to the caller, as checking them would mean to wait for the GPU. A
 slot below `first_slot` is padding: its output is 0, and no state is read or written.
@@ -68,15 +71,16 @@ _prefill = Exported(
 
 # written in place; what a state is computed with, in the order of all libraries
 _GATES = {
-    "A_log": TensorArgument((1,), F32),
-    "dt_bias": TensorArgument((1,), F32 + BF16),
+    "A_log": TensorArgument((1,), F32, optional=True),
+    "dt_bias": TensorArgument((1,), F32 + BF16, optional=True),
     "initial_state": TensorArgument((4,), written=True),
 }
 _NUMBERS = {"first_slot": Number("int"), "epsilon": Number("float")}
 _run_decode = Operator(
     _decode,
     {
-        **dict.fromkeys(("mixed_qkv", "a", "b"), TensorArgument((2,), BF16)),
+        "mixed_qkv": TensorArgument((2,), BF16),
+        **dict.fromkeys("ab", TensorArgument((2,), BF16 + F32)),
         **_GATES,
         "ssm_state_indices": TensorArgument((1,), WHOLE),
         "scale": Number("float?"),
@@ -91,7 +95,7 @@ run_verify = Operator(
     _verify,
     {
         **dict.fromkeys("qkv", TensorArgument((3, 4), BF16)),
-        **dict.fromkeys("ab", TensorArgument((2, 3), BF16)),
+        **dict.fromkeys("ab", TensorArgument((2, 3), BF16 + F32)),
         **_GATES,
         "ssm_state_indices": TensorArgument((1, 2), WHOLE),
         "num_accepted_tokens": TensorArgument((1,), WHOLE, optional=True),
@@ -110,7 +114,7 @@ _run_prefill = Operator(
     _prefill,
     {
         **dict.fromkeys("qkv", TensorArgument((3,), BF16)),
-        **dict.fromkeys("ab", TensorArgument((2,), BF16)),
+        **dict.fromkeys("ab", TensorArgument((2,), BF16 + F32)),
         **_GATES,
         "ssm_state_indices": TensorArgument((1,), WHOLE),
         "has_initial_state": TensorArgument((1,), (torch.bool,), optional=True),
@@ -126,8 +130,8 @@ def packed_decode(
     mixed_qkv: Tensor,
     a: Tensor,
     b: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
     scale: float,
     initial_state: Tensor,
     out: Tensor | None,
@@ -141,7 +145,7 @@ def packed_decode(
 
     mixed_qkv          [B, 2 H K + HV V] bfloat16: q of all heads, k, then v; rows may lie apart
     a, b               [B, HV] bfloat16; rows may lie apart
-    A_log, dt_bias     [HV] float32; dt_bias also bfloat16
+    A_log, dt_bias     [HV] float32; dt_bias also bfloat16. None: a is log g, and b is beta
     scale              of the outputs, 1/sqrt(K) if None or 0
     initial_state      the pool [slots, HV, V, K] float32, bfloat16 or float16; slots
       may lie apart. In place
@@ -180,10 +184,10 @@ def packed_decode(
 
 
 def mtp_verify(
-    A_log: Tensor,
+    A_log: Tensor | None,
     a: Tensor,
     b: Tensor,
-    dt_bias: Tensor,
+    dt_bias: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -288,8 +292,8 @@ def chunk_prefill(
     v: Tensor,
     a: Tensor,
     b: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
     initial_state: Tensor,
     ssm_state_indices: Tensor,
     cu_seqlens: Tensor,
