@@ -64,16 +64,16 @@ struct MtpArguments {
   __nv_bfloat16* output;       // [.., HV, V], dense
   float scale;
   Divisor by_group{1};         // value heads of one query/key head
-  uint8_t mode, dt_bias_bf16;
+  uint8_t mode, dt_bias_bf16, given, wide_beta;  // given: a is log g, in float, and b beta, in float if wide_beta
 
   const __nv_bfloat16* k;      // [B, tokens, H, K], or [all tokens, H, K] with cu_seqlens; the others likewise
   const __nv_bfloat16* q;
   int32_t k_batch, k_token, q_batch, q_token;
-  const __nv_bfloat16* a;      // [.., HV]
-  const __nv_bfloat16* b;
+  const void* a;               // [.., HV] bfloat16
+  const void* b;
   int32_t a_batch, a_token, b_batch, b_token;
-  const float* A_log;          // [HV]
-  const void* dt_bias;         // [HV] float or bfloat16
+  const float* A_log;          // [HV]; given: any
+  const void* dt_bias;         // [HV] float or bfloat16; given: any
   float epsilon;               // of the norm, under the root; below 0: q and k are taken as they are
   void* states;                // where states go: the pool, or [N, >= tokens, HV, V, K] of T
   const void* states_rows;     // [B], the row of `states`; null: the sequence's number
@@ -194,9 +194,16 @@ __device__ __forceinline__ void multiply_block(float (&d)[2][4], const uint32_t 
 }
 
 // Element `i` of token `t` (of all) of sequence i_b, with 64 bits.
-__device__ __forceinline__ const __nv_bfloat16* of_token(const __nv_bfloat16* from, uint32_t i_b, int32_t batch,
-                                                         int32_t token, int t, uint32_t i) {
+template <typename E>
+__device__ __forceinline__ const E* of_token(const E* from, uint32_t i_b, int32_t batch, int32_t token, int t, uint32_t i) {
   return from + (static_cast<int64_t>(static_cast<int32_t>(i_b)) * batch + static_cast<int64_t>(t) * token + i);
+}
+
+// The same of a or b: its bits, of float if `wide`, else of bf16.
+__device__ __forceinline__ void load_gate(uint32_t* bits, const void* from, bool wide, uint32_t i_b, int32_t batch, int32_t token, int t,
+                                          uint32_t i) {
+  if (wide) ptx::load_now<4>(bits, of_token(static_cast<const uint32_t*>(from), i_b, batch, token, t, i));
+  else ptx::load_now<2>(bits, of_token(static_cast<const uint16_t*>(from), i_b, batch, token, t, i));
 }
 
 __device__ __forceinline__ int32_t load_int(const int32_t* from) {
@@ -249,8 +256,8 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
         of_token(is_q ? p.q : p.k, i_b, is_q ? p.q_batch : p.k_batch, is_q ? p.q_token : p.k_token, t, i_h * K);
 #pragma unroll
     for (int n = 0; n < 4; ++n) ptx::load_now<16>(words[j][n], from + c * 8 + n * 32);
-    ptx::load_now<2>(&a[j], of_token(p.a, i_b, p.a_batch, p.a_token, t, i_hv));
-    ptx::load_now<2>(&b[j], of_token(p.b, i_b, p.b_batch, p.b_token, t, i_hv));
+    load_gate(&a[j], p.a, p.given, i_b, p.a_batch, p.a_token, t, i_hv);
+    load_gate(&b[j], p.b, p.wide_beta, i_b, p.b_batch, p.b_token, t, i_hv);
   }
   ptx::load_now<4>(&A_log, p.A_log + i_hv);
   const char* bias_at = static_cast<const char*>(p.dt_bias) + (i_hv << (p.dt_bias_bf16 ? 1 : 2));
@@ -277,8 +284,9 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
 #pragma unroll
     for (int n = 0; n < 4; ++n)
       dots[0][j][n] = (dots[0][j][n] + dots[1][j][n]) + (dots[2][j][n] + dots[3][j][n]);
-    gate[j] = decay(__uint_as_float(A_log), low(a[j]) + __uint_as_float(bias << 16 | (p.dt_bias_bf16 ? 0 : bias_low)));
-    beta[j] = sigmoid(low(b[j]));
+    const float dt_bias = __uint_as_float(bias << 16 | (p.dt_bias_bf16 ? 0 : bias_low));
+    gate[j] = exp2_approx(log2_gate(a[j], p.given, __uint_as_float(A_log), dt_bias));
+    beta[j] = beta_gate(b[j], p.given, p.wide_beta);
   }
   make_coefficients<TOKENS>(to.coefficients, dots[0], gate, beta, p.scale, p.epsilon, lane);
 }
