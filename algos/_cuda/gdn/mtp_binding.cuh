@@ -125,8 +125,7 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
   }
   p.output = axes == 1 ? data<bf>(output, "output", bf16, {total, HV, V}, device)
                         : data<bf>(output, "output", bf16, {B, T, HV, V}, device);
-  p.given = gates.given, p.wide_beta = gates.b == f32;
-  p.A_log = static_cast<const float*>(p.a), p.dt_bias = p.a;  // of given gates: HV floats that can be read
+  p.wide_beta = gates.b == f32;
   if (!gates.given) {
     const ffi::TensorView bias = dt_bias.value();
     p.A_log = data<const float>(A_log.value(), "A_log", f32, {HV}, device);
