@@ -15,7 +15,7 @@ import torch
 
 from gdn_cli.worker.judge import check
 from gdn_cli.worker.timing import Plan, Subject, measure
-from gdn_cli.worker.timing.flips import Flips, part
+from gdn_cli.worker.timing.flips import Flips, _Ahead, part
 from gdn_cli.worker.timing.subject import Values, values
 
 WHERE = [(0, None, None), (1, 8, 24)]
@@ -26,6 +26,13 @@ def inputs() -> list[torch.Tensor]:
     return [torch.randn(3, 2, 16).bfloat16(), torch.randn(5, 32)]
 
 
+@pytest.fixture(params=[False, True], ids=["", "ahead"])
+def ahead(request, monkeypatch):
+    """Whether values are made for many calls together, as on a GPU."""
+    monkeypatch.setattr(_Ahead, "takes", lambda x: request.param)
+
+
+@pytest.mark.usefixtures("ahead")
 def test_each_call_has_values_that_no_other_has():
     given = inputs()
     before = [x.clone() for x in given]
@@ -41,6 +48,7 @@ def test_each_call_has_values_that_no_other_has():
     assert all(map(torch.equal, given, before))
 
 
+@pytest.mark.usefixtures("ahead")
 def test_a_call_changes_every_row_and_only_the_part_that_may_change():
     given = inputs()
     before = given[1].clone()
@@ -50,6 +58,7 @@ def test_a_call_changes_every_row_and_only_the_part_that_may_change():
     assert not changed[:, :8].any() and not changed[:, 24:].any()
 
 
+@pytest.mark.usefixtures("ahead")
 def test_the_last_values_follow_from_the_seed_whatever_came_before():
     one, two, three = inputs(), inputs(), inputs()
     flips = Flips(one, WHERE, seed=7)

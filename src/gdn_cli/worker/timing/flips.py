@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ class Flips:
         self.numbers = {i for i, *_ in parts}
         self.tables = [_Signs(part(inputs[i], *ends)) for i, *ends in parts]
         self.draw = random.Random(seed)
+        changing = [inputs[i] for i in sorted(self.numbers)]
+        self.ahead = _Ahead(changing) if all(map(_Ahead.takes, changing)) else None
 
     def on(self, inputs: Sequence) -> Flips:
         """The same for copies of the inputs: other values before each call, but the
@@ -48,6 +50,12 @@ class Flips:
         return other
 
     def __call__(self) -> None:
+        if self.ahead:
+            self.ahead.next(self._flip)
+        else:
+            self._flip()
+
+    def _flip(self) -> None:
         for table in self.tables:
             rows, columns = table.shape
             # in all rows, so that every result changes
@@ -73,10 +81,51 @@ class Flips:
         self.restore()
         self.draw = random.Random(f"{self.seed} last")
         for _ in range(_BLOCKS):
-            self()
+            self._flip()
 
 
 _BLOCKS = 5
+
+
+class _Ahead:
+    """The values of the next calls of small tensors on a GPU, made together and copied
+    into place one by one.
+
+    Between two calls then runs no kernel of ours but the flush. On an H100 and an H200 a
+    kernel there, whatever memory it wrote, made calls of 6 us up to 4 % slower
+    (results/h100/values-between-calls.jsonl): it may take a line of the call's code out
+    of a cache, and L2 is cold for code too.
+    """
+
+    CALLS = 16
+    MOST_BYTES = 4 * 2**20  # of a tensor; where more is moved, a line of code is little
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = tensors
+        self.copies = [
+            [torch.empty_like(x) for x in tensors] for _ in range(self.CALLS)
+        ]
+        self.used = self.CALLS
+
+    @classmethod
+    def takes(cls, x: Tensor) -> bool:
+        return x.is_cuda and x.is_contiguous() and x.nbytes <= cls.MOST_BYTES
+
+    def next(self, flip: Callable[[], None]) -> None:
+        if self.used == self.CALLS:
+            for copies in self.copies:
+                flip()
+                _copy(self.tensors, copies)
+            self.used = 0
+        _copy(self.copies[self.used], self.tensors)
+        self.used += 1
+
+
+def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
+
+
 # by element size in bytes
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -84,10 +133,8 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class _Signs:
     """The bits of a tensor as rows and columns, whose signs can change.
 
-    On a GPU a small kernel does it. One with 11 KB of code made a call of 6 us 2 %
-    slower on an H100, whatever memory it wrote: it may have taken the call's own code
-    out of the instruction cache. This one has 1.4 KB. On a CPU NumPy does it: torch
-    starts threads for a large tensor, which still spin when the next call begins.
+    On a GPU a small kernel does it. On a CPU NumPy does it: torch starts threads for a
+    large tensor, which still spin when the next call begins.
     """
 
     def __init__(self, x: Tensor) -> None:
