@@ -220,7 +220,8 @@ def test_compare_says_by_how_much(compared):
     assert (c["baseline"], c["algo"], c["tier"]) == ("pt-reference", "cpp-v1", "wall")
     # the machine may be busy: no time is judged here
     assert c["verdict"] in ("FASTER", "SAME", "SLOWER", "UNCLEAR")
-    assert c["low"] < c["ratio"] < c["high"]
+    # equal where a busy machine leaves time for one round
+    assert c["low"] <= c["ratio"] <= c["high"]
     assert overall["ratio"] == pytest.approx(c["ratio"])
     assert [r["algo"] for r in done.json["records"]] == ["pt-reference", "cpp-v1"]
     for r in done.json["records"]:
