@@ -154,7 +154,7 @@ class Kernel:
     @property
     def schema(self) -> str:
         """The schema of torch's operator: the inputs, then `written`."""
-        declared = []
+        declared: list[str] = []
         for name, spec in (self.op.inputs | self.op.outputs).items():
             kind = "int?" if "int" in spec.dtype else "float?"
             if spec.shape:
@@ -218,7 +218,7 @@ def files(kernels: Sequence[Kernel], name: str, owner: str | None) -> dict[str, 
         hint = "pack them apart"
         raise UsageError(f"several licences: {', '.join(sorted(licences))}", hint=hint)
     module = name.replace("-", "_")
-    shared = {
+    shared: dict[str, object] = {
         "name": name,
         "owner": owner,
         "licence": licences.pop(),

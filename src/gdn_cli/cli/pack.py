@@ -37,6 +37,7 @@ def pack(
         Target,
         typer.Option(
             "--for",
+            metavar="flashinfer|hub",
             help="flashinfer: solution.json of one algo. hub: a folder for kernel-builder, of one"
             " or several algos in C++ or CUDA.",
         ),

@@ -15,14 +15,13 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import one_line
-from ..machine import inventory
+from ..machine import inventory, toolchain
 from ..parsing import read_toml
 
 Step = dict[str, str]
@@ -86,7 +85,7 @@ def variant_of(backend: str) -> str:
     major, minor, *_ = tvm_ffi.__version__.split(".")
     arch = backend
     if backend == "cuda":
-        arch = "cu" + "".join(_nvcc_version())
+        arch = f"cu{toolchain.cuda_version() or ''}".replace(".", "")
     system = f"{platform.machine()}-{platform.system().lower()}"
     return f"tvm-ffi{major}{minor}-{arch}-{system}"
 
@@ -119,7 +118,6 @@ def build(folder: Path, backend: str, place: Path) -> list[str]:
         name,
         cpp_files=[str(path) for path in sources if path.suffix in _CXX],
         cuda_files=[str(path) for path in sources if path.suffix == _CUDA],
-        backend="cuda" if backend == "cuda" else None,
         build_directory=str(work),
     )
     place.mkdir(parents=True)
@@ -194,15 +192,6 @@ def _number(arch: str) -> tuple[int, ...]:
 
 def _define(flag: str) -> str:
     return f"#define {flag.removeprefix('-D').replace('=', ' ', 1)}\n"
-
-
-def _nvcc_version() -> tuple[str, str]:
-    """The version of the CUDA that compiles here, such as ("13", "0")."""
-    nvcc = Path(os.environ["CUDA_HOME"]) / "bin" / "nvcc"
-    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
-    match = re.search(r"release (\d+)\.(\d+)", said)
-    assert match, said
-    return match[1], match[2]
 
 
 def _errors(e: Exception) -> str:
