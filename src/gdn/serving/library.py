@@ -107,7 +107,12 @@ def _kernel(rung: str) -> Library:
             return Library(file)
         except Exception as e:  # it is damaged, or was linked with what is not here
             _log.warning("%s cannot be loaded, and is compiled: %s", file, one_line(e))
-    return Library(libraries.compiled(algo, *here))
+    file = libraries.compiled(algo, *here)
+    try:
+        return Library(file)
+    except Exception:  # kept from before, made with versions that are no longer here
+        file.unlink(missing_ok=True)
+        return Library(libraries.compiled(algo, *here))
 
 
 def _here(algo: libraries.Source) -> tuple[tuple[int, int] | None, str | None]:

@@ -98,9 +98,10 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
     """Write the files. Into a folder with other files only if this command wrote them."""
     from .. import files
     from ..catalog import hub
+    from ..parsing import read_text
 
     marker = folder / "build.toml"
-    ours = marker.is_file() and hub.WRITTEN in marker.read_text(errors="replace")
+    ours = marker.is_file() and hub.WRITTEN in read_text(marker)
     if folder.exists() and not ours and (not folder.is_dir() or any(folder.iterdir())):
         hint = "-o names another folder"
         raise errors.UsageError(f"{folder} has other files", hint=hint)

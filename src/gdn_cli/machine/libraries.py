@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .. import paths, source_hash
+from .. import files, paths, source_hash
 from ..errors import GdnError, MissingError, UsageError, one_line
 from . import toolchain
 
@@ -54,9 +54,7 @@ class Source:
     @property
     def hash(self) -> str:
         """As records and packed files have it."""
-        contents = [
-            (path.name, path.read_text(encoding="utf-8")) for path in self.files
-        ]
+        contents = [(path.name, files.read(path).decode()) for path in self.files]
         return source_hash.source_hash(
             self.language, self.entry_point, True, "tvm-ffi", contents
         )
@@ -69,7 +67,7 @@ def source(name: str) -> Source:
     """The algo of this full name. UsageError if gdn ships none, or it is in another language."""
     folder = paths.ALGOS_DIR / name
     try:
-        table: dict[str, Any] = tomllib.loads((folder / "algo.toml").read_text())
+        table: dict[str, Any] = tomllib.loads(files.read(folder / "algo.toml").decode())
     except OSError:
         hint = "`gdn list` shows all"
         raise UsageError(f"gdn ships no algo {name}", hint=hint) from None
@@ -212,14 +210,14 @@ def _compile(algo: Source, library: Path) -> None:
 
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         # as flashinfer-bench's builder has them: all in one folder
-        files = [shutil.copy(path, folder) for path in algo.files]
+        copies = [shutil.copy(path, folder) for path in algo.files]
         try:
             made = tvm_ffi.cpp.build(
                 library.stem,
                 cpp_files=[
-                    f for f in files if Path(f).suffix in (".cpp", ".cxx", ".cc", ".c")
+                    f for f in copies if Path(f).suffix in (".cpp", ".cxx", ".cc", ".c")
                 ],
-                cuda_files=[f for f in files if f.endswith(".cu")],
+                cuda_files=[f for f in copies if f.endswith(".cu")],
                 extra_include_paths=[folder],
                 build_directory=folder,
             )

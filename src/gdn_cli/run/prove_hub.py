@@ -24,6 +24,7 @@ from ..catalog.pack import definition
 from ..catalog.registry import Registry
 from ..machine import inventory
 from ..machine.inventory import HERE, Machine
+from ..parsing import read_text
 from .jobs import Job, environ_of, execute
 from .prove import Step, ran, step
 
@@ -155,7 +156,7 @@ def _run(
 def _imports(folder: Path) -> Step:
     """The rules for a kernel's Python: its own files by relative imports, and nothing but torch."""
     for path in sorted((folder / "tvm-ffi-ext").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(ast.parse(read_text(path))):
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
