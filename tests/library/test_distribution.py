@@ -24,6 +24,8 @@ KERNELS = read_toml(ROOT / "packaging" / "gdn-kernels" / "pyproject.toml")
 OTHERS = (
     "msgspec typer rich flashinfer_bench pydantic modal matplotlib safetensors pynvml"
 )
+# an engine's own, which a hook may import
+ENGINES = "vllm sglang transformers kernels fla"
 # gdn.load is the package gdn's
 OF_THE_COMMAND = ("gdn.loading", "gdn.call_checks")
 ALONE = f"""
@@ -36,7 +38,11 @@ class Missing:
 
 sys.meta_path.insert(0, Missing())
 for name in sys.argv[1:]:
-    __import__(name)
+    try:
+        __import__(name)
+    except ModuleNotFoundError as e:
+        if e.name.partition(".")[0] not in {ENGINES.split()}:
+            raise
 print(*[name for name in sys.modules if name.partition(".")[0] == "gdn_cli"])
 import gdn
 try:
