@@ -61,6 +61,7 @@ def build(
             begin = time.monotonic()
             file = libraries.compile_to(out, algo, name, cuda)
             took = time.monotonic() - begin
+            file.with_suffix(".lock").unlink(missing_ok=True)  # no part of a wheel
             size = file.stat().st_size
             if not json:
                 screen.put(f"{file}: {size / 1e6:.1f} MB, {took:.0f} s")
