@@ -10,7 +10,7 @@
 # make attacks   wrong algos and cheats, and what stops each: tests/attacks
 # make screens   writes tests/screens/*.txt anew; read the diff
 # make coverage   how much of the quick rooms their tests reach
-# make dist-check   builds the wheel and the sdist, and tries both in a new environment
+# make dist-check   builds the wheels and the sdist, and tries them in a new environment
 # make docs    the documentation as a site, to be opened at site/index.html
 # make pages   writes the generated parts of docs/cli.md and docs/records.md again
 # make compile_commands.json   where the kernels' headers lie, for editors

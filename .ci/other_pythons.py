@@ -20,7 +20,7 @@ import requirements
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 NEED_TORCH = "torch", "triton", "flashinfer-bench"
-UNUSED = "ncu-report", "ruff"  # by the tests of the command
+UNUSED = "ncu-report", "ruff", "kernels"  # by the tests of the command
 OFFLINE = (
     "NewConnectionError",
     "Max retries exceeded",

@@ -21,7 +21,7 @@ LAYERS = {
     "wall": "worker",  # may import torch at the top of a file
     # shared by all
     "bottom": "records machine catalog schema"
-    " errors paths units text streams files parsing bounded",
+    " errors paths units text streams files parsing bounded source_hash",
 }
 LAYER = {room: name for name, rooms in LAYERS.items() for room in rooms.split()}
 HEIGHT = {name: height for height, name in enumerate(reversed(LAYERS))}

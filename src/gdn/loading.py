@@ -39,12 +39,13 @@ from gdn_cli.catalog.formats import Definition, Solution
 from gdn_cli.catalog.registry import Algo
 from gdn_cli.errors import GdnError, MissingError, UsageError
 from gdn_cli.machine import inventory
+from gdn_cli.machine.inventory import environment, with_builders
 from gdn_cli.worker.executor import build, prepared
 
 from . import tensor_checks
 from .call_checks import Contract
 from .registration import NAMESPACE, is_registered, register
-from .straight_call import StraightCall, building, this_thread
+from .straight_call import StraightCall, this_thread
 
 _lock = threading.Lock()
 Function = Callable[..., tuple[Tensor, ...]]
@@ -128,7 +129,7 @@ def on(
                 warnings.warn(f"{algo.full_name}: {slower_way}", stacklevel=3)
             contract = Contract(definition, algo)
             operator = _operator_name(algo, digest)
-            _loaded[key] = _function(contract, kernel, machine, operator)
+            _loaded[key] = _function(contract, kernel, operator)
         return _loaded[key]
 
 
@@ -153,12 +154,21 @@ def built(
         hint = "TRITON_INTERPRET=1, set before Triton is imported, runs it on the CPU, slowly"
         raise MissingError(f"{algo.full_name}: no GPU here", hint=hint)
     specific = algo.specific and place.mode == "cuda"
-    with building(machine, place.mode):
+    with _building(machine, place.mode):
         try:
             return prepared.built(definition, solution, algo.setup, specific=specific)
         except build.BuildFailedError as e:
             error = MissingError if e.missing else GdnError
             raise error(f"{algo.full_name} does not build: {e}") from None
+
+
+@contextlib.contextmanager
+def _building(machine: inventory.Machine, mode: str) -> Iterator[None]:
+    """The environment of a build in this process. The caller's other variables stay."""
+    builders = with_builders(os.environ, mode, machine=machine)
+    names = {"CUDA_HOME", "PATH", "FIB_CACHE_PATH"} & set(builders)
+    with environment({name: builders[name] for name in names}):
+        yield
 
 
 # --- the operators, and the function around them
@@ -259,9 +269,7 @@ def _on_device(device: torch.device, no_autocast: Any) -> Iterator[None]:
         yield
 
 
-def _function(
-    contract: Contract, kernel: build.Kernel, machine: inventory.Machine, operator: str
-) -> Function:
+def _function(contract: Contract, kernel: build.Kernel, operator: str) -> Function:
     """The function that load returns. It checks arguments first, so that errors are
     ours and not the dispatcher's.
     """
@@ -272,7 +280,7 @@ def _function(
     signature = contract.signature()
     inputs_only = list(signature.parameters.values())[:-1]
     bind = signature.replace(parameters=inputs_only).bind
-    straight = StraightCall(contract, kernel, machine)
+    straight = StraightCall(contract, kernel)
     count = len(names) + len(outputs)
 
     def call(*args: Any, out: Any = None, **named: Any) -> tuple[Tensor, ...]:

@@ -9,28 +9,28 @@ else there is the operator, and tensor_checks.py has the words.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib.machinery
 import importlib.util
 import os
+import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
 
 from gdn_cli.errors import MissingError
-from gdn_cli.machine import inventory
-from gdn_cli.machine.inventory import environment, with_builders
-from gdn_cli.worker.executor import build, build_cache
+from gdn_cli.machine import libraries, toolchain
 
-from .call_checks import Contract
+if TYPE_CHECKING:
+    from gdn_cli.worker.executor import build
+
+    from .call_checks import Contract
 
 # .bound: it has called a kernel, and so has the device's context
 this_thread = threading.local()
@@ -46,16 +46,14 @@ class StraightCall:
     alignments.
     """
 
-    def __init__(
-        self, contract: Contract, kernel: build.Kernel, machine: inventory.Machine
-    ) -> None:
+    def __init__(self, contract: Contract, kernel: build.Kernel) -> None:
         self.first = contract.names.index(contract.tensors[0])
         # the contract must check its values at every call
         self.on_cpu = "cu_seqlens" not in contract.names
         self.roles = _roles(contract)
         self.run = kernel.entry_point
         library = kernel.destination_passing and kernel.is_library
-        self.native: Any = native(machine) if library else None
+        self.native: Any = native() if library else None
         self.known: set[bytes] = set()
 
     def kind(self, arguments: tuple[Any, ...]) -> bytes | None:
@@ -89,24 +87,13 @@ def _roles(contract: Contract) -> bytes:
     return "".join(roles).encode()
 
 
-@contextlib.contextmanager
-def building(machine: inventory.Machine, mode: str) -> Iterator[Path]:
-    """The environment of a build in this process, with the folder for what it compiles.
-    The caller's other variables stay.
-    """
-    builders = with_builders(os.environ, mode, machine=machine)
-    names = {"CUDA_HOME", "PATH", "FIB_CACHE_PATH"} & set(builders)
-    with environment({name: builders[name] for name in names}):
-        yield Path(builders["FIB_CACHE_PATH"])
-
-
 @functools.cache
-def native(machine: inventory.Machine = inventory.HERE) -> Any:
+def native() -> Any:
     """straight_call.cpp as a Python module, compiled for this torch once on a machine (a few
     seconds); None if that does not work here: then every call goes through its operator."""
     global module
     try:
-        extension = _loaded(machine)
+        extension = _loaded()
     except Exception:  # no compiler, no Python.h, a full disk, headers of another torch
         return None
     tensor = torch.empty(1)
@@ -118,15 +105,16 @@ def native(machine: inventory.Machine = inventory.HERE) -> Any:
     return module
 
 
-def _loaded(machine: inventory.Machine) -> Any:
+def _loaded() -> Any:
     source = _SOURCE.read_bytes()
-    key = hashlib.sha256(source + torch.__version__.encode()).hexdigest()[:16]
-    with building(machine, "cpu") as cache:
-        fault = build_cache.unusable(cache)
-        if fault:
-            raise MissingError(fault)
-        library = cache / _SOURCE.stem / f"{key}.so"
-        if not library.exists():
+    versions = f"{torch.__version__} {sys.implementation.cache_tag}"
+    key = hashlib.sha256(source + versions.encode()).hexdigest()[:16]
+    library = libraries.kept() / _SOURCE.stem / f"{key}.so"
+    fault = toolchain.unusable(library.parent)
+    if fault:
+        raise MissingError(fault)
+    if not library.exists():
+        with libraries.building():
             _compile(library)
     loader = importlib.machinery.ExtensionFileLoader(_SOURCE.stem, str(library))
     spec = importlib.machinery.ModuleSpec(_SOURCE.stem, loader, origin=str(library))
@@ -140,7 +128,6 @@ def _compile(library: Path) -> None:
 
     torch_folder = Path(torch.__file__).parent
     headers = [str(torch_folder / "include"), sysconfig.get_path("include")]
-    library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         compiled = tvm_ffi.cpp.build(
             library.stem,

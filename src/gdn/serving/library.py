@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from gdn_cli.catalog import pack, registry
-from gdn_cli.errors import GdnError, MissingError
-from gdn_cli.machine import inventory
-from gdn_cli.worker.executor.build import Kernel
+from gdn_cli import __version__
+from gdn_cli.errors import GdnError, MissingError, one_line
+from gdn_cli.machine import libraries
 
-from .. import loading, straight_call
+from .. import straight_call
 
 # where a library has one name per dtype
 _SUFFIX = {torch.float32: "", torch.bfloat16: "_bf16", torch.float16: "_f16"}
 _lock = threading.RLock()
+_log = logging.getLogger("gdn.serving")
+_known: list[Exported] = []
 
 
 class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
@@ -35,6 +41,7 @@ class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
         self.name, self.cuda, self.cpu, self.halves = name, cuda, cpu, halves
         # a build that fails takes as long as one that works
         self.failed: dict[tuple[torch.dtype, bool], GdnError] = {}
+        _known.append(self)
 
     def __missing__(self, kind: tuple[torch.dtype, bool]) -> Callable[..., None]:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -47,6 +54,7 @@ class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
             if kind in self.failed:
                 raise self.failed[kind].with_traceback(None)
             if kind not in self:
+                _announce(kind[1])
                 try:
                     self[kind] = self._function(*kind)
                     straight_call.native()  # with the library, not later in a capture
@@ -75,9 +83,76 @@ class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
         raise MissingError(reason, hint="update gdn")
 
 
-def _kernel(rung: str) -> Kernel:
-    known = registry.load()
-    algo = known.find(rung)
-    op = known.ops[algo.op]
-    definition, solution = pack.definition(op, known), pack.pack(algo, op)
-    return loading.built(inventory.HERE, algo, definition, solution)
+class Library:
+    """A loaded library."""
+
+    def __init__(self, file: Path) -> None:
+        import tvm_ffi
+
+        self._module = tvm_ffi.load_module(str(file))
+
+    def exported(self, name: str) -> Any:
+        """The function of this name, None if it has none."""
+        module = self._module
+        return module.get_function(name) if module.implements_function(name) else None
+
+
+def _kernel(rung: str) -> Library:
+    """The library of a rung on the current device: built beforehand, else compiled here."""
+    algo = libraries.source(rung)
+    here = _here(algo)
+    file = libraries.prebuilt(algo, *here)
+    if file:
+        try:
+            return Library(file)
+        except Exception as e:  # it is damaged, or was linked with what is not here
+            _log.warning("%s cannot be loaded, and is compiled: %s", file, one_line(e))
+    file = libraries.compiled(algo, *here)
+    try:
+        return Library(file)
+    except Exception:  # kept from before, made with versions that are no longer here
+        file.unlink(missing_ok=True)
+        return Library(libraries.compiled(algo, *here))
+
+
+def _here(algo: libraries.Source) -> tuple[tuple[int, int] | None, str | None]:
+    """The current GPU's capability and torch's CUDA; None of both for a CPU's library."""
+    if algo.language == "cpp":
+        return None, None
+    if not torch.cuda.is_available():
+        hint = "`python -c 'import torch; torch.cuda.init()'` says why"
+        raise MissingError(f"{algo.name}: no GPU here", hint=hint)
+    capability = torch.cuda.get_device_capability()
+    if capability < algo.capability:
+        needs, has = (".".join(map(str, x)) for x in (algo.capability, capability))
+        reason = f"{algo.name} needs compute capability {needs}, here is {has}"
+        raise MissingError(reason, hint="another GPU")
+    return capability, torch.version.cuda
+
+
+@functools.cache
+def _announce(cuda: bool) -> None:
+    """One line in the log for the kernels of this device, before the first is loaded."""
+    states = {}
+    for exported in _known:
+        rungs = (exported.cuda, exported.halves) if cuda else (exported.cpu,)
+        for rung in filter(None, rungs):
+            # one that cannot be there raises where it is called
+            with contextlib.suppress(GdnError):
+                states[rung] = _state(rung)
+    later = any("to be compiled" in state for state in states.values())
+    described = ", ".join(f"{rung} {state}" for rung, state in states.items())
+    level = logging.WARNING if later else logging.INFO
+    _log.log(level, "gdn %s: %s", __version__, described)
+
+
+def _state(rung: str) -> str:
+    algo = libraries.source(rung)
+    capability, cuda = here = _here(algo)
+    target = libraries.target(libraries.architecture(algo, capability))
+    file = libraries.prebuilt(algo, *here)
+    if file:
+        return f"prebuilt for {file.stem.rpartition('-')[2]}"
+    place = libraries.kept() / libraries.platform_name(cuda)
+    earlier = (place / algo.file(target)).is_file()
+    return f"{'compiled before' if earlier else 'to be compiled'} for {target}"

@@ -7,10 +7,10 @@ drop (subfolders, other suffixes) or fail on later (empty files) are refused her
 
 from __future__ import annotations
 
-import hashlib
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
+from .. import source_hash as hashing
 from ..errors import UsageError
 from ..parsing import decode, read_json, read_text, wrong
 from .formats import Axis, Definition, Solution, Tensor
@@ -126,14 +126,13 @@ def source_hash(solution: Solution) -> str:
     style, binding and every source.
     """
     spec = solution["spec"]
-    parts = [
+    return hashing.source_hash(
         spec["language"],
         spec["entry_point"],
-        str(spec["destination_passing_style"]),
-        str(spec.get("binding")),
-    ]
-    parts += [text for s in solution["sources"] for text in (s["path"], s["content"])]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+        spec["destination_passing_style"],
+        spec.get("binding"),
+        [(source["path"], source["content"]) for source in solution["sources"]],
+    )
 
 
 # --- reading a packed file, which may be written by anyone

@@ -64,6 +64,8 @@ class _Keys(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     heads: tuple[str, ...] = ()
     # a sequence's bits do not depend on its neighbours, whatever the sizes
     batch_invariant: bool = False
+    # gdn.serving calls its library on a GPU
+    serving: bool = False
     # work that is done once for the inputs, and not timed: executor/prepared.py
     setup: Annotated[str, _SETUP] | None = None
 

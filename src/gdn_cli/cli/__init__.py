@@ -14,6 +14,7 @@ from .. import __version__, errors, streams, text
 from . import (
     algos,
     bench,
+    build,
     commands,
     compare,
     data,
@@ -52,7 +53,7 @@ _COMMANDS: dict[str, list[Any]] = {
         report.report,
     ],
     "Understand and improve": [profile.profile, tune.tune],
-    "Ship": [pack.pack, data.data, modal_tune.modal],
+    "Ship": [pack.pack, build.build, data.data, modal_tune.modal],
     "This machine, and other programs": [
         doctor.doctor,
         commands.commands,

@@ -1,7 +1,10 @@
-"""`gdn pack`: write solution.json for flashinfer-bench, and prove that it needs nothing else."""
+"""`gdn pack`: write solution.json for flashinfer-bench, or the sources of a kernel for the Hugging
+Face Hub, and prove that they need nothing else.
+"""
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +12,13 @@ import typer
 
 from .. import errors
 from . import options as o
+from . import pack_hub
 from .help import results_option
+
+
+class Target(str, Enum):
+    flashinfer = "flashinfer"
+    hub = "hub"
 
 
 @o.grouped
@@ -18,32 +27,47 @@ def pack(
     out: Annotated[
         Path | None,
         results_option(
-            "--out", "-o", show_default="solution.json", help="The file to write."
+            "--out",
+            "-o",
+            show_default="solution.json",
+            help="The file to write; for the Hub, the folder (default: its name).",
         ),
     ] = None,
+    target: Annotated[
+        Target,
+        typer.Option(
+            "--for",
+            metavar="flashinfer|hub",
+            help="flashinfer: solution.json of one algo. hub: a folder for kernel-builder, of one"
+            " or several algos in C++ or CUDA.",
+        ),
+    ] = Target.flashinfer,
     name: Annotated[
         str | None,
-        typer.Option(show_default="<op>-<algo>", help="The solution's name."),
+        typer.Option(
+            show_default="<op>-<algo>",
+            help="The solution's name; for the Hub, the kernel's (default: the op's, or gdn).",
+        ),
     ] = None,
     author: Annotated[
         str | None,
         typer.Option(
-            show_default="gdn", help="The solution's author, such as your team."
+            show_default="gdn",
+            help="The solution's author, such as your team; for the Hub, who owns the repository.",
         ),
     ] = None,
     prove: Annotated[
         bool,
-        typer.Option(
-            "--prove", help="Load, build and run the file in a clean process."
-        ),
+        typer.Option("--prove", help="Load, build and run it in a clean process."),
     ] = False,
     timeout: o.Timeout = 300.0,
     json: o.AsJson = False,
 ) -> None:
-    """Pack one algo into a solution.json for flashinfer-bench.
+    """Pack an algo into a solution.json for flashinfer-bench, or several for the Hub.
 
     Examples:
       gdn pack --algo my-v1 --author me --prove
+      gdn pack --algo my-v1 --author me --for hub --prove
     """
     import json as j
 
@@ -52,6 +76,9 @@ def pack(
     from ..report import screen, terminal
 
     known = algos.known()
+    if target is Target.hub:
+        pack_hub.pack(algos, known, out, name, author, prove, timeout, json)
+        return
     found = known.find(algos.one("pack"), algos.op)
     if found.setup:
         raise errors.UsageError(
@@ -91,7 +118,4 @@ def pack(
                 "proof": steps if prove else None,
             }
         )
-    if any(step["state"] == "failed" for step in steps):
-        raise typer.Exit(errors.FAILED)
-    if any((step["step"], step["state"]) == ("build", "skipped") for step in steps):
-        raise typer.Exit(errors.MISSING)  # nothing was proved
+    pack_hub.exit_code(steps)

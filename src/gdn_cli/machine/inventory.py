@@ -18,7 +18,9 @@ from typing import Any
 from .. import paths
 from ..catalog.registry import Algo
 from ..errors import MissingError, UsageError
-from .toolchain import cuda_home, cxx
+from .toolchain import ARCHITECTURES, cuda_home, cxx
+from .toolchain import environment as environment  # for who imports them from here
+from .toolchain import specific as specific
 
 
 @dataclass(frozen=True)
@@ -38,18 +40,6 @@ class Gpu:
         return not algo.capability or _version(self.capability) >= _version(
             algo.capability
         )
-
-
-# The architectures that the builders compile for, such as "8.0 9.0a"; unset, their
-# GPU's capability.
-ARCHITECTURES = "TVM_FFI_CUDA_ARCH_LIST"
-
-
-def specific(capability: str) -> str | None:
-    """The architecture with all features of a GPU of this capability: "9.0" -> "9.0a";
-    None before 9.0.
-    """
-    return f"{capability}a" if _version(capability) >= (9, 0) else None
 
 
 def _version(capability: str) -> tuple[int, ...]:
@@ -360,17 +350,3 @@ def with_builders(
     # otherwise in the temporary folder
     env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(paths.builds_dir() / "inductor"))
     return env
-
-
-@contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set these variables in this process's environment while the block runs."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value

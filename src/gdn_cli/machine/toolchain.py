@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from .. import paths
 from ..errors import MissingError
+
+_ELSEWHERE = "FIB_CACHE_PATH or GDN_HOME names another folder"
+# The architectures that the builders compile for, such as "8.0 9.0a"; unset, their
+# GPU's capability.
+ARCHITECTURES = "TVM_FFI_CUDA_ARCH_LIST"
+
+
+def specific(capability: str) -> str | None:
+    """The architecture with all features of a GPU of this capability: "9.0" -> "9.0a";
+    None before 9.0.
+    """
+    major = int(capability.partition(".")[0])
+    return f"{capability}a" if major >= 9 else None
 
 
 def cuda_home() -> Path | None:
@@ -77,7 +95,49 @@ def _linked_home(wheel: Path, home: Path) -> Path:
     return home
 
 
+def cuda_version() -> str | None:
+    """The version of nvcc, such as "13.0"; None if there is none."""
+    home = cuda_home()
+    if home is None:
+        return None
+    command = [str(home / "bin" / "nvcc"), "--version"]
+    said = subprocess.run(command, capture_output=True, text=True).stdout
+    match = re.search(r"release (\d+\.\d+)", said)
+    return match[1] if match else None
+
+
 def cxx() -> str | None:
     """The C++ compiler that the builder would call."""
     # CXX may be "ccache g++"
     return shutil.which((os.environ.get("CXX") or "c++").split()[-1])
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set these variables in this process's environment while the block runs."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def unusable(cache: Path) -> str | None:
+    """Why nothing can be built in this folder, and what to do; None if it can. The
+    folder is created if needed.
+    """
+    if planted := paths.planted(cache):
+        return f"the build cache {cache} could hold what others put there ({planted}); {_ELSEWHERE}"
+    try:
+        paths.make(cache)
+        with tempfile.TemporaryFile(dir=cache) as file:
+            file.write(b"0" * 4096)
+    except MissingError as e:
+        return f"the build cache: {e.message}; {_ELSEWHERE}"
+    except OSError as e:
+        return f"the build cache {cache} cannot be written: {e.strerror}; {_ELSEWHERE}"
+    return None

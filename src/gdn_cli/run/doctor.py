@@ -95,6 +95,7 @@ _PACKAGES = [
     ("ninja", "ninja", "C++ and CUDA algos"),
     ("cuda-bench", "cuda.bench", "tier nvbench", "'cuda-bench[cu13]'"),
     ("matplotlib", "matplotlib", "gdn report"),
+    ("kernels", "kernels", "pack --for hub --prove"),
     ("modal", "modal", "a B200 at Modal"),
 ]
 

@@ -19,7 +19,7 @@ from ..catalog.registry import Registry
 from ..errors import one_line
 from ..machine import inventory
 from ..machine.inventory import HERE, Machine
-from ..schema.record_types import Status
+from ..schema.record_types import Record, Status
 from .jobs import Job, Outcome, execute
 
 Step = dict[str, str]  # step, state and detail
@@ -44,28 +44,28 @@ def prove(
     op = registry.ops[algo.op]
     solution = algo.solution
     assert solution is not None
-    yield _step(
+    yield step(
         "read",
         "ok",
         f"{len(solution['sources'])} sources, {file.stat().st_size} bytes of JSON",
     )
-    step = _imports(solution, packages)
-    yield step
-    if step["state"] == "failed":
+    imported = _imports(solution, packages)
+    yield imported
+    if imported["state"] == "failed":
         return
     place = machine.place(algo)
 
     for module, wheel in packages.items():
         if not machine.has_package(module):
             why = f"package {wheel} is not installed: pip install {wheel}"
-            yield _step("build", "skipped", why)
+            yield step("build", "skipped", why)
             return
 
     if algo.language == "cpp" and not machine.cxx():
-        yield _step("build", "skipped", "no C++ compiler here")
+        yield step("build", "skipped", "no C++ compiler here")
         return
     if algo.language == "cuda" and machine.cuda_home() is None:
-        yield _step("build", "skipped", f"no nvcc here: {inventory.GET_NVCC}")
+        yield step("build", "skipped", f"no nvcc here: {inventory.GET_NVCC}")
         return
 
     def job(
@@ -95,23 +95,26 @@ def prove(
             }
         outcome = execute(job(mode, (), for_all))
         if outcome.status is not Status.DONE:
-            yield _step("build", "failed", outcome.reason or outcome.status)
+            yield step("build", "failed", outcome.reason or outcome.status)
             return
         targets = f" for {', '.join(ARCHITECTURES)}" if for_all is not env else ""
         how = f"by flashinfer-bench{targets}, in {outcome.build_s:.1f} s"
-        yield _step("build", "ok", how)
+        yield step("build", "ok", how)
         assert outcome.proof is not None
         yield {"step": "signature", **outcome.proof}
         if outcome.proof["state"] == "failed":
             return
         if place.mode is None:
-            yield _step("run", "skipped", f"{place.reason}; {place.hint}")
+            yield step("run", "skipped", f"{place.reason}; {place.hint}")
             return
         small = min(workloads.embedded(op), key=lambda w: sum(w.axes.values()))
-        yield _ran(execute(job(place.mode, (small,), env)), op, small, place.mode)
+        outcome = execute(job(place.mode, (small,), env))
+        record = outcome.records[0] if outcome.status is Status.DONE else None
+        yield ran(outcome, record, op, small, place.mode)
 
 
-def _step(name: str, state: str, detail: str) -> Step:
+def step(name: str, state: str, detail: str) -> Step:
+    """One step, as it is shown."""
     return {"step": name, "state": state, "detail": detail}
 
 
@@ -134,7 +137,7 @@ def _imports(solution: Solution, packages: dict[str, str]) -> Step:
         # the others: a zero byte; brackets or sums beyond the parser's depth
         except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
             why = f"{source['path']}: not valid Python: {one_line(e)}"
-            return _step("imports", "failed", why)
+            return step("imports", "failed", why)
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.split(".")[0] for alias in node.names}
@@ -143,20 +146,26 @@ def _imports(solution: Solution, packages: dict[str, str]) -> Step:
 
     if undeclared := sorted(imported - declared):
         why = "imported, but not in [packages] of algo.toml: a judge may not have it"
-        return _step("imports", "failed", f"{', '.join(undeclared)}: {why}")
+        return step("imports", "failed", f"{', '.join(undeclared)}: {why}")
     outside = sorted(imported - set(sys.stdlib_module_names))
     needs = f"needs {', '.join(outside)}" if outside else "needs no package"
-    return _step("imports", "ok", needs)
+    return step("imports", "ok", needs)
 
 
-def _ran(outcome: Outcome, op: Op, workload: workloads.Workload, mode: str) -> Step:
+def ran(
+    outcome: Outcome,
+    record: Record | None,
+    op: Op,
+    workload: workloads.Workload,
+    mode: str,
+) -> Step:
+    """The step of a workload's run; without a record, of one that did not come so far."""
     label = f"{op.label.format(**workload.axes)} on {mode}"
-    if outcome.status is not Status.DONE:
-        return _step("run", "failed", f"{label}: {outcome.reason or outcome.status}")
-    record = outcome.records[0]
+    if record is None:
+        return step("run", "failed", f"{label}: {outcome.reason or outcome.status}")
     if not record.passed:
-        return _step("run", "failed", f"{label}: {record.reason}")
+        return step("run", "failed", f"{label}: {record.reason}")
     assert record.check is not None
     by_output = record.check.errors.items()
     errors = ", ".join(f"{name} {error:.1e}" for name, error in by_output)
-    return _step("run", "ok", f"{label}: right, relative error {errors}")
+    return step("run", "ok", f"{label}: right, relative error {errors}")

@@ -11,31 +11,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from ... import paths
-from ...errors import MissingError
-
-_ELSEWHERE = "FIB_CACHE_PATH or GDN_HOME names another folder"
-
-
-def unusable(cache: Path) -> str | None:
-    """Why nothing can be built in this folder, and what to do; None if it can. The
-    folder is created if needed.
-    """
-    if planted := paths.planted(cache):
-        return f"the build cache {cache} could hold what others put there ({planted}); {_ELSEWHERE}"
-    try:
-        paths.make(cache)
-        with tempfile.TemporaryFile(dir=cache) as file:
-            file.write(b"0" * 4096)
-    except MissingError as e:
-        return f"the build cache: {e.message}; {_ELSEWHERE}"
-    except OSError as e:
-        return f"the build cache {cache} cannot be written: {e.strerror}; {_ELSEWHERE}"
-    return None
+from ...machine.toolchain import unusable as unusable
 
 
 def library(registry: Any, solution: Any) -> Path | None:

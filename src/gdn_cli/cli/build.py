@@ -1,0 +1,93 @@
+"""`gdn build`: compile libraries of shipped CUDA algos beforehand, for machines without nvcc."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .. import errors
+from . import options as o
+from .help import results_option
+
+if TYPE_CHECKING:
+    from ..machine.libraries import Source
+
+
+def build(
+    algos: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ALGO]...",
+            autocompletion=o.algos_like,
+            help="CUDA algos that ship with gdn.",
+        ),
+    ] = None,
+    arch: Annotated[
+        str,
+        typer.Option(
+            metavar="ARCH[,ARCH...]",
+            help="GPU architectures: 8.0 (A100), 9.0a (H100, H200), 10.0a (B200).",
+        ),
+    ] = "8.0,9.0a,10.0a",
+    serving: Annotated[
+        bool, typer.Option("--serving", help="All that gdn.serving calls.")
+    ] = False,
+    out: Annotated[
+        Path, results_option("--out", "-o", help="The folder to write to.")
+    ] = Path("prebuilt"),
+    json: o.AsJson = False,
+) -> None:
+    """Compile libraries that gdn.serving loads on machines without nvcc. It needs no GPU.
+
+    Examples:
+      gdn build --serving --arch 9.0a --out prebuilt
+    """
+    from ..machine import libraries, toolchain
+    from ..report import screen
+
+    sources = _sources(algos or [], serving)
+    targets = [name.strip() for name in arch.split(",")]
+    for name in targets:
+        libraries.target(name)
+    cuda = toolchain.cuda_version()
+    if cuda is None:
+        raise errors.MissingError("no nvcc here", hint=libraries.GET_NVCC)
+    built = []
+    for algo in sources:
+        for name in targets:
+            begin = time.monotonic()
+            file = libraries.compile_to(out, algo, name, cuda)
+            took = time.monotonic() - begin
+            file.with_suffix(".lock").unlink(missing_ok=True)  # no part of a wheel
+            size = file.stat().st_size
+            if not json:
+                screen.put(f"{file}: {size / 1e6:.1f} MB, {took:.0f} s")
+            about = {"algo": algo.name, "source_hash": algo.hash, "arch": name}
+            built.append({**about, "file": str(file), "bytes": size})
+    if json:
+        screen.show_json({"out": str(out), "cuda": cuda, "libraries": built})
+    else:
+        where = out.absolute()
+        screen.put(f"next: {libraries.VARIABLE}={where} where the engine runs")
+
+
+def _sources(names: list[str], serving: bool) -> list[Source]:
+    from ..catalog import registry
+    from ..machine import libraries
+
+    known = registry.load()
+    wanted = [known.find(name).full_name for name in names]
+    if serving:
+        wanted += [algo.full_name for algo in known.algos if algo.serving]
+    if not wanted:
+        hint = "gdn build --serving, or the names of CUDA algos"
+        raise errors.UsageError("build takes at least one algo", hint=hint)
+    sources = [libraries.source(name) for name in dict.fromkeys(wanted)]
+    for algo in sources:
+        if algo.language != "cuda":
+            hint = "a CPU's library is compiled where it runs"
+            raise errors.UsageError(f"{algo.name} is not in CUDA", hint=hint)
+    return sources
