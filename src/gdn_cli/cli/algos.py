@@ -99,6 +99,7 @@ def new(
     """
     from ..catalog import registry, scaffold
     from ..report import screen
+    from ..schema.output import Copied
 
     known = registry.load(algos)
     into = into or next(iter(registry.own_folders(algos)), None)
@@ -106,8 +107,7 @@ def new(
     folder = scaffold.new(known, name, found, into)
     if json:
         files = sorted(path.name for path in folder.iterdir())
-        facts = {"op": found.op, "algo": name, "from": source}
-        return screen.show_json(facts | {"folder": str(folder), "files": files})
+        return screen.show_json(Copied(found.op, name, source, str(folder), files))
     where = f" --algos {shlex.quote(str(into))}" if into else ""
     commands = (
         f"`gdn run --algo {name}{where}` and `gdn bench --algo {name},{source}{where}`"

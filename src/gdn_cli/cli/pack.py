@@ -50,6 +50,7 @@ def pack(
     from .. import files
     from ..catalog import pack as p
     from ..report import screen, terminal
+    from ..schema.output import Packed
 
     known = algos.known()
     found = known.find(algos.one("pack"), algos.op)
@@ -82,14 +83,14 @@ def pack(
             terminal.show_proof(steps)
     if json:
         screen.show_json(
-            {
-                "file": str(file),
-                "name": solution["name"],
-                "definition": solution["definition"],
-                "source_hash": p.source_hash(solution),
-                "sources": sources,
-                "proof": steps if prove else None,
-            }
+            Packed(
+                str(file),
+                solution["name"],
+                solution["definition"],
+                p.source_hash(solution),
+                sources,
+                steps if prove else None,
+            )
         )
     if any(step["state"] == "failed" for step in steps):
         raise typer.Exit(errors.FAILED)

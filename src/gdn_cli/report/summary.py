@@ -26,6 +26,7 @@ def summary(book: Book, records: Path | None) -> Summary:
         records=str(records) if records else None,
         lines=lines,
         verdicts=verdicts,
+        warnings=document.warnings or [],
         missing=document.missing or [],
     )
 
@@ -57,7 +58,6 @@ def _line(point: Point) -> Line:
     """What the records of one algo at one size say."""
     record = point.failed or point.first.record
     timing = point.first.timing
-    wrong = (record.check and record.check.first_wrong) or {}
     return Line(
         op=point.first.op,
         algo=point.algo,
@@ -65,7 +65,7 @@ def _line(point: Point) -> Line:
         axes=point.first.axes,
         status=record.status,
         reason=record.reason,
-        first_wrong={name: first.words for name, first in wrong.items()},
+        first_wrong=record.first_wrong,
         device=point.first.device,
         tier=point.first.tier,
         median_us=point.median_us,

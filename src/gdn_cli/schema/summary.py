@@ -40,4 +40,5 @@ class Summary(msgspec.Struct, kw_only=True):
     records: str | None = None  # the file with every record, if one was written
     lines: list[Line] = []  # in the order of the tables
     verdicts: list[str] = []  # of a comparison: each algo against the baseline
+    warnings: list[str] = []  # about all of it
     missing: list[Missing] = []  # algos that could not run here
