@@ -50,6 +50,7 @@ def show(
     Examples:
       gdn show cuda-v5
     """
+    from .. import paths
     from ..catalog import pack, registry
     from ..files import read
     from ..records import history
@@ -63,11 +64,16 @@ def show(
     for notice in skipped:
         screen.say(notice)
     log = target.own_folder.parent / "README.md"
+    target_op = known.op(target.op)
+    configs = [folder / f"{target_op.family}.toml" for folder in paths.config_dirs()]
+    first = known.reference(target_op)
     files = [(path, len(read(path).splitlines())) for path in pack.sources(target)]
     facts = shown.Known(
         target,
         o.machine().place(target),
         files,
+        contract=[file for file in configs if file.is_file()][-1],
+        reference=first.own_folder / first.entry_point.partition("::")[0],
         log=log if log.is_file() else None,
         history=history.timeline(series, count=1),
     )

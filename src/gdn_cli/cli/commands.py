@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from .. import errors
 from ..schema import output
 from . import schema
 from .options import AsJson
 
 
-def commands(ctx: typer.Context, json: AsJson = False) -> None:
+def commands(
+    ctx: typer.Context,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[COMMAND]...", help="Only these, or their groups."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
     """List every command; with --json also its arguments and options.
 
     Examples:
-      gdn commands --json
+      gdn commands run bench --json
     """
     from ..report import screen
 
     top: Any = ctx.parent and ctx.parent.command
     every = list(_commands(top, (), schema.forms()))
+    picked = []
+    for name in names or []:
+        same = [each for each in every if f"{each.name} ".startswith(f"{name} ")]
+        if not same:
+            known = [each.name for each in every]
+            raise errors.unknown("command", name, known)
+        picked += same
+    every = picked or every
     if json:
         return screen.show_json(output.Commands(every))
     for each in every:

@@ -25,7 +25,8 @@ def watch(
     """Build and check an algo whenever you save it, and compare it with the last one
     that was right.
 
-    A line for each save, at the smallest workload; with --json a line of JSON. Ctrl-C ends it.
+    A line for each save, at the smallest workload; with --json a line of JSON. Ctrl-C
+    ends it, with exit code 0.
 
     Examples:
       gdn watch my-v1
@@ -44,7 +45,9 @@ def watch(
         raise errors.MissingError(
             f"{found.full_name} cannot run here: {here.reason}", hint=here.hint
         )
-    settings = planning.Settings("check", timeout_s=place.timeout, machine=machine)
+    settings = planning.Settings(
+        "check", timeout_s=place.timeout, place=machine.place, machine=machine
+    )
     which = planning.Selected([workload] if workload else None)
     attempt = w.Attempts(load, algo, op, which, settings, place.device, screen.say)
     show = screen.show_json_line if json else shown.show_saved

@@ -82,6 +82,9 @@ class Known:
     algo: Algo
     place: Place
     files: list[tuple[Path, int]]  # with their lines
+    # the op's file, and the source of its reference
+    contract: Path
+    reference: Path
     # the README of its op, if that names it
     log: Path | None = None
     # the last run of each device and tier
@@ -129,6 +132,8 @@ def _whole(known: Known) -> output.Shown:
         **_plain(algo, known.place),
         **{name: getattr(algo, name) for name in _MORE},
         folder=str(algo.folder),
+        contract=str(known.contract),
+        reference=str(known.reference),
         tuned=algo.tune.file if algo.tune else None,
         files=[output.SourceFile(str(path), lines) for path, lines in known.files],
         log=str(known.log) if known.log else None,

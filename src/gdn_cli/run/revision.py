@@ -11,9 +11,9 @@ from pathlib import Path
 from msgspec import structs
 
 from ..catalog.pack import pack, source_hash
-from ..catalog.registry import Algo, Registry, read_algo
+from ..catalog.registry import Algo, AlgoFile, Registry, read_algo
 from ..errors import MissingError, UsageError
-from ..parsing import read_toml
+from ..parsing import decode, read_toml
 
 
 def find(known: Registry, name: str, op: str | None) -> Algo:
@@ -47,11 +47,11 @@ def find(known: Registry, name: str, op: str | None) -> Algo:
         if not file.is_file():
             hint = f"`git log --oneline -- {folder}` lists its revisions"
             raise UsageError(f"{now.full_name} is not in {revision}", hint=hint)
-        for shared in read_toml(file).get("shares", []):
+        for shared in decode(read_toml(file), AlgoFile, name).shares:
             _extract(root, commit, Path(shared), Path(temporary))
         then = structs.replace(read_algo(file, own.parts[0]), op=now.op)
-        contract = f"{now.op}-{now.name}-{commit[:12]}"
-        solution = pack(then, known.op(now.op), name=contract)
+        title = f"{now.op}-{now.name}-{commit[:12]}"
+        solution = pack(then, known.op(now.op), name=title)
     name = f"{now.name}@{revision}"
     return structs.replace(then, name=name, folder=None, shares=(), solution=solution)
 

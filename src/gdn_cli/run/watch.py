@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
+from .. import files
 from ..catalog.ops import Op
 from ..catalog.pack import SUFFIXES, pack
 from ..catalog.registry import Algo, Registry
@@ -45,12 +46,11 @@ def changes(look: Callable[[], T], wait: Callable[[], object]) -> Iterator[T]:
 
 def contents(algo: Algo) -> dict[Path, bytes]:
     """The files that an algo is made of."""
-    files = [*algo.own_folder.iterdir(), *algo.shares]
     texts = {}
-    for path in files:
+    for path in [*algo.own_folder.iterdir(), *algo.shares]:
         if path.suffix in (*SUFFIXES, ".toml") and not path.name.startswith("."):
             try:
-                texts[path] = path.read_bytes()
+                texts[path] = files.read(path)
             except OSError:  # an editor is just replacing it
                 texts[path] = b""
     return texts

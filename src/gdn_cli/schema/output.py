@@ -105,6 +105,8 @@ class Shown(Listed, kw_only=True):
     provenance: dict[str, str]
     batch_invariant: bool
     folder: str
+    contract: str  # the op's file: inputs, outputs, tolerances
+    reference: str  # the source that defines the results
     tuned: str | None  # the generated file of its constants
     files: list[SourceFile]
     log: str | None  # the README of its op
