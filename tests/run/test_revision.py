@@ -11,6 +11,12 @@ from gdn_cli.catalog import registry
 from gdn_cli.errors import UsageError
 from gdn_cli.run import revision
 
+TUNE = """
+[tune]
+file = "tuned.py"
+size = ["batch_size"]
+constants.rows = [1, 2]
+"""
 NAMES = ("-c", "user.name=a", "-c", "user.email=a@b")
 
 
@@ -29,7 +35,7 @@ def mine(tmp_path):
     git(tmp_path, "commit", "--allow-empty", "-m", "empty")
     shared = helpers.write_algo(tmp_path, "shared", {"main.py": "", "more.py": "ONE"})
     own = helpers.write_algo(
-        tmp_path, "mine", "first", shares=["gdn_decode/shared/more.py"]
+        tmp_path, "mine", "first", shares=["gdn_decode/shared/more.py"], extra=TUNE
     )
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "first")
@@ -52,6 +58,11 @@ def test_an_algo_is_packed_with_what_it_shared_then(mine, name, texts):
     assert algo.name == name.removeprefix("gdn_decode/")
     assert [source["content"] for source in algo.solution["sources"]] == texts
     assert algo.folder is None and "~" not in algo.solution["name"]
+
+
+def test_what_has_no_folder_is_not_tuned(mine, gdn):
+    done = gdn("tune", "--algo", "mine@HEAD", "--algos", mine, "--json")
+    assert done.code == 2 and "mine@HEAD is a packed solution" in done.err
 
 
 @pytest.mark.parametrize(
