@@ -16,10 +16,12 @@ from typing import Any
 from unittest import mock
 
 import forked
+import msgspec
 import pytest
 
 from gdn_cli.catalog import registry
 from gdn_cli.machine import inventory
+from gdn_cli.schema.output import Progress
 
 TESTS = Path(__file__).resolve().parent
 OURS = TESTS.parent / "algos"
@@ -125,10 +127,10 @@ class Done:
         return complaints(self.err)
 
     @property
-    def finished(self) -> list[str]:
-        """What stderr says of each algo that is done, such as "gdn_decode/cpp-v1: done, 3 of 6"."""
-        matches = map(_PROGRESS.fullmatch, self.err.splitlines(keepends=True))
-        return [match[1] for match in matches if match and match["done"]]
+    def progress(self) -> list[Progress]:
+        """The lines of JSON on stderr."""
+        lines = [line for line in self.err.splitlines() if line.startswith("{")]
+        return [msgspec.json.decode(line, type=Progress) for line in lines]
 
     @property
     def json(self) -> Any:
@@ -138,8 +140,10 @@ class Done:
         return json.loads(self.out, parse_constant=_no_constant)
 
 
-# at the end of each algo, and each 30 s
-_PROGRESS = re.compile(r"gdn: (.*: (?P<done>done, )?[0-9]+ of [0-9]+) after [0-9]+ s\n")
+# at the end of each algo, and each 30 s; with --json of each workload
+_PROGRESS = re.compile(
+    r'gdn: .*: (done, )?[0-9]+ of [0-9]+ after [0-9]+ s\n|\{"phase":.*\}\n'
+)
 
 
 def complaints(err: str) -> str:

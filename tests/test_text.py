@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import helpers
+import msgspec
 import pytest
 import reports
 from markupsafe import escape
@@ -37,6 +38,7 @@ from gdn_cli.report import (
     terminal,
 )
 from gdn_cli.report.tables import records
+from gdn_cli.schema.output import Progress
 
 REGISTRY = helpers.REGISTRY
 
@@ -286,3 +288,19 @@ def test_without_a_terminal_a_line_says_from_time_to_time_how_far_it_is(monkeypa
         progress("x", 2, 2, True)
     kinds = {re.sub(r" after .*", "", line) for line in lines}
     assert kinds == {"x: 1 of 2", "x: done, 2 of 2"}
+
+
+def test_with_json_each_step_is_a_line_of_json(monkeypatch):
+    err = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", err)
+    with screen.progress("bench", json=True) as progress:
+        progress("x", 0, 2, False, "compiling")
+        progress("x", 2, 2)
+        progress("x", 2, 2, True)
+    lines = [
+        msgspec.json.decode(line, type=Progress)
+        for line in err.getvalue().split("\n")[:-1]
+    ]
+    steps = [(each.phase, each.algo, each.done, each.total) for each in lines]
+    assert steps == [("compiling", "x", 0, 2), ("bench", "x", 2, 2)]
+    assert 0 <= lines[0].seconds <= lines[1].seconds

@@ -35,6 +35,9 @@ def test_every_command_is_listed_with_its_options(gdn):
     assert options["--algo",]["environment"] == "ALGO"
     assert options["--json",]["flag"]
     assert "gdn run " in gdn("commands").out
+    some = gdn("commands", "data", "run", "--json").json["commands"]
+    assert [each["name"] for each in some] == ["data build", "data list", "run"]
+    assert gdn("commands", "dta", "--json").json["error"]["id"] == "unknown_command"
 
 
 def test_a_summary_is_short_and_names_the_file_with_the_rest(gdn):

@@ -6,7 +6,7 @@ from typer.main import get_command
 
 from gdn_cli.cli import app
 from gdn_cli.errors import UsageError
-from gdn_cli.paths import ALGOS_DIR, PACKAGE
+from gdn_cli.paths import ALGOS_DIR, CONFIGS_DIR, PACKAGE
 
 
 @pytest.mark.torch
@@ -34,6 +34,8 @@ def test_show_says_what_is_known(gdn):
     )
     assert found["provenance"]["license"] == "Apache-2.0"
     assert found["log"] == str(ALGOS_DIR / "gdn_decode" / "README.md")
+    assert found["contract"] == str(CONFIGS_DIR / "gdn_decode.toml")
+    assert found["reference"].endswith("gdn_decode/pt-reference/main.py")
 
 
 @pytest.mark.torch

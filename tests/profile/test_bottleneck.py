@@ -65,6 +65,9 @@ ON_CPU = B1 | {"tier": "wall", "empty_us": 0.1}
 SLOW = ON_CPU | {"time_us": 900.0, "large_rate": 20.0, "copy_us": 60.0}
 # 1.05 MB in 16.4 us are 64 GB/s, far above a large copy's 36: they never leave the cache
 IN_CACHE = ON_CPU | {"time_us": 16.4, "copy_us": 9.5, "large_rate": 36.0}
+COLUMNS = ("where", ""), ("share", "%"), ("source", "")
+LINE = ("kernel.cpp:35", 37.4, "sk += s[c] * k[c];")
+LINES = Found("", tables=(Table("hot", "hot lines", COLUMNS, (LINE,)),))
 CASES = {
     "cuda-v4 at B = 1": (B1, (V4_B1,)),
     "cuda-v4 at B = 64": (B64, (V4_B64,)),
@@ -86,6 +89,7 @@ CASES = {
     "no counters, near the copy": (B64, ()),
     "no counters": (B1, ()),
     "on a CPU": (SLOW, ()),
+    "on a CPU, with lines": (SLOW, (LINES,)),
     "in a cache": (IN_CACHE, ()),
     "in a cache, near the copy": (IN_CACHE | {"time_us": 10.0}, ()),
     "other bytes": busy(360.0, dram_rate=3700.0, issue=30.0),

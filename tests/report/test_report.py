@@ -664,7 +664,7 @@ def test_update_keeps_line_endings(tmp_path):
         file.read_bytes()
         == b"a\r\n<!-- gdn report -->\r\none\r\ntwo\r\n<!-- /gdn report -->\r\nb\n"
     )
-    assert said == [{"line": 2, "file": None, "changed": True}]
+    assert said == [markdown_blocks.Block(2, None, True)]
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,18 @@ def test_a_line_has_the_time_and_what_it_is_beside():
     assert (reference.x_copy, reference.speedup) == (20, None)
     assert (v1.algo, v1.size, v1.axes) == ("cuda-v1", "B=8", {"batch_size": 8})
     assert (v1.median_us, v1.x_copy, v1.speedup) == (5, 2.5, 8)
-    assert v1.over == "pt-reference" and v1.interval_us == (5 * 0.995, 5 * 1.005)
+    assert v1.over == "pt-reference" and v1.interval_us == (4.975, 5.025)
     # the least time is in doubt, so nothing is the fastest
     assert v4.doubts == ["it was hot"] and not v1.fastest and not v4.fastest
+
+
+def test_a_size_of_several_workloads_has_a_mean_of_four_digits_and_no_interval():
+    times = 2.0, 3.00006
+    found = summarized(
+        *(reports.record("cuda-v1", 8, us, n=n) for n, us in enumerate(times))
+    )
+    (line,) = found.lines
+    assert (line.median_us, line.interval_us) == (2.5, None)
 
 
 def test_a_peer_is_what_a_speedup_is_over():

@@ -51,7 +51,11 @@ def ran(monkeypatch, tmp_path):
 
 def ahead(*jobs: Job) -> list[str]:
     lines = []
-    compile_ahead.ahead(jobs, lines.append, lambda: False)
+
+    def progress(name: str, phase: str) -> None:
+        lines.append(f"{phase} {name}")
+
+    compile_ahead.ahead(jobs, progress, lambda: False)
     return lines
 
 

@@ -27,6 +27,7 @@ from . import (
     report,
     schema,
     tune,
+    watch,
     worker,
 )
 from .help import App
@@ -46,6 +47,7 @@ _COMMANDS: dict[str, list[Any]] = {
     "Write": [algos.new, algos.list_, algos.show],
     "Check and time": [
         bench.run,
+        watch.watch,
         bench.bench,
         compare.compare,
         bench.floors,

@@ -50,6 +50,7 @@ def show(
     Examples:
       gdn show cuda-v5
     """
+    from .. import paths
     from ..catalog import pack, registry
     from ..files import read
     from ..records import history
@@ -63,11 +64,16 @@ def show(
     for notice in skipped:
         screen.say(notice)
     log = target.own_folder.parent / "README.md"
+    target_op = known.op(target.op)
+    configs = [folder / f"{target_op.family}.toml" for folder in paths.config_dirs()]
+    first = known.reference(target_op)
     files = [(path, len(read(path).splitlines())) for path in pack.sources(target)]
     facts = shown.Known(
         target,
         o.machine().place(target),
         files,
+        contract=[file for file in configs if file.is_file()][-1],
+        reference=first.own_folder / first.entry_point.partition("::")[0],
         log=log if log.is_file() else None,
         history=history.timeline(series, count=1),
     )
@@ -99,6 +105,7 @@ def new(
     """
     from ..catalog import registry, scaffold
     from ..report import screen
+    from ..schema.output import Copied
 
     known = registry.load(algos)
     into = into or next(iter(registry.own_folders(algos)), None)
@@ -106,8 +113,7 @@ def new(
     folder = scaffold.new(known, name, found, into)
     if json:
         files = sorted(path.name for path in folder.iterdir())
-        facts = {"op": found.op, "algo": name, "from": source}
-        return screen.show_json(facts | {"folder": str(folder), "files": files})
+        return screen.show_json(Copied(found.op, name, source, str(folder), files))
     where = f" --algos {shlex.quote(str(into))}" if into else ""
     commands = (
         f"`gdn run --algo {name}{where}` and `gdn bench --algo {name},{source}{where}`"

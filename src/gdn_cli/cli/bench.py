@@ -244,7 +244,8 @@ def perform(
     failure: errors.GdnError | None = None
     quiet = contextlib.nullcontext(lambda *_: None)
     try:
-        with quiet if engine else screen.progress() as progress:
+        telling = screen.progress(document.command, output.json)
+        with quiet if engine else telling as progress:
             execute.run(plan, writer, progress, screen.say, engine)
     except KeyboardInterrupt:
         pass  # the document says so

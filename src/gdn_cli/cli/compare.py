@@ -58,15 +58,17 @@ def compare(
 
     A is the baseline. It can be a file of records (`gdn bench --out FILE`); add :ALGO for
     one of its algos. Two files are compared with each other, and nothing is run.
+    ALGO@REVISION is an algo as git has it; with no change since, nothing is timed.
 
     Examples:
       gdn compare cpp-v1 my-v1
       gdn compare before.json my-v1 --gate 0.99
+      gdn compare my-v1@HEAD my-v1
     """
     from ..catalog import registry
     from ..records import comparison, statistics, store
     from ..report import book
-    from ..run import eligibility, execute, planning
+    from ..run import eligibility, execute, planning, revision
 
     chosen = which.selected()
     tiers, bounds = sampling.checked()
@@ -90,6 +92,8 @@ def compare(
             "one algo is not enough to compare",
             hint="gdn compare A B, or gdn compare RECORDS.json",
         )
+    if why := revision.unchanged(known, [entry.algo for entry in entries]):
+        return _unchanged(why, known, output)
     entries = eligibility.overwriting(known, entries, named=True, asked=in_place)
     # a preset's counts are for benches; a comparison samples until the ratio is precise
     overrides: PlanFields = {"l2": sampling.l2, "iterations": None}
@@ -140,6 +144,16 @@ def compare(
     perform(plan, writer, known, output, finish)
     code = _code(execute.exit_code(document, True), document, gate)
     raise typer.Exit(writer.exit_code(code))
+
+
+def _unchanged(why: str, known: Registry, output: o.Output) -> None:
+    """Say that there is nothing to time."""
+    from ..records import store
+    from ..report import terminal
+
+    writer = store.open_document("compare", {}, output.out)
+    writer.document.warnings = [why]
+    terminal.show(writer.document, known, output.json, None, None, output.summary)
 
 
 def _code(code: int, document: Document, gate: float | None) -> int:

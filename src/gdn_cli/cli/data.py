@@ -39,10 +39,11 @@ def build(
       gdn data build ~/gdn-data --op gdn_decode -n 4
     """
     from ..report import screen
+    from ..schema.output import Built
 
-    counts = written(folder, algos, which)
+    counts = written(folder, algos, which, json)
     if json:
-        screen.show_json({"folder": str(folder)} | counts)
+        screen.show_json(Built(str(folder), **counts))
     else:
         words = [f"{value} {key.replace('_', ' ')}" for key, value in counts.items()]
         screen.put(f"{folder}: {', '.join(words)}")
@@ -52,7 +53,9 @@ def build(
         )
 
 
-def written(folder: Path, algos: o.Algos, which: o.Workloads) -> dict[str, int]:
+def written(
+    folder: Path, algos: o.Algos, which: o.Workloads, json: bool = False
+) -> dict[str, int]:
     """Write the folder. Returns the number of files of each kind."""
     from ..catalog import pack, registry
     from ..report import screen
@@ -66,7 +69,7 @@ def written(folder: Path, algos: o.Algos, which: o.Workloads) -> dict[str, int]:
     for op in [] if names else ops:
         picked += known.of(op.name)
     solutions = [pack.pack(a, known.ops[a.op]) for a in picked if a.op in chosen]
-    with screen.progress() as progress:
+    with screen.progress("data build", json) as progress:
         return trace_set_writer.build(
             folder,
             ops,

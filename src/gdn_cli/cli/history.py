@@ -50,7 +50,7 @@ def history(
     if forget is not None:
         file = records.forget(forget)
         if json:
-            return screen.show_json({"removed": str(file)})
+            return screen.show_json(shown.History(removed=str(file)))
         return screen.put(f"removed {file}")
 
     names = tuple(listed(algo))

@@ -74,6 +74,7 @@ def pack(
     from .. import files
     from ..catalog import pack as p
     from ..report import screen, terminal
+    from ..schema.output import Packed
 
     known = algos.known()
     if target is Target.hub:
@@ -109,13 +110,13 @@ def pack(
             terminal.show_proof(steps)
     if json:
         screen.show_json(
-            {
-                "file": str(file),
-                "name": solution["name"],
-                "definition": solution["definition"],
-                "source_hash": p.source_hash(solution),
-                "sources": sources,
-                "proof": steps if prove else None,
-            }
+            Packed(
+                str(file),
+                solution["name"],
+                solution["definition"],
+                p.source_hash(solution),
+                sources,
+                steps if prove else None,
+            )
         )
     pack_hub.exit_code(steps)

@@ -165,7 +165,7 @@ def profile(
             place.device,
             machine.place,
         )
-        with screen.progress() as progress:
+        with screen.progress("profile", json) as progress:
             for subject in found:
                 yield session.run(
                     subject, replace(settings, tool=tool), progress, screen.say, machine

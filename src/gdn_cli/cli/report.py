@@ -165,7 +165,7 @@ def report(
 
     kind, book = asked.kind("html"), asked.book(algos)
     if json and not asked.out and not asked.format:
-        return show_json({"written": None} | findings.to_json(book))
+        return show_json(findings.to_json(book))
 
     content = asked.content(book, kind)
     file = asked.out
@@ -183,7 +183,7 @@ def report(
 
     write(file, content)
     if json:
-        return show_json({"written": str(file)} | findings.to_json(book))
+        return show_json(findings.to_json(book, str(file)))
 
     put(str(file))
 
@@ -201,8 +201,8 @@ def _update(file: Path, asked: Asked, json: bool) -> None:
         )
     blocks = markdown_blocks.update(file, _block)
     if json:
-        return show_json({"updated": str(file), "blocks": blocks})
-    changed = sum(bool(block["changed"]) for block in blocks)
+        return show_json(markdown_blocks.Updated(str(file), blocks))
+    changed = sum(block.changed for block in blocks)
     put(f"{file}: {units.count(len(blocks), 'block')}, {changed} changed")
 
 

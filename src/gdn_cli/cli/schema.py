@@ -1,8 +1,9 @@
-"""`gdn schema`: the JSON Schema of a record file, a worker's reply or an algo.toml."""
+"""`gdn schema`: the JSON Schema of what gdn prints with --json, writes and reads."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -14,28 +15,66 @@ def schema(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="[record|summary|reply|algo]",
-            help="A record file, --json=summary, a worker's reply, or an algo.toml.",
+            metavar="NAME",
+            help="A command, whose --json it is, or a name of --list.",
         ),
     ] = "record",
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the names, and what each is.")
+    ] = False,
 ) -> None:
-    """Print the JSON Schema of a file that gdn writes or reads.
+    """Print the JSON Schema of what gdn prints with --json, writes or reads.
 
     Examples:
-      gdn schema algo
+      gdn schema bench
+      gdn schema --list
     """
-    from ..catalog import registry
     from ..report import screen
-    from ..schema import record_types
-    from ..schema import summary as summaries
+
+    known = forms()
+    if list_:
+        for name, form in known.items():
+            screen.put(f"{name:14} {_first_line(form)}")
+        return
+    if what not in known:
+        raise errors.unknown("schema", what, known)
+    screen.show_json(msgspec.json.schema(known[what]))
+
+
+def forms() -> dict[str, Any]:
+    """Name -> its type: first what no single command has, then commands by their names."""
+    from ..catalog.registry import AlgoFile
+    from ..profile import differences
+    from ..report import findings, history, markdown_blocks
+    from ..schema import output, profile_types, record_types, summary
+    from ..tune import evidence
     from ..worker import messages
 
-    forms = {
-        "record": record_types.Document,
-        "summary": summaries.Summary,
+    measuring = ("record", "run", "bench", "compare", "floors")
+    return {
+        **dict.fromkeys(measuring, record_types.Document),
+        "summary": summary.Summary,
+        "error": output.Failure,
+        "progress": output.Progress,
+        "algo": AlgoFile,
         "reply": messages.Reply,
-        "algo": registry.AlgoFile,
+        "new": output.Copied,
+        "list": output.Algos,
+        "show": output.Shown,
+        "watch": output.Saved,
+        "history": history.History,
+        "report": findings.Report,
+        "report-update": markdown_blocks.Updated,
+        "profile": differences.Profiles,
+        "profile-list": profile_types.ProfileList,
+        "tune": evidence.Tuning,
+        "pack": output.Packed,
+        "data-build": output.Built,
+        "data-list": output.Workloads,
+        "doctor": output.Findings,
+        "commands": output.Commands,
     }
-    if what not in forms:
-        raise errors.unknown("schema", what, forms)
-    screen.show_json(msgspec.json.schema(forms[what]))
+
+
+def _first_line(form: Any) -> str:
+    return (inspect.getdoc(form) or "").partition("\n")[0]

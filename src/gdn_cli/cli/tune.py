@@ -76,7 +76,7 @@ def tune(
     )
     failed: errors.GdnError | None = None
     with search.alone(plan.algo, screen.say):
-        with screen.progress() as progress:
+        with screen.progress("tune", json) as progress:
             state = search.begin(plan, settings, progress, screen.say)
             try:
                 race.run(state)

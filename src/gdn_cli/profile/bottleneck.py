@@ -58,6 +58,7 @@ class _Case:
     """The figures that decide; None if not measured. Shares are of 1."""
 
     def __init__(self, survey: Survey, time_us: float, found: Iterable[Found]) -> None:
+        found = list(found)
         kernels = [f for f in found if f.name and f.number("time_us")]
         main = max(kernels, key=lambda f: f.number("time_us") or 0.0, default=Found(""))
         ran = known(survey.ran) or []
@@ -88,6 +89,10 @@ class _Case:
         # the reasons that hold the warps most
         waits = main.table("stalls")
         self.stalls = [str(row[0]) for row in waits.rows[:2]] if waits else []
+        tables = [each.table("hot") for each in found]
+        rows = [table.rows[0] for table in tables if table]
+        # the first hot line: where, its share in percent, ..., its text
+        self.hot = rows[0] if rows else None
         self.counters = main.value("issue") is not None
         # what a call runs -> its microseconds
         self.parts = defaultdict[str, float](float)
@@ -298,6 +303,9 @@ def _unclear(c: _Case) -> Verdict:
             " busy"
         ]
         advice = "start with what takes the most time: --tool cpu shows it"
+        if c.hot:
+            where, share, *_, text = c.hot
+            advice = f"start with {where}, {share:.0f} % of the CPU time: {text}"
         if c.on_gpu:
             advice = "--tool ncu has the counters"
     summary = "unclear: these figures do not show what limits it"

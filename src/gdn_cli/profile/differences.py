@@ -110,6 +110,13 @@ class Difference(Struct):
     warnings: list[str]
 
 
+class Profiles(Struct):
+    """`gdn profile`: one profile, or two and their differences."""
+
+    profiles: list[Profile]
+    difference: Difference | None
+
+
 def difference(a: Profile, b: Profile) -> Difference:
     """The differences between two profiles. UsageError if their tools, ops or workloads differ."""
     _comparable(a, b)

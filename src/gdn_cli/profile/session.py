@@ -153,7 +153,7 @@ def received(request: Json, folder: Path) -> tuple[Subject, Settings]:
 
 
 # The process that runs now, and how many of how many are done.
-Progress = Callable[[str, int, int], None]
+Progress = Callable[..., None]
 
 
 def run(
@@ -232,7 +232,7 @@ class _Session:
         tool = profilers.module(settings.tool)
         name = f"{subject.algo.full_name} {subject.label}"
         profile = self._empty()
-        self.progress(f"{name}: survey", 0, 1)
+        self.progress(name, 0, 1, False, "survey")
         if subject.mode is not None:
             self._survey(profile)
         survey = profile.survey
@@ -250,7 +250,8 @@ class _Session:
         replies = []
         runs = tool.runs(ask, self.folder)
         for i, target in enumerate(runs, 1):
-            self.progress(f"{name}: {settings.tool} {target.name}", i, len(runs) + 1)
+            phase = f"{settings.tool} {target.name}"
+            self.progress(name, i, len(runs) + 1, False, phase)
             replies.append(self._reply(target))
         profile.reading = tool.read(ask, self.folder, replies)
         failed = profile.reading.failed

@@ -138,8 +138,7 @@ def load(path: Path) -> Document:
 def dumps(document: Any) -> str:
     """JSON with one record or comparison per line: readable, small, and easy to diff. In
     records the name of a file that is not UTF-8, which no reader of JSON takes, gets U+FFFD."""
-    if isinstance(document, Document):
-        document = msgspec.to_builtins(document)
-    if not (isinstance(document, dict) and "records" in document):
-        return json.dumps(document, indent=1)
-    return whole(lined(document))
+    plain = msgspec.to_builtins(document)
+    if not (isinstance(plain, dict) and "records" in plain):
+        return json.dumps(plain, indent=1)
+    return whole(lined(plain))

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from .. import units
 from ..catalog.registry import DEFAULT_OP
+from ..schema import output
 from .screen import console, print_line, print_table, remark, show_json, styled
 from .table import Cell, Column, Mark, Table, numbers, words
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _plain(algo: Algo, place: Place) -> dict[str, Any]:
-    """The facts of an algo that `gdn list --json` has, too."""
+    """The fields of output.Listed."""
     return {
         "op": algo.op,
         "algo": algo.name,
@@ -39,9 +40,9 @@ def show_list(
 ) -> None:
     """The algos, where each of them runs here, and the folders whose algo.toml cannot be read."""
     if as_json:
-        errors = [{"op": b.op, "algo": b.name, "error": str(b.error)} for b in broken]
-        plain = [_plain(*place) for place in places]
-        return show_json({"algos": plain, "broken": errors})
+        errors = [output.Unreadable(b.op, b.name, str(b.error)) for b in broken]
+        listed = [output.Listed(**_plain(*place)) for place in places]
+        return show_json(output.Algos(listed, errors))
 
     out = console()
     columns = words("algo", "language")
@@ -81,6 +82,9 @@ class Known:
     algo: Algo
     place: Place
     files: list[tuple[Path, int]]  # with their lines
+    # the op's file, and the source of its reference
+    contract: Path
+    reference: Path
     # the README of its op, if that names it
     log: Path | None = None
     # the last run of each device and tier
@@ -121,18 +125,20 @@ def show_algo(known: Known, as_json: bool) -> None:
 _MORE = "entry_point", "capability", "packages", "provenance", "batch_invariant"
 
 
-def _whole(known: Known) -> dict[str, Any]:
+def _whole(known: Known) -> output.Shown:
     """Everything about one algo as JSON."""
     algo = known.algo
-    return {
+    return output.Shown(
         **_plain(algo, known.place),
         **{name: getattr(algo, name) for name in _MORE},
-        "folder": str(algo.folder),
-        "tuned": algo.tune and algo.tune.file,
-        "files": [{"path": str(path), "lines": lines} for path, lines in known.files],
-        "log": known.log and str(known.log),
-        "history": [_times(group) for group in known.history],
-    }
+        folder=str(algo.folder),
+        contract=str(known.contract),
+        reference=str(known.reference),
+        tuned=algo.tune.file if algo.tune else None,
+        files=[output.SourceFile(str(path), lines) for path, lines in known.files],
+        log=str(known.log) if known.log else None,
+        history=[_times(group) for group in known.history],
+    )
 
 
 def _facts(algo: Algo, place: Place) -> dict[str, str]:
@@ -155,17 +161,16 @@ def _facts(algo: Algo, place: Place) -> dict[str, str]:
     return {word: text for word, text in facts.items() if text}
 
 
-def _times(group: Group) -> dict[str, Any]:
-    """An algo's last run on one device and tier, as JSON."""
+def _times(group: Group) -> output.LastRun:
     last = group.rows[-1]
-    return {
+    return output.LastRun(
         **{name: getattr(group, name) for name in ("device", "mode", "tier", "l2")},
-        "time": last.time,
-        "commit": last.commit,
-        "source_hash": last.source_hash,
-        "medians_us": last.medians_us,
-        "doubted": last.doubted_labels,
-    }
+        time=last.time,
+        commit=last.commit,
+        source_hash=last.source_hash,
+        medians_us=last.medians_us,
+        doubted=last.doubted_labels,
+    )
 
 
 def _show_times(out: Console, group: Group) -> None:

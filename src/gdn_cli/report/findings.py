@@ -8,13 +8,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
 from .. import units
 from ..catalog.ops import label_axes
 from ..catalog.tiers import COPY
+from ..schema.record_types import Compared, Overall
 from . import notes
 from .book import Book, Group, ladder
 
@@ -217,9 +218,81 @@ def _side_by_side(groups: list[Group]) -> Tiers:
 # --- for programs
 
 
-def to_json(book: Book) -> dict[str, Any]:
+class Origin(TypedDict):
+    file: str
+    time: str
+    commit: str | None
+
+
+class OnePoint(TypedDict):
+    """An algo at one size."""
+
+    label: str
+    algo: str
+    workloads: int
+    median_us: float | None
+    status: str
+    over_floor: float | None
+    fastest: bool
+    doubted: bool
+
+
+class OneGroup(TypedDict):
+    """An op on one device in one tier."""
+
+    op: str
+    device: str
+    tier: str
+    l2: str | None
+    in_place: bool
+    files: list[str]
+    points: list[OnePoint]
+    ladder: list[Rung]
+
+
+class TierRow(TypedDict):
+    label: str
+    algo: str
+    median_us: list[float | None]
+
+
+class TiersOf(TypedDict):
+    op: str
+    device: str
+    tiers: list[str]
+    rows: list[TierRow]
+
+
+class OneNote(TypedDict):
+    op: str
+    kind: str
+    text: str
+    lines: tuple[str, ...]
+
+
+class FileNote(TypedDict):
+    kind: str
+    text: str
+
+
+class Report(TypedDict):
+    """`gdn report`: all that its pages and tables say."""
+
+    written: str | None  # the file
+    files: list[Origin]
+    groups: list[OneGroup]
+    tiers: list[TiersOf]
+    checks: list[notes.Checked]
+    comparisons: list[Compared]
+    overall: list[Overall]
+    notes: list[OneNote]
+    file_notes: list[FileNote]
+
+
+def to_json(book: Book, written: str | None = None) -> Report:
     """The whole report as one document, for `gdn report --json`."""
-    document: dict[str, Any] = {
+    document: Report = {
+        "written": written,
         "files": [
             {"file": s.name, "time": s.document.time, "commit": s.document.commit}
             for s in book.sources
@@ -236,7 +309,7 @@ def to_json(book: Book) -> dict[str, Any]:
     }
     for op in book.ops:
         document["tiers"] += [_tiers(op, item) for item in tiers(book, op)]
-        document["checks"] += [{"op": op} | vars(c) for c in notes.checks(book, op)]
+        document["checks"] += notes.checks(book, op)
         document["comparisons"] += map(_whole, book.comparisons(op))
         document["overall"] += map(_whole, book.overall(op))
         document["notes"] += [
@@ -247,7 +320,7 @@ def to_json(book: Book) -> dict[str, Any]:
     return document
 
 
-def _group(book: Book, group: Group) -> dict[str, Any]:
+def _group(book: Book, group: Group) -> OneGroup:
     """A group as JSON."""
     return {
         "op": group.op,
@@ -257,11 +330,11 @@ def _group(book: Book, group: Group) -> dict[str, Any]:
         "in_place": group.in_place,
         "files": [source.name for source in group.sources],
         "points": [*_points(group)],
-        "ladder": [vars(rung) for rung in rungs(book, group)],
+        "ladder": rungs(book, group),
     }
 
 
-def _points(group: Group) -> Iterator[dict[str, Any]]:
+def _points(group: Group) -> Iterator[OnePoint]:
     """A group's points as JSON, size by size."""
     for label in group.labels:
         for algo in group.algos:
@@ -281,9 +354,9 @@ def _points(group: Group) -> Iterator[dict[str, Any]]:
             }
 
 
-def _tiers(op: str, item: Tiers) -> dict[str, Any]:
+def _tiers(op: str, item: Tiers) -> TiersOf:
     """Tiers side by side as JSON."""
-    rows = []
+    rows: list[TierRow] = []
     for label, algo in item.rows:
         medians = [group.median_us(algo, label) for group in item.groups]
         rows.append({"label": label, "algo": algo, "median_us": medians})

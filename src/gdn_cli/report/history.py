@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 
-from msgspec import structs, to_builtins
+from msgspec import UNSET, Struct, UnsetType
 from rich.console import Console
 
 from .. import units
-from ..parsing import Json
 from ..records.history import Group, Overview, Place, Series
 from .screen import console, print_table, put, remark, show_json
 from .table import Cell, Column, Mark, Table, numbers, words
 
 _MOST_LABELS = 6
-_ROW = (  # of a timeline's JSON
-    "run time command commit dirty interrupted source_hash measured failed doubted"
-    " medians_us doubted_labels driver versions source_changed changes".split()
-)
 EMPTY = "the history is empty: every `gdn bench` adds to it"
+
+
+class History(Struct):
+    """`gdn history`: a row for each algo; with --algo one for each run."""
+
+    algos: list[Overview] | UnsetType = UNSET
+    groups: list[Group] | UnsetType = UNSET
+    removed: str | UnsetType = UNSET  # the file, with --forget
 
 
 def show_overview(
@@ -28,7 +31,7 @@ def show_overview(
 ) -> None:
     """A line for each algo, in a table for each op, device and tier."""
     if as_json:
-        return show_json({"algos": to_builtins(rows)})
+        return show_json(History(algos=rows))
 
     out = console()
     if not rows:
@@ -65,7 +68,7 @@ def show_timeline(
 ) -> None:
     """A table for each algo, device and tier: a line for each run, newest last."""
     if as_json:
-        return show_json({"groups": [_plain(group) for group in groups]})
+        return show_json(History(groups=groups))
 
     out = console()
     if not groups:
@@ -78,15 +81,6 @@ def show_timeline(
     changed = "the hash of the sources that ran, if it differs from the line above"
     remark(out, "source:", changed)
     _legend(out, [row for group in groups for row in group.rows])
-
-
-def _plain(group: Group) -> Json:
-    rows = []
-    for row in group.rows:
-        fields = structs.asdict(row)
-        rows.append({name: fields[name] for name in _ROW})
-
-    return structs.asdict(group) | {"rows": rows}
 
 
 def _show_group(out: Console, group: Group) -> None:

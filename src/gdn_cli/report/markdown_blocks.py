@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
+
 from .. import files
 from ..errors import UsageError
 from ..text import markdown
@@ -35,9 +37,22 @@ class Rendered:
     data: bytes = b""
 
 
-def update(
-    path: Path, render: Callable[[list[str], Path], Rendered]
-) -> list[dict[str, object]]:
+class Block(Struct):
+    """A block that was rendered."""
+
+    line: int
+    file: str | None  # of its figure
+    changed: bool
+
+
+class Updated(Struct):
+    """`gdn report --update`: the page, and its blocks."""
+
+    updated: str
+    blocks: list[Block]
+
+
+def update(path: Path, render: Callable[[list[str], Path], Rendered]) -> list[Block]:
     """Render every block, and write the file and its figures' files if they changed.
 
     `render(arguments, folder)` takes paths relative to the file's folder. All blocks
@@ -64,7 +79,7 @@ def update(
 
     blocks = [*zip(lines[::2], comments[::2], comments[1::2], strict=True)]
     rendered = [_render(path, line, start, render) for line, start, _ in blocks]
-    changes: list[dict[str, object]] = []
+    changes: list[Block] = []
     parts, end = [], 0
     for (line, start, stop), block in zip(blocks, rendered, strict=True):
         old = text[start.end() + 1 : stop.start()]
@@ -80,7 +95,7 @@ def update(
             changed = True
 
         file = str(block.file) if block.file else None
-        changes.append({"line": line, "file": file, "changed": changed})
+        changes.append(Block(line, file, changed))
 
     parts.append(text[end:])
     if "".join(parts) != text:

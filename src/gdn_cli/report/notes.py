@@ -34,6 +34,7 @@ def _grouped(
 
 @dataclass(frozen=True)
 class Checked:
+    op: str
     algo: str
     device: str
     mode: str
@@ -55,7 +56,7 @@ def checks(book: Book, op: str) -> list[Checked]:
         workloads = _grouped(same, lambda m: m.workload)
         right = sum(all(map(_right, each)) for each in workloads.values())
         errors = largest_errors(m.record for m in same)
-        summaries.append(Checked(*case, right, len(workloads), errors))
+        summaries.append(Checked(op, *case, right, len(workloads), errors))
 
     order = list(book.algos or ladder(book.registry, op).order)
     ranks = {algo: rank for rank, algo in enumerate(order)}

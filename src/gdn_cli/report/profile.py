@@ -63,8 +63,7 @@ def show_profiles(
     Without `full`, many kernels get a row each.
     """
     if as_json:
-        document = {"profiles": profiles, "difference": difference}
-        return show_json(msgspec.to_builtins(document))
+        return show_json(differences.Profiles(profiles, difference))
 
     out = console()
     if difference is not None:
@@ -81,7 +80,7 @@ def show_profile_list(rows: list[Listed], as_json: bool) -> None:
     """List the saved profiles, newest first."""
     rows = sorted(rows, key=lambda row: (row.time, row.name), reverse=True)
     if as_json:
-        return show_json(msgspec.to_builtins({"profiles": rows}))
+        return show_json(profile_types.ProfileList(rows))
 
     if not rows:
         return put("there are no profiles yet: `gdn profile` makes one")

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgspec
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table as Grid
@@ -24,6 +25,7 @@ from rich.text import Text
 
 from ..errors import GdnError
 from ..records.store import dumps
+from ..schema.output import Error, Failure, Progress
 from ..text import breaks, folded_for, shown, unguarded
 from .table import Cell, Mark, Table
 
@@ -249,21 +251,21 @@ def show_error(e: GdnError) -> None:
     if JSON:
         return
 
-    error = {
-        "id": e.id,
-        "message": shown(e.message),
-        "hint": e.hint and shown(e.hint, lines=True),
-        "suggestion": e.suggestion,
-        "code": e.code,
-    }
-
-    show_json({"error": error})
+    hint = e.hint and shown(e.hint, lines=True)
+    show_json(Failure(Error(e.id, shown(e.message), hint, e.suggestion, e.code)))
 
 
 def show_json(document: Any) -> None:
     """The document of --json: all that stdout gets."""
     JSON.append(True)
     sys.stdout.write(dumps(document) + "\n")
+
+
+def show_json_line(document: Any) -> None:
+    """One line of a command whose --json has a line for each of its results."""
+    JSON.append(True)
+    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+    sys.stdout.flush()
 
 
 def put(text: str) -> None:
@@ -289,43 +291,71 @@ def say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Callable[..., None]]:
+def progress(command: str = "", json: bool = False) -> Iterator[Callable[..., None]]:
     """A progress bar on stderr if it is a terminal; otherwise a line for each finished
-    algo, and one each 30 s.
+    algo, and one each 30 s. With `json` a line of JSON for each step: schema/progress.py.
 
-    Yields a function of a name, the number done, the total, and whether this name has
-    just finished.
+    Yields a function of a name, the number done, the total, whether this name has just
+    finished, and the phase, which is else the command.
     """
-    shows = _progress_bar if sys.stderr.isatty() else _progress_lines
-    with shows() as report:
+    if json:
+        shows = _progress_lines(_encoded(command))
+    else:
+        shows = _progress_bar() if sys.stderr.isatty() else _progress_lines(_worded)
+    with shows as report:
         yield report
 
 
-@contextlib.contextmanager
-def _progress_lines() -> Iterator[Callable[..., None]]:
-    """A line for each finished algo, and one from time to time."""
-    begin = time.monotonic()
-    state = ""
-    ended = threading.Event()
+def _worded(step: Progress, finished: bool | None) -> None:
+    """A line of text. `finished`: None for one that is repeated."""
+    if finished is not False:
+        name = f"{step.algo}: {step.phase}" if step.phase else step.algo
+        count = f"{'done, ' if finished else ''}{step.done} of {step.total}"
+        say(f"{name}: {count} after {step.seconds:.0f} s")
 
-    def say_with_time(text: str) -> None:
-        say(f"{text} after {time.monotonic() - begin:.0f} s")
+
+def _encoded(command: str) -> Callable[[Progress, bool | None], None]:
+    """Lines of JSON: one for each step that is not the last one again."""
+    last: tuple[object, ...] = ()
+
+    def tell(step: Progress, finished: bool | None) -> None:
+        nonlocal last
+        step.phase = step.phase or command
+        before, last = last, (step.phase, step.algo, step.done)
+        if finished is None or last != before:
+            line = msgspec.json.encode(step).decode()
+            print(line + "\n", end="", file=sys.stderr, flush=True)
+
+    return tell
+
+
+@contextlib.contextmanager
+def _progress_lines(
+    tell: Callable[[Progress, bool | None], None],
+) -> Iterator[Callable[..., None]]:
+    """`tell` of each step, and again from time to time."""
+    begin = time.monotonic()
+    state: Progress | None = None
+    ended = threading.Event()
 
     def report(
         name: str,
         done: int,
         total: int,
         finished: bool = False,
+        phase: str = "",
     ) -> None:
         nonlocal state
-        state = "" if finished else f"{name}: {done} of {total}"
-        if finished:
-            say_with_time(f"{name}: done, {done} of {total}")
+        seconds = round(time.monotonic() - begin, 1)
+        step = Progress(phase=phase, algo=name, done=done, total=total, seconds=seconds)
+        state = None if finished else step
+        tell(step, finished)
 
     def repeat() -> None:
         while not ended.wait(_STILL_S):
-            if state:
-                say_with_time(state)
+            if step := state:
+                step.seconds = round(time.monotonic() - begin, 1)
+                tell(step, None)
 
     thread = threading.Thread(target=repeat, daemon=True)
     # no room for a thread: what runs will say so
@@ -360,10 +390,11 @@ def _progress_bar() -> Iterator[Callable[..., None]]:
             done: int,
             total: int,
             finished: bool = False,
+            phase: str = "",
         ) -> None:
             bar.update(
                 task,
-                description=shown(name),
+                description=shown(f"{name}: {phase}" if phase else name),
                 completed=done,
                 total=total,
             )

@@ -26,6 +26,7 @@ def summary(book: Book, records: Path | None) -> Summary:
         records=str(records) if records else None,
         lines=lines,
         verdicts=verdicts,
+        warnings=document.warnings or [],
         missing=document.missing or [],
     )
 
@@ -42,22 +43,30 @@ def _lines(book: Book, op: str) -> Iterator[Line]:
     for point in rows:
         beside = [other for other in rows if other.size == point.size]
         line = _line(point)
-        line.x_copy = ratio(point, point.quickest_of(copies))
+        line.x_copy = _short(ratio(point, point.quickest_of(copies)))
         line.fastest = fastest(beside) is point
         rival = point.quickest_of(rivals)
         if rival and rival is not point:
-            line.speedup = ratio(rival, point)
+            line.speedup = _short(ratio(rival, point))
             line.over = rival.algo
         if work := rate(book, point):
-            line.peak_share = work.share
+            line.peak_share = _short(work.share)
         yield line
+
+
+def _short(value: float | None) -> float | None:
+    """Four significant digits: more than any time here has."""
+    return None if value is None else float(f"{value:.4g}")
 
 
 def _line(point: Point) -> Line:
     """What the records of one algo at one size say."""
     record = point.failed or point.first.record
-    timing = point.first.timing
-    wrong = (record.check and record.check.first_wrong) or {}
+    # of several workloads of a size, each has its own
+    timing = point.first.timing if len(point.measured) == 1 else None
+    interval = None
+    if timing:
+        interval = _short(timing.ci_low_us), _short(timing.ci_high_us)
     return Line(
         op=point.first.op,
         algo=point.algo,
@@ -65,10 +74,10 @@ def _line(point: Point) -> Line:
         axes=point.first.axes,
         status=record.status,
         reason=record.reason,
-        first_wrong={name: first.words for name, first in wrong.items()},
+        first_wrong=record.first_wrong,
         device=point.first.device,
         tier=point.first.tier,
-        median_us=point.median_us,
-        interval_us=(timing.ci_low_us, timing.ci_high_us) if timing else None,
+        median_us=_short(point.median_us),
+        interval_us=interval,
         doubts=list(dict.fromkeys(record.doubts or [])),
     )

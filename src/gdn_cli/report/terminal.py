@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import to_builtins
-
 from .. import units
 from ..catalog.ops import label_of
+from ..schema import output
 from ..text import shown
 from .screen import (
     block,
@@ -58,7 +57,7 @@ def show(
     book = merge.gather([Source("", document)], registry)
     if summary:
         short = summaries.summary(book, None if unsaved else saved)
-        return show_json(to_builtins(short))
+        return show_json(short)
 
     legend: dict[str, None] = {}
     for table in commands.of(book, document.command):
@@ -95,12 +94,11 @@ def show_workloads(workloads: dict[str, list[Workload]], as_json: bool) -> None:
     """The workloads of each op."""
     rows = [(op, w) for op, of_op in workloads.items() for w in of_op]
     if as_json:
-        plain = []
+        named = []
         for op, w in rows:
-            place = {"op": op, "index": w.index, "uuid": w.uuid}
-            plain.append(place | {"axes": w.axes, "origin": w.origin})
+            named.append(output.Named(op, w.index, w.uuid, w.axes, w.origin))
 
-        return show_json({"workloads": plain})
+        return show_json(output.Workloads(named))
 
     axes = Column("axes", folds=True)
     table = Table("", [*words("op"), *numbers("index"), *words("uuid"), axes])
@@ -155,12 +153,10 @@ def _state(state: str | None) -> Cell:
     return _STATES.get(state or "", Cell("--", Mark.WARN))
 
 
-def show_doctor(
-    findings: list[dict[str, str | None]], summary: str, as_json: bool
-) -> None:
+def show_doctor(findings: list[output.Finding], summary: str, as_json: bool) -> None:
     """What was found on this machine, and what to do about what is missing."""
     if as_json:
-        return show_json({"findings": findings, "summary": summary})
+        return show_json(output.Findings(findings, summary))
 
     out = console()
     columns = [Column(name, folds=True) for name in ("found", "for")]

@@ -34,10 +34,10 @@ _WORKLOADS = 4
 
 
 def ahead(
-    jobs: Sequence[Job], progress: Callable[[str], None], given_up: Callable[[], bool]
+    jobs: Sequence[Job], progress: Callable[..., None], given_up: Callable[[], bool]
 ) -> None:
     """Compile what these jobs will time, unless it was compiled here before; `progress`
-    gets a line for each.
+    gets the name of each.
     """
     checks = {_stamp(job): job for job in _checks(jobs)}
     waiting = [(stamp, job) for stamp, job in checks.items() if not stamp.exists()]
@@ -49,7 +49,7 @@ def ahead(
 
     def compile_some() -> None:
         for stamp, job in shared:
-            progress(f"compiling {job.names[0]}")
+            progress(job.names[0], phase="compiling")
             outcome = execute(job, given_up=lambda: stop.is_set() or given_up())
             if len(outcome.records) == len(job.workloads):
                 stamp.parent.mkdir(parents=True, exist_ok=True)

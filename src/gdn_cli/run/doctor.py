@@ -17,9 +17,8 @@ from .. import paths
 from ..errors import GdnError
 from ..machine import inventory
 from ..machine.inventory import HERE, Machine
+from ..schema.output import Finding
 from ..worker import profilers
-
-Finding = dict[str, str | None]  # state, what, found, for and mend
 
 
 def examine(machine: Machine = HERE) -> list[Finding]:

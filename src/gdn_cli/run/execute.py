@@ -142,9 +142,9 @@ class _Tally:
         self.gpus = list(dict.fromkeys(job.gpu for job in plan.jobs))
         self.lock = threading.RLock()
 
-    def show(self, line: str, *ended: bool) -> None:
+    def show(self, name: str, finished: bool = False, phase: str = "") -> None:
         with self.lock:
-            self.progress(line, self.done, self.total, *ended)
+            self.progress(name, self.done, self.total, finished, phase)
 
     def add(self, job: Job, record: Record, environment: Environment | None) -> None:
         if not job.asked(record):

@@ -27,6 +27,7 @@ from ..machine import gpu_sharing, inventory
 from ..machine.inventory import Gpu, Machine
 from ..schema.record_types import Missing, Record, Status
 from ..worker.request import Options, PlanFields, Timing
+from . import revision
 from .jobs import Job
 
 # (algo, --device) -> where it runs on the machine in question: Machine.place for this one.
@@ -153,7 +154,7 @@ def rivals(
     place: Placing = inventory.HERE.place,
 ) -> list[Entry]:
     """The algos of a comparison in the order in which they were named: names, full
-    names, packed files.
+    names, packed files, NAME@REVISION.
 
     An algo named twice is compared with itself, as `NAME@2`. All must be of one op.
     """
@@ -163,7 +164,9 @@ def rivals(
     for name in names:
         packed = name.endswith(".json")
         algo = (
-            read_solution(Path(name), registry) if packed else registry.find(name, op)
+            read_solution(Path(name), registry)
+            if packed
+            else revision.find(registry, name, op)
         )
         if entries and algo.op != entries[0].algo.op:
             first = entries[0].algo.full_name

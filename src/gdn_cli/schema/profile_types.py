@@ -177,3 +177,9 @@ class Listed(Struct):
     bound: str | None  # its verdict
     device: str | None
     folder: str
+
+
+class ProfileList(Struct):
+    """`gdn profile --list`: the saved profiles, newest first."""
+
+    profiles: list[Listed]

@@ -213,6 +213,12 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
         return blame(self.status, self.code)
 
     @property
+    def first_wrong(self) -> dict[str, str]:
+        """Output -> its first wrong element, in words."""
+        wrong = (self.check and self.check.first_wrong) or {}
+        return {name: first.words for name, first in wrong.items()}
+
+    @property
     def valid_timing(self) -> Timing | None:
         """The measurement, if the record passed."""
         return self.timing if self.passed else None

@@ -21,7 +21,7 @@ class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
     device: str  # the GPU or CPU
     tier: str | None = None  # how it was timed; None if it was only checked
     median_us: float | None = None  # the time, in microseconds
-    # the median's 95 % interval
+    # the median's 95 % interval; None for the mean of several workloads of this size
     interval_us: tuple[float | None, float | None] | None = None
     x_copy: float | None = None  # the time over that of a plain copy of the same bytes
     speedup: float | None = None  # the time of `over`, divided by this one
@@ -40,4 +40,5 @@ class Summary(msgspec.Struct, kw_only=True):
     records: str | None = None  # the file with every record, if one was written
     lines: list[Line] = []  # in the order of the tables
     verdicts: list[str] = []  # of a comparison: each algo against the baseline
+    warnings: list[str] = []  # about all of it
     missing: list[Missing] = []  # algos that could not run here

@@ -4,41 +4,69 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import to_builtins
+from msgspec import UNSET, Struct, UnsetType
 
 from .. import files
 from ..catalog import tuned_table
-from ..catalog.tuned_table import Row
+from ..catalog.tuned_table import Constants, Row
 from ..machine import environment
 from ..parsing import Json, lined, to_json
 from ..schema.record_types import Comparison, Environment, GpuName
 from . import tournament
 from .journal import Where
 from .search import Plan, State
-from .tuning_json import SCHEMA, Evidence, Measured, Ratio
+from .tuning_json import SCHEMA, Evidence, LeftOut, Measured, Ratio, Space
 
 
-def document(plan: Plan, state: State | None = None) -> Json:
+class Timed(Struct):
+    """A workload, and the size that its constants are chosen by."""
+
+    uuid: str
+    axes: dict[str, int]
+    size: int
+    length: int | UnsetType = UNSET  # if algo.toml names one
+
+
+class Tuning(Struct, kw_only=True):
+    """`gdn tune`: what was tried, and what was chosen.
+
+    A dry run ends with the workloads.
+    """
+
+    command: str = "tune"
+    dry_run: bool
+    op: str
+    algo: str
+    file: str  # the generated one
+    space: Space
+    preset: str | None
+    candidates: list[Constants]
+    excluded: int  # candidates
+    workloads: list[Timed]
+    time: str | UnsetType = UNSET
+    interrupted: bool | UnsetType = UNSET
+    mode: str | UnsetType = UNSET
+    tier: str | UnsetType = UNSET
+    resumed: int | UnsetType = UNSET  # measurements of an earlier run
+    left_out: list[LeftOut] | UnsetType = UNSET
+    progress: str | UnsetType = UNSET  # the file from which it resumes
+    written: list[str] | UnsetType = UNSET
+    result: Evidence | None | UnsetType = UNSET
+    commit: str | UnsetType = UNSET
+    dirty: bool | UnsetType = UNSET
+    in_place: bool | UnsetType = UNSET
+
+
+def document(plan: Plan, state: State | None = None) -> Tuning:
     """The command's document; without a state, of a dry run."""
-    workloads = []
+    timed = []
     for size, alike in plan.sizes.items():
-        keys = size._asdict() if plan.tune.length else {"size": size.size}
-        workloads += [{"uuid": w.uuid, "axes": w.axes, **keys} for w in alike]
+        length = size.length if plan.tune.length else UNSET
+        timed += [Timed(w.uuid, w.axes, size.size, length) for w in alike]
 
-    content: Json = {
-        "command": "tune",
-        "dry_run": state is None,
-        "op": plan.op.name,
-        "algo": plan.algo.name,
-        "file": str(plan.algo.own_folder / plan.tune.file),
-        "space": plan.space,
-        "preset": plan.preset,
-        "candidates": list(plan.constants.values()),
-        "excluded": plan.excluded,
-        "workloads": workloads,
-    }
+    done: Json = {}
     if state:
-        content |= {
+        done = {
             "time": state.time,
             "interrupted": state.interrupted,
             "mode": plan.mode,
@@ -48,12 +76,22 @@ def document(plan: Plan, state: State | None = None) -> Json:
             "progress": str(state.journal.path),
             "written": state.written,
             "result": state.result,
+            "in_place": state.settings.in_place or UNSET,
             **environment.commit(),
         }
-        if state.settings.in_place:
-            content["in_place"] = True
 
-    return to_builtins(content)
+    return Tuning(
+        dry_run=state is None,
+        op=plan.op.name,
+        algo=plan.algo.name,
+        file=str(plan.algo.own_folder / plan.tune.file),
+        space=plan.space,
+        preset=plan.preset,
+        candidates=list(plan.constants.values()),
+        excluded=plan.excluded,
+        workloads=timed,
+        **done,
+    )
 
 
 def write(state: State) -> None:

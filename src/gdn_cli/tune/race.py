@@ -255,7 +255,7 @@ def check(
                     running[future] = name, due
 
             for i, future in enumerate(as_completed(running)):
-                state.progress("check", i, len(running))
+                state.show("check", i, len(running))
                 name, due = running[future]
                 outcome = future.result()
                 _note_environment(state, outcome.environment)
@@ -392,9 +392,9 @@ def _time(
                 records[at][name] = record
         if uuid and len(records[uuid]) == len(turns[uuid]):
             state.journal.add(_line(number, turns[uuid], uuid, gpu, records[uuid]))
-            state.progress(what, next(done), len(due))
+            state.show(what, next(done), len(due))
 
-    state.progress(what, 0, len(due))
+    state.show(what, 0, len(due))
     return execute(job, on_record, given_up=state.stop.is_set)
 
 

@@ -47,7 +47,7 @@ from .tuning_json import Evidence, LeftOut, Space
 # the settings that decide what a time means
 HOW = ("tier", "l2", "seconds", "target", "in_place")
 # What runs now, and how many of how many are done.
-Progress = Callable[[str, int, int], None]
+Progress = Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -188,6 +188,9 @@ class State:
     interrupted: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
     time: str = field(default_factory=lambda: strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()))
+
+    def show(self, phase: str, done: int, total: int) -> None:
+        self.progress(self.plan.algo.name, done, total, False, phase)
 
     def left(self, names: Sequence[str]) -> list[str]:
         """The candidates that are still in."""

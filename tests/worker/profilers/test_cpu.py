@@ -80,11 +80,17 @@ def test_perf_finds_the_function_that_takes_the_time(burner, tmp_path):
     reading = profiled("cpu", "burner", tmp_path, algos=burner)
     (found,) = reading.found
     # a C++ algo has no ops
-    (functions,) = found.tables
+    functions, hot = found.tables
     name, library, share, count = functions.rows[0]
     assert name == "burn" and "burner" in library and share > 50 and count > 5
     assert sum(row[2] for row in functions.rows) > 90
     assert reading.files == ("perf.data",)
+    where, share, text = hot.rows[0]
+    assert where.startswith("kernel.cpp:1") and share > 50
+    assert text in (
+        "job.sum = job.sum + 1.0 / (i + 1);",
+        "for (int i = 0; i < n; ++i) {",
+    )
 
 
 @pytest.mark.skipif(inventory.cxx() is None, reason="no C++ compiler")
@@ -160,9 +166,10 @@ def test_names_are_short(name, plain):
 def test_functions_by_their_samples():
     spots = Counter(
         {
-            perf.Spot("(anonymous namespace)::burn(int)", "/b/k.so"): 2000,
-            perf.Spot("f<" + "x" * 90 + ">", "/b/k.so"): 1000,
-            perf.Spot("[unknown]", "/usr/lib/libgomp.so.1"): 1000,
+            perf.Spot(1, "(anonymous namespace)::burn(int)", "/b/k.so"): 1500,
+            perf.Spot(2, "(anonymous namespace)::burn(int)", "/b/k.so"): 500,
+            perf.Spot(3, "f<" + "x" * 90 + ">", "/b/k.so"): 1000,
+            perf.Spot(4, "[unknown]", "/usr/lib/libgomp.so.1"): 1000,
         }
     )
     (table,) = perf.table(spots)
@@ -185,7 +192,22 @@ def test_perf_script_is_read_line_by_line():
         "  8 2329.277:      7f573f012220 another_process (/tmp/k.so)\nperf: another line\n"
     )
     assert perf.parsed(text, 7) == {
-        perf.Spot("clear_page_erms", "[kernel.kallsyms]"): 1,
-        perf.Spot("(anonymous namespace)::burn(int)", "/tmp/a (1)/k.so"): 2,
-        perf.Spot("[unknown]", "/tmp/k.so"): 1,
+        perf.Spot(0xFFFFFFFF8157AE7D, "clear_page_erms", "[kernel.kallsyms]"): 1,
+        perf.Spot(
+            0x7F573F012220, "(anonymous namespace)::burn(int)", "/tmp/a (1)/k.so"
+        ): 2,
+        perf.Spot(0x7F573F012221, "[unknown]", "/tmp/k.so"): 1,
     }
+
+
+def test_a_sample_counts_for_the_line_that_it_is_inlined_into(tmp_path, monkeypatch):
+    frames = (
+        "0x10\n/usr/lib/gcc/fma.h:9\n/b/kernel.cpp:2 (discriminator 3)\n0x20\n??:0\n"
+    )
+    targets.script(tmp_path / "addr2line", f"#!/bin/sh\nprintf '{frames}'\n")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    places = {0x1010: 3, 0x1020: 1}
+    spots = Counter({perf.Spot(at, "f", "/b/k.so"): n for at, n in places.items()})
+    (table,) = perf.hot(spots, {"/b/k.so": 0x1000}, {"kernel.cpp": "a\n  b;\n"})
+    assert table.rows == (("kernel.cpp:2", 75.0, "b;"),)
+    assert perf.hot(spots, {}, {}) == []

@@ -1,4 +1,5 @@
-"""Where the time of a call on the CPU goes: threads, page faults, functions, and torch's ops.
+"""Where the time of a call on the CPU goes: threads, page faults, functions, source
+lines, and torch's ops.
 
 Times, counts and functions are from the same calls, which only perf observes, if it is
 installed; ops are from calls under torch.profiler.
@@ -15,6 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from ...machine import inventory
 from ...machine.inventory import HERE, Machine
 from . import (
     Ask,
@@ -43,7 +45,19 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
     # the functions of a C++ algo say more than torch's ops
     ops = bool(why) or ask.language != "cpp"
     params = {"seconds": _SECONDS, "ops": ops, "why": why}
-    return [Run("measure", () if why else perf.record(folder), params=params)]
+    env = {} if ops else _with_lines(ask)
+    return [Run("measure", () if why else perf.record(folder), env, params)]
+
+
+def _with_lines(ask: Ask) -> dict[str, str]:
+    """The environment of builds with -g, which leaves the code as it is: they have a
+    cache of their own.
+    """
+    env = inventory.with_builders(dict(os.environ), "cpu", machine=ask.machine)
+    return {
+        "CXX": f"{env.get('CXX') or 'c++'} -g",
+        "FIB_CACHE_PATH": f"{env['FIB_CACHE_PATH']}-lines",
+    }
 
 
 # --- in the worker
@@ -62,6 +76,8 @@ class Answer(Struct):
     pid: int
     # of all calls, by time.monotonic()
     span: tuple[float, float]
+    # the algo's, and where each begins in memory
+    libraries: dict[str, int]
     ops: torch_profiler.Profiled | None = None
 
 
@@ -107,6 +123,7 @@ def inside(target: Any, seconds: float, ops: bool, why: str | None) -> Answer:
         torch_threads=torch.get_num_threads(),
         pid=os.getpid(),
         span=span,
+        libraries=perf.loaded(os.environ["FIB_CACHE_PATH"]),
         ops=torch_profiler.profiled(call, "cpu", _OPS_CALLS) if ops else None,
     )
 
@@ -121,7 +138,8 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     if why:
         notes.append(f"no functions: {why}")
     else:
-        tables += perf.table(perf.read(folder, answer.pid, answer.span))
+        spots = perf.read(folder, answer.pid, answer.span)
+        tables += perf.table(spots) + perf.hot(spots, answer.libraries, ask.sources)
         if not tables:
             notes.append("no samples fell into the calls")
     if answer.ops:

@@ -1,6 +1,8 @@
-"""Linux perf: in which functions a worker's CPU time goes.
+"""Linux perf: in which functions and source lines a worker's CPU time goes.
 
-perf writes its samples into perf.data; `perf script` gives the function of each sample.
+perf writes its samples into perf.data; `perf script` gives the function of each sample,
+and binutils' addr2line the lines of a library that was built with -g: perf's own way to
+them takes minutes.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ import re
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from . import Table, facts, symbols, tools
+from . import Table, facts, source_line, symbols, tools
 
 DATA = "perf.data"
 _HZ = 2000
@@ -50,6 +53,7 @@ def record(folder: Path) -> tuple[str, ...]:
 class Spot(NamedTuple):
     """Where samples were taken. `library`: the file's path, [kernel.kallsyms], [vdso], ..."""
 
+    address: int
     function: str
     library: str
 
@@ -67,8 +71,9 @@ def parsed(text: str, pid: int) -> Counter[Spot]:
     """Parse the output of `perf script`: "15626 23297.326274:  ffffffff8157ae7d
     clear_page ([kernel.kallsyms])".
     """
-    line = rf"^\s*{pid}\s+[\d.]+:\s+[0-9a-f]+\s+(.+?) \(([/[].*)\)\s*$"
-    return Counter(Spot(*match) for match in re.findall(line, text, re.MULTILINE))
+    line = rf"^\s*{pid}\s+[\d.]+:\s+([0-9a-f]+)\s+(.+?) \(([/[].*)\)\s*$"
+    found = re.findall(line, text, re.MULTILINE)
+    return Counter(Spot(int(at, 16), *where) for at, *where in found)
 
 
 def table(spots: Counter[Spot]) -> list[Table]:
@@ -82,6 +87,41 @@ def table(spots: Counter[Spot]) -> list[Table]:
         f"{total} samples of CPU time; `perf annotate -i {DATA}` shows the instructions"
     )
     return facts.table("functions", rows, note)
+
+
+def loaded(folder: str) -> dict[str, int]:
+    """The libraries of a folder that this process has loaded -> where each begins."""
+    libraries: dict[str, int] = {}
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        span, *_, path = line.split(maxsplit=5)
+        if path.startswith(f"{folder}/"):
+            libraries.setdefault(path, int(span.partition("-")[0], 16))
+    return libraries
+
+
+def hot(
+    spots: Counter[Spot], libraries: dict[str, int], sources: Mapping[str, str]
+) -> list[Table]:
+    """The lines of `sources` by the samples in them and in what is inlined there."""
+    lines = Counter[tuple[str, int]]()
+    for library, begin in libraries.items():
+        samples = Counter[int]()
+        for spot, n in spots.items():
+            if spot.library == library:
+                samples[spot.address - begin] += n
+        text = tools.output("addr2line", "-aie", library, *map(hex, samples)) or ""
+        # an address, then a line for each frame, the innermost first
+        for block in text.split("0x")[1:]:
+            address, *frames = block.splitlines()
+            places = [re.match(r"(?:.*/)?(.+):(\d+)", frame) for frame in frames]
+            own = [(p[1], int(p[2])) for p in places if p and p[1] in sources]
+            for place in own[:1]:
+                lines[place] += samples[int(address, 16)]
+    rows = []
+    for (file, line), n in lines.most_common(_MOST):
+        share = 100 * n / spots.total()
+        rows.append((f"{file}:{line}", share, source_line(sources, file, line)))
+    return facts.table("cpu.hot", rows)
 
 
 def _function(spot: Spot) -> str:

@@ -1,0 +1,93 @@
+"""NAME@REVISION: an algo as git has it, for comparisons with what it is now."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+from msgspec import structs
+
+from ..catalog.pack import pack, source_hash
+from ..catalog.registry import Algo, AlgoFile, Registry, read_algo
+from ..errors import MissingError, UsageError
+from ..parsing import decode, read_toml
+
+
+def find(known: Registry, name: str, op: str | None) -> Algo:
+    """The algo of this name, at a git revision if it is NAME@REVISION: then it is
+    packed, from its own folder at that revision and what that shares.
+
+    UsageError: no repository, no such revision, or the algo was not there then.
+    """
+    plain, mark, revision = name.partition("@")
+    now = known.find(plain, op)
+    if not mark:
+        return now
+    folder = now.own_folder
+    root = folder.parents[1]
+    top, why = _git(root, "rev-parse", "--show-toplevel")
+    if not top:
+        hint = "commit it: `git init`, `git add`, `git commit`"
+        raise UsageError(f"{name}: {root}: {why}", hint=hint)
+    # what begins with - is an option
+    found, _ = _git(
+        root, "rev-parse", "--verify", "-q", f"{revision or '-'}^{{commit}}"
+    )
+    if not found or revision.startswith("-"):
+        hint = "such as HEAD, HEAD~1, a branch or a commit"
+        raise UsageError(f"{name}: unknown revision '{revision}'", hint=hint)
+    commit = found.decode().strip()
+    with tempfile.TemporaryDirectory(prefix="gdn-") as temporary:
+        own = folder.relative_to(root)
+        _extract(root, commit, own, Path(temporary))
+        file = Path(temporary, own, "algo.toml")
+        if not file.is_file():
+            hint = f"`git log --oneline -- {folder}` lists its revisions"
+            raise UsageError(f"{now.full_name} is not in {revision}", hint=hint)
+        for shared in decode(read_toml(file), AlgoFile, name).shares:
+            _extract(root, commit, Path(shared), Path(temporary))
+        then = structs.replace(read_algo(file, own.parts[0]), op=now.op)
+        title = f"{now.op}-{now.name}-{commit[:12]}"
+        solution = pack(then, known.op(now.op), name=title)
+    name = f"{now.name}@{revision}"
+    return structs.replace(then, name=name, folder=None, shares=(), solution=solution)
+
+
+def unchanged(known: Registry, algos: list[Algo]) -> str | None:
+    """In words, that all have the same sources and one is of a revision; else None."""
+    names = [algo.name for algo in algos]
+    if not any("@" in name for name in names):
+        return None
+    hashes = {source_hash(pack(algo, known.op(algo.op))) for algo in algos}
+    if len(hashes) > 1:
+        return None
+    return f"{' and '.join(names)} have the same sources: nothing was timed"
+
+
+def _extract(root: Path, commit: str, path: Path, into: Path) -> None:
+    """Write what a path below `root` was then; nothing if it was not there."""
+    data, _ = _git(root, "archive", commit, "--", str(path))
+    if data:
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            for member in archive:
+                if file := archive.extractfile(member):  # a folder has none
+                    target = into / member.name
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(file.read())
+
+
+def _git(root: Path, *args: str) -> tuple[bytes, str]:
+    """git's output in a folder, b"" if it fails; and why it failed, in its own words."""
+    command = ["git", "-C", str(root), *args]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=60)
+    except FileNotFoundError:
+        raise MissingError("there is no git here", hint="install git") from None
+    except subprocess.TimeoutExpired:
+        return b"", "git takes more than a minute"
+    said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    why = "".join(said).removeprefix("fatal: ")
+    return (b"" if done.returncode else done.stdout), why
