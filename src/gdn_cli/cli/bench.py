@@ -40,21 +40,23 @@ def run(
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
     engine: o.EngineName = None,
+    emulate: o.Emulate = False,
 ) -> None:
     """Check algos on workloads: are they right? With --official the contest's own
     harness judges them too.
 
     Without --algo: every algo that can run here. Without workloads: the preset `quick`;
-    with --official `contest`.
+    with --official `contest`; with --emulate its smallest.
 
     Examples:
       gdn run cpp-v1
+      gdn run my-v1 --emulate
       gdn run my-v1 --algos ~/kernels -w batch_size=64 --stress
       gdn run cuda-v5 --official
     """
     algos, files = algos.also(solutions)
     harness = judge.harness_for(
-        stress=which.stress, **asdict(calls), sandbox=trust.sandbox
+        stress=which.stress, **asdict(calls), sandbox=trust.sandbox, emulate=emulate
     )
     code = carry_out(
         "bench" if harness else "check",
@@ -69,6 +71,7 @@ def run(
         contest=bool(harness),
         harness=harness,
         elsewhere=engine_of(engine, gpus, trust),
+        emulate=emulate,
     )
     raise typer.Exit(code)
 
@@ -157,12 +160,14 @@ def carry_out(
     contest: bool = False,
     harness: Harness | None = None,
     elsewhere: Elsewhere | None = None,
+    emulate: bool = False,
 ) -> int:
     """Run a command, save and show its document. Returns the exit code.
 
     contest    the contest's number of calls, with any preset
     harness    the contest's, which judges too
     elsewhere  another machine, which runs it
+    emulate    CUDA algos on the CPU
     """
     from ..catalog import official
     from ..records import store
@@ -172,13 +177,14 @@ def carry_out(
     tiers, overrides = sampling.checked()
     chosen_gpus, device = place.on(gpus)
     machine = o.machine()
+    places = partial(machine.place, among=chosen_gpus)
     settings = planning.Settings(
         command,
         o.for_workers(chosen.dataset, trust, calls),
         tiers,
         place.timeout,
         chosen_gpus,
-        elsewhere.place if elsewhere else partial(machine.place, among=chosen_gpus),
+        machine.emulates if emulate else elsewhere.place if elsewhere else places,
         machine,
     )
     preset_of = planning.contest_preset if contest else planning.preset_of
@@ -199,6 +205,7 @@ def carry_out(
         gpus=gpus,
         stress=chosen.stress,
         official=harness and harness.words,
+        emulate=emulate,
         **asdict(calls),
     )
     name = {"check": "run", "floor": "floors"}.get(command, command)

@@ -137,6 +137,13 @@ PresetName = Annotated[
     str | None,
     workloads_option(help="One of configs/presets.toml: quick, contest, sweep, peers."),
 ]
+Emulate = Annotated[
+    bool,
+    running_option(
+        "--emulate",
+        help="Run CUDA algos on the CPU, thread by thread, and look for races.",
+    ),
+]
 InPlace = Annotated[
     bool,
     running_option(

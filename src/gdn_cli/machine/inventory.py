@@ -15,6 +15,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace as replace_fields
+
 from .. import paths
 from ..catalog.registry import Algo
 from ..errors import MissingError, UsageError
@@ -191,7 +193,7 @@ def has_package(module: str) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an algo runs here (`mode`: cuda, cpu or interpreter), or why it cannot and
+    """Where an algo runs here (`mode`: cuda, cpu, interpreter or emulator), or why it cannot and
     how to fix that.
     """
 
@@ -294,6 +296,14 @@ class Machine:
         must fit; () means the one that a CUDA process uses by default.
         """
         return placed(algo, device, partial(self._missing, among=among), bool(among))
+
+    def emulates(self, algo: Algo, device: str = "auto") -> Place:
+        """Where `--emulate` runs the algo: CUDA C++ as C++ on the CPU."""
+        if algo.language != "cuda":
+            reason = f"--emulate is for CUDA, {algo.name} is {algo.language}"
+            return Place(None, reason, "drop --emulate")
+        as_cpp = replace_fields(algo, language="cpp")
+        return self._missing(as_cpp, "emulator", ()) or Place("emulator")
 
     def _missing(self, algo: Algo, mode: str, among: Sequence[Gpu]) -> Place | None:
         if mode == "cuda":

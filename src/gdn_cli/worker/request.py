@@ -84,7 +84,8 @@ class Request(Options, kw_only=True):
     solution: Solution | None
     specific: bool = False
     setup: str | None = None
-    mode: Mode
+    # emulator: CUDA as C++ on the CPU (`--emulate`), for checks, never timed
+    mode: Mode | Literal["emulator"]
     workloads: tuple[Workload, ...]
     rivals: tuple[Rival, ...] = ()
     # workload -> the rivals that run it; all if it is not listed

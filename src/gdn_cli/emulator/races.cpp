@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <map>
-#include <set>
+#include <sstream>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -24,6 +26,7 @@ struct Access {
 struct Word {
   Access write{-1, 0, 0};
   std::vector<Access> reads, atomics;
+  bool written = false;
 };
 enum How { READ, WRITE, ATOMIC };
 constexpr size_t WORD = 2;  // the smallest number that kernels here store
@@ -31,8 +34,14 @@ constexpr size_t WORD = 2;  // the smallest number that kernels here store
 std::vector<Word> words;
 std::vector<Clock> clocks;
 std::map<std::pair<const void*, unsigned>, Clock> barriers;
-std::set<std::pair<uintptr_t, uintptr_t>> found;  // the code of two accesses that raced, the earlier one first
-uintptr_t first = 0, last = 0;
+struct Example {
+  int earlier, later;
+  bool write, writes;
+  size_t byte;
+};
+std::map<std::pair<uintptr_t, uintptr_t>, Example> found;  // by the code of two accesses that raced, the earlier one first
+std::map<uintptr_t, Example> unwritten;  // by the code of a read of what nobody has written in this CTA
+uintptr_t first = 0, last = 0, statics = 0;
 int me = -1, ignored = 0;
 long checked = 0;
 
@@ -41,10 +50,12 @@ void merge(Clock& to, const Clock& from) {
   if (to.size() < from.size()) to.resize(from.size());
   for (size_t i = 0; i < from.size(); ++i) to[i] = std::max(to[i], from[i]);
 }
-void check(const Access& before, const Access& now) {
+size_t byte_of(uintptr_t at) { return at - (at < statics ? first : statics); }
+void check(const Access& before, bool write, const Access& now, bool writes, uintptr_t at) {
   if (before.thread < 0 || before.thread == now.thread) return;
   ++checked;
-  if (before.time > time_of(clocks[now.thread], before.thread)) found.insert({before.code, now.code});
+  if (before.time > time_of(clocks[now.thread], before.thread))
+    found.insert({{before.code, now.code}, {before.thread, now.thread, write, writes, byte_of(at)}});
 }
 void put(std::vector<Access>& all, const Access& now) {
   for (Access& own : all)
@@ -60,11 +71,14 @@ void touch(const void* p, size_t bytes, How how, int thread, void* code) {
   const Access now{thread, clocks[thread][thread], reinterpret_cast<uintptr_t>(code)};
   for (size_t i = (at - first) / WORD; i <= (at + bytes - 1 - first) / WORD; ++i) {
     Word& word = words[i];
-    check(word.write, now);
+    const uintptr_t byte = std::max(at, first + i * WORD);
+    check(word.write, true, now, how != READ, byte);
     if (how != READ)
-      for (const Access& read : word.reads) check(read, now);
+      for (const Access& read : word.reads) check(read, false, now, true, byte);
     if (how != ATOMIC)
-      for (const Access& atomic : word.atomics) check(atomic, now);
+      for (const Access& atomic : word.atomics) check(atomic, true, now, how != READ, byte);
+    if (how != WRITE && !word.written) unwritten.insert({now.code, {thread, thread, false, false, byte_of(byte)}});
+    word.written |= how != READ;
     if (how == READ) put(word.reads, now);
     else if (how == ATOMIC) put(word.atomics, now);
     else word.write = now, word.reads.clear(), word.atomics.clear();
@@ -82,8 +96,8 @@ int another(Clock clock) {
 
 namespace emulated::races {
 
-void begin(char* memory, size_t bytes, int threads) {
-  first = reinterpret_cast<uintptr_t>(memory), last = first + bytes;
+void begin(char* memory, size_t bytes, size_t behind, int threads) {
+  first = reinterpret_cast<uintptr_t>(memory), last = first + bytes, statics = first + behind;
   words.assign(bytes / WORD + 1, {}), barriers.clear();
   clocks.assign(threads, Clock(threads));
   for (int i = 0; i < threads; ++i) clocks[i][i] = 1;
@@ -124,7 +138,7 @@ void end_of_warp(int lane0, int who) {
 void access(const void* p, size_t bytes, bool write, int thread) {
   touch(p, bytes, write ? WRITE : READ, thread < 0 ? me : thread, __builtin_return_address(0));
 }
-void atomic(const void* p, size_t bytes) { touch(p, bytes, ATOMIC, me, __builtin_return_address(0)); }
+void atomic(const void* p, size_t bytes, void* code) { touch(p, bytes, ATOMIC, me, code); }
 
 int set_aside() { return std::exchange(ignored, 0); }
 void set_back(int before) { ignored = before; }
@@ -135,15 +149,38 @@ Ignored::~Ignored() { --ignored; }
 
 }  // namespace emulated::races
 
+namespace emulated::races {
+
+// A line for each pair that raced and each read of what nobody wrote since the last call. Code is in place()'s form.
+std::string told(int threads, std::string (*place)(const void*)) {
+  std::ostringstream lines;
+  const auto who = [&](int thread) {
+    return thread < threads ? "thread " + std::to_string(thread) : std::string("an asynchronous copy");
+  };
+  lines << std::hex;
+  for (const auto& [code, e] : found)
+    lines << "race: " << who(e.earlier) << " and " << who(e.later) << (e.write ? " write" : " read")
+          << (e.write == e.writes ? "" : e.writes ? " and write" : " and read") << " shared byte 0x" << e.byte
+          << " without a barrier" << place(reinterpret_cast<void*>(code.first)) << " and"
+          << place(reinterpret_cast<void*>(code.second)) << "\n";
+  for (const auto& [code, e] : unwritten)
+    lines << "unwritten: " << who(e.later) << " reads shared byte 0x" << e.byte << ", which no thread has written"
+          << place(reinterpret_cast<void*>(code)) << "\n";
+  found.clear(), unwritten.clear(), checked = 0;
+  return lines.str();
+}
+
+}  // namespace emulated::races
+
 // Up to `size` pairs of accesses that raced: where in the library's file their calls are. Returns how many, and begins anew.
 extern "C" int races(uintptr_t (*pairs)[2], int size, long* checks) {
   Dl_info library{};
   dladdr(reinterpret_cast<void*>(&races), &library);
   const uintptr_t before = reinterpret_cast<uintptr_t>(library.dli_fbase) + 1;  // the call is before where it returns to
   int n = 0;
-  for (const auto& [earlier, later] : found)
-    if (n++ < size) pairs[n - 1][0] = earlier - before, pairs[n - 1][1] = later - before;
-  *checks = std::exchange(checked, 0), found.clear();
+  for (const auto& [pair, example] : found)
+    if (n++ < size) pairs[n - 1][0] = pair.first - before, pairs[n - 1][1] = pair.second - before;
+  *checks = std::exchange(checked, 0), found.clear(), unwritten.clear();
   return n;
 }
 
@@ -160,5 +197,35 @@ void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}
-char __tsan_atomic8_load(const volatile char* p, int) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+#define OF_ATOMIC(n, T)                                                                                              \
+  T __tsan_atomic##n##_load(const volatile T* p, int) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }                \
+  void __tsan_atomic##n##_store(volatile T* p, T x, int) { __atomic_store_n(p, x, __ATOMIC_SEQ_CST); }                \
+  T __tsan_atomic##n##_exchange(volatile T* p, T x, int) { return __atomic_exchange_n(p, x, __ATOMIC_SEQ_CST); }      \
+  T __tsan_atomic##n##_fetch_add(volatile T* p, T x, int) { return __atomic_fetch_add(p, x, __ATOMIC_SEQ_CST); }      \
+  T __tsan_atomic##n##_fetch_sub(volatile T* p, T x, int) { return __atomic_fetch_sub(p, x, __ATOMIC_SEQ_CST); }      \
+  T __tsan_atomic##n##_fetch_and(volatile T* p, T x, int) { return __atomic_fetch_and(p, x, __ATOMIC_SEQ_CST); }      \
+  T __tsan_atomic##n##_fetch_or(volatile T* p, T x, int) { return __atomic_fetch_or(p, x, __ATOMIC_SEQ_CST); }        \
+  T __tsan_atomic##n##_fetch_xor(volatile T* p, T x, int) { return __atomic_fetch_xor(p, x, __ATOMIC_SEQ_CST); }      \
+  int __tsan_atomic##n##_compare_exchange_strong(volatile T* p, T* expected, T x, int, int) {                         \
+    return __atomic_compare_exchange_n(p, expected, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                    \
+  }                                                                                                                   \
+  int __tsan_atomic##n##_compare_exchange_weak(volatile T* p, T* expected, T x, int a, int b) {                       \
+    return __tsan_atomic##n##_compare_exchange_strong(p, expected, x, a, b);                                          \
+  }
+OF_ATOMIC(8, char) OF_ATOMIC(16, short) OF_ATOMIC(32, int) OF_ATOMIC(64, long)
+void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+void __tsan_atomic_signal_fence(int) {}
+void __tsan_vptr_read(void**) {}
+void* __tsan_memcpy(void* to, const void* from, size_t n) {
+  __tsan_read_range(const_cast<void*>(from), n), __tsan_write_range(to, n);
+  return std::memcpy(to, from, n);
+}
+void* __tsan_memmove(void* to, const void* from, size_t n) {
+  __tsan_read_range(const_cast<void*>(from), n), __tsan_write_range(to, n);
+  return std::memmove(to, from, n);
+}
+void* __tsan_memset(void* to, int x, size_t n) {
+  __tsan_write_range(to, n);
+  return std::memset(to, x, n);
+}
 }
