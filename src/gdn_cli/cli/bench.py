@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -177,6 +177,8 @@ def carry_out(
     tiers, overrides = sampling.checked()
     chosen_gpus, device = place.on(gpus)
     machine = o.machine()
+    if emulate and not any(vars(chosen).values()):
+        chosen = replace(chosen, smallest=True)
     places = partial(machine.place, among=chosen_gpus)
     settings = planning.Settings(
         command,

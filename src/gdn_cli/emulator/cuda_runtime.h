@@ -196,7 +196,7 @@ inline std::string place(const void* code) {
   Dl_info library{};
   if (!code || !dladdr(code, &library)) return "";
   std::ostringstream text;
-  text << " at " << library.dli_fname << "+0x" << std::hex
+  text << library.dli_fname << "+0x" << std::hex
        << static_cast<const char*>(code) - static_cast<const char*>(library.dli_fbase) - 1;  // the call is before where it returns to
   return text.str();
 }
@@ -345,7 +345,7 @@ inline void run_cluster() {
       me = nullptr;
       for (const auto& fiber : fibers)
         if (!me && fiber->waits && fiber->waits->generation == fiber->generation) me = fiber.get();
-      const std::string who = me ? ": " + here() + " waits" + place(me->at) : "";
+      const std::string who = me ? ": " + here() + " waits, " + place(me->at) : "";
       me = nullptr;
       fail("a barrier that not all threads reach" + who);
     }

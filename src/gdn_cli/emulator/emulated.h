@@ -182,7 +182,7 @@ class Ptx {  // an asm statement, whose instructions `run` carries out
     return parts;
   }
   [[noreturn]] void unknown(const std::string& what) const {
-    fail("the emulator does not know the PTX `" + what + "`, " + file + ":" + std::to_string(line));
+    fail("unknown PTX `" + what + "`, " + file + ":" + std::to_string(line));
   }
   Operand& named(const std::string& name) {
     if (name[0] != '%' || name.size() < 2 || !std::isdigit(name[1])) unknown(name);

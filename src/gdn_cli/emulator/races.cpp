@@ -154,17 +154,15 @@ namespace emulated::races {
 // A line for each pair that raced and each read of what nobody wrote since the last call. Code is in place()'s form.
 std::string told(int threads, std::string (*place)(const void*)) {
   std::ostringstream lines;
-  const auto who = [&](int thread) {
-    return thread < threads ? "thread " + std::to_string(thread) : std::string("an asynchronous copy");
-  };
+  const auto who = [&](int thread) { return thread < threads ? std::to_string(thread) : std::string("(a copy)"); };
   lines << std::hex;
   for (const auto& [code, e] : found)
-    lines << "race: " << who(e.earlier) << " and " << who(e.later) << (e.write ? " write" : " read")
+    lines << "race: threads " << who(e.earlier) << " and " << who(e.later) << (e.write ? " write" : " read")
           << (e.write == e.writes ? "" : e.writes ? " and write" : " and read") << " shared byte 0x" << e.byte
-          << " without a barrier" << place(reinterpret_cast<void*>(code.first)) << " and"
+          << " without a barrier, " << place(reinterpret_cast<void*>(code.first)) << " and "
           << place(reinterpret_cast<void*>(code.second)) << "\n";
   for (const auto& [code, e] : unwritten)
-    lines << "unwritten: " << who(e.later) << " reads shared byte 0x" << e.byte << ", which no thread has written"
+    lines << "unwritten: thread " << who(e.later) << " reads shared byte 0x" << e.byte << ", which no thread has written, "
           << place(reinterpret_cast<void*>(code)) << "\n";
   found.clear(), unwritten.clear(), checked = 0;
   return lines.str();

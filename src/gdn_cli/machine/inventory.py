@@ -191,10 +191,13 @@ def has_package(module: str) -> bool:
 # --- can it run here?
 
 
+COMPILED = "compiled"  # a mode in which nothing runs
+
+
 @dataclass(frozen=True)
 class Place:
-    """Where an algo runs here (`mode`: cuda, cpu, interpreter or emulator), or why it cannot and
-    how to fix that.
+    """Where an algo runs here (`mode`: cuda, cpu, interpreter or emulator; or COMPILED),
+    or why it cannot and how to fix that.
     """
 
     mode: str | None
@@ -205,6 +208,8 @@ class Place:
 GET_NVCC = "install the CUDA toolkit, or pip install " + (
     "-e '.[cuda]'" if paths.IN_CHECKOUT else "'gdn[cuda]'"
 )
+NO_GPU = "no GPU here"
+EMULATE = "`gdn run --emulate` runs it on the CPU"
 MODAL = (
     "`gdn modal run` rents a B200 for it, which needs a Modal account and costs money"
 )
@@ -297,6 +302,14 @@ class Machine:
         """
         return placed(algo, device, partial(self._missing, among=among), bool(among))
 
+    def without_gpu(self, algo: Algo) -> Place:
+        """What can be done with an algo for which there is no GPU: compile CUDA C++."""
+        if algo.language != "cuda":
+            return Place(None, NO_GPU, MODAL)
+        if self._missing(algo, COMPILED, ()):
+            return Place(None, NO_GPU, EMULATE)
+        return Place(COMPILED)
+
     def emulates(self, algo: Algo, device: str = "auto") -> Place:
         """Where `--emulate` runs the algo: CUDA C++ as C++ on the CPU."""
         if algo.language != "cuda":
@@ -309,7 +322,7 @@ class Machine:
         if mode == "cuda":
             able = among or self.gpus()[:1]
             if not able:
-                return Place(None, "no GPU here", MODAL)
+                return Place(None, NO_GPU, MODAL)
             if not any(gpu.fits(algo) for gpu in able):
                 have = ", ".join(dict.fromkeys(gpu.capability for gpu in able))
                 reason = f"needs compute capability {algo.capability}, here is {have}"

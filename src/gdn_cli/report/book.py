@@ -22,6 +22,7 @@ from ..schema.record_types import (
     BestPeer,
     BestPeers,
     Compared,
+    NOT_ITSELF,
     Document,
     Environment,
     Overall,
@@ -179,8 +180,8 @@ class Point:
         if several_gpus and self.first.gpu is not None:
             parts.append(f"GPU {self.first.gpu}")
 
-        if self.first.record.mode == "interpreter":
-            parts.append("interpreted")
+        if how := NOT_ITSELF.get(self.first.record.mode):
+            parts.append(how)
 
         return ", ".join(parts)
 

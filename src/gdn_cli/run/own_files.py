@@ -31,6 +31,7 @@ def pointed(record: Record, algo: Algo | None) -> Record:
 
     def own(match: re.Match[str]) -> str:
         name, line = match["file"], match["line"]  # nvcc writes file(12)
+        name = name if name in paths else name.removesuffix(".cpp")  # --emulate
         return paths.get(name, name) + (f":{line}" if line else "")
 
     return replace(

@@ -121,6 +121,8 @@ class Request(Options, kw_only=True):
     def due(self) -> int:
         """How many records the worker owes."""
         tiers = max(1, len(self.timing.tiers))
+        if not self.workloads:  # an algo that is only compiled
+            return 1
         if self.command == "floor":  # and those of the machine
             return (len(self.workloads) + 1) * tiers + 1
         algos = max(1, len(self.rivals))

@@ -55,8 +55,8 @@ def compiler() -> dict[str, str]:
 def explained(errors: str) -> str:
     """A C++ compiler's errors, with what the emulator lacks named as such."""
     errors = re.sub(
-        r"[‘'](\w+)[’'] (?:was not declared in this scope|has not been declared)[^\n]*",
-        r"the emulator does not know '\1'",
+        r"error: [^\n]*[‘'](__\w+)[’'][^\n]*",
+        r"error: the emulator does not know '\1'",
         errors,
     )
     return re.sub(
