@@ -34,7 +34,7 @@ def run(
     which: o.HardInputs,
     trust: o.Trust,
     place: o.Place,
-    calls: o.Calls,
+    calls: o.Faults,
     output: o.Output,
     judge: o.Judge,
     solutions: o.Solutions = None,
@@ -51,10 +51,14 @@ def run(
     Examples:
       gdn run cpp-v1
       gdn run my-v1 --emulate
+      gdn run cpp-v1 --sanitize thread
       gdn run my-v1 --algos ~/kernels -w batch_size=64 --stress
       gdn run cuda-v5 --official
     """
     algos, files = algos.also(solutions)
+    for option, given in (("--emulate", emulate), ("--sanitize", calls.sanitize)):
+        if given and (trust.sandbox or engine):
+            raise o.excluded(option, "--sandbox" if trust.sandbox else "--engine")
     harness = judge.harness_for(
         stress=which.stress, **asdict(calls), sandbox=trust.sandbox, emulate=emulate
     )

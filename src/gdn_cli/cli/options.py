@@ -344,6 +344,25 @@ class Calls:
 
 
 @dataclass(frozen=True)
+class Faults(Calls):
+    """How they are called where nothing is timed: with a sanitizer, too."""
+
+    sanitize: Annotated[
+        str | None,
+        running_option(
+            metavar="thread|address",
+            help="Build C++ algos with this sanitizer: races, or wrong addresses.",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        from ..machine import sanitizers
+
+        if self.sanitize is not None:
+            check_choice("sanitizer", self.sanitize, sanitizers.NAMES)
+
+
+@dataclass(frozen=True)
 class Trust:
     """How much the algos are trusted."""
 

@@ -42,6 +42,8 @@ def entries(
     if named and settings.command == "check":
         result = [_without_gpu(entry, settings.machine) for entry in result]
     result = eligibility.overwriting(known, result, named, options.in_place, timed)
+    if options.sanitize:
+        result = eligibility.sanitized(result, named)
     if options.batch_invariant:
         result = eligibility.batch_invariant(known, result, named)
     return result, named

@@ -69,6 +69,7 @@ class Options(Struct, kw_only=True):
     strict: bool = False  # probe every workload
     sandbox: bool = False  # run the algo's code in bubblewrap
     in_place: bool = False  # outputs overwrite the inputs that the op allows for it
+    sanitize: str | None = None  # build C++ with this sanitizer: machine/sanitizers.py
     # each sequence alone must give the same bits as in its batch
     batch_invariant: bool = False
 

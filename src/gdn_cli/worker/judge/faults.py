@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -14,6 +15,12 @@ from ...schema.record_types import Record, Status
 
 _FILES = "faults.*"  # faults.emulated (emulator/emulated.h), faults.<pid> of a sanitizer
 _MOST = 3
+# an access, and the lines of its stack
+_STACK = re.compile(
+    r"^ *((?:Previous )?(?:atomic )?(?:READ|WRITE) of size \d+)[^\n]*\n((?: +#[^\n]*\n)*)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_FRAME = re.compile(r"(/\S+_[0-9a-f]{6}/[\w.+-]+:\d+)")
 _CODE = re.compile(r"(/\S+)\+(0x[0-9a-f]+)")
 
 
@@ -23,11 +30,12 @@ def found() -> list[str]:
     for file in sorted(Path().glob(_FILES)):
         text = file.read_text(errors="replace")
         file.unlink()
-        for line in text.splitlines():
+        for line in _reports(text) if "Sanitizer: " in text else text.splitlines():
             line = placed(line)
             # the same places are one fault, whoever came first
             kind, *places = line.partition(":")[0], *re.findall(r"/\S+:\d+", line)
-            lines.setdefault((kind, *sorted(places)), line)
+            if places:  # else it is not in the algo's code
+                lines.setdefault((kind, *sorted(places)), line)
     more = len(lines) - _MOST
     return [*lines.values()][:_MOST] + ([f"and {more} more"] if more > 0 else [])
 
@@ -40,6 +48,20 @@ def told(record: Record, lines: list[str]) -> Record:
     status = Status.WRONG if record.passed else record.status
     reason = "\n".join(filter(None, [record.reason, *lines]))
     return replace(record, status=status, reason=reason)
+
+
+def _reports(text: str) -> Iterator[str]:
+    """A line for each of a sanitizer's reports: what it is, and each access with the
+    first place of its stack that was built here.
+    """
+    for report in re.split(r"^={18,}$", text, flags=re.MULTILINE):
+        what = re.search(r"Sanitizer: (.+?)(?: \(| on )", report)
+        accesses = []
+        for access, stack in _STACK.findall(report):
+            if frame := _FRAME.search(stack):
+                accesses.append(f"{access.lower()}, {frame[1]}")
+        if what:
+            yield f"{what[1]}: {' and '.join(accesses)}"
 
 
 def placed(text: str) -> str:
