@@ -303,10 +303,13 @@ class Machine:
         return placed(algo, device, partial(self._missing, among=among), bool(among))
 
     def without_gpu(self, algo: Algo) -> Place:
-        """What can be done with an algo for which there is no GPU: compile CUDA C++."""
+        """What can be done with an algo for which there is no GPU: compile CUDA C++.
+        What ships with gdn is known to compile.
+        """
         if algo.language != "cuda":
             return Place(None, NO_GPU, MODAL)
-        if self._missing(algo, COMPILED, ()):
+        ships = algo.folder and algo.folder.is_relative_to(paths.ALGOS_DIR)
+        if ships or self._missing(algo, COMPILED, ()):
             return Place(None, NO_GPU, EMULATE)
         return Place(COMPILED)
 

@@ -60,6 +60,8 @@ def _reports(text: str) -> Iterator[str]:
         for access, stack in _STACK.findall(report):
             if frame := _FRAME.search(stack):
                 accesses.append(f"{access.lower()}, {frame[1]}")
+        if not accesses and (frame := _FRAME.search(report)):
+            accesses.append(frame[1])  # of a signal
         if what:
             yield f"{what[1]}: {' and '.join(accesses)}"
 
