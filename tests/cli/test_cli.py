@@ -140,7 +140,10 @@ def test_wrong_usage_is_exit_2_and_one_clear_line(args, says, tmp_path, gdn):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ("run --algo cuda-v4", "cuda-v4: no GPU here (`gdn run --emulate` runs it on the"),
+        (
+            "run --algo cuda-v4",
+            "cuda-v4: no GPU here (`gdn run --emulate` runs it on the",
+        ),
         ("bench --algo cuda-v1,cuda-v4", "cuda-v1, cuda-v4: no GPU here"),
         pytest.param(
             "bench --algo fla-recurrent",

@@ -19,10 +19,10 @@ from ..catalog.registry import Registry
 from ..catalog.tiers import COPY, FLOORS
 from ..records import comparison
 from ..schema.record_types import (
+    NOT_ITSELF,
     BestPeer,
     BestPeers,
     Compared,
-    NOT_ITSELF,
     Document,
     Environment,
     Overall,

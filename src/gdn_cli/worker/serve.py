@@ -147,7 +147,8 @@ def serve(
                 reply.records.append(record)
         except client.DiedError as e:
             reply.status = e.status
-            reply.reason = "\n".join([e.reason, *faults.found()])
+            found = faults.found() if faults.watched(request) else []
+            reply.reason = "\n".join([e.reason, *found])
             reply.exit_code = e.exit_code
         except build.BuildFailedError as e:
             reply.status = Status.BUILD_FAILED

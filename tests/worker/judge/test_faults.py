@@ -44,7 +44,9 @@ SIGNAL = f"""AddressSanitizer:DEADLYSIGNAL
 """
 AT = f"{HERE}/kernel.cpp"
 RACED = f"data race: read of size 4, {AT}:4 and previous write of size 4, {AT}:7"
-EMULATED = "race: threads {} and 35 write and read shared byte {}, /a/k.cu:3 and /a/k.cu:4"
+EMULATED = (
+    "race: threads {} and 35 write and read shared byte {}, /a/k.cu:3 and /a/k.cu:4"
+)
 
 
 @pytest.mark.parametrize(

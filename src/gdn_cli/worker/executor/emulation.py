@@ -9,25 +9,33 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 
 from ... import paths
 from ...catalog.formats import Solution
 
 _FOLDER = paths.PACKAGE / "emulator"
-_UNSEEN = re.compile(
-    r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'""", re.DOTALL
-)
-_PAIRS = dict(zip(")>]", "(<[", strict=True))
-_LAUNCH = re.compile(r"<<<(.*?)>>>\s*(?=\()", re.DOTALL)
-_SHARED = re.compile(r"(?<=[;{}\n])([^;{}\n]*)\b__shared__\b([^;]*)(?=;)")
-_ALIGNED = re.compile(r"\b(?:alignas|__align__)\s*\([^()]*\)|\b(?:static|extern)\b")
-_DECLARED = re.compile(r"(.*?)\b(\w+)\s*((?:\[.*\])?)\s*", re.DOTALL)
-_ASM = re.compile(r"\b(?:asm|__asm__)\b(?:\s+(?:volatile|__volatile__))?\s*(?=\()")
-_OPERAND = re.compile(r'\s*("[^"]*")\s*(\(.*\))\s*', re.DOTALL)
-_EXPORT = re.compile(r"\bTVM_FFI_DLL_EXPORT_TYPED_FUNC(?=\s*\()")
 
-Edit = tuple[int, int, str]
+
+def _nested(opening: str, closing: str) -> str:
+    """The pattern of brackets and what is in them."""
+    pattern = ""
+    for _ in range(5):
+        inner = f"[^{opening}{closing}]" + (pattern and f"|{pattern}")
+        pattern = rf"\{opening}(?:{inner})*\{closing}"
+    return pattern
+
+
+_ROUND, _ANGLES = _nested("(", ")"), _nested("<", ">")
+_TEXT = r'"(?:\\.|[^"\\\n])*"'
+_COMMENT = re.compile(rf"{_TEXT}|//[^\n]*|/\*.*?\*/", re.DOTALL)
+_LAUNCH = re.compile(rf"((?:[\w:]|{_ANGLES})+)\s*<<<(.*?)>>>\s*({_ROUND})", re.DOTALL)
+_SHARED = re.compile(r"([^;{}\n]*)\b__shared__\b([^;]*)(?=;)")
+_ALIGNED = re.compile(rf"\b(?:alignas|__align__)\s*{_ROUND}|\b(?:static|extern)\b")
+_DECLARED = re.compile(rf"((?:[\w:*]|\s|{_ANGLES})*\s)(\w+\s*(?:[\[,].*)?)", re.DOTALL)
+_ASM = re.compile(rf"\b(?:asm|__asm__)\b\s*(?:(?:__)?volatile(?:__)?)?\s*({_ROUND})")
+_TEMPLATE = re.compile(rf"\(((?:{_TEXT}|[^\":])*)")
+_OPERAND = re.compile(rf"({_TEXT})\s*({_ROUND})")
+_EXPORT = re.compile(r"\bTVM_FFI_DLL_EXPORT_TYPED_FUNC(?=\s*\()")
 
 
 def for_cpu(solution: Solution) -> Solution:
@@ -79,110 +87,57 @@ def _is_ours(path: str, text: str) -> bool:
 
 def rewritten(text: str) -> str:
     """A CUDA source as C++ that includes emulated.h."""
-    text = _edited(text, _shared)
-    text = _edited(text, _asm)
-    text = _edited(text, _launches)
+    text = _COMMENT.sub(_without_comment, text)
+    for pattern, new in ((_SHARED, _shared), (_ASM, _asm), (_LAUNCH, _launch)):
+        text = pattern.sub(new, text)
     return _EXPORT.sub("EMULATED_EXPORT", text)
 
 
-def _edited(text: str, edits: object) -> str:
-    code = _UNSEEN.sub(_blank, text)
-    for begin, end, new in sorted(edits(text, code), reverse=True):  # type: ignore[operator]
-        text = text[:begin] + new + text[end:]
-    return text
+def _without_comment(match: re.Match[str]) -> str:
+    return match[0] if match[0].startswith('"') else " " + _lines(match[0])
 
 
-def _blank(match: re.Match[str]) -> str:
-    """A comment or a text as blanks, between its quotes."""
-    inner = re.sub(r"[^\n]", " ", match[0])
-    return f'"{inner[1:-1]}"' if match[0].startswith('"') else inner
+def _lines(text: str) -> str:
+    """The ends of its lines, those of a macro too."""
+    return "".join(re.findall(r"\\?\n", text))
 
 
-def _launches(text: str, code: str) -> Iterator[Edit]:
+def _on_one_line(text: str) -> str:
+    return re.sub(r"\\?\n", " ", text)
+
+
+def _launch(match: re.Match[str]) -> str:
     """kernel<<<grid, block>>>(x) -> emulated::launched([&] { kernel(x); }, grid, block)"""
-    for match in _LAUNCH.finditer(code):
-        begin = _begin(code, match.start())
-        end = _end(code, match.end())
-        config = text[match.start(1) : match.end(1)]
-        called = text[begin : match.start()] + "\n" * match[0].count("\n")
-        called += text[match.end() : end]
-        config = config.replace("\n", " ")
-        yield begin, end, f"emulated::launched([&] {{ {called}; }}, {config})"
+    kernel, config, given = match.groups()
+    called = f"{kernel}{_lines(config)}{given}"
+    return f"emulated::launched([&] {{ {called}; }}, {_on_one_line(config)})"
 
 
-def _begin(code: str, end: int) -> int:
-    """Where the name that ends here begins, with its template's arguments."""
-    at = len(code[:end].rstrip())
-    while at and (code[at - 1].isalnum() or code[at - 1] in "_:)>]"):
-        at -= 1
-        if opening := _PAIRS.get(code[at]):
-            depth = 1
-            while depth:
-                at -= 1
-                depth += (code[at] in _PAIRS) - (code[at] in _PAIRS.values())
-            assert code[at] == opening
-    return at
-
-
-def _end(code: str, begin: int) -> int:
-    """Behind the parenthesis that closes the one here."""
-    depth = 0
-    for at in range(begin, len(code)):
-        depth += (code[at] == "(") - (code[at] == ")")
-        if depth == 0:
-            return at + 1
-    return len(code)
-
-
-def _split(code: str, separator: str) -> list[tuple[int, int]]:
-    """The parts between separators outside of brackets."""
-    depth = angles = 0
-    cuts = [-1]
-    for i, letter in enumerate(code):
-        depth += (letter in "([{") - (letter in ")]}")
-        if depth == 0:
-            angles += (letter == "<") - (letter == ">")
-            if angles == 0 and letter == separator:
-                cuts.append(i)
-    ends = [*cuts[1:], len(code)]
-    return [(begin + 1, end) for begin, end in zip(cuts, ends, strict=True)]
-
-
-def _shared(text: str, code: str) -> Iterator[Edit]:
+def _shared(match: re.Match[str]) -> str:
     """__shared__ float a[8], b; -> float (&a)[8] = emulated::shared([] {}), (&b) = ..."""
-    for match in _SHARED.finditer(code):
-        before, after = _ALIGNED.sub("", match[1]), _ALIGNED.sub("", match[2])
-        declared = [_DECLARED.fullmatch(after[i:j]) for i, j in _split(after, ",")]
-        if not all(declared):
-            continue
-        kind = declared[0][1]  # type: ignore[index]
-        names = []
-        for each in declared:
-            _, name, sizes = each.groups()  # type: ignore[union-attr]
-            if re.search(r"\bextern\b", match[1]):
-                sizes = sizes[sizes.find("]") + 1 :]
-                here = "emulated::me->cta->base"
-                cast = f"reinterpret_cast<{kind} (*){sizes}>({here})"
-                names.append(f"(*const {name}){sizes} = {cast}")
-            else:
-                names.append(f"(&{name}){sizes} = emulated::shared([] {{}})")
-        yield match.start(), match.end(), before + kind + ", ".join(names)
+    before, after = (_ALIGNED.sub("", part) for part in match.groups())
+    declared = _DECLARED.fullmatch(after)
+    if not declared:
+        return match[0]
+    kind, rest = declared.groups()
+    names = []
+    for each in re.split(r",(?![^\[]*\])", rest):
+        name, bracket, sizes = each.strip().partition("[")
+        if "extern" in match[1]:
+            sizes = sizes.partition("]")[2]
+            base = f"reinterpret_cast<{kind}(*){sizes}>(emulated::me->cta->base)"
+            names.append(f"(*const {name}){sizes} = {base}")
+        else:
+            names.append(f"(&{name}){bracket}{sizes} = emulated::shared([] {{}})")
+    return before + kind + ", ".join(names)
 
 
-def _asm(text: str, code: str) -> Iterator[Edit]:
+def _asm(match: re.Match[str]) -> str:
     """asm("..." : "=f"(y) : "f"(x)) -> emulated::Ptx(..., "...").operand("=f", (y))..."""
-    for match in _ASM.finditer(code):
-        end = _end(code, match.end())
-        inner = text[match.end() + 1 : end - 1].replace("\\\n", "  ")
-        unseen = code[match.end() + 1 : end - 1].replace("\\\n", "  ")
-        template, *sections = _split(unseen, ":")
-        new = f"emulated::Ptx(__FILE__, __LINE__, {inner[slice(*template)].strip()})"
-        for begin, stop in sections[:2]:
-            for i, j in _split(unseen[begin:stop], ","):
-                part = inner[begin + i : begin + j]
-                if operand := _OPERAND.fullmatch(part):
-                    new += f".operand({operand[1]}, {operand[2]})"
-                elif part.strip():  # a macro
-                    break
-        lines = "".join(re.findall(r"\\?\n", text[match.start() : end]))
-        yield match.start(), end, new.replace("\n", " ") + lines + ".run()"
+    template = _TEMPLATE.match(match[1])
+    assert template
+    operands = _OPERAND.findall(match[1], template.end())
+    calls = [f".operand({how}, {value})" for how, value in operands]
+    text = template[1].strip(") \n\\")
+    new = f"emulated::Ptx(__FILE__, __LINE__, {text})"
+    return _on_one_line(new + "".join(calls)) + f"{_lines(match[0])}.run()"

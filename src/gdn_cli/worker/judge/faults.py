@@ -11,9 +11,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from ... import files
 from ...schema.record_types import Record, Status
+from ..request import Request
 
-_FILES = "faults.*"  # faults.emulated (emulator/emulated.h), faults.<pid> of a sanitizer
+_FILES = (
+    "faults.*"  # faults.emulated (emulator/emulated.h), faults.<pid> of a sanitizer
+)
 _MOST = 3
 # an access, and the lines of its stack
 _STACK = re.compile(
@@ -24,11 +28,16 @@ _FRAME = re.compile(r"(/\S+_[0-9a-f]{6}/[\w.+-]+:\d+)")
 _CODE = re.compile(r"(/\S+)\+(0x[0-9a-f]+)")
 
 
+def watched(request: Request) -> bool:
+    """Whether anything looks for faults."""
+    return bool(request.sanitize) or request.mode == "emulator"
+
+
 def found() -> list[str]:
     """The faults since the last call."""
     lines: dict[tuple[str, ...], str] = {}
     for file in sorted(Path().glob(_FILES)):
-        text = file.read_text(errors="replace")
+        text = files.read(file).decode(errors="replace")
         file.unlink()
         for line in _reports(text) if "Sanitizer: " in text else text.splitlines():
             line = placed(line)

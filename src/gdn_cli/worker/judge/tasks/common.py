@@ -110,9 +110,10 @@ def guarded(
         with contextlib.suppress(client.DiedError, client.RaisedError):
             if runner:
                 runner.forget()
-    found = faults.found()
-    told = [faults.told(record, found) for record in records]
-    return [record for each in told for record in each_tier(request, each)]
+    if faults.watched(request):
+        found = faults.found()
+        records = [faults.told(record, found) for record in records]
+    return [record for each in records for record in each_tier(request, each)]
 
 
 def befell(e: Exception) -> Json:
