@@ -49,6 +49,7 @@ BARRIER = "  __syncthreads();"
             '.operand("=r", (w[0])).operand("=r", (w[1])).operand("l", (p))\\\n.run();',
         ),
         ('asm("a;" :: "n"(X::Y));', 'emulated::Ptx(__FILE__, __LINE__, "a;").operand("n", (X::Y)).run();'),
+        ("std::memcpy(x, y, 4);", "emulated::memcpy(x, y, 4);"),
         ("TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, Run);", "EMULATED_EXPORT(run, Run);"),
     ],
 )  # fmt: skip

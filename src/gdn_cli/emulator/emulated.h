@@ -125,6 +125,24 @@ struct Static {  // of the variable that is declared where `Tag` is
 template <typename Tag>
 Static<Tag> shared(Tag) { return {}; }
 
+// --- memcpy and its like, which a compiler may turn into code that the detector does not see
+
+inline void copied(void* to, const void* from, size_t n, void* at) {
+  if (n) races::access(from, n, false, -1, at), races::access(to, n, true, -1, at);
+}
+EMULATED_CALL void* memcpy(void* to, const void* from, size_t n) {
+  copied(to, from, n, __builtin_return_address(0));
+  return std::memcpy(to, from, n);
+}
+EMULATED_CALL void* memmove(void* to, const void* from, size_t n) {
+  copied(to, from, n, __builtin_return_address(0));
+  return std::memmove(to, from, n);
+}
+EMULATED_CALL void* memset(void* to, int x, size_t n) {
+  if (n) races::access(to, n, true, -1, __builtin_return_address(0));
+  return std::memset(to, x, n);
+}
+
 // --- PTX
 
 inline float bf16_of(const uint32_t* words, int i) { return __uint_as_float(words[i / 2] >> i % 2 * 16 << 16); }

@@ -29,7 +29,11 @@ struct Word {
   bool written = false;
 };
 enum How { READ, WRITE, ATOMIC };
+#ifdef EMULATED_THROWS
+constexpr size_t WORD = 1;
+#else
 constexpr size_t WORD = 2;  // the smallest number that kernels here store
+#endif
 
 std::vector<Word> words;
 std::vector<Clock> clocks;
@@ -135,8 +139,8 @@ void end_of_warp(int lane0, int who) {
   }
 }
 
-void access(const void* p, size_t bytes, bool write, int thread) {
-  touch(p, bytes, write ? WRITE : READ, thread < 0 ? me : thread, __builtin_return_address(0));
+void access(const void* p, size_t bytes, bool write, int thread, void* code) {
+  touch(p, bytes, write ? WRITE : READ, thread < 0 ? me : thread, code ? code : __builtin_return_address(0));
 }
 void atomic(const void* p, size_t bytes, void* code) { touch(p, bytes, ATOMIC, me, code); }
 

@@ -18,7 +18,7 @@ int start();                            // of a copy, by the running thread; ret
 void end(int who);                      // the running thread has waited for it
 int start_of_warp(int first);           // of a product; it comes after what is before all lanes of the warp
 void end_of_warp(int first, int who);
-void access(const void* p, size_t bytes, bool write, int thread = -1);  // -1: the running one
+void access(const void* p, size_t bytes, bool write, int thread = -1, void* code = nullptr);  // -1: the running one
 void atomic(const void* p, size_t bytes, void* code);
 std::string told(int threads, std::string (*place)(const void*));  // what was found since the last call, a line each
 int set_aside();                        // ends Ignored for another thread; returns what set_back needs
@@ -44,7 +44,7 @@ inline int start() { return 0; }
 inline int start_of_warp(int) { return 0; }
 inline void end(int) {}
 inline void end_of_warp(int, int) {}
-inline void access(const void*, size_t, bool, int = -1) {}
+inline void access(const void*, size_t, bool, int = -1, void* = nullptr) {}
 inline void atomic(const void*, size_t, void*) {}
 inline std::string told(int, std::string (*)(const void*)) { return {}; }
 inline int set_aside() { return 0; }

@@ -35,6 +35,7 @@ _DECLARED = re.compile(rf"((?:[\w:*]|\s|{_ANGLES})*\s)(\w+\s*(?:[\[,].*)?)", re.
 _ASM = re.compile(rf"\b(?:asm|__asm__)\b\s*(?:(?:__)?volatile(?:__)?)?\s*({_ROUND})")
 _TEMPLATE = re.compile(rf"\(((?:{_TEXT}|[^\":])*)")
 _OPERAND = re.compile(rf"({_TEXT})\s*({_ROUND})")
+_MEMORY = re.compile(r"(?:\bstd::)?\b(mem(?:cpy|move|set))(?=\s*\()")
 _EXPORT = re.compile(r"\bTVM_FFI_DLL_EXPORT_TYPED_FUNC(?=\s*\()")
 
 
@@ -90,6 +91,7 @@ def rewritten(text: str) -> str:
     text = _COMMENT.sub(_without_comment, text)
     for pattern, new in ((_SHARED, _shared), (_ASM, _asm), (_LAUNCH, _launch)):
         text = pattern.sub(new, text)
+    text = _MEMORY.sub(r"emulated::\1", text)
     return _EXPORT.sub("EMULATED_EXPORT", text)
 
 

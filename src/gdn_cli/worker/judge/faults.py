@@ -66,10 +66,11 @@ def _reports(text: str) -> Iterator[str]:
     for report in re.split(r"^={18,}$", text, flags=re.MULTILINE):
         what = re.search(r"Sanitizer: (.+?)(?: \(| on )", report)
         accesses = []
-        for access, stack in _STACK.findall(report):
+        stacks = _STACK.findall(report)
+        for access, stack in stacks:
             if frame := _FRAME.search(stack):
                 accesses.append(f"{access.lower()}, {frame[1]}")
-        if not accesses and (frame := _FRAME.search(report)):
+        if not stacks and (frame := _FRAME.search(report)):
             accesses.append(frame[1])  # of a signal
         if what:
             yield f"{what[1]}: {' and '.join(accesses)}"
