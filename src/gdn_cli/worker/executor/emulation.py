@@ -64,7 +64,7 @@ def compiler() -> dict[str, str]:
 def explained(errors: str) -> str:
     """A C++ compiler's errors, with what the emulator lacks named as such."""
     errors = re.sub(
-        r"error: [^\n]*[‘'](__\w+)[’'][^\n]*",
+        r"error: [^\n]*?[‘'](__\w+)[’'][^\n]*",
         r"error: the emulator does not know '\1'",
         errors,
     )
