@@ -143,6 +143,7 @@ struct Fiber {
   jmp_buf here;
   ucontext_t context;
   std::unique_ptr<char[]> stack;  // not cleared: pages that no thread uses are not there
+  size_t stack_bytes = 0;         // libraries of one process share the fibers, also those with and without races
   bool started, done;
   int number = 0;          // in its CTA
   void* at = nullptr;      // where its code called what it does with others
@@ -361,10 +362,7 @@ inline void launch(dim grid_, dim block_, size_t shared, uint32_t cluster, const
   const size_t behind = (shared + GUARD + 127) / 128 * 128;  // where static shared memory begins
   ctas.resize(cluster);
   std::vector<Warp> warps(cluster * places / 32);
-  while (fibers.size() < cluster * places) {
-    fibers.push_back(std::make_unique<Fiber>());
-    fibers.back()->stack.reset(new char[STACK]);
-  }
+  while (fibers.size() < cluster * places) fibers.push_back(std::make_unique<Fiber>());
   fibers.resize(cluster * places);
   for (uint32_t z = 0; z < grid.z; ++z)
     for (uint32_t y = 0; y < grid.y; ++y)
@@ -391,8 +389,9 @@ inline void launch(dim grid_, dim block_, size_t shared, uint32_t cluster, const
             f.warp->live &= ~(1u << f.lane);
             continue;
           }
+          if (f.stack_bytes < STACK) f.stack.reset(new char[STACK]), f.stack_bytes = STACK;
           getcontext(&f.context);
-          f.context.uc_stack.ss_sp = f.stack.get(), f.context.uc_stack.ss_size = STACK;
+          f.context.uc_stack.ss_sp = f.stack.get(), f.context.uc_stack.ss_size = f.stack_bytes;
           f.context.uc_link = nullptr;
           makecontext(&f.context, enter, 0);
           f.thread = {number % block.x, number / block.x % block.y, number / block.x / block.y};
