@@ -97,17 +97,18 @@ def test_a_right_kernel_passes(emulated):
 
 
 def test_a_race_and_a_read_of_what_nobody_wrote_have_a_line_each(emulated):
-    source = KERNEL.replace(BARRIER, "").replace("gates[1] = 1.f", "gates[0] *= 1.f")
+    first = "  if (row == 0) {"
+    source = KERNEL.replace(first, f"  gates[0] = 0.f;\n{first}")
     record, file = emulated("racy", source)
     assert record["status"] == "wrong"
-    _, *faults = record["reason"].splitlines()
-    write, read = (line_of(source, x) for x in ("  k_[row] = ", "Sk += gates"))
-    race = [x for x in faults if x.startswith("race: ") and f"{file}:{write}" in x]
-    assert len(race) == 1 and f"{file}:{read}" in race[0]
-    assert (
-        " write and read shared byte 0x" in race[0]
-        and " without a barrier, " in race[0]
-    )
+    races = [x for x in record["reason"].splitlines() if x.startswith("race: threads ")]
+    zero, gate = (line_of(source, f"gates[0] = {x}") for x in ("0.f", "expf"))
+    assert len(races) == 2  # of the new line with itself, and with the other
+    assert all(" write shared byte 0x400 without a barrier, " in x for x in races)
+    places = {frozenset(x.split(", ")[1].split(" and ")) for x in races}
+    itself, other = f"{file}:{zero}", f"{file}:{gate}"
+    assert places == {frozenset((itself,)), frozenset((itself, other))}
+
     # gates[1]
     record, file = emulated(
         "unwritten", KERNEL.replace("gates[1] = 1.f", "gates[0] *= 1.f")
