@@ -160,8 +160,9 @@ class _Tally:
             of_job = self._records(job)
             of_job.with_tails(outcome.tail)
             self.done += job.due - len(of_job.seen)
-            if not job.workloads and outcome.status is Status.DONE:
-                self.writer.document.missing.append(_compiled(job))
+            if job.algo and not job.workloads and outcome.status is Status.DONE:
+                missing = _compiled(job.op.name, job.algo.name)
+                self.writer.document.missing.append(missing)
             self._keep(job, _fates(job, outcome, of_job.seen), outcome.environment)
             self.show(_shown(job), True)
 
@@ -215,11 +216,10 @@ class _Tally:
         )
 
 
-def _compiled(job: Job) -> Missing:
+def _compiled(op: str, algo: str) -> Missing:
     """What is said of an algo that could only be compiled."""
     reason = f"compiled; {inventory.NO_GPU}"
-    (name,) = job.names
-    return Missing(op=job.op.name, algo=name, reason=reason, hint=inventory.EMULATE)
+    return Missing(op=op, algo=algo, reason=reason, hint=inventory.EMULATE)
 
 
 def _identity(record: Record) -> tuple[str, str | None, str | None]:

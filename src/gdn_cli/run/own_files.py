@@ -31,7 +31,8 @@ def pointed(record: Record, algo: Algo | None) -> Record:
 
     def own(match: re.Match[str]) -> str:
         name, line = match["file"], match["line"]  # nvcc writes file(12)
-        name = name if name in paths else name.removesuffix(".cpp")  # --emulate
+        if name.endswith(".cu.cpp"):  # of --emulate
+            name = name.removesuffix(".cpp")
         return paths.get(name, name) + (f":{line}" if line else "")
 
     return replace(
