@@ -140,7 +140,10 @@ def test_wrong_usage_is_exit_2_and_one_clear_line(args, says, tmp_path, gdn):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ("run --algo cuda-v4", "cuda-v4: no GPU here (`gdn modal run` "),
+        (
+            "run --algo cuda-v4",
+            "cuda-v4: no GPU here (`gdn run --emulate` runs it on the",
+        ),
         ("bench --algo cuda-v1,cuda-v4", "cuda-v1, cuda-v4: no GPU here"),
         pytest.param(
             "bench --algo fla-recurrent",
@@ -161,7 +164,7 @@ def test_a_missing_gpu_in_json(gdn):
     done = gdn("run", "--algo", "cuda-v4", "--json")
     assert (done.code, done.json["records"]) == (errors.MISSING, [])
     about = {"op": "gdn_decode", "algo": "cuda-v4", "reason": "no GPU here"}
-    assert done.json["missing"] == [about | {"hint": inventory.MODAL}]
+    assert done.json["missing"] == [about | {"hint": inventory.EMULATE}]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""CUDA sources made ready for a CPU: what emulator/ needs of them, and a library of them."""
+"""CUDA sources made ready for a CPU: what the emulator needs of them, and a library of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import helpers
 import pytest
 import torch
 
+from gdn_cli import paths
 from gdn_cli.machine import inventory
 
-HERE = helpers.TESTS / "emulator"
+HERE = paths.PACKAGE / "emulator"
 CACHE = helpers.TESTS.parent / ".pytest_cache" / "emulated"
 CUDA = helpers.OURS / "_cuda"
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,27 +34,33 @@ def run(
     which: o.HardInputs,
     trust: o.Trust,
     place: o.Place,
-    calls: o.Calls,
+    calls: o.Faults,
     output: o.Output,
     judge: o.Judge,
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
     engine: o.EngineName = None,
+    emulate: o.Emulate = False,
 ) -> None:
     """Check algos on workloads: are they right? With --official the contest's own
     harness judges them too.
 
     Without --algo: every algo that can run here. Without workloads: the preset `quick`;
-    with --official `contest`.
+    with --official `contest`; with --emulate its smallest.
 
     Examples:
       gdn run cpp-v1
+      gdn run my-v1 --emulate
+      gdn run cpp-v1 --sanitize thread
       gdn run my-v1 --algos ~/kernels -w batch_size=64 --stress
       gdn run cuda-v5 --official
     """
     algos, files = algos.also(solutions)
+    for option, given in (("--emulate", emulate), ("--sanitize", calls.sanitize)):
+        if given and (trust.sandbox or engine):
+            raise o.excluded(option, "--sandbox" if trust.sandbox else "--engine")
     harness = judge.harness_for(
-        stress=which.stress, **asdict(calls), sandbox=trust.sandbox
+        stress=which.stress, **asdict(calls), sandbox=trust.sandbox, emulate=emulate
     )
     code = carry_out(
         "bench" if harness else "check",
@@ -69,6 +75,7 @@ def run(
         contest=bool(harness),
         harness=harness,
         elsewhere=engine_of(engine, gpus, trust),
+        emulate=emulate,
     )
     raise typer.Exit(code)
 
@@ -157,12 +164,14 @@ def carry_out(
     contest: bool = False,
     harness: Harness | None = None,
     elsewhere: Elsewhere | None = None,
+    emulate: bool = False,
 ) -> int:
     """Run a command, save and show its document. Returns the exit code.
 
     contest    the contest's number of calls, with any preset
     harness    the contest's, which judges too
     elsewhere  another machine, which runs it
+    emulate    CUDA algos on the CPU
     """
     from ..catalog import official
     from ..records import store
@@ -172,13 +181,16 @@ def carry_out(
     tiers, overrides = sampling.checked()
     chosen_gpus, device = place.on(gpus)
     machine = o.machine()
+    if emulate and not any(vars(chosen).values()):
+        chosen = replace(chosen, smallest=True)
+    places = partial(machine.place, among=chosen_gpus)
     settings = planning.Settings(
         command,
         o.for_workers(chosen.dataset, trust, calls),
         tiers,
         place.timeout,
         chosen_gpus,
-        elsewhere.place if elsewhere else partial(machine.place, among=chosen_gpus),
+        machine.emulates if emulate else elsewhere.place if elsewhere else places,
         machine,
     )
     preset_of = planning.contest_preset if contest else planning.preset_of
@@ -199,6 +211,7 @@ def carry_out(
         gpus=gpus,
         stress=chosen.stress,
         official=harness and harness.words,
+        emulate=emulate,
         **asdict(calls),
     )
     name = {"check": "run", "floor": "floors"}.get(command, command)

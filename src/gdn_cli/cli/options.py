@@ -137,6 +137,13 @@ PresetName = Annotated[
     str | None,
     workloads_option(help="One of configs/presets.toml: quick, contest, sweep, peers."),
 ]
+Emulate = Annotated[
+    bool,
+    running_option(
+        "--emulate",
+        help="Run CUDA algos on the CPU, thread by thread, and look for races.",
+    ),
+]
 InPlace = Annotated[
     bool,
     running_option(
@@ -334,6 +341,25 @@ class Calls:
 
     in_place: InPlace = False
     batch_invariant: BatchInvariant = False
+
+
+@dataclass(frozen=True)
+class Faults(Calls):
+    """How they are called where nothing is timed: with a sanitizer, too."""
+
+    sanitize: Annotated[
+        str | None,
+        running_option(
+            metavar="thread|address",
+            help="Build C++ algos with this sanitizer: races, or wrong addresses.",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        from ..machine import sanitizers
+
+        if self.sanitize is not None:
+            check_choice("sanitizer", self.sanitize, sanitizers.NAMES)
 
 
 @dataclass(frozen=True)

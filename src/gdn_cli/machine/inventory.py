@@ -15,6 +15,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace as replace_fields
+
 from .. import paths
 from ..catalog.registry import Algo
 from ..errors import MissingError, UsageError
@@ -179,10 +181,13 @@ def has_package(module: str) -> bool:
 # --- can it run here?
 
 
+COMPILED = "compiled"  # a mode in which nothing runs
+
+
 @dataclass(frozen=True)
 class Place:
-    """Where an algo runs here (`mode`: cuda, cpu or interpreter), or why it cannot and
-    how to fix that.
+    """Where an algo runs here (`mode`: cuda, cpu, interpreter or emulator; or COMPILED),
+    or why it cannot and how to fix that.
     """
 
     mode: str | None
@@ -193,6 +198,8 @@ class Place:
 GET_NVCC = "install the CUDA toolkit, or pip install " + (
     "-e '.[cuda]'" if paths.IN_CHECKOUT else "'gdn[cuda]'"
 )
+NO_GPU = "no GPU here"
+EMULATE = "`gdn run --emulate` runs it on the CPU"
 MODAL = (
     "`gdn modal run` rents a B200 for it, which needs a Modal account and costs money"
 )
@@ -285,11 +292,30 @@ class Machine:
         """
         return placed(algo, device, partial(self._missing, among=among), bool(among))
 
+    def without_gpu(self, algo: Algo) -> Place:
+        """What can be done with an algo for which there is no GPU: compile CUDA C++.
+        What ships with gdn is known to compile.
+        """
+        if algo.language != "cuda":
+            return Place(None, NO_GPU, MODAL)
+        ships = algo.folder and algo.folder.is_relative_to(paths.ALGOS_DIR)
+        if ships or self._missing(algo, COMPILED, ()):
+            return Place(None, NO_GPU, EMULATE)
+        return Place(COMPILED)
+
+    def emulates(self, algo: Algo, device: str = "auto") -> Place:
+        """Where `--emulate` runs the algo: CUDA C++ as C++ on the CPU."""
+        if algo.language != "cuda":
+            reason = f"--emulate is for CUDA, {algo.name} is {algo.language}"
+            return Place(None, reason, "drop --emulate")
+        as_cpp = replace_fields(algo, language="cpp")
+        return self._missing(as_cpp, "emulator", ()) or Place("emulator")
+
     def _missing(self, algo: Algo, mode: str, among: Sequence[Gpu]) -> Place | None:
         if mode == "cuda":
             able = among or self.gpus()[:1]
             if not able:
-                return Place(None, "no GPU here", MODAL)
+                return Place(None, NO_GPU, MODAL)
             if not any(gpu.fits(algo) for gpu in able):
                 have = ", ".join(dict.fromkeys(gpu.capability for gpu in able))
                 reason = f"needs compute capability {algo.capability}, here is {have}"

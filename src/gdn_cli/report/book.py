@@ -19,6 +19,7 @@ from ..catalog.registry import Registry
 from ..catalog.tiers import COPY, FLOORS
 from ..records import comparison
 from ..schema.record_types import (
+    NOT_ITSELF,
     BestPeer,
     BestPeers,
     Compared,
@@ -179,8 +180,8 @@ class Point:
         if several_gpus and self.first.gpu is not None:
             parts.append(f"GPU {self.first.gpu}")
 
-        if self.first.record.mode == "interpreter":
-            parts.append("interpreted")
+        if how := NOT_ITSELF.get(self.first.record.mode):
+            parts.append(how)
 
         return ", ".join(parts)
 

@@ -178,7 +178,7 @@ def _failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
 
         wrong = (first.check and first.check.first_wrong) or {}
         values = [f"{name}: first wrong {value.words}" for name, value in wrong.items()]
-        tail = lines or [*values, *(first.tail or [])[:_TAIL]]
+        tail = [*values, *(lines or (first.tail or [])[:_TAIL])]
         yield Note("failed", text, tuple(tail))
 
 

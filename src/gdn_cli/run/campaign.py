@@ -11,6 +11,8 @@ from ..catalog import stress
 from ..catalog.official import Harness
 from ..catalog.presets import Preset
 from ..catalog.registry import DEFAULT_OP, Registry
+from ..machine import inventory
+from ..machine.inventory import Machine
 from ..records import official
 from ..schema.record_types import Document
 from ..worker.request import PlanFields
@@ -37,10 +39,20 @@ def entries(
     result, named = planning.choose(
         known, names, op, list(files), device, timed=timed, place=settings.place
     )
+    if named and settings.command == "check":
+        result = [_without_gpu(entry, settings.machine) for entry in result]
     result = eligibility.overwriting(known, result, named, options.in_place, timed)
+    if options.sanitize:
+        result = eligibility.sanitized(result, named)
     if options.batch_invariant:
         result = eligibility.batch_invariant(known, result, named)
     return result, named
+
+
+def _without_gpu(entry: Entry, machine: Machine) -> Entry:
+    if entry.place.reason != inventory.NO_GPU:
+        return entry
+    return Entry(entry.algo, machine.without_gpu(entry.algo))
 
 
 def plan(

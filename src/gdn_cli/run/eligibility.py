@@ -58,6 +58,18 @@ def overwriting(
     return _without(entries, why_not, hint, named)
 
 
+def sanitized(entries: list[Entry], named: bool) -> list[Entry]:
+    """The entries in C++, for `--sanitize`."""
+
+    def why_not(algo: Algo) -> str | None:
+        if algo.language == "cpp":
+            return None
+        return f"--sanitize is for C++, {algo.name} is {algo.language}"
+
+    hint = "CUDA: --emulate, or `gdn profile ALGO --tool sanitizer` on a GPU"
+    return _without(entries, why_not, hint, named)
+
+
 def batch_invariant(
     registry: Registry, entries: list[Entry], named: bool
 ) -> list[Entry]:

@@ -14,7 +14,7 @@ from itertools import zip_longest
 
 from .. import errors
 from ..catalog.tiers import COPY
-from ..machine import gpu_sharing, locks
+from ..machine import gpu_sharing, inventory, locks
 from ..machine.inventory import Gpu
 from ..records.store import Writer
 from ..schema.record_types import (
@@ -23,6 +23,7 @@ from ..schema.record_types import (
     Document,
     Environment,
     GpuName,
+    Missing,
     Record,
     Status,
 )
@@ -159,6 +160,9 @@ class _Tally:
             of_job = self._records(job)
             of_job.with_tails(outcome.tail)
             self.done += job.due - len(of_job.seen)
+            if job.algo and not job.workloads and outcome.status is Status.DONE:
+                missing = _compiled(job.op.name, job.algo.name)
+                self.writer.document.missing.append(missing)
             self._keep(job, _fates(job, outcome, of_job.seen), outcome.environment)
             self.show(_shown(job), True)
 
@@ -210,6 +214,12 @@ class _Tally:
         self.writer.document.records.sort(
             key=lambda record: self.ranks.get(id(record), (-1,))
         )
+
+
+def _compiled(op: str, algo: str) -> Missing:
+    """What is said of an algo that could only be compiled."""
+    reason = f"compiled; {inventory.NO_GPU}"
+    return Missing(op=op, algo=algo, reason=reason, hint=inventory.EMULATE)
 
 
 def _identity(record: Record) -> tuple[str, str | None, str | None]:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from msgspec import structs
 
@@ -111,7 +111,7 @@ class Job:
         return self.request.op
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> Mode | Literal["emulator"]:
         return self.request.mode
 
     @property

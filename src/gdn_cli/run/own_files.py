@@ -31,6 +31,8 @@ def pointed(record: Record, algo: Algo | None) -> Record:
 
     def own(match: re.Match[str]) -> str:
         name, line = match["file"], match["line"]  # nvcc writes file(12)
+        if name.endswith(".cu.cpp"):  # of --emulate
+            name = name.removesuffix(".cpp")
         return paths.get(name, name) + (f":{line}" if line else "")
 
     return replace(

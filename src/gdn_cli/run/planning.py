@@ -4,6 +4,7 @@ jobs, which execute.py runs.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from ..errors import UsageError
 from ..machine import gpu_sharing, inventory
 from ..machine.inventory import Gpu, Machine
 from ..schema.record_types import Missing, Record, Status
+from ..worker import profilers
 from ..worker.request import Options, PlanFields, Timing
 from . import revision
 from .jobs import Job
@@ -81,6 +83,7 @@ class Selected:
     preset: str | None = None
     dataset: Path | None = None
     stress: bool = False
+    smallest: bool = False  # of these the smallest alone
 
 
 def choose(
@@ -262,6 +265,8 @@ def select(
         picked = workloads.select(
             op, known, chosen=chosen, first=which.n, preset=preset
         )
+        if which.smallest:
+            picked = [min(picked, key=lambda w: math.prod(w.axes.values()))]
         plan: Any = preset.settings_for(op.name) if preset else {}
         parts.append(Part(op, of_op, picked, plan | (overrides or {})))
 
@@ -436,13 +441,20 @@ def _jobs(
         timed = command != "check"
         substitute = timed and command != "compare" and not options.strict
         tiers = tiers_for(mode, settings.tiers, command) if timed else ()
+        env = {}
+        workloads_ = part.workloads
+        if mode == inventory.COMPILED:
+            ((algo, _),) = algos
+            env = _compiling(algo, settings.machine)
+            mode, workloads_ = "cpu", []
         return Job.of(
             command,
             op,
             described,
             mode,
-            part.workloads,
+            workloads_,
             algos,
+            env=env,
             options=options,
             timing=Timing(tiers, part.plan, substitute and not settings.tiers),
             timeout_s=settings.timeout_s,
@@ -483,6 +495,15 @@ def _jobs(
     for mode, packed in by_mode.items():
         for pair in packed:
             yield make(command, mode, [pair])
+
+
+def _compiling(algo: Algo, machine: Machine) -> dict[str, str]:
+    """The environment in which CUDA is compiled without a GPU."""
+    sass = profilers.module("sass")
+    least = inventory.specific(algo.capability or "0.0")
+    arch = sass.parse_arch(least or sass.here("cuda", algo.specific, machine))
+    env: dict[str, str] = sass.environment(arch, "cuda", machine)
+    return env
 
 
 def _cannot_pack(plan: Plan, op: Op, algo: Algo, mode: str, reason: str) -> None:

@@ -323,7 +323,7 @@ def _keeper(folder: Path, cpus: frozenset[int]) -> list[str]:
 
 
 def _command(request: Request, go: int, events: int) -> list[str]:
-    early = request.judges and not request.sandbox
+    early = request.judges and not (request.sandbox or request.sanitize)
     runner = ["--runner", request.mode] if early else []
     module = [sys.executable, "-m", "gdn_cli.worker.serve", *runner]
     places = ["--go", str(go), "--events", f"/dev/fd/{events}"]

@@ -163,13 +163,17 @@ class GpuName(msgspec.Struct, kw_only=True, omit_defaults=True):
     capability: str | None = None  # "9.0"
 
 
+# what a mode that only checks does with an algo
+NOT_ITSELF = {"interpreter": "interpreted", "emulator": "emulated"}
+
+
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One measurement: an algo on a workload in a tier."""
 
     op: str  # such as gdn_decode
     algo: str  # its name; or copy, empty or copy-rate, which gdn times itself
     source_hash: str | None  # hash of the packed sources: equal for equal code
-    mode: str  # cuda, cpu or interpreter
+    mode: str  # cuda, cpu, interpreter or emulator
     tier: str | None  # the tier that was asked for; None if nothing was timed
     workload: Call | None  # None: the record is about the whole algo, or the machine
     status: Status  # passed, or what went wrong
@@ -331,7 +335,7 @@ class Compared(Comparison, kw_only=True, omit_defaults=True):
     """A candidate against a baseline at one workload, with their names and times."""
 
     op: str  # such as gdn_decode
-    mode: str  # cuda, cpu or interpreter
+    mode: str  # cuda, cpu, interpreter or emulator
     tier: str  # how it was timed
     baseline: str  # the algo to compare with
     algo: str  # the candidate
@@ -355,7 +359,7 @@ class BestPeer(msgspec.Struct, kw_only=True):
     """The first algo of a comparison and the fastest peer, at one workload."""
 
     op: str  # such as gdn_decode
-    mode: str  # cuda, cpu or interpreter
+    mode: str  # cuda, cpu, interpreter or emulator
     tier: str  # how it was timed
     algo: str  # the first algo of the command
     workload: Call  # the workload
@@ -372,7 +376,7 @@ class BestPeers(msgspec.Struct, kw_only=True):
     """The first algo of a comparison and the fastest peers, over all workloads."""
 
     op: str  # such as gdn_decode
-    mode: str  # cuda, cpu or interpreter
+    mode: str  # cuda, cpu, interpreter or emulator
     tier: str  # how it was timed
     algo: str  # the first algo of the command
     workloads: Count  # how many
@@ -386,7 +390,7 @@ class Largest(msgspec.Struct, kw_only=True):
 
     op: str  # such as gdn_decode
     algo: str  # its name
-    mode: str  # cuda, cpu or interpreter
+    mode: str  # cuda, cpu, interpreter or emulator
     error: NotNegative | None  # relative, Frobenius; None: not finite
     output: str  # in which output
     stress: str  # on which input

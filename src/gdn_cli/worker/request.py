@@ -69,6 +69,7 @@ class Options(Struct, kw_only=True):
     strict: bool = False  # probe every workload
     sandbox: bool = False  # run the algo's code in bubblewrap
     in_place: bool = False  # outputs overwrite the inputs that the op allows for it
+    sanitize: str | None = None  # build C++ with this sanitizer: machine/sanitizers.py
     # each sequence alone must give the same bits as in its batch
     batch_invariant: bool = False
 
@@ -84,7 +85,8 @@ class Request(Options, kw_only=True):
     solution: Solution | None
     specific: bool = False
     setup: str | None = None
-    mode: Mode
+    # emulator: CUDA as C++ on the CPU (`--emulate`), for checks, never timed
+    mode: Mode | Literal["emulator"]
     workloads: tuple[Workload, ...]
     rivals: tuple[Rival, ...] = ()
     # workload -> the rivals that run it; all if it is not listed
@@ -120,6 +122,8 @@ class Request(Options, kw_only=True):
     def due(self) -> int:
         """How many records the worker owes."""
         tiers = max(1, len(self.timing.tiers))
+        if not self.workloads:  # an algo that is only compiled
+            return 1
         if self.command == "floor":  # and those of the machine
             return (len(self.workloads) + 1) * tiers + 1
         algos = max(1, len(self.rivals))

@@ -128,7 +128,7 @@ def serve(
             os.environ["FIB_CACHE_PATH"] = tempfile.mkdtemp(prefix="gdn-reference-")
         from ..machine import environment
         from .executor import build, client
-        from .judge import tasks
+        from .judge import faults, tasks
 
         reply.environment = environment.describe(request.mode)
         # first: records always have their origin
@@ -147,7 +147,8 @@ def serve(
                 reply.records.append(record)
         except client.DiedError as e:
             reply.status = e.status
-            reply.reason = e.reason
+            found = faults.found() if faults.watched(request) else []
+            reply.reason = "\n".join([e.reason, *found])
             reply.exit_code = e.exit_code
         except build.BuildFailedError as e:
             reply.status = Status.BUILD_FAILED

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...catalog import stress
 from ...catalog.ops import Op
-from ...schema.record_types import Record
+from ...schema.record_types import NOT_ITSELF, Record
 from .. import notes
 from ..book import Book, Point
 from ..table import Cell, Column, Mark, Name, Table, became, numbers, words
@@ -28,11 +28,11 @@ def summary(book: Book, op: str) -> Table | None:
     columns = words("algo", "on") + numbers("right", *outputs)
     table = Table("Workloads on which each algo is right", columns)
     for check in checks:
-        interpreted = ", interpreted" if check.mode == "interpreter" else ""
+        how = NOT_ITSELF.get(check.mode)
         right = f"{check.right}/{check.of}"
         table.add(
             Name(check.algo),
-            check.device + interpreted,
+            f"{check.device}, {how}" if how else check.device,
             Cell(right, Mark.NONE if check.right == check.of else Mark.BAD),
             *(_number(check.errors.get(name), "") for name in outputs),
         )

@@ -6,10 +6,11 @@ this one is called later.
 
 import sys
 
-from ...machine import linux
+from ...machine import linux, sanitizers
 
 linux.end_with_parent()
 linux.confine()
+sanitizers.spare_children()
 
 from .main import main  # noqa: E402  # imports torch, which takes seconds
 

@@ -20,7 +20,7 @@ from ...errors import FAILED, MISSING, GdnError, MissingError
 from ...machine import inventory, locks
 from ...machine.inventory import environment
 from ..timing.subject import listed
-from . import build_cache
+from . import build_cache, emulation
 
 _ERRORS = 5  # of a compiler: the later ones often follow from the first
 
@@ -109,18 +109,28 @@ class Kernel:
 
 
 def build(
-    definition: Definition, solution: Solution, *, specific: bool = False
+    definition: Definition,
+    solution: Solution,
+    *,
+    specific: bool = False,
+    emulated: bool = False,
 ) -> Kernel:
     """Build a solution; raises BuildFailedError with the full cause.
 
     `specific` (algo.toml): compile for all features of this GPU, such as sm_90a; by
     default the builder uses only those that later GPUs have too, such as sm_90. A
     TVM_FFI_CUDA_ARCH_LIST that is set takes precedence.
+    `emulated`: CUDA as C++ for the CPU.
     """
     from flashinfer_bench import data
 
+    variables = {}
+    if emulated:
+        variables = emulation.compiler()
+        solution = emulation.for_cpu(solution)
     if arch := _own_architecture() if specific else None:
         # the builder's cache key has the name, but not the architecture
+        variables[inventory.ARCHITECTURES] = arch
         solution = solution | {"name": f"{solution['name']}-sm_{arch.replace('.', '')}"}
     cache = _cache()
     try:
@@ -128,12 +138,15 @@ def build(
         parsed = data.Solution.model_validate(solution)
         with (
             _alone(cache, parsed.hash(), solution["name"]),
-            environment({inventory.ARCHITECTURES: arch} if arch else {}),
+            environment(variables),
         ):
             return Kernel(_built(meant, parsed))
     # builders wrap most causes in BuildError, and let some through
     except Exception as e:
-        raise _cause(e, cache) from None
+        failed = _cause(e, cache)
+        if emulated and not failed.missing:
+            failed = BuildFailedError(emulation.explained(str(failed)))
+        raise failed from None
 
 
 def _built(definition: Any, solution: Any) -> Any:

@@ -72,15 +72,14 @@ def built(
     definition: Definition,
     solution: Solution,
     setup: str | None = None,
-    *,
-    specific: bool = False,
+    **how: bool,
 ) -> Kernel:
     """build.build, also for an algo with a setup. flashinfer-bench's builder compares
     an entry point's arguments with the definition's, and those are the setup's.
     """
     if setup is None:
-        return build.build(definition, solution, specific=specific)
+        return build.build(definition, solution, **how)
     spec = solution["spec"]
     first = spec | {"entry_point": setup, "destination_passing_style": False}
-    kernel = build.build(definition, solution | {"spec": first}, specific=specific)
+    kernel = build.build(definition, solution | {"spec": first}, **how)
     return Prepared(kernel, spec["entry_point"], spec["destination_passing_style"])

@@ -14,11 +14,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...errors import MissingError
-from ...machine import linux, sandbox
+from ...machine import linux, sandbox, sanitizers
 from .. import exit_reasons
 from ..request import Serving
 from . import channel
@@ -71,20 +71,28 @@ def device_of(mode: str) -> str:
 def of(request: Serving) -> Started:
     """A runner for a worker's request, in a sandbox if that asks for one."""
     wrap = sandbox.wrap(request.mode) if request.sandbox else ()
-    return start(request.mode, wrap, request.builds)
+    env = {"FIB_CACHE_PATH": request.builds} if request.builds else {}
+    if request.sanitize:
+        env |= sanitizers.environment(request.sanitize, request.builds)
+    return start(request.mode, wrap, env)
 
 
-def start(mode: str, wrap: Sequence[str] = (), builds: str | None = None) -> Started:
-    """A runner for a worker that runs in a mode: cuda, cpu or interpreter. `wrap` is
-    put before its command line; `builds` is where it keeps compiled code.
+def start(
+    mode: str, wrap: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> Started:
+    """A runner for a worker that runs in a mode: cuda, cpu, interpreter or emulator.
+    `wrap` is put before its command line; `env` is added to its environment.
     """
     line, theirs = channel.pair()
     ooms = exit_reasons.ooms()
     command = [*wrap, sys.executable, "-m", __package__, str(theirs), device_of(mode)]
-    env = dict(os.environ) | ({"FIB_CACHE_PATH": builds} if builds else {})
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(theirs,), env=env
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            pass_fds=(theirs,),
+            env={**os.environ, **(env or {})},
         )
     except OSError as e:
         raise MissingError(f"cannot start {command[0]}: {e.strerror}") from None

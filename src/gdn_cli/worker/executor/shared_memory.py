@@ -55,7 +55,9 @@ def all_bytes(x: Tensor) -> Tensor:
 def room(nbytes: int, device: str, place: int) -> tuple[Tensor, int]:
     """New bytes on a device, and the offset at which `nbytes` begin at offset `place` of a page."""
     block = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    if block.data_ptr() % ALIGN == place:
+    # for a sanitizer nothing follows them
+    exact = "ASAN_OPTIONS" in os.environ and place % 64 == 0
+    if exact or block.data_ptr() % ALIGN == place:
         return block, 0
     block = torch.empty(nbytes + ALIGN, dtype=torch.uint8, device=device)
     return block, (place - block.data_ptr()) % ALIGN

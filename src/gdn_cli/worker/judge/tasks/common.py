@@ -27,7 +27,7 @@ from ...messages import Answer, Measured
 from ...request import Rival, Serving
 from ...timing import floor
 from ...timing.flips import Flips, part
-from .. import check, dataset, probes
+from .. import check, dataset, faults, probes
 
 
 def runner_of(request: Serving) -> client.Runner:
@@ -45,6 +45,7 @@ def built(
     """Build the solution of `of`: the request itself or one of its rivals."""
     assert of.name is not None and of.solution is not None
     how |= {"specific": of.specific and request.mode == "cuda", "setup": of.setup}
+    how["emulated"] = request.mode == "emulator"
     try:
         return runner.build(of.name, request.definition, of.solution, **how)
     except client.RaisedError as e:
@@ -109,6 +110,9 @@ def guarded(
         with contextlib.suppress(client.DiedError, client.RaisedError):
             if runner:
                 runner.forget()
+    if faults.watched(request):
+        found = faults.found()
+        records = [faults.told(record, found) for record in records]
     return [record for each in records for record in each_tier(request, each)]
 
 
@@ -180,8 +184,8 @@ def depth(request: Serving, i: int) -> Depth:
     sizes = [size(request.op, workload) for workload in request.workloads]
     first = i == sizes.index(min(sizes))
     timing = request.command in ("bench", "compare")
-    # not in the interpreter, which is one thread
-    hard = not timing and request.mode != "interpreter"
+    # the interpreter and the emulator are one thread
+    hard = not timing and request.mode in ("cuda", "cpu")
     names = ["nondeterminism"] if hard else []
     if request.strict or (timing and first):
         names = list(probes.USUAL)

@@ -45,3 +45,10 @@ inline __half __float2half_rn(float f) {
 
 inline __half2 __floats2half2_rn(float x, float y) { return {__float2half_rn(x), __float2half_rn(y)}; }
 inline float2 __half22float2(__half2 h) { return {__half2float(h.x), __half2float(h.y)}; }
+inline __half __float2half(float f) { return __float2half_rn(f); }
+inline __half2 __float22half2_rn(float2 f) { return __floats2half2_rn(f.x, f.y); }
+inline __half2 __halves2half2(__half x, __half y) { return {x, y}; }
+inline float __low2float(__half2 h) { return __half2float(h.x); }
+inline float __high2float(__half2 h) { return __half2float(h.y); }
+inline uint16_t __half_as_ushort(__half h) { return h.x; }
+inline __half __ushort_as_half(uint16_t x) { return {x}; }
