@@ -31,11 +31,14 @@ def off(x: torch.Tensor, right: torch.Tensor) -> float:
 def walk(S, q, k, v, a, b, A_log, dt_bias, scale, norm: bool = True):
     """Tokens of one sequence: S [HV, V, K], q and k [T, H, K], v [T, HV, V], a and b
     [T, HV], all of any dtype. Returns outputs [T, HV, V] and the state after each token
-    [T, HV, V, K], in float64 on the CPU.
+    [T, HV, V, K], in float64 on the CPU. Without A_log the gates are given: a is log g,
+    b is beta.
     """
-    S, q, k, v, a, b, A_log, dt_bias = (
-        x.detach().cpu().double() for x in (S, q, k, v, a, b, A_log, dt_bias)
-    )
+    S, q, k, v, log_g, beta = (x.detach().cpu().double() for x in (S, q, k, v, a, b))
+    if A_log is not None:
+        A_log, dt_bias = (x.detach().cpu().double() for x in (A_log, dt_bias))
+        log_g = -torch.exp(A_log) * torch.log1p(torch.exp(log_g + dt_bias))
+        beta = torch.sigmoid(beta)
     if norm:
         q, k = (
             x * (x.square().sum(-1, keepdim=True) + EPSILON).rsqrt() for x in (q, k)
@@ -43,9 +46,8 @@ def walk(S, q, k, v, a, b, A_log, dt_bias, scale, norm: bool = True):
     q, k = (x.repeat_interleave(S.shape[0] // x.shape[1], 1) for x in (q, k))
     outputs, states = torch.zeros_like(v), S.new_zeros(len(v), *S.shape)
     for t in range(len(v)):
-        g = torch.exp(-torch.exp(A_log) * torch.log1p(torch.exp(a[t] + dt_bias)))
-        S = S * g[:, None, None]
-        d = torch.sigmoid(b[t])[:, None] * (v[t] - (S @ k[t, :, :, None])[..., 0])
+        S = S * torch.exp(log_g[t])[:, None, None]
+        d = beta[t][:, None] * (v[t] - (S @ k[t, :, :, None])[..., 0])
         S = S + d[:, :, None] * k[t, :, None, :]
         outputs[t], states[t] = scale * (S @ q[t, :, :, None])[..., 0], S
     return outputs, states

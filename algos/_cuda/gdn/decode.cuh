@@ -48,7 +48,7 @@ constexpr int K = 128, V = 128;
 template <typename T>
 struct Arguments {
   using State = T;
-  static constexpr bool POOLED = false, PLAIN = false;
+  static constexpr bool POOLED = false, PLAIN = false, GIVEN = false;
   const T* state;            // [B, HV, V, K]
   const __nv_bfloat16* k;    // [B, H, K]
   const __nv_bfloat16* q;    // [B, H, K]
@@ -69,7 +69,7 @@ struct Arguments {
 template <typename T>
 struct PoolArguments {
   using State = T;
-  static constexpr bool POOLED = true, PLAIN = false;
+  static constexpr bool POOLED = true, PLAIN = false, GIVEN = false;
   // What the state's address needs comes first: the constant cache is cold too.
   const void* slots;         // [B] int32 or int64: a row's slot of the pool
   const T* pool;             // [slots, HV, V, K], the state of each head dense
@@ -85,8 +85,8 @@ struct PoolArguments {
   uint32_t head_bytes;       // from a head's state to the next, in new_pool too; a slot has less than 4 GiB
   const bool* has_state;     // [B]; null: all have one. A row without starts from a state of zeros
   const __nv_bfloat16* qkv;  // [B, 2 H K + HV V]
-  const __nv_bfloat16* a;    // [B, HV]
-  const __nv_bfloat16* b;    // [B, HV]
+  const void* a;             // [B, HV] bfloat16
+  const void* b;             // [B, HV] bfloat16
   const float* A_log;        // [HV]
   const void* dt_bias;       // [HV] float or bfloat16
   int64_t qkv_stride, a_stride, b_stride;
@@ -96,6 +96,7 @@ struct PoolArguments {
   int64_t new_slot_stride;
   int32_t new_slots_end;
   __nv_bfloat16* output;     // [B, HV, V]
+  bool wide_beta;            // GIVEN: b is of float
 
   bool plain() const { return !slots_wide && !new_slots_wide && head_bytes == V * K * sizeof(T); }
 
@@ -122,6 +123,12 @@ struct PoolArguments {
 template <typename T>
 struct PlainPool : PoolArguments<T> {
   static constexpr bool PLAIN = true;
+};
+
+// A call of either kind with gates that are given: a is log g, in float, and b beta, in float or bfloat16.
+template <typename Pool>
+struct GivenGates : Pool {
+  static constexpr bool GIVEN = true;
 };
 
 #ifdef __CUDACC__
@@ -240,10 +247,10 @@ __device__ __forceinline__ void reduce_scatter(float* v, uint32_t lane) {
 template <typename Pool, int LANES, int EACH, int PASSES>
 struct PoolRow {
   static constexpr int CHUNK = K / LANES;
-  uint32_t i_b, i_hv, k_pairs[CHUNK / 2], q_pairs[CHUNK / 2], dt_bias;
+  uint32_t i_b, i_hv, k_pairs[CHUNK / 2], q_pairs[CHUNK / 2], a, b, dt_bias;
   int32_t slot, new_slot;
   bool live, has_state;      // not live: padding
-  __nv_bfloat16 a, b, v[PASSES];
+  __nv_bfloat16 v[PASSES];
   float A_log;
 
   // of value head i_bh of all B * HV; v of rows own, own + PASS, ... of all B * HV * V.
@@ -258,9 +265,13 @@ struct PoolRow {
       load_pairs<EACH>(k_pairs + j * EACH / 2, row + ((p.H + i_h) * K + lane * EACH) + j * LANES * EACH);
       load_pairs<EACH>(q_pairs + j * EACH / 2, row + (i_h * K + lane * EACH) + j * LANES * EACH);
     }
-    a = p.a[i_b * p.a_stride + i_hv], b = p.b[i_b * p.b_stride + i_hv], A_log = p.A_log[i_hv];
-    dt_bias = p.dt_bias_bf16 ? static_cast<const uint16_t*>(p.dt_bias)[i_hv]
-                             : static_cast<const uint32_t*>(p.dt_bias)[i_hv];
+    a = gate_bits(p.a, i_b * p.a_stride + i_hv, Pool::GIVEN);
+    b = gate_bits(p.b, i_b * p.b_stride + i_hv, Pool::GIVEN && p.wide_beta);
+    if constexpr (!Pool::GIVEN) {
+      A_log = p.A_log[i_hv];
+      dt_bias = p.dt_bias_bf16 ? static_cast<const uint16_t*>(p.dt_bias)[i_hv]
+                               : static_cast<const uint32_t*>(p.dt_bias)[i_hv];
+    }
     row += 2 * p.H * K;
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) v[pass] = row[own + pass * PASS - i_b * p.HV * V];
@@ -364,9 +375,10 @@ gdn_decode_v5(const __grid_constant__ Call p) {
     unpack<CHUNK>(k, row.k_pairs, p.qkv), unpack<CHUNK>(q, row.q_pairs, p.qkv);
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) v_own[pass] = __bfloat162float(row.v[pass]);
-    const float dt_bias = __uint_as_float(p.dt_bias_bf16 ? row.dt_bias << 16 : row.dt_bias);
-    g = decay(row.A_log, __bfloat162float(row.a) + dt_bias);
-    beta = sigmoid(__bfloat162float(row.b));
+    float dt_bias = 0.f;
+    if constexpr (!Call::GIVEN) dt_bias = __uint_as_float(p.dt_bias_bf16 ? row.dt_bias << 16 : row.dt_bias);
+    g = exp2_approx(log2_gate(row.a, Call::GIVEN, row.A_log, dt_bias));
+    beta = beta_gate(row.b, Call::GIVEN, Call::GIVEN && p.wide_beta);
   }
 
   // 4. Dots. With one row no other work hides the latency of 16 dependent additions: use two chains of 8.

@@ -1,4 +1,5 @@
-// The gates of a token: g = exp(-exp(A_log) * softplus(a + dt_bias)), beta = sigmoid(b), in few instructions.
+// The gates of a token: g = exp(-exp(A_log) * softplus(a + dt_bias)), beta = sigmoid(b), in few instructions. Or they are given: a is
+// log g, b is beta.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -41,6 +42,21 @@ __device__ __forceinline__ float decay(float A_log, float x) { return exp2_appro
 __device__ __forceinline__ float at_least(float log, float least) { return log < least ? least : log; }
 
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.f, 1.f + exp2_approx(-x * LOG2E)); }
+
+// Element i of a or b, as its bits: of float if `wide`, else of bf16.
+__device__ __forceinline__ uint32_t gate_bits(const void* of, int64_t i, bool wide) {
+  return wide ? static_cast<const uint32_t*>(of)[i] : static_cast<const uint16_t*>(of)[i];
+}
+__device__ __forceinline__ float gate_value(uint32_t bits, bool wide) { return __uint_as_float(wide ? bits : bits << 16); }
+// log2 g and beta of these: of a in float if it is given.
+__device__ __forceinline__ float log2_gate(uint32_t a, bool given, float A_log, float dt_bias) {
+  const float x = gate_value(a, given);
+  return given ? x * LOG2E : log2_decay(A_log, x + dt_bias);
+}
+__device__ __forceinline__ float beta_gate(uint32_t b, bool given, bool wide) {
+  const float x = gate_value(b, wide);
+  return given ? x : sigmoid(x);
+}
 
 }  // namespace gdn
 

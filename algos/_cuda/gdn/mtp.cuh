@@ -69,15 +69,16 @@ struct MtpArguments {
   const __nv_bfloat16* k;      // [B, tokens, H, K], or [all tokens, H, K] with cu_seqlens; the others likewise
   const __nv_bfloat16* q;
   int32_t k_batch, k_token, q_batch, q_token;
-  const __nv_bfloat16* a;      // [.., HV]
-  const __nv_bfloat16* b;
+  const void* a;               // [.., HV] bfloat16
+  const void* b;
   int32_t a_batch, a_token, b_batch, b_token;
-  const float* A_log;          // [HV]
+  const float* A_log;          // [HV]; null if the gates are given: a is log g, in float, and b beta, in float if wide_beta
   const void* dt_bias;         // [HV] float or bfloat16
   float epsilon;               // of the norm, under the root; below 0: q and k are taken as they are
   void* states;                // where states go: the pool, or [N, >= tokens, HV, V, K] of T
   const void* states_rows;     // [B], the row of `states`; null: the sequence's number
   int32_t states_stride, state_stride;  // of a row of `states` (0 for the pool), and of a state in it (or a slot)
+  bool wide_beta;
 };
 static_assert(offsetof(MtpArguments, k) == 112);  // parameters begin 16 bytes into a line of 64
 
@@ -194,9 +195,16 @@ __device__ __forceinline__ void multiply_block(float (&d)[2][4], const uint32_t 
 }
 
 // Element `i` of token `t` (of all) of sequence i_b, with 64 bits.
-__device__ __forceinline__ const __nv_bfloat16* of_token(const __nv_bfloat16* from, uint32_t i_b, int32_t batch,
-                                                         int32_t token, int t, uint32_t i) {
+template <typename E>
+__device__ __forceinline__ const E* of_token(const E* from, uint32_t i_b, int32_t batch, int32_t token, int t, uint32_t i) {
   return from + (static_cast<int64_t>(static_cast<int32_t>(i_b)) * batch + static_cast<int64_t>(t) * token + i);
+}
+
+// The same of a or b: its bits, of float if `wide`, else of bf16.
+__device__ __forceinline__ void load_gate(uint32_t* bits, const void* from, bool wide, uint32_t i_b, int32_t batch, int32_t token, int t,
+                                          uint32_t i) {
+  if (wide) ptx::load_now<4>(bits, of_token(static_cast<const uint32_t*>(from), i_b, batch, token, t, i));
+  else ptx::load_now<2>(bits, of_token(static_cast<const uint16_t*>(from), i_b, batch, token, t, i));
 }
 
 __device__ __forceinline__ int32_t load_int(const int32_t* from) {
@@ -229,7 +237,7 @@ struct OfHead {
 
 // The work of that warp; `vectors_ready` is called once they are. Vector lane / 4 (and + 8): k or q of token lane / 8 (and
 // + 4), columns 8 (lane % 4) + 32 n and the next 7.
-template <int TOKENS, int PAD, typename Ready>
+template <bool GIVEN, int TOKENS, int PAD, typename Ready>
 __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArguments& p, uint32_t i_b, uint32_t i_hv,
                                           uint32_t lane, Ready vectors_ready) {
   constexpr int N = TOKENS / 4;
@@ -240,7 +248,7 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
     begin = load_int(p.cu_seqlens + i_b);
     count = min(load_int(p.cu_seqlens + i_b + 1) - begin, count);
   }
-  uint32_t words[N][4][4], a[N], b[N], A_log, bias, bias_low;
+  uint32_t words[N][4][4], a[N], b[N], A_log = 0, bias = 0, bias_low = 0;
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     // A token that is not there is the last one again, or any: nothing reads its results.
@@ -249,13 +257,15 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
         of_token(is_q ? p.q : p.k, i_b, is_q ? p.q_batch : p.k_batch, is_q ? p.q_token : p.k_token, t, i_h * K);
 #pragma unroll
     for (int n = 0; n < 4; ++n) ptx::load_now<16>(words[j][n], from + c * 8 + n * 32);
-    ptx::load_now<2>(&a[j], of_token(p.a, i_b, p.a_batch, p.a_token, t, i_hv));
-    ptx::load_now<2>(&b[j], of_token(p.b, i_b, p.b_batch, p.b_token, t, i_hv));
+    load_gate(&a[j], p.a, GIVEN, i_b, p.a_batch, p.a_token, t, i_hv);
+    load_gate(&b[j], p.b, GIVEN && p.wide_beta, i_b, p.b_batch, p.b_token, t, i_hv);
   }
-  ptx::load_now<4>(&A_log, p.A_log + i_hv);
-  const char* bias_at = static_cast<const char*>(p.dt_bias) + (i_hv << (p.dt_bias_bf16 ? 1 : 2));
-  ptx::load_now<2>(&bias, bias_at + (p.dt_bias_bf16 ? 0 : 2));  // a bfloat16 is the upper half of a float
-  ptx::load_now<2>(&bias_low, bias_at);
+  if constexpr (!GIVEN) {
+    ptx::load_now<4>(&A_log, p.A_log + i_hv);
+    const char* bias_at = static_cast<const char*>(p.dt_bias) + (i_hv << (p.dt_bias_bf16 ? 1 : 2));
+    ptx::load_now<2>(&bias, bias_at + (p.dt_bias_bf16 ? 0 : 2));  // a bfloat16 is the upper half of a float
+    ptx::load_now<2>(&bias_low, bias_at);
+  }
 #pragma unroll
   for (int j = 0; j < N; ++j)
 #pragma unroll
@@ -277,8 +287,9 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
 #pragma unroll
     for (int n = 0; n < 4; ++n)
       dots[0][j][n] = (dots[0][j][n] + dots[1][j][n]) + (dots[2][j][n] + dots[3][j][n]);
-    gate[j] = decay(__uint_as_float(A_log), low(a[j]) + __uint_as_float(bias << 16 | (p.dt_bias_bf16 ? 0 : bias_low)));
-    beta[j] = sigmoid(low(b[j]));
+    const float dt_bias = __uint_as_float(bias << 16 | (p.dt_bias_bf16 ? 0 : bias_low));
+    gate[j] = exp2_approx(log2_gate(a[j], GIVEN, __uint_as_float(A_log), dt_bias));
+    beta[j] = beta_gate(b[j], GIVEN, GIVEN && p.wide_beta);
   }
   make_coefficients<TOKENS>(to.coefficients, dots[0], gate, beta, p.scale, p.epsilon, lane);
 }
@@ -286,7 +297,7 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
 // A CTA has GROUPS groups of SPLIT warps, all of one head, and one more warp for M and W. A group has ROWS rows (8 or 16)
 // of S; each of its warps multiplies a part of their columns. Four lanes have a row of the product, and lane c of them
 // tokens c and c + 4. TOKENS: room for 4 or 8.
-template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS, int LOAD, int STORE, int RESIDENT>
+template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS, int LOAD, int STORE, int RESIDENT, bool GIVEN = false>
 __global__ void __launch_bounds__((SPLIT * GROUPS + 1) * 32,
                                   RESIDENT > SPLIT * GROUPS + 1 ? RESIDENT / (SPLIT * GROUPS + 1) : 1)
 gdn_mtp(const __grid_constant__ MtpArguments p) {
@@ -311,7 +322,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   const uint32_t i_bh = blockIdx.x / TILES, i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
   // Barriers: 0 for the vectors; one of each group for M and W, and for x and y in parts; one of each for its tile.
   if (warp == WARPS) {  // 3. M and W
-    make_head<TOKENS>(head, p, i_b, i_hv, lane, [] { named_barrier_arrive<(WARPS + 1) * 32>(0); });
+    make_head<GIVEN>(head, p, i_b, i_hv, lane, [] { named_barrier_arrive<(WARPS + 1) * 32>(0); });
 #pragma unroll
     for (int i = 0; i < GROUPS; ++i) named_barrier_arrive<SPLIT * 32 + 32>(1 + i);
     return;

@@ -33,8 +33,8 @@ inline int32_t narrow(const char* name, int64_t stride) {
 // q, k [B, T, H, 128], v [B, T, HV, 128], a, b [B, T, HV] bf16, 1 <= T <= 8, HV a multiple of H; with cu_seqlens [B + 1]
 // int32 they are [total, ...], and a sequence has up to T tokens, the columns of state_indices (8 if it has one axis). Without
 // it they may be [total, ...], with total / B tokens for each sequence. [total, ...] may have a leading axis of 1.
-// A_log [HV] f32, dt_bias [HV] f32 or bf16. pool [slots, HV, 128, 128] f32 or bf16, k-last. state_indices [B] or [B, T],
-// int32 or int64: a sequence starts from the state in its slot, or in that of column num_accepted_tokens - 1 ([B], int32 or
+// A_log [HV] f32, dt_bias [HV] f32 or bf16, or neither (GateTypes). pool [slots, HV, 128, 128] f32 or bf16, k-last. state_indices
+// [B] or [B, T], int32 or int64: a sequence starts from the state in its slot, or in that of column num_accepted_tokens - 1 ([B], int32 or
 // int64; none: column 0). If its count is not in 1..T, or its start slot is below first_slot (or 0), or not the pool's, it
 // is padding: outputs 0, no state is read or written. Slots that are written are distinct. scale: none or 0 for
 // 1/sqrt(128). epsilon: q and k are multiplied by 1/sqrt(sum(x^2) + epsilon); below 0: taken as they are.
@@ -45,7 +45,8 @@ inline int32_t narrow(const char* name, int64_t stride) {
 // Throws ValueError if an argument is different.
 template <bool STATES>
 void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
-                       ffi::TensorView A_log, ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
+                       ffi::Optional<ffi::TensorView> A_log, ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
+                       ffi::TensorView state_indices,
                        ffi::Optional<ffi::TensorView> num_accepted_tokens, ffi::Optional<ffi::TensorView> cu_seqlens,
                        ffi::Optional<double> scale, ffi::TensorView output, ffi::Optional<ffi::TensorView> states,
                        ffi::Optional<ffi::TensorView> states_rows, int64_t mode, int64_t first_slot, double epsilon) {
@@ -89,24 +90,28 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
 
   using bf = __nv_bfloat16;
   MtpArguments p{};
-  const auto tokens = [&](const ffi::TensorView& t, const char* name, int64_t heads, size_t align, int32_t* batch,
-                          int32_t* token) {
+  const auto taken = [&](const ffi::TensorView& t, const char* name, DLDataType dtype, int64_t heads, bool vectors, size_t align,
+                         int32_t* batch, int32_t* token) {
     int64_t strides[2] = {};
-    const bool vectors = name[0] != 'a' && name[0] != 'b';
     const bf* at;
     if (axes == 1) {
-      at = vectors ? strided<const bf>(t, name, bf16, {total, heads, K}, device, align, strides + 1)
-                   : strided<const bf>(t, name, bf16, {total, heads}, device, align, strides + 1);
+      at = vectors ? strided<const bf>(t, name, dtype, {total, heads, K}, device, align, strides + 1)
+                   : strided<const bf>(t, name, dtype, {total, heads}, device, align, strides + 1);
     } else {
-      at = vectors ? strided<const bf, 2>(t, name, bf16, {B, T, heads, K}, device, align, strides)
-                   : strided<const bf, 2>(t, name, bf16, {B, T, heads}, device, align, strides);
+      at = vectors ? strided<const bf, 2>(t, name, dtype, {B, T, heads, K}, device, align, strides)
+                   : strided<const bf, 2>(t, name, dtype, {B, T, heads}, device, align, strides);
     }
     *batch = narrow(name, axes == 1 && !cu_seqlens ? T * strides[1] : strides[0]), *token = narrow(name, strides[1]);
     return at;
   };
-  p.q = tokens(q, "q", H, ALIGNMENT, &p.q_batch, &p.q_token), p.k = tokens(k, "k", H, ALIGNMENT, &p.k_batch, &p.k_token);
-  p.v = tokens(v, "v", HV, 2, &p.v_batch, &p.v_token);
-  p.a = tokens(a, "a", HV, 2, &p.a_batch, &p.a_token), p.b = tokens(b, "b", HV, 2, &p.b_batch, &p.b_token);
+  const auto vectors = [&](const ffi::TensorView& t, const char* name, int64_t heads, size_t align, int32_t* batch, int32_t* token) {
+    return taken(t, name, bf16, heads, true, align, batch, token);
+  };
+  p.q = vectors(q, "q", H, ALIGNMENT, &p.q_batch, &p.q_token), p.k = vectors(k, "k", H, ALIGNMENT, &p.k_batch, &p.k_token);
+  p.v = vectors(v, "v", HV, 2, &p.v_batch, &p.v_token);
+  const GateTypes gates(A_log, dt_bias, b);
+  p.a = taken(a, "a", gates.a, HV, false, gates.a.bits / 8, &p.a_batch, &p.a_token);
+  p.b = taken(b, "b", gates.b, HV, false, gates.b.bits / 8, &p.b_batch, &p.b_token);
   int64_t strides[2];
   p.pool = p.states = strided<char, 2>(pool, "pool", of_state, {slots, HV, V, K}, device, ALIGNMENT, strides);
   p.slot_stride = p.state_stride = narrow("pool", strides[0]);
@@ -120,9 +125,13 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
   }
   p.output = axes == 1 ? data<bf>(output, "output", bf16, {total, HV, V}, device)
                         : data<bf>(output, "output", bf16, {B, T, HV, V}, device);
-  p.A_log = data<const float>(A_log, "A_log", f32, {HV}, device);
-  p.dt_bias_bf16 = dt_bias.dtype() == bf16;
-  p.dt_bias = data<const char>(dt_bias, "dt_bias", p.dt_bias_bf16 ? bf16 : f32, {HV}, device);
+  p.wide_beta = gates.b == f32;
+  if (!gates.given) {
+    const ffi::TensorView bias = dt_bias.value();
+    p.A_log = data<const float>(A_log.value(), "A_log", f32, {HV}, device);
+    p.dt_bias_bf16 = bias.dtype() == bf16;
+    p.dt_bias = data<const char>(bias, "dt_bias", p.dt_bias_bf16 ? bf16 : f32, {HV}, device);
+  }
   const bool wide = state_indices.dtype() == i64;
   p.slot_shift = wide ? 3 : 2, p.columns = static_cast<uint32_t>(columns ? T : 1);
   const size_t index = wide ? 8 : 4;

@@ -49,6 +49,7 @@
 #include <type_traits>
 
 #include "access.cuh"
+#include "gates.cuh"
 
 namespace gdn {
 
@@ -86,8 +87,13 @@ struct Arguments {
   __device__ __forceinline__ int64_t v_at(int64_t token, uint32_t hv) const { return (token * HV + hv) * V_DIM; }
   __device__ __forceinline__ uint32_t qk_stride() const { return K_DIM * H; }
   __device__ __forceinline__ uint32_t v_stride() const { return V_DIM * HV; }
-  __device__ __forceinline__ __nv_bfloat16 a_of(int64_t token, uint32_t hv) const { return a[token * HV + hv]; }
-  __device__ __forceinline__ __nv_bfloat16 b_of(int64_t token, uint32_t hv) const { return b[token * HV + hv]; }
+  // The bits of a token's a and b, and the gates of these.
+  __device__ __forceinline__ uint32_t a_of(int64_t token, uint32_t hv) const { return gate_bits(a, token * HV + hv, false); }
+  __device__ __forceinline__ uint32_t b_of(int64_t token, uint32_t hv) const { return gate_bits(b, token * HV + hv, false); }
+  __device__ __forceinline__ static float log2_g(uint32_t bits, float A_log, float dt_bias) {
+    return log2_gate(bits, false, A_log, dt_bias);
+  }
+  __device__ __forceinline__ static float beta(uint32_t bits) { return beta_gate(bits, false, false); }
   __device__ __forceinline__ const void* bias_at(uint32_t hv) const { return dt_bias + hv; }
   __device__ __forceinline__ float bias(uint32_t hv) const { return dt_bias[hv]; }
 };
@@ -119,7 +125,6 @@ struct Layout {
 
 #ifdef __CUDACC__
 
-#include "gates.cuh"
 #include "mma_bf16.cuh"
 
 namespace gdn {
@@ -520,7 +525,7 @@ class Preparation {
   char* memory;
   uint32_t warp, lane;
   float A_log, dt_bias;
-  __nv_bfloat16 a, b;  // of the lane's token
+  uint32_t a, b;  // of the lane's token, as their bits
 
   __device__ __forceinline__ char* tile(int at) const { return memory + (at * L::ROUND + 2 * warp) * L::TILE; }
 
@@ -553,8 +558,8 @@ class Preparation {
     for (int round = place.guessed(p) ? 0 : -1, tiles = 0; round * L::ROUND < place.blocks; ++round) {
       const int block = round * L::ROUND + static_cast<int>(2 * warp), next = tiles == 2 ? 0 : tiles + 1, made = round % 2;
       const bool there = round >= 0 && block * BLOCK + static_cast<int>(lane) < place.length;
-      const float log2_g = there ? at_least(log2_decay(A_log, __bfloat162float(a) + dt_bias), LEAST) : 0.f;
-      const float beta = there ? sigmoid(__bfloat162float(b)) : 0.f;
+      const float log2_g = there ? at_least(p.log2_g(a, A_log, dt_bias), LEAST) : 0.f;
+      const float beta = there ? p.beta(b) : 0.f;
       const uint32_t barriers = shared_address(memory) + made * 8;
       if (round >= 2) Barrier(barriers + L::DONE_AT).wait(round / 2 - 1);
       begin(p, block + L::ROUND, next);

@@ -153,7 +153,7 @@ __device__ __forceinline__ void make_gates(const Prefill& p, const Maps& maps, F
     const int count = own.count();
     own.begin += 2 * CHUNK, own.left -= 2 * CHUNK;
     if (own.left > 0) raw.load_tokens(p, own, at.hv, lane);
-    compute_gates(s.gates[stage], now, count, lane);
+    compute_gates(p, s.gates[stage], now, count, lane);
     warp_arrives(s.gates_ready[stage]);
   }
 }

@@ -143,7 +143,7 @@ gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_con
     const bool gating = gated >= 0 && heads.exists(gated);
     load_k_and_q(p, s, tile, thread);
     // 2. Gates
-    if (gating) compute_gates(s.gates[gated], raw, tile.count(), lane);
+    if (gating) compute_gates(p, s.gates[gated], raw, tile.count(), lane);
     wait_for_copies<0>();
     __syncthreads();
     if constexpr (POOL) {
@@ -164,7 +164,7 @@ gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_con
         __syncthreads();
         if (gated >= 0 && heads.exists(first + gated)) {
           raw.load_head(p, heads.head(tile, first + gated)), raw.load_tokens(p, tile, heads.head(tile, first + gated), lane);
-          compute_gates(s.gates[gated], raw, tile.count(), lane);
+          compute_gates(p, s.gates[gated], raw, tile.count(), lane);
         }
       }
       __syncthreads();  // the products and the gates are ready, and no thread reads the tiles or T any more

@@ -106,7 +106,7 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     // 2. Gates
     if (gating) {
       raw.load_head(p, heads.head(tile, gated));  // not earlier, to save registers
-      compute_gates(s.gates[gated], raw, count, lane);
+      compute_gates(p, s.gates[gated], raw, count, lane);
     }
     // 1. Find the next chunk
     if (warp == K_PRODUCER) {
@@ -135,7 +135,7 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
         __syncthreads();
         if (gated >= 0 && heads.exists(first + gated)) {
           raw.load_head(p, heads.head(tile, first + gated)), raw.load_tokens(p, tile, heads.head(tile, first + gated), lane);
-          compute_gates(s.gates[gated], raw, tile.count(), lane);
+          compute_gates(p, s.gates[gated], raw, tile.count(), lane);
         }
       }
       if (thread_again() % 128 == 0) bulk_stores_read();

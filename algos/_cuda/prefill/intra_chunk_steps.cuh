@@ -98,10 +98,10 @@ static_assert(INTRA_CTAS * (sizeof(IntraShared) + 1024) <= 228 * 1024);
 // bf16.
 constexpr float LEAST_LOG2 = -64.f;
 
-// The raw gates of tokens 2 lane and 2 lane + 1 of a value head.
+// The raw gates of tokens 2 lane and 2 lane + 1 of a value head; a and b as their bits.
 struct RawGates {
   float A_log = 0.f, dt_bias = 0.f;
-  __nv_bfloat16 a[2] = {}, b[2] = {};
+  uint32_t a[2] = {}, b[2] = {};
   __device__ __forceinline__ void load_head(const Prefill& p, int hv) { A_log = p.A_log[hv], dt_bias = p.bias(hv); }
   __device__ __forceinline__ void load_tokens(const Prefill& p, const ChunkTile& tile, int hv, int lane) {
 #pragma unroll
@@ -116,13 +116,13 @@ struct RawGates {
 __device__ __forceinline__ void store_pair(void* to, float x, float y) { *reinterpret_cast<float2*>(to) = make_float2(x, y); }
 
 // Step 2. A warp computes the gates of a value head: a lane those of tokens 2 lane and 2 lane + 1.
-__device__ __forceinline__ void compute_gates(Gates& to, const RawGates& raw, int count, int lane) {
+__device__ __forceinline__ void compute_gates(const Prefill& p, Gates& to, const RawGates& raw, int count, int lane) {
   float G[2], beta[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const bool inside = 2 * lane + i < count;
-    G[i] = inside ? at_least(log2_decay(raw.A_log, __bfloat162float(raw.a[i]) + raw.dt_bias), LEAST_LOG2) : 0.f;
-    beta[i] = inside ? sigmoid(__bfloat162float(raw.b[i])) : 0.f;
+    G[i] = inside ? at_least(p.log2_g(raw.a[i], raw.A_log, raw.dt_bias), LEAST_LOG2) : 0.f;
+    beta[i] = inside ? p.beta(raw.b[i]) : 0.f;
   }
   G[1] += G[0];
 #pragma unroll

@@ -39,19 +39,25 @@ const void* numbers(const ffi::TensorView& t, const char* name, int64_t count, D
 }
 
 // Checks all but q, k and v, which `call` has, with H, HV, num_tokens and their rows; and launches.
-void checked(Call call, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log, ffi::TensorView dt_bias, ffi::TensorView pool,
-             ffi::TensorView state_indices, ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens,
+void checked(Call call, ffi::TensorView a, ffi::TensorView b, ffi::Optional<ffi::TensorView> A_log,
+             ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool, ffi::TensorView state_indices, ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens,
              ffi::Optional<double> scale, ffi::TensorView output, int64_t first_slot, double epsilon) {
   const DLDevice device = pool.device();
   const int64_t T = call.num_tokens, H = call.H, HV = call.HV, N = state_indices.size(0), slots = pool.size(0);
   if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is not a multiple of H = " << H;
   check_sizes(T, N, HV);
   const double s = scale.value_or(0.0);
-  call.half_pool = pool.dtype() == BF16, call.half_bias = dt_bias.dtype() == BF16;
-  call.a = strided<const __nv_bfloat16>(a, "a", BF16, {T, HV}, device, 2, &call.a_row);
-  call.b = strided<const __nv_bfloat16>(b, "b", BF16, {T, HV}, device, 2, &call.b_row);
-  call.A_log = data<const float>(A_log, "A_log", F32, {HV}, device);
-  call.dt_bias = data<const char>(dt_bias, "dt_bias", call.half_bias ? BF16 : F32, {HV}, device);
+  const GateTypes gates(A_log, dt_bias, b);
+  call.half_pool = pool.dtype() == BF16, call.given = gates.given, call.wide_beta = gates.b == F32;
+  call.a = strided<const char>(a, "a", gates.a, {T, HV}, device, gates.a.bits / 8, &call.a_row);
+  call.b = strided<const char>(b, "b", gates.b, {T, HV}, device, gates.b.bits / 8, &call.b_row);
+  call.A_log = static_cast<const float*>(call.a), call.dt_bias = call.a;  // of given gates: HV floats that can be read
+  if (!gates.given) {
+    const ffi::TensorView bias = dt_bias.value();
+    call.A_log = data<const float>(A_log.value(), "A_log", F32, {HV}, device);
+    call.half_bias = bias.dtype() == BF16;
+    call.dt_bias = data<const char>(bias, "dt_bias", call.half_bias ? BF16 : F32, {HV}, device);
+  }
   int64_t strides[2];
   call.pool = strided<char, 2>(pool, "pool", call.half_pool ? BF16 : F32, {slots, HV, HEAD_DIM, HEAD_DIM}, device, ALIGNMENT, strides);
   call.slot_stride = strides[0], call.head_stride = strides[1];
@@ -107,7 +113,7 @@ Call of_engine(const ffi::TensorView& q_, const ffi::TensorView& k_, const ffi::
 }
 
 // q, k [num_tokens, H, 128], v [num_tokens, HV, 128] and a, b [num_tokens, HV] bf16, each with any stride from a token to the next
-// (q's and k's is one), such as views of packed rows; A_log [HV] f32; dt_bias [HV] f32 or bf16; pool [slots, HV, 128, 128] f32 or
+// (q's and k's is one), such as views of packed rows; A_log [HV] f32; dt_bias [HV] f32 or bf16, or neither (GateTypes); pool [slots, HV, 128, 128] f32 or
 // bf16, k-last, slots with any stride and heads with any multiple of 128 elements, updated in place; state_indices [N] int32 or int64,
 // with any stride: the slot of each sequence, distinct; one below first_slot (or 0), or not of the pool, is padding: zeros out, and no
 // state is touched; has_initial_state [N] bool: sequences without one start from zeros; cu_seqlens [N + 1] int32 or int64, never
@@ -115,9 +121,9 @@ Call of_engine(const ffi::TensorView& q_, const ffi::TensorView& k_, const ffi::
 // 1/sqrt(128). epsilon: q and k become x / sqrt(sum x^2 + epsilon); below 0 they stay. Writes output [num_tokens, HV, 128] bf16.
 // [num_tokens, ...] may have a leading axis of 1.
 void chunk_prefill(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
-                   ffi::TensorView A_log, ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
-                   ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens, ffi::Optional<double> scale,
-                   ffi::TensorView output, int64_t first_slot, double epsilon) {
+                   ffi::Optional<ffi::TensorView> A_log, ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
+                   ffi::TensorView state_indices, ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens,
+                   ffi::Optional<double> scale, ffi::TensorView output, int64_t first_slot, double epsilon) {
   const Call call = of_engine(q, k, v, pool, state_indices);
   checked(call, flat(a, 2), flat(b, 2), A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens, scale, flat(output, 3), first_slot,
           epsilon);
@@ -126,8 +132,8 @@ void chunk_prefill(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi:
 // As chunk_prefill, and keeps states within sequences, for prefix caches: checkpoints [any, HV, 128, 128] like pool, dense; sequence n's
 // from row checkpoint_starts[n] on ([N] or [N + 1], int32 or int64), one after each every_n_tokens tokens, a multiple of 64.
 void chunk_prefill_checkpoints(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
-                               ffi::TensorView A_log, ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
-                               ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens,
+                               ffi::Optional<ffi::TensorView> A_log, ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
+                               ffi::TensorView state_indices, ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens,
                                ffi::Optional<double> scale, ffi::TensorView output, int64_t first_slot, double epsilon,
                                ffi::TensorView checkpoints, ffi::TensorView checkpoint_starts, int64_t every_n_tokens) {
   Call call = of_engine(q, k, v, pool, state_indices);

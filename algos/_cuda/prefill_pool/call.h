@@ -15,8 +15,8 @@ struct Call {
   const __nv_bfloat16* q;        // [num_tokens, H, 128], qk_row elements from a token to the next
   const __nv_bfloat16* k;        // the same
   const __nv_bfloat16* v;        // [num_tokens, HV, 128], v_row
-  const __nv_bfloat16* a;        // [num_tokens, HV], a_row
-  const __nv_bfloat16* b;        // [num_tokens, HV], b_row
+  const void* a;                 // [num_tokens, HV], bf16, a_row
+  const void* b;                 // [num_tokens, HV], bf16, b_row
   const float* A_log;            // [HV]
   const void* dt_bias;           // [HV], float, or bf16
   void* pool;                    // [slots, HV, 128, 128], k-last, float or bf16, slot_stride and head_stride elements from one to the next
@@ -35,6 +35,7 @@ struct Call {
   int first_slot;                // slots below this are padding, and those that the pool does not have
   uint32_t indices_step;
   bool long_indices, long_lengths, long_starts, half_pool, half_bias;
+  bool given, wide_beta;         // the gates are given: a is log g, in float, b is beta, in float if wide_beta; A_log, dt_bias: any
 };
 
 // Allocates device memory until the call's launches are queued. It is in the binding, which knows the caller's allocator.

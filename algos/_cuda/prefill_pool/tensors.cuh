@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "call.h"
+#include "gates.cuh"
 
 namespace gdn {
 
@@ -38,9 +39,13 @@ struct Tensors : Call {
   __device__ __forceinline__ int64_t v_at(int64_t token, int hv) const { return token * v_row + hv * HEAD_DIM; }
   __host__ __device__ __forceinline__ int64_t qk_stride() const { return qk_row; }
   __host__ __device__ __forceinline__ int64_t v_stride() const { return v_row; }
-  // The raw gates of a token; `token` in 64 bits.
-  __device__ __forceinline__ __nv_bfloat16 a_of(int64_t token, int hv) const { return a[token * a_row + hv]; }
-  __device__ __forceinline__ __nv_bfloat16 b_of(int64_t token, int hv) const { return b[token * b_row + hv]; }
+  // The bits of a token's a and b, `token` in 64 bits; and the gates of these.
+  __device__ __forceinline__ uint32_t a_of(int64_t token, int hv) const { return gate_bits(a, token * a_row + hv, given); }
+  __device__ __forceinline__ uint32_t b_of(int64_t token, int hv) const { return gate_bits(b, token * b_row + hv, wide_beta); }
+  __device__ __forceinline__ float log2_g(uint32_t bits, float A_log, float dt_bias) const {
+    return log2_gate(bits, given, A_log, dt_bias);
+  }
+  __device__ __forceinline__ float beta(uint32_t bits) const { return beta_gate(bits, given, wide_beta); }
   __device__ __forceinline__ const void* bias_at(int hv) const {
     return static_cast<const char*>(dt_bias) + (half_bias ? 2 : 4) * hv;
   }

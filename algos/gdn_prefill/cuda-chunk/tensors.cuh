@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "call.h"
+#include "gates.cuh"
 
 namespace gdn {
 
@@ -23,9 +24,13 @@ struct Tensors : Call {
   __device__ __forceinline__ int64_t v_at(int64_t token, int hv) const { return (token * HV + hv) * HEAD_DIM; }
   __host__ __device__ __forceinline__ int64_t qk_stride() const { return static_cast<int64_t>(H) * HEAD_DIM; }
   __host__ __device__ __forceinline__ int64_t v_stride() const { return static_cast<int64_t>(HV) * HEAD_DIM; }
-  // The raw gates of a token; `token` in 64 bits.
-  __device__ __forceinline__ __nv_bfloat16 a_of(int64_t token, int hv) const { return a[token * HV + hv]; }
-  __device__ __forceinline__ __nv_bfloat16 b_of(int64_t token, int hv) const { return b[token * HV + hv]; }
+  // The bits of a token's a and b, `token` in 64 bits; and the gates of these.
+  __device__ __forceinline__ uint32_t a_of(int64_t token, int hv) const { return gate_bits(a, token * HV + hv, false); }
+  __device__ __forceinline__ uint32_t b_of(int64_t token, int hv) const { return gate_bits(b, token * HV + hv, false); }
+  __device__ __forceinline__ static float log2_g(uint32_t bits, float A_log, float dt_bias) {
+    return log2_gate(bits, false, A_log, dt_bias);
+  }
+  __device__ __forceinline__ static float beta(uint32_t bits) { return beta_gate(bits, false, false); }
   __device__ __forceinline__ const void* bias_at(int hv) const { return dt_bias + hv; }
   __device__ __forceinline__ float bias(int hv) const { return dt_bias[hv]; }
 
