@@ -48,9 +48,7 @@ def prefill(
     """
     B, T, HV, V = v.shape
     if cu_seqlens is None:
-        cu_seqlens = torch.arange(
-            0, B * T + 1, T, dtype=torch.int32, device=v.device
-        )
+        cu_seqlens = torch.arange(0, B * T + 1, T, dtype=torch.int32, device=v.device)
     N = cu_seqlens.shape[0] - 1
     if state is None:
         state = v.new_zeros(N, HV, V, q.shape[-1], dtype=torch.float32)
@@ -73,7 +71,12 @@ def prefill(
 
 
 def decode(
-    mixed_qkv: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, state: Tensor
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
 ) -> Tensor:
     """packed_decode of B rows, row n with state n, in place. The output [B, 1, HV, V]."""
     slots = rows(state, state.shape[0])
@@ -100,9 +103,7 @@ def step(
 def v_first(state: Tensor) -> Tensor:
     """A state [..., K, V] as a new dense one [..., V, K] in float32. The shapes are the same, so
     nobody would notice one in the place of the other."""
-    return state.mT.to(
-        torch.float32, memory_format=torch.contiguous_format, copy=True
-    )
+    return state.mT.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
 
 
 def _dense(x: Tensor) -> Tensor:

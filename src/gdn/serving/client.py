@@ -61,7 +61,11 @@ class Client:
     """
 
     def __init__(
-        self, package: str, distribution: str, releases: tuple[str, ...], hooks: list[Hook]
+        self,
+        package: str,
+        distribution: str,
+        releases: tuple[str, ...],
+        hooks: list[Hook],
     ) -> None:
         self.package, self.distribution = package, distribution
         self.releases, self.hooks = releases, hooks
@@ -95,7 +99,9 @@ class Client:
                 hook.put()
                 self._put.add(hook.name)
                 return
-            except AssertionError as e:  # vLLM's, of a name that another plug-in has taken
+            except (
+                AssertionError
+            ) as e:  # vLLM's, of a name that another plug-in has taken
                 why = one_line(e)
         _log.warning("%s: %s is not replaced: %s", self.package, hook.name, why)
 

@@ -92,7 +92,9 @@ def _is_float(state: Tensor) -> bool:
     return state.dtype == torch.float32
 
 
-def _refuse(self: Any, hidden_states: Tensor, cache: Any, kwargs: dict[str, Any]) -> None:
+def _refuse(
+    self: Any, hidden_states: Tensor, cache: Any, kwargs: dict[str, Any]
+) -> None:
     if (self.head_k_dim, self.head_v_dim) != (_HEAD, _HEAD):
         heads = f"got K = {self.head_k_dim}, V = {self.head_v_dim}"
         raise GdnError(f"heads: expected K = V = {_HEAD}, {heads}")
@@ -176,7 +178,10 @@ def recurrent(
     norm = use_qk_l2norm_in_kernel
     packed = kwargs.get("cu_seqlens") is not None
     if initial_state is None or value.shape[1] != 1 or packed:
-        states = {"initial_state": initial_state, "output_final_state": output_final_state}
+        states = {
+            "initial_state": initial_state,
+            "output_final_state": output_final_state,
+        }
         named = states | {"use_qk_l2norm_in_kernel": norm}
         return chunk(query, key, value, g, beta, **named, **kwargs)
     state = v_first(initial_state)
@@ -223,7 +228,10 @@ class _Repository(NamedTuple):
     def load(self) -> type[nn.Module]:
         """A layer as `kernels` takes it: no members but forward, whose parameters are the replaced
         one's. What ours refuses goes to the forward of the class that the hook is in."""
-        ours = {"Qwen3_5GatedDeltaNet": layer, "chunk_gated_delta_rule": _of_function(chunk)}
+        ours = {
+            "Qwen3_5GatedDeltaNet": layer,
+            "chunk_gated_delta_rule": _of_function(chunk),
+        }
         takes = ours.get(self.layer_name) or _of_function(recurrent)
         call = CLIENT.guarded(self.layer_name, takes)
 

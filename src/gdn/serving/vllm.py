@@ -25,7 +25,14 @@ _DECODE = "fused_recurrent_gated_delta_rule_packed_decode"
 _UPDATE = "fused_sigmoid_gating_delta_rule_update"
 
 
-def decode_layer(self: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor, attn_metadata: Any) -> None:
+def decode_layer(
+    self: Any,
+    mixed_qkv: Tensor,
+    b: Tensor,
+    a: Tensor,
+    core_attn_out: Tensor,
+    attn_metadata: Any,
+) -> None:
     """vLLM's layer in a batch of decodes alone: the convolution, then packed_decode."""
     layers = importlib.import_module(_LAYERS)
     count = attn_metadata.num_actual_tokens
@@ -125,7 +132,9 @@ CLIENT = Client(
         Hook(
             "decode (QwenGatedDeltaNetAttention)",
             {
-                f"{_LAYERS}:QwenGatedDeltaNetAttention._forward_core_decode_non_spec": (decode_layer,),
+                f"{_LAYERS}:QwenGatedDeltaNetAttention._forward_core_decode_non_spec": (
+                    decode_layer,
+                ),
                 f"{_LAYERS}:{_DECODE}": (packed_decode,),
             },
             _put_layer,
