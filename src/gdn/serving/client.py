@@ -102,7 +102,7 @@ class Client:
             except (
                 AssertionError
             ) as e:  # vLLM's, of a name that another plug-in has taken
-                why = one_line(e)
+                why = str(e)
         _log.warning("%s: %s is not replaced: %s", self.package, hook.name, why)
 
     def uninstall(self) -> None:

@@ -122,7 +122,9 @@ def test_what_is_not_for_us_goes_on_and_is_counted(fla, what, monkeypatch):
     assert on_gdn.CLIENT.fallbacks == {"chunk_gated_delta_rule": 1}
 
 
-def test_it_is_off_until_it_is_installed_and_where_the_variable_says_so(fla, monkeypatch):
+def test_it_is_off_until_it_is_installed_and_where_the_variable_says_so(
+    fla, monkeypatch
+):
     from fla.backends import _operation_registries
 
     registry = _operation_registries["gated_delta_rule"]

@@ -33,7 +33,7 @@ def given(n: int, H: int, HV: int, device: str, beta=torch.float32, gap: int = 0
     others; in rows that lie `gap` elements apart.
     """
     x = steps.tokens(n, H, HV, "cpu")
-    log_g = -torch.rand(n, HV, generator=torch.Generator().manual_seed(n)) ** 4 * 8
+    log_g = -(torch.rand(n, HV, generator=torch.Generator().manual_seed(n)) ** 4) * 8
     log_g[::7, 0], log_g[1::5, -1] = -torch.inf, 0.0
     x |= {"a": steps.apart(log_g, gap), "b": x["b"].float().sigmoid().to(beta)}
     x["b"] = steps.apart(x["b"], 3 * gap)

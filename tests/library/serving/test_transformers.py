@@ -29,7 +29,9 @@ WAYS = {
 def hf():
     os.environ["HF_HUB_OFFLINE"] = "1"
     for package in ("transformers", "kernels"):
-        pytest.importorskip(package, reason=f"no {package} here: pip install 'gdn[clients]'")
+        pytest.importorskip(
+            package, reason=f"no {package} here: pip install 'gdn[clients]'"
+        )
     if importlib.util.find_spec("fla"):
         pytest.skip("with fla transformers' own functions need a GPU")
     if not inventory.cxx():
@@ -93,7 +95,11 @@ def test_the_state_is_in_place_and_either_layer_goes_on_with_it(hf):
     own, ours = model(hf), on_gdn.kernelize(model(hf))
     tokens = prompt()
     logits = {}
-    for name, second, third in (("own", own, own), ("mixed", ours, own), ("back", own, ours)):
+    for name, second, third in (
+        ("own", own, own),
+        ("mixed", ours, own),
+        ("back", own, ours),
+    ):
         with torch.no_grad():
             first = ours if name == "mixed" else own
             cache = first(tokens, use_cache=True).past_key_values
@@ -126,13 +132,16 @@ def test_the_functions_of_another_model(hf, monkeypatch):
     sizes = dict(num_experts=2, num_experts_per_tok=2, moe_intermediate_size=32)
     own = model(hf, "Qwen3Next", **sizes, shared_expert_intermediate_size=32)
     calls = Counter()
-    for name in ("prefill", "step"):
 
-        def counting(*args, of=getattr(on_gdn, name), **named):
-            calls[of.__name__] += 1
-            return of(*args, **named)
+    def counted(function):
+        def counting(*args, **named):
+            calls[function.__name__] += 1
+            return function(*args, **named)
 
-        monkeypatch.setattr(on_gdn, name, counting)
+        return counting
+
+    for function in (on_gdn.prefill, on_gdn.step):
+        monkeypatch.setattr(on_gdn, function.__name__, counted(function))
     expected = own.generate(prompt(), **FULL)
     with torch.no_grad():
         logits = own(prompt()).logits
@@ -191,7 +200,9 @@ def test_another_signature_is_refused(hf, monkeypatch, capsys):
     assert "cache_params=None" in line and "cache=None" in line
 
 
-@pytest.mark.parametrize("version, known", [("5.24.0", True), ("5.25.0", False), ("4.57.1", False)])
+@pytest.mark.parametrize(
+    "version, known", [("5.24.0", True), ("5.25.0", False), ("4.57.1", False)]
+)
 def test_versions(hf, version, known, monkeypatch):
     monkeypatch.setattr(on_gdn.CLIENT, "_version", lambda: version)
     why = on_gdn.check()["chunk_gated_delta_rule"]
