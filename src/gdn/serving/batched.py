@@ -52,22 +52,23 @@ def prefill(
     N = cu_seqlens.shape[0] - 1
     if state is None:
         state = v.new_zeros(N, HV, V, q.shape[-1], dtype=torch.float32)
-    tokens = [_dense(x.flatten(0, 1)) for x in (q, k, v, a, b)]
-    slots = rows(v, N)
+    q, k, v, a, b = (_dense(x.flatten(0, 1)) for x in (q, k, v, a, b))
     out, _ = chunk_prefill(
-        *tokens,
+        q,
+        k,
+        v,
+        a,
+        b,
         A_log,
         dt_bias,
         state,
-        slots,
+        rows(v, N),
         cu_seqlens,
-        None,
-        scale,
-        None,
-        norm,
+        scale=scale,
+        use_qk_l2norm_in_kernel=norm,
         first_slot=0,
     )
-    return out.view(v.shape), state
+    return out.view(B, T, HV, V), state
 
 
 def decode(
@@ -88,10 +89,15 @@ def step(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, norm: bool
 ) -> Tensor:
     """One token of each of B sequences, [B, 1, ...], with gates that are given. The output."""
-    gates = None, _dense(g), _dense(beta), None
+    q, k, v, g, beta = map(_dense, (q, k, v, g, beta))
     out, _ = mtp_verify(
-        *gates,
-        *map(_dense, (q, k, v)),
+        None,
+        g,
+        beta,
+        None,
+        q,
+        k,
+        v,
         initial_state=state,
         ssm_state_indices=rows(state, state.shape[0]),
         use_qk_l2norm_in_kernel=norm,

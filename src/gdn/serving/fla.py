@@ -66,8 +66,8 @@ def chunk(
         g = g.float()
         beta = beta if beta.dtype == torch.bfloat16 else beta.float()
     norm = use_qk_l2norm_in_kernel
-    options = {"state": state, "cu_seqlens": cu_seqlens, "scale": scale, "norm": norm}
-    out, state = prefill(q, k, v, g, beta, **gates, **options)
+    gates |= {"cu_seqlens": cu_seqlens, "scale": scale}
+    out, state = prefill(q, k, v, g, beta, state=state, norm=norm, **gates)
     if not output_final_state:
         return out, None
     return out, state if state_v_first else state.mT.contiguous()

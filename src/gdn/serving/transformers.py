@@ -49,7 +49,7 @@ def layer(
     modeling: Any = sys.modules[type(self).__module__]
     masked = modeling.apply_mask_to_padding_states(hidden_states, attention_mask)
     B, T, _ = masked.shape
-    kept = None
+    kept: Tensor | None = None
     if cache is not None:
         kept = cache.get_recurrent_state(self.layer_idx, state_idx=0)
     a, b = self.in_proj_a(masked), self.in_proj_b(masked)
@@ -58,23 +58,22 @@ def layer(
     gates = self.A_log.float(), self.dt_bias
     with _no_way_back():
         mixed = _convolved(self, modeling, qkv, cache, one=kept is not None and T == 1)
-        state = kept.mT if kept is not None else None
-        if state is not None and not (state.is_contiguous() and _is_float(state)):
+        state = None if kept is None else kept.mT
+        in_place = state is not None and _as_ours(state)
+        if kept is not None and not in_place:
             state = v_first(kept)
         if state is not None and T == 1:
             out = decode(mixed.reshape(B, -1), a[:, 0], b[:, 0], *gates, state)
         else:
             sizes = [self.key_dim, self.key_dim, self.value_dim]
-            q, k, v = (
-                x.unflatten(-1, (-1, _HEAD))
-                for x in mixed.transpose(1, 2).split(sizes, dim=-1)
-            )
+            tokens = mixed.transpose(1, 2).contiguous().split(sizes, dim=-1)
+            q, k, v = (x.unflatten(-1, (-1, _HEAD)) for x in tokens)
             out, state = prefill(q, k, v, a, b, *gates, state=state)
-        in_place = kept is not None and state.data_ptr() == kept.data_ptr()
         if cache is not None and not in_place:
             cache.update_recurrent_state(state.mT, self.layer_idx)
     normed = self.norm(out.reshape(-1, _HEAD), z).reshape(B, T, -1)
-    return self.out_proj(normed)
+    output: Tensor = self.out_proj(normed)
+    return output
 
 
 def layer_5_24(
@@ -88,8 +87,8 @@ def layer_5_24(
     return layer(self, hidden_states, cache, attention_mask, **kwargs)
 
 
-def _is_float(state: Tensor) -> bool:
-    return state.dtype == torch.float32
+def _as_ours(state: Tensor) -> bool:
+    return state.is_contiguous() and state.dtype == torch.float32
 
 
 def _refuse(
@@ -108,8 +107,8 @@ def _refuse(
         raise GdnError("conv1d: its weights are moved by accelerate")
     if torch.is_grad_enabled():
         if any(x.requires_grad for x in (hidden_states, *self.parameters())):
-            raise GdnError("a gradient is wanted, and there is no backward; call the model"
-                           " under torch.no_grad()")  # fmt: skip
+            hint = "call the model under torch.no_grad()"
+            raise GdnError("a gradient is wanted, and there is no backward", hint=hint)
     for library in (_decode, _prefill):
         library[torch.float32, hidden_states.is_cuda]
 
@@ -128,7 +127,9 @@ def _convolved(self: Any, modeling: Any, qkv: Tensor, cache: Any, one: bool) -> 
     weight, bias = self.conv1d.weight.squeeze(1), self.conv1d.bias
     if one:
         state = cache.get_conv_state(self.layer_idx, state_idx=0)
-        return modeling.causal_conv1d_update(qkv, state, weight, bias, self.activation)
+        args = qkv, state, weight, bias, self.activation
+        convolved: Tensor = modeling.causal_conv1d_update(*args)
+        return convolved
     T = qkv.shape[-1]
     if cache is not None:
         size = {"conv_kernel_size": self.conv_kernel_size}
@@ -178,12 +179,17 @@ def recurrent(
     norm = use_qk_l2norm_in_kernel
     packed = kwargs.get("cu_seqlens") is not None
     if initial_state is None or value.shape[1] != 1 or packed:
-        states = {
-            "initial_state": initial_state,
-            "output_final_state": output_final_state,
-        }
-        named = states | {"use_qk_l2norm_in_kernel": norm}
-        return chunk(query, key, value, g, beta, **named, **kwargs)
+        return chunk(
+            query,
+            key,
+            value,
+            g,
+            beta,
+            initial_state=initial_state,
+            output_final_state=output_final_state,
+            use_qk_l2norm_in_kernel=norm,
+            **kwargs,
+        )
     state = v_first(initial_state)
     out = step(query, key, value, g.float(), beta, state, norm)
     return out, state.mT if output_final_state else None
