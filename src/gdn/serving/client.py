@@ -150,7 +150,9 @@ class Client:
             return pkgutil.resolve_name(path)
         # whatever the client's import does where it does not fit
         except Exception as e:
-            hint = f"is {self.package} installed in this environment?"
+            hint = (
+                f"is {self.package} installed in this environment, and what it needs?"
+            )
             reason = f"{path.replace(':', ': no ')} to replace: {one_line(e)}"
             raise MissingError(reason, hint=hint) from None
 

@@ -280,10 +280,15 @@ def kernelize(model: Any) -> Any:
     need a gradient, and others that do not fit, go to transformers' own (`fallbacks`).
     MissingError: no transformers or kernels, or none that we know."""
     kernels = _kernels()
-    types = map(type, model.modules())
-    names = {getattr(each, "kernel_layer_name", "") for each in types}
+    names: set[str] = set()
+    for module in model.modules():
+        names |= {getattr(type(module), "kernel_layer_name", "")}
+        names |= {*module.__dict__.get("_kernel_funcs", ())}
     hooks = [hook.name for hook in CLIENT.hooks]
     chosen = hooks[:1] if hooks[0] in names else hooks[1:]
+    if not names.issuperset(chosen):
+        hint = "is it a model with Gated Delta Net, and kernels as new as transformers wants?"
+        raise MissingError(f"{type(model).__name__} has none of our hooks", hint=hint)
     ours = mapping(*chosen)
     if not ours:
         raise MissingError(f"transformers: none of {', '.join(chosen)} can be replaced")

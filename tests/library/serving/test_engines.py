@@ -224,7 +224,8 @@ def test_without_the_engine(monkeypatch, capsys):
     line = capsys.readouterr().out
     assert (
         line.count("\n") == 1
-        and "is no_such_engine installed in this environment?" in line
+        and "is no_such_engine installed in this environment, and what it needs?"
+        in line
     )
     with pytest.raises(MissingError, match="No module named 'no_such_engine'"):
         client.install()

@@ -30,7 +30,7 @@ def hf():
     os.environ["HF_HUB_OFFLINE"] = "1"
     for package in ("transformers", "kernels"):
         pytest.importorskip(
-            package, reason=f"no {package} here: pip install 'gdn[clients]'"
+            package, reason=f"no {package} here: pip install '.[clients]'"
         )
     if importlib.util.find_spec("fla"):
         pytest.skip("with fla transformers' own functions need a GPU")
@@ -58,6 +58,8 @@ def model(hf, kind: str = "Qwen3_5", dtype=torch.bfloat16, **changed):
     made = getattr(hf, f"{kind}ForCausalLM")(getattr(hf, config)(**sizes | changed))
     with torch.no_grad():
         made.model.embed_tokens.weight.mul_(10)
+        for each in made.model.layers[:3]:
+            each.linear_attn.A_log.fill_(-3.0)  # forgets slowly: padding would be seen
     return made.to(dtype).eval()
 
 
@@ -221,6 +223,13 @@ def test_5_24_s_argument_is_the_cache(hf):
     with torch.no_grad():
         ours.forward(hidden_states=hidden, cache=cache)
     assert cache.layers[0].recurrent_states[0].shape == (2, 4, 128, 128)
+
+
+def test_a_model_without_gated_delta_net(hf):
+    sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, vocab_size=8)
+    llama = hf.LlamaForCausalLM(hf.LlamaConfig(**sizes, num_attention_heads=1))
+    with pytest.raises(GdnError, match="LlamaForCausalLM has none of our hooks"):
+        on_gdn.kernelize(llama)
 
 
 def test_without_the_package_kernels(monkeypatch):
