@@ -80,6 +80,10 @@ template <> void launched(const PlainPool<float>& p) {
   launched<PoolArguments<float>>(p);
   seen["plain"] = 1;
 }
+template <typename Pool> void launched(const GivenGates<Pool>& p) {
+  launched<Pool>(p);
+  seen["given"] = 1;
+}
 }  // namespace gdn
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, gdn::run<float>);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_decode, gdn::packed_decode<float>);
