@@ -3,9 +3,9 @@
     python examples/clients/transformers_qwen.py --layers 4 --hidden 64 --heads 2/4   # on a CPU
     python examples/clients/transformers_qwen.py --batch 1,8 --prompt 2048 --json     # on a GPU
 
-It needs transformers and kernels (`pip install '.[clients]'` in a clone). Without gdn transformers calls
-flash-linear-attention if that is installed, else its own functions in PyTorch: `baseline` says
-which. On a GPU the kernels' shares of the GPU's time are shown too. The loop is greedy and eager,
+It needs transformers and kernels (`pip install '.[clients]'` in a clone). Without gdn
+transformers calls flash-linear-attention if that is installed, else its own functions in PyTorch:
+`baseline` says which. On a GPU the kernels' shares of the GPU's time are shown too. The loop is greedy and eager,
 so on a GPU the host's time counts.
 """
 
