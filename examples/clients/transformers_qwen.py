@@ -5,8 +5,8 @@
 
 It needs transformers and kernels (`pip install '.[clients]'` in a clone). Without gdn
 transformers calls flash-linear-attention if that is installed, else its own functions in PyTorch:
-`baseline` says which. On a GPU the kernels' shares of the GPU's time are shown too. The loop is greedy and eager,
-so on a GPU the host's time counts.
+`baseline` says which. On a GPU the kernels' shares of the GPU's time are shown too. The loop is
+greedy and eager, so on a GPU the host's time counts.
 """
 
 import argparse

@@ -4,7 +4,9 @@
 
 Two engines in this process, each with its own CUDA graphs: the first one is made before gdn is
 installed. It needs an NVIDIA GPU and vllm 0.33.0. It was written against that release's files and
-has not been run as it is.
+has not been run as it is. Where vLLM's optional packages are missing, stand-ins for them have to be
+imported before: `python -c "import stand_ins, runpy; runpy.run_path(...)"`, and `--attention
+TRITON_ATTN` needs no FlashAttention.
 """
 
 import os
@@ -34,6 +36,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
     parser.add_argument("--new", type=int, default=64, help="tokens, at least 2")
     parser.add_argument("--rounds", type=int, default=1, help="of A B B A")
+    parser.add_argument(
+        "--attention", help="vLLM's attention_backend, such as TRITON_ATTN"
+    )
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -59,6 +64,7 @@ def engine(given: argparse.Namespace, folder: str) -> vllm.LLM:
         gpu_memory_utilization=0.4,  # two of them
         max_model_len=given.prompt + given.new,
         enable_prefix_caching=False,
+        attention_backend=given.attention,
         additional_config={"gdn_prefill_backend": "triton"},
         compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
     )
