@@ -99,6 +99,35 @@ def test_the_example_plots(tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_examples_of_clients_take_turns(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "examples" / "clients")
+    import turns
+
+    order = []
+    seconds = {"own": iter([9.0, 4.0, 2.0]), "gdn": iter([9.0, 1.0, 2.0])}
+
+    def run(kind):
+        order.append(kind)
+        each = next(seconds[kind])
+        return 10 * each, each
+
+    kinds = {kind: lambda kind=kind: run(kind) for kind in seconds}
+    table = turns.rows(8, turns.in_turns(kinds, 1))
+    assert order == ["own", "gdn", "own", "gdn", "gdn", "own"]  # two to warm up
+    own, ours = table
+    assert (own["token_ms"], ours["token_ms"], ours["speedup"]) == (3000, 1500, 2)
+    assert (ours["first_token_ms"], ours["tokens_per_second"]) == (15000, 8 / 1.5)
+    turns.show({"device": "none"}, table, as_json=False)
+    assert capsys.readouterr().out.splitlines()[3].split() == [
+        "8",
+        "gdn",
+        "1.5e+04",
+        "1500",
+        "5.333",
+        "2.00x",
+    ]
+
+
 def test_the_workflow_s_commands_exist(gdn, tmp_path):
     text = (ROOT / "examples" / "github-actions.yml").read_text(encoding="utf-8")
     commands = re.findall(r"\bgdn ([a-z]+) (.*)", text.partition("jobs:")[2])

@@ -6,7 +6,7 @@ addressed by slots and updated in place.
     serving.packed_decode(mixed_qkv, a, b, A_log, dt_bias, scale, pool, out, slots,
       use_qk_l2norm_in_kernel=True)
 
-`gdn.serving.vllm` and `gdn.serving.sglang` put these into an installed engine.
+`gdn.serving.vllm`, `.sglang`, `.transformers` and `.fla` put these into an installed client.
 
 All functions run on the current stream of the tensors' device, wait for nothing and
 allocate nothing but an output that is not given (chunk_prefill: also scratch, from
@@ -46,10 +46,11 @@ from torch import Tensor
 from gdn_cli.errors import UsageError
 
 from .. import tensor_checks
+from .client import FALLBACKS
 from .library import Exported
 from .operator import BF16, F32, POOLS, WHOLE, Fixed, Number, Operator, TensorArgument
 
-__all__ = ["chunk_prefill", "mtp_verify", "packed_decode", "prepare"]
+__all__ = ["chunk_prefill", "fallbacks", "mtp_verify", "packed_decode", "prepare"]
 
 # of the norm of q and k, below 0 there is none. It is under the root, as in vLLM, SGLang and
 # FlashInfer: x / sqrt(sum(x^2) + 1e-6)
@@ -351,6 +352,12 @@ def _flat(name: str, x: Tensor, axes: int) -> Tensor:
     if x.shape[0] != 1:
         raise ValueError(f"{name}: expected [1, total, ...], got {list(x.shape)}")
     return x[0]
+
+
+def fallbacks() -> dict[str, dict[str, int]]:
+    """A counter for metrics: client, its function -> how often this process called the client's
+    own function instead of ours. Only of clients whose module is imported."""
+    return {client: dict(counts) for client, counts in FALLBACKS.items()}
 
 
 def prepare(

@@ -1,10 +1,12 @@
-"""SGLang 0.5.23 on our kernels: `install()` and `uninstall()`; `python -m
-gdn.serving.sglang` checks the installed version. Slots below 0 are padding.
+"""SGLang 0.5.23 on our kernels: `install()` and `uninstall()`; `python -m gdn.serving.sglang`
+checks the version here. As an installed plug-in it starts with GDN_SERVE=1. Its HookRegistry puts
+our functions around its own. Slots below 0 are padding.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from .. import tensor_checks
 from . import BUFFER, LAST, NORM_EPSILON, OUTPUTS, packed_decode, run_verify
-from .engine import Engine
+from .client import Client, Hook
 
 __all__ = ["check", "fallbacks", "install", "uninstall", "update"]
 
@@ -104,20 +106,52 @@ def update(
 
 
 _OPS = "sglang.kernels.ops.attention"
-_decode = functools.partial(packed_decode, first_slot=0)
-ENGINE = Engine(
+_DECODE = "fused_recurrent_gated_delta_rule_packed_decode"
+_UPDATE = "fused_sigmoid_gating_delta_rule_update"
+
+
+def _hook(module: str, name: str, ours: Any, falls_back: str) -> Hook:
+    def put() -> None:
+        registry = importlib.import_module("sglang.srt.plugins.hook_registry")
+        around = CLIENT.guarded(name, ours)
+        kind = registry.HookType.AROUND
+        registry.HookRegistry.register(f"{_OPS}.{module}.{name}", around, kind)
+
+    return Hook(name, {f"{_OPS}.{module}:{name}": (ours,)}, put, falls_back)
+
+
+CLIENT = Client(
     "sglang",
-    {
-        f"{_OPS}.fla.fused_recurrent:fused_recurrent_gated_delta_rule_packed_decode": _decode,
-        f"{_OPS}.linear.fused_sigmoid_gating_recurrent:fused_sigmoid_gating_delta_rule_update": (
-            update
+    "sglang",
+    ("0.5.23",),
+    [
+        _hook(
+            "fla.fused_recurrent",
+            _DECODE,
+            functools.partial(packed_decode, first_slot=0),
+            "heads other than K = V = 128, tokens that are not bfloat16",
         ),
-    },
+        _hook(
+            "linear.fused_sigmoid_gating_recurrent",
+            _UPDATE,
+            update,
+            "the same; KDA, trees of drafts, ReplaySSM's rings, more than 8 tokens",
+        ),
+    ],
 )
-check = ENGINE.check
-install = ENGINE.install
-uninstall = ENGINE.uninstall
-fallbacks = ENGINE.fallbacks
+
+
+def install() -> list[str]:
+    """Client.install, and the registry applies its hooks, as SGLang does after its plug-ins."""
+    names = CLIENT.install()
+    registry = importlib.import_module("sglang.srt.plugins.hook_registry")
+    registry.HookRegistry.apply_hooks()
+    return names
+
+
+check = CLIENT.check
+uninstall = CLIENT.uninstall
+fallbacks = CLIENT.fallbacks
 
 if __name__ == "__main__":
-    raise SystemExit(ENGINE.main())
+    raise SystemExit(CLIENT.main())

@@ -1,9 +1,13 @@
-"""Our functions in place of an engine's: signatures, what is replaced and given back,
-what falls back, and when.
+"""Our functions by an engine's own hooks: signatures, what is replaced, what falls back, and when.
+
+The engines are stand-ins with the classes, names and signatures of the release; what is installed
+is tried as well.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import importlib.util
 import json
 import logging
@@ -17,63 +21,114 @@ import pytest
 import serving_steps as steps
 import torch
 
-from gdn import serving
+from gdn import plugins, serving
 from gdn.serving import library, sglang, vllm
-from gdn.serving.engine import Engine, _kind
+from gdn.serving.client import Client, Hook, _kind
 from gdn_cli.errors import GdnError, MissingError
 from gdn_cli.machine import inventory
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 SIGNATURES = json.loads(
     (Path(__file__).parent / "signatures.json").read_text(encoding="utf-8")
 )
-ENGINES = {"vllm 0.33.0": vllm.ENGINE, "sglang 0.5.23": sglang.ENGINE}
+ENGINES = {"vllm 0.33.0": vllm, "sglang 0.5.23": sglang}
 BOTH = pytest.mark.parametrize("release", ENGINES)
+VLLM = pytest.mark.parametrize("release", ["vllm 0.33.0"])
+SGLANG = pytest.mark.parametrize("release", ["sglang 0.5.23"])
 KIND = (torch.float32, False)  # of a pool: on a CPU
+DECODE = "fused_recurrent_gated_delta_rule_packed_decode"
+UPDATE = "fused_sigmoid_gating_delta_rule_update"
 
 
-def functions(release: str) -> dict[str, str]:
-    """Where a function is -> its signature, as they were in this release."""
-    return SIGNATURES[release]
+class Registry:
+    """vLLM's classes of layers and operators: a class that is registered by the name of another is
+    made in its place."""
+
+    taken: dict[str, type] = {}
+
+    def __new__(cls, *args):
+        return super().__new__(cls.taken.get(cls.__name__, cls))
+
+    @classmethod
+    def register_oot(cls, name):
+        def register(ours):
+            assert name not in cls.taken, f"Duplicate layer name: {name}"
+            cls.taken[name] = ours
+            return ours
+
+        return register
+
+
+class HookRegistry:
+    """SGLang's: hooks are put around functions when all plug-ins have registered theirs."""
+
+    def __init__(self) -> None:
+        self.hooks: dict[str, object] = {}
+
+    def register(self, target, hook, kind):
+        assert kind == "around"
+        self.hooks[target] = hook
+
+    def apply_hooks(self):
+        while self.hooks:
+            target, hook = self.hooks.popitem()
+            module, _, name = target.rpartition(".")
+            own = getattr(sys.modules[module], name)
+            around = functools.wraps(own)(functools.partial(hook, own))
+            setattr(sys.modules[module], name, around)
 
 
 @pytest.fixture
 def engine(release, monkeypatch):
-    """(Engine, calls of its own functions): the release's functions in modules of their
-    names, which another module imports by name and a third one under another. The
-    Engine is a fresh one of ours.
-    """
-    of, calls = ENGINES[release], []
-    package = of.package
-    for name in [n for n in sys.modules if n.split(".")[0] == package]:
+    """(our module for it, calls of its own functions): what the release has in modules of their
+    names. Nothing is installed."""
+    ours, calls = ENGINES[release], []
+    client = ours.CLIENT
+    for name in [n for n in sys.modules if n.split(".")[0] == client.package]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
-    layer, other = (
-        types.ModuleType(f"{package}.layer"),
-        types.ModuleType(f"{package}.other"),
-    )
-    foreign = types.ModuleType("someone_else")
-    for i, (where, signature) in enumerate(functions(release).items()):
-        module, _, name = where.partition(":")
-        home = sys.modules.get(module) or types.ModuleType(module)
-        monkeypatch.setitem(sys.modules, module, home)
+
+    def module(name: str) -> types.ModuleType:
+        """With all above it."""
+        parent, _, last = name.rpartition(".")
+        if name not in sys.modules:
+            made = types.ModuleType(name)
+            monkeypatch.setitem(sys.modules, name, made)
+            if parent:
+                setattr(module(parent), last, made)
+        return sys.modules[name]
+
+    registry = module("vllm.model_executor.custom_op")
+    registry.PluggableLayer = type("PluggableLayer", (Registry,), {"taken": {}})
+    registry.CustomOp = type("CustomOp", (Registry,), {"taken": {}})
+    hooks = module("sglang.srt.plugins.hook_registry")
+    hooks.HookRegistry = HookRegistry()
+    hooks.HookType = types.SimpleNamespace(AROUND="around")
+    for where, signature in SIGNATURES[release].items():
+        home, _, path = where.partition(":")
+        owner, _, name = path.rpartition(".")
         names = [part.partition("=")[0] for part in signature.split(", ")]
-        body = (
-            f"def {name}({signature}):\n    calls.append(({name!r}, [{', '.join(names)}]))\n   "
-            " return 'own'\n"
+        body = f"calls.append(({name!r}, [{', '.join(names)}]))"
+        exec(
+            f"def {name}({signature}):\n    {body}\n    return 'own'",
+            space := {"calls": calls},
         )
-        exec(body, space := {"calls": calls})
-        for each, attribute in (
-            (home, name),
-            (layer, name),
-            (other, f"_{i}"),
-            (foreign, name),
-        ):
-            setattr(each, attribute, space[name])
-    for each in (layer, other, foreign):
-        monkeypatch.setitem(sys.modules, each.__name__, each)
-    fresh = Engine(package, of.functions)
-    yield fresh, calls
-    fresh.uninstall()
+        place = module(home)
+        if owner:
+            kind = {"ChunkGatedDeltaRule": registry.CustomOp}
+            base = kind.get(owner, registry.PluggableLayer)
+            setattr(place, owner, place := type(owner, (base,), {}))
+        setattr(place, name, space[name])
+    monkeypatch.setattr(client, "active", False)
+    monkeypatch.setattr(client, "_put", set())
+    monkeypatch.setattr(client, "_reports", {})
+    monkeypatch.setattr(client, "_version", lambda: release.split()[1])
+    client.fallbacks.clear()
+    yield ours, calls
+    client.fallbacks.clear()
 
 
 @pytest.fixture
@@ -87,20 +142,6 @@ def stub(monkeypatch):
     return got
 
 
-def held(package: str) -> dict[tuple[str, str], object]:
-    """All that the engine's modules hold."""
-    modules = {
-        name: m
-        for name, m in sys.modules.items()
-        if name.split(".")[0] in (package, "someone_else")
-    }
-    return {
-        (name, key): value
-        for name, m in modules.items()
-        for key, value in vars(m).items()
-    }
-
-
 def decode_call(device: str = "cpu", **changed) -> dict:
     x = steps.tokens(3, 2, 6, device)
     mixed_qkv = torch.cat([x.pop(name).flatten(1) for name in "qkv"], dim=1)
@@ -111,22 +152,26 @@ def decode_call(device: str = "cpu", **changed) -> dict:
     ) | changed  # fmt: skip
 
 
-# --- signatures
+# --- signatures and versions
 
 
 @BOTH
 def test_signatures_are_those_of_the_release(release, engine, capsys):
-    of, _ = engine
-    assert set(functions(release)) == set(of.functions)
-    assert set(of.check().values()) == {None}
-    assert of.main() == 0
+    ours, _ = engine
+    takes = [path for hook in ours.CLIENT.hooks for path in hook.takes]
+    assert sorted(takes) == sorted(SIGNATURES[release])
+    assert set(ours.check().values()) == {None}
+    ours.install()
+    assert set(ours.check().values()) == {None}
+    assert ours.CLIENT.main() == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(functions(release)) and all(
-        "has the signature" in line for line in lines
+    assert [line.endswith("can be replaced") for line in lines[::2]] == [True] * (
+        len(lines) // 2
     )
+    assert all(line.startswith("  falls back: ") for line in lines[1::2])
 
 
-@pytest.mark.parametrize("release", ["vllm 0.33.0"])
+@VLLM
 @pytest.mark.parametrize(
     "change",
     [
@@ -137,99 +182,278 @@ def test_signatures_are_those_of_the_release(release, engine, capsys):
     ],
 )
 def test_another_signature_is_told_and_not_replaced(engine, change, capsys, caplog):
-    of, _ = engine
-    where, signature = next(iter(functions("vllm 0.33.0").items()))
-    module, _, name = where.partition(":")
-    exec(f"def {name}({signature.replace(*change)}): ...", vars(sys.modules[module]))
-    own = getattr(sys.modules[module], name)
-    assert of.main() == 1
+    ours, _ = engine
+    signature = SIGNATURES["vllm 0.33.0"][f"{vllm._LAYERS}:{DECODE}"]
+    layers = sys.modules[vllm._LAYERS]
+    exec(f"def {DECODE}({signature.replace(*change)}): ...", vars(layers))
+    assert ours.CLIENT.main() == 1
     line = capsys.readouterr().out.splitlines()[0]
     assert (
-        name in line
-        and f"takes ({signature.replace(*change)}), expected ({signature})" in line
+        f"{DECODE} takes ({signature.replace(*change)}), expected ({signature})" in line
     )
     with caplog.at_level(logging.WARNING, "gdn.serving"):
-        assert name not in of.install() and len(of.install()) == 1
-    assert getattr(sys.modules[module], name) is own
-    assert f"{name} is not replaced: takes (" in caplog.text
+        assert len(ours.install()) == 2
+    assert "decode (QwenGatedDeltaNetAttention) is not replaced: " in caplog.text
+    made = layers.QwenGatedDeltaNetAttention()
+    assert type(made) is layers.QwenGatedDeltaNetAttention
 
 
 @BOTH
-def test_without_the_engine(release, monkeypatch, capsys):
-    of = Engine(
-        "no_such_engine",
-        {f"no_such_engine.{w}": f for w, f in ENGINES[release].functions.items()},
+@pytest.mark.parametrize("version", ["0.34.0", "0.5.24", "0.3.3"])
+def test_another_version_is_refused_with_a_line(
+    release, engine, version, monkeypatch, caplog
+):
+    ours, _ = engine
+    monkeypatch.setattr(ours.CLIENT, "_version", lambda: version)
+    with caplog.at_level(logging.WARNING, "gdn.serving"):
+        assert ours.install() == [] and ours.CLIENT.main() == 1
+    assert len(caplog.records) == len(ours.CLIENT.hooks)
+    known = {"vllm": "0.33.x", "sglang": "0.5.23x"}[ours.CLIENT.package]
+    assert (
+        f"is not replaced: version {version}, known is {known}; update gdn"
+        in caplog.text
     )
-    assert of.main() == 1
+
+
+def test_without_the_engine(monkeypatch, capsys):
+    hook = Hook(
+        "f", {"no_such_engine.ops:f": (serving.packed_decode,)}, lambda: None, ""
+    )
+    client = Client("no_such_engine", "no-such-engine", ("1.",), [hook])
+    assert client.main() == 1
     line = capsys.readouterr().out
     assert (
         line.count("\n") == 1
-        and "is no_such_engine installed in this environment?" in line
+        and "is no_such_engine installed in this environment, and what it needs?"
+        in line
     )
     with pytest.raises(MissingError, match="No module named 'no_such_engine'"):
-        of.install()
+        client.install()
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert of.main() == 1
+    assert client.main() == 1
     folded = capsys.readouterr().out
     assert folded.split() == line.split() and folded.count("\n") > 2
+    del serving.client.FALLBACKS["no_such_engine"]
 
 
-# --- install and uninstall
+# --- vLLM's hooks
 
 
-@BOTH
-def test_install_replaces_every_reference_and_uninstall_gives_all_back(release, engine):
-    of, _ = engine
-    before = held(of.package)
-    names = of.install()
-    during = held(of.package)
-    assert names == [where.partition(":")[2] for where in functions(release)]
-    assert of.install() == names and held(of.package) == during  # again: nothing more
-    own = {before[tuple(where.split(":"))] for where in functions(release)}
-    changed = {place for place in before if during[place] is not before[place]}
-    assert changed == {
-        p
-        for p, x in before.items()
-        if callable(x) and x in own and p[0] != "someone_else"
-    }
-    assert set(of.check().values()) == {None}
-    # imported while ours were there
-    late = sys.modules[f"{of.package}.late"] = types.ModuleType("late")
-    late.function = during[tuple(next(iter(functions(release))).split(":"))]
-    of.uninstall()
-    assert late.function is before[tuple(next(iter(functions(release))).split(":"))]
-    del sys.modules[f"{of.package}.late"]
-    assert held(of.package) == before
-    of.uninstall()
+def vllm_layer(engine, convolved: list):
+    """A layer as the model makes it, and the arguments of its decode."""
+    layers = sys.modules[vllm._LAYERS]
+    x = decode_call()
+
+    def convolve(mixed, state, weight, bias, activation, **named):
+        convolved.append(
+            (state.shape, weight.shape, named["conv_state_indices"].tolist())
+        )
+        return mixed
+
+    layers.causal_conv1d_update = convolve
+    layers.is_conv_state_dim_first = lambda: False
+    made = layers.QwenGatedDeltaNetAttention()
+    made.kv_cache = torch.zeros(5, 3, 7), x["initial_state"]
+    weight = torch.zeros(7, 1, 4)
+    made.conv1d = types.SimpleNamespace(weight=weight, bias=None)
+    made.activation, made.head_k_dim = "silu", 128
+    made.A_log, made.dt_bias = x["A_log"], x["dt_bias"]
+    out = torch.empty(4, 6, 128, dtype=torch.bfloat16)
+    slots = torch.tensor([1, 0, 3, 9], dtype=torch.int32)
+    metadata = types.SimpleNamespace(
+        num_actual_tokens=3, non_spec_state_indices_tensor=slots
+    )
+    padded = [torch.cat([x[name], x[name][:1]]) for name in ("mixed_qkv", "b", "a")]
+    return made, (*padded, out, metadata)
 
 
-@BOTH
-def test_a_call_goes_to_the_library_and_else_to_the_engine(
+@VLLM
+def test_vllm_s_layer_decodes_on_ours(release, engine, stub):
+    ours, calls = engine
+    assert len(ours.install()) == 3
+    made, args = vllm_layer(engine, convolved := [])
+    made._forward_core_decode_non_spec(*args)
+    assert convolved == [((5, 7, 3), (7, 4), [1, 0, 3])] and calls == []
+    ((name, given),) = stub
+    assert name == "packed_decode" and given[5] is made.kv_cache[1]
+    assert (
+        given[8].shape == (3, 1, 6, 128) and given[8].data_ptr() == args[3].data_ptr()
+    )
+    assert given[0].shape[0] == given[1].shape[0] == 3 and given[12:] == (1, 1e-6)
+    made.kv_cache = made.kv_cache[0], made.kv_cache[1].double()
+    made._forward_core_decode_non_spec(*args)
+    assert len(convolved) == 2 and [name for name, _ in calls] == [DECODE]
+    assert serving.fallbacks()["vllm"] == {DECODE: 1}
+    ours.uninstall()
+    made._forward_core_decode_non_spec(*args)
+    assert len(calls) == 2 and serving.fallbacks()["vllm"] == {DECODE: 1}
+
+
+def prefill_call(lengths=(3, 0, 4), **changed) -> tuple[dict, list]:
+    """vLLM's, with the recurrence's outputs and states: keys are normalised, gates given."""
+    total, H, HV = sum(lengths), 2, 6
+    x = steps.tokens(total, H, HV, "cpu")
+    q, k = (
+        torch.nn.functional.normalize(x[name].float(), dim=-1).bfloat16()
+        for name in "qk"
+    )
+    g = -x["A_log"].exp() * torch.nn.functional.softplus(x["a"].float() + x["dt_bias"])
+    state = steps.pool(len(lengths), HV, "cpu")
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    right = []
+    for n in range(len(lengths)):
+        part = [y[ends[n] : ends[n + 1]] for y in (q, k, x["v"], x["a"], x["b"])]
+        gates = x["A_log"], x["dt_bias"]
+        right.append(steps.walk(state[n], *part, *gates, 128**-0.5, norm=False))
+    tokens = {"q": q, "k": k, "v": x["v"], "g": g, "beta": x["b"].float().sigmoid()}
+    call = {name: y[None] for name, y in tokens.items()}
+    rest = {"output_final_state": True, "use_qk_l2norm_in_kernel": False}
+    return call | {
+        "initial_state": state,
+        "cu_seqlens": ends.int(),
+    } | rest | changed, right
+
+
+@VLLM
+def test_vllm_s_prefill_is_ours(release, engine, monkeypatch):
+    if not inventory.cxx():
+        pytest.skip("no C++ compiler here")
+    ours, calls = engine
+    ours.install()
+    layers = sys.modules[vllm._LAYERS]
+    own = layers.ChunkGatedDeltaRule
+
+    def init(self):
+        self._forward_method = self.forward_native
+
+    monkeypatch.setattr(own, "__init__", init, raising=False)
+    call, right = prefill_call()
+    forward = own()._forward_method
+    before = call["initial_state"].clone()
+    out, state = forward(**call)
+    assert out.shape == (1, 7, 6, 128) and out.dtype == torch.bfloat16
+    expected = torch.cat([outputs for outputs, _ in right])
+    assert steps.error(out[0], expected) < steps.OUTPUT
+    last = [
+        states[-1] if len(states) else s.double()
+        for (_, states), s in zip(right, before, strict=True)
+    ]
+    assert steps.error(state, torch.stack(last)) < 1e-5 and calls == []
+    assert forward(**call | {"core_attn_out": out}) == "own"
+    assert serving.fallbacks()["vllm"] == {"chunk_gated_delta_rule": 1}
+
+
+@VLLM
+def test_vllm_s_update_is_set_in_the_layer_s_module(release, engine, stub):
+    ours, calls = engine
+    ours.install()
+    ours.install()  # again: nothing more
+    update = getattr(sys.modules[vllm._LAYERS], UPDATE)
+    update(**verify_call(2, 2))
+    assert [name for name, _ in stub] == ["mtp_verify"] and calls == []
+    assert update(**verify_call(2, 2, is_kda=True)) == "own" and len(calls) == 1
+    ours.uninstall()
+    assert update(**verify_call(2, 2)) == "own" and len(stub) == 1
+
+
+@VLLM
+def test_a_name_that_another_plug_in_has_taken(release, engine, caplog):
+    ours, _ = engine
+    layers = sys.modules[vllm._LAYERS]
+    registry = sys.modules["vllm.model_executor.custom_op"].PluggableLayer
+    theirs = type("Theirs", (layers.QwenGatedDeltaNetAttention,), {})
+    registry.register_oot("QwenGatedDeltaNetAttention")(theirs)
+    assert len(ours.install()) == 2
+    assert type(layers.QwenGatedDeltaNetAttention()) is theirs
+    assert (
+        "is not replaced: Duplicate layer name: QwenGatedDeltaNetAttention"
+        in caplog.text
+    )
+
+
+# --- SGLang's hooks
+
+
+@SGLANG
+def test_sglang_s_registry_puts_ours_around_its_functions(
     release, engine, stub, caplog
 ):
-    of, calls = engine
-    of.install()
-    name = "fused_recurrent_gated_delta_rule_packed_decode"
-    replaced = getattr(sys.modules[f"{of.package}.layer"], name)
+    ours, calls = engine
+    assert ours.install() == [DECODE, UPDATE]
+    home = sys.modules["sglang.kernels.ops.attention.fla.fused_recurrent"]
+    decode = getattr(home, DECODE)
     x = decode_call()
-    out, pool = replaced(**x, use_qk_l2norm_in_kernel=True)
+    out, pool = decode(**x, use_qk_l2norm_in_kernel=True)
     assert out is x["out"] and pool is x["initial_state"] and not calls
-    assert [n for n, _ in stub] == ["packed_decode"]
-    assert stub[0][1][12:] == (1 if of.package == "vllm" else 0, 1e-6)
+    assert [n for n, _ in stub] == ["packed_decode"] and stub[0][1][12:] == (0, 1e-6)
     with caplog.at_level(logging.WARNING, "gdn.serving"):
         for _ in range(3):
-            assert (
-                replaced(
-                    **decode_call(initial_state=torch.zeros(5, 6, 128, 128).double())
-                )
-                == "own"
-            )
-    assert len(calls) == of.fallbacks[name] == 3 and len(stub) == 1
+            wide = torch.zeros(5, 6, 128, 128).double()
+            assert decode(**decode_call(initial_state=wide)) == "own"
+    assert len(calls) == 3 and len(stub) == 1
+    assert ours.fallbacks == serving.fallbacks()["sglang"] == {DECODE: 3}
     assert [r.getMessage() for r in caplog.records] == [
-        f"{name} falls back to {of.package}'s own (1 call so far): packed_decode: no function for"
+        f"{DECODE} falls back to sglang's own (1 call so far): packed_decode: no function for"
         " a pool of torch.float64; use float32, bfloat16 or float16"
     ]
+    ours.uninstall()
+    assert decode(**decode_call()) == "own" and ours.fallbacks == {DECODE: 3}
+
+
+# --- plug-ins
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "serve, listed, starts",
+    [
+        (None, None, False),
+        ("1", None, True),
+        ("0", None, False),
+        (None, "other,gdn", True),
+        (None, "gdn2", False),
+        ("0", "gdn", False),
+    ],
+)
+def test_a_plug_in_starts_only_where_it_is_asked_for(
+    release, engine, serve, listed, starts, monkeypatch
+):
+    ours, _ = engine
+    package = ours.CLIENT.package
+    variables = {"GDN_SERVE": serve, f"{package.upper()}_PLUGINS": listed}
+    for name, value in variables.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    getattr(plugins, package)()
+    assert ours.CLIENT.active == starts
+    assert len(ours.CLIENT._put) == (len(ours.CLIENT.hooks) if starts else 0)
+
+
+def test_a_plug_in_that_cannot_start_is_a_line_in_the_log(monkeypatch, caplog):
+    """An error would end the engine."""
+
+    def missing():
+        raise MissingError("vllm: no such module", hint="install it")
+
+    monkeypatch.setenv("GDN_SERVE", "1")
+    monkeypatch.setattr(vllm.CLIENT, "install", missing)
+    plugins.vllm()
+    (record,) = caplog.records
+    assert (
+        record.getMessage()
+        == "vllm: gdn replaces nothing: vllm: no such module; install it"
+    )
+
+
+def test_the_entry_points_are_these_plug_ins():
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
+    groups = tomllib.loads(text)["project"]["entry-points"]
+    assert set(groups) == {"vllm.general_plugins", "sglang.srt.plugins"}
+    for group, entries in groups.items():
+        entry = importlib.metadata.EntryPoint("gdn", entries["gdn"], group)
+        assert entry.load() is getattr(plugins, group.partition(".")[0])
 
 
 # --- fallbacks
@@ -242,7 +466,9 @@ class Calls:
         self.own: list[tuple] = []
         self.ours: list[tuple] = []
         self.refuses = lambda *args: None  # the error that ours raises
-        self.engine = Engine("some_engine", {"some_engine:update": self.our_update})
+        self.client = Client("some_engine", "some-engine", ("1.",), [])
+        self.client.active = True
+        self.guarded = self.client.guarded("update", self.our_update)
 
     def own_update(self, x, initial_state, slots=None):
         self.own.append((x, initial_state, slots))
@@ -255,24 +481,19 @@ class Calls:
         return "ours"
 
     def __call__(self, *args, **named) -> str:
-        return sys.modules["some_engine"].update(*args, **named)
+        return self.guarded(self.own_update, *args, **named)
 
     @property
     def counted(self) -> int:
-        return self.engine.fallbacks["update"]
+        return self.client.fallbacks["update"]
 
 
 @pytest.fixture
-def calls(monkeypatch, caplog):
+def calls(caplog):
     """Fallbacks are in the log."""
-    made = Calls()
-    module = types.ModuleType("some_engine")
-    module.update = made.own_update
-    monkeypatch.setitem(sys.modules, "some_engine", module)
     caplog.set_level(logging.WARNING, "gdn.serving")
-    assert made.engine.install() == ["update"]
-    yield made
-    made.engine.uninstall()
+    yield Calls()
+    del serving.client.FALLBACKS["some_engine"]
 
 
 def lines(caplog) -> list[str]:
@@ -286,23 +507,6 @@ def meta(*shape: int, **options) -> torch.Tensor:
 
 
 POOL = meta(5, 2, 128, 128)
-
-
-@pytest.mark.parametrize("by_name", [False, True])
-def test_a_call_with_a_pool_of_two_axes_is_the_engine_s_own_and_not_counted(
-    calls, caplog, by_name
-):
-    """vLLM's warm-up."""
-    calls.refuses = lambda *args: ValueError("pool: expected four axes")
-    x, pool = meta(3), meta(4, 128)
-    assert (calls(x, initial_state=pool) if by_name else calls(x, pool)) == "own"
-    assert calls.own == [(x, pool, None)] and calls.ours == []
-    assert (
-        calls.counted == 0
-        and "update" not in calls.engine.fallbacks
-        and lines(caplog) == []
-    )
-    assert calls(x, meta(4, 128, 128)) == "own" and calls.counted == 1
 
 
 def test_fallbacks_are_told_each_time_they_have_grown_tenfold(calls, caplog):
@@ -573,17 +777,37 @@ def test_what_a_cpu_has_no_function_for():
 # --- beside the engines' own functions
 
 
+VLLM_OPS = "vllm.third_party.flash_linear_attention.ops"
+SGLANG_OPS = "sglang.kernels.ops.attention"
+decode_of_sglang = functools.partial(serving.packed_decode, first_slot=0)
+OWN = {
+    ("vllm 0.33.0", "decode"): (
+        f"{VLLM_OPS}.fused_recurrent:{DECODE}",
+        serving.packed_decode,
+    ),
+    ("vllm 0.33.0", "verify"): (
+        f"{VLLM_OPS}.fused_sigmoid_gating:{UPDATE}",
+        serving.mtp_verify,
+    ),
+    ("sglang 0.5.23", "decode"): (
+        f"{SGLANG_OPS}.fla.fused_recurrent:{DECODE}",
+        decode_of_sglang,
+    ),
+    ("sglang 0.5.23", "verify"): (
+        f"{SGLANG_OPS}.linear.fused_sigmoid_gating_recurrent:{UPDATE}",
+        sglang.update,
+    ),
+}
+
+
 def beside(release: str, of: str, device: str) -> str | list[str]:
     """Why it cannot be, or what differs. On a CPU this is for the process of the
     fixture `interpreter`.
     """
-    engine = ENGINES[release]
+    engine = ENGINES[release].CLIENT
     try:
-        own, ours = next(
-            (engine._own(w), f)
-            for w, f in engine.functions.items()
-            if ("packed" in w) == (of == "decode")
-        )
+        path, ours = OWN[release, of]
+        own = engine.own(path)
     except MissingError as e:
         return str(e)
     if device == "cuda" and not any(
@@ -638,8 +862,8 @@ def test_the_engine_s_own_function_says_the_same(release, of, interpreter):
     if not inventory.cxx():
         pytest.skip("no C++ compiler here")
     # before a process is started
-    if importlib.util.find_spec(ENGINES[release].package) is None:
-        pytest.skip(f"no {ENGINES[release].package} here")
+    if importlib.util.find_spec(ENGINES[release].CLIENT.package) is None:
+        pytest.skip(f"no {ENGINES[release].CLIENT.package} here")
     found = interpreter(beside, release, of, "cpu")
     if isinstance(found, str):
         pytest.skip(found)

@@ -1,0 +1,117 @@
+"""Sequences in a batch, each with a state of its own, as transformers and
+flash-linear-attention have them: on the functions for states in a pool."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import chunk_prefill, mtp_verify, packed_decode
+
+_MOST_ROWS = 4096
+_rows: dict[torch.device, Tensor] = {}
+
+
+def rows(like: Tensor, count: int) -> Tensor:
+    """[0, 1, ...] int32: the slots where each sequence's state is at its own place."""
+    kept = like.is_cuda and type(like) is Tensor and count <= _MOST_ROWS
+    if not kept or torch.cuda.is_current_stream_capturing():
+        return torch.arange(count, dtype=torch.int32, device=like.device)
+    if like.device not in _rows:
+        numbers = torch.arange(_MOST_ROWS, dtype=torch.int32, device=like.device)
+        _rows[like.device] = numbers
+    return _rows[like.device][:count]
+
+
+def prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    *,
+    state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    norm: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """chunk_prefill of B sequences of T tokens, or with cu_seqlens of N in one row (B = 1).
+
+    q, k     [B, T, H, K] bfloat16, of any strides
+    v        [B, T, HV, V] bfloat16
+    a, b     [B, T, HV] as chunk_prefill takes them
+    state    [N, HV, V, K] dense, in place; None: a new one of zeros, float32
+
+    Returns (output like v, state).
+    """
+    B, T, HV, V = v.shape
+    if cu_seqlens is None:
+        cu_seqlens = torch.arange(0, B * T + 1, T, dtype=torch.int32, device=v.device)
+    N = cu_seqlens.shape[0] - 1
+    if state is None:
+        state = v.new_zeros(N, HV, V, q.shape[-1], dtype=torch.float32)
+    q, k, v, a, b = (_dense(x.flatten(0, 1)) for x in (q, k, v, a, b))
+    out, _ = chunk_prefill(
+        q,
+        k,
+        v,
+        a,
+        b,
+        A_log,
+        dt_bias,
+        state,
+        rows(v, N),
+        cu_seqlens,
+        scale=scale,
+        use_qk_l2norm_in_kernel=norm,
+        first_slot=0,
+    )
+    return out.view(B, T, HV, V), state
+
+
+def decode(
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+) -> Tensor:
+    """packed_decode of B rows, row n with state n, in place. The output [B, 1, HV, V]."""
+    slots = rows(state, state.shape[0])
+    args = _dense(mixed_qkv), a, b, A_log, dt_bias, 0.0, state, None, slots
+    return packed_decode(*args, use_qk_l2norm_in_kernel=True, first_slot=0)[0]
+
+
+def step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, norm: bool
+) -> Tensor:
+    """One token of each of B sequences, [B, 1, ...], with gates that are given. The output."""
+    q, k, v, g, beta = map(_dense, (q, k, v, g, beta))
+    out, _ = mtp_verify(
+        None,
+        g,
+        beta,
+        None,
+        q,
+        k,
+        v,
+        initial_state=state,
+        ssm_state_indices=rows(state, state.shape[0]),
+        use_qk_l2norm_in_kernel=norm,
+        first_slot=0,
+    )
+    return out
+
+
+def v_first(state: Tensor) -> Tensor:
+    """A state [..., K, V] as a new dense one [..., V, K] in float32. The shapes are the same, so
+    nobody would notice one in the place of the other."""
+    return state.mT.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Tokens may lie apart, what a token has may not."""
+    return x if x[:1].is_contiguous() else x.contiguous()
