@@ -15,6 +15,7 @@ import typer
 
 from .. import errors
 from . import options as o
+from .engine import EngineOptions
 
 if TYPE_CHECKING:
     from ..catalog.official import Harness
@@ -37,9 +38,9 @@ def run(
     calls: o.Calls,
     output: o.Output,
     judge: o.Judge,
+    remote: EngineOptions,
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
-    engine: o.EngineName = None,
 ) -> None:
     """Check algos on workloads: are they right? With --official the contest's own
     harness judges them too.
@@ -68,7 +69,7 @@ def run(
         gpus=gpus,
         contest=bool(harness),
         harness=harness,
-        elsewhere=engine_of(engine, gpus, trust),
+        elsewhere=remote.found(gpus=gpus, sandbox=trust.sandbox),
     )
     raise typer.Exit(code)
 
@@ -82,9 +83,9 @@ def bench(
     place: o.Place,
     calls: o.Calls,
     output: o.Output,
+    remote: EngineOptions,
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
-    engine: o.EngineName = None,
 ) -> None:
     """Check algos, then time them, the reference and a plain copy of the same bytes.
 
@@ -106,7 +107,7 @@ def bench(
         calls=calls,
         files=files,
         gpus=gpus,
-        elsewhere=engine_of(engine, gpus, trust),
+        elsewhere=remote.found(gpus=gpus, sandbox=trust.sandbox),
     )
     raise typer.Exit(code)
 
@@ -117,6 +118,7 @@ def floors(
     sampling: o.Sampling,
     place: o.Place,
     output: o.Output,
+    remote: EngineOptions,
     op: o.OpName = None,
 ) -> None:
     """Time a plain copy of the same bytes, an empty launch, and a large copy.
@@ -125,21 +127,17 @@ def floors(
       gdn floors -w batch_size=64
     """
     algos = o.Algos(op=op)
-    code = carry_out("floor", algos, which, output, sampling=sampling, place=place)
+    engine = remote.found()
+    code = carry_out(
+        "floor",
+        algos,
+        which,
+        output,
+        sampling=sampling,
+        place=place,
+        elsewhere=engine,
+    )
     raise typer.Exit(code)
-
-
-def engine_of(name: str | None, gpus: str | None, trust: o.Trust) -> Elsewhere | None:
-    """The engine of `--engine`; UsageError for options that are about this machine."""
-    if name is None:
-        return None
-    from ..remote import through
-    from ..report import screen
-
-    for option, given in (("--gpus", gpus), ("--sandbox", trust.sandbox)):
-        if given:
-            raise o.excluded("--engine", option)
-    return through.Through(name, through.settings(name), screen.say)
 
 
 def carry_out(

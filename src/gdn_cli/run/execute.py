@@ -15,6 +15,7 @@ from itertools import zip_longest
 from .. import errors
 from ..catalog.tiers import COPY
 from ..machine import gpu_sharing, locks
+from ..machine.environment import allocation
 from ..machine.inventory import Gpu
 from ..records.store import Writer
 from ..schema.record_types import (
@@ -159,7 +160,10 @@ class _Tally:
             of_job = self._records(job)
             of_job.with_tails(outcome.tail)
             self.done += job.due - len(of_job.seen)
-            self._keep(job, _fates(job, outcome, of_job.seen), outcome.environment)
+            fates = _fates(job, outcome, of_job.seen)
+            for fate in fates:
+                fate.allocation = allocation()
+            self._keep(job, fates, outcome.environment)
             self.show(_shown(job), True)
 
     def came(self, job: Job, record: Record, environment: Environment | None) -> None:
