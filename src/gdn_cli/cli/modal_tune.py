@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import typer
 
+from .. import errors
 from . import options as o
 from .modal import Errand, Machine, MaxMinutes, engine_of
 from .modal_account import modal
-from .tune import Only, planned, refuse, settings_of, tuned_away
+from .tune import Only, planned, refuse, settings_of, show
 
 
 @modal.command()
@@ -31,7 +32,10 @@ def tune(
     Examples:
       gdn modal tune --algo cuda-v5 --only rows=1,2
     """
+    from ..remote import profiles
     from ..remote.work import place
+    from ..report import screen
+    from ..tune import away, search
 
     sampling.checked()
     name = algos.one("modal tune")
@@ -40,4 +44,14 @@ def tune(
     settings = settings_of(plan, sampling, which, timeout_s=timeout, in_place=in_place)
     errand = Errand(rented.gpu, rented.image, max_minutes)
     calls = engine_of(errand, "tune", None)
-    raise typer.Exit(tuned_away(calls, plan, settings, json))
+    with search.alone(plan.algo, screen.say):
+        measured = profiles.tuned(calls, plan, settings)
+        state = away.choose(plan, settings, measured, screen.say)
+    code = show(state, json)
+    if not measured.done:
+        raise errors.GdnError(
+            f"not finished: {measured.reason}",
+            hint="the measurements are kept: the same command goes on from there",
+            code=measured.code or errors.REMOTE,
+        )
+    raise typer.Exit(code)

@@ -179,8 +179,8 @@ class Heard:
     said: float = field(default_factory=time.monotonic)
 
     def take(self, message: bytes) -> None:
-        """Pass a record on, keep a reply. RemoteError if there is no GPU: the next one
-        would have none either.
+        """Pass a record on, keep a reply. RemoteError where the work needs a GPU and
+        the machine has none: the others would fail there too.
         """
         for hello in wire.readable([message], Hello):
             self._greet(hello)
@@ -197,14 +197,14 @@ class Heard:
             return
 
         for reply in wire.readable([message], Reply):
-            if reply.wrong_gpu:
-                hint = "name another partition, or another machine"
-                raise RemoteError(f"{self.engine.name}: {reply.wrong_gpu}", hint=hint)
-
             if reply.lost or reply.outcomes or reply.profiles or reply.tuned:
                 self.reply = reply
 
     def _greet(self, hello: Hello) -> None:
+        if self.work.cuda and not hello.gpus:
+            hint = "name a partition or a machine that has one, or --device cpu"
+            raise RemoteError(f"{hello.host} has no GPU", hint=hint)
+
         if hello.waits:
             self.engine.say(f"{hello.host}: {hello.waits}")
         elif not self.hello or hello.allocation != self.hello.allocation:

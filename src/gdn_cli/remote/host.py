@@ -50,7 +50,7 @@ def serve(
     timed: set[str] = {p.request.mode for p in content.jobs if p.request.timing.tiers}
     cuda = work.cuda or any(p.request.mode == "cuda" for p in content.jobs)
     if cuda and not gpus:
-        return wire.encode(Reply(wrong_gpu=f"{hello.host} has no GPU"))
+        return wire.encode(Reply(lost=f"{hello.host} has no GPU"))
 
     with _locked(timed, gpus, hello, keep):
         return container.serve(data, keep=keep, before=before)

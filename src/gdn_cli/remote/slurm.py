@@ -8,6 +8,7 @@ started again goes on where it was.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import math
 import os
@@ -24,6 +25,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from .. import paths
 from ..errors import MissingError, RemoteError, UsageError, one_line
@@ -67,6 +70,10 @@ class Task:
     made: Path
 
     def __call__(self) -> bytes:
+        if os.environ.get("SUBMITIT_EXECUTOR") == "slurm":
+            # the workers get it too: what they say then is no reply
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+
         before = list(lines(_read(self.made)))
         with self.made.open("ab", buffering=0) as file:
 
@@ -134,7 +141,8 @@ class Slurm(Engine):
             folder = tempfile.mkdtemp(
                 prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=parent
             )
-            self.submitted = Submitted(folder=folder, cwd=os.getcwd(), asked=self.asked)
+            asked = msgspec.to_builtins(self.asked, enc_hook=str)
+            self.submitted = Submitted(folder=folder, cwd=os.getcwd(), asked=asked)
 
         return self.submitted
 
@@ -186,9 +194,9 @@ class Slurm(Engine):
                 if not leave:
                     self._cancel(running)
                 raise
-
-            if not self.writer:
-                shutil.rmtree(kept.folder, ignore_errors=True)
+            finally:
+                if not (self.writer or leave):
+                    shutil.rmtree(kept.folder, ignore_errors=True)
 
     def _recalled(self, i: int, work: Work) -> Running:
         """The task of an earlier command that has this work, if there was one."""
@@ -243,7 +251,9 @@ class Slurm(Engine):
         )
         tasks = [Task(self.parcel(each.work), each.made) for each in fresh]
         try:
-            jobs = executor.submit_array(tasks)
+            # sbatch's words are in its exception too
+            with contextlib.redirect_stderr(io.StringIO()):
+                jobs = executor.submit_array(tasks)
         except submitit.core.utils.FailedJobError as e:
             if not self.resumes:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -302,13 +312,16 @@ class Slurm(Engine):
     def _reply(self, task: Running, state: str) -> Reply | None:
         """What has come of a task; None while it is under way."""
         if task.answered or self.how.submitit == "debug":
+            result, why = b"", "it answered nothing"
             try:
-                task.take(task.job.result())
-            except RemoteError:
-                raise
-            except Exception as e:  # whatever it was, it is pickled
-                return task.ended(f"job {task.job.job_id}: {_last(e)}")
-            return task.ended(f"job {task.job.job_id} answered nothing")
+                result = task.job.result()
+            except Exception as e:  # whatever it was there
+                why = _last(e)
+
+            # what it made in its last moments
+            task.look()
+            task.take(result)
+            return task.ended(f"job {task.job.job_id}: {why}")
 
         now = time.monotonic()
         if not _over(state):
@@ -338,22 +351,17 @@ class Slurm(Engine):
                 return {}
             for line in out.splitlines():
                 name, state, reason = line.split("|", 2)
-                states[name] = f"{state} ({reason})" if state == "PENDING" else state
+                waits = state == "PENDING" and reason != "None"
+                states[name] = f"{state} ({reason})" if waits else state
 
         return {job.job_id: states.get(job.job_id, _UNKNOWN) for job in jobs}
 
     # --- the end
 
     def _cancel(self, running: list[Running]) -> None:
-        """End the tasks, those that run at once: submitit has them ignore SIGTERM."""
-        jobs = [each.job for each in running if each.job and not each.answered]
-        if self.how.submitit != "slurm":
-            for job in jobs:
-                job.cancel(check=False)
-        elif jobs:
-            ids = [job.job_id for job in jobs]
-            _asked(["scancel", *ids])
-            _asked(["scancel", "--quiet", "--signal=KILL", *ids])
+        for each in running:
+            if each.job and not each.answered:
+                each.job.cancel(check=False)
 
     def finish(self, document: Document) -> None:
         """A complete run needs its folder no more; of another say how it goes on."""
