@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -106,6 +105,19 @@ class Running(Heard):
         for message in lines(data[:whole]):
             self.take(message)
 
+    def fetch(self) -> str:
+        """Take the reply; why there is none."""
+        result, why = b"", "it answered nothing"
+        try:
+            result = self.job.result()
+        except Exception as e:  # whatever it was there
+            why = _last(e)
+
+        # what it made in its last moments
+        self.look()
+        self.take(result)
+        return why
+
     @property
     def answered(self) -> bool:
         path: Path = self.job.paths.result_pickle
@@ -137,10 +149,7 @@ class Slurm(Engine):
     def _folder(self) -> Submitted:
         """Where the run is kept: a new folder, or that of the run to resume."""
         if self.submitted is None:
-            parent = paths.make(paths.cluster_dir())
-            folder = tempfile.mkdtemp(
-                prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=parent
-            )
+            folder = tempfile.mkdtemp(dir=paths.make(paths.cluster_dir()))
             asked = msgspec.to_builtins(self.asked, enc_hook=str)
             self.submitted = Submitted(folder=folder, cwd=os.getcwd(), asked=asked)
 
@@ -172,31 +181,28 @@ class Slurm(Engine):
     def carry(self, pieces: list[Work]) -> Answers:
         kept = self._folder()
         running = [self._recalled(i, piece) for i, piece in enumerate(pieces)]
-        fresh = [each for each in running if each.job is None]
-        with contextlib.ExitStack() as stack:
-            leave = stack.enter_context(_hang_up())
-            if fresh:
-                self._submit(fresh)
-            kept.calls = [
-                RemoteCall(
-                    id=each.job.job_id,
-                    keys=_keys(each.work),
-                    limit_s=math.ceil(each.work.limit_s),
-                )
-                for each in running
-            ]
+        try:
+            self._submit([each for each in running if each.job is None])
+            kept.calls = []
+            for each in running:
+                id, limit_s = each.job.job_id, math.ceil(each.work.limit_s)
+                call = RemoteCall(id=id, keys=_keys(each.work), limit_s=limit_s)
+                kept.calls.append(call)
+
             if self.writer:
                 self.writer.save()
                 self.say(f"{self.name}: if this command is lost: {self._again()}")
-            try:
-                yield from self._arriving(running)
-            except BaseException:
-                if not leave:
-                    self._cancel(running)
-                raise
-            finally:
-                if not (self.writer or leave):
-                    shutil.rmtree(kept.folder, ignore_errors=True)
+
+            yield from self._arriving(running)
+        except BaseException:
+            for each in running:
+                if each.job and not each.answered:
+                    each.job.cancel(check=False)
+
+            raise
+        finally:
+            if not (self.writer and kept.calls):
+                shutil.rmtree(kept.folder, ignore_errors=True)
 
     def _recalled(self, i: int, work: Work) -> Running:
         """The task of an earlier command that has this work, if there was one."""
@@ -207,36 +213,38 @@ class Slurm(Engine):
         if self.resumes is None:
             return running
 
-        if not Path(kept.folder).is_dir() or i >= len(kept.calls):
-            raise MissingError(
-                f"{kept.folder} has no such run", hint="drop --resume to start over"
-            )
-
-        call = kept.calls[i]
-        if call.keys != _keys(work):
+        call = kept.calls[i] if i < len(kept.calls) else None
+        if not call or call.keys != _keys(work) or not Path(kept.folder).is_dir():
             raise UsageError(
-                f"{self.resumes}: the algos have changed since it was submitted",
+                f"{self.resumes}: the algos, or {kept.folder}, have changed since then",
                 hint="drop --resume to start over",
             )
 
         slurm = self.how.submitit == "slurm"
         kind = submitit.SlurmJob if slurm else submitit.LocalJob
         running.job = kind(kept.folder, call.id)
-        if not running.answered and _over(self._states([running]).get(call.id, "")):
+        if running.answered:
+            running.fetch()
+            over = running.reply is None or running.reply.lost
+        else:
+            over = self._states([running]).get(call.id) in _ENDED
+
+        if over:
             self.say(f"{self.name}: job {call.id} is gone; its work is submitted again")
-            running.job = None
+            running.job = running.reply = None
 
         return running
 
     def _submit(self, fresh: list[Running]) -> None:
         import submitit
 
+        if not fresh:
+            return
+
         logging.getLogger("submitit").setLevel(logging.ERROR)
-        folder = self._folder().folder
         try:
-            executor = submitit.AutoExecutor(folder, self.how.submitit)
+            executor = submitit.AutoExecutor(self._folder().folder, self.how.submitit)
         except RuntimeError:
-            shutil.rmtree(folder, ignore_errors=True)
             raise MissingError(
                 "there is no srun here", hint="run gdn where sbatch and srun are"
             ) from None
@@ -255,10 +263,10 @@ class Slurm(Engine):
             with contextlib.redirect_stderr(io.StringIO()):
                 jobs = executor.submit_array(tasks)
         except submitit.core.utils.FailedJobError as e:
-            if not self.resumes:
-                shutil.rmtree(folder, ignore_errors=True)
             raise RemoteError(_last(e)) from None
 
+        # a terminal that closes ends neither the tasks nor this command
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         for each, job in zip(fresh, jobs, strict=True):
             each.job = job
 
@@ -271,7 +279,6 @@ class Slurm(Engine):
     def _options(self, cuda: bool) -> dict[str, Any]:
         """sbatch's own. A step does not inherit its CPUs, nor always the environment."""
         how = self.how
-        path = f"{shlex.quote(str(paths.PACKAGE.parent))}${{PYTHONPATH:+:$PYTHONPATH}}"
         options: dict[str, Any] = {
             "slurm_partition": how.partition,
             "slurm_account": how.account,
@@ -279,7 +286,6 @@ class Slurm(Engine):
             "slurm_gres": how.gres if cuda else None,
             "slurm_signal_delay_s": _WARNING_S,
             "slurm_srun_args": [f"--cpus-per-task={how.cpus_per_task}", "--export=ALL"],
-            "slurm_setup": [f"export PYTHONPATH={path}"],
         }
         if cuda and not how.gres:
             options["gpus_per_node"] = 1
@@ -312,19 +318,10 @@ class Slurm(Engine):
     def _reply(self, task: Running, state: str) -> Reply | None:
         """What has come of a task; None while it is under way."""
         if task.answered or self.how.submitit == "debug":
-            result, why = b"", "it answered nothing"
-            try:
-                result = task.job.result()
-            except Exception as e:  # whatever it was there
-                why = _last(e)
-
-            # what it made in its last moments
-            task.look()
-            task.take(result)
-            return task.ended(f"job {task.job.job_id}: {why}")
+            return task.ended(f"job {task.job.job_id}: {task.fetch()}")
 
         now = time.monotonic()
-        if not _over(state):
+        if state not in _ENDED:
             task.ended_at = None
             return None
 
@@ -357,11 +354,6 @@ class Slurm(Engine):
         return {job.job_id: states.get(job.job_id, _UNKNOWN) for job in jobs}
 
     # --- the end
-
-    def _cancel(self, running: list[Running]) -> None:
-        for each in running:
-            if each.job and not each.answered:
-                each.job.cancel(check=False)
 
     def finish(self, document: Document) -> None:
         """A complete run needs its folder no more; of another say how it goes on."""
@@ -499,29 +491,7 @@ def _summary(states: dict[str, str]) -> str:
     return ", ".join(f"{n} {state}" for state, n in counts.items())
 
 
-def _over(state: str) -> bool:
-    return state in _ENDED
-
-
 def _last(e: Exception) -> str:
     """The last line of what an exception of submitit says: that is SLURM's, or Python's."""
     words = [line for line in str(e).splitlines() if line.strip("- ")]
     return words[-1] if words else one_line(e)
-
-
-@contextlib.contextmanager
-def _hang_up() -> Iterator[list[int]]:
-    """A list that is not empty once the terminal has hung up: the tasks go on then."""
-    received: list[int] = []
-    before = signal.getsignal(signal.SIGHUP)
-
-    def note(number: int, frame: Any) -> None:
-        received.append(number)
-        if callable(before):
-            before(number, frame)
-
-    signal.signal(signal.SIGHUP, note)
-    try:
-        yield received
-    finally:
-        signal.signal(signal.SIGHUP, before)
