@@ -16,6 +16,7 @@ import building
 import helpers
 import pytest
 import slurm_cluster
+from msgspec import structs
 from remote.test_remote import job
 
 from gdn_cli import errors
@@ -40,22 +41,25 @@ def bench(name: str, count: int = 2, mode: str = "cuda", **more) -> jobs.Job:
     return job(name, mode, count, "bench", ("cupti",), **more)
 
 
-def outcome(of: jobs.Job) -> jobs.Outcome:
+def outcome(of: jobs.Job, where: Environment = WHERE) -> jobs.Outcome:
     names = of.names or ("copy",)
     records = [
         building.record(name, 2.0, w.uuid) for name in names for w in of.workloads
     ]
-    return jobs.Outcome(Status.DONE, None, records, WHERE)
+    return jobs.Outcome(Status.DONE, None, records, where)
 
 
 def served(data: bytes, keep, before) -> bytes:
     """What a machine with a GPU answers on which everything passes."""
     keep(wire.encode(HELLO))
     pieces = wire.decode(data, wire.Parcel).jobs
+    # each algo's on another one
+    uuid = f"GPU-{pieces[0].request.name}"
+    where = structs.replace(WHERE, gpu_uuid=uuid)
     done = []
     for i, piece in enumerate(pieces):
-        done.append(outcome(jobs.Job(piece.request)))
-        keep(wire.encode(wire.Made(i, done[i].records[0], WHERE)))
+        done.append(outcome(jobs.Job(piece.request), where))
+        keep(wire.encode(wire.Made(i, done[i].records[0], where)))
     return wire.encode(wire.Reply(outcomes=done))
 
 
@@ -245,12 +249,15 @@ def test_replies_of_all_tasks_become_one_document(tmp_path, monkeypatch):
     engine = engine_of("debug", said)
     writer = ran(engine, [bench("cuda-v1"), bench("cuda-v4")], tmp_path / "run.json")
     records = writer.document.records
-    assert [(r.algo, r.gpu.uuid) for r in records] == [
-        ("cuda-v1", "GPU-7"),
-        ("cuda-v1", "GPU-7"),
-        ("cuda-v4", "GPU-7"),
-        ("cuda-v4", "GPU-7"),
+    # numbered, so that a row's ratios are to what was measured on its own GPU
+    assert [(r.algo, r.gpu.uuid, r.place) for r in records] == [
+        ("cuda-v1", "GPU-cuda-v1", "cuda:0"),
+        ("cuda-v1", "GPU-cuda-v1", "cuda:0"),
+        ("cuda-v4", "GPU-cuda-v4", "cuda:1"),
+        ("cuda-v4", "GPU-cuda-v4", "cuda:1"),
     ]
+    environments = writer.document.environments
+    assert environments["cuda:1"].gpu_uuid == "GPU-cuda-v4"
     assert f"slurm: runs on {HELLO}" in said
     # nothing is left to resume
     assert writer.document.slurm is None

@@ -36,9 +36,9 @@ def run(
     trust: o.Trust,
     place: o.Place,
     calls: o.Calls,
+    remote: EngineOptions,
     output: o.Output,
     judge: o.Judge,
-    remote: EngineOptions,
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
 ) -> None:
@@ -82,8 +82,8 @@ def bench(
     trust: o.Trust,
     place: o.Place,
     calls: o.Calls,
-    output: o.Output,
     remote: EngineOptions,
+    output: o.Output,
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
 ) -> None:
@@ -117,8 +117,8 @@ def floors(
     which: o.Selection,
     sampling: o.Sampling,
     place: o.Place,
-    output: o.Output,
     remote: EngineOptions,
+    output: o.Output,
     op: o.OpName = None,
 ) -> None:
     """Time a plain copy of the same bytes, an empty launch, and a large copy.

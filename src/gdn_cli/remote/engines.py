@@ -21,7 +21,7 @@ from ..parsing import Positive, Text, WrongError, decode, read_config
 from ..run.elsewhere import Elsewhere
 from ..run.execute import Came
 from ..run.jobs import Job, Outcome
-from ..schema.record_types import Document
+from ..schema.record_types import Document, Environment, GpuName, Record
 from ..tune import away
 from . import replies, wire
 from .wire import Hello, Parcel, Piece, Reply
@@ -30,10 +30,6 @@ from .work import Work
 Answers = Generator[tuple[Work, Reply], None, None]
 # between two lines about the progress of a piece of work
 SAY_S = 10.0
-_SEVERAL = (
-    "these times come from {} GPUs: ratios between algos include what differs between the GPUs,"
-    " and none is marked as the fastest; --tasks 1 takes one GPU for all"
-)
 _FILLABLE = re.compile(r"([^{}\0]|\{\{|\}\}|\{python\}|\{minutes\})+")
 _WORD = (
     "text without NUL, with {python} and {minutes} as its only braces ({{ and }} stand for a"
@@ -104,6 +100,8 @@ class Engine(Elsewhere):
     asked: dict[str, Any] = field(default_factory=dict)
 
     came: Came = lambda *_: None
+    # number by UUID
+    gpus: dict[str, int] = field(default_factory=dict)
 
     def place(self, algo: Algo, device: str = "auto") -> inventory.Place:
         """What the other machine has is not known here: only whether it has a GPU."""
@@ -145,13 +143,23 @@ class Engine(Elsewhere):
 
         with contextlib.closing(self.carry(self.split(jobs))) as answers:
             for work, reply in answers:
-                yield from replies.outcomes(work.jobs, reply, work.kept, None, self.say)
+                of_work = replies.outcomes(work.jobs, reply, work.kept, None, self.say)
+                for job, outcome in of_work:
+                    for record in outcome.records:
+                        self.number(record, outcome.environment)
+                    yield job, outcome
 
     def finish(self, document: Document) -> None:
-        uuids = {record.gpu.uuid for record in document.records if record.gpu}
-        if len(uuids) > 1:
-            warning = _SEVERAL.format(len(uuids))
-            document.warnings = [*(document.warnings or []), warning]
+        """Nothing: each record has its GPU."""
+
+    def number(self, record: Record, env: Environment | None) -> None:
+        """Give a record its GPU, numbered in this run: tables keep numbers apart."""
+        if record.gpu is None and env and env.gpu and env.gpu_uuid:
+            record.gpu = GpuName(uuid=env.gpu_uuid, name=env.gpu)
+
+        if record.gpu:
+            known = len(self.gpus)
+            record.gpu.index = self.gpus.setdefault(record.gpu.uuid, known)
 
     def parcel(self, work: Work) -> bytes:
         return wire.encode(
@@ -189,6 +197,7 @@ class Heard:
         usable = list(replies.usable(self.work.jobs, [message], None))
         for made in usable:
             job = self.work.jobs[made.piece]
+            self.engine.number(made.record, made.environment)
             self.engine.came(job, made.record, made.environment)
 
         noted = self.work.tunings and any(wire.readable([message], away.Noted))

@@ -357,7 +357,6 @@ class Slurm(Engine):
 
     def finish(self, document: Document) -> None:
         """A complete run needs its folder no more; of another say how it goes on."""
-        super().finish(document)
         kept = self._folder()
         lost = Status.REMOTE_FAILED in {record.status for record in document.records}
         if lost or document.interrupted:

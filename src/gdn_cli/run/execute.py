@@ -197,7 +197,7 @@ class _Tally:
 
         for record in records:
             whole = of_job.complete(record, environment, document.records)
-            self.writer.add(whole, job.place, of_job.environment(environment))
+            self.writer.add(whole, whole.place, of_job.environment(environment))
             of_job.seen.append(whole)
             of_algo = self.order.get(key(job), math.inf)
             of_workload = self.order.get((job.op.name, whole.uuid), math.inf)

@@ -159,7 +159,7 @@ class GpuName(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     uuid: str  # as in nvidia-smi
     name: str  # such as NVIDIA H200
-    index: int | None = None  # its number here; None for a rented one
+    index: int | None = None  # its number here, or in the run; None for a rented one
     capability: str | None = None  # "9.0"
 
 
