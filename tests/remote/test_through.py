@@ -24,7 +24,7 @@ from gdn_cli.machine import inventory
 from gdn_cli.records.store import Writer
 from gdn_cli.remote import engines, host, through, wire
 from gdn_cli.run import execute, jobs, planning
-from gdn_cli.schema.record_types import Environment, Status
+from gdn_cli.schema.record_types import Environment, GpuName, Status
 
 WHERE = Environment(gpu="NVIDIA H100", gpu_uuid="GPU-7", where="far")
 HELLO = wire.Hello(host="far", gpus=["NVIDIA H100"], version="1")
@@ -64,7 +64,8 @@ def test_all_jobs_travel_in_one_parcel_and_records_come_as_they_are_made(tmp_pat
         (a, "done", 2),
         (b, "done", 2),
     ]
-    assert came == [(a, made[0], WHERE)]
+    numbered = GpuName(uuid="GPU-7", name="NVIDIA H100", index=0)
+    assert came == [(a, structs.replace(made[0], gpu=numbered), WHERE)]
     content = sent(tmp_path)
     assert [piece.request.name for piece in content.jobs] == ["cuda-v1", "cuda-v4"]
     assert content.where == "far"
@@ -162,7 +163,7 @@ def test_a_command_without_a_reply_is_ended_at_the_limit(tmp_path, hasty):
     hello = f"echo '{line(HELLO)}'"
     option = "--timeout"
     came = ended(f"{hello}; cat {tmp_path}/answer\nsleep 20", queue_s=3600)
-    assert came.records == [first]
+    assert [record.uuid for record in came.records] == [first.uuid]
     option = "start_s of its engine"
     assert ended("sleep 20").records == []
 

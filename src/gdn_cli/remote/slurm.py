@@ -225,7 +225,7 @@ class Slurm(Engine):
         running.job = kind(kept.folder, call.id)
         if running.answered:
             running.fetch()
-            over = running.reply is None or running.reply.lost
+            over = running.reply is None or bool(running.reply.lost)
         else:
             over = self._states([running]).get(call.id) in _ENDED
 
