@@ -21,7 +21,7 @@ from remote.test_remote import job
 
 from gdn_cli import errors
 from gdn_cli.errors import MissingError, RemoteError, UsageError
-from gdn_cli.machine import environment
+from gdn_cli.machine import environment, inventory
 from gdn_cli.records import store
 from gdn_cli.records.store import Writer
 from gdn_cli.remote import engines, host, slurm, wire
@@ -65,7 +65,10 @@ def served(data: bytes, keep, before) -> bytes:
 
 def ran(engine: slurm.Slurm, wanted: list[jobs.Job], file: Path) -> Writer:
     writer = Writer(building.document(), file)
-    plan = planning.Plan(wanted, [], [])
+    # a task for each, as `spread` has them
+    gpus = [inventory.Gpu("", "99", "", index=i) for i in range(len(wanted))]
+    pairs = zip(wanted, gpus, strict=True)
+    plan = planning.Plan([jobs.replace(j, gpu=gpu) for j, gpu in pairs], [], [])
     engine.begin(plan, writer)
     execute.run(plan, writer, lambda *_: None, print, engine)
     engine.finish(writer.document)
@@ -75,40 +78,51 @@ def ran(engine: slurm.Slurm, wanted: list[jobs.Job], file: Path) -> Writer:
 # --- the tasks of a command
 
 
-def test_a_task_has_one_algo_with_floors_and_references_of_its_own():
-    a, b = bench("cuda-v1"), bench("cuda-v4")
-    floor = bench("cuda-v1").asking(command="floor", solution=None, name=None)
-    floor = jobs.replace(floor, algos=())
-    reference = planning.as_extra(bench("pt-reference"))
-    shares = slurm.shared([floor, reference, a, b], None)
-    assert [[each.names for each in share] for share in shares] == [
-        [(), ("pt-reference",), ("cuda-v1",)],
-        [(), ("pt-reference",), ("cuda-v4",)],
+def entries(*names: str, mode: str = "cuda") -> list[planning.Entry]:
+    place = inventory.Place(mode)
+    return [planning.Entry(helpers.REGISTRY.find(name), place) for name in names]
+
+
+def tasks_of(engine: slurm.Slurm, command: str, mode: str, *names: str) -> list:
+    """The names and the number of workloads of each job of each task."""
+    chosen = entries(*names, mode=mode)
+    spread = engine.spread(chosen, command != "check")
+    settings = planning.Settings(command, gpus=spread)
+    which = planning.Selected(n=20)
+    parts = planning.select(helpers.REGISTRY, chosen, which)
+    plan = planning.prepare(helpers.REGISTRY, parts, settings)
+    engine.begin(plan, Writer(building.document(), Path("run.json")))
+    assert plan.jobs == [each for work in engine.work for each in work.jobs]
+    assert {each.gpu for each in plan.jobs} == {None}
+    return [
+        [(*each.names, len(each.workloads)) for each in work.jobs]
+        for work in engine.work
     ]
-    assert len({id(each) for share in shares for each in share}) == 6
 
 
-def test_tasks_share_the_workloads_out_with_all_algos_in_each():
-    a, b = bench("cuda-v1", 20), bench("cuda-v4", 20)
-    shares = slurm.shared([a, b], 2)
-    assert [[j.names[0] for j in share] for share in shares] == [
-        ["cuda-v1", "cuda-v4"]
-    ] * 2
-    parts = [{w.uuid for w in share[0].workloads} for share in shares]
-    assert parts == [{w.uuid for w in share[1].workloads} for share in shares]
-    assert parts[0] | parts[1] == {w.uuid for w in a.workloads}
-    assert not parts[0] & parts[1]
+def test_a_task_has_one_algo_with_floors_and_references_of_its_own():
+    assert tasks_of(engine_of("debug"), "bench", "cuda", "cuda-v1", "cuda-v4") == [
+        [(20,), ("pt-reference", 20), ("cuda-v1", 20)],
+        [(20,), ("pt-reference", 20), ("cuda-v4", 20)],
+    ]
+
+
+def test_fewer_algos_than_tasks_share_the_workloads_out():
+    engine = engine_of("debug", tasks=2)
+    (one, other) = tasks_of(engine, "check", "cuda", "cuda-v1")
+    assert one[0][1] + other[0][1] == 20 and 5 < one[0][1] < 15
+    engine = engine_of("debug", tasks=1)
+    assert tasks_of(engine, "check", "cuda", "cuda-v1", "cuda-v4") == [
+        [("cuda-v1", 20), ("cuda-v4", 20)]
+    ]
 
 
 def test_times_of_a_cpu_are_of_one_task_as_nothing_names_the_cpu():
-    both = [
-        job(name, "cpu", 2, "bench", ("wall",)) for name in ("cpp-v1", "pt-compiled")
-    ]
-    assert slurm.shared(both, None) == [both]
+    names = "cpp-v1", "pt-compiled"
+    assert len(tasks_of(engine_of("debug"), "bench", "cpu", *names)) == 1
+    assert len(tasks_of(engine_of("debug"), "check", "cpu", *names)) == 2
     with pytest.raises(UsageError, match="--tasks: times of a CPU are of one task"):
-        slurm.shared(both, 2)
-    checks = [job(name, "cpu", 2) for name in ("cpp-v1", "pt-compiled")]
-    assert len(slurm.shared(checks, None)) == 2
+        engine_of("debug", tasks=2).spread(entries(*names, mode="cpu"), True)
 
 
 # --- SLURM's commands

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -185,6 +185,9 @@ def carry_out(
     entries, named = campaign.entries(
         known, algos.algo, algos.op, files, device, settings
     )
+    if elsewhere:
+        gpus_there = elsewhere.spread(entries, timed=command != "check")
+        settings = replace(settings, gpus=gpus_there)
     plan = campaign.plan(known, entries, chosen, preset, overrides, settings)
     if harness:
         find = elsewhere.harness if elsewhere else official.here

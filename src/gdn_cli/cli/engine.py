@@ -37,7 +37,7 @@ class EngineOptions:
         engine_option(
             min=1,
             show_default="one for each algo",
-            help="slurm: share the workloads out into N tasks with all algos in each.",
+            help="slurm: spread the algos over N tasks; with fewer algos, the workloads.",
         ),
     ] = None
     partition: _As = None

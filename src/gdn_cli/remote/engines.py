@@ -72,7 +72,7 @@ class Cluster(Table, frozen=True, kw_only=True):
     cpus_per_task: Positive = 4
     # minutes; None: an estimate
     time: Positive | None = None
-    # into which the work is shared out; None: one for each algo
+    # that share the algos, or with fewer of these the workloads; None: one for each algo
     tasks: Positive | None = None
 
 
@@ -100,8 +100,8 @@ class Engine(Elsewhere):
     asked: dict[str, Any] = field(default_factory=dict)
 
     came: Came = lambda *_: None
-    # number by UUID
-    gpus: dict[str, int] = field(default_factory=dict)
+    # of GPUs, by UUID
+    numbers: dict[str, int] = field(default_factory=dict)
 
     def place(self, algo: Algo, device: str = "auto") -> inventory.Place:
         """What the other machine has is not known here: only whether it has a GPU."""
@@ -158,8 +158,8 @@ class Engine(Elsewhere):
             record.gpu = GpuName(uuid=env.gpu_uuid, name=env.gpu)
 
         if record.gpu:
-            known = len(self.gpus)
-            record.gpu.index = self.gpus.setdefault(record.gpu.uuid, known)
+            known = len(self.numbers)
+            record.gpu.index = self.numbers.setdefault(record.gpu.uuid, known)
 
     def parcel(self, work: Work) -> bytes:
         return wire.encode(

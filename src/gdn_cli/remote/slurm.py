@@ -21,7 +21,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,11 @@ import msgspec
 
 from .. import paths
 from ..errors import MissingError, RemoteError, UsageError, one_line
-from ..machine import gpu_sharing
+from ..machine.inventory import Gpu
 from ..records import store
 from ..records.store import Writer
 from ..run.jobs import Job
-from ..run.planning import Plan
+from ..run.planning import Entry, Plan
 from ..schema.record_types import Document, RemoteCall, Status, Submitted
 from ..units import count
 from . import host, wire
@@ -137,11 +136,30 @@ class Slurm(Engine):
     work: list[Work] = field(default_factory=list)
     submitted: Submitted | None = None
 
+    def spread(self, entries: list[Entry], timed: bool) -> tuple[Gpu, ...]:
+        """A GPU for each task; what is timed on a CPU is one: no record names the CPU."""
+        ready = [entry for entry in entries if entry.place.mode]
+        if timed and any(entry.place.mode == "cpu" for entry in ready):
+            if self.how.tasks:
+                hint = "drop it, or --device cuda"
+                raise UsageError("--tasks: times of a CPU are of one task", hint=hint)
+            return ()
+
+        of_op = Counter(entry.algo.op for entry in ready)
+        tasks = self.how.tasks or max(of_op.values(), default=1)
+        return tuple(Gpu("", "99", "", index=i) for i in range(tasks))
+
     def begin(self, plan: Plan, writer: Writer) -> None:
         super().begin(plan, writer)
-        shares = shared(plan.jobs, self.how.tasks)
-        self.work = [Work(jobs, self.limit_s(_estimate(jobs))) for jobs in shares]
-        plan.jobs[:] = [job for jobs in shares for job in jobs]
+        tasks: dict[Gpu | None, list[Job]] = {}
+        for job in plan.jobs:
+            there = replace(job, gpu=None, cpus=frozenset())
+            tasks.setdefault(job.gpu, []).append(there)
+
+        self.work = [
+            Work(jobs, self.limit_s(_estimate(jobs))) for jobs in tasks.values()
+        ]
+        plan.jobs[:] = [job for jobs in tasks.values() for job in jobs]
         if self.resumes:
             self.submitted = store.load(self.resumes).slurm
         writer.document.slurm = self._folder()
@@ -369,66 +387,6 @@ class Slurm(Engine):
     def _again(self) -> str:
         assert self.writer
         return f"gdn {self.writer.document.command} --resume {self.writer.path}"
-
-
-# --- shares
-
-
-def shared(jobs: list[Job], tasks: int | None) -> list[list[Job]]:
-    """The jobs of each task, so that all that is compared is of one GPU: an algo with
-    floors and references of its own, or with `tasks` a part of the workloads with all
-    algos. What is timed on a CPU is one task: its records do not name the CPU.
-    """
-    if any(job.mode == "cpu" and job.tiers for job in jobs):
-        if tasks:
-            hint = "drop it, or --device cuda"
-            raise UsageError("--tasks: times of a CPU are of one task", hint=hint)
-        return [jobs]
-
-    if tasks:
-        return _by_workload(jobs, tasks)
-
-    groups: dict[tuple[str, str, tuple[str, ...]], list[Job]] = {}
-    for job in jobs:
-        if job.algos and not job.added:
-            groups.setdefault((job.op.name, job.mode, job.names), []).append(job)
-
-    shares = []
-    for (op, mode, _), own in groups.items():
-        beside = [
-            replace(job)
-            for job in jobs
-            if (job.op.name, job.mode) == (op, mode) and (job.added or not job.algos)
-        ]
-        shares.append(beside + own)
-
-    return shares or [jobs]
-
-
-def _by_workload(jobs: list[Job], tasks: int) -> list[list[Job]]:
-    labels: Counter[tuple[str, str]] = Counter()
-    for job in jobs:
-        label = partial(_label, job)
-        labels.update(map(label, job.workloads))
-
-    numbers: Any = range(tasks)
-    task_of = gpu_sharing.deal({label: (n, numbers) for label, n in labels.items()})
-    shares = []
-    for number in numbers:
-        share = []
-        for job in jobs:
-            own = [w for w in job.workloads if task_of[_label(job, w)] == number]
-            if own:
-                share.append(job.asking(workloads=tuple(own)))
-        if share:
-            shares.append(share)
-
-    return shares
-
-
-def _label(job: Job, workload: Any) -> tuple[str, str]:
-    """The row of the table that a workload is in."""
-    return job.op.name, job.op.label.format(**workload.axes)
 
 
 def _keys(work: Work) -> list[str]:
