@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,8 @@ class Slurm(Engine):
     def _folder(self) -> Submitted:
         """Where the run is kept: a new folder, or that of the run to resume."""
         if self.submitted is None:
+            # where it is missing, nothing is left behind
+            import_module("submitit")
             folder = tempfile.mkdtemp(dir=paths.make(paths.cluster_dir()))
             asked = msgspec.to_builtins(self.asked, enc_hook=str)
             self.submitted = Submitted(folder=folder, cwd=os.getcwd(), asked=asked)
@@ -207,7 +210,8 @@ class Slurm(Engine):
                 call = RemoteCall(id=id, keys=_keys(each.work), limit_s=limit_s)
                 kept.calls.append(call)
 
-            if self.writer:
+            # a file of other records is only replaced by records
+            if self.writer and (self.resumes or not self.writer.path.exists()):
                 self.writer.save()
                 self.say(f"{self.name}: if this command is lost: {self._again()}")
 
