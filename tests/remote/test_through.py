@@ -168,6 +168,14 @@ def test_a_command_without_a_reply_is_ended_at_the_limit(tmp_path, hasty):
     assert ended("sleep 20").records == []
 
 
+def test_a_reply_of_another_gdn_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(wire, "SCHEMA", 0)
+    other = line(HELLO)
+    monkeypatch.undo()
+    ((_, outcome),) = engine_of(tmp_path, f"echo '{other}'")([job("cuda-v4", "cuda")])
+    assert outcome.reason.startswith("the other side speaks schema 0, this gdn")
+
+
 def test_a_link_that_is_silent_is_given_up(tmp_path, hasty, monkeypatch):
     monkeypatch.setattr(through, "SILENCE_S", 0.2)
     engine = engine_of(tmp_path, f"echo '{line(HELLO)}'; sleep 20")

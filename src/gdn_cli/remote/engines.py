@@ -205,9 +205,11 @@ class Heard:
             self._keep(message)
             return
 
-        for reply in wire.readable([message], Reply):
-            if reply.lost or reply.outcomes or reply.profiles or reply.tuned:
-                self.reply = reply
+        try:
+            self.reply = wire.decode(message, Reply)
+        except RemoteError as e:
+            if e.message.startswith(wire.OTHER):
+                self.reply = Reply(lost=str(e))
 
     def _greet(self, hello: Hello) -> None:
         if self.work.cuda and not hello.gpus:

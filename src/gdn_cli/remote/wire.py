@@ -172,7 +172,8 @@ def commit() -> dict[str, str]:
 def encode(content: Parcel | Reply | Made | Hello | away.Noted) -> bytes:
     # not msgspec's own JSON, which cannot hold half a surrogate pair or NaN, and an
     # algo may have written either
-    plain = {"schema": SCHEMA} | msgspec.to_builtins(content, enc_hook=str)
+    plain = {"schema": SCHEMA, "kind": type(content).__name__}
+    plain |= msgspec.to_builtins(content, enc_hook=str)
     return zlib.compress(json.dumps(plain).encode(), 1)
 
 
@@ -194,6 +195,9 @@ def decode(data: bytes, form: type[T]) -> T:
         content = json.loads(_inflated(data))
         schema = content["schema"]
         if schema == SCHEMA:
+            # another one, before it is looked through
+            if content.get("kind", form.__name__) != form.__name__:
+                raise ValueError
             if form is not Parcel:
                 content = _clipped(content)
             with _ALONE:
