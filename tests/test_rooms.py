@@ -33,7 +33,13 @@ DOOR = {"request", "messages", "exit_reasons", "serve", "trace_set_writer", "pro
 INSIDE = ["judge", "executor", "profilers", "timing"]
 
 # package -> the only room that may import it
-ONLY_IN = {"typer": "cli", "rich": "report", "matplotlib": "report", "modal": "remote"}
+ONLY_IN = {
+    "typer": "cli",
+    "rich": "report",
+    "matplotlib": "report",
+    "modal": "remote",
+    "submitit": "remote",
+}
 # what costs a second or more to import: only behind the wall at the top of a file
 HEAVY = {
     "torch",
@@ -45,6 +51,7 @@ HEAVY = {
     "flashinfer",
     "fla",
     "modal",
+    "submitit",
 }
 
 

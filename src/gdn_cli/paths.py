@@ -78,6 +78,13 @@ def tunes_dir() -> Path:
     return _data_dir("tunes")
 
 
+def cluster_dir() -> Path:
+    """A folder for each run on a cluster, next to the records: on a file system that its
+    nodes share.
+    """
+    return _data_dir("cluster")
+
+
 def harness_dir() -> Path:
     """Folders with a flashinfer-bench each, for `gdn run --official`. Next to the records."""
     return _data_dir("harness")

@@ -8,7 +8,7 @@ import pytest
 from gdn_cli import paths
 from gdn_cli.catalog import presets, registry
 from gdn_cli.errors import UsageError
-from gdn_cli.remote import through
+from gdn_cli.remote import engines
 
 OP = """
 definition = "scaled_sum_d{d}"
@@ -101,7 +101,7 @@ def test_a_preset_of_ones_own_wins_and_may_name_part_of_gdns(configs):
 
 
 def test_an_engine_of_ones_own(configs):
-    text = '[here]\ncommand = ["a"]\ncuda = false\nstart_s = 1\n[slurm]\nqueue_s = 5\n'
+    text = '[here]\ncommand = ["a"]\ncuda = false\nstart_s = 1\n[slurm]\ntime = 5\n'
     (configs / "engines.toml").write_text(text)
-    assert through.settings("here").command == ("a",)
-    assert through.settings("slurm").queue_s == 5 and through.settings("slurm").cuda
+    assert engines.table("here").command == ("a",)
+    assert engines.table("slurm").time == 5 and engines.table("slurm").cuda

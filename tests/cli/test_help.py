@@ -74,7 +74,7 @@ def test_options_stand_in_groups_and_every_one_is_there():
     headings = re.findall(r"^(\w.*):\n", out, re.M)
     assert headings == [
         "Arguments", "Which algos", "Which workloads", "How to time", "How to run",
-        "What comes out", "Options", "Examples",
+        "On another machine", "What comes out", "Options", "Examples",
     ]  # fmt: skip
     assert "Examples:\n  gdn bench cpp-v1" in out
     assert "[default: (the preset's); x>=0.01]" in out

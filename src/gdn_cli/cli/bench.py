@@ -15,6 +15,7 @@ import typer
 
 from .. import errors
 from . import options as o
+from .engine import EngineOptions
 
 if TYPE_CHECKING:
     from ..catalog.official import Harness
@@ -35,11 +36,11 @@ def run(
     trust: o.Trust,
     place: o.Place,
     calls: o.Faults,
+    remote: EngineOptions,
     output: o.Output,
     judge: o.Judge,
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
-    engine: o.EngineName = None,
     emulate: o.Emulate = False,
 ) -> None:
     """Check algos on workloads: are they right? With --official the contest's own
@@ -57,7 +58,7 @@ def run(
     """
     algos, files = algos.also(solutions)
     for option, given in (("--emulate", emulate), ("--sanitize", calls.sanitize)):
-        if given and (trust.sandbox or engine):
+        if given and (trust.sandbox or remote.engine):
             raise o.excluded(option, "--sandbox" if trust.sandbox else "--engine")
     harness = judge.harness_for(
         stress=which.stress, **asdict(calls), sandbox=trust.sandbox, emulate=emulate
@@ -74,7 +75,7 @@ def run(
         gpus=gpus,
         contest=bool(harness),
         harness=harness,
-        elsewhere=engine_of(engine, gpus, trust),
+        elsewhere=remote.found(gpus=gpus, sandbox=trust.sandbox),
         emulate=emulate,
     )
     raise typer.Exit(code)
@@ -88,10 +89,10 @@ def bench(
     trust: o.Trust,
     place: o.Place,
     calls: o.Calls,
+    remote: EngineOptions,
     output: o.Output,
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
-    engine: o.EngineName = None,
 ) -> None:
     """Check algos, then time them, the reference and a plain copy of the same bytes.
 
@@ -113,7 +114,7 @@ def bench(
         calls=calls,
         files=files,
         gpus=gpus,
-        elsewhere=engine_of(engine, gpus, trust),
+        elsewhere=remote.found(gpus=gpus, sandbox=trust.sandbox),
     )
     raise typer.Exit(code)
 
@@ -123,6 +124,7 @@ def floors(
     which: o.Selection,
     sampling: o.Sampling,
     place: o.Place,
+    remote: EngineOptions,
     output: o.Output,
     op: o.OpName = None,
 ) -> None:
@@ -132,21 +134,17 @@ def floors(
       gdn floors -w batch_size=64
     """
     algos = o.Algos(op=op)
-    code = carry_out("floor", algos, which, output, sampling=sampling, place=place)
+    engine = remote.found()
+    code = carry_out(
+        "floor",
+        algos,
+        which,
+        output,
+        sampling=sampling,
+        place=place,
+        elsewhere=engine,
+    )
     raise typer.Exit(code)
-
-
-def engine_of(name: str | None, gpus: str | None, trust: o.Trust) -> Elsewhere | None:
-    """The engine of `--engine`; UsageError for options that are about this machine."""
-    if name is None:
-        return None
-    from ..remote import through
-    from ..report import screen
-
-    for option, given in (("--gpus", gpus), ("--sandbox", trust.sandbox)):
-        if given:
-            raise o.excluded("--engine", option)
-    return through.Through(name, through.settings(name), screen.say)
 
 
 def carry_out(
@@ -199,6 +197,9 @@ def carry_out(
     entries, named = campaign.entries(
         known, algos.algo, algos.op, files, device, settings
     )
+    if elsewhere:
+        gpus_there = elsewhere.spread(entries, timed=command != "check")
+        settings = replace(settings, gpus=gpus_there)
     plan = campaign.plan(known, entries, chosen, preset, overrides, settings)
     if harness:
         find = elsewhere.harness if elsewhere else official.here

@@ -11,6 +11,7 @@ import typer
 from .. import errors
 from . import options as o
 from .bench import perform
+from .engine import EngineOptions
 from .help import timing_option
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def compare(
     sampling: o.Sampling,
     trust: o.Trust,
     place: o.Place,
+    remote: EngineOptions,
     output: o.Output,
     op: o.OpName = None,
     heads: o.Heads = None,
@@ -84,7 +86,9 @@ def compare(
     if baseline and base and not live:
         live = comparison.own_algos(base, op) if each else [str(baseline.algo)]
     machine = o.machine()
-    entries = planning.rivals(known, live, op, place.device, machine.place)
+    engine = remote.found(sandbox=trust.sandbox)
+    placing = engine.place if engine else machine.place
+    entries = planning.rivals(known, live, op, place.device, placing)
     if batch_invariant:
         entries = eligibility.beside_batch_invariant(known, entries)
     if len(entries) + len(saved) < 2:
@@ -108,7 +112,8 @@ def compare(
         machine=machine,
     )
     plan = planning.prepare(known, parts, settings)
-    trust.tell([Path(name) for name in live if name.endswith(".json")])
+    if engine is None:
+        trust.tell([Path(name) for name in live if name.endswith(".json")])
     options = o.recorded(
         chosen,
         sampling,
@@ -129,8 +134,12 @@ def compare(
             )
     writer = store.open_document("compare", options, output.out)
     document = writer.document
+    if engine:
+        engine.begin(plan, writer)
 
     def finish() -> None:
+        if engine:
+            engine.finish(document)
         if baseline and base:
             algo = None if each else base_algo
             comparison.against(document, base, baseline.name, algo, threshold)
@@ -141,7 +150,7 @@ def compare(
             document, lambda op, algo: algo in book.ladder(known, op).peers
         )
 
-    perform(plan, writer, known, output, finish)
+    perform(plan, writer, known, output, finish, engine)
     code = _code(execute.exit_code(document, True), document, gate)
     raise typer.Exit(writer.exit_code(code))
 

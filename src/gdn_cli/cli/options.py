@@ -9,6 +9,7 @@ A command takes a group as one parameter, and `@grouped` makes options of its fi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
 G = TypeVar("G")
 R = TypeVar("R")
 MACHINE: ContextVar[Machine | None] = ContextVar("MACHINE", default=None)
+# the options of the command that runs, by name
+ASKED: ContextVar[dict[str, Any]] = ContextVar("ASKED")
+# what --resume of a cluster's run does not take from its file
+_WITH_RESUME = ("resume", "json", "summary", "out")
 
 
 def algos_like(incomplete: str) -> list[str]:
@@ -94,10 +99,6 @@ Gpus = Annotated[
             " workloads. Ratios are taken on one GPU, and a size is tuned on one."
         ),
     ),
-]
-EngineName = Annotated[
-    str | None,
-    running_option(help="Run it elsewhere: slurm, or another of configs/engines.toml."),
 ]
 OneWorkload = Annotated[
     str | None,
@@ -528,6 +529,9 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
 
     @functools.wraps(command)
     def called(**given: Any) -> R:
+        if given.get("resume") and "tasks" in given:
+            given = _resumed(command.__name__, given, parameters)
+        ASKED.set(given)
         others = {name: given[name] for name in given if name not in members}
         made = {name: pick(kind, given) for name, kind in groups.items()}
         return command(**made, **others)
@@ -535,6 +539,51 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {p.name: p.annotation for p in parameters}
     return called
+
+
+def _resumed(
+    command: str, given: dict[str, Any], parameters: list[inspect.Parameter]
+) -> dict[str, Any]:
+    """The options of the run to resume, in its working directory. UsageError if its
+    file is none, or for an option that was given and is not as in it.
+    """
+    from ..records import store
+
+    file = given["resume"].absolute()
+    document = store.load(file)
+    run = document.slurm
+    if run is None:
+        hint = "the command that submitted one printed its file"
+        raise UsageError(f"{file} has no run on a cluster to resume", hint=hint)
+    if document.command != command:
+        hint = f"gdn {document.command} --resume {file}"
+        raise UsageError(f"{file} is a run of {document.command}", hint=hint)
+    options = {"resume": file} | {
+        name: given[name] for name in _WITH_RESUME[1:] if name in given
+    }
+    options["out"] = given["out"].absolute() if given["out"] else file
+    for parameter in parameters:
+        name, value = parameter.name, given[parameter.name]
+        if name in options:
+            continue
+        options[name] = _converted(run.asked.get(name), parameter.annotation, file)
+        if value not in (parameter.default, options[name]):
+            option = f"--{name.replace('_', '-')}"
+            hint = "drop it, or drop --resume to start over"
+            raise UsageError(f"--resume takes {option} from {file}", hint=hint)
+    with contextlib.suppress(OSError):
+        os.chdir(run.cwd)
+    return options
+
+
+def _converted(value: Any, kind: Any, file: Path) -> Any:
+    import msgspec
+
+    try:
+        return msgspec.convert(value, kind, dec_hook=lambda kind, text: kind(text))
+    except msgspec.ValidationError as e:
+        hint = "drop --resume to start over"
+        raise UsageError(f"{file}: $.slurm.asked: {e}", hint=hint) from None
 
 
 def pick(group: type[G], values: Mapping[str, Any]) -> G:

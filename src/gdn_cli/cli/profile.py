@@ -11,6 +11,7 @@ import typer
 
 from .. import errors
 from . import options as o
+from .engine import EngineOptions
 from .help import results_option
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ def profile(
     algos: o.Algos,
     look: Look,
     place: o.Place,
+    remote: EngineOptions,
     names: Names = None,
     list_: Annotated[
         bool, typer.Option("--list", help="List the saved profiles.")
@@ -153,8 +155,11 @@ def profile(
         raise typer.Exit(errors.MISSING if damaged else errors.OK)
 
     def profiled(live: list[str]) -> Iterator[Profile]:
+        from ..remote import profiles
+
         settings, known = look.settings(place, folder), algos.known()
         machine = o.machine()
+        engine = remote.found(resume=remote.resume)
         tool, found = session.subjects(
             known,
             live,
@@ -163,8 +168,11 @@ def profile(
             look.workload,
             look.dataset,
             place.device,
-            machine.place,
+            engine.place if engine else machine.place,
         )
+        if engine:
+            yield from profiles.made(engine, found, replace(settings, tool=tool))
+            return
         with screen.progress("profile", json) as progress:
             for subject in found:
                 yield session.run(

@@ -9,9 +9,12 @@ import typer
 
 from .. import errors
 from . import options as o
+from .engine import EngineOptions
 
 if TYPE_CHECKING:
     from ..machine import inventory
+    from ..remote.calls import Calls
+    from ..remote.engines import Engine
     from ..run.planning import Placing
     from ..tune.search import Plan, Settings, State
 
@@ -29,6 +32,7 @@ def tune(
     which: o.Selection,
     sampling: o.Sampling,
     place: o.Place,
+    remote: EngineOptions,
     gpus: o.Gpus = None,
     in_place: o.InPlace = False,
     only: Only = None,
@@ -59,11 +63,12 @@ def tune(
     name = algos.one("tune")
     chosen, device = place.on(gpus)
     machine = o.machine()
-    placing = partial(machine.place, among=chosen)
+    engine = remote.found(gpus=gpus, resume=remote.resume)
+    placing = engine.place if engine else partial(machine.place, among=chosen)
     plan, there = planned(name, algos, which, device, placing, in_place, only)
     if dry_run:
         return shown.show_tuning(plan, None, json)
-    refuse(plan, there, "here")
+    refuse(plan, there, f"on {engine.name}" if engine else "here")
     settings = settings_of(
         plan,
         sampling,
@@ -74,6 +79,8 @@ def tune(
         gpus=chosen,
         machine=machine,
     )
+    if engine:
+        raise typer.Exit(tuned_away(engine, plan, settings, json))
     failed: errors.GdnError | None = None
     with search.alone(plan.algo, screen.say):
         with screen.progress("tune", json) as progress:
@@ -148,6 +155,29 @@ def settings_of(
         )
     more |= sampling.bounds
     return search.Settings(able[0], sampling.l2, dataset=which.dataset, **more)
+
+
+def tuned_away(
+    calls: Calls | Engine, plan: Plan, settings: Settings, json: bool
+) -> int:
+    """Tune with another machine's measurements; returns the exit code. GdnError if it
+    could not finish them.
+    """
+    from ..remote import profiles
+    from ..report import screen
+    from ..tune import away, search
+
+    with search.alone(plan.algo, screen.say):
+        measured = profiles.tuned(calls, plan, settings)
+        state = away.choose(plan, settings, measured, screen.say)
+    code = show(state, json)
+    if not measured.done:
+        raise errors.GdnError(
+            f"not finished: {measured.reason}",
+            hint="the measurements are kept: the same command goes on from there",
+            code=measured.code or errors.REMOTE,
+        )
+    return code
 
 
 def show(state: State, json: bool) -> int:

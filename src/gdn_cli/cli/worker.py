@@ -28,9 +28,9 @@ def worker(
     if parcel:
         import sys
 
-        from ..remote import through
+        from ..remote import host
 
-        raise typer.Exit(through.serve(sys.stdin.buffer))
+        raise typer.Exit(host.serve_pipe(sys.stdin.buffer))
     from ..worker import serve as w
 
     w.end(w.main(events))

@@ -38,6 +38,15 @@ def versions() -> dict[str, str]:
     return found
 
 
+def allocation() -> str | None:
+    """The job of SLURM, and its node, that this process is in: "12_1 on n2"."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if array := os.environ.get("SLURM_ARRAY_JOB_ID"):
+        job = f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID')}"
+    node = os.environ.get("SLURMD_NODENAME")
+    return f"{job} on {node}" if job and node else job
+
+
 def describe(mode: str) -> Environment:
     """The environment of a worker that runs in `mode`. Imports torch."""
     import torch

@@ -6,7 +6,10 @@ replies back.
     container.py     runs there: the same worker as here, in an empty folder, with its
                      own time limit
     build_cache.py   compiled code, kept for the next container
-    through.py       `--engine`: the same through the stdin and stdout of a command, such as srun
+    engines.py       `--engine`: configs/engines.toml, and what its engines share
+    through.py       one that is a command, such as ssh: stdin and stdout are the link
+    slurm.py         one that is a cluster, by submitit: an array, a folder for each run
+    host.py          the far side of both: who it is, the machine's locks, the link's end
     engine.py        jobs -> calls -> outcomes: what `gdn modal run` and `bench` plug in
     calls.py         sends calls, follows them, and says how each ended
     work.py          what one container gets, how long it may take, and what that costs

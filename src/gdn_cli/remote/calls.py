@@ -50,6 +50,10 @@ class Calls:
     came: Came = lambda *_: None
     # in the container
     dataset_at: Path = Path(DATA)
+    name: str = "Modal"
+
+    def limit_s(self, seconds: float) -> float:
+        return self.rent.limit_s(seconds)
 
     def carry_one(self, piece: Work) -> Reply:
         """The reply to one piece of work; an empty one if it is left there."""

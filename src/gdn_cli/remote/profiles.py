@@ -18,6 +18,7 @@ from ..tune import away, search
 from ..tune.journal import Key
 from . import wire
 from .calls import Calls
+from .engines import Engine
 from .work import Work
 
 # at most for a profile, each with its own time limit
@@ -25,7 +26,7 @@ _PROCESSES = 5
 
 
 def made(
-    calls: Calls, subjects: list[session.Subject], settings: session.Settings
+    calls: Calls | Engine, subjects: list[session.Subject], settings: session.Settings
 ) -> Iterator[Profile]:
     """The profile of each subject, whose folder is here by then; none if they are left
     there (--detach). Raises the error if one was refused.
@@ -35,17 +36,17 @@ def made(
         dataset = calls.find_dataset([subject.workload for subject in subjects])
         away = replace(settings, dataset=dataset)
 
-    limit_s = calls.rent.limit_s(settings.timeout_s * _PROCESSES * len(subjects))
+    limit_s = calls.limit_s(settings.timeout_s * _PROCESSES * len(subjects))
     wanted = [session.sent(subject, away) for subject in subjects]
     yield from _arrived(calls, Work([], limit_s, wanted), settings.folder)
 
 
-def fetched(calls: Calls, call: RemoteCall, folder: Path) -> Iterator[Profile]:
+def fetched(calls: Calls | Engine, call: RemoteCall, folder: Path) -> Iterator[Profile]:
     """The profiles that an earlier command left there: `call` is from its Engine.sent."""
     yield from _arrived(calls, Work([], call.limit_s, earlier=call), folder)
 
 
-def _arrived(calls: Calls, work: Work, folder: Path) -> Iterator[Profile]:
+def _arrived(calls: Calls | Engine, work: Work, folder: Path) -> Iterator[Profile]:
     reply = calls.carry_one(work)
     if reply.lost:
         raise RemoteError(reply.lost)
@@ -53,7 +54,9 @@ def _arrived(calls: Calls, work: Work, folder: Path) -> Iterator[Profile]:
     for arrived in reply.profiles:
         if refused := arrived.refused:
             raise GdnError(
-                f"at Modal: {refused.message}", code=refused.code, hint=refused.hint
+                f"at {calls.name}: {refused.message}",
+                code=refused.code,
+                hint=refused.hint,
             )
 
         yield unpacked(arrived, folder, calls.say)
@@ -83,13 +86,15 @@ def unpacked(
     return profile
 
 
-def tuned(calls: Calls, plan: search.Plan, settings: search.Settings) -> away.Measured:
+def tuned(
+    calls: Calls | Engine, plan: search.Plan, settings: search.Settings
+) -> away.Measured:
     """What was measured there; of a call that did not reply, what it had kept.
     RemoteError if there is nothing.
     """
     dataset = calls.find_dataset(plan.workloads) if settings.dataset else None
     asked = away.wanted(plan, settings, dataset)
-    work = Work([], calls.rent.limit_s(float("inf")), tunings=[asked])
+    work = Work([], calls.limit_s(float("inf")), tunings=[asked])
     reply = calls.carry_one(work)
     if not reply.lost:
         return reply.tuned[0]

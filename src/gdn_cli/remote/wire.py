@@ -5,6 +5,7 @@ JSON with a schema number, so that the two sides may have different Python versi
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import threading
@@ -33,7 +34,9 @@ OTHER = "the other side speaks schema"
 NOT = "what came back from Modal is not a reply of gdn"
 # bytes of a message once it is unpacked: a long comparison has about 40 MiB
 MOST = 256 << 20
-T = TypeVar("T", "Parcel", "Reply", "Made", away.Noted)
+# of a line with a message
+MARK = b"gdn-parcel: "
+T = TypeVar("T", "Parcel", "Reply", "Made", "Hello", away.Noted)
 # a profile to be made: what profiling.sent gives
 Wanted = dict[str, Any]
 
@@ -117,6 +120,39 @@ class Made(Struct):
     environment: Environment | None
 
 
+class Hello(Struct, kw_only=True):
+    """Which machine of an engine serves: its first message, and one for a lock that it
+    waits for.
+    """
+
+    host: str
+    gpus: list[str]
+    version: str
+    allocation: str | None = None
+    waits: str | None = None
+
+    def __str__(self) -> str:
+        job = f"job {self.allocation}, " if self.allocation else ""
+        gpus = ", ".join(self.gpus) or "no GPU"
+        return f"{self.host} ({job}{gpus}, gdn {self.version})"
+
+
+def marked(message: bytes) -> bytes:
+    """A message as a line."""
+    return MARK + base64.b64encode(message) + b"\n"
+
+
+def unmarked(line: bytes) -> bytes:
+    """The message in a line; empty if there is none."""
+    if not line.startswith(MARK):
+        return b""
+
+    with contextlib.suppress(ValueError):
+        return base64.b64decode(line[len(MARK) :])
+
+    return b""
+
+
 def readable(messages: Iterable[bytes], form: type[T]) -> Iterator[T]:
     """Those of this form among what a container has kept at Modal."""
     for data in messages:
@@ -133,10 +169,11 @@ def commit() -> dict[str, str]:
     return {"GDN_COMMIT": f"{known['commit']}{dirty}"}
 
 
-def encode(content: Parcel | Reply | Made | away.Noted) -> bytes:
+def encode(content: Parcel | Reply | Made | Hello | away.Noted) -> bytes:
     # not msgspec's own JSON, which cannot hold half a surrogate pair or NaN, and an
     # algo may have written either
-    plain = {"schema": SCHEMA} | msgspec.to_builtins(content, enc_hook=str)
+    plain = {"schema": SCHEMA, "kind": type(content).__name__}
+    plain |= msgspec.to_builtins(content, enc_hook=str)
     return zlib.compress(json.dumps(plain).encode(), 1)
 
 
@@ -158,6 +195,9 @@ def decode(data: bytes, form: type[T]) -> T:
         content = json.loads(_inflated(data))
         schema = content["schema"]
         if schema == SCHEMA:
+            # another one, before it is looked through
+            if content.get("kind", form.__name__) != form.__name__:
+                raise ValueError
             if form is not Parcel:
                 content = _clipped(content)
             with _ALONE:

@@ -11,11 +11,12 @@ from ..catalog import official
 from ..catalog.official import Harness
 from ..catalog.registry import Algo
 from ..machine import inventory
+from ..machine.inventory import Gpu
 from ..records.store import Writer
 from ..schema.record_types import Document
 from .execute import Came
 from .jobs import Job, Outcome
-from .planning import Plan
+from .planning import Entry, Plan
 
 
 class Elsewhere(ABC):
@@ -40,6 +41,12 @@ class Elsewhere(ABC):
         again. A job that is lost has an outcome that says so (REMOTE_FAILED), with what
         it had measured; a GdnError ends the command. Closing it stops everything there.
         """
+
+    def spread(self, entries: list[Entry], timed: bool) -> tuple[Gpu, ...]:
+        """Stand-ins for the GPUs that share the work, by the rules of --gpus; none if
+        it is not shared out.
+        """
+        return ()
 
     def harness(self, asked: Harness) -> Harness:
         """The contest's harness, with its folder there. MissingError if it is not there."""

@@ -15,6 +15,7 @@ from itertools import zip_longest
 from .. import errors
 from ..catalog.tiers import COPY
 from ..machine import gpu_sharing, inventory, locks
+from ..machine.environment import allocation
 from ..machine.inventory import Gpu
 from ..records.store import Writer
 from ..schema.record_types import (
@@ -163,7 +164,10 @@ class _Tally:
             if job.algo and not job.workloads and outcome.status is Status.DONE:
                 missing = _compiled(job.op.name, job.algo.name)
                 self.writer.document.missing.append(missing)
-            self._keep(job, _fates(job, outcome, of_job.seen), outcome.environment)
+            fates = _fates(job, outcome, of_job.seen)
+            for fate in fates:
+                fate.allocation = allocation()
+            self._keep(job, fates, outcome.environment)
             self.show(_shown(job), True)
 
     def came(self, job: Job, record: Record, environment: Environment | None) -> None:
@@ -197,7 +201,7 @@ class _Tally:
 
         for record in records:
             whole = of_job.complete(record, environment, document.records)
-            self.writer.add(whole, job.place, of_job.environment(environment))
+            self.writer.add(whole, whole.place, of_job.environment(environment))
             of_job.seen.append(whole)
             of_algo = self.order.get(key(job), math.inf)
             of_workload = self.order.get((job.op.name, whole.uuid), math.inf)

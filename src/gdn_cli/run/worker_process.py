@@ -24,6 +24,7 @@ from msgspec import structs
 
 from .. import bounded
 from ..machine import linux
+from ..machine.environment import allocation
 from ..schema.record_types import Blame, Environment, Record, Status, blame
 from ..worker import exit_reasons
 from ..worker.messages import Event, Reply
@@ -253,6 +254,7 @@ class Worker:
                 self.garbled = "a record came that its worker did not write"
                 return
             if isinstance(event, Record):
+                event.allocation = allocation()
                 self.outcome.records.append(event)
                 self.on_record(event, self.outcome.environment)
             elif event.environment:

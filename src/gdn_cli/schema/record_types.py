@@ -159,7 +159,7 @@ class GpuName(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     uuid: str  # as in nvidia-smi
     name: str  # such as NVIDIA H200
-    index: int | None = None  # its number here; None for a rented one
+    index: int | None = None  # its number here, or in the run; None for a rented one
     capability: str | None = None  # "9.0"
 
 
@@ -187,6 +187,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     # reasons not to trust the time; None if nothing was timed
     doubts: list[str] | None = None
     gpu: GpuName | None = None  # which one, if several were used
+    allocation: str | None = None  # SLURM's job and node: "12_1 on n2"
     # clocks, temperature and power around the measurement
     gpu_state: GpuStates | None = None
     backend: str | None = None  # which of its code paths the algo took
@@ -397,9 +398,9 @@ class Largest(msgspec.Struct, kw_only=True):
 
 
 class RemoteCall(msgspec.Struct, kw_only=True):
-    """A call at Modal that had not come back when its file was written."""
+    """A call at Modal, or a task of SLURM, that had not come back when its file was written."""
 
-    id: str  # Modal's
+    id: str  # Modal's or SLURM's
     keys: list[str]  # of its jobs
     limit_s: Annotated[int, Meta(gt=0)] | Positive  # seconds that it may take
 
@@ -412,6 +413,16 @@ class Rented(msgspec.Struct, kw_only=True, omit_defaults=True):
     command: str  # run, bench or profile
     asked: Json = msgspec.field(default_factory=lambda: {})  # the command's own options
     # still running there
+    calls: list[RemoteCall] = msgspec.field(default_factory=lambda: [])
+
+
+class Submitted(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A run that was submitted to SLURM, until all of its results are here."""
+
+    folder: str  # on the shared file system: its tasks, and what they have made
+    cwd: str  # the command's working directory
+    asked: Json = msgspec.field(default_factory=lambda: {})  # the command's own options
+    # its tasks
     calls: list[RemoteCall] = msgspec.field(default_factory=lambda: [])
 
 
@@ -432,6 +443,7 @@ class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
     missing: list[Missing] = msgspec.field(default_factory=lambda: [])
     warnings: list[str] | None = None  # the command's warnings
     modal: Rented | None = None  # if it is a run at Modal
+    slurm: Submitted | None = None  # if it is a run on SLURM that is not complete
     comparisons: list[Compared] | None = None  # `gdn compare`, one per workload
     overall: list[Overall] | None = None  # `gdn compare`, over all workloads
     # `gdn compare` of three or more algos, one per workload
