@@ -5,7 +5,7 @@ interrupts that tests see are its own. What was declared (functions, images, vol
 and uploaded is kept for the tests to look at. A call is carried out as Modal does it:
 the function is imported by name, in a fresh process in an empty folder, where only the
 uploaded files are. What it does otherwise, a test says beforehand (`Server.failing`,
-`Server.answer`).
+`Server.answer`), and of the network (`Server.outage`).
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class Server:
         self.rpcs = []
         self.metadata = {}
         self.functions = []
+        self.deployed = {}  # name of an app -> its function's number
+        self.bound = []  # the options of each run
         self.images = []
         self.mounts = {}  # mount id -> path there -> sha256
         self.contents = {}  # sha256 -> content
@@ -94,12 +96,53 @@ class Server:
 
     async def _serve(self):
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._network, self._cables = "up", set()
         listener = Listener([_service(self)])
         await listener.start("127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{listener._server.sockets[0].getsockname()[1]}"
+        self._behind = listener._server.sockets[0].getsockname()
+        door = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{door.sockets[0].getsockname()[1]}"
         self._ready.set()
         await self._stop.wait()
+        door.close()
         listener.close()
+
+    # --- the network in front of it
+
+    def outage(self, kind: str, seconds: float | None = None):
+        """`"reset"`: connections are cut, and new ones accepted and reset. `"silence"`:
+        nothing passes. After `seconds` it is over.
+        """
+
+        def begin():
+            self._network = kind
+            if kind == "reset":
+                for cable in self._cables:
+                    cable.transport.abort()
+            if seconds is not None:
+                self._loop.call_later(seconds, setattr, self, "_network", "up")
+
+        self._loop.call_soon_threadsafe(begin)
+
+    async def _connected(self, reader: Any, writer: Any):
+        if self._network == "reset":
+            writer.transport.abort()
+            return
+        there, back = await asyncio.open_connection(*self._behind)
+        self._cables |= {writer, back}
+        await asyncio.gather(self._pass(reader, back), self._pass(there, writer))
+
+    async def _pass(self, reader: Any, writer: Any):
+        try:
+            while data := await reader.read(1 << 16):
+                while self._network == "silence":
+                    await asyncio.sleep(0.02)
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        self._cables.discard(writer)
+        writer.close()
 
     @property
     def env(self):
@@ -254,7 +297,29 @@ class _Answers:
         return empty_pb2.Empty()
 
     def AppPublish(s, r):
-        return pb.AppPublishResponse(url="https://example.invalid/app")
+        s.deployed[r.name] = len(s.functions)
+        return pb.AppPublishResponse(
+            url="https://example.invalid/app", deployed_at=time.time()
+        )
+
+    def AppGetByDeploymentName(s, r):
+        return pb.AppGetByDeploymentNameResponse()
+
+    def FunctionGet(s, r):
+        if r.app_name not in s.deployed:
+            raise grpclib.GRPCError(grpclib.Status.NOT_FOUND, "no such app")
+        assert r.object_tag == "serve"
+        number = s.deployed[r.app_name]
+        return pb.FunctionGetResponse(
+            function_id=f"fu-{number}", handle_metadata=_handle("serve"),
+            function=_data(s.functions[number - 1]),
+        )  # fmt: skip
+
+    def FunctionBindParams(s, r):
+        s.bound.append(r.function_options)
+        return pb.FunctionBindParamsResponse(
+            bound_function_id=r.function_id, handle_metadata=_handle("serve")
+        )
 
     def AppClientDisconnect(s, r):
         s.disconnects.append(r)
@@ -342,16 +407,16 @@ class _Answers:
 
     def FunctionPrecreate(s, r):
         return pb.FunctionPrecreateResponse(
-            function_id="fu-1", handle_metadata=_handle(r.function_name)
+            function_id=f"fu-{len(s.functions) + 1}",
+            handle_metadata=_handle(r.function_name),
         )
 
     async def FunctionCreate(s, r):
         await asyncio.sleep(s.create_delay)
         s.functions.append(r.function)
-        ranked = [pb.FunctionData.RankedFunction(rank=0, function=r.function)]
         return pb.FunctionCreateResponse(
-            function_id="fu-1", handle_metadata=_handle(r.function.function_name),
-            function_data=pb.FunctionData(ranked_functions=ranked),
+            function_id=f"fu-{len(s.functions)}", handle_metadata=_handle(r.function.function_name),
+            function_data=_data(r.function),
         )  # fmt: skip
 
     def FunctionMap(s, r):
@@ -407,6 +472,11 @@ def _put(s: Server, id: str, item: Any):
     return pb.FunctionPutInputsResponseItem(
         idx=item.idx, input_id=f"in-{id}", input_jwt=id
     )
+
+
+def _data(function: pb.Function):
+    ranked = [pb.FunctionData.RankedFunction(rank=0, function=function)]
+    return pb.FunctionData(ranked_functions=ranked)
 
 
 def _handle(name: str):

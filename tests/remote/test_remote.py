@@ -5,7 +5,6 @@ has the carried files and nothing else.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -13,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from datetime import date, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +20,7 @@ import building
 import helpers
 import profiles as documents
 import pytest
+from msgspec import structs
 from packaging.requirements import Requirement
 
 import gdn_cli
@@ -299,11 +300,10 @@ def test_another_gpu_than_was_asked_for_is_said_before_anything_runs(monkeypatch
     wanted = V4
     data = container.serve(rented().parcel(work_of(wanted), B200), machine=machine)
     why = "asked for B200, and the container has NVIDIA H200"
-    assert answered(data) == Reply(wrong_gpu=why)
+    assert why in answered(data).lost
     Cloud([data]).install(monkeypatch)
-    with pytest.raises(RemoteError, match=why) as caught:
-        list(rented()([wanted]))
-    assert caught.value.code == errors.REMOTE
+    ((_, lost),) = rented()([wanted])
+    assert (lost.code, lost.records) == (errors.REMOTE, []) and why in lost.reason
 
 
 def test_what_was_measured_before_the_containers_time_is_up_is_sent_back(monkeypatch):
@@ -434,23 +434,23 @@ class Cloud:
         self.refuses, self.live = {}, {}
 
     def install(self, monkeypatch):
-        for name in ("declare", "session", "recall", "first"):
+        for name in ("deployed", "fitted", "spawn", "recall", "first", "cancel"):
             monkeypatch.setattr(modal_client, name, getattr(self, name))
         monkeypatch.setattr(modal_client, "connect", lambda seconds: None)
+        monkeypatch.setattr(modal_client, "app_name", lambda *_: "gdn-0")
         monkeypatch.setattr(modal_client, "kept", lambda id: [])
         clock = SimpleNamespace(monotonic=lambda: self.clock)
         monkeypatch.setattr(calls, "time", clock)
         return self
 
-    def declare(self, *declared):
-        self.declared = declared
-        return None, None
+    def deployed(self, name, settings, image, say):
+        return name
 
-    def session(self, app, function, detach):
-        return contextlib.nullcontext(self.spawn)
+    def fitted(self, function, *declared):
+        self.declared = declared
 
     def recall(self, id):
-        return self.spawn(None, id)
+        return self.call(None, id)
 
     def first(self, waiting, seconds):
         self.clock += seconds
@@ -462,10 +462,16 @@ class Cloud:
             call.got = None if call.trouble else got
         return [call for call in waiting if call.got is not None]
 
-    def spawn(self, data, id=None):
+    def spawn(self, function, data):
+        sending = modal_client.futures.Future()
+        if error := self.refuses.get(len(self.parcels)):
+            sending.set_exception(error)
+        else:
+            sending.set_result(self.call(data))
+        return sending
+
+    def call(self, data, id=None):
         number = len(self.parcels)
-        if number in self.refuses:
-            raise self.refuses[number]
         self.parcels.append(data)
         id = id or f"fc-{number}"
         call = SimpleNamespace(
@@ -477,12 +483,13 @@ class Cloud:
                 raise call.got
             return call.got
 
-        def cancel():
-            self.cancelled.append(number)
-            return not self.deaf
-
-        call.listen, call.cancel = lambda: SimpleNamespace(result=result), cancel
+        call.listen = lambda: SimpleNamespace(result=result)
+        call.number = number
         return call
+
+    def cancel(self, waiting, seconds):
+        self.cancelled += [call.number for call in waiting]
+        return [] if self.deaf else waiting
 
 
 def passed(j: jobs.Job, **environment) -> bytes:
@@ -556,30 +563,45 @@ def test_what_cannot_be_sent_leaves_what_was(monkeypatch):
     assert got["cuda-v4"] == ("remote_failed", "it was not sent: too many inputs")
 
 
-@pytest.mark.parametrize(
-    ("end", "kept"),
-    [
-        (KeyboardInterrupt(), []),  # the app is stopped, and the call with it
-        (KeyboardInterrupt(modal_errors.UNSTOPPED), ["fc-0"]),
-        (RESET, ["fc-0"]),
-        (RemoteError("asked for B200"), []),
-    ],
-)
-def test_ids_are_forgotten_only_with_their_app(end, kept, monkeypatch):
-    fake, work = Cloud([None]).install(monkeypatch), rented()
-
-    def ids() -> list[str]:
-        return [call.id for call in work.sent]
+@pytest.mark.parametrize("deaf", [False, True])
+def test_ctrl_c_cancels_what_was_sent_and_forgets_only_what_modal_confirms(
+    deaf, tmp_path, monkeypatch
+):
+    """Not the calls that an earlier command has left."""
+    fake, work = Cloud([None], [None]).install(monkeypatch), rented()
+    fake.deaf = deaf
+    file, said = tmp_path / "run.json", []
+    work.say = said.append
+    work.earlier = [call_of(V1, "fc-a")]
+    work.note(Writer(building.document(), file))
 
     def first(calls, seconds):
         # in the file from the start: this process may be killed
-        assert ids() == ["fc-0"]
-        raise end
+        saved = json.loads(file.read_text())["modal"]["calls"]
+        assert [call["id"] for call in saved] == ["fc-a", "fc-1"]
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(modal_client, "first", first)
-    with pytest.raises(type(end)):
+    with pytest.raises(KeyboardInterrupt):
+        list(work([V1, V4]))
+    assert [call.id for call in work.sent] == ["fc-a", "fc-1"][: 1 + deaf]
+    assert fake.cancelled == [1]
+    assert any("1 call could not be cancelled" in line for line in said) == deaf
+
+
+def test_a_call_that_is_being_sent_at_ctrl_c_is_cancelled_too(monkeypatch):
+    fake, work = Cloud([None]).install(monkeypatch), rented()
+
+    class Sending(modal_client.futures.Future):
+        def result(self, timeout=None):
+            if timeout is None:
+                raise KeyboardInterrupt
+            return fake.call(b"")
+
+    monkeypatch.setattr(modal_client, "spawn", lambda *_: Sending())
+    with pytest.raises(KeyboardInterrupt):
         list(work([V4]))
-    assert ids() == kept and len(fake.parcels) == 1
+    assert fake.cancelled == [0] and work.sent == []
 
 
 def heard(*script) -> tuple[object, list[float], list[float]]:
@@ -660,7 +682,7 @@ def test_calls_that_are_too_slow_are_cancelled(monkeypatch):
 def test_algos_for_a_cpu_rent_no_gpu(monkeypatch):
     j = job("cpp-v1", "cpu")
     fake = Cloud([passed(j)]).install(monkeypatch)
-    assert [o.status for _, o in rented()([j])] == ["done"] and fake.declared[2] is None
+    assert [o.status for _, o in rented()([j])] == ["done"] and fake.declared[1] is None
     assert opened(fake.parcels[0]).gpu is None
 
 
@@ -687,11 +709,10 @@ def test_the_bill_is_said_before_the_start(count, more, says, monkeypatch):
     lost = [modal_errors.CallFailedError("x")]
     fake = Cloud(*[lost] * count).install(monkeypatch)
 
-    def session(*declared):
+    def deployed(*declared):
         assert says in said[0]
-        return fake.session(*declared)
 
-    monkeypatch.setattr(modal_client, "session", session)
+    monkeypatch.setattr(modal_client, "deployed", deployed)
     list(work([V4] * count))
     assert fake.parcels
 
@@ -702,8 +723,18 @@ def test_the_bill_is_said_before_the_start(count, more, says, monkeypatch):
 def test_dollars_are_those_of_all_gpus_of_a_container(gpu, rate):
     # an hour: 4 cores of $0.0000131 a second, 16 GiB of $0.00000222, and the GPUs
     dollars = 3600 * (4 * 0.0000131 + 16 * 0.00000222 + rate)
-    words = SETTINGS.dollars(gpu and SETTINGS.parse(gpu), 3600)
-    assert words == f"${dollars:.2f} at the prices of {SETTINGS.prices.date}"
+    gpu = gpu and SETTINGS.parse(gpu)
+    for days, old in (
+        (90, ""),
+        (91, ", 91 days ago (`modal billing rates` has today's)"),
+    ):
+        read = date.today() - timedelta(days)
+        dated = structs.replace(SETTINGS.prices, date=read)
+        mine = structs.replace(SETTINGS, prices=dated)
+        assert mine.dollars(gpu, 3600) == f"${dollars:.2f} at the prices of {read}{old}"
+
+    likely = f"${dollars:.2f}, likely ${dollars / 10:.2f}, at the prices of"
+    assert SETTINGS.dollars(gpu, 3600, 360).startswith(likely)
     assert "has no price of B300" in SETTINGS.dollars(SETTINGS.parse("B300"), 60)
     known = {name.rstrip("!") for name in SETTINGS.gpus.known}
     assert set(SETTINGS.prices.gpus) == known

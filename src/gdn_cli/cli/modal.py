@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,7 +18,6 @@ from .help import App, modal_option
 from .profile import Folder, Look, Names, Tool, looked_at, named
 
 if TYPE_CHECKING:
-    from ..records.store import Writer
     from ..remote.engine import Engine
     from ..schema.profile_types import Profile
     from ..schema.record_types import Document, Rented
@@ -29,11 +29,6 @@ modal = App(
 )
 
 
-MaxMinutes = Annotated[
-    float | None, modal_option(min=1, help="Stop everything after that.")
-]
-
-
 Image = Annotated[
     str | None,
     modal_option(
@@ -43,8 +38,8 @@ Image = Annotated[
 
 
 @dataclass(frozen=True)
-class Machine:
-    """The rented machine."""
+class Errand:
+    """A rented machine, how long to wait for it, and how to resume."""
 
     gpu: Annotated[
         str | None,
@@ -54,13 +49,9 @@ class Machine:
         ),
     ] = None
     image: Image = None
-
-
-@dataclass(frozen=True)
-class Errand(Machine):
-    """A rented machine, how long to wait for it, and how to resume."""
-
-    max_minutes: MaxMinutes = None
+    max_minutes: Annotated[
+        float | None, modal_option(min=1, help="Stop everything after that.")
+    ] = None
     detach: Annotated[
         bool,
         modal_option(
@@ -169,12 +160,13 @@ def _asked(solutions: list[Path], *groups: Any, **more: Any) -> Asked:
 def _carried(command: str, ctx: typer.Context, asked: Asked, output: o.Output) -> int:
     old = None
     if file := asked.resume:
-        old, rented, first = _resumed(ctx, file, Asked, "run", "bench")
+        old, rented, first = resumed(ctx, file, Asked, "run", "bench")
         command = rented.command
         asked = replace(first, max_minutes=asked.max_minutes, detach=asked.detach)
         output = replace(output, out=output.out or file)
-    engine = engine_of(asked, command, asked, asked.parallel, asked.together)
+    engine = engine_of(asked, command, asked, None, asked.parallel, asked.together)
     engine.resumed = old
+    code = errors.OK
     try:
         code = carry_out(
             "bench",
@@ -191,18 +183,19 @@ def _carried(command: str, ctx: typer.Context, asked: Asked, output: o.Output) -
             elsewhere=engine,
         )
     except errors.GdnError as e:
-        if engine.writer:
-            _left(engine.writer, e.code, asked.detach)
+        code = e.code
         raise
-    writer = engine.writer
-    assert writer is not None
-    left = _left(writer, code, asked.detach)
-    if left and asked.detach and code != errors.INTERRUPTED:
+    finally:
+        if engine.writer:
+            _left(engine, code, gone=engine.own and not old)
+
+    if engine.sent and asked.detach and code != errors.INTERRUPTED:
         code = errors.OK
-    return writer.exit_code(code)
+    assert engine.writer
+    return engine.writer.exit_code(code)
 
 
-def _resumed(
+def resumed(
     ctx: typer.Context, file: Path, form: type[T], *commands: str
 ) -> tuple[Document, Rented, T]:
     """The run to resume, and its options. It must be of one of `commands`."""
@@ -233,36 +226,64 @@ def _resumed(
     return old, rented, asked
 
 
-def _left(writer: Writer, code: int, detached: bool) -> bool:
-    """Tell the user how to continue an incomplete run. Returns whether there are calls
-    to fetch at Modal.
+def _left(engine: Engine, code: int, gone: bool) -> None:
+    """Tell the user how to continue an incomplete run. Its file goes if it is `gone`:
+    nothing is in it.
     """
     from ..report import screen
 
-    rented = writer.document.modal
-    assert rented is not None
-    again = f"gdn modal {rented.command} --resume {writer.path}"
-    if rented.calls:
+    writer = engine.writer
+    assert writer is not None
+    again = f"gdn modal {engine.command} --resume {writer.path}"
+    if engine.sent:
         writer.keep()
         if writer.unsaved:
             screen.say(f"the run could not be saved: {writer.unsaved}")
         what = "what the calls at Modal have made is not lost"
-        if detached:
+        if engine.rent.detach:
             what = "left running at Modal"
         screen.say(f"{what}; fetch it with: {again}")
-        return True
-    if code in (errors.REMOTE, errors.INTERRUPTED) and writer.document.records:
-        screen.say(f"to repeat what is missing: {again}")
-    return False
+    elif writer.document.records:
+        if code in (errors.REMOTE, errors.INTERRUPTED):
+            screen.say(f"to repeat what is missing: {again}")
+    elif gone:
+        writer.path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def followed(engine: Engine, file: Path | None, json: bool) -> Iterator[None]:
+    """Keep the call for profiles or a tuning in a file until its reply is here. With
+    --detach, exits once it is sent.
+    """
+    from ..records import store
+    from ..report import screen
+
+    writer = store.open_document(engine.command, {}, file)
+    engine.note(writer)
+    try:
+        yield
+        if engine.rent.detach:
+            if json:
+                screen.show_json(writer.document)
+            raise typer.Exit(writer.exit_code(errors.OK))
+    except typer.Exit as e:
+        # what could not be saved here can be fetched once more
+        if e.exit_code == errors.MISSING:
+            engine.sent += engine.ended
+        raise
+    finally:
+        _left(engine, errors.OK, gone=True)
 
 
 def engine_of(
     rented: Errand,
     command: str,
-    asked: Asked | AskedProfiles | None,
+    asked: object,
+    old: Rented | None = None,
     parallel: int = 1,
     together: bool = True,
 ) -> Engine:
+    """The engine; `old` is the run of profiles or of a tuning that is resumed."""
     from ..remote import engine, settings
     from ..remote.work import Rent
     from ..report import screen
@@ -275,7 +296,10 @@ def engine_of(
         screen.say(
             f"{gpu}: the container gets {gpu.count} GPUs, and gdn uses the first"
         )
-    return engine.Engine(rent, screen.say, command=command, asked=asked)
+    calls = list(old.calls) if old else []
+    return engine.Engine(
+        rent, screen.say, calls, command=command, asked=asked, earlier=[*calls]
+    )
 
 
 @modal.command()
@@ -300,17 +324,23 @@ def profile(
     from ..profile import session
     from ..remote import profiles
 
-    if file := rented.resume:
-        raise typer.Exit(_fetched(ctx, file, rented.max_minutes, out, json))
     folder = out or paths.profiles_dir()
     tool = look.tool or "torch"
-    look = Look(**asdict(look) | {"tool": tool})
-    settings = look.settings(o.Place("cuda", timeout), folder)
-    names = named(names, algos.algo)
-    asked = AskedProfiles(names, folder.absolute())
-    engine = engine_of(rented, "profile", asked)
+    if rented.resume:
+        _, old, asked = resumed(ctx, rented.resume, AskedProfiles, "profile")
+        names, folder = asked.names, out or asked.folder
+        rented = replace(rented, gpu=old.gpu, image=old.image)
+    else:
+        names = named(names, algos.algo)
+        asked, old = AskedProfiles(names, folder.absolute()), None
+
+    engine = engine_of(rented, "profile", asked, old)
 
     def profiled(live: list[str]) -> Iterator[Profile]:
+        if engine.earlier:
+            yield from profiles.fetched(engine, folder)
+            return
+
         _, subjects = session.subjects(
             algos.known(),
             live,
@@ -321,62 +351,16 @@ def profile(
             "cuda",
             engine.place,
         )
+        how = Look(**asdict(look) | {"tool": tool})
+        settings = how.settings(o.Place("cuda", timeout), folder)
         yield from profiles.made(engine, subjects, settings)
 
-    if not rented.detach:
-        try:
-            code = looked_at(names, folder, json, profiled)
-        except errors.GdnError:
-            if engine.sent:  # nothing was heard of the call: it can be fetched later
-                _left(_file(engine), errors.OK, False)
-            raise
-        raise typer.Exit(code)
     live = [name for name in names if session.find(name, folder) is None]
-    if not live:
+    if rented.detach and not live:
         raise errors.UsageError(
             f"{' and '.join(names)}: already saved here", hint="drop --detach to see it"
         )
-    writer = _file(engine)
-    try:
+    with followed(engine, rented.resume, json):
+        if not rented.detach:
+            raise typer.Exit(looked_at(names, folder, json, profiled))
         list(profiled(live))
-    finally:
-        _left(writer, errors.OK, True)
-    if json:
-        from ..report import screen
-
-        screen.show_json(writer.document)
-    raise typer.Exit(writer.exit_code(errors.OK))
-
-
-def _file(engine: Engine) -> Writer:
-    """The file that --resume takes to fetch profiles."""
-    from ..records import store
-
-    writer = store.open_document("profile", {}, None)
-    engine.note(writer.document)
-    return writer
-
-
-def _fetched(
-    ctx: typer.Context, file: Path, minutes: float | None, out: Path | None, json: bool
-) -> int:
-    """Fetch and show profiles started with --detach. Removes their file once they are
-    here, or lost.
-    """
-    from ..remote import profiles
-
-    _, old, asked = _resumed(ctx, file, AskedProfiles, "profile")
-    folder = out or asked.folder
-    engine = engine_of(Errand(old.gpu, old.image, minutes), "profile", asked)
-    (call,) = old.calls
-    try:
-        code = looked_at(
-            asked.names, folder, json, lambda _: profiles.fetched(engine, call, folder)
-        )
-    except errors.GdnError:
-        if not engine.sent:
-            file.unlink(missing_ok=True)
-        raise
-    if code != errors.MISSING:  # otherwise they could not be saved here
-        file.unlink(missing_ok=True)
-    return code

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from .. import units
 from ..catalog.workloads import Workload
 from ..errors import RemoteError
 from ..run.execute import Came
-from ..schema.record_types import RemoteCall
+from ..schema.record_types import RemoteCall, Spent
 from . import modal_client, modal_errors, replies, setup, wire
 from .settings import DATA, Gpu, pins
 from .wire import Cache, Parcel, Piece, Reply
@@ -24,6 +26,8 @@ Answers = Generator[tuple[Work, Reply], None, None]
 _SAY_S = 10.0
 # between two looks at the connection; replies are seen at once
 _LOOK_S = 1.0
+# for Modal to confirm that calls are cancelled: at Ctrl-C, and of one that is late
+_STOP_S, _LATE_S = 1.0, 15.0
 
 
 @dataclass(eq=False)
@@ -41,13 +45,18 @@ class Running:
 @dataclass
 class Calls:
     """Carries work to Modal. `sent` are the calls that have not returned: their ids,
-    the keys of their jobs, their time there. `came` gets each record as it comes.
+    the keys of their jobs, their time there; `ended` are the others. `came` gets each
+    record as it comes.
     """
 
     rent: Rent
     say: Callable[[str], None]
     sent: list[RemoteCall] = field(default_factory=list)
+    ended: list[RemoteCall] = field(default_factory=list)
     came: Came = lambda *_: None
+    # called after each call that is sent: this process may be killed
+    save: Callable[[], None] = lambda: None
+    spent: list[Spent] = field(default_factory=list)
     # in the container
     dataset_at: Path = Path(DATA)
 
@@ -60,14 +69,16 @@ class Calls:
         return Reply()
 
     def carry(self, pieces: list[Work]) -> Answers:
-        """Send what is not there yet, and yield each reply as it comes. RemoteError if
-        the GPU is another one: other containers would have it too, and its times are
-        useless.
+        """Send what is not there yet, and yield each reply as it comes. Ends what it
+        has sent if it is closed before.
         """
         fresh = [piece for piece in pieces if not piece.earlier]
         # before anything can fail: they run and are paid for
-        self.sent.extend(piece.earlier for piece in pieces if piece.earlier)
-        settings = self.rent.settings
+        for piece in pieces:
+            if piece.earlier and piece.earlier not in self.sent:
+                self.sent.append(piece.earlier)
+
+        settings, image = self.rent.settings, self.rent.image
         modal_client.connect(settings.limits.connect)
         # otherwise no GPU is rented
         gpu = self.rent.gpu if any(piece.cuda for piece in fresh) else None
@@ -80,36 +91,36 @@ class Calls:
             self.find_dataset(workloads)
 
         running: list[Running] = []
+        for piece in pieces:
+            if piece.earlier:
+                running.append(Running(piece, modal_client.recall(piece.earlier.id)))
+
         try:
-            with contextlib.ExitStack() as stack:
-                for piece in pieces:
-                    if piece.earlier:
-                        call = modal_client.recall(piece.earlier.id)
-                        running.append(Running(piece, call))
+            if fresh:
+                name = modal_client.app_name(settings, image)
+                self.say(f"{self.rent.bill(gpu, fresh)}; app {name}")
+                function = modal_client.fitted(
+                    modal_client.deployed(name, settings, image, self.say),
+                    settings.container,
+                    gpu,
+                    math.ceil(max(piece.limit_s for piece in fresh)),
+                    self.rent.containers(len(fresh)),
+                )
+                yield from self._send(fresh, function, gpu, running)
 
-                if fresh:
-                    self.say(self.rent.bill(gpu, fresh))
-                    limit_s = math.ceil(max(piece.limit_s for piece in fresh))
-                    containers = self.rent.containers(len(fresh))
-                    declared = modal_client.declare(
-                        settings, self.rent.image, gpu, limit_s, containers
-                    )
-                    session = modal_client.session(*declared, self.rent.detach)
-                    spawn = stack.enter_context(session)
-                    yield from self._send(fresh, spawn, gpu, running)
-
-                if running and not self.rent.detach:
-                    yield from self._arriving(running)
-        except BaseException as e:
-            # the app was stopped, and its calls with it; without a connection that is not known
-            unknown = isinstance(e, modal_errors.UnreachableError)
-            unknown = unknown or modal_errors.UNSTOPPED in e.args
-            if not (unknown or self.rent.detach):
-                for each in running:
-                    if not each.work.earlier:
-                        self._forget(each)
+            if not self.rent.detach:
+                yield from self._arriving(running)
+        except BaseException:
+            if not self.rent.detach:
+                self._stop(running)
 
             raise
+        finally:
+            if self.spent:
+                cuda = any(piece.cuda for piece in pieces)
+                seconds = sum(each.seconds for each in self.spent)
+                cost = settings.dollars(self.rent.gpu if cuda else None, seconds)
+                self.say(f"Modal: {seconds:.0f} s of container time, about {cost}")
 
     def find_dataset(self, workloads: list[Workload]) -> Path:
         """Where the data set of --dataset is in the container. Seen on the volume,
@@ -131,18 +142,15 @@ class Calls:
     # --- sending
 
     def _send(
-        self,
-        pieces: list[Work],
-        spawn: modal_client.Spawn,
-        gpu: Gpu | None,
-        running: list[Running],
+        self, pieces: list[Work], function: Any, gpu: Gpu | None, running: list[Running]
     ) -> Iterator[tuple[Work, Reply]]:
         """Start the calls. Yields those that cannot be sent behind one that was, with
         the reason.
         """
         for i, piece in enumerate(pieces):
+            sending = modal_client.spawn(function, self.parcel(piece, gpu))
             try:
-                call = spawn(self.parcel(piece, gpu))
+                self._note(piece, sending.result(), running)
             except RemoteError as e:
                 if i == 0:
                     raise
@@ -150,11 +158,21 @@ class Calls:
                 lost = f"it was not sent: {e.message}"
                 yield from ((unsent, Reply(lost=lost)) for unsent in pieces[i:])
                 return
+            except KeyboardInterrupt:
+                # Modal may have it already, and nobody would know its id
+                with contextlib.suppress(Exception):
+                    self._note(piece, sending.result(_STOP_S), running)
 
-            running.append(Running(piece, call))
-            keys = [key(job) for job in piece.jobs]
-            limit_s = math.ceil(piece.limit_s)
-            self.sent.append(RemoteCall(id=call.id, keys=keys, limit_s=limit_s))
+                raise
+
+    def _note(
+        self, piece: Work, call: modal_client.Call, running: list[Running]
+    ) -> None:
+        running.append(Running(piece, call))
+        keys = [key(job) for job in piece.jobs]
+        limit_s = math.ceil(piece.limit_s)
+        self.sent.append(RemoteCall(id=call.id, keys=keys, limit_s=limit_s))
+        self.save()
 
     def parcel(self, piece: Work, gpu: Gpu | None) -> bytes:
         settings, image = self.rent.settings, self.rent.image
@@ -235,7 +253,7 @@ class Calls:
     # --- the end of a call
 
     def _reply(self, running: Running) -> Reply:
-        """What has come of a call. RemoteError if the GPU is another one."""
+        """What has come of a call."""
         reply = Reply()
         try:
             reply = wire.decode(running.call.listen().result(), Reply)
@@ -250,10 +268,12 @@ class Calls:
             if e.message.startswith(wire.OTHER):
                 return reply
 
-        self._forget(running)
-        if reply.wrong_gpu:
-            hint = "nothing was measured; name a GPU that Modal has: --gpu"
-            raise RemoteError(reply.wrong_gpu, hint=hint)
+        self._forget(running.call)
+        if reply.seconds:
+            jobs = running.work.jobs
+            due = sum(job.due for job in jobs)
+            keys = [key(job) for job in jobs]
+            self.spent.append(Spent(keys=keys, due=due, seconds=reply.seconds))
 
         reply.lost = reply.lost or replies.fault(running.work, reply, self.rent.gpu)
         return reply
@@ -262,14 +282,30 @@ class Calls:
         """The reply in the place of one that did not come in time."""
         within = f"no reply within {in_minutes(patience_s)}"
         trouble = running.call.trouble
-        if not trouble and running.call.cancel():
-            self._forget(running)
+        if not trouble and modal_client.cancel([running.call], _LATE_S):
+            self._forget(running.call)
             why = f"Modal had no {self.rent.gpu} free, or --max-minutes was too short"
             return Reply(lost=f"{within}: {why}")
 
         silence = trouble.message if trouble else "Modal does not answer"
         return Reply(lost=f"{within}: {silence}; the call may go on there")
 
-    def _forget(self, running: Running) -> None:
+    def _stop(self, running: list[Running]) -> None:
+        """Cancel the calls that this command has sent. Those for which Modal does not
+        confirm that keep their ids.
+        """
+        left = {call.id for call in self.sent}
+        mine = [each.call for each in running if not each.work.earlier]
+        mine = [call for call in mine if call.id in left]
+        stopped = modal_client.cancel(mine, _STOP_S)
+        for call in stopped:
+            self._forget(call)
+
+        if unheard := len(mine) - len(stopped):
+            count = units.count(unheard, "call")
+            self.say(f"Modal does not answer: {count} could not be cancelled")
+
+    def _forget(self, call: modal_client.Call) -> None:
         """There is nothing to fetch any more."""
-        self.sent[:] = [call for call in self.sent if call.id != running.call.id]
+        self.ended += [each for each in self.sent if each.id == call.id]
+        self.sent[:] = [each for each in self.sent if each.id != call.id]

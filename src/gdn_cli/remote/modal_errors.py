@@ -28,9 +28,6 @@ class UnreachableError(RemoteError):
     """No answer from Modal itself; it may be reachable again in a moment."""
 
 
-UNSTOPPED = "the app could not be stopped"
-
-
 class CallFailedError(Exception):
     """One call failed; the message says why, and the others may go on."""
 
@@ -106,7 +103,11 @@ def from_container(e: BaseException) -> bool:
 
 
 def _unreachable(e: BaseException) -> UnreachableError:
+    from modal import exception as kinds
+
     text = getattr(e, "strerror", None) or scrub(_last(e))
+    if isinstance(e, (kinds.AuthError, kinds.PermissionDeniedError)):
+        return UnreachableError(f"Modal does not accept the token ({text})", hint=LOGIN)
     return UnreachableError(
         f"no connection to Modal ({text})",
         hint="check the network, or see https://status.modal.com",

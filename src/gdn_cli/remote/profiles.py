@@ -13,11 +13,11 @@ from .. import files
 from ..errors import GdnError, RemoteError, one_line
 from ..profile import session
 from ..schema.profile_types import Profile
-from ..schema.record_types import RemoteCall
 from ..tune import away, search
 from ..tune.journal import Key
 from . import wire
 from .calls import Calls
+from .engine import Engine
 from .work import Work
 
 # at most for a profile, each with its own time limit
@@ -40,9 +40,10 @@ def made(
     yield from _arrived(calls, Work([], limit_s, wanted), settings.folder)
 
 
-def fetched(calls: Calls, call: RemoteCall, folder: Path) -> Iterator[Profile]:
-    """The profiles that an earlier command left there: `call` is from its Engine.sent."""
-    yield from _arrived(calls, Work([], call.limit_s, earlier=call), folder)
+def fetched(engine: Engine, folder: Path) -> Iterator[Profile]:
+    """The profiles that an earlier command left there."""
+    (call,) = engine.earlier
+    yield from _arrived(engine, Work([], call.limit_s, earlier=call), folder)
 
 
 def _arrived(calls: Calls, work: Work, folder: Path) -> Iterator[Profile]:
@@ -83,14 +84,22 @@ def unpacked(
     return profile
 
 
-def tuned(calls: Calls, plan: search.Plan, settings: search.Settings) -> away.Measured:
-    """What was measured there; of a call that did not reply, what it had kept.
-    RemoteError if there is nothing.
+def tuned(
+    engine: Engine, plan: search.Plan, settings: search.Settings
+) -> away.Measured | None:
+    """What was measured there; of a call that did not reply, what it had kept. None if
+    it is left there (--detach). RemoteError if there is nothing.
     """
-    dataset = calls.find_dataset(plan.workloads) if settings.dataset else None
+    dataset = engine.find_dataset(plan.workloads) if settings.dataset else None
     asked = away.wanted(plan, settings, dataset)
-    work = Work([], calls.rent.limit_s(float("inf")), tunings=[asked])
-    reply = calls.carry_one(work)
+    work = Work([], engine.rent.limit_s(float("inf")), tunings=[asked])
+    for call in engine.earlier:
+        work.earlier = call
+
+    reply = engine.carry_one(work)
+    if engine.rent.detach:
+        return None
+
     if not reply.lost:
         return reply.tuned[0]
 

@@ -21,6 +21,7 @@ from ..errors import RemoteError
 from ..machine import environment
 from ..run.jobs import Job, Outcome
 from ..schema import profile_types
+from ..schema.numbers import NotNegative
 from ..schema.record_types import Environment, Record
 from ..tune import away
 from ..worker.request import Request
@@ -103,9 +104,10 @@ class Reply(Struct, kw_only=True):
     outcomes: list[Outcome] = []
     profiles: list[Profile] = []
     tuned: list[away.Measured] = []
-    wrong_gpu: str | None = None
     # why there is no other result
     lost: str | None = None
+    # that the container took, without its own start
+    seconds: NotNegative = 0.0
 
 
 class Made(Struct):
