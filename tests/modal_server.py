@@ -11,6 +11,7 @@ uploaded files are. What it does otherwise, a test says beforehand (`Server.fail
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import pickle
 import signal
@@ -73,6 +74,7 @@ class Server:
         self.volumes = {}  # name -> path -> content
         # (name, partition) -> items, pickled
         self.queues = {}
+        self.dicts = {}  # (name, key) -> value, both pickled
         self.calls = {}  # id -> parcel
         self.results = {}
         self.cancelled = []
@@ -130,7 +132,8 @@ class Server:
             return
         there, back = await asyncio.open_connection(*self._behind)
         self._cables |= {writer, back}
-        await asyncio.gather(self._pass(reader, back), self._pass(there, writer))
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(self._pass(reader, back), self._pass(there, writer))
 
     async def _pass(self, reader: Any, writer: Any):
         try:
@@ -243,11 +246,15 @@ def _service(s: Server):
             if name in s.failing:
                 status, text = s.failing[name]
                 raise grpclib.GRPCError(status, text)
-            if s.faults.get(name):
-                await _fault(s.faults[name].pop(0), stream)
+            fault = s.faults[name].pop(0) if s.faults.get(name) else None
+            if fault not in (None, "lost"):
+                await _fault(fault, stream)
             answer = getattr(_Answers, name, None)
             if answer is None:
                 raise grpclib.GRPCError(grpclib.Status.UNIMPLEMENTED, name)
+            if fault == "lost":
+                answer(s, request)
+                await _fault(fault, stream)
             replied = answer(s, request)
             if asyncio.iscoroutine(replied):
                 replied = await replied
@@ -261,12 +268,12 @@ def _service(s: Server):
 
 
 async def _fault(kind: Any, stream: Any):
-    """`"reset"`: the connection is cut. `"silence"`: there is never an answer. (status,
-    text): an error.
+    """`"reset"`: the connection is cut; `"lost"`: once the request is carried out.
+    `"silence"`: there is never an answer. (status, text): an error.
     """
-    if kind == "reset":
+    if kind in ("reset", "lost"):
         stream._stream._transport.abort()
-    if kind in ("reset", "silence"):
+    if kind in ("reset", "lost", "silence"):
         await asyncio.Event().wait()
     raise grpclib.GRPCError(*kind)
 
@@ -404,6 +411,18 @@ class _Answers:
             if i >= first
         ]
         return pb.QueueNextItemsResponse(items=found)
+
+    def DictGetOrCreate(s, r):
+        return pb.DictGetOrCreateResponse(dict_id=f"di-{r.deployment_name}")
+
+    def DictUpdate(s, r):
+        (entry,) = r.updates
+        there = (r.dict_id, entry.key) in s.dicts
+        s.dicts.setdefault((r.dict_id, entry.key), entry.value)
+        return pb.DictUpdateResponse(created=not there)
+
+    def DictGet(s, r):
+        return pb.DictGetResponse(found=True, value=s.dicts[r.dict_id, r.key])
 
     def FunctionPrecreate(s, r):
         return pb.FunctionPrecreateResponse(

@@ -5,6 +5,7 @@ the table made from the replies.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -410,6 +411,20 @@ def test_records_are_put_on_a_queue_and_read_back():
     assert done.out == "[b'one', b'two'] []\n", done.err
 
 
+def test_the_first_call_that_asks_does_the_work_of_a_parcel():
+    code = """
+        from gdn_cli.remote import modal_client as cloud
+        calls = [(b"a", "fc-0"), (b"a", "fc-1"), (b"b", "fc-1"), (b"a", "fc-0")]
+        print(*[cloud.claimed(*call) for call in calls])
+    """
+    with Server() as s:
+        done = helpers.python("-c", textwrap.dedent(code), env=s.env)
+        s.failing["DictUpdate"] = (EXHAUSTED, "rate limit")
+        failed = helpers.python("-c", textwrap.dedent(code), env=s.env)
+    assert done.out == "fc-0 fc-0 fc-1 fc-0\n", done.err
+    assert failed.out == "fc-0 fc-1 fc-1 fc-0\n", failed.err
+
+
 def on_queue(number: int, data: bytes) -> list[bytes]:
     """The queue of a call that has measured its first workload."""
     (outcome,) = answered(measured()(number, data)).outcomes
@@ -463,6 +478,18 @@ def test_a_preempted_call_goes_on_after_what_it_had_measured():
     (queue,) = s.queues.values()
     made = [wire.decode(pickle.loads(item), wire.Made) for item in queue]
     assert sum(m.record.algo == "pt-reference" for m in made) == 2
+
+
+def test_a_reply_that_is_none_costs_nothing_if_all_records_had_come():
+    def answer(number: int, data: bytes):
+        if opened(data).jobs[0].request.name != "cuda-v4":
+            return measured()(number, data)
+        s.queues[settings.RECORDS, f"fc-{number}"] = on_queue(number, data)
+        return b"rubbish"
+
+    with Server(answer=answer) as s:
+        done = rent(s, "bench --algo cuda-v4 -w 0")
+    assert done.code == 0 and re.search(r"cuda-v4( \*)? +2\.00 us", done.out), done.err
 
 
 def test_replies_that_are_none_cost_their_own_algos():
@@ -534,11 +561,12 @@ def test_wrong_usage_reaches_no_network(args, says, tmp_path):
 # --- Ctrl-C
 
 
-def interrupted(server: Server, when, line: str) -> helpers.Done:
-    """`gdn modal LINE`, which gets Ctrl-C as soon as `when(server)`."""
+@contextlib.contextmanager
+def under_way(server: Server, when, line: str, **env):
+    """The process of `gdn modal LINE`, as soon as `when(server)`."""
     process = subprocess.Popen(
         [sys.executable, "-m", "gdn_cli", "modal", *line.split()],
-        env=helpers.environment(**server.env),
+        env=helpers.environment(**server.env, **env),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -550,11 +578,96 @@ def interrupted(server: Server, when, line: str) -> helpers.Done:
         while not when(server):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=helpers.PATIENCE_S)
+        yield process
     finally:
         process.kill()
+
+
+def done_of(process: subprocess.Popen) -> helpers.Done:
+    out, err = process.communicate(timeout=helpers.PATIENCE_S)
     return helpers.Done(process.returncode, out, err)
+
+
+def interrupted(server: Server, when, line: str, **env) -> helpers.Done:
+    """`gdn modal LINE`, which gets Ctrl-C as soon as `when(server)`."""
+    with under_way(server, when, line, **env) as process:
+        process.send_signal(signal.SIGINT)
+        return done_of(process)
+
+
+def waiting(server: Server) -> bool:
+    """Three calls are asked for."""
+    return server.rpcs.count("FunctionGetOutputs") >= 3
+
+
+@pytest.mark.parametrize("how", ["silence", "reset", "denied"])
+def test_ctrl_c_does_not_wait_for_modal_and_keeps_what_it_did_not_hear(how, tmp_path):
+    """The network stays down, or the token refused, until the command has ended."""
+    home = {"GDN_HOME": str(tmp_path)}
+
+    def down(s) -> bool:
+        if not waiting(s):
+            return False
+        if how == "denied":
+            refused = grpclib.Status.PERMISSION_DENIED, "token revoked"
+            s.failing |= {"FunctionGetOutputs": refused, "FunctionCallCancel": refused}
+        else:
+            s.outage(how)
+        return True
+
+    with Server(answer=lambda n, data: None) as s:
+        done = interrupted(s, down, "bench --algo cuda-v4 -w 0", **home)
+        assert done.code == errors.INTERRUPTED and "Traceback" not in done.err
+        assert "3 calls could not be cancelled" in done.err and s.cancelled == []
+        assert "died" not in done.err
+        s.failing.clear()
+        s.outage("up")
+        s.answer = measured()
+        file = re.search(r"gdn modal bench --resume (\S+)", done.err)[1]
+        again = rent(s, "bench --resume", file, **home)
+    assert again.code == 0 and len(s.calls) == 3, again.err
+
+
+def test_calls_survive_a_network_that_accepts_connections_and_resets_them(tmp_path):
+    home = {"GDN_HOME": str(tmp_path)}
+    with Server(answer=lambda n, data: None) as s:
+        with under_way(s, waiting, "bench --algo cuda-v4 -w 0", **home) as process:
+            s.outage("reset", 2.0)
+            s.answer = measured()
+            put_off(done_of(process))
+        (file,) = (tmp_path / "runs").iterdir()
+        assert len(s.calls) == 3
+        again = rent(s, "bench --resume", file, **home)
+    # and nothing is paid for twice
+    assert again.code == 0 and len(s.calls) == 3
+
+
+def test_a_call_whose_answer_was_lost_is_sent_again_and_paid_for_once(tmp_path):
+    """Modal has the first call, and the container of the second says that it does the work."""
+
+    def answer(number: int, data: bytes) -> bytes:
+        second = wire.encode(Reply(by="fc-0"))
+        return second if number == 1 else measured()(number, data)
+
+    out = tmp_path / "r.json"
+    with Server(answer=answer) as s:
+        rent(s, "setup")
+        # the client itself tries four times
+        s.faults["FunctionMap"] = ["lost", *["reset"] * 3]
+        done = rent(s, "bench --algo cuda-v4 -w 0 --together --out", out)
+    assert done.code == 0 and len(s.calls) == 2, done.err
+    assert json.loads(out.read_text())["modal"]["calls"] == []
+
+
+def test_a_run_that_was_killed_before_its_first_record_is_fetched(tmp_path):
+    home = {"GDN_HOME": str(tmp_path)}
+    with Server(answer=lambda n, data: None) as s:
+        with under_way(s, waiting, "bench --algo cuda-v4 -w 0", **home) as process:
+            process.kill()
+        (file,) = (tmp_path / "runs").iterdir()
+        s.answer = measured()
+        again = rent(s, "bench --resume", file, **home)
+    assert again.code == 0 and len(s.calls) == 3 and s.cancelled == []
 
 
 def test_ctrl_c_while_waiting_cancels_the_calls_and_keeps_what_has_arrived(tmp_path):
@@ -651,6 +764,22 @@ def test_setup_makes_the_volumes_and_builds_the_image_without_a_gpu():
     (name,) = s.deployed
     for step in ("token: Modal accepts it", f"app {name}: deployed"):
         assert step in done.err
+
+
+def test_a_run_calls_what_is_deployed_and_sends_no_files():
+    with Server(answer=measured()) as s:
+        rent(s, "setup")
+        before = len(s.rpcs)
+        done = rent(s, "bench --algo cuda-v4 -w 0")
+    (name,) = s.deployed
+    assert done.code == 0 and f"app {name}\n" in done.err
+    assert {rpc for rpc in s.rpcs[before:] if "Queue" not in rpc} == {
+        "ClientHello",
+        "FunctionGet",
+        "FunctionBindParams",
+        "FunctionMap",
+        "FunctionGetOutputs",
+    }
 
 
 def test_no_secret_reaches_records_parcels_or_what_is_packed(tmp_path):

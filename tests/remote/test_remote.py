@@ -45,11 +45,12 @@ from gdn_cli.remote import (
     resume,
     settings,
     wire,
+    work,
 )
 from gdn_cli.remote.wire import Cache, Parcel, Profile, Refusal, Reply
 from gdn_cli.remote.work import Rent
 from gdn_cli.run import execute, jobs, planning, worker_process
-from gdn_cli.schema.record_types import Environment, RemoteCall, Status
+from gdn_cli.schema.record_types import Environment, RemoteCall, Rented, Spent, Status
 from gdn_cli.worker.request import Timing
 
 REGISTRY = helpers.REGISTRY
@@ -330,17 +331,6 @@ def test_what_was_measured_before_the_containers_time_is_up_is_sent_back(monkeyp
         assert "time of 60 s was up; --max-minutes gives more" in outcome.reason
 
 
-@pytest.mark.parametrize(
-    ("minutes", "option"), [(None, "--timeout"), (9, "--max-minutes")]
-)
-def test_a_call_that_modal_ended_names_the_option_that_ended_it(
-    minutes, option, monkeypatch
-):
-    Cloud([modal_errors.TimedOutError("ended")]).install(monkeypatch)
-    ((_, lost),) = rented(minutes=minutes)([V4])
-    assert lost.reason == f"ended; {option} gives more"
-
-
 @pytest.mark.slow
 def test_a_profile_is_made_there_and_its_folder_unpacked_here(tmp_path):
     tool, (subject,) = session.subjects(
@@ -578,14 +568,14 @@ def test_ctrl_c_cancels_what_was_sent_and_forgets_only_what_modal_confirms(
     def first(calls, seconds):
         # in the file from the start: this process may be killed
         saved = json.loads(file.read_text())["modal"]["calls"]
-        assert [call["id"] for call in saved] == ["fc-a", "fc-1"]
+        assert [call["id"] for call in saved] == ["fc-a", "fc-0"]
         raise KeyboardInterrupt
 
     monkeypatch.setattr(modal_client, "first", first)
     with pytest.raises(KeyboardInterrupt):
         list(work([V1, V4]))
-    assert [call.id for call in work.sent] == ["fc-a", "fc-1"][: 1 + deaf]
-    assert fake.cancelled == [1]
+    assert [call.id for call in work.sent] == ["fc-a", "fc-0"][: 1 + deaf]
+    assert fake.cancelled == [0]
     assert any("1 call could not be cancelled" in line for line in said) == deaf
 
 
@@ -617,7 +607,7 @@ def heard(*script) -> tuple[object, list[float], list[float]]:
             raise got
         return got
 
-    call = modal_client.Call(SimpleNamespace(get=get, object_id="fc-0"))
+    call = modal_client.Call(SimpleNamespace(get=get), "fc-0")
     call._answer = modal_client.futures.Future()
     call._listen(call._answer, pauses.append)
     assert left == []
@@ -740,6 +730,73 @@ def test_dollars_are_those_of_all_gpus_of_a_container(gpu, rate):
     assert set(SETTINGS.prices.gpus) == known
 
 
+def test_the_likely_price_is_by_what_such_calls_took(tmp_path, monkeypatch):
+    a, b = job("cuda-v4", "cuda", 4, "bench"), job("cuda-v1", "cuda", 2, "bench")
+
+    def spent(gpu: str, *calls) -> None:
+        document = building.document()
+        document.modal = Rented(gpu=gpu, image="gdn", command="bench")
+        document.modal.spent = [Spent(keys=k, due=d, seconds=s) for k, d, s in calls]
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
+        path.write_text(store.dumps(document))
+
+    def likely(*jobs) -> float | None:
+        return work.likely([work_of(j) for j in jobs], list(work.spent("B200")))
+
+    monkeypatch.setattr(paths, "runs_dir", lambda: tmp_path)
+    assert likely(a) is None
+    mine = [engine.key(a)]
+    spent("B200", (mine, 4, 30.0))
+    spent("B200", (["bench gdn_decode other cuda"], 2, 5.0), (mine, 2, 12.0))
+    spent("H200", (mine, 4, 3.0))
+    (tmp_path / "9.json").write_text("{")
+    # the newest: twice as many workloads, and at most the limit; else one of the op
+    assert likely(a) == 24 and likely(a, b) == 29
+    assert likely(job("cuda-v4", "cuda", 54, "bench")) == 60
+    assert likely(a, job("cuda-v4", "cuda", 4)) is None
+    said = []
+    mine = rented()
+    mine.say = said.append
+    Cloud([passed(a)]).install(monkeypatch)
+    list(mine([a]))
+    assert "most, $0.98, likely $0.04, at the prices" in said[0]
+
+
+@pytest.mark.parametrize("minutes", [None, 1441])
+def test_more_than_modal_allows_is_refused_before_anything_is_rented(
+    minutes, monkeypatch
+):
+    fake = Cloud().install(monkeypatch)
+    long = job("cuda-v4", "cuda", timeout_s=86_400 - SETTINGS.limits.start + 1)
+    with pytest.raises(UsageError, match="a call of 86401 s: Modal's longest is 24 h"):
+        list(rented(minutes=minutes)([long]))
+    assert fake.declared is None
+    assert rented(minutes=1440).rent.limit_s(1e9) == 86_400
+
+
+def test_the_apps_name_has_a_hash_of_gdns_files_and_of_the_image(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "PACKAGE", tmp_path)
+    image = SETTINGS.chosen(None)
+
+    def name(image=image, settings=SETTINGS) -> str:
+        return modal_client.app_name(settings, image)
+
+    for part in ("run", "algos", "run/__pycache__"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "a.py").write_text("1")
+    first = name()
+    assert re.fullmatch("gdn-[0-9a-f]{12}", first)
+    # what does not travel
+    (tmp_path / "algos/a.py").write_text("2")
+    (tmp_path / "run/__pycache__/a.py").write_text("2")
+    assert name() == first
+    (tmp_path / "run/a.py").write_text("2")
+    others = {name(), name(structs.replace(image, then=("x",)))}
+    limits = structs.replace(SETTINGS.limits, idle=3)
+    others.add(name(settings=structs.replace(SETTINGS, limits=limits)))
+    assert len(others) == 3 and first not in others
+
+
 def test_a_rented_gpu_is_not_paid_for_work_on_a_cpu():
     gpu = job("cuda-v4", "cuda", command="bench")
     cpu = job("cpp-v1", "cpu", command="bench")
@@ -825,6 +882,15 @@ def test_what_a_lost_call_had_measured_is_kept_once_and_only_of_the_gpu_asked_fo
     assert said == ["gdn_decode/cuda-v4: 2 of 3 came before that"]
 
 
+def test_a_call_without_a_reply_is_complete_if_all_its_records_had_come():
+    mine, late = job("cuda-v4", "cuda", 2), job("cuda-v1", "cuda", 1)
+    kept = [made_of(building.record("cuda-v4", 2.0, w.uuid)) for w in mine.workloads]
+    lost = Reply(lost="preempted")
+    whole, none = replies.outcomes([mine, late], lost, kept, B200, lambda line: None)
+    assert (whole[1].status, whole[1].reason, whole[1].code) == ("done", None, None)
+    assert (none[1].status, none[1].reason) == ("remote_failed", "preempted")
+
+
 def test_a_call_that_is_started_again_does_what_is_left(monkeypatch):
     """What a preempted container has kept, with its own GPU, and the workloads that it
     had not finished.
@@ -894,10 +960,15 @@ def test_records_are_in_the_document_before_their_call_has_ended(tmp_path, monke
 
 
 def outcome(
-    gpu: str | None = "NVIDIA B200", algo: str = "cuda-v4", **more
+    gpu: str | None = "NVIDIA B200",
+    algo: str = "cuda-v4",
+    count: int = 1,
+    of: int = 1,
+    **more,
 ) -> jobs.Outcome:
-    (workload,) = job(algo, "cuda").workloads
-    records = [building.record(algo, None, workload.uuid, tier=None)]
+    """A worker that has passed the last of `of` workloads."""
+    workload = job(algo, "cuda", of).workloads[-1]
+    records = [building.record(algo, None, workload.uuid, tier=None)] * count
     env = gpu and Environment(gpu=gpu, **more)
     return jobs.Outcome(Status.DONE, records=records, environment=env)
 
@@ -914,6 +985,8 @@ def outcome(
         ),
         ([], "it has 0 outcomes for 1"),
         ([outcome(), outcome()], "it has 2 outcomes for 1"),
+        ([outcome(count=0)], "it has 0 records for 1"),
+        ([outcome(of=2)], "it has 0 records for 1"),
         ([outcome("NVIDIA H200")], "the container has NVIDIA H200"),
         ([outcome(None)], "the reply does not name its GPU"),
         ([outcome(gpus=["NVIDIA B200"] * 2)], "has NVIDIA B200, NVIDIA B200"),

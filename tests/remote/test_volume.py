@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from remote.test_remote import Cloud, job, opened, passed, rented
 
@@ -22,15 +20,15 @@ THEIRS = {f"mlsys26-contest/{name}": 9 for name in FILES}
     ("there", "needed", "at"),
     [
         (FILES, ["blob/a.safetensors"], ""),
-        (THEIRS, ["blob/a.safetensors"], "mlsys26-contest/"),
+        (THEIRS, ["blob/a.safetensors"], "mlsys26-contest"),
         (THEIRS | FILES, ["blob/a.safetensors"], ""),
         # the one that has it all
         (
             FILES | THEIRS | {"mlsys26-contest/blob/b": 9},
             ["blob/b"],
-            "mlsys26-contest/",
+            "mlsys26-contest",
         ),
-        ({f"a/b/{name}": 9 for name in FILES}, [], "a/b/"),
+        ({f"a/b/{name}": 9 for name in FILES}, [], "a/b"),
     ],
 )
 def test_a_data_set_is_found_in_a_folder_of_the_volume(there, needed, at):
@@ -42,7 +40,7 @@ def test_a_data_set_is_found_in_a_folder_of_the_volume(there, needed, at):
     [
         ({}, "has no data set; `modal volume put flash"),
         ({"definitions/d.json": b""}, "has no data set"),
-        (FILES, "is without 1 of 1 files of --dataset, such as blob/w.safetensors"),
+        (FILES, "is without 1 file of --dataset, such as blob/w.safetensors"),
     ],
 )
 def test_a_run_whose_data_is_not_there_costs_nothing(there, says, monkeypatch):
@@ -63,8 +61,7 @@ def test_a_run_reads_the_folder_that_has_its_data(monkeypatch):
 
 def has(there: dict[str, int], monkeypatch) -> None:
     """The volume has these files."""
-    volume = SimpleNamespace(files=lambda: there)
-    monkeypatch.setattr(modal_client, "Volume", lambda name: volume)
+    monkeypatch.setattr(modal_client, "files", lambda name: list(there))
 
 
 def of_dataset():

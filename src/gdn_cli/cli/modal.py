@@ -18,6 +18,7 @@ from .help import App, modal_option
 from .profile import Folder, Look, Names, Tool, looked_at, named
 
 if TYPE_CHECKING:
+    from ..records.store import Writer
     from ..remote.engine import Engine
     from ..schema.profile_types import Profile
     from ..schema.record_types import Document, Rented
@@ -37,9 +38,14 @@ Image = Annotated[
 ]
 
 
+MaxMinutes = Annotated[
+    float | None, modal_option(min=1, help="Stop everything after that.")
+]
+
+
 @dataclass(frozen=True)
-class Errand:
-    """A rented machine, how long to wait for it, and how to resume."""
+class Machine:
+    """The rented machine."""
 
     gpu: Annotated[
         str | None,
@@ -49,9 +55,13 @@ class Errand:
         ),
     ] = None
     image: Image = None
-    max_minutes: Annotated[
-        float | None, modal_option(min=1, help="Stop everything after that.")
-    ] = None
+
+
+@dataclass(frozen=True)
+class Errand(Machine):
+    """A rented machine, how long to wait for it, and how to resume."""
+
+    max_minutes: MaxMinutes = None
     detach: Annotated[
         bool,
         modal_option(
@@ -164,7 +174,7 @@ def _carried(command: str, ctx: typer.Context, asked: Asked, output: o.Output) -
         command = rented.command
         asked = replace(first, max_minutes=asked.max_minutes, detach=asked.detach)
         output = replace(output, out=output.out or file)
-    engine = engine_of(asked, command, asked, None, asked.parallel, asked.together)
+    engine = engine_of(asked, command, asked, asked.parallel, asked.together)
     engine.resumed = old
     code = errors.OK
     try:
@@ -235,6 +245,8 @@ def _left(engine: Engine, code: int, gone: bool) -> None:
     writer = engine.writer
     assert writer is not None
     again = f"gdn modal {engine.command} --resume {writer.path}"
+    if engine.command == "tune":
+        again = "the same command"
     if engine.sent:
         writer.keep()
         if writer.unsaved:
@@ -251,21 +263,20 @@ def _left(engine: Engine, code: int, gone: bool) -> None:
 
 
 @contextlib.contextmanager
-def followed(engine: Engine, file: Path | None, json: bool) -> Iterator[None]:
-    """Keep the call for profiles or a tuning in a file until its reply is here. With
-    --detach, exits once it is sent.
+def followed(engine: Engine, file: Path | None) -> Iterator[Writer]:
+    """Keep the call for profiles or a tuning in a file until its reply is here. If
+    `file` is there, it has the one to wait for.
     """
     from ..records import store
-    from ..report import screen
+    from ..remote import resume
 
+    if file and file.exists():
+        engine.earlier = resume.read(file)[1].calls
+        engine.sent += engine.earlier
     writer = store.open_document(engine.command, {}, file)
     engine.note(writer)
     try:
-        yield
-        if engine.rent.detach:
-            if json:
-                screen.show_json(writer.document)
-            raise typer.Exit(writer.exit_code(errors.OK))
+        yield writer
     except typer.Exit as e:
         # what could not be saved here can be fetched once more
         if e.exit_code == errors.MISSING:
@@ -279,11 +290,9 @@ def engine_of(
     rented: Errand,
     command: str,
     asked: object,
-    old: Rented | None = None,
     parallel: int = 1,
     together: bool = True,
 ) -> Engine:
-    """The engine; `old` is the run of profiles or of a tuning that is resumed."""
     from ..remote import engine, settings
     from ..remote.work import Rent
     from ..report import screen
@@ -296,10 +305,7 @@ def engine_of(
         screen.say(
             f"{gpu}: the container gets {gpu.count} GPUs, and gdn uses the first"
         )
-    calls = list(old.calls) if old else []
-    return engine.Engine(
-        rent, screen.say, calls, command=command, asked=asked, earlier=[*calls]
-    )
+    return engine.Engine(rent, screen.say, command=command, asked=asked)
 
 
 @modal.command()
@@ -323,6 +329,7 @@ def profile(
     from .. import paths
     from ..profile import session
     from ..remote import profiles
+    from ..report import screen
 
     folder = out or paths.profiles_dir()
     tool = look.tool or "torch"
@@ -332,9 +339,9 @@ def profile(
         rented = replace(rented, gpu=old.gpu, image=old.image)
     else:
         names = named(names, algos.algo)
-        asked, old = AskedProfiles(names, folder.absolute()), None
+        asked = AskedProfiles(names, folder.absolute())
 
-    engine = engine_of(rented, "profile", asked, old)
+    engine = engine_of(rented, "profile", asked)
 
     def profiled(live: list[str]) -> Iterator[Profile]:
         if engine.earlier:
@@ -360,7 +367,31 @@ def profile(
         raise errors.UsageError(
             f"{' and '.join(names)}: already saved here", hint="drop --detach to see it"
         )
-    with followed(engine, rented.resume, json):
+    with followed(engine, rented.resume) as writer:
         if not rented.detach:
             raise typer.Exit(looked_at(names, folder, json, profiled))
         list(profiled(live))
+    if json:
+        screen.show_json(writer.document)
+    raise typer.Exit(writer.exit_code(errors.OK))
+
+
+@modal.command()
+def setup(
+    no_image: Annotated[
+        bool, typer.Option("--no-image", help="Build no image, deploy nothing.")
+    ] = False,
+    image: Image = None,
+) -> None:
+    """Check the token, make the volumes, build the image, deploy gdn. Safe to repeat,
+    and rents no GPU.
+
+    Examples:
+      gdn modal setup
+    """
+    from ..remote import settings
+    from ..remote import setup as account
+    from ..report import screen
+
+    found = settings.load()
+    account.setup(found, None if no_image else found.chosen(image), screen.say)

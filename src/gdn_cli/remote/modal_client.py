@@ -25,15 +25,26 @@ import msgspec
 
 from .. import paths
 from ..text import display, unguarded
-from . import container
+from . import container, wire
 from .modal_errors import (
     UnreachableError,
     from_container,
     scrub,
     translated,
+    unreachable,
     verdict,
 )
-from .settings import CACHE, DATA, RECORDS, Container, Gpu, Image, Settings, packages
+from .settings import (
+    CACHE,
+    CLAIMS,
+    DATA,
+    RECORDS,
+    Container,
+    Gpu,
+    Image,
+    Settings,
+    packages,
+)
 
 T = TypeVar("T")
 # that a request for a reply stays open at Modal; its client asks anew after 55
@@ -42,6 +53,8 @@ _POLL_S = 50.0
 _FOLLOW_S = 600.0
 # between two requests that failed: the first, doubled up to the last
 _PAUSE_S, _LONGEST_S = 1.0, 30.0
+# between attempts to send a call
+_AGAIN_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 # for Modal to tell what it has kept
 _SOON_S = 15.0
 # for a container to start; Modal's own limit would be a call's
@@ -60,7 +73,23 @@ def serve(data: bytes) -> bytes:
     call = modal.current_function_call_id()
     if not call:
         return container.serve(data, commit)
+    if (other := claimed(data, call)) != call:
+        return wire.encode(wire.Reply(by=other))
     return container.serve(data, commit, keep=keeper(call), before=kept(call))
+
+
+def claimed(data: bytes, call: str) -> str:
+    """In a container: the call that does this parcel's work, which is the first to ask.
+    There is a second one if Modal's answer to `spawn` was lost.
+    """
+    import modal
+
+    key = hashlib.sha256(data).hexdigest()
+    with contextlib.suppress(Exception):
+        claims = modal.Dict.from_name(CLAIMS, create_if_missing=True)
+        if not claims.put(key, call, skip_if_exists=True):
+            return claims.get(key, call)
+    return call
 
 
 def keeper(call: str) -> Callable[[bytes], None]:
@@ -190,7 +219,6 @@ def connect(seconds: float) -> None:
     """Contact Modal, so that a wrong token or a missing connection shows before
     anything is packed, built or paid for.
     """
-    import asyncio
     import logging
 
     import modal
@@ -199,17 +227,10 @@ def connect(seconds: float) -> None:
     for name in ("asyncio", "synchronicity", "modal-client", "modal-utils"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
-    async def hello() -> None:
-        client = await modal.Client.from_env.aio()
-        await client.hello.aio()
-
-    with translated():
-        try:
-            asyncio.run(asyncio.wait_for(hello(), seconds))
-        except (asyncio.TimeoutError, TimeoutError):
-            raise modal.exception.ConnectionError(
-                f"no answer within {seconds:g} s"
-            ) from None
+    try:
+        _asked(lambda: modal.Client.from_env().hello()).result(seconds)
+    except futures.TimeoutError:
+        raise unreachable(TimeoutError(f"no answer within {seconds:g} s")) from None
 
 
 class Call:
@@ -217,16 +238,13 @@ class Call:
     answer at the moment.
     """
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, id: str) -> None:
         self._call = call
+        self.id = id
         self._answer: futures.Future[bytes] | None = None
         self.trouble: UnreachableError | None = None
         # the records that its container has kept so far, from `listen` on
         self.made: list[bytes] = []
-
-    @property
-    def id(self) -> str:
-        return self._call.object_id
 
     def stop(self) -> None:
         self._call.cancel(terminate_containers=True)
@@ -288,7 +306,7 @@ def _asked(ask: Callable[[], T]) -> futures.Future[T]:
         try:
             with translated():
                 answer.set_result(ask())
-        except Exception as e:
+        except BaseException as e:
             answer.set_exception(e)
 
     threading.Thread(target=run, daemon=True).start()
@@ -296,8 +314,22 @@ def _asked(ask: Callable[[], T]) -> futures.Future[T]:
 
 
 def spawn(function: Any, parcel: bytes) -> futures.Future[Call]:
-    """The call of a fitted function, once Modal has it."""
-    return _asked(lambda: Call(function.spawn(parcel)))
+    """The call of a fitted function, once Modal has it. If its answer is lost the
+    parcel is sent again: `claimed` has only one of the two do the work.
+    """
+
+    def send() -> Call:
+        for pause in _AGAIN_S:
+            try:
+                with translated():
+                    call = function.spawn(parcel)
+                    return Call(call, call.object_id)
+            except UnreachableError as e:
+                trouble = e
+                time.sleep(pause)
+        raise trouble
+
+    return _asked(send)
 
 
 def cancel(calls: Sequence[Call], seconds: float) -> list[Call]:
@@ -324,7 +356,7 @@ def recall(id: str) -> Call:
     import modal
 
     with translated():
-        return Call(modal.FunctionCall.from_id(id))
+        return Call(modal.FunctionCall.from_id(id), id)
 
 
 class _Scrubbed:
@@ -353,23 +385,20 @@ def commit(volume: str) -> None:
         modal.Volume.from_name(volume).commit()
 
 
-class Volume:
-    """A volume by name, created if it does not exist."""
+def volume(name: str) -> Any:
+    """A volume, created if it does not exist."""
+    import modal
 
-    def __init__(self, name: str) -> None:
-        import modal
+    with translated():
+        return modal.Volume.from_name(name, create_if_missing=True).hydrate()
 
-        with translated():
-            self._volume = modal.Volume.from_name(name, create_if_missing=True)
-            self._volume.hydrate()
 
-    def files(self) -> dict[str, int]:
-        """path -> size of every file on it."""
-        import modal
+def files(name: str) -> list[str]:
+    """The path of every file on a volume."""
+    import modal
 
-        with translated():
-            try:
-                entries = self._volume.listdir("/", recursive=True)
-            except modal.exception.NotFoundError:  # nothing was ever written to it
-                return {}
-        return {e.path.lstrip("/"): e.size for e in entries if e.type.name == "FILE"}
+    with translated(), contextlib.suppress(modal.exception.NotFoundError):
+        entries = volume(name).listdir("/", recursive=True)
+        return [e.path.lstrip("/") for e in entries if e.type.name == "FILE"]
+    # nothing was ever written to it
+    return []

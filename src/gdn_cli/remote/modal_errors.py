@@ -32,10 +32,6 @@ class CallFailedError(Exception):
     """One call failed; the message says why, and the others may go on."""
 
 
-class TimedOutError(CallFailedError):
-    """Modal has ended a call at its time limit."""
-
-
 def scrub(text: str) -> str:
     """A text from Modal or from a container without the secrets that Modal's client
     has, and of a limited size.
@@ -69,7 +65,10 @@ def verdict(e: Exception) -> Exception:
     from modal import exception as kinds
 
     if isinstance(e, kinds.FunctionTimeoutError):
-        return TimedOutError("Modal ended the container at its time limit")
+        return CallFailedError(
+            "Modal ended the container at its time limit; --timeout or --max-minutes gives"
+            " more"
+        )
     if isinstance(e, kinds.DeserializationError):
         return CallFailedError(
             "what came back from Modal is not a reply of gdn: it cannot be unpacked"
@@ -90,7 +89,7 @@ def verdict(e: Exception) -> Exception:
     if isinstance(e, kinds.NotFoundError):
         return CallFailedError(f"Modal does not know this call ({text})")
     # what a network can raise is an open list
-    return _unreachable(e)
+    return unreachable(e)
 
 
 def from_container(e: BaseException) -> bool:
@@ -102,7 +101,7 @@ def from_container(e: BaseException) -> bool:
     return "_process_result" in places and "blob_download" not in places
 
 
-def _unreachable(e: BaseException) -> UnreachableError:
+def unreachable(e: BaseException) -> UnreachableError:
     from modal import exception as kinds
 
     text = getattr(e, "strerror", None) or scrub(_last(e))
@@ -118,24 +117,21 @@ def _said(e: Exception) -> GdnError:
     from modal import exception as kinds
 
     text = scrub(_last(e))
-    if isinstance(e, kinds.AuthError):
-        if "token missing" in text.lower() or "profile" in text.lower():
-            return MissingError("not logged in to Modal", hint=LOGIN)
-        return RemoteError(f"Modal does not accept the token: {text}", hint=LOGIN)
-    if isinstance(e, kinds.ImageBuildError):
-        return RemoteError(
-            f"the image could not be built: {scrub(' '.join(str(e).split()))}",
-            hint="its last lines are above; configs/modal.toml has the image",
-        )
-    if isinstance(e, (kinds.ResourceExhaustedError, kinds.PermissionDeniedError)):
-        return RemoteError(
-            f"Modal does not grant it: {text}",
-            hint="see your workspace's limits at modal.com/settings",
-        )
-    if isinstance(e, kinds.NotFoundError):
-        return RemoteError(
-            f"Modal does not know it: {text}", hint="`modal app list` has the apps"
-        )
+    missing = "token missing" in text.lower() or "profile" in text.lower()
+    if missing and isinstance(e, kinds.AuthError):
+        return MissingError("not logged in to Modal", hint=LOGIN)
+    limits = "see your workspace's limits at modal.com/settings"
+    image = "its last lines are above; configs/modal.toml has the image"
+    built = f"the image could not be built: {scrub(' '.join(str(e).split()))}"
+    for kind, says, hint in (
+        (kinds.AuthError, f"Modal does not accept the token: {text}", LOGIN),
+        (kinds.ImageBuildError, built, image),
+        (kinds.ResourceExhaustedError, f"Modal does not grant it: {text}", limits),
+        (kinds.PermissionDeniedError, f"Modal does not grant it: {text}", limits),
+        (kinds.NotFoundError, f"Modal does not know it: {text}", "`modal app list`"),
+    ):
+        if isinstance(e, kind):
+            return RemoteError(says, hint=hint)
     if "gpu type" in text.lower():
         return RemoteError(
             f"Modal has no such GPU: {text}",
@@ -153,7 +149,7 @@ def _said(e: Exception) -> GdnError:
     # grpclib raises an AttributeError for a stream that was cut
     network = isinstance(e, (*served, OSError, asyncio.TimeoutError, AttributeError))
     if network or libraries & {"grpclib", "h2", "aiohttp"}:
-        return _unreachable(e)
+        return unreachable(e)
     return RemoteError(f"Modal's client failed: {text}", hint="pip install -U modal")
 
 

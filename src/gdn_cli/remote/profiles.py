@@ -5,6 +5,7 @@ tune/away.py's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,7 @@ def made(
 def fetched(engine: Engine, folder: Path) -> Iterator[Profile]:
     """The profiles that an earlier command left there."""
     (call,) = engine.earlier
-    yield from _arrived(engine, Work([], call.limit_s, earlier=call), folder)
+    yield from _arrived(engine, Work([], math.ceil(call.limit_s), earlier=call), folder)
 
 
 def _arrived(calls: Calls, work: Work, folder: Path) -> Iterator[Profile]:
@@ -86,26 +87,21 @@ def unpacked(
 
 def tuned(
     engine: Engine, plan: search.Plan, settings: search.Settings
-) -> away.Measured | None:
-    """What was measured there; of a call that did not reply, what it had kept. None if
-    it is left there (--detach). RemoteError if there is nothing.
+) -> away.Measured:
+    """What was measured there; of a call that did not reply, what it had kept.
+    RemoteError if there is nothing.
     """
     dataset = engine.find_dataset(plan.workloads) if settings.dataset else None
     asked = away.wanted(plan, settings, dataset)
-    work = Work([], engine.rent.limit_s(float("inf")), tunings=[asked])
-    for call in engine.earlier:
-        work.earlier = call
-
+    work = Work([], engine.rent.limit_s(float("inf")), tuning=asked)
+    work.earlier = next(iter(engine.earlier), None)
     reply = engine.carry_one(work)
-    if engine.rent.detach:
-        return None
-
-    if not reply.lost:
-        return reply.tuned[0]
+    if reply.tuned and not reply.lost:
+        return reply.tuned
 
     lines = [noted.line for noted in wire.readable(work.kept, away.Noted)]
     if not lines or not isinstance(lines[0], Key):
-        raise RemoteError(reply.lost)
+        raise RemoteError(str(reply.lost))
 
     key = lines[0]
     measured = away.Measured(key=key, lines=[], reason=reply.lost)

@@ -22,6 +22,8 @@ DATA, CACHE = "/data", "/cache"
 # the queue at Modal with the records of each call, by its id; Modal drops them after a
 # day
 RECORDS = "gdn-records"
+# the dict at Modal with the call that does a parcel's work, by the parcel's hash
+CLAIMS = "gdn-claims"
 # prices of that age are said to be old
 _FRESH_DAYS = 90
 # the extra of pyproject.toml that pins what the image holds

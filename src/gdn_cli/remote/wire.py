@@ -62,8 +62,10 @@ class Cache(Struct):
 
 
 class Parcel(Struct, kw_only=True):
-    """The work of one container: jobs, or profiles to make."""
+    """The work of one container: jobs, profiles to make, or a tuning."""
 
+    # makes it unlike any other
+    nonce: str = ""
     # noted in each environment
     where: str = "modal"
     image: str | None = None
@@ -77,7 +79,7 @@ class Parcel(Struct, kw_only=True):
     env: dict[str, str]
     jobs: list[Piece] = []
     profiles: list[Wanted] = []
-    tunings: list[away.Wanted] = []
+    tuning: away.Wanted | None = None
 
 
 class Refusal(Struct):
@@ -103,9 +105,11 @@ class Reply(Struct, kw_only=True):
 
     outcomes: list[Outcome] = []
     profiles: list[Profile] = []
-    tuned: list[away.Measured] = []
+    tuned: away.Measured | None = None
     # why there is no other result
     lost: str | None = None
+    # the call that does this work, if it was sent twice
+    by: str | None = None
     # that the container took, without its own start
     seconds: NotNegative = 0.0
 

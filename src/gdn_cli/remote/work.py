@@ -8,6 +8,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct, structs
@@ -26,49 +27,67 @@ from ..tune import away
 from .settings import Gpu, Image, Settings, pinned
 from .wire import Wanted
 
+if TYPE_CHECKING:
+    from .modal_client import Call
+
 # of one call, at Modal
 _DAY_S = 24 * 3600
 
 
-@dataclass
+@dataclass(eq=False)
 class Work:
-    """Work for one container, to be done in at most `limit_s` seconds there."""
+    """Work for one container, to be done in at most `limit_s` seconds there: jobs,
+    profiles (session.sent of each), or a tuning.
+    """
 
     jobs: list[Job]
-    limit_s: float
-    # to make: profiling.sent of each
+    limit_s: int
     profiles: list[Wanted] = field(default_factory=list)
-    tunings: list[away.Wanted] = field(default_factory=list)
+    tuning: away.Wanted | None = None
     # if another command has sent it
     earlier: RemoteCall | None = None
-    # what its container kept at Modal, if there was no reply
+    # its call, once it is sent
+    call: Call | None = None
+    # how many of the records that the container keeps at Modal are passed on, and when
+    # a line said so
+    seen: int = 0
+    said: float = -math.inf
+    # all of them, if there was no reply
     kept: list[bytes] = field(default_factory=list)
+
+    @property
+    def keys(self) -> list[str]:
+        return [key(job) for job in self.jobs]
+
+    @property
+    def due(self) -> int:
+        return sum(job.due for job in self.jobs)
 
     @property
     def cuda(self) -> bool:
         modes: set[str] = {job.mode for job in self.jobs}
         modes |= {wanted["subject"]["mode"] for wanted in self.profiles}
-        modes |= {asked.mode for asked in self.tunings}
+        if self.tuning:
+            modes.add(self.tuning.mode)
         # what an earlier command has sent may not be known
         return "cuda" in modes or not modes
 
     @property
     def sources(self) -> list[str]:
         """The hashes of the algos to build."""
-        solutions: list[Solution | None] = []
-        for job in self.jobs:
-            solutions += [solution for _, solution in job.packed]
+        pairs = [pair for job in self.jobs for pair in job.packed]
+        solutions: list[Solution | None] = [solution for _, solution in pairs]
         solutions += [wanted["subject"]["solution"] for wanted in self.profiles]
-        solutions += [asked.algo.solution for asked in self.tunings]
+        if self.tuning:
+            solutions.append(self.tuning.algo.solution)
         return sorted(source_hash(solution) for solution in solutions if solution)
 
-    def progress(self, count: int) -> str:
+    def progress(self) -> str:
         """How many of its measurements there are."""
-        if self.tunings:
-            name = self.tunings[0].algo.full_name
-            return f"{name}: {units.count(count, 'measurement')} so far"
-        due = sum(job.due for job in self.jobs)
-        return f"{planning.name(self.jobs[-1])}: {count} of {due} so far"
+        if self.tuning:
+            name = self.tuning.algo.full_name
+            return f"{name}: {units.count(self.seen, 'measurement')} so far"
+        return f"{planning.name(self.jobs[-1])}: {self.seen} of {self.due} so far"
 
 
 @dataclass(frozen=True)
@@ -89,9 +108,8 @@ class Rent:
         """A container's time limit for this much work: including its start, and not
         more than --max-minutes. UsageError for more than Modal allows.
         """
-        whole = seconds + self.settings.limits.start
-        if self.minutes:
-            whole = min(whole, self.minutes * 60)
+        most = self.minutes * 60 if self.minutes else math.inf
+        whole = min(seconds + self.settings.limits.start, most)
         if whole > _DAY_S:
             raise UsageError(
                 f"a call of {whole:g} s: Modal's longest is 24 h, its start included",
@@ -115,7 +133,7 @@ class Rent:
         before anything is started.
         """
         side_by_side = self.containers(len(work))
-        whole_s = sum(w.limit_s for w in work)
+        whole_s = float(sum(w.limit_s for w in work))
         if self.minutes and not self.detach:
             whole_s = min(whole_s, side_by_side * self.minutes * 60)
         each = in_minutes(max(w.limit_s for w in work))
@@ -152,14 +170,13 @@ def likely(work: list[Work], before: list[Spent]) -> float | None:
     """
     whole_s = 0.0
     for piece in work:
-        keys = [key(job) for job in piece.jobs]
-        due = sum(job.due for job in piece.jobs)
-        same = [call for call in before if call.keys == keys]
-        same += [call for call in before if _kinds(call.keys) == _kinds(keys)]
+        kinds = _kinds(piece.keys)
+        same = [call for call in before if call.keys == piece.keys]
+        same += [call for call in before if _kinds(call.keys) == kinds]
         if not same:
             return None
 
-        more = max(1.0, due / max(1, same[0].due))
+        more = max(1.0, piece.due / max(1, same[0].due))
         whole_s += min(piece.limit_s, same[0].seconds * more)
 
     return whole_s
