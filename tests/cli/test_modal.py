@@ -646,7 +646,7 @@ def test_a_call_whose_answer_was_lost_is_sent_again_and_paid_for_once(tmp_path):
     """Modal has the first call, and the container of the second says that it does the work."""
 
     def answer(number: int, data: bytes) -> bytes:
-        second = wire.encode(Reply(by="fc-0"))
+        second = wire.encode(Reply(call="fc-0"))
         return second if number == 1 else measured()(number, data)
 
     out = tmp_path / "r.json"

@@ -20,15 +20,15 @@ THEIRS = {f"mlsys26-contest/{name}": 9 for name in FILES}
     ("there", "needed", "at"),
     [
         (FILES, ["blob/a.safetensors"], ""),
-        (THEIRS, ["blob/a.safetensors"], "mlsys26-contest"),
+        (THEIRS, ["blob/a.safetensors"], "mlsys26-contest/"),
         (THEIRS | FILES, ["blob/a.safetensors"], ""),
         # the one that has it all
         (
             FILES | THEIRS | {"mlsys26-contest/blob/b": 9},
             ["blob/b"],
-            "mlsys26-contest",
+            "mlsys26-contest/",
         ),
-        ({f"a/b/{name}": 9 for name in FILES}, [], "a/b"),
+        ({f"a/b/{name}": 9 for name in FILES}, [], "a/b/"),
     ],
 )
 def test_a_data_set_is_found_in_a_folder_of_the_volume(there, needed, at):
@@ -40,7 +40,7 @@ def test_a_data_set_is_found_in_a_folder_of_the_volume(there, needed, at):
     [
         ({}, "has no data set; `modal volume put flash"),
         ({"definitions/d.json": b""}, "has no data set"),
-        (FILES, "is without 1 file of --dataset, such as blob/w.safetensors"),
+        (FILES, "is without 1 of 1 files of --dataset, such as blob/w.safetensors"),
     ],
 )
 def test_a_run_whose_data_is_not_there_costs_nothing(there, says, monkeypatch):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from .. import errors
+from .. import errors, units
 from . import options as o
 from .bench import carry_out
 from .help import App, modal_option
@@ -251,10 +251,10 @@ def _left(engine: Engine, code: int, gone: bool) -> None:
         writer.keep()
         if writer.unsaved:
             screen.say(f"the run could not be saved: {writer.unsaved}")
-        what = "what the calls at Modal have made is not lost"
-        if engine.rent.detach:
-            what = "left running at Modal"
-        screen.say(f"{what}; fetch it with: {again}")
+        what = "left running at Modal"
+        if not engine.rent.detach:
+            what = f"{units.count(len(engine.sent), 'call')} may go on at Modal"
+        screen.say(f"{what}; fetch what is made there with: {again}")
     elif writer.document.records:
         if code in (errors.REMOTE, errors.INTERRUPTED):
             screen.say(f"to repeat what is missing: {again}")

@@ -47,8 +47,8 @@ def tune(
     errand = Errand(rented.gpu, rented.image, max_minutes)
     engine = engine_of(errand, "tune", {})
     key, uuids = search.key_of(plan, settings, None), [w.uuid for w in plan.workloads]
-    what = msgspec.json.encode([key, uuids, engine.rent.gpu])
-    file = paths.make(paths.tunes_dir()) / f"{hashlib.sha256(what).hexdigest()}.json"
+    facts = msgspec.json.encode([key, uuids, engine.rent.gpu])
+    file = paths.make(paths.tunes_dir()) / f"{hashlib.sha256(facts).hexdigest()}.json"
     with search.alone(plan.algo, screen.say), followed(engine, file):
         measured = profiles.tuned(engine, plan, settings)
         state = away.choose(plan, settings, measured, screen.say)

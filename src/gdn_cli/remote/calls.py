@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,13 +83,11 @@ class Calls:
                 cost = self.rent.settings.dollars(gpu, seconds)
                 self.say(f"Modal: {seconds:.0f} s of container time, about {cost}")
 
-    def find_dataset(self, workloads: Iterable[Workload]) -> Path:
+    def find_dataset(self, workloads: list[Workload]) -> Path:
         """Where the data set of --dataset is in the container. Seen on the volume,
         before anything is paid: MissingError if it is not there.
         """
-        specs = itertools.chain.from_iterable(
-            (w.inputs or {}).values() for w in workloads
-        )
+        specs = [spec for w in workloads for spec in (w.inputs or {}).values()]
         needed = {spec["path"] for spec in specs if spec["type"] == "safetensors"}
         settings = self.rent.settings
         modal_client.connect(settings.limits.connect)
@@ -112,9 +109,9 @@ class Calls:
         # otherwise no GPU is rented
         gpu = self.rent.gpu if any(piece.cuda for piece in pieces) else None
         jobs = [job for piece in pieces for job in piece.jobs]
-        reading = [job.workloads for job in jobs if job.request.dataset]
-        if reading:
-            self.find_dataset(itertools.chain.from_iterable(reading))
+        reading = [job for job in jobs if job.request.dataset]
+        if workloads := [w for job in reading for w in job.workloads]:
+            self.find_dataset(workloads)
 
         name = modal_client.app_name(settings, image)
         self.say(f"{self.rent.bill(gpu, pieces)}; app {name}")
@@ -196,8 +193,8 @@ class Calls:
                 self._pass_on(piece, call.made)
                 if call in done:
                     reply = self._reply(piece, call)
-                    if reply.by:
-                        waiting[piece] = modal_client.recall(reply.by)
+                    if reply.call:
+                        waiting[piece] = modal_client.recall(reply.call)
                         self._note(piece, waiting[piece])
                         continue
                 elif not left_s:
@@ -243,7 +240,7 @@ class Calls:
                 return reply
 
         self._forget(call)
-        if reply.by:
+        if reply.call:
             return reply
 
         if reply.seconds:

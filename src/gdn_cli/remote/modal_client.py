@@ -74,7 +74,7 @@ def serve(data: bytes) -> bytes:
     if not call:
         return container.serve(data, commit)
     if (other := claimed(data, call)) != call:
-        return wire.encode(wire.Reply(by=other))
+        return wire.encode(wire.Reply(call=other))
     return container.serve(data, commit, keep=keeper(call), before=kept(call))
 
 
@@ -132,8 +132,8 @@ def app_name(settings: Settings, image: Image) -> str:
     """
     import modal
 
-    what = [image, packages(image), settings.volumes, settings.limits.idle]
-    digest = hashlib.sha256(msgspec.json.encode(what))
+    facts = [image, packages(image), settings.volumes, settings.limits.idle]
+    digest = hashlib.sha256(msgspec.json.encode(facts))
     ignored = modal.FilePatternMatcher(*_IGNORED)
     for path in sorted(paths.PACKAGE.rglob("*")):
         name = path.relative_to(paths.PACKAGE)

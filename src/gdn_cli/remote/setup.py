@@ -8,12 +8,8 @@ from collections.abc import Callable, Iterable
 
 from msgspec import structs
 
-from .. import units
 from ..errors import MissingError
 from .settings import Image, Settings
-
-# the folders of a data set
-_PARTS = ("definitions", "workloads")
 
 
 def setup(settings: Settings, image: Image | None, say: Callable[[str], None]) -> None:
@@ -35,31 +31,34 @@ def setup(settings: Settings, image: Image | None, say: Callable[[str], None]) -
 
 def place(volume: str, there: Iterable[str], needed: Iterable[str]) -> str:
     """The folder of the volume that holds a data set with the files `needed`: "" for
-    the volume itself, else one as `modal volume put VOLUME FOLDER` makes it.
-    MissingError if there is none.
+    the volume itself, else with a slash at the end, as `modal volume put VOLUME FOLDER`
+    makes one. MissingError if there is none.
     """
-    paths = [f"/{name}" for name in there]
-    roots = [
-        {p.split(f"/{kind}/")[0] for p in paths if f"/{kind}/" in p} for kind in _PARTS
-    ]
+    there, needed = set(there), sorted(needed)
     lacking: dict[str, list[str]] = {}
-    for root in sorted(
-        set.intersection(*roots), key=lambda root: (root.count("/"), root)
-    ):
-        lacking[root] = sorted({f"{root}/{name}" for name in needed} - {*paths})
-
+    for root in _roots(there, "definitions") & _roots(there, "workloads"):
+        lacking[root] = [name for name in needed if root + name not in there]
     hint = (
         f"`modal volume put {volume} DIR` uploads one; without --dataset workloads are drawn"
         " in the container"
     )
     if not lacking:
         raise MissingError(f"volume {volume} has no data set", hint=hint)
-    best = min(lacking, key=lambda root: len(lacking[root]))
+    best = min(lacking, key=lambda root: (len(lacking[root]), root.count("/"), root))
     if missing := lacking[best]:
-        files = units.count(len(missing), "file")
         raise MissingError(
-            f"volume {volume}: its data set is without {files} of --dataset,"
-            f" such as {missing[0][1:]}",
+            f"volume {volume}: its data set is without {len(missing)} of {len(needed)} files"
+            f" of --dataset, such as {missing[0]}",
             hint=hint,
         )
-    return best[1:]
+    return best
+
+
+def _roots(there: Iterable[str], kind: str) -> set[str]:
+    """The folders with a folder of this name."""
+    roots = set()
+    for name in there:
+        before, found, _ = f"/{name}".partition(f"/{kind}/")
+        if found:
+            roots.add(f"{before}/"[1:])
+    return roots

@@ -108,8 +108,8 @@ class Reply(Struct, kw_only=True):
     tuned: away.Measured | None = None
     # why there is no other result
     lost: str | None = None
-    # the call that does this work, if it was sent twice
-    by: str | None = None
+    # the one that does this work, if it was sent twice
+    call: str | None = None
     # that the container took, without its own start
     seconds: NotNegative = 0.0
 
