@@ -78,8 +78,6 @@ class Server:
         self.calls = {}  # id -> parcel
         self.results = {}
         self.cancelled = []
-        self.disconnects = []
-        self.app_states = []
         self._ready = threading.Event()
 
     # --- life
@@ -295,7 +293,6 @@ class _Answers:
         )
 
     def AppCreate(s, r):
-        s.app_states.append(r.app_state)
         return pb.AppCreateResponse(
             app_id="ap-" + "1" * 22, app_page_url="https://example.invalid/app"
         )
@@ -329,7 +326,6 @@ class _Answers:
         )
 
     def AppClientDisconnect(s, r):
-        s.disconnects.append(r)
         return empty_pb2.Empty()
 
     def AppGetLogs(s, r):

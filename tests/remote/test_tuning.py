@@ -134,6 +134,24 @@ def test_a_lost_call_leaves_the_lines_that_it_had_kept(tuning, monkeypatch):
         profiles.tuned(rented(minutes=5), plan, settings)
 
 
+def test_what_had_come_before_ctrl_c_is_kept(tuning, monkeypatch):
+    plan, settings = tuning
+    kept = []
+    whole = served(
+        parcel(plan, settings), Workers(by_tile), monkeypatch, keep=kept.append
+    )
+    fake = Cloud([None]).install(monkeypatch)
+    fake.live["fc-0"] = kept[:-3]
+
+    def first(calls, seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(modal_client, "first", first)
+    found = profiles.tuned(rented(minutes=5), plan, settings)
+    assert (found.done, found.code) == (False, errors.INTERRUPTED)
+    assert found.lines == whole.lines[:-3] and fake.cancelled == [0]
+
+
 def test_lines_of_another_machine_are_not_mixed(tuning, monkeypatch):
     plan, settings = tuning
     first = served(parcel(plan, settings), Workers(by_tile), monkeypatch)

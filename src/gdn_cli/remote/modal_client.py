@@ -251,36 +251,30 @@ class Call:
 
     def listen(self) -> futures.Future[bytes]:
         """The reply, whenever it comes, or CallFailedError. A thread waits for it with one
-        long request at a time.
+        long request at a time, and another for the records.
         """
         if self._answer is None:
-            self._answer = futures.Future()
-            for wait in (self._listen, self._follow):
-                threading.Thread(target=wait, args=(self._answer,), daemon=True).start()
+            self._answer = _asked(self._get)
+            _asked(lambda: self._follow(self.listen()))
         return self._answer
 
-    def _listen(
-        self, answer: futures.Future[bytes], sleep: Callable[[float], None] = time.sleep
-    ) -> None:
+    def _get(self, sleep: Callable[[float], None] = time.sleep) -> bytes:
         pause = _PAUSE_S
-        while not answer.done():
+        while True:
             # a short request behind a failed one, to know soon that Modal answers again
             wait_s = _PAUSE_S if self.trouble else _POLL_S
             try:
-                answer.set_result(self._call.get(timeout=wait_s))
+                answer: bytes = self._call.get(timeout=wait_s)
+                self.trouble = None
+                return answer
             except Exception as e:
                 if isinstance(e, TimeoutError) and not from_container(e):
                     self.trouble, pause = None, _PAUSE_S
                     continue
-                error = verdict(e)
-                if isinstance(error, UnreachableError):
-                    # the call itself goes on
-                    self.trouble = error
-                    sleep(pause)
-                    pause = min(2 * pause, _LONGEST_S)
-                else:
-                    answer.set_exception(error)
-        self.trouble = None
+                self.trouble = verdict(e)
+            # the call itself goes on
+            sleep(pause)
+            pause = min(2 * pause, _LONGEST_S)
 
     def _follow(self, answer: futures.Future[bytes]) -> None:
         """Add to `made` as records come, with one long request at a time. What this

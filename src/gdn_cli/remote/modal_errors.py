@@ -58,36 +58,33 @@ def translated() -> Iterator[None]:
         raise _said(e) from None
 
 
-def verdict(e: Exception) -> Exception:
-    """What an exception of a request for a call's reply means: CallFailedError only if the
-    call has ended, and not if anything between here and there has failed.
+def verdict(e: Exception) -> UnreachableError:
+    """What an exception of a request for a call's reply means for the network. Raises
+    CallFailedError only if the call has ended: its container says so, or Modal.
     """
     from modal import exception as kinds
 
     if isinstance(e, kinds.FunctionTimeoutError):
-        return CallFailedError(
-            "Modal ended the container at its time limit; --timeout or --max-minutes gives"
-            " more"
-        )
+        more = "--timeout or --max-minutes gives more"
+        raise CallFailedError(f"Modal ended the container at its time limit; {more}")
     if isinstance(e, kinds.DeserializationError):
-        return CallFailedError(
-            "what came back from Modal is not a reply of gdn: it cannot be unpacked"
-        )
+        wrong = "what came back from Modal is not a reply of gdn"
+        raise CallFailedError(f"{wrong}: it cannot be unpacked")
     if isinstance(e, kinds.OutputExpiredError):
-        return CallFailedError("Modal no longer has its result")
+        raise CallFailedError("Modal no longer has its result")
     text = scrub(_last(e))
+    # of whatever type the other side has raised
     if from_container(e):
-        # of whatever type the other side has raised
         memory = re.search(
             r"out of memory|\boom\b|exit code 137|memory limit", text, re.I
         )
         if memory and "cuda" not in text.lower():
-            return CallFailedError(
+            raise CallFailedError(
                 f"the container ran out of memory ({text}); configs/modal.toml gives it more"
             )
-        return CallFailedError(f"the container failed: {text}")
+        raise CallFailedError(f"the container failed: {text}")
     if isinstance(e, kinds.NotFoundError):
-        return CallFailedError(f"Modal does not know this call ({text})")
+        raise CallFailedError(f"Modal does not know this call ({text})")
     # what a network can raise is an open list
     return unreachable(e)
 

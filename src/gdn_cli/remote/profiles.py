@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from .. import files
+from .. import errors, files
 from ..errors import GdnError, RemoteError, one_line
 from ..profile import session
 from ..schema.profile_types import Profile
@@ -88,14 +88,22 @@ def unpacked(
 def tuned(
     engine: Engine, plan: search.Plan, settings: search.Settings
 ) -> away.Measured:
-    """What was measured there; of a call that did not reply, what it had kept.
-    RemoteError if there is nothing.
+    """What was measured there; of a call that did not reply, or at Ctrl-C, what it had
+    kept. RemoteError if there is nothing.
     """
     dataset = engine.find_dataset(plan.workloads) if settings.dataset else None
     asked = away.wanted(plan, settings, dataset)
     work = Work([], engine.rent.limit_s(float("inf")), tuning=asked)
     work.earlier = next(iter(engine.earlier), None)
-    reply = engine.carry_one(work)
+    code = None
+    try:
+        reply = engine.carry_one(work)
+    except KeyboardInterrupt:
+        work.kept = list(work.call.made) if work.call else []
+        if not work.kept:
+            raise
+        reply, code = wire.Reply(lost="interrupted"), errors.INTERRUPTED
+
     if reply.tuned and not reply.lost:
         return reply.tuned
 
@@ -104,7 +112,7 @@ def tuned(
         raise RemoteError(str(reply.lost))
 
     key = lines[0]
-    measured = away.Measured(key=key, lines=[], reason=reply.lost)
+    measured = away.Measured(key=key, lines=[], reason=reply.lost, code=code)
     # another key: it was started again on another machine
     for line in lines[1:]:
         if isinstance(line, Key):
