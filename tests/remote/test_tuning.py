@@ -41,14 +41,14 @@ def tuning(tmp_path, write_algo, monkeypatch):
 
 def parcel(plan, settings, minutes=None) -> bytes:
     asked = away.wanted(plan, settings, None)
-    return rented(minutes=minutes).parcel(engine.Work([], 60, tuning=asked), None)
+    return rented(minutes=minutes).parcel(engine.Work([], 60, tunings=[asked]), None)
 
 
 def served(data: bytes, workers: Workers, monkeypatch, **more) -> away.Measured:
     monkeypatch.setattr(racing, "execute", workers)
     reply = answered(container.serve(data, **more))
     assert reply.lost is None, reply.lost
-    found = reply.tuned
+    (found,) = reply.tuned
     monkeypatch.setattr(
         racing, "execute", lambda *_, **__: pytest.fail("measured here")
     )
@@ -157,8 +157,8 @@ def test_lines_of_another_machine_are_not_mixed(tuning, monkeypatch):
     first = served(parcel(plan, settings), Workers(by_tile), monkeypatch)
     away.choose(plan, settings, first, print)
     asked = opened(parcel(plan, settings))
-    assert asked.tuning.lines == first.lines
-    asked.tuning.key.driver = "another"
+    assert asked.tunings[0].lines == first.lines
+    asked.tunings[0].key.driver = "another"
     workers = Workers(by_tile)
     assert served(wire.encode(asked), workers, monkeypatch).done
     assert len(workers.jobs) == 29
@@ -169,8 +169,8 @@ def test_a_reply_of_another_gpu_is_refused():
     other = "asked for B200, and the container has NVIDIA H200"
     for name, why in ("NVIDIA B200", None), ("NVIDIA H200", other):
         found = away.Measured(key=None, lines=[], gpu=inventory.Gpu(name, "10.0", ""))
-        work = engine.Work([], 60, tuning=found)
-        assert replies.fault(work, wire.Reply(tuned=found), gpu) == why
+        work = engine.Work([], 60, tunings=[None])
+        assert replies.fault(work, wire.Reply(tuned=[found]), gpu) == why
     assert "it has 0 tunings for 1" in replies.fault(work, wire.Reply(), gpu)
 
 

@@ -344,8 +344,8 @@ def profile(
     engine = engine_of(rented, "profile", asked)
 
     def profiled(live: list[str]) -> Iterator[Profile]:
-        if engine.earlier:
-            yield from profiles.fetched(engine, folder)
+        for call in engine.earlier:
+            yield from profiles.fetched(engine, call, folder)
             return
 
         _, subjects = session.subjects(

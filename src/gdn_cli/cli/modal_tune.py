@@ -50,7 +50,8 @@ def tune(
     facts = msgspec.json.encode([key, uuids, engine.rent.gpu])
     file = paths.make(paths.tunes_dir()) / f"{hashlib.sha256(facts).hexdigest()}.json"
     with search.alone(plan.algo, screen.say), followed(engine, file):
-        measured = profiles.tuned(engine, plan, settings)
+        earlier = next(iter(engine.earlier), None)
+        measured = profiles.tuned(engine, plan, settings, earlier)
         state = away.choose(plan, settings, measured, screen.say)
     code = show(state, json)
     if not measured.done:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -119,7 +120,7 @@ class Calls:
             modal_client.deployed(name, settings, image, self.say),
             settings.container,
             gpu,
-            max(piece.limit_s for piece in pieces),
+            math.ceil(max(piece.limit_s for piece in pieces)),
             self.rent.containers(len(pieces)),
         )
         for i, piece in enumerate(pieces):
@@ -142,8 +143,8 @@ class Calls:
 
     def _note(self, piece: Work, call: modal_client.Call) -> None:
         piece.call = call
-        sent = RemoteCall(id=call.id, keys=piece.keys, limit_s=piece.limit_s)
-        self.sent.append(sent)
+        limit_s = math.ceil(piece.limit_s)
+        self.sent.append(RemoteCall(id=call.id, keys=piece.keys, limit_s=limit_s))
         self.save()
 
     def parcel(self, piece: Work, gpu: Gpu | None) -> bytes:
@@ -161,7 +162,7 @@ class Calls:
             env=env | wire.commit(),
             jobs=[Piece.of(job, self.dataset_at) for job in piece.jobs],
             profiles=piece.profiles,
-            tuning=piece.tuning,
+            tunings=piece.tunings,
         )
         return wire.encode(content)
 
@@ -222,7 +223,7 @@ class Calls:
         now = time.monotonic()
         if new and now >= piece.said + _SAY_S:
             piece.said = now
-            self.say(piece.progress())
+            self.say(piece.progress(piece.seen))
 
     # --- the end of a call
 

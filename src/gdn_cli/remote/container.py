@@ -88,8 +88,8 @@ class _Container:
             for wanted in content.profiles:
                 reply.profiles.append(self._profile(wanted))
 
-            if content.tuning:
-                reply.tuned = self._tuned(content.tuning, before)
+            for asked in content.tunings:
+                reply.tuned.append(self._tuned(asked, before))
 
         return reply
 

@@ -7,7 +7,6 @@ records, tables) is the same.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 
@@ -77,7 +76,7 @@ class Engine(Calls, Elsewhere):
         for call in self.earlier:
             if set(call.keys) <= set(by_key):
                 answered = [by_key.pop(name) for name in call.keys]
-                work.append(Work(answered, math.ceil(call.limit_s), earlier=call))
+                work.append(Work(answered, call.limit_s, earlier=call))
 
         fresh = [job for job in jobs if key(job) in by_key]
         parts = [[job] for job in fresh]

@@ -5,7 +5,6 @@ tune/away.py's.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +13,11 @@ from .. import errors, files
 from ..errors import GdnError, RemoteError, one_line
 from ..profile import session
 from ..schema.profile_types import Profile
+from ..schema.record_types import RemoteCall
 from ..tune import away, search
 from ..tune.journal import Key
 from . import wire
 from .calls import Calls
-from .engine import Engine
 from .work import Work
 
 # at most for a profile, each with its own time limit
@@ -41,10 +40,9 @@ def made(
     yield from _arrived(calls, Work([], limit_s, wanted), settings.folder)
 
 
-def fetched(engine: Engine, folder: Path) -> Iterator[Profile]:
-    """The profiles that an earlier command left there."""
-    (call,) = engine.earlier
-    yield from _arrived(engine, Work([], math.ceil(call.limit_s), earlier=call), folder)
+def fetched(calls: Calls, call: RemoteCall, folder: Path) -> Iterator[Profile]:
+    """The profiles that an earlier command left there: `call` is from its Engine.sent."""
+    yield from _arrived(calls, Work([], call.limit_s, earlier=call), folder)
 
 
 def _arrived(calls: Calls, work: Work, folder: Path) -> Iterator[Profile]:
@@ -86,26 +84,30 @@ def unpacked(
 
 
 def tuned(
-    engine: Engine, plan: search.Plan, settings: search.Settings
+    calls: Calls,
+    plan: search.Plan,
+    settings: search.Settings,
+    earlier: RemoteCall | None = None,
 ) -> away.Measured:
     """What was measured there; of a call that did not reply, or at Ctrl-C, what it had
-    kept. RemoteError if there is nothing.
+    kept. RemoteError if there is nothing. `earlier` is the call of a command that was
+    killed.
     """
-    dataset = engine.find_dataset(plan.workloads) if settings.dataset else None
+    dataset = calls.find_dataset(plan.workloads) if settings.dataset else None
     asked = away.wanted(plan, settings, dataset)
-    work = Work([], engine.rent.limit_s(float("inf")), tuning=asked)
-    work.earlier = next(iter(engine.earlier), None)
+    limit_s = calls.rent.limit_s(float("inf"))
+    work = Work([], limit_s, tunings=[asked], earlier=earlier)
     code = None
     try:
-        reply = engine.carry_one(work)
+        reply = calls.carry_one(work)
     except KeyboardInterrupt:
         work.kept = list(work.call.made) if work.call else []
         if not work.kept:
             raise
         reply, code = wire.Reply(lost="interrupted"), errors.INTERRUPTED
 
-    if reply.tuned and not reply.lost:
-        return reply.tuned
+    if not reply.lost:
+        return reply.tuned[0]
 
     lines = [noted.line for noted in wire.readable(work.kept, away.Noted)]
     if not lines or not isinstance(lines[0], Key):

@@ -18,16 +18,18 @@ from .work import Work
 
 def fault(work: Work, reply: Reply, gpu: Gpu) -> str | None:
     """Why the reply to this work cannot be used; None if it can."""
-    # how many an earlier call is to make is not known here
-    unknown = not (work.jobs or work.tuning or work.profiles)
-    profiles = max(1, len(reply.profiles)) if unknown else len(work.profiles)
-    for what, count, due in (
-        ("outcome", len(reply.outcomes), len(work.jobs)),
-        ("tuning", int(reply.tuned is not None), int(work.tuning is not None)),
-        ("profile", len(reply.profiles), profiles),
+    profiles = len(work.profiles)
+    if not (work.jobs or work.tunings or profiles):
+        # how many an earlier call is to make is not known here
+        profiles = max(1, len(reply.profiles))
+
+    for what, results, due in (
+        ("outcome", reply.outcomes, len(work.jobs)),
+        ("tuning", reply.tuned, len(work.tunings)),
+        ("profile", reply.profiles, profiles),
     ):
-        if count != due:
-            return f"{wire.NOT}: it has {units.count(count, what)} for {due}"
+        if len(results) != due:
+            return f"{wire.NOT}: it has {units.count(len(results), what)} for {due}"
 
     faults = []
     for job, outcome in zip(work.jobs, reply.outcomes, strict=True):
@@ -39,8 +41,9 @@ def fault(work: Work, reply: Reply, gpu: Gpu) -> str | None:
             have = units.count(len(mine), "record")
             faults.append(f"{wire.NOT}: it has {have} for {job.due}")
 
-    if reply.tuned and reply.tuned.gpu:
-        faults.append(gpu.mismatch([reply.tuned.gpu.name] * gpu.count))
+    for measured in reply.tuned:
+        if measured.gpu:
+            faults.append(gpu.mismatch([measured.gpu.name] * gpu.count))
 
     for profile in reply.profiles:
         document = profile.document

@@ -62,7 +62,7 @@ class Cache(Struct):
 
 
 class Parcel(Struct, kw_only=True):
-    """The work of one container: jobs, profiles to make, or a tuning."""
+    """The work of one container: jobs, or profiles to make."""
 
     # makes it unlike any other
     nonce: str = ""
@@ -79,7 +79,7 @@ class Parcel(Struct, kw_only=True):
     env: dict[str, str]
     jobs: list[Piece] = []
     profiles: list[Wanted] = []
-    tuning: away.Wanted | None = None
+    tunings: list[away.Wanted] = []
 
 
 class Refusal(Struct):
@@ -105,7 +105,7 @@ class Reply(Struct, kw_only=True):
 
     outcomes: list[Outcome] = []
     profiles: list[Profile] = []
-    tuned: away.Measured | None = None
+    tuned: list[away.Measured] = []
     # why there is no other result
     lost: str | None = None
     # the one that does this work, if it was sent twice

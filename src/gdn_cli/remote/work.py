@@ -36,14 +36,13 @@ _DAY_S = 24 * 3600
 
 @dataclass(eq=False)
 class Work:
-    """Work for one container, to be done in at most `limit_s` seconds there: jobs,
-    profiles (session.sent of each), or a tuning.
-    """
+    """Work for one container, to be done in at most `limit_s` seconds there."""
 
     jobs: list[Job]
-    limit_s: int
+    limit_s: float
+    # to make: profiling.sent of each
     profiles: list[Wanted] = field(default_factory=list)
-    tuning: away.Wanted | None = None
+    tunings: list[away.Wanted] = field(default_factory=list)
     # if another command has sent it
     earlier: RemoteCall | None = None
     # its call, once it is sent
@@ -67,27 +66,26 @@ class Work:
     def cuda(self) -> bool:
         modes: set[str] = {job.mode for job in self.jobs}
         modes |= {wanted["subject"]["mode"] for wanted in self.profiles}
-        if self.tuning:
-            modes.add(self.tuning.mode)
+        modes |= {asked.mode for asked in self.tunings}
         # what an earlier command has sent may not be known
         return "cuda" in modes or not modes
 
     @property
     def sources(self) -> list[str]:
         """The hashes of the algos to build."""
-        pairs = [pair for job in self.jobs for pair in job.packed]
-        solutions: list[Solution | None] = [solution for _, solution in pairs]
+        solutions: list[Solution | None] = []
+        for job in self.jobs:
+            solutions += [solution for _, solution in job.packed]
         solutions += [wanted["subject"]["solution"] for wanted in self.profiles]
-        if self.tuning:
-            solutions.append(self.tuning.algo.solution)
+        solutions += [asked.algo.solution for asked in self.tunings]
         return sorted(source_hash(solution) for solution in solutions if solution)
 
-    def progress(self) -> str:
+    def progress(self, count: int) -> str:
         """How many of its measurements there are."""
-        if self.tuning:
-            name = self.tuning.algo.full_name
-            return f"{name}: {units.count(self.seen, 'measurement')} so far"
-        return f"{planning.name(self.jobs[-1])}: {self.seen} of {self.due} so far"
+        if self.tunings:
+            name = self.tunings[0].algo.full_name
+            return f"{name}: {units.count(count, 'measurement')} so far"
+        return f"{planning.name(self.jobs[-1])}: {count} of {self.due} so far"
 
 
 @dataclass(frozen=True)
