@@ -101,7 +101,8 @@ def tuned(
     try:
         reply = calls.carry_one(work)
     except KeyboardInterrupt:
-        work.kept = list(work.call.made) if work.call else []
+        if work.call:
+            work.kept = list(work.call.made)
         if not work.kept:
             raise
         reply, code = wire.Reply(lost="interrupted"), errors.INTERRUPTED
