@@ -750,7 +750,8 @@ def test_the_likely_price_is_by_what_such_calls_took(tmp_path, monkeypatch):
     assert likely(a) is None
     mine = [engine.key(a)]
     spent("B200", (mine, 4, 30.0))
-    spent("B200", (["bench gdn_decode other cuda"], 2, 5.0), (mine, 2, 12.0))
+    others = ["bench gdn_decode other cpu"], ["bench gdn_decode other cuda"]
+    spent("B200", (others[0], 2, 9.0), (others[1], 2, 5.0), (mine, 2, 12.0))
     spent("H200", (mine, 4, 3.0))
     (tmp_path / "9.json").write_text("{")
     # the newest: twice as many workloads, and at most the limit; else one of the op

@@ -181,8 +181,9 @@ def likely(work: list[Work], before: list[Spent]) -> float | None:
 
 
 def _kinds(keys: list[str]) -> list[list[str]]:
-    """Command and op of each job."""
-    return [name.split()[:2] for name in keys]
+    """Command, op and mode of each job."""
+    words = [name.split() for name in keys]
+    return [[command, op, names[-1]] for command, op, *names in words]
 
 
 # --- jobs
