@@ -5,12 +5,13 @@ interrupts that tests see are its own. What was declared (functions, images, vol
 and uploaded is kept for the tests to look at. A call is carried out as Modal does it:
 the function is imported by name, in a fresh process in an empty folder, where only the
 uploaded files are. What it does otherwise, a test says beforehand (`Server.failing`,
-`Server.answer`).
+`Server.answer`), and of the network (`Server.outage`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import pickle
 import signal
@@ -65,17 +66,18 @@ class Server:
         self.rpcs = []
         self.metadata = {}
         self.functions = []
+        self.deployed = {}  # name of an app -> its function's number
+        self.bound = []  # the options of each run
         self.images = []
         self.mounts = {}  # mount id -> path there -> sha256
         self.contents = {}  # sha256 -> content
         self.volumes = {}  # name -> path -> content
         # (name, partition) -> items, pickled
         self.queues = {}
+        self.dicts = {}  # (name, key) -> value, both pickled
         self.calls = {}  # id -> parcel
         self.results = {}
         self.cancelled = []
-        self.disconnects = []
-        self.app_states = []
         self._ready = threading.Event()
 
     # --- life
@@ -94,12 +96,54 @@ class Server:
 
     async def _serve(self):
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._network, self._cables = "up", set()
         listener = Listener([_service(self)])
         await listener.start("127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{listener._server.sockets[0].getsockname()[1]}"
+        self._behind = listener._server.sockets[0].getsockname()
+        door = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{door.sockets[0].getsockname()[1]}"
         self._ready.set()
         await self._stop.wait()
+        door.close()
         listener.close()
+
+    # --- the network in front of it
+
+    def outage(self, kind: str, seconds: float | None = None):
+        """`"reset"`: connections are cut, and new ones accepted and reset. `"silence"`:
+        nothing passes. After `seconds` it is over.
+        """
+
+        def begin():
+            self._network = kind
+            if kind == "reset":
+                for cable in self._cables:
+                    cable.transport.abort()
+            if seconds is not None:
+                self._loop.call_later(seconds, setattr, self, "_network", "up")
+
+        self._loop.call_soon_threadsafe(begin)
+
+    async def _connected(self, reader: Any, writer: Any):
+        if self._network == "reset":
+            writer.transport.abort()
+            return
+        there, back = await asyncio.open_connection(*self._behind)
+        self._cables |= {writer, back}
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(self._pass(reader, back), self._pass(there, writer))
+
+    async def _pass(self, reader: Any, writer: Any):
+        try:
+            while data := await reader.read(1 << 16):
+                while self._network == "silence":
+                    await asyncio.sleep(0.02)
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        self._cables.discard(writer)
+        writer.close()
 
     @property
     def env(self):
@@ -200,11 +244,15 @@ def _service(s: Server):
             if name in s.failing:
                 status, text = s.failing[name]
                 raise grpclib.GRPCError(status, text)
-            if s.faults.get(name):
-                await _fault(s.faults[name].pop(0), stream)
+            fault = s.faults[name].pop(0) if s.faults.get(name) else None
+            if fault not in (None, "lost"):
+                await _fault(fault, stream)
             answer = getattr(_Answers, name, None)
             if answer is None:
                 raise grpclib.GRPCError(grpclib.Status.UNIMPLEMENTED, name)
+            if fault == "lost":
+                answer(s, request)
+                await _fault(fault, stream)
             replied = answer(s, request)
             if asyncio.iscoroutine(replied):
                 replied = await replied
@@ -218,12 +266,12 @@ def _service(s: Server):
 
 
 async def _fault(kind: Any, stream: Any):
-    """`"reset"`: the connection is cut. `"silence"`: there is never an answer. (status,
-    text): an error.
+    """`"reset"`: the connection is cut; `"lost"`: once the request is carried out.
+    `"silence"`: there is never an answer. (status, text): an error.
     """
-    if kind == "reset":
+    if kind in ("reset", "lost"):
         stream._stream._transport.abort()
-    if kind in ("reset", "silence"):
+    if kind in ("reset", "lost", "silence"):
         await asyncio.Event().wait()
     raise grpclib.GRPCError(*kind)
 
@@ -245,7 +293,6 @@ class _Answers:
         )
 
     def AppCreate(s, r):
-        s.app_states.append(r.app_state)
         return pb.AppCreateResponse(
             app_id="ap-" + "1" * 22, app_page_url="https://example.invalid/app"
         )
@@ -254,10 +301,31 @@ class _Answers:
         return empty_pb2.Empty()
 
     def AppPublish(s, r):
-        return pb.AppPublishResponse(url="https://example.invalid/app")
+        s.deployed[r.name] = len(s.functions)
+        return pb.AppPublishResponse(
+            url="https://example.invalid/app", deployed_at=time.time()
+        )
+
+    def AppGetByDeploymentName(s, r):
+        return pb.AppGetByDeploymentNameResponse()
+
+    def FunctionGet(s, r):
+        if r.app_name not in s.deployed:
+            raise grpclib.GRPCError(grpclib.Status.NOT_FOUND, "no such app")
+        assert r.object_tag == "serve"
+        number = s.deployed[r.app_name]
+        return pb.FunctionGetResponse(
+            function_id=f"fu-{number}", handle_metadata=_handle("serve"),
+            function=_data(s.functions[number - 1]),
+        )  # fmt: skip
+
+    def FunctionBindParams(s, r):
+        s.bound.append(r.function_options)
+        return pb.FunctionBindParamsResponse(
+            bound_function_id=r.function_id, handle_metadata=_handle("serve")
+        )
 
     def AppClientDisconnect(s, r):
-        s.disconnects.append(r)
         return empty_pb2.Empty()
 
     def AppGetLogs(s, r):
@@ -340,18 +408,30 @@ class _Answers:
         ]
         return pb.QueueNextItemsResponse(items=found)
 
+    def DictGetOrCreate(s, r):
+        return pb.DictGetOrCreateResponse(dict_id=f"di-{r.deployment_name}")
+
+    def DictUpdate(s, r):
+        (entry,) = r.updates
+        there = (r.dict_id, entry.key) in s.dicts
+        s.dicts.setdefault((r.dict_id, entry.key), entry.value)
+        return pb.DictUpdateResponse(created=not there)
+
+    def DictGet(s, r):
+        return pb.DictGetResponse(found=True, value=s.dicts[r.dict_id, r.key])
+
     def FunctionPrecreate(s, r):
         return pb.FunctionPrecreateResponse(
-            function_id="fu-1", handle_metadata=_handle(r.function_name)
+            function_id=f"fu-{len(s.functions) + 1}",
+            handle_metadata=_handle(r.function_name),
         )
 
     async def FunctionCreate(s, r):
         await asyncio.sleep(s.create_delay)
         s.functions.append(r.function)
-        ranked = [pb.FunctionData.RankedFunction(rank=0, function=r.function)]
         return pb.FunctionCreateResponse(
-            function_id="fu-1", handle_metadata=_handle(r.function.function_name),
-            function_data=pb.FunctionData(ranked_functions=ranked),
+            function_id=f"fu-{len(s.functions)}", handle_metadata=_handle(r.function.function_name),
+            function_data=_data(r.function),
         )  # fmt: skip
 
     def FunctionMap(s, r):
@@ -407,6 +487,11 @@ def _put(s: Server, id: str, item: Any):
     return pb.FunctionPutInputsResponseItem(
         idx=item.idx, input_id=f"in-{id}", input_jwt=id
     )
+
+
+def _data(function: pb.Function):
+    ranked = [pb.FunctionData.RankedFunction(rank=0, function=function)]
+    return pb.FunctionData(ranked_functions=ranked)
 
 
 def _handle(name: str):

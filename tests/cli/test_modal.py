@@ -5,6 +5,7 @@ the table made from the replies.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -53,7 +54,7 @@ def measured(device: str = "NVIDIA B200"):
     def answer(number: int, data: bytes) -> bytes:
         content = opened(data)
         if why := content.gpu.mismatch([device]):
-            return wire.encode(Reply(wrong_gpu=why))
+            return wire.encode(Reply(lost=f"{why}; nothing was measured"))
         where = reports.GPU | {"gpu": device, "gpu_uuid": "GPU-1"}
         where |= {"where": "modal", "image": "gdn", "asked": "B200"}
         requests = [to_json(piece.request) for piece in content.jobs]
@@ -102,9 +103,11 @@ def _records(request: dict) -> list[dict]:
 def test_one_gpu_where_two_were_asked_for():
     with Server(answer=measured()) as s:
         done = rent(s, "run --algo cuda-v4 -w 0-2 --gpu B200:2")
-    assert (done.code, done.out) == (errors.REMOTE, "")
-    assert "asked for B200:2, and the container has NVIDIA B200\n" in done.err
-    gpu = s.functions[0].resources.gpu_config
+    assert done.code == errors.REMOTE
+    assert "asked for B200:2, and the container has NVIDIA B200; nothing" in words(
+        done.out
+    )
+    gpu = s.bound[0].resources.gpu_config
     assert (gpu.gpu_type, gpu.count) == ("B200", 2)
 
 
@@ -114,14 +117,15 @@ def test_what_is_declared_and_uploaded_and_the_table_that_comes_back(tmp_path):
         done = rent(
             s, "run --algo cuda-v4 -w 0-2 --timeout 100 --parallel 2 --out", out
         )
-    (function,) = s.functions
-    resources, scaling = function.resources, function.autoscaler_settings
+    (function,), (options,) = s.functions, s.bound
+    resources, scaling = options.resources, function.autoscaler_settings
     gpu = resources.gpu_config
     assert (gpu.gpu_type, gpu.count) == ("B200", 1)
-    assert function.timeout_secs == 100 + SETTINGS.limits.start
+    assert options.timeout_secs == 100 + SETTINGS.limits.start
     assert function.retry_policy.retries == scaling.min_containers == 0
-    assert (scaling.max_containers, scaling.scaledown_window) == (2, 2)
-    assert (resources.milli_cpu, resources.memory_mb) == (4000, 16384)
+    assert (options.concurrency_limit, scaling.scaledown_window) == (2, 2)
+    # a few MiB more: no other run shares these containers
+    assert resources.milli_cpu == 4000 and 0 <= resources.memory_mb - 16384 < 128
     volumes = {v.mount_path: (v.volume_id, v.read_only) for v in function.volume_mounts}
     assert volumes == {
         "/data": ("vo-flashinfer-trace", True),
@@ -131,7 +135,8 @@ def test_what_is_declared_and_uploaded_and_the_table_that_comes_back(tmp_path):
     assert function.implementation_name == "serve"
     # by name: the two sides' Pythons need not agree
     assert not function.function_serialized
-    assert not function.secret_ids and function.app_name == "gdn"
+    assert not function.secret_ids and [function.app_name] == list(s.deployed)
+    assert re.fullmatch("gdn-[0-9a-f]{12}", function.app_name)
 
     image = SETTINGS.chosen(None)
     built = dockerfile(s.images)
@@ -237,7 +242,8 @@ def test_a_cpu_algo_end_to_end_through_modals_own_client(tmp_path):
     names = {r["algo"] for r in document["records"]}
     assert names == {"copy", "empty", "copy-rate", "pt-reference"}
     assert document["environments"]["cpu"]["where"] == "modal"
-    assert not s.functions[0].resources.gpu_config.count
+    assert not s.bound[0].resources.gpu_config.count
+    assert re.search(r"Modal: \d+ s of container time, about \$0\.0\d at the", done.err)
 
 
 # --- errors: one line, no traceback
@@ -405,6 +411,20 @@ def test_records_are_put_on_a_queue_and_read_back():
     assert done.out == "[b'one', b'two'] []\n", done.err
 
 
+def test_the_first_call_that_asks_does_the_work_of_a_parcel():
+    code = """
+        from gdn_cli.remote import modal_client as cloud
+        calls = [(b"a", "fc-0"), (b"a", "fc-1"), (b"b", "fc-1"), (b"a", "fc-0")]
+        print(*[cloud.claimed(*call) for call in calls])
+    """
+    with Server() as s:
+        done = helpers.python("-c", textwrap.dedent(code), env=s.env)
+        s.failing["DictUpdate"] = (EXHAUSTED, "rate limit")
+        failed = helpers.python("-c", textwrap.dedent(code), env=s.env)
+    assert done.out == "fc-0 fc-0 fc-1 fc-0\n", done.err
+    assert failed.out == "fc-0 fc-1 fc-1 fc-0\n", failed.err
+
+
 def on_queue(number: int, data: bytes) -> list[bytes]:
     """The queue of a call that has measured its first workload."""
     (outcome,) = answered(measured()(number, data)).outcomes
@@ -458,6 +478,18 @@ def test_a_preempted_call_goes_on_after_what_it_had_measured():
     (queue,) = s.queues.values()
     made = [wire.decode(pickle.loads(item), wire.Made) for item in queue]
     assert sum(m.record.algo == "pt-reference" for m in made) == 2
+
+
+def test_a_reply_that_is_none_costs_nothing_if_all_records_had_come():
+    def answer(number: int, data: bytes):
+        if opened(data).jobs[0].request.name != "cuda-v4":
+            return measured()(number, data)
+        s.queues[settings.RECORDS, f"fc-{number}"] = on_queue(number, data)
+        return b"rubbish"
+
+    with Server(answer=answer) as s:
+        done = rent(s, "bench --algo cuda-v4 -w 0")
+    assert done.code == 0 and re.search(r"cuda-v4( \*)? +2\.00 us", done.out), done.err
 
 
 def test_replies_that_are_none_cost_their_own_algos():
@@ -529,11 +561,12 @@ def test_wrong_usage_reaches_no_network(args, says, tmp_path):
 # --- Ctrl-C
 
 
-def interrupted(server: Server, when, line: str) -> helpers.Done:
-    """`gdn modal LINE`, which gets Ctrl-C as soon as `when(server)`."""
+@contextlib.contextmanager
+def under_way(server: Server, when, line: str, **env):
+    """The process of `gdn modal LINE`, as soon as `when(server)`."""
     process = subprocess.Popen(
         [sys.executable, "-m", "gdn_cli", "modal", *line.split()],
-        env=helpers.environment(**server.env),
+        env=helpers.environment(**server.env, **env),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -545,14 +578,99 @@ def interrupted(server: Server, when, line: str) -> helpers.Done:
         while not when(server):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=helpers.PATIENCE_S)
+        yield process
     finally:
         process.kill()
+
+
+def done_of(process: subprocess.Popen) -> helpers.Done:
+    out, err = process.communicate(timeout=helpers.PATIENCE_S)
     return helpers.Done(process.returncode, out, err)
 
 
-def test_ctrl_c_while_waiting_stops_the_app_and_keeps_the_arrived_results(tmp_path):
+def interrupted(server: Server, when, line: str, **env) -> helpers.Done:
+    """`gdn modal LINE`, which gets Ctrl-C as soon as `when(server)`."""
+    with under_way(server, when, line, **env) as process:
+        process.send_signal(signal.SIGINT)
+        return done_of(process)
+
+
+def waiting(server: Server) -> bool:
+    """Three calls are asked for."""
+    return server.rpcs.count("FunctionGetOutputs") >= 3
+
+
+@pytest.mark.parametrize("how", ["silence", "reset", "denied"])
+def test_ctrl_c_does_not_wait_for_modal_and_keeps_what_it_did_not_hear(how, tmp_path):
+    """The network stays down, or the token refused, until the command has ended."""
+    home = {"GDN_HOME": str(tmp_path)}
+
+    def down(s) -> bool:
+        if not waiting(s):
+            return False
+        if how == "denied":
+            refused = grpclib.Status.PERMISSION_DENIED, "token revoked"
+            s.failing |= {"FunctionGetOutputs": refused, "FunctionCallCancel": refused}
+        else:
+            s.outage(how)
+        return True
+
+    with Server(answer=lambda n, data: None) as s:
+        done = interrupted(s, down, "bench --algo cuda-v4 -w 0", **home)
+        assert done.code == errors.INTERRUPTED and "Traceback" not in done.err
+        assert "3 calls could not be cancelled" in done.err and s.cancelled == []
+        assert "died" not in done.err
+        s.failing.clear()
+        s.outage("up")
+        s.answer = measured()
+        file = re.search(r"gdn modal bench --resume (\S+)", done.err)[1]
+        again = rent(s, "bench --resume", file, **home)
+    assert again.code == 0 and len(s.calls) == 3, again.err
+
+
+def test_calls_survive_a_network_that_accepts_connections_and_resets_them(tmp_path):
+    home = {"GDN_HOME": str(tmp_path)}
+    with Server(answer=lambda n, data: None) as s:
+        with under_way(s, waiting, "bench --algo cuda-v4 -w 0", **home) as process:
+            s.outage("reset", 2.0)
+            s.answer = measured()
+            put_off(done_of(process))
+        (file,) = (tmp_path / "runs").iterdir()
+        assert len(s.calls) == 3
+        again = rent(s, "bench --resume", file, **home)
+    # and nothing is paid for twice
+    assert again.code == 0 and len(s.calls) == 3
+
+
+def test_a_call_whose_answer_was_lost_is_sent_again_and_paid_for_once(tmp_path):
+    """Modal has the first call, and the container of the second says that it does the work."""
+
+    def answer(number: int, data: bytes) -> bytes:
+        second = wire.encode(Reply(call="fc-0"))
+        return second if number == 1 else measured()(number, data)
+
+    out = tmp_path / "r.json"
+    with Server(answer=answer) as s:
+        rent(s, "setup")
+        # the client itself tries four times
+        s.faults["FunctionMap"] = ["lost", *["reset"] * 3]
+        done = rent(s, "bench --algo cuda-v4 -w 0 --together --out", out)
+    assert done.code == 0 and len(s.calls) == 2, done.err
+    assert json.loads(out.read_text())["modal"]["calls"] == []
+
+
+def test_a_run_that_was_killed_before_its_first_record_is_fetched(tmp_path):
+    home = {"GDN_HOME": str(tmp_path)}
+    with Server(answer=lambda n, data: None) as s:
+        with under_way(s, waiting, "bench --algo cuda-v4 -w 0", **home) as process:
+            process.kill()
+        (file,) = (tmp_path / "runs").iterdir()
+        s.answer = measured()
+        again = rent(s, "bench --resume", file, **home)
+    assert again.code == 0 and len(s.calls) == 3 and s.cancelled == []
+
+
+def test_ctrl_c_while_waiting_cancels_the_calls_and_keeps_what_has_arrived(tmp_path):
     """Records of a call that still runs have arrived too."""
     out = tmp_path / "r.json"
 
@@ -575,7 +693,7 @@ def test_ctrl_c_while_waiting_stops_the_app_and_keeps_the_arrived_results(tmp_pa
     names = ["copy", "empty", "copy-rate", "pt-reference", "cuda-v4"]
     assert list(dict.fromkeys(r["algo"] for r in document["records"])) == names
     assert document["records"][-1]["gpu"]["uuid"] == "GPU-1"
-    assert len(s.disconnects) == 1  # the app is stopped, and its container with it
+    assert s.cancelled == ["fc-2"]
     assert document["modal"]["calls"] == []
     assert f"gdn modal bench --resume {out}" in done.err
 
@@ -587,7 +705,7 @@ def test_ctrl_c_before_the_start_leaves_nothing_behind():
         )
     assert done.code == errors.INTERRUPTED and "Traceback" not in done.err
     assert done.json["records"] == [] and done.json["interrupted"]
-    assert s.calls == {} and len(s.disconnects) == 1
+    assert s.calls == s.deployed == {}
 
 
 # --- runs that are left there, setup
@@ -598,7 +716,6 @@ def test_a_run_that_was_left_is_fetched(tmp_path):
     with Server(answer=lambda n, data: None) as s:
         done = rent(s, "bench --algo cuda-v4 -w 0 --detach", **home)
         assert done.code == 0 and len(s.calls) == 3
-        assert s.app_states == [modal_server.pb.APP_STATE_DETACHED]
         file = Path(re.search(r"gdn modal bench --resume (\S+)", done.err)[1])
         calls = json.loads(file.read_text())["modal"]["calls"]
         assert [len(c["keys"]) for c in calls] == [1, 1, 1]
@@ -644,8 +761,25 @@ def test_setup_makes_the_volumes_and_builds_the_image_without_a_gpu():
     assert s.volumes == {"flashinfer-trace": {}, "gdn-cache": {}}
     assert not s.calls and not any(f.resources.gpu_config.count for f in s.functions)
     assert len(s.functions) == 1
-    for step in ("token: Modal accepts it", "image gdn: there"):
+    (name,) = s.deployed
+    for step in ("token: Modal accepts it", f"app {name}: deployed"):
         assert step in done.err
+
+
+def test_a_run_calls_what_is_deployed_and_sends_no_files():
+    with Server(answer=measured()) as s:
+        rent(s, "setup")
+        before = len(s.rpcs)
+        done = rent(s, "bench --algo cuda-v4 -w 0")
+    (name,) = s.deployed
+    assert done.code == 0 and f"app {name}\n" in done.err
+    assert {rpc for rpc in s.rpcs[before:] if "Queue" not in rpc} == {
+        "ClientHello",
+        "FunctionGet",
+        "FunctionBindParams",
+        "FunctionMap",
+        "FunctionGetOutputs",
+    }
 
 
 def test_no_secret_reaches_records_parcels_or_what_is_packed(tmp_path):

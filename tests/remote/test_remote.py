@@ -5,7 +5,6 @@ has the carried files and nothing else.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -13,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from datetime import date, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +20,7 @@ import building
 import helpers
 import profiles as documents
 import pytest
+from msgspec import structs
 from packaging.requirements import Requirement
 
 import gdn_cli
@@ -44,11 +45,12 @@ from gdn_cli.remote import (
     resume,
     settings,
     wire,
+    work,
 )
 from gdn_cli.remote.wire import Cache, Parcel, Profile, Refusal, Reply
 from gdn_cli.remote.work import Rent
 from gdn_cli.run import execute, jobs, planning, worker_process
-from gdn_cli.schema.record_types import Environment, RemoteCall, Status
+from gdn_cli.schema.record_types import Environment, RemoteCall, Rented, Spent, Status
 from gdn_cli.worker.request import Timing
 
 REGISTRY = helpers.REGISTRY
@@ -299,11 +301,10 @@ def test_another_gpu_than_was_asked_for_is_said_before_anything_runs(monkeypatch
     wanted = V4
     data = container.serve(rented().parcel(work_of(wanted), B200), machine=machine)
     why = "asked for B200, and the container has NVIDIA H200"
-    assert answered(data) == Reply(wrong_gpu=why)
+    assert why in answered(data).lost
     Cloud([data]).install(monkeypatch)
-    with pytest.raises(RemoteError, match=why) as caught:
-        list(rented()([wanted]))
-    assert caught.value.code == errors.REMOTE
+    ((_, lost),) = rented()([wanted])
+    assert (lost.code, lost.records) == (errors.REMOTE, []) and why in lost.reason
 
 
 def test_what_was_measured_before_the_containers_time_is_up_is_sent_back(monkeypatch):
@@ -328,17 +329,6 @@ def test_what_was_measured_before_the_containers_time_is_up_is_sent_back(monkeyp
     for outcome in (by_limit, unstarted):
         assert (outcome.status, outcome.code) == ("remote_failed", errors.REMOTE)
         assert "time of 60 s was up; --max-minutes gives more" in outcome.reason
-
-
-@pytest.mark.parametrize(
-    ("minutes", "option"), [(None, "--timeout"), (9, "--max-minutes")]
-)
-def test_a_call_that_modal_ended_names_the_option_that_ended_it(
-    minutes, option, monkeypatch
-):
-    Cloud([modal_errors.TimedOutError("ended")]).install(monkeypatch)
-    ((_, lost),) = rented(minutes=minutes)([V4])
-    assert lost.reason == f"ended; {option} gives more"
 
 
 @pytest.mark.slow
@@ -434,23 +424,23 @@ class Cloud:
         self.refuses, self.live = {}, {}
 
     def install(self, monkeypatch):
-        for name in ("declare", "session", "recall", "first"):
+        for name in ("deployed", "fitted", "spawn", "recall", "first", "cancel"):
             monkeypatch.setattr(modal_client, name, getattr(self, name))
         monkeypatch.setattr(modal_client, "connect", lambda seconds: None)
+        monkeypatch.setattr(modal_client, "app_name", lambda *_: "gdn-0")
         monkeypatch.setattr(modal_client, "kept", lambda id: [])
         clock = SimpleNamespace(monotonic=lambda: self.clock)
         monkeypatch.setattr(calls, "time", clock)
         return self
 
-    def declare(self, *declared):
-        self.declared = declared
-        return None, None
+    def deployed(self, name, settings, image, say):
+        return name
 
-    def session(self, app, function, detach):
-        return contextlib.nullcontext(self.spawn)
+    def fitted(self, function, *declared):
+        self.declared = declared
 
     def recall(self, id):
-        return self.spawn(None, id)
+        return self.call(None, id)
 
     def first(self, waiting, seconds):
         self.clock += seconds
@@ -462,10 +452,16 @@ class Cloud:
             call.got = None if call.trouble else got
         return [call for call in waiting if call.got is not None]
 
-    def spawn(self, data, id=None):
+    def spawn(self, function, data):
+        sending = modal_client.futures.Future()
+        if error := self.refuses.get(len(self.parcels)):
+            sending.set_exception(error)
+        else:
+            sending.set_result(self.call(data))
+        return sending
+
+    def call(self, data, id=None):
         number = len(self.parcels)
-        if number in self.refuses:
-            raise self.refuses[number]
         self.parcels.append(data)
         id = id or f"fc-{number}"
         call = SimpleNamespace(
@@ -477,12 +473,13 @@ class Cloud:
                 raise call.got
             return call.got
 
-        def cancel():
-            self.cancelled.append(number)
-            return not self.deaf
-
-        call.listen, call.cancel = lambda: SimpleNamespace(result=result), cancel
+        call.listen = lambda: SimpleNamespace(result=result)
+        call.number = number
         return call
+
+    def cancel(self, waiting, seconds):
+        self.cancelled += [call.number for call in waiting]
+        return [] if self.deaf else waiting
 
 
 def passed(j: jobs.Job, **environment) -> bytes:
@@ -556,30 +553,45 @@ def test_what_cannot_be_sent_leaves_what_was(monkeypatch):
     assert got["cuda-v4"] == ("remote_failed", "it was not sent: too many inputs")
 
 
-@pytest.mark.parametrize(
-    ("end", "kept"),
-    [
-        (KeyboardInterrupt(), []),  # the app is stopped, and the call with it
-        (KeyboardInterrupt(modal_errors.UNSTOPPED), ["fc-0"]),
-        (RESET, ["fc-0"]),
-        (RemoteError("asked for B200"), []),
-    ],
-)
-def test_ids_are_forgotten_only_with_their_app(end, kept, monkeypatch):
-    fake, work = Cloud([None]).install(monkeypatch), rented()
-
-    def ids() -> list[str]:
-        return [call.id for call in work.sent]
+@pytest.mark.parametrize("deaf", [False, True])
+def test_ctrl_c_cancels_what_was_sent_and_forgets_only_what_modal_confirms(
+    deaf, tmp_path, monkeypatch
+):
+    """Not the calls that an earlier command has left."""
+    fake, work = Cloud([None], [None]).install(monkeypatch), rented()
+    fake.deaf = deaf
+    file, said = tmp_path / "run.json", []
+    work.say = said.append
+    work.earlier = [call_of(V1, "fc-a")]
+    work.note(Writer(building.document(), file))
 
     def first(calls, seconds):
         # in the file from the start: this process may be killed
-        assert ids() == ["fc-0"]
-        raise end
+        saved = json.loads(file.read_text())["modal"]["calls"]
+        assert [call["id"] for call in saved] == ["fc-a", "fc-0"]
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(modal_client, "first", first)
-    with pytest.raises(type(end)):
+    with pytest.raises(KeyboardInterrupt):
+        list(work([V1, V4]))
+    assert [call.id for call in work.sent] == ["fc-a", "fc-0"][: 1 + deaf]
+    assert fake.cancelled == [0]
+    assert any("1 call could not be cancelled" in line for line in said) == deaf
+
+
+def test_a_call_that_is_being_sent_at_ctrl_c_is_cancelled_too(monkeypatch):
+    fake, work = Cloud([None]).install(monkeypatch), rented()
+
+    class Sending(modal_client.futures.Future):
+        def result(self, timeout=None):
+            if timeout is None:
+                raise KeyboardInterrupt
+            return fake.call(b"")
+
+    monkeypatch.setattr(modal_client, "spawn", lambda *_: Sending())
+    with pytest.raises(KeyboardInterrupt):
         list(work([V4]))
-    assert ids() == kept and len(fake.parcels) == 1
+    assert fake.cancelled == [0] and work.sent == []
 
 
 def heard(*script) -> tuple[object, list[float], list[float]]:
@@ -595,11 +607,14 @@ def heard(*script) -> tuple[object, list[float], list[float]]:
             raise got
         return got
 
-    call = modal_client.Call(SimpleNamespace(get=get, object_id="fc-0"))
-    call._answer = modal_client.futures.Future()
-    call._listen(call._answer, pauses.append)
+    call = modal_client.Call(SimpleNamespace(get=get), "fc-0")
+    answer = modal_client.futures.Future()
+    try:
+        answer.set_result(call._get(pauses.append))
+    except modal_errors.CallFailedError as e:
+        answer.set_exception(e)
     assert left == []
-    return call._answer, asked, pauses
+    return answer, asked, pauses
 
 
 def test_a_call_is_asked_for_by_long_requests_and_with_longer_pauses_while_nothing_answers():
@@ -660,7 +675,7 @@ def test_calls_that_are_too_slow_are_cancelled(monkeypatch):
 def test_algos_for_a_cpu_rent_no_gpu(monkeypatch):
     j = job("cpp-v1", "cpu")
     fake = Cloud([passed(j)]).install(monkeypatch)
-    assert [o.status for _, o in rented()([j])] == ["done"] and fake.declared[2] is None
+    assert [o.status for _, o in rented()([j])] == ["done"] and fake.declared[1] is None
     assert opened(fake.parcels[0]).gpu is None
 
 
@@ -687,11 +702,10 @@ def test_the_bill_is_said_before_the_start(count, more, says, monkeypatch):
     lost = [modal_errors.CallFailedError("x")]
     fake = Cloud(*[lost] * count).install(monkeypatch)
 
-    def session(*declared):
+    def deployed(*declared):
         assert says in said[0]
-        return fake.session(*declared)
 
-    monkeypatch.setattr(modal_client, "session", session)
+    monkeypatch.setattr(modal_client, "deployed", deployed)
     list(work([V4] * count))
     assert fake.parcels
 
@@ -702,11 +716,89 @@ def test_the_bill_is_said_before_the_start(count, more, says, monkeypatch):
 def test_dollars_are_those_of_all_gpus_of_a_container(gpu, rate):
     # an hour: 4 cores of $0.0000131 a second, 16 GiB of $0.00000222, and the GPUs
     dollars = 3600 * (4 * 0.0000131 + 16 * 0.00000222 + rate)
-    words = SETTINGS.dollars(gpu and SETTINGS.parse(gpu), 3600)
-    assert words == f"${dollars:.2f} at the prices of {SETTINGS.prices.date}"
+    gpu = gpu and SETTINGS.parse(gpu)
+    for days, old in (
+        (90, ""),
+        (91, ", 91 days ago (`modal billing rates` has today's)"),
+    ):
+        read = date.today() - timedelta(days)
+        dated = structs.replace(SETTINGS.prices, date=read)
+        mine = structs.replace(SETTINGS, prices=dated)
+        assert mine.dollars(gpu, 3600) == f"${dollars:.2f} at the prices of {read}{old}"
+
+    likely = f"${dollars:.2f}, likely ${dollars / 10:.2f}, at the prices of"
+    assert SETTINGS.dollars(gpu, 3600, 360).startswith(likely)
     assert "has no price of B300" in SETTINGS.dollars(SETTINGS.parse("B300"), 60)
     known = {name.rstrip("!") for name in SETTINGS.gpus.known}
     assert set(SETTINGS.prices.gpus) == known
+
+
+def test_the_likely_price_is_by_what_such_calls_took(tmp_path, monkeypatch):
+    a, b = job("cuda-v4", "cuda", 4, "bench"), job("cuda-v1", "cuda", 2, "bench")
+
+    def spent(gpu: str, *calls) -> None:
+        document = building.document()
+        document.modal = Rented(gpu=gpu, image="gdn", command="bench")
+        document.modal.spent = [Spent(keys=k, due=d, seconds=s) for k, d, s in calls]
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
+        path.write_text(store.dumps(document))
+
+    def likely(*jobs) -> float | None:
+        return work.likely([work_of(j) for j in jobs], list(work.spent("B200")))
+
+    monkeypatch.setattr(paths, "runs_dir", lambda: tmp_path)
+    assert likely(a) is None
+    mine = [engine.key(a)]
+    spent("B200", (mine, 4, 30.0))
+    others = ["bench gdn_decode other cpu"], ["bench gdn_decode other cuda"]
+    spent("B200", (others[0], 2, 9.0), (others[1], 2, 5.0), (mine, 2, 12.0))
+    spent("H200", (mine, 4, 3.0))
+    (tmp_path / "9.json").write_text("{")
+    # the newest: twice as many workloads, and at most the limit; else one of the op
+    assert likely(a) == 24 and likely(a, b) == 29
+    assert likely(job("cuda-v4", "cuda", 54, "bench")) == 60
+    assert likely(a, job("cuda-v4", "cuda", 4)) is None
+    said = []
+    mine = rented()
+    mine.say = said.append
+    Cloud([passed(a)]).install(monkeypatch)
+    list(mine([a]))
+    assert "most, $0.98, likely $0.04, at the prices" in said[0]
+
+
+@pytest.mark.parametrize("minutes", [None, 1441])
+def test_more_than_modal_allows_is_refused_before_anything_is_rented(
+    minutes, monkeypatch
+):
+    fake = Cloud().install(monkeypatch)
+    long = job("cuda-v4", "cuda", timeout_s=86_400 - SETTINGS.limits.start + 1)
+    with pytest.raises(UsageError, match="a call of 86401 s: Modal's longest is 24 h"):
+        list(rented(minutes=minutes)([long]))
+    assert fake.declared is None
+    assert rented(minutes=1440).rent.limit_s(1e9) == 86_400
+
+
+def test_the_apps_name_has_a_hash_of_gdns_files_and_of_the_image(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "PACKAGE", tmp_path)
+    image = SETTINGS.chosen(None)
+
+    def name(image=image, settings=SETTINGS) -> str:
+        return modal_client.app_name(settings, image)
+
+    for part in ("run", "algos", "run/__pycache__"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "a.py").write_text("1")
+    first = name()
+    assert re.fullmatch("gdn-[0-9a-f]{12}", first)
+    # what does not travel
+    (tmp_path / "algos/a.py").write_text("2")
+    (tmp_path / "run/__pycache__/a.py").write_text("2")
+    assert name() == first
+    (tmp_path / "run/a.py").write_text("2")
+    others = {name(), name(structs.replace(image, then=("x",)))}
+    limits = structs.replace(SETTINGS.limits, idle=3)
+    others.add(name(settings=structs.replace(SETTINGS, limits=limits)))
+    assert len(others) == 3 and first not in others
 
 
 def test_a_rented_gpu_is_not_paid_for_work_on_a_cpu():
@@ -794,6 +886,15 @@ def test_what_a_lost_call_had_measured_is_kept_once_and_only_of_the_gpu_asked_fo
     assert said == ["gdn_decode/cuda-v4: 2 of 3 came before that"]
 
 
+def test_a_call_without_a_reply_is_complete_if_all_its_records_had_come():
+    mine, late = job("cuda-v4", "cuda", 2), job("cuda-v1", "cuda", 1)
+    kept = [made_of(building.record("cuda-v4", 2.0, w.uuid)) for w in mine.workloads]
+    lost = Reply(lost="preempted")
+    whole, none = replies.outcomes([mine, late], lost, kept, B200, lambda line: None)
+    assert (whole[1].status, whole[1].reason, whole[1].code) == ("done", None, None)
+    assert (none[1].status, none[1].reason) == ("remote_failed", "preempted")
+
+
 def test_a_call_that_is_started_again_does_what_is_left(monkeypatch):
     """What a preempted container has kept, with its own GPU, and the workloads that it
     had not finished.
@@ -863,10 +964,15 @@ def test_records_are_in_the_document_before_their_call_has_ended(tmp_path, monke
 
 
 def outcome(
-    gpu: str | None = "NVIDIA B200", algo: str = "cuda-v4", **more
+    gpu: str | None = "NVIDIA B200",
+    algo: str = "cuda-v4",
+    count: int = 1,
+    of: int = 1,
+    **more,
 ) -> jobs.Outcome:
-    (workload,) = job(algo, "cuda").workloads
-    records = [building.record(algo, None, workload.uuid, tier=None)]
+    """A worker that has passed the last of `of` workloads."""
+    workload = job(algo, "cuda", of).workloads[-1]
+    records = [building.record(algo, None, workload.uuid, tier=None)] * count
     env = gpu and Environment(gpu=gpu, **more)
     return jobs.Outcome(Status.DONE, records=records, environment=env)
 
@@ -883,6 +989,8 @@ def outcome(
         ),
         ([], "it has 0 outcomes for 1"),
         ([outcome(), outcome()], "it has 2 outcomes for 1"),
+        ([outcome(count=0)], "it has 0 records for 1"),
+        ([outcome(of=2)], "it has 0 records for 1"),
         ([outcome("NVIDIA H200")], "the container has NVIDIA H200"),
         ([outcome(None)], "the reply does not name its GPU"),
         ([outcome(gpus=["NVIDIA B200"] * 2)], "has NVIDIA B200, NVIDIA B200"),

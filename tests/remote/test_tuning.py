@@ -8,7 +8,7 @@ import json
 
 import helpers
 import pytest
-from cli.test_modal import rent
+from cli.test_modal import rent, under_way
 from modal_server import Server
 from remote.test_remote import Cloud, answered, opened, rented
 from tune.test_search import Workers, by_tile, wide
@@ -134,6 +134,24 @@ def test_a_lost_call_leaves_the_lines_that_it_had_kept(tuning, monkeypatch):
         profiles.tuned(rented(minutes=5), plan, settings)
 
 
+def test_what_had_come_before_ctrl_c_is_kept(tuning, monkeypatch):
+    plan, settings = tuning
+    kept = []
+    whole = served(
+        parcel(plan, settings), Workers(by_tile), monkeypatch, keep=kept.append
+    )
+    fake = Cloud([None]).install(monkeypatch)
+    fake.live["fc-0"] = kept[:-3]
+
+    def first(calls, seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(modal_client, "first", first)
+    found = profiles.tuned(rented(minutes=5), plan, settings)
+    assert (found.done, found.code) == (False, errors.INTERRUPTED)
+    assert found.lines == whole.lines[:-3] and fake.cancelled == [0]
+
+
 def test_lines_of_another_machine_are_not_mixed(tuning, monkeypatch):
     plan, settings = tuning
     first = served(parcel(plan, settings), Workers(by_tile), monkeypatch)
@@ -148,10 +166,10 @@ def test_lines_of_another_machine_are_not_mixed(tuning, monkeypatch):
 
 def test_a_reply_of_another_gpu_is_refused():
     gpu = rented().rent.gpu
-    work = engine.Work([], 60, tunings=[None])
     other = "asked for B200, and the container has NVIDIA H200"
     for name, why in ("NVIDIA B200", None), ("NVIDIA H200", other):
         found = away.Measured(key=None, lines=[], gpu=inventory.Gpu(name, "10.0", ""))
+        work = engine.Work([], 60, tunings=[None])
         assert replies.fault(work, wire.Reply(tuned=[found]), gpu) == why
     assert "it has 0 tunings for 1" in replies.fault(work, wire.Reply(), gpu)
 
@@ -170,12 +188,19 @@ def test_the_command_writes_the_rows_of_that_gpu(tmp_path, monkeypatch):
     args += ["-w batch_size=64 -n 1 --only lanes=16 --only rows=1,2 --only passes=1"]
     args += ["--only warps=2 --only load=0 --only store=0 --only resident=1"]
     home = {"GDN_HOME": str(tmp_path / "home")}
-    with Server(answer=lambda n, data: container.serve(data, machine=machine)) as s:
+    line = " ".join(map(str, args))
+    with Server(answer=lambda n, data: None) as s:
+        # its call goes on: the same command fetches it
+        with under_way(s, lambda s: "FunctionGetOutputs" in s.rpcs, line, **home) as p:
+            p.kill()
+            said = p.communicate()[1]
+        s.answer = lambda n, data: container.serve(data, machine=machine)
         first = rent(s, *args, **home)
+        assert len(s.calls) == 1
         jobs = len(workers.jobs)
         again = rent(s, *args, **home)
-    assert first.code == again.code == 0
-    assert "B200, 1 container, 1 call of at most 60 min" in first.err
+    assert first.code == again.code == 0 and len(s.calls) == 2, first.err
+    assert "B200, 1 container, 1 call of at most 60 min" in said
     assert jobs == len(workers.jobs) > 0  # the lines were sent along
     text = (folder / "tuned.h").read_text()
     assert text != before and "NVIDIA B200" in text and "NVIDIA H200" in text

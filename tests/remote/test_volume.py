@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from remote.test_remote import Cloud, job, opened, passed, rented
 
@@ -63,8 +61,7 @@ def test_a_run_reads_the_folder_that_has_its_data(monkeypatch):
 
 def has(there: dict[str, int], monkeypatch) -> None:
     """The volume has these files."""
-    volume = SimpleNamespace(files=lambda: there)
-    monkeypatch.setattr(modal_client, "Volume", lambda name: volume)
+    monkeypatch.setattr(modal_client, "files", lambda name: list(there))
 
 
 def of_dataset():

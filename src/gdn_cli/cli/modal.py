@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from .. import errors
+from .. import errors, units
 from . import options as o
 from .bench import carry_out
 from .help import App, modal_option
@@ -29,16 +30,16 @@ modal = App(
 )
 
 
-MaxMinutes = Annotated[
-    float | None, modal_option(min=1, help="Stop everything after that.")
-]
-
-
 Image = Annotated[
     str | None,
     modal_option(
         metavar="gdn|flashinfer", show_default="gdn", help="flashinfer: the contest's."
     ),
+]
+
+
+MaxMinutes = Annotated[
+    float | None, modal_option(min=1, help="Stop everything after that.")
 ]
 
 
@@ -169,12 +170,13 @@ def _asked(solutions: list[Path], *groups: Any, **more: Any) -> Asked:
 def _carried(command: str, ctx: typer.Context, asked: Asked, output: o.Output) -> int:
     old = None
     if file := asked.resume:
-        old, rented, first = _resumed(ctx, file, Asked, "run", "bench")
+        old, rented, first = resumed(ctx, file, Asked, "run", "bench")
         command = rented.command
         asked = replace(first, max_minutes=asked.max_minutes, detach=asked.detach)
         output = replace(output, out=output.out or file)
     engine = engine_of(asked, command, asked, asked.parallel, asked.together)
     engine.resumed = old
+    code = errors.OK
     try:
         code = carry_out(
             "bench",
@@ -191,18 +193,19 @@ def _carried(command: str, ctx: typer.Context, asked: Asked, output: o.Output) -
             elsewhere=engine,
         )
     except errors.GdnError as e:
-        if engine.writer:
-            _left(engine.writer, e.code, asked.detach)
+        code = e.code
         raise
-    writer = engine.writer
-    assert writer is not None
-    left = _left(writer, code, asked.detach)
-    if left and asked.detach and code != errors.INTERRUPTED:
+    finally:
+        if engine.writer:
+            _left(engine, code, gone=engine.own and not old)
+
+    if engine.sent and asked.detach and code != errors.INTERRUPTED:
         code = errors.OK
-    return writer.exit_code(code)
+    assert engine.writer
+    return engine.writer.exit_code(code)
 
 
-def _resumed(
+def resumed(
     ctx: typer.Context, file: Path, form: type[T], *commands: str
 ) -> tuple[Document, Rented, T]:
     """The run to resume, and its options. It must be of one of `commands`."""
@@ -233,33 +236,60 @@ def _resumed(
     return old, rented, asked
 
 
-def _left(writer: Writer, code: int, detached: bool) -> bool:
-    """Tell the user how to continue an incomplete run. Returns whether there are calls
-    to fetch at Modal.
+def _left(engine: Engine, code: int, gone: bool) -> None:
+    """Tell the user how to continue an incomplete run. Its file goes if it is `gone`:
+    nothing is in it.
     """
     from ..report import screen
 
-    rented = writer.document.modal
-    assert rented is not None
-    again = f"gdn modal {rented.command} --resume {writer.path}"
-    if rented.calls:
+    writer = engine.writer
+    assert writer is not None
+    again = f"gdn modal {engine.command} --resume {writer.path}"
+    if engine.command == "tune":
+        again = "the same command"
+    if engine.sent:
         writer.keep()
         if writer.unsaved:
             screen.say(f"the run could not be saved: {writer.unsaved}")
-        what = "what the calls at Modal have made is not lost"
-        if detached:
-            what = "left running at Modal"
-        screen.say(f"{what}; fetch it with: {again}")
-        return True
-    if code in (errors.REMOTE, errors.INTERRUPTED) and writer.document.records:
-        screen.say(f"to repeat what is missing: {again}")
-    return False
+        what = "left running at Modal"
+        if not engine.rent.detach:
+            what = f"{units.count(len(engine.sent), 'call')} may go on at Modal"
+        screen.say(f"{what}; fetch what is made there with: {again}")
+    elif writer.document.records:
+        if code in (errors.REMOTE, errors.INTERRUPTED):
+            screen.say(f"to repeat what is missing: {again}")
+    elif gone:
+        writer.path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def followed(engine: Engine, file: Path | None) -> Iterator[Writer]:
+    """Keep the call for profiles or a tuning in a file until its reply is here. If
+    `file` is there, it has the one to wait for.
+    """
+    from ..records import store
+    from ..remote import resume
+
+    if file and file.exists():
+        engine.earlier = resume.read(file)[1].calls
+        engine.sent += engine.earlier
+    writer = store.open_document(engine.command, {}, file)
+    engine.note(writer)
+    try:
+        yield writer
+    except typer.Exit as e:
+        # what could not be saved here can be fetched once more
+        if e.exit_code == errors.MISSING:
+            engine.sent += engine.ended
+        raise
+    finally:
+        _left(engine, errors.OK, gone=True)
 
 
 def engine_of(
     rented: Errand,
     command: str,
-    asked: Asked | AskedProfiles | None,
+    asked: object,
     parallel: int = 1,
     together: bool = True,
 ) -> Engine:
@@ -299,18 +329,25 @@ def profile(
     from .. import paths
     from ..profile import session
     from ..remote import profiles
+    from ..report import screen
 
-    if file := rented.resume:
-        raise typer.Exit(_fetched(ctx, file, rented.max_minutes, out, json))
     folder = out or paths.profiles_dir()
     tool = look.tool or "torch"
-    look = Look(**asdict(look) | {"tool": tool})
-    settings = look.settings(o.Place("cuda", timeout), folder)
-    names = named(names, algos.algo)
-    asked = AskedProfiles(names, folder.absolute())
+    if rented.resume:
+        _, old, asked = resumed(ctx, rented.resume, AskedProfiles, "profile")
+        names, folder = asked.names, out or asked.folder
+        rented = replace(rented, gpu=old.gpu, image=old.image)
+    else:
+        names = named(names, algos.algo)
+        asked = AskedProfiles(names, folder.absolute())
+
     engine = engine_of(rented, "profile", asked)
 
     def profiled(live: list[str]) -> Iterator[Profile]:
+        for call in engine.earlier:
+            yield from profiles.fetched(engine, call, folder)
+            return
+
         _, subjects = session.subjects(
             algos.known(),
             live,
@@ -321,62 +358,40 @@ def profile(
             "cuda",
             engine.place,
         )
+        how = Look(**asdict(look) | {"tool": tool})
+        settings = how.settings(o.Place("cuda", timeout), folder)
         yield from profiles.made(engine, subjects, settings)
 
-    if not rented.detach:
-        try:
-            code = looked_at(names, folder, json, profiled)
-        except errors.GdnError:
-            if engine.sent:  # nothing was heard of the call: it can be fetched later
-                _left(_file(engine), errors.OK, False)
-            raise
-        raise typer.Exit(code)
     live = [name for name in names if session.find(name, folder) is None]
-    if not live:
+    if rented.detach and not live:
         raise errors.UsageError(
             f"{' and '.join(names)}: already saved here", hint="drop --detach to see it"
         )
-    writer = _file(engine)
-    try:
+    with followed(engine, rented.resume) as writer:
+        if not rented.detach:
+            raise typer.Exit(looked_at(names, folder, json, profiled))
         list(profiled(live))
-    finally:
-        _left(writer, errors.OK, True)
     if json:
-        from ..report import screen
-
         screen.show_json(writer.document)
     raise typer.Exit(writer.exit_code(errors.OK))
 
 
-def _file(engine: Engine) -> Writer:
-    """The file that --resume takes to fetch profiles."""
-    from ..records import store
+@modal.command()
+def setup(
+    no_image: Annotated[
+        bool, typer.Option("--no-image", help="Build no image, deploy nothing.")
+    ] = False,
+    image: Image = None,
+) -> None:
+    """Check the token, make the volumes, build the image, deploy gdn. Safe to repeat,
+    and rents no GPU.
 
-    writer = store.open_document("profile", {}, None)
-    engine.note(writer.document)
-    return writer
-
-
-def _fetched(
-    ctx: typer.Context, file: Path, minutes: float | None, out: Path | None, json: bool
-) -> int:
-    """Fetch and show profiles started with --detach. Removes their file once they are
-    here, or lost.
+    Examples:
+      gdn modal setup
     """
-    from ..remote import profiles
+    from ..remote import settings
+    from ..remote import setup as account
+    from ..report import screen
 
-    _, old, asked = _resumed(ctx, file, AskedProfiles, "profile")
-    folder = out or asked.folder
-    engine = engine_of(Errand(old.gpu, old.image, minutes), "profile", asked)
-    (call,) = old.calls
-    try:
-        code = looked_at(
-            asked.names, folder, json, lambda _: profiles.fetched(engine, call, folder)
-        )
-    except errors.GdnError:
-        if not engine.sent:
-            file.unlink(missing_ok=True)
-        raise
-    if code != errors.MISSING:  # otherwise they could not be saved here
-        file.unlink(missing_ok=True)
-    return code
+    found = settings.load()
+    account.setup(found, None if no_image else found.chosen(image), screen.say)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+
+import msgspec
 import typer
 
-from .. import errors
+from .. import errors, paths
 from . import options as o
-from .modal import Errand, Machine, MaxMinutes, engine_of
-from .modal_account import modal
+from .modal import Errand, Machine, MaxMinutes, engine_of, followed, modal
 from .tune import Only, planned, refuse, settings_of, show
 
 
@@ -43,9 +45,13 @@ def tune(
     refuse(plan, there, "at Modal")
     settings = settings_of(plan, sampling, which, timeout_s=timeout, in_place=in_place)
     errand = Errand(rented.gpu, rented.image, max_minutes)
-    calls = engine_of(errand, "tune", None)
-    with search.alone(plan.algo, screen.say):
-        measured = profiles.tuned(calls, plan, settings)
+    engine = engine_of(errand, "tune", {})
+    key, uuids = search.key_of(plan, settings, None), [w.uuid for w in plan.workloads]
+    facts = msgspec.json.encode([key, uuids, engine.rent.gpu])
+    file = paths.make(paths.tunes_dir()) / f"{hashlib.sha256(facts).hexdigest()}.json"
+    with search.alone(plan.algo, screen.say), followed(engine, file):
+        earlier = next(iter(engine.earlier), None)
+        measured = profiles.tuned(engine, plan, settings, earlier)
         state = away.choose(plan, settings, measured, screen.say)
     code = show(state, json)
     if not measured.done:

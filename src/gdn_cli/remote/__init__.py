@@ -12,11 +12,11 @@ replies back.
     host.py          the far side of both: who it is, the machine's locks, the link's end
     engine.py        jobs -> calls -> outcomes: what `gdn modal run` and `bench` plug in
     calls.py         sends calls, follows them, and says how each ended
-    work.py          what one container gets, how long it may take, and what that costs
+    work.py          what one container gets, how long it may take, what that will likely cost
     replies.py       whether a reply is what was asked for, of the GPU that was asked for
     resume.py        an unfinished run: which parts of its file stay
     profiles.py      `gdn modal profile` and `gdn modal tune`
-    modal_client.py  Modal itself: image, function, session, calls, volumes
+    modal_client.py  Modal itself: image, deployed function, calls, volumes
     modal_errors.py  its errors as ours (only these two import modal)
     setup.py         `gdn modal setup`; where on its volume a data set is
 

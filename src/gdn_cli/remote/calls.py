@@ -5,49 +5,47 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import secrets
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .. import units
 from ..catalog.workloads import Workload
 from ..errors import RemoteError
 from ..run.execute import Came
-from ..schema.record_types import RemoteCall
+from ..schema.record_types import RemoteCall, Spent
 from . import modal_client, modal_errors, replies, setup, wire
 from .settings import DATA, Gpu, pins
 from .wire import Cache, Parcel, Piece, Reply
-from .work import Rent, Work, in_minutes, key
+from .work import Rent, Work, in_minutes
 
 Answers = Generator[tuple[Work, Reply], None, None]
 # between two lines about the progress of a call
 _SAY_S = 10.0
 # between two looks at the connection; replies are seen at once
 _LOOK_S = 1.0
-
-
-@dataclass(eq=False)
-class Running:
-    """A call under way."""
-
-    work: Work
-    call: modal_client.Call
-    # so many of the records that it has kept at Modal are passed on
-    seen: int = 0
-    # when a line about that was printed
-    said: float = -math.inf
+# for Modal to confirm that calls are cancelled: at Ctrl-C, and of one that is late
+_STOP_S, _LATE_S = 1.0, 15.0
+# at Ctrl-C for a call that is being sent
+_SENT_S = 0.5
 
 
 @dataclass
 class Calls:
     """Carries work to Modal. `sent` are the calls that have not returned: their ids,
-    the keys of their jobs, their time there. `came` gets each record as it comes.
+    the keys of their jobs, their time there; `ended` are the others. `came` gets each
+    record as it comes, and `save` is called after each call that is sent.
     """
 
     rent: Rent
     say: Callable[[str], None]
     sent: list[RemoteCall] = field(default_factory=list)
+    ended: list[RemoteCall] = field(default_factory=list)
     came: Came = lambda *_: None
+    save: Callable[[], None] = lambda: None
+    spent: list[Spent] = field(default_factory=list)
     # in the container
     dataset_at: Path = Path(DATA)
     name: str = "Modal"
@@ -57,96 +55,82 @@ class Calls:
 
     def carry_one(self, piece: Work) -> Reply:
         """The reply to one piece of work; an empty one if it is left there."""
-        with contextlib.closing(self.carry([piece])) as answers:
-            for _, reply in answers:
-                return reply
-
-        return Reply()
+        answers = list(self.carry([piece]))
+        return answers[0][1] if answers else Reply()
 
     def carry(self, pieces: list[Work]) -> Answers:
-        """Send what is not there yet, and yield each reply as it comes. RemoteError if
-        the GPU is another one: other containers would have it too, and its times are
-        useless.
+        """Send what is not there yet, and yield each reply as it comes. Cancels what it
+        has sent if it is closed before.
         """
-        fresh = [piece for piece in pieces if not piece.earlier]
         # before anything can fail: they run and are paid for
-        self.sent.extend(piece.earlier for piece in pieces if piece.earlier)
-        settings = self.rent.settings
-        modal_client.connect(settings.limits.connect)
-        # otherwise no GPU is rented
-        gpu = self.rent.gpu if any(piece.cuda for piece in fresh) else None
-        workloads: list[Workload] = []
-        for piece in fresh:
-            for job in piece.jobs:
-                workloads += job.workloads if job.request.dataset else ()
+        for piece in pieces:
+            if piece.earlier and piece.earlier not in self.sent:
+                self.sent.append(piece.earlier)
 
-        if workloads:
-            self.find_dataset(workloads)
-
-        running: list[Running] = []
+        modal_client.connect(self.rent.settings.limits.connect)
         try:
-            with contextlib.ExitStack() as stack:
+            yield from self._send([piece for piece in pieces if not piece.earlier])
+            if not self.rent.detach:
                 for piece in pieces:
                     if piece.earlier:
-                        call = modal_client.recall(piece.earlier.id)
-                        running.append(Running(piece, call))
+                        piece.call = modal_client.recall(piece.earlier.id)
 
-                if fresh:
-                    self.say(self.rent.bill(gpu, fresh))
-                    limit_s = math.ceil(max(piece.limit_s for piece in fresh))
-                    containers = self.rent.containers(len(fresh))
-                    declared = modal_client.declare(
-                        settings, self.rent.image, gpu, limit_s, containers
-                    )
-                    session = modal_client.session(*declared, self.rent.detach)
-                    spawn = stack.enter_context(session)
-                    yield from self._send(fresh, spawn, gpu, running)
-
-                if running and not self.rent.detach:
-                    yield from self._arriving(running)
-        except BaseException as e:
-            # the app was stopped, and its calls with it; without a connection that is not known
-            unknown = isinstance(e, modal_errors.UnreachableError)
-            unknown = unknown or modal_errors.UNSTOPPED in e.args
-            if not (unknown or self.rent.detach):
-                for each in running:
-                    if not each.work.earlier:
-                        self._forget(each)
+                yield from self._arriving(pieces)
+        except BaseException:
+            if not self.rent.detach:
+                self._stop([piece for piece in pieces if not piece.earlier])
 
             raise
+        finally:
+            if self.spent:
+                gpu = self.rent.gpu if any(piece.cuda for piece in pieces) else None
+                seconds = sum(each.seconds for each in self.spent)
+                cost = self.rent.settings.dollars(gpu, seconds)
+                self.say(f"Modal: {seconds:.0f} s of container time, about {cost}")
 
     def find_dataset(self, workloads: list[Workload]) -> Path:
         """Where the data set of --dataset is in the container. Seen on the volume,
         before anything is paid: MissingError if it is not there.
         """
-        needed = set()
-        for workload in workloads:
-            for spec in (workload.inputs or {}).values():
-                if spec["type"] == "safetensors":
-                    needed.add(spec["path"])
-
+        specs = [spec for w in workloads for spec in (w.inputs or {}).values()]
+        needed = {spec["path"] for spec in specs if spec["type"] == "safetensors"}
         settings = self.rent.settings
         modal_client.connect(settings.limits.connect)
         name = settings.volumes.dataset
-        files = modal_client.Volume(name).files()
-        self.dataset_at = Path(DATA, setup.place(name, files, needed))
+        there = modal_client.files(name)
+        self.dataset_at = Path(DATA, setup.place(name, there, needed))
         return self.dataset_at
 
     # --- sending
 
-    def _send(
-        self,
-        pieces: list[Work],
-        spawn: modal_client.Spawn,
-        gpu: Gpu | None,
-        running: list[Running],
-    ) -> Iterator[tuple[Work, Reply]]:
+    def _send(self, pieces: list[Work]) -> Iterator[tuple[Work, Reply]]:
         """Start the calls. Yields those that cannot be sent behind one that was, with
         the reason.
         """
+        if not pieces:
+            return
+
+        settings, image = self.rent.settings, self.rent.image
+        # otherwise no GPU is rented
+        gpu = self.rent.gpu if any(piece.cuda for piece in pieces) else None
+        jobs = [job for piece in pieces for job in piece.jobs]
+        reading = [job for job in jobs if job.request.dataset]
+        if workloads := [w for job in reading for w in job.workloads]:
+            self.find_dataset(workloads)
+
+        name = modal_client.app_name(settings, image)
+        self.say(f"{self.rent.bill(gpu, pieces)}; app {name}")
+        function = modal_client.fitted(
+            modal_client.deployed(name, settings, image, self.say),
+            settings.container,
+            gpu,
+            math.ceil(max(piece.limit_s for piece in pieces)),
+            self.rent.containers(len(pieces)),
+        )
         for i, piece in enumerate(pieces):
+            sending = modal_client.spawn(function, self.parcel(piece, gpu))
             try:
-                call = spawn(self.parcel(piece, gpu))
+                self._note(piece, sending.result())
             except RemoteError as e:
                 if i == 0:
                     raise
@@ -154,11 +138,18 @@ class Calls:
                 lost = f"it was not sent: {e.message}"
                 yield from ((unsent, Reply(lost=lost)) for unsent in pieces[i:])
                 return
+            except KeyboardInterrupt:
+                # Modal may have it already, and nobody would know its id
+                with contextlib.suppress(Exception):
+                    self._note(piece, sending.result(_SENT_S))
 
-            running.append(Running(piece, call))
-            keys = [key(job) for job in piece.jobs]
-            limit_s = math.ceil(piece.limit_s)
-            self.sent.append(RemoteCall(id=call.id, keys=keys, limit_s=limit_s))
+                raise
+
+    def _note(self, piece: Work, call: modal_client.Call) -> None:
+        piece.call = call
+        limit_s = math.ceil(piece.limit_s)
+        self.sent.append(RemoteCall(id=call.id, keys=piece.keys, limit_s=limit_s))
+        self.save()
 
     def parcel(self, piece: Work, gpu: Gpu | None) -> bytes:
         settings, image = self.rent.settings, self.rent.image
@@ -166,6 +157,7 @@ class Calls:
         digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:24]
         env = {name: str(value) for name, value in settings.environment.items()}
         content = Parcel(
+            nonce=secrets.token_hex(8),
             image=image.name,
             gpu=gpu,
             cache=Cache(digest, settings.volumes.cache),
@@ -180,19 +172,18 @@ class Calls:
 
     # --- following
 
-    def _arriving(self, running: list[Running]) -> Iterator[tuple[Work, Reply]]:
+    def _arriving(self, pieces: list[Work]) -> Iterator[tuple[Work, Reply]]:
         """Each reply as it comes. Without a connection the calls go on there: wait for
         it as long as for them, and keep the ids of those that were not heard of.
         """
-        patience_s = self.rent.patience_s([each.work for each in running])
+        waiting = {piece: piece.call for piece in pieces if piece.call}
+        patience_s = self.rent.patience_s(pieces)
         deadline = time.monotonic() + patience_s
-        waiting = list(running)
         cut = False
         while waiting:
             left_s = max(0.0, deadline - time.monotonic())
-            calls = [each.call for each in waiting]
-            done = modal_client.first(calls, min(_LOOK_S, left_s))
-            troubles = [call.trouble for call in calls if call.trouble]
+            done = modal_client.first([*waiting.values()], min(_LOOK_S, left_s))
+            troubles = [call.trouble for call in waiting.values() if call.trouble]
             if troubles and not cut:
                 self.say(
                     f"{troubles[0].message}: the calls go on there; asking again for up to"
@@ -203,49 +194,48 @@ class Calls:
 
             cut = bool(troubles)
 
-            for each in list(waiting):
-                self._pass_on(each)
-                if each.call in done:
-                    reply = self._reply(each)
+            for piece, call in [*waiting.items()]:
+                self._pass_on(piece, call.made)
+                if call in done:
+                    reply = self._reply(piece, call)
+                    if reply.call:
+                        waiting[piece] = modal_client.recall(reply.call)
+                        self._note(piece, waiting[piece])
+                        continue
                 elif not left_s:
-                    reply = self._late(each, patience_s)
+                    reply = self._late(call, patience_s)
                 else:
                     continue
 
-                # of a call that goes on the run that resumes will ask for the records;
-                # a tuning is not resumed that way
-                goes_on = any(call.id == each.call.id for call in self.sent)
-                if reply.lost and (each.work.tunings or not goes_on):
-                    each.work.kept = modal_client.kept(each.call.id)
+                # of a call that goes on the run that resumes will ask for the records
+                goes_on = any(sent.id == call.id for sent in self.sent)
+                if reply.lost and not goes_on:
+                    piece.kept = modal_client.kept(call.id)
 
-                waiting.remove(each)
-                yield each.work, reply
+                del waiting[piece]
+                yield piece, reply
 
-    def _pass_on(self, running: Running) -> None:
+    def _pass_on(self, piece: Work, made: list[bytes]) -> None:
         """Pass on the records that a call has made since the last look, and say now and
         then how many there are.
         """
-        new = running.call.made[running.seen :]
-        running.seen += len(new)
-        jobs = running.work.jobs
-        for made in replies.usable(jobs, new, self.rent.gpu):
-            self.came(jobs[made.piece], made.record, made.environment)
+        new = made[piece.seen :]
+        piece.seen += len(new)
+        for each in replies.usable(piece.jobs, new, self.rent.gpu):
+            self.came(piece.jobs[each.piece], each.record, each.environment)
 
         now = time.monotonic()
-        if new and now >= running.said + _SAY_S:
-            running.said = now
-            self.say(running.work.progress(running.seen))
+        if new and now >= piece.said + _SAY_S:
+            piece.said = now
+            self.say(piece.progress(piece.seen))
 
     # --- the end of a call
 
-    def _reply(self, running: Running) -> Reply:
-        """What has come of a call. RemoteError if the GPU is another one."""
+    def _reply(self, piece: Work, call: modal_client.Call) -> Reply:
+        """What has come of a call."""
         reply = Reply()
         try:
-            reply = wire.decode(running.call.listen().result(), Reply)
-        except modal_errors.TimedOutError as e:
-            option = "--max-minutes" if self.rent.minutes else "--timeout"
-            reply.lost = f"{e}; {option} gives more"
+            reply = wire.decode(call.listen().result(), Reply)
         except modal_errors.CallFailedError as e:
             reply.lost = str(e)
         except RemoteError as e:
@@ -254,26 +244,44 @@ class Calls:
             if e.message.startswith(wire.OTHER):
                 return reply
 
-        self._forget(running)
-        if reply.wrong_gpu:
-            hint = "nothing was measured; name a GPU that Modal has: --gpu"
-            raise RemoteError(reply.wrong_gpu, hint=hint)
+        self._forget(call)
+        if reply.call:
+            return reply
 
-        reply.lost = reply.lost or replies.fault(running.work, reply, self.rent.gpu)
+        if reply.seconds:
+            spent = Spent(keys=piece.keys, due=piece.due, seconds=reply.seconds)
+            self.spent.append(spent)
+
+        reply.lost = reply.lost or replies.fault(piece, reply, self.rent.gpu)
         return reply
 
-    def _late(self, running: Running, patience_s: float) -> Reply:
+    def _late(self, call: modal_client.Call, patience_s: float) -> Reply:
         """The reply in the place of one that did not come in time."""
         within = f"no reply within {in_minutes(patience_s)}"
-        trouble = running.call.trouble
-        if not trouble and running.call.cancel():
-            self._forget(running)
+        if not call.trouble and modal_client.cancel([call], _LATE_S):
+            self._forget(call)
             why = f"Modal had no {self.rent.gpu} free, or --max-minutes was too short"
             return Reply(lost=f"{within}: {why}")
 
-        silence = trouble.message if trouble else "Modal does not answer"
+        silence = call.trouble.message if call.trouble else "Modal does not answer"
         return Reply(lost=f"{within}: {silence}; the call may go on there")
 
-    def _forget(self, running: Running) -> None:
+    def _stop(self, pieces: list[Work]) -> None:
+        """Cancel the calls of these. Those for which Modal does not confirm it keep
+        their ids.
+        """
+        left = {sent.id for sent in self.sent}
+        calls = [piece.call for piece in pieces if piece.call]
+        calls = [call for call in calls if call.id in left]
+        stopped = modal_client.cancel(calls, _STOP_S)
+        for call in stopped:
+            self._forget(call)
+
+        if unheard := len(calls) - len(stopped):
+            count = units.count(unheard, "call")
+            self.say(f"Modal does not answer: {count} could not be cancelled")
+
+    def _forget(self, call: modal_client.Call) -> None:
         """There is nothing to fetch any more."""
-        self.sent[:] = [call for call in self.sent if call.id != running.call.id]
+        self.ended += [sent for sent in self.sent if sent.id == call.id]
+        self.sent[:] = [sent for sent in self.sent if sent.id != call.id]

@@ -51,12 +51,14 @@ def serve(
     process does not live to answer. `before` has the records of a container that did
     not: Modal starts a preempted call again, and this one goes on after them.
     """
+    start = time.monotonic()
     try:
         container = _Container(wire.decode(data, Parcel), machine, keep)
         reply = container.served(commit, before)
     except Exception as e:  # the other side may not know the exception's type
         reply = Reply(lost=f"the container failed: {one_line(e)}")
 
+    reply.seconds = time.monotonic() - start
     return wire.encode(reply)
 
 
@@ -75,7 +77,7 @@ class _Container:
         content = self.content
         devices = [gpu.name for gpu in self.machine.gpus()] if content.gpu else []
         if content.gpu and (why := content.gpu.mismatch(devices)):
-            return Reply(wrong_gpu=why)
+            return Reply(lost=f"{why}; nothing was measured: --gpu names another")
 
         earlier = _by_piece(before)
         reply = Reply()

@@ -1,6 +1,6 @@
 """Jobs -> calls of one container each -> outcomes, as they arrive.
 
-execute.run can use an Engine instead of this machine; everything around it (packing,
+run/execute.py can use an Engine instead of this machine; everything around it (packing,
 records, tables) is the same.
 """
 
@@ -45,6 +45,8 @@ class Engine(Calls, Elsewhere):
     # the run that this one resumes
     resumed: Document | None = None
     earlier: list[RemoteCall] = field(default_factory=list)
+    # whether the file may be written before there is a record
+    own: bool = False
     writer: Writer | None = None
 
     def place(self, algo: Algo, device: str = "auto") -> inventory.Place:
@@ -101,7 +103,6 @@ class Engine(Calls, Elsewhere):
 
     def begin(self, plan: planning.Plan, writer: Writer) -> None:
         """Adapt the plan: algos that take turns, and results that an earlier run already has."""
-        self.writer = writer
         document = writer.document
         leave_out_cpu(plan)
         if self.rent.together:
@@ -111,19 +112,28 @@ class Engine(Calls, Elsewhere):
         if old and old.modal:
             plan.jobs[:] = resume.resume(plan.jobs, old, writer)
             self.earlier = old.modal.calls
+            self.spent = old.modal.spent
             document.comparisons = old.comparisons
             document.overall = old.overall
 
-        self.note(document)
+        self.note(writer)
 
-    def note(self, document: Document) -> None:
-        """Store the options and the calls under way in the document, whenever it is saved."""
+    def note(self, writer: Writer) -> None:
+        """Store the options and the calls under way in the document, whenever it is
+        saved: also after each call that is sent, but never in the place of another file.
+        """
+        self.writer, document = writer, writer.document
+        self.own = bool(self.resumed) or not writer.path.exists()
+        if self.own:
+            self.save = writer.save
+
         document.modal = Rented(
             gpu=str(self.rent.gpu),
             image=self.rent.image.name,
             command=self.command,
             asked=msgspec.to_builtins(self.asked, enc_hook=str),
             calls=self.sent,
+            spent=self.spent,
         )
 
     def finish(self, document: Document) -> None:

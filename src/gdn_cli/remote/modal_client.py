@@ -1,35 +1,50 @@
-"""Modal itself: image, function, session, calls, volumes. Only this module and
+"""Modal itself: image, deployed function, calls, volumes. Only this module and
 modal_errors.py import `modal`.
 
 Known behaviour of its client, found by running it (1.6.4): `enable_output()` writes to
-stdout; `app.run()` swallows Ctrl-C, and continues after the `with`; an unreachable
-server takes it a minute; `.get(timeout=)` raises the builtin TimeoutError; a remote
-exception of a type that is unknown here arrives as ExecutionError.
+stdout; an unreachable server takes it a minute; `.get(timeout=)` raises the builtin
+TimeoutError; a remote exception of a type that is unknown here arrives as
+ExecutionError.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import queue
+import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any, TypeVar
 
+import msgspec
+
+from .. import paths
 from ..text import display, unguarded
-from . import container
+from . import container, wire
 from .modal_errors import (
-    UNSTOPPED,
     UnreachableError,
     from_container,
     scrub,
     translated,
+    unreachable,
     verdict,
 )
-from .settings import CACHE, DATA, RECORDS, Gpu, Image, Settings, packages
+from .settings import (
+    CACHE,
+    CLAIMS,
+    DATA,
+    RECORDS,
+    Container,
+    Gpu,
+    Image,
+    Settings,
+    packages,
+)
 
 T = TypeVar("T")
 # that a request for a reply stays open at Modal; its client asks anew after 55
@@ -38,8 +53,12 @@ _POLL_S = 50.0
 _FOLLOW_S = 600.0
 # between two requests that failed: the first, doubled up to the last
 _PAUSE_S, _LONGEST_S = 1.0, 30.0
-# for Modal to confirm that a call is stopped, or to tell what it has kept
+# between attempts to send a call
+_AGAIN_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+# for Modal to tell what it has kept
 _SOON_S = 15.0
+# for a container to start; Modal's own limit would be a call's
+_STARTUP_S = 900
 # files of gdn that are not sent: an algo's sources travel in the request
 _IGNORED = ["**/__pycache__", "**/*.pyc", "algos", "configs"]
 
@@ -54,7 +73,23 @@ def serve(data: bytes) -> bytes:
     call = modal.current_function_call_id()
     if not call:
         return container.serve(data, commit)
+    if (other := claimed(data, call)) != call:
+        return wire.encode(wire.Reply(call=other))
     return container.serve(data, commit, keep=keeper(call), before=kept(call))
+
+
+def claimed(data: bytes, call: str) -> str:
+    """In a container: the call that does this parcel's work, which is the first to ask.
+    There is a second one if Modal's answer to `spawn` was lost.
+    """
+    import modal
+
+    key = hashlib.sha256(data).hexdigest()
+    with contextlib.suppress(Exception):
+        claims = modal.Dict.from_name(CLAIMS, create_if_missing=True)
+        if not claims.put(key, call, skip_if_exists=True):
+            return claims.get(key, call)
+    return call
 
 
 def keeper(call: str) -> Callable[[bytes], None]:
@@ -82,19 +117,34 @@ def kept(call: str) -> list[bytes]:
     import modal
 
     def ask() -> list[bytes]:
-        return [
-            made
-            for made in modal.Queue.from_name(RECORDS).iterate(partition=call)
-            if isinstance(made, bytes)
-        ]
+        records = modal.Queue.from_name(RECORDS).iterate(partition=call)
+        return [made for made in records if isinstance(made, bytes)]
 
-    return _soon(ask) or []
+    try:
+        return _asked(ask).result(_SOON_S)
+    except Exception:
+        return []
 
 
-def declare(
-    settings: Settings, image: Image, gpu: Gpu | None, timeout_s: int, containers: int
-) -> tuple[Any, Any]:
-    """(app, function): the rented resources and their limits. The function is `serve`."""
+def app_name(settings: Settings, image: Image) -> str:
+    """The name of the app at Modal. It has the hash of the image and of gdn's files, so
+    a run finds the app that was deployed from the same ones, or none.
+    """
+    import modal
+
+    facts = [image, packages(image), settings.volumes, settings.limits.idle]
+    digest = hashlib.sha256(msgspec.json.encode(facts))
+    ignored = modal.FilePatternMatcher(*_IGNORED)
+    for path in sorted(paths.PACKAGE.rglob("*")):
+        name = path.relative_to(paths.PACKAGE)
+        if path.is_file() and not ignored(name):
+            digest.update(str(name).encode() + b"\0" + path.read_bytes() + b"\0")
+
+    return f"{settings.app}-{digest.hexdigest()[:12]}"
+
+
+def declare(name: str, settings: Settings, image: Image) -> Any:
+    """The app with its one function, `serve`. A run adds the GPU and the limits."""
     import modal
 
     built = modal.Image.from_registry(
@@ -106,22 +156,60 @@ def declare(
     )
     # mounted last, so that a change rebuilds nothing; by default only .py files would be included
     built = built.add_local_python_source("gdn_cli", ignore=_IGNORED)
-    app = modal.App(settings.app, include_source=False)
+    app = modal.App(name, include_source=False)
     dataset = modal.Volume.from_name(settings.volumes.dataset, create_if_missing=True)
     cache = modal.Volume.from_name(settings.volumes.cache, create_if_missing=True)
-    rent = app.function(
+    app.function(
         image=built,
-        gpu=str(gpu) if gpu else None,
-        timeout=timeout_s,
+        startup_timeout=_STARTUP_S,
         retries=0,
-        max_containers=containers,
         scaledown_window=settings.limits.idle,
-        cpu=float(settings.container.cpu),
-        memory=settings.container.memory,
         volumes={DATA: dataset.with_mount_options(read_only=True), CACHE: cache},
         include_source=False,
+    )(serve)
+    return app
+
+
+def deployed(
+    name: str, settings: Settings, image: Image, say: Callable[[str], None]
+) -> Any:
+    """The function of the deployed app. Deploys it, and builds the image, if Modal has
+    no app of this name; Modal prints to stderr meanwhile.
+    """
+    import modal
+
+    with translated():
+        function = modal.Function.from_name(name, serve.__name__)
+        try:
+            return function.hydrate()
+        except modal.exception.NotFoundError:
+            say(
+                f"{name}: deploying it with image {image.name}; a new image takes minutes"
+            )
+
+        with (
+            contextlib.redirect_stdout(_Scrubbed(unguarded(sys.stderr))),
+            modal.enable_output(),
+        ):
+            declare(name, settings, image).deploy()
+
+        return function.hydrate()
+
+
+def fitted(
+    function: Any, container: Container, gpu: Gpu | None, limit_s: int, containers: int
+) -> Any:
+    """The function with a run's GPU and limits."""
+    # Modal shares the containers of equal options, and their number. A few MiB more make
+    # another run's options unlike these
+    memory = container.memory + random.randrange(128)
+    return function.with_options(
+        gpu=str(gpu) if gpu else None,
+        cpu=float(container.cpu),
+        memory=memory,
+        timeout=limit_s,
+        max_containers=containers,
     )
-    return app, rent(serve)
 
 
 # --- talking to it
@@ -131,29 +219,18 @@ def connect(seconds: float) -> None:
     """Contact Modal, so that a wrong token or a missing connection shows before
     anything is packed, built or paid for.
     """
-    import asyncio
     import logging
 
     import modal
 
-    # a call that Ctrl-C cuts short leaves a task of Modal's client, and asyncio logs
-    # its end as a traceback
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    # so does Modal's client for each heartbeat that fails
-    for name in ("modal-client", "modal-utils"):
-        logging.getLogger(name).addFilter(lambda record: not record.exc_info)
+    # they log as a traceback what Ctrl-C cuts short, and each heartbeat that fails
+    for name in ("asyncio", "synchronicity", "modal-client", "modal-utils"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
-    async def hello() -> None:
-        client = await modal.Client.from_env.aio()
-        await client.hello.aio()
-
-    with translated():
-        try:
-            asyncio.run(asyncio.wait_for(hello(), seconds))
-        except (asyncio.TimeoutError, TimeoutError):
-            raise modal.exception.ConnectionError(
-                f"no answer within {seconds:g} s"
-            ) from None
+    try:
+        _asked(lambda: modal.Client.from_env().hello()).result(seconds)
+    except futures.TimeoutError:
+        raise unreachable(TimeoutError(f"no answer within {seconds:g} s")) from None
 
 
 class Call:
@@ -161,49 +238,43 @@ class Call:
     answer at the moment.
     """
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, id: str) -> None:
         self._call = call
+        self.id = id
         self._answer: futures.Future[bytes] | None = None
         self.trouble: UnreachableError | None = None
         # the records that its container has kept so far, from `listen` on
         self.made: list[bytes] = []
 
-    @property
-    def id(self) -> str:
-        return self._call.object_id
+    def stop(self) -> None:
+        self._call.cancel(terminate_containers=True)
 
     def listen(self) -> futures.Future[bytes]:
         """The reply, whenever it comes, or CallFailedError. A thread waits for it with one
-        long request at a time.
+        long request at a time, and another for the records.
         """
         if self._answer is None:
-            self._answer = futures.Future()
-            for wait in (self._listen, self._follow):
-                threading.Thread(target=wait, args=(self._answer,), daemon=True).start()
+            self._answer = _asked(self._get)
+            _asked(lambda: self._follow(self.listen()))
         return self._answer
 
-    def _listen(
-        self, answer: futures.Future[bytes], sleep: Callable[[float], None] = time.sleep
-    ) -> None:
+    def _get(self, sleep: Callable[[float], None] = time.sleep) -> bytes:
         pause = _PAUSE_S
-        while not answer.done():
+        while True:
             # a short request behind a failed one, to know soon that Modal answers again
             wait_s = _PAUSE_S if self.trouble else _POLL_S
             try:
-                answer.set_result(self._call.get(timeout=wait_s))
+                answer: bytes = self._call.get(timeout=wait_s)
+                self.trouble = None
+                return answer
             except Exception as e:
                 if isinstance(e, TimeoutError) and not from_container(e):
                     self.trouble, pause = None, _PAUSE_S
                     continue
-                error = verdict(e)
-                if isinstance(error, UnreachableError):
-                    # the call itself goes on
-                    self.trouble = error
-                    sleep(pause)
-                    pause = min(2 * pause, _LONGEST_S)
-                else:
-                    answer.set_exception(error)
-        self.trouble = None
+                self.trouble = verdict(e)
+            # the call itself goes on
+            sleep(pause)
+            pause = min(2 * pause, _LONGEST_S)
 
     def _follow(self, answer: futures.Future[bytes]) -> None:
         """Add to `made` as records come, with one long request at a time. What this
@@ -220,29 +291,50 @@ class Call:
                     self.made.append(made)
             time.sleep(_PAUSE_S)
 
-    def cancel(self) -> bool:
-        """Stop it and its container. False if Modal does not confirm that."""
-        stopped = _soon(lambda: self._call.cancel(terminate_containers=True) or True)
-        return stopped is True
 
-
-Spawn = Callable[[bytes], Call]
-
-
-def _soon(ask: Callable[[], T]) -> T | None:
-    """What `ask` gets from Modal; None if it fails, or has not answered soon: its
-    client may wait without limit.
-    """
-    got: list[T] = []
+def _asked(ask: Callable[[], T]) -> futures.Future[T]:
+    """What Modal's client gets, in a thread: it may wait without limit."""
+    answer: futures.Future[T] = futures.Future()
 
     def run() -> None:
-        with contextlib.suppress(Exception):
-            got.append(ask())
+        try:
+            with translated():
+                answer.set_result(ask())
+        except BaseException as e:
+            answer.set_exception(e)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(_SOON_S)
-    return got[0] if got else None
+    threading.Thread(target=run, daemon=True).start()
+    return answer
+
+
+def spawn(function: Any, parcel: bytes) -> futures.Future[Call]:
+    """The call of a fitted function, once Modal has it. If its answer is lost the
+    parcel is sent again: `claimed` has only one of the two do the work.
+    """
+
+    def send() -> Call:
+        for pause in _AGAIN_S:
+            try:
+                with translated():
+                    call = function.spawn(parcel)
+                    return Call(call, call.object_id)
+            except UnreachableError as e:
+                trouble = e
+                time.sleep(pause)
+        raise trouble
+
+    return _asked(send)
+
+
+def cancel(calls: Sequence[Call], seconds: float) -> list[Call]:
+    """Stop calls and their containers. Returns those for which Modal confirms it within
+    `seconds`.
+    """
+    asked = {call: _asked(call.stop) for call in calls}
+    futures.wait(asked.values(), seconds)
+    return [
+        c for c, answer in asked.items() if answer.done() and not answer.exception()
+    ]
 
 
 def first(calls: Sequence[Call], seconds: float) -> list[Call]:
@@ -258,47 +350,7 @@ def recall(id: str) -> Call:
     import modal
 
     with translated():
-        return Call(modal.FunctionCall.from_id(id))
-
-
-@contextlib.contextmanager
-def session(app: Any, function: Any, detach: bool) -> Iterator[Spawn]:
-    """Build the image if needed, start the app, and stop it at the end unless it is to
-    be left running. Yields a function that calls the app's own with a parcel.
-
-    Modal prints to stderr meanwhile. Ctrl-C is raised as KeyboardInterrupt once the app
-    is stopped, or with UNSTOPPED if that could not be done.
-    """
-    import modal
-
-    def spawn(parcel: bytes) -> Call:
-        with translated():
-            return Call(function.spawn(parcel))
-
-    ended: BaseException | None = None
-    started = False
-    try:
-        with (
-            translated(),
-            contextlib.redirect_stdout(_Scrubbed(unguarded(sys.stderr))),
-            modal.enable_output(),
-            app.run(detach=detach),
-        ):
-            started = True
-            try:
-                yield spawn
-            except BaseException as e:
-                ended = e
-                raise
-    except BaseException as e:
-        if isinstance(ended, KeyboardInterrupt) and e is not ended:
-            raise KeyboardInterrupt(UNSTOPPED) from None
-        # only the end of the app was not heard: what has arrived stays, and Modal
-        # itself stops an app without a client
-        if not ended and not (started and isinstance(e, UnreachableError)):
-            raise
-    if ended:
-        raise ended
+        return Call(modal.FunctionCall.from_id(id), id)
 
 
 class _Scrubbed:
@@ -327,23 +379,20 @@ def commit(volume: str) -> None:
         modal.Volume.from_name(volume).commit()
 
 
-class Volume:
-    """A volume by name, created if it does not exist."""
+def volume(name: str) -> Any:
+    """A volume, created if it does not exist."""
+    import modal
 
-    def __init__(self, name: str) -> None:
-        import modal
+    with translated():
+        return modal.Volume.from_name(name, create_if_missing=True).hydrate()
 
-        with translated():
-            self._volume = modal.Volume.from_name(name, create_if_missing=True)
-            self._volume.hydrate()
 
-    def files(self) -> dict[str, int]:
-        """path -> size of every file on it."""
-        import modal
+def files(name: str) -> list[str]:
+    """The path of every file on a volume."""
+    import modal
 
-        with translated():
-            try:
-                entries = self._volume.listdir("/", recursive=True)
-            except modal.exception.NotFoundError:  # nothing was ever written to it
-                return {}
-        return {e.path.lstrip("/"): e.size for e in entries if e.type.name == "FILE"}
+    with translated(), contextlib.suppress(modal.exception.NotFoundError):
+        entries = volume(name).listdir("/", recursive=True)
+        return [e.path.lstrip("/") for e in entries if e.type.name == "FILE"]
+    # nothing was ever written to it
+    return []

@@ -28,15 +28,8 @@ class UnreachableError(RemoteError):
     """No answer from Modal itself; it may be reachable again in a moment."""
 
 
-UNSTOPPED = "the app could not be stopped"
-
-
 class CallFailedError(Exception):
     """One call failed; the message says why, and the others may go on."""
-
-
-class TimedOutError(CallFailedError):
-    """Modal has ended a call at its time limit."""
 
 
 def scrub(text: str) -> str:
@@ -65,35 +58,35 @@ def translated() -> Iterator[None]:
         raise _said(e) from None
 
 
-def verdict(e: Exception) -> Exception:
-    """What an exception of a request for a call's reply means: CallFailedError only if the
-    call has ended, and not if anything between here and there has failed.
+def verdict(e: Exception) -> UnreachableError:
+    """What an exception of a request for a call's reply means for the network. Raises
+    CallFailedError only if the call has ended: its container says so, or Modal.
     """
     from modal import exception as kinds
 
     if isinstance(e, kinds.FunctionTimeoutError):
-        return TimedOutError("Modal ended the container at its time limit")
+        more = "--timeout or --max-minutes gives more"
+        raise CallFailedError(f"Modal ended the container at its time limit; {more}")
     if isinstance(e, kinds.DeserializationError):
-        return CallFailedError(
-            "what came back from Modal is not a reply of gdn: it cannot be unpacked"
-        )
+        wrong = "what came back from Modal is not a reply of gdn"
+        raise CallFailedError(f"{wrong}: it cannot be unpacked")
     if isinstance(e, kinds.OutputExpiredError):
-        return CallFailedError("Modal no longer has its result")
+        raise CallFailedError("Modal no longer has its result")
     text = scrub(_last(e))
+    # of whatever type the other side has raised
     if from_container(e):
-        # of whatever type the other side has raised
         memory = re.search(
             r"out of memory|\boom\b|exit code 137|memory limit", text, re.I
         )
         if memory and "cuda" not in text.lower():
-            return CallFailedError(
+            raise CallFailedError(
                 f"the container ran out of memory ({text}); configs/modal.toml gives it more"
             )
-        return CallFailedError(f"the container failed: {text}")
+        raise CallFailedError(f"the container failed: {text}")
     if isinstance(e, kinds.NotFoundError):
-        return CallFailedError(f"Modal does not know this call ({text})")
+        raise CallFailedError(f"Modal does not know this call ({text})")
     # what a network can raise is an open list
-    return _unreachable(e)
+    return unreachable(e)
 
 
 def from_container(e: BaseException) -> bool:
@@ -105,8 +98,12 @@ def from_container(e: BaseException) -> bool:
     return "_process_result" in places and "blob_download" not in places
 
 
-def _unreachable(e: BaseException) -> UnreachableError:
+def unreachable(e: BaseException) -> UnreachableError:
+    from modal import exception as kinds
+
     text = getattr(e, "strerror", None) or scrub(_last(e))
+    if isinstance(e, (kinds.AuthError, kinds.PermissionDeniedError)):
+        return UnreachableError(f"Modal does not accept the token ({text})", hint=LOGIN)
     return UnreachableError(
         f"no connection to Modal ({text})",
         hint="check the network, or see https://status.modal.com",
@@ -117,24 +114,21 @@ def _said(e: Exception) -> GdnError:
     from modal import exception as kinds
 
     text = scrub(_last(e))
-    if isinstance(e, kinds.AuthError):
-        if "token missing" in text.lower() or "profile" in text.lower():
-            return MissingError("not logged in to Modal", hint=LOGIN)
-        return RemoteError(f"Modal does not accept the token: {text}", hint=LOGIN)
-    if isinstance(e, kinds.ImageBuildError):
-        return RemoteError(
-            f"the image could not be built: {scrub(' '.join(str(e).split()))}",
-            hint="its last lines are above; configs/modal.toml has the image",
-        )
-    if isinstance(e, (kinds.ResourceExhaustedError, kinds.PermissionDeniedError)):
-        return RemoteError(
-            f"Modal does not grant it: {text}",
-            hint="see your workspace's limits at modal.com/settings",
-        )
-    if isinstance(e, kinds.NotFoundError):
-        return RemoteError(
-            f"Modal does not know it: {text}", hint="`modal app list` has the apps"
-        )
+    missing = "token missing" in text.lower() or "profile" in text.lower()
+    if missing and isinstance(e, kinds.AuthError):
+        return MissingError("not logged in to Modal", hint=LOGIN)
+    limits = "see your workspace's limits at modal.com/settings"
+    image = "its last lines are above; configs/modal.toml has the image"
+    built = f"the image could not be built: {scrub(' '.join(str(e).split()))}"
+    for kind, says, hint in (
+        (kinds.AuthError, f"Modal does not accept the token: {text}", LOGIN),
+        (kinds.ImageBuildError, built, image),
+        (kinds.ResourceExhaustedError, f"Modal does not grant it: {text}", limits),
+        (kinds.PermissionDeniedError, f"Modal does not grant it: {text}", limits),
+        (kinds.NotFoundError, f"Modal does not know it: {text}", "`modal app list`"),
+    ):
+        if isinstance(e, kind):
+            return RemoteError(says, hint=hint)
     if "gpu type" in text.lower():
         return RemoteError(
             f"Modal has no such GPU: {text}",
@@ -152,7 +146,7 @@ def _said(e: Exception) -> GdnError:
     # grpclib raises an AttributeError for a stream that was cut
     network = isinstance(e, (*served, OSError, asyncio.TimeoutError, AttributeError))
     if network or libraries & {"grpclib", "h2", "aiohttp"}:
-        return _unreachable(e)
+        return unreachable(e)
     return RemoteError(f"Modal's client failed: {text}", hint="pip install -U modal")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from .. import files
+from .. import errors, files
 from ..errors import GdnError, RemoteError, one_line
 from ..profile import session
 from ..schema.profile_types import Profile
@@ -87,24 +87,37 @@ def unpacked(
 
 
 def tuned(
-    calls: Calls | Engine, plan: search.Plan, settings: search.Settings
+    calls: Calls | Engine,
+    plan: search.Plan,
+    settings: search.Settings,
+    earlier: RemoteCall | None = None,
 ) -> away.Measured:
-    """What was measured there; of a call that did not reply, what it had kept.
-    RemoteError if there is nothing.
+    """What was measured there; of a call that did not reply, or at Ctrl-C, what it had
+    kept. RemoteError if there is nothing. `earlier` is the call of a command that was
+    killed.
     """
     dataset = calls.find_dataset(plan.workloads) if settings.dataset else None
     asked = away.wanted(plan, settings, dataset)
-    work = Work([], calls.limit_s(float("inf")), tunings=[asked])
-    reply = calls.carry_one(work)
+    work = Work([], calls.limit_s(float("inf")), tunings=[asked], earlier=earlier)
+    code = None
+    try:
+        reply = calls.carry_one(work)
+    except KeyboardInterrupt:
+        if work.call:
+            work.kept = list(work.call.made)
+        if not work.kept:
+            raise
+        reply, code = wire.Reply(lost="interrupted"), errors.INTERRUPTED
+
     if not reply.lost:
         return reply.tuned[0]
 
     lines = [noted.line for noted in wire.readable(work.kept, away.Noted)]
     if not lines or not isinstance(lines[0], Key):
-        raise RemoteError(reply.lost)
+        raise RemoteError(str(reply.lost))
 
     key = lines[0]
-    measured = away.Measured(key=key, lines=[], reason=reply.lost)
+    measured = away.Measured(key=key, lines=[], reason=reply.lost, code=code)
     # another key: it was started again on another machine
     for line in lines[1:]:
         if isinstance(line, Key):

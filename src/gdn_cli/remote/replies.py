@@ -36,6 +36,11 @@ def fault(work: Work, reply: Reply, gpu: Gpu) -> str | None:
         if job.mode == "cuda" and outcome.records:
             faults.append(_elsewhere(outcome.environment, gpu))
 
+        mine = list(filter(job.asked, outcome.records))
+        if outcome.status is Status.DONE and job.request.owed(mine):
+            have = units.count(len(mine), "record")
+            faults.append(f"{wire.NOT}: it has {have} for {job.due}")
+
     for measured in reply.tuned:
         if measured.gpu:
             faults.append(gpu.mismatch([measured.gpu.name] * gpu.count))
@@ -69,7 +74,9 @@ def outcomes(
             count = len(outcome.records)
             say(f"{planning.name(job)}: {count} of {job.due} came before that")
 
-        outcome.reason = reply.lost or outcome.reason
+        if outcome.status is not Status.DONE:
+            outcome.reason = reply.lost or outcome.reason
+
         yield job, outcome
 
 
@@ -88,6 +95,11 @@ def rebuilt(
         if identity not in seen:
             seen.add(identity)
             outcome.records.append(record)
+
+    for job, outcome in zip(jobs, lost, strict=True):
+        # all had come: only the reply is missing
+        if not job.request.owed(outcome.records):
+            outcome.status, outcome.code = Status.DONE, None
 
     return lost
 

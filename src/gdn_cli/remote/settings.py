@@ -5,6 +5,7 @@ a GPU's name means.
 from __future__ import annotations
 
 import re
+from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,10 @@ DATA, CACHE = "/data", "/cache"
 # the queue at Modal with the records of each call, by its id; Modal drops them after a
 # day
 RECORDS = "gdn-records"
+# the dict at Modal with the call that does a parcel's work, by the parcel's hash
+CLAIMS = "gdn-claims"
+# prices of that age are said to be old
+_FRESH_DAYS = 90
 # the extra of pyproject.toml that pins what the image holds
 _EXTRA = "image"
 
@@ -117,7 +122,7 @@ Dollars = Annotated[float, Meta(gt=0)]
 
 class Prices(Table, frozen=True):
     # on which they were read
-    date: Text
+    date: date
     core: Dollars
     gib: Dollars
     gpus: dict[str, Dollars]
@@ -143,7 +148,9 @@ class Settings(Table, frozen=True, kw_only=True):
             raise unknown("image", name, self.images, hint=f"images are in {file()}")
         return Image(name=name, **msgspec.structs.asdict(self.images[name]))
 
-    def dollars(self, gpu: Gpu | None, seconds: float) -> str:
+    def dollars(
+        self, gpu: Gpu | None, seconds: float, likely_s: float | None = None
+    ) -> str:
         """What a container with this GPU costs in so much time, as words of a line; the
         date is the prices'.
         """
@@ -154,7 +161,12 @@ class Settings(Table, frozen=True, kw_only=True):
             if model not in prices.gpus:
                 return f"configs/modal.toml has no price of {model}"
             rate += gpu.count * prices.gpus[model]
-        return f"${rate * seconds:.2f} at the prices of {self.prices.date}"
+
+        likely = "" if likely_s is None else f", likely ${rate * likely_s:.2f},"
+        age = (date.today() - prices.date).days
+        old = f", {age} days ago (`modal billing rates` has today's)"
+        when = f"{prices.date}{old if age > _FRESH_DAYS else ''}"
+        return f"${rate * seconds:.2f}{likely} at the prices of {when}"
 
     def parse(self, asked: str | None) -> Gpu:
         """`B200`, `H100!`, `B200:2`, parsed for Modal. UsageError if it does not name

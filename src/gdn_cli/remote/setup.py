@@ -1,4 +1,4 @@
-"""`gdn modal setup`: the token, the volumes, the image. And where on the volume of data
+"""`gdn modal setup`: the token, the volumes, the app. And where on the volume of data
 sets one is.
 """
 
@@ -13,23 +13,20 @@ from .settings import Image, Settings
 
 
 def setup(settings: Settings, image: Image | None, say: Callable[[str], None]) -> None:
-    """Check the login, make both volumes, and build `image`: a minute or more of a
-    CPU's time.
+    """Check the login, make both volumes, and deploy gdn with `image`: building that
+    takes minutes of a CPU's time.
     """
     from . import modal_client
 
     modal_client.connect(settings.limits.connect)
     say("token: Modal accepts it")
     for use, name in structs.asdict(settings.volumes).items():
-        modal_client.Volume(name)
+        modal_client.volume(name)
         say(f"volume {name}: there ({use})")
     if image:
-        say(
-            f"image {image.name}: building it, unless Modal has it; the first time takes minutes"
-        )
-        app, function = modal_client.declare(settings, image, None, 60, 1)
-        with modal_client.session(app, function, False):
-            say(f"image {image.name}: there")
+        name = modal_client.app_name(settings, image)
+        modal_client.deployed(name, settings, image, say)
+        say(f"app {name}: deployed; `modal app logs {name}` shows its runs")
 
 
 def place(volume: str, there: Iterable[str], needed: Iterable[str]) -> str:

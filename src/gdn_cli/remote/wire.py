@@ -22,6 +22,7 @@ from ..errors import RemoteError
 from ..machine import environment
 from ..run.jobs import Job, Outcome
 from ..schema import profile_types
+from ..schema.numbers import NotNegative
 from ..schema.record_types import Environment, Record
 from ..tune import away
 from ..worker.request import Request
@@ -66,6 +67,8 @@ class Cache(Struct):
 class Parcel(Struct, kw_only=True):
     """The work of one container: jobs, or profiles to make."""
 
+    # makes it unlike any other
+    nonce: str = ""
     # noted in each environment
     where: str = "modal"
     image: str | None = None
@@ -106,9 +109,12 @@ class Reply(Struct, kw_only=True):
     outcomes: list[Outcome] = []
     profiles: list[Profile] = []
     tuned: list[away.Measured] = []
-    wrong_gpu: str | None = None
     # why there is no other result
     lost: str | None = None
+    # the one that does this work, if it was sent twice
+    call: str | None = None
+    # that the container took, without its own start
+    seconds: NotNegative = 0.0
 
 
 class Made(Struct):

@@ -4,27 +4,37 @@ algo runs there.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from msgspec import structs
+import msgspec
+from msgspec import Struct, structs
 
-from .. import units
+from .. import files, paths, units
 from ..catalog.formats import Solution
 from ..catalog.pack import source_hash
 from ..catalog.registry import Algo
 from ..catalog.tiers import TIERS
-from ..errors import UsageError
+from ..errors import GdnError, UsageError
 from ..machine import inventory
 from ..run import planning
 from ..run.jobs import Job
-from ..schema.record_types import RemoteCall
+from ..schema.record_types import RemoteCall, Rented, Spent
 from ..tune import away
 from .settings import Gpu, Image, Settings, pinned
 from .wire import Wanted
 
+if TYPE_CHECKING:
+    from .modal_client import Call
 
-@dataclass
+# of one call, at Modal
+_DAY_S = 24 * 3600
+
+
+@dataclass(eq=False)
 class Work:
     """Work for one container, to be done in at most `limit_s` seconds there."""
 
@@ -35,15 +45,30 @@ class Work:
     tunings: list[away.Wanted] = field(default_factory=list)
     # if another command has sent it
     earlier: RemoteCall | None = None
-    # what its container kept at Modal, if there was no reply
+    # its call, once it is sent
+    call: Call | None = None
+    # how many of the records that the container keeps at Modal are passed on, and when
+    # a line said so
+    seen: int = 0
+    said: float = -math.inf
+    # all of them, if there was no reply
     kept: list[bytes] = field(default_factory=list)
+
+    @property
+    def keys(self) -> list[str]:
+        return [key(job) for job in self.jobs]
+
+    @property
+    def due(self) -> int:
+        return sum(job.due for job in self.jobs)
 
     @property
     def cuda(self) -> bool:
         modes: set[str] = {job.mode for job in self.jobs}
         modes |= {wanted["subject"]["mode"] for wanted in self.profiles}
         modes |= {asked.mode for asked in self.tunings}
-        return "cuda" in modes
+        # what an earlier command has sent may not be known
+        return "cuda" in modes or not modes
 
     @property
     def sources(self) -> list[str]:
@@ -60,8 +85,7 @@ class Work:
         if self.tunings:
             name = self.tunings[0].algo.full_name
             return f"{name}: {units.count(count, 'measurement')} so far"
-        due = sum(job.due for job in self.jobs)
-        return f"{planning.name(self.jobs[-1])}: {count} of {due} so far"
+        return f"{planning.name(self.jobs[-1])}: {count} of {self.due} so far"
 
 
 @dataclass(frozen=True)
@@ -80,11 +104,15 @@ class Rent:
 
     def limit_s(self, seconds: float) -> int:
         """A container's time limit for this much work: including its start, and not
-        more than --max-minutes.
+        more than --max-minutes. UsageError for more than Modal allows.
         """
-        whole = seconds + self.settings.limits.start
-        if self.minutes:
-            whole = min(whole, self.minutes * 60)
+        most = self.minutes * 60 if self.minutes else math.inf
+        whole = min(seconds + self.settings.limits.start, most)
+        if whole > _DAY_S:
+            raise UsageError(
+                f"a call of {whole:g} s: Modal's longest is 24 h, its start included",
+                hint="a shorter --timeout, --max-minutes, or no --together",
+            )
         return max(1, math.ceil(whole))
 
     def containers(self, calls: int) -> int:
@@ -103,19 +131,59 @@ class Rent:
         before anything is started.
         """
         side_by_side = self.containers(len(work))
-        whole_s = sum(w.limit_s for w in work)
+        whole_s = float(sum(w.limit_s for w in work))
         if self.minutes and not self.detach:
             whole_s = min(whole_s, side_by_side * self.minutes * 60)
         each = in_minutes(max(w.limit_s for w in work))
+        likely_s = likely(work, list(spent(str(self.gpu))))
         return (
             f"Modal: {gpu or 'CPU only'}, {units.count(side_by_side, 'container')},"
             f" {units.count(len(work), 'call')} of at most {each}: {in_minutes(whole_s)} of"
-            f" container time at most, {self.settings.dollars(gpu, whole_s)}"
+            f" container time at most, {self.settings.dollars(gpu, whole_s, likely_s)}"
         )
 
 
 def in_minutes(seconds: float) -> str:
     return f"{math.ceil(seconds / 60)} min"
+
+
+class _Run(Struct):
+    """What is read of a document."""
+
+    modal: Rented | None = None
+
+
+def spent(gpu: str) -> Iterator[Spent]:
+    """What calls on this GPU have taken, those of the newest run first."""
+    for path in sorted(paths.runs_dir().glob("*.json"), reverse=True):
+        with contextlib.suppress(GdnError, OSError, ValueError, RecursionError):
+            rented = msgspec.json.decode(files.read(path), type=_Run).modal
+            if rented and rented.gpu == gpu:
+                yield from rented.spent
+
+
+def likely(work: list[Work], before: list[Spent]) -> float | None:
+    """How long such work took before, in seconds: calls for the same algos, else for
+    others of the op. None if there was no such call.
+    """
+    whole_s = 0.0
+    for piece in work:
+        kinds = _kinds(piece.keys)
+        same = [call for call in before if call.keys == piece.keys]
+        same += [call for call in before if _kinds(call.keys) == kinds]
+        if not same:
+            return None
+
+        more = max(1.0, piece.due / max(1, same[0].due))
+        whole_s += min(piece.limit_s, same[0].seconds * more)
+
+    return whole_s
+
+
+def _kinds(keys: list[str]) -> list[list[str]]:
+    """Command, op and mode of each job."""
+    words = [name.split() for name in keys]
+    return [[command, op, names[-1]] for command, op, *names in words]
 
 
 # --- jobs

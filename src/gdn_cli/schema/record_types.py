@@ -405,6 +405,14 @@ class RemoteCall(msgspec.Struct, kw_only=True):
     limit_s: Annotated[int, Meta(gt=0)] | Positive  # seconds that it may take
 
 
+class Spent(msgspec.Struct, kw_only=True):
+    """What a call at Modal has taken."""
+
+    keys: list[str]  # of its jobs
+    due: Count  # records that were asked for
+    seconds: NotNegative  # of container time, without the container's own start
+
+
 class Rented(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A run at Modal: what was asked for, and the calls that are still running."""
 
@@ -414,6 +422,9 @@ class Rented(msgspec.Struct, kw_only=True, omit_defaults=True):
     asked: Json = msgspec.field(default_factory=lambda: {})  # the command's own options
     # still running there
     calls: list[RemoteCall] = msgspec.field(default_factory=lambda: [])
+    spent: list[Spent] = msgspec.field(
+        default_factory=lambda: []
+    )  # by those that replied
 
 
 class Submitted(msgspec.Struct, kw_only=True, omit_defaults=True):
