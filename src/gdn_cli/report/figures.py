@@ -29,7 +29,6 @@ from .drawing import (
     styles_of,
 )
 from .tables import origins
-from .tables.times import BELOW_ONE
 
 
 def over_sizes(
@@ -59,10 +58,10 @@ def over_sizes(
 
     empty = group.machine.get(EMPTY)
     level, level_name = (empty.median_us if empty else None), "empty launch"
-    title, caption = "Time", "The grey line is a plain copy of the same bytes"
+    title, caption = "Time", "the grey line is a plain copy of the same bytes"
     if relative:
         level, level_name = 1.0, "copy"
-        title, caption = "Time over that of a plain copy", BELOW_ONE
+        title, caption = "Time over that of a plain copy", "1 is the copy"
 
     ys = [y for points in lines.values() for _, y in points]
     # an empty launch far below all times would squeeze them
@@ -77,7 +76,7 @@ def over_sizes(
         series(
             ax,
             lines,
-            styles_of(book, group.op),
+            styles_of(book),
             sizes.joined,
         )
         if level:
@@ -96,8 +95,8 @@ def over_sizes(
 
     return Drawing(
         name=_name(group, "floor" if relative else "latency"),
-        title=f"{title} over {axis}{fixed}, {group.how}",
-        words=f"Both axes are logarithmic; dashed lines are peers. {caption}.",
+        title=f"{title} over {axis}{fixed}",
+        words=f"Lower is better; {caption}. Both axes are logarithmic; dashed lines are peers.",
         draw=draw,
         height=height_with(names),
     )
@@ -110,7 +109,7 @@ def the_ladder(book: Book, group: Group) -> Drawing | None:
         return None
 
     reference = ladder(book.registry, group.op).reference
-    styles = styles_of(book, group.op)
+    styles = styles_of(book)
 
     def draw(figure: Any) -> None:
         ax = axes(figure, plain(f"times as fast as {reference}", 60), "")
