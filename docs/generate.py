@@ -1,5 +1,5 @@
-"""The generated parts of docs/checking.md, docs/cli.md and docs/records.md: `make
-pages` rewrites them.
+"""The generated parts of docs/checking.md, docs/cli.md, docs/records.md and
+docs/results/leaders.md: `make pages` rewrites them.
 
 A generated part lies between `<!-- made by: make pages -->` and `<!-- end -->`; the
 text around it is written by hand.
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import standings
 import typer
 from typer.testing import CliRunner
 
@@ -202,6 +203,7 @@ def parts() -> dict[str, str]:
     return {
         "checking.md": attacks(),
         "cli.md": commands(),
+        "results/leaders.md": standings.page(),
         "records.md": (
             "\n## The fields\n\n"
             + "\n".join(section(*each, found) for each in found.items())
