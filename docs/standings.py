@@ -117,7 +117,7 @@ def contests(every: list[Book]) -> dict[tuple[str, str, bool], list[Size]]:
     }
 
 
-def versions(sizes: list[Size], known: registry.Registry, op: str) -> str:
+def versions(sizes: list[Size], known: registry.Registry) -> str:
     """The peers of these sizes, each with its version: the record's, else the one that
     its algo.toml names.
     """
@@ -125,7 +125,7 @@ def versions(sizes: list[Size], known: registry.Registry, op: str) -> str:
     for one in (size.best for size in sizes):
         packages = one.source.environment(one.peer.first.record.place).versions
         for name in one.peers:
-            algo = known.find(name, op)
+            algo = known.find(name, one.peer.first.op)
             text = re.split(r",| \(", algo.provenance["source"])[0]
             if text == "PyTorch":
                 text = f"PyTorch {packages['torch']}"
@@ -142,7 +142,7 @@ def doubted(*points: Point) -> str:
 
 def details(sizes: list[Size]) -> Table:
     table = Table("", words("size", "leader") + numbers("time") + words("best other"))
-    table.columns += numbers("its time", "lead") + words("leads since", "measured")
+    table.columns += numbers("its time", "lead", "leads since", "measured")
     for size in sizes:
         best = size.best
         first, other = best.leader, best.peer if best.leader is best.ours else best.ours
@@ -164,7 +164,7 @@ def summary(rows: dict[str, list[Size]]) -> Table:
     table = Table(
         "", words("op", "leader") + numbers("at sizes", "least", "mean", "most")
     )
-    table.columns += words("measured")
+    table.columns += numbers("measured")
     for op, sizes in rows.items():
         leaders = [size.best.leader.algo for size in sizes]
         leads = [size.best.lead for size in sizes]
@@ -185,7 +185,7 @@ def before_and_after(every: list[Book], device: str) -> Table:
     table = Table(
         "", words("op", "algo", "against") + numbers("sizes", "times as fast")
     )
-    table.columns += words("interval", "verdict", "measured")
+    table.columns += numbers("interval", "verdict", "measured")
     for book in every:
         for op in book.ops:
             for mean in book.overall(op):
@@ -215,7 +215,10 @@ def page() -> str:
     for device, op, in_place in sorted(
         found, key=lambda key: (families.index(known.op(key[1]).family), key)
     ):
-        name = f"{op}, in place" if in_place else op
+        name = re.sub(r"_qk(\d+)_v(\d+)$", r" \1/\2", op)
+        # some ops are always in place
+        if in_place and (device, op, False) in found:
+            name += ", in place"
         rows[device][name] = found[device, op, in_place]
     blocks = []
     for device in sorted(rows, key=lambda device: not rows[device]):
@@ -232,7 +235,7 @@ def sections(rows: dict[str, list[Size]], known: registry.Registry) -> Iterator[
     """Each op's peers, and its sizes, folded."""
     for op, sizes in rows.items():
         yield f"### {op}"
-        yield f"Peers: {versions(sizes, known, op.removesuffix(', in place'))}."
+        yield f"Peers: {versions(sizes, known)}."
         count = units.count(len(sizes), "size")
         yield f'<details markdown="1"><summary>{count}</summary>'
         yield markdown.table(details(sizes))

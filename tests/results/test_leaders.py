@@ -58,8 +58,8 @@ def test_a_row_says_what_the_records_say():
     record = "2026-11-01 1111111"
     expected = ["B=1", "cuda-v5", "2.00 us", FI, "3.00 us", "1.500", record, record]
     assert cells == expected
-    text = standings.versions([size], helpers.REGISTRY, "gdn_decode")
+    text = standings.versions([size], helpers.REGISTRY)
     assert text == "`fi-baseline` (FlashInfer 0.7.2)"
     size.best.source.environment("cuda").versions["flashinfer-python"] = "0.8"
-    text = standings.versions([size], helpers.REGISTRY, "gdn_decode")
+    text = standings.versions([size], helpers.REGISTRY)
     assert text == "`fi-baseline` (flashinfer-python 0.8)"
