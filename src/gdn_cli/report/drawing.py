@@ -72,7 +72,9 @@ def styles_of(book: Book) -> dict[str, Style]:
     registry = book.registry
     names = {op: [algo.name for algo in registry.of(op)] for op in registry.ops}
     # the user's own and those of the records alone come last: they change no other's
-    shipped = [a.name for a in registry.algos if paths.ALGOS_DIR in a.own_folder.parents]
+    shipped = [
+        a.name for a in registry.algos if paths.ALGOS_DIR in a.own_folder.parents
+    ]
     for group in book.groups:
         names[group.op] = [*names.get(group.op, ()), *group.rivals]
 

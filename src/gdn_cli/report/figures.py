@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from .. import units
-from ..catalog.tiers import EMPTY
+from ..catalog.tiers import COPY, EMPTY
 from ..errors import UsageError
 from . import findings
 from .book import Book, Group, ladder
@@ -58,10 +58,18 @@ def over_sizes(
 
     empty = group.machine.get(EMPTY)
     level, level_name = (empty.median_us if empty else None), "empty launch"
-    title, caption = "Time", "the grey line is a plain copy of the same bytes"
+    title, words = "Time", "Lower is better; both axes are logarithmic."
     if relative:
         level, level_name = 1.0, "copy"
-        title, caption = "Time over that of a plain copy", "1 is the copy"
+        title = "Time over that of a plain copy"
+    elif COPY in lines:
+        words += " The grey line is a plain copy of the same bytes."
+
+    styles = styles_of(book)
+    if sizes.joined and any(
+        algo in styles and styles[algo].dashes != "-" for algo in lines
+    ):
+        words += " Dashed lines are peers."
 
     ys = [y for points in lines.values() for _, y in points]
     # an empty launch far below all times would squeeze them
@@ -76,7 +84,7 @@ def over_sizes(
         series(
             ax,
             lines,
-            styles_of(book),
+            styles,
             sizes.joined,
         )
         if level:
@@ -96,7 +104,7 @@ def over_sizes(
     return Drawing(
         name=_name(group, "floor" if relative else "latency"),
         title=f"{title} over {axis}{fixed}",
-        words=f"Lower is better; {caption}. Both axes are logarithmic; dashed lines are peers.",
+        words=words,
         draw=draw,
         height=height_with(names),
     )

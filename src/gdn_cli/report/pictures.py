@@ -60,7 +60,7 @@ def png(drawing: Drawing, heading: Sequence[str]) -> bytes:
 
 def svg(drawing: Drawing, heading: Sequence[str] = ()) -> bytes:
     """The figure as an SVG file; for a page without a heading."""
-    width = 8.0 if heading else 5.0
+    width = 6.0 if heading else 5.0
     metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
     data = _saved(
         drawing,

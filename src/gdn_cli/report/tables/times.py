@@ -240,7 +240,10 @@ def times(
     if COPY in group.algos:
         table.legend.append(_COPY)
         if floors:
-            table.legend += ["Below a time: x copy, the time over the copy's", BELOW_ONE]
+            table.legend += [
+                "Below a time: x copy, the time over the copy's",
+                BELOW_ONE,
+            ]
 
     if any(group.shared(label) > 1 for label in group.labels):
         table.legend.append(_SHARED)
