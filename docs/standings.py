@@ -22,6 +22,8 @@ from gdn_cli.report.table import Name, Table, numbers, words
 
 ROOT = Path(__file__).parent.parent
 TIER = "cupti"  # the one that times kernels alone
+# its sdpa is a rung of the ladder, and not ours
+PYTORCH = "PyTorch"
 NO_PEER = (
     "No record of this GPU has a peer, so nobody leads here. What there is: ours against"
     " their own older versions, geometric means over all sizes."
@@ -78,6 +80,11 @@ class Size:
         return [*itertools.takewhile(lambda one: one.leader.algo == leader, back)][-1]
 
 
+def origin(algo: registry.Algo) -> str:
+    """vLLM 0.33.0: the first words of its algo.toml's source."""
+    return re.split(r",| \(", algo.provenance["source"])[0]
+
+
 def standings(group: Group, peers: set[str]) -> Iterator[tuple[str, Standing]]:
     """Label -> the standing there, of one record's group."""
     for label in group.labels:
@@ -102,7 +109,11 @@ def contests(every: list[Book]) -> dict[tuple[str, str, bool], list[Size]]:
     """(device, op, in place) -> its sizes with a peer, from small to large."""
     sizes: dict[tuple, dict[str, Size]] = {}
     for book in every:
-        peers = {algo.name for algo in book.registry.algos if algo.peer}
+        peers = {
+            algo.name
+            for algo in book.registry.algos
+            if algo.peer or origin(algo) == PYTORCH
+        }
         for group in book.groups:
             if group.tier != TIER:
                 continue
@@ -118,22 +129,23 @@ def contests(every: list[Book]) -> dict[tuple[str, str, bool], list[Size]]:
 
 
 def versions(sizes: list[Size], known: registry.Registry) -> str:
-    """The peers of these sizes, each with its version: the record's, else the one that
+    """The versions of these sizes' peers, each with its peers: the record's, else the one that
     its algo.toml names.
     """
-    texts = {}
+    names: dict[str, set[str]] = {}
     for one in (size.best for size in sizes):
         packages = one.source.environment(one.peer.first.record.place).versions
         for name in one.peers:
             algo = known.find(name, one.peer.first.op)
-            text = re.split(r",| \(", algo.provenance["source"])[0]
-            if text == "PyTorch":
-                text = f"PyTorch {packages['torch']}"
+            text = origin(algo)
+            if text == PYTORCH:
+                text = f"{PYTORCH} {packages['torch']}"
             for package in algo.packages.values():
                 if package in packages:
                     text = f"{package} {packages[package]}"
-            texts[name] = f"`{name}` ({text})"
-    return ", ".join(text for _, text in sorted(texts.items()))
+            names.setdefault(text, set()).add(f"`{name}`")
+    texts = (f"{text} ({', '.join(sorted(names[text]))})" for text in sorted(names))
+    return ", ".join(texts)
 
 
 def doubted(*points: Point) -> str:

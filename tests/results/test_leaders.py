@@ -59,7 +59,7 @@ def test_a_row_says_what_the_records_say():
     expected = ["B=1", "cuda-v5", "2.00 us", FI, "3.00 us", "1.500", record, record]
     assert cells == expected
     text = standings.versions([size], helpers.REGISTRY)
-    assert text == "`fi-baseline` (FlashInfer 0.7.2)"
+    assert text == "FlashInfer 0.7.2 (`fi-baseline`)"
     size.best.source.environment("cuda").versions["flashinfer-python"] = "0.8"
     text = standings.versions([size], helpers.REGISTRY)
-    assert text == "`fi-baseline` (flashinfer-python 0.8)"
+    assert text == "flashinfer-python 0.8 (`fi-baseline`)"
