@@ -12,7 +12,7 @@
 # make coverage   how much of the quick rooms their tests reach
 # make dist-check   builds the wheels and the sdist, and tries them in a new environment
 # make docs    the documentation as a site, to be opened at site/index.html
-# make pages   writes the generated parts of docs/cli.md and docs/records.md again
+# make pages   writes the generated parts of docs/cli.md, records.md, checking.md and results/leaders.md again
 # make compile_commands.json   where the kernels' headers lie, for editors
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)

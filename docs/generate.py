@@ -1,5 +1,5 @@
-"""The generated parts of docs/checking.md, docs/cli.md and docs/records.md: `make
-pages` rewrites them.
+"""The generated parts of docs/checking.md, docs/cli.md, docs/records.md and
+docs/results/leaders.md: `make pages` rewrites them.
 
 A generated part lies between `<!-- made by: make pages -->` and `<!-- end -->`; the
 text around it is written by hand.
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import standings
 import typer
 from typer.testing import CliRunner
 
@@ -93,6 +94,15 @@ def comments(form: type) -> dict[str, str]:
     return result
 
 
+def heading(cls: type) -> str:
+    """HostLoad -> Host load."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", cls.__name__).capitalize()
+
+
+def link(cls: type) -> str:
+    return f"[{heading(cls)}](#{heading(cls).lower().replace(' ', '-')})"
+
+
 def words(form: Any) -> str:
     """A field's type in JSON terms, linked to the type's section if it has one."""
     inspected = msgspec.inspect
@@ -102,7 +112,7 @@ def words(form: Any) -> str:
 
     match form:
         case inspected.StructType(cls=cls) | inspected.EnumType(cls=cls):
-            return f"[{cls.__name__}](#{cls.__name__.lower()})"
+            return link(cls)
         case inspected.UnionType(types=types):
             return " or ".join(words(each) for each in types)
         case (
@@ -146,7 +156,7 @@ def structs(form: Any, found: dict[type, Any]) -> dict[type, Any]:
 
 def section(cls: type, form: Any, known: dict[type, Any]) -> str:
     """One type: its docstring, and a row for each field that no other section has."""
-    head = f"### {cls.__name__}\n\n{inspect.getdoc(cls)}\n"
+    head = f"### {heading(cls)}\n\n{inspect.getdoc(cls)}\n"
     if issubclass(cls, statuses.Status):
         rows = [f"| `{status.value}` | {status.blame.value} |" for status in cls]
         return "\n".join([head, "| status | whose fault |", "|---|---|", *rows]) + "\n"
@@ -157,8 +167,7 @@ def section(cls: type, form: Any, known: dict[type, Any]) -> str:
     above = [base for base in cls.__mro__[1:] if base in known]
     there = {field.name for base in above for field in known[base].fields}
     head += "".join(
-        f"\nIt has the fields of [{base.__name__}](#{base.__name__.lower()}), and these:\n"
-        for base in above
+        f"\nIt has the fields of {link(base)}, and these:\n" for base in above
     )
     rows = [
         f"| `{field.encode_name}` | {words(field.type)} |"
@@ -202,6 +211,7 @@ def parts() -> dict[str, str]:
     return {
         "checking.md": attacks(),
         "cli.md": commands(),
+        "results/leaders.md": standings.page(),
         "records.md": (
             "\n## The fields\n\n"
             + "\n".join(section(*each, found) for each in found.items())

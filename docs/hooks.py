@@ -13,7 +13,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r'(\]\(|(?:src|srcset|href)=")(?!\w+:|[#/])([^\s"#?)]+)')
-FIRST = "quick-start.md"  # README.md, which mkdocs would take for another index.md
+FIRST = "index.md"  # README.md is the first page
 ALSO = (
     "README.md",
     "CHANGELOG.md",
@@ -100,6 +100,9 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     """Point each link at its file's place in the site."""
     here = page.file.src_uri
+    if in_repository(here) not in ("README.md", f"docs/{here}"):
+        # pages for those who change gdn come after those for its users
+        page.meta.setdefault("search", {})["boost"] = 0.2
     if here.endswith(".source.md"):
         return markdown
     paths = {match.start(): path for match, path in targets(here, markdown)}

@@ -34,6 +34,8 @@ function measure(document) {{
       out.wide.push(e.tagName + ' ' + e.textContent.slice(0, 40));
   for (const svg of document.querySelectorAll('figure svg')) {{
     const box = svg.getBoundingClientRect(), texts = [];
+    const beside = [...svg.closest('.beside').querySelectorAll('.block, figure > *')]
+      .map(e => e.getBoundingClientRect()).filter(b => b.top < box.bottom && b.bottom > box.top);
     for (const t of svg.querySelectorAll('text')) {{
       const b = t.getBoundingClientRect();
       texts.push({{text: t.textContent,
@@ -41,6 +43,7 @@ function measure(document) {{
                   box: [b.left - box.left, b.top - box.top, b.right - box.left, b.bottom - box.top]}});
     }}
     out.figures.push({{name: svg.parentNode.title, left: box.left, width: box.width,
+                      beside: Math.max(...beside.map(b => b.right)),
                       height: box.height, texts}});
   }}
   const root = document.documentElement;

@@ -38,7 +38,7 @@ from gdn_cli.report import (
     table,
     terminal,
 )
-from gdn_cli.report.drawing import styles_of
+from gdn_cli.report.drawing import Drawing, styles_of
 from gdn_cli.report.tables import records, times
 
 ROOT = helpers.TESTS.parent
@@ -466,6 +466,24 @@ def test_values_from_records_stay_text(pages):
     assert "<!--" not in text and "<img" not in text
 
 
+def test_what_failed_has_a_line_for_each_error():
+    document = reports.bench()
+    reason = "a.cu:1: error\na.cu:2: <no> type\na.cu:3: error"
+    failed = reports.record("mine", 1, None, status="build_failed", reason=reason)
+    document["records"].append(failed)
+    text = html.page(book_of(document), "", ("notes",))
+    assert "<pre>a.cu:2: &lt;no&gt; type\na.cu:3: error\n</pre>" in text
+
+
+def test_a_shorter_svg_has_the_same_texts():
+    def draw(figure):
+        figure.text(0.11111, 0.5, "0.12345 us at 2.345678")
+
+    data = pictures.svg(Drawing("a", "", "", draw, 2.0))
+    assert b">0.12345 us at 2.345678<" in data
+    assert re.findall(rb'"[^"]*\.\d{3}[^"]*"', data) == []
+
+
 def test_the_same_records_give_the_same_bytes(tmp_path):
     """In another process, with other hashes, another folder and another matplotlibrc."""
     file = reports.write(tmp_path, reports.everything())
@@ -498,15 +516,19 @@ def test_the_png_is_the_main_figure_and_carries_no_date():
         figures.one(merge.gather(merge.read([file]), REGISTRY), "floor")
 
 
-def test_a_style_stays_with_an_algo():
-    every = styles_of(book_of(reports.bench()), "gdn_decode")
-    few = styles_of(book_of(reports.bench(), algos=("cuda-v4",)), "gdn_decode")
+def test_a_style_stays_with_a_name():
+    every = styles_of(book_of(reports.bench()))
+    assert every["fi-baseline"].dashes != every["cuda-v4"].dashes == "-"
     own = reports.bench()
-    own["records"].append(reports.record("mine", 1, 1.5))
-    more = styles_of(book_of(own), "gdn_decode")
-    assert more["fi-baseline"].dashes != more["cuda-v4"].dashes == "-"
-    assert few["cuda-v4"] == every["cuda-v4"] and every.items() <= more.items()
-    assert len({(style.colour, style.marker) for style in more.values()}) == len(more)
+    own["records"].append(reports.record("a-mine", 1, 1.5))
+    more = styles_of(book_of(own))
+    # on every page, with the user's own beside them
+    assert every.items() <= more.items()
+    assert every == styles_of(results("attention-climb.json"))
+    names = [[algo.name for algo in REGISTRY.of(op)] for op in REGISTRY.ops]
+    names[0].append("a-mine")
+    for beside in names:
+        assert len({more[name].colour for name in beside}) == len(beside)
 
 
 # --- the command
@@ -738,8 +760,8 @@ def test_the_page_in_a_browser(pages, name, width):
             left, top, right, bottom = text["box"]
             assert left >= -1 and right <= figure["width"] + 1, text
             assert top >= -2 and bottom <= figure["height"] + 2, text
-    lefts = {round(figure["left"]) for figure in seen["figures"]}
-    assert len(lefts) == (1 if width < 500 else 2)
+        # a table, a figure or the caption beside it: no half of the page is empty
+        assert figure["beside"] > 0.7 * width
 
 
 @needs_browser

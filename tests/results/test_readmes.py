@@ -254,6 +254,6 @@ def test_links_lead_to_files_and_headings_that_there_are(page):
 def test_readme_is_short_and_names_every_page():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    index = (ROOT / "docs" / "pages.md").read_text(encoding="utf-8")
     for path in (ROOT / "docs").glob("*.md"):
-        assert path.name == "index.md" or f"({path.name})" in index, path.name
+        assert path.name == "pages.md" or f"({path.name})" in index, path.name

@@ -63,7 +63,7 @@ class Asked:
             metavar="PART[,PART...]",
             help=(
                 "times, latency, floor, rates, ladder, tiers, compare, checks, notes,"
-                " environment."
+                " environment, legend."
             ),
         ),
     ] = None

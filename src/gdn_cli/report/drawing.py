@@ -10,10 +10,12 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any
 
+from .. import paths
 from ..text import shown
-from .book import Book, ladder
+from .book import Book
 
 Lines = dict[str, list[tuple[float, float]]]  # algo -> (place on the axis, value)
 INK, GREY = "#1a1a1a", "#5f5f5f"
@@ -48,21 +50,47 @@ _COLOURS = (
     "#b0124a",
     "#3f4fb5",
     "#4d6b00",
+    "#111111",
+    "#a800f0",
+    "#0a0a8c",
+    "#0b4010",
+    "#6b1f00",
+    "#4a0038",
+    "#00707f",
+    "#c40f0f",
+    "#2030ff",
+    "#c2007a",
 )
 _MARKERS = "os^DvPX<>ph"
 
 
-def styles_of(book: Book, op: str) -> dict[str, Style]:
-    """An algo has the same style in all figures of its op: its place on the ladder
-    decides. The lines of peers are dashed.
+def styles_of(book: Book) -> dict[str, Style]:
+    """A style for each name, the same on every page: two names have the same colour only
+    if no op has both, or if an op has more algos than there are colours. The lines of
+    peers are dashed.
     """
-    known = ladder(book.registry, op)
-    others = {algo for group in book.of(op) for algo in group.rivals}
+    registry = book.registry
+    names = {op: [algo.name for algo in registry.of(op)] for op in registry.ops}
+    # the user's own and those of the records alone come last: they change no other's
+    shipped = [
+        a.name for a in registry.algos if paths.ALGOS_DIR in a.own_folder.parents
+    ]
+    for group in book.groups:
+        names[group.op] = [*names.get(group.op, ()), *group.rivals]
+
+    every = chain(shipped, *names.values())
+    places: dict[str, int] = {}
+    for name in dict.fromkeys(every):
+        beside = chain.from_iterable(n for n in names.values() if name in n)
+        taken = {places[other] for other in beside if other in places}
+        places[name] = next(i for i in count() if i not in taken)
+
+    peers = {algo.name for algo in registry.algos if algo.peer}
     styles = {}
-    for i, algo in enumerate([*known.order, *sorted(others - {*known.order})]):
-        dashes = (0, (4, 2)) if algo in known.peers else "-"
+    for name, i in places.items():
+        dashes = (0, (4, 2)) if name in peers else "-"
         colour, marker = _COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)]
-        styles[algo] = Style(colour, marker, dashes)
+        styles[name] = Style(colour, marker, dashes)
 
     return styles
 
@@ -80,13 +108,17 @@ def axes(
 
 
 def log_axes(ax: Any) -> None:
-    """Logarithmic axes with plain numbers: sizes by powers of two, times by 1, 2 and 5."""
+    """Logarithmic axes with plain numbers: sizes by powers of two, times by 1, 2 and 5,
+    or closer."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     low, high = ax.get_ylim()
     steps = [1.0, 2.0, 5.0] if high < 1600 * low else [1.0]
+    if high < 4 * low:
+        steps += [1.2, 1.5, 3.0, 4.0, 7.0]
+
     ax.yaxis.set_major_locator(LogLocator(subs=steps))
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))

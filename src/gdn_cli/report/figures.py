@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from .. import units
-from ..catalog.tiers import EMPTY
+from ..catalog.tiers import COPY, EMPTY
 from ..errors import UsageError
 from . import findings
 from .book import Book, Group, ladder
@@ -29,7 +29,6 @@ from .drawing import (
     styles_of,
 )
 from .tables import origins
-from .tables.times import BELOW_ONE
 
 
 def over_sizes(
@@ -59,10 +58,18 @@ def over_sizes(
 
     empty = group.machine.get(EMPTY)
     level, level_name = (empty.median_us if empty else None), "empty launch"
-    title, caption = "Time", "The grey line is a plain copy of the same bytes"
+    title, words = "Time", "Lower is better; both axes are logarithmic."
     if relative:
         level, level_name = 1.0, "copy"
-        title, caption = "Time over that of a plain copy", BELOW_ONE
+        title = "Time over that of a plain copy"
+    elif COPY in lines:
+        words += " The grey line is a plain copy of the same bytes."
+
+    styles = styles_of(book)
+    if sizes.joined and any(
+        algo in styles and styles[algo].dashes != "-" for algo in lines
+    ):
+        words += " Dashed lines are peers."
 
     ys = [y for points in lines.values() for _, y in points]
     # an empty launch far below all times would squeeze them
@@ -77,7 +84,7 @@ def over_sizes(
         series(
             ax,
             lines,
-            styles_of(book, group.op),
+            styles,
             sizes.joined,
         )
         if level:
@@ -96,8 +103,8 @@ def over_sizes(
 
     return Drawing(
         name=_name(group, "floor" if relative else "latency"),
-        title=f"{title} over {axis}{fixed}, {group.how}",
-        words=f"Both axes are logarithmic; dashed lines are peers. {caption}.",
+        title=f"{title} over {axis}{fixed}",
+        words=words,
         draw=draw,
         height=height_with(names),
     )
@@ -110,7 +117,7 @@ def the_ladder(book: Book, group: Group) -> Drawing | None:
         return None
 
     reference = ladder(book.registry, group.op).reference
-    styles = styles_of(book, group.op)
+    styles = styles_of(book)
 
     def draw(figure: Any) -> None:
         ax = axes(figure, plain(f"times as fast as {reference}", 60), "")

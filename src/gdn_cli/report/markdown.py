@@ -11,8 +11,8 @@ from .book import Book
 from .outline import Section
 from .table import Cell, Mark, Name, Table
 
-PARTS = ("times", "floor", "ladder", "tiers", "compare", "checks", "notes")
-USUAL = ("times", "tiers", "compare", "notes")  # without --parts
+PARTS = ("times", "floor", "ladder", "tiers", "compare", "checks", "notes", "legend")
+USUAL = ("times", "tiers", "compare", "notes", "legend")  # without --parts
 
 
 def markdown(
@@ -25,12 +25,12 @@ def markdown(
     blocks = [f"# {escaped(title)}"] if title else []
     for part in outline.of(book, tuple(parts), unit, drawn=False):
         for section in part.sections:
-            blocks += _section(section)
+            blocks += _section(section, "legend" in parts)
 
     return "\n\n".join(blocks) + "\n"
 
 
-def _section(section: Section) -> Iterator[str]:
+def _section(section: Section, legend: bool) -> Iterator[str]:
     """The blocks of one section: its lead, tables with their notes, and its notes."""
     tables = [t for t in section.tables if t and not t.detail]
     if tables and section.lead:
@@ -38,8 +38,8 @@ def _section(section: Section) -> Iterator[str]:
 
     for t in tables:
         yield table(t)
-        if t.notes:
-            yield " ".join(f"{escaped(note)}." for note in t.notes)
+        if notes := [*t.notes, *(t.legend if legend else ())]:
+            yield " ".join(f"{escaped(note)}." for note in notes)
 
     if section.notes:
         yield "\n".join(f"- {n.kind}: {escaped(n.text)}" for n in section.notes)

@@ -19,7 +19,7 @@ class Section:
     heading: str = ""
     lead: str = ""  # op, device and files
     tables: list[Table | None] = field(default_factory=list)
-    drawings: list[Drawing] = field(default_factory=list)  # after the first table
+    drawings: list[Drawing] = field(default_factory=list)  # one beside each table
     notes: list[Note] = field(default_factory=list)
     folded: bool = False  # tables after the first are opened by a click
     id: str = ""
@@ -114,7 +114,7 @@ def _measured(
         if group in compared:
             continue
 
-        section = Section(lead=origins.lead(group))
+        section = Section(lead=origins.brief(group) if drawn else origins.lead(group))
         if len(groups) > 1:
             section.heading = f"{group.device}, {group.how}"
 

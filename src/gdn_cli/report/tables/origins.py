@@ -39,16 +39,33 @@ def head(op: str, measured: list[Measurement], *more: str) -> str:
 
 def lead(group: Group) -> str:
     """The op, device and files of a group's numbers."""
+    return f"{group.op} on {origin(group)}; {_files(group)}:"
+
+
+def brief(group: Group) -> str:
+    """The same below a heading that has op, device and tier."""
+    return "; ".join(filter(None, [", ".join(_facts(group)), _files(group)]))
+
+
+def _files(group: Group) -> str:
     files = []
     for source in group.sources:
         commit = f", commit {source.commit}" if source.commit else ""
         files.append(f"{source.name} ({source.time[:10]}{commit})")
 
-    return f"{group.op} on {origin(group)}; {', '.join(files)}:"
+    return ", ".join(files)
 
 
 def origin(group: Group) -> str:
     """One line: device, driver, clocks, tier, L2."""
+    facts = _facts(group)
+    within = f" ({', '.join(facts)})" if facts else ""
+
+    return f"{group.device}{within}, tier {group.how}"
+
+
+def _facts(group: Group) -> list[str]:
+    """Driver and clocks."""
     environments = [
         source.environment(place) for source in group.sources for place in group.places
     ]
@@ -63,9 +80,7 @@ def origin(group: Group) -> str:
         most = "/".join(sorted(map(str, clocks)))
         facts.append(f"{most} MHz at most" if seen else f"SM clock {most} MHz")
 
-    within = f" ({', '.join(facts)})" if facts else ""
-
-    return f"{group.device}{within}, tier {group.how}"
+    return facts
 
 
 def sm_clock(measured: Iterable[Measurement | Record]) -> str:

@@ -235,17 +235,21 @@ def times(
         group.algos,
         cell,
     )
-    table.notes.append(f"{title}; bold: the fastest")
+    table.notes.append(title)
+    table.legend.append("bold: the fastest")
     if COPY in group.algos:
-        table.notes.append(_COPY)
+        table.legend.append(_COPY)
         if floors:
-            table.notes += ["Below a time: x copy, the time over the copy's", BELOW_ONE]
+            table.legend += [
+                "Below a time: x copy, the time over the copy's",
+                BELOW_ONE,
+            ]
 
     if any(group.shared(label) > 1 for label in group.labels):
-        table.notes.append(_SHARED)
+        table.legend.append(_SHARED)
 
     if floors and any(p.doubted for p in group.points.values()):
-        table.notes.append(DOUBTED)
+        table.legend.append(DOUBTED)
 
     return table
 
