@@ -138,8 +138,11 @@ class Done:
         return json.loads(self.out, parse_constant=_no_constant)
 
 
-# at the end of each algo, and each 30 s
-_PROGRESS = re.compile(r"gdn: (.*: (?P<done>done, )?[0-9]+ of [0-9]+) after [0-9]+ s\n")
+# at the end of each algo, and each 30 s; and what the machine does meanwhile
+_PROGRESS = re.compile(
+    r"gdn: (.*: (?P<done>done, )?[0-9]+ of [0-9]+) after [0-9]+ s\n"
+    r"|gdn: BUSY: others use [0-9.]+ of [0-9]+ CPUs\n"
+)
 
 
 def complaints(err: str) -> str:

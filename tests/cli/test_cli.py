@@ -161,7 +161,7 @@ def test_a_missing_gpu_in_json(gdn):
     done = gdn("run", "--algo", "cuda-v4", "--json")
     assert (done.code, done.json["records"]) == (errors.MISSING, [])
     about = {"op": "gdn_decode", "algo": "cuda-v4", "reason": "no GPU here"}
-    assert done.json["missing"] == [about | {"hint": inventory.MODAL}]
+    assert done.json["missing"] == [about | {"hint": inventory.GET_GPU}]
 
 
 @pytest.mark.parametrize(

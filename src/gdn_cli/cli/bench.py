@@ -270,6 +270,7 @@ def perform(
         writer.path,
         writer.unsaved,
         output.summary,
+        output.verbose,
     )
     if failure:
         raise failure

@@ -237,6 +237,9 @@ def _two(
     if writer:
         writer.keep()
     unsaved = writer.unsaved if writer else None
-    terminal.show(document, known, output.json, output.out, unsaved, output.summary)
+    out = output.out
+    terminal.show(
+        document, known, output.json, out, unsaved, output.summary, output.verbose
+    )
     code = _code(errors.OK, document, gate)
     raise typer.Exit(writer.exit_code(code) if writer else code)

@@ -414,7 +414,15 @@ class Output:
     json: AsJson = False
     summary: Annotated[
         bool,
-        results_option(help="With --json: only a line for each algo and size."),
+        results_option(
+            "--summary", help="With --json: only a line for each algo and size."
+        ),
+    ] = False
+    verbose: Annotated[
+        bool,
+        results_option(
+            "--verbose", help="A line for each cause of doubt, and the machine's limits."
+        ),
     ] = False
     out: Annotated[Path | None, results_option(help="Write the records to FILE.")] = (
         None

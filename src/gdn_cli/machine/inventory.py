@@ -203,9 +203,8 @@ class Place:
 GET_NVCC = "install the CUDA toolkit, or pip install " + (
     "-e '.[cuda]'" if paths.IN_CHECKOUT else "'gdn[cuda]'"
 )
-MODAL = (
-    "`gdn modal run` rents a B200 for it, which needs a Modal account and costs money"
-)
+GET_GPU = "`gdn list` says how to get one"
+MODAL = "`gdn modal run` rents a B200, which needs a Modal account and costs money"
 
 
 def placed(
@@ -268,7 +267,7 @@ class Machine:
         option = f"--gpus {text or repr('')}"
         visible = self.gpus()
         if not visible:
-            raise MissingError(f"{option}: no GPU here", hint=MODAL)
+            raise MissingError(f"{option}: no GPU here", hint=GET_GPU)
         if text.strip() == "all":
             return visible
         picked: list[Gpu] = []
@@ -299,11 +298,11 @@ class Machine:
         if mode == "cuda":
             able = among or self.gpus()[:1]
             if not able:
-                return Place(None, "no GPU here", MODAL)
+                return Place(None, "no GPU here", GET_GPU)
             if not any(gpu.fits(algo) for gpu in able):
                 have = ", ".join(dict.fromkeys(gpu.capability for gpu in able))
                 reason = f"needs compute capability {algo.capability}, here is {have}"
-                return Place(None, reason, MODAL)
+                return Place(None, reason, GET_GPU)
         triton = {"triton": "triton"} if algo.language == "triton" else {}
         for module, wheel in (_WORKER | triton | algo.packages).items():
             if not self.has_package(module):

@@ -74,6 +74,7 @@ class Table:
     columns: list[Column]
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # without full stops
+    lead: str = ""  # a line above it, on the terminal
     prose: bool = False  # cells with texts of any length
     detail: bool = False  # not in Markdown
     # rows with the same first cell belong together: the terminal shows it once

@@ -14,7 +14,7 @@ from itertools import zip_longest
 
 from .. import errors
 from ..catalog.tiers import COPY
-from ..machine import gpu_sharing, locks
+from ..machine import gpu_sharing, host_load, locks
 from ..machine.inventory import Gpu
 from ..records.store import Writer
 from ..schema.record_types import (
@@ -99,6 +99,8 @@ def _lane(
             held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}", given_up))
         if "cpu" in timed:
             held.enter_context(locks.cpu(say, given_up))
+            if line := host_load.others_now():
+                say(line)
         with _while_running(jobs[0]) as worker:
             compile_ahead.ahead(jobs, tally.show, given_up)
         for job, following in zip_longest(jobs, jobs[1:]):
