@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from . import complete
 from . import options as o
 from .help import algos_option
 
@@ -37,8 +38,9 @@ def show(
     algo: Annotated[
         str,
         typer.Argument(
-            autocompletion=o.algos_like,
-            help="Its name, such as cpp-v1 or gdn_prefill/fi-baseline.",
+            envvar="ALGO",
+            autocompletion=complete.algos,
+            help="Its name, such as cpp-v1 or gdn_prefill/fi-baseline, or its folder.",
         ),
     ],
     op: o.OpName = None,
@@ -57,7 +59,7 @@ def show(
     from ..report import screen
 
     known = registry.load(algos)
-    target = known.find(algo, op)
+    target = known.find(o.Algos().one("show", algo), op)
     every, skipped = history.read()
     series = [s for s in every if (s.op, s.algo) == (target.op, target.name)]
     for notice in skipped:
@@ -79,7 +81,9 @@ def new(
     source: Annotated[
         str,
         algos_option(
-            "--from", autocompletion=o.algos_like, help="The algo to start from."
+            "--from",
+            autocompletion=complete.algos,
+            help="The algo to start from (ALGO is not read).",
         ),
     ],
     op: o.OpName = None,

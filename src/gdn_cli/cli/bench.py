@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import errors
+from . import complete
 from . import options as o
 
 if TYPE_CHECKING:
@@ -117,14 +118,25 @@ def floors(
     sampling: o.Sampling,
     place: o.Place,
     output: o.Output,
+    ops: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[OP]...",
+            autocompletion=complete.ops,
+            help="Ops, or algos of them; decode without any.",
+        ),
+    ] = None,
     op: o.OpName = None,
+    heads: o.Heads = None,
+    own: o.OwnAlgos = None,
 ) -> None:
     """Time a plain copy of the same bytes, an empty launch, and a large copy.
 
     Examples:
       gdn floors -w batch_size=64
+      gdn floors gdn_prefill --heads 16/32
     """
-    algos = o.Algos(op=op)
+    algos = o.Algos(",".join(ops) if ops else None, op, heads, own)
     code = carry_out("floor", algos, which, output, sampling=sampling, place=place)
     raise typer.Exit(code)
 
@@ -246,8 +258,10 @@ def perform(
     try:
         with quiet if engine else screen.progress() as progress:
             execute.run(plan, writer, progress, screen.say, engine)
-    except KeyboardInterrupt:
-        pass  # the document says so
+    except KeyboardInterrupt:  # the document says so
+        if left := execute.not_reached(plan, document):
+            text = f"not reached: {', '.join(left)}"
+            document.warnings = [*(document.warnings or []), text]
     except errors.GdnError as e:
         failure = e
     except OSError as e:

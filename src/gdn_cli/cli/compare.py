@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from .. import errors
+from . import complete
 from . import options as o
 from .bench import perform
 from .help import timing_option
@@ -25,7 +26,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="A B...",
-            autocompletion=o.algos_like,
+            envvar="ALGO",
+            autocompletion=complete.compared,
             help="Algos, packed solutions, or record files.",
         ),
     ],
@@ -72,7 +74,8 @@ def compare(
     tiers, bounds = sampling.checked()
     preset_name, preset = planning.preset_of(chosen)
     known = registry.load(algos, heads)
-    saved, live = _split(names)
+    # of ALGO, which has commas
+    saved, live = _split(names if len(names) > 1 else [*o.listed(names[0])])
     if len(saved) == 2:
         _two(saved, live, known, op, threshold, gate, output)
     baseline = saved[0] if saved else None

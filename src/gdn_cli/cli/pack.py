@@ -15,6 +15,7 @@ from .help import results_option
 @o.grouped
 def pack(
     algos: o.Algos,
+    given: o.OneAlgo = None,
     out: Annotated[
         Path | None,
         results_option(
@@ -43,7 +44,7 @@ def pack(
     """Pack one algo into a solution.json for flashinfer-bench.
 
     Examples:
-      gdn pack --algo my-v1 --author me --prove
+      gdn pack my-v1 --author me --prove
     """
     import json as j
 
@@ -52,7 +53,7 @@ def pack(
     from ..report import screen, terminal
 
     known = algos.known()
-    found = known.find(algos.one("pack"), algos.op)
+    found = known.find(algos.one("pack", given), algos.op)
     if found.setup:
         raise errors.UsageError(
             f"{found.full_name} does work that is not timed ({found.setup}): the contest would"

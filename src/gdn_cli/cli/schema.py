@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from .. import errors
+from . import complete
 
 
 def schema(
@@ -15,6 +16,7 @@ def schema(
         str,
         typer.Argument(
             metavar="[record|summary|reply|algo]",
+            autocompletion=complete.among("record", "summary", "reply", "algo"),
             help="A record file, --json=summary, a worker's reply, or an algo.toml.",
         ),
     ] = "record",

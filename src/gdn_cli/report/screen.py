@@ -350,7 +350,7 @@ def _progress_bar() -> Iterator[Callable[..., None]]:
 
     columns = (
         bars.TextColumn("{task.description}", markup=False),
-        bars.BarColumn(30),
+        bars.BarColumn(20),
         bars.MofNCompleteColumn(),
         bars.TimeElapsedColumn(),
     )
