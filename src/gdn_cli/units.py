@@ -38,6 +38,14 @@ def duration(us: float) -> str:
     return f"{value:.{places}f} {unit}"
 
 
+def minutes(seconds: float) -> str:
+    """A while: 40 s, 12 min, 1 h 58 min."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    hours, rest = divmod(round(seconds / 60), 60)
+    return f"{hours} h {rest} min" if hours else f"{rest} min"
+
+
 def rough(figure: str) -> str:
     """A figure in doubt, such as one of `duration` or `times`, with two digits: ~14 us, ~110x."""
 

@@ -14,15 +14,25 @@ from .help import algos_option
 
 
 def list_(
-    op: o.OpName = None, algos: o.OwnAlgos = None, json: o.AsJson = False
+    op: o.OpName = None,
+    whole: Annotated[
+        bool,
+        algos_option("--all", help="Those of every op; --json has them without it."),
+    ] = False,
+    algos: o.OwnAlgos = None,
+    json: o.AsJson = False,
 ) -> None:
-    """Show the algos, and which of them can run here.
+    """Show decode's algos, which of them can run here, and your best time of each; of
+    the other ops a line each.
 
     Examples:
       gdn list --op gdn_prefill
+      gdn list --all
     """
     from ..catalog import registry
+    from ..records import history
     from ..report import algos as shown
+    from ..report import screen
 
     known = registry.load(algos)
     machine = o.machine()
@@ -31,7 +41,14 @@ def list_(
         listed = known.of(known.op(op).name)
         broken = [b for b in broken if b.op == known.op(op).family]
     placed = [(algo, machine.place(algo)) for algo in listed]
-    shown.show_list(placed, broken, json)
+    if json:
+        return shown.list_as_json(placed, broken)
+    series, skipped = history.read()
+    best = {(row.op, row.algo): row for row in history.overview(series)}
+    brief = None if op or whole else known
+    shown.show_list(placed, broken, best, brief)
+    for notice in skipped:
+        screen.say(notice)
 
 
 def show(

@@ -161,7 +161,7 @@ L2 = Annotated[
     timing_option(
         metavar="cold|warm",
         autocompletion=complete.among("cold", "warm"),
-        help="State of the GPU's L2 cache before each call."
+        help="State of the GPU's L2 cache before each call.",
     ),
 ]
 Seconds = Annotated[
@@ -437,7 +437,8 @@ class Output:
     verbose: Annotated[
         bool,
         results_option(
-            "--verbose", help="A line for each cause of doubt, and the machine's limits."
+            "--verbose",
+            help="A line for each cause of doubt, and the machine's limits.",
         ),
     ] = False
     out: Annotated[Path | None, results_option(help="Write the records to FILE.")] = (

@@ -17,9 +17,7 @@ Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
 
-def grouped(
-    items: Iterable[Item], key: Callable[[Item], Key]
-) -> dict[Key, list[Item]]:
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Items by key, in the order of their first one."""
     groups: dict[Key, list[Item]] = {}
     for item in items:

@@ -21,11 +21,23 @@ def usual_s(job: Job) -> float | None:
     """Seconds: those of the same sources, else of the last new ones of the same algos;
     None if they never ran here, or quickly.
     """
-    with contextlib.suppress(GdnError, OSError, ValueError):
-        known = [file for file in _files(job) if file.exists()]
-        seconds = float(known[0].read_text()) if known else 0.0
-        return seconds if seconds >= _LEAST_S else None
+    with contextlib.suppress(GdnError, OSError):
+        return _seconds(_files(job))
     return None
+
+
+def of_new_sources_s(op: str, place: str, algo: str) -> float | None:
+    """Seconds that the algo took when its sources were last new here; None as above."""
+    with contextlib.suppress(GdnError, OSError):
+        return _seconds([_file(op, place, algo)])
+    return None
+
+
+def _seconds(files: list[Path]) -> float | None:
+    """What the first of these says that is there."""
+    texts = (file.read_text() for file in files if file.exists())
+    seconds = float(next(texts, "0"))
+    return seconds if seconds >= _LEAST_S else None
 
 
 def note(job: Job, seconds: float) -> None:
@@ -40,8 +52,10 @@ def note(job: Job, seconds: float) -> None:
 
 def _files(job: Job) -> list[Path]:
     """That of these sources, and that of algos with these names."""
-    place = [job.op.name, job.place]
-    keys = (source_hash(solution) for _, solution in job.packed), job.names
-    digests = ["\n".join([*place, *key]).encode() for key in keys]
-    names = [hashlib.sha256(digest).hexdigest()[:24] for digest in digests]
-    return [paths.builds_dir() / "seconds" / name for name in names]
+    hashes = [source_hash(solution) for _, solution in job.packed]
+    return [_file(job.op.name, job.place, *key) for key in (hashes, job.names)]
+
+
+def _file(*key: str) -> Path:
+    name = hashlib.sha256("\n".join(key).encode()).hexdigest()[:24]
+    return paths.builds_dir() / "seconds" / name

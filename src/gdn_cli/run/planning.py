@@ -322,7 +322,9 @@ def add_judge(plan: Plan, harness: Harness) -> None:
     benches = [job for job in plan.jobs if job.command == "bench" and not job.added]
     able = [job for job in benches if job.mode == "cuda" and not job.request.setup]
     if benches and not able:
-        raise UsageError("flashinfer-bench judges on a GPU only", hint=inventory.GET_GPU)
+        raise UsageError(
+            "flashinfer-bench judges on a GPU only", hint=inventory.GET_GPU
+        )
 
     for job in able:
         timing = structs.replace(
