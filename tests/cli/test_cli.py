@@ -94,7 +94,7 @@ def test_list_says_where_each_runs_and_why_not(gdn):
     v4 = rows["gdn_decode/cuda-v4"]
     assert (v4["here"], v4["reason"]) == (None, "no GPU here")
     assert (v4["after"], v4["devices"]) == ("cuda-v1", ["cuda"])
-    assert "gdn modal run" in v4["hint"]
+    assert v4["hint"] == inventory.GET_GPU
     for name, here in (("pt-reference", "cpu"), ("fla-recurrent", "interpreter")):
         row = rows[f"gdn_decode/{name}"]
         assert (row["here"], row["reason"]) == (here, None)
@@ -129,6 +129,10 @@ def test_list_says_where_each_runs_and_why_not(gdn):
         ("run --nonsense", "No such option: --nonsense"),
         ("rnu", "No such command 'rnu'"),
         ("new --from cpp-v1", "Missing argument"),
+        ("run my-v1", "; GDN_ALGOS or --algos adds a folder of yours"),
+        ("floors sdpa,nope", "unknown op 'nope'"),
+        ("pack cpp-v1 --algo pt-reference", "one algo, not 'cpp-v1,pt-reference'"),
+        ("pack x.json", "pack takes one algo, not 'x.json'"),
     ],
 )
 def test_wrong_usage_is_exit_2_and_one_clear_line(args, says, tmp_path, gdn):
@@ -140,7 +144,7 @@ def test_wrong_usage_is_exit_2_and_one_clear_line(args, says, tmp_path, gdn):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ("run --algo cuda-v4", "cuda-v4: no GPU here (`gdn modal run` "),
+        ("run --algo cuda-v4", "cuda-v4: no GPU here (`gdn list` says how to get one)"),
         ("bench --algo cuda-v1,cuda-v4", "cuda-v1, cuda-v4: no GPU here"),
         pytest.param(
             "bench --algo fla-recurrent",
@@ -148,7 +152,7 @@ def test_wrong_usage_is_exit_2_and_one_clear_line(args, says, tmp_path, gdn):
             marks=pytest.mark.torch,
         ),
         ("run --algo cpp-v1 --device cuda", "it runs on cpu: drop --device cuda"),
-        ("run --device cuda", "gdn modal run"),
+        ("run --device cuda", "not run 11 algos: 9 no GPU here, 2 does not run on cuda (`gdn list`)"),
     ],
 )
 def test_an_algo_that_cannot_run_here_is_exit_3_and_says_what_helps(args, says, gdn):

@@ -24,7 +24,7 @@ _ORDER = "Order of the algos is likely right, factors are not."
 _NO_ORDER = "Factors are not right, nor is the order of algos with similar times."
 _QUIET = "Quiet the machine, or use `gdn compare A B`, which takes turns."
 _TURNS = (
-    "The algos took turns, so this is in each interval. Quiet the machine, or give it"
+    "The algos took turns, so the intervals include it. Quiet the machine, or give it"
     " more time (--seconds)."
 )
 
@@ -158,6 +158,9 @@ def _others(busy: list[Measurement]) -> str:
 def _advice(book: Book, command: str) -> str:
     if command == "compare":
         return _TURNS
+
+    if len({m.algo for m in book.measured if m.algo not in FLOORS}) < 2:
+        return f"Times are rough. {_QUIET}"
 
     return f"{_ORDER if _ordered(book) else _NO_ORDER} {_QUIET}"
 

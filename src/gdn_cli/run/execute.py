@@ -243,11 +243,13 @@ def _shown(job: Job, what: str = "") -> str:
 
 def _starting(job: Job) -> str:
     """Compiling cuda-v5, 40 s usually."""
-    if not any(compile_ahead.compiles(algo, packed) for algo, packed in job.packed):
+    if not job.algos:
         return _shown(job)
+    compiles = any(compile_ahead.compiles(*pair) for pair in job.packed)
     seconds = first_results.usual_s(job)
     usually = f", {seconds:.0f} s usually" if seconds else ""
-    return _shown(job, f"compiling {_names(job)}{usually}")
+    does = "compiling" if compiles else "starting"
+    return _shown(job, f"{does} {_names(job)}{usually}")
 
 
 def _going_on(job: Job) -> str:
