@@ -123,7 +123,7 @@ def floors(
         typer.Argument(
             metavar="[OP]...",
             autocompletion=complete.ops,
-            help="Ops, or algos of them; decode without any.",
+            help="Ops, or algos of them; decode without any (ALGO is not read).",
         ),
     ] = None,
     op: o.OpName = None,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -67,16 +69,19 @@ def show_list(
     for b in broken:
         print_line(out, styled(("broken", "red"), f" {b.op}/{b.name}: {b.error}"))
 
-    without = [place for of_op in shown.values() for _, place in of_op if place.hint]
-    hints = Counter(place.hint or "" for place in without)
-    for hint, count in hints.items():
-        how = MODAL if hint == GET_GPU else hint
-        remark(out, f"to run {count} of them:", how)
-
+    _show_hints(out, chain.from_iterable(shown.values()))
     if brief:
         remark(out, "`gdn list --op OP` shows an op's algos, `--all` those of every op")
 
     remark(out, "`gdn show ALGO` shows everything about one")
+
+
+def _show_hints(out: Console, places: Iterable[tuple[Algo, Place]]) -> None:
+    """What would run those that do not, with their number."""
+    hints = Counter(place.hint for _, place in places if place.hint)
+    for hint, count in hints.items():
+        how = MODAL if hint == GET_GPU else hint
+        remark(out, f"to run {count} of them:", how or "")
 
 
 def _algos(op: str, places: list[tuple[Algo, Place]], best: Best) -> Table:

@@ -33,17 +33,21 @@ def checked(book: Book, op: str) -> str:
     """checked: pt-reference, cpp-v1 are right at all 3 sizes; "" if none is everywhere."""
     checks = notes.checks(book, op)
     count = max((check.of for check in checks), default=0)
-    right = dict.fromkeys(c.algo for c in checks if c.right == c.of == count)
+    everywhere = [check for check in checks if check.right == check.of == count]
+    right = list(dict.fromkeys(check.algo for check in everywhere))
     if not right:
         return ""
 
     labels = {m.label for m in book.measured if m.op == op and m.label}
-    kind = "size" if len(labels) == count else "workload"
-    where = f"on all {units.count(count, kind)}"
-    if kind == "size":
-        where = f"at all {count} sizes" if count > 1 else f"at {min(labels)}"
+    where = f"on all {units.count(count, 'workload')}"
+    if len(labels) == count:
+        where = f"at all {count} sizes"
 
-    return f"checked: {', '.join(right)} {'is' if len(right) == 1 else 'are'} right {where}"
+    if count == 1:
+        where = f"at {min(labels)}"
+
+    verb = "is" if len(right) == 1 else "are"
+    return f"checked: {', '.join(right)} {verb} right {where}"
 
 
 def lead(book: Book) -> Iterator[str]:
@@ -52,32 +56,35 @@ def lead(book: Book) -> Iterator[str]:
     """
     for op in book.ops:
         group = next(iter(book.of(op)), None)
-        if group and (first := _fastest(group)):
-            rivals, _ = book.rivals(op, [*group.points.values()])
-            for rival in dict.fromkeys(point.algo for point in rivals):
-                if text := _factor(group, first, rival):
-                    yield f"{first} is {text} times as fast as {rival}"
+        first = group and _fastest(group)
+        if not group or not first:
+            continue
+
+        rivals, _ = book.rivals(op, [*group.points.values()])
+        for rival in dict.fromkeys(point.algo for point in rivals):
+            if rival != first and (times := _factor(group, first, rival)):
+                yield f"{first} is {times} times as fast as {rival}"
 
 
 def _fastest(group: Group) -> str | None:
     """The algo that is the fastest at every size."""
-    first, *others = {group.fastest(label) for label in group.labels} or {None}
-    return None if others else first
+    names = {group.fastest(label) for label in group.labels}
+    return names.pop() if len(names) == 1 else None
 
 
 def _factor(group: Group, first: str, rival: str) -> str:
     """The least and the greatest factor between two algos; "" where one is not certain."""
-    pairs = [
-        (group.points.get((rival, label)), group.points[first, label])
-        for label in group.labels
-    ]
-    ratios = [ratio(*pair) for pair in pairs]
-    if first == rival or any(point is None or point.doubted for point, _ in pairs):
-        return ""
+    factors = []
+    for label in group.labels:
+        slow = group.points.get((rival, label))
+        factor = ratio(slow, group.points[first, label])
+        if not slow or slow.doubted or not factor:
+            return ""
 
-    known = sorted(value for value in ratios if value)
-    ends = dict.fromkeys(units.three(value) for value in (known[0], known[-1]))
-    return " to ".join(ends) if len(known) == len(ratios) else ""
+        factors.append(factor)
+
+    ends = min(factors), max(factors)
+    return " to ".join(dict.fromkeys(map(units.three, ends)))
 
 
 # --- doubts
@@ -88,9 +95,14 @@ def doubts(book: Book, command: str, verbose: bool = False) -> Iterator[Note]:
     sign of that, of the machine one line, or with `verbose` one for each cause.
     """
     shown = [m for m in book.measured if m.timing and m.workload]
-    every = [(m, text) for m in shown for text in m.record.doubts or []]
-    signs = [doubt for doubt in every if _is_sign(book, *doubt)]
-    causes = [(m, text) for m, text in every if not _is_of_algo(text)]
+    signs, causes = [], []
+    for m in shown:
+        for text in m.record.doubts or []:
+            if not _is_of_algo(text):
+                causes.append((m, text))
+            elif _is_sign(book, m, text):
+                signs.append((m, text))
+
     yield from _merged(signs)
     if verbose:
         yield from _merged(causes)
@@ -99,9 +111,17 @@ def doubts(book: Book, command: str, verbose: bool = False) -> Iterator[Note]:
     if busy:
         yield Note("BUSY:", f"{_others(busy)} {_advice(book, command)}")
     elif causes and not verbose:
-        first, *others = _merged(causes)
-        more = f" ({units.count(len(others), 'other cause')}: --verbose)"
-        yield Note("doubt", first.text + more * bool(others))
+        yield _summed_up(_merged(causes))
+
+
+def _summed_up(causes: list[Note]) -> Note:
+    """The commonest cause, and how many others there are."""
+    first, *others = causes
+    if not others:
+        return first
+
+    count = units.count(len(others), "other cause")
+    return Note("doubt", f"{first.text} ({count}: --verbose)")
 
 
 def _is_of_algo(text: str) -> bool:
