@@ -49,7 +49,7 @@ def test_list_has_a_line_for_each_other_op_and_the_best_time(gdn, tmp_path):
     assert "sdpa" in names_of(gdn("list", "--all").out.splitlines())
 
 
-def test_only_algos_that_lack_a_gpu_are_offered_one(monkeypatch, capsys):
+def test_only_algos_that_lack_a_gpu_are_offered_one(capsys):
     places = [Place(None, "no GPU here", GET_GPU), Place(None, "x", "pip install x")]
     algos = REGISTRY.of("gdn_decode")[:3]
     shown.show_list([*zip(algos, [*places, places[1]], strict=True)], [], {})

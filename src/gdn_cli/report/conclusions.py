@@ -158,7 +158,8 @@ def _merged(doubts: list[tuple[Measurement, str]]) -> list[Note]:
     for same in sorted(causes.values(), key=len, reverse=True):
         others = len({text for _, text in same}) - 1
         more = f" (and {others} more)" if others else ""
-        where = notes.where([m for m, _ in same])
+        by_size = sorted((m for m, _ in same), key=lambda m: m.order)
+        where = notes.where(by_size)
         lines.append(Note("doubt", f"{where}: {same[0][1]}{more}"))
 
     return lines

@@ -148,18 +148,18 @@ def failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
         failed,
         lambda m: (m.record.status, m.record.reason or "", repr(m.record.during)),
     )
-    for (status, reason, _), failures in same.items():
-        first = failures[0].record
+    for (status, reason, _), alike in same.items():
+        first = alike[0].record
         # a compiler's errors have a line each
         what, *lines = [line.strip() for line in reason.splitlines()] or [""]
         if not what.startswith(f"{status.words} with "):
             what = f"{status.words}, {what}" if what else status.words
 
-        text = f"{where(failures)}: {what}"
+        text = f"{where(alike)}: {what}"
         if status is Status.WRONG and first.check and first.check.official:
             text += "; the contest's own rule would pass it"
 
-        if unfinished := max(m.record.unfinished or 0 for m in failures):
+        if unfinished := max(m.record.unfinished or 0 for m in alike):
             text += f"; {units.count(unfinished, 'workload')} not reached"
 
         if first.during:
@@ -214,8 +214,7 @@ def tuned(book: Book) -> list[Note]:
 def where(measured: list[Measurement]) -> str:
     """cuda-v1 and cuda-v4 at B=1 and B=8 (cupti, GPU 1). A failure is of all tiers."""
     text = units.listed(dict.fromkeys(m.algo for m in measured))
-    sizes = sorted((m.order, m.label) for m in measured if m.label)
-    labels = list(dict.fromkeys(label for _, label in sizes))
+    labels = list(dict.fromkeys(m.label for m in measured if m.label))
     if labels:
         text += f" at {units.listed(labels, most=4)}"
 
