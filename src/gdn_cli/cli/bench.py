@@ -128,7 +128,7 @@ def floors(
     ] = None,
     op: o.OpName = None,
     heads: o.Heads = None,
-    own: o.OwnAlgos = None,
+    algos: o.OwnAlgos = None,
 ) -> None:
     """Time a plain copy of the same bytes, an empty launch, and a large copy.
 
@@ -136,8 +136,8 @@ def floors(
       gdn floors -w batch_size=64
       gdn floors gdn_prefill --heads 16/32
     """
-    algos = o.Algos(",".join(ops) if ops else None, op, heads, own)
-    code = carry_out("floor", algos, which, output, sampling=sampling, place=place)
+    named = o.Algos(",".join(ops) if ops else None, op, heads, algos)
+    code = carry_out("floor", named, which, output, sampling=sampling, place=place)
     raise typer.Exit(code)
 
 

@@ -19,6 +19,8 @@ from . import notes
 from .book import Book, Group, Measurement, ratio
 from .notes import Note
 
+Doubt = tuple[Measurement, str]
+
 _FEW = 2  # algos that did not run are named, up to so many
 _ORDER = "Order of the algos is likely right, factors are not."
 _NO_ORDER = "Factors are not right, nor is the order of algos with similar times."
@@ -56,8 +58,8 @@ def lead(book: Book) -> Iterator[str]:
     """
     for op in book.ops:
         group = next(iter(book.of(op)), None)
-        first = group and _fastest(group)
-        if not group or not first:
+        first = _fastest(group) if group else None
+        if group is None or first is None:
             continue
 
         rivals, _ = book.rivals(op, [*group.points.values()])
@@ -95,7 +97,8 @@ def doubts(book: Book, command: str, verbose: bool = False) -> Iterator[Note]:
     sign of that, of the machine one line, or with `verbose` one for each cause.
     """
     shown = [m for m in book.measured if m.timing and m.workload]
-    signs, causes = [], []
+    signs: list[Doubt] = []
+    causes: list[Doubt] = []
     for m in shown:
         for text in m.record.doubts or []:
             if not _is_of_algo(text):
@@ -149,7 +152,7 @@ def _is_busy(m: Measurement) -> bool:
     return bool(host and host_load.disturbances(host))
 
 
-def _merged(doubts: list[tuple[Measurement, str]]) -> list[Note]:
+def _merged(doubts: list[Doubt]) -> list[Note]:
     """A note for each cause, the commonest first: doubts that differ in numbers only have
     the text of the first.
     """
