@@ -45,7 +45,7 @@ def show_overview(
         title = _title(row.op, row)
         table = tables.setdefault(title, Table(title, columns))
         best = _duration(row.best_us, row.best_doubted)
-        last = _duration(row.last_us, row.doubted > 0)
+        last = _duration(row.last_us, row.last_doubted)
         cells = row.algo, str(row.runs), row.last[:10], _commit(row), row.at or ""
         table.add(*cells, best, last, _failed(row))
 

@@ -78,6 +78,7 @@ class Overview(Place):
     last: str
     at: str | None  # the size, as in tables
     last_us: float | None
+    last_doubted: bool
     best_us: float | None
     best_doubted: bool
 
@@ -96,16 +97,9 @@ def _overview(rows: list[Series]) -> Overview:
     newest = [s for s in rows if s.run == rows[-1].run]
     last = min(newest, key=lambda s: s.measured == 0)
     measured = [s for s in rows if s.place == last.place and s.measured]
-    at = (
-        _commonest(measured, last if last.measured else measured[-1])
-        if measured
-        else ""
-    )
-    times = [
-        (at in s.doubted_labels, s.medians_us[at])
-        for s in measured
-        if at in s.medians_us
-    ]
+    at = _commonest(measured)
+    of_size = [s for s in measured if at in s.medians_us]
+    times = [(at in s.doubted_labels, s.medians_us[at]) for s in of_size]
     best_doubted, best_us = min(times, default=(False, None))
     return Overview(
         *last.place,
@@ -120,16 +114,17 @@ def _overview(rows: list[Series]) -> Overview:
         last=last.time,
         at=at or None,
         last_us=last.medians_us.get(at),
+        last_doubted=at in last.doubted_labels,
         best_us=best_us,
         best_doubted=best_doubted,
     )
 
 
-def _commonest(measured: list[Series], newest: Series) -> str:
+def _commonest(measured: list[Series]) -> str:
     """Of the newest one's sizes the one that most have, of several the largest."""
     counts = Counter(label for s in measured for label in s.medians_us)
-    sizes = newest.sizes
-    return max(newest.medians_us, key=lambda label: (counts[label], sizes[label]))
+    sizes = measured[-1].sizes if measured else {}
+    return max(sizes, key=lambda label: (counts[label], sizes[label]), default="")
 
 
 class Group(Place):
