@@ -52,7 +52,7 @@ def rough(figure: str) -> str:
     def two(number: re.Match[str]) -> str:
         value = float(f"{float(number[0]):.2g}")
         if value < 1:
-            return f"{value:.2g}"
+            return f"{value:#.2g}"
         return f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
     return "~" + re.sub(r"[\d.]+", two, figure, count=1)

@@ -152,7 +152,10 @@ def test_wrong_usage_is_exit_2_and_one_clear_line(args, says, tmp_path, gdn):
             marks=pytest.mark.torch,
         ),
         ("run --algo cpp-v1 --device cuda", "it runs on cpu: drop --device cuda"),
-        ("run --device cuda", "not run 11 algos: 9 no GPU here, 2 does not run on cuda (`gdn list`)"),
+        (
+            "run --device cuda",
+            "not run 11 algos: 9 no GPU here, 2 does not run on cuda (`gdn list`)",
+        ),
     ],
 )
 def test_an_algo_that_cannot_run_here_is_exit_3_and_says_what_helps(args, says, gdn):

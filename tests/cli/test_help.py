@@ -126,9 +126,7 @@ def test_names_complete(line, completions, tmp_path):
     words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
     done = subprocess.run(
         [sys.executable, "-c", _PROBE],
-        env=environment(
-            _GDN_COMPLETE="complete_bash", GDN_HOME=str(tmp_path), **words
-        ),
+        env=environment(_GDN_COMPLETE="complete_bash", GDN_HOME=str(tmp_path), **words),
         capture_output=True,
         text=True,
     )

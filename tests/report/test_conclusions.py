@@ -100,7 +100,9 @@ def test_other_causes_are_one_line_with_their_number():
     ]
     one = "doubt cuda-v4 and cuda-v1 at B=8 (cupti): known to ±2 % (and 1 more)"
     assert lines(book_of(*doubted)) == [f"{one} (1 other cause: --verbose)"]
-    assert lines(book_of(*doubted[1:])) == ["doubt cuda-v1 at B=8 (cupti): known to ±3 %"]
+    assert lines(book_of(*doubted[1:])) == [
+        "doubt cuda-v1 at B=8 (cupti): known to ±3 %"
+    ]
     assert lines(book_of(*doubted), verbose=True) == [
         one,
         "doubt cuda-v4 at B=8 (cupti): hot: let it rest",
@@ -127,7 +129,10 @@ def test_who_is_how_much_faster_is_said_only_if_the_figures_support_it():
     def lead(*rows: dict) -> list[str]:
         return [*conclusions.lead(book_of(*rows))]
 
-    slow = [reports.record("pt-reference", 1, 30.0), reports.record("pt-reference", 8, 60.0)]
+    slow = [
+        reports.record("pt-reference", 1, 30.0),
+        reports.record("pt-reference", 8, 60.0),
+    ]
     fast = [reports.record("cuda-v4", size, 4.0) for size in (1, 8)]
     assert lead(*slow, *fast) == [
         "cuda-v4 is 7.50 to 15.0 times as fast as pt-reference"
