@@ -11,7 +11,7 @@ from pathlib import Path
 from .. import paths
 from ..catalog.pack import source_hash
 from ..errors import GdnError
-from ..files import write
+from ..files import read, write
 from .jobs import Job
 
 _LEAST_S = 3.0  # what takes less needs no estimate
@@ -21,22 +21,22 @@ def usual_s(job: Job) -> float | None:
     """Seconds: those of the same sources, else of the last new ones of the same algos;
     None if they never ran here, or quickly.
     """
-    with contextlib.suppress(GdnError, OSError):
+    with contextlib.suppress(GdnError, OSError, ValueError):
         return _seconds(_files(job))
     return None
 
 
 def of_new_sources_s(op: str, place: str, algo: str) -> float | None:
     """Seconds that the algo took when its sources were last new here; None as above."""
-    with contextlib.suppress(GdnError, OSError):
+    with contextlib.suppress(GdnError, OSError, ValueError):
         return _seconds([_file(op, place, algo)])
     return None
 
 
 def _seconds(files: list[Path]) -> float | None:
     """What the first of these says that is there."""
-    texts = (file.read_text() for file in files if file.exists())
-    seconds = float(next(texts, "0"))
+    known = [file for file in files if file.exists()]
+    seconds = float(read(known[0])) if known else 0.0
     return seconds if seconds >= _LEAST_S else None
 
 
