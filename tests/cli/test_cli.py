@@ -152,10 +152,7 @@ def test_wrong_usage_is_exit_2_and_one_clear_line(args, says, tmp_path, gdn):
             marks=pytest.mark.torch,
         ),
         ("run --algo cpp-v1 --device cuda", "it runs on cpu: drop --device cuda"),
-        (
-            "run --device cuda",
-            "not run 11 algos: 9 no GPU here, 2 does not run on cuda (`gdn list`)",
-        ),
+        ("run --device cuda", "does not run on cuda (1); `gdn list` says more"),
     ],
 )
 def test_an_algo_that_cannot_run_here_is_exit_3_and_says_what_helps(args, says, gdn):
@@ -521,7 +518,8 @@ def test_rows_of_the_table_derive_from_the_records(bench):
         assert (row.median_us, row.gigabytes_per_s) == (median, rate)
     text = words(" ".join(table_of(bench.document)))
     speedup = rows["pt-reference", "B=3"].median_us / rows["copycat", "B=3"].median_us
-    assert f" {units.times(speedup)}" in text
+    said = units.times(speedup)
+    assert f" {said}" in text or f" {units.rough(said)}" in text
     assert "elements beyond 1e-2" in text and "cuda-v4: no GPU here" in text
 
 

@@ -154,10 +154,10 @@ def test_what_did_not_run_is_a_count():
         book = book_of(reports.record("cuda-v4", 8, 4.0), missing=lacking)
         return [note.text for note in conclusions.not_run(book)]
 
-    gpu = "no GPU here"
+    gpu, more = "no GPU here", "; `gdn list` says more"
     assert missing() == []
     assert missing(gpu, gpu) == [f"a0, a1: {gpu} (`h`)"]
-    assert missing(gpu, f"{gpu}, and more", gpu) == [f"3 algos: {gpu} (`gdn list`)"]
+    assert missing(gpu, f"{gpu}, and more", gpu) == [f"3 algos: {gpu}{more}"]
     assert missing(gpu, gpu, "x missing") == [
-        f"3 algos: 2 {gpu}, 1 x missing (`gdn list`)"
+        f"3 algos: {gpu} (2), x missing (1){more}"
     ]

@@ -220,6 +220,6 @@ def not_run(book: Book) -> Iterator[Note]:
     reasons = Counter((m.reason or "").partition(",")[0] for m in missing)
     why = ", ".join(reasons)
     if len(reasons) > 1:
-        why = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        why = ", ".join(f"{reason} ({count})" for reason, count in reasons.items())
 
-    yield Note("not run", f"{len(missing)} algos: {why} (`gdn list`)")
+    yield Note("not run", f"{len(missing)} algos: {why}; `gdn list` says more")
