@@ -333,7 +333,7 @@ def test_new_copies_a_rung_and_puts_it_on_the_ladder(tmp_path, gdn):
     done = gdn("new", "cpp-v2", "--from", "cpp-v1", "--into", tmp_path)
     folder = tmp_path / "gdn_decode" / "cpp-v2"
     assert done.code == 0 and done.out.startswith(f"{folder}\n")
-    assert "gdn bench --algo cpp-v2,cpp-v1" in done.out
+    assert "gdn bench cpp-v2 cpp-v1" in done.out
     # shared files are copied too, so that they can be changed
     sources = {p.name: p.read_bytes() for p in pack.sources(REGISTRY.find("cpp-v1"))}
     copies = {p.name: p.read_bytes() for p in folder.iterdir()}

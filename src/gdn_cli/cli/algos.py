@@ -130,8 +130,6 @@ def new(
         facts = {"op": found.op, "algo": name, "from": source}
         return screen.show_json(facts | {"folder": str(folder), "files": files})
     where = f" --algos {shlex.quote(str(into))}" if into else ""
-    commands = (
-        f"`gdn run --algo {name}{where}` and `gdn bench --algo {name},{source}{where}`"
-    )
+    commands = f"`gdn run {name}{where}` and `gdn bench {name} {source}{where}`"
     screen.put(str(folder))
     screen.put(f"  next: edit it, then {commands}")

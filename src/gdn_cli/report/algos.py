@@ -163,7 +163,7 @@ def show_algo(known: Known, as_json: bool) -> None:
 
     if not known.history:
         op = "" if algo.op == DEFAULT_OP else f" --op {algo.op}"
-        remark(out, f"no times yet: `gdn bench --algo {algo.name}{op}` takes some")
+        remark(out, f"no times yet: `gdn bench {algo.name}{op}` takes some")
 
 
 _MORE = "entry_point", "capability", "packages", "provenance", "batch_invariant"
