@@ -140,9 +140,12 @@ class Done:
         return json.loads(self.out, parse_constant=_no_constant)
 
 
-# at the end of each algo, and each 30 s; with --json of each workload
+# at the end of each algo, and each 30 s; with --json of each workload; and what the machine
+# does meanwhile
 _PROGRESS = re.compile(
-    r'gdn: .*: (done, )?[0-9]+ of [0-9]+ after [0-9]+ s\n|\{"phase":.*\}\n'
+    r"gdn: .*: (done, )?[0-9]+ of [0-9]+ after [0-9]+ s\n"
+    r"|gdn: BUSY: others use [0-9.]+ of [0-9]+ CPUs\n"
+    r'|\{"phase":.*\}\n'
 )
 
 

@@ -89,7 +89,7 @@ def show_list(evil: str) -> None:
     fields = {key: evil for key in ("name", "language", "summary")}
     algo = SimpleNamespace(op="gdn_decode", modes=[evil], setup=None, **fields)
     broken = [Broken(evil, evil, UsageError(f"{evil}: {evil}"))]
-    algos.show_list([(algo, Place(None, evil, evil))], broken, False)
+    algos.show_list([(algo, Place(None, evil, evil))], broken, {})
 
 
 SCREENS = {

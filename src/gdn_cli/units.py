@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,6 +36,26 @@ def duration(us: float) -> str:
         value, unit = us / 1e3, "ms"
     places = sum(value < limit for limit in (9.995, 99.95))
     return f"{value:.{places}f} {unit}"
+
+
+def minutes(seconds: float) -> str:
+    """A while: 40 s, 12 min, 1 h 58 min."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    hours, rest = divmod(round(seconds / 60), 60)
+    return f"{hours} h {rest} min" if hours else f"{rest} min"
+
+
+def rough(figure: str) -> str:
+    """A figure in doubt, such as one of `duration` or `times`, with two digits: ~14 us, ~110x."""
+
+    def two(number: re.Match[str]) -> str:
+        value = float(f"{float(number[0]):.2g}")
+        if value < 1:
+            return f"{value:#.2g}"
+        return f"{value:.1f}" if value < 10 else f"{value:.0f}"
+
+    return "~" + re.sub(r"[\d.]+", two, figure, count=1)
 
 
 def gap(us: float) -> str:

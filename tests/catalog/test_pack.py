@@ -388,7 +388,7 @@ def test_cuda_is_compiled_for_both_architectures_without_a_gpu(tmp_path, gdn):
         steps["signature"]["detail"]
         == "11 arguments, destination passing, as the definition has them"
     )
-    assert steps["run"]["detail"].startswith("no GPU here; `gdn modal run`")
+    assert steps["run"]["detail"].startswith("no GPU here; `gdn list`")
 
 
 def test_an_undeclared_import_fails_before_anything_is_built(tmp_path, write_algo, gdn):

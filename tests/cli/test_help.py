@@ -77,9 +77,15 @@ def test_options_stand_in_groups_and_every_one_is_there():
         "On another machine", "What comes out", "Options", "Examples",
     ]  # fmt: skip
     assert "Examples:\n  gdn bench cpp-v1" in out
-    assert "[default: (the preset's); x>=0.01]" in out
+    assert "[default: the preset's; x>=0.01]" in out
     for parameter in TOP.commands["bench"].params:
         assert parameter.param_type_name == "argument" or parameter.opts[0] in out
+
+
+@pytest.mark.parametrize(("path", "command"), list(commands()))
+def test_no_bracket_of_click_or_typer_is_seen(path, command):
+    out = gdn(*path.split(), "--help").out
+    assert not re.search(r"\[\]|\{|\[default: \(| / --no-", out)
 
 
 def test_version():
@@ -103,13 +109,24 @@ finally:
         ("gdn run --algo cpp-v1,triton", ["cpp-v1,triton-v1", "cpp-v1,triton-v2"]),
         ("gdn show gdn_prefill/fla-r", ["gdn_prefill/fla-ready"]),
         ("gdn sh", ["show"]),
+        ("gdn bench --op gdn_prefill_packed_b", ["gdn_prefill_packed_bf16"]),
+        ("gdn run --preset co", ["contest"]),
+        ("gdn bench --tier cupti,w", ["cupti,wall"]),
+        ("gdn profile --tool san", ["sanitizer"]),
+        ("gdn bench --l2 w", ["warm"]),
+        ("gdn run --device a", ["auto"]),
+        ("gdn bench --engine s", ["slurm"]),
+        ("gdn history --forget 2026", ["20261127-bench"]),
     ],
 )
-def test_names_complete(line, completions):
+def test_names_complete(line, completions, tmp_path):
+    run = tmp_path / "runs" / "20261127-bench.json"
+    run.parent.mkdir()
+    run.touch()
     words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
     done = subprocess.run(
         [sys.executable, "-c", _PROBE],
-        env=environment(_GDN_COMPLETE="complete_bash", **words),
+        env=environment(_GDN_COMPLETE="complete_bash", GDN_HOME=str(tmp_path), **words),
         capture_output=True,
         text=True,
     )

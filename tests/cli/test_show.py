@@ -1,23 +1,60 @@
 """`gdn list` and `gdn show`: all algos, and everything about one."""
 
 import pytest
+import reports
 from helpers import REGISTRY
 from typer.main import get_command
 
+from gdn_cli.catalog import registry
 from gdn_cli.cli import app
 from gdn_cli.errors import UsageError
+from gdn_cli.machine.inventory import GET_GPU, MODAL, Place
 from gdn_cli.paths import ALGOS_DIR, CONFIGS_DIR, PACKAGE
+from gdn_cli.report import algos as shown
+
+WHERE = (
+    f"looked in {ALGOS_DIR}; GDN_ALGOS or --algos adds a folder of yours; `gdn list`"
+    " shows all"
+)
 
 
 @pytest.mark.torch
-def test_list_shows_the_summaries_in_one_line_each(gdn):
-    lines = gdn("list").out.splitlines()
+def test_list_shows_the_summaries_in_one_line_each(gdn, tmp_path):
+    home = {"GDN_HOME": str(tmp_path)}
+    lines = gdn("list", env=home).out.splitlines()
     assert max(map(len, lines)) <= 80
     # decode's is the first
     line = next(line for line in lines if line.startswith("cpp-v1 "))
-    assert line.split()[:6] == ["cpp-v1", "cpp", "cpu", "C++", "for", "the"]
-    wide = gdn("list", env={"COLUMNS": "200"}).out.splitlines()
+    assert line.split()[:5] == ["cpp-v1", "cpu", "C++", "for", "the"]
+    wide = gdn("list", env=home | {"COLUMNS": "200"}).out.splitlines()
     assert any(line.endswith(REGISTRY.find("cuda-v5").summary) for line in wide)
+
+
+def names_of(lines: list[str]) -> list[str]:
+    return [line.split()[0] for line in lines if line]
+
+
+def test_list_has_a_line_for_each_other_op_and_the_best_time(gdn, tmp_path):
+    record = reports.record("cpp-v1", 8, 2.0, "wall", mode="cpu", doubts=["noisy"])
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    reports.write(runs, reports.document([record]))
+    lines = gdn("list", env={"GDN_HOME": str(tmp_path)}).out.splitlines()
+    (mine,) = [line for line in lines if line.startswith("cpp-v1 ")]
+    assert "~2.0 us  B=8" in mine
+    names = names_of(lines)
+    assert [name for name in names if name in REGISTRY.ops] == list(REGISTRY.ops)
+    of_decode = [algo.name for algo in REGISTRY.of("gdn_decode")]
+    assert names[2 : 2 + len(of_decode)] == of_decode and "sdpa" not in names
+    assert "sdpa" in names_of(gdn("list", "--all").out.splitlines())
+
+
+def test_only_algos_that_lack_a_gpu_are_offered_one(capsys):
+    places = [Place(None, "no GPU here", GET_GPU), Place(None, "x", "pip install x")]
+    algos = REGISTRY.of("gdn_decode")[:3]
+    shown.show_list([*zip(algos, [*places, places[1]], strict=True)], [], {})
+    footer = " ".join(capsys.readouterr().out.split("\n\n")[1].split())
+    assert footer.startswith(f"to run 1 of them: {MODAL} to run 2 of them: pip install")
 
 
 def test_show_says_what_is_known(gdn):
@@ -47,7 +84,11 @@ def test_show_on_a_screen(gdn, tmp_path):
     assert done.code == 0 and "license   Apache-2.0" in done.out
     assert "log " in done.out
     assert "here      yes, on cpu" in done.out and "kernel.cpp " in done.out
-    assert "gdn modal run" in gdn("show", "cuda-v1").out
+    assert "hint      `gdn list` says how" in gdn("show", "cuda-v1").out
+    # the variable, and the folder in place of the name
+    mine = REGISTRY.find("cpp-v1").folder
+    assert gdn("show", env={"ALGO": "cpp-v1"}).out.startswith("gdn_decode/cpp-v1: ")
+    assert gdn("show", ".", cwd=mine).out.startswith("gdn_decode/cpp-v1: ")
     done = gdn("show", "cpp-v")
     assert done.code == 2 and "did you mean cpp-v1" in done.err
 
@@ -84,7 +125,8 @@ def test_a_file_that_is_no_algo(tmp_path, gdn):
     assert gdn("pack", "--algo", "cpp-v1", "-o", packed).code == 0
     for args, says in (
         (["run", "results/h200/decode-sweep.json"], "required field `name`"),
-        (["run", "algos/gdn_decode/cpp-v1"], "unknown op 'algos/gdn_decode'"),
+        (["run", "algos"], "algos: no algo.toml, so it is no algo"),
+        (["run", "README.md"], "README.md: no algo.toml beside it, so it is no algo"),
         (["report", packed], "holds no records of gdn"),
     ):
         done = gdn(*args, cwd=root)
@@ -93,7 +135,7 @@ def test_a_file_that_is_no_algo(tmp_path, gdn):
 
 def test_errors_with_json_are_one_document(gdn):
     done = gdn("bench", "--algo", "cpp-v", "--json")
-    hint = "did you mean cpp-v1? `gdn list` shows all"
+    hint = f"did you mean cpp-v1? {WHERE}"
     assert (done.code, done.json) == (
         2,
         {
@@ -113,7 +155,22 @@ def test_errors_with_json_are_one_document(gdn):
 
 def test_suggestions_are_of_things_that_exist(gdn):
     done = gdn("bench", env={"ALGO": "nope"})
-    assert done.err == "gdn: unknown algo 'nope'\n  `gdn list` shows all\n"
+    assert done.err == f"gdn: unknown algo 'nope'\n  {WHERE}\n"
+
+
+def test_a_folder_or_a_file_of_it_is_an_algo(tmp_path, write_algo, monkeypatch):
+    folder = write_algo(tmp_path / "mine", "my-v1", "def run(): ...")
+    known = registry.load()
+    monkeypatch.chdir(tmp_path)
+    named = "mine/gdn_decode/my-v1", "mine/gdn_decode/my-v1/main.py", folder
+    for name in map(str, named):
+        assert known.find(name).folder == folder
+    assert known.find(named[0], "gdn_decode_qk2_v6").op == "gdn_decode_qk2_v6"
+    with pytest.raises(UsageError, match="is of gdn_decode, not of gdn_prefill"):
+        known.find(named[0], "gdn_prefill")
+    # a name goes before a folder of that name
+    (tmp_path / "cpp-v1").mkdir()
+    assert known.find("cpp-v1").own_folder.parent == ALGOS_DIR / "gdn_decode"
 
 
 @pytest.mark.torch

@@ -298,7 +298,8 @@ def run(monkeypatch, tmp_path, execute, *work: jobs.Job, order=None, say=print):
     monkeypatch.setattr(execution, "execute", execute)
     # no worker is started early
     monkeypatch.setattr(execution.compile_ahead, "cpus", lambda: 1)
-    monkeypatch.setattr(complete, "source_hash", lambda solution: "0" * 12)
+    for module in (complete, execution.first_results):
+        monkeypatch.setattr(module, "source_hash", lambda solution: "0" * 12)
     writer, shown = store.Writer(building.document(), tmp_path / "records.json"), []
     plan = planning.Plan(list(work), order=order or {})
     try:

@@ -179,6 +179,21 @@ def test_what_other_processes_used(monkeypatch, tmp_path):
     assert host_load._busy() == (0.0, 0)
 
 
+@pytest.mark.parametrize(
+    ("busy_s", "line"),
+    [(1.6, "BUSY: others use 1.6 of 2 CPUs"), (0.2, None), (0.0, None)],
+)
+def test_what_others_use_now(busy_s, line, monkeypatch):
+    """A tenth of the CPUs is no load, and what is not known is none."""
+    looks = iter([(0.0, 2), (busy_s, 2)])
+    times = iter([0.0, 1.0])
+    monkeypatch.setattr(host_load, "_busy", lambda: next(looks))
+    monkeypatch.setattr(host_load.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(host_load.time, "process_time", lambda: 0.0)
+    monkeypatch.setattr(host_load.time, "sleep", lambda s: None)
+    assert host_load.others_now() == line
+
+
 def test_a_neighbour_that_makes_nobody_wait_is_said(monkeypatch, clock):
     """It has the other thread of the core, and had it all along: no round waits, and
     nothing was ever quicker.

@@ -106,7 +106,8 @@ def test_no_algo_is_blamed(command, tmp_path):
         line, capture_output=True, text=True, env=helpers.environment(), cwd=tmp_path
     )
     assert done.returncode == errors.MISSING and done.stdout == ""
-    first, hint = done.stderr.splitlines()
+    # a line before these may say that the machine is busy
+    first, hint = done.stderr.splitlines()[-2:]
     assert (
         first.startswith("gdn: 64 more open files are needed, this machine gives ")
         and "ulimit -a" in hint

@@ -1,9 +1,8 @@
 """The history: what it has of a document, queries, damaged files, and `gdn history`."""
 
 import json
-import math
 import os
-from statistics import geometric_mean
+import statistics
 
 import helpers
 import pytest
@@ -146,8 +145,6 @@ def test_a_series_has_the_origin_and_a_summary_of_its_records(kept):
         "measured": 2,
         "failed": 1,
         "doubted": 1,
-        "workloads": ["1-0 [('batch_size', 1)]", "8-18 [('batch_size', 8)]"],
-        "mean_us": pytest.approx(4.0),
         "medians_us": {"B=8": 2.0, "B=1": 8.0},
         "doubted_labels": ["B=8"],
         "sizes": {"B=8": [8.0], "B=1": [1.0]},
@@ -170,11 +167,14 @@ def test_documents_of_schema_1_are_read(name, kept):
     series = everything()
     assert {s.commit for s in series} == {old["commit"]}
     assert sum(s.measured for s in series) == len(old["records"])
-    medians = {}
+    ones = {}
     for r in old["records"]:
-        medians.setdefault(r["algo"], []).append(r["timing"]["median_us"])
-    means = {algo: pytest.approx(geometric_mean(us)) for algo, us in medians.items()}
-    assert {s.algo: s.mean_us for s in series} == means
+        if r["workload"] and r["workload"]["axes"] == {"batch_size": 1}:
+            ones.setdefault(r["algo"], []).append(r["timing"]["median_us"])
+    medians = {algo: statistics.median(us) for algo, us in ones.items()}
+    assert {
+        s.algo: s.medians_us["B=1"] for s in series if s.sizes.get("B=1")
+    } == medians
 
 
 def test_what_a_resumed_run_took_over_counts_once(kept):
@@ -188,7 +188,7 @@ def test_a_file_of_out_is_copied_once(folder, tmp_path):
     history.keep(document, folder / "own.json")
     assert list(folder.iterdir()) == []
     history.keep(document, tmp_path / "out.json")
-    assert [s.mean_us for s in everything()] == [pytest.approx(2.0)]
+    assert [s.medians_us for s in everything()] == [{"B=1": 2.0}]
     history.keep(document_of(bench(record("a", 2.0), command="run")), tmp_path / "x")
     assert [path.name[:21] for path in folder.iterdir()] == ["20261101-141211-bench"]
 
@@ -261,7 +261,7 @@ def test_other_changes_between_two_rows_are_noted(kept):
     assert new.changes == ["driver 580.159.04 -> 590.1", "torch 2.11.0+cu130 -> 2.12"]
 
 
-def test_the_overview_compares_only_the_same_workloads(kept):
+def test_the_overview_compares_only_times_of_one_size(kept):
     def both(share, day, *more, **fields):
         one, other = record("a", 2 * share, 1, **fields), record("a", 20 * share, 64)
         return bench(one, other | fields, *more, day=day)
@@ -269,15 +269,15 @@ def test_the_overview_compares_only_the_same_workloads(kept):
     floors = record("copy", 1.0), record("empty", 1.0, workload=None)
     kept(
         both(0.9, 1),
-        # fewer workloads: a smaller mean, no better
-        bench(record("a", 0.2), day=2),
+        # another size, and quick
+        bench(record("a", 0.2, 2), day=2),
         bench(record("a", 1.0, tier="events"), day=3),
         both(0.3, 4, doubts=["noisy"]),
         both(1.0, 5, *floors),
     )
     (row,) = overview()
-    assert row.last_us == pytest.approx(math.sqrt(40))
-    assert row.best_us == pytest.approx(0.9 * math.sqrt(40)) and not row.best_doubted
+    assert (row.at, row.last_us, row.best_us) == ("B=64", 20.0, 18.0)
+    assert not row.best_doubted
     assert (row.runs, row.first[:10], row.last[:10]) == (5, "2026-11-01", "2026-11-05")
     assert (row.algo, row.tier, row.commit) == ("a", "cupti", "05c78cc43113")
     assert [g.labels for g in timeline("copy", "empty")] == [["B=1"], ["all"]]

@@ -96,6 +96,11 @@ def test_numbers_have_the_digits_that_count():
     )
     sizes = [units.size(n) for n in (0, 999, 1024, 999_960, 3.2e9)]
     assert sizes == ["0 B", "999 B", "1.02 KB", "1.00 MB", "3.20 GB"]
+    figures = "4.00 us", "996 us", "1.45 ms", "0.367", "113x", "9.97x", "0.06 us"
+    assert " ".join(map(units.rough, figures)) == (
+        "~4.0 us ~1000 us ~1.4 ms ~0.37 ~110x ~10x ~0.060 us"
+    )
+    assert [*map(units.minutes, (40, 720, 7080))] == ["40 s", "12 min", "1 h 58 min"]
     assert units.gap(-0.5) == "-0.50 us" and units.gap(35) == "+35.0 us"
     assert units.listed("abc") == "a, b and c"
     assert units.listed("abcd", most=2) == "a, b and 2 more"

@@ -56,7 +56,10 @@ def events(monkeypatch):
 
 def lane(*wanted: Job) -> None:
     tally = SimpleNamespace(
-        show=lambda line: None, end=lambda *_: None, add=lambda *_: None
+        show=lambda line: None,
+        begin=lambda job: None,
+        end=lambda *_: None,
+        add=lambda *_: None,
     )
     execute._lane(None, list(wanted), tally, print, lambda: False)
 

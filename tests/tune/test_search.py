@@ -751,7 +751,7 @@ def test_a_dry_run_needs_no_gpu_and_touches_nothing(tmp_path, write_algo, gdn):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ("", "tune takes one algo, not ''\n  gdn tune --algo NAME"),
+        ("", "tune takes one algo, not ''\n  gdn tune NAME"),
         ("--algo cpp-v1,cuda-v4", "tune takes one algo, not 'cpp-v1,cuda-v4'"),
         ("--algo pt-reference", "pt-reference/algo.toml declares nothing to tune"),
     ],

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from .. import files, paths
 from ..errors import UsageError, unknown
 from ..parsing import Text, WrongError, decode, read_toml, wrong
+from ..units import listed
 from .formats import Language, Solution
 from .ops import Heads, Op, Ops
 from .tune_section import Tune
@@ -24,6 +25,10 @@ from .tune_section import Tune
 # Where an algo can run. `interpreter` is Triton's, on a CPU: for checks, never timed.
 Mode = Literal["cuda", "cpu", "interpreter"]
 DEFAULT_OP = "gdn_decode"
+_NO_ALGO = (
+    "`gdn new NAME --from cpp-v1 --into DIR` makes a folder for a kernel; --algos DIR names"
+    " one that holds <op>/<algo>/algo.toml"
+)
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
@@ -196,6 +201,7 @@ class Registry:
     broken: tuple[Broken, ...]
     # the numbers of heads at which ops and algos are found; None: those of configs/
     heads: Heads | None = None
+    roots: tuple[Path, ...] = ()  # the folders that were read
 
     def op(self, name: str) -> Op:
         """The op of this name, at `self.heads`. Raises UsageError for an unknown name."""
@@ -219,8 +225,12 @@ class Registry:
 
     def find(self, name: str, op: str | None = None) -> Algo:
         """By full name, or by short name: the one in `op`; without `op` decode's, else
-        the only op that has it.
+        the only op that has it. Or by path: the folder of its algo.toml, or a file there.
         """
+        short_names = {algo.name for algo in self.algos}
+        if name not in short_names and os.path.exists(name):
+            return self._at_path(Path(name), op)
+
         given, _, short = name.rpartition("/")
         every: list[Algo | Broken] = [*self.algos, *self.broken]
         known = {(algo.op, algo.name): algo for algo in every}
@@ -228,7 +238,7 @@ class Registry:
         target = self.op(wanted) if wanted else None
         family = self.op(op).family if op else None
         full = f"{target.family}/{short}" if given and target else short
-        algo = known[named(full, family, known, hint="`gdn list` shows all")]
+        algo = known[named(full, family, known, self._where)]
         if isinstance(algo, Broken):
             raise algo.error
         target = target or self.op(algo.op)
@@ -238,6 +248,29 @@ class Registry:
                 hint=f"other algos of it do: gdn list --op {target.name}",
             )
         return _at_heads(algo, target)
+
+    def _at_path(self, path: Path, op: str | None) -> Algo:
+        """The algo of a folder, or of a file in it."""
+        folder = Path(os.path.abspath(path if path.is_dir() else path.parent))
+        if not os.path.isfile(folder / "algo.toml"):
+            what = "" if path.is_dir() else " beside it"
+            raise UsageError(
+                f"{path}: no algo.toml{what}, so it is no algo", hint=_NO_ALGO
+            )
+        algo = _read_for(folder / "algo.toml", self.ops)
+        target = self.op(op or algo.op)
+        if target.family != algo.op:
+            raise UsageError(f"{path} is of {algo.op}, not of {op}", hint="drop --op")
+        return _at_heads(algo, target)
+
+    @property
+    def _where(self) -> str:
+        """What to do about a name that is not there."""
+        folders = listed(map(str, self.roots))
+        return (
+            f"looked in {folders}; GDN_ALGOS or --algos adds a folder of yours;"
+            " `gdn list` shows all"
+        )
 
     def reference(self, op: Op) -> Algo:
         """The algo that defines an op's results. For an op of gdn's it is the shipped
@@ -349,7 +382,8 @@ def load(own: str | None = None, heads: str | None = None) -> Registry:
     )
     algos: dict[tuple[str, str], Algo] = {}
     broken: dict[tuple[str, str], Broken] = {}
-    for root in [*own_folders(own), paths.ALGOS_DIR]:
+    roots = *own_folders(own), paths.ALGOS_DIR
+    for root in roots:
         for path in sorted(root.glob("*/*/algo.toml")):
             op, name = key = path.parts[-3], path.parts[-2]
             if key in algos or key in broken:
@@ -367,6 +401,7 @@ def load(own: str | None = None, heads: str | None = None) -> Registry:
         algos=tuple(ordered),
         broken=tuple(broken.values()),
         heads=Heads.of(heads) if heads else None,
+        roots=roots,
     )
 
 

@@ -8,20 +8,31 @@ from typing import Annotated
 
 import typer
 
+from . import complete
 from . import options as o
 from .help import algos_option
 
 
 def list_(
-    op: o.OpName = None, algos: o.OwnAlgos = None, json: o.AsJson = False
+    op: o.OpName = None,
+    whole: Annotated[
+        bool,
+        algos_option("--all", help="Those of every op; --json has them without it."),
+    ] = False,
+    algos: o.OwnAlgos = None,
+    json: o.AsJson = False,
 ) -> None:
-    """Show the algos, and which of them can run here.
+    """Show decode's algos, which of them can run here, and your best time of each; of
+    the other ops a line each.
 
     Examples:
       gdn list --op gdn_prefill
+      gdn list --all
     """
     from ..catalog import registry
+    from ..records import history
     from ..report import algos as shown
+    from ..report import screen
 
     known = registry.load(algos)
     machine = o.machine()
@@ -30,15 +41,23 @@ def list_(
         listed = known.of(known.op(op).name)
         broken = [b for b in broken if b.op == known.op(op).family]
     placed = [(algo, machine.place(algo)) for algo in listed]
-    shown.show_list(placed, broken, json)
+    if json:
+        return shown.list_as_json(placed, broken)
+    series, skipped = history.read()
+    best = {(row.op, row.algo): row for row in history.overview(series)}
+    brief = None if op or whole else known
+    shown.show_list(placed, broken, best, brief)
+    for notice in skipped:
+        screen.say(notice)
 
 
 def show(
     algo: Annotated[
         str,
         typer.Argument(
-            autocompletion=o.algos_like,
-            help="Its name, such as cpp-v1 or gdn_prefill/fi-baseline.",
+            envvar="ALGO",
+            autocompletion=complete.algos,
+            help="Its name, such as cpp-v1 or gdn_prefill/fi-baseline, or its folder.",
         ),
     ],
     op: o.OpName = None,
@@ -58,7 +77,7 @@ def show(
     from ..report import screen
 
     known = registry.load(algos)
-    target = known.find(algo, op)
+    target = known.find(o.Algos().one("show", algo), op)
     every, skipped = history.read()
     series = [s for s in every if (s.op, s.algo) == (target.op, target.name)]
     for notice in skipped:
@@ -85,7 +104,9 @@ def new(
     source: Annotated[
         str,
         algos_option(
-            "--from", autocompletion=o.algos_like, help="The algo to start from."
+            "--from",
+            autocompletion=complete.algos,
+            help="The algo to start from (ALGO is not read).",
         ),
     ],
     op: o.OpName = None,
@@ -115,8 +136,6 @@ def new(
         files = sorted(path.name for path in folder.iterdir())
         return screen.show_json(Copied(found.op, name, source, str(folder), files))
     where = f" --algos {shlex.quote(str(into))}" if into else ""
-    commands = (
-        f"`gdn run --algo {name}{where}` and `gdn bench --algo {name},{source}{where}`"
-    )
+    commands = f"`gdn run {name}{where}` and `gdn bench {name} {source}{where}`"
     screen.put(str(folder))
     screen.put(f"  next: edit it, then {commands}")

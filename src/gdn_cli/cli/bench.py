@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import errors
+from . import complete
 from . import options as o
 from .engine import EngineOptions
 
@@ -126,18 +127,29 @@ def floors(
     place: o.Place,
     remote: EngineOptions,
     output: o.Output,
+    ops: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[OP]...",
+            autocompletion=complete.ops,
+            help="Ops, or algos of them; decode without any (ALGO is not read).",
+        ),
+    ] = None,
     op: o.OpName = None,
+    heads: o.Heads = None,
+    algos: o.OwnAlgos = None,
 ) -> None:
     """Time a plain copy of the same bytes, an empty launch, and a large copy.
 
     Examples:
       gdn floors -w batch_size=64
+      gdn floors gdn_prefill --heads 16/32
     """
-    algos = o.Algos(op=op)
+    named = o.Algos(",".join(ops) if ops else None, op, heads, algos)
     engine = remote.found()
     code = carry_out(
         "floor",
-        algos,
+        named,
         which,
         output,
         sampling=sampling,
@@ -261,8 +273,10 @@ def perform(
         telling = screen.progress(document.command, output.json)
         with quiet if engine else telling as progress:
             execute.run(plan, writer, progress, screen.say, engine)
-    except KeyboardInterrupt:
-        pass  # the document says so
+    except KeyboardInterrupt:  # the document says so
+        if left := execute.not_reached(plan, document):
+            text = f"not reached: {', '.join(left)}"
+            document.warnings = [*(document.warnings or []), text]
     except errors.GdnError as e:
         failure = e
     except OSError as e:
@@ -285,6 +299,7 @@ def perform(
         writer.path,
         writer.unsaved,
         output.summary,
+        output.verbose,
     )
     if failure:
         raise failure

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from .. import errors
+from . import complete
 from . import options as o
 from .bench import perform
 from .engine import EngineOptions
@@ -26,7 +27,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="A B...",
-            autocompletion=o.algos_like,
+            envvar="ALGO",
+            autocompletion=complete.compared,
             help="Algos, packed solutions, or record files.",
         ),
     ],
@@ -76,7 +78,8 @@ def compare(
     tiers, bounds = sampling.checked()
     preset_name, preset = planning.preset_of(chosen)
     known = registry.load(algos, heads)
-    saved, live = _split(names)
+    # of ALGO, which has commas
+    saved, live = _split(names if len(names) > 1 else [*o.listed(names[0])])
     if len(saved) == 2:
         _two(saved, live, known, op, threshold, gate, output)
     baseline = saved[0] if saved else None
@@ -260,6 +263,9 @@ def _two(
     if writer:
         writer.keep()
     unsaved = writer.unsaved if writer else None
-    terminal.show(document, known, output.json, output.out, unsaved, output.summary)
+    out = output.out
+    terminal.show(
+        document, known, output.json, out, unsaved, output.summary, output.verbose
+    )
     code = _code(errors.OK, document, gate)
     raise typer.Exit(writer.exit_code(code) if writer else code)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ..errors import UsageError
+from . import complete
 from .help import engine_option
 from .options import ASKED, excluded
 
@@ -23,7 +24,8 @@ class EngineOptions:
     engine: Annotated[
         str | None,
         engine_option(
-            help="Run it elsewhere: slurm, or another of configs/engines.toml."
+            autocompletion=complete.engines,
+            help="Run it elsewhere: slurm, or another of configs/engines.toml.",
         ),
     ] = None
     resume: Annotated[

@@ -36,9 +36,16 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
             heading = "Arguments"
         if record := parameter.get_help_record(ctx):
             names = re.sub(r"<(\w+).*?>", lambda kind: kind[1].upper(), record[0])
-            sections.setdefault(heading, []).append((names, record[1]))
+            # click puts a default that is a text into brackets of its own
+            text = re.sub(r"\[default: \((.*?)\)(?=[\];])", r"[default: \1", record[1])
+            sections.setdefault(heading, []).append((_upper(names), text))
     sections["Options"] = sections.pop("Options")  # last
     _write(sections, formatter)
+
+
+def _upper(argument: str) -> str:
+    """The name of an argument that has no other for the help; options stay."""
+    return argument.upper() if argument.isidentifier() else argument
 
 
 def _write(sections: dict[str, list[tuple[str, str]]], formatter: Any) -> None:
@@ -55,6 +62,11 @@ class Command(TyperCommand):
         text, _, examples = (help or "").partition("\n\nExamples:\n")
         super().__init__(name, help=text, **more)
         self.examples = [line.strip() for line in examples.splitlines()]
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Without typer's braces around an argument that must be given."""
+        pieces = super().collect_usage_pieces(ctx)
+        return [_upper(piece.removeprefix("{").removesuffix("}")) for piece in pieces]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_options(self, ctx, formatter)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import errors
+from . import complete
 from . import options as o
 from .help import algos_option, running_option, timing_option, workloads_option
 
@@ -15,11 +16,17 @@ def history(
     algo: Annotated[
         str | None,
         algos_option(
-            metavar="NAME[,NAME...]", help="Show the times of these algos over commits."
+            envvar="ALGO",
+            metavar="NAME[,NAME...]",
+            autocompletion=complete.algos,
+            help="Show the times of these algos over commits.",
         ),
     ] = None,
     op: o.OpName = None,
-    tier: Annotated[str | None, timing_option(help="Only this tier.")] = None,
+    tier: Annotated[
+        str | None,
+        timing_option(autocompletion=complete.tiers, help="Only this tier."),
+    ] = None,
     device: Annotated[
         str | None, running_option(help="Only devices with TEXT in their name.")
     ] = None,
@@ -30,7 +37,12 @@ def history(
         ),
     ] = 20,
     forget: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Remove the file of one run.")
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            autocompletion=complete.runs,
+            help="Remove the file of one run.",
+        ),
     ] = None,
     json: o.AsJson = False,
 ) -> None:

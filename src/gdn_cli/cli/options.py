@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from ..errors import UsageError, unknown
+from . import complete
 from .help import (
     algos_option,
     judge_option,
@@ -50,27 +51,16 @@ ASKED: ContextVar[dict[str, Any]] = ContextVar("ASKED")
 _WITH_RESUME = ("resume", "json", "summary", "out")
 
 
-def algos_like(incomplete: str) -> list[str]:
-    """The names of algos for the shell's completion, for the part after the last comma."""
-    from .. import paths
-
-    before, comma, begun = incomplete.rpartition(",")
-    own = os.environ.get("GDN_ALGOS", "").split(os.pathsep)
-    names = set()
-    for folder in (*map(Path, filter(None, own)), paths.ALGOS_DIR):
-        for file in folder.glob("*/*/algo.toml"):
-            op, name, _ = file.parts[-3:]
-            names.add(f"{op}/{name}" if "/" in begun else name)
-    return [before + comma + name for name in sorted(names) if name.startswith(begun)]
-
-
 AsJson = Annotated[
     bool,
     results_option(
         "--json", help="Print one JSON document on stdout, and nothing else."
     ),
 ]
-OpName = Annotated[str | None, algos_option(help="The op, such as gdn_prefill.")]
+OpName = Annotated[
+    str | None,
+    algos_option(autocompletion=complete.ops, help="The op, such as gdn_prefill."),
+]
 Heads = Annotated[
     str | None,
     algos_option(
@@ -86,8 +76,16 @@ Solutions = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[ALGO|SOLUTION.json]...",
-        autocompletion=algos_like,
-        help="Algos by name, as with --algo, or packed solutions.",
+        autocompletion=complete.algos,
+        help="Algos by name, as with --algo, or by folder, or packed solutions.",
+    ),
+]
+OneAlgo = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[ALGO]",
+        autocompletion=complete.algos,
+        help="The algo by name, as with --algo, or by folder.",
     ),
 ]
 Gpus = Annotated[
@@ -116,6 +114,7 @@ Tier = Annotated[
     str | None,
     timing_option(
         metavar="TIER[,TIER...]",
+        autocompletion=complete.tiers,
         help="cupti, events, graph, nvbench, fib (GPU), wall (CPU), or `all`.",
     ),
 ]
@@ -136,7 +135,10 @@ First = Annotated[
 ]
 PresetName = Annotated[
     str | None,
-    workloads_option(help="One of configs/presets.toml: quick, contest, sweep, peers."),
+    workloads_option(
+        autocompletion=complete.presets,
+        help="One of configs/presets.toml: quick, contest, sweep, peers.",
+    ),
 ]
 Emulate = Annotated[
     bool,
@@ -162,7 +164,9 @@ BatchInvariant = Annotated[
 L2 = Annotated[
     str,
     timing_option(
-        metavar="cold|warm", help="State of the GPU's L2 cache before each call."
+        metavar="cold|warm",
+        autocompletion=complete.among("cold", "warm"),
+        help="State of the GPU's L2 cache before each call.",
     ),
 ]
 Seconds = Annotated[
@@ -184,7 +188,7 @@ class Algos:
         algos_option(
             envvar="ALGO",
             metavar="NAME[,NAME...]",
-            autocompletion=algos_like,
+            autocompletion=complete.algos,
             help="Algos by name, or `all` of --op (default: of decode).",
         ),
     ] = None
@@ -201,26 +205,26 @@ class Algos:
         """These with the algos named as arguments (which replace those in the variable
         ALGO), and the packed files.
         """
-        files = [Path(name) for name in given or [] if _is_file(name)]
-        named = [name for name in given or [] if not _is_file(name)]
+        files = [Path(name) for name in given or [] if name.endswith(".json")]
+        named = [name for name in given or [] if not name.endswith(".json")]
         if not named:
             return self, files
         if self.algo and self.algo != os.environ.get("ALGO"):
             named.append(self.algo)
         return dataclasses.replace(self, algo=",".join(named)), files
 
-    def one(self, command: str) -> str:
-        """The name of the algo, for a command that takes one; UsageError otherwise."""
-        if not self.algo or "," in self.algo or self.algo == "all":
+    def one(self, command: str, given: str | None = None) -> str:
+        """The name of the algo, for a command that takes one: the argument `given`, else
+        --algo. UsageError otherwise.
+        """
+        algos, files = self.also([given] if given else None)
+        name = str(files[0]) if files else algos.algo
+        if files or not name or "," in name or name == "all":
             raise UsageError(
-                f"{command} takes one algo, not '{self.algo or ''}'",
-                hint=f"gdn {command} --algo NAME; `gdn list` shows all",
+                f"{command} takes one algo, not '{name or ''}'",
+                hint=f"gdn {command} NAME; `gdn list` shows all",
             )
-        return self.algo
-
-
-def _is_file(name: str) -> bool:
-    return name.endswith(".json") or os.path.isfile(name)
+        return name
 
 
 @dataclass(frozen=True)
@@ -279,7 +283,7 @@ class Sampling:
         timing_option(
             min=0.0001,
             max=0.9999,
-            show_default="0.01; 0.005 for ratios",
+            show_default="0.01, of ratios 0.005",
             help="Sample until medians and ratios are known this precisely.",
         ),
     ] = None
@@ -319,7 +323,12 @@ class Place:
     """Where algos run, and their time limit."""
 
     device: Annotated[
-        str, running_option(metavar="auto|cuda|cpu", help="auto: cuda, else cpu.")
+        str,
+        running_option(
+            metavar="auto|cuda|cpu",
+            autocompletion=complete.among("auto", "cuda", "cpu"),
+            help="auto: cuda, else cpu.",
+        ),
     ] = "auto"
     timeout: Timeout = 300.0
 
@@ -408,7 +417,11 @@ class Judge:
     ] = False
     harness: Annotated[
         str | None,
-        judge_option(show_default="main", help="Which flashinfer-bench: 0.1.2, main."),
+        judge_option(
+            show_default="main",
+            autocompletion=complete.among("0.1.2", "main"),
+            help="Which flashinfer-bench: 0.1.2, main.",
+        ),
     ] = None
     isolated: Annotated[
         bool,
@@ -441,7 +454,16 @@ class Output:
     json: AsJson = False
     summary: Annotated[
         bool,
-        results_option(help="With --json: only a line for each algo and size."),
+        results_option(
+            "--summary", help="With --json: only a line for each algo and size."
+        ),
+    ] = False
+    verbose: Annotated[
+        bool,
+        results_option(
+            "--verbose",
+            help="A line for each cause of doubt, and the machine's limits.",
+        ),
     ] = False
     out: Annotated[Path | None, results_option(help="Write the records to FILE.")] = (
         None

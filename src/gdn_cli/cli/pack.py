@@ -24,6 +24,7 @@ class Target(str, Enum):
 @o.grouped
 def pack(
     algos: o.Algos,
+    given: o.OneAlgo = None,
     out: Annotated[
         Path | None,
         results_option(
@@ -66,8 +67,8 @@ def pack(
     """Pack an algo into a solution.json for flashinfer-bench, or several for the Hub.
 
     Examples:
-      gdn pack --algo my-v1 --author me --prove
-      gdn pack --algo my-v1 --author me --for hub --prove
+      gdn pack my-v1 --author me --prove
+      gdn pack my-v1 --author me --for hub --prove
     """
     import json as j
 
@@ -78,9 +79,10 @@ def pack(
 
     known = algos.known()
     if target is Target.hub:
-        pack_hub.pack(algos, known, out, name, author, prove, timeout, json)
+        several, _ = algos.also([given] if given else None)
+        pack_hub.pack(several, known, out, name, author, prove, timeout, json)
         return
-    found = known.find(algos.one("pack"), algos.op)
+    found = known.find(algos.one("pack", given), algos.op)
     if found.setup:
         raise errors.UsageError(
             f"{found.full_name} does work that is not timed ({found.setup}): the contest would"

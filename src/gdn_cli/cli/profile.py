@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import errors
+from . import complete
 from . import options as o
 from .engine import EngineOptions
 from .help import results_option
@@ -23,7 +24,7 @@ Names = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[A [B]]",
-        autocompletion=o.algos_like,
+        autocompletion=complete.profiled,
         help="Algos, packed solutions, or saved profiles.",
     ),
 ]
@@ -40,13 +41,17 @@ class Tool:
     tool: Annotated[
         str | None,
         typer.Option(
-            help="ncu, proton, torch, sanitizer (GPU), cpu, or sass (neither)."
+            autocompletion=complete.tools,
+            help="ncu, proton, torch, sanitizer (GPU), cpu, or sass (neither).",
         ),
     ] = None
     check: Annotated[
         str | None,
         typer.Option(
             metavar="CHECK[,CHECK...]",
+            autocompletion=complete.among(
+                "memcheck", "racecheck", "initcheck", "synccheck"
+            ),
             help="sanitizer: memcheck, racecheck, initcheck, synccheck.",
         ),
     ] = None
@@ -70,6 +75,7 @@ class Look(Tool):
         str,
         typer.Option(
             metavar="none|base",
+            autocompletion=complete.among("none", "base"),
             help="ncu: `base` locks the GPU's clocks, `none` does not.",
         ),
     ] = "none"

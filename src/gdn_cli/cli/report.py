@@ -11,6 +11,7 @@ import typer
 
 from .. import errors
 from ..text import unguarded
+from . import complete
 from . import options as o
 from .help import Unreadable, algos_option, results_option, timing_option
 
@@ -35,6 +36,7 @@ class Asked:
             "--format",
             "-f",
             metavar="html|md|csv|png|svg",
+            autocompletion=complete.among("html", "md", "csv", "png", "svg"),
             help="The format; without it, by the name in --out.",
         ),
     ] = None
@@ -51,11 +53,18 @@ class Asked:
     algo: Annotated[
         str | None,
         algos_option(
-            metavar="NAME[,NAME...]", help="These algos, in this order; the copy stays."
+            metavar="NAME[,NAME...]",
+            autocompletion=complete.algos,
+            help="These algos, in this order; the copy stays (ALGO is not read).",
         ),
     ] = None
     tier: Annotated[
-        str | None, timing_option(metavar="TIER[,TIER...]", help="Only these tiers.")
+        str | None,
+        timing_option(
+            metavar="TIER[,TIER...]",
+            autocompletion=complete.tiers,
+            help="Only these tiers.",
+        ),
     ] = None
     part: Annotated[
         str | None,
@@ -70,7 +79,9 @@ class Asked:
     unit: Annotated[
         str,
         typer.Option(
-            metavar="us|ms|auto", help="Unit of times in tables; auto: by magnitude."
+            metavar="us|ms|auto",
+            autocompletion=complete.among("us", "ms", "auto"),
+            help="Unit of times in tables; auto: by magnitude.",
         ),
     ] = "auto"
 

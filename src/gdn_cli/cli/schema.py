@@ -16,6 +16,7 @@ def schema(
         str,
         typer.Argument(
             metavar="NAME",
+            autocompletion=lambda begun: [n for n in forms() if n.startswith(begun)],
             help="A command, whose --json it is, or a name of --list.",
         ),
     ] = "record",

@@ -33,6 +33,7 @@ def tune(
     sampling: o.Sampling,
     place: o.Place,
     remote: EngineOptions,
+    given: o.OneAlgo = None,
     gpus: o.Gpus = None,
     in_place: o.InPlace = False,
     only: Only = None,
@@ -52,15 +53,15 @@ def tune(
     Without workloads: the preset `sweep`. A stopped run continues where it ended.
 
     Examples:
-      gdn tune --algo cuda-v5 --dry-run
-      gdn tune --algo my-v1 --only rows=2,4 -w batch_size=64
+      gdn tune cuda-v5 --dry-run
+      gdn tune my-v1 --only rows=2,4 -w batch_size=64
     """
     from ..report import screen
     from ..report import tune as shown
     from ..tune import evidence, race, search
 
     sampling.checked()
-    name = algos.one("tune")
+    name = algos.one("tune", given)
     chosen, device = place.on(gpus)
     machine = o.machine()
     engine = remote.found(gpus=gpus, resume=remote.resume)

@@ -38,7 +38,8 @@ _PREEMPTED = 1000  # times a second
 _SLOWER = 1.10  # the yardstick's time over its fastest
 _USED = 0.2  # of a round: a thread that ran for less did not do the calls' work
 # of the CPUs that this process may use: the share that others may have used
-_OTHERS = 0.10
+OTHERS = 0.10
+_LOOK_S = 0.3  # how long `others_now` looks: 30 of the kernel's ticks
 _MOST_CPUS = 16  # on which the yardstick runs, of those that were used
 # half the interquartile range of the rounds' medians may be this share of the median
 _APART = 0.05
@@ -285,15 +286,36 @@ def apart(medians_us: Sequence[float]) -> bool:
     return (high - low) / 2 > max(_APART * middle, _TICK_US)
 
 
+def others_now() -> str | None:
+    """A line if other processes use the CPUs now, after a look of a third of a second."""
+    witness = Witness()
+    time.sleep(_LOOK_S)
+    others, cpus = witness.shared()
+    if others <= OTHERS * cpus:
+        return None
+    return f"BUSY: others use {others:.2g} of {cpus} CPUs"
+
+
 def doubts(timing: Timing) -> list[str]:
     """Reasons why the host makes a time doubtful, each with what to do about it.
 
     Says nothing about a timing without `host`.
     """
-    host = timing.host
-    if not host:
+    if not timing.host:
         return []
-    texts, again = [], "end other programs on this machine and measure again"
+    again = "end other programs on this machine and measure again"
+    doubts = [f"{text}: {again}" for text in disturbances(timing.host)]
+    count = timing.samples
+    if count <= FEW:
+        seconds = -(-timing.median_us * (FEW + 1) // 1e6)
+        advice = f"give it more time (--seconds {seconds:.0f})"
+        doubts.append(f"only {units.count(count, 'sample')}: {advice}")
+    return doubts
+
+
+def disturbances(host: HostLoad) -> list[str]:
+    """What disturbed the calls."""
+    texts = []
     of = units.count(host.taken, "round")
     if not host.aside:  # otherwise enough rounds were undisturbed
         if host.waiting * 5 > host.taken:
@@ -303,7 +325,7 @@ def doubts(timing: Timing) -> list[str]:
                 f"a CPU was slower than its best in {host.slowed} of {of}, as it does when"
                 " another thread has its core or its clock falls"
             )
-    if not texts and host.others > _OTHERS * host.cpus > 0:
+    if not texts and host.others > OTHERS * host.cpus > 0:
         texts.append(f"other processes used {host.others:.2g} of {host.cpus} CPUs")
     rounds = host.rounds_us
     if not texts and apart(rounds):
@@ -311,10 +333,4 @@ def doubts(timing: Timing) -> list[str]:
         texts.append(
             f"the rounds disagree: the medians of {len(rounds)} lie between {ends}"
         )
-    doubts = [f"{text}: {again}" for text in texts]
-    count = timing.samples
-    if count <= FEW:
-        seconds = -(-timing.median_us * (FEW + 1) // 1e6)
-        advice = f"give it more time (--seconds {seconds:.0f})"
-        doubts.append(f"only {units.count(count, 'sample')}: {advice}")
-    return doubts
+    return texts

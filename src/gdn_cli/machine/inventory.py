@@ -200,9 +200,8 @@ GET_NVCC = "install the CUDA toolkit, or pip install " + (
 )
 NO_GPU = "no GPU here"
 EMULATE = "`gdn run --emulate` runs it on the CPU"
-MODAL = (
-    "`gdn modal run` rents a B200 for it, which needs a Modal account and costs money"
-)
+GET_GPU = "`gdn list` says how to get one"
+MODAL = "`gdn modal run` rents a B200, which needs a Modal account and costs money"
 
 
 def placed(
@@ -265,7 +264,7 @@ class Machine:
         option = f"--gpus {text or repr('')}"
         visible = self.gpus()
         if not visible:
-            raise MissingError(f"{option}: no GPU here", hint=MODAL)
+            raise MissingError(f"{option}: no GPU here", hint=GET_GPU)
         if text.strip() == "all":
             return visible
         picked: list[Gpu] = []
@@ -297,7 +296,7 @@ class Machine:
         What ships with gdn is known to compile.
         """
         if algo.language != "cuda":
-            return Place(None, NO_GPU, MODAL)
+            return Place(None, NO_GPU, GET_GPU)
         ships = algo.folder and algo.folder.is_relative_to(paths.ALGOS_DIR)
         if ships or self._missing(algo, COMPILED, ()):
             return Place(None, NO_GPU, EMULATE)
@@ -315,11 +314,11 @@ class Machine:
         if mode == "cuda":
             able = among or self.gpus()[:1]
             if not able:
-                return Place(None, NO_GPU, MODAL)
+                return Place(None, NO_GPU, GET_GPU)
             if not any(gpu.fits(algo) for gpu in able):
                 have = ", ".join(dict.fromkeys(gpu.capability for gpu in able))
                 reason = f"needs compute capability {algo.capability}, here is {have}"
-                return Place(None, reason, MODAL)
+                return Place(None, reason, GET_GPU)
         triton = {"triton": "triton"} if algo.language == "triton" else {}
         for module, wheel in (_WORKER | triton | algo.packages).items():
             if not self.has_package(module):

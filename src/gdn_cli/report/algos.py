@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from .. import units
 from ..catalog.registry import DEFAULT_OP
+from ..machine.inventory import GET_GPU, MODAL
 from ..schema import output
+from .notes import grouped
 from .screen import console, print_line, print_table, remark, show_json, styled
 from .table import Cell, Column, Mark, Table, numbers, words
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..catalog.registry import Algo, Broken
+    from ..catalog.registry import Algo, Broken, Registry
     from ..machine.inventory import Place
-    from ..records.history import Group
+    from ..records.history import Group, Overview
 
 
 def _plain(algo: Algo, place: Place) -> dict[str, Any]:
@@ -35,40 +40,84 @@ def _plain(algo: Algo, place: Place) -> dict[str, Any]:
     }
 
 
+def list_as_json(places: list[tuple[Algo, Place]], broken: list[Broken]) -> None:
+    errors = [output.Unreadable(b.op, b.name, str(b.error)) for b in broken]
+    listed = [output.Listed(**_plain(*place)) for place in places]
+    show_json(output.Algos(listed, errors))
+
+
+Best = dict[tuple[str, str], "Overview"]  # (op, algo) -> its runs here
+
+
 def show_list(
-    places: list[tuple[Algo, Place]], broken: list[Broken], as_json: bool
+    places: list[tuple[Algo, Place]],
+    broken: list[Broken],
+    best: Best,
+    brief: Registry | None = None,
 ) -> None:
-    """The algos, where each of them runs here, and the folders whose algo.toml cannot be read."""
-    if as_json:
-        errors = [output.Unreadable(b.op, b.name, str(b.error)) for b in broken]
-        listed = [output.Listed(**_plain(*place)) for place in places]
-        return show_json(output.Algos(listed, errors))
-
+    """The algos, where each of them runs here with its best time, and the folders whose
+    algo.toml cannot be read. With `brief` those of decode, and a line for each other op.
+    """
     out = console()
-    columns = words("algo", "language")
-    columns += [Column("here", folds=True), Column("summary", folds=True, cut=True)]
-    tables: dict[str, Table] = {}
-    for algo, place in places:
-        here = Cell(_here(place), Mark.GOOD if place.mode else Mark.WARN)
-        table = tables.setdefault(algo.op, Table(algo.op, columns))
-        table.add(
-            algo.name,
-            algo.language,
-            here,
-            algo.summary,
-        )
+    by_op = grouped(places, lambda place: place[0].op)
+    shown = {DEFAULT_OP: by_op.pop(DEFAULT_OP, [])} if brief else by_op
+    for op, of_op in shown.items():
+        print_table(out, _algos(op, of_op, best))
 
-    for table in tables.values():
-        print_table(out, table)
+    if brief:
+        print_table(out, _ops(by_op, brief))
+        out.print()
 
     for b in broken:
         print_line(out, styled(("broken", "red"), f" {b.op}/{b.name}: {b.error}"))
 
-    hints = dict.fromkeys(place.hint for _, place in places if place.hint)
-    if hints:
-        remark(out, "to run the others:", "; ".join(hints))
+    _show_hints(out, chain.from_iterable(shown.values()))
+    if brief:
+        remark(out, "`gdn list --op OP` shows an op's algos, `--all` those of every op")
 
     remark(out, "`gdn show ALGO` shows everything about one")
+
+
+def _show_hints(out: Console, places: Iterable[tuple[Algo, Place]]) -> None:
+    """What would run those that do not, with their number."""
+    hints = Counter(place.hint for _, place in places if place.hint)
+    for hint, count in hints.items():
+        how = MODAL if hint == GET_GPU else hint
+        remark(out, f"to run {count} of them:", how or "")
+
+
+def _algos(op: str, places: list[tuple[Algo, Place]], best: Best) -> Table:
+    """An op's algos; without a column of times if there are none."""
+    timed = any((algo.op, algo.name) in best for algo, _ in places)
+    columns = [*words("algo"), Column("here", folds=True)]
+    columns += numbers("best") * timed + words("at") * timed
+    table = Table(op, [*columns, Column("summary", folds=True, cut=True)])
+    for algo, place in places:
+        here = Cell(_here(place), Mark.GOOD if place.mode else Mark.WARN)
+        times = _best(best.get((algo.op, algo.name))) if timed else ()
+        table.add(algo.name, here, *times, algo.summary)
+
+    return table
+
+
+def _best(row: Overview | None) -> tuple[str, str]:
+    """The best time, and its size."""
+    if row is None or row.best_us is None:
+        return "", ""
+
+    time = units.duration(row.best_us)
+    return units.rough(time) if row.best_doubted else time, row.at or ""
+
+
+def _ops(by_op: dict[str, list[tuple[Algo, Place]]], known: Registry) -> Table:
+    """A line for each op."""
+    columns = [*words("other ops"), *numbers("algos", "run here")]
+    table = Table("", [*columns, Column("what", folds=True, cut=True)])
+    for op, places in by_op.items():
+        here = sum(place.mode is not None for _, place in places)
+        table.add(op, str(len(places)), str(here), known.ops[op].summary)
+
+    return table
 
 
 def _here(place: Place) -> str:
@@ -119,7 +168,7 @@ def show_algo(known: Known, as_json: bool) -> None:
 
     if not known.history:
         op = "" if algo.op == DEFAULT_OP else f" --op {algo.op}"
-        remark(out, f"no times yet: `gdn bench --algo {algo.name}{op}` takes some")
+        remark(out, f"no times yet: `gdn bench {algo.name}{op}` takes some")
 
 
 _MORE = "entry_point", "capability", "packages", "provenance", "batch_invariant"

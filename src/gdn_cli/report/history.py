@@ -39,7 +39,7 @@ def show_overview(
 
     columns = [Column("algo", folds=True), *numbers("runs")]
     columns += [
-        *words("last run", "commit"),
+        *words("last run", "commit", "at"),
         *numbers("best", "last", "failed"),
     ]
 
@@ -48,16 +48,15 @@ def show_overview(
         title = _title(row.op, row)
         table = tables.setdefault(title, Table(title, columns))
         best = _duration(row.best_us, row.best_doubted)
-        last = _duration(row.last_us, row.doubted > 0)
-        cells = row.algo, str(row.runs), row.last[:10], _commit(row), best, last
-        table.add(*cells, _failed(row))
+        last = _duration(row.last_us, row.last_doubted)
+        cells = row.algo, str(row.runs), row.last[:10], _commit(row), row.at or ""
+        table.add(*cells, best, last, _failed(row))
 
     for table in tables.values():
         print_table(out, table)
 
     remark(out, "runs, last run:", "on any device, in any tier")
-    means = "the geometric mean over the last run's workloads"
-    remark(out, "last:", f"{means}; best: of all runs with the same workloads")
+    remark(out, "best, last:", "the median at this size; the others: --algo NAME")
     _legend(out, rows)
 
 
@@ -135,7 +134,7 @@ def _minute(row: Series) -> str:
 
 
 def _commit(row: Series | Overview) -> str:
-    return f"{row.commit[:8]}{'+' * row.dirty}" if row.commit else "-"
+    return f"{row.commit[:7]}{'+' * row.dirty}" if row.commit else "-"
 
 
 def _title(name: str, place: Place) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,7 +9,7 @@ from typing import TypeVar
 from .. import units
 from ..catalog.ops import label_of
 from ..catalog.tiers import FLOORS
-from ..schema.record_types import Record, Status
+from ..schema.record_types import Missing, Record, Status
 from ..text import shown
 from .book import Book, Group, Measurement, ladder
 
@@ -18,9 +17,7 @@ Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
 
-def _grouped(
-    items: Iterable[Item], key: Callable[[Item], Key]
-) -> dict[Key, list[Item]]:
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Items by key, in the order of their first one."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
@@ -51,9 +48,9 @@ def checks(book: Book, op: str) -> list[Checked]:
 
     judged = [m for m in measured if m.record.check or not m.passed]
     summaries = []
-    cases = _grouped(judged, lambda m: (m.algo, m.device, m.record.mode))
+    cases = grouped(judged, lambda m: (m.algo, m.device, m.record.mode))
     for case, same in cases.items():
-        workloads = _grouped(same, lambda m: m.workload)
+        workloads = grouped(same, lambda m: m.workload)
         right = sum(all(map(_right, each)) for each in workloads.values())
         errors = largest_errors(m.record for m in same)
         summaries.append(Checked(op, *case, right, len(workloads), errors))
@@ -104,28 +101,26 @@ class Note:
         return self.kind in ("failed", "interrupted")
 
 
-def notes(
-    book: Book,
-    op: str | None = None,
-    *,
-    brief: bool = False,
-) -> list[Note]:
-    """Notes on the numbers of one op or of all, the most serious first. `brief` shows
-    only one of several doubts that differ only in their numbers.
-    """
+def notes(book: Book, op: str | None = None) -> list[Note]:
+    """Notes on the numbers of one op or of all, the most serious first."""
     measured = [m for m in book.measured if op in (None, m.op)]
-    every = [*_failures(book, measured), *_doubts(measured, brief), *_remarks(measured)]
-    for group in book.groups if op is None else book.of(op):
-        every += [note for note in _mixed(group) if note not in every]
+    every = [*failures(book, measured), *doubts(measured), *remarks(measured)]
+    every += mixed(book.groups if op is None else book.of(op))
+    every += not_run(m for m in missing(book) if op in (None, m.op))
+    return every
 
-    missing = [m for source in book.sources for m in source.document.missing]
-    lacking = [m for m in missing if op in (None, m.op)]
-    for (reason, hint), same in _grouped(lacking, lambda m: (m.reason, m.hint)).items():
+
+def missing(book: Book) -> list[Missing]:
+    """The algos that could not run."""
+    return [m for source in book.sources for m in source.document.missing]
+
+
+def not_run(lacking: Iterable[Missing]) -> Iterator[Note]:
+    """A note for each reason, with the algos' names."""
+    for (reason, hint), same in grouped(lacking, lambda m: (m.reason, m.hint)).items():
         algos = ", ".join(dict.fromkeys(m.algo for m in same))
         how = f" ({hint})" if hint else ""
-        every.append(Note("not run", f"{algos}: {reason}{how}"))
-
-    return every
+        yield Note("not run", f"{algos}: {reason}{how}")
 
 
 def file_notes(book: Book) -> list[Note]:
@@ -147,25 +142,25 @@ def file_notes(book: Book) -> list[Note]:
     return lines
 
 
-def _failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
+def failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
     """A note for each reason, of all algos and workloads that failed with it."""
     failed = [m for m in measured if not m.passed]
-    same = _grouped(
+    same = grouped(
         failed,
         lambda m: (m.record.status, m.record.reason or "", repr(m.record.during)),
     )
-    for (status, reason, _), failures in same.items():
-        first = failures[0].record
+    for (status, reason, _), alike in same.items():
+        first = alike[0].record
         # a compiler's errors have a line each
         what, *lines = [line.strip() for line in reason.splitlines()] or [""]
         if not what.startswith(f"{status.words} with "):
             what = f"{status.words}, {what}" if what else status.words
 
-        text = f"{_where(failures)}: {what}"
+        text = f"{where(alike)}: {what}"
         if status is Status.WRONG and first.check and first.check.official:
             text += "; the contest's own rule would pass it"
 
-        if unfinished := max(m.record.unfinished or 0 for m in failures):
+        if unfinished := max(m.record.unfinished or 0 for m in alike):
             text += f"; {units.count(unfinished, 'workload')} not reached"
 
         if first.during:
@@ -182,24 +177,18 @@ def _failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
         yield Note("failed", text, tuple(tail))
 
 
-def _doubts(measured: list[Measurement], brief: bool) -> Iterator[Note]:
+def doubts(measured: list[Measurement]) -> Iterator[Note]:
     """A note for each doubt, of all times that have it."""
-    doubts = [(m, text) for m in measured for text in m.record.doubts or []]
-
-    def kind(doubt: tuple[Measurement, str]) -> str:
-        return re.sub(r"[\d.]+", "#", doubt[1]) if brief else doubt[1]
-
-    for same in _grouped(doubts, kind).values():
-        others = len({text for _, text in same}) - 1
-        more = f" (and {others} more)" if others else ""
-        yield Note("doubt", f"{_where([m for m, _ in same])}: {same[0][1]}{more}")
+    every = [(m, text) for m in measured for text in m.record.doubts or []]
+    for text, same in grouped(every, lambda doubt: doubt[1]).items():
+        yield Note("doubt", f"{where([m for m, _ in same])}: {text}")
 
 
-def _remarks(measured: list[Measurement]) -> Iterator[Note]:
+def remarks(measured: list[Measurement]) -> Iterator[Note]:
     """What the tiers and the algos said about themselves."""
     remarked = [m for m in measured if m.timing and m.timing.note]
-    for text, same in _grouped(remarked, lambda m: m.timing and m.timing.note).items():
-        yield Note("note", f"{_where(same)}: {text}")
+    for text, same in grouped(remarked, lambda m: m.timing and m.timing.note).items():
+        yield Note("note", f"{where(same)}: {text}")
 
     for algo, backend in dict.fromkeys((m.algo, m.record.backend) for m in measured):
         if backend:
@@ -223,7 +212,7 @@ def tuned(book: Book) -> list[Note]:
     return lines
 
 
-def _where(measured: list[Measurement]) -> str:
+def where(measured: list[Measurement]) -> str:
     """cuda-v1 and cuda-v4 at B=1 and B=8 (cupti, GPU 1). A failure is of all tiers."""
     text = units.listed(dict.fromkeys(m.algo for m in measured))
     labels = list(dict.fromkeys(m.label for m in measured if m.label))
@@ -235,6 +224,11 @@ def _where(measured: list[Measurement]) -> str:
     text += f" ({', '.join(dict.fromkeys(where))})" if where else ""
 
     return shown(text)
+
+
+def mixed(groups: list[Group]) -> list[Note]:
+    """Notes on numbers of several origins."""
+    return list(dict.fromkeys(note for group in groups for note in _mixed(group)))
 
 
 def _mixed(group: Group) -> Iterator[Note]:

@@ -30,7 +30,7 @@ from ..text import breaks, folded_for, shown, unguarded
 from .table import Cell, Mark, Table
 
 _WIDE = 1000  # without a terminal (a file, CI) nothing is wrapped
-_HANG = 2  # indent of a sentence's further lines
+HANG = 2  # indent of a sentence's further lines
 _STILL_S = 30.0  # between lines of progress, where there is no bar
 
 
@@ -158,7 +158,7 @@ def remark(
     print_line(
         out,
         line,
-        _HANG,
+        HANG,
         whole,
     )
 
@@ -188,9 +188,12 @@ def print_table(out: Console, table: Table) -> None:
         print_line(
             out,
             styled((table.title, "bold")),
-            _HANG,
+            HANG,
             whole=True,
         )
+
+    if table.lead:
+        print_line(out, table.lead, HANG)
 
     grid = Grid(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
     least = -_GAP
@@ -273,7 +276,7 @@ def put(text: str) -> None:
     print_line(
         console(),
         text,
-        _HANG,
+        HANG,
         whole=True,
     )
 
@@ -377,7 +380,7 @@ def _progress_bar() -> Iterator[Callable[..., None]]:
 
     columns = (
         bars.TextColumn("{task.description}", markup=False),
-        bars.BarColumn(30),
+        bars.BarColumn(20),
         bars.MofNCompleteColumn(),
         bars.TimeElapsedColumn(),
     )

@@ -75,6 +75,7 @@ class Table:
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # without full stops
     legend: list[str] = field(default_factory=list)  # the same for any numbers
+    lead: str = ""  # a line above it, on the terminal
     prose: bool = False  # cells with texts of any length
     detail: bool = False  # not in Markdown
     # rows with the same first cell belong together: the terminal shows it once

@@ -11,6 +11,7 @@ from ..catalog.ops import label_of
 from ..schema import output
 from ..text import shown
 from .screen import (
+    HANG,
     block,
     console,
     print_line,
@@ -37,9 +38,11 @@ def show(
     saved: Path | None,
     unsaved: str | None = None,
     summary: bool = False,
+    verbose: bool = False,
 ) -> None:
-    """Show a command's document: tables, failures, missing algos, legends, and the path
-    of the records. As JSON all of it, or a `summary`.
+    """Show a command's document: tables, failures, what the times are worth, missing
+    algos, legends, and the path of the records; with `verbose` also each cause of doubt
+    and the machine's limits. As JSON all of it, or a `summary`.
     """
     if unsaved:
         say(f"the records could not be saved: {unsaved}")
@@ -48,10 +51,10 @@ def show(
         return show_json(document)
 
     # imported here because `gdn list` needs none of it
-    from . import merge, notes
+    from . import conclusions, merge, notes
     from . import summary as summaries
     from .book import Source
-    from .tables import commands
+    from .tables import commands, times
 
     out = console()
     book = merge.gather([Source("", document)], registry)
@@ -64,9 +67,23 @@ def show(
         print_table(out, table)
         legend |= dict.fromkeys(table.notes)
 
-    every_note = (
-        notes.notes(book, brief=True) + notes.tuned(book) + notes.file_notes(book)
-    )
+    if document.command == "bench":
+        for text in conclusions.lead(book):
+            print_line(out, styled((text, "bold")), HANG)
+
+    every_note = [
+        *notes.failures(book, book.measured),
+        *conclusions.doubts(book, document.command, verbose),
+        *notes.remarks(book.measured),
+        *notes.mixed(book.groups),
+        *conclusions.not_run(book),
+        *notes.tuned(book),
+        *notes.file_notes(book),
+    ]
+    if verbose:
+        for group in book.groups:
+            legend |= dict.fromkeys(times.machine(group))
+
     for note in every_note:
         # no result: an error
         is_error = note.kind == "not run" and not book.measured

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..tune.journal import Space
     from ..tune.search import LeftOut, Plan, State
 
-_ROWS = 40  # candidates of a dry run; --json has all
+_SIZES = 12  # of a dry run that are named; --json has all
 
 
 def show_tuning(
@@ -61,32 +61,35 @@ def _title(plan: Plan) -> str:
 
 
 def _show_plan(out: Console, plan: Plan) -> None:
-    """The candidates of a dry run, and the sizes that they would be timed at."""
-    space, candidates = plan.space, list(plan.constants.values())
+    """What a dry run would build and time, and about how long that takes."""
+    from ..tune import race
+
+    space, count = plan.space, len(plan.constants)
     title = f"{_title(plan)} | dry run: nothing is run or written"
-    table = Table(title, numbers(*space.constants))
-    for constants in candidates[:_ROWS]:
-        table.add(*map(str, constants.values()))
+    table = Table(title, [*words("constant"), Column("values", folds=True)])
+    for name, values in space.constants.items():
+        table.add(name, ", ".join(map(str, values)))
 
     print_table(out, table)
-    count = units.count(len(candidates), "candidate")
+    builds = units.count(count, "candidate")
     if plan.excluded:
-        count += f", {plan.excluded} more are excluded by {space.where}"
+        builds += f", {plan.excluded} more are excluded by `where` of algo.toml"
 
-    remark(out, count)
-
-    lengths = ["length"] if space.length else []
-    sizes = numbers(*lengths, "size")
-    table = Table("", words("workload") + sizes + words("uuid"))
-    for size, workloads in plan.sizes.items():
-        for w in workloads:
-            table.add(plan.label(w), *map(str, size[-len(sizes) :]), w.uuid[:8])
-
-    print_table(out, table)
-    remark(out, _meaning(space))
+    remark(out, "builds:", f"{builds}; {_about(race.builds_s(plan))}")
+    labels = dict.fromkeys(plan.label(w) for w in plan.workloads)
+    sizes = f"at {units.listed(labels, most=_SIZES)}, {_meaning(space)}"
+    most = units.minutes(race.timings_s(plan))
+    remark(out, "timings:", f"{sizes}; at most {most} of sampling on one device")
     if plan.algo.folder and plan.algo.tune:
         file = plan.algo.folder / plan.algo.tune.file
         remark(out, f"would be written: {file}", whole=True)
+
+
+def _about(seconds: float | None) -> str:
+    if seconds is None:
+        return "how long is not known: it was not built here before"
+
+    return f"about {units.minutes(seconds)}, as long as the last ones here"
 
 
 def _meaning(space: Space) -> str:

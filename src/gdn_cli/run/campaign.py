@@ -9,8 +9,10 @@ from pathlib import Path
 
 from ..catalog import stress
 from ..catalog.official import Harness
+from ..catalog.ops import Op
 from ..catalog.presets import Preset
 from ..catalog.registry import DEFAULT_OP, Registry
+from ..catalog.registry import names as listed
 from ..machine import inventory
 from ..machine.inventory import Machine
 from ..records import official
@@ -34,8 +36,8 @@ def entries(
     options = settings.options
     timed = settings.command == "bench"
     if settings.command == "floor":  # the reference, so that a device is chosen
-        algo = known.reference(known.op(op or DEFAULT_OP))
-        return [Entry(algo, settings.place(algo, device))], False
+        algos = [known.reference(each) for each in _ops(known, names, op)]
+        return [Entry(algo, settings.place(algo, device)) for algo in algos], False
     result, named = planning.choose(
         known, names, op, list(files), device, timed=timed, place=settings.place
     )
@@ -53,6 +55,14 @@ def _without_gpu(entry: Entry, machine: Machine) -> Entry:
     if entry.place.reason != inventory.NO_GPU:
         return entry
     return Entry(entry.algo, machine.without_gpu(entry.algo))
+
+
+def _ops(known: Registry, names: str | None, op: str | None) -> list[Op]:
+    """The ops that are named, by their own names or by those of algos."""
+    named = listed(names) or [op or DEFAULT_OP]
+    algos = {algo.name for algo in known.algos}
+    found = [known.find(n, op).op if n in algos or "/" in n else n for n in named]
+    return [known.op(name) for name in dict.fromkeys(found)]
 
 
 def plan(

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ..catalog import tuned_table
 from ..catalog.pack import source_hash
 from ..catalog.tuned_table import Row
-from ..records import below_floor
+from ..records import suspicions
 from ..schema.record_types import Environment, GpuName, Record, Status
 from . import own_files
 from .jobs import Job
@@ -58,7 +58,7 @@ class JobRecords:
             tuned_for=row and row.gpu,
             tuned_nearest=row and env and row.gpu != env.gpu,
         )
-        below_floor.doubt(others, whole)
+        suspicions.doubt(others, whole)
         return whole
 
     def with_tails(self, tail: list[str]) -> None:

@@ -7,14 +7,15 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from functools import partial
 from itertools import zip_longest
 
-from .. import errors
+from .. import errors, units
 from ..catalog.tiers import COPY
-from ..machine import gpu_sharing, inventory, locks
+from ..machine import gpu_sharing, host_load, inventory, locks
 from ..machine.environment import allocation
 from ..machine.inventory import Gpu
 from ..records.store import Writer
@@ -28,7 +29,7 @@ from ..schema.record_types import (
     Record,
     Status,
 )
-from . import compile_ahead
+from . import compile_ahead, first_results
 from .complete import JobRecords
 from .jobs import Job, Outcome, execute, start
 from .planning import Plan, key, name
@@ -101,10 +102,12 @@ def _lane(
             held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}", given_up))
         if "cpu" in timed:
             held.enter_context(locks.cpu(say, given_up))
+            if line := host_load.others_now():
+                say(line)
         with _while_running(jobs[0]) as worker:
             compile_ahead.ahead(jobs, tally.show, given_up)
         for job, following in zip_longest(jobs, jobs[1:]):
-            tally.show(_shown(job))
+            tally.begin(job)
             with _while_running(following) as ahead:
                 outcome = execute(job, partial(tally.add, job), given_up, worker)
             worker = ahead
@@ -140,6 +143,7 @@ class _Tally:
         self.total = sum(job.due for job in plan.jobs)
         self.done = 0
         self.jobs: dict[int, JobRecords] = {}
+        self.began: dict[int, float] = {}  # by job
         self.ranks: dict[int, tuple[float, ...]] = {}  # by record
         self.gpus = list(dict.fromkeys(job.gpu for job in plan.jobs))
         self.lock = threading.RLock()
@@ -148,13 +152,20 @@ class _Tally:
         with self.lock:
             self.progress(name, self.done, self.total, finished, phase)
 
+    def begin(self, job: Job) -> None:
+        self.began[id(job)] = time.monotonic()
+        self.show(_starting(job))
+
     def add(self, job: Job, record: Record, environment: Environment | None) -> None:
         if not job.asked(record):
             return
         with self.lock:
+            if job.algos and not self._records(job).seen:
+                took_s = time.monotonic() - self.began[id(job)]
+                first_results.note(job, took_s)
             self._keep(job, [record], environment)
             self.done += 1
-            self.show(_shown(job))
+            self.show(_going_on(job))
 
     def end(self, job: Job, outcome: Outcome) -> None:
         with self.lock:
@@ -238,9 +249,30 @@ def _with_gpu(record: Record, env: Environment | None) -> Record:
     return record
 
 
-def _shown(job: Job) -> str:
-    """The job's name on the progress bar."""
-    return f"GPU {job.gpu.index}: {name(job)}" if job.gpu else name(job)
+def _shown(job: Job, what: str = "") -> str:
+    """What a job does, or its name, on the progress bar."""
+    what = what or name(job)
+    return f"GPU {job.gpu.index}: {what}" if job.gpu else what
+
+
+def _starting(job: Job) -> str:
+    """Compiling cuda-v5, 40 s usually."""
+    if not job.algos:
+        return _shown(job)
+    compiles = any(compile_ahead.compiles(*pair) for pair in job.packed)
+    seconds = first_results.usual_s(job)
+    usually = f", {seconds:.0f} s usually" if seconds else ""
+    does = "compiling" if compiles else "starting"
+    return _shown(job, f"{does} {_names(job)}{usually}")
+
+
+def _going_on(job: Job) -> str:
+    does = "timing" if job.tiers else "checking"
+    return _shown(job, f"{does} {_names(job)}") if job.algos else _shown(job)
+
+
+def _names(job: Job) -> str:
+    return units.listed(job.names)
 
 
 def _fates(job: Job, outcome: Outcome, seen: list[Record]) -> list[Record]:
@@ -298,6 +330,13 @@ def _during(job: Job, outcome: Outcome, seen: list[Record], name: str) -> Call |
         if w.uuid not in finished:
             return Call(uuid=w.uuid, axes=dict(w.axes), index=w.index, origin=w.origin)
     return None
+
+
+def not_reached(plan: Plan, document: Document) -> list[str]:
+    """The algos of a plan without a single record."""
+    seen = {(record.op, record.algo) for record in document.records}
+    algos = {(a.op, a.name): a.full_name for job in plan.jobs for a in job.algos}
+    return [full_name for key, full_name in algos.items() if key not in seen]
 
 
 def exit_code(document: Document, named: bool) -> int:

@@ -190,7 +190,7 @@ def _entry(algo: Algo, place: inventory.Place, timed: bool) -> Entry:
     mean nothing.
     """
     if timed and place.mode == "interpreter":
-        place = inventory.Place(None, NOT_TIMED, inventory.MODAL)
+        place = inventory.Place(None, NOT_TIMED, inventory.GET_GPU)
     return Entry(algo, place)
 
 
@@ -330,7 +330,9 @@ def add_judge(plan: Plan, harness: Harness) -> None:
     benches = [job for job in plan.jobs if job.command == "bench" and not job.added]
     able = [job for job in benches if job.mode == "cuda" and not job.request.setup]
     if benches and not able:
-        raise UsageError("flashinfer-bench judges on a GPU only", hint=inventory.MODAL)
+        raise UsageError(
+            "flashinfer-bench judges on a GPU only", hint=inventory.GET_GPU
+        )
 
     for job in able:
         timing = structs.replace(

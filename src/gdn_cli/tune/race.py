@@ -24,12 +24,13 @@ from ..errors import GdnError, MissingError
 from ..machine import gpu_sharing, locks
 from ..machine.inventory import Gpu
 from ..records import statistics
+from ..run import first_results
 from ..run.jobs import Job, Outcome, execute
 from ..schema.record_types import Blame, Environment, Record, Status
 from ..worker.request import Options, Timing
 from . import tournament
 from .journal import Check, Result, Time, Where
-from .search import State
+from .search import Plan, Settings, State
 from .tournament import AT_ONCE, FINAL, FIRST, Meeting
 
 # for a group and a workload in the first round, at most
@@ -240,11 +241,9 @@ def check(
     """
     checked = {(line.name, line.workload) for line in state.journal.all(Check)}
 
-    # compilers are the slow part: half of the CPUs
-    workers = max(1, min(8 * len(gpus), (os.cpu_count() or 2) // 2))
     next_gpu = itertools.cycle(gpus)
     running = {}
-    with ThreadPoolExecutor(workers, "gdn-tune") as pool:
+    with ThreadPoolExecutor(_at_once(len(gpus)), "gdn-tune") as pool:
         try:
             for name in state.left(names):
                 due = [w for w in workloads if (name, w.uuid) not in checked]
@@ -267,6 +266,24 @@ def check(
             state.stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _at_once(gpus: int) -> int:
+    """How many are built at once. Compilers are the slow part: half of the CPUs."""
+    return max(1, min(8 * gpus, (os.cpu_count() or 2) // 2))
+
+
+def builds_s(plan: Plan) -> float | None:
+    """About how long all builds take on this machine; None if the algo was not built here."""
+    mode = plan.mode or "cuda"
+    each = first_results.of_new_sources_s(plan.op.name, mode, plan.algo.name)
+    return each and each * len(plan.constants) / _at_once(1)
+
+
+def timings_s(plan: Plan) -> float:
+    """How long both rounds may take on one GPU, without the start of their processes."""
+    groups = 1 + max(0, -(-(len(plan.constants) - AT_ONCE) // (AT_ONCE - 1)))
+    return len(plan.workloads) * (groups * COARSE_S + Settings.seconds)
 
 
 def _job(

@@ -21,7 +21,7 @@ import helpers
 import pytest
 
 from gdn_cli import bounded, errors
-from gdn_cli.records import below_floor
+from gdn_cli.records import suspicions
 from gdn_cli.run import execute, jobs, keeper, planning, redaction, worker_process
 from gdn_cli.run.jobs import Job, Outcome
 from gdn_cli.schema.record_types import Record, Status
@@ -239,7 +239,7 @@ def test_a_time_below_the_copy_is_in_doubt(us, in_doubt):
         return building.record(algo, us, doubts=list(doubts))
 
     floor, mine = timed("copy", 10.0, ("noise",)), timed("mine", us)
-    below_floor.doubt([floor, mine], mine)
+    suspicions.doubt([floor, mine], mine)
     # where the copy is in doubt itself, too: no star
     assert bool(mine.doubts) is in_doubt
     assert not in_doubt or "the copy's time is in doubt too" in mine.doubts[0]
@@ -247,7 +247,7 @@ def test_a_time_below_the_copy_is_in_doubt(us, in_doubt):
         floor, mine = timed("copy", 10.0), timed("mine", us)
         records = [floor, mine][::order]
         for i, whole in enumerate(records):
-            below_floor.doubt(records[: i + 1], whole)
+            suspicions.doubt(records[: i + 1], whole)
         assert bool(mine.doubts) is in_doubt and not floor.doubts
 
 

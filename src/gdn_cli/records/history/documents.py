@@ -51,9 +51,6 @@ class Series(Place):
     measured: int  # workloads
     failed: int
     doubted: int
-    # the measured ones: geometric means are comparable only if they are equal
-    workloads: list[str]
-    mean_us: float | None  # geometric, over the workloads
     medians_us: dict[str, float]  # label -> the median over its workloads
     doubted_labels: list[str]
     # label -> the sizes of its axes, by which labels are sorted
@@ -143,11 +140,9 @@ def _summary(part: Part, document: Document, run: str) -> Series:
     medians: dict[str, list[float]] = {}
     doubted: dict[str, int] = {}
     sizes: dict[str, list[float]] = {}
-    measured = []
     for r in part.records:
         if r.median_us is None:
             continue
-        measured.append(r)
         # an empty launch or a large copy has no workload
         label: str = "all"
         size: tuple[float, ...] = ()
@@ -157,7 +152,6 @@ def _summary(part: Part, document: Document, run: str) -> Series:
         doubted[label] = doubted.get(label, 0) + bool(r.doubts)
         sizes.setdefault(label, list(size))
 
-    every = [us for found in medians.values() for us in found]
     return Series(
         first.op,
         first.algo,
@@ -174,11 +168,9 @@ def _summary(part: Part, document: Document, run: str) -> Series:
         source_hash=first.source_hash,
         driver=environment.driver,
         versions=environment.versions or None,
-        measured=len(measured),
+        measured=sum(map(len, medians.values())),
         failed=sum(r.unfinished or 1 for r in part.records if r.blame is Blame.ALGO),
         doubted=sum(doubted.values()),
-        workloads=sorted(map(_workload, measured)),
-        mean_us=statistics.geometric_mean(every) if every else None,
         medians_us={label: statistics.median(us) for label, us in medians.items()},
         doubted_labels=[label for label, count in doubted.items() if count],
         sizes=sizes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from ...catalog import registry
@@ -59,12 +60,11 @@ class Filter:
 
 
 class Overview(Place):
-    """One algo: number of runs, first and last time, and its last and best geometric
-    mean in microseconds.
+    """One algo: number of runs, when it was first and last run, and its last and best
+    time in microseconds at one size.
 
-    The means are from its last device and the first tier measured there, over the
-    workloads of that last measurement; the best is over the runs with exactly these
-    workloads.
+    The times are from its last device and the first tier measured there. Of the sizes of
+    that last measurement it is the one that most runs have, of several the largest.
     """
 
     source_hash: str | None
@@ -76,7 +76,9 @@ class Overview(Place):
     runs: int
     first: str
     last: str
+    at: str | None  # the size, as in tables
     last_us: float | None
+    last_doubted: bool
     best_us: float | None
     best_doubted: bool
 
@@ -95,11 +97,10 @@ def _overview(rows: list[Series]) -> Overview:
     newest = [s for s in rows if s.run == rows[-1].run]
     last = min(newest, key=lambda s: s.measured == 0)
     measured = [s for s in rows if s.place == last.place and s.measured]
-    if measured:
-        workloads = (last if last.measured else measured[-1]).workloads
-        measured = [s for s in measured if s.workloads == workloads]
-
-    best = min(measured, key=lambda s: (s.doubted > 0, s.mean_us or 0), default=None)
+    at = _commonest(measured)
+    of_size = [s for s in measured if at in s.medians_us]
+    times = [(at in s.doubted_labels, s.medians_us[at]) for s in of_size]
+    best_doubted, best_us = min(times, default=(False, None))
     return Overview(
         *last.place,
         source_hash=last.source_hash,
@@ -111,10 +112,19 @@ def _overview(rows: list[Series]) -> Overview:
         runs=len({s.run for s in rows}),
         first=rows[0].time,
         last=last.time,
-        last_us=last.mean_us,
-        best_us=best.mean_us if best else None,
-        best_doubted=best is not None and best.doubted > 0,
+        at=at or None,
+        last_us=last.medians_us.get(at),
+        last_doubted=at in last.doubted_labels,
+        best_us=best_us,
+        best_doubted=best_doubted,
     )
+
+
+def _commonest(measured: list[Series]) -> str:
+    """Of the newest one's sizes the one that most have, of several the largest."""
+    counts = Counter(label for s in measured for label in s.medians_us)
+    sizes = measured[-1].sizes if measured else {}
+    return max(sizes, key=lambda label: (counts[label], sizes[label]), default="")
 
 
 class Group(Place):

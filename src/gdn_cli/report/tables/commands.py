@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .. import findings
+from .. import conclusions, findings
 from ..book import Book, Measurement, Point
 from ..table import Table
 from . import checks, compared, times
@@ -14,11 +14,16 @@ from .origins import head
 
 
 def of(book: Book, command: str) -> Iterator[Table]:
-    """A command's tables, op by op."""
+    """A command's tables, op by op; where they are times, the first says what is right."""
     tables = {"run": _run, "bench": _bench, "floors": _floors, "compare": _compare}
+    timed = command in ("bench", "compare")
     for op in book.ops:
         if rows := book.rows(op):
-            yield from tables[command](book, op, rows)
+            for n, table in enumerate(tables[command](book, op, rows)):
+                if timed and n == 0:
+                    table.lead = conclusions.checked(book, op)
+
+                yield table
 
 
 def _measured(rows: list[Point], tier: str | None = None) -> list[Measurement]:
@@ -53,8 +58,8 @@ def _bench(
     op: str,
     rows: list[Point],
 ) -> Iterator[Table]:
-    # mode -> the tier of its main table: the first one asked for
     """Times in the main tier, all tiers side by side, and ratios."""
+    # mode -> the tier of its main table: the first one asked for
     main: dict[str, str] = {}
     for m in _measured(rows):
         if m.tier:
@@ -106,5 +111,8 @@ def _turns(
         table = compared.turns(book, op, item)
         pair = f"{item.algo} against {item.baseline}"
         table.title = head(op, _measured(rows, item.tier), pair)
-        table.notes += [*times.floor_notes(book), *compared.turn_notes(book, op)]
+        table.notes += [*times.tier_notes(book), *compared.turn_notes(book, op)]
+        if any(pair.doubted for pair in book.comparisons(op)):
+            table.notes.append("?: one of the two times is in doubt")
+
         yield table

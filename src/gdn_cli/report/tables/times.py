@@ -16,6 +16,7 @@ from .origins import head
 
 _ACROSS = 12  # with more sizes than this, sizes are rows instead of columns
 DOUBTED = "?: in doubt, see the notes"
+ROUGH = "~: in doubt"
 BELOW_ONE = (
     "x copy can be less than 1: the copy writes as much as it reads, and a kernel that"
     " writes less, writes in place or loads in a better order takes less time"
@@ -26,7 +27,7 @@ _LEGEND = {
     "spread": "half the interquartile range, as a share of the median",
     "x peer": "the best peer's time over this one's; above 1 is faster than all peers",
     "speedup": "the reference's time over this one's",
-    "x copy": "the time over the copy's",
+    "x copy": "the time over that of the fastest plain copy of the same bytes",
 }
 _PEAKS = {
     "tensor": "float16 tensor cores, dense",
@@ -69,17 +70,16 @@ def calls(
 
         rival, copy = point.quickest_of(rivals), point.quickest_of(copies)
         cells: dict[str, str | Cell] = {
-            "median": units.duration(point.median_us),
-            "spread": doubtful(f"±{point.spread:.0%}", point.doubted),
-            "GB/s": _three(point.gigabytes_per_s),
-            "x copy": _three(ratio(point, copy)),
+            "median": _rough(units.duration(point.median_us), point),
+            "spread": f"±{point.spread:.0%}",
+            "GB/s": _rough(_three(point.gigabytes_per_s), point),
+            "x copy": _rough(_three(ratio(point, copy)), point, copy),
             "TFLOP/s": _rate(book, point),
         }
 
         speedup = ratio(rival, point)
-        if rival and speedup and point.algo != COPY:
-            doubted = point.doubted or rival.doubted
-            cells[factor] = doubtful(units.times(speedup), doubted)
+        if speedup and point.algo != COPY:
+            cells[factor] = _rough(units.times(speedup), point, rival)
 
         beside = [p for p in rows if p.algo not in FLOORS and p.size == point.size]
         best = fastest(beside) is point
@@ -101,13 +101,21 @@ def calls(
         table.notes.append(_SHARED)
 
     if any(p.doubted for p in rows):
-        table.notes.append(DOUBTED)
+        table.notes.append(ROUGH)
 
-    table.notes += floor_notes(book)
+    table.notes += tier_notes(book)
     if several:
         table.notes += _notes_on_gpus(rows)
 
     return table
+
+
+def _rough(figure: str, *made_of: Point | None) -> Cell:
+    """A figure; in two digits if a time that it is made of is in doubt."""
+    if figure and any(point and point.doubted for point in made_of):
+        return Cell(units.rough(figure), Mark.WARN)
+
+    return Cell(figure)
 
 
 def _label(point: Point) -> Cell:
@@ -180,15 +188,19 @@ def floors(
 
 def floor_notes(book: Book) -> Iterator[str]:
     """Explain the tiers, the copy and the limits of the machine."""
-    for m in book.measured:
-        if m.timing and m.timing.how:
-            yield f"{m.tier}: {m.timing.how}"
-
+    yield from tier_notes(book)
     if any(m.algo == COPY for m in book.measured):
         yield _COPY
 
     for group in book.groups:
         yield from machine(group)
+
+
+def tier_notes(book: Book) -> Iterator[str]:
+    """What tiers say of how they measured."""
+    for m in book.measured:
+        if m.timing and m.timing.how:
+            yield f"{m.tier}: {m.timing.how}"
 
 
 def machine(group: Group) -> Iterator[str]:
@@ -362,11 +374,15 @@ def tiers(tiers: Tiers, *, gaps: bool = True) -> Table:
                 cells.append(became(point))
                 continue
 
-            gap = ""
-            if gaps and cells and first is not None:
+            time, gap = units.duration(point.median_us), ""
+            if not gaps:
+                cells.append(_rough(time, point))
+                continue
+
+            if cells and first is not None:
                 gap = f"({units.gap(point.median_us - first)})"
 
-            cells.append(doubtful(units.duration(point.median_us), point.doubted, gap))
+            cells.append(doubtful(time, point.doubted, gap))
 
         table.add(label, Name(algo), *cells)
 

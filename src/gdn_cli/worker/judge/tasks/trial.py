@@ -12,6 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ....catalog.workloads import Workload
+from ....records import suspicions
 from ....schema.record_types import Record, Status
 from ...executor import build, client
 from ...messages import Reply
@@ -104,10 +105,7 @@ def _outside(
         best = min(best, kernel.seconds_outside(inputs, outputs, times) * 1e6)
         if best <= _SLOWER * median_us + _SLACK_US + _CALL_US / times:
             return []
-    return [
-        f"by a clock outside its process a call takes {best:.3g} us, by the one inside"
-        f" {median_us:.3g}: see what it does to the clock, or measure again"
-    ]
+    return [suspicions.other_clock(best, median_us)]
 
 
 _CALL_US = 2000.0  # allowed for the request itself

@@ -1,4 +1,6 @@
-"""Doubts about times that are faster than the fastest plain copy of the bytes that must move."""
+"""Doubts about what an algo does, not about the machine: a time below that of the fastest
+plain copy of the bytes that must move, and one that a clock outside its process denies.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ from ..catalog.tiers import COPY, FLOORS
 from ..schema.record_types import Record
 from ..units import duration
 
+_BELOW = "faster than the fastest plain copy of the bytes that must move"
+_CLOCK = "by a clock outside its process"
 _SHARE = 0.97  # of the copy's time: a faster call may not have moved all bytes
 
 
@@ -50,8 +54,21 @@ def _compare(record: Record, floor: Record) -> None:
     if floor.doubts:
         advice = f"the copy's time is in doubt too, so measure both again, or {advice}"
 
-    floor_words = (
-        f"the fastest plain copy of the bytes that must move ({duration(copy)})"
-    )
-    reason = f"{1 - us / copy:.0%} faster than {floor_words}: {advice}"
+    reason = f"{1 - us / copy:.0%} {_BELOW} ({duration(copy)}): {advice}"
     record.doubts = [*(record.doubts or []), reason]
+
+
+def other_clock(outside_us: float, inside_us: float) -> str:
+    """The doubt about a time that another process's clock does not agree with."""
+    return (
+        f"{_CLOCK} a call takes {outside_us:.3g} us, by the one inside {inside_us:.3g}:"
+        " see what it does to the clock, or measure again"
+    )
+
+
+def is_below_copy(doubt: str) -> bool:
+    return _BELOW in doubt
+
+
+def is_other_clock(doubt: str) -> bool:
+    return doubt.startswith(_CLOCK)
