@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import errors
+from . import complete
 from . import options as o
 from .help import results_option
 
@@ -21,7 +22,7 @@ def build(
         list[str] | None,
         typer.Argument(
             metavar="[ALGO]...",
-            autocompletion=o.algos_like,
+            autocompletion=complete.algos,
             help="CUDA algos that ship with gdn.",
         ),
     ] = None,

@@ -9,12 +9,15 @@ from typing import Annotated
 import typer
 
 from .. import errors, units
+from . import complete
 from . import options as o
 
 
 @o.grouped
 def watch(
-    algo: Annotated[str, typer.Argument(autocompletion=o.algos_like, help="Its name.")],
+    algo: Annotated[
+        str, typer.Argument(autocompletion=complete.algos, help="Its name.")
+    ],
     place: o.Place,
     workload: o.OneWorkload = None,
     op: o.OpName = None,
