@@ -12,10 +12,10 @@ Completion = Callable[[str], list[str]]
 
 
 def among(*known: str) -> Completion:
-    return _of(lambda begun: known)
+    return of(lambda begun: known)
 
 
-def _of(known: Callable[[str], Iterable[str]]) -> Completion:
+def of(known: Callable[[str], Iterable[str]]) -> Completion:
     """Completes the part after the last comma; `known` gets it."""
 
     def complete(incomplete: str) -> list[str]:
@@ -83,14 +83,14 @@ def _profiles(begun: str) -> list[str]:
     return [file.name for file in folder.glob("*")] if folder.is_dir() else []
 
 
-algos = _of(_algos)
-ops = _of(_ops)
-presets = _of(_presets)
-tiers = _of(_tiers)
-tools = _of(_tools)
-engines = _of(_engines)
-runs = _of(_runs)
-profiled = _of(lambda begun: {*_algos(begun), *_profiles(begun)})
+algos = of(_algos)
+ops = of(_ops)
+presets = of(_presets)
+tiers = of(_tiers)
+tools = of(_tools)
+engines = of(_engines)
+runs = of(_runs)
+profiled = of(lambda begun: {*_algos(begun), *_profiles(begun)})
 
 
 def compared(incomplete: str) -> list[str]:

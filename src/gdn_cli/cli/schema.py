@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from .. import errors
+from . import complete
 
 
 def schema(
@@ -16,7 +17,7 @@ def schema(
         str,
         typer.Argument(
             metavar="NAME",
-            autocompletion=lambda begun: [n for n in forms() if n.startswith(begun)],
+            autocompletion=complete.of(lambda _: forms()),
             help="A command, whose --json it is, or a name of --list.",
         ),
     ] = "record",
