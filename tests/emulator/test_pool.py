@@ -33,6 +33,7 @@ struct Call {
   int64_t slot_stride, new_slot_stride, qkv_stride, a_stride, b_stride;
   float scale, epsilon;
   int32_t B, H, HV, first_slot, slots_step, new_slots_step, dt_bias_bf16, slots_wide, new_slots_wide, slots_end;
+  int32_t given, wide_beta;
   uint32_t head_bytes;
 };
 template <int LANES, int ROWS, int PASSES, int WARPS, typename Pool>
@@ -43,20 +44,26 @@ void launch(const Pool& p, uint32_t heads) {
 template <typename T>
 int run(int cut, const Call& c) {
   using bf = __nv_bfloat16;
-  gdn::PlainPool<T> p{};
-  const gdn::PoolArguments<T>& any = p;
+  gdn::GivenGates<gdn::PlainPool<T>> p{};
   p.slots = c.slots, p.pool = (T*)c.pool, p.slot_stride = c.slot_stride, p.first_slot = c.first_slot;
   p.by_HV = gdn::Divisor(c.HV), p.by_group = gdn::Divisor(c.HV / c.H), p.HV = c.HV, p.H = c.H;
   p.slots_step = c.slots_step, p.new_slots_step = c.new_slots_step, p.dt_bias_bf16 = c.dt_bias_bf16;
   p.slots_wide = c.slots_wide, p.new_slots_wide = c.new_slots_wide, p.slots_end = p.new_slots_end = c.slots_end;
   p.head_bytes = c.head_bytes;
-  p.has_state = (bool*)c.has_state, p.qkv = (bf*)c.qkv, p.a = (bf*)c.a, p.b = (bf*)c.b, p.A_log = (float*)c.A_log;
+  p.has_state = (bool*)c.has_state, p.qkv = (bf*)c.qkv, p.a = c.a, p.b = c.b, p.wide_beta = c.wide_beta, p.A_log = (float*)c.A_log;
   p.dt_bias = c.dt_bias, p.qkv_stride = c.qkv_stride, p.a_stride = c.a_stride, p.b_stride = c.b_stride;
   p.scale = c.scale, p.epsilon = c.epsilon, p.new_pool = (T*)c.new_pool, p.new_slots = c.new_slots;
   p.new_slot_stride = c.new_slot_stride, p.output = (bf*)c.output;
+  const gdn::PlainPool<T>& plain = p;
+  const gdn::GivenGates<gdn::PoolArguments<T>> given{p};
+  const gdn::PoolArguments<T>& any = p;
+  const uint32_t heads = c.B * c.HV;
   int i = 0;
 #define CUT(l, r, n, w) \\
-  if (i++ == cut) return p.plain() ? launch<l, r, n, w>(p, c.B * c.HV) : launch<l, r, n, w>(any, c.B * c.HV), 0;
+  if (i++ == cut) { \\
+    if (c.given) return p.plain() ? launch<l, r, n, w>(p, heads) : launch<l, r, n, w>(given, heads), 0; \\
+    return p.plain() ? launch<l, r, n, w>(plain, heads) : launch<l, r, n, w>(any, heads), 0; \\
+  }
   @CUTS@
   return 1;
 }
@@ -143,11 +150,14 @@ class Problem:
             first_slot=first_slot,
             slots_step=slots.stride(0) * slots.element_size(),
             new_slots_step=new_slots.stride(0) * new_slots.element_size(),
-            dt_bias_bf16=self.dt_bias.dtype == torch.bfloat16,
+            dt_bias_bf16=self.dt_bias is not None
+            and self.dt_bias.dtype == torch.bfloat16,
             slots_wide=slots.dtype == torch.int64,
             new_slots_wide=new_slots.dtype == torch.int64,
             slots_end=max(len(pool), first_slot),
             head_bytes=pool.stride(1) * pool.element_size(),
+            given=self.A_log is None,
+            wide_beta=self.b.dtype == torch.float32,
         )
         assert library.decode(DTYPES.index(pool.dtype), cut, ctypes.byref(given)) == 0
 
@@ -232,6 +242,20 @@ def test_no_slot_is_live_where_the_first_is_beyond_the_pool(library, dtype):
 def test_slots_of_64_bits_and_a_bias_in_bfloat16(library):
     problem = Problem(2, 2, [3, -1, 1], 4)
     problem.slots, problem.dt_bias = problem.slots.long(), problem.dt_bias.bfloat16()
+    check(library, problem, 3)
+
+
+@pytest.mark.parametrize("beta", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("wide", [False, True], ids=["plain", "int64 slots"])
+def test_gates_that_are_given(library, wide, beta):
+    problem = Problem(2, 4, [3, -1, 1], 4, gap=3)
+    log_g = torch.full_like(problem.a, math.nan, dtype=torch.float32)
+    problem.a = log_g.copy_(-problem.a.float().square())
+    problem.a[0, 0], problem.a[2, 1] = -math.inf, 0.0
+    problem.b = problem.b.float().sigmoid().to(beta)
+    problem.A_log = problem.dt_bias = None
+    if wide:
+        problem.slots = problem.slots.long()
     check(library, problem, 3)
 
 
