@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 from dataclasses import replace
 
 import building
@@ -288,6 +289,15 @@ def until(true):
         time.sleep(0.05)
 
 
+def gone(pid: str) -> bool:
+    """Whether it has ended; where orphans become children of this process it stays a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
 def test_the_work_there_ends_when_the_command_here_does(own, tmp_path):
     """However it ends: its stdin does then."""
     here = tmp_path / "pid"
@@ -303,7 +313,7 @@ def test_the_work_there_ends_when_the_command_here_does(own, tmp_path):
     until(lambda: here.exists() and here.read_text())
     process.kill()
     process.wait()
-    until(lambda: not os.path.exists(f"/proc/{here.read_text()}"))
+    until(lambda: gone(here.read_text()))
 
 
 def test_ctrl_c_keeps_what_came_and_says_so(own, tmp_path):
@@ -323,7 +333,7 @@ def test_ctrl_c_keeps_what_came_and_says_so(own, tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=helpers.PATIENCE_S)
     assert process.returncode == errors.INTERRUPTED and "Traceback" not in err
-    until(lambda: not os.path.exists(f"/proc/{here.read_text()}"))
+    until(lambda: gone(here.read_text()))
 
 
 def test_the_lock_of_the_machine_is_taken_there(monkeypatch, tmp_path):
