@@ -10,8 +10,8 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 from dataclasses import replace
+from pathlib import Path
 
 import building
 import helpers
