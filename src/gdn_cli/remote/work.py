@@ -68,7 +68,7 @@ class Work:
         modes |= {wanted["subject"]["mode"] for wanted in self.profiles}
         modes |= {asked.mode for asked in self.tunings}
         # what an earlier command has sent may not be known
-        return "cuda" in modes or not modes
+        return "cuda" in modes or (not modes and self.earlier is not None)
 
     @property
     def sources(self) -> list[str]:
