@@ -44,6 +44,7 @@ ELSEWHERE = {  # name -> the test that validates it
     "progress": "test_text.py",
     "watch": "run/test_watch.py",
     "algo": "what read_algo reads",
+    "build": "library/test_distribution.py",
     "reply": "what the command reads from a worker",
     "data-build": "test_a_data_set",
     "run bench compare floors": "record",

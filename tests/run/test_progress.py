@@ -55,13 +55,13 @@ def test_progress_says_what_is_done_and_how_long_that_took_before(home, tmp_path
     for uuid in uuids:
         tally.add(mine, building.record("cpp-v1", uuid=uuid, mode="cpu"), None)
     assert said == [
-        ("compiling cpp-v1, 42 s usually", 0, 2),
-        ("checking cpp-v1", 1, 2),
-        ("checking cpp-v1", 2, 2),
+        ("gdn_decode/cpp-v1", 0, 2, False, "compiling, 42 s usually"),
+        ("gdn_decode/cpp-v1", 1, 2, False, "checking"),
+        ("gdn_decode/cpp-v1", 2, 2, False, "checking"),
     ]
     # the next time it is as long as this time, which was short
     assert first_results.usual_s(mine) is None
-    assert execute._starting(job("pt-reference")) == "starting pt-reference"
+    assert execute._starting(job("pt-reference")) == "starting"
 
 
 def test_what_was_not_reached():

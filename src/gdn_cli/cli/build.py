@@ -48,6 +48,7 @@ def build(
     """
     from ..machine import libraries, toolchain
     from ..report import screen
+    from ..schema.output import Compiled, Library
 
     sources = _sources(algos or [], serving)
     targets = [name.strip() for name in arch.split(",")]
@@ -66,10 +67,9 @@ def build(
             size = file.stat().st_size
             if not json:
                 screen.put(f"{file}: {size / 1e6:.1f} MB, {took:.0f} s")
-            about = {"algo": algo.name, "source_hash": algo.hash, "arch": name}
-            built.append({**about, "file": str(file), "bytes": size})
+            built.append(Library(algo.name, algo.hash, name, str(file), size))
     if json:
-        screen.show_json({"out": str(out), "cuda": cuda, "libraries": built})
+        screen.show_json(Compiled(str(out), cuda, built))
     else:
         where = out.absolute()
         screen.put(f"next: {libraries.VARIABLE}={where} where the engine runs")

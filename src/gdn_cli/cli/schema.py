@@ -71,6 +71,7 @@ def forms() -> dict[str, Any]:
         "profile-list": profile_types.ProfileList,
         "tune": evidence.Tuning,
         "pack": output.Packed,
+        "build": output.Compiled,
         "data-build": output.Built,
         "data-list": output.Workloads,
         "doctor": output.Findings,

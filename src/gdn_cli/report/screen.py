@@ -323,7 +323,7 @@ def _encoded(command: str) -> Callable[[Progress, bool | None], None]:
 
     def tell(step: Progress, finished: bool | None) -> None:
         nonlocal last
-        step.phase = step.phase or command
+        step.phase = step.phase.partition(",")[0] or command
         before, last = last, (step.phase, step.algo, step.done)
         if finished is None or last != before:
             line = msgspec.json.encode(step).decode()

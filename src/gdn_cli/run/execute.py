@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from itertools import zip_longest
 
-from .. import errors, units
+from .. import errors
 from ..catalog.tiers import COPY
 from ..machine import gpu_sharing, host_load, inventory, locks
 from ..machine.environment import allocation
@@ -154,7 +154,7 @@ class _Tally:
 
     def begin(self, job: Job) -> None:
         self.began[id(job)] = time.monotonic()
-        self.show(_starting(job))
+        self.show(_shown(job), phase=_starting(job))
 
     def add(self, job: Job, record: Record, environment: Environment | None) -> None:
         if not job.asked(record):
@@ -165,7 +165,7 @@ class _Tally:
                 first_results.note(job, took_s)
             self._keep(job, [record], environment)
             self.done += 1
-            self.show(_going_on(job))
+            self.show(_shown(job), phase=_going_on(job))
 
     def end(self, job: Job, outcome: Outcome) -> None:
         with self.lock:
@@ -249,30 +249,25 @@ def _with_gpu(record: Record, env: Environment | None) -> Record:
     return record
 
 
-def _shown(job: Job, what: str = "") -> str:
-    """What a job does, or its name, on the progress bar."""
-    what = what or name(job)
-    return f"GPU {job.gpu.index}: {what}" if job.gpu else what
+def _shown(job: Job) -> str:
+    """A job's name on the progress bar."""
+    return f"GPU {job.gpu.index}: {name(job)}" if job.gpu else name(job)
 
 
 def _starting(job: Job) -> str:
-    """Compiling cuda-v5, 40 s usually."""
+    """Compiling, 40 s usually."""
     if not job.algos:
-        return _shown(job)
+        return ""
     compiles = any(compile_ahead.compiles(*pair) for pair in job.packed)
     seconds = first_results.usual_s(job)
     usually = f", {seconds:.0f} s usually" if seconds else ""
-    does = "compiling" if compiles else "starting"
-    return _shown(job, f"{does} {_names(job)}{usually}")
+    return ("compiling" if compiles else "starting") + usually
 
 
 def _going_on(job: Job) -> str:
-    does = "timing" if job.tiers else "checking"
-    return _shown(job, f"{does} {_names(job)}") if job.algos else _shown(job)
-
-
-def _names(job: Job) -> str:
-    return units.listed(job.names)
+    if not job.algos:
+        return ""
+    return "timing" if job.tiers else "checking"
 
 
 def _fates(job: Job, outcome: Outcome, seen: list[Record]) -> list[Record]:

@@ -155,6 +155,24 @@ class Packed(Struct):
     proof: list[dict[str, str]] | None  # step, state (ok, skipped or failed) and detail
 
 
+class Library(Struct):
+    """One that `gdn build` compiled."""
+
+    algo: str
+    source_hash: str
+    arch: str
+    file: str
+    bytes: int
+
+
+class Compiled(Struct):
+    """`gdn build`: the folder, CUDA's version, and the libraries."""
+
+    out: str
+    cuda: str
+    libraries: list[Library]
+
+
 class Built(Struct):
     """`gdn data build`: the folder, and how many of each it got."""
 
