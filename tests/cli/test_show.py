@@ -45,7 +45,9 @@ def test_list_has_a_line_for_each_other_op_and_the_best_time(gdn, tmp_path):
     names = names_of(lines)
     assert [name for name in names if name in REGISTRY.ops] == list(REGISTRY.ops)
     of_decode = [algo.name for algo in REGISTRY.of("gdn_decode")]
-    assert names[2 : 2 + len(of_decode)] == of_decode and "sdpa" not in names
+    # without torch the reason takes several lines of a narrow column
+    assert [name for name in names if name in of_decode] == of_decode
+    assert "sdpa" not in names
     assert "sdpa" in names_of(gdn("list", "--all").out.splitlines())
 
 
