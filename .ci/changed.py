@@ -46,7 +46,7 @@ def tests_of(path: Path) -> list[Path]:
     if top == "src" and path.suffix == ".py":
         return of_module(path)
     if top == "algos":
-        return [Path("tests/kernels/test_sources.py")]
+        return [Path("tests/rungs/test_sources.py")]
     if top == "configs":
         return [Path("tests/catalog")]
     if path.suffix == ".md":

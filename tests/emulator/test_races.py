@@ -8,8 +8,8 @@ chunks, one of them short: accesses on both sides of a barrier that all threads 
 
 import pytest
 from emulator import emulation
-from kernels import test_prefill_chunk as chunk
-from kernels import test_prefill_pool as pool
+from rungs import test_prefill_chunk as chunk
+from rungs import test_prefill_pool as pool
 
 WRITES, READS = "words[i] = i;", "const uint32_t other = words[from];"
 STEPS = """

@@ -1,7 +1,7 @@
 """Arguments that a call accepts and refuses: numbers, dtypes, autocast, addresses; and
 warnings of a slower way.
 
-What only a GPU can show is in kernels/test_gpu_calls.py.
+What only a GPU can show is in rungs/test_gpu_calls.py.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Inference", 2025). algo.toml says how an algo can be batch-invariant:
 
 That table replaces the tuned one. In a C++ header `#define GDN_BATCH_INVARIANT` tells a
 kernel that decides more by size than its table does.
-tests/kernels/test_batch_invariance.py checks every claim.
+tests/rungs/test_batch_invariance.py checks every claim.
 """
 
 from __future__ import annotations

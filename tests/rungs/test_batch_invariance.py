@@ -13,11 +13,11 @@ import math
 import helpers
 import pytest
 import torch
-from kernels import edges
-from kernels import test_decode_edges as decode
-from kernels import test_prefill_edges as prefill
 from msgspec import structs
 from oracle import error
+from rungs import edges
+from rungs import test_decode_edges as decode
+from rungs import test_prefill_edges as prefill
 
 from gdn_cli.catalog import batch_invariance, pack, registry, tuned_table
 from gdn_cli.catalog.expression import condition

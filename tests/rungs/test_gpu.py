@@ -15,7 +15,7 @@ import helpers
 import msgspec
 import pytest
 import torch
-from kernels.test_algos import CASES, agrees, cases_of
+from rungs.test_algos import CASES, agrees, cases_of
 
 from gdn_cli import errors
 from gdn_cli.catalog import pack

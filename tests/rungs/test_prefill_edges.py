@@ -12,8 +12,8 @@ import helpers
 import oracle
 import pytest
 import torch
-from kernels import edges
-from kernels.edges import Edges, exact, named
+from rungs import edges
+from rungs.edges import Edges, exact, named
 
 REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_prefill"]

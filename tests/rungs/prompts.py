@@ -1,8 +1,8 @@
 """Sequences on a GPU for the serving functions, and their results in float64, computed there."""
 
 import torch
-from kernels import edges
 from oracle import error
+from rungs import edges
 
 from gdn import serving
 

@@ -17,8 +17,8 @@ import helpers
 import oracle
 import pytest
 import torch
-from kernels.prompts import Prompt
 from library.test_call_checks import shifted
+from rungs.prompts import Prompt
 
 from gdn import load
 from gdn_cli.worker.judge import check
@@ -34,7 +34,7 @@ OURS = [
     if p.values[0].language in ("cuda", "triton") and not p.values[0].packages
 ]
 # their calls may have outputs of their own, at multiples of 16 bytes; the others:
-# kernels/test_mtp.py
+# rungs/test_mtp.py
 APART = [p for p in OURS if not REGISTRY.ops[p.values[0].op].in_place_only]
 # cuda-chunk: a long one, which its wgmma kernels have; many, which it walks in order of
 # length; short ones
@@ -153,7 +153,7 @@ def test_what_a_judge_calls_from_new_threads(algo):
 
 FRESH = """
 import sys, json, torch, oracle
-from kernels import test_gpu_calls as t
+from rungs import test_gpu_calls as t
 from gdn import load; from gdn_cli.catalog import registry
 name, case = sys.argv[1], json.loads(sys.argv[2])
 op = t.REGISTRY.ops[name.split("/")[0]]

@@ -10,9 +10,9 @@ import helpers
 import pytest
 import torch
 from emulator import emulation
-from kernels import test_prefill_chunk as chunk
-from kernels import test_prefill_packed as packed
 from oracle import error
+from rungs import test_prefill_chunk as chunk
+from rungs import test_prefill_packed as packed
 from serving_steps import apart, between, between_heads, bits, heads_apart, same
 
 FOLDER = helpers.OURS / "_cuda" / "prefill_pool"

@@ -3,7 +3,7 @@
 import helpers
 import pytest
 import torch
-from kernels import test_mtp as mtp
+from rungs import test_mtp as mtp
 from serving_steps import same
 
 from gdn import load

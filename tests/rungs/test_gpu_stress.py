@@ -10,9 +10,9 @@ import sys
 
 import pytest
 import torch
-from kernels.prompts import D, Prompt
-from kernels.test_gpu_calls import CASES, OURS, REGISTRY, called, on, right, rung
 from oracle import inputs as drawn
+from rungs.prompts import D, Prompt
+from rungs.test_gpu_calls import CASES, OURS, REGISTRY, called, on, right, rung
 
 from gdn import load
 

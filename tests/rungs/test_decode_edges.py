@@ -11,14 +11,14 @@ import helpers
 import oracle
 import pytest
 import torch
-from kernels import edges
-from kernels.edges import Edges, exact_step, named
+from rungs import edges
+from rungs.edges import Edges, exact_step, named
 
 REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_decode"]
 TOLERANCE = {"output": 5e-3, "new_state": 1e-5}
 
-# torch.compile compiles again for each shape, which takes many seconds: see kernels/test_algos.py
+# torch.compile compiles again for each shape, which takes many seconds: see rungs/test_algos.py
 OURS = [
     a
     for a in REGISTRY.of(OP.name)

@@ -5,8 +5,8 @@ tokens, every row of constants.
 import helpers
 import pytest
 import torch
-from kernels.edges import exact_step
 from oracle import error
+from rungs.edges import exact_step
 
 D, H, HV = 128, 2, 6
 NAMES = [
