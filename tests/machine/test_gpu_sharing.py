@@ -351,7 +351,7 @@ def test_gpus_work_at_once_under_a_lock_each_and_records_come_in_order(
     assert document.records[2].gpu == GpuName(index=1, uuid=G1.uuid, name="NVIDIA H200")
     assert document.environments["cuda:1"].gpu_uuid == G1.uuid
     assert {line[0][:6] for line in run.shown} == {"GPU 0:", "GPU 1:"}
-    assert run.shown[-1][1:] == (6, 6, True)
+    assert run.shown[-1][1:] == (6, 6, True, "")
     assert store.load(tmp_path / "records.json").records == document.records
 
 
