@@ -298,42 +298,42 @@ def gone(pid: str) -> bool:
     return state == "Z"
 
 
-def test_the_work_there_ends_when_the_command_here_does(own, tmp_path):
-    """However it ends: its stdin does then."""
+@pytest.fixture
+def waiting(own, tmp_path):
+    """(process of a command whose algo waits there, that one's pid), of keywords of Popen."""
     here = tmp_path / "pid"
-    helpers.write_algo(
-        tmp_path / "algos", "waits", WAITS.replace("HERE", repr(str(here)))
-    )
+    source = WAITS.replace("HERE", repr(str(here)))
+    helpers.write_algo(tmp_path / "algos", "waits", source)
     words = f"run waits --algos {tmp_path}/algos --device cpu -w 0 --engine far"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gdn_cli", *words.split()],
-        env=helpers.environment(**own),
-        stderr=subprocess.DEVNULL,
-    )
-    until(lambda: here.exists() and here.read_text())
+    command = [sys.executable, "-m", "gdn_cli", *words.split()]
+
+    def start(**how):
+        env = helpers.environment(**own)
+        process = subprocess.Popen(command, env=env, **how)
+        until(lambda: here.exists() and here.read_text())
+        return process, here.read_text()
+
+    return start
+
+
+def test_the_work_there_ends_when_the_command_here_does(waiting):
+    """However it ends: its stdin does then."""
+    process, there = waiting(stderr=subprocess.DEVNULL)
     process.kill()
     process.wait()
-    until(lambda: gone(here.read_text()))
+    until(lambda: gone(there))
 
 
-def test_ctrl_c_keeps_what_came_and_says_so(own, tmp_path):
-    here = tmp_path / "pid"
-    helpers.write_algo(
-        tmp_path / "algos", "waits", WAITS.replace("HERE", repr(str(here)))
-    )
-    words = f"run waits --algos {tmp_path}/algos --device cpu -w 0 --engine far"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gdn_cli", *words.split()],
-        env=helpers.environment(**own),
+def test_ctrl_c_keeps_what_came_and_says_so(waiting):
+    process, there = waiting(
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    until(lambda: here.exists() and here.read_text())
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=helpers.PATIENCE_S)
     assert process.returncode == errors.INTERRUPTED and "Traceback" not in err
-    until(lambda: gone(here.read_text()))
+    until(lambda: gone(there))
 
 
 def test_the_lock_of_the_machine_is_taken_there(monkeypatch, tmp_path):
