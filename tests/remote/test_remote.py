@@ -831,17 +831,20 @@ def test_together_puts_the_named_algos_into_turns_and_all_into_one_parcel():
         engine.together([benched(n, tiers=("fib",)) for n in ("cuda-v4", "cuda-v1")])
 
 
-def test_times_of_several_gpus_are_said_to_be_so(tmp_path, monkeypatch):
+def test_gpus_of_a_run_are_numbered_so_that_ratios_stay_within_one(
+    tmp_path, monkeypatch
+):
     replies = [passed(V1, gpu_uuid="GPU-1")], [passed(V4, gpu_uuid="GPU-2")]
     Cloud(*replies).install(monkeypatch)
-    work = rented(parallel=2)
-    document = ran([V1, V4], tmp_path / "run.json", work).document
-    work.finish(document)
-    assert "2 GPUs of one kind" in document.warnings[0]
+    document = ran([V1, V4], tmp_path / "run.json", rented(parallel=2)).document
+    assert [record.place for record in document.records] == ["cuda:0", "cuda:1"]
     del document.records[0]
-    document.warnings = None
-    work.finish(document)
-    assert document.warnings is None
+    # a run that goes on knows GPU-2 by its number, and gives no other the same one
+    Cloud([passed(V1, gpu_uuid="GPU-3")]).install(monkeypatch)
+    writer = Writer(document, tmp_path / "run.json")
+    execute.run(planning.Plan([V1], [], []), writer, lambda *_: None, print, rented())
+    gpus = {record.gpu.uuid: record.gpu.index for record in document.records}
+    assert gpus == {"GPU-2": 1, "GPU-3": 2}
 
 
 # --- records of calls that did not reply

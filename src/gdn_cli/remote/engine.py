@@ -28,12 +28,6 @@ from .calls import Calls
 from .settings import pins
 from .work import Work, key, place, together
 
-_SEVERAL = (
-    "these times come from {} GPUs of one kind: ratios between algos include what differs between"
-    " the GPUs, and none is marked as the fastest of those; --together takes one container"
-    " for all"
-)
-
 
 @dataclass
 class Engine(Calls, Elsewhere):
@@ -137,12 +131,7 @@ class Engine(Calls, Elsewhere):
         )
 
     def finish(self, document: Document) -> None:
-        """Note what is only known from all records together."""
-        uuids = {record.gpu.uuid for record in document.records if record.gpu}
-        if len(uuids) > 1:
-            several = _SEVERAL.format(len(uuids))
-            document.warnings = [*(document.warnings or []), several]
-
+        """Compare the algos whose calls took turns."""
         baselines: dict[str, str] = {}
         for record in document.records:
             if record.rounds_us:

@@ -21,7 +21,7 @@ from ..parsing import Positive, Text, WrongError, decode, read_config
 from ..run.elsewhere import Elsewhere
 from ..run.execute import Came
 from ..run.jobs import Job, Outcome
-from ..schema.record_types import Document, Environment, GpuName, Record
+from ..schema.record_types import Document
 from ..tune import away
 from . import replies, wire
 from .wire import Hello, Parcel, Piece, Reply
@@ -100,8 +100,6 @@ class Engine(Elsewhere):
     asked: dict[str, Any] = field(default_factory=dict)
 
     came: Came = lambda *_: None
-    # of GPUs, by UUID
-    numbers: dict[str, int] = field(default_factory=dict)
 
     def place(self, algo: Algo, device: str = "auto") -> inventory.Place:
         """What the other machine has is not known here: only whether it has a GPU."""
@@ -144,22 +142,10 @@ class Engine(Elsewhere):
         with contextlib.closing(self.carry(self.split(jobs))) as answers:
             for work, reply in answers:
                 of_work = replies.outcomes(work.jobs, reply, work.kept, None, self.say)
-                for job, outcome in of_work:
-                    for record in outcome.records:
-                        self.number(record, outcome.environment)
-                    yield job, outcome
+                yield from of_work
 
     def finish(self, document: Document) -> None:
         """Nothing: each record has its GPU."""
-
-    def number(self, record: Record, env: Environment | None) -> None:
-        """Give a record its GPU, numbered in this run: tables keep numbers apart."""
-        if record.gpu is None and env and env.gpu and env.gpu_uuid:
-            record.gpu = GpuName(uuid=env.gpu_uuid, name=env.gpu)
-
-        if record.gpu:
-            known = len(self.numbers)
-            record.gpu.index = self.numbers.setdefault(record.gpu.uuid, known)
 
     def parcel(self, work: Work) -> bytes:
         return wire.encode(
@@ -197,7 +183,6 @@ class Heard:
         usable = list(replies.usable(self.work.jobs, [message], None))
         for made in usable:
             job = self.work.jobs[made.piece]
-            self.engine.number(made.record, made.environment)
             self.engine.came(job, made.record, made.environment)
 
         noted = self.work.tunings and any(wire.readable([message], away.Noted))

@@ -159,7 +159,7 @@ class GpuName(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     uuid: str  # as in nvidia-smi
     name: str  # such as NVIDIA H200
-    index: int | None = None  # its number here, or in the run; None for a rented one
+    index: int | None = None  # its number here, or in a run elsewhere
     capability: str | None = None  # "9.0"
 
 
@@ -251,7 +251,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def place(self) -> str:
-        """Its key in the document's `environments`. A rented GPU has no number."""
+        """Its key in the document's `environments`."""
         if self.gpu is None or self.gpu.index is None:
             return self.mode
         return f"{self.mode}:{self.gpu.index}"
