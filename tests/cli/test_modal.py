@@ -746,7 +746,7 @@ def test_a_profile_that_was_left_is_fetched(tmp_path):
         fetched = rent(s, resume, **home)
         again = rent(s, resume, **home)
     assert other.code == more.code == errors.USAGE
-    assert f"is a run of profile gdn modal {resume}" in words(other.err)
+    assert f"is a run of gdn modal profile gdn modal {resume}" in words(other.err)
     assert "--resume takes --workload from" in more.err
     assert fetched.code == 0
     assert "latency-bound" in fetched.out and "NVIDIA B200 (modal)" in fetched.out

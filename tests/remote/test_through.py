@@ -43,7 +43,9 @@ def engine_of(tmp_path, script: str, said: list | None = None) -> through.Throug
     file.chmod(0o755)
     words = (str(file), "--time={minutes}", "{python}", "worker")
     how = engines.Command(command=words)
-    return through.Through("far", how, (said if said is not None else []).append)
+    return through.Through(
+        name="far", how=how, say=(said if said is not None else []).append
+    )
 
 
 def sent(tmp_path) -> wire.Parcel:
@@ -245,13 +247,19 @@ def test_what_the_file_of_engines_has_and_what_it_lacks(tmp_path):
     assert engines.table("slurm") == engines.Cluster(submitit="slurm")
     with pytest.raises(UsageError, match="unknown engine 'slrm'; did you mean slurm"):
         engines.table("slrm")
-    blind = through.Through("cpus", engines.Command(command=("x",), cuda=False), print)
+    blind = through.Through(
+        name="cpus", how=engines.Command(command=("x",), cuda=False), say=print
+    )
     place = blind.place(helpers.REGISTRY.find("cuda-v4"))
     assert place.reason == "engine cpus has no GPU"
     assert blind.place(helpers.REGISTRY.find("cpp-v1")) == inventory.Place("cpu")
     nothing = engines.Command(command=(str(tmp_path / "nothing"),))
     with pytest.raises(MissingError, match="cannot start .*nothing: No such file"):
-        list(through.Through("gone", nothing, print)([job("cuda-v4", "cuda")]))
+        list(
+            through.Through(name="gone", how=nothing, say=print)(
+                [job("cuda-v4", "cuda")]
+            )
+        )
 
 
 # --- the other side

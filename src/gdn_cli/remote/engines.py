@@ -6,7 +6,7 @@ import contextlib
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,9 +21,10 @@ from ..parsing import Positive, Text, WrongError, decode, read_config
 from ..run.elsewhere import Elsewhere
 from ..run.execute import Came
 from ..run.jobs import Job, Outcome
-from ..schema.record_types import Document
+from ..schema.record_types import Document, RemoteCall
 from ..tune import away
 from . import replies, wire
+from .settings import Gpu
 from .wire import Hello, Parcel, Piece, Reply
 from .work import Work
 
@@ -89,17 +90,87 @@ def table(name: str) -> Command | Cluster:
     return decode(tables[name], Cluster, where)
 
 
-@dataclass
-class Engine(Elsewhere):
-    """Runs jobs elsewhere, whoever carries them."""
+@dataclass(kw_only=True)
+class Carrier(Elsewhere):
+    """Runs jobs on another machine, whoever carries them there."""
 
     name: str
-    how: Any
     say: Callable[[str], None]
     # the command's own options
     asked: dict[str, Any] = field(default_factory=dict)
-
+    # of an earlier command that this one continues
+    earlier: list[RemoteCall] = field(default_factory=list)
     came: Came = lambda *_: None
+
+    @abstractmethod
+    def carry(self, pieces: list[Work]) -> Answers:
+        """Send the work, and yield each reply as it comes. Closing it ends all."""
+
+    def carry_one(self, piece: Work) -> Reply:
+        """The reply to one piece of work; an empty one if it is left there."""
+        with contextlib.closing(self.carry([piece])) as answers:
+            return next(answers, (piece, Reply()))[1]
+
+    @abstractmethod
+    def split(self, jobs: list[Job]) -> list[Work]:
+        """The jobs as work that is carried in one piece each."""
+
+    @abstractmethod
+    def limit_s(self, seconds: float) -> float:
+        """How long work of so many seconds may take there, once it has begun."""
+
+    @abstractmethod
+    def find_dataset(self, workloads: list[Workload]) -> Path:
+        """Where the data set of --dataset is there."""
+
+    def followed(self, file: Path) -> contextlib.AbstractContextManager[object]:
+        """Keep a tuning in `file` while its reply is awaited, if that can be fetched by
+        another command.
+        """
+        return contextlib.nullcontext()
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """That each machine must have; None: any."""
+        return None
+
+    def __call__(
+        self, jobs: list[Job], came: Came = lambda *_: None
+    ) -> Generator[tuple[Job, Outcome], None, None]:
+        self.came = came
+        if not jobs:
+            return
+
+        with contextlib.closing(self.carry(self.split(jobs))) as answers:
+            for work, reply in answers:
+                yield from replies.outcomes(work, reply, self.gpu, self.say)
+
+    def pass_on(self, work: Work, messages: Sequence[bytes]) -> bool:
+        """Pass on the records among these, and say now and then how many there are;
+        whether there was one.
+        """
+        work.seen += len(messages)
+        usable = list(replies.usable(work.jobs, messages, self.gpu))
+        for made in usable:
+            self.came(work.jobs[made.piece], made.record, made.environment)
+
+        noted = work.tunings and any(wire.readable(messages, away.Noted))
+        if not (usable or noted):
+            return False
+
+        now = time.monotonic()
+        if now >= work.said + SAY_S:
+            work.said = now
+            self.say(work.progress())
+
+        return True
+
+
+@dataclass(kw_only=True)
+class Engine(Carrier):
+    """A machine or a cluster of configs/engines.toml."""
+
+    how: Any
 
     def place(self, algo: Algo, device: str = "auto") -> inventory.Place:
         """What the other machine has is not known here: only whether it has a GPU."""
@@ -113,36 +184,12 @@ class Engine(Elsewhere):
 
         return inventory.placed(algo, device, lacking)
 
-    @abstractmethod
-    def carry(self, pieces: list[Work]) -> Answers:
-        """Send the work, and yield each reply as it comes. Closing it ends all."""
-
-    def carry_one(self, piece: Work) -> Reply:
-        with contextlib.closing(self.carry([piece])) as answers:
-            return next(answers)[1]
-
     def split(self, jobs: list[Job]) -> list[Work]:
         return [Work(jobs, self.limit_s(sum(job.timeout_s for job in jobs)))]
-
-    def limit_s(self, seconds: float) -> float:
-        """How long work of so many seconds may take there, once it has begun."""
-        return seconds
 
     def find_dataset(self, workloads: list[Workload]) -> Path:
         """--dataset is a folder there."""
         return Path(self.asked["dataset"]).absolute()
-
-    def __call__(
-        self, jobs: list[Job], came: Came = lambda *_: None
-    ) -> Generator[tuple[Job, Outcome], None, None]:
-        self.came = came
-        if not jobs:
-            return
-
-        with contextlib.closing(self.carry(self.split(jobs))) as answers:
-            for work, reply in answers:
-                of_work = replies.outcomes(work.jobs, reply, work.kept, None, self.say)
-                yield from of_work
 
     def finish(self, document: Document) -> None:
         """Nothing: each record has its GPU."""
@@ -170,7 +217,6 @@ class Heard:
     hello: Hello | None = None
     reply: Reply | None = None
     size: int = 0
-    said: float = field(default_factory=time.monotonic)
 
     def take(self, message: bytes) -> None:
         """Pass a record on, keep a reply. RemoteError where the work needs a GPU and
@@ -180,14 +226,11 @@ class Heard:
             self._greet(hello)
             return
 
-        usable = list(replies.usable(self.work.jobs, [message], None))
-        for made in usable:
-            job = self.work.jobs[made.piece]
-            self.engine.came(job, made.record, made.environment)
+        if self.engine.pass_on(self.work, [message]):
+            self.size += len(message)
+            if self.size <= wire.MOST:
+                self.work.kept.append(message)
 
-        noted = self.work.tunings and any(wire.readable([message], away.Noted))
-        if usable or noted:
-            self._keep(message)
             return
 
         try:
@@ -207,15 +250,6 @@ class Heard:
             self.engine.say(f"{self.engine.name}: runs on {hello}")
 
         self.hello = hello
-
-    def _keep(self, message: bytes) -> None:
-        self.size += len(message)
-        if self.size <= wire.MOST:
-            self.work.kept.append(message)
-
-        if time.monotonic() >= self.said + SAY_S:
-            self.said = time.monotonic()
-            self.engine.say(self.work.progress(len(self.work.kept)))
 
     def ended(self, why: str) -> Reply:
         """The reply, or the one in its place; checked."""

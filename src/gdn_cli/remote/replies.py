@@ -56,15 +56,11 @@ def fault(work: Work, reply: Reply, gpu: Gpu) -> str | None:
 
 
 def outcomes(
-    jobs: Sequence[Job],
-    reply: Reply,
-    kept: Sequence[bytes],
-    gpu: Gpu | None,
-    say: Callable[[str], None],
+    work: Work, reply: Reply, gpu: Gpu | None, say: Callable[[str], None]
 ) -> Iterator[tuple[Job, Outcome]]:
-    """Each job with its outcome; without a reply, with the records that were `kept`."""
-    made = rebuilt(jobs, kept, gpu) if reply.lost else reply.outcomes
-    for job, outcome in zip(jobs, made, strict=True):
+    """Each job with its outcome; without a reply, with the records that were kept."""
+    made = rebuilt(work.jobs, work.kept, gpu) if reply.lost else reply.outcomes
+    for job, outcome in zip(work.jobs, made, strict=True):
         if not reply.lost:
             passed = sum(record.passed for record in outcome.records)
             device = outcome.environment and outcome.environment.device

@@ -224,11 +224,6 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
         return {name: first.words for name, first in wrong.items()}
 
     @property
-    def valid_timing(self) -> Timing | None:
-        """The measurement, if the record passed."""
-        return self.timing if self.passed else None
-
-    @property
     def median_us(self) -> float | None:
         """The time, if the record passed."""
         return self.timing.median_us if self.timing and self.passed else None
@@ -419,6 +414,7 @@ class Rented(msgspec.Struct, kw_only=True, omit_defaults=True):
     gpu: str  # the GPU that was asked for
     image: str  # the container's
     command: str  # run, bench or profile
+    cwd: str = ""  # the command's working directory
     asked: Json = msgspec.field(default_factory=lambda: {})  # the command's own options
     # still running there
     calls: list[RemoteCall] = msgspec.field(default_factory=lambda: [])
