@@ -602,7 +602,9 @@ def _resumed(
             continue
         saved = run.asked.get(name, parameter.default)
         options[name] = _converted(saved, parameter.annotation, file)
-        if value not in (parameter.default, options[name]):
+        (info, *_) = parameter.annotation.__metadata__
+        from_environment = os.environ.get(info.envvar or "")
+        if value not in (parameter.default, options[name], from_environment):
             option = f"--{name.replace('_', '-')}"
             hint = "drop it, or drop --resume to start over"
             raise UsageError(f"--resume takes {option} from {file}", hint=hint)

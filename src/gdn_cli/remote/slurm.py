@@ -387,15 +387,16 @@ class Slurm(Engine):
 
         numbers = {job.job_id.partition("_")[0] for job in jobs}
         words = ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r"]
+        code, out, err = _asked([*words, f"--jobs={','.join(sorted(numbers))}"])
+        # of one job that it does not know; of several it tells those that it does
+        if code and "Invalid job id" not in err:
+            return {}
+
         states: dict[str, str] = {}
-        for number in numbers:
-            code, out, err = _asked([*words, f"--jobs={number}"])
-            if code and "Invalid job id" not in err:
-                return {}
-            for line in out.splitlines():
-                name, state, reason = line.split("|", 2)
-                waits = state == "PENDING" and reason != "None"
-                states[name] = f"{state} ({reason})" if waits else state
+        for line in out.splitlines():
+            name, state, reason = line.split("|", 2)
+            waits = state == "PENDING" and reason != "None"
+            states[name] = f"{state} ({reason})" if waits else state
 
         return {job.job_id: states.get(job.job_id, _UNKNOWN) for job in jobs}
 
