@@ -1019,11 +1019,14 @@ def test_a_wrong_reply_is_the_failure_of_its_own_call(data, says, monkeypatch):
 
 
 def test_a_reply_for_another_gdn_can_still_be_fetched_by_that_one(monkeypatch):
-    Cloud([wire.zlib.compress(b'{"schema": 2}')]).install(monkeypatch)
+    other = wire.zlib.compress(b'{"schema": 2}')
+    fake = Cloud([other], [other]).install(monkeypatch)
     work = rented()
     ((_, lost),) = work([V4])
     assert "speaks schema 2" in lost.reason
-    assert [call.id for call in work.sent] == ["fc-0"]
+    assert "speaks schema 2" in work.carry_one(work_of(V1)).lost
+    assert [call.id for call in work.sent] == ["fc-0", "fc-1"]
+    assert not fake.cancelled
 
 
 @pytest.mark.parametrize(

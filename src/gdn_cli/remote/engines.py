@@ -108,8 +108,9 @@ class Carrier(Elsewhere):
 
     def carry_one(self, piece: Work) -> Reply:
         """The reply to one piece of work; an empty one if it is left there."""
-        with contextlib.closing(self.carry([piece])) as answers:
-            return next(answers, (piece, Reply()))[1]
+        # to its end: closing it would cancel a call that another gdn can fetch
+        answers = list(self.carry([piece]))
+        return answers[0][1] if answers else Reply()
 
     @abstractmethod
     def split(self, jobs: list[Job]) -> list[Work]:
