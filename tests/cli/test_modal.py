@@ -507,7 +507,7 @@ def test_replies_that_are_none_cost_their_own_algos():
     with Server(answer=answer) as s:
         done = rent(s, "bench --algo cuda-v4,cuda-v1 -w 0")
     assert done.code == errors.REMOTE and "Traceback" not in done.out + done.err
-    assert words(done.out).count("what came back from Modal is not a reply of gdn") == 2
+    assert words(done.out).count("what came back is not a reply of gdn") == 2
     assert re.search(r"cuda-v1( \*)? +2\.00 us", done.out)
 
 

@@ -35,6 +35,9 @@ def line(content) -> str:
     return wire.marked(wire.encode(content)).decode().rstrip()
 
 
+EMPTY = line(wire.Reply(outcomes=[jobs.Outcome(Status.DONE)]))
+
+
 def engine_of(tmp_path, script: str, said: list | None = None) -> through.Through:
     """An engine whose command is a shell script; it keeps its stdin and its words."""
     file = tmp_path / "ssh"
@@ -85,6 +88,7 @@ def test_all_jobs_travel_in_one_parcel_and_records_come_as_they_are_made(tmp_pat
         ("echo 'Invalid partition' >&2; exit 1", "1 and without a reply: Invalid par"),
         ("echo gdn-parcel: rubbish", "ssh ended with 0 and without a reply"),
         ("kill -9 $$", "ssh ended with -9 and without a reply"),
+        (f"echo '{EMPTY}'", "what came back is not a reply of gdn: it has 0 records"),
     ],
 )
 def test_a_command_that_does_not_answer_keeps_what_came(script, why, tmp_path):

@@ -255,10 +255,7 @@ class Heard:
     def ended(self, why: str) -> Reply:
         """The reply, or the one in its place; checked."""
         reply = self.reply or Reply(lost=why)
-        due = len(self.work.jobs)
-        if not reply.lost and len(reply.outcomes) != due:
-            reply.lost = f"the reply has {len(reply.outcomes)} outcomes for {due} jobs"
-
+        reply.lost = reply.lost or replies.fault(self.work, reply, None)
         return reply
 
 
