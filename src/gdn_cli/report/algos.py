@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -64,8 +62,10 @@ def show_list(
     out = console()
     by_op = grouped(places, lambda place: place[0].op)
     shown = {DEFAULT_OP: by_op.pop(DEFAULT_OP, [])} if brief else by_op
+    hints: Counter[str] = Counter()
     for op, of_op in shown.items():
         print_table(out, _algos(op, of_op, best))
+        hints.update(place.hint for _, place in of_op if place.hint)
 
     if brief:
         print_table(out, _ops(by_op, brief))
@@ -74,19 +74,14 @@ def show_list(
     for b in broken:
         print_line(out, styled(("broken", "red"), f" {b.op}/{b.name}: {b.error}"))
 
-    _show_hints(out, chain.from_iterable(shown.values()))
+    for hint, count in hints.items():
+        how = MODAL if hint == GET_GPU else hint
+        remark(out, f"to run {count} of them:", how)
+
     if brief:
         remark(out, "`gdn list --op OP` shows an op's algos, `--all` those of every op")
 
     remark(out, "`gdn show ALGO` shows everything about one")
-
-
-def _show_hints(out: Console, places: Iterable[tuple[Algo, Place]]) -> None:
-    """What would run those that do not, with their number."""
-    hints = Counter(place.hint for _, place in places if place.hint)
-    for hint, count in hints.items():
-        how = MODAL if hint == GET_GPU else hint
-        remark(out, f"to run {count} of them:", how or "")
 
 
 def _algos(op: str, places: list[tuple[Algo, Place]], best: Best) -> Table:
