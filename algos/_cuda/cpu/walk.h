@@ -242,6 +242,8 @@ struct Walk {
   float gate(const Tokens& x, bool wide, int64_t i) const {
     return wide ? reinterpret_cast<const float*>(x.data)[i] : from_bf16(x.data[i]);
   }
+  // Where a call keeps the state after token t of sequence n as well; null: nowhere.
+  char* kept(int64_t, int64_t, int64_t) const { return nullptr; }
   float bias(int64_t i_hv) const {
     return half_bias ? from_bf16(static_cast<const uint16_t*>(dt_bias)[i_hv])
                      : static_cast<const float*>(dt_bias)[i_hv];
@@ -306,6 +308,7 @@ inline void take_lengths(Walk& j, const ffi::TensorView& cu_seqlens, int64_t N, 
 // Call: a Walk with
 //   bool padding(n)                 outputs 0, and no state is touched
 //   const char* origin(n, i_hv)     the state [V, K] to start from; null: zeros
+//   char* kept(n, t, i_hv)          the same, besides target; Walk's is nowhere
 //   char* target(n, t, i_hv)        where the state after token t goes; null: nowhere. t = -1: of a
 //                                   sequence of no tokens, asked only if it starts from zeros
 template <typename Call>
@@ -349,6 +352,9 @@ void walk_chunk(const void* p, int64_t chunk) {
     h.scale = j.scale;
     j.rows(h, from, j.at(j.v, n, t) + i_hv * V + i_v, to, output, j.chunk_rows);
     if (!direct && target) narrow(scratch, j.type, elements, target + inside);
+    char* const kept = j.kept(n, t, i_hv);
+    if (kept && direct) std::memcpy(kept + inside, to, elements * sizeof(float));
+    else if (kept) narrow(scratch, j.type, elements, kept + inside);
     from = to;
   }
 }

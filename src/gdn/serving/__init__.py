@@ -46,6 +46,7 @@ from torch import Tensor
 from gdn_cli.errors import UsageError
 
 from .. import tensor_checks
+from . import layouts
 from .client import FALLBACKS
 from .library import Exported
 from .operator import BF16, F32, POOLS, WHOLE, Fixed, Number, Operator, TensorArgument
@@ -69,6 +70,8 @@ _verify = Exported("mtp_verify", "gdn_mtp_packed/cuda-v1", "gdn_mtp_packed/cpp-v
 _prefill = Exported(
     "chunk_prefill", "gdn_prefill_packed/cuda-chunk-packed", "gdn_prefill_packed/cpp-v1"
 )
+
+_checkpoints = Exported("chunk_prefill_checkpoints", _prefill.cuda, _prefill.cpu)
 
 # written in place; what a state is computed with, in the order of all libraries
 _GATES = {
@@ -111,18 +114,25 @@ run_verify = Operator(
         **_NUMBERS,
     },
 )
-_run_prefill = Operator(
-    _prefill,
+_OF_PREFILL = {
+    **dict.fromkeys("qkv", TensorArgument((3,), BF16)),
+    **dict.fromkeys("ab", TensorArgument((2,), BF16 + F32)),
+    **_GATES,
+    "ssm_state_indices": TensorArgument((1,), WHOLE),
+    "has_initial_state": TensorArgument((1,), (torch.bool,), optional=True),
+    "cu_seqlens": TensorArgument((1,), WHOLE),
+    "scale": Number("float?"),
+    "out": TensorArgument((3,), BF16, written=True),
+    **_NUMBERS,
+}
+_run_prefill = Operator(_prefill, _OF_PREFILL)
+_run_checkpoints = Operator(
+    _checkpoints,
     {
-        **dict.fromkeys("qkv", TensorArgument((3,), BF16)),
-        **dict.fromkeys("ab", TensorArgument((2,), BF16 + F32)),
-        **_GATES,
-        "ssm_state_indices": TensorArgument((1,), WHOLE),
-        "has_initial_state": TensorArgument((1,), (torch.bool,), optional=True),
-        "cu_seqlens": TensorArgument((1,), WHOLE),
-        "scale": Number("float?"),
-        "out": TensorArgument((3,), BF16, written=True),
-        **_NUMBERS,
+        **_OF_PREFILL,
+        "checkpoints": TensorArgument((4,), POOLS, written=True),
+        "checkpoint_starts": TensorArgument((1,), WHOLE),
+        "checkpoints_every": Number("int"),
     },
 )
 
@@ -140,6 +150,7 @@ def packed_decode(
     use_qk_l2norm_in_kernel: bool = False,
     *,
     first_slot: int = 1,
+    state_layout: str = "VK",
 ) -> tuple[Tensor, Tensor]:
     """One token for each of B rows: vLLM 0.33's and SGLang 0.5.23's
     fused_recurrent_gated_delta_rule_packed_decode.
@@ -155,6 +166,9 @@ def packed_decode(
     use_qk_l2norm_in_kernel
                        divide q and k by their length first, sqrt(sum(x^2) + 1e-6)
     first_slot         slots below it are padding: 1 as in vLLM, 0 as in SGLang
+    state_layout       "KV": the states are [K, V]. The slots of the call are copied into a
+                       [V, K] pool of their own, and back: some small launches, and about four
+                       times the bytes of states
 
     Returns (out, initial_state).
     """
@@ -165,6 +179,15 @@ def packed_decode(
             tensor_checks.tensor("mixed_qkv", mixed_qkv, 2)
             tensor_checks.tensor("initial_state", initial_state, 4)
             raise
+    if state_layout != "VK":
+        states = layouts.KFirstStates(
+            initial_state, ssm_state_indices, first_slot, state_layout
+        )
+        tokens = mixed_qkv, a, b, A_log, dt_bias, scale
+        where = states.pool, out, states.rows, use_qk_l2norm_in_kernel
+        packed_decode(*tokens, *where, first_slot=0)
+        states.put_back(states.live)
+        return out, initial_state
     _run_decode(
         mixed_qkv,
         a,
@@ -205,6 +228,7 @@ def mtp_verify(
     *,
     out: Tensor | None = None,
     first_slot: int = 1,
+    state_layout: str = "VK",
 ) -> tuple[Tensor, Tensor]:
     """Up to 8 tokens for each of N sequences, as many states: vLLM 0.33's
     fused_sigmoid_gating_delta_rule_update.
@@ -213,7 +237,7 @@ def mtp_verify(
       tokens may lie apart
     v                    [1, total, HV, V] or [N, T, HV, V] bfloat16; tokens may lie apart
     a, b                 [total, HV] or [1, total, HV], else [N, T, HV], bfloat16
-    A_log, dt_bias, scale, initial_state
+    A_log, dt_bias, scale, initial_state, state_layout
                          as in packed_decode
     cu_seqlens           [N + 1] int32: where each sequence's tokens begin; 0 to T of them
     ssm_state_indices    [N, T] int32 or int64: the state after token t goes to slot [n,
@@ -259,6 +283,30 @@ def mtp_verify(
     if out is None:
         tensor_checks.tensor("v", v)
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    if state_layout != "VK":
+        states = layouts.KFirstStates(
+            initial_state, ssm_state_indices, first_slot, state_layout
+        )
+        mtp_verify(
+            A_log,
+            a,
+            b,
+            dt_bias,
+            q,
+            k,
+            v,
+            scale=scale,
+            initial_state=states.pool,
+            cu_seqlens=cu_seqlens,
+            ssm_state_indices=states.rows,
+            num_accepted_tokens=num_accepted_tokens,
+            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+            out=out,
+            first_slot=0,
+        )
+        counts = columns if cu_seqlens is None else cu_seqlens.diff()
+        states.put_back(layouts.verified(states, counts, num_accepted_tokens))
+        return out, initial_state
     run_verify(
         q,
         k,
@@ -304,6 +352,10 @@ def chunk_prefill(
     use_qk_l2norm_in_kernel: bool = True,
     *,
     first_slot: int = 1,
+    state_layout: str = "VK",
+    checkpoints_every: int | None = None,
+    checkpoints: Tensor | None = None,
+    checkpoint_starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Prompts of N sequences, from the pool and back to it: in one call what engines do
     around chunk_gated_delta_rule (gates, norm, gathering states, zeroing those of new
@@ -312,25 +364,66 @@ def chunk_prefill(
     q, k               [total, H, K] or [1, total, H, K] bfloat16; tokens may lie apart
     v                  [total, HV, V] or [1, total, HV, V] bfloat16; tokens may lie apart
     a, b               [total, HV] or [1, total, HV] bfloat16, before the gates
-    A_log, dt_bias, scale, initial_state, use_qk_l2norm_in_kernel
+    A_log, dt_bias, scale, initial_state, use_qk_l2norm_in_kernel, state_layout
                        as in packed_decode
     ssm_state_indices  [N] int32 or int64: the slot of each sequence
     cu_seqlens         [N + 1] int32 or int64: where each sequence's tokens begin
     has_initial_state  [N] bool: False starts from zeros; None: all have one
     out                [total, HV, V] or [1, total, HV, V] bfloat16, dense; None: a new
       one, of 3 axes
+    checkpoints_every  tokens, a multiple of 64: keep the state after each so many tokens of a
+      sequence, for prefix caches. FlashInfer's checkpoint_every_n_tokens
+    checkpoints        takes them, [any, HV, V, K] like initial_state, dense: the one after
+      (i + 1) checkpoints_every tokens of sequence n in row checkpoint_starts[n] + i. A row beyond
+      its end is left out. Padding has none
+    checkpoint_starts  [N] or [N + 1] int32 or int64; side by side (FlashInfer's
+      checkpoint_cu_starts) they are 0 and (cu_seqlens.diff() // checkpoints_every).cumsum(0)
 
     Returns (out, initial_state).
     """
     q, k, v = _flat("q", q, 3), _flat("k", k, 3), _flat("v", v, 3)
+    a, b = _flat("a", a, 2), _flat("b", b, 2)
     if out is None:
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    _run_prefill(
+    kept = checkpoints, checkpoint_starts, checkpoints_every
+    keeps = any(x is not None for x in kept)
+    if keeps:
+        _check_checkpoints(*kept)
+    if state_layout != "VK":
+        states = layouts.KFirstStates(
+            initial_state, ssm_state_indices, first_slot, state_layout
+        )
+        v_first = checkpoints.mT.contiguous() if checkpoints is not None else None
+        chunk_prefill(
+            q,
+            k,
+            v,
+            a,
+            b,
+            A_log,
+            dt_bias,
+            states.pool,
+            states.rows,
+            cu_seqlens,
+            has_initial_state,
+            scale,
+            out,
+            use_qk_l2norm_in_kernel,
+            first_slot=0,
+            checkpoints_every=checkpoints_every,
+            checkpoints=v_first,
+            checkpoint_starts=checkpoint_starts,
+        )
+        states.put_back(states.live)
+        if checkpoints is not None and v_first is not None:
+            checkpoints.copy_(v_first.mT)
+        return out, initial_state
+    arguments = (
         q,
         k,
         v,
-        _flat("a", a, 2),
-        _flat("b", b, 2),
+        a,
+        b,
         A_log,
         dt_bias,
         initial_state,
@@ -342,7 +435,22 @@ def chunk_prefill(
         first_slot,
         NORM_EPSILON if use_qk_l2norm_in_kernel else -1.0,
     )
+    if keeps:
+        _run_checkpoints(*arguments, *kept)
+    else:
+        _run_prefill(*arguments)
     return out, initial_state
+
+
+def _check_checkpoints(places: Any, starts: Any, every: Any) -> None:
+    """Three arguments of chunk_prefill, of which one is given."""
+    if places is None or starts is None or every is None:
+        names = "checkpoints_every, checkpoints and checkpoint_starts"
+        raise ValueError(f"{names}: expected all three, or none")
+    tensor_checks.tensor("checkpoints", places, 4)
+    number = tensor_checks.number("checkpoints_every", every, int)
+    if not number or number < 64 or number % 64:
+        raise ValueError(f"checkpoints_every: expected a multiple of 64, got {every}")
 
 
 def _flat(name: str, x: Tensor, axes: int) -> Tensor:
@@ -368,10 +476,10 @@ def prepare(
     """Build or load the libraries of these functions of this module (default: packed_decode,
     mtp_verify and chunk_prefill) for pools of this dtype on "cuda" or "cpu": minutes the first time
     on a machine. Raises UsageError, MissingError or GdnError."""
-    known: dict[Callable[..., Any], Exported] = {
-        packed_decode: _decode,
-        mtp_verify: _verify,
-        chunk_prefill: _prefill,
+    known: dict[Callable[..., Any], tuple[Exported, ...]] = {
+        packed_decode: (_decode,),
+        mtp_verify: (_verify,),
+        chunk_prefill: (_prefill, _checkpoints),
     }
     for function in functions:
         if function not in list(known):
@@ -381,5 +489,6 @@ def prepare(
     if kind not in ("cuda", "cpu"):
         raise UsageError(f"prepare: device: expected 'cuda' or 'cpu', got {device}")
     for function in functions or known:
-        known[function].failed.clear()
-        known[function][dtype, kind == "cuda"]
+        for exported in known[function]:
+            exported.failed.clear()
+            exported[dtype, kind == "cuda"]
