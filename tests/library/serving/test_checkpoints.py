@@ -110,7 +110,7 @@ def test_the_rest_of_the_call_is_as_without_them(device):
     x, plain = (call([130, 64], [2, 1], device) for _ in range(2))
     out, pool = serving.chunk_prefill(**kept(x, 64))
     expected, right = serving.chunk_prefill(**plain)
-    limit = LIMIT[device]
+    limit = 2 * LIMIT[device]
     assert error(out, expected.cpu().double()) < limit
     for slot in (1, 2):
         assert error(pool[slot], right[slot].cpu().double()) < limit
@@ -136,8 +136,8 @@ def test_a_prompt_goes_on_from_a_checkpoint(device):
     later |= {name: x[name] for name in ("A_log", "dt_bias")}
     later |= {"initial_state": cached}
     again, state = serving.chunk_prefill(**later)
-    assert error(again, out[128:].cpu().double()) < LIMIT[device]
-    assert error(state[1], pool[1].cpu().double()) < LIMIT[device]
+    assert error(again, out[128:].cpu().double()) < 2 * LIMIT[device]
+    assert error(state[1], pool[1].cpu().double()) < 2 * LIMIT[device]
 
 
 @devices
