@@ -9,8 +9,8 @@ addressed by slots and updated in place.
 `gdn.serving.vllm`, `.sglang`, `.transformers` and `.fla` put these into an installed client.
 
 All functions run on the current stream of the tensors' device, wait for nothing and
-allocate nothing but an output that is not given (chunk_prefill: also scratch, from
-torch). So a CUDA graph can capture them once their library is loaded. They may be
+allocate nothing but an output that is not given (from torch: chunk_prefill's scratch, and copies
+of float16 and of K-first states). So a CUDA graph can capture them once their library is loaded. They may be
 called from any thread. There is no backward. The step is that of Gated Delta Networks
 (arXiv 2412.06464):
 
@@ -145,7 +145,7 @@ _run_gates = Operator(
     },
     pool="log_g",
 )
-_OF_PREFILL = {
+_OF_PREFILL: dict[str, TensorArgument | Number | Fixed] = {
     **dict.fromkeys("qkv", TensorArgument((3,), BF16)),
     **dict.fromkeys("ab", TensorArgument((2,), BF16 + F32)),
     **_GATES,

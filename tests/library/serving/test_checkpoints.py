@@ -165,6 +165,18 @@ def test_more_tokens_between_them_than_any_prompt_has(device):
     assert wrong(x) == []
 
 
+@devices
+def test_it_compiles_in_one_graph_and_counts_what_it_writes(device):
+    x, again = (kept(call([70, 129], [2, 1], device), 64) for _ in range(2))
+    out, _ = serving.chunk_prefill(**x)
+    torch._dynamo.reset()
+    run = torch.compile(serving.chunk_prefill, fullgraph=True, backend="aot_eager")
+    before = again["checkpoints"]._version
+    found, _ = run(**again)
+    assert same(found, out) and same(again["checkpoints"], x["checkpoints"])
+    assert again["checkpoints"]._version > before
+
+
 @on_a_cpu
 @pytest.mark.parametrize("every", [100, 0, -64, 63])
 def test_what_is_no_multiple_of_64_is_refused(every):

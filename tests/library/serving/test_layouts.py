@@ -96,7 +96,7 @@ def test_verify(device, dtype):
     """A sequence with fewer tokens, one of none, one whose count is out of range, padding, and a
     column that names another sequence's slot but has no token.
     """
-    slots = [[1, 2, 3], [4, 5, 1], [6, 7, 8], [9, 10, 11], [0, 12, 13]]
+    slots = [[1, 2, 3], [4, 5, 3], [6, 7, 8], [9, 10, 11], [0, 12, 13]]
     lengths, accepted = [3, 2, 0, 3, 2], [2, 1, 3, 4, 1]
     x = tokens(sum(lengths), device)
     before = steps.pool(14, HV, device, dtype)
