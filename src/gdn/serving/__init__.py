@@ -10,9 +10,9 @@ addressed by slots and updated in place.
 
 All functions run on the current stream of the tensors' device, wait for nothing and
 allocate nothing but an output that is not given (from torch: chunk_prefill's scratch, and copies
-of float16 and of K-first states). So a CUDA graph can capture them once their library is loaded. They may be
-called from any thread. There is no backward. The step is that of Gated Delta Networks
-(arXiv 2412.06464):
+of float16 and of K-first states). So a CUDA graph can capture them once their library is
+loaded. They may be called from any thread. There is no backward. The step is that of Gated Delta
+Networks (arXiv 2412.06464):
 
     S <- g S;  S <- S + beta (v - S k) k^T;  o = scale S q
     g = exp(-exp(A_log) softplus(a + dt_bias)),  beta = sigmoid(b),  both in float32
