@@ -18,7 +18,7 @@
 //   - x and y are one product of matrices, S times [k_0 q_0 k_1 q_1 ...]^T, on the tensor cores (mma.sync, 8 columns for 4
 //     tokens). Multiply-adds and shuffles would be 8 and more instructions for each element of S with 4 tokens. k and q are
 //     bf16, so nothing is lost: S in bf16 is multiplied as it is; S in f32 as two parts of 11 bits each (tf32), which
-//     leaves an error of 2^-21; S in f16 fits one part.
+//     leaves an error of 2^-21; S in f16 fits one part. With tokens of f16, which tf32 holds too, S in bf16 is such a part as well.
 //   - S comes first. A warp that loads it has nothing else to do before: the slot, the address, the loads, and then v. One
 //     more warp of the CTA loads k, q and the gates, makes M and W, and leaves these and k and q in shared memory.
 //   - The order of K in a product is free: lane c of the four of a row takes 16 bytes side by side.
@@ -37,6 +37,7 @@
 
 #include "decode.cuh"
 #include "mma_bf16.cuh"
+#include "mma_f16.cuh"
 #include "mma_tf32.cuh"
 #include "order.cuh"
 
@@ -60,11 +61,11 @@ struct MtpArguments {
 
   const int32_t* cu_seqlens;   // [B + 1]; null: each sequence has `tokens` tokens
   int32_t tokens, slot_stride, first_slot, slots_end, v_batch, v_token;  // slots below first_slot or from slots_end on: padding
-  const __nv_bfloat16* v;      // [.., HV, V]
+  const __nv_bfloat16* v;      // [.., HV, V]; this and all others with 16 bits: of Token, which the kernel knows
   __nv_bfloat16* output;       // [.., HV, V], dense
   float scale;
   Divisor by_group{1};         // value heads of one query/key head
-  uint8_t mode, dt_bias_bf16;
+  uint8_t mode, dt_bias_half;  // dt_bias has 16 bits
 
   const __nv_bfloat16* k;      // [B, tokens, H, K], or [all tokens, H, K] with cu_seqlens; the others likewise
   const __nv_bfloat16* q;
@@ -73,7 +74,7 @@ struct MtpArguments {
   const void* b;
   int32_t a_batch, a_token, b_batch, b_token;
   const float* A_log;          // [HV]; null if the gates are given: a is log g, in float, and b beta, in float if wide_beta
-  const void* dt_bias;         // [HV] float or bfloat16
+  const void* dt_bias;         // [HV] float, or as tokens
   float epsilon;               // of the norm, under the root; below 0: q and k are taken as they are
   void* states;                // where states go: the pool, or [N, >= tokens, HV, V, K] of T
   const void* states_rows;     // [B], the row of `states`; null: the sequence's number
@@ -162,13 +163,20 @@ __device__ __forceinline__ void make_coefficients(Coefficients<TOKENS>& to, cons
   }
 }
 
+// d += a b of tokens, summed in f32.
+template <typename Token>
+__device__ __forceinline__ void multiply_tokens(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<Token, __half>) flashcore::multiply_add(d, a, b0, b1);
+  else multiply_add(d, a, b0, b1);
+}
+
 // d += S b for 16 bytes a lane of rows g (w[0]) and, with 16 ROWS, g + 8 (w[1]); b: the same elements of vector g.
-template <int ROWS, typename T>
+template <typename Token, int ROWS, typename T>
 __device__ __forceinline__ void multiply_block(float (&d)[2][4], const uint32_t (&w)[ROWS / 8][4], const uint32_t* b,
                                                const T*) {
   constexpr int LAST = ROWS / 8 - 1;
   const auto second = [](uint32_t x) { return LAST ? x : 0u; };
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16> && std::is_same_v<Token, T>) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t a[4] = {w[0][2 * i], second(w[LAST][2 * i]), w[0][2 * i + 1], second(w[LAST][2 * i + 1])};
@@ -187,7 +195,9 @@ __device__ __forceinline__ void multiply_block(float (&d)[2][4], const uint32_t 
         upper[n] = __float_as_uint(x) & 0xffffe000u;
         lower[n] = __float_as_uint(x - __uint_as_float(upper[n]));
       }
-      const uint32_t b0 = b[i / 2] << 16, b1 = b[i / 2] & 0xffff0000u;
+      float pair[2];
+      unpack<2>(pair, b + i / 2, static_cast<const Token*>(nullptr));
+      const uint32_t b0 = __float_as_uint(pair[0]), b1 = __float_as_uint(pair[1]);
       multiply_add_tf32(d[sizeof(T) == 4 ? 0 : i / 2 % 2], upper, b0, b1);
       if constexpr (sizeof(T) == 4) multiply_add_tf32(d[1], lower, b0, b1);
     }
@@ -200,7 +210,7 @@ __device__ __forceinline__ const E* of_token(const E* from, uint32_t i_b, int32_
   return from + (static_cast<int64_t>(static_cast<int32_t>(i_b)) * batch + static_cast<int64_t>(t) * token + i);
 }
 
-// The same of a or b: its bits, of float if `wide`, else of bf16.
+// The same of a or b: its bits, of float if `wide`, else of 16 bits.
 __device__ __forceinline__ void load_gate(uint32_t* bits, const void* from, bool wide, uint32_t i_b, int32_t batch, int32_t token, int t,
                                           uint32_t i) {
   if (wide) ptx::load_now<4>(bits, of_token(static_cast<const uint32_t*>(from), i_b, batch, token, t, i));
@@ -232,12 +242,12 @@ __device__ __forceinline__ int32_t load_index(const void* of, uint32_t i, uint32
 template <int TOKENS, int PAD>
 struct OfHead {
   Coefficients<TOKENS> coefficients;
-  alignas(16) char vectors[2 * TOKENS][K * 2 + PAD];  // k_0 q_0 k_1 .. in bf16
+  alignas(16) char vectors[2 * TOKENS][K * 2 + PAD];  // k_0 q_0 k_1 .. as tokens are
 };
 
 // The work of that warp; `vectors_ready` is called once they are. Vector lane / 4 (and + 8): k or q of token lane / 8 (and
 // + 4), columns 8 (lane % 4) + 32 n and the next 7.
-template <bool GIVEN, int TOKENS, int PAD, typename Ready>
+template <bool GIVEN, typename Token, int TOKENS, int PAD, typename Ready>
 __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArguments& p, uint32_t i_b, uint32_t i_hv,
                                           uint32_t lane, Ready vectors_ready) {
   constexpr int N = TOKENS / 4;
@@ -262,8 +272,8 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
   }
   if constexpr (!GIVEN) {
     ptx::load_now<4>(&A_log, p.A_log + i_hv);
-    const char* bias_at = static_cast<const char*>(p.dt_bias) + (i_hv << (p.dt_bias_bf16 ? 1 : 2));
-    ptx::load_now<2>(&bias, bias_at + (p.dt_bias_bf16 ? 0 : 2));  // a bfloat16 is the upper half of a float
+    const char* bias_at = static_cast<const char*>(p.dt_bias) + (i_hv << (p.dt_bias_half ? 1 : 2));
+    ptx::load_now<2>(&bias, bias_at + (p.dt_bias_half ? 0 : 2));  // a bfloat16 is the upper half of a float
     ptx::load_now<2>(&bias_low, bias_at);
   }
 #pragma unroll
@@ -278,8 +288,8 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
   for (int n = 0; n < 8; ++n) {
     const uint32_t *first = &words[0][n / 2][n % 2 * 2], *second = &words[N - 1][n / 2][n % 2 * 2];
     const uint32_t x[4] = {first[0], N == 2 ? second[0] : 0, first[1], N == 2 ? second[1] : 0};
-    multiply_add(dots[n % 4][0], x, first[0], first[1]);
-    if constexpr (N == 2) multiply_add(dots[n % 4][1], x, second[0], second[1]);
+    multiply_tokens<Token>(dots[n % 4][0], x, first[0], first[1]);
+    if constexpr (N == 2) multiply_tokens<Token>(dots[n % 4][1], x, second[0], second[1]);
   }
   float gate[N], beta[N];
 #pragma unroll
@@ -287,9 +297,10 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
 #pragma unroll
     for (int n = 0; n < 4; ++n)
       dots[0][j][n] = (dots[0][j][n] + dots[1][j][n]) + (dots[2][j][n] + dots[3][j][n]);
-    const float dt_bias = __uint_as_float(bias << 16 | (p.dt_bias_bf16 ? 0 : bias_low));
-    gate[j] = exp2_approx(log2_gate(a[j], GIVEN, __uint_as_float(A_log), dt_bias));
-    beta[j] = beta_gate(b[j], GIVEN, GIVEN && p.wide_beta);
+    float dt_bias = __uint_as_float(bias << 16 | (p.dt_bias_half ? 0 : bias_low));
+    if constexpr (std::is_same_v<Token, __half>) dt_bias = p.dt_bias_half ? token_value<Token>(bias) : dt_bias;
+    gate[j] = exp2_approx(log2_gate<Token>(a[j], GIVEN, __uint_as_float(A_log), dt_bias));
+    beta[j] = beta_gate<Token>(b[j], GIVEN, GIVEN && p.wide_beta);
   }
   make_coefficients<TOKENS>(to.coefficients, dots[0], gate, beta, p.scale, p.epsilon, lane);
 }
@@ -297,7 +308,8 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
 // A CTA has GROUPS groups of SPLIT warps, all of one head, and one more warp for M and W. A group has ROWS rows (8 or 16)
 // of S; each of its warps multiplies a part of their columns. Four lanes have a row of the product, and lane c of them
 // tokens c and c + 4. TOKENS: room for 4 or 8.
-template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS, int LOAD, int STORE, int RESIDENT, bool GIVEN = false>
+template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS, int LOAD, int STORE, int RESIDENT, bool GIVEN = false,
+          typename Token = __nv_bfloat16>
 __global__ void __launch_bounds__((SPLIT * GROUPS + 1) * 32,
                                   RESIDENT > SPLIT * GROUPS + 1 ? RESIDENT / (SPLIT * GROUPS + 1) : 1)
 gdn_mtp(const __grid_constant__ MtpArguments p) {
@@ -322,7 +334,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   const uint32_t i_bh = blockIdx.x / TILES, i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
   // Barriers: 0 for the vectors; one of each group for M and W, and for x and y in parts; one of each for its tile.
   if (warp == WARPS) {  // 3. M and W
-    make_head<GIVEN>(head, p, i_b, i_hv, lane, [] { named_barrier_arrive<(WARPS + 1) * 32>(0); });
+    make_head<GIVEN, Token>(head, p, i_b, i_hv, lane, [] { named_barrier_arrive<(WARPS + 1) * 32>(0); });
 #pragma unroll
     for (int i = 0; i < GROUPS; ++i) named_barrier_arrive<SPLIT * 32 + 32>(1 + i);
     return;
@@ -364,7 +376,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
     for (int i = 0; i < LOADS; ++i)
       load<16, LOAD>(w[i], from + (WRITES ? i * 512 : (i % HALVES * 8 * K + i / HALVES * BLOCK) * int(sizeof(T))));
   }
-  uint32_t v[HALVES][N];  // bf16; of token c (and + 4)
+  uint32_t v[HALVES][N];  // of token c (and + 4)
 #pragma unroll
   for (int j = 0; j < N; ++j)
 #pragma unroll
@@ -383,14 +395,14 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   if (WRITES && p.states_rows != nullptr) {
     states_row = load_index(p.states_rows, i_b, p.rows_shift, 0);
   }
-  __nv_bfloat16* output =
-      p.output + ((static_cast<int64_t>(p.cu_seqlens ? 0 : i_b * p.tokens) + begin) * p.HV + i_hv) * V + tile;
+  Token* output =
+      reinterpret_cast<Token*>(p.output) + ((static_cast<int64_t>(p.cu_seqlens ? 0 : i_b * p.tokens) + begin) * p.HV + i_hv) * V + tile;
 
   if (padding) {  // zeros, and no state
     if (part == 0)
 #pragma unroll 1
       for (int i = lane; i < count * ROWS; i += 32)
-        output[static_cast<int64_t>(i / ROWS) * p.HV * V + i % ROWS] = __float2bfloat16(0.f);
+        output[static_cast<int64_t>(i / ROWS) * p.HV * V + i % ROWS] = to_token<Token>(0.f);
     return;
   }
 
@@ -422,7 +434,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
         for (int h = 0; h < HALVES; ++h) read<16>(s[h], at + (g + 8 * h) * ROW + chunk * 16);
 #pragma unroll
         for (int j = 0; j < N; ++j)
-          multiply_block<ROWS>(d[j][sizeof(T) == 4 ? n : i % 2], s, of_vectors[j] + n * 2, static_cast<const T*>(nullptr));
+          multiply_block<Token, ROWS>(d[j][sizeof(T) == 4 ? n : i % 2], s, of_vectors[j] + n * 2, static_cast<const T*>(nullptr));
       }
     }
   } else {
@@ -437,7 +449,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
       for (int j = 0; j < N; ++j) {
         uint32_t of_vectors[EACH / 2];
         read<EACH * 2>(of_vectors, &head.vectors[8 * j + lane / 4][(column + i * BLOCK) * 2]);
-        multiply_block<ROWS>(d[j][i % 2], s, of_vectors, static_cast<const T*>(nullptr));
+        multiply_block<Token, ROWS>(d[j][i % 2], s, of_vectors, static_cast<const T*>(nullptr));
       }
     }
   }
@@ -474,7 +486,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   for (int j = 0; j < N; ++j) {
     factors[j] = coefficients.factors[4 * j + c];
 #pragma unroll
-    for (int h = 0; h < HALVES; ++h) r[j][h] = factors[j].x * low(v[h][j]) - factors[j].y * xy[j][h].x;
+    for (int h = 0; h < HALVES; ++h) r[j][h] = factors[j].x * token_value<Token>(v[h][j]) - factors[j].y * xy[j][h].x;
   }
 #pragma unroll
   for (int j = 0; j < N; ++j) {
@@ -498,7 +510,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
     for (int h = 0; h < HALVES; ++h) {
       const uint32_t row = lane / 4 + 8 * h;
       if (t < count && (SPLIT == 1 || part == 0))
-        output[t * static_cast<int64_t>(p.HV * V) + row] = __float2bfloat16(o[h]);
+        output[t * static_cast<int64_t>(p.HV * V) + row] = to_token<Token>(o[h]);
       // In the order of step 6: rows of the warp's share; of each pair the first ones before the others
       const uint32_t pairs = row / SHARE * SHARE + row % 2 * (SHARE / 2) + row % SHARE / 2;
       if constexpr (WRITES) deltas[warp][t][CHUNKS == 32 ? row : pairs] = delta[h];
@@ -529,7 +541,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
       float k[EACH];
       uint32_t k_words[EACH / 2];
       read<EACH * 2>(k_words, &head.vectors[2 * t][lane % CHUNKS * EACH * 2]);
-      unpack<EACH>(k, k_words, static_cast<const __nv_bfloat16*>(nullptr));
+      unpack<EACH>(k, k_words, static_cast<const Token*>(nullptr));
       const float* d_t = &deltas[warp][t][part * SHARE + (CHUNKS == 32 ? 0 : lane / 16 * (SHARE / 2))];
 #pragma unroll
       for (int i = 0; i < LOADS; ++i) {

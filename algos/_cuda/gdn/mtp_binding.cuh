@@ -19,7 +19,7 @@
 namespace gdn {
 
 // In mtp_launch.cuh, whose instances have a file of their own for each T, so that they compile side by side.
-template <typename T, bool WRITES>
+template <typename T, bool WRITES, typename Token = __nv_bfloat16>
 void launch_mtp(const MtpArguments& p, int64_t heads, int device, cudaStream_t stream);
 
 // A stride in the 32 bits that the kernel has for it.
@@ -33,6 +33,7 @@ inline int32_t narrow(const char* name, int64_t stride) {
 // q, k [B, T, H, 128], v [B, T, HV, 128], a, b [B, T, HV] bf16, 1 <= T <= 8, HV a multiple of H; with cu_seqlens [B + 1]
 // int32 they are [total, ...], and a sequence has up to T tokens, the columns of state_indices (8 if it has one axis). Without
 // it they may be [total, ...], with total / B tokens for each sequence. [total, ...] may have a leading axis of 1.
+// With STATES q, k, v, a, b, output and dt_bias may be f16 instead of bf16.
 // A_log [HV] f32, dt_bias [HV] f32 or bf16, or neither (GateTypes). pool [slots, HV, 128, 128] f32 or bf16, k-last. state_indices
 // [B] or [B, T], int32 or int64: a sequence starts from the state in its slot, or in that of column num_accepted_tokens - 1 ([B], int32 or
 // int64; none: column 0). If its count is not in 1..T, or its start slot is below first_slot (or 0), or not the pool's, it
@@ -82,13 +83,15 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
   if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "pool: expected on a CUDA device";
   const int64_t slots = pool.size(0);
   if (B * HV >= int64_t{1} << 25) TVM_FFI_THROW(ValueError) << "B * HV = " << B * HV << ": expected less than 2^25";
-  const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1}, i32{kDLInt, 32, 1}, i64{kDLInt, 64, 1};
+  const DLDataType bf16{kDLBfloat, 16, 1}, f16{kDLFloat, 16, 1}, f32{kDLFloat, 32, 1}, i32{kDLInt, 32, 1}, i64{kDLInt, 64, 1};
   const DLDataType of_state = pool.dtype();
   if (of_state != f32 && of_state != bf16) {
     TVM_FFI_THROW(ValueError) << "pool: expected float32 or bfloat16, got " << ffi::DLDataTypeToString(of_state);
   }
 
   using bf = __nv_bfloat16;
+  const bool half = STATES && q.dtype() == f16;
+  const DLDataType of_token = half ? f16 : bf16;
   MtpArguments p{};
   const auto taken = [&](const ffi::TensorView& t, const char* name, DLDataType dtype, int64_t heads, bool vectors, size_t align,
                          int32_t* batch, int32_t* token) {
@@ -105,11 +108,11 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
     return at;
   };
   const auto vectors = [&](const ffi::TensorView& t, const char* name, int64_t heads, size_t align, int32_t* batch, int32_t* token) {
-    return taken(t, name, bf16, heads, true, align, batch, token);
+    return taken(t, name, of_token, heads, true, align, batch, token);
   };
   p.q = vectors(q, "q", H, ALIGNMENT, &p.q_batch, &p.q_token), p.k = vectors(k, "k", H, ALIGNMENT, &p.k_batch, &p.k_token);
   p.v = vectors(v, "v", HV, 2, &p.v_batch, &p.v_token);
-  const GateTypes gates(A_log, dt_bias, b);
+  const GateTypes gates(A_log, dt_bias, b, of_token);
   p.a = taken(a, "a", gates.a, HV, false, gates.a.bits / 8, &p.a_batch, &p.a_token);
   p.b = taken(b, "b", gates.b, HV, false, gates.b.bits / 8, &p.b_batch, &p.b_token);
   int64_t strides[2];
@@ -123,14 +126,14 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
     p.states_stride = narrow("states", buffers[0]), p.state_stride = narrow("states", buffers[1]);
     if (buffers[2] != strides[1]) TVM_FFI_THROW(ValueError) << "states: expected its heads as far apart as pool's, " << strides[1];
   }
-  p.output = axes == 1 ? data<bf>(output, "output", bf16, {total, HV, V}, device)
-                        : data<bf>(output, "output", bf16, {B, T, HV, V}, device);
+  p.output = axes == 1 ? data<bf>(output, "output", of_token, {total, HV, V}, device)
+                        : data<bf>(output, "output", of_token, {B, T, HV, V}, device);
   p.wide_beta = gates.b == f32;
   if (!gates.given) {
     const ffi::TensorView bias = dt_bias.value();
     p.A_log = data<const float>(A_log.value(), "A_log", f32, {HV}, device);
-    p.dt_bias_bf16 = bias.dtype() == bf16;
-    p.dt_bias = data<const char>(bias, "dt_bias", p.dt_bias_bf16 ? bf16 : f32, {HV}, device);
+    p.dt_bias_half = bias.dtype() == of_token;
+    p.dt_bias = data<const char>(bias, "dt_bias", p.dt_bias_half ? of_token : f32, {HV}, device);
   }
   const bool wide = state_indices.dtype() == i64;
   p.slot_shift = wide ? 3 : 2, p.columns = static_cast<uint32_t>(columns ? T : 1);
@@ -156,12 +159,18 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
   if (B == 0 || total == 0) return;
   const CurrentDevice current(device.device_id);
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+  const int64_t heads = B * HV;
   if constexpr (STATES) {
-    if (mode != OUTPUTS && of_state == f32) launch_mtp<float, true>(p, B * HV, device.device_id, stream);
-    if (mode != OUTPUTS && of_state == bf16) launch_mtp<bf, true>(p, B * HV, device.device_id, stream);
+    const int id = device.device_id;
+    if (half && mode != OUTPUTS && of_state == f32) launch_mtp<float, true, __half>(p, heads, id, stream);
+    if (half && mode != OUTPUTS && of_state == bf16) launch_mtp<bf, true, __half>(p, heads, id, stream);
+    if (half && mode == OUTPUTS && of_state == f32) launch_mtp<float, false, __half>(p, heads, id, stream);
+    if (half && mode == OUTPUTS && of_state == bf16) launch_mtp<bf, false, __half>(p, heads, id, stream);
+    if (!half && mode != OUTPUTS && of_state == f32) launch_mtp<float, true>(p, heads, device.device_id, stream);
+    if (!half && mode != OUTPUTS && of_state == bf16) launch_mtp<bf, true>(p, heads, device.device_id, stream);
   }
-  if (mode == OUTPUTS && of_state == f32) launch_mtp<float, false>(p, B * HV, device.device_id, stream);
-  if (mode == OUTPUTS && of_state == bf16) launch_mtp<bf, false>(p, B * HV, device.device_id, stream);
+  if (!half && mode == OUTPUTS && of_state == f32) launch_mtp<float, false>(p, heads, device.device_id, stream);
+  if (!half && mode == OUTPUTS && of_state == bf16) launch_mtp<bf, false>(p, heads, device.device_id, stream);
   TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
 }
 

@@ -46,6 +46,8 @@ def prefill(
 
     Returns (output like v, state).
     """
+    if v.dtype == torch.float16:  # chunk_prefill would round it
+        raise ValueError("v: expected bfloat16, got float16")
     B, T, HV, V = v.shape
     if cu_seqlens is None:
         cu_seqlens = torch.arange(0, B * T + 1, T, dtype=torch.int32, device=v.device)
