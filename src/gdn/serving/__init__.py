@@ -199,8 +199,8 @@ def packed_decode(
                        divide q and k by their length first, sqrt(sum(x^2) + 1e-6)
     first_slot         slots below it are padding: 1 as in vLLM, 0 as in SGLang
     state_layout       "KV": the states are [K, V]. The slots of the call are copied into a
-                       [V, K] pool of their own, and back: some small launches, and about four
-                       times the bytes of states
+                       [V, K] pool of their own, and back, which takes about ten times as long
+                       as the call
 
     Returns (out, initial_state).
     """

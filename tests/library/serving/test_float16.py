@@ -240,7 +240,6 @@ def test_what_gates_returns_is_what_the_others_take(device):
         ("a", lambda x: x.double()),
         ("a", lambda x: 1.0),
     ],
-    ids=str,
 )
 def test_gates_that_do_not_fit_are_refused(device, name, change):
     x = steps.tokens(3, H, HV, device)
