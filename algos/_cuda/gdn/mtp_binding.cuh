@@ -27,6 +27,73 @@ inline int32_t narrow(const char* name, int64_t stride) {
   return static_cast<int32_t>(within(name, stride, 0, INT32_MAX));
 }
 
+// A call whose arguments fit.
+struct MtpCall {
+  int64_t B, total, T, H, HV;
+  int axes;        // before the heads: of sequences and their tokens, or of all tokens
+  bool lengths;    // cu_seqlens
+  DLDevice device;
+  DLDataType of_state;
+
+  bool empty() const { return B == 0 || total == 0; }
+
+  // A tensor of all tokens: vectors [.., heads, 128], or numbers [.., heads].
+  const __nv_bfloat16* taken(const ffi::TensorView& t, const char* name, DLDataType dtype, int64_t heads, bool vectors, size_t align,
+                             int32_t* batch, int32_t* token) const {
+    using bf = __nv_bfloat16;
+    int64_t strides[2] = {};
+    const bf* at;
+    if (axes == 1) {
+      at = vectors ? strided<const bf>(t, name, dtype, {total, heads, K}, device, align, strides + 1)
+                   : strided<const bf>(t, name, dtype, {total, heads}, device, align, strides + 1);
+    } else {
+      at = vectors ? strided<const bf, 2>(t, name, dtype, {B, T, heads, K}, device, align, strides)
+                   : strided<const bf, 2>(t, name, dtype, {B, T, heads}, device, align, strides);
+    }
+    *batch = narrow(name, axes == 1 && !lengths ? T * strides[1] : strides[0]), *token = narrow(name, strides[1]);
+    return at;
+  }
+};
+
+// Packed rows [B, T, 2 H 128 + HV 128] or [total, ..] of bfloat16 as q, k and v; [total, ..] as [1, total, ..]. Throws ValueError if
+// they are different.
+struct Packed {
+ private:
+  int64_t shape[3], strides[3];
+  DLTensor rows;
+
+  // `axis` of the rows [B, T, columns].
+  static int64_t size(const ffi::TensorView& t, int axis) { return t.ndim() == 3 ? t.size(axis) : axis == 0 ? 1 : t.size(axis - 1); }
+  static int64_t stride(const ffi::TensorView& t, int axis) {
+    return t.ndim() == 3 ? t.stride(axis) : axis == 0 ? t.size(0) * t.stride(0) : t.stride(axis - 1);
+  }
+  static int64_t heads(const ffi::TensorView& mixed_qkv, const ffi::TensorView& pool) {
+    const int axes = mixed_qkv.ndim();
+    if ((axes != 2 && axes != 3) || pool.ndim() != 4) TVM_FFI_THROW(ValueError) << "expected mixed_qkv of 2 or 3 axes, pool of 4";
+    const int64_t width = mixed_qkv.size(-1), HV = pool.size(1), H = (width - HV * V) / (2 * K);
+    if (HV < 1 || H < 1 || 2 * H * K + HV * V != width || HV % H) {
+      TVM_FFI_THROW(ValueError) << "mixed_qkv: " << width << " columns are not 2 H 128 + HV 128 with HV = " << HV
+                                << ", a multiple of H";
+    }
+    // here, where it has its own name: take_mtp knows its parts alone
+    const DLDataType bf16{kDLBfloat, 16, 1};
+    int64_t strides[2];
+    if (axes == 2) strided<const char>(mixed_qkv, "mixed_qkv", bf16, {mixed_qkv.size(0), width}, pool.device(), 16, strides);
+    else strided<const char, 2>(mixed_qkv, "mixed_qkv", bf16, {mixed_qkv.size(0), mixed_qkv.size(1), width}, pool.device(), 16, strides);
+    return H;
+  }
+
+ public:
+  Heads<K> q, k, v;
+
+  Packed(const ffi::TensorView& mixed_qkv, const ffi::TensorView& pool) : Packed(mixed_qkv, heads(mixed_qkv, pool), pool.size(1)) {}
+  Packed(const ffi::TensorView& t, int64_t H, int64_t HV)
+      : shape{size(t, 0), size(t, 1), size(t, 2)},
+        strides{stride(t, 0), stride(t, 1), stride(t, 2)},
+        rows{t.data_ptr(), t.device(), 3, t.dtype(), shape, strides, t.byte_offset()},
+        q(ffi::TensorView(&rows), 0, H), k(ffi::TensorView(&rows), H, H), v(ffi::TensorView(&rows), 2 * H, HV) {}
+};
+
 // Several tokens of each sequence, for an engine that verifies drafts. The first two axes of q, k, v, a, b and pool, three of
 // states and the first one of state_indices may be strided.
 //
@@ -42,9 +109,9 @@ inline int32_t narrow(const char* name, int64_t stride) {
 // mode 0: no state is written (without STATES the only one); 1: the one after the last token, to the start slot; 2: the one
 // after token t to slot state_indices[b, t], unless that is below first_slot, or not the pool's; 3: to states[states_rows[b]
 // or b, t], of states [N, >= T, HV, 128, 128] like the pool, its heads as far apart, unless the row is below 0.
-// Throws ValueError if an argument is different.
+// Throws ValueError if an argument is different. Fills in `p`.
 template <bool STATES>
-void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
+MtpCall take_mtp(MtpArguments& p, ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
                        ffi::Optional<ffi::TensorView> A_log, ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
                        ffi::TensorView state_indices,
                        ffi::Optional<ffi::TensorView> num_accepted_tokens, ffi::Optional<ffi::TensorView> cu_seqlens,
@@ -89,29 +156,15 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
   }
 
   using bf = __nv_bfloat16;
-  MtpArguments p{};
-  const auto taken = [&](const ffi::TensorView& t, const char* name, DLDataType dtype, int64_t heads, bool vectors, size_t align,
-                         int32_t* batch, int32_t* token) {
-    int64_t strides[2] = {};
-    const bf* at;
-    if (axes == 1) {
-      at = vectors ? strided<const bf>(t, name, dtype, {total, heads, K}, device, align, strides + 1)
-                   : strided<const bf>(t, name, dtype, {total, heads}, device, align, strides + 1);
-    } else {
-      at = vectors ? strided<const bf, 2>(t, name, dtype, {B, T, heads, K}, device, align, strides)
-                   : strided<const bf, 2>(t, name, dtype, {B, T, heads}, device, align, strides);
-    }
-    *batch = narrow(name, axes == 1 && !cu_seqlens ? T * strides[1] : strides[0]), *token = narrow(name, strides[1]);
-    return at;
-  };
+  const MtpCall call{B, total, T, H, HV, axes, static_cast<bool>(cu_seqlens), device, of_state};
   const auto vectors = [&](const ffi::TensorView& t, const char* name, int64_t heads, size_t align, int32_t* batch, int32_t* token) {
-    return taken(t, name, bf16, heads, true, align, batch, token);
+    return call.taken(t, name, bf16, heads, true, align, batch, token);
   };
   p.q = vectors(q, "q", H, ALIGNMENT, &p.q_batch, &p.q_token), p.k = vectors(k, "k", H, ALIGNMENT, &p.k_batch, &p.k_token);
   p.v = vectors(v, "v", HV, 2, &p.v_batch, &p.v_token);
   const GateTypes gates(A_log, dt_bias, b);
-  p.a = taken(a, "a", gates.a, HV, false, gates.a.bits / 8, &p.a_batch, &p.a_token);
-  p.b = taken(b, "b", gates.b, HV, false, gates.b.bits / 8, &p.b_batch, &p.b_token);
+  p.a = call.taken(a, "a", gates.a, HV, false, gates.a.bits / 8, &p.a_batch, &p.a_token);
+  p.b = call.taken(b, "b", gates.b, HV, false, gates.b.bits / 8, &p.b_batch, &p.b_token);
   int64_t strides[2];
   p.pool = p.states = strided<char, 2>(pool, "pool", of_state, {slots, HV, V, K}, device, ALIGNMENT, strides);
   p.slot_stride = p.state_stride = narrow("pool", strides[0]);
@@ -153,15 +206,33 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
   p.HV = static_cast<uint32_t>(HV), p.tokens = static_cast<int32_t>(T), p.mode = static_cast<uint8_t>(mode);
   p.first_slot = first_live(first_slot), p.slots_end = slots_end("pool", slots);
   p.by_HV = Divisor(p.HV), p.by_group = Divisor(static_cast<uint32_t>(HV / H));
-  if (B == 0 || total == 0) return;
-  const CurrentDevice current(device.device_id);
-  auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+  return call;
+}
+
+// The same, and its launch.
+template <bool STATES>
+void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
+                       ffi::Optional<ffi::TensorView> A_log, ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
+                       ffi::TensorView state_indices,
+                       ffi::Optional<ffi::TensorView> num_accepted_tokens, ffi::Optional<ffi::TensorView> cu_seqlens,
+                       ffi::Optional<double> scale, ffi::TensorView output, ffi::Optional<ffi::TensorView> states,
+                       ffi::Optional<ffi::TensorView> states_rows, int64_t mode, int64_t first_slot, double epsilon) {
+  MtpArguments p{};
+  const MtpCall call = take_mtp<STATES>(p, q, k, v, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens, cu_seqlens, scale, output, states,
+                                          states_rows, mode, first_slot, epsilon);
+  if (call.empty()) return;
+  using bf = __nv_bfloat16;
+  const bool f32 = call.of_state.bits == 32;
+  const int64_t heads = call.B * call.HV;
+  const int device = call.device.device_id;
+  const CurrentDevice current(device);
+  auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(call.device.device_type, device));
   if constexpr (STATES) {
-    if (mode != OUTPUTS && of_state == f32) launch_mtp<float, true>(p, B * HV, device.device_id, stream);
-    if (mode != OUTPUTS && of_state == bf16) launch_mtp<bf, true>(p, B * HV, device.device_id, stream);
+    if (mode != OUTPUTS && f32) launch_mtp<float, true>(p, heads, device, stream);
+    if (mode != OUTPUTS && !f32) launch_mtp<bf, true>(p, heads, device, stream);
   }
-  if (mode == OUTPUTS && of_state == f32) launch_mtp<float, false>(p, B * HV, device.device_id, stream);
-  if (mode == OUTPUTS && of_state == bf16) launch_mtp<bf, false>(p, B * HV, device.device_id, stream);
+  if (mode == OUTPUTS && f32) launch_mtp<float, false>(p, heads, device, stream);
+  if (mode == OUTPUTS && !f32) launch_mtp<bf, false>(p, heads, device, stream);
   TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
 }
 
