@@ -24,7 +24,7 @@ inline void layer_post_conv(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::T
                             ffi::Optional<ffi::TensorView> num_accepted_tokens, ffi::Optional<ffi::TensorView> cu_seqlens,
                             ffi::TensorView z, ffi::TensorView norm_weight, ffi::Optional<double> scale, ffi::TensorView output,
                             double norm_epsilon, bool sigmoid, int64_t first_slot, double epsilon) {
-  const Packed x(mixed_qkv, pool);
+  const Packed<K> x(mixed_qkv, pool, ALIGNMENT);
   LayerArguments p{};
   const MtpCall call = take_mtp<true>(p, x.q, x.k, x.v, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens,
                                       cu_seqlens, scale, output, {}, {}, SLOTS, first_slot, epsilon);
@@ -44,8 +44,9 @@ inline void layer_post_conv(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::T
 
 // The op's call: in place, silu, 1e-6 under both roots, slots 0 and below are padding.
 inline void run_layer(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log, ffi::TensorView dt_bias,
-                      ffi::TensorView pool, ffi::TensorView state_indices, ffi::TensorView num_accepted_tokens, ffi::TensorView z,
-                      ffi::TensorView norm_weight, ffi::Optional<double> scale, ffi::TensorView output, ffi::TensorView new_pool) {
+                      ffi::TensorView pool, ffi::TensorView state_indices, ffi::TensorView num_accepted_tokens,
+                      ffi::Optional<double> scale, ffi::TensorView z, ffi::TensorView norm_weight, ffi::TensorView output,
+                      ffi::TensorView new_pool) {
   if (new_pool.data_ptr() != pool.data_ptr()) TVM_FFI_THROW(ValueError) << "new_pool: expected pool itself, in place";
   layer_post_conv(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens, {}, z, norm_weight, scale, output, 1e-6,
                   false, 1, 1e-6);

@@ -34,7 +34,7 @@ inline void run_slots(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorV
                       ffi::TensorView num_accepted_tokens, ffi::Optional<double> scale, ffi::TensorView output,
                       ffi::TensorView new_pool) {
   if (new_pool.data_ptr() != pool.data_ptr()) TVM_FFI_THROW(ValueError) << "new_pool: expected pool itself, in place";
-  const Packed x(mixed_qkv, pool);
+  const Packed<K> x(mixed_qkv, pool, ALIGNMENT);
   mtp_verify<true>(x.q, x.k, x.v, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens, {}, scale, output, {}, {},
                    SLOTS, 1, 1e-6);
 }
