@@ -16,14 +16,14 @@ void launch_layer(const LayerArguments& p, int64_t heads, int device, cudaStream
 //
 // mixed_qkv [B, T, 2 H 128 + HV 128] or [total, ..] bf16: q of all heads, k, then v; a, b [.., HV] bf16; A_log [HV] f32, dt_bias [HV]
 // f32 or bf16; pool, state_indices, num_accepted_tokens, cu_seqlens and scale as in mtp_verify; z [.., HV, 128] bf16; tokens of these
-// may lie apart. norm_weight [128] f32 or bf16. sigmoid: the gate is sigmoid(z). Writes output [.., HV, 128] bf16, dense: 0 of
+// may lie apart. norm_weight [128] f32 or bf16. sigmoid: 1 for a gate of sigmoid(z). Writes output [.., HV, 128] bf16, dense: 0 of
 // padding; and the pool's slots.
 // Throws ValueError if an argument is different.
 inline void layer_post_conv(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log,
                             ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
                             ffi::Optional<ffi::TensorView> num_accepted_tokens, ffi::Optional<ffi::TensorView> cu_seqlens,
                             ffi::TensorView z, ffi::TensorView norm_weight, ffi::Optional<double> scale, ffi::TensorView output,
-                            double norm_epsilon, bool sigmoid, int64_t first_slot, double epsilon) {
+                            double norm_epsilon, int64_t sigmoid, int64_t first_slot, double epsilon) {
   const Packed<K> x(mixed_qkv, pool, ALIGNMENT);
   LayerArguments p{};
   const MtpCall call = take_mtp<true>(p, x.q, x.k, x.v, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens,
@@ -33,7 +33,7 @@ inline void layer_post_conv(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::T
   p.weight_bf16 = norm_weight.dtype() == bf16;
   p.norm_weight = data<const char>(norm_weight, "norm_weight", p.weight_bf16 ? bf16 : f32, {V}, call.device);
   if (!(norm_epsilon >= 0)) TVM_FFI_THROW(ValueError) << "norm_epsilon: expected 0 or more, got " << norm_epsilon;
-  p.norm_epsilon = under_root(norm_epsilon), p.sigmoid = sigmoid;
+  p.norm_epsilon = under_root(norm_epsilon), p.sigmoid = sigmoid != 0;
   if (call.empty()) return;
   const int device = call.device.device_id;
   const CurrentDevice current(device);
@@ -49,7 +49,7 @@ inline void run_layer(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorV
                       ffi::TensorView new_pool) {
   if (new_pool.data_ptr() != pool.data_ptr()) TVM_FFI_THROW(ValueError) << "new_pool: expected pool itself, in place";
   layer_post_conv(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens, {}, z, norm_weight, scale, output, 1e-6,
-                  false, 1, 1e-6);
+                  0, 1, 1e-6);
 }
 
 }  // namespace gdn

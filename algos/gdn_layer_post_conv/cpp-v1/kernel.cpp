@@ -49,7 +49,7 @@ inline void layer_post_conv(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::T
                             ffi::Optional<ffi::TensorView> num_accepted_tokens,
                             ffi::Optional<ffi::TensorView> cu_seqlens, ffi::TensorView z,
                             ffi::TensorView norm_weight, ffi::Optional<double> scale,
-                            ffi::TensorView output, double norm_epsilon, bool sigmoid,
+                            ffi::TensorView output, double norm_epsilon, int64_t sigmoid,
                             int64_t first_slot, double epsilon) {
   const Packed<K> x(mixed_qkv, pool, 2);
   Verify call = take_verify(x.q, x.k, x.v, a, b, A_log, dt_bias, pool, state_indices,
@@ -70,7 +70,7 @@ inline void layer_post_conv(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::T
   if (!(norm_epsilon >= 0)) {
     TVM_FFI_THROW(ValueError) << "norm_epsilon: expected 0 or more, got " << norm_epsilon;
   }
-  j.epsilon = std::max(static_cast<float>(norm_epsilon), FLT_MIN), j.sigmoid = sigmoid;
+  j.epsilon = std::max(static_cast<float>(norm_epsilon), FLT_MIN), j.sigmoid = sigmoid != 0;
   walk(call, B);
   Pool::get().run(B * HV, norm_head, &j);
 }
@@ -89,7 +89,7 @@ void Run(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::T
          ffi::TensorView norm_weight, ffi::TensorView output, ffi::TensorView new_pool) {
   gdn::check_in_place(pool, new_pool);
   gdn::layer_post_conv(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens,
-                       {}, z, norm_weight, scale, output, 1e-6, false, 1, gdn::NORM_EPSILON);
+                       {}, z, norm_weight, scale, output, 1e-6, 0, 1, gdn::NORM_EPSILON);
 }
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, Run);
