@@ -19,9 +19,11 @@ from emulator.test_mtp import ARGUMENTS, DTYPES, LAST, SLOTS, Problem, check
 CUTS = [(8, 4, 2), (16, 2, 1), (8, 2, 4), (16, 2, 4), (16, 1, 8), (16, 2, 8)]
 EVERY_CUT = pytest.mark.parametrize("cut", range(len(CUTS)), ids=map(str, CUTS))
 CLUSTERS = pytest.mark.parametrize("cut", [0, 2, 3], ids=str)
-DRIVER = f"""
+DRIVER = (
+    f"""
 #include "layer_post_conv.cuh"
-{ARGUMENTS}""" + """
+{ARGUMENTS}"""
+    + """
 struct Norm {
   void *z, *norm_weight;
   int64_t batch, token;
@@ -55,6 +57,7 @@ extern "C" int layer(int dtype, int cut, const Call* c, const Norm* n) {
   return dtype == 0 ? run<float>(cut, *c, *n) : run<__nv_bfloat16>(cut, *c, *n);
 }
 """
+)
 Norm = emulation.structure(DRIVER, "Norm")
 
 

@@ -46,9 +46,11 @@ void fill(gdn::MtpArguments& p, const Call& c) {
   p.by_HV = gdn::Divisor(c.HV), p.by_group = gdn::Divisor(c.HV / c.H);
 }
 """
-DRIVER = f"""
+DRIVER = (
+    f"""
 #include "mtp.cuh"
-{ARGUMENTS}""" + """
+{ARGUMENTS}"""
+    + """
 template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS>
 void launch(const gdn::MtpArguments& p, uint32_t heads) {
   emulated::launch(heads * (128 / (ROWS * GROUPS)), (SPLIT * GROUPS + 1) * 32,
@@ -78,6 +80,7 @@ extern "C" int verify(int dtype, int cut, const Call* c) {
   return dtype == 0 ? run<float>(cut, *c) : dtype == 1 ? run<__nv_bfloat16>(cut, *c) : run<__half>(cut, *c);
 }
 """
+)
 
 
 Call = emulation.structure(DRIVER, "Call")
@@ -142,7 +145,8 @@ class Problem:
 
     def arguments(self, mode, *, first_slot=1, epsilon=1e-6, scale=0.1):
         five = [self.k, self.q, self.v, self.a, self.b]
-        self.cu_seqlens = torch.tensor(self.ends, dtype=torch.int32)  # alive in the call
+        # an attribute, so that it is there in the call
+        self.cu_seqlens = torch.tensor(self.ends, dtype=torch.int32)
         buffer = mode == BUFFER
         states = self.states if buffer else self.pool
         rows = self.states_rows

@@ -7,12 +7,14 @@ from __future__ import annotations
 import pytest
 import serving_steps as steps
 import torch
-from library.serving.test_verify import everywhere, on_a_gpu
+from library.serving.test_verify import DEVICES
 from library.serving.test_verify import call as verify_call
-from serving_steps import D, STATE, apart, error, same
+from serving_steps import STATE, D, apart, error, same
 
 from gdn import serving
 
+everywhere = pytest.mark.parametrize("device", DEVICES)
+on_a_gpu = pytest.mark.parametrize("device", DEVICES[1:])
 LIMIT = 4e-3  # of outputs: two roundings to bfloat16
 
 
