@@ -100,6 +100,9 @@ def is_decode(op):
 
 
 def cases_of(op):
+    if op.startswith("gdn_layer_post_conv"):
+        one = ("one token", "all slots")
+        return CASES | {case: DECODES[case] for case in one}
     return DECODES if is_decode(op) else CASES
 
 

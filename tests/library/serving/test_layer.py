@@ -139,7 +139,9 @@ def test_what_does_not_fit_is_one_line(device):
             output_gate_activation="gelu")  # fmt: skip
     refused("norm_weight: expected float32 ?.*, got float16", norm_weight=half)
     short = torch.zeros(3, 6, D, dtype=torch.bfloat16, device=device)
-    refused("(z|out): expected", output_gate=short)
+    refused("output: expected", output_gate=short)
+    out = torch.zeros(4, 6, D, dtype=torch.bfloat16, device=device)
+    refused("z: expected", output_gate=short, out=out)
     refused("norm_epsilon: expected 0 or more, got -1", norm_eps=-1.0)
 
 
