@@ -43,7 +43,7 @@ ATTENTION = [dict(batch_size=2, seq_len=512), dict(batch_size=1, seq_len=2048)]
 CASES = helpers.of_each_op(
     {
         "gdn_decode": [dict(batch_size=3)],
-        # heads of 8, 4 and 1 CTAs
+        # heads of 4, 2 and 8 CTAs
         "gdn_layer_post_conv": [
             dict(batch_size=20, seq_len=1),
             dict(batch_size=40, seq_len=5),

@@ -5,5 +5,5 @@ struct Tuned { const char* gpu; int sms; int64_t up_to; int rows, split, groups,
 constexpr Tuned TUNED[] = {
     {"untuned", 0, 64, 8, 4, 2, 2, 0, 1},
     {"untuned", 0, 264, 8, 2, 4, 2, 0, 40},
-    {"untuned", 0, 9223372036854775807, 16, 1, 8, 2, 0, 18},
+    {"untuned", 0, 9223372036854775807, 16, 2, 4, 2, 0, 18},
 };
