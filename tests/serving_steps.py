@@ -60,6 +60,14 @@ def walk(S, q, k, v, a, b, A_log, dt_bias, scale, norm: bool = True):
     return outputs, states
 
 
+def gated_norm(o, z, weight, sigmoid: bool = False, epsilon: float = EPSILON):
+    """RMSNorm of outputs [.., V] with the gate silu(z), or sigmoid(z), in float64."""
+    o, z, weight = (x.detach().cpu().double() for x in (o, z, weight))
+    gate = torch.sigmoid(z) * (1 if sigmoid else z)
+    scale = (o.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    return o * scale * weight * gate
+
+
 OUTPUT = 5e-3  # bfloat16's rounding
 # relative error of a state: float32's is of the sums; the others' is of the rounding,
 # half a unit in the last place

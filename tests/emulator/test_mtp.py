@@ -22,8 +22,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # 16 bits: one rounding of a new state
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2.5e-3, torch.float16: 4e-4}
 
-DRIVER = """
-#include "mtp.cuh"
+ARGUMENTS = """
 struct Call {
   void *slots, *accepted, *cu_seqlens, *pool, *k, *q, *v, *a, *b, *A_log, *dt_bias, *output, *states, *states_rows;
   int64_t slot_stride, states_stride, state_stride, batch[5], token[5];  // strides of k, q, v, a, b
@@ -31,6 +30,27 @@ struct Call {
   int32_t B, H, HV, tokens, slots_step, columns, first_slot, mode, shift, rows_shift, dt_bias_half, slots_end, half_tokens;
   uint32_t head_bytes;
 };
+void fill(gdn::MtpArguments& p, const Call& c) {
+  using bf = __nv_bfloat16;
+  p.slots = c.slots, p.accepted = c.accepted, p.cu_seqlens = (int32_t*)c.cu_seqlens, p.pool = c.pool;
+  p.slot_stride = c.slot_stride, p.k = (bf*)c.k, p.q = (bf*)c.q, p.v = (bf*)c.v, p.a = (bf*)c.a, p.b = (bf*)c.b;
+  p.A_log = (float*)c.A_log, p.dt_bias = c.dt_bias, p.output = (bf*)c.output, p.states = c.states;
+  p.states_rows = c.states_rows, p.states_stride = c.states_stride, p.state_stride = c.state_stride;
+  p.k_batch = c.batch[0], p.q_batch = c.batch[1], p.v_batch = c.batch[2], p.a_batch = c.batch[3];
+  p.k_token = c.token[0], p.q_token = c.token[1], p.v_token = c.token[2], p.a_token = c.token[3];
+  p.b_batch = c.batch[4], p.b_token = c.token[4];
+  p.scale = c.scale, p.epsilon = c.epsilon, p.HV = c.HV, p.slots_step = c.slots_step, p.tokens = c.tokens;
+  p.columns = c.columns, p.first_slot = c.first_slot, p.mode = c.mode, p.dt_bias_half = c.dt_bias_half;
+  p.slot_shift = c.shift, p.accepted_shift = c.accepted ? c.shift : 0, p.rows_shift = c.rows_shift;
+  p.slots_end = c.slots_end, p.head_bytes = c.head_bytes;
+  p.by_HV = gdn::Divisor(c.HV), p.by_group = gdn::Divisor(c.HV / c.H);
+}
+"""
+DRIVER = (
+    f"""
+#include "mtp.cuh"
+{ARGUMENTS}"""
+    + """
 template <typename Token, typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS>
 void launch(const gdn::MtpArguments& p, uint32_t heads) {
   emulated::launch(heads * (128 / (ROWS * GROUPS)), (SPLIT * GROUPS + 1) * 32,
@@ -46,18 +66,7 @@ template <typename T>
 int run(int cut, const Call& c) {
   using bf = __nv_bfloat16;
   gdn::MtpArguments p{};
-  p.slots = c.slots, p.accepted = c.accepted, p.cu_seqlens = (int32_t*)c.cu_seqlens, p.pool = c.pool;
-  p.slot_stride = c.slot_stride, p.k = (bf*)c.k, p.q = (bf*)c.q, p.v = (bf*)c.v, p.a = (bf*)c.a, p.b = (bf*)c.b;
-  p.A_log = (float*)c.A_log, p.dt_bias = c.dt_bias, p.output = (bf*)c.output, p.states = c.states;
-  p.states_rows = c.states_rows, p.states_stride = c.states_stride, p.state_stride = c.state_stride;
-  p.k_batch = c.batch[0], p.q_batch = c.batch[1], p.v_batch = c.batch[2], p.a_batch = c.batch[3];
-  p.k_token = c.token[0], p.q_token = c.token[1], p.v_token = c.token[2], p.a_token = c.token[3];
-  p.b_batch = c.batch[4], p.b_token = c.token[4];
-  p.scale = c.scale, p.epsilon = c.epsilon, p.HV = c.HV, p.slots_step = c.slots_step, p.tokens = c.tokens;
-  p.columns = c.columns, p.first_slot = c.first_slot, p.mode = c.mode, p.dt_bias_half = c.dt_bias_half;
-  p.slot_shift = c.shift, p.accepted_shift = c.accepted ? c.shift : 0, p.rows_shift = c.rows_shift;
-  p.slots_end = c.slots_end, p.head_bytes = c.head_bytes;
-  p.by_HV = gdn::Divisor(c.HV), p.by_group = gdn::Divisor(c.HV / c.H);
+  fill(p, c);
   int i = 0;
 #define CUT(r, s, g)                                                                               \\
   if (i++ == cut && c.half_tokens) {                                                               \\
@@ -77,6 +86,7 @@ extern "C" int verify(int dtype, int cut, const Call* c) {
   return dtype == 0 ? run<float>(cut, *c) : dtype == 1 ? run<__nv_bfloat16>(cut, *c) : run<__half>(cut, *c);
 }
 """
+)
 
 
 Call = emulation.structure(DRIVER, "Call")
@@ -95,6 +105,8 @@ class Problem:
     and not 0, NaN in slot 0. With `lengths` all tokens in one row, and a sequence for
     each length. `gap`: NaN between tokens and between slots.
     """
+
+    limit = {torch.bfloat16: 3e-3, torch.float16: 4e-4}  # of outputs
 
     def __init__(
         self,
@@ -131,18 +143,24 @@ class Problem:
         self.states_rows = None
         self.output = torch.full((many, HV, 128), math.nan, dtype=tokens)
 
-    def call(self, library, cut, mode, *, first_slot=1, epsilon=1e-6, scale=0.1):
+    def call(self, library, cut, mode, **how):
         """Writes `output`, and states into `pool` or `states`."""
+        given = ctypes.byref(self.arguments(mode, **how))
+        dtype = DTYPES.index(self.pool.dtype)
+        assert library.verify(dtype, cut, given) == 0
+
+    def arguments(self, mode, *, first_slot=1, epsilon=1e-6, scale=0.1):
         five = [self.k, self.q, self.v, self.a, self.b]
-        ends = torch.tensor(self.ends, dtype=torch.int32)
+        # an attribute, so that it is there in the call
+        self.cu_seqlens = torch.tensor(self.ends, dtype=torch.int32)
         buffer = mode == BUFFER
         states = self.states if buffer else self.pool
         rows = self.states_rows
-        given = Call(
+        return Call(
             **{name: getattr(self, name) for name in (*"kqvab", "A_log", "dt_bias")},
             slots=self.slots,
             accepted=self.accepted,
-            cu_seqlens=ends if self.one_row else None,
+            cu_seqlens=self.cu_seqlens if self.one_row else None,
             pool=self.pool,
             output=self.output,
             states=states,
@@ -169,8 +187,6 @@ class Problem:
             half_tokens=self.q.dtype == torch.float16,
             head_bytes=self.pool.stride(1) * self.pool.element_size(),
         )
-        dtype = DTYPES.index(self.pool.dtype)
-        assert library.verify(dtype, cut, ctypes.byref(given)) == 0
 
     def right(self, mode, *, first_slot=1, epsilon=1e-6, scale=0.1):
         """(output, {slot: state}, {(row, token): state}) in float64, token by token."""
@@ -204,8 +220,7 @@ def check(library, problem, cut, mode, **how):
     before = problem.pool.clone()
     limit = TOLERANCE[before.dtype]
     problem.call(library, cut, mode, **how)
-    rounding = 3e-3 if problem.output.dtype == torch.bfloat16 else 4e-4
-    assert error(problem.output, output) < rounding
+    assert error(problem.output, output) < problem.limit[problem.output.dtype]
     assert problem.output[output.abs().sum((1, 2)) == 0].eq(0).all()
     for slot, found in enumerate(problem.pool):
         if slot in pool:

@@ -136,7 +136,8 @@ class Binding:
     def __init__(self, folder, driver, *sources):
         import tvm_ffi
 
-        shared = CUDA / "ffi" / "strided.cuh", CUDA / "ffi" / "tensor.cuh"
+        names = "packed.cuh", "strided.cuh", "tensor.cuh"
+        shared = [CUDA / "ffi" / name for name in names]
         for path in (*shared, *sources):
             (folder / path.name).write_text(without_a_gpu(path.read_text()))
         for file in ("access.cuh", "gates.cuh"):

@@ -56,16 +56,16 @@ struct Verify : Walk {
 // mode 0: no state is written; 1: the one after the last token, to the start slot; 2: the one after
 // token t to slot state_indices[b, t], if that is a slot and not padding; 3: to
 // states[states_rows[b] or b, t] of states [rows, >= T, HV, 128, 128] like the pool, if there is
-// that row. ValueError before anything is written.
-inline void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a,
-                       ffi::TensorView b, ffi::Optional<ffi::TensorView> A_log,
-                       ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
-                       ffi::TensorView state_indices,
-                       ffi::Optional<ffi::TensorView> num_accepted_tokens,
-                       ffi::Optional<ffi::TensorView> cu_seqlens, ffi::Optional<double> scale,
-                       ffi::TensorView output, ffi::Optional<ffi::TensorView> states,
-                       ffi::Optional<ffi::TensorView> states_rows, int64_t mode, int64_t first_slot,
-                       double epsilon) {
+// that row. ValueError before anything is written. Here: the checks, and what to walk.
+inline Verify take_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a,
+                          ffi::TensorView b, ffi::Optional<ffi::TensorView> A_log,
+                          ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
+                          ffi::TensorView state_indices,
+                          ffi::Optional<ffi::TensorView> num_accepted_tokens,
+                          ffi::Optional<ffi::TensorView> cu_seqlens, ffi::Optional<double> scale,
+                          ffi::TensorView output, ffi::Optional<ffi::TensorView> states,
+                          ffi::Optional<ffi::TensorView> states_rows, int64_t mode, int64_t first_slot,
+                          double epsilon) {
   Verify j{};
   const int64_t B = state_indices.ndim() ? state_indices.size(0) : 0;
   if (cu_seqlens || (q.ndim() == 4 && q.size(0) == 1 && B > 0)) {
@@ -141,7 +141,22 @@ inline void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, 
     j.rows_of_states = rows, j.states_row = strides[0], j.states_token = strides[1];
     if (states_rows) j.states_rows = whole(states_rows.value(), "states_rows", {B});
   }
-  walk(j, B);
+  return j;
+}
+
+inline void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a,
+                       ffi::TensorView b, ffi::Optional<ffi::TensorView> A_log,
+                       ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
+                       ffi::TensorView state_indices,
+                       ffi::Optional<ffi::TensorView> num_accepted_tokens,
+                       ffi::Optional<ffi::TensorView> cu_seqlens, ffi::Optional<double> scale,
+                       ffi::TensorView output, ffi::Optional<ffi::TensorView> states,
+                       ffi::Optional<ffi::TensorView> states_rows, int64_t mode, int64_t first_slot,
+                       double epsilon) {
+  Verify j = take_verify(q, k, v, a, b, A_log, dt_bias, pool, state_indices,
+                         num_accepted_tokens, cu_seqlens, scale, output, states,
+                         states_rows, mode, first_slot, epsilon);
+  walk(j, state_indices.size(0));
 }
 
 }  // namespace gdn

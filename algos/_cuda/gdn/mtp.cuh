@@ -305,38 +305,68 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
   make_coefficients<TOKENS>(to.coefficients, dots[0], gate, beta, p.scale, p.epsilon, lane);
 }
 
-// A CTA has GROUPS groups of SPLIT warps, all of one head, and one more warp for M and W. A group has ROWS rows (8 or 16)
-// of S; each of its warps multiplies a part of their columns. Four lanes have a row of the product, and lane c of them
-// tokens c and c + 4. TOKENS: room for 4 or 8.
-template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS, int LOAD, int STORE, int RESIDENT, bool GIVEN = false,
-          typename Token = __nv_bfloat16>
-__global__ void __launch_bounds__((SPLIT * GROUPS + 1) * 32,
-                                  RESIDENT > SPLIT * GROUPS + 1 ? RESIDENT / (SPLIT * GROUPS + 1) : 1)
-gdn_mtp(const __grid_constant__ MtpArguments p) {
-  constexpr int EACH = 16 / sizeof(T), ROW = K * sizeof(T), CHUNKS = ROW / 16;  // elements and bytes; accesses of a row
-  constexpr int HALVES = ROWS / 8, N = TOKENS / 4, WARPS = SPLIT * GROUPS, TILE = ROWS * GROUPS, TILES = V / TILE;
+// The warps of a CTA: GROUPS groups of SPLIT, all of one head, and one more for M and W. A group has ROWS rows (8 or 16) of S; each
+// of its warps multiplies a part of their columns. Four lanes have a row of the product, and lane c of them tokens c and
+// c + 4. TOKENS: room for 4 or 8.
+template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS>
+struct Shape {
+  static constexpr int EACH = 16 / sizeof(T), ROW = K * sizeof(T), CHUNKS = ROW / 16;  // elements and bytes; accesses of a row
+  static constexpr int HALVES = ROWS / 8, N = TOKENS / 4, WARPS = SPLIT * GROUPS, THREADS = (WARPS + 1) * 32;
+  static constexpr int TILE = ROWS * GROUPS, TILES = V / TILE;
+  static constexpr int PAD = WRITES ? 64 : 8 * EACH;  // spreads a product's operands over the banks
+  // Named barriers: 0 for the vectors; one of each group for M and W, and for x and y in parts; one of each for its tile. There are
+  // 16, so many groups share the one for M and W.
+  static constexpr bool SHARED = 2 * GROUPS >= 16 && SPLIT > 1;
+  static constexpr int READY_THREADS = SHARED ? THREADS : SPLIT * 32 + 32, TILE_BARRIER = SHARED ? 2 : 1 + GROUPS;
+  static_assert((ROWS == 8 || ROWS == 16) && (TOKENS == 4 || TOKENS == 8) && V % TILE == 0 && K / SPLIT >= 32);
+
+  struct Memory {  // shared
+    OfHead<TOKENS, PAD> head;
+    float2 partial[SPLIT > 1 ? GROUPS : 1][SPLIT][N][HALVES][32];
+    alignas(WRITES ? 128 : 16) char tiles[WRITES ? GROUPS : 1][WRITES ? ROWS * ROW : 16];
+    alignas(16) float deltas[WRITES ? WARPS : 1][TOKENS][ROWS];
+  };
+};
+
+// Outputs as they are, written as soon as they are there. A lane has `o` of rows lane / 4 + 8 h and tokens lane % 4 + 4 j.
+// layer_post_conv.cuh has others.
+struct PlainOutputs {
+  __device__ __forceinline__ void begin(uint32_t) {}
+  __device__ __forceinline__ void join() {}
+  __device__ __forceinline__ void ask(const MtpArguments&, uint32_t, uint32_t, int, int, uint32_t, uint32_t) {}
+  template <int HALVES, typename Token>
+  __device__ __forceinline__ void take(int j, const float (&o)[HALVES], Token* output, int64_t token, int count, uint32_t lane) {
+    const int t = 4 * j + lane % 4;
+#pragma unroll
+    for (int h = 0; h < HALVES; ++h)
+      if (t < count) output[t * token + lane / 4 + 8 * h] = to_token<Token>(o[h]);
+  }
+  __device__ __forceinline__ void send(uint32_t, uint32_t) {}
+  __device__ __forceinline__ void end(const MtpArguments&, void*, int64_t, int, uint32_t) {}
+};
+
+// The work of a thread; `outputs` is the group's, of its first warp.
+template <typename S, typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS, int LOAD, int STORE, bool GIVEN,
+          typename Token, typename Call, typename Outputs>
+__device__ __forceinline__ void verify_rows(const Call& p, typename S::Memory& memory, Outputs& outputs) {
+  constexpr int EACH = S::EACH, ROW = S::ROW, CHUNKS = S::CHUNKS, HALVES = S::HALVES, N = S::N, WARPS = S::WARPS;
+  constexpr int TILE = S::TILE, TILES = S::TILES;
   // Without writes a lane has rows lane / 4 and + 8, and 16 bytes of each BLOCK columns of the warp's part, as the product
   // takes them. With writes it has 16 bytes of each row of the warp's share (of each second row, if 16 lanes have one), so
   // that a store is of 512 bytes side by side; the product takes them from shared memory.
   constexpr int BLOCK = 4 * EACH, BLOCKS = K / SPLIT / BLOCK, SHARE = ROWS / SPLIT;
   constexpr int LOADS = WRITES ? SHARE * CHUNKS / 32 : BLOCKS * HALVES;
-  constexpr int PAD = WRITES ? 64 : 8 * EACH;  // spreads a product's operands over the banks
   constexpr uint32_t ALL = 0xffffffffu;
-  static_assert((ROWS == 8 || ROWS == 16) && (TOKENS == 4 || TOKENS == 8) && V % TILE == 0);
-  static_assert(LOADS > 0 && K / SPLIT >= 32);
+  static_assert(LOADS > 0);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = lane % 4;
   const uint32_t part = SPLIT == 1 ? 0 : GROUPS == 1 ? warp : warp % SPLIT, group = GROUPS == 1 ? 0 : warp / SPLIT;
-  __shared__ OfHead<TOKENS, PAD> head;
-  __shared__ float2 partial[SPLIT > 1 ? GROUPS : 1][SPLIT][N][HALVES][32];
-  alignas(128) __shared__ char tiles[WRITES ? GROUPS : 1][WRITES ? ROWS * ROW : 16];
-  alignas(16) __shared__ float deltas[WRITES ? WARPS : 1][TOKENS][ROWS];
-
+  auto& [head, partial, tiles, deltas] = memory;
   const uint32_t i_bh = blockIdx.x / TILES, i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
-  // Barriers: 0 for the vectors; one of each group for M and W, and for x and y in parts; one of each for its tile.
   if (warp == WARPS) {  // 3. M and W
-    make_head<GIVEN, Token>(head, p, i_b, i_hv, lane, [] { named_barrier_arrive<(WARPS + 1) * 32>(0); });
+    outputs.begin(lane);
+    make_head<GIVEN, Token>(head, p, i_b, i_hv, lane, [] { named_barrier_arrive<S::THREADS>(0); });
 #pragma unroll
-    for (int i = 0; i < GROUPS; ++i) named_barrier_arrive<SPLIT * 32 + 32>(1 + i);
+    for (int i = 0; i < (S::SHARED ? 1 : GROUPS); ++i) named_barrier_arrive<S::READY_THREADS>(1 + i);
     return;
   }
 
@@ -383,6 +413,8 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
     for (int h = 0; h < HALVES; ++h)
       ptx::load_now<2>(&v[h][j], of_token(p.v, i_b, p.v_batch, p.v_token, max(begin + min(int(4 * j + c), count - 1), 0),
                                           i_hv * V + tile + lane / 4 + 8 * h));
+  if (SPLIT == 1 || part == 0) outputs.ask(p, i_b, i_hv, begin, count, tile, lane);
+  outputs.join();
   if constexpr (!WRITES) {
     if (p.slot_shift == 3) {
       if (is_beyond(slots, own_column, 3)) slot = -1;
@@ -407,7 +439,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   }
 
   // 4. x and y
-  named_barrier_sync<(WARPS + 1) * 32>(0);
+  named_barrier_sync<S::THREADS>(0);
   float d[N][2][2][4] = {};
   [[maybe_unused]] char* const at = tiles[group];
   // Access i of the lane's share. Chunks of odd rows are in another order, so that two rows are in different banks.
@@ -419,7 +451,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) *reinterpret_cast<uint4*>(own(i)) = {w[i][0], w[i][1], w[i][2], w[i][3]};
     if constexpr (SPLIT == 1) __syncwarp();
-    else named_barrier_sync<SPLIT * 32>(1 + GROUPS + group);
+    else named_barrier_sync<SPLIT * 32>(S::TILE_BARRIER + group);
 #pragma unroll
     for (int i = 0; i < K / SPLIT / 32; ++i) {
       const uint32_t block = part * (K / SPLIT / 32) + i, g = lane / 4;
@@ -462,7 +494,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
       xy[j][h] = {sum(2 * h), sum(2 * h + 1)};
       if constexpr (SPLIT > 1) partial[group][part][j][h][lane] = xy[j][h];
     }
-  named_barrier_sync<SPLIT * 32 + 32>(1 + group);
+  named_barrier_sync<S::READY_THREADS>(S::SHARED ? 1 : 1 + group);
   if constexpr (SPLIT > 1) {
     if (!WRITES && part != 0) return;
 #pragma unroll
@@ -480,6 +512,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
 
   // 5. Sums and outputs
   const auto& coefficients = head.coefficients;
+  const int64_t token = static_cast<int64_t>(p.HV * V);
   float r[N][HALVES];
   float4 factors[N];
 #pragma unroll
@@ -506,16 +539,16 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
         }
       }
     }
+    if (SPLIT == 1 || part == 0) outputs.take(j, o, output, token, count, lane);
 #pragma unroll
     for (int h = 0; h < HALVES; ++h) {
       const uint32_t row = lane / 4 + 8 * h;
-      if (t < count && (SPLIT == 1 || part == 0))
-        output[t * static_cast<int64_t>(p.HV * V) + row] = to_token<Token>(o[h]);
       // In the order of step 6: rows of the warp's share; of each pair the first ones before the others
       const uint32_t pairs = row / SHARE * SHARE + row % 2 * (SHARE / 2) + row % SHARE / 2;
       if constexpr (WRITES) deltas[warp][t][CHUNKS == 32 ? row : pairs] = delta[h];
     }
   }
+  if (SPLIT == 1 || part == 0) outputs.send(tile, lane);
 
   // 6. States
   if constexpr (WRITES) {
@@ -554,6 +587,18 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
       }
     }
   }
+  if (SPLIT == 1 || part == 0) outputs.end(p, output, token, count, lane);
+}
+
+template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS, int LOAD, int STORE, int RESIDENT, bool GIVEN = false,
+          typename Token = __nv_bfloat16>
+__global__ void __launch_bounds__((SPLIT * GROUPS + 1) * 32,
+                                  RESIDENT > SPLIT * GROUPS + 1 ? RESIDENT / (SPLIT * GROUPS + 1) : 1)
+gdn_mtp(const __grid_constant__ MtpArguments p) {
+  using S = Shape<T, TOKENS, WRITES, ROWS, SPLIT, GROUPS>;
+  __shared__ typename S::Memory memory;
+  PlainOutputs outputs;
+  verify_rows<S, T, TOKENS, WRITES, ROWS, SPLIT, GROUPS, LOAD, STORE, GIVEN, Token>(p, memory, outputs);
 }
 
 #endif  // __CUDACC__

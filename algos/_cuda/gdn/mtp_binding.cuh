@@ -14,6 +14,7 @@
 
 #include "device.cuh"
 #include "mtp.cuh"
+#include "packed.cuh"
 #include "strided.cuh"
 
 namespace gdn {
@@ -26,6 +27,35 @@ void launch_mtp(const MtpArguments& p, int64_t heads, int device, cudaStream_t s
 inline int32_t narrow(const char* name, int64_t stride) {
   return static_cast<int32_t>(within(name, stride, 0, INT32_MAX));
 }
+
+// A call whose arguments fit.
+struct MtpCall {
+  int64_t B, total, T, H, HV;
+  int axes;        // before the heads: of sequences and their tokens, or of all tokens
+  bool lengths;    // cu_seqlens
+  DLDevice device;
+  DLDataType of_state;
+  bool half_tokens;  // f16, else bf16
+
+  bool empty() const { return B == 0 || total == 0; }
+
+  // A tensor of all tokens: vectors [.., heads, 128], or numbers [.., heads].
+  const __nv_bfloat16* taken(const ffi::TensorView& t, const char* name, DLDataType dtype, int64_t heads, bool vectors, size_t align,
+                             int32_t* batch, int32_t* token) const {
+    using bf = __nv_bfloat16;
+    int64_t strides[2] = {};
+    const bf* at;
+    if (axes == 1) {
+      at = vectors ? strided<const bf>(t, name, dtype, {total, heads, K}, device, align, strides + 1)
+                   : strided<const bf>(t, name, dtype, {total, heads}, device, align, strides + 1);
+    } else {
+      at = vectors ? strided<const bf, 2>(t, name, dtype, {B, T, heads, K}, device, align, strides)
+                   : strided<const bf, 2>(t, name, dtype, {B, T, heads}, device, align, strides);
+    }
+    *batch = narrow(name, axes == 1 && !lengths ? T * strides[1] : strides[0]), *token = narrow(name, strides[1]);
+    return at;
+  }
+};
 
 // Several tokens of each sequence, for an engine that verifies drafts. The first two axes of q, k, v, a, b and pool, three of
 // states and the first one of state_indices may be strided.
@@ -43,9 +73,9 @@ inline int32_t narrow(const char* name, int64_t stride) {
 // mode 0: no state is written (without STATES the only one); 1: the one after the last token, to the start slot; 2: the one
 // after token t to slot state_indices[b, t], unless that is below first_slot, or not the pool's; 3: to states[states_rows[b]
 // or b, t], of states [N, >= T, HV, 128, 128] like the pool, its heads as far apart, unless the row is below 0.
-// Throws ValueError if an argument is different.
+// Throws ValueError if an argument is different. Fills in `p`.
 template <bool STATES>
-void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
+MtpCall take_mtp(MtpArguments& p, ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
                        ffi::Optional<ffi::TensorView> A_log, ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
                        ffi::TensorView state_indices,
                        ffi::Optional<ffi::TensorView> num_accepted_tokens, ffi::Optional<ffi::TensorView> cu_seqlens,
@@ -92,29 +122,15 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
   using bf = __nv_bfloat16;
   const bool half = STATES && q.dtype() == f16;
   const DLDataType of_token = half ? f16 : bf16;
-  MtpArguments p{};
-  const auto taken = [&](const ffi::TensorView& t, const char* name, DLDataType dtype, int64_t heads, bool vectors, size_t align,
-                         int32_t* batch, int32_t* token) {
-    int64_t strides[2] = {};
-    const bf* at;
-    if (axes == 1) {
-      at = vectors ? strided<const bf>(t, name, dtype, {total, heads, K}, device, align, strides + 1)
-                   : strided<const bf>(t, name, dtype, {total, heads}, device, align, strides + 1);
-    } else {
-      at = vectors ? strided<const bf, 2>(t, name, dtype, {B, T, heads, K}, device, align, strides)
-                   : strided<const bf, 2>(t, name, dtype, {B, T, heads}, device, align, strides);
-    }
-    *batch = narrow(name, axes == 1 && !cu_seqlens ? T * strides[1] : strides[0]), *token = narrow(name, strides[1]);
-    return at;
-  };
+  const MtpCall call{B, total, T, H, HV, axes, static_cast<bool>(cu_seqlens), device, of_state, half};
   const auto vectors = [&](const ffi::TensorView& t, const char* name, int64_t heads, size_t align, int32_t* batch, int32_t* token) {
-    return taken(t, name, of_token, heads, true, align, batch, token);
+    return call.taken(t, name, of_token, heads, true, align, batch, token);
   };
   p.q = vectors(q, "q", H, ALIGNMENT, &p.q_batch, &p.q_token), p.k = vectors(k, "k", H, ALIGNMENT, &p.k_batch, &p.k_token);
   p.v = vectors(v, "v", HV, 2, &p.v_batch, &p.v_token);
   const GateTypes gates(A_log, dt_bias, b, of_token);
-  p.a = taken(a, "a", gates.a, HV, false, gates.a.bits / 8, &p.a_batch, &p.a_token);
-  p.b = taken(b, "b", gates.b, HV, false, gates.b.bits / 8, &p.b_batch, &p.b_token);
+  p.a = call.taken(a, "a", gates.a, HV, false, gates.a.bits / 8, &p.a_batch, &p.a_token);
+  p.b = call.taken(b, "b", gates.b, HV, false, gates.b.bits / 8, &p.b_batch, &p.b_token);
   int64_t strides[2];
   p.pool = p.states = strided<char, 2>(pool, "pool", of_state, {slots, HV, V, K}, device, ALIGNMENT, strides);
   p.slot_stride = p.state_stride = narrow("pool", strides[0]);
@@ -156,21 +172,37 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
   p.HV = static_cast<uint32_t>(HV), p.tokens = static_cast<int32_t>(T), p.mode = static_cast<uint8_t>(mode);
   p.first_slot = first_live(first_slot), p.slots_end = slots_end("pool", slots);
   p.by_HV = Divisor(p.HV), p.by_group = Divisor(static_cast<uint32_t>(HV / H));
-  if (B == 0 || total == 0) return;
-  const CurrentDevice current(device.device_id);
-  auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
-  const int64_t heads = B * HV;
+  return call;
+}
+
+// The same, and its launch.
+template <bool STATES>
+void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
+                       ffi::Optional<ffi::TensorView> A_log, ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
+                       ffi::TensorView state_indices,
+                       ffi::Optional<ffi::TensorView> num_accepted_tokens, ffi::Optional<ffi::TensorView> cu_seqlens,
+                       ffi::Optional<double> scale, ffi::TensorView output, ffi::Optional<ffi::TensorView> states,
+                       ffi::Optional<ffi::TensorView> states_rows, int64_t mode, int64_t first_slot, double epsilon) {
+  MtpArguments p{};
+  const MtpCall call = take_mtp<STATES>(p, q, k, v, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens, cu_seqlens, scale, output, states,
+                                          states_rows, mode, first_slot, epsilon);
+  if (call.empty()) return;
+  using bf = __nv_bfloat16;
+  const bool f32 = call.of_state.bits == 32;
+  const int64_t heads = call.B * call.HV;
+  const int device = call.device.device_id;
+  const CurrentDevice current(device);
+  auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(call.device.device_type, device));
   if constexpr (STATES) {
-    const int id = device.device_id;
-    if (half && mode != OUTPUTS && of_state == f32) launch_mtp<float, true, __half>(p, heads, id, stream);
-    if (half && mode != OUTPUTS && of_state == bf16) launch_mtp<bf, true, __half>(p, heads, id, stream);
-    if (half && mode == OUTPUTS && of_state == f32) launch_mtp<float, false, __half>(p, heads, id, stream);
-    if (half && mode == OUTPUTS && of_state == bf16) launch_mtp<bf, false, __half>(p, heads, id, stream);
-    if (!half && mode != OUTPUTS && of_state == f32) launch_mtp<float, true>(p, heads, device.device_id, stream);
-    if (!half && mode != OUTPUTS && of_state == bf16) launch_mtp<bf, true>(p, heads, device.device_id, stream);
+    if (call.half_tokens && mode != OUTPUTS && f32) launch_mtp<float, true, __half>(p, heads, device, stream);
+    if (call.half_tokens && mode != OUTPUTS && !f32) launch_mtp<bf, true, __half>(p, heads, device, stream);
+    if (call.half_tokens && mode == OUTPUTS && f32) launch_mtp<float, false, __half>(p, heads, device, stream);
+    if (call.half_tokens && mode == OUTPUTS && !f32) launch_mtp<bf, false, __half>(p, heads, device, stream);
+    if (!call.half_tokens && mode != OUTPUTS && f32) launch_mtp<float, true>(p, heads, device, stream);
+    if (!call.half_tokens && mode != OUTPUTS && !f32) launch_mtp<bf, true>(p, heads, device, stream);
   }
-  if (!half && mode == OUTPUTS && of_state == f32) launch_mtp<float, false>(p, heads, device.device_id, stream);
-  if (!half && mode == OUTPUTS && of_state == bf16) launch_mtp<bf, false>(p, heads, device.device_id, stream);
+  if (!call.half_tokens && mode == OUTPUTS && f32) launch_mtp<float, false>(p, heads, device, stream);
+  if (!call.half_tokens && mode == OUTPUTS && !f32) launch_mtp<bf, false>(p, heads, device, stream);
   TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
 }
 

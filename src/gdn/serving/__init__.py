@@ -68,6 +68,7 @@ __all__ = [
     "chunk_prefill",
     "fallbacks",
     "gates",
+    "layer_post_conv",
     "mtp_verify",
     "packed_decode",
     "prepare",
@@ -87,6 +88,9 @@ _decode = Exported(
     halves="gdn_decode_packed_bf16/cuda-v5-packed-bf16",
 )
 _verify = Exported("mtp_verify", "gdn_mtp_packed/cuda-v1", "gdn_mtp_packed/cpp-v1")
+_layer = Exported(
+    "layer_post_conv", "gdn_layer_post_conv/cuda-v1", "gdn_layer_post_conv/cpp-v1"
+)
 _prefill = Exported(
     "chunk_prefill", "gdn_prefill_packed/cuda-chunk-packed", "gdn_prefill_packed/cpp-v1"
 )
@@ -132,6 +136,26 @@ run_verify = Operator(
         "states": TensorArgument((5,), POOLS, written=True, optional=True),
         "states_rows": TensorArgument((1,), WHOLE, optional=True),
         "state_mode": Number("int"),  # torch has a name of its own for "mode"
+        **_NUMBERS,
+    },
+)
+_run_layer = Operator(
+    _layer,
+    {
+        "mixed_qkv": TensorArgument((2,), BF16),
+        **dict.fromkeys("ab", TensorArgument((2,), BF16)),
+        "A_log": TensorArgument((1,), F32),
+        "dt_bias": TensorArgument((1,), F32 + BF16),
+        "initial_state": _GATES["initial_state"],
+        "ssm_state_indices": TensorArgument((2,), WHOLE),
+        "num_accepted_tokens": TensorArgument((1,), WHOLE, optional=True),
+        "cu_seqlens": TensorArgument((1,), WHOLE, optional=True),
+        "output_gate": TensorArgument((3,), BF16),
+        "norm_weight": TensorArgument((1,), F32 + BF16),
+        "scale": Number("float?"),
+        "out": TensorArgument((3,), BF16, written=True),
+        "norm_eps": Number("float"),
+        "sigmoid": Number("int"),
         **_NUMBERS,
     },
 )
@@ -362,6 +386,75 @@ def mtp_verify(
     return out, initial_state
 
 
+def layer_post_conv(
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state_indices: Tensor,
+    cu_seqlens: Tensor | None,
+    num_accepted_tokens: Tensor | None,
+    state: Tensor,
+    output_gate: Tensor,
+    norm_weight: Tensor,
+    out: Tensor | None = None,
+    scale: float | None = None,
+    norm_eps: float = NORM_EPSILON,
+    output_gate_activation: str = "silu",
+    *,
+    first_slot: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """What a decode layer does after its convolution, for up to 8 tokens of each of N sequences:
+    vLLM 0.33's fused_gdn_decode_post_conv_mtp. mtp_verify with the norm of q and k, then RMSNorm
+    (arXiv 1910.07467) of each head's output o, rounded to bfloat16, with a gate:
+
+        o / sqrt(mean(o^2) + norm_eps) * norm_weight * silu(output_gate)
+
+    mixed_qkv            [total, 2 H K + HV V] bfloat16: q of all heads, k, then v; tokens may lie
+      apart, as those of a, b and output_gate
+    a, b                 [total, HV] bfloat16
+    A_log, dt_bias       [HV] float32; dt_bias also bfloat16
+    state_indices        [N, T] int32 or int64: the state after token t goes to slot [n, t]
+    cu_seqlens           [N + 1] int32: where each sequence's tokens begin; None: total / N each
+    num_accepted_tokens  [N] int32 or int64, as in mtp_verify
+    state                the pool [slots, HV, V, K] float32 or bfloat16, as in packed_decode
+    output_gate          [total, HV, V] bfloat16
+    norm_weight          [V] float32 or bfloat16
+    out                  [total, HV, V] bfloat16, dense; None: a new tensor
+    output_gate_activation
+                         "silu", or "sigmoid" for sigmoid(output_gate)
+
+    Returns (out, state). ValueError for another activation.
+    """
+    if output_gate_activation not in ("silu", "sigmoid"):
+        expected = f"expected 'silu' or 'sigmoid', got {output_gate_activation!r:.80}"
+        raise ValueError(f"output_gate_activation: {expected}")
+    if out is None:
+        tensor_checks.tensor("output_gate", output_gate, 3)
+        out = torch.empty_like(output_gate, memory_format=torch.contiguous_format)
+    _run_layer(
+        mixed_qkv,
+        a,
+        b,
+        A_log,
+        dt_bias,
+        state,
+        state_indices,
+        num_accepted_tokens,
+        cu_seqlens,
+        output_gate,
+        norm_weight,
+        scale,
+        out,
+        norm_eps,
+        int(output_gate_activation == "sigmoid"),
+        first_slot,
+        NORM_EPSILON,
+    )
+    return out, state
+
+
 def _first(x: Tensor, count: int) -> Tensor:
     """The first `count` rows. A slice takes a microsecond: only if there are more."""
     return x if x.dim() == 0 or x.shape[0] <= count else x[:count]
@@ -570,15 +663,17 @@ def prepare(
         mtp_verify: (_verify,),
         chunk_prefill: (_prefill, _checkpoints),
         gates: (_gates,),
+        layer_post_conv: (_layer,),
     }
     for function in functions:
         if function not in list(known):
-            names = "packed_decode, mtp_verify, chunk_prefill or gates"
+            *first, last = (each.__name__ for each in known)
+            names = f"{', '.join(first)} or {last}"
             raise UsageError(f"prepare: expected {names}, got {function!r:.80}")
     kind = str(device).partition(":")[0]
     if kind not in ("cuda", "cpu"):
         raise UsageError(f"prepare: device: expected 'cuda' or 'cpu', got {device}")
-    for function in functions or known:
+    for function in functions or (packed_decode, mtp_verify, chunk_prefill, gates):
         for exported in known[function]:
             exported.failed.clear()
             of = torch.float32 if exported is _gates else dtype
