@@ -1,7 +1,7 @@
 """A Qwen3.5 of random weights in transformers, with gdn's kernels and without, in turns.
 
     python examples/clients/transformers_qwen.py --layers 4 --hidden 64 --heads 2/4   # on a CPU
-    python examples/clients/transformers_qwen.py --batch 1,8 --out hf.json            # on a GPU
+    python examples/clients/transformers_qwen.py --batch 1,8 --out hf.jsonl           # on a GPU
 
 It needs transformers and kernels (`pip install '.[clients]'` in a clone). Without gdn
 transformers calls flash-linear-attention if that is installed, else its own functions in PyTorch:

@@ -69,7 +69,7 @@ def options(text: str, **defaults: object) -> argparse.ArgumentParser:
     add("--prompts", default="1x2048,1x8192", help="number x tokens")
     add("--samples", type=int, default=3, help="of each turn of A B B A")
     add("--accuracy", action="store_true", help="errors against float32 as well")
-    add("--out", type=Path, help="the record, a file in JSON")
+    add("--out", type=Path, help="a file, to which the record is added as a line")
     parser.set_defaults(**defaults)
     return parser
 
@@ -179,14 +179,15 @@ def errors(folder: str, logprobs: dict[str, list[dict]]) -> dict[str, dict]:
 
 
 def finish(about: dict, found: dict[str, dict], out: Path | None) -> None:
-    """Show what in_turns gave, and write it into a file."""
+    """Show what in_turns gave, and add it to a file."""
     table = []
     for name in found["baseline"]:
         table += rows(name, {kind: found[kind][name] for kind in KINDS})
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     about = {"device": device} | about
     if out:
-        out.write_text(json.dumps(about | {"rows": table}, indent=1) + "\n")
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(about | {"rows": table}) + "\n")
     show(about, table)
 
 

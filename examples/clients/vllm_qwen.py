@@ -1,6 +1,6 @@
 """A Qwen3.5 of random weights in vLLM 0.33, with gdn's kernels and without, in turns.
 
-    python examples/clients/vllm_qwen.py --batch 1,8,64 --out vllm.json
+    python examples/clients/vllm_qwen.py --batch 1,8,64 --out vllm.jsonl
 
 Engines without gdn and with it, each in a process of its own, are asked in turns. Decode is in CUDA
 graphs, prompts are not, and nothing is compiled by torch. It needs an NVIDIA GPU and vllm
