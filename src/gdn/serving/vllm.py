@@ -89,8 +89,11 @@ def prompts_layer(
         if count:
             decodes = convolved[:count], b[:count], a[:count], core_attn_out
             _decode_rows(self, layers, *decodes, slots[:count])
+        q, k, v = _heads(self, convolved[count:])
         chunk_prefill(
-            *_heads(self, convolved[count:]),
+            q,
+            k,
+            v,
             a[count:total],
             b[count:total],
             self.A_log,
@@ -128,10 +131,12 @@ def _decode_rows(
     _decode(getattr(layers, _DECODE), convolved, *gates, scale, pool, out, slots, True)
 
 
-def _heads(self: Any, packed: Tensor) -> list[Tensor]:
+def _heads(self: Any, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q and k [tokens, H, K], v [tokens, HV, V], in rows of all three."""
     sizes = [x // self.tp_size for x in (self.key_dim, self.key_dim, self.value_dim)]
-    return [x.unflatten(-1, (-1, _HEAD)) for x in packed.split(sizes, dim=-1)]
+    q, k, v = packed.split(sizes, dim=-1)
+    heads = -1, _HEAD
+    return q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
 
 
 def _metadata(self: Any) -> Any:
@@ -161,8 +166,11 @@ def _ask(self: Any, packed: Tensor, pool: Tensor) -> None:
     """A call of no sequence: everything is checked, and nothing launched."""
     none = torch.zeros(1, dtype=torch.int32, device=pool.device)
     gates = packed.new_empty(1, pool.shape[1])
+    q, k, v = _heads(self, packed)
     chunk_prefill(
-        *_heads(self, packed),
+        q,
+        k,
+        v,
         gates,
         gates,
         self.A_log,
