@@ -235,6 +235,7 @@ def _put_layer() -> None:
         call(self, mixed_qkv, b, a, core_attn_out)
 
     methods = {
+        "__module__": __name__,
         "_forward_core_decode_non_spec": decode_layer,
         "_forward_core": forward_core,
     }
