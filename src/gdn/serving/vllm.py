@@ -22,7 +22,7 @@ from gdn_cli.errors import GdnError
 from . import _decode as _decode_library
 from . import _prefill as _prefill_library
 from . import chunk_prefill, mtp_verify, packed_decode
-from .batched import rows
+from .batched import refuse_float16, rows
 from .client import Client, Hook, no_way_back
 
 __all__ = ["check", "fallbacks", "install", "uninstall"]
@@ -71,6 +71,7 @@ def prompts_layer(
     """
     layers = importlib.import_module(_LAYERS)
     metadata = _metadata(self)
+    refuse_float16(mixed_qkv)
     _refuse(self, metadata, mixed_qkv)
     count, total = metadata.num_decodes, metadata.num_actual_tokens
     slots = metadata.non_spec_state_indices_tensor
@@ -200,6 +201,7 @@ def prefill(
 
     initial_state  [N, HV, V, K], gathered for this call by vLLM, so it takes the final states
     """
+    refuse_float16(v)
     if cu_seqlens is None or core_attn_out is not None:
         raise ValueError("prefill: only with cu_seqlens, and without core_attn_out")
     out, state = chunk_prefill(
@@ -291,8 +293,8 @@ CLIENT = Client(
                 f"{_LAYERS}:{_DECODE}": (packed_decode,),
             },
             _put_layer,
-            "heads other than K = V = 128, tokens that are not bfloat16; prompts with FlashInfer's"
-            " checkpoints of prefix caching",
+            "heads other than K = V = 128; prompts in float16, and with FlashInfer's checkpoints of"
+            " prefix caching",
         ),
         Hook(
             "prompts beside drafts (ChunkGatedDeltaRule)",

@@ -408,6 +408,17 @@ def test_prompts_that_stay_vllm_s_own(
 
 
 @VLLM
+def test_prompts_in_float16_stay_vllm_s_own(release, engine, monkeypatch):
+    ours, calls = engine
+    ours.install()
+    batch = Batch(0, [3])
+    call = batch.call()
+    made = batch.layer(monkeypatch)
+    made._forward_core(**call | {"mixed_qkv": call["mixed_qkv"].half()})
+    assert [name for name, _ in calls] == ["_forward_core"] and not batch.convolved
+
+
+@VLLM
 def test_a_pool_that_is_refused_is_refused_before_the_convolution(
     release, engine, stub, monkeypatch
 ):
