@@ -153,6 +153,7 @@ struct ChunkTiles {
 // The chunks of a segment in the stages of GroupShared, for those who compute and store outputs: see consume and store_outputs.
 template <bool OUTPUTS, typename Shared>
 struct StagedChunks {
+  static constexpr bool ALL_AT_ONCE = true;
   Shared& s;
   PipelineState<Shared::STAGES> pipe;
   int group;  // consumer warpgroup
@@ -161,12 +162,14 @@ struct StagedChunks {
     return {stage.k, stage.q, stage.v[group], stage.prepared.T, shared_address(stage.prepared.T) + MATRIX};
   }
   __device__ __forceinline__ void wait_for_keys(int chunk) const { wait_for(s.full[pipe.stage(chunk)], pipe.parity(chunk)); }
-  __device__ __forceinline__ void wait_for_values(int) const {}  // they come with the keys, and so does T
+  __device__ __forceinline__ void wait_for_values(int) const {}
   __device__ __forceinline__ void wait_for_t(int) const {}
   __device__ __forceinline__ void wait_for_m(int chunk) const { pipe.wait_for_m(s.m_ready, chunk); }
+  // No __syncwarp: the wait for the last products has just brought the warp together.
   __device__ __forceinline__ void state_complete(int chunk) const {
-    if constexpr (!OUTPUTS) warp_arrives(s.empty[pipe.stage(chunk)]);
-    else if constexpr (Shared::PACED) warp_arrives(s.packing[pipe.stage(chunk)]);
+    const bool arrives = threadIdx.x % 32 < ARRIVALS;
+    if (!OUTPUTS && arrives) mbarrier_arrive(shared_address(&s.empty[pipe.stage(chunk)]));
+    if (OUTPUTS && Shared::PACED && arrives) mbarrier_arrive(shared_address(&s.packing[pipe.stage(chunk)]));
   }
   __device__ __forceinline__ void outputs_written(int chunk) const { warp_arrives(s.outputs_ready[pipe.stage(chunk)]); }
   __device__ __forceinline__ void sync() const { named_barrier_sync<128>(group + 1); }
@@ -178,8 +181,7 @@ struct StagedChunks {
 // For a warp of a consumer; the pipeline goes on behind them.
 template <bool OUTPUTS, typename Shared>
 __device__ __forceinline__ StagedChunks<OUTPUTS, Shared> staged_chunks(Shared& s, PipelineState<Shared::STAGES>& pipe, const Segment& at) {
-  const int count = __shfl_sync(0xffffffffu, at.count, 0);
-  return {s, pipe.template take<Shared::LOOPS>(count), Shared::GROUPS > 1 ? static_cast<int>(threadIdx.x) / 128 : 0};
+  return {s, pipe.template take<Shared::LOOPS>(at.count), Shared::GROUPS > 1 ? static_cast<int>(threadIdx.x / 128) : 0};
 }
 
 // The epilogue: warps that store the outputs of all chunks, which have replaced V. PIECES lanes per token, so that rows are whole.
@@ -288,6 +290,8 @@ __device__ __forceinline__ void decay_outputs(float (&o)[8][4], const char* prep
 // Steps 8 to 12 of a segment's chunks, by a consumer warpgroup, in every kernel with wgmma. `chunks` says where the tiles are, and:
 //
 //   wait_for_keys, wait_for_values, wait_for_t, wait_for_m   until K; Q and V; T and the gates; M have arrived
+//   ALL_AT_ONCE       K, Q, V, T and the gates arrive together. One consumer then loads V and the gates before it begins S Q^T,
+//                     else it begins S Q^T while it waits for T
 //   state_complete    S' is there: K, T and the gates are not read any more
 //   outputs_written   O is in V's place
 //   sync              a barrier of the warpgroup
@@ -298,6 +302,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, con
                                         int row = 0) {
   constexpr int EARLY = LEAN ? 8 : 4;                 // of the eight products of S Q^T come before R
   constexpr int LATER = OUTPUTS && !LEAN ? 1 : 0;     // batches of products that R and D need not wait for
+  constexpr bool LOADS_FIRST = Chunks::ALL_AT_ONCE && !LEAN;
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
   // a lane's address for 16 tokens and the warp's 16 columns of V, in TMA's layout
   const uint32_t v_at = in_matrix(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
@@ -335,12 +340,15 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, con
     float D[2][4][4];         // R at first; 2 x 32 tokens. With the registers of SK, ptxas would wait for each product
     warpgroup_arrive();
     begin_state_times<0, 8>(SK, S_bf16, keys);
-    // 12 of the previous chunk: O to its stage
-    if constexpr (OUTPUTS) {
-      if (chunk > 0) write_outputs(chunk - 1);
+    const auto begin_outputs = [&] {
       chunks.wait_for_values(chunk);
       warpgroup_arrive();
       begin_state_times<0, EARLY>(O, S_bf16, queries);
+    };
+    // 12 of the previous chunk: O to its stage
+    if constexpr (OUTPUTS) {
+      if (chunk > 0) write_outputs(chunk - 1);
+      if constexpr (!LOADS_FIRST) begin_outputs();
     }
     chunks.wait_for_t(chunk);
     uint32_t V[4][4] = {};
@@ -366,10 +374,13 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, con
         for (int c = 0; c < 4; ++c) weighed[i][c] = (c % 2 ? beta.y : beta.x) * value(i, c);
       }
     }
+    if constexpr (OUTPUTS && LOADS_FIRST) begin_outputs();
 
     // 9. R
     warpgroup_wait<LATER>();
     warpgroup_fence_operand(SK);
+    float kept;
+    if constexpr (!LEAN) kept = decay_of_chunk(prepared);
     uint32_t R[4][4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -395,7 +406,8 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, con
     warpgroup_commit();
     if constexpr (OUTPUTS && EARLY < 8) begin_state_times<EARLY, 8>(O, S_bf16, queries);
     // 11. S' = e^(G_C) S + D^T K: the decay, under 10
-    decay_state(S, decay_of_chunk(prepared));
+    if constexpr (LEAN) kept = decay_of_chunk(prepared);
+    decay_state(S, kept);
 #pragma unroll
     for (int i = 0; i < 8 && !OUTPUTS; ++i) to_end[i] = gates_of(prepared, OUT, i, t);
     warpgroup_wait<LATER>();

@@ -347,6 +347,7 @@ __device__ __forceinline__ void store_state_stage(const Prefill& p, const CUtens
 
 // A segment's chunks in both rings: see consume and store_outputs in inter_chunk_sm90.cuh.
 struct PairChunks {
+  static constexpr bool ALL_AT_ONCE = false;
   FusedShared& s;
   Ring<FusedShared::KEYS> keys;
   Ring<FusedShared::STAGES> ring;
