@@ -142,10 +142,23 @@ def gdn_mtp_packed(
     return out, pool
 
 
+def gdn_layer_post_conv(*given):
+    """gdn_mtp_packed's of all inputs but the last two, z and norm_weight, its outputs
+    normalised over V and gated.
+    """
+    *given, z, weight = given
+    out, pool = gdn_mtp_packed(*given)
+    z, weight = _f64(z), _f64(weight)
+    gate = np.vectorize(_sigmoid, otypes=[float])(z) * z
+    root = np.sqrt((out * out).mean(-1, keepdims=True) + 1e-6)
+    return out / root * weight * gate, pool
+
+
 # On a bfloat16 state or pool: new states are the values before their rounding.
 gdn_decode_bf16 = gdn_decode
 gdn_decode_packed_bf16 = gdn_decode_packed
 gdn_mtp_bf16 = gdn_mtp
+gdn_layer_post_conv_bf16 = gdn_layer_post_conv
 gdn_mtp_packed_bf16 = gdn_mtp_packed
 gdn_prefill_packed_bf16 = gdn_prefill_packed
 
@@ -213,7 +226,8 @@ def inputs(
 
     op         gdn_decode or gdn_decode_packed (read batch_size), gdn_prefill or
       gdn_prefill_packed (read lengths, one
-               per sequence, 0 allowed), gdn_mtp, gdn_mtp_packed, attention_fwd or
+               per sequence, 0 allowed), gdn_mtp, gdn_mtp_packed, gdn_layer_post_conv,
+               attention_fwd or
                attention_fwd_causal (read batch_size and seq_len); all but gdn_prefill
                also with _bf16, for bfloat16 states
     case       one of CASES, for the GDN operations
@@ -264,8 +278,12 @@ def inputs(
         row, a, b = row[:, 0], a[:, 0], b[:, 0]
         return [row, a, b, A_log, dt_bias, pool, indices, scale]
     first = [row, a, b, A_log, dt_bias, pool]
-    if op == "gdn_mtp_packed":
+    if op in ("gdn_mtp_packed", "gdn_layer_post_conv"):
         accepted = torch.arange(N) % seq_len + 1
-        return [*first, indices.view(N, seq_len), accepted.int(), scale]
+        verify = [*first, indices.view(N, seq_len), accepted.int(), scale]
+        if op == "gdn_mtp_packed":
+            return verify
+        z, weight = randn(*lead, 2 * H, D).bfloat16(), 1 + 0.5 * randn(D)
+        return [*verify, z, weight.bfloat16()]
     fresh = torch.arange(N) % 2 == 1  # every other sequence starts from zeros
     return [*first, indices, ~fresh, ends.int(), scale]

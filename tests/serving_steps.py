@@ -28,6 +28,13 @@ def off(x: torch.Tensor, right: torch.Tensor) -> float:
     return float((x.cpu().double() - right).norm() / (right.norm() or 1))
 
 
+def gates(a, b, A_log, dt_bias) -> tuple[torch.Tensor, torch.Tensor]:
+    """(log g, beta) in float64 on the CPU, of a and b [..., HV]."""
+    a, b, A_log, dt_bias = (x.detach().cpu().double() for x in (a, b, A_log, dt_bias))
+    softplus = torch.nn.functional.softplus(a + dt_bias, threshold=1e3)
+    return -torch.exp(A_log) * softplus, torch.sigmoid(b)
+
+
 def walk(S, q, k, v, a, b, A_log, dt_bias, scale, norm: bool = True):
     """Tokens of one sequence: S [HV, V, K], q and k [T, H, K], v [T, HV, V], a and b
     [T, HV], all of any dtype. Returns outputs [T, HV, V] and the state after each token
@@ -51,6 +58,14 @@ def walk(S, q, k, v, a, b, A_log, dt_bias, scale, norm: bool = True):
         S = S + d[:, :, None] * k[t, :, None, :]
         outputs[t], states[t] = scale * (S @ q[t, :, :, None])[..., 0], S
     return outputs, states
+
+
+def gated_norm(o, z, weight, sigmoid: bool = False, epsilon: float = EPSILON):
+    """RMSNorm of outputs [.., V] with the gate silu(z), or sigmoid(z), in float64."""
+    o, z, weight = (x.detach().cpu().double() for x in (o, z, weight))
+    gate = torch.sigmoid(z) * (1 if sigmoid else z)
+    scale = (o.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    return o * scale * weight * gate
 
 
 OUTPUT = 5e-3  # bfloat16's rounding

@@ -45,9 +45,10 @@ SchedulerParameters=sched_interval=1
 MpiDefault=none
 ReturnToService=2
 KillWait=5
-GresTypes=gpu
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 Gres=gpu:1
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 Gres=gpu:1
+SlurmdTimeout=10
+{types}
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 {gpu}
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 {gpu}
 PartitionName=all Nodes=n1,n2 Default=YES MaxTime=60 State=UP
 PartitionName=short Nodes=n1,n2 MaxTime=1 State=UP
 """
@@ -59,9 +60,9 @@ def installed() -> bool:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[dict[str, str]]:
-    """The variables with which SLURM's commands and gdn find it. RuntimeError if its
-    nodes do not come up.
+def running(gres: bool = True) -> Iterator[dict[str, str]]:
+    """The variables with which SLURM's commands and gdn find it; without `gres` it knows
+    of no GPUs. RuntimeError if its nodes do not come up.
     """
     with (
         tempfile.TemporaryDirectory(prefix="slurm-") as name,
@@ -73,9 +74,12 @@ def running() -> Iterator[dict[str, str]]:
         (folder / "key").write_bytes(os.urandom(1024))
         (folder / "key").chmod(0o400)
         ports = _free_ports(3)
-        text = _CONF.format(host=socket.gethostname(), ports=ports, folder=folder)
+        types, gpu = ("GresTypes=gpu", "Gres=gpu:1") if gres else ("", "")
+        host = socket.gethostname()
+        text = _CONF.format(host=host, ports=ports, folder=folder, types=types, gpu=gpu)
         (folder / "slurm.conf").write_text(text)
-        (folder / "gres.conf").write_text(_GRES)
+        if gres:
+            (folder / "gres.conf").write_text(_GRES)
         where = {"SLURM_CONF": str(folder / "slurm.conf")}
         munge = f"--key-file={folder}/key --socket={folder}/munge.sock"
         munge += f" --log-file={folder}/munge.log --pid-file={folder}/munge.pid"

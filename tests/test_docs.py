@@ -107,33 +107,57 @@ def test_the_example_plots(tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_examples_of_clients_take_turns(monkeypatch, capsys):
+def test_the_examples_of_clients_take_turns(monkeypatch, capsys, tmp_path):
     monkeypatch.syspath_prepend(ROOT / "examples" / "clients")
+    import table
     import turns
 
-    order = []
-    seconds = {"own": iter([9.0, 4.0, 2.0]), "gdn": iter([9.0, 1.0, 2.0])}
-
-    def run(kind):
-        order.append(kind)
-        each = next(seconds[kind])
-        return 10 * each, each
-
-    kinds = {kind: lambda kind=kind: run(kind) for kind in seconds}
-    table = turns.rows(8, turns.in_turns(kinds, 1))
-    assert order == ["own", "gdn", "own", "gdn", "gdn", "own"]  # two to warm up
-    own, ours = table
-    assert (own["token_ms"], ours["token_ms"], ours["speedup"]) == (3000, 1500, 2)
-    assert (ours["first_token_ms"], ours["tokens_per_second"]) == (15000, 8 / 1.5)
-    turns.show({"device": "none"}, table, as_json=False)
-    assert capsys.readouterr().out.splitlines()[3].split() == [
-        "8",
-        "gdn",
-        "1.5e+04",
-        "1500",
-        "5.333",
-        "2.00x",
+    assert [str(x) for x in (turns.Point(1, 64), turns.Point(8, 128, 5))] == [
+        "prompt 1x64",
+        "decode 8x128",
     ]
+    seconds = {1: 10.0, 5: 18.0}
+    assert turns.Point(8, 128, 5).sample(seconds.get) == (10, 2, 4)
+    assert turns.Point(2, 30).sample(seconds.get) == (10, None, 6)
+    order = []
+    samples = {
+        "baseline": iter([turns.Sample(4.0, 2.0, 4.0), turns.Sample(2.0, 4.0, 2.0)]),
+        "gdn": iter([turns.Sample(1.0, 1.0, 8.0), turns.Sample(2.0, 2.0, 4.0)]),
+    }
+
+    def run(kind, name):
+        order.append((kind, name))
+        return [next(samples[kind])]
+
+    runs = [(kind, lambda name, kind=kind: run(kind, name)) for kind in turns.ORDER]
+    found = turns.in_turns(runs, ["decode"])
+    assert [kind for kind, _ in order] == ["baseline", "gdn", "gdn", "baseline"]
+    capsys.readouterr()
+    about = {"vllm": "0.33.0", "torch": "2.11.0", "heads": "16/32", "pool": "float32"}
+    about |= {"layers": 24, "baseline": "triton", "fallbacks": {"f": 2}}
+    about["errors"] = {"baseline": {"prompt": 0.02, "new": 0.03}}
+    about["errors"]["gdn"] = {"prompt": 0.01, "new": 0.03}
+    turns.finish(about, found, tmp_path / "a.jsonl")
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-1].split() == ["decode", "gdn", "1500", "1500", "6", "2.00x"]
+    page = "a\n<!-- clients a.jsonl -->\nold\n<!-- /clients -->\nb\n"
+    new = table.filled(page, tmp_path)
+    assert new.startswith(
+        "a\n<!-- clients a.jsonl -->\nvllm 0.33.0 (own prefill: triton)"
+    )
+    assert "| decode | 3000 -> 1500 | 3000 -> 1500 | 3 -> 6 | 2.000x |\n" in new
+    assert "- rms error of log-probabilities, prompt tokens: 0.02 -> 0.01\n" in new
+    assert new.endswith("- calls that fell back: 2\n<!-- /clients -->\nb\n")
+    assert "\nNot timed yet.\n" in table.filled(page, tmp_path / "none")
+
+
+def test_the_tables_of_clients_are_those_of_the_records(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples" / "clients")
+    import table
+
+    text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    assert len(table.BLOCK.findall(text)) == 1
+    assert table.filled(text, ROOT) == text
 
 
 def test_the_workflow_s_commands_exist(gdn, tmp_path):

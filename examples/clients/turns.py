@@ -1,72 +1,208 @@
-"""What the examples of this folder share: runs in turns, A B B A, and their table.
+"""What the examples of this folder share: flags, the model's sizes, what is timed, turns, a table.
 
-A machine gets slower or faster while it works. In turns that falls on both alike.
+Runs are in turns, A B B A: a machine gets slower or faster while it works, and in turns that falls
+on both alike.
 """
 
+import argparse
 import json
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
-Times = tuple[float, float]  # seconds to the first token, and for each one after it
-TITLES = ["batch", "kind", "first token, ms", "a token, ms", "tokens/s", "speedup"]
+import torch
+
+KINDS = ("baseline", "gdn")
+ORDER = (*KINDS, *reversed(KINDS))  # of turns
+TITLES = ["what", "kind", "first token, ms", "a token, ms", "tokens/s", "speedup"]
+SHOWN = ("first_token_ms", "token_ms", "tokens_per_second")
+VOCABULARY = 32000
 
 
-def in_turns(
-    kinds: dict[str, Callable[[], Times]], rounds: int
-) -> dict[str, list[Times]]:
-    """The times of each kind: one warm-up each, then rounds of A B B A."""
-    names = list(kinds)
+class Sample(NamedTuple):
+    """A run's times, in seconds; tokens are a second's, of prompts alone those of the prompts."""
+
+    first: float
+    each: float | None
+    tokens: float
+
+
+class Point(NamedTuple):
+    """Sequences of one length: prompts alone, or with so many new tokens each."""
+
+    batch: int
+    prompt: int
+    new: int = 1
+
+    def __str__(self) -> str:
+        kind = "prompt" if self.new == 1 else "decode"
+        return f"{kind} {self.batch}x{self.prompt}"
+
+    def tokens(self) -> list[list[int]]:
+        return [token_ids(n, self.prompt) for n in range(self.batch)]
+
+    def sample(self, run: Callable[[int], float]) -> Sample:
+        """run: new tokens -> seconds."""
+        first = run(1)
+        if self.new == 1:
+            return Sample(first, None, self.batch * self.prompt / first)
+        each = (run(self.new) - first) / (self.new - 1)
+        return Sample(first, each, self.batch / each)
+
+
+def token_ids(seed: int, count: int) -> list[int]:
+    return [1 + (7919 * seed + 31 * i) % (VOCABULARY - 1) for i in range(count)]
+
+
+def options(text: str, **defaults: object) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=text.partition("\n")[0])
+    add = parser.add_argument
+    add("--layers", type=int, default=8, help="of every four three have GDN")
+    add("--hidden", type=int, default=2048)
+    add("--heads", default="16/32", help="of q and k, and of v")
+    add("--batch", default="1,8,64", help="sequences in decode")
+    add("--context", type=int, default=128, help="tokens of each before decode")
+    add("--new", type=int, default=33, help="tokens of each in decode")
+    add("--prompts", default="1x2048,1x8192", help="number x tokens")
+    add("--samples", type=int, default=3, help="of each turn of A B B A")
+    add("--accuracy", action="store_true", help="errors against float32 as well")
+    add("--out", type=Path, help="a file, to which the record is added as a line")
+    parser.set_defaults(**defaults)
+    return parser
+
+
+def points(given: argparse.Namespace) -> list[Point]:
+    prompts = [Point(*map(int, x.split("x"))) for x in given.prompts.split(",") if x]
+    batches = [int(x) for x in given.batch.split(",") if x]
+    return prompts + [Point(batch, given.context, given.new) for batch in batches]
+
+
+def model_config(given: argparse.Namespace) -> dict[str, object]:
+    """Of a Qwen3.5 without experts: at 2048 hidden the sizes of Qwen3.5-35B-A3B's layers, with the
+    nine experts' of a token in one MLP."""
+    H, HV = map(int, given.heads.split("/"))
+    return {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "hidden_size": given.hidden,
+        "intermediate_size": 9 * given.hidden // 4,
+        "num_hidden_layers": given.layers,
+        "num_attention_heads": max(1, given.hidden // 128),
+        "num_key_value_heads": 1 if given.hidden < 256 else 2,
+        "linear_num_key_heads": H,
+        "linear_num_value_heads": HV,
+        "vocab_size": VOCABULARY,
+        "dtype": "bfloat16",
+    }
+
+
+def in_turns(runs: list[tuple[str, Callable]], names: list[str]) -> dict[str, dict]:
+    """The samples of each kind, by name. Each run, in the order A B B A, takes a name and gives
+    samples of it. What is done so far is told on stderr."""
+    found: dict[str, dict] = {kind: {} for kind in KINDS}
     for name in names:
-        kinds[name]()
-    times: dict[str, list[Times]] = {name: [] for name in names}
-    for _ in range(rounds):
-        for name in [*names, *reversed(names)]:
-            times[name].append(kinds[name]())
-    return times
-
-
-def rows(batch: int, times: dict[str, list[Times]]) -> list[dict]:
-    """A row for each kind, of medians; speedup is that of a token, over the first kind."""
-    found = []
-    for kind, samples in times.items():
-        first, each = (
-            statistics.median(column) for column in zip(*samples, strict=True)
-        )
-        row = {
-            "batch": batch,
-            "kind": kind,
-            "first_token_ms": first * 1e3,
-            "token_ms": each * 1e3,
-        }
-        row["tokens_per_second"] = batch / each
-        row["speedup"] = (found[0]["token_ms"] / row["token_ms"]) if found else 1.0
-        row["samples_ms"] = [[a * 1e3, b * 1e3] for a, b in samples]
-        found.append(row)
+        for kind, run in runs:
+            found[kind][name] = found[kind].get(name, []) + run(name)
+        for row in rows(name, {kind: found[kind][name] for kind in KINDS}):
+            values = {key: value for key, value in row.items() if key != "samples"}
+            print(json.dumps(values), file=sys.stderr, flush=True)
     return found
 
 
-def show(about: dict, table: list[dict], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(about | {"rows": table}, indent=2))
-        return
-    print(
-        ", ".join(
-            f"{name} {value}" for name, value in about.items() if name != "kernels"
-        )
-    )
+def of_kinds(runs: list[tuple[str, Callable]], name: str) -> dict:
+    """What a run of each kind gives for something that is wanted once."""
+    return {kind: run(name) for kind, run in runs[: len(KINDS)]}
+
+
+def rows(name: str, samples: dict[str, list[Sample]]) -> list[dict]:
+    """A row for each kind, of medians; the speedup is that of tokens/s over the first kind."""
+    table: list[dict] = []
+    for kind, of_kind in samples.items():
+        first, each, tokens = (median(column) for column in zip(*of_kind, strict=True))
+        base = table[0]["tokens_per_second"] if table else tokens
+        row = {
+            "what": name,
+            "kind": kind,
+            "first_token_ms": milliseconds(first),
+            "token_ms": milliseconds(each),
+            "tokens_per_second": tokens,
+            "speedup": tokens / base,
+        }
+        row["samples"] = [[round(x, 7) if x else None for x in s] for s in of_kind]
+        table.append(row)
+    return table
+
+
+def median(column: tuple) -> float | None:
+    return None if None in column else statistics.median(column)
+
+
+def milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def kernels(run: Callable[[], object]) -> dict:
+    """The GPU's time in a run, ms, and the shares of the kernels that take most of it."""
+    cuda = torch.profiler.ProfilerActivity.CUDA
+    with torch.profiler.profile(activities=[cuda]) as profile:
+        run()
+        torch.cuda.synchronize()
+    events = profile.key_averages()
+    times = {e.key[:90]: e.self_device_time_total / 1e3 for e in events}
+    total = sum(times.values())
+    most = sorted(times, key=times.__getitem__, reverse=True)[:16]
+    return {"gpu_ms": total, "shares": {name: times[name] / total for name in most}}
+
+
+def errors(folder: str, logprobs: dict[str, list[dict]]) -> dict[str, dict]:
+    """Root mean square of what the log-probabilities differ from those in float32.
+
+    logprobs  kind -> sequences of "tokens", and the log-probabilities of all but the first one: of
+      the "prompt" and the "new" ones
+    """
+    sequences = [x["tokens"] for of_kind in logprobs.values() for x in of_kind]
+    command = [sys.executable, str(Path(__file__).with_name("float32.py")), folder]
+    text = json.dumps(sequences)
+    done = subprocess.run(command, input=text, stdout=-1, text=True, check=True)
+    right = iter(json.loads(done.stdout))
+    found: dict[str, dict] = {}
+    for kind, of_kind in logprobs.items():
+        squares: dict[str, list[float]] = {"prompt": [], "new": []}
+        for x in of_kind:
+            expected = iter(next(right))
+            for part, kept in squares.items():
+                kept += [(value - next(expected)) ** 2 for value in x[part]]
+        found[kind] = {part: statistics.mean(x) ** 0.5 for part, x in squares.items()}
+    return found
+
+
+def finish(about: dict, found: dict[str, dict], out: Path | None) -> None:
+    """Show what in_turns gave, and add it to a file."""
+    table = []
+    for name in found["baseline"]:
+        table += rows(name, {kind: found[kind][name] for kind in KINDS})
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    about = {"device": device} | about
+    if out:
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(about | {"rows": table}) + "\n")
+    show(about, table)
+
+
+def show(about: dict, table: list[dict]) -> None:
+    print(", ".join(f"{name} {x}" for name, x in about.items() if name != "kernels"))
     lines = [TITLES]
     for row in table:
-        numbers = [row[x] for x in ("first_token_ms", "token_ms", "tokens_per_second")]
-        cells = [f"{number:.4g}" for number in numbers]
-        lines.append([str(row["batch"]), row["kind"], *cells, f"{row['speedup']:.2f}x"])
+        cells = ["-" if row[x] is None else f"{row[x]:.4g}" for x in SHOWN]
+        lines.append([row["what"], row["kind"], *cells, f"{row['speedup']:.2f}x"])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        print(
-            "  ".join(
-                cell.ljust(width) for cell, width in zip(line, widths, strict=True)
-            )
-        )
-    for kind, kernels in about.get("kernels", {}).items():
-        print(f"\n{kind}: share of GPU time")
-        for name, share in kernels.items():
-            print(f"  {share:6.1%}  {name[:80]}")
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        print("  ".join(cells))
+    for kind, runs in about.get("kernels", {}).items():
+        for name, times in runs.items():
+            print(f"\n{kind}, {name}: {times['gpu_ms']:.4g} ms of the GPU")
+            for kernel, share in times["shares"].items():
+                print(f"  {share:6.1%}  {kernel[:80]}")

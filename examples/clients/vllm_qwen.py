@@ -1,113 +1,243 @@
 """A Qwen3.5 of random weights in vLLM 0.33, with gdn's kernels and without, in turns.
 
-    python examples/clients/vllm_qwen.py --batch 1,8,64 --json
+    python examples/clients/vllm_qwen.py --batch 1,8,64 --out vllm.jsonl
 
-Two engines in this process, each with its own CUDA graphs: the first one is made before gdn is
-installed. It needs an NVIDIA GPU and vllm 0.33.0. It was written against that release's files and
-has not been run as it is. Where vLLM's optional packages are missing, stand-ins for them have to be
-imported before: `python -c "import stand_ins, runpy; runpy.run_path(...)"`, and `--attention
-TRITON_ATTN` needs no FlashAttention.
+Engines without gdn and with it, each in a process of its own, are asked in turns. Decode is in CUDA
+graphs, prompts are not, and nothing is compiled by torch. It needs an NVIDIA GPU and vllm
+0.33.0. `--attention TRITON_ATTN` needs no FlashAttention. Where vLLM's optional packages are
+missing, stand-ins for them can be imported by a sitecustomize.py on PYTHONPATH.
 """
 
+import argparse
+import importlib
+import importlib.metadata
+import multiprocessing
 import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # engines in this process
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+import torch
+import turns
+from turns import Point, Sample
 
-import argparse  # noqa: E402
-import tempfile  # noqa: E402
-import time  # noqa: E402
-
-import transformers  # noqa: E402
-import vllm  # noqa: E402
-from turns import Times, in_turns, rows, show  # noqa: E402
-
-from gdn.serving import vllm as on_gdn  # noqa: E402
+from gdn.serving import vllm as on_gdn
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--layers", type=int, default=8, help="of every four three have GDN"
-    )
-    parser.add_argument("--hidden", type=int, default=2048)
-    parser.add_argument("--heads", default="16/32", help="of q and k, and of v")
-    parser.add_argument("--batch", default="1", help="sizes, such as 1,8,64")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens")
-    parser.add_argument("--new", type=int, default=64, help="tokens, at least 2")
-    parser.add_argument("--rounds", type=int, default=1, help="of A B B A")
-    parser.add_argument(
-        "--attention", help="vLLM's attention_backend, such as TRITON_ATTN"
-    )
-    parser.add_argument("--json", action="store_true")
+    parser = turns.options(__doc__, prompts="1x2048,1x8192,16x512")
+    add = parser.add_argument
+    add("--pool", default="float32", help="the states' dtype: float32 or bfloat16")
+    add("--engines", type=int, default=2, choices=(1, 2), help="of each kind")
+    add("--requests", type=int, default=128, help="of the mixed load; 0: none")
+    add("--at-once", type=int, default=64, help="of these")
+    add("--prefill", default="triton", help="vLLM's own: triton or flashinfer")
+    add("--attention", help="vLLM's attention_backend, such as TRITON_ATTN")
+    add("--cache", type=int, default=16, help="GiB of each engine for states and keys")
     return parser.parse_args()
 
 
-def engine(given: argparse.Namespace, folder: str) -> vllm.LLM:
-    H, HV = map(int, given.heads.split("/"))
-    transformers.Qwen3_5TextConfig(
-        architectures=["Qwen3_5ForCausalLM"],
-        hidden_size=given.hidden,
-        intermediate_size=3 * given.hidden,
-        num_hidden_layers=given.layers,
-        num_attention_heads=given.hidden // 256,
-        num_key_value_heads=2,
-        linear_num_key_heads=H,
-        linear_num_value_heads=HV,
-        vocab_size=32000,
-        dtype="bfloat16",
-    ).save_pretrained(folder)
+def save(given: argparse.Namespace, folder: str) -> None:
+    """The model that all engines load."""
+    import transformers
+
+    config = transformers.Qwen3_5TextConfig(**turns.model_config(given))
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = transformers.Qwen3_5ForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
+
+
+def engine(given: argparse.Namespace, folder: str) -> Any:
+    vllm = importlib.import_module("vllm")  # seconds: only where an engine is made
+    points = turns.points(given)
+    batches = {point.batch for point in points if point.new > 1}
+    sizes = sorted(batches | {1, 2, 4, *range(8, given.at_once + 1, 8)})
+    graphs = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
     return vllm.LLM(
         model=folder,
-        load_format="dummy",
         skip_tokenizer_init=True,
-        gpu_memory_utilization=0.4,  # two of them
-        max_model_len=given.prompt + given.new,
+        kv_cache_memory_bytes=given.cache << 30,  # what is free changes
+        gpu_memory_utilization=0.1,
+        max_model_len=max(2048, *(point.prompt + point.new for point in points)),
+        max_num_seqs=max(sizes),
+        max_num_batched_tokens=8192,
         enable_prefix_caching=False,
         attention_backend=given.attention,
-        additional_config={"gdn_prefill_backend": "triton"},
-        compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+        mamba_ssm_cache_dtype=given.pool,
+        additional_config={"gdn_prefill_backend": given.prefill},
+        compilation_config={"mode": 0, **graphs},
     )
 
 
-def generate(made: vllm.LLM, batch: int, prompt: int, new: int) -> Times:
-    tokens = [[1 + (7 * n + i) % 31000 for i in range(prompt)] for n in range(batch)]
-    prompts = [{"prompt_token_ids": row} for row in tokens]
-    seconds = []
-    for count in (1, new):
-        greedy = {"temperature": 0, "ignore_eos": True, "detokenize": False}
-        sampling = vllm.SamplingParams(max_tokens=count, **greedy)
+def prompts(tokens: list[list[int]]) -> list[dict]:
+    return [{"prompt_token_ids": row} for row in tokens]
+
+
+def greedy(new: int, **more: object) -> Any:
+    fixed = {"temperature": 0, "ignore_eos": True, "detokenize": False}
+    sampling = importlib.import_module("vllm").SamplingParams
+    return sampling(max_tokens=new, **fixed, **more)
+
+
+def runner(llm: Any, point: Point) -> Callable[[int], float]:
+    """New tokens -> seconds."""
+    given = prompts(point.tokens())
+
+    def run(new: int) -> float:
         begin = time.perf_counter()
-        made.generate(prompts, sampling, use_tqdm=False)
-        seconds.append(time.perf_counter() - begin)
-    return seconds[0], (seconds[1] - seconds[0]) / (new - 1)
+        llm.generate(given, greedy(new), use_tqdm=False)
+        return time.perf_counter() - begin
+
+    return run
+
+
+def mixed(llm: Any, requests: int, at_once: int) -> Sample:
+    """Requests of 64 to 1,024 tokens that want 16 to 111: a new one comes as soon as one is done,
+    so that prompts and decodes are in one batch."""
+    begin = time.perf_counter()
+    came, first, last, new = {}, {}, {}, {}
+    running: set[str] = set()
+    while len(last) < requests:
+        while len(running) < at_once and len(came) < requests:
+            n = len(came)
+            name = str(n)
+            (given,) = prompts([turns.token_ids(n, 64 * (1 + 7 * n % 16))])
+            new[name] = 16 + 37 * n % 96
+            came[name] = time.perf_counter()
+            llm.llm_engine.add_request(name, given, greedy(new[name]))
+            running.add(name)
+        for output in llm.llm_engine.step():
+            now, name = time.perf_counter(), output.request_id
+            if output.outputs[0].token_ids:
+                first.setdefault(name, now)
+            if output.finished:
+                last[name] = now
+                running.remove(name)
+    seconds = time.perf_counter() - begin
+    waits = [first[name] - came[name] for name in came]
+    each = [(last[name] - first[name]) / (new[name] - 1) for name in came]
+    rate = sum(new.values()) / seconds
+    return Sample(statistics.mean(waits), statistics.mean(each), rate)
+
+
+def logprobs(llm: Any, new: int) -> list[dict]:
+    """Of the tokens of eight prompts, and of the new ones of each: "prompt" and "new"."""
+    tokens = [turns.token_ids(100 + n, 64 * n + 37) for n in range(1, 9)]
+    wanted = greedy(new, logprobs=0, prompt_logprobs=0)
+    found = []
+    outputs = llm.generate(prompts(tokens), wanted, use_tqdm=False)
+    for row, output in zip(tokens, outputs, strict=True):
+        ids = list(output.outputs[0].token_ids)
+        of_prompt = zip(row[1:], output.prompt_logprobs[1:], strict=True)
+        of_new = zip(ids, output.outputs[0].logprobs, strict=True)
+        values = {
+            "prompt": [every[token].logprob for token, every in of_prompt],
+            "new": [every[token].logprob for token, every in of_new],
+        }
+        found.append({"tokens": row + ids} | values)
+    return found
+
+
+def kernels(llm: Any, given: argparse.Namespace) -> dict[str, dict]:
+    """Of the longest prompt alone, and of 16 steps of the middle batch."""
+    points = turns.points(given)
+    alone = max(points, key=lambda point: point.prompt)
+    batches = [point for point in points if point.new > 1]
+    found = {}
+    for point in (alone, *batches[len(batches) // 2 :][:1]):
+        run, new = runner(llm, point), min(point.new, 17)
+        found[str(point)] = turns.kernels(lambda run=run, new=new: run(new))
+    return found
+
+
+def work(pipe: Connection, kind: str, given: argparse.Namespace, folder: str) -> None:
+    """In a process of its own: an engine that is asked for one thing after another."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    importlib.import_module("vllm")
+    pipe.recv()
+    replaced = on_gdn.install() if kind == "gdn" else []
+    llm = engine(given, folder)
+    points = {str(point): point for point in turns.points(given)}
+    others: dict[str, Callable[[], object]] = {
+        "replaced": lambda: replaced,
+        "fallbacks": lambda: dict(on_gdn.fallbacks),
+        "kernels": lambda: kernels(llm, given),
+        "logprobs": lambda: logprobs(llm, given.new),
+    }
+    pipe.send("ready")
+    warm = set()
+    for name in iter(pipe.recv, None):
+        if name in others:
+            pipe.send(others[name]())
+            continue
+        if name in points:
+            point = points[name]
+            run = runner(llm, point)
+            samples, sample = given.samples, lambda p=point, run=run: p.sample(run)
+        else:
+            samples, sample = 1, lambda: mixed(llm, given.requests, given.at_once)
+        if name not in warm:
+            sample()
+        warm.add(name)
+        pipe.send([sample() for _ in range(samples)])
+
+
+def started(kind: str, given: argparse.Namespace, folder: str) -> Callable[..., Any]:
+    """A process that works; what asks it: first to make its engine. None ends it."""
+    context = multiprocessing.get_context("spawn")
+    pipe, its = context.Pipe()
+    process = context.Process(target=work, args=(its, kind, given, folder))
+    process.start()
+    its.close()
+
+    def ask(name: str | None) -> Any:
+        try:
+            pipe.send(name)
+            return None if name is None else pipe.recv()
+        except (EOFError, BrokenPipeError):
+            raise SystemExit(f"the engine of {kind} has ended") from None
+
+    return ask
 
 
 def main() -> None:
     given = options()
-    table = []
+    names = [str(point) for point in turns.points(given)]
+    if given.requests:
+        names.append(f"mixed {given.requests}, {given.at_once} at once")
+    kinds = turns.ORDER[: 2 * given.engines]
     with tempfile.TemporaryDirectory() as folder:
-        own = engine(given, folder)
-        replaced = on_gdn.install()
-        ours = engine(given, folder)
-    for batch in map(int, given.batch.split(",")):
-        sizes = batch, given.prompt, given.new
-
-        def baseline(sizes: tuple[int, int, int] = sizes) -> Times:
-            on_gdn.uninstall()
-            return generate(own, *sizes)
-
-        def gdn(sizes: tuple[int, int, int] = sizes) -> Times:
-            on_gdn.install()
-            return generate(ours, *sizes)
-
-        table += rows(batch, in_turns({"baseline": baseline, "gdn": gdn}, given.rounds))
-    about = {
-        "vllm": vllm.__version__,
-        "replaced": replaced,
-        "fallbacks": dict(on_gdn.fallbacks),
-    }
-    show(about | {"prompt": given.prompt, "new": given.new}, table, given.json)
+        engines = [(kind, started(kind, given, folder)) for kind in kinds]
+        context = multiprocessing.get_context("spawn")
+        saving = context.Process(target=save, args=(given, folder))
+        saving.start()
+        saving.join()
+        for _, ask in engines:  # one by one: vLLM's kernels are tuned by their times
+            ask("make")
+        runs = engines if given.engines > 1 else engines + engines[::-1]
+        found = turns.in_turns(runs, names)
+        about = {
+            "vllm": importlib.metadata.version("vllm"),
+            "torch": torch.__version__,
+            "baseline": given.prefill,
+            "heads": given.heads,
+            "layers": given.layers,
+            "pool": given.pool,
+            "replaced": turns.of_kinds(runs, "replaced")["gdn"],
+            "fallbacks": turns.of_kinds(runs, "fallbacks")["gdn"],
+            "kernels": turns.of_kinds(runs, "kernels"),
+        }
+        values = turns.of_kinds(runs, "logprobs") if given.accuracy else None
+        for _, ask in engines:
+            ask(None)
+        if values:
+            about["errors"] = turns.errors(folder, values)
+    turns.finish(about, found, given.out)
 
 
 if __name__ == "__main__":

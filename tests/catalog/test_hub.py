@@ -117,7 +117,7 @@ def test_namespaces_are_the_outermost():
 
 @pytest.mark.parametrize("name", ["Gdn", "gdn_decode", "g", "gdn-", "5gdn"])
 def test_a_name_is_the_hubs(name):
-    with pytest.raises(UsageError, match="is no name of a Hub kernel"):
+    with pytest.raises(UsageError, match="the Hub does not take this name"):
         hub.files(kernels(["gdn_decode/cpp-v1"]), name, None)
 
 

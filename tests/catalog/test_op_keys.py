@@ -158,6 +158,23 @@ def test_an_op_like_another_says_only_what_differs(tmp_path):
     assert list(op.inputs) == list(base.inputs) and op.defaults == base.defaults
 
 
+def test_an_op_may_be_like_one_that_is_like_another(tmp_path):
+    (tmp_path / "toy.toml").write_text(TOML)
+    (tmp_path / "b.toml").write_text(
+        'like = "toy"\ndefinition = "second"\n[tolerance]\ny = 1e-3\n'
+    )
+    (tmp_path / "c.toml").write_text('like = "b"\ndefinition = "third"\n')
+    op = ops.read_op(tmp_path / "c.toml")
+    assert (op.definition, op.tolerance) == ("third", {"y": 1e-3})
+
+
+def test_ops_that_are_like_each_other_are_one_line(tmp_path):
+    (tmp_path / "b.toml").write_text('like = "c"\ndefinition = "b"\n')
+    (tmp_path / "c.toml").write_text('like = "b"\ndefinition = "c"\n')
+    with pytest.raises(UsageError, match="unknown op '[bc]'"):
+        ops.read_op(tmp_path / "b.toml")
+
+
 def test_an_op_like_none_there_is_names_those_that_are(tmp_path):
     (tmp_path / "toy.toml").write_text(TOML)
     (tmp_path / "other.toml").write_text('like = "toys"\ndefinition = "half"\n')

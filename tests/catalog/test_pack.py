@@ -151,7 +151,7 @@ def test_gdn_pack_writes_solution_json(tmp_path, gdn):
     assert done.json == {
         "file": "deep/x.json", "name": "my-entry", "definition": "gdn_prefill_qk4_v8_d128_k_last",
         "source_hash": pack.source_hash(pack.pack(REGISTRY.find("pt-chunk"), REGISTRY.ops["gdn_prefill"])),
-        "sources": ["main.py"], "proof": None,
+        "sources": ["main.py"], "algos": ["gdn_prefill/pt-chunk"], "proof": None,
     }  # fmt: skip
     written = json.loads((tmp_path / "deep" / "x.json").read_text())
     assert (written["name"], written["author"]) == ("my-entry", "us")

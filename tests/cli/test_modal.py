@@ -158,14 +158,16 @@ def test_what_is_declared_and_uploaded_and_the_table_that_comes_back(tmp_path):
     }
 
     assert done.code == 0
-    assert "gdn_decode | NVIDIA B200 (modal) | tier cupti, L2 cold" in done.out
+    assert "gdn_decode | NVIDIA B200 (modal) (GPU 0) | tier cupti, L2 cold" in done.out
     assert re.search(r"^ +cuda-v4( \*)? +2\.00 us .* 1\.00x .* 1\.00$", done.out, re.M)
     assert "B200, 2 containers, 3 calls of at most 6 min: 17 min" in done.err
     assert "gdn_decode/cuda-v4: 3 of 3 passed, NVIDIA B200 (modal)" in done.err
     document = json.loads(out.read_text())
-    assert document["environments"]["cuda"]["where"] == "modal"
+    assert document["environments"]["cuda:0"]["where"] == "modal"
     gpus = [r["gpu"] for r in document["records"]]
-    assert all(gpu == {"uuid": "GPU-1", "name": "NVIDIA B200"} for gpu in gpus)
+    assert all(
+        gpu == {"uuid": "GPU-1", "name": "NVIDIA B200", "index": 0} for gpu in gpus
+    )
     assert document["modal"]["calls"] == []
     requests = [opened(data).jobs[0].request for data in s.calls.values()]
     assert [r.command for r in requests] == ["floor", "bench", "bench"]
@@ -505,7 +507,7 @@ def test_replies_that_are_none_cost_their_own_algos():
     with Server(answer=answer) as s:
         done = rent(s, "bench --algo cuda-v4,cuda-v1 -w 0")
     assert done.code == errors.REMOTE and "Traceback" not in done.out + done.err
-    assert words(done.out).count("what came back from Modal is not a reply of gdn") == 2
+    assert words(done.out).count("what came back is not a reply of gdn") == 2
     assert re.search(r"cuda-v1( \*)? +2\.00 us", done.out)
 
 
@@ -744,7 +746,7 @@ def test_a_profile_that_was_left_is_fetched(tmp_path):
         fetched = rent(s, resume, **home)
         again = rent(s, resume, **home)
     assert other.code == more.code == errors.USAGE
-    assert f"is a run of profile gdn modal {resume}" in words(other.err)
+    assert f"is a run of gdn modal profile gdn modal {resume}" in words(other.err)
     assert "--resume takes --workload from" in more.err
     assert fetched.code == 0
     assert "latency-bound" in fetched.out and "NVIDIA B200 (modal)" in fetched.out

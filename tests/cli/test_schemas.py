@@ -36,6 +36,7 @@ COMMANDS = {
     "profile-list": "profile --list --out FOLDER",
     "tune": "tune --algo cuda-v5 --dry-run",
     "pack": "pack --algo cpp-v1 -o FOLDER/solution.json",
+    "pack hub": "pack --op gdn_decode --algo cpp-v1 --for hub -o FOLDER/hub",
     "data-list": "data list --op gdn_decode",
     "doctor": "doctor",
     "commands": "commands",

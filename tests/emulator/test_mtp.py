@@ -22,30 +22,16 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # 16 bits: one rounding of a new state
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2.5e-3, torch.float16: 4e-4}
 
-DRIVER = """
-#include "mtp.cuh"
+ARGUMENTS = """
 struct Call {
   void *slots, *accepted, *cu_seqlens, *pool, *k, *q, *v, *a, *b, *A_log, *dt_bias, *output, *states, *states_rows;
   int64_t slot_stride, states_stride, state_stride, batch[5], token[5];  // strides of k, q, v, a, b
   float scale, epsilon;
-  int32_t B, H, HV, tokens, slots_step, columns, first_slot, mode, shift, rows_shift, dt_bias_bf16, slots_end;
+  int32_t B, H, HV, tokens, slots_step, columns, first_slot, mode, shift, rows_shift, dt_bias_half, slots_end, half_tokens;
   uint32_t head_bytes;
 };
-template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS>
-void launch(const gdn::MtpArguments& p, uint32_t heads) {
-  emulated::launch(heads * (128 / (ROWS * GROUPS)), (SPLIT * GROUPS + 1) * 32,
-                   [&] { gdn::gdn_mtp<T, TOKENS, WRITES, ROWS, SPLIT, GROUPS, 0, 0, 1>(p); });
-}
-template <typename T, int TOKENS, int ROWS, int SPLIT, int GROUPS>
-int launch(const gdn::MtpArguments& p, uint32_t heads) {
-  if (p.mode == gdn::OUTPUTS) launch<T, TOKENS, false, ROWS, SPLIT, GROUPS>(p, heads);
-  else launch<T, TOKENS, true, ROWS, SPLIT, GROUPS>(p, heads);
-  return 0;
-}
-template <typename T>
-int run(int cut, const Call& c) {
+void fill(gdn::MtpArguments& p, const Call& c) {
   using bf = __nv_bfloat16;
-  gdn::MtpArguments p{};
   p.slots = c.slots, p.accepted = c.accepted, p.cu_seqlens = (int32_t*)c.cu_seqlens, p.pool = c.pool;
   p.slot_stride = c.slot_stride, p.k = (bf*)c.k, p.q = (bf*)c.q, p.v = (bf*)c.v, p.a = (bf*)c.a, p.b = (bf*)c.b;
   p.A_log = (float*)c.A_log, p.dt_bias = c.dt_bias, p.output = (bf*)c.output, p.states = c.states;
@@ -54,16 +40,44 @@ int run(int cut, const Call& c) {
   p.k_token = c.token[0], p.q_token = c.token[1], p.v_token = c.token[2], p.a_token = c.token[3];
   p.b_batch = c.batch[4], p.b_token = c.token[4];
   p.scale = c.scale, p.epsilon = c.epsilon, p.HV = c.HV, p.slots_step = c.slots_step, p.tokens = c.tokens;
-  p.columns = c.columns, p.first_slot = c.first_slot, p.mode = c.mode, p.dt_bias_bf16 = c.dt_bias_bf16;
+  p.columns = c.columns, p.first_slot = c.first_slot, p.mode = c.mode, p.dt_bias_half = c.dt_bias_half;
   p.slot_shift = c.shift, p.accepted_shift = c.accepted ? c.shift : 0, p.rows_shift = c.rows_shift;
   p.slots_end = c.slots_end, p.head_bytes = c.head_bytes;
   p.by_HV = gdn::Divisor(c.HV), p.by_group = gdn::Divisor(c.HV / c.H);
+}
+"""
+DRIVER = (
+    f"""
+#include "mtp.cuh"
+{ARGUMENTS}"""
+    + """
+template <typename Token, typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS>
+void launch(const gdn::MtpArguments& p, uint32_t heads) {
+  emulated::launch(heads * (128 / (ROWS * GROUPS)), (SPLIT * GROUPS + 1) * 32,
+                   [&] { gdn::gdn_mtp<T, TOKENS, WRITES, ROWS, SPLIT, GROUPS, 0, 0, 1, false, Token>(p); });
+}
+template <typename Token, typename T, int TOKENS, int ROWS, int SPLIT, int GROUPS>
+int launch(const gdn::MtpArguments& p, uint32_t heads) {
+  if (p.mode == gdn::OUTPUTS) launch<Token, T, TOKENS, false, ROWS, SPLIT, GROUPS>(p, heads);
+  else launch<Token, T, TOKENS, true, ROWS, SPLIT, GROUPS>(p, heads);
+  return 0;
+}
+template <typename T>
+int run(int cut, const Call& c) {
+  using bf = __nv_bfloat16;
+  gdn::MtpArguments p{};
+  fill(p, c);
   int i = 0;
 #define CUT(r, s, g)                                                                               \\
-  if (i++ == cut)                                                                                  \\
+  if (i++ == cut && c.half_tokens) {                                                               \\
+    if constexpr (!std::is_same_v<T, __half> && s > 1) { /* two cuts are enough */                 \\
+      if (c.tokens <= 4) return launch<__half, T, 4, r, s, g>(p, c.B * c.HV);                      \\
+      return launch<__half, T, 8, r, s, g>(p, c.B * c.HV);                                         \\
+    }                                                                                              \\
+  } else if (i - 1 == cut)                                                                         \\
   if constexpr (!std::is_same_v<T, __half> || s == 1) { /* one is enough */                        \\
-    if (c.tokens <= 4) return launch<T, 4, r, s, g>(p, c.B * c.HV);                                \\
-    return launch<T, 8, r, s, g>(p, c.B * c.HV);                                                   \\
+    if (c.tokens <= 4) return launch<bf, T, 4, r, s, g>(p, c.B * c.HV);                            \\
+    return launch<bf, T, 8, r, s, g>(p, c.B * c.HV);                                               \\
   }
   @CUTS@
   return 1;
@@ -72,6 +86,7 @@ extern "C" int verify(int dtype, int cut, const Call* c) {
   return dtype == 0 ? run<float>(cut, *c) : dtype == 1 ? run<__nv_bfloat16>(cut, *c) : run<__half>(cut, *c);
 }
 """
+)
 
 
 Call = emulation.structure(DRIVER, "Call")
@@ -91,6 +106,8 @@ class Problem:
     each length. `gap`: NaN between tokens and between slots.
     """
 
+    limit = {torch.bfloat16: 3e-3, torch.float16: 4e-4}  # of outputs
+
     def __init__(
         self,
         H,
@@ -100,6 +117,7 @@ class Problem:
         dtype=torch.float32,
         gap=0,
         lengths=(),
+        tokens=torch.bfloat16,
     ):
         draw = torch.Generator().manual_seed(100 * B + 10 * HV + T)
         self.H, self.HV, self.B, self.T = H, HV, B, T
@@ -107,7 +125,7 @@ class Problem:
         self.one_row = bool(lengths)
         many = self.ends[-1]
 
-        def rows(n, *shape, dtype=torch.bfloat16, gap=gap):
+        def rows(n, *shape, dtype=tokens, gap=gap):
             width = math.prod(shape)
             whole = torch.full((n, width + gap), math.nan, dtype=dtype)
             whole[:, :width] = torch.randn(n, width, generator=draw).to(dtype)
@@ -123,20 +141,26 @@ class Problem:
         self.accepted = torch.randint(1, T + 1, (B,), generator=draw).int()
         self.states = torch.full((B + 1, T, HV, 128, 128), math.nan, dtype=dtype)
         self.states_rows = None
-        self.output = torch.full((many, HV, 128), math.nan, dtype=torch.bfloat16)
+        self.output = torch.full((many, HV, 128), math.nan, dtype=tokens)
 
-    def call(self, library, cut, mode, *, first_slot=1, epsilon=1e-6, scale=0.1):
+    def call(self, library, cut, mode, **how):
         """Writes `output`, and states into `pool` or `states`."""
+        given = ctypes.byref(self.arguments(mode, **how))
+        dtype = DTYPES.index(self.pool.dtype)
+        assert library.verify(dtype, cut, given) == 0
+
+    def arguments(self, mode, *, first_slot=1, epsilon=1e-6, scale=0.1):
         five = [self.k, self.q, self.v, self.a, self.b]
-        ends = torch.tensor(self.ends, dtype=torch.int32)
+        # an attribute, so that it is there in the call
+        self.cu_seqlens = torch.tensor(self.ends, dtype=torch.int32)
         buffer = mode == BUFFER
         states = self.states if buffer else self.pool
         rows = self.states_rows
-        given = Call(
+        return Call(
             **{name: getattr(self, name) for name in (*"kqvab", "A_log", "dt_bias")},
             slots=self.slots,
             accepted=self.accepted,
-            cu_seqlens=ends if self.one_row else None,
+            cu_seqlens=self.cu_seqlens if self.one_row else None,
             pool=self.pool,
             output=self.output,
             states=states,
@@ -158,12 +182,11 @@ class Problem:
             mode=mode,
             shift=self.slots.element_size().bit_length() - 1,
             rows_shift=2 if rows is None else rows.element_size().bit_length() - 1,
-            dt_bias_bf16=self.dt_bias.dtype == torch.bfloat16,
+            dt_bias_half=self.dt_bias.dtype == self.q.dtype,
             slots_end=len(self.pool),
+            half_tokens=self.q.dtype == torch.float16,
             head_bytes=self.pool.stride(1) * self.pool.element_size(),
         )
-        dtype = DTYPES.index(self.pool.dtype)
-        assert library.verify(dtype, cut, ctypes.byref(given)) == 0
 
     def right(self, mode, *, first_slot=1, epsilon=1e-6, scale=0.1):
         """(output, {slot: state}, {(row, token): state}) in float64, token by token."""
@@ -197,7 +220,7 @@ def check(library, problem, cut, mode, **how):
     before = problem.pool.clone()
     limit = TOLERANCE[before.dtype]
     problem.call(library, cut, mode, **how)
-    assert error(problem.output, output) < 3e-3
+    assert error(problem.output, output) < problem.limit[problem.output.dtype]
     assert problem.output[output.abs().sum((1, 2)) == 0].eq(0).all()
     for slot, found in enumerate(problem.pool):
         if slot in pool:
@@ -240,6 +263,18 @@ def test_a_state_for_each_token_in_its_slot(library, cut, T, dtype):
 def test_every_way_to_keep_states(library, mode, T):
     check(library, Problem(1, 3, 2, T), T % 3, mode)
     check(library, Problem(1, 1, 2, T, torch.bfloat16), T % 2, mode)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("T", [3, 8])
+@EVERY_MODE
+def test_tokens_of_float16(library, mode, T, dtype):
+    """Subnormal numbers among them, and a bias of 16 bits."""
+    for cut, bias in ((0, torch.float32), (2, torch.float16)):
+        problem = Problem(1, 2, 2, T, dtype, tokens=torch.float16)
+        problem.dt_bias = problem.dt_bias.to(bias)
+        problem.q[:, :, :20] *= 1e-6
+        check(library, problem, cut, mode)
 
 
 def test_states_go_to_rows_of_a_buffer(library):

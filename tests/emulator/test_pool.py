@@ -1,6 +1,6 @@
 """The kernel of cuda-v5-packed on a CPU: states in the slots of a pool, strided rows,
-padding, fresh slots, the norm of q and k, for states of float32, bfloat16 and float16,
-against float64.
+padding, fresh slots, the norm of q and k, for states of float32, bfloat16 and float16
+and tokens of bfloat16 and float16, against float64.
 """
 
 import ctypes
@@ -32,8 +32,8 @@ struct Call {
   void *slots, *qkv, *pool, *a, *b, *A_log, *dt_bias, *new_pool, *new_slots, *has_state, *output;
   int64_t slot_stride, new_slot_stride, qkv_stride, a_stride, b_stride;
   float scale, epsilon;
-  int32_t B, H, HV, first_slot, slots_step, new_slots_step, dt_bias_bf16, slots_wide, new_slots_wide, slots_end;
-  int32_t given, wide_beta;
+  int32_t B, H, HV, first_slot, slots_step, new_slots_step, dt_bias_half, slots_wide, new_slots_wide, slots_end;
+  int32_t given, wide_beta, half_tokens;
   uint32_t head_bytes;
 };
 template <int LANES, int ROWS, int PASSES, int WARPS, typename Pool>
@@ -47,7 +47,7 @@ int run(int cut, const Call& c) {
   gdn::GivenGates<gdn::PlainPool<T>> p{};
   p.slots = c.slots, p.pool = (T*)c.pool, p.slot_stride = c.slot_stride, p.first_slot = c.first_slot;
   p.by_HV = gdn::Divisor(c.HV), p.by_group = gdn::Divisor(c.HV / c.H), p.HV = c.HV, p.H = c.H;
-  p.slots_step = c.slots_step, p.new_slots_step = c.new_slots_step, p.dt_bias_bf16 = c.dt_bias_bf16;
+  p.slots_step = c.slots_step, p.new_slots_step = c.new_slots_step, p.dt_bias_half = c.dt_bias_half;
   p.slots_wide = c.slots_wide, p.new_slots_wide = c.new_slots_wide, p.slots_end = p.new_slots_end = c.slots_end;
   p.head_bytes = c.head_bytes;
   p.has_state = (bool*)c.has_state, p.qkv = (bf*)c.qkv, p.a = c.a, p.b = c.b, p.wide_beta = c.wide_beta, p.A_log = (float*)c.A_log;
@@ -57,10 +57,14 @@ int run(int cut, const Call& c) {
   const gdn::PlainPool<T>& plain = p;
   const gdn::GivenGates<gdn::PoolArguments<T>> given{p};
   const gdn::PoolArguments<T>& any = p;
+  const gdn::HalfTokens<gdn::GivenGates<gdn::PoolArguments<T>>> half_given{given};
+  const gdn::HalfTokens<gdn::PoolArguments<T>> half{any};
   const uint32_t heads = c.B * c.HV;
   int i = 0;
 #define CUT(l, r, n, w) \\
   if (i++ == cut) { \\
+    if (c.half_tokens && c.given) return launch<l, r, n, w>(half_given, heads), 0; \\
+    if (c.half_tokens) return launch<l, r, n, w>(half, heads), 0; \\
     if (c.given) return p.plain() ? launch<l, r, n, w>(p, heads) : launch<l, r, n, w>(given, heads), 0; \\
     return p.plain() ? launch<l, r, n, w>(plain, heads) : launch<l, r, n, w>(any, heads), 0; \\
   }
@@ -94,12 +98,13 @@ class Problem:
         count,
         dtype=torch.float32,
         gap=0,
+        tokens=torch.bfloat16,
     ):
         B = len(slots)
         draw = torch.Generator().manual_seed(B * 100 + HV)
         self.H, self.HV = H, HV
 
-        def rows(n, width, gap, dtype=torch.bfloat16):
+        def rows(n, width, gap, dtype=tokens):
             whole = torch.full((n, width + gap), math.nan, dtype=dtype)
             whole[:, :width] = torch.randn(n, width, generator=draw).to(dtype)
             return whole[:, :width]
@@ -110,7 +115,7 @@ class Problem:
         self.pool = pool.unflatten(1, (HV, 128, 128))
         self.A_log, self.dt_bias = (torch.randn(HV, generator=draw) for _ in range(2))
         self.slots = torch.tensor(slots, dtype=torch.int32)
-        self.output = torch.full((B, HV, 128), math.nan, dtype=torch.bfloat16)
+        self.output = torch.full((B, HV, 128), math.nan, dtype=tokens)
 
     def call(
         self,
@@ -150,14 +155,15 @@ class Problem:
             first_slot=first_slot,
             slots_step=slots.stride(0) * slots.element_size(),
             new_slots_step=new_slots.stride(0) * new_slots.element_size(),
-            dt_bias_bf16=self.dt_bias is not None
-            and self.dt_bias.dtype == torch.bfloat16,
+            dt_bias_half=self.dt_bias is not None
+            and self.dt_bias.dtype == self.qkv.dtype,
             slots_wide=slots.dtype == torch.int64,
             new_slots_wide=new_slots.dtype == torch.int64,
             slots_end=max(len(pool), first_slot),
             head_bytes=pool.stride(1) * pool.element_size(),
             given=self.A_log is None,
             wide_beta=self.b.dtype == torch.float32,
+            half_tokens=self.qkv.dtype == torch.float16,
         )
         assert library.decode(DTYPES.index(pool.dtype), cut, ctypes.byref(given)) == 0
 
@@ -187,7 +193,8 @@ def check(library, problem, cut, **how):
     output, states = problem.right(**how)
     before = problem.pool.clone()
     problem.call(library, cut, **how)
-    assert error(problem.output, output) < 3e-3
+    rounding = 3e-3 if problem.output.dtype == torch.bfloat16 else 4e-4
+    assert error(problem.output, output) < rounding
     for slot, found in enumerate(problem.pool):
         if slot in states:
             assert error(found, states[slot]) < TOLERANCE[before.dtype]
@@ -256,6 +263,26 @@ def test_gates_that_are_given(library, wide, beta):
     problem.A_log = problem.dt_bias = None
     if wide:
         problem.slots = problem.slots.long()
+    check(library, problem, 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cut", EACH, ids=lambda i: "x".join(map(str, CUTS[i])))
+def test_tokens_of_float16(library, cut, dtype):
+    """Subnormal numbers among them, and a bias of 16 bits."""
+    problem = Problem(1, 3, [3, 0, 1], 5, dtype, gap=3, tokens=torch.float16)
+    problem.qkv[:, :20] *= 1e-6
+    check(library, problem, cut)
+    problem.dt_bias = problem.dt_bias.half()
+    check(library, problem, cut)
+
+
+@pytest.mark.parametrize("beta", [torch.float32, torch.float16], ids=str)
+def test_gates_that_are_given_beside_tokens_of_float16(library, beta):
+    problem = Problem(2, 4, [3, -1, 1], 4, tokens=torch.float16)
+    problem.a = -problem.a.float().square()
+    problem.b = problem.b.float().sigmoid().to(beta)
+    problem.A_log = problem.dt_bias = None
     check(library, problem, 3)
 
 

@@ -87,8 +87,8 @@ def test_another_dtype_is_refused():
 
 def case(op: str) -> list:
     sizes = {"gdn_prefill": dict(lengths=(5, 0, 3))}.get(op) or dict(batch_size=2)
-    if op.startswith(("attention", "gdn_mtp")):
-        sizes |= dict(seq_len=3 if op.startswith("gdn_mtp") else 33)
+    if op.startswith(("attention", "gdn_mtp", "gdn_layer")):
+        sizes |= dict(seq_len=33 if op.startswith("attention") else 3)
     return oracle.inputs(op, **sizes)
 
 

@@ -84,6 +84,10 @@ def work_of(*wanted: jobs.Job) -> engine.Work:
     return engine.Work(list(wanted), 60)
 
 
+def kept_by(wanted: list[jobs.Job], kept: list[bytes]) -> engine.Work:
+    return engine.Work(wanted, 60, kept=kept)
+
+
 def opened(data: bytes) -> Parcel:
     return wire.decode(data, Parcel)
 
@@ -94,7 +98,7 @@ def answered(data: bytes) -> Reply:
 
 def rented(**more) -> engine.Engine:
     rent = Rent(SETTINGS, B200, SETTINGS.chosen(None), **more)
-    return engine.Engine(rent, lambda line: None)
+    return engine.Engine(rent=rent, say=lambda line: None)
 
 
 # --- what a GPU's name means
@@ -160,7 +164,7 @@ def test_the_image_has_what_pyproject_pins_and_nothing_is_named_twice(monkeypatc
             (pin,) = pins[requirement.name].specifier
             assert requirement.specifier.contains(pin.version), line
     for algo in REGISTRY.algos:
-        place, packages = engine.place(algo), set(algo.packages.values())
+        place, packages = rented().place(algo), set(algo.packages.values())
         if engines := ENGINES & packages:
             assert place.reason == f"package {min(engines)} is not in the image"
         else:
@@ -351,7 +355,7 @@ def test_a_profile_is_made_there_and_its_folder_unpacked_here(tmp_path):
 
 def subjects_of(*names: str) -> list[session.Subject]:
     return session.subjects(
-        REGISTRY, list(names), None, "torch", "0", None, "cuda", place=engine.place
+        REGISTRY, list(names), None, "torch", "0", None, "cuda", place=rented().place
     )[1]
 
 
@@ -831,17 +835,20 @@ def test_together_puts_the_named_algos_into_turns_and_all_into_one_parcel():
         engine.together([benched(n, tiers=("fib",)) for n in ("cuda-v4", "cuda-v1")])
 
 
-def test_times_of_several_gpus_are_said_to_be_so(tmp_path, monkeypatch):
+def test_gpus_of_a_run_are_numbered_so_that_ratios_stay_within_one(
+    tmp_path, monkeypatch
+):
     replies = [passed(V1, gpu_uuid="GPU-1")], [passed(V4, gpu_uuid="GPU-2")]
     Cloud(*replies).install(monkeypatch)
-    work = rented(parallel=2)
-    document = ran([V1, V4], tmp_path / "run.json", work).document
-    work.finish(document)
-    assert "2 GPUs of one kind" in document.warnings[0]
+    document = ran([V1, V4], tmp_path / "run.json", rented(parallel=2)).document
+    assert [record.place for record in document.records] == ["cuda:0", "cuda:1"]
     del document.records[0]
-    document.warnings = None
-    work.finish(document)
-    assert document.warnings is None
+    # a run that goes on knows GPU-2 by its number, and gives no other the same one
+    Cloud([passed(V1, gpu_uuid="GPU-3")]).install(monkeypatch)
+    writer = Writer(document, tmp_path / "run.json")
+    execute.run(planning.Plan([V1], [], []), writer, lambda *_: None, print, rented())
+    gpus = {record.gpu.uuid: record.gpu.index for record in document.records}
+    assert gpus == {"GPU-2": 1, "GPU-3": 2}
 
 
 # --- records of calls that did not reply
@@ -879,7 +886,7 @@ def test_what_a_lost_call_had_measured_is_kept_once_and_only_of_the_gpu_asked_fo
     kept += [made_of(c, piece=1), made_of(building.record("cuda-v1", 2.0, c.uuid))]
     said = []
     lost = Reply(lost="preempted")
-    ((_, outcome),) = replies.outcomes([mine], lost, kept, B200, said.append)
+    ((_, outcome),) = replies.outcomes(kept_by([mine], kept), lost, B200, said.append)
     assert (outcome.status, outcome.reason) == ("remote_failed", "preempted")
     assert outcome.code == errors.REMOTE and outcome.records == [a, b]
     assert outcome.environment.gpu == "NVIDIA B200"
@@ -890,7 +897,7 @@ def test_a_call_without_a_reply_is_complete_if_all_its_records_had_come():
     mine, late = job("cuda-v4", "cuda", 2), job("cuda-v1", "cuda", 1)
     kept = [made_of(building.record("cuda-v4", 2.0, w.uuid)) for w in mine.workloads]
     lost = Reply(lost="preempted")
-    whole, none = replies.outcomes([mine, late], lost, kept, B200, lambda line: None)
+    whole, none = replies.outcomes(kept_by([mine, late], kept), lost, B200, print)
     assert (whole[1].status, whole[1].reason, whole[1].code) == ("done", None, None)
     assert (none[1].status, none[1].reason) == ("remote_failed", "preempted")
 
@@ -1012,11 +1019,14 @@ def test_a_wrong_reply_is_the_failure_of_its_own_call(data, says, monkeypatch):
 
 
 def test_a_reply_for_another_gdn_can_still_be_fetched_by_that_one(monkeypatch):
-    Cloud([wire.zlib.compress(b'{"schema": 2}')]).install(monkeypatch)
+    other = wire.zlib.compress(b'{"schema": 2}')
+    fake = Cloud([other], [other]).install(monkeypatch)
     work = rented()
     ((_, lost),) = work([V4])
     assert "speaks schema 2" in lost.reason
-    assert [call.id for call in work.sent] == ["fc-0"]
+    assert "speaks schema 2" in work.carry_one(work_of(V1)).lost
+    assert [call.id for call in work.sent] == ["fc-0", "fc-1"]
+    assert not fake.cancelled
 
 
 @pytest.mark.parametrize(
@@ -1102,10 +1112,3 @@ def test_detached_calls_are_not_forgotten_without_a_connection(monkeypatch):
     with pytest.raises(RemoteError, match="no network"):
         list(work([V1, V4]))
     assert work.sent == work.earlier
-
-
-def test_a_file_that_is_not_a_run_of_modal_is_refused(tmp_path):
-    file = tmp_path / "bench.json"
-    file.write_text(json.dumps({"schema": 2, "command": "bench", "records": []}))
-    with pytest.raises(UsageError, match="not a run of `gdn modal`"):
-        resume.read(file)

@@ -7,10 +7,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import building
 import helpers
@@ -34,7 +36,9 @@ HELLO = wire.Hello(host="n1", gpus=["NVIDIA H100"], version="1", allocation="7_0
 
 def engine_of(cluster: str, said: list | None = None, **how) -> slurm.Slurm:
     table = engines.Cluster(submitit=cluster, **how)
-    return slurm.Slurm("slurm", table, (said if said is not None else []).append)
+    return slurm.Slurm(
+        name="slurm", how=table, say=(said if said is not None else []).append
+    )
 
 
 def bench(name: str, count: int = 2, mode: str = "cuda", **more) -> jobs.Job:
@@ -128,22 +132,6 @@ def test_times_of_a_cpu_are_of_one_task_as_nothing_names_the_cpu():
 # --- SLURM's commands
 
 
-@pytest.fixture
-def commands(tmp_path, monkeypatch):
-    """Puts stand-ins for SLURM's commands on PATH, shell scripts by name."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-
-    def write(**scripts: str) -> None:
-        for name, script in scripts.items():
-            (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-            (folder / name).chmod(0o755)
-
-    write(srun="exit 1")
-    return write
-
-
 @pytest.mark.parametrize(
     ("says", "partition", "minutes"),
     [
@@ -235,15 +223,25 @@ def test_what_sbatch_is_asked_for(mode, commands, tmp_path, monkeypatch):
     assert store.load(writer.path).slurm.calls[1].id == "7_1"
 
 
-def test_what_sbatch_refuses_is_one_line_and_leaves_nothing(commands, tmp_path, capfd):
+@pytest.mark.parametrize(
+    ("why", "hint"),
+    [
+        ("invalid partition", ""),
+        ("Invalid generic resource (gres)", "; --gres none on a cluster without GRES"),
+    ],
+)
+def test_what_sbatch_refuses_is_one_line_and_leaves_nothing(
+    why, hint, commands, tmp_path, capfd
+):
     pytest.importorskip("submitit")
-    commands(sbatch="echo 'sbatch: error: invalid partition' >&2; exit 1")
+    commands(sbatch=f"echo 'sbatch: error: {why}' >&2; exit 1")
     before = list(slurm.paths.cluster_dir().glob("*"))
-    with pytest.raises(RemoteError, match="^sbatch: error: invalid partition$"):
+    line = re.escape(f"sbatch: error: {why}{hint}")
+    with pytest.raises(RemoteError, match=f"^{line}$"):
         ran(engine_of("slurm"), [job("cpp-v1", "cpu")], tmp_path / "run.json")
     assert list(slurm.paths.cluster_dir().glob("*")) == before
     assert not (tmp_path / "run.json").exists()
-    assert "invalid" not in capfd.readouterr().err
+    assert why not in capfd.readouterr().err
 
 
 def test_without_srun_it_says_where_to_go(tmp_path, monkeypatch):
@@ -251,6 +249,26 @@ def test_without_srun_it_says_where_to_go(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingError, match="there is no srun here; run gdn where"):
         ran(engine_of("slurm"), [job("cpp-v1", "cpu")], tmp_path / "run.json")
+
+
+def test_a_task_that_slurm_started_again_is_ended_once_the_first_has_answered(tmp_path):
+    a = bench("cuda-v1")
+    ended = []
+    for state in ("RUNNING", "PENDING (BeginTime)"):
+        pickle = tmp_path / state
+        job = SimpleNamespace(
+            job_id=state,
+            paths=SimpleNamespace(result_pickle=pickle),
+            result=lambda: wire.encode(wire.Reply(outcomes=[outcome(a)])),
+            cancel=lambda check, state=state: ended.append(state),
+        )
+        work, made = slurm.Work([a], 60), tmp_path / "made"
+        engine = engine_of("slurm")
+        task = slurm.Running(engine, work, hello=HELLO, job=job, made=made)
+        assert engine._reply(task, state) is None
+        pickle.touch()
+        assert len(engine._reply(task, "RUNNING").outcomes) == 1
+    assert ended == ["PENDING (BeginTime)"]
 
 
 # --- submitit's debug executor: tasks in this process
@@ -397,15 +415,16 @@ def test_a_run_that_was_killed_is_fetched_by_another_command(own, tmp_path):
     assert refused.code == errors.USAGE
     assert "--resume takes --algo from" in refused.err
     refused = helpers.gdn("bench", "--resume", file, env=own)
-    assert f"is a run of run\n  gdn run --resume {file}" in refused.err
-    done = helpers.gdn("run", "--resume", file, "--json", env=own)
+    assert f"is a run of gdn run\n  gdn run --resume {file}" in refused.err
+    # a variable is no option that was given
+    done = helpers.gdn("run", "--resume", file, "--json", env=own | {"ALGO": "cpp-v1"})
     assert done.code == 0, done.err
     (record,) = done.json["records"]
     assert (record["algo"], record["status"]) == ("waits", "passed")
     assert done.json["environments"]["cpu"]["where"] == "here"
     assert "slurm" not in done.json and not folder.exists()
     again = helpers.gdn("run", "--resume", file, env=own)
-    assert "has no run on a cluster to resume" in again.err
+    assert "is not a run on a cluster" in again.err
 
 
 @pytest.mark.parametrize(
@@ -504,3 +523,22 @@ def test_a_preempted_task_goes_on_after_its_records(cluster, tmp_path):
     records = json.loads(out)["records"]
     assert len(records) == len({r["workload"]["uuid"] for r in records}) == 20
     assert {r["status"] for r in records} == {"passed"}
+
+
+@pytest.mark.slow
+def test_a_cluster_without_gres(tmp_path):
+    pytest.importorskip("submitit")
+    if not slurm_cluster.installed():
+        pytest.skip("no SLURM here, or not root")
+    with slurm_cluster.running(gres=False) as variables:
+        env = {"GDN_HOME": str(tmp_path), **variables}
+        words = "run cpp-v1 --device cpu -n 1 --engine slurm".split()
+        assert helpers.gdn(*words, env=env).code == 0
+        words = "run cuda-v5 -n 1 --engine slurm".split()
+        refused = helpers.gdn(*words, env=env)
+        assert "--gres none on a cluster without GRES" in refused.err
+        # it is submitted, and this machine has no GPU
+        done = helpers.gdn(*words, "--gres", "none", env=env)
+        assert "1 task of at most" in done.err
+        assert (refused.code, done.code) == (errors.REMOTE, errors.REMOTE)
+        assert "has no GPU" in done.err

@@ -5,18 +5,22 @@ the lines that come home.
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import helpers
 import pytest
 from cli.test_modal import rent, under_way
 from modal_server import Server
 from remote.test_remote import Cloud, answered, opened, rented
+from remote.test_slurm import engine_of
 from tune.test_search import Workers, by_tile, wide
 
 from gdn_cli import errors
 from gdn_cli.catalog import registry, scaffold, tuned_table
 from gdn_cli.errors import RemoteError
 from gdn_cli.machine import inventory
+from gdn_cli.records import store
 from gdn_cli.remote import (
     container,
     engine,
@@ -24,6 +28,7 @@ from gdn_cli.remote import (
     modal_errors,
     profiles,
     replies,
+    slurm,
     wire,
 )
 from gdn_cli.schema.record_types import Environment
@@ -150,6 +155,44 @@ def test_what_had_come_before_ctrl_c_is_kept(tuning, monkeypatch):
     found = profiles.tuned(rented(minutes=5), plan, settings)
     assert (found.done, found.code) == (False, errors.INTERRUPTED)
     assert found.lines == whole.lines[:-3] and fake.cancelled == [0]
+
+
+def test_a_tuning_on_a_cluster_is_fetched_by_the_same_command(
+    tuning, tmp_path, monkeypatch, commands
+):
+    submitit = pytest.importorskip("submitit")
+    plan, settings = tuning
+    whole = served(parcel(plan, settings), Workers(by_tile), monkeypatch)
+    commands(
+        sinfo="true",
+        sbatch="echo Submitted batch job 8",
+        squeue="echo '8|FAILED|None'",
+    )
+    monkeypatch.setattr(slurm, "_GRACE_S", 0)
+    file, kept = tmp_path / "tuning.json", tmp_path / "kept.json"
+
+    def say(line: str) -> None:
+        if "if this command is lost: the same command" in line:
+            shutil.copy(file, kept)
+
+    cluster = engine_of("slurm")
+    cluster.say = say
+    with cluster.followed(file), pytest.raises(RemoteError, match="job 8: FAILED"):
+        profiles.tuned(cluster, plan, settings)
+
+    # as a command that was killed leaves it
+    assert not file.exists()
+    shutil.copy(kept, file)
+    folder = Path(store.load(file).slurm.folder)
+    folder.mkdir()
+    reply = wire.encode(wire.Reply(tuned=[whole]))
+    pickle = folder / "8_0_result.pkl"
+    submitit.core.utils.cloudpickle_dump(("success", reply), pickle)
+    commands(sbatch="exit 1")
+    cluster = engine_of("slurm")
+    with cluster.followed(file):
+        assert profiles.tuned(cluster, plan, settings) == whole
+    assert not file.exists() and not folder.exists()
 
 
 def test_lines_of_another_machine_are_not_mixed(tuning, monkeypatch):

@@ -35,6 +35,8 @@ VERIFY = {
     "B=2, T=8, scale 0.3": dict(batch_size=2, seq_len=8, scale=0.3),
 }
 
+ONE = {"B=5, T=1": dict(batch_size=5, seq_len=1)}
+
 
 def extreme(**size):
     return {case: size | {"case": case} for case in ("still", "forgetful", "repeated")}
@@ -43,6 +45,7 @@ def extreme(**size):
 CASES = helpers.of_each_op(
     {
         "gdn_decode": DECODE | extreme(batch_size=3),
+        "gdn_layer_post_conv": VERIFY | ONE | extreme(batch_size=2, seq_len=5),
         "gdn_mtp": VERIFY | extreme(batch_size=2, seq_len=5),
         "gdn_prefill": PREFILL | extreme(lengths=(70, 5)),
         "attention_fwd": {

@@ -84,6 +84,10 @@ template <typename Pool> void launched(const GivenGates<Pool>& p) {
   launched<Pool>(p);
   seen["given"] = 1;
 }
+template <typename Pool> void launched(const HalfTokens<Pool>& p) {
+  launched(static_cast<const Pool&>(p));
+  seen["half"] = 1;
+}
 }  // namespace gdn
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, gdn::run<float>);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_decode, gdn::packed_decode<float>);
@@ -95,7 +99,7 @@ VERIFY = (
     + """
 #include "mtp_run.cuh"
 namespace gdn {
-template <typename T, bool WRITES>
+template <typename T, bool WRITES, typename Token>
 void launch_mtp(const MtpArguments& p, int64_t, int, cudaStream_t) {
   seen = {{"first_slot", p.first_slot}, {"slots_end", p.slots_end}, {"epsilon", p.epsilon},
           {"slots_step", p.slots_step}, {"head_bytes", p.head_bytes}};
@@ -132,7 +136,8 @@ class Binding:
     def __init__(self, folder, driver, *sources):
         import tvm_ffi
 
-        shared = CUDA / "ffi" / "strided.cuh", CUDA / "ffi" / "tensor.cuh"
+        names = "packed.cuh", "strided.cuh", "tensor.cuh"
+        shared = [CUDA / "ffi" / name for name in names]
         for path in (*shared, *sources):
             (folder / path.name).write_text(without_a_gpu(path.read_text()))
         for file in ("access.cuh", "gates.cuh"):

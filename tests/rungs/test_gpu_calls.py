@@ -43,6 +43,12 @@ ATTENTION = [dict(batch_size=2, seq_len=512), dict(batch_size=1, seq_len=2048)]
 CASES = helpers.of_each_op(
     {
         "gdn_decode": [dict(batch_size=3)],
+        # heads of 2, 1 and 8 CTAs
+        "gdn_layer_post_conv": [
+            dict(batch_size=20, seq_len=1),
+            dict(batch_size=40, seq_len=5),
+            dict(batch_size=3, seq_len=4),
+        ],
         "gdn_mtp": [dict(batch_size=3, seq_len=4)],
         "gdn_prefill": PREFILLS,
         "attention_fwd": ATTENTION,

@@ -1,4 +1,4 @@
-"""gdn_mtp, gdn_mtp_packed and gdn_decode_packed: every algo against tests/oracle.py;
+"""gdn_mtp, gdn_mtp_packed, gdn_layer_post_conv and gdn_decode_packed: every algo against tests/oracle.py;
 accepted counts, padding, slots, rows that lie apart. The functions of a compiled rung
 that gdn.serving calls are in tests/library/serving.
 
@@ -22,7 +22,7 @@ D = 128
 NAMES = {
     name: tuple(op.inputs)
     for name, op in REGISTRY.ops.items()
-    if name.startswith(("gdn_mtp", "gdn_decode_packed"))
+    if name.startswith(("gdn_mtp", "gdn_layer_post_conv", "gdn_decode_packed"))
 }
 STATES = {
     op: "pool" if "pool" in names else "initial_state" for op, names in NAMES.items()
@@ -100,6 +100,9 @@ def is_decode(op):
 
 
 def cases_of(op):
+    if op.startswith("gdn_layer_post_conv"):
+        one = ("one token", "all slots")
+        return CASES | {case: DECODES[case] for case in one}
     return DECODES if is_decode(op) else CASES
 
 
@@ -138,7 +141,11 @@ def inputs(op, case, H, HV, device="cpu", scale=None):
         made = [row, a, b, A_log, dt_bias, states, indices, counts]
         if is_decode(op):
             made = [row[:, 0], a[:, 0], b[:, 0], *made[3:6], indices[:, 0]]
-    return dict(zip(NAMES[op], [*(x.to(device) for x in made), scale], strict=True))
+    given = [*(x.to(device) for x in made), scale]
+    if op.startswith("gdn_layer_post_conv"):
+        z, weight = randn(B, T, HV, D).bfloat16(), randn(D).bfloat16()
+        given += [z.to(device), weight.to(device)]
+    return dict(zip(NAMES[op], given, strict=True))
 
 
 def start(slots, accepted):
@@ -211,6 +218,7 @@ GAPS = {
     "v": 32,
     "a": 5,
     "b": 3,
+    "z": 16,
     "pool": 64,
     "initial_state": 64,
 }

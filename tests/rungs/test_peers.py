@@ -18,7 +18,7 @@ from gdn_cli.catalog import pack
 from gdn_cli.machine import inventory
 
 REGISTRY = helpers.REGISTRY
-BASES = "gdn_decode_packed", "gdn_mtp", "gdn_mtp_packed"
+BASES = "gdn_decode_packed", "gdn_layer_post_conv", "gdn_mtp", "gdn_mtp_packed"
 PEERS = [
     a.full_name
     for base in BASES
@@ -37,6 +37,7 @@ FROM = {
         f"{SGLANG}/fused_recurrent.py",
     ],
     "fused_sigmoid_gating_delta_rule_update": [f"{VLLM}/fused_sigmoid_gating.py"],
+    "fused_gdn_decode_post_conv_mtp": ["vllm/_custom_ops.py"],
     "recurrent_gdn_decode": ["attn_gym/linear/gdn/api.py"],
     "gated_delta_rule_decode_pretranspose": ["flashinfer/gdn_decode.py"],
     "gated_delta_rule_mtp": ["flashinfer/gdn_decode.py"],
@@ -56,6 +57,16 @@ def fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bi
     assert use_qk_l2norm_in_kernel and out.is_contiguous() and out.shape == (len(a), 1, *initial_state.shape[1:3])
     found = oracle.gdn_decode_packed(mixed_qkv, a, b, A_log, dt_bias, initial_state, ssm_state_indices, scale)
     put(out, found[0]), put(initial_state, found[1])
+
+def fused_gdn_decode_post_conv_mtp(mixed_qkv, a, b, A_log, dt_bias, state_indices, cu_seqlens, num_accepted_tokens,
+                                   state, output_gate, norm_weight, out, scale, norm_eps, output_gate_activation="silu"):
+    B, T = state_indices.shape
+    assert cu_seqlens.tolist() == [i * T for i in range(B + 1)] and cu_seqlens.dtype == torch.int32
+    assert (norm_eps, output_gate_activation) == (1e-6, "silu") and out.is_contiguous()
+    row, a, b, z = (x.reshape(B, T, *x.shape[1:]) for x in (mixed_qkv, a, b, output_gate))
+    found = oracle.gdn_layer_post_conv(row, a, b, A_log, dt_bias, state, state_indices, num_accepted_tokens, scale, z,
+                                       norm_weight)
+    put(out, found[0]), put(state, found[1])
 
 def recurrent_gdn_decode(packed_qkv, raw_gate, raw_beta, A_log, dt_bias, state_cache, state_indices, *,
                          has_initial_state=None, scale=None, out=None):
@@ -117,7 +128,7 @@ ASK = textwrap.dedent("""
         spec.loader.exec_module(peer)
         op = name.split("/")[0]
         for scale in (None, 0.3):
-            inputs = oracle.inputs(op, batch_size=3, seq_len=4 if "mtp" in op else 1, heads=2, scale=scale)
+            inputs = oracle.inputs(op, batch_size=3, seq_len=1 if "decode" in op else 4, heads=2, scale=scale)
             exact = getattr(oracle, op)(*inputs)
             output = torch.full(exact[0].shape, float("nan"), dtype=torch.bfloat16)
             pool = inputs[3 if op.startswith("gdn_mtp") and "packed" not in op else 5]
@@ -140,7 +151,7 @@ def test_the_calls_fit_the_engines_signatures(tmp_path):
     done = helpers.python("-c", ASK.format(**names))
     assert done.code == 0, done.err[-2000:]
     found = json.loads(done.out)
-    assert len(found) == 2 * len(PEERS) == 26
+    assert len(found) == 2 * len(PEERS) == 30
     bound = {name: 2.5e-3 if "_bf16/" in name else 1e-6 for name in found}
     assert {
         name: errors

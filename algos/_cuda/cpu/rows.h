@@ -41,11 +41,18 @@ inline uint16_t to_bf16(float f) {  // to nearest, ties to even
   return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
 }
 
+// What v and o are of.
+struct Bf16 {
+  static float from(uint16_t x) { return from_bf16(x); }
+  static uint16_t to(float x) { return to_bf16(x); }
+};
+
 // From the dots of four rows to their corrections d and outputs o.
+template <typename Token>
 inline void finish(const Head& h, const float* x, const float* y, const uint16_t* v, float* d, uint16_t* o) {
   for (int r = 0; r < STEP; ++r) {
-    d[r] = h.beta * (from_bf16(v[r]) - h.g * x[r]);
-    o[r] = to_bf16(h.scale * (h.g * y[r] + d[r] * h.kq));
+    d[r] = h.beta * (Token::from(v[r]) - h.g * x[r]);
+    o[r] = Token::to(h.scale * (h.g * y[r] + d[r] * h.kq));
   }
 }
 
@@ -60,7 +67,8 @@ inline f32x4 load4(const float* p) {
   return x;
 }
 
-inline void rows_portable(const Head& h, const float* s, const uint16_t* v, float* n, uint16_t* o, int rows) {
+template <typename Token>
+void rows_portable(const Head& h, const float* s, const uint16_t* v, float* n, uint16_t* o, int rows) {
   for (int i = 0; i < rows; i += STEP, s += STEP * K, n += STEP * K) {
     float x[STEP], y[STEP], d[STEP];
     for (int r = 0; r < STEP; ++r) {
@@ -75,7 +83,7 @@ inline void rows_portable(const Head& h, const float* s, const uint16_t* v, floa
       x[r] = (x0[0] + x0[1]) + (x0[2] + x0[3]);
       y[r] = (y0[0] + y0[1]) + (y0[2] + y0[3]);
     }
-    finish(h, x, y, v + i, d, o + i);
+    finish<Token>(h, x, y, v + i, d, o + i);
     for (int r = 0; r < STEP; ++r) {
       for (int c = 0; c < K; c += 4) {
         const f32x4 b = h.g * load4(s + r * K + c) + d[r] * load4(h.k + c);
@@ -207,7 +215,7 @@ inline Rows pick_rows(bool stream) {
   if (avx2) return stream ? rows_avx2<true> : rows_avx2<false>;
 #endif
   (void)stream;
-  return rows_portable;
+  return rows_portable<Bf16>;
 }
 
 }  // namespace gdn

@@ -41,31 +41,31 @@ struct Verify : Walk {
 
 // The call of a serving engine; the CUDA rungs export the same one.
 //
-// q, k [B, T, H, 128], v [B, T, HV, 128], a, b [B, T, HV] bf16, 1 <= T <= 8, HV a multiple of H,
+// q, k [B, T, H, 128], v [B, T, HV, 128], a, b [B, T, HV] bf16, or all f16, 1 <= T <= 8, HV a multiple of H,
 // the first two axes with any stride. With cu_seqlens [B + 1] (int32 or int64) they are [total,
 // ...], and a sequence has as many tokens as that says, at most T: the columns of state_indices, or
 // 8. Tokens after the last sequence belong to none: their outputs are not written. Without
 // cu_seqlens they may be [total, ...], with total / B tokens for each. [total, ...] may have a
-// leading axis of 1. A_log [HV] f32; dt_bias [HV] f32 or bf16, or neither (GateTypes). pool [slots, HV, 128, 128] f32 or
+// leading axis of 1. A_log [HV] f32; dt_bias [HV] f32 or as they are, or neither (GateTypes). pool [slots, HV, 128, 128] f32 or
 // bf16, k-last; slots and heads may lie apart. state_indices [B] or [B, T], int32 or int64, rows
 // with any stride that is not negative: the start is in column num_accepted_tokens - 1 ([B]), or 0
 // without those. A sequence is padding if its count is not in 1..T or its start is below first_slot
 // (at least 0) or not below the pool's size: outputs 0, no state is touched. scale: none or 0 for
 // 1/sqrt(128). epsilon: q and k are divided by sqrt(sum(x^2) + epsilon); below 0: taken as they
-// are. output [B, T, HV, 128] bf16, or [total, HV, 128]; dense.
+// are. output [B, T, HV, 128] as they are, or [total, HV, 128]; dense.
 // mode 0: no state is written; 1: the one after the last token, to the start slot; 2: the one after
 // token t to slot state_indices[b, t], if that is a slot and not padding; 3: to
 // states[states_rows[b] or b, t] of states [rows, >= T, HV, 128, 128] like the pool, if there is
-// that row. ValueError before anything is written.
-inline void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a,
-                       ffi::TensorView b, ffi::Optional<ffi::TensorView> A_log,
-                       ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
-                       ffi::TensorView state_indices,
-                       ffi::Optional<ffi::TensorView> num_accepted_tokens,
-                       ffi::Optional<ffi::TensorView> cu_seqlens, ffi::Optional<double> scale,
-                       ffi::TensorView output, ffi::Optional<ffi::TensorView> states,
-                       ffi::Optional<ffi::TensorView> states_rows, int64_t mode, int64_t first_slot,
-                       double epsilon) {
+// that row. ValueError before anything is written. Here: the checks, and what to walk.
+inline Verify take_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a,
+                          ffi::TensorView b, ffi::Optional<ffi::TensorView> A_log,
+                          ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
+                          ffi::TensorView state_indices,
+                          ffi::Optional<ffi::TensorView> num_accepted_tokens,
+                          ffi::Optional<ffi::TensorView> cu_seqlens, ffi::Optional<double> scale,
+                          ffi::TensorView output, ffi::Optional<ffi::TensorView> states,
+                          ffi::Optional<ffi::TensorView> states_rows, int64_t mode, int64_t first_slot,
+                          double epsilon) {
   Verify j{};
   const int64_t B = state_indices.ndim() ? state_indices.size(0) : 0;
   if (cu_seqlens || (q.ndim() == 4 && q.size(0) == 1 && B > 0)) {
@@ -95,27 +95,27 @@ inline void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, 
   }
   j.T = T, j.H = H, j.HV = HV, j.columns = columns, j.mode = mode;
   j.first_slot = std::max<int64_t>(first_slot, 0);
-  j.pool = states_of(pool, "pool"), j.type = j.pool.type;
+  j.pool = states_of(pool, "pool"), j.type = j.pool.type, j.token = token_type(q);
   const GateTypes gates = take_gates(j, A_log, dt_bias, b);
   if (axes == 1) {
-    j.q = rows_of(q, "q", {total, H, K}), j.k = rows_of(k, "k", {total, H, K});
-    j.v = rows_of(v, "v", {total, HV, V});
+    j.q = rows_of(q, "q", {total, H, K}, j.token), j.k = rows_of(k, "k", {total, H, K}, j.token);
+    j.v = rows_of(v, "v", {total, HV, V}, j.token);
     j.a = rows_of(a, "a", {total, HV}, gates.a), j.b = rows_of(b, "b", {total, HV}, gates.b);
     for (Tokens* x : {&j.q, &j.k, &j.v, &j.a, &j.b}) x->sequence = T * x->token;
-    j.output = data<uint16_t>(output, "output", BF16, {total, HV, V}, CPU);
+    j.output = data<uint16_t>(output, "output", j.token, {total, HV, V}, CPU);
     if (cu_seqlens) take_lengths(j, cu_seqlens.value(), B, total, T);
   } else {
     const auto tokens = [&](const ffi::TensorView& t, const char* name,
-                            std::initializer_list<int64_t> shape, DLDataType dtype = BF16) {
+                            std::initializer_list<int64_t> shape, DLDataType dtype) {
       int64_t strides[2];
       const auto* at =
           strided<const uint16_t, 2>(t, name, dtype, shape, CPU, dtype.bits / 8, strides);
       return Tokens{at, strides[0], strides[1]};
     };
-    j.q = tokens(q, "q", {B, T, H, K}), j.k = tokens(k, "k", {B, T, H, K});
-    j.v = tokens(v, "v", {B, T, HV, V});
+    j.q = tokens(q, "q", {B, T, H, K}, j.token), j.k = tokens(k, "k", {B, T, H, K}, j.token);
+    j.v = tokens(v, "v", {B, T, HV, V}, j.token);
     j.a = tokens(a, "a", {B, T, HV}, gates.a), j.b = tokens(b, "b", {B, T, HV}, gates.b);
-    j.output = data<uint16_t>(output, "output", BF16, {B, T, HV, V}, CPU);
+    j.output = data<uint16_t>(output, "output", j.token, {B, T, HV, V}, CPU);
   }
   take_constants(j, scale, epsilon);
   if (mode == SLOTS && !columns) {
@@ -141,7 +141,22 @@ inline void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, 
     j.rows_of_states = rows, j.states_row = strides[0], j.states_token = strides[1];
     if (states_rows) j.states_rows = whole(states_rows.value(), "states_rows", {B});
   }
-  walk(j, B);
+  return j;
+}
+
+inline void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a,
+                       ffi::TensorView b, ffi::Optional<ffi::TensorView> A_log,
+                       ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
+                       ffi::TensorView state_indices,
+                       ffi::Optional<ffi::TensorView> num_accepted_tokens,
+                       ffi::Optional<ffi::TensorView> cu_seqlens, ffi::Optional<double> scale,
+                       ffi::TensorView output, ffi::Optional<ffi::TensorView> states,
+                       ffi::Optional<ffi::TensorView> states_rows, int64_t mode, int64_t first_slot,
+                       double epsilon) {
+  Verify j = take_verify(q, k, v, a, b, A_log, dt_bias, pool, state_indices,
+                         num_accepted_tokens, cu_seqlens, scale, output, states,
+                         states_rows, mode, first_slot, epsilon);
+  walk(j, state_indices.size(0));
 }
 
 }  // namespace gdn

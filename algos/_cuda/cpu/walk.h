@@ -64,6 +64,11 @@ inline uint16_t to_f16(float f) {  // to nearest, ties to even
   return sign | static_cast<uint16_t>((u - (112u << 23) + 0xfffu + (u >> 13 & 1)) >> 13);
 }
 
+struct F16Values {  // as rows.h's Bf16
+  static float from(uint16_t x) { return from_f16(x); }
+  static uint16_t to(float x) { return to_f16(x); }
+};
+
 enum class Float { F32, BF16, F16 };
 
 inline int64_t bytes_of(Float type) { return type == Float::F32 ? 4 : 2; }
@@ -91,6 +96,9 @@ inline float softplus(float x) {
   return std::fmax(x, 0.f) + std::log1p(std::exp(-std::fabs(x)));
 }
 
+inline float log_decay(float A_log, float x) { return -std::exp(A_log) * softplus(x); }
+inline float sigmoid(float x) { return 1.f / (1.f + std::exp(-x)); }
+
 // The dot of two vectors in eight sums, whatever the compiler makes of them.
 inline float dot(const float* x, const float* y) {
   float s[8] = {};
@@ -99,8 +107,8 @@ inline float dot(const float* x, const float* y) {
 }
 
 // A row of q or k, normalised unless epsilon is below 0.
-inline void widened(const uint16_t* x, float epsilon, float* to) {
-  for (int c = 0; c < K; ++c) to[c] = from_bf16(x[c]);
+inline void widened(const uint16_t* x, Float type, float epsilon, float* to) {
+  widen(reinterpret_cast<const char*>(x), type, K, to);
   if (epsilon < 0) return;
   const float norm = std::sqrt(dot(to, to) + epsilon);
   for (int c = 0; c < K; ++c) to[c] /= norm;
@@ -108,7 +116,7 @@ inline void widened(const uint16_t* x, float epsilon, float* to) {
 
 // --- arguments ----------------------------------------------------------------------------------
 
-// The bfloat16 values of all tokens; heads and channels lie side by side.
+// The values of all tokens, of 16 bits; heads and channels lie side by side.
 struct Tokens {
   const uint16_t* data = nullptr;
   int64_t sequence = 0, token = 0;  // elements from one to the next
@@ -223,13 +231,14 @@ struct Walk {
   Tokens q, k, v, a, b;
   const float* A_log;  // null: the gates are given, a is log g and b is beta
   const void* dt_bias;
-  bool half_bias;  // bfloat16
+  bool half_bias;  // as the tokens
   bool wide_a, wide_b;  // float
   float scale, epsilon;
   uint16_t* output;  // [all tokens, HV, V]
   Whole cu_seqlens;  // null: T tokens for each sequence
   int64_t T, H, HV;
   Float type;  // of the states
+  DLDataType token = BF16;  // what q, k, v and the output are of; a, b and dt_bias unless wide
   int chunk_rows;  // divides V
   Rows rows;
 
@@ -239,21 +248,28 @@ struct Walk {
     return cu_seqlens.data ? (begin(n) + t) * x.token : n * x.sequence + t * x.token;
   }
   const uint16_t* at(const Tokens& x, int64_t n, int64_t t) const { return x.data + place(x, n, t); }
+  bool half() const { return token == F16; }
+  float value(uint16_t x) const { return half() ? from_f16(x) : from_bf16(x); }
   float gate(const Tokens& x, bool wide, int64_t i) const {
-    return wide ? reinterpret_cast<const float*>(x.data)[i] : from_bf16(x.data[i]);
+    return wide ? reinterpret_cast<const float*>(x.data)[i] : value(x.data[i]);
   }
+  // Where a call keeps the state after token t of sequence n as well; null: nowhere.
+  char* kept(int64_t, int64_t, int64_t) const { return nullptr; }
   float bias(int64_t i_hv) const {
-    return half_bias ? from_bf16(static_cast<const uint16_t*>(dt_bias)[i_hv])
+    return half_bias ? value(static_cast<const uint16_t*>(dt_bias)[i_hv])
                      : static_cast<const float*>(dt_bias)[i_hv];
   }
 };
 
-// A packed row's q, k and v; rows may lie apart, and are those of sequences as well as of tokens.
+// float16 or, for any other, bfloat16: what tokens are expected to be of.
+inline DLDataType token_type(const ffi::TensorView& t) { return t.dtype() == F16 ? F16 : BF16; }
+
+// A packed row's q, k and v of j.token; rows may lie apart, and are those of sequences as well as of tokens.
 inline void take_rows(Walk& j, const ffi::TensorView& mixed_qkv) {
   int64_t stride;
   const int64_t rows = mixed_qkv.size(0), width = mixed_qkv.size(1);
   const auto* x =
-      strided<const uint16_t>(mixed_qkv, "mixed_qkv", BF16, {rows, width}, CPU, 2, &stride);
+      strided<const uint16_t>(mixed_qkv, "mixed_qkv", j.token, {rows, width}, CPU, 2, &stride);
   j.q = {x, stride, stride};
   j.k = {x + j.H * K, stride, stride};
   j.v = {x + 2 * j.H * K, stride, stride};
@@ -272,13 +288,13 @@ inline Tokens rows_of(const ffi::TensorView& t, const char* name,
 inline GateTypes take_gates(Walk& j, const ffi::Optional<ffi::TensorView>& A_log,
                             const ffi::Optional<ffi::TensorView>& dt_bias,
                             const ffi::TensorView& b) {
-  const GateTypes types(A_log, dt_bias, b);
+  const GateTypes types(A_log, dt_bias, b, j.token);
   j.wide_a = types.a == F32, j.wide_b = types.b == F32;
   if (types.given) return types;
   const ffi::TensorView bias = dt_bias.value();
   j.A_log = data<const float>(A_log.value(), "A_log", F32, {j.HV}, CPU);
-  j.half_bias = bias.dtype() == BF16;
-  j.dt_bias = data<const char>(bias, "dt_bias", j.half_bias ? BF16 : F32, {j.HV}, CPU);
+  j.half_bias = bias.dtype() == j.token;
+  j.dt_bias = data<const char>(bias, "dt_bias", j.half_bias ? j.token : F32, {j.HV}, CPU);
   return types;
 }
 
@@ -306,6 +322,7 @@ inline void take_lengths(Walk& j, const ffi::TensorView& cu_seqlens, int64_t N, 
 // Call: a Walk with
 //   bool padding(n)                 outputs 0, and no state is touched
 //   const char* origin(n, i_hv)     the state [V, K] to start from; null: zeros
+//   char* kept(n, t, i_hv)          the same, besides target; Walk's is nowhere
 //   char* target(n, t, i_hv)        where the state after token t goes; null: nowhere. t = -1: of a
 //                                   sequence of no tokens, asked only if it starts from zeros
 template <typename Call>
@@ -338,17 +355,20 @@ void walk_chunk(const void* p, int64_t chunk) {
     char* const target = j.target(n, t, i_hv);
     float* const to = direct && target ? reinterpret_cast<float*>(target + inside) : scratch;
     Head h;
-    widened(j.at(j.q, n, t) + i_h * K, j.epsilon, h.q);
-    widened(j.at(j.k, n, t) + i_h * K, j.epsilon, h.k);
+    const Float token = j.half() ? Float::F16 : Float::BF16;
+    widened(j.at(j.q, n, t) + i_h * K, token, j.epsilon, h.q);
+    widened(j.at(j.k, n, t) + i_h * K, token, j.epsilon, h.k);
     h.kq = dot(h.k, h.q);
     const float a = j.gate(j.a, j.wide_a, j.place(j.a, n, t) + i_hv);
     const float b = j.gate(j.b, j.wide_b, j.place(j.b, n, t) + i_hv);
-    const float rate = j.A_log ? -std::exp(j.A_log[i_hv]) * softplus(a + j.bias(i_hv)) : a;
-    h.g = std::exp(rate);
-    h.beta = j.A_log ? 1.f / (1.f + std::exp(-b)) : b;
+    h.g = std::exp(j.A_log ? log_decay(j.A_log[i_hv], a + j.bias(i_hv)) : a);
+    h.beta = j.A_log ? sigmoid(b) : b;
     h.scale = j.scale;
     j.rows(h, from, j.at(j.v, n, t) + i_hv * V + i_v, to, output, j.chunk_rows);
     if (!direct && target) narrow(scratch, j.type, elements, target + inside);
+    char* const kept = j.kept(n, t, i_hv);
+    if (kept && direct) std::memcpy(kept + inside, to, elements * sizeof(float));
+    else if (kept) narrow(scratch, j.type, elements, kept + inside);
     from = to;
   }
 }
@@ -359,7 +379,7 @@ void walk(Call& j, int64_t sequences) {
   Pool& threads = Pool::get();
   j.chunk_rows = V;
   while (j.chunk_rows > 16 && rows / j.chunk_rows < 4 * threads.threads()) j.chunk_rows /= 2;
-  j.rows = pick_rows(false);
+  j.rows = j.half() ? rows_portable<F16Values> : pick_rows(false);
   threads.run(rows / j.chunk_rows, walk_chunk<Call>, &j);
 }
 

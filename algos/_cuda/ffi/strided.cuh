@@ -54,14 +54,15 @@ inline int64_t within(const char* name, int64_t stride, int64_t least, int64_t m
   return stride;
 }
 
-// The dtypes of a and b: bfloat16 before the gates; without A_log and dt_bias they are log g, in float32, and beta, in float32 or
-// bfloat16.
+// The dtypes of a and b: that of the tokens before the gates; without A_log and dt_bias they are log g, in float32, and beta, in
+// float32 or like the tokens.
 struct GateTypes {
-  DLDataType a{kDLBfloat, 16, 1}, b{kDLBfloat, 16, 1};
+  DLDataType a, b;
   bool given = false;
 
-  GateTypes(const ffi::Optional<ffi::TensorView>& A_log, const ffi::Optional<ffi::TensorView>& dt_bias, const ffi::TensorView& beta)
-      : given(!A_log) {
+  GateTypes(const ffi::Optional<ffi::TensorView>& A_log, const ffi::Optional<ffi::TensorView>& dt_bias, const ffi::TensorView& beta,
+            DLDataType tokens = {kDLBfloat, 16, 1})
+      : a(tokens), b(tokens), given(!A_log) {
     const DLDataType f32{kDLFloat, 32, 1};
     if (given == static_cast<bool>(dt_bias)) {
       TVM_FFI_THROW(ValueError) << "A_log and dt_bias: expected both, or neither: then a is log g, in float32, and b is beta";

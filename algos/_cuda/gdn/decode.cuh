@@ -48,6 +48,7 @@ constexpr int K = 128, V = 128;
 template <typename T>
 struct Arguments {
   using State = T;
+  using Token = __nv_bfloat16;  // of q, k, v and output; of a, b and dt_bias where they have 16 bits
   static constexpr bool POOLED = false, PLAIN = false, GIVEN = false;
   const T* state;            // [B, HV, V, K]
   const __nv_bfloat16* k;    // [B, H, K]
@@ -69,6 +70,7 @@ struct Arguments {
 template <typename T>
 struct PoolArguments {
   using State = T;
+  using Token = __nv_bfloat16;
   static constexpr bool POOLED = true, PLAIN = false, GIVEN = false;
   // What the state's address needs comes first: the constant cache is cold too.
   const void* slots;         // [B] int32 or int64: a row's slot of the pool
@@ -78,7 +80,7 @@ struct PoolArguments {
   uint32_t HV;
   int32_t first_slot;        // from this one on, up to slots_end, slots are live; all others are padding
   uint32_t slots_step, new_slots_step;  // bytes from a row's to the next row's
-  bool dt_bias_bf16, slots_wide, new_slots_wide;  // wide: int64
+  bool dt_bias_half, slots_wide, new_slots_wide;  // half: of 16 bits; wide: int64
   Divisor by_group{1};       // group: value heads of one query/key head
   uint32_t H;
   int32_t slots_end;         // first_slot or more, as new_slots_end
@@ -88,7 +90,7 @@ struct PoolArguments {
   const void* a;             // [B, HV] bfloat16
   const void* b;             // [B, HV] bfloat16
   const float* A_log;        // [HV]
-  const void* dt_bias;       // [HV] float or bfloat16
+  const void* dt_bias;       // [HV] float, or as tokens
   int64_t qkv_stride, a_stride, b_stride;
   float scale, epsilon;      // epsilon of the norm, under the root; below 0: q and k are taken as they are
   T* new_pool;               // like pool, and may be pool itself
@@ -129,6 +131,12 @@ struct PlainPool : PoolArguments<T> {
 template <typename Pool>
 struct GivenGates : Pool {
   static constexpr bool GIVEN = true;
+};
+
+// A call of either kind with tokens of float16: what Token says, whatever the pointers do.
+template <typename Pool>
+struct HalfTokens : Pool {
+  using Token = __half;
 };
 
 #ifdef __CUDACC__
@@ -174,9 +182,9 @@ __device__ __forceinline__ void pack(uint32_t* w, const float* x, const __nv_bfl
   }
 }
 
-// N bf16 of q or k, two to a word: through L1, since the CTAs of a head share them.
-template <int N>
-__device__ __forceinline__ void load_pairs(uint32_t* w, const __nv_bfloat16* p) {
+// N values of q or k, two to a word: through L1, since the CTAs of a head share them.
+template <int N, typename Token>
+__device__ __forceinline__ void load_pairs(uint32_t* w, const Token* p) {
   if constexpr (N == 4) {
     const uint2 u = __ldg(reinterpret_cast<const uint2*>(p));
     w[0] = u.x, w[1] = u.y;
@@ -250,7 +258,8 @@ struct PoolRow {
   uint32_t i_b, i_hv, k_pairs[CHUNK / 2], q_pairs[CHUNK / 2], a, b, dt_bias;
   int32_t slot, new_slot;
   bool live, has_state;      // not live: padding
-  __nv_bfloat16 v[PASSES];
+  using Token = typename Pool::Token;
+  Token v[PASSES];
   float A_log;
 
   // of value head i_bh of all B * HV; v of rows own, own + PASS, ... of all B * HV * V.
@@ -258,7 +267,7 @@ struct PoolRow {
     i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
     slot = slot_of(p, p.slots, p.slots_step, p.slots_wide);
     has_state = p.has_state == nullptr || p.has_state[i_b];
-    const __nv_bfloat16* row = p.qkv + static_cast<int64_t>(i_b) * p.qkv_stride;
+    const Token* row = reinterpret_cast<const Token*>(p.qkv) + static_cast<int64_t>(i_b) * p.qkv_stride;
     const uint32_t i_h = p.by_group.divide(i_hv);
 #pragma unroll
     for (int j = 0; j < CHUNK / EACH; ++j) {
@@ -269,7 +278,7 @@ struct PoolRow {
     b = gate_bits(p.b, i_b * p.b_stride + i_hv, Pool::GIVEN && p.wide_beta);
     if constexpr (!Pool::GIVEN) {
       A_log = p.A_log[i_hv];
-      dt_bias = p.dt_bias_bf16 ? static_cast<const uint16_t*>(p.dt_bias)[i_hv]
+      dt_bias = p.dt_bias_half ? static_cast<const uint16_t*>(p.dt_bias)[i_hv]
                                : static_cast<const uint32_t*>(p.dt_bias)[i_hv];
     }
     row += 2 * p.H * K;
@@ -293,6 +302,7 @@ template <typename Call, int LANES, int ROWS, int PASSES, int WARPS, int LOAD, i
 __global__ void __launch_bounds__(WARPS * 32, RESIDENT > WARPS ? RESIDENT / WARPS : 1)
 gdn_decode_v5(const __grid_constant__ Call p) {
   using T = typename Call::State;
+  using Token = typename Call::Token;
   constexpr int CHUNK = K / LANES;                                        // elements of a row that a lane has
   constexpr int EACH = CHUNK * int(sizeof(T)) < WIDEST ? CHUNK : WIDEST / int(sizeof(T));  // of one access
   constexpr int WORDS = EACH * int(sizeof(T)) / 4, ACCESSES = CHUNK / EACH;
@@ -372,13 +382,13 @@ gdn_decode_v5(const __grid_constant__ Call p) {
     const float x_gate = __bfloat162float(p.a[i_bh]) + p.dt_bias[i_hv];
     g = decay(p.A_log[i_hv], x_gate), beta = sigmoid(__bfloat162float(p.b[i_bh]));
   } else {
-    unpack<CHUNK>(k, row.k_pairs, p.qkv), unpack<CHUNK>(q, row.q_pairs, p.qkv);
+    unpack<CHUNK>(k, row.k_pairs, static_cast<const Token*>(nullptr)), unpack<CHUNK>(q, row.q_pairs, static_cast<const Token*>(nullptr));
 #pragma unroll
-    for (int pass = 0; pass < PASSES; ++pass) v_own[pass] = __bfloat162float(row.v[pass]);
+    for (int pass = 0; pass < PASSES; ++pass) v_own[pass] = to_float(row.v[pass]);
     float dt_bias = 0.f;
-    if constexpr (!Call::GIVEN) dt_bias = __uint_as_float(p.dt_bias_bf16 ? row.dt_bias << 16 : row.dt_bias);
-    g = exp2_approx(log2_gate(row.a, Call::GIVEN, row.A_log, dt_bias));
-    beta = beta_gate(row.b, Call::GIVEN, Call::GIVEN && p.wide_beta);
+    if constexpr (!Call::GIVEN) dt_bias = gate_value<Token>(row.dt_bias, !p.dt_bias_half);
+    g = exp2_approx(log2_gate<Token>(row.a, Call::GIVEN, row.A_log, dt_bias));
+    beta = beta_gate<Token>(row.b, Call::GIVEN, Call::GIVEN && p.wide_beta);
   }
 
   // 4. Dots. With one row no other work hides the latency of 16 dependent additions: use two chains of 8.
@@ -443,7 +453,7 @@ gdn_decode_v5(const __grid_constant__ Call p) {
     float d_own = beta * (v_own[pass] - g * x);
     if ((ROWS == 1 || lane < LANES / 2) && lane % COPIES == 0) {
       if constexpr (Call::POOLED)
-        p.output[own + pass * PASS] = __float2bfloat16(row.live ? p.scale * (g * y + d_own * z) : 0.f);
+        reinterpret_cast<Token*>(p.output)[own + pass * PASS] = to_token<Token>(row.live ? p.scale * (g * y + d_own * z) : 0.f);
       else
         p.output[own + pass * PASS] = __float2bfloat16(p.scale * (g * y + d_own * z));
     }

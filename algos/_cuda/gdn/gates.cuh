@@ -2,9 +2,12 @@
 // log g, b is beta.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #ifdef __CUDACC__
 
@@ -43,18 +46,38 @@ __device__ __forceinline__ float at_least(float log, float least) { return log <
 
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.f, 1.f + exp2_approx(-x * LOG2E)); }
 
-// Element i of a or b, as its bits: of float if `wide`, else of bf16.
+// What tokens are of: __nv_bfloat16 or __half. A value from its bits, and back.
+template <typename Token>
+__device__ __forceinline__ float token_value(uint32_t bits) {
+  if constexpr (std::is_same_v<Token, __half>) return __half2float(__ushort_as_half(static_cast<uint16_t>(bits)));
+  else return __uint_as_float(bits << 16);
+}
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+template <typename Token>
+__device__ __forceinline__ Token to_token(float x) {
+  if constexpr (std::is_same_v<Token, __half>) return __float2half_rn(x);
+  else return __float2bfloat16(x);
+}
+
+// Element i of a or b, as its bits: of float if `wide`, else of 16 bits.
 __device__ __forceinline__ uint32_t gate_bits(const void* of, int64_t i, bool wide) {
   return wide ? static_cast<const uint32_t*>(of)[i] : static_cast<const uint16_t*>(of)[i];
 }
-__device__ __forceinline__ float gate_value(uint32_t bits, bool wide) { return __uint_as_float(wide ? bits : bits << 16); }
+template <typename Token = __nv_bfloat16>
+__device__ __forceinline__ float gate_value(uint32_t bits, bool wide) {
+  if constexpr (std::is_same_v<Token, __half>) return wide ? __uint_as_float(bits) : token_value<Token>(bits);
+  else return __uint_as_float(wide ? bits : bits << 16);
+}
 // log2 g and beta of these: of a in float if it is given.
+template <typename Token = __nv_bfloat16>
 __device__ __forceinline__ float log2_gate(uint32_t a, bool given, float A_log, float dt_bias) {
-  const float x = gate_value(a, given);
+  const float x = gate_value<Token>(a, given);
   return given ? x * LOG2E : log2_decay(A_log, x + dt_bias);
 }
+template <typename Token = __nv_bfloat16>
 __device__ __forceinline__ float beta_gate(uint32_t b, bool given, bool wide) {
-  const float x = gate_value(b, wide);
+  const float x = gate_value<Token>(b, wide);
   return given ? x : sigmoid(x);
 }
 

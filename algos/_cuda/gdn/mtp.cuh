@@ -18,7 +18,7 @@
 //   - x and y are one product of matrices, S times [k_0 q_0 k_1 q_1 ...]^T, on the tensor cores (mma.sync, 8 columns for 4
 //     tokens). Multiply-adds and shuffles would be 8 and more instructions for each element of S with 4 tokens. k and q are
 //     bf16, so nothing is lost: S in bf16 is multiplied as it is; S in f32 as two parts of 11 bits each (tf32), which
-//     leaves an error of 2^-21; S in f16 fits one part.
+//     leaves an error of 2^-21; S in f16 fits one part. With tokens of f16, which tf32 holds too, S in bf16 is such a part as well.
 //   - S comes first. A warp that loads it has nothing else to do before: the slot, the address, the loads, and then v. One
 //     more warp of the CTA loads k, q and the gates, makes M and W, and leaves these and k and q in shared memory.
 //   - The order of K in a product is free: lane c of the four of a row takes 16 bytes side by side.
@@ -37,6 +37,7 @@
 
 #include "decode.cuh"
 #include "mma_bf16.cuh"
+#include "mma_f16.cuh"
 #include "mma_tf32.cuh"
 #include "order.cuh"
 
@@ -60,11 +61,11 @@ struct MtpArguments {
 
   const int32_t* cu_seqlens;   // [B + 1]; null: each sequence has `tokens` tokens
   int32_t tokens, slot_stride, first_slot, slots_end, v_batch, v_token;  // slots below first_slot or from slots_end on: padding
-  const __nv_bfloat16* v;      // [.., HV, V]
+  const __nv_bfloat16* v;      // [.., HV, V]; this and all others with 16 bits: of Token, which the kernel knows
   __nv_bfloat16* output;       // [.., HV, V], dense
   float scale;
   Divisor by_group{1};         // value heads of one query/key head
-  uint8_t mode, dt_bias_bf16;
+  uint8_t mode, dt_bias_half;  // dt_bias has 16 bits
 
   const __nv_bfloat16* k;      // [B, tokens, H, K], or [all tokens, H, K] with cu_seqlens; the others likewise
   const __nv_bfloat16* q;
@@ -73,7 +74,7 @@ struct MtpArguments {
   const void* b;
   int32_t a_batch, a_token, b_batch, b_token;
   const float* A_log;          // [HV]; null if the gates are given: a is log g, in float, and b beta, in float if wide_beta
-  const void* dt_bias;         // [HV] float or bfloat16
+  const void* dt_bias;         // [HV] float, or as tokens
   float epsilon;               // of the norm, under the root; below 0: q and k are taken as they are
   void* states;                // where states go: the pool, or [N, >= tokens, HV, V, K] of T
   const void* states_rows;     // [B], the row of `states`; null: the sequence's number
@@ -162,13 +163,20 @@ __device__ __forceinline__ void make_coefficients(Coefficients<TOKENS>& to, cons
   }
 }
 
+// d += a b of tokens, summed in f32.
+template <typename Token>
+__device__ __forceinline__ void multiply_tokens(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<Token, __half>) flashcore::multiply_add(d, a, b0, b1);
+  else multiply_add(d, a, b0, b1);
+}
+
 // d += S b for 16 bytes a lane of rows g (w[0]) and, with 16 ROWS, g + 8 (w[1]); b: the same elements of vector g.
-template <int ROWS, typename T>
+template <typename Token, int ROWS, typename T>
 __device__ __forceinline__ void multiply_block(float (&d)[2][4], const uint32_t (&w)[ROWS / 8][4], const uint32_t* b,
                                                const T*) {
   constexpr int LAST = ROWS / 8 - 1;
   const auto second = [](uint32_t x) { return LAST ? x : 0u; };
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16> && std::is_same_v<Token, T>) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t a[4] = {w[0][2 * i], second(w[LAST][2 * i]), w[0][2 * i + 1], second(w[LAST][2 * i + 1])};
@@ -187,7 +195,9 @@ __device__ __forceinline__ void multiply_block(float (&d)[2][4], const uint32_t 
         upper[n] = __float_as_uint(x) & 0xffffe000u;
         lower[n] = __float_as_uint(x - __uint_as_float(upper[n]));
       }
-      const uint32_t b0 = b[i / 2] << 16, b1 = b[i / 2] & 0xffff0000u;
+      float pair[2];
+      unpack<2>(pair, b + i / 2, static_cast<const Token*>(nullptr));
+      const uint32_t b0 = __float_as_uint(pair[0]), b1 = __float_as_uint(pair[1]);
       multiply_add_tf32(d[sizeof(T) == 4 ? 0 : i / 2 % 2], upper, b0, b1);
       if constexpr (sizeof(T) == 4) multiply_add_tf32(d[1], lower, b0, b1);
     }
@@ -200,7 +210,7 @@ __device__ __forceinline__ const E* of_token(const E* from, uint32_t i_b, int32_
   return from + (static_cast<int64_t>(static_cast<int32_t>(i_b)) * batch + static_cast<int64_t>(t) * token + i);
 }
 
-// The same of a or b: its bits, of float if `wide`, else of bf16.
+// The same of a or b: its bits, of float if `wide`, else of 16 bits.
 __device__ __forceinline__ void load_gate(uint32_t* bits, const void* from, bool wide, uint32_t i_b, int32_t batch, int32_t token, int t,
                                           uint32_t i) {
   if (wide) ptx::load_now<4>(bits, of_token(static_cast<const uint32_t*>(from), i_b, batch, token, t, i));
@@ -232,12 +242,12 @@ __device__ __forceinline__ int32_t load_index(const void* of, uint32_t i, uint32
 template <int TOKENS, int PAD>
 struct OfHead {
   Coefficients<TOKENS> coefficients;
-  alignas(16) char vectors[2 * TOKENS][K * 2 + PAD];  // k_0 q_0 k_1 .. in bf16
+  alignas(16) char vectors[2 * TOKENS][K * 2 + PAD];  // k_0 q_0 k_1 .. as tokens are
 };
 
 // The work of that warp; `vectors_ready` is called once they are. Vector lane / 4 (and + 8): k or q of token lane / 8 (and
 // + 4), columns 8 (lane % 4) + 32 n and the next 7.
-template <bool GIVEN, int TOKENS, int PAD, typename Ready>
+template <bool GIVEN, typename Token, int TOKENS, int PAD, typename Ready>
 __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArguments& p, uint32_t i_b, uint32_t i_hv,
                                           uint32_t lane, Ready vectors_ready) {
   constexpr int N = TOKENS / 4;
@@ -262,8 +272,8 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
   }
   if constexpr (!GIVEN) {
     ptx::load_now<4>(&A_log, p.A_log + i_hv);
-    const char* bias_at = static_cast<const char*>(p.dt_bias) + (i_hv << (p.dt_bias_bf16 ? 1 : 2));
-    ptx::load_now<2>(&bias, bias_at + (p.dt_bias_bf16 ? 0 : 2));  // a bfloat16 is the upper half of a float
+    const char* bias_at = static_cast<const char*>(p.dt_bias) + (i_hv << (p.dt_bias_half ? 1 : 2));
+    ptx::load_now<2>(&bias, bias_at + (p.dt_bias_half ? 0 : 2));  // a bfloat16 is the upper half of a float
     ptx::load_now<2>(&bias_low, bias_at);
   }
 #pragma unroll
@@ -278,8 +288,8 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
   for (int n = 0; n < 8; ++n) {
     const uint32_t *first = &words[0][n / 2][n % 2 * 2], *second = &words[N - 1][n / 2][n % 2 * 2];
     const uint32_t x[4] = {first[0], N == 2 ? second[0] : 0, first[1], N == 2 ? second[1] : 0};
-    multiply_add(dots[n % 4][0], x, first[0], first[1]);
-    if constexpr (N == 2) multiply_add(dots[n % 4][1], x, second[0], second[1]);
+    multiply_tokens<Token>(dots[n % 4][0], x, first[0], first[1]);
+    if constexpr (N == 2) multiply_tokens<Token>(dots[n % 4][1], x, second[0], second[1]);
   }
   float gate[N], beta[N];
 #pragma unroll
@@ -287,44 +297,76 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
 #pragma unroll
     for (int n = 0; n < 4; ++n)
       dots[0][j][n] = (dots[0][j][n] + dots[1][j][n]) + (dots[2][j][n] + dots[3][j][n]);
-    const float dt_bias = __uint_as_float(bias << 16 | (p.dt_bias_bf16 ? 0 : bias_low));
-    gate[j] = exp2_approx(log2_gate(a[j], GIVEN, __uint_as_float(A_log), dt_bias));
-    beta[j] = beta_gate(b[j], GIVEN, GIVEN && p.wide_beta);
+    float dt_bias = __uint_as_float(bias << 16 | (p.dt_bias_half ? 0 : bias_low));
+    if constexpr (std::is_same_v<Token, __half>) dt_bias = p.dt_bias_half ? token_value<Token>(bias) : dt_bias;
+    gate[j] = exp2_approx(log2_gate<Token>(a[j], GIVEN, __uint_as_float(A_log), dt_bias));
+    beta[j] = beta_gate<Token>(b[j], GIVEN, GIVEN && p.wide_beta);
   }
   make_coefficients<TOKENS>(to.coefficients, dots[0], gate, beta, p.scale, p.epsilon, lane);
 }
 
-// A CTA has GROUPS groups of SPLIT warps, all of one head, and one more warp for M and W. A group has ROWS rows (8 or 16)
-// of S; each of its warps multiplies a part of their columns. Four lanes have a row of the product, and lane c of them
-// tokens c and c + 4. TOKENS: room for 4 or 8.
-template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS, int LOAD, int STORE, int RESIDENT, bool GIVEN = false>
-__global__ void __launch_bounds__((SPLIT * GROUPS + 1) * 32,
-                                  RESIDENT > SPLIT * GROUPS + 1 ? RESIDENT / (SPLIT * GROUPS + 1) : 1)
-gdn_mtp(const __grid_constant__ MtpArguments p) {
-  constexpr int EACH = 16 / sizeof(T), ROW = K * sizeof(T), CHUNKS = ROW / 16;  // elements and bytes; accesses of a row
-  constexpr int HALVES = ROWS / 8, N = TOKENS / 4, WARPS = SPLIT * GROUPS, TILE = ROWS * GROUPS, TILES = V / TILE;
+// The warps of a CTA: GROUPS groups of SPLIT, all of one head, and one more for M and W. A group has ROWS rows (8 or 16) of S; each
+// of its warps multiplies a part of their columns. Four lanes have a row of the product, and lane c of them tokens c and
+// c + 4. TOKENS: room for 4 or 8.
+template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS>
+struct Shape {
+  static constexpr int EACH = 16 / sizeof(T), ROW = K * sizeof(T), CHUNKS = ROW / 16;  // elements and bytes; accesses of a row
+  static constexpr int HALVES = ROWS / 8, N = TOKENS / 4, WARPS = SPLIT * GROUPS, THREADS = (WARPS + 1) * 32;
+  static constexpr int TILE = ROWS * GROUPS, TILES = V / TILE;
+  static constexpr int PAD = WRITES ? 64 : 8 * EACH;  // spreads a product's operands over the banks
+  // Named barriers: 0 for the vectors; one of each group for M and W, and for x and y in parts; one of each for its tile. There are
+  // 16, so many groups share the one for M and W.
+  static constexpr bool SHARED = 2 * GROUPS >= 16 && SPLIT > 1;
+  static constexpr int READY_THREADS = SHARED ? THREADS : SPLIT * 32 + 32, TILE_BARRIER = SHARED ? 2 : 1 + GROUPS;
+  static_assert((ROWS == 8 || ROWS == 16) && (TOKENS == 4 || TOKENS == 8) && V % TILE == 0 && K / SPLIT >= 32);
+
+  struct Memory {  // shared
+    OfHead<TOKENS, PAD> head;
+    float2 partial[SPLIT > 1 ? GROUPS : 1][SPLIT][N][HALVES][32];
+    alignas(WRITES ? 128 : 16) char tiles[WRITES ? GROUPS : 1][WRITES ? ROWS * ROW : 16];
+    alignas(16) float deltas[WRITES ? WARPS : 1][TOKENS][ROWS];
+  };
+};
+
+// Outputs as they are, written as soon as they are there. A lane has `o` of rows lane / 4 + 8 h and tokens lane % 4 + 4 j.
+// layer_post_conv.cuh has others.
+struct PlainOutputs {
+  __device__ __forceinline__ void begin(uint32_t) {}
+  __device__ __forceinline__ void join() {}
+  __device__ __forceinline__ void ask(const MtpArguments&, uint32_t, uint32_t, int, int, uint32_t, uint32_t) {}
+  template <int HALVES, typename Token>
+  __device__ __forceinline__ void take(int j, const float (&o)[HALVES], Token* output, int64_t token, int count, uint32_t lane) {
+    const int t = 4 * j + lane % 4;
+#pragma unroll
+    for (int h = 0; h < HALVES; ++h)
+      if (t < count) output[t * token + lane / 4 + 8 * h] = to_token<Token>(o[h]);
+  }
+  __device__ __forceinline__ void send(uint32_t, uint32_t) {}
+  __device__ __forceinline__ void end(const MtpArguments&, void*, int64_t, int, uint32_t) {}
+};
+
+// The work of a thread; `outputs` is the group's, of its first warp.
+template <typename S, typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS, int LOAD, int STORE, bool GIVEN,
+          typename Token, typename Call, typename Outputs>
+__device__ __forceinline__ void verify_rows(const Call& p, typename S::Memory& memory, Outputs& outputs) {
+  constexpr int EACH = S::EACH, ROW = S::ROW, CHUNKS = S::CHUNKS, HALVES = S::HALVES, N = S::N, WARPS = S::WARPS;
+  constexpr int TILE = S::TILE, TILES = S::TILES;
   // Without writes a lane has rows lane / 4 and + 8, and 16 bytes of each BLOCK columns of the warp's part, as the product
   // takes them. With writes it has 16 bytes of each row of the warp's share (of each second row, if 16 lanes have one), so
   // that a store is of 512 bytes side by side; the product takes them from shared memory.
   constexpr int BLOCK = 4 * EACH, BLOCKS = K / SPLIT / BLOCK, SHARE = ROWS / SPLIT;
   constexpr int LOADS = WRITES ? SHARE * CHUNKS / 32 : BLOCKS * HALVES;
-  constexpr int PAD = WRITES ? 64 : 8 * EACH;  // spreads a product's operands over the banks
   constexpr uint32_t ALL = 0xffffffffu;
-  static_assert((ROWS == 8 || ROWS == 16) && (TOKENS == 4 || TOKENS == 8) && V % TILE == 0);
-  static_assert(LOADS > 0 && K / SPLIT >= 32);
+  static_assert(LOADS > 0);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = lane % 4;
   const uint32_t part = SPLIT == 1 ? 0 : GROUPS == 1 ? warp : warp % SPLIT, group = GROUPS == 1 ? 0 : warp / SPLIT;
-  __shared__ OfHead<TOKENS, PAD> head;
-  __shared__ float2 partial[SPLIT > 1 ? GROUPS : 1][SPLIT][N][HALVES][32];
-  alignas(128) __shared__ char tiles[WRITES ? GROUPS : 1][WRITES ? ROWS * ROW : 16];
-  alignas(16) __shared__ float deltas[WRITES ? WARPS : 1][TOKENS][ROWS];
-
+  auto& [head, partial, tiles, deltas] = memory;
   const uint32_t i_bh = blockIdx.x / TILES, i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
-  // Barriers: 0 for the vectors; one of each group for M and W, and for x and y in parts; one of each for its tile.
   if (warp == WARPS) {  // 3. M and W
-    make_head<GIVEN>(head, p, i_b, i_hv, lane, [] { named_barrier_arrive<(WARPS + 1) * 32>(0); });
+    outputs.begin(lane);
+    make_head<GIVEN, Token>(head, p, i_b, i_hv, lane, [] { named_barrier_arrive<S::THREADS>(0); });
 #pragma unroll
-    for (int i = 0; i < GROUPS; ++i) named_barrier_arrive<SPLIT * 32 + 32>(1 + i);
+    for (int i = 0; i < (S::SHARED ? 1 : GROUPS); ++i) named_barrier_arrive<S::READY_THREADS>(1 + i);
     return;
   }
 
@@ -364,13 +406,15 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
     for (int i = 0; i < LOADS; ++i)
       load<16, LOAD>(w[i], from + (WRITES ? i * 512 : (i % HALVES * 8 * K + i / HALVES * BLOCK) * int(sizeof(T))));
   }
-  uint32_t v[HALVES][N];  // bf16; of token c (and + 4)
+  uint32_t v[HALVES][N];  // of token c (and + 4)
 #pragma unroll
   for (int j = 0; j < N; ++j)
 #pragma unroll
     for (int h = 0; h < HALVES; ++h)
       ptx::load_now<2>(&v[h][j], of_token(p.v, i_b, p.v_batch, p.v_token, max(begin + min(int(4 * j + c), count - 1), 0),
                                           i_hv * V + tile + lane / 4 + 8 * h));
+  if (SPLIT == 1 || part == 0) outputs.ask(p, i_b, i_hv, begin, count, tile, lane);
+  outputs.join();
   if constexpr (!WRITES) {
     if (p.slot_shift == 3) {
       if (is_beyond(slots, own_column, 3)) slot = -1;
@@ -383,19 +427,19 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   if (WRITES && p.states_rows != nullptr) {
     states_row = load_index(p.states_rows, i_b, p.rows_shift, 0);
   }
-  __nv_bfloat16* output =
-      p.output + ((static_cast<int64_t>(p.cu_seqlens ? 0 : i_b * p.tokens) + begin) * p.HV + i_hv) * V + tile;
+  Token* output =
+      reinterpret_cast<Token*>(p.output) + ((static_cast<int64_t>(p.cu_seqlens ? 0 : i_b * p.tokens) + begin) * p.HV + i_hv) * V + tile;
 
   if (padding) {  // zeros, and no state
     if (part == 0)
 #pragma unroll 1
       for (int i = lane; i < count * ROWS; i += 32)
-        output[static_cast<int64_t>(i / ROWS) * p.HV * V + i % ROWS] = __float2bfloat16(0.f);
+        output[static_cast<int64_t>(i / ROWS) * p.HV * V + i % ROWS] = to_token<Token>(0.f);
     return;
   }
 
   // 4. x and y
-  named_barrier_sync<(WARPS + 1) * 32>(0);
+  named_barrier_sync<S::THREADS>(0);
   float d[N][2][2][4] = {};
   [[maybe_unused]] char* const at = tiles[group];
   // Access i of the lane's share. Chunks of odd rows are in another order, so that two rows are in different banks.
@@ -407,7 +451,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) *reinterpret_cast<uint4*>(own(i)) = {w[i][0], w[i][1], w[i][2], w[i][3]};
     if constexpr (SPLIT == 1) __syncwarp();
-    else named_barrier_sync<SPLIT * 32>(1 + GROUPS + group);
+    else named_barrier_sync<SPLIT * 32>(S::TILE_BARRIER + group);
 #pragma unroll
     for (int i = 0; i < K / SPLIT / 32; ++i) {
       const uint32_t block = part * (K / SPLIT / 32) + i, g = lane / 4;
@@ -422,7 +466,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
         for (int h = 0; h < HALVES; ++h) read<16>(s[h], at + (g + 8 * h) * ROW + chunk * 16);
 #pragma unroll
         for (int j = 0; j < N; ++j)
-          multiply_block<ROWS>(d[j][sizeof(T) == 4 ? n : i % 2], s, of_vectors[j] + n * 2, static_cast<const T*>(nullptr));
+          multiply_block<Token, ROWS>(d[j][sizeof(T) == 4 ? n : i % 2], s, of_vectors[j] + n * 2, static_cast<const T*>(nullptr));
       }
     }
   } else {
@@ -437,7 +481,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
       for (int j = 0; j < N; ++j) {
         uint32_t of_vectors[EACH / 2];
         read<EACH * 2>(of_vectors, &head.vectors[8 * j + lane / 4][(column + i * BLOCK) * 2]);
-        multiply_block<ROWS>(d[j][i % 2], s, of_vectors, static_cast<const T*>(nullptr));
+        multiply_block<Token, ROWS>(d[j][i % 2], s, of_vectors, static_cast<const T*>(nullptr));
       }
     }
   }
@@ -450,7 +494,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
       xy[j][h] = {sum(2 * h), sum(2 * h + 1)};
       if constexpr (SPLIT > 1) partial[group][part][j][h][lane] = xy[j][h];
     }
-  named_barrier_sync<SPLIT * 32 + 32>(1 + group);
+  named_barrier_sync<S::READY_THREADS>(S::SHARED ? 1 : 1 + group);
   if constexpr (SPLIT > 1) {
     if (!WRITES && part != 0) return;
 #pragma unroll
@@ -468,13 +512,14 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
 
   // 5. Sums and outputs
   const auto& coefficients = head.coefficients;
+  const int64_t token = static_cast<int64_t>(p.HV * V);
   float r[N][HALVES];
   float4 factors[N];
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     factors[j] = coefficients.factors[4 * j + c];
 #pragma unroll
-    for (int h = 0; h < HALVES; ++h) r[j][h] = factors[j].x * low(v[h][j]) - factors[j].y * xy[j][h].x;
+    for (int h = 0; h < HALVES; ++h) r[j][h] = factors[j].x * token_value<Token>(v[h][j]) - factors[j].y * xy[j][h].x;
   }
 #pragma unroll
   for (int j = 0; j < N; ++j) {
@@ -494,16 +539,16 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
         }
       }
     }
+    if (SPLIT == 1 || part == 0) outputs.take(j, o, output, token, count, lane);
 #pragma unroll
     for (int h = 0; h < HALVES; ++h) {
       const uint32_t row = lane / 4 + 8 * h;
-      if (t < count && (SPLIT == 1 || part == 0))
-        output[t * static_cast<int64_t>(p.HV * V) + row] = __float2bfloat16(o[h]);
       // In the order of step 6: rows of the warp's share; of each pair the first ones before the others
       const uint32_t pairs = row / SHARE * SHARE + row % 2 * (SHARE / 2) + row % SHARE / 2;
       if constexpr (WRITES) deltas[warp][t][CHUNKS == 32 ? row : pairs] = delta[h];
     }
   }
+  if (SPLIT == 1 || part == 0) outputs.send(tile, lane);
 
   // 6. States
   if constexpr (WRITES) {
@@ -529,7 +574,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
       float k[EACH];
       uint32_t k_words[EACH / 2];
       read<EACH * 2>(k_words, &head.vectors[2 * t][lane % CHUNKS * EACH * 2]);
-      unpack<EACH>(k, k_words, static_cast<const __nv_bfloat16*>(nullptr));
+      unpack<EACH>(k, k_words, static_cast<const Token*>(nullptr));
       const float* d_t = &deltas[warp][t][part * SHARE + (CHUNKS == 32 ? 0 : lane / 16 * (SHARE / 2))];
 #pragma unroll
       for (int i = 0; i < LOADS; ++i) {
@@ -542,6 +587,18 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
       }
     }
   }
+  if (SPLIT == 1 || part == 0) outputs.end(p, output, token, count, lane);
+}
+
+template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS, int LOAD, int STORE, int RESIDENT, bool GIVEN = false,
+          typename Token = __nv_bfloat16>
+__global__ void __launch_bounds__((SPLIT * GROUPS + 1) * 32,
+                                  RESIDENT > SPLIT * GROUPS + 1 ? RESIDENT / (SPLIT * GROUPS + 1) : 1)
+gdn_mtp(const __grid_constant__ MtpArguments p) {
+  using S = Shape<T, TOKENS, WRITES, ROWS, SPLIT, GROUPS>;
+  __shared__ typename S::Memory memory;
+  PlainOutputs outputs;
+  verify_rows<S, T, TOKENS, WRITES, ROWS, SPLIT, GROUPS, LOAD, STORE, GIVEN, Token>(p, memory, outputs);
 }
 
 #endif  // __CUDACC__

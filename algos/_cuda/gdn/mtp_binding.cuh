@@ -14,12 +14,13 @@
 
 #include "device.cuh"
 #include "mtp.cuh"
+#include "packed.cuh"
 #include "strided.cuh"
 
 namespace gdn {
 
 // In mtp_launch.cuh, whose instances have a file of their own for each T, so that they compile side by side.
-template <typename T, bool WRITES>
+template <typename T, bool WRITES, typename Token = __nv_bfloat16>
 void launch_mtp(const MtpArguments& p, int64_t heads, int device, cudaStream_t stream);
 
 // A stride in the 32 bits that the kernel has for it.
@@ -27,12 +28,42 @@ inline int32_t narrow(const char* name, int64_t stride) {
   return static_cast<int32_t>(within(name, stride, 0, INT32_MAX));
 }
 
+// A call whose arguments fit.
+struct MtpCall {
+  int64_t B, total, T, H, HV;
+  int axes;        // before the heads: of sequences and their tokens, or of all tokens
+  bool lengths;    // cu_seqlens
+  DLDevice device;
+  DLDataType of_state;
+  bool half_tokens;  // f16, else bf16
+
+  bool empty() const { return B == 0 || total == 0; }
+
+  // A tensor of all tokens: vectors [.., heads, 128], or numbers [.., heads].
+  const __nv_bfloat16* taken(const ffi::TensorView& t, const char* name, DLDataType dtype, int64_t heads, bool vectors, size_t align,
+                             int32_t* batch, int32_t* token) const {
+    using bf = __nv_bfloat16;
+    int64_t strides[2] = {};
+    const bf* at;
+    if (axes == 1) {
+      at = vectors ? strided<const bf>(t, name, dtype, {total, heads, K}, device, align, strides + 1)
+                   : strided<const bf>(t, name, dtype, {total, heads}, device, align, strides + 1);
+    } else {
+      at = vectors ? strided<const bf, 2>(t, name, dtype, {B, T, heads, K}, device, align, strides)
+                   : strided<const bf, 2>(t, name, dtype, {B, T, heads}, device, align, strides);
+    }
+    *batch = narrow(name, axes == 1 && !lengths ? T * strides[1] : strides[0]), *token = narrow(name, strides[1]);
+    return at;
+  }
+};
+
 // Several tokens of each sequence, for an engine that verifies drafts. The first two axes of q, k, v, a, b and pool, three of
 // states and the first one of state_indices may be strided.
 //
 // q, k [B, T, H, 128], v [B, T, HV, 128], a, b [B, T, HV] bf16, 1 <= T <= 8, HV a multiple of H; with cu_seqlens [B + 1]
 // int32 they are [total, ...], and a sequence has up to T tokens, the columns of state_indices (8 if it has one axis). Without
 // it they may be [total, ...], with total / B tokens for each sequence. [total, ...] may have a leading axis of 1.
+// With STATES q, k, v, a, b, output and dt_bias may be f16 instead of bf16.
 // A_log [HV] f32, dt_bias [HV] f32 or bf16, or neither (GateTypes). pool [slots, HV, 128, 128] f32 or bf16, k-last. state_indices
 // [B] or [B, T], int32 or int64: a sequence starts from the state in its slot, or in that of column num_accepted_tokens - 1 ([B], int32 or
 // int64; none: column 0). If its count is not in 1..T, or its start slot is below first_slot (or 0), or not the pool's, it
@@ -42,9 +73,9 @@ inline int32_t narrow(const char* name, int64_t stride) {
 // mode 0: no state is written (without STATES the only one); 1: the one after the last token, to the start slot; 2: the one
 // after token t to slot state_indices[b, t], unless that is below first_slot, or not the pool's; 3: to states[states_rows[b]
 // or b, t], of states [N, >= T, HV, 128, 128] like the pool, its heads as far apart, unless the row is below 0.
-// Throws ValueError if an argument is different.
+// Throws ValueError if an argument is different. Fills in `p`.
 template <bool STATES>
-void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
+MtpCall take_mtp(MtpArguments& p, ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
                        ffi::Optional<ffi::TensorView> A_log, ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
                        ffi::TensorView state_indices,
                        ffi::Optional<ffi::TensorView> num_accepted_tokens, ffi::Optional<ffi::TensorView> cu_seqlens,
@@ -82,36 +113,24 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
   if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "pool: expected on a CUDA device";
   const int64_t slots = pool.size(0);
   if (B * HV >= int64_t{1} << 25) TVM_FFI_THROW(ValueError) << "B * HV = " << B * HV << ": expected less than 2^25";
-  const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1}, i32{kDLInt, 32, 1}, i64{kDLInt, 64, 1};
+  const DLDataType bf16{kDLBfloat, 16, 1}, f16{kDLFloat, 16, 1}, f32{kDLFloat, 32, 1}, i32{kDLInt, 32, 1}, i64{kDLInt, 64, 1};
   const DLDataType of_state = pool.dtype();
   if (of_state != f32 && of_state != bf16) {
     TVM_FFI_THROW(ValueError) << "pool: expected float32 or bfloat16, got " << ffi::DLDataTypeToString(of_state);
   }
 
   using bf = __nv_bfloat16;
-  MtpArguments p{};
-  const auto taken = [&](const ffi::TensorView& t, const char* name, DLDataType dtype, int64_t heads, bool vectors, size_t align,
-                         int32_t* batch, int32_t* token) {
-    int64_t strides[2] = {};
-    const bf* at;
-    if (axes == 1) {
-      at = vectors ? strided<const bf>(t, name, dtype, {total, heads, K}, device, align, strides + 1)
-                   : strided<const bf>(t, name, dtype, {total, heads}, device, align, strides + 1);
-    } else {
-      at = vectors ? strided<const bf, 2>(t, name, dtype, {B, T, heads, K}, device, align, strides)
-                   : strided<const bf, 2>(t, name, dtype, {B, T, heads}, device, align, strides);
-    }
-    *batch = narrow(name, axes == 1 && !cu_seqlens ? T * strides[1] : strides[0]), *token = narrow(name, strides[1]);
-    return at;
-  };
+  const bool half = STATES && q.dtype() == f16;
+  const DLDataType of_token = half ? f16 : bf16;
+  const MtpCall call{B, total, T, H, HV, axes, static_cast<bool>(cu_seqlens), device, of_state, half};
   const auto vectors = [&](const ffi::TensorView& t, const char* name, int64_t heads, size_t align, int32_t* batch, int32_t* token) {
-    return taken(t, name, bf16, heads, true, align, batch, token);
+    return call.taken(t, name, of_token, heads, true, align, batch, token);
   };
   p.q = vectors(q, "q", H, ALIGNMENT, &p.q_batch, &p.q_token), p.k = vectors(k, "k", H, ALIGNMENT, &p.k_batch, &p.k_token);
   p.v = vectors(v, "v", HV, 2, &p.v_batch, &p.v_token);
-  const GateTypes gates(A_log, dt_bias, b);
-  p.a = taken(a, "a", gates.a, HV, false, gates.a.bits / 8, &p.a_batch, &p.a_token);
-  p.b = taken(b, "b", gates.b, HV, false, gates.b.bits / 8, &p.b_batch, &p.b_token);
+  const GateTypes gates(A_log, dt_bias, b, of_token);
+  p.a = call.taken(a, "a", gates.a, HV, false, gates.a.bits / 8, &p.a_batch, &p.a_token);
+  p.b = call.taken(b, "b", gates.b, HV, false, gates.b.bits / 8, &p.b_batch, &p.b_token);
   int64_t strides[2];
   p.pool = p.states = strided<char, 2>(pool, "pool", of_state, {slots, HV, V, K}, device, ALIGNMENT, strides);
   p.slot_stride = p.state_stride = narrow("pool", strides[0]);
@@ -123,14 +142,14 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
     p.states_stride = narrow("states", buffers[0]), p.state_stride = narrow("states", buffers[1]);
     if (buffers[2] != strides[1]) TVM_FFI_THROW(ValueError) << "states: expected its heads as far apart as pool's, " << strides[1];
   }
-  p.output = axes == 1 ? data<bf>(output, "output", bf16, {total, HV, V}, device)
-                        : data<bf>(output, "output", bf16, {B, T, HV, V}, device);
+  p.output = axes == 1 ? data<bf>(output, "output", of_token, {total, HV, V}, device)
+                        : data<bf>(output, "output", of_token, {B, T, HV, V}, device);
   p.wide_beta = gates.b == f32;
   if (!gates.given) {
     const ffi::TensorView bias = dt_bias.value();
     p.A_log = data<const float>(A_log.value(), "A_log", f32, {HV}, device);
-    p.dt_bias_bf16 = bias.dtype() == bf16;
-    p.dt_bias = data<const char>(bias, "dt_bias", p.dt_bias_bf16 ? bf16 : f32, {HV}, device);
+    p.dt_bias_half = bias.dtype() == of_token;
+    p.dt_bias = data<const char>(bias, "dt_bias", p.dt_bias_half ? of_token : f32, {HV}, device);
   }
   const bool wide = state_indices.dtype() == i64;
   p.slot_shift = wide ? 3 : 2, p.columns = static_cast<uint32_t>(columns ? T : 1);
@@ -153,15 +172,37 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
   p.HV = static_cast<uint32_t>(HV), p.tokens = static_cast<int32_t>(T), p.mode = static_cast<uint8_t>(mode);
   p.first_slot = first_live(first_slot), p.slots_end = slots_end("pool", slots);
   p.by_HV = Divisor(p.HV), p.by_group = Divisor(static_cast<uint32_t>(HV / H));
-  if (B == 0 || total == 0) return;
-  const CurrentDevice current(device.device_id);
-  auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+  return call;
+}
+
+// The same, and its launch.
+template <bool STATES>
+void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
+                       ffi::Optional<ffi::TensorView> A_log, ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
+                       ffi::TensorView state_indices,
+                       ffi::Optional<ffi::TensorView> num_accepted_tokens, ffi::Optional<ffi::TensorView> cu_seqlens,
+                       ffi::Optional<double> scale, ffi::TensorView output, ffi::Optional<ffi::TensorView> states,
+                       ffi::Optional<ffi::TensorView> states_rows, int64_t mode, int64_t first_slot, double epsilon) {
+  MtpArguments p{};
+  const MtpCall call = take_mtp<STATES>(p, q, k, v, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens, cu_seqlens, scale, output, states,
+                                          states_rows, mode, first_slot, epsilon);
+  if (call.empty()) return;
+  using bf = __nv_bfloat16;
+  const bool f32 = call.of_state.bits == 32;
+  const int64_t heads = call.B * call.HV;
+  const int device = call.device.device_id;
+  const CurrentDevice current(device);
+  auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(call.device.device_type, device));
   if constexpr (STATES) {
-    if (mode != OUTPUTS && of_state == f32) launch_mtp<float, true>(p, B * HV, device.device_id, stream);
-    if (mode != OUTPUTS && of_state == bf16) launch_mtp<bf, true>(p, B * HV, device.device_id, stream);
+    if (call.half_tokens && mode != OUTPUTS && f32) launch_mtp<float, true, __half>(p, heads, device, stream);
+    if (call.half_tokens && mode != OUTPUTS && !f32) launch_mtp<bf, true, __half>(p, heads, device, stream);
+    if (call.half_tokens && mode == OUTPUTS && f32) launch_mtp<float, false, __half>(p, heads, device, stream);
+    if (call.half_tokens && mode == OUTPUTS && !f32) launch_mtp<bf, false, __half>(p, heads, device, stream);
+    if (!call.half_tokens && mode != OUTPUTS && f32) launch_mtp<float, true>(p, heads, device, stream);
+    if (!call.half_tokens && mode != OUTPUTS && !f32) launch_mtp<bf, true>(p, heads, device, stream);
   }
-  if (mode == OUTPUTS && of_state == f32) launch_mtp<float, false>(p, B * HV, device.device_id, stream);
-  if (mode == OUTPUTS && of_state == bf16) launch_mtp<bf, false>(p, B * HV, device.device_id, stream);
+  if (!call.half_tokens && mode == OUTPUTS && f32) launch_mtp<float, false>(p, heads, device, stream);
+  if (!call.half_tokens && mode == OUTPUTS && !f32) launch_mtp<bf, false>(p, heads, device, stream);
   TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
 }
 

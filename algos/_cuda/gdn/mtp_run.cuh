@@ -34,18 +34,8 @@ inline void run_slots(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorV
                       ffi::TensorView num_accepted_tokens, ffi::Optional<double> scale, ffi::TensorView output,
                       ffi::TensorView new_pool) {
   if (new_pool.data_ptr() != pool.data_ptr()) TVM_FFI_THROW(ValueError) << "new_pool: expected pool itself, in place";
-  if (mixed_qkv.ndim() != 3 || pool.ndim() != 4) TVM_FFI_THROW(ValueError) << "expected mixed_qkv of 3 axes, pool of 4";
-  const int64_t width = mixed_qkv.size(2), HV = pool.size(1), H = (width - HV * V) / (2 * K);
-  if (HV < 1 || H < 1 || 2 * H * K + HV * V != width || HV % H) {
-    TVM_FFI_THROW(ValueError) << "mixed_qkv: " << width << " columns are not 2 H 128 + HV 128 with HV = " << HV
-                              << ", a multiple of H";
-  }
-  // here, where it has its own name: mtp_verify knows its parts alone
-  int64_t strides[2];
-  strided<const char, 2>(mixed_qkv, "mixed_qkv", {kDLBfloat, 16, 1}, {mixed_qkv.size(0), mixed_qkv.size(1), width}, pool.device(), 16,
-                         strides);
-  const Heads<K> q(mixed_qkv, 0, H), k(mixed_qkv, H, H), v(mixed_qkv, 2 * H, HV);
-  mtp_verify<true>(q, k, v, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens, {}, scale, output, {}, {},
+  const Packed<K> x(mixed_qkv, pool, ALIGNMENT);
+  mtp_verify<true>(x.q, x.k, x.v, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens, {}, scale, output, {}, {},
                    SLOTS, 1, 1e-6);
 }
 

@@ -11,12 +11,12 @@ namespace gdn {
 
 constexpr double NORM_EPSILON = 1e-6;  // under the root, as in vLLM, SGLang and FlashInfer
 
-// mixed_qkv [B, 2 H 128 + HV 128] bf16: q of all heads, k, then v; a, b [B, HV] bf16; A_log [HV] f32; dt_bias [HV] f32 or
-// bf16, or neither (GateTypes); pool [slots, HV, 128, 128] of T, k-last, slots and heads with any strides; state_indices [B] int32
+// mixed_qkv [B, 2 H 128 + HV 128] bf16 or f16: q of all heads, k, then v; a, b [B, HV] like it; A_log [HV] f32; dt_bias [HV] f32 or
+// like it, or neither (GateTypes); pool [slots, HV, 128, 128] of T, k-last, slots and heads with any strides; state_indices [B] int32
 // or int64. A row whose slot is below first_slot (or 0), or that the pool does not have, is padding: zeros out, and no state is touched.
 // Slots of the other rows are distinct. new_pool is pool or like it, with its heads as far apart; new_indices the slots to
 // write (those of state_indices if null); has_initial_state [B] bool: rows without one start from zeros. epsilon below 0: q
-// and k are taken as they are. Writes output [B, HV, 128] or [B, 1, HV, 128] bf16.
+// and k are taken as they are. Writes output [B, HV, 128] or [B, 1, HV, 128] like mixed_qkv.
 template <typename T>
 void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::Optional<ffi::TensorView> A_log,
                    ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
@@ -38,22 +38,24 @@ void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView
   const DLDataType of_state = sizeof(T) == 4 ? f32 : std::is_same_v<T, __half> ? f16 : bf16;
   using bf = __nv_bfloat16;
   const double s = scale.value_or(0.0);
-  const GateTypes gates(A_log, dt_bias, b);
+  const bool half = mixed_qkv.dtype() == f16;
+  const DLDataType of_token = half ? f16 : bf16;
+  const GateTypes gates(A_log, dt_bias, b, of_token);
   GivenGates<PlainPool<T>> p{};
   p.slots = strided_slots(state_indices, "state_indices", B, device, &p.slots_step, &p.slots_wide);
   p.new_slots = p.slots, p.new_slots_step = p.slots_step, p.new_slots_wide = p.slots_wide;
   if (new_indices)
     p.new_slots = strided_slots(new_indices.value(), "new_indices", B, device, &p.new_slots_step, &p.new_slots_wide);
   if (has_initial_state) p.has_state = data<const bool>(has_initial_state.value(), "has_initial_state", boolean, {B}, device);
-  p.qkv = strided<const bf>(mixed_qkv, "mixed_qkv", bf16, {B, width}, device, ALIGNMENT, &p.qkv_stride);
+  p.qkv = strided<const bf>(mixed_qkv, "mixed_qkv", of_token, {B, width}, device, ALIGNMENT, &p.qkv_stride);
   p.a = strided<const char>(a, "a", gates.a, {B, HV}, device, gates.a.bits / 8, &p.a_stride);
   p.b = strided<const char>(b, "b", gates.b, {B, HV}, device, gates.b.bits / 8, &p.b_stride);
   p.wide_beta = gates.b == f32;
   if (!gates.given) {
     const ffi::TensorView bias = dt_bias.value();
     p.A_log = data<const float>(A_log.value(), "A_log", f32, {HV}, device);
-    p.dt_bias_bf16 = bias.dtype() == bf16;
-    p.dt_bias = data<const char>(bias, "dt_bias", p.dt_bias_bf16 ? bf16 : f32, {HV}, device);
+    p.dt_bias_half = bias.dtype() == of_token;
+    p.dt_bias = data<const char>(bias, "dt_bias", p.dt_bias_half ? of_token : f32, {HV}, device);
   }
   int64_t strides[2], new_strides[2];
   p.pool = strided<const T, 2>(pool, "pool", of_state, {slots, HV, V, K}, device, 32, strides);
@@ -61,8 +63,8 @@ void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView
   p.slot_stride = strides[0], p.new_slot_stride = new_strides[0];
   p.head_bytes = head_bytes("pool", strides[1], HV, sizeof(T));
   if (strides[1] != new_strides[1]) TVM_FFI_THROW(ValueError) << "new_pool: expected its heads as far apart as pool's";
-  p.output = output.ndim() == 4 ? data<bf>(output, "output", bf16, {B, 1, HV, V}, device)
-                                : data<bf>(output, "output", bf16, {B, HV, V}, device);
+  p.output = output.ndim() == 4 ? data<bf>(output, "output", of_token, {B, 1, HV, V}, device)
+                                : data<bf>(output, "output", of_token, {B, HV, V}, device);
   p.scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s);
   p.epsilon = under_root(epsilon);
   p.HV = static_cast<uint32_t>(HV), p.H = static_cast<uint32_t>(H);
@@ -73,6 +75,9 @@ void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView
   if (B == 0) return;
   const PlainPool<T>& raw = p;
   const GivenGates<PoolArguments<T>> any{p};
+  if (half && gates.given) launch(HalfTokens<GivenGates<PoolArguments<T>>>{any}, B * HV, device);
+  if (half && !gates.given) launch(HalfTokens<PoolArguments<T>>{p}, B * HV, device);  // no instances for what is plain()
+  if (half) return;
   if (gates.given && p.plain()) launch(p, B * HV, device);
   if (gates.given && !p.plain()) launch(any, B * HV, device);
   if (!gates.given && p.plain()) launch(raw, B * HV, device);

@@ -8,6 +8,9 @@
 S, a [BV, K] block of one head's state, stays in registers in float32. It is loaded from the start slot once; with WRITE
 it is stored after each token, to that token's slot. Inputs of the next token are loaded while a token is computed.
 
+With GATED an output o [V], rounded to output's dtype, becomes o / sqrt(mean(o^2) + epsilon) * weight * silu(z): a
+program then has all rows of its head.
+
 A sequence whose start slot is below FIRST, or whose accepted count is not in 1..T, is padding: its outputs are 0, and
 nothing of the pool is read or written for it, in a CUDA graph as well. Slots must be in the pool, and those that are
 written distinct; nothing checks this on a GPU.
@@ -37,11 +40,11 @@ def widened(x, NORM: tl.constexpr):
 
 @triton.jit
 def verify_kernel(
-    q, k, v, a, b, A_log, dt_bias, pool, slots, accepted, scale, output,
-    stride_q, stride_k, stride_v, stride_a, stride_b,  # from one sequence to the next, and on the next line token
-    token_q, token_k, token_v, token_a, token_b, stride_slot, stride_slots,
+    q, k, v, a, b, A_log, dt_bias, pool, slots, accepted, scale, output, z, weight, epsilon,
+    stride_q, stride_k, stride_v, stride_a, stride_b, stride_z,  # from one sequence to the next, and then token
+    token_q, token_k, token_v, token_a, token_b, token_z, stride_slot, stride_slots,
     T: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    FIRST: tl.constexpr, NORM: tl.constexpr, WRITE: tl.constexpr, COUNTED: tl.constexpr,
+    FIRST: tl.constexpr, NORM: tl.constexpr, WRITE: tl.constexpr, COUNTED: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     i_p = tl.program_id(0)
     i_bh = (i_p // (V // BV)).to(tl.int64)  # sequence * HV + value head
@@ -79,6 +82,11 @@ def verify_kernel(
             b_d = b_beta * (b_v - b_g * b_x)  # [BV]
             b_o = scale * (b_g * b_y + b_d * tl.sum(b_k * b_q, axis=0))  # [BV]
             b_s = b_g * b_s + b_d[:, None] * b_k[None, :]
+            if GATED:
+                b_o = b_o.to(output.dtype.element_ty).to(tl.float32)
+                b_z = tl.load(z + i_b * stride_z + t * token_z + i_hv * V + o_v).to(tl.float32)
+                b_o = b_o / tl.sqrt(tl.sum(b_o * b_o, axis=0) / V + epsilon)
+                b_o = b_o * tl.load(weight + o_v).to(tl.float32) * (b_z / (1.0 + tl.exp(-b_z)))
             tl.store(to + t * HV * V, b_o.to(output.dtype.element_ty))
             if WRITE:
                 own = tl.load(slots + i_b * stride_slots + t).to(tl.int64)
@@ -89,7 +97,9 @@ def verify_kernel(
             tl.store(to + t * HV * V, tl.zeros([BV], output.dtype.element_ty))
 
 
-def verify(q, k, v, a, b, A_log, dt_bias, pool, slots, accepted, scale, output, *, first: int, norm: bool, write: bool):
+def verify(
+    q, k, v, a, b, A_log, dt_bias, pool, slots, accepted, scale, output, *, first: int, norm: bool, write: bool, gate=None,
+):  # fmt: skip
     """T tokens of each of B sequences.
 
     q, k      [B, T, H, 128]         bf16, the first two axes with any stride; so are v, a and b
@@ -103,6 +113,7 @@ def verify(q, k, v, a, b, A_log, dt_bias, pool, slots, accepted, scale, output, 
     first     slots below it are padding
     norm      whether q and k are normalised
     write     whether the state after each token is written to its slot
+    gate      z [B, T, HV, 128] bf16, weight [128] f32 or bf16 and epsilon of the outputs' norm; None: as they are
 
     Writes output [B, T, HV, 128] bf16. Rows and slots may begin anywhere: for addresses that are not multiples of 16
     bytes Triton compiles other code. Raises ValueError for anything else.
@@ -115,26 +126,29 @@ def verify(q, k, v, a, b, A_log, dt_bias, pool, slots, accepted, scale, output, 
     for name, x, shape in (
         ("k", k, (B, T, H, K)), ("v", v, (B, T, HV, V)), ("a", a, (B, T, HV)), ("b", b, (B, T, HV)),
         ("A_log", A_log, (HV,)), ("dt_bias", dt_bias, (HV,)), ("slots", slots, (B, T)[: slots.dim()]),
-        ("output", output, (B, T, HV, V)), *([("num_accepted_tokens", accepted, (B,))] if accepted is not None else ()),
+        ("output", output, (B, T, HV, V)), *([("z", gate[0], (B, T, HV, V)), ("norm_weight", gate[1], (V,))] if gate else ()),
+        *([("num_accepted_tokens", accepted, (B,))] if accepted is not None else ()),
     ):  # fmt: skip
         if x.shape != shape:
             raise ValueError(f"{name}: expected shape {list(shape)}, got {list(x.shape)}")
-    for name, x in (("q", q), ("k", k), ("v", v), ("a", a), ("b", b)):
+    z, weight, epsilon = gate or (v, A_log, 0.0)
+    for name, x in (("q", q), ("k", k), ("v", v), ("a", a), ("b", b), ("z", z)):
         if B and not x[0, 0].is_contiguous():
             raise ValueError(f"{name}: expected rows without gaps")
     if not pool[:1].is_contiguous() or (len(pool) > 1 and pool.stride(0) < HV * V * K):
         raise ValueError("pool: expected slots [HV, 128, 128] without gaps")
     if not slots.is_contiguous():
         raise ValueError("slots: expected contiguous; call .contiguous() on it")
-    check(A_log=A_log, dt_bias=dt_bias, output=output)
+    check(A_log=A_log, dt_bias=dt_bias, output=output, norm_weight=weight)
     if B == 0:
         return
     BV = 4 if B * HV <= 128 else 16  # gdn_decode/fla-recurrent's on an H200; not measured here yet
-    rows = q, k, v, a, b
+    BV = V if gate else BV
+    rows = q, k, v, a, b, z
     verify_kernel[(B * HV * (V // BV),)](
         q, k, v, a, b, A_log, dt_bias, pool, slots, slots if accepted is None else accepted,
-        float(scale or K**-0.5), output,
+        float(scale or K**-0.5), output, z, weight, epsilon,
         *(x.stride(0) for x in rows), *(x.stride(1) for x in rows), pool.stride(0), slots.stride(0),
         T=T, H=H, HV=HV, K=K, V=V, BV=BV, FIRST=first, NORM=norm, WRITE=write, COUNTED=accepted is not None,
-        num_warps=1,
+        GATED=gate is not None, num_warps=8 if gate else 1,
     )  # fmt: skip

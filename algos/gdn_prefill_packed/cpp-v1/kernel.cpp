@@ -22,6 +22,9 @@ struct Prefill : Walk {
   Whole slots;
   const bool* has_state;  // null: all have one
   int64_t first_slot;
+  States checkpoints;     // by row; without data: none
+  Whole checkpoint_starts;
+  int64_t every;          // tokens from one checkpoint to the next
 
   bool padding(int64_t n) const { return slots[n] < first_slot || slots[n] >= pool.slots; }
   const char* origin(int64_t n, int64_t i_hv) const {
@@ -29,6 +32,11 @@ struct Prefill : Walk {
   }
   char* target(int64_t n, int64_t t, int64_t i_hv) const {
     return t == count(n) - 1 ? pool.at(slots[n], i_hv) : nullptr;
+  }
+  char* kept(int64_t n, int64_t t, int64_t i_hv) const {
+    if (!checkpoints.data || (t + 1) % every) return nullptr;
+    const int64_t row = checkpoint_starts[n] + (t + 1) / every - 1;
+    return row < 0 || row >= checkpoints.slots ? nullptr : checkpoints.at(row, i_hv);
   }
 };
 
@@ -61,6 +69,20 @@ void check_ranks(const ffi::TensorView& pool, const ffi::TensorView& state_indic
   }
 }
 
+// A call's q, k and v, with H and HV.
+Prefill of_engine(const ffi::TensorView& q, const ffi::TensorView& k, const ffi::TensorView& v,
+                  const ffi::TensorView& pool, const ffi::TensorView& state_indices) {
+  if (q.ndim() != 3) TVM_FFI_THROW(ValueError) << "q: expected [total, H, 128], got " << q.shape();
+  check_ranks(pool, state_indices);
+  Prefill j{};
+  const int64_t total = q.size(0);
+  j.H = q.size(1), j.HV = pool.size(1);
+  check_heads(j.H, j.HV);
+  j.q = rows_of(q, "q", {total, j.H, K}), j.k = rows_of(k, "k", {total, j.H, K});
+  j.v = rows_of(v, "v", {total, j.HV, V});
+  return j;
+}
+
 // The call of a serving engine; the CUDA rungs export the same one.
 //
 // q, k [total, H, 128], v [total, HV, 128] and a, b [total, HV] bf16, each with any stride from a
@@ -80,16 +102,45 @@ void chunk_prefill(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi:
                    ffi::TensorView cu_seqlens,
                    ffi::Optional<double> scale, ffi::TensorView output, int64_t first_slot,
                    double epsilon) {
-  if (q.ndim() != 3) TVM_FFI_THROW(ValueError) << "q: expected [total, H, 128], got " << q.shape();
-  check_ranks(pool, state_indices);
-  Prefill j{};
-  const int64_t total = q.size(0);
-  j.H = q.size(1), j.HV = pool.size(1);
-  check_heads(j.H, j.HV);
-  j.q = rows_of(q, "q", {total, j.H, K}), j.k = rows_of(k, "k", {total, j.H, K});
-  j.v = rows_of(v, "v", {total, j.HV, V});
-  checked(j, total, a, b, A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens, scale,
+  Prefill j = of_engine(q, k, v, pool, state_indices);
+  checked(j, q.size(0), a, b, A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens, scale,
           output, first_slot, epsilon);
+}
+
+// As chunk_prefill, and keeps states within sequences, for prefix caches: checkpoints [any, HV,
+// 128, 128] like pool, dense; sequence n's from row checkpoint_starts[n] on ([N] or [N + 1], int32
+// or int64), one after each every_n_tokens tokens, a multiple of 64. A row that there is not is
+// left out.
+void chunk_prefill_checkpoints(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v,
+                               ffi::TensorView a, ffi::TensorView b,
+                               ffi::Optional<ffi::TensorView> A_log,
+                               ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
+                               ffi::TensorView state_indices,
+                               ffi::Optional<ffi::TensorView> has_initial_state,
+                               ffi::TensorView cu_seqlens, ffi::Optional<double> scale,
+                               ffi::TensorView output, int64_t first_slot, double epsilon,
+                               ffi::TensorView checkpoints, ffi::TensorView checkpoint_starts,
+                               int64_t every_n_tokens) {
+  Prefill j = of_engine(q, k, v, pool, state_indices);
+  if (every_n_tokens < 64 || every_n_tokens % 64) {
+    TVM_FFI_THROW(ValueError) << "every_n_tokens: expected a multiple of 64, got "
+                              << every_n_tokens;
+  }
+  if (checkpoints.ndim() != 4 || checkpoint_starts.ndim() != 1) {
+    TVM_FFI_THROW(ValueError) << "expected checkpoints [any, HV, 128, 128] and "
+                              << "checkpoint_starts [N], got " << checkpoints.shape() << " and "
+                              << checkpoint_starts.shape();
+  }
+  const int64_t N = state_indices.size(0), starts = checkpoint_starts.size(0);
+  const int64_t rows = checkpoints.size(0), state = V * K;
+  j.checkpoints.data = data<char>(checkpoints, "checkpoints", pool.dtype(), {rows, j.HV, V, K}, CPU);
+  j.checkpoints.type = pool.dtype() == F32 ? Float::F32 : Float::BF16;
+  j.checkpoints.slots = rows, j.checkpoints.slot = j.HV * state, j.checkpoints.head = state;
+  j.checkpoint_starts =
+      whole(checkpoint_starts, "checkpoint_starts", {starts == N + 1 ? starts : N});
+  j.every = every_n_tokens;
+  checked(j, q.size(0), a, b, A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens,
+          scale, output, first_slot, epsilon);
 }
 
 // The op: mixed_qkv [total, 2 H 128 + HV 128] bf16, q of all heads, then k, then v; the rest as
@@ -115,3 +166,4 @@ void run(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::T
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, gdn::run);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(chunk_prefill, gdn::chunk_prefill);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(chunk_prefill_checkpoints, gdn::chunk_prefill_checkpoints);

@@ -9,16 +9,19 @@ addressed by slots and updated in place.
 `gdn.serving.vllm`, `.sglang`, `.transformers` and `.fla` put these into an installed client.
 
 All functions run on the current stream of the tensors' device, wait for nothing and
-allocate nothing but an output that is not given (chunk_prefill: also scratch, from
-torch). So a CUDA graph can capture them once their library is loaded. They may be
-called from any thread. There is no backward. The step is that of Gated Delta Networks
-(arXiv 2412.06464):
+allocate nothing but an output that is not given (from torch: chunk_prefill's scratch, and copies
+of float16 and of K-first states). So a CUDA graph can capture them once their library is
+loaded. They may be called from any thread. There is no backward. The step is that of Gated Delta
+Networks (arXiv 2412.06464):
 
     S <- g S;  S <- S + beta (v - S k) k^T;  o = scale S q
     g = exp(-exp(A_log) softplus(a + dt_bias)),  beta = sigmoid(b),  both in float32
 
 Gates that the caller has are taken as well: with None for A_log and dt_bias, a is log g, in
-float32, and b is beta, in float32 or bfloat16, of the same shapes.
+float32, and b is beta, in float32 or the tokens' dtype, of the same shapes. `gates` computes them.
+
+Tokens are bfloat16 or float16: q, k, v, the output, and what has their dtype of a, b and dt_bias.
+packed_decode and mtp_verify compute with either as it is; chunk_prefill rounds float16 to bfloat16.
 
 There is a state S [V, K] for each value head and K = V = 128; HV is any multiple of H.
 Slots are below the size of the pool, and those of one call are distinct unless they are
@@ -46,11 +49,30 @@ from torch import Tensor
 from gdn_cli.errors import UsageError
 
 from .. import tensor_checks
+from . import layouts
 from .client import FALLBACKS
 from .library import Exported
-from .operator import BF16, F32, POOLS, WHOLE, Fixed, Number, Operator, TensorArgument
+from .operator import (
+    BF16,
+    F32,
+    POOLS,
+    TOKENS,
+    WHOLE,
+    Fixed,
+    Number,
+    Operator,
+    TensorArgument,
+)
 
-__all__ = ["chunk_prefill", "fallbacks", "mtp_verify", "packed_decode", "prepare"]
+__all__ = [
+    "chunk_prefill",
+    "fallbacks",
+    "gates",
+    "layer_post_conv",
+    "mtp_verify",
+    "packed_decode",
+    "prepare",
+]
 
 # of the norm of q and k, below 0 there is none. It is under the root, as in vLLM, SGLang and
 # FlashInfer: x / sqrt(sum(x^2) + 1e-6)
@@ -66,26 +88,32 @@ _decode = Exported(
     halves="gdn_decode_packed_bf16/cuda-v5-packed-bf16",
 )
 _verify = Exported("mtp_verify", "gdn_mtp_packed/cuda-v1", "gdn_mtp_packed/cpp-v1")
+_layer = Exported(
+    "layer_post_conv", "gdn_layer_post_conv/cuda-v1", "gdn_layer_post_conv/cpp-v1"
+)
 _prefill = Exported(
     "chunk_prefill", "gdn_prefill_packed/cuda-chunk-packed", "gdn_prefill_packed/cpp-v1"
 )
 
+_gates = Exported("gates", _decode.cuda, _decode.cpu)
+_checkpoints = Exported("chunk_prefill_checkpoints", _prefill.cuda, _prefill.cpu)
+
 # written in place; what a state is computed with, in the order of all libraries
 _GATES = {
     "A_log": TensorArgument((1,), F32, optional=True),
-    "dt_bias": TensorArgument((1,), F32 + BF16, optional=True),
+    "dt_bias": TensorArgument((1,), F32 + TOKENS, optional=True),
     "initial_state": TensorArgument((4,), written=True),
 }
 _NUMBERS = {"first_slot": Number("int"), "epsilon": Number("float")}
 _run_decode = Operator(
     _decode,
     {
-        "mixed_qkv": TensorArgument((2,), BF16),
-        **dict.fromkeys("ab", TensorArgument((2,), BF16 + F32)),
+        "mixed_qkv": TensorArgument((2,), TOKENS),
+        **dict.fromkeys("ab", TensorArgument((2,), TOKENS + F32)),
         **_GATES,
         "ssm_state_indices": TensorArgument((1,), WHOLE),
         "scale": Number("float?"),
-        "out": TensorArgument((4,), BF16, written=True),
+        "out": TensorArgument((4,), TOKENS, written=True),
         "new_pool": Fixed("initial_state"),
         "new_indices": Fixed(),
         "has_initial_state": Fixed(),
@@ -95,14 +123,14 @@ _run_decode = Operator(
 run_verify = Operator(
     _verify,
     {
-        **dict.fromkeys("qkv", TensorArgument((3, 4), BF16)),
-        **dict.fromkeys("ab", TensorArgument((2, 3), BF16 + F32)),
+        **dict.fromkeys("qkv", TensorArgument((3, 4), TOKENS)),
+        **dict.fromkeys("ab", TensorArgument((2, 3), TOKENS + F32)),
         **_GATES,
         "ssm_state_indices": TensorArgument((1, 2), WHOLE),
         "num_accepted_tokens": TensorArgument((1,), WHOLE, optional=True),
         "cu_seqlens": TensorArgument((1,), WHOLE, optional=True),
         "scale": Number("float?"),
-        "out": TensorArgument((3, 4), BF16, written=True),
+        "out": TensorArgument((3, 4), TOKENS, written=True),
         # of mode BUFFER: [N, >= T, HV, V, K] of the pool's dtype takes the state after each
         # token, in row states_rows[n] or n
         "states": TensorArgument((5,), POOLS, written=True, optional=True),
@@ -111,18 +139,55 @@ run_verify = Operator(
         **_NUMBERS,
     },
 )
-_run_prefill = Operator(
-    _prefill,
+_run_layer = Operator(
+    _layer,
     {
-        **dict.fromkeys("qkv", TensorArgument((3,), BF16)),
-        **dict.fromkeys("ab", TensorArgument((2,), BF16 + F32)),
-        **_GATES,
-        "ssm_state_indices": TensorArgument((1,), WHOLE),
-        "has_initial_state": TensorArgument((1,), (torch.bool,), optional=True),
-        "cu_seqlens": TensorArgument((1,), WHOLE),
+        "mixed_qkv": TensorArgument((2,), BF16),
+        **dict.fromkeys("ab", TensorArgument((2,), BF16)),
+        "A_log": TensorArgument((1,), F32),
+        "dt_bias": TensorArgument((1,), F32 + BF16),
+        "initial_state": _GATES["initial_state"],
+        "ssm_state_indices": TensorArgument((2,), WHOLE),
+        "num_accepted_tokens": TensorArgument((1,), WHOLE, optional=True),
+        "cu_seqlens": TensorArgument((1,), WHOLE, optional=True),
+        "output_gate": TensorArgument((3,), BF16),
+        "norm_weight": TensorArgument((1,), F32 + BF16),
         "scale": Number("float?"),
         "out": TensorArgument((3,), BF16, written=True),
+        "norm_eps": Number("float"),
+        "sigmoid": Number("int"),
         **_NUMBERS,
+    },
+)
+_run_gates = Operator(
+    _gates,
+    {
+        **dict.fromkeys("ab", TensorArgument((2,), TOKENS + F32)),
+        "A_log": TensorArgument((1,), F32),
+        "dt_bias": TensorArgument((1,), F32 + TOKENS),
+        **dict.fromkeys(("log_g", "beta"), TensorArgument((2,), F32, written=True)),
+    },
+    pool="log_g",
+)
+_OF_PREFILL: dict[str, TensorArgument | Number | Fixed] = {
+    **dict.fromkeys("qkv", TensorArgument((3,), BF16)),
+    **dict.fromkeys("ab", TensorArgument((2,), BF16 + F32)),
+    **_GATES,
+    "ssm_state_indices": TensorArgument((1,), WHOLE),
+    "has_initial_state": TensorArgument((1,), (torch.bool,), optional=True),
+    "cu_seqlens": TensorArgument((1,), WHOLE),
+    "scale": Number("float?"),
+    "out": TensorArgument((3,), BF16, written=True),
+    **_NUMBERS,
+}
+_run_prefill = Operator(_prefill, _OF_PREFILL)
+_run_checkpoints = Operator(
+    _checkpoints,
+    {
+        **_OF_PREFILL,
+        "checkpoints": TensorArgument((4,), POOLS, written=True),
+        "checkpoint_starts": TensorArgument((1,), WHOLE),
+        "checkpoints_every": Number("int"),
     },
 )
 
@@ -140,21 +205,26 @@ def packed_decode(
     use_qk_l2norm_in_kernel: bool = False,
     *,
     first_slot: int = 1,
+    state_layout: str = "VK",
 ) -> tuple[Tensor, Tensor]:
     """One token for each of B rows: vLLM 0.33's and SGLang 0.5.23's
     fused_recurrent_gated_delta_rule_packed_decode.
 
-    mixed_qkv          [B, 2 H K + HV V] bfloat16: q of all heads, k, then v; rows may lie apart
-    a, b               [B, HV] bfloat16; rows may lie apart
-    A_log, dt_bias     [HV] float32; dt_bias also bfloat16. None: a is log g, and b is beta
+    mixed_qkv          [B, 2 H K + HV V] bfloat16 or float16: q of all heads, k, then v; rows may
+      lie apart
+    a, b               [B, HV] like mixed_qkv; rows may lie apart
+    A_log, dt_bias     [HV] float32; dt_bias also like mixed_qkv. None: a is log g, and b is beta
     scale              of the outputs, 1/sqrt(K) if None or 0
     initial_state      the pool [slots, HV, V, K] float32, bfloat16 or float16; slots
       may lie apart. In place
-    out                [B, 1, HV, V] bfloat16, dense; None: a new tensor
+    out                [B, 1, HV, V] like mixed_qkv, dense; None: a new tensor
     ssm_state_indices  [B] int32 or int64: the slot of each row; may be a column of a table
     use_qk_l2norm_in_kernel
                        divide q and k by their length first, sqrt(sum(x^2) + 1e-6)
     first_slot         slots below it are padding: 1 as in vLLM, 0 as in SGLang
+    state_layout       "KV": the states are [K, V]. The slots of the call are copied into a
+                       [V, K] pool of their own, and back, which takes about ten times as long
+                       as the call
 
     Returns (out, initial_state).
     """
@@ -165,6 +235,15 @@ def packed_decode(
             tensor_checks.tensor("mixed_qkv", mixed_qkv, 2)
             tensor_checks.tensor("initial_state", initial_state, 4)
             raise
+    if state_layout != "VK":
+        states = layouts.KFirstStates(
+            initial_state, ssm_state_indices, first_slot, state_layout
+        )
+        tokens = mixed_qkv, a, b, A_log, dt_bias, scale
+        where = states.pool, out, states.rows, use_qk_l2norm_in_kernel
+        packed_decode(*tokens, *where, first_slot=0)
+        states.put_back(states.live)
+        return out, initial_state
     _run_decode(
         mixed_qkv,
         a,
@@ -205,15 +284,16 @@ def mtp_verify(
     *,
     out: Tensor | None = None,
     first_slot: int = 1,
+    state_layout: str = "VK",
 ) -> tuple[Tensor, Tensor]:
     """Up to 8 tokens for each of N sequences, as many states: vLLM 0.33's
     fused_sigmoid_gating_delta_rule_update.
 
-    q, k                 [1, total, H, K] bfloat16 with cu_seqlens, else [N, T, H, K];
+    q, k                 [1, total, H, K] bfloat16 or float16 with cu_seqlens, else [N, T, H, K];
       tokens may lie apart
-    v                    [1, total, HV, V] or [N, T, HV, V] bfloat16; tokens may lie apart
-    a, b                 [total, HV] or [1, total, HV], else [N, T, HV], bfloat16
-    A_log, dt_bias, scale, initial_state
+    v                    [1, total, HV, V] or [N, T, HV, V] like q; tokens may lie apart
+    a, b                 [total, HV] or [1, total, HV], else [N, T, HV], like q
+    A_log, dt_bias, scale, initial_state, state_layout
                          as in packed_decode
     cu_seqlens           [N + 1] int32: where each sequence's tokens begin; 0 to T of them
     ssm_state_indices    [N, T] int32 or int64: the state after token t goes to slot [n,
@@ -259,6 +339,30 @@ def mtp_verify(
     if out is None:
         tensor_checks.tensor("v", v)
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    if state_layout != "VK":
+        states = layouts.KFirstStates(
+            initial_state, ssm_state_indices, first_slot, state_layout
+        )
+        mtp_verify(
+            A_log,
+            a,
+            b,
+            dt_bias,
+            q,
+            k,
+            v,
+            scale=scale,
+            initial_state=states.pool,
+            cu_seqlens=cu_seqlens,
+            ssm_state_indices=states.rows,
+            num_accepted_tokens=num_accepted_tokens,
+            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+            out=out,
+            first_slot=0,
+        )
+        counts = columns if cu_seqlens is None else cu_seqlens.diff()
+        states.put_back(layouts.verified(states, counts, num_accepted_tokens))
+        return out, initial_state
     run_verify(
         q,
         k,
@@ -280,6 +384,75 @@ def mtp_verify(
         NORM_EPSILON if use_qk_l2norm_in_kernel else -1.0,
     )
     return out, initial_state
+
+
+def layer_post_conv(
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state_indices: Tensor,
+    cu_seqlens: Tensor | None,
+    num_accepted_tokens: Tensor | None,
+    state: Tensor,
+    output_gate: Tensor,
+    norm_weight: Tensor,
+    out: Tensor | None = None,
+    scale: float | None = None,
+    norm_eps: float = NORM_EPSILON,
+    output_gate_activation: str = "silu",
+    *,
+    first_slot: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """What a decode layer does after its convolution, for up to 8 tokens of each of N sequences:
+    vLLM 0.33's fused_gdn_decode_post_conv_mtp. mtp_verify with the norm of q and k, then RMSNorm
+    (arXiv 1910.07467) of each head's output o, rounded to bfloat16, with a gate:
+
+        o / sqrt(mean(o^2) + norm_eps) * norm_weight * silu(output_gate)
+
+    mixed_qkv            [total, 2 H K + HV V] bfloat16: q of all heads, k, then v; tokens may lie
+      apart, as those of a, b and output_gate
+    a, b                 [total, HV] bfloat16
+    A_log, dt_bias       [HV] float32; dt_bias also bfloat16
+    state_indices        [N, T] int32 or int64: the state after token t goes to slot [n, t]
+    cu_seqlens           [N + 1] int32: where each sequence's tokens begin; None: total / N each
+    num_accepted_tokens  [N] int32 or int64, as in mtp_verify
+    state                the pool [slots, HV, V, K] float32 or bfloat16, as in packed_decode
+    output_gate          [total, HV, V] bfloat16
+    norm_weight          [V] float32 or bfloat16
+    out                  [total, HV, V] bfloat16, dense; None: a new tensor
+    output_gate_activation
+                         "silu", or "sigmoid" for sigmoid(output_gate)
+
+    Returns (out, state). ValueError for another activation.
+    """
+    if output_gate_activation not in ("silu", "sigmoid"):
+        expected = f"expected 'silu' or 'sigmoid', got {output_gate_activation!r:.80}"
+        raise ValueError(f"output_gate_activation: {expected}")
+    if out is None:
+        tensor_checks.tensor("output_gate", output_gate, 3)
+        out = torch.empty_like(output_gate, memory_format=torch.contiguous_format)
+    _run_layer(
+        mixed_qkv,
+        a,
+        b,
+        A_log,
+        dt_bias,
+        state,
+        state_indices,
+        num_accepted_tokens,
+        cu_seqlens,
+        output_gate,
+        norm_weight,
+        scale,
+        out,
+        norm_eps,
+        int(output_gate_activation == "sigmoid"),
+        first_slot,
+        NORM_EPSILON,
+    )
+    return out, state
 
 
 def _first(x: Tensor, count: int) -> Tensor:
@@ -304,33 +477,109 @@ def chunk_prefill(
     use_qk_l2norm_in_kernel: bool = True,
     *,
     first_slot: int = 1,
+    state_layout: str = "VK",
+    checkpoints_every: int | None = None,
+    checkpoints: Tensor | None = None,
+    checkpoint_starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Prompts of N sequences, from the pool and back to it: in one call what engines do
     around chunk_gated_delta_rule (gates, norm, gathering states, zeroing those of new
     sequences, scattering the final ones).
 
-    q, k               [total, H, K] or [1, total, H, K] bfloat16; tokens may lie apart
-    v                  [total, HV, V] or [1, total, HV, V] bfloat16; tokens may lie apart
-    a, b               [total, HV] or [1, total, HV] bfloat16, before the gates
-    A_log, dt_bias, scale, initial_state, use_qk_l2norm_in_kernel
+    q, k               [total, H, K] or [1, total, H, K] bfloat16, or float16, which is rounded to
+      bfloat16; tokens may lie apart
+    v                  [total, HV, V] or [1, total, HV, V] like q; tokens may lie apart
+    a, b               [total, HV] or [1, total, HV] like q, before the gates
+    A_log, dt_bias, scale, initial_state, use_qk_l2norm_in_kernel, state_layout
                        as in packed_decode
     ssm_state_indices  [N] int32 or int64: the slot of each sequence
     cu_seqlens         [N + 1] int32 or int64: where each sequence's tokens begin
     has_initial_state  [N] bool: False starts from zeros; None: all have one
-    out                [total, HV, V] or [1, total, HV, V] bfloat16, dense; None: a new
+    out                [total, HV, V] or [1, total, HV, V] like q, dense; None: a new
       one, of 3 axes
+    checkpoints_every  tokens, a multiple of 64: keep the state after each so many tokens of a
+      sequence, for prefix caches. FlashInfer's checkpoint_every_n_tokens
+    checkpoints        takes them, [any, HV, V, K] like initial_state, dense: the one after
+      (i + 1) checkpoints_every tokens of sequence n in row checkpoint_starts[n] + i. A row beyond
+      its end is left out. Padding has none
+    checkpoint_starts  [N] or [N + 1] int32 or int64; side by side (FlashInfer's
+      checkpoint_cu_starts) they are 0 and (cu_seqlens.diff() // checkpoints_every).cumsum(0)
 
     Returns (out, initial_state).
     """
     q, k, v = _flat("q", q, 3), _flat("k", k, 3), _flat("v", v, 3)
+    a, b = _flat("a", a, 2), _flat("b", b, 2)
     if out is None:
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    _run_prefill(
+    if q.dtype == k.dtype == v.dtype == torch.float16:
+        if out.dtype != v.dtype:
+            got = str(out.dtype).removeprefix("torch.")
+            raise TypeError(f"out: expected float16, as q, got {got}")
+        if A_log is not None and dt_bias is not None:
+            a, b = gates(a, b, A_log, dt_bias)
+            A_log = dt_bias = None
+        rounded, _ = chunk_prefill(
+            q.bfloat16(),
+            k.bfloat16(),
+            v.bfloat16(),
+            a,
+            b.float(),
+            A_log,
+            dt_bias,
+            initial_state,
+            ssm_state_indices,
+            cu_seqlens,
+            has_initial_state,
+            scale,
+            None,
+            use_qk_l2norm_in_kernel,
+            first_slot=first_slot,
+            state_layout=state_layout,
+            checkpoints_every=checkpoints_every,
+            checkpoints=checkpoints,
+            checkpoint_starts=checkpoint_starts,
+        )
+        _flat("out", out, 3).copy_(rounded)
+        return out, initial_state
+    kept = checkpoints, checkpoint_starts, checkpoints_every
+    keeps = any(x is not None for x in kept)
+    if keeps:
+        _check_checkpoints(*kept)
+    if state_layout != "VK":
+        states = layouts.KFirstStates(
+            initial_state, ssm_state_indices, first_slot, state_layout
+        )
+        v_first = checkpoints.mT.contiguous() if checkpoints is not None else None
+        chunk_prefill(
+            q,
+            k,
+            v,
+            a,
+            b,
+            A_log,
+            dt_bias,
+            states.pool,
+            states.rows,
+            cu_seqlens,
+            has_initial_state,
+            scale,
+            out,
+            use_qk_l2norm_in_kernel,
+            first_slot=0,
+            checkpoints_every=checkpoints_every,
+            checkpoints=v_first,
+            checkpoint_starts=checkpoint_starts,
+        )
+        states.put_back(states.live)
+        if checkpoints is not None and v_first is not None:
+            checkpoints.copy_(v_first.mT)
+        return out, initial_state
+    arguments = (
         q,
         k,
         v,
-        _flat("a", a, 2),
-        _flat("b", b, 2),
+        a,
+        b,
         A_log,
         dt_bias,
         initial_state,
@@ -342,7 +591,48 @@ def chunk_prefill(
         first_slot,
         NORM_EPSILON if use_qk_l2norm_in_kernel else -1.0,
     )
+    if keeps:
+        _run_checkpoints(*arguments, *kept)
+    else:
+        _run_prefill(*arguments)
     return out, initial_state
+
+
+def gates(
+    a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What the other functions take with None for A_log and dt_bias, in one launch.
+
+    a, b            [..., HV] bfloat16, float16 or float32, both the same; rows may lie apart, as
+      those of one projection's halves do
+    A_log, dt_bias  [HV] float32; dt_bias also like a
+
+    Returns (log g, beta), float32, dense, of the shape of a:
+    log g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b).
+    """
+    for name, x in (("a", a), ("b", b)):
+        if tensor_checks.tensor(name, x).dim() < 1:
+            raise ValueError(f"{name}: expected [..., HV], got a scalar")
+    log_g = a.new_empty(a.shape, dtype=torch.float32)
+    beta = torch.empty_like(log_g)
+    _run_gates(_rows(a), _rows(b), A_log, dt_bias, _rows(log_g), _rows(beta))
+    return log_g, beta
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[..., HV] as [rows, HV], without a copy if rows lie equally far apart."""
+    return x.flatten(0, -2) if x.dim() > 1 else x[None]
+
+
+def _check_checkpoints(places: Any, starts: Any, every: Any) -> None:
+    """Three arguments of chunk_prefill, of which one is given."""
+    if places is None or starts is None or every is None:
+        names = "checkpoints_every, checkpoints and checkpoint_starts"
+        raise ValueError(f"{names}: expected all three, or none")
+    tensor_checks.tensor("checkpoints", places, 4)
+    number = tensor_checks.number("checkpoints_every", every, int)
+    if not number or number < 64 or number % 64:
+        raise ValueError(f"checkpoints_every: expected a multiple of 64, got {every}")
 
 
 def _flat(name: str, x: Tensor, axes: int) -> Tensor:
@@ -366,20 +656,25 @@ def prepare(
     device: str = "cuda",
 ) -> None:
     """Build or load the libraries of these functions of this module (default: packed_decode,
-    mtp_verify and chunk_prefill) for pools of this dtype on "cuda" or "cpu": minutes the first time
-    on a machine. Raises UsageError, MissingError or GdnError."""
-    known: dict[Callable[..., Any], Exported] = {
-        packed_decode: _decode,
-        mtp_verify: _verify,
-        chunk_prefill: _prefill,
+    mtp_verify, chunk_prefill and gates) for pools of this dtype on "cuda" or "cpu": minutes the
+    first time on a machine. Raises UsageError, MissingError or GdnError."""
+    known: dict[Callable[..., Any], tuple[Exported, ...]] = {
+        packed_decode: (_decode,),
+        mtp_verify: (_verify,),
+        chunk_prefill: (_prefill, _checkpoints),
+        gates: (_gates,),
+        layer_post_conv: (_layer,),
     }
     for function in functions:
         if function not in list(known):
-            names = "packed_decode, mtp_verify or chunk_prefill"
+            *first, last = (each.__name__ for each in known)
+            names = f"{', '.join(first)} or {last}"
             raise UsageError(f"prepare: expected {names}, got {function!r:.80}")
     kind = str(device).partition(":")[0]
     if kind not in ("cuda", "cpu"):
         raise UsageError(f"prepare: device: expected 'cuda' or 'cpu', got {device}")
-    for function in functions or known:
-        known[function].failed.clear()
-        known[function][dtype, kind == "cuda"]
+    for function in functions or (packed_decode, mtp_verify, chunk_prefill, gates):
+        for exported in known[function]:
+            exported.failed.clear()
+            of = torch.float32 if exported is _gates else dtype
+            exported[of, kind == "cuda"]

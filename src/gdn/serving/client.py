@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -191,6 +191,15 @@ class Client:
             return own(*args, **named)
 
         return call
+
+
+@contextlib.contextmanager
+def no_way_back() -> Iterator[None]:
+    """The convolution's state has changed: the client's own layer cannot take the call any more."""
+    try:
+        yield
+    except (ValueError, TypeError, GdnError) as e:
+        raise RuntimeError(f"gdn: {e}; the cache cannot be used any more") from e
 
 
 class _Reports:

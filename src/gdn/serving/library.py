@@ -110,7 +110,7 @@ def _kernel(rung: str) -> Library:
     file = libraries.compiled(algo, *here)
     try:
         return Library(file)
-    except Exception:  # kept from before, made with versions that are no longer here
+    except Exception:  # an old build, linked with libraries that have changed since
         file.unlink(missing_ok=True)
         return Library(libraries.compiled(algo, *here))
 

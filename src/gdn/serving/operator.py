@@ -21,6 +21,7 @@ from ..registration import register
 from .library import Exported
 
 BF16, F32 = (torch.bfloat16,), (torch.float32,)
+TOKENS = (*BF16, torch.float16)
 POOLS = (torch.float32, torch.bfloat16, torch.float16)
 WHOLE = (torch.int32, torch.int64)
 
@@ -71,20 +72,24 @@ class Operator:
     given tensors.
 
     exported   the library's function, by dtype and device of the pool
-    arguments  the library's, in their order; "initial_state" is the pool. The operator has them
-               without the Fixed
+    arguments  the library's, in their order. The operator has them without the Fixed
+    pool       which of them the pool is, or what has its dtype and device
     """
 
     def __init__(
-        self, exported: Exported, arguments: dict[str, TensorArgument | Number | Fixed]
+        self,
+        exported: Exported,
+        arguments: dict[str, TensorArgument | Number | Fixed],
+        pool: str = "initial_state",
     ) -> None:
+        self.pool = pool
         self.exported = exported
         self.fixed = {n: x.of for n, x in arguments.items() if isinstance(x, Fixed)}
         self.takes = {n: x for n, x in arguments.items() if not isinstance(x, Fixed)}
         self._names = list(arguments)
         self._written = [n for n, x in self.takes.items() if x.role in "wW"]
         self._own = [self._names.index(name) for name in self.takes]
-        self._pool = self._names.index("initial_state")
+        self._pool = self._names.index(pool)
         roles = [argument.role for argument in arguments.values()]
         self._roles = "".join(roles).encode()
         schema = _schema(self.takes)
@@ -116,7 +121,7 @@ class Operator:
 
     def _real(self, *own: Any) -> None:
         args = dict(zip(self.takes, own, strict=True))
-        pool = tensor_checks.tensor("initial_state", args["initial_state"])
+        pool = tensor_checks.tensor(self.pool, args[self.pool])
         # first of all: where there is none, the reason is more than a dtype
         function = self.exported[pool.dtype, pool.is_cuda]
         fixed = {name: args.get(same or "") for name, same in self.fixed.items()}
@@ -140,7 +145,7 @@ class Operator:
     def _checked(self, args: dict[str, Any]) -> dict[str, Tensor]:
         """Check all that is known of fake tensors without a guard on their sizes. The tensors by
         name."""
-        device = args["initial_state"].device
+        device = args[self.pool].device
         tensors = {}
         for name, argument in self.takes.items():
             x = args[name]
@@ -152,7 +157,7 @@ class Operator:
                 expected = " or ".join(map(_name, argument.dtypes))
                 raise TypeError(f"{name}: expected {expected}, got {_name(x.dtype)}")
             if x.device != device:
-                place = f"{device}, where initial_state is"
+                place = f"{device}, where {self.pool} is"
                 raise ValueError(f"{name}: expected on {place}, got {x.device}")
             tensors[name] = x
         return tensors

@@ -129,7 +129,7 @@ CLIENT = Client(
             "fla.fused_recurrent",
             _DECODE,
             functools.partial(packed_decode, first_slot=0),
-            "heads other than K = V = 128, tokens that are not bfloat16",
+            "heads other than K = V = 128",
         ),
         _hook(
             "linear.fused_sigmoid_gating_recurrent",

@@ -10,12 +10,10 @@ kind in the process. `python -m gdn.serving.transformers` checks the versions he
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +23,7 @@ from gdn_cli.errors import GdnError, MissingError, one_line
 
 from . import _decode, _prefill
 from .batched import decode, prefill, step, v_first
-from .client import Client, Hook
+from .client import Client, Hook, no_way_back
 
 __all__ = ["check", "fallbacks", "kernelize", "mapping"]
 
@@ -56,7 +54,7 @@ def layer(
     z = self.in_proj_z(masked).reshape(-1, _HEAD)
     qkv = self.in_proj_qkv(masked).transpose(1, 2)
     gates = self.A_log.float(), self.dt_bias
-    with _no_way_back():
+    with no_way_back():
         mixed = _convolved(self, modeling, qkv, cache, one=kept is not None and T == 1)
         state = None if kept is None else kept.mT
         in_place = state is not None and _as_ours(state)
@@ -111,15 +109,6 @@ def _refuse(
             raise GdnError("a gradient is wanted, and there is no backward", hint=hint)
     for library in (_decode, _prefill):
         library[torch.float32, hidden_states.is_cuda]
-
-
-@contextlib.contextmanager
-def _no_way_back() -> Iterator[None]:
-    """The convolution's state has changed: the model's own layer cannot take the call any more."""
-    try:
-        yield
-    except (ValueError, TypeError, GdnError) as e:
-        raise RuntimeError(f"gdn: {e}; the cache cannot be used any more") from e
 
 
 def _convolved(self: Any, modeling: Any, qkv: Tensor, cache: Any, one: bool) -> Tensor:

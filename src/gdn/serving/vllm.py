@@ -1,28 +1,37 @@
 """vLLM 0.33 on our kernels: `install()`, `uninstall()`; `python -m gdn.serving.vllm` checks the
 version here. As an installed plug-in it starts with GDN_SERVE=1.
 
-Decode is a layer registered out of tree (PluggableLayer.register_oot), prefill a CustomOp. For
-the update that verifies drafts, and decodes in a batch with prompts, vLLM has no hook: the name
-in the layer's module is set.
+Decodes and prompts are a layer's, registered out of tree (PluggableLayer.register_oot): a prompt
+goes from the convolution to chunk_prefill, and states stay in vLLM's pool. Prompts in a batch with
+drafts are a CustomOp's. For the update that verifies drafts vLLM has no hook: the name in the
+layer's module is set.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from gdn_cli.errors import GdnError
+
+from . import _decode as _decode_library
+from . import _prefill as _prefill_library
 from . import chunk_prefill, mtp_verify, packed_decode
-from .batched import rows
-from .client import Client, Hook
+from .batched import refuse_float16, rows
+from .client import Client, Hook, no_way_back
 
 __all__ = ["check", "fallbacks", "install", "uninstall"]
 
 _LAYERS = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
 _DECODE = "fused_recurrent_gated_delta_rule_packed_decode"
 _UPDATE = "fused_sigmoid_gating_delta_rule_update"
+_HEAD = 128
+_taken: set[tuple[Any, ...]] = set()  # pools and rows that chunk_prefill takes
 
 
 def decode_layer(
@@ -37,23 +46,140 @@ def decode_layer(
     layers = importlib.import_module(_LAYERS)
     count = attn_metadata.num_actual_tokens
     slots = attn_metadata.non_spec_state_indices_tensor[:count]
-    conv_state, pool = self.kv_cache
-    if not layers.is_conv_state_dim_first():
-        conv_state = conv_state.transpose(-1, -2)
-    conv_weight = self.conv1d.weight.flatten(1)
+    state, *weights = _convolution(self, layers)
     convolved = layers.causal_conv1d_update(
         mixed_qkv[:count],
-        conv_state,
-        conv_weight,
-        self.conv1d.bias,
+        state,
+        *weights,
         self.activation,
         conv_state_indices=slots,
         validate_data=False,
     )
-    out = core_attn_out[:count].unsqueeze(1)
-    gates = a[:count], b[:count], self.A_log, self.dt_bias
+    _decode_rows(self, layers, convolved, b[:count], a[:count], core_attn_out, slots)
+
+
+def prompts_layer(
+    self: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor
+) -> None:
+    """vLLM's layer in a batch with prompts: the convolution of all tokens, packed_decode of the
+    decodes, which come first, and chunk_prefill of the prompts. GdnError or ValueError before
+    anything is changed if it is not for us.
+
+    mixed_qkv      [tokens, 2 H K + HV V] bfloat16
+    b, a           [tokens, HV] bfloat16, before the gates
+    core_attn_out  [tokens, HV, V] bfloat16, written
+    """
+    layers = importlib.import_module(_LAYERS)
+    metadata = _metadata(self)
+    refuse_float16(mixed_qkv)
+    _refuse(self, metadata, mixed_qkv)
+    count, total = metadata.num_decodes, metadata.num_actual_tokens
+    slots = metadata.non_spec_state_indices_tensor
+    state, *weights = _convolution(self, layers)
+    convolved = layers.causal_conv1d_fn(
+        mixed_qkv[:total].T,
+        *weights,
+        state,
+        metadata.non_spec_query_start_loc,
+        cache_indices=slots,
+        has_initial_state=metadata.has_initial_state,
+        activation=self.activation,
+        metadata=metadata,
+    ).T
+    with no_way_back():
+        if count:
+            decodes = convolved[:count], b[:count], a[:count], core_attn_out
+            _decode_rows(self, layers, *decodes, slots[:count])
+        q, k, v = _heads(self, convolved[count:])
+        chunk_prefill(
+            q,
+            k,
+            v,
+            a[count:total],
+            b[count:total],
+            self.A_log,
+            self.dt_bias,
+            self.kv_cache[1],
+            metadata.prefill_state_indices,
+            metadata.prefill_query_start_loc,
+            metadata.prefill_has_initial_state,
+            out=core_attn_out[count:total],
+        )
+
+
+def _convolution(self: Any, layers: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Its states [slots, channels, width - 1], weight [channels, width] and bias."""
+    state = self.kv_cache[0]
+    if not layers.is_conv_state_dim_first():
+        state = state.transpose(-1, -2)
+    return state, self.conv1d.weight.flatten(1), self.conv1d.bias
+
+
+def _decode_rows(
+    self: Any,
+    layers: Any,
+    convolved: Tensor,
+    b: Tensor,
+    a: Tensor,
+    core_attn_out: Tensor,
+    slots: Tensor,
+) -> None:
+    """A token of each sequence: the first rows of core_attn_out."""
+    out = core_attn_out[: slots.shape[0]].unsqueeze(1)
+    gates = a, b, self.A_log, self.dt_bias
     scale = self.head_k_dim**-0.5
+    pool = self.kv_cache[1]
     _decode(getattr(layers, _DECODE), convolved, *gates, scale, pool, out, slots, True)
+
+
+def _heads(self: Any, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q and k [tokens, H, K], v [tokens, HV, V], in rows of all three."""
+    sizes = [x // self.tp_size for x in (self.key_dim, self.key_dim, self.value_dim)]
+    q, k, v = packed.split(sizes, dim=-1)
+    heads = -1, _HEAD
+    return q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
+
+
+def _metadata(self: Any) -> Any:
+    """What vLLM says of the batch; None while it measures its memory."""
+    context = importlib.import_module("vllm.forward_context").get_forward_context()
+    batch = context.attn_metadata
+    return batch.get(self.prefix) if isinstance(batch, dict) else None
+
+
+def _refuse(self: Any, metadata: Any, mixed_qkv: Tensor) -> None:
+    if (self.head_k_dim, self.head_v_dim) != (_HEAD, _HEAD):
+        heads = f"got K = {self.head_k_dim}, V = {self.head_v_dim}"
+        raise GdnError(f"heads: expected K = V = {_HEAD}, {heads}")
+    if metadata.flashinfer_checkpoint_plan is not None:
+        raise GdnError("prefix caching wants FlashInfer's states within prompts")
+    if metadata.num_decode_tokens != metadata.num_decodes:
+        raise GdnError("decodes of more than one token are beside prompts")
+    pool = self.kv_cache[1]
+    layout = pool.dtype, pool.shape[1:], pool.stride(), pool.data_ptr() % 32
+    kind = *layout, mixed_qkv.dtype, mixed_qkv.shape[1]
+    if kind not in _taken:
+        _ask(self, mixed_qkv.new_empty(1, mixed_qkv.shape[1]), pool)
+        _taken.add(kind)
+
+
+def _ask(self: Any, packed: Tensor, pool: Tensor) -> None:
+    """A call of no sequence: everything is checked, and nothing launched."""
+    none = torch.zeros(1, dtype=torch.int32, device=pool.device)
+    gates = packed.new_empty(1, pool.shape[1])
+    q, k, v = _heads(self, packed)
+    chunk_prefill(
+        q,
+        k,
+        v,
+        gates,
+        gates,
+        self.A_log,
+        self.dt_bias,
+        pool,
+        none[:0],
+        none,
+    )
 
 
 def prefill(
@@ -75,6 +201,7 @@ def prefill(
 
     initial_state  [N, HV, V, K], gathered for this call by vLLM, so it takes the final states
     """
+    refuse_float16(v)
     if cu_seqlens is None or core_attn_out is not None:
         raise ValueError("prefill: only with cu_seqlens, and without core_attn_out")
     out, state = chunk_prefill(
@@ -96,10 +223,37 @@ def prefill(
 
 def _put_layer() -> None:
     own = importlib.import_module(_LAYERS).QwenGatedDeltaNetAttention
-    methods = {"_forward_core_decode_non_spec": decode_layer}
+
+    def forward_core(
+        self: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor
+    ) -> None:
+        metadata = _metadata(self)
+        if metadata is None:
+            _load(self)
+        prompts = metadata is not None and metadata.num_prefills > 0
+        call = own._forward_core
+        if prompts and metadata.spec_sequence_masks is None:
+            call = functools.partial(_prompts, call)
+        call(self, mixed_qkv, b, a, core_attn_out)
+
+    methods = {
+        "__module__": __name__,
+        "_forward_core_decode_non_spec": decode_layer,
+        "_forward_core": forward_core,
+    }
     _registry().PluggableLayer.register_oot(name=own.__name__)(
         type(f"Gdn{own.__name__}", (own,), methods)
     )
+
+
+def _load(self: Any) -> None:
+    """Load the libraries, or compile them, while vLLM starts and not at the first prompt."""
+    if not CLIENT.active:
+        return
+    kind = self.get_state_dtype()[1], self.A_log.is_cuda
+    for library in (_decode_library, _prefill_library):
+        with contextlib.suppress(GdnError):  # a call will say it
+            library[kind]
 
 
 def _put_prefill() -> None:
@@ -130,24 +284,26 @@ CLIENT = Client(
     ("0.33.",),
     [
         Hook(
-            "decode (QwenGatedDeltaNetAttention)",
+            "decode and prompts (QwenGatedDeltaNetAttention)",
             {
+                f"{_LAYERS}:QwenGatedDeltaNetAttention._forward_core": (prompts_layer,),
                 f"{_LAYERS}:QwenGatedDeltaNetAttention._forward_core_decode_non_spec": (
                     decode_layer,
                 ),
                 f"{_LAYERS}:{_DECODE}": (packed_decode,),
             },
             _put_layer,
-            "heads other than K = V = 128, tokens that are not bfloat16",
+            "heads other than K = V = 128; prompts in float16, and with FlashInfer's checkpoints of"
+            " prefix caching",
         ),
         Hook(
-            "prefill (ChunkGatedDeltaRule)",
+            "prompts beside drafts (ChunkGatedDeltaRule)",
             {f"{_LAYERS}:ChunkGatedDeltaRule.forward_native": (prefill,)},
             _put_prefill,
-            "the same; FlashInfer's checkpoints of prefix caching are not asked",
+            "the same",
         ),
         Hook(
-            f"drafts and decodes beside prompts ({_UPDATE})",
+            f"drafts ({_UPDATE})",
             {f"{_LAYERS}:{_UPDATE}": (mtp_verify,)},
             _put_update,
             "the same; more than 8 tokens. VLLM_GDN_DECODE_KERNEL=triton brings drafts here",
@@ -155,6 +311,7 @@ CLIENT = Client(
     ],
 )
 _decode = CLIENT.guarded(_DECODE, packed_decode)
+_prompts = CLIENT.guarded("QwenGatedDeltaNetAttention._forward_core", prompts_layer)
 _prefill = CLIENT.guarded("chunk_gated_delta_rule", prefill)
 _update = CLIENT.guarded(_UPDATE, mtp_verify)
 check = CLIENT.check

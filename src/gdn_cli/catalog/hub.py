@@ -203,8 +203,8 @@ def files(kernels: Sequence[Kernel], name: str, owner: str | None) -> dict[str, 
     """The folder's files: path -> content. `owner` is the Hub's user or organisation. UsageError
     for what the format does not take."""
     if not NAME.fullmatch(name):
-        hint = "lower-case letters, digits and dashes, such as gdn-decode: --name"
-        raise UsageError(f"'{name}' is no name of a Hub kernel", hint=hint)
+        hint = "lower-case letters, digits and dashes, such as gdn-decode"
+        raise UsageError(f"--name {name}: the Hub does not take this name", hint=hint)
     for kernel in kernels:
         _check(kernel)
     backends = sorted({kernel.backend for kernel in kernels})

@@ -325,16 +325,23 @@ def _files(folders: Iterable[Path]) -> dict[str, OpFile]:
             )
         paths[path.stem] = path
         tables[path.stem] = table
-    files = {}
-    for name, table in tables.items():
-        if base := table.get("like"):
-            others = [other for other in tables if other != name]
-            if base not in others:
-                hint = f"`like` in {paths[name]} names another op"
-                raise unknown("op", str(base), others, hint=hint)
-            table = overlaid(tables[base], table)
-        files[name] = decode(table, OpFile, paths[name])
-    return files
+    return {
+        name: decode(_whole(name, tables, paths), OpFile, paths[name])
+        for name in tables
+    }
+
+
+def _whole(name: str, tables: Mapping[str, Json], paths: Mapping[str, Path]) -> Json:
+    """An op's table with the keys of the one that it is `like`, which may be like another."""
+    table = tables[name]
+    base = table.get("like")
+    if not base:
+        return table
+    others = {other: tables[other] for other in tables if other != name}
+    if base not in others:
+        hint = f"`like` in {paths[name]} names another op"
+        raise unknown("op", str(base), list(others), hint=hint)
+    return overlaid(_whole(base, others, paths), table)
 
 
 def _op(family: str, file: OpFile, heads: Heads | None = None) -> Op:

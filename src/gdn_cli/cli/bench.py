@@ -129,10 +129,10 @@ def floors(
     output: o.Output,
     ops: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[OP]...",
-            autocompletion=complete.ops,
-            help="Ops, or algos of them; decode without any (ALGO is not read).",
+        o.argument(
+            "[OP]...",
+            complete.ops,
+            "Ops, or algos of them; decode without any (ALGO is not read).",
         ),
     ] = None,
     op: o.OpName = None,

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 def build(
     algos: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[ALGO]...",
-            autocompletion=complete.algos,
-            help="CUDA algos that ship with gdn.",
-        ),
+        o.argument("[ALGO]...", complete.algos, "CUDA algos that ship with gdn."),
     ] = None,
     arch: Annotated[
         str,

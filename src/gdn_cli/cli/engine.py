@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import UsageError
 from . import complete
@@ -80,11 +80,14 @@ class EngineOptions:
             if value:
                 raise excluded("--engine", f"--{name}")
 
+        base: dict[str, Any] = {
+            "name": self.engine,
+            "say": screen.say,
+            "asked": ASKED.get(),
+        }
         if isinstance(how, engines.Command):
-            return through.Through(self.engine, how, screen.say, ASKED.get())
+            return through.Through(how=how, **base)
 
         given.pop("resume", None)
         how = structs.replace(how, **given)
-        engine = slurm.Slurm(self.engine, how, screen.say, ASKED.get())
-        engine.resumes = self.resume
-        return engine
+        return slurm.Slurm(how=how, resumes=self.resume, **base)

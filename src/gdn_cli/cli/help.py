@@ -27,19 +27,27 @@ results_option = partial(typer.Option, rich_help_panel="What comes out")
 Unreadable: Any = typer.BadParameter.__mro__[1]
 
 
+# heading -> rows: the names, and what they are
+Sections = dict[str, list[tuple[str, str]]]
+
+
 def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
     """Arguments first, then each heading's options, in the command's order."""
-    sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+    sections: Sections = {"Arguments": []}
     for parameter in command.get_params(ctx):
         heading = parameter.rich_help_panel or "Options"
         if parameter.param_type_name == "argument":
             heading = "Arguments"
+
         if record := parameter.get_help_record(ctx):
-            names = re.sub(r"<(\w+).*?>", lambda kind: kind[1].upper(), record[0])
+            names, text = record
+            names = re.sub(r"<(\w+).*?>", lambda kind: kind[1].upper(), names)
             # click puts a default that is a text into brackets of its own
-            text = re.sub(r"\[default: \((.*?)\)(?=[\];])", r"[default: \1", record[1])
+            text = re.sub(r"\[default: \((.*?)\)(?=[\];])", r"[default: \1", text)
             sections.setdefault(heading, []).append((_upper(names), text))
-    sections["Options"] = sections.pop("Options")  # last
+
+    # the last ones
+    sections["Options"] = sections.pop("Options")
     _write(sections, formatter)
 
 
@@ -48,7 +56,7 @@ def _upper(argument: str) -> str:
     return argument.upper() if argument.isidentifier() else argument
 
 
-def _write(sections: dict[str, list[tuple[str, str]]], formatter: Any) -> None:
+def _write(sections: Sections, formatter: Any) -> None:
     for heading, rows in sections.items():
         if rows:
             with formatter.section(heading):
@@ -97,13 +105,14 @@ class Group(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Every command with its full summary, in groups."""
-        sections: dict[str, list[tuple[str, str]]] = {}
+        sections: Sections = {}
         for name in self.list_commands(ctx):
             command: Any = self.get_command(ctx, name)
             if not command.hidden:
                 heading = command.rich_help_panel or "Commands"
                 row = name.ljust(7), command.get_short_help_str(300)
                 sections.setdefault(heading, []).append(row)
+
         _write(sections, formatter)
 
 

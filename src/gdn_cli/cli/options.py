@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ..catalog.registry import Registry
     from ..machine.inventory import Machine
     from ..run.planning import Selected
+    from ..schema.record_types import Rented, Submitted
     from ..worker.request import Options as WorkerOptions
     from ..worker.request import PlanFields
 
@@ -47,8 +48,13 @@ R = TypeVar("R")
 MACHINE: ContextVar[Machine | None] = ContextVar("MACHINE", default=None)
 # the options of the command that runs, by name
 ASKED: ContextVar[dict[str, Any]] = ContextVar("ASKED")
-# what --resume of a cluster's run does not take from its file
-_WITH_RESUME = ("resume", "json", "summary", "out")
+# what --resume does not take from its file
+_WITH_RESUME = "json", "summary", "verbose", "max_minutes", "detach"
+
+
+def argument(metavar: str, known: Callable[..., Any], help: str) -> Any:
+    """An argument of names, which the shell completes from those that are `known`."""
+    return typer.Argument(metavar=metavar, autocompletion=known, help=help)
 
 
 AsJson = Annotated[
@@ -74,18 +80,18 @@ OwnAlgos = Annotated[
 ]
 Solutions = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[ALGO|SOLUTION.json]...",
-        autocompletion=complete.algos,
-        help="Algos by name, as with --algo, or by folder, or packed solutions.",
+    argument(
+        "[ALGO|SOLUTION.json]...",
+        complete.algos,
+        "Algos by name, as with --algo, or by folder, or packed solutions.",
     ),
 ]
 OneAlgo = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[ALGO]",
-        autocompletion=complete.algos,
-        help="The algo by name, as with --algo, or by folder.",
+    argument(
+        "[ALGO]",
+        complete.algos,
+        "The algo by name, as with --algo, or by folder.",
     ),
 ]
 Gpus = Annotated[
@@ -551,7 +557,7 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
 
     @functools.wraps(command)
     def called(**given: Any) -> R:
-        if given.get("resume") and "tasks" in given:
+        if given.get("resume"):
             given = _resumed(command.__name__, given, parameters)
         ASKED.set(given)
         others = {name: given[name] for name in given if name not in members}
@@ -573,23 +579,32 @@ def _resumed(
 
     file = given["resume"].absolute()
     document = store.load(file)
-    run = document.slurm
+    run: Submitted | Rented | None = document.slurm
+    known, kind = document.command, "on a cluster"
+    if "tasks" not in given:
+        run = document.modal
+        known, kind = f"modal {run.command if run else ''}", "of `gdn modal`"
     if run is None:
-        hint = "the command that submitted one printed its file"
-        raise UsageError(f"{file} has no run on a cluster to resume", hint=hint)
-    if document.command != command:
-        hint = f"gdn {document.command} --resume {file}"
-        raise UsageError(f"{file} is a run of {document.command}", hint=hint)
-    options = {"resume": file} | {
-        name: given[name] for name in _WITH_RESUME[1:] if name in given
-    }
-    options["out"] = given["out"].absolute() if given["out"] else file
+        hint = "the command that left one printed its file"
+        raise UsageError(f"{file} is not a run {kind}", hint=hint)
+    if known.split()[-1] != command:
+        hint = f"gdn {known} --resume {file}"
+        raise UsageError(f"{file} is a run of gdn {known}", hint=hint)
+    options = {name: given[name] for name in _WITH_RESUME if name in given}
+    options["resume"] = file
+    if given["out"]:
+        options["out"] = given["out"].absolute()
+    elif command != "profile":
+        options["out"] = file
     for parameter in parameters:
         name, value = parameter.name, given[parameter.name]
         if name in options:
             continue
-        options[name] = _converted(run.asked.get(name), parameter.annotation, file)
-        if value not in (parameter.default, options[name]):
+        saved = run.asked.get(name, parameter.default)
+        options[name] = _converted(saved, parameter.annotation, file)
+        (info, *_) = parameter.annotation.__metadata__
+        from_environment = os.environ.get(info.envvar or "")
+        if value not in (parameter.default, options[name], from_environment):
             option = f"--{name.replace('_', '-')}"
             hint = "drop it, or drop --resume to start over"
             raise UsageError(f"--resume takes {option} from {file}", hint=hint)
@@ -605,7 +620,7 @@ def _converted(value: Any, kind: Any, file: Path) -> Any:
         return msgspec.convert(value, kind, dec_hook=lambda kind, text: kind(text))
     except msgspec.ValidationError as e:
         hint = "drop --resume to start over"
-        raise UsageError(f"{file}: $.slurm.asked: {e}", hint=hint) from None
+        raise UsageError(f"{file}: $.asked: {e}", hint=hint) from None
 
 
 def pick(group: type[G], values: Mapping[str, Any]) -> G:

@@ -118,6 +118,7 @@ def pack(
                 solution["definition"],
                 p.source_hash(solution),
                 sources,
+                [found.full_name],
                 steps if prove else None,
             )
         )

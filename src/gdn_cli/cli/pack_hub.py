@@ -29,6 +29,7 @@ def pack(
     from ..catalog import hub
     from ..report import screen, terminal
     from ..run import prove_hub
+    from ..schema.output import Packed
     from . import options as o
 
     kernels = _kernels(algos, known)
@@ -52,18 +53,17 @@ def pack(
             "next: --prove; then `kernel-builder build-and-upload` in that folder"
         )
     if json:
+        definitions = dict.fromkeys(kernel.op.definition for kernel in kernels)
         screen.show_json(
-            {
-                "file": str(folder),
-                "name": name,
-                "definition": ", ".join(
-                    dict.fromkeys(k.op.definition for k in kernels)
-                ),
-                "source_hash": hub.digest(texts),
-                "sources": sorted(texts),
-                "algos": packed,
-                "proof": steps if prove else None,
-            }
+            Packed(
+                str(folder),
+                name,
+                ", ".join(definitions),
+                hub.digest(texts),
+                sorted(texts),
+                packed,
+                steps if prove else None,
+            )
         )
     exit_code(steps)
 

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
 Names = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[A [B]]",
-        autocompletion=complete.profiled,
-        help="Algos, packed solutions, or saved profiles.",
+    o.argument(
+        "[A [B]]", complete.profiled, "Algos, packed solutions, or saved profiles."
     ),
 ]
 Folder = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +14,7 @@ from .engine import EngineOptions
 
 if TYPE_CHECKING:
     from ..machine import inventory
-    from ..remote.calls import Calls
-    from ..remote.engines import Engine
+    from ..remote.engines import Carrier
     from ..run.planning import Placing
     from ..tune.search import Plan, Settings, State
 
@@ -81,7 +81,7 @@ def tune(
         machine=machine,
     )
     if engine:
-        raise typer.Exit(tuned_away(engine, plan, settings, json))
+        raise typer.Exit(tuned_away(engine, engine.how, plan, settings, json))
     failed: errors.GdnError | None = None
     with search.alone(plan.algo, screen.say):
         with screen.progress("tune", json) as progress:
@@ -159,17 +159,23 @@ def settings_of(
 
 
 def tuned_away(
-    calls: Calls | Engine, plan: Plan, settings: Settings, json: bool
+    carrier: Carrier, where: object, plan: Plan, settings: Settings, json: bool
 ) -> int:
-    """Tune with another machine's measurements; returns the exit code. GdnError if it
-    could not finish them.
+    """Tune with measurements of another machine, which is named by `where`; returns the
+    exit code. GdnError if it could not finish them.
     """
+    import msgspec
+
+    from .. import paths
     from ..remote import profiles
     from ..report import screen
     from ..tune import away, search
 
-    with search.alone(plan.algo, screen.say):
-        measured = profiles.tuned(calls, plan, settings)
+    key, uuids = search.key_of(plan, settings, None), [w.uuid for w in plan.workloads]
+    digest = hashlib.sha256(msgspec.json.encode([key, uuids, where])).hexdigest()
+    file = paths.make(paths.tunes_dir()) / f"{digest}.json"
+    with search.alone(plan.algo, screen.say), carrier.followed(file):
+        measured = profiles.tuned(carrier, plan, settings)
         state = away.choose(plan, settings, measured, screen.say)
     code = show(state, json)
     if not measured.done:

@@ -168,7 +168,7 @@ constexpr uint32_t FIRST_ADDRESS = 1024;  // of shared memory, as on sm_90
 inline size_t static_bytes = 0;  // of static shared memory in each CTA, for sources that `gdn run --emulate` has read
 
 inline dim grid, block;
-inline int registers = 0;  // of a thread at its launch: for kernels that share them out anew
+inline int registers = 0;  // per thread at launch; warps may exchange some later
 inline std::vector<std::unique_ptr<Fiber>> fibers;
 inline std::vector<Cta> ctas;  // of the running cluster
 inline Barrier cluster_barrier{0};

@@ -25,7 +25,9 @@ using flashcore::tile_memory;
 using flashcore::mbarrier_wait;
 using flashcore::warpgroup_wait;
 
+#if __has_include("descriptors.cuh")  // a kernel without products has none
 #include "descriptors.cuh"
+#endif
 
 template <int N>
 void product(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b, int add) {
@@ -164,11 +166,11 @@ void store_to(uint32_t row, const uint32_t (&r)[4]) {
 inline void store_transposed(uint32_t row, const uint32_t (&r)[4]) { store_to<true>(row, r); }
 inline void store_matrices(uint32_t row, const uint32_t (&r)[4]) { store_to<false>(row, r); }
 // TMA reads when it is asked (EARLY), or when its thread waits for that: who writes there before shows.
-struct Store {
+struct BulkStore {
   std::function<void()> read;
   int who;  // its number in races.h
 };
-inline std::map<const void*, std::vector<Store>> stores;  // of each thread
+inline std::map<const void*, std::vector<BulkStore>> stores;  // of each thread
 inline void store(const std::function<void()>& copy) {
   const int who = emulated::races::start();
   const auto read = [=] {
@@ -207,7 +209,7 @@ inline void tma_store_box(const CUtensorMap& map, int row, int half, int head, u
 }
 inline void tma_store_state(const CUtensorMap& map, int row, uint32_t from) { tma_store_box(map, row, 0, 0, from); }
 inline void bulk_stores_read() {
-  for (const Store& store : stores[emulated::me]) store.read(), emulated::races::end(store.who);
+  for (const BulkStore& store : stores[emulated::me]) store.read(), emulated::races::end(store.who);
   stores.erase(emulated::me);
 }
 

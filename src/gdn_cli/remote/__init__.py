@@ -6,7 +6,7 @@ replies back.
     container.py     runs there: the same worker as here, in an empty folder, with its
                      own time limit
     build_cache.py   compiled code, kept for the next container
-    engines.py       `--engine`: configs/engines.toml, and what its engines share
+    engines.py       what carries work, and `--engine`: configs/engines.toml
     through.py       one that is a command, such as ssh: stdin and stdout are the link
     slurm.py         one that is a cluster, by submitit: an array, a folder for each run
     host.py          the far side of both: who it is, the machine's locks, the link's end
@@ -15,7 +15,7 @@ replies back.
     work.py          what one container gets, how long it may take, what that will likely cost
     replies.py       whether a reply is what was asked for, of the GPU that was asked for
     resume.py        an unfinished run: which parts of its file stay
-    profiles.py      `gdn modal profile` and `gdn modal tune`
+    profiles.py      profiles and tunings of all of them
     modal_client.py  Modal itself: image, deployed function, calls, volumes
     modal_errors.py  its errors as ours (only these two import modal)
     setup.py         `gdn modal setup`; where on its volume a data set is

@@ -7,23 +7,20 @@ import hashlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import units
 from ..catalog.workloads import Workload
 from ..errors import RemoteError
-from ..run.execute import Came
 from ..schema.record_types import RemoteCall, Spent
 from . import modal_client, modal_errors, replies, setup, wire
+from .engines import Answers, Carrier
 from .settings import DATA, Gpu, pins
 from .wire import Cache, Parcel, Piece, Reply
 from .work import Rent, Work, in_minutes
 
-Answers = Generator[tuple[Work, Reply], None, None]
-# between two lines about the progress of a call
-_SAY_S = 10.0
 # between two looks at the connection; replies are seen at once
 _LOOK_S = 1.0
 # for Modal to confirm that calls are cancelled: at Ctrl-C, and of one that is late
@@ -32,31 +29,28 @@ _STOP_S, _LATE_S = 1.0, 15.0
 _SENT_S = 0.5
 
 
-@dataclass
-class Calls:
+@dataclass(kw_only=True)
+class Calls(Carrier):
     """Carries work to Modal. `sent` are the calls that have not returned: their ids,
-    the keys of their jobs, their time there; `ended` are the others. `came` gets each
-    record as it comes, and `save` is called after each call that is sent.
+    the keys of their jobs, their time there; `ended` are the others. `save` is called
+    after each call that is sent.
     """
 
     rent: Rent
-    say: Callable[[str], None]
+    name: str = "Modal"
     sent: list[RemoteCall] = field(default_factory=list)
     ended: list[RemoteCall] = field(default_factory=list)
-    came: Came = lambda *_: None
     save: Callable[[], None] = lambda: None
     spent: list[Spent] = field(default_factory=list)
     # in the container
     dataset_at: Path = Path(DATA)
-    name: str = "Modal"
+
+    @property
+    def gpu(self) -> Gpu:
+        return self.rent.gpu
 
     def limit_s(self, seconds: float) -> float:
         return self.rent.limit_s(seconds)
-
-    def carry_one(self, piece: Work) -> Reply:
-        """The reply to one piece of work; an empty one if it is left there."""
-        answers = list(self.carry([piece]))
-        return answers[0][1] if answers else Reply()
 
     def carry(self, pieces: list[Work]) -> Answers:
         """Send what is not there yet, and yield each reply as it comes. Cancels what it
@@ -195,7 +189,9 @@ class Calls:
             cut = bool(troubles)
 
             for piece, call in [*waiting.items()]:
-                self._pass_on(piece, call.made)
+                if new := call.made[piece.seen :]:
+                    self.pass_on(piece, new)
+
                 if call in done:
                     reply = self._reply(piece, call)
                     if reply.call:
@@ -214,20 +210,6 @@ class Calls:
 
                 del waiting[piece]
                 yield piece, reply
-
-    def _pass_on(self, piece: Work, made: list[bytes]) -> None:
-        """Pass on the records that a call has made since the last look, and say now and
-        then how many there are.
-        """
-        new = made[piece.seen :]
-        piece.seen += len(new)
-        for each in replies.usable(piece.jobs, new, self.rent.gpu):
-            self.came(piece.jobs[each.piece], each.record, each.environment)
-
-        now = time.monotonic()
-        if new and now >= piece.said + _SAY_S:
-            piece.said = now
-            self.say(piece.progress(piece.seen))
 
     # --- the end of a call
 

@@ -7,67 +7,43 @@ records, tables) is the same.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 
+from .. import errors, units
 from ..catalog import official
 from ..catalog.official import Harness
 from ..catalog.registry import Algo
 from ..machine import inventory
-from ..records import comparison, statistics
+from ..records import comparison, statistics, store
 from ..records.store import Writer
 from ..run import planning
-from ..run.elsewhere import Elsewhere
-from ..run.execute import Came
-from ..run.jobs import Job, Outcome
-from ..schema.record_types import Document, Missing, RemoteCall, Rented
-from . import replies, resume
+from ..run.jobs import Job
+from ..schema.record_types import Document, Missing, Rented
+from . import resume
 from .calls import Calls
-from .settings import pins
-from .work import Work, key, place, together
-
-_SEVERAL = (
-    "these times come from {} GPUs of one kind: ratios between algos include what differs between"
-    " the GPUs, and none is marked as the fastest of those; --together takes one container"
-    " for all"
-)
+from .settings import pinned, pins
+from .work import Work, key, together
 
 
-@dataclass
-class Engine(Calls, Elsewhere):
-    """Runs jobs at Modal. `earlier` are the calls of the command that this one resumes."""
+@dataclass(kw_only=True)
+class Engine(Calls):
+    """Runs jobs at Modal."""
 
     command: str = "bench"
-    # the command's own options: a dataclass
-    asked: object = None
     # the run that this one resumes
     resumed: Document | None = None
-    earlier: list[RemoteCall] = field(default_factory=list)
     # whether the file may be written before there is a record
     own: bool = False
     writer: Writer | None = None
 
     def place(self, algo: Algo, device: str = "auto") -> inventory.Place:
-        return place(algo, device)
-
-    def __call__(
-        self, jobs: list[Job], came: Came = lambda *_: None
-    ) -> Generator[tuple[Job, Outcome], None, None]:
-        self.came = came
-        if not jobs:
-            return
-
-        with contextlib.closing(self.carry(self.split(jobs))) as answers:
-            for work, reply in answers:
-                for outcome in reply.outcomes:
-                    # never among the times of a GPU here
-                    if outcome.environment:
-                        outcome.environment.where = "modal"
-
-                gpu = self.rent.gpu
-                yield from replies.outcomes(work.jobs, reply, work.kept, gpu, self.say)
+        """Where the container has a GPU and the pinned packages."""
+        return inventory.placed(algo, device, _lacking)
 
     def split(self, jobs: list[Job]) -> list[Work]:
         """The jobs that an earlier command's calls will answer, and those to send now."""
@@ -131,18 +107,53 @@ class Engine(Calls, Elsewhere):
             gpu=str(self.rent.gpu),
             image=self.rent.image.name,
             command=self.command,
+            cwd=os.getcwd(),
             asked=msgspec.to_builtins(self.asked, enc_hook=str),
             calls=self.sent,
             spent=self.spent,
         )
 
-    def finish(self, document: Document) -> None:
-        """Note what is only known from all records together."""
-        uuids = {record.gpu.uuid for record in document.records if record.gpu}
-        if len(uuids) > 1:
-            several = _SEVERAL.format(len(uuids))
-            document.warnings = [*(document.warnings or []), several]
+    @contextlib.contextmanager
+    def followed(self, file: Path | None) -> Iterator[Writer]:
+        """Keep the call for profiles or a tuning in a file until its reply is here. If
+        `file` is there, it has the one to wait for.
+        """
+        if file and file.exists():
+            rented = store.load(file).modal
+            self.earlier = rented.calls if rented else []
+            self.sent += self.earlier
+        writer = store.open_document(self.command, {}, file)
+        self.note(writer)
+        try:
+            yield writer
+        finally:
+            self.left(errors.OK, gone=True)
 
+    def left(self, code: int, gone: bool) -> None:
+        """Say how to continue a run that ends with this exit code. Its file goes if it
+        is `gone`: nothing is in it.
+        """
+        writer = self.writer
+        assert writer is not None
+        again = f"gdn modal {self.command} --resume {writer.path}"
+        if self.command == "tune":
+            again = "the same command"
+        if self.sent:
+            writer.keep()
+            if writer.unsaved:
+                self.say(f"the run could not be saved: {writer.unsaved}")
+            what = "left running at Modal"
+            if not self.rent.detach:
+                what = f"{units.count(len(self.sent), 'call')} may go on at Modal"
+            self.say(f"{what}; fetch what is made there with: {again}")
+        elif writer.document.records:
+            if code in (errors.REMOTE, errors.INTERRUPTED):
+                self.say(f"to repeat what is missing: {again}")
+        elif gone:
+            writer.path.unlink(missing_ok=True)
+
+    def finish(self, document: Document) -> None:
+        """Compare the algos whose calls took turns."""
         baselines: dict[str, str] = {}
         for record in document.records:
             if record.rounds_us:
@@ -150,6 +161,16 @@ class Engine(Calls, Elsewhere):
 
         if baselines:
             comparison.between(document, baselines, statistics.THRESHOLD)
+
+
+def _lacking(algo: Algo, mode: str) -> inventory.Place | None:
+    for wheel in algo.packages.values():
+        if wheel not in pinned():
+            reason = f"package {wheel} is not in the image"
+            hint = "add it to the extra `image` of pyproject.toml, with its version"
+            return inventory.Place(None, reason, hint)
+
+    return None
 
 
 def leave_out_cpu(plan: planning.Plan) -> None:

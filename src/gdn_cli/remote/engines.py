@@ -6,7 +6,7 @@ import contextlib
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,9 +21,10 @@ from ..parsing import Positive, Text, WrongError, decode, read_config
 from ..run.elsewhere import Elsewhere
 from ..run.execute import Came
 from ..run.jobs import Job, Outcome
-from ..schema.record_types import Document, Environment, GpuName, Record
+from ..schema.record_types import Document, RemoteCall
 from ..tune import away
 from . import replies, wire
+from .settings import Gpu
 from .wire import Hello, Parcel, Piece, Reply
 from .work import Work
 
@@ -89,19 +90,88 @@ def table(name: str) -> Command | Cluster:
     return decode(tables[name], Cluster, where)
 
 
-@dataclass
-class Engine(Elsewhere):
-    """Runs jobs elsewhere, whoever carries them."""
+@dataclass(kw_only=True)
+class Carrier(Elsewhere):
+    """Runs jobs on another machine, whoever carries them there."""
 
     name: str
-    how: Any
     say: Callable[[str], None]
     # the command's own options
     asked: dict[str, Any] = field(default_factory=dict)
-
+    # of an earlier command that this one continues
+    earlier: list[RemoteCall] = field(default_factory=list)
     came: Came = lambda *_: None
-    # of GPUs, by UUID
-    numbers: dict[str, int] = field(default_factory=dict)
+
+    @abstractmethod
+    def carry(self, pieces: list[Work]) -> Answers:
+        """Send the work, and yield each reply as it comes. Closing it ends all."""
+
+    def carry_one(self, piece: Work) -> Reply:
+        """The reply to one piece of work; an empty one if it is left there."""
+        # to its end: closing it would cancel a call that another gdn can fetch
+        answers = list(self.carry([piece]))
+        return answers[0][1] if answers else Reply()
+
+    @abstractmethod
+    def split(self, jobs: list[Job]) -> list[Work]:
+        """The jobs as work that is carried in one piece each."""
+
+    @abstractmethod
+    def limit_s(self, seconds: float) -> float:
+        """How long work of so many seconds may take there, once it has begun."""
+
+    @abstractmethod
+    def find_dataset(self, workloads: list[Workload]) -> Path:
+        """Where the data set of --dataset is there."""
+
+    def followed(self, file: Path) -> contextlib.AbstractContextManager[object]:
+        """Keep a tuning in `file` while its reply is awaited, if that can be fetched by
+        another command.
+        """
+        return contextlib.nullcontext()
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """That each machine must have; None: any."""
+        return None
+
+    def __call__(
+        self, jobs: list[Job], came: Came = lambda *_: None
+    ) -> Generator[tuple[Job, Outcome], None, None]:
+        self.came = came
+        if not jobs:
+            return
+
+        with contextlib.closing(self.carry(self.split(jobs))) as answers:
+            for work, reply in answers:
+                yield from replies.outcomes(work, reply, self.gpu, self.say)
+
+    def pass_on(self, work: Work, messages: Sequence[bytes]) -> bool:
+        """Pass on the records among these, and say now and then how many there are;
+        whether there was one.
+        """
+        work.seen += len(messages)
+        usable = list(replies.usable(work.jobs, messages, self.gpu))
+        for made in usable:
+            self.came(work.jobs[made.piece], made.record, made.environment)
+
+        noted = work.tunings and any(wire.readable(messages, away.Noted))
+        if not (usable or noted):
+            return False
+
+        now = time.monotonic()
+        if now >= work.said + SAY_S:
+            work.said = now
+            self.say(work.progress())
+
+        return True
+
+
+@dataclass(kw_only=True)
+class Engine(Carrier):
+    """A machine or a cluster of configs/engines.toml."""
+
+    how: Any
 
     def place(self, algo: Algo, device: str = "auto") -> inventory.Place:
         """What the other machine has is not known here: only whether it has a GPU."""
@@ -115,51 +185,15 @@ class Engine(Elsewhere):
 
         return inventory.placed(algo, device, lacking)
 
-    @abstractmethod
-    def carry(self, pieces: list[Work]) -> Answers:
-        """Send the work, and yield each reply as it comes. Closing it ends all."""
-
-    def carry_one(self, piece: Work) -> Reply:
-        with contextlib.closing(self.carry([piece])) as answers:
-            return next(answers)[1]
-
     def split(self, jobs: list[Job]) -> list[Work]:
         return [Work(jobs, self.limit_s(sum(job.timeout_s for job in jobs)))]
-
-    def limit_s(self, seconds: float) -> float:
-        """How long work of so many seconds may take there, once it has begun."""
-        return seconds
 
     def find_dataset(self, workloads: list[Workload]) -> Path:
         """--dataset is a folder there."""
         return Path(self.asked["dataset"]).absolute()
 
-    def __call__(
-        self, jobs: list[Job], came: Came = lambda *_: None
-    ) -> Generator[tuple[Job, Outcome], None, None]:
-        self.came = came
-        if not jobs:
-            return
-
-        with contextlib.closing(self.carry(self.split(jobs))) as answers:
-            for work, reply in answers:
-                of_work = replies.outcomes(work.jobs, reply, work.kept, None, self.say)
-                for job, outcome in of_work:
-                    for record in outcome.records:
-                        self.number(record, outcome.environment)
-                    yield job, outcome
-
     def finish(self, document: Document) -> None:
         """Nothing: each record has its GPU."""
-
-    def number(self, record: Record, env: Environment | None) -> None:
-        """Give a record its GPU, numbered in this run: tables keep numbers apart."""
-        if record.gpu is None and env and env.gpu and env.gpu_uuid:
-            record.gpu = GpuName(uuid=env.gpu_uuid, name=env.gpu)
-
-        if record.gpu:
-            known = len(self.numbers)
-            record.gpu.index = self.numbers.setdefault(record.gpu.uuid, known)
 
     def parcel(self, work: Work) -> bytes:
         return wire.encode(
@@ -184,7 +218,6 @@ class Heard:
     hello: Hello | None = None
     reply: Reply | None = None
     size: int = 0
-    said: float = field(default_factory=time.monotonic)
 
     def take(self, message: bytes) -> None:
         """Pass a record on, keep a reply. RemoteError where the work needs a GPU and
@@ -194,15 +227,11 @@ class Heard:
             self._greet(hello)
             return
 
-        usable = list(replies.usable(self.work.jobs, [message], None))
-        for made in usable:
-            job = self.work.jobs[made.piece]
-            self.engine.number(made.record, made.environment)
-            self.engine.came(job, made.record, made.environment)
+        if self.engine.pass_on(self.work, [message]):
+            self.size += len(message)
+            if self.size <= wire.MOST:
+                self.work.kept.append(message)
 
-        noted = self.work.tunings and any(wire.readable([message], away.Noted))
-        if usable or noted:
-            self._keep(message)
             return
 
         try:
@@ -223,22 +252,10 @@ class Heard:
 
         self.hello = hello
 
-    def _keep(self, message: bytes) -> None:
-        self.size += len(message)
-        if self.size <= wire.MOST:
-            self.work.kept.append(message)
-
-        if time.monotonic() >= self.said + SAY_S:
-            self.said = time.monotonic()
-            self.engine.say(self.work.progress(len(self.work.kept)))
-
     def ended(self, why: str) -> Reply:
         """The reply, or the one in its place; checked."""
         reply = self.reply or Reply(lost=why)
-        due = len(self.work.jobs)
-        if not reply.lost and len(reply.outcomes) != due:
-            reply.lost = f"the reply has {len(reply.outcomes)} outcomes for {due} jobs"
-
+        reply.lost = reply.lost or replies.fault(self.work, reply, None)
         return reply
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from .. import bounded
 from ..errors import GdnError, MissingError, RemoteError
+from . import wire
 from .settings import load
 
 LOGIN = "run `modal setup`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
@@ -68,8 +69,7 @@ def verdict(e: Exception) -> UnreachableError:
         more = "--timeout or --max-minutes gives more"
         raise CallFailedError(f"Modal ended the container at its time limit; {more}")
     if isinstance(e, kinds.DeserializationError):
-        wrong = "what came back from Modal is not a reply of gdn"
-        raise CallFailedError(f"{wrong}: it cannot be unpacked")
+        raise CallFailedError(f"{wire.NOT}: it cannot be unpacked")
     if isinstance(e, kinds.OutputExpiredError):
         raise CallFailedError("Modal no longer has its result")
     text = scrub(_last(e))

@@ -17,8 +17,7 @@ from ..schema.record_types import RemoteCall
 from ..tune import away, search
 from ..tune.journal import Key
 from . import wire
-from .calls import Calls
-from .engines import Engine
+from .engines import Carrier
 from .work import Work
 
 # at most for a profile, each with its own time limit
@@ -26,7 +25,7 @@ _PROCESSES = 5
 
 
 def made(
-    calls: Calls | Engine, subjects: list[session.Subject], settings: session.Settings
+    calls: Carrier, subjects: list[session.Subject], settings: session.Settings
 ) -> Iterator[Profile]:
     """The profile of each subject, whose folder is here by then; none if they are left
     there (--detach). Raises the error if one was refused.
@@ -41,12 +40,12 @@ def made(
     yield from _arrived(calls, Work([], limit_s, wanted), settings.folder)
 
 
-def fetched(calls: Calls | Engine, call: RemoteCall, folder: Path) -> Iterator[Profile]:
+def fetched(calls: Carrier, call: RemoteCall, folder: Path) -> Iterator[Profile]:
     """The profiles that an earlier command left there: `call` is from its Engine.sent."""
     yield from _arrived(calls, Work([], call.limit_s, earlier=call), folder)
 
 
-def _arrived(calls: Calls | Engine, work: Work, folder: Path) -> Iterator[Profile]:
+def _arrived(calls: Carrier, work: Work, folder: Path) -> Iterator[Profile]:
     reply = calls.carry_one(work)
     if reply.lost:
         raise RemoteError(reply.lost)
@@ -87,18 +86,15 @@ def unpacked(
 
 
 def tuned(
-    calls: Calls | Engine,
-    plan: search.Plan,
-    settings: search.Settings,
-    earlier: RemoteCall | None = None,
+    calls: Carrier, plan: search.Plan, settings: search.Settings
 ) -> away.Measured:
     """What was measured there; of a call that did not reply, or at Ctrl-C, what it had
-    kept. RemoteError if there is nothing. `earlier` is the call of a command that was
-    killed.
+    kept. RemoteError if there is nothing.
     """
     dataset = calls.find_dataset(plan.workloads) if settings.dataset else None
     asked = away.wanted(plan, settings, dataset)
-    work = Work([], calls.limit_s(float("inf")), tunings=[asked], earlier=earlier)
+    work = Work([], calls.limit_s(float("inf")), tunings=[asked])
+    work.earlier = next(iter(calls.earlier), None)
     code = None
     try:
         reply = calls.carry_one(work)

@@ -16,8 +16,10 @@ from .wire import Made, Reply
 from .work import Work
 
 
-def fault(work: Work, reply: Reply, gpu: Gpu) -> str | None:
-    """Why the reply to this work cannot be used; None if it can."""
+def fault(work: Work, reply: Reply, gpu: Gpu | None) -> str | None:
+    """Why the reply to this work cannot be used; None if it can. `gpu` is the one that
+    was asked for; None: any.
+    """
     profiles = len(work.profiles)
     if not (work.jobs or work.tunings or profiles):
         # how many an earlier call is to make is not known here
@@ -42,7 +44,7 @@ def fault(work: Work, reply: Reply, gpu: Gpu) -> str | None:
             faults.append(f"{wire.NOT}: it has {have} for {job.due}")
 
     for measured in reply.tuned:
-        if measured.gpu:
+        if gpu and measured.gpu:
             faults.append(gpu.mismatch([measured.gpu.name] * gpu.count))
 
     for profile in reply.profiles:
@@ -56,15 +58,11 @@ def fault(work: Work, reply: Reply, gpu: Gpu) -> str | None:
 
 
 def outcomes(
-    jobs: Sequence[Job],
-    reply: Reply,
-    kept: Sequence[bytes],
-    gpu: Gpu | None,
-    say: Callable[[str], None],
+    work: Work, reply: Reply, gpu: Gpu | None, say: Callable[[str], None]
 ) -> Iterator[tuple[Job, Outcome]]:
-    """Each job with its outcome; without a reply, with the records that were `kept`."""
-    made = rebuilt(jobs, kept, gpu) if reply.lost else reply.outcomes
-    for job, outcome in zip(jobs, made, strict=True):
+    """Each job with its outcome; without a reply, with the records that were kept."""
+    made = rebuilt(work.jobs, work.kept, gpu) if reply.lost else reply.outcomes
+    for job, outcome in zip(work.jobs, made, strict=True):
         if not reply.lost:
             passed = sum(record.passed for record in outcome.records)
             device = outcome.environment and outcome.environment.device
@@ -113,13 +111,15 @@ def usable(
     for made in wire.readable(kept, Made):
         if 0 <= made.piece < len(jobs):
             job = jobs[made.piece]
-            wrong = job.mode == "cuda" and gpu and _elsewhere(made.environment, gpu)
+            wrong = job.mode == "cuda" and _elsewhere(made.environment, gpu)
             if job.asked(made.record) and not wrong:
                 yield made
 
 
-def _elsewhere(environment: Environment | None, gpu: Gpu) -> str | None:
+def _elsewhere(environment: Environment | None, gpu: Gpu | None) -> str | None:
     """Why results in this environment are not those of the GPU that was asked for."""
+    if gpu is None:
+        return None
     if not environment or not environment.gpu:
         return f"asked for {gpu}, and the reply does not name its GPU"
 

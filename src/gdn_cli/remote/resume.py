@@ -4,27 +4,11 @@ which are fetched or sent again.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ..catalog.pack import source_hash
 from ..catalog.tiers import FLOORS
-from ..errors import UsageError
-from ..records import store
 from ..records.store import Writer
 from ..run.jobs import Job
-from ..schema.record_types import Document, Record, Rented
-
-
-def read(path: Path) -> tuple[Document, Rented]:
-    """The document of a run at Modal, and what was rented; UsageError if it is not one."""
-    document = store.load(path)
-    if document.modal is None:
-        raise UsageError(
-            f"{path} is not a run of `gdn modal`",
-            hint="the command that left one printed its file",
-        )
-
-    return document, document.modal
+from ..schema.record_types import Document, Record
 
 
 def settled(job: Job, old: Document) -> tuple[list[Record], Job | None]:

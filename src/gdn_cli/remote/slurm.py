@@ -96,6 +96,7 @@ class Running(Heard):
     job: Any = None
     made: Path = Path()
     read: int = 0
+    requeued: bool = False
     ended_at: float | None = None
 
     def look(self) -> None:
@@ -128,7 +129,7 @@ def _read(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Slurm(Engine):
     """A command's jobs, as tasks of an array. `resumes` is the file of an earlier one."""
 
@@ -161,12 +162,29 @@ class Slurm(Engine):
             Work(jobs, self.limit_s(_estimate(jobs))) for jobs in tasks.values()
         ]
         plan.jobs[:] = [job for jobs in tasks.values() for job in jobs]
-        if self.resumes:
-            self.submitted = store.load(self.resumes).slurm
         writer.document.slurm = self._folder()
+
+    @contextlib.contextmanager
+    def followed(self, file: Path) -> Iterator[None]:
+        """Keep a tuning's task in `file`, for the same command if this one is killed."""
+        if file.exists():
+            before = store.load(file).slurm
+            if before and Path(before.folder).is_dir():
+                self.resumes = file
+
+        self.writer = store.open_document("tune", {}, file)
+        self.writer.document.slurm = self._folder()
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+            shutil.rmtree(self._folder().folder, ignore_errors=True)
 
     def _folder(self) -> Submitted:
         """Where the run is kept: a new folder, or that of the run to resume."""
+        if self.submitted is None and self.resumes:
+            self.submitted = store.load(self.resumes).slurm
+
         if self.submitted is None:
             # where it is missing, nothing is left behind
             import_module("submitit")
@@ -285,7 +303,9 @@ class Slurm(Engine):
             with contextlib.redirect_stderr(io.StringIO()):
                 jobs = executor.submit_array(tasks)
         except submitit.core.utils.FailedJobError as e:
-            raise RemoteError(_last(e)) from None
+            why = _last(e)
+            hint = "--gres none on a cluster without GRES" if "gres" in why else None
+            raise RemoteError(why, hint=hint) from None
 
         # a terminal that closes ends neither the tasks nor this command
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -339,7 +359,11 @@ class Slurm(Engine):
 
     def _reply(self, task: Running, state: str) -> Reply | None:
         """What has come of a task; None while it is under way."""
+        task.requeued |= bool(task.hello) and state.startswith("PENDING")
         if task.answered or self.how.submitit == "debug":
+            # its node was given up, and lived: the second one has nothing to do
+            if task.requeued:
+                task.job.cancel(check=False)
             return task.ended(f"job {task.job.job_id}: {task.fetch()}")
 
         now = time.monotonic()
@@ -363,15 +387,16 @@ class Slurm(Engine):
 
         numbers = {job.job_id.partition("_")[0] for job in jobs}
         words = ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r"]
+        code, out, err = _asked([*words, f"--jobs={','.join(sorted(numbers))}"])
+        # of one job that it does not know; of several it tells those that it does
+        if code and "Invalid job id" not in err:
+            return {}
+
         states: dict[str, str] = {}
-        for number in numbers:
-            code, out, err = _asked([*words, f"--jobs={number}"])
-            if code and "Invalid job id" not in err:
-                return {}
-            for line in out.splitlines():
-                name, state, reason = line.split("|", 2)
-                waits = state == "PENDING" and reason != "None"
-                states[name] = f"{state} ({reason})" if waits else state
+        for line in out.splitlines():
+            name, state, reason = line.split("|", 2)
+            waits = state == "PENDING" and reason != "None"
+            states[name] = f"{state} ({reason})" if waits else state
 
         return {job.job_id: states.get(job.job_id, _UNKNOWN) for job in jobs}
 
@@ -390,7 +415,11 @@ class Slurm(Engine):
 
     def _again(self) -> str:
         assert self.writer
-        return f"gdn {self.writer.document.command} --resume {self.writer.path}"
+        command = self.writer.document.command
+        if command == "tune":
+            return "the same command"
+
+        return f"gdn {command} --resume {self.writer.path}"
 
 
 def _keys(work: Work) -> list[str]:

@@ -37,7 +37,7 @@ _END_S = 10.0
 _LONGEST_S = 86400.0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Through(Engine):
     """All jobs of a plan in one command, so on one GPU."""
 

@@ -32,7 +32,7 @@ SCHEMA = 4
 # msgspec 0.22 crashes if several threads are the first to read a type
 _ALONE = threading.Lock()
 OTHER = "the other side speaks schema"
-NOT = "what came back from Modal is not a reply of gdn"
+NOT = "what came back is not a reply of gdn"
 # bytes of a message once it is unpacked: a long comparison has about 40 MiB
 MOST = 256 << 20
 # of a line with a message

@@ -16,15 +16,13 @@ from msgspec import Struct, structs
 from .. import files, paths, units
 from ..catalog.formats import Solution
 from ..catalog.pack import source_hash
-from ..catalog.registry import Algo
 from ..catalog.tiers import TIERS
 from ..errors import GdnError, UsageError
-from ..machine import inventory
 from ..run import planning
 from ..run.jobs import Job
 from ..schema.record_types import RemoteCall, Rented, Spent
 from ..tune import away
-from .settings import Gpu, Image, Settings, pinned
+from .settings import Gpu, Image, Settings
 from .wire import Wanted
 
 if TYPE_CHECKING:
@@ -47,8 +45,7 @@ class Work:
     earlier: RemoteCall | None = None
     # its call, once it is sent
     call: Call | None = None
-    # how many of the records that the container keeps at Modal are passed on, and when
-    # a line said so
+    # how many of its messages are passed on, and when a line said so
     seen: int = 0
     said: float = -math.inf
     # all of them, if there was no reply
@@ -80,11 +77,13 @@ class Work:
         solutions += [asked.algo.solution for asked in self.tunings]
         return sorted(source_hash(solution) for solution in solutions if solution)
 
-    def progress(self, count: int) -> str:
+    def progress(self) -> str:
         """How many of its measurements there are."""
         if self.tunings:
             name = self.tunings[0].algo.full_name
-            return f"{name}: {units.count(count, 'measurement')} so far"
+            return f"{name}: {units.count(self.seen, 'measurement')} so far"
+        # a task that is started again while the first one lives makes some twice
+        count = min(self.seen, self.due)
         return f"{planning.name(self.jobs[-1])}: {count} of {self.due} so far"
 
 
@@ -187,22 +186,6 @@ def _kinds(keys: list[str]) -> list[list[str]]:
 
 
 # --- jobs
-
-
-def place(algo: Algo, device: str = "auto") -> inventory.Place:
-    """Where an algo runs in the container: Machine.place for one with a GPU and the
-    pinned packages.
-    """
-    return inventory.placed(algo, device, _lacking)
-
-
-def _lacking(algo: Algo, mode: str) -> inventory.Place | None:
-    for wheel in algo.packages.values():
-        if wheel not in pinned():
-            reason = f"package {wheel} is not in the image"
-            hint = "add it to the extra `image` of pyproject.toml, with its version"
-            return inventory.Place(None, reason, hint)
-    return None
 
 
 def together(jobs: list[Job]) -> list[Job]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -36,7 +34,10 @@ def _plain(algo: Algo, place: Place) -> dict[str, Any]:
         "here": place.mode,
         "reason": place.reason,
         "hint": place.hint,
-        **{name: getattr(algo, name) for name in ("after", "peer", "setup", "summary")},
+        "after": algo.after,
+        "peer": algo.peer,
+        "setup": algo.setup,
+        "summary": algo.summary,
     }
 
 
@@ -61,8 +62,10 @@ def show_list(
     out = console()
     by_op = grouped(places, lambda place: place[0].op)
     shown = {DEFAULT_OP: by_op.pop(DEFAULT_OP, [])} if brief else by_op
+    hints: Counter[str] = Counter()
     for op, of_op in shown.items():
         print_table(out, _algos(op, of_op, best))
+        hints.update(place.hint for _, place in of_op if place.hint)
 
     if brief:
         print_table(out, _ops(by_op, brief))
@@ -71,26 +74,23 @@ def show_list(
     for b in broken:
         print_line(out, styled(("broken", "red"), f" {b.op}/{b.name}: {b.error}"))
 
-    _show_hints(out, chain.from_iterable(shown.values()))
+    for hint, count in hints.items():
+        how = MODAL if hint == GET_GPU else hint
+        remark(out, f"to run {count} of them:", how)
+
     if brief:
         remark(out, "`gdn list --op OP` shows an op's algos, `--all` those of every op")
 
     remark(out, "`gdn show ALGO` shows everything about one")
 
 
-def _show_hints(out: Console, places: Iterable[tuple[Algo, Place]]) -> None:
-    """What would run those that do not, with their number."""
-    hints = Counter(place.hint for _, place in places if place.hint)
-    for hint, count in hints.items():
-        how = MODAL if hint == GET_GPU else hint
-        remark(out, f"to run {count} of them:", how or "")
-
-
 def _algos(op: str, places: list[tuple[Algo, Place]], best: Best) -> Table:
     """An op's algos; without a column of times if there are none."""
     timed = any((algo.op, algo.name) in best for algo, _ in places)
     columns = [*words("algo"), Column("here", folds=True)]
-    columns += numbers("best") * timed + words("at") * timed
+    if timed:
+        columns += [*numbers("best"), *words("at")]
+
     table = Table(op, [*columns, Column("summary", folds=True, cut=True)])
     for algo, place in places:
         here = Cell(_here(place), Mark.GOOD if place.mode else Mark.WARN)
@@ -154,7 +154,8 @@ def show_algo(known: Known, as_json: bool) -> None:
     out.print()
     table = Table("", words("file") + numbers("lines") + words("from"))
     for path, lines in known.files:
-        folder = "" if path.parent == algo.folder else "/".join(path.parent.parts[-2:])
+        other = path.parent != algo.folder
+        folder = "/".join(path.parent.parts[-2:]) if other else ""
         table.add(path.name, str(lines), folder)
 
     print_table(out, table)
@@ -171,15 +172,16 @@ def show_algo(known: Known, as_json: bool) -> None:
         remark(out, f"no times yet: `gdn bench {algo.name}{op}` takes some")
 
 
-_MORE = "entry_point", "capability", "packages", "provenance", "batch_invariant"
-
-
 def _whole(known: Known) -> output.Shown:
     """Everything about one algo as JSON."""
     algo = known.algo
     return output.Shown(
         **_plain(algo, known.place),
-        **{name: getattr(algo, name) for name in _MORE},
+        entry_point=algo.entry_point,
+        capability=algo.capability,
+        packages=algo.packages,
+        provenance=algo.provenance,
+        batch_invariant=algo.batch_invariant,
         folder=str(algo.folder),
         contract=str(known.contract),
         reference=str(known.reference),
@@ -192,10 +194,13 @@ def _whole(known: Known) -> output.Shown:
 
 def _facts(algo: Algo, place: Place) -> dict[str, str]:
     """What is to be said of an algo, under a word each."""
-    least = f", compute capability {algo.capability} or more" if algo.capability else ""
+    runs_on = ", ".join(algo.modes)
+    if algo.capability:
+        runs_on += f", compute capability {algo.capability} or more"
+
     facts = {
         "language": f"{algo.language}; the call is {algo.entry_point}",
-        "runs on": f"{', '.join(algo.modes)}{least}",
+        "runs on": runs_on,
         "here": f"yes, on {place.mode}" if place.mode else _here(place),
         "hint": place.hint,
         "after": algo.after,
@@ -213,7 +218,10 @@ def _facts(algo: Algo, place: Place) -> dict[str, str]:
 def _times(group: Group) -> output.LastRun:
     last = group.rows[-1]
     return output.LastRun(
-        **{name: getattr(group, name) for name in ("device", "mode", "tier", "l2")},
+        device=group.device,
+        mode=group.mode,
+        tier=group.tier,
+        l2=group.l2,
         time=last.time,
         commit=last.commit,
         source_hash=last.source_hash,
@@ -228,9 +236,12 @@ def _show_times(out: Console, group: Group) -> None:
     l2 = f", L2 {group.l2}" if group.l2 else ""
     device = group.device or group.mode or ""
     heads = ["your last run", device, f"tier {group.tier}{l2}", last.time[:10]]
-    labels = [label for label in group.labels if label in last.medians_us]
-    table = Table(" | ".join(heads), numbers(*labels))
-    times = [units.duration(last.medians_us[label]) for label in labels]
-    doubts = ["?" * (label in last.doubted_labels) for label in labels]
-    table.add(*map("".join, zip(times, doubts, strict=True)))
+    times = {}
+    for label in group.labels:
+        if label in last.medians_us:
+            doubt = "?" if label in last.doubted_labels else ""
+            times[label] = units.duration(last.medians_us[label]) + doubt
+
+    table = Table(" | ".join(heads), numbers(*times))
+    table.add(*times.values())
     print_table(out, table)

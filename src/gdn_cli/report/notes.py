@@ -42,11 +42,12 @@ class Checked:
 
 def checks(book: Book, op: str) -> list[Checked]:
     """The number of workloads on which each algo is right, timed or not."""
-    measured = [
-        m for m in book.measured if m.op == op and m.algo not in FLOORS and m.workload
-    ]
+    judged = []
+    for m in book.measured:
+        if m.op == op and m.algo not in FLOORS and m.workload:
+            if m.record.check or not m.passed:
+                judged.append(m)
 
-    judged = [m for m in measured if m.record.check or not m.passed]
     summaries = []
     cases = grouped(judged, lambda m: (m.algo, m.device, m.record.mode))
     for case, same in cases.items():
@@ -56,18 +57,18 @@ def checks(book: Book, op: str) -> list[Checked]:
         summaries.append(Checked(op, *case, right, len(workloads), errors))
 
     order = list(book.algos or ladder(book.registry, op).order)
-    ranks = {algo: rank for rank, algo in enumerate(order)}
-
-    return sorted(summaries, key=lambda check: ranks.get(check.algo, len(order)))
+    order += [check.algo for check in summaries]
+    return sorted(summaries, key=lambda check: order.index(check.algo))
 
 
 def largest_errors(records: Iterable[Record]) -> dict[str, float]:
     """Output -> its largest error. One without a number (unwritten, NaN) is left out."""
     largest: dict[str, float] = {}
     for record in records:
-        for name, error in (record.check.errors if record.check else {}).items():
-            if error is not None:
-                largest[name] = max(error, largest.get(name, 0.0))
+        if record.check:
+            for name, error in record.check.errors.items():
+                if error is not None:
+                    largest[name] = max(error, largest.get(name, 0.0))
 
     return largest
 
@@ -144,15 +145,16 @@ def file_notes(book: Book) -> list[Note]:
 
 def failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
     """A note for each reason, of all algos and workloads that failed with it."""
+
+    def cause(m: Measurement) -> tuple[Status, str | None, str]:
+        return m.record.status, m.record.reason, repr(m.record.during)
+
     failed = [m for m in measured if not m.passed]
-    same = grouped(
-        failed,
-        lambda m: (m.record.status, m.record.reason or "", repr(m.record.during)),
-    )
-    for (status, reason, _), alike in same.items():
+    for alike in grouped(failed, cause).values():
         first = alike[0].record
+        status = first.status
         # a compiler's errors have a line each
-        what, *lines = [line.strip() for line in reason.splitlines()] or [""]
+        what, *lines = (first.reason or "").strip().splitlines() or [""]
         if not what.startswith(f"{status.words} with "):
             what = f"{status.words}, {what}" if what else status.words
 
@@ -171,9 +173,12 @@ def failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
         if call and call.uuid:
             text += f"; workload {call.uuid[:8]}"
 
-        wrong = (first.check and first.check.first_wrong) or {}
-        values = [f"{name}: first wrong {value.words}" for name, value in wrong.items()]
-        tail = [*values, *(lines or (first.tail or [])[:_TAIL])]
+        tail = [f"{name}: first wrong {w}" for name, w in first.first_wrong.items()]
+        if lines:
+            tail += map(str.strip, lines)
+        elif first.tail:
+            tail += first.tail[:_TAIL]
+
         yield Note("failed", text, tuple(tail))
 
 
@@ -219,9 +224,10 @@ def where(measured: list[Measurement]) -> str:
     if labels:
         text += f" at {units.listed(labels, most=4)}"
 
-    where = [m.tier for m in measured if m.tier and m.passed]
-    where += [f"GPU {m.gpu}" for m in measured if m.gpu is not None]
-    text += f" ({', '.join(dict.fromkeys(where))})" if where else ""
+    details = [m.tier for m in measured if m.tier and m.passed]
+    details += [f"GPU {m.gpu}" for m in measured if m.gpu is not None]
+    if details:
+        text += f" ({', '.join(dict.fromkeys(details))})"
 
     return shown(text)
 

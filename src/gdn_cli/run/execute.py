@@ -146,6 +146,11 @@ class _Tally:
         self.began: dict[int, float] = {}  # by job
         self.ranks: dict[int, tuple[float, ...]] = {}  # by record
         self.gpus = list(dict.fromkeys(job.gpu for job in plan.jobs))
+        # of GPUs elsewhere, by UUID: tables keep numbers apart
+        self.numbers: dict[str, int] = {}
+        for record in writer.document.records:
+            if record.gpu and record.gpu.index is not None:
+                self.numbers[record.gpu.uuid] = record.gpu.index
         self.lock = threading.RLock()
 
     def show(self, name: str, finished: bool = False, phase: str = "") -> None:
@@ -187,7 +192,8 @@ class _Tally:
         """
         known = map(_identity, self._records(job).seen)
         if job.asked(record) and _identity(record) not in known:
-            self._keep(job, [_with_gpu(record, environment)], environment)
+            self._name_gpu(record, environment)
+            self._keep(job, [record], environment)
 
     def arrived(self, job: Job, outcome: Outcome) -> None:
         """Add the records of a job elsewhere that did not come before, and a failure
@@ -197,7 +203,17 @@ class _Tally:
         for record in outcome.records:
             self.came(job, record, env)
         fates = _fates(job, outcome, self._records(job).seen)
-        self._keep(job, [_with_gpu(record, env) for record in fates], env)
+        for record in fates:
+            self._name_gpu(record, env)
+        self._keep(job, fates, env)
+
+    def _name_gpu(self, record: Record, env: Environment | None) -> None:
+        """Give a record from elsewhere its GPU, numbered in this run."""
+        if record.gpu is None and env and env.gpu and env.gpu_uuid:
+            record.gpu = GpuName(uuid=env.gpu_uuid, name=env.gpu)
+        if record.gpu:
+            following = max(self.numbers.values(), default=-1) + 1
+            record.gpu.index = self.numbers.setdefault(record.gpu.uuid, following)
 
     def _records(self, job: Job) -> JobRecords:
         if id(job) not in self.jobs:
@@ -240,13 +256,6 @@ def _compiled(op: str, algo: str) -> Missing:
 def _identity(record: Record) -> tuple[str, str | None, str | None]:
     """(algo, workload, tier): unique within one job."""
     return record.algo, record.uuid, record.tier
-
-
-def _with_gpu(record: Record, env: Environment | None) -> Record:
-    """A record from elsewhere with its GPU, if it does not name one."""
-    if env and env.gpu and env.gpu_uuid and record.gpu is None:
-        record.gpu = GpuName(uuid=env.gpu_uuid, name=env.gpu)
-    return record
 
 
 def _shown(job: Job) -> str:

@@ -26,20 +26,10 @@ def find(known: Registry, name: str, op: str | None) -> Algo:
     now = known.find(plain, op)
     if not mark:
         return now
+
     folder = now.own_folder
     root = folder.parents[1]
-    top, why = _git(root, "rev-parse", "--show-toplevel")
-    if not top:
-        hint = "commit it: `git init`, `git add`, `git commit`"
-        raise UsageError(f"{name}: {root}: {why}", hint=hint)
-    # what begins with - is an option
-    found, _ = _git(
-        root, "rev-parse", "--verify", "-q", f"{revision or '-'}^{{commit}}"
-    )
-    if not found or revision.startswith("-"):
-        hint = "such as HEAD, HEAD~1, a branch or a commit"
-        raise UsageError(f"{name}: unknown revision '{revision}'", hint=hint)
-    commit = found.decode().strip()
+    commit = _commit(root, name, revision)
     with tempfile.TemporaryDirectory(prefix="gdn-") as temporary:
         own = folder.relative_to(root)
         _extract(root, commit, own, Path(temporary))
@@ -47,13 +37,33 @@ def find(known: Registry, name: str, op: str | None) -> Algo:
         if not file.is_file():
             hint = f"`git log --oneline -- {folder}` lists its revisions"
             raise UsageError(f"{now.full_name} is not in {revision}", hint=hint)
+
         for shared in decode(read_toml(file), AlgoFile, name).shares:
             _extract(root, commit, Path(shared), Path(temporary))
+
         then = structs.replace(read_algo(file, own.parts[0]), op=now.op)
         title = f"{now.op}-{now.name}-{commit[:12]}"
         solution = pack(then, known.op(now.op), name=title)
+
     name = f"{now.name}@{revision}"
     return structs.replace(then, name=name, folder=None, shares=(), solution=solution)
+
+
+def _commit(root: Path, name: str, revision: str) -> str:
+    top, why = _git(root, "rev-parse", "--show-toplevel")
+    if not top:
+        hint = "commit it: `git init`, `git add`, `git commit`"
+        raise UsageError(f"{name}: {root}: {why}", hint=hint)
+
+    # what begins with - would be an option
+    commit = b""
+    if revision and not revision.startswith("-"):
+        commit, _ = _git(root, "rev-parse", "-q", "--verify", f"{revision}^{{commit}}")
+    if not commit:
+        hint = "such as HEAD, HEAD~1, a branch or a commit"
+        raise UsageError(f"{name}: unknown revision '{revision}'", hint=hint)
+
+    return commit.decode().strip()
 
 
 def unchanged(known: Registry, algos: list[Algo]) -> str | None:
@@ -61,9 +71,11 @@ def unchanged(known: Registry, algos: list[Algo]) -> str | None:
     names = [algo.name for algo in algos]
     if not any("@" in name for name in names):
         return None
+
     hashes = {source_hash(pack(algo, known.op(algo.op))) for algo in algos}
     if len(hashes) > 1:
         return None
+
     return f"{' and '.join(names)} have the same sources: nothing was timed"
 
 
@@ -72,11 +84,7 @@ def _extract(root: Path, commit: str, path: Path, into: Path) -> None:
     data, _ = _git(root, "archive", commit, "--", str(path))
     if data:
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            for member in archive:
-                if file := archive.extractfile(member):  # a folder has none
-                    target = into / member.name
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.write_bytes(file.read())
+            archive.extractall(into, filter="data")
 
 
 def _git(root: Path, *args: str) -> tuple[bytes, str]:
@@ -88,6 +96,9 @@ def _git(root: Path, *args: str) -> tuple[bytes, str]:
         raise MissingError("there is no git here", hint="install git") from None
     except subprocess.TimeoutExpired:
         return b"", "git takes more than a minute"
-    said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-    why = "".join(said).removeprefix("fatal: ")
-    return (b"" if done.returncode else done.stdout), why
+
+    if done.returncode == 0:
+        return done.stdout, ""
+
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return b"", lines[-1].removeprefix("fatal: ") if lines else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -49,10 +50,10 @@ def contents(algo: Algo) -> dict[Path, bytes]:
     texts = {}
     for path in [*algo.own_folder.iterdir(), *algo.shares]:
         if path.suffix in (*SUFFIXES, ".toml") and not path.name.startswith("."):
-            try:
+            # an editor may just replace it
+            with contextlib.suppress(OSError):
                 texts[path] = files.read(path)
-            except OSError:  # an editor is just replacing it
-                texts[path] = b""
+
     return texts
 
 
@@ -76,7 +77,9 @@ class Attempts:
         try:
             self._try(saved)
         except GdnError as e:  # algo.toml is wrong, or something cannot be packed
-            saved.status, saved.reason = Status.UNPACKABLE, str(e)
+            saved.status = Status.UNPACKABLE
+            saved.reason = str(e)
+
         return saved
 
     def _try(self, saved: Saved) -> None:
@@ -84,27 +87,39 @@ class Attempts:
         algo = known.find(self.name, self.op)
         op = known.op(algo.op)
         place = self.settings.place(algo, self.device)
+        # before it runs: the file may change meanwhile
         again = structs.replace(algo, name=f"{algo.name}@good")
-        packed = pack(again, op)
+        solution = pack(again, op)
+
         entries = [Entry(algo, place)]
         if self.good and _timed(algo, op, place):
             entries.insert(0, Entry(self.good, place))
+
         (part,) = planning.select(known, entries, self.which)
         smallest = min(part.workloads, key=lambda w: sum(w.axes.values()))
         saved.size = op.label.format(**smallest.axes)
         document = self._run(known, replace(part, workloads=[smallest], plan=_PLAN))
         for missing in document.missing:
             raise MissingError(str(missing.reason), hint=missing.hint)
-        own = [record for record in document.records if record.algo == algo.name]
-        record = [*document.records, *own][-1]
-        saved.status, saved.reason = record.status, record.reason
+
+        record = document.records[-1]
+        for other in document.records:
+            if other.algo == algo.name:
+                record = other
+
+        saved.status = record.status
+        saved.reason = record.reason
         saved.first_wrong = record.first_wrong
         for pair in document.comparisons or []:
-            saved.ratio, saved.low, saved.high = pair.ratio, pair.low, pair.high
+            saved.ratio = pair.ratio
+            saved.low = pair.low
+            saved.high = pair.high
             saved.verdict = pair.verdict
+
         if record.passed:
-            kept = {"folder": None, "shares": (), "solution": packed}
-            self.good = structs.replace(again, **kept)
+            self.good = structs.replace(
+                again, folder=None, shares=(), solution=solution
+            )
 
     def _run(self, known: Registry, part: planning.Part) -> Document:
         """A check, or a comparison if there are two algos; nothing is saved."""
@@ -116,6 +131,7 @@ class Attempts:
         execute.run(plan, writer, lambda *_: None, self.say)
         if others:
             comparison.between(document, {part.op.name: base}, statistics.THRESHOLD)
+
         return document
 
 

@@ -145,13 +145,14 @@ class Saved(Struct, kw_only=True, omit_defaults=True):
 
 
 class Packed(Struct):
-    """`gdn pack`: the file that was written, and what was proved of it."""
+    """`gdn pack`: the file or folder that was written, and what was proved of it."""
 
     file: str
     name: str
     definition: str
     source_hash: str
     sources: list[str]
+    algos: list[str]  # op/algo of each algo in it
     proof: list[dict[str, str]] | None  # step, state (ok, skipped or failed) and detail
 
 

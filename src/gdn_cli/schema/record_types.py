@@ -159,7 +159,7 @@ class GpuName(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     uuid: str  # as in nvidia-smi
     name: str  # such as NVIDIA H200
-    index: int | None = None  # its number here, or in the run; None for a rented one
+    index: int | None = None  # its number here, or in a run elsewhere
     capability: str | None = None  # "9.0"
 
 
@@ -224,11 +224,6 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
         return {name: first.words for name, first in wrong.items()}
 
     @property
-    def valid_timing(self) -> Timing | None:
-        """The measurement, if the record passed."""
-        return self.timing if self.passed else None
-
-    @property
     def median_us(self) -> float | None:
         """The time, if the record passed."""
         return self.timing.median_us if self.timing and self.passed else None
@@ -251,7 +246,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def place(self) -> str:
-        """Its key in the document's `environments`. A rented GPU has no number."""
+        """Its key in the document's `environments`."""
         if self.gpu is None or self.gpu.index is None:
             return self.mode
         return f"{self.mode}:{self.gpu.index}"
@@ -419,6 +414,7 @@ class Rented(msgspec.Struct, kw_only=True, omit_defaults=True):
     gpu: str  # the GPU that was asked for
     image: str  # the container's
     command: str  # run, bench or profile
+    cwd: str = ""  # the command's working directory
     asked: Json = msgspec.field(default_factory=lambda: {})  # the command's own options
     # still running there
     calls: list[RemoteCall] = msgspec.field(default_factory=lambda: [])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -129,8 +130,10 @@ def _groups(state: State, ends: Sequence[Workload]) -> list[list[str]]:
 
     # later groups have a place for the leader
     groups = [names[:AT_ONCE]]
-    for start in range(AT_ONCE, len(names), AT_ONCE - 1):
-        groups.append(names[start : start + AT_ONCE - 1])
+    rest = names[AT_ONCE:]
+    while rest:
+        groups.append(rest[: AT_ONCE - 1])
+        rest = rest[AT_ONCE - 1 :]
 
     return groups
 
@@ -282,7 +285,8 @@ def builds_s(plan: Plan) -> float | None:
 
 def timings_s(plan: Plan) -> float:
     """How long both rounds may take on one GPU, without the start of their processes."""
-    groups = 1 + max(0, -(-(len(plan.constants) - AT_ONCE) // (AT_ONCE - 1)))
+    later = max(0, len(plan.constants) - AT_ONCE)
+    groups = 1 + math.ceil(later / (AT_ONCE - 1))
     return len(plan.workloads) * (groups * COARSE_S + Settings.seconds)
 
 
@@ -323,22 +327,21 @@ def _verdict(state: State, name: str, outcome: Outcome, workload: Workload) -> C
         if record.uuid == workload.uuid or record.blame is Blame.MACHINE:
             result = record
             break
-    reason = result.reason
+
+    status, reason = result.status, result.reason
     if result.blame is Blame.MACHINE:
-        raise GdnError(
-            reason or result.status.words, code=result.code or errors.MISSING
-        )
-    at = None
-    if result.status is not Status.BUILD_FAILED:
-        at = state.plan.label(workload)
-    return Check(name, workload.uuid, result.status, _without_folders(reason), at)
+        raise GdnError(reason or status.words, code=result.code or errors.MISSING)
+
+    reason = _without_folders(reason) if reason else None
+    at = state.plan.label(workload) if status is not Status.BUILD_FAILED else None
+    return Check(name, workload.uuid, status, reason, at)
 
 
-def _without_folders(text: str | None) -> str | None:
+def _without_folders(text: str) -> str:
     """A compiler's lines with bare file names: evidence is stored and shared, folders
     are specific to this machine.
     """
-    return re.sub(r"(?<![\w.])/(?:[\w.+@-]+/)+", "", text) if text else text
+    return re.sub(r"(?<![\w.])/(?:[\w.+@-]+/)+", "", text)
 
 
 def _note_environment(state: State, env: Environment | None) -> None:

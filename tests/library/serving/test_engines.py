@@ -120,7 +120,9 @@ def engine(release, monkeypatch):
         if owner:
             kind = {"ChunkGatedDeltaRule": registry.CustomOp}
             base = kind.get(owner, registry.PluggableLayer)
-            setattr(place, owner, place := type(owner, (base,), {}))
+            if not hasattr(place, owner):
+                setattr(place, owner, type(owner, (base,), {}))
+            place = getattr(place, owner)
         setattr(place, name, space[name])
     monkeypatch.setattr(client, "active", False)
     monkeypatch.setattr(client, "_put", set())
@@ -193,7 +195,7 @@ def test_another_signature_is_told_and_not_replaced(engine, change, capsys, capl
     )
     with caplog.at_level(logging.WARNING, "gdn.serving"):
         assert len(ours.install()) == 2
-    assert "decode (QwenGatedDeltaNetAttention) is not replaced: " in caplog.text
+    assert "QwenGatedDeltaNetAttention) is not replaced: " in caplog.text
     made = layers.QwenGatedDeltaNetAttention()
     assert type(made) is layers.QwenGatedDeltaNetAttention
 
@@ -254,6 +256,7 @@ def vllm_layer(engine, convolved: list):
     layers.causal_conv1d_update = convolve
     layers.is_conv_state_dim_first = lambda: False
     made = layers.QwenGatedDeltaNetAttention()
+    made.head_v_dim, made.tp_size = 128, 1
     made.kv_cache = torch.zeros(5, 3, 7), x["initial_state"]
     weight = torch.zeros(7, 1, 4)
     made.conv1d = types.SimpleNamespace(weight=weight, bias=None)
@@ -288,6 +291,190 @@ def test_vllm_s_layer_decodes_on_ours(release, engine, stub):
     ours.uninstall()
     made._forward_core_decode_non_spec(*args)
     assert len(calls) == 2 and serving.fallbacks()["vllm"] == {DECODE: 1}
+
+
+class Batch:
+    """A layer in vLLM's batch of decodes, then prompts: convolved tokens are the given ones."""
+
+    H, HV = 2, 6
+
+    def __init__(self, decodes: int, lengths, has=None, **changed) -> None:
+        self.lengths, self.decodes = [1] * decodes + list(lengths), decodes
+        count = len(self.lengths)
+        self.total = sum(self.lengths)
+        ends = torch.tensor([0, *self.lengths]).cumsum(0).int()
+        self.has = torch.tensor([True] * decodes + list(has or [True] * len(lengths)))
+        self.slots = torch.arange(count, 0, -1, dtype=torch.int32)
+        self.metadata = types.SimpleNamespace(
+            num_prefills=len(lengths), num_decodes=decodes, num_decode_tokens=decodes,
+            num_actual_tokens=self.total, spec_sequence_masks=None,
+            flashinfer_checkpoint_plan=None, has_initial_state=self.has,
+            non_spec_state_indices_tensor=self.slots, non_spec_query_start_loc=ends,
+            prefill_state_indices=self.slots[decodes:],
+            prefill_query_start_loc=ends[decodes:] - decodes,
+            prefill_has_initial_state=self.has[decodes:],
+        )  # fmt: skip
+        vars(self.metadata).update(changed)
+        self.x = steps.tokens(self.total, self.H, self.HV, "cpu")
+        self.pool = steps.pool(count + 1, self.HV, "cpu")
+        self.convolved: list[dict] = []
+
+    def layer(self, monkeypatch, attn_metadata: object = ()) -> object:
+        layers = sys.modules[vllm._LAYERS]
+        batch = {"layer": self.metadata} if attn_metadata == () else attn_metadata
+        context = types.ModuleType("vllm.forward_context")
+        context.get_forward_context = lambda: types.SimpleNamespace(attn_metadata=batch)
+        monkeypatch.setitem(sys.modules, context.__name__, context)
+
+        def convolve(x, weight, bias, states, starts, **named):
+            self.convolved.append(named | {"states": states, "starts": starts})
+            return x.clone()
+
+        layers.causal_conv1d_fn = convolve
+        layers.is_conv_state_dim_first = lambda: False
+        made = layers.QwenGatedDeltaNetAttention()
+        vars(made).update(
+            prefix="layer", head_k_dim=128, head_v_dim=128, tp_size=1,
+            key_dim=self.H * 128, value_dim=self.HV * 128, activation="silu",
+            kv_cache=(torch.zeros(5, 3, 7), self.pool), A_log=self.x["A_log"],
+            dt_bias=self.x["dt_bias"], get_state_dtype=lambda: (None, torch.float32),
+            conv1d=types.SimpleNamespace(weight=torch.zeros(7, 1, 4), bias=None),
+        )  # fmt: skip
+        return made
+
+    def call(self) -> dict:
+        """One row more than there are tokens, as a batch has that is padded."""
+        mixed = torch.cat([self.x[name].flatten(1) for name in "qkv"], dim=1)
+        rows = {"mixed_qkv": mixed, "b": self.x["b"], "a": self.x["a"]}
+        padded = {name: torch.cat([y, y[:1]]) for name, y in rows.items()}
+        out = torch.zeros(self.total + 1, self.HV, 128, dtype=torch.bfloat16)
+        return padded | {"core_attn_out": out}
+
+    def faults(self, before: torch.Tensor, out: torch.Tensor) -> list[str]:
+        ends = [0, *torch.tensor(self.lengths).cumsum(0).tolist()]
+        sequences = [
+            steps.Sequence(int(slot), slice(ends[n], ends[n + 1]), fresh=not has)
+            for n, (slot, has) in enumerate(zip(self.slots, self.has, strict=True))
+        ]
+        x = self.x | {"norm": True, "scale": 128**-0.5}
+        found = steps.faults(sequences, x, before, self.pool, out[: self.total])
+        return found + ["padding is written"] * bool(out[self.total :].any())
+
+
+@VLLM
+@pytest.mark.parametrize("decodes, lengths", [(0, [70]), (2, [3, 0, 5])])
+def test_vllm_s_layer_takes_prompts_to_its_pool(
+    release, engine, decodes, lengths, monkeypatch
+):
+    if not inventory.cxx():
+        pytest.skip("no C++ compiler here")
+    ours, calls = engine
+    ours.install()
+    has = [n % 2 == 1 for n in range(len(lengths))]
+    batch = Batch(decodes, lengths, has)
+    made = batch.layer(monkeypatch)
+    call, before = batch.call(), batch.pool.clone()
+    made._forward_core(**call)
+    assert batch.faults(before, call["core_attn_out"]) == []
+    ((convolution),) = batch.convolved
+    assert convolution["states"].shape == (5, 7, 3)
+    assert convolution["cache_indices"] is batch.slots
+    assert convolution["metadata"] is batch.metadata
+    assert calls == [] and serving.fallbacks()["vllm"] == {}
+    ours.uninstall()
+    made._forward_core(**call)
+    assert [name for name, _ in calls] == ["_forward_core"]
+
+
+@VLLM
+@pytest.mark.parametrize(
+    "changed, why",
+    [
+        ({"flashinfer_checkpoint_plan": 1}, "FlashInfer's states within prompts"),
+        ({"num_decode_tokens": 4}, "decodes of more than one token"),
+    ],
+)
+def test_prompts_that_stay_vllm_s_own(
+    release, engine, changed, why, monkeypatch, caplog
+):
+    ours, calls = engine
+    ours.install()
+    batch = Batch(2, [3], **changed)
+    with caplog.at_level(logging.WARNING, "gdn.serving"):
+        batch.layer(monkeypatch)._forward_core(**batch.call())
+    assert [name for name, _ in calls] == ["_forward_core"] and not batch.convolved
+    name = "QwenGatedDeltaNetAttention._forward_core"
+    assert serving.fallbacks()["vllm"] == {name: 1} and why in caplog.text
+
+
+@VLLM
+def test_prompts_in_float16_stay_vllm_s_own(release, engine, monkeypatch):
+    ours, calls = engine
+    ours.install()
+    batch = Batch(0, [3])
+    call = batch.call()
+    made = batch.layer(monkeypatch)
+    made._forward_core(**call | {"mixed_qkv": call["mixed_qkv"].half()})
+    assert [name for name, _ in calls] == ["_forward_core"] and not batch.convolved
+
+
+@VLLM
+def test_a_pool_that_is_refused_is_refused_before_the_convolution(
+    release, engine, stub, monkeypatch
+):
+    ours, calls = engine
+    ours.install()
+    batch = Batch(1, [3])
+    made = batch.layer(monkeypatch)
+    made.kv_cache = made.kv_cache[0], batch.pool.double()
+    made._forward_core(**batch.call())
+    assert len(calls) == 1 and not batch.convolved and not stub
+    made.kv_cache = made.kv_cache[0], batch.pool
+
+    def broken(*args):
+        if args[8].shape[0]:  # a call of no sequence asks
+            raise ValueError("pool: no")
+
+    monkeypatch.setitem(serving._prefill, KIND, broken)
+    with pytest.raises(RuntimeError, match="pool: no; the cache cannot be used"):
+        made._forward_core(**batch.call())
+    assert len(batch.convolved) == 1 and len(calls) == 1
+
+
+@VLLM
+@pytest.mark.parametrize(
+    "batch",
+    [
+        Batch(2, [], num_prefills=0),  # decodes alone, which vLLM hands on
+        Batch(0, [4], spec_sequence_masks=torch.ones(1)),
+    ],
+)
+def test_other_batches_are_no_fallback(release, engine, stub, batch, monkeypatch):
+    ours, calls = engine
+    ours.install()
+    batch.layer(monkeypatch)._forward_core(**batch.call())
+    assert [name for name, _ in calls] == ["_forward_core"] and not batch.convolved
+    assert serving.fallbacks()["vllm"] == {}
+
+
+@VLLM
+def test_libraries_are_loaded_while_vllm_measures_its_memory(
+    release, engine, monkeypatch
+):
+    ours, calls = engine
+    ours.install()
+    loaded = []
+    for exported in (serving._decode, serving._prefill):
+        monkeypatch.setattr(
+            type(exported),
+            "__missing__",
+            lambda self, kind: loaded.append((self.name, kind)),
+        )
+        monkeypatch.delitem(exported, KIND, raising=False)
+    batch = Batch(0, [4])
+    batch.layer(monkeypatch, None)._forward_core(**batch.call())
+    assert loaded == [("packed_decode", KIND), ("chunk_prefill", KIND)]
+    assert len(calls) == 1 and serving.fallbacks()["vllm"] == {}
 
 
 def prefill_call(lengths=(3, 0, 4), **changed) -> tuple[dict, list]:

@@ -348,13 +348,13 @@ ODD = {
         lambda x: torch._efficientzerotensor(x.shape, dtype=x.dtype), ValueError, "a: has no memory; call .clone"
     ),
     "quantized": (
-        lambda x: torch.quantize_per_tensor(x.float(), 1.0, 0, torch.quint8), TypeError, "a: expected bfloat16 or float32, got qu"
+        lambda x: torch.quantize_per_tensor(x.float(), 1.0, 0, torch.quint8), TypeError, "a: expected bfloat16.* or float32, got qu"
     ),
     "complex": (lambda x: x.to(torch.complex64).conj(), ValueError, "a: has the conjugate bit; call .resolve_conj"),
     "complex without the bit": (
-        lambda x: x.to(torch.complex64), TypeError, "a: expected bfloat16 or float32, got complex64"
+        lambda x: x.to(torch.complex64), TypeError, "a: expected bfloat16.* or float32, got complex64"
     ),
-    "of 8 bits": (lambda x: x.to(torch.float8_e4m3fn), TypeError, "a: expected bfloat16 or float32, got float8"),
+    "of 8 bits": (lambda x: x.to(torch.float8_e4m3fn), TypeError, "a: expected bfloat16.* or float32, got float8"),
     "on another device": (
         lambda x: x.to("meta"), ValueError, "a: expected on cpu, where initial_state is, got meta"
     ),
@@ -466,7 +466,7 @@ def test_prepare_refuses_what_it_does_not_know():
         (
             [print],
             {},
-            "prepare: expected packed_decode, mtp_verify or chunk_prefill, got",
+            "prepare: expected packed_decode, mtp_verify, chunk_prefill, gates or layer_post_conv, got",
         ),
         ([], {"device": "meta"}, "prepare: device: expected 'cuda' or 'cpu', got meta"),
     ):

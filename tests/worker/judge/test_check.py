@@ -309,3 +309,9 @@ def test_new_values_are_no_stricter_than_the_first_ones():
         scales.append(float(x[0]))
         assert row[0].tolist() == [1, 1, scaling.scale, scaling.scale]
     assert scales == [-1, 0.5, -0.5, 1, -1]
+
+
+def test_an_op_that_is_linear_in_nothing_keeps_its_results():
+    scaling = calls.Scaling([])
+    scaling()
+    assert scaling.scale == 1

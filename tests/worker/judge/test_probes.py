@@ -30,6 +30,7 @@ REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 SMALL = {
     "gdn_decode": ["batch_size=1", "batch_size=3"],
+    "gdn_layer_post_conv": ["batch_size=2,seq_len=3"],
     "gdn_mtp": ["batch_size=2,seq_len=3"],
     "gdn_prefill": ["total_seq_len=16,num_seqs=1", "seq_lens=3+5"],
     "attention_fwd": ["seq_len=1", "seq_len=67"],
@@ -37,6 +38,7 @@ SMALL = {
 # for a GPU, where these take no longer
 LARGER = {
     "gdn_decode": ["batch_size=64"],
+    "gdn_layer_post_conv": ["batch_size=64,seq_len=4"],
     "gdn_mtp": ["batch_size=64,seq_len=4"],
     "gdn_prefill": ["seq_lens=1+64+65", "seq_lens=2x300"],
     "attention_fwd": ["seq_len=512", "batch_size=2,seq_len=67"],

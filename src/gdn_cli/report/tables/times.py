@@ -136,7 +136,7 @@ def _notes_on_gpus(rows: list[Point]) -> Iterator[str]:
     """Notes for a table whose rows come from several GPUs."""
     yield (
         "GPU: factors are to the copy, the reference and the peers of a row's own GPU; algos on"
-        " different GPUs are not ranked (no *): `gdn compare` runs them on one"
+        " different GPUs are not ranked (no *): `gdn compare`, or --together at Modal, takes one"
     )
     for tier in dict.fromkeys(p.first.tier for p in rows):
         if tier in TIERS and TIERS[tier].host:

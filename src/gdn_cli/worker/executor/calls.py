@@ -190,7 +190,7 @@ class Here:
 class Scaling:
     """Other values in the same buffers: the linear inputs times -1, 1/2, -1/2, 1, ...
     Never more than 1: the contest's rule has an absolute part, which a result twice as
-    large would fail at half the error.
+    large would fail at half the error. Without linear inputs the values stay.
     """
 
     def __init__(self, linear: list) -> None:
@@ -199,6 +199,8 @@ class Scaling:
         self.turn = 0
 
     def __call__(self) -> None:
+        if not self.linear:
+            return
         scale = (-1.0, 0.5, -0.5, 1.0)[self.turn % 4]
         self.turn += 1
         for x in self.linear:

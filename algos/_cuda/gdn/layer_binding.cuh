@@ -1,0 +1,56 @@
+// The binding of layer_post_conv.cuh's kernel: checks the arguments, and launches on the current stream. No allocation, no
+// synchronisation.
+#pragma once
+
+#include "layer_post_conv.cuh"
+#include "mtp_binding.cuh"
+
+namespace gdn {
+
+// In layer_launch.cuh, whose instances have a file of their own for each T, so that they compile side by side.
+template <typename T>
+void launch_layer(const LayerArguments& p, int64_t heads, int device, cudaStream_t stream);
+
+// What follows the convolution of a decode layer, for up to 8 tokens of each sequence: mtp_verify in mode 2 with the norm of q and k, whose
+// outputs o get an RMSNorm and a gate: o / sqrt(mean(o^2) + norm_epsilon) norm_weight silu(z), in float, of o rounded to bfloat16.
+//
+// mixed_qkv [B, T, 2 H 128 + HV 128] or [total, ..] bf16: q of all heads, k, then v; a, b [.., HV] bf16; A_log [HV] f32, dt_bias [HV]
+// f32 or bf16; pool, state_indices, num_accepted_tokens, cu_seqlens and scale as in mtp_verify; z [.., HV, 128] bf16; tokens of these
+// may lie apart. norm_weight [128] f32 or bf16. sigmoid: 1 for a gate of sigmoid(z). Writes output [.., HV, 128] bf16, dense: 0 of
+// padding; and the pool's slots.
+// Throws ValueError if an argument is different.
+inline void layer_post_conv(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log,
+                            ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
+                            ffi::Optional<ffi::TensorView> num_accepted_tokens, ffi::Optional<ffi::TensorView> cu_seqlens,
+                            ffi::TensorView z, ffi::TensorView norm_weight, ffi::Optional<double> scale, ffi::TensorView output,
+                            double norm_epsilon, int64_t sigmoid, int64_t first_slot, double epsilon) {
+  const Packed<K> x(mixed_qkv, pool, ALIGNMENT);
+  LayerArguments p{};
+  const MtpCall call = take_mtp<true>(p, x.q, x.k, x.v, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens,
+                                      cu_seqlens, scale, output, {}, {}, SLOTS, first_slot, epsilon);
+  if (call.half_tokens) TVM_FFI_THROW(ValueError) << "mixed_qkv: expected bfloat16, got float16";
+  const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1};
+  p.z = call.taken(call.axes == 1 ? flat(z, 3) : z, "z", bf16, call.HV, true, 2, &p.z_batch, &p.z_token);
+  p.weight_bf16 = norm_weight.dtype() == bf16;
+  p.norm_weight = data<const char>(norm_weight, "norm_weight", p.weight_bf16 ? bf16 : f32, {V}, call.device);
+  if (!(norm_epsilon >= 0)) TVM_FFI_THROW(ValueError) << "norm_epsilon: expected 0 or more, got " << norm_epsilon;
+  p.norm_epsilon = under_root(norm_epsilon), p.sigmoid = sigmoid != 0;
+  if (call.empty()) return;
+  const int device = call.device.device_id;
+  const CurrentDevice current(device);
+  auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(call.device.device_type, device));
+  if (call.of_state == f32) launch_layer<float>(p, call.B * call.HV, device, stream);
+  else launch_layer<__nv_bfloat16>(p, call.B * call.HV, device, stream);
+}
+
+// The op's call: in place, silu, 1e-6 under both roots, slots 0 and below are padding.
+inline void run_layer(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log, ffi::TensorView dt_bias,
+                      ffi::TensorView pool, ffi::TensorView state_indices, ffi::TensorView num_accepted_tokens,
+                      ffi::Optional<double> scale, ffi::TensorView z, ffi::TensorView norm_weight, ffi::TensorView output,
+                      ffi::TensorView new_pool) {
+  if (new_pool.data_ptr() != pool.data_ptr()) TVM_FFI_THROW(ValueError) << "new_pool: expected pool itself, in place";
+  layer_post_conv(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens, {}, z, norm_weight, scale, output, 1e-6,
+                  0, 1, 1e-6);
+}
+
+}  // namespace gdn

@@ -1,0 +1,9 @@
+// Written by `gdn tune`: which constants for which size (batch_size * num_v_heads), by GPU. The evidence is in tuning.json.
+#pragma once
+#include <cstdint>
+struct Tuned { const char* gpu; int sms; int64_t up_to; int rows, split, groups, load, store, resident; };   // constants in the order of algo.toml
+constexpr Tuned TUNED[] = {
+    {"untuned", 0, 64, 16, 4, 1, 2, 0, 1},
+    {"untuned", 0, 192, 16, 2, 4, 2, 0, 18},
+    {"untuned", 0, 9223372036854775807, 16, 1, 8, 2, 0, 18},
+};

@@ -1,0 +1,82 @@
+"""The tables of docs/serving.md from records of vllm_qwen.py and transformers_qwen.py.
+
+    python examples/clients/table.py docs/serving.md
+
+What is between `<!-- clients FILE -->` and `<!-- /clients -->` is written anew; FILE is a file of
+records beside `docs`.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+BLOCK = re.compile(r"(<!-- clients (\S+) -->\n).*?(<!-- /clients -->)", re.DOTALL)
+TITLES = ["", "first token, ms", "a token, ms", "tokens/s", "gain"]
+SHOWN = ("first_token_ms", "token_ms", "tokens_per_second")
+
+
+def filled(text: str, root: Path) -> str:
+    """The page with its tables written anew."""
+
+    def block(match: re.Match) -> str:
+        return match[1] + tables(root / match[2]) + match[3]
+
+    return BLOCK.sub(block, text)
+
+
+def tables(file: Path) -> str:
+    if not file.is_file():
+        return "Not timed yet.\n"
+    records = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    return "\n".join(map(table, records))
+
+
+def table(record: dict) -> str:
+    client = "vllm" if "vllm" in record else "transformers"
+    about = [f"{record['heads']} heads", f"a {record['pool']} pool"]
+    about += [
+        f"{record['layers']} layers",
+        record["device"],
+        f"torch {record['torch']}",
+    ]
+    named = f"{client} {record[client]} (own prefill: {record['baseline']})"
+    lines = [f"{named}, {', '.join(about)}; the client's own -> gdn:", ""]
+    lines += [row(TITLES), "|---" + "|---:" * (len(TITLES) - 1) + "|"]
+    rows = iter(record["rows"])
+    for own, ours in zip(rows, rows, strict=True):
+        cells = [turned(own[name], ours[name]) for name in SHOWN]
+        lines.append(row([own["what"], *cells, f"{ours['speedup']:.3f}x"]))
+    lines += ["", *notes(record)]
+    return "\n".join(lines) + "\n"
+
+
+def notes(record: dict) -> list[str]:
+    times = record.get("kernels", {})
+    found = []
+    for name, own in times.get("baseline", {}).items():
+        ours = times["gdn"][name]
+        gain = own["gpu_ms"] / ours["gpu_ms"]
+        both = turned(own["gpu_ms"], ours["gpu_ms"])
+        found.append(f"- GPU time of {name}: {both} ms ({gain:.3f}x)")
+    errors = record.get("errors", {})
+    for part in ("prompt", "new"):
+        if errors:
+            both = turned(errors["baseline"][part], errors["gdn"][part])
+            found.append(f"- rms error of log-probabilities, {part} tokens: {both}")
+    calls = sum(record["fallbacks"].values())
+    return [*found, f"- calls that fell back: {calls}"]
+
+
+def turned(own: float | None, ours: float | None) -> str:
+    return "" if own is None else f"{own:.4g} -> {ours:.4g}"
+
+
+def row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    text = filled(page.read_text(encoding="utf-8"), page.resolve().parent.parent)
+    page.write_text(text, encoding="utf-8")
