@@ -379,7 +379,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, con
     // 9. R
     warpgroup_wait<LATER>();
     warpgroup_fence_operand(SK);
-    float kept;
+    float kept;  // with two consumers only after R: a register less
     if constexpr (!LEAN) kept = decay_of_chunk(prepared);
     uint32_t R[4][4];
 #pragma unroll
