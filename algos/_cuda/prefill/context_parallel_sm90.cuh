@@ -32,7 +32,7 @@ __device__ __forceinline__ void run_transfer(const Prefill& p, const Maps& maps,
   float S[16][4];
   begin_transfer(S, at, from_state, values, row, lane);
   if constexpr (POOL) warpgroup_fence_operand(S);
-  consume<false>(S, p, s, pipe, at, values);
+  consume<false, false>(S, p, staged_chunks<false>(s, pipe, at), at, values);
   const int64_t to = at.state_at(at.slot);
   if (values) {
     store_state(p.ends + to, S, row, 0, lane);

@@ -4,10 +4,18 @@
 //
 // S is never transposed: the state's 64 rows are the left operand, in registers, of S K^T and S Q^T; their accumulators,
 // packed to bf16, are the left operand of the next product (inter_chunk_sm80.cuh). TMA loads the tiles, with its
-// swizzle, up to STAGES - 1 chunks ahead. Products overlap with the packing of other products' results, in this order:
+// swizzle, up to STAGES - 1 chunks ahead. Products overlap with the packing of other products' results, in this order of steps:
 //
-//   tensor core   S K^T | S Q^T, first half | R (T - I)^T | S Q^T, second half | D^T K       | D M^T
-//   meanwhile            R                                 D packed, S decayed   O decayed     S packed for the next chunk
+//   one consumer on an SM, 248 registers:
+//   tensor core   8. S K^T, S Q^T (4 of 8) | 10. R (T - I)^T, 8. S Q^T (4)  | 11. D^T K   | 12. D M^T
+//   meanwhile     O stored, 9. R           | 11. S decayed, D packed        | O decayed   | S packed
+//   registers     S 64, S_bf16 32, SK 32,  | S 64, S_bf16 32, O 32,         | S 64, O 32, | S 64, S_bf16 32,
+//                 O 32, D 32, R 16: 208    | D 32, R 16, D packed: 176 to 192 | D_bf16 32   | O 32, D_bf16 16
+//
+//   two (LEAN), 208 registers: all of S Q^T comes before 9, and S_bf16 ends there. So 9 takes S 64, SK 32, O 32, D 32, R 16: 176
+//
+// Accumulators are in float, operands two to a register (_bf16, R). The rest of a thread's registers has gates, V and addresses. If they
+// are too few, ptxas waits for each product (C7512). With two consumers the other one's products fill the tensor core during 9.
 //
 // The producer, one thread of another warpgroup, loads the tiles by TMA. The consumers write their outputs over V, and two
 // warps of the producer's warpgroup store them, in whole rows (the epilogue). When the consumers did both, it took 500 of a
@@ -94,6 +102,13 @@ struct PipelineState {
   }
 };
 
+__device__ __forceinline__ void wait_for(const uint64_t& barrier, uint32_t parity) { mbarrier_wait(shared_address(&barrier), parity); }
+// A warp's arrival, after all of its lanes' accesses.
+__device__ __forceinline__ void warp_arrives(const uint64_t& barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 < ARRIVALS) mbarrier_arrive(shared_address(&barrier));
+}
+
 // So many of a CTA's first chunks are loaded one after the other: all CTAs begin at once, and what is needed first would arrive
 // together with the rest.
 constexpr int IN_TURN = 3;
@@ -129,18 +144,53 @@ __device__ __forceinline__ void produce(const Prefill& p, const Maps& maps, Shar
   pipe.begun += at.count;
 }
 
-// The epilogue: warps that store the outputs of all chunks, which have replaced V. Eight lanes per token, so that rows are whole.
-constexpr int STORE_WARPS = 2;  // warps
-// Called by each of these warps when it is done with a stage.
-__device__ __forceinline__ void release_stage(uint64_t& empty) {
-  fence_proxy_async();  // TMA will overwrite it
-  __syncwarp();
-  if (threadIdx.x % 32 < ARRIVALS) mbarrier_arrive(shared_address(&empty));
+// Where a chunk's tiles are, of one consumer warpgroup.
+struct ChunkTiles {
+  char *k, *q, *v;  // v: 64 tokens x 64 rows of V
+  const char* T;    // and the gates
+  uint32_t M;       // an address
+};
+// The chunks of a segment in the stages of GroupShared, for those who compute and store outputs: see consume and store_outputs.
+template <bool OUTPUTS, typename Shared>
+struct StagedChunks {
+  static constexpr bool ALL_AT_ONCE = true;
+  Shared& s;
+  PipelineState<Shared::STAGES> pipe;
+  int group;  // consumer warpgroup
+  __device__ __forceinline__ ChunkTiles tiles(int chunk) const {
+    auto& stage = s.stages[pipe.stage(chunk)];
+    return {stage.k, stage.q, stage.v[group], stage.prepared.T, shared_address(stage.prepared.T) + MATRIX};
+  }
+  __device__ __forceinline__ void wait_for_keys(int chunk) const { wait_for(s.full[pipe.stage(chunk)], pipe.parity(chunk)); }
+  __device__ __forceinline__ void wait_for_values(int) const {}
+  __device__ __forceinline__ void wait_for_t(int) const {}
+  __device__ __forceinline__ void wait_for_m(int chunk) const { pipe.wait_for_m(s.m_ready, chunk); }
+  // No __syncwarp: the wait for the last products has just brought the warp together.
+  __device__ __forceinline__ void state_complete(int chunk) const {
+    const bool arrives = threadIdx.x % 32 < ARRIVALS;
+    if (!OUTPUTS && arrives) mbarrier_arrive(shared_address(&s.empty[pipe.stage(chunk)]));
+    if (OUTPUTS && Shared::PACED && arrives) mbarrier_arrive(shared_address(&s.packing[pipe.stage(chunk)]));
+  }
+  __device__ __forceinline__ void outputs_written(int chunk) const { warp_arrives(s.outputs_ready[pipe.stage(chunk)]); }
+  __device__ __forceinline__ void sync() const { named_barrier_sync<128>(group + 1); }
+  __device__ __forceinline__ void wait_for_outputs(int chunk) const {
+    wait_for(s.outputs_ready[pipe.stage(chunk)], pipe.parity(chunk));
+  }
+  __device__ __forceinline__ void free(int chunk) const { warp_arrives(s.empty[pipe.stage(chunk)]); }
+};
+// For a warp of a consumer; the pipeline goes on behind them.
+template <bool OUTPUTS, typename Shared>
+__device__ __forceinline__ StagedChunks<OUTPUTS, Shared> staged_chunks(Shared& s, PipelineState<Shared::STAGES>& pipe, const Segment& at) {
+  return {s, pipe.template take<Shared::LOOPS>(at.count), Shared::GROUPS > 1 ? static_cast<int>(threadIdx.x / 128) : 0};
 }
-template <typename Shared>
-__device__ __forceinline__ void store_outputs(const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe, const Segment& at,
-                                              int half, int thread, int first_piece = 0) {
-  constexpr int GROUPS = Shared::GROUPS, PIECES = Shared::PIECES, ROWS = STORE_WARPS * 32 / PIECES;
+
+// The epilogue: warps that store the outputs of all chunks, which have replaced V. PIECES lanes per token, so that rows are whole.
+// `chunks`: wait_for_outputs; tiles, the v of other consumers behind this one; free, when a warp is done with a stage.
+constexpr int STORE_WARPS = 2;  // warps
+template <int GROUPS, int PIECES, typename Chunks>
+__device__ __forceinline__ void store_outputs(const Prefill& p, const Chunks& chunks, const Segment& at, int half, int thread,
+                                              int first_piece = 0) {
+  constexpr int ROWS = STORE_WARPS * 32 / PIECES;
   const int first = thread / PIECES, piece = first_piece + thread % PIECES;
   const uint32_t own = in_matrix(first, piece);  // 8 rows further are 1024 bytes further: ROWS is a multiple of 8
   const int64_t row = static_cast<int64_t>(p.HV) * HEAD_DIM;
@@ -149,19 +199,25 @@ __device__ __forceinline__ void store_outputs(const Prefill& p, Shared& s, Pipel
 #pragma unroll 1
   for (int chunk = 0; chunk < at.count; ++chunk, left -= CHUNK) {
     // 13. Store
-    const int stage = pipe.stage(chunk);
-    mbarrier_wait(shared_address(&s.outputs_ready[stage]), pipe.parity(chunk));
+    chunks.wait_for_outputs(chunk);
+    const char* const v = chunks.tiles(chunk).v;
 #pragma unroll 1
     for (int i = 0; i < CHUNK; i += ROWS) {
 #pragma unroll
       for (int group = 0; group < GROUPS; ++group)
         if (i < left)
           store16(to + group * GROUP_ROWS,
-                  at.padding() ? uint4{} : *reinterpret_cast<const uint4*>(s.stages[stage].v[group] + own + i * 128));
+                  at.padding() ? uint4{} : *reinterpret_cast<const uint4*>(v + group * V_TILE + own + i * 128));
       to += ROWS * row;
     }
-    release_stage(s.empty[stage]);
+    fence_proxy_async();  // TMA will overwrite it
+    chunks.free(chunk);
   }
+}
+template <typename Shared>
+__device__ __forceinline__ void store_staged_outputs(const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe,
+                                                     const Segment& at, int half, int thread, int first_piece = 0) {
+  store_outputs<Shared::GROUPS, Shared::PIECES>(p, StagedChunks<true, Shared>{s, pipe, 0}, at, half, thread, first_piece);
   pipe.begun += at.count;
 }
 
@@ -190,6 +246,9 @@ __device__ __forceinline__ float2 gates_of(const char* prepared, int which, int 
   return *reinterpret_cast<const float2*>(prepared + gate_at(which, 8 * i + 2 * t));
 }
 
+// e^(G_C): the decay of the state along a whole chunk.
+__device__ __forceinline__ float decay_of_chunk(const char* prepared) { return gates_of(prepared, IN, CHUNK / 8 - 1, 3).y; }
+
 // Zeros in the rows of a tile from `count` on, by THREADS threads.
 template <int THREADS = 128>
 __device__ __forceinline__ void clear_rows(char* tile, int count, int thread) {
@@ -200,7 +259,15 @@ __device__ __forceinline__ void clear_rows(char* tile, int count, int thread) {
 
 #if FLASHCORE_WGMMA
 
-// Steps 11 and 12 of both consumers (this one and inter_chunk_sm90_fused.cuh): S, decayed; S as left operands; O, decayed.
+// Step 8: products FIRST to LAST - 1 of the eight of d = S X^T, X the tile of K or Q; a batch of its own.
+template <int FIRST, int LAST>
+__device__ __forceinline__ void begin_state_times(float (&d)[8][4], const uint32_t (&S)[8][4], const KMajor& X) {
+#pragma unroll
+  for (int step = FIRST; step < LAST; ++step)
+    product(d, S[step], advance(X, step / 4 * (QK_TILE / 2) + step % 4 * 32), step > 0);
+  warpgroup_commit();
+}
+// Steps 11 and 12: S, decayed; S as left operands; O, decayed.
 __device__ __forceinline__ void decay_state(float (&S)[16][4], float by) {
 #pragma unroll
   for (int j = 0; j < 16; ++j)
@@ -220,94 +287,100 @@ __device__ __forceinline__ void decay_outputs(float (&o)[8][4], const char* prep
   }
 }
 
-// `row`: the warp's first of the state's, for CHECKPOINTS alone.
-template <bool OUTPUTS, bool CHECKPOINTS = false, typename Shared>
-__device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe,
-                                           const Segment& at, bool values, int row = 0) {
-  constexpr int GROUPS = Shared::GROUPS;
-  constexpr bool LEAN = OUTPUTS && GROUPS > 1;  // few registers: load V and gates only right before their use
-  const int group = GROUPS > 1 ? threadIdx.x / 128 : 0, thread = threadIdx.x % 128;
-  const int warp = thread / 32, lane = thread % 32, t = lane % 4;
+// Steps 8 to 12 of a segment's chunks, by a consumer warpgroup, in every kernel with wgmma. `chunks` says where the tiles are, and:
+//
+//   wait_for_keys, wait_for_values, wait_for_t, wait_for_m   until K; Q and V; T and the gates; M have arrived
+//   ALL_AT_ONCE       K, Q, V, T and the gates arrive together. One consumer then loads V and the gates before it begins S Q^T,
+//                     else it begins S Q^T while it waits for T
+//   state_complete    S' is there: K, T and the gates are not read any more
+//   outputs_written   O is in V's place
+//   sync              a barrier of the warpgroup
+//
+// LEAN: two consumers on an SM, see above. `row`: the warp's first of the state's, for CHECKPOINTS alone.
+template <bool OUTPUTS, bool LEAN, bool CHECKPOINTS = false, typename Chunks>
+__device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, const Chunks& chunks, const Segment& at, bool values,
+                                        int row = 0) {
+  constexpr int EARLY = LEAN ? 8 : 4;                 // of the eight products of S Q^T come before R
+  constexpr int LATER = OUTPUTS && !LEAN ? 1 : 0;     // batches of products that R and D need not wait for
+  constexpr bool LOADS_FIRST = Chunks::ALL_AT_ONCE && !LEAN;
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
   // a lane's address for 16 tokens and the warp's 16 columns of V, in TMA's layout
   const uint32_t v_at = in_matrix(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
   const int count = __shfl_sync(0xffffffffu, at.count, 0);  // uniform: in a divergent loop ptxas would wait for each product
-  uint32_t outputs[4][4] = {};  // of the previous chunk, of 16 tokens each
-  const auto own = pipe.template take<Shared::LOOPS>(count);
-  const auto stage_outputs = [&](int chunk) {  // writes a chunk's outputs over its V; this warp is done with the chunk
-    const int stage = own.stage(chunk);
+  uint32_t O_bf16[4][4] = {};  // of the previous chunk, of 16 tokens each
+  const auto write_outputs = [&](int chunk) {
+    const uint32_t v = shared_address(chunks.tiles(chunk).v);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) store_transposed(shared_address(s.stages[stage].v[group]) + v_at + j * 2048, outputs[j]);
-    __syncwarp();
-    if (lane < ARRIVALS) mbarrier_arrive(shared_address(&s.outputs_ready[stage]));
+    for (int j = 0; j < 4; ++j) store_transposed(v + v_at + j * 2048, O_bf16[j]);
+    chunks.outputs_written(chunk);
   };
 
-  uint32_t before[8][4];  // S before a chunk, as left operands
-  pack_state(before, S);
+  uint32_t S_bf16[8][4];  // before a chunk, as left operands
+  pack_state(S_bf16, S);
 
 #pragma unroll 1
   for (int chunk = 0; chunk < count; ++chunk) {
-    auto& stage = s.stages[own.stage(chunk)];
-    const char* const prepared = reinterpret_cast<const char*>(&stage.prepared);
-    const uint32_t k_tile = shared_address(stage.k), q_tile = shared_address(stage.q);
-    const uint32_t v_tile = shared_address(stage.v[group]);
-    const KMajor keys(k_tile), queries(q_tile);
-    const MNMajor<QK_TILE / 2> keys_mn(k_tile);
-    const uint32_t T = shared_address(prepared), M = T + sizeof(Prepared) / 2;
-    mbarrier_wait(shared_address(&s.full[own.stage(chunk)]), own.parity(chunk));
+    const ChunkTiles tiles = chunks.tiles(chunk);
+    const char* const prepared = tiles.T;
+    const uint32_t v_tile = shared_address(tiles.v);
+    const KMajor keys(shared_address(tiles.k)), queries(shared_address(tiles.q));
+    const MNMajor<QK_TILE / 2> keys_mn(shared_address(tiles.k));
+    chunks.wait_for_keys(chunk);
     const int left = at.tokens - chunk * CHUNK;
     if (left < CHUNK) {  // rows past the sequence's end: zeros in K and V, because 0 x NaN is not 0. Those of Q reach no output
-      clear_rows(stage.k, left, thread), clear_rows(stage.k + QK_TILE / 2, left, thread);
-      clear_rows(stage.v[group], left, thread);
+      chunks.wait_for_values(chunk), chunks.wait_for_t(chunk);  // who makes T clears K, too, but not a peer's
+      clear_rows(tiles.k, left, thread), clear_rows(tiles.k + QK_TILE / 2, left, thread);
+      clear_rows(tiles.v, left, thread);
       fence_proxy_async();
-      warpgroup_sync(group + 1);
+      chunks.sync();
     }
 
     // 8. S K^T, S Q^T
-    float x[8][4], o[8][4];
-    float d[2][4][4];  // R, and then D; with the registers of x, ptxas would wait for each product
+    float SK[8][4], O[8][4];  // O: S Q^T at first. 64 rows of V x 64 tokens, eight tokens after the other
+    float D[2][4][4];         // R at first; 2 x 32 tokens. With the registers of SK, ptxas would wait for each product
     warpgroup_arrive();
-#pragma unroll
-    for (int step = 0; step < 8; ++step)
-      product(x, before[step], advance(keys, step / 4 * (QK_TILE / 2) + step % 4 * 32), step > 0);
-    warpgroup_commit();
+    begin_state_times<0, 8>(SK, S_bf16, keys);
+    const auto begin_outputs = [&] {
+      chunks.wait_for_values(chunk);
+      warpgroup_arrive();
+      begin_state_times<0, EARLY>(O, S_bf16, queries);
+    };
     // 12 of the previous chunk: O to its stage
     if constexpr (OUTPUTS) {
-      if (chunk > 0) stage_outputs(chunk - 1);
+      if (chunk > 0) write_outputs(chunk - 1);
+      if constexpr (!LOADS_FIRST) begin_outputs();
     }
-    uint32_t v[4][4] = {};
-    float2 in[8];
+    chunks.wait_for_t(chunk);
+    uint32_t V[4][4] = {};
+    float2 decay[8];
     const auto load = [&](int j) {  // of 16 tokens
-      if (OUTPUTS || values) load_transposed(v[j], v_tile + v_at + j * 2048);
-      in[2 * j] = gates_of(prepared, IN_K, 2 * j, t), in[2 * j + 1] = gates_of(prepared, IN_K, 2 * j + 1, t);
+      if (OUTPUTS || values) load_transposed(V[j], v_tile + v_at + j * 2048);
+      decay[2 * j] = gates_of(prepared, IN_K, 2 * j, t), decay[2 * j + 1] = gates_of(prepared, IN_K, 2 * j + 1, t);
     };
     const auto value = [&](int i, int c) {
-      const uint32_t word = v[i / 2][i % 2 * 2 + c / 2];
+      const uint32_t word = V[i / 2][i % 2 * 2 + c / 2];
       return __uint_as_float(c % 2 ? word & 0xffff0000u : word << 16);
     };
 #pragma unroll
     for (int j = 0; j < 4 && !LEAN; ++j) load(j);
     float weighed[8][4];  // beta V: without outputs there are registers for it, and R is a single addition after the wait
-    float2 out[8];
+    float2 to_end[8];
     if constexpr (!OUTPUTS) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const float2 beta = gates_of(prepared, BETA, i, t);
-        in[i] = {beta.x * in[i].x, beta.y * in[i].y};
+        decay[i] = {beta.x * decay[i].x, beta.y * decay[i].y};
 #pragma unroll
         for (int c = 0; c < 4; ++c) weighed[i][c] = (c % 2 ? beta.y : beta.x) * value(i, c);
       }
     }
-    if constexpr (OUTPUTS) {
-      warpgroup_arrive();
-#pragma unroll
-      for (int step = 0; step < 4; ++step) product(o, before[step], advance(queries, step * 32), step > 0);
-      warpgroup_commit();
-    }
+    if constexpr (OUTPUTS && LOADS_FIRST) begin_outputs();
 
     // 9. R
-    warpgroup_wait<OUTPUTS ? 1 : 0>();
-    warpgroup_fence_operand(x);
-    const float kept = gates_of(prepared, IN, 7, 3).y;
+    warpgroup_wait<LATER>();
+    warpgroup_fence_operand(SK);
+    float kept;  // with two consumers only after R: a register less
+    if constexpr (!LEAN) kept = decay_of_chunk(prepared);
     uint32_t R[4][4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -318,30 +391,27 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
         if constexpr (OUTPUTS) beta = gates_of(prepared, BETA, i, t);
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-          const float by = -(c % 2 ? in[i].y : in[i].x);
-          float& r = d[j / 2][i % 4][c];
-          if constexpr (OUTPUTS) r = (c % 2 ? beta.y : beta.x) * fmaf(by, x[i][c], value(i, c));
-          else r = fmaf(by, x[i][c], weighed[i][c]);
+          const float by = -(c % 2 ? decay[i].y : decay[i].x);
+          float& r = D[j / 2][i % 4][c];
+          if constexpr (OUTPUTS) r = (c % 2 ? beta.y : beta.x) * fmaf(by, SK[i][c], value(i, c));
+          else r = fmaf(by, SK[i][c], weighed[i][c]);
         }
       }
-      as_left(R[j], d[j / 2][2 * (j % 2)], d[j / 2][2 * (j % 2) + 1]);
+      as_left(R[j], D[j / 2][2 * (j % 2)], D[j / 2][2 * (j % 2) + 1]);
     }
 
     // 10. D = R + (T - I) R
     warpgroup_arrive();
-    triangle_times(d, R, T);
+    triangle_times(D, R, shared_address(prepared));
     warpgroup_commit();
-    if constexpr (OUTPUTS) {
-#pragma unroll
-      for (int step = 4; step < 8; ++step) product(o, before[step], advance(queries, QK_TILE / 2 + (step - 4) * 32), 1);
-      warpgroup_commit();
-    }
+    if constexpr (OUTPUTS && EARLY < 8) begin_state_times<EARLY, 8>(O, S_bf16, queries);
     // 11. S' = e^(G_C) S + D^T K: the decay, under 10
+    if constexpr (LEAN) kept = decay_of_chunk(prepared);
     decay_state(S, kept);
 #pragma unroll
-    for (int i = 0; i < 8 && !OUTPUTS; ++i) out[i] = gates_of(prepared, OUT, i, t);
-    warpgroup_wait<OUTPUTS ? 1 : 0>();
-    warpgroup_fence_operand(d[0]), warpgroup_fence_operand(d[1]);
+    for (int i = 0; i < 8 && !OUTPUTS; ++i) to_end[i] = gates_of(prepared, OUT, i, t);
+    warpgroup_wait<LATER>();
+    warpgroup_fence_operand(D[0]), warpgroup_fence_operand(D[1]);
     uint32_t plain[4][4], decayed[4][4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -349,9 +419,9 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int i = 2 * j + e;
-        if constexpr (OUTPUTS) out[i] = gates_of(prepared, OUT, i, t);
+        if constexpr (OUTPUTS) to_end[i] = gates_of(prepared, OUT, i, t);
 #pragma unroll
-        for (int c = 0; c < 4; ++c) later[e][c] = d[j / 2][2 * (j % 2) + e][c] * (c % 2 ? out[i].y : out[i].x);
+        for (int c = 0; c < 4; ++c) later[e][c] = D[j / 2][2 * (j % 2) + e][c] * (c % 2 ? to_end[i].y : to_end[i].x);
       }
       as_left(decayed[j], later[0], later[1]);
     }
@@ -363,34 +433,33 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
     // 12. O = scale e^G Q S^T + M D
     if constexpr (OUTPUTS) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) as_left(plain[j], d[j / 2][2 * (j % 2)], d[j / 2][2 * (j % 2) + 1]);
+      for (int j = 0; j < 4; ++j) as_left(plain[j], D[j / 2][2 * (j % 2)], D[j / 2][2 * (j % 2) + 1]);
       warpgroup_wait<1>();
-      warpgroup_fence_operand(o);
-      if (POOL) own.wait_for_m(s.m_ready, chunk);  // the maker has IN_Q
-      decay_outputs(o, prepared, p.scale, t);
-      if (!POOL) own.wait_for_m(s.m_ready, chunk);
+      warpgroup_fence_operand(O);
+      if (POOL) chunks.wait_for_m(chunk);  // the maker has IN_Q
+      decay_outputs(O, prepared, p.scale, t);
+      if (!POOL) chunks.wait_for_m(chunk);
       warpgroup_arrive();
-      square_times(o, plain, M);
+      square_times(O, plain, tiles.M);
       warpgroup_commit();
     }
     // 11. S packed for the next chunk, under 12's product
     warpgroup_wait<OUTPUTS ? 1 : 0>();
     warpgroup_fence_operand(S);
-    if (!OUTPUTS && lane < ARRIVALS) mbarrier_arrive(shared_address(&s.empty[own.stage(chunk)]));
-    if (OUTPUTS && Shared::PACED && lane < ARRIVALS) mbarrier_arrive(shared_address(&s.packing[own.stage(chunk)]));
-    pack_state(before, S);
+    chunks.state_complete(chunk);
+    pack_state(S_bf16, S);
     if constexpr (CHECKPOINTS) {
       if (at.keeps(chunk)) store_state(at.kept(chunk), S, row, 0, lane);
     }
     if constexpr (OUTPUTS) {
       warpgroup_wait<0>();
-      warpgroup_fence_operand(o);
+      warpgroup_fence_operand(O);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) as_left(outputs[j], o[2 * j], o[2 * j + 1]);
+      for (int j = 0; j < 4; ++j) as_left(O_bf16[j], O[2 * j], O[2 * j + 1]);
     }
   }
   if constexpr (OUTPUTS) {
-    if (count > 0) stage_outputs(count - 1);
+    if (count > 0) write_outputs(count - 1);
   }
 }
 
@@ -588,7 +657,7 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     for_each_static_tile<GROUPS>(p, tiles, [&](const WorkTile<GROUPS>& of, bool) {
       const Segment at = of.segment(p);
       if (produces) produce<true>(p, maps, s, pipe, at, of.half, true);
-      if (other > 0 && other <= STORE_WARPS) store_outputs(p, s, pipe, at, of.half, threadIdx.x - (PRODUCER + 1) * 32);
+      if (other > 0 && other <= STORE_WARPS) store_staged_outputs(p, s, pipe, at, of.half, threadIdx.x - (PRODUCER + 1) * 32);
     });
     return;
   }
@@ -606,7 +675,7 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     const int row = of.half * GROUP_ROWS + warp * 16;
     if (p.segment || !first) load_state(S, at.start(), row, 0, lane);
     if constexpr (POOL) warpgroup_fence_operand(S);
-    consume<true, CHECKPOINTS>(S, p, s, pipe, at, true, row);
+    consume<true, (GROUPS > 1), CHECKPOINTS>(S, p, staged_chunks<true>(s, pipe, at), at, true, row);
     if (!at.last) return;
     store_state(at.end(), S, row, 0, lane);
   });

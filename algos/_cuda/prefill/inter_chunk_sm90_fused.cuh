@@ -79,14 +79,7 @@ struct Ring {
   __device__ __forceinline__ uint32_t parity(int i) const { return (begun + i) / N & 1; }
 };
 
-__device__ __forceinline__ void wait_for(const uint64_t& barrier, uint32_t parity) { mbarrier_wait(shared_address(&barrier), parity); }
-// A warp's arrival, after all of its lanes' accesses.
-__device__ __forceinline__ void warp_arrives(const uint64_t& barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 < ARRIVALS) mbarrier_arrive(shared_address(&barrier));
-}
-
-// The same at the barriers of both CTAs.
+// A warp's arrival at the barriers of both CTAs.
 __device__ __forceinline__ void warp_arrives_at_both(const uint64_t& barrier) {
   __syncwarp();
   if (threadIdx.x % 32 < ARRIVALS) {
@@ -352,167 +345,30 @@ __device__ __forceinline__ void store_state_stage(const Prefill& p, const CUtens
   warp_arrives_at_both(s.empty[stage]);
 }
 
-// Step 13: see store_outputs in inter_chunk_sm90.cuh.
-__device__ __forceinline__ void store_outputs_fused(const Prefill& p, FusedShared& s, int done, int states, const Segment& at, int half,
-                                                    int thread) {
-  const Ring<FusedShared::STAGES> ring{done + states};
-  const int first = thread / 8, piece = thread % 8;
-  const uint32_t own = in_matrix(first, piece);
-  const int64_t row = static_cast<int64_t>(p.HV) * HEAD_DIM;
-  __nv_bfloat16* to = p.output + (at.first + first) * row + at.hv * HEAD_DIM + half * GROUP_ROWS + piece * 8;
-  int left = at.tokens - first;
-#pragma unroll 1
-  for (int chunk = 0; chunk < at.count; ++chunk, left -= CHUNK) {
-    const int stage = ring.stage(chunk);
-    wait_for(s.outputs_ready[stage], ring.parity(chunk));
-#pragma unroll 1
-    for (int i = 0; i < CHUNK; i += STORE_WARPS * 4) {
-      if (i < left) {
-        store16(to, at.padding() ? uint4{} : *reinterpret_cast<const uint4*>(s.stages[stage].v[0] + own + i * 128));
-      }
-      to += STORE_WARPS * 4 * row;
-    }
-    fence_proxy_async();  // TMA will overwrite it
-    warp_arrives_at_both(s.empty[stage]);
+// A segment's chunks in both rings: see consume and store_outputs in inter_chunk_sm90.cuh.
+struct PairChunks {
+  static constexpr bool ALL_AT_ONCE = false;
+  FusedShared& s;
+  Ring<FusedShared::KEYS> keys;
+  Ring<FusedShared::STAGES> ring;
+  __device__ __forceinline__ PairChunks(FusedShared& s_, int done, int states) : s(s_), keys{done}, ring{done + states} {}
+  __device__ __forceinline__ ChunkTiles tiles(int chunk) const {
+    KeyStage& here = s.keys[keys.stage(chunk)];
+    ValueStage& stage = s.stages[ring.stage(chunk)];
+    return {here.k, stage.q, stage.v[0], here.T, shared_address(stage.M)};
   }
-}
-
-// Steps 8 to 12: see consume in inter_chunk_sm90.cuh, whose order of products this has.
-__device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& p, FusedShared& s, int done, int states,
-                                              const Segment& at) {
-  const Ring<FusedShared::KEYS> keys_ring{done};
-  const Ring<FusedShared::STAGES> ring{done + states};
-  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
-  const uint32_t v_at = in_matrix(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
-  const int count = __shfl_sync(0xffffffffu, at.count, 0);
-  uint32_t outputs[4][4] = {};
-  const auto stage_outputs = [&](int chunk) {
-    const int stage = ring.stage(chunk);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) store_transposed(shared_address(s.stages[stage].v) + v_at + j * 2048, outputs[j]);
-    warp_arrives(s.outputs_ready[stage]);
-  };
-
-  uint32_t before[8][4];
-  pack_state(before, S);
-
-#pragma unroll 1
-  for (int chunk = 0; chunk < count; ++chunk) {
-    const int key_stage = keys_ring.stage(chunk), value_stage = ring.stage(chunk);
-    KeyStage& here = s.keys[key_stage];
-    ValueStage& stage = s.stages[value_stage];
-    const char* const prepared = here.T;
-    const uint32_t k_tile = shared_address(here.k), v_tile = shared_address(stage.v);
-    const KMajor keys(k_tile), queries(shared_address(stage.q));
-    const MNMajor<QK_TILE / 2> keys_mn(k_tile);
-    wait_for(s.keys_full[key_stage], keys_ring.parity(chunk));
-    const int left = at.tokens - chunk * CHUNK;
-    if (left < CHUNK) {  // here a team has cleared K, if it is not the peer's
-      wait_for(s.t_ready[key_stage], keys_ring.parity(chunk));
-      wait_for(s.full[value_stage], ring.parity(chunk));
-      clear_rows(here.k, left, thread), clear_rows(here.k + QK_TILE / 2, left, thread);
-      clear_rows(stage.v[0], left, thread);
-      fence_proxy_async();
-      warpgroup_sync(1);
-    }
-
-    // 8. S K^T, S Q^T
-    float x[8][4], o[8][4], d[2][4][4];
-    warpgroup_arrive();
-#pragma unroll
-    for (int step = 0; step < 8; ++step)
-      product(x, before[step], advance(keys, step / 4 * (QK_TILE / 2) + step % 4 * 32), step > 0);
-    warpgroup_commit();
-    // 12 of the previous chunk: O to its stage
-    if (chunk > 0) stage_outputs(chunk - 1);
-    wait_for(s.full[value_stage], ring.parity(chunk));
-    warpgroup_arrive();
-#pragma unroll
-    for (int step = 0; step < 4; ++step) product(o, before[step], advance(queries, step * 32), step > 0);
-    warpgroup_commit();
-    wait_for(s.t_ready[key_stage], keys_ring.parity(chunk));
-    uint32_t v[4][4];
-    float2 in[8];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      load_transposed(v[j], v_tile + v_at + j * 2048);
-      in[2 * j] = gates_of(prepared, IN_K, 2 * j, t), in[2 * j + 1] = gates_of(prepared, IN_K, 2 * j + 1, t);
-    }
-    const auto value = [&](int i, int c) {
-      const uint32_t word = v[i / 2][i % 2 * 2 + c / 2];
-      return __uint_as_float(c % 2 ? word & 0xffff0000u : word << 16);
-    };
-
-    // 9. R
-    warpgroup_wait<1>();
-    warpgroup_fence_operand(x);
-    const float kept = gates_of(prepared, IN, 7, 3).y;
-    uint32_t R[4][4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-      for (int i = 2 * j; i < 2 * j + 2; ++i) {
-        const float2 beta = gates_of(prepared, BETA, i, t);
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          const float by = -(c % 2 ? in[i].y : in[i].x);
-          d[j / 2][i % 4][c] = (c % 2 ? beta.y : beta.x) * fmaf(by, x[i][c], value(i, c));
-        }
-      }
-      as_left(R[j], d[j / 2][2 * (j % 2)], d[j / 2][2 * (j % 2) + 1]);
-    }
-
-    // 10. D = R + (T - I) R
-    warpgroup_arrive();
-    triangle_times(d, R, shared_address(prepared));
-    warpgroup_commit();
-#pragma unroll
-    for (int step = 4; step < 8; ++step) product(o, before[step], advance(queries, QK_TILE / 2 + (step - 4) * 32), 1);
-    warpgroup_commit();
-    // 11. S' = e^(G_C) S + D^T K: the decay, under 10
-    decay_state(S, kept);
-    warpgroup_wait<1>();
-    warpgroup_fence_operand(d[0]), warpgroup_fence_operand(d[1]);
-    uint32_t plain[4][4], decayed[4][4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      float later[2][4];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float2 out = gates_of(prepared, OUT, 2 * j + e, t);
-#pragma unroll
-        for (int c = 0; c < 4; ++c) later[e][c] = d[j / 2][2 * (j % 2) + e][c] * (c % 2 ? out.y : out.x);
-      }
-      as_left(decayed[j], later[0], later[1]);
-    }
-    // 11. The product
-    warpgroup_arrive();
-#pragma unroll
-    for (int u = 0; u < 4; ++u) product_mn(S, decayed[u], advance(keys_mn, u * 2048), 1);
-    warpgroup_commit();
-    // 12. O = scale e^G Q S^T + M D
-#pragma unroll
-    for (int j = 0; j < 4; ++j) as_left(plain[j], d[j / 2][2 * (j % 2)], d[j / 2][2 * (j % 2) + 1]);
-    warpgroup_wait<1>();
-    warpgroup_fence_operand(o);
-    if (POOL) wait_for(s.m_ready[value_stage], ring.parity(chunk));  // the maker has IN_Q
-    decay_outputs(o, prepared, p.scale, t);
-    if (!POOL) wait_for(s.m_ready[value_stage], ring.parity(chunk));
-    warpgroup_arrive();
-    square_times(o, plain, shared_address(stage.M));
-    warpgroup_commit();
-    // 11. S packed for the next chunk, under 12's product
-    warpgroup_wait<1>();
-    warpgroup_fence_operand(S);
-    warp_arrives_at_both(s.keys_empty[key_stage]);
-    pack_state(before, S);
-    warpgroup_wait<0>();
-    warpgroup_fence_operand(o);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) as_left(outputs[j], o[2 * j], o[2 * j + 1]);
+  __device__ __forceinline__ void wait_for_keys(int chunk) const { wait_for(s.keys_full[keys.stage(chunk)], keys.parity(chunk)); }
+  __device__ __forceinline__ void wait_for_values(int chunk) const { wait_for(s.full[ring.stage(chunk)], ring.parity(chunk)); }
+  __device__ __forceinline__ void wait_for_t(int chunk) const { wait_for(s.t_ready[keys.stage(chunk)], keys.parity(chunk)); }
+  __device__ __forceinline__ void wait_for_m(int chunk) const { wait_for(s.m_ready[ring.stage(chunk)], ring.parity(chunk)); }
+  __device__ __forceinline__ void state_complete(int chunk) const { warp_arrives_at_both(s.keys_empty[keys.stage(chunk)]); }
+  __device__ __forceinline__ void outputs_written(int chunk) const { warp_arrives(s.outputs_ready[ring.stage(chunk)]); }
+  __device__ __forceinline__ void sync() const { named_barrier_sync<128>(1); }
+  __device__ __forceinline__ void wait_for_outputs(int chunk) const {
+    wait_for(s.outputs_ready[ring.stage(chunk)], ring.parity(chunk));
   }
-  if (count > 0) stage_outputs(count - 1);
-}
+  __device__ __forceinline__ void free(int chunk) const { warp_arrives_at_both(s.empty[ring.stage(chunk)]); }
+};
 
 // The order of the sequences, the same in each CTA: by number of chunks, longest first, equal ones as they come. By all threads.
 __device__ __forceinline__ void sort_sequences(const Prefill& p, FusedShared& s) {
@@ -666,7 +522,7 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
       for_each_tile(true, [&](const Segment& at) {
         if (states > 0) store_state_stage(p, new_states, s, done + states - 1, before, thread);
         before = TileState(p, at, half);
-        store_outputs_fused(p, s, done, states, at, half, thread);
+        store_outputs<1, 8>(p, PairChunks(s, done, states), at, half, thread);
       }, nothing);
     }
   } else if (warp >= TEAM) {
@@ -688,7 +544,7 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
       if (states > 0) exchange_state(S, p, s, done + states - 1, at.state, row - half * GROUP_ROWS, lane);
       else load_state(S, at.original(), row, 0, lane);
       if constexpr (POOL) warpgroup_fence_operand(S);
-      consume_fused(S, p, s, done, states, at);
+      consume<true, false>(S, p, PairChunks(s, done, states), at, true);
     }, [&](const Segment& at) {
       store_state(at.end(), S, half * GROUP_ROWS + thread_again() / 32 * 16, 0, thread_again() % 32);
     });

@@ -84,8 +84,7 @@ __device__ __forceinline__ void consume_state(float (&S)[16][4], const Prefill& 
   mbarrier_wait(shared_address(&s.full[stage]), pipe.parity());
   const char* const tile = reinterpret_cast<const char*>(&s.stages[stage]);
   read_state<STATE_BLOCK<Shared>>(S, p, tile, POOL ? s.announced[stage].state : 0, row + lane / 4, lane);
-  __syncwarp();
-  if (lane < ARRIVALS) mbarrier_arrive(shared_address(&s.outputs_ready[stage]));
+  warp_arrives(s.outputs_ready[stage]);
   ++pipe.begun, ++pipe.made;
 }
 // the maker signals its barrier, and the epilogue frees its stage after all have read it.
@@ -100,7 +99,8 @@ template <typename Shared>
 __device__ __forceinline__ void free_state(Shared& s, PipelineState<Shared::STAGES>& pipe) {
   mbarrier_wait(shared_address(&s.outputs_ready[pipe.stage()]), pipe.parity());
   if constexpr (Shared::MAKES_M) mbarrier_wait(shared_address(&s.m_ready[pipe.stage()]), pipe.parity());
-  release_stage(s.empty[pipe.stage()]);
+  fence_proxy_async();  // TMA will overwrite it
+  warp_arrives(s.empty[pipe.stage()]);
   ++pipe.begun;
 }
 
@@ -175,7 +175,7 @@ __device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, co
     if (other == 0 || other > STORE_WARPS) return;
     for_each_scheduled_tile(s, pipe, [&] { free_state(s, pipe); }, [&](const ScheduledTile& tile) {
       const TileSegment at(p, tile);
-      store_outputs(p, s, pipe, at, at.half, threadIdx.x - (PRODUCER + 1) * 32);
+      store_staged_outputs(p, s, pipe, at, at.half, threadIdx.x - (PRODUCER + 1) * 32);
     });
     return;
   }
@@ -206,7 +206,8 @@ __device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, co
   for_each_scheduled_tile(s, pipe, take, [&](const ScheduledTile& tile) {
     s.current[0][thread_again() / 32] = tile.what;
     if constexpr (POOL) s.current[1][thread_again() / 32] = tile.state;
-    consume<true>(S, p, s, pipe, TileSegment(p, tile), true);
+    const TileSegment at(p, tile);
+    consume<true, (GROUPS > 1)>(S, p, staged_chunks<true>(s, pipe, at), at, true);
     const int thread = thread_again();
     const uint32_t what = s.current[0][thread / 32];
     if constexpr (POOL) {

@@ -73,7 +73,7 @@ __device__ __forceinline__ void consume_mma(float (&S)[16][4], const Prefill& p,
       }
     };
     fetch(0);
-    const float kept = gates_of(prepared, IN, 7, 3).y;
+    const float kept = decay_of_chunk(prepared);
     float x[8][4] = {}, o[8][4] = {};  // x: S K^T, then R, then D
     uint32_t before[8][4], R[4][4], plain[4][4], decayed[4][4];
 
@@ -217,7 +217,7 @@ gdn_prefill_inter_chunk_tma(const __grid_constant__ Prefill p, const __grid_cons
     if (elect_one()) produce<true>(p, maps, s, pipe, at, half, true);
     return;
   }
-  if (warp >= STORER) return store_outputs(p, s, pipe, at, half, threadIdx.x - STORER * 32, first % 4 * 2);
+  if (warp >= STORER) return store_staged_outputs(p, s, pipe, at, half, threadIdx.x - STORER * 32, first % 4 * 2);
   if (p.segment) {
     wait_for_kernel_before();  // for the segment's state
     load_state(S, at.start(), row, 0, lane);
@@ -248,7 +248,7 @@ __device__ __forceinline__ void run_boxes(const Prefill& p, const Maps& maps, Sc
   if (warp >= STORER) {
     return for_each_scheduled_tile(s, pipe, [&] { free_state(s, pipe); }, [&](const ScheduledTile& tile) {
       const At at(p, tile);
-      store_outputs(p, s, pipe, at, at.half, threadIdx.x - STORER * 32, at.unit * Shared::UNIT_ROWS % GROUP_ROWS / 8);
+      store_staged_outputs(p, s, pipe, at, at.half, threadIdx.x - STORER * 32, at.unit * Shared::UNIT_ROWS % GROUP_ROWS / 8);
     });
   }
   if (warp >= WARPS) return;
