@@ -273,12 +273,12 @@ BUILD = [
             "not accept the token: *** / ***",
         ),
         (
-            {"FunctionCreate": (INVALID, "Invalid GPU type: 'B2'")},
+            {"FunctionBindParams": (INVALID, "Invalid GPU type: 'B2'")},
             4,
             "--gpu takes B200, H",
         ),
         (
-            {"FunctionCreate": (EXHAUSTED, "GPU limit")},
+            {"FunctionBindParams": (EXHAUSTED, "GPU limit")},
             4,
             "does not grant it: GPU limit",
         ),
