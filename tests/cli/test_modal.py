@@ -16,7 +16,9 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import building
 import grpclib
 import helpers
 import modal_server
@@ -28,8 +30,10 @@ from remote.test_remote import answered, carried, opened
 
 from gdn_cli import errors, paths
 from gdn_cli.catalog.tiers import COPY, COPY_RATE, EMPTY
+from gdn_cli.cli import modal, options
 from gdn_cli.parsing import to_json
 from gdn_cli.records import history
+from gdn_cli.records.store import Writer
 from gdn_cli.remote import settings, wire
 from gdn_cli.remote.wire import Profile, Reply
 
@@ -698,6 +702,22 @@ def test_ctrl_c_while_waiting_cancels_the_calls_and_keeps_what_has_arrived(tmp_p
     assert s.cancelled == ["fc-2"]
     assert document["modal"]["calls"] == []
     assert f"gdn modal bench --resume {out}" in done.err
+
+
+def test_a_second_ctrl_c_still_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    """It ends the command while the first one's table is being made."""
+    document = building.document(building.record("cuda-v4", 2.0))
+    writer = Writer(document, tmp_path / "r.json")
+
+    def carry_out(*_, elsewhere, **how):
+        elsewhere.note(writer)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(modal, "carry_out", carry_out)
+    monkeypatch.setattr(options, "ASKED", SimpleNamespace(get=dict))
+    with pytest.raises(KeyboardInterrupt):
+        modal._carried("bench", modal.Containers(), None, None, None)
+    assert f"gdn modal bench --resume {writer.path}" in words(capsys.readouterr().err)
 
 
 def test_ctrl_c_before_the_start_leaves_nothing_behind():
