@@ -15,6 +15,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent import futures
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -802,6 +803,15 @@ def test_a_run_calls_what_is_deployed_and_sends_no_files():
         "FunctionMap",
         "FunctionGetOutputs",
     }
+
+
+def test_of_two_commands_at_once_one_deploys_for_both():
+    with Server(answer=measured(), create_delay=1.0) as s:
+        with futures.ThreadPoolExecutor() as pool:
+            runs = [pool.submit(rent, s, "bench --algo cuda-v4 -w 0") for _ in "ab"]
+        done = [run.result() for run in runs]
+    assert [run.code for run in done] == [0, 0], done
+    assert len(s.functions) == 1 and len(s.calls) == 6
 
 
 def test_no_secret_reaches_records_parcels_or_what_is_packed(tmp_path):
