@@ -15,8 +15,11 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent import futures
 from pathlib import Path
+from types import SimpleNamespace
 
+import building
 import grpclib
 import helpers
 import modal_server
@@ -28,8 +31,10 @@ from remote.test_remote import answered, carried, opened
 
 from gdn_cli import errors, paths
 from gdn_cli.catalog.tiers import COPY, COPY_RATE, EMPTY
+from gdn_cli.cli import modal, options
 from gdn_cli.parsing import to_json
 from gdn_cli.records import history
+from gdn_cli.records.store import Writer
 from gdn_cli.remote import settings, wire
 from gdn_cli.remote.wire import Profile, Reply
 
@@ -273,12 +278,12 @@ BUILD = [
             "not accept the token: *** / ***",
         ),
         (
-            {"FunctionCreate": (INVALID, "Invalid GPU type: 'B2'")},
+            {"FunctionBindParams": (INVALID, "Invalid GPU type: 'B2'")},
             4,
             "--gpu takes B200, H",
         ),
         (
-            {"FunctionCreate": (EXHAUSTED, "GPU limit")},
+            {"FunctionBindParams": (EXHAUSTED, "GPU limit")},
             4,
             "does not grant it: GPU limit",
         ),
@@ -700,6 +705,22 @@ def test_ctrl_c_while_waiting_cancels_the_calls_and_keeps_what_has_arrived(tmp_p
     assert f"gdn modal bench --resume {out}" in done.err
 
 
+def test_a_second_ctrl_c_still_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    """It ends the command while the first one's table is being made."""
+    document = building.document(building.record("cuda-v4", 2.0))
+    writer = Writer(document, tmp_path / "r.json")
+
+    def carry_out(*_, elsewhere, **how):
+        elsewhere.note(writer)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(modal, "carry_out", carry_out)
+    monkeypatch.setattr(options, "ASKED", SimpleNamespace(get=dict))
+    with pytest.raises(KeyboardInterrupt):
+        modal._carried("bench", modal.Containers(), None, None, None)
+    assert f"gdn modal bench --resume {writer.path}" in words(capsys.readouterr().err)
+
+
 def test_ctrl_c_before_the_start_leaves_nothing_behind():
     with Server(create_delay=30) as s:
         done = interrupted(
@@ -782,6 +803,15 @@ def test_a_run_calls_what_is_deployed_and_sends_no_files():
         "FunctionMap",
         "FunctionGetOutputs",
     }
+
+
+def test_of_two_commands_at_once_one_deploys_for_both():
+    with Server(answer=measured(), create_delay=1.0) as s:
+        with futures.ThreadPoolExecutor() as pool:
+            runs = [pool.submit(rent, s, "bench --algo cuda-v4 -w 0") for _ in "ab"]
+        done = [run.result() for run in runs]
+    assert [run.code for run in done] == [0, 0], done
+    assert len(s.functions) == 1 and len(s.calls) == 6
 
 
 def test_no_secret_reaches_records_parcels_or_what_is_packed(tmp_path):

@@ -251,6 +251,28 @@ def test_without_srun_it_says_where_to_go(tmp_path, monkeypatch):
         ran(engine_of("slurm"), [job("cpp-v1", "cpu")], tmp_path / "run.json")
 
 
+def test_ctrl_c_cancels_every_task(commands, tmp_path):
+    pytest.importorskip("submitit")
+    commands(
+        sbatch="echo Submitted batch job 7",
+        squeue="echo '7_0|RUNNING|None'; echo '7_1|PENDING|Resources'",
+        sinfo="true",
+        scancel=f'echo "$@" >> {tmp_path}/cancelled',
+    )
+    engine = engine_of("slurm")
+
+    def say(line: str) -> None:
+        if line == "slurm: 1 RUNNING, 1 PENDING (Resources)":
+            raise KeyboardInterrupt
+
+    engine.say = say
+    file = tmp_path / "run.json"
+    with pytest.raises(KeyboardInterrupt):
+        ran(engine, [bench("cuda-v1"), bench("cuda-v4")], file)
+    assert (tmp_path / "cancelled").read_text().split() == ["7_0", "7_1"]
+    assert json.loads(file.read_text())["interrupted"]
+
+
 def test_a_task_that_slurm_started_again_is_ended_once_the_first_has_answered(tmp_path):
     a = bench("cuda-v1")
     ended = []

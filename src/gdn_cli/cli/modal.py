@@ -164,7 +164,8 @@ def _carried(
     engine = engine_of(rented, command, rented.parallel, rented.together)
     if rented.resume:
         engine.resumed = store.load(rented.resume)
-    code = errors.OK
+    # until it ends by itself: a second Ctrl-C goes straight through
+    code = errors.INTERRUPTED
     try:
         code = carry_out("bench", algos, which, output, elsewhere=engine, **how)
     except errors.GdnError as e:

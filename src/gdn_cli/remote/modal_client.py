@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from .. import paths
+from ..machine import locks
 from ..text import display, unguarded
 from . import container, wire
 from .modal_errors import (
@@ -178,7 +179,9 @@ def deployed(
     """
     import modal
 
-    with translated():
+    # two runs that both deploy it would be two apps of one name
+    lock = locks.shared(f"modal-{name}", say, f"the deployment of {name}")
+    with translated(), lock:
         function = modal.Function.from_name(name, serve.__name__)
         try:
             return function.hydrate()
