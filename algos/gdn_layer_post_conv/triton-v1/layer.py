@@ -14,6 +14,6 @@ def run(
     bf16.
     """
     gate = z, norm_weight, 1e-6
-    kernel.run(
+    kernel.packed(
         mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens, scale, output, new_pool, gate,
     )  # fmt: skip
