@@ -316,6 +316,7 @@ def test_a_tier_that_cannot_take_turns_compares_nothing():
         planning.tiers_for("cuda", ("nvbench",), "compare")
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_heads_choose_the_op_of_other_models(gdn, tmp_path):
     done = gdn("run", "cpp-v1", "--heads", "2/6", "-w", "batch_size=3", "--json")

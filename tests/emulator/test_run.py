@@ -129,6 +129,7 @@ def test_what_does_not_compile_names_the_users_line_and_what_is_unknown(emulated
     assert "error: the emulator does not know '__no_such'" in record["reason"]
 
 
+@pytest.mark.slow
 def test_unknown_ptx_is_named(emulated):
     ptx = 'asm volatile("fence.proxy.async;\\n\\tno.such.b32 %0;" :: "r"(row));'
     source = KERNEL.replace(BARRIER, ptx + BARRIER)
