@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import pytest
 import torch
+
+from gdn_cli.machine import inventory
 
 D = 128
 EPSILON = 1e-6
+# of tests that take `device`
+ON_BOTH = pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(
+            "cpu",
+            marks=pytest.mark.skipif(not inventory.cxx(), reason="no C++ compiler"),
+        ),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ],
+)
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:

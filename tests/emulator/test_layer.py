@@ -13,7 +13,15 @@ import pytest
 import serving_steps as steps
 import torch
 from emulator import emulation
-from emulator.test_mtp import ARGUMENTS, DTYPES, LAST, SLOTS, Problem, check
+from emulator.test_mtp import (
+    ARGUMENTS,
+    DTYPES,
+    LAST,
+    SLOTS,
+    Problem,
+    check,
+    check_order,
+)
 
 # rows, warps of a row, groups of rows: 8, 8, 4, 2, 1 and 1 CTAs of a head
 CUTS = [(16, 4, 1), (16, 2, 1), (8, 2, 4), (16, 2, 4), (16, 1, 8), (16, 2, 8)]
@@ -185,16 +193,7 @@ def test_one_slot_for_each_sequence(library):
 @EVERY_CUT
 @pytest.mark.parametrize("mode", [1, 2, 3, 4, 6, 8])  # emulated::Mode
 def test_the_same_bits_in_every_order_of_warps(library, mode, cut):
-    expected, problem = Layer(1, 1, 2, 4), Layer(1, 1, 2, 4)
-    expected.call(library, cut, SLOTS)
-    order = ctypes.c_int.in_dll(library, "_ZN8emulated4modeE")
-    order.value = mode
-    try:
-        problem.call(library, cut, SLOTS)
-    finally:
-        order.value = 0
-    assert torch.equal(problem.output, expected.output)
-    assert torch.equal(problem.pool[1:], expected.pool[1:])
+    check_order(library, mode, cut, Layer)
 
 
 def test_no_race_in_a_head_of_one_cta(tmp_path_factory):

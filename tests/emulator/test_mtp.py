@@ -214,6 +214,20 @@ class Problem:
         return output, pool, states
 
 
+def check_order(library, mode, cut, kind) -> None:
+    """Equal calls of `kind`, a Problem, have the same bits in another order of warps."""
+    expected, problem = kind(1, 1, 2, 4), kind(1, 1, 2, 4)
+    expected.call(library, cut, SLOTS)
+    order = ctypes.c_int.in_dll(library, "_ZN8emulated4modeE")
+    order.value = mode
+    try:
+        problem.call(library, cut, SLOTS)
+    finally:
+        order.value = 0
+    assert torch.equal(problem.output, expected.output)
+    assert torch.equal(problem.pool[1:], expected.pool[1:])
+
+
 def check(library, problem, cut, mode, **how):
     """A call's outputs, the states that it wrote, and that no bit of anything else changed."""
     output, pool, states = problem.right(mode, **how)
@@ -424,13 +438,4 @@ def test_a_nan_in_a_later_token_does_not_reach_the_earlier_ones(library, name):
 @pytest.mark.parametrize("cut", [1, 2, 3])
 @pytest.mark.parametrize("mode", [2, 4, 6])  # emulated::Mode
 def test_the_same_bits_in_every_order_of_warps(library, mode, cut):
-    expected, problem = Problem(1, 1, 2, 4), Problem(1, 1, 2, 4)
-    expected.call(library, cut, SLOTS)
-    order = ctypes.c_int.in_dll(library, "_ZN8emulated4modeE")
-    order.value = mode
-    try:
-        problem.call(library, cut, SLOTS)
-    finally:
-        order.value = 0
-    assert torch.equal(problem.output, expected.output)
-    assert torch.equal(problem.pool[1:], expected.pool[1:])
+    check_order(library, mode, cut, Problem)

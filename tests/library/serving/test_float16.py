@@ -8,18 +8,8 @@ import torch
 from serving_steps import D, Sequence, apart, error, faults, same
 
 from gdn import serving
-from gdn_cli.machine import inventory
 
-pytestmark = pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param(
-            "cpu",
-            marks=pytest.mark.skipif(not inventory.cxx(), reason="no C++ compiler"),
-        ),
-        pytest.param("cuda", marks=pytest.mark.gpu),
-    ],
-)
+pytestmark = steps.ON_BOTH
 H, HV = 2, 6
 HALF = torch.float16
 # half a unit in the last place is 2.4e-4 of a value; bfloat16's is 2e-3

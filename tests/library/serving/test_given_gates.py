@@ -10,18 +10,8 @@ import torch
 from serving_steps import D, Sequence, faults
 
 from gdn import serving
-from gdn_cli.machine import inventory
 
-pytestmark = pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param(
-            "cpu",
-            marks=pytest.mark.skipif(not inventory.cxx(), reason="no C++ compiler"),
-        ),
-        pytest.param("cuda", marks=pytest.mark.gpu),
-    ],
-)
+pytestmark = steps.ON_BOTH
 betas = pytest.mark.parametrize("beta", [torch.float32, torch.bfloat16], ids=str)
 pools = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 # chunks round T and R to bfloat16 on a GPU; a CPU goes token by token

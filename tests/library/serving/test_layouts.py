@@ -8,18 +8,8 @@ import torch
 from serving_steps import D, Sequence, error, faults, same
 
 from gdn import serving
-from gdn_cli.machine import inventory
 
-pytestmark = pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param(
-            "cpu",
-            marks=pytest.mark.skipif(not inventory.cxx(), reason="no C++ compiler"),
-        ),
-        pytest.param("cuda", marks=pytest.mark.gpu),
-    ],
-)
+pytestmark = steps.ON_BOTH
 H, HV = 2, 6
 LIMITS = 1e-2, dict.fromkeys(steps.STATE, 1e-2)  # of chunks
 POOLS = [torch.float32, torch.bfloat16, torch.float16]

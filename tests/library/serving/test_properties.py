@@ -10,18 +10,8 @@ import torch
 from serving_steps import D, Sequence, apart, between, error, faults, same
 
 from gdn import serving
-from gdn_cli.machine import inventory
 
-pytestmark = pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param(
-            "cpu",
-            marks=pytest.mark.skipif(not inventory.cxx(), reason="no C++ compiler"),
-        ),
-        pytest.param("cuda", marks=pytest.mark.gpu),
-    ],
-)
+pytestmark = steps.ON_BOTH
 tokens_of = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 RAGGED = [63, 1, 65, 0, 130, 64]
 # a GPU's chunks round to bfloat16 within
