@@ -57,12 +57,20 @@ def token_ids(seed: int, count: int) -> list[int]:
     return [1 + (7919 * seed + 31 * i) % (VOCABULARY - 1) for i in range(count)]
 
 
+def heads(text: str) -> str:
+    """QK/V, as it was given."""
+    H, _, HV = text.partition("/")
+    if not (H.isdecimal() and HV.isdecimal() and int(H) and int(HV) % int(H) == 0):
+        raise argparse.ArgumentTypeError(f"expected QK/V, such as 16/32, got {text!r}")
+    return text
+
+
 def options(text: str, **defaults: object) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=text.partition("\n")[0])
     add = parser.add_argument
     add("--layers", type=int, default=8, help="of every four three have GDN")
     add("--hidden", type=int, default=2048)
-    add("--heads", default="16/32", help="of q and k, and of v")
+    add("--heads", type=heads, default="16/32", help="of q and k, and of v")
     add("--batch", default="1,8,64", help="sequences in decode")
     add("--context", type=int, default=128, help="tokens of each before decode")
     add("--new", type=int, default=33, help="tokens of each in decode")

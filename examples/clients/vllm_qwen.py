@@ -11,6 +11,7 @@ missing, stand-ins for them can be imported by a sitecustomize.py on PYTHONPATH.
 import argparse
 import importlib
 import importlib.metadata
+import importlib.util
 import multiprocessing
 import os
 import statistics
@@ -207,6 +208,10 @@ def started(kind: str, given: argparse.Namespace, folder: str) -> Callable[..., 
 
 def main() -> None:
     given = options()
+    if not (torch.cuda.is_available() and importlib.util.find_spec("vllm")):
+        raise SystemExit(
+            "vllm_qwen.py needs an NVIDIA GPU and vllm 0.33.0: pip install vllm==0.33.0"
+        )
     names = [str(point) for point in turns.points(given)]
     if given.requests:
         names.append(f"mixed {given.requests}, {given.at_once} at once")
