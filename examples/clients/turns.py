@@ -60,7 +60,8 @@ def token_ids(seed: int, count: int) -> list[int]:
 def heads(text: str) -> str:
     """QK/V, as it was given."""
     H, _, HV = text.partition("/")
-    if not (H.isdecimal() and HV.isdecimal() and int(H) and int(HV) % int(H) == 0):
+    numbers = H.isdecimal() and HV.isdecimal()
+    if not (numbers and 0 < int(H) <= int(HV) and int(HV) % int(H) == 0):
         raise argparse.ArgumentTypeError(f"expected QK/V, such as 16/32, got {text!r}")
     return text
 
