@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import helpers
 import pytest
@@ -116,7 +117,7 @@ def test_the_examples_of_clients_take_turns(monkeypatch, capsys, tmp_path):
         "prompt 1x64",
         "decode 8x128",
     ]
-    seconds = {1: 10.0, 5: 18.0}
+    seconds = {1: (10.0, None), 5: (10.0, 2.0)}
     assert turns.Point(8, 128, 5).sample(seconds.get) == (10, 2, 4)
     assert turns.Point(2, 30).sample(seconds.get) == (10, None, 6)
     order = []
@@ -149,6 +150,53 @@ def test_the_examples_of_clients_take_turns(monkeypatch, capsys, tmp_path):
     assert "- rms error of log-probabilities, prompt tokens: 0.02 -> 0.01\n" in new
     assert new.endswith("- calls that fell back: 2\n<!-- /clients -->\nb\n")
     assert "\nNot timed yet.\n" in table.filled(page, tmp_path / "none")
+
+
+def test_the_example_of_vllm_times_the_steps_in_which_all_decode(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples" / "clients")
+    import turns
+    import vllm_qwen
+
+    class Engine:
+        """A step takes a second; the first one of a request is its prompt, one in a step."""
+
+        def __init__(self):
+            self.now, self.left, self.begun = 0.0, {}, set()
+
+        def add_request(self, name, prompt, new):
+            assert len(prompt["prompt_token_ids"]) == 4
+            self.left[name] = new
+
+        def step(self):
+            self.now += 1
+            fresh = [name for name in self.left if name not in self.begun][:1]
+            self.begun |= {*fresh}
+            outputs = []
+            for name in fresh or [*self.left]:
+                self.left[name] -= 1
+                text = SimpleNamespace(token_ids=[1])
+                done = self.left[name] == 0
+                outputs.append(
+                    SimpleNamespace(request_id=name, outputs=[text], finished=done)
+                )
+            self.left = {name: n for name, n in self.left.items() if n}
+            return outputs
+
+    engine = Engine()
+    llm = SimpleNamespace(llm_engine=engine)
+    monkeypatch.setattr(vllm_qwen, "greedy", lambda new: new)
+    clock = SimpleNamespace(perf_counter=lambda: engine.now)
+    monkeypatch.setattr(vllm_qwen, "time", clock)
+    run = vllm_qwen.runner(llm, turns.Point(3, 4, 5))
+    assert run(5) == (3, 1)
+    engine.begun.clear()
+    assert run(1) == (3, None)
+    engine.begun.clear()
+    rows = [[1, 2, 3, 4]] * 3
+    times = vllm_qwen.serve(llm, rows, [3, 2, 2], at_once=2)
+    start = times.came[0]
+    assert [x - start for x in times.first] == [1, 2, 4]
+    assert [x - start for x in times.last] == [5, 3, 5]
 
 
 def test_the_tables_of_clients_are_those_of_the_records(monkeypatch):

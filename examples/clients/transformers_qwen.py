@@ -53,13 +53,15 @@ def now() -> float:
 
 
 @torch.inference_mode()
-def seconds(model: torch.nn.Module, prompt: torch.Tensor, new: int) -> float:
+def seconds(model: torch.nn.Module, prompt: torch.Tensor, new: int) -> turns.Times:
     begin = now()
     step = model(prompt, use_cache=True, logits_to_keep=1)
+    first = now()
     for _ in range(new - 1):
         token = step.logits[:, -1:].argmax(-1)
         step = model(token, past_key_values=step.past_key_values, use_cache=True)
-    return now() - begin
+    each = (now() - first) / (new - 1) if new > 1 else None
+    return first - begin, each
 
 
 @torch.inference_mode()
@@ -88,7 +90,7 @@ def samples(
 ) -> list[Sample]:
     prompt = torch.tensor(point.tokens(), device=given.device)
 
-    def run(new: int) -> float:
+    def run(new: int) -> turns.Times:
         return seconds(model, prompt, new)
 
     point.sample(run)  # to warm up

@@ -22,6 +22,10 @@ SHOWN = ("first_token_ms", "token_ms", "tokens_per_second")
 VOCABULARY = 32000
 
 
+# Seconds until all sequences have a token, and for each of the next ones.
+Times = tuple[float, float | None]
+
+
 class Sample(NamedTuple):
     """A run's times, in seconds; tokens are a second's, of prompts alone those of the prompts."""
 
@@ -44,12 +48,11 @@ class Point(NamedTuple):
     def tokens(self) -> list[list[int]]:
         return [token_ids(n, self.prompt) for n in range(self.batch)]
 
-    def sample(self, run: Callable[[int], float]) -> Sample:
-        """run: new tokens -> seconds."""
-        first = run(1)
-        if self.new == 1:
+    def sample(self, run: Callable[[int], Times]) -> Sample:
+        """run: new tokens of each sequence -> seconds."""
+        first, each = run(self.new)
+        if each is None:
             return Sample(first, None, self.batch * self.prompt / first)
-        each = (run(self.new) - first) / (self.new - 1)
         return Sample(first, each, self.batch / each)
 
 

@@ -18,8 +18,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import turns
@@ -84,44 +85,65 @@ def greedy(new: int, **more: object) -> Any:
     return sampling(max_tokens=new, **fixed, **more)
 
 
-def runner(llm: Any, point: Point) -> Callable[[int], float]:
-    """New tokens -> seconds."""
-    given = prompts(point.tokens())
+class Served(NamedTuple):
+    """When each request came, had its first token and its last one, and steps' ends: seconds."""
 
-    def run(new: int) -> float:
-        begin = time.perf_counter()
-        llm.generate(given, greedy(new), use_tqdm=False)
-        return time.perf_counter() - begin
+    came: list[float]
+    first: list[float]
+    last: list[float]
+    steps: list[float]
+
+
+def serve(llm: Any, rows: list[list[int]], new: list[int], at_once: int) -> Served:
+    """A new request comes as soon as there is room, so prompts and decodes may be in one batch.
+
+    rows  the token ids of each prompt
+    new   how many tokens each wants
+    """
+    came: dict[str, float] = {}
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+    steps = []
+    while len(last) < len(rows):
+        while len(came) - len(last) < at_once and len(came) < len(rows):
+            n = len(came)
+            came[str(n)] = time.perf_counter()
+            (prompt,) = prompts(rows[n : n + 1])
+            llm.llm_engine.add_request(str(n), prompt, greedy(new[n]))
+        outputs = llm.llm_engine.step()
+        now = time.perf_counter()
+        steps += [now] if outputs else []
+        for output in outputs:
+            if output.outputs[0].token_ids:
+                first.setdefault(output.request_id, now)
+            if output.finished:
+                last[output.request_id] = now
+    columns = [[times[name] for name in came] for times in (came, first, last)]
+    return Served(*columns, steps)
+
+
+def runner(llm: Any, point: Point) -> Callable[[int], turns.Times]:
+    """What is timed of a point; a token's time is that of the steps in which all decode."""
+    rows = point.tokens()
+
+    def run(new: int) -> turns.Times:
+        times = serve(llm, rows, [new] * len(rows), len(rows))
+        begin, end = max(times.first), min(times.last)
+        steps = sum(begin < step <= end for step in times.steps)
+        return begin - times.came[0], (end - begin) / steps if steps else None
 
     return run
 
 
 def mixed(llm: Any, requests: int, at_once: int) -> Sample:
-    """Requests of 64 to 1,024 tokens that want 16 to 111: a new one comes as soon as one is done,
-    so that prompts and decodes are in one batch."""
-    begin = time.perf_counter()
-    came, first, last, new = {}, {}, {}, {}
-    running: set[str] = set()
-    while len(last) < requests:
-        while len(running) < at_once and len(came) < requests:
-            n = len(came)
-            name = str(n)
-            (given,) = prompts([turns.token_ids(n, 64 * (1 + 7 * n % 16))])
-            new[name] = 16 + 37 * n % 96
-            came[name] = time.perf_counter()
-            llm.llm_engine.add_request(name, given, greedy(new[name]))
-            running.add(name)
-        for output in llm.llm_engine.step():
-            now, name = time.perf_counter(), output.request_id
-            if output.outputs[0].token_ids:
-                first.setdefault(name, now)
-            if output.finished:
-                last[name] = now
-                running.remove(name)
-    seconds = time.perf_counter() - begin
-    waits = [first[name] - came[name] for name in came]
-    each = [(last[name] - first[name]) / (new[name] - 1) for name in came]
-    rate = sum(new.values()) / seconds
+    """Requests of 64 to 1,024 tokens that want 16 to 111."""
+    rows = [turns.token_ids(n, 64 * (1 + 7 * n % 16)) for n in range(requests)]
+    new = [16 + 37 * n % 96 for n in range(requests)]
+    came, first, last, _ = serve(llm, rows, new, at_once)
+    waits = [b - a for a, b in zip(came, first, strict=True)]
+    spans = zip(first, last, new, strict=True)
+    each = [(c - b) / (n - 1) for b, c, n in spans]
+    rate = sum(new) / (max(last) - came[0])
     return Sample(statistics.mean(waits), statistics.mean(each), rate)
 
 
@@ -158,6 +180,7 @@ def kernels(llm: Any, given: argparse.Namespace) -> dict[str, dict]:
 def work(pipe: Connection, kind: str, given: argparse.Namespace, folder: str) -> None:
     """In a process of its own: an engine that is asked for one thing after another."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process
+    os.environ["TRITON_CACHE_AUTOTUNING"] = "1"
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     importlib.import_module("vllm")
     pipe.recv()
@@ -222,8 +245,10 @@ def main() -> None:
         saving = context.Process(target=save, args=(given, folder))
         saving.start()
         saving.join()
-        for _, ask in engines:  # one by one: vLLM's kernels are tuned by their times
-            ask("make")
+        asks = [ask for _, ask in engines]
+        asks[0]("make")  # alone: vLLM's kernels are tuned by their times, for the others too
+        with ThreadPoolExecutor() as at_once:
+            list(at_once.map(lambda ask: ask("make"), asks[1:]))
         runs = engines if given.engines > 1 else engines + engines[::-1]
         found = turns.in_turns(runs, names)
         about = {
