@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from types import SimpleNamespace
 
 import helpers
@@ -136,20 +137,38 @@ def test_the_examples_of_clients_take_turns(monkeypatch, capsys, tmp_path):
     capsys.readouterr()
     about = {"vllm": "0.33.0", "torch": "2.11.0", "heads": "16/32", "pool": "float32"}
     about |= {"layers": 24, "baseline": "triton", "fallbacks": {"f": 2}}
+    times = {"baseline": 6.0, "gdn": 4.0}
+    about["kernels"] = {
+        kind: {"decode": {"gpu_ms": ms, "shares": {}}} for kind, ms in times.items()
+    }
     about["errors"] = {"baseline": {"prompt": 0.02, "new": 0.03}}
     about["errors"]["gdn"] = {"prompt": 0.01, "new": 0.03}
     turns.finish(about, found, tmp_path / "a.jsonl")
     shown = capsys.readouterr().out.splitlines()
-    assert shown[-1].split() == ["decode", "gdn", "1500", "1500", "6", "2.00x"]
+    expected = ["decode", "gdn", "1500", "1500", "6", "2.00x"]
+    assert expected in [line.split() for line in shown]
     page = "a\n<!-- clients a.jsonl -->\nold\n<!-- /clients -->\nb\n"
     new = table.filled(page, tmp_path)
     assert new.startswith(
         "a\n<!-- clients a.jsonl -->\nvllm 0.33.0 (own prefill: triton)"
     )
-    assert "| decode | 3000 -> 1500 | 3000 -> 1500 | 3 -> 6 | 2.000x |\n" in new
+    cells = "3000 -> 1500 | 3000 -> 1500 | 3 -> 6 | 2.000x | 6 -> 4 | 1.500x"
+    assert f"| decode | {cells} |\n" in new
     assert "- rms error of log-probabilities, prompt tokens: 0.02 -> 0.01\n" in new
     assert new.endswith("- calls that fell back: 2\n<!-- /clients -->\nb\n")
     assert "\nNot timed yet.\n" in table.filled(page, tmp_path / "none")
+
+
+def test_the_gpus_time_of_a_token_is_without_that_of_the_prompt(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples" / "clients")
+    import turns
+
+    monkeypatch.setattr(turns, "gpu_times", lambda run: run())
+    times = {1: Counter(a=5.0), 9: Counter(a=13.0, b=16.0)}
+    token = turns.kernels(times.get, turns.Point(2, 4, 5))
+    assert token == {"gpu_ms": 3.0, "shares": {"b": 2 / 3, "a": 1 / 3}}
+    prompt = turns.kernels(times.get, turns.Point(2, 4))
+    assert prompt == {"gpu_ms": 5.0, "shares": {"a": 1.0}}
 
 
 def test_the_example_of_vllm_times_the_steps_in_which_all_decode(monkeypatch):

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 BLOCK = re.compile(r"(<!-- clients (\S+) -->\n).*?(<!-- /clients -->)", re.DOTALL)
-TITLES = ["", "first token, ms", "a token, ms", "tokens/s", "gain"]
+TITLES = ["", "first token, ms", "a token, ms", "tokens/s", "gain", "GPU, ms", "gain"]
 SHOWN = ("first_token_ms", "token_ms", "tokens_per_second")
 
 
@@ -43,22 +43,26 @@ def table(record: dict) -> str:
     named = f"{client} {record[client]} (own prefill: {record['baseline']})"
     lines = [f"{named}, {', '.join(about)}; the client's own -> gdn:", ""]
     lines += [row(TITLES), "|---" + "|---:" * (len(TITLES) - 1) + "|"]
+    times = record.get("kernels", {})
     rows = iter(record["rows"])
     for own, ours in zip(rows, rows, strict=True):
         cells = [turned(own[name], ours[name]) for name in SHOWN]
-        lines.append(row([own["what"], *cells, f"{ours['speedup']:.3f}x"]))
+        cells += [f"{ours['speedup']:.3f}x", *gpu(times, own["what"])]
+        lines.append(row([own["what"], *cells]))
     lines += ["", *notes(record)]
     return "\n".join(lines) + "\n"
 
 
+def gpu(times: dict, name: str) -> list[str]:
+    """Of a prompt, or of a token: the time and the gain."""
+    if name not in times.get("gdn", {}):
+        return ["", ""]
+    own, ours = (times[kind][name]["gpu_ms"] for kind in ("baseline", "gdn"))
+    return [turned(own, ours), f"{own / ours:.3f}x"]
+
+
 def notes(record: dict) -> list[str]:
-    times = record.get("kernels", {})
     found = []
-    for name, own in times.get("baseline", {}).items():
-        ours = times["gdn"][name]
-        gain = own["gpu_ms"] / ours["gpu_ms"]
-        both = turned(own["gpu_ms"], ours["gpu_ms"])
-        found.append(f"- GPU time of {name}: {both} ms ({gain:.3f}x)")
     errors = record.get("errors", {})
     for part in ("prompt", "new"):
         if errors:

@@ -12,12 +12,13 @@ import argparse
 import importlib.util
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
 import turns
-from turns import Point, Sample
+from turns import Point
 
 from gdn.serving import transformers as on_gdn
 
@@ -85,26 +86,26 @@ def logprobs(model: torch.nn.Module, given: argparse.Namespace) -> list[dict]:
     return found
 
 
+def runner(
+    model: torch.nn.Module, given: argparse.Namespace, point: Point
+) -> Callable[[int], turns.Times]:
+    prompt = torch.tensor(point.tokens(), device=given.device)
+    return lambda new: seconds(model, prompt, new)
+
+
 def samples(
     model: torch.nn.Module, given: argparse.Namespace, point: Point
-) -> list[Sample]:
-    prompt = torch.tensor(point.tokens(), device=given.device)
-
-    def run(new: int) -> turns.Times:
-        return seconds(model, prompt, new)
-
+) -> list[turns.Sample]:
+    run = runner(model, given, point)
     point.sample(run)  # to warm up
     return [point.sample(run) for _ in range(given.samples)]
 
 
 def kernels(model: torch.nn.Module, given: argparse.Namespace) -> dict[str, dict]:
-    found = {}
-    for point in turns.points(given):
-        prompt, new = torch.tensor(point.tokens(), device=given.device), point.new
-        found[str(point)] = turns.kernels(
-            lambda prompt=prompt, new=new: seconds(model, prompt, min(new, 17))
-        )
-    return found
+    return {
+        str(point): turns.kernels(runner(model, given, point), point)
+        for point in turns.points(given)
+    }
 
 
 def main() -> None:

@@ -6,9 +6,11 @@ on both alike.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -155,14 +157,33 @@ def milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
 
-def kernels(run: Callable[[], object]) -> dict:
-    """The GPU's time in a run, ms, and the shares of the kernels that take most of it."""
+def same_cores(count: int = 4) -> None:
+    """Engines take turns on the same cores: a step of one sequence took 1.7 or 2.1 ms in vLLM, by
+    the cores that its process had."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
+
+
+def kernels(run: Callable[[int], object], point: Point, new: int = 9) -> dict:
+    """The GPU's time of a prompt, or of a token of all sequences, ms, and the kernels' shares."""
+    if point.new == 1:
+        return shares(gpu_times(lambda: run(1)))
+    first, times = gpu_times(lambda: run(1)), gpu_times(lambda: run(new))
+    return shares({name: (x - first[name]) / (new - 1) for name, x in times.items()})
+
+
+def gpu_times(run: Callable[[], object]) -> Counter[str]:
+    """Of each kernel, ms."""
     cuda = torch.profiler.ProfilerActivity.CUDA
     with torch.profiler.profile(activities=[cuda]) as profile:
         run()
         torch.cuda.synchronize()
-    events = profile.key_averages()
-    times = {e.key[:90]: e.self_device_time_total / 1e3 for e in events}
+    times: Counter[str] = Counter()
+    for event in profile.key_averages():
+        times[event.key[:90]] += event.self_device_time_total / 1e3
+    return times
+
+
+def shares(times: dict[str, float]) -> dict:
     total = sum(times.values())
     most = sorted(times, key=times.__getitem__, reverse=True)[:16]
     return {"gpu_ms": total, "shares": {name: times[name] / total for name in most}}

@@ -165,23 +165,12 @@ def logprobs(llm: Any, new: int) -> list[dict]:
     return found
 
 
-def kernels(llm: Any, given: argparse.Namespace) -> dict[str, dict]:
-    """Of the longest prompt alone, and of 16 steps of the middle batch."""
-    points = turns.points(given)
-    alone = max(points, key=lambda point: point.prompt)
-    batches = [point for point in points if point.new > 1]
-    found = {}
-    for point in (alone, *batches[len(batches) // 2 :][:1]):
-        run, new = runner(llm, point), min(point.new, 17)
-        found[str(point)] = turns.kernels(lambda run=run, new=new: run(new))
-    return found
-
-
 def work(pipe: Connection, kind: str, given: argparse.Namespace, folder: str) -> None:
     """In a process of its own: an engine that is asked for one thing after another."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process
     os.environ["TRITON_CACHE_AUTOTUNING"] = "1"
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    turns.same_cores()
     importlib.import_module("vllm")
     pipe.recv()
     replaced = on_gdn.install() if kind == "gdn" else []
@@ -190,7 +179,10 @@ def work(pipe: Connection, kind: str, given: argparse.Namespace, folder: str) ->
     others: dict[str, Callable[[], object]] = {
         "replaced": lambda: replaced,
         "fallbacks": lambda: dict(on_gdn.fallbacks),
-        "kernels": lambda: kernels(llm, given),
+        "kernels": lambda: {
+            name: turns.kernels(runner(llm, point), point)
+            for name, point in points.items()
+        },
         "logprobs": lambda: logprobs(llm, given.new),
     }
     pipe.send("ready")
@@ -246,7 +238,9 @@ def main() -> None:
         saving.start()
         saving.join()
         asks = [ask for _, ask in engines]
-        asks[0]("make")  # alone: vLLM's kernels are tuned by their times, for the others too
+        asks[0](
+            "make"
+        )  # alone: vLLM's kernels are tuned by their times, for the others too
         with ThreadPoolExecutor() as at_once:
             list(at_once.map(lambda ask: ask("make"), asks[1:]))
         runs = engines if given.engines > 1 else engines + engines[::-1]
