@@ -152,7 +152,7 @@ def test_the_examples_of_clients_take_turns(monkeypatch, capsys, tmp_path):
     assert new.startswith(
         "a\n<!-- clients a.jsonl -->\nvllm 0.33.0 (own prefill: triton)"
     )
-    cells = "3000 -> 1500 | 3000 -> 1500 | 3 -> 6 | 2.000x | 6 -> 4 | 1.500x"
+    cells = "3,000 -> 1,500 | 3,000 -> 1,500 | 3 -> 6 | 2.000x | 6 -> 4 | 1.500x"
     assert f"| decode | {cells} |\n" in new
     assert "- rms error of log-probabilities, prompt tokens: 0.02 -> 0.01\n" in new
     assert new.endswith("- calls that fell back: 2\n<!-- /clients -->\nb\n")

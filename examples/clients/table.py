@@ -41,9 +41,10 @@ def table(record: dict) -> str:
         f"torch {record['torch']}",
     ]
     named = f"{client} {record[client]} (own prefill: {record['baseline']})"
-    lines = [f"{named}, {', '.join(about)}; the client's own -> gdn:", ""]
-    lines += [row(TITLES), "|---" + "|---:" * (len(TITLES) - 1) + "|"]
     times = record.get("kernels", {})
+    titles = TITLES if times else TITLES[:-2]
+    lines = [f"{named}, {', '.join(about)}; the client's own -> gdn:", ""]
+    lines += [row(titles), "|---" + "|---:" * (len(titles) - 1) + "|"]
     rows = iter(record["rows"])
     for own, ours in zip(rows, rows, strict=True):
         cells = [turned(own[name], ours[name]) for name in SHOWN]
@@ -55,7 +56,9 @@ def table(record: dict) -> str:
 
 def gpu(times: dict, name: str) -> list[str]:
     """Of a prompt, or of a token: the time and the gain."""
-    if name not in times.get("gdn", {}):
+    if not times:
+        return []
+    if name not in times["gdn"]:
         return ["", ""]
     own, ours = (times[kind][name]["gpu_ms"] for kind in ("baseline", "gdn"))
     return [turned(own, ours), f"{own / ours:.3f}x"]
@@ -73,7 +76,11 @@ def notes(record: dict) -> list[str]:
 
 
 def turned(own: float | None, ours: float | None) -> str:
-    return "" if own is None else f"{own:.4g} -> {ours:.4g}"
+    return "" if own is None else f"{number(own)} -> {number(ours)}"
+
+
+def number(x: float | None) -> str:
+    return f"{x:,.0f}" if x and x >= 1000 else f"{x:.4g}"
 
 
 def row(cells: list[str]) -> str:
