@@ -51,8 +51,10 @@ void checked(Call call, ffi::TensorView a, ffi::TensorView b, ffi::Optional<ffi:
   call.half_pool = pool.dtype() == BF16, call.given = gates.given, call.wide_beta = gates.b == F32;
   call.a = strided<const char>(a, "a", gates.a, {T, HV}, device, gates.a.bits / 8, &call.a_row);
   call.b = strided<const char>(b, "b", gates.b, {T, HV}, device, gates.b.bits / 8, &call.b_row);
-  call.A_log = static_cast<const float*>(call.a), call.dt_bias = call.a;  // of given gates: HV floats that can be read
-  if (!gates.given) {
+  if (gates.given) {  // HV floats that can be read: without tokens those of a state
+    call.dt_bias = T ? call.a : pool.data_ptr();
+    call.A_log = static_cast<const float*>(call.dt_bias);
+  } else {
     const ffi::TensorView bias = dt_bias.value();
     call.A_log = data<const float>(A_log.value(), "A_log", F32, {HV}, device);
     call.half_bias = bias.dtype() == BF16;
@@ -71,7 +73,7 @@ void checked(Call call, ffi::TensorView a, ffi::TensorView b, ffi::Optional<ffi:
   call.output = data<__nv_bfloat16>(output, "output", BF16, {T, HV, HEAD_DIM}, device, ALIGNMENT);
   call.slots = slots_end("pool", slots), call.N = static_cast<int>(N), call.first_slot = first_live(first_slot);
   call.scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(HEAD_DIM)) : s), call.epsilon = under_root(epsilon);
-  if (N == 0) return;
+  if (N == 0 || (T == 0 && slots == 0)) return;
 
   // torch's caching allocator if the caller is torch: no synchronisation, and freed as soon as the launches are queued
   std::vector<ffi::Tensor> buffers;
