@@ -25,7 +25,6 @@ LAUNCHES = """
 #include "inter_chunk_sm90.cuh"
 #include "inter_chunk_sm90_fused.cuh"
 #include "inter_chunk_sm90_tiles.cuh"
-#include "inter_chunk_sm90_whole.cuh"
 #include "inter_chunk_tma.cuh"
 #include "intra_chunk_sm90.cuh"
 #include "intra_chunk_sm80.cuh"
@@ -163,17 +162,10 @@ void fused(Prefill p, uint32_t clusters) {
   emulated::launch({2 * (tiles < clusters ? tiles : clusters), 1, 1}, FUSED_THREADS, sizeof(FusedShared), 2,
                    [&] { gdn_prefill_fused_sm90(p, m, new_state_map(p)); });
 }
-void whole(const Prefill& p) {
-  const Maps m = maps<2>(p);
-  emulated::registers = 65536 / WHOLE_THREADS / 8 * 8;
-  emulated::launch({uint32_t(p.N * p.HV), 1, 1}, WHOLE_THREADS, sizeof(WholeShared), 1,
-                   [&] { gdn_prefill_whole_sm90(p, m); });
-}
 void run(const Prefill& p, int warps, int members) {
   const bool segment = p.segment;
   if (warps < -100) return ordered_boxes(p, members, -warps - 100);
   if (warps < 0) return ordered(p, members, -warps);
-  if (warps == 40) return whole(p);
   if (warps > 40) return fused(p, warps == 41 ? 1 << 30 : warps - 41);
   if (warps == ONE) return groups<1, 4>(p, members);
   if (warps == 12) return groups<1, 2>(p, members);
@@ -327,7 +319,7 @@ def prefill(
     seen=None,
 ):
     q, _, v, state, *_, cu = given
-    segment = 0 if warps in (WHOLE, *FUSED) else segment  # it takes whole sequences
+    segment = 0 if warps in FUSED else segment  # it takes whole sequences
     T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
     guarded = full(math.nan, T + 64, HV, 128, dtype=torch.bfloat16)
     output, state = guarded[:T], state.clone()
@@ -560,12 +552,11 @@ def test_chunks_do_not_depend_on_neighbouring_sequences(library, room):
 SPLIT = 0  # four warps share 16 rows
 # inter_chunk_sm90_fused.cuh: a cluster for each tile; one and two for all of them
 FUSED = [41, 42, 43]
-WHOLE = 40  # inter_chunk_sm90_whole.cuh
 # warpgroups, and stages: inter_chunk_sm90.cuh as launch_sm90.cu launches it
 ONE, TWO = 14, 23
 QUARTER, HALF = 32, 34  # of V: inter_chunk_tma.cuh
-CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO, QUARTER, HALF, WHOLE, *FUSED]
-EACH = [SPLIT, 8, ONE, TWO, QUARTER, HALF, WHOLE, *FUSED]
+CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO, QUARTER, HALF, *FUSED]
+EACH = [SPLIT, 8, ONE, TWO, QUARTER, HALF, *FUSED]
 
 
 @pytest.mark.parametrize("warps", CUTS)
@@ -609,7 +600,7 @@ def test_one_warpgroup_two_or_one_launch_have_the_same_bits(library, lengths, mo
     """
     given = inputs(lengths, 1, 2, slow=True)
     one = prefill(library, ONE, given)
-    for warps in (TWO, WHOLE, *FUSED):
+    for warps in (TWO, *FUSED):
         same_in(modes, library, warps, given, one)
     one = prefill(library, ONE, given, segment=1)
     same_in((0,), library, TWO, given, one, segment=1)
@@ -699,10 +690,7 @@ def test_one_launch_waits_for_each_warpgroup(library, behind):
 
 @pytest.mark.parametrize(
     ("warps", "behind"),
-    [
-        *((ONE, behind) for behind in (1, 2, 3)),
-        *((warps, behind) for warps in (TWO, WHOLE) for behind in (1, 2, 3, 4)),
-    ],
+    [(ONE, 1), (ONE, 2), (ONE, 3), (TWO, 1), (TWO, 2), (TWO, 3), (TWO, 4)],
 )
 def test_inter_chunk_kernel_waits_for_each_warpgroup(library, warps, behind):
     """The same of the second of two launches: with one consumer warpgroup, the first,
@@ -720,7 +708,7 @@ def test_in_place(library, warps):
     same_in((0,), library, warps, given, expected, in_place=True)
 
 
-@pytest.mark.parametrize("warps", [ONE, TWO, QUARTER, HALF, WHOLE, *FUSED])
+@pytest.mark.parametrize("warps", [ONE, TWO, QUARTER, HALF, *FUSED])
 def test_the_order_of_threads_and_of_copies_changes_nothing(library, warps):
     """A barrier or a wait too little shows as a bit that depends on who was first;
     stages return, in segments too.

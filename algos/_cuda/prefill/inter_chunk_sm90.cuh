@@ -184,21 +184,6 @@ __device__ __forceinline__ StagedChunks<OUTPUTS, Shared> staged_chunks(Shared& s
   return {s, pipe.template take<Shared::LOOPS>(at.count), Shared::GROUPS > 1 ? static_cast<int>(threadIdx.x / 128) : 0};
 }
 
-// Where a token's outputs go, `token` counted from the segment's first: 64 rows of V from `half` on, and a piece of them.
-__device__ __forceinline__ __nv_bfloat16* output_at(const Prefill& p, const Segment& at, int token, int half, int piece) {
-  return p.output + (at.first + token) * (static_cast<int64_t>(p.HV) * HEAD_DIM) + at.hv * HEAD_DIM + half * GROUP_ROWS + piece * 8;
-}
-// Every ROWS-th of a chunk's tokens, of `left`, from a lane's piece `from`, of GROUPS consumers; and `to` on to the next chunk's.
-template <int GROUPS, int ROWS>
-__device__ __forceinline__ void store_chunk(__nv_bfloat16*& to, int64_t row, const char* from, int left, bool zeros) {
-#pragma unroll 1
-  for (int i = 0; i < CHUNK; i += ROWS) {
-#pragma unroll
-    for (int group = 0; group < GROUPS; ++group)
-      if (i < left) store16(to + group * GROUP_ROWS, zeros ? uint4{} : *reinterpret_cast<const uint4*>(from + group * V_TILE + i * 128));
-    to += ROWS * row;
-  }
-}
 // The epilogue: warps that store the outputs of all chunks, which have replaced V. PIECES lanes per token, so that rows are whole.
 // `chunks`: wait_for_outputs; tiles, the v of other consumers behind this one; free, when a warp is done with a stage.
 constexpr int STORE_WARPS = 2;  // warps
@@ -209,13 +194,22 @@ __device__ __forceinline__ void store_outputs(const Prefill& p, const Chunks& ch
   const int first = thread / PIECES, piece = first_piece + thread % PIECES;
   const uint32_t own = in_matrix(first, piece);  // 8 rows further are 1024 bytes further: ROWS is a multiple of 8
   const int64_t row = static_cast<int64_t>(p.HV) * HEAD_DIM;
-  __nv_bfloat16* to = output_at(p, at, first, half, piece);
+  __nv_bfloat16* to = p.output + (at.first + first) * row + at.hv * HEAD_DIM + half * GROUP_ROWS + piece * 8;
   int left = at.tokens - first;
 #pragma unroll 1
   for (int chunk = 0; chunk < at.count; ++chunk, left -= CHUNK) {
     // 13. Store
     chunks.wait_for_outputs(chunk);
-    store_chunk<GROUPS, ROWS>(to, row, chunks.tiles(chunk).v + own, left, at.padding());
+    const char* const v = chunks.tiles(chunk).v;
+#pragma unroll 1
+    for (int i = 0; i < CHUNK; i += ROWS) {
+#pragma unroll
+      for (int group = 0; group < GROUPS; ++group)
+        if (i < left)
+          store16(to + group * GROUP_ROWS,
+                  at.padding() ? uint4{} : *reinterpret_cast<const uint4*>(v + group * V_TILE + own + i * 128));
+      to += ROWS * row;
+    }
     fence_proxy_async();  // TMA will overwrite it
     chunks.free(chunk);
   }

@@ -430,9 +430,7 @@ __device__ __forceinline__ uint32_t next_tile(FusedShared& s, int turn, bool who
 constexpr int FUSED_CONSUMER = 248, FUSED_MAKER = 96, FUSED_PRODUCER = 40;
 static_assert(FUSED_CONSUMER + FUSED_MAKER + 65536 / FUSED_THREADS + FUSED_PRODUCER <= 65536 / FUSED_THREADS * 4);
 
-// In clusters of two. grid: two CTAs for each tile, if as many can be resident, else as many as can. A template, so that it is not
-// compiled again for inter_chunk_sm90_whole.cuh, which uses the steps above.
-template <typename = void>
+// In clusters of two. grid: two CTAs for each tile, if as many can be resident, else as many as can.
 __global__ void __launch_bounds__(FUSED_THREADS, 1)
 gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps,
                        const __grid_constant__ CUtensorMap new_states) {

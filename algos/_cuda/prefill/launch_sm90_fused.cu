@@ -32,9 +32,9 @@ static uint32_t clusters_of(int device) {
   const bool kept = device >= 0 && device < 64;
   int answer = kept ? known[device].load(std::memory_order_relaxed) : 0;
   if (answer == 0) {
-    check(cudaFuncSetAttribute(gdn_prefill_fused_sm90<>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(FusedShared)));
+    check(cudaFuncSetAttribute(gdn_prefill_fused_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(FusedShared)));
     const PairLaunch all(sms_of(device) / 2, nullptr);
-    check(cudaOccupancyMaxActiveClusters(&answer, gdn_prefill_fused_sm90<>, &all.config));
+    check(cudaOccupancyMaxActiveClusters(&answer, gdn_prefill_fused_sm90, &all.config));
     if (kept) known[device].store(answer, std::memory_order_relaxed);
   }
   return answer;
@@ -52,7 +52,7 @@ bool launch_sm90_fused(Prefill p, Maps one, const Allocate& allocate, int device
     if (ARRIVALS > 1) check(cudaMemsetAsync(p.tickets, 0, sizeof *p.tickets, stream));
   }
   const PairLaunch pairs(std::min(tiles, clusters), stream);
-  check(cudaLaunchKernelEx(&pairs.config, gdn_prefill_fused_sm90<>, p, one, new_states));
+  check(cudaLaunchKernelEx(&pairs.config, gdn_prefill_fused_sm90, p, one, new_states));
   return true;
 }
 

@@ -55,8 +55,5 @@ bool launch_sm90_tiles(Prefill p, Maps one, Maps two, const Allocate& allocate, 
 // sequences than it can sort.
 bool launch_sm90_fused(Prefill p, Maps one, const Allocate& allocate, int device, cudaStream_t stream);
 
-// launch_sm90_whole.cu: one kernel, a CTA for each sequence and value head; of dense tensors alone (POOL is false).
-void launch_sm90_whole(const Prefill& p, const Maps& two, int device, cudaStream_t stream);
-
 }  // namespace gdn
 #pragma GCC visibility pop
