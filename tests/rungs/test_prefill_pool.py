@@ -49,7 +49,7 @@ extern "C" void prefill(int warps, int mode, int members, int segment, const Giv
   emulated::mode = mode;
   run(p, warps, members);
 }
-extern "C" int in_one(int64_t T, int64_t N, int64_t HV) { return in_one_launch(T, N, HV, 132); }
+extern "C" int in_one(int64_t T, int64_t N, int64_t HV) { return in_one_launch(T, N, HV / 2, HV, HOME); }
 """
 
 RECURRENT = (

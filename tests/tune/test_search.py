@@ -206,6 +206,32 @@ def test_the_screen_says_so_too(capsys):
     assert "note y: not tuned yet" in out
 
 
+@pytest.mark.parametrize("tier", ["cupti", "wall"])
+def test_the_screen_says_how_far_a_gpu_is_from_the_tuning(capsys, tier):
+    """Times of workloads that the tuning timed too, in its tier."""
+    from gdn_cli.report import terminal
+
+    loaded = registry.load()
+    table = json.loads((loaded.find("cuda-v5").own_folder / "tuning.json").read_text())
+    there = table["gpus"]["NVIDIA H200"]["workloads"]
+    r = {"op": "gdn_decode", "algo": "cuda-v5", "mode": "cuda", "tier": tier}
+    r |= {"status": "passed", "reason": None, "check": None}
+    r |= {"tuned_for": "NVIDIA H200", "tuned_nearest": True}
+    document = {"schema": 2, "command": "run", "environments": {}, "missing": []}
+    document["records"] = [
+        r
+        | {"workload": {key: timed[key] for key in ("uuid", "axes")}}
+        | {"timing": reports.timing(timed["chosen_us"] * times, tier)}
+        for timed, times in zip(there[:2], (1.1, 1.25), strict=True)
+    ]
+    terminal.show(reports.typed(document), loaded, False, Path("x.json"))
+    out = " ".join(capsys.readouterr().out.split())
+    far = "; calls take 1.10 to 1.25 times as long as when it was tuned there (2 workloads)"
+    near = "cuda-v5: tuned for NVIDIA H200, the nearest to this GPU"
+    assert near in out
+    assert (near + far in out) == (tier == "cupti")
+
+
 # --- algo.toml
 
 TOML = """[tune]

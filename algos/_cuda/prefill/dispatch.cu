@@ -25,6 +25,9 @@
 
 #include <tvm/ffi/extra/cuda/base.h>
 
+#include <array>
+#include <mutex>
+
 #include "tuned_row.cuh"
 #include "device.cuh"
 #include "dispatch_rule.h"
@@ -39,6 +42,23 @@ void check(CUresult error) {
   if (error != CUDA_SUCCESS) TVM_FFI_THROW(RuntimeError) << WHAT << error;
 }
 int sms_of(int device) { return sms(device); }
+static Rates ask_for_rates(int device) {
+  const auto ask = [device](cudaDeviceAttr what) {
+    int answer = 0;
+    check(cudaDeviceGetAttribute(&answer, what, device));
+    return static_cast<double>(answer);  // clocks in kHz, the bus in bits
+  };
+  const double memory = ask(cudaDevAttrMemoryClockRate), bus = ask(cudaDevAttrGlobalMemoryBusWidth), clock = ask(cudaDevAttrClockRate);
+  const bool told = memory > 0 && bus > 0 && clock > 0;  // not every driver tells, as of a part of a GPU
+  return {told ? COPY * 2 * memory * 1e-3 * bus / 8 : HOME.bytes, told ? clock * 1e-3 : HOME.clock, sms(device)};
+}
+Rates rates_of(int device) {
+  static std::array<Rates, 64> known{};
+  static std::array<std::once_flag, 64> asked;
+  if (device < 0 || device >= 64) return ask_for_rates(device);  // more GPUs than a host has
+  std::call_once(asked[device], [&] { known[device] = ask_for_rates(device); });
+  return known[device];
+}
 
 void prefill(const Call& call, const Allocate& allocate, int device, void* on) {
   Prefill p{};

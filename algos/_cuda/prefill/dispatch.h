@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "chunk.cuh"
+#include "dispatch_rule.h"
 
 #pragma GCC visibility push(hidden)  // a process may have several builds of this library
 namespace gdn {
@@ -18,10 +18,11 @@ void launch_sm80(Prefill p, int segments, const Allocate& allocate, int device, 
 void launch_recurrent(const Prefill& p, int device, cudaStream_t stream);
 
 // Defined in dispatch.cu, so that the other files need not include the binding's headers: throw if the runtime, or the driver that
-// makes tensor maps, reports an error; number of SMs of a device.
+// makes tensor maps, reports an error; number of SMs of a device, its rates.
 void check(cudaError_t error);
 void check(CUresult error);
 int sms_of(int device);
+Rates rates_of(int device);  // asked once
 
 // When a kernel's first CTAs may begin: when the kernel before has ended, or while it ends (dependent_launch.cuh; sm_90 on). In the
 // latter case each CTA waits before it reads what the kernel before writes.

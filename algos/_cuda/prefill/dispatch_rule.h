@@ -37,9 +37,20 @@ inline bool use_recurrent(int64_t num_tokens, int64_t N, int64_t HV, int64_t tok
 // whole tile 2.0 (ladder, "Longest first"). The border not measured alone.
 inline bool more_than_one_wave(int64_t N, int64_t HV, int64_t sms) { return 2 * N * HV > sms; }
 
+// What the choice between one launch and two needs to know of a device.
+struct Rates {
+  double bytes;  // that a large copy reads and writes, per us
+  double clock;  // of the SMs, MHz, at most
+  int64_t sms;
+};
+constexpr Rates HOME = {4.28e6, 1980, 132};  // an H200, where the times below were measured
+// Of what the memory's clock and the width of its bus allow, a large copy reaches so much: H200 4.2 of 4.9 TB/s, H100 3.0 of 3.35.
+constexpr double COPY = 0.87;
+
 // Whether whole sequences are done in one launch (inter_chunk_sm90_fused.cuh), where two SMs share a tile, or in two, where one has
-// it. By an estimate of both times in us, as if all sequences had the mean length. Of 44 measured shapes it chooses the slower way at
-// six, which costs 0.7 to 2.9 %; the rule before, by chunks per SM alone, cost 4 to 10 % at seven (ladder, "Which of the two").
+// it. By an estimate of both times in us, as if all sequences had the mean length: an H200's by the SMs' clock, and what the bytes take
+// longer than there. Of 44 shapes measured on an H200 it chooses the slower way at six, which costs 0.7 to 2.9 %; the rule before, by
+// chunks per SM alone, cost 4 to 10 % at seven (ladder, "Which of the two").
 //
 // More than 16 chunks times value heads per SM: two launches, since what the estimate would choose one for (24x1024) is not measured.
 // Not more tiles than pairs of SMs: two launches then have half tiles, and both ways take about the same for a chunk: 8x2048 56.7 in
@@ -47,16 +58,25 @@ inline bool more_than_one_wave(int64_t N, int64_t HV, int64_t sms) { return 2 * 
 // From and to a pool two launches as soon as there are more: 64x64 38.8 us and 46.4 in one, 32x256 43.5 and 46.1, 16x512 40.0 and 41.0; but
 //   8x1024 41.3 and 38.6 in one (ladder of gdn_prefill_packed).
 // ONE_* and TWO_*: what a call costs anyway, a chunk of a tile, another tile; PREPARED: a chunk in the intra-chunk kernel, with all SMs.
-inline bool in_one_launch(int64_t num_tokens, int64_t N, int64_t HV, int64_t sms) {
-  constexpr double ONE_CALL = 5, ONE_CHUNK = 1.65, ONE_TILE = 1.7, TWO_CALL = 14, TWO_CHUNK = 2.07, TWO_TILE = 4.4, PREPARED = 0.48;
-  const int64_t tiles = N * HV, pairs = sms / 2;
+// ONE_BYTES, TWO_BYTES: so much of the time that more bytes take, or the same ones on a slower memory, adds to a call's. From an H100
+//   (as many SMs, the same clock, 3.0 TB/s; outside timings): one launch 5 to 12 % longer, two 18 to 33 %.
+inline bool in_one_launch(int64_t num_tokens, int64_t N, int64_t H, int64_t HV, const Rates& rates) {
+  constexpr double ONE_CALL = 5, ONE_CHUNK = 1.65, ONE_TILE = 1.7, ONE_BYTES = 0.35;
+  constexpr double TWO_CALL = 14, TWO_CHUNK = 2.07, TWO_TILE = 4.4, PREPARED = 0.48, TWO_BYTES = 0.55;
+  const int64_t sms = rates.sms, tiles = N * HV, pairs = sms / 2;
   if (num_tokens / CHUNK * HV > 16 * sms) return false;
   if (tiles <= pairs) return true;
   if (POOL) return false;
   const double chunks = static_cast<double>(num_tokens) / CHUNK / N + 0.5;  // the last is partly filled
   const int64_t rounds = (tiles + pairs - 1) / pairs, whole = (tiles + sms - 1) / sms;
   const double one = ONE_CALL + ONE_CHUNK * chunks * rounds + ONE_TILE * (rounds - 1);
-  return one < TWO_CALL + PREPARED * chunks * tiles / sms + TWO_CHUNK * chunks * whole + TWO_TILE * (whole - 1);
+  const double two = TWO_CALL + PREPARED * chunks * tiles / sms + TWO_CHUNK * chunks * whole + TWO_TILE * (whole - 1);
+  // Bytes, Q and K once for all value heads that share them: in one launch Q, K, V, outputs and states; in two K again, T written and read.
+  const double number = chunks * tiles, shared = static_cast<double>(H) / HV;
+  const double one_bytes = number * (2 + 2 * shared) * QK_TILE + 2.0 * tiles * HEAD_DIM * HEAD_DIM * sizeof(float);
+  const double two_bytes = one_bytes + number * (2 * MATRIX + shared * QK_TILE);
+  const double slower = HOME.clock / rates.clock, longer = 1 / rates.bytes - 1 / HOME.bytes;
+  return one * slower + ONE_BYTES * one_bytes * longer < two * slower + TWO_BYTES * two_bytes * longer;
 }
 
 // Segment length in chunks; 0: no sequence is split. Splits all tokens, as if they were one sequence, into `segments` / HV parts.

@@ -86,7 +86,7 @@ bool launch_sm90(Prefill p, int segments, const Allocate& allocate, int device, 
   make_maps(p, one, two);
   cut(p, segments, device, true);
   const bool whole = !p.segment && !p.has_checkpoints();
-  if (whole && in_one_launch(p.num_tokens, p.N, p.HV, sms_of(device)) && launch_sm90_fused(p, one, allocate, device, stream)) return true;
+  if (whole && in_one_launch(p.num_tokens, p.N, p.H, p.HV, rates_of(device)) && launch_sm90_fused(p, one, allocate, device, stream)) return true;
   const uint32_t parts = allocate_workspace(p, segments, MATRIX, device, allocate, true);
   // Gates are looked at where that is why there are more segments. Elsewhere it gains less than it loses where nothing decays: 1x8192 71 to
   // 68 us, and 71 to 76.

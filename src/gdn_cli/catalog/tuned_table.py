@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -126,6 +126,19 @@ def load(algo: Algo) -> Gpus:
             hint="fix it, or move it away",
         ) from None
     return gpus
+
+
+def times(algo: Algo, gpu: str, tier: str | None, l2: str | None) -> dict[str, float]:
+    """The workloads, by uuid, that a GPU's tuning timed in this tier, with the chosen
+    constants: us. {} for an algo without such a tuning.
+    """
+    if algo.tune is None or algo.folder is None:
+        return {}
+    entry: Any = load(algo).get(gpu)
+    if not entry or (entry.get("tier"), entry.get("l2")) != (tier, l2):
+        return {}
+    timed = entry.get("workloads", [])
+    return {workload["uuid"]: workload["chosen_us"] for workload in timed}
 
 
 def rows(tune: Tune, gpus: Gpus) -> list[Row]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from .. import units
+from ..catalog import tuned_table
 from ..catalog.ops import label_of
 from ..catalog.tiers import FLOORS
 from ..schema.record_types import Missing, Record, Status
@@ -202,19 +203,39 @@ def remarks(measured: list[Measurement]) -> Iterator[Note]:
 
 def tuned(book: Book) -> list[Note]:
     """Notes on algos whose constants were tuned for another GPU than the one they ran on."""
-    near = {
-        (m.algo, m.record.tuned_for) for m in book.measured if m.record.tuned_nearest
-    }
+    near = [m for m in book.measured if m.record.tuned_nearest]
+    by_tuning = grouped(near, lambda m: (m.algo, m.record.tuned_for or ""))
 
     lines = []
-    for algo, gpu in sorted(near):
-        text = f"tuned for {gpu}, the nearest to this GPU"
+    for (algo, gpu), measured in sorted(by_tuning.items()):
+        far = _far_from(gpu, book, measured)
+        text = f"tuned for {gpu}, the nearest to this GPU{far}"
         if gpu == "untuned":
             text = "not tuned yet: its constants are estimates; `gdn tune` chooses them"
 
         lines.append(Note("note", f"{algo}: {text}"))
 
     return lines
+
+
+def _far_from(gpu: str, book: Book, measured: list[Measurement]) -> str:
+    """How much longer calls take here than on the GPU of the tuning, where it timed the
+    same workloads; "" without any.
+    """
+    ratios = []
+    for m in measured:
+        algo = next((a for a in book.registry.of(m.op) if a.name == m.algo), None)
+        there = tuned_table.times(algo, gpu, m.tier, m.l2) if algo else {}
+        if m.workload in there and m.median_us:
+            ratios.append(m.median_us / there[m.workload])
+
+    if not ratios:
+        return ""
+
+    least, most = (f"{ratio:.2f}" for ratio in (min(ratios), max(ratios)))
+    span = least if least == most else f"{least} to {most}"
+    count = units.count(len(ratios), "workload")
+    return f"; calls take {span} times as long as when it was tuned there ({count})"
 
 
 def where(measured: list[Measurement]) -> str:
