@@ -46,7 +46,7 @@ _WITH_WORKERS = ("run", "bench", "compare", "profile", "tune", "prove", "pack")
 _TORCH = "flashinfer_bench"  # and torch
 # command -> the package that its server has imported
 _IMPORTED = dict.fromkeys(_WITH_WORKERS, _TORCH)
-_IMPORTED |= {"modal": "modal", "report": "matplotlib.figure"}
+_IMPORTED |= {"data": _TORCH, "modal": "modal", "report": "matplotlib.figure"}
 # modal reads it when it is imported
 _NO_CONFIGURATION = {"MODAL_CONFIG_PATH": os.devnull}
 # Each version of Python or of a library warns of other things, such as os.fork beside threads from
