@@ -130,7 +130,8 @@ def _import_rooms(wanted: Callable[[str], bool]) -> None:
 
 
 def _import(package: str) -> None:
-    _import_rooms(lambda room: room != "worker")  # whose modules import torch
+    # these two import torch
+    _import_rooms(lambda room: room not in ("worker", "serving"))
     # .ci/other_pythons.py does without torch
     if not package or not importlib.util.find_spec(package.partition(".")[0]):
         return
