@@ -65,7 +65,7 @@ def installed(python: str, venv: Path) -> bool:
     needed.write_text("\n".join(lines) + "\n", encoding="utf-8")
     if not (venv / "bin" / "pip").exists():
         subprocess.run([python, "-m", "venv", venv], check=True)
-    pip = [venv / "bin" / "python", "-m", "pip", "install", "--quiet"]
+    pip = [venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-compile"]
     for what in (["-r", needed], ["--no-deps", "--editable", ROOT]):
         done = subprocess.run([*pip, *what], capture_output=True, text=True)
         if done.returncode and any(word in done.stderr for word in OFFLINE):

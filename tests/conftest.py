@@ -4,6 +4,7 @@ GPU, no GPU tests.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -25,6 +26,14 @@ for _name in (
     "TORCHINDUCTOR_COMPILE_THREADS",
 ):
     os.environ.setdefault(_name, "1")
+
+# a tenth of the time in which the test files and torch are imported
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.freeze()  # never collected, so that nobody looks through it again
+    gc.enable()
 
 
 def pytest_addoption(parser):

@@ -4,13 +4,13 @@ of a new process.
     forked.run(args, env, cwd, stdin, timeout) -> subprocess.CompletedProcess, as
     subprocess.run gives it
 
-A server has imported what `gdn --help` imports and has done nothing else. Each command
-gets its own environment, folder and streams. Where Python itself would read a variable
+A server has imported the command's modules and has done nothing else. Each command gets
+its own environment, folder and streams. Where Python itself would read a variable
 at its start, `helpers.gdn` starts a new process.
 
-Commands that run algos come from a second server, which has imported torch, too: that
-takes a worker 1.7 s of CPU time. Their keeper and worker are forked from the command,
-with the parents, streams and environment that they have else. What is wrapped (a
+Commands that need a package that is slow to import come from a server which has imported
+it, too: torch takes a worker 1.7 s of CPU time. Keepers and workers are forked from their
+command, with the parents, streams and environment that they have else. What is wrapped (a
 profiler) or sandboxed is a new process here, too.
 """
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import importlib.util
 import json
 import os
@@ -35,17 +36,24 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from gdn_cli.paths import PACKAGE
 from gdn_cli.worker.executor import process
 
 _STATUS = struct.Struct("<i")
 _PR_SET_NAME = 15
-# commands that start some
+# commands that start workers
 _WITH_WORKERS = ("run", "bench", "compare", "profile", "tune", "prove", "pack")
+_TORCH = "flashinfer_bench"  # and torch
+# command -> the package that its server has imported
+_IMPORTED = dict.fromkeys(_WITH_WORKERS, _TORCH)
+_IMPORTED |= {"data": _TORCH, "modal": "modal", "report": "matplotlib.figure"}
+# modal reads it when it is imported
+_NO_CONFIGURATION = {"MODAL_CONFIG_PATH": os.devnull}
 # Each version of Python or of a library warns of other things, such as os.fork beside threads from
 # 3.12 on, and tests compare all that is on stderr.
 QUIET = {"PYTHONWARNINGS": "ignore"}
-# whether it has torch -> of which process, it
-_servers: dict[bool, tuple[int, socket.socket, subprocess.Popen]] = {}
+# the package that it has imported -> of which process, it
+_servers: dict[str, tuple[int, socket.socket, subprocess.Popen]] = {}
 _Popen = subprocess.Popen
 _old_streams = []  # never collected: their buffers belong to the parent
 
@@ -57,7 +65,7 @@ def run(
     pipes = [os.pipe() for _ in range(3)]
     (given, write), *read = pipes
     with ours:
-        server = _connection(bool(args) and args[0] in _WITH_WORKERS)
+        server = _connection(_IMPORTED.get(args[0], "") if args else "")
         socket.send_fds(
             server, [b"x"], [theirs.fileno(), given, *(end for _, end in read)]
         )
@@ -89,23 +97,17 @@ def _read(descriptor: int) -> str:
         return pipe.read()
 
 
-def _connection(torch: bool) -> socket.socket:
+def _connection(package: str) -> socket.socket:
     """To this process's server, which is started with the first command."""
-    if torch not in _servers or _servers[torch][0] != os.getpid():
+    if package not in _servers or _servers[package][0] != os.getpid():
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [
-            sys.executable,
-            __file__,
-            str(theirs.fileno()),
-            *(["torch"] if torch else []),
-        ]
+        command = [sys.executable, __file__, str(theirs.fileno()), package]
+        env = os.environ | QUIET | _NO_CONFIGURATION
         with theirs:
-            server = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env=os.environ | QUIET
-            )
-        _servers[torch] = os.getpid(), ours, server
+            server = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=env)
+        _servers[package] = os.getpid(), ours, server
         atexit.register(_end, ours, server)
-    return _servers[torch][1]
+    return _servers[package][1]
 
 
 def _end(line: socket.socket, server: subprocess.Popen) -> None:
@@ -116,18 +118,40 @@ def _end(line: socket.socket, server: subprocess.Popen) -> None:
 # --- the server
 
 
-def serve(line: socket.socket, torch: bool) -> None:
-    """Until the other end is closed: a child for each command, which is not waited for here."""
-    from gdn_cli import cli  # noqa: F401
+# run by name: each is a process's main module
+_MAIN = ("worker/serve.py", "worker/executor/__main__.py")
 
-    if torch and importlib.util.find_spec("torch"):  # .ci/other_pythons.py does without
-        import flashinfer_bench  # noqa: F401  # and torch
 
+def _import_rooms(wanted: Callable[[str], bool]) -> None:
+    for file in PACKAGE.glob("*/**/*.py"):
+        path = file.relative_to(PACKAGE)
+        if wanted(path.parts[0]) and str(path) not in _MAIN:
+            importlib.import_module(".".join(["gdn_cli", *path.with_suffix("").parts]))
+
+
+def _import(package: str) -> None:
+    # these two import torch
+    _import_rooms(lambda room: room not in ("worker", "serving"))
+    # .ci/other_pythons.py does without torch
+    if not package or not importlib.util.find_spec(package.partition(".")[0]):
+        return
+    importlib.import_module(package)
+    if package == _TORCH:
         from gdn_cli.run import worker_process
 
+        _import_rooms(lambda room: room == "worker")
         worker_process.subprocess = types.SimpleNamespace(
             **vars(subprocess) | {"Popen": _start}
         )
+
+
+def serve(line: socket.socket, package: str) -> None:
+    """Until the other end is closed: a child for each command, which is not waited for here."""
+    # a tenth of the time of imports; what is there now is never collected, nor looked at
+    gc.disable()
+    _import(package)
+    gc.freeze()
+    gc.enable()
 
     while True:
         data, descriptors, _, _ = socket.recv_fds(line, 1, 4)
@@ -289,4 +313,4 @@ def _close_all_but(kept) -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])), "torch" in sys.argv)
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

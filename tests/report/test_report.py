@@ -489,18 +489,43 @@ def test_a_shorter_svg_has_the_same_texts():
     assert re.findall(rb'"[^"]*\.\d{3}[^"]*"', data) == []
 
 
+# `gdn` with each list of arguments in turn, in one process: the exit codes are printed
+_IN_TURN = """
+import contextlib, json, os, sys
+from gdn_cli import cli
+codes = []
+for words in json.loads(sys.argv.pop()):
+    sys.argv[1:] = words
+    try:
+        with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+            cli.main()
+        codes.append(0)
+    except SystemExit as e:
+        codes.append(e.code or 0)
+print(codes)
+"""
+
+
+def in_turn(*commands, cwd=None, **env) -> tuple[list[int], str]:
+    """The exit codes of commands in one process, and its stderr."""
+    words = json.dumps([list(map(str, words)) for words in commands])
+    command = [sys.executable, "-c", _IN_TURN, words]
+    how = dict(cwd=cwd, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=helpers.environment(**env), **how)
+    return json.loads(done.stdout), done.stderr
+
+
 def test_the_same_records_give_the_same_bytes(tmp_path):
     """In another process, with other hashes, another folder and another matplotlibrc."""
     file = reports.write(tmp_path, reports.everything())
     (tmp_path / "matplotlibrc").write_text("font.size: 30\naxes.facecolor: red\n")
     made: dict[str, list[bytes]] = {}
     for seed, cwd in (("1", tmp_path), ("2", ROOT)):
-        for kind in ("html", "png"):
-            out = tmp_path / f"{seed}.{kind}"
-            command = [sys.executable, "-m", "gdn_cli", "report", file, "-o", out]
-            env = helpers.environment(PYTHONHASHSEED=seed)
-            subprocess.run(command, env=env, cwd=cwd, check=True, capture_output=True)
-            made.setdefault(kind, []).append(out.read_bytes())
+        outs = [tmp_path / f"{seed}.{kind}" for kind in ("html", "png")]
+        commands = [["report", file, "-o", out] for out in outs]
+        assert in_turn(*commands, cwd=cwd, PYTHONHASHSEED=seed)[0] == [0, 0]
+        for out in outs:
+            made.setdefault(out.suffix, []).append(out.read_bytes())
     assert all(first == second for first, second in made.values())
 
 
@@ -631,17 +656,17 @@ def test_wrong_usage_is_one_line_and_exit_2(gdn, tmp_path, args, said):
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_without_matplotlib_tables_still_come(gdn, tmp_path):
+def test_without_matplotlib_tables_still_come(tmp_path):
     (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')\n")
     file = reports.write(tmp_path, reports.bench())
     path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {"PYTHONPATH": os.pathsep.join(path)}
-    for name in ("x.html", "x.png"):
-        done = gdn("report", file, "-o", tmp_path / name, env=env)
-        assert done.code == errors.MISSING and "pip install matplotlib" in done.err
-        assert not (tmp_path / name).exists()
-    for options in ("-f md", "-f csv", "--json", "--part times,notes -o -"):
-        assert gdn("report", file, *options.split(), env=env).code == 0
+    figures = [["report", file, "-o", tmp_path / f"x.{end}"] for end in ("html", "png")]
+    tables = "-f md", "-f csv", "--json", "--part times,notes -o -"
+    commands = figures + [["report", file, *options.split()] for options in tables]
+    codes, said = in_turn(*commands, PYTHONPATH=os.pathsep.join(path))
+    assert codes == [errors.MISSING] * 2 + [0] * 4
+    assert said.count("pip install matplotlib") == 2
+    assert not (tmp_path / "x.html").exists() and not (tmp_path / "x.png").exists()
 
 
 # --- README blocks

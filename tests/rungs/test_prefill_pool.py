@@ -243,8 +243,14 @@ def rows_outside_enter_no_state(path, args, before, after, **how):
     assert same(args[5][others], old[others])
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 50), (70, 0), (5, 130)])
-@pytest.mark.parametrize(("lengths", "slots"), [([70], [2]), ([3, 65, 20], [4, 2, 1])])
+@pytest.mark.parametrize(
+    ("lengths", "slots", "before", "after"),
+    [
+        ([70], [2], 0, 50),
+        ([70], [2], 70, 0),
+        ([3, 65, 20], [4, 2, 1], 5, 130),
+    ],
+)
 def test_rows_outside_of_the_sequences_enter_no_state(
     path, lengths, slots, before, after
 ):

@@ -31,7 +31,8 @@ class EngineOptions:
     resume: Annotated[
         Path | None,
         engine_option(
-            help="slurm: continue a run; other options are those of its file."
+            help="slurm: continue a run, but none of tune or profile; other options are"
+            " those of its file."
         ),
     ] = None
     tasks: Annotated[

@@ -90,7 +90,7 @@ struct Product {
   uint64_t a_matrix, b_matrix;
   int n;                    // registers of d
   bool add, turned;
-  float (*value)(const uint32_t* words, int i);  // number i of words of two
+  void (*values)(const uint32_t* words, int n, float* to);  // the first n numbers of words of two
   int who = 0;              // its number in races.h
 };
 struct Held {               // d of products under way: its value so far; the registers themselves are NaN

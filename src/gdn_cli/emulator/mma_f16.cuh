@@ -43,6 +43,18 @@ void matrices(uint32_t (&r)[4], uint32_t row) {
 inline void load_matrices(uint32_t (&r)[4], uint32_t row) { matrices<false>(r, row); }
 inline void load_transposed(uint32_t (&r)[4], uint32_t row) { matrices<true>(r, row); }
 
+using Four = float __attribute__((vector_size(16)));
+
+// Each number of d [rows][4 * N] is a sum of 16 products of a [rows][16] and b [16][4 * N], from the first to the last.
+inline void sums(int rows, int N, const float (*a)[16], const Four* b, Four* d) {
+  for (int y = 0; y < rows; ++y)
+    for (int x = 0; x < N; ++x) {
+      Four sum = {};
+      for (int k = 0; k < 16; ++k) sum += a[y][k] * b[k * N + x];
+      d[y * N + x] = sum;
+    }
+}
+
 // `element` reads number i of words of two: float16 here, bfloat16 in mma_bf16.cuh.
 template <float (*element)(const uint32_t*, int)>
 void product(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -51,18 +63,21 @@ void product(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   for (int i = 0; i < 4; ++i) mine.in[i] = a[i], mine.in[6 + i] = __float_as_uint(d[i]);
   mine.in[4] = b0, mine.in[5] = b1;
   emulated::together(&tag, [](emulated::Lane* lanes) {
-    float A[16][16], B[8][16];  // B by columns
+    float A[16][16];
+    Four B[16 * 2], D[16 * 2];
+    const auto number = [](Four* x, int row, int column) -> float& {
+      return reinterpret_cast<float*>(x)[row * 8 + column];
+    };
     for (int i = 0; i < 32; ++i) {
       const int g = i / 4, t = i % 4;
       for (int e = 0; e < 8; ++e)  // a0 .. a7 of the PTX ISA's table
         A[g + (e / 2 % 2) * 8][2 * t + e % 2 + (e / 4) * 8] = element(lanes[i].in, e);
-      for (int e = 0; e < 4; ++e) B[g][2 * t + e % 2 + (e / 2) * 8] = element(lanes[i].in + 4, e);
+      for (int e = 0; e < 4; ++e) number(B, 2 * t + e % 2 + (e / 2) * 8, g) = element(lanes[i].in + 4, e);
     }
+    sums(16, 2, A, B, D);
     for (int i = 0; i < 32; ++i)
       for (int e = 0; e < 4; ++e) {
-        const int row = i / 4 + e / 2 * 8, column = i % 4 * 2 + e % 2;
-        float sum = 0.f;
-        for (int k = 0; k < 16; ++k) sum += A[row][k] * B[column][k];
+        const float sum = number(D, i / 4 + e / 2 * 8, i % 4 * 2 + e % 2);
         lanes[i].out[e] = __float_as_uint(__uint_as_float(lanes[i].in[6 + e]) + sum);
       }
   });

@@ -141,43 +141,64 @@ inline bool any_lane(bool x) {
 
 // --- products ---------------------------------------------------------------------------------------------------------
 
-// One element, column x of row y ("K-major"); turned, row x of column y ("MN-major"): columns 64 to 127 stand as far
-// from the first 64 as the leading byte offset says, which has no meaning in the other case.
-inline float element(const emulated::Product& p, uint64_t matrix, int y, int x, bool turned) {
-  if (matrix >> 62 != 1 || matrix >> 49 & 7) emulated::fail("a matrix that is not swizzled by 128 bytes from a multiple of 1024");
+// Eight elements of a matrix, from column x of row y on ("K-major"); of one that is turned, from row x of column y on
+// ("MN-major"): columns 64 to 127 stand as far from the first 64 as the leading byte offset says, which has no meaning in
+// the other case.
+inline void eight_elements(const emulated::Product& p, uint64_t matrix, int row, int column, float* to) {
   const uint32_t start = (matrix & 0x3fff) << 4, eight = (matrix >> 32 & 0x3fff) << 4;
   const uint32_t leading = (matrix >> 16 & 0x3fff) << 4;
-  const int row = turned ? x : y, column = turned ? y : x;
-  const uint32_t address = start + row / 8 * eight + row % 8 * 128 + column / 64 * leading + column % 64 * 2;
-  const char* piece = at(swizzled(address) / 16 * 16);
-  emulated::races::access(piece + address % 16, 2, false);
-  uint32_t word = 0;
-  std::memcpy(&word, piece + address % 16, 2);
-  return p.value(&word, 0);
+  const char* piece = at(swizzled(start + row / 8 * eight + row % 8 * 128 + column / 64 * leading + column % 64 * 2));
+  emulated::races::access(piece, 16, false);
+  uint32_t words[4];
+  std::memcpy(words, piece, sizeof words);
+  p.values(words, 8, to);
+}
+// `rows` rows of 16 elements, K-major.
+inline void rows_of_16(const emulated::Product& p, uint64_t matrix, int first, int rows, float* to) {
+  for (int y = 0; y < rows; ++y)
+    for (int x = 0; x < 16; x += 8) eight_elements(p, matrix, first + y, x, to + y * 16 + x);
 }
 
 inline void make(emulated::Warp& warp, int rows, const emulated::Product& p) {
   const emulated::races::As by(p.who);
   emulated::Held& held = warp.held.at(p.d[0]);
   const int N = p.n * 2;                    // columns: 4 registers a lane are 16 x 8
-  std::vector<float> a(16 * 16), b(N * 16);
-  for (int y = 0; y < 16; ++y)
+  for (const uint64_t matrix : {p.b_matrix, p.a[0] ? p.b_matrix : p.a_matrix})
+    if (matrix >> 62 != 1 || matrix >> 49 & 7)
+      emulated::fail("a matrix that is not swizzled by 128 bytes from a multiple of 1024");
+  float a[16][16];
+  if (!p.a[0]) rows_of_16(p, p.a_matrix, rows, 16, a[0]);
+  for (int lane = 0; p.a[0] && lane < 32; ++lane) {
+    float of_lane[8];
+    p.values(p.a[lane], 8, of_lane);
+    for (int e = 0; e < 8; ++e) a[lane / 4 + e / 2 % 2 * 8][lane % 4 * 2 + e % 2 + e / 4 * 8] = of_lane[e];
+  }
+  std::vector<Four> b(N * 4), d(N * 4);     // of 16 rows
+  float* const by_row = reinterpret_cast<float*>(b.data());
+  if (p.turned) {
     for (int x = 0; x < 16; ++x)
-      a[y * 16 + x] = p.a[0] ? p.value(p.a[y % 8 * 4 + x % 8 / 2], (y / 8 + x / 8 * 2) * 2 + x % 2)
-                             : element(p, p.a_matrix, rows + y, x, false);
-  for (int y = 0; y < N; ++y)
-    for (int x = 0; x < 16; ++x) b[y * 16 + x] = element(p, p.b_matrix, y, x, p.turned);
+      for (int y = 0; y < N; y += 8) eight_elements(p, p.b_matrix, x, y, by_row + x * N + y);
+  } else {
+    std::vector<float> by_column(N * 16);
+    rows_of_16(p, p.b_matrix, 0, N, by_column.data());
+    for (int y = 0; y < N; ++y)
+      for (int x = 0; x < 16; ++x) by_row[x * N + y] = by_column[y * 16 + x];
+  }
+  sums(16, N / 4, a, b.data(), d.data());
+  const float* const sum = reinterpret_cast<const float*>(d.data());
   for (int lane = 0; lane < 32; ++lane)
     for (int i = 0; i < p.n; ++i) {
       const int y = lane / 4 + i / 2 % 2 * 8, x = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      float sum = 0.f;
-      for (int k = 0; k < 16; ++k) sum += a[y * 16 + k] * b[x * 16 + k];
-      held.value[lane][i] = (p.add ? held.value[lane][i] : 0.f) + sum;
+      held.value[lane][i] = (p.add ? held.value[lane][i] : 0.f) + sum[y * N + x];
     }
 }
 
 // `value` as in mma_f16.cuh's product. A fence stands in front of it: but for registers of d that products under way add to
 // already, with a left side that is in shared memory or has been read before and not written since.
+template <float (*value)(const uint32_t*, int)>
+void values(const uint32_t* words, int n, float* to) {
+  for (int i = 0; i < n; ++i) to[i] = value(words, i);
+}
 template <float (*value)(const uint32_t*, int)>
 void ask(float* d, int n, const uint32_t* a, uint64_t a_matrix, uint64_t b_matrix, bool add, bool turned) {
   static const char tag = 0;
@@ -188,7 +209,7 @@ void ask(float* d, int n, const uint32_t* a, uint64_t a_matrix, uint64_t b_matri
   const int rows = static_cast<int>(threadIdx.x) / 32 % 4 * 16;
   emulated::together(&tag, [&](Lane* lanes) {
     emulated::Warp& warp = *emulated::me->warp;
-    emulated::Product p{{}, {}, a_matrix, b_matrix, n, add, turned, value};
+    emulated::Product p{{}, {}, a_matrix, b_matrix, n, add, turned, values<value>};
     p.who = emulated::races::start_of_warp(emulated::first_lane());
     std::vector<uint32_t> left;
     for (int lane = 0; lane < 32; ++lane) {
