@@ -39,18 +39,6 @@ __device__ __forceinline__ uint32_t load_now_if(bool there, const void* p) {
   return w;
 }
 
-// 16 bytes past L1 where `there`, else anything: with a predicate, not a branch. Nothing that w had before is kept.
-__device__ __forceinline__ void load_past_if(bool there, uint32_t (&w)[4], const void* p) {
-  asm volatile(
-      "{\n"
-      ".reg .pred there;\n"
-      "setp.ne.b32 there, %5, 0;\n"
-      "@there ld.relaxed.gpu.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
-      : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-      : "l"(p), "r"(static_cast<int>(there)));
-}
-
 // An address that is computed before this line. No instruction.
 __device__ __forceinline__ void pin(const char*& x) { asm volatile("" : "+l"(x)); }
 

@@ -126,10 +126,24 @@ def drafts(
     output_gate_activation: str = "silu",
 ) -> Tensor:
     """layer_post_conv with vLLM's defaults: its fused_gdn_decode_post_conv_mtp."""
-    tokens = mixed_qkv, a, b, A_log, dt_bias
-    rows_of = state_indices, cu_seqlens, num_accepted_tokens, state
-    norm = output_gate, norm_weight, out, scale, norm_eps, output_gate_activation
-    return layer_post_conv(*tokens, *rows_of, *norm)[0]
+    written, _ = layer_post_conv(
+        mixed_qkv,
+        a,
+        b,
+        A_log,
+        dt_bias,
+        state_indices,
+        cu_seqlens,
+        num_accepted_tokens,
+        state,
+        output_gate,
+        norm_weight,
+        out,
+        scale,
+        norm_eps,
+        output_gate_activation,
+    )
+    return written
 
 
 def prompts_layer(

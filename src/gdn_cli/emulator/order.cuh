@@ -15,10 +15,6 @@ inline uint32_t load_now_if(bool there, const void* p) {
   if (there) load_now<4>(&w, p);
   return w;
 }
-inline void load_past_if(bool there, uint32_t (&w)[4], const void* p) {
-  for (uint32_t& word : w) word = 0x7fffffff;  // a NaN
-  if (there) load_now<16>(w, p);
-}
 inline void pin(const char*&) {}
 
 }  // namespace ptx
