@@ -17,6 +17,7 @@ def main() -> None:
     cuda = inventory.HERE.cuda_home()
     rooms = sorted(path for path in (ALGOS / "_cuda").iterdir() if path.is_dir())
     tables = [ALGOS / "gdn_prefill" / name for name in ("cuda-recurrent", "cuda-chunk")]
+    tables.append(ALGOS / "gdn_mtp" / "cuda-v1")
     folders = [*tables, *rooms, *map(Path, libinfo.include_paths())]
     common = ["clang++", "-std=c++17", *(f"-I{folder}" for folder in folders)]
     as_cuda = ["-xcuda", "--cuda-gpu-arch=sm_90a", *([f"--cuda-path={cuda}"] if cuda else []), "-nocudalib"]

@@ -1,5 +1,5 @@
-// The launch of mtp.cuh's kernel with the constants that TUNED (tuned.h, included before this file) has for this GPU and
-// size.
+// The launch of mtp.cuh's kernel with the constants that TUNED (tuned.h, or tuned_outputs.h for outputs alone, included before this
+// file) has for this GPU and size.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,9 @@ void launch_mtp_row(const MtpArguments& p, int64_t heads, cudaStream_t stream) {
   constexpr Tuned t = TUNED[I];
   // 8 tokens need more registers, so warps share rows; and they have more products, which 8 rows would leave half empty.
   constexpr int ROWS = TOKENS == 4 ? t.rows : 16, SPLIT = TOKENS == 4 || t.split > 2 ? t.split : 2;
-  constexpr int GROUPS = t.groups * t.rows > ROWS ? t.groups * t.rows / ROWS : 1;
+  constexpr int ALL_GROUPS = t.groups * t.rows > ROWS ? t.groups * t.rows / ROWS : 1;
+  // Of outputs of 8 tokens and a float state small CTAs are the fastest.
+  constexpr int GROUPS = !WRITES && TOKENS == 8 && sizeof(T) == 4 && SPLIT == 2 && ALL_GROUPS > 2 ? 2 : ALL_GROUPS;
   constexpr int RESIDENT = TOKENS == 4 ? t.resident : 1;
   constexpr auto kernel = gdn_mtp<T, TOKENS, WRITES, ROWS, SPLIT, GROUPS, t.load, t.store, RESIDENT, GIVEN, Token>;
   kernel<<<static_cast<uint32_t>(heads * (V / (ROWS * GROUPS))), (SPLIT * GROUPS + 1) * 32, 0, stream>>>(p);

@@ -1,6 +1,6 @@
 // The kernels for outputs alone and a pool of float32, in a file of its own: all are compiled at the same time.
 
-#include "tuned.h"
+#include "tuned_outputs.h"
 
 #include "mtp_launch.cuh"
 

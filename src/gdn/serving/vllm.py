@@ -1,10 +1,10 @@
 """vLLM 0.33 on our kernels: `install()`, `uninstall()`; `python -m gdn.serving.vllm` checks the
 version here. As an installed plug-in it starts with GDN_SERVE=1.
 
-Decodes and prompts are a layer's, registered out of tree (PluggableLayer.register_oot): a prompt
-goes from the convolution to chunk_prefill, and states stay in vLLM's pool. Prompts in a batch with
-drafts are a CustomOp's. For the update that verifies drafts vLLM has no hook: the name in the
-layer's module is set.
+Decodes, drafts and prompts are a layer's, registered out of tree (PluggableLayer.register_oot): a
+prompt goes from the convolution to chunk_prefill, drafts to layer_post_conv, and states stay in
+vLLM's pool. Prompts in a batch with drafts are a CustomOp's. For the update that verifies drafts
+beside others vLLM has no hook: the name in the layer's module is set.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from torch import Tensor
 from gdn_cli.errors import GdnError
 
 from . import _decode as _decode_library
+from . import _layer as _layer_library
 from . import _prefill as _prefill_library
-from . import chunk_prefill, mtp_verify, packed_decode
+from . import chunk_prefill, layer_post_conv, mtp_verify, packed_decode
 from .batched import refuse_float16, rows
 from .client import Client, Hook, no_way_back
 
@@ -30,6 +31,7 @@ __all__ = ["check", "fallbacks", "install", "uninstall"]
 _LAYERS = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
 _DECODE = "fused_recurrent_gated_delta_rule_packed_decode"
 _UPDATE = "fused_sigmoid_gating_delta_rule_update"
+_DRAFTS = "fused_gdn_decode_post_conv_mtp"
 _HEAD = 128
 _taken: set[tuple[Any, ...]] = set()  # pools and rows that chunk_prefill takes
 
@@ -56,6 +58,92 @@ def decode_layer(
         validate_data=False,
     )
     _decode_rows(self, layers, convolved, b[:count], a[:count], core_attn_out, slots)
+
+
+def fused_layer(
+    self: Any, mixed_qkvz: Tensor, ba: Tensor, core_attn_out: Tensor
+) -> None:
+    """vLLM's layer where drafts have its fused kernel, before it looks at the batch."""
+    if _metadata(self) is None:
+        _load(self)
+    own = importlib.import_module(_LAYERS).QwenGatedDeltaNetAttention
+    own._forward_core_fused_norm_packed(self, mixed_qkvz, ba, core_attn_out)
+
+
+def drafts_layer(
+    self: Any,
+    mixed_qkv: Tensor,
+    b: Tensor,
+    a: Tensor,
+    output_gate: Tensor,
+    core_attn_out: Tensor,
+    attn_metadata: Any,
+) -> None:
+    """vLLM's layer in a batch of drafts alone, after the convolution: layer_post_conv.
+
+    mixed_qkv      [tokens, 2 H K + HV V] bfloat16
+    b, a           [tokens, HV] bfloat16, before the gates
+    output_gate    [tokens, HV, V] bfloat16
+    core_attn_out  [tokens, HV, V] bfloat16, written: with the norm and the gate
+    """
+    layers = importlib.import_module(_LAYERS)
+    count = attn_metadata.num_spec_decodes
+    _drafts(
+        layers.fused_mtp_decode_impl(),
+        mixed_qkv=mixed_qkv,
+        a=a,
+        b=b,
+        A_log=self.A_log,
+        dt_bias=self.dt_bias,
+        state_indices=attn_metadata.spec_state_indices_tensor[:count],
+        cu_seqlens=attn_metadata.spec_query_start_loc[: count + 1],
+        num_accepted_tokens=attn_metadata.num_accepted_tokens[:count],
+        state=self.kv_cache[1],
+        output_gate=output_gate,
+        norm_weight=self.norm.weight,
+        out=core_attn_out,
+        scale=self.head_k_dim**-0.5,
+        norm_eps=self.layer_norm_epsilon,
+        output_gate_activation=self.norm.activation,
+    )
+
+
+def drafts(
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state_indices: Tensor,
+    cu_seqlens: Tensor,
+    num_accepted_tokens: Tensor,
+    state: Tensor,
+    output_gate: Tensor,
+    norm_weight: Tensor,
+    out: Tensor | None = None,
+    scale: float = _HEAD**-0.5,
+    norm_eps: float = 1e-5,
+    output_gate_activation: str = "silu",
+) -> Tensor:
+    """layer_post_conv with vLLM's defaults: its fused_gdn_decode_post_conv_mtp."""
+    written, _ = layer_post_conv(
+        mixed_qkv,
+        a,
+        b,
+        A_log,
+        dt_bias,
+        state_indices,
+        cu_seqlens,
+        num_accepted_tokens,
+        state,
+        output_gate,
+        norm_weight,
+        out,
+        scale,
+        norm_eps,
+        output_gate_activation,
+    )
+    return written
 
 
 def prompts_layer(
@@ -240,6 +328,8 @@ def _put_layer() -> None:
         "__module__": __name__,
         "_forward_core_decode_non_spec": decode_layer,
         "_forward_core": forward_core,
+        "_forward_core_fused_norm_packed": fused_layer,
+        "_forward_core_decode_spec_post_conv_fused_norm": drafts_layer,
     }
     _registry().PluggableLayer.register_oot(name=own.__name__)(
         type(f"Gdn{own.__name__}", (own,), methods)
@@ -251,7 +341,8 @@ def _load(self: Any) -> None:
     if not CLIENT.active:
         return
     kind = self.get_state_dtype()[1], self.A_log.is_cuda
-    for library in (_decode_library, _prefill_library):
+    fused = (_layer_library,) if self.enable_fused_gdn_spec_decode else ()
+    for library in (_decode_library, _prefill_library, *fused):
         with contextlib.suppress(GdnError):  # a call will say it
             library[kind]
 
@@ -284,13 +375,19 @@ CLIENT = Client(
     ("0.33.",),
     [
         Hook(
-            "decode and prompts (QwenGatedDeltaNetAttention)",
+            "decode, drafts and prompts (QwenGatedDeltaNetAttention)",
             {
                 f"{_LAYERS}:QwenGatedDeltaNetAttention._forward_core": (prompts_layer,),
                 f"{_LAYERS}:QwenGatedDeltaNetAttention._forward_core_decode_non_spec": (
                     decode_layer,
                 ),
                 f"{_LAYERS}:{_DECODE}": (packed_decode,),
+                f"{_LAYERS}:QwenGatedDeltaNetAttention._forward_core_fused_norm_packed": (
+                    fused_layer,
+                ),
+                f"{_LAYERS}:QwenGatedDeltaNetAttention."
+                "_forward_core_decode_spec_post_conv_fused_norm": (drafts_layer,),
+                f"vllm._custom_ops:{_DRAFTS}": (drafts,),
             },
             _put_layer,
             "heads other than K = V = 128; prompts in float16, and with FlashInfer's checkpoints of"
@@ -303,7 +400,7 @@ CLIENT = Client(
             "the same",
         ),
         Hook(
-            f"drafts ({_UPDATE})",
+            f"drafts beside others ({_UPDATE})",
             {f"{_LAYERS}:{_UPDATE}": (mtp_verify,)},
             _put_update,
             "the same; more than 8 tokens. VLLM_GDN_DECODE_KERNEL=triton brings drafts here",
@@ -314,6 +411,7 @@ _decode = CLIENT.guarded(_DECODE, packed_decode)
 _prompts = CLIENT.guarded("QwenGatedDeltaNetAttention._forward_core", prompts_layer)
 _prefill = CLIENT.guarded("chunk_gated_delta_rule", prefill)
 _update = CLIENT.guarded(_UPDATE, mtp_verify)
+_drafts = CLIENT.guarded(_DRAFTS, drafts)
 check = CLIENT.check
 install = CLIENT.install
 uninstall = CLIENT.uninstall

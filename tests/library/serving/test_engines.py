@@ -20,6 +20,9 @@ import helpers
 import pytest
 import serving_steps as steps
 import torch
+from library.serving.test_layer import call as layer_call
+from library.serving.test_layer import right as layer_right
+from library.serving.test_layer import rows_of
 
 from gdn import plugins, serving
 from gdn.serving import library, sglang, vllm
@@ -42,6 +45,7 @@ SGLANG = pytest.mark.parametrize("release", ["sglang 0.5.23"])
 KIND = (torch.float32, False)  # of a pool: on a CPU
 DECODE = "fused_recurrent_gated_delta_rule_packed_decode"
 UPDATE = "fused_sigmoid_gating_delta_rule_update"
+DRAFTS = "fused_gdn_decode_post_conv_mtp"
 
 
 class Registry:
@@ -338,6 +342,7 @@ class Batch:
             key_dim=self.H * 128, value_dim=self.HV * 128, activation="silu",
             kv_cache=(torch.zeros(5, 3, 7), self.pool), A_log=self.x["A_log"],
             dt_bias=self.x["dt_bias"], get_state_dtype=lambda: (None, torch.float32),
+            enable_fused_gdn_spec_decode=False,
             conv1d=types.SimpleNamespace(weight=torch.zeros(7, 1, 4), bias=None),
         )  # fmt: skip
         return made
@@ -464,7 +469,8 @@ def test_libraries_are_loaded_while_vllm_measures_its_memory(
     ours, calls = engine
     ours.install()
     loaded = []
-    for exported in (serving._decode, serving._prefill):
+    libraries = serving._decode, serving._prefill, serving._layer
+    for exported in libraries:
         monkeypatch.setattr(
             type(exported),
             "__missing__",
@@ -473,8 +479,95 @@ def test_libraries_are_loaded_while_vllm_measures_its_memory(
         monkeypatch.delitem(exported, KIND, raising=False)
     batch = Batch(0, [4])
     batch.layer(monkeypatch, None)._forward_core(**batch.call())
-    assert loaded == [("packed_decode", KIND), ("chunk_prefill", KIND)]
+    assert loaded == [(library.name, KIND) for library in libraries[:2]]
     assert len(calls) == 1 and serving.fallbacks()["vllm"] == {}
+    loaded.clear()
+    made = batch.layer(monkeypatch, None)
+    made.enable_fused_gdn_spec_decode = True
+    rows = torch.zeros(4, 8)
+    made._forward_core_fused_norm_packed(mixed_qkvz=rows, ba=rows, core_attn_out=rows)
+    assert loaded == [(library.name, KIND) for library in libraries]
+    assert [name for name, _ in calls][1:] == ["_forward_core_fused_norm_packed"]
+
+
+class Drafts:
+    """A layer in vLLM's batch of drafts alone, after the convolution, and one row more than there
+    are requests, as in a table of all."""
+
+    def __init__(self, dtype=torch.float32, **changed) -> None:
+        slots, lengths = rows_of(3, 4), [4, 1, 3]
+        self.x = layer_call(
+            slots, lengths, [1, 3, 2], 13, 2, 6, "cpu", dtype, **changed
+        )
+        more = [torch.cat([y, y[:1]]) for y in map(self.x.get, self.tables)]
+        names = (
+            "spec_state_indices_tensor",
+            "spec_query_start_loc",
+            "num_accepted_tokens",
+        )
+        self.metadata = types.SimpleNamespace(
+            num_spec_decodes=3, **dict(zip(names, more, strict=True))
+        )
+
+    tables = "state_indices", "cu_seqlens", "num_accepted_tokens"
+
+    def layer(self, own) -> object:
+        layers = sys.modules[vllm._LAYERS]
+        layers.fused_mtp_decode_impl = lambda: own
+        made = layers.QwenGatedDeltaNetAttention()
+        vars(made).update(
+            kv_cache=(None, self.x["state"]), A_log=self.x["A_log"],
+            dt_bias=self.x["dt_bias"], head_k_dim=128, layer_norm_epsilon=1e-6,
+            norm=types.SimpleNamespace(weight=self.x["norm_weight"], activation="silu"),
+        )  # fmt: skip
+        return made
+
+    def call(self, made) -> torch.Tensor:
+        names = "mixed_qkv", "b", "a", "output_gate"
+        out = torch.zeros_like(self.x["output_gate"])
+        made._forward_core_decode_spec_post_conv_fused_norm(
+            **{name: self.x[name] for name in names},
+            core_attn_out=out,
+            attn_metadata=self.metadata,
+        )
+        return out
+
+
+@VLLM
+def test_vllm_s_layer_takes_drafts_with_the_norm(release, engine):
+    if not inventory.cxx():
+        pytest.skip("no C++ compiler here")
+    ours, calls = engine
+    ours.install()
+    batch = Drafts(scale=128**-0.5)
+    expected, states = layer_right(batch.x)
+    before = batch.x["state"].clone()
+    out = batch.call(batch.layer(sys.modules["vllm._custom_ops"].__dict__[DRAFTS]))
+    assert steps.error(out, expected) < steps.OUTPUT
+    for slot, state in enumerate(batch.x["state"]):
+        right = states.get(slot)
+        if right is None:
+            assert steps.same(state, before[slot])
+        else:
+            assert steps.error(state, right) < 1e-5
+    assert calls == [] and serving.fallbacks()["vllm"] == {}
+
+
+@VLLM
+def test_drafts_that_stay_vllm_s_own(release, engine):
+    ours, calls = engine
+    ours.install()
+    own = sys.modules["vllm._custom_ops"].__dict__[DRAFTS]
+    batch = Drafts()
+    batch.x["state"] = batch.x["state"].double()
+    batch.call(made := batch.layer(own))
+    ((name, given),) = calls
+    assert name == DRAFTS and serving.fallbacks()["vllm"] == {DRAFTS: 1}
+    assert given[0] is batch.x["mixed_qkv"] and given[8] is batch.x["state"]
+    assert [len(y) for y in given[5:8]] == [3, 4, 3]
+    ours.uninstall()
+    batch.call(made)
+    assert len(calls) == 2 and serving.fallbacks()["vllm"] == {DRAFTS: 1}
 
 
 def prefill_call(lengths=(3, 0, 4), **changed) -> tuple[dict, list]:
