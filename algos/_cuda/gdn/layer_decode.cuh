@@ -108,18 +108,20 @@ class Convolution {
     for (int r = 0; r < ROUNDS; ++r) {
       channel[r] = channel_of(has(r) ? number(r) : 0, p.H, i_h, v0);
       ptx::load_now<4>(&x[r], p.qkv + (i_b * p.qkv_stride + channel[r]));
-      if constexpr (!CONV) continue;
-      ptx::load_now<16>(weight[r], p.conv_weight + channel[r] * TAPS);
-      bias[r] = ptx::load_now_if(p.conv_bias != nullptr, p.conv_bias + channel[r]);
+      if constexpr (CONV) {
+        ptx::load_now<16>(weight[r], p.conv_weight + channel[r] * TAPS);
+        bias[r] = ptx::load_now_if(p.conv_bias != nullptr, p.conv_bias + channel[r]);
+      }
     }
   }
   template <typename Call>
   __device__ __forceinline__ void ask_state(const Call& p, int32_t slot, bool there) {
-    if constexpr (!CONV) return;
+    if constexpr (CONV) {
 #pragma unroll
-    for (int r = 0; r < ROUNDS; ++r)
+      for (int r = 0; r < ROUNDS; ++r)
 #pragma unroll
-      for (int i = 0; i < 3; ++i) taps[r][i] = ptx::load_now_if(there, word(p, slot, channel[r], i));
+        for (int i = 0; i < 3; ++i) taps[r][i] = ptx::load_now_if(there, word(p, slot, channel[r], i));
+    }
   }
   // Then a barrier of the CTA.
   template <typename Call>

@@ -4,6 +4,7 @@
 
 #include "layer_decode.cuh"
 #include "pool_binding.cuh"
+#include "transposed.cuh"
 
 namespace gdn {
 
@@ -80,17 +81,6 @@ inline void layer_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::Tens
   of(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, conv_weight, conv_bias, conv_state, z, norm_weight, output,
      norm_epsilon, sigmoid, first_slot, epsilon);
 }
-
-// [slots, 3, channels] as [slots, channels, 3].
-struct Transposed {
-  int64_t shape[3], strides[3];
-  DLTensor tensor;
-  explicit Transposed(const ffi::TensorView& t)
-      : shape{t.size(0), t.size(2), t.size(1)},
-        strides{t.stride(0), t.stride(2), t.stride(1)},
-        tensor{t.data_ptr(), t.device(), 3, t.dtype(), shape, strides, t.byte_offset()} {}
-  Transposed(const Transposed&) = delete;  // the tensor points into it
-};
 
 // The op's call: in place, silu, 1e-6 under both roots, slots 0 and below are padding; conv_state [slots, 3, C].
 inline void run_layer_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log,
