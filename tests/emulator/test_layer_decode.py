@@ -261,7 +261,10 @@ WITHOUT = {
         "ends while accesses to it are",
         (16, 2, 1, 8),
     ),
-    "flashcore::cluster_wait()": ("a barrier that nobody has initialised", (16, 2, 1, 8)),
+    "flashcore::cluster_wait()": (
+        "a barrier that nobody has initialised",
+        (16, 2, 1, 8),
+    ),
     # with a CTA for each head the wait is for the state of the convolution alone
     "if (TILES > 1 || (CONV && rank == 0)) flashcore::cluster_wait()": (
         "AssertionError",

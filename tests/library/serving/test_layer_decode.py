@@ -97,7 +97,9 @@ def test_what_lies_apart_gives_the_same_bits(device, taps_inner):
     x |= {name: apart(x[name], 5) for name in "ab"}
     x["state"], x["conv_state"] = apart(x["state"], 64), apart(x["conv_state"], 10)
     x["state_indices"] = x["state_indices"].long()
-    for got, right in zip(*(serving.layer_decode(**y) for y in (x, dense)), strict=True):
+    for got, right in zip(
+        *(serving.layer_decode(**y) for y in (x, dense)), strict=True
+    ):
         assert same(got, right)
 
 
