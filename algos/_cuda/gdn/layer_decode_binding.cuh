@@ -30,8 +30,8 @@ void take_conv_state(Call& p, const ffi::TensorView& t, int64_t slots, int64_t c
   p.pair_bytes = p.taps_inner ? 12 : 4, p.word_bytes = p.taps_inner ? 4 : static_cast<uint32_t>(2 * tap);
 }
 
-// One token of a decode layer: the causal convolution of mixed_qkv with SiLU, packed_decode's step with the norm of q and k, and an RMSNorm
-// and a gate: o / sqrt(mean(o^2) + norm_epsilon) norm_weight silu(z), in float, of o rounded to bfloat16.
+// One token of a decode layer: the causal convolution of mixed_qkv with SiLU, packed_decode's step with the norm of q and k, and an
+// RMSNorm and a gate: o / sqrt(mean(o^2) + norm_epsilon) norm_weight silu(z), in float, of o rounded to bfloat16.
 //
 // mixed_qkv [B, C], C = 2 H 128 + HV 128, bf16: q of all heads, k, then v, before the convolution; a, b, A_log, dt_bias, pool,
 // state_indices, scale, first_slot and epsilon as in packed_decode, bf16 and gates that are not given; pool f32 or bf16; HV at most 8 H.
