@@ -154,6 +154,29 @@ def gdn_layer_post_conv(*given):
     return out / root * weight * gate, pool
 
 
+def gdn_layer(
+    mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, conv_weight, conv_state, z, weight
+):  # fmt: skip
+    """(output [B, HV, V], new_pool, new_conv_state [P, 3, channels]) of one token of a
+    layer on the slots that rows name: convolution, step, norm.
+    """
+    row, w, window = _f64(mixed_qkv), _f64(conv_weight), _f64(conv_state)
+    convolved = np.zeros(row.shape)
+    for n, slot in enumerate(map(int, state_indices)):
+        if slot <= 0:
+            continue
+        taps = np.concatenate([window[slot], row[n : n + 1]])  # [4, channels]
+        c = sum(w[:, t] * taps[t] for t in range(4))
+        convolved[n] = c * np.vectorize(_sigmoid)(c)
+        window[slot] = taps[1:]
+    step = convolved, a, b, A_log, dt_bias, pool, state_indices, scale
+    out, states = gdn_decode_packed(*step)
+    z, weight = _f64(z), _f64(weight)
+    gate = np.vectorize(_sigmoid, otypes=[float])(z) * z
+    root = np.sqrt((out * out).mean(-1, keepdims=True) + 1e-6)
+    return out / root * weight * gate, states, window
+
+
 # On a bfloat16 state or pool: new states are the values before their rounding.
 gdn_decode_bf16 = gdn_decode
 gdn_decode_packed_bf16 = gdn_decode_packed
@@ -224,7 +247,7 @@ def inputs(
 ) -> list:
     """Torch CPU tensors (and the scale) in the definition's order and dtypes, drawn from `seed`.
 
-    op         gdn_decode or gdn_decode_packed (read batch_size), gdn_prefill or
+    op         gdn_decode, gdn_decode_packed or gdn_layer (read batch_size), gdn_prefill or
       gdn_prefill_packed (read lengths, one
                per sequence, 0 allowed), gdn_mtp, gdn_mtp_packed, gdn_layer_post_conv,
                attention_fwd or
@@ -274,9 +297,14 @@ def inputs(
     if op == "gdn_mtp":
         return [q, k, v, pool, indices[::seq_len].clone(), A_log, a, dt_bias, b, scale]
     row = torch.cat([x.flatten(-2) for x in (3 * q, 5 * k, v)], dim=-1)
-    if op == "gdn_decode_packed":
+    if op in ("gdn_decode_packed", "gdn_layer"):
         row, a, b = row[:, 0], a[:, 0], b[:, 0]
-        return [row, a, b, A_log, dt_bias, pool, indices, scale]
+        step = [row, a, b, A_log, dt_bias, pool, indices, scale]
+        if op == "gdn_decode_packed":
+            return step
+        conv = randn(row.shape[1], 4).bfloat16(), randn(len(pool), 3, row.shape[1])
+        gate = randn(N, 2 * H, D).bfloat16(), (1 + 0.5 * randn(D)).bfloat16()
+        return [*step, conv[0], conv[1].bfloat16(), *gate]
     first = [row, a, b, A_log, dt_bias, pool]
     if op in ("gdn_mtp_packed", "gdn_layer_post_conv"):
         accepted = torch.arange(N) % seq_len + 1

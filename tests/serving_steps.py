@@ -82,6 +82,41 @@ def gated_norm(o, z, weight, sigmoid: bool = False, epsilon: float = EPSILON):
     return o * scale * weight * gate
 
 
+class Layer(NamedTuple):
+    """What a decode layer leaves: outputs [B, HV, V]; by slot, its state [HV, V, K] in float64,
+    and the last three tokens [channels, 3], copies.
+    """
+
+    output: torch.Tensor
+    states: dict[int, torch.Tensor]
+    windows: dict[int, torch.Tensor]
+
+
+def layer(
+    qkv, a, b, A_log, dt_bias, pool, conv_state, slots, scale, weight, bias, norm
+) -> Layer:
+    """A token of each row through convolution, step and norm, in float64. conv_state
+    [slots, channels, 3], weight [channels, 4], norm: gated_norm's arguments after o.
+    """
+    HV = pool.shape[1]
+    H = (qkv.shape[1] // D - HV) // 2
+    z, *of_norm = norm
+    done = Layer(torch.zeros(len(qkv), HV, D, dtype=torch.float64), {}, {})
+    for n, slot in enumerate(slots.tolist()):
+        if slot <= 0:
+            continue
+        window = torch.cat([conv_state[slot], qkv[n][:, None]], 1).cpu()
+        c = (window.double() * weight.cpu().double()).sum(1)
+        c = c if bias is None else c + bias.cpu().double()
+        c = c * torch.sigmoid(c)
+        q, k, v = c.view(-1, D).split([H, H, HV])
+        token = q[None], k[None], v[None], a[n][None], b[n][None]
+        o, states = walk(pool[slot], *token, A_log, dt_bias, scale)
+        done.output[n] = gated_norm(o[0], z[n], *of_norm)
+        done.states[slot], done.windows[slot] = states[0], window[:, 1:]
+    return done
+
+
 OUTPUT = 5e-3  # bfloat16's rounding
 # relative error of a state: float32's is of the sums; the others' is of the rounding,
 # half a unit in the last place

@@ -46,6 +46,7 @@ ATTENTION = {"batch_size": 2, "seq_len": 16}
         ("gdn_decode", {"batch_size": 3}, 3 * 8 * 114688, "fp32"),
         ("gdn_decode_bf16", {"batch_size": 3}, 3 * 8 * STEP, "fp32"),
         ("gdn_decode_packed", {"batch_size": 3}, 3 * 8 * STEP, "fp32"),
+        ("gdn_layer", {"batch_size": 3}, 3 * 8 * STEP, "fp32"),
         ("gdn_layer_post_conv", VERIFY, 3 * 4 * 8 * STEP, "fp32"),
         ("gdn_mtp", VERIFY, 3 * 4 * 8 * STEP, "fp32"),
         ("gdn_mtp_packed", VERIFY, 3 * 4 * 8 * STEP, "fp32"),

@@ -87,7 +87,7 @@ def test_another_dtype_is_refused():
 
 def case(op: str) -> list:
     sizes = {"gdn_prefill": dict(lengths=(5, 0, 3))}.get(op) or dict(batch_size=2)
-    if op.startswith(("attention", "gdn_mtp", "gdn_layer")):
+    if op.startswith(("attention", "gdn_mtp", "gdn_layer_post_conv")):
         sizes |= dict(seq_len=33 if op.startswith("attention") else 3)
     return oracle.inputs(op, **sizes)
 

@@ -46,6 +46,7 @@ CASES = helpers.of_each_op(
     {
         "gdn_decode": DECODE | extreme(batch_size=3),
         "gdn_layer_post_conv": VERIFY | ONE | extreme(batch_size=2, seq_len=5),
+        "gdn_layer": DECODE | extreme(batch_size=3),
         "gdn_mtp": VERIFY | extreme(batch_size=2, seq_len=5),
         "gdn_prefill": PREFILL | extreme(lengths=(70, 5)),
         "attention_fwd": {

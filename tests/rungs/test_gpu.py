@@ -51,6 +51,7 @@ WORKLOADS = helpers.of_each_op(
     {
         "gdn_decode": DECODE,
         "gdn_layer_post_conv": [*DECODE, "seq_len=2", "seq_len=3", *VERIFY],
+        "gdn_layer": DECODE,
         "gdn_mtp_bf16": ["seq_len=2", *VERIFY],
         "gdn_mtp_packed_bf16": ["seq_len=2", *VERIFY],
         "gdn_mtp": ["seq_len=2", "seq_len=3", *VERIFY],

@@ -49,6 +49,7 @@ CASES = helpers.of_each_op(
             dict(batch_size=40, seq_len=5),
             dict(batch_size=3, seq_len=4),
         ],
+        "gdn_layer": [dict(batch_size=3), dict(batch_size=70)],
         "gdn_mtp": [dict(batch_size=3, seq_len=4)],
         "gdn_prefill": PREFILLS,
         "attention_fwd": ATTENTION,

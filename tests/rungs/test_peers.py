@@ -18,11 +18,14 @@ from gdn_cli.catalog import pack
 from gdn_cli.machine import inventory
 
 REGISTRY = helpers.REGISTRY
-BASES = "gdn_decode_packed", "gdn_layer_post_conv", "gdn_mtp", "gdn_mtp_packed"
+BASES = (
+    "gdn_decode_packed", "gdn_layer", "gdn_layer_post_conv", "gdn_mtp", "gdn_mtp_packed"
+)  # fmt: skip
 PEERS = [
     a.full_name
     for base in BASES
     for op in (base, f"{base}_bf16")
+    if op in REGISTRY.ops
     for a in REGISTRY.of(op)
     if a.packages
 ]
@@ -38,6 +41,8 @@ FROM = {
     ],
     "fused_sigmoid_gating_delta_rule_update": [f"{VLLM}/fused_sigmoid_gating.py"],
     "fused_gdn_decode_post_conv_mtp": ["vllm/_custom_ops.py"],
+    "causal_conv1d_update": ["vllm/model_executor/layers/mamba/ops/causal_conv1d.py"],
+    "layer_norm_fwd": [f"{VLLM}/layernorm_guard.py"],
     "recurrent_gdn_decode": ["attn_gym/linear/gdn/api.py"],
     "gated_delta_rule_decode_pretranspose": ["flashinfer/gdn_decode.py"],
     "gated_delta_rule_mtp": ["flashinfer/gdn_decode.py"],
@@ -57,6 +62,20 @@ def fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bi
     assert use_qk_l2norm_in_kernel and out.is_contiguous() and out.shape == (len(a), 1, *initial_state.shape[1:3])
     found = oracle.gdn_decode_packed(mixed_qkv, a, b, A_log, dt_bias, initial_state, ssm_state_indices, scale)
     put(out, found[0]), put(initial_state, found[1])
+
+def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, conv_state_indices=None,
+                         num_accepted_tokens=None, out=None):
+    assert bias is None and activation == "silu" and out.shape == x.shape
+    for n, slot in enumerate(conv_state_indices.tolist()):
+        window = torch.cat([conv_state[slot], x[n][:, None]], 1)
+        out[n] = torch.nn.functional.silu((window.double() * weight.double()).sum(1))
+        conv_state[slot] = window[:, 1:]
+
+def layer_norm_fwd(x, weight, bias, eps, z=None, out=None, group_size=None, norm_before_gate=True, is_rms_norm=False,
+                   activation="swish"):
+    assert bias is None and norm_before_gate and is_rms_norm and activation == "swish"
+    o = x.double()
+    out.copy_(o / (o.square().mean(-1, keepdim=True) + eps).sqrt() * weight * torch.nn.functional.silu(z.double()))
 
 def fused_gdn_decode_post_conv_mtp(mixed_qkv, a, b, A_log, dt_bias, state_indices, cu_seqlens, num_accepted_tokens,
                                    state, output_gate, norm_weight, out, scale, norm_eps, output_gate_activation="silu"):
@@ -128,11 +147,11 @@ ASK = textwrap.dedent("""
         spec.loader.exec_module(peer)
         op = name.split("/")[0]
         for scale in (None, 0.3):
-            inputs = oracle.inputs(op, batch_size=3, seq_len=1 if "decode" in op else 4, heads=2, scale=scale)
+            inputs = oracle.inputs(op, batch_size=3, seq_len=1 if "decode" in op or op == "gdn_layer" else 4, heads=2, scale=scale)
             exact = getattr(oracle, op)(*inputs)
             output = torch.full(exact[0].shape, float("nan"), dtype=torch.bfloat16)
             pool = inputs[3 if op.startswith("gdn_mtp") and "packed" not in op else 5]
-            peer.run(*inputs, output, pool)
+            peer.run(*inputs, output, pool, *inputs[9:10] if op == "gdn_layer" else ())
             found[f"{{name}} {{scale}}"] = [oracle.error(output, exact[0]), oracle.error(pool, exact[1])]
     print(json.dumps(found))
 """)
@@ -151,12 +170,13 @@ def test_the_calls_fit_the_engines_signatures(tmp_path):
     done = helpers.python("-c", ASK.format(**names))
     assert done.code == 0, done.err[-2000:]
     found = json.loads(done.out)
-    assert len(found) == 2 * len(PEERS) == 30
+    assert len(found) == 2 * len(PEERS) == 32
     bound = {name: 2.5e-3 if "_bf16/" in name else 1e-6 for name in found}
+    bound |= {name: 1.5e-3 for name in found if name.startswith("gdn_layer/")}
     assert {
         name: errors
         for name, errors in found.items()
-        if not (errors[0] < 5e-3 and errors[1] < bound[name])
+        if not (errors[0] < 6e-3 and errors[1] < bound[name])
     } == {}
 
 

@@ -11,18 +11,26 @@ namespace gdn {
 
 constexpr double NORM_EPSILON = 1e-6;  // under the root, as in vLLM, SGLang and FlashInfer
 
+// A call whose arguments fit.
+struct PackedCall {
+  int64_t B, H, HV;
+  DLDevice device;
+  bool half, given;  // tokens of f16, else bf16; gates that are given
+};
+
 // mixed_qkv [B, 2 H 128 + HV 128] bf16 or f16: q of all heads, k, then v; a, b [B, HV] like it; A_log [HV] f32; dt_bias [HV] f32 or
 // like it, or neither (GateTypes); pool [slots, HV, 128, 128] of T, k-last, slots and heads with any strides; state_indices [B] int32
 // or int64. A row whose slot is below first_slot (or 0), or that the pool does not have, is padding: zeros out, and no state is touched.
 // Slots of the other rows are distinct. new_pool is pool or like it, with its heads as far apart; new_indices the slots to
 // write (those of state_indices if null); has_initial_state [B] bool: rows without one start from zeros. epsilon below 0: q
-// and k are taken as they are. Writes output [B, HV, 128] or [B, 1, HV, 128] like mixed_qkv.
+// and k are taken as they are. output [B, HV, 128] or [B, 1, HV, 128] like mixed_qkv. Throws ValueError if an argument is different.
+// Fills in `p`.
 template <typename T>
-void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::Optional<ffi::TensorView> A_log,
-                   ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
-                   ffi::Optional<double> scale, ffi::TensorView output, ffi::TensorView new_pool,
-                   ffi::Optional<ffi::TensorView> new_indices, ffi::Optional<ffi::TensorView> has_initial_state,
-                   int64_t first_slot, double epsilon) {
+PackedCall take_packed(GivenGates<PlainPool<T>>& p, ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b,
+                       ffi::Optional<ffi::TensorView> A_log, ffi::Optional<ffi::TensorView> dt_bias,
+                       ffi::TensorView pool, ffi::TensorView state_indices, ffi::Optional<double> scale, ffi::TensorView output,
+                       ffi::TensorView new_pool, ffi::Optional<ffi::TensorView> new_indices,
+                       ffi::Optional<ffi::TensorView> has_initial_state, int64_t first_slot, double epsilon) {
   if (pool.ndim() != 4 || new_pool.ndim() != 4 || mixed_qkv.ndim() != 2) {
     TVM_FFI_THROW(ValueError) << "expected mixed_qkv [B, 2 H 128 + HV 128] and pool [slots, HV, 128, 128]";
   }
@@ -41,7 +49,6 @@ void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView
   const bool half = mixed_qkv.dtype() == f16;
   const DLDataType of_token = half ? f16 : bf16;
   const GateTypes gates(A_log, dt_bias, b, of_token);
-  GivenGates<PlainPool<T>> p{};
   p.slots = strided_slots(state_indices, "state_indices", B, device, &p.slots_step, &p.slots_wide);
   p.new_slots = p.slots, p.new_slots_step = p.slots_step, p.new_slots_wide = p.slots_wide;
   if (new_indices)
@@ -72,16 +79,31 @@ void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView
   p.slots_end = std::max(slots_end("pool", slots), p.first_slot);
   p.new_slots_end = std::max(slots_end("new_pool", new_slots), p.first_slot);
   p.by_HV = Divisor(p.HV), p.by_group = Divisor(static_cast<uint32_t>(HV / H));
-  if (B == 0) return;
+  return {B, H, HV, device, half, gates.given};
+}
+
+// The same, and its launch.
+template <typename T>
+void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::Optional<ffi::TensorView> A_log,
+                   ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
+                   ffi::Optional<double> scale, ffi::TensorView output, ffi::TensorView new_pool,
+                   ffi::Optional<ffi::TensorView> new_indices, ffi::Optional<ffi::TensorView> has_initial_state,
+                   int64_t first_slot, double epsilon) {
+  GivenGates<PlainPool<T>> p{};
+  const PackedCall call = take_packed<T>(p, mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, output, new_pool, new_indices,
+                                         has_initial_state, first_slot, epsilon);
+  if (call.B == 0) return;
+  const int64_t heads = call.B * call.HV;
+  const DLDevice device = call.device;
   const PlainPool<T>& raw = p;
   const GivenGates<PoolArguments<T>> any{p};
-  if (half && gates.given) launch(HalfTokens<GivenGates<PoolArguments<T>>>{any}, B * HV, device);
-  if (half && !gates.given) launch(HalfTokens<PoolArguments<T>>{p}, B * HV, device);  // no instances for what is plain()
-  if (half) return;
-  if (gates.given && p.plain()) launch(p, B * HV, device);
-  if (gates.given && !p.plain()) launch(any, B * HV, device);
-  if (!gates.given && p.plain()) launch(raw, B * HV, device);
-  if (!gates.given && !p.plain()) launch<PoolArguments<T>>(p, B * HV, device);
+  if (call.half && call.given) launch(HalfTokens<GivenGates<PoolArguments<T>>>{any}, heads, device);
+  if (call.half && !call.given) launch(HalfTokens<PoolArguments<T>>{p}, heads, device);  // no instances for what is plain()
+  if (call.half) return;
+  if (call.given && p.plain()) launch(p, heads, device);
+  if (call.given && !p.plain()) launch(any, heads, device);
+  if (!call.given && p.plain()) launch(raw, heads, device);
+  if (!call.given && !p.plain()) launch<PoolArguments<T>>(p, heads, device);
 }
 
 // The op's call: in place, the norm of q and k inside, slots 0 and below are padding.

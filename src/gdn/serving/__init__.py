@@ -68,6 +68,7 @@ __all__ = [
     "chunk_prefill",
     "fallbacks",
     "gates",
+    "layer_decode",
     "layer_post_conv",
     "mtp_verify",
     "packed_decode",
@@ -91,6 +92,7 @@ _verify = Exported("mtp_verify", "gdn_mtp_packed/cuda-v1", "gdn_mtp_packed/cpp-v
 _layer = Exported(
     "layer_post_conv", "gdn_layer_post_conv/cuda-v1", "gdn_layer_post_conv/cpp-v1"
 )
+_layer_decode = Exported("layer_decode", "gdn_layer/cuda-v1", "gdn_layer/cpp-v1")
 _prefill = Exported(
     "chunk_prefill", "gdn_prefill_packed/cuda-chunk-packed", "gdn_prefill_packed/cpp-v1"
 )
@@ -153,6 +155,27 @@ _run_layer = Operator(
         "output_gate": TensorArgument((3,), BF16),
         "norm_weight": TensorArgument((1,), F32 + BF16),
         "scale": Number("float?"),
+        "out": TensorArgument((3,), BF16, written=True),
+        "norm_eps": Number("float"),
+        "sigmoid": Number("int"),
+        **_NUMBERS,
+    },
+)
+_run_layer_decode = Operator(
+    _layer_decode,
+    {
+        "mixed_qkv": TensorArgument((2,), BF16),
+        **dict.fromkeys("ab", TensorArgument((2,), BF16)),
+        "A_log": TensorArgument((1,), F32),
+        "dt_bias": TensorArgument((1,), F32 + BF16),
+        "initial_state": _GATES["initial_state"],
+        "ssm_state_indices": TensorArgument((1,), WHOLE),
+        "scale": Number("float?"),
+        "conv_weight": TensorArgument((2,), BF16),
+        "conv_bias": TensorArgument((1,), BF16, optional=True),
+        "conv_state": TensorArgument((3,), BF16, written=True),
+        "output_gate": TensorArgument((3,), BF16),
+        "norm_weight": TensorArgument((1,), F32 + BF16),
         "out": TensorArgument((3,), BF16, written=True),
         "norm_eps": Number("float"),
         "sigmoid": Number("int"),
@@ -427,9 +450,7 @@ def layer_post_conv(
 
     Returns (out, state). ValueError for another activation.
     """
-    if output_gate_activation not in ("silu", "sigmoid"):
-        expected = f"expected 'silu' or 'sigmoid', got {output_gate_activation!r:.80}"
-        raise ValueError(f"output_gate_activation: {expected}")
+    sigmoid = _is_sigmoid(output_gate_activation)
     if out is None:
         tensor_checks.tensor("output_gate", output_gate, 3)
         out = torch.empty_like(output_gate, memory_format=torch.contiguous_format)
@@ -448,11 +469,93 @@ def layer_post_conv(
         scale,
         out,
         norm_eps,
-        int(output_gate_activation == "sigmoid"),
+        sigmoid,
         first_slot,
         NORM_EPSILON,
     )
     return out, state
+
+
+def layer_decode(
+    mixed_qkv: Tensor,
+    conv_state: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    state_indices: Tensor,
+    output_gate: Tensor,
+    norm_weight: Tensor,
+    out: Tensor | None = None,
+    scale: float | None = None,
+    norm_eps: float = NORM_EPSILON,
+    output_gate_activation: str = "silu",
+    *,
+    first_slot: int = 1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One token of a decode layer for each of B rows, in one launch: what engines do by
+    causal_conv1d_update with SiLU (arXiv 2312.00752), packed_decode with the norm of q and k, and
+    RMSNorm (arXiv 1910.07467) of each head's output o, rounded to bfloat16, with a gate:
+
+        o / sqrt(mean(o^2) + norm_eps) * norm_weight * silu(output_gate)
+
+    mixed_qkv            [B, C] bfloat16, C = 2 H K + HV V, before the convolution; rows may lie
+      apart, as those of a, b and output_gate. Not changed
+    conv_state           the pool of the last three tokens of each channel [slots, C, 3] bfloat16,
+      as many slots as state. A slot is dense, or [3, C] transposed, as vLLM keeps it; slots may
+      lie apart. In place
+    conv_weight          [C, 4] bfloat16, the token's own tap last
+    conv_bias            [C] bfloat16, or None
+    a, b                 [B, HV] bfloat16
+    A_log, dt_bias       [HV] float32; dt_bias also bfloat16
+    state                the pool [slots, HV, V, K] float32 or bfloat16, as in packed_decode
+    state_indices        [B] int32 or int64: the slot of each row, in both pools
+    output_gate          [B, HV, V] bfloat16
+    norm_weight          [V] float32 or bfloat16
+    out                  [B, HV, V] bfloat16, dense; None: a new tensor
+    output_gate_activation
+                         "silu", or "sigmoid" for sigmoid(output_gate)
+
+    On a GPU compute capability 9.0 or more, and HV at most 8 H; q, k and v stay in float32 after
+    the convolution there, and are rounded to bfloat16 on a CPU, as in engines.
+
+    Returns (out, state, conv_state). ValueError for another activation.
+    """
+    sigmoid = _is_sigmoid(output_gate_activation)
+    if out is None:
+        tensor_checks.tensor("output_gate", output_gate, 3)
+        out = torch.empty_like(output_gate, memory_format=torch.contiguous_format)
+    _run_layer_decode(
+        mixed_qkv,
+        a,
+        b,
+        A_log,
+        dt_bias,
+        state,
+        state_indices,
+        scale,
+        conv_weight,
+        conv_bias,
+        conv_state,
+        output_gate,
+        norm_weight,
+        out,
+        norm_eps,
+        sigmoid,
+        first_slot,
+        NORM_EPSILON,
+    )
+    return out, state, conv_state
+
+
+def _is_sigmoid(activation: str) -> int:
+    if activation not in ("silu", "sigmoid"):
+        expected = f"expected 'silu' or 'sigmoid', got {activation!r:.80}"
+        raise ValueError(f"output_gate_activation: {expected}")
+    return int(activation == "sigmoid")
 
 
 def _first(x: Tensor, count: int) -> Tensor:
@@ -664,6 +767,7 @@ def prepare(
         chunk_prefill: (_prefill, _checkpoints),
         gates: (_gates,),
         layer_post_conv: (_layer,),
+        layer_decode: (_layer_decode,),
     }
     for function in functions:
         if function not in list(known):

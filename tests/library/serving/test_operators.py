@@ -466,7 +466,7 @@ def test_prepare_refuses_what_it_does_not_know():
         (
             [print],
             {},
-            "prepare: expected packed_decode, mtp_verify, chunk_prefill, gates or layer_post_conv, got",
+            "prepare: expected packed_decode, mtp_verify, chunk_prefill, gates, layer_post_conv or layer_decode, got",
         ),
         ([], {"device": "meta"}, "prepare: device: expected 'cuda' or 'cpu', got meta"),
     ):

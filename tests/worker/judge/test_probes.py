@@ -30,6 +30,7 @@ REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 SMALL = {
     "gdn_decode": ["batch_size=1", "batch_size=3"],
+    "gdn_layer": ["batch_size=2"],
     "gdn_layer_post_conv": ["batch_size=2,seq_len=3"],
     "gdn_mtp": ["batch_size=2,seq_len=3"],
     "gdn_prefill": ["total_seq_len=16,num_seqs=1", "seq_lens=3+5"],
@@ -38,6 +39,7 @@ SMALL = {
 # for a GPU, where these take no longer
 LARGER = {
     "gdn_decode": ["batch_size=64"],
+    "gdn_layer": ["batch_size=64"],
     "gdn_layer_post_conv": ["batch_size=64,seq_len=4"],
     "gdn_mtp": ["batch_size=64,seq_len=4"],
     "gdn_prefill": ["seq_lens=1+64+65", "seq_lens=2x300"],
@@ -47,7 +49,7 @@ LARGER = {
 
 def sizes(op: str, table: dict[str, list[str]] = SMALL) -> list[str]:
     """Words for `-w`; variants of an op have fewer small ones."""
-    (chosen,) = [sizes for name, sizes in table.items() if op.startswith(name)]
+    chosen = table[max(filter(op.startswith, table), key=len)]
     variant = op.endswith(("packed_bf16", "causal")) and table is SMALL
     return chosen[-1:] if variant else chosen
 
