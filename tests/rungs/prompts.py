@@ -44,9 +44,7 @@ class Prompt:
     def decode(self, pool, out=None):
         gates = self.a, self.b, self.A_log, self.dt_bias
         where = None, pool, out, self.slots, True
-        return serving.packed_decode(
-            self.row, *gates, *where, state_layout=self.layout
-        )
+        return serving.packed_decode(self.row, *gates, *where, state_layout=self.layout)
 
     def verify(self, pool, slots, out=None):
         gates = self.A_log, self.a, self.b, self.dt_bias

@@ -376,7 +376,10 @@ def test_k_first_states_in_segments(chunked_k_first, how, half):
 def test_k_first_states_within_sequences(chunked_k_first, how):
     args = slow([130, 70], [1, 2], 3)
     args[5] = args[5].mT.contiguous().mT
-    right = [packed.beginning(args, args[5], 0, 64), packed.beginning(args, args[5], 0, 128)]
+    right = [
+        packed.beginning(args, args[5], 0, 64),
+        packed.beginning(args, args[5], 0, 128),
+    ]
     right.append(packed.beginning(args, args[5], 1, 64))
     kept = torch.full((3, 2, D, D), math.nan)
     starts = torch.tensor([0, 2], dtype=torch.int32)

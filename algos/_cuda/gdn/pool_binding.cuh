@@ -14,7 +14,7 @@ constexpr double NORM_EPSILON = 1e-6;  // under the root, as in vLLM, SGLang and
 // The launch for states [K, V], with the same constants for all sizes.
 template <typename Call>
 void launch_k_first(const Call& p, int64_t heads, DLDevice device) {
-  constexpr int LANES = sizeof(typename Call::State) == 4 ? 8 : 16, WARPS = LANES / 4, RESIDENT = LANES == 8 ? 16 : 20;
+  constexpr int LANES = sizeof(typename Call::State) == 4 ? 8 : 16, WARPS = 2, RESIDENT = LANES == 8 ? 16 : 20;
   constexpr int TILES = V / (WARPS * (32 / LANES) * (16 / sizeof(typename Call::State)));
   const CurrentDevice current(device.device_id);
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));

@@ -233,7 +233,7 @@ def packed_decode(
             tensor_checks.tensor("mixed_qkv", mixed_qkv, 2)
             tensor_checks.tensor("initial_state", initial_state, 4)
             raise
-    pool = initial_state if state_layout == "VK" else _v_first(initial_state, state_layout)
+    pool = _v_first("initial_state", initial_state, state_layout)
     _run_decode(
         mixed_qkv,
         a,
@@ -329,7 +329,7 @@ def mtp_verify(
     if out is None:
         tensor_checks.tensor("v", v)
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    pool = initial_state if state_layout == "VK" else _v_first(initial_state, state_layout)
+    pool = _v_first("initial_state", initial_state, state_layout)
     run_verify(
         q,
         k,
@@ -512,11 +512,8 @@ def chunk_prefill(
     keeps = any(x is not None for x in kept)
     if keeps:
         _check_checkpoints(*kept)
-    pool = initial_state
-    if state_layout != "VK":
-        pool = _v_first(initial_state, state_layout)
-        if keeps:
-            kept = checkpoints.mT, *kept[1:]
+        kept = _v_first("checkpoints", checkpoints, state_layout), *kept[1:]
+    pool = _v_first("initial_state", initial_state, state_layout)
     arguments = (
         q,
         k,
@@ -567,11 +564,13 @@ def _rows(x: Tensor) -> Tensor:
     return x.flatten(0, -2) if x.dim() > 1 else x[None]
 
 
-def _v_first(pool: Tensor, layout: str) -> Tensor:
-    """A pool whose states are [K, V] as the libraries take it: a view, so that its strides say it."""
+def _v_first(name: str, states: Any, layout: str) -> Tensor:
+    """States [..., K, V] as the libraries take them: a view, whose strides say it."""
+    if layout == "VK":
+        return states  # type: ignore[no-any-return]
     if layout != "KV":
         raise ValueError(f"state_layout: expected 'VK' or 'KV', got {layout!r:.40}")
-    return tensor_checks.tensor("initial_state", pool, 4).mT
+    return tensor_checks.tensor(name, states, 4).mT
 
 
 def _check_checkpoints(places: Any, starts: Any, every: Any) -> None:

@@ -39,8 +39,8 @@ def layer(
 ) -> Tensor:
     """The forward of Qwen3_5GatedDeltaNet. GdnError before anything is changed if it is not for us.
 
-    The cache has the state as [B, HV, K, V], as transformers has it, in memory [B, HV, V, K] if this
-    layer made it: either layer may go on where the other one was.
+    The cache has the state as [B, HV, K, V], as transformers has it, in memory [B, HV, V, K] if
+    this layer made it: either layer may go on where the other one was.
     """
     cache = kwargs.pop("cache", None) if cache_params is None else cache_params
     _refuse(self, hidden_states, cache, kwargs)
