@@ -84,10 +84,14 @@ bool same(const Tensor& x, const Tensor& y) {
          x.impl->sizes() == y.impl->sizes() && x.impl->strides() == y.impl->strides();
 }
 
-// Whether each element has an address of its own; false also where that takes longer to find out.
+// Whether each element has an address of its own; false also where that takes longer to find out. The last two axes may be
+// exchanged: states [K, V] come as [V, K].
 bool apart(const c10::TensorImpl& x) {
+  const int64_t axes = x.dim();
+  const bool exchanged = axes > 1 && x.strides()[axes - 2] < x.strides()[axes - 1];
   int64_t span = 1;
-  for (int64_t i = x.dim() - 1; i >= 0; --i) {
+  for (int64_t n = axes - 1; n >= 0; --n) {
+    const int64_t i = exchanged && n >= axes - 2 ? 2 * axes - 3 - n : n;
     if (x.sizes()[i] == 1) continue;
     if (x.strides()[i] < span) return false;
     span += (x.sizes()[i] - 1) * x.strides()[i];

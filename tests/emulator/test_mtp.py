@@ -27,7 +27,7 @@ struct Call {
   void *slots, *accepted, *cu_seqlens, *pool, *k, *q, *v, *a, *b, *A_log, *dt_bias, *output, *states, *states_rows;
   int64_t slot_stride, states_stride, state_stride, batch[5], token[5];  // strides of k, q, v, a, b
   float scale, epsilon;
-  int32_t B, H, HV, tokens, slots_step, columns, first_slot, mode, shift, rows_shift, dt_bias_half, slots_end, half_tokens;
+  int32_t B, H, HV, tokens, slots_step, columns, first_slot, mode, shift, rows_shift, dt_bias_half, slots_end, half_tokens, k_first;
   uint32_t head_bytes;
 };
 void fill(gdn::MtpArguments& p, const Call& c) {
@@ -57,6 +57,23 @@ void launch(const gdn::MtpArguments& p, uint32_t heads) {
                    [&] { gdn::gdn_mtp<T, TOKENS, WRITES, ROWS, SPLIT, GROUPS, 0, 0, 1, false, Token>(p); });
 }
 template <typename Token, typename T, int TOKENS, int ROWS, int SPLIT, int GROUPS>
+int k_first(const gdn::MtpArguments& p, uint32_t heads) {
+  emulated::launch(heads * (128 / (ROWS * GROUPS)), (SPLIT * GROUPS + 1) * 32,
+                   [&] { gdn::gdn_mtp<T, TOKENS, true, ROWS, SPLIT, GROUPS, 0, 0, 1, false, Token, true>(p); });
+  return 0;
+}
+template <typename T>
+int k_first(int cut, const Call& c, const gdn::MtpArguments& p) {
+  using bf = __nv_bfloat16;
+  const uint32_t heads = c.B * c.HV;
+  if constexpr (!std::is_same_v<T, __half>) {
+    if (cut == 0) return k_first<bf, T, 4, 8, 4, 1>(p, heads);
+    if (cut == 1) return k_first<__half, T, 4, 16, 2, 2>(p, heads);
+    if (cut == 2) return k_first<bf, T, 8, 16, 2, 2>(p, heads);
+  }
+  return 1;
+}
+template <typename Token, typename T, int TOKENS, int ROWS, int SPLIT, int GROUPS>
 int launch(const gdn::MtpArguments& p, uint32_t heads) {
   if (p.mode == gdn::OUTPUTS) launch<Token, T, TOKENS, false, ROWS, SPLIT, GROUPS>(p, heads);
   else launch<Token, T, TOKENS, true, ROWS, SPLIT, GROUPS>(p, heads);
@@ -67,6 +84,7 @@ int run(int cut, const Call& c) {
   using bf = __nv_bfloat16;
   gdn::MtpArguments p{};
   fill(p, c);
+  if (c.k_first) return k_first<T>(cut, c, p);
   int i = 0;
 #define CUT(r, s, g)                                                                               \\
   if (i++ == cut && c.half_tokens) {                                                               \\
@@ -185,6 +203,7 @@ class Problem:
             dt_bias_half=self.dt_bias.dtype == self.q.dtype,
             slots_end=len(self.pool),
             half_tokens=self.q.dtype == torch.float16,
+            k_first=self.pool.stride(-1) != 1,
             head_bytes=self.pool.stride(1) * self.pool.element_size(),
         )
 
@@ -289,6 +308,18 @@ def test_tokens_of_float16(library, mode, T, dtype):
         problem.dt_bias = problem.dt_bias.to(bias)
         problem.q[:, :, :20] *= 1e-6
         check(library, problem, cut, mode)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("mode", [LAST, SLOTS, BUFFER])
+@pytest.mark.parametrize(("cut", "T"), [(0, 3), (1, 4), (2, 8)])
+def test_k_first_states(library, cut, T, mode, dtype):
+    tokens = torch.float16 if cut == 1 else torch.bfloat16
+    problem = Problem(1, 2, 3, T, dtype, tokens=tokens)
+    problem.accepted[1] = 0
+    problem.pool = problem.pool.mT.contiguous().mT
+    problem.states = problem.states.mT.contiguous().mT
+    check(library, problem, cut, mode)
 
 
 def test_states_go_to_rows_of_a_buffer(library):

@@ -33,13 +33,23 @@ struct Call {
   int64_t slot_stride, new_slot_stride, qkv_stride, a_stride, b_stride;
   float scale, epsilon;
   int32_t B, H, HV, first_slot, slots_step, new_slots_step, dt_bias_half, slots_wide, new_slots_wide, slots_end;
-  int32_t given, wide_beta, half_tokens;
+  int32_t given, wide_beta, half_tokens, k_first;
   uint32_t head_bytes;
 };
 template <int LANES, int ROWS, int PASSES, int WARPS, typename Pool>
 void launch(const Pool& p, uint32_t heads) {
   emulated::launch(heads * (128 / (WARPS * (32 / LANES) * ROWS * PASSES)), WARPS * 32,
                    [&] { gdn::gdn_decode_v5<Pool, LANES, ROWS, PASSES, WARPS, 0, 0, 1>(p); });
+}
+template <int LANES, int WARPS, typename Pool>
+int columns(const Pool& p, uint32_t heads) {
+  emulated::launch(heads * (128 / (WARPS * (32 / LANES) * (16 / sizeof(typename Pool::State)))), WARPS * 32,
+                   [&] { gdn::gdn_decode_k_first<Pool, LANES, WARPS, 1>(p); });
+  return 0;
+}
+template <typename Pool>
+int k_first(int cut, const Pool& p, uint32_t heads) {
+  return cut == 0 ? columns<8, 2>(p, heads) : columns<16, 1>(p, heads);
 }
 template <typename T>
 int run(int cut, const Call& c) {
@@ -61,6 +71,8 @@ int run(int cut, const Call& c) {
   const gdn::HalfTokens<gdn::PoolArguments<T>> half{any};
   const uint32_t heads = c.B * c.HV;
   int i = 0;
+  if (c.k_first && c.half_tokens) return c.given ? k_first(cut, half_given, heads) : k_first(cut, half, heads);
+  if (c.k_first) return c.given ? k_first(cut, given, heads) : k_first(cut, any, heads);
 #define CUT(l, r, n, w) \\
   if (i++ == cut) { \\
     if (c.half_tokens && c.given) return launch<l, r, n, w>(half_given, heads), 0; \\
@@ -164,6 +176,7 @@ class Problem:
             given=self.A_log is None,
             wide_beta=self.b.dtype == torch.float32,
             half_tokens=self.qkv.dtype == torch.float16,
+            k_first=pool.stride(-1) != 1,
         )
         assert library.decode(DTYPES.index(pool.dtype), cut, ctypes.byref(given)) == 0
 
@@ -284,6 +297,27 @@ def test_gates_that_are_given_beside_tokens_of_float16(library, beta):
     problem.b = problem.b.float().sigmoid().to(beta)
     problem.A_log = problem.dt_bias = None
     check(library, problem, 3)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["raw", "given"])
+@pytest.mark.parametrize("tokens", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cut", [0, 1], ids=["8 lanes", "16 lanes"])
+def test_k_first_states(library, cut, dtype, tokens, given):
+    """Padding, a fresh slot, other slots, heads that lie apart, int64."""
+    problem = Problem(2, 4, [3, -1, 1, 2, 9], 7, dtype, gap=3, tokens=tokens)
+    problem.pool[1] = math.nan
+    problem.slots = problem.slots.long()
+    if given:
+        problem.a = -problem.a.float().square()
+        problem.b = problem.b.float().sigmoid()
+        problem.A_log = problem.dt_bias = None
+    v_first = problem.pool
+    problem.pool = heads_apart(v_first.mT.contiguous(), 96).mT
+    has_state = torch.tensor([True, True, False, True, True])
+    new_slots = torch.tensor([3, 4, 1, 5, 2])
+    check(library, problem, cut, has_state=has_state, new_slots=new_slots)
+    assert between_heads(problem.pool.mT).isnan().all()
 
 
 FAR = [2**31, 2**32, 2**32 + 1, -(2**32) + 2, -(2**63) + 3, -3 - 2**32, 2**63 - 1]

@@ -11,10 +11,10 @@ D = 128
 
 class Prompt:
     """Tensors of packed sequences with states in slots 1 to N of a pool; keys and
-    queries of any length.
+    queries of any length. `stored` is the pool in the layout of the calls.
     """
 
-    def __init__(self, H, HV, lengths, dtype, device="cuda"):
+    def __init__(self, H, HV, lengths, dtype, device="cuda", layout="VK"):
         g = torch.Generator(device).manual_seed(1)
 
         def randn(*shape):
@@ -27,6 +27,8 @@ class Prompt:
         self.a, self.b = (randn(T, HV).bfloat16() for _ in range(2))
         self.A_log, self.dt_bias = (randn(HV) * 0.1 for _ in range(2))
         self.pool = (randn(N + 1, HV, D, D) * 0.1).to(dtype)
+        self.layout = layout
+        self.stored = self.pool if layout == "VK" else self.pool.mT.contiguous()
         self.slots = torch.arange(1, N + 1, device=device, dtype=torch.int32)
         self.cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0)
         self.row = torch.cat([x.flatten(1) for x in (self.q, self.k, self.v)], dim=1)
@@ -36,14 +38,13 @@ class Prompt:
     def prefill(self, pool, out=None):
         tokens = self.q, self.k, self.v, self.a, self.b
         where = pool, self.slots, self.cu_seqlens
-        return serving.chunk_prefill(*tokens, self.A_log, self.dt_bias, *where, out=out)
+        how = {"out": out, "state_layout": self.layout}
+        return serving.chunk_prefill(*tokens, self.A_log, self.dt_bias, *where, **how)
 
     def decode(self, pool, out=None):
         gates = self.a, self.b, self.A_log, self.dt_bias
-        where = None, pool, out, self.slots
-        return serving.packed_decode(
-            self.row, *gates, *where, use_qk_l2norm_in_kernel=True
-        )
+        where = None, pool, out, self.slots, True
+        return serving.packed_decode(self.row, *gates, *where, state_layout=self.layout)
 
     def verify(self, pool, slots, out=None):
         gates = self.A_log, self.a, self.b, self.dt_bias
@@ -57,6 +58,7 @@ class Prompt:
             ssm_state_indices=slots,
             use_qk_l2norm_in_kernel=True,
             out=out,
+            state_layout=self.layout,
         )
 
     def exact(self, sequence):
@@ -72,7 +74,9 @@ class Prompt:
         return outputs, S
 
     def check(self, sequence, output, state):
-        """Assert that these are a sequence's outputs and its last state."""
+        """Assert that these are a sequence's outputs and its last state, as stored."""
         exact_output, exact_state = self.exact(sequence)
+        if self.layout == "KV":
+            state = state.mT
         assert error(output, exact_output) < 1e-2, f"output of {sequence}"
         assert error(state, exact_state) < 1e-2, f"state of {sequence}"

@@ -99,9 +99,9 @@ VERIFY = (
     + """
 #include "mtp_run.cuh"
 namespace gdn {
-template <typename T, bool WRITES, typename Token>
+template <typename T, bool WRITES, typename Token, bool K_FIRST>
 void launch_mtp(const MtpArguments& p, int64_t, int, cudaStream_t) {
-  seen = {{"first_slot", p.first_slot}, {"slots_end", p.slots_end}, {"epsilon", p.epsilon},
+  seen = {{"k_first", K_FIRST}, {"first_slot", p.first_slot}, {"slots_end", p.slots_end}, {"epsilon", p.epsilon},
           {"slots_step", p.slots_step}, {"head_bytes", p.head_bytes}};
 }
 }  // namespace gdn
@@ -413,7 +413,7 @@ def test_heads_of_a_slot_may_lie_apart(engine):
     assert found.seen("head_bytes") == (D * D + D) * 4
     assert found.seen("slots_end") == 4
     with refused("pool: expected dense but for its first two axes, got strides"):
-        engine(pool=torch.zeros(4, 2, D, D).mT)
+        engine(pool=torch.zeros(4, 2, D, D + 8)[..., :D])
 
 
 def test_decode_has_a_kernel_of_its_own_for_int32_slots_and_dense_heads(call):

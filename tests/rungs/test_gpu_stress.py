@@ -33,6 +33,7 @@ PREFILLS = {
     "many segments": (4, 8, (32768,)),
 }
 POOLS = [torch.float32, torch.bfloat16]
+LAYOUTS = pytest.mark.parametrize("layout", ["VK", "KV"])
 BUSY = """
 import torch
 x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
@@ -82,15 +83,16 @@ def test_a_rung_many_times(algo, calls):
         right(op, first, case)
 
 
+@LAYOUTS
 @pytest.mark.parametrize("dtype", POOLS, ids=str)
 @pytest.mark.parametrize("path", PREFILLS)
-def test_prefill_from_a_pool_many_times(path, dtype, calls):
-    x = Prompt(*PREFILLS[path], dtype)
-    pool = x.pool.clone()
+def test_prefill_from_a_pool_many_times(path, dtype, layout, calls):
+    x = Prompt(*PREFILLS[path], dtype, layout=layout)
+    pool = x.stored.clone()
     out = torch.empty_like(x.v)
 
     def call():
-        pool.copy_(x.pool)
+        pool.copy_(x.stored)
         return x.prefill(pool, out)
 
     output, states = many_times(calls, call)
@@ -110,15 +112,16 @@ def test_prefill_many_times(path, calls):
     x.check(len(x.lengths) - 1, output[-x.lengths[-1] :], states[-1])
 
 
+@LAYOUTS
 @pytest.mark.parametrize("dtype", [*POOLS, torch.float16], ids=str)
 @pytest.mark.parametrize("B", [1, 8, 64, 256])
-def test_packed_decode_many_times(B, dtype, calls):
-    x = Prompt(4, 8, (1,) * B, dtype)
-    pool = x.pool.clone()
+def test_packed_decode_many_times(B, dtype, layout, calls):
+    x = Prompt(4, 8, (1,) * B, dtype, layout=layout)
+    pool = x.stored.clone()
     out = torch.empty(B, 1, 8, D, device="cuda", dtype=torch.bfloat16)
 
     def call():
-        pool.copy_(x.pool)
+        pool.copy_(x.stored)
         return x.decode(pool, out)
 
     output, states = many_times(calls, call)
@@ -126,14 +129,15 @@ def test_packed_decode_many_times(B, dtype, calls):
         x.check(row, output[row], states[row + 1])
 
 
+@LAYOUTS
 @pytest.mark.parametrize("dtype", POOLS, ids=str)
 @pytest.mark.parametrize("T", [1, 2, 4, 8])
 @pytest.mark.parametrize("N", [1, 64])
-def test_mtp_verify_many_times(N, T, dtype, calls):
-    x = Prompt(4, 8, (T,) * N, dtype)
+def test_mtp_verify_many_times(N, T, dtype, layout, calls):
+    x = Prompt(4, 8, (T,) * N, dtype, layout=layout)
     room = torch.zeros(N * T + 1, *x.pool.shape[1:], device="cuda", dtype=dtype)
     slots = torch.arange(1, N * T + 1, device="cuda", dtype=torch.int32).view(N, T)
-    room[slots[:, 0].long()] = x.pool[1:]
+    room[slots[:, 0].long()] = x.stored[1:]
     pool = room.clone()
     out = torch.empty_like(x.v)[None]
 

@@ -20,7 +20,8 @@ from oracle import error
 FOLDER = helpers.OURS / "gdn_prefill" / "cuda-chunk"
 SHARED = emulation.CUDA / "prefill"
 
-# For both layouts of tensors (tensors.cuh); a test gives `state_map`.
+# For both layouts of tensors (tensors.cuh); a test gives `state_map`, and K_FIRST: whether states are
+# [K, V].
 LAUNCHES = """
 #include "inter_chunk_sm90.cuh"
 #include "inter_chunk_sm90_fused.cuh"
@@ -63,18 +64,18 @@ void scan(const Prefill& p) {
 template <int WARPS, int STAGES>
 void transfer(const Prefill& p) {
   emulated::launch({uint32_t(2 * HEAD_DIM / 16 / WARPS), uint32_t(p.HV), parts(p)}, WARPS * 32,
-                   state_shared<WARPS, STAGES>(), 1, [&] { gdn_prefill_transfer_sm80<WARPS, STAGES>(p); });
+                   state_shared<WARPS, STAGES>(), 1, [&] { gdn_prefill_transfer_sm80<WARPS, STAGES, K_FIRST>(p); });
   scan(p);
 }
 template <int WARPS, int STAGES>
 void state(const Prefill& p) {
   emulated::launch({uint32_t(HEAD_DIM / 16 / WARPS), uint32_t(p.HV), parts(p)}, WARPS * 32,
-                   state_shared<WARPS, STAGES>(), 1, [&] { gdn_prefill_inter_chunk_sm80<WARPS, STAGES>(p); });
+                   state_shared<WARPS, STAGES>(), 1, [&] { gdn_prefill_inter_chunk_sm80<WARPS, STAGES, K_FIRST>(p); });
 }
 template <int STAGES>
 void split(const Prefill& p) {
   emulated::launch({HEAD_DIM / 16, uint32_t(p.HV), parts(p)}, SPLIT_THREADS, split_shared<STAGES>(), 1,
-                   [&] { gdn_prefill_inter_chunk_sm80_split<STAGES>(p); });
+                   [&] { gdn_prefill_inter_chunk_sm80_split<STAGES, K_FIRST>(p); });
 }
 template <int GROUPS>
 Maps maps(const Prefill& p) {
@@ -98,17 +99,17 @@ void groups(const Prefill& p, int members, uint32_t ctas = 1) {
     const Maps one = maps<1>(p), two = maps<2>(p);
     if (p.bounds)
       launch({4, uint32_t(p.HV), units}, RECALL_THREADS, recall_shared(),
-             [&] { gdn_prefill_recall_sm90(p, one, two); });
+             [&] { gdn_prefill_recall_sm90<K_FIRST>(p, one, two); });
     else
       launch({4 / GROUPS, uint32_t(p.HV), units}, group_threads(GROUPS, false), SHARED,
-             [&] { gdn_prefill_transfer_sm90<GROUPS, STAGES>(p, m); });
+             [&] { gdn_prefill_transfer_sm90<GROUPS, STAGES, K_FIRST>(p, m); });
     scan(p);
   }
   const uint32_t tiles = p.HV * parts(p), many = tiles < ctas ? tiles : ctas;
   const dim grid = GROUPS > 1 ? dim{many, 1, 1} : dim{2, uint32_t(p.HV), parts(p)};
   launch(grid, group_threads(GROUPS, true), SHARED, [&] {
-    if (POOL && p.has_checkpoints()) gdn_prefill_inter_chunk_sm90<GROUPS, STAGES, POOL>(p, m, int(tiles));
-    else gdn_prefill_inter_chunk_sm90<GROUPS, STAGES>(p, m, int(tiles));
+    if (POOL && p.has_checkpoints()) gdn_prefill_inter_chunk_sm90<GROUPS, STAGES, POOL, K_FIRST>(p, m, int(tiles));
+    else gdn_prefill_inter_chunk_sm90<GROUPS, STAGES, false, K_FIRST>(p, m, int(tiles));
   });
 }
 void ordered(const Prefill& p, int members, uint32_t ctas) {
@@ -118,7 +119,7 @@ void ordered(const Prefill& p, int members, uint32_t ctas) {
   emulated::registers = 65536 / TILES_THREADS / 8 * 8;
   states_asked.clear();
   emulated::launch({ctas, 1, 1}, TILES_THREADS, tiles_shared(), 1,
-                   [&] { gdn_prefill_inter_chunk_sm90_tiles(p, one, two); });
+                   [&] { gdn_prefill_inter_chunk_sm90_tiles<K_FIRST>(p, one, two); });
 }
 // The kernels of inter_chunk_tma.cuh: WARPS consumer warps, or work tiles in order of length for `ctas` CTAs.
 template <int WARPS>
@@ -129,12 +130,12 @@ void boxes(const Prefill& p, int members) {
   if (p.segment) {
     const uint32_t units = p.num_tokens / (p.segment * CHUNK);
     emulated::launch({4, uint32_t(p.HV), units}, tma_threads(4, false), SHARED, 1,
-                     [&] { gdn_prefill_transfer_tma(p, m); });
+                     [&] { gdn_prefill_transfer_tma<K_FIRST>(p, m); });
     scan(p);
   }
   emulated::launch({uint32_t(8 / WARPS), uint32_t(p.HV), parts(p)}, tma_threads(WARPS, true), SHARED, 1, [&] {
-    if (POOL && p.has_checkpoints()) gdn_prefill_inter_chunk_tma<WARPS, POOL>(p, m);
-    else gdn_prefill_inter_chunk_tma<WARPS>(p, m);
+    if (POOL && p.has_checkpoints()) gdn_prefill_inter_chunk_tma<WARPS, POOL, K_FIRST>(p, m);
+    else gdn_prefill_inter_chunk_tma<WARPS, false, K_FIRST>(p, m);
   });
 }
 void ordered_boxes(Prefill p, int members, int ctas) {
@@ -142,11 +143,12 @@ void ordered_boxes(Prefill p, int members, int ctas) {
   p.ctas = ctas;
   const Maps m = maps<1>(p);
   Maps quarters = m;
-  quarters.state.box[1] = 32;
+  if (K_FIRST) quarters.state.box[2] = 1;  // half of 64 columns of bf16, too
+  else quarters.state.box[1] = 32;
   prepare(p, members, false);
   states_asked.clear();
   emulated::launch({uint32_t(ctas), 1, 1}, tma_threads(4, true), sizeof(TmaTiles<4>), 1,
-                   [&] { gdn_prefill_inter_chunk_tma_tiles(p, m, quarters); });
+                   [&] { gdn_prefill_inter_chunk_tma_tiles<K_FIRST>(p, m, quarters); });
 }
 // What gdn_prefill_recall_sm90 needs; halves: as if it had many SMs.
 void forget(Prefill& p, float* bounds, int* linked, int window, bool halves) {
@@ -160,7 +162,7 @@ void fused(Prefill p, uint32_t clusters) {
   p.tickets = (unsigned long long*)p.plan, p.launch = 7;
   emulated::registers = 65536 / FUSED_THREADS / 8 * 8;
   emulated::launch({2 * (tiles < clusters ? tiles : clusters), 1, 1}, FUSED_THREADS, sizeof(FusedShared), 2,
-                   [&] { gdn_prefill_fused_sm90(p, m, new_state_map(p)); });
+                   [&] { gdn_prefill_fused_sm90<K_FIRST>(p, m, new_state_map(p)); });
 }
 void run(const Prefill& p, int warps, int members) {
   const bool segment = p.segment;
@@ -252,7 +254,7 @@ extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segm
 """
 
 
-def library_of(folder, driver, *own, races=False):
+def library_of(folder, driver, *own, races=False, k_first=False):
     """The library of a driver; `own` are files of another rung that take the places of
     cuda-chunk's. With `races` it looks for them (emulation.races_in).
     """
@@ -273,7 +275,8 @@ def library_of(folder, driver, *own, races=False):
     assert "asm" not in descriptors
     (folder / "descriptors.cuh").write_text(descriptors)  # for emulator/wgmma.cuh
     kernel = SHARED / "intra_chunk_steps.cuh"
-    return emulation.library(folder, LAUNCHES + driver, kernel, races=races)
+    layout = f"constexpr bool K_FIRST = {str(k_first).lower()};\n"
+    return emulation.library(folder, layout + LAUNCHES + driver, kernel, races=races)
 
 
 @pytest.fixture(scope="module")

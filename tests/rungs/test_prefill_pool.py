@@ -22,6 +22,9 @@ DRIVER = """
 template <int GROUPS>
 CUtensorMap state_map(const Prefill& p) {
   const int blocks = p.half_pool ? 2 : 4;
+  if (K_FIRST)
+    return {p.pool, {64, int64_t{p.state_row(p.HV - 1)} + HEAD_DIM, blocks, p.slots},
+            {2, blocks * 128, 128, p.slot_stride * (p.half_pool ? 2 : 4)}, {64, 128, GROUPS * blocks / 2, 1}};
   return {p.pool, {64, int64_t{p.state_row(p.HV - 1)} + HEAD_DIM, blocks, p.slots},
           {2, blocks * 128, 128, p.slot_stride * (p.half_pool ? 2 : 4)}, {64, GROUPS * 64, blocks, 1}};
 }
@@ -30,7 +33,7 @@ struct Given {
   void *q, *k, *v, *a, *b, *A_log, *dt_bias, *pool, *indices, *has_state, *cu_seqlens, *output, *checkpoints, *starts;
   int64_t qk_row, v_row, a_row, b_row, slot_stride, head_stride, slots, num_tokens, num_checkpoints;
   float scale, epsilon;
-  int H, HV, N, first_slot, long_indices, long_lengths, half_pool, half_bias, every, indices_step;
+  int H, HV, N, first_slot, long_indices, long_lengths, half_pool, half_bias, every, indices_step, k_first;
 };
 using bf = __nv_bfloat16;
 Call call(const Given& g) {
@@ -38,7 +41,8 @@ Call call(const Given& g) {
           (bool*)g.has_state, g.cu_seqlens, (bf*)g.output, g.checkpoints, g.starts, g.num_checkpoints, g.every,
           g.qk_row, g.v_row, g.a_row, g.b_row, g.slot_stride, g.head_stride, g.slots, g.num_tokens,
           g.scale, g.epsilon, g.H, g.HV, g.N, g.first_slot, uint32_t(g.indices_step), bool(g.long_indices),
-          bool(g.long_lengths), bool(g.long_lengths), bool(g.half_pool), bool(g.half_bias)};
+          bool(g.long_lengths), bool(g.long_lengths), bool(g.half_pool), bool(g.half_bias),
+          false, false, bool(g.k_first)};
 }
 extern "C" void prefill(int warps, int mode, int members, int segment, const Given* g, void** t) {
   Prefill p{};
@@ -59,19 +63,25 @@ using namespace gdn;
 """
     + DRIVER[DRIVER.index("struct Given") : DRIVER.index("extern")]
     + """
-template <int WARPS, int SPLIT, int AHEAD>
-void launch(const PackedArguments& p) {
+template <int WARPS, int SPLIT, int AHEAD, typename Call>
+void launch(const Call& p) {
   using L = Layout<WARPS, SPLIT, AHEAD, true>;
   emulated::launch({uint32_t(p.N * p.HV) * (128 / (16 * WARPS)), 1, 1}, L::THREADS, L::BYTES, 1,
-                   [&] { gdn_prefill_recurrent<WARPS, SPLIT, AHEAD, PackedArguments>(p); });
+                   [&] { gdn_prefill_recurrent<WARPS, SPLIT, AHEAD, Call>(p); });
+}
+template <int WARPS, int SPLIT, int AHEAD>
+void launch(const Tensors& t) {
+  const PackedCall p = packed_call(t);
+  if (t.k_first) launch<WARPS, SPLIT, AHEAD>(PackedArguments<true>{p});
+  else launch<WARPS, SPLIT, AHEAD>(PackedArguments<false>{p});
 }
 extern "C" void prefill(int cut, int mode, int, int, const Given* g, void**) {
   Tensors t;
   static_cast<Call&>(t) = call(*g);
   emulated::mode = mode;
-  if (cut == 0) launch<1, 2, 2>(packed_arguments(t));
-  if (cut == 1) launch<2, 1, 2>(packed_arguments(t));
-  if (cut == 2) launch<4, 1, 1>(packed_arguments(t));
+  if (cut == 0) launch<1, 2, 2>(t);
+  if (cut == 1) launch<2, 1, 2>(t);
+  if (cut == 2) launch<4, 1, 1>(t);
 }
 """
 )
@@ -80,15 +90,20 @@ extern "C" void prefill(int cut, int mode, int, int, const Given* g, void**) {
 Given = emulation.structure(DRIVER, "Given")
 
 
-def chunked_of(folder, *, races=False):
+def chunked_of(folder, *, races=False, k_first=False):
     """The library of cuda-chunk's kernels."""
     own = FOLDER / "call.h", FOLDER / "tensors.cuh"
-    return chunk.library_of(folder, DRIVER, *own, races=races)
+    return chunk.library_of(folder, DRIVER, *own, races=races, k_first=k_first)
 
 
 @pytest.fixture(scope="module")
 def chunked(tmp_path_factory):
     return chunked_of(tmp_path_factory.mktemp("pool"))
+
+
+@pytest.fixture(scope="module")
+def chunked_k_first(tmp_path_factory):
+    return chunked_of(tmp_path_factory.mktemp("k_first"), k_first=True)
 
 
 def recurrent_of(folder, *, races=False):
@@ -200,6 +215,7 @@ def call(
         half_bias=dt_bias.dtype == torch.bfloat16,
         every=every,
         indices_step=slots.stride(0) * slots.element_size(),
+        k_first=pool.stride(-1) != 1,
     )
     table = emulation.addresses(*memory)
     library.prefill(how, mode, members, segment, ctypes.byref(given), table)
@@ -324,6 +340,57 @@ def test_numbers_of_64_bits_are_no_slots_by_their_low_words(path):
     assert found[5:25].isfinite().all()
     assert same(args[5][[0, 1, 3]], before[[0, 1, 3]])
     assert not same(args[5][2], before[2])
+
+
+def k_first_faults(path, half, **how):
+    args = slow([70, 3, 0, 129, 20, 130], [4, 0, 2, 6, 1, 3], 8, fresh=(2, 3))
+    pool = args[5].bfloat16() if half else args[5]
+    args[5] = heads_apart(pool.mT.contiguous(), 2 * D).mT
+    found = faults(path, args, state=4.5e-3, **how)
+    assert between_heads(args[5].mT).isnan().all()
+    return found
+
+
+HALVES = pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+
+
+@HALVES
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_k_first_states_token_by_token(recurrent, cut, half):
+    assert k_first_faults((recurrent, cut), half) == []
+
+
+CHUNKED = [name for name, how in PATHS.items() if "recurrent" not in name]
+
+
+@pytest.mark.slow
+@HALVES
+@pytest.mark.parametrize("name", CHUNKED)
+def test_k_first_states_in_chunks(chunked_k_first, name, half):
+    assert k_first_faults((chunked_k_first, PATHS[name]), half) == []
+
+
+@pytest.mark.slow
+@HALVES
+@pytest.mark.parametrize("how", [SPLIT, SYNC, ONE, TWO, HALF])
+def test_k_first_states_in_segments(chunked_k_first, how, half):
+    assert k_first_faults((chunked_k_first, how), half, segment=1, mode=2) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [SYNC, ONE, TWO, QUARTER])
+def test_k_first_states_within_sequences(chunked_k_first, how):
+    args = slow([130, 70], [1, 2], 3)
+    args[5] = args[5].mT.contiguous().mT
+    right = [
+        packed.beginning(args, args[5], 0, 64),
+        packed.beginning(args, args[5], 0, 128),
+    ]
+    right.append(packed.beginning(args, args[5], 1, 64))
+    kept = torch.full((3, 2, D, D), math.nan)
+    starts = torch.tensor([0, 2], dtype=torch.int32)
+    assert faults((chunked_k_first, how), args, kept=(kept, starts, 1)) == []
+    assert packed.wrong_states(kept.mT, dict(enumerate(right)), 4.5e-3) == []
 
 
 @pytest.mark.parametrize("how", [ONE, TWO, -3])

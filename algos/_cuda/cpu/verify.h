@@ -47,7 +47,7 @@ struct Verify : Walk {
 // 8. Tokens after the last sequence belong to none: their outputs are not written. Without
 // cu_seqlens they may be [total, ...], with total / B tokens for each. [total, ...] may have a
 // leading axis of 1. A_log [HV] f32; dt_bias [HV] f32 or as they are, or neither (GateTypes). pool [slots, HV, 128, 128] f32 or
-// bf16, k-last; slots and heads may lie apart. state_indices [B] or [B, T], int32 or int64, rows
+// bf16, k-last, or k-first as states_of; slots and heads may lie apart. state_indices [B] or [B, T], int32 or int64, rows
 // with any stride that is not negative: the start is in column num_accepted_tokens - 1 ([B]), or 0
 // without those. A sequence is padding if its count is not in 1..T or its start is below first_slot
 // (at least 0) or not below the pool's size: outputs 0, no state is touched. scale: none or 0 for
@@ -95,7 +95,7 @@ inline Verify take_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView 
   }
   j.T = T, j.H = H, j.HV = HV, j.columns = columns, j.mode = mode;
   j.first_slot = std::max<int64_t>(first_slot, 0);
-  j.pool = states_of(pool, "pool"), j.type = j.pool.type, j.token = token_type(q);
+  j.pool = states_of(pool, "pool"), j.type = j.pool.type, j.k_first = j.pool.k_first, j.token = token_type(q);
   const GateTypes gates = take_gates(j, A_log, dt_bias, b);
   if (axes == 1) {
     j.q = rows_of(q, "q", {total, H, K}, j.token), j.k = rows_of(k, "k", {total, H, K}, j.token);
@@ -129,7 +129,9 @@ inline Verify take_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView 
   }
   if (mode == BUFFER) {
     if (!states) TVM_FFI_THROW(ValueError) << "states: expected a buffer, in mode 3";
-    const ffi::TensorView& buffer = states.value();
+    const StatesView view(states.value());
+    if (view.k_first != j.k_first) TVM_FFI_THROW(ValueError) << "states: expected the layout of pool";
+    const ffi::TensorView buffer = view;
     if (buffer.ndim() != 5 || buffer.size(1) < T) {
       TVM_FFI_THROW(ValueError) << "states: expected [rows, " << T
                                 << " or more, HV, 128, 128], got " << buffer.shape();

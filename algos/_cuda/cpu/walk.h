@@ -8,7 +8,7 @@
 // so that it stays in a core's cache: memory is read once, and written once for each state that is
 // kept. A step is rows.h's. It reads where the state after token t - 1 lies and writes where that
 // after token t belongs: a state of the call's, or 64 KiB of the thread's own. States of bfloat16
-// and float16 are widened there first, and rounded when they are stored.
+// and float16, and those that are [K, V], are brought there first, and back when they are stored.
 //
 // Here: the walk, and the checks of what all calls have. A call adds where its states are.
 // Provenance: the recurrence is Gated DeltaNet's (arXiv 2412.06464). Written here.
@@ -75,7 +75,9 @@ inline int64_t bytes_of(Float type) { return type == Float::F32 ? 4 : 2; }
 
 inline void widen(const char* from, Float type, int64_t n, float* to) {
   const auto* x = reinterpret_cast<const uint16_t*>(from);
-  if (type == Float::BF16) {
+  if (type == Float::F32) {
+    std::memcpy(to, from, n * sizeof(float));
+  } else if (type == Float::BF16) {
     for (int64_t i = 0; i < n; ++i) to[i] = from_bf16(x[i]);
   } else {
     for (int64_t i = 0; i < n; ++i) to[i] = from_f16(x[i]);
@@ -84,7 +86,9 @@ inline void widen(const char* from, Float type, int64_t n, float* to) {
 
 inline void narrow(const float* from, Float type, int64_t n, char* to) {
   auto* x = reinterpret_cast<uint16_t*>(to);
-  if (type == Float::BF16) {
+  if (type == Float::F32) {
+    std::memcpy(to, from, n * sizeof(float));
+  } else if (type == Float::BF16) {
     for (int64_t i = 0; i < n; ++i) x[i] = to_bf16(from[i]);
   } else {
     for (int64_t i = 0; i < n; ++i) x[i] = to_f16(from[i]);
@@ -134,10 +138,11 @@ struct Whole {
   int64_t operator[](int64_t i) const { return at(i, 0); }
 };
 
-// States [V, K], each dense, by slot and head.
+// States [V, K] or, with k_first, [K, V], each dense, by slot and head.
 struct States {
   char* data = nullptr;
   Float type = Float::F32;
+  bool k_first = false;
   int64_t slots = 0, slot = 0, head = 0;  // how many, and elements from one to the next
   char* at(int64_t i, int64_t i_hv) const {
     return data + (i * slot + i_hv * head) * bytes_of(type);
@@ -161,9 +166,13 @@ inline Whole whole(const ffi::TensorView& t, const char* name,
   return x;
 }
 
-// The pool [slots, HV, 128, 128], k-last. Slots and heads may lie apart, but may not overlap.
-inline States states_of(const ffi::TensorView& pool, const char* name, bool f16 = false) {
+// The pool [slots, HV, 128, 128], k-last, or k-first as a view with strides 1 and 128 at the end. Slots
+// and heads may lie apart, but may not overlap.
+inline States states_of(const ffi::TensorView& of_pool, const char* name, bool f16 = false) {
+  const StatesView view(of_pool);
+  const ffi::TensorView pool = view;
   States s;
+  s.k_first = view.k_first;
   if (pool.device().device_type != kDLCPU) {
     TVM_FFI_THROW(ValueError) << name << ": expected on the CPU; call .cpu() on it";
   }
@@ -238,6 +247,7 @@ struct Walk {
   Whole cu_seqlens;  // null: T tokens for each sequence
   int64_t T, H, HV;
   Float type;  // of the states
+  bool k_first = false;  // they are [K, V]
   DLDataType token = BF16;  // what q, k, v and the output are of; a, b and dt_bias unless wide
   int chunk_rows;  // divides V
   Rows rows;
@@ -319,9 +329,29 @@ inline void take_lengths(Walk& j, const ffi::TensorView& cu_seqlens, int64_t N, 
   }
 }
 
+// `rows` rows of a state from row i_v on, to a thread's [rows, K], and back.
+inline void bring(const Walk& j, const char* state, int64_t i_v, int64_t rows, float* to) {
+  const int64_t size = bytes_of(j.type);
+  if (!j.k_first) return widen(state + i_v * K * size, j.type, rows * K, to);
+  float line[V];
+  for (int k = 0; k < K; ++k) {
+    widen(state + (k * V + i_v) * size, j.type, rows, line);
+    for (int64_t r = 0; r < rows; ++r) to[r * K + k] = line[r];
+  }
+}
+inline void put(const Walk& j, const float* from, int64_t i_v, int64_t rows, char* state) {
+  const int64_t size = bytes_of(j.type);
+  if (!j.k_first) return narrow(from, j.type, rows * K, state + i_v * K * size);
+  float line[V];
+  for (int k = 0; k < K; ++k) {
+    for (int64_t r = 0; r < rows; ++r) line[r] = from[r * K + k];
+    narrow(line, j.type, rows, state + (k * V + i_v) * size);
+  }
+}
+
 // Call: a Walk with
 //   bool padding(n)                 outputs 0, and no state is touched
-//   const char* origin(n, i_hv)     the state [V, K] to start from; null: zeros
+//   const char* origin(n, i_hv)     the state to start from; null: zeros
 //   char* kept(n, t, i_hv)          the same, besides target; Walk's is nowhere
 //   char* target(n, t, i_hv)        where the state after token t goes; null: nowhere. t = -1: of a
 //                                   sequence of no tokens, asked only if it starts from zeros
@@ -343,14 +373,15 @@ void walk_chunk(const void* p, int64_t chunk) {
   const char* const origin = j.origin(n, i_hv);
   if (count == 0) {
     char* const to = origin ? nullptr : j.target(n, -1, i_hv);
-    if (to) std::memset(to + inside, 0, elements * bytes_of(j.type));
-    return;
+    if (!to) return;
+    std::memset(scratch, 0, elements * sizeof(float));
+    return put(j, scratch, i_v, j.chunk_rows, to);
   }
-  const bool direct = j.type == Float::F32;  // states are read and written where they are
+  const bool direct = j.type == Float::F32 && !j.k_first;  // states are read and written where they are
   const float* from = scratch;
   if (!origin) std::memset(scratch, 0, elements * sizeof(float));
   else if (direct) from = reinterpret_cast<const float*>(origin + inside);
-  else widen(origin + inside, j.type, elements, scratch);
+  else bring(j, origin, i_v, j.chunk_rows, scratch);
   for (int64_t t = 0; t < count; ++t, output += j.HV * V) {
     char* const target = j.target(n, t, i_hv);
     float* const to = direct && target ? reinterpret_cast<float*>(target + inside) : scratch;
@@ -365,10 +396,9 @@ void walk_chunk(const void* p, int64_t chunk) {
     h.beta = j.A_log ? sigmoid(b) : b;
     h.scale = j.scale;
     j.rows(h, from, j.at(j.v, n, t) + i_hv * V + i_v, to, output, j.chunk_rows);
-    if (!direct && target) narrow(scratch, j.type, elements, target + inside);
+    if (!direct && target) put(j, scratch, i_v, j.chunk_rows, target);
     char* const kept = j.kept(n, t, i_hv);
-    if (kept && direct) std::memcpy(kept + inside, to, elements * sizeof(float));
-    else if (kept) narrow(scratch, j.type, elements, kept + inside);
+    if (kept) put(j, to, i_v, j.chunk_rows, kept);
     from = to;
   }
 }

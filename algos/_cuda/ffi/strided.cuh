@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <utility>
 
 #include <tvm/ffi/optional.h>
 
@@ -44,6 +45,26 @@ T* strided(const ffi::TensorView& t, const char* name, DLDataType dtype, std::in
   }
   return reinterpret_cast<T*>(p);
 }
+
+// States [.., K, V] that a caller has as a view [.., V, K], with strides 1 and 128 at the end: as the tensor that their memory is. The
+// shape is the same. All others unchanged.
+struct StatesView {
+  bool k_first;
+  int64_t strides[8];
+  DLTensor tensor;
+
+  explicit StatesView(const ffi::TensorView& t)
+      : k_first(t.ndim() > 1 && t.ndim() <= 8 && t.size(-1) == 128 && t.size(-2) == 128 && t.stride(-1) == 128 && t.stride(-2) == 1),
+        tensor{t.data_ptr(), t.device(), t.ndim(), t.dtype(), const_cast<int64_t*>(t.shape().data()),
+               const_cast<int64_t*>(t.strides().data()), t.byte_offset()} {
+    if (!k_first) return;
+    std::copy_n(tensor.strides, t.ndim(), strides);
+    std::swap(strides[t.ndim() - 1], strides[t.ndim() - 2]);
+    tensor.strides = strides;
+  }
+  StatesView(const StatesView&) = delete;  // the tensor points into it
+  operator ffi::TensorView() const { return ffi::TensorView(&tensor); }
+};
 
 // A stride that a kernel takes in fewer bits than 64.
 inline int64_t within(const char* name, int64_t stride, int64_t least, int64_t most) {

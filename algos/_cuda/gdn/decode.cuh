@@ -483,6 +483,86 @@ gdn_decode_v5(const __grid_constant__ Call p) {
   }
 }
 
+// The same for a pool whose states are [K, V], a kernel of its own: gdn_decode_v5 with this in it becomes other machine code.
+// LANES lanes have the rows of K, CHUNK each, and of these COLUMNS of V side by side, 16 bytes; the lanes of a warp with the same
+// rows lie side by side, so that sectors are whole. A column's sums are over the lanes, as a row's are above.
+template <typename Call, int LANES, int WARPS, int RESIDENT>
+__global__ void __launch_bounds__(WARPS * 32, RESIDENT > WARPS ? RESIDENT / WARPS : 1)
+gdn_decode_k_first(const __grid_constant__ Call p) {
+  using T = typename Call::State;
+  using Token = typename Call::Token;
+  constexpr int COLUMNS = 16 / sizeof(T), CHUNK = K / LANES, EACH = 8;  // EACH: of k and q in one access
+  constexpr int TILE = WARPS * (32 / LANES) * COLUMNS, TILES = V / TILE;
+  constexpr int OWN = 2 * COLUMNS > LANES ? 2 * COLUMNS / LANES : 1, COPIES = OWN > 1 ? 1 : LANES / (2 * COLUMNS);
+  constexpr uint32_t ROW = V * sizeof(T), ALL = 0xffffffffu;
+  static_assert(V % TILE == 0 && CHUNK % EACH == 0);
+  const auto line = [](int i) -> uint32_t { return (i / EACH * LANES * EACH + i % EACH) * ROW; };
+  const uint32_t lane = threadIdx.x % LANES, column = blockIdx.x % TILES * TILE + threadIdx.x / LANES * COLUMNS;
+
+  // 1. Load S
+  PoolRow<Call, LANES, EACH, OWN> row;
+  const uint32_t own = blockIdx.x / TILES * V + column + lane % (LANES / 2) / COPIES * OWN;  // a lane's sums, of all B * HV * V
+  row.load(p, blockIdx.x / TILES, lane, own, 1);
+  const uint32_t at = row.i_hv * p.head_bytes + lane * (EACH * ROW) + column * static_cast<uint32_t>(sizeof(T));
+  const char* const from = reinterpret_cast<const char*>(p.pool + row.slot * p.slot_stride) + at;
+  const bool there = row.live && row.has_state;            // else zeros
+  uint32_t w[CHUNK][4] = {};
+#pragma unroll
+  for (int i = 0; i < CHUNK; ++i)
+    if (there) load<16, LOAD_FIRST>(w[i], from + line(i));
+
+  // 2. and 3.: k, q and v are there
+  float k[CHUNK], q[CHUNK], dt_bias = 0.f;
+  unpack<CHUNK>(k, row.k_pairs, static_cast<const Token*>(nullptr)), unpack<CHUNK>(q, row.q_pairs, static_cast<const Token*>(nullptr));
+  if constexpr (!Call::GIVEN) dt_bias = gate_value<Token>(row.dt_bias, !p.dt_bias_half);
+  const float g = exp2_approx(log2_gate<Token>(row.a, Call::GIVEN, row.A_log, dt_bias));
+  const float beta = beta_gate<Token>(row.b, Call::GIVEN, Call::GIVEN && p.wide_beta);
+
+  // 4. Dots
+  float kk = dot<CHUNK, 1>(k, k), qq = dot<CHUNK, 1>(q, q), z = dot<CHUNK, 1>(k, q);
+#pragma unroll
+  for (int m = LANES / 2; m > 0; m /= 2)
+    kk += __shfl_xor_sync(ALL, kk, m), qq += __shfl_xor_sync(ALL, qq, m), z += __shfl_xor_sync(ALL, z, m);
+  const float k_norm = p.epsilon < 0.f ? 1.f : rsqrtf(kk + p.epsilon), q_norm = p.epsilon < 0.f ? 1.f : rsqrtf(qq + p.epsilon);
+  z *= k_norm * q_norm;
+  float sums[2 * COLUMNS] = {};                               // x of each column, then y of each
+#pragma unroll
+  for (int i = 0; i < CHUNK; ++i) {
+    float s[COLUMNS];
+    unpack<COLUMNS>(s, w[i], static_cast<const T*>(nullptr));
+#pragma unroll
+    for (int r = 0; r < COLUMNS; ++r) sums[r] = fmaf(s[r], k[i], sums[r]), sums[COLUMNS + r] = fmaf(s[r], q[i], sums[COLUMNS + r]);
+  }
+
+  // 5. Reduce
+  reduce_scatter<2 * COLUMNS, LANES>(sums, lane);
+  float d_own[OWN], d[COLUMNS];
+#pragma unroll
+  for (int i = 0; i < OWN; ++i) {
+    const float other = __shfl_xor_sync(ALL, sums[i], LANES / 2);  // exchanges x and y
+    const float x = k_norm * (lane < LANES / 2 ? sums[i] : other), y = q_norm * (lane < LANES / 2 ? other : sums[i]);
+    d_own[i] = beta * (to_float(row.v[i]) - g * x);
+    if (lane < LANES / 2 && lane % COPIES == 0)
+      reinterpret_cast<Token*>(p.output)[own + i] = to_token<Token>(row.live ? p.scale * (g * y + d_own[i] * z) : 0.f);
+    d_own[i] *= k_norm;
+  }
+
+  // 6. Update and store
+  if (!row.stored(p)) return;
+  char* const to = reinterpret_cast<char*>(p.new_pool + row.new_slot * p.new_slot_stride) + at;
+#pragma unroll
+  for (int r = 0; r < COLUMNS; ++r) d[r] = __shfl_sync(ALL, d_own[r % OWN], r / OWN * COPIES, LANES);
+#pragma unroll
+  for (int i = 0; i < CHUNK; ++i) {
+    float s[COLUMNS];
+    unpack<COLUMNS>(s, w[i], static_cast<const T*>(nullptr));
+#pragma unroll
+    for (int r = 0; r < COLUMNS; ++r) s[r] = fmaf(d[r], k[i], g * s[r]);
+    pack<COLUMNS>(w[i], s, static_cast<const T*>(nullptr));
+    store<16, STORE_PLAIN>(to + line(i), w[i]);
+  }
+}
+
 #endif  // __CUDACC__
 
 }  // namespace gdn

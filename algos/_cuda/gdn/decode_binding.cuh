@@ -32,11 +32,15 @@ void launch(size_t row, const Call& p, int64_t heads, cudaStream_t stream, std::
   (void)((I == row && (launch<Call, I>(p, heads, stream), true)) || ...);
 }
 
+// Kernels count rows in 32 bits; 2^25 heads would be terabytes of state.
+inline void check_heads(int64_t heads) {
+  if (heads >= int64_t{1} << 25) TVM_FFI_THROW(ValueError) << "B * HV = " << heads << ": expected less than 2^25";
+}
+
 // The row of TUNED for B * HV heads on this GPU, launched on the current stream.
 template <typename Call>
 void launch(const Call& p, int64_t heads, DLDevice device) {
-  // the kernel counts rows in 32 bits; 2^25 heads would be terabytes of state
-  if (heads >= int64_t{1} << 25) TVM_FFI_THROW(ValueError) << "B * HV = " << heads << ": expected less than 2^25";
+  check_heads(heads);
   const CurrentDevice current(device.device_id);
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   const size_t row = chosen(TUNED, sms(device.device_id), heads);

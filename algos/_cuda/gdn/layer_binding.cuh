@@ -28,6 +28,7 @@ inline void layer_post_conv(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::T
   LayerArguments p{};
   const MtpCall call = take_mtp<true>(p, x.q, x.k, x.v, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens,
                                       cu_seqlens, scale, output, {}, {}, SLOTS, first_slot, epsilon);
+  if (call.k_first) TVM_FFI_THROW(ValueError) << "pool: expected k-last states";
   if (call.half_tokens) TVM_FFI_THROW(ValueError) << "mixed_qkv: expected bfloat16, got float16";
   const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1};
   p.z = call.taken(call.axes == 1 ? flat(z, 3) : z, "z", bf16, call.HV, true, 2, &p.z_batch, &p.z_token);

@@ -51,6 +51,7 @@ void layer_decode_of(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorVi
   const int64_t B = call.B, HV = call.HV, channels = mixed_qkv.size(1);
   const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1};
   if (call.half) TVM_FFI_THROW(ValueError) << "mixed_qkv: expected bfloat16, got float16";
+  if (call.k_first) TVM_FFI_THROW(ValueError) << "pool: expected states [V, K], got [K, V]";
   if (HV > 8 * call.H) TVM_FFI_THROW(ValueError) << "pool: expected at most 8 heads for one of q, got " << HV << " for " << call.H;
   LayerDecode<PlainPool<T>> p{packed, {}};
   p.conv_weight = data<const __nv_bfloat16>(conv_weight, "conv_weight", bf16, {channels, TAPS}, call.device, ALIGNMENT);

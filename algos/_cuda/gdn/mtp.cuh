@@ -347,7 +347,7 @@ struct PlainOutputs {
 
 // The work of a thread; `outputs` is the group's, of its first warp.
 template <typename S, typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS, int LOAD, int STORE, bool GIVEN,
-          typename Token, typename Call, typename Outputs>
+          typename Token, bool K_FIRST = false, typename Call, typename Outputs>
 __device__ __forceinline__ void verify_rows(const Call& p, typename S::Memory& memory, Outputs& outputs) {
   constexpr int EACH = S::EACH, ROW = S::ROW, CHUNKS = S::CHUNKS, HALVES = S::HALVES, N = S::N, WARPS = S::WARPS;
   constexpr int TILE = S::TILE, TILES = S::TILES;
@@ -356,8 +356,11 @@ __device__ __forceinline__ void verify_rows(const Call& p, typename S::Memory& m
   // that a store is of 512 bytes side by side; the product takes them from shared memory.
   constexpr int BLOCK = 4 * EACH, BLOCKS = K / SPLIT / BLOCK, SHARE = ROWS / SPLIT;
   constexpr int LOADS = WRITES ? SHARE * CHUNKS / 32 : BLOCKS * HALVES;
+  // K_FIRST: PIECES lanes have the tile's columns of a row of K, 16 bytes each, and the next ones the next row's; a warp has LINES rows at a
+  // time, and all of its part. The tile in shared memory is the same.
+  constexpr int PIECES = ROWS * int(sizeof(T)) / 16, LINES = 32 / PIECES, LINE = V * int(sizeof(T));
   constexpr uint32_t ALL = 0xffffffffu;
-  static_assert(LOADS > 0);
+  static_assert(LOADS > 0 && (!K_FIRST || WRITES));
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = lane % 4;
   const uint32_t part = SPLIT == 1 ? 0 : GROUPS == 1 ? warp : warp % SPLIT, group = GROUPS == 1 ? 0 : warp / SPLIT;
   auto& [head, partial, tiles, deltas] = memory;
@@ -389,8 +392,11 @@ __device__ __forceinline__ void verify_rows(const Call& p, typename S::Memory& m
   }
   const uint32_t tile = blockIdx.x % TILES * TILE + group * ROWS;       // its first row, of the head
   const uint32_t column = part * (K / SPLIT) + c * EACH;                // the lane's first, without writes
-  const uint32_t in_head = WRITES ? (tile + part * SHARE) * K * sizeof(T) + lane * 16
-                                  : ((tile + lane / 4) * K + column) * sizeof(T);
+  [[maybe_unused]] const uint32_t line = part * (K / SPLIT) + lane / PIECES, piece = lane % PIECES;  // K_FIRST: the lane's first
+  const uint32_t in_head = K_FIRST  ? line * LINE + tile * sizeof(T) + piece * 16
+                           : WRITES ? (tile + part * SHARE) * K * sizeof(T) + lane * 16
+                                    : ((tile + lane / 4) * K + column) * sizeof(T);
+  constexpr int STEP = K_FIRST ? LINES * LINE : 512;  // from an access to the next
   const uint32_t in_slot = i_hv * p.head_bytes + in_head;  // bytes; with writes, of the warp's share
   const char* from = static_cast<const char*>(p.pool) + in_slot;
   ptx::pin(from);
@@ -404,7 +410,7 @@ __device__ __forceinline__ void verify_rows(const Call& p, typename S::Memory& m
   if (!padding) {
 #pragma unroll
     for (int i = 0; i < LOADS; ++i)
-      load<16, LOAD>(w[i], from + (WRITES ? i * 512 : (i % HALVES * 8 * K + i / HALVES * BLOCK) * int(sizeof(T))));
+      load<16, LOAD>(w[i], from + (WRITES ? i * STEP : (i % HALVES * 8 * K + i / HALVES * BLOCK) * int(sizeof(T))));
   }
   uint32_t v[HALVES][N];  // of token c (and + 4)
 #pragma unroll
@@ -449,7 +455,20 @@ __device__ __forceinline__ void verify_rows(const Call& p, typename S::Memory& m
   };
   if constexpr (WRITES) {
 #pragma unroll
-    for (int i = 0; i < LOADS; ++i) *reinterpret_cast<uint4*>(own(i)) = {w[i][0], w[i][1], w[i][2], w[i][3]};
+    for (int i = 0; i < LOADS; ++i) {
+      if constexpr (K_FIRST) {
+        const uint32_t k = (line + i * LINES) * sizeof(T), inside = k % 16;
+#pragma unroll
+        for (int n = 0; n < EACH; ++n) {
+          const uint32_t row = piece * EACH + n, chunk = k / 16 ^ (CHUNKS == 32 ? row & 1 : (row & 1) * 4);
+          char* const to = at + row * ROW + chunk * 16 + inside;
+          if constexpr (sizeof(T) == 4) *reinterpret_cast<uint32_t*>(to) = w[i][n];
+          else *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(w[i][n / 2] >> n % 2 * 16);
+        }
+      } else {
+        *reinterpret_cast<uint4*>(own(i)) = {w[i][0], w[i][1], w[i][2], w[i][3]};
+      }
+    }
     if constexpr (SPLIT == 1) __syncwarp();
     else named_barrier_sync<SPLIT * 32>(S::TILE_BARRIER + group);
 #pragma unroll
@@ -545,7 +564,7 @@ __device__ __forceinline__ void verify_rows(const Call& p, typename S::Memory& m
       const uint32_t row = lane / 4 + 8 * h;
       // In the order of step 6: rows of the warp's share; of each pair the first ones before the others
       const uint32_t pairs = row / SHARE * SHARE + row % 2 * (SHARE / 2) + row % SHARE / 2;
-      if constexpr (WRITES) deltas[warp][t][CHUNKS == 32 ? row : pairs] = delta[h];
+      if constexpr (WRITES) deltas[warp][t][CHUNKS == 32 || K_FIRST ? row : pairs] = delta[h];
     }
   }
   if (SPLIT == 1 || part == 0) outputs.send(tile, lane);
@@ -562,7 +581,8 @@ __device__ __forceinline__ void verify_rows(const Call& p, typename S::Memory& m
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
       uint32_t words[4];
-      read<16>(words, own(i)), unpack<EACH>(s[i], words, static_cast<const T*>(nullptr));
+      if constexpr (!K_FIRST) read<16>(words, own(i));
+      unpack<EACH>(s[i], K_FIRST ? w[i] : words, static_cast<const T*>(nullptr));
     }
     __syncwarp();
     // A loop: what does not fit into the instruction cache is slower.
@@ -571,6 +591,21 @@ __device__ __forceinline__ void verify_rows(const Call& p, typename S::Memory& m
       const int32_t i_state = __shfl_sync(ALL, to_slot, t);
       char* to = states + static_cast<int64_t>(i_state) * p.state_stride * int64_t(sizeof(T));
       const float g = coefficients.factors[t].w;
+      if constexpr (K_FIRST) {
+        float d[EACH];
+#pragma unroll
+        for (int n = 0; n < EACH; ++n) d[n] = deltas[warp][t][piece * EACH + n];
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i) {
+          const float k = to_float(reinterpret_cast<const Token*>(head.vectors[2 * t])[line + i * LINES]);
+#pragma unroll
+          for (int n = 0; n < EACH; ++n) s[i][n] = fmaf(d[n], k, g * s[i][n]);
+          uint32_t packed[4];
+          pack<EACH>(packed, s[i], static_cast<const T*>(nullptr));
+          if (i_state >= 0) store<16, STORE>(to + i * STEP, packed);
+        }
+        continue;
+      }
       float k[EACH];
       uint32_t k_words[EACH / 2];
       read<EACH * 2>(k_words, &head.vectors[2 * t][lane % CHUNKS * EACH * 2]);
@@ -591,14 +626,14 @@ __device__ __forceinline__ void verify_rows(const Call& p, typename S::Memory& m
 }
 
 template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS, int LOAD, int STORE, int RESIDENT, bool GIVEN = false,
-          typename Token = __nv_bfloat16>
+          typename Token = __nv_bfloat16, bool K_FIRST = false>
 __global__ void __launch_bounds__((SPLIT * GROUPS + 1) * 32,
                                   RESIDENT > SPLIT * GROUPS + 1 ? RESIDENT / (SPLIT * GROUPS + 1) : 1)
 gdn_mtp(const __grid_constant__ MtpArguments p) {
   using S = Shape<T, TOKENS, WRITES, ROWS, SPLIT, GROUPS>;
   __shared__ typename S::Memory memory;
   PlainOutputs outputs;
-  verify_rows<S, T, TOKENS, WRITES, ROWS, SPLIT, GROUPS, LOAD, STORE, GIVEN, Token>(p, memory, outputs);
+  verify_rows<S, T, TOKENS, WRITES, ROWS, SPLIT, GROUPS, LOAD, STORE, GIVEN, Token, K_FIRST>(p, memory, outputs);
 }
 
 #endif  // __CUDACC__

@@ -20,7 +20,7 @@
 namespace gdn {
 
 // In mtp_launch.cuh, whose instances have a file of their own for each T, so that they compile side by side.
-template <typename T, bool WRITES, typename Token = __nv_bfloat16>
+template <typename T, bool WRITES, typename Token = __nv_bfloat16, bool K_FIRST = false>
 void launch_mtp(const MtpArguments& p, int64_t heads, int device, cudaStream_t stream);
 
 // A stride in the 32 bits that the kernel has for it.
@@ -36,6 +36,7 @@ struct MtpCall {
   DLDevice device;
   DLDataType of_state;
   bool half_tokens;  // f16, else bf16
+  bool k_first;      // the pool's states are [K, V]
 
   bool empty() const { return B == 0 || total == 0; }
 
@@ -64,7 +65,8 @@ struct MtpCall {
 // int32 they are [total, ...], and a sequence has up to T tokens, the columns of state_indices (8 if it has one axis). Without
 // it they may be [total, ...], with total / B tokens for each sequence. [total, ...] may have a leading axis of 1.
 // With STATES q, k, v, a, b, output and dt_bias may be f16 instead of bf16.
-// A_log [HV] f32, dt_bias [HV] f32 or bf16, or neither (GateTypes). pool [slots, HV, 128, 128] f32 or bf16, k-last. state_indices
+// A_log [HV] f32, dt_bias [HV] f32 or bf16, or neither (GateTypes). pool [slots, HV, 128, 128] f32 or bf16, k-last or, with STATES and
+// a mode that writes some, k-first as a view with strides 1 and 128 at the end. state_indices
 // [B] or [B, T], int32 or int64: a sequence starts from the state in its slot, or in that of column num_accepted_tokens - 1 ([B], int32 or
 // int64; none: column 0). If its count is not in 1..T, or its start slot is below first_slot (or 0), or not the pool's, it
 // is padding: outputs 0, no state is read or written. Slots that are written are distinct. scale: none or 0 for
@@ -76,11 +78,13 @@ struct MtpCall {
 // Throws ValueError if an argument is different. Fills in `p`.
 template <bool STATES>
 MtpCall take_mtp(MtpArguments& p, ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
-                       ffi::Optional<ffi::TensorView> A_log, ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
+                       ffi::Optional<ffi::TensorView> A_log, ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView of_pool,
                        ffi::TensorView state_indices,
                        ffi::Optional<ffi::TensorView> num_accepted_tokens, ffi::Optional<ffi::TensorView> cu_seqlens,
                        ffi::Optional<double> scale, ffi::TensorView output, ffi::Optional<ffi::TensorView> states,
                        ffi::Optional<ffi::TensorView> states_rows, int64_t mode, int64_t first_slot, double epsilon) {
+  const StatesView pool_states(of_pool);
+  const ffi::TensorView pool = pool_states;
   const int64_t B = state_indices.ndim() ? state_indices.size(0) : 0;
   if (cu_seqlens || (q.ndim() == 4 && q.size(0) == 1 && B > 0)) {
     q = flat(q, 3), k = flat(k, 3), v = flat(v, 3), a = flat(a, 2), b = flat(b, 2), output = flat(output, 3);
@@ -103,9 +107,11 @@ MtpCall take_mtp(MtpArguments& p, ffi::TensorView q, ffi::TensorView k, ffi::Ten
     TVM_FFI_THROW(ValueError) << "mode: expected 0" << (STATES ? " to 3" : ", as this library writes no states")
                               << ", got " << mode;
   }
+  if (pool_states.k_first && mode == OUTPUTS) TVM_FFI_THROW(ValueError) << "pool: expected k-last states, as none is written";
   if (mode == SLOTS && !columns) TVM_FFI_THROW(ValueError) << "state_indices: expected a column for each token, in mode 2";
   if (mode == BUFFER && !states) TVM_FFI_THROW(ValueError) << "states: expected a buffer, in mode 3";
   const ffi::TensorView* buffer = mode == BUFFER ? &states.value() : nullptr;
+  if (buffer && StatesView(*buffer).k_first != pool_states.k_first) TVM_FFI_THROW(ValueError) << "states: expected the layout of pool";
   if (buffer && (buffer->ndim() != 5 || buffer->size(1) < T)) {
     TVM_FFI_THROW(ValueError) << "states: expected [rows, " << T << " or more, HV, 128, 128], got " << buffer->shape();
   }
@@ -122,7 +128,7 @@ MtpCall take_mtp(MtpArguments& p, ffi::TensorView q, ffi::TensorView k, ffi::Ten
   using bf = __nv_bfloat16;
   const bool half = STATES && q.dtype() == f16;
   const DLDataType of_token = half ? f16 : bf16;
-  const MtpCall call{B, total, T, H, HV, axes, static_cast<bool>(cu_seqlens), device, of_state, half};
+  const MtpCall call{B, total, T, H, HV, axes, static_cast<bool>(cu_seqlens), device, of_state, half, pool_states.k_first};
   const auto vectors = [&](const ffi::TensorView& t, const char* name, int64_t heads, size_t align, int32_t* batch, int32_t* token) {
     return call.taken(t, name, of_token, heads, true, align, batch, token);
   };
@@ -137,7 +143,7 @@ MtpCall take_mtp(MtpArguments& p, ffi::TensorView q, ffi::TensorView k, ffi::Ten
   p.head_bytes = head_bytes("pool", strides[1], HV, of_state.bits / 8);
   if (buffer) {
     int64_t buffers[3];
-    p.states = strided<char, 3>(*buffer, "states", of_state, {buffer->size(0), buffer->size(1), HV, V, K}, device, ALIGNMENT,
+    p.states = strided<char, 3>(StatesView(*buffer), "states", of_state, {buffer->size(0), buffer->size(1), HV, V, K}, device, ALIGNMENT,
                                 buffers);
     p.states_stride = narrow("states", buffers[0]), p.state_stride = narrow("states", buffers[1]);
     if (buffers[2] != strides[1]) TVM_FFI_THROW(ValueError) << "states: expected its heads as far apart as pool's, " << strides[1];
@@ -194,6 +200,14 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
   const CurrentDevice current(device);
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(call.device.device_type, device));
   if constexpr (STATES) {
+    if (call.k_first) {
+      if (call.half_tokens && f32) launch_mtp<float, true, __half, true>(p, heads, device, stream);
+      if (call.half_tokens && !f32) launch_mtp<bf, true, __half, true>(p, heads, device, stream);
+      if (!call.half_tokens && f32) launch_mtp<float, true, bf, true>(p, heads, device, stream);
+      if (!call.half_tokens && !f32) launch_mtp<bf, true, bf, true>(p, heads, device, stream);
+      TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
+      return;
+    }
     if (call.half_tokens && mode != OUTPUTS && f32) launch_mtp<float, true, __half>(p, heads, device, stream);
     if (call.half_tokens && mode != OUTPUTS && !f32) launch_mtp<bf, true, __half>(p, heads, device, stream);
     if (call.half_tokens && mode == OUTPUTS && f32) launch_mtp<float, false, __half>(p, heads, device, stream);

@@ -11,26 +11,41 @@ namespace gdn {
 
 constexpr double NORM_EPSILON = 1e-6;  // under the root, as in vLLM, SGLang and FlashInfer
 
+// The launch for states [K, V], with the same constants for all sizes.
+template <typename Call>
+void launch_k_first(const Call& p, int64_t heads, DLDevice device) {
+  constexpr int LANES = sizeof(typename Call::State) == 4 ? 8 : 16, WARPS = 2, RESIDENT = LANES == 8 ? 16 : 20;
+  constexpr int TILES = V / (WARPS * (32 / LANES) * (16 / sizeof(typename Call::State)));
+  const CurrentDevice current(device.device_id);
+  auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+  check_heads(heads);
+  constexpr auto kernel = gdn_decode_k_first<Call, LANES, WARPS, RESIDENT>;
+  kernel<<<static_cast<uint32_t>(heads * TILES), WARPS * 32, 0, stream>>>(p);
+  TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
+}
+
 // A call whose arguments fit.
 struct PackedCall {
   int64_t B, H, HV;
   DLDevice device;
-  bool half, given;  // tokens of f16, else bf16; gates that are given
+  bool half, given, k_first;  // tokens of f16, else bf16; gates that are given; states [K, V]
 };
 
 // mixed_qkv [B, 2 H 128 + HV 128] bf16 or f16: q of all heads, k, then v; a, b [B, HV] like it; A_log [HV] f32; dt_bias [HV] f32 or
-// like it, or neither (GateTypes); pool [slots, HV, 128, 128] of T, k-last, slots and heads with any strides; state_indices [B] int32
-// or int64. A row whose slot is below first_slot (or 0), or that the pool does not have, is padding: zeros out, and no state is touched.
-// Slots of the other rows are distinct. new_pool is pool or like it, with its heads as far apart; new_indices the slots to
-// write (those of state_indices if null); has_initial_state [B] bool: rows without one start from zeros. epsilon below 0: q
-// and k are taken as they are. output [B, HV, 128] or [B, 1, HV, 128] like mixed_qkv. Throws ValueError if an argument is different.
-// Fills in `p`.
+// like it, or neither (GateTypes); pool [slots, HV, 128, 128] of T, slots and heads with any strides, k-last, or k-first as a view
+// with strides 1 and 128 at the end; state_indices [B] int32 or int64. A row whose slot is below first_slot (or 0), or that the pool
+// does not have, is padding: zeros out, and no state is touched. Slots of the other rows are distinct. new_pool is pool or like it, of
+// the same layout, with its heads as far apart; new_indices the slots to write (those of state_indices if null); has_initial_state [B]
+// bool: rows without one start from zeros. epsilon below 0: q and k are taken as they are. output [B, HV, 128] or [B, 1, HV, 128] like
+// mixed_qkv. Throws ValueError if an argument is different. Fills in `p`.
 template <typename T>
 PackedCall take_packed(GivenGates<PlainPool<T>>& p, ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b,
                        ffi::Optional<ffi::TensorView> A_log, ffi::Optional<ffi::TensorView> dt_bias,
-                       ffi::TensorView pool, ffi::TensorView state_indices, ffi::Optional<double> scale, ffi::TensorView output,
-                       ffi::TensorView new_pool, ffi::Optional<ffi::TensorView> new_indices,
+                       ffi::TensorView of_pool, ffi::TensorView state_indices, ffi::Optional<double> scale, ffi::TensorView output,
+                       ffi::TensorView of_new_pool, ffi::Optional<ffi::TensorView> new_indices,
                        ffi::Optional<ffi::TensorView> has_initial_state, int64_t first_slot, double epsilon) {
+  const StatesView states(of_pool), new_states(of_new_pool);
+  const ffi::TensorView pool = states, new_pool = new_states;
   if (pool.ndim() != 4 || new_pool.ndim() != 4 || mixed_qkv.ndim() != 2) {
     TVM_FFI_THROW(ValueError) << "expected mixed_qkv [B, 2 H 128 + HV 128] and pool [slots, HV, 128, 128]";
   }
@@ -69,6 +84,7 @@ PackedCall take_packed(GivenGates<PlainPool<T>>& p, ffi::TensorView mixed_qkv, f
   p.new_pool = strided<T, 2>(new_pool, "new_pool", of_state, {new_slots, HV, V, K}, device, 32, new_strides);
   p.slot_stride = strides[0], p.new_slot_stride = new_strides[0];
   p.head_bytes = head_bytes("pool", strides[1], HV, sizeof(T));
+  if (states.k_first != new_states.k_first) TVM_FFI_THROW(ValueError) << "new_pool: expected the layout of pool";
   if (strides[1] != new_strides[1]) TVM_FFI_THROW(ValueError) << "new_pool: expected its heads as far apart as pool's";
   p.output = output.ndim() == 4 ? data<bf>(output, "output", of_token, {B, 1, HV, V}, device)
                                 : data<bf>(output, "output", of_token, {B, HV, V}, device);
@@ -79,7 +95,7 @@ PackedCall take_packed(GivenGates<PlainPool<T>>& p, ffi::TensorView mixed_qkv, f
   p.slots_end = std::max(slots_end("pool", slots), p.first_slot);
   p.new_slots_end = std::max(slots_end("new_pool", new_slots), p.first_slot);
   p.by_HV = Divisor(p.HV), p.by_group = Divisor(static_cast<uint32_t>(HV / H));
-  return {B, H, HV, device, half, gates.given};
+  return {B, H, HV, device, half, gates.given, states.k_first};
 }
 
 // The same, and its launch.
@@ -97,6 +113,13 @@ void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView
   const DLDevice device = call.device;
   const PlainPool<T>& raw = p;
   const GivenGates<PoolArguments<T>> any{p};
+  if (call.k_first) {  // no instances for what is plain() either
+    if (call.half && call.given) launch_k_first(HalfTokens<GivenGates<PoolArguments<T>>>{any}, heads, device);
+    if (call.half && !call.given) launch_k_first(HalfTokens<PoolArguments<T>>{p}, heads, device);
+    if (!call.half && call.given) launch_k_first(any, heads, device);
+    if (!call.half && !call.given) launch_k_first<PoolArguments<T>>(p, heads, device);
+    return;
+  }
   if (call.half && call.given) launch(HalfTokens<GivenGates<PoolArguments<T>>>{any}, heads, device);
   if (call.half && !call.given) launch(HalfTokens<PoolArguments<T>>{p}, heads, device);  // no instances for what is plain()
   if (call.half) return;

@@ -312,7 +312,7 @@ __device__ __forceinline__ void advance(const Call& p, uint32_t number, [[maybe_
   Place<WARPS> place;
   if constexpr (Call::POOL) {
     place = Place<WARPS>(p);
-    load_state(s, p.original(of, place.value_head), place.row + warp * ROWS, part * (K_DIM / 8 / SPLIT), lane);
+    p.load(s, p.original(of, place.value_head), place.row + warp * ROWS, part * (K_DIM / 8 / SPLIT), lane);
   } else {
     const float* const from = p.state + state_at(threadIdx.x);
 #pragma unroll
@@ -353,7 +353,7 @@ __device__ __forceinline__ void advance(const Call& p, uint32_t number, [[maybe_
   }
   if constexpr (Call::POOL) {
     const Place<WARPS> place(p);  // again, for few registers
-    store_state(p.final(of, place.value_head), s, place.row + warp * ROWS, part * (K_DIM / 8 / SPLIT), lane);
+    p.store(p.final(of, place.value_head), s, place.row + warp * ROWS, part * (K_DIM / 8 / SPLIT), lane);
   } else {
     float* const to = p.new_state + state_at(thread_again());
 #pragma unroll

@@ -202,7 +202,7 @@ __device__ __forceinline__ Segment segment_of(const Prefill& p, int hv, int numb
 }
 
 // The accumulators of 8 N columns from 8 j on, from or to a state: rows g and g + 8 after `row`.
-template <int N>
+template <bool = false, int N>
 __device__ __forceinline__ void load_state(float (&S)[N][4], const float* state, int row, int j, int lane) {
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -211,13 +211,24 @@ __device__ __forceinline__ void load_state(float (&S)[N][4], const float* state,
     S[i][0] = x.x, S[i][1] = x.y, S[i][2] = y.x, S[i][3] = y.y;
   }
 }
-template <int N>
+template <bool = false, int N>
 __device__ __forceinline__ void store_state(float* state, const float (&S)[N][4], int row, int j, int lane) {
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     float* at = state + (row + lane / 4) * HEAD_DIM + 8 * (j + i) + 2 * (lane % 4);
     *reinterpret_cast<float2*>(at) = make_float2(S[i][0], S[i][1]);
     *reinterpret_cast<float2*>(at + 8 * HEAD_DIM) = make_float2(S[i][2], S[i][3]);
+  }
+}
+
+// The same from the state before a segment: the sequence's, or one of `ends`, which are k-last.
+template <bool K_FIRST, int N>
+__device__ __forceinline__ void load_start(float (&S)[N][4], const Segment& at, int row, int j, int lane) {
+  if constexpr (K_FIRST) {
+    if (at.before < 0) load_state<true>(S, at.original(), row, j, lane);
+    else load_state(S, at.p.ends + at.state_at(at.before), row, j, lane);
+  } else {
+    load_state(S, at.start(), row, j, lane);
   }
 }
 

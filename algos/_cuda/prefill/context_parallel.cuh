@@ -66,15 +66,17 @@ __device__ __forceinline__ int memory_of(const Prefill& p, const Segment& at, in
 
 // Copies 16 rows of the state before a sequence to the place of its last segment, which is unused, for the first segment to start
 // from: new_state may be state, and the inter-chunk CTA that writes it could be done before the one that reads it begins.
+template <bool K_FIRST>
 __device__ __forceinline__ void keep_original(const Segment& at, int row, int lane) {
   float S[16][4];
-  load_state(S, at.original(), row, 0, lane);
+  load_state<K_FIRST>(S, at.original(), row, 0, lane);
   store_state(at.p.ends + at.state_at(at.before), S, row, 0, lane);
 }
 
 // The 16 rows of S that a warp begins with: the sequence's, or see above.
+template <bool K_FIRST>
 __device__ __forceinline__ void begin_transfer(float (&S)[16][4], const Segment& at, bool from_state, bool values, int row, int lane) {
-  if (from_state) return load_state(S, at.original(), row, 0, lane);
+  if (from_state) return load_state<K_FIRST>(S, at.original(), row, 0, lane);
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
 #pragma unroll
@@ -83,7 +85,7 @@ __device__ __forceinline__ void begin_transfer(float (&S)[16][4], const Segment&
 }
 
 // grid (2 * 8 / WARPS, HV, numbers of segments): the first half makes L, the second Phi.
-template <int WARPS, int STAGES>
+template <int WARPS, int STAGES, bool K_FIRST = false>
 __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_transfer_sm80(const __grid_constant__ Prefill p) {
   constexpr int HALF = HEAD_DIM / 16 / WARPS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, hv = blockIdx.y;
@@ -92,11 +94,11 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_transfer_sm80(const __
   Chunks<WARPS, STAGES, WARPS * 32, false> chunks(shared_memory(), p, hv, v0);
   if (!chunks.there() || chunks.last) return;
   const int row = v0 + warp * 16;
-  if (chunks.opens && !values) return keep_original(chunks, row, lane);
+  if (chunks.opens && !values) return keep_original<K_FIRST>(chunks, row, lane);
   chunks.begin();
 
   float S[16][4];
-  begin_transfer(S, chunks, chunks.opens, values, row, lane);
+  begin_transfer<K_FIRST>(S, chunks, chunks.opens, values, row, lane);
 
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks.count; ++chunk) {

@@ -12,7 +12,7 @@ namespace gdn {
 #if FLASHCORE_WGMMA
 
 // L (`values`) or Phi of GROUPS halves of V. The last warpgroup of THREADS is the producer's.
-template <int GROUPS, int STAGES, int THREADS>
+template <int GROUPS, int STAGES, int THREADS, bool K_FIRST>
 __device__ __forceinline__ void run_transfer(const Prefill& p, const Maps& maps, const Segment& at, int half, bool values,
                                              bool from_state) {
   constexpr int PRODUCER = THREADS / 32 - 4;
@@ -30,7 +30,7 @@ __device__ __forceinline__ void run_transfer(const Prefill& p, const Maps& maps,
   if (warp >= GROUPS * 4) return;
   if constexpr (GIVES) warpgroup_reg_alloc<consumer_registers(GROUPS, false)>();
   float S[16][4];
-  begin_transfer(S, at, from_state, values, row, lane);
+  begin_transfer<K_FIRST>(S, at, from_state, values, row, lane);
   if constexpr (POOL) warpgroup_fence_operand(S);
   consume<false, false>(S, p, staged_chunks<false>(s, pipe, at), at, values);
   const int64_t to = at.state_at(at.slot);
@@ -44,7 +44,7 @@ __device__ __forceinline__ void run_transfer(const Prefill& p, const Maps& maps,
 #endif  // FLASHCORE_WGMMA
 
 // grid (4 / GROUPS, HV, num_tokens / tokens of a segment): the first half makes L, the second Phi.
-template <int GROUPS, int STAGES>
+template <int GROUPS, int STAGES, bool K_FIRST = false>
 __global__ void __launch_bounds__(group_threads(GROUPS, false), 1)
 gdn_prefill_transfer_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
 #if FLASHCORE_WGMMA
@@ -57,10 +57,10 @@ gdn_prefill_transfer_sm90(const __grid_constant__ Prefill p, const __grid_consta
   wait_for_kernel_before();  // all CTAs do, so that the kernels after this one come after the one before, too
   if (!at.there() || at.last) return;
   if (at.opens && !values) {
-    if (warp < GROUPS * 4) keep_original(at, half * GROUP_ROWS + warp * 16, threadIdx.x % 32);
+    if (warp < GROUPS * 4) keep_original<K_FIRST>(at, half * GROUP_ROWS + warp * 16, threadIdx.x % 32);
     return;
   }
-  run_transfer<GROUPS, STAGES, group_threads(GROUPS, false)>(p, maps, at, half, values, at.opens);
+  run_transfer<GROUPS, STAGES, group_threads(GROUPS, false), K_FIRST>(p, maps, at, half, values, at.opens);
 #endif
 }
 
@@ -79,6 +79,7 @@ constexpr int recall_shared() { return recall_plan_at() + sizeof(RecallPlan); }
 // The same where gates may forget (p.bounds). grid (4, HV, num_tokens / tokens of a segment): L of each half, Phi of each half; or the
 // CTA of the first half takes both. Which of the two is decided for all heads' segments of one number alike: they have p.sms SMs, and heads
 // that forget have few chunks and no Phi.
+template <bool K_FIRST = false>
 __global__ void __launch_bounds__(RECALL_THREADS, 1)
 gdn_prefill_recall_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps one, const __grid_constant__ Maps two) {
 #if FLASHCORE_WGMMA
@@ -88,7 +89,7 @@ gdn_prefill_recall_sm90(const __grid_constant__ Prefill p, const __grid_constant
   wait_for_kernel_before();  // as above
   if (!at.there() || at.last) return;
   if (at.opens && !values) {
-    if (warp < 4) keep_original(at, half * GROUP_ROWS + warp * 16, lane);
+    if (warp < 4) keep_original<K_FIRST>(at, half * GROUP_ROWS + warp * 16, lane);
     return;
   }
   if (warp == RECALL_THREADS / 32 - 4 && elect_one()) {
@@ -119,8 +120,8 @@ gdn_prefill_recall_sm90(const __grid_constant__ Prefill p, const __grid_constant
     const int skipped = at.count - memory;
     at.first += skipped * CHUNK, at.number += skipped, at.count = memory, at.tokens = memory * CHUNK;
   }
-  if (halves) run_transfer<1, RECALL_HALF_STAGES, RECALL_THREADS>(p, one, at, half, values, from_state);
-  else run_transfer<2, RECALL_FULL_STAGES, RECALL_THREADS>(p, two, at, 0, values, from_state);
+  if (halves) run_transfer<1, RECALL_HALF_STAGES, RECALL_THREADS, K_FIRST>(p, one, at, half, values, from_state);
+  else run_transfer<2, RECALL_FULL_STAGES, RECALL_THREADS, K_FIRST>(p, two, at, 0, values, from_state);
 #endif
 }
 

@@ -258,7 +258,7 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
 template <int WARPS, int STAGES>
 constexpr int state_shared() { return STAGES * sizeof(Stage<WARPS>); }
 
-template <int WARPS, int STAGES>
+template <int WARPS, int STAGES, bool K_FIRST = false>
 __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_inter_chunk_sm80(const __grid_constant__ Prefill p) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, v0 = blockIdx.x * WARPS * 16, hv = blockIdx.y;
   Chunks<WARPS, STAGES, WARPS * 32> chunks(shared_memory(), p, hv, v0);
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_inter_chunk_sm80(const
   chunks.begin();
 
   float S[16][4];
-  load_state(S, chunks.start(), v0 + warp * 16, 0, lane);
+  load_start<K_FIRST>(S, chunks, v0 + warp * 16, 0, lane);
 
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks.count; ++chunk) {
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_inter_chunk_sm80(const
     tokens<WARPS, 1>(stage, before, S, R, plain, p.scale, warp, lane);
     tokens<WARPS, 2>(stage, before, S, R, plain, p.scale, warp, lane);
     tokens<WARPS, 3>(stage, before, S, R, plain, p.scale, warp, lane);
-    if (POOL && p.has_checkpoints() && chunks.keeps(chunk)) store_state(chunks.kept(chunk), S, v0 + warp * 16, 0, lane);
+    if (POOL && p.has_checkpoints() && chunks.keeps(chunk)) store_state<K_FIRST>(chunks.kept(chunk), S, v0 + warp * 16, 0, lane);
     // 13. Store
     __syncwarp();  // the outputs of this warp's rows are in the tile: 32 bytes of each token
 #pragma unroll
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_inter_chunk_sm80(const
   }
 
   if (!chunks.last) return;
-  store_state(chunks.end(), S, v0 + warp * 16, 0, lane);
+  store_state<K_FIRST>(chunks.end(), S, v0 + warp * 16, 0, lane);
 }
 
 }  // namespace gdn

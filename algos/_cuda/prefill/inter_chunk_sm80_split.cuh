@@ -22,7 +22,7 @@ __device__ __forceinline__ void take(uint32_t (&x)[4], const uint4& from) {
   x[0] = u.x, x[1] = u.y, x[2] = u.z, x[3] = u.w;
 }
 
-template <int STAGES>
+template <int STAGES, bool K_FIRST = false>
 __global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_inter_chunk_sm80_split(const __grid_constant__ Prefill p) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
   const int v0 = blockIdx.x * 16, hv = blockIdx.y;
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_inter_chunk_sm80
   chunks.begin();
 
   float S[4][4];  // columns 32 warp to 32 warp + 31
-  load_state(S, chunks.start(), v0, warp * 4, lane);
+  load_start<K_FIRST>(S, chunks, v0, warp * 4, lane);
 
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks.count; ++chunk) {
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_inter_chunk_sm80
   }
 
   if (!chunks.last) return;
-  store_state(chunks.end(), S, v0, warp * 4, lane);
+  store_state<K_FIRST>(chunks.end(), S, v0, warp * 4, lane);
 }
 
 }  // namespace gdn

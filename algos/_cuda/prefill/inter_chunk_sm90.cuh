@@ -72,6 +72,15 @@ struct GroupShared {
   uint64_t packing[STAGES];  // the consumers have S' of this stage's chunk and pack it: a good time for the next chunk's Q K^T
 };
 constexpr int state_block(int rows) { return rows * 128; }  // bytes
+// A box of states [K, V] is [blocks][128 rows of K][128 bytes of V], with a block at least; where its element (k, v) is, and its bytes.
+constexpr int K_FIRST_BLOCK = HEAD_DIM * 128;
+__host__ __device__ constexpr int in_k_first(int k, int v, bool half) {
+  const int columns = half ? 64 : 32, inside = v % columns * (half ? 2 : 4);
+  return v / columns * K_FIRST_BLOCK + in_matrix(k, inside / 16) + inside % 16;
+}
+__host__ __device__ constexpr int k_first_box(int rows, bool half) {
+  return (half ? (rows + 63) / 64 : rows / 32) * K_FIRST_BLOCK;
+}
 template <typename Shared> constexpr int STATE_BLOCK = state_block(HEAD_DIM / Shared::TILES);
 static_assert(HEAD_DIM / 2 * 128 * 4 <= sizeof(GroupStage<1>) && HEAD_DIM * 128 * 4 <= sizeof(GroupStage<2>));
 template <int GROUPS, int STAGES>
@@ -297,7 +306,7 @@ __device__ __forceinline__ void decay_outputs(float (&o)[8][4], const char* prep
 //   sync              a barrier of the warpgroup
 //
 // LEAN: two consumers on an SM, see above. `row`: the warp's first of the state's, for CHECKPOINTS alone.
-template <bool OUTPUTS, bool LEAN, bool CHECKPOINTS = false, typename Chunks>
+template <bool OUTPUTS, bool LEAN, bool CHECKPOINTS = false, bool K_FIRST = false, typename Chunks>
 __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, const Chunks& chunks, const Segment& at, bool values,
                                         int row = 0) {
   constexpr int EARLY = LEAN ? 8 : 4;                 // of the eight products of S Q^T come before R
@@ -449,7 +458,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, con
     chunks.state_complete(chunk);
     pack_state(S_bf16, S);
     if constexpr (CHECKPOINTS) {
-      if (at.keeps(chunk)) store_state(at.kept(chunk), S, row, 0, lane);
+      if (at.keeps(chunk)) store_state<K_FIRST>(at.kept(chunk), S, row, 0, lane);
     }
     if constexpr (OUTPUTS) {
       warpgroup_wait<0>();
@@ -481,13 +490,23 @@ __device__ __forceinline__ void group_begin(Shared& s) {
 }
 
 // A state's accumulators from a stage of the pipeline, in blocks of BLOCK bytes as tma_load_state brings them; rows `row` and `row` + 8.
-template <int BLOCK>
+template <int BLOCK, bool K_FIRST = false>
 __device__ __forceinline__ void read_state(float (&S)[16][4], const Prefill& p, const char* tile, StateOf state, int row, int lane) {
   if (POOL && state < 0) {
 #pragma unroll
     for (int j = 0; j < 16; ++j)
 #pragma unroll
       for (int c = 0; c < 4; ++c) S[j][c] = 0.f;
+  } else if constexpr (K_FIRST) {
+    const bool bf16 = p.state_blocks() == 2;
+#pragma unroll
+    for (int j = 0; j < 16; ++j)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int at = in_k_first(8 * j + lane % 4 * 2 + c % 2, row + c / 2 * 8, bf16);
+        S[j][c] = bf16 ? __uint_as_float(uint32_t{*reinterpret_cast<const uint16_t*>(tile + at)} << 16)
+                       : *reinterpret_cast<const float*>(tile + at);
+      }
   } else if (POOL && p.state_blocks() == 2) {  // bf16, two blocks of 64 columns
 #pragma unroll
     for (int j = 0; j < 16; ++j)
@@ -630,7 +649,7 @@ __device__ __forceinline__ void for_each_static_tile(const Prefill& p, int tiles
   }
 }
 
-template <int GROUPS, int STAGES, bool CHECKPOINTS = false>
+template <int GROUPS, int STAGES, bool CHECKPOINTS = false, bool K_FIRST = false>
 __global__ void __launch_bounds__(group_threads(GROUPS, true), 1)
 gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps, const int tiles) {
 #if FLASHCORE_WGMMA
@@ -641,7 +660,7 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
   if (!p.segment && warp < MAKER) {  // before everything that needs cu_seqlens
     const WorkTile<GROUPS> of(p, blockIdx.x);
     if constexpr (POOL) {
-      load_state(S, p.original(p.state_of(of.slot), of.hv), of.half * GROUP_ROWS + warp * 16, 0, lane);
+      load_state<K_FIRST>(S, p.original(p.state_of(of.slot), of.hv), of.half * GROUP_ROWS + warp * 16, 0, lane);
       warpgroup_fence_operand(S);  // else the compiler takes conversions from bf16 into the loop over chunks, and spills
     } else {
       load_state(S, p.rows(of.row(p) + warp * 16), 0, 0, lane);
@@ -673,11 +692,11 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     const Segment at = of.segment(p);
     if (!at.there()) return;
     const int row = of.half * GROUP_ROWS + warp * 16;
-    if (p.segment || !first) load_state(S, at.start(), row, 0, lane);
+    if (p.segment || !first) load_start<K_FIRST>(S, at, row, 0, lane);
     if constexpr (POOL) warpgroup_fence_operand(S);
-    consume<true, (GROUPS > 1), CHECKPOINTS>(S, p, staged_chunks<true>(s, pipe, at), at, true, row);
+    consume<true, (GROUPS > 1), CHECKPOINTS, K_FIRST>(S, p, staged_chunks<true>(s, pipe, at), at, true, row);
     if (!at.last) return;
-    store_state(at.end(), S, row, 0, lane);
+    store_state<K_FIRST>(at.end(), S, row, 0, lane);
   });
 #endif
 }

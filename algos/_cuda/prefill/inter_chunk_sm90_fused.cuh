@@ -283,27 +283,32 @@ __device__ __forceinline__ void load_values(const Maps& maps, FusedShared& s, in
 }
 
 // A tile, as long as its state is needed.
+template <bool K_FIRST>
 struct TileState {
   int row;  // of the head's or of all states' rows
   StateOf state;
   __device__ __forceinline__ TileState(const Prefill& p, const Segment& at, int half)
-      : row((POOL ? 0 : at.n * p.HV * HEAD_DIM) + p.state_row(at.hv) + half * GROUP_ROWS), state(at.state) {}
+      : row((POOL ? 0 : at.n * p.HV * HEAD_DIM) + p.state_row(at.hv) + (K_FIRST ? 0 : half * GROUP_ROWS)), state(at.state) {}
+  // K_FIRST: the first block of columns.
+  static __device__ __forceinline__ int block(const Prefill& p, int half) { return K_FIRST ? half * p.state_blocks() / 2 : 0; }
 };
 
 // The state before a tile comes through the ring of values, in a stage of its own, but for a CTA's first tile: the producer loads
 // it, the consumers exchange it for the state after the tile before, and the epilogue stores that and frees the stage.
+template <bool K_FIRST>
 __device__ __forceinline__ void load_state_stage(const Prefill& p, const Maps& maps, FusedShared& s, int index, const Segment& at,
                                                  int half) {
   const Ring<FusedShared::STAGES> ring{index};
-  const int stage = ring.stage(0), row = TileState(p, at, half).row;
+  const int stage = ring.stage(0), row = TileState<K_FIRST>(p, at, half).row;
   const uint32_t full = shared_address(&s.full[stage]), to = shared_address(&s.stages[stage]);
   wait_for(s.empty[stage], ring.parity(0) ^ 1);
   arrive_for_group(s.m_ready[stage]);  // a phase for each use of the stage
   if (POOL && at.state < 0) return mbarrier_arrive(full);  // zeros
   mbarrier_arrive_expect_tx(full, p.state_blocks() * HALF_STATE_BLOCK);
-  if constexpr (POOL) tma_load_box(to, maps.state, row, 0, at.state, full);
+  if constexpr (POOL) tma_load_box(to, maps.state, row, TileState<K_FIRST>::block(p, half), at.state, full);
   else tma_load_state(to, maps.state, row, full);
 }
+template <bool K_FIRST>
 __device__ __forceinline__ void exchange_state(float (&S)[16][4], const Prefill& p, FusedShared& s, int index, StateOf state,
                                                int row, int lane) {
   const Ring<FusedShared::STAGES> ring{index};
@@ -312,14 +317,22 @@ __device__ __forceinline__ void exchange_state(float (&S)[16][4], const Prefill&
   wait_for(s.m_ready[stage], ring.parity(0));  // the maker has waited for `full`
   char* const tile = reinterpret_cast<char*>(&s.stages[stage]);
   float next[16][4];
-  read_state<HALF_STATE_BLOCK>(next, p, tile, state, row + lane / 4, lane);
+  read_state<HALF_STATE_BLOCK, K_FIRST>(next, p, tile, state, row + lane / 4, lane);
   row += lane / 4;
 #pragma unroll
   for (int j = 0; j < 16; ++j)  // each lane where it has read
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float x = S[j][2 * half], y = S[j][2 * half + 1];
-      if (POOL && p.state_blocks() == 2) {
+      if constexpr (K_FIRST) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const bool bf16 = p.state_blocks() == 2;
+          char* const to = tile + in_k_first(8 * j + lane % 4 * 2 + i, row + half * 8, bf16);
+          if (bf16) *reinterpret_cast<__nv_bfloat16*>(to) = __float2bfloat16(i ? y : x);
+          else *reinterpret_cast<float*>(to) = i ? y : x;
+        }
+      } else if (POOL && p.state_blocks() == 2) {
         const int at = j / 8 * HALF_STATE_BLOCK + in_matrix(row + half * 8, j % 8) + lane % 4 * 4;
         *reinterpret_cast<uint32_t*>(tile + at) = pack(x, y);
       } else {
@@ -331,14 +344,15 @@ __device__ __forceinline__ void exchange_state(float (&S)[16][4], const Prefill&
   fence_proxy_async();
   warp_arrives(s.outputs_ready[stage]);
 }
+template <bool K_FIRST>
 __device__ __forceinline__ void store_state_stage(const Prefill& p, const CUtensorMap& states, FusedShared& s, int index,
-                                                  const TileState& tile, int thread) {
+                                                  const TileState<K_FIRST>& tile, int half, int thread) {
   const Ring<FusedShared::STAGES> ring{index};
   const int stage = ring.stage(0);
   wait_for(s.outputs_ready[stage], ring.parity(0));
   if (thread == 0 && !p.padding(tile.state)) {
     const uint32_t from = shared_address(&s.stages[stage]);
-    if constexpr (POOL) tma_store_box(states, tile.row, 0, tile.state < 0 ? ~tile.state : tile.state, from);
+    if constexpr (POOL) tma_store_box(states, tile.row, tile.block(p, half), tile.state < 0 ? ~tile.state : tile.state, from);
     else tma_store_state(states, tile.row, from);
     bulk_stores_read();
   }
@@ -431,6 +445,7 @@ constexpr int FUSED_CONSUMER = 248, FUSED_MAKER = 96, FUSED_PRODUCER = 40;
 static_assert(FUSED_CONSUMER + FUSED_MAKER + 65536 / FUSED_THREADS + FUSED_PRODUCER <= 65536 / FUSED_THREADS * 4);
 
 // In clusters of two. grid: two CTAs for each tile, if as many can be resident, else as many as can.
+template <bool K_FIRST = false>
 __global__ void __launch_bounds__(FUSED_THREADS, 1)
 gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps,
                        const __grid_constant__ CUtensorMap new_states) {
@@ -497,7 +512,7 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
     if (other == 0) {
       if (elect_one()) {
         for_each_tile(false, [&](const Segment& at) {
-          if (states > 0) load_state_stage(p, maps, s, done + states - 1, at, half);
+          if (states > 0) load_state_stage<K_FIRST>(p, maps, s, done + states - 1, at, half);
           const auto open = [&] {
             if (ordered && states == 0 && half == 0) open_tickets(p.tickets, p.launch);
           };
@@ -518,10 +533,10 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
                     [&](const Segment& at) { wait_for_the_last(s.keys_empty, done + at.count); });
     } else {
       const int thread = threadIdx.x - (PRODUCER + 1) * 32;
-      TileState before(p, segment_of(blockIdx.x / 2), half);
+      TileState<K_FIRST> before(p, segment_of(blockIdx.x / 2), half);
       for_each_tile(true, [&](const Segment& at) {
-        if (states > 0) store_state_stage(p, new_states, s, done + states - 1, before, thread);
-        before = TileState(p, at, half);
+        if (states > 0) store_state_stage<K_FIRST>(p, new_states, s, done + states - 1, before, half, thread);
+        before = TileState<K_FIRST>(p, at, half);
         store_outputs<1, 8>(p, PairChunks(s, done, states), at, half, thread);
       }, nothing);
     }
@@ -541,12 +556,12 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
     warpgroup_reg_alloc<FUSED_CONSUMER>();
     for_each_tile(true, [&](const Segment& at) {
       const int row = half * GROUP_ROWS + thread_again() / 32 * 16, lane = thread_again() % 32;
-      if (states > 0) exchange_state(S, p, s, done + states - 1, at.state, row - half * GROUP_ROWS, lane);
-      else load_state(S, at.original(), row, 0, lane);
+      if (states > 0) exchange_state<K_FIRST>(S, p, s, done + states - 1, at.state, row - half * GROUP_ROWS, lane);
+      else load_state<K_FIRST>(S, at.original(), row, 0, lane);
       if constexpr (POOL) warpgroup_fence_operand(S);
       consume<true, false>(S, p, PairChunks(s, done, states), at, true);
     }, [&](const Segment& at) {
-      store_state(at.end(), S, half * GROUP_ROWS + thread_again() / 32 * 16, 0, thread_again() % 32);
+      store_state<K_FIRST>(at.end(), S, half * GROUP_ROWS + thread_again() / 32 * 16, 0, thread_again() % 32);
     });
   }
 #endif

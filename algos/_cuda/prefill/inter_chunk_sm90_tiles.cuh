@@ -55,7 +55,7 @@ struct UnitSegment : Segment {
 using TileSegment = UnitSegment<GROUP_ROWS>;
 
 // A state passes through the pipeline: the producer loads it,
-template <typename Shared>
+template <bool K_FIRST, typename Shared>
 __device__ __forceinline__ void produce_state(const Prefill& p, const Maps& maps, Shared& s, PipelineState<Shared::STAGES>& pipe,
                                               const ScheduledTile& tile) {
   const int stage = pipe.stage();
@@ -66,9 +66,16 @@ __device__ __forceinline__ void produce_state(const Prefill& p, const Maps& maps
       mbarrier_arrive(full);
     } else {
       constexpr int ROWS = Shared::UNIT_ROWS, UNITS = HEAD_DIM / ROWS;
-      mbarrier_arrive_expect_tx(full, p.state_blocks() * STATE_BLOCK<Shared>);
-      const int row = p.state_row(tile.what / UNITS % p.HV) + tile.what % UNITS * ROWS;
-      tma_load_box(shared_address(&s.stages[stage]), maps.state, row, 0, tile.state, full);
+      if constexpr (K_FIRST) {
+        const bool half = p.state_blocks() == 2;
+        const int block = tile.what % UNITS * ROWS / (half ? 64 : 32);
+        mbarrier_arrive_expect_tx(full, k_first_box(HEAD_DIM / Shared::TILES, half));
+        tma_load_box(shared_address(&s.stages[stage]), maps.state, p.state_row(tile.what / UNITS % p.HV), block, tile.state, full);
+      } else {
+        mbarrier_arrive_expect_tx(full, p.state_blocks() * STATE_BLOCK<Shared>);
+        const int row = p.state_row(tile.what / UNITS % p.HV) + tile.what % UNITS * ROWS;
+        tma_load_box(shared_address(&s.stages[stage]), maps.state, row, 0, tile.state, full);
+      }
     }
   } else {
     mbarrier_arrive_expect_tx(full, 4 * STATE_BLOCK<Shared>);
@@ -77,13 +84,16 @@ __device__ __forceinline__ void produce_state(const Prefill& p, const Maps& maps
   ++pipe.begun;
 }
 // the consumers read it from there, each from `row` on,
-template <typename Shared>
+template <bool K_FIRST, typename Shared>
 __device__ __forceinline__ void consume_state(float (&S)[16][4], const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe,
                                               int row, int lane) {
   const int stage = pipe.stage();
   mbarrier_wait(shared_address(&s.full[stage]), pipe.parity());
   const char* const tile = reinterpret_cast<const char*>(&s.stages[stage]);
-  read_state<STATE_BLOCK<Shared>>(S, p, tile, POOL ? s.announced[stage].state : 0, row + lane / 4, lane);
+  if constexpr (K_FIRST) {  // a box of bf16 has 64 columns of V
+    if (p.state_blocks() == 2) row += s.announced[stage].what * Shared::UNIT_ROWS % 64;
+  }
+  read_state<STATE_BLOCK<Shared>, K_FIRST>(S, p, tile, POOL ? s.announced[stage].state : 0, row + lane / 4, lane);
   warp_arrives(s.outputs_ready[stage]);
   ++pipe.begun, ++pipe.made;
 }
@@ -136,7 +146,7 @@ __device__ __forceinline__ void for_each_scheduled_tile(Shared& s, PipelineState
 
 // The producer. It takes the next work tile before its last chunk: then the pipeline is full, and the consumers have work
 // while the counter answers. Any earlier, a CTA with many chunks left would hold a tile that an idle CTA could take.
-template <typename Shared>
+template <bool K_FIRST, typename Shared>
 __device__ __forceinline__ void produce_tiles(const Prefill& p, const Maps& maps, Shared& s, PipelineState<Shared::STAGES>& pipe,
                                               Schedule schedule) {
   const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV * Shared::TILES;
@@ -151,7 +161,7 @@ __device__ __forceinline__ void produce_tiles(const Prefill& p, const Maps& maps
     if (index >= tiles) break;
     tile = tile_of<Shared::TILES, Shared::UNIT_ROWS>(p, index);
     announce(s, pipe, tile);
-    produce_state(p, maps, s, pipe, tile);
+    produce_state<K_FIRST>(p, maps, s, pipe, tile);
   }
   announce(s, pipe, {NO_TILE, 0, 0, 0});
   mbarrier_arrive(shared_address(&s.full[pipe.stage()]));
@@ -160,7 +170,7 @@ __device__ __forceinline__ void produce_tiles(const Prefill& p, const Maps& maps
 #if FLASHCORE_WGMMA
 
 // Each role does its first tile's chunks, then reads which tile is next, handles its state's stage, and so on.
-template <int GROUPS, int STAGES>
+template <int GROUPS, int STAGES, bool K_FIRST>
 __device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, const ScheduledTile& first, Schedule schedule) {
   constexpr int MAKER = TILES_MAKER, PRODUCER = TILES_PRODUCER;
   auto& s = *reinterpret_cast<TilesShared<GROUPS, STAGES>*>(tile_memory());
@@ -171,7 +181,7 @@ __device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, co
   if (warp >= PRODUCER) {
     warpgroup_reg_dealloc<producer_registers(true)>();
     const int other = warp - PRODUCER;
-    if (other == 0 && elect_one()) produce_tiles(p, maps, s, pipe, schedule);
+    if (other == 0 && elect_one()) produce_tiles<K_FIRST>(p, maps, s, pipe, schedule);
     if (other == 0 || other > STORE_WARPS) return;
     for_each_scheduled_tile(s, pipe, [&] { free_state(s, pipe); }, [&](const ScheduledTile& tile) {
       const TileSegment at(p, tile);
@@ -190,14 +200,14 @@ __device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, co
   float S[16][4];
   const auto take = [&] {
     const int thread = thread_again();  // keeps addresses out of registers while chunks are consumed
-    consume_state(S, p, s, pipe, thread / 32 * 16, thread % 32);
+    consume_state<K_FIRST>(S, p, s, pipe, thread / 32 * 16, thread % 32);
     if constexpr (POOL) warpgroup_fence_operand(S);
   };
   {
     const int thread = thread_again();
     if constexpr (POOL) {
       const TileSegment at(p, s.first);
-      load_state(S, at.original(), at.half * GROUP_ROWS + thread / 32 * 16, 0, thread % 32);
+      load_state<K_FIRST>(S, at.original(), at.half * GROUP_ROWS + thread / 32 * 16, 0, thread % 32);
       warpgroup_fence_operand(S);
     } else {
       load_state(S, p.rows(static_cast<int64_t>(s.first.what) * GROUP_ROWS), thread / 32 * 16, 0, thread % 32);
@@ -212,7 +222,7 @@ __device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, co
     const uint32_t what = s.current[0][thread / 32];
     if constexpr (POOL) {
       const NewStateRows end = p.final(static_cast<StateOf>(s.current[1][thread / 32]), what / 2 % p.HV);
-      store_state(end, S, (what & 1) * GROUP_ROWS + thread / 32 * 16, 0, thread % 32);
+      store_state<K_FIRST>(end, S, (what & 1) * GROUP_ROWS + thread / 32 * 16, 0, thread % 32);
     } else {
       store_state(p.new_rows(static_cast<int64_t>(what) * GROUP_ROWS), S, thread / 32 * 16, 0, thread % 32);
     }
@@ -224,7 +234,7 @@ __device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, co
 
 // p.ctas CTAs, as many as can be resident; `one` and `two` have the boxes for one consumer warpgroup and for two. p.segment is 0.
 // A template, so that it is not compiled again for inter_chunk_tma.cuh, which uses the steps above.
-template <typename = void>
+template <bool K_FIRST = false>
 __global__ void __launch_bounds__(TILES_THREADS, 1)
 gdn_prefill_inter_chunk_sm90_tiles(const __grid_constant__ Prefill p, const __grid_constant__ Maps one,
                                    const __grid_constant__ Maps two) {
@@ -246,9 +256,9 @@ gdn_prefill_inter_chunk_sm90_tiles(const __grid_constant__ Prefill p, const __gr
   const uint32_t said = p.plan->schedule;
   const Schedule schedule = static_cast<Schedule>(__shfl_sync(0xffffffffu, said, 0));
   if (schedule == HALVES) {
-    if (blockIdx.x < 2 * tiles) run_tiles<1, HALF_STAGES>(p, one, half, schedule);
+    if (blockIdx.x < 2 * tiles) run_tiles<1, HALF_STAGES, K_FIRST>(p, one, half, schedule);
   } else {
-    if (blockIdx.x < tiles) run_tiles<2, FULL_STAGES>(p, two, whole, schedule);
+    if (blockIdx.x < tiles) run_tiles<2, FULL_STAGES, K_FIRST>(p, two, whole, schedule);
   }
 #endif
 }

@@ -32,7 +32,7 @@ __host__ __device__ constexpr int tma_threads(int warps, bool outputs) { return 
 
 // The chunks of a work tile by a consumer warp: `S` its 16 rows of the state, `piece` the first of their two pieces in a row of V.
 // `row`: of the state, for CHECKPOINTS alone. Without OUTPUTS: for segments (context_parallel.cuh).
-template <bool OUTPUTS, bool CHECKPOINTS = false, typename Shared>
+template <bool OUTPUTS, bool CHECKPOINTS = false, bool K_FIRST = false, typename Shared>
 __device__ __forceinline__ void consume_mma(float (&S)[16][4], const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe,
                                      const Segment& at, bool values, int piece, int row = 0) {
   constexpr int GROUPS_K = 8, GROUPS_Q = OUTPUTS ? 8 : 0, GROUPS_S = 8, LOADS = GROUPS_K + GROUPS_Q + GROUPS_S;
@@ -178,7 +178,7 @@ __device__ __forceinline__ void consume_mma(float (&S)[16][4], const Prefill& p,
       }
     }
     if constexpr (CHECKPOINTS) {
-      if (at.keeps(chunk)) store_state(at.kept(chunk), S, row, 0, lane);
+      if (at.keeps(chunk)) store_state<K_FIRST>(at.kept(chunk), S, row, 0, lane);
     }
     if constexpr (OUTPUTS) {
 #pragma unroll
@@ -197,7 +197,7 @@ __device__ __forceinline__ void consume_mma(float (&S)[16][4], const Prefill& p,
 #endif  // FLASHCORE_COPY_ENGINE
 
 // grid (8 / WARPS, HV, numbers of segments).
-template <int WARPS, bool CHECKPOINTS = false>
+template <int WARPS, bool CHECKPOINTS = false, bool K_FIRST = false>
 __global__ void __launch_bounds__(tma_threads(WARPS, true), 1)
 gdn_prefill_inter_chunk_tma(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
 #if FLASHCORE_COPY_ENGINE
@@ -207,7 +207,7 @@ gdn_prefill_inter_chunk_tma(const __grid_constant__ Prefill p, const __grid_cons
   const int first = blockIdx.x * WARPS, hv = blockIdx.y, half = first / 4;  // of 16 rows of V
   const int row = (first + warp) * 16;
   float S[16][4];
-  if (!p.segment && warp < WARPS) load_state(S, p.original(p.state_of(blockIdx.z), hv), row, 0, lane);  // needs no cu_seqlens
+  if (!p.segment && warp < WARPS) load_state<K_FIRST>(S, p.original(p.state_of(blockIdx.z), hv), row, 0, lane);  // needs no cu_seqlens
   if (warp == PRODUCER && elect_one()) prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v), prefetch_tensor_map(maps.q);
   group_begin<true>(s);
   PipelineState<TMA_STAGES> pipe;
@@ -220,17 +220,17 @@ gdn_prefill_inter_chunk_tma(const __grid_constant__ Prefill p, const __grid_cons
   if (warp >= STORER) return store_staged_outputs(p, s, pipe, at, half, threadIdx.x - STORER * 32, first % 4 * 2);
   if (p.segment) {
     wait_for_kernel_before();  // for the segment's state
-    load_state(S, at.start(), row, 0, lane);
+    load_start<K_FIRST>(S, at, row, 0, lane);
   }
-  consume_mma<true, CHECKPOINTS>(S, p, s, pipe, at, true, (first % 4 + warp) * 2, row);
-  if (at.last) store_state(at.end(), S, row, 0, lane);
+  consume_mma<true, CHECKPOINTS, K_FIRST>(S, p, s, pipe, at, true, (first % 4 + warp) * 2, row);
+  if (at.last) store_state<K_FIRST>(at.end(), S, row, 0, lane);
 #endif
 }
 
 #if FLASHCORE_COPY_ENGINE
 
 // A CTA's tiles of one size: as run_tiles of inter_chunk_sm90_tiles.cuh.
-template <int WARPS>
+template <int WARPS, bool K_FIRST>
 __device__ __forceinline__ void run_boxes(const Prefill& p, const Maps& maps, Schedule schedule) {
   using Shared = TmaTiles<WARPS>;
   using At = UnitSegment<Shared::UNIT_ROWS>;
@@ -242,7 +242,7 @@ __device__ __forceinline__ void run_boxes(const Prefill& p, const Maps& maps, Sc
   group_begin<true>(s);
   PipelineState<Shared::STAGES> pipe;
   if (warp == PRODUCER) {
-    if (elect_one()) produce_tiles(p, maps, s, pipe, schedule);
+    if (elect_one()) produce_tiles<K_FIRST>(p, maps, s, pipe, schedule);
     return;
   }
   if (warp >= STORER) {
@@ -257,12 +257,12 @@ __device__ __forceinline__ void run_boxes(const Prefill& p, const Maps& maps, Sc
   float S[16][4];
   {
     const At at(p, s.first);
-    load_state(S, at.original(), row_of(at), 0, lane);
+    load_state<K_FIRST>(S, at.original(), row_of(at), 0, lane);
   }
-  for_each_scheduled_tile(s, pipe, [&] { consume_state(S, p, s, pipe, warp * 16, lane); }, [&](const ScheduledTile& tile) {
+  for_each_scheduled_tile(s, pipe, [&] { consume_state<K_FIRST>(S, p, s, pipe, warp * 16, lane); }, [&](const ScheduledTile& tile) {
     const At at(p, tile);
     consume_mma<true>(S, p, s, pipe, at, true, (at.unit * WARPS % 4 + warp) * 2);
-    store_state(at.end(), S, row_of(at), 0, lane);
+    store_state<K_FIRST>(at.end(), S, row_of(at), 0, lane);
   });
 }
 
@@ -270,6 +270,7 @@ __device__ __forceinline__ void run_boxes(const Prefill& p, const Maps& maps, Sc
 
 // The same for sequences of different lengths, in the order of tile_scheduler.cuh, half or a quarter of V at a time: as
 // inter_chunk_sm90_tiles.cuh. The maps differ in the box of states.
+template <bool K_FIRST = false>
 __global__ void __launch_bounds__(tma_threads(4, true), 1)
 gdn_prefill_inter_chunk_tma_tiles(const __grid_constant__ Prefill p, const __grid_constant__ Maps halves,
                                   const __grid_constant__ Maps quarters) {
@@ -280,12 +281,13 @@ gdn_prefill_inter_chunk_tma_tiles(const __grid_constant__ Prefill p, const __gri
   wait_for_kernel_before();
   const uint32_t said = p.plan->schedule;
   const Schedule schedule = static_cast<Schedule>(__shfl_sync(0xffffffffu, said, 0));
-  if (schedule == QUARTERS) run_boxes<2>(p, quarters, schedule);
-  else run_boxes<4>(p, halves, schedule);
+  if (schedule == QUARTERS) run_boxes<2, K_FIRST>(p, quarters, schedule);
+  else run_boxes<4, K_FIRST>(p, halves, schedule);
 #endif
 }
 
 // grid (4, HV, num_tokens / tokens of a segment), as that of gdn_prefill_transfer_sm90: the first half makes L, the second Phi.
+template <bool K_FIRST = false>
 __global__ void __launch_bounds__(tma_threads(4, false), 1)
 gdn_prefill_transfer_tma(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
 #if FLASHCORE_COPY_ENGINE
@@ -297,7 +299,7 @@ gdn_prefill_transfer_tma(const __grid_constant__ Prefill p, const __grid_constan
   wait_for_kernel_before();  // all CTAs do, so that the kernels after this one come after the one before, too
   if (!at.there() || at.last) return;
   if (at.opens && !values) {
-    if (warp < 4) keep_original(at, row, lane);
+    if (warp < 4) keep_original<K_FIRST>(at, row, lane);
     return;
   }
   group_begin<false>(s);
@@ -307,7 +309,7 @@ gdn_prefill_transfer_tma(const __grid_constant__ Prefill p, const __grid_constan
     return;
   }
   float S[16][4];
-  begin_transfer(S, at, at.opens, values, row, lane);
+  begin_transfer<K_FIRST>(S, at, at.opens, values, row, lane);
   consume_mma<false>(S, p, s, pipe, at, values, warp * 2);
   const int64_t to = at.state_at(at.slot);
   if (values) store_state(p.ends + to, S, row, 0, lane);

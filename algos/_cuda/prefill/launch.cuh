@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "dispatch_rule.h"
 #include "intra_chunk_steps.cuh"
@@ -29,6 +30,13 @@ static void launch(Begin begin, dim3 grid, int threads, int shared, int device, 
   config.gridDim = grid, config.blockDim = dim3(threads), config.dynamicSmemBytes = shared, config.stream = stream;
   config.attrs = &overlaps, config.numAttrs = begin == Begin::WHILE_ENDING;
   check(cudaLaunchKernelEx(&config, KERNEL, arguments...));
+}
+
+// Calls `with` with whether states are [K, V] in memory, as a constant: only a pool's can be.
+template <typename With>
+static void by_layout(const Prefill& p, const With& with) {
+  if (p.is_k_first()) with(std::bool_constant<POOL>{});
+  else with(std::false_type{});
 }
 
 // KERNEL: gdn_prefill_intra_chunk_sm90 or _sm80. PERSISTENT (sm90): with more chunks than resident CTAs, a CTA has several:

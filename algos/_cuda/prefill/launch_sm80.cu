@@ -33,15 +33,18 @@ void launch_sm80(Prefill p, int segments, const Allocate& allocate, int device, 
   launch_intra_chunk<gdn_prefill_intra_chunk_sm80<false>, false>(p, {}, device, stream);
   constexpr int WARPS = 4, STAGES = 2, SHARED = state_shared<WARPS, STAGES>();
   const dim3 split_grid(HEAD_DIM / 16, p.HV, parts), grid(HEAD_DIM / 16 / WARPS, p.HV, parts);
+  by_layout(p, [&](auto k_first) {
+  constexpr bool K_FIRST = decltype(k_first)::value;
   if (p.segment) {
-    launch<gdn_prefill_transfer_sm80<WARPS, STAGES>>(Begin::AFTER, dim3(2 * HEAD_DIM / 16 / WARPS, p.HV, parts), WARPS * 32, SHARED,
+    launch<gdn_prefill_transfer_sm80<WARPS, STAGES, K_FIRST>>(Begin::AFTER, dim3(2 * HEAD_DIM / 16 / WARPS, p.HV, parts), WARPS * 32, SHARED,
                                                      device, stream, p);
     launch_scan(Begin::AFTER, p, device, stream);
   }
   if (!p.segment && int64_t{p.N} * p.HV <= SPLIT_UP_TO && !p.has_checkpoints())
-    launch<gdn_prefill_inter_chunk_sm80_split<2>>(Begin::AFTER, split_grid, SPLIT_THREADS, split_shared<2>(), device, stream, p);
+    launch<gdn_prefill_inter_chunk_sm80_split<2, K_FIRST>>(Begin::AFTER, split_grid, SPLIT_THREADS, split_shared<2>(), device, stream, p);
   else
-    launch<gdn_prefill_inter_chunk_sm80<WARPS, STAGES>>(Begin::AFTER, grid, WARPS * 32, SHARED, device, stream, p);
+    launch<gdn_prefill_inter_chunk_sm80<WARPS, STAGES, K_FIRST>>(Begin::AFTER, grid, WARPS * 32, SHARED, device, stream, p);
+  });
 }
 
 }  // namespace gdn

@@ -41,9 +41,11 @@ static void launch_inter_chunk(const Prefill& p, const Maps& maps, uint32_t part
   const uint32_t tiles = p.HV * parts, resident = sms_of(device);
   const dim3 grid = GROUPS == 1 ? dim3(2, p.HV, parts) : dim3(p.segment ? std::min(tiles, resident) : tiles);
   const auto with = [&](auto checkpoints) {
-    launch<gdn_prefill_inter_chunk_sm90<GROUPS, STAGES, decltype(checkpoints)::value>>(
-        Begin::WHILE_ENDING, grid, group_threads(GROUPS, true), group_shared<GROUPS, STAGES>(), device, stream, p, maps,
-        static_cast<int>(tiles));
+    by_layout(p, [&](auto k_first) {
+      launch<gdn_prefill_inter_chunk_sm90<GROUPS, STAGES, decltype(checkpoints)::value, decltype(k_first)::value>>(
+          Begin::WHILE_ENDING, grid, group_threads(GROUPS, true), group_shared<GROUPS, STAGES>(), device, stream, p, maps,
+          static_cast<int>(tiles));
+    });
   };
   if (p.has_checkpoints()) with(std::bool_constant<POOL>{});
   else with(std::false_type{});
@@ -55,9 +57,11 @@ static int64_t likely_segments(const Prefill& p) {
 }
 template <int GROUPS, int STAGES>
 static void launch_transfer(const Prefill& p, const Maps& maps, uint32_t segments, int device, cudaStream_t stream) {
-  launch<gdn_prefill_transfer_sm90<GROUPS, STAGES>>(Begin::WHILE_ENDING, dim3(4 / GROUPS, p.HV, segments),
-                                                     group_threads(GROUPS, false), group_shared<GROUPS, STAGES>(), device, stream, p,
-                                                     maps);
+  by_layout(p, [&](auto k_first) {
+    launch<gdn_prefill_transfer_sm90<GROUPS, STAGES, decltype(k_first)::value>>(
+        Begin::WHILE_ENDING, dim3(4 / GROUPS, p.HV, segments), group_threads(GROUPS, false), group_shared<GROUPS, STAGES>(), device,
+        stream, p, maps);
+  });
 }
 static void launch_segments(const Prefill& p, const Maps& one, const Maps& two, int64_t likely, int device, cudaStream_t stream) {
   const uint32_t segments = static_cast<uint32_t>(p.num_tokens / (p.segment * CHUNK));  // the most that are not a sequence's last
@@ -65,8 +69,10 @@ static void launch_segments(const Prefill& p, const Maps& one, const Maps& two, 
   // Choosing by the actual number of segments came with two other changes: together 1x8192 71 us instead of 83 (ladder,
   // "Fewer products", H200). Not measured alone.
   if (p.bounds)
-    launch<gdn_prefill_recall_sm90>(Begin::WHILE_ENDING, dim3(4, p.HV, segments), RECALL_THREADS, recall_shared(), device, stream, p,
-                                    one, two);
+    by_layout(p, [&](auto k_first) {
+      launch<gdn_prefill_recall_sm90<decltype(k_first)::value>>(Begin::WHILE_ENDING, dim3(4, p.HV, segments), RECALL_THREADS,
+                                                                recall_shared(), device, stream, p, one, two);
+    });
   else if (4 * (likely - 1) * p.HV <= sms_of(device)) launch_transfer<1, 4>(p, one, segments, device, stream);
   else launch_transfer<2, 3>(p, two, segments, device, stream);
   launch_scan(Begin::WHILE_ENDING, p, device, stream);

@@ -27,21 +27,23 @@ struct PairLaunch {
 };
 
 // How many clusters can be resident: half as many as SMs, if no SM is without a neighbour. Asked once for each of the first 64 GPUs.
+template <bool K_FIRST>
 static uint32_t clusters_of(int device) {
   static std::array<std::atomic<int>, 64> known{};  // 0: not asked yet
   const bool kept = device >= 0 && device < 64;
   int answer = kept ? known[device].load(std::memory_order_relaxed) : 0;
   if (answer == 0) {
-    check(cudaFuncSetAttribute(gdn_prefill_fused_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(FusedShared)));
+    check(cudaFuncSetAttribute(gdn_prefill_fused_sm90<K_FIRST>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(FusedShared)));
     const PairLaunch all(sms_of(device) / 2, nullptr);
-    check(cudaOccupancyMaxActiveClusters(&answer, gdn_prefill_fused_sm90, &all.config));
+    check(cudaOccupancyMaxActiveClusters(&answer, gdn_prefill_fused_sm90<K_FIRST>, &all.config));
     if (kept) known[device].store(answer, std::memory_order_relaxed);
   }
   return answer;
 }
 
-bool launch_sm90_fused(Prefill p, Maps one, const Allocate& allocate, int device, cudaStream_t stream) {
-  const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV, clusters = clusters_of(device);
+template <bool K_FIRST>
+static bool launch_fused(Prefill p, Maps one, const Allocate& allocate, int device, cudaStream_t stream) {
+  const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV, clusters = clusters_of<K_FIRST>(device);
   if (clusters == 0) return false;
   CUtensorMap new_states{};
   if (tiles > clusters) {
@@ -52,8 +54,14 @@ bool launch_sm90_fused(Prefill p, Maps one, const Allocate& allocate, int device
     if (ARRIVALS > 1) check(cudaMemsetAsync(p.tickets, 0, sizeof *p.tickets, stream));
   }
   const PairLaunch pairs(std::min(tiles, clusters), stream);
-  check(cudaLaunchKernelEx(&pairs.config, gdn_prefill_fused_sm90, p, one, new_states));
+  check(cudaLaunchKernelEx(&pairs.config, gdn_prefill_fused_sm90<K_FIRST>, p, one, new_states));
   return true;
+}
+
+bool launch_sm90_fused(Prefill p, Maps one, const Allocate& allocate, int device, cudaStream_t stream) {
+  bool launched = false;
+  by_layout(p, [&](auto k_first) { launched = launch_fused<decltype(k_first)::value>(p, one, allocate, device, stream); });
+  return launched;
 }
 
 }  // namespace gdn

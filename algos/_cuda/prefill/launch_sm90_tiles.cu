@@ -12,8 +12,10 @@ bool launch_sm90_tiles(Prefill p, Maps one, Maps two, const Allocate& allocate, 
   make_state_map(one.state, p, GROUP_ROWS, p.rows(0)), make_state_map(two.state, p, 2 * GROUP_ROWS, p.rows(0));
   p.plan = static_cast<Plan*>(allocate(sizeof(Plan) + p.N * sizeof(ScheduledTile))), p.ctas = count;
   launch_intra_chunk<gdn_prefill_intra_chunk_sm90<true>, true, true>(p, one.k, device, stream);
-  launch<gdn_prefill_inter_chunk_sm90_tiles<>>(Begin::WHILE_ENDING, dim3(count), TILES_THREADS, tiles_shared(), device, stream, p, one,
-                                               two);
+  by_layout(p, [&](auto k_first) {
+    launch<gdn_prefill_inter_chunk_sm90_tiles<decltype(k_first)::value>>(Begin::WHILE_ENDING, dim3(count), TILES_THREADS, tiles_shared(),
+                                                                         device, stream, p, one, two);
+  });
   return true;
 }
 

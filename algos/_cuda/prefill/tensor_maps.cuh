@@ -1,6 +1,8 @@
 // The TMA descriptors of the tensors (inter_chunk_sm90.cuh's Maps), for launch_sm90.cu and launch_sm90_tiles.cu.
 #pragma once
 
+#include <algorithm>
+
 #include "inter_chunk_sm90.cuh"
 #include "tensor_map.cuh"
 #include "dispatch.h"
@@ -18,17 +20,18 @@ inline void make_map(CUtensorMap& map, const void* base, int64_t num_tokens, int
 }
 
 // All states' rows for tma_load_state: 64 or 128 of them, in four blocks of 32 columns. Or those of a pool's slot for
-// tma_load_box, of bf16 in two blocks of 64; heads may lie apart by any number of rows. `states`: the dense ones, before or after.
+// tma_load_box, of bf16 in two blocks of 64, or `rows` columns of a head's [K, V]; heads may lie apart by any number of rows. `states`: the dense ones, before or after.
 template <typename Problem>
 void make_state_map(CUtensorMap& map, const Problem& p, uint32_t rows, const float* states) {
   if constexpr (POOL) {
     const bool half = p.state_blocks() == 2;
     const cuuint32_t columns = half ? 64 : 32, blocks = half ? 2 : 4;
+    const cuuint32_t box = p.is_k_first() ? std::max(rows / columns, 1u) : blocks, lines = p.is_k_first() ? HEAD_DIM : rows;
     const cuuint64_t row = half ? HEAD_DIM * 2 : HEAD_DIM * 4, slots = static_cast<cuuint64_t>(p.slots);
     return check(flashcore::make_tensor_map<4>(
         map, half ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.pool,
         {columns, static_cast<cuuint64_t>(p.state_row(p.HV - 1)) + HEAD_DIM, blocks, slots},
-        {row, 128, static_cast<cuuint64_t>(p.slot_stride) * (half ? 2 : 4)}, {columns, rows, blocks, 1}));
+        {row, 128, static_cast<cuuint64_t>(p.slot_stride) * (half ? 2 : 4)}, {columns, lines, box, 1}));
   } else
   check(flashcore::make_tensor_map<3>(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, states,
                                       {32, static_cast<cuuint64_t>(p.N) * p.HV * HEAD_DIM, HEAD_DIM / 32}, {HEAD_DIM * 4, 128},

@@ -40,8 +40,11 @@ const void* numbers(const ffi::TensorView& t, const char* name, int64_t count, D
 
 // Checks all but q, k and v, which `call` has, with H, HV, num_tokens and their rows; and launches.
 void checked(Call call, ffi::TensorView a, ffi::TensorView b, ffi::Optional<ffi::TensorView> A_log,
-             ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool, ffi::TensorView state_indices, ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens,
+             ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView of_pool, ffi::TensorView state_indices, ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens,
              ffi::Optional<double> scale, ffi::TensorView output, int64_t first_slot, double epsilon) {
+  const StatesView states(of_pool);
+  const ffi::TensorView pool = states;
+  call.k_first = states.k_first;
   const DLDevice device = pool.device();
   const int64_t T = call.num_tokens, H = call.H, HV = call.HV, N = state_indices.size(0), slots = pool.size(0);
   if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is not a multiple of H = " << H;
@@ -116,7 +119,7 @@ Call of_engine(const ffi::TensorView& q_, const ffi::TensorView& k_, const ffi::
 
 // q, k [num_tokens, H, 128], v [num_tokens, HV, 128] and a, b [num_tokens, HV] bf16, each with any stride from a token to the next
 // (q's and k's is one), such as views of packed rows; A_log [HV] f32; dt_bias [HV] f32 or bf16, or neither (GateTypes); pool [slots, HV, 128, 128] f32 or
-// bf16, k-last, slots with any stride and heads with any multiple of 128 elements, updated in place; state_indices [N] int32 or int64,
+// bf16, k-last, or k-first as a view with strides 1 and 128 at the end, slots with any stride and heads with any multiple of 128 elements, updated in place; state_indices [N] int32 or int64,
 // with any stride: the slot of each sequence, distinct; one below first_slot (or 0), or not of the pool, is padding: zeros out, and no
 // state is touched; has_initial_state [N] bool: sequences without one start from zeros; cu_seqlens [N + 1] int32 or int64, never
 // falling: rows before the first and after the last of these are in no sequence, and their outputs are not written; scale None or 0:
@@ -145,7 +148,9 @@ void chunk_prefill_checkpoints(ffi::TensorView q, ffi::TensorView k, ffi::Tensor
     TVM_FFI_THROW(ValueError) << "expected checkpoints [any, HV, 128, 128] and checkpoint_starts [N]";
   }
   call.num_checkpoints = checkpoints.size(0), call.checkpoint_chunks = static_cast<int>(every_n_tokens / 64);
-  call.checkpoints = data<char>(checkpoints, "checkpoints", half ? BF16 : F32, {call.num_checkpoints, call.HV, HEAD_DIM, HEAD_DIM},
+  const StatesView kept(checkpoints);
+  if (kept.k_first != StatesView(pool).k_first) TVM_FFI_THROW(ValueError) << "checkpoints: expected the layout of pool";
+  call.checkpoints = data<char>(kept, "checkpoints", half ? BF16 : F32, {call.num_checkpoints, call.HV, HEAD_DIM, HEAD_DIM},
                                 pool.device(), 8);  // written as pairs
   const int64_t N = state_indices.size(0), starts = checkpoint_starts.size(0);
   call.checkpoint_starts = numbers(checkpoint_starts, "checkpoint_starts", starts == N + 1 ? starts : N, pool.device(), call.long_starts);

@@ -19,7 +19,7 @@ struct Call {
   const void* b;                 // [num_tokens, HV], bf16, b_row
   const float* A_log;            // [HV]
   const void* dt_bias;           // [HV], float, or bf16
-  void* pool;                    // [slots, HV, 128, 128], k-last, float or bf16, slot_stride and head_stride elements from one to the next
+  void* pool;                    // [slots, HV, 128, 128], k-last unless k_first, float or bf16, slot_stride and head_stride elements from one to the next
   const void* state_indices;     // [N], int32 or int64, indices_step bytes from one to the next
   const bool* has_state;         // [N]; null: all have
   const void* cu_seqlens;        // [N + 1], int32 or int64; the rows before the first and after the last are in no sequence
@@ -35,7 +35,7 @@ struct Call {
   int first_slot;                // slots below this are padding, and those that the pool does not have
   uint32_t indices_step;
   bool long_indices, long_lengths, long_starts, half_pool, half_bias;
-  bool given, wide_beta;         // the gates are given: a is log g, in float, b is beta, in float if wide_beta; A_log, dt_bias: any
+  bool given, wide_beta, k_first;  // the gates are given: a is log g, in float, b is beta, in float if wide_beta; A_log, dt_bias: any
 };
 
 // Allocates device memory until the call's launches are queued. It is in the binding, which knows the caller's allocator.

@@ -13,7 +13,10 @@ struct Table { static constexpr const auto& rows = TUNED; };
 }  // namespace recurrent
 
 void launch_recurrent(const Prefill& p, int device, cudaStream_t stream) {
-  launch_recurrent<recurrent::Table>(packed_arguments(p), int64_t{p.N} * p.HV, device, stream);
+  const PackedCall call = packed_call(p);
+  const int64_t heads = int64_t{p.N} * p.HV;
+  if (p.k_first) launch_recurrent<recurrent::Table>(PackedArguments<true>{call}, heads, device, stream);
+  else launch_recurrent<recurrent::Table>(PackedArguments<false>{call}, heads, device, stream);
 }
 
 }  // namespace gdn

@@ -6,7 +6,7 @@
 
 namespace gdn {
 
-struct PackedArguments : Tensors {
+struct PackedCall : Tensors {
   static constexpr bool POOL = true;
   int64_t average;             // tokens of a sequence, rounded down
   Divisor by_HV, by_group;     // group: value heads of one query/key head
@@ -21,7 +21,20 @@ struct PackedArguments : Tensors {
   }
 };
 
-inline PackedArguments packed_arguments(const Tensors& p) {
+// K_FIRST: of a pool whose states are [K, V].
+template <bool K_FIRST>
+struct PackedArguments : PackedCall {
+  template <int N>
+  __device__ __forceinline__ static void load(float (&S)[N][4], const StateRows& state, int row, int j, int lane) {
+    load_state<K_FIRST>(S, state, row, j, lane);
+  }
+  template <int N>
+  __device__ __forceinline__ static void store(const NewStateRows& state, const float (&S)[N][4], int row, int j, int lane) {
+    store_state<K_FIRST>(state, S, row, j, lane);
+  }
+};
+
+inline PackedCall packed_call(const Tensors& p) {
   const uint32_t H = p.H, HV = p.HV;
   return {p, p.num_tokens / p.N, Divisor(HV), Divisor(HV / H)};
 }

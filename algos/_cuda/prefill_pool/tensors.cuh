@@ -20,7 +20,7 @@ constexpr bool POOL = true;
 using StateOf = int;
 constexpr StateOf PADDING = -0x7fffffff - 1;
 
-// A state [128, 128], k-last, of float or of bf16. No address: zeros, or nowhere.
+// A state [128, 128], of float or of bf16; k-last, but those of a pool in kernels with K_FIRST. No address: zeros, or nowhere.
 struct StateRows {
   const char* at;
   bool half;
@@ -82,6 +82,8 @@ struct Tensors : Call {
     return {static_cast<char*>(checkpoints) + (row * HV + hv) * (HEAD_DIM * HEAD_DIM) * (half_pool ? 2 : 4), half_pool};
   }
 
+  // Whether the pool's states are [K, V], which kernels know as K_FIRST.
+  bool is_k_first() const { return k_first; }
   // How many blocks of 128 bytes side by side TMA brings of a state's rows.
   __host__ __device__ __forceinline__ int state_blocks() const { return half_pool ? 2 : 4; }
   // The factor of a row of q or k whose elements have this sum of squares. Without norms 1 / sqrt(0 * squares + 1): ptxas would make
@@ -100,9 +102,33 @@ struct Tensors : Call {
   }
 };
 
-// The accumulators of 8 N columns from 8 j on, from or to a state: rows g and g + 8 after `row`. One branch for all loads.
-template <int N>
+// The accumulators of 8 N columns from 8 j on, from or to a state: rows g and g + 8 after `row`. One branch for all loads. K_FIRST: of a
+// state [K, V] eight lanes have elements side by side, a sector of floats.
+template <bool K_FIRST = false, int N>
 __device__ __forceinline__ void load_state(float (&S)[N][4], const StateRows& state, int row, int j, int lane) {
+  if constexpr (K_FIRST) {
+    if (state.at) {
+      const int first = (8 * j + 2 * (lane % 4)) * HEAD_DIM + row + lane / 4;
+      const auto place = [&](int i, int c) { return first + (8 * i + c % 2) * HEAD_DIM + c / 2 * 8; };
+      if (state.half) {
+        const uint16_t* const from = reinterpret_cast<const uint16_t*>(state.at);
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+#pragma unroll
+          for (int c = 0; c < 4; ++c) S[i][c] = __uint_as_float(from[place(i, c)]);
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+#pragma unroll
+          for (int c = 0; c < 4; ++c) S[i][c] = __uint_as_float(__float_as_uint(S[i][c]) << 16);
+      } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+#pragma unroll
+          for (int c = 0; c < 4; ++c) S[i][c] = reinterpret_cast<const float*>(state.at)[place(i, c)];
+      }
+      return;
+    }
+  }
   const int at = (row + lane / 4) * HEAD_DIM + 8 * j + 2 * (lane % 4);
   if (state.half && state.at) {
     const uint32_t* const words = reinterpret_cast<const uint32_t*>(state.at) + at / 2;
@@ -131,10 +157,22 @@ __device__ __forceinline__ void load_state(float (&S)[N][4], const StateRows& st
       for (int c = 0; c < 4; ++c) S[i][c] = 0.f;
   }
 }
-template <int N>
+template <bool K_FIRST = false, int N>
 __device__ __forceinline__ void store_state(const NewStateRows& state, const float (&S)[N][4], int row, int j, int lane) {
   const int at = (row + lane / 4) * HEAD_DIM + 8 * j + 2 * (lane % 4);
   if (!state.at) return;
+  if constexpr (K_FIRST) {
+    const int first = (8 * j + 2 * (lane % 4)) * HEAD_DIM + row + lane / 4;
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int to = first + (8 * i + c % 2) * HEAD_DIM + c / 2 * 8;
+        if (state.half) reinterpret_cast<__nv_bfloat16*>(state.at)[to] = __float2bfloat16(S[i][c]);
+        else reinterpret_cast<float*>(state.at)[to] = S[i][c];
+      }
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < N; ++i)
 #pragma unroll

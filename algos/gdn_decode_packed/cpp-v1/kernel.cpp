@@ -39,7 +39,7 @@ struct Decode : Walk {
 //
 // mixed_qkv [B, 2 H 128 + HV 128] bf16 or f16: q of all heads, k, then v; a, b [B, HV] like it;
 // rows of these may lie apart. A_log [HV] f32; dt_bias [HV] f32 or like it, or neither (GateTypes). pool [slots, HV, 128, 128] f32, bf16 or
-// f16, k-last; slots and heads may lie apart. state_indices [B] int32 or int64, with any stride
+// f16, k-last, or k-first as states_of; slots and heads may lie apart. state_indices [B] int32 or int64, with any stride
 // that is not negative. A row whose slot is below first_slot (at least 0), or not below the pool's
 // size, is padding: zeros out, and no state is touched. Slots of the other rows are distinct.
 // new_pool is pool or like it, new_indices the slots to write (those of state_indices if null);
@@ -60,10 +60,10 @@ void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView
   Decode j{};
   const int64_t B = mixed_qkv.size(0), HV = pool.size(1);
   j.T = 1, j.HV = HV, j.H = query_heads(mixed_qkv.size(1), HV);
-  j.pool = states_of(pool, "pool", true), j.type = j.pool.type;
+  j.pool = states_of(pool, "pool", true), j.type = j.pool.type, j.k_first = j.pool.k_first;
   j.new_pool = states_of(new_pool, "new_pool", true);
-  if (j.new_pool.type != j.type || new_pool.size(1) != HV) {
-    TVM_FFI_THROW(ValueError) << "new_pool: expected the dtype and the heads of pool";
+  if (j.new_pool.type != j.type || j.new_pool.k_first != j.k_first || new_pool.size(1) != HV) {
+    TVM_FFI_THROW(ValueError) << "new_pool: expected the dtype, the layout and the heads of pool";
   }
   j.token = token_type(mixed_qkv);
   take_rows(j, mixed_qkv);

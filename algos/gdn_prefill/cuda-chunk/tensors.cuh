@@ -50,6 +50,7 @@ struct Tensors : Call {
   __host__ __device__ __forceinline__ static bool has_checkpoints() { return false; }
   __device__ __forceinline__ static bool is_checkpoint(int) { return false; }
   __device__ __forceinline__ static float* checkpoint(int, int, int) { return nullptr; }
+  static bool is_k_first() { return false; }
   // How many blocks of 128 bytes side by side TMA brings of a state's rows.
   __host__ __device__ __forceinline__ static int state_blocks() { return 4; }
   // The factor of a row of q or k whose elements have this sum of squares.

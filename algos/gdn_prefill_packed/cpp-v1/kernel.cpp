@@ -48,7 +48,7 @@ void checked(Prefill& j, int64_t total, ffi::TensorView a, ffi::TensorView b,
              ffi::Optional<double> scale, ffi::TensorView output, int64_t first_slot,
              double epsilon) {
   const int64_t N = state_indices.size(0), HV = j.HV;
-  j.pool = states_of(pool, "pool"), j.type = j.pool.type;
+  j.pool = states_of(pool, "pool"), j.type = j.pool.type, j.k_first = j.pool.k_first;
   const GateTypes gates = take_gates(j, A_log, dt_bias, b);
   j.a = rows_of(a, "a", {total, HV}, gates.a), j.b = rows_of(b, "b", {total, HV}, gates.b);
   take_constants(j, scale, epsilon);
@@ -87,7 +87,7 @@ Prefill of_engine(const ffi::TensorView& q, const ffi::TensorView& k, const ffi:
 //
 // q, k [total, H, 128], v [total, HV, 128] and a, b [total, HV] bf16, each with any stride from a
 // token to the next; A_log [HV] f32; dt_bias [HV] f32 or bf16, or neither (GateTypes); pool [slots, HV, 128, 128] f32 or
-// bf16, k-last, slots and heads may lie apart, updated in place; state_indices [N] int32 or int64,
+// bf16, k-last, or k-first as states_of, slots and heads may lie apart, updated in place; state_indices [N] int32 or int64,
 // with any stride that is not negative: the slot of each sequence, distinct. One below first_slot
 // (at least 0), or not below the pool's size, is padding: zeros out, and no state is touched.
 // has_initial_state [N] bool: sequences without one start from zeros. cu_seqlens [N + 1] int32 or
@@ -133,7 +133,11 @@ void chunk_prefill_checkpoints(ffi::TensorView q, ffi::TensorView k, ffi::Tensor
   }
   const int64_t N = state_indices.size(0), starts = checkpoint_starts.size(0);
   const int64_t rows = checkpoints.size(0), state = V * K;
-  j.checkpoints.data = data<char>(checkpoints, "checkpoints", pool.dtype(), {rows, j.HV, V, K}, CPU);
+  const StatesView kept(checkpoints);
+  if (kept.k_first != StatesView(pool).k_first) {
+    TVM_FFI_THROW(ValueError) << "checkpoints: expected the layout of pool";
+  }
+  j.checkpoints.data = data<char>(kept, "checkpoints", pool.dtype(), {rows, j.HV, V, K}, CPU);
   j.checkpoints.type = pool.dtype() == F32 ? Float::F32 : Float::BF16;
   j.checkpoints.slots = rows, j.checkpoints.slot = j.HV * state, j.checkpoints.head = state;
   j.checkpoint_starts =

@@ -10,7 +10,7 @@ addressed by slots and updated in place.
 
 All functions run on the current stream of the tensors' device, wait for nothing and
 allocate nothing but an output that is not given (from torch: chunk_prefill's scratch, and copies
-of float16 and of K-first states). So a CUDA graph can capture them once their library is
+of float16). So a CUDA graph can capture them once their library is
 loaded. They may be called from any thread. There is no backward. The step is that of Gated Delta
 Networks (arXiv 2412.06464):
 
@@ -49,7 +49,6 @@ from torch import Tensor
 from gdn_cli.errors import UsageError
 
 from .. import tensor_checks
-from . import layouts
 from .client import FALLBACKS
 from .library import Exported
 from .operator import (
@@ -245,9 +244,8 @@ def packed_decode(
     use_qk_l2norm_in_kernel
                        divide q and k by their length first, sqrt(sum(x^2) + 1e-6)
     first_slot         slots below it are padding: 1 as in vLLM, 0 as in SGLang
-    state_layout       "KV": the states are [K, V]. The slots of the call are copied into a
-                       [V, K] pool of their own, and back, which takes about ten times as long
-                       as the call
+    state_layout       "KV": the states are [K, V], as those of flash-linear-attention and of
+                       transformers
 
     Returns (out, initial_state).
     """
@@ -258,26 +256,18 @@ def packed_decode(
             tensor_checks.tensor("mixed_qkv", mixed_qkv, 2)
             tensor_checks.tensor("initial_state", initial_state, 4)
             raise
-    if state_layout != "VK":
-        states = layouts.KFirstStates(
-            initial_state, ssm_state_indices, first_slot, state_layout
-        )
-        tokens = mixed_qkv, a, b, A_log, dt_bias, scale
-        where = states.pool, out, states.rows, use_qk_l2norm_in_kernel
-        packed_decode(*tokens, *where, first_slot=0)
-        states.put_back(states.live)
-        return out, initial_state
+    pool = _v_first("initial_state", initial_state, state_layout)
     _run_decode(
         mixed_qkv,
         a,
         b,
         A_log,
         dt_bias,
-        initial_state,
+        pool,
         ssm_state_indices,
         scale,
         out,
-        initial_state,
+        pool,
         None,
         None,
         first_slot,
@@ -362,30 +352,7 @@ def mtp_verify(
     if out is None:
         tensor_checks.tensor("v", v)
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    if state_layout != "VK":
-        states = layouts.KFirstStates(
-            initial_state, ssm_state_indices, first_slot, state_layout
-        )
-        mtp_verify(
-            A_log,
-            a,
-            b,
-            dt_bias,
-            q,
-            k,
-            v,
-            scale=scale,
-            initial_state=states.pool,
-            cu_seqlens=cu_seqlens,
-            ssm_state_indices=states.rows,
-            num_accepted_tokens=num_accepted_tokens,
-            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-            out=out,
-            first_slot=0,
-        )
-        counts = columns if cu_seqlens is None else cu_seqlens.diff()
-        states.put_back(layouts.verified(states, counts, num_accepted_tokens))
-        return out, initial_state
+    pool = _v_first("initial_state", initial_state, state_layout)
     run_verify(
         q,
         k,
@@ -394,7 +361,7 @@ def mtp_verify(
         b,
         A_log,
         dt_bias,
-        initial_state,
+        pool,
         ssm_state_indices,
         num_accepted_tokens,
         cu_seqlens,
@@ -648,35 +615,8 @@ def chunk_prefill(
     keeps = any(x is not None for x in kept)
     if keeps:
         _check_checkpoints(*kept)
-    if state_layout != "VK":
-        states = layouts.KFirstStates(
-            initial_state, ssm_state_indices, first_slot, state_layout
-        )
-        v_first = checkpoints.mT.contiguous() if checkpoints is not None else None
-        chunk_prefill(
-            q,
-            k,
-            v,
-            a,
-            b,
-            A_log,
-            dt_bias,
-            states.pool,
-            states.rows,
-            cu_seqlens,
-            has_initial_state,
-            scale,
-            out,
-            use_qk_l2norm_in_kernel,
-            first_slot=0,
-            checkpoints_every=checkpoints_every,
-            checkpoints=v_first,
-            checkpoint_starts=checkpoint_starts,
-        )
-        states.put_back(states.live)
-        if checkpoints is not None and v_first is not None:
-            checkpoints.copy_(v_first.mT)
-        return out, initial_state
+        kept = _v_first("checkpoints", checkpoints, state_layout), *kept[1:]
+    pool = _v_first("initial_state", initial_state, state_layout)
     arguments = (
         q,
         k,
@@ -685,7 +625,7 @@ def chunk_prefill(
         b,
         A_log,
         dt_bias,
-        initial_state,
+        pool,
         ssm_state_indices,
         has_initial_state,
         cu_seqlens,
@@ -725,6 +665,15 @@ def gates(
 def _rows(x: Tensor) -> Tensor:
     """[..., HV] as [rows, HV], without a copy if rows lie equally far apart."""
     return x.flatten(0, -2) if x.dim() > 1 else x[None]
+
+
+def _v_first(name: str, states: Any, layout: str) -> Tensor:
+    """States [..., K, V] as the libraries take them: a view, whose strides say it."""
+    if layout == "VK":
+        return states  # type: ignore[no-any-return]
+    if layout != "KV":
+        raise ValueError(f"state_layout: expected 'VK' or 'KV', got {layout!r:.40}")
+    return tensor_checks.tensor(name, states, 4).mT
 
 
 def _check_checkpoints(places: Any, starts: Any, every: Any) -> None:

@@ -49,7 +49,8 @@ def prefill(
     q, k     [B, T, H, K] bfloat16, of any strides
     v        [B, T, HV, V] bfloat16
     a, b     [B, T, HV] as chunk_prefill takes them
-    state    [N, HV, V, K] dense, in place; None: a new one of zeros, float32
+    state    [N, HV, V, K] in place, dense, or the view of a dense [N, HV, K, V]; None: a new one of
+      zeros, float32
 
     Returns (output like v, state).
     """
@@ -115,9 +116,10 @@ def step(
 
 
 def v_first(state: Tensor) -> Tensor:
-    """A state [..., K, V] as a new dense one [..., V, K] in float32. The shapes are the same, so
-    nobody would notice one in the place of the other."""
-    return state.mT.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+    """A new state in float32, the view [..., V, K] of one that lies as [..., K, V] in memory. The
+    shapes are the same, so nobody would notice one in the place of the other; the kernels see the
+    strides."""
+    return state.to(torch.float32, memory_format=torch.contiguous_format, copy=True).mT
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from gdn_cli.errors import GdnError
 
 from . import _prefill
-from .batched import prefill, v_first
+from .batched import prefill
 from .client import Client, Hook
 
 __all__ = ["check", "fallbacks", "install", "uninstall"]
@@ -56,9 +56,13 @@ def chunk(
       with A_log, dt_bias, use_gate_in_kernel and use_beta_sigmoid_in_kernel
     initial_state  [N, HV, K, V], with state_v_first [N, HV, V, K]; so is the final one
     """
-    state = None
-    if initial_state is not None:
-        state = v_first(initial_state.mT if state_v_first else initial_state)
+    if initial_state is None:
+        N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        state = v.new_zeros(N, *v.shape[2:], q.shape[-1], dtype=torch.float32)
+    else:
+        state = initial_state.to(torch.float32, copy=True).contiguous()
+    if not state_v_first:
+        state = state.mT
     gates: dict[str, Any] = {"A_log": None, "dt_bias": None}
     if use_beta_sigmoid_in_kernel:
         gates = {"A_log": kwargs["A_log"].float(), "dt_bias": kwargs["dt_bias"]}
@@ -70,7 +74,7 @@ def chunk(
     out, state = prefill(q, k, v, g, beta, state=state, norm=norm, **gates)
     if not output_final_state:
         return out, None
-    return out, state if state_v_first else state.mT.contiguous()
+    return out, state if state_v_first else state.mT
 
 
 def refusal(

@@ -39,8 +39,8 @@ def layer(
 ) -> Tensor:
     """The forward of Qwen3_5GatedDeltaNet. GdnError before anything is changed if it is not for us.
 
-    The cache has the state as [B, HV, K, V], as transformers has it, in memory [B, HV, V, K]: so
-    either layer may go on where the other one was.
+    The cache has the state as [B, HV, K, V], as transformers has it, in memory [B, HV, V, K] if
+    this layer made it: either layer may go on where the other one was.
     """
     cache = kwargs.pop("cache", None) if cache_params is None else cache_params
     _refuse(self, hidden_states, cache, kwargs)
@@ -86,7 +86,9 @@ def layer_5_24(
 
 
 def _as_ours(state: Tensor) -> bool:
-    return state.is_contiguous() and state.dtype == torch.float32
+    """Whether the kernels take it as it is: [V, K] in memory, or the view of [K, V]."""
+    dense = state.is_contiguous() or state.mT.is_contiguous()
+    return dense and state.dtype == torch.float32
 
 
 def _refuse(

@@ -298,6 +298,10 @@ def one_head(x: dict) -> torch.Tensor:
     return x["pool"][:, :1].expand(-1, HV, -1, -1)
 
 
+def rows_apart(pool: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(pool, (0, 8))[..., :-8]
+
+
 POOL = {"packed_decode": 5, "mtp_verify": 7, "chunk_prefill": 7}
 REFUSED = {
     "dtype of the pool": (
@@ -312,8 +316,8 @@ REFUSED = {
         lambda x: {"pool": one_head(x)},
         "pool: expected states that do not",
     ),
-    "k-first": (
-        lambda x: {"pool": x["pool"].mT},
+    "rows apart": (
+        lambda x: {"pool": rows_apart(x["pool"])},
         "pool: expected dense but for its first",
     ),
     "two axes": (lambda x: {"pool": x["pool"].flatten(1)}, "pool"),
