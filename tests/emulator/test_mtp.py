@@ -233,6 +233,15 @@ class Problem:
         return output, pool, states
 
 
+class KFirst(Problem):
+    """The same with states that are [K, V] in memory."""
+
+    def __init__(self, *args, **how):
+        super().__init__(*args, **how)
+        self.pool = self.pool.mT.contiguous().mT
+        self.states = self.states.mT.contiguous().mT
+
+
 def check_order(library, mode, cut, kind) -> None:
     """Equal calls of `kind`, a Problem, have the same bits in another order of warps."""
     expected, problem = kind(1, 1, 2, 4), kind(1, 1, 2, 4)
@@ -315,10 +324,8 @@ def test_tokens_of_float16(library, mode, T, dtype):
 @pytest.mark.parametrize(("cut", "T"), [(0, 3), (1, 4), (2, 8)])
 def test_k_first_states(library, cut, T, mode, dtype):
     tokens = torch.float16 if cut == 1 else torch.bfloat16
-    problem = Problem(1, 2, 3, T, dtype, tokens=tokens)
+    problem = KFirst(1, 2, 3, T, dtype, tokens=tokens)
     problem.accepted[1] = 0
-    problem.pool = problem.pool.mT.contiguous().mT
-    problem.states = problem.states.mT.contiguous().mT
     check(library, problem, cut, mode)
 
 
@@ -470,3 +477,5 @@ def test_a_nan_in_a_later_token_does_not_reach_the_earlier_ones(library, name):
 @pytest.mark.parametrize("mode", [2, 4, 6])  # emulated::Mode
 def test_the_same_bits_in_every_order_of_warps(library, mode, cut):
     check_order(library, mode, cut, Problem)
+    if cut < 3:
+        check_order(library, mode, cut, KFirst)
