@@ -169,6 +169,7 @@ def test_the_hub_reads_what_is_packed(tmp_path):
     assert build.general.backends == [Backend.CPU, Backend.CUDA]
 
 
+@pytest.mark.slow  # a build and a check in a process of its own
 @pytest.mark.skipif(not inventory.cxx(), reason="no C++ compiler here")
 def test_a_folder_is_proved_by_what_the_hub_loads(tmp_path, gdn):
     needs_kernels()

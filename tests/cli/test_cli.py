@@ -451,7 +451,7 @@ def bench(tmp_path_factory, gdn, write_algo):
     write_algo(folder, "wrong", WRONG)
     done = gdn(
         "bench", "--algos", folder, "--algo", "pt-reference,copycat,wrong,cuda-v4", "-w", "0", "-w", "1",
-        "-w", "batch_size=3", "--seconds", "0.05", "--json", "--out", folder / "records.json",
+        "-w", "batch_size=3", "--seconds", "0.3", "--json", "--out", folder / "records.json",
     )  # fmt: skip
     document = json.loads(done.out)
     return SimpleNamespace(done=done, document=document, records=document["records"])

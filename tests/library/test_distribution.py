@@ -195,7 +195,7 @@ def test_a_damaged_library_is_compiled(tmp_path, shelf, monkeypatch, caplog):
 def test_the_log_says_once_what_is_active(tmp_path, shelf, caplog, monkeypatch):
     monkeypatch.setattr(shelf, "_known", [x for x in shelf._known if x.cpu])
     names = sorted({x.cpu for x in shelf._known})
-    assert len(names) == 4
+    assert len(names) == 5
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "kept"))
     caplog.set_level(logging.INFO, "gdn.serving")
     for expected in (logging.WARNING, logging.INFO):
@@ -210,7 +210,7 @@ def test_the_log_says_once_what_is_active(tmp_path, shelf, caplog, monkeypatch):
             assert name in record.message
     shelf._announce.cache_clear()
     assert record.message.startswith("gdn 0.1.0: gdn_")
-    assert record.message.count("prebuilt for cpu") == 4
+    assert record.message.count("prebuilt for cpu") == len(names)
 
 
 def test_what_cannot_be_compiled_is_one_line(tmp_path, monkeypatch):

@@ -63,6 +63,7 @@ def attempt(tmp_path):
     return save
 
 
+@pytest.mark.slow  # two builds and a comparison
 def test_a_right_one_is_compared_with_the_last_right_one(attempt, monkeypatch):
     monkeypatch.setitem(watch._PLAN, "seconds", 0.05)
     first = attempt(RIGHT)

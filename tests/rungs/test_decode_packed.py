@@ -35,7 +35,8 @@ def test_what_cannot_be_is_refused_before_anything_is_written():
     refused(dense, 0, row.T.contiguous().T)
     refused(r"a: expected bfloat16 \[2, 6\], got bfloat16 \[2, 5\]", 1, a[:, :5])
     refused("b: expected bfloat16", 2, b.float())
-    refused("pool: expected dense but for its first two axes", 5, pool.mT, pool.mT)
+    apart = torch.stack([pool, pool], -1)[..., 0]
+    refused("pool: expected dense but for its first two axes", 5, apart, apart)
     kind = "state_indices: expected int32 or int64, got float32"
     refused(kind, 6, torch.tensor([1.0, 2.0]))
 

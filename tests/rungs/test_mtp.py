@@ -385,7 +385,8 @@ def test_what_cannot_be_is_refused_before_anything_is_written():
     refused(shape, a=a[..., :5])
     refused("b: expected bfloat16", b=b.float())
     dense = "pool: expected dense but for its first two axes"
-    refused(dense, pool=pool.mT, new_pool=pool.mT)
+    apart = torch.stack([pool, pool], -1)[..., 0]
+    refused(dense, pool=apart, new_pool=apart)
     few = slots[:, :3].contiguous()
     refused(r"state_indices: expected int32 \[4, 4\]", state_indices=few)
     counted = r"num_accepted_tokens: expected int32 \[4\], got"
