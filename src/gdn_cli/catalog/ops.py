@@ -137,6 +137,8 @@ class _Keys(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tags: tuple[str, ...] = ()
     # output -> greatest relative Frobenius error against float64
     tolerance: dict[str, Annotated[float, Meta(gt=0)]]
+    # an element fails if its absolute and its relative error exceed this; the contest's
+    element_tolerance: Annotated[float, Meta(gt=0)] = 1e-2
     # the algo whose source is the definition's reference
     reference: Text
     # the algo that the contest ranks against

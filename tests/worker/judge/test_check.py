@@ -99,6 +99,20 @@ def test_value_returning_kernels_are_judged_by_what_they_return():
     assert not v.passed and v.errors["y"] == 1.0
 
 
+def test_an_op_may_allow_an_element_more():
+    y = Y.clone()
+    y[7] = 1.015
+    assert (
+        judge(fill(y)).reason
+        == "y: 1 of 1000 elements beyond 1e-2, largest error 0.015"
+    )
+    wide = structs.replace(TOY, element_tolerance=2e-2)
+    assert judge(fill(y), op=wide).passed
+    y[7] = 1.025
+    reason = "y: 1 of 1000 elements beyond 2e-2, largest error 0.025"
+    assert judge(fill(y), op=wide).reason == reason
+
+
 def test_zeros_fail_by_both_rules():
     v = judge(fill(0.0))
     assert (v.passed, v.official) == (False, False)

@@ -1,11 +1,11 @@
 """Candidate against reference -> record_types.Check.
 
 Two rules are applied. The official one (flashinfer-bench): an element fails if its
-absolute *and* its relative error exceed 1e-2; no NaN, no Inf; shape and dtype match. It
-cannot see errors below 1e-2, so the second rule is scale-aware: the relative Frobenius
-error |out - ref| / |ref| of each output, against the definition's reference computed in
-float64. Outputs are filled with a marked NaN before the call, which tells elements
-never written from those computed as NaN.
+absolute *and* its relative error exceed 1e-2, or the op's own `element_tolerance`; no
+NaN, no Inf; shape and dtype match. It cannot see errors below 1e-2, so the second rule
+is scale-aware: the relative Frobenius error |out - ref| / |ref| of each output, against
+the definition's reference computed in float64. Outputs are filled with a marked NaN
+before the call, which tells elements never written from those computed as NaN.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from ..executor import calls
 from ..executor.build import Kernel
 from ..timing.flips import bits
 
-ATOL = RTOL = 1e-2  # the contest's
 # the bits of a quiet NaN that no arithmetic produces
 _MARKS = {
     torch.float16: 0x7EED,
@@ -203,7 +202,7 @@ def results(
         elif not _all_numbers(verdict, name, out, ref, marked):
             verdict.official = False
         elif out.numel():
-            _judge(verdict, name, op.tolerance[name], out, ref, by_element)
+            _judge(verdict, name, op, out, ref, by_element)
         else:
             verdict.errors[name] = 0.0
     verdict.max_abs_error = _number(verdict.max_abs_error)
@@ -278,18 +277,19 @@ def _all_numbers(
 def _judge(
     verdict: Check,
     name: str,
-    tolerance: float,
+    op: Op,
     out: Tensor,
     ref: Tensor,
     by_element: bool,
 ) -> None:
     """Check the values of one output by both rules."""
+    tolerance, of_element = op.tolerance[name], op.element_tolerance
     # the official rule compares in float32 with the reference rounded to the output's dtype
     want = ref.to(out.dtype).float()
     absolute = (out.float() - want).abs()
     relative = absolute / (want.abs() + 1e-8)
     largest = float(absolute.max())
-    far = (absolute > ATOL) & (relative > RTOL)
+    far = (absolute > of_element) & (relative > of_element)
     beyond = int(far.sum())
     verdict.max_abs_error = max(verdict.max_abs_error or 0.0, largest)
     verdict.max_rel_error = max(verdict.max_rel_error or 0.0, float(relative.max()))
@@ -297,7 +297,8 @@ def _judge(
         verdict.official = False
     if beyond and by_element:
         count = f"{beyond} of {out.numel()} elements"
-        verdict.fail(f"{name}: {count} beyond 1e-2, largest error {largest:.2g}")
+        limit = f"{of_element:.0e}".replace("e-0", "e-")
+        verdict.fail(f"{name}: {count} beyond {limit}, largest error {largest:.2g}")
     error = relative_error(out, ref)
     verdict.errors[name] = _number(error)
     inexact = error > tolerance
