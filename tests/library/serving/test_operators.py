@@ -155,7 +155,9 @@ def test_fake_and_meta_tensors_load_no_library(name, device, monkeypatch):
 
 @everything
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("library", ["cold", "warm"])
+@pytest.mark.parametrize(
+    "library", ["cold", pytest.param("warm", marks=pytest.mark.slow)]
+)
 def test_compiled_in_one_graph(name, backend, library, monkeypatch):
     def layer(x):  # something of torch's own on both sides
         out, _ = getattr(serving, name)(**x | {"a": -x["a"], "out": None})

@@ -177,6 +177,14 @@ def test_an_op_that_is_linear_in_nothing_is_probed_all_the_same(make, decode, pa
 # --- honest
 
 
+def takes_long(algo) -> bool:
+    """torch.compile, or a build of what other builds have in them."""
+    parts = "gdn_layer_post_conv", "gdn_mtp"  # in gdn_layer's and gdn_mtp_packed's
+    return algo.name == "pt-compiled" or (algo.op, algo.language) in [
+        (part, "cpp") for part in parts
+    ]
+
+
 @pytest.mark.parametrize(
     ("algo", "chosen"),
     [
@@ -184,7 +192,7 @@ def test_an_op_that_is_linear_in_nothing_is_probed_all_the_same(make, decode, pa
             a,
             chosen,
             id=f"{a.full_name}-{chosen}",
-            marks=pytest.mark.slow if a.name == "pt-compiled" else (),
+            marks=pytest.mark.slow if takes_long(a) else (),
         )
         for a in REGISTRY.algos
         if "cpu" in a.modes
