@@ -79,8 +79,8 @@ def test_a_ladder_is_a_log_of_what_exists(ladder):
 def test_a_ladder_names_records_that_there_are(ladder):
     """But for those that it calls old, which only the history has."""
     text = " ".join(ladder.read_text(encoding="utf-8").split())
-    records = re.findall(r"(?<!old record )`([\w/-]+\.json)`", text)
+    records = re.findall(r"(?<!old record )`([\w/-]+\.jsonl?)`", text)
     names = {Path(name).name for name in records} - {"tuning.json"}
-    there = {path.name for path in (helpers.TESTS.parent / "results").rglob("*.json")}
+    there = {path.name for path in (helpers.TESTS.parent / "results").rglob("*.json*")}
     assert names
     assert names <= there
