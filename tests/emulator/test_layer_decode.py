@@ -290,7 +290,7 @@ check(library, Problem(1, 2, [1]), 0)
 """
 
 
-@pytest.mark.slow  # compiles the kernel anew
+@pytest.mark.slow  # compiles the kernel again
 @pytest.mark.parametrize("what", WITHOUT)
 def test_who_does_not_wait_for_its_peers_is_found(tmp_path_factory, tmp_path, what):
     says, cut = WITHOUT[what]

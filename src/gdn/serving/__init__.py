@@ -418,9 +418,7 @@ def layer_post_conv(
     Returns (out, state). ValueError for another activation.
     """
     sigmoid = _is_sigmoid(output_gate_activation)
-    if out is None:
-        tensor_checks.tensor("output_gate", output_gate, 3)
-        out = torch.empty_like(output_gate, memory_format=torch.contiguous_format)
+    out = _gated_output(output_gate) if out is None else out
     _run_layer(
         mixed_qkv,
         a,
@@ -492,9 +490,7 @@ def layer_decode(
     Returns (out, state, conv_state). ValueError for another activation.
     """
     sigmoid = _is_sigmoid(output_gate_activation)
-    if out is None:
-        tensor_checks.tensor("output_gate", output_gate, 3)
-        out = torch.empty_like(output_gate, memory_format=torch.contiguous_format)
+    out = _gated_output(output_gate) if out is None else out
     _run_layer_decode(
         mixed_qkv,
         a,
@@ -516,6 +512,11 @@ def layer_decode(
         NORM_EPSILON,
     )
     return out, state, conv_state
+
+
+def _gated_output(output_gate: Tensor) -> Tensor:
+    tensor_checks.tensor("output_gate", output_gate, 3)
+    return torch.empty_like(output_gate, memory_format=torch.contiguous_format)
 
 
 def _is_sigmoid(activation: str) -> int:

@@ -153,34 +153,53 @@ def failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
     failed = [m for m in measured if not m.passed]
     for alike in grouped(failed, cause).values():
         first = alike[0].record
-        status = first.status
         # a compiler's errors have a line each
-        what, *lines = (first.reason or "").strip().splitlines() or [""]
-        if not what.startswith(f"{status.words} with "):
-            what = f"{status.words}, {what}" if what else status.words
+        reason, *lines = (first.reason or "").strip().splitlines() or [""]
+        parts = [
+            f"{where(alike)}: {_failed(first.status, reason)}",
+            *_circumstances(book, alike),
+        ]
+        yield Note("failed", "; ".join(parts), _below(first, lines))
 
-        text = f"{where(alike)}: {what}"
-        if status is Status.WRONG and first.check and first.check.official:
-            text += "; the contest's own rule would pass it"
 
-        if unfinished := max(m.record.unfinished or 0 for m in alike):
-            text += f"; {units.count(unfinished, 'workload')} not reached"
+def _failed(status: Status, reason: str) -> str:
+    """A record's status and reason, where the reason does not say both."""
+    if reason.startswith(f"{status.words} with "):
+        return reason
+    return f"{status.words}, {reason}" if reason else status.words
 
-        if first.during:
-            label, _ = label_of(book.registry.ops.get(first.op), first.during.axes)
-            text += f"; at {label}"
 
-        call = first.workload or first.during
-        if call and call.uuid:
-            text += f"; workload {call.uuid[:8]}"
+def _circumstances(book: Book, alike: list[Measurement]) -> Iterator[str]:
+    """What else is known of measurements that failed for the same reason."""
+    first = alike[0].record
+    check = first.check
+    if first.status is Status.WRONG and check and check.official:
+        yield "the contest's own rule would pass it"
 
-        tail = [f"{name}: first wrong {w}" for name, w in first.first_wrong.items()]
-        if lines:
-            tail += map(str.strip, lines)
-        elif first.tail:
-            tail += first.tail[:_TAIL]
+    unfinished = max(m.record.unfinished or 0 for m in alike)
+    if unfinished:
+        yield f"{units.count(unfinished, 'workload')} not reached"
 
-        yield Note("failed", text, tuple(tail))
+    if first.during:
+        op = book.registry.ops.get(first.op)
+        label, _ = label_of(op, first.during.axes)
+        yield f"at {label}"
+
+    call = first.workload or first.during
+    if call and call.uuid:
+        yield f"workload {call.uuid[:8]}"
+
+
+def _below(record: Record, lines: list[str]) -> tuple[str, ...]:
+    """The lines below a failure's own: first wrong values, and a compiler's or a process's."""
+    wrong = record.first_wrong.items()
+    tail = [f"{name}: first wrong {element}" for name, element in wrong]
+    if lines:
+        tail += map(str.strip, lines)
+    elif record.tail:
+        tail += record.tail[:_TAIL]
+
+    return tuple(tail)
 
 
 def doubts(measured: list[Measurement]) -> Iterator[Note]:
@@ -206,36 +225,38 @@ def tuned(book: Book) -> list[Note]:
     near = [m for m in book.measured if m.record.tuned_nearest]
     by_tuning = grouped(near, lambda m: (m.algo, m.record.tuned_for or ""))
 
-    lines = []
-    for (algo, gpu), measured in sorted(by_tuning.items()):
-        far = _far_from(gpu, book, measured)
-        text = f"tuned for {gpu}, the nearest to this GPU{far}"
-        if gpu == "untuned":
-            text = "not tuned yet: its constants are estimates; `gdn tune` chooses them"
-
-        lines.append(Note("note", f"{algo}: {text}"))
-
-    return lines
+    return [
+        Note("note", f"{algo}: {_tuned_for(gpu, book, measured)}")
+        for (algo, gpu), measured in sorted(by_tuning.items())
+    ]
 
 
-def _far_from(gpu: str, book: Book, measured: list[Measurement]) -> str:
-    """How much longer calls take here than on the GPU of the tuning, where it timed the
-    same workloads; "" without any.
-    """
-    ratios = []
-    for m in measured:
-        algo = next((a for a in book.registry.of(m.op) if a.name == m.algo), None)
-        there = tuned_table.times(algo, gpu, m.tier, m.l2) if algo else {}
-        if m.workload in there and m.median_us:
-            ratios.append(m.median_us / there[m.workload])
-
+def _tuned_for(gpu: str, book: Book, measured: list[Measurement]) -> str:
+    if gpu == "untuned":
+        return "not tuned yet: its constants are estimates; `gdn tune` chooses them"
+    nearest = f"tuned for {gpu}, the nearest to this GPU"
+    ratios = _ratios(gpu, book, measured)
     if not ratios:
-        return ""
+        return nearest
 
     least, most = (f"{ratio:.2f}" for ratio in (min(ratios), max(ratios)))
     span = least if least == most else f"{least} to {most}"
     count = units.count(len(ratios), "workload")
-    return f"; calls take {span} times as long as when it was tuned there ({count})"
+    times = f"calls take {span} times as long as when it was tuned there"
+    return f"{nearest}; {times} ({count})"
+
+
+def _ratios(gpu: str, book: Book, measured: list[Measurement]) -> list[float]:
+    """Times here over those of the GPU of the tuning, where it timed the same workloads."""
+    ratios = []
+    for m in measured:
+        algos = {algo.name: algo for algo in book.registry.of(m.op)}
+        algo = algos.get(m.algo)
+        there = tuned_table.times(algo, gpu, m.tier, m.l2) if algo else {}
+        if m.workload in there and m.median_us:
+            ratios.append(m.median_us / there[m.workload])
+
+    return ratios
 
 
 def where(measured: list[Measurement]) -> str:
@@ -260,7 +281,22 @@ def mixed(groups: list[Group]) -> list[Note]:
 
 def _mixed(group: Group) -> Iterator[Note]:
     """Notes on a group whose numbers have several origins, such as two drivers."""
-    facts: dict[str, dict[str, str]] = {}  # what -> value -> a file that has it
+    facts = _facts(group)
+    for m in group.measured:
+        if m.algo in group.rivals and m.record.source_hash:
+            of_algo = facts.setdefault(f"source of {m.algo}", {})
+            of_algo[m.record.source_hash] = m.source.name
+
+    for name, values in facts.items():
+        if len(values) > 1:
+            files = "; ".join(f"{value} in {file}" for value, file in values.items())
+            head = f"{group.op}, {group.how}"
+            yield Note("mixed", f"{head}: more than one {name}: {files}")
+
+
+def _facts(group: Group) -> dict[str, dict[str, str]]:
+    """What a group's environments say: name -> value -> a file that has it."""
+    facts: dict[str, dict[str, str]] = {}
     for source in group.sources:
         for environment in map(source.environment, group.places):
             single = {
@@ -273,13 +309,4 @@ def _mixed(group: Group) -> Iterator[Note]:
                 if value:
                     facts.setdefault(name, {})[str(value)] = source.name
 
-    for m in group.measured:
-        if m.algo in group.rivals and m.record.source_hash:
-            of_algo = facts.setdefault(f"source of {m.algo}", {})
-            of_algo[m.record.source_hash] = m.source.name
-
-    for name, values in facts.items():
-        if len(values) > 1:
-            files = "; ".join(f"{value} in {file}" for value, file in values.items())
-            head = f"{group.op}, {group.how}"
-            yield Note("mixed", f"{head}: more than one {name}: {files}")
+    return facts
