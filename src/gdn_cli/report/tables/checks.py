@@ -68,8 +68,11 @@ def by_call(
         )
 
     _add_limits(table, known, outputs)
+    rule = "by the contest's rule"
+    if known and known.element_tolerance != 1e-2:
+        rule = f"no element {known.element_tolerance:g} off"
     table.notes.append(
-        "passed: by the contest's rule, errors within these limits, inputs not changed"
+        f"passed: {rule}, errors within these limits, inputs not changed"
     )
 
     return table
