@@ -32,6 +32,8 @@ from .stress import Family
 if TYPE_CHECKING:
     import torch
 
+# the contest's limit of an element's absolute and relative error
+CONTEST_TOLERANCE = 1e-2
 # dtype of a FlashInfer-Trace definition -> bytes of an element
 ITEMSIZE = {
     "float64": 8,
@@ -137,8 +139,8 @@ class _Keys(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tags: tuple[str, ...] = ()
     # output -> greatest relative Frobenius error against float64
     tolerance: dict[str, Annotated[float, Meta(gt=0)]]
-    # an element fails if its absolute and its relative error exceed this; the contest's
-    element_tolerance: Annotated[float, Meta(gt=0)] = 1e-2
+    # an element fails if its absolute and its relative error exceed this
+    element_tolerance: Annotated[float, Meta(gt=0)] = CONTEST_TOLERANCE
     # the algo whose source is the definition's reference
     reference: Text
     # the algo that the contest ranks against

@@ -239,7 +239,7 @@ def _tuned_for(gpu: str, book: Book, measured: list[Measurement]) -> str:
     if not ratios:
         return nearest
 
-    least, most = (f"{ratio:.2f}" for ratio in (min(ratios), max(ratios)))
+    least, most = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
     span = least if least == most else f"{least} to {most}"
     count = units.count(len(ratios), "workload")
     times = f"calls take {span} times as long as when it was tuned there"

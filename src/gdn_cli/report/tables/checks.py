@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...catalog import stress
-from ...catalog.ops import Op
+from ...catalog.ops import CONTEST_TOLERANCE, Op
 from ...schema.record_types import NOT_ITSELF, Record
 from .. import notes
 from ..book import Book, Point
@@ -69,7 +69,7 @@ def by_call(
 
     _add_limits(table, known, outputs)
     rule = "by the contest's rule"
-    if known and known.element_tolerance != 1e-2:
+    if known and known.element_tolerance != CONTEST_TOLERANCE:
         rule = f"no element {known.element_tolerance:g} off"
     table.notes.append(
         f"passed: {rule}, errors within these limits, inputs not changed"
