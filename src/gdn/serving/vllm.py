@@ -2,8 +2,8 @@
 version here. As an installed plug-in it starts with GDN_SERVE=1.
 
 Decodes, drafts and prompts are a layer's, registered out of tree (PluggableLayer.register_oot): a
-prompt goes from the convolution to chunk_prefill, drafts to layer_post_conv, and states stay in
-vLLM's pool. Prompts in a batch with drafts are a CustomOp's. For the update that verifies drafts
+batch of decodes is one call of layer_decode, a prompt goes from the convolution to chunk_prefill,
+drafts to layer_post_conv, and states stay in vLLM's pool. Prompts in a batch with drafts are a CustomOp's. For the update that verifies drafts
 beside others vLLM has no hook: the name in the layer's module is set.
 """
 
@@ -21,8 +21,9 @@ from gdn_cli.errors import GdnError
 
 from . import _decode as _decode_library
 from . import _layer as _layer_library
+from . import _layer_decode as _layer_decode_library
 from . import _prefill as _prefill_library
-from . import chunk_prefill, layer_post_conv, mtp_verify, packed_decode
+from . import chunk_prefill, layer_decode, layer_post_conv, mtp_verify, packed_decode
 from .batched import refuse_float16, rows
 from .client import Client, Hook, no_way_back
 
@@ -44,7 +45,8 @@ def decode_layer(
     core_attn_out: Tensor,
     attn_metadata: Any,
 ) -> None:
-    """vLLM's layer in a batch of decodes alone: the convolution, then packed_decode."""
+    """vLLM's layer in a batch of decodes alone, where whole_layer is not used: the convolution, then
+    packed_decode."""
     layers = importlib.import_module(_LAYERS)
     count = attn_metadata.num_actual_tokens
     slots = attn_metadata.non_spec_state_indices_tensor[:count]
@@ -63,11 +65,48 @@ def decode_layer(
 def fused_layer(
     self: Any, mixed_qkvz: Tensor, ba: Tensor, core_attn_out: Tensor
 ) -> None:
-    """vLLM's layer where drafts have its fused kernel, before it looks at the batch."""
+    """vLLM's layer where the norm and the gate are its own, before it looks at the batch."""
     if _metadata(self) is None:
         _load(self)
     own = importlib.import_module(_LAYERS).QwenGatedDeltaNetAttention
     own._forward_core_fused_norm_packed(self, mixed_qkvz, ba, core_attn_out)
+
+
+def whole_layer(
+    self: Any,
+    mixed_qkv: Tensor,
+    b: Tensor,
+    a: Tensor,
+    output_gate: Tensor,
+    core_attn_out: Tensor,
+) -> None:
+    """vLLM's layer in a batch of decodes alone, with the norm and the gate: layer_decode.
+
+    mixed_qkv      [tokens, 2 H K + HV V] bfloat16, before the convolution
+    b, a           [tokens, HV] bfloat16, before the gates
+    output_gate    [tokens, HV, V] bfloat16
+    core_attn_out  [tokens, HV, V] bfloat16, written: with the norm and the gate
+    """
+    metadata = _metadata(self)
+    count = metadata.num_actual_tokens
+    state, *weights = _convolution(self, importlib.import_module(_LAYERS))
+    layer_decode(
+        mixed_qkv[:count],
+        state,
+        *weights,
+        a[:count],
+        b[:count],
+        self.A_log,
+        self.dt_bias,
+        self.kv_cache[1],
+        metadata.non_spec_state_indices_tensor[:count],
+        output_gate[:count],
+        self.norm.weight,
+        core_attn_out[:count],
+        self.head_k_dim**-0.5,
+        self.layer_norm_epsilon,
+        self.norm.activation,
+    )
 
 
 def drafts_layer(
@@ -309,8 +348,51 @@ def prefill(
     return out.unsqueeze(0), state if output_final_state else None
 
 
+def layer(
+    self: Any,
+    config: Any,
+    vllm_config: Any,
+    prefix: str = "",
+    gqa_interleaved_layout: bool = False,
+    reduce_results: bool = True,
+) -> None:
+    """vLLM's layer as it is made. Its flag of drafts brings each batch to _forward_core_fused_norm,
+    with the gate beside the tokens."""
+    own = importlib.import_module(_LAYERS).QwenGatedDeltaNetAttention
+    own.__init__(self, config, vllm_config, prefix, gqa_interleaved_layout, reduce_results)
+    if CLIENT.active and self.speculative_config is None:
+        self.enable_fused_gdn_spec_decode = _is_for_layer_decode(self, vllm_config)
+
+
+def _is_for_layer_decode(self: Any, vllm_config: Any) -> bool:
+    """Qwen3-Next's projection has the heads' q, k, v and gate interleaved: it is taken apart."""
+    heads = self.head_k_dim, self.head_v_dim, self.conv_kernel_size
+    dtypes = vllm_config.model_config.dtype, self.get_state_dtype()[0]
+    return (
+        heads == (_HEAD, _HEAD, 4)
+        and dtypes == (torch.bfloat16, torch.bfloat16)
+        and not self.gqa_interleaved_layout
+        and self.num_v_heads <= 8 * self.num_k_heads
+        and torch.cuda.is_available()
+        and torch.cuda.get_device_capability() >= (9, 0)
+    )
+
+
 def _put_layer() -> None:
     own = importlib.import_module(_LAYERS).QwenGatedDeltaNetAttention
+
+    def forward_core_fused_norm(
+        self: Any,
+        mixed_qkv: Tensor,
+        b: Tensor,
+        a: Tensor,
+        output_gate: Tensor,
+        core_attn_out: Tensor,
+    ) -> None:
+        call = own._forward_core_fused_norm
+        if _decodes_alone(self, _metadata(self)):
+            call = functools.partial(_whole, call)
+        call(self, mixed_qkv, b, a, output_gate, core_attn_out)
 
     def forward_core(
         self: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor
@@ -326,6 +408,8 @@ def _put_layer() -> None:
 
     methods = {
         "__module__": __name__,
+        "__init__": layer,
+        "_forward_core_fused_norm": forward_core_fused_norm,
         "_forward_core_decode_non_spec": decode_layer,
         "_forward_core": forward_core,
         "_forward_core_fused_norm_packed": fused_layer,
@@ -336,12 +420,24 @@ def _put_layer() -> None:
     )
 
 
+def _decodes_alone(self: Any, metadata: Any) -> bool:
+    return (
+        metadata is not None
+        and self.enable_packed_recurrent_decode
+        and metadata.spec_sequence_masks is None
+        and metadata.num_prefills == 0
+        and metadata.num_decodes > 0
+    )
+
+
 def _load(self: Any) -> None:
     """Load the libraries, or compile them, while vLLM starts and not at the first prompt."""
     if not CLIENT.active:
         return
     kind = self.get_state_dtype()[1], self.A_log.is_cuda
-    fused = (_layer_library,) if self.enable_fused_gdn_spec_decode else ()
+    drafts = self.speculative_config is not None
+    fused = (_layer_decode_library, *((_layer_library,) if drafts else ()))
+    fused = fused if self.enable_fused_gdn_spec_decode else ()
     for library in (_decode_library, _prefill_library, *fused):
         with contextlib.suppress(GdnError):  # a call will say it
             library[kind]
@@ -382,6 +478,10 @@ CLIENT = Client(
                     decode_layer,
                 ),
                 f"{_LAYERS}:{_DECODE}": (packed_decode,),
+                f"{_LAYERS}:QwenGatedDeltaNetAttention.__init__": (layer,),
+                f"{_LAYERS}:QwenGatedDeltaNetAttention._forward_core_fused_norm": (
+                    whole_layer,
+                ),
                 f"{_LAYERS}:QwenGatedDeltaNetAttention._forward_core_fused_norm_packed": (
                     fused_layer,
                 ),
@@ -408,6 +508,9 @@ CLIENT = Client(
     ],
 )
 _decode = CLIENT.guarded(_DECODE, packed_decode)
+_whole = CLIENT.guarded(
+    "QwenGatedDeltaNetAttention._forward_core_fused_norm", whole_layer
+)
 _prompts = CLIENT.guarded("QwenGatedDeltaNetAttention._forward_core", prompts_layer)
 _prefill = CLIENT.guarded("chunk_gated_delta_rule", prefill)
 _update = CLIENT.guarded(_UPDATE, mtp_verify)

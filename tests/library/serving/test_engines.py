@@ -23,6 +23,8 @@ import torch
 from library.serving.test_layer import call as layer_call
 from library.serving.test_layer import right as layer_right
 from library.serving.test_layer import rows_of
+from library.serving.test_layer_decode import call as decode_layer_call
+from library.serving.test_layer_decode import faults as decode_layer_faults
 
 from gdn import plugins, serving
 from gdn.serving import library, sglang, vllm
@@ -200,7 +202,7 @@ def test_another_signature_is_told_and_not_replaced(engine, change, capsys, capl
     with caplog.at_level(logging.WARNING, "gdn.serving"):
         assert len(ours.install()) == 2
     assert "QwenGatedDeltaNetAttention) is not replaced: " in caplog.text
-    made = layers.QwenGatedDeltaNetAttention()
+    made = unmade(layers)
     assert type(made) is layers.QwenGatedDeltaNetAttention
 
 
@@ -246,6 +248,12 @@ def test_without_the_engine(monkeypatch, capsys):
 # --- vLLM's hooks
 
 
+def unmade(layers) -> object:
+    """A layer of the class that vLLM takes, without what its own __init__ does."""
+    own = layers.QwenGatedDeltaNetAttention
+    return own.__new__(own)
+
+
 def vllm_layer(engine, convolved: list):
     """A layer as the model makes it, and the arguments of its decode."""
     layers = sys.modules[vllm._LAYERS]
@@ -259,7 +267,7 @@ def vllm_layer(engine, convolved: list):
 
     layers.causal_conv1d_update = convolve
     layers.is_conv_state_dim_first = lambda: False
-    made = layers.QwenGatedDeltaNetAttention()
+    made = unmade(layers)
     made.head_v_dim, made.tp_size = 128, 1
     made.kv_cache = torch.zeros(5, 3, 7), x["initial_state"]
     weight = torch.zeros(7, 1, 4)
@@ -336,13 +344,13 @@ class Batch:
 
         layers.causal_conv1d_fn = convolve
         layers.is_conv_state_dim_first = lambda: False
-        made = layers.QwenGatedDeltaNetAttention()
+        made = unmade(layers)
         vars(made).update(
             prefix="layer", head_k_dim=128, head_v_dim=128, tp_size=1,
             key_dim=self.H * 128, value_dim=self.HV * 128, activation="silu",
             kv_cache=(torch.zeros(5, 3, 7), self.pool), A_log=self.x["A_log"],
             dt_bias=self.x["dt_bias"], get_state_dtype=lambda: (None, torch.float32),
-            enable_fused_gdn_spec_decode=False,
+            enable_fused_gdn_spec_decode=False, speculative_config=None,
             conv1d=types.SimpleNamespace(weight=torch.zeros(7, 1, 4), bias=None),
         )  # fmt: skip
         return made
@@ -469,7 +477,7 @@ def test_libraries_are_loaded_while_vllm_measures_its_memory(
     ours, calls = engine
     ours.install()
     loaded = []
-    libraries = serving._decode, serving._prefill, serving._layer
+    libraries = serving._decode, serving._prefill, serving._layer_decode
     for exported in libraries:
         monkeypatch.setattr(
             type(exported),
@@ -514,7 +522,7 @@ class Drafts:
     def layer(self, own) -> object:
         layers = sys.modules[vllm._LAYERS]
         layers.fused_mtp_decode_impl = lambda: own
-        made = layers.QwenGatedDeltaNetAttention()
+        made = unmade(layers)
         vars(made).update(
             kv_cache=(None, self.x["state"]), A_log=self.x["A_log"],
             dt_bias=self.x["dt_bias"], head_k_dim=128, layer_norm_epsilon=1e-6,
@@ -568,6 +576,121 @@ def test_drafts_that_stay_vllm_s_own(release, engine):
     ours.uninstall()
     batch.call(made)
     assert len(calls) == 2 and serving.fallbacks()["vllm"] == {DRAFTS: 1}
+
+
+class Whole:
+    """A layer in vLLM's batch of decodes alone, before the convolution; a row more than decodes."""
+
+    def __init__(self, dtype=torch.float32) -> None:
+        self.x = decode_layer_call([3, 0, 1], 2, 6, "cpu", dtype, scale=128**-0.5)
+        slots = torch.cat([self.x["state_indices"], torch.tensor([2]).int()])
+        self.metadata = types.SimpleNamespace(
+            num_actual_tokens=3, num_decodes=3, num_prefills=0, spec_sequence_masks=None,
+            non_spec_state_indices_tensor=slots,
+        )  # fmt: skip
+
+    def layer(self, monkeypatch) -> object:
+        layers = sys.modules[vllm._LAYERS]
+        layers.is_conv_state_dim_first = lambda: True
+        monkeypatch.setattr(vllm, "_metadata", lambda layer: self.metadata)
+        x, made = self.x, unmade(layers)
+        vars(made).update(
+            kv_cache=(x["conv_state"], x["state"]), A_log=x["A_log"],
+            dt_bias=x["dt_bias"], head_k_dim=128, layer_norm_epsilon=1e-6,
+            conv1d=types.SimpleNamespace(weight=x["conv_weight"][:, None], bias=None),
+            norm=types.SimpleNamespace(weight=x["norm_weight"], activation="silu"),
+            enable_packed_recurrent_decode=True,
+        )  # fmt: skip
+        return made
+
+    def call(self, made) -> torch.Tensor:
+        names = "mixed_qkv", "b", "a", "output_gate"
+        rows = {name: torch.cat([self.x[name], self.x[name][:1]]) for name in names}
+        out = torch.zeros_like(rows["output_gate"])
+        made._forward_core_fused_norm(**rows, core_attn_out=out)
+        assert not out[3:].any()
+        return out[:3]
+
+
+@VLLM
+def test_vllm_s_layer_decodes_in_one_call(release, engine, monkeypatch):
+    if not inventory.cxx():
+        pytest.skip("no C++ compiler here")
+    ours, calls = engine
+    ours.install()
+    batch = Whole()
+    made = batch.layer(monkeypatch)
+
+    def in_vllm(**x):
+        out = batch.call(made)
+        return out, x["state"], x["conv_state"]
+
+    monkeypatch.setattr(serving, "layer_decode", in_vllm)
+    assert decode_layer_faults(batch.x) == []
+    assert calls == [] and serving.fallbacks()["vllm"] == {}
+
+
+@VLLM
+@pytest.mark.parametrize(
+    "changed", [{"num_prefills": 1}, {"num_decodes": 0}, {"spec_sequence_masks": 1}]
+)
+def test_other_batches_are_not_decodes(release, engine, changed, monkeypatch):
+    ours, calls = engine
+    ours.install()
+    batch = Whole()
+    vars(batch.metadata).update(changed)
+    batch.call(batch.layer(monkeypatch))
+    assert [name for name, _ in calls] == ["_forward_core_fused_norm"]
+    assert serving.fallbacks()["vllm"] == {}
+
+
+@VLLM
+def test_decodes_that_stay_vllm_s_own(release, engine, monkeypatch):
+    ours, calls = engine
+    ours.install()
+    batch = Whole()
+    batch.x["state"] = batch.x["state"].double()
+    batch.call(made := batch.layer(monkeypatch))
+    name = "_forward_core_fused_norm"
+    assert [name for name, _ in calls] == [name]
+    assert serving.fallbacks()["vllm"] == {f"QwenGatedDeltaNetAttention.{name}": 1}
+    ours.uninstall()
+    batch.call(made)
+    assert len(calls) == 2 and sum(serving.fallbacks()["vllm"].values()) == 1
+
+
+@VLLM
+@pytest.mark.parametrize(
+    "fused, changed",
+    [
+        (True, {}),
+        (False, {"gqa_interleaved_layout": True}),
+        (False, {"head_v_dim": 64}),
+        (False, {"num_v_heads": 18}),
+        (False, {"get_state_dtype": lambda: (torch.float32, torch.float32)}),
+    ],
+)
+def test_which_layers_have_it(release, engine, fused, changed, monkeypatch):
+    ours, _ = engine
+    ours.install()
+    layers = sys.modules[vllm._LAYERS]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    sizes = dict(
+        head_k_dim=128, head_v_dim=128, conv_kernel_size=4, num_k_heads=2, num_v_heads=6,
+        gqa_interleaved_layout=False, speculative_config=None,
+        get_state_dtype=lambda: (torch.bfloat16, torch.float32),
+        enable_fused_gdn_spec_decode=False,
+    ) | changed  # fmt: skip
+    monkeypatch.setattr(
+        layers.QwenGatedDeltaNetAttention,
+        "__init__",
+        lambda self, *given: vars(self).update(sizes),
+    )
+    config = types.SimpleNamespace(model_config=types.SimpleNamespace(dtype=torch.bfloat16))
+    made = layers.QwenGatedDeltaNetAttention.__new__(layers.QwenGatedDeltaNetAttention)
+    made.__init__(None, config)
+    assert made.enable_fused_gdn_spec_decode == fused
 
 
 def prefill_call(lengths=(3, 0, 4), **changed) -> tuple[dict, list]:
@@ -645,7 +768,7 @@ def test_a_name_that_another_plug_in_has_taken(release, engine, caplog):
     theirs = type("Theirs", (layers.QwenGatedDeltaNetAttention,), {})
     registry.register_oot("QwenGatedDeltaNetAttention")(theirs)
     assert len(ours.install()) == 2
-    assert type(layers.QwenGatedDeltaNetAttention()) is theirs
+    assert type(unmade(layers)) is theirs
     assert (
         "is not replaced: Duplicate layer name: QwenGatedDeltaNetAttention"
         in caplog.text
