@@ -67,12 +67,14 @@ def gpu(times: dict, name: str) -> list[str]:
 def notes(record: dict) -> list[str]:
     found = []
     errors = record.get("errors", {})
-    for part in ("prompt", "new"):
-        if errors:
-            both = turned(errors["baseline"][part], errors["gdn"][part])
-            found.append(f"- rms error of log-probabilities, {part} tokens: {both}")
-    calls = sum(record["fallbacks"].values())
-    return [*found, f"- calls that fell back: {calls}"]
+    for part in ("prompt", "new") if errors else ():
+        both = turned(errors["baseline"][part], errors["gdn"][part])
+        found.append(f"- rms error of log-probabilities, {part} tokens: {both}")
+    if "fallbacks" in record:
+        found.append(f"- calls that fell back: {sum(record['fallbacks'].values())}")
+    if "cut" in record:
+        found.append(f"- {record['cut']}")
+    return found
 
 
 def turned(own: float | None, ours: float | None) -> str:

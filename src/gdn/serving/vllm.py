@@ -3,8 +3,9 @@ version here. As an installed plug-in it starts with GDN_SERVE=1.
 
 Decodes, drafts and prompts are a layer's, registered out of tree (PluggableLayer.register_oot): a
 batch of decodes is one call of layer_decode, a prompt goes from the convolution to chunk_prefill,
-drafts to layer_post_conv, and states stay in vLLM's pool. Prompts in a batch with drafts are a CustomOp's. For the update that verifies drafts
-beside others vLLM has no hook: the name in the layer's module is set.
+drafts to layer_post_conv, and states stay in vLLM's pool. Prompts in a batch with drafts are a
+CustomOp's. For the update that verifies drafts beside others vLLM has no hook: the name in the
+layer's module is set.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def decode_layer(
     core_attn_out: Tensor,
     attn_metadata: Any,
 ) -> None:
-    """vLLM's layer in a batch of decodes alone, where whole_layer is not used: the convolution, then
-    packed_decode."""
+    """vLLM's layer in a batch of decodes alone, where whole_layer is not used: the convolution,
+    then packed_decode."""
     layers = importlib.import_module(_LAYERS)
     count = attn_metadata.num_actual_tokens
     slots = attn_metadata.non_spec_state_indices_tensor[:count]
@@ -359,7 +360,9 @@ def layer(
     """vLLM's layer as it is made. Its flag of drafts brings each batch to _forward_core_fused_norm,
     with the gate beside the tokens."""
     own = importlib.import_module(_LAYERS).QwenGatedDeltaNetAttention
-    own.__init__(self, config, vllm_config, prefix, gqa_interleaved_layout, reduce_results)
+    own.__init__(
+        self, config, vllm_config, prefix, gqa_interleaved_layout, reduce_results
+    )
     if CLIENT.active and self.speculative_config is None:
         self.enable_fused_gdn_spec_decode = _is_for_layer_decode(self, vllm_config)
 

@@ -687,7 +687,9 @@ def test_which_layers_have_it(release, engine, fused, changed, monkeypatch):
         "__init__",
         lambda self, *given: vars(self).update(sizes),
     )
-    config = types.SimpleNamespace(model_config=types.SimpleNamespace(dtype=torch.bfloat16))
+    config = types.SimpleNamespace(
+        model_config=types.SimpleNamespace(dtype=torch.bfloat16)
+    )
     made = layers.QwenGatedDeltaNetAttention.__new__(layers.QwenGatedDeltaNetAttention)
     made.__init__(None, config)
     assert made.enable_fused_gdn_spec_decode == fused
