@@ -181,6 +181,7 @@ def gdn_layer(
 gdn_decode_bf16 = gdn_decode
 gdn_decode_packed_bf16 = gdn_decode_packed
 gdn_mtp_bf16 = gdn_mtp
+gdn_layer_bf16 = gdn_layer
 gdn_layer_post_conv_bf16 = gdn_layer_post_conv
 gdn_mtp_packed_bf16 = gdn_mtp_packed
 gdn_prefill_packed_bf16 = gdn_prefill_packed
