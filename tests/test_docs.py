@@ -159,6 +159,38 @@ def test_the_examples_of_clients_take_turns(monkeypatch, capsys, tmp_path):
     assert "\nNot timed yet.\n" in table.filled(page, tmp_path / "none")
 
 
+def test_the_example_of_sglang_reads_what_its_benchmark_says(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "examples" / "clients")
+    import sglang_qwen
+
+    line = "x.py --heads 4/8 --batch 1,8 --pool bfloat16 -- --mem-fraction-static 0.4"
+    monkeypatch.setattr("sys.argv", line.split())
+    given, theirs = sglang_qwen.options()
+    assert (given.heads, given.prompts) == ("4/8", "")
+    assert theirs == ["--mem-fraction-static", "0.4"]
+    asked = []
+
+    def benchmark(command, **_):
+        asked.append(command)
+        record = {"batch_size": 8, "prefill_latency": 0.5, "median_decode_latency": 2.0}
+        (tmp_path / "results.jsonl").write_text(json.dumps(record) + "\n")
+        said = 'replaced ["decode"]\nWarmup ...\nfallbacks {}\n'
+        return subprocess.CompletedProcess(command, 0, said)
+
+    monkeypatch.setattr(subprocess, "run", benchmark)
+    given.model = tmp_path
+    done = sglang_qwen.asked("gdn", given, theirs)
+    assert [done["said"][name] for name in ("replaced", "fallbacks")] == [
+        '["decode"]',
+        "{}",
+    ]
+    assert [sglang_qwen.sample(record) for record in done["records"]] == [
+        (0.5, 2.0, 4.0)
+    ]
+    assert asked[0][-3:] == ["--", "--mem-fraction-static", "0.4"]
+    assert asked[0][asked[0].index("--pool") + 1] == "bfloat16"
+
+
 def test_the_gpus_time_of_a_token_is_without_that_of_the_prompt(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples" / "clients")
     import turns

@@ -1,4 +1,4 @@
-"""The tables of docs/serving.md from records of vllm_qwen.py and transformers_qwen.py.
+"""The tables of docs/serving.md from the records of the scripts beside it.
 
     python examples/clients/table.py docs/serving.md
 
@@ -33,7 +33,7 @@ def tables(file: Path) -> str:
 
 
 def table(record: dict) -> str:
-    client = "vllm" if "vllm" in record else "transformers"
+    client = next(name for name in ("vllm", "sglang", "transformers") if name in record)
     about = [f"{record['heads']} heads", f"a {record['pool']} pool"]
     about += [
         f"{record['layers']} layers",

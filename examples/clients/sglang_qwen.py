@@ -1,0 +1,132 @@
+"""A Qwen3.5 of random weights in SGLang 0.5.23, with gdn's kernels and without, in turns.
+
+    python examples/clients/sglang_qwen.py --batch 1,8,64 --out sglang.jsonl
+
+Each turn is a fresh process with SGLang's own benchmark of one batch (sglang.benchmark.one_batch),
+which waits for the GPU after each step; decode is in CUDA graphs. Prompts stay SGLang's own: decode
+alone is compared. It needs an NVIDIA GPU and sglang 0.5.23. What follows `--` is SGLang's.
+"""
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import turns
+
+
+def options() -> tuple[argparse.Namespace, list[str]]:
+    ours, _, theirs = " ".join(sys.argv[1:]).partition(" -- ")
+    parser = turns.options(__doc__, prompts="", layers=40)
+    add = parser.add_argument
+    add("--pool", default="float32", help="the states' dtype: float32 or bfloat16")
+    add("--turn", choices=turns.KINDS, help=argparse.SUPPRESS)
+    add("--model", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args(ours.split()), theirs.split()
+
+
+def save(given: argparse.Namespace, folder: Path) -> None:
+    """The model's sizes, without weights, and a tokenizer, which SGLang loads and does not ask."""
+    transformers = importlib.import_module("transformers")
+    text = turns.model_config(given)
+    eyes = {
+        "depth": 1,
+        "hidden_size": 64,
+        "num_heads": 1,
+        "out_hidden_size": given.hidden,
+    }
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=eyes)
+    config.architectures = ["Qwen3_5ForConditionalGeneration"]
+    saved = config.to_dict()
+    saved["text_config"]["full_attention_interval"] = 4  # which SGLang reads
+    (folder / "config.json").write_text(json.dumps(saved))
+    tokenizers = importlib.import_module("tokenizers")
+    words = tokenizers.models.WordLevel({"a": 0}, unk_token="a")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(words), unk_token="a"
+    )
+    tokenizer.save_pretrained(folder)
+
+
+def turn(given: argparse.Namespace, theirs: list[str]) -> None:
+    """In a process of its own: SGLang's benchmark of all batches; its records, and our counts."""
+    on_gdn = importlib.import_module("gdn.serving.sglang")
+    if given.turn == "gdn":
+        print("replaced", json.dumps(on_gdn.install()), flush=True)
+    benchmark = importlib.import_module("sglang.benchmark.one_batch")
+    sizes = [str(point.batch) for point in turns.points(given)]
+    sys.argv[1:] = [
+        *("--model-path", str(given.model), "--load-format", "dummy"),
+        *("--dtype", "bfloat16", "--mamba-ssm-dtype", given.pool),
+        *("--disable-radix-cache", "--random-seed", "0"),
+        *("--batch-size", *sizes, "--input-len", str(given.context)),
+        *("--output-len", str(given.new)),
+        *("--result-filename", str(given.model / "results.jsonl")),
+        *theirs,
+    ]
+    benchmark.cli_main()
+    print("fallbacks", json.dumps(dict(on_gdn.fallbacks)), flush=True)
+
+
+def asked(kind: str, given: argparse.Namespace, theirs: list[str]) -> dict[str, Any]:
+    """One turn: what it said of itself, and SGLang's records."""
+    results = given.model / "results.jsonl"
+    results.unlink(missing_ok=True)
+    command = [sys.executable, __file__, "--turn", kind, "--model", str(given.model)]
+    for name in ("layers", "hidden", "heads", "batch", "context", "new", "pool"):
+        command += [f"--{name}", str(getattr(given, name))]
+    done = subprocess.run([*command, "--", *theirs], stdout=-1, text=True)
+    if done.returncode or not results.is_file():
+        raise SystemExit(
+            f"SGLang's benchmark of {kind} has ended: {done.stdout[-2000:]}"
+        )
+    said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+    records = [json.loads(line) for line in results.read_text().splitlines()]
+    return {"said": said, "records": records}
+
+
+def sample(record: dict[str, Any]) -> turns.Sample:
+    each = record["median_decode_latency"]
+    return turns.Sample(record["prefill_latency"], each, record["batch_size"] / each)
+
+
+def main() -> None:
+    given, theirs = options()
+    if given.turn:
+        return turn(given, theirs)
+    if not (torch.cuda.is_available() and importlib.util.find_spec("sglang")):
+        raise SystemExit(
+            "sglang_qwen.py needs an NVIDIA GPU and sglang 0.5.23: pip install sglang==0.5.23"
+        )
+    found: dict[str, dict] = {kind: {} for kind in turns.KINDS}
+    said: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        given.model = Path(folder)
+        save(given, given.model)
+        for kind in turns.ORDER:
+            done = asked(kind, given, theirs)
+            said |= done["said"]
+            for record in done["records"]:
+                name = f"decode {record['batch_size']}x{given.context}"
+                found[kind].setdefault(name, []).append(sample(record))
+    about = {
+        "sglang": importlib.metadata.version("sglang"),
+        "torch": torch.__version__,
+        "baseline": "triton",
+        "heads": given.heads,
+        "layers": given.layers,
+        "pool": given.pool,
+        "replaced": json.loads(said["replaced"]),
+        "fallbacks": json.loads(said["fallbacks"]),
+    }
+    turns.finish(about, found, given.out)
+
+
+if __name__ == "__main__":
+    main()
