@@ -90,11 +90,12 @@ def whole_layer(
     """
     metadata = _metadata(self)
     count = metadata.num_actual_tokens
-    state, *weights = _convolution(self, importlib.import_module(_LAYERS))
+    state, weight, bias = _convolution(self, importlib.import_module(_LAYERS))
     layer_decode(
         mixed_qkv[:count],
         state,
-        *weights,
+        weight,
+        bias,
         a[:count],
         b[:count],
         self.A_log,
