@@ -174,19 +174,15 @@ def test_the_example_of_sglang_reads_what_its_benchmark_says(monkeypatch, tmp_pa
         asked.append(command)
         record = {"batch_size": 8, "prefill_latency": 0.5, "median_decode_latency": 2.0}
         (tmp_path / "results.jsonl").write_text(json.dumps(record) + "\n")
-        said = 'replaced ["decode"]\nWarmup ...\nfallbacks {}\n'
+        said = 'replaced ["decode"]\nWarmup ...\nfallbacks {"decode": 2}\n'
         return subprocess.CompletedProcess(command, 0, said)
 
     monkeypatch.setattr(subprocess, "run", benchmark)
     given.model = tmp_path
     done = sglang_qwen.asked("gdn", given, theirs)
-    assert [done["said"][name] for name in ("replaced", "fallbacks")] == [
-        '["decode"]',
-        "{}",
-    ]
-    assert [sglang_qwen.sample(record) for record in done["records"]] == [
-        (0.5, 2.0, 4.0)
-    ]
+    assert (done.replaced, done.fallbacks) == (["decode"], {"decode": 2})
+    (record,) = done.records
+    assert sglang_qwen.sample(record) == (0.5, 2.0, 4.0)
     assert asked[0][-3:] == ["--", "--mem-fraction-static", "0.4"]
     assert asked[0][asked[0].index("--pool") + 1] == "bfloat16"
 

@@ -10,42 +10,50 @@ alone is compared. It needs an NVIDIA GPU and sglang 0.5.23. What follows `--` i
 import argparse
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import turns
 
 
 def options() -> tuple[argparse.Namespace, list[str]]:
-    ours, _, theirs = " ".join(sys.argv[1:]).partition(" -- ")
+    """Ours, and what follows `--`."""
+    ours = sys.argv[1:]
+    theirs = []
+    if "--" in ours:
+        end = ours.index("--")
+        ours, theirs = ours[:end], ours[end + 1 :]
     parser = turns.options(__doc__, prompts="", layers=40)
     add = parser.add_argument
-    add("--pool", default="float32", help="the states' dtype: float32 or bfloat16")
+    dtypes = "float32", "bfloat16"
+    add("--pool", default="float32", choices=dtypes, help="the states' dtype")
     add("--turn", choices=turns.KINDS, help=argparse.SUPPRESS)
     add("--model", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args(ours.split()), theirs.split()
+    return parser.parse_args(ours), theirs
 
 
 def save(given: argparse.Namespace, folder: Path) -> None:
     """The model's sizes, without weights, and a tokenizer, which SGLang loads and does not ask."""
     transformers = importlib.import_module("transformers")
     text = turns.model_config(given)
-    eyes = {
+    vision = {
         "depth": 1,
         "hidden_size": 64,
         "num_heads": 1,
         "out_hidden_size": given.hidden,
     }
-    config = transformers.Qwen3_5Config(text_config=text, vision_config=eyes)
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=vision)
     config.architectures = ["Qwen3_5ForConditionalGeneration"]
     saved = config.to_dict()
     saved["text_config"]["full_attention_interval"] = 4  # which SGLang reads
-    (folder / "config.json").write_text(json.dumps(saved))
+    (folder / "config.json").write_text(json.dumps(saved), encoding="utf-8")
     tokenizers = importlib.import_module("tokenizers")
     words = tokenizers.models.WordLevel({"a": 0}, unk_token="a")
     tokenizer = transformers.PreTrainedTokenizerFast(
@@ -56,8 +64,9 @@ def save(given: argparse.Namespace, folder: Path) -> None:
 
 def turn(given: argparse.Namespace, theirs: list[str]) -> None:
     """In a process of its own: SGLang's benchmark of all batches; its records, and our counts."""
-    on_gdn = importlib.import_module("gdn.serving.sglang")
+    on_gdn = None
     if given.turn == "gdn":
+        on_gdn = importlib.import_module("gdn.serving.sglang")
         print("replaced", json.dumps(on_gdn.install()), flush=True)
     benchmark = importlib.import_module("sglang.benchmark.one_batch")
     sizes = [str(point.batch) for point in turns.points(given)]
@@ -71,24 +80,37 @@ def turn(given: argparse.Namespace, theirs: list[str]) -> None:
         *theirs,
     ]
     benchmark.cli_main()
-    print("fallbacks", json.dumps(dict(on_gdn.fallbacks)), flush=True)
+    if on_gdn:
+        print("fallbacks", json.dumps(dict(on_gdn.fallbacks)), flush=True)
 
 
-def asked(kind: str, given: argparse.Namespace, theirs: list[str]) -> dict[str, Any]:
-    """One turn: what it said of itself, and SGLang's records."""
+class Turn(NamedTuple):
+    """What was replaced and fell back, and SGLang's records."""
+
+    replaced: list[str]
+    fallbacks: dict[str, int]
+    records: list[dict[str, Any]]
+
+
+def asked(kind: str, given: argparse.Namespace, theirs: list[str]) -> Turn:
     results = given.model / "results.jsonl"
     results.unlink(missing_ok=True)
     command = [sys.executable, __file__, "--turn", kind, "--model", str(given.model)]
     for name in ("layers", "hidden", "heads", "batch", "context", "new", "pool"):
         command += [f"--{name}", str(getattr(given, name))]
-    done = subprocess.run([*command, "--", *theirs], stdout=-1, text=True)
+    command += ["--", *theirs]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode or not results.is_file():
         raise SystemExit(
             f"SGLang's benchmark of {kind} has ended: {done.stdout[-2000:]}"
         )
-    said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
-    records = [json.loads(line) for line in results.read_text().splitlines()]
-    return {"said": said, "records": records}
+    told = {"replaced": "[]", "fallbacks": "{}"}
+    for line in done.stdout.splitlines():
+        word, _, rest = line.partition(" ")
+        if word in told:
+            told[word] = rest
+    lines = results.read_text(encoding="utf-8").splitlines()
+    return Turn(*map(json.loads, told.values()), list(map(json.loads, lines)))
 
 
 def sample(record: dict[str, Any]) -> turns.Sample:
@@ -104,17 +126,19 @@ def main() -> None:
         raise SystemExit(
             "sglang_qwen.py needs an NVIDIA GPU and sglang 0.5.23: pip install sglang==0.5.23"
         )
-    found: dict[str, dict] = {kind: {} for kind in turns.KINDS}
-    said: dict[str, str] = {}
+    samples: dict[str, dict] = {kind: {} for kind in turns.KINDS}
+    replaced: list[str] = []
+    fallbacks: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         given.model = Path(folder)
         save(given, given.model)
         for kind in turns.ORDER:
             done = asked(kind, given, theirs)
-            said |= done["said"]
-            for record in done["records"]:
+            replaced = done.replaced or replaced
+            fallbacks.update(done.fallbacks)
+            for record in done.records:
                 name = f"decode {record['batch_size']}x{given.context}"
-                found[kind].setdefault(name, []).append(sample(record))
+                samples[kind].setdefault(name, []).append(sample(record))
     about = {
         "sglang": importlib.metadata.version("sglang"),
         "torch": torch.__version__,
@@ -122,10 +146,10 @@ def main() -> None:
         "heads": given.heads,
         "layers": given.layers,
         "pool": given.pool,
-        "replaced": json.loads(said["replaced"]),
-        "fallbacks": json.loads(said["fallbacks"]),
+        "replaced": replaced,
+        "fallbacks": dict(fallbacks),
     }
-    turns.finish(about, found, given.out)
+    turns.finish(about, samples, given.out)
 
 
 if __name__ == "__main__":

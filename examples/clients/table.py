@@ -65,16 +65,16 @@ def gpu(times: dict, name: str) -> list[str]:
 
 
 def notes(record: dict) -> list[str]:
-    found = []
-    errors = record.get("errors", {})
-    for part in ("prompt", "new") if errors else ():
-        both = turned(errors["baseline"][part], errors["gdn"][part])
-        found.append(f"- rms error of log-probabilities, {part} tokens: {both}")
+    lines = []
+    errors = record.get("errors", {"baseline": {}, "gdn": {}})
+    for part, own in errors["baseline"].items():
+        both = turned(own, errors["gdn"][part])
+        lines.append(f"- rms error of log-probabilities, {part} tokens: {both}")
     if "fallbacks" in record:
-        found.append(f"- calls that fell back: {sum(record['fallbacks'].values())}")
+        lines.append(f"- calls that fell back: {sum(record['fallbacks'].values())}")
     if "cut" in record:
-        found.append(f"- {record['cut']}")
-    return found
+        lines.append(f"- {record['cut']}")
+    return lines
 
 
 def turned(own: float | None, ours: float | None) -> str:

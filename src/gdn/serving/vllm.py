@@ -385,18 +385,11 @@ def _is_for_layer_decode(self: Any, vllm_config: Any) -> bool:
 def _put_layer() -> None:
     own = importlib.import_module(_LAYERS).QwenGatedDeltaNetAttention
 
-    def forward_core_fused_norm(
-        self: Any,
-        mixed_qkv: Tensor,
-        b: Tensor,
-        a: Tensor,
-        output_gate: Tensor,
-        core_attn_out: Tensor,
-    ) -> None:
+    def forward_core_fused_norm(self: Any, *batch: Tensor, **named: Tensor) -> None:
         call = own._forward_core_fused_norm
         if _decodes_alone(self, _metadata(self)):
             call = functools.partial(_whole, call)
-        call(self, mixed_qkv, b, a, output_gate, core_attn_out)
+        call(self, *batch, **named)
 
     def forward_core(
         self: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor

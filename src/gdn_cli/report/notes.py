@@ -106,9 +106,14 @@ class Note:
 def notes(book: Book, op: str | None = None) -> list[Note]:
     """Notes on the numbers of one op or of all, the most serious first."""
     measured = [m for m in book.measured if op in (None, m.op)]
-    every = [*failures(book, measured), *doubts(measured), *remarks(measured)]
-    every += mixed(book.groups if op is None else book.of(op))
-    every += not_run(m for m in missing(book) if op in (None, m.op))
+    lacking = [m for m in missing(book) if op in (None, m.op)]
+    groups = book.groups if op is None else book.of(op)
+    every: list[Note] = []
+    every += failures(book, measured)
+    every += doubts(measured)
+    every += remarks(measured)
+    every += mixed(groups)
+    every += not_run(lacking)
     return every
 
 
@@ -204,18 +209,27 @@ def _below(record: Record, lines: list[str]) -> tuple[str, ...]:
 
 def doubts(measured: list[Measurement]) -> Iterator[Note]:
     """A note for each doubt, of all times that have it."""
-    every = [(m, text) for m in measured for text in m.record.doubts or []]
-    for text, same in grouped(every, lambda doubt: doubt[1]).items():
-        yield Note("doubt", f"{where([m for m, _ in same])}: {text}")
+    by_text: dict[str, list[Measurement]] = {}
+    for m in measured:
+        for text in m.record.doubts or []:
+            by_text.setdefault(text, []).append(m)
+
+    for text, same in by_text.items():
+        yield Note("doubt", f"{where(same)}: {text}")
 
 
 def remarks(measured: list[Measurement]) -> Iterator[Note]:
     """What the tiers and the algos said about themselves."""
-    remarked = [m for m in measured if m.timing and m.timing.note]
-    for text, same in grouped(remarked, lambda m: m.timing and m.timing.note).items():
+    by_text: dict[str, list[Measurement]] = {}
+    for m in measured:
+        if m.timing and m.timing.note:
+            by_text.setdefault(m.timing.note, []).append(m)
+
+    for text, same in by_text.items():
         yield Note("note", f"{where(same)}: {text}")
 
-    for algo, backend in dict.fromkeys((m.algo, m.record.backend) for m in measured):
+    backends = {(m.algo, m.record.backend): None for m in measured}
+    for algo, backend in backends:
         if backend:
             yield Note("note", f"{algo} ran its backend {backend}")
 
@@ -224,11 +238,12 @@ def tuned(book: Book) -> list[Note]:
     """Notes on algos whose constants were tuned for another GPU than the one they ran on."""
     near = [m for m in book.measured if m.record.tuned_nearest]
     by_tuning = grouped(near, lambda m: (m.algo, m.record.tuned_for or ""))
+    lines = []
+    for (algo, gpu), measured in sorted(by_tuning.items()):
+        text = _tuned_for(gpu, book, measured)
+        lines.append(Note("note", f"{algo}: {text}"))
 
-    return [
-        Note("note", f"{algo}: {_tuned_for(gpu, book, measured)}")
-        for (algo, gpu), measured in sorted(by_tuning.items())
-    ]
+    return lines
 
 
 def _tuned_for(gpu: str, book: Book, measured: list[Measurement]) -> str:
@@ -252,9 +267,12 @@ def _ratios(gpu: str, book: Book, measured: list[Measurement]) -> list[float]:
     for m in measured:
         algos = {algo.name: algo for algo in book.registry.of(m.op)}
         algo = algos.get(m.algo)
-        there = tuned_table.times(algo, gpu, m.tier, m.l2) if algo else {}
-        if m.workload in there and m.median_us:
-            ratios.append(m.median_us / there[m.workload])
+        if algo is None or not m.median_us:
+            continue
+
+        times = tuned_table.times(algo, gpu, m.tier, m.l2)
+        if m.workload in times:
+            ratios.append(m.median_us / times[m.workload])
 
     return ratios
 
@@ -266,17 +284,22 @@ def where(measured: list[Measurement]) -> str:
     if labels:
         text += f" at {units.listed(labels, most=4)}"
 
-    details = [m.tier for m in measured if m.tier and m.passed]
-    details += [f"GPU {m.gpu}" for m in measured if m.gpu is not None]
+    tiers = [m.tier for m in measured if m.tier and m.passed]
+    gpus = [f"GPU {m.gpu}" for m in measured if m.gpu is not None]
+    details = dict.fromkeys(tiers + gpus)
     if details:
-        text += f" ({', '.join(dict.fromkeys(details))})"
+        text += f" ({', '.join(details)})"
 
     return shown(text)
 
 
 def mixed(groups: list[Group]) -> list[Note]:
     """Notes on numbers of several origins."""
-    return list(dict.fromkeys(note for group in groups for note in _mixed(group)))
+    unique: dict[Note, None] = {}
+    for group in groups:
+        unique |= dict.fromkeys(_mixed(group))
+
+    return list(unique)
 
 
 def _mixed(group: Group) -> Iterator[Note]:
@@ -288,10 +311,12 @@ def _mixed(group: Group) -> Iterator[Note]:
             of_algo[m.record.source_hash] = m.source.name
 
     for name, values in facts.items():
-        if len(values) > 1:
-            files = "; ".join(f"{value} in {file}" for value, file in values.items())
-            head = f"{group.op}, {group.how}"
-            yield Note("mixed", f"{head}: more than one {name}: {files}")
+        if len(values) == 1:
+            continue
+
+        files = [f"{value} in {file}" for value, file in values.items()]
+        text = f"{group.op}, {group.how}: more than one {name}"
+        yield Note("mixed", f"{text}: {'; '.join(files)}")
 
 
 def _facts(group: Group) -> dict[str, dict[str, str]]:

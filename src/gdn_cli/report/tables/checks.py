@@ -28,13 +28,16 @@ def summary(book: Book, op: str) -> Table | None:
     columns = words("algo", "on") + numbers("right", *outputs)
     table = Table("Workloads on which each algo is right", columns)
     for check in checks:
-        how = NOT_ITSELF.get(check.mode)
-        right = f"{check.right}/{check.of}"
+        device = check.device
+        if how := NOT_ITSELF.get(check.mode):
+            device += f", {how}"
+
+        mark = Mark.NONE if check.right == check.of else Mark.BAD
         table.add(
             Name(check.algo),
-            f"{check.device}, {how}" if how else check.device,
-            Cell(right, Mark.NONE if check.right == check.of else Mark.BAD),
-            *(_number(check.errors.get(name), "") for name in outputs),
+            device,
+            Cell(f"{check.right}/{check.of}", mark),
+            *_numbers(check.errors, outputs),
         )
 
     _add_limits(table, book.registry.ops.get(op), outputs)
@@ -59,12 +62,16 @@ def by_call(
         errors = notes.largest_errors(records)
         passed = sum(record.passed for record in records)
         asked = sum(record.unfinished or 1 for record in records)
+        verdict = Cell("passed", Mark.GOOD)
+        if point.failed:
+            verdict = became(point)
+
         table.add(
             point.label,
             point.name(several),
-            became(point) if point.failed else Cell("passed", Mark.GOOD),
+            verdict,
             f"{passed}/{asked}",
-            *(_number(errors.get(name), "") for name in outputs),
+            *_numbers(errors, outputs),
         )
 
     _add_limits(table, known, outputs)
@@ -120,20 +127,14 @@ def on_hard_inputs(
     columns = words("algo") + numbers("largest") + words("of", "at", "at most")
     worst = Table("the largest relative error of each", columns)
     largest = stress.largest(records)
-    for row in sorted(largest, key=lambda row: stress.size(row.error), reverse=True):
-        limit = None
-        if known:
-            hard = known.stress.get(row.stress)
-            own_limit = hard.tolerance if hard else None
-            limit = own_limit or known.tolerance.get(row.output)
-
-        text = f"{limit:g}" if limit else ""
+    largest.sort(key=lambda row: stress.size(row.error), reverse=True)
+    for row in largest:
         worst.add(
             row.algo,
             _number(row.error),
             row.output,
             row.stress,
-            text,
+            _limit(known, row),
         )
 
     for table in (relative, worst):
@@ -144,6 +145,19 @@ def on_hard_inputs(
         ]
 
         yield table
+
+
+def _limit(known: Op | None, row: stress.Largest) -> str:
+    """The greatest error that is allowed for an output on a hard input."""
+    if known is None:
+        return ""
+
+    limit = known.tolerance.get(row.output)
+    hard = known.stress.get(row.stress)
+    if hard and hard.tolerance:
+        limit = hard.tolerance
+
+    return f"{limit:g}" if limit else ""
 
 
 def _error(record: Record | None) -> Cell:
@@ -159,6 +173,13 @@ def _error(record: Record | None) -> Cell:
     text = _number(max(errors) if len(errors) == len(check.errors) else None)
 
     return Cell(text) if record.passed else Cell(f"{text} !", Mark.BAD)
+
+
+def _numbers(
+    errors: dict[str, float],
+    outputs: list[str],
+) -> list[str]:
+    return [_number(errors.get(name), "") for name in outputs]
 
 
 def _number(error: float | None, unknown: str = "no number") -> str:
