@@ -6,9 +6,9 @@ What is between `<!-- clients FILE -->` and `<!-- /clients -->` is written anew;
 records beside `docs`.
 """
 
+import argparse
 import json
 import re
-import sys
 from pathlib import Path
 
 BLOCK = re.compile(r"(<!-- clients (\S+) -->\n).*?(<!-- /clients -->)", re.DOTALL)
@@ -90,6 +90,10 @@ def row(cells: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    page = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("page", type=Path, help="such as docs/serving.md")
+    page = parser.parse_args().page
+    if not page.is_file():
+        raise SystemExit(f"table.py: {page}: no such file; name docs/serving.md")
     text = filled(page.read_text(encoding="utf-8"), page.resolve().parent.parent)
     page.write_text(text, encoding="utf-8")
