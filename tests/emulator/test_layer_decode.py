@@ -32,8 +32,8 @@ DRIVER = """
 #include "layer_decode.cuh"
 struct Call {
   void *slots, *qkv, *pool, *a, *b, *A_log, *dt_bias, *output;
-  void *conv_state, *conv_weight, *conv_bias, *gate, *norm_weight;
-  int64_t slot_stride, qkv_stride, a_stride, b_stride, conv_slot_stride, gate_stride;
+  void *conv_state, *conv_weight, *conv_bias, *gate, *norm_weight, *output_scale;
+  int64_t slot_stride, qkv_stride, a_stride, b_stride, conv_slot_stride, gate_stride, scale_row, scale_head;
   float scale, norm_epsilon;
   int32_t B, H, HV, slots_end, slots_wide, dt_bias_half, taps_inner, weight_bf16, sigmoid;
   uint32_t head_bytes, pair_bytes, word_bytes;
@@ -58,10 +58,12 @@ int run(int cut, const Call& c) {
   p.word_bytes = c.word_bytes, p.taps_inner = c.taps_inner, p.gate = (bf*)c.gate, p.gate_stride = c.gate_stride;
   p.norm_weight = c.norm_weight, p.weight_bf16 = c.weight_bf16, p.norm_epsilon = c.norm_epsilon, p.sigmoid = c.sigmoid;
   const gdn::LayerDecode<gdn::PoolArguments<T>> any{p, p};
+  const gdn::ScaledLayerDecode<gdn::PoolArguments<T>> scaled{any, {(float*)c.output_scale, c.scale_row, c.scale_head}};
   const uint32_t heads = c.B * c.HV, group = c.HV / c.H;
   int i = 0;
 #define CUT(l, r, n, w) \\
-  if (i++ == cut) return p.plain() ? launch<l, r, n, w>(p, heads, group) : launch<l, r, n, w>(any, heads, group), 0;
+  if (i++ == cut) return c.output_scale ? launch<l, r, n, w>(scaled, heads, group) : \\
+    p.plain() ? launch<l, r, n, w>(p, heads, group) : launch<l, r, n, w>(any, heads, group), 0;
   @CUTS@
   return 1;
 }
@@ -71,7 +73,9 @@ extern "C" int layer(int dtype, int cut, const Call* c) {
 """
 # a quarter of it to compile, for a pool of float32 whose heads are dense
 PLAIN = DRIVER.replace(
-    "p.plain() ? launch<l, r, n, w>(p, heads, group) : ", ""
+    """c.output_scale ? launch<l, r, n, w>(scaled, heads, group) : \\
+    p.plain() ? launch<l, r, n, w>(p, heads, group) : """,
+    "",
 ).replace(
     "launch<l, r, n, w>(any, heads, group)", "launch<l, r, n, w>(p, heads, group)"
 )
@@ -98,6 +102,7 @@ class Problem:
 
     sigmoid = False
     epsilon = 1e-6
+    output_scale = None
 
     def __init__(self, H, HV, slots, dtype=torch.float32, taps_inner=False):
         draw = torch.Generator().manual_seed(len(slots) * 100 + HV)
@@ -139,6 +144,9 @@ class Problem:
             conv_bias=self.conv_bias,
             gate=self.z,
             norm_weight=self.weight,
+            output_scale=self.output_scale,
+            scale_row=1,
+            scale_head=len(self.slots),
             slot_stride=self.pool.stride(0),
             qkv_stride=self.qkv.stride(0),
             a_stride=self.a.stride(0),
@@ -210,6 +218,27 @@ def test_a_bias_a_sigmoid_and_narrow_constants(library, cut):
         problem.dt_bias.bfloat16(),
     )
     check(library, problem, cut)
+
+
+@EVERY_CUT
+def test_outputs_of_eight_bits(library, cut):
+    """A head's largest one is 448, and all are within half a step of float64 (2^-4 of it)."""
+    problem, wide = Problem(1, 2, [3, 0, 1]), Problem(1, 2, [3, 0, 1])
+    wide.call(library, cut)
+    problem.output = torch.zeros(3, 2, 128, dtype=torch.float8_e4m3fn)
+    problem.output_scale = torch.full((2, 3), math.nan)
+    problem.call(library, cut)
+    output, scale = problem.output.double(), problem.output_scale.T.double()
+    exact = wide.output.double()
+    live = problem.slots > 0
+    assert (output[live].abs().amax(-1) == 448).all() and not output[~live].any()
+    torch.testing.assert_close(
+        scale[live] * 448, exact[live].abs().amax(-1), rtol=5e-3, atol=0
+    )
+    torch.testing.assert_close(scale[~live], torch.full((1, 2), 1e-10 / 448).double())
+    error = (output * scale[..., None] - exact).abs()
+    assert (error <= 0.067 * exact.abs() + scale[..., None] * 2**-9).all()
+    assert torch.equal(problem.pool, wide.pool)
 
 
 @EVERY_CUT

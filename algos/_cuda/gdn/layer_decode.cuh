@@ -21,12 +21,14 @@
 // The norm. A head's sum of squares needs all its rows. Each warp sends the sum of its own ones to all CTAs of the head, its own
 // among them, by stores that count for a barrier there (st.async), then writes its states, and only then waits. The same barrier of
 // the cluster as above is waited for before: all CTAs have begun by then. And they are there as long as others write to them, since
-// their own warps wait for the sums of all warps of the head.
+// their own warps wait for the sums of all warps of the head. With outputs of eight bits the largest |o weight gate| goes the same
+// way: the norm is one factor for all of a head.
 // Provenance: as decode.cuh; the convolution is Mamba's (arXiv 2312.00752), the norm RMSNorm (arXiv 1910.07467). Written here.
 #pragma once
 
 #include "cluster.cuh"
 #include "decode.cuh"
+#include "e4m3.cuh"
 #include "mma_bf16.cuh"
 #include "order.cuh"
 #include "wgmma_bf16.cuh"
@@ -34,6 +36,7 @@
 namespace gdn {
 
 constexpr int TAPS = 4;
+constexpr float LARGEST_E4M3 = 448.f, LEAST_AMAX = 1e-10f;  // a head of zeros has a scale, too
 
 // What a call has around its step. Without CONV there is nothing of the convolution; with it no accepted.
 struct AroundStep {
@@ -55,7 +58,20 @@ struct AroundStep {
 
 // Pool: PlainPool or PoolArguments; new_pool, new_slots and has_state of it are not used.
 template <typename Pool>
-struct LayerDecode : Pool, AroundStep {};
+struct LayerDecode : Pool, AroundStep {
+  static constexpr bool SCALED = false;
+};
+
+struct HeadScales {
+  float* output_scale;            // [B, HV]
+  int64_t scale_row, scale_head;  // its strides
+};
+
+// Outputs are of eight bits, e4m3, and to be multiplied by their head's scale.
+template <typename Pool>
+struct ScaledLayerDecode : LayerDecode<Pool>, HeadScales {
+  static constexpr bool SCALED = true;
+};
 
 #ifdef __CUDACC__
 
@@ -187,8 +203,9 @@ template <bool CONV, int TILE, int THREADS, int SUMS, int AHEAD>
 struct LayerDecodeMemory {
   alignas(16) char ahead[AHEAD];  // S of later passes
   typename Convolution<CONV, TILE, THREADS>::Memory convolution;
-  uint64_t arrived;
-  float squares[SUMS];
+  uint64_t arrived;  // bytes of squares and largest
+  alignas(16) float squares[SUMS];
+  float largest[SUMS];
 };
 
 // Constants as gdn_decode_v5 has them.
@@ -217,6 +234,20 @@ gdn_layer_decode(const __grid_constant__ Call p) {
   Convolution<CONV, TILE, THREADS> convolution(memory.convolution);
   const uint32_t lane = threadIdx.x % LANES, first = threadIdx.x / LANES;
   const uint32_t r_own = ROWS == 1 ? 0 : lane % (LANES / 2) / COPIES;     // as in decode.cuh: of the row whose o this lane has
+
+  const uint32_t rank = cluster_rank();
+  const auto begin = [&] {
+    if (TILES > 1 && threadIdx.x == 0) {
+      mbarrier_init(shared_address(&memory.arrived), 1);
+      mbarrier_arrive_expect_tx(shared_address(&memory.arrived), sizeof memory.squares * (Call::SCALED ? 2 : 1));
+      mbarrier_init_fence();
+    }
+  };
+  if constexpr (!CONV) {  // before any load, for which the fence would wait
+    begin();
+    __syncwarp();
+    flashcore::cluster_arrive_only();
+  }
 
   // 1. What does not depend on the slot, while that is on its way
   const uint32_t i_bh = blockIdx.x / TILES, tile = blockIdx.x % TILES;
@@ -278,16 +309,10 @@ gdn_layer_decode(const __grid_constant__ Call p) {
   }
 
   // 3. The convolution; who has computed with what it has read arrives at the cluster's barrier
-  const uint32_t rank = cluster_rank();
-  if (TILES > 1 && threadIdx.x == 0) {
-    const uint32_t barrier = shared_address(&memory.arrived);
-    mbarrier_init(barrier, 1);
-    mbarrier_arrive_expect_tx(barrier, sizeof memory.squares);
-    mbarrier_init_fence();
-  }
+  if constexpr (CONV) begin();
   convolution.compute(p, slot, live, rank == 0);
   __syncthreads();
-  flashcore::cluster_arrive_only();
+  if constexpr (CONV) flashcore::cluster_arrive_only();
 
   // 4. Gates and dots, as in decode.cuh
   float k[CHUNK], q[CHUNK];
@@ -298,6 +323,10 @@ gdn_layer_decode(const __grid_constant__ Call p) {
   }
   const float g = decay(__uint_as_float(A_log), token_value<__nv_bfloat16>(a) + dt_bias.value(p.dt_bias_half));
   const float beta = sigmoid(token_value<__nv_bfloat16>(b));
+  const auto scaled = [&](int pass) {
+    const float x = low(gates[pass]), opened = p.sigmoid ? sigmoid(x) : x * sigmoid(x);
+    return weights[pass].value(p.weight_bf16) * opened;
+  };
   constexpr int CHAINS = ROWS == 1 && CHUNK == 16 ? 2 : 1;
   float z = dot<CHUNK, CHAINS>(k, q), kk = dot<CHUNK, 1>(k, k), qq = dot<CHUNK, 1>(q, q);
 #pragma unroll
@@ -358,14 +387,25 @@ gdn_layer_decode(const __grid_constant__ Call p) {
       for (uint32_t m = COPIES; m < LANES / 2; m *= 2) square += __shfl_xor_sync(ALL, square, m);
 #pragma unroll
       for (uint32_t m = LANES; m < 32; m *= 2) square += __shfl_xor_sync(ALL, square, m);
+      float largest = 0.f;
+      if constexpr (Call::SCALED) {
+#pragma unroll
+        for (int i = 0; i < PASSES; ++i) largest = fmaxf(largest, fabsf(o[i] * scaled(i)));
+#pragma unroll
+        for (uint32_t m = COPIES; m < LANES / 2; m *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, m));
+#pragma unroll
+        for (uint32_t m = LANES; m < 32; m *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, m));
+      }
       const uint32_t thread = threadIdx.x % 32, warp = threadIdx.x / 32;
       if (TILES > 1 || (CONV && rank == 0)) flashcore::cluster_wait();
       if constexpr (TILES == 1) {
         if (thread == 0) memory.squares[warp] = square;
+        if (Call::SCALED && thread == 0) memory.largest[warp] = largest;
       } else if (thread < TILES) {
         const int to = static_cast<int>(rank - tile + thread);
-        const uint32_t place = shared_address(&memory.squares[tile * WARPS + warp]), barrier = shared_address(&memory.arrived);
-        store_at_peer(at_peer(place, to), __float_as_uint(square), at_peer(barrier, to));
+        const uint32_t barrier = at_peer(shared_address(&memory.arrived), to), place = tile * WARPS + warp;
+        store_at_peer(at_peer(shared_address(&memory.squares[place]), to), __float_as_uint(square), barrier);
+        if constexpr (Call::SCALED) store_at_peer(at_peer(shared_address(&memory.largest[place]), to), __float_as_uint(largest), barrier);
       }
     }
 
@@ -390,19 +430,35 @@ gdn_layer_decode(const __grid_constant__ Call p) {
   // 7. Norm and gate
   if constexpr (TILES == 1) __syncthreads();
   else mbarrier_wait(shared_address(&memory.arrived), 0);
-  float all = 0.f;  // in the same order whoever adds
+  float all[2] = {};  // in the same order whoever adds
+  constexpr int AT_ONCE = Shape::SUMS % 4 == 0 ? 4 : 1;
 #pragma unroll
-  for (int i = 0; i < Shape::SUMS; i += 32)
-    if (i + 32 <= Shape::SUMS || i + threadIdx.x % 32 < Shape::SUMS) all += memory.squares[i + threadIdx.x % 32];
-#pragma unroll
-  for (int m = 16; m > 0; m /= 2) all += __shfl_xor_sync(ALL, all, m);
-  const float norm = rsqrtf(fmaf(all, 1.f / V, p.norm_epsilon));
-  if ((ROWS == 1 || lane < LANES / 2) && lane % COPIES == 0) {
+  for (int i = 0; i < Shape::SUMS; i += AT_ONCE) {
+    if constexpr (AT_ONCE == 4) {
+      const float4 x = *reinterpret_cast<const float4*>(&memory.squares[i]);
+      all[i / 4 % 2] += (x.x + x.y) + (x.z + x.w);
+    } else {
+      all[0] += memory.squares[i];
+    }
+  }
+  const float norm = rsqrtf(fmaf(all[0] + all[1], 1.f / V, p.norm_epsilon));
+  const bool writes = (ROWS == 1 || lane < LANES / 2) && lane % COPIES == 0;
+  const uint32_t row = i_bh * V + own;
+  if constexpr (Call::SCALED) {
+    float largest = 0.f;
+    for (int i = 0; i < Shape::SUMS; ++i) largest = fmaxf(largest, memory.largest[i]);
+    const float scale = fmaxf(live ? largest * norm : 0.f, LEAST_AMAX) / LARGEST_E4M3;
+    if (tile == 0 && threadIdx.x == 0) p.output_scale[i_b * p.scale_row + i_hv * p.scale_head] = scale;
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) {
-      const float x = low(gates[pass]), opened = p.sigmoid ? sigmoid(x) : x * sigmoid(x);
-      const float y = o[pass] * norm * (weights[pass].value(p.weight_bf16) * opened);
-      p.output[i_bh * V + own + pass * PASS] = __float2bfloat16(live ? y : 0.f);
+      const float y = live ? o[pass] * norm * scaled(pass) / scale : 0.f;
+      if (writes) reinterpret_cast<uint8_t*>(p.output)[row + pass * PASS] = ptx::to_e4m3(y);
+    }
+  } else if (writes) {
+#pragma unroll
+    for (int pass = 0; pass < PASSES; ++pass) {
+      const float y = o[pass] * norm * scaled(pass);
+      p.output[row + pass * PASS] = __float2bfloat16(live ? y : 0.f);
     }
   }
 #endif

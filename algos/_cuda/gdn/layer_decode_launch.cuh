@@ -1,4 +1,4 @@
-// The launch of layer_decode.cuh's kernel with the constants that TUNED (tuned.h, included before this file) has for this GPU and size.
+// The launch of layer_decode.cuh's kernel with the constants that a table like TUNED has for this GPU and size.
 #pragma once
 
 #include <tvm/ffi/extra/cuda/base.h>
@@ -6,26 +6,14 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
-#include "layer_decode.cuh"
+#include "clusters.cuh"
+#include "layer_decode_calls.cuh"
 #include "tuned_row.cuh"
 
 namespace gdn {
-
-// CTAs of a cluster that this GPU can have: 8 everywhere, 16 of those of data centres. 0 without clusters.
-inline int most_ctas(int device) {
-  static std::array<std::atomic<int>, 64> known{};  // plus one; 0: not asked yet
-  const bool kept = device >= 0 && device < 64;
-  int most = kept ? known[device].load(std::memory_order_relaxed) - 1 : -1;
-  if (most < 0) {
-    int major = 0;
-    TVM_FFI_CHECK_CUDA_ERROR(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    most = major < 9 ? 0 : major <= 10 ? 16 : 8;
-    if (kept) known[device].store(most + 1, std::memory_order_relaxed);
-  }
-  return most;
-}
 
 // static: a process may have several builds of this library, and each must set the attributes of its own kernels.
 template <typename Call, bool CONV, int LANES, int ROWS, int PASSES, int WARPS, int LOAD, int STORE, int RESIDENT>
@@ -52,35 +40,53 @@ static void launch_layer_decode(const Call& p, int64_t heads, int64_t group, int
   TVM_FFI_CHECK_CUDA_ERROR(cudaLaunchKernelEx(&config, kernel, p));
 }
 
-// Of a row of TUNED: CTAs of a head.
-constexpr int64_t tiles_of(const Tuned& row) { return V / (row.warps * (32 / row.lanes) * row.rows * row.passes); }
+// Of a row of a table: CTAs of a head.
+template <typename Row>
+constexpr int64_t tiles_of(const Row& row) {
+  return V / (row.warps * (32 / row.lanes) * row.rows * row.passes);
+}
 
-template <typename Call, bool CONV, size_t I>
+template <typename Table, typename Call, bool CONV, size_t I>
 static void launch_layer_decode_row(const Call& p, int64_t heads, int64_t group, int device, cudaStream_t stream) {
-  constexpr Tuned t = TUNED[I];
+  constexpr auto t = Table::rows[I];
   launch_layer_decode<Call, CONV, t.lanes, t.rows, t.passes, t.warps, t.load, t.store, t.resident>(p, heads, group, device, stream);
 }
 
-template <typename Call, bool CONV, size_t... I>
+template <typename Table, typename Call, bool CONV, size_t... I>
 static void launch_layer_decode_row(size_t row, const Call& p, int64_t heads, int64_t group, int device, cudaStream_t stream,
                                     std::index_sequence<I...>) {
-  (void)((I == row && (launch_layer_decode_row<Call, CONV, I>(p, heads, group, device, stream), true)) || ...);
+  (void)((I == row && (launch_layer_decode_row<Table, Call, CONV, I>(p, heads, group, device, stream), true)) || ...);
   // many heads for one of q, and constants with many CTAs for each of them
-  if (row == sizeof...(I)) launch_layer_decode<Call, CONV, 16, 4, 2, 8, LOAD_FIRST, STORE_PLAIN, 1>(p, heads, group, device, stream);
+  if constexpr (CONV)
+    if (row == sizeof...(I)) launch_layer_decode<Call, CONV, 16, 4, 2, 8, LOAD_FIRST, STORE_PLAIN, 1>(p, heads, group, device, stream);
 }
 
-// group: value heads of a query/key head that a cluster has; 1 without CONV.
-template <typename T, bool CONV>
-void launch_layer_decode(const LayerDecode<PlainPool<T>>& p, int64_t heads, int64_t group, int device, cudaStream_t stream) {
+// Table: a type whose member `rows` is a table like TUNED, since a template cannot take the table itself. group: value heads of a
+// query/key head that a cluster has; 1 without CONV.
+template <typename Table, bool CONV, typename Call>
+static void launch_tuned(const Call& p, int64_t heads, int64_t group, int device, cudaStream_t stream) {
+  constexpr auto& rows = Table::rows;
+  using Row = std::remove_reference_t<decltype(rows[0])>;
   const int most = most_ctas(device), here = sms(device);
   if (most == 0) TVM_FFI_THROW(RuntimeError) << "gdn_layer needs compute capability 9.0";
-  const size_t row = first_row(TUNED, here, [=](const Tuned& row) {
+  const size_t row = first_row(rows, here, [=](const Row& row) {
     return as_tuned(heads, row.sms, here) <= row.up_to && tiles_of(row) * group <= most;
   });
-  constexpr std::make_index_sequence<ROWS_TUNED> rows;
-  if (p.plain()) return launch_layer_decode_row<LayerDecode<PlainPool<T>>, CONV>(row, p, heads, group, device, stream, rows);
-  const LayerDecode<PoolArguments<T>> any{p, p};
-  launch_layer_decode_row<LayerDecode<PoolArguments<T>>, CONV>(row, any, heads, group, device, stream, rows);
+  constexpr std::make_index_sequence<sizeof(rows) / sizeof(rows[0])> numbers;
+  launch_layer_decode_row<Table, Call, CONV>(row, p, heads, group, device, stream, numbers);
+}
+
+template <typename Table, bool CONV, typename T>
+static void launch_layer_decode(const LayerDecode<PlainPool<T>>& p, int64_t heads, int64_t group, int device, cudaStream_t stream) {
+  if (p.plain()) return launch_tuned<Table, CONV>(p, heads, group, device, stream);
+  launch_tuned<Table, CONV>(LayerDecode<PoolArguments<T>>{p, p}, heads, group, device, stream);
+}
+
+template <typename Table, typename T>
+static void launch_scaled(const LayerDecode<PlainPool<T>>& p, const HeadScales& scales, int64_t heads, int64_t group, int device,
+                          cudaStream_t stream) {
+  if (!scales.output_scale) return launch_layer_decode<Table, true>(p, heads, group, device, stream);
+  launch_tuned<Table, true>(ScaledLayerDecode<PoolArguments<T>>{{p, p}, scales}, heads, group, device, stream);
 }
 
 }  // namespace gdn

@@ -4,4 +4,16 @@
 
 #include "layer_decode_launch.cuh"
 
-template void gdn::launch_layer_decode<float, true>(const gdn::LayerDecode<gdn::PlainPool<float>>&, int64_t, int64_t, int, cudaStream_t);
+namespace {
+
+struct Table {
+  static constexpr auto& rows = TUNED;
+};
+
+}  // namespace
+
+template <>
+void gdn::launch_layer_decode(const LayerDecode<PlainPool<float>>& p, const HeadScales& scales, int64_t heads, int64_t group,
+                              int device, cudaStream_t stream) {
+  launch_scaled<Table>(p, scales, heads, group, device, stream);
+}

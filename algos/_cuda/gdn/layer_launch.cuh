@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "clusters.cuh"
 #include "layer_post_conv.cuh"
 #include "tuned_row.cuh"
 
@@ -50,21 +51,9 @@ void launch_layer_row(size_t row, const LayerArguments& p, int64_t heads, int de
   (void)((I == row && (launch_layer_row<T, TOKENS, I>(p, heads, device, stream), true)) || ...);
 }
 
-// The first GPUs with clusters have capability 9.0.
-inline bool has_clusters(int device) {
-  static std::array<std::atomic<int>, 64> known{};  // 0: not asked yet
-  const bool kept = device >= 0 && device < 64;
-  int major = kept ? known[device].load(std::memory_order_relaxed) : 0;
-  if (major == 0) {
-    TVM_FFI_CHECK_CUDA_ERROR(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    if (kept) known[device].store(major, std::memory_order_relaxed);
-  }
-  return major >= 9;
-}
-
 template <typename T, int TOKENS>
 void launch_layer(const LayerArguments& p, int64_t heads, int device, cudaStream_t stream) {
-  if (!has_clusters(device)) return launch_layer<T, TOKENS, 16, 2, 8, LOAD_FIRST, STORE_PLAIN, 1>(p, heads, device, stream);
+  if (most_ctas(device) == 0) return launch_layer<T, TOKENS, 16, 2, 8, LOAD_FIRST, STORE_PLAIN, 1>(p, heads, device, stream);
   const size_t row = chosen(TUNED, sms(device), heads);
   launch_layer_row<T, TOKENS>(row, p, heads, device, stream, std::make_index_sequence<ROWS_TUNED>{});
 }

@@ -9,6 +9,7 @@
 
 #include <vector>
 
+#include "e4m3.h"
 #include "layer.h"
 #include "transposed.cuh"
 
@@ -47,6 +48,24 @@ inline void convolve(const void* p, int64_t n) {
   }
 }
 
+// Heads [V] of bfloat16 to bytes with a scale for each: max |y| / 448.
+struct Quantisation {
+  const uint16_t* rows;
+  uint8_t* output;
+  float* scale;
+  int64_t HV, scale_row, scale_head;
+};
+
+inline void quantise(const void* p, int64_t i) {
+  const Quantisation& j = *static_cast<const Quantisation*>(p);
+  const uint16_t* const y = j.rows + i * V;
+  float largest = 1e-10f;  // a head of zeros has a scale, too
+  for (int c = 0; c < V; ++c) largest = std::max(largest, std::fabs(from_bf16(y[c])));
+  const float scale = largest / LARGEST_E4M3;
+  j.scale[i / j.HV * j.scale_row + i % j.HV * j.scale_head] = scale;
+  for (int c = 0; c < V; ++c) j.output[i * V + c] = to_e4m3(from_bf16(y[c]) / scale);
+}
+
 // The arguments of the CUDA rung's function (layer_decode_binding.cuh), but for the layout of
 // conv_state and for how many heads of the pool there are for one of q: any. ValueError before
 // anything is written.
@@ -55,8 +74,8 @@ void layer_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView 
                   ffi::TensorView state_indices, ffi::Optional<double> scale,
                   ffi::TensorView conv_weight, ffi::Optional<ffi::TensorView> conv_bias,
                   ffi::TensorView conv_state, ffi::TensorView z, ffi::TensorView norm_weight,
-                  ffi::TensorView output, double norm_epsilon, int64_t sigmoid, int64_t first_slot,
-                  double epsilon) {
+                  ffi::TensorView output, ffi::Optional<ffi::TensorView> output_scale,
+                  double norm_epsilon, int64_t sigmoid, int64_t first_slot, double epsilon) {
   if (mixed_qkv.ndim() != 2 || state_indices.ndim() != 1 || pool.ndim() != 4) {
     TVM_FFI_THROW(ValueError) << "expected mixed_qkv of 2 axes, state_indices of 1 and pool of 4";
   }
@@ -70,6 +89,21 @@ void layer_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView 
   int64_t column[2] = {B, 1}, steps[2] = {slots.step, 1};
   const DLTensor indices{state_indices.data_ptr(), CPU, 2, state_indices.dtype(), column, steps,
                          state_indices.byte_offset()};
+  const int64_t HV = pool.size(1);
+  Quantisation quantised{};
+  static thread_local std::vector<uint16_t> wide;
+  int64_t heads[3] = {B, HV, V}, apart[3] = {HV * V, V, 1};
+  DLTensor outputs{nullptr, CPU, 3, BF16, heads, apart, 0};
+  if (output_scale) {
+    wide.resize(static_cast<size_t>(B * HV * V));
+    outputs.data = wide.data(), quantised.rows = wide.data(), quantised.HV = HV;
+    quantised.output = data<uint8_t>(output, "output", {kDLUInt, 8, 1}, {B, HV, V}, CPU);
+    int64_t at[2];
+    const ffi::TensorView scales = output_scale.value();
+    quantised.scale = strided<float, 2>(scales, "output_scale", F32, {B, HV}, CPU, 4, at);
+    quantised.scale_row = at[0], quantised.scale_head = at[1];
+    output = ffi::TensorView(&outputs);
+  }
   Layer layer = take_layer(ffi::TensorView(&convolved), a, b, A_log, dt_bias, pool,
                            ffi::TensorView(&indices), {}, {}, z, norm_weight, scale, output,
                            norm_epsilon, sigmoid, first_slot, epsilon);
@@ -86,6 +120,7 @@ void layer_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView 
   j.channels = channels, j.output = rows.data();
   Pool::get().run(B, convolve, &j);
   walk_layer(layer, B);
+  if (output_scale) Pool::get().run(B * HV, quantise, &quantised);
 }
 
 // The op's call: in place, silu, 1e-6 under both roots, slots 0 and below are padding; conv_state
@@ -101,8 +136,8 @@ void run(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::T
   }
   const Transposed state(conv_state);
   layer_decode(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, conv_weight, {},
-               ffi::TensorView(&state.tensor), z, norm_weight, output, NORM_EPSILON, 0, 1,
-               NORM_EPSILON);
+               ffi::TensorView(&state.tensor), z, norm_weight, output, {}, NORM_EPSILON, 0,
+               1, NORM_EPSILON);
 }
 
 }  // namespace gdn

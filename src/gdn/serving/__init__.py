@@ -175,7 +175,8 @@ _run_layer_decode = Operator(
         "conv_state": TensorArgument((3,), BF16, written=True),
         "output_gate": TensorArgument((3,), BF16),
         "norm_weight": TensorArgument((1,), F32 + BF16),
-        "out": TensorArgument((3,), BF16, written=True),
+        "out": TensorArgument((3,), (*BF16, torch.uint8), written=True),
+        "out_scale": TensorArgument((2,), F32, written=True, optional=True),
         "norm_eps": Number("float"),
         "sigmoid": Number("int"),
         **_NUMBERS,
@@ -459,6 +460,7 @@ def layer_decode(
     norm_eps: float = NORM_EPSILON,
     output_gate_activation: str = "silu",
     *,
+    out_scale: Tensor | None = None,
     first_slot: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One token of a decode layer for each of B rows, in one launch: what engines do by
@@ -483,6 +485,9 @@ def layer_decode(
     out                  [B, HV, V] bfloat16, dense; None: a new tensor
     output_gate_activation
                          "silu", or "sigmoid" for sigmoid(output_gate)
+    out_scale            [B, HV] float32 of any strides, written: out is float8_e4m3fn, and the
+      output is out * out_scale, which is its largest absolute value in a head / 448, at least
+      1e-10 / 448. For the product that follows, in blocks of 128
 
     On a GPU compute capability 9.0 or more, and HV at most 8 H; q, k and v stay in float32 after
     the convolution there, and are rounded to bfloat16 on a CPU, as in engines.
@@ -490,7 +495,7 @@ def layer_decode(
     Returns (out, state, conv_state). ValueError for another activation.
     """
     sigmoid = _is_sigmoid(output_gate_activation)
-    out = _gated_output(output_gate) if out is None else out
+    out = _gated_output(output_gate, out_scale is not None) if out is None else out
     _run_layer_decode(
         mixed_qkv,
         a,
@@ -505,7 +510,8 @@ def layer_decode(
         conv_state,
         output_gate,
         norm_weight,
-        out,
+        out if out_scale is None else _as_bytes(out),
+        out_scale,
         norm_eps,
         sigmoid,
         first_slot,
@@ -514,9 +520,19 @@ def layer_decode(
     return out, state, conv_state
 
 
-def _gated_output(output_gate: Tensor) -> Tensor:
+def _gated_output(output_gate: Tensor, eight_bits: bool = False) -> Tensor:
+    dense = torch.contiguous_format
     tensor_checks.tensor("output_gate", output_gate, 3)
-    return torch.empty_like(output_gate, memory_format=torch.contiguous_format)
+    dtype = torch.float8_e4m3fn if eight_bits else output_gate.dtype
+    return torch.empty_like(output_gate, dtype=dtype, memory_format=dense)
+
+
+def _as_bytes(out: Tensor) -> Tensor:
+    """Of float8_e4m3fn, which not every version of DLPack has."""
+    if tensor_checks.tensor("out", out).dtype != torch.float8_e4m3fn:
+        expected = "expected float8_e4m3fn, as out_scale is given"
+        raise TypeError(f"out: {expected}, got {out.dtype}")
+    return out.view(torch.uint8)
 
 
 def _is_sigmoid(activation: str) -> int:

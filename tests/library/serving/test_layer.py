@@ -61,11 +61,12 @@ def right(x: dict) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
     return steps.gated_norm(outputs, *gate), states
 
 
-def faults(x: dict) -> list[str]:
-    """What is wrong with a call, which is done here."""
+def faults(x: dict, **changed: object) -> list[str]:
+    """What is wrong with a call, which is done here; changed: what is as right(x) has it, said in
+    another way."""
     outputs, states = right(x)
     before = x["state"].clone()
-    out, pool = serving.layer_post_conv(**x)
+    out, pool = serving.layer_post_conv(**x | changed)
     found = []
     if not (off := error(out, outputs)) <= LIMIT:
         found.append(f"output: {off:.2g}")
@@ -112,6 +113,18 @@ def test_without_cu_seqlens_all_have_as_many_tokens(device):
     other = x | dict(cu_seqlens=None, state=x["state"].clone())
     (out, pool), (got, after) = (serving.layer_post_conv(**y) for y in (x, other))
     assert same(out, got) and same(pool[1:], after[1:])
+
+
+@everywhere
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("B", [1, 8, 40, 100, 150])  # by B a GPU has other constants
+def test_one_token_of_each(device, B, dtype):
+    slots = [[n + 1] if n % 7 != 3 else [0] for n in range(B)]
+    accepted = [
+        1 if n % 5 != 4 else 2 for n in range(B)
+    ]  # more than there are: padding
+    x = call(slots, [1] * B, accepted, B + 2, 2, 8, device, dtype)
+    assert faults(x, cu_seqlens=None) == []
 
 
 @everywhere

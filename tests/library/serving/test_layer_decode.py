@@ -90,6 +90,29 @@ def test_a_bias_a_sigmoid_a_float_weight_and_another_epsilon(device):
 
 
 @everywhere
+@pytest.mark.parametrize(("B", "H", "HV"), [(1, 4, 8), (3, 1, 4), (70, 4, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_outputs_of_eight_bits(device, dtype, B, H, HV):
+    """A head's largest one is 448; all are within half a step, 2^-4 of a value, of those in
+    bfloat16, which other tests hold to float64."""
+    slots = [0 if n == 1 else n + 1 for n in range(B)]
+    wide, x = (call(slots, H, HV, device, dtype) for _ in "12")
+    exact = serving.layer_decode(**wide)[0].double()
+    scale = torch.full((HV, B), torch.nan, device=device).T
+    out, *pools = serving.layer_decode(**x, out_scale=scale)
+    assert out.dtype == torch.float8_e4m3fn and out.shape == exact.shape
+    live = x["state_indices"] > 0
+    assert (out.double()[live].abs().amax(-1) == 448).all()
+    assert not out.view(torch.uint8)[~live].any()
+    largest = exact.abs().amax(-1).clamp(min=1e-10).float()
+    torch.testing.assert_close(scale * 448, largest, rtol=5e-3, atol=0)
+    off_by = (out.double() * scale[..., None] - exact).abs()
+    assert (off_by <= 0.067 * exact.abs() + scale[..., None] * 2**-9).all()
+    for got, right in zip(pools, (wide["state"], wide["conv_state"]), strict=True):
+        assert same(got, right)
+
+
+@everywhere
 @pytest.mark.parametrize("taps_inner", [False, True])
 def test_what_lies_apart_gives_the_same_bits(device, taps_inner):
     dense, x = (call([2, 4, 1], 2, 4, device, taps_inner=taps_inner) for _ in "12")
@@ -125,6 +148,9 @@ def test_what_does_not_fit_is_one_line(device):
     refused("mixed_qkv: ", mixed_qkv=zeros(2, C - 128))
     out = zeros(2, 4, D)
     refused("z: expected", output_gate=zeros(3, 4, D), out=out)
+    rows = torch.zeros(2, 4, device=device)
+    refused("out: expected float8_e4m3fn", out=out, out_scale=rows)
+    refused("output_scale: expected", out_scale=rows[:1])
     refused("norm_epsilon: expected 0 or more, got -1", norm_eps=-1.0)
 
 
