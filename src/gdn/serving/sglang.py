@@ -1,6 +1,7 @@
 """SGLang 0.5.23 on our kernels: `install()` and `uninstall()`; `python -m gdn.serving.sglang`
 checks the version here. As an installed plug-in it starts with GDN_SERVE=1. Its HookRegistry puts
-our functions around its own. Slots below 0 are padding.
+our functions around its own. Slots below 0 are padding. A batch of decodes of Qwen3.5 is one call
+of layer_decode in each layer.
 """
 
 from __future__ import annotations
@@ -13,10 +14,18 @@ import torch
 from torch import Tensor
 
 from .. import tensor_checks
-from . import BUFFER, LAST, NORM_EPSILON, OUTPUTS, packed_decode, run_verify
+from . import (
+    BUFFER,
+    LAST,
+    NORM_EPSILON,
+    OUTPUTS,
+    layer_decode,
+    packed_decode,
+    run_verify,
+)
 from .client import Client, Hook
 
-__all__ = ["check", "fallbacks", "install", "uninstall", "update"]
+__all__ = ["check", "fallbacks", "install", "layer", "uninstall", "update"]
 
 
 def update(
@@ -105,6 +114,73 @@ def update(
     return out
 
 
+def layer(self: Any, hidden_states: Tensor, forward_batch: Any) -> Tensor:
+    """SGLang's layer of Qwen3.5 for a batch of decodes: its projections, and layer_decode between
+    them.
+
+    hidden_states  [rows, hidden]
+    forward_batch  SGLang's batch, of decodes alone
+
+    ValueError for ReplaySSM's rings, and where rows have no sequence. Returns [rows, hidden].
+    """
+    backend = _attention_backend()
+    attn = self.attn
+    cache = backend.req_to_token_pool.mamba2_layer_cache(attn.layer_id)
+    slots = backend.forward_metadata.mamba_cache_indices
+    if cache.replayssm_d is not None:
+        raise ValueError("layer: without ReplaySSM's rings")
+    if slots.shape[0] != hidden_states.shape[0]:
+        raise ValueError("layer: only with a sequence for each row")
+    rows, gates = self._forward_input_proj(hidden_states)
+    heads, channels = attn.num_v_heads, attn.q_dim + attn.k_dim + attn.v_dim
+    out, state, conv_state = layer_decode(
+        rows[:, :channels],
+        cache.conv[0],
+        attn.conv_weights,
+        attn.bias,
+        gates[:, heads:],
+        gates[:, :heads],
+        attn.A_log,
+        attn.dt_bias,
+        cache.temporal,
+        slots,
+        rows[:, channels:].unflatten(1, (heads, attn.head_v_dim)),
+        self.norm.weight,
+        None,
+        attn.head_k_dim**-0.5,
+        self.norm.eps,
+        self.norm.activation,
+        first_slot=0,
+    )
+    backend._track_mamba_state_decode(
+        forward_batch, conv_state, state, slots, attn.layer_id
+    )
+    return self.out_proj(out.flatten(1))[0]
+
+
+def _attention_backend() -> Any:
+    """That of linear attention: its pools, and which slots a batch has."""
+    context = importlib.import_module("sglang.srt.model_executor.forward_context")
+    backend = context.get_attn_backend()
+    return getattr(backend, "linear_attn_backend", backend)
+
+
+def _around_layer(
+    own: Any, self: Any, hidden_states: Tensor, forward_batch: Any
+) -> Tensor:
+    call = own
+    if forward_batch.forward_mode.is_decode():
+        call = functools.partial(_layer, own)
+    return call(self, hidden_states, forward_batch)
+
+
+def _put_layer() -> None:
+    registry = importlib.import_module("sglang.srt.plugins.hook_registry")
+    kind = registry.HookType.AROUND
+    registry.HookRegistry.register(f"{_MODEL}.{_LAYER}", _around_layer, kind)
+
+
+_MODEL, _LAYER = "sglang.srt.models.qwen3_5", "Qwen3_5GatedDeltaNet.forward"
 _OPS = "sglang.kernels.ops.attention"
 _DECODE = "fused_recurrent_gated_delta_rule_packed_decode"
 _UPDATE = "fused_sigmoid_gating_delta_rule_update"
@@ -137,8 +213,15 @@ CLIENT = Client(
             update,
             "the same; KDA, trees of drafts, ReplaySSM's rings, more than 8 tokens",
         ),
+        Hook(
+            f"layer ({_LAYER})",
+            {f"{_MODEL}:{_LAYER}": (layer,)},
+            _put_layer,
+            "heads other than K = V = 128, more than 8 value heads for one of q, GPUs before 9.0",
+        ),
     ],
 )
+_layer = CLIENT.guarded(_LAYER, layer)
 
 
 def install() -> list[str]:

@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import json
 import logging
+import pkgutil
 import sys
 import threading
 import types
@@ -82,10 +83,12 @@ class HookRegistry:
     def apply_hooks(self):
         while self.hooks:
             target, hook = self.hooks.popitem()
-            module, _, name = target.rpartition(".")
-            own = getattr(sys.modules[module], name)
-            around = functools.wraps(own)(functools.partial(hook, own))
-            setattr(sys.modules[module], name, around)
+            place, _, name = target.rpartition(".")
+            owner = pkgutil.resolve_name(place)
+            setattr(owner, name, self.around(getattr(owner, name), hook))
+
+    def around(self, own, hook):
+        return functools.wraps(own)(lambda *args, **named: hook(own, *args, **named))
 
 
 @pytest.fixture
@@ -785,7 +788,7 @@ def test_sglang_s_registry_puts_ours_around_its_functions(
     release, engine, stub, caplog
 ):
     ours, calls = engine
-    assert ours.install() == [DECODE, UPDATE]
+    assert ours.install() == [DECODE, UPDATE, f"layer ({sglang._LAYER})"]
     home = sys.modules["sglang.kernels.ops.attention.fla.fused_recurrent"]
     decode = getattr(home, DECODE)
     x = decode_call()
@@ -805,6 +808,92 @@ def test_sglang_s_registry_puts_ours_around_its_functions(
     ]
     ours.uninstall()
     assert decode(**decode_call()) == "own" and ours.fallbacks == {DECODE: 3}
+
+
+class Projections(types.SimpleNamespace):
+    """What our layer asks of SGLang's: its projections of the hidden states are given."""
+
+    def _forward_input_proj(self, hidden_states):
+        return self.projected
+
+    def out_proj(self, rows):
+        return rows, None
+
+
+def sglang_layer(H: int, HV: int, slots: list[int], device: str) -> tuple:
+    """(the layer, what get_attn_backend gives, the convolution's input and parameters)."""
+    B, C = len(slots), (2 * H + HV) * 128
+    x = steps.tokens(B, H, HV, "cpu")
+    draw = torch.Generator().manual_seed(B)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=draw).bfloat16().to(device)
+
+    tokens = torch.cat([x[name].flatten(1) for name in "qkv"], dim=1).to(device)
+    gate, rings = randn(B, HV, 128), None
+    attn = types.SimpleNamespace(
+        layer_id=3, num_v_heads=HV, head_v_dim=128, head_k_dim=128, q_dim=H * 128, k_dim=H * 128, v_dim=HV * 128,
+        conv_weights=randn(C, 4), bias=None, A_log=x["A_log"].to(device), dt_bias=x["dt_bias"].to(device),
+    )  # fmt: skip
+    norm = types.SimpleNamespace(weight=randn(128), eps=1e-5, activation="silu")
+    projected = (
+        torch.cat([tokens, gate.flatten(1)], dim=1),
+        torch.cat([x["b"], x["a"]], dim=1).to(device),
+    )
+    caches = types.SimpleNamespace(
+        conv=[randn(6, C, 3)], temporal=steps.pool(6, HV, device), replayssm_d=rings
+    )
+    tracked = []
+    linear = types.SimpleNamespace(
+        req_to_token_pool=types.SimpleNamespace(mamba2_layer_cache={3: caches}.get),
+        forward_metadata=types.SimpleNamespace(
+            mamba_cache_indices=torch.tensor(slots, dtype=torch.int32, device=device)
+        ),
+        _track_mamba_state_decode=lambda *args: tracked.append(args),
+    )
+    ours = Projections(attn=attn, norm=norm, projected=projected)
+    return ours, linear, tokens, tracked
+
+
+@SGLANG
+@steps.ON_BOTH
+def test_sglang_s_layer_is_one_call_for_decodes(release, engine, device):
+    ours, calls = engine
+    module = types.ModuleType("sglang.srt.model_executor.forward_context")
+    sys.modules[module.__name__] = module
+    layer, linear, tokens, tracked = sglang_layer(2, 4, [2, -1, 4], device)
+    module.get_attn_backend = lambda: types.SimpleNamespace(linear_attn_backend=linear)
+    ours.install()
+    batch = types.SimpleNamespace(
+        forward_mode=types.SimpleNamespace(is_decode=lambda: True)
+    )
+    kind = pkgutil.resolve_name(f"{sglang._MODEL}:{sglang._LAYER}")
+    cache = linear.req_to_token_pool.mamba2_layer_cache(3)
+    before = cache.temporal.clone(), cache.conv[0].clone()
+    attn, norm = layer.attn, layer.norm
+    qkvz, ba = layer.projected
+    right = steps.layer(
+        tokens, ba[:, 4:], ba[:, :4], attn.A_log, attn.dt_bias, *before, linear.forward_metadata.mamba_cache_indices,
+        128**-0.5, attn.conv_weights, None, (qkvz[:, 1024:].unflatten(1, (4, 128)), norm.weight, False, norm.eps),
+    )  # fmt: skip
+    got = kind(layer, torch.zeros(3, 64, device=device), batch)
+    assert not calls and ours.fallbacks == {}
+    assert steps.error(got.unflatten(1, (4, 128)), right.output) < 6e-3
+    for slot, state in right.states.items():
+        assert steps.error(cache.temporal[slot], state) < 2e-3
+        assert torch.equal(cache.conv[0][slot].cpu(), right.windows[slot])
+    assert steps.same(cache.temporal[[0, 1, 3, 5]], before[0][[0, 1, 3, 5]])
+    ((given, conv, states, slots, number),) = tracked
+    assert given is batch and conv is cache.conv[0] and states is cache.temporal
+    assert number == 3 and slots is linear.forward_metadata.mamba_cache_indices
+    # rows without a sequence, rings, and batches of other kinds are SGLang's own
+    assert kind(layer, torch.zeros(4, 64, device=device), batch) == "own"
+    cache.replayssm_d = before[0]
+    assert kind(layer, torch.zeros(3, 64, device=device), batch) == "own"
+    assert ours.fallbacks == {sglang._LAYER: 2}
+    batch.forward_mode.is_decode = lambda: False
+    assert kind(layer, torch.zeros(3, 64, device=device), batch) == "own"
+    assert ours.fallbacks == {sglang._LAYER: 2} and len(calls) == 3
 
 
 # --- plug-ins
