@@ -155,7 +155,8 @@ def layer(self: Any, hidden_states: Tensor, forward_batch: Any) -> Tensor:
     backend._track_mamba_state_decode(
         forward_batch, conv_state, state, slots, attn.layer_id
     )
-    return self.out_proj(out.flatten(1))[0]
+    projected: Tensor = self.out_proj(out.flatten(1))[0]
+    return projected
 
 
 def _attention_backend() -> Any:
@@ -168,10 +169,11 @@ def _attention_backend() -> Any:
 def _around_layer(
     own: Any, self: Any, hidden_states: Tensor, forward_batch: Any
 ) -> Tensor:
-    call = own
-    if forward_batch.forward_mode.is_decode():
-        call = functools.partial(_layer, own)
-    return call(self, hidden_states, forward_batch)
+    call = functools.partial(_layer, own)
+    if not forward_batch.forward_mode.is_decode():
+        call = own
+    out: Tensor = call(self, hidden_states, forward_batch)
+    return out
 
 
 def _put_layer() -> None:
