@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -185,6 +186,18 @@ def test_the_example_of_sglang_reads_what_its_benchmark_says(monkeypatch, tmp_pa
     assert sglang_qwen.sample(record) == (0.5, 2.0, 4.0)
     assert asked[0][-3:] == ["--", "--mem-fraction-static", "0.4"]
     assert asked[0][asked[0].index("--pool") + 1] == "bfloat16"
+    events = [
+        {"name": "ours", "cat": "kernel", "dur": 3000.0},
+        {"name": "copy", "cat": "gpu_memcpy", "dur": 1000.0},
+        {"name": "launch", "cat": "cuda_runtime", "dur": 9000.0},
+        {"name": "process_labels"},
+    ]
+    with gzip.open(
+        tmp_path / "gdn_batch8_input128_output33_decode.trace.json.gz", "wt"
+    ) as file:
+        json.dump({"traceEvents": events}, file)
+    times = sglang_qwen.kernels(given, "gdn", 8)
+    assert times == {"gpu_ms": 1.0, "shares": {"ours": 0.75, "copy": 0.25}}
 
 
 def test_the_gpus_time_of_a_token_is_without_that_of_the_prompt(monkeypatch):

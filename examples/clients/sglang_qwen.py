@@ -3,15 +3,18 @@
     python examples/clients/sglang_qwen.py --batch 1,8,64 --out sglang.jsonl
 
 Each turn is a fresh process with SGLang's own benchmark of one batch (sglang.benchmark.one_batch),
-which waits for the GPU after each step; decode is in CUDA graphs. Prompts stay SGLang's own: decode
-alone is compared. It needs an NVIDIA GPU and sglang 0.5.23. What follows `--` is SGLang's.
+which waits for the GPU after each step; decode is in CUDA graphs. Its profiler gives the GPU's time
+of some steps. Prompts stay SGLang's own: decode alone is compared. It needs an NVIDIA GPU and
+sglang 0.5.23. What follows `--` is SGLang's.
 """
 
 import argparse
+import gzip
 import importlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -68,6 +71,8 @@ def turn(given: argparse.Namespace, theirs: list[str]) -> None:
     if given.turn == "gdn":
         on_gdn = importlib.import_module("gdn.serving.sglang")
         print("replaced", json.dumps(on_gdn.install()), flush=True)
+    turns.same_cores()
+    os.environ["SGLANG_TORCH_PROFILER_DIR"] = str(given.model)
     benchmark = importlib.import_module("sglang.benchmark.one_batch")
     sizes = [str(point.batch) for point in turns.points(given)]
     sys.argv[1:] = [
@@ -77,11 +82,31 @@ def turn(given: argparse.Namespace, theirs: list[str]) -> None:
         *("--batch-size", *sizes, "--input-len", str(given.context)),
         *("--output-len", str(given.new)),
         *("--result-filename", str(given.model / "results.jsonl")),
+        *("--profile", "--profile-activities", "GPU", "--profile-stage", "decode"),
+        *("--profile-steps", str(profiled(given)), "--profile-prefix", given.turn),
         *theirs,
     ]
     benchmark.cli_main()
     if on_gdn:
         print("fallbacks", json.dumps(dict(on_gdn.fallbacks)), flush=True)
+
+
+def profiled(given: argparse.Namespace) -> int:
+    """Steps in SGLang's trace, which begins in the middle of a sequence."""
+    return max(1, min(4, (given.new - 1) // 2))
+
+
+def kernels(given: argparse.Namespace, kind: str, batch: int) -> dict[str, Any]:
+    """The GPU's time of a step in SGLang's trace, ms, and the kernels' shares."""
+    size = f"batch{batch}_input{given.context}_output{given.new}"
+    trace = given.model / f"{kind}_{size}_decode.trace.json.gz"
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    times: Counter[str] = Counter()
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            times[event["name"][:90]] += event["dur"] / 1e3 / profiled(given)
+    return turns.shares(times)
 
 
 class Turn(NamedTuple):
@@ -129,6 +154,7 @@ def main() -> None:
     samples: dict[str, dict] = {kind: {} for kind in turns.KINDS}
     replaced: list[str] = []
     fallbacks: Counter[str] = Counter()
+    times: dict[str, dict] = {kind: {} for kind in turns.KINDS}
     with tempfile.TemporaryDirectory() as folder:
         given.model = Path(folder)
         save(given, given.model)
@@ -139,6 +165,7 @@ def main() -> None:
             for record in done.records:
                 name = f"decode {record['batch_size']}x{given.context}"
                 samples[kind].setdefault(name, []).append(sample(record))
+                times[kind][name] = kernels(given, kind, record["batch_size"])
     about = {
         "sglang": importlib.metadata.version("sglang"),
         "torch": torch.__version__,
@@ -148,6 +175,7 @@ def main() -> None:
         "pool": given.pool,
         "replaced": replaced,
         "fallbacks": dict(fallbacks),
+        "kernels": times,
     }
     turns.finish(about, samples, given.out)
 

@@ -72,8 +72,8 @@ def notes(record: dict) -> list[str]:
         lines.append(f"- rms error of log-probabilities, {part} tokens: {both}")
     if "fallbacks" in record:
         lines.append(f"- calls that fell back: {sum(record['fallbacks'].values())}")
-    if "cut" in record:
-        lines.append(f"- {record['cut']}")
+    if "note" in record:
+        lines.append(f"- {record['note']}")
     return lines
 
 

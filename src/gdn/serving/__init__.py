@@ -414,7 +414,8 @@ def layer_post_conv(
     norm_weight          [V] float32 or bfloat16
     out                  [total, HV, V] bfloat16, dense; None: a new tensor
     output_gate_activation
-                         "silu", or "sigmoid" for sigmoid(output_gate)
+                         "silu" or "swish", which is the same, or "sigmoid" for
+                         sigmoid(output_gate)
 
     Returns (out, state). ValueError for another activation.
     """
@@ -484,7 +485,8 @@ def layer_decode(
     norm_weight          [V] float32 or bfloat16
     out                  [B, HV, V] bfloat16, dense; None: a new tensor
     output_gate_activation
-                         "silu", or "sigmoid" for sigmoid(output_gate)
+                         "silu" or "swish", which is the same, or "sigmoid" for
+                         sigmoid(output_gate)
     out_scale            [B, HV] float32 of any strides, written: out is float8_e4m3fn, and the
       output is out * out_scale, which is its largest absolute value in a head / 448, at least
       1e-10 / 448. For the product that follows, in blocks of 128
@@ -536,7 +538,7 @@ def _as_bytes(out: Tensor) -> Tensor:
 
 
 def _is_sigmoid(activation: str) -> int:
-    if activation not in ("silu", "sigmoid"):
+    if activation not in ("silu", "swish", "sigmoid"):  # engines have both names
         expected = f"expected 'silu' or 'sigmoid', got {activation!r:.80}"
         raise ValueError(f"output_gate_activation: {expected}")
     return int(activation == "sigmoid")

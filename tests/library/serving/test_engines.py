@@ -835,7 +835,7 @@ def sglang_layer(H: int, HV: int, slots: list[int], device: str) -> tuple:
         layer_id=3, num_v_heads=HV, head_v_dim=128, head_k_dim=128, q_dim=H * 128, k_dim=H * 128, v_dim=HV * 128,
         conv_weights=randn(C, 4), bias=None, A_log=x["A_log"].to(device), dt_bias=x["dt_bias"].to(device),
     )  # fmt: skip
-    norm = types.SimpleNamespace(weight=randn(128), eps=1e-5, activation="silu")
+    norm = types.SimpleNamespace(weight=randn(128), eps=1e-5, activation="swish")
     projected = (
         torch.cat([tokens, gate.flatten(1)], dim=1),
         torch.cat([x["b"], x["a"]], dim=1).to(device),
