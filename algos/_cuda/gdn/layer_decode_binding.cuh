@@ -43,18 +43,18 @@ struct AsBf16 {
 // RMSNorm and a gate: o / sqrt(mean(o^2) + norm_epsilon) norm_weight silu(z), in float, of o rounded to bfloat16.
 //
 // mixed_qkv [B, C], C = 2 H 128 + HV 128, bf16: q of all heads, k, then v, before the convolution; a, b, A_log, dt_bias, pool,
-// state_indices, scale, first_slot and epsilon as in packed_decode, bf16 and gates that are not given; pool f32 or bf16; HV at most 8 H.
+// state_indices, scale, first_slot and epsilon as in packed_decode, bf16 and gates that are not given; pool T; HV at most 8 H.
 // conv_weight [C, 4] bf16, the token's own tap last; conv_bias [C] bf16, or none; conv_state [slots, C, 3] bf16, the oldest token
 // first: as many slots as pool, of any stride, each dense or dense transposed. z [B, HV, 128] bf16, rows may lie apart. norm_weight [128]
 // f32 or bf16. sigmoid: 1 for a gate of sigmoid(z). Writes output [B, HV, 128] bf16, 0 of padding, and both pools' slots. With
 // output_scale [B, HV] f32, of any strides, output is [B, HV, 128] bytes, e4m3, and y is these times output_scale: max |y| / 448 of a head.
 // Throws ValueError if an argument is different.
 template <typename T>
-void layer_decode_of(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log, ffi::TensorView dt_bias,
-                     ffi::TensorView pool, ffi::TensorView state_indices, ffi::Optional<double> scale, ffi::TensorView conv_weight,
-                     ffi::Optional<ffi::TensorView> conv_bias, ffi::TensorView conv_state, ffi::TensorView z,
-                     ffi::TensorView norm_weight, ffi::TensorView output, ffi::Optional<ffi::TensorView> output_scale,
-                     double norm_epsilon, int64_t sigmoid, int64_t first_slot, double epsilon) {
+void layer_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log, ffi::TensorView dt_bias,
+                  ffi::TensorView pool, ffi::TensorView state_indices, ffi::Optional<double> scale, ffi::TensorView conv_weight,
+                  ffi::Optional<ffi::TensorView> conv_bias, ffi::TensorView conv_state, ffi::TensorView z,
+                  ffi::TensorView norm_weight, ffi::TensorView output, ffi::Optional<ffi::TensorView> output_scale,
+                  double norm_epsilon, int64_t sigmoid, int64_t first_slot, double epsilon) {
   GivenGates<PlainPool<T>> packed{};
   std::optional<AsBf16> bytes;
   if (output_scale) {
@@ -94,31 +94,19 @@ void layer_decode_of(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorVi
   launch_layer_decode<T>(p, scales, B * HV, HV / call.H, device, stream);
 }
 
-inline void layer_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log, ffi::TensorView dt_bias,
-                         ffi::TensorView pool, ffi::TensorView state_indices, ffi::Optional<double> scale,
-                         ffi::TensorView conv_weight, ffi::Optional<ffi::TensorView> conv_bias, ffi::TensorView conv_state,
-                         ffi::TensorView z, ffi::TensorView norm_weight, ffi::TensorView output,
-                         ffi::Optional<ffi::TensorView> output_scale, double norm_epsilon, int64_t sigmoid, int64_t first_slot,
-                         double epsilon) {
-  const DLDataType bf16{kDLBfloat, 16, 1};
-  const auto of = pool.dtype() == bf16 ? layer_decode_of<__nv_bfloat16> : layer_decode_of<float>;  // which names another dtype
-  of(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, conv_weight, conv_bias, conv_state, z, norm_weight, output,
-     output_scale, norm_epsilon, sigmoid, first_slot, epsilon);
-}
-
 // The op's call: in place, silu, 1e-6 under both roots, slots 0 and below are padding; conv_state [slots, 3, C].
-inline void run_layer_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log,
-                             ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
-                             ffi::Optional<double> scale, ffi::TensorView conv_weight, ffi::TensorView conv_state,
-                             ffi::TensorView z, ffi::TensorView norm_weight, ffi::TensorView output, ffi::TensorView new_pool,
-                             ffi::TensorView new_conv_state) {
+template <typename T>
+void run_layer_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log, ffi::TensorView dt_bias,
+                      ffi::TensorView pool, ffi::TensorView state_indices, ffi::Optional<double> scale, ffi::TensorView conv_weight,
+                      ffi::TensorView conv_state, ffi::TensorView z, ffi::TensorView norm_weight, ffi::TensorView output,
+                      ffi::TensorView new_pool, ffi::TensorView new_conv_state) {
   if (new_pool.data_ptr() != pool.data_ptr()) TVM_FFI_THROW(ValueError) << "new_pool: expected pool itself, in place";
   if (new_conv_state.data_ptr() != conv_state.data_ptr())
     TVM_FFI_THROW(ValueError) << "new_conv_state: expected conv_state itself, in place";
   if (conv_state.ndim() != 3) TVM_FFI_THROW(ValueError) << "conv_state: expected [slots, 3, channels], got " << conv_state.shape();
   const Transposed state(conv_state);
-  layer_decode(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, conv_weight, {}, ffi::TensorView(&state.tensor), z,
-               norm_weight, output, {}, NORM_EPSILON, 0, 1, NORM_EPSILON);
+  layer_decode<T>(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, conv_weight, {}, ffi::TensorView(&state.tensor), z,
+                  norm_weight, output, {}, NORM_EPSILON, 0, 1, NORM_EPSILON);
 }
 
 }  // namespace gdn

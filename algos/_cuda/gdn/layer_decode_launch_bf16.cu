@@ -1,4 +1,4 @@
-// The kernels for a pool of bfloat16, in a file of its own: all are compiled at the same time.
+// The kernels for a pool of bfloat16, compiled beside the binding.
 
 #include "tuned.h"
 

@@ -91,7 +91,12 @@ _verify = Exported("mtp_verify", "gdn_mtp_packed/cuda-v1", "gdn_mtp_packed/cpp-v
 _layer = Exported(
     "layer_post_conv", "gdn_layer_post_conv/cuda-v1", "gdn_layer_post_conv/cpp-v1"
 )
-_layer_decode = Exported("layer_decode", "gdn_layer/cuda-v1", "gdn_layer/cpp-v1")
+_layer_decode = Exported(
+    "layer_decode",
+    "gdn_layer/cuda-v1",
+    "gdn_layer/cpp-v1",
+    halves="gdn_layer_bf16/cuda-v1",
+)
 _prefill = Exported(
     "chunk_prefill", "gdn_prefill_packed/cuda-chunk-packed", "gdn_prefill_packed/cpp-v1"
 )
