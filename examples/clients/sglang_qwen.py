@@ -39,7 +39,10 @@ def options() -> tuple[argparse.Namespace, list[str]]:
     add("--pool", default="float32", choices=dtypes, help="the states' dtype")
     add("--turn", choices=turns.KINDS, help=argparse.SUPPRESS)
     add("--model", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args(ours), theirs
+    given = parser.parse_args(ours)
+    if given.new < 3:
+        parser.error("--new: expected 3 or more, for a step in SGLang's profiler")
+    return given, theirs
 
 
 def save(given: argparse.Namespace, folder: Path) -> None:
@@ -93,7 +96,7 @@ def turn(given: argparse.Namespace, theirs: list[str]) -> None:
 
 def profiled(given: argparse.Namespace) -> int:
     """Steps in SGLang's trace, which begins in the middle of a sequence."""
-    return max(1, min(4, (given.new - 1) // 2))
+    return min(4, (given.new - 1) // 2)
 
 
 def kernels(given: argparse.Namespace, kind: str, batch: int) -> dict[str, Any]:
