@@ -82,11 +82,4 @@ static void launch_layer_decode(const LayerDecode<PlainPool<T>>& p, int64_t head
   launch_tuned<Table, CONV>(LayerDecode<PoolArguments<T>>{p, p}, heads, group, device, stream);
 }
 
-template <typename Table, typename T>
-static void launch_scaled(const LayerDecode<PlainPool<T>>& p, const HeadScales& scales, int64_t heads, int64_t group, int device,
-                          cudaStream_t stream) {
-  if (!scales.output_scale) return launch_layer_decode<Table, true>(p, heads, group, device, stream);
-  launch_tuned<Table, true>(ScaledLayerDecode<PoolArguments<T>>{{p, p}, scales}, heads, group, device, stream);
-}
-
 }  // namespace gdn

@@ -1,19 +1,5 @@
-// The kernels for a pool of bfloat16, compiled beside the binding.
+// For a pool of bfloat16, compiled beside the binding.
 
-#include "tuned.h"
+#include "layer_decode_tuned.cuh"
 
-#include "layer_decode_launch.cuh"
-
-namespace {
-
-struct Table {
-  static constexpr auto& rows = TUNED;
-};
-
-}  // namespace
-
-template <>
-void gdn::launch_layer_decode(const LayerDecode<PlainPool<__nv_bfloat16>>& p, const HeadScales& scales, int64_t heads, int64_t group,
-                              int device, cudaStream_t stream) {
-  launch_scaled<Table>(p, scales, heads, group, device, stream);
-}
+template void gdn::launch_layer_decode(const LayerDecode<PlainPool<__nv_bfloat16>>&, const HeadScales&, int64_t, int64_t, int, cudaStream_t);

@@ -2,6 +2,8 @@
 // does. Constants from results/h200/layer-decode-variants.jsonl, by B * HV.
 #pragma once
 
+#include "tuned.h"  // which tuned_row.cuh wants; it is of several tokens
+
 #include "layer_decode_launch.cuh"
 
 namespace gdn {
@@ -16,5 +18,10 @@ struct OneToken {
       {132, INT64_MAX, 16, 4, 2, 8, 2, 0, 24},
   };
 };
+
+template <typename T>
+void launch_one_token(const LayerDecode<PlainPool<T>>& p, int64_t heads, int device, cudaStream_t stream) {
+  launch_layer_decode<OneToken, false>(p, heads, 1, device, stream);
+}
 
 }  // namespace gdn
