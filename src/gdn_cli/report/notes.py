@@ -43,23 +43,36 @@ class Checked:
 
 def checks(book: Book, op: str) -> list[Checked]:
     """The number of workloads on which each algo is right, timed or not."""
-    judged = []
-    for m in book.measured:
-        if m.op == op and m.algo not in FLOORS and m.workload:
-            if m.record.check or not m.passed:
-                judged.append(m)
-
+    judged = [m for m in book.measured if m.op == op and _judged(m)]
     summaries = []
-    cases = grouped(judged, lambda m: (m.algo, m.device, m.record.mode))
-    for case, same in cases.items():
-        workloads = grouped(same, lambda m: m.workload)
-        right = sum(all(map(_right, each)) for each in workloads.values())
+    for case, same in grouped(judged, _case).items():
+        workloads = grouped(same, _workload)
+        right = 0
+        for each in workloads.values():
+            right += all(map(_right, each))
+
         errors = largest_errors(m.record for m in same)
         summaries.append(Checked(op, *case, right, len(workloads), errors))
 
     order = list(book.algos or ladder(book.registry, op).order)
     order += [check.algo for check in summaries]
     return sorted(summaries, key=lambda check: order.index(check.algo))
+
+
+def _judged(m: Measurement) -> bool:
+    """Whether somebody looked at the result, or there is none."""
+    if m.algo in FLOORS or not m.workload:
+        return False
+
+    return m.record.check is not None or not m.passed
+
+
+def _case(m: Measurement) -> tuple[str, str, str]:
+    return m.algo, m.device, m.record.mode
+
+
+def _workload(m: Measurement) -> str | None:
+    return m.workload
 
 
 def largest_errors(records: Iterable[Record]) -> dict[str, float]:
@@ -124,7 +137,8 @@ def missing(book: Book) -> list[Missing]:
 
 def not_run(lacking: Iterable[Missing]) -> Iterator[Note]:
     """A note for each reason, with the algos' names."""
-    for (reason, hint), same in grouped(lacking, lambda m: (m.reason, m.hint)).items():
+    by_reason = grouped(lacking, lambda m: (m.reason, m.hint))
+    for (reason, hint), same in by_reason.items():
         algos = ", ".join(dict.fromkeys(m.algo for m in same))
         how = f" ({hint})" if hint else ""
         yield Note("not run", f"{algos}: {reason}{how}")
