@@ -224,6 +224,13 @@ def test_what_cannot_be_compiled_is_one_line(tmp_path, monkeypatch):
         libraries.source("gdn_decode/nothing")
 
 
+def test_architectures_that_run_an_algo():
+    layer, decode = map(libraries.source, ("gdn_layer/cuda-v1", "gdn_decode/cuda-v5"))
+    runs = [libraries.runs_on(layer, arch) for arch in ("8.9", "9.0a", "10.0")]
+    assert runs == [False, True, True]
+    assert libraries.runs_on(decode, "8.0") and not libraries.runs_on(decode, "7.5")
+
+
 @pytest.mark.skipif(not inventory.cxx(), reason="no C++ compiler here")
 def test_a_compilers_error_is_shown(tmp_path, write_algo, monkeypatch):
     keys = {"language": "cpp", "entry_point": "k.cpp::run"}
@@ -243,6 +250,10 @@ def test_a_compilers_error_is_shown(tmp_path, write_algo, monkeypatch):
         ((), "build takes at least one algo"),
         (("gdn_decode/cpp-v1",), "gdn_decode/cpp-v1 is not in CUDA"),
         (("--serving", "--arch", "9x"), "'9x' is no architecture"),
+        (
+            ("gdn_layer/cuda-v1", "--arch", "8.0"),
+            "gdn_layer/cuda-v1 needs compute capability 9.0",
+        ),
     ],
 )
 def test_gdn_build_says_what_is_wrong(args, says, gdn):

@@ -46,16 +46,18 @@ def build(
     from ..report import screen
     from ..schema.output import Compiled, Library
 
-    sources = _sources(algos or [], serving)
     targets = [name.strip() for name in arch.split(",")]
     for name in targets:
         libraries.target(name)
+    sources = _sources(algos or [], targets, serving)
     cuda = toolchain.cuda_version()
     if cuda is None:
         raise errors.MissingError("no nvcc here", hint=libraries.GET_NVCC)
     built = []
     for algo in sources:
         for name in targets:
+            if not libraries.runs_on(algo, name):
+                continue
             begin = time.monotonic()
             file = libraries.compile_to(out, algo, name, cuda)
             took = time.monotonic() - begin
@@ -71,12 +73,15 @@ def build(
         screen.put(f"next: {libraries.VARIABLE}={where} where the engine runs")
 
 
-def _sources(names: list[str], serving: bool) -> list[Source]:
+def _sources(names: list[str], targets: list[str], serving: bool) -> list[Source]:
+    """Of the named algos and, for serving, of all that gdn.serving calls. UsageError for one
+    that is named and that none of the targets runs."""
     from ..catalog import registry
     from ..machine import libraries
 
     known = registry.load()
-    wanted = [known.find(name).full_name for name in names]
+    named = [known.find(name).full_name for name in names]
+    wanted = named.copy()
     if serving:
         wanted += [algo.full_name for algo in known.algos if algo.serving]
     if not wanted:
@@ -87,4 +92,9 @@ def _sources(names: list[str], serving: bool) -> list[Source]:
         if algo.language != "cuda":
             hint = "a CPU's library is compiled where it runs"
             raise errors.UsageError(f"{algo.name} is not in CUDA", hint=hint)
+        runs = any(libraries.runs_on(algo, name) for name in targets)
+        if algo.name in named and not runs:
+            least = ".".join(map(str, algo.capability))
+            reason = f"{algo.name} needs compute capability {least}"
+            raise errors.UsageError(reason, hint="name a later one with --arch")
     return sources

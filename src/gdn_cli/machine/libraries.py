@@ -124,6 +124,12 @@ def target(arch: str | None) -> str:
     return f"sm_{''.join(match.groups())}"
 
 
+def runs_on(algo: Source, arch: str) -> bool:
+    """Whether GPUs of an architecture, such as 9.0a, have the capability that an algo needs."""
+    match = _ARCH.fullmatch(arch)
+    return match is not None and (int(match[1]), int(match[2])) >= algo.capability
+
+
 def architecture(algo: Source, capability: tuple[int, int] | None) -> str | None:
     """What is compiled for a GPU of this capability; None for a CPU."""
     if capability is None:
@@ -227,7 +233,8 @@ def _compile(algo: Source, library: Path) -> None:
                 for line in str(e).splitlines()
                 if re.search(r"error\s*:|fatal", line)
             ]
-            reason = "\n".join(lines[:_ERRORS]) or one_line(e)
+            different = list(dict.fromkeys(lines))
+            reason = "; ".join(different[:_ERRORS]) or one_line(e)
             raise GdnError(f"{algo.name} does not build: {reason}") from None
         # whole or not at all, whoever compiles at the same time
         os.replace(made, library)
