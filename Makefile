@@ -1,4 +1,5 @@
 # make bench   sets up what is needed, then runs the main job: `gdn bench`
+# make install the set-up alone
 # make test    the same set-up, then the tests that take no longer than they must: minutes on two cores
 # make test ROOM=report   those of one room: tests/report, or tests/worker/judge for ROOM=judge
 # make check   lint, types and the tests of what changed since main: about a minute
@@ -30,12 +31,14 @@ TESTS = $(if $(ROOM),$(or $(firstword $(wildcard tests/$(ROOM) tests/worker/$(RO
 COVERED := catalog records report
 QUICK := -m "not slow and not records"
 
-.PHONY: bench test test-all test-lowest test-gpu check screens attacks which-python verify-results docs pages \
+.PHONY: install bench test test-all test-lowest test-gpu check screens attacks which-python verify-results docs pages \
 	lint types coverage dist-check clean
 
 bench: $(STAMP)
 	$(VENV)/bin/gdn bench
 	@echo "next: '. $(VENV)/bin/activate', then 'gdn new my-v1 --from cpp-v1' begins a kernel of yours"
+
+install: $(STAMP)
 
 test: $(STAMP)
 	$(VENV)/bin/python -m pytest $(XDIST) $(QUICK) $(TESTS)

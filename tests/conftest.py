@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from unittest import mock
@@ -74,6 +75,9 @@ def home(tmp_path_factory):
         for name in ("ALGO", "COLUMNS", "GDN_ALGOS", "FIB_DATASET_PATH"):
             patch.delenv(name, raising=False)
         patch.setenv("GDN_HOME", str(folder))
+        if inventory.cxx():
+            patch.setenv("GDN_TESTS_CXX", os.environ.get("CXX") or "c++")
+            patch.setenv("CXX", str(helpers.TESTS / "cxx"))
         # compilers take long: one build for all processes
         if "PYTEST_XDIST_WORKER" in os.environ:
             builds = tmp_path_factory.getbasetemp().parent / "builds"
@@ -116,7 +120,9 @@ def write_algo():
     return helpers.write_algo
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items):
+    _sample(items)
     # A file is one process's work, and long files take long: were these last, one process
     # would work and the others wait.
     sizes = {path: path.stat().st_size for path in {item.path for item in items}}
@@ -130,6 +136,17 @@ def pytest_collection_modifyitems(items):
         if not torch.cuda.is_available():
             reason = f"no CUDA device that torch {torch.__version__} can use"
             _skip(items, "gpu", reason)
+
+
+def _sample(items):
+    """Of the cases of a test that is marked sampled(n) each n-th stays quick."""
+    numbers: Counter[str] = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("sampled"):
+            test = item.nodeid.partition("[")[0]
+            if numbers[test] % mark.args[0]:
+                item.add_marker("slow")
+            numbers[test] += 1
 
 
 def _skip(items, mark, reason):

@@ -75,6 +75,7 @@ def test_a_tilde_is_a_home_folder_and_an_unknown_user_is_one_line(monkeypatch):
 @pytest.mark.parametrize(
     "args", [["history"], ["report"], ["list", "--algos", "~nouser/x"], ["doctor"]]
 )
+@pytest.mark.sampled(2)
 def test_no_command_ends_in_a_traceback(args, gdn, tmp_path):
     for variables in (
         {"GDN_HOME": "~nouser/x"},

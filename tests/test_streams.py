@@ -39,6 +39,7 @@ def through(redirection: str, command: list[str], **how) -> subprocess.Completed
 @pytest.mark.parametrize(
     "redirection", [">&-", "2>&-", "<&-", "<&- >&- 2>&-", "2>/dev/full"]
 )
+@pytest.mark.sampled(11)
 def test_closed_streams_change_nothing_else(redirection, args, code):
     done = through(redirection, [*_GDN, *args])
     assert done.returncode == code
@@ -48,6 +49,7 @@ def test_closed_streams_change_nothing_else(redirection, args, code):
 
 
 @pytest.mark.parametrize(("args", "code"), _COMMANDS, ids=_IDS)
+@pytest.mark.sampled(2)
 def test_a_full_stdout_is_exit_3_unless_the_command_has_failed(args, code):
     done = through(">/dev/full", [*_GDN, *args])
     assert done.returncode == (code or errors.MISSING)
@@ -74,6 +76,7 @@ def read_by_nobody(args: list[str], **how) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize(("args", "code"), _COMMANDS, ids=_IDS)
+@pytest.mark.sampled(2)
 def test_a_reader_that_has_left_changes_no_exit_code(args, code):
     done = read_by_nobody(args)
     assert (

@@ -49,6 +49,7 @@ def algos(configs, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_an_op_of_ones_own_is_listed_run_and_copied(algos, gdn):
     env = {"GDN_HOME": str(algos / "home"), "GDN_ALGOS": str(algos)}
     op = ["--op", "scaled_sum"]

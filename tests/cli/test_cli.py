@@ -73,6 +73,7 @@ print("\\n" + json.dumps([code or 0, [name for name in heavy if name in sys.modu
         ("bench --algo nothing-like-it", 2),
     ],
 )  # fmt: skip
+@pytest.mark.sampled(7)
 def test_nothing_that_lists_or_prints_imports_torch(args, code, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", _PROBE, *args.split()],
@@ -135,6 +136,7 @@ def test_list_says_where_each_runs_and_why_not(gdn):
         ("pack x.json", "pack takes one algo, not 'x.json'"),
     ],
 )
+@pytest.mark.sampled(5)
 def test_wrong_usage_is_exit_2_and_one_clear_line(args, says, tmp_path, gdn):
     done = gdn(*args.split(), cwd=tmp_path)
     assert (done.code, done.out) == (errors.USAGE, "")

@@ -119,6 +119,7 @@ finally:
         ("gdn history --forget 2026", ["20261127-bench"]),
     ],
 )
+@pytest.mark.sampled(3)
 def test_names_complete(line, completions, tmp_path):
     run = tmp_path / "runs" / "20261127-bench.json"
     run.parent.mkdir()

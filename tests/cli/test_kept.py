@@ -132,6 +132,7 @@ _RUN = "run", "--algo", "pt-reference", "-w", "0", "-w", "1"
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_stream_gets_one_document_at_the_end(tmp_path, gdn):
     done = gdn(*_RUN, "--out", "/dev/stdout")
     document, end = json.JSONDecoder().raw_decode(done.out)
@@ -148,6 +149,7 @@ def test_a_stream_gets_one_document_at_the_end(tmp_path, gdn):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_device_as_out_stays_one_and_a_full_one_is_exit_3(gdn):
     assert gdn(*_RUN, "--out", "/dev/null").code == 0
     done = gdn(*_RUN, "--out", "/dev/full")
@@ -163,6 +165,7 @@ def test_a_device_as_out_stays_one_and_a_full_one_is_exit_3(gdn):
     )
 
 
+@pytest.mark.slow
 def test_a_screen_that_cannot_be_written_to_is_exit_3():
     with open("/dev/full", "w") as out:
         for args in (["list"], ["list", "--json"], ["--help"]):
@@ -210,6 +213,7 @@ def limited(kilobytes: int, *args, cwd) -> helpers.Done:
         (["report", "--update", "x.md"], "x.md"),
     ],
 )
+@pytest.mark.sampled(4)
 def test_an_older_file_outlives_a_write_that_breaks_off(args, file, tmp_path):
     reports.write(tmp_path, reports.bench(), "a.json")
     old = "<!-- gdn report a.json -->\n<!-- /gdn report -->\n" + "old\n" * 400
@@ -248,6 +252,7 @@ def test_a_solution_can_go_into_a_pipe(gdn, tmp_path):
         ("-", "a figure goes into a file that ends in .png"),
     ],
 )
+@pytest.mark.sampled(5)
 def test_update_writes_below_its_folder_and_only_figures(out, says, tmp_path, gdn):
     folder = tmp_path / "docs"
     folder.mkdir()
@@ -464,6 +469,7 @@ def test_a_recorded_profile_is_read_and_written_without_loss(file):
         pytest.param("data build d", marks=pytest.mark.torch),
     ],
 )  # fmt: skip
+@pytest.mark.sampled(3)
 def test_an_algo_that_names_nothing_is_wrong_usage(command, value, tmp_path, gdn):
     reports.write(tmp_path, reports.bench(), "a.json")
     done = gdn(*command.split(), "--algo", value, cwd=tmp_path)

@@ -105,6 +105,7 @@ def _records(request: dict) -> list[dict]:
 # --- rented GPUs
 
 
+@pytest.mark.slow
 def test_one_gpu_where_two_were_asked_for():
     with Server(answer=measured()) as s:
         done = rent(s, "run --algo cuda-v4 -w 0-2 --gpu B200:2")
@@ -186,6 +187,7 @@ def dockerfile(images) -> str:
     return "\n".join("\n".join(image.dockerfile_commands) for image in images)
 
 
+@pytest.mark.slow
 def test_a_plain_run_takes_the_contests_whole_set(tmp_path):
     file = tmp_path / "r.json"
     with Server(answer=measured()) as s:
@@ -197,6 +199,7 @@ def test_a_plain_run_takes_the_contests_whole_set(tmp_path):
     assert done.json == json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_the_contests_harness_judges_beside_our_own_times(tmp_path):
     args = "run --algo cuda-v4 -w 0-2 --official --together"
     with Server(answer=measured()) as s:
@@ -226,6 +229,7 @@ def test_the_contests_harness_judges_beside_our_own_times(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_rivals_in_one_container_get_the_table_and_who_is_faster():
     with Server(answer=measured()) as s:
         done = rent(s, "bench --algo cuda-v1,cuda-v4 -w 0 --together")
@@ -291,6 +295,7 @@ BUILD = [
     ],
     ids=["no-token", "wrong-token", "no-such-gpu", "limit", "image"],
 )
+@pytest.mark.sampled(5)
 def test_a_fatal_error_is_one_line(behaviour, code, says):
     with Server(failing=behaviour or {}) as s:
         if behaviour is None:
@@ -305,6 +310,7 @@ def test_a_fatal_error_is_one_line(behaviour, code, says):
         assert "ERROR: No matching distribution found" in done.err
 
 
+@pytest.mark.slow
 def test_a_call_that_is_lost_costs_its_own_algo(tmp_path):
     """Remote time limit, remote memory, an exception of a type that is unknown here;
     the others keep their results.
@@ -365,6 +371,7 @@ def put_off(run: helpers.Done) -> None:
     assert "Traceback" not in run.err
 
 
+@pytest.mark.slow
 def test_a_refusal_of_modals_servers_costs_no_call():
     with Server(
         answer=measured(),
@@ -397,6 +404,7 @@ def test_a_resumed_run_bears_more_faults_than_modals_own_client_and_sends_nothin
         assert s.faults["FunctionGetOutputs"] == [] and len(s.calls) == 3
 
 
+@pytest.mark.slow
 def test_records_are_put_on_a_queue_and_read_back():
     code = """
         import time
@@ -418,6 +426,7 @@ def test_records_are_put_on_a_queue_and_read_back():
     assert done.out == "[b'one', b'two'] []\n", done.err
 
 
+@pytest.mark.slow
 def test_the_first_call_that_asks_does_the_work_of_a_parcel():
     code = """
         from gdn_cli.remote import modal_client as cloud
@@ -443,6 +452,7 @@ def on_queue(number: int, data: bytes) -> list[bytes]:
     ]
 
 
+@pytest.mark.slow
 def test_what_a_preempted_call_had_measured_is_in_the_table(tmp_path):
     def answer(number: int, data: bytes):
         (piece,) = opened(data).jobs
@@ -608,6 +618,7 @@ def waiting(server: Server) -> bool:
 
 
 @pytest.mark.parametrize("how", ["silence", "reset", "denied"])
+@pytest.mark.slow
 def test_ctrl_c_does_not_wait_for_modal_and_keeps_what_it_did_not_hear(how, tmp_path):
     """The network stays down, or the token refused, until the command has ended."""
     home = {"GDN_HOME": str(tmp_path)}
@@ -635,6 +646,7 @@ def test_ctrl_c_does_not_wait_for_modal_and_keeps_what_it_did_not_hear(how, tmp_
     assert again.code == 0 and len(s.calls) == 3, again.err
 
 
+@pytest.mark.slow
 def test_calls_survive_a_network_that_accepts_connections_and_resets_them(tmp_path):
     home = {"GDN_HOME": str(tmp_path)}
     with Server(answer=lambda n, data: None) as s:
@@ -649,6 +661,7 @@ def test_calls_survive_a_network_that_accepts_connections_and_resets_them(tmp_pa
     assert again.code == 0 and len(s.calls) == 3
 
 
+@pytest.mark.slow
 def test_a_call_whose_answer_was_lost_is_sent_again_and_paid_for_once(tmp_path):
     """Modal has the first call, and the container of the second says that it does the work."""
 
@@ -666,6 +679,7 @@ def test_a_call_whose_answer_was_lost_is_sent_again_and_paid_for_once(tmp_path):
     assert json.loads(out.read_text())["modal"]["calls"] == []
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_its_first_record_is_fetched(tmp_path):
     home = {"GDN_HOME": str(tmp_path)}
     with Server(answer=lambda n, data: None) as s:
@@ -677,6 +691,7 @@ def test_a_run_that_was_killed_before_its_first_record_is_fetched(tmp_path):
     assert again.code == 0 and len(s.calls) == 3 and s.cancelled == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_waiting_cancels_the_calls_and_keeps_what_has_arrived(tmp_path):
     """Records of a call that still runs have arrived too."""
     out = tmp_path / "r.json"
@@ -721,6 +736,7 @@ def test_a_second_ctrl_c_still_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     assert f"gdn modal bench --resume {writer.path}" in words(capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_the_start_leaves_nothing_behind():
     with Server(create_delay=30) as s:
         done = interrupted(
@@ -805,6 +821,7 @@ def test_a_run_calls_what_is_deployed_and_sends_no_files():
     }
 
 
+@pytest.mark.slow
 def test_of_two_commands_at_once_one_deploys_for_both():
     with Server(answer=measured(), create_delay=1.0) as s:
         with futures.ThreadPoolExecutor() as pool:

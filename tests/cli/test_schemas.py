@@ -74,6 +74,7 @@ def validate(name, document):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.sampled(5)
 def test_a_command_prints_what_its_schema_says(name, folder, gdn):
     words = COMMANDS[name].replace("FOLDER", str(folder)).split()
     args = [FILES.get(word, word) for word in words]

@@ -41,10 +41,17 @@ def without_ptx(source: str) -> str:
 
 
 def library(
-    folder: Path, driver: str, kernel: Path, *, cuts=(), races: bool = False
+    folder: Path,
+    driver: str,
+    kernel: Path,
+    *,
+    cuts=(),
+    races: bool = False,
+    level: str = "-O1",
 ) -> ctypes.CDLL:
     """A library of `driver`, which includes `kernel`; both may include _cuda's
-    access.cuh and gates.cuh. The driver's macro CUT gets each of the `cuts`.
+    access.cuh and gates.cuh. The driver's macro CUT gets each of the `cuts`. `level` is
+    the compiler's: with many cuts and short runs -O0 is sooner done.
     """
     driver = driver.replace("@CUTS@", "\n  ".join(f"CUT{cut}" for cut in cuts))
     for file in ("access.cuh", "gates.cuh"):
@@ -53,7 +60,7 @@ def library(
         )
     shutil.copy(kernel, folder)
     (folder / "driver.cpp").write_text(driver)
-    return compiled(folder, races=races)
+    return compiled(folder, level, races=races)
 
 
 def compiled(folder: Path, *flags: str, races: bool = False) -> ctypes.CDLL:

@@ -33,7 +33,9 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     kernel = emulation.CUDA / "gdn" / "gates_kernel.cuh"
-    return emulation.library(tmp_path_factory.mktemp("gates"), DRIVER, kernel)
+    return emulation.library(
+        tmp_path_factory.mktemp("gates"), DRIVER, kernel, level="-O0"
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -121,6 +121,7 @@ UNUSED = frozenset((
 
 
 @pytest.mark.parametrize("how", [0, 1, 2])
+@pytest.mark.slow
 def test_prefill_of_short_sequences(recurrent, how):
     folder, library = recurrent
     args = pool.slow([20, 0, 33, 1], [3, 1, 2, 4], 5, 1, 2)

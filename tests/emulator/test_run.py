@@ -96,6 +96,7 @@ def test_a_right_kernel_passes(emulated):
     assert record["check"]["errors"]["output"] < 3e-3
 
 
+@pytest.mark.slow
 def test_a_race_and_a_read_of_what_nobody_wrote_have_a_line_each(emulated):
     first = "  if (row == 0) {"
     source = KERNEL.replace(first, f"  gates[0] = 0.f;\n{first}")
@@ -118,6 +119,7 @@ def test_a_race_and_a_read_of_what_nobody_wrote_have_a_line_each(emulated):
     assert f"unwritten: {what}, {file}:{line}" in record["reason"].splitlines()
 
 
+@pytest.mark.slow
 def test_what_does_not_compile_names_the_users_line_and_what_is_unknown(emulated):
     source = KERNEL.replace("float Sk = 0.f", "floot Sk = 0.f")
     source = source.replace("expf(-fabsf(x))", "__no_such(x)")
@@ -139,6 +141,7 @@ def test_unknown_ptx_is_named(emulated):
     assert (record["status"], record["reason"]) == ("error", said)
 
 
+@pytest.mark.slow
 def test_a_deadlock_names_a_thread_that_waits(emulated):
     source = KERNEL.replace(BARRIER, "  if (row < 16) __syncwarp();" + BARRIER)
     record, file = emulated("deadlock", source)

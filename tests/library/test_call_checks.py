@@ -102,6 +102,7 @@ EAGER = [
 
 @pytest.mark.parametrize("algo", EAGER)
 @pytest.mark.parametrize("into", [False, True])
+@pytest.mark.sampled(11)
 def test_autocast_around_a_call_changes_nothing_in_it(algo, into):
     inputs, call = case(algo.op), load(algo.full_name)
     plain = call(*inputs)
@@ -191,6 +192,7 @@ TOLD = 'std::string told() {{ return "{}"; }}\nTVM_FFI_DLL_EXPORT_TYPED_FUNC(fal
     ("told", "slower"),
     [(TOLD.format("walks"), "walks"), (TOLD.format(""), None), ("", None)],
 )
+@pytest.mark.sampled(3)
 def test_load_warns_once_of_a_slower_way(told, slower, tmp_path, needs_cxx):  # noqa: F811
     from gdn_cli.catalog import pack
     from gdn_cli.worker.executor import build

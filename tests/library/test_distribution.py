@@ -256,6 +256,7 @@ def test_a_compilers_error_is_shown(tmp_path, write_algo, monkeypatch):
         ),
     ],
 )
+@pytest.mark.sampled(2)
 def test_gdn_build_says_what_is_wrong(args, says, gdn):
     done = gdn("build", *args)
     assert done.code == 2 and says in done.err

@@ -79,6 +79,7 @@ def on(device: str, inputs: list) -> list:
 # --- importing
 
 
+@pytest.mark.slow
 def test_an_eager_call_imports_no_compiler():
     """torch.library.custom_op would import torch._dynamo at the first call: 3 to 6 s
     that a server has to wait.
@@ -273,6 +274,7 @@ def test_the_state_is_updated_in_place(name, compiled):
     ("name", "backend"),
     [("cpp-v1", "aot_eager"), ("pt-reference", "aot_eager"), ("cpp-v1", "inductor")],
 )
+@pytest.mark.slow
 def test_compiled_in_one_graph_for_all_batch_sizes(name, backend, counted):
     decode = loaded(name)
 

@@ -114,6 +114,7 @@ def test_no_gpu_is_missing():
         (("tune", "--algo", "cuda-v5", "--gpus", ""), "names no GPU"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_the_commands_say_so(args, message):
     done = pretended(*args)
     assert (done.returncode, done.stdout) == (errors.USAGE, "")
@@ -471,6 +472,7 @@ def test_the_worker_gets_one_gpu_by_uuid_and_its_cpus(monkeypatch):
     assert jobs.environ(job_on(slice_))["CUDA_VISIBLE_DEVICES"] == slice_.uuid
 
 
+@pytest.mark.slow
 def test_a_worker_stays_on_its_cpus():
     """As the worker itself says: its environment has its affinity."""
     one = min(os.sched_getaffinity(0))

@@ -88,6 +88,7 @@ def test_threads_of_a_library(asked, count, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["run", "bench", "compare"])
+@pytest.mark.sampled(2)
 def test_no_algo_is_blamed(command, tmp_path):
     algos = ["pt-reference", "cpp-v1"] if command == "compare" else ["pt-reference"]
     gdn = [

@@ -135,6 +135,7 @@ def test_one_that_cannot_run_leaves_a_line_and_no_folder(tmp_path):
         ("pt-reference gdn_prefill/pt-reference", "are of different ops"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_refusals(args, words):
     done = helpers.gdn("profile", *args.split())
     assert done.code == 2 and done.out == ""

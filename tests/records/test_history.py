@@ -369,6 +369,7 @@ def test_whatever_lies_there_is_skipped(make, kept, folder, gdn):
 
 
 @pytest.mark.parametrize("axes", [{}, {"other": 3}, {"batch_size": 2**62, "x y\n": 1}])
+@pytest.mark.slow
 def test_workloads_of_any_axes_are_shown(axes, kept, gdn, tmp_path):
     odd = record("a", 2.0)
     odd["workload"]["axes"] = axes

@@ -220,6 +220,7 @@ def test_an_invalid_parcel_is_refused_in_one_line(content):
 
 
 @pytest.mark.parametrize("algo", REGISTRY.algos, ids=lambda a: a.full_name)
+@pytest.mark.sampled(3)
 def test_every_request_arrives_as_it_is_with_every_file_that_a_source_names(algo):
     mine = job(algo.full_name, algo.modes[0])
     (there,) = opened(rented().parcel(work_of(mine), B200)).jobs

@@ -405,6 +405,7 @@ def own(tmp_path):
     return {"GDN_HOME": str(tmp_path / "home")}
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_is_fetched_by_another_command(own, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("submitit")

@@ -327,6 +327,7 @@ def waiting(own, tmp_path):
     return start
 
 
+@pytest.mark.slow
 def test_the_work_there_ends_when_the_command_here_does(waiting):
     """However it ends: its stdin does then."""
     process, there = waiting(stderr=subprocess.DEVNULL)
@@ -335,6 +336,7 @@ def test_the_work_there_ends_when_the_command_here_does(waiting):
     until(lambda: gone(there))
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_came_and_says_so(waiting):
     process, there = waiting(
         stderr=subprocess.PIPE,

@@ -217,6 +217,7 @@ def test_a_reply_of_another_gpu_is_refused():
     assert "it has 0 tunings for 1" in replies.fault(work, wire.Reply(), gpu)
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_rows_of_that_gpu(tmp_path, monkeypatch):
     source = helpers.REGISTRY.find("cuda-v5", "gdn_decode")
     folder = scaffold.new(helpers.REGISTRY, "my-v5", source, tmp_path / "own")

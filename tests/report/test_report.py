@@ -515,6 +515,7 @@ def in_turn(*commands, cwd=None, **env) -> tuple[list[int], str]:
     return json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes(tmp_path):
     """In another process, with other hashes, another folder and another matplotlibrc."""
     file = reports.write(tmp_path, reports.everything())
@@ -639,6 +640,7 @@ def test_the_records_of_this_repository_are_read_as_the_readme_says():
         (["a.json", "-o", "a.json/x.html"], "cannot write"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_wrong_usage_is_one_line_and_exit_2(gdn, tmp_path, args, said):
     reports.write(tmp_path, reports.bench(), "a.json")
     (tmp_path / "text.json").write_text("# no JSON")
@@ -656,6 +658,7 @@ def test_wrong_usage_is_one_line_and_exit_2(gdn, tmp_path, args, said):
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_without_matplotlib_tables_still_come(tmp_path):
     (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')\n")
     file = reports.write(tmp_path, reports.bench())
@@ -776,6 +779,7 @@ def colliding(texts: list[dict]) -> list[tuple[str, str]]:
 @needs_browser
 @pytest.mark.parametrize("name", ["real", "all", "hostile"])
 @pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.sampled(3)
 def test_the_page_in_a_browser(pages, name, width):
     seen = browser.measured(pages / f"{name}.html", width)
     assert seen["wide"] == [] and seen["page"] == [width, width]
@@ -796,6 +800,7 @@ def test_the_page_in_a_browser(pages, name, width):
 
 @needs_browser
 @pytest.mark.parametrize("name", ["real", "all", "hostile"])
+@pytest.mark.slow
 def test_the_page_on_paper(pages, name):
     """A4 within its margins is 688 CSS pixels wide."""
     seen = browser.measured(pages / f"{name}.html", 688, printed=True)

@@ -85,6 +85,7 @@ def test_none_is_started_early_for_a_cpu_or_with_few_cpus(events, monkeypatch):
     assert not [event for event in events if event.startswith("start")]
 
 
+@pytest.mark.slow
 def test_a_worker_waits_for_its_request():
     wanted = job("pt-reference", "cpu")
     worker = jobs.start(wanted)

@@ -60,6 +60,7 @@ def test_an_algo_is_packed_with_what_it_shared_then(mine, name, texts):
     assert algo.folder is None and "~" not in algo.solution["name"]
 
 
+@pytest.mark.slow
 def test_what_has_no_folder_is_not_tuned(mine, gdn):
     done = gdn("tune", "--algo", "mine@HEAD", "--algos", mine, "--json")
     assert done.code == 2 and "mine@HEAD is a packed solution" in done.err

@@ -144,6 +144,7 @@ def test_every_algo_has_cases():
 
 
 @pytest.mark.parametrize("op", REGISTRY.ops.values(), ids=REGISTRY.ops)
+@pytest.mark.sampled(5)
 def test_the_reference_in_float64_is_the_oracle(op):
     """check.py judges by the reference fed with float64: it must itself be right to
     float64's last digits.

@@ -305,6 +305,7 @@ def run(*inputs):
     [["run"], pytest.param(["bench", "--seconds", "0.05"], marks=pytest.mark.slow)],
     ids=["run", "bench"],
 )
+@pytest.mark.slow
 def test_a_claim_is_tried(tmp_path, command):
     """One last bit of the state differs in a batch: right by every tolerance."""
     helpers.write_algo(tmp_path, "mine", NOT_INVARIANT, batch_invariant=True)
@@ -326,6 +327,7 @@ def test_a_claim_is_tried(tmp_path, command):
     assert helpers.gdn(*asked, *size).code == 0
 
 
+@pytest.mark.slow
 def test_prefills_sequences_are_told_apart(tmp_path):
     right = (helpers.OURS / "gdn_prefill" / "pt-reference" / "main.py").read_text()
     how = dict(op="gdn_prefill", batch_invariant=True)

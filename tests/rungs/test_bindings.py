@@ -145,7 +145,7 @@ class Binding:
             (folder / file).write_text(emulation.without_ptx(source))
         (folder / "driver.cpp").write_text(HEAD + driver)
         includes = [f"-I{path}" for path in tvm_ffi.libinfo.include_paths()]
-        self.library = emulation.compiled(folder, *includes)
+        self.library = emulation.compiled(folder, "-O0", *includes)
         self.library.seen_at.restype = ctypes.c_double
         self.module = tvm_ffi.load_module(self.library._name)
 
@@ -345,6 +345,7 @@ def placed(x, at):
 
 
 @pytest.mark.parametrize("which", ALIGNED)
+@pytest.mark.slow
 def test_an_address_is_aligned_as_its_kernel_needs_it_and_no_more(call, which):
     args = FUNCTIONS[which]()
     tensors = {name for name, x in args.items() if isinstance(x, torch.Tensor)}

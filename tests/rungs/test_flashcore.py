@@ -263,6 +263,7 @@ def test_exact_is_the_oracle():
 
 @pytest.mark.parametrize("S", LENGTHS)
 @pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.sampled(3)
 def test_lengths(library, rung, S):
     near(library, rung, draw(S))
 
@@ -287,6 +288,7 @@ CAUSAL_TOO = pytest.mark.parametrize("causal", [False, True], ids=["full", "caus
 
 @CAUSAL_TOO
 @EVERY_CUT
+@pytest.mark.sampled(2)
 def test_every_cut(library, cut, causal):
     """Less than a step, whole steps, and a split that is left without keys."""
     for S in (1, 65, 200):
@@ -305,6 +307,7 @@ BY_WARPGROUPS = {
 
 @CAUSAL_TOO
 @pytest.mark.parametrize("name", BY_WARPGROUPS)
+@pytest.mark.sampled(2)
 def test_lengths_by_warpgroups(library, name, causal):
     """On both sides of a tile's border, and of a block's; keys that only some of the
     warpgroups see; tiles that only some of the rows see, and warps without any.
@@ -353,6 +356,7 @@ OTHERS = [("v2", USUAL), ("v3", USUAL)]
 
 
 @pytest.mark.parametrize("rung, cut", [*OTHERS, *(("v4", cut) for cut in CUTS)])
+@pytest.mark.sampled(3)
 def test_the_order_of_threads_and_of_copies_changes_nothing(library, rung, cut):
     """A barrier or a wait too little shows as a bit that depends on who was first."""
     given = draw(200)
@@ -362,6 +366,7 @@ def test_the_order_of_threads_and_of_copies_changes_nothing(library, rung, cut):
         assert torch.equal(found, expected), mode
 
 
+@pytest.mark.slow
 def test_before_sm_90_the_same_code_splits_nothing(library):
     near(library, "v4-sm80", draw(130))
 
@@ -472,6 +477,7 @@ EVERY_EXTREME = pytest.mark.parametrize(
 @CAUSAL_TOO
 @EVERY_EXTREME
 @pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.sampled(5)
 def test_extremes(library, rung, make, causal):
     if causal and rung != "v4":
         return

@@ -6,6 +6,7 @@ import json
 import textwrap
 
 import helpers
+import pytest
 
 from gdn_cli.catalog import pack
 
@@ -43,6 +44,7 @@ ASK = textwrap.dedent("""
 """)
 
 
+@pytest.mark.slow
 def test_the_call_matches_the_packages_signature(tmp_path):
     algo = REGISTRY.find("gdn_prefill/flashqla")
     (tmp_path / "solution").mkdir()

@@ -324,6 +324,7 @@ def interpreted_apart(names):
 BELOW = [name for name in algos("interpreter") if "_bf16/" not in name]
 
 
+@pytest.mark.slow
 def test_below_the_interpreter(interpreter):
     assert interpreter(interpreted_apart, BELOW) == {}
 
@@ -337,6 +338,7 @@ def errors_on_bfloat16():
     return [error(got, output), *(error(pool[slot], states[slot]) for slot in states)]
 
 
+@pytest.mark.slow
 def test_a_pool_of_bfloat16_below_the_interpreter(interpreter):
     """It truncates: 3.3e-3, twice the error of rounding, and no more for the second token."""
     found = interpreter(errors_on_bfloat16)

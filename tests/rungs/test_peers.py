@@ -158,6 +158,7 @@ ASK = textwrap.dedent("""
 """)
 
 
+@pytest.mark.slow
 def test_the_calls_fit_the_engines_signatures(tmp_path):
     files = {name: pack.sources(REGISTRY.find(name)) for name in PEERS}
     asked = [

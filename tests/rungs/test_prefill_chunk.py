@@ -528,6 +528,7 @@ def same_chunks(found, expected, chunks=slice(None)):
         ([0, 0, 0, 65], 3, 9),
     ],
 )
+@pytest.mark.sampled(3)
 def test_chunk_after_chunk(library, room, lengths, H, HV):
     """A CTA that goes through chunks and heads gives the same bits as one CTA for each."""
     given = inputs(lengths, H, HV, seed=5)
@@ -574,6 +575,7 @@ def test_every_cut(library, warps):
 @pytest.mark.parametrize(
     "lengths", [[1], [15], [16], [17], [63], [65], [129, 0, 3, 64, 70, 0], [0]]
 )
+@pytest.mark.sampled(2)
 def test_lengths(library, warps, lengths):
     given = inputs(lengths)
     found = prefill(library, warps, given, mode=3)
@@ -597,6 +599,7 @@ TILE_TO_TILE = [([64 * 3 + 5, 0, 20, 64], MORE_MODES), ([64 * 4 + 5, 0, 64], (0,
 
 
 @pytest.mark.parametrize(("lengths", "modes"), TILE_TO_TILE, ids=range(2))
+@pytest.mark.slow
 def test_one_warpgroup_two_or_one_launch_have_the_same_bits(library, lengths, modes):
     """The same arithmetic for one warpgroup, for two that go from tile to tile, and in
     one launch: a state that came through the pipeline is the one that was loaded.
@@ -680,6 +683,7 @@ def test_shapes_that_were_not_timed_have_two_launches(library, shape):
 
 
 @pytest.mark.parametrize("behind", [1, 2, 3, 4])  # consumers, maker, team, producer
+@pytest.mark.sampled(4)
 def test_one_launch_waits_for_each_warpgroup(library, behind):
     """One that runs only while no other can misses no phase: the maker did, where the
     peer makes M, and at a state.
@@ -712,6 +716,7 @@ def test_in_place(library, warps):
 
 
 @pytest.mark.parametrize("warps", [ONE, TWO, QUARTER, HALF, *FUSED])
+@pytest.mark.sampled(5)
 def test_the_order_of_threads_and_of_copies_changes_nothing(library, warps):
     """A barrier or a wait too little shows as a bit that depends on who was first;
     stages return, in segments too.
@@ -758,6 +763,7 @@ def test_chunks_far_from_the_first(library, warps):
 
 @pytest.mark.parametrize("warps", EACH)
 @pytest.mark.parametrize("lengths", [[200, 64, 0, 128, 300], [129], [128]])
+@pytest.mark.sampled(7)
 def test_segments(library, warps, lengths):
     given = inputs(lengths, state_scale=10.0, slow=True)
     expected = right(given)
@@ -823,6 +829,7 @@ def test_which_go_token_by_token(library, what, short):
 
 @pytest.mark.parametrize("mode", [*MODES, 4, 5, 7])
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
+@pytest.mark.sampled(3)
 def test_scan(library, mode, count):
     """S Phi + L from segment to segment to 16 bits, of Phi as two parts of bf16 in mma's order."""
     draw = torch.Generator().manual_seed(7)
@@ -878,6 +885,7 @@ def test_bounds_of_chunks(library):
 
 
 @pytest.mark.parametrize("warps", [pytest.param(ONE, marks=pytest.mark.slow), TWO])
+@pytest.mark.slow
 def test_segments_that_forget(library, warps):
     """The first head forgets within a chunk, the second in three, the third never:
     other chunks, the same values.
@@ -956,6 +964,7 @@ SLOW = pytest.param("one very long", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("case", [SLOW if x in SLOW.values else x for x in ORDERS])
+@pytest.mark.sampled(5)
 def test_tiles_in_order_of_length(library, case):
     """The same arithmetic as with a static schedule, whichever CTA has which tile,
     whole or half.

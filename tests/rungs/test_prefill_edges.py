@@ -173,6 +173,7 @@ def test_at_the_edges_below_the_interpreter(algo, interpreter):
 
 
 @named(TUNED, "interpreter")
+@pytest.mark.slow
 def test_every_constant_that_can_be_tuned_is_right(algo, interpreter):
     assert interpreter(interpreted, algo.full_name, {"40": case(40)}, True) == {}
 

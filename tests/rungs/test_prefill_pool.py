@@ -267,6 +267,7 @@ def rows_outside_enter_no_state(path, args, before, after, **how):
         ([3, 65, 20], [4, 2, 1], 5, 130),
     ],
 )
+@pytest.mark.sampled(3)
 def test_rows_outside_of_the_sequences_enter_no_state(
     path, lengths, slots, before, after
 ):
@@ -276,11 +277,13 @@ def test_rows_outside_of_the_sequences_enter_no_state(
 
 @pytest.mark.parametrize("how", [SPLIT, SYNC, ONE, TWO, HALF])
 @pytest.mark.parametrize("before", [0, 70])
+@pytest.mark.sampled(5)
 def test_rows_outside_of_the_sequences_enter_no_state_in_segments(chunked, how, before):
     args = slow([200, 130], [1, 3], 4)
     rows_outside_enter_no_state((chunked, how), args, before, 140, segment=1)
 
 
+@pytest.mark.sampled(2)
 def test_a_gate_of_nan_is_not_forgotten(path):
     """As in the reference: NaN in all outputs of its head from its token on, and in the
     head's state.
@@ -309,6 +312,7 @@ def test_a_gate_of_nan_is_not_forgotten_in_segments(chunked, how):
         assert x.isfinite().all()
 
 
+@pytest.mark.sampled(7)
 def test_what_lies_apart_has_the_same_bits(path):
     """Rows, slots, and heads of a slot; slots in a column of a table."""
     dense, rows, heads = (slow([70, 17], [3, 1], 4, 2, 4) for _ in range(3))
@@ -356,6 +360,7 @@ HALVES = pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat1
 
 @HALVES
 @pytest.mark.parametrize("cut", [0, 1, 2])
+@pytest.mark.sampled(2)
 def test_k_first_states_token_by_token(recurrent, cut, half):
     assert k_first_faults((recurrent, cut), half) == []
 
@@ -394,6 +399,7 @@ def test_k_first_states_within_sequences(chunked_k_first, how):
 
 
 @pytest.mark.parametrize("how", [ONE, TWO, -3])
+@pytest.mark.sampled(3)
 def test_chunk_after_chunk(chunked, how):
     """A CTA of the intra-chunk kernel that goes through chunks gives the same bits as
     one CTA for each.
@@ -414,11 +420,13 @@ def test_chunk_after_chunk(chunked, how):
 
 
 @pytest.mark.parametrize("mode", [0, 3])
+@pytest.mark.sampled(5)
 def test_slots_padding_fresh_sequences_and_norms(path, mode):
     args = slow([70, 3, 0, 129, 20, 0], [4, 0, 2, 6, -1, 1], 8, fresh=(2, 3))
     assert faults(path, args, mode=mode) == []
 
 
+@pytest.mark.sampled(2)
 def test_numbers_of_64_bits_a_bias_in_bfloat16_and_slot_0(path):
     args = slow([65, 5], [3, 1], 4)
     args[4] = args[4].bfloat16()
@@ -435,6 +443,7 @@ def test_numbers_of_64_bits_a_bias_in_bfloat16_and_slot_0(path):
     assert faults(path, args, right=right, first_slot=0) == []
 
 
+@pytest.mark.sampled(3)
 def test_a_pool_in_bfloat16(path):
     args = slow([70, 3, 0, 129, 20], [4, 0, 2, 6, 1], 8, fresh=(2, 3))
     args[5] = args[5].bfloat16()
@@ -455,6 +464,7 @@ def test_without_the_norm_and_without_has_initial_state(path):
 
 # the binding's for 0
 @pytest.mark.parametrize("epsilon", [1e-6, torch.finfo(torch.float32).tiny])
+@pytest.mark.sampled(3)
 def test_keys_of_zeros_divide_by_no_zero(path, epsilon):
     args = slow([70, 3], [1, 2], 3)
     args[0][:, : 2 * D] = 0
@@ -464,6 +474,7 @@ def test_keys_of_zeros_divide_by_no_zero(path, epsilon):
 
 @pytest.mark.parametrize("how", [SPLIT, SYNC, ONE, TWO, HALF])
 @pytest.mark.parametrize(("segment", "half", "mode"), [(1, False, 2), (2, True, 1)])
+@pytest.mark.sampled(5)
 def test_segments(chunked, how, segment, half, mode):
     """The other two pairs of lengths and types are those of test_states_within_sequences."""
     args = slow([200, 64, 0, 140, 130], [1, 5, 0, 2, 3], 6, fresh=(3,))
@@ -484,6 +495,7 @@ def independent(path, mode, segment=0):
     assert not found[80:90].isfinite().any()
 
 
+@pytest.mark.sampled(5)
 def test_a_sequence_does_not_depend_on_its_neighbours(path):
     """A tile holds rows of the next sequence, too: nothing of them may reach this one,
     not even as 0 x NaN.
@@ -492,10 +504,12 @@ def test_a_sequence_does_not_depend_on_its_neighbours(path):
 
 
 @pytest.mark.parametrize("how", [SPLIT, SYNC, ONE, TWO, QUARTER, HALF])
+@pytest.mark.sampled(2)
 def test_a_sequence_in_segments_does_not_depend_on_its_neighbours(chunked, how):
     independent((chunked, how), mode=7, segment=1)
 
 
+@pytest.mark.slow
 def test_groups_of_heads_and_many_tiles(chunked):
     lengths, slots = [70, 5, 130, 64, 0, 33], [6, 2, 9, 1, 0, 3]
     for how in (-1, -4, TWO, chunk.TMA - 4):
@@ -508,6 +522,7 @@ SLOW = [pytest.param(segment, False, marks=pytest.mark.slow) for segment in (0, 
 
 @pytest.mark.parametrize("how", [SYNC, ONE, TWO, QUARTER])
 @pytest.mark.parametrize(("segment", "half"), [(1, True), *SLOW])
+@pytest.mark.sampled(4)
 def test_states_within_sequences(chunked, how, half, segment):
     """After each `every` chunks that are full, and nowhere else."""
     lengths, slots = [200, 64, 140, 0, 70], [1, 5, 2, 4, 0]

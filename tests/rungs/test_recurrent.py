@@ -117,6 +117,7 @@ def test_a_mix_of_lengths_and_the_contest_s_heads(library):
 @pytest.mark.parametrize(
     "cut", [(2, 1, 1), (1, 2, 1), (2, 1, 2)], ids=lambda cut: "x".join(map(str, cut))
 )
+@pytest.mark.sampled(11)
 def test_no_warp_reads_what_is_not_there_yet_or_writes_over_what_is_read(
     library, cut, lengths, mode
 ):
@@ -177,6 +178,7 @@ def test_keys_of_alternating_sign_with_beta_1(library):
 
 @pytest.mark.skipif(inventory.cuda_home() is None, reason="no nvcc here")
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.slow
 def test_the_cuts_in_use_compile_without_spills(tmp_path, arch):
     rows = tuned_table.rows(ALGO.tune, tuned_table.load(ALGO))
     cuts = {",".join(str(row.constants[name]) for name in CONSTANTS) for row in rows}

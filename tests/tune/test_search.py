@@ -743,6 +743,7 @@ def test_tune_finds_the_planted_constants_and_leaves_the_wrong_out(tuned_here):
     assert {"versions", "source_hash", "date", "space", "doubts"} <= set(result)
 
 
+@pytest.mark.slow
 def test_a_dry_run_needs_no_gpu_and_touches_nothing(tmp_path, write_algo, gdn):
     algo, _ = tunable(tmp_path, write_algo, devices=["cuda"])
     (algo.folder / "tuned.py").unlink()  # a fresh algo need not have it

@@ -204,6 +204,7 @@ def test_a_hang_ends_at_the_timeout_and_the_command_goes_on(tmp_path, gdn, write
     assert not left
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_measurements_and_leaves_no_worker(tmp_path, write_algo):
     mark, out = tmp_path / "pid", tmp_path / "records.json"
     source = moody(
@@ -263,6 +264,7 @@ def request_of(tmp_path, write_algo, source: str) -> dict:
     return to_json(job.request)
 
 
+@pytest.mark.slow
 def test_gdn_worker_serves_a_request_from_stdin(tmp_path, gdn, write_algo):
     request, events = request_of(tmp_path, write_algo, ALGOS["noisy"]), tmp_path / "e"
     done = gdn("worker", "--events", events, stdin=json.dumps(request))

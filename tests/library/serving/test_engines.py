@@ -379,6 +379,7 @@ class Batch:
 
 @VLLM
 @pytest.mark.parametrize("decodes, lengths", [(0, [70]), (2, [3, 0, 5])])
+@pytest.mark.sampled(2)
 def test_vllm_s_layer_takes_prompts_to_its_pool(
     release, engine, decodes, lengths, monkeypatch
 ):
@@ -545,6 +546,7 @@ class Drafts:
 
 
 @VLLM
+@pytest.mark.slow
 def test_vllm_s_layer_takes_drafts_with_the_norm(release, engine):
     if not inventory.cxx():
         pytest.skip("no C++ compiler here")

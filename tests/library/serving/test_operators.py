@@ -158,6 +158,7 @@ def test_fake_and_meta_tensors_load_no_library(name, device, monkeypatch):
 @pytest.mark.parametrize(
     "library", ["cold", pytest.param("warm", marks=pytest.mark.slow)]
 )
+@pytest.mark.sampled(6)
 def test_compiled_in_one_graph(name, backend, library, monkeypatch):
     def layer(x):  # something of torch's own on both sides
         out, _ = getattr(serving, name)(**x | {"a": -x["a"], "out": None})
@@ -193,6 +194,7 @@ def test_compiled_once_for_all_batch_sizes(way):
 @once
 @everything
 @pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.sampled(3)
 def test_exported(name, strict, way):
     class Layer(torch.nn.Module):
         def forward(self, x):

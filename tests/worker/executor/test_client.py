@@ -44,6 +44,7 @@ def build(runner, algo):
     return runner.build(algo.name, DEFINITION, pack.pack(algo, DECODE))[0]
 
 
+@pytest.mark.slow
 def test_results_are_those_of_this_process_and_nothing_piles_up(runner):
     kernel = build(runner, REGISTRY.find("pt-reference"))
     inputs = dataset.load_inputs(DECODE, WORK, "cpu")
@@ -87,6 +88,7 @@ main.Runner.backend = lambda *_, **__: None
 """
 
 
+@pytest.mark.slow
 def test_a_method_that_is_exchanged_is_named_in_a_new_process_too(tmp_path):
     folder = helpers.write_algo(tmp_path, "exchanges", EXCHANGES)
     runner = client.Runner("cpu", process.start("cpu"))

@@ -194,6 +194,7 @@ ASK = textwrap.dedent("""
 """)
 
 
+@pytest.mark.slow
 def test_the_calls_match_the_packages_signatures(tmp_path):
     asked = []
     for algo in READY:

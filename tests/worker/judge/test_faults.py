@@ -105,6 +105,7 @@ RACY = RACY.replace(
 )
 
 
+@pytest.mark.slow
 def test_a_race_of_threads_is_found(tmp_path, gdn):
     if inventory.cxx() is None:
         pytest.skip("no C++ compiler here")

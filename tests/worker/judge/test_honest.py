@@ -163,6 +163,7 @@ def test_a_folder_grows_and_keeps_the_contests_order(tmp_path, gdn):
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
 )
+@pytest.mark.slow
 def test_a_command_that_is_killed_leaves_no_worker_and_a_record_that_says_so(
     number, tmp_path, write_algo
 ):

@@ -121,6 +121,7 @@ def references():
 
 
 @pytest.mark.parametrize(("op", "name"), EVERY)
+@pytest.mark.sampled(7)
 def test_the_reference_is_the_oracle(op, name, references):
     x = drawn(op, name, MOST if name.endswith("-long") else None)
     if op.startswith("attention"):
@@ -168,6 +169,7 @@ def ran(tmp_path_factory, gdn):
     return gdn(*args, "--algos", folder, "--json"), gdn(*args, "--algos", folder)
 
 
+@pytest.mark.slow
 def test_errors_of_every_algo_and_the_largest_of_each(ran):
     found = {(r["algo"], r["workload"]["stress"]): r for r in ran[0].json["records"]}
     assert len(found) == 4
@@ -182,6 +184,7 @@ def test_errors_of_every_algo_and_the_largest_of_each(ran):
     assert ran[0].code == ran[1].code == 1 and ran[0].json["options"]["stress"] is True
 
 
+@pytest.mark.slow
 def test_they_are_shown_side_by_side(ran):
     lines = [line.split() for line in ran[1].out.splitlines()]
     heads = [i for i, line in enumerate(lines) if line[:1] == ["input"]]

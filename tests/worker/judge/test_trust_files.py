@@ -180,6 +180,7 @@ def test_invalid_json_is_one_clear_line(what, tmp_path):
         ("run --algo pt-reference --dataset data -w 0", 3),
     ],
 )
+@pytest.mark.sampled(7)
 def test_every_command_that_reads_json_says_so_in_one_line(
     args, code, text, tmp_path, gdn
 ):

@@ -110,6 +110,7 @@ def test_without_perf_a_cpp_algo_has_its_figures_and_torchs_ops(
     assert reading.notes == ("no functions: there is no perf here",)
 
 
+@pytest.mark.slow
 def test_the_ops_of_a_torch_algo(tmp_path, monkeypatch, write_algo):
     algos = tmp_path / "algos"
     body = "    y = q.float()\n    for _ in range(3):\n        y = y @ y.mT\n    return y, state\n"

@@ -213,6 +213,7 @@ def replies(
     )[1]
 
 
+@pytest.mark.slow
 def test_the_worker_calls_the_algo_once_below_the_tool_on_outputs_that_nothing_wrote(
     tmp_path, monkeypatch, write_algo
 ):

@@ -241,6 +241,7 @@ def test_cuda_cpp_is_what_its_source_says(tmp_path):
 
 @needs_tools
 @needs_nvcc
+@pytest.mark.slow
 def test_line_information_changes_no_instruction_and_spills_are_ptxas_own(tmp_path):
     cubin = tmp_path / "rows.cubin"
     nvcc = inventory.cuda_home() / "bin" / "nvcc"

@@ -14,6 +14,7 @@ from gdn_cli.errors import GdnError
 from gdn_cli.worker.profilers import Found, Reading, Reply, Run, torch_profiler
 
 
+@pytest.mark.slow
 def test_the_ops_of_a_call_and_a_trace_that_can_be_opened(tmp_path):
     reading = profiled("torch", "pt-reference", tmp_path)
     (found,) = reading.found
