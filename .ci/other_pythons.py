@@ -28,8 +28,9 @@ OFFLINE = (
     "name resolution",
     "ProxyError",
 )
-# what the command says to Modal's servers has nothing of the Python, and takes half the time
-PYTEST = "-m", "pytest", "tests/cli", "--ignore", "tests/cli/test_modal.py", "-n", "2"
+PYTEST = "-m", "pytest", "tests/cli", "-n", "2", "--dist", "loadfile"
+# what is said to Modal's servers does not depend on the Python, and takes half the time
+PYTEST += "--ignore", "tests/cli/test_modal.py"
 QUICK = "-m", "not slow and not records"
 
 

@@ -47,10 +47,10 @@ def library(
     *,
     cuts=(),
     races: bool = False,
-    level: str = "-O1",
+    flags: tuple[str, ...] = (),
 ) -> ctypes.CDLL:
     """A library of `driver`, which includes `kernel`; both may include _cuda's
-    access.cuh and gates.cuh. The driver's macro CUT gets each of the `cuts`. `level` is
+    access.cuh and gates.cuh. The driver's macro CUT gets each of the `cuts`. `flags` are
     the compiler's: with many cuts and short runs -O0 is sooner done.
     """
     driver = driver.replace("@CUTS@", "\n  ".join(f"CUT{cut}" for cut in cuts))
@@ -60,7 +60,7 @@ def library(
         )
     shutil.copy(kernel, folder)
     (folder / "driver.cpp").write_text(driver)
-    return compiled(folder, level, races=races)
+    return compiled(folder, *flags, races=races)
 
 
 def compiled(folder: Path, *flags: str, races: bool = False) -> ctypes.CDLL:

@@ -55,7 +55,7 @@ extern "C" uint32_t divide(uint32_t n, uint32_t d) { return gdn::Divisor(d).divi
 def library(tmp_path_factory):
     kernel = emulation.CUDA / "gdn" / "decode.cuh"
     folder = tmp_path_factory.mktemp("decode")
-    return emulation.library(folder, DRIVER, kernel, cuts=CUTS, level="-O0")
+    return emulation.library(folder, DRIVER, kernel, cuts=CUTS, flags=("-O0",))
 
 
 def inputs(B, H, HV, dtype=torch.float32):

@@ -34,7 +34,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 def library(tmp_path_factory):
     kernel = emulation.CUDA / "gdn" / "gates_kernel.cuh"
     return emulation.library(
-        tmp_path_factory.mktemp("gates"), DRIVER, kernel, level="-O0"
+        tmp_path_factory.mktemp("gates"), DRIVER, kernel, flags=("-O0",)
     )
 
 

@@ -82,7 +82,7 @@ KERNEL = emulation.CUDA / "gdn" / "layer_post_conv.cuh"
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     folder = folder_of(tmp_path_factory)
-    return emulation.library(folder, DRIVER, KERNEL, cuts=CUTS, level="-O0")
+    return emulation.library(folder, DRIVER, KERNEL, cuts=CUTS, flags=("-O0",))
 
 
 class Layer(Problem):
@@ -200,7 +200,7 @@ def test_the_same_bits_in_every_order_of_warps(library, mode, cut):
 def test_no_race_in_a_head_of_one_cta(tmp_path_factory):
     folder = folder_of(tmp_path_factory)
     library = emulation.library(
-        folder, DRIVER, KERNEL, cuts=CUTS[5:], races=True, level="-O0"
+        folder, DRIVER, KERNEL, cuts=CUTS[5:], races=True, flags=("-O0",)
     )
     for T in (2, 8):
         Layer(1, 1, 1, T).call(library, 0, SLOTS)
@@ -231,7 +231,9 @@ def test_who_does_not_wait_for_its_peers_is_found(tmp_path_factory, tmp_path, wh
     whole = KERNEL.read_text()
     assert whole.count(what) == 1
     broken.write_text(whole.replace(what, ""))
-    library = emulation.library(folder, DRIVER, broken, cuts=[(16, 1, 4)], level="-O0")
+    library = emulation.library(
+        folder, DRIVER, broken, cuts=[(16, 1, 4)], flags=("-O0",)
+    )
     code = CALL.format(tests=str(helpers.TESTS), library=library._name)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert WITHOUT[what] in ended.stderr

@@ -95,7 +95,7 @@ def folder_of(tmp_path_factory):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     return emulation.library(
-        folder_of(tmp_path_factory), DRIVER, KERNEL, cuts=CUTS, level="-O0"
+        folder_of(tmp_path_factory), DRIVER, KERNEL, cuts=CUTS, flags=("-O0",)
     )
 
 
@@ -292,7 +292,7 @@ def test_the_same_bits_in_every_order_of_warps(library, mode, cut):
 def test_no_race_in_a_head_of_one_cta(tmp_path_factory):
     folder = folder_of(tmp_path_factory)
     library = emulation.library(
-        folder, PLAIN, KERNEL, cuts=CUTS[5:], races=True, level="-O0"
+        folder, PLAIN, KERNEL, cuts=CUTS[5:], races=True, flags=("-O0",)
     )
     Problem(1, 1, [1]).call(library, 0)
     assert emulation.races_in(library, folder) == set()
@@ -333,7 +333,7 @@ def test_who_does_not_wait_for_its_peers_is_found(tmp_path_factory, tmp_path, wh
     assert whole.count(what) == 1
     broken.write_text(whole.replace(what, ""))
     folder = folder_of(tmp_path_factory)
-    library = emulation.library(folder, PLAIN, broken, cuts=[cut], level="-O0")
+    library = emulation.library(folder, PLAIN, broken, cuts=[cut], flags=("-O0",))
     # its first CTA is ahead, or, where it is to be late, the last one
     mode = 0 if says == "AssertionError" else 2
     code = CALL.format(tests=str(helpers.TESTS), library=library._name, mode=mode)

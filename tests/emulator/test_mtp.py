@@ -115,7 +115,7 @@ def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mtp")
     shutil.copy(emulation.CUDA / "gdn" / "decode.cuh", folder)
     kernel = emulation.CUDA / "gdn" / "mtp.cuh"
-    return emulation.library(folder, DRIVER, kernel, cuts=CUTS, level="-O0")
+    return emulation.library(folder, DRIVER, kernel, cuts=CUTS, flags=("-O0",))
 
 
 class Problem:

@@ -96,7 +96,7 @@ Call = emulation.structure(DRIVER, "Call")
 def library(tmp_path_factory):
     kernel = emulation.CUDA / "gdn" / "decode.cuh"
     folder = tmp_path_factory.mktemp("pool")
-    return emulation.library(folder, DRIVER, kernel, cuts=CUTS, level="-O0")
+    return emulation.library(folder, DRIVER, kernel, cuts=CUTS, flags=("-O0",))
 
 
 class Problem:
