@@ -91,7 +91,7 @@ def test_what_orders_two_accesses(steps, step, near, ordered, mode):
 # consumer warpgroups, while the maker of M may read them: those columns of M are
 # masked. And all lanes of a warp write the same number.
 CLEARED = "if (i / 8 >= count) reinterpret_cast<uint4*>(tile)[i] = {0, 0, 0, 0};"
-PRODUCT = "emulated::races::access(piece + address % 16, 2, false);"
+PRODUCT = "emulated::races::access(numbers, 16, false);"
 HARMLESS = {
     frozenset((CLEARED,)),
     frozenset((CLEARED, PRODUCT)),

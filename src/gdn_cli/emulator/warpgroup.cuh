@@ -147,10 +147,10 @@ inline bool any_lane(bool x) {
 inline void eight_elements(const emulated::Product& p, uint64_t matrix, int row, int column, float* to) {
   const uint32_t start = (matrix & 0x3fff) << 4, eight = (matrix >> 32 & 0x3fff) << 4;
   const uint32_t leading = (matrix >> 16 & 0x3fff) << 4;
-  const char* piece = at(swizzled(start + row / 8 * eight + row % 8 * 128 + column / 64 * leading + column % 64 * 2));
-  emulated::races::access(piece, 16, false);
+  const char* numbers = at(swizzled(start + row / 8 * eight + row % 8 * 128 + column / 64 * leading + column % 64 * 2));
+  emulated::races::access(numbers, 16, false);
   uint32_t words[4];
-  std::memcpy(words, piece, sizeof words);
+  std::memcpy(words, numbers, sizeof words);
   p.values(words, 8, to);
 }
 // `rows` rows of 16 elements, K-major.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _ctypes
+import ctypes
 import os
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -70,6 +73,15 @@ def burner(tmp_path_factory, write_algo):
         destination_passing=True,
     )
     return folder
+
+
+def test_libraries_of_a_folder_that_is_a_link(tmp_path):
+    (tmp_path / "builds").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "builds")
+    library = shutil.copy(_ctypes.__file__, tmp_path / "builds" / "own.so")
+    ctypes.CDLL(str(link / "own.so"))
+    assert list(perf.loaded(str(link))) == [str(library)]
 
 
 @pytest.mark.skipif(inventory.cxx() is None, reason="no C++ compiler")

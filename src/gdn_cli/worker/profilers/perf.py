@@ -7,6 +7,7 @@ them takes minutes.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -90,7 +91,9 @@ def table(spots: Counter[Spot]) -> list[Table]:
 
 
 def loaded(folder: str) -> dict[str, int]:
-    """The libraries of a folder that this process has loaded -> where each begins."""
+    """The libraries of a folder that this process has loaded -> where each begins.
+    The kernel tells a path without its links."""
+    folder = os.path.realpath(folder)
     libraries: dict[str, int] = {}
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         span, *_, path = line.split(maxsplit=5)
