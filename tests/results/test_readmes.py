@@ -71,6 +71,7 @@ ROWS = [
         for op, name, algo, peers in (
             ("gdn_decode_packed", "decode-packed", "cuda-v5-packed", PACKED),
             ("gdn_decode_packed", "decode-packed-tp1", "cuda-v5-packed", PACKED),
+            ("gdn_layer", "layer", "cuda-v1", ("vllm-chain",)),
             ("gdn_mtp", "mtp", "cuda-v1", ("fi-mtp",)),
             ("gdn_mtp_packed", "mtp-packed", "cuda-v1", ("fi-mtp", "vllm-mtp")),
         )
