@@ -351,7 +351,7 @@ class Book:
     def ops(self) -> list[str]:
         return list(dict.fromkeys(m.op for m in self.measured))
 
-    def of(self, op: str) -> list[Group]:
+    def groups_of(self, op: str) -> list[Group]:
         return [g for g in self.groups if g.op == op]
 
     def rows(self, op: str) -> list[Point]:
@@ -401,9 +401,9 @@ class Book:
         latest = {}
         for source in self.sources:
             for item in getattr(source.document, field) or []:
-                asked = not self.tiers or item.tier in self.tiers
-                asked = asked and (not self.algos or item.algo in self.algos)
-                if item.op == op and asked:
+                of_tier = not self.tiers or item.tier in self.tiers
+                of_algo = not self.algos or item.algo in self.algos
+                if item.op == op and of_tier and of_algo:
                     same = tuple(getattr(item, name, None) for name in _SAME)
                     workload = getattr(item, "workload", None)
                     case = workload and (workload.uuid or repr(workload.axes))

@@ -114,11 +114,11 @@ def rungs(book: Book, group: Group) -> list[Rung]:
     def factor(slow: str | None, fast: str) -> float | None:
         """The mean of one algo's times over another's, on the workloads that both have."""
         slow_us, fast_us = medians.get(slow or "", {}), medians.get(fast, {})
-        both = sorted(slow_us.keys() & fast_us.keys())
-        if not both or slow == fast:
+        shared = sorted(slow_us.keys() & fast_us.keys())
+        if not shared or slow == fast:
             return None
 
-        return statistics.geometric_mean(slow_us[w] / fast_us[w] for w in both)
+        return statistics.geometric_mean(slow_us[w] / fast_us[w] for w in shared)
 
     rungs = []
     for algo in [*group.rivals, *(algo for algo in group.algos if algo == COPY)]:
@@ -194,7 +194,7 @@ class Tiers:
 def tiers(book: Book, op: str) -> list[Tiers]:
     """One for each device on which an op was timed in several tiers."""
     devices: dict[tuple[str, bool], list[Group]] = {}
-    for group in book.of(op):
+    for group in book.groups_of(op):
         devices.setdefault((group.device, group.in_place), []).append(group)
 
     return [_side_by_side(groups) for groups in devices.values() if len(groups) > 1]

@@ -120,7 +120,7 @@ def notes(book: Book, op: str | None = None) -> list[Note]:
     """Notes on the numbers of one op or of all, the most serious first."""
     measured = [m for m in book.measured if op in (None, m.op)]
     lacking = [m for m in missing(book) if op in (None, m.op)]
-    groups = book.groups if op is None else book.of(op)
+    groups = book.groups if op is None else book.groups_of(op)
     every: list[Note] = []
     every += failures(book, measured)
     every += doubts(measured)

@@ -63,7 +63,7 @@ def show(
         return show_json(short)
 
     legend: dict[str, None] = {}
-    for table in commands.of(book, document.command):
+    for table in commands.tables(book, document.command):
         print_table(out, table)
         legend |= dict.fromkeys(table.notes)
 

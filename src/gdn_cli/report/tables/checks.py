@@ -61,7 +61,7 @@ def by_call(
         records = [m.record for m in point.measured]
         errors = notes.largest_errors(records)
         passed = sum(record.passed for record in records)
-        asked = sum(record.unfinished or 1 for record in records)
+        count = sum(record.unfinished or 1 for record in records)
         verdict = Cell("passed", Mark.GOOD)
         if point.failed:
             verdict = became(point)
@@ -70,7 +70,7 @@ def by_call(
             point.label,
             point.name(several),
             verdict,
-            f"{passed}/{asked}",
+            f"{passed}/{count}",
             *_numbers(errors, outputs),
         )
 

@@ -289,13 +289,13 @@ def rates(book: Book, group: Group) -> Table | None:
 
 def _rate(book: Book, point: Point) -> Cell:
     """Operations per second with the share of the peak; empty if not known."""
-    found = rate(book, point)
-    if found is None:
+    measured = rate(book, point)
+    if measured is None:
         return Cell("")
 
-    share = "" if found.share is None else f"{found.share:.0%}"
+    share = "" if measured.share is None else f"{measured.share:.0%}"
 
-    return Cell(units.three(found.tflops), small=share)
+    return Cell(units.three(measured.tflops), small=share)
 
 
 def _rate_notes(book: Book, measured: Measurement) -> Iterator[str]:

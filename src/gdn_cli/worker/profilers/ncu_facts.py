@@ -246,7 +246,7 @@ def _stalls(launch: Launch) -> list[Table]:
     rows = []
     for reason, (share, cycles) in stall_shares(launch).items():
         if reason not in stalls.NO_LOSS and share >= _SMALL_STALL:
-            words = stalls.of(reason)
+            words = stalls.texts(reason)
             rows.append((words.label, share, cycles, words.meaning))
     return facts.table("stalls", rows[:_SHOWN_STALLS])
 

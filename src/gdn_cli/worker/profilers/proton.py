@@ -178,7 +178,7 @@ class Kernel:
         total = self.reasons.total()
         reasons = []
         for reason, n in self.reasons.most_common():
-            words = stalls.of(reason)
+            words = stalls.texts(reason)
             reasons.append((words.label, 100 * n / total, n, words.meaning))
         hot = []
         ranked = sorted(self.lines.items(), key=lambda item: -item[1].total())
