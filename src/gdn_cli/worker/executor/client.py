@@ -74,7 +74,7 @@ class Runner:
         # id of a result's tensor here -> what the runner said of it, and its storage
         self.results: dict[int, tuple[Result, int]] = {}
         self.count = 0
-        self.asked = 0
+        self.commands = 0
         # results no longer needed, and their storages
         self.dropped: list[tuple[int | None, int]] = []
         self.mark: shared_memory.Region | None = None
@@ -90,14 +90,14 @@ class Runner:
                 shared_memory.form(x, self.number(x)) if isinstance(x, Tensor) else x
                 for x in fields[name]
             ]
-        self.asked += 1
-        fields |= {"do": do, "number": self.asked, "dropped": self.dropped}
+        self.commands += 1
+        fields |= {"do": do, "number": self.commands, "dropped": self.dropped}
         self.dropped = []
         try:
             self.line.send(fields, _descriptors)
             message, _ = self.line.receive()
             answer = msgspec.convert(message, Answer)
-            if answer.number != self.asked:
+            if answer.number != self.commands:
                 raise channel.GarbledError("an answer that was not asked for")
         except (EOFError, OSError):
             raise self._death() from None

@@ -158,7 +158,7 @@ class Runner(Tensors):
         if len(called) > 1:
             called = [_Marked(self.turn, *each) for each in enumerate(called)]
         subjects = [
-            Subject.of(kernel, inputs, outputs, refresh, definition)
+            Subject.from_kernel(kernel, inputs, outputs, refresh, definition)
             for kernel in called
         ]
         results: list[list[Result]] = []
@@ -187,7 +187,7 @@ class Runner(Tensors):
 
     def survey(self, kernel: Kernel, inputs: list, outputs: list, l2: str) -> Answer:
         """What one call puts on the GPU."""
-        return Answer(ran=survey.ran(Subject.of(kernel, inputs, outputs), l2))
+        return Answer(ran=survey.ran(Subject.from_kernel(kernel, inputs, outputs), l2))
 
     def watch(self, descriptor: int) -> None:
         """Take memory in which the number of the kernel at work is written."""

@@ -139,20 +139,20 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     if not any(kernel.reasons for kernel in sampled.values()):
         reason = failed or "none fell into the call"
         notes.append(f"no samples of the program counter: {reason}")
-    found = []
+    findings = []
     total_ns = sum(kernel.ns for kernel in kernels.values())
     if len(kernels) > 1:
         time_note = f"all kernels, mean of {answer.calls} calls"
         launches = sum(kernel.count for kernel in kernels.values()) / answer.calls
         time = facts.fact("time_us", total_ns / answer.calls / 1e3, time_note)
-        found.append(Found("", (time, facts.fact("launches", launches, "per call"))))
+        findings.append(Found("", (time, facts.fact("launches", launches, "per call"))))
     sources = {Path(path).name: text for path, text in ask.sources.items()}
     for name, kernel in sorted(kernels.items(), key=lambda item: -item[1].ns):
         tables = sampled.get(name, Kernel()).tables(sources)
         figures = kernel.facts(answer.calls, total_ns)
-        found.append(Found(name, tuple(figures), tuple(tables)))
+        findings.append(Found(name, tuple(figures), tuple(tables)))
     names = files_in(folder, "times.hatchet", "samples.hatchet")
-    return Reading(tuple(found), tuple(notes), names)
+    return Reading(tuple(findings), tuple(notes), names)
 
 
 @dataclass

@@ -217,8 +217,8 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
                 "torch.profiler saw no kernel of the call: another profiler may hold CUPTI in"
                 " this process"
             )
-    found = Found("", tuple(figures), tuple(tables))
-    return Reading((found,), tuple(notes), files_in(folder, TRACE))
+    whole = Found("", tuple(figures), tuple(tables))
+    return Reading((whole,), tuple(notes), files_in(folder, TRACE))
 
 
 def ops_table(seen: Profiled, most: int = 20) -> list[Table]:

@@ -34,8 +34,8 @@ def _late_on_cpu(case: Case) -> str | None:
         began = time.monotonic()
         while time.monotonic() - began < _LATE_S:
             case.kernel.pull(results)
-            for name, out, then in zip(case.op.outputs, results, seen, strict=True):
-                if not check.same_bits(out, then):
+            for name, out, copy in zip(case.op.outputs, results, seen, strict=True):
+                if not check.same_bits(out, copy):
                     return (
                         f"{name} was not complete when the call returned: work goes on where no"
                         " timer sees it"

@@ -28,12 +28,11 @@ def compare(request: Serving, reply: Reply) -> Iterator[Record]:
     for i, workload in enumerate(request.workloads):
         depth = common.depth(request, i)
         meet = partial(field.meet, reference=reference, depth=depth)
-        done = False
-        while field.kernels and not done:
+        while field.kernels:
             names, runner = field.kernels, field.runner
             try:
                 yield from common.guarded(request, workload, names, meet, runner=runner)
-                done = True
+                break
             except client.DiedError as e:
                 yield from field.dropped(e, request.workloads[i:])
                 yield from field.built()
