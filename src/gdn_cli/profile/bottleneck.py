@@ -245,11 +245,9 @@ def _fewer_or_faster(c: _Case, at_floor: bool, in_l2: bool, far: bool) -> str:
         fewer = "only fewer bytes help (a 16-bit state, fusing)"
         return f"{left} is left to a plain copy; beyond that {fewer}"
     if in_l2:
-        how = "wider and aligned accesses, reuse in registers or shared memory"
-        return f"fewer sectors: {how}"
+        return "fewer sectors: wider and aligned accesses, reuse in registers or shared memory"
     if far:
-        how = "keep what is read again in registers or shared memory"
-        return f"fewer bytes: {how}"
+        return "fewer bytes: keep what is read again in registers or shared memory"
     how = "wider loads, several per thread before the first use, bulk copies"
     return f"more bytes in flight: {how}"
 

@@ -267,7 +267,7 @@ class Group:
     def labels(self) -> list[str]:
         """From small to large."""
         orders = {m.label: m.order for m in self.measured if m.label}
-        return sorted(orders, key=lambda label: orders[label])
+        return sorted(orders, key=orders.__getitem__)
 
     @cached_property
     def points(self) -> dict[tuple[str, str], Point]:
@@ -300,7 +300,7 @@ class Group:
         certain which is the fastest.
         """
         points = [self.points.get((algo, label)) for algo in self.rivals]
-        first = fastest(point for point in points if point)
+        first = fastest(filter(None, points))
         return first.algo if first else None
 
     def over_floor(self, algo: str, label: str) -> float | None:

@@ -42,13 +42,14 @@ def sizes_along(group: Group) -> Slice | None:
     for label in group.labels:
         names = label_axes(group.known, axes[label])
         for name in names:
-            if units.is_positive(axes[label][name]):
+            size = axes[label][name]
+            if units.is_positive(size):
                 others = [
                     (other, axes[label][other]) for other in names if other != name
                 ]
 
-                rows.setdefault((name, *others), {})[label] = axes[label][name]
-                values.setdefault(name, {})[label] = axes[label][name]
+                rows.setdefault((name, *others), {})[label] = size
+                values.setdefault(name, {})[label] = size
 
     if not rows:
         return None
@@ -193,10 +194,7 @@ class Tiers:
 
 def tiers(book: Book, op: str) -> list[Tiers]:
     """One for each device on which an op was timed in several tiers."""
-    devices: dict[tuple[str, bool], list[Group]] = {}
-    for group in book.groups_of(op):
-        devices.setdefault((group.device, group.in_place), []).append(group)
-
+    devices = notes.grouped(book.groups_of(op), lambda g: (g.device, g.in_place))
     return [_side_by_side(groups) for groups in devices.values() if len(groups) > 1]
 
 
@@ -207,7 +205,7 @@ def _side_by_side(groups: list[Group]) -> Tiers:
     order = {m.label: m.order for g in groups for m in g.measured if m.label}
     algos = dict.fromkeys(algo for g in groups for algo in g.algos)
     rows = []
-    for label in sorted(order, key=lambda label: order[label]):
+    for label in sorted(order, key=order.__getitem__):
         for algo in algos:
             if any(group.median_us(algo, label) is not None for group in groups):
                 rows.append((label, algo))

@@ -59,8 +59,7 @@ def show(
     out = console()
     book = merge.gather([Source("", document)], registry)
     if summary:
-        short = summaries.summary(book, None if unsaved else saved)
-        return show_json(short)
+        return show_json(summaries.summary(book, None if unsaved else saved))
 
     legend: dict[str, None] = {}
     for table in commands.tables(book, document.command):
@@ -111,10 +110,7 @@ def show_workloads(workloads: dict[str, list[Workload]], as_json: bool) -> None:
     """The workloads of each op."""
     rows = [(op, w) for op, of_op in workloads.items() for w in of_op]
     if as_json:
-        named = []
-        for op, w in rows:
-            named.append(output.Named(op, w.index, w.uuid, w.axes, w.origin))
-
+        named = [output.Named(op, w.index, w.uuid, w.axes, w.origin) for op, w in rows]
         return show_json(output.Workloads(named))
 
     axes = Column("axes", folds=True)

@@ -317,8 +317,7 @@ def _by_size(
         heads[label] = f"{label} ({count})" if count > 1 else label
 
     if len(heads) > _ACROSS:
-        columns = [Column(Name(algo), number=True) for algo in algos]
-        table = Table(title, [*words("size"), *columns])
+        table = Table(title, words("size") + numbers(*map(Name, algos)))
         for label, name in heads.items():
             table.add(name, *(cell(algo, label) for algo in algos))
 
