@@ -85,8 +85,7 @@ class Runner(Tensors):
         if kind == "out_of_memory" and self.device == "cuda":
             torch.cuda.empty_cache()
         trace = "".join(traceback.format_exception(e)).splitlines()[-12:]
-        missing = getattr(e, "missing", False)
-        return Said(str(e), one_line(e), trace, kind, missing)
+        return Said(str(e), one_line(e), trace, kind, getattr(e, "missing", False))
 
     def forget(self) -> None:
         """Drop all tensors; the kernels stay."""

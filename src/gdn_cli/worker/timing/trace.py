@@ -137,8 +137,7 @@ class Trace:
                     f"CUPTI left a record without its times (start {start}, end {end})"
                 )
             if kind == _KERNEL and address not in names:
-                text = ctypes.string_at(address)
-                names[address] = text.decode(errors="replace")
+                names[address] = ctypes.string_at(address).decode(errors="replace")
             name = _NAMES.get(kind, f"activity {kind}") or names[address]
             ran.append((start, end - start, name))
         return sorted(ran)

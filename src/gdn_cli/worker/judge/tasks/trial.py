@@ -78,8 +78,7 @@ def timed(
     record = case.timed(record, kernel, how, answer, 0)
     # a clock outside would time the setup as well
     if tier == "wall" and record.timing and not kernel.setup:
-        median_us = record.timing.median_us
-        doubts = _outside(kernel, case.inputs, outputs, median_us)
+        doubts = _outside(kernel, case.inputs, outputs, record.timing.median_us)
         record.doubts = [*(record.doubts or ()), *doubts]
     return record
 
