@@ -202,14 +202,14 @@ def _survey(profile: Profile, survey: Survey) -> Iterator[tuple[Text, str]]:
         yield Text(), f"{units.duration(span)} {gaps}"
 
     # a tool and CUPTI may name a kernel differently: mangled, cut
-    seen = {short(kernel.name) for kernel in profile.reading.kernels}
+    names = {short(kernel.name) for kernel in profile.reading.kernels}
     launches: dict[str, list[float]] = {}
     for ran in known(survey.ran) or []:
         launches.setdefault(short(ran.name), []).append(ran.us)
 
     for name, times in launches.items():
         many = f"{len(times)}x " if len(times) > 1 else ""
-        unseen = "" if name in seen or not seen else f" (not seen by {profile.tool})"
+        unseen = "" if name in names or not names else f" (not seen by {profile.tool})"
         yield _dim("runs"), f"{many}{name} {units.figure(sum(times), 'us')}{unseen}"
 
     for doubt in known(survey.doubts) or []:

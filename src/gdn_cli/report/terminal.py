@@ -198,8 +198,8 @@ def show_doctor(findings: list[output.Finding], summary: str, as_json: bool) -> 
 
 def show_proof(steps: Iterable[Mapping[str, str]]) -> None:
     """The steps of `gdn pack --prove`, and what was seen at each."""
-    seen = Column("what was seen", folds=True)
-    table = Table("", [*words("", "step"), seen], prose=True)
+    detail = Column("what was seen", folds=True)
+    table = Table("", [*words("", "step"), detail], prose=True)
     for step in steps:
         table.add(_state(step["state"]), shown(step["step"]), step["detail"])
 

@@ -73,12 +73,12 @@ def _facts(group: Group) -> list[str]:
     drivers = sorted({env.driver for env in environments if env.driver})
     clocks = {env.max_sm_clock_mhz for env in environments if env.max_sm_clock_mhz}
     facts = [f"driver {'/'.join(drivers)}"] if drivers else []
-    if seen := sm_clock(group.measured):
-        facts.append(f"SM clock {seen} during the run")
+    if clock := sm_clock(group.measured):
+        facts.append(f"SM clock {clock} during the run")
 
     if clocks:
         most = "/".join(sorted(map(str, clocks)))
-        facts.append(f"{most} MHz at most" if seen else f"SM clock {most} MHz")
+        facts.append(f"{most} MHz at most" if clock else f"SM clock {most} MHz")
 
     return facts
 
