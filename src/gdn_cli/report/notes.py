@@ -114,13 +114,13 @@ def notes(book: Book, op: str | None = None) -> list[Note]:
     measured = [m for m in book.measured if op in (None, m.op)]
     lacking = [m for m in missing(book) if op in (None, m.op)]
     groups = book.groups if op is None else book.groups_of(op)
-    every: list[Note] = []
-    every += failures(book, measured)
-    every += doubts(measured)
-    every += remarks(measured)
-    every += mixed(groups)
-    every += not_run(lacking)
-    return every
+    return [
+        *failures(book, measured),
+        *doubts(measured),
+        *remarks(measured),
+        *mixed(groups),
+        *not_run(lacking),
+    ]
 
 
 def missing(book: Book) -> list[Missing]:

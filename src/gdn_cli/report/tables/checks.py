@@ -62,10 +62,7 @@ def by_call(
         errors = notes.largest_errors(records)
         passed = sum(record.passed for record in records)
         count = sum(record.unfinished or 1 for record in records)
-        verdict = Cell("passed", Mark.GOOD)
-        if point.failed:
-            verdict = became(point)
-
+        verdict = became(point) if point.failed else Cell("passed", Mark.GOOD)
         table.add(
             point.label,
             point.name(several),
