@@ -112,7 +112,7 @@ def findings(
             figures[key] = value and value * words.scale, ""
     figures |= _time(kernel, call_us)
     figures |= _dram([kernel], bytes_in, bytes_out)
-    peaks = [each.total((READ_PEAK, WRITTEN_PEAK)) for each in kernel.longest]
+    peaks = [x.total((READ_PEAK, WRITTEN_PEAK)) for x in kernel.longest]
     figures["dram_peak"] = _median(peaks), ""
     figures["sm_active"] = _share(kernel.longest, ACTIVE, ELAPSED), ""
     figures["sectors_excess"] = _share([launch], _NOT_NEEDED, _ASKED_FOR), ""

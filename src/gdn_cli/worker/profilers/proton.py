@@ -167,9 +167,9 @@ class Kernel:
     lines: dict[tuple[str, int], Counter[str]] = field(default_factory=dict)
 
     def facts(self, calls: int, total_ns: int) -> list[Fact]:
-        each = self.ns / self.count / 1e3 if self.count else None
+        mean_us = self.ns / self.count / 1e3 if self.count else None
         return [
-            facts.fact("time_us", each, f"mean of {self.count} launches"),
+            facts.fact("time_us", mean_us, f"mean of {self.count} launches"),
             facts.fact("share", 100 * self.ns / total_ns if total_ns else None),
             facts.fact("launches", self.count / calls, "per call"),
         ]

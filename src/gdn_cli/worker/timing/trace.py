@@ -103,11 +103,11 @@ class Trace:
                 raise TierUnavailableError(
                     f"libcupti's clock runs at {rate:.3g} times the host's"
                 )
-            seen = [name for _, _, name in self.kernels(_one_kernel)]
-            if sum(name.startswith("gdn_begin") for name in seen) != 1:
-                names = ", ".join(seen) or "nothing"
+            names = [name for _, _, name in self.kernels(_one_kernel)]
+            if sum(name.startswith("gdn_begin") for name in names) != 1:
+                listed = ", ".join(names) or "nothing"
                 raise TierUnavailableError(
-                    f"libcupti saw {names} of the one kernel that was launched"
+                    f"libcupti saw {listed} of the one kernel that was launched"
                 )
         except BaseException:
             self.close()

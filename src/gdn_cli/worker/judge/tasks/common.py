@@ -114,7 +114,7 @@ def guarded(
     if faults.watched(request):
         lines = faults.collect()
         records = [faults.with_faults(record, lines) for record in records]
-    return [record for each in records for record in each_tier(request, each)]
+    return [copy for record in records for copy in each_tier(request, record)]
 
 
 def befell(e: Exception) -> Json:

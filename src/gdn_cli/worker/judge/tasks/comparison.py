@@ -134,7 +134,7 @@ class _Field:
             if name not in caught:
                 again = self._alone(record, case.checked_again)
                 if not again.passed:
-                    records = [each for each in records if each.algo != name]
+                    records = [timed for timed in records if timed.algo != name]
                     records.append(again)
         self.turn(None)
         return records

@@ -57,9 +57,9 @@ def _measured(
     outputs = case.buffers()
     tiers = request.timing.tiers
     records = [timed(record, tier, case, kernel, outputs) for tier in tiers]
-    for each in records:
-        if each.status is Status.WRONG:
-            return [replace(each, tier=None)]
+    for measured in records:
+        if measured.status is Status.WRONG:
+            return [replace(measured, tier=None)]
     case.refresh()
     again = case.checked_again(record, kernel)
     return records if again.passed else [again]
