@@ -98,7 +98,7 @@ def test_the_tables_of_a_command(name):
     command, rows = CASES[name]
     more = reports.compared(RATIOS) if command == "compare" else {}
     out = Console(file=io.StringIO(), width=100, highlight=False)
-    for made in commands.of(book_of(*rows, **more), command):
+    for made in commands.tables(book_of(*rows, **more), command):
         screen.print_table(out, made)
         out.print(*made.notes, sep="\n", end="\n\n", soft_wrap=True)
     screens.check(f"tables-{name}", out.file.getvalue())
@@ -111,17 +111,17 @@ def test_an_own_algo_is_no_peer_and_changes_no_column():
     known = registry.load(str(helpers.TESTS.parent / "examples" / "algos"))
     document = reports.document([*few()[:-1], reports.record("my-decode", 8, 3.0)])
     book = merge.gather([reports.source("x.json", document)], known)
-    (made,) = commands.of(book, "bench")
+    (made,) = commands.tables(book, "bench")
     assert heads(made)[4] == "speedup" and texts(made)[-1][4] == "10.0x"
 
 
 def test_a_column_needs_something_to_compare_with():
     """A peer without a time is none, and without the reference's time there is no speedup."""
     failed = reports.record("fi-baseline", 8, None, status="wrong", reason="off")
-    (made,) = commands.of(book_of(*few()[:-1], failed), "bench")
+    (made,) = commands.tables(book_of(*few()[:-1], failed), "bench")
     assert heads(made)[4] == "speedup" and texts(made)[3][4] == "7.50x"
     alone = [row for row in few() if row["algo"] != "pt-reference"]
-    (made,) = commands.of(book_of(*alone), "bench")
+    (made,) = commands.tables(book_of(*alone), "bench")
     assert heads(made)[4:] == ["GB/s", "x copy"]
     assert texts(made)[1] == ["B=8", "cuda-v1", "5.00 us", "±1%", "1600", "2.50"]
 
@@ -151,7 +151,7 @@ def test_a_doubt_marks_every_figure_made_with_it(algo, best, doubted):
     rows = few(**{algo: ["noisy"]})
     if algo == "fla_upstream":
         rows.append(reports.record("fla-upstream", 8, 6.0, doubts=["noisy"]))
-    (made,) = commands.of(book_of(*rows), "bench")
+    (made,) = commands.tables(book_of(*rows), "bench")
     assert marks(made, Mark.BEST) == best and marks(made, Mark.WARN) == doubted
     assert times.ROUGH in made.notes
 
@@ -185,7 +185,7 @@ def test_comparisons():
     assert row == [
         "cuda-v4 against cuda-v1, cupti", "0.965x", "0.951 to 0.980", "SLOWER ?", "1", "0", "2", "0",
     ]  # fmt: skip
-    _, turns = commands.of(book, "compare")
+    _, turns = commands.tables(book, "compare")
     assert texts(turns)[1][-1] == "SLOWER ?" and texts(turns)[-1] == [
         "all",
         "",

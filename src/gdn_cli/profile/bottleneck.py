@@ -57,9 +57,11 @@ def known(value: T | UnsetType | None) -> T | None:
 class _Case:
     """The figures that decide; None if not measured. Shares are of 1."""
 
-    def __init__(self, survey: Survey, time_us: float, found: Iterable[Found]) -> None:
-        found = list(found)
-        kernels = [f for f in found if f.name and f.number("time_us")]
+    def __init__(
+        self, survey: Survey, time_us: float, findings: Iterable[Found]
+    ) -> None:
+        findings = list(findings)
+        kernels = [f for f in findings if f.name and f.number("time_us")]
         main = max(kernels, key=lambda f: f.number("time_us") or 0.0, default=Found(""))
         ran = known(survey.ran) or []
 
@@ -89,15 +91,15 @@ class _Case:
         # the reasons that hold the warps most
         waits = main.table("stalls")
         self.stalls = [str(row[0]) for row in waits.rows[:2]] if waits else []
-        tables = [each.table("hot") for each in found]
+        tables = [finding.table("hot") for finding in findings]
         rows = [table.rows[0] for table in tables if table]
         # the first hot line: where, its share in percent, ..., its text
         self.hot = rows[0] if rows else None
         self.counters = main.value("issue") is not None
         # what a call runs -> its microseconds
         self.parts = defaultdict[str, float](float)
-        for each in ran:
-            self.parts[each.name] += each.us
+        for part in ran:
+            self.parts[part.name] += part.us
         # GB/s of the bytes that must move
         self.useful = moved / time_us / 1e3
         # the copy's time over the call's; 0 if not known
@@ -124,16 +126,16 @@ class _Case:
             self.against = "a copy's rate in the same cache"
 
 
-def judge(survey: Survey | None, found: Iterable[Found]) -> Verdict | None:
+def judge(survey: Survey | None, findings: Iterable[Found]) -> Verdict | None:
     """The verdict on a call; None if not even its time is known.
 
-    survey  measurements of the plain run
-    found   a tool's findings for each kernel; the one that takes the most time represents the call
+    survey    measurements of the plain run
+    findings  a tool's, for each kernel; the one that takes the most time represents the call
     """
     time_us = known(survey.time_us) if survey else None
     if not survey or not time_us:
         return None
-    case = _Case(survey, time_us, found)
+    case = _Case(survey, time_us, findings)
     for rule in (_disturbed, _launch, _bandwidth, _instruction, _latency):
         if verdict := rule(case):
             return _with_parts(case, verdict)
@@ -243,11 +245,9 @@ def _fewer_or_faster(c: _Case, at_floor: bool, in_l2: bool, far: bool) -> str:
         fewer = "only fewer bytes help (a 16-bit state, fusing)"
         return f"{left} is left to a plain copy; beyond that {fewer}"
     if in_l2:
-        how = "wider and aligned accesses, reuse in registers or shared memory"
-        return f"fewer sectors: {how}"
+        return "fewer sectors: wider and aligned accesses, reuse in registers or shared memory"
     if far:
-        how = "keep what is read again in registers or shared memory"
-        return f"fewer bytes: {how}"
+        return "fewer bytes: keep what is read again in registers or shared memory"
     how = "wider loads, several per thread before the first use, bulk copies"
     return f"more bytes in flight: {how}"
 
@@ -284,7 +284,7 @@ def _latency(c: _Case) -> Verdict | None:
             "more CTAs or warps: smaller tiles, so that every SM has work and loads in flight"
         )
     for name in c.stalls:
-        if text := stalls.of(name).advice:
+        if text := stalls.texts(name).advice:
             advice.append(f"{name}: {text}")
     summary = "latency-bound: warps wait, and too few others have work meanwhile"
     return Verdict("latency", summary, why, advice)

@@ -127,10 +127,10 @@ def difference(a: Profile, b: Profile) -> Difference:
         us = known(a.survey.time_us)
         time = Fact("survey_us", label, us, "us", "time", better="lower")
         rows.add(time, known(b.survey.time_us), _TIMES + 3, "")
-    rows.compare_found(a.reading.whole, b.reading.whole, _TIMES + 2)
+    rows.compare_kernels(a.reading.whole, b.reading.whole, _TIMES + 2)
     for x, y in pairs:
         longest = x is pairs[0][0]
-        rows.compare_found(x, y, _TIMES + 1 if longest else 0.0)
+        rows.compare_kernels(x, y, _TIMES + 1 if longest else 0.0)
     rows.rank()
     return Difference(
         a.name,
@@ -231,7 +231,7 @@ class _Rows:
         self.same = 0
         self.small = 0
 
-    def compare_found(self, a: Found, b: Found, time_weight: float) -> None:
+    def compare_kernels(self, a: Found, b: Found, time_weight: float) -> None:
         """Rows for the facts and tables of a kernel, or of the call. `time_weight`: of
         the time's row, which then is always there.
         """
@@ -317,9 +317,9 @@ def _near(a: float, b: float) -> bool:
     return abs(a - b) <= SAME * max(abs(a), abs(b))
 
 
-def _column(found: Found, key: str, unit: str) -> dict[str, float]:
+def _column(kernel: Found, key: str, unit: str) -> dict[str, float]:
     """First column -> the last column with this unit; empty without such a table."""
-    table = found.table(key)
+    table = kernel.table(key)
     if table is None:
         return {}
     columns = [i for i, (_, other) in enumerate(table.columns) if i and other == unit]

@@ -106,14 +106,14 @@ def subjects(
     entries = planning.rivals(registry, names, op, device, place)
     which = planning.Selected([workload] if workload else None, 1, dataset=dataset)
     (part,) = planning.select(registry, entries, which)
-    found = []
+    subjects = []
     for entry in part.entries:
         mode = _mode(tool, entry) if modes else None
         contract, solution = definition(part.op, registry), pack(entry.algo, part.op)
-        found.append(
+        subjects.append(
             Subject(part.op, entry.algo, mode, part.workloads[0], contract, solution)
         )
-    return tool, found
+    return tool, subjects
 
 
 def _mode(tool: str, entry: planning.Entry) -> str:

@@ -75,8 +75,7 @@ def show_list(
         print_line(out, styled(("broken", "red"), f" {b.op}/{b.name}: {b.error}"))
 
     for hint, count in hints.items():
-        how = MODAL if hint == GET_GPU else hint
-        remark(out, f"to run {count} of them:", how)
+        remark(out, f"to run {count} of them:", MODAL if hint == GET_GPU else hint)
 
     if brief:
         remark(out, "`gdn list --op OP` shows an op's algos, `--all` those of every op")

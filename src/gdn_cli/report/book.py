@@ -267,7 +267,7 @@ class Group:
     def labels(self) -> list[str]:
         """From small to large."""
         orders = {m.label: m.order for m in self.measured if m.label}
-        return sorted(orders, key=lambda label: orders[label])
+        return sorted(orders, key=orders.__getitem__)
 
     @cached_property
     def points(self) -> dict[tuple[str, str], Point]:
@@ -300,7 +300,7 @@ class Group:
         certain which is the fastest.
         """
         points = [self.points.get((algo, label)) for algo in self.rivals]
-        first = fastest(point for point in points if point)
+        first = fastest(filter(None, points))
         return first.algo if first else None
 
     def over_floor(self, algo: str, label: str) -> float | None:
@@ -351,7 +351,7 @@ class Book:
     def ops(self) -> list[str]:
         return list(dict.fromkeys(m.op for m in self.measured))
 
-    def of(self, op: str) -> list[Group]:
+    def groups_of(self, op: str) -> list[Group]:
         return [g for g in self.groups if g.op == op]
 
     def rows(self, op: str) -> list[Point]:
@@ -401,9 +401,9 @@ class Book:
         latest = {}
         for source in self.sources:
             for item in getattr(source.document, field) or []:
-                asked = not self.tiers or item.tier in self.tiers
-                asked = asked and (not self.algos or item.algo in self.algos)
-                if item.op == op and asked:
+                of_tier = not self.tiers or item.tier in self.tiers
+                of_algo = not self.algos or item.algo in self.algos
+                if item.op == op and of_tier and of_algo:
                     same = tuple(getattr(item, name, None) for name in _SAME)
                     workload = getattr(item, "workload", None)
                     case = workload and (workload.uuid or repr(workload.axes))

@@ -57,7 +57,7 @@ def lead(book: Book) -> Iterator[str]:
     the fastest at every size, and where no time is in doubt.
     """
     for op in book.ops:
-        group = next(iter(book.of(op)), None)
+        group = next(iter(book.groups_of(op)), None)
         first = _fastest(group) if group else None
         if group is None or first is None:
             continue

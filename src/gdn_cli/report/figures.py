@@ -173,7 +173,7 @@ def one(book: Book, part: str) -> tuple[Drawing, list[str]]:
     """
     figures: dict[str, tuple[Drawing, str]] = {}
     for op in book.ops:
-        for group in book.of(op):
+        for group in book.groups_of(op):
             if drawing := PARTS[part](book, group):
                 heading = f"{op} on {origins.origin(group)}"
                 figures.setdefault(f"{op} on {group.device}", (drawing, heading))

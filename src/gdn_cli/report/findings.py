@@ -42,13 +42,14 @@ def sizes_along(group: Group) -> Slice | None:
     for label in group.labels:
         names = label_axes(group.known, axes[label])
         for name in names:
-            if units.is_positive(axes[label][name]):
+            size = axes[label][name]
+            if units.is_positive(size):
                 others = [
                     (other, axes[label][other]) for other in names if other != name
                 ]
 
-                rows.setdefault((name, *others), {})[label] = axes[label][name]
-                values.setdefault(name, {})[label] = axes[label][name]
+                rows.setdefault((name, *others), {})[label] = size
+                values.setdefault(name, {})[label] = size
 
     if not rows:
         return None
@@ -114,11 +115,11 @@ def rungs(book: Book, group: Group) -> list[Rung]:
     def factor(slow: str | None, fast: str) -> float | None:
         """The mean of one algo's times over another's, on the workloads that both have."""
         slow_us, fast_us = medians.get(slow or "", {}), medians.get(fast, {})
-        both = sorted(slow_us.keys() & fast_us.keys())
-        if not both or slow == fast:
+        shared = sorted(slow_us.keys() & fast_us.keys())
+        if not shared or slow == fast:
             return None
 
-        return statistics.geometric_mean(slow_us[w] / fast_us[w] for w in both)
+        return statistics.geometric_mean(slow_us[w] / fast_us[w] for w in shared)
 
     rungs = []
     for algo in [*group.rivals, *(algo for algo in group.algos if algo == COPY)]:
@@ -193,10 +194,7 @@ class Tiers:
 
 def tiers(book: Book, op: str) -> list[Tiers]:
     """One for each device on which an op was timed in several tiers."""
-    devices: dict[tuple[str, bool], list[Group]] = {}
-    for group in book.of(op):
-        devices.setdefault((group.device, group.in_place), []).append(group)
-
+    devices = notes.grouped(book.groups_of(op), lambda g: (g.device, g.in_place))
     return [_side_by_side(groups) for groups in devices.values() if len(groups) > 1]
 
 
@@ -207,7 +205,7 @@ def _side_by_side(groups: list[Group]) -> Tiers:
     order = {m.label: m.order for g in groups for m in g.measured if m.label}
     algos = dict.fromkeys(algo for g in groups for algo in g.algos)
     rows = []
-    for label in sorted(order, key=lambda label: order[label]):
+    for label in sorted(order, key=order.__getitem__):
         for algo in algos:
             if any(group.median_us(algo, label) is not None for group in groups):
                 rows.append((label, algo))

@@ -37,8 +37,9 @@ def show_overview(
     if not rows:
         return put(empty)
 
-    columns = [Column("algo", folds=True), *numbers("runs")]
-    columns += [
+    columns = [
+        Column("algo", folds=True),
+        *numbers("runs"),
         *words("last run", "commit", "at"),
         *numbers("best", "last", "failed"),
     ]
@@ -95,8 +96,7 @@ def _show_group(out: Console, group: Group) -> None:
     for i, row in enumerate(rows):
         source = (row.source_hash or "-")[:6] if i == 0 or row.source_changed else ""
         cells = [_minute(row), _commit(row), source]
-        share = f"{row.failed}/{row.failed + row.measured}" if row.failed else ""
-        marked = [Cell(share, Mark.BAD) for _ in failed]
+        marked = [_failed(row) for _ in failed]
         table.add(*cells, *marked, *(_cell(row, label) for label in labels))
     print_table(out, table)
     for row in rows:

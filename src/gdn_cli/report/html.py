@@ -43,7 +43,7 @@ def page(
     """The whole document. Raises MissingError if a figure is asked for and matplotlib
     is missing.
     """
-    content = outline.of(
+    content = outline.content(
         book,
         tuple(parts),
         unit,

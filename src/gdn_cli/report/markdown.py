@@ -23,7 +23,7 @@ def markdown(
 ) -> str:
     """Each section's origin, tables and notes, with a newline at the end."""
     blocks = [f"# {escaped(title)}"] if title else []
-    for part in outline.of(book, tuple(parts), unit, drawn=False):
+    for part in outline.content(book, tuple(parts), unit, drawn=False):
         for section in part.sections:
             blocks += _section(section, "legend" in parts)
 

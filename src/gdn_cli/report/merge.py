@@ -236,6 +236,4 @@ def _in_order(
     known = ladder(registry, group.op)
     every = [*known.order, *names]
     order = algos or sorted(every, key=lambda algo: algo in known.peers)
-    shown = (algo for algo in [*FLOORS, *order] if algo in names)
-
-    return list(dict.fromkeys(shown))
+    return list(dict.fromkeys(algo for algo in [*FLOORS, *order] if algo in names))

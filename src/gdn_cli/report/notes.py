@@ -46,11 +46,8 @@ def checks(book: Book, op: str) -> list[Checked]:
     judged = [m for m in book.measured if m.op == op and _judged(m)]
     summaries = []
     for case, same in grouped(judged, _case).items():
-        workloads = grouped(same, _workload)
-        right = 0
-        for each in workloads.values():
-            right += all(map(_right, each))
-
+        workloads = grouped(same, lambda m: m.workload)
+        right = sum(all(map(_right, calls)) for calls in workloads.values())
         errors = largest_errors(m.record for m in same)
         summaries.append(Checked(op, *case, right, len(workloads), errors))
 
@@ -69,10 +66,6 @@ def _judged(m: Measurement) -> bool:
 
 def _case(m: Measurement) -> tuple[str, str, str]:
     return m.algo, m.device, m.record.mode
-
-
-def _workload(m: Measurement) -> str | None:
-    return m.workload
 
 
 def largest_errors(records: Iterable[Record]) -> dict[str, float]:
@@ -120,14 +113,14 @@ def notes(book: Book, op: str | None = None) -> list[Note]:
     """Notes on the numbers of one op or of all, the most serious first."""
     measured = [m for m in book.measured if op in (None, m.op)]
     lacking = [m for m in missing(book) if op in (None, m.op)]
-    groups = book.groups if op is None else book.of(op)
-    every: list[Note] = []
-    every += failures(book, measured)
-    every += doubts(measured)
-    every += remarks(measured)
-    every += mixed(groups)
-    every += not_run(lacking)
-    return every
+    groups = book.groups if op is None else book.groups_of(op)
+    return [
+        *failures(book, measured),
+        *doubts(measured),
+        *remarks(measured),
+        *mixed(groups),
+        *not_run(lacking),
+    ]
 
 
 def missing(book: Book) -> list[Missing]:
@@ -200,8 +193,7 @@ def _circumstances(book: Book, alike: list[Measurement]) -> Iterator[str]:
         yield f"{units.count(unfinished, 'workload')} not reached"
 
     if first.during:
-        op = book.registry.ops.get(first.op)
-        label, _ = label_of(op, first.during.axes)
+        label, _ = label_of(book.registry.ops.get(first.op), first.during.axes)
         yield f"at {label}"
 
     call = first.workload or first.during
@@ -223,25 +215,19 @@ def _below(record: Record, lines: list[str]) -> tuple[str, ...]:
 
 def doubts(measured: list[Measurement]) -> Iterator[Note]:
     """A note for each doubt, of all times that have it."""
-    by_text: dict[str, list[Measurement]] = {}
-    for m in measured:
-        for text in m.record.doubts or []:
-            by_text.setdefault(text, []).append(m)
+    texts = [(text, m) for m in measured for text in m.record.doubts or []]
+    return _by_text("doubt", texts)
 
-    for text, same in by_text.items():
-        yield Note("doubt", f"{where(same)}: {text}")
+
+def _by_text(kind: str, texts: list[tuple[str, Measurement]]) -> Iterator[Note]:
+    for text, pairs in grouped(texts, lambda pair: pair[0]).items():
+        yield Note(kind, f"{where([m for _, m in pairs])}: {text}")
 
 
 def remarks(measured: list[Measurement]) -> Iterator[Note]:
     """What the tiers and the algos said about themselves."""
-    by_text: dict[str, list[Measurement]] = {}
-    for m in measured:
-        if m.timing and m.timing.note:
-            by_text.setdefault(m.timing.note, []).append(m)
-
-    for text, same in by_text.items():
-        yield Note("note", f"{where(same)}: {text}")
-
+    texts = [(m.timing.note, m) for m in measured if m.timing and m.timing.note]
+    yield from _by_text("note", texts)
     backends = {(m.algo, m.record.backend): None for m in measured}
     for algo, backend in backends:
         if backend:
@@ -254,8 +240,7 @@ def tuned(book: Book) -> list[Note]:
     by_tuning = grouped(near, lambda m: (m.algo, m.record.tuned_for or ""))
     lines = []
     for (algo, gpu), measured in sorted(by_tuning.items()):
-        text = _tuned_for(gpu, book, measured)
-        lines.append(Note("note", f"{algo}: {text}"))
+        lines.append(Note("note", f"{algo}: {_tuned_for(gpu, book, measured)}"))
 
     return lines
 

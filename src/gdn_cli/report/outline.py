@@ -39,7 +39,7 @@ class Part:
         return slug(self.heading)
 
 
-def of(
+def content(
     book: Book,
     parts: tuple[str, ...],
     unit: str,
@@ -47,7 +47,7 @@ def of(
     drawn: bool,
 ) -> list[Part]:
     """`drawn`: with figures, and with the multiples of the copy beside the times."""
-    content = [_op(book, op, parts, unit, drawn) for op in book.ops]
+    ops = [_op(book, op, parts, unit, drawn) for op in book.ops]
     last = Part("Environment")
     if "notes" in parts:
         files = Section("Of the files", notes=notes.file_notes(book), id="files")
@@ -57,7 +57,7 @@ def of(
         tables = [None, origins.environments(book), origins.hashes(book)]
         last.sections.append(Section(tables=tables, folded=True))
 
-    return [*content, last]
+    return [*ops, last]
 
 
 def title_of(book: Book) -> str:
@@ -107,7 +107,7 @@ def _measured(
     book: Book, op: str, parts: tuple[str, ...], unit: str, drawn: bool
 ) -> Iterator[Section]:
     """A section for each device's most exact tier, or for all; and for its tiers side by side."""
-    groups = book.of(op)
+    groups = book.groups_of(op)
     side_by_side = findings.tiers(book, op) if "tiers" in parts else []
     compared = [group for tiers in side_by_side for group in tiers.groups[1:]]
     for group in groups:

@@ -144,8 +144,9 @@ def _show_profile(
     survey = _survey(profile, profile.survey) if profile.survey else ()
     _show_grid(out, [*_judged(profile), *survey])
     if full or len(reading.found) < _MANY:
-        for found in reading.found:
-            _show_found(out, found, [each.name for each in reading.found])
+        names = [kernel.name for kernel in reading.found]
+        for kernel in reading.found:
+            _show_kernel(out, kernel, names)
     else:
         _show_overview(out, reading.found)
 
@@ -201,14 +202,14 @@ def _survey(profile: Profile, survey: Survey) -> Iterator[tuple[Text, str]]:
         yield Text(), f"{units.duration(span)} {gaps}"
 
     # a tool and CUPTI may name a kernel differently: mangled, cut
-    seen = {short(found.name) for found in profile.reading.kernels}
+    names = {short(kernel.name) for kernel in profile.reading.kernels}
     launches: dict[str, list[float]] = {}
     for ran in known(survey.ran) or []:
         launches.setdefault(short(ran.name), []).append(ran.us)
 
     for name, times in launches.items():
         many = f"{len(times)}x " if len(times) > 1 else ""
-        unseen = "" if name in seen or not seen else f" (not seen by {profile.tool})"
+        unseen = "" if name in names or not names else f" (not seen by {profile.tool})"
         yield _dim("runs"), f"{many}{name} {units.figure(sum(times), 'us')}{unseen}"
 
     for doubt in known(survey.doubts) or []:
@@ -235,33 +236,34 @@ def _times(survey: Survey, us: float) -> Iterator[str]:
 # --- a kernel's facts and tables
 
 
-def _show_overview(out: Console, found: Sequence[Found]) -> None:
+def _show_overview(out: Console, kernels: Sequence[Found]) -> None:
     """A row for each kernel, of the facts that most of them have."""
-    facts = {fact.key: fact for each in found for fact in each.facts}
+    facts = {fact.key: fact for kernel in kernels for fact in kernel.facts}
     chosen = [facts[key] for key in _FIRST if key in facts]
     columns = [Column("kernel", folds=True), *numbers(*(f.label for f in chosen))]
     table = Table("", columns)
-    for each in found:
-        cells = [units.figure(each.value(fact.key), fact.unit) for fact in chosen]
-        table.add(_called(each.name, [f.name for f in found]), *cells)
+    names = [kernel.name for kernel in kernels]
+    for kernel in kernels:
+        cells = [units.figure(kernel.value(fact.key), fact.unit) for fact in chosen]
+        table.add(_called(kernel.name, names), *cells)
 
     out.print()
     print_table(out, table)
     print_line(out, _dim("--full and --json have every figure of each"))
 
 
-def _show_found(
+def _show_kernel(
     out: Console,
-    found: Found,
+    kernel: Found,
     names: list[str],
 ) -> None:
     """The facts and tables for the screen; --json has all."""
     out.print()
-    if found.name or len(names) > 1:
-        print_line(out, styled((_called(found.name, names), "bold")))
+    if kernel.name or len(names) > 1:
+        print_line(out, styled((_called(kernel.name, names), "bold")))
 
-    _show_grid(out, _grouped(found.facts), figures=True)
-    for table in found.tables:
+    _show_grid(out, _grouped(kernel.facts), figures=True)
+    for table in kernel.tables:
         out.print()
         _show_table(out, table)
 

@@ -343,14 +343,16 @@ def _progress_lines(
 
     def report(
         name: str,
-        done: int,
+        count: int,
         total: int,
         finished: bool = False,
         phase: str = "",
     ) -> None:
         nonlocal state
         seconds = round(time.monotonic() - begin, 1)
-        step = Progress(phase=phase, algo=name, done=done, total=total, seconds=seconds)
+        step = Progress(
+            phase=phase, algo=name, done=count, total=total, seconds=seconds
+        )
         state = None if finished else step
         tell(step, finished)
 
@@ -390,7 +392,7 @@ def _progress_bar() -> Iterator[Callable[..., None]]:
 
         def report(
             name: str,
-            done: int,
+            count: int,
             total: int,
             finished: bool = False,
             phase: str = "",
@@ -398,7 +400,7 @@ def _progress_bar() -> Iterator[Callable[..., None]]:
             bar.update(
                 task,
                 description=shown(f"{name}: {phase}" if phase else name),
-                completed=done,
+                completed=count,
                 total=total,
             )
 

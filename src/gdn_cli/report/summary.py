@@ -16,9 +16,9 @@ def summary(book: Book, records: Path | None) -> Summary:
     document = book.sources[0].document
     lines = [line for op in book.ops for line in _lines(book, op)]
     verdicts = [
-        f"{each.algo} against {each.baseline}: {each.verdict}, {each.ratio:.3f}x"
-        f" ({each.low:.3f} to {each.high:.3f})"
-        for each in document.overall or []
+        f"{mean.algo} against {mean.baseline}: {mean.verdict}, {mean.ratio:.3f}x"
+        f" ({mean.low:.3f} to {mean.high:.3f})"
+        for mean in document.overall or []
     ]
     return Summary(
         command=document.command,

@@ -59,11 +59,10 @@ def show(
     out = console()
     book = merge.gather([Source("", document)], registry)
     if summary:
-        short = summaries.summary(book, None if unsaved else saved)
-        return show_json(short)
+        return show_json(summaries.summary(book, None if unsaved else saved))
 
     legend: dict[str, None] = {}
-    for table in commands.of(book, document.command):
+    for table in commands.tables(book, document.command):
         print_table(out, table)
         legend |= dict.fromkeys(table.notes)
 
@@ -111,10 +110,7 @@ def show_workloads(workloads: dict[str, list[Workload]], as_json: bool) -> None:
     """The workloads of each op."""
     rows = [(op, w) for op, of_op in workloads.items() for w in of_op]
     if as_json:
-        named = []
-        for op, w in rows:
-            named.append(output.Named(op, w.index, w.uuid, w.axes, w.origin))
-
+        named = [output.Named(op, w.index, w.uuid, w.axes, w.origin) for op, w in rows]
         return show_json(output.Workloads(named))
 
     axes = Column("axes", folds=True)
@@ -202,8 +198,8 @@ def show_doctor(findings: list[output.Finding], summary: str, as_json: bool) -> 
 
 def show_proof(steps: Iterable[Mapping[str, str]]) -> None:
     """The steps of `gdn pack --prove`, and what was seen at each."""
-    seen = Column("what was seen", folds=True)
-    table = Table("", [*words("", "step"), seen], prose=True)
+    detail = Column("what was seen", folds=True)
+    table = Table("", [*words("", "step"), detail], prose=True)
     for step in steps:
         table.add(_state(step["state"]), shown(step["step"]), step["detail"])
 

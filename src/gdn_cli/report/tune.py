@@ -10,6 +10,7 @@ from rich.console import Console
 
 from .. import units
 from ..catalog.tuned_table import ENDLESS
+from .notes import grouped
 from .screen import console, print_line, print_table, remark, show_json, styled
 from .table import Column, Table, numbers, words
 
@@ -167,13 +168,12 @@ def _show_left_out(
     count: int,
 ) -> None:
     """The candidates that are wrong or cannot be built, grouped by reason."""
-    by_reason: dict[tuple[str, str], list[str]] = {}
-    for candidate in left_out:
-        reason, *_ = (candidate.reason or "").split("\n")
-        names = by_reason.setdefault((candidate.status.words, reason), [])
-        names.append(_constants(candidate.constants))
 
-    for (status, reason), names in by_reason.items():
+    def cause(candidate: LeftOut) -> tuple[str, str]:
+        return candidate.status.words, (candidate.reason or "").split("\n")[0]
+
+    for (status, reason), same in grouped(left_out, cause).items():
+        names = [_constants(candidate.constants) for candidate in same]
         text = f"{status}, {units.listed(names, most=4)}: {reason}"
         remark(
             out,

@@ -17,8 +17,7 @@ def show_saved(saved: Saved) -> None:
         wrong = [f"; first wrong {words}" for words in saved.first_wrong.values()]
         text = f": {first}{rest}{''.join(wrong[:1])}"
         word, style = saved.status.words, "red"
-    line = styled(saved.time, " ", (word, style), text)
-    print_line(console(), line, 9, whole=True)
+    print_line(console(), styled(saved.time, " ", (word, style), text), 9, whole=True)
 
 
 def _compared(saved: Saved) -> str:

@@ -91,39 +91,40 @@ def _request(text: str) -> Request | Reply:
     """The request, or the reply that refuses it."""
     seal = ""
     try:
-        found = decode(json_of(text, "stdin"), dict[str, Any], "stdin")
+        fields = decode(json_of(text, "stdin"), dict[str, Any], "stdin")
         # without it the sender would not accept the refusal
-        seal = str(found.get("seal", ""))
-        if found.get("schema") == SCHEMA:
-            return decode(found, Request, "stdin")
-        reason = f"schema {found.get('schema')!r:.80}, this gdn speaks {SCHEMA}"
+        seal = str(fields.get("seal", ""))
+        schema = fields.get("schema")
+        if schema == SCHEMA:
+            return decode(fields, Request, "stdin")
+        reason = f"schema {schema!r:.80}, this gdn speaks {SCHEMA}"
     except GdnError as e:
         reason = f"not a request of schema {SCHEMA}: {e}"
     return Reply(status=Status.REFUSED, reason=reason, code=USAGE, seal=seal)
 
 
 def serve(
-    asked: Request,
+    request: Request,
     emit: Callable[[Event | Record], None],
     started: process.Started | None = None,
 ) -> Reply:
     """Do what a request asks for; `emit` gets each record as it is made. `started` is a
     runner that already runs.
     """
-    _imports(asked.mode)
+    _imports(request.mode)
     reply = Reply(status=Status.DONE)
     # the worker's own FIB_CACHE_PATH is changed below
-    request = Serving(
-        **structs.asdict(asked),
+    serving = Serving(
+        **structs.asdict(request),
         builds=os.environ.get("FIB_CACHE_PATH"),
         started=started,
     )
     try:
         if request.judges:
             linux.hide_memory()
-            if not request.started:
+            if not serving.started:
                 # first, so that it imports torch while this process does
-                request.started = process.of(request)
+                serving.started = process.runner(serving)
             # the reference is built in a folder that no algo's code has written to
             os.environ["FIB_CACHE_PATH"] = tempfile.mkdtemp(prefix="gdn-reference-")
         from ..machine import environment
@@ -140,15 +141,15 @@ def serve(
             "official": tasks.official,
         }
         work = others.get(request.command, tasks.algo)
-        request.at = lambda name: emit(Event(at=name))
+        serving.at = lambda name: emit(Event(at=name))
         try:
-            for record in work(request, reply):
+            for record in work(serving, reply):
                 emit(record)
                 reply.records.append(record)
         except client.DiedError as e:
             reply.status = e.status
-            found = faults.found() if faults.watched(request) else []
-            reply.reason = "\n".join([e.reason, *found])
+            lines = faults.collect() if faults.watched(request) else []
+            reply.reason = "\n".join([e.reason, *lines])
             reply.exit_code = e.exit_code
         except build.BuildFailedError as e:
             reply.status = Status.BUILD_FAILED

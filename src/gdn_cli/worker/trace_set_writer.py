@@ -38,7 +38,7 @@ def build(
     solutions: Sequence[Solution],
     definitions: Sequence[Definition],
     # blobs; what is being written
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    progress: Callable[[int, int, str], None] = lambda count, total, what: None,
 ) -> dict[str, int]:
     """Write the folder, or complete it: a complete blob is kept. One workload in memory at a time.
 
@@ -57,9 +57,9 @@ def build(
             )
     _claim(root)
     counts = {"written": 0, "kept": 0, "bytes": 0, "solutions": 0}
-    for done, (op, workload, path) in enumerate(blobs):
+    for i, (op, workload, path) in enumerate(blobs):
         label = op.label.format(**workload.axes)
-        progress(done, len(blobs), f"{op.name} {label}")
+        progress(i, len(blobs), f"{op.name} {label}")
         if complete(workload, path):
             counts["kept"] += 1
         else:
@@ -157,5 +157,5 @@ def _claim(root: Path) -> None:
             hint="name a new or empty folder; nothing was changed",
         )
     note = "twins: uuids and axes of the contest where it has the op, tensors drawn from the uuids"
-    made = {"made_by": "gdn data build", "note": note}
-    _write(root, MARKER, _pretty(made | {"twin_version": synthetic.VERSION}))
+    made_by = {"made_by": "gdn data build", "note": note}
+    _write(root, MARKER, _pretty(made_by | {"twin_version": synthetic.VERSION}))

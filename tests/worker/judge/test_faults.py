@@ -72,17 +72,17 @@ def test_a_line_for_each_fault_in_the_algos_own_files(
     monkeypatch.chdir(tmp_path)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert faults.found() == lines
-    assert faults.found() == []
+    assert faults.collect() == lines
+    assert faults.collect() == []
 
 
 def test_a_record_with_a_fault_is_wrong():
     right = building.record("a", status="passed", reason=None)
     crashed = building.record("a", status="crashed", reason="SIGSEGV")
-    assert faults.told(right, []).passed
-    told = faults.told(right, ["race: x"])
+    assert faults.with_faults(right, []).passed
+    told = faults.with_faults(right, ["race: x"])
     assert (told.status, told.reason) == (Status.WRONG, "race: x")
-    told = faults.told(crashed, ["race: x"])
+    told = faults.with_faults(crashed, ["race: x"])
     assert (told.status, told.reason) == (Status.CRASHED, "SIGSEGV\nrace: x")
 
 

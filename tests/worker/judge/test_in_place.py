@@ -98,9 +98,9 @@ def step(seen: list[float]):
 
 def test_every_call_that_is_timed_finds_the_state_as_it_was():
     seen, state = [], torch.zeros(8)
-    subject = Subject.of(step(seen), [state], [state])
+    subject = Subject.from_kernel(step(seen), [state], [state])
     assert subject.in_place
-    assert not Subject.of(step([]), [state], [torch.zeros(8)]).in_place
+    assert not Subject.from_kernel(step([]), [state], [torch.zeros(8)]).in_place
     timing.measure("wall", subject, Plan(warmup=0, iterations=20, in_a_row=True))
     assert len(seen) == 20 and set(seen) == {0.0} and float(state[0]) == 1
 
@@ -132,7 +132,7 @@ def on_gpu(monkeypatch):
     monkeypatch.setattr(cupti, "begin", lambda: log.append("begin"))
     monkeypatch.setattr(cupti, "cut", lambda ran, count: [timing.Sample(1.0)] * count)
     monkeypatch.setattr(events, "_HEAD_START", 0)
-    subject = Subject.of(call, [state], [state])
+    subject = Subject.from_kernel(call, [state], [state])
     restore = subject.refresh
     subject.refresh = lambda: log.append("restore") or restore()
 
@@ -162,7 +162,7 @@ def test_on_a_gpu_the_state_is_put_back_where_it_is_not_timed(on_gpu):
 
 def test_a_copy_in_another_place_is_in_place_too_and_starts_from_the_same_values():
     seen, state = [], torch.zeros(8)
-    subject = Subject.of(step(seen), [state], [state])
+    subject = Subject.from_kernel(step(seen), [state], [state])
     subject.call()
     # its own buffers, and the same ones because they are small
     for least in (0, 10**6):
@@ -178,7 +178,7 @@ def test_a_copy_in_another_place_is_in_place_too_and_starts_from_the_same_values
 @pytest.mark.parametrize("tier", ["graph", "nvbench", "fib"])
 def test_a_tier_that_cannot_put_the_state_back_says_so(tier):
     state = torch.zeros(8)
-    subject = Subject.of(step([]), [state], [state])
+    subject = Subject.from_kernel(step([]), [state], [state])
     with pytest.raises(
         TierUnavailableError, match="cannot restore.*; cupti and events"
     ):

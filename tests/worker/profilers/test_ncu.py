@@ -66,7 +66,7 @@ def launch(name: str) -> Launch:
 
 def of(launch: Launch, bytes_in: int = 0, bytes_out: int = 0) -> Found:
     """The facts of a launch of the full run if the other run has none."""
-    return ncu_facts.found(ncu_facts.Kernel([[launch]], launch), bytes_in, bytes_out)
+    return ncu_facts.findings(ncu_facts.Kernel([[launch]], launch), bytes_in, bytes_out)
 
 
 def single(
@@ -110,7 +110,7 @@ def test_the_peak_of_the_single_passes_is_ncus_own(name):
     assert full.total(peaks) == pytest.approx(share, rel=0.01)
     kernel = ncu_facts.Kernel([[each] for each in rounds], full)
     own = sorted(each.total(peaks) for each in rounds)
-    assert ncu_facts.found(kernel, 0, 0).value("dram_peak") == own[3] > 0
+    assert ncu_facts.findings(kernel, 0, 0).value("dram_peak") == own[3] > 0
 
 
 def test_shared_memory_and_sectors_that_were_not_needed():
@@ -345,7 +345,7 @@ def test_the_share_of_the_peak_and_busy_sms_are_the_single_passes_own(stand_in):
     # of two launches, the longer one's
     longer = single(ns=3_000, **more | {ncu_facts.READ_PEAK: 70})
     pair = [single(ns=1_000, **more), longer]
-    found = ncu_facts.found(ncu_facts.Kernel([pair, pair]), 0, 0)
+    found = ncu_facts.findings(ncu_facts.Kernel([pair, pair]), 0, 0)
     assert found.value("dram_peak") == 75.5
 
 

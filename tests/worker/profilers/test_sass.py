@@ -48,7 +48,7 @@ ROWS, CROWDED = disassembly.kernels(LISTING)
 
 def test_the_facts_of_kernels():
     cubin = sass.Cubin(LISTING, "13.0", ELF, disassembly.resources(USAGE_TEXT))
-    found = [cubin.found(symbols.own(name), name, 0) for name in (ROWS, CROWDED)]
+    found = [cubin.findings(symbols.own(name), name, 0) for name in (ROWS, CROWDED)]
     screens.check("sass-facts", profiles.told(Reading(tuple(found))))
     exact = ELF.replace("EIATTR_MAX_THREADS", "EIATTR_REQNTID")
     assert disassembly.attributes(exact) == disassembly.attributes(ELF)
@@ -250,7 +250,7 @@ def test_line_information_changes_no_instruction_and_spills_are_ptxas_own(tmp_pa
     def compiled(*flags: str) -> tuple[sass.Cubin, str]:
         line = [*command, *flags, DATA / "rows.cu"]
         done = subprocess.run(line, capture_output=True, text=True, check=True)
-        return sass.Cubin.of(cubin), done.stderr
+        return sass.Cubin.read(cubin), done.stderr
 
     (plain, printed), (lines, _) = compiled("-Xptxas", "-v"), compiled("-lineinfo")
     assert plain.kernels == lines.kernels
@@ -262,7 +262,7 @@ def test_line_information_changes_no_instruction_and_spills_are_ptxas_own(tmp_pa
     assert re.search(r"[1-9]\d* bytes spill stores", printed)
     # ptxas's "128 bytes smem": the driver's KiB is not the kernel's
     rows = next(symbol for symbol in lines.kernels if "rows" in symbol)
-    assert lines.found("rows", rows, 0).value("shared") == 128
+    assert lines.findings("rows", rows, 0).value("shared") == 128
 
 
 @needs_tools
@@ -377,4 +377,4 @@ def test_triton_offline_is_triton_on_the_gpu(tmp_path):
 
 def code_of(cubin: Path) -> list[str]:
     """The instructions with their offsets and operands."""
-    return re.findall(r"/\*[0-9a-f]{4,}\*/.*", sass.Cubin.of(cubin).text)
+    return re.findall(r"/\*[0-9a-f]{4,}\*/.*", sass.Cubin.read(cubin).text)

@@ -62,7 +62,7 @@ def test_a_call_changes_every_row_and_only_the_part_that_may_change():
 def test_the_last_values_follow_from_the_seed_whatever_came_before():
     one, two, three = inputs(), inputs(), inputs()
     flips = Flips(one, WHERE, seed=7)
-    copies = flips.on(two)
+    copies = flips.copy(two)
     for _ in range(3):
         flips()
     flips.last()
@@ -166,11 +166,11 @@ def test_the_last_call_is_made_on_values_that_are_known(plan):
     Flips([known], [(0, None, None)], seed=5).last()
     results = []
     refresh = values([x], [out], Flips([x], [(0, None, None)], seed=5))
-    subject = Subject.of(Adds(), [x], [out], refresh)
+    subject = Subject.from_kernel(Adds(), [x], [out], refresh)
     measure("wall", subject, plan, last=results.append)
     ((last,),) = results
     assert torch.equal(last, known + 1) and last.data_ptr() != out.data_ptr()
-    cheat = Subject.of(Adds(honest=10), [x], [out], refresh)
+    cheat = Subject.from_kernel(Adds(honest=10), [x], [out], refresh)
     measure("wall", cheat, Plan(iterations=20, in_a_row=True), last=results.append)
     assert not torch.equal(results[-1][0], known + 1)
 

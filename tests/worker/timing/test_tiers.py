@@ -529,7 +529,7 @@ def cuda_v4():
         dataset.load_inputs(op, workload, "cuda"),
         check.allocate(op, workload.axes, "cuda"),
     )
-    return Subject.of(kernel, inputs, outputs, definition=definition)
+    return Subject.from_kernel(kernel, inputs, outputs, definition=definition)
 
 
 @pytest.mark.gpu

@@ -361,7 +361,9 @@ def placed(monkeypatch):
     replace_tier(monkeypatch, "cupti", Sampler)
     monkeypatch.setattr(measurement, "_free_bytes", lambda: 2**30)
     large, lengths, out = torch.ones(2**19), torch.tensor([0, 64]), torch.zeros(2**19)
-    return given, Subject.of(lambda inputs, outputs: None, [large, lengths, 0.5], [out])
+    return given, Subject.from_kernel(
+        lambda inputs, outputs: None, [large, lengths, 0.5], [out]
+    )
 
 
 def test_a_sample_is_the_mean_of_a_call_in_each_place_of_large_buffers(placed):
@@ -382,7 +384,7 @@ def test_buffers_stay_where_calls_are_counted_or_slow_or_small_or_memory_is_shor
         slow.setattr(timing.Warmed, "slow", True)
         assert measured("cupti", one, seconds=0).places == len(given) == 1
     assert measured("cupti", one, iterations=3).places == len(given) == 1
-    small = Subject.of(lambda inputs, outputs: None, [torch.ones(2**18)], [])
+    small = Subject.from_kernel(lambda inputs, outputs: None, [torch.ones(2**18)], [])
     assert measured("cupti", small).places == len(given) == 1
     monkeypatch.setattr(measurement, "_free_bytes", lambda: 4 * 3 * one.nbytes - 256)
     assert measured("cupti", one).places == len(given) == 1

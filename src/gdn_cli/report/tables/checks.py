@@ -9,7 +9,7 @@ from ...catalog.ops import CONTEST_TOLERANCE, Op
 from ...schema.record_types import NOT_ITSELF, Record
 from .. import notes
 from ..book import Book, Point
-from ..table import Cell, Column, Mark, Name, Table, became, numbers, words
+from ..table import Cell, Mark, Name, Table, became, numbers, words
 from .origins import head
 from .times import several_gpus
 
@@ -61,16 +61,13 @@ def by_call(
         records = [m.record for m in point.measured]
         errors = notes.largest_errors(records)
         passed = sum(record.passed for record in records)
-        asked = sum(record.unfinished or 1 for record in records)
-        verdict = Cell("passed", Mark.GOOD)
-        if point.failed:
-            verdict = became(point)
-
+        count = sum(record.unfinished or 1 for record in records)
+        verdict = became(point) if point.failed else Cell("passed", Mark.GOOD)
         table.add(
             point.label,
             point.name(several),
             verdict,
-            f"{passed}/{asked}",
+            f"{passed}/{count}",
             *_numbers(errors, outputs),
         )
 
@@ -119,8 +116,7 @@ def on_hard_inputs(
     families = list(dict.fromkeys(family for family, _ in by_input))
     algos = list(dict.fromkeys(algo for _, algo in by_input))
 
-    columns = [Column(algo, number=True) for algo in algos]
-    relative = Table("relative errors", words("input") + columns)
+    relative = Table("relative errors", words("input") + numbers(*algos))
     for family in families:
         relative.add(family, *(_error(by_input.get((family, algo))) for algo in algos))
 

@@ -13,13 +13,13 @@ from . import checks, compared, times
 from .origins import head
 
 
-def of(book: Book, command: str) -> Iterator[Table]:
+def tables(book: Book, command: str) -> Iterator[Table]:
     """A command's tables, op by op; where they are times, the first says what is right."""
-    tables = {"run": _run, "bench": _bench, "floors": _floors, "compare": _compare}
+    makers = {"run": _run, "bench": _bench, "floors": _floors, "compare": _compare}
     timed = command in ("bench", "compare")
     for op in book.ops:
         if rows := book.rows(op):
-            for n, table in enumerate(tables[command](book, op, rows)):
+            for n, table in enumerate(makers[command](book, op, rows)):
                 if timed and n == 0:
                     table.lead = conclusions.checked(book, op)
 
@@ -85,7 +85,7 @@ def _compare(
     rows: list[Point],
 ) -> Iterator[Table]:
     """Times side by side, the best peers, and the ratios."""
-    for group in book.of(op):
+    for group in book.groups_of(op):
         algos = {m.algo for m in group.measured if m.median_us is not None}
         if len(algos) > 2:
             table = times.times(group, "auto", floors=False)
@@ -93,7 +93,7 @@ def _compare(
             table.notes = []
             yield table
 
-    for tier in dict.fromkeys(group.tier for group in book.of(op)):
+    for tier in dict.fromkeys(group.tier for group in book.groups_of(op)):
         if peers := compared.best_peers(book, op, tier):
             peers.title = head(op, _measured(rows, tier), peers.title)
             yield peers

@@ -6,18 +6,14 @@ from collections.abc import Iterable
 
 from ...schema.record_types import Record
 from ..book import Book, Group, Measurement, Source
+from ..notes import grouped
 from ..table import Table, words
 
 
 def head(op: str, measured: list[Measurement], *more: str) -> str:
     """gdn_decode | NVIDIA H200 (GPU 0, 1) at 1620 to 1790 MHz | tier cupti, L2 cold."""
     parts = [op]
-    devices: dict[str, list[Measurement]] = {}
-    for m in measured:
-        device = m.source.environment(m.record.place).device or m.record.mode
-        devices.setdefault(device, []).append(m)
-
-    for device, rows in devices.items():
+    for device, rows in grouped(measured, _device).items():
         gpus = sorted({m.gpu for m in rows if m.gpu is not None})
         if gpus:
             device += f" (GPU {', '.join(map(str, gpus))})"
@@ -35,6 +31,10 @@ def head(op: str, measured: list[Measurement], *more: str) -> str:
         parts.append("in place")
 
     return " | ".join([*parts, *more])
+
+
+def _device(m: Measurement) -> str:
+    return m.source.environment(m.record.place).device or m.record.mode
 
 
 def lead(group: Group) -> str:
@@ -73,12 +73,12 @@ def _facts(group: Group) -> list[str]:
     drivers = sorted({env.driver for env in environments if env.driver})
     clocks = {env.max_sm_clock_mhz for env in environments if env.max_sm_clock_mhz}
     facts = [f"driver {'/'.join(drivers)}"] if drivers else []
-    if seen := sm_clock(group.measured):
-        facts.append(f"SM clock {seen} during the run")
+    if clock := sm_clock(group.measured):
+        facts.append(f"SM clock {clock} during the run")
 
     if clocks:
         most = "/".join(sorted(map(str, clocks)))
-        facts.append(f"{most} MHz at most" if seen else f"SM clock {most} MHz")
+        facts.append(f"{most} MHz at most" if clock else f"SM clock {most} MHz")
 
     return facts
 

@@ -289,13 +289,13 @@ def rates(book: Book, group: Group) -> Table | None:
 
 def _rate(book: Book, point: Point) -> Cell:
     """Operations per second with the share of the peak; empty if not known."""
-    found = rate(book, point)
-    if found is None:
+    measured = rate(book, point)
+    if measured is None:
         return Cell("")
 
-    share = "" if found.share is None else f"{found.share:.0%}"
+    share = "" if measured.share is None else f"{measured.share:.0%}"
 
-    return Cell(units.three(found.tflops), small=share)
+    return Cell(units.three(measured.tflops), small=share)
 
 
 def _rate_notes(book: Book, measured: Measurement) -> Iterator[str]:
@@ -317,8 +317,7 @@ def _by_size(
         heads[label] = f"{label} ({count})" if count > 1 else label
 
     if len(heads) > _ACROSS:
-        columns = [Column(Name(algo), number=True) for algo in algos]
-        table = Table(title, [*words("size"), *columns])
+        table = Table(title, words("size") + numbers(*map(Name, algos)))
         for label, name in heads.items():
             table.add(name, *(cell(algo, label) for algo in algos))
 

@@ -104,14 +104,14 @@ class Here:
             memory = [_bytes(x) if isinstance(x, Tensor) else None for x in results]
         finally:
             sys.setswitchinterval(interval)
-        seen = []
+        copies = []
         for out, kept in zip(results, memory, strict=True):
             if kept is not None and out.numel():
                 raw, offset = kept
                 flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
                 out = flat.view(out.dtype).as_strided(out.shape, out.stride(), offset)
-            seen.append(out)
-        return results, seen
+            copies.append(out)
+        return results, copies
 
     def late(
         self,

@@ -33,10 +33,11 @@ class Channel:
     def send(self, message: Json, descriptors: tuple[int, ...] = ()) -> None:
         """Raises OSError if the other side is gone."""
         data = json.dumps(msgspec.to_builtins(message)).encode()
+        head = _LENGTH.pack(len(data))
         if descriptors:
-            socket.send_fds(self.end, [_LENGTH.pack(len(data))], list(descriptors))
+            socket.send_fds(self.end, [head], list(descriptors))
         else:
-            self.end.sendall(_LENGTH.pack(len(data)))
+            self.end.sendall(head)
         self.end.sendall(data)
 
     def receive(self, most: int = 0) -> tuple[Json, list[int]]:

@@ -74,7 +74,7 @@ class Runner:
         # id of a result's tensor here -> what the runner said of it, and its storage
         self.results: dict[int, tuple[Result, int]] = {}
         self.count = 0
-        self.asked = 0
+        self.commands = 0
         # results no longer needed, and their storages
         self.dropped: list[tuple[int | None, int]] = []
         self.mark: shared_memory.Region | None = None
@@ -90,14 +90,14 @@ class Runner:
                 shared_memory.form(x, self.number(x)) if isinstance(x, Tensor) else x
                 for x in fields[name]
             ]
-        self.asked += 1
-        fields |= {"do": do, "number": self.asked, "dropped": self.dropped}
+        self.commands += 1
+        fields |= {"do": do, "number": self.commands, "dropped": self.dropped}
         self.dropped = []
         try:
             self.line.send(fields, _descriptors)
             message, _ = self.line.receive()
             answer = msgspec.convert(message, Answer)
-            if answer.number != self.asked:
+            if answer.number != self.commands:
                 raise channel.GarbledError("an answer that was not asked for")
         except (EOFError, OSError):
             raise self._death() from None
@@ -252,7 +252,7 @@ class Runner:
             record.reason = None
         if timed and how["tier"] != "fib":
             lists = answer.rounds, answer.last
-            complete &= all(len(each) == len(kernels) for each in lists)
+            complete &= all(len(part) == len(kernels) for part in lists)
             complete &= all(answer.last)
         if not (complete or answer.replaced):
             raise _sent("no time, or no results of its timed calls")
@@ -295,10 +295,10 @@ class Kernel:
         self, way: str, inputs: list, outputs: list, wanted: Sequence[tuple], **how: Any
     ) -> calls.Called:
         answer = self.ask("call", inputs, outputs, way=way, **how)
-        seen = self.runner.received(answer.seen, wanted)
+        copies = self.runner.received(answer.seen, wanted)
         if self.destination_passing:
-            return outputs, seen
-        return self.runner.received(answer.results, wanted), seen
+            return outputs, copies
+        return self.runner.received(answer.results, wanted), copies
 
     def run(self, *given: Any) -> list:
         results, _ = self._call("run", *given)
@@ -312,9 +312,9 @@ class Kernel:
         return known[0].odd if known else None
 
     def at_return(self, *given: Any) -> calls.Called:
-        results, seen = self._call("at_return", *given)
-        self.pull([*seen, *results])
-        return results, seen
+        results, copies = self._call("at_return", *given)
+        self.pull([*copies, *results])
+        return results, copies
 
     def late(self, *given: Any, **how: Any) -> list:
         self.push([*how["late"], *how["copies"]])

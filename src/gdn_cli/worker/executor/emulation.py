@@ -123,8 +123,8 @@ def _shared(match: re.Match[str]) -> str:
         return match[0]
     kind, rest = declared.groups()
     names = []
-    for each in re.split(r",(?![^\[]*\])", rest):
-        name, bracket, sizes = each.strip().partition("[")
+    for variable in re.split(r",(?![^\[]*\])", rest):
+        name, bracket, sizes = variable.strip().partition("[")
         if "extern" in match[1]:
             sizes = sizes.partition("]")[2]
             base = f"reinterpret_cast<{kind}(*){sizes}>(emulated::me->cta->base)"

@@ -85,8 +85,7 @@ class Runner(Tensors):
         if kind == "out_of_memory" and self.device == "cuda":
             torch.cuda.empty_cache()
         trace = "".join(traceback.format_exception(e)).splitlines()[-12:]
-        missing = getattr(e, "missing", False)
-        return Said(str(e), one_line(e), trace, kind, missing)
+        return Said(str(e), one_line(e), trace, kind, getattr(e, "missing", False))
 
     def forget(self) -> None:
         """Drop all tensors; the kernels stay."""
@@ -124,10 +123,10 @@ class Runner(Tensors):
     ) -> Answer:
         """One call: a method of calls.Here."""
         work = getattr(calls.Here(kernel), way)
-        results, seen = work(inputs, outputs, **how)
+        results, copies = work(inputs, outputs, **how)
         if kernel.destination_passing:
             results = []
-        return Answer(results=self._described(results), seen=self._described(seen))
+        return Answer(results=self._described(results), seen=self._described(copies))
 
     def seconds(self, kernel: Kernel, inputs: list, outputs: list) -> Answer:
         return Answer(seconds=calls.Here(kernel).seconds(inputs, outputs))
@@ -156,9 +155,9 @@ class Runner(Tensors):
         refresh = values(inputs, outputs, flips)
         called: list[Any] = [self.kernels[name] for name in kernels]
         if len(called) > 1:
-            called = [_Marked(self.turn, *each) for each in enumerate(called)]
+            called = [_Marked(self.turn, *pair) for pair in enumerate(called)]
         subjects = [
-            Subject.of(kernel, inputs, outputs, refresh, definition)
+            Subject.from_kernel(kernel, inputs, outputs, refresh, definition)
             for kernel in called
         ]
         results: list[list[Result]] = []
@@ -167,14 +166,14 @@ class Runner(Tensors):
         self._check_timer()
         records, rounds = measuring.timed(subjects, **how)
         self._check_timer()
-        last = [[each] for each in results] if len(kernels) > 1 else [results]
+        last = [[tensors] for tensors in results] if len(kernels) > 1 else [results]
         return Answer(records=records, rounds=rounds, last=last)
 
     def _check_timer(self) -> None:
         """Raises TamperedError if an algo has changed a part of the timer."""
         names = integrity.changed(self.as_it_was)
-        for each in (self, *self.kernels.values()):
-            names += integrity.hidden(each)
+        for instance in (self, *self.kernels.values()):
+            names += integrity.hidden(instance)
         if names:
             raise integrity.TamperedError(names)
 
@@ -187,7 +186,7 @@ class Runner(Tensors):
 
     def survey(self, kernel: Kernel, inputs: list, outputs: list, l2: str) -> Answer:
         """What one call puts on the GPU."""
-        return Answer(ran=survey.ran(Subject.of(kernel, inputs, outputs), l2))
+        return Answer(ran=survey.ran(Subject.from_kernel(kernel, inputs, outputs), l2))
 
     def watch(self, descriptor: int) -> None:
         """Take memory in which the number of the kernel at work is written."""

@@ -51,8 +51,7 @@ def timed(
                 raise
             torch.cuda.empty_cache()
             reason = f"{tier}: {str(e).splitlines()[0]}"
-            failed = Measured(tier=tier, status=Status.OUT_OF_MEMORY, reason=reason)
-            return [failed], []
+            return [Measured(tier=tier, status=Status.OUT_OF_MEMORY, reason=reason)], []
         except TierUnavailableError as e:
             if not fallback or tier != "cupti":
                 status = Status.TIER_UNAVAILABLE

@@ -68,7 +68,7 @@ def device_of(mode: str) -> str:
     return "cuda" if mode == "cuda" else "cpu"
 
 
-def of(request: Serving) -> Started:
+def runner(request: Serving) -> Started:
     """A runner for a worker's request, in a sandbox if that asks for one."""
     wrap = sandbox.wrap(request.mode) if request.sandbox else ()
     env = {"FIB_CACHE_PATH": request.builds} if request.builds else {}

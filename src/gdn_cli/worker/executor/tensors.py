@@ -45,8 +45,7 @@ class Tensors:
             self.storages[storage] = Storage(region, region.bytes, 0)
             return
         room, begin = shared_memory.room(nbytes, self.device, place)
-        block = room[begin : begin + nbytes]
-        self.storages[storage] = Storage(region, block, begin)
+        self.storages[storage] = Storage(region, room[begin : begin + nbytes], begin)
 
     def forget(self) -> None:
         """Drop all storages and results."""
@@ -99,8 +98,7 @@ class Tensors:
             begin = 0
             if form.storage is not None:
                 _, block, begin = self.storages[form.storage]
-            tensor = shared_memory.formed(form, block, begin, self.device)
-            self.tensors[form] = tensor
+            self.tensors[form] = shared_memory.formed(form, block, begin, self.device)
         return self.tensors[form]
 
     def _described(self, results: Sequence) -> list[Result]:

@@ -245,13 +245,13 @@ def _note_first(
     """
     first = wrong.flatten().int().argmax()
     index = torch.unravel_index(first, out.shape)
-    got = float(out[index])
-    if not math.isfinite(got) and instead is None:
-        instead = {math.inf: "Inf", -math.inf: "-Inf"}.get(got, "NaN")
+    value = float(out[index])
+    if not math.isfinite(value) and instead is None:
+        instead = {math.inf: "Inf", -math.inf: "-Inf"}.get(value, "NaN")
     element = FirstWrong(
         index=[int(i) for i in index],
         expected=float(ref[index]),
-        got=None if instead else got,
+        got=None if instead else value,
         instead=instead,
     )
     verdict.first_wrong = (verdict.first_wrong or {}) | {name: element}

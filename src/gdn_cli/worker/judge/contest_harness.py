@@ -39,10 +39,10 @@ def main(folder: str, config: str) -> None:
             # one at a time: its tensors are there only now
             data.workloads = {row.definition: [row]}
             said.clear()
-            done = benchmark.run_all(dump_traces=False)
+            results = benchmark.run_all(dump_traces=False)
             traces = [
                 trace.model_dump(mode="json")
-                for many in done.traces.values()
+                for many in results.traces.values()
                 for trace in many
             ]
             print(

@@ -117,7 +117,7 @@ def _given(
             f"{path}: '{key}' is {held.format(*tensors.get(key, ()))}, {op.definition} at"
             f" {axes} has a {due[0]} of shape {due[1]}"
         )
-    with _told(path), safetensors.safe_open(path, framework="pt") as file:
+    with _reading(path), safetensors.safe_open(path, framework="pt") as file:
         return file.get_tensor(key)
 
 
@@ -125,7 +125,7 @@ def blob_header(path: Path) -> tuple[Tensors, dict[str, str]]:
     """A safetensors file's tensors, name -> (dtype code, shape), and its metadata.
     Reads no tensor.
     """
-    with _told(path):
+    with _reading(path):
         with path.open("rb") as opened:
             if opened.read(64).startswith(b"version https://git-lfs"):
                 raise lfs_error(path)
@@ -139,7 +139,7 @@ def blob_header(path: Path) -> tuple[Tensors, dict[str, str]]:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _reading(path: Path) -> Iterator[None]:
     """Say what is wrong with a file of tensors."""
     hint = "the data set is not complete: download it again"
     try:

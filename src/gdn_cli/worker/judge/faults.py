@@ -33,7 +33,7 @@ def watched(request: Request) -> bool:
     return bool(request.sanitize) or request.mode == "emulator"
 
 
-def found() -> list[str]:
+def collect() -> list[str]:
     """The faults since the last call."""
     lines: dict[tuple[str, ...], str] = {}
     for file in sorted(Path().glob(_FILES)):
@@ -49,7 +49,7 @@ def found() -> list[str]:
     return [*lines.values()][:_MOST] + ([f"and {more} more"] if more > 0 else [])
 
 
-def told(record: Record, lines: list[str]) -> Record:
+def with_faults(record: Record, lines: list[str]) -> Record:
     """The record with these faults: it is not right."""
     record.reason = record.reason and placed(record.reason)
     if not lines:

@@ -144,8 +144,8 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
             notes.append("no samples fell into the calls")
     if answer.ops:
         tables += torch_profiler.ops_table(answer.ops)
-    found = Found("", tuple(_facts(ask, answer)), tuple(tables))
-    return Reading((found,), tuple(notes), files_in(folder, perf.DATA))
+    whole = Found("", tuple(_facts(ask, answer)), tuple(tables))
+    return Reading((whole,), tuple(notes), files_in(folder, perf.DATA))
 
 
 def _facts(ask: Ask, answer: Answer) -> list[Fact]:

@@ -37,12 +37,12 @@ def kernels(text: str) -> dict[str, list[Instruction]]:
     it in its section, from the output of `nvdisasm -c`. Device functions with their own
     section (only in relocatable code) are left out.
     """
-    found = {}
+    codes = {}
     for part in re.split(r"^\s*\.section\s+", text, flags=re.M)[1:]:
         name = part.split(",", 1)[0].strip().strip('"')
         if name.startswith(".text.") and "STO_CUDA_ENTRY" in part:
-            found[name.removeprefix(".text.")] = _code(part)
-    return found
+            codes[name.removeprefix(".text.")] = _code(part)
+    return codes
 
 
 def _code(part: str) -> list[Instruction]:
@@ -107,16 +107,16 @@ def attributes(text: str) -> dict[str, Attributes]:
     """kernel's symbol -> attributes, from the .nv.info sections in the output of
     `cuobjdump -elf`.
     """
-    found = {}
+    by_symbol = {}
     for symbol, part in re.findall(
         r"^\.nv\.info\.(\S+)\s*\n(.*?)(?=^\.|\Z)", text, flags=re.M | re.S
     ):
         offsets = re.findall(r"SpillRefill\s*:\s*Offset\s*:\s*(0x[0-9a-f]+)", part)
-        found[symbol] = Attributes(
+        by_symbol[symbol] = Attributes(
             _cta(part, "REQNTID") or _cta(part, "MAX_THREADS"),
             frozenset(int(offset, 16) for offset in offsets),
         )
-    return found
+    return by_symbol
 
 
 def _cta(part: str, attribute: str) -> int | None:

@@ -156,14 +156,14 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     kernels = _kernels(bench, full.launches)
     shown = kernels[:_SHOWN]
     if len(kernels) == 1:
-        found = [ncu_facts.found(kernels[0], ask.bytes_in, ask.bytes_out)]
+        findings = [ncu_facts.findings(kernels[0], ask.bytes_in, ask.bytes_out)]
     else:
         call_us = sum(kernel.time_us for kernel in kernels)
-        found = [ncu_facts.call(kernels, ask.bytes_in, ask.bytes_out)]
-        found += [ncu_facts.found(kernel, 0, 0, call_us) for kernel in shown]
+        findings = [ncu_facts.call(kernels, ask.bytes_in, ask.bytes_out)]
+        findings += [ncu_facts.findings(kernel, 0, 0, call_us) for kernel in shown]
     notes = (_how(ask, bench, full), *_doubts(ask, bench, full, kernels, shown))
     names = f"{FULL}.ncu-rep", f"{BENCH}.ncu-rep", f"{FULL}.log", f"{BENCH}.log"
-    return Reading(tuple(found), notes, files_in(folder, *names))
+    return Reading(tuple(findings), notes, files_in(folder, *names))
 
 
 def _report(folder: Path, reply: Reply) -> _Report:

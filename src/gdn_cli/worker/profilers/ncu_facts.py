@@ -40,7 +40,7 @@ _SHOWN_PLACES = 6
 _PIPES = "adu|alu|cbu|fma|fmaheavy|fp16|fp64|lsu|tensor|tex|tma|uniform|xu"
 
 # fact's key -> value and note
-Told = dict[str, tuple[Value, str]]
+Figures = dict[str, tuple[Value, str]]
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known)
 
 
-def found(
+def findings(
     kernel: Kernel, bytes_in: int, bytes_out: int, call_us: float | None = None
 ) -> Found:
     """The facts about a kernel. `bytes_in` and `bytes_out`: bytes that it must read and
@@ -104,41 +104,41 @@ def found(
     single = max(kernel.longest, key=lambda launch: launch.ns)
     full = kernel.full or single
     launch = Launch(single.full_name, {**single.values, **full.values}, full.samples)
-    told: Told = {}
+    figures: Figures = {}
     for key, words in facts.WORDS.items():
         if words.metrics:
             values = [launch.total(metrics) for metrics in words.metrics]
-            value = next((each for each in values if each is not None), None)
-            told[key] = value and value * words.scale, ""
-    told |= _time(kernel, call_us)
-    told |= _dram([kernel], bytes_in, bytes_out)
-    peaks = [each.total((READ_PEAK, WRITTEN_PEAK)) for each in kernel.longest]
-    told["dram_peak"] = _median(peaks), ""
-    told["sm_active"] = _share(kernel.longest, ACTIVE, ELAPSED), ""
-    told["sectors_excess"] = _share([launch], _NOT_NEEDED, _ASKED_FOR), ""
-    told["occupancy_limit"] = _occupancy_limit(launch), ""
-    told["pipe"] = _busiest_pipe(launch)
-    told["ctas"] = told["ctas"][0], launch.sizes("grid")
-    told["threads"] = told["threads"][0], launch.sizes("block")
-    return Found(kernel.name, _facts(told), (*_stalls(launch), *_hot(launch)))
+            value = next((known for known in values if known is not None), None)
+            figures[key] = value and value * words.scale, ""
+    figures |= _time(kernel, call_us)
+    figures |= _dram([kernel], bytes_in, bytes_out)
+    peaks = [x.total((READ_PEAK, WRITTEN_PEAK)) for x in kernel.longest]
+    figures["dram_peak"] = _median(peaks), ""
+    figures["sm_active"] = _share(kernel.longest, ACTIVE, ELAPSED), ""
+    figures["sectors_excess"] = _share([launch], _NOT_NEEDED, _ASKED_FOR), ""
+    figures["occupancy_limit"] = _occupancy_limit(launch), ""
+    figures["pipe"] = _busiest_pipe(launch)
+    figures["ctas"] = figures["ctas"][0], launch.sizes("grid")
+    figures["threads"] = figures["threads"][0], launch.sizes("block")
+    return Found(kernel.name, _facts(figures), (*_stalls(launch), *_hot(launch)))
 
 
 def call(kernels: list[Kernel], bytes_in: int, bytes_out: int) -> Found:
     """A call of several kernels as a whole."""
     time_us = sum(kernel.time_us for kernel in kernels)
     launches = sum(kernel.launches for kernel in kernels)
-    told: Told = {
+    figures: Figures = {
         "time_us": (time_us or None, "the sum of the kernels' times"),
         "ncu.launches": (launches, f"{len(kernels)} different kernels"),
     }
-    return Found("", _facts(told | _dram(kernels, bytes_in, bytes_out)))
+    return Found("", _facts(figures | _dram(kernels, bytes_in, bytes_out)))
 
 
-def _facts(told: Told) -> tuple[Fact, ...]:
+def _facts(figures: Figures) -> tuple[Fact, ...]:
     """The known facts, in facts.toml's order."""
     known = []
     for key, words in facts.WORDS.items():
-        value, note = told.get(key, (None, ""))
+        value, note = figures.get(key, (None, ""))
         if isinstance(value, float) and words.unit in ("count", "B"):
             value = int(value) if value.is_integer() else value
         if value is not None:
@@ -149,21 +149,21 @@ def _facts(told: Told) -> tuple[Fact, ...]:
 # --- facts from several metrics
 
 
-def _time(kernel: Kernel, call_us: float | None) -> Told:
-    told: Told = {}
+def _time(kernel: Kernel, call_us: float | None) -> Figures:
+    figures: Figures = {}
     if kernel.time_us:
         times = [(ns or 0.0) / 1e3 for ns in kernel.sums(TIME)]
         span = f"{min(times):.2f} to {max(times):.2f} in {len(times)} rounds"
-        told["time_us"] = kernel.time_us, span if len(times) > 1 else ""
+        figures["time_us"] = kernel.time_us, span if len(times) > 1 else ""
     if call_us:
-        told["share"] = 100 * kernel.time_us / call_us, ""
+        figures["share"] = 100 * kernel.time_us / call_us, ""
     if kernel.launches > 1:
         note = "time and DRAM are sums over them, other facts are for the longest"
-        told["ncu.launches"] = kernel.launches, note
-    return told
+        figures["ncu.launches"] = kernel.launches, note
+    return figures
 
 
-def _dram(kernels: list[Kernel], bytes_in: int, bytes_out: int) -> Told:
+def _dram(kernels: list[Kernel], bytes_in: int, bytes_out: int) -> Figures:
     """Bytes between L2 and DRAM, and how fast they went."""
     read = total(_median(kernel.sums(READ)) for kernel in kernels)
     written = total(_median(kernel.sums(WRITTEN)) for kernel in kernels)
@@ -246,7 +246,7 @@ def _stalls(launch: Launch) -> list[Table]:
     rows = []
     for reason, (share, cycles) in stall_shares(launch).items():
         if reason not in stalls.NO_LOSS and share >= _SMALL_STALL:
-            words = stalls.of(reason)
+            words = stalls.texts(reason)
             rows.append((words.label, share, cycles, words.meaning))
     return facts.table("stalls", rows[:_SHOWN_STALLS])
 

@@ -90,8 +90,7 @@ class Launch:
 
     def hot(self, count: int) -> list[tuple[Place, Counter[str]]]:
         """The places with most samples."""
-        ranked = sorted(self.samples.items(), key=lambda item: -item[1].total())
-        return ranked[:count]
+        return sorted(self.samples.items(), key=lambda item: -item[1].total())[:count]
 
 
 def find(machine: Machine = HERE) -> None:

@@ -34,10 +34,10 @@ def missing() -> str | None:
             " linux-tools-generic)"
         )
     with tempfile.TemporaryDirectory(prefix="gdn-") as folder:
-        done = tools.run([*record(Path(folder)), "true"], timeout_s=30)
-    if done and done.returncode == 0:
+        trial = tools.run([*record(Path(folder)), "true"], timeout_s=30)
+    if trial and trial.returncode == 0:
         return None
-    error = done.stderr.strip().splitlines()[:1] if done else []
+    error = trial.stderr.strip().splitlines()[:1] if trial else []
     return (
         f"perf does not work here {error}: as root, sysctl kernel.perf_event_paranoid=1"
     )
@@ -73,8 +73,8 @@ def parsed(text: str, pid: int) -> Counter[Spot]:
     clear_page ([kernel.kallsyms])".
     """
     line = rf"^\s*{pid}\s+[\d.]+:\s+([0-9a-f]+)\s+(.+?) \(([/[].*)\)\s*$"
-    found = re.findall(line, text, re.MULTILINE)
-    return Counter(Spot(int(at, 16), *where) for at, *where in found)
+    samples = re.findall(line, text, re.MULTILINE)
+    return Counter(Spot(int(at, 16), *where) for at, *where in samples)
 
 
 def table(spots: Counter[Spot]) -> list[Table]:

@@ -139,20 +139,20 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     if not any(kernel.reasons for kernel in sampled.values()):
         reason = failed or "none fell into the call"
         notes.append(f"no samples of the program counter: {reason}")
-    found = []
+    findings = []
     total_ns = sum(kernel.ns for kernel in kernels.values())
     if len(kernels) > 1:
         time_note = f"all kernels, mean of {answer.calls} calls"
         launches = sum(kernel.count for kernel in kernels.values()) / answer.calls
         time = facts.fact("time_us", total_ns / answer.calls / 1e3, time_note)
-        found.append(Found("", (time, facts.fact("launches", launches, "per call"))))
+        findings.append(Found("", (time, facts.fact("launches", launches, "per call"))))
     sources = {Path(path).name: text for path, text in ask.sources.items()}
     for name, kernel in sorted(kernels.items(), key=lambda item: -item[1].ns):
         tables = sampled.get(name, Kernel()).tables(sources)
         figures = kernel.facts(answer.calls, total_ns)
-        found.append(Found(name, tuple(figures), tuple(tables)))
+        findings.append(Found(name, tuple(figures), tuple(tables)))
     names = files_in(folder, "times.hatchet", "samples.hatchet")
-    return Reading(tuple(found), tuple(notes), names)
+    return Reading(tuple(findings), tuple(notes), names)
 
 
 @dataclass
@@ -167,9 +167,9 @@ class Kernel:
     lines: dict[tuple[str, int], Counter[str]] = field(default_factory=dict)
 
     def facts(self, calls: int, total_ns: int) -> list[Fact]:
-        each = self.ns / self.count / 1e3 if self.count else None
+        mean_us = self.ns / self.count / 1e3 if self.count else None
         return [
-            facts.fact("time_us", each, f"mean of {self.count} launches"),
+            facts.fact("time_us", mean_us, f"mean of {self.count} launches"),
             facts.fact("share", 100 * self.ns / total_ns if total_ns else None),
             facts.fact("launches", self.count / calls, "per call"),
         ]
@@ -178,7 +178,7 @@ class Kernel:
         total = self.reasons.total()
         reasons = []
         for reason, n in self.reasons.most_common():
-            words = stalls.of(reason)
+            words = stalls.texts(reason)
             reasons.append((words.label, 100 * n / total, n, words.meaning))
         hot = []
         ranked = sorted(self.lines.items(), key=lambda item: -item[1].total())

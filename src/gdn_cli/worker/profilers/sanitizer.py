@@ -86,11 +86,11 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
     # it replaces % sequences by process ids and variables
     log = f"{folder}/".replace("%", "%%")
     env = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    found = []
+    targets = []
     for check in checks(ask.checks):
         options = f"--tool={check}", f"--log-file={log}{check}.log", *_GENERAL
-        found.append(Run(check, (tool, *options, *CHECKS[check].options), env))
-    return found
+        targets.append(Run(check, (tool, *options, *CHECKS[check].options), env))
+    return targets
 
 
 # --- in the worker
@@ -207,7 +207,7 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
         for finding, times in v.log.findings.items()
     ]
     tables = (*facts.table("checks", checked), *facts.table("findings", findings))
-    found = Found("", tuple(v.fact for v in verdicts), tables)
+    whole = Found("", tuple(v.fact for v in verdicts), tables)
     notes = [
         "one call on this workload for each check, every tensor followed by 64 KiB of unused"
         " memory; the logs have each place, thread and address"
@@ -225,5 +225,5 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     # the one to open comes first
     logs = [f"{v.check}.log" for v in sorted(verdicts, key=lambda v: not v.failed)]
     return Reading(
-        (found,), tuple(notes), files_in(folder, *logs), "; ".join(failures) or None
+        (whole,), tuple(notes), files_in(folder, *logs), "; ".join(failures) or None
     )

@@ -55,11 +55,9 @@ def parse(text: str) -> Log:
     log = Log()
     calls = 0
     for head, details in _reports(text):
-        summary, races, race = (
-            _SUMMARY.match(head),
-            _RACES.match(head),
-            _RACE.match(head),
-        )
+        summary = _SUMMARY.match(head)
+        races = _RACES.match(head)
+        race = _RACE.match(head)
         if summary:
             log.errors, log.whole = _int(summary[1]), True
         elif races:

@@ -86,11 +86,11 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
     if language == "triton" and not machine.has_package("triton"):
         raise MissingError("package triton missing", hint="pip install triton")
     archs = [parse_arch(arch) for arch in ask.archs]
-    found = []
+    targets = []
     for arch in dict.fromkeys(archs or [here(language, ask.specific, machine)]):
         env = environment(arch, language, machine)
-        found.append(Run(arch, env=env, params={"arch": arch, "folder": str(folder)}))
-    return found
+        targets.append(Run(arch, env=env, params={"arch": arch, "folder": str(folder)}))
+    return targets
 
 
 def here(language: str, specific: bool, machine: Machine = HERE) -> str:
@@ -174,7 +174,7 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     """Each kernel for each architecture: its facts and its opcodes; and nvdisasm's
     listing of each cubin as a file.
     """
-    found: dict[str, Found] = {}
+    findings: dict[str, Found] = {}
     notes: list[str] = []
     cubins: list[str] = []
     for reply in replies:
@@ -187,22 +187,22 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
             if usual != arch and not ask.specific:
                 notes.append(f"{arch}: a run there is compiled for {usual}")
         for name, dynamic in compiled.items():
-            cubin = Cubin.of(folder / name)
+            cubin = Cubin.read(folder / name)
             files.write((folder / name).with_suffix(".sass"), cubin.text)
             cubins.append(name)
             notes.append(
                 f"{cubin.arch}: ptxas {cubin.ptxas or 'unknown'}, nvdisasm {cubin.nvdisasm}"
             )
             for symbol in cubin.kernels:
-                kernel = _unique(f"{symbols.own(symbol)} ({cubin.arch})", found)
-                found[kernel] = cubin.found(kernel, symbol, dynamic)
-    if not found:
+                kernel = _unique(f"{symbols.own(symbol)} ({cubin.arch})", findings)
+                findings[kernel] = cubin.findings(kernel, symbol, dynamic)
+    if not findings:
         raise GdnError(
             "the compiled code has no kernel", hint="does the entry point launch one?"
         )
     listings = [Path(name).with_suffix(".sass").name for name in cubins]
     return Reading(
-        tuple(found.values()), tuple(dict.fromkeys(notes)), (*listings, *cubins)
+        tuple(findings.values()), tuple(dict.fromkeys(notes)), (*listings, *cubins)
     )
 
 
@@ -245,7 +245,7 @@ class Cubin:
     usage: dict[str, dict[str, int]]
 
     @classmethod
-    def of(cls, path: Path) -> Cubin:
+    def read(cls, path: Path) -> Cubin:
         text, version = printed("nvdisasm", path, "-c", "-gi")
         elf, _ = printed("cuobjdump", path, "-elf")
         usage, _ = printed("cuobjdump", path, "-res-usage")
@@ -268,7 +268,7 @@ class Cubin:
     def attributes(self) -> dict[str, Attributes]:
         return disassembly.attributes(self.elf)
 
-    def found(self, name: str, symbol: str, dynamic: int) -> Found:
+    def findings(self, name: str, symbol: str, dynamic: int) -> Found:
         """The facts of a kernel. `dynamic`: its dynamic shared memory; 0 for CUDA C++,
         where only a launch has it.
         """

@@ -61,7 +61,7 @@ def canonical(name: str) -> str:
     return _ALIASES.get(bare, bare)
 
 
-def of(reason: str) -> Stall:
+def texts(reason: str) -> Stall:
     """The texts for a reason in any tool's spelling; one that stalls.toml does not have
     gets only a label.
     """
@@ -74,4 +74,4 @@ def main(reasons: Mapping[str, int]) -> str:
         reason: n for reason, n in reasons.items() if canonical(reason) not in NO_LOSS
     }
     longest = max(waits, key=lambda reason: waits[reason], default="")
-    return of(longest).label if waits.get(longest) else ""
+    return texts(longest).label if waits.get(longest) else ""

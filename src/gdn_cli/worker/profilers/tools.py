@@ -82,17 +82,17 @@ def run(
 
 def output(*command: str | Path, cwd: str | None = None) -> str | None:
     """A command's output, None if it fails."""
-    done = run(command, cwd=cwd)
-    return done.stdout if done and done.returncode == 0 else None
+    result = run(command, cwd=cwd)
+    return result.stdout if result and result.returncode == 0 else None
 
 
 def versions(name: str, machine: Machine = HERE) -> list[tuple[tuple[int, ...], Path]]:
     """All executables of this name that are here, newest first: a cubin may be from a
     newer CUDA than the first on PATH.
     """
-    found = []
+    installed = []
     for path in {path.resolve() for path in executables(name, machine=machine)}:
         text = output(path, "--version") or ""
         if version := re.search(r"\bV(\d+)\.(\d+)\.(\d+)", text):
-            found.append((tuple(map(int, version.groups())), path))
-    return sorted(found, reverse=True)
+            installed.append((tuple(map(int, version.groups())), path))
+    return sorted(installed, reverse=True)

@@ -201,50 +201,50 @@ def of_calls(ran: list[tuple[float, float, str]]) -> list[list[Ran]]:
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     answer = replies[0].answered(Answer)
-    seen = answer.seen
+    profile = answer.seen
     host_us = median(answer.host_us)
-    count = sum(op.count for op in seen.ops if op.name != CALL) / seen.calls
-    ops, tables = facts.fact("ops", count), ops_table(seen)
-    notes = [f"{TRACE} shows {seen.calls} calls: each is a range {CALL}"]
-    if seen.gpu is None:
+    count = sum(op.count for op in profile.ops if op.name != CALL) / profile.calls
+    ops, tables = facts.fact("ops", count), ops_table(profile)
+    notes = [f"{TRACE} shows {profile.calls} calls: each is a range {CALL}"]
+    if profile.gpu is None:
         figures = [facts.fact("time_us", host_us, "wall, not profiled"), ops]
     else:
         note = "until the call returns, GPU idle before it, not profiled"
-        figures = [facts.fact("host_us", host_us, note), *gpu_facts(seen.gpu), ops]
-        tables = kernels_table(seen.gpu) + tables
-        if not any(seen.gpu):
+        figures = [facts.fact("host_us", host_us, note), *gpu_facts(profile.gpu), ops]
+        tables = kernels_table(profile.gpu) + tables
+        if not any(profile.gpu):
             notes.append(
                 "torch.profiler saw no kernel of the call: another profiler may hold CUPTI in"
                 " this process"
             )
-    found = Found("", tuple(figures), tuple(tables))
-    return Reading((found,), tuple(notes), files_in(folder, TRACE))
+    whole = Found("", tuple(figures), tuple(tables))
+    return Reading((whole,), tuple(notes), files_in(folder, TRACE))
 
 
-def ops_table(seen: Profiled, most: int = 20) -> list[Table]:
+def ops_table(profile: Profiled, most: int = 20) -> list[Table]:
     """The host's ops by the time that they took themselves."""
-    total = sum(op.self_us for op in seen.ops)
+    total = sum(op.self_us for op in profile.ops)
     rows = []
-    for op in sorted(seen.ops, key=lambda op: -op.self_us)[:most]:
+    for op in sorted(profile.ops, key=lambda op: -op.self_us)[:most]:
         name = "(outside any op)" if op.name == CALL else op.name
         share = 100 * op.self_us / total if total else None
-        rows.append((name, op.count / seen.calls, op.self_us / seen.calls, share))
+        rows.append((name, op.count / profile.calls, op.self_us / profile.calls, share))
     return facts.table("ops", rows)
 
 
 def gpu_facts(calls: list[list[Ran]]) -> list[Fact]:
     """The GPU's work in a call, medians over the calls."""
-    seen = [call for call in calls if call]
-    if not seen:
+    calls = [call for call in calls if call]
+    if not calls:
         return []
     spans, times = [], []
-    for call in seen:
+    for call in calls:
         spans.append(max(ran.start + ran.us for ran in call))
         times.append(sum(ran.us for ran in call))
-    busy = [_busy(call) for call in seen]
+    busy = [_busy(call) for call in calls]
     note = "kernels, copies and fills added up"
     share = 100 * median(busy) / (median(spans) or 1.0)
-    launches = median(len(call) for call in seen)
+    launches = median(len(call) for call in calls)
     return [
         facts.fact("time_us", median(times), note),
         facts.fact("span_us", median(spans)),

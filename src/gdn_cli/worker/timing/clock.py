@@ -68,8 +68,8 @@ def mean_mhz(around: list[tuple[list[Stamp], list[Stamp]]]) -> float | None:
         rates = sorted((c / t, c, t) for c, t in passed if t > 0)
         if rates:
             _, c, t = rates[len(rates) // 2]
-            cycles = cycles + c
-            ns = ns + t
+            cycles += c
+            ns += t
     return round(cycles / ns * 1e3, 1) if ns >= _LEAST_NS else None
 
 

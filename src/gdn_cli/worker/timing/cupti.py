@@ -81,12 +81,12 @@ class Sampler(Flushed):
         """
         counts = [sample.kernels for sample in samples]
         least, most = min(counts), max(counts)
-        seen = f"{least} to {most} kernels"
+        count = f"{least} to {most} kernels"
         if self.alone and not least <= self.alone[i] <= most:
             raise TierUnavailableError(
-                f"a call leaves {seen} in the trace, and {self.alone[i]} without the flush"
+                f"a call leaves {count} in the trace, and {self.alone[i]} without the flush"
             )
-        note = None if least == most else f"launched {seen} per call"
+        note = None if least == most else f"launched {count} per call"
         return self.trace.how if self.trace else None, note
 
     def close(self) -> None:

@@ -71,7 +71,7 @@ def _evaluation(subject: Subject, plan: Plan) -> Callable[[], Any]:
     )
     evaluate = resolve_evaluator(definition).eval_performance
     tensors = [x for x in [*subject.inputs, *subject.outputs] if hasattr(x, "device")]
-    asked = inspect.signature(evaluate).bind(  # a TypeError if its parameters differ
+    bound = inspect.signature(evaluate).bind(  # a TypeError if its parameters differ
         definition=definition,
         sol_runnable=subject.kernel.runnable,
         # one list for each trial; the evaluator allocates the outputs
@@ -81,7 +81,7 @@ def _evaluation(subject: Subject, plan: Plan) -> Callable[[], Any]:
         log_path=os.devnull,
         device=str(tensors[0].device),
     )
-    return lambda: evaluate(*asked.args, **asked.kwargs)
+    return lambda: evaluate(*bound.args, **bound.kwargs)
 
 
 def _trial(evaluate: Callable[[], Any]) -> float:

@@ -41,7 +41,7 @@ class Flips:
         changing = [inputs[i] for i in sorted(self.numbers)]
         self.ahead = _Ahead(changing) if all(map(_Ahead.takes, changing)) else None
 
-    def on(self, inputs: Sequence) -> Flips:
+    def copy(self, inputs: Sequence) -> Flips:
         """The same for copies of the inputs: other values before each call, but the
         same last ones.
         """

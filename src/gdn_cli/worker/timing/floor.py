@@ -135,7 +135,7 @@ def _on_cpu() -> dict[str, Copy]:
 
     def in_parts(source: Tensor, target: Tensor) -> None:
         size = source.nbytes
-        part = -(-source.nbytes // threads)
+        part = -(-size // threads)
         starts = range(0, size, part)
         list(
             _pool().map(

@@ -131,9 +131,9 @@ def _sets(nbytes: int) -> int:
     finds none of its data there; and a set for each call of a graph, if there is room.
     """
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
-    each = max(nbytes, 1)
-    cold = max(2, -(-2 * l2 // each) + 1)
-    room = int(torch.cuda.mem_get_info()[0] * _ROOM) // each
+    size = max(nbytes, 1)
+    cold = max(2, -(-2 * l2 // size) + 1)
+    room = int(torch.cuda.mem_get_info()[0] * _ROOM) // size
     return min(_MOST_SETS, max(cold, min(_NODES, room)))
 
 

@@ -92,8 +92,8 @@ def gdn_flip(
     y = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     x = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     everywhere = (x >= a) & (x < b)
-    there = (x >= c) & (x < d) & (y >= row) & (y < end)
-    chosen = (everywhere ^ there) & (x < width) & (y < height)
+    block = (x >= c) & (x < d) & (y >= row) & (y < end)
+    chosen = (everywhere ^ block) & (x < width) & (y < height)
     p = p_bits + y.to(tl.int64) * stride + x
     bits = tl.load(p, mask=chosen)
     tl.store(p, bits ^ tl.full([ROWS, COLUMNS], SIGN, bits.dtype), mask=chosen)

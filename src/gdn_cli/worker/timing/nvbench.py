@@ -189,9 +189,9 @@ class _Session:
             raise TierUnavailableError(
                 f"nvbench does not start: {errors.one_line(e)}"
             ) from None
-        done: Future[T] = Future()
-        self.jobs.put((job, done))
-        return done.result()
+        answer: Future[T] = Future()
+        self.jobs.put((job, answer))
+        return answer.result()
 
     def close(self) -> None:
         self.jobs.put(None)
@@ -233,14 +233,14 @@ class _Session:
         shutil.rmtree(self.folder, ignore_errors=True)
         with torch.no_grad(), torch.cuda.stream(stream):
             self.opened.set_result(None)
-            while (asked := self.jobs.get()) is not None:
-                job, done = asked
+            while (pair := self.jobs.get()) is not None:
+                job, answer = pair
                 try:
-                    done.set_result(job(state, self.folder))
+                    answer.set_result(job(state, self.folder))
                 except BaseException as e:
-                    done.set_exception(e)
+                    answer.set_exception(e)
                 # so that a subject's buffers are freed with its caller's reference
-                del asked, job, done
+                del pair, job, answer
 
 
 @cache

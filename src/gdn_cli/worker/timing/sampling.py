@@ -194,7 +194,7 @@ def _rounds(take: Take, plan: Plan, watch: Watch, enough: Enough) -> Taken:
         # an odd step: with turns, each is first equally often
         rounds.append((rows[:: (len(rows) // _KEPT) | 1], what))
         watch()
-        kept = [each for each in rounds if not each[1].disturbed]
+        kept = [pair for pair in rounds if not pair[1].disturbed]
         left_alone = len(kept) >= _ROUNDS and 2 * len(kept) >= len(rounds)
         samples = [row for rows, _ in kept for row in rows]
         lasted = sum(what.ended - what.began for _, what in kept)

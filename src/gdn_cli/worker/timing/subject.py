@@ -67,7 +67,7 @@ class Subject:
     rebuild: Callable[[list, list], Call] | None = None
 
     @classmethod
-    def of(
+    def from_kernel(
         cls,
         kernel: Any,
         inputs: list,
@@ -124,7 +124,7 @@ class Subject:
 
         inputs = [own(x) for x in self.inputs]
         outputs = [own(x) for x in self.outputs]
-        refresh = values(inputs, outputs, flips and flips.on(inputs))
+        refresh = values(inputs, outputs, flips and flips.copy(inputs))
         return replace(
             self,
             call=self.rebuild(inputs, outputs),

@@ -103,11 +103,11 @@ class Trace:
                 raise TierUnavailableError(
                     f"libcupti's clock runs at {rate:.3g} times the host's"
                 )
-            seen = [name for _, _, name in self.kernels(_one_kernel)]
-            if sum(name.startswith("gdn_begin") for name in seen) != 1:
-                names = ", ".join(seen) or "nothing"
+            names = [name for _, _, name in self.kernels(_one_kernel)]
+            if sum(name.startswith("gdn_begin") for name in names) != 1:
+                listed = ", ".join(names) or "nothing"
                 raise TierUnavailableError(
-                    f"libcupti saw {names} of the one kernel that was launched"
+                    f"libcupti saw {listed} of the one kernel that was launched"
                 )
         except BaseException:
             self.close()
@@ -137,8 +137,7 @@ class Trace:
                     f"CUPTI left a record without its times (start {start}, end {end})"
                 )
             if kind == _KERNEL and address not in names:
-                text = ctypes.string_at(address)
-                names[address] = text.decode(errors="replace")
+                names[address] = ctypes.string_at(address).decode(errors="replace")
             name = _NAMES.get(kind, f"activity {kind}") or names[address]
             ran.append((start, end - start, name))
         return sorted(ran)

@@ -27,15 +27,15 @@ def _late_on_cpu(case: Case) -> str | None:
     """
     for factor in (1.0, FACTOR if case.linear else 1.0):
         case.write(case.scaled(factor))
-        results, seen = _at_return(case)
-        if not case.wrong(seen, factor):
+        results, copies = _at_return(case)
+        if not case.wrong(copies, factor):
             continue
         # late, or simply wrong? The other probes report the latter
         began = time.monotonic()
         while time.monotonic() - began < _LATE_S:
             case.kernel.pull(results)
-            for name, out, then in zip(case.op.outputs, results, seen, strict=True):
-                if not check.same_bits(out, then):
+            for name, out, copy in zip(case.op.outputs, results, copies, strict=True):
+                if not check.same_bits(out, copy):
                     return (
                         f"{name} was not complete when the call returned: work goes on where no"
                         " timer sees it"
@@ -47,11 +47,11 @@ def _late_on_cpu(case: Case) -> str | None:
 def _at_return(case: Case) -> tuple[list[Tensor], list[Tensor]]:
     """One call's results, and copies of them as they were when it returned."""
     case.fill(case.outputs, check.poison)
-    results, seen = case.ask(
+    results, copies = case.ask(
         case.kernel.at_return, case.inputs, case.outputs, case.wanted
     )
     _plain(case, results)
-    return results, seen
+    return results, copies
 
 
 def _plain(case: Case, results: list) -> None:

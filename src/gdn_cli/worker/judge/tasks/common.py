@@ -36,18 +36,19 @@ def runner_of(request: Serving) -> client.Runner:
     """
     started = request.started
     request.started = None
-    return client.Runner(request.mode, started or process.of(request))
+    return client.Runner(request.mode, started or process.runner(request))
 
 
 def built(
-    runner: client.Runner, request: Serving, of: Serving | Rival, **how: Any
+    runner: client.Runner, request: Serving, rival: Serving | Rival, **how: Any
 ) -> tuple[client.Kernel, Answer]:
-    """Build the solution of `of`: the request itself or one of its rivals."""
-    assert of.name is not None and of.solution is not None
-    how |= {"specific": of.specific and request.mode == "cuda", "setup": of.setup}
+    """Build the solution of `rival`: the request itself or one of its rivals."""
+    assert rival.name is not None and rival.solution is not None
+    how["specific"] = rival.specific and request.mode == "cuda"
+    how["setup"] = rival.setup
     how["emulated"] = request.mode == "emulator"
     try:
-        return runner.build(of.name, request.definition, of.solution, **how)
+        return runner.build(rival.name, request.definition, rival.solution, **how)
     except client.RaisedError as e:
         # an exception of the algo's own may say `missing` too
         if e.said.kind != "build_failed":
@@ -111,9 +112,9 @@ def guarded(
             if runner:
                 runner.forget()
     if faults.watched(request):
-        found = faults.found()
-        records = [faults.told(record, found) for record in records]
-    return [record for each in records for record in each_tier(request, each)]
+        lines = faults.collect()
+        records = [faults.with_faults(record, lines) for record in records]
+    return [copy for record in records for copy in each_tier(request, record)]
 
 
 def befell(e: Exception) -> Json:

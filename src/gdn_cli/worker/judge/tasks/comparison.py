@@ -28,12 +28,11 @@ def compare(request: Serving, reply: Reply) -> Iterator[Record]:
     for i, workload in enumerate(request.workloads):
         depth = common.depth(request, i)
         meet = partial(field.meet, reference=reference, depth=depth)
-        done = False
-        while field.kernels and not done:
+        while field.kernels:
             names, runner = field.kernels, field.runner
             try:
                 yield from common.guarded(request, workload, names, meet, runner=runner)
-                done = True
+                break
             except client.DiedError as e:
                 yield from field.dropped(e, request.workloads[i:])
                 yield from field.built()
@@ -135,7 +134,7 @@ class _Field:
             if name not in caught:
                 again = self._alone(record, case.checked_again)
                 if not again.passed:
-                    records = [each for each in records if each.algo != name]
+                    records = [timed for timed in records if timed.algo != name]
                     records.append(again)
         self.turn(None)
         return records

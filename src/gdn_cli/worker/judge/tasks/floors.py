@@ -23,14 +23,14 @@ def floors(request: Serving, reply: Reply) -> Iterator[Record]:
     """The copy for each workload, then an empty launch and the copy rate, which do not
     depend on a workload.
     """
-    seen: dict[int, list[Record]] = {}
+    copies: dict[int, list[Record]] = {}
     with torch.no_grad():
         for workload in request.workloads:
             moved = size(request.op, workload)
-            if moved not in seen:  # the copy depends on nothing else
-                seen[moved] = guarded(request, workload, [COPY], _copy, moved)
+            if moved not in copies:  # the copy depends on nothing else
+                copies[moved] = guarded(request, workload, [COPY], _copy, moved)
             call = begun(request, workload, COPY).workload
-            for record in seen[moved]:
+            for record in copies[moved]:
                 yield replace(record, workload=call, bytes_moved=moved)
         yield from _machine(request)
 

@@ -26,10 +26,10 @@ class Target:
     need no GPU or no kernel.
     """
 
-    def __init__(self, request: Serving, workload: Workload, asked: Profiling) -> None:
+    def __init__(self, request: Serving, workload: Workload, task: Profiling) -> None:
         self.request = request
         self.workload = workload
-        self.l2 = asked.l2
+        self.l2 = task.l2
         self.op = request.op
         self.mode = request.mode
         self.definition = request.definition
@@ -58,30 +58,30 @@ class Target:
         inputs = dataset.load_inputs(self.op, self.workload, device, root)
         in_place = self.op.overwrites if self.request.in_place else {}
         problem = check.Problem(self.op, self.workload.axes, inputs, [], in_place)
-        return Subject.of(self.kernel, inputs, problem.buffers())
+        return Subject.from_kernel(self.kernel, inputs, problem.buffers())
 
 
 def profile(request: Serving, reply: Reply) -> Iterator[Record]:
     """`survey`, or a tool's own part of a profile."""
-    asked, name = request.profile, request.name
-    assert asked is not None and name is not None
-    work = _surveyed if asked.task == "survey" else _inside
+    task, name = request.profile, request.name
+    assert task is not None and name is not None
+    work = _surveyed if task.task == "survey" else _inside
     for workload in request.workloads:
         record = begun(request, workload, name)
-        yield from guarded(request, workload, [name], work, asked, record)
+        yield from guarded(request, workload, [name], work, task, record)
 
 
 def _inside(
-    request: Serving, workload: Workload, asked: Profiling, record: Record
+    request: Serving, workload: Workload, task: Profiling, record: Record
 ) -> list[Record]:
     """A tool's own part, in the process that the tool looks at."""
-    target = Target(request, workload, asked)
-    record.answer = profilers.module(asked.task).inside(target, **asked.params)
+    target = Target(request, workload, task)
+    record.answer = profilers.module(task.task).inside(target, **task.params)
     return [record]
 
 
 def _surveyed(
-    request: Serving, workload: Workload, asked: Profiling, record: Record
+    request: Serving, workload: Workload, task: Profiling, record: Record
 ) -> list[Record]:
     """What a profile is read against: the check, a time, the floors of this workload,
     and what a call runs.
@@ -108,7 +108,7 @@ def _surveyed(
         timed.status = record.status
         timed.reason = record.reason
     if request.mode == "cuda":
-        survey.ran = kernel.ask("survey", case.inputs, outputs, l2=asked.l2).ran
+        survey.ran = kernel.ask("survey", case.inputs, outputs, l2=task.l2).ran
     runner.close()
 
     def us(subject: Subject) -> float | None:
@@ -116,7 +116,7 @@ def _surveyed(
         return timing.median_us if timing else None
 
     moved = survey.bytes_in + survey.bytes_out
-    copy, how_copied = floor.fastest_copy(moved, request.mode, asked.l2)
+    copy, how_copied = floor.fastest_copy(moved, request.mode, task.l2)
     large, large_bytes = floor.large_copy(request.mode)
     survey.floors = Floors(
         copy_us=us(copy),

@@ -57,9 +57,9 @@ def _measured(
     outputs = case.buffers()
     tiers = request.timing.tiers
     records = [timed(record, tier, case, kernel, outputs) for tier in tiers]
-    for each in records:
-        if each.status is Status.WRONG:
-            return [replace(each, tier=None)]
+    for measured in records:
+        if measured.status is Status.WRONG:
+            return [replace(measured, tier=None)]
     case.refresh()
     again = case.checked_again(record, kernel)
     return records if again.passed else [again]
@@ -78,8 +78,7 @@ def timed(
     record = case.timed(record, kernel, how, answer, 0)
     # a clock outside would time the setup as well
     if tier == "wall" and record.timing and not kernel.setup:
-        median_us = record.timing.median_us
-        doubts = _outside(kernel, case.inputs, outputs, median_us)
+        doubts = _outside(kernel, case.inputs, outputs, record.timing.median_us)
         record.doubts = [*(record.doubts or ()), *doubts]
     return record
 
