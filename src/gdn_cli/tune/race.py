@@ -119,10 +119,8 @@ def _groups(state: State, ends: Sequence[Workload]) -> list[list[str]]:
     """The groups of the first round. They are made from all that passed the first
     check, even if they drop out later, so that a resumed run makes the same groups.
     """
-    passed = set()
-    for line in state.journal.all(Check):
-        if line.status is Status.PASSED:
-            passed.add((line.name, line.workload))
+    checks = state.journal.all(Check)
+    passed = {(c.name, c.workload) for c in checks if c.status is Status.PASSED}
 
     names = list(state.plan.constants)
     for w in ends:
@@ -157,14 +155,14 @@ def _final(state: State, finals: Groups, sizes: list[Size]) -> None:
     _meet(state, FINAL, groups, "final")
 
 
-def _meet(state: State, number: int, groups: Groups, what: str) -> None:
+def _meet(state: State, number: int, groups: Groups, title: str) -> None:
     """Time the candidates of each size in turns, all these sizes in one process. If the
     worker dies, it is run again without the candidates that fail on the workload where
     it died.
     """
     groups = _left(state, groups)
     while due := _untimed(state, number, groups):
-        outcome = _time(state, number, groups, due, what)
+        outcome = _time(state, number, groups, due, title)
         # in the order in which the worker takes them
         for size, workload in _untimed(state, number, groups)[:1]:
             names = groups[size]
@@ -358,7 +356,7 @@ def _time(
     number: int,
     groups: Groups,
     due: list[tuple[Size, Workload]],
-    what: str,
+    title: str,
 ) -> Outcome:
     """One process: the candidates of each workload's size take turns, and a line is
     stored for each workload.
@@ -390,10 +388,10 @@ def _time(
         cpus=state.cpus.get(gpu, frozenset()) if gpu else frozenset(),
     )
     if gpu and len(state.gpus) > 1:
-        what = f"GPU {gpu.index}: {what}"
+        title = f"GPU {gpu.index}: {title}"
 
     records: dict[str, dict[str, Record]] = {uuid: {} for uuid in turns}
-    done = itertools.count(1)
+    counter = itertools.count(1)
 
     def on_record(record: Record, env: Environment | None) -> None:
         _note_environment(state, env)
@@ -407,14 +405,14 @@ def _time(
 
         name, uuid = record.algo, record.uuid
         # without a workload it failed as a whole
-        for at in [uuid] if uuid else turns:
-            if name in turns[at]:
-                records[at][name] = record
+        for key in [uuid] if uuid else turns:
+            if name in turns[key]:
+                records[key][name] = record
         if uuid and len(records[uuid]) == len(turns[uuid]):
             state.journal.add(_line(number, turns[uuid], uuid, gpu, records[uuid]))
-            state.show(what, next(done), len(due))
+            state.show(title, next(counter), len(due))
 
-    state.show(what, 0, len(due))
+    state.show(title, 0, len(due))
     return execute(job, on_record, given_up=state.stop.is_set)
 
 
