@@ -212,7 +212,8 @@ def carry_out(
     if elsewhere:
         gpus_there = elsewhere.spread(entries, timed=command != "check")
         settings = replace(settings, gpus=gpus_there)
-    plan = campaign.plan(known, entries, chosen, preset, overrides, settings)
+    parts = planning.select(known, entries, chosen, preset, overrides)
+    plan = planning.prepare(known, parts, settings)
     if harness:
         find = elsewhere.harness if elsewhere else official.here
         harness = find(harness)
@@ -238,7 +239,7 @@ def carry_out(
     def finish() -> None:
         if elsewhere:
             elsewhere.finish(document)
-        campaign.conclude(document, plan, harness)
+        campaign.conclude(document, harness)
 
     perform(plan, writer, known, output, finish, elsewhere)
     code = execute.exit_code(document, named)

@@ -101,7 +101,7 @@ def compare(
         )
     if why := revision.unchanged(known, [entry.algo for entry in entries]):
         return _unchanged(why, known, output)
-    entries = eligibility.overwriting(known, entries, named=True, asked=in_place)
+    entries = eligibility.overwriting(known, entries, named=True, in_place=in_place)
     # a preset's counts are for benches; a comparison samples until the ratio is precise
     overrides: PlanFields = {"l2": sampling.l2, "iterations": None}
     overrides["seconds"] = bounds.get("seconds") or 2.0

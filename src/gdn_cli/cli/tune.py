@@ -120,7 +120,7 @@ def planned(
     preset, loaded = planning.preset_of(chosen, "sweep")
     known = algos.known()
     entries = planning.rivals(known, [name], algos.op, device, place)
-    entries = eligibility.overwriting(known, entries, named=True, asked=in_place)
+    entries = eligibility.overwriting(known, entries, named=True, in_place=in_place)
     (part,) = planning.select(known, entries, chosen, loaded)
     (entry,) = entries
     plan = search.plan(known, entry, part.workloads, preset, only or [])

@@ -38,7 +38,7 @@ def fault(work: Work, reply: Reply, gpu: Gpu | None) -> str | None:
         if job.mode == "cuda" and outcome.records:
             faults.append(_elsewhere(outcome.environment, gpu))
 
-        mine = list(filter(job.asked, outcome.records))
+        mine = list(filter(job.includes, outcome.records))
         if outcome.status is Status.DONE and job.request.owed(mine):
             have = units.count(len(mine), "record")
             faults.append(f"{wire.NOT}: it has {have} for {job.due}")
@@ -112,7 +112,7 @@ def usable(
         if 0 <= made.piece < len(jobs):
             job = jobs[made.piece]
             wrong = job.mode == "cuda" and _elsewhere(made.environment, gpu)
-            if job.asked(made.record) and not wrong:
+            if job.includes(made.record) and not wrong:
                 yield made
 
 
