@@ -89,7 +89,7 @@ def compare(
     if baseline and base and not live:
         live = comparison.own_algos(base, op) if each else [str(baseline.algo)]
     machine = o.machine()
-    engine = remote.found(sandbox=trust.sandbox)
+    engine = remote.resolve(sandbox=trust.sandbox)
     placing = engine.place if engine else machine.place
     entries = planning.rivals(known, live, op, place.device, placing)
     if batch_invariant:

@@ -62,14 +62,14 @@ def tune(
 
     sampling.checked()
     name = algos.one("tune", given)
-    chosen, device = place.on(gpus)
+    chosen, device = place.devices(gpus)
     machine = o.machine()
-    engine = remote.found(gpus=gpus, resume=remote.resume)
+    engine = remote.resolve(gpus=gpus, resume=remote.resume)
     placing = engine.place if engine else partial(machine.place, among=chosen)
-    plan, there = planned(name, algos, which, device, placing, in_place, only)
+    plan, target = planned(name, algos, which, device, placing, in_place, only)
     if dry_run:
         return shown.show_tuning(plan, None, json)
-    refuse(plan, there, f"on {engine.name}" if engine else "here")
+    refuse(plan, target, f"on {engine.name}" if engine else "here")
     settings = settings_of(
         plan,
         sampling,
@@ -81,7 +81,7 @@ def tune(
         machine=machine,
     )
     if engine:
-        raise typer.Exit(tuned_away(engine, engine.how, plan, settings, json))
+        raise typer.Exit(tuned_away(engine, engine.config, plan, settings, json))
     failed: errors.GdnError | None = None
     with search.alone(plan.algo, screen.say):
         with screen.progress("tune", json) as progress:

@@ -155,8 +155,8 @@ def _last(e: BaseException) -> str:
     quotes, else its first line.
     """
     text, _, trace = str(e).partition("remote traceback:")
-    lines = [line.strip() for line in (trace.strip() or text).splitlines()]
-    lines = [line for line in lines if line]
+    texts = (trace.strip() or text).splitlines()
+    lines = [line.strip() for line in texts if line.strip()]
     if not lines:
         return type(e).__name__
     quoted = trace.strip() or lines[0].startswith("Traceback")
