@@ -45,8 +45,7 @@ def list_(
         return shown.list_as_json(placed, broken)
     series, skipped = history.read()
     best = {(row.op, row.algo): row for row in history.overview(series)}
-    brief = None if op or whole else known
-    shown.show_list(placed, broken, best, brief)
+    shown.show_list(placed, broken, best, None if op or whole else known)
     for notice in skipped:
         screen.say(notice)
 

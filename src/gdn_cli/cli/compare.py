@@ -262,10 +262,14 @@ def _two(
     writer = store.Writer(document, output.out) if output.out else None
     if writer:
         writer.keep()
-    unsaved = writer.unsaved if writer else None
-    out = output.out
     terminal.show(
-        document, known, output.json, out, unsaved, output.summary, output.verbose
+        document,
+        known,
+        output.json,
+        output.out,
+        writer.unsaved if writer else None,
+        output.summary,
+        output.verbose,
     )
     code = _code(errors.OK, document, gate)
     raise typer.Exit(writer.exit_code(code) if writer else code)

@@ -190,8 +190,9 @@ def engine_of(
 
     config = settings.load()
     gpu, image = config.parse(rented.gpu), config.chosen(rented.image)
-    minutes, detach = rented.max_minutes, rented.detach
-    rent = Rent(config, gpu, image, parallel, together, minutes, detach)
+    rent = Rent(
+        config, gpu, image, parallel, together, rented.max_minutes, rented.detach
+    )
     if gpu.count > 1:
         screen.say(
             f"{gpu}: the container gets {gpu.count} GPUs, and gdn uses the first"

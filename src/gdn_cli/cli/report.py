@@ -88,7 +88,7 @@ class ReportOptions:
     def kind(self, default: str) -> str:
         """The format: --format, or the suffix of --out."""
         name = self.format
-        if name is None and self.out is not None and self.out.suffix:
+        if name is None and self.out and self.out.suffix:
             name = self.out.suffix[1:].lower()
         if name is not None:
             o.check_choice("format", name, ("html", "md", "csv", "png", "svg"))

@@ -36,7 +36,8 @@ def schema(
     schemas = forms()
     if list_:
         for name, form in schemas.items():
-            screen.put(f"{name:14} {_first_line(form)}")
+            line = (inspect.getdoc(form) or "").partition("\n")[0]
+            screen.put(f"{name:14} {line}")
         return
     if what not in schemas:
         raise errors.unknown("schema", what, schemas)
@@ -77,7 +78,3 @@ def forms() -> dict[str, Any]:
         "doctor": output.Findings,
         "commands": output.Commands,
     }
-
-
-def _first_line(form: Any) -> str:
-    return (inspect.getdoc(form) or "").partition("\n")[0]

@@ -123,11 +123,10 @@ def planned(
     entries = eligibility.overwriting(known, entries, named=True, in_place=in_place)
     (part,) = planning.select(known, entries, chosen, loaded)
     (entry,) = entries
-    plan = search.plan(known, entry, part.workloads, preset, only or [])
-    return plan, entry.place
+    return search.plan(known, entry, part.workloads, preset, only or []), entry.place
 
 
-def refuse(plan: Plan, place: inventory.Place, where: str) -> None:
+def refuse(plan: Plan, place: inventory.Place, spot: str) -> None:
     """Raise UsageError for a folder that cannot be written, MissingError for an algo
     that cannot run there.
     """
@@ -136,7 +135,7 @@ def refuse(plan: Plan, place: inventory.Place, where: str) -> None:
     search.check_folder(plan.algo)
     if place.mode is None:
         raise errors.MissingError(
-            f"{plan.algo.full_name} cannot run {where}: {place.reason}", hint=place.hint
+            f"{plan.algo.full_name} cannot run {spot}: {place.reason}", hint=place.hint
         )
 
 
@@ -159,9 +158,9 @@ def settings_of(
 
 
 def tuned_away(
-    carrier: Carrier, where: object, plan: Plan, settings: Settings, json: bool
+    carrier: Carrier, machine: object, plan: Plan, settings: Settings, json: bool
 ) -> int:
-    """Tune with measurements of another machine, which is named by `where`; returns the
+    """Tune with measurements of another machine, which `machine` names; returns the
     exit code. GdnError if it could not finish them.
     """
     import msgspec
@@ -172,7 +171,7 @@ def tuned_away(
     from ..tune import away, search
 
     key, uuids = search.key_of(plan, settings, None), [w.uuid for w in plan.workloads]
-    digest = hashlib.sha256(msgspec.json.encode([key, uuids, where])).hexdigest()
+    digest = hashlib.sha256(msgspec.json.encode([key, uuids, machine])).hexdigest()
     file = paths.make(paths.tunes_dir()) / f"{digest}.json"
     with search.alone(plan.algo, screen.say), carrier.followed(file):
         measured = profiles.tuned(carrier, plan, settings)

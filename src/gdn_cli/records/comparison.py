@@ -308,11 +308,13 @@ def _differences(
 ) -> list[str]:
     """Differences between the two setups, in words."""
     pairs: list[tuple[str, object, object]] = []  # what, in the saved document, here
-    for mode, here in document.environments.items():
+    for mode, environment in document.environments.items():
         theirs = [r for r in saved.records if r.mode == mode and r.algo == algo]
-        before = saved.environment(theirs[0]) if theirs else Environment()
-        pairs += [(key, getattr(before, key), getattr(here, key)) for key in _ORIGIN]
-        old, new = before.versions, here.versions
+        earlier = saved.environment(theirs[0]) if theirs else Environment()
+        pairs += [
+            (key, getattr(earlier, key), getattr(environment, key)) for key in _ORIGIN
+        ]
+        old, new = earlier.versions, environment.versions
         pairs += [
             (package, old.get(package), new.get(package)) for package in new | old
         ]

@@ -62,8 +62,9 @@ class Calls(Carrier):
                 self.sent.append(piece.earlier)
 
         modal_client.connect(self.rent.settings.limits.connect)
+        fresh = [piece for piece in pieces if not piece.earlier]
         try:
-            yield from self._send([piece for piece in pieces if not piece.earlier])
+            yield from self._send(fresh)
             if not self.rent.detach:
                 for piece in pieces:
                     if piece.earlier:
@@ -72,7 +73,7 @@ class Calls(Carrier):
                 yield from self._arriving(pieces)
         except BaseException:
             if not self.rent.detach:
-                self._stop([piece for piece in pieces if not piece.earlier])
+                self._stop(fresh)
 
             raise
         finally:

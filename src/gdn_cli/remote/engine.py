@@ -71,8 +71,8 @@ class Engine(Calls):
         """
         harness = official.there(harness, pins())
         if harness.folder:
-            commands = (harness.install(),)
-            image = msgspec.structs.replace(self.rent.image, then=commands)
+            install = harness.install()
+            image = msgspec.structs.replace(self.rent.image, then=(install,))
             self.rent = replace(self.rent, image=image)
 
         return harness

@@ -56,7 +56,7 @@ def translated() -> Iterator[None]:
     except (GdnError, CallFailedError):
         raise
     except Exception as e:
-        raise _said(e) from None
+        raise _error(e) from None
 
 
 def verdict(e: Exception) -> UnreachableError:
@@ -110,7 +110,7 @@ def unreachable(e: BaseException) -> UnreachableError:
     )
 
 
-def _said(e: Exception) -> GdnError:
+def _error(e: Exception) -> GdnError:
     from modal import exception as kinds
 
     text = scrub(_last(e))

@@ -25,13 +25,13 @@ def fault(work: Work, reply: Reply, gpu: Gpu | None) -> str | None:
         # how many an earlier call is to make is not known here
         profiles = max(1, len(reply.profiles))
 
-    for what, results, due in (
+    for kind, results, due in (
         ("outcome", reply.outcomes, len(work.jobs)),
         ("tuning", reply.tuned, len(work.tunings)),
         ("profile", reply.profiles, profiles),
     ):
         if len(results) != due:
-            return f"{wire.NOT}: it has {units.count(len(results), what)} for {due}"
+            return f"{wire.NOT}: it has {units.count(len(results), kind)} for {due}"
 
     faults = []
     for job, outcome in zip(work.jobs, reply.outcomes, strict=True):

@@ -86,7 +86,7 @@ class Pipe:
         )
         self.log = bounded.Output()
         self._lines: queue.Queue[bytes] = queue.Queue(_AHEAD)
-        self._over = threading.Event()
+        self._closing = threading.Event()
         self._log_reader = threading.Thread(target=self._read_log, daemon=True)
         self._log_reader.start()
         threading.Thread(target=self._read, daemon=True).start()
@@ -97,7 +97,7 @@ class Pipe:
         with contextlib.suppress(OSError), self.process.stdin as stdin:
             stdin.write(wire.marked(parcel))
             stdin.flush()
-            while not self._over.wait(BEAT_S):
+            while not self._closing.wait(BEAT_S):
                 stdin.write(BEAT)
                 stdin.flush()
 
@@ -172,7 +172,7 @@ class Pipe:
 
     def close(self) -> None:
         """End it: with its stdin the work there ends too."""
-        self._over.set()
+        self._closing.set()
         if self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

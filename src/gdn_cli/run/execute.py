@@ -166,8 +166,7 @@ class _Tally:
             return
         with self.lock:
             if job.algos and not self._records(job).records:
-                took_s = time.monotonic() - self.began[id(job)]
-                first_results.note(job, took_s)
+                first_results.note(job, time.monotonic() - self.began[id(job)])
             self._keep(job, [record], environment)
             self.count += 1
             self.show(_label(job), phase=_going_on(job))

@@ -118,8 +118,8 @@ def write(state: State) -> None:
         tune.file: tuned_table.render(tune, rows),
     }
     for name, text in texts.items():
-        path, hint = algo.own_folder / name, "the measurements are kept"
-        files.write(path, text, within=algo.folder, hint=hint)
+        path = algo.own_folder / name
+        files.write(path, text, within=algo.folder, hint="the measurements are kept")
         state.written.append(str(path))
 
     alike = [row.gpu for row in rows if row.sms == sms and row.gpu != gpu]

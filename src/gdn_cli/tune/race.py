@@ -160,7 +160,7 @@ def _meet(state: State, number: int, groups: Groups, title: str) -> None:
     worker dies, it is run again without the candidates that fail on the workload where
     it died.
     """
-    groups = _left(state, groups)
+    groups = _remaining(state, groups)
     while due := _untimed(state, number, groups):
         outcome = _time(state, number, groups, due, title)
         # in the order in which the worker takes them
@@ -170,17 +170,16 @@ def _meet(state: State, number: int, groups: Groups, title: str) -> None:
             if state.left(names) == names:
                 raise _no_end(state, outcome, workload)
 
-            groups = _left(state, groups)
+            groups = _remaining(state, groups)
 
     for size, names in groups.items():
-        meeting = _meeting(state, number, size, names)
-        state.meetings[size].append(meeting)
+        state.meetings[size].append(_meeting(state, number, size, names))
 
 
-def _left(state: State, groups: Groups) -> Groups:
+def _remaining(state: State, groups: Groups) -> Groups:
     """The groups without those that have dropped out, and without empty ones."""
-    left = {size: state.left(names) for size, names in groups.items()}
-    return {size: names for size, names in left.items() if names}
+    remaining = {size: state.left(names) for size, names in groups.items()}
+    return {size: names for size, names in remaining.items() if names}
 
 
 def _untimed(state: State, number: int, groups: Groups) -> list[tuple[Size, Workload]]:
@@ -331,8 +330,8 @@ def _verdict(state: State, name: str, outcome: Outcome, workload: Workload) -> C
         raise GdnError(reason or status.words, code=result.code or errors.MISSING)
 
     reason = _without_folders(reason) if reason else None
-    at = state.plan.label(workload) if status is not Status.BUILD_FAILED else None
-    return Check(name, workload.uuid, status, reason, at)
+    label = state.plan.label(workload) if status is not Status.BUILD_FAILED else None
+    return Check(name, workload.uuid, status, reason, label)
 
 
 def _without_folders(text: str) -> str:
