@@ -730,7 +730,7 @@ def test_a_second_ctrl_c_still_says_how_to_go_on(tmp_path, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(modal, "carry_out", carry_out)
-    monkeypatch.setattr(options, "ASKED", SimpleNamespace(get=dict))
+    monkeypatch.setattr(options, "OPTIONS", SimpleNamespace(get=dict))
     with pytest.raises(KeyboardInterrupt):
         modal._carried("bench", modal.Containers(), None, None, None)
     assert f"gdn modal bench --resume {writer.path}" in words(capsys.readouterr().err)

@@ -370,7 +370,7 @@ def profiled(monkeypatch, folder: Path, answer, *names: str) -> tuple[list, Clou
     """The profiles made of what Modal answers, in `folder`."""
     fake = Cloud([answer]).install(monkeypatch)
     asked = session.Settings("torch", folder)
-    return list(profiles.made(rented(), subjects_of(*names), asked)), fake
+    return list(profiles.make(rented(), subjects_of(*names), asked)), fake
 
 
 def test_profiles_are_of_one_container_and_a_refusal_is_passed_on(
@@ -470,7 +470,10 @@ class Cloud:
         self.parcels.append(data)
         id = id or f"fc-{number}"
         call = SimpleNamespace(
-            id=id, trouble=None, script=self.scripts.pop(0), made=self.live.get(id, [])
+            id=id,
+            trouble=None,
+            script=self.scripts.pop(0),
+            records=self.live.get(id, []),
         )
 
         def result():

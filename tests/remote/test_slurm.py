@@ -37,7 +37,7 @@ HELLO = wire.Hello(host="n1", gpus=["NVIDIA H100"], version="1", allocation="7_0
 def engine_of(cluster: str, said: list | None = None, **how) -> slurm.Slurm:
     table = engines.Cluster(submitit=cluster, **how)
     return slurm.Slurm(
-        name="slurm", how=table, say=(said if said is not None else []).append
+        name="slurm", config=table, say=(said if said is not None else []).append
     )
 
 
@@ -286,7 +286,7 @@ def test_a_task_that_slurm_started_again_is_ended_once_the_first_has_answered(tm
         )
         work, made = slurm.Work([a], 60), tmp_path / "made"
         engine = engine_of("slurm")
-        task = slurm.Running(engine, work, hello=HELLO, job=job, made=made)
+        task = slurm.Running(engine, work, hello=HELLO, job=job, file=made)
         assert engine._reply(task, state) is None
         pickle.touch()
         assert len(engine._reply(task, "RUNNING").outcomes) == 1

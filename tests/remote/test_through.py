@@ -47,7 +47,7 @@ def engine_of(tmp_path, script: str, said: list | None = None) -> through.Throug
     words = (str(file), "--time={minutes}", "{python}", "worker")
     how = engines.Command(command=words)
     return through.Through(
-        name="far", how=how, say=(said if said is not None else []).append
+        name="far", config=how, say=(said if said is not None else []).append
     )
 
 
@@ -160,7 +160,7 @@ def test_a_command_without_a_reply_is_ended_at_the_limit(tmp_path, hasty):
     def ended(script: str, **how) -> jobs.Outcome:
         engine = engine_of(tmp_path, script)
         # less than the least of the file, which is a second
-        engine.how = structs.replace(engine.how, start_s=0.05, **how)
+        engine.config = structs.replace(engine.config, start_s=0.05, **how)
         ((_, outcome),) = engine([mine])
         assert (outcome.status, outcome.code) == ("remote_failed", errors.REMOTE)
         assert f"was ended: no reply in its time; {option} gives" in outcome.reason
@@ -252,7 +252,7 @@ def test_what_the_file_of_engines_has_and_what_it_lacks(tmp_path):
     with pytest.raises(UsageError, match="unknown engine 'slrm'; did you mean slurm"):
         engines.table("slrm")
     blind = through.Through(
-        name="cpus", how=engines.Command(command=("x",), cuda=False), say=print
+        name="cpus", config=engines.Command(command=("x",), cuda=False), say=print
     )
     place = blind.place(helpers.REGISTRY.find("cuda-v4"))
     assert place.reason == "engine cpus has no GPU"
@@ -260,7 +260,7 @@ def test_what_the_file_of_engines_has_and_what_it_lacks(tmp_path):
     nothing = engines.Command(command=(str(tmp_path / "nothing"),))
     with pytest.raises(MissingError, match="cannot start .*nothing: No such file"):
         list(
-            through.Through(name="gone", how=nothing, say=print)(
+            through.Through(name="gone", config=nothing, say=print)(
                 [job("cuda-v4", "cuda")]
             )
         )
@@ -355,7 +355,7 @@ def test_the_lock_of_the_machine_is_taken_there(monkeypatch, tmp_path):
         gpu=None,
         cache=None,
         env={},
-        jobs=[wire.Piece.of(job("cpp-v1", "cpu", 1, "bench", ("wall",)))],
+        jobs=[wire.Piece.from_job(job("cpp-v1", "cpu", 1, "bench", ("wall",)))],
     )
     kept, holders = [], []
 

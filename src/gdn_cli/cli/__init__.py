@@ -100,8 +100,8 @@ def main(machine: Any = None) -> None:
     """
     # typer knows no option whose value may be left out
     if "--json=summary" in sys.argv:
-        at = sys.argv.index("--json=summary")
-        sys.argv[at : at + 1] = ["--json", "--summary"]
+        position = sys.argv.index("--json=summary")
+        sys.argv[position : position + 1] = ["--json", "--summary"]
     streams.keep()
     text.guard()
     options.MACHINE.set(machine)

@@ -45,8 +45,7 @@ def list_(
         return shown.list_as_json(placed, broken)
     series, skipped = history.read()
     best = {(row.op, row.algo): row for row in history.overview(series)}
-    brief = None if op or whole else known
-    shown.show_list(placed, broken, best, brief)
+    shown.show_list(placed, broken, best, None if op or whole else known)
     for notice in skipped:
         screen.say(notice)
 
@@ -130,12 +129,12 @@ def new(
 
     known = registry.load(algos)
     into = into or next(iter(registry.own_folders(algos)), None)
-    found = known.find(source, op)
-    folder = scaffold.new(known, name, found, into)
+    original = known.find(source, op)
+    folder = scaffold.new(known, name, original, into)
     if json:
         files = sorted(path.name for path in folder.iterdir())
-        return screen.show_json(Copied(found.op, name, source, str(folder), files))
-    where = f" --algos {shlex.quote(str(into))}" if into else ""
-    commands = f"`gdn run {name}{where}` and `gdn bench {name} {source}{where}`"
+        return screen.show_json(Copied(original.op, name, source, str(folder), files))
+    option = f" --algos {shlex.quote(str(into))}" if into else ""
+    commands = f"`gdn run {name}{option}` and `gdn bench {name} {source}{option}`"
     screen.put(str(folder))
     screen.put(f"  next: edit it, then {commands}")

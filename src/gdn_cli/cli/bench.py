@@ -76,7 +76,7 @@ def run(
         gpus=gpus,
         contest=bool(harness),
         harness=harness,
-        elsewhere=remote.found(gpus=gpus, sandbox=trust.sandbox),
+        elsewhere=remote.resolve(gpus=gpus, sandbox=trust.sandbox),
         emulate=emulate,
     )
     raise typer.Exit(code)
@@ -115,7 +115,7 @@ def bench(
         calls=calls,
         files=files,
         gpus=gpus,
-        elsewhere=remote.found(gpus=gpus, sandbox=trust.sandbox),
+        elsewhere=remote.resolve(gpus=gpus, sandbox=trust.sandbox),
     )
     raise typer.Exit(code)
 
@@ -146,7 +146,6 @@ def floors(
       gdn floors gdn_prefill --heads 16/32
     """
     named = o.Algos(",".join(ops) if ops else None, op, heads, algos)
-    engine = remote.found()
     code = carry_out(
         "floor",
         named,
@@ -154,7 +153,7 @@ def floors(
         output,
         sampling=sampling,
         place=place,
-        elsewhere=engine,
+        elsewhere=remote.resolve(),
     )
     raise typer.Exit(code)
 
@@ -189,7 +188,7 @@ def carry_out(
 
     chosen = which.selected()
     tiers, overrides = sampling.checked()
-    chosen_gpus, device = place.on(gpus)
+    chosen_gpus, device = place.devices(gpus)
     machine = o.machine()
     if emulate and not any(vars(chosen).values()):
         chosen = replace(chosen, smallest=True)
@@ -212,7 +211,8 @@ def carry_out(
     if elsewhere:
         gpus_there = elsewhere.spread(entries, timed=command != "check")
         settings = replace(settings, gpus=gpus_there)
-    plan = campaign.plan(known, entries, chosen, preset, overrides, settings)
+    parts = planning.select(known, entries, chosen, preset, overrides)
+    plan = planning.prepare(known, parts, settings)
     if harness:
         find = elsewhere.harness if elsewhere else official.here
         harness = find(harness)
@@ -238,7 +238,7 @@ def carry_out(
     def finish() -> None:
         if elsewhere:
             elsewhere.finish(document)
-        campaign.conclude(document, plan, harness)
+        campaign.conclude(document, harness)
 
     perform(plan, writer, known, output, finish, elsewhere)
     code = execute.exit_code(document, named)

@@ -69,8 +69,8 @@ def build(
     if json:
         screen.show_json(Compiled(str(out), cuda, built))
     else:
-        where = out.absolute()
-        screen.put(f"next: {libraries.VARIABLE}={where} where the engine runs")
+        variable = f"{libraries.VARIABLE}={out.absolute()}"
+        screen.put(f"next: {variable} where the engine runs")
 
 
 def _sources(names: list[str], targets: list[str], serving: bool) -> list[Source]:
@@ -80,8 +80,8 @@ def _sources(names: list[str], targets: list[str], serving: bool) -> list[Source
     from ..machine import libraries
 
     known = registry.load()
-    named = [known.find(name).full_name for name in names]
-    wanted = named.copy()
+    chosen = [known.find(name).full_name for name in names]
+    wanted = chosen.copy()
     if serving:
         wanted += [algo.full_name for algo in known.algos if algo.serving]
     if not wanted:
@@ -93,7 +93,7 @@ def _sources(names: list[str], targets: list[str], serving: bool) -> list[Source
             hint = "a CPU's library is compiled where it runs"
             raise errors.UsageError(f"{algo.name} is not in CUDA", hint=hint)
         runs = any(libraries.runs_on(algo, name) for name in targets)
-        if algo.name in named and not runs:
+        if algo.name in chosen and not runs:
             least = ".".join(map(str, algo.capability))
             reason = f"{algo.name} needs compute capability {least}"
             raise errors.UsageError(reason, hint="name a later one with --arch")

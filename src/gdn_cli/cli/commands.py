@@ -34,8 +34,7 @@ def commands(
     for name in names or []:
         same = [each for each in every if f"{each.name} ".startswith(f"{name} ")]
         if not same:
-            known = [each.name for each in every]
-            raise errors.unknown("command", name, known)
+            raise errors.unknown("command", name, [each.name for each in every])
         picked += same
     every = picked or every
     if json:

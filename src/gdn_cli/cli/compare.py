@@ -89,7 +89,7 @@ def compare(
     if baseline and base and not live:
         live = comparison.own_algos(base, op) if each else [str(baseline.algo)]
     machine = o.machine()
-    engine = remote.found(sandbox=trust.sandbox)
+    engine = remote.resolve(sandbox=trust.sandbox)
     placing = engine.place if engine else machine.place
     entries = planning.rivals(known, live, op, place.device, placing)
     if batch_invariant:
@@ -101,7 +101,7 @@ def compare(
         )
     if why := revision.unchanged(known, [entry.algo for entry in entries]):
         return _unchanged(why, known, output)
-    entries = eligibility.overwriting(known, entries, named=True, asked=in_place)
+    entries = eligibility.overwriting(known, entries, named=True, in_place=in_place)
     # a preset's counts are for benches; a comparison samples until the ratio is precise
     overrides: PlanFields = {"l2": sampling.l2, "iterations": None}
     overrides["seconds"] = bounds.get("seconds") or 2.0
@@ -262,10 +262,14 @@ def _two(
     writer = store.Writer(document, output.out) if output.out else None
     if writer:
         writer.keep()
-    unsaved = writer.unsaved if writer else None
-    out = output.out
     terminal.show(
-        document, known, output.json, out, unsaved, output.summary, output.verbose
+        document,
+        known,
+        output.json,
+        output.out,
+        writer.unsaved if writer else None,
+        output.summary,
+        output.verbose,
     )
     code = _code(errors.OK, document, gate)
     raise typer.Exit(writer.exit_code(code) if writer else code)

@@ -11,17 +11,17 @@ from pathlib import Path
 Completion = Callable[[str], list[str]]
 
 
-def among(*known: str) -> Completion:
-    return of(lambda begun: known)
+def choices(*values: str) -> Completion:
+    return completion(lambda begun: values)
 
 
-def of(known: Callable[[str], Iterable[str]]) -> Completion:
-    """Completes the part after the last comma; `known` gets it."""
+def completion(values: Callable[[str], Iterable[str]]) -> Completion:
+    """Completes the part after the last comma; `values` gets it."""
 
     def complete(incomplete: str) -> list[str]:
-        before, comma, begun = incomplete.rpartition(",")
-        names = sorted(name for name in known(begun) if name.startswith(begun))
-        return [before + comma + name for name in names]
+        prefix, comma, begun = incomplete.rpartition(",")
+        names = sorted(name for name in values(begun) if name.startswith(begun))
+        return [prefix + comma + name for name in names]
 
     return complete
 
@@ -83,14 +83,14 @@ def _profiles(begun: str) -> list[str]:
     return [file.name for file in folder.glob("*")] if folder.is_dir() else []
 
 
-algos = of(_algos)
-ops = of(_ops)
-presets = of(_presets)
-tiers = of(_tiers)
-tools = of(_tools)
-engines = of(_engines)
-runs = of(_runs)
-profiled = of(lambda begun: {*_algos(begun), *_profiles(begun)})
+algos = completion(_algos)
+ops = completion(_ops)
+presets = completion(_presets)
+tiers = completion(_tiers)
+tools = completion(_tools)
+engines = completion(_engines)
+runs = completion(_runs)
+profiled = completion(lambda begun: {*_algos(begun), *_profiles(begun)})
 
 
 def compared(incomplete: str) -> list[str]:

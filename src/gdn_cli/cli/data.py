@@ -47,9 +47,9 @@ def build(
     else:
         words = [f"{value} {key.replace('_', ' ')}" for key, value in counts.items()]
         screen.put(f"{folder}: {', '.join(words)}")
-        where = shlex.quote(str(folder))
+        path = shlex.quote(str(folder))
         screen.put(
-            f"  next: gdn run --dataset {where}, or flashinfer-bench run --local {where}"
+            f"  next: gdn run --dataset {path}, or flashinfer-bench run --local {path}"
         )
 
 
@@ -76,7 +76,7 @@ def written(
             chosen,
             solutions,
             [pack.definition(o, known) for o in ops],
-            lambda done, total, what: progress(what, done, total),
+            lambda count, total, phase: progress(phase, count, total),
         )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ..errors import UsageError
 from . import complete
 from .help import engine_option
-from .options import ASKED, excluded
+from .options import OPTIONS, excluded
 
 if TYPE_CHECKING:
     from ..remote import engines
@@ -61,7 +61,7 @@ class EngineOptions:
         ),
     ] = None
 
-    def found(self, **others: object) -> engines.Engine | None:
+    def resolve(self, **others: object) -> engines.Engine | None:
         """The engine; None for this machine. UsageError for options that exclude it."""
         from msgspec import structs
 
@@ -69,12 +69,12 @@ class EngineOptions:
         from ..report import screen
 
         given = {name: value for name, value in vars(self).items() if value}
-        how = engines.table(given.pop("engine")) if self.engine else None
-        if not isinstance(how, engines.Cluster):
+        table = engines.table(given.pop("engine")) if self.engine else None
+        if not isinstance(table, engines.Cluster):
             for name in given:
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} is an option of a cluster: --engine slurm")
-        if self.engine is None or how is None:
+        if self.engine is None or table is None:
             return None
 
         for name, value in others.items():
@@ -84,11 +84,11 @@ class EngineOptions:
         base: dict[str, Any] = {
             "name": self.engine,
             "say": screen.say,
-            "asked": ASKED.get(),
+            "options": OPTIONS.get(),
         }
-        if isinstance(how, engines.Command):
-            return through.Through(how=how, **base)
+        if isinstance(table, engines.Command):
+            return through.Through(config=table, **base)
 
         given.pop("resume", None)
-        how = structs.replace(how, **given)
-        return slurm.Slurm(how=how, resumes=self.resume, **base)
+        table = structs.replace(table, **given)
+        return slurm.Slurm(config=table, resumes=self.resume, **base)

@@ -66,14 +66,14 @@ def history(
         return screen.put(f"removed {file}")
 
     names = tuple(listed(algo))
-    where = records.Filter(names, op, tier, device or "")
+    selection = records.Filter(names, op, tier, device or "")
     series, skipped = records.read()
     empty = "nothing in the history matches these options" if series else shown.EMPTY
     try:
         if names:
-            shown.show_timeline(records.timeline(series, where, n), json, empty)
+            shown.show_timeline(records.timeline(series, selection, n), json, empty)
         else:
-            shown.show_overview(records.overview(series, where), json, empty)
+            shown.show_overview(records.overview(series, selection), json, empty)
     finally:
         for notice in skipped:
             screen.say(notice)

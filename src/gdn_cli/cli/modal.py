@@ -157,7 +157,7 @@ def _carried(
     algos: o.Algos,
     which: o.Selection,
     output: o.Output,
-    **how: Any,
+    **settings: Any,
 ) -> int:
     from ..records import store
 
@@ -167,7 +167,7 @@ def _carried(
     # until it ends by itself: a second Ctrl-C goes straight through
     code = errors.INTERRUPTED
     try:
-        code = carry_out("bench", algos, which, output, elsewhere=engine, **how)
+        code = carry_out("bench", algos, which, output, elsewhere=engine, **settings)
     except errors.GdnError as e:
         code = e.code
         raise
@@ -188,16 +188,17 @@ def engine_of(
     from ..remote.work import Rent
     from ..report import screen
 
-    found = settings.load()
-    gpu, image = found.parse(rented.gpu), found.chosen(rented.image)
-    minutes, detach = rented.max_minutes, rented.detach
-    rent = Rent(found, gpu, image, parallel, together, minutes, detach)
+    config = settings.load()
+    gpu, image = config.parse(rented.gpu), config.chosen(rented.image)
+    rent = Rent(
+        config, gpu, image, parallel, together, rented.max_minutes, rented.detach
+    )
     if gpu.count > 1:
         screen.say(
             f"{gpu}: the container gets {gpu.count} GPUs, and gdn uses the first"
         )
     return engine.Engine(
-        rent=rent, say=screen.say, command=command, asked=o.ASKED.get()
+        rent=rent, say=screen.say, command=command, options=o.OPTIONS.get()
     )
 
 
@@ -243,9 +244,9 @@ def profile(
             "cuda",
             engine.place,
         )
-        how = Look(**asdict(look) | {"tool": tool})
-        settings = how.settings(o.Place("cuda", timeout), folder)
-        yield from profiles.made(engine, subjects, settings)
+        place = o.Place("cuda", timeout)
+        settings = Look(**asdict(look) | {"tool": tool}).settings(place, folder)
+        yield from profiles.make(engine, subjects, settings)
 
     live = [name for name in names if session.find(name, folder) is None]
     if rented.detach and not live:
@@ -282,5 +283,5 @@ def setup(
     from ..remote import setup as account
     from ..report import screen
 
-    found = settings.load()
-    account.setup(found, None if no_image else found.chosen(image), screen.say)
+    config = settings.load()
+    account.setup(config, None if no_image else config.chosen(image), screen.say)

@@ -47,7 +47,7 @@ G = TypeVar("G")
 R = TypeVar("R")
 MACHINE: ContextVar[Machine | None] = ContextVar("MACHINE", default=None)
 # the options of the command that runs, by name
-ASKED: ContextVar[dict[str, Any]] = ContextVar("ASKED")
+OPTIONS: ContextVar[dict[str, Any]] = ContextVar("OPTIONS")
 # what --resume does not take from its file
 _WITH_RESUME = "json", "summary", "verbose", "max_minutes", "detach"
 
@@ -171,7 +171,7 @@ L2 = Annotated[
     str,
     timing_option(
         metavar="cold|warm",
-        autocompletion=complete.among("cold", "warm"),
+        autocompletion=complete.choices("cold", "warm"),
         help="State of the GPU's L2 cache before each call.",
     ),
 ]
@@ -332,7 +332,7 @@ class Place:
         str,
         running_option(
             metavar="auto|cuda|cpu",
-            autocompletion=complete.among("auto", "cuda", "cpu"),
+            autocompletion=complete.choices("auto", "cuda", "cpu"),
             help="auto: cuda, else cpu.",
         ),
     ] = "auto"
@@ -342,7 +342,7 @@ class Place:
         check_choice("device", self.device, ("auto", "cuda", "cpu"))
         check_finite("--timeout", self.timeout)
 
-    def on(self, gpus: str | None) -> tuple[tuple[Any, ...], str]:
+    def devices(self, gpus: str | None) -> tuple[tuple[Any, ...], str]:
         """The GPUs of --gpus (() without it), and the device, which is cuda with it."""
         if gpus is None:
             return (), self.device
@@ -425,7 +425,7 @@ class Judge:
         str | None,
         judge_option(
             show_default="main",
-            autocompletion=complete.among("0.1.2", "main"),
+            autocompletion=complete.choices("0.1.2", "main"),
             help="Which flashinfer-bench: 0.1.2, main.",
         ),
     ] = None
@@ -556,17 +556,17 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
             parameters.append(option)
 
     @functools.wraps(command)
-    def called(**given: Any) -> R:
+    def wrapper(**given: Any) -> R:
         if given.get("resume"):
             given = _resumed(command.__name__, given, parameters)
-        ASKED.set(given)
+        OPTIONS.set(given)
         others = {name: given[name] for name in given if name not in members}
-        made = {name: pick(kind, given) for name, kind in groups.items()}
-        return command(**made, **others)
+        arguments = {name: pick(kind, given) for name, kind in groups.items()}
+        return command(**arguments, **others)
 
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {p.name: p.annotation for p in parameters}
-    return called
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapper
 
 
 def _resumed(

@@ -82,14 +82,14 @@ def pack(
         several, _ = algos.also([given] if given else None)
         pack_hub.pack(several, known, out, name, author, prove, timeout, json)
         return
-    found = known.find(algos.one("pack", given), algos.op)
-    if found.setup:
+    algo = known.find(algos.one("pack", given), algos.op)
+    if algo.setup:
         raise errors.UsageError(
-            f"{found.full_name} does work that is not timed ({found.setup}): the contest would"
+            f"{algo.full_name} does work that is not timed ({algo.setup}): the contest would"
             " not run it",
             hint="do that work in the entry point, and drop `setup` from algo.toml",
         )
-    solution = p.pack(found, known.ops[found.op], name=name, author=author or p.AUTHOR)
+    solution = p.pack(algo, known.ops[algo.op], name=name, author=author or p.AUTHOR)
     file = out or Path("solution.json")
     to_stdout = files.is_stdout(file)
     if to_stdout and json:
@@ -107,7 +107,7 @@ def pack(
     if prove:
         from ..run import prove as proof
 
-        steps += proof.prove(file, found.packages, known, timeout, o.machine())
+        steps += proof.prove(file, algo.packages, known, timeout, o.machine())
         if not json:
             terminal.show_proof(steps)
     if json:
@@ -118,7 +118,7 @@ def pack(
                 solution["definition"],
                 p.source_hash(solution),
                 sources,
-                [found.full_name],
+                [algo.full_name],
                 steps if prove else None,
             )
         )

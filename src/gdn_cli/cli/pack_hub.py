@@ -44,8 +44,7 @@ def pack(
         screen.put(f"{folder}: {name} for the Hub, of {', '.join(packed)}")
     steps: list[dict[str, str]] = []
     if prove:
-        machine = o.machine()
-        steps += prove_hub.prove(folder, kernels, known, timeout, machine)
+        steps += prove_hub.prove(folder, kernels, known, timeout, o.machine())
         if not json:
             terminal.show_proof(steps)
     elif not json:

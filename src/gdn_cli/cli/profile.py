@@ -47,7 +47,7 @@ class Tool:
         str | None,
         typer.Option(
             metavar="CHECK[,CHECK...]",
-            autocompletion=complete.among(
+            autocompletion=complete.choices(
                 "memcheck", "racecheck", "initcheck", "synccheck"
             ),
             help="sanitizer: memcheck, racecheck, initcheck, synccheck.",
@@ -73,7 +73,7 @@ class Look(Tool):
         str,
         typer.Option(
             metavar="none|base",
-            autocompletion=complete.among("none", "base"),
+            autocompletion=complete.choices("none", "base"),
             help="ncu: `base` locks the GPU's clocks, `none` does not.",
         ),
     ] = "none"
@@ -163,8 +163,8 @@ def profile(
 
         settings, known = look.settings(place, folder), algos.known()
         machine = o.machine()
-        engine = remote.found(resume=remote.resume)
-        tool, found = session.subjects(
+        engine = remote.resolve(resume=remote.resume)
+        tool, subjects = session.subjects(
             known,
             live,
             algos.op,
@@ -175,10 +175,10 @@ def profile(
             engine.place if engine else machine.place,
         )
         if engine:
-            yield from profiles.made(engine, found, replace(settings, tool=tool))
+            yield from profiles.make(engine, subjects, replace(settings, tool=tool))
             return
         with screen.progress("profile", json) as progress:
-            for subject in found:
+            for subject in subjects:
                 yield session.run(
                     subject, replace(settings, tool=tool), progress, screen.say, machine
                 )
@@ -215,8 +215,8 @@ def looked_at(
 
     saved = {name: session.find(name, folder) for name in names}
     live = [name for name in names if saved[name] is None]
-    made = list(profiled(live)) if live else []
-    profiles = [saved[name] or made.pop(0) for name in names]
+    fresh = list(profiled(live)) if live else []
+    profiles = [saved[name] or fresh.pop(0) for name in names]
     difference = differences.difference(*profiles) if len(profiles) == 2 else None
     shown.show_profiles(profiles, difference, json, full)
     for profile in profiles:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReportOptions:
     """The records, and the output."""
 
     files: Annotated[
@@ -36,7 +36,7 @@ class Asked:
             "--format",
             "-f",
             metavar="html|md|csv|png|svg",
-            autocompletion=complete.among("html", "md", "csv", "png", "svg"),
+            autocompletion=complete.choices("html", "md", "csv", "png", "svg"),
             help="The format; without it, by the name in --out.",
         ),
     ] = None
@@ -80,7 +80,7 @@ class Asked:
         str,
         typer.Option(
             metavar="us|ms|auto",
-            autocompletion=complete.among("us", "ms", "auto"),
+            autocompletion=complete.choices("us", "ms", "auto"),
             help="Unit of times in tables; auto: by magnitude.",
         ),
     ] = "auto"
@@ -88,7 +88,7 @@ class Asked:
     def kind(self, default: str) -> str:
         """The format: --format, or the suffix of --out."""
         name = self.format
-        if name is None and self.out is not None and self.out.suffix:
+        if name is None and self.out and self.out.suffix:
             name = self.out.suffix[1:].lower()
         if name is not None:
             o.check_choice("format", name, ("html", "md", "csv", "png", "svg"))
@@ -148,7 +148,7 @@ class Asked:
 
 @o.grouped
 def report(
-    asked: Asked,
+    options: ReportOptions,
     update: Annotated[
         Path | None,
         typer.Option(
@@ -172,14 +172,14 @@ def report(
     from ..report.screen import put, show_json
 
     if update:
-        return _update(update, asked, json)
+        return _update(update, options, json)
 
-    kind, book = asked.kind("html"), asked.book(algos)
-    if json and not asked.out and not asked.format:
+    kind, book = options.kind("html"), options.book(algos)
+    if json and not options.out and not options.format:
         return show_json(findings.to_json(book))
 
-    content = asked.content(book, kind)
-    file = asked.out
+    content = options.content(book, kind)
+    file = options.out
     if file is None and kind in ("html", "png", "svg"):
         file = Path(f"report.{kind}")
     if file is None or str(file) == "-" or is_stdout(file):
@@ -199,13 +199,13 @@ def report(
     put(str(file))
 
 
-def _update(file: Path, asked: Asked, json: bool) -> None:
+def _update(file: Path, options: ReportOptions, json: bool) -> None:
     """Rewrite the blocks of a Markdown file."""
     from .. import units
     from ..report import markdown_blocks
     from ..report.screen import put, show_json
 
-    if asked.files or asked.out or asked.format:
+    if options.files or options.out or options.format:
         hint = "the blocks in FILE.md have them"
         raise errors.UsageError(
             "--update takes no files, --format and --out", hint=hint
@@ -218,8 +218,8 @@ def _update(file: Path, asked: Asked, json: bool) -> None:
 
 
 @o.grouped
-def _read(asked: Asked) -> Asked:
-    return asked
+def _read(options: ReportOptions) -> ReportOptions:
+    return options
 
 
 def _block(args: list[str], folder: Path) -> Rendered:
@@ -229,23 +229,23 @@ def _block(args: list[str], folder: Path) -> Rendered:
     app = typer.Typer(add_completion=False)
     app.command(add_help_option=False)(_read)
     try:
-        asked = typer.main.get_command(app).main(args, standalone_mode=False)
+        options = typer.main.get_command(app).main(args, standalone_mode=False)
     except Unreadable as e:
         raise errors.UsageError(e.format_message()) from None
-    if not asked.files:
+    if not options.files:
         raise errors.UsageError("a block must name its record files")
 
-    kind, book = asked.kind("md"), asked.book(base=folder)
-    if kind == "md" and not asked.out:
-        return markdown_blocks.Rendered(asked.content(book, kind).decode())
-    if kind in ("png", "svg") and asked.out:
-        if asked.out.suffix.lower() != f".{kind}":
+    kind, book = options.kind("md"), options.book(base=folder)
+    if kind == "md" and not options.out:
+        return markdown_blocks.Rendered(options.content(book, kind).decode())
+    if kind in ("png", "svg") and options.out:
+        if options.out.suffix.lower() != f".{kind}":
             raise errors.UsageError(
-                f"-o {asked.out}: a figure goes into a file that ends in .{kind}"
+                f"-o {options.out}: a figure goes into a file that ends in .{kind}"
             )
-        data, heading = asked.picture(book, kind)
-        image = markdown_blocks.image(asked.out, heading)
-        return markdown_blocks.Rendered(image, folder / asked.out, data)
+        data, heading = options.picture(book, kind)
+        image = markdown_blocks.image(options.out, heading)
+        return markdown_blocks.Rendered(image, folder / options.out, data)
 
     raise errors.UsageError(
         "a block holds a table (--format md) or a figure (-o FILE.png, or .svg)"

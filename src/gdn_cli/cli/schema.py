@@ -17,7 +17,7 @@ def schema(
         str,
         typer.Argument(
             metavar="NAME",
-            autocompletion=complete.of(lambda _: forms()),
+            autocompletion=complete.completion(lambda _: forms()),
             help="A command, whose --json it is, or a name of --list.",
         ),
     ] = "record",
@@ -33,14 +33,15 @@ def schema(
     """
     from ..report import screen
 
-    known = forms()
+    schemas = forms()
     if list_:
-        for name, form in known.items():
-            screen.put(f"{name:14} {_first_line(form)}")
+        for name, form in schemas.items():
+            line = (inspect.getdoc(form) or "").partition("\n")[0]
+            screen.put(f"{name:14} {line}")
         return
-    if what not in known:
-        raise errors.unknown("schema", what, known)
-    screen.show_json(msgspec.json.schema(known[what]))
+    if what not in schemas:
+        raise errors.unknown("schema", what, schemas)
+    screen.show_json(msgspec.json.schema(schemas[what]))
 
 
 def forms() -> dict[str, Any]:
@@ -77,7 +78,3 @@ def forms() -> dict[str, Any]:
         "doctor": output.Findings,
         "commands": output.Commands,
     }
-
-
-def _first_line(form: Any) -> str:
-    return (inspect.getdoc(form) or "").partition("\n")[0]

@@ -62,14 +62,14 @@ def tune(
 
     sampling.checked()
     name = algos.one("tune", given)
-    chosen, device = place.on(gpus)
+    chosen, device = place.devices(gpus)
     machine = o.machine()
-    engine = remote.found(gpus=gpus, resume=remote.resume)
+    engine = remote.resolve(gpus=gpus, resume=remote.resume)
     placing = engine.place if engine else partial(machine.place, among=chosen)
-    plan, there = planned(name, algos, which, device, placing, in_place, only)
+    plan, target = planned(name, algos, which, device, placing, in_place, only)
     if dry_run:
         return shown.show_tuning(plan, None, json)
-    refuse(plan, there, f"on {engine.name}" if engine else "here")
+    refuse(plan, target, f"on {engine.name}" if engine else "here")
     settings = settings_of(
         plan,
         sampling,
@@ -81,7 +81,7 @@ def tune(
         machine=machine,
     )
     if engine:
-        raise typer.Exit(tuned_away(engine, engine.how, plan, settings, json))
+        raise typer.Exit(tuned_away(engine, engine.config, plan, settings, json))
     failed: errors.GdnError | None = None
     with search.alone(plan.algo, screen.say):
         with screen.progress("tune", json) as progress:
@@ -120,14 +120,13 @@ def planned(
     preset, loaded = planning.preset_of(chosen, "sweep")
     known = algos.known()
     entries = planning.rivals(known, [name], algos.op, device, place)
-    entries = eligibility.overwriting(known, entries, named=True, asked=in_place)
+    entries = eligibility.overwriting(known, entries, named=True, in_place=in_place)
     (part,) = planning.select(known, entries, chosen, loaded)
     (entry,) = entries
-    plan = search.plan(known, entry, part.workloads, preset, only or [])
-    return plan, entry.place
+    return search.plan(known, entry, part.workloads, preset, only or []), entry.place
 
 
-def refuse(plan: Plan, place: inventory.Place, where: str) -> None:
+def refuse(plan: Plan, place: inventory.Place, spot: str) -> None:
     """Raise UsageError for a folder that cannot be written, MissingError for an algo
     that cannot run there.
     """
@@ -136,7 +135,7 @@ def refuse(plan: Plan, place: inventory.Place, where: str) -> None:
     search.check_folder(plan.algo)
     if place.mode is None:
         raise errors.MissingError(
-            f"{plan.algo.full_name} cannot run {where}: {place.reason}", hint=place.hint
+            f"{plan.algo.full_name} cannot run {spot}: {place.reason}", hint=place.hint
         )
 
 
@@ -159,9 +158,9 @@ def settings_of(
 
 
 def tuned_away(
-    carrier: Carrier, where: object, plan: Plan, settings: Settings, json: bool
+    carrier: Carrier, machine: object, plan: Plan, settings: Settings, json: bool
 ) -> int:
-    """Tune with measurements of another machine, which is named by `where`; returns the
+    """Tune with measurements of another machine, which `machine` names; returns the
     exit code. GdnError if it could not finish them.
     """
     import msgspec
@@ -172,7 +171,7 @@ def tuned_away(
     from ..tune import away, search
 
     key, uuids = search.key_of(plan, settings, None), [w.uuid for w in plan.workloads]
-    digest = hashlib.sha256(msgspec.json.encode([key, uuids, where])).hexdigest()
+    digest = hashlib.sha256(msgspec.json.encode([key, uuids, machine])).hexdigest()
     file = paths.make(paths.tunes_dir()) / f"{digest}.json"
     with search.alone(plan.algo, screen.say), carrier.followed(file):
         measured = profiles.tuned(carrier, plan, settings)

@@ -41,12 +41,12 @@ def watch(
     from ..run import watch as w
 
     load = partial(registry.load, algos, heads)
-    found = load().find(algo, op)
+    subject = load().find(algo, op)
     machine = o.machine()
-    here = machine.place(found, place.device)
-    if here.mode is None:
+    target = machine.place(subject, place.device)
+    if target.mode is None:
         raise errors.MissingError(
-            f"{found.full_name} cannot run here: {here.reason}", hint=here.hint
+            f"{subject.full_name} cannot run here: {target.reason}", hint=target.hint
         )
     settings = planning.Settings(
         "check", timeout_s=place.timeout, place=machine.place, machine=machine
@@ -54,17 +54,19 @@ def watch(
     which = planning.Selected([workload] if workload else None)
     attempt = w.Attempts(load, algo, op, which, settings, place.device, screen.say)
     show = screen.show_json_line if json else shown.show_saved
-    saves = w.changes(partial(w.contents, found), partial(time.sleep, _EVERY_S))
+    saves = w.changes(partial(w.contents, subject), partial(time.sleep, _EVERY_S))
     if not json:
-        screen.put(f"watching {found.own_folder}; Ctrl-C ends it")
-    told = []
+        screen.put(f"watching {subject.own_folder}; Ctrl-C ends it")
+    results = []
     try:
         for _ in saves:
-            told.append(attempt())
-            show(told[-1])
+            results.append(attempt())
+            show(results[-1])
     except KeyboardInterrupt:
-        right = sum(saved.status.value == "passed" for saved in told)
-        screen.say(f"{units.count(len(told), 'version')} of {algo} seen, {right} right")
+        right = sum(saved.status.value == "passed" for saved in results)
+        screen.say(
+            f"{units.count(len(results), 'version')} of {algo} seen, {right} right"
+        )
 
 
 _EVERY_S = 0.2  # between two looks at the files

@@ -63,8 +63,7 @@ def row(record: Record, document: Document, file: str) -> dict[str, Value]:
     values: dict[str, Value] = dict.fromkeys(COLUMNS)
     environment = document.environment(record)
     for source in (workload, timing, environment, record, document):
-        found = [name for name in COLUMNS if hasattr(source, name)]
-        values |= {name: getattr(source, name) for name in found}
+        values |= {n: getattr(source, n) for n in COLUMNS if hasattr(source, n)}
 
     values |= {
         "file": file,

@@ -101,7 +101,7 @@ def two(
     there are none.
     """
     base, other = algos
-    known = {r.algo for r in _asked(first)}
+    known = {r.algo for r in _requested(first)}
     if base is not None and base not in known:
         raise UsageError(
             f"{names[0]} holds no times of {base}",
@@ -109,16 +109,16 @@ def two(
         )
 
     records = []
-    for record in _asked(second):
+    for record in _requested(second):
         chosen = other or base or record.algo
         if record.algo == chosen and _saved(first, record, base or record.algo):
             records.append(record)
 
     if not records:
-        of = f"of {base or other} " if base or other else ""
+        subject = f"of {base or other} " if base or other else ""
         hint = "FILE.json:ALGO names one on each side; op, workload and tier must be the same"
         raise UsageError(
-            f"{names[0]} and {names[1]} have no times {of}in common", hint=hint
+            f"{names[0]} and {names[1]} have no times {subject}in common", hint=hint
         )
 
     return structs.replace(
@@ -137,14 +137,14 @@ def _timed(document: Document) -> Iterator[tuple[Record, Timing]]:
             yield record, record.timing
 
 
-def _asked(document: Document) -> list[Record]:
+def _requested(document: Document) -> list[Record]:
     """The timed records, without those that gdn added to compare with."""
     return [record for record, _ in _timed(document) if not record.added]
 
 
 def own_algos(document: Document, op: str | None) -> list[str]:
     """The algos of one op that a saved document measured."""
-    ops = list(dict.fromkeys(r.op for r in _asked(document)))
+    ops = list(dict.fromkeys(r.op for r in _requested(document)))
     if not ops or op is not None and op not in ops:
         raise UsageError(
             f"these records hold no times{f' of {op}' if op else ''}",
@@ -158,7 +158,7 @@ def own_algos(document: Document, op: str | None) -> list[str]:
         )
 
     op = op or ops[0]
-    return list(dict.fromkeys(r.algo for r in _asked(document) if r.op == op))
+    return list(dict.fromkeys(r.algo for r in _requested(document) if r.op == op))
 
 
 def _pair(
@@ -260,17 +260,17 @@ def check_saved(
     ]
     known = list(dict.fromkeys(r.algo for r in records))
     if not known:
-        how, option = (" in place", " --in-place") if in_place else ("", "")
+        suffix, option = (" in place", " --in-place") if in_place else ("", "")
         raise UsageError(
-            f"{name} holds no times of {op}{how}",
+            f"{name} holds no times of {op}{suffix}",
             hint=f"`gdn bench{option} --out FILE` writes such a file",
         )
 
     if algo is None:
         same = [a for a in algos if a in known]
-        asked = {r.algo for r in records if not r.added}
-        if same or len(asked) == 1:
-            algo = [*same, *asked][0]
+        candidates = {r.algo for r in records if not r.added}
+        if same or len(candidates) == 1:
+            algo = [*same, *candidates][0]
 
     if algo not in known:
         hint = f"name one: {name}:{known[0]}; it has {', '.join(known)}"
@@ -279,9 +279,9 @@ def check_saved(
 
     timed_in = sorted({r.tier or "" for r in records if r.algo == algo})
     if not tiers.intersection(timed_in):
-        was, now = ", ".join(timed_in), ", ".join(sorted(tiers))
+        theirs, ours = ", ".join(timed_in), ", ".join(sorted(tiers))
         raise UsageError(
-            f"{name} was timed in tier {was}, this run in {now}: times of different tiers"
+            f"{name} was timed in tier {theirs}, this run in {ours}: times of different tiers"
             " are not compared",
             hint=f"--tier {timed_in[0]} uses the same tier",
         )
@@ -308,11 +308,13 @@ def _differences(
 ) -> list[str]:
     """Differences between the two setups, in words."""
     pairs: list[tuple[str, object, object]] = []  # what, in the saved document, here
-    for mode, here in document.environments.items():
+    for mode, environment in document.environments.items():
         theirs = [r for r in saved.records if r.mode == mode and r.algo == algo]
-        before = saved.environment(theirs[0]) if theirs else Environment()
-        pairs += [(key, getattr(before, key), getattr(here, key)) for key in _ORIGIN]
-        old, new = before.versions, here.versions
+        earlier = saved.environment(theirs[0]) if theirs else Environment()
+        pairs += [
+            (key, getattr(earlier, key), getattr(environment, key)) for key in _ORIGIN
+        ]
+        old, new = earlier.versions, environment.versions
         pairs += [
             (package, old.get(package), new.get(package)) for package in new | old
         ]

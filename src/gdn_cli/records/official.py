@@ -18,7 +18,7 @@ def judged(document: Document, harness: Harness) -> list[Judged]:
     for record in document.records:
         algos.setdefault((record.op, record.algo), []).append(record)
     summaries = (_summary(records, harness) for records in algos.values())
-    return [each for each in summaries if each]
+    return list(filter(None, summaries))
 
 
 def _summary(records: Sequence[Record], harness: Harness) -> Judged | None:

@@ -126,8 +126,8 @@ def load(path: Path) -> Document:
 
     schema = plain.get("schema")
     if schema not in (1, SCHEMA):
-        found = f"{path} has schema {schema!r:.40}"
-        raise refused(f"{found}, this gdn reads 1 and {SCHEMA}")
+        reason = f"{path} has schema {schema!r:.40}, this gdn reads 1 and {SCHEMA}"
+        raise refused(reason)
 
     try:
         return document_of(plain)

@@ -62,8 +62,9 @@ class Calls(Carrier):
                 self.sent.append(piece.earlier)
 
         modal_client.connect(self.rent.settings.limits.connect)
+        fresh = [piece for piece in pieces if not piece.earlier]
         try:
-            yield from self._send([piece for piece in pieces if not piece.earlier])
+            yield from self._send(fresh)
             if not self.rent.detach:
                 for piece in pieces:
                     if piece.earlier:
@@ -72,7 +73,7 @@ class Calls(Carrier):
                 yield from self._arriving(pieces)
         except BaseException:
             if not self.rent.detach:
-                self._stop([piece for piece in pieces if not piece.earlier])
+                self._stop(fresh)
 
             raise
         finally:
@@ -91,8 +92,8 @@ class Calls(Carrier):
         settings = self.rent.settings
         modal_client.connect(settings.limits.connect)
         name = settings.volumes.dataset
-        there = modal_client.files(name)
-        self.dataset_at = Path(DATA, setup.place(name, there, needed))
+        paths = modal_client.files(name)
+        self.dataset_at = Path(DATA, setup.place(name, paths, needed))
         return self.dataset_at
 
     # --- sending
@@ -158,7 +159,7 @@ class Calls(Carrier):
             # otherwise it is all that they may take
             limit_s=piece.limit_s if self.rent.minutes else None,
             env=env | wire.commit(),
-            jobs=[Piece.of(job, self.dataset_at) for job in piece.jobs],
+            jobs=[Piece.from_job(job, self.dataset_at) for job in piece.jobs],
             profiles=piece.profiles,
             tunings=piece.tunings,
         )
@@ -176,7 +177,7 @@ class Calls(Carrier):
         cut = False
         while waiting:
             left_s = max(0.0, deadline - time.monotonic())
-            done = modal_client.first([*waiting.values()], min(_LOOK_S, left_s))
+            ended = modal_client.first([*waiting.values()], min(_LOOK_S, left_s))
             troubles = [call.trouble for call in waiting.values() if call.trouble]
             if troubles and not cut:
                 self.say(
@@ -189,10 +190,10 @@ class Calls(Carrier):
             cut = bool(troubles)
 
             for piece, call in [*waiting.items()]:
-                if new := call.made[piece.seen :]:
+                if new := call.records[piece.seen :]:
                     self.pass_on(piece, new)
 
-                if call in done:
+                if call in ended:
                     reply = self._reply(piece, call)
                     if reply.call:
                         waiting[piece] = modal_client.recall(reply.call)
@@ -253,8 +254,7 @@ class Calls(Carrier):
         their ids.
         """
         left = {sent.id for sent in self.sent}
-        calls = [piece.call for piece in pieces if piece.call]
-        calls = [call for call in calls if call.id in left]
+        calls = [p.call for p in pieces if p.call and p.call.id in left]
         stopped = modal_client.cancel(calls, _STOP_S)
         for call in stopped:
             self._forget(call)

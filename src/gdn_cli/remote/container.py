@@ -43,7 +43,7 @@ def serve(
     data: bytes,
     commit: Commit = lambda volume: None,
     machine: Machine = HERE,
-    keep: Callable[[bytes], None] = lambda made: None,
+    keep: Callable[[bytes], None] = lambda message: None,
     before: Sequence[bytes] = (),
 ) -> bytes:
     """Do a parcel's work, one piece after the other; whatever happens, the answer is a
@@ -88,8 +88,8 @@ class _Container:
             for wanted in content.profiles:
                 reply.profiles.append(self._profile(wanted))
 
-            for asked in content.tunings:
-                reply.tuned.append(self._tuned(asked, before))
+            for tuning in content.tunings:
+                reply.tuned.append(self._tuned(tuning, before))
 
         return reply
 
@@ -99,16 +99,16 @@ class _Container:
         finished.
         """
         piece = self.content.jobs[number]
-        request, earlier = piece.request, [made.record for made in before]
+        request, earlier = piece.request, [entry.record for entry in before]
         rest = request.unfinished(earlier)
         if before and not rest:
             known = before[-1].environment
             return Outcome(Status.DONE, records=earlier, environment=known)
 
-        left = self.end - time.monotonic()
+        left_s = self.end - time.monotonic()
         limit_s = self.content.limit_s or 0
         cut = f"the container's time of {limit_s:g} s was up; --max-minutes gives more"
-        if left <= 0:
+        if left_s <= 0:
             return Outcome(Status.REMOTE_FAILED, cut, earlier, code=errors.REMOTE)
 
         def on_record(record: Record, environment: Environment | None) -> None:
@@ -116,14 +116,14 @@ class _Container:
             self.keep(wire.encode(Made(number, record, environment)))
 
         environ = jobs.environ_of(request.mode, machine=self.machine)
-        asked = structs.replace(request, workloads=rest)
-        timeout_s = min(piece.timeout_s, left)
-        outcome = worker_process.serve(asked, environ, timeout_s, on_record=on_record)
+        request = structs.replace(request, workloads=rest)
+        timeout_s = min(piece.timeout_s, left_s)
+        outcome = worker_process.serve(request, environ, timeout_s, on_record=on_record)
         unfinished = {w.uuid for w in rest}
         finished = [record for record in earlier if record.uuid not in unfinished]
         outcome.records = finished + outcome.records
         # not for want of speed
-        if outcome.status is Status.TIMED_OUT and left < piece.timeout_s:
+        if outcome.status is Status.TIMED_OUT and left_s < piece.timeout_s:
             outcome.status = Status.REMOTE_FAILED
             outcome.reason = cut
             outcome.code = errors.REMOTE
@@ -165,20 +165,20 @@ class _Container:
 
         return Profile(profile, files, left)
 
-    def _tuned(self, asked: away.Wanted, before: Sequence[bytes]) -> away.Measured:
+    def _tuned(self, tuning: away.Wanted, before: Sequence[bytes]) -> away.Measured:
         """A tuning's measurements, as many as can be made until `end`."""
-        over = threading.Event()
-        left = min(self.end - time.monotonic(), threading.TIMEOUT_MAX)
-        alarm = threading.Timer(left, over.set)
+        end = threading.Event()
+        left_s = min(self.end - time.monotonic(), threading.TIMEOUT_MAX)
+        alarm = threading.Timer(left_s, end.set)
         alarm.daemon = True
         alarm.start()
         try:
             return away.measure(
-                asked,
+                tuning,
                 self.machine,
                 lambda noted: self.keep(wire.encode(noted)),
                 wire.readable(before, away.Noted),
-                over,
+                end,
             )
         finally:
             alarm.cancel()
@@ -187,12 +187,12 @@ class _Container:
 def _by_piece(before: Sequence[bytes]) -> dict[int, list[Made]]:
     """The records of an earlier container by their piece, each with the GPU that it had."""
     earlier: dict[int, list[Made]] = {}
-    for made in wire.readable(before, Made):
-        env = made.environment
+    for entry in wire.readable(before, Made):
+        env = entry.environment
         if env and env.gpu and env.gpu_uuid:
-            made.record.gpu = GpuName(uuid=env.gpu_uuid, name=env.gpu)
+            entry.record.gpu = GpuName(uuid=env.gpu_uuid, name=env.gpu)
 
-        earlier.setdefault(made.piece, []).append(made)
+        earlier.setdefault(entry.piece, []).append(entry)
 
     return earlier
 
@@ -222,18 +222,18 @@ def _builds(
 
 
 @contextlib.contextmanager
-def _environment(more: dict[str, str]) -> Iterator[None]:
+def _environment(variables: dict[str, str]) -> Iterator[None]:
     """Set these variables, and make gdn's package importable for the worker: it was
     mounted, not installed.
     """
     package = str(Path(__file__).resolve().parents[2])
     paths = [package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    kept = dict(os.environ)
+    saved = dict(os.environ)
     os.environ.update(
-        more | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths)))}
+        variables | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths)))}
     )
     try:
         yield
     finally:
         os.environ.clear()
-        os.environ.update(kept)
+        os.environ.update(saved)

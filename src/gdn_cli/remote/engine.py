@@ -65,14 +65,14 @@ class Engine(Calls):
 
         return work
 
-    def harness(self, asked: Harness) -> Harness:
+    def harness(self, harness: Harness) -> Harness:
         """The contest's harness where the container will have it: in the image, or
         installed into it.
         """
-        harness = official.there(asked, pins())
+        harness = official.there(harness, pins())
         if harness.folder:
-            then = (harness.install(),)
-            image = msgspec.structs.replace(self.rent.image, then=then)
+            install = harness.install()
+            image = msgspec.structs.replace(self.rent.image, then=(install,))
             self.rent = replace(self.rent, image=image)
 
         return harness
@@ -108,7 +108,7 @@ class Engine(Calls):
             image=self.rent.image.name,
             command=self.command,
             cwd=os.getcwd(),
-            asked=msgspec.to_builtins(self.asked, enc_hook=str),
+            asked=msgspec.to_builtins(self.options, enc_hook=str),
             calls=self.sent,
             spent=self.spent,
         )
@@ -135,20 +135,20 @@ class Engine(Calls):
         """
         writer = self.writer
         assert writer is not None
-        again = f"gdn modal {self.command} --resume {writer.path}"
+        command = f"gdn modal {self.command} --resume {writer.path}"
         if self.command == "tune":
-            again = "the same command"
+            command = "the same command"
         if self.sent:
             writer.keep()
             if writer.unsaved:
                 self.say(f"the run could not be saved: {writer.unsaved}")
-            what = "left running at Modal"
+            state = "left running at Modal"
             if not self.rent.detach:
-                what = f"{units.count(len(self.sent), 'call')} may go on at Modal"
-            self.say(f"{what}; fetch what is made there with: {again}")
+                state = f"{units.count(len(self.sent), 'call')} may go on at Modal"
+            self.say(f"{state}; fetch what is made there with: {command}")
         elif writer.document.records:
             if code in (errors.REMOTE, errors.INTERRUPTED):
-                self.say(f"to repeat what is missing: {again}")
+                self.say(f"to repeat what is missing: {command}")
         elif gone:
             writer.path.unlink(missing_ok=True)
 

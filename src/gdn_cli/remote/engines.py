@@ -83,11 +83,11 @@ def table(name: str) -> Command | Cluster:
     if name not in tables:
         raise unknown("engine", name, tables, hint=f"they are in {files}")
 
-    where = f"{files}: [{name}]"
+    place = f"{files}: [{name}]"
     if "command" in tables[name]:
-        return decode(tables[name], Command, where)
+        return decode(tables[name], Command, place)
 
-    return decode(tables[name], Cluster, where)
+    return decode(tables[name], Cluster, place)
 
 
 @dataclass(kw_only=True)
@@ -97,7 +97,7 @@ class Carrier(Elsewhere):
     name: str
     say: Callable[[str], None]
     # the command's own options
-    asked: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     # of an earlier command that this one continues
     earlier: list[RemoteCall] = field(default_factory=list)
     came: Came = lambda *_: None
@@ -152,8 +152,8 @@ class Carrier(Elsewhere):
         """
         work.seen += len(messages)
         usable = list(replies.usable(work.jobs, messages, self.gpu))
-        for made in usable:
-            self.came(work.jobs[made.piece], made.record, made.environment)
+        for entry in usable:
+            self.came(work.jobs[entry.piece], entry.record, entry.environment)
 
         noted = work.tunings and any(wire.readable(messages, away.Noted))
         if not (usable or noted):
@@ -171,13 +171,13 @@ class Carrier(Elsewhere):
 class Engine(Carrier):
     """A machine or a cluster of configs/engines.toml."""
 
-    how: Any
+    config: Any
 
     def place(self, algo: Algo, device: str = "auto") -> inventory.Place:
         """What the other machine has is not known here: only whether it has a GPU."""
 
         def lacking(_: Algo, mode: str) -> inventory.Place | None:
-            if mode != "cuda" or self.how.cuda:
+            if mode != "cuda" or self.config.cuda:
                 return None
 
             reason = f"engine {self.name} has no GPU"
@@ -190,7 +190,7 @@ class Engine(Carrier):
 
     def find_dataset(self, workloads: list[Workload]) -> Path:
         """--dataset is a folder there."""
-        return Path(self.asked["dataset"]).absolute()
+        return Path(self.options["dataset"]).absolute()
 
     def finish(self, document: Document) -> None:
         """Nothing: each record has its GPU."""
@@ -202,7 +202,7 @@ class Engine(Carrier):
                 gpu=None,
                 cache=None,
                 env=wire.commit(),
-                jobs=[Piece.of(job) for job in work.jobs],
+                jobs=[Piece.from_job(job) for job in work.jobs],
                 profiles=work.profiles,
                 tunings=work.tunings,
             )

@@ -66,12 +66,12 @@ def _locked(
     def waits(line: str) -> None:
         keep(wire.encode(replace(hello, waits=line)))
 
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as locked:
         if "cuda" in timed:
             gpu = gpus[0]
-            held.enter_context(locks.gpu(gpu.uuid, waits, f"GPU {gpu.index}"))
+            locked.enter_context(locks.gpu(gpu.uuid, waits, f"GPU {gpu.index}"))
         if "cpu" in timed:
-            held.enter_context(locks.cpu(waits))
+            locked.enter_context(locks.cpu(waits))
         # what it may take counts from here
         keep(wire.encode(hello))
         yield
@@ -87,7 +87,7 @@ def serve_pipe(stdin: BinaryIO) -> int:
     os.dup2(2, 1)
     parcel = wire.unmarked(stdin.readline())
     writing = threading.Lock()
-    over = threading.Event()
+    end = threading.Event()
     heard = [time.monotonic()]
 
     def write(line: bytes) -> None:
@@ -106,7 +106,7 @@ def serve_pipe(stdin: BinaryIO) -> int:
         os._exit(errors.REMOTE)
 
     def beat() -> None:
-        while not over.wait(BEAT_S):
+        while not end.wait(BEAT_S):
             if time.monotonic() > heard[0] + SILENCE_S:
                 os._exit(errors.REMOTE)
             write(BEAT)
@@ -115,7 +115,7 @@ def serve_pipe(stdin: BinaryIO) -> int:
     beating = threading.Thread(target=beat, daemon=True)
     beating.start()
     reply = serve(parcel, lambda message: write(wire.marked(message)))
-    over.set()
+    end.set()
     beating.join()
     write(wire.marked(reply))
     return errors.OK

@@ -74,8 +74,8 @@ def serve(data: bytes) -> bytes:
     call = modal.current_function_call_id()
     if not call:
         return container.serve(data, commit)
-    if (other := claimed(data, call)) != call:
-        return wire.encode(wire.Reply(call=other))
+    if (first_call := claimed(data, call)) != call:
+        return wire.encode(wire.Reply(call=first_call))
     return container.serve(data, commit, keep=keeper(call), before=kept(call))
 
 
@@ -105,9 +105,9 @@ def keeper(call: str) -> Callable[[bytes], None]:
     def send() -> None:
         to = modal.Queue.from_name(RECORDS, create_if_missing=True)
         while True:
-            made = waiting.get()
+            record = waiting.get()
             with contextlib.suppress(Exception):
-                to.put(made, partition=call)
+                to.put(record, partition=call)
 
     threading.Thread(target=send, daemon=True).start()
     return waiting.put
@@ -119,10 +119,10 @@ def kept(call: str) -> list[bytes]:
 
     def ask() -> list[bytes]:
         records = modal.Queue.from_name(RECORDS).iterate(partition=call)
-        return [made for made in records if isinstance(made, bytes)]
+        return [record for record in records if isinstance(record, bytes)]
 
     try:
-        return _asked(ask).result(_SOON_S)
+        return _request(ask).result(_SOON_S)
     except Exception:
         return []
 
@@ -231,7 +231,7 @@ def connect(seconds: float) -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
     try:
-        _asked(lambda: modal.Client.from_env().hello()).result(seconds)
+        _request(lambda: modal.Client.from_env().hello()).result(seconds)
     except futures.TimeoutError:
         raise unreachable(TimeoutError(f"no answer within {seconds:g} s")) from None
 
@@ -247,7 +247,7 @@ class Call:
         self._answer: futures.Future[bytes] | None = None
         self.trouble: UnreachableError | None = None
         # the records that its container has kept so far, from `listen` on
-        self.made: list[bytes] = []
+        self.records: list[bytes] = []
 
     def stop(self) -> None:
         self._call.cancel(terminate_containers=True)
@@ -257,8 +257,8 @@ class Call:
         long request at a time, and another for the records.
         """
         if self._answer is None:
-            self._answer = _asked(self._get)
-            _asked(lambda: self._follow(self.listen()))
+            self._answer = _request(self._get)
+            _request(lambda: self._follow(self.listen()))
         return self._answer
 
     def _get(self, sleep: Callable[[float], None] = time.sleep) -> bytes:
@@ -280,7 +280,7 @@ class Call:
             pause = min(2 * pause, _LONGEST_S)
 
     def _follow(self, answer: futures.Future[bytes]) -> None:
-        """Add to `made` as records come, with one long request at a time. What this
+        """Add to `records` as they come, with one long request at a time. What this
         misses comes with the reply.
         """
         import modal
@@ -290,12 +290,12 @@ class Call:
                 records = modal.Queue.from_name(RECORDS, create_if_missing=True)
                 # always from the first
                 every = records.iterate(partition=self.id, item_poll_timeout=_FOLLOW_S)
-                for made in itertools.islice(every, len(self.made), None):
-                    self.made.append(made)
+                for record in itertools.islice(every, len(self.records), None):
+                    self.records.append(record)
             time.sleep(_PAUSE_S)
 
 
-def _asked(ask: Callable[[], T]) -> futures.Future[T]:
+def _request(ask: Callable[[], T]) -> futures.Future[T]:
     """What Modal's client gets, in a thread: it may wait without limit."""
     answer: futures.Future[T] = futures.Future()
 
@@ -326,17 +326,17 @@ def spawn(function: Any, parcel: bytes) -> futures.Future[Call]:
                 time.sleep(pause)
         raise trouble
 
-    return _asked(send)
+    return _request(send)
 
 
 def cancel(calls: Sequence[Call], seconds: float) -> list[Call]:
     """Stop calls and their containers. Returns those for which Modal confirms it within
     `seconds`.
     """
-    asked = {call: _asked(call.stop) for call in calls}
-    futures.wait(asked.values(), seconds)
+    answers = {call: _request(call.stop) for call in calls}
+    futures.wait(answers.values(), seconds)
     return [
-        c for c, answer in asked.items() if answer.done() and not answer.exception()
+        c for c, answer in answers.items() if answer.done() and not answer.exception()
     ]
 
 

@@ -56,7 +56,7 @@ def translated() -> Iterator[None]:
     except (GdnError, CallFailedError):
         raise
     except Exception as e:
-        raise _said(e) from None
+        raise _error(e) from None
 
 
 def verdict(e: Exception) -> UnreachableError:
@@ -110,7 +110,7 @@ def unreachable(e: BaseException) -> UnreachableError:
     )
 
 
-def _said(e: Exception) -> GdnError:
+def _error(e: Exception) -> GdnError:
     from modal import exception as kinds
 
     text = scrub(_last(e))
@@ -155,8 +155,8 @@ def _last(e: BaseException) -> str:
     quotes, else its first line.
     """
     text, _, trace = str(e).partition("remote traceback:")
-    lines = [line.strip() for line in (trace.strip() or text).splitlines()]
-    lines = [line for line in lines if line]
+    texts = (trace.strip() or text).splitlines()
+    lines = [line.strip() for line in texts if line.strip()]
     if not lines:
         return type(e).__name__
     quoted = trace.strip() or lines[0].startswith("Traceback")

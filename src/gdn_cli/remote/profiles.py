@@ -24,19 +24,18 @@ from .work import Work
 _PROCESSES = 5
 
 
-def made(
+def make(
     calls: Carrier, subjects: list[session.Subject], settings: session.Settings
 ) -> Iterator[Profile]:
     """The profile of each subject, whose folder is here by then; none if they are left
     there (--detach). Raises the error if one was refused.
     """
-    away = settings
     if settings.dataset:
         dataset = calls.find_dataset([subject.workload for subject in subjects])
-        away = replace(settings, dataset=dataset)
+        settings = replace(settings, dataset=dataset)
 
     limit_s = calls.limit_s(settings.timeout_s * _PROCESSES * len(subjects))
-    wanted = [session.sent(subject, away) for subject in subjects]
+    wanted = [session.sent(subject, settings) for subject in subjects]
     yield from _arrived(calls, Work([], limit_s, wanted), settings.folder)
 
 
@@ -92,15 +91,15 @@ def tuned(
     kept. RemoteError if there is nothing.
     """
     dataset = calls.find_dataset(plan.workloads) if settings.dataset else None
-    asked = away.wanted(plan, settings, dataset)
-    work = Work([], calls.limit_s(float("inf")), tunings=[asked])
+    tuning = away.wanted(plan, settings, dataset)
+    work = Work([], calls.limit_s(float("inf")), tunings=[tuning])
     work.earlier = next(iter(calls.earlier), None)
     code = None
     try:
         reply = calls.carry_one(work)
     except KeyboardInterrupt:
         if work.call:
-            work.kept = list(work.call.made)
+            work.kept = list(work.call.records)
         if not work.kept:
             raise
         reply, code = wire.Reply(lost="interrupted"), errors.INTERRUPTED

@@ -25,20 +25,20 @@ def fault(work: Work, reply: Reply, gpu: Gpu | None) -> str | None:
         # how many an earlier call is to make is not known here
         profiles = max(1, len(reply.profiles))
 
-    for what, results, due in (
+    for kind, results, due in (
         ("outcome", reply.outcomes, len(work.jobs)),
         ("tuning", reply.tuned, len(work.tunings)),
         ("profile", reply.profiles, profiles),
     ):
         if len(results) != due:
-            return f"{wire.NOT}: it has {units.count(len(results), what)} for {due}"
+            return f"{wire.NOT}: it has {units.count(len(results), kind)} for {due}"
 
     faults = []
     for job, outcome in zip(work.jobs, reply.outcomes, strict=True):
         if job.mode == "cuda" and outcome.records:
             faults.append(_elsewhere(outcome.environment, gpu))
 
-        mine = list(filter(job.asked, outcome.records))
+        mine = list(filter(job.includes, outcome.records))
         if outcome.status is Status.DONE and job.request.owed(mine):
             have = units.count(len(mine), "record")
             faults.append(f"{wire.NOT}: it has {have} for {job.due}")
@@ -61,13 +61,13 @@ def outcomes(
     work: Work, reply: Reply, gpu: Gpu | None, say: Callable[[str], None]
 ) -> Iterator[tuple[Job, Outcome]]:
     """Each job with its outcome; without a reply, with the records that were kept."""
-    made = rebuilt(work.jobs, work.kept, gpu) if reply.lost else reply.outcomes
-    for job, outcome in zip(work.jobs, made, strict=True):
+    results = rebuilt(work.jobs, work.kept, gpu) if reply.lost else reply.outcomes
+    for job, outcome in zip(work.jobs, results, strict=True):
         if not reply.lost:
             passed = sum(record.passed for record in outcome.records)
             device = outcome.environment and outcome.environment.device
-            where = f", {device}" if device else ""
-            say(f"{planning.name(job)}: {passed} of {job.due} passed{where}")
+            device_text = f", {device}" if device else ""
+            say(f"{planning.name(job)}: {passed} of {job.due} passed{device_text}")
         elif outcome.records:
             count = len(outcome.records)
             say(f"{planning.name(job)}: {count} of {job.due} came before that")
@@ -86,10 +86,10 @@ def rebuilt(
     """
     lost = [Outcome(Status.REMOTE_FAILED, code=errors.REMOTE) for _ in jobs]
     seen = set()
-    for made in usable(jobs, kept, gpu):
-        record, outcome = made.record, lost[made.piece]
-        outcome.environment = made.environment
-        identity = (made.piece, record.algo, record.uuid, record.tier)
+    for entry in usable(jobs, kept, gpu):
+        record, outcome = entry.record, lost[entry.piece]
+        outcome.environment = entry.environment
+        identity = (entry.piece, record.algo, record.uuid, record.tier)
         if identity not in seen:
             seen.add(identity)
             outcome.records.append(record)
@@ -108,12 +108,12 @@ def usable(
     """Those of these records that belong to the jobs and were made on the GPU that was
     asked for (None: any).
     """
-    for made in wire.readable(kept, Made):
-        if 0 <= made.piece < len(jobs):
-            job = jobs[made.piece]
-            wrong = job.mode == "cuda" and _elsewhere(made.environment, gpu)
-            if job.asked(made.record) and not wrong:
-                yield made
+    for entry in wire.readable(kept, Made):
+        if 0 <= entry.piece < len(jobs):
+            job = jobs[entry.piece]
+            wrong = job.mode == "cuda" and _elsewhere(entry.environment, gpu)
+            if job.includes(entry.record) and not wrong:
+                yield entry
 
 
 def _elsewhere(environment: Environment | None, gpu: Gpu | None) -> str | None:

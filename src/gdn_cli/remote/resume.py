@@ -34,8 +34,8 @@ def settled(job: Job, old: Document) -> tuple[list[Record], Job | None]:
         return [], job
 
     rest = job.request.unfinished(passed)
-    done = {w.uuid for w in job.workloads} - {w.uuid for w in rest}
-    settled = [record for record in earlier if record.uuid in done]
+    finished = {w.uuid for w in job.workloads} - {w.uuid for w in rest}
+    settled = [record for record in earlier if record.uuid in finished]
     return settled, job.asking(workloads=rest) if rest else None
 
 

@@ -165,14 +165,14 @@ class Settings(Table, frozen=True, kw_only=True):
         likely = "" if likely_s is None else f", likely ${rate * likely_s:.2f},"
         age = (date.today() - prices.date).days
         old = f", {age} days ago (`modal billing rates` has today's)"
-        when = f"{prices.date}{old if age > _FRESH_DAYS else ''}"
-        return f"${rate * seconds:.2f}{likely} at the prices of {when}"
+        dates = f"{prices.date}{old if age > _FRESH_DAYS else ''}"
+        return f"${rate * seconds:.2f}{likely} at the prices of {dates}"
 
-    def parse(self, asked: str | None) -> Gpu:
+    def parse(self, gpu: str | None) -> Gpu:
         """`B200`, `H100!`, `B200:2`, parsed for Modal. UsageError if it does not name
         one GPU model.
         """
-        text = asked or self.gpu
+        text = gpu or self.gpu
         match = re.fullmatch(
             r"([A-Z0-9][A-Z0-9-]*)(!?)(?::([1-8]))?", text.strip().upper()
         )

@@ -29,15 +29,15 @@ def setup(settings: Settings, image: Image | None, say: Callable[[str], None]) -
         say(f"app {name}: deployed; `modal app logs {name}` shows its runs")
 
 
-def place(volume: str, there: Iterable[str], needed: Iterable[str]) -> str:
+def place(volume: str, paths: Iterable[str], needed: Iterable[str]) -> str:
     """The folder of the volume that holds a data set with the files `needed`: "" for
     the volume itself, else with a slash at the end, as `modal volume put VOLUME FOLDER`
     makes one. MissingError if there is none.
     """
-    there, needed = set(there), sorted(needed)
+    paths, needed = set(paths), sorted(needed)
     lacking: dict[str, list[str]] = {}
-    for root in _roots(there, "definitions") & _roots(there, "workloads"):
-        lacking[root] = [name for name in needed if root + name not in there]
+    for root in _roots(paths, "definitions") & _roots(paths, "workloads"):
+        lacking[root] = [name for name in needed if root + name not in paths]
     hint = (
         f"`modal volume put {volume} DIR` uploads one; without --dataset workloads are drawn"
         " in the container"
@@ -54,11 +54,11 @@ def place(volume: str, there: Iterable[str], needed: Iterable[str]) -> str:
     return best
 
 
-def _roots(there: Iterable[str], kind: str) -> set[str]:
+def _roots(paths: Iterable[str], kind: str) -> set[str]:
     """The folders with a folder of this name."""
     roots = set()
-    for name in there:
-        before, found, _ = f"/{name}".partition(f"/{kind}/")
-        if found:
-            roots.add(f"{before}/"[1:])
+    for name in paths:
+        folder, slash, _ = f"/{name}".partition(f"/{kind}/")
+        if slash:
+            roots.add(f"{folder}/"[1:])
     return roots

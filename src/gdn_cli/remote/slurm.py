@@ -94,13 +94,13 @@ class Running(Heard):
     """A task under way; `read` are the bytes of its file that were read."""
 
     job: Any = None
-    made: Path = Path()
+    file: Path = Path()
     read: int = 0
     requeued: bool = False
     ended_at: float | None = None
 
     def look(self) -> None:
-        data = _read(self.made)[self.read :]
+        data = _read(self.file)[self.read :]
         whole = data.rfind(b"\n") + 1
         self.read += whole
         for message in lines(data[:whole]):
@@ -133,7 +133,7 @@ def _read(path: Path) -> bytes:
 class Slurm(Engine):
     """A command's jobs, as tasks of an array. `resumes` is the file of an earlier one."""
 
-    how: Cluster
+    config: Cluster
     resumes: Path | None = None
     work: list[Work] = field(default_factory=list)
     submitted: Submitted | None = None
@@ -142,21 +142,21 @@ class Slurm(Engine):
         """A GPU for each task; what is timed on a CPU is one: no record names the CPU."""
         ready = [entry for entry in entries if entry.place.mode]
         if timed and any(entry.place.mode == "cpu" for entry in ready):
-            if self.how.tasks:
+            if self.config.tasks:
                 hint = "drop it, or --device cuda"
                 raise UsageError("--tasks: times of a CPU are of one task", hint=hint)
             return ()
 
         of_op = Counter(entry.algo.op for entry in ready)
-        tasks = self.how.tasks or max(of_op.values(), default=1)
+        tasks = self.config.tasks or max(of_op.values(), default=1)
         return tuple(Gpu("", "99", "", index=i) for i in range(tasks))
 
     def begin(self, plan: Plan, writer: Writer) -> None:
         super().begin(plan, writer)
         tasks: dict[Gpu | None, list[Job]] = {}
         for job in plan.jobs:
-            there = replace(job, gpu=None, cpus=frozenset())
-            tasks.setdefault(job.gpu, []).append(there)
+            task = tasks.setdefault(job.gpu, [])
+            task.append(replace(job, gpu=None, cpus=frozenset()))
 
         self.work = [
             Work(jobs, self.limit_s(_estimate(jobs))) for jobs in tasks.values()
@@ -189,8 +189,8 @@ class Slurm(Engine):
             # where it is missing, nothing is left behind
             import_module("submitit")
             folder = tempfile.mkdtemp(dir=paths.make(paths.cluster_dir()))
-            asked = msgspec.to_builtins(self.asked, enc_hook=str)
-            self.submitted = Submitted(folder=folder, cwd=os.getcwd(), asked=asked)
+            options = msgspec.to_builtins(self.options, enc_hook=str)
+            self.submitted = Submitted(folder=folder, cwd=os.getcwd(), asked=options)
 
         return self.submitted
 
@@ -199,21 +199,22 @@ class Slurm(Engine):
 
     def limit_s(self, seconds: float) -> float:
         """--time, or what it should take, but no more than the partition gives."""
-        most = math.inf
-        if self.how.submitit == "slurm":
-            partition = self.how.partition or os.environ.get("SBATCH_PARTITION")
-            most = most_minutes(partition)
+        limit = math.inf
+        if self.config.submitit == "slurm":
+            partition = self.config.partition or os.environ.get("SBATCH_PARTITION")
+            limit = most_minutes(partition)
 
-        asked = self.how.time
-        if asked and asked > most:
+        minutes = self.config.time
+        if minutes and minutes > limit:
             raise UsageError(
-                f"--time {asked}: the partition takes {most:g} min at most",
+                f"--time {minutes}: the partition takes {limit:g} min at most",
                 hint="--partition names another one; a task is started again at its limit",
             )
 
-        if most == math.inf:
-            most = _LONGEST_MIN
-        return 60 * (asked or math.ceil(min((seconds + self.how.start_s) / 60, most)))
+        if limit == math.inf:
+            limit = _LONGEST_MIN
+        estimate = math.ceil(min((seconds + self.config.start_s) / 60, limit))
+        return 60 * (minutes or estimate)
 
     # --- submitting
 
@@ -231,7 +232,9 @@ class Slurm(Engine):
             # a file of other records is only replaced by records
             if self.writer and (self.resumes or not self.writer.path.exists()):
                 self.writer.save()
-                self.say(f"{self.name}: if this command is lost: {self._again()}")
+                self.say(
+                    f"{self.name}: if this command is lost: {self._resume_command()}"
+                )
 
             yield from self._arriving(running)
         except BaseException:
@@ -249,7 +252,7 @@ class Slurm(Engine):
         import submitit
 
         kept = self._folder()
-        running = Running(self, work, made=Path(kept.folder, f"{i}.made"))
+        running = Running(self, work, file=Path(kept.folder, f"{i}.made"))
         if self.resumes is None:
             return running
 
@@ -260,7 +263,7 @@ class Slurm(Engine):
                 hint="drop --resume to start over",
             )
 
-        slurm = self.how.submitit == "slurm"
+        slurm = self.config.submitit == "slurm"
         kind = submitit.SlurmJob if slurm else submitit.LocalJob
         running.job = kind(kept.folder, call.id)
         if running.answered:
@@ -283,7 +286,9 @@ class Slurm(Engine):
 
         logging.getLogger("submitit").setLevel(logging.ERROR)
         try:
-            executor = submitit.AutoExecutor(self._folder().folder, self.how.submitit)
+            executor = submitit.AutoExecutor(
+                self._folder().folder, self.config.submitit
+            )
         except RuntimeError:
             raise MissingError(
                 "there is no srun here", hint="run gdn where sbatch and srun are"
@@ -294,10 +299,10 @@ class Slurm(Engine):
         executor.update_parameters(
             name="gdn",
             timeout_min=math.ceil(seconds / 60),
-            cpus_per_task=self.how.cpus_per_task,
+            cpus_per_task=self.config.cpus_per_task,
             **self._options(cuda),
         )
-        tasks = [Task(self.parcel(each.work), each.made) for each in fresh]
+        tasks = [Task(self.parcel(each.work), each.file) for each in fresh]
         try:
             # sbatch's words are in its exception too
             with contextlib.redirect_stderr(io.StringIO()):
@@ -320,16 +325,19 @@ class Slurm(Engine):
 
     def _options(self, cuda: bool) -> dict[str, Any]:
         """sbatch's own. A step does not inherit its CPUs, nor always the environment."""
-        how = self.how
+        config = self.config
         options: dict[str, Any] = {
-            "slurm_partition": how.partition,
-            "slurm_account": how.account,
-            "slurm_constraint": how.constraint,
-            "slurm_gres": how.gres if cuda else None,
+            "slurm_partition": config.partition,
+            "slurm_account": config.account,
+            "slurm_constraint": config.constraint,
+            "slurm_gres": config.gres if cuda else None,
             "slurm_signal_delay_s": _WARNING_S,
-            "slurm_srun_args": [f"--cpus-per-task={how.cpus_per_task}", "--export=ALL"],
+            "slurm_srun_args": [
+                f"--cpus-per-task={config.cpus_per_task}",
+                "--export=ALL",
+            ],
         }
-        if cuda and not how.gres:
+        if cuda and not config.gres:
             options["gpus_per_node"] = 1
 
         return {name: value for name, value in options.items() if value}
@@ -339,13 +347,13 @@ class Slurm(Engine):
     def _arriving(self, running: list[Running]) -> Iterator[tuple[Work, Reply]]:
         waiting = list(running)
         states: dict[str, str] = {}
-        looked, told = -math.inf, ""
+        looked, summary = -math.inf, ""
         while waiting:
             if time.monotonic() > looked + _QUEUE_S:
                 looked = time.monotonic()
                 states = self._states(waiting)
-                if (line := _summary(states)) != told:
-                    told = line
+                if (line := _summary(states)) != summary:
+                    summary = line
                     self.say(f"{self.name}: {line}")
 
             for each in list(waiting):
@@ -360,7 +368,7 @@ class Slurm(Engine):
     def _reply(self, task: Running, state: str) -> Reply | None:
         """What has come of a task; None while it is under way."""
         task.requeued |= bool(task.hello) and state.startswith("PENDING")
-        if task.answered or self.how.submitit == "debug":
+        if task.answered or self.config.submitit == "debug":
             # its node was given up, and lived: the second one has nothing to do
             if task.requeued:
                 task.job.cancel(check=False)
@@ -381,13 +389,13 @@ class Slurm(Engine):
     def _states(self, running: list[Running]) -> dict[str, str]:
         """State by id, of a waiting task with the reason; none while SLURM is silent."""
         jobs = [each.job for each in running]
-        if self.how.submitit != "slurm":
+        if self.config.submitit != "slurm":
             ended = {"FINISHED": "COMPLETED", "NO PROCESS AND NO RESULT": _UNKNOWN}
             return {job.job_id: ended.get(job.state, job.state) for job in jobs}
 
         numbers = {job.job_id.partition("_")[0] for job in jobs}
         words = ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r"]
-        code, out, err = _asked([*words, f"--jobs={','.join(sorted(numbers))}"])
+        code, out, err = _query([*words, f"--jobs={','.join(sorted(numbers))}"])
         # of one job that it does not know; of several it tells those that it does
         if code and "Invalid job id" not in err:
             return {}
@@ -407,13 +415,13 @@ class Slurm(Engine):
         kept = self._folder()
         lost = Status.REMOTE_FAILED in {record.status for record in document.records}
         if lost or document.interrupted:
-            self.say(f"{self.name}: to go on: {self._again()}")
+            self.say(f"{self.name}: to go on: {self._resume_command()}")
             return
 
         document.slurm = None
         shutil.rmtree(kept.folder, ignore_errors=True)
 
-    def _again(self) -> str:
+    def _resume_command(self) -> str:
         assert self.writer
         command = self.writer.document.command
         if command == "tune":
@@ -440,19 +448,19 @@ def _estimate(jobs: list[Job]) -> float:
 # --- what SLURM says
 
 
-def _asked(words: list[str]) -> tuple[int, str, str]:
+def _query(words: list[str]) -> tuple[int, str, str]:
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        process = subprocess.run(words, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as e:
         return 1, "", str(e)
 
-    return done.returncode, done.stdout, done.stderr
+    return process.returncode, process.stdout, process.stderr
 
 
 def most_minutes(partition: str | None) -> float:
     """The time limit of a partition, or of the default one; infinite if it is not known."""
     named = [f"--partition={partition}"] if partition else []
-    _, out, _ = _asked(["sinfo", "--noheader", "--format=%P|%l", *named])
+    _, out, _ = _query(["sinfo", "--noheader", "--format=%P|%l", *named])
     limits = []
     for line in out.splitlines():
         name, _, limit = line.partition("|")

@@ -41,17 +41,17 @@ _LONGEST_S = 86400.0
 class Through(Engine):
     """All jobs of a plan in one command, so on one GPU."""
 
-    how: Command
+    config: Command
 
     def limit_s(self, seconds: float) -> float:
-        return min(seconds + self.how.start_s, _LONGEST_S)
+        return min(seconds + self.config.start_s, _LONGEST_S)
 
     def carry(self, pieces: list[Work]) -> Answers:
         for piece in pieces:
             heard = Heard(self, piece)
             with contextlib.closing(self._started(piece)) as pipe:
-                why = pipe.follow(heard, piece.limit_s, self.how)
-                why = f"{self.how.command[0]} {why or pipe.end()}"
+                why = pipe.follow(heard, piece.limit_s, self.config)
+                why = f"{self.config.command[0]} {why or pipe.end()}"
 
             yield piece, heard.ended(why)
 
@@ -59,7 +59,7 @@ class Through(Engine):
         limit = in_minutes(piece.limit_s)
         minutes = limit.partition(" ")[0]
         filled = {"python": sys.executable, "minutes": minutes}
-        words = [word.format(**filled) for word in self.how.command]
+        words = [word.format(**filled) for word in self.config.command]
         self.say(f"{self.name}: {words[0]}, at most {limit} once it runs")
         try:
             return Pipe(words, self.parcel(piece))
@@ -86,7 +86,7 @@ class Pipe:
         )
         self.log = bounded.Output()
         self._lines: queue.Queue[bytes] = queue.Queue(_AHEAD)
-        self._over = threading.Event()
+        self._closing = threading.Event()
         self._log_reader = threading.Thread(target=self._read_log, daemon=True)
         self._log_reader.start()
         threading.Thread(target=self._read, daemon=True).start()
@@ -97,7 +97,7 @@ class Pipe:
         with contextlib.suppress(OSError), self.process.stdin as stdin:
             stdin.write(wire.marked(parcel))
             stdin.flush()
-            while not self._over.wait(BEAT_S):
+            while not self._closing.wait(BEAT_S):
                 stdin.write(BEAT)
                 stdin.flush()
 
@@ -116,11 +116,11 @@ class Pipe:
             while data := os.read(stderr.fileno(), 1 << 16):
                 self.log.add(data)
 
-    def follow(self, heard: Heard, limit_s: float, how: Command) -> str | None:
+    def follow(self, heard: Heard, limit_s: float, config: Command) -> str | None:
         """Take what it says, until its reply or its end; why that was not waited for.
         The time limit counts from its hello, the queue's until then.
         """
-        end = time.monotonic() + how.start_s + how.queue_s
+        end = time.monotonic() + config.start_s + config.queue_s
         for line in self._arriving():
             now = time.monotonic()
             hello = heard.hello
@@ -129,7 +129,7 @@ class Pipe:
             if heard.reply:
                 return None
             if heard.hello and heard.hello is not hello:
-                waits = how.queue_s if heard.hello.waits else 0
+                waits = config.queue_s if heard.hello.waits else 0
                 end = now + limit_s + waits
             if now > end:
                 option = "--timeout" if heard.hello else "start_s of its engine"
@@ -172,7 +172,7 @@ class Pipe:
 
     def close(self) -> None:
         """End it: with its stdin the work there ends too."""
-        self._over.set()
+        self._closing.set()
         if self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -49,7 +49,7 @@ class Piece(Struct):
     timeout_s: float
 
     @staticmethod
-    def of(job: Job, dataset: Path | None = None) -> Piece:
+    def from_job(job: Job, dataset: Path | None = None) -> Piece:
         """The request that a worker here would get; `dataset` is where --dataset is there."""
         request = job.request
         if request.dataset and dataset:

@@ -63,7 +63,7 @@ class Work:
     def cuda(self) -> bool:
         modes: set[str] = {job.mode for job in self.jobs}
         modes |= {wanted["subject"]["mode"] for wanted in self.profiles}
-        modes |= {asked.mode for asked in self.tunings}
+        modes |= {tuning.mode for tuning in self.tunings}
         # what an earlier command has sent may not be known
         return "cuda" in modes or (not modes and self.earlier is not None)
 
@@ -74,7 +74,7 @@ class Work:
         for job in self.jobs:
             solutions += [solution for _, solution in job.packed]
         solutions += [wanted["subject"]["solution"] for wanted in self.profiles]
-        solutions += [asked.algo.solution for asked in self.tunings]
+        solutions += [tuning.algo.solution for tuning in self.tunings]
         return sorted(source_hash(solution) for solution in solutions if solution)
 
     def progress(self) -> str:

@@ -1,5 +1,5 @@
-"""`gdn run`, `bench` and `floors`: options -> the plan of a command; and what all of its
-records together say.
+"""`gdn run`, `bench` and `floors`: the algos of a command; and what all of its records
+together say.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from pathlib import Path
 from ..catalog import stress
 from ..catalog.official import Harness
 from ..catalog.ops import Op
-from ..catalog.presets import Preset
 from ..catalog.registry import DEFAULT_OP, Registry
 from ..catalog.registry import names as listed
 from ..machine import inventory
 from ..machine.inventory import Machine
 from ..records import official
 from ..schema.record_types import Document
-from ..worker.request import PlanFields
 from . import eligibility, planning
-from .planning import Entry, Plan, Selected, Settings
+from .planning import Entry, Settings
 
 
 def entries(
@@ -61,24 +59,11 @@ def _ops(known: Registry, names: str | None, op: str | None) -> list[Op]:
     """The ops that are named, by their own names or by those of algos."""
     named = listed(names) or [op or DEFAULT_OP]
     algos = {algo.name for algo in known.algos}
-    found = [known.find(n, op).op if n in algos or "/" in n else n for n in named]
-    return [known.op(name) for name in dict.fromkeys(found)]
+    ops = [known.find(n, op).op if n in algos or "/" in n else n for n in named]
+    return [known.op(name) for name in dict.fromkeys(ops)]
 
 
-def plan(
-    known: Registry,
-    algos: list[Entry],
-    which: Selected,
-    preset: Preset | None,
-    overrides: PlanFields,
-    settings: Settings,
-) -> Plan:
-    """All jobs of a command; `overrides` replace the preset's way of timing."""
-    parts = planning.select(known, algos, which, preset, overrides)
-    return planning.prepare(known, parts, settings)
-
-
-def conclude(document: Document, plan: Plan, harness: Harness | None) -> None:
+def conclude(document: Document, harness: Harness | None) -> None:
     """Set the fields of a document that need all records."""
     if harness:
         document.official = official.judged(document, harness)

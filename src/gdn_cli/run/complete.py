@@ -22,7 +22,7 @@ class JobRecords:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.seen: list[Record] = []
+        self.records: list[Record] = []
         self.algos = {algo.name: algo for algo in job.algos}
         self.hashes = {algo.name: source_hash(s) for algo, s in job.packed}
         self.rows = cache(self._rows)
@@ -63,7 +63,7 @@ class JobRecords:
 
     def with_tails(self, tail: list[str]) -> None:
         """The last output, in the records of algos that crashed while others went on."""
-        for record in self.seen:
+        for record in self.records:
             if record.status is Status.CRASHED and record.tail is None:
                 crashed = replace(record, tail=tail)
                 record.tail = own_files.pointed(crashed, self.algos[record.algo]).tail

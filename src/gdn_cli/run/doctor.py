@@ -36,14 +36,14 @@ def installed(machine: Machine = HERE) -> list[Finding]:
     return [
         _python(),
         *(_package(machine, *p) for p in _PACKAGES),
-        _there(
+        _component(
             "C++ compiler",
             machine.cxx(),
             "C++ and CUDA algos",
             "apt-get install g++, or set CXX",
         ),
         _gpu(machine),
-        _there(
+        _component(
             "nvcc",
             str(machine.cuda_home() or ""),
             "CUDA algos, pack --prove",
@@ -68,17 +68,17 @@ _FOR_GPU = {"GPU", "nvcc", "triton"}
 def summary(findings: list[Finding]) -> str:
     """What can be done here, in one line."""
     missing = [str(f["what"]) for f in findings if f["state"] != "ok"]
-    if cpu := [what for what in missing if what in _FOR_CPU]:
+    if cpu := [name for name in missing if name in _FOR_CPU]:
         return f"not ready: {', '.join(cpu)}"
-    if gpu := [what for what in missing if what in _FOR_GPU]:
+    if gpu := [name for name in missing if name in _FOR_GPU]:
         return f"ready for algos on the CPU; a GPU's need {', '.join(gpu)}"
     return "ready for algos on the CPU and GPU"
 
 
 def finding(
-    state: str, what: str, found: str, purpose: str, mend: str | None = None
+    state: str, name: str, detail: str, purpose: str, mend: str | None = None
 ) -> Finding:
-    return {"state": state, "what": what, "found": found, "for": purpose, "mend": mend}
+    return {"state": state, "what": name, "found": detail, "for": purpose, "mend": mend}
 
 
 def _python() -> Finding:
@@ -99,13 +99,13 @@ _PACKAGES = [
 ]
 
 
-def _there(
-    what: str, found: str | None, purpose: str, mend: str, absent: str = "none"
+def _component(
+    name: str, detail: str | None, purpose: str, mend: str, absent: str = "none"
 ) -> Finding:
     """A finding for something that is here, or is missing and can be installed."""
-    if found:
-        return finding("ok", what, found, purpose)
-    return finding("missing", what, absent, purpose, mend)
+    if detail:
+        return finding("ok", name, detail, purpose)
+    return finding("missing", name, absent, purpose, mend)
 
 
 def _package(
@@ -118,14 +118,14 @@ def _package(
         except metadata.PackageNotFoundError:
             version = "version unknown"
     mend = f"pip install {wheel or name}"
-    return _there(name, version, purpose, mend, "not installed")
+    return _component(name, version, purpose, mend, "not installed")
 
 
 def _gpu(machine: Machine) -> Finding:
     gpus = machine.gpus()
     names = [f"{gpu.name} (sm_{gpu.capability.replace('.', '')})" for gpu in gpus]
     text = f"{', '.join(names)}, driver {gpus[0].driver}" if gpus else None
-    return _there("GPU", text, "CUDA algos, GPU times", inventory.MODAL)
+    return _component("GPU", text, "CUDA algos, GPU times", inventory.MODAL)
 
 
 def _profiler(machine: Machine, name: str) -> Finding:
@@ -136,19 +136,19 @@ def _profiler(machine: Machine, name: str) -> Finding:
     return finding("ok", f"--tool {name}", "here", "profile")
 
 
-def _writable(what: str, place: Callable[[], Path]) -> Finding:
+def _writable(name: str, place: Callable[[], Path]) -> Finding:
     """Really write a file there: that shows permissions, full disks and read-only mounts."""
     use = "run, bench"
     folder = None
     try:
         folder = paths.make(place())
         with tempfile.TemporaryFile(dir=folder):
-            return finding("ok", what, str(folder), use)
+            return finding("ok", name, str(folder), use)
     except GdnError as e:
-        return finding("bad", what, e.message, use, e.hint)
+        return finding("bad", name, e.message, use, e.hint)
     except OSError as e:
         mend = "chmod it, or set GDN_HOME elsewhere"
-        return finding("bad", what, f"{folder}: {e.strerror}", use, mend)
+        return finding("bad", name, f"{folder}: {e.strerror}", use, mend)
 
 
 def _triton_cache() -> Path:

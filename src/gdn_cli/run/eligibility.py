@@ -18,10 +18,10 @@ def overwriting(
     registry: Registry,
     entries: list[Entry],
     named: bool,
-    asked: bool = True,
+    in_place: bool = True,
     timed: bool = True,
 ) -> list[Entry]:
-    """The entries that can make in-place calls, if these are `asked` for (`--in-place`)
+    """The entries that can make in-place calls, if `in_place` asks for these
     or their op is always in place.
 
     UsageError for an op that has no in-place call, and for an algo that cannot make one
@@ -30,7 +30,7 @@ def overwriting(
     they are checked as they are.
     """
     for name in dict.fromkeys(e.algo.op for e in entries):
-        if asked and not registry.op(name).in_place:
+        if in_place and not registry.op(name).in_place:
             able = ", ".join(op.name for op in registry.ops.values() if op.in_place)
             raise UsageError(
                 f"--in-place: {name} declares no output that may be an input",
@@ -38,15 +38,15 @@ def overwriting(
             )
 
     def why_not(algo: Algo) -> str | None:
-        if not (asked or timed and registry.op(algo.op).in_place_only):
+        if not (in_place or timed and registry.op(algo.op).in_place_only):
             return None
 
-        where = "--in-place" if asked else f"{algo.op} is timed in place"
+        reason = "--in-place" if in_place else f"{algo.op} is timed in place"
         if algo.setup:
-            return f"{where}: {algo.full_name} keeps data that its setup made from the inputs"
+            return f"{reason}: {algo.full_name} keeps data that its setup made from the inputs"
         if not algo.destination_passing:
             return (
-                f"{where}: {algo.full_name} returns its results, and cannot write into given"
+                f"{reason}: {algo.full_name} returns its results, and cannot write into given"
                 " buffers"
             )
         return None
@@ -76,8 +76,7 @@ def batch_invariant(
     """The batch-invariant builds, for `--batch-invariant`. UsageError for an algo that
     has none if the user `named` it; otherwise the algo is reported as unable to run.
     """
-    how = batch_invariance.HOW
-    able = _without(entries, batch_invariance.why_not, how, named)
+    able = _without(entries, batch_invariance.why_not, batch_invariance.HOW, named)
     return [_variant(registry, entry) if entry.place.mode else entry for entry in able]
 
 

@@ -48,9 +48,9 @@ class Elsewhere(ABC):
         """
         return ()
 
-    def harness(self, asked: Harness) -> Harness:
+    def harness(self, harness: Harness) -> Harness:
         """The contest's harness, with its folder there. MissingError if it is not there."""
-        return official.here(asked)
+        return official.here(harness)
 
     def begin(self, plan: Plan, writer: Writer) -> None:
         """Adapt the plan; whatever is refused is refused here, before the start."""

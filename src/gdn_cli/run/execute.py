@@ -96,12 +96,12 @@ def _lane(
     """Run one GPU's jobs, or those without a GPU, one after the other."""
     timed = {job.mode for job in jobs if job.tiers}
 
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as locked:
         if "cuda" in timed:
             gpu = gpu or jobs[0].machine.gpus()[0]
-            held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}", given_up))
+            locked.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}", given_up))
         if "cpu" in timed:
-            held.enter_context(locks.cpu(say, given_up))
+            locked.enter_context(locks.cpu(say, given_up))
             if line := host_load.others_now():
                 say(line)
         with _while_running(jobs[0]) as worker:
@@ -141,7 +141,7 @@ class _Tally:
         self.writer = writer
         self.progress = progress
         self.total = sum(job.due for job in plan.jobs)
-        self.done = 0
+        self.count = 0
         self.jobs: dict[int, JobRecords] = {}
         self.began: dict[int, float] = {}  # by job
         self.ranks: dict[int, tuple[float, ...]] = {}  # by record
@@ -155,43 +155,48 @@ class _Tally:
 
     def show(self, name: str, finished: bool = False, phase: str = "") -> None:
         with self.lock:
-            self.progress(name, self.done, self.total, finished, phase)
+            self.progress(name, self.count, self.total, finished, phase)
 
     def begin(self, job: Job) -> None:
         self.began[id(job)] = time.monotonic()
-        self.show(_shown(job), phase=_starting(job))
+        self.show(_label(job), phase=_starting(job))
 
     def add(self, job: Job, record: Record, environment: Environment | None) -> None:
-        if not job.asked(record):
+        if not job.includes(record):
             return
         with self.lock:
-            if job.algos and not self._records(job).seen:
-                took_s = time.monotonic() - self.began[id(job)]
-                first_results.note(job, took_s)
+            if job.algos and not self._records(job).records:
+                first_results.note(job, time.monotonic() - self.began[id(job)])
             self._keep(job, [record], environment)
-            self.done += 1
-            self.show(_shown(job), phase=_going_on(job))
+            self.count += 1
+            self.show(_label(job), phase=_going_on(job))
 
     def end(self, job: Job, outcome: Outcome) -> None:
         with self.lock:
             of_job = self._records(job)
             of_job.with_tails(outcome.tail)
-            self.done += job.due - len(of_job.seen)
+            self.count += job.due - len(of_job.records)
             if job.algo and not job.workloads and outcome.status is Status.DONE:
-                missing = _compiled(job.op.name, job.algo.name)
+                # it could only be compiled
+                missing = Missing(
+                    op=job.op.name,
+                    algo=job.algo.name,
+                    reason=f"compiled; {inventory.NO_GPU}",
+                    hint=inventory.EMULATE,
+                )
                 self.writer.document.missing.append(missing)
-            fates = _fates(job, outcome, of_job.seen)
+            fates = _fates(job, outcome, of_job.records)
             for fate in fates:
                 fate.allocation = allocation()
             self._keep(job, fates, outcome.environment)
-            self.show(_shown(job), True)
+            self.show(_label(job), True)
 
     def came(self, job: Job, record: Record, environment: Environment | None) -> None:
         """Add a record from elsewhere: its environment says on which GPU it was made.
         The same one may come again.
         """
-        known = map(_identity, self._records(job).seen)
-        if job.asked(record) and _identity(record) not in known:
+        earlier = map(_identity, self._records(job).records)
+        if job.includes(record) and _identity(record) not in earlier:
             self._name_gpu(record, environment)
             self._keep(job, [record], environment)
 
@@ -202,7 +207,7 @@ class _Tally:
         env = outcome.environment
         for record in outcome.records:
             self.came(job, record, env)
-        fates = _fates(job, outcome, self._records(job).seen)
+        fates = _fates(job, outcome, self._records(job).records)
         for record in fates:
             self._name_gpu(record, env)
         self._keep(job, fates, env)
@@ -229,7 +234,7 @@ class _Tally:
         for record in records:
             whole = of_job.complete(record, environment, document.records)
             self.writer.add(whole, whole.place, of_job.environment(environment))
-            of_job.seen.append(whole)
+            of_job.records.append(whole)
             of_algo = self.order.get(key(job), math.inf)
             of_workload = self.order.get((job.op.name, whole.uuid), math.inf)
             gpu = self.gpus.index(job.gpu)
@@ -247,18 +252,12 @@ class _Tally:
         )
 
 
-def _compiled(op: str, algo: str) -> Missing:
-    """What is said of an algo that could only be compiled."""
-    reason = f"compiled; {inventory.NO_GPU}"
-    return Missing(op=op, algo=algo, reason=reason, hint=inventory.EMULATE)
-
-
 def _identity(record: Record) -> tuple[str, str | None, str | None]:
     """(algo, workload, tier): unique within one job."""
     return record.algo, record.uuid, record.tier
 
 
-def _shown(job: Job) -> str:
+def _label(job: Job) -> str:
     """A job's name on the progress bar."""
     return f"GPU {job.gpu.index}: {name(job)}" if job.gpu else name(job)
 
@@ -279,7 +278,7 @@ def _going_on(job: Job) -> str:
     return "timing" if job.tiers else "checking"
 
 
-def _fates(job: Job, outcome: Outcome, seen: list[Record]) -> list[Record]:
+def _fates(job: Job, outcome: Outcome, records: list[Record]) -> list[Record]:
     """Records for a worker that ended before its workloads did, or that says it is done and is not.
 
     For a comparison: one for the algo whose code ran last, if that is known, else one
@@ -287,7 +286,7 @@ def _fates(job: Job, outcome: Outcome, seen: list[Record]) -> list[Record]:
     """
     owed: Counter[str] = Counter()
 
-    for (algo, _), count in job.request.owed(seen).items():
+    for (algo, _), count in job.request.owed(records).items():
         owed[algo] += count
 
     status = outcome.status
@@ -297,8 +296,8 @@ def _fates(job: Job, outcome: Outcome, seen: list[Record]) -> list[Record]:
         if not owed:
             return []
         status = Status.EXITED
-        due = len(seen) + owed.total()
-        reason = f"it answered with {len(seen)} of {due} records"
+        due = len(records) + owed.total()
+        reason = f"it answered with {len(records)} of {due} records"
     names = list(owed) or [job.algo.name if job.algo else COPY]
     if outcome.at and outcome.at in owed:
         names = [outcome.at]
@@ -316,20 +315,22 @@ def _fates(job: Job, outcome: Outcome, seen: list[Record]) -> list[Record]:
             code=outcome.code,
             tail=outcome.tail,
             unfinished=min(len(job.workloads), math.ceil(owed[name] / tiers)),
-            during=_during(job, outcome, seen, name),
+            during=_during(job, outcome, records, name),
         )
         for name in names
     ]
 
 
-def _during(job: Job, outcome: Outcome, seen: list[Record], name: str) -> Call | None:
+def _during(
+    job: Job, outcome: Outcome, records: list[Record], name: str
+) -> Call | None:
     """The workload that a worker was at when it ended: the first that has no record
     yet. None where that is not known: it may have ended while the algo was built.
     """
-    unbuilt = outcome.build_s is None and not seen
+    unbuilt = outcome.build_s is None and not records
     if unbuilt or outcome.status in (Status.BUILD_FAILED, Status.REFUSED):
         return None
-    finished = {record.uuid for record in seen if record.algo == name}
+    finished = {record.uuid for record in records if record.algo == name}
     for w in job.workloads:
         if w.uuid not in finished:
             return Call(uuid=w.uuid, axes=dict(w.axes), index=w.index, origin=w.origin)
@@ -338,9 +339,9 @@ def _during(job: Job, outcome: Outcome, seen: list[Record], name: str) -> Call |
 
 def not_reached(plan: Plan, document: Document) -> list[str]:
     """The algos of a plan without a single record."""
-    seen = {(record.op, record.algo) for record in document.records}
+    reached = {(record.op, record.algo) for record in document.records}
     algos = {(a.op, a.name): a.full_name for job in plan.jobs for a in job.algos}
-    return [full_name for key, full_name in algos.items() if key not in seen]
+    return [full_name for key, full_name in algos.items() if key not in reached]
 
 
 def exit_code(document: Document, named: bool) -> int:

@@ -149,7 +149,7 @@ class Job:
         """Where the job ran, as in a document: "cpu", "cuda", or "cuda:1" if GPUs were chosen."""
         return f"{self.mode}:{self.gpu.index}" if self.gpu else self.mode
 
-    def asked(self, record: Record) -> bool:
+    def includes(self, record: Record) -> bool:
         """Whether a record belongs to one of its algos, or its floors, and one of its workloads."""
         names = FLOORS if self.command == "floor" else self.names
         return record.algo in names and (

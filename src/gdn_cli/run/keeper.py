@@ -57,14 +57,14 @@ def end_all(root: int) -> None:
     appear meanwhile.
     """
     for _ in range(_PASSES):
-        found = descendants(root)
-        for pid in found:
+        pids = descendants(root)
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
                 pass
         _reap()
-        if not found:
+        if not pids:
             return
 
 
@@ -91,16 +91,16 @@ def descendants(root: int) -> list[int]:
             continue
         if state not in (b"Z", b"X"):
             parents[pid] = int(parent)
-    found: list[int] = []
+    pids: list[int] = []
     level = {root}
     while level:
         level = {
             pid
             for pid, parent in parents.items()
-            if parent in level and pid not in found
+            if parent in level and pid not in pids
         }
-        found += level
-    return found
+        pids += level
+    return pids
 
 
 def _prctl(option: int, value: int) -> None:
@@ -114,8 +114,8 @@ def _prctl(option: int, value: int) -> None:
 if __name__ == "__main__":
     mark = sys.argv.index("--")
     options = sys.argv[2:mark]
-    asked = {int(cpu) for cpu in options[1].split(",")} if options else set()
-    code = main(sys.argv[1], asked, sys.argv[mark + 1 :])
+    cpus = {int(cpu) for cpu in options[1].split(",")} if options else set()
+    code = main(sys.argv[1], cpus, sys.argv[mark + 1 :])
     if code < 0:  # end by the same signal as the command
         import resource
 

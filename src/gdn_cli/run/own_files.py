@@ -49,8 +49,8 @@ def _paths(algo: Algo) -> dict[str, str]:
         files = pack.sources(algo) if algo.folder else []
     except (UsageError, OSError):  # changed since it was built
         return {}
-    here = Path.cwd()
+    cwd = Path.cwd()
     return {
-        path.name: str(path.relative_to(here) if path.is_relative_to(here) else path)
+        path.name: str(path.relative_to(cwd) if path.is_relative_to(cwd) else path)
         for path in files
     }

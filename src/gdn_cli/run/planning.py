@@ -165,12 +165,10 @@ def rivals(
     times: Counter[str] = Counter()
 
     for name in names:
-        packed = name.endswith(".json")
-        algo = (
-            read_solution(Path(name), registry)
-            if packed
-            else revision.find(registry, name, op)
-        )
+        if name.endswith(".json"):
+            algo = read_solution(Path(name), registry)
+        else:
+            algo = revision.find(registry, name, op)
         if entries and algo.op != entries[0].algo.op:
             first = entries[0].algo.full_name
             raise UsageError(
@@ -316,11 +314,6 @@ def _missing(part: Part) -> Iterator[Missing]:
                 reason=entry.place.reason,
                 hint=entry.place.hint,
             )
-
-
-def as_extra(job: Job) -> Job:
-    """A copy marked as added by gdn, not asked for by the user."""
-    return replace(job, added=True)
 
 
 def add_judge(plan: Plan, harness: Harness) -> None:
@@ -492,7 +485,8 @@ def _jobs(
         for algo in _yardsticks(registry, part, mode, settings):
             if (mode, algo.name) not in names:
                 alone = structs.replace(settings.options, batch_invariant=False)
-                yield as_extra(make("bench", mode, [(algo, pack(algo, op))], alone))
+                job = make("bench", mode, [(algo, pack(algo, op))], alone)
+                yield replace(job, added=True)
 
     for mode, packed in by_mode.items():
         for pair in packed:

@@ -98,8 +98,8 @@ def prove(
             yield step("build", "failed", outcome.reason or outcome.status)
             return
         targets = f" for {', '.join(ARCHITECTURES)}" if for_all is not env else ""
-        how = f"by flashinfer-bench{targets}, in {outcome.build_s:.1f} s"
-        yield step("build", "ok", how)
+        detail = f"by flashinfer-bench{targets}, in {outcome.build_s:.1f} s"
+        yield step("build", "ok", detail)
         assert outcome.proof is not None
         yield {"step": "signature", **outcome.proof}
         if outcome.proof["state"] == "failed":

@@ -72,11 +72,11 @@ def prove(
             continue
         of_backend = [kernel for kernel in kernels if kernel.backend == backend]
         with tempfile.TemporaryDirectory(prefix="gdn-prove-") as place:
-            for made in _variant(folder, backend, place, timeout_s, machine):
-                yield made
-                if made["state"] == "failed":
+            for result in _variant(folder, backend, place, timeout_s, machine):
+                yield result
+                if result["state"] == "failed":
                     return
-            for kernel in of_backend if made["state"] == "ok" else ():
+            for kernel in of_backend if result["state"] == "ok" else ():
                 yield from _run(kernel, Path(place), registry, timeout_s, machine)
 
 
@@ -88,7 +88,7 @@ def _variant(
     module = [sys.executable, "-m", "gdn_cli.worker.hub"]
     command = [*module, str(folder.resolve()), backend, place]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             capture_output=True,
             text=True,
@@ -100,13 +100,14 @@ def _variant(
         why = f"not built after {timeout_s:g} s; --timeout gives it more"
         yield step(f"{backend}: build", "failed", why)
         return
-    for line in done.stdout.splitlines():
+    for line in process.stdout.splitlines():
         if line.startswith("{"):
-            made = json.loads(line)
-            yield {**made, "step": f"{backend}: {made['step']}"}
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        yield step(f"{backend}: build", "failed", said[-1])
+            result = json.loads(line)
+            yield {**result, "step": f"{backend}: {result['step']}"}
+    if process.returncode:
+        lines = process.stderr.strip().splitlines()
+        why = lines[-1] if lines else f"exit code {process.returncode}"
+        yield step(f"{backend}: build", "failed", why)
 
 
 def _run(
@@ -132,8 +133,8 @@ def _run(
         "destination_passing_style": True,
     }
     algo = msgspec.structs.replace(kernel.algo, language="python", specific=False)
-    every = sorted(workloads.embedded(op), key=lambda w: sum(w.axes.values()))
-    small = every[:_WORKLOADS]
+    by_size = sorted(workloads.embedded(op), key=lambda w: sum(w.axes.values()))
+    small = by_size[:_WORKLOADS]
     env = {"HF_HUB_OFFLINE": "1", "FIB_CACHE_PATH": f"{place}/fib", "GDN_ALGOS": ""}
     job = Job.of(
         "check",

@@ -38,11 +38,11 @@ def allowed(env: Mapping[str, str]) -> dict[str, str]:
     A user's `GDN_PASS_ENV=NAME,NAME` adds variables by name; one named like a secret is
     still left out.
     """
-    more = {name.strip() for name in env.get(PASS, "").split(",")}
+    extra = {name.strip() for name in env.get(PASS, "").split(",")}
     return {
         name: value
         for name, value in env.items()
-        if (name in _ALLOWED or name in more or name.startswith(tuple(_PREFIXES)))
+        if (name in _ALLOWED or name in extra or name.startswith(tuple(_PREFIXES)))
         and not _SECRET.search(name)
     }
 
@@ -52,23 +52,23 @@ def values(env: Mapping[str, str] | None = None) -> list[str]:
     like secrets; longest first, since one may contain another.
     """
     env = os.environ if env is None else env
-    found = {
+    secrets = {
         value
         for name, value in env.items()
         if _SECRET.search(name) and len(value) >= _LEAST
     }
-    return sorted(found, key=len, reverse=True)
+    return sorted(secrets, key=len, reverse=True)
 
 
-def masked(what: Any, secrets: Iterable[str]) -> Any:
+def masked(content: Any, secrets: Iterable[str]) -> Any:
     """JSON, or a text, with each of these values replaced by "***"."""
     secrets = list(secrets)
+    if not secrets:
+        return content
 
     def hidden(text: str) -> str:
         for value in secrets:
             text = text.replace(value, "***")
         return text
 
-    return (
-        bounded.mapped(what, hidden, lambda key: hidden(str(key))) if secrets else what
-    )
+    return bounded.mapped(content, hidden, lambda key: hidden(str(key)))

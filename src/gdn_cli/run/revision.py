@@ -23,11 +23,11 @@ def find(known: Registry, name: str, op: str | None) -> Algo:
     UsageError: no repository, no such revision, or the algo was not there then.
     """
     plain, mark, revision = name.partition("@")
-    now = known.find(plain, op)
+    current = known.find(plain, op)
     if not mark:
-        return now
+        return current
 
-    folder = now.own_folder
+    folder = current.own_folder
     root = folder.parents[1]
     commit = _commit(root, name, revision)
     with tempfile.TemporaryDirectory(prefix="gdn-") as temporary:
@@ -36,17 +36,17 @@ def find(known: Registry, name: str, op: str | None) -> Algo:
         file = Path(temporary, own, "algo.toml")
         if not file.is_file():
             hint = f"`git log --oneline -- {folder}` lists its revisions"
-            raise UsageError(f"{now.full_name} is not in {revision}", hint=hint)
+            raise UsageError(f"{current.full_name} is not in {revision}", hint=hint)
 
         for shared in decode(read_toml(file), AlgoFile, name).shares:
             _extract(root, commit, Path(shared), Path(temporary))
 
-        then = structs.replace(read_algo(file, own.parts[0]), op=now.op)
-        title = f"{now.op}-{now.name}-{commit[:12]}"
-        solution = pack(then, known.op(now.op), name=title)
+        old = structs.replace(read_algo(file, own.parts[0]), op=current.op)
+        title = f"{current.op}-{current.name}-{commit[:12]}"
+        solution = pack(old, known.op(current.op), name=title)
 
-    name = f"{now.name}@{revision}"
-    return structs.replace(then, name=name, folder=None, shares=(), solution=solution)
+    name = f"{current.name}@{revision}"
+    return structs.replace(old, name=name, folder=None, shares=(), solution=solution)
 
 
 def _commit(root: Path, name: str, revision: str) -> str:
@@ -79,26 +79,26 @@ def unchanged(known: Registry, algos: list[Algo]) -> str | None:
     return f"{' and '.join(names)} have the same sources: nothing was timed"
 
 
-def _extract(root: Path, commit: str, path: Path, into: Path) -> None:
+def _extract(root: Path, commit: str, path: Path, target: Path) -> None:
     """Write what a path below `root` was then; nothing if it was not there."""
     data, _ = _git(root, "archive", commit, "--", str(path))
     if data:
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            archive.extractall(into, filter="data")
+            archive.extractall(target, filter="data")
 
 
 def _git(root: Path, *args: str) -> tuple[bytes, str]:
     """git's output in a folder, b"" if it fails; and why it failed, in its own words."""
     command = ["git", "-C", str(root), *args]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=60)
+        process = subprocess.run(command, capture_output=True, timeout=60)
     except FileNotFoundError:
         raise MissingError("there is no git here", hint="install git") from None
     except subprocess.TimeoutExpired:
         return b"", "git takes more than a minute"
 
-    if done.returncode == 0:
-        return done.stdout, ""
+    if process.returncode == 0:
+        return process.stdout, ""
 
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    lines = process.stderr.decode(errors="replace").strip().splitlines()
     return b"", lines[-1].removeprefix("fatal: ") if lines else ""

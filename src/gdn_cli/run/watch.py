@@ -88,8 +88,8 @@ class Attempts:
         op = known.op(algo.op)
         place = self.settings.place(algo, self.device)
         # before it runs: the file may change meanwhile
-        again = structs.replace(algo, name=f"{algo.name}@good")
-        solution = pack(again, op)
+        candidate = structs.replace(algo, name=f"{algo.name}@good")
+        solution = pack(candidate, op)
 
         entries = [Entry(algo, place)]
         if self.good and _timed(algo, op, place):
@@ -103,9 +103,9 @@ class Attempts:
             raise MissingError(str(missing.reason), hint=missing.hint)
 
         record = document.records[-1]
-        for other in document.records:
-            if other.algo == algo.name:
-                record = other
+        for measured in document.records:
+            if measured.algo == algo.name:
+                record = measured
 
         saved.status = record.status
         saved.reason = record.reason
@@ -118,7 +118,7 @@ class Attempts:
 
         if record.passed:
             self.good = structs.replace(
-                again, folder=None, shares=(), solution=solution
+                candidate, folder=None, shares=(), solution=solution
             )
 
     def _run(self, known: Registry, part: planning.Part) -> Document:

@@ -152,7 +152,7 @@ class Worker:
         """
         self.on_record = on_record
         deadline = time.monotonic() + timeout_s
-        timed_out = False
+        timed_out: str | None = None
 
         try:
             with self.stdin:
@@ -166,7 +166,7 @@ class Worker:
                 if self.garbled:
                     break
                 if time.monotonic() > deadline:
-                    timed_out = True
+                    timed_out = f"no end after {timeout_s:g} s; --timeout gives more"
                     break
                 if given_up():
                     raise KeyboardInterrupt
@@ -177,9 +177,7 @@ class Worker:
 
         text = bounded.clip(redaction.masked(self.log.text(), self.secrets))
         self.outcome.tail = tail(text)
-        self._conclude(
-            f"no end after {timeout_s:g} s; --timeout gives more" if timed_out else None
-        )
+        self._conclude(timed_out)
         return self.outcome
 
     def close(self) -> None:
@@ -219,10 +217,10 @@ class Worker:
     def _log_bytes(self, data: bytes) -> None:
         self.log.add(data)
         # report the lock that it waits for, once
-        if not self.waits and (found := _WAITS.search(data)):
+        if not self.waits and (match := _WAITS.search(data)):
             self.waits = True
             print(
-                redaction.masked(found[0].decode(errors="replace"), self.secrets),
+                redaction.masked(match[0].decode(errors="replace"), self.secrets),
                 file=sys.stderr,
                 flush=True,
             )
@@ -235,13 +233,13 @@ class Worker:
 
     def _event_bytes(self, data: bytes) -> None:
         # whole lines, and the begin of the next; a long line comes in many parts
-        *lines, rest = data.split(b"\n")
+        *lines, begun = data.split(b"\n")
 
         if lines:
             lines[0] = bytes(self.partial) + lines[0]
-            self.partial = bytearray(rest)
+            self.partial = bytearray(begun)
         else:
-            self.partial += rest
+            self.partial += begun
         if len(self.partial) > _MOST:
             self.garbled = f"a record of it is longer than {_MOST >> 20} MiB"
         seal = self.seal.encode()
@@ -320,8 +318,8 @@ def tail(text: str) -> list[str]:
 
 def _keeper(folder: Path, cpus: frozenset[int]) -> list[str]:
     """The start of a worker's command line: the process around it."""
-    on = ["--cpus", ",".join(map(str, sorted(cpus)))] if cpus else []
-    return [sys.executable, "-I", "-S", str(_KEEPER), str(folder), *on, "--"]
+    pinning = ["--cpus", ",".join(map(str, sorted(cpus)))] if cpus else []
+    return [sys.executable, "-I", "-S", str(_KEEPER), str(folder), *pinning, "--"]
 
 
 def _command(request: Request, go: int, events: int) -> list[str]:

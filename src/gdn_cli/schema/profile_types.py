@@ -84,12 +84,12 @@ class Reading(Struct, frozen=True):
 
     @property
     def kernels(self) -> list[Found]:
-        return [found for found in self.found if found.name]
+        return [part for part in self.found if part.name]
 
     @property
     def whole(self) -> Found:
         """The facts and tables of the whole call."""
-        return next((found for found in self.found if not found.name), Found(""))
+        return next((part for part in self.found if not part.name), Found(""))
 
 
 class Verdict(Struct, frozen=True):

@@ -65,8 +65,8 @@ def wanted(plan: Plan, settings: Settings, dataset: Path | None) -> Wanted:
     """What to send; `dataset` is the folder there."""
     solution = pack(plan.algo, plan.op)
     algo = structs.replace(plan.algo, folder=None, shares=(), solution=solution)
-    there = str(dataset) if dataset else None
-    key = structs.replace(search.key_of(plan, settings, None), dataset=there)
+    folder = str(dataset) if dataset else None
+    key = structs.replace(search.key_of(plan, settings, None), dataset=folder)
     key, lines = _earlier(key)
     assert plan.mode is not None
 
@@ -96,7 +96,7 @@ def _earlier(wanted: Key) -> tuple[Key, list[Line]]:
 
 
 def measure(
-    asked: Wanted,
+    tuning: Wanted,
     machine: Machine,
     note: Callable[[Noted], None],
     before: Iterable[Noted],
@@ -105,25 +105,25 @@ def measure(
     """Measure, on this machine. `note` gets each line; `before` has those of a process
     that was ended. `given_up` ends it.
     """
-    plan = search.made(
-        asked.op, asked.algo, asked.mode, asked.definition, asked.workloads
+    plan = search.assemble(
+        tuning.op, tuning.algo, tuning.mode, tuning.definition, tuning.workloads
     )
-    how = {name: getattr(asked.key, name) for name in search.HOW}
-    dataset = Path(asked.key.dataset) if asked.key.dataset else None
+    conditions = {name: getattr(tuning.key, name) for name in search.CONDITIONS}
+    dataset = Path(tuning.key.dataset) if tuning.key.dataset else None
     settings = Settings(
-        **how, dataset=dataset, timeout_s=asked.timeout_s, machine=machine
+        **conditions, dataset=dataset, timeout_s=tuning.timeout_s, machine=machine
     )
 
-    gpu = machine.gpus()[0] if asked.mode == "cuda" else None
+    gpu = machine.gpus()[0] if tuning.mode == "cuda" else None
     key = search.key_of(plan, settings, gpu)
 
     # only what was measured on a machine like this one counts
     journal = Journal(key, fresh=True)
-    whose: Key | None = None
-    for line in [asked.key, *asked.lines, *(noted.line for noted in before)]:
+    owner: Key | None = None
+    for line in [tuning.key, *tuning.lines, *(noted.line for noted in before)]:
         if isinstance(line, Key):
-            whose = line
-        elif whose == key:
+            owner = line
+        elif owner == key:
             journal.add_new([line])
 
     journal.note = lambda line: note(Noted(line))
@@ -149,9 +149,9 @@ def choose(
     """Keep the lines here and, if they are all, choose from them and write the rows."""
     journal = Journal(measured.key)
     journal.add_new(measured.lines)
-    held = search.check_folder(plan.algo)
+    tuned = search.check_folder(plan.algo)
 
-    state = State(plan, settings, lambda *_: None, say, (measured.gpu,), held, journal)
+    state = State(plan, settings, lambda *_: None, say, (measured.gpu,), tuned, journal)
     state.interrupted = not measured.done
     if measured.done:
         # nothing may be measured here

@@ -64,9 +64,9 @@ def document(plan: Plan, state: State | None = None) -> Tuning:
         length = size.length if plan.tune.length else UNSET
         timed += [Timed(w.uuid, w.axes, size.size, length) for w in alike]
 
-    done: Json = {}
+    results: Json = {}
     if state:
-        done = {
+        results = {
             "time": state.time,
             "interrupted": state.interrupted,
             "mode": plan.mode,
@@ -90,7 +90,7 @@ def document(plan: Plan, state: State | None = None) -> Tuning:
         candidates=list(plan.constants.values()),
         excluded=plan.excluded,
         workloads=timed,
-        **done,
+        **results,
     )
 
 
@@ -118,8 +118,8 @@ def write(state: State) -> None:
         tune.file: tuned_table.render(tune, rows),
     }
     for name, text in texts.items():
-        path, hint = algo.own_folder / name, "the measurements are kept"
-        files.write(path, text, within=algo.folder, hint=hint)
+        path = algo.own_folder / name
+        files.write(path, text, within=algo.folder, hint="the measurements are kept")
         state.written.append(str(path))
 
     alike = [row.gpu for row in rows if row.sms == sms and row.gpu != gpu]
@@ -143,9 +143,9 @@ def _rows(state: State, env: Environment) -> list[Row]:
 
 def _evidence(state: State, env: Environment, rows: list[Row]) -> Evidence:
     plan = state.plan
-    how: dict[str, Any] = state.settings.how | environment.commit()
+    conditions: dict[str, Any] = state.settings.conditions | environment.commit()
     if plan.mode != "cuda":
-        how["l2"] = None
+        conditions["l2"] = None
 
     return Evidence(
         gpu=rows[0].gpu,
@@ -162,7 +162,7 @@ def _evidence(state: State, env: Environment, rows: list[Row]) -> Evidence:
         left_out=list(state.out.values()),
         rows=[row.to_json() for row in rows],
         workloads=_measured(state),
-        **how,
+        **conditions,
     )
 
 

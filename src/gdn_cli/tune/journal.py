@@ -168,9 +168,9 @@ def read(file: Path) -> tuple[Key, list[Line]]:
         key = decode(json_of(first, file, MissingError), Key, file, MissingError)
         lines = []
         for number, text in enumerate(texts, 2):
-            where = f"{file}:{number}"
-            value = json_of(text, where, MissingError)
-            lines.append(decode(value, _LINE, where, MissingError))
+            position = f"{file}:{number}"
+            value = json_of(text, position, MissingError)
+            lines.append(decode(value, _LINE, position, MissingError))
     except (MissingError, ValueError) as e:
         raise MissingError(
             f"{e}; the file is damaged",

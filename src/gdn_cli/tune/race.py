@@ -119,10 +119,8 @@ def _groups(state: State, ends: Sequence[Workload]) -> list[list[str]]:
     """The groups of the first round. They are made from all that passed the first
     check, even if they drop out later, so that a resumed run makes the same groups.
     """
-    passed = set()
-    for line in state.journal.all(Check):
-        if line.status is Status.PASSED:
-            passed.add((line.name, line.workload))
+    checks = state.journal.all(Check)
+    passed = {(c.name, c.workload) for c in checks if c.status is Status.PASSED}
 
     names = list(state.plan.constants)
     for w in ends:
@@ -157,14 +155,14 @@ def _final(state: State, finals: Groups, sizes: list[Size]) -> None:
     _meet(state, FINAL, groups, "final")
 
 
-def _meet(state: State, number: int, groups: Groups, what: str) -> None:
+def _meet(state: State, number: int, groups: Groups, title: str) -> None:
     """Time the candidates of each size in turns, all these sizes in one process. If the
     worker dies, it is run again without the candidates that fail on the workload where
     it died.
     """
-    groups = _left(state, groups)
+    groups = _remaining(state, groups)
     while due := _untimed(state, number, groups):
-        outcome = _time(state, number, groups, due, what)
+        outcome = _time(state, number, groups, due, title)
         # in the order in which the worker takes them
         for size, workload in _untimed(state, number, groups)[:1]:
             names = groups[size]
@@ -172,17 +170,16 @@ def _meet(state: State, number: int, groups: Groups, what: str) -> None:
             if state.left(names) == names:
                 raise _no_end(state, outcome, workload)
 
-            groups = _left(state, groups)
+            groups = _remaining(state, groups)
 
     for size, names in groups.items():
-        meeting = _meeting(state, number, size, names)
-        state.meetings[size].append(meeting)
+        state.meetings[size].append(_meeting(state, number, size, names))
 
 
-def _left(state: State, groups: Groups) -> Groups:
+def _remaining(state: State, groups: Groups) -> Groups:
     """The groups without those that have dropped out, and without empty ones."""
-    left = {size: state.left(names) for size, names in groups.items()}
-    return {size: names for size, names in left.items() if names}
+    remaining = {size: state.left(names) for size, names in groups.items()}
+    return {size: names for size, names in remaining.items() if names}
 
 
 def _untimed(state: State, number: int, groups: Groups) -> list[tuple[Size, Workload]]:
@@ -333,8 +330,8 @@ def _verdict(state: State, name: str, outcome: Outcome, workload: Workload) -> C
         raise GdnError(reason or status.words, code=result.code or errors.MISSING)
 
     reason = _without_folders(reason) if reason else None
-    at = state.plan.label(workload) if status is not Status.BUILD_FAILED else None
-    return Check(name, workload.uuid, status, reason, at)
+    label = state.plan.label(workload) if status is not Status.BUILD_FAILED else None
+    return Check(name, workload.uuid, status, reason, label)
 
 
 def _without_folders(text: str) -> str:
@@ -358,7 +355,7 @@ def _time(
     number: int,
     groups: Groups,
     due: list[tuple[Size, Workload]],
-    what: str,
+    title: str,
 ) -> Outcome:
     """One process: the candidates of each workload's size take turns, and a line is
     stored for each workload.
@@ -390,10 +387,10 @@ def _time(
         cpus=state.cpus.get(gpu, frozenset()) if gpu else frozenset(),
     )
     if gpu and len(state.gpus) > 1:
-        what = f"GPU {gpu.index}: {what}"
+        title = f"GPU {gpu.index}: {title}"
 
     records: dict[str, dict[str, Record]] = {uuid: {} for uuid in turns}
-    done = itertools.count(1)
+    counter = itertools.count(1)
 
     def on_record(record: Record, env: Environment | None) -> None:
         _note_environment(state, env)
@@ -407,14 +404,14 @@ def _time(
 
         name, uuid = record.algo, record.uuid
         # without a workload it failed as a whole
-        for at in [uuid] if uuid else turns:
-            if name in turns[at]:
-                records[at][name] = record
+        for key in [uuid] if uuid else turns:
+            if name in turns[key]:
+                records[key][name] = record
         if uuid and len(records[uuid]) == len(turns[uuid]):
             state.journal.add(_line(number, turns[uuid], uuid, gpu, records[uuid]))
-            state.show(what, next(done), len(due))
+            state.show(title, next(counter), len(due))
 
-    state.show(what, 0, len(due))
+    state.show(title, 0, len(due))
     return execute(job, on_record, given_up=state.stop.is_set)
 
 

@@ -45,7 +45,7 @@ from .tournament import Choice, Meeting
 from .tuning_json import Evidence, LeftOut, Space
 
 # the settings that decide what a time means
-HOW = ("tier", "l2", "seconds", "target", "in_place")
+CONDITIONS = ("tier", "l2", "seconds", "target", "in_place")
 # What runs now, and how many of how many are done.
 Progress = Callable[..., None]
 
@@ -67,8 +67,8 @@ class Settings:
     machine: Machine = HERE
 
     @property
-    def how(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in HOW}
+    def conditions(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in CONDITIONS}
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,10 @@ def plan(
         )
     algo = tuned_table.narrowed(algo, only)
     described = definition(op, registry)
-    return made(op, algo, entry.place.mode, described, workloads, preset)
+    return assemble(op, algo, entry.place.mode, described, workloads, preset)
 
 
-def made(
+def assemble(
     op: Op,
     algo: Algo,
     mode: str | None,
@@ -189,8 +189,8 @@ class State:
     stop: threading.Event = field(default_factory=threading.Event)
     time: str = field(default_factory=lambda: strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()))
 
-    def show(self, phase: str, done: int, total: int) -> None:
-        self.progress(self.plan.algo.name, done, total, False, phase)
+    def show(self, phase: str, count: int, total: int) -> None:
+        self.progress(self.plan.algo.name, count, total, False, phase)
 
     def left(self, names: Sequence[str]) -> list[str]:
         """The candidates that are still in."""
@@ -240,7 +240,7 @@ def key_of(plan: Plan, settings: Settings, gpu: Gpu | None) -> Key:
         driver=gpu.driver if gpu else None,
         versions={name: versions.get(name) for name in ("torch", "triton")},
         dataset=str(settings.dataset.absolute()) if settings.dataset else None,
-        **settings.how,
+        **settings.conditions,
     )
 
 

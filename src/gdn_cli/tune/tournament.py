@@ -170,8 +170,6 @@ def final(meetings: Sequence[Meeting], name: str) -> Meeting:
 
 def against(meeting: Meeting, baseline: str, candidate: str) -> Comparison:
     """Two candidates of a meeting, over all its workloads."""
-    each = []
-    for samples in meeting.samples.values():
-        each.append(compare(samples[baseline], samples[candidate]))
-
-    return geometric(each) if len(each) > 1 else each[0]
+    samples = meeting.samples.values()
+    ratios = [compare(us[baseline], us[candidate]) for us in samples]
+    return geometric(ratios) if len(ratios) > 1 else ratios[0]

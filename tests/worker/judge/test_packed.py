@@ -199,16 +199,16 @@ def test_what_is_timed_takes_no_new_pool():
     ]
     assert [e.algo.name for e in entries] == ["pt-reference", "cpp-v1"]
     judged = eligibility.overwriting(
-        REGISTRY, entries, named=True, asked=False, timed=False
+        REGISTRY, entries, named=True, in_place=False, timed=False
     )
     assert judged == entries
-    timed = eligibility.overwriting(REGISTRY, entries, named=False, asked=False)
+    timed = eligibility.overwriting(REGISTRY, entries, named=False, in_place=False)
     assert [e.place.mode for e in timed] == [None, "cpu"]
     with pytest.raises(
         UsageError,
         match="gdn_decode_packed is timed in place: gdn_decode_packed/pt-reference returns",
     ):
-        eligibility.overwriting(REGISTRY, entries, named=True, asked=False)
+        eligibility.overwriting(REGISTRY, entries, named=True, in_place=False)
     (part,) = planning.select(REGISTRY, timed, planning.Selected(["0"]))
     plan = planning.prepare(REGISTRY, [part], planning.Settings("bench"))
     assert [(job.command, job.algo and job.algo.name, job.request.in_place) for job in plan.jobs] == [

@@ -214,11 +214,11 @@ def test_a_worker_that_owes_records_has_failed():
 
 def test_records_of_something_else_were_not_asked_for():
     one = job()
-    assert one.asked(record(one, 1)) and one.asked(
+    assert one.includes(record(one, 1)) and one.includes(
         record(one, 1, uuid=None, status="build_failed")
     )
-    assert not one.asked(record(one, 1, algo="cuda-v4"))
-    assert not one.asked(record(one, 1, uuid="another"))
+    assert not one.includes(record(one, 1, algo="cuda-v4"))
+    assert not one.includes(record(one, 1, uuid="another"))
 
 
 def test_a_comparison_that_hangs_blames_whose_code_ran():

@@ -84,7 +84,7 @@ def parts(document: Document) -> list[Part]:
         if r.timing:
             l2_of[r.mode, tier_of(r)] = r.timing.l2
 
-    found: dict[Key, Part] = {}
+    groups: dict[Key, Part] = {}
     for r in records:
         if r.passed and not r.timing:
             continue
@@ -92,12 +92,12 @@ def parts(document: Document) -> list[Part]:
         if r.timing:
             l2 = r.timing.l2
         else:
-            asked = document.options.get("l2") if r.mode == "cuda" and tier else None
-            l2 = l2_of.get((r.mode, tier), asked)
+            default = document.options.get("l2") if r.mode == "cuda" and tier else None
+            l2 = l2_of.get((r.mode, tier), default)
         key = (r.op, r.algo, r.source_hash, r.mode, tier, l2, r.place)
-        found.setdefault(key, Part(tier, l2)).records.append(r)
+        groups.setdefault(key, Part(tier, l2)).records.append(r)
 
-    return _joined(found, document)
+    return _joined(groups, document)
 
 
 def tier_of(record: Record) -> str | None:
@@ -109,24 +109,24 @@ def tier_of(record: Record) -> str | None:
     return f"{tier}, in place" if tier and record.in_place else tier
 
 
-def _joined(found: dict[Key, Part], document: Document) -> list[Part]:
+def _joined(groups: dict[Key, Part], document: Document) -> list[Part]:
     """Join the parts of one algo on several GPUs of a kind, if each had other
     workloads: a mean over one GPU's share would not be comparable. If several GPUs
     measured the same workloads (the reference), the parts stay separate.
     """
     joined: dict[Key, Part] = {}
-    kept = []
-    for (*key, _), part in found.items():
+    result = []
+    for (*key, _), part in groups.items():
         device = document.environment(part.records[0]).device
         first = joined.setdefault((*key, device), part)
         workloads = set(map(_workload, first.records))
         # also where it is the first itself
         if workloads.intersection(map(_workload, part.records)):
-            kept.append(part)
+            result.append(part)
         else:
             first.records += part.records
 
-    return kept
+    return result
 
 
 def series(document: Document, run: str) -> list[Series]:

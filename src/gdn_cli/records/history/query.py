@@ -24,7 +24,7 @@ class Filter:
     tier: str | None = None
     device: str = ""
 
-    def of(self, series: list[Series]) -> list[Series]:
+    def select(self, series: list[Series]) -> list[Series]:
         """The matching series, in order. Raises UsageError for an unknown name, with
         similar ones.
         """
@@ -86,7 +86,7 @@ class Overview(Place):
 def overview(series: list[Series], where: Filter = Filter()) -> list[Overview]:
     """A line for each algo, without the copy. Raises UsageError as Filter does."""
     algos: dict[tuple[str, str], list[Series]] = {}
-    for s in where.of(series):
+    for s in where.select(series):
         if s.shown and s.algo not in FLOORS:
             algos.setdefault((s.op, s.algo), []).append(s)
     return [_overview(algos[name]) for name in sorted(algos)]
@@ -97,9 +97,9 @@ def _overview(rows: list[Series]) -> Overview:
     newest = [s for s in rows if s.run == rows[-1].run]
     last = min(newest, key=lambda s: s.measured == 0)
     measured = [s for s in rows if s.place == last.place and s.measured]
-    at = _commonest(measured)
-    of_size = [s for s in measured if at in s.medians_us]
-    times = [(at in s.doubted_labels, s.medians_us[at]) for s in of_size]
+    size = _commonest(measured)
+    of_size = [s for s in measured if size in s.medians_us]
+    times = [(size in s.doubted_labels, s.medians_us[size]) for s in of_size]
     best_doubted, best_us = min(times, default=(False, None))
     return Overview(
         *last.place,
@@ -112,9 +112,9 @@ def _overview(rows: list[Series]) -> Overview:
         runs=len({s.run for s in rows}),
         first=rows[0].time,
         last=last.time,
-        at=at or None,
-        last_us=last.medians_us.get(at),
-        last_doubted=at in last.doubted_labels,
+        at=size or None,
+        last_us=last.medians_us.get(size),
+        last_doubted=size in last.doubted_labels,
         best_us=best_us,
         best_doubted=best_doubted,
     )
@@ -143,7 +143,7 @@ def timeline(
     Filter does.
     """
     groups: dict[Key, list[Series]] = {}
-    for s in where.of(series):
+    for s in where.select(series):
         if s.shown:
             groups.setdefault(s.place, []).append(s)
     in_order = sorted(groups, key=lambda place: [word or "" for word in place])
@@ -156,28 +156,28 @@ def _group(rows: list[Series]) -> Group:
         sizes |= row.sizes
 
     labels = sorted(sizes, key=lambda label: (sizes[label], label))
-    before = rows[0]
+    previous = rows[0]
     for row in rows:
         medians = row.medians_us
-        row.source_changed = row.source_hash != before.source_hash
-        row.changes = _changes(before, row)
+        row.source_changed = row.source_hash != previous.source_hash
+        row.changes = _changes(previous, row)
         row.medians_us = {label: medians[label] for label in labels if label in medians}
         row.doubted_labels = [x for x in labels if x in row.doubted_labels]
-        before = row
+        previous = row
 
     return Group(*rows[0].place, labels=labels, rows=rows)
 
 
-def _changes(before: Series, now: Series) -> list[str]:
+def _changes(old_row: Series, new_row: Series) -> list[str]:
     """Other changes since the previous row that may explain a different time: `driver
     570.1 -> 580.2`.
     """
     # a run that ended before they were known
-    if not before.versions or not now.versions:
+    if not old_row.versions or not new_row.versions:
         return []
 
-    old = {"driver": before.driver} | before.versions
-    new = {"driver": now.driver} | now.versions
+    old = {"driver": old_row.driver} | old_row.versions
+    new = {"driver": new_row.driver} | new_row.versions
     return [
         f"{name} {old.get(name) or 'none'} -> {new.get(name) or 'none'}"
         for name in old | new
