@@ -24,8 +24,8 @@ def sglang() -> None:
 
 
 def _start(engine: str, listed_in: str) -> None:
-    named = "gdn" in os.environ.get(listed_in, "").split(",")
-    if os.environ.get("GDN_SERVE", "1" if named else "0") != "1":
+    listed = "gdn" in os.environ.get(listed_in, "").split(",")
+    if os.environ.get("GDN_SERVE", "1" if listed else "0") != "1":
         return
     try:
         client = importlib.import_module(f"gdn.serving.{engine}").CLIENT

@@ -700,15 +700,17 @@ def _v_first(name: str, states: Any, layout: str) -> Tensor:
     return tensor_checks.tensor(name, states, 4).mT
 
 
-def _check_checkpoints(places: Any, starts: Any, every: Any) -> None:
+def _check_checkpoints(places: Any, starts: Any, interval: Any) -> None:
     """Three arguments of chunk_prefill, of which one is given."""
-    if places is None or starts is None or every is None:
+    if places is None or starts is None or interval is None:
         names = "checkpoints_every, checkpoints and checkpoint_starts"
         raise ValueError(f"{names}: expected all three, or none")
     tensor_checks.tensor("checkpoints", places, 4)
-    number = tensor_checks.number("checkpoints_every", every, int)
+    number = tensor_checks.number("checkpoints_every", interval, int)
     if not number or number < 64 or number % 64:
-        raise ValueError(f"checkpoints_every: expected a multiple of 64, got {every}")
+        raise ValueError(
+            f"checkpoints_every: expected a multiple of 64, got {interval}"
+        )
 
 
 def _flat(name: str, x: Tensor, axes: int) -> Tensor:
@@ -744,7 +746,7 @@ def prepare(
     }
     for function in functions:
         if function not in list(known):
-            *first, last = (each.__name__ for each in known)
+            *first, last = (function.__name__ for function in known)
             names = f"{', '.join(first)} or {last}"
             raise UsageError(f"prepare: expected {names}, got {function!r:.80}")
     kind = str(device).partition(":")[0]
@@ -753,5 +755,5 @@ def prepare(
     for function in functions or (packed_decode, mtp_verify, chunk_prefill, gates):
         for exported in known[function]:
             exported.failed.clear()
-            of = torch.float32 if exported is _gates else dtype
-            exported[of, kind == "cuda"]
+            pool_dtype = torch.float32 if exported is _gates else dtype
+            exported[pool_dtype, kind == "cuda"]

@@ -14,8 +14,8 @@ _rows: dict[torch.device, Tensor] = {}
 
 def rows(like: Tensor, count: int) -> Tensor:
     """[0, 1, ...] int32: the slots where each sequence's state is at its own place."""
-    kept = like.is_cuda and type(like) is Tensor and count <= _MOST_ROWS
-    if not kept or torch.cuda.is_current_stream_capturing():
+    cacheable = like.is_cuda and type(like) is Tensor and count <= _MOST_ROWS
+    if not cacheable or torch.cuda.is_current_stream_capturing():
         return torch.arange(count, dtype=torch.int32, device=like.device)
     if like.device not in _rows:
         numbers = torch.arange(_MOST_ROWS, dtype=torch.int32, device=like.device)

@@ -167,7 +167,7 @@ def drafts(
     output_gate_activation: str = "silu",
 ) -> Tensor:
     """layer_post_conv with vLLM's defaults: its fused_gdn_decode_post_conv_mtp."""
-    written, _ = layer_post_conv(
+    return layer_post_conv(
         mixed_qkv,
         a,
         b,
@@ -183,8 +183,7 @@ def drafts(
         scale,
         norm_eps,
         output_gate_activation,
-    )
-    return written
+    )[0]
 
 
 def prompts_layer(
@@ -288,13 +287,13 @@ def _refuse(self: Any, metadata: Any, mixed_qkv: Tensor) -> None:
     layout = pool.dtype, pool.shape[1:], pool.stride(), pool.data_ptr() % 32
     kind = *layout, mixed_qkv.dtype, mixed_qkv.shape[1]
     if kind not in _taken:
-        _ask(self, mixed_qkv.new_empty(1, mixed_qkv.shape[1]), pool)
+        _try_prefill(self, mixed_qkv.new_empty(1, mixed_qkv.shape[1]), pool)
         _taken.add(kind)
 
 
-def _ask(self: Any, packed: Tensor, pool: Tensor) -> None:
+def _try_prefill(self: Any, packed: Tensor, pool: Tensor) -> None:
     """A call of no sequence: everything is checked, and nothing launched."""
-    none = torch.zeros(1, dtype=torch.int32, device=pool.device)
+    zero = torch.zeros(1, dtype=torch.int32, device=pool.device)
     gates = packed.new_empty(1, pool.shape[1])
     q, k, v = _heads(self, packed)
     chunk_prefill(
@@ -306,8 +305,8 @@ def _ask(self: Any, packed: Tensor, pool: Tensor) -> None:
         self.A_log,
         self.dt_bias,
         pool,
-        none[:0],
-        none,
+        zero[:0],
+        zero,
     )
 
 
@@ -412,9 +411,8 @@ def _put_layer() -> None:
         "_forward_core_fused_norm_packed": fused_layer,
         "_forward_core_decode_spec_post_conv_fused_norm": drafts_layer,
     }
-    _registry().PluggableLayer.register_oot(name=own.__name__)(
-        type(f"Gdn{own.__name__}", (own,), methods)
-    )
+    ours = type(f"Gdn{own.__name__}", (own,), methods)
+    _registry().PluggableLayer.register_oot(name=own.__name__)(ours)
 
 
 def _decodes_alone(self: Any, metadata: Any) -> bool:
@@ -433,9 +431,10 @@ def _load(self: Any) -> None:
         return
     kind = self.get_state_dtype()[1], self.A_log.is_cuda
     drafts = self.speculative_config is not None
-    fused = (_layer_decode_library, *((_layer_library,) if drafts else ()))
-    fused = fused if self.enable_fused_gdn_spec_decode else ()
-    for library in (_decode_library, _prefill_library, *fused):
+    libraries = [_decode_library, _prefill_library]
+    if self.enable_fused_gdn_spec_decode:
+        libraries += [_layer_decode_library, *([_layer_library] if drafts else [])]
+    for library in libraries:
         with contextlib.suppress(GdnError):  # a call will say it
             library[kind]
 
