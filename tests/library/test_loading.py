@@ -28,7 +28,7 @@ ON_CPU = ["cpp-v1", "pt-reference"]
 # written here and one launch: these must live in CUDA graphs and on any stream
 ON_GPU = [
     a.name
-    for a in REGISTRY.of("gdn_decode")
+    for a in REGISTRY.algos_of("gdn_decode")
     if "cuda" in a.modes and a.language in ("cuda", "triton") and not a.packages
 ]
 

@@ -138,12 +138,12 @@ def read_algo(path: Path, op: str) -> Algo:
             " '_' or '-'"
         )
     shares = _shares(algo, path)
-    for key, named in (("entry_point", algo.entry_point), ("setup", algo.setup)):
-        file = (named or "").partition("::")[0]
+    for key, value in (("entry_point", algo.entry_point), ("setup", algo.setup)):
+        file = (value or "").partition("::")[0]
         shared = file in [other.name for other in shares]
         if file and not shared and not is_source(folder / file, folder):
             expected = "a file of this folder, or one that it shares"
-            raise wrong(path, [key], expected, named)
+            raise wrong(path, [key], expected, value)
     if algo.tune:
         suffix = _TUNED[algo.language]
         file = algo.tune.file
@@ -210,9 +210,9 @@ class Registry:
         op = self.ops[name]
         if not self.heads:
             return op
-        return self.ops.at(op.family, self.heads)
+        return self.ops.at_heads(op.family, self.heads)
 
-    def of(self, op: str) -> list[Algo]:
+    def algos_of(self, op: str) -> list[Algo]:
         """The algos of an op, in ladder order: each rung after the one that its `after`
         names, otherwise by name. [] for an unknown op, because a document of records
         may name any.
@@ -230,10 +230,9 @@ class Registry:
         short_names = {algo.name for algo in self.algos}
         if name not in short_names and os.path.exists(name):
             return self._at_path(Path(name), op)
-
         given, _, short = name.rpartition("/")
-        every: list[Algo | Broken] = [*self.algos, *self.broken]
-        known = {(algo.op, algo.name): algo for algo in every}
+        entries: list[Algo | Broken] = [*self.algos, *self.broken]
+        known = {(algo.op, algo.name): algo for algo in entries}
         wanted = given or op
         target = self.op(wanted) if wanted else None
         family = self.op(op).family if op else None
@@ -253,10 +252,9 @@ class Registry:
         """The algo of a folder, or of a file in it."""
         folder = Path(os.path.abspath(path if path.is_dir() else path.parent))
         if not os.path.isfile(folder / "algo.toml"):
-            what = "" if path.is_dir() else " beside it"
-            raise UsageError(
-                f"{path}: no algo.toml{what}, so it is no algo", hint=_NO_ALGO
-            )
+            place = "" if path.is_dir() else " beside it"
+            reason = f"{path}: no algo.toml{place}, so it is no algo"
+            raise UsageError(reason, hint=_NO_ALGO)
         algo = _read_for(folder / "algo.toml", self.ops)
         target = self.op(op or algo.op)
         if target.family != algo.op:
@@ -400,7 +398,7 @@ def load(own: str | None = None, heads: str | None = None) -> Registry:
         ops=ops,
         algos=tuple(ordered),
         broken=tuple(broken.values()),
-        heads=Heads.of(heads) if heads else None,
+        heads=Heads.parse(heads) if heads else None,
         roots=roots,
     )
 

@@ -185,21 +185,14 @@ def _same_definition(op: Op, path: Path, definition: Json) -> None:
     """Check for the same inputs and outputs, in order. Fixed axes are compared by
     value: their names do not matter.
     """
-    failed = partial(
-        MissingError, hint="the folder is made for another version of the definition"
-    )
+    hint = "the folder is made for another version of the definition"
+    failed = partial(MissingError, hint=hint)
     calls = decode(definition, Calls, path, failed)
     axes = {name: axis.get("value") for name, axis in calls["axes"].items()}
-    for tensors, specs in (
-        (calls["inputs"], op.inputs),
-        (calls["outputs"], op.outputs),
-    ):
+    pairs = (calls["inputs"], op.inputs), (calls["outputs"], op.outputs)
+    for tensors, specs in pairs:
         # gdn's ops have no optional inputs: those of a definition are left out
-        names = [
-            name
-            for name, tensor in tensors.items()
-            if name in specs or not tensor.get("optional")
-        ]
+        names = [n for n, x in tensors.items() if n in specs or not x.get("optional")]
         if names != list(specs):
             raise failed(
                 f"{path}: it has {', '.join(names)}; {op.name} has {', '.join(specs)}"

@@ -129,13 +129,13 @@ def twin(
         except ValueError:
             continue  # of tensors' values, not of axes alone
         try:
-            held = holds(sizes)
+            fits = holds(sizes)
         except ValueError as e:
             file = f"configs/{op.family}.toml"
             raise UsageError(
                 f"{file}: $.constraints: '{text}': {e} at these axes"
             ) from None
-        if not held:
+        if not fits:
             given = _words({axis: axes[axis] for axis in op.var_axes if axis in text})
             raise UsageError(f"{op.name}: {given}", hint=f"expected {text}")
     axes = {name: axes[name] for name in op.var_axes}
@@ -333,19 +333,19 @@ def _at_axes(
     drawn = twin(op, axes, seq_lens)
     if drawn and drawn.seq_lens:
         # lengths decide, not axes: only the twin itself has them
-        same = [w for w in workloads if w.uuid == drawn.uuid]
+        matches = [w for w in workloads if w.uuid == drawn.uuid]
     else:
         wanted = drawn.axes if drawn and seq_lens else axes
-        same = [w for w in workloads if wanted and wanted.items() <= w.axes.items()]
-    if drawn and not same:
-        same = [drawn]
-    if same:
-        return same
-    left = [axis for axis in op.var_axes if axis not in axes]
-    needed = [axis for axis in left if axis not in (*op.defaults, "batch_size")]
+        matches = [w for w in workloads if wanted and wanted.items() <= w.axes.items()]
+    if matches:
+        return matches
+    if drawn:
+        return [drawn]
+    missing = [axis for axis in op.var_axes if axis not in axes]
+    needed = [axis for axis in missing if axis not in (*op.defaults, "batch_size")]
     raise UsageError(
         f"no workload of {op.name} has {_words(axes)}",
-        hint=f"add {' and '.join(needed or left)} for a twin drawn at those axes;"
+        hint=f"add {' and '.join(needed or missing)} for a twin drawn at those axes;"
         " `gdn data list` shows what there is",
     )
 
@@ -353,11 +353,11 @@ def _at_axes(
 def _preset(op: Op, workloads: Sequence[Workload], preset: Preset) -> list[Workload]:
     where = f"{preset.files}: $.{preset.name}.workloads"
     names = [op.family, op.like, "*"]
-    listed = [preset.workloads[name] for name in names if name in preset.workloads]
-    if not listed:
+    name = next((name for name in names if name in preset.workloads), None)
+    if name is None:
         ops = ", ".join(preset.workloads) or "none"
         raise UsageError(f"{where}: no workloads for {op.family}, it has {ops}")
-    entries = listed[0]
+    entries = preset.workloads[name]
     if entries == "all":
         return list(workloads)
     picked: dict[str, Workload] = {}

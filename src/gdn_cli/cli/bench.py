@@ -214,7 +214,7 @@ def carry_out(
         settings = replace(settings, gpus=gpus_there)
     plan = campaign.plan(known, entries, chosen, preset, overrides, settings)
     if harness:
-        find = elsewhere.harness if elsewhere else official.here
+        find = elsewhere.harness if elsewhere else official.installed
         harness = find(harness)
         planning.add_judge(plan, harness)
     options = o.recorded(

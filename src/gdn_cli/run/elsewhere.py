@@ -50,7 +50,7 @@ class Elsewhere(ABC):
 
     def harness(self, asked: Harness) -> Harness:
         """The contest's harness, with its folder there. MissingError if it is not there."""
-        return official.here(asked)
+        return official.installed(asked)
 
     def begin(self, plan: Plan, writer: Writer) -> None:
         """Adapt the plan; whatever is refused is refused here, before the start."""
