@@ -54,6 +54,8 @@ class Contract:
         self.tensors = tuple(
             name for name, spec in op.inputs.items() if spec.shape is not None
         )
+        # the input whose device is the call's
+        self.first = self.names.index(self.tensors[0])
         self.devices = _devices(algo)
         self.constraints = tuple(_over_axes(op))
         # a library's binding knows what its kernel needs of each address
@@ -211,7 +213,7 @@ class Contract:
         return [list(map(sizes.__getitem__, spec.axes)) for spec in outputs]
 
     def empty(self, inputs: Sequence[Any]) -> list[Tensor]:
-        like = inputs[self.names.index(self.tensors[0])]
+        like = inputs[self.first]
         specs = zip(self.op.outputs.values(), self.shapes(inputs), strict=True)
         return [like.new_empty(x, dtype=torch_dtype(spec.dtype)) for spec, x in specs]
 
@@ -241,7 +243,7 @@ class Contract:
         count = len(self.outputs)
         if len(outputs) != count:
             raise ValueError(f"{prefix}: expected {count} outputs, got {len(outputs)}")
-        device = inputs[self.names.index(self.tensors[0])].device
+        device = inputs[self.first].device
         specs = self.op.outputs.items()
         shapes = self.shapes(inputs)
         for (name, spec), shape, x in zip(specs, shapes, outputs, strict=True):

@@ -251,7 +251,7 @@ def _around(inputs: Sequence[Any]) -> Any:
         no_autocast = torch.autocast(device.type, enabled=False)
     if device.type != "cuda":
         return no_autocast
-    if getattr(this_thread, "bound", False) and no_autocast is _NOTHING:
+    if this_thread.bound and no_autocast is _NOTHING:
         return torch.cuda.device(device)
     return _on_device(device, no_autocast)
 
@@ -263,7 +263,7 @@ def _on_device(device: torch.device, no_autocast: Any) -> Iterator[None]:
     runtime call that needs one, such as mem_get_info, does.
     """
     with torch.cuda.device(device), no_autocast:
-        if not getattr(this_thread, "bound", False):
+        if not this_thread.bound:
             torch.cuda.mem_get_info(device)
             this_thread.bound = True
         yield

@@ -145,14 +145,17 @@ run_verify = Operator(
         **_NUMBERS,
     },
 )
+_OF_LAYER = {
+    "mixed_qkv": TensorArgument((2,), BF16),
+    **dict.fromkeys("ab", TensorArgument((2,), BF16)),
+    "A_log": TensorArgument((1,), F32),
+    "dt_bias": TensorArgument((1,), F32 + BF16),
+    "initial_state": _GATES["initial_state"],
+}
 _run_layer = Operator(
     _layer,
     {
-        "mixed_qkv": TensorArgument((2,), BF16),
-        **dict.fromkeys("ab", TensorArgument((2,), BF16)),
-        "A_log": TensorArgument((1,), F32),
-        "dt_bias": TensorArgument((1,), F32 + BF16),
-        "initial_state": _GATES["initial_state"],
+        **_OF_LAYER,
         "ssm_state_indices": TensorArgument((2,), WHOLE),
         "num_accepted_tokens": TensorArgument((1,), WHOLE, optional=True),
         "cu_seqlens": TensorArgument((1,), WHOLE, optional=True),
@@ -168,11 +171,7 @@ _run_layer = Operator(
 _run_layer_decode = Operator(
     _layer_decode,
     {
-        "mixed_qkv": TensorArgument((2,), BF16),
-        **dict.fromkeys("ab", TensorArgument((2,), BF16)),
-        "A_log": TensorArgument((1,), F32),
-        "dt_bias": TensorArgument((1,), F32 + BF16),
-        "initial_state": _GATES["initial_state"],
+        **_OF_LAYER,
         "ssm_state_indices": TensorArgument((1,), WHOLE),
         "scale": Number("float?"),
         "conv_weight": TensorArgument((2,), BF16),

@@ -22,12 +22,10 @@ from torch import Tensor, nn
 from gdn_cli.errors import GdnError, MissingError, one_line
 
 from . import _decode, _prefill
-from .batched import decode, prefill, step, v_first
+from .batched import HEAD, decode, prefill, refuse_heads, step, v_first
 from .client import Client, Hook, no_way_back
 
 __all__ = ["check", "fallbacks", "kernelize", "mapping"]
-
-_HEAD = 128
 
 
 def layer(
@@ -51,13 +49,12 @@ def layer(
     if cache is not None:
         cached = cache.get_recurrent_state(self.layer_idx, state_idx=0)
     a, b = self.in_proj_a(masked), self.in_proj_b(masked)
-    z = self.in_proj_z(masked).reshape(-1, _HEAD)
+    z = self.in_proj_z(masked).reshape(-1, HEAD)
     qkv = self.in_proj_qkv(masked).transpose(1, 2)
     gates = self.A_log.float(), self.dt_bias
     with no_way_back():
-        mixed = _convolved(
-            self, modeling, qkv, cache, single=cached is not None and T == 1
-        )
+        single = cached is not None and T == 1
+        mixed = _convolved(self, modeling, qkv, cache, single)
         state = None if cached is None else cached.mT
         in_place = state is not None and _as_ours(state)
         if cached is not None and not in_place:
@@ -67,11 +64,11 @@ def layer(
         else:
             sizes = [self.key_dim, self.key_dim, self.value_dim]
             tokens = mixed.transpose(1, 2).contiguous().split(sizes, dim=-1)
-            q, k, v = (x.unflatten(-1, (-1, _HEAD)) for x in tokens)
+            q, k, v = (x.unflatten(-1, (-1, HEAD)) for x in tokens)
             out, state = prefill(q, k, v, a, b, *gates, state=state)
         if cache is not None and not in_place:
             cache.update_recurrent_state(state.mT, self.layer_idx)
-    normed = self.norm(out.reshape(-1, _HEAD), z).reshape(B, T, -1)
+    normed = self.norm(out.reshape(-1, HEAD), z).reshape(B, T, -1)
     output: Tensor = self.out_proj(normed)
     return output
 
@@ -96,9 +93,7 @@ def _as_ours(state: Tensor) -> bool:
 def _refuse(
     self: Any, hidden_states: Tensor, cache: Any, kwargs: dict[str, Any]
 ) -> None:
-    if (self.head_k_dim, self.head_v_dim) != (_HEAD, _HEAD):
-        heads = f"got K = {self.head_k_dim}, V = {self.head_v_dim}"
-        raise GdnError(f"heads: expected K = V = {_HEAD}, {heads}")
+    refuse_heads(self)
     if hidden_states.dtype != torch.bfloat16:
         raise GdnError(f"hidden_states: expected bfloat16, got {hidden_states.dtype}")
     if kwargs.get("cu_seq_lens_q") is not None:

@@ -22,7 +22,7 @@ from . import workloads
 from .formats import Solution
 from .ops import Op, TensorSpec
 from .pack import source_hash
-from .registry import Algo
+from .registry import Algo, numbers
 
 TEMPLATES = Path(__file__).parent / "data" / "hub"
 # the first line of build.toml: a folder with it may be packed into again
@@ -96,11 +96,11 @@ class Kernel:
 
     @property
     def capabilities(self) -> list[str]:
-        lowest = _version(self.algo.capability or "0.0")
-        able = [name for name in CAPABILITIES if _version(name) >= lowest]
+        lowest = numbers(self.algo.capability or "0.0")
+        able = [name for name in CAPABILITIES if numbers(name) >= lowest]
         if not self.algo.specific:
             return able
-        return [f"{name}a" if _version(name) >= (9, 0) else name for name in able]
+        return [f"{name}a" if numbers(name) >= (9, 0) else name for name in able]
 
     # --- as the templates have it
 
@@ -251,10 +251,6 @@ def digest(texts: dict[str, str]) -> str:
     """12 hex digits over all files."""
     parts = [part for path in sorted(texts) for part in (path, texts[path])]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
-
-
-def _version(capability: str) -> tuple[int, ...]:
-    return tuple(map(int, capability.split(".")))
 
 
 def _check(kernel: Kernel) -> None:

@@ -156,6 +156,11 @@ def read_algo(path: Path, op: str) -> Algo:
     return Algo(**msgspec.structs.asdict(algo) | changes)
 
 
+def numbers(capability: str) -> tuple[int, ...]:
+    """A compute capability to compare with others: "9.0" -> (9, 0)."""
+    return tuple(map(int, capability.split(".")))
+
+
 def is_source(path: Path, folder: Path) -> bool:
     """Whether it is a plain file of `folder`, or a link to one in it: files from
     elsewhere are not packed.

@@ -19,7 +19,7 @@ from ..parsing import Json, Positive, Text, decode, json_of, read_text
 from ..units import listed
 from .formats import Calls
 from .ops import Op
-from .workloads import Workload, embedded
+from .workloads import Workload, embedded, in_words
 
 _LFS_POINTER = "version https://git-lfs"
 
@@ -225,9 +225,8 @@ def _row(op: Op, where: str, line: str, index: int, within: _Within) -> Workload
     fixed = {name: size for name, size in row.axes.items() if name in op.fixed}
     variable = set(row.axes) - set(fixed)
     if variable != set(op.var_axes) or not fixed.items() <= op.fixed.items():
-        sizes = ", ".join(f"{name}={size}" for name, size in row.axes.items())
         raise MissingError(
-            f"{where}: axes {sizes or 'none'}; those of {op.name} are"
+            f"{where}: axes {in_words(row.axes) or 'none'}; those of {op.name} are"
             f" {', '.join(op.var_axes)}"
         )
     for name, spec in row.inputs.items():

@@ -319,8 +319,8 @@ def candidate(algo: Algo, op: Op, constants: Constants) -> Algo:
     """The algo with these constants at every size; its folder is not changed."""
     tune = algo.tuning
     row = Row(CANDIDATE, 0, ENDLESS, constants, ENDLESS if tune.length else None)
-    text = render(tune, [row])
-    return with_table(algo, op, f"{algo.name}[{label(constants)}]", text)
+    name = f"{algo.name}[{label(constants)}]"
+    return with_table(algo, op, name, render(tune, [row]))
 
 
 def with_table(algo: Algo, op: Op, name: str, table: str) -> Algo:

@@ -136,7 +136,7 @@ def twin(
                 f"{file}: $.constraints: '{text}': {e} at these axes"
             ) from None
         if not fits:
-            given = _words({axis: axes[axis] for axis in op.var_axes if axis in text})
+            given = in_words({axis: axes[axis] for axis in op.var_axes if axis in text})
             raise UsageError(f"{op.name}: {given}", hint=f"expected {text}")
     axes = {name: axes[name] for name in op.var_axes}
     # one sequence: the axes determine it, and the twin is the same
@@ -150,13 +150,14 @@ def _check_slots(op: Op, axes: Mapping[str, int], rows: str, pool: str) -> None:
     slots = op.outputs[pool].axes[0]
     if axes[slots] <= prod(op.shape(op.inputs[rows], axes)):
         raise UsageError(
-            f"{slots}={axes[slots]} with {_words({name: axes[name] for name in names})}",
+            f"{slots}={axes[slots]} with {in_words({name: axes[name] for name in names})}",
             hint="each row has its own slot, and slot 0 is for padding: give"
             f" {' * '.join(names)} + 1 or more",
         )
 
 
-def _words(axes: Mapping[str, int]) -> str:
+def in_words(axes: Mapping[str, int]) -> str:
+    """batch_size=64, num_slots=65."""
     return ", ".join(f"{name}={size}" for name, size in axes.items())
 
 
@@ -344,7 +345,7 @@ def _at_axes(
     missing = [axis for axis in op.var_axes if axis not in axes]
     needed = [axis for axis in missing if axis not in (*op.defaults, "batch_size")]
     raise UsageError(
-        f"no workload of {op.name} has {_words(axes)}",
+        f"no workload of {op.name} has {in_words(axes)}",
         hint=f"add {' and '.join(needed or missing)} for a twin drawn at those axes;"
         " `gdn data list` shows what there is",
     )

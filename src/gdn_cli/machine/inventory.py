@@ -18,9 +18,9 @@ from typing import Any
 from msgspec.structs import replace as replace_fields
 
 from .. import paths
-from ..catalog.registry import Algo
+from ..catalog.registry import Algo, numbers
 from ..errors import MissingError, UsageError
-from .toolchain import ARCHITECTURES, cuda_home, cxx
+from .toolchain import ARCHITECTURES, cuda_home, cxx, tools_path
 from .toolchain import environment as environment  # for who imports them from here
 from .toolchain import specific as specific
 
@@ -40,11 +40,7 @@ class Gpu:
     def fits(self, algo: Algo) -> bool:
         """Whether the GPU has the compute capability that the algo needs."""
         lowest = algo.capability
-        return not lowest or _version(self.capability) >= _version(lowest)
-
-
-def _version(capability: str) -> tuple[int, ...]:
-    return tuple(map(int, capability.split(".")))
+        return not lowest or numbers(self.capability) >= numbers(lowest)
 
 
 def gpus() -> tuple[Gpu, ...]:
@@ -343,11 +339,7 @@ def with_builders(
     visible GPU; None: CUDA's choice.
     """
     env = dict(env)
-    # ninja and other tools are next to the interpreter of a virtual environment that
-    # may not be activated
-    env["PATH"] = os.pathsep.join(
-        [os.path.dirname(sys.executable), env.get("PATH", "")]
-    )
+    env["PATH"] = tools_path(env.get("PATH", ""))
     home = machine.cuda_home()
     if home:
         env["CUDA_HOME"] = str(home)

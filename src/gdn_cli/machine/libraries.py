@@ -190,10 +190,8 @@ def compile_to(folder: Path, algo: Source, arch: str | None, cuda: str | None) -
 
 @contextmanager
 def building(arch: str | None = None) -> Iterator[None]:
-    """The environment of tvm-ffi's builder, in this process: nvcc, and ninja, which is beside the
-    Python of a virtual environment that may not be activated."""
-    entries = [os.path.dirname(sys.executable), os.environ.get("PATH", "")]
-    variables = {"PATH": os.pathsep.join(entries)}
+    """The environment of tvm-ffi's builder, in this process: nvcc and ninja."""
+    variables = {"PATH": toolchain.tools_path(os.environ.get("PATH", ""))}
     home = toolchain.cuda_home()
     if home:
         variables["CUDA_HOME"] = str(home)

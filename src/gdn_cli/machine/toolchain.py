@@ -111,6 +111,12 @@ def cxx() -> str | None:
     return shutil.which((os.environ.get("CXX") or "c++").split()[-1])
 
 
+def tools_path(path: str) -> str:
+    """PATH with ninja, which is beside the Python of a virtual environment that may not be
+    activated."""
+    return os.pathsep.join([os.path.dirname(sys.executable), path])
+
+
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set these variables in this process's environment while the block runs."""
