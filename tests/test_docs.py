@@ -254,7 +254,7 @@ def test_the_example_of_vllm_times_the_steps_in_which_all_decode(monkeypatch):
     engine.begun.clear()
     rows = [[1, 2, 3, 4]] * 3
     times = vllm_qwen.serve(llm, rows, [3, 2, 2], at_once=2)
-    start = times.came[0]
+    start = times.arrivals[0]
     assert [x - start for x in times.first] == [1, 2, 4]
     assert [x - start for x in times.last] == [5, 3, 5]
 

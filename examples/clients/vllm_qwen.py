@@ -88,7 +88,7 @@ def greedy(new: int, **more: object) -> Any:
 class Served(NamedTuple):
     """When each request came, had its first token and its last one, and steps' ends: seconds."""
 
-    came: list[float]
+    arrivals: list[float]
     first: list[float]
     last: list[float]
     steps: list[float]
@@ -100,14 +100,14 @@ def serve(llm: Any, rows: list[list[int]], new: list[int], at_once: int) -> Serv
     rows  the token ids of each prompt
     new   how many tokens each wants
     """
-    came: dict[str, float] = {}
+    arrivals: dict[str, float] = {}
     first: dict[str, float] = {}
     last: dict[str, float] = {}
     steps = []
     while len(last) < len(rows):
-        while len(came) - len(last) < at_once and len(came) < len(rows):
-            n = len(came)
-            came[str(n)] = time.perf_counter()
+        while len(arrivals) - len(last) < at_once and len(arrivals) < len(rows):
+            n = len(arrivals)
+            arrivals[str(n)] = time.perf_counter()
             (prompt,) = prompts(rows[n : n + 1])
             llm.llm_engine.add_request(str(n), prompt, greedy(new[n]))
         outputs = llm.llm_engine.step()
@@ -118,7 +118,7 @@ def serve(llm: Any, rows: list[list[int]], new: list[int], at_once: int) -> Serv
                 first.setdefault(output.request_id, now)
             if output.finished:
                 last[output.request_id] = now
-    columns = [[times[name] for name in came] for times in (came, first, last)]
+    columns = [[times[name] for name in arrivals] for times in (arrivals, first, last)]
     return Served(*columns, steps)
 
 
@@ -130,7 +130,7 @@ def runner(llm: Any, point: Point) -> Callable[[int], turns.Times]:
         times = serve(llm, rows, [new] * len(rows), len(rows))
         begin, end = max(times.first), min(times.last)
         steps = sum(begin < step <= end for step in times.steps)
-        return begin - times.came[0], (end - begin) / steps if steps else None
+        return begin - times.arrivals[0], (end - begin) / steps if steps else None
 
     return run
 
@@ -139,11 +139,11 @@ def mixed(llm: Any, requests: int, at_once: int) -> Sample:
     """Requests of 64 to 1,024 tokens that want 16 to 111."""
     rows = [turns.token_ids(n, 64 * (1 + 7 * n % 16)) for n in range(requests)]
     new = [16 + 37 * n % 96 for n in range(requests)]
-    came, first, last, _ = serve(llm, rows, new, at_once)
-    waits = [b - a for a, b in zip(came, first, strict=True)]
+    arrivals, first, last, _ = serve(llm, rows, new, at_once)
+    waits = [b - a for a, b in zip(arrivals, first, strict=True)]
     spans = zip(first, last, new, strict=True)
     times = [(c - b) / (n - 1) for b, c, n in spans]
-    rate = sum(new) / (max(last) - came[0])
+    rate = sum(new) / (max(last) - arrivals[0])
     return Sample(statistics.mean(waits), statistics.mean(times), rate)
 
 

@@ -111,6 +111,16 @@ _GATES = {
     "initial_state": TensorArgument((4,), written=True),
 }
 _NUMBERS = {"first_slot": Number("int"), "epsilon": Number("float")}
+# of several tokens of a sequence
+_COUNTS = dict.fromkeys(
+    ("num_accepted_tokens", "cu_seqlens"), TensorArgument((1,), WHOLE, optional=True)
+)
+# of a layer's norm with its gate
+_NORM = {
+    "output_gate": TensorArgument((3,), BF16),
+    "norm_weight": TensorArgument((1,), F32 + BF16),
+}
+_NORM_NUMBERS = {"norm_eps": Number("float"), "sigmoid": Number("int"), **_NUMBERS}
 _run_decode = Operator(
     _decode,
     {
@@ -133,8 +143,7 @@ run_verify = Operator(
         **dict.fromkeys("ab", TensorArgument((2, 3), TOKENS + F32)),
         **_GATES,
         "ssm_state_indices": TensorArgument((1, 2), WHOLE),
-        "num_accepted_tokens": TensorArgument((1,), WHOLE, optional=True),
-        "cu_seqlens": TensorArgument((1,), WHOLE, optional=True),
+        **_COUNTS,
         "scale": Number("float?"),
         "out": TensorArgument((3, 4), TOKENS, written=True),
         # of mode BUFFER: [N, >= T, HV, V, K] of the pool's dtype takes the state after each
@@ -157,15 +166,11 @@ _run_layer = Operator(
     {
         **_OF_LAYER,
         "ssm_state_indices": TensorArgument((2,), WHOLE),
-        "num_accepted_tokens": TensorArgument((1,), WHOLE, optional=True),
-        "cu_seqlens": TensorArgument((1,), WHOLE, optional=True),
-        "output_gate": TensorArgument((3,), BF16),
-        "norm_weight": TensorArgument((1,), F32 + BF16),
+        **_COUNTS,
+        **_NORM,
         "scale": Number("float?"),
         "out": TensorArgument((3,), BF16, written=True),
-        "norm_eps": Number("float"),
-        "sigmoid": Number("int"),
-        **_NUMBERS,
+        **_NORM_NUMBERS,
     },
 )
 _run_layer_decode = Operator(
@@ -177,13 +182,10 @@ _run_layer_decode = Operator(
         "conv_weight": TensorArgument((2,), BF16),
         "conv_bias": TensorArgument((1,), BF16, optional=True),
         "conv_state": TensorArgument((3,), BF16, written=True),
-        "output_gate": TensorArgument((3,), BF16),
-        "norm_weight": TensorArgument((1,), F32 + BF16),
+        **_NORM,
         "out": TensorArgument((3,), (*BF16, torch.uint8), written=True),
         "out_scale": TensorArgument((2,), F32, written=True, optional=True),
-        "norm_eps": Number("float"),
-        "sigmoid": Number("int"),
-        **_NUMBERS,
+        **_NORM_NUMBERS,
     },
 )
 _run_gates = Operator(

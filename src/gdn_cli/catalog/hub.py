@@ -8,7 +8,6 @@ give its namespace and what it exports names of its own.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from .. import __version__
+from .. import source_hash as hashing
 from ..errors import UsageError
 from . import workloads
 from .formats import Solution
@@ -250,7 +250,7 @@ def files(kernels: Sequence[Kernel], name: str, owner: str | None) -> dict[str, 
 def digest(texts: dict[str, str]) -> str:
     """12 hex digits over all files."""
     parts = [part for path in sorted(texts) for part in (path, texts[path])]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+    return hashing.digest(parts)
 
 
 def _check(kernel: Kernel) -> None:

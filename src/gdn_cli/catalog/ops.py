@@ -234,13 +234,13 @@ class Op(_Keys, frozen=True, kw_only=True):
 
     def shape(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of an input or output at a workload's axes."""
-        return self._at(axes, spec.axes)
+        return self._sizes(axes, spec.axes)
 
     def moved(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of the elements that a call reads or writes: `moves`, or all."""
-        return (0,) if spec.moves == () else self._at(axes, spec.moves or spec.axes)
+        return (0,) if spec.moves == () else self._sizes(axes, spec.moves or spec.axes)
 
-    def _at(self, axes: Mapping[str, int], names: Iterable[str]) -> tuple[int, ...]:
+    def _sizes(self, axes: Mapping[str, int], names: Iterable[str]) -> tuple[int, ...]:
         sizes = {**self.fixed, **axes}
         return tuple(sizes[name] for name in names)
 

@@ -242,7 +242,7 @@ class Registry:
         target = self.op(wanted) if wanted else None
         family = self.op(op).family if op else None
         full = f"{target.family}/{short}" if given and target else short
-        algo = known[named(full, family, known, self._where)]
+        algo = known[named(full, family, known, self._hint)]
         if isinstance(algo, Broken):
             raise algo.error
         target = target or self.op(algo.op)
@@ -267,7 +267,7 @@ class Registry:
         return _at_heads(algo, target)
 
     @property
-    def _where(self) -> str:
+    def _hint(self) -> str:
         """What to do about a name that is not there."""
         folders = listed(map(str, self.roots))
         return (

@@ -242,11 +242,11 @@ def _union(
             continue
         # "3,7" is two indices; within an axis filter the comma means "and"
         for token in text.split(","):
-            places.update(_named(op, workloads, token.strip()))
+            places.update(_positions(op, workloads, token.strip()))
     return [workloads[i] for i in sorted(places)] + list(twins.values())
 
 
-def _named(op: Op, workloads: Sequence[Workload], token: str) -> Sequence[int]:
+def _positions(op: Op, workloads: Sequence[Workload], token: str) -> Sequence[int]:
     """Positions of an index, a range, or a uuid prefix."""
     count = len(workloads)
     numbers = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", token)
